@@ -1,4 +1,4 @@
-//! Compiles the protos with protox, so that no `protoc` is needed on the machine.
+//! Compiles the protos with protox, so that `protoc` is not needed.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     const PROTOS: [&str; 5] = [
@@ -11,7 +11,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     for proto in PROTOS {
         println!("cargo::rerun-if-changed=proto/{proto}");
-        // One at a time: two packages named `v1` and `k8s.io…v1` must not meet in one descriptor
+        // Compiled separately: the packages `v1` and `k8s.io…v1` would conflict in one descriptor
         // set.
         let descriptors = protox::compile([proto], ["proto"])?;
         tonic_prost_build::configure().compile_fds(descriptors)?;

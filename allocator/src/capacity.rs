@@ -1,8 +1,8 @@
-//! What a request takes of a device's capacities.
+//! Capacity that a request consumes on a device.
 //!
-//! The rules are upstream's (`consumable_capacity.go` of the structured allocator, 1.37 with
-//! fractional ranges), case by case. Amounts are exact here; where upstream works in 64 bits and an
-//! amount does not fit, the request fails for good, as there.
+//! The rules follow upstream (`consumable_capacity.go` of the structured allocator, 1.37 with
+//! fractional ranges). Amounts are exact. An amount that exceeds upstream's 64-bit arithmetic is a
+//! fatal error, as in upstream.
 
 use std::collections::BTreeMap;
 
@@ -11,45 +11,46 @@ use tessera_api::quantity::Quantity;
 use crate::features::Features;
 use crate::model::{Capacity, Device, RequestPolicy, ValidRange};
 
-/// Why a request cannot be computed on any device: fatal for the claim.
+/// Fatal error in the capacity of a request; the claim cannot be allocated on any device.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CapacityError {
-    /// Beyond 64 bits.
+    /// The amount does not fit in 64 bits.
     #[error(
-        "the request of {amount} for capacity `{capacity}` is too large to be rounded to a step of the device"
+        "the request of {amount} for capacity `{capacity}` is too large to be rounded to a step of \
+         the device"
     )]
     NotRepresentable {
-        /// The capacity.
+        /// Capacity name.
         capacity: String,
-        /// What was requested.
+        /// Requested amount.
         amount: Quantity,
     },
-    /// Below zero.
+    /// The amount is negative.
     #[error("the request for capacity `{capacity}` comes to the negative amount {amount}")]
     Negative {
-        /// The capacity.
+        /// Capacity name.
         capacity: String,
-        /// What it comes to.
+        /// Computed amount.
         amount: Quantity,
     },
 }
 
-/// What a request comes to on one device.
+/// Capacity that a request consumes on one device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Demand {
-    /// Takes this much of each capacity.
+    /// Amount of each capacity.
     Takes(BTreeMap<String, Quantity>),
-    /// The device has no capacity of that name.
+    /// The device has no capacity with this name.
     UnknownCapacity(String),
-    /// The amount breaks the device's policy (above the maximum, off the grid).
+    /// The amount of this capacity violates the device's request policy (maximum or step).
     AgainstPolicy(String),
 }
 
-/// What `requests` come to on `device`, before anything is compared with what is left.
+/// Computes the amounts that `requests` consume on `device`, without regard to usage.
 ///
 /// # Errors
-/// The amount cannot be represented or is negative, on any of the capacities: fatal, whatever else
-/// is wrong.
+/// Returns an error if an amount is negative or not representable. It takes precedence over the
+/// other outcomes.
 pub(crate) fn demand(
     requests: &BTreeMap<String, Quantity>,
     device: &Device,
@@ -125,8 +126,8 @@ fn round_into_range(
 }
 
 fn violates(amount: Quantity, policy: &RequestPolicy, features: &Features) -> bool {
-    // What equals the default always passes; it need not lie on the grid of an object stored long
-    // ago.
+    // The default is always valid, even if it is off the grid: an object stored before validation
+    // may have such a default.
     if policy.default == Some(amount) {
         return false;
     }
@@ -152,10 +153,10 @@ fn violates_range(amount: Quantity, range: &ValidRange, features: &Features) -> 
     }
 }
 
-/// Whether steps are counted in thousandths or in whole units.
+/// Unit in which steps of a range are counted.
 ///
-/// Upstream counts thousandths whenever all of the range converts without loss into a 64-bit count
-/// of them, also where nothing is fractional (the API text says otherwise; the code decides).
+/// Upstream counts milli-units if the whole range converts to 64-bit milli-units without loss, even
+/// if no amount is fractional (the API documentation differs from the code).
 #[derive(Clone, Copy)]
 enum Grid {
     Milli,
@@ -170,7 +171,7 @@ impl Grid {
         if all && step && features.fractional_range { Self::Milli } else { Self::Whole }
     }
 
-    /// In units of the grid, rounded away from zero.
+    /// Returns the amount in units of the grid, rounded away from zero.
     fn units(self, amount: Quantity) -> i128 {
         match self {
             Self::Milli => amount.milli(),
@@ -178,7 +179,8 @@ impl Grid {
         }
     }
 
-    /// In units of the grid; `None` where upstream's 64-bit arithmetic has no such number.
+    /// Returns the amount in units of the grid; `None` if upstream's 64-bit arithmetic cannot
+    /// represent it.
     fn units_exactly(self, amount: Quantity) -> Option<i128> {
         match self {
             Self::Milli => exact_milli(amount).map(i128::from),
@@ -194,7 +196,7 @@ impl Grid {
     }
 }
 
-/// The amount in thousandths, where that loses nothing and fits upstream's 64 bits.
+/// Returns the amount in milli-units if the conversion is lossless and fits in 64 bits.
 fn exact_milli(amount: Quantity) -> Option<i64> {
     let milli = i64::try_from(amount.milli()).ok()?;
     (Quantity::from_milli(milli) == amount).then_some(milli)

@@ -1,18 +1,20 @@
-//! The cluster as planning works on it: the objects of a [`Snapshot`](crate::model::Snapshot), put
-//! into numbers once and kept up to date by what changes.
+//! Cluster state for planning: the objects of a [`Snapshot`](crate::model::Snapshot), interned once
+//! and updated by changes.
 //!
 //! ```text
-//! slices --Interner--> CompiledSlice --Catalogue::gather--> Reach   per node: candidates, and what is left of each
-//! usage ------------------------------------------------------^     an allocation changes the nodes that see its device
+//! slices --Interner--> CompiledSlice --SliceIndex::gather--> ReachableDevices   per node
+//! usage ------------------------------------------------------^
+//!
+//! An allocation changes the nodes that reach its device.
 //! ```
 //!
-//! Every change of what a node offers gives that node a new *stamp*; whoever remembers something
-//! about a node remembers the stamp with it. Nothing is thrown away for a node that did not change.
+//! Every change of a node's devices gives the node a new *stamp*. Caches store the stamp with each
+//! result. Results of unchanged nodes stay valid.
 
 mod intern;
-mod machines;
+mod machine_topology;
 mod pools;
-mod reach;
+mod reachable;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -24,71 +26,64 @@ use crate::model::{
     DeviceClass, DeviceId, DeviceUse, Node, NodeChoice, PoolId, PoolTopology, Slice, Usage,
 };
 
-pub(crate) use intern::{CompiledDevice, FastMap, Interner, NameId, OfferId, ValueId};
-pub(crate) use machines::{Machine, Places};
+pub(crate) use intern::{
+    CompiledDevice, CompiledSlice, FastMap, Interner, NameId, ProfileId, ValueId,
+};
+pub(crate) use machine_topology::{MachineTopology, MatrixPositions};
 pub(crate) use pools::{NodePool, PoolState};
-pub(crate) use reach::{Candidate, CounterAmount, Reach};
+pub(crate) use reachable::{Candidate, CounterAmount, ReachableDevices};
 
-use machines::Machines;
-use pools::Catalogue;
+use machine_topology::MachineTopologies;
+use pools::SliceIndex;
 
-/// Beyond so many remembered values the numbers are given anew: those of devices that are long gone
-/// are among them.
+/// Maximum number of interned values. Beyond it the cluster is renumbered, since most of them must
+/// belong to removed devices.
 const MAX_VALUES: usize = 2_000_000;
 
-/// How far the numbers of neighbours by name are apart at first.
+/// Initial distance between the order numbers of neighboring nodes.
 const ORDER_GAP: u64 = 1 << 32;
 
-/// A slice and its devices in numbers.
-#[derive(Debug)]
-pub(crate) struct CompiledSlice {
-    pub(crate) slice: Arc<Slice>,
-    /// The number of its driver.
-    driver: u32,
-    pub(crate) devices: Vec<CompiledDevice>,
-}
-
-/// A node, by its place in [`Cluster::nodes`].
+/// Index in [`Cluster::nodes`].
 pub(crate) type NodeIndex = usize;
 
-/// A node and what it reaches.
+/// A node and its reachable devices.
 #[derive(Debug)]
 pub(crate) struct NodeEntry {
     pub(crate) name: NodeName,
-    /// The object; none where it is gone.
+    /// The Node object; `None` if it was removed.
     pub(crate) node: Option<Arc<Node>>,
-    /// Smaller than that of every node whose name comes after.
+    /// Order by name: smaller than that of all nodes with later names.
     pub(crate) order: u64,
-    /// What it reaches; none until somebody asks.
-    reach: Option<Reach>,
-    /// When what it offers changed last, on the cluster's own clock.
+    /// Reachable devices; `None` until first used.
+    reachable: Option<ReachableDevices>,
+    /// Cluster time of the last change of its devices.
     pub(crate) stamp: u64,
-    /// How often it came to reach other devices than before.
+    /// Number of changes of the set of reachable devices.
     pub(crate) layout: u64,
-    /// What is left of its CPU, in thousandths of a core.
+    /// Free CPU, in millicores.
     pub(crate) cpu_milli: u64,
 }
 
-/// The cluster in numbers. See the module.
+/// Interned cluster state. See the module documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Cluster {
     features: Features,
     pub(crate) interner: Interner,
-    catalogue: Catalogue,
-    machines: Machines,
+    slice_index: SliceIndex,
+    machines: MachineTopologies,
     pub(crate) nodes: Vec<NodeEntry>,
     by_name: BTreeMap<NodeName, NodeIndex>,
     pub(crate) classes: BTreeMap<DeviceClassName, Arc<DeviceClass>>,
     usage: Usage,
-    /// The nodes of which [`NodeEntry::reach`] shows the pool.
-    seen_by: HashMap<PoolId, BTreeSet<NodeIndex>>,
+    /// Nodes that reach a pool and have their devices collected.
+    nodes_by_pool: HashMap<PoolId, BTreeSet<NodeIndex>>,
     reordered: u64,
-    /// How often nodes came to reach other devices than before, or got other labels.
+    /// Number of changes of reachable devices or labels of nodes.
     layout: u64,
-    /// Somebody ranks nodes by the CPU that they have left.
+    /// True if a policy ranks nodes by free CPU.
     is_cpu_ranked: bool,
     clock: u64,
-    /// The nodes that changed last, one for each tick of the clock.
+    /// Most recently changed nodes, one per tick of the clock.
     changes: Vec<NodeIndex>,
 }
 
@@ -101,18 +96,18 @@ impl Cluster {
         &self.features
     }
 
-    /// A slice was made or changed.
+    /// Adds or replaces a slice.
     pub(crate) fn set_slice(&mut self, slice: &Arc<Slice>) {
         self.remove_slice(&slice.name);
         let compiled = self.compile(slice);
-        self.catalogue.insert(Arc::new(compiled));
-        self.slice_changed(slice);
+        self.slice_index.insert(Arc::new(compiled));
+        self.invalidate_nodes_of(slice);
     }
 
-    /// A slice is gone.
+    /// Removes a slice.
     pub(crate) fn remove_slice(&mut self, name: &str) {
-        if let Some(old) = self.catalogue.remove(name) {
-            self.slice_changed(&old.slice);
+        if let Some(old) = self.slice_index.remove(name) {
+            self.invalidate_nodes_of(&old.slice);
         }
     }
 
@@ -126,71 +121,72 @@ impl Cluster {
         CompiledSlice { slice: Arc::clone(slice), driver, devices }
     }
 
-    /// Whether so many values are remembered that those of devices long gone must be most of them.
+    /// Returns true if most interned values must belong to removed devices.
     pub(crate) fn is_full(&self) -> bool {
         self.interner.size() > MAX_VALUES
     }
 
-    /// Gives all numbers anew: what others remember by number is worth nothing after it.
+    /// Interns everything again. All ids handed out before become invalid.
     pub(crate) fn renumber(&mut self) {
         self.interner = Interner::default();
         let slices: Vec<Arc<Slice>> =
-            self.catalogue.by_name.values().map(|s| Arc::clone(&s.slice)).collect();
-        self.catalogue = Catalogue::default();
+            self.slice_index.by_name.values().map(|s| Arc::clone(&s.slice)).collect();
+        self.slice_index = SliceIndex::default();
         for slice in &slices {
             let compiled = self.compile(slice);
-            self.catalogue.insert(Arc::new(compiled));
+            self.slice_index.insert(Arc::new(compiled));
         }
-        (0..self.nodes.len()).for_each(|node| self.regather(node));
+        (0..self.nodes.len()).for_each(|node| self.invalidate(node));
     }
 
-    /// All nodes that see the slice's pool, or might now.
-    fn slice_changed(&mut self, slice: &Slice) {
+    /// Invalidates all nodes that reach the slice's pool, or can reach it now.
+    fn invalidate_nodes_of(&mut self, slice: &Slice) {
         let everywhere = |nodes: &NodeChoice| !matches!(nodes, NodeChoice::Node(_));
         if everywhere(&slice.nodes)
-            || self.catalogue.of_pool(&slice.pool).any(|s| everywhere(&s.slice.nodes))
+            || self.slice_index.of_pool(&slice.pool).any(|s| everywhere(&s.slice.nodes))
         {
-            (0..self.nodes.len()).for_each(|node| self.regather(node));
+            (0..self.nodes.len()).for_each(|node| self.invalidate(node));
             return;
         }
-        let mut nodes = self.seen_by.get(&slice.pool).cloned().unwrap_or_default();
-        let of_pool = self.catalogue.of_pool(&slice.pool).map(|s| &s.slice.nodes);
+        let mut nodes = self.nodes_by_pool.get(&slice.pool).cloned().unwrap_or_default();
+        let of_pool = self.slice_index.of_pool(&slice.pool).map(|s| &s.slice.nodes);
         for choice in of_pool.chain([&slice.nodes]) {
             if let NodeChoice::Node(name) = choice {
                 nodes.extend(self.by_name.get(name));
             }
         }
-        nodes.into_iter().for_each(|node| self.regather(node));
+        nodes.into_iter().for_each(|node| self.invalidate(node));
     }
 
-    /// Forgets what the node reaches.
-    fn regather(&mut self, node: NodeIndex) {
-        if let Some(reach) = self.nodes[node].reach.take() {
-            for pool in &reach.pools {
-                if let Some(seen) = self.seen_by.get_mut(&pool.id) {
+    /// Drops the reachable devices of a node.
+    fn invalidate(&mut self, node: NodeIndex) {
+        if let Some(reachable) = self.nodes[node].reachable.take() {
+            for pool in &reachable.pools {
+                if let Some(seen) = self.nodes_by_pool.get_mut(&pool.id) {
                     seen.remove(&node);
                 }
             }
         }
         self.layout += 1;
         self.nodes[node].layout += 1;
-        self.touch(node);
+        self.mark_changed(node);
     }
 
-    /// Says how the devices of a pool are joined; none where that is not known.
+    /// Sets the topology of a pool; `None` means unknown.
     pub(crate) fn set_topology(&mut self, pool: &PoolId, topology: Option<&Arc<PoolTopology>>) {
         self.machines.set(pool, topology);
-        let nodes: Vec<NodeIndex> = self.seen_by.get(pool).into_iter().flatten().copied().collect();
-        nodes.into_iter().for_each(|node| self.regather(node));
+        let nodes: Vec<NodeIndex> =
+            self.nodes_by_pool.get(pool).into_iter().flatten().copied().collect();
+        nodes.into_iter().for_each(|node| self.invalidate(node));
     }
 
-    /// As long as it stays, no node reaches other devices or has other labels.
+    /// Returns a number that changes when a node reaches other devices or gets other labels.
     pub(crate) fn layout(&self) -> u64 {
         self.layout
     }
 
-    /// The node is not what it was.
-    fn touch(&mut self, node: NodeIndex) {
+    /// Gives the node a new stamp.
+    fn mark_changed(&mut self, node: NodeIndex) {
         self.clock += 1;
         self.nodes[node].stamp = self.clock;
         if self.changes.len() > 2 * self.nodes.len() + 1024 {
@@ -199,20 +195,20 @@ impl Cluster {
         self.changes.push(node);
     }
 
-    /// The time of the last change.
+    /// Returns the time of the last change.
     pub(crate) fn now(&self) -> u64 {
         self.clock
     }
 
-    /// The nodes that have changed after `then`; none if that is too long ago to be known: any may
-    /// have.
+    /// Returns the nodes changed after `then`; `None` if that is too long ago, so any may have
+    /// changed.
     pub(crate) fn changed_since(&self, then: u64) -> Option<&[NodeIndex]> {
         let first = self.clock + 1 - self.changes.len() as u64;
         let from = usize::try_from((then + 1).checked_sub(first)?).ok()?;
         self.changes.get(from..)
     }
 
-    /// A node was made or changed.
+    /// Adds or replaces a node.
     pub(crate) fn set_node(&mut self, node: &Arc<Node>) {
         let Some(&index) = self.by_name.get(&node.name) else {
             self.add_node(node);
@@ -220,36 +216,38 @@ impl Cluster {
         };
         self.set_cpu(index, node.cpu_milli_left());
         match self.nodes[index].node.replace(Arc::clone(node)) {
-            // Labels decide which slices are within reach.
-            Some(old) if old.labels != node.labels && self.catalogue.has_slices_elsewhere() => {
-                self.regather(index)
+            // Labels decide which slices the node can reach.
+            Some(old)
+                if old.labels != node.labels && self.slice_index.has_slices_without_node() =>
+            {
+                self.invalidate(index)
             }
-            // Whether a pod may go there is asked for each pod anew.
+            // Predicates are evaluated again for each pod.
             Some(old) => self.layout += u64::from(old.labels != node.labels),
             None => {
                 self.layout += 1;
-                self.touch(index);
+                self.mark_changed(index);
             }
         }
     }
 
-    /// Says what is left of a node's CPU, in thousandths of a core.
+    /// Sets the free CPU of a node, in millicores.
     pub(crate) fn set_cpu(&mut self, node: NodeIndex, cpu_milli: u64) {
         let before = std::mem::replace(&mut self.nodes[node].cpu_milli, cpu_milli);
         if self.is_cpu_ranked && before != cpu_milli {
-            self.touch(node);
+            self.mark_changed(node);
         }
     }
 
-    /// From now on a node is not what it was when its CPU is not.
+    /// From now on, a change of free CPU gives a node a new stamp.
     pub(crate) fn rank_by_cpu(&mut self) {
         if !self.is_cpu_ranked {
             self.is_cpu_ranked = true;
-            (0..self.nodes.len()).for_each(|node| self.touch(node));
+            (0..self.nodes.len()).for_each(|node| self.mark_changed(node));
         }
     }
 
-    /// Whether somebody ranks nodes by the CPU that they have left.
+    /// Returns true if a policy ranks nodes by free CPU.
     pub(crate) fn is_cpu_ranked(&self) -> bool {
         self.is_cpu_ranked
     }
@@ -259,7 +257,7 @@ impl Cluster {
             name: node.name.clone(),
             node: Some(Arc::clone(node)),
             order: self.order_between(&node.name),
-            reach: None,
+            reachable: None,
             stamp: 0,
             layout: 0,
             cpu_milli: node.cpu_milli_left(),
@@ -267,11 +265,11 @@ impl Cluster {
         self.nodes.push(entry);
         self.by_name.insert(node.name.clone(), self.nodes.len() - 1);
         self.layout += 1;
-        self.touch(self.nodes.len() - 1);
+        self.mark_changed(self.nodes.len() - 1);
     }
 
-    /// A number between those of the neighbours by name. Where there is none left, all are given
-    /// anew.
+    /// Returns a number between those of the neighbors by name. If there is none, all nodes are
+    /// renumbered.
     fn order_between(&mut self, name: &NodeName) -> u64 {
         use std::ops::Bound::{Excluded, Unbounded};
         let order = |nodes: &[NodeEntry], found: Option<(&NodeName, &NodeIndex)>| {
@@ -300,17 +298,16 @@ impl Cluster {
         }
     }
 
-    /// How often nodes were given new numbers: what was sorted by the old ones is not sorted any
-    /// more.
+    /// Returns the number of renumberings. A sort by older numbers is invalid.
     pub(crate) fn reordered(&self) -> u64 {
         self.reordered
     }
 
-    /// A node is gone. Its place stays, for it to come back.
+    /// Removes a node. Its index stays reserved, in case the node is added again.
     pub(crate) fn remove_node(&mut self, name: &NodeName) {
         if let Some(&index) = self.by_name.get(name) {
             self.nodes[index].node = None;
-            self.regather(index);
+            self.invalidate(index);
         }
     }
 
@@ -318,101 +315,112 @@ impl Cluster {
         self.by_name.get(name).copied()
     }
 
-    /// Nodes that exist, by name.
+    /// Returns the existing nodes, by name.
     pub(crate) fn by_name(&self) -> impl Iterator<Item = (NodeIndex, &Arc<Node>)> {
         self.by_name.values().filter_map(|&index| Some((index, self.nodes[index].node.as_ref()?)))
     }
 
-    /// What is taken of a device.
+    /// Returns the consumption of a device.
     pub(crate) fn used(&self, device: &DeviceId) -> Option<&DeviceUse> {
         self.usage.of(device)
     }
 
-    /// Says what is taken of a device.
+    /// Sets the consumption of a device.
     pub(crate) fn set_use(&mut self, device: &DeviceId, used: Option<&DeviceUse>) {
         if self.usage.of(device) == used {
             return;
         }
         self.usage.set(device, used.cloned());
         let nodes: Vec<NodeIndex> =
-            self.seen_by.get(&device.pool).into_iter().flatten().copied().collect();
+            self.nodes_by_pool.get(&device.pool).into_iter().flatten().copied().collect();
         for node in nodes {
-            if let Some(reach) = &mut self.nodes[node].reach
-                && reach.set_use(device, used)
+            if let Some(reachable) = &mut self.nodes[node].reachable
+                && reachable.set_use(device, used)
             {
-                self.touch(node);
+                self.mark_changed(node);
             }
         }
     }
 
-    /// Takes over what is taken of all devices.
+    /// Sets the consumption of all devices.
     pub(crate) fn set_usage(&mut self, usage: &Usage) {
         self.usage = usage.clone();
-        (0..self.nodes.len()).for_each(|node| self.regather(node));
+        (0..self.nodes.len()).for_each(|node| self.invalidate(node));
     }
 
-    /// What the node reaches, gathered once until something changes.
+    /// Collects the reachable devices of the node, unless they are up to date.
     pub(crate) fn gather(&mut self, node: NodeIndex) {
-        if self.nodes[node].reach.is_some() {
+        if self.nodes[node].reachable.is_some() {
             return;
         }
         let Some(object) = self.nodes[node].node.clone() else { return };
-        let reach = match self.catalogue.gather(&object, &self.features) {
-            Ok(pools) => Reach::new(pools, &object, &self.interner, &self.usage, &self.features),
-            Err(defect) => Reach::defective(defect),
+        let reachable = match self.slice_index.gather(&object, &self.features) {
+            Ok(pools) => {
+                ReachableDevices::new(pools, &object, &self.interner, &self.usage, &self.features)
+            }
+            Err(defect) => ReachableDevices::defective(defect),
         };
-        for pool in &reach.pools {
-            self.seen_by.entry(pool.id.clone()).or_default().insert(node);
+        for pool in &reachable.pools {
+            self.nodes_by_pool.entry(pool.id.clone()).or_default().insert(node);
         }
-        self.nodes[node].reach = Some(reach);
+        self.nodes[node].reachable = Some(reachable);
     }
 
-    /// What the node reaches, as if all were given back that is held of its own pools and is ours
-    /// to give; with the places of it. Whether nothing stays taken that others might give back
-    /// comes with it.
-    fn emptied(&self, node: NodeIndex) -> Option<(Reach, bool)> {
+    /// Returns the reachable devices as if all managed allocations in the node's own pools were
+    /// released.
+    ///
+    /// Matrix positions are included. The second element is true if no other allocation remains
+    /// that can be released.
+    fn drained(&self, node: NodeIndex) -> Option<(ReachableDevices, bool)> {
         let object = self.nodes[node].node.as_ref()?;
-        let pools = self.catalogue.gather(object, &self.features).ok()?;
+        let pools = self.slice_index.gather(object, &self.features).ok()?;
         let mut stays = Usage::default();
         let mut is_final = true;
         for pool in &pools {
             let is_own = pool.is_only_of(&object.name);
-            for device in pool.all_devices().filter(|device| !(is_own && device.is_ours())) {
+            for device in pool.all_devices().filter(|device| !(is_own && device.is_allocatable())) {
                 is_final = false;
                 let id = DeviceId { pool: pool.id.clone(), device: device.name.clone() };
                 stays.set(&id, self.usage.of(&id).cloned());
             }
         }
-        let mut reach = Reach::new(pools, object, &self.interner, &stays, &self.features);
-        reach.places = Some(Places::new(&reach, &self.machines));
-        Some((reach, is_final))
+        let mut reachable =
+            ReachableDevices::new(pools, object, &self.interner, &stays, &self.features);
+        reachable.matrix_positions = Some(MatrixPositions::new(&reachable, &self.machines));
+        Some((reachable, is_final))
     }
 
-    /// What a search on the node works with, once it is [emptied](Self::emptied).
-    pub(crate) fn parts_emptied(
+    /// Returns the inputs of a search on the [drained](Self::drained) node.
+    pub(crate) fn drained_search_inputs(
         &mut self,
         node: NodeIndex,
-    ) -> Option<((Reach, bool), &mut Interner, &Features)> {
-        Some((self.emptied(node)?, &mut self.interner, &self.features))
+    ) -> Option<((ReachableDevices, bool), &mut Interner, &Features)> {
+        Some((self.drained(node)?, &mut self.interner, &self.features))
     }
 
-    /// Gathers, with the places of what it reaches.
-    pub(crate) fn gather_places(&mut self, node: NodeIndex) {
+    /// Collects the reachable devices and their matrix positions.
+    pub(crate) fn gather_positions(&mut self, node: NodeIndex) {
         self.gather(node);
-        if let Some(reach) = self.nodes[node].reach.as_mut().filter(|reach| reach.places.is_none())
+        if let Some(reachable) = self.nodes[node]
+            .reachable
+            .as_mut()
+            .filter(|reachable| reachable.matrix_positions.is_none())
         {
-            reach.places = Some(Places::new(reach, &self.machines));
+            reachable.matrix_positions = Some(MatrixPositions::new(reachable, &self.machines));
         }
     }
 
-    /// What a search on the node works with; none where the node is gone.
-    pub(crate) fn parts(&mut self, node: NodeIndex) -> Option<(&Reach, &mut Interner, &Features)> {
+    /// Returns the inputs of a search on the node; `None` if it was removed.
+    pub(crate) fn search_inputs(
+        &mut self,
+        node: NodeIndex,
+    ) -> Option<(&ReachableDevices, &mut Interner, &Features)> {
         self.gather(node);
-        Some((self.nodes[node].reach.as_ref()?, &mut self.interner, &self.features))
+        Some((self.nodes[node].reachable.as_ref()?, &mut self.interner, &self.features))
     }
 
-    /// What the node reaches, once it has been gathered.
-    pub(crate) fn reach(&self, node: NodeIndex) -> Option<&Reach> {
-        self.nodes[node].reach.as_ref()
+    /// Returns the reachable devices if they are collected.
+    pub(crate) fn reachable(&self, node: NodeIndex) -> Option<&ReachableDevices> {
+        self.nodes[node].reachable.as_ref()
     }
 }

@@ -1,19 +1,19 @@
-//! Why claims do not fit: each device and the first test that it fell to, in the order of the
-//! search.
+//! Explanations of claims that fit nowhere: each device with the first check that excludes it, in
+//! the order of the search.
 
 use tessera_api::names::NodeName;
 use tessera_api::quantity::Quantity;
 use tessera_api::reason::{Explanation, NearestMiss, NodeReason, Reason};
 
 use crate::capacity::Demand;
-use crate::cluster::{Interner, PoolState, Reach};
+use crate::cluster::{Interner, PoolState, ReachableDevices};
 use crate::model::Mode;
 use crate::outcome::Cause;
 use crate::search::{Failure, sets};
 use crate::selector::SelectorError;
-use crate::shape::{AlternativeShape, OfferDemand, Selections, Shape};
+use crate::shape::{AlternativeShape, ProfileDemand, Selections, Shape};
 
-/// Adds up, node by node, why the claims of a shape do not fit.
+/// Collects, node by node, the reasons why the claims of a shape do not fit.
 pub(crate) struct Explainer {
     /// Per claim, per request, per alternative.
     counts: Vec<Vec<Vec<Count>>>,
@@ -24,22 +24,22 @@ pub(crate) struct Explainer {
 struct Count {
     explanation: Explanation,
     wanted: u64,
-    /// Some node has enough devices for the request by itself.
+    /// True if some node has enough devices for the request by itself.
     served: bool,
 }
 
-/// A node that is explained.
+/// The node to explain.
 pub(crate) struct OnNode<'a> {
     pub(crate) name: &'a NodeName,
     pub(crate) shape: &'a Shape,
-    pub(crate) reach: &'a Reach,
+    pub(crate) reach: &'a ReachableDevices,
     pub(crate) interner: &'a mut Interner,
     pub(crate) selections: &'a mut Selections,
-    /// Why the pod cannot go there, whatever its devices.
+    /// The reason why the pod cannot run there, regardless of devices.
     pub(crate) fault: Option<NodeReason>,
-    /// Why the search had to be stopped, and at which claim.
+    /// The claim at which the search failed, and the failure.
     pub(crate) failed: Option<(usize, &'a Failure)>,
-    /// Evaluating selectors takes of them; what the search has found out is known.
+    /// Remaining budget for the evaluation of selectors. Results of the search are cached.
     pub(crate) steps: &'a mut u64,
 }
 
@@ -78,14 +78,16 @@ impl Explainer {
         }
     }
 
-    /// Per claim the cause that its pod is told.
+    /// Returns the cause to report for each claim.
     pub(crate) fn causes(self) -> Vec<Cause> {
         self.counts.into_iter().map(|claim| Cause::NoFit(decisive(claim))).collect()
     }
 }
 
-/// The count of the request that cannot be served even by itself; if all can, that of the first. Of
-/// a request with alternatives it is the count of the last: the one that was to be the way out.
+/// Returns the explanation of the first request that no node can serve by itself, or of the first
+/// request if there is none.
+///
+/// Of a request with alternatives it is the explanation of the last one, the fallback.
 fn decisive(mut counts: Vec<Vec<Count>>) -> Explanation {
     let decisive =
         counts.iter().position(|alternatives| !alternatives.iter().any(|a| a.served)).unwrap_or(0);
@@ -107,47 +109,47 @@ impl Count {
         let fatal =
             on.failed.filter(|(at, _)| *at == claim).and_then(|(_, failure)| of_failure(failure));
         let alternative = &on.shape.alternatives[place];
-        let mut fates: Vec<Fate> = (0..on.reach.candidates.len())
+        let mut rejections: Vec<Rejection> = (0..on.reach.candidates.len())
             .map(|i| match &fatal {
                 Some(reason) => (reason.clone(), None),
                 None => on.device(alternative, i),
             })
             .collect();
-        on.require(alternative, self.wanted, &mut fates);
-        let usable = fates.iter().filter(|(reason, _)| *reason == Reason::Together).count() as u64;
+        on.check_topology(alternative, self.wanted, &mut rejections);
+        let usable = rejections.iter().filter(|(reason, _)| *reason == Reason::Together).count();
+        let usable = usable as u64;
         self.served |= usable >= self.wanted.max(1);
-        self.near_miss(name, usable, &fates);
-        for (reason, missing) in fates {
+        self.near_miss(name, usable, &rejections);
+        let combined = on.combined(usable, self.wanted);
+        for (reason, missing) in rejections {
             match missing {
                 Some(missing) => self.explanation.count_short(reason, name, missing),
+                None if reason == Reason::Together => {
+                    self.explanation.count(combined.clone(), name, 1);
+                }
                 None => self.explanation.count(reason, name, 1),
             }
         }
     }
-}
 
-impl Count {
-    /// What would have to change on the node for the request to be served there: the devices that
-    /// come nearest to it.
-    fn near_miss(&mut self, node: &NodeName, usable: u64, fates: &[Fate]) {
-        let next = self.too_few_joined(fates).or_else(|| self.next_device(usable, fates));
+    /// Records the reason that excludes the next device which the request needs on the node.
+    fn near_miss(&mut self, node: &NodeName, usable: u64, rejections: &[Rejection]) {
+        let next = scattered(rejections).or_else(|| self.next_device(usable, rejections));
         if let Some((lacking, reason, missing)) = next {
             let (node, wanted, reason) = (node.clone(), self.wanted, std::cmp::Reverse(reason));
             self.explanation.near_miss(NearestMiss { lacking, reason, missing, node, wanted });
         }
     }
 
-    fn too_few_joined(&self, fates: &[Fate]) -> Option<(u64, Reason, Option<Quantity>)> {
-        let (reason, missing) =
-            fates.iter().find(|(reason, _)| matches!(reason, Reason::Scattered { .. }))?;
-        Some((u64::try_from(missing.as_ref()?.value()).ok()?, reason.clone(), None))
-    }
-
-    /// How many more devices would have to do, and what the last of those falls to that come
-    /// nearest.
-    fn next_device(&self, usable: u64, fates: &[Fate]) -> Option<(u64, Reason, Option<Quantity>)> {
+    /// Returns the number of lacking devices, and the rejection of the last of those that are
+    /// nearest to a fit. None if fewer devices could become usable.
+    fn next_device(
+        &self,
+        usable: u64,
+        rejections: &[Rejection],
+    ) -> Option<(u64, Reason, Option<Quantity>)> {
         let lacking = self.wanted.checked_sub(usable).filter(|lacking| *lacking > 0)?;
-        let may_pass = fates.iter().filter(|(reason, _)| reason.may_pass());
+        let may_pass = rejections.iter().filter(|(reason, _)| reason.may_pass());
         let mut near: Vec<_> =
             may_pass.map(|(reason, missing)| (std::cmp::Reverse(reason), missing)).collect();
         near.sort_unstable();
@@ -156,32 +158,61 @@ impl Count {
     }
 }
 
-/// The test that a device falls to, and how much it is short of.
-type Fate = (Reason, Option<Quantity>);
+/// Returns the near miss of a node whose usable devices share too little topology.
+fn scattered(rejections: &[Rejection]) -> Option<(u64, Reason, Option<Quantity>)> {
+    let is_scattered = |reason: &Reason| matches!(reason, Reason::Scattered { .. });
+    let (reason, missing) = rejections.iter().find(|(reason, _)| is_scattered(reason))?;
+    Some((u64::try_from(missing.as_ref()?.value()).ok()?, reason.clone(), None))
+}
+
+/// The first check that excludes a device, and the amount that it is short of.
+type Rejection = (Reason, Option<Quantity>);
 
 impl OnNode<'_> {
-    /// Of devices that would do, tells those that are too few to share what the request requires of
-    /// its devices.
-    fn require(&self, alternative: &AlternativeShape, wanted: u64, fates: &mut [Fate]) {
+    /// Returns the reason of devices that are usable one by one, on a node with `usable` of them.
+    ///
+    /// A pod with one request has no other requests to conflict with: its devices are too few, or
+    /// they contradict a constraint of the claim.
+    fn combined(&self, usable: u64, wanted: u64) -> Reason {
+        if usable < wanted {
+            return Reason::TooFewOnNode { requested: wanted };
+        }
+        let [claim] = self.shape.claims.as_slice() else { return Reason::Together };
+        let attribute = claim.constraints.iter().find_map(|constraint| constraint.attribute());
+        match attribute {
+            Some(attribute) if claim.len() == 1 => {
+                Reason::Constraint { attribute: attribute.to_owned() }
+            }
+            _ => Reason::Together,
+        }
+    }
+
+    /// Rejects usable devices if too few of them share the topology that the request requires.
+    fn check_topology(
+        &self,
+        alternative: &AlternativeShape,
+        wanted: u64,
+        rejections: &mut [Rejection],
+    ) {
         let Ok(resolved) = &alternative.resolved else { return };
-        if !alternative.must_be_joined() {
+        if !alternative.requires_topology() {
             return;
         }
-        let would_do =
-            |(i, (reason, _)): (usize, &Fate)| (*reason == Reason::Together).then_some(i);
-        let usable: Vec<usize> = fates.iter().enumerate().filter_map(would_do).collect();
-        let most = sets::most_joined(self.reach, &usable, resolved.wishes) as u64;
+        let usable =
+            |(i, (reason, _)): (usize, &Rejection)| (*reason == Reason::Together).then_some(i);
+        let usable: Vec<usize> = rejections.iter().enumerate().filter_map(usable).collect();
+        let most = sets::largest_joint_set(self.reach, &usable, resolved.topology) as u64;
         if most >= wanted || wanted > usable.len() as u64 {
             return;
         }
-        let scopes = resolved.wishes.required().collect();
+        let scopes = resolved.topology.required().collect();
         let missing = Quantity::from_integer(i64::try_from(wanted - most).unwrap_or(i64::MAX));
         let scattered = (Reason::Scattered { scopes }, Some(missing));
-        usable.into_iter().for_each(|i| fates[i] = scattered.clone());
+        usable.into_iter().for_each(|i| rejections[i] = scattered.clone());
     }
 
-    /// The first test that the device falls to, and how much it is short of.
-    fn device(&mut self, alternative: &AlternativeShape, i: usize) -> Fate {
+    /// Returns the first check that excludes the device.
+    fn device(&mut self, alternative: &AlternativeShape, i: usize) -> Rejection {
         let device = self.reach.candidates[i].device();
         if let Some(reason) = self.unselected(alternative, i) {
             return (reason, None);
@@ -189,7 +220,7 @@ impl OnNode<'_> {
         if device.foreign {
             return (Reason::NotManaged, None);
         }
-        if !alternative.has_leave_for(device) {
+        if !alternative.accepts_oversubscription_of(device) {
             return (Reason::Oversubscribed, None);
         }
         if !alternative.can_share(device) {
@@ -198,7 +229,9 @@ impl OnNode<'_> {
         if self.reach.exclusive[i] > 0 && alternative.request.admin != Some(true) {
             return (Reason::InUse, None);
         }
-        if let Some(used) = alternative.agrees_on().and_then(|own| self.reach.differing(i, own)) {
+        if let Some(used) =
+            alternative.required_sharing().and_then(|own| self.reach.conflicting_sharing(i, own))
+        {
             return (Reason::SharingDiffers { used }, None);
         }
         if let Some(feature) = device.unsupported {
@@ -219,14 +252,14 @@ impl OnNode<'_> {
         )
     }
 
-    /// Who does not select the device: its class, the request, or one of them with an error.
+    /// Returns the reason if the selectors of the class or of the request exclude the device.
     fn unselected(&mut self, alternative: &AlternativeShape, i: usize) -> Option<Reason> {
         let resolved = alternative.resolved.as_ref().ok()?;
         let candidate = &self.reach.candidates[i];
         let failed =
             |error: SelectorError| Some(Reason::SelectorError { message: error.to_string() });
         match self.selections.selects(resolved.selection, candidate, self.interner, self.steps) {
-            Ok(true) if candidate.reachable => None,
+            Ok(true) if candidate.is_reachable => None,
             Ok(true) => Some(Reason::RequestSelector),
             Err(error) => failed(error),
             Ok(false) => {
@@ -239,8 +272,8 @@ impl OnNode<'_> {
         }
     }
 
-    /// Which capacity is in the way, and how much of it is missing.
-    fn short(&self, alternative: &AlternativeShape, i: usize) -> Option<Fate> {
+    /// Returns the first capacity that is insufficient, and the amount that is missing.
+    fn short(&self, alternative: &AlternativeShape, i: usize) -> Option<Rejection> {
         let candidate = &self.reach.candidates[i];
         let device = candidate.device();
         let features = crate::features::Features::default();
@@ -262,7 +295,8 @@ impl OnNode<'_> {
                 return Some((Reason::TooSmall { capacity: name.clone() }, Some(missing)));
             }
         }
-        let OfferDemand::Takes(demand, _) = &alternative.on(candidate.offer)?.demand else {
+        let ProfileDemand::Takes(demand, _) = &alternative.profile_match(candidate.profile)?.demand
+        else {
             return None;
         };
         let short =
@@ -285,7 +319,8 @@ impl OnNode<'_> {
     }
 }
 
-/// What a stopped search says about every device of its node; nothing where it is told per device.
+/// Returns the reason that a failed search gives for every device of its node. None if the checks
+/// of the single devices report the failure.
 fn of_failure(failure: &Failure) -> Option<Reason> {
     let message = match failure {
         Failure::Selector(_)
@@ -297,12 +332,14 @@ fn of_failure(failure: &Failure) -> Option<Reason> {
             return Some(Reason::Constraint { attribute: attribute.clone() });
         }
         Failure::TooManyDevices(count) => {
-            format!("it comes to {count} devices, a claim can have 32")
+            format!("the claim needs {count} devices, the limit is 32")
         }
         Failure::UnknownConstraint => {
-            "a constraint of this kind is not supported in this version".to_owned()
+            "this version does not support this kind of constraint".to_owned()
         }
-        Failure::NodeSelector(problem) => format!("a ResourceSlice is broken: {problem}"),
+        Failure::NodeSelector(problem) => {
+            format!("invalid node selector in a ResourceSlice: {problem}")
+        }
     };
     Some(Reason::RequestRefused { message })
 }

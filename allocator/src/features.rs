@@ -1,6 +1,6 @@
-//! Feature gates of Kubernetes that decide what is feasible. The defaults are those of 1.37.
+//! Kubernetes feature gates that affect feasibility. The defaults are those of 1.37.
 
-/// Which of upstream's feature gates are on.
+/// Enabled feature gates of upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Features {
     /// `DRAAdminAccess`
@@ -11,7 +11,7 @@ pub struct Features {
     pub partitionable: bool,
     /// `DRAConsumableCapacity`: shares of devices.
     pub consumable_capacity: bool,
-    /// `DRAFractionalCapacityRange`: steps of thousandths.
+    /// `DRAFractionalCapacityRange`: steps of less than one unit.
     pub fractional_range: bool,
     /// `DRADeviceTaints`
     pub taints: bool,
@@ -37,7 +37,7 @@ impl Default for Features {
 }
 
 impl Features {
-    /// The gates of these names, and no others. A name that is not known here changes nothing.
+    /// Enables exactly the named gates. Unknown names are ignored.
     pub fn only<'n>(names: impl IntoIterator<Item = &'n str>) -> Self {
         let mut features = Self {
             admin_access: false,

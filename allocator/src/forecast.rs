@@ -1,21 +1,23 @@
-//! What is expected of the requests to come: the mix of those that have been seen, each pod counted
-//! once when it comes, and once more when there is no room for it.
+//! Forecast of future requests: the mix of the requests seen so far.
+//!
+//! Each pod is counted once when it is first seen, and once more when it is refused for lack of
+//! capacity.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::fragmentation::{Learner, Potential, Request};
 use crate::model::PodUid;
 
-/// Pods that are known to have been counted, unless more of them wait.
+/// Maximum number of pods remembered as counted, unless more of them are pending.
 const MAX_COUNTED: usize = 100_000;
 
-/// What is expected of the requests to come.
+/// Forecast of future requests, learned from the pods seen.
 #[derive(Debug, Default)]
 pub(crate) struct Forecast {
     learner: Learner,
-    /// Pods that have been counted. A pod that waits is not in every plan.
+    /// Counted pods; not every plan contains all pending pods.
     counted: BTreeMap<PodUid, Counted>,
-    /// How often the potential has changed, and one.
+    /// Number of changes of the potential.
     generation: u64,
 }
 
@@ -26,22 +28,23 @@ struct Counted {
 }
 
 impl Forecast {
-    /// The potential that goes with what is known.
+    /// Returns the fragmentation potential for the forecast.
     pub(crate) fn potential(&self) -> &Potential {
         self.learner.potential()
     }
 
-    /// What was ranked by the potential of another generation is not ranked any more.
+    /// Returns the generation of the potential, starting at 1. Ranks of an older generation are
+    /// outdated.
     pub(crate) fn generation(&self) -> u64 {
         self.generation + 1
     }
 
-    /// Whether the pod is still to be counted.
+    /// Returns true if the pod was not counted yet.
     pub(crate) fn is_new(&self, pod: &PodUid) -> bool {
         !self.counted.contains_key(pod)
     }
 
-    /// Counts these pods. Where many are known, it forgets those that do not wait.
+    /// Counts these pods. If too many pods are remembered, drops those that are not pending.
     pub(crate) fn observe(&mut self, new: BTreeMap<PodUid, Request>, waiting: &BTreeSet<&PodUid>) {
         if self.counted.len() > MAX_COUNTED {
             self.counted.retain(|pod, _| waiting.contains(pod));
@@ -52,8 +55,8 @@ impl Forecast {
         }
     }
 
-    /// There is no room for the pod now.
-    pub(crate) fn refused(&mut self, pod: &PodUid) {
+    /// Counts the refusal of a pod for lack of capacity, once per pod.
+    pub(crate) fn count_refusal(&mut self, pod: &PodUid) {
         if let Some(counted) = self.counted.get_mut(pod).filter(|counted| !counted.refused) {
             counted.refused = true;
             self.learner.refused(counted.request);

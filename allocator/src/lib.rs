@@ -1,23 +1,23 @@
-//! What is decided: which device serves which claim.
+//! Device allocation: decides which devices serve which ResourceClaim, and on which node.
 //!
 //! ```text
-//! Snapshot, or changes of it --> Planner                 remembers what it has found out, node by node
-//! pending pods ----------------> Planner::plan --> Plan = decisions (pod, node, devices of each claim)
-//!                                  |                     + refusals (reasons as data)
-//!                                  |
-//!                                  |- shape      what the claims of a pod ask for, recognised when it comes again
-//!                                  |- cluster    what each node reaches and what is left of it, in numbers
-//!                                  |- search     on one node: depth first over claims, requests, devices
-//!                                  |- fits       per shape: the nodes on which it fits, best first
-//!                                  |- predicate  nodes that the pod can go to                -> NodeReason
-//!                                  |- policy     which node and which devices are preferred
-//!                                  '- explain    if nothing fits: each device and the test it fell to -> Explanation
+//! Snapshot, or single changes --> Planner        caches results per node until the node changes
+//! pending pods -----------------> Planner::plan --> Plan = decisions (pod, node, devices)
+//!                                   |                    + refusals (reasons as data)
+//!                                   |
+//!                                   |- shape        requests of a pod's claims
+//!                                   |- cluster      interned cluster state, usage
+//!                                   |- search       depth-first search on one node
+//!                                   |- feasibility  nodes on which a shape fits, best first
+//!                                   |- predicate    node predicates           -> NodeReason
+//!                                   |- policy       scoring of nodes and devices
+//!                                   '- explain      rejections of devices  -> Explanation
 //! ```
 //!
-//! Pure: no I/O, no clock, no randomness; the caller brings the picture, a budget in steps and a
-//! seed. Feasibility follows upstream's structured allocator
-//! (`k8s.io/dynamic-resource-allocation/structured`, default features of 1.37), case by case.
-//! What this version does not have is refused with those words, never guessed.
+//! The crate is pure: no I/O, no clock and no randomness. The caller passes the snapshot, the time,
+//! a budget in steps and a seed. Feasibility follows the structured allocator of Kubernetes
+//! (`k8s.io/dynamic-resource-allocation/structured`, default features of 1.37), called "upstream"
+//! in this crate. An unsupported feature is an error that names the feature.
 
 #![forbid(unsafe_code)]
 
@@ -28,25 +28,27 @@ pub mod topology;
 
 mod capacity;
 mod cluster;
-mod emptied;
+mod drained;
 mod explain;
+mod feasibility;
 mod features;
-mod fits;
 mod forecast;
 mod node_selector;
 mod outcome;
-mod patience;
 mod plan;
 mod planner;
 mod policy;
 mod predicate;
 mod search;
+mod settings;
 mod shape;
+mod starvation;
 
 pub use capacity::CapacityError;
 pub use features::Features;
 pub use outcome::{Allotment, Cause, Decision, Kept, NotSupported, Plan, Refusal};
-pub use plan::{Settings, plan};
+pub use plan::plan;
 pub use planner::{Planner, Unallocated};
 pub use policy::Policy;
 pub use search::Failure;
+pub use settings::Settings;

@@ -1,16 +1,16 @@
-//! What the allocator looks at: an immutable picture of the cluster, in terms of its own.
+//! Input of the allocator: an immutable snapshot of the cluster.
 //!
 //! ```text
-//! Snapshot -+- nodes    Node        what a pod needs of a machine
-//!           +- slices   Slice -> Device   what is published, by slice name
+//! Snapshot -+- nodes    Node              labels, taints, allocatable and used resources
+//!           +- slices   Slice -> Device   published devices, by slice name
 //!           +- classes  DeviceClass
-//!           +- usage    Usage       what allocated claims take of each device
-//!           '- topology PoolTopology    how the devices of a pool are joined
+//!           +- usage    Usage             capacity that allocated claims consume per device
+//!           '- topology PoolTopology      links between the devices of a pool
 //! PendingPod -> PodClaim -> Claim -> Request -> Alternative
 //! ```
 //!
-//! Everything is behind an `Arc`, so that a picture costs one pointer per object and is never
-//! changed under a reader.
+//! Every object is behind an `Arc`: a clone of a snapshot costs one pointer per object, and readers
+//! never see a change.
 
 mod claim;
 mod class;
@@ -33,7 +33,7 @@ pub use node::{
 };
 pub use pod::{PendingPod, PodClaim, PodUid, Scheduling};
 pub use topology::PoolTopology;
-pub(crate) use usage::differing;
+pub(crate) use usage::conflicting_sharing;
 pub use usage::{DeviceResult, DeviceUse, Usage};
 
 use std::collections::BTreeMap;
@@ -41,17 +41,17 @@ use std::sync::Arc;
 
 use tessera_api::names::{DeviceClassName, NodeName};
 
-/// The cluster at one moment.
+/// State of the cluster at one moment.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
     /// Nodes by name.
     pub nodes: BTreeMap<NodeName, Arc<Node>>,
-    /// ResourceSlices by object name: the order in which upstream visits the slices of a pool.
+    /// ResourceSlices by object name, which is upstream's order of the slices of a pool.
     pub slices: BTreeMap<String, Arc<Slice>>,
     /// DeviceClasses by name.
     pub classes: BTreeMap<DeviceClassName, Arc<DeviceClass>>,
-    /// What allocated claims consume.
+    /// Consumption by allocated claims, per device.
     pub usage: Usage,
-    /// How the devices of a pool are joined. A pool without an entry tells nothing of it.
+    /// Links between the devices of a pool. A pool without an entry has an unknown topology.
     pub topology: Arc<BTreeMap<PoolId, Arc<PoolTopology>>>,
 }

@@ -1,17 +1,21 @@
-//! From where an allocation can be used.
+//! Node selector of an allocation.
 
 use std::collections::BTreeSet;
 
 use tessera_api::names::NodeName;
 
-use crate::cluster::{Candidate, Reach};
+use crate::cluster::{Candidate, ReachableDevices};
 use crate::model::{NodeAffinityTerm, NodeChoice, NodeSelector, Requirement};
-use crate::search::Chosen;
+use crate::shape::Chosen;
 
-/// Where an allocation of these devices, chosen on `node`, can be used from; `None` = everywhere.
-pub(crate) fn of(chosen: &[Chosen], reach: &Reach, node: &NodeName) -> Option<NodeSelector> {
+/// Returns the nodes on which devices chosen on `node` can be used; `None` means all nodes.
+pub(crate) fn of(
+    chosen: &[Chosen],
+    reachable: &ReachableDevices,
+    node: &NodeName,
+) -> Option<NodeSelector> {
     let mut merged = NodeAffinityTerm::default();
-    for candidate in chosen.iter().map(|c| &reach.candidates[c.candidate]) {
+    for candidate in chosen.iter().map(|c| &reachable.candidates[c.candidate]) {
         let choice = choice(candidate);
         if matches!(choice, NodeChoice::Node(_)) || candidate.device().binds_to_node {
             return Some(NodeSelector::of_node(node));
@@ -34,7 +38,7 @@ fn choice(candidate: &Candidate) -> &NodeChoice {
     }
 }
 
-/// Adds the requirements that are not there yet; the order of values does not matter.
+/// Adds the requirements that are missing; the order of values does not matter.
 fn merge(into: &mut Vec<Requirement>, from: &[Requirement]) {
     let values = |r: &Requirement| r.values.iter().cloned().collect::<BTreeSet<_>>();
     for item in from {

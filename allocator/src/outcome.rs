@@ -1,4 +1,4 @@
-//! What planning gives: decisions to carry out, and reasons for pods that have to wait.
+//! Result of planning: decisions, and refusals with their reasons.
 
 use std::sync::Arc;
 
@@ -8,138 +8,138 @@ use tessera_api::reason::Explanation;
 
 use crate::model::{DeviceResult, NodeSelector, PodUid};
 
-/// The result of [`plan`](crate::plan).
+/// Result of [`plan`](crate::plan()).
 #[derive(Debug, Clone, Default)]
 pub struct Plan {
-    /// Pods whose claims can be allocated, in the order in which they were decided.
+    /// Pods whose claims can be allocated, in the order of decision.
     pub decisions: Vec<Decision>,
-    /// Pods that have to wait, and why.
+    /// Claims that cannot be allocated, with the reasons.
     pub refusals: Vec<Refusal>,
-    /// Pods that are not decided on because the steps of the plan were spent: the next plan goes
-    /// on with them.
+    /// Pods that were not planned because the steps of the plan were spent. The next plan
+    /// continues with them.
     pub unreached: Vec<PodUid>,
-    /// Steps spent: devices looked at by the search.
+    /// Steps spent, in devices tested by the search.
     pub steps: u64,
-    /// The node that is kept free for a pod that has to wait.
+    /// Node that is reserved for a refused pod.
     pub kept: Option<Kept>,
-    /// When the plan may be another one although nothing has changed, in seconds since the epoch;
-    /// none = never.
+    /// Time at which the plan can change without a change of the cluster, in seconds since the
+    /// epoch; `None` means never.
     pub again: Option<i64>,
 }
 
-/// A node that is kept free for a pod: see [`plan`](crate::plan()).
+/// A node reserved for a pod: see [`plan`](crate::plan()).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kept {
-    /// The pod.
+    /// UID of the pod.
     pub pod: PodUid,
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: Namespace,
-    /// Its name.
+    /// Name of the pod.
     pub name: PodName,
-    /// The node.
+    /// Reserved node.
     pub node: NodeName,
-    /// Until when at least, in seconds since the epoch, if nothing changes.
+    /// End of the reservation if nothing else changes, in seconds since the epoch.
     pub until: i64,
 }
 
 impl Plan {
-    /// The node that is kept free for this pod.
+    /// Returns the node reserved for this pod.
     pub fn kept_for(&self, pod: &PodUid) -> Option<&Kept> {
         self.kept.as_ref().filter(|kept| kept.pod == *pod)
     }
 }
 
-/// All pending claims of one pod, placed on one node.
+/// Allocations of all pending claims of one pod, on one node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decision {
-    /// The pod.
+    /// UID of the pod.
     pub pod: PodUid,
-    /// The node.
+    /// Node on which the devices are allocated.
     pub node: NodeName,
-    /// Its claims that were pending, in pod order.
+    /// Allocations of the pending claims, in pod order.
     pub claims: Vec<Allotment>,
 }
 
-/// The devices of one claim.
+/// Allocation of one claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Allotment {
-    /// The claim.
+    /// UID of the claim.
     pub claim: ClaimUid,
-    /// Its devices, in upstream's order: by request, within a request as found.
+    /// Devices in upstream's order: by request, within a request in the order of the search.
     pub results: Vec<DeviceResult>,
-    /// From where they can be used; none = everywhere.
+    /// Nodes on which the devices can be used; `None` means all nodes.
     pub nodes: Option<NodeSelector>,
 }
 
-/// A pod that has to wait.
+/// A claim of a pod that cannot be allocated.
 #[derive(Debug, Clone)]
 pub struct Refusal {
-    /// The pod.
+    /// UID of the pod.
     pub pod: PodUid,
-    /// The claim to which the reasons apply.
+    /// Claim to which the cause applies.
     pub claim: ClaimUid,
-    /// Why. Pods of one shape share it.
+    /// Cause of the refusal, shared by pods with equal claims.
     pub cause: Arc<Cause>,
 }
 
 impl Refusal {
-    /// Returns `true` if the search ended before it could tell.
+    /// Returns true if the step budget was spent before the search ended.
     pub fn is_undecided(&self) -> bool {
         matches!(*self.cause, Cause::NotDecided)
     }
 }
 
-/// Why a claim has to wait.
+/// Cause of a refusal.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Cause {
-    /// The request's class does not exist.
+    /// The DeviceClass of the request does not exist.
     UnknownClass {
-        /// The request.
+        /// Request name.
         request: RequestName,
-        /// The class it names.
+        /// Missing class.
         class: DeviceClassName,
     },
-    /// The claim uses something that this version does not have.
+    /// The claim uses an unsupported feature.
     NotSupported {
-        /// The request.
+        /// Request name.
         request: RequestName,
-        /// What it uses.
+        /// Unsupported feature.
         what: NotSupported,
     },
-    /// A configuration of the class or the claim is wrong.
+    /// A configuration of the class or the claim is invalid.
     Config {
-        /// The request.
+        /// Request name.
         request: RequestName,
-        /// What is wrong with it.
+        /// Error in the configuration.
         error: ConfigError,
     },
-    /// No node has the devices.
+    /// No node has suitable devices.
     NoFit(Explanation),
-    /// The search was longer than the budget allows.
+    /// The search exceeded the step budget.
     NotDecided,
 }
 
-/// Something in a request that this version does not have. Its text names it.
+/// An unsupported feature of a request. Its text names the feature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NotSupported {
-    /// A field.
+    /// An unsupported field.
     #[error("{0}")]
     Field(&'static str),
     /// A field whose feature gate is off.
-    #[error("what needs the feature gate {0}")]
+    #[error("a field of the disabled feature gate {0}")]
     Gate(&'static str),
     /// A selector that is not CEL.
     #[error("a selector other than CEL")]
     Selector,
     /// A kind of request without a class.
-    #[error("requests without a device class")]
+    #[error("a request without a DeviceClass")]
     NoClass,
-    /// An allocation mode of the future.
+    /// An unknown allocation mode.
     #[error("this allocation mode")]
     Mode,
-    /// A way of sharing in which a claim has one GPU.
+    /// Sharing by MPS with more than one GPU in the claim.
     #[error(
-        "sharing: MPS for more than one GPU (one claim has one; a container can use one such claim)"
+        "sharing: MPS with several GPUs (limit: one GPU per claim, one such claim per container)"
     )]
     MpsOfSeveral,
 }

@@ -1,18 +1,20 @@
-//! The planner: the cluster in numbers, and what has been found out about it.
+//! The planner: interned cluster state and cached search results.
 
+mod budget;
 mod fair_share;
-mod keep;
 mod observe;
-mod place;
-mod shapes;
+mod pass;
+mod pod_to_place;
+mod reservation;
+mod shape_cache;
 
 use std::sync::Arc;
 
 use tessera_api::names::{DeviceClassName, NodeName};
 
 use crate::cluster::Cluster;
+use crate::feasibility::{self, FitContext};
 use crate::features::Features;
-use crate::fits::{self, Ground};
 use crate::forecast::Forecast;
 use crate::fragmentation::Potential;
 use crate::model::{
@@ -21,55 +23,53 @@ use crate::model::{
 };
 use crate::node_selector;
 use crate::outcome::{Allotment, Plan};
-use crate::plan::Settings;
 use crate::policy::Policy;
-use crate::search::{Chosen, Ended, Failure};
-use crate::shape::{Selections, Shape};
+use crate::search::{Failure, SearchOutcome};
+use crate::settings::Settings;
+use crate::shape::{Chosen, Selections, Shape};
 
 use fair_share::FairShare;
-use observe::Accepted;
-use shapes::{ShapeId, Shapes};
+use observe::AcceptedTypes;
+use shape_cache::{ShapeCache, ShapeId};
 
-/// Plans pods on a cluster, and remembers what it has found out about each node until the node
-/// changes.
+/// Plans pods on a cluster and caches search results per node until the node changes.
 ///
-/// It is told of changes, one by one, and is worth what it is told: whoever owns it is the only one
-/// to feed it. Planning changes nothing of the cluster: what a plan has decided counts as taken
-/// once [`set_use`](Self::set_use) says so. The same cluster, pods and settings give the same plan,
-/// whatever came before, as long as the steps suffice. Only [`Policy::LeastFragmentation`] goes by
-/// what came before: it learns which requests are to be expected from the pods that it is asked to
-/// plan.
+/// The owner reports every change of the cluster to the planner. Planning does not change the
+/// cluster state: a decision counts as usage only after [`set_use`](Self::set_use). The same
+/// cluster, pods and settings give the same plan, independent of earlier calls, as long as the
+/// steps suffice. [`Policy::LeastFragmentation`] is the exception: it learns the expected requests
+/// from the pods that were planned.
 #[derive(Debug, Default)]
 pub struct Planner {
     cluster: Cluster,
     selections: Selections,
-    shapes: Shapes,
+    shapes: ShapeCache,
     forecast: Forecast,
-    accepted: Accepted,
+    accepted: AcceptedTypes,
     fair_share: FairShare,
 }
 
-/// Why claims get no devices on a node.
+/// Error of [`Planner::allocate_on`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum Unallocated {
-    /// They do not fit.
+    /// The claims do not fit on the node.
     NoFit {
-        /// A pool that the node sees contradicts itself: upstream then reports that instead.
+        /// True if the node sees an inconsistent pool; upstream reports that instead.
         invalid_pool: bool,
     },
-    /// The search had to be stopped, as upstream's would be.
+    /// The search failed, as upstream's would.
     Failed(Failure),
     /// The steps did not suffice.
     OutOfSteps,
 }
 
 impl Planner {
-    /// A planner for an empty cluster with these feature gates.
+    /// Creates a planner for an empty cluster with these feature gates.
     pub fn new(features: Features) -> Self {
         Self { cluster: Cluster::new(features), ..Self::default() }
     }
 
-    /// A planner for a cluster.
+    /// Creates a planner for the cluster in `snapshot`.
     pub fn of(snapshot: &Snapshot, features: Features) -> Self {
         let mut planner = Self::new(features);
         snapshot.classes.values().for_each(|class| planner.set_class(class));
@@ -83,108 +83,110 @@ impl Planner {
         planner
     }
 
-    /// A slice was made or changed.
+    /// Adds or replaces a slice.
     pub fn set_slice(&mut self, slice: &Arc<Slice>) {
-        self.bound_memory();
+        self.reset_if_full();
         self.cluster.set_slice(slice);
     }
 
-    /// Begins anew where most of what is remembered must be of what is long gone.
-    fn bound_memory(&mut self) {
+    /// Resets all caches when most entries must belong to objects that no longer exist.
+    fn reset_if_full(&mut self) {
         if self.cluster.is_full() {
             self.forget();
             self.cluster.renumber();
-            // Types of GPU have other numbers now.
+            // GPU types are numbered anew.
             self.forecast = Forecast::default();
         }
     }
 
-    /// The slice of this name is gone.
+    /// Removes the slice with this name.
     pub fn remove_slice(&mut self, name: &str) {
         self.cluster.remove_slice(name);
     }
 
-    /// Says how the devices of a pool are joined; `None` where that is not known.
+    /// Sets the topology of a pool; `None` means unknown.
     pub fn set_topology(&mut self, pool: &PoolId, topology: Option<&Arc<PoolTopology>>) {
         self.cluster.set_topology(pool, topology);
     }
 
-    /// A node was made or changed.
+    /// Adds or replaces a node.
     pub fn set_node(&mut self, node: &Arc<Node>) {
         self.cluster.set_node(node);
     }
 
-    /// A node is gone.
+    /// Removes a node.
     pub fn remove_node(&mut self, name: &NodeName) {
         self.cluster.remove_node(name);
     }
 
-    /// A class was made or changed.
+    /// Adds or replaces a DeviceClass.
     pub fn set_class(&mut self, class: &Arc<DeviceClass>) {
         self.forget_classes();
         self.cluster.classes.insert(class.name.clone(), Arc::clone(class));
     }
 
-    /// A class is gone.
+    /// Removes a DeviceClass.
     pub fn remove_class(&mut self, name: &DeviceClassName) {
         self.forget_classes();
         self.cluster.classes.remove(name);
     }
 
-    /// Forgets what was found out with the classes as they were.
+    /// Drops results that depend on DeviceClasses.
     fn forget_classes(&mut self) {
         self.shapes.clear();
         self.accepted.forget_impossible();
     }
 
-    /// Says what is taken of a device; nothing where there is no use.
+    /// Sets the consumption of a device; `None` means unused.
     pub fn set_use(&mut self, device: &DeviceId, used: Option<&DeviceUse>) {
         self.cluster.set_use(device, used);
     }
 
-    /// Works out what every node reaches. Without it, that is done for a node when somebody first
-    /// asks.
+    /// Collects the reachable devices of every node. Otherwise that is done when a node is first
+    /// searched.
     pub fn gather(&mut self) {
         (0..self.cluster.nodes.len()).for_each(|node| self.cluster.gather(node));
     }
 
-    /// Forgets all that was found out about shapes of claims, and nothing about the cluster.
+    /// Drops all cached results about shapes of claims; keeps the cluster state.
     pub fn forget(&mut self) {
         self.shapes.clear();
         self.selections = Selections::default();
     }
 
-    /// What is expected of the requests to come: what [`Policy::LeastFragmentation`] goes by.
+    /// Returns the forecast of future requests, which [`Policy::LeastFragmentation`] uses.
     pub fn expected(&self) -> &Potential {
         self.forecast.potential()
     }
 
-    /// Decides for each pod on which node its pending claims get which devices: see
+    /// Decides for each pod which devices its pending claims get on which node: see
     /// [`plan`](crate::plan()).
     pub fn plan(&mut self, pods: &[crate::model::PendingPod], settings: Settings) -> Plan {
-        self.bound_memory();
-        place::plan(self, pods, settings)
+        self.reset_if_full();
+        pass::plan(self, pods, settings)
     }
 
-    /// Decides on devices for the pending claims of a pod that is bound to `node`: there and
-    /// nowhere else, whatever the state of the node. No node is kept free for the pod, and its
-    /// request is not counted among those that are expected.
+    /// Decides on devices for the pending claims of a pod that is bound to `node`.
+    ///
+    /// Only this node is considered, whatever its conditions. No node is reserved for the pod, and
+    /// its requests do not count for the forecast.
     pub fn plan_on(
         &mut self,
         node: &NodeName,
         pod: &crate::model::PendingPod,
         settings: Settings,
     ) -> Plan {
-        self.bound_memory();
-        place::plan_on(self, node, pod, settings)
+        self.reset_if_full();
+        pass::plan_on(self, node, pod, settings)
     }
 
-    /// Looks for devices for these claims, all of them together, on one node, whatever the state of
-    /// the node; nothing is taken, and the claims are not counted among the requests that are
-    /// expected. With [`Policy::FirstFit`] the answer is upstream's.
+    /// Searches one node for devices for these claims, all of them together.
+    ///
+    /// The conditions of the node do not matter. No device is consumed, and the requests do not
+    /// count for the forecast. With [`Policy::FirstFit`] the result equals upstream's.
     ///
     /// # Errors
-    /// There are none, or it cannot be told.
+    /// Returns an error if the claims do not fit, the search fails, or `steps` do not suffice.
     pub fn allocate_on(
         &mut self,
         node: &NodeName,
@@ -196,57 +198,67 @@ impl Planner {
         let index = self.cluster.node_index(node).ok_or(nothing)?;
         let shape = self.shapes.of(claims, 0, &mut self.cluster, &mut self.selections, policy);
         let mut steps = steps;
-        let (shapes, mut ground) = self.parts();
-        match fits::search(&mut shapes.get_mut(shape).shape, &mut ground, index, 0, &mut steps) {
-            Ended::Found(chosen) => Ok(self.allotments(shape, claims, index, &chosen)),
-            Ended::None => {
-                let invalid_pool =
-                    self.cluster.reach(index).is_some_and(crate::cluster::Reach::has_invalid_pool);
+        let (shapes, mut context) = self.search_context();
+        match feasibility::search(
+            &mut shapes.get_mut(shape).shape,
+            &mut context,
+            index,
+            0,
+            &mut steps,
+        ) {
+            SearchOutcome::Found(chosen) => {
+                Ok(self.claim_allocations(shape, claims, index, &chosen))
+            }
+            SearchOutcome::Infeasible => {
+                let invalid_pool = self
+                    .cluster
+                    .reachable(index)
+                    .is_some_and(crate::cluster::ReachableDevices::has_invalid_pool);
                 Err(Unallocated::NoFit { invalid_pool })
             }
-            Ended::Failed(_, failure) => Err(Unallocated::Failed(failure)),
-            Ended::OutOfSteps => Err(Unallocated::OutOfSteps),
+            SearchOutcome::Failed(_, failure) => Err(Unallocated::Failed(failure)),
+            SearchOutcome::OutOfSteps => Err(Unallocated::OutOfSteps),
         }
     }
 
-    /// Whether claims of this shape fit on each node, by name: what
-    /// [`allocate_on`](Self::allocate_on) says of it, remembered until the node changes.
+    /// Returns the number of nodes on which these claims fit. Results are cached until the node
+    /// changes.
     pub fn count_fits(&mut self, claims: &[Arc<Claim>], policy: Policy, steps: u64) -> usize {
         let shape = self.shapes.of(claims, 0, &mut self.cluster, &mut self.selections, policy);
-        let (shapes, mut ground) = self.parts();
+        let (shapes, mut context) = self.search_context();
         let entry = shapes.get_mut(shape);
         let mut left = steps;
-        entry.fits.refresh(&mut entry.shape, &mut ground, &mut left, steps);
-        entry.fits.len()
+        entry.feasibility.refresh(&mut entry.shape, &mut context, &mut left, steps);
+        entry.feasibility.len()
     }
 
-    /// The shapes, and what they are searched on.
-    fn parts(&mut self) -> (&mut Shapes, Ground<'_>) {
+    /// Splits into the shapes and the context in which they are searched.
+    fn search_context(&mut self) -> (&mut ShapeCache, FitContext<'_>) {
         let Self { cluster, selections, shapes, forecast, .. } = self;
-        (shapes, Ground { cluster, selections, forecast })
+        (shapes, FitContext { cluster, selections, forecast })
     }
 
-    /// Turns what was chosen into results.
-    fn allotments(
+    /// Converts chosen devices to allocations.
+    fn claim_allocations(
         &self,
         shape: ShapeId,
         claims: &[Arc<Claim>],
         node: usize,
         chosen: &[Vec<Chosen>],
     ) -> Vec<Allotment> {
-        let Some(reach) = self.cluster.reach(node) else { return Vec::new() };
+        let Some(reachable) = self.cluster.reachable(node) else { return Vec::new() };
         let name = &self.cluster.nodes[node].name;
         let shape = &self.shapes.get(shape).shape;
-        let allotment = |(c, claim): (usize, &Arc<Claim>)| {
+        let allocation = |(c, claim): (usize, &Arc<Claim>)| {
             let devices = chosen.get(c).map_or(&[][..], Vec::as_slice);
-            let result = |chosen: &Chosen| self.result(shape, c, chosen, reach);
+            let result = |chosen: &Chosen| self.result(shape, c, chosen, reachable);
             Allotment {
                 claim: claim.uid.clone(),
                 results: devices.iter().map(result).collect(),
-                nodes: node_selector::of(devices, reach, name),
+                nodes: node_selector::of(devices, reachable, name),
             }
         };
-        claims.iter().enumerate().map(allotment).collect()
+        claims.iter().enumerate().map(allocation).collect()
     }
 
     fn result(
@@ -254,12 +266,12 @@ impl Planner {
         shape: &Shape,
         claim: usize,
         chosen: &Chosen,
-        reach: &crate::cluster::Reach,
+        reachable: &crate::cluster::ReachableDevices,
     ) -> DeviceResult {
         let features = self.cluster.features();
-        let place = shape.claims[claim].alternatives(chosen.request).start + chosen.alternative;
-        let alternative = &shape.alternatives[place];
-        let candidate = &reach.candidates[chosen.candidate];
+        let index = shape.claims[claim].alternatives(chosen.request).start + chosen.alternative;
+        let alternative = &shape.alternatives[index];
+        let candidate = &reachable.candidates[chosen.candidate];
         let device = candidate.device();
         let shared = device.shared && features.consumable_capacity;
         let consumed = match alternative.demand(device, features) {

@@ -1,5 +1,7 @@
-//! The cheap node predicates: what kube-scheduler would refuse anyway is not planned. Everything
-//! else is left to it.
+//! Cheap node predicates of kube-scheduler.
+//!
+//! Pods are not planned on nodes that kube-scheduler would reject. It tests all other predicates
+//! itself.
 
 use tessera_api::names::ClaimName;
 use tessera_api::quantity::Quantity;
@@ -9,38 +11,38 @@ use std::sync::LazyLock;
 
 use crate::model::{Node, NodeSelector, NodeTaint, PendingPod, Scheduling};
 
-/// The taint that a cordon puts on a node; tolerating it is tolerating the cordon.
+/// Taint that Kubernetes sets on a cordoned node; a pod that tolerates it ignores the cordon.
 static CORDON: LazyLock<NodeTaint> = LazyLock::new(|| NodeTaint {
     key: "node.kubernetes.io/unschedulable".to_owned(),
     value: String::new(),
     effect: "NoSchedule".to_owned(),
 });
 
-/// Where a claim of the pod is allocated: the pod can go nowhere else.
+/// Nodes of an allocated claim, to which its pod is restricted.
 #[derive(Clone)]
-pub(crate) struct Bound {
+pub(crate) struct ClaimNodes {
     pub(crate) claim: ClaimName,
     pub(crate) nodes: NodeSelector,
 }
 
-/// What of a node's own resources counts as used.
+/// Resource usage of a node that a predicate assumes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Room {
-    /// All that is.
-    Now,
-    /// What is left in use once the pods are gone that hold devices of ours there.
-    GivenBack,
+pub(crate) enum CountedUsage {
+    /// Current usage.
+    Current,
+    /// Usage after all pods with managed devices on the node have ended.
+    AfterRelease,
 }
 
-/// The first predicate that keeps `pod` from `node`, given where its other claims are.
-pub(crate) fn fault(
+/// Returns the first predicate that rejects `node` for `pod`.
+pub(crate) fn rejection(
     pod: &PendingPod,
-    bounds: &[Bound],
+    claim_nodes: &[ClaimNodes],
     node: &Node,
-    room: Room,
+    counted: CountedUsage,
 ) -> Option<NodeReason> {
-    if let Some(bound) = bounds.iter().find(|bound| !bound.nodes.matches(node)) {
-        return Some(NodeReason::ClaimElsewhere { claim: bound.claim.to_string() });
+    if let Some(allocated) = claim_nodes.iter().find(|allocated| !allocated.nodes.matches(node)) {
+        return Some(NodeReason::ClaimElsewhere { claim: allocated.claim.to_string() });
     }
     if pod.excluded.contains(&node.name) {
         return Some(NodeReason::BackedOff);
@@ -48,35 +50,37 @@ pub(crate) fn fault(
     if !node.ready {
         return Some(NodeReason::NotReady);
     }
-    let demands = &pod.scheduling;
-    let tolerated = |taint| demands.tolerations.iter().any(|t| t.tolerates(taint));
+    let constraints = &pod.scheduling;
+    let tolerated = |taint| constraints.tolerations.iter().any(|t| t.tolerates(taint));
     if node.cordoned && !tolerated(&CORDON) {
         return Some(NodeReason::Cordoned);
     }
-    let hard = |effect: &str| effect == "NoSchedule" || effect == "NoExecute";
-    if let Some(taint) = node.taints.iter().find(|t| hard(&t.effect) && !tolerated(t)) {
+    let is_blocking = |effect: &str| effect == "NoSchedule" || effect == "NoExecute";
+    if let Some(taint) = node.taints.iter().find(|t| is_blocking(&t.effect) && !tolerated(t)) {
         return Some(NodeReason::Tainted { key: taint.key.clone() });
     }
-    if !is_selected(demands, node) {
+    if !is_selected(constraints, node) {
         return Some(NodeReason::NotSelected);
     }
-    let lacking = demands.requests.iter().find(|(name, amount)| {
-        let of = |map: &std::collections::BTreeMap<String, Quantity>| {
+    let missing = constraints.requests.iter().find(|(name, amount)| {
+        let amount_of = |map: &std::collections::BTreeMap<String, Quantity>| {
             map.get(*name).copied().unwrap_or_default()
         };
-        let used = match room {
-            Room::Now => of(&node.used),
-            Room::GivenBack => of(&node.used).saturating_sub(of(&node.held)),
+        let used = match counted {
+            CountedUsage::Current => amount_of(&node.used),
+            CountedUsage::AfterRelease => {
+                amount_of(&node.used).saturating_sub(amount_of(&node.held))
+            }
         };
         !amount.is_zero()
-            && used.checked_add(**amount).is_none_or(|total| total > of(&node.allocatable))
+            && used.checked_add(**amount).is_none_or(|total| total > amount_of(&node.allocatable))
     });
-    lacking.map(|(name, _)| NodeReason::ResourceShort { resource: name.clone() })
+    missing.map(|(name, _)| NodeReason::ResourceShort { resource: name.clone() })
 }
 
-/// Whether node selector and required affinity select the node.
-pub(crate) fn is_selected(demands: &Scheduling, node: &Node) -> bool {
-    let labelled =
-        demands.node_selector.iter().all(|(key, value)| node.labels.get(key) == Some(value));
-    labelled && demands.affinity.as_ref().is_none_or(|affinity| affinity.matches(node))
+/// Returns true if the node matches the node selector and the required affinity.
+pub(crate) fn is_selected(constraints: &Scheduling, node: &Node) -> bool {
+    let is_labeled =
+        constraints.node_selector.iter().all(|(key, value)| node.labels.get(key) == Some(value));
+    is_labeled && constraints.affinity.as_ref().is_none_or(|affinity| affinity.matches(node))
 }

@@ -1,22 +1,23 @@
-//! Selectors: CEL over one device.
+//! Device selectors: CEL expressions over one device.
 //!
 //! ```text
 //! expression --parse--> syntax --check--> Code --evaluate(DeviceView)--> bool | SelectorError
 //!                              (macros, types)   (costs)
 //! ```
 //!
-//! The crate `cel` parses; checking and evaluating are our own, with the environment that
-//! Kubernetes 1.37 gives to selectors and cel-go's semantics: types are checked before anything is
-//! evaluated, logical operators absorb errors, and evaluation ends at the cost limit of a million.
+//! The crate `cel` parses. Checking and evaluation are implemented here, with the environment of
+//! Kubernetes 1.37 for selectors and the semantics of cel-go: types are checked before evaluation,
+//! logical operators absorb errors, and evaluation stops at a cost of 1,000,000.
 //!
-//! Times and durations, URLs and named formats say nothing about devices and are left out: an
-//! expression with one of them does not compile and never matches.
+//! Times, durations, URLs and named formats are not supported, since they do not apply to devices.
+//! An expression that uses them does not compile and never matches.
 
 mod cache;
 mod check;
 mod code;
 mod cost;
 mod driver;
+mod error;
 mod eval;
 mod functions;
 mod macros;
@@ -35,78 +36,25 @@ use std::sync::Arc;
 use tessera_api::names::DRIVER_NAME;
 
 pub use driver::Drivers;
+pub use error::SelectorError;
 pub(crate) use reads::{Read, Reads};
 pub use view::DeviceView;
 
 use cache::Cache;
-use eval::Fault;
+use eval::EvalError;
 use value::Value;
 
-/// Bytes of address space for compiling one expression: 10 KiB of operators, one nested in the
-/// other, take about a tenth.
+/// Stack size for compiling one expression, in bytes of address space. Nested operators in 10 KiB
+/// of source use about a tenth.
 const COMPILER_STACK: usize = 256 << 20;
 
-/// Steps of a search that compiling one byte counts as: 10 KiB take about 25 ms, and a step .5 us.
+/// Steps of a search charged per compiled byte: 10 KiB take about 25 ms, a step 0.5 us.
 const STEPS_PER_BYTE: u64 = 5;
 
-/// Steps that compiling counts as besides: for the thread.
+/// Steps charged per compilation for starting the thread.
 const STEPS_PER_PROGRAM: u64 = 200;
 
-/// Bytes of the message of an error that are kept: the parser may have one for each byte of an
-/// expression.
-const MAX_PROBLEM_BYTES: usize = 512;
-
-/// Why a selector has no answer.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum SelectorError {
-    /// The expression is not valid CEL, or names something that is not there.
-    #[error("the expression does not compile: {problem}")]
-    Compile {
-        /// What the parser or the checker says.
-        problem: String,
-    },
-    /// Valid upstream, unknown here.
-    #[error("the expression uses {construct}, which is not supported in this version")]
-    Unsupported {
-        /// What is used.
-        construct: String,
-    },
-    /// Evaluation failed on a device, for example on a missing attribute.
-    #[error(
-        "evaluation failed: {problem}; test for presence with has() or use .?attribute.orValue(...)"
-    )]
-    Runtime {
-        /// What the interpreter says.
-        problem: String,
-    },
-    /// Evaluation on a device was ended: it goes over too much.
-    #[error("evaluation costs more than {limit}; go over fewer elements", limit = cost::LIMIT)]
-    TooExpensive,
-    /// The result is not a boolean.
-    #[error("the expression gives a value that is not a boolean")]
-    NotBoolean,
-    /// An attribute of the device is not semver although it is published as a version.
-    #[error("the version attribute `{attribute}` of the device is not semver: `{value}`")]
-    BadVersion {
-        /// The attribute.
-        attribute: String,
-        /// Its value.
-        value: String,
-    },
-}
-
-impl SelectorError {
-    fn compile(mut problem: String) -> Self {
-        problem.truncate(problem.floor_char_boundary(MAX_PROBLEM_BYTES));
-        Self::Compile { problem }
-    }
-
-    fn unsupported(construct: &str) -> Self {
-        Self::Unsupported { construct: construct.to_owned() }
-    }
-}
-
-/// An expression, ready to be evaluated on any number of devices.
+/// A compiled expression that can be evaluated on any device.
 #[derive(Debug)]
 pub struct CompiledSelector {
     checked: check::Checked,
@@ -115,15 +63,16 @@ pub struct CompiledSelector {
 }
 
 impl CompiledSelector {
-    /// Compiles `expression`, or takes it from those compiled before.
+    /// Compiles `expression`, or returns the cached program.
     ///
     /// # Errors
-    /// The expression is too long, does not compile or uses what we do not know.
+    /// Returns an error if the expression is too long, does not compile or uses an unsupported
+    /// construct.
     pub fn cached(expression: &str) -> Result<Arc<Self>, SelectorError> {
         Self::cached_in(expression, &mut 0)
     }
 
-    /// As [`cached`](Self::cached); compiling takes of `steps`, a look-up does not.
+    /// Like [`cached`](Self::cached), and charges `steps` for compiling. A cache hit is free.
     pub(crate) fn cached_in(expression: &str, steps: &mut u64) -> Result<Arc<Self>, SelectorError> {
         if let Some(known) = Cache::of_process().get(expression) {
             return known;
@@ -135,9 +84,8 @@ impl CompiledSelector {
         compiled
     }
 
-    /// Parsing and checking recurse as deep as the expression is nested, which is for its author to
-    /// choose: they have a stack of their own. Evaluation recurses too, but only over what
-    /// [`check`] has found shallow enough.
+    /// Compiles an expression on a thread with a large stack, since parsing and checking recurse as
+    /// deep as the expression is nested. Evaluation recurses too, but [`check`] limits its depth.
     fn compile(expression: &str) -> Result<Self, SelectorError> {
         let compiling = |expression: &str| {
             let syntax = parse::parse(expression)?;
@@ -151,21 +99,21 @@ impl CompiledSelector {
             let thread = thread.spawn_scoped(scope, || compiling(expression));
             let compiled = thread.map(std::thread::ScopedJoinHandle::join);
             compiled.unwrap_or_else(|error| {
-                Ok(Err(SelectorError::compile(format!("no thread to compile it: {error}"))))
+                Ok(Err(SelectorError::compile(format!("cannot start compiler thread: {error}"))))
             })
         })
-        .unwrap_or_else(|_| Err(SelectorError::compile("the parser failed on it".to_owned())))
+        .unwrap_or_else(|_| Err(SelectorError::compile("the parser panicked".to_owned())))
     }
 
-    /// Whether the device is selected.
+    /// Returns true if the device matches.
     ///
     /// # Errors
-    /// Evaluation fails on this device, or gives no boolean.
+    /// Returns an error if evaluation fails on this device or the result is not a boolean.
     pub fn matches(&self, device: &DeviceView) -> Result<bool, SelectorError> {
         self.evaluate(device).0
     }
 
-    /// The same, and the work that it took: pieces of the expression and of what it went over.
+    /// Like [`matches`](Self::matches), with the work: evaluated nodes and visited elements.
     pub(crate) fn evaluate(&self, device: &DeviceView) -> (Result<bool, SelectorError>, u64) {
         let fields = match device.fields() {
             Ok(fields) => fields,
@@ -175,23 +123,23 @@ impl CompiledSelector {
         let selected = match value {
             Ok(Value::Bool(selected)) => Ok(selected),
             Ok(_) => Err(SelectorError::NotBoolean),
-            Err(Fault::Error(problem)) => Err(SelectorError::Runtime { problem }),
-            Err(Fault::TooExpensive) => Err(SelectorError::TooExpensive),
+            Err(EvalError::Error(problem)) => Err(SelectorError::Runtime { problem }),
+            Err(EvalError::TooExpensive) => Err(SelectorError::TooExpensive),
         };
         (selected, work)
     }
 
-    /// What of a device decides.
+    /// Returns the properties of a device that determine the result.
     pub(crate) fn reads(&self) -> &Reads {
         &self.reads
     }
 
-    /// Devices of which drivers can be selected at all.
+    /// Returns the drivers whose devices the selector can match.
     pub fn drivers(&self) -> Drivers {
         self.drivers
     }
 
-    /// Memory that the selector takes, in bytes, roughly.
+    /// Returns the approximate memory size, in bytes.
     fn bytes(&self) -> usize {
         self.checked.parts * std::mem::size_of::<code::Code>()
     }

@@ -1,6 +1,8 @@
-//! What the pending claims of a pod ask for, apart from who asks: classes looked up, configurations
-//! merged, requests that read the same recognised as one. Pods of one workload have one shape, and
-//! what has been found out about a node for a shape holds until the node changes.
+//! Shape: the resolved requests of a pod's pending claims, without names and UIDs.
+//!
+//! DeviceClasses are looked up, configurations merged and equal requests shared. Pods of one
+//! workload have one shape, and a search result for a shape and node is valid until the node
+//! changes.
 
 mod selection;
 
@@ -13,90 +15,98 @@ use tessera_api::names::capacity::MEMORY;
 use tessera_api::quantity::Quantity;
 
 use crate::capacity::{self, CapacityError, Demand};
-use crate::cluster::{Candidate, Cluster, Interner, OfferId};
+use crate::cluster::{Candidate, Cluster, Interner, ProfileId};
 use crate::features::Features;
 use crate::model::{Alternative, Claim, Constraint, ConstraintKind, Device, DeviceClass, Mode};
 use crate::outcome::{Cause, NotSupported};
 use crate::policy::Policy;
-use crate::search::Chosen;
 use crate::topology::Wishes;
 
 pub(crate) use selection::{Selection, Selections};
 
-/// The pending claims of a pod, ready to be placed on any node.
+/// Resolved pending claims of a pod.
 #[derive(Debug)]
 pub(crate) struct Shape {
     pub(crate) claims: Vec<ClaimShape>,
-    /// All alternatives of all requests of all claims, one after the other.
+    /// Alternatives of all requests of all claims, concatenated.
     pub(crate) alternatives: Vec<AlternativeShape>,
-    /// CPU that the pod takes of its node, in thousandths of a core, roughly. 0 where no policy
-    /// looks at it.
+    /// CPU request of the pod in millicores, rounded. 0 if no policy uses it.
     pub(crate) cpu_milli: u64,
 }
 
-/// One claim of a shape.
+/// A claim of a shape.
 #[derive(Debug)]
 pub(crate) struct ClaimShape {
-    /// One of the claims that look like this.
+    /// A claim with these requests, as an example.
     pub(crate) claim: Arc<Claim>,
-    /// Per request where its alternatives begin in [`Shape::alternatives`]; one more at the end.
+    /// Index in [`Shape::alternatives`] at which each request starts, and the end.
     pub(crate) requests: Vec<usize>,
     pub(crate) constraints: Vec<ConstraintShape>,
 }
 
-/// A constraint of a claim.
+/// Constraint of a claim.
 #[derive(Debug)]
 pub(crate) struct ConstraintShape {
     pub(crate) constraint: Constraint,
-    /// Whether it binds an alternative, by place in [`Shape::alternatives`] from the claim's first
-    /// on.
-    pub(crate) binds: Vec<bool>,
+    /// True for each alternative that it applies to, counted from the claim's first in
+    /// [`Shape::alternatives`].
+    pub(crate) applies_to: Vec<bool>,
 }
 
-/// One way to serve a request.
+/// An alternative of a request.
 #[derive(Debug)]
 pub(crate) struct AlternativeShape {
     pub(crate) request: Alternative,
-    /// What keeps it from being served at all.
+    /// References of the alternative, or the reason why it can never be allocated.
     pub(crate) resolved: Result<Resolved, Cause>,
-    /// Per offer what is asked of it.
-    answers: Vec<Option<OfferAnswer>>,
+    /// Result per device profile.
+    profile_matches: Vec<Option<ProfileMatch>>,
 }
 
-/// What an alternative refers to.
+/// Objects and configuration that an alternative refers to.
 #[derive(Debug, Clone)]
 pub(crate) struct Resolved {
     pub(crate) class: Arc<DeviceClass>,
-    /// The selectors of class and request.
+    /// Selectors of class and request.
     pub(crate) selection: Selection,
     pub(crate) node: Policy,
     pub(crate) device: Policy,
-    /// How its devices are to belong together.
-    pub(crate) wishes: Wishes,
+    /// Required and preferred topology of the devices.
+    pub(crate) topology: Wishes,
     memory_percent: Option<Percent>,
-    /// Its memory may spill to the host.
+    /// The memory may be oversubscribed.
     pub(crate) oversubscribe: bool,
     pub(crate) sharing: Sharing,
 }
 
-/// What an alternative comes to on devices of one offer.
+/// Match between an alternative and the devices of one profile.
 #[derive(Debug)]
-pub(crate) struct OfferAnswer {
-    pub(crate) demand: OfferDemand,
-    /// We may hand the devices out to it, and the request tolerates their taints.
+pub(crate) struct ProfileMatch {
+    pub(crate) demand: ProfileDemand,
+    /// The devices are managed, and the request tolerates their taints.
     pub(crate) usable: bool,
 }
 
-/// How much is asked of a device.
+/// Capacity that an alternative consumes on a device.
 #[derive(Debug)]
-pub(crate) enum OfferDemand {
-    /// So much of each of its capacities, in nanounits, in the order of their names; whether it has
-    /// so much at all.
+pub(crate) enum ProfileDemand {
+    /// Amount per capacity, in nano-units in the order of names; true if an unused device suffices.
     Takes(Box<[i128]>, bool),
-    /// It cannot be asked.
+    /// The request is invalid for this device.
     Never,
-    /// It cannot be computed: an end to the search.
+    /// The amount cannot be computed; the search stops.
     Error(CapacityError),
+}
+
+/// A device chosen for a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Chosen {
+    /// Index of the request in the claim.
+    pub(crate) request: usize,
+    /// Index of the alternative in the request.
+    pub(crate) alternative: usize,
+    /// Index of the device in the candidates.
+    pub(crate) candidate: usize,
 }
 
 impl Shape {
@@ -118,7 +128,7 @@ impl Shape {
                     shape.alternatives.push(AlternativeShape {
                         request,
                         resolved,
-                        answers: Vec::new(),
+                        profile_matches: Vec::new(),
                     });
                 }
                 requests.push(shape.alternatives.len());
@@ -131,34 +141,34 @@ impl Shape {
         shape
     }
 
-    /// Whether a policy goes by what is expected of the requests to come.
-    pub(crate) fn looks_ahead(&self) -> bool {
+    /// Returns true if a policy uses the forecast.
+    pub(crate) fn uses_forecast(&self) -> bool {
         let mut resolved = self.alternatives.iter().filter_map(|a| a.resolved.as_ref().ok());
-        resolved.any(|resolved| resolved.node.looks_ahead() || resolved.device.looks_ahead())
+        resolved.any(|resolved| resolved.node.uses_forecast() || resolved.device.uses_forecast())
     }
 
-    /// Whether it matters how devices are joined.
-    pub(crate) fn asks_for_places(&self) -> bool {
+    /// Returns true if the links between devices matter.
+    pub(crate) fn uses_topology(&self) -> bool {
         self.alternatives.iter().any(|alternative| {
             let resolved = alternative.resolved.as_ref().ok();
-            resolved.is_some_and(|r| r.device.looks_ahead() || r.wishes != Wishes::default())
+            resolved.is_some_and(|r| r.device.uses_forecast() || r.topology != Wishes::default())
         })
     }
 
-    /// Each device that was chosen, with what it was chosen for.
+    /// Returns each chosen device with the alternative that it serves.
     pub(crate) fn chosen<'s>(
         &'s self,
         chosen: &'s [Vec<Chosen>],
     ) -> impl Iterator<Item = (&'s AlternativeShape, usize)> {
         self.claims.iter().zip(chosen).flat_map(|(claim, devices)| {
             devices.iter().map(|chosen| {
-                let place = claim.alternatives(chosen.request).start + chosen.alternative;
-                (&self.alternatives[place], chosen.candidate)
+                let index = claim.alternatives(chosen.request).start + chosen.alternative;
+                (&self.alternatives[index], chosen.candidate)
             })
         })
     }
 
-    /// What keeps the claims from being served on any node: the first of it, with its claim.
+    /// Returns the first claim that can never be allocated, and the cause.
     pub(crate) fn defect(&self) -> Option<(usize, &Cause)> {
         self.claims.iter().enumerate().find_map(|(c, claim)| {
             let own = claim.requests[0]..*claim.requests.last().unwrap_or(&0);
@@ -167,16 +177,16 @@ impl Shape {
         })
     }
 
-    /// How many devices all requests want, by the first alternative of each.
-    pub(crate) fn wanted(&self) -> u64 {
+    /// Returns the number of devices of all requests, by the first alternative of each.
+    pub(crate) fn device_count(&self) -> u64 {
         let requests = self.claims.iter().flat_map(|claim| &claim.requests[..claim.len()]);
-        let first = requests.filter_map(|&place| self.alternatives.get(place));
+        let first = requests.filter_map(|&index| self.alternatives.get(index));
         first.map(|a| a.count().unwrap_or(u64::MAX)).fold(0, u64::saturating_add)
     }
 
-    /// Whether a request may be served by a device of an offer that has been met, if nothing were
-    /// taken of it.
-    pub(crate) fn may_take(
+    /// Returns true if an alternative can use the candidate when it is free. The profile must be
+    /// resolved.
+    pub(crate) fn may_serve(
         &self,
         candidate: &Candidate,
         selections: &mut Selections,
@@ -185,52 +195,53 @@ impl Shape {
     ) -> bool {
         self.alternatives.iter().any(|alternative| {
             let Ok(resolved) = &alternative.resolved else { return false };
-            alternative.on(candidate.offer).is_some_and(OfferAnswer::would_do)
+            alternative.profile_match(candidate.profile).is_some_and(ProfileMatch::is_sufficient)
                 && selections.selects(resolved.selection, candidate, interner, steps) == Ok(true)
         })
     }
 
-    /// The policy for choosing the node: that of the first request.
+    /// Returns the policy for choosing the node: that of the first request.
     pub(crate) fn node_policy(&self) -> Policy {
         let first = self.alternatives.first().and_then(|a| a.resolved.as_ref().ok());
         first.map(|resolved| resolved.node).unwrap_or_default()
     }
 
-    /// Works out what is asked of the offers that are not known yet.
-    pub(crate) fn meet_offers(
+    /// Computes the matches of new device profiles.
+    pub(crate) fn resolve_profiles(
         &mut self,
-        offers: impl Iterator<Item = OfferId>,
+        profiles: impl Iterator<Item = ProfileId>,
         interner: &Interner,
         features: &Features,
     ) {
-        for offer in offers {
-            let device = &interner.offer(offer).device;
+        for profile in profiles {
+            let device = &interner.profile(profile).device;
             for alternative in &mut self.alternatives {
-                if alternative.answers.len() <= offer.index() {
-                    alternative.answers.resize_with(offer.index() + 1, || None);
+                if alternative.profile_matches.len() <= profile.index() {
+                    alternative.profile_matches.resize_with(profile.index() + 1, || None);
                 }
-                if alternative.answers[offer.index()].is_none() {
-                    alternative.answers[offer.index()] = Some(alternative.answer(device, features));
+                if alternative.profile_matches[profile.index()].is_none() {
+                    alternative.profile_matches[profile.index()] =
+                        Some(alternative.match_profile(device, features));
                 }
             }
         }
     }
 }
 
-impl OfferAnswer {
-    /// Whether it would be enough, if nothing were taken of it.
-    fn would_do(&self) -> bool {
-        self.usable && matches!(self.demand, OfferDemand::Takes(_, true))
+impl ProfileMatch {
+    /// Returns true if an unused device suffices.
+    fn is_sufficient(&self) -> bool {
+        self.usable && matches!(self.demand, ProfileDemand::Takes(_, true))
     }
 }
 
 impl ClaimShape {
-    /// How many requests.
+    /// Returns the number of requests.
     pub(crate) fn len(&self) -> usize {
         self.requests.len() - 1
     }
 
-    /// The alternatives of a request, by place.
+    /// Returns the indices of the alternatives of a request.
     pub(crate) fn alternatives(&self, request: usize) -> std::ops::Range<usize> {
         self.requests[request]..self.requests[request + 1]
     }
@@ -238,13 +249,16 @@ impl ClaimShape {
 
 impl ConstraintShape {
     fn new(constraint: &Constraint, alternatives: &[AlternativeShape]) -> Self {
-        let binds = |a: &AlternativeShape| {
+        let applies_to = |a: &AlternativeShape| {
             constraint.requests.is_empty() || a.request.name.is_named_by_any(&constraint.requests)
         };
-        Self { constraint: constraint.clone(), binds: alternatives.iter().map(binds).collect() }
+        Self {
+            constraint: constraint.clone(),
+            applies_to: alternatives.iter().map(applies_to).collect(),
+        }
     }
 
-    /// The attribute it is about; none for a constraint of the future.
+    /// Returns the attribute of the constraint; `None` for an unknown constraint.
     pub(crate) fn attribute(&self) -> Option<&str> {
         match &self.constraint.kind {
             ConstraintKind::Match(name) | ConstraintKind::Distinct(name) => Some(name),
@@ -254,18 +268,18 @@ impl ConstraintShape {
 }
 
 impl AlternativeShape {
-    /// What it comes to on devices of an offer that has been met.
-    pub(crate) fn on(&self, offer: OfferId) -> Option<&OfferAnswer> {
-        self.answers.get(offer.index())?.as_ref()
+    /// Returns the match with a device profile, if it is resolved.
+    pub(crate) fn profile_match(&self, profile: ProfileId) -> Option<&ProfileMatch> {
+        self.profile_matches.get(profile.index())?.as_ref()
     }
 
-    /// Whether it requires something of how its devices are joined, and has more than one.
-    pub(crate) fn must_be_joined(&self) -> bool {
+    /// Returns true if it needs several devices with a required topology.
+    pub(crate) fn requires_topology(&self) -> bool {
         let resolved = self.resolved.as_ref().ok();
-        self.count() != Some(1) && resolved.is_some_and(|r| r.wishes.required().next().is_some())
+        self.count() != Some(1) && resolved.is_some_and(|r| r.topology.required().next().is_some())
     }
 
-    /// How many devices; none for "all".
+    /// Returns the number of devices; `None` for "all".
     pub(crate) fn count(&self) -> Option<u64> {
         match self.request.mode {
             Mode::Exact(count) => Some(count),
@@ -273,30 +287,29 @@ impl AlternativeShape {
         }
     }
 
-    /// Whether the claim says what is to be said of memory that is not all there.
-    pub(crate) fn has_leave_for(&self, device: &Device) -> bool {
+    /// Returns true if the device is not oversubscribed, or the claim allows oversubscription.
+    pub(crate) fn accepts_oversubscription_of(&self, device: &Device) -> bool {
         !device.oversubscribed
             || self.resolved.as_ref().is_ok_and(|resolved| resolved.oversubscribe)
     }
 
-    /// How its devices are shared with others.
+    /// Returns the mechanism by which the devices are shared.
     pub(crate) fn sharing(&self) -> Sharing {
         self.resolved.as_ref().map_or(Sharing::Intercept, |resolved| resolved.sharing)
     }
 
-    /// How its devices have to be in use, if they are; none for those who administer them, who do
-    /// not mind and do not count.
-    pub(crate) fn agrees_on(&self) -> Option<Sharing> {
+    /// Returns the sharing mechanism that existing allocations must use; `None` for administrative
+    /// access, which is compatible with all.
+    pub(crate) fn required_sharing(&self) -> Option<Sharing> {
         (self.request.admin != Some(true)).then(|| self.sharing())
     }
 
-    /// Whether the device can be shared as the claim says.
+    /// Returns true if the device supports the sharing mechanism of the claim.
     pub(crate) fn can_share(&self, device: &Device) -> bool {
         device.mps || self.sharing() != Sharing::Mps
     }
 
-    /// What is asked of the device's capacities, a percentage of memory resolved on this very
-    /// device.
+    /// Returns the requested capacities, with a memory percentage resolved for this device.
     fn amounts(
         &self,
         device: &Device,
@@ -306,13 +319,13 @@ impl AlternativeShape {
             return std::borrow::Cow::Borrowed(&self.request.capacity);
         };
         let mut amounts = self.request.capacity.clone();
-        // In whole MiB, as published memory is too.
+        // Rounded to whole MiB, as published memory is.
         let share = percent.of_mib(memory.value.floor_mib().unwrap_or(0));
         amounts.insert(MEMORY.to_owned(), Quantity::from_mib(share));
         std::borrow::Cow::Owned(amounts)
     }
 
-    /// What it comes to on a device, by name.
+    /// Returns the amounts consumed on a device, by name.
     pub(crate) fn demand(
         &self,
         device: &Device,
@@ -321,28 +334,27 @@ impl AlternativeShape {
         capacity::demand(&self.amounts(device), device, features)
     }
 
-    fn answer(&self, device: &Device, features: &Features) -> OfferAnswer {
+    fn match_profile(&self, device: &Device, features: &Features) -> ProfileMatch {
         let demand = match self.demand(device, features) {
-            _ if !features.consumable_capacity => OfferDemand::Takes(Box::default(), true),
+            _ if !features.consumable_capacity => ProfileDemand::Takes(Box::default(), true),
             Ok(Demand::Takes(amounts)) => {
                 let fits =
                     device.capacity.iter().zip(amounts.values()).all(|((_, c), a)| *a <= c.value);
-                OfferDemand::Takes(amounts.values().map(Quantity::nano).collect(), fits)
+                ProfileDemand::Takes(amounts.values().map(Quantity::nano).collect(), fits)
             }
-            Ok(Demand::UnknownCapacity(_) | Demand::AgainstPolicy(_)) => OfferDemand::Never,
-            Err(error) => OfferDemand::Error(error),
+            Ok(Demand::UnknownCapacity(_) | Demand::AgainstPolicy(_)) => ProfileDemand::Never,
+            Err(error) => ProfileDemand::Error(error),
         };
         let tolerated =
             !features.taints || device.untolerated_taint(&self.request.tolerations).is_none();
         let gated = device.binding.is_some() && !features.binding_conditions;
-        let fitting = self.has_leave_for(device) && self.can_share(device);
-        let usable = device.is_ours() && fitting && tolerated && !gated;
-        OfferAnswer { demand, usable }
+        let fitting = self.accepts_oversubscription_of(device) && self.can_share(device);
+        let usable = device.is_allocatable() && fitting && tolerated && !gated;
+        ProfileMatch { demand, usable }
     }
 }
 
-/// Finds what an alternative refers to, or what is wrong with it: the first thing that upstream
-/// would find.
+/// Resolves the references of an alternative. The first error is the one that upstream reports.
 fn resolve(
     alternative: &Alternative,
     claim: &Claim,
@@ -388,8 +400,8 @@ fn resolve(
         return Err(Cause::Config { request: request(), error });
     }
     let sharing = config.sharing.unwrap_or(Sharing::Intercept);
-    // A process of CUDA talks to one MPS control daemon, and each GPU that is shared so has its
-    // own.
+    // A CUDA process connects to one MPS control daemon, and each GPU that is shared by MPS has its
+    // own daemon.
     if sharing == Sharing::Mps && (claim.requests.len() > 1 || alternative.mode != Mode::Exact(1)) {
         return refuse(NotSupported::MpsOfSeveral);
     }
@@ -399,14 +411,14 @@ fn resolve(
         selection: selections.of(class.selectors.iter().chain(&alternative.selectors)),
         node: choice(config.placement.node),
         device: choice(config.placement.device),
-        wishes: Wishes::new(config.topology.as_deref().unwrap_or_default()),
+        topology: Wishes::new(config.topology.as_deref().unwrap_or_default()),
         memory_percent: config.memory.percent,
         oversubscribe: config.memory.oversubscribe == Some(true),
         sharing,
     })
 }
 
-/// What the configurations of class and claim say about the request.
+/// Merges the configurations of class and claim for the request.
 fn config(class: &DeviceClass, claim: &Claim, request: &RequestName) -> Result<GpuConfig, Cause> {
     if class.configs.is_empty() && claim.configs.is_empty() {
         return Ok(GpuConfig::default());

@@ -1,47 +1,49 @@
-//! Which devices of one machine a request of several gets: those that are joined best, while good
-//! sets stay whole for later.
+//! Topology: choice of a set of devices of one machine, by links and by the value of the rest.
 //!
 //! ```text
-//! LinkMatrix (score of each pair, who shares what) --ResidualValue--> worth of what is left, by what is free
-//!      |                                                    |
-//!      '--- SetChooser::choose / sets (free devices, count, wishes) --> the best set, the next best, ...
-//!                                                        '--> Shortfall: why no set fulfils what is required
+//! LinkMatrix (scores of pairs, shared scopes) --ResidualValue--> value of remaining devices
+//!      |                                                 |
+//!      '--- SetChooser::choose, SetChooser::sets --------+--> best set, next best, ...
+//!           (free devices, count, preferences)           '--> Shortfall: why no set is valid
 //! ```
 //!
-//! **Score.** A pair scores 100 for each NVLink between the two, plus one PCIe level (`SYS` 10 to
-//! same board 60): the measure of NVIDIA's own allocator. A set scores the sum over its pairs.
+//! **Score.** A pair scores 100 for each NVLink between the two devices, plus 10 (`SYS`) to 60
+//! (same board) for the PCIe level, as in NVIDIA's allocator for the device plugin. A set scores
+//! the sum over its pairs.
 //!
-//! **What is kept for later.** Taking the best set each time breaks sets that the next requests
-//! need. So a set is judged by its score plus the *residual value* of the devices that it leaves:
-//! the expected sum of scores of the requests to come, until the first that does not fit, each
-//! served in the same way. That is the value function of a Markov decision process whose states are
-//! the sets of free devices; for a given distribution of sizes no online policy does better in the
-//! sum of scores. A floor keeps it from being unfair to the one who asks now: a set with less than
-//! four fifths of the best score that is possible now is not taken.
+//! **Residual value.** Taking the best set each time breaks sets that later requests need. So a set
+//! is rated by its score plus the *residual value* of the remaining devices: the expected sum of
+//! scores of later requests until the first one that does not fit, each served in the same way.
+//! This is the value function of a Markov decision process whose states are the sets of free
+//! devices. For a given distribution of sizes no online policy achieves a higher sum of scores. A
+//! floor protects the current request: sets below four fifths of the best current score are not
+//! taken.
 //!
-//! **Why it is fast.** Devices that every other device is joined to alike are *twins*: which of
-//! them is taken makes no difference. States are counts of free twins, so that sixteen GPUs on
-//! switches are 6,561 states and not 65,536, and a value is one look-up. Machines of more than
-//! [`ResidualValue::MAX_STATES`] states get an estimate in place of the exact value.
+//! **Complexity.** Devices with equal links to all other devices are *twins*; it does not matter
+//! which of them is taken. States are counts of free twins, so sixteen GPUs on switches have 6,561
+//! states instead of 65,536, and a value is one table look-up. Machines with more than
+//! [`ResidualValue::MAX_STATES`] states use an estimate.
 //!
-//! Devices are positions in the matrix. Nothing here knows of Kubernetes, claims or names.
+//! Devices are matrix positions. The module does not depend on Kubernetes objects.
 
-mod bound;
+mod branch_and_bound;
 mod chooser;
 mod device_set;
 mod enumerate;
 mod matrix;
+mod preferences;
+mod request;
 mod sets;
 mod shortfall;
 mod size_mix;
 mod value;
-mod wishes;
 
-pub use chooser::{Choice, OutOfSteps, SetChooser, SetRequest};
+pub use chooser::SetChooser;
 pub use device_set::DeviceSet;
 pub use matrix::{LinkMatrix, Pair, Place, Score, TooManyDevices};
+pub use preferences::Wishes;
+pub use request::{OutOfSteps, SetChoice, SetRequest};
 pub use sets::Sets;
 pub use shortfall::{ScopeShortfall, Shortfall};
 pub use size_mix::SizeMix;
 pub use value::ResidualValue;
-pub use wishes::Wishes;

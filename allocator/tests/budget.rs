@@ -1,4 +1,4 @@
-//! A plan of bounded steps, and one on the node of a bound pod.
+//! Step budgets of plans, and plans for a pod that is bound to a node.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod builders;
@@ -13,7 +13,7 @@ use tessera_api::names::{Namespace, NodeName};
 
 const NODES: usize = 20;
 
-/// Nodes of eight GPUs, each with an index of its own.
+/// Creates nodes with eight GPUs each; every GPU has its own index.
 fn cluster(nodes: usize) -> Cluster {
     let gpus = |node: usize| {
         let index = move |i: usize| i64::try_from(node * 8 + i).unwrap();
@@ -29,17 +29,17 @@ fn planner(nodes: usize) -> Planner {
     Planner::of(&cluster(nodes).0, Features::default())
 }
 
-/// Enough for two or three shapes on all nodes.
+/// Budget for two or three shapes on all nodes.
 fn bounded() -> Settings {
     Settings { steps_per_pod: 500, steps_per_plan: 500, ..Settings::default() }
 }
 
-/// A pod whose claim fits nowhere, of a shape of its own.
+/// Creates a pod with a shape of its own that fits on no node.
 fn too_large(number: usize) -> PendingPod {
     share_pod(&format!("large-{number:03}"), &format!("{}Gi", 100 + number), "1")
 }
 
-/// A pod whose selector costs thousands of steps on each device and selects none.
+/// Creates a pod whose selector costs thousands of steps per device and matches none.
 fn expensive(number: usize) -> PendingPod {
     let mut request = request("gpu", 1, &[("memory", "1Gi")]);
     let selector = format!(
@@ -58,8 +58,8 @@ fn decided(plan: &Plan) -> BTreeSet<PodUid> {
     plan.decisions.iter().map(|decision| decision.pod.clone()).collect()
 }
 
-/// Plans until a plan reaches all pods. Panics if a hundred plans do not suffice.
-fn plan_until_all_are_reached(planner: &mut Planner, pods: &[PendingPod]) {
+/// Plans until a plan reaches all pods. Panics after a hundred plans.
+fn plan_until_all_reached(planner: &mut Planner, pods: &[PendingPod]) {
     let settings =
         Settings { steps_per_pod: 10_000, steps_per_plan: 10_000, ..Settings::default() };
     let mut plans = 0;
@@ -70,7 +70,7 @@ fn plan_until_all_are_reached(planner: &mut Planner, pods: &[PendingPod]) {
 }
 
 #[test]
-fn plan_that_ends_early_goes_on_in_the_next() {
+fn partial_plan_continues_in_next_plan() {
     let mut planner = planner(NODES);
     let mut pods: Vec<PendingPod> = (0..30).map(too_large).collect();
     pods.push(PendingPod { created: 1, ..share_pod("small", "1Gi", "1") });
@@ -84,7 +84,7 @@ fn plan_that_ends_early_goes_on_in_the_next() {
             assert_eq!(decided(&plan), [PodUid::new("small")].into());
             break;
         }
-        assert!(plan.decisions.is_empty(), "the small one is the last");
+        assert!(plan.decisions.is_empty(), "the small pod is the last");
         assert!(plans < 100, "no progress: {} are not reached", plan.unreached.len());
     }
     assert!(plans > 5, "{plans}");
@@ -92,23 +92,23 @@ fn plan_that_ends_early_goes_on_in_the_next() {
 }
 
 #[test]
-fn plan_reaches_all_pods_of_more_shapes_than_are_remembered() {
-    // 4,096 shapes are remembered on few nodes, 64 on 40,000.
+fn plans_reach_all_pods_with_more_shapes_than_cached() {
+    // 4,096 shapes are cached on few nodes, 64 on 40,000.
     let mut planner = planner(1);
     let pods: Vec<PendingPod> = (0..5000).map(too_large).collect();
-    plan_until_all_are_reached(&mut planner, &pods);
+    plan_until_all_reached(&mut planner, &pods);
 }
 
 #[test]
-fn plan_reaches_all_pods_beside_an_idle_one_of_another_namespace() {
+fn plans_reach_all_pods_beside_idle_pod_of_other_namespace() {
     let mut planner = planner(1);
     let mut pods: Vec<PendingPod> = (0..5600).map(too_large).collect();
     pods.push(PendingPod { namespace: namespace("other"), ..share_pod("idle", "81Gi", "1") });
-    plan_until_all_are_reached(&mut planner, &pods);
+    plan_until_all_reached(&mut planner, &pods);
 }
 
 #[test]
-fn pod_whose_answer_is_remembered_keeps_its_place() {
+fn pod_with_cached_result_keeps_its_position() {
     let mut cluster = cluster(1);
     for gpu in 0..8 {
         cluster.use_share("node-00", &format!("gpu-{gpu}"), "80Gi", "1");
@@ -125,7 +125,7 @@ fn pod_whose_answer_is_remembered_keeps_its_place() {
 }
 
 #[test]
-fn refused_pod_is_planned_again_after_a_change_in_a_plan_that_ends_early() {
+fn refused_pod_is_planned_again_after_change() {
     let mut cluster = cluster(1);
     for gpu in 0..8 {
         cluster.use_share("node-00", &format!("gpu-{gpu}"), "80Gi", "1");
@@ -139,7 +139,7 @@ fn refused_pod_is_planned_again_after_a_change_in_a_plan_that_ends_early() {
     for _ in 0..20 {
         let plan = planner.plan(&pods, settings);
         if plan.decisions.is_empty() {
-            assert!(!plan.unreached.is_empty(), "nothing wakes the planner any more");
+            assert!(!plan.unreached.is_empty(), "no further plan is triggered");
             continue;
         }
         assert_eq!(decided(&plan), [PodUid::new("a")].into());
@@ -149,8 +149,8 @@ fn refused_pod_is_planned_again_after_a_change_in_a_plan_that_ends_early() {
 }
 
 #[test]
-fn pod_at_the_end_of_the_budget_is_not_placed_on_a_part_of_the_nodes() {
-    // The last node alone has what the first alternative asks for.
+fn reduced_budget_never_places_on_partial_results() {
+    // Only the last node can serve the first alternative.
     let mut cluster = cluster(NODES);
     let last = format!("node-{:02}", NODES - 1);
     let large =
@@ -158,23 +158,23 @@ fn pod_at_the_end_of_the_budget_is_not_placed_on_a_part_of_the_nodes() {
     cluster.0.slices.insert(last.clone(), Arc::new(slice(&last, large.collect())));
     let alternatives = [("large", "90Gi"), ("small", "40Gi")];
     let requests = alternatives.map(|(name, memory)| request(name, 1, &[("memory", memory)]));
-    let choosy =
+    let selective =
         pod("choosy", vec![claim("choosy", vec![first_available("gpu", requests.into())])]);
-    let pods = [PendingPod { created: -1, ..too_large(1) }, choosy];
+    let pods = [PendingPod { created: -1, ..too_large(1) }, selective];
     for steps in (NODES as u64 * 8)..(NODES as u64 * 8 * 4) {
         let mut planner = Planner::of(&cluster.0, Features::default());
         let settings =
             Settings { steps_per_pod: steps, steps_per_plan: steps, ..Settings::default() };
         let plan = planner.plan(&pods, settings);
         for decision in &plan.decisions {
-            assert_eq!(decision.node.as_str(), last, "of {steps} steps");
+            assert_eq!(decision.node.as_str(), last, "with {steps} steps");
         }
-        assert_eq!(plan.decisions.len() + plan.unreached.len(), 1, "of {steps} steps: {plan:?}");
+        assert_eq!(plan.decisions.len() + plan.unreached.len(), 1, "with {steps} steps: {plan:?}");
     }
 }
 
 #[test]
-fn namespace_of_expensive_requests_waits_for_itself() {
+fn expensive_requests_delay_only_their_namespace() {
     let mut planner = planner(NODES);
     let settings =
         Settings { steps_per_pod: 50_000, steps_per_plan: 100_000, ..Settings::default() };
@@ -186,11 +186,11 @@ fn namespace_of_expensive_requests_waits_for_itself() {
     assert!(first.steps < 2 * 100_000, "{} steps", first.steps);
     let second = planner.plan(&pods, settings);
     assert_eq!(decided(&second), [PodUid::new("neighbor")].into());
-    assert!(!second.unreached.is_empty(), "the others go on after it");
+    assert!(!second.unreached.is_empty(), "the others continue after it");
 }
 
 #[test]
-fn order_is_that_of_priority_as_long_as_the_steps_suffice() {
+fn priority_decides_while_steps_suffice() {
     let mut planner = planner(1);
     let mut pods: Vec<PendingPod> =
         (0..8).map(|i| share_pod(&format!("p{i}"), "80Gi", "1")).collect();
@@ -207,10 +207,9 @@ fn order_is_that_of_priority_as_long_as_the_steps_suffice() {
 }
 
 #[test]
-fn pods_of_one_shape_share_an_explanation_of_the_end_of_the_plan() {
+fn pods_of_one_shape_share_final_explanation() {
     let mut planner = planner(1);
-    // Between two that are refused, one is placed each time: explanations were made anew after
-    // each.
+    // One pod is placed between every two refused ones, which changes the explanation each time.
     let pods: Vec<PendingPod> = (0..10)
         .flat_map(|i| {
             let refused =
@@ -232,7 +231,7 @@ fn pods_of_one_shape_share_an_explanation_of_the_end_of_the_plan() {
 }
 
 #[test]
-fn explanation_tells_what_is_left_after_all_decisions() {
+fn explanation_reflects_state_after_all_decisions() {
     let mut planner = planner(1);
     let mut pods = vec![PendingPod { priority: 1, ..pod_for_all("all") }];
     pods.push(share_pod("small", "10Gi", "1"));
@@ -240,17 +239,17 @@ fn explanation_tells_what_is_left_after_all_decisions() {
     assert_eq!(decided(&plan), [PodUid::new("small")].into());
     let Cause::NoFit(explanation) = &*plan.refusals[0].cause else { panic!("{:?}", plan.refusals) };
     let text = explanation.render(1024);
-    assert!(text.contains("10Gi"), "the share of the small one counts: {text}");
+    assert!(text.contains("10Gi"), "the share of the small pod counts: {text}");
 }
 
-/// Nine shares of a whole GPU's memory, where there are eight GPUs.
+/// Creates a pod with nine shares that need a whole GPU's memory each; there are eight GPUs.
 fn pod_for_all(name: &str) -> PendingPod {
     let shares = (0..9).map(|i| request(&format!("r{i}"), 1, &[("memory", "80Gi")])).collect();
     pod(name, vec![claim(name, shares)])
 }
 
 #[test]
-fn bound_pod_is_planned_on_its_node_alone() {
+fn bound_pod_is_planned_only_on_its_node() {
     let mut cluster = cluster(3);
     for gpu in 0..8 {
         cluster.use_share("node-01", &format!("gpu-{gpu}"), "70Gi", "1");
@@ -261,7 +260,7 @@ fn bound_pod_is_planned_on_its_node_alone() {
     let bound = share_pod("p", "20Gi", "1");
     for free in ["node-00", "node-02"] {
         let plan = planner.plan_on(&node(free), &bound, Settings::default());
-        assert_eq!(plan.decisions[0].node, node(free), "whatever the state of the node");
+        assert_eq!(plan.decisions[0].node, node(free), "conditions of the node are ignored");
     }
     for _ in 0..2 {
         let plan = planner.plan_on(&node("node-01"), &bound, Settings::default());
@@ -270,7 +269,7 @@ fn bound_pod_is_planned_on_its_node_alone() {
             panic!("{:?}", plan.refusals)
         };
         assert!(
-            explanation.render(1024).contains("8 devices on 1 node"),
+            explanation.render(1024).contains("/8 GPUs available"),
             "{}",
             explanation.render(1024)
         );
@@ -285,6 +284,6 @@ fn bound_pod_is_planned_on_its_node_alone() {
     assert_eq!(
         planner.plan(&[bound], Settings::default()).decisions.len(),
         1,
-        "for all nodes it goes on as ever"
+        "planning on all nodes still works"
     );
 }

@@ -1,4 +1,4 @@
-//! Errors surface where upstream's do: on what its search comes upon, and on nothing else.
+//! Errors occur only on devices that upstream's search reaches.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod builders;
@@ -19,7 +19,7 @@ fn allocate(cluster: &Cluster, claim: Claim) -> Result<(), Unallocated> {
 }
 
 #[test]
-fn an_error_on_a_device_that_upstream_would_not_have_reached_refuses_nothing() {
+fn error_on_unreached_device_is_ignored() {
     let selecting = |name: &str| {
         let mut request = request(name, 1, &[("memory", "1Gi")]);
         let expression = "device.attributes['gpu.tessera.dev'].x == 1";
@@ -28,7 +28,7 @@ fn an_error_on_a_device_that_upstream_would_not_have_reached_refuses_nothing() {
     };
     let with_x = gpu("gpu-0", "80Gi").with("x", Attribute::Int(1));
     let mut cluster = Cluster::new().node("node-0", vec![with_x, gpu("gpu-1", "80Gi")]);
-    // The fuller device, which packing prefers, is the one on which the selector fails.
+    // The selector fails on the more utilized device, which binpack prefers.
     cluster.use_share("node-0", "gpu-1", "1Gi", "1");
     for requests in [vec![selecting("a")], vec![selecting("a"), selecting("b")]] {
         let plan = plan(&cluster.0, &[pod("p", vec![claim("c", requests)])], Settings::default());
@@ -37,7 +37,7 @@ fn an_error_on_a_device_that_upstream_would_not_have_reached_refuses_nothing() {
 }
 
 #[test]
-fn the_equal_of_a_device_that_failed_is_tried_where_it_may_be_an_error() {
+fn interchangeable_device_is_tried_if_errors_are_possible() {
     let gpus = (0..3)
         .map(|i| gpu(&format!("gpu-{i}"), "80Gi").with("model", Attribute::String("L40S".into())));
     let cluster = Cluster::new()
@@ -50,7 +50,7 @@ fn the_equal_of_a_device_that_failed_is_tried_where_it_may_be_an_error() {
     );
     let kind = ConstraintKind::Distinct("gpu.tessera.dev/model".to_owned());
     claim.constraints.push(Constraint { requests: Vec::new(), kind });
-    // Beside GPU 0 the first of all is in use; beside GPU 1 it is not, and contradicts the
+    // After GPU 0 the first device of "all" is in use; after GPU 1 it is free, but violates the
     // constraint.
     let answer = allocate(&cluster, claim);
     assert!(
@@ -60,7 +60,7 @@ fn the_equal_of_a_device_that_failed_is_tried_where_it_may_be_an_error() {
 }
 
 #[test]
-fn of_all_devices_one_that_gives_an_error_comes_before_a_later_pool_that_is_broken() {
+fn device_error_precedes_error_of_later_invalid_pool() {
     let mut cluster = Cluster::new().node("node-a", vec![gpu("gpu-0", "80Gi")]);
     let twins = ["gpu-0", "gpu-0"].map(|name| gpu(name, "80Gi")).to_vec();
     let all_of = |expression: &str| {

@@ -1,7 +1,7 @@
-//! Searches that take upstream exponential time end after few steps, with the right answer.
+//! Searches that take exponential time upstream end after few steps with the correct result.
 //!
-//! Steps are devices looked at. Upstream needs from a million to more than it can do in its 10 s
-//! for each of these (`exp-*` of the oracle's benchmark).
+//! A step is one device tested. Upstream needs from a million steps to more than its 10 s for each
+//! of these cases (`exp-*` of the oracle's benchmark).
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod builders;
@@ -16,28 +16,28 @@ use tessera_allocator::model::{
 use tessera_allocator::{Policy, Settings, plan};
 use tessera_api::names::DeviceName;
 
-/// What a search may take at most.
-const FEW: u64 = 20_000;
+/// Maximum number of steps of a search.
+const MAX_STEPS: u64 = 20_000;
 
 fn first_fit() -> Settings {
     Settings { policy: Policy::FirstFit, ..Settings::default() }
 }
 
-/// Whether the claim fits on a cluster, within few steps.
+/// Returns true if the claim fits on the cluster, and asserts that few steps were needed.
 fn fits(cluster: &Cluster, requests: Vec<Request>, constraints: Vec<Constraint>) -> bool {
     let mut claim = claim("c", requests);
     claim.constraints = constraints;
     let plan = plan(&cluster.0, &[pod("p", vec![claim])], first_fit());
-    assert!(plan.steps < FEW, "it took {} steps", plan.steps);
+    assert!(plan.steps < MAX_STEPS, "it took {} steps", plan.steps);
     !plan.decisions.is_empty()
 }
 
-fn whole(name: &str, numa: i64) -> Device {
+fn exclusive_gpu(name: &str, numa: i64) -> Device {
     Device { shared: false, ..gpu(name, "80Gi") }.with("numa", Attribute::Int(numa))
 }
 
-fn wholes(count: i64, in_numa: impl Fn(i64) -> i64) -> Vec<Device> {
-    (0..count).map(|i| whole(&format!("gpu-{i:02}"), in_numa(i))).collect()
+fn exclusive_gpus(count: i64, in_numa: impl Fn(i64) -> i64) -> Vec<Device> {
+    (0..count).map(|i| exclusive_gpu(&format!("gpu-{i:02}"), in_numa(i))).collect()
 }
 
 fn single(n: usize) -> Request {
@@ -51,30 +51,30 @@ fn selecting(request: Request, expression: &str) -> Request {
 }
 
 #[test]
-fn one_device_more_than_there_are() {
-    let cluster = Cluster::new().node("node-0", wholes(31, |_| 0));
+fn refuses_one_device_more_than_available() {
+    let cluster = Cluster::new().node("node-0", exclusive_gpus(31, |_| 0));
     assert!(!fits(&cluster, vec![request("all", 32, &[])], Vec::new()));
     assert!(fits(&cluster, vec![request("all", 31, &[])], Vec::new()));
 }
 
 #[test]
-fn many_requests_and_then_one_for_what_is_not_there() {
-    let cluster = Cluster::new().node("node-0", wholes(16, |_| 0));
+fn refuses_unsatisfiable_request_after_many_others() {
+    let cluster = Cluster::new().node("node-0", exclusive_gpus(16, |_| 0));
     let mut requests: Vec<Request> = (0..8).map(single).collect();
     requests.push(selecting(single(8), "device.driver == 'nic.example.com'"));
     assert!(!fits(&cluster, requests, Vec::new()));
 }
 
 #[test]
-fn one_more_on_a_numa_node_than_it_has() {
-    let cluster = Cluster::new().node("node-0", wholes(14, |i| i % 2));
+fn refuses_one_device_more_than_a_numa_node_has() {
+    let cluster = Cluster::new().node("node-0", exclusive_gpus(14, |i| i % 2));
     let requests = |n| (0..n).map(single).collect();
     assert!(!fits(&cluster, requests(8), vec![matching("gpu.tessera.dev/numa")]));
     assert!(fits(&cluster, requests(7), vec![matching("gpu.tessera.dev/numa")]));
 }
 
 #[test]
-fn one_share_more_than_there_is_room_for() {
+fn refuses_one_share_more_than_capacity() {
     let gpus = (0..8).map(|i| gpu(&format!("gpu-{i}"), "80Gi")).collect();
     let cluster = Cluster::new().node("node-0", gpus);
     let shares =
@@ -84,8 +84,8 @@ fn one_share_more_than_there_is_room_for() {
 }
 
 #[test]
-fn what_fits_only_after_the_first_choices_are_given_up() {
-    let cluster = Cluster::new().node("node-0", wholes(12, |i| i64::from(i >= 3)));
+fn finds_solution_that_needs_backtracking() {
+    let cluster = Cluster::new().node("node-0", exclusive_gpus(12, |i| i64::from(i >= 3)));
     let mut requests: Vec<Request> = (0..9).map(single).collect();
     requests.extend(
         (9..12).map(|n| selecting(single(n), "device.attributes['gpu.tessera.dev'].numa == 0")),
@@ -93,7 +93,7 @@ fn what_fits_only_after_the_first_choices_are_given_up() {
     assert!(fits(&cluster, requests, Vec::new()));
 }
 
-/// GPUs that can be cut into partitions of two sizes, by shared counters.
+/// Creates GPUs that can be partitioned in two sizes, with shared counters.
 fn partitioned(gpus: usize) -> Cluster {
     let mut cluster = Cluster::new();
     cluster.put_node("node-0", |_| {});
@@ -146,7 +146,7 @@ fn of_class(request: Request, class: &str) -> Request {
 }
 
 #[test]
-fn one_partition_more_than_the_counters_allow() {
+fn refuses_one_partition_more_than_counters_allow() {
     let cluster = partitioned(8);
     let large = |n| vec![of_class(request("large", n, &[]), "large")];
     assert!(!fits(&cluster, large(17), Vec::new()));
@@ -170,8 +170,8 @@ fn partitions_of_two_sizes_share_the_counters() {
 }
 
 #[test]
-fn alternatives_that_lead_nowhere() {
-    let cluster = Cluster::new().node("node-0", wholes(8, |_| 0));
+fn refuses_unsatisfiable_alternatives() {
+    let cluster = Cluster::new().node("node-0", exclusive_gpus(8, |_| 0));
     let three = |n: usize| {
         let alternatives = (0..3).map(|a| request(&format!("a{a}"), 1, &[])).collect();
         first_available(&format!("r{n}"), alternatives)

@@ -1,5 +1,4 @@
-//! Tenants write selectors, and the one task that plans evaluates them: none may end it or hold it
-//! up.
+//! Selectors are written by tenants and evaluated by the planning task: none may crash or block it.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -8,43 +7,43 @@ use tessera_allocator::model::Device;
 use tessera_allocator::selector::{CompiledSelector, DeviceView, SelectorError};
 use tessera_api::names::{DeviceName, DriverName};
 
-/// Far more than the slowest of them takes in a debug build on two busy cores, which is 4 s.
-/// Without the limits it would be minutes or hours.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// Much more than the slowest case takes in a debug build on two busy cores, which is 4 s. Without
+/// the limits it would take minutes or hours.
+const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// The answer, on a thread with the stack of a worker of tokio.
-fn answer(expression: String) -> Result<bool, SelectorError> {
+/// Evaluates the expression on a thread with the stack size of a tokio worker.
+fn evaluate(expression: String) -> Result<bool, SelectorError> {
     let (sender, receiver) = mpsc::channel();
-    let shown: String = expression.chars().take(80).collect();
+    let excerpt: String = expression.chars().take(80).collect();
     let evaluating = std::thread::Builder::new().stack_size(2 << 20).spawn(move || {
         let device = Device::new(DeviceName::new("gpu-0").expect("a name"));
         let view = DeviceView::new(&DriverName::new("gpu.example.com").expect("a name"), &device);
         let _ = sender.send(CompiledSelector::cached(&expression).and_then(|c| c.matches(&view)));
     });
     evaluating.expect("a thread");
-    receiver.recv_timeout(PATIENCE).unwrap_or_else(|error| panic!("{shown}: {error}"))
+    receiver.recv_timeout(TIMEOUT).unwrap_or_else(|error| panic!("{excerpt}: {error}"))
 }
 
 #[test]
-fn a_precision_that_the_formatter_panics_at_is_an_error() {
-    let answer = answer("'%.70000f'.format([double(device.driver.size())]) != ''".to_owned());
-    assert!(answer.is_err(), "{answer:?}");
+fn excessive_format_precision_is_an_error() {
+    let evaluate = evaluate("'%.70000f'.format([double(device.driver.size())]) != ''".to_owned());
+    assert!(evaluate.is_err(), "{evaluate:?}");
 }
 
 #[test]
-fn checking_ten_kilobytes_of_calls_with_many_overloads_ends() {
-    assert_eq!(answer(format!("[{}].size() > 0", vec!["1<1"; 2500].join(","))), Ok(true));
+fn checks_long_expression_with_many_overloads() {
+    assert_eq!(evaluate(format!("[{}].size() > 0", vec!["1<1"; 2500].join(","))), Ok(true));
 }
 
 #[test]
-fn a_chain_of_macros_that_double_what_they_are_called_on_is_refused() {
+fn chain_of_doubling_macros_is_a_compile_error() {
     let chain = |calls: usize| format!("optional.of(1){}.hasValue()", ".optMap(x,x)".repeat(calls));
-    assert_eq!(answer(chain(8)), Ok(true));
-    assert!(matches!(answer(chain(60)), Err(SelectorError::Compile { .. })));
+    assert_eq!(evaluate(chain(8)), Ok(true));
+    assert!(matches!(evaluate(chain(60)), Err(SelectorError::Compile { .. })));
 }
 
 #[test]
-fn what_takes_far_more_than_it_costs_is_too_expensive() {
+fn work_beyond_cel_cost_is_limited() {
     let doubled: String = (0..60).map(|i| format!("cel.bind(v{},[v{i},v{i}],", i + 1)).collect();
     let text = "a".repeat(2000);
     for expression in [
@@ -58,7 +57,7 @@ fn what_takes_far_more_than_it_costs_is_too_expensive() {
         format!("cel.bind(s, '{text}', cel.bind(t, s + s + s + s + s, t.replace('a', t) != ''))"),
         format!("cel.bind(s, '{text}', lists.range(50000).map(i, s).join() != '')"),
     ] {
-        let shown: String = expression.chars().take(80).collect();
-        assert_eq!(answer(expression), Err(SelectorError::TooExpensive), "{shown}");
+        let excerpt: String = expression.chars().take(80).collect();
+        assert_eq!(evaluate(expression), Err(SelectorError::TooExpensive), "{excerpt}");
     }
 }

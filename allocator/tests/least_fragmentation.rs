@@ -1,4 +1,4 @@
-//! The policy that goes by what is expected.
+//! Policy `LeastFragmentation`, which uses the forecast.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod builders;
@@ -19,7 +19,7 @@ const SETTINGS: Settings = Settings {
     patience: None,
 };
 
-/// A pod with a share of one GPU, in percent, and so much CPU.
+/// Creates a pod with a share of one GPU, in percent, and a CPU request.
 fn share(name: &str, percent: u32, cpu: &str) -> PendingPod {
     let amounts = [("memory", format!("{}Mi", percent * 800)), ("cores", percent.to_string())];
     let amounts: Vec<(&str, &str)> =
@@ -30,7 +30,7 @@ fn share(name: &str, percent: u32, cpu: &str) -> PendingPod {
     pod
 }
 
-/// GPUs of 80,000 MiB.
+/// Adds a node with GPUs of 80,000 MiB.
 fn node(cluster: Cluster, name: &str, gpus: usize) -> Cluster {
     cluster.node(name, (0..gpus).map(|i| gpu(&format!("gpu-{i}"), "80000Mi")).collect())
 }
@@ -43,13 +43,13 @@ fn planner(cluster: &Cluster) -> Planner {
     Planner::of(&cluster.0, Default::default())
 }
 
-fn place(plan: &Plan) -> String {
+fn placement(plan: &Plan) -> String {
     let decision = &plan.decisions[0];
     format!("{}/{}", decision.node, decision.claims[0].results[0].device.device)
 }
 
-/// Lets the planner see so many pods like this one, none of which stays.
-fn teach(planner: &mut Planner, pods: impl IntoIterator<Item = PendingPod>) {
+/// Plans these pods without recording their usage, so that the planner learns their requests.
+fn learn(planner: &mut Planner, pods: impl IntoIterator<Item = PendingPod>) {
     let pods: Vec<PendingPod> = pods.into_iter().collect();
     planner.plan(&pods, SETTINGS);
 }
@@ -59,60 +59,60 @@ fn many(count: usize, percent: u32, cpu: &str) -> Vec<PendingPod> {
 }
 
 #[test]
-fn a_share_goes_beside_the_one_that_it_makes_a_whole_with() {
+fn share_is_placed_beside_its_complement() {
     let mut cluster = node(node(Cluster::new(), "node-a", 2), "node-b", 2);
     use_percent(&mut cluster, "node-a", "gpu-1", 50);
     use_percent(&mut cluster, "node-b", "gpu-0", 65);
     let mut planner = planner(&cluster);
-    teach(&mut planner, many(100, 65, "1").into_iter().chain(many(100, 35, "1")));
-    assert_eq!(place(&planner.plan(&[share("p", 35, "1")], SETTINGS)), "node-b/gpu-0");
+    learn(&mut planner, many(100, 65, "1").into_iter().chain(many(100, 35, "1")));
+    assert_eq!(placement(&planner.plan(&[share("p", 35, "1")], SETTINGS)), "node-b/gpu-0");
 }
 
 #[test]
-fn what_is_learned_decides_where_the_same_pod_goes() {
+fn forecast_decides_placement() {
     let cluster = || {
         let mut cluster = node(Cluster::new(), "node-a", 3);
         use_percent(&mut cluster, "node-a", "gpu-0", 40);
         use_percent(&mut cluster, "node-a", "gpu-1", 70);
         cluster
     };
-    // Beside 40 percent, 30 are left: of use where 30 are asked for.
+    // Beside 40 percent 30 stay free, which requests for 30 can use.
     let mut of_30 = planner(&cluster());
-    teach(&mut of_30, many(300, 30, "1"));
-    assert_eq!(place(&of_30.plan(&[share("p", 30, "1")], SETTINGS)), "node-a/gpu-1");
+    learn(&mut of_30, many(300, 30, "1"));
+    assert_eq!(placement(&of_30.plan(&[share("p", 30, "1")], SETTINGS)), "node-a/gpu-1");
     let mut of_60 = planner(&cluster());
-    teach(&mut of_60, many(300, 60, "1"));
-    // Nobody wants what is left of GPU 1, and 60 would still fit beside 40.
-    assert_eq!(place(&of_60.plan(&[share("p", 30, "1")], SETTINGS)), "node-a/gpu-1");
-    assert_eq!(place(&of_60.plan(&[share("q", 60, "1")], SETTINGS)), "node-a/gpu-0");
+    learn(&mut of_60, many(300, 60, "1"));
+    // No request can use the rest of GPU 1, and 60 would still fit beside 40.
+    assert_eq!(placement(&of_60.plan(&[share("p", 30, "1")], SETTINGS)), "node-a/gpu-1");
+    assert_eq!(placement(&of_60.plan(&[share("q", 60, "1")], SETTINGS)), "node-a/gpu-0");
 }
 
 #[test]
-fn a_gpu_whose_node_has_no_cpu_for_others_is_taken_by_whoever_needs_little() {
+fn small_cpu_request_uses_gpu_without_cpu_for_others() {
     let mut cluster = node(node(Cluster::new(), "node-a", 1), "node-b", 1);
     cluster.put_node("node-b", |node| {
         node.used.insert("cpu".to_owned(), quantity("63"));
     });
     let mut planner = planner(&cluster);
-    teach(&mut planner, many(100, 50, "8"));
-    assert_eq!(place(&planner.plan(&[share("p", 50, "500m")], SETTINGS)), "node-b/gpu-0");
+    learn(&mut planner, many(100, 50, "8"));
+    assert_eq!(placement(&planner.plan(&[share("p", 50, "500m")], SETTINGS)), "node-b/gpu-0");
 }
 
 #[test]
-fn cpu_that_is_taken_later_counts_from_then_on() {
+fn later_cpu_usage_changes_ranking() {
     let mut cluster = node(node(Cluster::new(), "node-a", 1), "node-b", 1);
     let mut planner = planner(&cluster);
-    teach(&mut planner, many(100, 50, "8"));
-    assert_eq!(place(&planner.plan(&[share("p", 50, "500m")], SETTINGS)), "node-a/gpu-0");
+    learn(&mut planner, many(100, 50, "8"));
+    assert_eq!(placement(&planner.plan(&[share("p", 50, "500m")], SETTINGS)), "node-a/gpu-0");
     cluster.put_node("node-b", |node| {
         node.used.insert("cpu".to_owned(), quantity("63"));
     });
     planner.set_node(cluster.0.nodes.values().last().unwrap());
-    assert_eq!(place(&planner.plan(&[share("p", 50, "500m")], SETTINGS)), "node-b/gpu-0");
+    assert_eq!(placement(&planner.plan(&[share("p", 50, "500m")], SETTINGS)), "node-b/gpu-0");
 }
 
 #[test]
-fn a_pod_that_is_planned_and_refused_again_and_again_is_counted_once() {
+fn repeatedly_refused_pod_is_counted_once() {
     let cluster = || {
         let mut cluster = node(Cluster::new(), "node-a", 2);
         use_percent(&mut cluster, "node-a", "gpu-0", 100);
@@ -120,27 +120,27 @@ fn a_pod_that_is_planned_and_refused_again_and_again_is_counted_once() {
         cluster
     };
     let waiting: Vec<PendingPod> = many(3, 60, "1");
-    let mut patient = planner(&cluster());
-    let mut hasty = planner(&cluster());
-    hasty.plan(&waiting, SETTINGS);
+    let mut repeated = planner(&cluster());
+    let mut once = planner(&cluster());
+    once.plan(&waiting, SETTINGS);
     (0..500).for_each(|_| {
-        patient.plan(&waiting, SETTINGS);
+        repeated.plan(&waiting, SETTINGS);
     });
-    // The next potential comes with the 32nd request.
-    teach(&mut patient, many(32, 20, "1"));
-    teach(&mut hasty, many(32, 20, "1"));
-    assert_eq!(patient.expected(), hasty.expected());
+    // The next potential is computed at the 32nd request.
+    learn(&mut repeated, many(32, 20, "1"));
+    learn(&mut once, many(32, 20, "1"));
+    assert_eq!(repeated.expected(), once.expected());
 }
 
 #[test]
-fn the_types_that_a_pod_names_are_spared_by_those_who_name_none() {
+fn untyped_request_avoids_requested_type() {
     let typed = |name: &str, product: &str| {
         gpu(name, "80000Mi").with("productName", Attribute::String(product.into()))
     };
     let cluster = Cluster::new()
         .node("node-a", vec![typed("gpu-0", "H100")])
         .node("node-b", vec![typed("gpu-0", "T4")]);
-    let picky = |i: usize| {
+    let typed_request = |i: usize| {
         let mut pod = share(&format!("picky-{i}"), 100, "1");
         let PodClaim::Pending(claim) = &mut pod.claims[0] else { unreachable!() };
         let selector = Selector::new("device.attributes['gpu.tessera.dev'].productName == 'H100'");
@@ -148,12 +148,12 @@ fn the_types_that_a_pod_names_are_spared_by_those_who_name_none() {
         pod
     };
     let mut planner = planner(&cluster);
-    teach(&mut planner, (0..100).map(picky).chain(many(100, 100, "1")));
-    assert_eq!(place(&planner.plan(&[share("p", 100, "1")], SETTINGS)), "node-b/gpu-0");
+    learn(&mut planner, (0..100).map(typed_request).chain(many(100, 100, "1")));
+    assert_eq!(placement(&planner.plan(&[share("p", 100, "1")], SETTINGS)), "node-b/gpu-0");
 }
 
 #[test]
-fn the_types_on_the_nodes_that_pods_select_count_as_named() {
+fn types_of_selected_nodes_count_as_requested() {
     let typed = |product: &str| {
         gpu("gpu-0", "80000Mi").with("productName", Attribute::String(product.into()))
     };
@@ -162,7 +162,7 @@ fn the_types_on_the_nodes_that_pods_select_count_as_named() {
     cluster.put_node("node-a", |node| {
         node.labels.insert("gpu".to_owned(), "H100".to_owned());
     });
-    let picky = |i: usize| {
+    let typed_request = |i: usize| {
         let mut pod = share(&format!("picky-{i}"), 100, "1");
         let selected = [("gpu".to_owned(), "H100".to_owned())].into();
         pod.scheduling =
@@ -170,35 +170,35 @@ fn the_types_on_the_nodes_that_pods_select_count_as_named() {
         pod
     };
     let mut planner = planner(&cluster);
-    teach(&mut planner, (0..100).map(picky).chain(many(100, 100, "1")));
-    assert_eq!(place(&planner.plan(&[share("p", 100, "1")], SETTINGS)), "node-b/gpu-0");
+    learn(&mut planner, (0..100).map(typed_request).chain(many(100, 100, "1")));
+    assert_eq!(placement(&planner.plan(&[share("p", 100, "1")], SETTINGS)), "node-b/gpu-0");
 }
 
 #[test]
-fn a_pod_that_is_not_in_every_plan_is_counted_once_all_the_same() {
+fn pod_missing_in_some_plans_is_counted_once() {
     let cluster = || {
         let mut cluster = node(Cluster::new(), "node-a", 1);
         use_percent(&mut cluster, "node-a", "gpu-0", 90);
         cluster
     };
-    let mut patient = planner(&cluster());
-    let mut hasty = planner(&cluster());
-    hasty.plan(&many(3, 60, "1"), SETTINGS);
+    let mut repeated = planner(&cluster());
+    let mut once = planner(&cluster());
+    once.plan(&many(3, 60, "1"), SETTINGS);
     for _ in 0..200 {
-        patient.plan(&many(3, 60, "1"), SETTINGS);
-        patient.plan(&[], SETTINGS);
+        repeated.plan(&many(3, 60, "1"), SETTINGS);
+        repeated.plan(&[], SETTINGS);
     }
-    teach(&mut patient, many(32, 20, "1"));
-    teach(&mut hasty, many(32, 20, "1"));
-    assert_eq!(patient.expected(), hasty.expected());
+    learn(&mut repeated, many(32, 20, "1"));
+    learn(&mut once, many(32, 20, "1"));
+    assert_eq!(repeated.expected(), once.expected());
 }
 
 #[test]
-fn requests_that_nobody_can_ever_serve_change_nothing_of_what_is_expected() {
-    let with = |strange: Vec<PendingPod>| {
+fn unsatisfiable_requests_do_not_change_forecast() {
+    let with = |unsatisfiable: Vec<PendingPod>| {
         let mut planner = planner(&node(Cluster::new(), "node-a", 2));
-        teach(&mut planner, strange);
-        teach(&mut planner, many(40, 50, "8"));
+        learn(&mut planner, unsatisfiable);
+        learn(&mut planner, many(40, 50, "8"));
         format!("{:?}", planner.expected())
     };
     let count = |count: u64| {
@@ -214,9 +214,9 @@ fn requests_that_nobody_can_ever_serve_change_nothing_of_what_is_expected() {
         let PodClaim::Pending(claim) = claim else { unreachable!() };
         PodClaim::Pending(Arc::new(configured((**claim).clone(), json!({"sharing": "MPS"}))))
     };
-    let mut strange = share("strange", 100, "1m");
-    strange.claims = strange.claims.iter().map(by_mps).collect();
-    assert_eq!(with(vec![strange]), usual, "no node shares so");
+    let mut unsatisfiable = share("strange", 100, "1m");
+    unsatisfiable.claims = unsatisfiable.claims.iter().map(by_mps).collect();
+    assert_eq!(with(vec![unsatisfiable]), usual, "no node supports MPS");
     let nowhere = Scheduling {
         node_selector: [("gpu".to_owned(), "none".to_owned())].into(),
         ..Scheduling::default()
@@ -226,7 +226,7 @@ fn requests_that_nobody_can_ever_serve_change_nothing_of_what_is_expected() {
 }
 
 #[test]
-fn pods_that_share_a_claim_ask_for_it_once() {
+fn shared_claim_counts_once_in_forecast() {
     let cluster = || node(Cluster::new(), "node-a", 2);
     let twice = || {
         let mut pod = share("shared", 70, "1");
@@ -235,14 +235,14 @@ fn pods_that_share_a_claim_ask_for_it_once() {
     };
     let expected = |pod: PendingPod| {
         let mut planner = planner(&cluster());
-        teach(&mut planner, [pod].into_iter().chain(many(40, 50, "8")));
+        learn(&mut planner, [pod].into_iter().chain(many(40, 50, "8")));
         format!("{:?}", planner.expected())
     };
     assert_eq!(expected(twice()), expected(share("shared", 70, "1")));
 }
 
 #[test]
-fn amounts_of_cpu_that_hardly_differ_are_one_shape() {
+fn similar_cpu_requests_share_a_shape() {
     let nodes = (0..50).fold(Cluster::new(), |cluster, i| node(cluster, &format!("node-{i}"), 4));
     let mut planner = planner(&nodes);
     let pods: Vec<PendingPod> =
@@ -252,12 +252,12 @@ fn amounts_of_cpu_that_hardly_differ_are_one_shape() {
 }
 
 #[test]
-fn where_nobody_could_use_the_rest_anyway_halves_still_share_a_gpu() {
+fn halves_share_a_gpu_on_node_without_cpu() {
     let mut cluster = node(Cluster::new(), "node-a", 8);
     cluster.put_node("node-a", |node| {
         node.allocatable.insert("cpu".to_owned(), quantity("1"));
     });
     use_percent(&mut cluster, "node-a", "gpu-3", 50);
     let plan = planner(&cluster).plan(&[share("p", 50, "0")], SETTINGS);
-    assert_eq!(place(&plan), "node-a/gpu-3");
+    assert_eq!(placement(&plan), "node-a/gpu-3");
 }

@@ -1,9 +1,9 @@
-//! What is planned, and what is said when nothing fits.
+//! Plans, and the explanations of refusals.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod builders;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use builders::*;
@@ -12,24 +12,11 @@ use tessera_allocator::model::{
     Attribute, Claim, Constraint, Device, Mode, NodeSelector, NodeTaint, PendingPod, PodClaim,
     PodToleration, Selector, Toleration, TolerationOperator,
 };
-use tessera_allocator::{Cause, Plan, Policy, Settings, plan};
+use tessera_allocator::{Cause, Plan, Settings, plan};
 use tessera_api::names::{ClaimName, ClaimUid, NodeName};
 use tessera_api::reason::{NodeReason, Reason};
 
-fn decide(cluster: &Cluster, pods: &[PendingPod]) -> Plan {
-    plan(&cluster.0, pods, Settings::default())
-}
-
-/// Devices of the claims of each decision, as `node/device`.
-fn places(plan: &Plan) -> Vec<Vec<String>> {
-    let place = |d: &tessera_allocator::Decision| {
-        let results = d.claims.iter().flat_map(|c| &c.results);
-        results.map(|r| format!("{}/{}", d.node, r.device.device)).collect()
-    };
-    plan.decisions.iter().map(place).collect()
-}
-
-/// Per reason, how many devices on how many nodes.
+/// Returns the number of devices and nodes per reason.
 fn reasons(plan: &Plan) -> BTreeMap<Reason, (u64, usize)> {
     let Cause::NoFit(explanation) = &*plan.refusals[0].cause else { panic!("{:?}", plan.refusals) };
     explanation
@@ -42,64 +29,19 @@ fn short_of(capacity: &str) -> Reason {
     Reason::Short { capacity: capacity.to_owned() }
 }
 
-fn two_nodes() -> Cluster {
-    let gpus = || (0..4).map(|i| gpu(&format!("gpu-{i}"), "80Gi")).collect();
-    Cluster::new().node("node-a", gpus()).node("node-b", gpus())
-}
-
-fn four_pods(parameters: &serde_json::Value) -> Vec<PendingPod> {
-    let claim = |i| {
-        let name = format!("p{i}");
-        configured(
-            claim(&name, vec![request("gpu", 1, &[("memory", "19Gi"), ("cores", "25")])]),
-            parameters.clone(),
-        )
-    };
-    (0..4).map(|i| pod(&format!("p{i}"), vec![claim(i)])).collect()
-}
-
 #[test]
-fn four_quarter_gpu_pods_share_one_gpu_under_binpack() {
-    let policy = json!({"placement": {"node": "Binpack", "device": "Binpack"}});
-    let got = places(&decide(&two_nodes(), &four_pods(&policy)));
-    assert_eq!(got, vec![vec!["node-a/gpu-0".to_owned()]; 4]);
-}
-
-#[test]
-fn four_quarter_gpu_pods_go_to_four_gpus_of_one_node_when_only_devices_are_spread() {
-    let policy = json!({"placement": {"node": "Binpack", "device": "Spread"}});
-    let got: BTreeSet<_> =
-        places(&decide(&two_nodes(), &four_pods(&policy))).concat().into_iter().collect();
-    let expected: Vec<_> = (0..4).map(|i| format!("node-a/gpu-{i}")).collect();
-    assert_eq!(got.into_iter().collect::<Vec<_>>(), expected);
-}
-
-#[test]
-fn four_quarter_gpu_pods_alternate_between_nodes_when_both_are_spread() {
-    let policy = json!({"placement": {"node": "Spread", "device": "Spread"}});
-    let got = places(&decide(&two_nodes(), &four_pods(&policy))).concat();
-    assert_eq!(got, ["node-a/gpu-0", "node-b/gpu-0", "node-a/gpu-1", "node-b/gpu-1"]);
-}
-
-#[test]
-fn binpack_prefers_the_smaller_of_two_empty_gpus() {
-    let cluster = Cluster::new().node("node-a", vec![gpu("gpu-0", "80Gi"), gpu("gpu-1", "16Gi")]);
-    assert_eq!(places(&decide(&cluster, &[share_pod("p", "10Gi", "10")])), [["node-a/gpu-1"]]);
-}
-
-#[test]
-fn a_claim_without_amounts_gets_a_gpu_alone() {
+fn claim_without_capacity_gets_exclusive_gpu() {
     let mut cluster =
         Cluster::new().node("node-a", vec![gpu("gpu-0", "80Gi"), gpu("gpu-1", "80Gi")]);
     cluster.use_share("node-a", "gpu-0", "1Gi", "0");
     let whole = pod("first", vec![claim("whole", vec![request("gpu", 1, &[])])]);
     let plan = decide(&cluster, &[whole, share_pod("second", "1Gi", "0")]);
-    assert_eq!(places(&plan), [["node-a/gpu-1"], ["node-a/gpu-0"]]);
+    assert_eq!(placements(&plan), [["node-a/gpu-1"], ["node-a/gpu-0"]]);
     assert_eq!(plan.decisions[0].claims[0].results[0].consumed["memory"], quantity("80Gi"));
 }
 
 #[test]
-fn amounts_are_rounded_up_to_the_step_and_written_so() {
+fn amounts_are_rounded_up_to_step() {
     let cluster = Cluster::new().node("node-a", vec![gpu("gpu-0", "80Gi")]);
     let plan = decide(&cluster, &[share_pod("p", "1500Ki", "0")]);
     let consumed = &plan.decisions[0].claims[0].results[0].consumed;
@@ -108,7 +50,7 @@ fn amounts_are_rounded_up_to_the_step_and_written_so() {
 }
 
 #[test]
-fn a_percentage_of_memory_is_taken_of_the_gpu_that_is_chosen() {
+fn memory_percentage_refers_to_chosen_gpu() {
     let cluster = Cluster::new().node("node-a", vec![gpu("gpu-0", "81559Mi")]);
     let claims = (0..3).map(|i| {
         let half = claim(&format!("c{i}"), vec![request("gpu", 1, &[])]);
@@ -121,7 +63,7 @@ fn a_percentage_of_memory_is_taken_of_the_gpu_that_is_chosen() {
 }
 
 #[test]
-fn nothing_is_placed_where_cores_or_memory_would_be_exceeded() {
+fn refuses_claim_beyond_free_cores_or_memory() {
     let mut cluster = Cluster::new().node("node-a", vec![gpu("gpu-0", "80Gi")]);
     cluster.use_share("node-a", "gpu-0", "60Gi", "90");
     assert_eq!(decide(&cluster, &[share_pod("p", "10Gi", "11")]).decisions, []);
@@ -130,7 +72,7 @@ fn nothing_is_placed_where_cores_or_memory_would_be_exceeded() {
 }
 
 #[test]
-fn a_refusal_counts_devices_and_nodes_per_reason() {
+fn refusal_counts_devices_and_nodes_per_reason() {
     let gpus = |n: usize| (0..n).map(|i| gpu(&format!("gpu-{i}"), "40Gi")).collect::<Vec<_>>();
     let mut cluster = Cluster::new().node("node-a", gpus(2)).node("node-b", gpus(4)).node(
         "node-c",
@@ -149,7 +91,7 @@ fn a_refusal_counts_devices_and_nodes_per_reason() {
 }
 
 #[test]
-fn two_gpus_of_one_group_wait_until_one_group_has_two() {
+fn match_constraint_waits_for_two_free_gpus_in_group() {
     let numa = |i: usize| {
         gpu(&format!("gpu-{i}"), "80Gi").with("numaNode", Attribute::Int(i64::from(i >= 2)))
     };
@@ -161,21 +103,22 @@ fn two_gpus_of_one_group_wait_until_one_group_has_two() {
     pair.constraints.push(matching("gpu.tessera.dev/numaNode"));
     let pods = [pod("pair", vec![pair])];
     let waiting = decide(&cluster, &pods);
+    let constraint = Reason::Constraint { attribute: "gpu.tessera.dev/numaNode".to_owned() };
     assert_eq!(
         reasons(&waiting),
-        BTreeMap::from([(short_of("memory"), (2, 1)), (Reason::Together, (2, 1))])
+        BTreeMap::from([(short_of("memory"), (2, 1)), (constraint, (2, 1))])
     );
     cluster.0.usage.remove(&[share("node-a", "gpu-2", "80Gi", "0")]);
-    assert_eq!(places(&decide(&cluster, &pods)), [["node-a/gpu-2", "node-a/gpu-3"]]);
+    assert_eq!(placements(&decide(&cluster, &pods)), [["node-a/gpu-2", "node-a/gpu-3"]]);
 }
 
 #[test]
-fn two_requests_of_one_claim_may_share_a_gpu_but_two_devices_of_one_request_may_not() {
+fn only_different_requests_share_a_gpu() {
     let cluster = Cluster::new().node("node-a", vec![gpu("gpu-0", "80Gi")]);
     let amounts = [("memory", "10Gi")];
     let two = claim("two", vec![request("one", 1, &amounts), request("other", 1, &amounts)]);
     assert_eq!(
-        places(&decide(&cluster, &[pod("p", vec![two])])),
+        placements(&decide(&cluster, &[pod("p", vec![two])])),
         [["node-a/gpu-0", "node-a/gpu-0"]]
     );
     let count = claim("count", vec![request("gpu", 2, &amounts)]);
@@ -183,13 +126,13 @@ fn two_requests_of_one_claim_may_share_a_gpu_but_two_devices_of_one_request_may_
 }
 
 #[test]
-fn all_claims_of_a_pod_are_on_one_node_or_none_is_placed() {
+fn all_claims_of_a_pod_are_on_one_node_or_refused() {
     let cluster = Cluster::new()
         .node("node-a", vec![gpu("gpu-0", "40Gi")])
         .node("node-b", vec![gpu("gpu-0", "80Gi")]);
     let ask = |name: &str| claim(name, vec![request("gpu", 1, &[("memory", "30Gi")])]);
     assert_eq!(
-        places(&decide(&cluster, &[pod("p", vec![ask("a"), ask("b")])])),
+        placements(&decide(&cluster, &[pod("p", vec![ask("a"), ask("b")])])),
         [["node-b/gpu-0", "node-b/gpu-0"]]
     );
     let plan = decide(&cluster, &[pod("p", vec![ask("a"), ask("b"), ask("c")])]);
@@ -198,17 +141,17 @@ fn all_claims_of_a_pod_are_on_one_node_or_none_is_placed() {
 }
 
 #[test]
-fn all_means_every_matching_gpu_of_a_node() {
+fn all_allocates_every_matching_gpu_of_a_node() {
     let mut cluster = two_nodes();
     cluster.use_share("node-a", "gpu-3", "1Gi", "0");
     let mut all = request("gpus", 1, &[]);
     all.alternatives[0].mode = Mode::All;
-    let got = places(&decide(&cluster, &[pod("p", vec![claim("all", vec![all])])]));
+    let got = placements(&decide(&cluster, &[pod("p", vec![claim("all", vec![all])])]));
     assert_eq!(got, [["node-b/gpu-0", "node-b/gpu-1", "node-b/gpu-2", "node-b/gpu-3"]]);
 }
 
 #[test]
-fn a_pod_follows_a_claim_that_is_allocated_already() {
+fn pod_follows_its_allocated_claim() {
     let cluster = two_nodes();
     let mut second = share_pod("p", "1Gi", "0");
     second.claims.push(PodClaim::Allocated {
@@ -216,22 +159,22 @@ fn a_pod_follows_a_claim_that_is_allocated_already() {
         name: ClaimName::new("other").unwrap(),
         nodes: Some(NodeSelector::of_node(&NodeName::new("node-b").unwrap())),
     });
-    assert_eq!(places(&decide(&cluster, &[second])), [["node-b/gpu-0"]]);
+    assert_eq!(placements(&decide(&cluster, &[second])), [["node-b/gpu-0"]]);
 }
 
 #[test]
-fn two_pending_pods_on_one_shared_claim_decide_it_once() {
+fn shared_claim_is_decided_once() {
     let shared = claim("shared", vec![request("gpu", 1, &[("memory", "10Gi")])]);
     let own = claim("own", vec![request("gpu", 1, &[("memory", "10Gi")])]);
     let plan =
         decide(&two_nodes(), &[pod("p0", vec![shared.clone()]), pod("p1", vec![shared, own])]);
-    assert_eq!(places(&plan), [["node-a/gpu-0"], ["node-a/gpu-0"]]);
+    assert_eq!(placements(&plan), [["node-a/gpu-0"], ["node-a/gpu-0"]]);
     assert_eq!(plan.decisions[1].claims.len(), 1, "the second pod only decides its own claim");
     assert_eq!(plan.refusals.len(), 0);
 }
 
 #[test]
-fn pods_are_taken_by_priority_and_then_by_age() {
+fn pods_are_ordered_by_priority_and_age() {
     let cluster = Cluster::new().node("node-a", vec![gpu("gpu-0", "80Gi")]);
     let (mut old, mut young, mut urgent) = (
         share_pod("old", "80Gi", "0"),
@@ -246,17 +189,17 @@ fn pods_are_taken_by_priority_and_then_by_age() {
 }
 
 #[test]
-fn the_nominated_node_comes_first_and_excluded_nodes_not_at_all() {
+fn nominated_node_is_first_and_excluded_nodes_are_skipped() {
     let cluster = two_nodes();
     let mut nominated = share_pod("p", "1Gi", "0");
     nominated.nominated = Some(NodeName::new("node-b").unwrap());
-    assert_eq!(places(&decide(&cluster, &[nominated.clone()])), [["node-b/gpu-0"]]);
+    assert_eq!(placements(&decide(&cluster, &[nominated.clone()])), [["node-b/gpu-0"]]);
     nominated.excluded.insert(NodeName::new("node-b").unwrap());
-    assert_eq!(places(&decide(&cluster, &[nominated])), [["node-a/gpu-0"]]);
+    assert_eq!(placements(&decide(&cluster, &[nominated])), [["node-a/gpu-0"]]);
 }
 
 #[test]
-fn node_predicates_keep_pods_away_each_with_its_reason() {
+fn each_node_predicate_has_its_reason() {
     type Change = fn(&mut tessera_allocator::model::Node);
     let cases: [(Change, NodeReason); 4] = [
         (|n| n.cordoned = true, NodeReason::Cordoned),
@@ -288,7 +231,7 @@ fn node_predicates_keep_pods_away_each_with_its_reason() {
 }
 
 #[test]
-fn a_pod_that_tolerates_a_cordon_is_placed_on_a_cordoned_node() {
+fn pod_that_tolerates_cordon_is_placed_on_cordoned_node() {
     let mut cluster = Cluster::new().node("node-a", vec![gpu("gpu-0", "80Gi")]);
     cluster.put_node("node-a", |node| node.cordoned = true);
     let mut pod = share_pod("p", "1Gi", "0");
@@ -302,7 +245,7 @@ fn a_pod_that_tolerates_a_cordon_is_placed_on_a_cordoned_node() {
 }
 
 #[test]
-fn requests_of_pods_planned_together_add_up_on_the_node() {
+fn requests_of_one_plan_add_up_on_the_node() {
     let mut cluster = Cluster::new().node("node-a", vec![gpu("gpu-0", "80Gi")]);
     cluster.put_node("node-a", |node| {
         node.allocatable.insert("cpu".to_owned(), quantity("3"));
@@ -326,7 +269,7 @@ fn requests_of_pods_planned_together_add_up_on_the_node() {
 }
 
 #[test]
-fn a_tainted_device_is_taken_by_who_tolerates_it() {
+fn tainted_device_requires_toleration() {
     let cluster =
         Cluster::new().node("node-a", vec![gpu("gpu-0", "80Gi").tainted("example.com/old")]);
     let mut tolerant = request("gpu", 1, &[]);
@@ -344,33 +287,33 @@ fn a_tainted_device_is_taken_by_who_tolerates_it() {
 }
 
 #[test]
-fn a_device_outside_the_fence_is_never_taken() {
-    let mut stray = gpu("gpu-0", "80Gi");
-    stray.foreign = true;
-    let cluster = Cluster::new().node("node-a", vec![stray]);
+fn unmanaged_device_is_never_allocated() {
+    let mut unmanaged = gpu("gpu-0", "80Gi");
+    unmanaged.foreign = true;
+    let cluster = Cluster::new().node("node-a", vec![unmanaged]);
     let plan = decide(&cluster, &[share_pod("p", "1Gi", "0")]);
     assert_eq!(reasons(&plan), BTreeMap::from([(Reason::NotManaged, (1, 1))]));
 }
 
-/// A GPU that publishes more memory than it has.
+/// Creates a GPU that publishes more memory than it has.
 fn oversubscribed(name: &str) -> Device {
     Device { oversubscribed: true, ..gpu(name, "160Gi") }
 }
 
-/// A pod with one claim for so much memory of one GPU, with that configuration.
+/// Creates a pod with one claim for these capacities of one GPU and a memory configuration.
 fn pod_with_config(amounts: &[(&str, &str)], memory: serde_json::Value) -> PendingPod {
     let claim = claim("c", vec![request("gpu", 1, amounts)]);
     pod("p", vec![configured(claim, json!({ "memory": memory }))])
 }
 
 #[test]
-fn memory_that_is_not_all_there_goes_to_claims_that_may_spill_and_to_no_others() {
+fn oversubscribed_gpu_requires_opt_in() {
     let cluster = Cluster::new().node("node-a", vec![oversubscribed("gpu-0")]);
     let amounts = [("memory", "100Gi")];
     let placed = decide(&cluster, &[pod_with_config(&amounts, json!({"oversubscribe": true}))]);
-    assert_eq!(places(&placed), [["node-a/gpu-0"]]);
+    assert_eq!(placements(&placed), [["node-a/gpu-0"]]);
     for refused in [json!({}), json!({"oversubscribe": false})] {
-        // However little it asks for.
+        // Even the smallest share is refused.
         let plan = decide(&cluster, &[pod_with_config(&[("memory", "1Gi")], refused)]);
         assert_eq!(reasons(&plan), BTreeMap::from([(Reason::Oversubscribed, (1, 1))]));
         let Cause::NoFit(explanation) = &*plan.refusals[0].cause else {
@@ -378,22 +321,21 @@ fn memory_that_is_not_all_there_goes_to_claims_that_may_spill_and_to_no_others()
         };
         assert_eq!(
             explanation.render(1024),
-            "1 device on 1 node: memory is oversubscribed; the claim must say memory.oversubscribe: true"
+            "0/1 GPUs available: 1 oversubscribed (the claim must set memory.oversubscribe: true)"
         );
     }
 }
 
 #[test]
-fn a_claim_that_may_spill_takes_what_is_left_of_any_gpu_and_one_that_may_not_goes_where_all_is_there()
- {
+fn oversubscribing_claim_may_use_any_gpu() {
     let mixed =
         || Cluster::new().node("node-a", vec![oversubscribed("gpu-0"), gpu("gpu-1", "80Gi")]);
     let plain = decide(&mixed(), &[share_pod("p", "20Gi", "0")]);
-    assert_eq!(places(&plain), [["node-a/gpu-1"]]);
+    assert_eq!(placements(&plain), [["node-a/gpu-1"]]);
     let mut full = mixed();
     full.use_share("node-a", "gpu-0", "150Gi", "0");
     let spilling = pod_with_config(&[("memory", "20Gi")], json!({"oversubscribe": true}));
-    assert_eq!(places(&decide(&full, std::slice::from_ref(&spilling))), [["node-a/gpu-1"]]);
+    assert_eq!(placements(&decide(&full, std::slice::from_ref(&spilling))), [["node-a/gpu-1"]]);
     full.use_share("node-a", "gpu-1", "70Gi", "0");
     assert_eq!(
         reasons(&decide(&full, &[spilling])),
@@ -407,7 +349,7 @@ fn a_claim_that_may_spill_takes_what_is_left_of_any_gpu_and_one_that_may_not_goe
 }
 
 #[test]
-fn a_percentage_is_of_the_memory_that_is_published() {
+fn memory_percentage_refers_to_published_memory() {
     let cluster = Cluster::new().node("node-a", vec![oversubscribed("gpu-0")]);
     let plan =
         decide(&cluster, &[pod_with_config(&[], json!({"percent": 75, "oversubscribe": true}))]);
@@ -415,11 +357,13 @@ fn a_percentage_is_of_the_memory_that_is_published() {
 }
 
 #[test]
-fn the_class_may_say_for_its_claims_that_they_may_spill() {
+fn class_config_can_allow_oversubscription() {
     let mut cluster = Cluster::new().node("node-a", vec![oversubscribed("gpu-0")]);
     let class = cluster.0.classes.values_mut().next().unwrap();
     let parameters = json!({
-        "apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuConfig", "memory": {"oversubscribe": true},
+        "apiVersion": "gpu.tessera.dev/v1alpha1",
+        "kind": "GpuConfig",
+        "memory": {"oversubscribe": true},
     });
     let config = json!({"opaque": {"driver": "gpu.tessera.dev", "parameters": parameters}});
     Arc::make_mut(class).configs.push(serde_json::from_value(config).unwrap());
@@ -432,7 +376,7 @@ fn the_class_may_say_for_its_claims_that_they_may_spill() {
 }
 
 #[test]
-fn all_gpus_of_a_node_are_not_had_where_one_is_oversubscribed() {
+fn all_mode_fails_if_one_gpu_is_oversubscribed() {
     let cluster =
         Cluster::new().node("node-a", vec![oversubscribed("gpu-0"), gpu("gpu-1", "80Gi")]);
     let mut all = request("gpu", 1, &[]);
@@ -450,15 +394,16 @@ fn all_gpus_of_a_node_are_not_had_where_one_is_oversubscribed() {
 }
 
 #[test]
-fn an_unknown_class_and_a_bad_config_are_named() {
+fn unknown_class_and_invalid_config_are_named() {
     let cluster = two_nodes();
     let mut lost = request("gpu", 1, &[]);
     lost.alternatives[0].class =
         Some(tessera_api::names::DeviceClassName::new("h200.gpu.tessera.dev").unwrap());
     let plan = decide(&cluster, &[pod("p", vec![claim("c", vec![lost])])]);
-    assert!(
-        matches!(&*plan.refusals[0].cause, Cause::UnknownClass { class, .. } if class.as_str() == "h200.gpu.tessera.dev")
-    );
+    assert!(matches!(
+        &*plan.refusals[0].cause,
+        Cause::UnknownClass { class, .. } if class.as_str() == "h200.gpu.tessera.dev"
+    ));
     let bad = configured(
         claim("c", vec![request("gpu", 1, &[])]),
         json!({"placement": {"node": "Tightest"}}),
@@ -471,7 +416,7 @@ fn an_unknown_class_and_a_bad_config_are_named() {
 }
 
 #[test]
-fn memory_in_percent_and_in_bytes_is_refused() {
+fn refuses_memory_in_both_percent_and_bytes() {
     let asking = |amounts: &[(&str, &str)]| {
         let claim = claim("c", vec![request("gpu", 1, amounts)]);
         let percent = configured(claim, json!({"memory": {"percent": 25}}));
@@ -487,18 +432,18 @@ fn memory_in_percent_and_in_bytes_is_refused() {
 }
 
 #[test]
-fn a_selector_that_fails_is_a_reason_on_the_devices_it_fails_on() {
+fn failing_selector_is_a_reason_on_its_devices() {
     let cluster = Cluster::new()
         .node("node-a", vec![gpu("gpu-0", "80Gi")])
         .node("node-b", vec![gpu("gpu-0", "80Gi").with("generation", Attribute::Int(9))]);
-    let mut picky = request("gpu", 1, &[]);
-    picky.alternatives[0]
+    let mut selective = request("gpu", 1, &[]);
+    selective.alternatives[0]
         .selectors
         .push(Selector::new("device.attributes['gpu.tessera.dev'].generation > 8"));
-    let both = decide(&cluster, &[pod("p", vec![claim("c", vec![picky.clone()])])]);
-    assert_eq!(places(&both), [["node-b/gpu-0"]]);
+    let both = decide(&cluster, &[pod("p", vec![claim("c", vec![selective.clone()])])]);
+    assert_eq!(placements(&both), [["node-b/gpu-0"]]);
     let alone = Cluster::new().node("node-a", vec![gpu("gpu-0", "80Gi")]);
-    let plan = decide(&alone, &[pod("p", vec![claim("c", vec![picky])])]);
+    let plan = decide(&alone, &[pod("p", vec![claim("c", vec![selective])])]);
     let (fault, count) = reasons(&plan).pop_first().unwrap();
     assert!(
         matches!(&fault, Reason::SelectorError { message } if message.contains("generation")),
@@ -508,9 +453,9 @@ fn a_selector_that_fails_is_a_reason_on_the_devices_it_fails_on() {
 }
 
 #[test]
-fn a_hopeless_search_ends_with_the_step_budget_and_says_not_decided() {
-    // Each GPU in a group of its own, all different: nothing is symmetric and no two belong
-    // together.
+fn search_beyond_step_budget_is_undecided() {
+    // Each GPU is in a group of its own and all are different: no symmetry applies, and no two
+    // share an attribute value.
     let odd = |i: usize| {
         gpu(&format!("gpu-{i}"), &format!("{}Gi", 80 + i)).with("group", Attribute::Int(i as i64))
     };
@@ -533,17 +478,17 @@ fn a_hopeless_search_ends_with_the_step_budget_and_says_not_decided() {
 }
 
 #[test]
-fn equal_gpus_are_not_permuted() {
+fn interchangeable_gpus_are_not_permuted() {
     let cluster =
         Cluster::new().node("node-a", (0..8).map(|i| gpu(&format!("gpu-{i}"), "80Gi")).collect());
-    // Nine GPUs of eight: upstream would try every combination.
+    // Nine of eight GPUs: upstream would try every combination.
     let plan = decide(&cluster, &[pod("p", vec![claim("c", vec![request("gpu", 9, &[])])])]);
     assert_eq!(plan.decisions, []);
     assert!(plan.steps < 100, "{} steps", plan.steps);
 }
 
 #[test]
-fn nothing_is_taken_from_a_pool_that_is_being_replaced() {
+fn incomplete_pool_is_not_used() {
     let mut cluster = Cluster::new().node("node-a", vec![gpu("gpu-0", "80Gi")]);
     let old = cluster.0.slices["node-a"].clone();
     let mut newer = slice("node-a", vec![gpu("gpu-1", "80Gi")]);
@@ -555,57 +500,7 @@ fn nothing_is_taken_from_a_pool_that_is_being_replaced() {
 }
 
 #[test]
-fn a_better_alternative_is_worth_a_worse_node() {
-    // Under Binpack node-b comes first: it is fuller. But only node-a has two GPUs to give.
-    let mut cluster = Cluster::new()
-        .node("node-a", (0..2).map(|i| gpu(&format!("gpu-{i}"), "80Gi")).collect())
-        .node("node-b", (0..2).map(|i| gpu(&format!("gpu-{i}"), "80Gi")).collect());
-    cluster.use_share("node-b", "gpu-0", "40Gi", "50");
-    let either = || {
-        first_available(
-            "gpu",
-            vec![request("two", 2, &[]), request("share", 1, &[("memory", "10Gi")])],
-        )
-    };
-    let chosen = |plan: &Plan| -> Vec<String> {
-        plan.decisions
-            .iter()
-            .flat_map(|d| &d.claims[0].results)
-            .map(|r| r.request.to_string())
-            .collect()
-    };
-    let binpack = Settings { policy: Policy::Binpack, ..Settings::default() };
-    let decide = |cluster: &Cluster, pods: &[PendingPod]| plan(&cluster.0, pods, binpack);
-    let first = decide(&cluster, &[pod("p", vec![claim("c", vec![either()])])]);
-    assert_eq!(places(&first), [["node-a/gpu-0", "node-a/gpu-1"]]);
-    assert_eq!(chosen(&first), ["gpu/two", "gpu/two"]);
-
-    cluster.use_share("node-a", "gpu-1", "1Gi", "0");
-    let second = decide(&cluster, &[pod("p", vec![claim("c", vec![either()])])]);
-    assert_eq!(
-        (places(&second), chosen(&second)),
-        (vec![vec!["node-b/gpu-0".to_owned()]], vec!["gpu/share".to_owned()])
-    );
-}
-
-#[test]
-fn the_nominated_node_is_worth_a_worse_alternative() {
-    // Pods were evicted from node-b for this one; node-a, which kube-scheduler has refused, has the
-    // better devices.
-    let cluster = Cluster::new()
-        .node("node-a", (0..2).map(|i| gpu(&format!("gpu-{i}"), "80Gi")).collect())
-        .node("node-b", vec![gpu("gpu-0", "80Gi")]);
-    let either = first_available(
-        "gpu",
-        vec![request("two", 2, &[]), request("share", 1, &[("memory", "10Gi")])],
-    );
-    let mut nominated = pod("p", vec![claim("c", vec![either])]);
-    nominated.nominated = Some(NodeName::new("node-b").unwrap());
-    assert_eq!(places(&decide(&cluster, &[nominated])), [["node-b/gpu-0"]]);
-}
-
-#[test]
-fn a_constraint_binds_the_alternative_that_it_names_and_no_other() {
+fn constraint_applies_only_to_named_alternative() {
     let switch = |name: &str, switch: i64| gpu(name, "80Gi").with("switch", Attribute::Int(switch));
     let cluster = Cluster::new().node("node-a", vec![switch("gpu-0", 0), switch("gpu-1", 1)]);
     let ask = |names: &[&str]| {
@@ -626,7 +521,7 @@ fn a_constraint_binds_the_alternative_that_it_names_and_no_other() {
 }
 
 #[test]
-fn a_capacity_without_a_domain_is_in_that_of_its_driver() {
+fn capacity_without_domain_belongs_to_its_driver() {
     let mut cluster = Cluster::new().node("node-0", vec![gpu("gpu-0", "80Gi")]);
     let mut other = slice("node-0", vec![gpu("gpu-0", "80Gi")]);
     other.name = "other".to_owned();
@@ -641,7 +536,36 @@ fn a_capacity_without_a_domain_is_in_that_of_its_driver() {
 }
 
 #[test]
-fn who_waits_is_told_the_node_on_which_the_least_would_have_to_change() {
+fn too_few_available_devices_are_reported_by_node() {
+    let gpus = |count: usize| (0..count).map(|i| gpu(&format!("gpu-{i}"), "80Gi")).collect();
+    let mut cluster = Cluster::new().node("node-a", gpus(8)).node("node-b", gpus(4));
+    cluster.use_share("node-a", "gpu-0", "76Gi", "0");
+    let text = |requests| {
+        let waiting = decide(&cluster, &[pod("p", vec![claim("c", requests)])]);
+        let Cause::NoFit(explanation) = &*waiting.refusals[0].cause else {
+            panic!("{:?}", waiting.refusals)
+        };
+        explanation.render(1024)
+    };
+    assert_eq!(
+        text(vec![request("gpu", 8, &[])]),
+        "11/12 GPUs available: only 7 of 8 requested GPUs are available on node-a, \
+         1 insufficient memory (76Gi short)"
+    );
+    assert_eq!(
+        text(vec![request("gpu", 9, &[("memory", "1Gi")])]),
+        "12/12 GPUs available: only 8 of 9 requested GPUs are available on node-a"
+    );
+    let two = vec![request("a", 5, &[]), request("b", 4, &[])];
+    assert_eq!(
+        text(two),
+        "11/12 GPUs available: 7 available but not in the requested combination, only 4 of 5 \
+         requested GPUs are available on node-b, 1 insufficient memory (76Gi short)"
+    );
+}
+
+#[test]
+fn nearest_miss_is_the_node_that_lacks_least() {
     let gpus = |count: usize| (0..count).map(|i| gpu(&format!("gpu-{i}"), "80Gi")).collect();
     let mut cluster =
         Cluster::new().node("node-a", gpus(2)).node("node-b", gpus(3)).node("node-c", gpus(1));
@@ -658,22 +582,16 @@ fn who_waits_is_told_the_node_on_which_the_least_would_have_to_change() {
         explanation.nearest_clause()
     };
     let of_two = nearest(&cluster, 2).unwrap();
-    assert_eq!(
-        of_two,
-        "nearest to a fit: node-a has 1 of 2 devices; the next: too little memory left (short by 1Gi)"
-    );
+    assert_eq!(of_two, "the next GPU on node-a: insufficient memory (1Gi short)");
     let of_three = nearest(&cluster, 3).unwrap();
     assert_eq!(
         of_three,
-        "nearest to a fit: node-b has 1 of 3 devices; the next: too little memory left (short by 40Gi)"
+        "closest is node-b with 1 of 3 GPUs; the next GPU there: insufficient memory (40Gi short)"
     );
-    assert_eq!(nearest(&cluster, 4), None, "no node has so many");
+    assert_eq!(nearest(&cluster, 4), None, "no node has 4 devices");
     for device in ["node-a/gpu-1", "node-b/gpu-2", "node-c/gpu-0"] {
         let (node, device) = device.split_once('/').unwrap();
         cluster.use_share(node, device, "60Gi", "0");
     }
-    assert_eq!(
-        nearest(&cluster, 1).unwrap(),
-        "nearest to a fit: node-a: too little memory left (short by 1Gi)"
-    );
+    assert_eq!(nearest(&cluster, 1).unwrap(), "closest is node-a: insufficient memory (1Gi short)");
 }

@@ -1,4 +1,4 @@
-//! A planner that is told of changes, one by one, plans as one that is new to the cluster.
+//! A planner that receives single changes plans like a new planner with the final snapshot.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod builders;
@@ -12,7 +12,7 @@ use tessera_allocator::model::{Attribute, Device, NodeChoice, PendingPod, Select
 use tessera_allocator::{Cause, Features, Planner, Settings, plan};
 use tessera_api::names::NodeName;
 
-/// Something that happens to a cluster of a few nodes with a few GPUs each.
+/// A change of a cluster with a few nodes and GPUs.
 #[derive(Debug, Clone)]
 enum Change {
     Take { node: usize, gpu: usize, memory: u32 },
@@ -25,11 +25,12 @@ enum Change {
 }
 
 fn changes() -> impl Strategy<Value = Vec<Change>> {
-    let place = || (0usize..4, 0usize..3);
+    let position = || (0usize..4, 0usize..3);
     let policies = || prop::sample::select(vec!["Binpack", "Spread", "Random"]);
     let change = prop_oneof![
-        4 => (place(), 1u32..60).prop_map(|((node, gpu), memory)| Change::Take { node, gpu, memory }),
-        2 => place().prop_map(|(node, gpu)| Change::Free { node, gpu }),
+        4 => (position(), 1u32..60)
+            .prop_map(|((node, gpu), memory)| Change::Take { node, gpu, memory }),
+        2 => position().prop_map(|(node, gpu)| Change::Free { node, gpu }),
         2 => (0usize..4, prop::collection::vec(16u32..96, 1..4), prop::bool::weighted(0.2))
             .prop_map(|(node, memory, everywhere)| Change::Publish { node, memory, everywhere }),
         1 => (0usize..4).prop_map(|node| Change::Withdraw { node }),
@@ -70,20 +71,20 @@ fn pods(memory: u32, count: u64, policy: &str) -> Vec<PendingPod> {
     (0..3).map(pod).collect()
 }
 
-/// Applies a change to the picture and tells the planner.
+/// Applies a change to the snapshot and reports it to the planner.
 fn apply(cluster: &mut Cluster, planner: &mut Planner, change: &Change) {
-    let told = |cluster: &Cluster, planner: &mut Planner, node: usize, gpu: usize| {
+    let report = |cluster: &Cluster, planner: &mut Planner, node: usize, gpu: usize| {
         let id = device_id(&name(node), &format!("gpu-{gpu}"));
         planner.set_use(&id, cluster.0.usage.of(&id));
     };
     match change {
         Change::Take { node, gpu, memory } => {
             cluster.use_share(&name(*node), &format!("gpu-{gpu}"), &format!("{memory}Gi"), "1");
-            told(cluster, planner, *node, *gpu);
+            report(cluster, planner, *node, *gpu);
         }
         Change::Free { node, gpu } => {
             cluster.0.usage.set(&device_id(&name(*node), &format!("gpu-{gpu}")), None);
-            told(cluster, planner, *node, *gpu);
+            report(cluster, planner, *node, *gpu);
         }
         Change::Publish { node, memory, everywhere } => {
             let slice = Arc::new(published(*node, memory, *everywhere));
@@ -113,24 +114,26 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
-    fn what_was_remembered_and_what_is_found_anew_are_the_same(changes in changes()) {
-        let mut cluster = (0..3).fold(Cluster::new(), |c, node| c.node(&name(node), devices(&[80, 40])));
+    fn cached_and_fresh_plans_are_equal(changes in changes()) {
+        let mut cluster =
+            (0..3).fold(Cluster::new(), |c, node| c.node(&name(node), devices(&[80, 40])));
         let mut planner = Planner::of(&cluster.0, Features::default());
         for change in &changes {
             apply(&mut cluster, &mut planner, change);
             if let Change::Plan { memory, count, policy } = change {
                 let pods = pods(*memory, *count, policy);
                 let settings = Settings { seed: 5, ..Settings::default() };
-                let (kept, fresh) = (planner.plan(&pods, settings), plan(&cluster.0, &pods, settings));
-                prop_assert_eq!(kept.decisions, fresh.decisions);
-                prop_assert_eq!(format!("{:?}", kept.refusals), format!("{:?}", fresh.refusals));
+                let (cached, fresh) =
+                    (planner.plan(&pods, settings), plan(&cluster.0, &pods, settings));
+                prop_assert_eq!(cached.decisions, fresh.decisions);
+                prop_assert_eq!(format!("{:?}", cached.refusals), format!("{:?}", fresh.refusals));
             }
         }
     }
 }
 
 #[test]
-fn what_a_plan_decides_is_not_taken_until_somebody_says_so() {
+fn decision_is_no_usage_until_reported() {
     let cluster = Cluster::new().node("node-0", devices(&[80]));
     let mut planner = Planner::of(&cluster.0, Features::default());
     let pods = [share_pod("a", "80Gi", "0")];
@@ -139,9 +142,9 @@ fn what_a_plan_decides_is_not_taken_until_somebody_says_so() {
     assert_eq!(planner.plan(&pods, Settings::default()).decisions, first.decisions);
 }
 
-/// A claim whose selector goes over so many numbers for each device, and reads what is different on
-/// all of them.
-fn laborious(numbers: u32) -> PendingPod {
+/// Creates a pod whose selector iterates over `numbers` numbers per device and reads an attribute
+/// that differs on all devices.
+fn expensive(numbers: u32) -> PendingPod {
     let mut request = request("gpu", 1, &[("memory", "1Gi")]);
     let expression = format!(
         "lists.range({numbers}).all(i, i >= 0) && device.attributes['gpu.tessera.dev'].index == 100"
@@ -151,29 +154,29 @@ fn laborious(numbers: u32) -> PendingPod {
 }
 
 #[test]
-fn evaluating_a_selector_takes_of_the_steps_once() {
+fn selector_evaluation_is_charged_once() {
     let numbered = |i: i64| gpu(&format!("gpu-{i}"), "80Gi").with("index", Attribute::Int(i));
     let cluster = Cluster::new().node("node-0", (0..8).map(numbered).collect());
     let mut planner = Planner::of(&cluster.0, Features::default());
-    let (cheap, laborious) = ([laborious(1)], [laborious(2000)]);
+    let (cheap, expensive) = ([expensive(1)], [expensive(2000)]);
     let settings = Settings::default();
     let little = planner.plan(&cheap, settings).steps;
-    let first = planner.plan(&laborious, settings).steps;
+    let first = planner.plan(&expensive, settings).steps;
     assert!(first > 100 * little.max(1), "{first} steps, where an easy one takes {little}");
     planner.set_use(&device_id("node-0", "gpu-0"), None);
-    assert!(planner.plan(&laborious, settings).steps < first / 10, "the answers are known");
+    assert!(planner.plan(&expensive, settings).steps < first / 10, "selector results are cached");
     let bounded = Settings { steps_per_pod: first / 2, ..settings };
     planner.forget();
-    let refusals = planner.plan(&laborious, bounded).refusals;
+    let refusals = planner.plan(&expensive, bounded).refusals;
     assert!(matches!(*refusals[0].cause, Cause::NotDecided), "{refusals:?}");
     assert!(
-        matches!(*planner.plan(&laborious, bounded).refusals[0].cause, Cause::NoFit(_)),
-        "it goes on where it was"
+        matches!(*planner.plan(&expensive, bounded).refusals[0].cause, Cause::NoFit(_)),
+        "it continues with cached results"
     );
 }
 
 #[test]
-fn shapes_that_nobody_asks_for_any_more_make_room() {
+fn unused_shapes_are_evicted() {
     let cluster = Cluster::new().node("node-0", devices(&[80]));
     let mut planner = Planner::of(&cluster.0, Features::default());
     for i in 0..10_000u32 {
@@ -184,7 +187,7 @@ fn shapes_that_nobody_asks_for_any_more_make_room() {
 }
 
 #[test]
-fn a_plan_ends_where_the_steps_do_not_suffice_to_see_that_a_node_is_full() {
+fn plan_ends_without_steps_to_search_full_nodes() {
     let gpus = || (0..8).map(|i| gpu(&format!("gpu-{i}"), "80Gi")).collect::<Vec<_>>();
     let mut cluster = (0..4).fold(Cluster::new(), |c, node| c.node(&name(node), gpus()));
     let mut planner = Planner::of(&cluster.0, Features::default());

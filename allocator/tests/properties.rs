@@ -1,4 +1,4 @@
-//! What holds for every plan.
+//! Properties of every plan.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod builders;
@@ -15,7 +15,6 @@ use tessera_allocator::model::{
 };
 use tessera_allocator::{Cause, Decision, Plan, Planner, Policy, Settings, plan};
 use tessera_api::names::{DeviceName, NodeName};
-use tessera_api::reason::Reason;
 
 fn devices() -> impl Strategy<Value = Vec<Device>> {
     let device = (8u32..96, 0i64..3);
@@ -73,7 +72,7 @@ fn cluster(nodes: Vec<Vec<Device>>) -> Cluster {
     named.fold(Cluster::new(), |cluster, (i, devices)| cluster.node(&format!("node-{i}"), devices))
 }
 
-/// Adds the plan to what is used and checks every device.
+/// Adds the plan to the usage and checks the capacity of every device.
 fn check_capacity(cluster: &Cluster, plan: &Plan) {
     let mut usage: Usage = cluster.0.usage.clone();
     for claim in plan.decisions.iter().flat_map(|d| &d.claims) {
@@ -88,7 +87,7 @@ fn check_capacity(cluster: &Cluster, plan: &Plan) {
     }
 }
 
-/// Checks each claim by itself: counts, distinct devices within a request, constraints, one node.
+/// Checks each claim: counts, distinct devices per request, constraints, one node.
 fn check_claims(cluster: &Cluster, pods: &[PendingPod], plan: &Plan) {
     for decision in &plan.decisions {
         let pod = pods.iter().find(|p| p.uid == decision.pod).unwrap();
@@ -114,7 +113,11 @@ fn check_claims(cluster: &Cluster, pods: &[PendingPod], plan: &Plan) {
                 let mut distinct = devices.clone();
                 distinct.sort_unstable();
                 distinct.dedup();
-                assert_eq!(distinct.len(), devices.len(), "a request got a device twice");
+                assert_eq!(
+                    distinct.len(),
+                    devices.len(),
+                    "a device was allocated twice to one request"
+                );
                 assert_eq!(
                     tessera_allocator::model::Mode::Exact(devices.len() as u64),
                     request.alternatives[0].mode
@@ -132,7 +135,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_plan_gives_out_more_than_there_is(nodes in prop::collection::vec(devices(), 1..4), pods in pods()) {
+    fn plans_never_overcommit(nodes in prop::collection::vec(devices(), 1..4), pods in pods()) {
         let cluster = cluster(nodes);
         let plan = plan(&cluster.0, &pods, Settings::default());
         check_capacity(&cluster, &plan);
@@ -140,7 +143,7 @@ proptest! {
     }
 
     #[test]
-    fn the_same_snapshot_gives_the_same_plan_whatever_the_order_of_pods(
+    fn plan_is_independent_of_pod_order(
         nodes in prop::collection::vec(devices(), 1..4),
         pods in pods(),
     ) {
@@ -153,7 +156,10 @@ proptest! {
     }
 
     #[test]
-    fn every_pod_is_either_placed_or_told_why_not(nodes in prop::collection::vec(devices(), 1..3), pods in pods()) {
+    fn every_pod_is_placed_or_refused(
+        nodes in prop::collection::vec(devices(), 1..3),
+        pods in pods(),
+    ) {
         let cluster = cluster(nodes);
         let plan = plan(&cluster.0, &pods, Settings::default());
         for pod in &pods {
@@ -164,13 +170,17 @@ proptest! {
     }
 
     #[test]
-    fn one_more_device_never_makes_claims_not_fit_that_fitted(
+    fn additional_device_never_makes_claims_infeasible(
         before in devices(),
         more in devices(),
         pods in pods(),
         at in any::<prop::sample::Index>(),
         policy in prop::sample::select(vec![
-            Policy::FirstFit, Policy::Binpack, Policy::Spread, Policy::Random, Policy::LeastFragmentation,
+            Policy::FirstFit,
+            Policy::Binpack,
+            Policy::Spread,
+            Policy::Random,
+            Policy::LeastFragmentation,
         ]),
     ) {
         let mut after = before.clone();
@@ -180,74 +190,91 @@ proptest! {
         }
         let [smaller, larger] = [before, after].map(|devices| cluster(vec![devices]));
         for pod in &pods {
-            let claims: Vec<_> = pod.claims.iter().map(|claim| match claim {
-                PodClaim::Pending(claim) => Arc::clone(claim),
-                PodClaim::Allocated { .. } => unreachable!("none of these is"),
-            }).collect();
+            let claims: Vec<_> = pod
+                .claims
+                .iter()
+                .map(|claim| match claim {
+                    PodClaim::Pending(claim) => Arc::clone(claim),
+                    PodClaim::Allocated { .. } => unreachable!("no claim is allocated"),
+                })
+                .collect();
             let fits = |cluster: &Cluster| {
                 let node = NodeName::new("node-0").unwrap();
-                Planner::of(&cluster.0, Default::default()).allocate_on(&node, &claims, policy, 1_000_000).is_ok()
+                Planner::of(&cluster.0, Default::default())
+                    .allocate_on(&node, &claims, policy, 1_000_000)
+                    .is_ok()
             };
             prop_assert!(!fits(&smaller) || fits(&larger));
         }
     }
 
     #[test]
-    fn an_explanation_counts_each_device_once_and_never_so_many_that_would_do(
+    fn explanation_counts_each_device_once(
         nodes in prop::collection::vec(devices(), 1..4),
         pods in pods(),
     ) {
         let cluster = cluster(nodes);
-        // One pod, which nobody comes before.
+        // Only one pod is planned, so no other pod comes before it.
         let plan = plan(&cluster.0, &pods[..1], Settings::default());
         let count = |slice: &Slice| slice.devices.len() as u64;
         let published: u64 = cluster.0.slices.values().map(|slice| count(slice)).sum();
         for refusal in &plan.refusals {
             let Cause::NoFit(explanation) = &*refusal.cause else { panic!("{refusal:?}") };
-            prop_assert_eq!(explanation.tallies().map(|(_, tally)| tally.devices()).sum::<u64>(), published);
+            prop_assert_eq!(
+                explanation.tallies().map(|(_, tally)| tally.devices()).sum::<u64>(),
+                published
+            );
             let PodClaim::Pending(claim) = &pods[0].claims[0] else { panic!() };
-            let is_only_request = pods[0].claims.len() == 1 && claim.requests.len() == 1 && claim.constraints.is_empty();
+            let is_only_request = pods[0].claims.len() == 1
+                && claim.requests.len() == 1
+                && claim.constraints.is_empty();
             let Mode::Exact(wanted) = claim.requests[0].alternatives[0].mode else { panic!() };
             for (reason, tally) in explanation.tallies().filter(|_| is_only_request) {
-                prop_assert!(*reason != Reason::Together || tally.devices() < wanted * tally.nodes().len() as u64);
+                prop_assert!(!reason.is_available() || tally.devices() < wanted * tally.nodes().len() as u64);
             }
         }
     }
 
     #[test]
-    fn exchanging_the_names_of_equal_devices_changes_nothing_but_names(
+    fn result_is_invariant_under_device_renaming(
         kinds in prop::collection::vec(prop::collection::vec((0_u32..2, 0_i64..2), 1..7), 1..3),
         pods in pods(),
-        turn in 1_usize..6,
+        rotation in 1_usize..6,
         policy in prop::sample::select(vec!["FirstFit", "Binpack", "Spread", "LeastFragmentation"]),
     ) {
         let pods: Vec<PendingPod> = pods.into_iter().map(|pod| with_policy(pod, policy)).collect();
         let policy = if policy == "FirstFit" { Policy::FirstFit } else { Policy::default() };
-        let outcome = |turn: usize| {
-            let cluster = cluster(kinds.iter().map(|kinds| named(kinds, turn)).collect());
+        let outcome = |rotation: usize| {
+            let cluster = cluster(kinds.iter().map(|kinds| named(kinds, rotation)).collect());
             let plan = plan(&cluster.0, &pods, Settings { policy, ..Settings::default() });
             let kind = |result: &DeviceResult| {
                 let devices = &cluster.0.slices[result.device.pool.pool.as_str()].devices;
                 devices.iter().position(|device| device.name == result.device.device)
             };
-            let decision = |d: &Decision| (
-                d.pod.clone(),
-                d.node.clone(),
-                d.claims.iter().flat_map(|c| &c.results).map(|r| (r.request.clone(), kind(r))).collect::<Vec<_>>(),
-            );
+            let decision = |d: &Decision| {
+                (
+                    d.pod.clone(),
+                    d.node.clone(),
+                    d.claims
+                        .iter()
+                        .flat_map(|c| &c.results)
+                        .map(|r| (r.request.clone(), kind(r)))
+                        .collect::<Vec<_>>(),
+                )
+            };
             plan.decisions.iter().map(decision).collect::<Vec<_>>()
         };
-        prop_assert_eq!(outcome(0), outcome(turn));
+        prop_assert_eq!(outcome(0), outcome(rotation));
     }
 }
 
-/// Devices of these kinds; those of one kind have exchanged their names by so many places.
-fn named(kinds: &[(u32, i64)], turn: usize) -> Vec<Device> {
+/// Creates devices of these kinds; the names of equal ones are rotated by `rotation`.
+fn named(kinds: &[(u32, i64)], rotation: usize) -> Vec<Device> {
     let name = |at: usize| {
         let equals: Vec<usize> =
             (0..kinds.len()).filter(|other| kinds[*other] == kinds[at]).collect();
-        let place = equals.iter().position(|other| *other == at).unwrap();
-        equals[(place + turn) % equals.len()]
+        let rank = equals.iter().position(|other| *other == at).unwrap();
+        equals[(rank + rotation) % equals.len()]
     };
     let build = |(at, (memory, numa)): (usize, &(u32, i64))| {
         gpu(&format!("gpu-{}", name(at)), &format!("{}Gi", 40 * (memory + 1)))
@@ -256,10 +283,10 @@ fn named(kinds: &[(u32, i64)], turn: usize) -> Vec<Device> {
     kinds.iter().enumerate().map(build).collect()
 }
 
-/// The pod with another policy in each of its claims; with none for the settings to decide.
+/// Sets the policy of each claim; "FirstFit" removes the configuration, so the settings decide.
 fn with_policy(mut pod: PendingPod, policy: &str) -> PendingPod {
     let claims = pod.claims.into_iter().map(|claim| {
-        let PodClaim::Pending(claim) = claim else { unreachable!("none of these is allocated") };
+        let PodClaim::Pending(claim) = claim else { unreachable!("no claim is allocated") };
         let bare = Claim { configs: Vec::new(), ..(*claim).clone() };
         let claim = match policy {
             "FirstFit" => bare,

@@ -1,10 +1,9 @@
-//! Selectors against what upstream's allocator (dynamic-resource-allocation v0.37.1) says about the
-//! same device: selected or not, does not compile, fails.
+//! Selectors compared with upstream's allocator (dynamic-resource-allocation v0.37.1).
 //!
-//! Each line of `golden/selectors.tsv` is upstream's answer to a request for one device with that
-//! selector: `fit`, `none`, `celCompile` or `celRuntime`. `make goldens-check` asks upstream again
-//! (`testing/oracle`, which has the same device). No expression depends on the order of a map,
-//! which is random upstream.
+//! Each line of `golden/selectors.tsv` is upstream's result for a request for one device with that
+//! selector: `fit`, `none`, `celCompile` or `celRuntime`. `make goldens-check` runs upstream again
+//! (`testing/oracle`, with the same device). No expression depends on the order of a map, which is
+//! random upstream.
 
 use tessera_allocator::model::{Attribute, Capacity, Device};
 use tessera_allocator::selector::{CompiledSelector, DeviceView, SelectorError};
@@ -43,7 +42,7 @@ fn outcome(answer: &Result<bool, SelectorError>) -> &'static str {
 }
 
 #[test]
-fn selectors_select_what_upstream_selects_and_fail_where_it_fails() {
+fn selector_results_equal_upstream() {
     let device = device();
     let golden = include_str!("golden/selectors.tsv");
     assert_eq!(golden.lines().count(), 468, "selectors");

@@ -1,4 +1,4 @@
-//! Claims on one GPU share it in one way: all by Intercept, or all by MPS.
+//! Claims on one GPU use the same sharing mechanism: the interceptor or MPS.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod builders;
@@ -16,7 +16,7 @@ use tessera_api::names::NodeName;
 const EVERY_POLICY: [Policy; 5] =
     [Policy::FirstFit, Policy::Binpack, Policy::Spread, Policy::Random, Policy::LeastFragmentation];
 
-/// A GPU of a node that shares by MPS.
+/// Creates a GPU on a node with MPS.
 fn mps(name: &str) -> Device {
     Device { mps: true, ..gpu(name, "80Gi") }
 }
@@ -25,8 +25,8 @@ fn node_of(devices: Vec<Device>) -> Cluster {
     Cluster::new().node("node-a", devices)
 }
 
-/// A claim for so much memory of one GPU.
-fn a_share(name: &str, sharing: Sharing, gib: u32) -> Claim {
+/// Creates a claim for memory of one GPU.
+fn share_claim(name: &str, sharing: Sharing, gib: u32) -> Claim {
     of_requests(name, sharing, vec![memory("gpu", gib)])
 }
 
@@ -38,7 +38,7 @@ fn memory(name: &str, gib: u32) -> Request {
     request(name, 1, &[("memory", &format!("{gib}Gi"))])
 }
 
-fn taken(device: &str, sharing: Sharing, gib: u32) -> DeviceResult {
+fn usage_result(device: &str, sharing: Sharing, gib: u32) -> DeviceResult {
     DeviceResult { sharing, ..share("node-a", device, &format!("{gib}Gi"), "0") }
 }
 
@@ -50,14 +50,14 @@ fn decide_one(cluster: &Cluster, claims: Vec<Claim>) -> Plan {
     decide(cluster, &[pod("p", claims)])
 }
 
-/// The devices of each pod that is placed, claim by claim.
-fn places(plan: &Plan) -> Vec<Vec<&str>> {
+/// Returns the devices of each placed pod, claim by claim.
+fn placements(plan: &Plan) -> Vec<Vec<&str>> {
     let results = |d: usize| plan.decisions[d].claims.iter().flat_map(|claim| &claim.results);
     let names = |d: usize| results(d).map(|result| result.device.device.as_str()).collect();
     (0..plan.decisions.len()).map(names).collect()
 }
 
-fn why(plan: &Plan) -> String {
+fn explanation(plan: &Plan) -> String {
     match &*plan.refusals[0].cause {
         Cause::NoFit(explanation) => explanation.render(1024),
         other => panic!("{other:?}"),
@@ -68,49 +68,49 @@ const BOTH: [(Sharing, Sharing); 2] =
     [(Sharing::Intercept, Sharing::Mps), (Sharing::Mps, Sharing::Intercept)];
 
 #[test]
-fn a_gpu_in_use_in_one_way_is_not_had_in_the_other_and_says_so() {
+fn gpu_in_use_refuses_other_sharing_with_reason() {
     for (own, used) in BOTH {
         let mut cluster = node_of(vec![mps("gpu-0")]);
-        cluster.0.usage.add(&[taken("gpu-0", used, 1)]);
-        let refused = decide_one(&cluster, vec![a_share("c", own, 1)]);
-        assert_eq!(why(&refused), format!("1 device on 1 node: in use with sharing {used}"));
-        let placed = decide_one(&cluster, vec![a_share("c", used, 1)]);
-        assert_eq!(places(&placed), [["gpu-0"]]);
+        cluster.0.usage.add(&[usage_result("gpu-0", used, 1)]);
+        let refused = decide_one(&cluster, vec![share_claim("c", own, 1)]);
+        assert_eq!(explanation(&refused), format!("0/1 GPUs available: 1 allocated with sharing {used}"));
+        let placed = decide_one(&cluster, vec![share_claim("c", used, 1)]);
+        assert_eq!(placements(&placed), [["gpu-0"]]);
     }
 }
 
 #[test]
-fn a_claim_that_says_nothing_is_shared_by_intercept() {
+fn sharing_defaults_to_intercept() {
     let mut cluster = node_of(vec![mps("gpu-0")]);
-    cluster.0.usage.add(&[taken("gpu-0", Sharing::Mps, 1)]);
+    cluster.0.usage.add(&[usage_result("gpu-0", Sharing::Mps, 1)]);
     let refused = decide(&cluster, &[share_pod("p", "1Gi", "0")]);
-    assert_eq!(why(&refused), "1 device on 1 node: in use with sharing MPS");
+    assert_eq!(explanation(&refused), "0/1 GPUs available: 1 allocated with sharing MPS");
 }
 
 #[test]
-fn a_gpu_that_somebody_has_brought_both_ways_to_is_for_nobody() {
+fn gpu_with_mixed_sharing_is_not_allocated() {
     for (own, other) in BOTH {
         let mut cluster = node_of(vec![mps("gpu-0")]);
         cluster
             .0
             .usage
-            .add(&[taken("gpu-0", Sharing::Mps, 1), taken("gpu-0", Sharing::Intercept, 1)]);
-        let refused = decide_one(&cluster, vec![a_share("c", own, 1)]);
-        assert_eq!(why(&refused), format!("1 device on 1 node: in use with sharing {other}"));
+            .add(&[usage_result("gpu-0", Sharing::Mps, 1), usage_result("gpu-0", Sharing::Intercept, 1)]);
+        let refused = decide_one(&cluster, vec![share_claim("c", own, 1)]);
+        assert_eq!(explanation(&refused), format!("0/1 GPUs available: 1 allocated with sharing {other}"));
     }
 }
 
 #[test]
-fn a_gpu_is_free_for_the_other_way_once_the_last_user_is_gone() {
+fn sharing_can_change_after_last_user() {
     let mut cluster = node_of(vec![mps("gpu-0")]);
-    let users = [taken("gpu-0", Sharing::Mps, 1), taken("gpu-0", Sharing::Mps, 2)];
+    let users = [usage_result("gpu-0", Sharing::Mps, 1), usage_result("gpu-0", Sharing::Mps, 2)];
     let mut planner = Planner::of(&cluster.0, Default::default());
     let mut is_placed = |users: &[DeviceResult]| {
         cluster.0.usage = Default::default();
         cluster.0.usage.add(users);
         let device = device_id("node-a", "gpu-0");
         planner.set_use(&device, cluster.0.usage.of(&device));
-        let waiting = pod("p", vec![a_share("c", Sharing::Intercept, 1)]);
+        let waiting = pod("p", vec![share_claim("c", Sharing::Intercept, 1)]);
         !planner.plan(&[waiting], Settings::default()).decisions.is_empty()
     };
     let placed = [&users[..], &users[..1], &[], &users[..1]].map(&mut is_placed);
@@ -118,28 +118,28 @@ fn a_gpu_is_free_for_the_other_way_once_the_last_user_is_gone() {
 }
 
 #[test]
-fn what_is_taken_for_administration_says_nothing_of_how_the_gpu_is_shared() {
+fn admin_access_ignores_sharing() {
     let mut cluster = node_of(vec![mps("gpu-0")]);
-    cluster.0.usage.add(&[DeviceResult { admin: true, ..taken("gpu-0", Sharing::Mps, 0) }]);
-    assert_eq!(places(&decide(&cluster, &[share_pod("p", "1Gi", "0")])), [["gpu-0"]]);
-    cluster.0.usage.add(&[taken("gpu-0", Sharing::Mps, 1)]);
+    cluster.0.usage.add(&[DeviceResult { admin: true, ..usage_result("gpu-0", Sharing::Mps, 0) }]);
+    assert_eq!(placements(&decide(&cluster, &[share_pod("p", "1Gi", "0")])), [["gpu-0"]]);
+    cluster.0.usage.add(&[usage_result("gpu-0", Sharing::Mps, 1)]);
     let mut look = request("gpu", 1, &[("memory", "1Gi")]);
     look.alternatives[0].admin = Some(true);
-    assert_eq!(places(&decide_one(&cluster, vec![claim("c", vec![look])])), [["gpu-0"]]);
+    assert_eq!(placements(&decide_one(&cluster, vec![claim("c", vec![look])])), [["gpu-0"]]);
 }
 
 #[test]
-fn pods_of_one_batch_share_a_gpu_only_if_they_share_it_in_the_same_way() {
+fn pods_share_a_gpu_only_with_equal_sharing() {
     let two = |first, second| {
         let claims = [("p0", first), ("p1", second)];
-        claims.map(|(name, sharing)| pod(name, vec![a_share(name, sharing, 30)]))
+        claims.map(|(name, sharing)| pod(name, vec![share_claim(name, sharing, 30)]))
     };
     let placed = |cluster: &Cluster, pods: &[PendingPod]| {
         let plan =
             plan(&cluster.0, pods, Settings { policy: Policy::Binpack, ..Settings::default() });
         let sharing = plan.decisions.iter().flat_map(|d| &d.claims).flat_map(|c| &c.results);
         let sharing: Vec<Sharing> = sharing.map(|result| result.sharing).collect();
-        (places(&plan).concat().join(" "), sharing)
+        (placements(&plan).concat().join(" "), sharing)
     };
     let wide = node_of(vec![mps("gpu-0"), mps("gpu-1")]);
     let narrow = node_of(vec![mps("gpu-0")]);
@@ -151,42 +151,45 @@ fn pods_of_one_batch_share_a_gpu_only_if_they_share_it_in_the_same_way() {
 }
 
 #[test]
-fn the_claims_of_one_pod_share_a_gpu_only_if_they_share_it_in_the_same_way() {
+fn claims_of_one_pod_share_a_gpu_only_with_equal_sharing() {
     let wide = node_of(vec![mps("gpu-0"), mps("gpu-1")]);
     let narrow = node_of(vec![mps("gpu-0")]);
     for (one, other) in BOTH {
-        let two = |second| vec![a_share("c0", one, 30), a_share("c1", second, 30)];
-        assert_eq!(places(&decide_one(&wide, two(other))), [["gpu-0", "gpu-1"]]);
-        assert_eq!(places(&decide_one(&narrow, two(one))), [["gpu-0", "gpu-0"]]);
+        let two = |second| vec![share_claim("c0", one, 30), share_claim("c1", second, 30)];
+        assert_eq!(placements(&decide_one(&wide, two(other))), [["gpu-0", "gpu-1"]]);
+        assert_eq!(placements(&decide_one(&narrow, two(one))), [["gpu-0", "gpu-0"]]);
         let refused = decide_one(&narrow, two(other));
         assert_eq!(
-            why(&refused),
-            "1 device on 1 node: fits, but not together with the rest of what the pod asks for"
+            explanation(&refused),
+            "1/1 GPUs available: 1 available but not in the requested combination"
         );
     }
 }
 
 #[test]
-fn a_claim_by_mps_gets_a_gpu_that_can_be_shared_so_and_no_other() {
+fn mps_claim_requires_gpu_with_mps() {
     let plain = node_of(vec![gpu("gpu-0", "80Gi")]);
-    let refused = decide_one(&plain, vec![a_share("c", Sharing::Mps, 1)]);
+    let refused = decide_one(&plain, vec![share_claim("c", Sharing::Mps, 1)]);
     assert_eq!(
-        why(&refused),
-        "1 device on 1 node: it is not shared by MPS (mps.enabled of the chart; from Volta and CUDA 12.3 on)"
+        explanation(&refused),
+        "0/1 GPUs available: 1 without MPS (needs mps.enabled of the chart, Volta or newer, CUDA \
+         12.3 or newer)"
     );
-    // Which of the two it is must not be taken for that of the device before it, which is otherwise
-    // the same.
+    // The property must not be taken from the previous device, which is equal otherwise.
     for devices in
         [vec![gpu("gpu-0", "80Gi"), mps("gpu-1")], vec![mps("gpu-1"), gpu("gpu-0", "80Gi")]]
     {
         let mixed = node_of(devices);
-        assert_eq!(places(&decide_one(&mixed, vec![a_share("c", Sharing::Mps, 1)])), [["gpu-1"]]);
+        assert_eq!(
+            placements(&decide_one(&mixed, vec![share_claim("c", Sharing::Mps, 1)])),
+            [["gpu-1"]]
+        );
     }
-    assert_eq!(places(&decide(&plain, &[share_pod("p", "1Gi", "0")])), [["gpu-0"]]);
+    assert_eq!(placements(&decide(&plain, &[share_pod("p", "1Gi", "0")])), [["gpu-0"]]);
 }
 
 #[test]
-fn a_claim_by_mps_for_more_than_one_gpu_is_refused() {
+fn refuses_mps_claim_for_several_gpus() {
     let cluster = node_of(vec![mps("gpu-0"), mps("gpu-1")]);
     let mut all = request("gpu", 1, &[]);
     all.alternatives[0].mode = Mode::All;
@@ -204,7 +207,7 @@ fn a_claim_by_mps_for_more_than_one_gpu_is_refused() {
         assert_eq!(*what, NotSupported::MpsOfSeveral);
         assert_eq!(
             what.to_string(),
-            "sharing: MPS for more than one GPU (one claim has one; a container can use one such claim)"
+            "sharing: MPS with several GPUs (limit: one GPU per claim, one such claim per container)"
         );
         let by_intercept =
             decide_one(&cluster, vec![of_requests("c", Sharing::Intercept, requests)]);
@@ -212,68 +215,73 @@ fn a_claim_by_mps_for_more_than_one_gpu_is_refused() {
     }
     let either = first_available("gpu", vec![memory("much", 79), memory("less", 1)]);
     let plan = decide_one(&cluster, vec![of_requests("c", Sharing::Mps, vec![either])]);
-    assert_eq!(places(&plan), [["gpu-0"]]);
+    assert_eq!(placements(&plan), [["gpu-0"]]);
 }
 
 #[test]
-fn all_gpus_are_not_had_where_one_is_in_use_by_mps() {
+fn all_mode_fails_if_one_gpu_is_shared_by_mps() {
     let mut cluster = node_of(vec![mps("gpu-0"), mps("gpu-1")]);
     let mut all = memory("gpu", 1);
     all.alternatives[0].mode = Mode::All;
     let all = || vec![claim("c", vec![all.clone()])];
     assert_eq!(decide_one(&cluster, all()).decisions.len(), 1);
-    cluster.0.usage.add(&[taken("gpu-1", Sharing::Mps, 1)]);
+    cluster.0.usage.add(&[usage_result("gpu-1", Sharing::Mps, 1)]);
     assert_eq!(decide_one(&cluster, all()).decisions.len(), 0);
     let two = vec![claim("c", vec![request("gpu", 2, &[("memory", "1Gi")])])];
     assert_eq!(decide_one(&cluster, two).decisions.len(), 0);
 }
 
 #[test]
-fn a_gpu_that_the_first_claim_would_rather_have_is_left_to_the_one_that_has_no_other() {
-    // The first could go to either and prefers gpu-1, which is free; the second cannot go to gpu-0.
+fn preferred_gpu_is_left_to_claim_without_alternative() {
+    // The first claim fits on both and prefers gpu-1, which is free; the second one does not fit on
+    // gpu-0.
     let mut cluster = node_of(vec![mps("gpu-0"), mps("gpu-1")]);
-    cluster.0.usage.add(&[taken("gpu-0", Sharing::Mps, 60)]);
-    let pods =
-        [pod("p", vec![a_share("c0", Sharing::Mps, 10), a_share("c1", Sharing::Intercept, 10)])];
+    cluster.0.usage.add(&[usage_result("gpu-0", Sharing::Mps, 60)]);
+    let pods = [pod(
+        "p",
+        vec![share_claim("c0", Sharing::Mps, 10), share_claim("c1", Sharing::Intercept, 10)],
+    )];
     for policy in EVERY_POLICY {
         let plan = plan(&cluster.0, &pods, Settings { policy, ..Settings::default() });
-        assert_eq!(places(&plan), [["gpu-0", "gpu-1"]], "{policy:?}");
+        assert_eq!(placements(&plan), [["gpu-0", "gpu-1"]], "{policy:?}");
     }
 }
 
 #[test]
-fn a_dead_end_by_mps_is_not_taken_for_one_by_intercept() {
+fn memoized_states_distinguish_sharing() {
     let cluster = node_of(vec![mps("gpu-0")]);
     let either = first_available("gpu", vec![memory("mps", 40), memory("intercept", 40)]);
     let mut flexible = of_requests("c0", Sharing::Mps, vec![either]);
     flexible.configs[0].requests = Some(vec!["gpu/mps".to_owned()]);
-    // With the first alternative as much is left of the GPU as with the second, and nothing for
-    // this one.
-    let plan = decide_one(&cluster, vec![flexible, a_share("c1", Sharing::Intercept, 40)]);
+    // Both alternatives leave the same capacity of the GPU, but after the first one the second
+    // claim does not fit.
+    let plan = decide_one(&cluster, vec![flexible, share_claim("c1", Sharing::Intercept, 40)]);
     let requests =
         plan.decisions.iter().flat_map(|d| &d.claims[0].results).map(|r| r.request.to_string());
     assert_eq!(requests.collect::<Vec<_>>(), ["gpu/intercept"]);
 }
 
-/// A GPU: whether it can be shared by MPS, who uses it, and how many GiB of 4 they have.
+/// A GPU: true if it supports MPS, the sharing mechanisms of its users, and their memory in GiB of
+/// 4.
 type Kind = (bool, Vec<Sharing>, u32);
 
-fn ways() -> impl Strategy<Value = Sharing> {
+fn sharing_mechanisms() -> impl Strategy<Value = Sharing> {
     prop::sample::select(vec![Sharing::Intercept, Sharing::Mps])
 }
 
-/// The alternatives of a claim: how it shares the GPU, and how many GiB of it it has.
-type Wish = Vec<(Sharing, u32)>;
+/// Alternatives of a claim: sharing mechanism and memory in GiB.
+type Alternatives = Vec<(Sharing, u32)>;
 
-/// Whether the claims fit on the GPUs, by trying every assignment.
-fn fits(gpus: &[Kind], claims: &[Wish]) -> bool {
-    let Some((wish, rest)) = claims.split_first() else { return true };
-    let pairs =
-        wish.iter().flat_map(|alternative| (0..gpus.len()).map(move |at| (at, *alternative)));
+/// Returns true if the claims fit on the GPUs, by trying every assignment.
+fn fits(gpus: &[Kind], claims: &[Alternatives]) -> bool {
+    let Some((alternatives, rest)) = claims.split_first() else { return true };
+    let pairs = alternatives
+        .iter()
+        .flat_map(|alternative| (0..gpus.len()).map(move |at| (at, *alternative)));
     pairs.into_iter().any(|(at, (sharing, gib))| {
-        let (can_mps, users, taken) = &gpus[at];
+        let (can_mps, users, used) = &gpus[at];
         let is_able = sharing == Sharing::Intercept || *can_mps;
-        if !is_able || users.iter().any(|user| *user != sharing) || taken + gib > 4 {
+        if !is_able || users.iter().any(|user| *user != sharing) || used + gib > 4 {
             return false;
         }
         let mut after = gpus.to_vec();
@@ -283,11 +291,11 @@ fn fits(gpus: &[Kind], claims: &[Wish]) -> bool {
     })
 }
 
-fn wishing(name: &str, wish: &Wish) -> Claim {
+fn claim_with(name: &str, alternatives: &Alternatives) -> Claim {
     let named = |(a, (_, gib)): (usize, &(Sharing, u32))| memory(&format!("a{a}"), *gib);
-    let request = first_available("gpu", wish.iter().enumerate().map(named).collect());
+    let request = first_available("gpu", alternatives.iter().enumerate().map(named).collect());
     let claim = claim(name, vec![request]);
-    wish.iter().enumerate().fold(claim, |claim, (a, (sharing, _))| {
+    alternatives.iter().enumerate().fold(claim, |claim, (a, (sharing, _))| {
         let mut claim = configured(claim, json!({"sharing": sharing.word()}));
         claim.configs[a].requests = Some(vec![format!("gpu/a{a}")]);
         claim
@@ -298,26 +306,37 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn claims_of_different_sharing_fit_where_trying_everything_finds_that_they_do(
-        gpus in prop::collection::vec((any::<bool>(), prop::collection::vec(ways(), 0..3), 0_u32..4), 1..5),
-        claims in prop::collection::vec(prop::collection::vec((ways(), 1_u32..4), 1..3), 1..6),
+    fn mixed_sharing_fits_exactly_if_exhaustive_search_does(
+        gpus in prop::collection::vec(
+            (any::<bool>(), prop::collection::vec(sharing_mechanisms(), 0..3), 0_u32..4),
+            1..5,
+        ),
+        claims in prop::collection::vec(
+            prop::collection::vec((sharing_mechanisms(), 1_u32..4), 1..3),
+            1..6,
+        ),
         policy in prop::sample::select(EVERY_POLICY.to_vec()),
     ) {
-        let with_nothing_taken_by_nobody = |(can_mps, users, taken): Kind| {
-            let taken = if users.is_empty() { 0 } else { taken };
-            (can_mps, users, taken)
+        let without_usage_by_no_user = |(can_mps, users, used): Kind| {
+            let used = if users.is_empty() { 0 } else { used };
+            (can_mps, users, used)
         };
-        let gpus: Vec<Kind> = gpus.into_iter().map(with_nothing_taken_by_nobody).collect();
-        let device = |(i, (can, _, _)): (usize, &Kind)| Device { mps: *can, ..gpu(&format!("gpu-{i}"), "4Gi") };
+        let gpus: Vec<Kind> = gpus.into_iter().map(without_usage_by_no_user).collect();
+        let device = |(i, (can, _, _)): (usize, &Kind)| Device {
+            mps: *can,
+            ..gpu(&format!("gpu-{i}"), "4Gi")
+        };
         let mut cluster = node_of(gpus.iter().enumerate().map(device).collect());
         for (i, (_, users, gib)) in gpus.iter().enumerate() {
-            // The first of them has all of it.
+            // The first user has all of the memory.
             for (u, sharing) in users.iter().enumerate() {
                 let gib = if u == 0 { *gib } else { 0 };
-                cluster.0.usage.add(&[taken(&format!("gpu-{i}"), *sharing, gib)]);
+                cluster.0.usage.add(&[usage_result(&format!("gpu-{i}"), *sharing, gib)]);
             }
         }
-        let named = |(c, wish): (usize, &Wish)| Arc::new(wishing(&format!("c{c}"), wish));
+        let named = |(c, alternatives): (usize, &Alternatives)| {
+            Arc::new(claim_with(&format!("c{c}"), alternatives))
+        };
         let waiting: Vec<Arc<Claim>> = claims.iter().enumerate().map(named).collect();
         let node = NodeName::new("node-a").unwrap();
         let mut planner = Planner::of(&cluster.0, Default::default());

@@ -1,154 +1,159 @@
-//! Why a claim has to wait, as data.
+//! Reasons why no device fits a claim, as data and as text.
 //!
-//! The allocator tells for each device (or for a node with all its devices) the test that it fell
-//! to; an [`Explanation`] counts them. Events, `kubectl tessera explain` and metrics all use the
-//! one renderer here, so that they say the same words.
+//! The allocator assigns each device (or a node with all its devices) the first check that excludes
+//! it; an [`Explanation`] counts them. Events, `kubectl tessera explain` and metrics share the
+//! renderer of this module, so their texts agree. The texts follow a number, in the form of
+//! kube-scheduler: `4 insufficient memory`.
 
 mod explanation;
 
 #[cfg(test)]
 mod tests;
 
-pub use explanation::{Explanation, MAX_EVENT_BYTES, NearestMiss, Tally};
+pub use explanation::{Explanation, MAX_EVENT_BYTES, NearestMiss, NodeTally, Tally, clause};
 
 use std::fmt;
 
 use crate::config::{Sharing, TopologyScope};
 
-/// The test that a device fell to. Ordered from what a device falls to first to what it falls to
-/// last: of several reasons the greatest came nearest to a fit.
+/// The first check that excludes a device. Ordered by the search: the greatest of several reasons
+/// is nearest to a fit.
 ///
 /// Amounts are not part of a reason, or a thousand devices would have a thousand reasons: the least
-/// that was missing is kept in its [`Tally`].
+/// missing amount is in the [`Tally`].
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
-    /// Its node is out of the question for the pod.
+    /// The pod cannot run on the device's node.
     Node(NodeReason),
-    /// Its pool is being replaced: not all of its slices are there yet.
+    /// The device's pool is being replaced: some of its slices are missing.
     PoolIncomplete,
-    /// Its pool contradicts itself, such as by listing a device twice.
+    /// The device's pool contradicts itself, for example by listing a device twice.
     PoolInvalid,
-    /// The selectors of the DeviceClass do not match it.
+    /// The selectors of the DeviceClass do not match the device.
     ClassSelector {
         /// The class.
         class: String,
     },
-    /// The request's own selectors do not match it.
+    /// The request's own selectors do not match the device.
     RequestSelector,
-    /// A selector failed on it.
+    /// A selector failed on the device.
     SelectorError {
-        /// What failed, in CEL's words.
+        /// The error of the CEL evaluator.
         message: String,
     },
-    /// The claim's configuration is refused.
+    /// The claim's configuration is invalid.
     ConfigRefused {
         /// The error, with the field.
         message: String,
     },
-    /// The claim asks for what no device can give.
+    /// No device can satisfy the request.
     RequestRefused {
-        /// What and why, with the field.
+        /// The error, with the field.
         message: String,
     },
-    /// It does not carry the fence: somebody else allocates it.
+    /// The device lacks the managed taint: another allocator allocates it.
     NotManaged,
-    /// It publishes more memory than it has, which the claim does not say that it can do with.
+    /// The device publishes more memory than it has, and the claim does not allow that.
     Oversubscribed,
-    /// The claim is to share it by MPS, and its node runs no control daemons, or it or its driver
-    /// is too old.
+    /// The claim asks for sharing by MPS, and the node or the device does not support it.
     NoMps,
-    /// It uses something of the API that this version cannot account for.
+    /// The device uses an API feature that this version cannot account for.
     Unsupported {
-        /// What.
+        /// The feature.
         feature: String,
     },
-    /// It has no capacity of that name.
+    /// The device has no capacity of that name.
     NoSuchCapacity {
         /// The capacity.
         capacity: String,
     },
-    /// The amount is not one that the device gives out (its request policy).
+    /// The amount violates the device's request policy.
     AgainstPolicy {
         /// The capacity.
         capacity: String,
     },
-    /// All of it would not be enough.
+    /// The device's total capacity is insufficient.
     TooSmall {
         /// The capacity.
         capacity: String,
     },
-    /// It is in use as a whole.
+    /// The device is allocated exclusively.
     InUse,
-    /// It is in use with another kind of sharing.
+    /// The device is allocated with another mode of sharing.
     SharingDiffers {
-        /// How it is used.
+        /// The mode in use.
         used: Sharing,
     },
-    /// Too little is left.
+    /// The device's free capacity is insufficient.
     Short {
         /// The capacity.
         capacity: String,
     },
-    /// A shared counter of its counter set is spent.
+    /// A shared counter of the device's counter set is exhausted.
     CountersSpent,
-    /// A taint that the request does not tolerate.
+    /// The device has a taint that the request does not tolerate.
     Tainted {
         /// The taint's key.
         key: String,
     },
-    /// A constraint of the claim cannot hold with it.
+    /// The device cannot meet a constraint of the claim.
     Constraint {
-        /// The attribute that is to match, or to differ.
+        /// The attribute of the constraint.
         attribute: String,
     },
-    /// It would do, but too few of those that would share what the request requires of its devices.
+    /// The device is available, and its node has fewer such devices than the request asks for.
+    TooFewOnNode {
+        /// Number of devices that the request asks for.
+        requested: u64,
+    },
+    /// The device is available, and too few devices share the topology that the request requires.
     Scattered {
-        /// What they are to share.
+        /// The topology to share.
         scopes: Vec<TopologyScope>,
     },
-    /// It would do, but the request wants all devices and another one would not.
+    /// The device is available, but the request asks for all devices and another one is not.
     NotAll,
-    /// It would do by itself, but not together with the others that the pod needs.
+    /// The device is available, but not in a combination that satisfies the pod's requests.
     Together,
 }
 
-/// Why a node is out of the question for a pod.
+/// The reason why a pod cannot run on a node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum NodeReason {
     /// There is no Node object of that name.
     Missing,
-    /// Its Ready condition is not true.
+    /// The node's Ready condition is not true.
     NotReady,
-    /// It is cordoned.
+    /// The node is cordoned.
     Cordoned,
-    /// It has a taint that the pod does not tolerate.
+    /// The node has a taint that the pod does not tolerate.
     Tainted {
         /// The taint's key.
         key: String,
     },
-    /// The pod's node selector or required affinity leaves it out.
+    /// The pod's node selector or required affinity excludes the node.
     NotSelected,
-    /// Too little is left of a resource that the node hands out itself.
+    /// The node's free amount of a resource is insufficient.
     ResourceShort {
         /// The resource, such as `cpu`.
         resource: String,
     },
-    /// A claim of the pod that is already allocated is usable elsewhere only.
+    /// An allocated claim of the pod is not usable on the node.
     ClaimElsewhere {
         /// The claim.
         claim: String,
     },
-    /// The pod could not run there before, and it is not tried again yet.
+    /// The pod failed on the node before; the node is retried later.
     BackedOff,
-    /// A pod that comes first and has waited long is to have it once enough of it is free.
+    /// The node is reserved for a starved pod of higher precedence.
     KeptFree {
-        /// That pod, as `namespace/name`; none where it is of another namespace than who is told.
+        /// That pod, as `namespace/name`; none if it is in another namespace than the reader.
         pod: Option<String>,
     },
 }
 
 impl Reason {
-    /// Whether it may pass: once others give something back, or somebody takes a taint off.
+    /// Returns true if a release of other claims or the removal of a taint can end the reason.
     pub fn may_pass(&self) -> bool {
         matches!(
             self,
@@ -160,7 +165,7 @@ impl Reason {
         )
     }
 
-    /// Whether others have what is lacking: once they give it back, the device may do.
+    /// Returns true if other claims or pods hold the missing capacity.
     pub fn is_held_by_others(&self) -> bool {
         matches!(
             self,
@@ -172,7 +177,15 @@ impl Reason {
         )
     }
 
-    /// One stable word, for metrics and for programs that read explanations.
+    /// Returns true if the device by itself satisfies the request.
+    pub fn is_available(&self) -> bool {
+        matches!(
+            self,
+            Self::TooFewOnNode { .. } | Self::Scattered { .. } | Self::NotAll | Self::Together
+        )
+    }
+
+    /// Returns a stable word, for metrics and for programs that read explanations.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Node(node) => node.code(),
@@ -196,6 +209,7 @@ impl Reason {
             Self::CountersSpent => "CountersSpent",
             Self::Tainted { .. } => "Tainted",
             Self::Constraint { .. } => "Constraint",
+            Self::TooFewOnNode { .. } => "TooFewOnNode",
             Self::Scattered { .. } => "Scattered",
             Self::NotAll => "NotAll",
             Self::Together => "Together",
@@ -204,7 +218,7 @@ impl Reason {
 }
 
 impl NodeReason {
-    /// One stable word, for metrics and for programs that read explanations.
+    /// Returns a stable word, for metrics and for programs that read explanations.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Missing => "NodeMissing",
@@ -221,48 +235,51 @@ impl NodeReason {
 }
 
 impl fmt::Display for Reason {
-    /// What is said of the devices, to follow `4 devices on 2 nodes: `.
+    /// Writes the text that follows a number of devices.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Node(node) => node.fmt(f),
-            Self::PoolIncomplete => f.write_str("pool is being republished"),
-            Self::PoolInvalid => f.write_str("pool is invalid"),
+            Self::PoolIncomplete => f.write_str("in a pool that is being republished"),
+            Self::PoolInvalid => f.write_str("in an invalid pool"),
             Self::ClassSelector { class } => write!(f, "not selected by DeviceClass {class}"),
             Self::RequestSelector => f.write_str("not selected by the request's selectors"),
-            Self::SelectorError { message } => write!(f, "a selector failed ({message})"),
-            Self::ConfigRefused { message } => write!(f, "configuration refused ({message})"),
-            Self::RequestRefused { message } => write!(f, "request refused ({message})"),
-            Self::NotManaged => f.write_str("not managed by this controller"),
-            Self::Oversubscribed => f.write_str(
-                "memory is oversubscribed; the claim must say memory.oversubscribe: true",
-            ),
+            Self::SelectorError { message } => write!(f, "with a selector error ({message})"),
+            Self::ConfigRefused { message } => {
+                write!(f, "excluded by an invalid configuration ({message})")
+            }
+            Self::RequestRefused { message } => {
+                write!(f, "excluded by an invalid request ({message})")
+            }
+            Self::NotManaged => f.write_str("not managed by Tessera"),
+            Self::Oversubscribed => {
+                f.write_str("oversubscribed (the claim must set memory.oversubscribe: true)")
+            }
             Self::NoMps => f.write_str(
-                "it is not shared by MPS (mps.enabled of the chart; from Volta and CUDA 12.3 on)",
+                "without MPS (needs mps.enabled of the chart, Volta or newer, CUDA 12.3 or newer)",
             ),
-            Self::Unsupported { feature } => {
-                write!(f, "{feature} is not supported in this version")
-            }
-            Self::NoSuchCapacity { capacity } => write!(f, "no capacity named {capacity}"),
+            Self::Unsupported { feature } => write!(f, "with unsupported {feature}"),
+            Self::NoSuchCapacity { capacity } => write!(f, "without capacity {capacity}"),
             Self::AgainstPolicy { capacity } => {
-                write!(f, "this amount of {capacity} is not given out")
+                write!(f, "with a request policy that refuses this amount of {capacity}")
             }
-            Self::TooSmall { capacity } => write!(f, "too little {capacity} even when unused"),
-            Self::InUse => f.write_str("in use as a whole"),
-            Self::SharingDiffers { used } => write!(f, "in use with sharing {used}"),
-            Self::Short { capacity } => write!(f, "too little {capacity} left"),
-            Self::CountersSpent => f.write_str("shared counters spent"),
-            Self::Tainted { key } => write!(f, "tainted {key}"),
+            Self::TooSmall { capacity } => write!(f, "insufficient total {capacity}"),
+            Self::InUse => f.write_str("allocated exclusively"),
+            Self::SharingDiffers { used } => write!(f, "allocated with sharing {used}"),
+            Self::Short { capacity } => write!(f, "insufficient {capacity}"),
+            Self::CountersSpent => f.write_str("insufficient shared counters"),
+            Self::Tainted { key } => write!(f, "with untolerated taint {key}"),
             Self::Constraint { attribute } => {
-                write!(f, "cannot meet the constraint on {attribute}")
+                write!(f, "not meeting the constraint on {attribute}")
+            }
+            Self::TooFewOnNode { requested } => {
+                write!(f, "available but fewer than {requested} on one node")
             }
             Self::Scattered { scopes } => {
                 let scopes: Vec<_> = scopes.iter().map(ToString::to_string).collect();
-                write!(f, "fits, but too few of them share {}", scopes.join(" and "))
+                write!(f, "available but too few share {}", scopes.join(" and "))
             }
-            Self::NotAll => f.write_str("fits, but not all that are asked for do"),
-            Self::Together => {
-                f.write_str("fits, but not together with the rest of what the pod asks for")
-            }
+            Self::NotAll => f.write_str("available but not all requested GPUs are"),
+            Self::Together => f.write_str("available but not in the requested combination"),
         }
     }
 }
@@ -270,20 +287,22 @@ impl fmt::Display for Reason {
 impl fmt::Display for NodeReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Missing => f.write_str("node object is missing"),
-            Self::NotReady => f.write_str("node is not ready"),
-            Self::Cordoned => f.write_str("node is cordoned"),
-            Self::Tainted { key } => write!(f, "node is tainted {key}"),
-            Self::NotSelected => f.write_str("node is not selected by the pod"),
-            Self::ResourceShort { resource } => write!(f, "node has too little {resource} left"),
-            Self::ClaimElsewhere { claim } => write!(f, "claim {claim} is allocated elsewhere"),
-            Self::BackedOff => f.write_str("the pod could not run there; tried again later"),
-            Self::KeptFree { pod: Some(pod) } => {
-                write!(f, "kept free for pod {pod}, which comes first and has waited long")
+            Self::Missing => f.write_str("on nodes without a Node object"),
+            Self::NotReady => f.write_str("on nodes that are not ready"),
+            Self::Cordoned => f.write_str("on cordoned nodes"),
+            Self::Tainted { key } => write!(f, "on nodes with untolerated taint {key}"),
+            Self::NotSelected => f.write_str("on nodes not selected by the pod"),
+            Self::ResourceShort { resource } => write!(f, "on nodes with insufficient {resource}"),
+            Self::ClaimElsewhere { claim } => {
+                write!(f, "on other nodes than allocated claim {claim}")
             }
-            Self::KeptFree { pod: None } => f.write_str(
-                "kept free for a pod of another namespace, which comes first and has waited long",
-            ),
+            Self::BackedOff => f.write_str("on nodes where the pod failed (retried later)"),
+            Self::KeptFree { pod: Some(pod) } => {
+                write!(f, "on nodes reserved for long-pending pod {pod}")
+            }
+            Self::KeptFree { pod: None } => {
+                f.write_str("on nodes reserved for a long-pending pod of another namespace")
+            }
         }
     }
 }

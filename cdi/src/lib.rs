@@ -1,4 +1,4 @@
-//! Container Device Interface specs: what is in one, whether it is valid, and a directory of them.
+//! Container Device Interface (CDI) specs: model, validation and a directory store.
 //!
 //! ```text
 //! driver -- Spec --> validate --> SpecStore::write -- rename --> <cdi-dir>/<vendor>-<class>_<id>.json
@@ -6,11 +6,11 @@
 //!                                       container runtime: devices by QualifiedName, edits applied in order
 //! ```
 //!
-//! The models cover what this project writes (environment, device nodes, mounts, hooks, additional
-//! groups) and refuse any other field, so that nothing is ever read, dropped and written back. A
-//! spec declares the *lowest* version that its content needs ([`Spec::minimum_version`]): runtimes
-//! refuse what is newer than they are. `container-device-interface`, the ecosystem's crate, is the
-//! judge in `tests/oracle.rs`: whatever is written here must parse, validate and inject there.
+//! The models cover the fields that this project writes (environment, device nodes, mounts, hooks,
+//! additional groups) and refuse any other field, so that no field is read, dropped and written
+//! back. A spec declares the *lowest* version that its content needs ([`Spec::minimum_version`]),
+//! because runtimes refuse specs that are newer than they support. `tests/oracle.rs` checks that
+//! `container-device-interface`, the ecosystem's crate, parses, validates and injects these specs.
 #![forbid(unsafe_code)]
 
 mod name;

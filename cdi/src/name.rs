@@ -1,4 +1,4 @@
-//! Names of CDI: kinds, devices, and the two together.
+//! Names of CDI: kinds, devices, and qualified names.
 //!
 //! Rules: "CDI specification, Format" at github.com/cncf-tags/container-device-interface.
 
@@ -6,29 +6,30 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// Why a CDI name was refused.
+/// Error of an invalid CDI name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
-    /// A kind is `<vendor>/<class>`.
-    #[error("`{0}` is not a CDI kind: write <vendor>/<class>")]
+    /// A kind is not `<vendor>/<class>`.
+    #[error("invalid CDI kind `{0}`: expected <vendor>/<class>")]
     NotAKind(String),
-    /// A qualified name is `<vendor>/<class>=<device>`.
-    #[error("`{0}` is not a qualified CDI device name: write <vendor>/<class>=<device>")]
+    /// A qualified name is not `<vendor>/<class>=<device>`.
+    #[error("invalid qualified CDI device name `{0}`: expected <vendor>/<class>=<device>")]
     NotQualified(String),
-    /// Vendors and classes begin with a letter, end with a letter or digit, and hold letters,
-    /// digits, `-`, `_`, `.`.
+    /// A vendor or class is invalid. Both begin with a letter, end with a letter or digit, and have
+    /// letters, digits, `-`, `_` and `.`.
     #[error(
-        "`{0}` is not a CDI vendor or class: letters, digits, `-`, `_` and `.`, starting with a letter"
+        "invalid CDI vendor or class `{0}`: use letters, digits, `-`, `_` and `.`, starting with a letter"
     )]
     VendorOrClass(String),
-    /// Devices begin and end with a letter or digit, and hold letters, digits, `-`, `_`, `.`, `:`.
+    /// A device name is invalid. It begins and ends with a letter or digit, and has letters,
+    /// digits, `-`, `_`, `.` and `:`.
     #[error(
-        "`{0}` is not a CDI device name: letters, digits, `-`, `_`, `.` and `:`, alphanumeric at both ends"
+        "invalid CDI device name `{0}`: use letters, digits, `-`, `_`, `.` and `:`, alphanumeric at both ends"
     )]
     Device(String),
 }
 
-/// `<vendor>/<class>`: what a spec describes devices of.
+/// Kind of a spec's devices: `<vendor>/<class>`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Kind {
@@ -37,10 +38,10 @@ pub struct Kind {
 }
 
 impl Kind {
-    /// The kind of this vendor and class.
+    /// Returns the kind of a vendor and a class.
     ///
     /// # Errors
-    /// [`NameError::VendorOrClass`] with the part that is wrong.
+    /// Returns [`NameError::VendorOrClass`] with the invalid part.
     pub fn new(vendor: &str, class: &str) -> Result<Self, NameError> {
         for part in [vendor, class] {
             if !is_vendor_or_class(part) {
@@ -50,19 +51,19 @@ impl Kind {
         Ok(Self { vendor: vendor.to_owned(), class: class.to_owned() })
     }
 
-    /// The vendor, which is a domain name by custom.
+    /// Returns the vendor, by convention a domain name.
     #[must_use]
     pub fn vendor(&self) -> &str {
         &self.vendor
     }
 
-    /// The class.
+    /// Returns the class.
     #[must_use]
     pub fn class(&self) -> &str {
         &self.class
     }
 
-    /// The full name of a device of this kind.
+    /// Returns the qualified name of a device of this kind.
     #[must_use]
     pub fn device(&self, name: DeviceName) -> QualifiedName {
         QualifiedName { kind: self.clone(), name }
@@ -99,13 +100,13 @@ impl From<Kind> for String {
     }
 }
 
-/// A device's name within its kind.
+/// Name of a device within its kind.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct DeviceName(String);
 
 impl DeviceName {
-    /// The name as text.
+    /// Returns the name as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -143,7 +144,8 @@ impl From<DeviceName> for String {
     }
 }
 
-/// `<vendor>/<class>=<device>`: what the kubelet hands to the container runtime.
+/// Qualified device name `<vendor>/<class>=<device>`, which the kubelet passes to the container
+/// runtime.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct QualifiedName {
@@ -152,13 +154,13 @@ pub struct QualifiedName {
 }
 
 impl QualifiedName {
-    /// The device's kind.
+    /// Returns the device's kind.
     #[must_use]
     pub fn kind(&self) -> &Kind {
         &self.kind
     }
 
-    /// The device's name within its kind.
+    /// Returns the device's name within its kind.
     #[must_use]
     pub fn name(&self) -> &DeviceName {
         &self.name
@@ -212,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_qualified_name_reads_back_as_it_was_written() {
+    fn qualified_name_round_trips() {
         let text = "k8s.gpu.tessera.dev/claim=0a1b-2c3d";
         let name: QualifiedName = text.parse().expect("a qualified name");
         assert_eq!((name.kind().vendor(), name.kind().class()), ("k8s.gpu.tessera.dev", "claim"));
@@ -220,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_a_runtime_would_refuse_are_refused() {
+    fn rejects_names_that_runtimes_reject() {
         for kind in [
             "",
             "vendor",

@@ -1,4 +1,4 @@
-//! The content of a CDI spec file.
+//! Model of a CDI spec file.
 
 use std::{
     collections::BTreeMap,
@@ -12,34 +12,35 @@ use crate::{
     version::Version,
 };
 
-/// One CDI spec file.
+/// A CDI spec file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Spec {
-    /// The declared version; [`Spec::new`] sets the lowest that the content needs.
+    /// Declared version; [`Spec::new`] sets the lowest that the content needs.
     pub cdi_version: Version,
-    /// What the devices are.
+    /// Kind of the devices.
     pub kind: Kind,
-    /// Free-form remarks; need 0.6.0.
+    /// Free-form annotations; need 0.6.0.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
-    /// The devices.
+    /// Devices of the spec.
     pub devices: Vec<Device>,
-    /// Edits for a container that gets any of the devices, applied before the devices' own.
+    /// Edits of each container that gets any of the devices, applied before the devices' own
+    /// edits.
     #[serde(default, skip_serializing_if = "ContainerEdits::is_empty")]
     pub container_edits: ContainerEdits,
 }
 
-/// A device that a container can be given.
+/// A device that can be added to a container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Device {
-    /// Its name within the kind.
+    /// Name within the kind.
     pub name: DeviceName,
-    /// Free-form remarks; need 0.6.0.
+    /// Free-form annotations; need 0.6.0.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
-    /// What giving it to a container changes there.
+    /// Edits of a container that gets the device.
     pub container_edits: ContainerEdits,
 }
 
@@ -47,16 +48,16 @@ pub struct Device {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ContainerEdits {
-    /// `NAME=value`.
+    /// Environment variables as `NAME=value`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<String>,
     /// Device nodes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub device_nodes: Vec<DeviceNode>,
-    /// Programs that the runtime runs.
+    /// OCI hooks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hooks: Vec<Hook>,
-    /// Mounts. A later one at the same container path replaces an earlier one.
+    /// Mounts. A later mount at the same container path replaces an earlier one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mounts: Vec<Mount>,
     /// Supplementary groups of the container's first process; need 0.7.0.
@@ -68,30 +69,30 @@ pub struct ContainerEdits {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DeviceNode {
-    /// Where it is in the container.
+    /// Path in the container.
     pub path: PathBuf,
-    /// Where it is on the host, if elsewhere; needs 0.5.0.
+    /// Path on the host, if different; needs 0.5.0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_path: Option<PathBuf>,
-    /// `b`, `c`, `u` or `p`; the runtime looks at the host's node when it is not said.
+    /// Type: `b`, `c`, `u` or `p`. If absent, the runtime reads it from the host's node.
     #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
-    /// Major number, likewise.
+    /// Major number. If absent, the runtime reads it from the host's node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub major: Option<i64>,
-    /// Minor number, likewise.
+    /// Minor number. If absent, the runtime reads it from the host's node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub minor: Option<i64>,
-    /// Mode bits, likewise.
+    /// Mode bits. If absent, the runtime reads them from the host's node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file_mode: Option<u32>,
-    /// A subset of `rwm` for the devices cgroup; all of it when it is not said.
+    /// Permissions of the devices cgroup, a subset of `rwm`. If absent, all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub permissions: Option<String>,
-    /// Owner; the container's user when it is not said.
+    /// User ID of the owner. If absent, the container's user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
-    /// Group, likewise.
+    /// Group ID of the owner. If absent, the container's group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gid: Option<u32>,
 }
@@ -100,9 +101,9 @@ pub struct DeviceNode {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Mount {
-    /// What is mounted.
+    /// Path on the host.
     pub host_path: PathBuf,
-    /// Where.
+    /// Path in the container.
     pub container_path: PathBuf,
     /// File system type; needs 0.4.0. Not used for bind mounts.
     #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
@@ -112,27 +113,27 @@ pub struct Mount {
     pub options: Vec<String>,
 }
 
-/// A program that the runtime runs at a point of the container's life.
+/// A program that the runtime runs at a point of the container's lifecycle.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Hook {
-    /// Which point.
+    /// Name of the OCI hook.
     pub hook_name: String,
-    /// The program, on the host.
+    /// Path of the program on the host.
     pub path: PathBuf,
-    /// Its arguments, the program's name first.
+    /// Arguments, starting with the program's name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub args: Vec<String>,
-    /// Its environment.
+    /// Environment variables as `NAME=value`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<String>,
-    /// Seconds until it is killed.
+    /// Timeout in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<i64>,
 }
 
 impl Spec {
-    /// A spec of these devices, declaring the lowest version that they need.
+    /// Returns a spec of these devices that declares the lowest version that they need.
     #[must_use]
     pub fn new(kind: Kind, devices: Vec<Device>, container_edits: ContainerEdits) -> Self {
         let mut spec = Self {
@@ -146,7 +147,7 @@ impl Spec {
         spec
     }
 
-    /// The spec's own edits and those of each device.
+    /// Returns the spec's own edits and those of each device.
     pub(crate) fn all_edits(&self) -> impl Iterator<Item = &ContainerEdits> {
         std::iter::once(&self.container_edits)
             .chain(self.devices.iter().map(|device| &device.container_edits))
@@ -154,7 +155,7 @@ impl Spec {
 }
 
 impl ContainerEdits {
-    /// Whether this changes nothing.
+    /// Returns true if there are no edits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
@@ -162,8 +163,8 @@ impl ContainerEdits {
 }
 
 impl DeviceNode {
-    /// The host's node at `host_path`, at `path` in the container. Numbers and type are the
-    /// runtime's to look up.
+    /// Returns a node of the host at `path` in the container. The runtime reads type and numbers
+    /// from the host.
     #[must_use]
     pub fn of_host(path: &Path, host_path: &Path) -> Self {
         Self {
@@ -181,11 +182,11 @@ impl DeviceNode {
 }
 
 impl Mount {
-    /// A bind mount that the container can write to, if the file's mode lets it.
+    /// Returns a bind mount that is writable as far as the file's mode permits.
     ///
-    /// The option `bind` is said because a runtime may not add it itself, and without it a
-    /// container in a user namespace of its own fails. The mount is private to the container,
-    /// and nothing on it runs with raised privileges.
+    /// The option `bind` is explicit because a runtime may not add it itself, and a container in
+    /// its own user namespace fails without it. The mount is private to the container, and
+    /// `nosuid` and `nodev` are set.
     #[must_use]
     pub fn bind(host_path: &Path, container_path: &Path) -> Self {
         let options = ["bind", "rprivate", "nosuid", "nodev"].map(str::to_owned).to_vec();
@@ -197,7 +198,7 @@ impl Mount {
         }
     }
 
-    /// The same, read-only.
+    /// Returns a read-only bind mount.
     #[must_use]
     pub fn bind_read_only(host_path: &Path, container_path: &Path) -> Self {
         let mut mount = Self::bind(host_path, container_path);

@@ -1,4 +1,4 @@
-//! A directory of CDI spec files that other programs also write to.
+//! A directory of CDI spec files that is shared with other programs.
 
 use std::{
     collections::BTreeSet,
@@ -16,37 +16,37 @@ use serde::Deserialize;
 
 use crate::{name::Kind, spec::Spec, validate::ValidationError};
 
-/// Why the directory could not be read or changed.
+/// Error of a read or change of the directory.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// A spec that a runtime would refuse is not written.
-    #[error("CDI spec `{path}` was not written because it is not valid", path = .path.display())]
+    /// The spec is invalid and was not written.
+    #[error("refusing to write invalid CDI spec `{path}`", path = .path.display())]
     Invalid {
-        /// The file it would have been.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong.
+        /// The violated rule.
         source: ValidationError,
     },
-    /// The file is there, is not ours, and stays.
-    #[error("CDI spec `{path}` belongs to somebody else: move it away or choose another --cdi-dir", path = .path.display())]
+    /// The file exists and was not created by Tessera.
+    #[error("refusing to overwrite CDI spec `{path}`: not created by Tessera (remove it or set --cdi-dir)", path = .path.display())]
     Foreign {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
-    /// The operating system said no.
-    #[error("failed to {operation} `{path}`", path = .path.display())]
+    /// An operation of the file system failed.
+    #[error("cannot {operation} `{path}`", path = .path.display())]
     Io {
-        /// What was tried.
+        /// Operation that failed.
         operation: &'static str,
-        /// On what.
+        /// Path of the file or directory.
         path: PathBuf,
-        /// What it said.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
 
-/// Names a spec file of ours: `<vendor>-<class>.json`, or `<vendor>-<class>_<id>.json` for one of
-/// many.
+/// Name of a spec file of Tessera: `<vendor>-<class>.json`, or `<vendor>-<class>_<id>.json` if the
+/// kind has several.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SpecFile {
     kind: Kind,
@@ -54,16 +54,16 @@ pub struct SpecFile {
 }
 
 impl SpecFile {
-    /// The one file of this kind.
+    /// Returns the only file of this kind.
     #[must_use]
     pub fn only(kind: Kind) -> Self {
         Self { kind, id: None }
     }
 
-    /// The file of this kind for `id`.
+    /// Returns the file of this kind for `id`.
     ///
     /// # Panics
-    /// Never for UIDs; an id with a path separator in it is a programming error.
+    /// Panics if `id` is empty or has a path separator. Callers pass UIDs.
     #[must_use]
     pub fn of(kind: Kind, id: &str) -> Self {
         assert!(
@@ -82,25 +82,25 @@ impl SpecFile {
     }
 }
 
-/// What [`SpecStore::write`] found and did.
+/// Result of [`SpecStore::write`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Written {
-    /// The file was there with this very content and was not touched.
+    /// The file had the same content and was not written.
     Unchanged,
-    /// The file is new, or has new content.
+    /// The file was created or replaced.
     Changed,
 }
 
-/// What [`SpecStore::retain`] did.
+/// Result of [`SpecStore::retain`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cleaned {
-    /// Ids whose files were removed.
+    /// Ids of the removed files.
     pub removed: Vec<String>,
-    /// Files that are named like ours and are of another kind, or of none: left alone.
+    /// Files with a matching name that are of another kind or invalid. They are left alone.
     pub foreign: Vec<PathBuf>,
 }
 
-/// The only field that tells whose a file is; the rest of a foreign file may be anything.
+/// The field that identifies the writer of a file; the rest may be anything.
 #[derive(Deserialize)]
 struct KindOnly {
     kind: Kind,
@@ -109,37 +109,37 @@ struct KindOnly {
 /// A directory of CDI specs.
 ///
 /// # Guarantees
-/// A reader sees a file's old content or its new one, never a part. A file is ours if its name
-/// *and* its kind say so; no other file is changed or removed.
+/// A reader sees a file's old content or its new one, never a part. A file is managed by Tessera if
+/// its name *and* its kind match; no other file is changed or removed.
 #[derive(Clone, Debug)]
 pub struct SpecStore {
     directory: PathBuf,
 }
 
 impl SpecStore {
-    /// The store at `directory`, which is created by the first write.
+    /// Returns the store at `directory`, which the first write creates.
     #[must_use]
     pub fn new(directory: impl Into<PathBuf>) -> Self {
         Self { directory: directory.into() }
     }
 
-    /// Where `file` is, or would be.
+    /// Returns the path of `file`.
     #[must_use]
     pub fn path(&self, file: &SpecFile) -> PathBuf {
         self.directory.join(file.file_name())
     }
 
-    /// Writes `spec`: to a temporary name that no runtime reads, then renamed.
+    /// Writes `spec` to a temporary file, which runtimes ignore, and renames it.
     ///
     /// # Errors
-    /// [`StoreError::Invalid`], [`StoreError::Foreign`] when a file of another kind has the name,
-    /// [`StoreError::Io`].
+    /// Returns [`StoreError::Invalid`] if the spec is invalid, [`StoreError::Foreign`] if the file
+    /// is of another kind, and [`StoreError::Io`] if it cannot be written.
     pub fn write(&self, file: &SpecFile, spec: &Spec) -> Result<Written, StoreError> {
         let path = self.path(file);
         spec.validate().map_err(|source| StoreError::Invalid { path: path.clone(), source })?;
-        debug_assert_eq!(spec.kind, file.kind, "a file's name and content are of one kind");
-        let mut content = serde_json::to_vec_pretty(spec)
-            .expect("invariant: the models hold nothing that JSON cannot");
+        debug_assert_eq!(spec.kind, file.kind, "file name and content have the same kind");
+        let mut content =
+            serde_json::to_vec_pretty(spec).expect("invariant: the models are plain data");
         content.push(b'\n');
 
         match read(&path)? {
@@ -156,21 +156,21 @@ impl SpecStore {
         Ok(Written::Changed)
     }
 
-    /// The spec in `file`, or `None` if there is no such file or what is there is not a spec that
-    /// we could have written.
+    /// Returns the spec in `file`, or `None` if the file does not exist or is not a spec of this
+    /// store.
     ///
     /// # Errors
-    /// [`StoreError::Io`].
+    /// Returns [`StoreError::Io`] if the file cannot be read.
     pub fn read(&self, file: &SpecFile) -> Result<Option<Spec>, StoreError> {
         let spec: Option<Spec> =
             read(&self.path(file))?.and_then(|bytes| serde_json::from_slice(&bytes).ok());
         Ok(spec.filter(|spec| spec.kind == file.kind))
     }
 
-    /// Removes `file`; `false` when there was nothing of ours to remove.
+    /// Removes `file`; returns false if there is no managed file to remove.
     ///
     /// # Errors
-    /// [`StoreError::Io`].
+    /// Returns [`StoreError::Io`] if the file cannot be read or removed.
     pub fn remove(&self, file: &SpecFile) -> Result<bool, StoreError> {
         let path = self.path(file);
         if path.is_dir() {
@@ -187,26 +187,26 @@ impl SpecStore {
         }
     }
 
-    /// Ids of the files of this kind, in order.
+    /// Returns the ids of the files of this kind, sorted.
     ///
     /// # Errors
-    /// [`StoreError::Io`].
+    /// Returns [`StoreError::Io`] if the directory cannot be read.
     pub fn ids(&self, kind: &Kind) -> Result<BTreeSet<String>, StoreError> {
-        let (ours, _) = self.survey(kind)?;
-        Ok(ours)
+        let (managed, _) = self.scan(kind)?;
+        Ok(managed)
     }
 
-    /// Removes every file of this kind whose id is not in `keep`, and what interrupted writes left.
+    /// Removes every file of this kind whose id is not in `keep`, and temporary files of
+    /// interrupted writes.
     ///
-    /// Nobody may be writing files of this kind meanwhile: the caller holds the lock that writers
-    /// hold.
+    /// The caller holds the writers' lock: no file of this kind may be written at the same time.
     ///
     /// # Errors
-    /// [`StoreError::Io`]; the files before it are gone.
+    /// Returns [`StoreError::Io`] at the first error; files before it have been removed.
     pub fn retain(&self, kind: &Kind, keep: &BTreeSet<String>) -> Result<Cleaned, StoreError> {
-        let (ours, foreign) = self.survey(kind)?;
+        let (managed, foreign) = self.scan(kind)?;
         let mut cleaned = Cleaned { removed: Vec::new(), foreign };
-        for id in ours.difference(keep) {
+        for id in managed.difference(keep) {
             if self.remove(&SpecFile::of(kind.clone(), id))? {
                 cleaned.removed.push(id.clone());
             }
@@ -220,10 +220,11 @@ impl SpecStore {
         Ok(cleaned)
     }
 
-    /// Ids of our files of this kind, and the paths of files that only look like it.
-    fn survey(&self, kind: &Kind) -> Result<(BTreeSet<String>, Vec<PathBuf>), StoreError> {
+    /// Returns the ids of the managed files of this kind, and the paths of files that only have a
+    /// matching name.
+    fn scan(&self, kind: &Kind) -> Result<(BTreeSet<String>, Vec<PathBuf>), StoreError> {
         let prefix = format!("{}-{}_", kind.vendor(), kind.class());
-        let (mut ours, mut foreign) = (BTreeSet::new(), Vec::new());
+        let (mut managed, mut foreign) = (BTreeSet::new(), Vec::new());
         for name in self.entries()? {
             let id = name.strip_prefix(&prefix).and_then(|rest| rest.strip_suffix(".json"));
             let Some(id) = id.filter(|id| !id.is_empty()) else { continue };
@@ -231,14 +232,14 @@ impl SpecStore {
             match read(&path) {
                 Ok(None) => {}
                 Ok(Some(found)) if is_of_kind(&found, kind) => {
-                    ours.insert(id.to_owned());
+                    managed.insert(id.to_owned());
                 }
-                // A directory, or a file that we may not read, is no file of ours.
+                // A directory or an unreadable file is not managed.
                 Ok(Some(_)) | Err(_) => foreign.push(path),
             }
         }
         foreign.sort();
-        Ok((ours, foreign))
+        Ok((managed, foreign))
     }
 
     fn entries(&self) -> Result<Vec<String>, StoreError> {
@@ -254,16 +255,16 @@ impl SpecStore {
         Ok(names)
     }
 
-    /// Runtimes read only `.json` and `.yaml`, so that the suffix hides it from them.
+    /// Returns a temporary path. Runtimes read only `.json` and `.yaml` files.
     fn temporary(&self, file: &SpecFile) -> PathBuf {
         static COUNTER: AtomicU64 = AtomicU64::new(0);
-        // No process id: two instances in containers of their own may both be process 1.
-        static PROCESS: LazyLock<u64> =
+        // Not the PID: two instances may both have PID 1 in their containers.
+        static INSTANCE: LazyLock<u64> =
             LazyLock::new(|| RandomState::new().build_hasher().finish());
         let serial = COUNTER.fetch_add(1, Ordering::Relaxed);
         let prefix = temporary_prefix(&file.kind);
         let id = file.id.as_deref().unwrap_or("only");
-        self.directory.join(format!("{prefix}{id}.{:016x}-{serial}{TEMPORARY_SUFFIX}", *PROCESS))
+        self.directory.join(format!("{prefix}{id}.{:016x}-{serial}{TEMPORARY_SUFFIX}", *INSTANCE))
     }
 }
 

@@ -1,4 +1,4 @@
-//! What makes a spec unusable for a runtime, found before it is written.
+//! Validation of a spec before it is written.
 
 use std::{
     collections::HashSet,
@@ -11,53 +11,53 @@ use crate::{
     version::{self, Version},
 };
 
-/// Why a spec is not valid. Names (kinds, devices) are checked where they are made.
+/// Error of an invalid spec. Names (kinds, devices) are validated when they are parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ValidationError {
-    /// A spec has at least one device.
+    /// The spec has no devices.
     #[error("the CDI spec has no devices")]
     NoDevices,
-    /// A name is used once.
+    /// Two devices have the same name.
     #[error("the CDI spec has device `{0}` more than once")]
     DuplicateDevice(DeviceName),
-    /// Runtimes refuse devices that change nothing.
+    /// A device has no edits, which runtimes refuse.
     #[error("device `{0}` has no container edits")]
     EmptyDevice(DeviceName),
-    /// The content needs more than is declared.
+    /// The content needs a higher version than the declared one.
     #[error("the CDI spec declares cdiVersion {declared} but needs {required}")]
     VersionTooLow {
-        /// What it says.
+        /// Declared version.
         declared: Version,
-        /// What it would have to say.
+        /// Required version.
         required: Version,
     },
-    /// Environment entries are `NAME=value`.
+    /// An environment entry is not `NAME=value`.
     #[error("env entry `{0}` is not NAME=value")]
     Environment(String),
-    /// Paths are absolute and do not climb.
+    /// A path is relative or has `..`.
     #[error("{field} `{path}` is not an absolute path without `..`", path = .path.display())]
     Path {
-        /// Which field.
+        /// Name of the field.
         field: &'static str,
-        /// Its value.
+        /// Value of the field.
         path: PathBuf,
     },
-    /// Types of device nodes are `b`, `c`, `u`, `p`.
-    #[error("device node type `{0}` is none of b, c, u, p")]
+    /// The type of a device node is not `b`, `c`, `u` or `p`.
+    #[error("device node type `{0}` is not one of b, c, u, p")]
     DeviceType(String),
-    /// Permissions are letters of `rwm`, or `none`.
+    /// Device permissions are neither letters of `rwm` nor `none`.
     #[error("device node permissions `{0}` are not letters of rwm")]
     Permissions(String),
-    /// Hooks run at one of the points that OCI knows.
+    /// A hook's name is not an OCI hook.
     #[error("hookName `{0}` is not one of the OCI hooks")]
     HookName(String),
 }
 
 impl Spec {
-    /// Checks what a container runtime would refuse.
+    /// Checks the rules that a container runtime enforces.
     ///
     /// # Errors
-    /// The first thing found wrong.
+    /// Returns the first violated rule.
     pub fn validate(&self) -> Result<(), ValidationError> {
         if self.devices.is_empty() {
             return Err(ValidationError::NoDevices);
@@ -94,8 +94,8 @@ fn environment(entry: &str) -> Result<(), ValidationError> {
 }
 
 fn absolute(field: &'static str, path: &Path) -> Result<(), ValidationError> {
-    let climbs = path.components().any(|component| component == Component::ParentDir);
-    if path.is_absolute() && !climbs {
+    let has_parent = path.components().any(|component| component == Component::ParentDir);
+    if path.is_absolute() && !has_parent {
         return Ok(());
     }
     Err(ValidationError::Path { field, path: path.to_owned() })

@@ -1,4 +1,4 @@
-//! Versions of the CDI specification, and which one a spec needs.
+//! Versions of the CDI specification, and the version that a spec needs.
 
 use std::{fmt, str::FromStr};
 
@@ -28,8 +28,8 @@ pub enum Version {
     V1_1,
 }
 
-/// Nothing lower is ever declared: names of claims may start with a digit, and every runtime that
-/// does DRA knows 0.5.0.
+/// Lowest declared version. Names of claims may start with a digit, and every runtime that supports
+/// DRA supports 0.5.0.
 const LOWEST_DECLARED: Version = Version::V0_5;
 
 const ALL: [(Version, &str); 8] = [
@@ -53,11 +53,9 @@ impl fmt::Display for Version {
     }
 }
 
-/// A `cdiVersion` that is not a released version.
+/// Error of a `cdiVersion` that is not a released version.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "cdiVersion `{0}` is not a version of the CDI specification that this program knows (0.3.0 to 1.1.0)"
-)]
+#[error("unsupported cdiVersion `{0}` (supported: 0.3.0 to 1.1.0)")]
 pub struct UnknownVersion(String);
 
 impl FromStr for Version {
@@ -84,14 +82,14 @@ impl From<Version> for String {
     }
 }
 
-/// The lowest version that has every field and name that `spec` uses.
+/// Returns the lowest version that has every field and name of `spec`.
 pub(crate) fn required(spec: &Spec) -> Version {
     let annotated = !spec.annotations.is_empty()
         || spec.devices.iter().any(|device| !device.annotations.is_empty());
     let dotted = spec.kind.class().contains('.');
 
-    let of_edits = spec.all_edits().map(required_by_edits).max().unwrap_or(Version::V0_3);
-    let of_names = if annotated || dotted {
+    let for_edits = spec.all_edits().map(required_by_edits).max().unwrap_or(Version::V0_3);
+    let for_names = if annotated || dotted {
         Version::V0_6
     } else if spec
         .devices
@@ -102,7 +100,7 @@ pub(crate) fn required(spec: &Spec) -> Version {
     } else {
         Version::V0_3
     };
-    of_edits.max(of_names)
+    for_edits.max(for_names)
 }
 
 fn required_by_edits(edits: &ContainerEdits) -> Version {
@@ -118,7 +116,7 @@ fn required_by_edits(edits: &ContainerEdits) -> Version {
 }
 
 impl Spec {
-    /// The version to declare: the lowest that the content needs, and not below 0.5.0.
+    /// Returns the version to declare: the lowest that the content needs, but at least 0.5.0.
     #[must_use]
     pub fn minimum_version(&self) -> Version {
         required(self).max(LOWEST_DECLARED)

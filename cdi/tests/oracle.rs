@@ -1,4 +1,4 @@
-//! Whatever is written must parse, validate and inject with the ecosystem's own implementation.
+//! Conformance of written specs with the ecosystem's CDI implementation.
 
 use std::path::Path;
 
@@ -29,7 +29,8 @@ fn env(entry: &str) -> ContainerEdits {
     ContainerEdits { env: vec![entry.to_owned()], ..Default::default() }
 }
 
-/// A claim's spec as the driver writes it: a grant and a ledger per device, the library for all.
+/// Returns a claim's spec as the driver writes it: a grant and a ledger per device, the library for
+/// all.
 fn claim_spec() -> Spec {
     let share = |name: &str| {
         let at = |file: &str| {
@@ -49,7 +50,7 @@ fn claim_spec() -> Spec {
     Spec::new(kind(), vec![share("0a-1"), share("0a-2")], edits)
 }
 
-/// Every field that the models have.
+/// Returns a spec with every field of the models.
 fn full_spec() -> Spec {
     let null = DeviceNode {
         kind: Some("c".into()),
@@ -96,7 +97,7 @@ fn cache_of(directory: &Path) -> Cache {
 }
 
 #[test]
-fn what_is_written_parses_and_validates_there_and_reads_back_here() {
+fn written_specs_are_valid_and_read_back() {
     for spec in [claim_spec(), full_spec()] {
         let directory = tempfile::tempdir().expect("a directory");
         let store = SpecStore::new(directory.path());
@@ -106,15 +107,15 @@ fn what_is_written_parses_and_validates_there_and_reads_back_here() {
         let parsed = parse_spec(&store.path(&file)).expect("the oracle parses it");
         validate_spec(&parsed).expect("the oracle's schema accepts it");
         read_spec(&store.path(&file), 0)
-            .expect("the oracle accepts it")
+            .expect("the oracle reads it")
             .validate()
-            .expect("and its devices");
+            .expect("the oracle accepts its devices");
         assert_eq!(store.read(&file).expect("readable"), Some(spec));
     }
 }
 
 #[test]
-fn the_declared_version_is_the_lowest_but_not_below_0_5_0() {
+fn declares_lowest_version_from_0_5_0() {
     let mut annotated = claim_spec();
     annotated.annotations.insert("a".into(), "b".into());
     let mut grouped = claim_spec();
@@ -136,15 +137,15 @@ fn the_declared_version_is_the_lowest_but_not_below_0_5_0() {
     ] {
         assert_eq!(spec.minimum_version(), expected);
         let json = serde_json::to_string(&spec).expect("JSON");
-        let theirs = minimum_required_version(&serde_json::from_str(&json).expect("a spec there"))
+        let oracle = minimum_required_version(&serde_json::from_str(&json).expect("a spec there"))
             .expect("a version");
-        let theirs: Version = theirs.to_string().parse().expect("a known version");
-        assert_eq!(theirs.max(Version::V0_5), expected, "{json}");
+        let oracle: Version = oracle.to_string().parse().expect("a known version");
+        assert_eq!(oracle.max(Version::V0_5), expected, "{json}");
     }
 }
 
 #[test]
-fn two_devices_of_a_claim_are_injected_side_by_side() {
+fn injects_two_devices_of_a_claim() {
     let directory = tempfile::tempdir().expect("a directory");
     SpecStore::new(directory.path())
         .write(&SpecFile::of(kind(), "uid"), &claim_spec())
@@ -157,7 +158,7 @@ fn two_devices_of_a_claim_are_injected_side_by_side() {
     cache_of(directory.path()).inject_devices(Some(&mut container), names).expect("injection");
 
     let mounts = container.mounts().clone().expect("mounts");
-    let ours: Vec<_> = mounts
+    let injected: Vec<_> = mounts
         .iter()
         .filter(|mount| {
             mount.source().as_ref().is_some_and(|source| source.starts_with("/run/state"))
@@ -176,7 +177,7 @@ fn two_devices_of_a_claim_are_injected_side_by_side() {
         ("/dev/tessera/0a-2/ledger", false),
     ]
     .map(|(path, read_only)| (path.to_owned(), read_only));
-    assert_eq!(ours, expected);
+    assert_eq!(injected, expected);
     let environment = container
         .process()
         .as_ref()
@@ -186,7 +187,7 @@ fn two_devices_of_a_claim_are_injected_side_by_side() {
 }
 
 #[test]
-fn a_device_node_takes_its_numbers_from_the_host() {
+fn device_node_gets_numbers_of_host_node() {
     let directory = tempfile::tempdir().expect("a directory");
     let node = DeviceNode::of_host(Path::new("/dev/nvidia0"), Path::new("/dev/null"));
     let edits = ContainerEdits { device_nodes: vec![node], ..Default::default() };

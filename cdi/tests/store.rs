@@ -1,4 +1,4 @@
-//! The directory of specs: atomic, idempotent, and polite to the files of others.
+//! Tests of the spec store: atomic, idempotent, and without changes to files of other programs.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -33,7 +33,7 @@ fn set<const N: usize>(names: [&str; N]) -> BTreeSet<String> {
 }
 
 #[test]
-fn a_write_creates_the_directory_and_leaves_no_temporary_file() {
+fn write_creates_directory_and_leaves_no_temporary_file() {
     let directory = tempfile::tempdir().expect("a directory");
     let deep = directory.path().join("var/run/cdi");
     let store = SpecStore::new(&deep);
@@ -46,7 +46,7 @@ fn a_write_creates_the_directory_and_leaves_no_temporary_file() {
 }
 
 #[test]
-fn writing_the_same_again_does_not_touch_the_file() {
+fn rewriting_same_content_keeps_the_file() {
     use std::os::unix::fs::MetadataExt;
     let directory = tempfile::tempdir().expect("a directory");
     let store = SpecStore::new(directory.path());
@@ -61,7 +61,7 @@ fn writing_the_same_again_does_not_touch_the_file() {
 }
 
 #[test]
-fn a_reader_never_sees_a_half_written_file() {
+fn reader_never_sees_partial_file() {
     let directory = tempfile::tempdir().expect("a directory");
     let store = SpecStore::new(directory.path());
     let file = SpecFile::of(kind(), "u1");
@@ -75,14 +75,14 @@ fn a_reader_never_sees_a_half_written_file() {
         }
     });
     while !writer.is_finished() {
-        let content = fs::read(&path).expect("the file is always there");
-        serde_json::from_slice::<Spec>(&content).expect("and always whole");
+        let content = fs::read(&path).expect("the file always exists");
+        serde_json::from_slice::<Spec>(&content).expect("the file is always complete");
     }
     writer.join().expect("the writer");
 }
 
 #[test]
-fn removing_what_is_not_there_is_no_error() {
+fn removing_missing_file_succeeds() {
     let directory = tempfile::tempdir().expect("a directory");
     let store = SpecStore::new(directory.path());
     let file = SpecFile::of(kind(), "u1");
@@ -93,21 +93,21 @@ fn removing_what_is_not_there_is_no_error() {
 }
 
 #[test]
-fn only_files_that_are_ours_by_name_and_kind_are_cleaned_up() {
+fn retain_removes_only_files_of_own_name_and_kind() {
     let directory = tempfile::tempdir().expect("a directory");
     let store = SpecStore::new(directory.path());
-    for id in ["kept", "gone"] {
+    for id in ["kept", "removed"] {
         store.write(&SpecFile::of(kind(), id), &spec("A=1")).expect("written");
     }
     let foreign = [
-        // Named like ours, of another kind, of no kind, and not JSON at all.
+        // A matching name with another kind, without kind, and not JSON.
         (
             "k8s.gpu.example-claim_other.json",
             r#"{"cdiVersion":"0.6.0","kind":"nvidia.com/gpu","devices":[]}"#,
         ),
         ("k8s.gpu.example-claim_nokind.json", "{}"),
         ("k8s.gpu.example-claim_text.json", "hello"),
-        // Of our kind, named by somebody else.
+        // Own kind with another name.
         ("vendor.json", r#"{"cdiVersion":"0.6.0","kind":"k8s.gpu.example/claim","devices":[]}"#),
         ("k8s.gpu.example-claim_gone.yaml", "kind: k8s.gpu.example/claim"),
     ];
@@ -120,14 +120,14 @@ fn only_files_that_are_ours_by_name_and_kind_are_cleaned_up() {
 
     let cleaned = store.retain(&kind(), &set(["kept"])).expect("cleaned");
 
-    assert_eq!(cleaned.removed, ["gone"]);
-    let suspicious: BTreeSet<_> = cleaned
+    assert_eq!(cleaned.removed, ["removed"]);
+    let unmanaged: BTreeSet<_> = cleaned
         .foreign
         .iter()
         .map(|path| path.file_name().expect("a name").to_str().expect("UTF-8"))
         .collect();
     assert_eq!(
-        suspicious,
+        unmanaged,
         BTreeSet::from([
             "k8s.gpu.example-claim_dir.json",
             "k8s.gpu.example-claim_nokind.json",
@@ -141,21 +141,21 @@ fn only_files_that_are_ours_by_name_and_kind_are_cleaned_up() {
 }
 
 #[test]
-fn a_foreign_file_under_our_name_is_neither_overwritten_nor_removed() {
+fn foreign_file_is_neither_overwritten_nor_removed() {
     let directory = tempfile::tempdir().expect("a directory");
     let store = SpecStore::new(directory.path());
     let file = SpecFile::of(kind(), "u1");
     let content = r#"{"cdiVersion":"0.6.0","kind":"nvidia.com/gpu","devices":[]}"#;
     fs::write(store.path(&file), content).expect("a file");
 
-    let error = store.write(&file, &spec("A=1")).expect_err("it is not ours");
+    let error = store.write(&file, &spec("A=1")).expect_err("not created by Tessera");
     assert!(matches!(error, StoreError::Foreign { .. }), "{error}");
     assert!(!store.remove(&file).expect("no error"));
     assert_eq!(fs::read_to_string(store.path(&file)).expect("the file"), content);
 }
 
 #[test]
-fn a_missing_directory_is_an_empty_one() {
+fn missing_directory_is_empty() {
     let directory = tempfile::tempdir().expect("a directory");
     let store = SpecStore::new(directory.path().join("none"));
     assert!(store.ids(&kind()).expect("no error").is_empty());
@@ -163,7 +163,7 @@ fn a_missing_directory_is_an_empty_one() {
 }
 
 #[test]
-fn an_invalid_spec_is_not_written() {
+fn invalid_spec_is_not_written() {
     let directory = tempfile::tempdir().expect("a directory");
     let store = SpecStore::new(directory.path());
     let file = SpecFile::of(kind(), "u1");
@@ -175,15 +175,15 @@ fn an_invalid_spec_is_not_written() {
     nothing.devices[0].container_edits = ContainerEdits::default();
     let mut relative = spec("A=1");
     relative.container_edits.mounts = vec![Mount::bind(Path::new("etc/shadow"), Path::new("/x"))];
-    let mut climbing = spec("A=1");
-    climbing.container_edits.mounts =
+    let mut with_parent = spec("A=1");
+    with_parent.container_edits.mounts =
         vec![Mount::bind(Path::new("/x"), Path::new("/dev/../etc/passwd"))];
     let low = Spec { cdi_version: Version::V0_3, ..spec("A=1") };
     let mut low_with_groups = low.clone();
     low_with_groups.container_edits.additional_gids = vec![1];
 
     let reasons =
-        [empty, twice, nothing, spec("A"), relative, climbing, low_with_groups].map(|spec| {
+        [empty, twice, nothing, spec("A"), relative, with_parent, low_with_groups].map(|spec| {
             match store.write(&file, &spec).expect_err("invalid") {
                 StoreError::Invalid { source, .. } => source,
                 other => panic!("{other}"),
@@ -208,7 +208,7 @@ fn an_invalid_spec_is_not_written() {
 }
 
 #[test]
-fn unknown_fields_are_refused_rather_than_dropped() {
+fn rejects_unknown_fields() {
     let json =
         serde_json::to_string(&spec("A=1")).expect("JSON").replacen('{', r#"{"surprise":1,"#, 1);
     let error = serde_json::from_str::<Spec>(&json).expect_err("an unknown field");

@@ -144,7 +144,7 @@ async fn a_cluster_and_its_snapshot_say_the_same() {
         assert_eq!(seen, read, "{arguments:?}");
     }
     let explained = live.json(&["explain", "pod", "greedy"]).await;
-    assert_eq!(explained["claims"][0]["reason"], "NoDevices");
+    assert_eq!(explained["claims"][0]["reason"], "InsufficientDevices");
     let simulated = live.json(&["simulate", "-f", "pods.yaml"]).await;
     assert_eq!(
         (&simulated["pods"][0]["result"], &simulated["pods"][0]["node"]),

@@ -12,7 +12,7 @@ use tessera_allocator::{Settings, plan};
 use tessera_api::names::{ClaimName, Namespace, PodName};
 use tessera_cli::explain::{self, PodReport, PodState, Report, View};
 use tessera_cli::output::{Format, render};
-use tessera_index::message;
+use tessera_messages as message;
 
 /// Every GPU of node-a and node-b is nearly full.
 fn full() -> Stage {
@@ -70,7 +70,7 @@ fn a_claim_that_the_pods_status_does_not_name_is_found_out() {
     stage.made_for("trainer-gpu-x", "gpu");
     stage.pod("trainer", &[]).spec.as_mut().unwrap().resource_claims =
         Some(vec![read(json!({"name": "gpu", "resourceClaimTemplateName": "t"}))]);
-    assert_eq!(codes(&pod(&stage, "trainer")), ["ClaimNotListed"], "not allocated yet");
+    assert_eq!(codes(&pod(&stage, "trainer")), ["PodStatusMissingClaim"], "not allocated yet");
     let created = stage.snapshot.pods.last().unwrap().metadata.creation_timestamp.clone().unwrap();
     let new = &mut stage.snapshot.pods.last_mut().unwrap().metadata;
     new.creation_timestamp = Some(Time(stage::NOW.parse().unwrap()));
@@ -78,7 +78,10 @@ fn a_claim_that_the_pods_status_does_not_name_is_found_out() {
     stage.snapshot.pods.last_mut().unwrap().metadata.creation_timestamp = Some(created);
     stage.allocated("trainer-gpu-x", "node-a", &device("aa"), "19Gi", "25");
     let report = pod(&stage, "trainer");
-    assert_eq!((report.state, codes(&report)), (PodState::ForScheduler, vec!["ClaimNotListed"]));
+    assert_eq!(
+        (report.state, codes(&report)),
+        (PodState::ForScheduler, vec!["PodStatusMissingClaim"])
+    );
     assert!(text(&report).contains("delete the pod to start over"), "{}", text(&report));
     let waiting = stage.snapshot.pods.last_mut().unwrap();
     waiting.status.get_or_insert_default().resource_claim_statuses =
@@ -180,7 +183,7 @@ fn a_pod_that_waits_for_a_gpu_in_use_by_mps_is_told_so_and_the_one_that_has_it_t
     stage.claim("trainer-gpu", share("30Gi", "0"));
     stage.pod("trainer", &["trainer-gpu"]);
     let (waits, has) = (text(&pod(&stage, "trainer")), text(&pod(&stage, "a")));
-    assert!(waits.contains("in use with sharing MPS"), "{waits}");
+    assert!(waits.contains("allocated with sharing MPS"), "{waits}");
     assert!(has.contains("has gpu: gpu-1f0c2daa: memory 19Gi, by MPS\n"), "{has}");
 }
 
@@ -201,8 +204,8 @@ fn a_pod_that_is_bound_elsewhere_than_its_claim_is_told_in_the_words_of_the_even
     assert_eq!(report.state, PodState::Misplaced);
     assert_eq!(
         report.message,
-        "the pod is bound to node node-b, but ResourceClaim trainer-gpu is allocated on node node-a; nobody uses it there, so \
-         it is moved to the pod's node"
+        "the pod is bound to node node-b, but ResourceClaim trainer-gpu is allocated on node node-a; no pod uses it there, \
+         so it will be moved to the pod's node"
     );
 }
 
@@ -308,7 +311,7 @@ fn a_pod_that_may_not_spill_is_told_what_to_say_where_memory_is_oversubscribed()
     stage.node("node-a", json!([stage::oversubscribed("aa")]));
     let told = text(&pod(&stage, "trainer"));
     assert!(
-        told.contains("memory is oversubscribed; the claim must say memory.oversubscribe: true"),
+        told.contains("oversubscribed (the claim must set memory.oversubscribe: true)"),
         "{told}"
     );
 }
@@ -318,7 +321,7 @@ fn a_cluster_without_devices_and_one_in_mode_stock_are_told_apart() {
     let mut stage = Stage::empty();
     stage.claim("trainer-gpu", share("19Gi", "25"));
     stage.pod("trainer", &["trainer-gpu"]);
-    assert_eq!(codes(&pod(&stage, "trainer")), ["NoDevices"]);
+    assert_eq!(codes(&pod(&stage, "trainer")), ["NoDevicesPublished"]);
     stage.node("node-a", json!([{"name": "gpu-0", "allowMultipleAllocations": true, "capacity": {"memory": {"value": "80Gi"}}}]));
     assert_eq!(codes(&pod(&stage, "trainer")), ["NotManaged"]);
 }
@@ -333,15 +336,15 @@ fn events_of_our_parts_are_repeated_the_last_of_each_reason() {
                     "reportingComponent": by, "lastTimestamp": at}))
     };
     let events = [
-        event("tessera-controller", "NoDevices", "old news", "2026-01-10T11:00:00Z"),
+        event("tessera-controller", "InsufficientDevices", "old news", "2026-01-10T11:00:00Z"),
         event("default-scheduler", "FailedScheduling", "not ours", "2026-01-10T11:30:00Z"),
-        event("tessera-controller", "NoDevices", "news", "2026-01-10T11:58:00Z"),
+        event("tessera-controller", "InsufficientDevices", "news", "2026-01-10T11:58:00Z"),
     ];
     let report = pod_with(&stage, "trainer", &events);
     let told: Vec<&str> = report.events.iter().map(|said| said.message.as_str()).collect();
     assert_eq!(told, ["news"]);
     assert!(
-        text(&report).ends_with("  2m ago, tessera-controller, NoDevices: news\n"),
+        text(&report).ends_with("  2m ago, tessera-controller, InsufficientDevices: news\n"),
         "{}",
         text(&report)
     );

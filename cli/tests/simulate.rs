@@ -168,7 +168,7 @@ fn what_is_limited_is_requested_and_counts_on_the_node() {
     let large = TRAINER.replace("resources: {", "resources: {limits: {cpu: 33}, ");
     let result = simulated(&stage, &(QUARTER.to_owned() + &large));
     assert_eq!(outcomes(&result), [("trainer", Outcome::DoesNotFit, None)]);
-    assert!(result.pods[0].claims[0].message.contains("node has too little cpu left"));
+    assert!(result.pods[0].claims[0].message.contains("on nodes with insufficient cpu"));
 }
 
 #[test]

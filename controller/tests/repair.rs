@@ -143,10 +143,10 @@ async fn a_claim_that_does_not_fit_on_the_node_of_its_pod_waits_there_for_room()
     seconds(60).await;
     assert_eq!(claim_writes(&api, "c"), [Value::Null; 0]);
     let note = event(&api, "p", "ClaimElsewhere").unwrap();
-    assert!(note.contains("too little memory left (short by 9Gi at least)"), "{note}");
+    assert!(note.contains("insufficient memory (9Gi short)"), "{note}");
     assert!(note.contains("make room on the node, or delete the pod"), "{note}");
     let note = event(&api, "q", "ClaimInUse").unwrap();
-    assert!(note.contains("where another pod is bound with it"), "{note}");
+    assert!(note.contains("on the node of that pod first"), "{note}");
     api.delete("pods", "default", "large");
     clear(&api, "large");
     api.until("an allocation", |api| allocation(api, "c")).await;
@@ -250,7 +250,8 @@ async fn bound_pod_without_room_is_misplaced_until_room_is_made() {
     seconds(200).await;
     let note = event(&api, "p", "ClaimElsewhere").unwrap();
     assert!(
-        note.contains("make room on the node") && note.contains("1 device on 1 node"),
+        note.contains("make room on the node")
+            && note.contains("0/1 GPUs available for ResourceClaim c"),
         "{note}"
     );
     for _ in 0..40 {

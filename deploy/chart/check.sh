@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks the chart without a cluster: lint, a schema that refuses what it should, and the rendered manifests against
-# golden/. Set UPDATE=1 to write the golden files anew.
+# Checks the chart without a cluster: lint, values that the schema must reject, and the rendered
+# manifests against golden/. Set UPDATE=1 to rewrite the golden files.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -16,7 +16,7 @@ check_golden() { # name
   if [ "${UPDATE:-}" = 1 ]; then
     render "$here/golden/$1.values.yaml" >"$golden"
   elif ! diff --unified "$golden" <(render "$here/golden/$1.values.yaml"); then
-    echo "the chart renders differently from $golden; if that is meant: UPDATE=1 $here/check.sh" >&2
+    echo "the rendered chart differs from $golden; if this is intended, run UPDATE=1 $here/check.sh" >&2
     return 1
   fi
 }
@@ -32,18 +32,18 @@ check_refused() { # what, helm arguments...
 
 "$helm" lint --strict --quiet "$chart"
 for values in "$here"/golden/*.values.yaml; do check_golden "$(basename "$values" .values.yaml)"; done
-check_refused "a misspelt value" --set driver.nvidiaDriverRooot=/
+check_refused "an unknown key" --set driver.nvidiaDriverRooot=/
 check_refused "a relative driver root" --set driver.nvidiaDriverRoot=run/nvidia
-check_refused "a GPU index in place of a UUID" --set 'driver.excludeGpus={0}'
+check_refused "a GPU index instead of a UUID" --set 'driver.excludeGpus={0}'
 check_refused "an unknown mode" --set mode=both
-check_refused "an unknown place for the interceptor" --set driver.intercept=kernel
+check_refused "an unknown injection mode" --set driver.intercept=kernel
 check_refused "an amount without a unit" --set-string driver.contextMemory=512
-check_refused "less memory than there is" --set driver.memoryPercent=99
-check_refused "more memory than there is where kube-scheduler allocates" --set mode=stock --set driver.memoryPercent=200
-check_refused "MPS where kube-scheduler allocates" --set mode=stock --set mps.enabled=true
-check_refused "shared memory of an unknown unit" --set-string mps.shmSize=8GB
-check_refused "an unknown order of devices" --set driver.deviceOrder=random
-check_refused "an unknown way with other allocators" --set driver.otherAllocators=warn
+check_refused "less than 100 percent of the memory" --set driver.memoryPercent=99
+check_refused "memory oversubscription in mode stock" --set mode=stock --set driver.memoryPercent=200
+check_refused "MPS in mode stock" --set mode=stock --set mps.enabled=true
+check_refused "shared memory with an unknown unit" --set-string mps.shmSize=8GB
+check_refused "an unknown device order" --set driver.deviceOrder=random
+check_refused "an unknown handling of other allocators" --set driver.otherAllocators=warn
 check_refused "a class with two selectors" --set deviceClasses.h100.architecture=Hopper
 check_refused "a class without a selector" --set deviceClasses.other.config.topology=x
 check_refused "a quote in a product name" --set-string "deviceClasses.h100.productName=H'100"

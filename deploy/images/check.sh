@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Checks the images without a container engine: the Dockerfiles name the Rust release of
-# rust-toolchain.toml, and .dockerignore leaves a build context from which cargo can build and which
-# has no file of e2e, docs, examples or .github but the manifest of e2e.
+# Checks the images without a container engine: the Dockerfiles use the Rust release of
+# rust-toolchain.toml, and .dockerignore leaves a build context from which cargo can build. It
+# contains no file of e2e, docs, examples or .github except e2e/Cargo.toml.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -21,7 +21,7 @@ check_rust_release() {
   minimum=$(sed -nE 's/^rust-version = "(.*)"$/\1/p' Cargo.toml)
   [ -n "$release" ] || fail "rust-toolchain.toml: no channel"
   [[ $release. == "$minimum".* ]] || fail "Cargo.toml: $minimum; rust-toolchain.toml has $release"
-  # Also of the containers in which jobs of CI run.
+  # Includes the containers of CI jobs.
   while read -r named; do
     [[ $named == *"/rust:$release-"* ]] || fail "$named: rust-toolchain.toml has $release"
   done < <(grep -noE '[a-z./]*/rust:[^ ]+' deploy/images/*.Dockerfile .github/workflows/*.yml)
@@ -30,7 +30,7 @@ check_rust_release() {
   done
 }
 
-# The files that an engine would send, by the rules of .dockerignore.
+# Prints the files that an engine would send according to .dockerignore.
 context_files() {
   local files
   files=$(git ls-files --cached --others --exclude-standard | sort)
@@ -43,7 +43,7 @@ check_context() {
   unneeded=$(context_files | grep -E '^(e2e|docs|examples|\.github)/' | grep -vx e2e/Cargo.toml) || true
   [ -z "$unneeded" ] || fail "unneeded in the build context: $unneeded"
   context_files | tar --create --files-from=- | tar --extract --directory "$context"
-  # Of what cargo does without compiling, this looks at the files of every target.
+  # This command checks the files of every target without compiling.
   "$cargo" fetch --quiet --locked --target x86_64-unknown-linux-gnu \
     --manifest-path "$context/Cargo.toml" ||
     fail "cargo cannot load the workspace from the build context: see .dockerignore"

@@ -1,8 +1,8 @@
-# The image tessera-controller. Build it from the repository's root:
+# Image of tessera-controller. Build it from the repository root:
 #
 #   docker build --file deploy/images/controller.Dockerfile --tag ghcr.io/tessera-gpu/tessera-controller:0.1.0 .
 #
-# e2e/cluster/images.sh makes the same image without a container engine.
+# e2e/cluster/images.sh builds the same image without a container engine.
 FROM docker.io/library/rust:1.95.0-bookworm AS build
 WORKDIR /src
 COPY . .
@@ -10,7 +10,7 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,targe
     cargo build --locked --release --package tessera-controller \
     && install -D target/release/tessera-controller /out/usr/local/bin/tessera-controller
 
-# A C runtime and nothing else; the same Debian release as above, so the same C library.
+# Only a C runtime, of the same Debian release as above, so the C library is the same.
 FROM gcr.io/distroless/cc-debian12:nonroot
 COPY --from=build /out/ /
 ENTRYPOINT ["/usr/local/bin/tessera-controller"]

@@ -1,9 +1,9 @@
-# The image of the tests' probe, which says what a container sees of its GPUs and takes memory until refused. Build it
-# from the repository's root:
+# Image of the test program tessera-probe, which reports the GPUs of its container and allocates
+# memory until an allocation fails. Build it from the repository root:
 #
 #   docker build --file deploy/images/probe.Dockerfile --tag tessera/probe:e2e .
 #
-# e2e/cluster/images.sh makes the same image without a container engine.
+# e2e/cluster/images.sh builds the same image without a container engine.
 FROM docker.io/library/rust:1.95.0-bookworm AS build
 WORKDIR /src
 COPY . .
@@ -11,10 +11,10 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,targe
     cargo build --locked --release --package tessera-probe \
     && install -D target/release/tessera-probe /out/usr/local/bin/tessera-probe
 
-# A C runtime and nothing else; the same Debian release as above, so the same C library.
+# Only a C runtime, of the same Debian release as above, so the C library is the same.
 FROM gcr.io/distroless/cc-debian12
 COPY --from=build /out/ /
-# By name too: the tests' pods give a command.
+# In PATH, because the tests' pods set a command.
 ENV PATH=/usr/local/bin:/usr/bin:/bin
 ENTRYPOINT ["/usr/local/bin/tessera-probe"]
 LABEL org.opencontainers.image.title="tessera-probe" \

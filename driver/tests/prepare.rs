@@ -504,7 +504,7 @@ async fn a_foreign_file_under_our_name_is_left_alone_and_fails_the_claim() {
 
     let claim = node.allocate("a", &[(0, 1, 0)]);
     let error = kubelet.prepare(claim).await.expect_err("refused");
-    assert!(error.contains("belongs to somebody else"), "{error}");
+    assert!(error.contains("not created by Tessera"), "{error}");
     assert_eq!(fs::read_to_string(&path).expect("still there"), r#"{"kind": "nvidia.com/gpu"}"#);
     assert_eq!(node.traces().len(), 1, "only that file: {:#?}", node.traces());
 }

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# make bench-cluster: how many pods a real control plane binds per second on nodes without kubelets, with Tessera and with
-# kube-scheduler allocating. Each round has a control plane of its own, so that none finds what another has left.
+# make bench-cluster: measures the pods per second that a real control plane binds on hollow nodes,
+# with Tessera and with kube-scheduler as allocator. Each round has a new control plane.
 #
 #   bench.sh [OPTIONS]     bench.sh --help lists them
 #
-# The control plane is a machine that no network reaches (lib/machine.sh): it may run beside the cluster of up.sh, and all of its
-# processes end with its first. State: $TESSERA_E2E_RUNDIR (default /tmp/tessera-bench-cluster); its logs/ holds every
-# component's log, by round. The programs are release builds ($TESSERA_E2E_PROFILE).
+# The control plane runs in a machine without a network (lib/machine.sh), so it may run beside the
+# cluster of up.sh, and all its processes end with the machine's first process. State is in
+# $TESSERA_E2E_RUNDIR (default /tmp/tessera-bench-cluster); its logs/ contains the components' logs
+# by round. Programs are release builds ($TESSERA_E2E_PROFILE).
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -21,9 +22,9 @@ rounds=$rundir/rounds.jsonl
 
 check_preconditions() {
   local tool
-  [ "$(id -u)" -eq 0 ] || fail "the control plane needs root: it runs in namespaces of its own"
+  [ "$(id -u)" -eq 0 ] || fail "the control plane needs root to create namespaces"
   case $rundir/ in
-    /run/* | /var/run/* | /var/lib/* | /var/log/*) fail "TESSERA_E2E_RUNDIR must lie outside /run, /var/lib, /var/log: machines have their own" ;;
+    /run/* | /var/run/* | /var/lib/* | /var/log/*) fail "TESSERA_E2E_RUNDIR must be outside /run, /var/lib and /var/log, which machines mount themselves" ;;
   esac
   for tool in ip openssl unshare nsenter; do
     command -v "$tool" >/dev/null || fail "$tool is missing: run $here/install-deps.sh"
@@ -33,26 +34,26 @@ check_preconditions() {
 finish() {
   local status=$? leftovers
   trap - EXIT
-  trap '' INT TERM # the way down is not interrupted
+  trap '' INT TERM # the cleanup must not be interrupted
   machines_stop
   leftovers=$(machine_leftovers)
   if [ -n "$leftovers" ]; then
-    say "left behind by $rundir:"
+    info "left by $rundir:"
     echo "$leftovers" >&2
     status=1
   elif [ "$status" -ne 0 ]; then
-    say "the logs are in $logs"
+    info "the logs are in $logs"
   fi
   clear_state
   exit "$status"
 }
 
-# Everything but the logs.
+# Removes all state except the logs.
 clear_state() {
   if [ -d "$rundir" ]; then find "$rundir" -mindepth 1 -maxdepth 1 ! -name logs -exec rm -rf {} +; fi
 }
 
-# Whoever holds the lock may clear away what a killed run left.
+# Removes the state of an earlier, killed run. Only the holder of the lock may do this.
 lock() {
   exec 9>"$rundir.lock"
   flock --nonblock 9 || fail "another run uses $rundir"
@@ -62,10 +63,10 @@ lock() {
   mkdir -p "$rundir"
 }
 
-# The API server is reached from within the machine only.
+# The API server is reachable only from within the machine.
 kubectl_admin() { machine_exec "$control_plane" "$bin/kubectl" --kubeconfig "$kubeconfig" "$@"; }
 
-machine_up() {
+start_machine() {
   local at
   machine_start "$control_plane"
   for at in "${address[$control_plane]}" "$service_address"; do
@@ -73,8 +74,8 @@ machine_up() {
   done
 }
 
-# Classes, rights and admission policies of the chart, without its pods.
-chart_apply() { # allocator
+# Applies the chart's classes, RBAC and admission policies, without its pods.
+apply_chart() { # allocator
   local mode=managed
   if [ "$1" = stock ]; then mode=stock; fi
   kubectl_admin create namespace "$namespace"
@@ -83,8 +84,8 @@ chart_apply() { # allocator
     kubectl_admin apply --filename -
 }
 
-# As the Deployment of the chart runs it, under the same service account.
-controller_start() {
+# Starts the controller under its service account, as the chart's Deployment does.
+start_controller() {
   local directory=$rundir/$control_plane account=tessera-controller token
   kubectl_admin create serviceaccount "$account" --namespace "$namespace"
   token=$(kubectl_admin create token "$account" --namespace "$namespace" --duration 2h)
@@ -109,10 +110,10 @@ round() { # number, allocator, limits, options...
   shift 3
   logs=$rundir/logs/$number-$allocator-$kube_api_qps
   mkdir -p "$logs"
-  machine_up
+  start_machine
   control_plane_components_start
-  chart_apply "$allocator" >"$logs/chart.log"
-  if [ "$allocator" = tessera ]; then controller_start >>"$logs/chart.log"; fi
+  apply_chart "$allocator" >"$logs/chart.log"
+  if [ "$allocator" = tessera ]; then start_controller >>"$logs/chart.log"; fi
   machine_exec "$control_plane" env KUBECONFIG="$kubeconfig" "$program" round "$@" \
     --allocator "$allocator" --limit "$kube_api_qps" --pids "$directory/pids" >>"$rounds"
   machine_stop "$control_plane"
@@ -123,7 +124,7 @@ build() {
   (
     cd "$repository"
     cargo build --locked --profile "$cargo_profile" --package=tessera-e2e --bin=tessera-cluster-bench
-    # By itself: together they would share the features of what they depend on.
+    # A separate build: in one command the packages would share the features of their dependencies.
     cargo build --locked --profile "$cargo_profile" --package=tessera-controller
   )
 }
@@ -134,7 +135,7 @@ all_rounds() { # plan, options...
   pki_create
   while read -r allocator limits <&3; do
     number=$((number + 1))
-    say "round $number of $(wc -l <<<"$plan"): $allocator, client limits $limits"
+    info "round $number of $(wc -l <<<"$plan"): $allocator, client limits $limits"
     round "$number" "$allocator" "$limits" "$@"
   done 3<<<"$plan"
 }

@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
-# Builds the real components of the e2e cluster from their pinned Go modules (modules/) and prints the directory that
-# holds the binaries.
+# Builds the components of the e2e cluster from their pinned Go modules (modules/), and prints the
+# directory of the binaries.
 #
-#   build.sh              build what is missing; the last line on stdout is the directory
-#   build.sh NAME...      only these (make lint needs nothing but helm)
+#   build.sh              build missing binaries; the last line on stdout is the directory
+#   build.sh NAME...      build only these (make lint needs only helm)
 #   build.sh --print-dir  print that directory without building
 #
-# K8S: the version of Kubernetes, 1.37 (default) or 1.36.
+# K8S: the Kubernetes version, 1.37 (default) or 1.36.
 #
-# The directory is <cache>/<key>/bin, <cache> being $TESSERA_E2E_CACHE or ${XDG_CACHE_HOME:-~/.cache}/tessera-e2e and
-# <key> a hash of everything that decides what is built. A binary is built beside its place and renamed into it, so an
-# interrupted run leaves no half a binary, and one that is there already is skipped.
+# The directory is <cache>/<key>/bin. <cache> is $TESSERA_E2E_CACHE or
+# ${XDG_CACHE_HOME:-~/.cache}/tessera-e2e, <key> is a hash of all inputs of the build. A binary is
+# built under a temporary name and renamed, so an interrupted run leaves no partial binary. Existing
+# binaries are skipped.
 #
-# TESSERA_E2E_GO_PARALLEL: how many packages Go compiles at once (default: all cores).
+# TESSERA_E2E_GO_PARALLEL: number of packages that Go compiles in parallel (default: all cores).
 # Needs Go >= 1.26 and, for runc, a C compiler, pkg-config and libseccomp-dev (see install-deps.sh).
 set -euo pipefail
 
@@ -21,7 +22,8 @@ modules=$here/modules
 parallel=${TESSERA_E2E_GO_PARALLEL:-$(nproc)}
 current_kubernetes=1.37
 
-# The module directory of a version of Kubernetes: `kubernetes` is the current one's, the others' carry their number.
+# Prints the module directory of the Kubernetes version: `kubernetes` for the current version, with
+# a version suffix for others.
 kubernetes_module() {
   case ${K8S:-} in
     '' | "$current_kubernetes") echo kubernetes ;;
@@ -38,7 +40,8 @@ check_version() {
   }
 }
 
-# The lines of components.txt for the version asked for: it names the current one's module and release.
+# Prints the lines of components.txt for the selected version; the file contains the current
+# version's module and release.
 components() {
   local module release
   module=$(kubernetes_module)
@@ -51,7 +54,7 @@ components() {
   fi
 }
 
-# Of the modules of Kubernetes only the one that is built from: other versions come and go without another build of it.
+# Includes only the selected Kubernetes module, so changes of others cause no rebuild.
 cache_key() {
   local directories=() directory
   (
@@ -71,8 +74,8 @@ bin_dir() {
   echo "$cache/$(cache_key)/bin"
 }
 
-# The linker's version stamps. Kubernetes reads its own from two packages; without them the API server reports
-# v0.0.0-master and clients that look at versions misbehave.
+# Prints linker flags that set the version. Kubernetes reads it from two packages; without it the
+# API server reports v0.0.0-master, and clients that check versions fail.
 version_stamps() { # variable value
   local variable=$1 value=$2 major minor
   case $variable in
@@ -93,23 +96,23 @@ build_one() { # directory name module package cgo tags variable value
   stamps=$(version_stamps "$7" "$8" | tr '\n' ' ')
   if [ "$tags" = - ]; then tags=; fi
   echo "building $name ($package)" >&2
-  again_if_it_fails go_build
+  retry go_build
   mv "$directory/.$name.$$" "$directory/$name"
   echo "built $name in $((SECONDS - started)) s" >&2
 }
 
-# Of what build_one has found out.
+# Uses the variables of build_one.
 go_build() {
   (cd "$modules/$module" && CGO_ENABLED=$cgo go build -p "$parallel" -trimpath -buildvcs=false -tags "$tags" \
     -ldflags "-s -w $stamps" -o "$directory/.$name.$$" "$package")
 }
 
-# Go gives up at the first module that it does not get, and what was built by then is quick.
-again_if_it_fails() { # command...
+# Go stops at the first module that it cannot download. A retry continues with the cached packages.
+retry() { # command...
   local attempt
   for attempt in 1 2 3; do
     if "$@"; then return; fi
-    echo "attempt $attempt of 3 has failed" >&2
+    echo "attempt $attempt of 3 failed" >&2
     sleep $((attempt * 5))
   done
   return 1

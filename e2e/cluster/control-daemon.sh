@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Puts the stand-in for NVIDIA's MPS control daemon where a driver root has the real one, with the libraries that it needs there: whoever
-# runs it makes the driver root its root.
+# Installs the fake MPS control daemon at the path of NVIDIA's in a driver root, with the libraries
+# that it needs there: the driver root is the root directory of its process.
 #
 #   control-daemon.sh PROGRAM DRIVER_ROOT
 set -euo pipefail
@@ -9,7 +9,7 @@ program=$1
 root=$2
 mkdir -p "$root/dev/shm" "$root/tmp"
 install -D "$program" "$root/usr/bin/nvidia-cuda-mps-control"
-# As in a merged /usr: the loader is found by /lib64, whatever the program says.
+# As in a merged /usr: the program's interpreter is in /lib64.
 ldd "$program" | grep --only-matching '/[^ ]*' | while read -r library; do
   install -D --mode 755 "$library" "$root$library"
 done

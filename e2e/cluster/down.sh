@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Takes the e2e cluster down: ends exactly what up.sh recorded, and then looks for anything that is left on the host.
-# Exit status 1, and a list, if something is. Logs stay in $TESSERA_E2E_RUNDIR/logs; the rest of it is removed.
+# Stops the e2e cluster: ends everything that up.sh recorded, then checks the host for leftovers. If
+# it finds any, it prints a list and exits with status 1. Removes $TESSERA_E2E_RUNDIR except its
+# logs/.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -10,7 +11,7 @@ source "$here/lib/cluster.sh"
 cluster_stop
 leftovers=$(cluster_leftovers)
 if [ -n "$leftovers" ]; then
-  say "left behind by the cluster of $rundir:"
+  info "left by the cluster of $rundir:"
   echo "$leftovers" >&2
   exit 1
 fi

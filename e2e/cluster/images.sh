@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Builds the images of the e2e cluster without a container engine, as OCI archives in $TESSERA_E2E_RUNDIR/images:
 #
-#   images.sh pause      the sandbox image
-#   images.sh tessera    tessera-driver, tessera-controller and the tests' probe, from cargo's binaries; the first two once
-#                        more with fault points, as tessera/driver:fault-points and tessera/controller:fault-points
-#   images.sh load       import what tessera built into both nodes
+#   images.sh pause      build the sandbox image
+#   images.sh tessera    build tessera-driver, tessera-controller and the tests' programs from cargo's
+#                        binaries; driver and controller also with fault points
+#   images.sh load       import the images built by `tessera` into both nodes
 #
-# The same content as deploy/images/*.Dockerfile: a C runtime, the binary, and for the driver the interceptor and tessera-mps. The C
-# runtime is this machine's own (Debian's or Ubuntu's libc6 and libgcc-s1), the one cargo has just linked against.
+# The content equals that of deploy/images/*.Dockerfile: a C runtime, the program, and for the
+# driver the interceptor and tessera-mps. The C runtime is from this machine's Debian or Ubuntu
+# packages (libc6 and libgcc-s1), against which cargo has linked.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -28,10 +29,11 @@ build_pause() {
   oci_archive "$images/pause.tar" tessera/pause:e2e '{"Entrypoint": ["/pause"]}' "$layer"
 }
 
-# The C runtime and the few files a process without a shell expects, in the layout of a merged /usr.
+# Installs the C runtime and the files that a process expects in a container without a shell, in the
+# layout of a merged /usr.
 build_base_layer() { # directory
   local layer=$1 file
-  command -v dpkg >/dev/null || fail "images.sh takes the C runtime from Debian's packages; on another system use the Dockerfiles"
+  command -v dpkg >/dev/null || fail "dpkg is missing: the C runtime is taken from Debian packages; on other systems use the Dockerfiles"
   mkdir -p "$layer"/{etc,tmp,dev,proc,sys,run,usr/lib,usr/lib64,usr/bin}
   chmod 1777 "$layer/tmp"
   for file in lib lib64 bin; do ln -s "usr/$file" "$layer/$file"; done
@@ -47,7 +49,7 @@ build_base_layer() { # directory
   printf 'root:x:0:\nnonroot:x:65532:\n' >"$layer/etc/group"
 }
 
-# Writes an image of a program of ours: the C runtime, the binary, and what else lies in the layer.
+# Writes the image of a program: the C runtime, the binary, and the other files of the layer.
 program_image() { # archive, name with tag, configuration, binary, base layer, layer
   local layer=$6
   install -D "$4" "$layer/usr/local/bin/${4##*/}"
@@ -55,8 +57,8 @@ program_image() { # archive, name with tag, configuration, binary, base layer, l
   oci_archive "$images/$1.tar" "$2" "$3" "$5" "$layer"
 }
 
-# With fault points the programs have the same names, so they are built first: what lies under those names afterwards is
-# what ships.
+# Builds the programs with fault points. They have the same file names, so this is done before the
+# build of the programs that ship.
 build_with_fault_points() { # directory for the binaries
   (
     cd "$repository"
@@ -73,7 +75,7 @@ build_tessera() {
   (
     cd "$repository"
     cargo build --locked --profile "$cargo_profile" "${cargo_packages[@]/#/--package=}"
-    # As it ships.
+    # With the profile that ships.
     cargo build --locked --profile intercept --package=tessera-intercept --package=tessera-intercept-cuda --package=tessera-intercept-nvml
   )
   build_base_layer "$base"
@@ -110,7 +112,8 @@ controller_images() { # base layer, layer
     "$work/with-fault-points/tessera-controller" "$1" "$2"
 }
 
-# The probe in an image with a link that leads to where grants are: the runtime follows it when it mounts volumes.
+# The probe in an image with a symbolic link to the grants' directory, which the runtime follows
+# when it mounts volumes.
 links_image() { # directories of the probe's layers
   local layer=$work/links
   mkdir -p "$layer/links/to/where/grants"
@@ -119,7 +122,7 @@ links_image() { # directories of the probe's layers
     '{"Entrypoint": ["/usr/local/bin/tessera-probe"], "Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]}' "$@" "$layer"
 }
 
-# The probe among programs of every kind, and once more as one that runs as root whoever starts it.
+# The probe with third-party programs of several kinds, and a copy of it that runs as root (setuid).
 guests_image() { # directories of the probe's layers
   local layer=$work/guests
   guests_check_compilers

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Installs the Debian/Ubuntu packages that the real cluster needs, apart from Go and Rust themselves. Nothing else in
-# this directory installs anything.
+# Installs the Debian or Ubuntu packages that the cluster needs, except Go and Rust. No other script
+# in this directory installs packages.
 #
 #   libseccomp-dev pkg-config gcc libc6-dev   building runc and the pause program
-#   musl-tools libc6-dev-i386                 building programs of musl and of 32 bits, beside which the interceptor stands
-#   iproute2 openssl jq                       the nodes' bridge and addresses, the PKI, reading manifests
+#   musl-tools libc6-dev-i386                 building musl and 32-bit programs for the trial `guests`
+#   iproute2 openssl jq                       bridge and addresses of the nodes, PKI, JSON
 #   util-linux                                unshare, nsenter, mountpoint
 #   shell checker (shellcheck)                make lint
 set -euo pipefail

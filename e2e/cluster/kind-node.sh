@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node.sh for the nodes of a kind cluster: the same actions on a node (a container with systemd), by the node's name.
+# node.sh for a kind cluster: the same actions on a node (a container with systemd).
 #
 #   kind-node.sh exec|restart|stop|start|kill|freeze|thaw|gpu|residue NODE ...      (see node.sh)
 set -euo pipefail
@@ -8,11 +8,11 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=lib/cluster.sh
 source "$here/lib/cluster.sh"
 
-# Of a kind node.
+# Path in a kind node.
 bin=/usr/local/bin
 workers=("$TESSERA_KIND_CLUSTER-worker" "$TESSERA_KIND_CLUSTER-worker2")
 
-# What node.sh does with a machine of its own, done with a container.
+# Replaces node.sh's function: a kind node is a container.
 machine_exec() {
   local node=$1
   shift

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# make e2e-kind: the same tests on a kind cluster, for machines with Docker. Builds the images from deploy/images, makes a
-# cluster of one control plane and two workers, gives the workers a fake NVIDIA driver each, installs the chart, runs the
-# tests, deletes the cluster.
+# make e2e-kind: runs the tests on a kind cluster, for machines with Docker. Builds the images from
+# deploy/images, creates a cluster with one control plane and two workers, installs a fake NVIDIA
+# driver on the workers, installs the chart, runs the tests, and deletes the cluster.
 #
-# Needs docker and a Rust toolchain, and Go unless kind, kubectl and helm are installed.
-# KIND_IMAGE: the node image (default: that of the kind release; Kubernetes >= 1.36 is needed).
-# TESSERA_E2E_KEEP=1 leaves the cluster up after the tests.
+# Needs Docker and Rust, and Go unless kind, kubectl and helm are installed. KIND_IMAGE: node image
+# (default: that of the kind release; Kubernetes >= 1.36). TESSERA_E2E_KEEP=1 keeps the cluster
+# after the tests.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -29,7 +29,7 @@ cluster_configuration() {
   local node
   echo "kind: Cluster"
   echo "apiVersion: kind.x-k8s.io/v1alpha4"
-  # As on our own nodes: crash tests kill a container often.
+  # As in lib/node.sh: crash tests kill a container often.
   echo "kubeadmConfigPatches:"
   echo "- '{apiVersion: kubelet.config.k8s.io/v1beta1, kind: KubeletConfiguration, crashLoopBackOff: {maxContainerRestartPeriod: 1s}}'"
   echo "nodes:"
@@ -61,7 +61,7 @@ build_links_image() {
   kind load docker-image --name "$TESSERA_KIND_CLUSTER" tessera/links:e2e
 }
 
-# As guests_image in images.sh, in an image that has a shell.
+# As guests_image in images.sh, in an image with a shell.
 build_guests_image() {
   local context
   context=$(mktemp -d)
@@ -78,8 +78,8 @@ END
   kind load docker-image --name "$TESSERA_KIND_CLUSTER" tessera/guests:e2e
 }
 
-# The fake driver's files, as node_install_gpus lays them out. /run of a kind node is a tmpfs, which docker cp cannot
-# write to: the files go through tar.
+# Installs the fake driver's files as node_install_gpus does. docker cp cannot write to /run, which
+# is a tmpfs in a kind node, so the files are piped through tar.
 install_gpus() { # worker, world
   local description=$repository/testing/fake/world/worlds/$2.yaml files
   files=$(mktemp -d)
@@ -101,7 +101,7 @@ finish() {
     kubectl --kubeconfig "$kubeconfig" --request-timeout=10s get pods,resourceclaims --all-namespaces --output wide >&2 || true
   fi
   if [ "${TESSERA_E2E_KEEP:-}" = 1 ]; then
-    say "kept: export KUBECONFIG=$kubeconfig; end it with: kind delete cluster --name $TESSERA_KIND_CLUSTER"
+    info "cluster kept: export KUBECONFIG=$kubeconfig; delete it with: kind delete cluster --name $TESSERA_KIND_CLUSTER"
   else
     kind delete cluster --name "$TESSERA_KIND_CLUSTER"
     rm -f "$kubeconfig"
@@ -111,7 +111,7 @@ finish() {
 
 main() {
   local index
-  command -v docker >/dev/null || fail "docker is missing: make e2e needs none"
+  command -v docker >/dev/null || fail "docker is missing: install it, or run make e2e, which does not need it"
   command -v helm >/dev/null && command -v kubectl >/dev/null || PATH=$("$here/build.sh"):$PATH
   (cd "$repository" && cargo build --locked --profile "$cargo_profile" --package tessera-fake-world \
     --package tessera-fake-nvml --package tessera-fake-cuda --package tessera-fake-mps-control --package tessera-cli)
@@ -122,7 +122,7 @@ main() {
   for index in 0 1; do install_gpus "${workers[$index]}" "${world[${node_names[$index]}]}"; done
   export KUBECONFIG=$kubeconfig TESSERA_E2E_NODE=$here/kind-node.sh TESSERA_E2E_HELM_VALUES=$here/values.yaml
   helm install tessera "$repository/deploy/chart/tessera" --namespace tessera-system --create-namespace \
-    --values "$here/values.yaml" --wait --timeout "${patience}s"
+    --values "$here/values.yaml" --wait --timeout "${wait_limit}s"
   for index in 0 1; do wait_for "the GPUs of ${workers[$index]} to be published" node_publishes "${workers[$index]}"; done
   cd "$repository"
   cargo test --locked --profile "$cargo_profile" --package tessera-e2e --test cluster -- --test-threads=1 "$@"

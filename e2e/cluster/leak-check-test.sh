@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Shows that down.sh fails, and names the thing, when something of the cluster is left on the host: one leftover of each
-# kind is planted in turn. Starts no cluster and takes a second.
+# Tests that down.sh fails and names the object if something of the cluster is left on the host:
+# creates one leftover of each kind in turn. Starts no cluster; takes a second.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -12,7 +12,7 @@ source "$here/lib/cluster.sh"
 clean_up() {
   umount "$rundir/mounted" 2>/dev/null || true
   link_delete "$mark-leak"
-  link_delete "$(machine_link stray)"
+  link_delete "$(machine_link leaked-machine)"
   rmdir "$hierarchy/$mark-e2e-leak" 2>/dev/null || true
   if [ -n "${inner:-}" ]; then kill -KILL "$inner" 2>/dev/null || true; fi
   rm -rf "$rundir"
@@ -20,7 +20,7 @@ clean_up() {
 
 expect_found() { # kind
   local output
-  if output=$("$here/down.sh" 2>&1); then fail "down.sh did not notice a leftover $1"; fi
+  if output=$("$here/down.sh" 2>&1); then fail "down.sh did not report a leftover $1"; fi
   [[ $output == *"$1"* ]] || fail "down.sh failed without naming the $1: $output"
 }
 
@@ -41,23 +41,23 @@ mkdir "$hierarchy/$mark-e2e-leak"
 expect_found "cgroup $hierarchy/$mark-e2e-leak"
 rmdir "$hierarchy/$mark-e2e-leak"
 
-# A record whose process is not the recorded one (its start time differs) is not killed, but what still lives in the
-# recorded PID namespace is reported.
+# A process with another start time than the recorded one is not killed, but processes in the
+# recorded PID namespace are reported.
 unshare --pid --fork --kill-child sleep 1000 2>/dev/null &
 pid=$!
-wait_for "a process in a namespace of its own" pgrep --parent "$pid"
+wait_for "a process in its own namespace" pgrep --parent "$pid"
 inner=$(pgrep --parent "$pid")
 mkdir -p "$rundir/machines"
-echo "$inner 1 $(readlink "/proc/$inner/ns/pid")" >"$rundir/machines/stray"
-expect_found "process $inner of stray"
+echo "$inner 1 $(readlink "/proc/$inner/ns/pid")" >"$rundir/machines/leaked-machine"
+expect_found "process $inner of leaked-machine"
 kill -KILL "$inner"
 wait "$pid" 2>/dev/null || true
-wait_for "the process to end" namespace_is_empty "$(cut -d' ' -f3 "$rundir/machines/stray")"
+wait_for "the process to end" namespace_is_empty "$(cut -d' ' -f3 "$rundir/machines/leaked-machine")"
 
-# A machine that was killed a moment ago: its link may be there for longer than its processes.
-echo "0 1 pid:[0]" >"$rundir/machines/stray"
-ip link add "$(machine_link stray)" type bridge
-"$here/down.sh" || fail "down.sh leaves the link of a machine that has ended"
+# The network link of a killed machine may exist longer than its processes.
+echo "0 1 pid:[0]" >"$rundir/machines/leaked-machine"
+ip link add "$(machine_link leaked-machine)" type bridge
+"$here/down.sh" || fail "down.sh does not delete the link of a stopped machine"
 
 "$here/down.sh" || fail "down.sh fails although nothing is left"
-say "the leak check finds what it should"
+info "leak check test passed"

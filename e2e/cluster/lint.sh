@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Part of make lint: the shell scripts, the images' build context, and the chart. Needs shellcheck
-# (install-deps.sh) and Go, which builds helm once.
+# Part of make lint: checks the shell scripts, the build context of images, and the chart. Needs the
+# package shellcheck (install-deps.sh), and Go to build helm once.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

@@ -1,23 +1,25 @@
 #!/usr/bin/env bash
-# Does something to a machine of the running e2e cluster (node-a, node-b, control-plane), for tests and for a look.
+# Runs an action on a machine of the e2e cluster (node-a, node-b, control-plane).
 #
-#   node.sh exec MACHINE COMMAND...      run a command inside
-#   node.sh root MACHINE                 print a path on the host that is the machine's file system
-#   node.sh restart NODE COMPONENT       kubelet or containerd: SIGTERM, start again, wait until it answers
-#   node.sh stop MACHINE COMPONENT       kubelet, etcd, kube-apiserver, ...: SIGTERM, wait until it is gone
-#   node.sh kill MACHINE COMPONENT       the same with SIGKILL
-#   node.sh start MACHINE COMPONENT      start again
-#   node.sh usage MACHINE COMPONENT      print its CPU time, milliseconds, and the most memory it had, KiB
-#   node.sh kill NODE driver, node.sh kill control-plane controller     SIGKILL to its containers, wherever they run
-#   node.sh start NODE driver, node.sh start control-plane controller   wait until kubelet has started them again
-#   node.sh freeze NODE CONTAINER        stop a container's process where it is (SIGSTOP), by the container's ID
-#   node.sh thaw NODE CONTAINER          let it go on
-#   node.sh restart-kubelet NODE, node.sh restart-containerd NODE   short for restart
-#   node.sh scheduler-through control-plane URL   kube-scheduler speaks to the API server through a proxy; URL nobody: directly
-#   node.sh gpu NODE HAPPENING...        a GPU falls off the bus, reports an XID, ...: see tessera-fake-world control --help
-#   node.sh policies control-plane off|on   remove the chart's admission policies from force, put them back
+#   node.sh exec MACHINE COMMAND...      run a command on the machine
+#   node.sh root MACHINE                 print the path of the machine's file system on the host
+#   node.sh restart NODE COMPONENT       kubelet or containerd: SIGTERM, start, wait until it responds
+#   node.sh stop MACHINE COMPONENT       kubelet, etcd, kube-apiserver, ...: SIGTERM, wait until it exits
+#   node.sh kill MACHINE COMPONENT       as stop, with SIGKILL
+#   node.sh start MACHINE COMPONENT      start the component
+#   node.sh usage MACHINE COMPONENT      print its CPU time in ms and its peak memory in KiB
+#   node.sh kill NODE driver             SIGKILL the driver's container on the node;
+#   node.sh kill control-plane controller   the controller's containers on all nodes
+#   node.sh start NODE driver            wait until the kubelet has restarted that container;
+#   node.sh start control-plane controller  the controller's containers
+#   node.sh freeze NODE CONTAINER        stop a container's process (SIGSTOP), by container ID
+#   node.sh thaw NODE CONTAINER          resume it (SIGCONT)
+#   node.sh restart-kubelet NODE, node.sh restart-containerd NODE   same as restart
+#   node.sh scheduler-through control-plane URL   connect kube-scheduler through a proxy; URL none: directly
+#   node.sh gpu NODE EVENT...            simulate a GPU event: see tessera-fake-world control --help
+#   node.sh policies control-plane off|on   remove or restore the bindings of the admission policies
 #   node.sh import NODE IMAGE            load $TESSERA_E2E_RUNDIR/images/IMAGE.tar
-#   node.sh residue NODE                 print what Tessera and the pods left: CDI files, grants, journal entries, mounts
+#   node.sh residue NODE                 list CDI files, grants, ledgers, mounts and journal entries of claims
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

@@ -1,46 +1,48 @@
-//! Comparing what is expected with what was seen.
+//! Compares an expected value with an observed one.
 //!
-//! An object holds if each of its fields does, others may be there; a list must have the same
-//! length. `null` stands for "not there". A text is compared as such, except
+//! An object matches if each expected field matches; other fields are ignored. A list must have the
+//! expected length. `null` matches a missing field. A string matches an equal string, except that
 //!
-//! - against a number: then it is a quantity (`19Gi`);
-//! - where it starts with `<=`, `>=`, `<`, `>` or `!=`: then the rest is compared in that way;
-//! - where it starts with `~`: then the rest must occur in the text seen.
+//! - a string compared with a number is parsed as a quantity (`19Gi`);
+//! - a string that starts with `<=`, `>=`, `<`, `>` or `!=` compares quantities with that operator;
+//! - a string that starts with `~` matches if the rest occurs in the observed string.
 
 use serde_json::Value;
 use tessera_api::Quantity;
 
-/// Finds the first difference; the text names its place.
+/// Returns the first difference between `expected` and `seen`; the text names the field.
 ///
 /// # Errors
-/// The difference.
+/// Returns the description of the difference.
 pub fn compare(expected: &Value, seen: &Value) -> Result<(), String> {
-    at("", expected, seen)
+    compare_at("", expected, seen)
 }
 
-fn at(place: &str, expected: &Value, seen: &Value) -> Result<(), String> {
+fn compare_at(path: &str, expected: &Value, seen: &Value) -> Result<(), String> {
     match (expected, seen) {
-        (Value::Object(fields), Value::Object(_)) => fields
-            .iter()
-            .try_for_each(|(name, expected)| at(&format!("{place}.{name}"), expected, &seen[name])),
+        (Value::Object(fields), Value::Object(_)) => {
+            fields.iter().try_for_each(|(name, expected)| {
+                compare_at(&format!("{path}.{name}"), expected, &seen[name])
+            })
+        }
         (Value::Array(expected), Value::Array(seen)) if expected.len() == seen.len() => {
             let pairs = expected.iter().zip(seen).enumerate();
-            pairs
-                .into_iter()
-                .try_for_each(|(i, (expected, seen))| at(&format!("{place}[{i}]"), expected, seen))
+            pairs.into_iter().try_for_each(|(i, (expected, seen))| {
+                compare_at(&format!("{path}[{i}]"), expected, seen)
+            })
         }
-        (Value::String(text), _) => text_holds(place, text, seen),
+        (Value::String(text), _) => compare_text(path, text, seen),
         _ if expected == seen => Ok(()),
-        _ => Err(format!("`{}` is {seen}, expected {expected}", name(place))),
+        _ => Err(format!("`{}` is {seen}, expected {expected}", name(path))),
     }
 }
 
-fn name(place: &str) -> &str {
-    place.strip_prefix('.').unwrap_or(place)
+fn name(path: &str) -> &str {
+    path.strip_prefix('.').unwrap_or(path)
 }
 
-fn text_holds(place: &str, text: &str, seen: &Value) -> Result<(), String> {
-    let differs = || format!("`{}` is {seen}, expected {text}", name(place));
+fn compare_text(path: &str, text: &str, seen: &Value) -> Result<(), String> {
+    let differs = || format!("`{}` is {seen}, expected {text}", name(path));
     if let Some(part) = text.strip_prefix('~') {
         let holds = seen.as_str().is_some_and(|seen| seen.contains(part.trim_start()));
         return if holds { Ok(()) } else { Err(differs()) };
@@ -63,15 +65,15 @@ fn text_holds(place: &str, text: &str, seen: &Value) -> Result<(), String> {
     if holds { Ok(()) } else { Err(differs()) }
 }
 
-type Holds = fn(std::cmp::Ordering) -> bool;
+type Operator = fn(std::cmp::Ordering) -> bool;
 
-/// The longer signs first: `<=` also starts with `<`.
-const SIGNS: [(&str, Holds); 5] = [
-    ("<=", std::cmp::Ordering::is_le as Holds),
-    (">=", std::cmp::Ordering::is_ge as Holds),
-    ("!=", std::cmp::Ordering::is_ne as Holds),
-    ("<", std::cmp::Ordering::is_lt as Holds),
-    (">", std::cmp::Ordering::is_gt as Holds),
+/// Comparison operators. Longer ones come first, because `<=` also starts with `<`.
+const SIGNS: [(&str, Operator); 5] = [
+    ("<=", std::cmp::Ordering::is_le as Operator),
+    (">=", std::cmp::Ordering::is_ge as Operator),
+    ("!=", std::cmp::Ordering::is_ne as Operator),
+    ("<", std::cmp::Ordering::is_lt as Operator),
+    (">", std::cmp::Ordering::is_gt as Operator),
 ];
 
 fn amount(seen: &Value) -> Option<Quantity> {
@@ -89,14 +91,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_that_are_not_named_may_be_anything() {
+    fn ignores_fields_without_expectation() {
         assert_eq!(compare(&json!({"a": 1}), &json!({"a": 1, "b": 2})), Ok(()));
         assert!(compare(&json!({"a": 1}), &json!({"b": 2})).is_err());
         assert_eq!(compare(&json!({"a": null}), &json!({})), Ok(()));
     }
 
     #[test]
-    fn a_list_has_all_of_its_elements_and_no_more() {
+    fn list_must_have_expected_length() {
         let seen = json!([{"uuid": "x", "bytes": 1}]);
         assert_eq!(compare(&json!([{"uuid": "x"}]), &seen), Ok(()));
         assert!(compare(&json!([]), &seen).is_err());
@@ -104,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quantity_is_compared_with_a_number_exactly() {
+    fn compares_quantity_with_number_exactly() {
         assert_eq!(compare(&json!("19Gi"), &json!(20_401_094_656_u64)), Ok(()));
         assert!(compare(&json!("19Gi"), &json!(20_401_094_657_u64)).is_err());
         assert_eq!(compare(&json!("> 18Gi"), &json!(20_401_094_656_u64)), Ok(()));
@@ -113,14 +115,14 @@ mod tests {
     }
 
     #[test]
-    fn a_difference_names_its_place() {
+    fn difference_names_the_field() {
         let difference =
             compare(&json!({"devices": [{"total": "19Gi"}]}), &json!({"devices": [{"total": 5}]}));
         assert_eq!(difference.unwrap_err(), "`devices[0].total` is 5, expected 19Gi");
     }
 
     #[test]
-    fn a_part_of_a_text_is_enough_where_it_says_so() {
+    fn tilde_matches_substring() {
         assert_eq!(compare(&json!("~ H100"), &json!("NVIDIA H100 80GB")), Ok(()));
         assert!(compare(&json!("~ A100"), &json!("NVIDIA H100 80GB")).is_err());
         assert!(compare(&json!("H100"), &json!("NVIDIA H100 80GB")).is_err());

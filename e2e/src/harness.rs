@@ -1,5 +1,4 @@
-//! Runs scenarios and trials as a test program does: it lists them, filters them, prints a line for
-//! each, and ends with an exit code.
+//! Test harness for scenarios and trials: lists, filters and runs them, and reports the results.
 
 mod arguments;
 
@@ -20,22 +19,22 @@ use crate::runner::{Figure, Outcome, Runner};
 use crate::scenario::ScenarioFile;
 use crate::trials::{self, Cluster};
 
-/// The scenario files of this repository.
-pub fn scenarios() -> PathBuf {
+/// Returns the directory of the scenario files of this repository.
+pub fn scenario_directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("scenarios")
 }
 
-/// What a trial came to: figures, or a reason why it was not made.
+/// Result of a trial: measured figures, or the reason why it was skipped.
 pub type TrialOutcome = anyhow::Result<Outcome>;
 
-/// A test: its name, and what it does on a cluster.
+/// An end-to-end test: a name, and a function that runs on a cluster.
 pub struct Trial {
     name: String,
     run: Box<dyn FnOnce(Cluster) -> LocalBoxFuture<'static, TrialOutcome>>,
 }
 
 impl Trial {
-    /// A trial of that name.
+    /// Creates a trial with the given name.
     pub fn new<F>(name: impl Into<String>, run: impl FnOnce(Cluster) -> F + 'static) -> Self
     where
         F: Future<Output = TrialOutcome> + 'static,
@@ -43,7 +42,7 @@ impl Trial {
         Self { name: name.into(), run: Box::new(|cluster| Box::pin(run(cluster))) }
     }
 
-    /// Its name, as `scenario/binpack` or `trial/soak`.
+    /// Returns the name, for example `scenario/binpack` or `trial/soak`.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -55,7 +54,7 @@ impl fmt::Debug for Trial {
     }
 }
 
-/// The trials of all scenario files.
+/// Returns one trial for each scenario file.
 fn scenario_trials() -> anyhow::Result<Vec<Trial>> {
     let trial = |file: ScenarioFile| {
         let name = format!("scenario/{}", file.name);
@@ -64,29 +63,29 @@ fn scenario_trials() -> anyhow::Result<Vec<Trial>> {
             Ok(runner.run(&file).await?)
         })
     };
-    let files = ScenarioFile::read_all(&scenarios())?;
-    anyhow::ensure!(!files.is_empty(), "no scenario files in {}", scenarios().display());
+    let files = ScenarioFile::read_all(&scenario_directory())?;
+    anyhow::ensure!(!files.is_empty(), "no scenario files in {}", scenario_directory().display());
     Ok(files.into_iter().map(trial).collect())
 }
 
-/// Everything that there is to run against any cluster, with `more` that this one can do.
+/// Returns all tests that run on any cluster, with `more` tests that need a specific cluster.
 ///
 /// # Errors
-/// A scenario file cannot be read or is no scenario.
-pub fn everything(more: Vec<Trial>) -> anyhow::Result<Vec<Trial>> {
+/// Returns an error if a scenario file cannot be read or parsed.
+pub fn all_trials(more: Vec<Trial>) -> anyhow::Result<Vec<Trial>> {
     let mut trials = scenario_trials()?;
     trials.extend(crate::examples::trials()?);
-    trials.extend(trials::all());
+    trials.extend(trials::portable());
     trials.extend(more);
-    trials.extend(trials::last());
+    trials.extend(trials::final_checks());
     Ok(trials)
 }
 
-/// The `main` of a test program: lists the trials or hands those selected to `run`, as the
-/// program's arguments say.
+/// Runs the `main` function of a test program: lists the trials or passes the selected ones to
+/// `run`, as the command line requests.
 ///
-/// Nothing is started where the trials are listed, or where a filter matches none of them: that
-/// fails with exit code 2.
+/// No cluster is started if the trials are only listed. A filter that matches no trial ends the
+/// program with exit code 2.
 pub async fn main<F>(
     trials: anyhow::Result<Vec<Trial>>,
     run: impl FnOnce(Vec<Trial>) -> F,
@@ -110,7 +109,7 @@ where
     })
 }
 
-/// The result of all trials.
+/// Results of all trials.
 #[derive(Debug, Default)]
 pub struct Report {
     passed: usize,
@@ -120,15 +119,20 @@ pub struct Report {
 }
 
 impl Report {
-    /// Nothing has run, since the machine lacks what the test program `name` needs.
+    /// Creates a report without results: the machine lacks what the test program `name` needs.
     pub fn skipped(name: &str, reason: String) -> Self {
         Self { skipped: vec![(name.to_owned(), reason)], ..Self::default() }
     }
 
-    /// Runs trials one after the other and prints a line for each. Once `lost` ends, the trial
-    /// under way has failed, and the others are not run: each would wait for the cluster, for
-    /// up to a quarter of an hour.
-    pub async fn of(trials: Vec<Trial>, cluster: &Cluster, lost: impl Future<Output = ()>) -> Self {
+    /// Runs trials one after the other and prints a line for each.
+    ///
+    /// If `lost` completes, the current trial fails and the remaining trials are not run: each
+    /// would wait for the cluster for up to 15 minutes.
+    pub async fn run(
+        trials: Vec<Trial>,
+        cluster: &Cluster,
+        lost: impl Future<Output = ()>,
+    ) -> Self {
         let lost = lost.shared();
         let mut report = Self::default();
         for Trial { name, run } in trials {
@@ -136,20 +140,20 @@ impl Report {
             let cluster = cluster.clone();
             let outcome = tokio::select! {
                 biased;
-                () = lost.clone() => Err(anyhow::anyhow!("the cluster is lost: nobody can read from it any more")),
+                () = lost.clone() => Err(anyhow::anyhow!("cluster is lost: the API server does not respond")),
                 outcome = AssertUnwindSafe(async { run(cluster).await }).catch_unwind() => {
-                    outcome.unwrap_or_else(|panic| Err(anyhow::anyhow!("panicked: {}", message(&*panic))))
+                    outcome.unwrap_or_else(|panic| Err(anyhow::anyhow!("panicked: {}", panic_message(&*panic))))
                 }
             };
-            report.note(name, began, outcome);
+            report.record(name, began, outcome);
         }
         report
     }
 
-    fn note(&mut self, name: String, began: Instant, outcome: TrialOutcome) {
+    fn record(&mut self, name: String, began: Instant, outcome: TrialOutcome) {
         match outcome {
-            Ok(Outcome::Held(figures)) => {
-                println!("test {name} ... ok ({})", short(began.elapsed()));
+            Ok(Outcome::Passed(figures)) => {
+                println!("test {name} ... ok ({})", format_duration(began.elapsed()));
                 self.passed += 1;
                 self.figures.extend(figures);
             }
@@ -158,21 +162,24 @@ impl Report {
                 self.skipped.push((name, reason));
             }
             Err(error) => {
-                println!("test {name} ... FAILED ({})", short(began.elapsed()));
-                println!("    {}", shortened(&format!("{error:#}")).replace('\n', "\n    "));
+                println!("test {name} ... FAILED ({})", format_duration(began.elapsed()));
+                println!("    {}", truncated(&format!("{error:#}")).replace('\n', "\n    "));
                 self.failed.push(name);
             }
         }
     }
 
-    /// Prints the summary: failed and skipped by name, and the figures.
+    /// Prints the summary: failed and skipped trials by name, and the figures.
     pub fn finish(mut self) -> ExitCode {
         println!();
-        self.figures.sort_by(|one, other| (&one.of, one.took).cmp(&(&other.of, other.took)));
-        for figures in self.figures.chunk_by(|one, other| one.of == other.of) {
-            let at = |percent: usize| short(figures[(figures.len() - 1) * percent / 100].took);
-            let (n, of) = (figures.len(), &figures[0].of);
-            println!("FIGURE: {of}: p50 {}, p99 {}, max {} of {n}", at(50), at(99), at(100));
+        self.figures
+            .sort_by(|one, other| (&one.name, one.duration).cmp(&(&other.name, other.duration)));
+        for figures in self.figures.chunk_by(|one, other| one.name == other.name) {
+            let at = |percent: usize| {
+                format_duration(figures[(figures.len() - 1) * percent / 100].duration)
+            };
+            let (n, name) = (figures.len(), &figures[0].name);
+            println!("FIGURE: {name}: p50 {}, p99 {}, max {} of {n}", at(50), at(99), at(100));
         }
         for (name, reason) in &self.skipped {
             report_skip(name, reason);
@@ -190,21 +197,21 @@ impl Report {
     }
 }
 
-/// The message of a panic.
-fn message(panic: &(dyn Any + Send)) -> &str {
+/// Returns the message of a panic.
+fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message")
 }
 
-/// Nobody reads more of it.
-const MOST_SAID: usize = 3000;
+/// Limit of a failure message, in bytes. Longer messages are truncated.
+const MAX_MESSAGE_BYTES: usize = 3000;
 
-fn shortened(text: &str) -> String {
-    let end = text.floor_char_boundary(MOST_SAID);
+fn truncated(text: &str) -> String {
+    let end = text.floor_char_boundary(MAX_MESSAGE_BYTES);
     if end < text.len() { format!("{}…", &text[..end]) } else { text.to_owned() }
 }
 
-fn short(time: Duration) -> String {
+fn format_duration(time: Duration) -> String {
     if time < Duration::from_secs(1) {
         format!("{:.1} ms", time.as_secs_f64() * 1000.0)
     } else {
@@ -222,30 +229,32 @@ mod tests {
         Trial::new(name, async move |_| outcome())
     }
 
-    /// A cluster that nothing asks for anything.
+    /// A cluster that receives no requests.
     fn cluster() -> Cluster {
         Cluster::new(kube::Config::new("http://localhost:1".parse().unwrap()), None).unwrap()
     }
 
     #[tokio::test]
-    async fn a_failed_trial_fails_the_run_and_stops_nothing() {
+    async fn failed_trial_fails_run_and_others_still_run() {
         let trials = vec![
-            trial("a", || Err(anyhow::anyhow!("no"))),
+            trial("a", || Err(anyhow::anyhow!("failed"))),
             trial("b", || Ok(Outcome::Skipped("not here".into()))),
             trial("c", || panic!("three {}", "devices")),
-            trial("d", || Ok(Outcome::Held(vec![]))),
+            trial("d", || Ok(Outcome::Passed(vec![]))),
         ];
-        let report = Report::of(trials, &cluster(), pending()).await;
+        let report = Report::run(trials, &cluster(), pending()).await;
         assert_eq!((report.passed, report.skipped.len()), (1, 1));
         assert_eq!(report.failed, ["a", "c"]);
         assert_eq!(format!("{:?}", report.finish()), format!("{:?}", ExitCode::FAILURE));
     }
 
     #[tokio::test]
-    async fn no_trial_waits_for_a_lost_cluster_or_begins_on_it() {
-        let trials =
-            vec![Trial::new("waits", |_| pending()), trial("begins", || panic!("it has begun"))];
-        let report = Report::of(trials, &cluster(), ready(())).await;
+    async fn lost_cluster_fails_all_remaining_trials() {
+        let trials = vec![
+            Trial::new("waits", |_| pending()),
+            trial("begins", || panic!("the trial has started")),
+        ];
+        let report = Report::run(trials, &cluster(), ready(())).await;
         assert_eq!(report.failed, ["waits", "begins"]);
     }
 }

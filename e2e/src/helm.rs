@@ -1,7 +1,7 @@
-//! Installing, upgrading and removing the chart as an operator does: the program `helm` of $PATH.
+//! Installs, upgrades and uninstalls the chart with the `helm` program of `$PATH`.
 //!
-//! `$TESSERA_E2E_HELM_VALUES` names the values with which the cluster's Tessera was installed;
-//! without it the trials that need it are skipped, since they could not put back what was there.
+//! `$TESSERA_E2E_HELM_VALUES` names the values file with which the cluster's release was installed.
+//! Without it the trials that change the release are skipped, because they could not restore it.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -9,19 +9,19 @@ use std::process::Stdio;
 use anyhow::Context;
 use tokio::process::Command;
 
-/// The release and its namespace, as `run.sh` and the README install them.
+/// Name of the release, as in `run.sh` and the README.
 const RELEASE: &str = "tessera";
 /// Namespace of the release.
 pub const NAMESPACE: &str = "tessera-system";
 
-/// The program helm, the chart of this repository, and the values of the cluster.
+/// The `helm` program with this repository's chart and the cluster's values.
 #[derive(Clone, Debug)]
 pub struct Helm {
     values: PathBuf,
 }
 
 impl Helm {
-    /// What the environment names.
+    /// Returns the helm client that the environment configures, if any.
     pub fn from_environment() -> Option<Self> {
         std::env::var_os("TESSERA_E2E_HELM_VALUES").map(|values| Self { values: values.into() })
     }
@@ -29,24 +29,24 @@ impl Helm {
     /// Installs the chart and waits until it is ready.
     ///
     /// # Errors
-    /// helm's own.
+    /// Returns an error if helm fails.
     pub async fn install(&self) -> anyhow::Result<()> {
         self.release("install", &[]).await
     }
 
-    /// Upgrades the release to the chart with these settings and no others, and waits until it is
-    /// ready.
+    /// Upgrades the release with these settings, replacing those of earlier upgrades, and waits
+    /// until it is ready.
     ///
     /// # Errors
-    /// helm's own.
+    /// Returns an error if helm fails.
     pub async fn upgrade(&self, settings: &[&str]) -> anyhow::Result<()> {
         self.release("upgrade", settings).await
     }
 
-    /// Removes the release and waits until its objects are gone.
+    /// Uninstalls the release and waits until its objects are deleted.
     ///
     /// # Errors
-    /// helm's own.
+    /// Returns an error if helm fails.
     pub async fn uninstall(&self) -> anyhow::Result<()> {
         run(Command::new("helm").args(["uninstall", RELEASE, "--wait", "--timeout", "120s"])).await
     }
@@ -64,7 +64,7 @@ impl Helm {
 
 async fn run(helm: &mut Command) -> anyhow::Result<()> {
     let helm = helm.args(["--namespace", NAMESPACE]).stdin(Stdio::null()).kill_on_drop(true);
-    let output = helm.output().await.context("failed to run helm")?;
+    let output = helm.output().await.context("cannot run helm")?;
     anyhow::ensure!(
         output.status.success(),
         "{:?}: {}",

@@ -1,6 +1,5 @@
-//! Nodes without a kubelet: a Node object, a Lease that keeps it ready, and a slice of GPUs. What
-//! is bound there never starts, so that hundreds of pods cost what the control plane costs, and
-//! nothing else.
+//! Hollow nodes: a Node object without a kubelet, a Lease that keeps it ready, and a ResourceSlice
+//! of GPUs. Pods bound to them never start, so hundreds of pods load only the control plane.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -21,81 +20,92 @@ use tessera_api::names::{GpuUuid, NodeName, PciBusId};
 use tessera_api::slice::{self, Fence, NodeOwner, SliceOptions};
 
 use crate::inventory::DRIVER;
-use crate::wait::{self, Verdict};
+use crate::wait::{self, CheckResult};
 
-/// Only it publishes GPUs, each instance those of its own node; so it is impersonated.
+/// User that publishes the slices. Only the driver may publish GPUs, each instance those of its own
+/// node, so it is impersonated.
 const PUBLISHER: &str = "system:serviceaccount:tessera-system:tessera-driver";
 
-/// In which the API server takes the node that a service account's token is bound to.
+/// Header for the node to which a service account's token is bound.
 const NODE_OF_TOKEN: &str = "impersonate-extra-authentication.kubernetes.io%2Fnode-name";
 
-/// Where the leases of nodes are.
+/// Namespace of the Leases of nodes.
 const LEASES: &str = "kube-node-lease";
 
-/// As a kubelet renews. kube-controller-manager gives a node up that was silent for 50 s
-/// (`--node-monitor-grace-period`).
+/// Interval between Lease renewals, as a kubelet renews. kube-controller-manager marks a node
+/// unreachable after 50 s (`--node-monitor-grace-period`).
 const HEARTBEAT: Duration = Duration::from_secs(10);
 
-/// The label of all of them; its value says whose they are.
+/// Label of all hollow nodes; its value names the owner.
 const LABEL: &str = "e2e.tessera.dev/hollow";
 
-/// NVLinks between each pair of GPUs of a node, all of one H100 behind NVSwitches.
+/// NVLinks between each pair of GPUs of a node: all links of one H100 behind NVSwitches.
 const NVLINKS: u32 = 18;
 
-/// Nodes that join or leave at once.
-const AT_ONCE: usize = 16;
+/// Maximum number of nodes created or deleted concurrently.
+const MAX_CONCURRENT: usize = 16;
 
-/// Begins the name of each.
+/// Prefix of the names of hollow nodes.
 const PREFIX: &str = "hollow-";
 
-/// Time for the garbage collector to delete the slices of nodes that have left.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// Time limit for the garbage collector to delete the slices of deleted nodes.
+const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Which nodes without a kubelet.
+/// Number and kind of hollow nodes.
 #[derive(Clone, Copy, Debug)]
-pub struct Shape {
-    /// How many.
+pub struct HollowNodesSpec {
+    /// Number of nodes.
     pub nodes: u32,
-    /// GPUs of each, of 80 GiB; at most 16.
+    /// GPUs per node, of 80 GiB each; at most 16.
     pub gpus: u32,
-    /// Whom the GPUs are for.
+    /// Allocator that may allocate the GPUs.
     pub fence: Fence,
 }
 
-/// Some nodes without a kubelet.
+/// A set of hollow nodes.
 pub struct HollowNodes {
     slices: Api<ResourceSlice>,
     nodes: Api<Node>,
     leases: Api<Lease>,
     names: Vec<String>,
-    whose: String,
+    owner: String,
 }
 
 impl HollowNodes {
-    /// Adds nodes. All that an earlier run has left go first, and their slices, whose GPUs would be
-    /// counted.
+    /// Creates nodes. All hollow nodes of earlier runs and their slices are deleted first, because
+    /// their GPUs would be counted.
     ///
     /// # Errors
-    /// What the API server says; slices of an earlier run stay.
-    pub async fn join(client: &Client, whose: &str, shape: Shape) -> anyhow::Result<Self> {
+    /// Returns an error of the API server, or one if slices of an earlier run are not deleted in
+    /// time.
+    pub async fn create(
+        client: &Client,
+        owner: &str,
+        spec: HollowNodesSpec,
+    ) -> anyhow::Result<Self> {
         let hollow = Self {
             slices: Api::all(client.clone()),
             nodes: Api::all(client.clone()),
             leases: Api::namespaced(client.clone(), LEASES),
-            names: (1..=shape.nodes).map(|number| format!("{PREFIX}{number}")).collect(),
-            whose: whose.to_owned(),
+            names: (1..=spec.nodes).map(|number| format!("{PREFIX}{number}")).collect(),
+            owner: owner.to_owned(),
         };
         let earlier = hollow.nodes.list(&ListParams::default().labels(LABEL)).await?;
         let mut earlier: BTreeSet<_> = earlier.iter().map(ResourceExt::name_any).collect();
-        // Of an interrupted join or leave.
+        // Nodes of a run that was interrupted while it created or deleted them.
         earlier.extend(hollow.names.iter().cloned());
         hollow.remove(&earlier).await?;
-        let joining = (1..=shape.nodes).map(|number| hollow.join_one(client, number, shape));
-        stream::iter(joining).buffer_unordered(AT_ONCE).try_collect::<()>().await?;
+        let creating = (1..=spec.nodes).map(|number| hollow.create_one(client, number, spec));
+        stream::iter(creating).buffer_unordered(MAX_CONCURRENT).try_collect::<()>().await?;
         Ok(hollow)
     }
 
-    async fn join_one(&self, client: &Client, number: u32, shape: Shape) -> anyhow::Result<()> {
+    async fn create_one(
+        &self,
+        client: &Client,
+        number: u32,
+        spec: HollowNodesSpec,
+    ) -> anyhow::Result<()> {
         let name = format!("{PREFIX}{number}");
         let node = serde_json::from_value(self.node(&name))?;
         let uid = self.nodes.create(&PostParams::default(), &node).await?.uid().unwrap_or_default();
@@ -103,25 +113,25 @@ impl HollowNodes {
         self.leases.create(&PostParams::default(), &lease).await?;
         let options = SliceOptions {
             owner: Some(NodeOwner { uid }),
-            fence: shape.fence,
+            fence: spec.fence,
             ..SliceOptions::new(NodeName::new(&name)?)
         };
-        for slice in slice::build(&inventory(number, shape.gpus)?, &options) {
+        for slice in slice::build(&inventory(number, spec.gpus)?, &options) {
             publish(client, &name, &slice).await?;
         }
         Ok(())
     }
 
-    /// What a pod needs in its spec to go there, and nowhere else.
+    /// Returns the node selector and the tolerations that bind a pod to these nodes.
     pub fn placement(&self) -> (Value, Value) {
-        (json!({LABEL: self.whose}), json!([{"operator": "Exists"}]))
+        (json!({LABEL: self.owner}), json!([{"operator": "Exists"}]))
     }
 
-    /// Keeps them ready; ends only with an error. The renewals are spread over time, as those of
+    /// Keeps the nodes ready until an error occurs. Renewals are spread over time, as those of
     /// kubelets are.
     ///
     /// # Errors
-    /// What the API server says.
+    /// Returns an error if the API server refuses a renewal.
     pub async fn keep_ready(&self) -> anyhow::Result<Infallible> {
         let nodes = u32::try_from(self.names.len()).unwrap_or(u32::MAX).max(1);
         let mut beats = tokio::time::interval(HEARTBEAT / nodes);
@@ -130,42 +140,42 @@ impl HollowNodes {
             let beat = json!({"spec": {"renewTime": now_in_microseconds()}});
             self.leases.patch(name, &PatchParams::default(), &Patch::Merge(beat)).await?;
         }
-        anyhow::bail!("there are no nodes to keep ready")
+        anyhow::bail!("no hollow nodes to keep ready")
     }
 
-    /// Removes them, with their leases, and waits until their slices are gone.
+    /// Deletes the nodes and their Leases, and waits until their slices are deleted.
     ///
     /// # Errors
-    /// What the API server says; slices stay.
-    pub async fn leave(&self) -> anyhow::Result<()> {
+    /// Returns an error of the API server, or one if slices are not deleted in time.
+    pub async fn delete(&self) -> anyhow::Result<()> {
         self.remove(&self.names.iter().cloned().collect()).await
     }
 
     async fn remove(&self, names: &BTreeSet<String>) -> anyhow::Result<()> {
         stream::iter(names)
-            .map(|name| self.leave_one(name))
-            .buffer_unordered(AT_ONCE)
+            .map(|name| self.delete_one(name))
+            .buffer_unordered(MAX_CONCURRENT)
             .try_collect::<()>()
             .await?;
-        let judge = |slices: &[ResourceSlice]| {
+        let check = |slices: &[ResourceSlice]| {
             let nodes = slices.iter().filter_map(|slice| slice.spec.node_name.as_deref());
             match nodes.filter(|node| node.starts_with(PREFIX)).count() {
-                0 => Verdict::Done(()),
-                left => Verdict::NotYet(format!("{left} are left")),
+                0 => CheckResult::Done(()),
+                left => CheckResult::Pending(format!("{left} are left")),
             }
         };
         let selector = watcher::Config::default().fields(&format!("spec.driver={DRIVER}"));
-        let what = "the slices of nodes that have left to go";
-        Ok(wait::until(self.slices.clone(), selector, what, PATIENCE, judge).await?)
+        let what = "slices of deleted nodes to be deleted";
+        Ok(wait::until(self.slices.clone(), selector, what, TIMEOUT, check).await?)
     }
 
-    async fn leave_one(&self, name: &str) -> anyhow::Result<()> {
+    async fn delete_one(&self, name: &str) -> anyhow::Result<()> {
         let params = DeleteParams::default();
-        for gone in [
+        for error in [
             self.nodes.delete(name, &params).await.err(),
             self.leases.delete(name, &params).await.err(),
         ] {
-            match gone {
+            match error {
                 None => {}
                 Some(kube::Error::Api(status)) if status.is_not_found() => {}
                 Some(error) => return Err(error.into()),
@@ -177,15 +187,15 @@ impl HollowNodes {
     fn node(&self, name: &str) -> Value {
         let amounts = json!({"cpu": "1000", "memory": "1000Gi", "pods": "1000"});
         json!({
-            "metadata": {"name": name, "labels": {LABEL: self.whose, "kubernetes.io/hostname": name}},
+            "metadata": {"name": name, "labels": {LABEL: self.owner, "kubernetes.io/hostname": name}},
             "spec": {"taints": [{"key": LABEL, "effect": "NoSchedule"}]},
             "status": {"capacity": amounts, "allocatable": amounts, "conditions": [ready()]},
         })
     }
 }
 
-/// Writes a slice as the driver of that node. Its client serves all nodes: hundreds of them would
-/// be as many connections.
+/// Creates a slice as the driver of that node. One client serves all nodes, to avoid hundreds of
+/// connections.
 async fn publish(client: &Client, node: &str, slice: &ResourceSlice) -> anyhow::Result<()> {
     let request = Request::new(ResourceSlice::url_path(&(), None));
     let mut request = request.create(&PostParams::default(), serde_json::to_vec(slice)?)?;
@@ -194,7 +204,7 @@ async fn publish(client: &Client, node: &str, slice: &ResourceSlice) -> anyhow::
     client
         .request::<ResourceSlice>(request)
         .await
-        .with_context(|| format!("publishing the GPUs of {node}"))?;
+        .with_context(|| format!("cannot publish the GPUs of node {node}"))?;
     Ok(())
 }
 
@@ -207,7 +217,7 @@ fn lease(node: &str, uid: &str) -> Value {
 
 fn ready() -> Value {
     let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
-    json!({"type": "Ready", "status": "True", "reason": "Hollow", "message": "nothing runs here",
+    json!({"type": "Ready", "status": "True", "reason": "Hollow", "message": "hollow node: no pods are started",
         "lastHeartbeatTime": now, "lastTransitionTime": now})
 }
 
@@ -215,7 +225,7 @@ fn now_in_microseconds() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S%.6fZ").to_string()
 }
 
-/// GPUs of one node, every pair joined by NVLinks, as on a server with eight H100 behind
+/// Returns the GPUs of one node, each pair linked by NVLink, as on a server with eight H100 and
 /// NVSwitches.
 fn inventory(node: u32, gpus: u32) -> anyhow::Result<Inventory> {
     let links = (0..gpus).flat_map(|a| (a + 1..gpus).map(move |b| (a, b)));
@@ -230,8 +240,7 @@ fn gpu(node: u32, index: u32) -> anyhow::Result<Gpu> {
         uuid: uuid(node, index)?,
         index,
         minor: index,
-        // Nobody looks for it: trials ask for the GPUs of nodes that have containers by their
-        // product.
+        // Matches no trial: trials select GPUs of nodes with containers by product name.
         product_name: "Hollow".to_owned(),
         architecture: "Hopper".to_owned(),
         memory_bytes: 80 << 30,
@@ -263,26 +272,29 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn slices_of_earlier_nodes_are_gone_when_others_join() {
+    async fn creation_deletes_slices_of_earlier_nodes() {
         let cluster = SimCluster::start(ClusterOptions::default()).await.unwrap();
         let (client, fence) = (cluster.client(), Fence::Managed);
-        let earlier = HollowNodes::join(&client, "earlier", Shape { nodes: 20, gpus: 8, fence })
-            .await
-            .unwrap();
+        let earlier =
+            HollowNodes::create(&client, "earlier", HollowNodesSpec { nodes: 20, gpus: 8, fence })
+                .await
+                .unwrap();
         assert_eq!(slices(&client).await, 20);
-        // As an interrupted run leaves its nodes; the next has fewer.
+        // An interrupted run leaves its nodes; the next run has fewer.
         drop(earlier);
         let later =
-            HollowNodes::join(&client, "later", Shape { nodes: 2, gpus: 4, fence }).await.unwrap();
+            HollowNodes::create(&client, "later", HollowNodesSpec { nodes: 2, gpus: 4, fence })
+                .await
+                .unwrap();
         assert_eq!(slices(&client).await, 2);
         assert_eq!(GpuInventory::read(&client).await.unwrap().len(), 8);
-        later.leave().await.unwrap();
+        later.delete().await.unwrap();
         assert_eq!(slices(&client).await, 0);
         cluster.stop().await;
     }
 
     #[test]
-    fn no_two_nodes_publish_the_same_gpu() {
+    fn gpu_uuids_are_unique_across_nodes() {
         let mut seen = BTreeSet::new();
         for node in 1..=300 {
             let inventory = inventory(node, 8).unwrap();

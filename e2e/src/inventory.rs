@@ -1,4 +1,4 @@
-//! Which GPUs the cluster has, as its ResourceSlices say.
+//! GPUs of the cluster, as published in ResourceSlices.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,15 +12,15 @@ use serde_json::Value;
 use tessera_test_support::slices::nodes_with_whole_pool;
 use tokio::sync::OnceCell;
 
-use crate::wait::{self, Verdict, WaitError};
+use crate::wait::{self, CheckResult, WaitError};
 
-/// Time for drivers to publish their GPUs.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// Time limit for drivers to publish their GPUs.
+const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// The driver under test.
+/// Name of the DRA driver under test.
 pub const DRIVER: &str = "gpu.tessera.dev";
 
-/// Devices by pool and name.
+/// Published devices by pool and name.
 #[derive(Clone, Debug, Default)]
 pub struct GpuInventory {
     devices: BTreeMap<(String, String), Device>,
@@ -31,16 +31,16 @@ impl GpuInventory {
     /// Reads the slices of the driver under test.
     ///
     /// # Errors
-    /// What the API server says.
+    /// Returns an error if the API server cannot list the slices.
     pub async fn read(client: &Client) -> Result<Self, kube::Error> {
         let api: Api<ResourceSlice> = Api::all(client.clone());
         let slices =
             api.list(&ListParams::default().fields(&format!("spec.driver={DRIVER}"))).await?;
-        Ok(Self::of(slices.items))
+        Ok(Self::from_slices(slices.items))
     }
 
-    /// The inventory of these slices. Older generations of a pool do not count.
-    pub fn of(slices: Vec<ResourceSlice>) -> Self {
+    /// Creates the inventory of these slices. Older generations of a pool are ignored.
+    pub fn from_slices(slices: Vec<ResourceSlice>) -> Self {
         let mut generations: BTreeMap<String, i64> = BTreeMap::new();
         for slice in &slices {
             let newest = generations.entry(slice.spec.pool.name.clone()).or_default();
@@ -60,8 +60,8 @@ impl GpuInventory {
         inventory
     }
 
-    /// The first node with at least `count` GPUs whose product name has that word, in whatever
-    /// case.
+    /// Returns the first node with at least `count` GPUs whose product name contains that word,
+    /// ignoring case.
     pub fn node_with(&self, word: &str, count: usize) -> Option<&str> {
         let word = word.to_lowercase();
         self.nodes.iter().find_map(|(pool, node)| {
@@ -75,58 +75,59 @@ impl GpuInventory {
         })
     }
 
-    /// The node of a pool.
+    /// Returns the node of a pool.
     pub fn node_of(&self, pool: &str) -> Option<&str> {
         self.nodes.get(pool).map(String::as_str)
     }
 
-    /// A published device.
+    /// Returns a published device.
     pub fn device(&self, pool: &str, name: &str) -> Option<&Device> {
         self.devices.get(&(pool.to_owned(), name.to_owned()))
     }
 
-    /// All published devices, by pool and name.
+    /// Returns all published devices, by pool and name.
     pub fn devices(&self) -> impl Iterator<Item = (&(String, String), &Device)> {
         self.devices.iter()
     }
 
-    /// The nodes that publish a pool.
+    /// Returns the nodes that publish a pool.
     pub fn nodes(&self) -> impl Iterator<Item = &str> {
         self.nodes.values().map(String::as_str)
     }
 
-    /// The first device of a pool, by name.
+    /// Returns the name of the first device of a pool.
     pub fn first_of(&self, pool: &str) -> Option<&str> {
         self.devices.keys().find(|(of, _)| of == pool).map(|(_, name)| name.as_str())
     }
 
-    /// How many devices are published.
+    /// Returns the number of published devices.
     pub fn len(&self) -> usize {
         self.devices.len()
     }
 
-    /// Whether none is.
+    /// Returns true if no device is published.
     pub fn is_empty(&self) -> bool {
         self.devices.is_empty()
     }
 }
 
-/// The nodes that published GPUs when they were first looked at. Clones are of the same look.
+/// Nodes that published GPUs at the first check. Clones share the result.
 #[derive(Clone, Debug, Default)]
 pub struct GpuNodes(Arc<OnceCell<BTreeSet<String>>>);
 
 impl GpuNodes {
-    /// Waits until all of them publish every slice of their pool. A kubelet that starts deletes the
-    /// slices of its node, and the driver publishes them anew: a test that reads them in
-    /// between finds no GPUs there.
+    /// Waits until each of these nodes publishes every slice of its pool. A starting kubelet
+    /// deletes the slices of its node and the driver publishes them again; a test that reads in
+    /// between finds no GPUs.
     ///
     /// # Errors
-    /// [`WaitError`]; at the first look also without a node that publishes.
+    /// Returns a [`WaitError`] if a node does not publish in time, or if no node does at the first
+    /// check.
     pub async fn publish(&self, client: &Client) -> Result<(), WaitError> {
         let slices: Api<ResourceSlice> = Api::all(client.clone());
         let selector = watcher::Config::default().fields(&format!("spec.driver={DRIVER}"));
         let first = self.0.get().cloned();
-        let judge = |slices: &[ResourceSlice]| {
+        let check = |slices: &[ResourceSlice]| {
             let publishing: BTreeSet<String> =
                 nodes_with_whole_pool(slices).into_iter().map(str::to_owned).collect();
             let missing = match &first {
@@ -137,19 +138,19 @@ impl GpuNodes {
                 None => String::new(),
             };
             if missing.is_empty() {
-                Verdict::Done(publishing)
+                CheckResult::Done(publishing)
             } else {
-                Verdict::NotYet(format!("not {missing}"))
+                CheckResult::Pending(format!("not published: {missing}"))
             }
         };
         let what = "all nodes to publish their GPUs";
-        let publishing = wait::until(slices, selector, what, PATIENCE, judge).await?;
+        let publishing = wait::until(slices, selector, what, TIMEOUT, check).await?;
         self.0.get_or_init(async || publishing).await;
         Ok(())
     }
 }
 
-/// An attribute's value, whatever its type; `null` without one.
+/// Returns the value of a device attribute of any type; `null` if the device lacks it.
 pub fn attribute(device: &Device, name: &str) -> Value {
     let attributes = device.attributes.as_ref();
     let value = attributes.and_then(|attributes| {
@@ -180,8 +181,8 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_found_by_a_whole_word_of_its_product_name_and_enough_of_them() {
-        let inventory = GpuInventory::of(vec![
+    fn finds_node_by_word_of_product_name_and_count() {
+        let inventory = GpuInventory::from_slices(vec![
             slice("a", 1, &["NVIDIA A100 80GB PCIe"; 4]),
             slice("b", 1, &["NVIDIA H100 80GB HBM3"; 8]),
         ]);
@@ -206,8 +207,9 @@ mod tests {
     }
 
     #[test]
-    fn only_the_newest_generation_of_a_pool_counts() {
-        let inventory = GpuInventory::of(vec![slice("a", 1, &["T4"; 4]), slice("a", 2, &["T4"])]);
+    fn ignores_older_pool_generations() {
+        let inventory =
+            GpuInventory::from_slices(vec![slice("a", 1, &["T4"; 4]), slice("a", 2, &["T4"])]);
         assert_eq!(inventory.len(), 1);
     }
 }

@@ -1,4 +1,4 @@
-//! What scenarios must not leave in the cluster.
+//! Checks that tests leave no objects in the cluster.
 
 use std::time::Duration;
 
@@ -8,56 +8,60 @@ use kube::api::{DeleteParams, ListParams};
 use kube::{Api, Client, ResourceExt};
 
 use crate::inventory::DRIVER;
-use crate::wait::{self, Verdict, WaitError};
+use crate::wait::{self, CheckResult, WaitError};
 
-/// How long an earlier scenario's claims may take to lose their allocation.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// Time limit for claims of an earlier test to lose their allocation.
+const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Something is left, or could not be looked for.
+/// Error of a cleanup check.
 #[derive(Debug, thiserror::Error)]
 pub enum LeftoverError {
-    /// The API server refused.
-    #[error("{what}")]
+    /// A request to the API server failed.
+    #[error("cannot {action}")]
     Api {
-        /// What was to be done.
-        what: String,
-        /// Why not.
+        /// The request.
+        action: String,
+        /// The cause.
         source: Box<kube::Error>,
     },
-    /// Something did not go away.
+    /// An object was not deleted in time.
     #[error(transparent)]
     Wait(#[from] WaitError),
-    /// Objects of a namespace that is gone.
-    #[error("left in namespace {namespace}: {objects}")]
+    /// Objects are left in a deleted namespace.
+    #[error("objects left in namespace {namespace}: {objects}")]
     Objects {
         /// The namespace.
         namespace: String,
-        /// Their kinds and names.
+        /// Kinds and names of the objects.
         objects: String,
     },
 }
 
-/// Waits until no claim holds a device of ours.
+/// Waits until no claim has a device of the driver under test.
 ///
 /// # Errors
-/// Some still do after minutes.
+/// Returns an error if a claim is still allocated after the time limit.
 pub async fn none_allocated(client: &Client) -> Result<(), LeftoverError> {
-    let judge = |claims: &[ResourceClaim]| {
+    let check = |claims: &[ResourceClaim]| {
         let holding: Vec<_> =
             claims.iter().filter(|claim| holds_device(claim)).map(full_name).collect();
-        if holding.is_empty() { Verdict::Done(()) } else { Verdict::NotYet(holding.join(", ")) }
+        if holding.is_empty() {
+            CheckResult::Done(())
+        } else {
+            CheckResult::Pending(holding.join(", "))
+        }
     };
     Ok(wait::until(
         Api::all(client.clone()),
         Default::default(),
         "no claim to hold a GPU",
-        PATIENCE,
-        judge,
+        TIMEOUT,
+        check,
     )
     .await?)
 }
 
-/// Whether a device of the driver under test is allocated to the claim.
+/// Returns true if a device of the driver under test is allocated to the claim.
 pub fn holds_device(claim: &ResourceClaim) -> bool {
     let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
     let results = allocation
@@ -70,10 +74,10 @@ fn full_name<K: kube::Resource>(object: &K) -> String {
     format!("{}/{}", object.namespace().unwrap_or_default(), object.name_any())
 }
 
-/// Deletes a namespace and waits until it is gone. One that is not there is gone.
+/// Deletes a namespace and waits until it is deleted. A missing namespace is no error.
 ///
 /// # Errors
-/// The server refuses, or it takes too long.
+/// Returns an error if the API server refuses the deletion or if the deletion takes too long.
 pub async fn delete_namespace(
     client: &Client,
     name: &str,
@@ -85,28 +89,28 @@ pub async fn delete_namespace(
         Err(kube::Error::Api(status)) if status.is_not_found() => return Ok(()),
         Err(error) => {
             return Err(LeftoverError::Api {
-                what: format!("delete namespace {name}"),
+                action: format!("delete namespace {name}"),
                 source: Box::new(error),
             });
         }
     }
-    let judge = |namespace: Option<&Namespace>| match namespace {
-        None => Verdict::Done(()),
+    let check = |namespace: Option<&Namespace>| match namespace {
+        None => CheckResult::Done(()),
         Some(namespace) => {
-            Verdict::NotYet(serde_json::to_string(&namespace.status).unwrap_or_default())
+            CheckResult::Pending(serde_json::to_string(&namespace.status).unwrap_or_default())
         }
     };
-    Ok(wait::until_one(namespaces, name, &format!("namespace {name} to be gone"), within, judge)
+    Ok(wait::until_one(namespaces, name, &format!("namespace {name} to be deleted"), within, check)
         .await?)
 }
 
-/// Says that a namespace that is gone took its pods and claims along.
+/// Checks that the pods and claims of a deleted namespace were deleted with it.
 ///
 /// # Errors
-/// Some are left.
+/// Returns an error that names the remaining objects.
 pub async fn none_of_namespace(client: &Client, namespace: &str) -> Result<(), LeftoverError> {
     let failed = |error| LeftoverError::Api {
-        what: format!("list objects of {namespace}"),
+        action: format!("list objects of {namespace}"),
         source: Box::new(error),
     };
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);

@@ -1,7 +1,7 @@
-//! End-to-end tests: the same scenario files and the same trials on any cluster, by its kubeconfig.
+//! End-to-end tests: scenario files and trials that run on any cluster, given its kubeconfig.
 //!
 //! ```text
-//! scenarios/*.yaml -- scenario (parse) --> runner (apply, wait by watch, compare) --> harness (list, run, report)
+//! scenarios/*.yaml -- scenario (parse) --> runner (apply, watch, compare) --> harness (list, run, report)
 //!                                             |  kube client                             ^
 //!                                             v                                          |
 //!                            any cluster: simcluster, e2e/cluster, kind, yours       trials (restarts, 100 pods)
@@ -9,8 +9,8 @@
 //!                                             +------ operations: $TESSERA_E2E_NODE -----+
 //! ```
 //!
-//! Nothing here sleeps for a fixed time and hopes: every wait is for something that a watch or a
-//! log stream tells, with a deadline, and says what it saw last when that passes.
+//! No test sleeps for a fixed time: every wait observes a watch or a log stream, has a deadline,
+//! and reports the last observed state when the deadline passes.
 #![forbid(unsafe_code)]
 
 pub mod examples;

@@ -1,10 +1,10 @@
-//! Objects of any kind, as scenario files write them.
+//! Kubernetes objects of any kind, as written in scenario files.
 
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
 use kube::{Api, Client};
 use serde_json::Value;
 
-/// Kinds that scenario files name without an `apiVersion`, and whether they live in namespaces.
+/// Kinds that scenario files may use without an `apiVersion`: kind, API version, namespaced.
 const KINDS: [(&str, &str, bool); 7] = [
     ("Pod", "v1", true),
     ("ConfigMap", "v1", true),
@@ -15,17 +15,17 @@ const KINDS: [(&str, &str, bool); 7] = [
     ("DeviceClass", "resource.k8s.io/v1", false),
 ];
 
-/// A kind that scenario files cannot use.
+/// Error for a kind that scenario files cannot use.
 #[derive(Debug, thiserror::Error)]
-#[error("`{kind}` is no kind that scenario files can use: {}", KINDS.map(|(kind, ..)| kind).join(", "))]
+#[error("unsupported kind `{kind}`; supported in scenario files: {}", KINDS.map(|(kind, ..)| kind).join(", "))]
 pub struct UnknownKind {
     kind: String,
 }
 
-/// An API for that kind; in the namespace, if it has any.
+/// Returns the API for that kind; in the namespace if the kind is namespaced.
 ///
 /// # Errors
-/// The kind is not in the list.
+/// Returns an error if the kind is not in the list.
 pub fn api(
     client: &Client,
     kind: &str,
@@ -49,15 +49,15 @@ fn look_up(kind: &str) -> Result<(&'static str, bool), UnknownKind> {
         .ok_or_else(|| UnknownKind { kind: kind.to_owned() })
 }
 
-/// Whether objects of that kind outlive the scenario's namespace.
+/// Returns true if objects of that kind are cluster-scoped and outlive the scenario's namespace.
 pub fn is_cluster_scoped(kind: &str) -> bool {
     look_up(kind).is_ok_and(|(_, namespaced)| !namespaced)
 }
 
-/// The object with its `apiVersion` and with `${i}` replaced by `number`.
+/// Returns the object with its `apiVersion` and with `${i}` replaced by `number`.
 ///
 /// # Errors
-/// The kind is not in the list.
+/// Returns an error if the kind is not in the list.
 pub fn complete(object: &Value, number: u32) -> Result<Value, UnknownKind> {
     let mut object = numbered(object, &number.to_string());
     let kind = object["kind"].as_str().unwrap_or_default().to_owned();
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_reach_every_text_of_an_object() {
+    fn replaces_number_in_every_string_of_object() {
         let object = json!({"kind": "Pod", "metadata": {"name": "pod-${i}"}, "spec": {"containers": [{"name": "c${i}"}]}});
         let object = complete(&object, 3).unwrap();
         assert_eq!(object["metadata"]["name"], "pod-3");
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_kind_is_refused_with_the_known_ones() {
+    fn unknown_kind_error_lists_supported_kinds() {
         let error = complete(&json!({"kind": "Deployment"}), 1).unwrap_err().to_string();
         assert!(
             error.contains("`Deployment`") && error.contains("ResourceClaimTemplate"),

@@ -1,8 +1,9 @@
-//! Acting on the machines of a cluster: restarting components, breaking GPUs, looking for residue.
+//! Operations on the machines of a cluster: restart components, inject GPU faults, list leftover
+//! files.
 //!
-//! `$TESSERA_E2E_NODE` names the program that does it: `e2e/cluster/node.sh` on the real cluster,
-//! what `tessera-simcluster serve` writes on the stand-ins. Without it, trials that need it are
-//! skipped.
+//! `$TESSERA_E2E_NODE` names the program that does them: `e2e/cluster/node.sh` on a real cluster, a
+//! script written by `tessera-simcluster serve` on the simulated one. Without it, trials that need
+//! it are skipped.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -10,75 +11,75 @@ use std::time::Duration;
 
 use tokio::process::Command;
 
-/// Time for one action: more than `e2e/cluster/node.sh` takes until it gives up by itself, and says
-/// what it has waited for.
-const PATIENCE: Duration = Duration::from_secs(600);
+/// Time limit for one operation: longer than the waits of `e2e/cluster/node.sh`, whose own error
+/// names the object.
+const TIMEOUT: Duration = Duration::from_secs(600);
 
-/// An action failed.
+/// Error of a machine operation.
 #[derive(Debug, thiserror::Error)]
 pub enum OperationError {
-    /// The program could not be run.
-    #[error("failed to run `{program}`")]
+    /// The program cannot be run.
+    #[error("cannot run `{program}`")]
     Run {
         /// The program.
         program: PathBuf,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
-    /// It said no.
-    #[error("`{action}`: {said}")]
+    /// The program failed.
+    #[error("`{action}`: {stderr}")]
     Failed {
-        /// What was to be done.
+        /// The operation.
         action: String,
-        /// What the program said.
-        said: String,
+        /// Error output of the program.
+        stderr: String,
     },
-    /// It did not end.
-    #[error("`{action}` took more than {PATIENCE:?}")]
+    /// The program did not end in time.
+    #[error("`{action}` did not end within {TIMEOUT:?}")]
     TooLong {
-        /// What was to be done.
+        /// The operation.
         action: String,
     },
 }
 
-/// The program that acts on machines.
+/// The program that operates on machines.
 #[derive(Clone, Debug)]
 pub struct Operations {
     program: PathBuf,
 }
 
 impl Operations {
-    /// With this program.
-    pub fn by(program: PathBuf) -> Self {
+    /// Creates operations that call this program.
+    pub fn new(program: PathBuf) -> Self {
         Self { program }
     }
 
-    /// What the environment names.
+    /// Returns the operations that the environment configures, if any.
     pub fn from_environment() -> Option<Self> {
-        std::env::var_os("TESSERA_E2E_NODE").map(|program| Self::by(program.into()))
+        std::env::var_os("TESSERA_E2E_NODE").map(|program| Self::new(program.into()))
     }
 
-    /// Runs it; returns what it printed.
+    /// Runs an operation and returns the program's output.
     ///
     /// # Errors
-    /// See [`OperationError`].
-    pub async fn run(&self, words: &[&str]) -> Result<String, OperationError> {
-        let action = words.join(" ");
+    /// Returns an [`OperationError`].
+    pub async fn run(&self, arguments: &[&str]) -> Result<String, OperationError> {
+        let action = arguments.join(" ");
         let failed = |source| OperationError::Run { program: self.program.clone(), source };
         let running = Command::new(&self.program)
-            .args(words)
+            .args(arguments)
             .stdin(Stdio::null())
             .kill_on_drop(true)
             .output();
-        let output = tokio::time::timeout(PATIENCE, running)
+        let output = tokio::time::timeout(TIMEOUT, running)
             .await
             .map_err(|_| OperationError::TooLong { action: action.clone() })?
             .map_err(failed)?;
         if output.status.success() {
             return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
         }
-        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        Err(OperationError::Failed { action, said })
+        let stderr = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        Err(OperationError::Failed { action, stderr })
     }
 }
 
@@ -89,13 +90,13 @@ mod tests {
     const SETTINGS: &str = include_str!("../cluster/lib/settings.sh");
 
     #[test]
-    fn an_action_has_time_for_two_waits_of_node_sh() {
-        let patience = SETTINGS.lines().find_map(|line| line.strip_prefix("patience=")).unwrap();
-        let wait = Duration::from_secs(patience.parse().unwrap());
-        // What is done between them is no wait, and takes seconds.
+    fn time_limit_covers_two_waits_of_node_sh() {
+        let limit = SETTINGS.lines().find_map(|line| line.strip_prefix("wait_limit=")).unwrap();
+        let wait = Duration::from_secs(limit.parse().unwrap());
+        // Work between the two waits takes seconds.
         assert!(
-            PATIENCE >= 2 * wait + Duration::from_secs(120),
-            "{PATIENCE:?} for two waits of {wait:?}"
+            TIMEOUT >= 2 * wait + Duration::from_secs(120),
+            "{TIMEOUT:?} for two waits of {wait:?}"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! `kubectl-tessera`, called as a user would.
+//! Runs `kubectl-tessera` as a user does.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -8,49 +8,50 @@ use serde_json::Value;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
-/// The program and the kubeconfig that it is called with.
+/// The plugin's program and the kubeconfig passed to it.
 #[derive(Clone, Debug)]
 pub struct Plugin {
     program: PathBuf,
     kubeconfig: PathBuf,
 }
 
-/// What a call came to.
+/// Result of one call.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Answer {
-    /// The exit code: 0 all is well, 2 something waits or does not fit.
+pub struct PluginOutput {
+    /// Exit code: 0 for success, 2 if something is pending or does not fit.
     pub code: i32,
-    /// The standard output, as data.
+    /// Standard output, parsed from JSON.
     pub result: Value,
 }
 
 impl Plugin {
-    /// The program that lies beside the tests; none where it is not built.
+    /// Returns the plugin built beside the test program, or `None` if it is not built.
     ///
     /// # Errors
-    /// The test does not know where it is itself.
+    /// Returns an error if the path of the test program is unknown.
     pub fn beside_tests(kubeconfig: &Path) -> anyhow::Result<Option<Self>> {
         let test = std::env::current_exe()?;
-        let directory = test.ancestors().nth(2).context("a test lies in target/PROFILE/deps")?;
+        let directory =
+            test.ancestors().nth(2).context("test program is not in target/PROFILE/deps")?;
         let program = directory.join("kubectl-tessera");
         Ok(program.is_file().then(|| Self { program, kubeconfig: kubeconfig.to_owned() }))
     }
 
-    /// Calls it with these words and `input`; its result as data.
+    /// Runs the plugin with these arguments and `input`, and parses its JSON output.
     ///
     /// # Errors
-    /// It does not run, ends with an error, or says what is no JSON.
-    pub async fn ask(&self, words: &[&str], input: &str) -> anyhow::Result<Answer> {
+    /// Returns an error if the plugin cannot be run, fails, or prints invalid JSON.
+    pub async fn call(&self, arguments: &[&str], input: &str) -> anyhow::Result<PluginOutput> {
         let mut command = Command::new(&self.program);
         command
-            .args(words)
+            .args(arguments)
             .args(["--output", "json", "--kubeconfig"])
             .arg(&self.kubeconfig)
             .kill_on_drop(true);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child =
             command.spawn().with_context(|| format!("cannot run {}", self.program.display()))?;
-        let mut stdin = child.stdin.take().context("the input is piped")?;
+        let mut stdin = child.stdin.take().context("invariant: stdin is piped")?;
         stdin.write_all(input.as_bytes()).await?;
         drop(stdin);
         let output = child.wait_with_output().await?;
@@ -58,12 +59,13 @@ impl Plugin {
         anyhow::ensure!(
             matches!(code, 0 | 2),
             "kubectl tessera {}: {}",
-            words.join(" "),
+            arguments.join(" "),
             String::from_utf8_lossy(&output.stderr).trim()
         );
-        Ok(Answer {
+        Ok(PluginOutput {
             code,
-            result: serde_json::from_slice(&output.stdout).context("its output is no JSON")?,
+            result: serde_json::from_slice(&output.stdout)
+                .context("the output is not valid JSON")?,
         })
     }
 }

@@ -1,13 +1,13 @@
-//! A proxy before the API server that holds one kind of write until it is let go.
+//! HTTP proxy in front of the API server that holds matching writes until they are released.
 //!
 //! ```text
 //! kube-scheduler --HTTP--> HoldingProxy --TLS, as the user of its client--> kube-apiserver
 //!                               |
-//!                       a write that matches waits here
+//!                       matching writes are held here
 //! ```
 //!
-//! What happens between two moments of somebody else's program can then be made to happen, instead
-//! of waiting for it. Answers pass as they come, so that watches do.
+//! It makes races between two requests of another program reproducible. Responses are streamed, so
+//! watches work.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -23,36 +23,36 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-/// No object is larger.
+/// Limit of a request body, in bytes; larger than any API object.
 const LARGEST_BODY: usize = 8 << 20;
 
-/// Which writes are held.
+/// Selects the writes that are held.
 #[derive(Clone, Debug)]
-pub struct Match {
-    /// How the request's path ends.
-    pub path_ends: String,
-    /// What its body contains, in whatever encoding: texts look the same in JSON and in protobuf.
-    pub body_has: String,
+pub struct WriteFilter {
+    /// Suffix of the request's path.
+    pub path_suffix: String,
+    /// Text in the request's body. It is encoded equally in JSON and protobuf.
+    pub body_contains: String,
 }
 
-impl Match {
-    fn is(&self, request: &Parts, body: &[u8]) -> bool {
-        let needle = self.body_has.as_bytes();
+impl WriteFilter {
+    fn matches(&self, request: &Parts, body: &[u8]) -> bool {
+        let needle = self.body_contains.as_bytes();
         request.method == Method::PUT
-            && request.uri.path().ends_with(&self.path_ends)
+            && request.uri.path().ends_with(&self.path_suffix)
             && body.windows(needle.len()).any(|part| part == needle)
     }
 }
 
-/// What became of the writes that match.
+/// State of the held writes.
 #[derive(Debug, Default)]
 struct Gate {
-    holds: Option<Match>,
+    holds: Option<WriteFilter>,
     held: usize,
     answers: Vec<StatusCode>,
 }
 
-/// The proxy. Dropping it ends it.
+/// The proxy. It stops when dropped.
 #[derive(Debug)]
 pub struct HoldingProxy {
     address: SocketAddr,
@@ -61,10 +61,11 @@ pub struct HoldingProxy {
 }
 
 impl HoldingProxy {
-    /// Serves at a free port of that address. Requests go on as the user of `client`.
+    /// Starts the proxy on a free port of that address. Requests are forwarded as the user of
+    /// `client`.
     ///
     /// # Errors
-    /// The address cannot be listened at.
+    /// Returns an error if the address cannot be bound.
     pub async fn start(client: Client, address: IpAddr) -> std::io::Result<Self> {
         let gate = Arc::new(watch::Sender::new(Gate::default()));
         let router = Router::new().fallback(pass).with_state((client, Arc::clone(&gate)));
@@ -72,34 +73,35 @@ impl HoldingProxy {
         let address = listener.local_addr()?;
         let serving = tokio::spawn(async move {
             if let Err(error) = axum::serve(listener, router).await {
-                tracing::error!(%error, "the proxy ended");
+                tracing::error!(%error, "proxy stopped");
             }
         });
         Ok(Self { address, gate, serving: serving.abort_handle() })
     }
 
-    /// Where it serves.
+    /// Returns the URL of the proxy.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// From now on, such writes wait.
-    pub fn hold(&self, what: Match) {
-        self.gate.send_replace(Gate { holds: Some(what), ..Gate::default() });
+    /// Holds matching writes from now on.
+    pub fn hold(&self, filter: WriteFilter) {
+        self.gate.send_replace(Gate { holds: Some(filter), ..Gate::default() });
     }
 
     /// Waits until a write is held.
-    pub async fn held(&self) {
+    pub async fn wait_held(&self) {
         let mut gate = self.gate.subscribe();
-        gate.wait_for(|gate| gate.held > 0).await.expect("invariant: the sender is ours");
+        gate.wait_for(|gate| gate.held > 0).await.expect("invariant: the proxy owns the sender");
     }
 
-    /// Lets the held writes go, and holds no more of them. Returns how the first one was answered.
-    pub async fn let_go(&self) -> StatusCode {
+    /// Releases the held writes and stops holding. Returns the status of the first held write's
+    /// response.
+    pub async fn release(&self) -> StatusCode {
         self.gate.send_modify(|gate| gate.holds = None);
         let mut gate = self.gate.subscribe();
         let answered = gate.wait_for(|gate| !gate.answers.is_empty()).await;
-        answered.expect("invariant: the sender is ours").answers[0]
+        answered.expect("invariant: the proxy owns the sender").answers[0]
     }
 }
 
@@ -118,11 +120,14 @@ async fn pass(
         Ok(body) => body,
         Err(error) => return (StatusCode::BAD_REQUEST, error.to_string()).into_response(),
     };
-    let is_held = gate.borrow().holds.as_ref().is_some_and(|what| what.is(&parts, &body));
+    let is_held = gate.borrow().holds.as_ref().is_some_and(|filter| filter.matches(&parts, &body));
     if is_held {
         gate.send_modify(|gate| gate.held += 1);
         let mut opened = gate.subscribe();
-        opened.wait_for(|gate| gate.holds.is_none()).await.expect("invariant: the sender is ours");
+        opened
+            .wait_for(|gate| gate.holds.is_none())
+            .await
+            .expect("invariant: the proxy owns the sender");
     }
     let response = match forward(&client, parts, body).await {
         Ok(response) => response,
@@ -139,18 +144,18 @@ async fn forward(
     mut parts: Parts,
     body: Bytes,
 ) -> Result<Response<Body>, kube::Error> {
-    of_one_connection(&mut parts.headers);
-    // Both come anew: another server, another body.
+    remove_hop_by_hop_headers(&mut parts.headers);
+    // Server and body differ, so both headers are set again.
     parts.headers.remove(header::HOST);
     parts.headers.remove(header::CONTENT_LENGTH);
     let answer = client.send(Request::from_parts(parts, body.into())).await?;
     let (mut parts, body) = answer.into_parts();
-    of_one_connection(&mut parts.headers);
+    remove_hop_by_hop_headers(&mut parts.headers);
     Ok(Response::from_parts(parts, Body::new(body)))
 }
 
-/// Removes what concerns one connection and not the request (RFC 9110, section 7.6.1).
-fn of_one_connection(headers: &mut HeaderMap) {
+/// Removes hop-by-hop headers (RFC 9110, section 7.6.1).
+fn remove_hop_by_hop_headers(headers: &mut HeaderMap) {
     for name in [
         header::CONNECTION,
         header::TRANSFER_ENCODING,

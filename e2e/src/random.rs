@@ -1,17 +1,17 @@
-//! Random choices that a seed repeats: SplitMix64 (Steele, Lea, Flood 2014). Good enough to draw
-//! lots, and nothing else.
+//! Pseudorandom numbers reproducible from a seed: SplitMix64 (Steele, Lea, Flood 2014). Not
+//! cryptographically secure.
 
-/// A sequence of random numbers.
+/// A generator of pseudorandom numbers.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// The sequence of this seed.
+    /// Creates the generator of this seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// A seed that nobody has chosen: the nanoseconds of now.
+    /// Returns a new seed from the current time.
     pub fn fresh_seed() -> u64 {
         let since =
             std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
@@ -27,20 +27,20 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number from `low` to `high`, both included.
+    /// Returns a number from `low` to `high`, both included.
     pub fn between(&mut self, low: u64, high: u64) -> u64 {
         low + self.next() % (high - low + 1)
     }
 
-    /// Yes, in so many of a hundred cases.
-    pub fn percent(&mut self, chance: u64) -> bool {
-        self.between(0, 99) < chance
+    /// Returns true with the given probability, in percent.
+    pub fn chance(&mut self, percent: u64) -> bool {
+        self.between(0, 99) < percent
     }
 
-    /// One of these, of which there must be some.
-    pub fn one_of<'a, T>(&mut self, things: &'a [T]) -> &'a T {
-        let last = u64::try_from(things.len()).unwrap_or(u64::MAX) - 1;
-        &things[usize::try_from(self.between(0, last)).unwrap_or(0)]
+    /// Returns one element of a non-empty slice.
+    pub fn one_of<'a, T>(&mut self, elements: &'a [T]) -> &'a T {
+        let last = u64::try_from(elements.len()).unwrap_or(u64::MAX) - 1;
+        &elements[usize::try_from(self.between(0, last)).unwrap_or(0)]
     }
 }
 
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_repeats_its_sequence_and_another_does_not() {
+    fn equal_seeds_give_equal_sequences() {
         let draw = |seed| {
             let mut random = Random::new(seed);
             [0; 8].map(|_| random.between(0, 999))
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_stay_between_their_bounds_and_reach_both() {
+    fn numbers_cover_inclusive_bounds() {
         let mut random = Random::new(1);
         let drawn: std::collections::BTreeSet<u64> =
             (0..200).map(|_| random.between(3, 6)).collect();

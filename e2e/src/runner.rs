@@ -1,4 +1,4 @@
-//! Runs a scenario: a namespace of its own, its steps in order, and nothing left of it.
+//! Runs a scenario: creates its namespace, executes its steps in order, and deletes the namespace.
 
 mod claims;
 mod events;
@@ -19,133 +19,133 @@ use crate::objects::{self, UnknownKind};
 use crate::scenario::{
     Apply, Delete, Event, ObjectRef, Scenario, ScenarioError, ScenarioFile, Step, seconds,
 };
-use crate::wait::{self, Verdict, WaitError};
+use crate::wait::{self, CheckResult, WaitError};
 
-/// How long a namespace may take to go, with pods that end in their grace period.
-const NAMESPACE_PATIENCE: Duration = Duration::from_secs(300);
+/// Time limit for the deletion of a namespace, including the grace periods of its pods.
+const NAMESPACE_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// A step that did not hold.
+/// Error of a failed step.
 #[derive(Debug, thiserror::Error)]
 pub enum StepError {
-    /// The API server refused a request.
-    #[error("{what}")]
+    /// A request to the API server failed.
+    #[error("cannot {action}")]
     Api {
-        /// What was to be done.
-        what: String,
-        /// Why not.
+        /// The request.
+        action: String,
+        /// The cause.
         source: Box<kube::Error>,
     },
-    /// A wait was in vain.
+    /// A wait failed.
     #[error(transparent)]
     Wait(#[from] WaitError),
-    /// Something else was seen than expected.
-    #[error("{of}: {difference}")]
+    /// An observed value differs from the expected one.
+    #[error("{object}: {difference}")]
     Differs {
-        /// Of what.
-        of: String,
+        /// The object.
+        object: String,
         /// The difference.
         difference: String,
     },
-    /// The file names a kind that it cannot.
+    /// The file uses an unsupported kind.
     #[error(transparent)]
     Kind(#[from] UnknownKind),
-    /// A manifest of the file is no object.
+    /// A manifest in the file is not a valid object.
     #[error("`{name}` is not an object of the API")]
     Manifest {
-        /// Its name.
+        /// Name of the object.
         name: String,
-        /// Why.
+        /// The cause.
         source: serde_json::Error,
     },
-    /// A container's output ended or could not be read.
-    #[error("output of {of}")]
+    /// The output of a container cannot be read.
+    #[error("cannot read the output of {object}")]
     Output {
-        /// Of which container.
-        of: String,
-        /// Why.
+        /// The container.
+        object: String,
+        /// The cause.
         source: std::io::Error,
     },
-    /// The namespace's end left something.
+    /// Objects were left after the cleanup.
     #[error(transparent)]
     Leftover(#[from] LeftoverError),
 }
 
-/// A scenario that did not hold, or could not be run.
+/// Error of a failed scenario.
 #[derive(Debug, thiserror::Error)]
 pub enum ScenarioFailure {
-    /// Its file is not one.
+    /// The file is invalid.
     #[error(transparent)]
     File(#[from] ScenarioError),
-    /// A step.
-    #[error("step {number}")]
+    /// A step failed.
+    #[error("step {number} failed")]
     Step {
-        /// Counted from 1.
+        /// Number of the step, from 1.
         number: usize,
-        /// What did not hold.
+        /// The cause.
         source: StepError,
     },
-    /// Cleaning up.
-    #[error("after the last step")]
+    /// The cleanup failed.
+    #[error("cannot clean up")]
     CleanUp {
-        /// What was left, or went wrong.
+        /// The cause.
         source: StepError,
     },
 }
 
-/// What a scenario came to.
+/// Outcome of a scenario or trial.
 #[derive(Debug)]
 pub enum Outcome {
-    /// It holds; with figures that it measured.
-    Held(Vec<Figure>),
-    /// The cluster lacks what it needs.
+    /// It passed, with the figures that it measured.
+    Passed(Vec<Figure>),
+    /// It was skipped; the cluster lacks what it needs.
     Skipped(String),
 }
 
-/// Something measured.
+/// One measured duration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Figure {
-    /// Of what.
-    pub of: String,
-    /// How long it took.
-    pub took: Duration,
+    /// Name of the measurement.
+    pub name: String,
+    /// The duration.
+    pub duration: Duration,
 }
 
-/// Runs scenarios against one cluster.
+/// Runs scenarios on one cluster.
 #[derive(Clone)]
 pub struct Runner {
     client: Client,
     gpu_nodes: GpuNodes,
 }
 
-/// One scenario under way.
+/// A scenario in progress.
 struct Run<'a> {
     client: &'a Client,
     namespace: String,
     inventory: GpuInventory,
-    /// Objects that outlive the namespace.
+    /// Cluster-scoped objects, which outlive the namespace.
     cluster_scoped: Vec<ObjectRef>,
-    /// Events that are to be there once, to the end.
+    /// Events that must exist exactly once when the scenario ends.
     once: Vec<Event>,
     figures: Vec<Figure>,
 }
 
 impl Runner {
-    /// A runner against the cluster of this client.
+    /// Creates a runner for the client's cluster.
     pub fn new(client: Client, gpu_nodes: GpuNodes) -> Self {
         Self { client, gpu_nodes }
     }
 
-    /// Runs one file. Whatever comes of it, its namespace is deleted.
+    /// Runs one file. The namespace is deleted in every case.
     ///
     /// # Errors
-    /// The first step that does not hold, or what is left afterwards.
+    /// Returns the error of the first failed step, or of the cleanup.
     pub async fn run(&self, file: &ScenarioFile) -> Result<Outcome, ScenarioFailure> {
         let clean_up = |source| ScenarioFailure::CleanUp { source };
         let published = self.gpu_nodes.publish(&self.client).await;
         published.map_err(|error| clean_up(error.into()))?;
         let inventory = GpuInventory::read(&self.client)
             .await
-            .map_err(|error| clean_up(api("list slices", error)))?;
+            .map_err(|error| clean_up(api_error("list slices", error)))?;
         let namespace = format!("scn-{}", file.name);
         let mut values = BTreeMap::from([("namespace".to_owned(), namespace.clone())]);
         for (word, count) in &file.needs {
@@ -155,9 +155,10 @@ impl Runner {
             values.insert(format!("node.{word}"), node.to_owned());
         }
         let scenario = file.fill_in(&values)?;
-        // What an interrupted run left.
-        let gone = leftovers::delete_namespace(&self.client, &namespace, NAMESPACE_PATIENCE).await;
-        gone.map_err(|error| clean_up(error.into()))?;
+        // Left by an interrupted run.
+        let deleted =
+            leftovers::delete_namespace(&self.client, &namespace, NAMESPACE_TIMEOUT).await;
+        deleted.map_err(|error| clean_up(error.into()))?;
         leftovers::none_allocated(&self.client).await.map_err(|error| clean_up(error.into()))?;
         let mut run = Run {
             client: &self.client,
@@ -171,7 +172,7 @@ impl Runner {
         let outcome = run.steps(&scenario).await;
         let cleaned = run.clean_up().await.map_err(clean_up);
         outcome.and(cleaned)?;
-        Ok(Outcome::Held(run.figures))
+        Ok(Outcome::Passed(run.figures))
     }
 }
 
@@ -184,7 +185,7 @@ impl Run<'_> {
             .create(&PostParams::default(), &namespace)
             .await
             .map(drop)
-            .map_err(|error| api(&format!("create namespace {}", self.namespace), error))
+            .map_err(|error| api_error(&format!("create namespace {}", self.namespace), error))
     }
 
     async fn steps(&mut self, scenario: &Scenario) -> Result<(), ScenarioFailure> {
@@ -193,7 +194,7 @@ impl Run<'_> {
                 .await
                 .map_err(|source| ScenarioFailure::Step { number: index + 1, source })?;
         }
-        self.still_once().await.map_err(|source| ScenarioFailure::CleanUp { source })
+        self.check_events_are_unique().await.map_err(|source| ScenarioFailure::CleanUp { source })
     }
 
     async fn step(&mut self, step: &Step) -> Result<(), StepError> {
@@ -226,7 +227,7 @@ impl Run<'_> {
         objects::api(self.client, &kind, &self.namespace)?
             .create(&PostParams::default(), &dynamic)
             .await
-            .map_err(|error| api(&format!("create {kind} {name}"), error))?;
+            .map_err(|error| api_error(&format!("create {kind} {name}"), error))?;
         if objects::is_cluster_scoped(&kind) {
             self.cluster_scoped.push(ObjectRef { kind, names: vec![name] });
         }
@@ -241,7 +242,7 @@ impl Run<'_> {
         }
         for object in &delete.objects {
             for name in &object.names {
-                self.gone(&object.kind, name, seconds(delete.within)).await?;
+                self.wait_deleted(&object.kind, name, seconds(delete.within)).await?;
             }
         }
         Ok(())
@@ -254,32 +255,39 @@ impl Run<'_> {
         {
             Ok(_) => Ok(()),
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
-            Err(error) => Err(api(&format!("delete {kind} {name}"), error)),
+            Err(error) => Err(api_error(&format!("delete {kind} {name}"), error)),
         }
     }
 
-    async fn gone(&self, kind: &str, name: &str, within: Duration) -> Result<(), StepError> {
-        let what = format!("{kind} {name} to be gone");
+    async fn wait_deleted(
+        &self,
+        kind: &str,
+        name: &str,
+        within: Duration,
+    ) -> Result<(), StepError> {
+        let what = format!("{kind} {name} to be deleted");
         let objects = objects::api(self.client, kind, &self.namespace)?;
-        let judge = |object: Option<&DynamicObject>| match object {
-            None => Verdict::Done(()),
-            Some(object) => Verdict::NotYet(format!("there, finalizers {:?}", object.finalizers())),
+        let check = |object: Option<&DynamicObject>| match object {
+            None => CheckResult::Done(()),
+            Some(object) => {
+                CheckResult::Pending(format!("exists, finalizers {:?}", object.finalizers()))
+            }
         };
-        Ok(wait::until_one(objects, name, &what, within, judge).await?)
+        Ok(wait::until_one(objects, name, &what, within, check).await?)
     }
 
-    /// Deletes the namespace, waits until it is gone, and looks for what it left.
+    /// Deletes the namespace, waits until it is deleted, and checks for remaining objects.
     async fn clean_up(&self) -> Result<(), StepError> {
         for object in &self.cluster_scoped {
             for name in &object.names {
                 self.delete_one(&object.kind, name).await?;
             }
         }
-        leftovers::delete_namespace(self.client, &self.namespace, NAMESPACE_PATIENCE).await?;
+        leftovers::delete_namespace(self.client, &self.namespace, NAMESPACE_TIMEOUT).await?;
         Ok(leftovers::none_of_namespace(self.client, &self.namespace).await?)
     }
 }
 
-fn api(what: &str, error: kube::Error) -> StepError {
-    StepError::Api { what: what.to_owned(), source: Box::new(error) }
+fn api_error(action: &str, error: kube::Error) -> StepError {
+    StepError::Api { action: action.to_owned(), source: Box::new(error) }
 }

@@ -1,4 +1,4 @@
-//! Scenario files: what is in one. `scenarios/README.md` describes the format for people.
+//! Format of scenario files; `scenarios/README.md` documents it for users.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -7,161 +7,161 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// How long a step may take unless it says otherwise. A real cluster pulls nothing and yet needs
-/// some seconds per pod.
-const PATIENCE: u64 = 300;
+/// Default time limit of a step, in seconds. A real cluster needs some seconds per pod, although it
+/// pulls no images.
+const TIMEOUT: u64 = 300;
 
-/// A scenario file could not be understood.
+/// Error of an unreadable or invalid scenario file.
 #[derive(Debug, thiserror::Error)]
 pub enum ScenarioError {
-    /// The file or directory could not be read.
-    #[error("failed to read `{path}`")]
+    /// The file or directory cannot be read.
+    #[error("cannot read `{path}`")]
     Read {
-        /// Which.
+        /// The file or directory.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
-    /// It is not a scenario.
-    #[error("`{path}` is not a scenario")]
+    /// The file is not a valid scenario.
+    #[error("invalid scenario `{path}`")]
     Parse {
         /// The file.
         path: PathBuf,
-        /// Where and why.
+        /// Position and cause.
         source: Box<serde_saphyr::Error>,
     },
 }
 
-/// One file.
+/// One scenario file.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Scenario {
-    /// The file's name without its ending.
+    /// File name without extension.
     #[serde(skip)]
     pub name: String,
-    /// What must hold, in a sentence or two.
+    /// Expected behaviour, in one or two sentences.
     pub about: String,
-    /// GPUs that must be there on one node, by a word of their product name. Steps call that node
+    /// GPUs required on one node, by a word of their product name. Steps refer to that node as
     /// `${node.WORD}`.
     #[serde(default)]
     pub needs: BTreeMap<String, usize>,
-    /// In order.
+    /// Steps in order of execution.
     pub steps: Vec<Step>,
 }
 
-/// One step.
+/// One step of a scenario.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Step {
     /// Creates objects.
     Apply(Apply),
-    /// Waits for pods to be in a phase, on a node.
+    /// Waits for the phase and node of pods.
     Pods(Pods),
     /// Waits for a line of the probe's output and compares it.
     Probe(Probe),
-    /// Compares the devices that claims got.
+    /// Compares the devices allocated to claims.
     Gpus(Gpus),
-    /// Says that claims have no allocation, now.
+    /// Checks that claims are not allocated at this moment.
     Unallocated(Vec<ClaimRef>),
     /// Waits for an event.
     Event(Event),
-    /// Deletes objects and waits until they are gone.
+    /// Deletes objects and waits until they are deleted.
     Delete(Delete),
-    /// Deletes pods and measures how long a waiting claim then waits for its allocation.
+    /// Deletes pods and measures the latency until a pending claim is allocated.
     Room(Room),
 }
 
-/// Objects to create, in the scenario's namespace.
+/// Objects to create in the scenario's namespace.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Apply {
-    /// How many of each; `${i}` in them counts from 1.
-    #[serde(default = "one")]
+    /// Number of copies; `${i}` in the objects is replaced by the number of the copy, from 1.
+    #[serde(default = "one_copy")]
     pub times: u32,
     /// Kubernetes objects.
     pub objects: Vec<Value>,
 }
 
-/// Expectation about pods.
+/// Expected state of pods.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Pods {
-    /// Which.
+    /// Names of the pods.
     pub names: Names,
-    /// Their phase.
+    /// Expected phase.
     pub phase: String,
-    /// Their node.
+    /// Expected node.
     #[serde(default)]
     pub node: Option<String>,
-    /// Seconds.
-    #[serde(default = "patience")]
+    /// Time limit in seconds.
+    #[serde(default = "default_time_limit")]
     pub within: u64,
 }
 
-/// Expectation about a line that the probe writes.
+/// Expected line of the probe's output.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Probe {
-    /// Which pods.
+    /// Names of the pods.
     pub pods: Names,
-    /// Which container; the only one without.
+    /// Name of the container; not needed if the pod has only one.
     #[serde(default)]
     pub container: Option<String>,
-    /// Which containers, instead.
+    /// Names of several containers, instead of `container`.
     #[serde(default)]
     pub containers: Vec<String>,
-    /// The line's `event`.
+    /// `event` field of the line.
     pub event: String,
-    /// What else is in it, see [`crate::expectation`].
-    #[serde(default = "anything")]
+    /// Other expected fields; see [`crate::expectation`].
+    #[serde(default = "no_expectation")]
     pub has: Value,
-    /// What numbers of it come to over all pods and containers of the step.
+    /// Expected sums of numeric fields over all pods and containers of the step.
     #[serde(default)]
     pub sum: BTreeMap<String, Value>,
-    /// Seconds.
-    #[serde(default = "patience")]
+    /// Time limit in seconds.
+    #[serde(default = "default_time_limit")]
     pub within: u64,
 }
 
-/// Expectation about allocated devices.
+/// Expected devices of claims.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Gpus {
-    /// Whose devices.
+    /// The claims.
     pub of: Vec<ClaimRef>,
-    /// How many different ones they are.
+    /// Expected number of distinct devices.
     #[serde(default)]
     pub distinct: Option<usize>,
-    /// How many results each claim has.
+    /// Expected number of results per claim.
     #[serde(default)]
     pub each: Option<usize>,
-    /// On which node.
+    /// Expected node.
     #[serde(default)]
     pub node: Option<String>,
-    /// An attribute that has one value on all of them.
+    /// Attribute that must be equal on all devices.
     #[serde(default)]
     pub alike: Option<String>,
-    /// Attributes that each of them has.
+    /// Attributes that each device must have.
     #[serde(default)]
     pub attributes: Value,
 }
 
-/// Expectation about an event.
+/// Expected event.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Event {
-    /// `Kind/name`.
+    /// The object, as `Kind/name`.
     pub on: ObjectRef,
-    /// Its reason.
+    /// Expected reason.
     #[serde(default)]
     pub reason: Option<String>,
-    /// Texts that its message contains.
+    /// Texts that the message must contain.
     pub says: Vec<String>,
-    /// There is exactly one event object with these words.
+    /// Requires exactly one matching event object until the scenario ends.
     #[serde(default)]
     pub once: bool,
-    /// Seconds.
-    #[serde(default = "patience")]
+    /// Time limit in seconds.
+    #[serde(default = "default_time_limit")]
     pub within: u64,
 }
 
@@ -169,41 +169,41 @@ pub struct Event {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Delete {
-    /// Which.
+    /// The objects.
     pub objects: Vec<ObjectRef>,
-    /// Seconds until they are gone.
-    #[serde(default = "patience")]
+    /// Time limit for the deletion in seconds.
+    #[serde(default = "default_time_limit")]
     pub within: u64,
 }
 
-/// Room that is made for a waiting claim.
+/// Deletion of pods that frees capacity for a pending claim.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Room {
-    /// The pods that go.
+    /// The pods to delete.
     pub delete: Names,
-    /// The claim that gets its place.
+    /// The claim that must be allocated then.
     pub allocates: ClaimRef,
-    /// Seconds.
-    #[serde(default = "patience")]
+    /// Time limit in seconds.
+    #[serde(default = "default_time_limit")]
     pub within: u64,
 }
 
-fn anything() -> Value {
+fn no_expectation() -> Value {
     Value::Object(serde_json::Map::new())
 }
 
-fn one() -> u32 {
+fn one_copy() -> u32 {
     1
 }
 
-fn patience() -> u64 {
-    PATIENCE
+fn default_time_limit() -> u64 {
+    TIMEOUT
 }
 
 impl Probe {
-    /// The containers to look at; one without a name is the only one of its pod.
-    pub fn wanted_containers(&self) -> Vec<Option<&str>> {
+    /// Returns the containers to check; `None` stands for the only container of its pod.
+    pub fn selected_containers(&self) -> Vec<Option<&str>> {
         match (&self.container, &self.containers[..]) {
             (None, []) => vec![None],
             (one, more) => one.iter().chain(more).map(|name| Some(name.as_str())).collect(),
@@ -211,12 +211,12 @@ impl Probe {
     }
 }
 
-/// A time limit from a step.
+/// Returns the time limit of a step as a duration.
 pub fn seconds(within: u64) -> Duration {
     Duration::from_secs(within)
 }
 
-/// Names; `pod-1..4` stands for four of them.
+/// Object names; `pod-1..4` stands for four names.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(from = "OneOrMany")]
 pub struct Names(pub Vec<String>);
@@ -238,7 +238,8 @@ impl From<OneOrMany> for Names {
     }
 }
 
-/// `pod-1..4` is `pod-1`, `pod-2`, `pod-3`, `pod-4`. No braces: YAML would want them quoted.
+/// Expands `pod-1..4` to `pod-1`, `pod-2`, `pod-3`, `pod-4`. The syntax has no braces, which YAML
+/// requires to be quoted.
 fn expand(pattern: &str) -> Vec<String> {
     let range = || {
         let (left, last) = pattern.split_once("..")?;
@@ -251,13 +252,13 @@ fn expand(pattern: &str) -> Vec<String> {
     }
 }
 
-/// `POD/CLAIM`: the claim that a pod calls so. Pods as in [`Names`].
+/// A claim by pod and name, as `POD/CLAIM`. Pods are written as in [`Names`].
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct ClaimRef {
-    /// Pods.
+    /// Names of the pods.
     pub pods: Vec<String>,
-    /// The name in `spec.resourceClaims`.
+    /// Name in the pods' `spec.resourceClaims`.
     pub claim: String,
 }
 
@@ -265,19 +266,20 @@ impl TryFrom<String> for ClaimRef {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        let (pods, claim) =
-            text.split_once('/').ok_or_else(|| format!("`{text}`: write POD/CLAIM"))?;
+        let (pods, claim) = text
+            .split_once('/')
+            .ok_or_else(|| format!("invalid claim reference `{text}`: expected POD/CLAIM"))?;
         Ok(Self { pods: expand(pods), claim: claim.to_owned() })
     }
 }
 
-/// `KIND/NAME`.
+/// Objects of one kind, as `KIND/NAME`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct ObjectRef {
-    /// As in manifests.
+    /// Kind, as in manifests.
     pub kind: String,
-    /// As in [`Names`].
+    /// Names, as in [`Names`].
     pub names: Vec<String>,
 }
 
@@ -285,28 +287,29 @@ impl TryFrom<String> for ObjectRef {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        let (kind, names) =
-            text.split_once('/').ok_or_else(|| format!("`{text}`: write KIND/NAME"))?;
+        let (kind, names) = text
+            .split_once('/')
+            .ok_or_else(|| format!("invalid object reference `{text}`: expected KIND/NAME"))?;
         Ok(Self { kind: kind.to_owned(), names: expand(names) })
     }
 }
 
-/// The text of a scenario file, before names of nodes are filled in.
+/// Text of a scenario file, before node names are substituted.
 #[derive(Clone, Debug)]
 pub struct ScenarioFile {
     path: PathBuf,
     text: String,
-    /// The file's name without its ending.
+    /// File name without extension.
     pub name: String,
-    /// See [`Scenario::needs`].
+    /// Required GPUs; see [`Scenario::needs`].
     pub needs: BTreeMap<String, usize>,
 }
 
 impl ScenarioFile {
-    /// Reads all files of a directory, by name.
+    /// Reads all scenario files of a directory, sorted by name.
     ///
     /// # Errors
-    /// The first that cannot be read or is no scenario.
+    /// Returns an error if a file cannot be read or is not a valid scenario.
     pub fn read_all(directory: &Path) -> Result<Vec<Self>, ScenarioError> {
         let failed = |source| ScenarioError::Read { path: directory.to_owned(), source };
         let mut files = Vec::new();
@@ -328,10 +331,10 @@ impl ScenarioFile {
         Ok(Self { path, text, name, needs: scenario.needs })
     }
 
-    /// The scenario with every `${KEY}` replaced that `values` has.
+    /// Returns the scenario with each `${KEY}` in `values` substituted.
     ///
     /// # Errors
-    /// It is no scenario after that.
+    /// Returns an error if the result is not a valid scenario.
     pub fn fill_in(&self, values: &BTreeMap<String, String>) -> Result<Scenario, ScenarioError> {
         let mut text = self.text.clone();
         for (key, value) in values {
@@ -354,7 +357,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_dots_stand_for_numbers() {
+    fn two_dots_expand_to_numbered_names() {
         let names: Names = serde_saphyr::from_str("[pod-1..3, other, p9..10]").unwrap();
         assert_eq!(names.0, ["pod-1", "pod-2", "pod-3", "other", "p9", "p10"]);
         let one: Names = serde_saphyr::from_str("a..b").unwrap();
@@ -364,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_with_a_misspelt_field_is_refused() {
+    fn refuses_step_with_unknown_field() {
         let text = "about: x\nsteps:\n- pods: {names: p, phase: Running, wihtin: 3}\n";
         assert!(parse(Path::new("x.yaml"), "x", text).is_err());
         let text = "about: x\nsteps:\n- pods: {names: p, phase: Running, within: 3}\n";
@@ -372,13 +375,13 @@ mod tests {
     }
 
     #[test]
-    fn references_have_two_parts() {
+    fn refuses_claim_reference_without_claim() {
         let text = "about: x\nsteps:\n- unallocated: [pod]\n";
         assert!(parse(Path::new("x.yaml"), "x", text).is_err());
     }
 
     #[test]
-    fn every_scenario_file_of_this_crate_is_one() {
+    fn parses_every_scenario_file_of_this_crate() {
         let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("scenarios");
         let files = ScenarioFile::read_all(&directory).unwrap();
         assert!(!files.is_empty());

@@ -1,5 +1,5 @@
-//! A cluster of stand-ins in a process of its own: `tessera-simcluster serve`, around the real
-//! programs.
+//! The simulated cluster as a child process: `tessera-simcluster serve` runs the real driver and
+//! controller against a simulated Kubernetes.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -9,34 +9,35 @@ use anyhow::{Context as _, bail};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
-/// What has to be built besides a test that serves; `make test` does.
+/// Packages that must be built for a test on the simulated cluster; `make test` builds them.
 const PACKAGES: &str = "-p tessera-simcluster -p tessera-driver -p tessera-controller -p tessera-probe -p tessera-fake-world \
                         -p tessera-fake-nvml -p tessera-fake-cuda -p tessera-fake-clock -p tessera-intercept -p tessera-cli";
 
-/// From nothing to a ready cluster takes two seconds; a debug build on a busy machine needs more.
-/// It gives up by itself before this, and says what it has waited for.
-const PATIENCE: Duration = Duration::from_secs(900);
+/// Time limit for the start. It takes two seconds, and longer with a debug build on a loaded
+/// machine. It is longer than the limits of the child process, whose own error names the cause.
+const TIMEOUT: Duration = Duration::from_secs(900);
 
-/// Cargo puts the programs of all packages into the parent of the directory that tests are in.
-/// The program that serves.
+/// Returns the path of `tessera-simcluster`. Cargo puts the programs of all packages into the
+/// parent of the directory of the test programs.
 ///
 /// # Errors
-/// It is not built.
+/// Returns an error if the program is not built.
 pub fn program() -> anyhow::Result<PathBuf> {
     let test = std::env::current_exe()?;
-    let directory = test.ancestors().nth(2).context("a test lies in target/PROFILE/deps")?;
+    let directory =
+        test.ancestors().nth(2).context("test program is not in target/PROFILE/deps")?;
     let program = directory.join("tessera-simcluster");
     if !program.is_file() {
-        bail!("no {}: run `cargo build {PACKAGES}` first (`make test` does)", program.display());
+        bail!("{} is not built: run `cargo build {PACKAGES}`, or `make test`", program.display());
     }
     Ok(program)
 }
 
-/// Why this machine allows no namespaces, where it does not.
+/// Returns the reason why this machine cannot create user namespaces; `None` if it can.
 ///
 /// # Errors
-/// The program does not start.
-pub async fn no_namespaces(program: &Path) -> anyhow::Result<Option<String>> {
+/// Returns an error if the program cannot be started.
+pub async fn namespaces_unavailable(program: &Path) -> anyhow::Result<Option<String>> {
     let output =
         Command::new(program).arg("namespaces-try-out").stdin(Stdio::null()).output().await?;
     let reason = String::from_utf8_lossy(&output.stderr);
@@ -44,17 +45,17 @@ pub async fn no_namespaces(program: &Path) -> anyhow::Result<Option<String>> {
     Ok((!output.status.success()).then(|| reason.to_owned()))
 }
 
-/// A cluster that runs. It ends with this.
-pub struct Served {
+/// A running simulated cluster. The process is killed when this value is dropped.
+pub struct ServedCluster {
     child: Child,
 }
 
-impl Served {
-    /// Starts it and waits until it is ready; its kubeconfig and `node.sh` are in `run_directory`
-    /// then.
+impl ServedCluster {
+    /// Starts the cluster and waits until it is ready. It writes its kubeconfig and `node.sh` to
+    /// `run_directory`.
     ///
     /// # Errors
-    /// It does not start.
+    /// Returns an error if the cluster does not start.
     pub async fn start(
         program: &Path,
         run_directory: &Path,
@@ -69,28 +70,29 @@ impl Served {
             .stdout(Stdio::piped())
             .kill_on_drop(true)
             .spawn()?;
-        let output = child.stdout.take().context("the output is piped")?;
+        let output = child.stdout.take().context("invariant: stdout is piped")?;
         let mut lines = BufReader::new(output).lines();
-        // The line comes when everything is ready; the end of the output, when it never will be.
-        let line = tokio::time::timeout(PATIENCE, lines.next_line()).await;
-        match line.context("the cluster took too long to start")?? {
+        // The first line is printed when the cluster is ready. If the output ends before, the start
+        // failed.
+        let line = tokio::time::timeout(TIMEOUT, lines.next_line()).await;
+        match line.context("the cluster did not start in time")?? {
             Some(_) => Ok(Self { child }),
             None => bail!("the cluster did not start: {}", child.wait().await?),
         }
     }
 
-    /// Ends it. It takes everything down by itself, and says so by its exit code.
+    /// Stops the cluster. The process cleans up and reports the result by its exit code.
     ///
     /// # Errors
-    /// It does not end, or not well.
+    /// Returns an error if the process does not stop or fails.
     pub async fn stop(&mut self) -> anyhow::Result<()> {
-        let pid = self.child.id().context("the cluster ended by itself")?;
-        let asked = Command::new("kill").arg(pid.to_string()).status().await?;
-        anyhow::ensure!(asked.success(), "cannot signal the cluster");
-        let status = tokio::time::timeout(PATIENCE, self.child.wait())
+        let pid = self.child.id().context("the cluster stopped unexpectedly")?;
+        let signal = Command::new("kill").arg(pid.to_string()).status().await?;
+        anyhow::ensure!(signal.success(), "cannot signal the cluster");
+        let status = tokio::time::timeout(TIMEOUT, self.child.wait())
             .await
-            .context("the cluster does not end")??;
-        anyhow::ensure!(status.success(), "the cluster ended with {status}");
+            .context("the cluster did not stop in time")??;
+        anyhow::ensure!(status.success(), "the cluster stopped with {status}");
         Ok(())
     }
 }

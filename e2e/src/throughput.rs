@@ -1,15 +1,15 @@
-//! How many pods a control plane binds per second, and how long each takes from its creation:
-//! Tessera beside kube-scheduler alone, on the same nodes without kubelets (`make bench-cluster`).
+//! Benchmark of pods bound per second and of the latency from creation to binding: Tessera compared
+//! with kube-scheduler alone, on the same hollow nodes (`make bench-cluster`).
 //!
 //! ```text
-//! plan ----------> rounds, in turn: kube-scheduler, Tessera, Tessera, kube-scheduler
+//! plan ----------> rounds, alternating: kube-scheduler, Tessera, Tessera, kube-scheduler
 //!                    | e2e/cluster/bench.sh: a fresh control plane for each
 //!                    v
 //! round: hollow nodes -> load (pods created, watched) -> figures, with usage (/proc) --> report
 //! ```
 //!
-//! Nothing is asserted: figures depend on the machine, which is reported with them. What can be
-//! compared is the ratio of rounds of one run.
+//! Nothing is asserted: figures depend on the machine, which is reported with them. Only ratios
+//! between rounds of one run are comparable.
 
 pub mod load;
 pub mod plan;

@@ -1,8 +1,6 @@
-//! Trials: what scenarios cannot say, since it needs hands on the machines or an eye on every
-//! moment.
+//! Trials: end-to-end tests in Rust, which need access to machines or continuous monitoring.
 
 mod admission;
-mod bench;
 mod chaos;
 mod clock;
 mod control_plane;
@@ -10,23 +8,22 @@ mod controller;
 mod controller_crash;
 mod controller_deployment;
 mod counters;
-mod crowd;
 mod deleted_early;
 mod driver_crash;
 mod driver_instances;
 mod driver_update;
-mod fence;
+mod freed_capacity;
 mod frozen_leader;
 mod gpu;
-mod guests;
 mod host_pid;
+mod hundred_pods;
 mod intercept_modes;
 mod lost_claims;
 mod misplaced;
 mod mps;
-mod neighbour;
 mod node;
 mod other_allocator;
+mod other_pool;
 mod overcommit;
 mod oversubscription;
 mod placement;
@@ -38,16 +35,18 @@ mod preemption;
 mod progress;
 mod refused_node;
 mod release;
+mod removed_claim;
 mod residue;
 mod restart;
-mod room;
 mod slices;
 mod soak;
 mod stock;
-mod stripped;
 mod tampering;
+mod test_bed;
+mod third_party_programs;
+mod two_allocators;
 
-pub mod ledger;
+pub mod device_usage;
 
 use std::time::Duration;
 
@@ -57,15 +56,15 @@ use kube::api::ListParams;
 use kube::{Api, Client, Config};
 use tokio::time::{sleep, timeout};
 
-pub use bench::Bench;
 pub use soak::SoakSize;
+pub use test_bed::TestBed;
 
 use crate::harness::Trial;
 use crate::inventory::GpuNodes;
 use crate::operations::Operations;
 use crate::plugin::Plugin;
 
-/// A cluster to run on.
+/// A cluster under test.
 #[derive(Clone)]
 pub struct Cluster {
     config: Config,
@@ -76,84 +75,88 @@ pub struct Cluster {
     gpu_nodes: GpuNodes,
 }
 
-/// How much the long trials do.
+/// Sizes of the long trials.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
-    /// Claims that two allocators fight over.
-    pub fenced_claims: usize,
-    /// Pods that come and go while components are killed.
+    /// Claims in the trials with two allocators.
+    pub two_allocator_claims: usize,
+    /// Size of the soak trial.
     pub soak: SoakSize,
 }
 
 impl Sizes {
-    /// The stand-ins, as part of all tests: a minute each.
+    /// Sizes for the simulated cluster as part of all tests: one minute per trial.
     pub const SIMULATED: Self = Self {
-        fenced_claims: 1000,
+        two_allocator_claims: 1000,
         soak: SoakSize { pods: 300, started_percent: 3, pause: Duration::from_secs(4) },
     };
-    /// A real API server, real containers: a minute or two each.
+    /// Sizes for a real cluster with real containers: one or two minutes per trial.
     pub const REAL: Self = Self {
-        fenced_claims: 500,
+        two_allocator_claims: 500,
         soak: SoakSize { pods: 100, started_percent: 100, pause: Duration::from_secs(10) },
     };
 
-    /// The same, but for what $TESSERA_FENCE_CLAIMS and $TESSERA_SOAK_PODS say.
+    /// Returns these sizes with those of `$TESSERA_FENCE_CLAIMS` and `$TESSERA_SOAK_PODS`, where
+    /// set.
     ///
     /// # Errors
-    /// It is set to something other than a number.
-    pub fn or_from_environment(self) -> anyhow::Result<Self> {
+    /// Returns an error if a variable is not a number.
+    pub fn with_environment(self) -> anyhow::Result<Self> {
         let soak = SoakSize { pods: number("TESSERA_SOAK_PODS", self.soak.pods)?, ..self.soak };
-        Ok(Self { fenced_claims: number("TESSERA_FENCE_CLAIMS", self.fenced_claims)?, soak })
+        Ok(Self {
+            two_allocator_claims: number("TESSERA_FENCE_CLAIMS", self.two_allocator_claims)?,
+            soak,
+        })
     }
 }
 
 fn number(variable: &str, otherwise: usize) -> anyhow::Result<usize> {
     match std::env::var(variable) {
-        Ok(text) => text.parse().with_context(|| format!("${variable} is no number: {text}")),
+        Ok(text) => text.parse().with_context(|| format!("${variable} is not a number: {text}")),
         Err(_) => Ok(otherwise),
     }
 }
 
 impl Cluster {
-    /// The cluster of that configuration, and what acts on its machines.
+    /// Creates the cluster of that configuration, with operations on its machines where available.
     ///
     /// # Errors
-    /// The configuration makes no client.
+    /// Returns an error if the configuration is invalid.
     pub fn new(config: Config, operations: Option<Operations>) -> Result<Self, kube::Error> {
-        // With several linked in, rustls does not choose. An error means that the process has
-        // chosen already.
+        // rustls requires an explicit choice if several providers are linked in. An error means
+        // that the process has already chosen one.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let client = Client::try_from(config.clone())?;
         let gpu_nodes = GpuNodes::default();
         Ok(Self { config, client, operations, plugin: None, sizes: Sizes::REAL, gpu_nodes })
     }
 
-    /// The same cluster, for long trials of other sizes than those for a real one.
+    /// Sets the sizes of the long trials.
     #[must_use]
     pub fn with_sizes(self, sizes: Sizes) -> Self {
         Self { sizes, ..self }
     }
 
-    /// The same cluster, looked at through `kubectl tessera` too.
+    /// Sets the `kubectl tessera` plugin.
     #[must_use]
     pub fn with_plugin(self, plugin: Option<Plugin>) -> Self {
         Self { plugin, ..self }
     }
 
-    /// The administrator.
+    /// Returns the administrator's client.
     pub fn client(&self) -> &Client {
         &self.client
     }
 
-    /// The nodes that publish GPUs.
+    /// Returns the nodes that publish GPUs.
     pub fn gpu_nodes(&self) -> &GpuNodes {
         &self.gpu_nodes
     }
 
-    /// Ends when so many reads in a row have failed that no trial keeps its API server down for as
-    /// long: two minutes at least. Counted, since a trial that holds this thread up holds a
-    /// clock up as well.
-    pub async fn lost(&self) {
+    /// Completes when the API server has failed 24 reads in a row, which takes at least two
+    /// minutes. No trial stops its API server for that long. Reads are counted, because a trial
+    /// that blocks this thread also delays the timer.
+    pub async fn wait_lost(&self) {
         const READS: u32 = 24;
         const PAUSE: Duration = Duration::from_secs(5);
         let nodes = Api::<Node>::all(self.client.clone());
@@ -167,17 +170,17 @@ impl Cluster {
     }
 }
 
-/// One trial in a namespace of its own.
+/// Creates a trial that runs in its own namespace.
 macro_rules! trial {
     ($name:literal, $run:expr) => {
         Trial::new(concat!("trial/", $name), async move |cluster| {
-            Bench::new(&cluster, $name).run($run).await
+            TestBed::new(&cluster, $name).run($run).await
         })
     };
 }
 
-/// The trials that any cluster can do, the stand-ins too.
-pub fn all() -> Vec<Trial> {
+/// Returns the trials that run on any cluster, including the simulated one.
+pub fn portable() -> Vec<Trial> {
     vec![
         trial!("driver-restart", restart::driver),
         trial!("kubelet-restart", restart::kubelet),
@@ -185,67 +188,67 @@ pub fn all() -> Vec<Trial> {
         trial!("controller-stopped", controller::stopped),
         trial!("lost-gpu", gpu::lost),
         trial!("gpu-recovers", gpu::recovers),
-        trial!("slices-tampered", slices::put_right),
+        trial!("slices-tampered", slices::repaired),
         trial!("other-allocator-dra", other_allocator::dra_driver),
         trial!("other-allocator-plugin", other_allocator::device_plugin),
-        trial!("neighbours-pool", neighbour::refused),
-        trial!("room", room::measured),
-        trial!("hundred-pods", crowd::hundred),
-        trial!("two-allocators-unfenced", fence::unfenced),
-        trial!("two-allocators-fenced", fence::fenced),
-        trial!("deleted-before-binding", deleted_early::freed),
-        trial!("policies", admission::held),
-        trial!("forged-grant", tampering::forged),
-        trial!("ruined-ledgers", tampering::ledgers),
-        trial!("stripped-finalizer", stripped::counted),
-        trial!("misplaced", misplaced::repaired),
-        trial!("counters", counters::bound),
-        trial!("plugin", plugin::told_truly),
-        trial!("soak", soak::survived),
+        trial!("pool-of-other-node", other_pool::refused),
+        trial!("freed-capacity", freed_capacity::measure),
+        trial!("hundred-pods", hundred_pods::all_run),
+        trial!("two-allocators-without-policies", two_allocators::without_policies),
+        trial!("two-allocators-with-policies", two_allocators::with_policies),
+        trial!("deleted-before-binding", deleted_early::released),
+        trial!("admission-policies", admission::enforce_policies),
+        trial!("forged-grant", tampering::forge_grant),
+        trial!("corrupted-ledgers", tampering::corrupt_ledgers),
+        trial!("removed-finalizer", removed_claim::is_still_counted),
+        trial!("misplaced-pod", misplaced::is_reallocated),
+        trial!("shared-counters", counters::limit_partitions),
+        trial!("kubectl-plugin", plugin::matches_controller),
+        trial!("soak", soak::survives),
     ]
 }
 
-/// The trials that need a real Kubernetes: what they are about is left out of the stand-ins.
+/// Returns the trials that need a real Kubernetes: the simulated cluster lacks what they test.
 pub fn on_real_cluster() -> Vec<Trial> {
     vec![
         trial!("refused-by-port", refused_node::by_port),
         trial!("refused-by-affinity", refused_node::by_affinity),
         trial!("refused-everywhere", refused_node::everywhere),
-        trial!("preemption", preemption::stays),
-        trial!("prebind-race", prebind_race::forced),
+        trial!("preemption", preemption::keeps_allocation),
+        trial!("prebind-race", prebind_race::is_resolved),
         trial!("controller-killed", controller_crash::killed),
-        trial!("frozen-leader", frozen_leader::replaced),
+        trial!("frozen-leader", frozen_leader::is_replaced),
         trial!("driver-killed", driver_crash::killed),
-        trial!("driver-prepare-cancelled", driver_crash::cancelled),
-        trial!("rights", admission::held_with_rights),
-        trial!("forged-grant-by-image", tampering::forged_by_image),
-        trial!("guests", guests::unharmed),
-        trial!("host-pid", host_pid::told),
-        trial!("intercept-modes", intercept_modes::there_and_back),
-        trial!("exhausted-dev", tampering::exhausted),
-        trial!("namespaces-of-a-tenant", tampering::namespaces),
+        trial!("driver-prepare-cancelled", driver_crash::pod_deleted_during_prepare),
+        trial!("rbac", admission::enforce_rbac),
+        trial!("forged-grant-by-image", tampering::forge_grant_by_image),
+        trial!("guests", third_party_programs::work_unchanged),
+        trial!("host-pid", host_pid::is_correct),
+        trial!("intercept-modes", intercept_modes::switched_and_restored),
+        trial!("full-dev", tampering::fill_dev),
+        trial!("user-namespaces", tampering::forge_in_user_namespace),
         trial!("helm-upgrade", release::upgraded),
         trial!("helm-uninstall", release::removed),
-        trial!("stock-mode", stock::there_and_back),
-        trial!("oversubscription", oversubscription::there_and_back),
-        trial!("mps", mps::there_and_back),
+        trial!("stock-mode", stock::switched_and_restored),
+        trial!("oversubscription", oversubscription::switched_and_restored),
+        trial!("mps", mps::switched_and_restored),
         trial!("control-plane-restarts", control_plane::restarted),
-        trial!("node-deleted", node::deleted),
+        trial!("node-deleted", node::is_deleted),
         trial!("driver-two-instances", driver_update::two_instances),
         trial!("driver-cdi-file-deleted", driver_update::cdi_file_deleted),
     ]
 }
 
-/// Faults of the API server, by a plan from each seed, and clocks that are wrong. Only the
-/// stand-ins can do that, when they are served with `--clocks`.
+/// Returns the trials with API server faults, one plan per seed, and wrong clocks. They need a
+/// simulated cluster served with `--clocks`.
 pub fn on_faulty_cluster(seeds: Vec<u64>) -> Vec<Trial> {
     vec![
-        trial!("wrong-clock", clock::of_a_node),
-        trial!("chaos", |bench| chaos::survived(bench, seeds)),
+        trial!("wrong-clock", clock::wrong_on_node),
+        trial!("chaos", |test_bed| chaos::survives(test_bed, seeds)),
     ]
 }
 
-/// What has to come after everything else.
-pub fn last() -> Vec<Trial> {
-    vec![trial!("no-residue", residue::none)]
+/// Returns the trials that must run last.
+pub fn final_checks() -> Vec<Trial> {
+    vec![trial!("no-residue", residue::check)]
 }

@@ -1,4 +1,5 @@
-//! Waiting by watch, with a deadline that says what was seen last.
+//! Waits for conditions of watched objects, with a deadline and an error that reports the last
+//! observed state.
 
 use std::fmt::Debug;
 use std::pin::Pin;
@@ -9,45 +10,45 @@ use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 
-/// A wait that was in vain.
+/// Error of a wait.
 #[derive(Debug, thiserror::Error)]
 pub enum WaitError {
     /// The deadline passed.
-    #[error("waited {waited:?} for {what}; last seen: {last}")]
+    #[error("waited {waited:?} for {condition}; last seen: {last}")]
     TooLong {
-        /// For what.
-        what: String,
-        /// How long.
+        /// The condition.
+        condition: String,
+        /// The time limit.
         waited: Duration,
-        /// The last state that did not do.
+        /// The last observed state.
         last: String,
     },
-    /// It can no longer come true.
-    #[error("{what} cannot come true any more: {seen}")]
-    Hopeless {
-        /// What was waited for.
-        what: String,
-        /// What speaks against it.
+    /// The condition can no longer be met.
+    #[error("{condition}: no longer possible: {seen}")]
+    Impossible {
+        /// The condition.
+        condition: String,
+        /// The observed state that excludes it.
         seen: String,
     },
 }
 
-/// What a look at the objects said.
+/// Result of a check of the observed objects.
 #[derive(Debug)]
-pub enum Verdict<T> {
-    /// That is it.
+pub enum CheckResult<T> {
+    /// The condition is met.
     Done(T),
-    /// Not yet; this is what is there.
-    NotYet(String),
-    /// It will never be.
-    Hopeless(String),
+    /// The condition is not met yet; the observed state.
+    Pending(String),
+    /// The condition can no longer be met; the observed state.
+    Impossible(String),
 }
 
-/// Objects as a watch shows them, change after change.
+/// Current state of watched objects.
 pub struct Watch<K> {
     stream: Pin<Box<dyn Stream<Item = watcher::Result<watcher::Event<K>>> + Send>>,
     objects: Vec<K>,
-    /// The objects are not all known: of a listing only a part is in.
+    /// A listing is in progress, so the objects are incomplete.
     listing: bool,
 }
 
@@ -55,61 +56,63 @@ impl<K> Watch<K>
 where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    /// A watch that begins with the first look.
-    fn of(api: Api<K>, selector: watcher::Config) -> Self {
+    /// Creates a watch that starts when it is first polled.
+    fn new(api: Api<K>, selector: watcher::Config) -> Self {
         let stream = Box::pin(watcher(api, selector).default_backoff());
         Self { stream, objects: Vec::new(), listing: true }
     }
 
-    /// A watch that has begun: unless it is interrupted, it shows every state that an object is in
-    /// after this, also one that is over at once.
+    /// Starts a watch. Unless it is interrupted, it observes every later state of an object,
+    /// however short.
     ///
     /// # Errors
-    /// [`WaitError`].
-    pub async fn begun(
+    /// Returns a [`WaitError`] if the watch does not start in time.
+    pub async fn started(
         api: Api<K>,
         selector: watcher::Config,
         within: Duration,
     ) -> Result<Self, WaitError> {
-        let mut watch = Self::of(api, selector);
-        watch.until("a watch to begin", within, |_| Verdict::Done(())).await?;
+        let mut watch = Self::new(api, selector);
+        watch.until("a watch to start", within, |_| CheckResult::Done(())).await?;
         Ok(watch)
     }
 
-    /// Waits until `judge` is content with all of the objects together.
+    /// Waits until `check` accepts the objects.
     ///
     /// # Errors
-    /// [`WaitError`]. Errors of the watch itself are retried until the deadline.
+    /// Returns a [`WaitError`]. Errors of the watch are retried until the deadline.
     pub async fn until<T>(
         &mut self,
-        what: &str,
+        condition: &str,
         within: Duration,
-        mut judge: impl FnMut(&[K]) -> Verdict<T>,
+        mut check: impl FnMut(&[K]) -> CheckResult<T>,
     ) -> Result<T, WaitError> {
         let mut last = "nothing".to_owned();
         let judging = async {
             loop {
                 if !self.listing {
-                    match judge(&self.objects) {
-                        Verdict::Done(found) => return Ok(found),
-                        Verdict::NotYet(seen) => last = seen,
-                        Verdict::Hopeless(seen) => return Err(seen),
+                    match check(&self.objects) {
+                        CheckResult::Done(found) => return Ok(found),
+                        CheckResult::Pending(seen) => last = seen,
+                        CheckResult::Impossible(seen) => return Err(seen),
                     }
                 }
-                if let Err(error) = self.next().await {
-                    last = format!("the watch failed: {error}");
+                if let Err(error) = self.apply_next().await {
+                    last = format!("watch failed: {error}");
                 }
             }
         };
         match tokio::time::timeout(within, judging).await {
             Ok(Ok(found)) => Ok(found),
-            Ok(Err(seen)) => Err(WaitError::Hopeless { what: what.to_owned(), seen }),
-            Err(_) => Err(WaitError::TooLong { what: what.to_owned(), waited: within, last }),
+            Ok(Err(seen)) => Err(WaitError::Impossible { condition: condition.to_owned(), seen }),
+            Err(_) => {
+                Err(WaitError::TooLong { condition: condition.to_owned(), waited: within, last })
+            }
         }
     }
 
-    /// Takes in one change. After an error the watch goes on by itself.
-    async fn next(&mut self) -> Result<(), watcher::Error> {
+    /// Applies the next watch event. The watch recovers from errors by itself.
+    async fn apply_next(&mut self) -> Result<(), watcher::Error> {
         match self.stream.try_next().await? {
             Some(watcher::Event::Init) => {
                 self.objects.clear();
@@ -127,43 +130,43 @@ where
     }
 }
 
-/// Watches objects until `judge` is content with all of them together. A state that is over before
-/// the watch begins is not seen: for that, see [`Watch::begun`].
+/// Watches objects until `check` accepts them. States before the start of the watch are not
+/// observed; see [`Watch::started`].
 ///
 /// # Errors
-/// [`WaitError`]. Errors of the watch itself are retried until the deadline.
+/// Returns a [`WaitError`]. Errors of the watch are retried until the deadline.
 pub async fn until<K, T>(
     api: Api<K>,
     selector: watcher::Config,
-    what: &str,
+    condition: &str,
     within: Duration,
-    judge: impl FnMut(&[K]) -> Verdict<T>,
+    check: impl FnMut(&[K]) -> CheckResult<T>,
 ) -> Result<T, WaitError>
 where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    Watch::of(api, selector).until(what, within, judge).await
+    Watch::new(api, selector).until(condition, within, check).await
 }
 
-fn remove<K: Resource>(objects: &mut Vec<K>, gone: &K) {
+fn remove<K: Resource>(objects: &mut Vec<K>, removed: &K) {
     let key = |object: &K| (object.meta().namespace.clone(), object.meta().name.clone());
-    objects.retain(|object| key(object) != key(gone));
+    objects.retain(|object| key(object) != key(removed));
 }
 
-/// Watches one object by name.
+/// Watches one object by name until `check` accepts it.
 ///
 /// # Errors
-/// As [`until`].
+/// Returns a [`WaitError`], as [`until`].
 pub async fn until_one<K, T>(
     api: Api<K>,
     name: &str,
-    what: &str,
+    condition: &str,
     within: Duration,
-    mut judge: impl FnMut(Option<&K>) -> Verdict<T>,
+    mut check: impl FnMut(Option<&K>) -> CheckResult<T>,
 ) -> Result<T, WaitError>
 where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
     let selector = watcher::Config::default().fields(&format!("metadata.name={name}"));
-    until(api, selector, what, within, |objects| judge(objects.first())).await
+    until(api, selector, condition, within, |objects| check(objects.first())).await
 }

@@ -1,8 +1,7 @@
-//! Everything that an API server can do to its clients, by plan, around the real driver, controller
-//! and interceptor.
+//! Random API server faults, planned from a seed, with the real driver, controller and interceptor.
 //!
-//! `TESSERA_CHAOS_SEED=n` replays a seed; `TESSERA_CHAOS_RUNS=n` tries that many new ones.
-//! Otherwise the same few each time.
+//! `TESSERA_CHAOS_SEED=n` replays a seed; `TESSERA_CHAOS_RUNS=n` runs `n` new ones. By default the
+//! seeds are fixed.
 
 use std::process::ExitCode;
 
@@ -11,10 +10,10 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use tempfile::TempDir;
 use tessera_e2e::harness::{self, Report, Trial};
 use tessera_e2e::operations::Operations;
-use tessera_e2e::served::{Served, no_namespaces, program};
+use tessera_e2e::served::{ServedCluster, namespaces_unavailable, program};
 use tessera_e2e::trials::{Cluster, on_faulty_cluster};
 
-/// Three take a minute and a half.
+/// Default seeds; they take 90 seconds together.
 const SEEDS: [u64; 3] = [1, 2, 3];
 
 #[tokio::main]
@@ -24,18 +23,18 @@ async fn main() -> ExitCode {
 
 async fn run(trials: Vec<Trial>) -> anyhow::Result<Report> {
     let program = program()?;
-    if let Some(reason) = no_namespaces(&program).await? {
-        return Ok(Report::skipped("chaos", format!("no namespaces here: {reason}")));
+    if let Some(reason) = namespaces_unavailable(&program).await? {
+        return Ok(Report::skipped("chaos", format!("user namespaces are unavailable: {reason}")));
     }
     let directory = TempDir::with_prefix("tchaos-")?;
-    let mut served = Served::start(&program, directory.path(), &["--clocks"]).await?;
-    // By the entrance that no fault touches.
+    let mut served = ServedCluster::start(&program, directory.path(), &["--clocks"]).await?;
+    // This endpoint has no faults.
     let kubeconfig = Kubeconfig::read_from(directory.path().join("observer.kubeconfig"))?;
     let config =
         kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
-    let operations = Operations::by(directory.path().join("node.sh"));
+    let operations = Operations::new(directory.path().join("node.sh"));
     let cluster = Cluster::new(config, Some(operations))?;
-    let report = Report::of(trials, &cluster, cluster.lost()).await;
+    let report = Report::run(trials, &cluster, cluster.wait_lost()).await;
     served.stop().await?;
     Ok(report)
 }
@@ -43,7 +42,7 @@ async fn run(trials: Vec<Trial>) -> anyhow::Result<Report> {
 fn seeds() -> anyhow::Result<Vec<u64>> {
     let number = |variable: &str| match std::env::var(variable) {
         Ok(text) => {
-            text.parse().map(Some).with_context(|| format!("{variable} is no number: {text}"))
+            text.parse().map(Some).with_context(|| format!("{variable} is not a number: {text}"))
         }
         Err(_) => Ok(None),
     };

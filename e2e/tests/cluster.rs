@@ -1,17 +1,17 @@
-//! Scenarios and trials on the cluster of $KUBECONFIG: `make e2e` starts a real one, any other will
-//! do.
+//! Scenarios and trials on the cluster of `$KUBECONFIG`, which may be any cluster; `make e2e`
+//! starts one.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use tessera_e2e::harness::{self, Report, Trial, everything};
+use tessera_e2e::harness::{self, Report, Trial, all_trials};
 use tessera_e2e::operations::Operations;
 use tessera_e2e::plugin::Plugin;
 use tessera_e2e::trials::{self, Cluster, Sizes};
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    harness::main(everything(trials::on_real_cluster()), run).await
+    harness::main(all_trials(trials::on_real_cluster()), run).await
 }
 
 async fn run(trials: Vec<Trial>) -> anyhow::Result<Report> {
@@ -23,6 +23,6 @@ async fn run(trials: Vec<Trial>) -> anyhow::Result<Report> {
     };
     let cluster = Cluster::new(kube::Config::infer().await?, Operations::from_environment())?;
     let cluster = cluster.with_plugin(Plugin::beside_tests(&kubeconfig)?);
-    let cluster = cluster.with_sizes(Sizes::REAL.or_from_environment()?);
-    Ok(Report::of(trials, &cluster, cluster.lost()).await)
+    let cluster = cluster.with_sizes(Sizes::REAL.with_environment()?);
+    Ok(Report::run(trials, &cluster, cluster.wait_lost()).await)
 }

@@ -1,6 +1,7 @@
-//! Holds the workspace to the table of docs/design/architecture.md: who may depend on whom.
+//! Checks the dependencies between the workspace's crates against the table in
+//! docs/design/architecture.md.
 
-#![allow(clippy::unwrap_used, reason = "a test; what is missing is a failure")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -8,7 +9,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// What one crate depends on within the workspace.
+/// Dependencies of one crate within the workspace.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Dependencies {
     directory: String,
@@ -20,7 +21,7 @@ fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
 }
 
-/// The rows of the document's table that begin with a crate of ours.
+/// Returns the rows of the document's table that name a crate of the workspace.
 fn allowed() -> BTreeMap<String, Dependencies> {
     let document =
         std::fs::read_to_string(repository().join("docs/design/architecture.md")).unwrap();
@@ -28,8 +29,8 @@ fn allowed() -> BTreeMap<String, Dependencies> {
     let rows = document.lines().filter(|line| line.starts_with("| tessera-"));
     rows.map(|row| {
         let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
-        let [name, directory, _what, shipped, tests] = cells[..] else {
-            panic!("a row with other cells: {row}")
+        let [name, directory, _purpose, shipped, tests] = cells[..] else {
+            panic!("unexpected number of cells: {row}")
         };
         let entry = Dependencies {
             directory: directory.into(),
@@ -41,7 +42,7 @@ fn allowed() -> BTreeMap<String, Dependencies> {
     .collect()
 }
 
-/// What cargo says.
+/// Returns the dependencies from `cargo metadata`.
 fn actual() -> BTreeMap<String, Dependencies> {
     let cargo = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version=1", "--no-deps", "--offline"])
@@ -60,7 +61,7 @@ fn package(package: &Value) -> (String, Dependencies) {
         Dependencies { directory: directory.display().to_string(), ..Dependencies::default() };
     for dependency in package["dependencies"].as_array().unwrap() {
         let name = dependency["name"].as_str().unwrap();
-        // Ours are those that come by path.
+        // Dependencies by path are crates of the workspace.
         if dependency["path"].is_string() {
             let kind =
                 if dependency["kind"] == "dev" { &mut found.tests } else { &mut found.shipped };
@@ -71,7 +72,7 @@ fn package(package: &Value) -> (String, Dependencies) {
 }
 
 #[test]
-fn every_crate_has_a_row_at_its_directory() {
+fn table_lists_every_crate_with_its_directory() {
     let rows: BTreeMap<_, _> =
         allowed().into_iter().map(|(name, row)| (name, row.directory)).collect();
     let crates: BTreeMap<_, _> =
@@ -80,7 +81,7 @@ fn every_crate_has_a_row_at_its_directory() {
 }
 
 #[test]
-fn no_crate_depends_on_more_than_its_row_allows() {
+fn crates_have_only_allowed_dependencies() {
     let allowed = allowed();
     for (name, found) in actual() {
         let row = &allowed[&name];
@@ -91,20 +92,24 @@ fn no_crate_depends_on_more_than_its_row_allows() {
 }
 
 #[test]
-fn what_ships_depends_on_nothing_that_never_does() {
-    let stands_in = |directory: &str| ["testing", "e2e"].iter().any(|at| directory.starts_with(at));
+fn shipped_crates_do_not_depend_on_test_crates() {
+    let is_test_crate =
+        |directory: &str| ["testing", "e2e"].iter().any(|at| directory.starts_with(at));
     let crates = actual();
-    for (name, found) in crates.iter().filter(|(_, found)| !stands_in(&found.directory)) {
+    for (name, found) in crates.iter().filter(|(_, found)| !is_test_crate(&found.directory)) {
         for dependency in &found.shipped {
-            assert!(!stands_in(&crates[dependency].directory), "{name} ships with {dependency}");
+            assert!(
+                !is_test_crate(&crates[dependency].directory),
+                "{name} ships with {dependency}"
+            );
         }
     }
 }
 
 #[test]
-fn the_pure_crates_stay_pure() {
+fn pure_crates_have_no_io_dependencies() {
     let impure = ["tokio", "kube", "axum", "hyper", "tonic", "rustix", "libc", "tempfile"];
-    for name in ["api", "allocator", "index"] {
+    for name in ["api", "allocator", "index", "messages"] {
         let manifest = std::fs::read_to_string(repository().join(name).join("Cargo.toml")).unwrap();
         let shipped = manifest.split("[dev-dependencies]").next().unwrap();
         let table = shipped.split("[dependencies]").nth(1).unwrap();

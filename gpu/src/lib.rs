@@ -1,4 +1,4 @@
-//! What GPU hardware is there.
+//! Discovers GPUs, their links and their health through NVML and sysfs.
 //!
 //! ```text
 //!  libnvidia-ml.so.1 --nvml--+
@@ -6,12 +6,12 @@
 //!  sysfs ------------sysfs---+
 //! ```
 //!
-//! [`GpuLibrary`] is the seam: the driver knows hardware by it only. [`NvmlLibrary`] is the
-//! implementation; the library that it loads is NVIDIA's or, in tests and the demo, a fake with the
-//! same symbols and layouts. There is no third path.
+//! [`GpuLibrary`] is the interface between the driver and the hardware. [`NvmlLibrary`] is the only
+//! implementation. It loads NVIDIA's library or, in tests and the demo, a fake with the same
+//! symbols and layouts.
 //!
-//! This crate has no tasks and no threads: calls block, and [`HealthWatch::wait`] blocks as long as
-//! it is told to.
+//! This crate has no tasks and no threads: calls block, and [`HealthWatch::wait`] blocks up to its
+//! timeout.
 
 pub mod library;
 pub mod nvml;

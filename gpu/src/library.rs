@@ -1,4 +1,4 @@
-//! The seam between the driver and the hardware.
+//! Interface between the driver and the GPU hardware.
 
 use std::time::Duration;
 
@@ -9,40 +9,40 @@ use tessera_api::names::GpuUuid;
 use crate::recovery::RecoveryAction;
 use crate::xid::{Verdict, Xid};
 
-/// What the driver asks of a node's GPUs. All calls block; they take microseconds to milliseconds,
-/// but for [`HealthWatch::wait`], and may be made from any thread.
+/// Access to a node's GPUs. All calls block. They take microseconds to milliseconds, except
+/// [`HealthWatch::wait`], and may be made from any thread.
 pub trait GpuLibrary: Send + Sync {
-    /// Looks at all GPUs. Called again, it sees what has changed since; where the library could not
-    /// be loaded before, it tries again.
+    /// Returns all GPUs of the node. Each call reads the current state, and loads the library if it
+    /// could not be loaded before.
     ///
     /// # Errors
-    /// There is no usable library or kernel driver. A GPU that cannot be used is no error: it is
-    /// among [`Inventory::unpublished`], with the reason. A GPU that an earlier call saw and
-    /// that is gone is there too, as lost.
+    /// Returns an error if there is no usable library or kernel driver. An unusable GPU is not an
+    /// error: it is listed in [`Inventory::unpublished`] with the reason. A GPU that an earlier
+    /// call found and that is gone is listed there as lost.
     fn inventory(&self) -> Result<Inventory, LibraryError>;
 
-    /// Memory of a GPU now.
+    /// Returns the current memory usage of a GPU.
     ///
     /// # Errors
     /// The GPU is lost or unknown, or the library fails.
     fn memory(&self, gpu: &GpuUuid) -> Result<GpuMemory, LibraryError>;
 
-    /// Processes that hold memory on a GPU now, for computing or for graphics, in order of their
-    /// ids, which are as this process's PID namespace has them.
+    /// Returns the processes that hold memory on a GPU, for compute or graphics, sorted by PID. The
+    /// PIDs are those of the caller's PID namespace.
     ///
     /// # Errors
     /// The GPU is lost or unknown, or the library fails.
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, LibraryError>;
 
-    /// What NVIDIA's driver asks for before new processes may use the GPU; `None` where the driver
-    /// does not know that question.
+    /// Returns the recovery action of NVIDIA's driver, or `None` if the driver does not support the
+    /// query.
     ///
     /// # Errors
     /// The GPU is lost or unknown, or the library fails.
     fn recovery_action(&self, gpu: &GpuUuid) -> Result<Option<RecoveryAction>, LibraryError>;
 
-    /// Starts to watch the health of these GPUs. Events from before are not reported; a GPU that is
-    /// lost already is.
+    /// Starts to watch the health of these GPUs. Earlier events are not reported, but a GPU that is
+    /// already lost is.
     ///
     /// # Errors
     /// There is no usable library or kernel driver.
@@ -51,50 +51,51 @@ pub trait GpuLibrary: Send + Sync {
 
 /// Watches the health of some GPUs.
 pub trait HealthWatch: Send {
-    /// Waits until something happens to one of them, at most for so long, and returns everything
-    /// that has; nothing if nothing has. Besides waiting for events it asks every GPU whether
-    /// it is still there: not every loss is announced.
+    /// Waits up to `timeout` for an event and returns all pending events, or none after the
+    /// timeout. It also polls the presence of each GPU, because not every loss creates an
+    /// event.
     ///
     /// # Errors
-    /// The library fails altogether. What was watched stays watched; call again after a pause.
+    /// The library fails. The GPUs stay watched; call again after a pause.
     fn wait(&mut self, timeout: Duration) -> Result<Vec<HealthEvent>, LibraryError>;
 }
 
-/// Something happened to a GPU.
+/// A health event of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HealthEvent {
-    /// The GPU.
+    /// UUID of the GPU.
     pub gpu: GpuUuid,
-    /// What happened.
+    /// Kind of the event.
     pub kind: HealthEventKind,
 }
 
-/// What happened.
+/// Kind of a health event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HealthEventKind {
-    /// It fell off the bus, or does not answer any more.
+    /// The GPU fell off the bus, or does not answer.
     Lost,
-    /// It was lost and answers again.
+    /// A lost GPU answers again.
     Back,
     /// The kernel driver reported an XID.
     Xid(Xid),
-    /// A memory error that ECC could not correct.
+    /// An uncorrectable ECC memory error occurred.
     DoubleBitEcc,
 }
 
 impl HealthEventKind {
-    /// Whether a [recovery action](RecoveryAction) of "none" after it means that none is needed.
+    /// Returns true if a [recovery action](RecoveryAction) of "none" after this event means that
+    /// the GPU is usable.
     pub fn sets_recovery_action(self) -> bool {
         match self {
             Self::Xid(xid) => xid.sets_recovery_action(),
-            // The event of XID 48.
+            // This is the event of XID 48.
             Self::DoubleBitEcc => true,
             Self::Lost | Self::Back => false,
         }
     }
 
-    /// What it means for the GPU; `None` for [`HealthEventKind::Back`], which undoes a loss and
-    /// nothing else.
+    /// Returns the effect on the GPU's health, or `None` for [`HealthEventKind::Back`], which only
+    /// reverts a loss.
     pub fn verdict(self) -> Option<Verdict> {
         match self {
             Self::Lost | Self::DoubleBitEcc => Some(Verdict::Unhealthy),
@@ -103,7 +104,7 @@ impl HealthEventKind {
         }
     }
 
-    /// The health that the GPU has after it; `None` where its health is what it was before.
+    /// Returns the GPU's new health, or `None` if the event does not change it.
     pub fn health(self) -> Option<Health> {
         if self.verdict() != Some(Verdict::Unhealthy) {
             return None;
@@ -128,69 +129,69 @@ impl HealthEventKind {
 /// Memory of a GPU in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GpuMemory {
-    /// All of it.
+    /// Total memory.
     pub total: u64,
-    /// What processes hold; without what driver and firmware keep.
+    /// Memory held by processes, without the reserve of driver and firmware.
     pub used: u64,
-    /// What can be had.
+    /// Memory that can be allocated.
     pub free: u64,
 }
 
 /// A process that holds memory on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GpuProcess {
-    /// Its id.
+    /// PID of the process.
     pub pid: u32,
-    /// Bytes; none where the driver does not say.
+    /// Bytes; `None` if the driver does not report them.
     pub bytes: Option<u64>,
 }
 
-/// Why the GPUs cannot be asked.
+/// Error of the GPU library.
 #[derive(Debug, thiserror::Error)]
 pub enum LibraryError {
-    /// There is no NVML library.
+    /// No NVML library was found.
     #[error(
-        "no NVML library was found (looked at: {searched}): install the NVIDIA driver, or say where it is with \
+        "NVML library not found (searched: {searched}): install the NVIDIA driver, or set \
          --driver-root or --nvml-library"
     )]
     NotFound {
-        /// The places.
+        /// Searched paths.
         searched: String,
-        /// Why the last of them did not do.
+        /// Error of the last path.
         source: NvmlError,
     },
-    /// NVML is there and cannot reach the kernel driver.
+    /// NVML was found and cannot reach the kernel driver.
     #[error(
-        "NVML ({library}) cannot be initialised: is the NVIDIA kernel driver loaded, and of the same version?"
+        "cannot initialise NVML ({library}): check that the NVIDIA kernel driver is loaded and has the same version"
     )]
     Initialise {
-        /// The library.
+        /// Path of the library.
         library: String,
-        /// What NVML says.
+        /// Error of NVML.
         source: NvmlError,
     },
-    /// A call failed.
-    #[error("NVML's {call} failed")]
+    /// A call of NVML failed.
+    #[error("NVML call {call} failed")]
     Call {
-        /// The call.
+        /// Name of the function.
         call: &'static str,
-        /// What NVML says.
+        /// Error of NVML.
         source: NvmlError,
     },
-    /// A call on a GPU failed.
-    #[error("NVML's {call} failed on {gpu}")]
+    /// A call of NVML on a GPU failed.
+    #[error("NVML call {call} failed on {gpu}")]
     GpuCall {
-        /// The GPU.
+        /// UUID of the GPU.
         gpu: GpuUuid,
-        /// The call.
+        /// Name of the function.
         call: &'static str,
-        /// What NVML says.
+        /// Error of NVML.
         source: NvmlError,
     },
-    /// The GPU fell off the bus, or there is none with that UUID.
-    #[error("{gpu} is lost, or not in this machine")]
+    /// The GPU fell off the bus, or no GPU has that UUID.
+    #[error("{gpu} is lost or does not exist on this node")]
     Lost {
-        /// The GPU.
+        /// UUID of the GPU.
         gpu: GpuUuid,
     },
 }

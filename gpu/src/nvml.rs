@@ -1,4 +1,4 @@
-//! GPUs by NVIDIA's management library.
+//! GPU library on top of NVIDIA's management library (NVML).
 
 mod describe;
 mod links;
@@ -23,21 +23,21 @@ use crate::library::{GpuLibrary, GpuMemory, GpuProcess, HealthWatch, LibraryErro
 use crate::recovery::RecoveryAction;
 use session::Session;
 
-/// How to find NVML and what it cannot tell.
+/// Options of the NVML search and of GPU discovery.
 #[derive(Debug, Clone)]
 pub struct NvmlOptions {
-    /// The library itself; else it is searched for.
+    /// Path of the library; if `None`, it is searched.
     pub library: Option<PathBuf>,
-    /// Where the NVIDIA driver's files are, as this process sees them.
+    /// Root of the NVIDIA driver's files, as this process sees it.
     pub driver_root: PathBuf,
-    /// Where sysfs is mounted.
+    /// Mount point of sysfs.
     pub sysfs_root: PathBuf,
-    /// GPUs that are not to be published.
+    /// GPUs that are not published.
     pub exclude: BTreeSet<GpuUuid>,
 }
 
 impl Default for NvmlOptions {
-    /// The driver's files under `/`, sysfs at `/sys`, nothing excluded.
+    /// Returns the driver root `/`, sysfs at `/sys`, and no exclusions.
     fn default() -> Self {
         Self {
             library: None,
@@ -48,27 +48,27 @@ impl Default for NvmlOptions {
     }
 }
 
-/// The GPUs of this node, by NVML.
+/// The GPUs of this node, read through NVML.
 ///
-/// The library is loaded when it is first needed and, if that fails or the kernel driver is
-/// replaced under it, again at the next [look](GpuLibrary::inventory): a driver that is installed
-/// later is found without a restart.
+/// The library is loaded at first use. If that fails, or the kernel driver is replaced, it is
+/// loaded again by the next [`inventory`](GpuLibrary::inventory): a driver that is installed later
+/// is found without a restart.
 #[derive(Debug)]
 pub struct NvmlLibrary {
     options: NvmlOptions,
     session: Mutex<Option<Arc<Session>>>,
-    /// GPUs that earlier looks found, to name those that are gone.
-    known: Mutex<BTreeMap<GpuUuid, Seen>>,
+    /// GPUs of earlier inventories, to name those that are gone.
+    known: Mutex<BTreeMap<GpuUuid, LastSeen>>,
 }
 
 impl NvmlLibrary {
-    /// NVML with these options; nothing is loaded yet.
+    /// Returns a library with these options, without loading NVML.
     pub fn new(options: NvmlOptions) -> Self {
         Self { options, session: Mutex::new(None), known: Mutex::default() }
     }
 
-    /// The file that NVML was loaded from; none before it was, and where the dynamic loader found
-    /// it.
+    /// Returns the file that NVML was loaded from. Returns `None` before it is loaded, and if the
+    /// dynamic loader found it.
     pub fn library_path(&self) -> Option<PathBuf> {
         self.session.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.library_path()
     }
@@ -83,8 +83,8 @@ impl NvmlLibrary {
         Ok(opened)
     }
 
-    /// After an error that says that the session as a whole is over.
-    fn forget_session(&self) {
+    /// Closes the session after an error that invalidates it.
+    fn close_session(&self) {
         *self.session.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
@@ -92,10 +92,10 @@ impl NvmlLibrary {
         &self,
         gpu: &GpuUuid,
         call: &'static str,
-        ask: impl FnOnce(&Device<'_>) -> Result<T, NvmlError>,
+        query: impl FnOnce(&Device<'_>) -> Result<T, NvmlError>,
     ) -> Result<T, LibraryError> {
         let session = self.session()?;
-        session.nvml().device_by_uuid(gpu.as_str()).and_then(|device| ask(&device)).map_err(
+        session.nvml().device_by_uuid(gpu.as_str()).and_then(|device| query(&device)).map_err(
             |source| match source {
                 NvmlError::GpuLost | NvmlError::NotFound => LibraryError::Lost { gpu: gpu.clone() },
                 source => LibraryError::GpuCall { gpu: gpu.clone(), call, source },
@@ -103,18 +103,18 @@ impl NvmlLibrary {
         )
     }
 
-    /// Remembers the GPUs that are there, and names those that were there before and are gone: NVML
-    /// counts a lost GPU and does not say which it was, or has stopped counting it.
-    fn account_for_lost(&self, gpus: &[Gpu], unpublished: &mut Vec<Unpublished>) {
+    /// Records the present GPUs and lists earlier ones that are gone as lost. NVML counts a lost
+    /// GPU without identifying it, or does not count it.
+    fn record_lost(&self, gpus: &[Gpu], unpublished: &mut Vec<Unpublished>) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let here: BTreeSet<&GpuUuid> = gpus
+        let present: BTreeSet<&GpuUuid> = gpus
             .iter()
             .map(|gpu| &gpu.uuid)
             .chain(unpublished.iter().filter_map(|gpu| gpu.uuid.as_ref()))
             .collect();
         let gone: Vec<_> = known
             .iter()
-            .filter(|(uuid, _)| !here.contains(uuid))
+            .filter(|(uuid, _)| !present.contains(uuid))
             .map(|(u, s)| (u.clone(), s.clone()))
             .collect();
         for (uuid, seen) in gone {
@@ -124,23 +124,23 @@ impl NvmlLibrary {
                 pci_bus_id: Some(seen.pci_bus_id),
                 reason: UnpublishedReason::Lost,
             };
-            let nameless =
+            let unidentified =
                 |other: &&mut Unpublished| other.uuid.is_none() && other.index == lost.index;
-            match unpublished.iter_mut().find(nameless) {
+            match unpublished.iter_mut().find(unidentified) {
                 Some(other) => *other = lost,
                 None => unpublished.push(lost),
             }
         }
         for gpu in gpus {
-            let seen = Seen { index: gpu.index, pci_bus_id: gpu.pci_bus_id.clone() };
+            let seen = LastSeen { index: gpu.index, pci_bus_id: gpu.pci_bus_id.clone() };
             known.insert(gpu.uuid.clone(), seen);
         }
     }
 }
 
-/// Where a GPU was when it was last seen.
+/// Last known location of a GPU.
 #[derive(Debug, Clone)]
-struct Seen {
+struct LastSeen {
     index: u32,
     pci_bus_id: PciBusId,
 }
@@ -149,7 +149,7 @@ impl GpuLibrary for NvmlLibrary {
     fn inventory(&self) -> Result<Inventory, LibraryError> {
         let session = self.session()?;
         let count = session.nvml().device_count().map_err(|source| {
-            self.forget_session();
+            self.close_session();
             LibraryError::Call { call: "nvmlDeviceGetCount_v2", source }
         })?;
         let versions = session.versions()?;
@@ -160,7 +160,7 @@ impl GpuLibrary for NvmlLibrary {
                 Err(gpu) => unpublished.push(gpu),
             }
         }
-        self.account_for_lost(&gpus, &mut unpublished);
+        self.record_lost(&gpus, &mut unpublished);
         let links = links::between(&session, &gpus);
         Ok(Inventory::new(gpus, links, unpublished).excluding(&self.options.exclude))
     }
@@ -175,9 +175,9 @@ impl GpuLibrary for NvmlLibrary {
         let call = "nvmlDeviceGetComputeRunningProcesses_v3";
         let computing = self.with_gpu(gpu, call, |device| device.running_compute_processes())?;
         let call = "nvmlDeviceGetGraphicsRunningProcesses_v3";
-        let drawing =
+        let graphics =
             self.with_gpu(gpu, call, |device| match device.running_graphics_processes() {
-                // A GPU that cannot draw, or a driver that does not say.
+                // The GPU or the driver does not support the call.
                 Err(NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_)) => Ok(Vec::new()),
                 answer => answer,
             })?;
@@ -189,8 +189,8 @@ impl GpuLibrary for NvmlLibrary {
             pid: process.pid,
             bytes: bytes(process.used_gpu_memory),
         };
-        // Who does both is in both lists, each time with all that it holds.
-        let all = computing.into_iter().chain(drawing).map(process);
+        // A process that does both is in both lists, each time with all of its memory.
+        let all = computing.into_iter().chain(graphics).map(process);
         let by_pid: BTreeMap<u32, GpuProcess> = all.map(|process| (process.pid, process)).collect();
         Ok(by_pid.into_values().collect())
     }
@@ -198,7 +198,7 @@ impl GpuLibrary for NvmlLibrary {
     fn recovery_action(&self, gpu: &GpuUuid) -> Result<Option<RecoveryAction>, LibraryError> {
         self.with_gpu(gpu, "nvmlDeviceGetFieldValues", |device| match recovery_action(device) {
             Ok(action) => Ok(Some(action)),
-            // A driver that does not know the field says one of these, or does not have the
+            // Drivers that do not support the field return one of the first two errors, or lack the
             // function.
             Err(
                 NvmlError::NotSupported | NvmlError::InvalidArg | NvmlError::FailedToLoadSymbol(_),

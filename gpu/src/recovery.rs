@@ -1,31 +1,32 @@
-//! What NVIDIA's driver says has to be done before a GPU can be used again.
+//! NVIDIA's recovery action: the step that is needed before a GPU can be used again.
 //!
 //! The field `NVML_FI_DEV_GET_GPU_RECOVERY_ACTION` of `nvmlDeviceGetFieldValues`, in drivers since
-//! 565. "None" means by NVIDIA's own words that the GPU can be used again at once by a new process
-//! (<https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/error-recovery-and-response-flags.html>). A row remapping that is
-//! pending is not an action: applications go on, and new ones may be started.
+//! 565. "None" means, according to NVIDIA, that a new process can use the GPU at once
+//! (<https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/error-recovery-and-response-flags.html>). A
+//! pending row remapping is not an action: applications continue, and new ones may be started.
 
 use std::fmt;
 
-/// `nvmlDeviceGpuRecoveryAction_t`.
+/// A value of `nvmlDeviceGpuRecoveryAction_t`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RecoveryAction {
-    /// Nothing: new processes may use the GPU.
+    /// No action: new processes may use the GPU.
     None,
-    /// All its processes have to end, then it has to be reset.
+    /// All processes of the GPU must exit, then it must be reset.
     GpuReset,
-    /// The node has to be booted again.
+    /// The node must be rebooted.
     NodeReboot,
-    /// Processes that use peer-to-peer have to end; then the driver says what is next.
+    /// Processes that use peer-to-peer must exit; then the driver reports the next action.
     DrainP2p,
-    /// It works on with less; no new processes, and a reset when those that run have ended.
+    /// The GPU continues with reduced capacity. It takes no new processes and must be reset after
+    /// the running ones have exited.
     DrainAndReset,
-    /// One that was invented after this was written.
+    /// A value that this version does not know.
     Other(u32),
 }
 
 impl RecoveryAction {
-    /// By NVML's number.
+    /// Returns the action of an NVML number.
     pub const fn from_number(number: u32) -> Self {
         match number {
             0 => Self::None,
@@ -37,7 +38,7 @@ impl RecoveryAction {
         }
     }
 
-    /// One CamelCase word for machines.
+    /// Returns the action as one CamelCase word.
     pub fn code(self) -> String {
         match self {
             Self::None => "None".to_owned(),
@@ -53,12 +54,14 @@ impl RecoveryAction {
 impl fmt::Display for RecoveryAction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::None => f.write_str("nothing"),
+            Self::None => f.write_str("no action"),
             Self::GpuReset => f.write_str("a reset of the GPU (nvidia-smi --gpu-reset)"),
             Self::NodeReboot => f.write_str("a reboot of the node"),
-            Self::DrainP2p => f.write_str("an end of all processes that use peer-to-peer"),
-            Self::DrainAndReset => f.write_str("a reset of the GPU once its processes have ended"),
-            Self::Other(number) => write!(f, "the recovery action {number}, see nvidia-smi -q"),
+            Self::DrainP2p => f.write_str("termination of all processes that use peer-to-peer"),
+            Self::DrainAndReset => {
+                f.write_str("a reset of the GPU after its processes have exited")
+            }
+            Self::Other(number) => write!(f, "recovery action {number} (see nvidia-smi -q)"),
         }
     }
 }

@@ -1,13 +1,13 @@
-//! Where `libnvidia-ml.so.1` is looked for.
+//! Search paths of `libnvidia-ml.so.1`.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// The library's name to the dynamic loader.
+/// Name of the library for the dynamic loader.
 pub const NVML: &str = "libnvidia-ml.so.1";
 
-/// Library directories of the distributions that NVIDIA packages its driver for: Debian's
-/// multiarch, Fedora's, the plain ones. The order is that of NVIDIA's own container toolkit.
+/// Library directories of the distributions for which NVIDIA packages its driver: Debian's
+/// multiarch, Fedora's, the plain ones. The order is that of NVIDIA's container toolkit.
 const DIRECTORIES: [&str; 8] = [
     "usr/lib64",
     "usr/lib/x86_64-linux-gnu",
@@ -19,20 +19,20 @@ const DIRECTORIES: [&str; 8] = [
     "lib",
 ];
 
-/// Where the GPU Operator's driver container shows its root file system, seen from the host's root.
+/// Root of the GPU Operator's driver container, relative to the host's root.
 const DRIVER_CONTAINER: &str = "run/nvidia/driver";
 
-/// A place where the library was, or would have been.
+/// A candidate for the library.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Candidate {
     /// A file.
     File(PathBuf),
-    /// Wherever the dynamic loader finds it.
+    /// The library that the dynamic loader finds.
     Loader,
 }
 
 impl Candidate {
-    /// What to hand to `dlopen`.
+    /// Returns the argument for `dlopen`.
     pub fn to_os_string(&self) -> OsString {
         match self {
             Self::File(path) => path.clone().into_os_string(),
@@ -50,11 +50,11 @@ impl std::fmt::Display for Candidate {
     }
 }
 
-/// The places to look at, best first.
+/// Returns the candidates, best first.
 ///
-/// An explicit path is the only candidate: who names a library does not want another. Else the
-/// existing files below the driver root, then below a driver container's root in it, and at last
-/// what the loader finds.
+/// An explicit path is the only candidate, so that no other library is used by mistake. Otherwise
+/// the candidates are the existing files below the driver root, then below a driver container's
+/// root in it, and last the library that the loader finds.
 pub fn candidates(explicit: Option<&Path>, driver_root: &Path) -> Vec<Candidate> {
     if let Some(path) = explicit {
         return vec![Candidate::File(path.to_owned())];
@@ -85,13 +85,13 @@ mod tests {
     }
 
     #[test]
-    fn a_named_library_is_the_only_one() {
+    fn explicit_library_is_the_only_candidate() {
         let path = Path::new("/opt/libnvidia-ml.so.1");
         assert_eq!(candidates(Some(path), Path::new("/")), [Candidate::File(path.to_owned())]);
     }
 
     #[test]
-    fn the_driver_root_comes_before_a_driver_container_and_the_loader() {
+    fn driver_root_precedes_driver_container_and_loader() {
         let inner = "run/nvidia/driver/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1";
         let outer = "usr/lib/aarch64-linux-gnu/libnvidia-ml.so.1";
         let root = with_files(&[inner, outer]);
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn without_any_file_the_loader_is_asked() {
+    fn falls_back_to_loader_without_files() {
         assert_eq!(candidates(None, TempDir::new().unwrap().path()), [Candidate::Loader]);
     }
 }

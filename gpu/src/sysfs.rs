@@ -1,7 +1,7 @@
-//! Where a PCI device is, by the kernel's word.
+//! Location of a PCI device, read from sysfs.
 //!
-//! NVML knows the distance between two GPUs and not the place of one: PCIe root and NUMA node come
-//! from `<sysfs>/bus/pci/devices/<address>`, a link into
+//! NVML reports the distance between two GPUs, but not the location of one. PCIe root and NUMA node
+//! come from `<sysfs>/bus/pci/devices/<address>`, a link into
 //! `<sysfs>/devices/pci<domain>:<bus>/<bridge>/.../<address>`.
 
 use std::fs;
@@ -10,50 +10,51 @@ use std::path::{Component, Path, PathBuf};
 
 use tessera_api::names::PciBusId;
 
-/// Why the place of a device could not be read.
+/// Error of reading a device's location.
 #[derive(Debug, thiserror::Error)]
 pub enum SysfsError {
-    /// The device is not in sysfs, or its link leads nowhere.
-    #[error("PCI device {device} is not in sysfs at `{path}`: check --sysfs-root")]
+    /// The device is not in sysfs, or its link is broken.
+    #[error("PCI device {device} not found in sysfs at `{path}`: check --sysfs-root")]
     Missing {
-        /// The device.
+        /// PCI address of the device.
         device: PciBusId,
-        /// Where it was looked for.
+        /// Path of the link.
         path: PathBuf,
-        /// Why it was not found.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// The link does not lead through a host bridge.
-    #[error("PCI device {device} is at `{path}`, which has no `pci<domain>:<bus>` in it")]
+    /// The link's target is not below a host bridge.
+    #[error("PCI device {device} has no host bridge `pci<domain>:<bus>` in its path `{path}`")]
     NoRoot {
-        /// The device.
+        /// PCI address of the device.
         device: PciBusId,
-        /// Where its link leads.
+        /// Target of the link.
         path: PathBuf,
     },
-    /// `numa_node` is not a number.
-    #[error("`{path}` says `{content}`, which is not a NUMA node")]
+    /// The content of `numa_node` is not a number.
+    #[error("invalid NUMA node `{content}` in `{path}`")]
     NumaNode {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What it says.
+        /// Content of the file.
         content: String,
     },
 }
 
-/// Where a device is.
+/// Location of a PCI device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    /// The host bridge's name, `pci0000:16`: the value of `resource.kubernetes.io/pcieRoot`.
+    /// Name of the host bridge, such as `pci0000:16`: the value of
+    /// `resource.kubernetes.io/pcieRoot`.
     pub pcie_root: String,
-    /// The NUMA node; `None` on machines without NUMA.
+    /// NUMA node; `None` on machines without NUMA.
     pub numa_node: Option<i32>,
 }
 
-/// Reads where a device is, from the sysfs mounted at `root`.
+/// Reads the location of a device from the sysfs mounted at `root`.
 ///
 /// # Errors
-/// The device is not there, or sysfs does not look as the kernel's does.
+/// The device does not exist, or sysfs does not have the kernel's layout.
 pub fn place(root: &Path, device: &PciBusId) -> Result<Place, SysfsError> {
     let link = root.join("bus/pci/devices").join(device.to_string());
     let missing =
@@ -73,7 +74,8 @@ fn host_bridge(path: &Path) -> Option<String> {
     names.into_iter().find(is_bridge).map(str::to_owned)
 }
 
-/// The kernel writes -1 where there is no NUMA; kernels built without it have no such file.
+/// Reads the NUMA node. The kernel writes -1 on machines without NUMA; kernels built without NUMA
+/// have no such file.
 fn numa_node(path: &Path) -> Result<Option<i32>, SysfsError> {
     let Ok(content) = fs::read_to_string(path) else { return Ok(None) };
     let content = content.trim();

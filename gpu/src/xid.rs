@@ -1,38 +1,38 @@
-//! What an XID says about the GPU.
+//! Effect of an XID on the GPU's health.
 //!
-//! An XID is how NVIDIA's kernel driver reports an error
-//! (<https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html>). Most mean that the GPU must be reset or its node
-//! looked after; some are an application's own doing, or are noted for later, and the GPU goes on
-//! serving others. Shared GPUs make the difference matter: one tenant's bad pointer (31) must not
-//! take the GPU away from the rest.
+//! An XID is an error code of NVIDIA's kernel driver
+//! (<https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html>). Most mean that the GPU must
+//! be reset or its node needs service. Others are caused by an application, or are only
+//! informational, and the GPU continues to serve other processes. The difference matters for shared
+//! GPUs: an invalid pointer of one tenant (31) must not make the GPU unusable for the others.
 
 use std::ops::RangeInclusive;
 
-/// An XID's number.
+/// Number of an XID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Xid(pub u64);
 
-/// What to conclude from an XID.
+/// Effect of an XID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// The application that caused it dies; the GPU is fine.
+    /// The application that caused the XID is terminated; the GPU is healthy.
     Application,
-    /// The GPU works on; somebody should look at it at a convenient time.
+    /// The GPU continues to work and should be inspected at a convenient time.
     Notice,
-    /// Says nothing by itself: the driver's [recovery action](crate::RecoveryAction) has changed.
+    /// The driver's [recovery action](crate::RecoveryAction) has changed; it decides the health.
     RecoveryAction,
-    /// Nothing new may be put on the GPU.
+    /// The GPU must get no new claims.
     Unhealthy,
 }
 
-/// XIDs with the words for them.
-type Words = [(RangeInclusive<u64>, &'static str)];
+/// Descriptions of XIDs.
+type Descriptions = [(RangeInclusive<u64>, &'static str)];
 
-/// For these the catalogue says to restart the application, or NVIDIA's device plugin takes them
-/// for application errors (k8s-device-plugin, `internal/rm/health.go`: 13, 31, 43, 45, 68, 109). 94
-/// was contained in the application. Where 109 or 45 is more than that, the recovery action says
-/// so.
-const APPLICATION: &Words = &[
+/// XIDs of application errors. The catalogue recommends a restart of the application, or NVIDIA's
+/// device plugin treats them as application errors (k8s-device-plugin, `internal/rm/health.go`: 13,
+/// 31, 43, 45, 68, 109). 94 was contained in the application. If 109 or 45 is more severe, the
+/// recovery action reports it.
+const APPLICATION: &Descriptions = &[
     (8..=8, "GPU stopped processing a channel"),
     (11..=11, "invalid or corrupted push buffer stream"),
     (13..=13, "graphics engine exception"),
@@ -61,9 +61,9 @@ const APPLICATION: &Words = &[
     (139..=139, "optical flow engine exception"),
 ];
 
-/// The catalogue says to ignore these, or to look at them at a convenient time. After 63 the GPU
-/// has repaired itself and wants a reset some time.
-const NOTICE: &Words = &[
+/// XIDs that the catalogue recommends to ignore, or to inspect at a convenient time. After 63 the
+/// GPU has repaired itself and should be reset later.
+const NOTICE: &Descriptions = &[
     (14..=14, "test of the error path"),
     (37..=37, "unknown method"),
     (38..=38, "watchdog of the front end"),
@@ -81,8 +81,8 @@ const NOTICE: &Words = &[
     (160..=161, "channel retirement"),
 ];
 
-/// Words for those that operators meet most; the rest is referred to by number.
-const UNHEALTHY: &Words = &[
+/// Descriptions of frequent XIDs that make a GPU unhealthy; others are shown by number.
+const UNHEALTHY: &Descriptions = &[
     (46..=46, "GPU stopped processing"),
     (48..=48, "double-bit ECC error"),
     (61..=61, "internal micro-controller breakpoint"),
@@ -99,11 +99,11 @@ const UNHEALTHY: &Words = &[
     (158..=158, "fatal timeout"),
 ];
 
-/// The XID that announces another recovery action.
+/// XID that reports a changed recovery action.
 const RECOVERY_ACTION_CHANGED: u64 = 154;
 
-/// After these, drivers since 565 set the recovery action if one is needed (catalogue, column "Xid
-/// 154 linkage"). After others it may stay "none" although the GPU is broken.
+/// XIDs after which drivers since 565 set the recovery action if needed. From the catalogue,
+/// column "Xid 154 linkage". After other XIDs it may stay "none" although the GPU is broken.
 const SETS_RECOVERY_ACTION: &[RangeInclusive<u64>] = &[
     48..=48,
     62..=64,
@@ -118,33 +118,36 @@ const SETS_RECOVERY_ACTION: &[RangeInclusive<u64>] = &[
 ];
 
 impl Xid {
-    /// What to conclude. An XID that is not listed is taken seriously: new ones are added for new
-    /// ways to fail.
+    /// Returns the effect on the GPU's health. An unlisted XID is unhealthy, because new ones are
+    /// added for new failures.
     pub fn verdict(self) -> Verdict {
         if self.0 == RECOVERY_ACTION_CHANGED {
             Verdict::RecoveryAction
-        } else if self.words_in(APPLICATION).is_some() {
+        } else if self.description_in(APPLICATION).is_some() {
             Verdict::Application
-        } else if self.words_in(NOTICE).is_some() {
+        } else if self.description_in(NOTICE).is_some() {
             Verdict::Notice
         } else {
             Verdict::Unhealthy
         }
     }
 
-    /// Whether a recovery action of "none" after it means that none is needed.
+    /// Returns true if a recovery action of "none" after this XID means that no action is needed.
     pub fn sets_recovery_action(self) -> bool {
         SETS_RECOVERY_ACTION.iter().any(|codes| codes.contains(&self.0))
     }
 
-    /// Words for it.
+    /// Returns a short description.
     pub fn description(self) -> &'static str {
         let lists = [APPLICATION, NOTICE, UNHEALTHY];
-        lists.iter().find_map(|list| self.words_in(list)).unwrap_or("see NVIDIA's XID catalogue")
+        lists
+            .iter()
+            .find_map(|list| self.description_in(list))
+            .unwrap_or("see NVIDIA's XID catalogue")
     }
 
-    fn words_in(self, list: &Words) -> Option<&'static str> {
-        list.iter().find(|(codes, _)| codes.contains(&self.0)).map(|(_, words)| *words)
+    fn description_in(self, list: &Descriptions) -> Option<&'static str> {
+        list.iter().find(|(codes, _)| codes.contains(&self.0)).map(|(_, description)| *description)
     }
 }
 
@@ -153,14 +156,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_tenants_fault_does_not_take_the_gpu_from_the_rest() {
+    fn application_errors_keep_gpu_healthy() {
         for code in [8, 13, 31, 43, 45, 68, 69, 94, 101, 109] {
             assert_eq!(Xid(code).verdict(), Verdict::Application, "{code}");
         }
     }
 
     #[test]
-    fn what_breaks_the_gpu_and_what_nobody_knows_is_unhealthy() {
+    fn hardware_errors_and_unknown_xids_are_unhealthy() {
         for code in [48, 64, 74, 79, 95, 119, 120, 140, 9999] {
             assert_eq!(Xid(code).verdict(), Verdict::Unhealthy, "{code}");
         }
@@ -169,21 +172,21 @@ mod tests {
     }
 
     #[test]
-    fn a_repaired_gpu_is_noticed_and_not_condemned() {
+    fn repaired_gpu_is_noticed_and_stays_healthy() {
         for code in [37, 63, 92, 121] {
             assert_eq!(Xid(code).verdict(), Verdict::Notice, "{code}");
         }
     }
 
     #[test]
-    fn the_xid_of_a_changed_recovery_action_says_nothing_by_itself() {
+    fn xid_154_refers_to_recovery_action() {
         assert_eq!(Xid(154).verdict(), Verdict::RecoveryAction);
         assert!(Xid(48).sets_recovery_action() && Xid(145).sets_recovery_action());
         assert!(!Xid(119).sets_recovery_action() && !Xid(9999).sets_recovery_action());
     }
 
     #[test]
-    fn no_xid_is_in_two_lists() {
+    fn each_xid_is_in_one_list() {
         let lists = [APPLICATION, NOTICE, UNHEALTHY];
         let mut codes: Vec<_> = lists
             .into_iter()

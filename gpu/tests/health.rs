@@ -1,4 +1,4 @@
-//! What happens to GPUs at run time, as the driver is told of it.
+//! Tests of health events through the real NVML code.
 
 mod node;
 
@@ -15,7 +15,7 @@ use tessera_gpu::{
 
 use node::Node;
 
-/// Longer than any test takes: who waits that long for an event does not get one.
+/// Timeout that is longer than any test: a test that waits this long has failed.
 const LONG: Duration = Duration::from_secs(300);
 const NOW: Duration = Duration::ZERO;
 const GIB: u64 = 1 << 30;
@@ -29,14 +29,14 @@ fn event(gpu: GpuUuid, kind: HealthEventKind) -> HealthEvent {
 }
 
 impl Node {
-    fn happens(&self, index: usize, kind: EventKind) {
+    fn emit_event(&self, index: usize, kind: EventKind) {
         let uuid = &self.world.gpus[index].uuid;
         self.control
             .update(|control| control.push_event(uuid, kind))
             .expect("the control file is written");
     }
 
-    fn hangs(&self, index: usize, hung: bool) {
+    fn set_hung(&self, index: usize, hung: bool) {
         let uuid = &self.world.gpus[index].uuid;
         self.control
             .update(|control| control.gpu_mut(uuid).hung = hung)
@@ -45,12 +45,12 @@ impl Node {
 }
 
 #[test]
-fn xids_and_ecc_errors_are_reported_once_with_their_gpu() {
+fn xids_and_ecc_errors_are_reported_once() {
     let node = Node::new(shipped::H100_8_NVSWITCH);
     let mut watch = watch(&node, &node.uuids());
     assert_eq!(watch.wait(NOW).unwrap(), []);
-    node.happens(2, EventKind::Xid(31));
-    node.happens(4, EventKind::EccDoubleBit);
+    node.emit_event(2, EventKind::Xid(31));
+    node.emit_event(4, EventKind::EccDoubleBit);
     let expected = [
         event(node.uuid(2), HealthEventKind::Xid(Xid(31))),
         event(node.uuid(4), HealthEventKind::DoubleBitEcc),
@@ -60,26 +60,26 @@ fn xids_and_ecc_errors_are_reported_once_with_their_gpu() {
 }
 
 #[test]
-fn events_before_the_watch_and_of_other_gpus_are_not_reported() {
+fn earlier_and_foreign_events_are_not_reported() {
     let node = Node::new(shipped::A100_4_PCIE);
-    node.happens(0, EventKind::Xid(48));
+    node.emit_event(0, EventKind::Xid(48));
     let mut watch = watch(&node, &[node.uuid(0)]);
-    node.happens(1, EventKind::Xid(48));
+    node.emit_event(1, EventKind::Xid(48));
     assert_eq!(watch.wait(NOW).unwrap(), []);
 }
 
 #[test]
-fn a_silent_loss_is_found_and_the_other_gpus_stay_watched() {
+fn silent_loss_is_found_and_others_stay_watched() {
     let node = Node::new(shipped::A100_4_PCIE);
     let mut watch = watch(&node, &node.uuids());
     node.lose(3);
     assert_eq!(watch.wait(LONG).unwrap(), [event(node.uuid(3), HealthEventKind::Lost)]);
     assert_eq!(watch.wait(NOW).unwrap(), [], "reported once");
-    node.happens(0, EventKind::Xid(79));
+    node.emit_event(0, EventKind::Xid(79));
     assert_eq!(watch.wait(LONG).unwrap(), [event(node.uuid(0), HealthEventKind::Xid(Xid(79)))]);
-    node.heal(3);
+    node.restore(3);
     assert_eq!(watch.wait(LONG).unwrap(), [event(node.uuid(3), HealthEventKind::Back)]);
-    node.happens(3, EventKind::Xid(63));
+    node.emit_event(3, EventKind::Xid(63));
     assert_eq!(
         watch.wait(LONG).unwrap(),
         [event(node.uuid(3), HealthEventKind::Xid(Xid(63)))],
@@ -88,7 +88,7 @@ fn a_silent_loss_is_found_and_the_other_gpus_stay_watched() {
 }
 
 #[test]
-fn the_xid_of_a_loss_is_not_lost_with_the_gpu() {
+fn xid_before_loss_is_reported() {
     let node = Node::new(shipped::T4_1);
     let mut watch = watch(&node, &node.uuids());
     let uuid = node.world.gpus[0].uuid.as_str();
@@ -101,12 +101,12 @@ fn the_xid_of_a_loss_is_not_lost_with_the_gpu() {
     let mut kinds: Vec<_> = watch.wait(LONG).unwrap().into_iter().map(|event| event.kind).collect();
     kinds.sort_by_key(|kind| *kind == HealthEventKind::Lost);
     assert_eq!(kinds, [HealthEventKind::Xid(Xid(79)), HealthEventKind::Lost]);
-    // With no GPU left, waiting ends with the time-out and nothing else.
+    // With no GPU left, waiting ends after the timeout.
     assert_eq!(watch.wait(Duration::from_millis(1)).unwrap(), []);
 }
 
 #[test]
-fn a_gpu_that_is_lost_before_the_watch_is_reported_at_once() {
+fn gpu_lost_before_watch_is_reported_at_once() {
     let node = Node::new(shipped::A100_4_PCIE);
     node.lose(2);
     let mut watch = watch(&node, &node.uuids());
@@ -114,20 +114,20 @@ fn a_gpu_that_is_lost_before_the_watch_is_reported_at_once() {
 }
 
 #[test]
-fn a_gpu_that_hangs_is_lost_and_does_not_make_the_watch_run_hot() {
+fn hung_gpu_is_lost_without_busy_loop() {
     let node = Node::new(shipped::A100_4_PCIE);
     let mut watch = watch(&node, &node.uuids());
-    node.hangs(1, true);
+    node.set_hung(1, true);
     assert_eq!(watch.wait(LONG).unwrap(), [event(node.uuid(1), HealthEventKind::Lost)]);
-    let (begun, a_while) = (Instant::now(), Duration::from_millis(200));
-    assert_eq!(watch.wait(a_while).unwrap(), [], "it still hangs, and is not back");
-    assert!(begun.elapsed() >= a_while, "answered after {:?}", begun.elapsed());
-    node.hangs(1, false);
+    let (begun, timeout) = (Instant::now(), Duration::from_millis(200));
+    assert_eq!(watch.wait(timeout).unwrap(), [], "still hung");
+    assert!(begun.elapsed() >= timeout, "answered after {:?}", begun.elapsed());
+    node.set_hung(1, false);
     assert_eq!(watch.wait(LONG).unwrap(), [event(node.uuid(1), HealthEventKind::Back)]);
 }
 
 #[test]
-fn the_recovery_action_is_what_the_driver_says_until_the_gpu_is_reset() {
+fn recovery_action_lasts_until_reset() {
     let node = Node::new(shipped::A100_4_PCIE);
     let (library, uuid) = (node.library(), node.world.gpus[2].uuid.as_str());
     let action = || library.recovery_action(&node.uuid(2)).unwrap();
@@ -144,8 +144,8 @@ fn the_recovery_action_is_what_the_driver_says_until_the_gpu_is_reset() {
 }
 
 #[test]
-fn a_driver_that_knows_no_recovery_action_is_no_error_and_a_lost_gpu_is() {
-    // Its driver is 535; the field came with 565.
+fn recovery_action_is_none_on_old_driver_and_fails_on_lost_gpu() {
+    // This GPU's driver is 535; the field was added in 565.
     let node = Node::new(shipped::T4_1);
     let library = node.library();
     assert_eq!(library.recovery_action(&node.uuid(0)).unwrap(), None);
@@ -155,7 +155,7 @@ fn a_driver_that_knows_no_recovery_action_is_no_error_and_a_lost_gpu_is() {
 }
 
 #[test]
-fn only_what_breaks_the_gpu_makes_it_unhealthy() {
+fn only_hardware_errors_make_gpu_unhealthy() {
     let code = |kind: HealthEventKind| match kind.health() {
         Some(Health::Unhealthy { code, .. }) => Some(code),
         Some(Health::Healthy) | None => None,
@@ -168,7 +168,7 @@ fn only_what_breaks_the_gpu_makes_it_unhealthy() {
 }
 
 #[test]
-fn memory_and_processes_are_those_of_the_gpu() {
+fn reads_memory_and_processes_of_the_gpu() {
     let node = Node::new(shipped::A100_4_PCIE);
     let library = node.library();
     let before = library.memory(&node.uuid(1)).unwrap();
@@ -180,7 +180,7 @@ fn memory_and_processes_are_those_of_the_gpu() {
         .unwrap();
     let state = StatePlace::Shared(node.control.path().with_file_name("state"));
     let usage = Usage::open(&state, &node.world).unwrap();
-    usage.take(1, GIB, 80 * GIB).unwrap();
+    usage.charge(1, GIB, 80 * GIB).unwrap();
     let after = library.memory(&node.uuid(1)).unwrap();
     assert_eq!((after.used - before.used, before.free - after.free), (3 * GIB, 3 * GIB));
     let expected = [

@@ -1,4 +1,4 @@
-//! What the real NVML code says about every shipped world.
+//! Inventory of every shipped fake world, read by the real NVML code.
 
 mod node;
 
@@ -10,7 +10,7 @@ use tessera_gpu::{GpuLibrary as _, LibraryError, NvmlLibrary, NvmlOptions};
 
 use node::Node;
 
-/// Sizes of the NVLink cliques, largest first.
+/// Returns the sizes of the NVLink cliques, largest first.
 fn cliques(inventory: &Inventory) -> Vec<usize> {
     let uuids = inventory.gpus.iter().map(|gpu| &gpu.uuid);
     nvlink_cliques(uuids, &inventory.links).iter().map(|clique| clique.members.len()).collect()
@@ -37,7 +37,7 @@ fn pcie(inventory: &Inventory, node: &Node, one: usize, other: usize) -> PcieLev
 }
 
 #[test]
-fn every_gpu_of_every_shipped_world_is_described_as_the_world_says() {
+fn inventory_matches_every_shipped_world() {
     for (name, text) in shipped::ALL {
         let node = Node::new(text);
         let library = node.library();
@@ -68,7 +68,7 @@ fn every_gpu_of_every_shipped_world_is_described_as_the_world_says() {
 }
 
 #[test]
-fn the_dgx_1v_has_its_mesh_and_two_cliques_of_four() {
+fn dgx_1v_has_nvlink_mesh_and_two_cliques_of_four() {
     let node = Node::new(shipped::DGX_1V);
     let inventory = node.library().inventory().unwrap();
     for one in 0..8 {
@@ -85,7 +85,7 @@ fn the_dgx_1v_has_its_mesh_and_two_cliques_of_four() {
 }
 
 #[test]
-fn gpus_behind_switches_are_joined_to_all_with_all_their_links() {
+fn gpus_behind_switches_link_to_all_with_all_links() {
     let node = Node::new(shipped::H100_8_NVSWITCH);
     let inventory = node.library().inventory().unwrap();
     for one in 0..8 {
@@ -108,7 +108,7 @@ fn gpus_without_bridges_have_no_nvlinks() {
 }
 
 #[test]
-fn a_gpu_in_mig_mode_is_not_published_and_the_reason_says_why() {
+fn gpu_in_mig_mode_is_unpublished_with_reason() {
     let node = Node::new(shipped::MIXED);
     let library = node.library();
     let inventory = library.inventory().unwrap();
@@ -124,11 +124,11 @@ fn a_gpu_in_mig_mode_is_not_published_and_the_reason_says_why() {
     node.control
         .update(|control| control.gpu_mut(&node.world.gpus[3].uuid).mig = Some(false))
         .unwrap();
-    assert_eq!(library.inventory().unwrap().gpus.len(), 5, "seen when it is turned off");
+    assert_eq!(library.inventory().unwrap().gpus.len(), 5, "published after MIG is disabled");
 }
 
 #[test]
-fn an_excluded_gpu_and_the_links_to_it_are_not_published() {
+fn excluded_gpu_and_its_links_are_unpublished() {
     let node = Node::new(shipped::H100_8_NVSWITCH);
     let inventory = node.library_excluding(5).inventory().unwrap();
     assert_eq!(inventory.unpublished.len(), 1);
@@ -139,7 +139,7 @@ fn an_excluded_gpu_and_the_links_to_it_are_not_published() {
 }
 
 #[test]
-fn a_gpu_that_falls_off_the_bus_becomes_unpublished_by_name_and_comes_back() {
+fn lost_gpu_is_unpublished_by_uuid_until_restored() {
     let node = Node::new(shipped::H100_8_NVSWITCH);
     let library = node.library();
     assert_eq!(library.inventory().unwrap().gpus.len(), 8);
@@ -154,13 +154,13 @@ fn a_gpu_that_falls_off_the_bus_becomes_unpublished_by_name_and_comes_back() {
         assert_eq!((inventory.gpus.len(), cliques(&inventory)), (7, vec![7]));
         assert!(matches!(library.memory(&node.uuid(6)), Err(LibraryError::Lost { .. })));
     }
-    node.heal(6);
+    node.restore(6);
     let inventory = library.inventory().unwrap();
     assert_eq!((inventory.gpus.len(), inventory.unpublished.len()), (8, 0));
 }
 
 #[test]
-fn a_gpu_that_is_lost_from_the_start_is_known_by_its_index() {
+fn gpu_lost_from_start_is_identified_by_index() {
     let node = Node::new(shipped::A100_4_PCIE);
     node.lose(1);
     let inventory = node.library().inventory().unwrap();
@@ -169,7 +169,7 @@ fn a_gpu_that_is_lost_from_the_start_is_known_by_its_index() {
 }
 
 #[test]
-fn a_gpu_that_sysfs_does_not_know_is_published_without_its_place() {
+fn gpu_missing_in_sysfs_is_published_without_location() {
     let node = Node::new(shipped::T4_1);
     fs::remove_dir_all(&node.sysfs_root).unwrap();
     let inventory = node.library().inventory().unwrap();
@@ -177,13 +177,13 @@ fn a_gpu_that_sysfs_does_not_know_is_published_without_its_place() {
 }
 
 #[test]
-fn a_machine_without_gpus_has_an_empty_inventory() {
+fn node_without_gpus_has_empty_inventory() {
     let node = Node::new("driver: {version: 580.95.05, cuda: \"13.0\"}\ngpus: []\n");
     assert_eq!(node.library().inventory().unwrap(), Inventory::default());
 }
 
 #[test]
-fn a_missing_library_is_an_error_that_says_where_it_was_looked_for_and_is_found_later() {
+fn missing_library_error_lists_paths_and_retry_succeeds() {
     let node = Node::new(shipped::T4_1);
     let path = node.driver_root.join("opt/libnvidia-ml.so.1");
     let library = NvmlLibrary::new(NvmlOptions { library: Some(path.clone()), ..node.options() });
@@ -200,7 +200,7 @@ fn a_missing_library_is_an_error_that_says_where_it_was_looked_for_and_is_found_
 }
 
 #[test]
-fn a_kernel_driver_that_is_not_loaded_is_an_error_until_it_is() {
+fn unloaded_kernel_driver_is_an_error_until_loaded() {
     let node = Node::new(shipped::T4_1);
     node.control.update(|control| control.driver_not_loaded = true).unwrap();
     let library = node.library();
@@ -211,7 +211,7 @@ fn a_kernel_driver_that_is_not_loaded_is_an_error_until_it_is() {
 }
 
 #[test]
-fn a_file_that_is_no_library_is_not_found() {
+fn file_that_is_not_a_library_is_not_found() {
     let node = Node::new(shipped::T4_1);
     let path = node.driver_root.join("not-a-library");
     fs::write(&path, "text").unwrap();

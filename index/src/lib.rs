@@ -18,7 +18,6 @@
 #![forbid(unsafe_code)]
 
 pub mod convert;
-pub mod message;
 
 mod claims;
 mod generated;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use tessera_allocator::model::PodUid;
 use tessera_api::names::{ClaimName, ClaimUid, Namespace, PodName};
-use tessera_index::{ClaimState, Index, Stage, message};
+use tessera_index::{ClaimState, Index, Remedy, Stage};
 
 fn read<T: serde::de::DeserializeOwned>(object: Value) -> T {
     serde_json::from_value(object).unwrap()
@@ -176,7 +176,7 @@ fn pods_and_claims_are_found_by_name() {
 }
 
 #[test]
-fn a_bound_pod_whose_claim_is_elsewhere_is_told_what_becomes_of_it() {
+fn unreserved_claim_moves_to_the_node_of_its_bound_pod() {
     let mut index = index();
     claim(&mut index, "c", "gpu.tessera.dev", |claim| {
         allocate(claim);
@@ -186,9 +186,7 @@ fn a_bound_pod_whose_claim_is_elsewhere_is_told_what_becomes_of_it() {
     });
     pod(&mut index, "p", &["c"], |pod| pod["spec"]["nodeName"] = "node-b".into());
     let [misplaced] = index.misplaced().try_into().unwrap();
-    assert_eq!(
-        message::misplaced("c", &misplaced),
-        "the pod is bound to node node-b, but ResourceClaim c is allocated on node node-a; nobody uses it there, so it is \
-         moved to the pod's node"
-    );
+    assert_eq!(misplaced.node.as_str(), "node-b");
+    assert_eq!(misplaced.allocated.unwrap(), "node-a");
+    assert_eq!(misplaced.remedy, Remedy::TakeBack);
 }

@@ -1,4 +1,4 @@
-//! Flags. Each is also an environment variable.
+//! Flags of tessera-mps. Each is also an environment variable.
 
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
@@ -6,30 +6,30 @@ use clap::{ArgAction, Parser, Subcommand};
 use jiff::SignedDuration;
 use tessera_runtime::log::LogFormat;
 
-use crate::{enter::Enter, shm::ShmSize};
+use crate::{enter::EnterArgs, shm::ShmSize};
 
-/// Keeps the MPS control daemons of one node: starts one for each GPU that tessera-driver wants one
-/// for, restarts those that fail, and stops those that nobody wants any more. Runs as root, in the
-/// host's PID namespace, with the right to mount (privileged: true).
+/// Supervises the MPS control daemons of one node. It starts one for each GPU that tessera-driver
+/// requests one for, restarts those that fail, and stops those that are no longer used. Runs as
+/// root, in the host's PID namespace, with the permission to mount (privileged: true).
 ///
-/// Stopping this program stops the daemons, and so what runs on their GPUs: update it only where no
-/// claim shares by MPS.
+/// Stopping this program stops the daemons, and with them the processes on their GPUs. Update it
+/// only while no claim shares a GPU by MPS.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "tessera-mps", version, disable_help_subcommand = true)]
-pub struct Args {
-    /// Where tessera-driver says what is wanted (its --state-dir), and where the daemons' files
-    /// are: on a tmpfs, at the same path on the host, mounts propagating both ways.
+pub struct MpsArgs {
+    /// State directory of tessera-driver (its --state-dir), which also has the daemons' files. It
+    /// must be a tmpfs, at the same path on the host, with bidirectional mount propagation.
     #[arg(long, env = "TESSERA_STATE_DIR", default_value = "/run/tessera")]
     pub state_dir: PathBuf,
 
-    /// Root of the NVIDIA driver's files: daemons run in it by chroot, and --mps-control is
-    /// searched for there. Needs /tmp and /dev/shm, over which each daemon has its own mounts;
-    /// it may be mounted after this program has started.
+    /// Root of the NVIDIA driver's files. Daemons run in it by chroot, and --mps-control is
+    /// searched there. It must have /tmp and /dev/shm, over which each daemon has its own mounts.
+    /// It may be mounted after this program has started.
     #[arg(long, env = "TESSERA_DRIVER_ROOT", default_value = "/")]
     pub driver_root: PathBuf,
 
-    /// The daemon's program, NVIDIA's: a path below --driver-root, or a name that is in PATH
-    /// there. Not below /tmp or /dev/shm: each daemon's own mounts hide what is there.
+    /// NVIDIA's MPS control program: a path below --driver-root, or a name in PATH there. It
+    /// cannot be below /tmp or /dev/shm, which each daemon's own mounts hide.
     #[arg(
         long,
         env = "TESSERA_MPS_CONTROL",
@@ -38,59 +38,61 @@ pub struct Args {
     )]
     pub mps_control: OsString,
 
-    /// Serve the processes of all users at once (-M of nvidia-cuda-mps-control). With false,
-    /// processes of a second user wait until those of the first are gone.
+    /// Serve the processes of all users at the same time (-M of nvidia-cuda-mps-control). If
+    /// false, processes of a second user wait until those of the first have exited.
     #[arg(long, env = "TESSERA_MPS_MULTI_USER", value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
     pub multi_user: bool,
 
-    /// How much the tenants of one GPU may have in /dev/shm together, which they share with their
-    /// daemon: an amount such as 8Gi, bytes, or a share of the machine's memory. Nothing is
-    /// set aside. Daemons that are there keep what they have.
+    /// Maximum size of the /dev/shm that the tenants of one GPU share with their daemon: a
+    /// quantity such as 8Gi, a number of bytes, or a percentage of the node's memory. No
+    /// memory is reserved. Running daemons keep their size.
     #[arg(long, env = "TESSERA_MPS_SHM_SIZE", value_name = "SIZE", default_value_t)]
     pub shm_size: ShmSize,
 
-    /// How often to look at what is wanted.
+    /// Pause between reads of the wanted GPUs.
     #[arg(long, env = "TESSERA_MPS_POLL_INTERVAL", value_name = "DURATION", default_value = "200ms", value_parser = duration)]
     pub poll_interval: Duration,
 
-    /// How often a daemon that is ready is asked whether it still answers. After three times in a
-    /// row without an answer it is killed and started again.
+    /// Pause between health checks of a ready daemon. After three failed checks in a row it is
+    /// killed and restarted.
     #[arg(long, env = "TESSERA_MPS_HEALTH_INTERVAL", value_name = "DURATION", default_value = "10s", value_parser = duration)]
     pub health_interval: Duration,
 
-    /// How long an answer may take.
+    /// Timeout of a health check.
     #[arg(long, env = "TESSERA_MPS_ANSWER_TIMEOUT", value_name = "DURATION", default_value = "5s", value_parser = duration)]
     pub answer_timeout: Duration,
 
-    /// How long a daemon may take to its first answer, before it is killed and started again.
+    /// Time until a daemon's first answer, after which it is killed and restarted.
     #[arg(long, env = "TESSERA_MPS_START_TIMEOUT", value_name = "DURATION", default_value = "60s", value_parser = duration)]
     pub start_timeout: Duration,
 
-    /// How long a daemon may take to quit, before it is killed.
+    /// Time until a daemon quits, after which it is killed.
     #[arg(long, env = "TESSERA_MPS_STOP_TIMEOUT", value_name = "DURATION", default_value = "5s", value_parser = duration)]
     pub stop_timeout: Duration,
 
-    /// How log lines are written. What is logged is set by RUST_LOG.
+    /// Format of log lines. The level is set by RUST_LOG.
     #[arg(long, env = "TESSERA_LOG_FORMAT", default_value = "text")]
     pub log_format: LogFormat,
 
-    /// What the keeper runs itself as.
+    /// Internal subcommand that the supervisor runs itself with.
     #[command(subcommand)]
     pub stage: Option<Stage>,
 }
 
-/// What the keeper runs itself as.
+/// Internal subcommand that the supervisor runs itself with.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Stage {
-    /// Becomes a daemon.
+    /// Becomes the daemon.
     #[command(hide = true)]
-    Enter(Enter),
+    Enter(EnterArgs),
 }
 
 fn duration(text: &str) -> Result<Duration, &'static str> {
     let duration =
         text.parse::<SignedDuration>().ok().and_then(|duration| Duration::try_from(duration).ok());
-    duration.filter(|duration| !duration.is_zero()).ok_or("write a time such as 200ms, 10s or 1m")
+    duration
+        .filter(|duration| !duration.is_zero())
+        .ok_or("invalid duration: use a value such as 200ms, 10s or 1m")
 }
 
 #[cfg(test)]
@@ -100,12 +102,13 @@ mod tests {
     #[test]
     fn flags_are_consistent() {
         use clap::CommandFactory;
-        Args::command().debug_assert();
+        MpsArgs::command().debug_assert();
     }
 
     #[test]
-    fn times_are_written_with_their_unit_and_are_not_none() {
-        let parse = |text: &str| Args::try_parse_from(["tessera-mps", "--health-interval", text]);
+    fn duration_needs_unit_and_is_not_zero() {
+        let parse =
+            |text: &str| MpsArgs::try_parse_from(["tessera-mps", "--health-interval", text]);
         for (text, millis) in [("200ms", 200), ("10s", 10_000), ("1m 30s", 90_000)] {
             assert_eq!(parse(text).expect(text).health_interval, Duration::from_millis(millis));
         }
@@ -115,9 +118,9 @@ mod tests {
     }
 
     #[test]
-    fn daemons_serve_all_users_unless_told_otherwise() {
+    fn daemons_serve_all_users_by_default() {
         let parse = |flags: &[&str]| {
-            Args::try_parse_from([&["tessera-mps"], flags].concat()).expect("flags")
+            MpsArgs::try_parse_from([&["tessera-mps"], flags].concat()).expect("flags")
         };
         assert!(parse(&[]).multi_user);
         assert!(!parse(&["--multi-user=false"]).multi_user);
@@ -125,9 +128,9 @@ mod tests {
     }
 
     #[test]
-    fn what_the_keeper_runs_itself_as_is_not_for_people() {
+    fn help_hides_internal_subcommand() {
         use clap::CommandFactory;
-        let help = Args::command().render_long_help().to_string();
+        let help = MpsArgs::command().render_long_help().to_string();
         assert!(!help.contains("enter") && help.contains("--mps-control"), "{help}");
     }
 }

@@ -1,14 +1,14 @@
-//! How long to wait before a daemon that ended is started again.
+//! Delay before a daemon that exited is restarted.
 
 use std::time::Duration;
 
 const FIRST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// A daemon that was ready for so long had started well: the next end is another matter.
-const SOUND: Duration = Duration::from_secs(60);
+/// Ready time after which a daemon has started well, so that the delay is reset.
+const STABLE: Duration = Duration::from_secs(60);
 
-/// Twice as long each time, up to half a minute.
+/// Delay that doubles with each failure, up to 30 seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Backoff(Duration);
 
@@ -19,9 +19,9 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// After an end that followed so long a time of being ready.
+    /// Returns the delay after an exit that followed `ready` of readiness.
     pub(crate) fn pause(&mut self, ready: Duration) -> Duration {
-        if ready >= SOUND {
+        if ready >= STABLE {
             *self = Self::default();
         }
         let pause = self.0;
@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_doubles_up_to_half_a_minute_and_begins_anew_after_a_minute_of_readiness() {
+    fn doubles_up_to_30_s_and_resets_after_60_s_ready() {
         let mut backoff = Backoff::default();
         let mut pause = |ready| backoff.pause(Duration::from_secs(ready)).as_secs();
         let pauses: Vec<_> = [0, 59, 0, 0, 0, 0, 0].into_iter().map(&mut pause).collect();

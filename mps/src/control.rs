@@ -1,4 +1,4 @@
-//! NVIDIA's program: as the daemon of a GPU, and as the command that speaks to it.
+//! Commands that run NVIDIA's MPS control program, as a GPU's daemon or as its client.
 
 use std::{
     ffi::OsString,
@@ -16,79 +16,80 @@ use tokio::{
 };
 
 use crate::{
+    cleanup,
     enter::{ENTER, LOG, PIPE},
-    remnants,
 };
 use tessera_mps_protocol::layout::MpsPaths;
 
-/// Answered by a daemon that serves; changes nothing. NVIDIA's device plugin takes the exit code of
-/// the same question for its daemon's health (`AssertHealthy` in
+/// Command that a serving daemon answers; it changes nothing. NVIDIA's device plugin reads the
+/// health of its daemon from the exit code of the same command (`AssertHealthy` in
 /// cmd/mps-control-daemon/mps/daemon.go of NVIDIA/k8s-device-plugin).
-pub(crate) const QUESTION: &str = "get_default_active_thread_percentage\n";
-/// Ends the daemon and its servers.
+pub(crate) const HEALTH_CHECK: &str = "get_default_active_thread_percentage\n";
+/// Command that stops the daemon and its servers.
 pub(crate) const QUIT: &str = "quit\n";
 
-/// Why a daemon did not answer.
+/// Error of a command that was sent to a daemon.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ControlError {
-    /// The command cannot be run.
-    #[error("the MPS control command cannot be run")]
+    /// The program cannot be executed.
+    #[error("cannot execute the MPS control program")]
     Io(#[from] io::Error),
-    /// It failed.
-    #[error("the MPS control command ended with {status}: {said}")]
+    /// The program exited with an error.
+    #[error("the MPS control program exited with {status}: {output}")]
     Refused {
-        /// How it ended.
+        /// Exit status.
         status: std::process::ExitStatus,
-        /// What it said.
-        said: String,
+        /// Standard output and standard error.
+        output: String,
     },
-    /// It took too long.
+    /// The daemon did not answer in time.
     #[error("the MPS control daemon did not answer within {0:?}")]
-    Silent(Duration),
+    Timeout(Duration),
 }
 
-/// How to run NVIDIA's program.
+/// Configuration of NVIDIA's program.
 #[derive(Clone, Debug)]
 pub(crate) struct Control {
     pub(crate) paths: MpsPaths,
     pub(crate) program: OsString,
     pub(crate) driver_root: PathBuf,
     pub(crate) multi_user: bool,
-    /// How long an answer may take.
-    pub(crate) patience: Duration,
+    /// Timeout of an answer.
+    pub(crate) answer_timeout: Duration,
 }
 
 impl Control {
-    /// The daemon of a GPU, in the foreground. It and its servers have the mark.
+    /// Returns the command of a GPU's daemon in the foreground. The daemon and its servers inherit
+    /// the mark.
     pub(crate) fn daemon(&self, gpu: &GpuUuid, mark: &str) -> Command {
         let mut command = self.enter(gpu);
         command.arg("-f");
         if self.multi_user {
             command.arg("-M");
         }
-        command.env(remnants::MARK, mark).stdin(Stdio::null()).process_group(0);
+        command.env(cleanup::MARK, mark).stdin(Stdio::null()).process_group(0);
         command
     }
 
-    /// Says something to the daemon of a GPU, and waits for the answer.
-    pub(crate) async fn say(&self, gpu: &GpuUuid, words: &str) -> Result<(), ControlError> {
+    /// Sends a command to the daemon of a GPU and waits for the answer.
+    pub(crate) async fn send(&self, gpu: &GpuUuid, text: &str) -> Result<(), ControlError> {
         let mut command = self.enter(gpu);
         command.kill_on_drop(true);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let output = timeout(self.patience, converse(command.spawn()?, words)).await;
+        let output = timeout(self.answer_timeout, run_with_input(command.spawn()?, text)).await;
         let Output { status, stdout, stderr } =
-            output.map_err(|_| ControlError::Silent(self.patience))??;
+            output.map_err(|_| ControlError::Timeout(self.answer_timeout))??;
         if status.success() {
             return Ok(());
         }
-        let said = String::from_utf8_lossy(&[stdout, stderr].concat()).trim().to_owned();
-        Err(ControlError::Refused { status, said })
+        let output = String::from_utf8_lossy(&[stdout, stderr].concat()).trim().to_owned();
+        Err(ControlError::Refused { status, output })
     }
 
-    /// Both are in a namespace of their own, and find each other by what is mounted there.
+    /// Daemon and client each run in a mount namespace of their own and meet at the mounted paths.
     fn enter(&self, gpu: &GpuUuid) -> Command {
         let mut command = Command::new("/proc/self/exe");
-        command.arg(ENTER).arg("--keeper").arg(std::process::id().to_string());
+        command.arg(ENTER).arg("--supervisor").arg(std::process::id().to_string());
         command.arg("--root").arg(&self.driver_root);
         command.arg("--pipe").arg(self.paths.pipe(gpu));
         command.arg("--log").arg(self.paths.log(gpu));
@@ -100,10 +101,10 @@ impl Control {
     }
 }
 
-async fn converse(mut child: Child, words: &str) -> io::Result<Output> {
+async fn run_with_input(mut child: Child, text: &str) -> io::Result<Output> {
     if let Some(mut input) = child.stdin.take() {
-        // Where it does not read, its end says why.
-        let _ = input.write_all(words.as_bytes()).await;
+        // A program that does not read its input explains why when it exits.
+        let _ = input.write_all(text.as_bytes()).await;
     }
     child.wait_with_output().await
 }

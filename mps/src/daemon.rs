@@ -1,4 +1,4 @@
-//! A daemon that runs.
+//! A running daemon process.
 
 use std::{
     io,
@@ -17,34 +17,34 @@ use tokio_util::sync::CancellationToken;
 
 use crate::enter::NOT_ENTERED;
 
-/// Of what a daemon says beside its log, so much is kept.
-const KEPT: usize = 1024;
+/// Number of output bytes that are kept.
+const MAX_OUTPUT: usize = 1024;
 
-/// Its servers may keep the pipe open.
-const LAST_WORDS: Duration = Duration::from_millis(100);
+/// Time to read the remaining output after the exit; servers may keep the pipe open.
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// A daemon that runs. It is not stopped by dropping this.
+/// A running daemon. Dropping this does not stop it.
 #[derive(Debug)]
-pub(crate) struct Daemon {
+pub(crate) struct DaemonProcess {
     pub(crate) pid: u32,
     kill: CancellationToken,
 }
 
-/// How a daemon ended.
+/// Exit of a daemon.
 #[derive(Debug)]
-pub(crate) struct End {
+pub(crate) struct DaemonExit {
     status: io::Result<ExitStatus>,
-    said: String,
+    output: String,
 }
 
-impl Daemon {
-    /// Starts it, and has `ended` told of its end.
+impl DaemonProcess {
+    /// Starts the daemon and calls `on_exit` when it exits.
     ///
-    /// To be called on a thread that lives as long as the keeper: the daemon gets its signal when
-    /// the thread ends that started it (`PR_SET_PDEATHSIG` in prctl(2)).
+    /// Must be called on a thread that lives as long as the supervisor: the daemon is killed when
+    /// the thread that started it exits (`PR_SET_PDEATHSIG` in prctl(2)).
     pub(crate) fn start(
         mut command: Command,
-        ended: impl FnOnce(End) + Send + 'static,
+        on_exit: impl FnOnce(DaemonExit) + Send + 'static,
     ) -> io::Result<Self> {
         let (output, input) = io::pipe()?;
         let output = pipe::Receiver::from_owned_fd(output.into())?;
@@ -53,32 +53,32 @@ impl Daemon {
         let pid = child.id().ok_or_else(|| io::Error::other("invariant: a new child has a PID"))?;
         let kill = CancellationToken::new();
         let watch = watch(child, output, kill.clone());
-        tokio::spawn(async move { ended(watch.await) });
+        tokio::spawn(async move { on_exit(watch.await) });
         Ok(Self { pid, kill })
     }
 
-    /// Kills its process group.
+    /// Kills the daemon's process group.
     pub(crate) fn kill(&self) {
         self.kill.cancel();
     }
 }
 
-impl End {
-    /// Why it ended, in words: `killed` says why if the keeper has killed it. With its last words
-    /// and the end of its log.
+impl DaemonExit {
+    /// Returns the reason of the exit, with the daemon's last output and the end of its log.
+    /// `killed` is the reason why the supervisor killed it.
     pub(crate) fn reason(&self, killed: Option<String>, log: &str) -> String {
         let by_itself = match &self.status {
-            Ok(status) if status.code() == Some(NOT_ENTERED.into()) && !self.said.is_empty() => {
-                // Its log is of earlier ones.
-                return self.said.clone();
+            Ok(status) if status.code() == Some(NOT_ENTERED.into()) && !self.output.is_empty() => {
+                // The log belongs to earlier daemons.
+                return self.output.clone();
             }
-            Ok(status) => format!("the daemon ended by itself ({status})"),
-            Err(error) => format!("the daemon cannot be watched: {error}"),
+            Ok(status) => format!("the daemon exited ({status})"),
+            Err(error) => format!("cannot wait for the daemon: {error}"),
         };
         let mut reason = killed.unwrap_or(by_itself);
-        // In the foreground, NVIDIA's daemon says what it logs.
-        if !self.said.lines().next_back().is_none_or(|last| log.contains(last)) {
-            reason += &format!("\nit said:\n{}", self.said);
+        // In the foreground, NVIDIA's daemon also prints its log lines.
+        if !self.output.lines().next_back().is_none_or(|last| log.contains(last)) {
+            reason += &format!("\noutput:\n{}", self.output);
         }
         if !log.is_empty() {
             reason += &format!("\ncontrol.log:\n{log}");
@@ -87,33 +87,37 @@ impl End {
     }
 }
 
-async fn watch(mut child: Child, mut output: pipe::Receiver, kill: CancellationToken) -> End {
+async fn watch(
+    mut child: Child,
+    mut output: pipe::Receiver,
+    kill: CancellationToken,
+) -> DaemonExit {
     let group = child.id().and_then(|pid| Pid::from_raw(pid.cast_signed()));
-    let (mut said, mut killed, mut silent) = (Vec::new(), false, false);
+    let (mut text, mut killed, mut is_closed) = (Vec::new(), false, false);
     let status = loop {
         tokio::select! {
             status = child.wait() => break status,
             () = kill.cancelled(), if !killed => {
                 killed = true;
-                // Its number is nobody else's as long as nobody has waited for it.
+                // The PID is not reused before `wait` has returned.
                 let _ = group.map(|group| kill_process_group(group, Signal::KILL));
             }
-            // It may close its output and go on.
-            open = listen(&mut output, &mut said), if !silent => silent = !open,
+            // The daemon may close its output and continue to run.
+            open = read_output(&mut output, &mut text), if !is_closed => is_closed = !open,
         }
     };
-    let rest = async { while listen(&mut output, &mut said).await {} };
-    let _ = timeout(LAST_WORDS, rest).await;
-    End { status, said: String::from_utf8_lossy(&said).trim().to_owned() }
+    let rest = async { while read_output(&mut output, &mut text).await {} };
+    let _ = timeout(DRAIN_TIMEOUT, rest).await;
+    DaemonExit { status, output: String::from_utf8_lossy(&text).trim().to_owned() }
 }
 
-/// Takes what it says; false where there is no more.
-async fn listen(output: &mut pipe::Receiver, said: &mut Vec<u8>) -> bool {
-    let mut heard = [0; 512];
-    let count = output.read(&mut heard).await.unwrap_or(0);
-    tracing::debug!(said = %String::from_utf8_lossy(&heard[..count]), "an MPS daemon speaks");
-    said.extend_from_slice(&heard[..count]);
-    said.drain(..said.len().saturating_sub(KEPT));
+/// Appends the next output to `text`; returns false at its end.
+async fn read_output(output: &mut pipe::Receiver, text: &mut Vec<u8>) -> bool {
+    let mut buffer = [0; 512];
+    let count = output.read(&mut buffer).await.unwrap_or(0);
+    tracing::debug!(output = %String::from_utf8_lossy(&buffer[..count]), "MPS daemon output");
+    text.extend_from_slice(&buffer[..count]);
+    text.drain(..text.len().saturating_sub(MAX_OUTPUT));
     count > 0
 }
 
@@ -123,46 +127,47 @@ mod tests {
 
     use super::*;
 
-    fn end(code: i32, said: &str) -> End {
-        End { status: Ok(ExitStatus::from_raw(code << 8)), said: said.to_owned() }
+    fn end(code: i32, output: &str) -> DaemonExit {
+        DaemonExit { status: Ok(ExitStatus::from_raw(code << 8)), output: output.to_owned() }
     }
 
     #[test]
-    fn a_reason_shows_last_words_and_log_but_nothing_twice() {
-        let reason = |said, log| end(1, said).reason(None, log);
-        assert_eq!(reason("", ""), "the daemon ended by itself (exit status: 1)");
-        let both = "the daemon ended by itself (exit status: 1)\nit said:\nno libcuda\ncontrol.log:\nstarted";
+    fn reason_has_output_and_log_without_repetition() {
+        let reason = |output, log| end(1, output).reason(None, log);
+        assert_eq!(reason("", ""), "the daemon exited (exit status: 1)");
+        let both = "the daemon exited (exit status: 1)\noutput:\nno libcuda\ncontrol.log:\nstarted";
         assert_eq!(reason("no libcuda", "started"), both);
-        let once = "the daemon ended by itself (exit status: 1)\ncontrol.log:\n[1] no GPU";
+        let once = "the daemon exited (exit status: 1)\ncontrol.log:\n[1] no GPU";
         assert_eq!(reason("no GPU", "[1] no GPU"), once);
     }
 
     #[tokio::test]
-    async fn one_that_says_nothing_any_more_can_be_killed() {
+    async fn daemon_that_closed_its_output_can_be_killed() {
         let mut script = Command::new("sh");
         script.args(["-c", "echo beginning; exec >&- 2>&-; exec sleep 1000"]).process_group(0);
         let (sender, mut ends) = tokio::sync::mpsc::unbounded_channel();
-        let daemon = Daemon::start(script, move |end| drop(sender.send(end))).expect("started");
+        let daemon =
+            DaemonProcess::start(script, move |end| drop(sender.send(end))).expect("started");
         let outputs = [1, 2].map(|number| format!("/proc/{}/fd/{number}", daemon.pid));
         while outputs.iter().any(|output| std::path::Path::new(output).exists()) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        // Long enough to be told that there is nothing more to hear.
+        // Long enough to see that the output is closed.
         let early = timeout(Duration::from_millis(50), ends.recv()).await;
-        assert!(early.is_err(), "it goes on: {early:?}");
+        assert!(early.is_err(), "still running: {early:?}");
         daemon.kill();
         let end =
-            timeout(Duration::from_secs(300), ends.recv()).await.expect("it ends").expect("told");
+            timeout(Duration::from_secs(300), ends.recv()).await.expect("exits").expect("reported");
         assert_eq!(end.status.expect("waited for").signal(), Some(9));
-        assert_eq!(end.said, "beginning");
+        assert_eq!(end.output, "beginning");
     }
 
     #[test]
-    fn one_that_was_killed_or_never_began_ends_for_that_reason() {
-        let killed = || Some("it was silent".to_owned());
-        assert_eq!(end(0, "").reason(killed(), ""), "it was silent");
+    fn reason_names_kill_or_failed_execution() {
+        let killed = || Some("unresponsive".to_owned());
+        assert_eq!(end(0, "").reason(killed(), ""), "unresponsive");
         assert_eq!(
-            end(NOT_ENTERED.into(), "no such program").reason(None, "of before"),
+            end(NOT_ENTERED.into(), "no such program").reason(None, "old log"),
             "no such program"
         );
     }

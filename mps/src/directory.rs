@@ -1,5 +1,5 @@
-//! The directory of a daemon: made before it starts, tidied up before it starts again, removed when
-//! nobody wants it.
+//! Directories of a daemon: created before it starts, cleaned before a restart, removed when it is
+//! no longer used.
 
 use std::{
     fs::{self, DirEntry, Permissions},
@@ -18,54 +18,54 @@ use crate::{
 };
 use tessera_mps_protocol::layout::{MpsPaths, gpu_named};
 
-/// A handful of sockets and files. Tenants have it to write to, and may be root in their
-/// containers: more than this they cannot make.
-const PIPE: &str = "size=1m,nr_inodes=256,mode=0755";
+/// Size of the pipe directory, which has a handful of sockets and files. Tenants can write there
+/// and may be root in their containers; they cannot exceed this size.
+const PIPE_OPTIONS: &str = "size=1m,nr_inodes=256,mode=0755";
 
-/// Of a daemon that has much to say, the end is lost.
-const LOG: &str = "size=16m,nr_inodes=256,mode=0755";
+/// Size of the log directory. Longer logs lose their end.
+const LOG_OPTIONS: &str = "size=16m,nr_inodes=256,mode=0755";
 
-/// Why a directory is not as it is to be.
+/// Error of an operation on a daemon's directory.
 #[derive(Debug, thiserror::Error)]
 pub enum DirectoryError {
-    /// The keeper lacks privileges.
-    #[error("not allowed to mount a tmpfs at `{path}`: the keeper needs `privileged: true` in its securityContext", path = .path.display())]
+    /// The supervisor lacks privileges.
+    #[error("permission denied to mount a tmpfs at `{path}`: tessera-mps needs `privileged: true` in its securityContext", path = .path.display())]
     MayNotMount {
-        /// Where.
+        /// Mount point.
         path: PathBuf,
-        /// What the kernel said.
+        /// Error of the kernel.
         source: io::Error,
     },
-    /// The operating system said no.
-    #[error("failed to {operation} `{path}`", path = .path.display())]
+    /// A file system operation failed.
+    #[error("cannot {operation} `{path}`", path = .path.display())]
     Io {
-        /// What was tried.
+        /// Operation that failed.
         operation: &'static str,
-        /// On what.
+        /// Path of the file or directory.
         path: PathBuf,
-        /// What it said.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
 
-/// Makes what is missing of a GPU's; what is there keeps its inodes.
-pub(crate) fn make(
+/// Creates the missing directories of a GPU; existing ones keep their inodes.
+pub(crate) fn create_all(
     paths: &MpsPaths,
     gpu: &GpuUuid,
     shm_size: ShmSize,
 ) -> Result<(), DirectoryError> {
-    // A server runs as the user of its clients, if told so, and goes through all of them:
+    // A server may run as the user of its clients and needs search permission on all parents:
     // bottlerocket-os/bottlerocket#4673.
-    pass_through(paths.root().parent().unwrap_or(Path::new("/")))?;
+    allow_traversal(paths.root().parent().unwrap_or(Path::new("/")))?;
     let (pipe, log, shm) = (paths.pipe(gpu), paths.log(gpu), paths.shm(gpu));
     for directory in [paths.root(), &paths.daemons(), &paths.daemon(gpu)] {
-        make_one(directory)?;
+        create(directory)?;
     }
-    // The daemon writes there as root: a tenant's link is not to lead it elsewhere.
-    mount(&pipe, |pipe| tmpfs::mount(pipe, PIPE, MountFlags::NOSYMFOLLOW))?;
-    mount(&log, |log| tmpfs::mount(log, LOG, MountFlags::empty()))?;
+    // The daemon writes there as root: a tenant's symbolic link must not redirect its writes.
+    mount(&pipe, |pipe| tmpfs::mount(pipe, PIPE_OPTIONS, MountFlags::NOSYMFOLLOW))?;
+    mount(&log, |log| tmpfs::mount(log, LOG_OPTIONS, MountFlags::empty()))?;
     mount(&shm, |shm| shm::mount(shm, shm_size))?;
-    [pipe, log].iter().try_for_each(|directory| open_up(directory))
+    [pipe, log].iter().try_for_each(|directory| make_readable(directory))
 }
 
 fn mount(target: &Path, mount: impl FnOnce(&Path) -> io::Result<()>) -> Result<(), DirectoryError> {
@@ -77,56 +77,59 @@ fn mount(target: &Path, mount: impl FnOnce(&Path) -> io::Result<()>) -> Result<(
     })
 }
 
-fn make_one(directory: &Path) -> Result<(), DirectoryError> {
+fn create(directory: &Path) -> Result<(), DirectoryError> {
     fs::create_dir_all(directory).map_err(failed("create", directory))?;
-    open_up(directory)
+    make_readable(directory)
 }
 
-/// The umask may have taken bits away, or a tenant that is root.
-fn open_up(directory: &Path) -> Result<(), DirectoryError> {
+/// Sets the mode, which the umask or a tenant that is root may have restricted.
+fn make_readable(directory: &Path) -> Result<(), DirectoryError> {
     fs::set_permissions(directory, Permissions::from_mode(0o755))
-        .map_err(failed("open up", directory))
+        .map_err(failed("set the mode of", directory))
 }
 
-/// Lets everybody through the state directory, which is tessera-driver's; nothing else of it
-/// changes.
-fn pass_through(state_dir: &Path) -> Result<(), DirectoryError> {
-    let mode = fs::metadata(state_dir).map_err(failed("look at", state_dir))?.permissions().mode();
+/// Adds search permission for all users to the state directory, which belongs to tessera-driver.
+/// Nothing else of it changes.
+fn allow_traversal(state_dir: &Path) -> Result<(), DirectoryError> {
+    let mode = fs::metadata(state_dir)
+        .map_err(failed("read the mode of", state_dir))?
+        .permissions()
+        .mode();
     if mode & 0o111 == 0o111 {
         return Ok(());
     }
     fs::set_permissions(state_dir, Permissions::from_mode(mode | 0o111))
-        .map_err(failed("open up", state_dir))
+        .map_err(failed("set the mode of", state_dir))
 }
 
-/// Removes what a daemon that is dead has left in its pipe directory: it would keep the next from
-/// starting, or others waiting for it. What cannot be removed stays, for it may be a tenant's:
-/// whether it matters is the daemon's to say.
+/// Removes files of an exited daemon from its pipe directory. They would block the next start or
+/// make clients wait. Files that cannot be removed stay, since they may be a tenant's; the
+/// daemon fails if they matter.
 pub(crate) fn tidy(paths: &MpsPaths, gpu: &GpuUuid) -> Result<(), DirectoryError> {
     let pipe = paths.pipe(gpu);
     for entry in fs::read_dir(&pipe).map_err(failed("list", &pipe))? {
         let entry = entry.map_err(failed("list", &pipe))?;
         if let Err(error) = remove_stale(&entry) {
-            tracing::warn!(%gpu, error = %chain(&error), "a file of an earlier MPS daemon stays");
+            tracing::warn!(%gpu, error = %chain(&error), "cannot remove file of previous MPS daemon");
         }
     }
     Ok(())
 }
 
-/// Nobody serves sockets, FIFOs and files any more. The daemon makes no directories: those are a
-/// tenant's, and may be as deep as it likes.
+/// Removes a socket, FIFO or file. The daemon creates no directories: those are a tenant's, and may
+/// be arbitrarily deep.
 fn remove_stale(entry: &DirEntry) -> Result<(), DirectoryError> {
     let path = entry.path();
-    if entry.file_type().map_err(failed("look at", &path))?.is_dir() {
+    if entry.file_type().map_err(failed("read the type of", &path))?.is_dir() {
         return Ok(());
     }
     fs::remove_file(&path).map_err(failed("remove", &path))
 }
 
-/// Unmounts and removes all of a GPU's.
+/// Unmounts and removes all directories of a GPU.
 pub(crate) fn remove(paths: &MpsPaths, gpu: &GpuUuid) -> Result<(), DirectoryError> {
-    // First, and with certainty: what is in them is the tenants'. What is left after that is the
-    // keeper's own.
+    // The mounts go first, because they have the tenants' files. The rest belongs to the
+    // supervisor.
     for target in [paths.pipe(gpu), paths.log(gpu), paths.shm(gpu)] {
         tmpfs::unmount(&target).map_err(failed("unmount", &target))?;
     }
@@ -137,7 +140,7 @@ pub(crate) fn remove(paths: &MpsPaths, gpu: &GpuUuid) -> Result<(), DirectoryErr
     }
 }
 
-/// GPUs that have a directory.
+/// Returns the GPUs that have a directory.
 pub(crate) fn list(paths: &MpsPaths) -> Result<Vec<GpuUuid>, DirectoryError> {
     let daemons = paths.daemons();
     let entries = match fs::read_dir(&daemons) {
@@ -164,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_dead_daemon_has_left_is_removed_and_directories_are_left_alone() {
+    fn tidy_removes_stale_files_and_keeps_directories() {
         let directory = tempfile::tempdir().expect("a directory");
         let paths = MpsPaths::new(directory.path());
         let gpu = GpuUuid::new("GPU-1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77").expect("a UUID");

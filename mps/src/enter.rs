@@ -1,19 +1,20 @@
-//! The step between keeper and NVIDIA's program: the keeper runs itself again, as this, and this
-//! becomes the daemon, or the command that speaks to it.
+//! Internal subcommand between the supervisor and NVIDIA's program.
+//!
+//! The supervisor runs itself again with this subcommand, which sets up namespaces and mounts and
+//! then executes the daemon, or the client that sends it a command.
 //!
 //! ```text
-//!  tessera-mps  -- spawns -->  /proc/self/exe enter  -- executes -->  nvidia-cuda-mps-control
-//!                              dies with the keeper
-//!                              a mount namespace of its own
-//!                              chroot <driver-root>
-//!                              a tmpfs at /tmp, in it pipe/ and log/; shm/ at /dev/shm
+//! tessera-mps  -- spawns -->  /proc/self/exe enter  -- executes -->  nvidia-cuda-mps-control
+//!                             killed with the supervisor
+//!                             own mount namespace
+//!                             chroot <driver-root>
+//!                             tmpfs at /tmp, with pipe/ and log/; shm/ at /dev/shm
 //! ```
 //!
-//! So the driver root needs nothing of the keeper's, and may be mounted after the keeper has
-//! started: what is mounted there is only in this namespace, and goes with the program.
+//! The driver root therefore needs no files of the supervisor, and may be mounted after it has
+//! started. The mounts exist only in this namespace and disappear with the program.
 //!
-//! A program of its own, since there is a single thread in it, and nothing between `fork` and
-//! `exec` that would be unsafe.
+//! A program of its own is single-threaded and needs no unsafe code between `fork` and `exec`.
 
 use std::{
     convert::Infallible,
@@ -35,155 +36,162 @@ use rustix::{
 };
 use tessera_runtime::error_chain::chain;
 
-/// The subcommand.
+/// Name of the subcommand.
 pub(crate) const ENTER: &str = "enter";
 
-/// The exit code of a daemon that never was one, as of `chroot` and `env`; why is on standard
-/// error.
+/// Exit code if the daemon could not be executed, as of `chroot` and `env`. Standard error has the
+/// reason.
 pub(crate) const NOT_ENTERED: u8 = 125;
 
-/// Where the program finds what is its GPU's.
+/// Paths at which the program finds the directories of its GPU.
 pub(crate) const PIPE: &str = "/tmp/nvidia-mps";
 pub(crate) const LOG: &str = "/tmp/nvidia-log";
 const SHM: &str = "/dev/shm";
 
-/// What to enter, and what to become there.
+/// Namespace to enter, and program to execute there.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Enter {
-    /// The process whose end is the daemon's.
+pub struct EnterArgs {
+    /// PID of the supervisor, whose exit kills the daemon.
     #[arg(long)]
-    keeper: i32,
-    /// The root of the daemon.
+    supervisor: i32,
+    /// Root directory of the daemon.
     #[arg(long)]
     root: PathBuf,
-    /// Where daemon and clients meet.
+    /// Directory of the sockets between daemon and clients.
     #[arg(long)]
     pipe: PathBuf,
-    /// Where the daemon writes its log.
+    /// Directory of the daemon's log.
     #[arg(long)]
     log: PathBuf,
-    /// What the daemon sees at /dev/shm.
+    /// Directory that the daemon has at /dev/shm.
     #[arg(long)]
     shm: PathBuf,
-    /// The daemon's program.
+    /// Program and arguments.
     #[arg(last = true, required = true)]
     command: Vec<OsString>,
 }
 
-/// Why this is not the daemon.
+/// Error that prevents the execution of the program.
 #[derive(Debug, thiserror::Error)]
 pub enum EnterError {
-    /// Nobody wants it.
-    #[error("the keeper is gone")]
+    /// The supervisor has exited.
+    #[error("tessera-mps has exited")]
     Orphaned,
-    /// The keeper lacks privileges.
+    /// The supervisor lacks privileges.
     #[error(
-        "not allowed to {operation}: the keeper needs `privileged: true` in its securityContext"
+        "permission denied to {operation}: tessera-mps needs `privileged: true` in its securityContext"
     )]
     NotAllowed {
-        /// What was tried.
+        /// Operation that failed.
         operation: &'static str,
-        /// What the kernel said.
+        /// Error of the kernel.
         source: io::Error,
     },
-    /// The kernel said no.
-    #[error("failed to {operation} (--driver-root {root})", root = .root.display())]
+    /// A system call failed.
+    #[error("cannot {operation} (--driver-root {root})", root = .root.display())]
     Kernel {
-        /// What was tried.
+        /// Operation that failed.
         operation: &'static str,
-        /// What the daemon was to have as its root.
+        /// Root directory of the daemon.
         root: PathBuf,
-        /// What it said.
+        /// Error of the kernel.
         source: io::Error,
     },
-    /// There is no such program, or it is none.
-    #[error("`{program}` cannot be run in {root}: --mps-control names the program, --driver-root where it is", program = .program.display(), root = .root.display())]
+    /// The program does not exist or is not executable.
+    #[error("cannot execute `{program}` in {root}: check --mps-control and --driver-root", program = .program.display(), root = .root.display())]
     Program {
-        /// As the flag says it.
+        /// Value of the flag.
         program: OsString,
-        /// Where it was looked for.
+        /// Root directory in which it was searched.
         root: PathBuf,
-        /// What the kernel said.
+        /// Error of the kernel.
         source: io::Error,
     },
 }
 
-impl Enter {
-    /// Becomes the program; returns only if that fails.
+impl EnterArgs {
+    /// Executes the program; returns only if that fails.
     #[must_use]
     pub fn run(self) -> ExitCode {
-        let Err(error) = self.become_it();
+        let Err(error) = self.execute();
         eprintln!("{}", chain(&error));
         ExitCode::from(NOT_ENTERED)
     }
 
-    fn become_it(self) -> Result<Infallible, EnterError> {
-        self.die_with_the_keeper()?;
-        self.leave_the_mount_namespace()?;
-        // Behind the new root, and below the tmpfs at /tmp, they may have no path.
-        let [pipe, log, shm] =
-            [self.take(&self.pipe)?, self.take(&self.log)?, self.take(&self.shm)?];
+    fn execute(self) -> Result<Infallible, EnterError> {
+        self.exit_with_supervisor()?;
+        self.unshare_mounts()?;
+        // They may have no path in the new root and below the tmpfs at /tmp.
+        let [pipe, log, shm] = [
+            self.clone_mount(&self.pipe)?,
+            self.clone_mount(&self.log)?,
+            self.clone_mount(&self.shm)?,
+        ];
         if self.root != Path::new("/") {
-            chroot(&self.root).map_err(self.failed("change the root"))?;
+            chroot(&self.root).map_err(self.kernel_error("change the root"))?;
         }
-        chdir("/").map_err(self.failed("change to the root"))?;
-        self.have_a_tmp_of_its_own()?;
-        self.put(&pipe, PIPE)?;
-        self.put(&log, LOG)?;
-        self.put(&shm, SHM)?;
-        let (program, arguments) = self.command.split_first().expect("invariant: clap wants one");
+        chdir("/").map_err(self.kernel_error("change to the root"))?;
+        self.mount_tmp()?;
+        self.attach(&pipe, PIPE)?;
+        self.attach(&log, LOG)?;
+        self.attach(&shm, SHM)?;
+        let (program, arguments) =
+            self.command.split_first().expect("invariant: clap requires one");
         let source = Command::new(program).args(arguments).exec();
         Err(EnterError::Program { program: program.clone(), root: self.root, source })
     }
 
-    /// A keeper that is killed says `quit` to nobody, and the next could not watch what is not its
-    /// child.
-    fn die_with_the_keeper(&self) -> Result<(), EnterError> {
-        let asked = set_parent_process_death_signal(Some(Signal::KILL));
-        asked.map_err(self.failed("be told of the keeper's end"))?;
-        // It may have ended before.
+    /// Has the kernel kill the daemon with the supervisor. A killed supervisor sends no `quit`, and
+    /// the next one cannot wait for a process that is not its child.
+    fn exit_with_supervisor(&self) -> Result<(), EnterError> {
+        let requested = set_parent_process_death_signal(Some(Signal::KILL));
+        requested.map_err(self.kernel_error("set the parent death signal"))?;
+        // The supervisor may have exited before.
         let parent = getppid().map(|parent| parent.as_raw_nonzero().get());
-        if parent == Some(self.keeper) { Ok(()) } else { Err(EnterError::Orphaned) }
+        if parent == Some(self.supervisor) { Ok(()) } else { Err(EnterError::Orphaned) }
     }
 
-    fn leave_the_mount_namespace(&self) -> Result<(), EnterError> {
-        unshare().map_err(self.failed("leave the mount namespace"))?;
-        // What the host unmounts goes here, too; what is mounted here stays here.
+    fn unshare_mounts(&self) -> Result<(), EnterError> {
+        unshare().map_err(self.kernel_error("unshare the mount namespace"))?;
+        // Unmounts of the host propagate here; mounts made here stay here.
         let slave = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
-        mount_change("/", slave).map_err(self.failed("keep mounts to itself"))
+        mount_change("/", slave).map_err(self.kernel_error("make mounts a slave"))
     }
 
-    /// A mount of the same, that is nowhere yet.
-    fn take(&self, directory: &Path) -> Result<OwnedFd, EnterError> {
+    /// Returns a detached clone of a mount.
+    fn clone_mount(&self, directory: &Path) -> Result<OwnedFd, EnterError> {
         let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-        open_tree(CWD, directory, flags).map_err(self.failed("take what the keeper has mounted"))
+        open_tree(CWD, directory, flags).map_err(self.kernel_error("clone a mount of tessera-mps"))
     }
 
-    fn put(&self, tree: &OwnedFd, target: &'static str) -> Result<(), EnterError> {
+    fn attach(&self, tree: &OwnedFd, target: &'static str) -> Result<(), EnterError> {
         let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_SYMLINKS;
         let moved = move_mount(tree, "", CWD, target, flags);
-        moved.map_err(self.failed(match target {
+        moved.map_err(self.kernel_error(match target {
             SHM => "mount shm/ at /dev/shm",
             _ => "mount pipe/ and log/ in /tmp",
         }))
     }
 
-    fn have_a_tmp_of_its_own(&self) -> Result<(), EnterError> {
+    fn mount_tmp(&self) -> Result<(), EnterError> {
         let flags = MountFlags::NOSUID | MountFlags::NODEV;
         let mounted = mount("tessera-mps", "/tmp", "tmpfs", flags, c"size=16m,mode=1777");
-        mounted.map_err(self.failed("mount a tmpfs at /tmp"))?;
+        mounted.map_err(self.kernel_error("mount a tmpfs at /tmp"))?;
         for directory in [PIPE, LOG] {
             let made = fs::create_dir(directory);
-            made.map_err(|source| self.refused("make directories in /tmp", source))?;
+            made.map_err(|source| self.error("make directories in /tmp", source))?;
         }
         Ok(())
     }
 
-    fn failed(&self, operation: &'static str) -> impl FnOnce(rustix::io::Errno) -> EnterError {
-        move |errno| self.refused(operation, errno.into())
+    fn kernel_error(
+        &self,
+        operation: &'static str,
+    ) -> impl FnOnce(rustix::io::Errno) -> EnterError {
+        move |errno| self.error(operation, errno.into())
     }
 
-    fn refused(&self, operation: &'static str, source: io::Error) -> EnterError {
+    fn error(&self, operation: &'static str, source: io::Error) -> EnterError {
         match source.kind() {
             io::ErrorKind::PermissionDenied => EnterError::NotAllowed { operation, source },
             _ => EnterError::Kernel { operation, root: self.root.clone(), source },
@@ -193,7 +201,7 @@ impl Enter {
 
 #[expect(
     deprecated,
-    reason = "its replacement is unsafe for the sake of CLONE_FILES, which nobody here asks for"
+    reason = "its replacement is unsafe because of CLONE_FILES, which is not used here"
 )]
 fn unshare() -> rustix::io::Result<()> {
     rustix::thread::unshare(UnshareFlags::NEWNS)

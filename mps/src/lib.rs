@@ -1,46 +1,45 @@
-//! Keeps the MPS control daemons of a node: one for each GPU that claims share by NVIDIA MPS.
+//! Supervises the MPS control daemons of a node: one for each GPU that claims share by NVIDIA MPS.
 //!
 //! ```text
-//!  tessera-driver                       tessera-mps, "the keeper"
-//!      | wanted::want                       | wanted::read --> plan::plan --> keeper::Keeper
-//!      v                                    |                                   | directory, tmpfs: makes, mounts
-//!  <state-dir>/mps/wanted/<GPU UUID> ------>+                                   | enter: a mount namespace of its own
-//!                                                                               v
-//!  <state-dir>/mps/keeper.lock  <-- lock                           nvidia-cuda-mps-control -f
-//!  <state-dir>/mps/daemons/<GPU UUID>/status.json  <-- status                   |
-//!                                    /pipe, /shm   ----> containers             | its own /dev/shm is shm/
+//! tessera-driver                       tessera-mps (supervisor)
+//!     | wanted::want                       | wanted::read --> plan::plan --> supervisor
+//!     v                                    |                                   | directory, tmpfs: creates, mounts
+//! <state-dir>/mps/wanted/<GPU UUID> ------>+                                   | enter: own mount namespace
+//!                                                                              v
+//! <state-dir>/mps/keeper.lock  <-- lock                           nvidia-cuda-mps-control -f
+//! <state-dir>/mps/daemons/<GPU UUID>/status.json  <-- status                   |
+//!                                   /pipe, /shm   ----> containers             | its /dev/shm is shm/
 //!                                    /log  <------------------------------------+
 //! ```
 //!
-//! Daemons are not tessera-driver's children: they outlive its restarts and updates, and pods with
-//! them. The two programs speak through files on a tmpfs that is at the same path on the host and
-//! in both pods. Each file has one writer.
+//! Daemons are not children of tessera-driver: they, and the pods that use them, survive its
+//! restarts and updates. The two programs communicate through files on a tmpfs that is at the same
+//! path on the host and in both pods. Each file has one writer. The crate `tessera-mps-protocol`
+//! defines these files.
 //!
-//! Those files are the crate `tessera-mps-protocol`.
+//! # Requirements of the pod
 //!
-//! # What the program needs of its pod
-//!
-//! - `privileged: true`, to mount and to leave its mount namespace; `hostPID: true`, so that what
-//!   the kernel tells a daemon of its clients means something, and so that it finds what an earlier
-//!   keeper left.
+//! - `privileged: true`, to mount and to unshare its mount namespace; `hostPID: true`, so that the
+//!   PIDs that the kernel reports to a daemon for its clients are valid, and orphans of an earlier
+//!   supervisor are visible.
 //! - The state directory with `mountPropagation: Bidirectional`, at its path on the host:
 //!   containers get `pipe/` and `shm/` from there, each a tmpfs of its own.
-//! - Where `--driver-root` is not `/`, that, with `mountPropagation: HostToContainer`: it has
-//!   directories `/tmp` and `/dev/shm`, and needs nothing else beside NVIDIA's files. What a daemon
-//!   sees there of the state directory is mounted for it alone ([`enter`]).
+//! - The driver root, if `--driver-root` is not `/`, with `mountPropagation: HostToContainer`. It
+//!   has the directories `/tmp` and `/dev/shm`, and needs nothing else except NVIDIA's files. The
+//!   parts of the state directory that a daemon needs there are mounted for it alone ([`enter`]).
 
 #![forbid(unsafe_code)]
 
 pub mod args;
 mod backoff;
+mod cleanup;
 mod control;
 mod daemon;
 mod directory;
 pub mod enter;
-pub mod keeper;
 mod log_tail;
 pub mod plan;
-mod remnants;
 pub mod run;
 pub mod shm;
+pub mod supervisor;
 mod tmpfs;

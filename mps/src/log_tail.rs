@@ -1,4 +1,4 @@
-//! The end of a daemon's log, for whoever is told that it failed.
+//! Tail of a daemon's log, for failure messages.
 
 use std::{
     fs::File,
@@ -9,12 +9,12 @@ use std::{
 const LINES: usize = 10;
 const BYTES: u64 = 1024;
 
-/// The last lines of a file; empty where there is none.
+/// Returns the last lines of a file, or an empty string if it cannot be read.
 pub(crate) fn read(log: &Path) -> String {
     last_bytes(log).map(|(bytes, cut)| lines(&bytes, cut)).unwrap_or_default()
 }
 
-/// Whether there is more before them, too.
+/// Returns the last bytes, and true if the file is longer.
 fn last_bytes(log: &Path) -> io::Result<(Vec<u8>, bool)> {
     let mut file = File::open(log)?;
     let length = file.seek(SeekFrom::End(0))?;
@@ -26,7 +26,7 @@ fn last_bytes(log: &Path) -> io::Result<(Vec<u8>, bool)> {
 
 fn lines(bytes: &[u8], cut: bool) -> String {
     let text = String::from_utf8_lossy(bytes);
-    // Of the first line only the end is there.
+    // The first line may be incomplete.
     let whole = if cut { text.split_once('\n').map_or(&*text, |(_, rest)| rest) } else { &*text };
     let lines: Vec<_> = whole.lines().collect();
     lines[lines.len().saturating_sub(LINES)..].join("\n")
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ten_lines_are_read_and_of_those_a_kibibyte() {
+    fn reads_at_most_ten_lines_and_one_kibibyte() {
         let directory = tempfile::tempdir().expect("a directory");
         let log = directory.path().join("control.log");
         assert_eq!(read(&log), "");

@@ -1,15 +1,15 @@
-//! The keeper of MPS daemons.
+//! MPS supervisor of a node.
 
 use std::process::ExitCode;
 
 use clap::Parser;
 use tessera_mps::{
-    args::{Args, Stage},
+    args::{MpsArgs, Stage},
     run,
 };
 
 fn main() -> anyhow::Result<ExitCode> {
-    let mut args = Args::parse();
+    let mut args = MpsArgs::parse();
     match args.stage.take() {
         Some(Stage::Enter(enter)) => Ok(enter.run()),
         None => run::run(args).map(|()| ExitCode::SUCCESS),

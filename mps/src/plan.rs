@@ -1,15 +1,16 @@
-//! What to do next: a function of what is wanted, how the daemons are, and the time.
+//! Next steps of the supervisor, as a pure function of the desired state, the daemons' phases and
+//! the time.
 //!
 //! ```text
 //!            Start                first answer
 //!  (none) ----------> Starting ----------------> Ready
 //!    ^         ^         |  |                    |  |
-//!    |         |         |  +--- Kill: silent ---+  |
-//!    |         |   ends  v             |            |
+//!    |         |         |  +--- Unresponsive ---+  |
+//!    |         |   exits  v             |            |
 //!    |       Down <----------- Killed <+            |
-//!    |         |                  ^                 | Quit: not wanted, or the keeper stops
-//!    | Remove  | not wanted       | too slow        v
-//!    +------ Doomed <----------------------------- Quitting
+//!    |         |                  ^                 | Quit: not wanted, or shutdown
+//!    | Remove  | not wanted       | timeout         v
+//!    +------ Removing <----------------------------- Quitting
 //! ```
 
 use std::{
@@ -19,111 +20,111 @@ use std::{
 
 use tessera_api::names::GpuUuid;
 
-/// Questions in a row that a daemon may leave unanswered.
-const SILENCES: u32 = 3;
+/// Consecutive health checks that a daemon may leave unanswered.
+const MAX_MISSED_HEALTH_CHECKS: u32 = 3;
 
-/// What is wanted of all daemons.
+/// Desired state of all daemons.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wish {
-    /// That they run for these GPUs, and nothing be left of others.
+pub enum DesiredState {
+    /// Daemons run for these GPUs, and the directories of other GPUs are removed.
     Run(BTreeSet<GpuUuid>),
-    /// That none runs, because the keeper ends.
+    /// No daemon runs, because the supervisor stops.
     Stop,
 }
 
-/// What a daemon is after it has ended.
+/// Action after a daemon has exited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Then {
-    /// Started again.
+pub enum AfterExit {
+    /// The daemon is restarted.
     Restart,
-    /// Removed with all that is its.
+    /// The daemon's directory is removed.
     Remove,
-    /// Left for the next keeper to start.
-    Leave,
+    /// The directory stays for the next supervisor.
+    Keep,
 }
 
-/// How a daemon is.
+/// Lifecycle phase of a daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// There is a directory and no daemon, until then.
+    /// The directory exists and no daemon runs.
     Down {
-        /// When it may be started.
-        until: Instant,
+        /// Earliest time of the next start.
+        start_at: Instant,
     },
-    /// It has ended because nobody wanted it; its directory is to go, even if somebody wants it
-    /// again.
-    Doomed {
-        /// When it may be tried to remove it.
-        until: Instant,
+    /// The daemon exited because no claim used it. Its directory is removed first, even if the GPU
+    /// is wanted again.
+    Removing {
+        /// Earliest time of the next attempt to remove the directory.
+        retry_at: Instant,
     },
-    /// It has not answered yet.
+    /// The daemon was started and has not answered yet.
     Starting {
-        /// When it has taken too long.
+        /// Time at which the start has timed out.
         kill_at: Instant,
-        /// When to ask next; `None` while a question is open.
-        ask_at: Option<Instant>,
+        /// Time of the next health check; `None` while one is running.
+        check_at: Option<Instant>,
     },
-    /// It has answered.
+    /// The daemon has answered.
     Ready {
-        /// When to ask next; `None` while a question is open.
-        ask_at: Option<Instant>,
-        /// Questions in a row that it has not answered.
-        silences: u32,
+        /// Time of the next health check; `None` while one is running.
+        check_at: Option<Instant>,
+        /// Consecutive unanswered health checks.
+        missed_checks: u32,
     },
-    /// It was told to quit.
+    /// The daemon was sent `quit`.
     Quitting {
-        /// When it has taken too long.
+        /// Time at which the exit has timed out.
         kill_at: Instant,
-        /// What comes after.
-        then: Then,
+        /// Action after the exit.
+        after: AfterExit,
     },
-    /// It was killed, and has not ended yet.
+    /// The daemon was killed and has not exited yet.
     Killed {
-        /// What comes after.
-        then: Then,
+        /// Action after the exit.
+        after: AfterExit,
     },
 }
 
-/// Why a daemon is killed.
+/// Reason to kill a daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
-    /// It has never answered.
-    NeverAnswered,
-    /// It does not answer any more.
-    Silent,
-    /// It does not quit.
-    DoesNotQuit,
+pub enum KillReason {
+    /// The daemon never answered.
+    StartTimeout,
+    /// The daemon stopped answering.
+    Unresponsive,
+    /// The daemon did not exit after `quit`.
+    StopTimeout,
 }
 
-/// What to do with a daemon.
+/// Next step for a daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Start it.
+    /// Start the daemon.
     Start,
-    /// Ask whether it answers.
-    Ask,
-    /// Tell it to quit.
-    Quit(Then),
-    /// Kill it.
-    Kill(Why, Then),
-    /// Remove all that is its.
+    /// Send a health check.
+    CheckHealth,
+    /// Send `quit`.
+    Quit(AfterExit),
+    /// Kill the daemon.
+    Kill(KillReason, AfterExit),
+    /// Remove the daemon's directory.
     Remove,
 }
 
-/// What to do with the daemon of one GPU.
+/// Desired action for the daemon of one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+enum DaemonAction {
     Run,
-    Go,
-    Stay,
+    Remove,
+    Stop,
 }
 
-impl Wish {
-    fn of(&self, gpu: &GpuUuid) -> Fate {
+impl DesiredState {
+    fn action(&self, gpu: &GpuUuid) -> DaemonAction {
         match self {
-            Self::Run(wanted) if wanted.contains(gpu) => Fate::Run,
-            Self::Run(_) => Fate::Go,
-            Self::Stop => Fate::Stay,
+            Self::Run(wanted) if wanted.contains(gpu) => DaemonAction::Run,
+            Self::Run(_) => DaemonAction::Remove,
+            Self::Stop => DaemonAction::Stop,
         }
     }
 
@@ -134,46 +135,57 @@ impl Wish {
 }
 
 impl Phase {
-    /// Whether a process may be there.
+    /// Returns true if a daemon process may exist.
     #[must_use]
     pub fn is_running(self) -> bool {
-        !matches!(self, Self::Down { .. } | Self::Doomed { .. })
+        !matches!(self, Self::Down { .. } | Self::Removing { .. })
     }
 }
 
-/// What to do now; at most one thing for each GPU.
+/// Returns the steps that are due, at most one per GPU.
 #[must_use]
-pub fn plan(now: Instant, wish: &Wish, phases: &BTreeMap<GpuUuid, Phase>) -> Vec<(GpuUuid, Step)> {
-    let new = wish
+pub fn plan(
+    now: Instant,
+    desired: &DesiredState,
+    phases: &BTreeMap<GpuUuid, Phase>,
+) -> Vec<(GpuUuid, Step)> {
+    let new = desired
         .wanted()
         .filter(|gpu| !phases.contains_key(*gpu))
         .map(|gpu| (gpu.clone(), Step::Start));
     let known = phases
         .iter()
-        .filter_map(|(gpu, phase)| Some((gpu.clone(), step(now, wish.of(gpu), *phase)?)));
+        .filter_map(|(gpu, phase)| Some((gpu.clone(), step(now, desired.action(gpu), *phase)?)));
     known.chain(new).collect()
 }
 
-fn step(now: Instant, fate: Fate, phase: Phase) -> Option<Step> {
+fn step(now: Instant, action: DaemonAction, phase: Phase) -> Option<Step> {
     let is_due = |at: Instant| at <= now;
-    match (phase, fate) {
-        (Phase::Down { .. } | Phase::Doomed { .. }, Fate::Stay) | (Phase::Killed { .. }, _) => None,
-        (Phase::Down { until }, Fate::Run) => is_due(until).then_some(Step::Start),
-        (Phase::Down { .. }, Fate::Go) => Some(Step::Remove),
-        (Phase::Doomed { until }, Fate::Run | Fate::Go) => is_due(until).then_some(Step::Remove),
-        (Phase::Starting { .. } | Phase::Ready { .. }, Fate::Go) => Some(Step::Quit(Then::Remove)),
-        (Phase::Starting { .. } | Phase::Ready { .. }, Fate::Stay) => Some(Step::Quit(Then::Leave)),
-        (Phase::Starting { kill_at, .. }, Fate::Run) if is_due(kill_at) => {
-            Some(Step::Kill(Why::NeverAnswered, Then::Restart))
+    match (phase, action) {
+        (Phase::Down { .. } | Phase::Removing { .. }, DaemonAction::Stop)
+        | (Phase::Killed { .. }, _) => None,
+        (Phase::Down { start_at }, DaemonAction::Run) => is_due(start_at).then_some(Step::Start),
+        (Phase::Down { .. }, DaemonAction::Remove) => Some(Step::Remove),
+        (Phase::Removing { retry_at }, DaemonAction::Run | DaemonAction::Remove) => {
+            is_due(retry_at).then_some(Step::Remove)
         }
-        (Phase::Ready { silences: SILENCES.., .. }, Fate::Run) => {
-            Some(Step::Kill(Why::Silent, Then::Restart))
+        (Phase::Starting { .. } | Phase::Ready { .. }, DaemonAction::Remove) => {
+            Some(Step::Quit(AfterExit::Remove))
         }
-        (Phase::Starting { ask_at, .. } | Phase::Ready { ask_at, .. }, Fate::Run) => {
-            ask_at.is_some_and(is_due).then_some(Step::Ask)
+        (Phase::Starting { .. } | Phase::Ready { .. }, DaemonAction::Stop) => {
+            Some(Step::Quit(AfterExit::Keep))
         }
-        (Phase::Quitting { kill_at, then }, _) => {
-            is_due(kill_at).then_some(Step::Kill(Why::DoesNotQuit, then))
+        (Phase::Starting { kill_at, .. }, DaemonAction::Run) if is_due(kill_at) => {
+            Some(Step::Kill(KillReason::StartTimeout, AfterExit::Restart))
+        }
+        (Phase::Ready { missed_checks: MAX_MISSED_HEALTH_CHECKS.., .. }, DaemonAction::Run) => {
+            Some(Step::Kill(KillReason::Unresponsive, AfterExit::Restart))
+        }
+        (Phase::Starting { check_at, .. } | Phase::Ready { check_at, .. }, DaemonAction::Run) => {
+            check_at.is_some_and(is_due).then_some(Step::CheckHealth)
+        }
+        (Phase::Quitting { kill_at, after }, _) => {
+            is_due(kill_at).then_some(Step::Kill(KillReason::StopTimeout, after))
         }
     }
 }
@@ -188,88 +200,91 @@ mod tests {
         GpuUuid::new(format!("GPU-{digit}f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77")).expect("a UUID")
     }
 
-    fn run(gpus: &[u8]) -> Wish {
-        Wish::Run(gpus.iter().copied().map(gpu).collect())
+    fn run(gpus: &[u8]) -> DesiredState {
+        DesiredState::Run(gpus.iter().copied().map(gpu).collect())
     }
 
-    /// What is done with the one daemon there is.
-    fn next(now: Instant, wish: &Wish, phase: Phase) -> Option<Step> {
-        let steps = plan(now, wish, &BTreeMap::from([(gpu(1), phase)]));
+    /// Returns the step for a single daemon.
+    fn next(now: Instant, desired: &DesiredState, phase: Phase) -> Option<Step> {
+        let steps = plan(now, desired, &BTreeMap::from([(gpu(1), phase)]));
         assert!(steps.len() <= 1 && steps.iter().all(|(of, _)| *of == gpu(1)), "{steps:?}");
         steps.first().map(|(_, step)| *step)
     }
 
-    /// A time, and one shortly after it.
+    /// Returns a time and one shortly after it.
     fn times() -> (Instant, Instant) {
         let now = Instant::now();
         (now, now + Duration::from_millis(1))
     }
 
     #[test]
-    fn a_gpu_that_is_wanted_gets_a_daemon_and_one_that_is_not_loses_what_was_left() {
+    fn starts_wanted_daemon_and_removes_unwanted_directory() {
         let (now, later) = times();
-        let phases = BTreeMap::from([(gpu(2), Phase::Down { until: later })]);
+        let phases = BTreeMap::from([(gpu(2), Phase::Down { start_at: later })]);
         assert_eq!(plan(now, &run(&[1]), &phases), [(gpu(2), Step::Remove), (gpu(1), Step::Start)]);
     }
 
     #[test]
-    fn one_that_ended_is_started_again_when_its_time_has_come() {
+    fn exited_daemon_restarts_after_delay() {
         let (now, later) = times();
-        let down = Phase::Down { until: later };
+        let down = Phase::Down { start_at: later };
         assert_eq!([now, later].map(|at| next(at, &run(&[1]), down)), [None, Some(Step::Start)]);
     }
 
     #[test]
-    fn one_that_starts_is_asked_until_it_has_taken_too_long() {
+    fn starting_daemon_is_checked_until_timeout() {
         let (now, later) = times();
-        let starting = |ask_at| Phase::Starting { kill_at: later, ask_at };
-        assert_eq!(next(now, &run(&[1]), starting(Some(now))), Some(Step::Ask));
+        let starting = |check_at| Phase::Starting { kill_at: later, check_at };
+        assert_eq!(next(now, &run(&[1]), starting(Some(now))), Some(Step::CheckHealth));
         assert_eq!(next(now, &run(&[1]), starting(Some(later))), None);
-        assert_eq!(next(now, &run(&[1]), starting(None)), None, "a question is open");
-        let killed = Some(Step::Kill(Why::NeverAnswered, Then::Restart));
+        assert_eq!(next(now, &run(&[1]), starting(None)), None, "a check is running");
+        let killed = Some(Step::Kill(KillReason::StartTimeout, AfterExit::Restart));
         assert_eq!(next(later, &run(&[1]), starting(Some(now))), killed);
     }
 
     #[test]
-    fn one_that_is_ready_is_killed_after_three_silences() {
+    fn ready_daemon_is_killed_after_three_missed_checks() {
         let (now, _) = times();
-        let ready = |silences| Phase::Ready { ask_at: Some(now), silences };
-        assert_eq!(next(now, &run(&[1]), ready(2)), Some(Step::Ask));
-        assert_eq!(next(now, &run(&[1]), ready(3)), Some(Step::Kill(Why::Silent, Then::Restart)));
+        let ready = |missed_checks| Phase::Ready { check_at: Some(now), missed_checks };
+        assert_eq!(next(now, &run(&[1]), ready(2)), Some(Step::CheckHealth));
+        assert_eq!(
+            next(now, &run(&[1]), ready(3)),
+            Some(Step::Kill(KillReason::Unresponsive, AfterExit::Restart))
+        );
     }
 
     #[test]
-    fn one_that_nobody_wants_is_told_to_quit_then_killed_then_removed() {
+    fn unwanted_daemon_quits_is_killed_then_removed() {
         let (now, later) = times();
         for running in [
-            Phase::Starting { kill_at: now, ask_at: Some(now) },
-            Phase::Ready { ask_at: Some(now), silences: 3 },
+            Phase::Starting { kill_at: now, check_at: Some(now) },
+            Phase::Ready { check_at: Some(now), missed_checks: 3 },
         ] {
-            assert_eq!(next(now, &run(&[]), running), Some(Step::Quit(Then::Remove)));
+            assert_eq!(next(now, &run(&[]), running), Some(Step::Quit(AfterExit::Remove)));
         }
-        let quitting = Phase::Quitting { kill_at: later, then: Then::Remove };
-        let killed = Some(Step::Kill(Why::DoesNotQuit, Then::Remove));
+        let quitting = Phase::Quitting { kill_at: later, after: AfterExit::Remove };
+        let killed = Some(Step::Kill(KillReason::StopTimeout, AfterExit::Remove));
         assert_eq!([now, later].map(|at| next(at, &run(&[]), quitting)), [None, killed]);
-        assert_eq!(next(later, &run(&[]), Phase::Killed { then: Then::Remove }), None);
-        assert_eq!(next(now, &run(&[]), Phase::Doomed { until: now }), Some(Step::Remove));
+        assert_eq!(next(later, &run(&[]), Phase::Killed { after: AfterExit::Remove }), None);
+        assert_eq!(next(now, &run(&[]), Phase::Removing { retry_at: now }), Some(Step::Remove));
     }
 
     #[test]
-    fn one_that_is_wanted_again_too_late_is_removed_first() {
+    fn quitting_daemon_is_removed_before_restart() {
         let (now, later) = times();
-        let quitting = Phase::Quitting { kill_at: later, then: Then::Remove };
+        let quitting = Phase::Quitting { kill_at: later, after: AfterExit::Remove };
         assert_eq!(next(now, &run(&[1]), quitting), None);
-        assert_eq!(next(now, &run(&[1]), Phase::Doomed { until: now }), Some(Step::Remove));
+        assert_eq!(next(now, &run(&[1]), Phase::Removing { retry_at: now }), Some(Step::Remove));
     }
 
     #[test]
-    fn a_keeper_that_stops_has_daemons_quit_and_leaves_directories_and_starts_nothing() {
+    fn shutdown_quits_daemons_and_keeps_directories() {
         let (now, _) = times();
-        assert_eq!(plan(now, &Wish::Stop, &BTreeMap::new()), []);
-        let ready = Phase::Ready { ask_at: Some(now), silences: 0 };
-        assert_eq!(next(now, &Wish::Stop, ready), Some(Step::Quit(Then::Leave)));
-        for down in [Phase::Down { until: now }, Phase::Doomed { until: now }] {
-            assert_eq!((next(now, &Wish::Stop, down), down.is_running()), (None, false));
+        assert_eq!(plan(now, &DesiredState::Stop, &BTreeMap::new()), []);
+        let ready = Phase::Ready { check_at: Some(now), missed_checks: 0 };
+        assert_eq!(next(now, &DesiredState::Stop, ready), Some(Step::Quit(AfterExit::Keep)));
+        for down in [Phase::Down { start_at: now }, Phase::Removing { retry_at: now }] {
+            assert_eq!((next(now, &DesiredState::Stop, down), down.is_running()), (None, false));
         }
     }
 }

@@ -1,30 +1,30 @@
-//! From flags to a keeper, and from a signal to its end.
+//! Runs the supervisor from parsed flags until a signal.
 
 use tessera_runtime::{log, signals::stop_on_signal};
 
 use crate::{
-    args::Args,
-    keeper::{self, Settings},
+    args::MpsArgs,
+    supervisor::{self, SupervisorSettings},
 };
 
-/// Keeps daemons until SIGTERM or SIGINT.
+/// Supervises the daemons until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// What keeps it from starting.
-pub fn run(args: Args) -> anyhow::Result<()> {
+/// Returns the error that prevents the start.
+pub fn run(args: MpsArgs) -> anyhow::Result<()> {
     log::start(args.log_format);
-    // This thread starts the daemons, and they die with it.
+    // This thread starts the daemons, and they are killed when it exits.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let stop = stop_on_signal("stopping, and the MPS daemons with it")?;
-        keeper::keep(settings(args), stop).await?;
+        let stop = stop_on_signal("stopping tessera-mps and its MPS daemons")?;
+        supervisor::supervise(settings(args), stop).await?;
         tracing::info!("stopped");
         Ok(())
     })
 }
 
-fn settings(args: Args) -> Settings {
-    let Args {
+fn settings(args: MpsArgs) -> SupervisorSettings {
+    let MpsArgs {
         state_dir,
         driver_root,
         mps_control,
@@ -38,7 +38,7 @@ fn settings(args: Args) -> Settings {
         log_format: _,
         stage: _,
     } = args;
-    Settings {
+    SupervisorSettings {
         state_dir,
         driver_root,
         mps_control,

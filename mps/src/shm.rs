@@ -1,7 +1,7 @@
-//! The shared memory of one GPU's tenants: a tmpfs that they and their daemon see at `/dev/shm`.
+//! Shared memory of one GPU's tenants: a tmpfs that they and their daemon have at `/dev/shm`.
 //!
-//! An MPS server and its clients map files of `/dev/shm`. One tmpfs for each GPU, so that nobody
-//! sees those of another GPU's tenants.
+//! An MPS server and its clients map files of `/dev/shm`. Each GPU has a tmpfs of its own, so that
+//! its tenants cannot see the files of another GPU's tenants.
 
 use std::{fmt, io, path::Path, str::FromStr};
 
@@ -10,25 +10,27 @@ use tessera_api::quantity::Quantity;
 
 use crate::tmpfs;
 
-/// How much the tmpfs holds at most. Nothing is set aside.
+/// Maximum size of the tmpfs. No memory is reserved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShmSize {
-    /// Of the machine's memory, in percent.
+    /// Percent of the node's memory.
     Percent(u8),
-    /// In bytes.
+    /// Bytes.
     Bytes(u64),
 }
 
 impl Default for ShmSize {
-    /// The kernel's own for a tmpfs.
+    /// Returns the kernel's default for a tmpfs.
     fn default() -> Self {
         Self::Percent(50)
     }
 }
 
-/// A size that is none.
+/// Error of an invalid size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("write an amount such as 8Gi, bytes, or a share of the machine's memory from 1% to 100%")]
+#[error(
+    "invalid size: use a quantity such as 8Gi, a number of bytes, or 1% to 100% of the node's memory"
+)]
 pub struct ShmSizeError;
 
 impl FromStr for ShmSize {
@@ -39,7 +41,7 @@ impl FromStr for ShmSize {
             let percent = percent.parse().ok().filter(|percent| (1..=100).contains(percent));
             return percent.map(Self::Percent).ok_or(ShmSizeError);
         }
-        // To tmpfs, 0 is without limit.
+        // tmpfs reads 0 as "no limit".
         let bytes = Quantity::parse(text)
             .ok()
             .and_then(|quantity| quantity.bytes())
@@ -49,7 +51,7 @@ impl FromStr for ShmSize {
 }
 
 impl fmt::Display for ShmSize {
-    /// As tmpfs reads it, too.
+    /// Writes the size as a tmpfs mount option has it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Percent(percent) => write!(f, "{percent}%"),
@@ -58,12 +60,12 @@ impl fmt::Display for ShmSize {
     }
 }
 
-/// Mounts it, unless it is there.
+/// Mounts the shared memory, unless it is mounted already.
 ///
 /// # Errors
-/// As [`tmpfs::mount`].
+/// Returns the errors of [`tmpfs::mount`].
 pub(crate) fn mount(target: &Path, size: ShmSize) -> io::Result<()> {
-    // As /dev/shm is everywhere: anybody makes files there, and removes their own.
+    // Mode of every /dev/shm: all users create files and remove their own.
     tmpfs::mount(target, &format!("size={size},mode=1777"), MountFlags::empty())
 }
 
@@ -72,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_size_is_an_amount_or_a_share_of_the_machines_memory() {
+    fn parses_quantity_bytes_or_percent() {
         for (text, size) in [
             ("50%", ShmSize::Percent(50)),
             ("8Gi", ShmSize::Bytes(8 << 30)),

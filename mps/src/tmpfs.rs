@@ -1,6 +1,7 @@
-//! Directories of a daemon that tenants or the daemon write to: each a tmpfs of its own, so that
-//! they fill nothing but that, and so that what they made there goes with it, without anybody
-//! walking it.
+//! tmpfs mounts of a daemon.
+//!
+//! Each directory that tenants or the daemon write to is a tmpfs of its own. Writers can fill only
+//! that tmpfs, and unmounting removes their files without a recursive walk.
 
 use std::{ffi::CString, io, path::Path};
 
@@ -10,23 +11,23 @@ use rustix::{
     mount::{MountFlags, UnmountFlags},
 };
 
-/// Mounts a tmpfs with such options, unless there is one.
+/// Mounts a tmpfs with `options`, unless one is mounted already.
 ///
 /// # Errors
-/// What the kernel says; `EPERM` where the process may not mount.
-pub(crate) fn mount(target: &Path, options: &str, further: MountFlags) -> io::Result<()> {
+/// Returns the error of the kernel; `EPERM` if the process may not mount.
+pub(crate) fn mount(target: &Path, options: &str, extra_flags: MountFlags) -> io::Result<()> {
     if is_mounted(target)? {
         return Ok(());
     }
     let options = CString::new(options)?;
-    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC | further;
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC | extra_flags;
     Ok(rustix::mount::mount("tessera-mps", target, "tmpfs", flags, options.as_c_str())?)
 }
 
-/// Detaches the tmpfs. Containers that have it keep it until they end.
+/// Detaches the tmpfs. Containers that have it mounted keep it until they exit.
 ///
 /// # Errors
-/// What the kernel says.
+/// Returns the error of the kernel.
 pub(crate) fn unmount(target: &Path) -> io::Result<()> {
     while is_mounted(target)? {
         rustix::mount::unmount(target, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?;
@@ -42,12 +43,12 @@ fn is_mounted(target: &Path) -> io::Result<bool> {
     }
 }
 
-/// An error where the kernel does not know: whoever took that for no would mount another one over
-/// it each time.
+/// Returns true if the path is the root of a mount, and an error if the kernel does not report it.
+///
+/// Reading that as "no" would stack one more mount at each call.
 fn is_mount_root(stat: &Statx) -> io::Result<bool> {
     if !stat.stx_attributes_mask.contains(StatxAttributes::MOUNT_ROOT) {
-        let needed =
-            "the kernel does not say what is mounted (STATX_ATTR_MOUNT_ROOT): Linux 5.8 is needed";
+        let needed = "cannot detect mounts: STATX_ATTR_MOUNT_ROOT needs Linux 5.8 or newer";
         return Err(io::Error::new(io::ErrorKind::Unsupported, needed));
     }
     Ok(stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
@@ -58,17 +59,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kernel_that_does_not_say_what_is_mounted_is_an_error() {
+    fn fails_on_kernel_without_mount_root_attribute() {
         let mut stat =
             rustix::fs::statx(CWD, "/", AtFlags::empty(), StatxFlags::TYPE).expect("there");
-        let mut says = |mask, attributes| {
+        let mut is_root = |mask, attributes| {
             (stat.stx_attributes_mask, stat.stx_attributes) = (mask, attributes);
             is_mount_root(&stat)
         };
         let (root, none) = (StatxAttributes::MOUNT_ROOT, StatxAttributes::empty());
-        assert!(says(root, root).expect("it says so"));
-        assert!(!says(root, none).expect("it says so"));
-        let error = says(none, none).expect_err("it does not say");
+        assert!(is_root(root, root).expect("reported"));
+        assert!(!is_root(root, none).expect("reported"));
+        let error = is_root(none, none).expect_err("not reported");
         assert!(error.to_string().contains("Linux 5.8"), "{error}");
     }
 }

@@ -1,5 +1,5 @@
-//! What a server makes of the `:authority` of a request over a unix socket, spoken as raw HTTP/2:
-//! no Rust client would send the wrong ones.
+//! Handling of the `:authority` of requests over a Unix socket. The tests send raw HTTP/2, because
+//! no Rust client sends an invalid authority.
 
 use std::{
     io::{Read, Write},
@@ -45,7 +45,7 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// HPACK "literal header field without indexing, new name", uncompressed strings.
+/// Appends an HPACK "literal header field without indexing, new name" with uncompressed strings.
 fn header(block: &mut Vec<u8>, name: &str, value: &str) {
     block.push(0);
     for text in [name, value] {
@@ -56,9 +56,9 @@ fn header(block: &mut Vec<u8>, name: &str, value: &str) {
     }
 }
 
-/// Sends one GetInfo with this authority and returns the kinds of frame that came back on its
-/// stream, up to the one that decides: headers with a body, or a reset.
-fn answer_to(socket: &Path, authority: Option<&str>) -> Vec<u8> {
+/// Sends one GetInfo with this authority. Returns the kinds of the frames on its stream, up to the
+/// first body or reset.
+fn response_frames(socket: &Path, authority: Option<&str>) -> Vec<u8> {
     let mut block = Vec::new();
     header(&mut block, ":method", "POST");
     header(&mut block, ":scheme", "http");
@@ -70,11 +70,11 @@ fn answer_to(socket: &Path, authority: Option<&str>) -> Vec<u8> {
     header(&mut block, "te", "trailers");
 
     let mut connection = UnixStream::connect(socket).expect("a connection");
-    connection.set_read_timeout(Some(Duration::from_secs(20))).expect("a time-out");
+    connection.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
     let mut request = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
     request.extend(frame(SETTINGS, 0, 0, &[]));
     request.extend(frame(HEADERS, END_HEADERS, 1, &block));
-    // gRPC framing: not compressed, message of no bytes.
+    // gRPC framing: not compressed, empty message.
     request.extend(frame(DATA, END_STREAM, 1, &[0; 5]));
     connection.write_all(&request).expect("a request");
 
@@ -94,7 +94,7 @@ fn answer_to(socket: &Path, authority: Option<&str>) -> Vec<u8> {
     }
 }
 
-/// Serves in a thread of its own; the socket is there when this returns.
+/// Serves in a background thread; the socket exists when this returns.
 fn serve(directory: &Path) -> PathBuf {
     let socket = directory.join("reg.sock");
     let listener = std::os::unix::net::UnixListener::bind(&socket).expect("a socket");
@@ -113,26 +113,33 @@ fn serve(directory: &Path) -> PathBuf {
 }
 
 #[test]
-fn the_authorities_of_the_kubelet_are_served() {
+fn kubelet_authorities_are_served() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let socket = serve(directory.path());
-    // To the DRA socket, and to a registration socket with an `@` in its name.
+    // Authorities of the DRA socket and of a registration socket with an `@` in its name.
     for authority in
         ["localhost", "%2Fvar%2Flib%2Fkubelet%2Fplugins_registry%2Fgpu.example@reg.sock"]
     {
-        assert_eq!(answer_to(&socket, Some(authority)), [HEADERS, DATA], "authority {authority:?}");
+        assert_eq!(
+            response_frames(&socket, Some(authority)),
+            [HEADERS, DATA],
+            "authority {authority:?}"
+        );
     }
 }
 
 #[test]
-fn a_socket_path_as_authority_is_reset_before_any_handler() {
+fn socket_path_as_authority_resets_the_stream() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let socket = serve(directory.path());
-    // Should one of these begin to pass, clients without `-authority localhost` have become
-    // welcome.
+    // If one of these begins to pass, clients without `-authority localhost` are supported.
     for authority in
         ["%2Fvar%2Flib%2Fkubelet%2Fplugins%2Fdra.sock", "/var/lib/kubelet/plugins/dra.sock", ""]
     {
-        assert_eq!(answer_to(&socket, Some(authority)), [RST_STREAM], "authority {authority:?}");
+        assert_eq!(
+            response_frames(&socket, Some(authority)),
+            [RST_STREAM],
+            "authority {authority:?}"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! Every service, served and called over a unix socket the way the kubelet calls it.
+//! Tests of every service over a Unix socket, with the calls of the kubelet.
 
 use std::{collections::HashMap, path::Path};
 
@@ -132,7 +132,7 @@ macro_rules! health_service {
 health_service!(health_v1);
 health_service!(health_v1alpha1);
 
-/// A server of all five services at `socket`, for as long as the runtime lives.
+/// Serves all five services at `socket` while the runtime runs.
 fn serve(socket: &Path) {
     let listener = UnixListener::bind(socket).expect("a socket in a new directory");
     let server = Server::builder()
@@ -152,7 +152,7 @@ async fn connect(socket: &Path) -> Channel {
     Endpoint::from_shared(address).expect("an address").connect().await.expect("a connection")
 }
 
-/// A served directory and a connected channel.
+/// Returns a served directory and a connected channel.
 async fn served() -> (tempfile::TempDir, Channel) {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let socket = directory.path().join("dra.sock");
@@ -162,7 +162,7 @@ async fn served() -> (tempfile::TempDir, Channel) {
 }
 
 #[tokio::test]
-async fn registration_answers_and_hears_the_outcome() {
+async fn registration_returns_info_and_receives_status() {
     let (_directory, channel) = served().await;
     let mut client = registration::registration_client::RegistrationClient::new(channel);
 
@@ -173,13 +173,15 @@ async fn registration_answers_and_hears_the_outcome() {
         plugin_registered: false,
         error: "no such version".into(),
     };
-    let error =
-        client.notify_registration_status(failed).await.expect_err("the stand-in refuses it");
+    let error = client
+        .notify_registration_status(failed)
+        .await
+        .expect_err("the fake plugin returns an error");
     assert_eq!(error.message(), "no such version");
 }
 
 #[tokio::test]
-async fn dra_v1_carries_the_share_id_of_each_claim() {
+async fn dra_v1_returns_share_id_of_each_claim() {
     let (_directory, channel) = served().await;
     let mut client = dra_v1::dra_plugin_client::DraPluginClient::new(channel);
     let claim =
@@ -210,7 +212,7 @@ async fn both_dra_versions_are_served_on_one_socket() {
 }
 
 #[tokio::test]
-async fn both_health_versions_stream() {
+async fn both_health_versions_stream_messages() {
     let (_directory, channel) = served().await;
 
     let mut client =
@@ -232,7 +234,7 @@ async fn both_health_versions_stream() {
 }
 
 #[test]
-fn service_names_are_those_that_the_kubelet_calls() {
+fn service_names_match_kubelet() {
     assert_eq!(registration::registration_server::SERVICE_NAME, "pluginregistration.Registration");
     assert_eq!(dra_v1::dra_plugin_server::SERVICE_NAME, "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin");
     assert_eq!(
@@ -247,7 +249,7 @@ fn service_names_are_those_that_the_kubelet_calls() {
 }
 
 #[test]
-fn a_device_is_encoded_with_the_field_numbers_of_the_kubelet() {
+fn device_encoding_matches_kubelet_field_numbers() {
     let device = dra_v1::Device {
         request_names: vec!["r".into()],
         pool_name: "p".into(),

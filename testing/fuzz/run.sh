@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Fuzzes each target for so many minutes: testing/fuzz/run.sh 5. What is found stays in testing/fuzz/corpus for the next time; an input that breaks
-# something is kept in testing/fuzz/artifacts, and its target ends there.
+# Fuzzes each target for the given minutes: testing/fuzz/run.sh 5. The corpus is kept in testing/fuzz/corpus. An
+# input that crashes a target is kept in testing/fuzz/artifacts, and the target ends.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
-readonly minutes=${1:?how many minutes for each target}
+readonly minutes=${1:?minutes per target}
 
 if ! cargo +nightly --version >/dev/null 2>&1 || ! cargo fuzz --version >/dev/null 2>&1; then
   echo "fuzzing needs nightly Rust and cargo-fuzz: rustup toolchain install nightly && cargo install cargo-fuzz --locked" >&2

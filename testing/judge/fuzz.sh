@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Fresh random cases of upstream's allocator, all profiles, answered by ours, until the time is up or an answer differs.
+# Compares fresh random cases of upstream's allocator, of all profiles, with Tessera's until the time is up or a
+# result differs.
 #
 #   fuzz.sh ORACLE CONFORMANCE   the two programs (make fuzz-allocator builds them)
 #
-# MINUTES: how long (default 10). SEED: the first seed (default: from the clock); it is printed, and repeats a run.
+# MINUTES: duration (default 10). SEED: first seed (default: from the clock); it is printed and reproduces a run.
 # COUNT: cases of each profile and seed (default 60).
-# Other policies than first fit are compared by outcome, and their fits are replayed on upstream.
+# Policies other than first fit are compared by outcome, and their allocations are replayed on upstream.
 set -euo pipefail
 
 oracle=${1:?path of the oracle}
@@ -33,7 +34,7 @@ differs() {
   local golden=$1 policy=$2 kept
   kept=${TMPDIR:-/tmp}/fuzz-allocator-$seed.jsonl
   cp "$golden" "$kept"
-  echo "policy $policy differs from upstream: seed $seed; the cases are in $kept" >&2
+  echo "policy $policy differs from upstream: seed $seed; cases saved to $kept" >&2
   exit 1
 }
 
@@ -44,11 +45,11 @@ while [ "$SECONDS" -lt "$end" ]; do
   golden=$work/golden.jsonl
   : >"$golden"
   for profile in "${profiles[@]}"; do
-    # The oracle makes no case on which upstream contradicts itself: then there is nothing to compare with.
+    # The oracle skips a case if upstream contradicts itself, because there is nothing to compare with.
     if "$oracle" generate --seed "$seed" --count "$count" --profile "$profile" >"$work/profile.jsonl" 2>"$work/log"; then
       cat "$work/profile.jsonl" >>"$golden"
     else
-      echo "seed $seed, profile $profile left out: $(tail -1 "$work/log")"
+      echo "seed $seed, profile $profile skipped: $(tail -1 "$work/log")"
     fi
   done
   "$conformance" --policy first-fit "$golden" >"$work/log" || {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Regenerates the golden files with Kubernetes' own allocator: the cases of the conformance suite, as many of each profile as
-# testing/data/conformance/manifest.tsv says, and the outcomes of selectors.
+# Regenerates the golden files with Kubernetes' allocator: the cases of the conformance suite, with the
+# number of each profile in testing/data/conformance/manifest.tsv, and the outcomes of selectors.
 #
 #   goldens.sh check ORACLE    fails if a regenerated file differs from the stored one by a byte (make goldens-check)
 #   goldens.sh write ORACLE    writes the files (make goldens)
@@ -16,14 +16,14 @@ cases=$repository/testing/data/conformance
 selectors=$repository/allocator/tests/golden/selectors.tsv
 
 command -v python3 >/dev/null || {
-  echo "python3 is missing: traps.py needs it" >&2
+  echo "python3 not found, which traps.py needs" >&2
   exit 1
 }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/cases"
 
-# The profiles of the oracle and the hand-made cases are all in the manifest, and nothing else is.
+# The manifest must have exactly the profiles of the oracle and the hand-made cases.
 diff --label "profiles of the oracle" --label "$cases/manifest.tsv" \
   <({ "$oracle" generate --profile list && echo traps; } | sort) <(cut -f 1 "$cases/manifest.tsv" | sort)
 while IFS=$'\t' read -r profile count; do
@@ -50,17 +50,17 @@ check)
     }
   done
   if [ "$differing" -gt 0 ]; then
-    echo "$differing golden files differ from what upstream answers; make goldens writes them" >&2
+    echo "$differing golden files differ from upstream's results; regenerate them with make goldens" >&2
     exit 1
   fi
-  echo "$(cat "$work"/cases/*.jsonl | wc -l) golden cases and $(wc -l <"$selectors") selectors are as upstream answers"
+  echo "$(cat "$work"/cases/*.jsonl | wc -l) golden cases and $(wc -l <"$selectors") selectors match upstream's results"
   ;;
 write)
   cp "$work"/cases/*.jsonl "$cases/"
   cp "$work/selectors.tsv" "$selectors"
   ;;
 *)
-  echo "goldens.sh: \`$action\` is neither check nor write" >&2
+  echo "goldens.sh: invalid action \`$action\`: expected check or write" >&2
   exit 2
   ;;
 esac

@@ -71,10 +71,10 @@ func main() {
 	}
 }
 
-// useVariants keeps the "stable" variant out: with the default features of 1.37
-// upstream picks "incubating", and that is the semantics we want even for
-// scenarios which switch features off. "experimental" is picked when a scenario
-// asks for an alpha feature.
+// useVariants disables the "stable" variant. With the default features of 1.37
+// upstream selects "incubating", whose semantics are also used for scenarios that
+// disable features. "experimental" is selected if a scenario enables an alpha
+// feature.
 func useVariants() { structured.EnableAllocators("incubating", "experimental") }
 
 // answer is one line of output of "allocate", and one line of input of "compare".
@@ -233,7 +233,7 @@ func cmdCheck(args []string) error {
 		if err := solve(&fresh, 0); err != nil {
 			return fmt.Errorf("%s: %w", s.Name, err)
 		}
-		// What we compare with went through JSON, so do the same.
+		// The golden results went through JSON, so convert these, too.
 		fresh.Results = clone(fresh.Results)
 		nodes += len(s.Results)
 		for _, err := range compareAll(s, fresh.Results, "L2") {
@@ -258,7 +258,7 @@ func cmdCheck(args []string) error {
 	})
 	fmt.Printf("%d cases, %d node results, %d fits replayed, %d problems\n", cases, nodes, replayed, bad)
 	if err == nil && bad > 0 {
-		err = fmt.Errorf("%d problems", bad)
+		err = fmt.Errorf("%d checks failed", bad)
 	}
 	return err
 }
@@ -310,7 +310,7 @@ func cmdCompare(args []string) error {
 	missing := len(golden) - len(seen)
 	fmt.Printf("%s: %d cases agree, %d differ, %d without answer; %d node results with a worse firstAvailable choice than upstream\n", *level, good, bad, missing, worse)
 	if bad+missing > 0 {
-		return fmt.Errorf("not equal")
+		return fmt.Errorf("answers differ")
 	}
 	return nil
 }

@@ -31,7 +31,7 @@ func selectorDevice() resourceapi.Device {
 	}
 }
 
-// selectorScenario has one request for one device with that selector.
+// selectorScenario has one request for one device with the selector.
 func selectorScenario(expression string) *Scenario {
 	node := "n0"
 	request := resourceapi.DeviceRequest{
@@ -63,8 +63,8 @@ func selectorScenario(expression string) *Scenario {
 	}
 }
 
-// cmdSelectors reads lines OUTCOME<TAB>EXPRESSION and writes them with the
-// outcome of upstream; the outcome that was read does not matter.
+// cmdSelectors reads lines OUTCOME<TAB>EXPRESSION and writes them with upstream's
+// outcome; it ignores the outcome that was read.
 func cmdSelectors() error {
 	w := bufio.NewWriter(os.Stdout)
 	defer w.Flush()
@@ -73,7 +73,7 @@ func cmdSelectors() error {
 	for lines.Scan() {
 		_, expression, found := strings.Cut(lines.Text(), "\t")
 		if !found {
-			return fmt.Errorf("not OUTCOME<TAB>EXPRESSION: %q", lines.Text())
+			return fmt.Errorf("expected OUTCOME<TAB>EXPRESSION, got %q", lines.Text())
 		}
 		s := selectorScenario(expression)
 		if err := solve(s, 0); err != nil {

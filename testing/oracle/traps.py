@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Hand-made cases for semantics which are easily got wrong, one per trap.
-usage: traps.py | oracle solve > traps.jsonl        (the note says what to expect; goldens.sh does it)"""
+"""Hand-made cases for semantics that are easily implemented incorrectly, one per trap.
+usage: traps.py | oracle solve > traps.jsonl        (the note has the expected result; goldens.sh runs this)"""
 import json
 
 D = "gpu.example.com"

@@ -1,5 +1,5 @@
-//! Names and values as numbers, so that comparing and looking up what forty thousand devices have
-//! in common costs little.
+//! Interning of names and values: comparing properties shared by tens of thousands of devices is
+//! cheap.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,16 +8,16 @@ use foldhash::fast::FixedState;
 use tessera_api::names::{DriverName, attribute};
 
 use crate::fragmentation::GpuType;
-use crate::model::{Attribute, Device};
+use crate::model::{Attribute, Device, Slice};
 
-/// A map whose keys we have made ourselves.
+/// A map without protection against chosen keys; used for internally generated keys.
 pub(crate) type FastMap<K, V> = HashMap<K, V, FixedState>;
 
-/// The fully qualified name of an attribute.
+/// Interned fully qualified name of an attribute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct NameId(u32);
 
-/// The value of an attribute.
+/// Interned value of an attribute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ValueId(u32);
 
@@ -28,7 +28,7 @@ impl NameId {
 }
 
 impl ValueId {
-    /// The attribute is not there.
+    /// The device does not have the attribute.
     pub(crate) const ABSENT: Self = Self(0);
 
     pub(crate) fn number(self) -> u32 {
@@ -36,12 +36,11 @@ impl ValueId {
     }
 }
 
-/// What a device offers to anybody who looks at neither its name nor its attributes nor its
-/// counters.
+/// Id of a device profile: properties of a device apart from names, attributes and counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct OfferId(u32);
+pub(crate) struct ProfileId(u32);
 
-impl OfferId {
+impl ProfileId {
     pub(crate) fn number(self) -> u32 {
         self.0
     }
@@ -51,60 +50,69 @@ impl OfferId {
     }
 }
 
-/// An offer: one device stands for all that have it.
+/// A device profile, represented by one device that has it.
 #[derive(Debug)]
-pub(crate) struct Offer {
+pub(crate) struct DeviceProfile {
     pub(crate) device: Arc<Device>,
-    /// Its capacities in nanounits, in the order of their names.
+    /// Capacities in nano-units, in the order of names.
     pub(crate) capacity: Box<[i128]>,
 }
 
-/// A device in numbers.
+/// A device with interned properties.
 #[derive(Debug, Clone)]
 pub(crate) struct CompiledDevice {
     pub(crate) device: Arc<Device>,
-    pub(crate) offer: OfferId,
-    /// Its type: devices of one driver and product have one.
+    pub(crate) profile: ProfileId,
+    /// GPU type: devices of one driver and product share one.
     pub(crate) kind: GpuType,
-    /// Its attributes, sorted by name.
+    /// Attributes, sorted by name.
     attributes: Box<[(NameId, ValueId)]>,
-    /// Nothing may be concluded from it for others: an attribute is published twice, with and
-    /// without its domain, or is of a kind on which every selector fails.
-    pub(crate) irregular: bool,
+    /// Selector results cannot be shared with other devices: an attribute is published twice, with
+    /// and without its domain, or has a type for which every selector fails.
+    pub(crate) is_irregular: bool,
 }
 
 impl CompiledDevice {
-    /// The value of an attribute.
+    /// Returns the value of an attribute.
     pub(crate) fn attribute(&self, name: NameId) -> ValueId {
         let found = self.attributes.iter().find(|(known, _)| *known == name);
         found.map_or(ValueId::ABSENT, |(_, value)| *value)
     }
 
-    /// Names and values of all attributes.
+    /// Returns names and values of all attributes.
     pub(crate) fn attributes(&self) -> &[(NameId, ValueId)] {
         &self.attributes
     }
 }
 
-/// All numbers that have been given.
+/// A slice with interned devices.
+#[derive(Debug)]
+pub(crate) struct CompiledSlice {
+    pub(crate) slice: Arc<Slice>,
+    /// Interned driver name.
+    pub(super) driver: u32,
+    pub(crate) devices: Vec<CompiledDevice>,
+}
+
+/// All interned names and values.
 #[derive(Debug, Default)]
 pub(crate) struct Interner {
     names: FastMap<Box<str>, NameId>,
     domains: Vec<Box<str>>,
-    /// Per driver the names as published.
+    /// Interned published names, per driver.
     published: FastMap<DriverName, FastMap<Box<str>, NameId>>,
     drivers: FastMap<DriverName, u32>,
     values: FastMap<Attribute, ValueId>,
     by_value: Vec<Attribute>,
-    offers: Vec<Arc<Offer>>,
-    /// Types by driver and product, in the order in which they were met.
+    profiles: Vec<Arc<DeviceProfile>>,
+    /// GPU types by driver and product, in the order of first use.
     kinds: FastMap<(u32, ValueId), GpuType>,
-    /// Offers by what distinguishes most of them: how much there is of each capacity.
-    by_capacity: FastMap<Box<[i128]>, Vec<OfferId>>,
+    /// Profiles by their capacities, which distinguish most of them.
+    by_capacity: FastMap<Box<[i128]>, Vec<ProfileId>>,
 }
 
 impl Interner {
-    /// The number of a fully qualified name.
+    /// Interns a fully qualified name.
     pub(crate) fn name(&mut self, qualified: &str) -> NameId {
         if let Some(known) = self.names.get(qualified) {
             return *known;
@@ -115,7 +123,7 @@ impl Interner {
         id
     }
 
-    /// The number of a driver.
+    /// Interns a driver name.
     pub(crate) fn driver(&mut self, driver: &DriverName) -> u32 {
         if let Some(known) = self.drivers.get(driver) {
             return *known;
@@ -125,12 +133,12 @@ impl Interner {
         number
     }
 
-    /// The domain of a name.
+    /// Returns the domain of a name.
     pub(crate) fn domain(&self, name: NameId) -> &str {
         &self.domains[name.0 as usize]
     }
 
-    /// The number of a value that some device has.
+    /// Returns the id of a value if some device has it.
     pub(crate) fn known_value(&self, value: &Attribute) -> Option<ValueId> {
         self.values.get(value).copied()
     }
@@ -145,30 +153,32 @@ impl Interner {
         id
     }
 
-    /// The value behind a number.
+    /// Returns the value of an id.
     pub(crate) fn value_of(&self, id: ValueId) -> Option<&Attribute> {
         self.by_value.get((id.0 as usize).checked_sub(1)?)
     }
 
-    /// How much is remembered: values, names (claims bring some too) and, which are larger, offers.
+    /// Returns the weighted number of entries: values, names (some come from claims) and profiles,
+    /// which are larger.
     pub(crate) fn size(&self) -> usize {
-        self.by_value.len() + self.domains.len() + 32 * self.offers.len()
+        self.by_value.len() + self.domains.len() + 32 * self.profiles.len()
     }
 
-    pub(crate) fn offer(&self, id: OfferId) -> &Arc<Offer> {
-        &self.offers[id.index()]
+    pub(crate) fn profile(&self, id: ProfileId) -> &Arc<DeviceProfile> {
+        &self.profiles[id.index()]
     }
 
-    /// Puts a device into numbers. `last` is the device before it, which mostly offers the same.
+    /// Interns a device. `last` is the previous device of the slice, which often has the same
+    /// profile.
     pub(crate) fn device(
         &mut self,
         driver: &DriverName,
         device: &Arc<Device>,
         last: Option<&CompiledDevice>,
     ) -> CompiledDevice {
-        let offer = match last {
-            Some(last) if last.device.same_offer(device) => last.offer,
-            _ => self.offer_of(device),
+        let profile = match last {
+            Some(last) if last.device.has_same_profile(device) => last.profile,
+            _ => self.profile_of(device),
         };
         let mut attributes = Vec::with_capacity(device.attributes.len());
         let mut irregular = false;
@@ -185,14 +195,14 @@ impl Interner {
         };
         CompiledDevice {
             device: Arc::clone(device),
-            offer,
+            profile,
             kind,
             attributes: attributes.into(),
-            irregular,
+            is_irregular: irregular,
         }
     }
 
-    /// Devices that do not say which product they are count as one.
+    /// Returns the GPU type. Devices without a product name share one type per driver.
     fn kind(&mut self, driver: &DriverName, device: &Device) -> GpuType {
         let product = device
             .attributes
@@ -215,16 +225,17 @@ impl Interner {
         id
     }
 
-    fn offer_of(&mut self, device: &Arc<Device>) -> OfferId {
+    fn profile_of(&mut self, device: &Arc<Device>) -> ProfileId {
         let capacity: Box<[i128]> = device.capacity.values().map(|c| c.value.nano()).collect();
         let alike = self.by_capacity.entry(capacity.clone()).or_default();
-        let known = alike.iter().find(|id| self.offers[id.index()].device.same_offer(device));
+        let known =
+            alike.iter().find(|id| self.profiles[id.index()].device.has_same_profile(device));
         if let Some(known) = known {
             return *known;
         }
-        let id = OfferId(u32::try_from(self.offers.len()).unwrap_or(u32::MAX));
+        let id = ProfileId(u32::try_from(self.profiles.len()).unwrap_or(u32::MAX));
         alike.push(id);
-        self.offers.push(Arc::new(Offer { device: Arc::clone(device), capacity }));
+        self.profiles.push(Arc::new(DeviceProfile { device: Arc::clone(device), capacity }));
         id
     }
 }

@@ -1,5 +1,7 @@
-//! The pools that a node can reach, as upstream gathers them (`pools_incubating.go`): the newest
-//! generation that the node sees, complete or not, valid or not, in upstream's order.
+//! Pools that a node can reach, as upstream gathers them (`pools_incubating.go`).
+//!
+//! The newest generation that the node sees is used, in upstream's order, with a state for
+//! incomplete and invalid pools.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,51 +13,51 @@ use crate::model::{Device, Node, NodeChoice, PoolId, Slice};
 
 use super::CompiledSlice;
 
-/// A pool as one node sees it.
+/// A pool from the view of one node.
 #[derive(Debug)]
 pub(crate) struct NodePool {
     pub(crate) id: PoolId,
     pub(crate) state: PoolState,
-    /// Slices that target the node and have devices, in upstream's order.
+    /// Slices with devices for the node, in upstream's order.
     pub(crate) slices: Vec<Arc<CompiledSlice>>,
-    /// The other slices of its generation with devices: of interest for the counters that these
-    /// take.
-    pub(crate) elsewhere: Vec<Arc<CompiledSlice>>,
+    /// Other slices with devices in the same generation; their devices may consume shared
+    /// counters.
+    pub(crate) other_slices: Vec<Arc<CompiledSlice>>,
     /// Slices with counter sets.
     pub(crate) counters: Vec<Arc<CompiledSlice>>,
 }
 
-/// Whether devices may be taken from a pool.
+/// State of a pool: devices are allocated only from complete ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PoolState {
-    /// Yes.
+    /// All slices of the generation are present.
     Complete,
-    /// Its slices are being replaced.
+    /// Slices are missing, for example while they are being replaced.
     Incomplete,
-    /// It contradicts itself.
+    /// The slices contradict each other.
     Invalid,
 }
 
-/// A node selector of a slice or device that upstream cannot parse: an error for every claim on
-/// that node.
+/// A node selector in a slice or device that upstream cannot parse. It is an error for every claim
+/// on the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct BadNodeSelector {
     pub(crate) slice: String,
     pub(crate) problem: String,
 }
 
-/// All slices, sorted by who can reach them.
+/// Index of all slices by name, node and pool.
 #[derive(Debug, Default)]
-pub(crate) struct Catalogue {
+pub(crate) struct SliceIndex {
     pub(crate) by_name: BTreeMap<String, Arc<CompiledSlice>>,
-    /// By the node they name.
+    /// Names of slices by the node that they name.
     by_node: BTreeMap<String, BTreeSet<String>>,
-    /// Those that name none.
-    elsewhere: BTreeSet<String>,
+    /// Names of slices that name no node.
+    without_node: BTreeSet<String>,
     by_pool: BTreeMap<PoolId, BTreeSet<String>>,
 }
 
-impl Catalogue {
+impl SliceIndex {
     pub(crate) fn insert(&mut self, slice: Arc<CompiledSlice>) {
         let name = slice.slice.name.clone();
         match &slice.slice.nodes {
@@ -63,7 +65,7 @@ impl Catalogue {
                 self.by_node.entry(node.to_string()).or_default().insert(name.clone());
             }
             _ => {
-                self.elsewhere.insert(name.clone());
+                self.without_node.insert(name.clone());
             }
         }
         self.by_pool.entry(slice.slice.pool.clone()).or_default().insert(name.clone());
@@ -75,25 +77,25 @@ impl Catalogue {
         match &slice.slice.nodes {
             NodeChoice::Node(node) => forget(&mut self.by_node, node.as_str(), name),
             _ => {
-                self.elsewhere.remove(name);
+                self.without_node.remove(name);
             }
         }
         forget(&mut self.by_pool, &slice.slice.pool, name);
         Some(slice)
     }
 
-    /// All slices of a pool.
+    /// Returns all slices of a pool.
     pub(crate) fn of_pool(&self, pool: &PoolId) -> impl Iterator<Item = &Arc<CompiledSlice>> {
         let names = self.by_pool.get(pool).into_iter().flatten();
         names.filter_map(|name| self.by_name.get(name))
     }
 
-    /// Whether some slices do not name their node.
-    pub(crate) fn has_slices_elsewhere(&self) -> bool {
-        !self.elsewhere.is_empty()
+    /// Returns true if some slices name no node.
+    pub(crate) fn has_slices_without_node(&self) -> bool {
+        !self.without_node.is_empty()
     }
 
-    /// The pools that `node` reaches, sorted by driver and name, those with binding conditions
+    /// Returns the pools that `node` reaches, by driver and name, those with binding conditions
     /// last.
     pub(crate) fn gather(
         &self,
@@ -102,11 +104,11 @@ impl Catalogue {
     ) -> Result<Vec<NodePool>, BadNodeSelector> {
         let own = self.by_node.get(node.name.as_str()).into_iter().flatten();
         let mut seen: BTreeMap<&PoolId, Vec<&Arc<CompiledSlice>>> = BTreeMap::new();
-        for name in own.chain(&self.elsewhere) {
+        for name in own.chain(&self.without_node) {
             let Some(compiled) = self.by_name.get(name) else { continue };
             let slice = &compiled.slice;
-            if !is_ignored(slice, features) && reaches(slice, node)? {
-                keep_newest(seen.entry(&slice.pool).or_default(), compiled);
+            if !is_ignored(slice, features) && is_available_on(slice, node)? {
+                push_if_newest(seen.entry(&slice.pool).or_default(), compiled);
             }
         }
         let pools = seen.into_iter().filter_map(|(id, slices)| self.pool(id, slices, features));
@@ -121,7 +123,7 @@ impl Catalogue {
         slices: Vec<&Arc<CompiledSlice>>,
         features: &Features,
     ) -> Option<NodePool> {
-        // Upstream takes those that name the node before the others.
+        // Upstream visits the slices that name the node first.
         let rank = |s: &&&Arc<CompiledSlice>| {
             (!matches!(s.slice.nodes, NodeChoice::Node(_)), s.slice.listed)
         };
@@ -130,7 +132,7 @@ impl Catalogue {
         if first.listed.is_none() && slices.iter().any(|s| s.slice.slice_count != expected) {
             return Some(NodePool::empty(id, PoolState::Incomplete));
         }
-        let mut elsewhere = Vec::new();
+        let mut other_slices = Vec::new();
         if slices.len() as i64 != expected {
             if self.of_pool(id).any(|s| s.slice.generation > generation) {
                 return None;
@@ -142,11 +144,11 @@ impl Catalogue {
                 return Some(NodePool::empty(id, PoolState::Incomplete));
             }
             let is_seen = |name: &str| slices.iter().any(|s| s.slice.name == name);
-            elsewhere.extend(present.into_iter().filter(|s| !is_seen(&s.slice.name)));
+            other_slices.extend(present.into_iter().filter(|s| !is_seen(&s.slice.name)));
         }
         let mut slices = slices;
         slices.sort_by(|a, b| a.slice.name.cmp(&b.slice.name));
-        Some(NodePool::build(id, &slices, &elsewhere, features))
+        Some(NodePool::build(id, &slices, &other_slices, features))
     }
 }
 
@@ -156,7 +158,7 @@ impl NodePool {
             id: id.clone(),
             state,
             slices: Vec::new(),
-            elsewhere: Vec::new(),
+            other_slices: Vec::new(),
             counters: Vec::new(),
         }
     }
@@ -164,7 +166,7 @@ impl NodePool {
     fn build(
         id: &PoolId,
         slices: &[&Arc<CompiledSlice>],
-        elsewhere: &[&Arc<CompiledSlice>],
+        other_slices: &[&Arc<CompiledSlice>],
         features: &Features,
     ) -> Self {
         let has_counters =
@@ -174,11 +176,12 @@ impl NodePool {
         };
         let mut pool = Self {
             slices: with(slices, false),
-            elsewhere: with(elsewhere, false),
-            counters: with(slices, true).into_iter().chain(with(elsewhere, true)).collect(),
+            other_slices: with(other_slices, false),
+            counters: with(slices, true).into_iter().chain(with(other_slices, true)).collect(),
             ..Self::empty(id, PoolState::Complete)
         };
-        if !pool.has_distinct_names() || (features.partitionable && !pool.counters_add_up()) {
+        if !pool.has_distinct_names() || (features.partitionable && !pool.has_consistent_counters())
+        {
             pool.state = PoolState::Invalid;
         }
         pool
@@ -189,15 +192,15 @@ impl NodePool {
         self.slices.iter().flat_map(|s| &s.slice.devices).all(|device| names.insert(&device.name))
     }
 
-    /// Whether each counter set is there once, and all that devices take of exists.
-    fn counters_add_up(&self) -> bool {
+    /// Returns true if each counter set is defined once, and all consumed counters exist.
+    fn has_consistent_counters(&self) -> bool {
         let mut sets = BTreeMap::new();
         for set in self.counters.iter().flat_map(|s| &s.slice.counter_sets) {
             if sets.insert(&set.name, &set.counters).is_some() {
                 return false;
             }
         }
-        let devices = self.slices.iter().chain(&self.elsewhere).flat_map(|s| &s.slice.devices);
+        let devices = self.slices.iter().chain(&self.other_slices).flat_map(|s| &s.slice.devices);
         let mut uses = devices.flat_map(|device| &device.consumes);
         uses.all(|used| {
             sets.get(&used.set).is_some_and(|counters| {
@@ -206,20 +209,23 @@ impl NodePool {
         })
     }
 
-    /// How many devices it shows to the node.
+    /// Returns the number of devices visible to the node.
     pub(crate) fn devices(&self) -> u64 {
         self.slices.iter().map(|s| s.slice.devices.len() as u64).sum()
     }
 
-    /// Whether nobody but this node can use it.
+    /// Returns true if only this node can use the pool.
     pub(crate) fn is_only_of(&self, node: &NodeName) -> bool {
-        let is_of = |slice: &Arc<CompiledSlice>| matches!(&slice.slice.nodes, NodeChoice::Node(name) if name == node);
-        self.slices.iter().chain(&self.elsewhere).chain(&self.counters).all(is_of)
+        let is_of = |slice: &Arc<CompiledSlice>| match &slice.slice.nodes {
+            NodeChoice::Node(name) => name == node,
+            _ => false,
+        };
+        self.slices.iter().chain(&self.other_slices).chain(&self.counters).all(is_of)
     }
 
-    /// Its devices, those that the node cannot use too.
+    /// Returns all devices, including those that the node cannot use.
     pub(crate) fn all_devices(&self) -> impl Iterator<Item = &Arc<Device>> {
-        self.slices.iter().chain(&self.elsewhere).flat_map(|slice| &slice.slice.devices)
+        self.slices.iter().chain(&self.other_slices).flat_map(|slice| &slice.slice.devices)
     }
 
     fn has_binding_conditions(&self) -> bool {
@@ -241,13 +247,13 @@ where
     }
 }
 
-/// Slices that upstream looks past.
+/// Returns true if upstream ignores the slice.
 fn is_ignored(slice: &Slice, features: &Features) -> bool {
     let partitions = slice.nodes == NodeChoice::PerDevice || !slice.counter_sets.is_empty();
     slice.ignored || (!features.partitionable && partitions)
 }
 
-fn keep_newest<'s>(slices: &mut Vec<&'s Arc<CompiledSlice>>, slice: &'s Arc<CompiledSlice>) {
+fn push_if_newest<'s>(slices: &mut Vec<&'s Arc<CompiledSlice>>, slice: &'s Arc<CompiledSlice>) {
     let newest = slices.first().map(|s| s.slice.generation);
     match newest.map(|generation| slice.slice.generation.cmp(&generation)) {
         Some(std::cmp::Ordering::Less) => return,
@@ -257,14 +263,14 @@ fn keep_newest<'s>(slices: &mut Vec<&'s Arc<CompiledSlice>>, slice: &'s Arc<Comp
     slices.push(slice);
 }
 
-fn reaches(slice: &Slice, node: &Node) -> Result<bool, BadNodeSelector> {
+fn is_available_on(slice: &Slice, node: &Node) -> Result<bool, BadNodeSelector> {
     if slice.nodes != NodeChoice::PerDevice {
         check(&slice.nodes, slice)?;
-        return Ok(chosen(&slice.nodes, node));
+        return Ok(includes(&slice.nodes, node));
     }
     for device in &slice.devices {
         check(&device.nodes, slice)?;
-        if chosen(&device.nodes, node) {
+        if includes(&device.nodes, node) {
             return Ok(true);
         }
     }
@@ -281,8 +287,8 @@ fn check(choice: &NodeChoice, slice: &Slice) -> Result<(), BadNodeSelector> {
     }
 }
 
-/// Whether a choice of nodes has this one in it.
-pub(crate) fn chosen(choice: &NodeChoice, node: &Node) -> bool {
+/// Returns true if the choice includes the node.
+pub(crate) fn includes(choice: &NodeChoice, node: &Node) -> bool {
     match choice {
         NodeChoice::Node(name) => *name == node.name,
         NodeChoice::All => true,

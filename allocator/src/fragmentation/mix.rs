@@ -1,20 +1,20 @@
-//! Which requests are to be expected, learned from those that came.
+//! Mix of expected requests, learned from the requests seen.
 
 use std::collections::BTreeMap;
 
 use super::potential::Potential;
 use super::request::{GpuMilli, GpuTypes, Request};
 
-/// How many requests a new one counts as much as, after which it counts for 1/e: about a week of a
-/// busy cluster.
-const MEMORY: f64 = 8192.0;
+/// Number of later requests after which a request has the weight 1/e: about a week of a busy
+/// cluster.
+const DECAY_REQUESTS: f64 = 8192.0;
 
-/// How many requests the built-in prior counts for, before anything has come.
-const PRIOR: f64 = 64.0;
+/// Weight of the default mix, in requests.
+const PRIOR_REQUESTS: f64 = 64.0;
 
-/// The prior: pods that want part of a GPU, one, or several, with 8 cores to a GPU, in percent.
+/// Default mix: shares of a GPU, one GPU and several GPUs, with 8 CPU cores per GPU, in percent.
 const PRIOR_CLASSES: [(u64, u32, u32, f64); 7] = [
-    // CPU, GPUs, thousandths of each, percent
+    // CPU in millicores, GPUs, thousandths of each GPU, percent
     (4000, 1, 125, 8.0),
     (4000, 1, 250, 12.0),
     (6000, 1, 500, 15.0),
@@ -24,148 +24,147 @@ const PRIOR_CLASSES: [(u64, u32, u32, f64); 7] = [
     (64_000, 8, 1000, 4.0),
 ];
 
-/// How often requests of a class came, and how often there was no room for them.
+/// Weighted number of requests of a class, and of refusals for lack of capacity.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 struct Count {
-    came: f64,
+    observed: f64,
     refused: f64,
 }
 
-/// The scale is reset before numbers become too large to be added to.
+/// Limit at which the scale is reset, before additions lose precision.
 const LARGE: f64 = 1e100;
 
-/// More classes than this are not kept: the rarest goes.
-const MOST_CLASSES: usize = 4096;
+/// Maximum number of classes; beyond it the rarest is removed.
+const MAX_CLASSES: usize = 4096;
 
-/// How often each class of requests comes, in proportion. Old requests fade.
+/// Relative frequency of each class of requests. Old requests lose weight exponentially.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RequestMix {
     /// Counts times `scale`.
     classes: BTreeMap<Request, Count>,
-    /// What one request counts now: it grows, which has the same effect as letting all others
-    /// fade.
+    /// Weight of a new request. It grows, which is equivalent to decreasing all older weights.
     scale: f64,
 }
 
 impl RequestMix {
-    /// Nothing is known.
+    /// Creates a mix without requests.
     #[must_use]
     pub fn empty() -> Self {
         Self { classes: BTreeMap::new(), scale: 1.0 }
     }
 
-    /// What is believed before anything has come.
+    /// Creates the default mix, used before requests are seen.
     #[must_use]
     pub fn prior() -> Self {
         let request = |&(cpu_milli, gpus, share, percent): &(u64, u32, u32, f64)| {
             let share = GpuMilli::new(share);
-            let came = percent / 100.0 * PRIOR;
-            (Request { cpu_milli, gpus, share, types: GpuTypes::ANY }, Count { came, refused: 0.0 })
+            let observed = percent / 100.0 * PRIOR_REQUESTS;
+            (
+                Request { cpu_milli, gpus, share, types: GpuTypes::ANY },
+                Count { observed, refused: 0.0 },
+            )
         };
         Self { classes: PRIOR_CLASSES.iter().map(request).collect(), scale: 1.0 }
     }
 
-    /// Counts a request that has come, placed or not.
+    /// Counts a new request, whether it is placed or not.
     pub fn observe(&mut self, request: Request) {
         if self.scale > LARGE {
             for count in self.classes.values_mut() {
-                count.came /= self.scale;
+                count.observed /= self.scale;
                 count.refused /= self.scale;
             }
             self.scale = 1.0;
         }
-        self.classes.entry(request).or_default().came += self.scale;
-        self.scale *= 1.0 + 1.0 / MEMORY;
-        if self.classes.len() > MOST_CLASSES {
-            self.forget_the_rarest();
+        self.classes.entry(request).or_default().observed += self.scale;
+        self.scale *= 1.0 + 1.0 / DECAY_REQUESTS;
+        if self.classes.len() > MAX_CLASSES {
+            self.remove_rarest();
         }
     }
 
-    /// Says of a request that was counted that there was no room for it. Of one that was not,
-    /// nothing is known.
+    /// Counts a refusal of an observed request. Unknown requests are ignored.
     pub fn refused(&mut self, request: Request) {
         if let Some(count) = self.classes.get_mut(&request) {
             count.refused += self.scale;
         }
     }
 
-    fn forget_the_rarest(&mut self) {
+    fn remove_rarest(&mut self) {
         let rarest = self
             .classes
             .iter()
-            .min_by(|a, b| a.1.came.total_cmp(&b.1.came))
+            .min_by(|a, b| a.1.observed.total_cmp(&b.1.observed))
             .map(|(request, _)| *request);
         rarest.map(|request| self.classes.remove(&request));
     }
 
-    /// The classes that need GPUs, each with which part of the requests for GPUs it is; they sum up
-    /// to 1.
+    /// Returns the classes that need GPUs, with their fractions of these requests; the sum is 1.
     pub(super) fn parts(&self) -> Vec<(Request, f64)> {
-        self.wanted(0.0)
+        self.weighted(0.0)
     }
 
-    /// The same with requests that found no room counted so many times more; the parts are still
-    /// those of what came, so they sum up to more than 1.
-    pub(super) fn wanted(&self, times: f64) -> Vec<(Request, f64)> {
+    /// Returns the classes with refusals weighted by `times`. The fractions refer to all requests,
+    /// so their sum exceeds 1.
+    pub(super) fn weighted(&self, times: f64) -> Vec<(Request, f64)> {
         let of_gpus = || self.classes.iter().filter(|(request, _)| request.total_milli() > 0);
-        let sum: f64 = of_gpus().map(|(_, count)| count.came).sum();
+        let sum: f64 = of_gpus().map(|(_, count)| count.observed).sum();
         of_gpus()
-            .map(|(request, count)| (*request, (count.came + times * count.refused) / sum))
+            .map(|(request, count)| (*request, (count.observed + times * count.refused) / sum))
             .collect()
     }
 }
 
-/// A [`RequestMix`] that learns, and the potential that goes with what it has learned.
+/// A [`RequestMix`] that learns, and the potential for it.
 ///
-/// It is told of each pod twice at most, however often a planner tries the pod:
-/// [`Learner::observe`] when the pod comes, and [`Learner::refused`] when there is no room for it
-/// for the first time. Either takes a look-up in a map.
+/// Each pod is reported at most twice, however often it is planned: [`Learner::observe`] when it is
+/// first seen, and [`Learner::refused`] at its first refusal for lack of capacity. Either call is a
+/// map look-up.
 ///
-/// A potential is worth computing again only when the mix has moved: often at first, then every few
-/// hundred requests.
+/// The potential is computed again only after the mix has changed enough: often at first, then
+/// every few hundred requests.
 #[derive(Debug, Clone)]
 pub struct Learner {
     mix: RequestMix,
     potential: Potential,
     observed: u64,
-    /// At how many observations the next potential is due.
+    /// Number of observations at which the next potential is computed.
     due: u64,
 }
 
-/// The first potential learned is of so many requests, ...
-const FIRST: u64 = 32;
-/// ... and later ones come after an eighth more, and at least after so many.
-const MOST_BETWEEN: u64 = 1024;
+/// Number of requests before the first computation.
+const FIRST_UPDATE: u64 = 32;
+/// Later computations follow after an eighth more requests, but at most this number.
+const MAX_BETWEEN_UPDATES: u64 = 1024;
 
 impl Learner {
-    /// Begins with what is believed of the mix.
+    /// Creates a learner that starts with `mix`.
     #[must_use]
     pub fn new(mix: RequestMix) -> Self {
         let potential = Potential::new(&mix);
-        Self { mix, potential, observed: 0, due: FIRST }
+        Self { mix, potential, observed: 0, due: FIRST_UPDATE }
     }
 
-    /// Counts a request. `true` = there is a new potential, and what was computed by the one before
-    /// does not hold any more.
+    /// Counts a request. Returns true if the potential changed, so that earlier results are
+    /// outdated.
     pub fn observe(&mut self, request: Request) -> bool {
         self.mix.observe(request);
         self.observed += 1;
         let is_due = self.observed >= self.due;
         if is_due {
             self.potential = Potential::new(&self.mix);
-            self.due = self.observed + (self.observed / 8).min(MOST_BETWEEN);
+            self.due = self.observed + (self.observed / 8).min(MAX_BETWEEN_UPDATES);
         }
         is_due
     }
 
-    /// Says of a request that was observed that there was no room for it; once per pod, and not
-    /// again when it is tried again. The potential stays what it is until [`Learner::observe`]
-    /// says that there is a new one.
+    /// Counts the refusal of an observed request; call it once per pod. The potential does not
+    /// change before [`Learner::observe`] returns true.
     pub fn refused(&mut self, request: Request) {
         self.mix.refused(request);
     }
 
-    /// The potential that goes with what is known.
+    /// Returns the potential for the learned mix.
     #[must_use]
     pub fn potential(&self) -> &Potential {
         &self.potential
@@ -191,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_outweighs_the_prior_before_long() {
+    fn observed_requests_outweigh_the_default_mix() {
         let mut mix = RequestMix::prior();
         (0..1000).for_each(|_| mix.observe(request(3000, 810)));
         assert!(part(&mix, request(3000, 810)) > 0.9);
@@ -207,23 +206,23 @@ mod tests {
     }
 
     #[test]
-    fn a_request_for_which_there_was_no_room_counts_more_and_takes_nothing_from_the_others() {
+    fn refused_request_gains_weight_without_reducing_others() {
         let (placed, refused) = (request(3000, 810), request(8000, 470));
         let mut mix = RequestMix::empty();
         [placed, refused].into_iter().for_each(|request| mix.observe(request));
         mix.refused(refused);
         mix.refused(request(1, 1));
-        let wanted: Vec<(Request, i64)> = mix
-            .wanted(30.0)
+        let weighted: Vec<(Request, i64)> = mix
+            .weighted(30.0)
             .iter()
             .map(|&(request, part)| (request, (part * 100.0).round() as i64))
             .collect();
-        assert_eq!(wanted, [(placed, 50), (refused, 1550)]);
-        assert!((part(&mix, refused) - 0.5).abs() < 1e-3, "it came no more often");
+        assert_eq!(weighted, [(placed, 50), (refused, 1550)]);
+        assert!((part(&mix, refused) - 0.5).abs() < 1e-3, "its frequency is unchanged");
     }
 
     #[test]
-    fn pods_without_gpus_are_no_part_of_the_mix() {
+    fn pods_without_gpus_are_not_in_the_mix() {
         let mut mix = RequestMix::empty();
         mix.observe(Request { gpus: 0, share: GpuMilli::NONE, ..request(3000, 0) });
         mix.observe(request(3000, 810));
@@ -231,20 +230,20 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_classes_is_bounded() {
+    fn number_of_classes_is_bounded() {
         let mut mix = RequestMix::empty();
         (0..5000).for_each(|cpu| mix.observe(request(cpu, 500)));
-        assert_eq!(mix.parts().len(), MOST_CLASSES);
-        assert!(part(&mix, request(4999, 500)) > 0.0, "the newest is kept");
+        assert_eq!(mix.parts().len(), MAX_CLASSES);
+        assert!(part(&mix, request(4999, 500)) > 0.0, "the newest class stays");
     }
 
     #[test]
-    fn a_potential_is_learned_often_at_first_and_seldom_later() {
+    fn potential_is_updated_less_often_over_time() {
         let mut learner = Learner::new(RequestMix::empty());
         let learned: Vec<u64> =
             (1..=20_000).filter(|_| learner.observe(request(8000, 500))).collect();
-        assert_eq!(learned[0], FIRST);
-        assert!(learned.windows(2).all(|pair| pair[1] - pair[0] <= MOST_BETWEEN));
+        assert_eq!(learned[0], FIRST_UPDATE);
+        assert!(learned.windows(2).all(|pair| pair[1] - pair[0] <= MAX_BETWEEN_UPDATES));
         assert!(learned.len() < 80, "{}", learned.len());
         let mut mix = RequestMix::empty();
         (0..*learned.last().unwrap()).for_each(|_| mix.observe(request(8000, 500)));

@@ -1,29 +1,34 @@
-//! How much of a node's GPUs is likely to stay unused.
+//! Fragmentation potential: GPU capacity of a node that will probably stay unused.
 
 use super::mix::RequestMix;
-use super::prices::Worth;
+use super::prices::RemainderValue;
 use super::request::{NodeView, Request};
-use super::usable::Usable;
+use super::usable::UsabilityTable;
 
-/// The potential of nodes under one mix of requests.
+/// Fragmentation potential of nodes for one mix of requests.
 ///
-/// In thousandths of a GPU, with R_g what is left of GPU g, and C the CPU that is left:
+/// In thousandths of a GPU, with R_g the free share of GPU g and C the free CPU:
 ///
 /// ```text
-/// P = FRAGMENTS x F                                F = Σ over the mix of (came + REFUSED x refused) x ΣR_g that it cannot use
-///   + WASTE     x Σ_g (R_g - worth(R_g))           worth: the prices of the shares that still fit
-///   + STRANDED  x max(0, ΣR_g - C / mean)          mean: CPU per GPU over the whole mix
-///   + LOST      x max(0, ΣR_g - C / least)         least: CPU per GPU of those who ask for the least
+/// P = FRAGMENTS x F
+///   + WASTE     x Σ_g (R_g - value(R_g))
+///   + STRANDED  x max(0, ΣR_g - C / mean)
+///   + LOST      x max(0, ΣR_g - C / least)
+///
+/// F      Σ over the mix of (observed + REFUSED x refused) x the part of ΣR_g that it cannot use
+/// value  the prices of the shares that still fit
+/// mean   CPU per GPU over the whole mix
+/// least  CPU per GPU of the least demanding requests
 /// ```
 ///
-/// A class that came in a part of all requests, `came`, and found no room in a part of all
-/// requests, `refused`, is what GPUs are kept usable for: several free ones on one node, or those
-/// of a rare type. Where there is room for all, F is FGD's.
+/// `observed` and `refused` are fractions of all requests. Classes with refusals keep GPUs usable
+/// for them: several free ones on one node, or those of a rare type. Without refusals F equals that
+/// of FGD.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Potential {
-    usable: Usable,
-    worth: Worth,
-    /// CPU milli per GPU milli; none = nobody asks for CPU.
+    usable: UsabilityTable,
+    remainder: RemainderValue,
+    /// CPU milli per GPU milli; `None` if no request needs CPU.
     mean: Option<f64>,
     least: Option<f64>,
 }
@@ -33,23 +38,23 @@ const WASTE: f64 = 2.0;
 const STRANDED: f64 = 0.2;
 const LOST: f64 = 0.4;
 
-/// How many requests more than one a request counts as, in F, for which there was no room.
+/// Additional weight of a refused request in F.
 const REFUSED: f64 = 60.0;
 
-/// Smaller differences than this, in thousandths of a GPU, are none: then nodes fill up one after
-/// the other, in the order that settles ties, and those behind stay whole. FGD, too, owes much of
-/// its success to such rounding.
+/// Smallest difference that counts, in thousandths of a GPU. Below it nodes are equal and are
+/// filled one after the other in tie-break order, which keeps the later ones free. FGD depends on
+/// similar rounding.
 const STEP: f64 = 4.0;
 
-/// Which part of the demand for GPUs asks for the least CPU per GPU.
+/// Fraction of the GPU demand with the lowest CPU per GPU.
 const LEAST_PART: f64 = 0.25;
 
-/// How much a node's potential rises by a placement, in steps. The less, the better.
+/// Rise of a node's potential by a placement, in steps; less is better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rise(i64);
 
 impl Rise {
-    /// The steps.
+    /// Returns the number of steps.
     #[must_use]
     pub const fn steps(self) -> i64 {
         self.0
@@ -57,7 +62,7 @@ impl Rise {
 }
 
 impl Potential {
-    /// For what is known of the requests.
+    /// Computes the potential for a mix of requests.
     #[must_use]
     pub fn new(mix: &RequestMix) -> Self {
         let parts = mix.parts();
@@ -66,25 +71,26 @@ impl Potential {
             .map(|(r, part)| (r.share.thousandths() as usize, part * f64::from(r.gpus)));
         let density = Densities::of(&parts);
         Self {
-            usable: Usable::new(&mix.wanted(REFUSED)),
-            worth: Worth::of(&shares.collect::<Vec<_>>()),
+            usable: UsabilityTable::new(&mix.weighted(REFUSED)),
+            remainder: RemainderValue::of(&shares.collect::<Vec<_>>()),
             mean: density.mean(),
             least: density.quantile(LEAST_PART),
         }
     }
 
-    /// The potential of a node, in thousandths of a GPU.
+    /// Returns the potential of a node, in thousandths of a GPU.
     #[must_use]
     pub fn of(&self, node: &NodeView<'_>) -> f64 {
         let left: u32 = node.gpus.iter().map(|gpu| gpu.left.thousandths()).sum();
-        let worth: f64 = node.gpus.iter().map(|gpu| self.worth.at(gpu.left.thousandths())).sum();
+        let value: f64 =
+            node.gpus.iter().map(|gpu| self.remainder.at(gpu.left.thousandths())).sum();
         FRAGMENTS * self.usable.fragments(node)
-            + WASTE * (f64::from(left) - worth)
+            + WASTE * (f64::from(left) - value)
             + STRANDED * stranded(left, node.cpu_milli, self.mean)
             + LOST * stranded(left, node.cpu_milli, self.least)
     }
 
-    /// How much it rises from `before`, in [`Potential::of`]'s unit, to what it is of the node
+    /// Returns the rise from `before`, in the unit of [`Potential::of`], to the potential of
     /// `after`.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "a node has fewer than 2^50 GPUs")]
@@ -93,13 +99,13 @@ impl Potential {
     }
 }
 
-/// What is left of GPUs and finds no CPU, if each GPU needs so much.
+/// Returns the free GPU capacity without CPU, at this CPU per GPU.
 #[expect(clippy::cast_precision_loss, reason = "a node has less than 2^52 thousandths of a core")]
 fn stranded(left: u32, cpu_milli: u64, density: Option<f64>) -> f64 {
     density.map_or(0.0, |density| (f64::from(left) - cpu_milli as f64 / density).max(0.0))
 }
 
-/// CPU per GPU of each class, ascending, with which part of the demand for GPUs it is.
+/// CPU per GPU of each class, ascending, with its fraction of the GPU demand.
 struct Densities(Vec<(f64, f64)>);
 
 impl Densities {
@@ -120,7 +126,7 @@ impl Densities {
         Some(self.0.iter().map(|(density, part)| density * part).sum()).filter(|&mean| mean > 0.0)
     }
 
-    /// The density up to which that part of the demand goes.
+    /// Returns the CPU per GPU at this quantile of the demand.
     fn quantile(&self, part: f64) -> Option<f64> {
         let mut sum = 0.0;
         let reached = self.0.iter().find(|(_, of_class)| {
@@ -157,24 +163,24 @@ mod tests {
     }
 
     #[test]
-    fn each_term_is_what_a_calculation_by_hand_says() {
-        // Everybody wants half a GPU and 4 cores: 8 cores per GPU, at the mean and at least.
+    fn potential_equals_manual_calculation() {
+        // All requests are for half a GPU and 4 cores: 8 cores per GPU, both mean and least.
         let halves = potential(&[request(4000, 1, 500)]);
         let expect = |cpu, left: &[u32], value: f64| {
             let is = of(&halves, cpu, left);
             assert!((is - value).abs() < 1e-6, "{cpu} {left:?}: {is}, not {value}");
         };
         expect(8000, &[1000], 0.0);
-        // 300 are of use to nobody, and no share fits into them; there is CPU enough.
+        // No request can use 300, and no share fits into it; the CPU suffices.
         expect(8000, &[300], FRAGMENTS * 300.0 + WASTE * 300.0);
         // 4 cores suffice for half of it.
         expect(4000, &[1000], (STRANDED + LOST) * 500.0);
-        // Without CPU nobody can use it at all.
+        // Without CPU no request can use it.
         expect(0, &[1000], FRAGMENTS * 1000.0 + (STRANDED + LOST) * 1000.0);
     }
 
     #[test]
-    fn a_share_belongs_beside_its_pair_and_off_whole_gpus() {
+    fn prefers_colocating_shares_over_breaking_whole_gpus() {
         let mix =
             potential(&[request(4000, 1, 650), request(4000, 1, 320), request(8000, 1, 1000)]);
         let before = of(&mix, 64_000, &[1000, 350, 700]);
@@ -186,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_takes_any_type_stays_off_the_type_that_others_need() {
+    fn request_for_any_type_avoids_type_that_others_require() {
         let picky = Request { types: GpuTypes::of([GpuType(7)]), ..request(8000, 1, 1000) };
         let mix = potential(&[picky, request(8000, 1, 1000), request(8000, 1, 1000)]);
         let rise = |kind| {
@@ -198,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn gpus_are_kept_usable_for_what_found_no_room() {
+    fn refused_requests_raise_the_potential() {
         let (small, large) = (request(8000, 1, 1000), request(8000, 2, 1000));
         let mut mix = RequestMix::empty();
         [small, small, large].into_iter().for_each(|request| mix.observe(request));
@@ -207,31 +213,33 @@ mod tests {
             |mix: &RequestMix| Potential::new(mix).of(&NodeView { cpu_milli: 8000, gpus: &alone });
         let before = of(&mix);
         mix.refused(large);
-        // One free GPU is of no use to a third of the requests.
+        // A third of the requests cannot use one free GPU.
         let more = FRAGMENTS * REFUSED * 1000.0 / 3.0;
         assert!((of(&mix) - before - more).abs() < 1e-3 * more, "{} after {before}", of(&mix));
     }
 
     #[test]
-    fn without_any_request_known_nothing_fails() {
+    fn empty_mix_gives_finite_potential() {
         let nothing = potential(&[]);
         assert!(of(&nothing, 0, &[1000, 300]).is_finite());
         assert!(of(&potential(&[request(4000, 0, 0)]), 0, &[1000]).is_finite());
         assert!(
             of(&potential(&[request(0, 1, 1000)]), 0, &[1000]).abs() < 1e-9,
-            "nobody asks for CPU"
+            "no request needs CPU"
         );
     }
 
     proptest! {
         #[test]
-        fn more_cpu_never_raises_the_potential_and_the_order_of_gpus_does_not_matter(
+        fn potential_falls_with_cpu_and_ignores_gpu_order(
             requests in prop::collection::vec((0_u64..40, 1_u32..4, 1_u32..=20), 1..12),
             mut left in prop::collection::vec(0_u32..=1000, 1..8),
             cpu in 0_u64..64_000,
         ) {
-            let requests: Vec<Request> =
-                requests.into_iter().map(|(cpu, gpus, share)| request(cpu * 1000, gpus, share * 50)).collect();
+            let requests: Vec<Request> = requests
+                .into_iter()
+                .map(|(cpu, gpus, share)| request(cpu * 1000, gpus, share * 50))
+                .collect();
             let potential = potential(&requests);
             let value = of(&potential, cpu, &left);
             prop_assert!(of(&potential, cpu + 1000, &left) <= value + 1e-6);

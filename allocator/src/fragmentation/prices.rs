@@ -1,57 +1,56 @@
-//! What is left of one GPU, valued by what it can still earn.
+//! Value of the remainder of a GPU, by linear-programming prices.
 //!
-//! Cutting GPUs into the shares that are asked for is the cutting-stock problem. Its linear
-//! relaxation (Gilmore and Gomory, 1961) has a price for each size of share, such that no set of
-//! shares that fits on a GPU costs more than one GPU: the price is what a share of that size costs
-//! the cluster. A size that fills the gaps which a commoner size leaves anyway is free;
-//! two sizes that pair off share the price of a GPU between them. What is left of a GPU is worth
-//! the most expensive set of shares that fits into it, and the rest is waste.
+//! Cutting GPUs into requested shares is the cutting-stock problem. Its linear relaxation (Gilmore
+//! and Gomory, 1961) has a dual price for each share size, such that no set of shares that fits on
+//! a GPU costs more than one GPU. The price is the cost of a share of that size for the cluster. A
+//! size that fits into gaps that a more frequent size leaves anyway is free; two sizes that fill a
+//! GPU together divide its price between them. The value of a remainder is that of the most
+//! expensive set of shares that fits; the rest is waste.
 
-/// Sizes are told apart up to so many; the others count as the next larger one.
-const MOST_SIZES: usize = 32;
+/// Maximum number of distinct sizes; the others count as the next larger one.
+const MAX_SIZES: usize = 32;
 
-/// Pivots after which the prices are taken as they are: they are then too high by what [`Worth`]
-/// scales away.
-const MOST_PIVOTS_PER_SIZE: usize = 50;
+/// Maximum number of pivots per size. If the program is not solved by then, the prices are too high
+/// by a factor that [`RemainderValue`] scales away.
+const MAX_PIVOTS_PER_SIZE: usize = 50;
 
-/// Below this a number is rounding.
+/// Smaller numbers count as rounding errors.
 const EPSILON: f64 = 1e-9;
 
 const WHOLE: usize = 1000;
 
-/// What is left of a GPU is worth so much, in thousandths of a GPU, by the thousandths that are
-/// left.
+/// Value of the remainder of a GPU, in thousandths of a GPU, by its size in thousandths.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Worth(Vec<f64>);
+pub(super) struct RemainderValue(Vec<f64>);
 
-impl Worth {
-    /// For shares of these sizes (thousandths, below 1000), each asked for so often.
+impl RemainderValue {
+    /// Computes the values for shares of these sizes (thousandths, below 1000) and frequencies.
     pub(super) fn of(demand: &[(usize, f64)]) -> Self {
         let (sizes, counts) = grouped(demand);
         let mut stock = CuttingStock::new(&sizes, &counts);
         let mut best = stock.best_pattern();
-        for _ in 0..MOST_PIVOTS_PER_SIZE * sizes.len() {
+        for _ in 0..MAX_PIVOTS_PER_SIZE * sizes.len() {
             if best.values[WHOLE] <= 1.0 + EPSILON || !stock.enter(&best.pattern(&sizes)) {
                 break;
             }
             best = stock.best_pattern();
         }
-        let price_of_a_gpu = best.values[WHOLE].max(1.0);
-        let mut worth: Vec<f64> =
-            best.values.iter().map(|value| 1000.0 * value / price_of_a_gpu).collect();
-        // Whoever wants a whole GPU pays for one.
-        worth[WHOLE] = 1000.0;
-        Self(worth)
+        let gpu_price = best.values[WHOLE].max(1.0);
+        let mut value: Vec<f64> =
+            best.values.iter().map(|value| 1000.0 * value / gpu_price).collect();
+        // A request for a whole GPU costs one GPU.
+        value[WHOLE] = 1000.0;
+        Self(value)
     }
 
-    /// The worth of what is left.
+    /// Returns the value of a remainder.
     pub(super) fn at(&self, thousandths: u32) -> f64 {
         self.0[(thousandths as usize).min(WHOLE)]
     }
 }
 
-/// The sizes that make up most of the demand, ascending, with their counts; each other one counts
-/// with the next larger.
+/// Returns the sizes with most of the demand, ascending, with their frequencies. Other sizes count
+/// as the next larger one.
 fn grouped(demand: &[(usize, f64)]) -> (Vec<usize>, Vec<f64>) {
     let mut by_demand: Vec<(usize, f64)> = demand
         .iter()
@@ -61,11 +60,11 @@ fn grouped(demand: &[(usize, f64)]) -> (Vec<usize>, Vec<f64>) {
     #[expect(clippy::cast_precision_loss, reason = "at most 1000")]
     let weight = |&(size, count): &(usize, f64)| size as f64 * count;
     by_demand.sort_by(|a, b| weight(b).total_cmp(&weight(a)).then(b.0.cmp(&a.0)));
-    let mut sizes: Vec<usize> = by_demand.iter().take(MOST_SIZES).map(|&(size, _)| size).collect();
+    let mut sizes: Vec<usize> = by_demand.iter().take(MAX_SIZES).map(|&(size, _)| size).collect();
     sizes.sort_unstable();
     let mut counts = vec![0.0; sizes.len()];
     for (size, count) in by_demand {
-        let at = sizes.partition_point(|&kept| kept < size);
+        let at = sizes.partition_point(|&known| known < size);
         if let Some(sum) = counts.get_mut(at) {
             *sum += count;
         }
@@ -73,24 +72,24 @@ fn grouped(demand: &[(usize, f64)]) -> (Vec<usize>, Vec<f64>) {
     (sizes, counts)
 }
 
-/// The linear program "cut as few GPUs as serve the demand", solved by generating columns.
+/// Linear program "cut as few GPUs as serve the demand", solved by column generation.
 struct CuttingStock<'a> {
     sizes: &'a [usize],
-    /// The inverse of the basis: a row for each pattern in use, a column for each size.
+    /// Inverse of the basis: a row for each pattern in use, a column for each size.
     inverse: Vec<Vec<f64>>,
-    /// How many GPUs are cut by each of the patterns.
+    /// Number of GPUs cut by each pattern.
     cut: Vec<f64>,
 }
 
-/// The best that fits into each length.
+/// Best pattern for each length.
 struct BestPattern {
     values: Vec<f64>,
-    /// Which size is cut off first, if any.
+    /// Size that is cut off first, if any.
     first: Vec<Option<usize>>,
 }
 
 impl<'a> CuttingStock<'a> {
-    /// Begins with one pattern for each size: as many of it as fit.
+    /// Starts with one pattern per size: as many of it as fit.
     fn new(sizes: &'a [usize], counts: &[f64]) -> Self {
         #[expect(clippy::cast_precision_loss, reason = "at most 1000")]
         let fit: Vec<f64> = sizes.iter().map(|&size| (WHOLE / size) as f64).collect();
@@ -104,7 +103,7 @@ impl<'a> CuttingStock<'a> {
         }
     }
 
-    /// The price of each size, in GPUs.
+    /// Returns the dual price of each size, in GPUs.
     fn prices(&self) -> Vec<f64> {
         (0..self.sizes.len()).map(|size| self.inverse.iter().map(|row| row[size]).sum()).collect()
     }
@@ -125,8 +124,8 @@ impl<'a> CuttingStock<'a> {
         best
     }
 
-    /// Takes a pattern into the basis, for the one that it replaces soonest. `false` = it replaces
-    /// none.
+    /// Adds a pattern to the basis in place of the one that reaches zero first. Returns false if
+    /// there is none.
     fn enter(&mut self, pattern: &[f64]) -> bool {
         let dot = |row: &Vec<f64>| row.iter().zip(pattern).map(|(a, b)| a * b).sum();
         let direction: Vec<f64> = self.inverse.iter().map(dot).collect();
@@ -150,7 +149,7 @@ impl<'a> CuttingStock<'a> {
 }
 
 impl BestPattern {
-    /// How many of each size the best that fits on a GPU has.
+    /// Returns the number of shares of each size in the best pattern of a GPU.
     fn pattern(&self, sizes: &[usize]) -> Vec<f64> {
         let mut pattern = vec![0.0; sizes.len()];
         let mut length = WHOLE;
@@ -173,76 +172,82 @@ mod tests {
 
     use super::*;
 
-    fn assert_worth(worth: &Worth, expected: &[(u32, f64)]) {
+    fn assert_values(values: &RemainderValue, expected: &[(u32, f64)]) {
         for &(left, value) in expected {
             assert!(
-                (worth.at(left) - value).abs() < 1e-6,
-                "{left} is worth {}, not {value}",
-                worth.at(left)
+                (values.at(left) - value).abs() < 1e-6,
+                "{left} has the value {}, not {value}",
+                values.at(left)
             );
         }
     }
 
     #[test]
-    fn a_size_of_which_two_fit_costs_half_a_gpu() {
-        // 470 + 470: what is left beside one is worth half a GPU, and 60 beside two are waste.
-        assert_worth(
-            &Worth::of(&[(470, 10.0)]),
+    fn size_that_fits_twice_costs_half_a_gpu() {
+        // 470 + 470: the remainder beside one share has the value of half a GPU; 60 beside two are
+        // waste.
+        assert_values(
+            &RemainderValue::of(&[(470, 10.0)]),
             &[(469, 0.0), (470, 500.0), (530, 500.0), (60, 0.0), (1000, 1000.0)],
         );
     }
 
     #[test]
-    fn a_size_that_fills_the_gaps_of_a_commoner_one_is_free() {
-        // Each 810 leaves a gap that a 160 fits into, and there are fewer of those: nobody needs
-        // another GPU for them.
-        assert_worth(
-            &Worth::of(&[(810, 10.0), (160, 2.0)]),
+    fn size_that_fills_gaps_of_frequent_size_is_free() {
+        // Each 810 leaves a gap for a 160, and there are fewer of those: they need no further GPU.
+        assert_values(
+            &RemainderValue::of(&[(810, 10.0), (160, 2.0)]),
             &[(190, 0.0), (160, 0.0), (810, 1000.0)],
         );
     }
 
     #[test]
-    fn a_size_that_is_commoner_than_the_gaps_costs_what_it_needs_by_itself() {
+    fn size_more_frequent_than_gaps_has_its_own_price() {
         // Six 160 fit on a GPU; most of them find no gap beside an 810, so a gap for one is worth a
         // sixth.
         let sixth = 1000.0 / 6.0;
-        assert_worth(
-            &Worth::of(&[(810, 2.0), (160, 10.0)]),
+        assert_values(
+            &RemainderValue::of(&[(810, 2.0), (160, 10.0)]),
             &[(160, sixth), (190, sixth), (810, 1000.0 - sixth)],
         );
     }
 
     #[test]
-    fn without_shares_only_a_whole_gpu_is_worth_anything() {
-        assert_worth(&Worth::of(&[]), &[(0, 0.0), (999, 0.0), (1000, 1000.0)]);
+    fn only_whole_gpus_have_value_without_shares() {
+        assert_values(&RemainderValue::of(&[]), &[(0, 0.0), (999, 0.0), (1000, 1000.0)]);
     }
 
     proptest! {
         #[test]
-        fn more_is_never_worth_less_and_parts_never_more_than_a_gpu(
-            demand in prop::collection::btree_map(1_usize..1000, 0.1_f64..100.0, 0..40)
+        fn value_is_monotonic_and_parts_do_not_exceed_a_gpu(
+            demand in prop::collection::btree_map(1_usize..1000, 0.1_f64..100.0, 0..40),
         ) {
-            let worth = Worth::of(&demand.into_iter().collect::<Vec<_>>());
+            let value = RemainderValue::of(&demand.into_iter().collect::<Vec<_>>());
             for left in 1..=1000_u32 {
-                prop_assert!(worth.at(left) >= worth.at(left - 1) - 1e-6);
-                prop_assert!(worth.at(left) + worth.at(1000 - left) <= 1000.0 + 1e-6, "at {left}");
+                prop_assert!(value.at(left) >= value.at(left - 1) - 1e-6);
+                prop_assert!(value.at(left) + value.at(1000 - left) <= 1000.0 + 1e-6, "at {left}");
             }
         }
 
-        /// Weak duality: at these prices the whole demand costs no more GPUs than it needs, which is at most what
-        /// serving each size by itself needs.
+        /// Weak duality: at these prices the demand costs at most the GPUs that it needs, which is
+        /// at most the sum over the sizes served separately.
         #[test]
-        fn the_demand_costs_no_more_than_serving_each_size_by_itself(
-            demand in prop::collection::btree_map(20_usize..1000, 1_u32..50, 1..20)
+        fn demand_costs_at_most_the_sum_of_separate_sizes(
+            demand in prop::collection::btree_map(20_usize..1000, 1_u32..50, 1..20),
         ) {
-            let demand: Vec<(usize, f64)> = demand.into_iter().map(|(s, n)| (s, f64::from(n))).collect();
-            let worth = Worth::of(&demand);
-            let cost: f64 = demand.iter().map(|&(size, count)| count * worth.at(size as u32) / 1000.0).sum();
+            let demand: Vec<(usize, f64)> =
+                demand.into_iter().map(|(s, n)| (s, f64::from(n))).collect();
+            let value = RemainderValue::of(&demand);
+            let cost: f64 =
+                demand.iter().map(|&(size, count)| count * value.at(size as u32) / 1000.0).sum();
             let alone: f64 = demand.iter().map(|&(size, count)| count / (1000 / size) as f64).sum();
-            let volume: f64 = demand.iter().map(|&(size, count)| count * size as f64 / 1000.0).sum();
+            let volume: f64 =
+                demand.iter().map(|&(size, count)| count * size as f64 / 1000.0).sum();
             prop_assert!(cost <= alone + 1e-6, "{cost} > {alone}");
-            prop_assert!(cost >= volume - 1e-6, "{cost} < {volume}: the relaxation is bounded by the volume");
+            prop_assert!(
+                cost >= volume - 1e-6,
+                "{cost} < {volume}: the relaxation is bounded by the volume"
+            );
         }
     }
 }

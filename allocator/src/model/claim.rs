@@ -1,4 +1,4 @@
-//! Claims that wait for devices.
+//! ResourceClaims that are not allocated yet.
 
 use std::collections::BTreeMap;
 
@@ -12,22 +12,22 @@ use super::device::Toleration;
 /// A ResourceClaim that is not allocated.
 #[derive(Debug, Clone)]
 pub struct Claim {
-    /// Its UID.
+    /// UID of the claim.
     pub uid: ClaimUid,
-    /// Its namespace.
+    /// Namespace of the claim.
     pub namespace: Namespace,
-    /// Its name.
+    /// Name of the claim.
     pub name: ClaimName,
-    /// What it asks for, in order.
+    /// Requests, in the order of the spec.
     pub requests: Vec<Request>,
-    /// How its devices must relate.
+    /// Constraints over the devices of the claim.
     pub constraints: Vec<Constraint>,
-    /// Its configurations, in the order given; those of other drivers are left alone.
+    /// Configurations in the order of the spec. Those of other drivers are ignored.
     pub configs: Vec<DeviceClaimConfiguration>,
 }
 
 impl Claim {
-    /// Bytes of the selectors of all requests, which the tenant writes.
+    /// Returns the size of the selectors of all requests, in bytes.
     pub fn selector_bytes(&self) -> usize {
         let alternatives = self.requests.iter().flat_map(|request| &request.alternatives);
         alternatives
@@ -37,65 +37,66 @@ impl Claim {
     }
 }
 
-/// One request: its alternatives in order of preference. A request of `exactly` has one, a request
-/// of `firstAvailable` several.
+/// A request: its alternatives in order of preference.
+///
+/// A request with `exactly` has one alternative; a request with `firstAvailable` has one per
+/// subrequest.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Request {
-    /// Its name (`requests[].name`).
+    /// Name of the request (`requests[].name`).
     pub name: RequestName,
-    /// One of them is served.
+    /// Alternatives in order of preference; exactly one of them is allocated.
     pub alternatives: Vec<Alternative>,
 }
 
-/// One way to serve a request.
+/// An alternative of a request: the `exactly` part or one subrequest.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Alternative {
-    /// What results call it: the request's name, or `request/subrequest`.
+    /// Name in allocation results: `request` or `request/subrequest`.
     pub name: RequestName,
-    /// Its class; empty where the request is of a kind we do not know.
+    /// DeviceClass; `None` if the request has an unknown type without a class.
     pub class: Option<DeviceClassName>,
-    /// All must match, besides those of the class.
+    /// Selectors that must all match, in addition to those of the class.
     pub selectors: Vec<Selector>,
-    /// How many.
+    /// Number of devices.
     pub mode: Mode,
     /// Tolerated device taints.
     pub tolerations: Vec<Toleration>,
     /// `capacity.requests`: share of a shared device, lower bound of an exclusive one.
     pub capacity: BTreeMap<String, Quantity>,
-    /// `adminAccess`, where given: for those who look after devices that others use; takes nothing
-    /// from them.
+    /// `adminAccess`, if set. Administrative access consumes no capacity.
     pub admin: Option<bool>,
-    /// A feature that this version does not have; the claim is refused with its name.
+    /// Name of an unsupported feature; a claim that uses one is refused with this name.
     pub unsupported: Option<&'static str>,
 }
 
-/// How many devices a request wants.
+/// Number of devices of a request (`allocationMode`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// So many.
+    /// A fixed number of devices.
     Exact(u64),
-    /// All that match, on one node.
+    /// All matching devices of one node.
     All,
-    /// A mode of the future.
+    /// An unknown allocation mode of a later API version.
     Unknown,
 }
 
 /// A constraint over the devices of a claim.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Constraint {
-    /// The requests it binds; empty = all.
+    /// Names of the requests that it applies to; empty means all.
     pub requests: Vec<String>,
-    /// What it demands.
+    /// Required relation between the devices.
     pub kind: ConstraintKind,
 }
 
-/// What a constraint demands.
+/// Required relation between the devices of a constraint.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum ConstraintKind {
-    /// The attribute is there on all of them, with the same value.
+    /// All devices have the attribute, with equal values.
     Match(String),
-    /// The attribute is there on all of them, with different values.
+    /// All devices have the attribute, with pairwise different values.
     Distinct(String),
-    /// A constraint of the future.
+    /// An unknown constraint of a later API version.
     Unknown,
 }

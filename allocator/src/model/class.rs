@@ -10,16 +10,18 @@ use crate::selector::{CompiledSelector, SelectorError};
 /// A DeviceClass.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeviceClass {
-    /// Its name.
+    /// Name of the class.
     pub name: DeviceClassName,
-    /// All must match.
+    /// Selectors that must all match.
     pub selectors: Vec<Selector>,
-    /// Its configurations, in the order given; those of other drivers are left alone.
+    /// Configurations in the order of the spec. Those of other drivers are ignored.
     pub configs: Vec<DeviceClassConfiguration>,
 }
 
-/// A selector: its source. It is compiled when a device is looked at, so that what nobody waits for
-/// costs nothing; an error counts only then.
+/// Source of a device selector.
+///
+/// It is compiled when the first device is tested, so that an unused selector costs nothing. A
+/// compile error has no effect before that.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Selector {
     /// The CEL source; empty for a selector that is not CEL.
@@ -27,30 +29,30 @@ pub struct Selector {
 }
 
 impl Selector {
-    /// Whether it is a selector of a kind of the future.
+    /// Returns true if the selector has a type of a later API version.
     pub fn is_unknown(&self) -> bool {
         self.expression.is_empty()
     }
 
-    /// A selector that is not CEL: a kind of the future, which never selects.
+    /// Creates a selector of an unknown type (not CEL). It matches no device.
     pub fn unknown() -> Self {
         Self { expression: "".into() }
     }
 
-    /// A selector of that source.
+    /// Creates a selector from a CEL expression.
     pub fn new(expression: &str) -> Self {
         Self { expression: expression.into() }
     }
 
-    /// The compiled selector. Cheap for an expression seen before: programs are shared.
+    /// Returns the compiled selector. Compiled programs are cached and shared by source.
     ///
     /// # Errors
-    /// It does not compile.
+    /// Returns an error if the expression does not compile or the selector is not CEL.
     pub fn compiled(&self) -> Result<Arc<CompiledSelector>, SelectorError> {
         self.compiled_in(&mut 0)
     }
 
-    /// As [`compiled`](Self::compiled); compiling takes of `steps`, a look-up does not.
+    /// Like [`compiled`](Self::compiled), and charges `steps` for compiling. A cache hit is free.
     pub(crate) fn compiled_in(
         &self,
         steps: &mut u64,

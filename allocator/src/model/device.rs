@@ -1,4 +1,4 @@
-//! Slices and devices.
+//! ResourceSlices and devices.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -9,25 +9,25 @@ use tessera_api::quantity::Quantity;
 use super::node::NodeSelector;
 use crate::selector::DeviceView;
 
-/// Feature name in [`Device::unsupported`]: the device takes CPU, memory or other resources of its
-/// node.
+/// Feature name in [`Device::unsupported`]: the device consumes CPU, memory or other resources of
+/// its node.
 pub const NODE_ALLOCATABLE: &str = "node allocatable resources";
 
-/// A pool: devices of one driver that are published together.
+/// Identity of a pool: devices of one driver that are published together.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PoolId {
-    /// The driver.
+    /// Driver name.
     pub driver: DriverName,
-    /// The pool.
+    /// Pool name.
     pub pool: PoolName,
 }
 
-/// A device, anywhere in the cluster.
+/// Identity of a device in the cluster.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceId {
-    /// Its pool.
+    /// Pool of the device.
     pub pool: PoolId,
-    /// Its name, unique in the pool.
+    /// Device name, unique in the pool.
     pub device: DeviceName,
 }
 
@@ -37,108 +37,110 @@ impl std::fmt::Display for DeviceId {
     }
 }
 
-/// One published ResourceSlice.
+/// A published ResourceSlice.
 #[derive(Debug, Clone)]
 pub struct Slice {
-    /// The object's name.
+    /// Object name.
     pub name: String,
     /// Driver and pool.
     pub pool: PoolId,
-    /// The pool's generation; only the highest counts.
+    /// Generation of the pool; only slices of the highest generation count.
     pub generation: i64,
-    /// How many slices make the pool complete.
+    /// Number of slices of the complete pool.
     pub slice_count: i64,
-    /// Its place in the list that upstream's allocator is given, where that is known. It decides
-    /// only where slices of one generation disagree in how many they are: upstream goes by the
-    /// first. Unknown: such slices are waited for.
+    /// Position in the list that upstream's allocator receives, if known.
+    ///
+    /// It matters only if slices of one generation disagree about `slice_count`: upstream uses the
+    /// first slice. If the position is unknown, such a pool is incomplete.
     pub listed: Option<usize>,
-    /// From where the devices can be used.
+    /// Nodes on which the devices can be used.
     pub nodes: NodeChoice,
-    /// The devices, in published order. Empty where the slice carries shared counters.
+    /// Devices in published order; empty if the slice carries shared counters.
     pub devices: Vec<Arc<Device>>,
-    /// `sharedCounters`: what partitions of one piece of hardware draw on. Devices of other slices
-    /// of the pool name them.
+    /// `sharedCounters`, which partitions of one physical device consume. Devices of other slices
+    /// of the pool refer to them by name.
     pub counter_sets: Vec<CounterSet>,
-    /// The slice has something in it that makes upstream ignore it with the default features.
+    /// The slice uses a feature for which upstream ignores it with the default feature gates.
     pub ignored: bool,
 }
 
-/// A set of counters.
+/// A set of shared counters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CounterSet {
-    /// Its name, unique in the pool.
+    /// Name, unique in the pool.
     pub name: String,
-    /// What there is of each counter.
+    /// Total amount of each counter.
     pub counters: BTreeMap<String, Quantity>,
 }
 
-/// What a device takes of a counter set while it is allocated.
+/// Consumption of a counter set by an allocated device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CounterUse {
-    /// The set.
+    /// Name of the counter set.
     pub set: String,
-    /// How much of each of its counters.
+    /// Amount of each counter.
     pub counters: BTreeMap<String, Quantity>,
 }
 
-/// Conditions that somebody sets on the claim before its pod can be bound (KEP-5007).
+/// Binding conditions: set on the claim by a controller before its pod can be bound (KEP-5007).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Binding {
-    /// All of them must be true.
+    /// Conditions that must all be true.
     pub conditions: Vec<String>,
-    /// None of them may be.
+    /// Conditions of which none may be true.
     pub failure_conditions: Vec<String>,
 }
 
-/// From which nodes a slice or device can be used.
+/// Nodes on which a slice or device can be used.
 #[derive(Debug, Clone, PartialEq)]
 pub enum NodeChoice {
-    /// This node only.
+    /// One node.
     Node(NodeName),
-    /// All of them.
+    /// All nodes.
     All,
-    /// Those that match.
+    /// Nodes that match the selector.
     Selector(NodeSelector),
-    /// Each device says for itself (slices only).
+    /// Set by each device (slices only).
     PerDevice,
-    /// Something we do not know: reachable from nowhere.
+    /// Unknown node selection of a later API version; no node can use the device.
     Unknown,
 }
 
-/// One device. Built once for each change of its slice.
+/// A device. It is built once per change of its slice.
 #[derive(Debug, Clone)]
 pub struct Device {
-    /// Name, unique in its pool.
+    /// Name, unique in the pool.
     pub name: DeviceName,
-    /// Attributes by the name they are published under (with or without a domain).
+    /// Attributes by published name (with or without a domain).
     pub attributes: BTreeMap<String, Attribute>,
-    /// Capacities by the name they are published under.
+    /// Capacities by published name.
     pub capacity: BTreeMap<String, Capacity>,
-    /// `allowMultipleAllocations`: takes any number of claims up to its capacity.
+    /// `allowMultipleAllocations`: several claims can share the capacity of the device.
     pub shared: bool,
-    /// Taints, without the fence that only tells kube-scheduler to keep away.
+    /// Taints, without the managed taint that only keeps kube-scheduler from the device.
     pub taints: Vec<Taint>,
-    /// From where it can be used, in slices with per-device node selection.
+    /// Nodes on which the device can be used, in slices with per-device node selection.
     pub nodes: NodeChoice,
-    /// An allocation of it pins the claim to the chosen node.
+    /// An allocation restricts the claim to the chosen node.
     pub binds_to_node: bool,
-    /// The device is not behind our fence: somebody else may hand it out, so we never do.
+    /// The device has no managed taint: another allocator may allocate it, so it is never used.
     pub foreign: bool,
-    /// It publishes more memory than it has: only for claims whose memory may spill to the host.
+    /// The device publishes more memory than it has; only claims that allow oversubscription use
+    /// it.
     pub oversubscribed: bool,
-    /// Claims can share it by MPS.
+    /// Claims can share the device by MPS.
     pub mps: bool,
-    /// What it takes of the counter sets of its pool.
+    /// Consumption of counter sets of the pool.
     pub consumes: Vec<CounterUse>,
-    /// `bindingConditions` and `bindingFailureConditions`, where the former are given.
+    /// `bindingConditions` and `bindingFailureConditions`, if the former are set.
     pub binding: Option<Arc<Binding>>,
-    /// A feature that this version cannot account for: never allocated.
+    /// Name of an unsupported feature; such a device is never allocated.
     pub unsupported: Option<&'static str>,
-    /// The device as selectors see it, made when the first selector asks.
+    /// View of the device for selectors, built when the first selector is evaluated.
     pub view: OnceLock<DeviceView>,
 }
 
-/// The value of an attribute.
+/// Value of an attribute.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Attribute {
     /// `bool`
@@ -147,70 +149,70 @@ pub enum Attribute {
     Int(i64),
     /// `string`
     String(Arc<str>),
-    /// `version`: semver text as published; compared as text, since semver has one spelling per
-    /// version.
+    /// `version`: semantic version as published. It is compared as text, since a version has one
+    /// spelling.
     Version(Arc<str>),
-    /// A list (alpha in 1.37): selectors see it; to a constraint it is a value that equals nothing.
+    /// A list (alpha in 1.37). Selectors can read it; in a constraint it equals no other value.
     List(Vec<Attribute>),
-    /// A type of the future: no selector can be evaluated on its device.
+    /// An unknown type of a later API version; every selector fails on the device.
     Unknown,
 }
 
-/// A capacity and how it may be asked for.
+/// A capacity of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Capacity {
-    /// All of it, in the capacity's unit (`memory`: bytes, `cores`: percent).
+    /// Total amount, in the unit of the capacity (`memory`: bytes, `cores`: percent).
     pub value: Quantity,
-    /// Rules for requests, on shared devices.
+    /// Rules for requested amounts, on shared devices.
     pub policy: Option<RequestPolicy>,
 }
 
-/// How much of a capacity a request may take.
+/// Rules for the amount of a capacity that a request consumes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RequestPolicy {
-    /// Taken when the request does not say.
+    /// Amount consumed if the request sets none.
     pub default: Option<Quantity>,
-    /// Round up to one of these.
+    /// Valid amounts; a request is rounded up to the next one.
     pub valid_values: Vec<Quantity>,
-    /// Round up into this range.
+    /// Valid range; a request is rounded up into it.
     pub valid_range: Option<ValidRange>,
 }
 
 /// A range of valid amounts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ValidRange {
-    /// The least amount; less is rounded up to it. The API requires it.
+    /// Minimum; smaller amounts are rounded up to it. Required by the API.
     pub min: Option<Quantity>,
-    /// The most.
+    /// Maximum.
     pub max: Option<Quantity>,
-    /// Amounts are `min` plus a multiple of this.
+    /// Amounts are `min` plus a multiple of `step`.
     pub step: Option<Quantity>,
 }
 
 /// A device taint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Taint {
-    /// The key.
+    /// Taint key.
     pub key: String,
-    /// The value, empty where none is given.
+    /// Taint value; empty if none is set.
     pub value: String,
-    /// What it does.
+    /// Effect of the taint.
     pub effect: TaintEffect,
 }
 
-/// What a device taint does.
+/// Effect of a device taint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TaintEffect {
-    /// Keeps new claims away.
+    /// New claims are not allocated.
     NoSchedule,
-    /// Keeps new claims away and evicts pods.
+    /// New claims are not allocated, and pods are evicted.
     NoExecute,
-    /// `None` or unknown: nothing.
+    /// `None` or an unknown effect; ignored.
     Other(String),
 }
 
 impl TaintEffect {
-    /// The effect as the API spells it.
+    /// Returns the effect as spelled in the API.
     pub fn as_str(&self) -> &str {
         match self {
             Self::NoSchedule => "NoSchedule",
@@ -220,32 +222,32 @@ impl TaintEffect {
     }
 }
 
-/// A request's toleration of device taints.
+/// Toleration of device taints, set in a request.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Toleration {
-    /// The key; none with `Exists` tolerates every key.
+    /// Key; `None` with `Exists` tolerates every key.
     pub key: Option<String>,
-    /// How the value is compared.
+    /// Comparison of the values.
     pub operator: TolerationOperator,
-    /// The value for `Equal`.
+    /// Value for `Equal`.
     pub value: String,
-    /// The effect; none tolerates every effect.
+    /// Effect; `None` tolerates every effect.
     pub effect: Option<String>,
 }
 
-/// How a toleration compares values.
+/// Comparison of the values of toleration and taint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TolerationOperator {
-    /// The value must be equal (the default).
+    /// The values are equal (default).
     Equal,
-    /// Any value.
+    /// Every value matches.
     Exists,
-    /// An operator of the future: tolerates nothing.
+    /// An unknown operator of a later API version; tolerates nothing.
     Unknown,
 }
 
 impl Toleration {
-    /// Whether it tolerates `taint` (`ToleratesTaint` of
+    /// Returns true if it tolerates `taint` (`ToleratesTaint` of
     /// k8s.io/dynamic-resource-allocation/resourceclaim).
     pub fn tolerates(&self, taint: &Taint) -> bool {
         let effect =
@@ -262,13 +264,12 @@ impl Toleration {
 }
 
 impl Device {
-    /// Whether we may hand it out at all: it is behind our fence, and nothing of it is beyond this
-    /// version.
-    pub(crate) fn is_ours(&self) -> bool {
+    /// Returns true if the device is managed and uses no unsupported feature.
+    pub(crate) fn is_allocatable(&self) -> bool {
         !self.foreign && self.unsupported.is_none()
     }
 
-    /// A device without attributes, capacities or taints, usable from wherever its slice is.
+    /// Creates a device without attributes, capacities and taints, for the nodes of its slice.
     pub fn new(name: DeviceName) -> Self {
         Self {
             name,
@@ -288,7 +289,7 @@ impl Device {
         }
     }
 
-    /// The attribute of a fully qualified name; a bare name belongs to `driver`.
+    /// Returns the attribute with a fully qualified name; a bare name has the domain `driver`.
     pub fn attribute(&self, driver: &DriverName, qualified: &str) -> Option<&Attribute> {
         self.attributes.get(qualified).or_else(|| {
             let (domain, id) = qualified.split_once('/')?;
@@ -296,9 +297,8 @@ impl Device {
         })
     }
 
-    /// Whether the two offer the same to anybody who does not look at names, attributes and
-    /// counters.
-    pub(crate) fn same_offer(&self, other: &Self) -> bool {
+    /// Returns true if both devices are equal apart from names, attributes and counters.
+    pub(crate) fn has_same_profile(&self, other: &Self) -> bool {
         self.shared == other.shared
             && self.foreign == other.foreign
             && self.oversubscribed == other.oversubscribed
@@ -310,7 +310,7 @@ impl Device {
             && self.taints == other.taints
     }
 
-    /// The first taint that no toleration tolerates and that keeps new claims away.
+    /// Returns the first taint with a scheduling effect that no toleration tolerates.
     pub fn untolerated_taint(&self, tolerations: &[Toleration]) -> Option<&Taint> {
         self.taints.iter().find(|taint| {
             matches!(taint.effect, TaintEffect::NoSchedule | TaintEffect::NoExecute)

@@ -1,5 +1,7 @@
-//! Nodes, and what pods demand of them. Only what is cheap and decides often: the rest is
-//! kube-scheduler's.
+//! Nodes and the scheduling constraints of pods.
+//!
+//! Only constraints that are cheap to test and often decisive are modeled; kube-scheduler tests the
+//! others.
 
 use std::collections::BTreeMap;
 
@@ -9,58 +11,58 @@ use tessera_api::quantity::Quantity;
 /// A node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
-    /// Its name.
+    /// Name of the node.
     pub name: NodeName,
-    /// Its labels.
+    /// Labels of the node.
     pub labels: BTreeMap<String, String>,
-    /// Condition `Ready` is `True`.
+    /// True if condition `Ready` is `True`.
     pub ready: bool,
     /// `spec.unschedulable`.
     pub cordoned: bool,
-    /// `spec.taints` (the cordon's own taint included, as Kubernetes sets it).
+    /// `spec.taints`, including the taint that Kubernetes sets for `spec.unschedulable`.
     pub taints: Vec<NodeTaint>,
-    /// `status.allocatable`; `pods` counts pods.
+    /// `status.allocatable`; the key `pods` holds the number of pods.
     pub allocatable: BTreeMap<String, Quantity>,
-    /// Sum of the requests of the pods that are bound here or are expected to be; `pods` counts
-    /// them.
+    /// Sum of the requests of the pods that are bound to the node or expected on it; the key
+    /// `pods` holds their number.
     pub used: BTreeMap<String, Quantity>,
-    /// What of [`used`](Self::used) is of pods that hold devices of ours here: it comes back with
-    /// the devices.
+    /// Part of [`used`](Self::used) that belongs to pods with managed devices on this node. It is
+    /// released together with the devices.
     pub held: BTreeMap<String, Quantity>,
 }
 
-/// A node's taint.
+/// A node taint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeTaint {
-    /// The key.
+    /// Taint key.
     pub key: String,
-    /// The value, empty where none is given.
+    /// Taint value; empty if none is set.
     pub value: String,
     /// `NoSchedule`, `PreferNoSchedule` or `NoExecute`.
     pub effect: String,
 }
 
-/// A pod's toleration of node taints.
+/// Toleration of node taints, set in a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodToleration {
-    /// The key; none with `Exists` tolerates every key.
+    /// Key; `None` with `Exists` tolerates every key.
     pub key: Option<String>,
     /// `Exists`, `Equal` (default), `Lt` or `Gt`.
     pub operator: Option<String>,
-    /// The value.
+    /// Value to compare with.
     pub value: String,
-    /// The effect; none tolerates every effect.
+    /// Effect; `None` tolerates every effect.
     pub effect: Option<String>,
 }
 
 impl Node {
-    /// What is left of its CPU, in thousandths of a core.
+    /// Returns the unrequested CPU of the node, in millicores.
     pub(crate) fn cpu_milli_left(&self) -> u64 {
         cpu_milli_of(&self.allocatable).saturating_sub(cpu_milli_of(&self.used))
     }
 
-    /// Adds the requests of a pod that gets devices here to what is used.
-    pub(crate) fn take(&mut self, requests: &BTreeMap<String, Quantity>) {
+    /// Adds the requests of a pod that gets devices on this node.
+    pub(crate) fn add_requests(&mut self, requests: &BTreeMap<String, Quantity>) {
         for sums in [&mut self.used, &mut self.held] {
             for (name, amount) in requests {
                 let sum = sums.entry(name.clone()).or_default();
@@ -71,7 +73,7 @@ impl Node {
 }
 
 impl PodToleration {
-    /// Whether it tolerates `taint` (`Toleration.ToleratesTaint` of k8s.io/api/core/v1).
+    /// Returns true if it tolerates `taint` (`Toleration.ToleratesTaint` of k8s.io/api/core/v1).
     pub fn tolerates(&self, taint: &NodeTaint) -> bool {
         let effect = self.effect.as_deref().is_none_or(|e| e.is_empty() || e == taint.effect);
         let key = self.key.as_deref().is_none_or(|k| k.is_empty() || k == taint.key);
@@ -85,56 +87,56 @@ impl PodToleration {
     }
 }
 
-/// `core/v1 NodeSelector`: matches if any term does. No term matches nothing.
+/// `core/v1 NodeSelector`: matches if any term matches. Without terms it matches nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct NodeSelector {
-    /// Any of these.
+    /// Terms, of which one must match.
     pub terms: Vec<NodeAffinityTerm>,
 }
 
-/// One term: all of its requirements. A term without requirements matches nothing.
+/// A term: all requirements must match. Without requirements it matches nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct NodeAffinityTerm {
-    /// On labels.
+    /// Requirements on labels.
     pub labels: Vec<Requirement>,
-    /// On fields; only `metadata.name` exists.
+    /// Requirements on fields; only `metadata.name` exists.
     pub fields: Vec<Requirement>,
 }
 
-/// One requirement.
+/// A requirement on a label or field.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Requirement {
-    /// The label or field.
+    /// Label or field.
     pub key: String,
-    /// The comparison.
+    /// Comparison operator.
     pub operator: SelectorOperator,
-    /// What with.
+    /// Values to compare with.
     pub values: Vec<String>,
 }
 
-/// How a requirement compares.
+/// Operator of a requirement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SelectorOperator {
-    /// Present and one of the values.
+    /// The key is present and its value is in the list.
     In,
-    /// Absent or none of the values.
+    /// The key is absent or its value is not in the list.
     NotIn,
-    /// Present.
+    /// The key is present.
     Exists,
-    /// Absent.
+    /// The key is absent.
     DoesNotExist,
-    /// Present and greater than the value, as integers.
+    /// The value is greater than the given one, as integers.
     Gt,
-    /// Present and less than the value, as integers.
+    /// The value is less than the given one, as integers.
     Lt,
-    /// An operator of the future.
+    /// An unknown operator of a later API version.
     Unknown,
 }
 
-/// The resource that a node's CPU is.
+/// Resource name of CPU.
 const CPU: &str = "cpu";
 
-/// The CPU of a list of resources, in thousandths of a core, rounded up.
+/// Returns the CPU in a list of resources, in millicores, rounded up.
 pub(crate) fn cpu_milli_of(resources: &BTreeMap<String, Quantity>) -> u64 {
     let milli = |cpu: &Quantity| {
         u64::try_from((cpu.nano().max(0) + 999_999) / 1_000_000).unwrap_or(u64::MAX)
@@ -142,11 +144,11 @@ pub(crate) fn cpu_milli_of(resources: &BTreeMap<String, Quantity>) -> u64 {
     resources.get(CPU).map_or(0, milli)
 }
 
-/// The field that holds a node's name.
+/// Field name of a node's name.
 const NAME_FIELD: &str = tessera_api::names::NODE_NAME_FIELD;
 
 impl NodeSelector {
-    /// Selects one node by name, as an allocation of node-local devices does.
+    /// Creates a selector for one node by name, as in allocations of node-local devices.
     pub fn of_node(node: &NodeName) -> Self {
         let name = Requirement {
             key: NAME_FIELD.to_owned(),
@@ -156,7 +158,7 @@ impl NodeSelector {
         Self { terms: vec![NodeAffinityTerm { labels: Vec::new(), fields: vec![name] }] }
     }
 
-    /// The one node it selects by name, if it is of that form.
+    /// Returns the node name if the selector selects exactly one node by name.
     pub fn single_node(&self) -> Option<&str> {
         let [NodeAffinityTerm { labels, fields }] = self.terms.as_slice() else { return None };
         match (labels.as_slice(), fields.as_slice()) {
@@ -170,13 +172,12 @@ impl NodeSelector {
         }
     }
 
-    /// Whether the selector selects `node`.
+    /// Returns true if the selector matches `node`.
     pub fn matches(&self, node: &Node) -> bool {
         self.terms.iter().any(|term| term.matches(node))
     }
 
-    /// Why upstream would refuse to parse it, if it would. Such a selector is an error and not a
-    /// mismatch.
+    /// Returns the parse error that upstream reports for this selector, if it is invalid.
     pub fn defect(&self) -> Option<String> {
         self.terms.iter().find_map(|term| {
             let label = term.labels.iter().find_map(Requirement::defect);
@@ -219,7 +220,7 @@ impl Requirement {
         }
     }
 
-    /// The rules of `labels.NewRequirement`, as far as stored objects have been seen to break them.
+    /// Checks the rules of `labels.NewRequirement` that stored objects are known to violate.
     fn defect(&self) -> Option<String> {
         let wrong = match self.operator {
             SelectorOperator::In | SelectorOperator::NotIn => self.values.is_empty(),

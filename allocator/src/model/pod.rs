@@ -9,17 +9,17 @@ use tessera_api::quantity::Quantity;
 use super::claim::Claim;
 use super::node::{NodeSelector, PodToleration};
 
-/// A pod's UID.
+/// UID of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PodUid(Arc<str>);
 
 impl PodUid {
-    /// A UID as the API server made it.
+    /// Creates a UID from the text that the API server assigned.
     pub fn new(uid: &str) -> Self {
         Self(uid.into())
     }
 
-    /// The UID as text.
+    /// Returns the UID as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -31,33 +31,32 @@ impl std::fmt::Display for PodUid {
     }
 }
 
-/// A pod that is not bound, with at least one claim for us to allocate.
+/// An unbound pod with at least one claim that Tessera allocates.
 #[derive(Debug, Clone)]
 pub struct PendingPod {
-    /// Its UID.
+    /// UID of the pod.
     pub uid: PodUid,
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: Namespace,
-    /// Its name.
+    /// Name of the pod.
     pub name: PodName,
-    /// `spec.priority`: higher is planned first.
+    /// `spec.priority`; pods with a higher priority are planned first.
     pub priority: i32,
-    /// Creation in seconds since the epoch: older is planned first among equals.
+    /// Creation time, in seconds since the epoch; among equal priorities older pods come first.
     pub created: i64,
-    /// Its claims, in pod order, without those that other drivers are asked for and are not
-    /// allocated yet.
+    /// Claims in pod order, without unallocated claims for other drivers.
     pub claims: Vec<PodClaim>,
-    /// What it demands of its node.
+    /// Scheduling constraints of the pod.
     pub scheduling: Arc<Scheduling>,
-    /// `status.nominatedNodeName`: preemption has just made room there, so it is tried first.
+    /// `status.nominatedNodeName`. Preemption freed capacity there, so the node is tried first.
     pub nominated: Option<NodeName>,
-    /// Nodes on which it could not run although its devices were there; not tried until the caller
-    /// takes them off.
+    /// Nodes that are not tried: the pod could not run there although its devices were allocated.
+    /// The caller removes them again.
     pub excluded: BTreeSet<NodeName>,
 }
 
 impl PendingPod {
-    /// Its claims to be allocated, in pod order.
+    /// Returns the unallocated claims, in pod order.
     pub fn pending_claims(&self) -> impl Iterator<Item = &Arc<Claim>> {
         self.claims.iter().filter_map(|claim| match claim {
             PodClaim::Pending(claim) => Some(claim),
@@ -69,20 +68,20 @@ impl PendingPod {
 /// A claim of a pending pod.
 #[derive(Debug, Clone)]
 pub enum PodClaim {
-    /// To be allocated.
+    /// A claim to allocate.
     Pending(Arc<Claim>),
-    /// Allocated, by whomever: the pod has to go where it is.
+    /// A claim that any allocator has allocated; it restricts the pod to its nodes.
     Allocated {
-        /// The claim.
+        /// UID of the claim.
         uid: ClaimUid,
-        /// Its name.
+        /// Name of the claim.
         name: ClaimName,
-        /// `status.allocation.nodeSelector`; none = usable everywhere.
+        /// `status.allocation.nodeSelector`; `None` means all nodes.
         nodes: Option<NodeSelector>,
     },
 }
 
-/// What a pod demands of its node.
+/// Scheduling constraints of a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Scheduling {
     /// `spec.nodeSelector`.
@@ -91,6 +90,6 @@ pub struct Scheduling {
     pub affinity: Option<NodeSelector>,
     /// Tolerations of node taints.
     pub tolerations: Vec<PodToleration>,
-    /// What it requests in all, `pods: 1` included.
+    /// Total resource requests, including `pods: 1`.
     pub requests: BTreeMap<String, Quantity>,
 }

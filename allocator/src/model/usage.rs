@@ -1,4 +1,4 @@
-//! What allocated claims take of each device.
+//! Consumption of devices by allocated claims.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,40 +9,40 @@ use tessera_api::quantity::Quantity;
 
 use super::device::{Binding, Device, DeviceId};
 
-/// One device given to one request of a claim.
+/// Allocation result: one device for one request of a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceResult {
-    /// The request, `request/subrequest` for a chosen alternative.
+    /// Request name, or `request/subrequest` for a subrequest.
     pub request: RequestName,
-    /// The device.
+    /// Allocated device.
     pub device: DeviceId,
-    /// A share of it (with a share ID), not the whole of it.
+    /// True if a share (with a share ID) is allocated, not the whole device.
     pub shared: bool,
-    /// What the share takes of each capacity.
+    /// Amount of each capacity that the share consumes.
     pub consumed: BTreeMap<String, Quantity>,
-    /// Granted for administration: takes nothing from anybody.
+    /// Administrative access; consumes nothing.
     pub admin: bool,
-    /// What keeps it from the others on the device, and them from it.
+    /// Mechanism that isolates the claims on the device.
     pub sharing: Sharing,
-    /// What has to be so before the pod can be bound.
+    /// Conditions that must hold before the pod can be bound.
     pub binding: Option<Arc<Binding>>,
 }
 
-/// What is taken of one device.
+/// Consumption of one device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeviceUse {
-    /// Allocations of the whole device.
+    /// Number of exclusive allocations.
     pub exclusive: u32,
-    /// Shares of it.
+    /// Number of shares.
     pub shares: u32,
-    /// How many of both are shared by MPS; the others are by Intercept.
+    /// Number of allocations of both kinds that are shared by MPS; the others use the interceptor.
     pub by_mps: u32,
-    /// Sum over the shares.
+    /// Sum of the capacity that the shares consume.
     pub consumed: BTreeMap<String, Quantity>,
 }
 
 impl DeviceUse {
-    /// Whether more is taken than the device has, or the whole of it more than once.
+    /// Returns true if the device is overcommitted or allocated exclusively more than once.
     pub fn exceeds(&self, device: &Device) -> bool {
         let twice = self.exclusive > 1 || (self.exclusive == 1 && self.shares > 0);
         let over = |(name, sum): (&String, &Quantity)| {
@@ -51,15 +51,15 @@ impl DeviceUse {
         twice || self.consumed.iter().any(over)
     }
 
-    /// How its users share it; none where there are none, or some in one way and some in the other.
+    /// Returns the sharing mechanism that all allocations use; `None` if there are none or several.
     pub fn sharing(&self) -> Option<Sharing> {
         let users = self.exclusive + self.shares;
         [Sharing::Intercept, Sharing::Mps]
             .into_iter()
-            .find(|own| users > 0 && differing(users, self.by_mps, *own).is_none())
+            .find(|own| users > 0 && conflicting_sharing(users, self.by_mps, *own).is_none())
     }
 
-    /// Adds a grant of the device that takes something.
+    /// Adds a non-administrative allocation result.
     pub(crate) fn add(&mut self, result: &DeviceResult) {
         self.by_mps += u32::from(result.sharing == Sharing::Mps);
         if !result.shared {
@@ -67,15 +67,15 @@ impl DeviceUse {
             return;
         }
         self.shares += 1;
-        // Nothing has no entry: `remove` leaves none either, and sums are compared.
+        // Zero amounts get no entry: `remove` leaves none either, and sums are compared.
         for (name, amount) in result.consumed.iter().filter(|(_, amount)| !amount.is_zero()) {
             let sum = self.consumed.entry(name.clone()).or_default();
-            // Beyond what an amount can hold nothing is left anyway.
+            // On overflow nothing is free anyway.
             *sum = sum.checked_add(*amount).unwrap_or(*sum);
         }
     }
 
-    /// Subtracts a grant that was added.
+    /// Subtracts an allocation result that was added before.
     fn subtract(&mut self, result: &DeviceResult) {
         self.by_mps = self.by_mps.saturating_sub(u32::from(result.sharing == Sharing::Mps));
         if !result.shared {
@@ -91,7 +91,7 @@ impl DeviceUse {
         self.consumed.retain(|_, sum| !sum.is_zero());
     }
 
-    /// What is left of the use without those of the `results` that are grants of `device`.
+    /// Returns the consumption without those `results` that belong to `device`.
     #[must_use]
     pub fn without(&self, device: &DeviceId, results: &[DeviceResult]) -> Self {
         let mut rest = self.clone();
@@ -106,19 +106,21 @@ impl DeviceUse {
     }
 }
 
-/// How some of so many users of a device share it, so many of them by MPS, if that is not how `own`
-/// would be shared: the two ways know nothing of each other. Where somebody has brought both
-/// together, nobody else gets in between.
-pub(crate) fn differing(users: u32, by_mps: u32, own: Sharing) -> Option<Sharing> {
+/// Returns the sharing mechanism of existing allocations if it conflicts with `own`.
+///
+/// `users` is the number of allocations and `by_mps` the number of those shared by MPS. Compute
+/// limits of the interceptor and MPS do not apply to each other. If both are already in use on the
+/// device, no further claim is added.
+pub(crate) fn conflicting_sharing(users: u32, by_mps: u32, own: Sharing) -> Option<Sharing> {
     match own {
         Sharing::Mps => (users > by_mps).then_some(Sharing::Intercept),
         Sharing::Intercept | Sharing::TimeSlicing => (by_mps > 0).then_some(Sharing::Mps),
     }
 }
 
-/// What is taken of all devices. A device that is in no claim has no entry.
+/// Consumption of all devices. An unallocated device has no entry.
 ///
-/// Cloning is cheap; the first change after a clone copies.
+/// Cloning is cheap; the first change after a clone copies the map.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Usage {
     devices: Arc<BTreeMap<DeviceId, DeviceUse>>,
@@ -133,7 +135,7 @@ impl Usage {
         }
     }
 
-    /// Takes away what [`add`](Self::add) added for the same results.
+    /// Subtracts the results that [`add`](Self::add) added.
     pub fn remove(&mut self, results: &[DeviceResult]) {
         let devices = Arc::make_mut(&mut self.devices);
         for result in results.iter().filter(|r| !r.admin) {
@@ -145,7 +147,7 @@ impl Usage {
         }
     }
 
-    /// Says what is taken of a device.
+    /// Sets the consumption of a device; `None` removes the entry.
     pub fn set(&mut self, device: &DeviceId, used: Option<DeviceUse>) {
         let devices = Arc::make_mut(&mut self.devices);
         match used {
@@ -154,17 +156,17 @@ impl Usage {
         };
     }
 
-    /// What is taken of a device; nothing if it has no entry.
+    /// Returns the consumption of a device; `None` if it has no entry.
     pub fn of(&self, device: &DeviceId) -> Option<&DeviceUse> {
         self.devices.get(device)
     }
 
-    /// Whether nothing is taken of any device.
+    /// Returns true if no device is consumed.
     pub fn is_empty(&self) -> bool {
         self.devices.is_empty()
     }
 
-    /// All devices of which something is taken, in order.
+    /// Returns all devices with consumption, in order.
     pub fn iter(&self) -> impl Iterator<Item = (&DeviceId, &DeviceUse)> {
         self.devices.iter()
     }
@@ -197,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_and_goes_leaves_the_sums_of_what_stays_even_where_they_are_zero() {
+    fn removing_results_restores_sums_including_zero_entries() {
         let mut running = Usage::default();
         running.add(&[share(1, 0)]);
         running.add(&[share(2, 0)]);
@@ -210,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_says_how_it_is_shared_as_long_as_all_of_its_users_agree() {
+    fn sharing_is_known_only_if_all_users_agree() {
         let sharing = |results: &[DeviceResult]| {
             let mut usage = Usage::default();
             usage.add(results);

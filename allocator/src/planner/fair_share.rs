@@ -1,4 +1,4 @@
-//! Order of pods while plans end before all pods are reached: namespaces share the steps fairly.
+//! Fair order of pods while plans run out of steps: namespaces share the steps.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,70 +6,74 @@ use std::sync::Arc;
 use tessera_api::names::Namespace;
 use tessera_api::reason::NodeReason;
 
-use super::shapes::ShapeId;
+use super::shape_cache::ShapeId;
 use crate::model::{PendingPod, PodUid, Scheduling};
 use crate::outcome::Cause;
 
-/// The share of a namespace is one part in so many of a plan's steps.
-const PART: u64 = 4;
+/// A namespace's share is this fraction of the steps of a plan.
+const STEP_FRACTION: u64 = 4;
 
-/// An explanation for all pods of one shape and the same demands.
+/// Explanation shared by all pods with one shape and equal scheduling constraints.
 #[derive(Debug)]
 pub(super) struct CommonExplanation {
     pub(super) shape: ShapeId,
     pub(super) scheduling: Arc<Scheduling>,
-    /// The reason that the pods are given for the node that is kept free.
-    pub(super) kept_off: Option<NodeReason>,
-    /// Per claim.
+    /// Reason for these pods on the reserved node.
+    pub(super) reserved_reason: Option<NodeReason>,
+    /// Causes per claim.
     pub(super) causes: Vec<Arc<Cause>>,
 }
 
 impl CommonExplanation {
-    /// Returns `true` if it holds for pods of this shape, with these demands and this reason.
-    pub(super) fn is_for(
+    /// Returns true if it applies to pods with this shape, these constraints and this reason.
+    pub(super) fn applies_to(
         &self,
         shape: ShapeId,
         scheduling: &Arc<Scheduling>,
-        kept_off: Option<&NodeReason>,
+        reserved_reason: Option<&NodeReason>,
     ) -> bool {
-        self.shape == shape && self.scheduling == *scheduling && self.kept_off.as_ref() == kept_off
+        self.shape == shape
+            && self.scheduling == *scheduling
+            && self.reserved_reason.as_ref() == reserved_reason
     }
 }
 
-/// Steps spent and pods refused since the last plan that reached all pods; empty after such a plan.
-/// Priority and age alone decide as long as there are steps for all pods.
+/// Steps spent and pods refused since the last plan that reached all pods.
+///
+/// It is empty after such a plan. As long as the steps suffice for all pods, only priority and age
+/// decide.
 #[derive(Debug, Default)]
 pub(super) struct FairShare {
-    /// The steps that each namespace has spent.
+    /// Steps spent per namespace.
     spent: BTreeMap<Namespace, u64>,
-    /// Pods that were refused, with the time of the cluster then.
+    /// Refused pods, with the cluster time of the refusal.
     refused: BTreeMap<PodUid, u64>,
-    /// Explanations of the plans so far: plans that go on do not make them again.
+    /// Explanations of the plans so far, so that the next plan does not compute them again.
     explained: Vec<CommonExplanation>,
 }
 
 impl FairShare {
-    /// Resets the steps spent if all of the pods are of namespaces that exceed their share.
+    /// Resets the steps if all pods belong to namespaces that exceed their share.
     pub(super) fn begin_plan(&mut self, pods: &[&PendingPod], budget: u64) {
         if pods.iter().all(|pod| self.exceeds_share(&pod.namespace, 0, budget)) {
             self.spent.clear();
         }
     }
 
-    /// Returns `true` if the namespace, which has spent `more` in the plan under way, exceeds its
-    /// share of a plan's steps.
+    /// Returns true if the namespace exceeds its share of the steps. `more` are the steps that it
+    /// has spent in the current plan.
     pub(super) fn exceeds_share(&self, namespace: &Namespace, more: u64, budget: u64) -> bool {
         let before = self.spent.get(namespace).copied().unwrap_or(0);
-        !self.spent.is_empty() && before.saturating_add(more) >= budget / PART
+        !self.spent.is_empty() && before.saturating_add(more) >= budget / STEP_FRACTION
     }
 
-    /// Returns `true` if the pod was refused.
+    /// Returns true if the pod was refused.
     pub(super) fn was_refused(&self, pod: &PodUid) -> bool {
         self.refused.contains_key(pod)
     }
 
-    /// Returns `true` if the pod was refused and the cluster has not changed since.
-    pub(super) fn is_answered(&self, pod: &PodUid, now: u64) -> bool {
+    /// Returns true if the pod was refused and the cluster has not changed since.
+    pub(super) fn was_refused_at(&self, pod: &PodUid, now: u64) -> bool {
         self.refused.get(pod) == Some(&now)
     }
 
@@ -78,9 +82,10 @@ impl FairShare {
         &self.explained
     }
 
-    /// Ends a plan in which the namespaces have spent so much, and which has refused these pods at
-    /// the time `now` of the cluster. `explained`: its explanations, if the next plan goes on
-    /// with it.
+    /// Ends a plan: records the steps per namespace, and the pods refused at the cluster time
+    /// `now`.
+    ///
+    /// `explained` holds the explanations of the plan if it did not reach all pods.
     pub(super) fn end_plan<'r>(
         &mut self,
         spent: BTreeMap<Namespace, u64>,

@@ -1,38 +1,38 @@
-//! What a pod asks for, in the terms of [`fragmentation`](crate::fragmentation).
+//! Conversion of a pod's claims to requests of the [`fragmentation`](crate::fragmentation) model.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::Planner;
-use crate::cluster::{Cluster, NodeIndex, OfferId};
+use crate::cluster::{Cluster, NodeIndex, ProfileId};
 use crate::fragmentation::{GpuMilli, GpuType, GpuTypes, Request};
 use crate::model::{Claim, Device, PendingPod, PodUid, Scheduling, cpu_milli_of};
 use crate::policy::{Policy, share};
 use crate::predicate;
 use crate::search::MAX_RESULTS;
-use crate::shape::{AlternativeShape, OfferDemand, Selections, Shape};
+use crate::shape::{AlternativeShape, ProfileDemand, Selections, Shape};
 
-/// Answers to "on the nodes of which types of GPU" that are kept.
-const MAX_KEPT: usize = 64;
+/// Maximum number of cached sets of GPU types per node selection.
+const MAX_CACHED: usize = 64;
 
-/// Which types of GPU there are, and which of them pods accept. Holds as long as no node reaches
-/// other devices.
+/// GPU types in the cluster, and the types that pods accept. Valid until a node reaches other
+/// devices.
 #[derive(Debug, Default)]
-pub(super) struct Accepted {
+pub(super) struct AcceptedTypes {
     layout: Option<u64>,
-    /// One GPU of each type and offer.
+    /// One sample device per type and profile.
     samples: Vec<Sample>,
-    /// The types on the nodes that pods select.
+    /// Types on the nodes that match scheduling constraints.
     of_nodes: Vec<(Arc<Scheduling>, BTreeSet<GpuType>)>,
-    /// Pods that ask for nothing that there could be.
+    /// Pods whose requests can never be met.
     impossible: BTreeSet<PodUid>,
 }
 
-/// Steps that finding out what one pod asks for counts as, besides evaluating selectors: about as
-/// much as looking at so many devices.
+/// Steps charged for the conversion of one pod, in addition to selector evaluation: about the cost
+/// of testing this number of devices.
 const STEPS_PER_REQUEST: u64 = 10;
 
-/// Pods known to ask for nothing that there could be. Beyond, all are looked at again.
+/// Maximum number of pods cached as impossible. Beyond it all are examined again.
 const MAX_IMPOSSIBLE: usize = 100_000;
 
 #[derive(Debug, Clone, Copy)]
@@ -40,14 +40,14 @@ struct Sample {
     node: NodeIndex,
     candidate: usize,
     kind: GpuType,
-    offer: OfferId,
+    profile: ProfileId,
 }
 
 impl Planner {
-    /// Counts the requests of the pods that have not been counted, if some policy goes by what is
-    /// expected. Where the steps end, the rest is left to the next time.
+    /// Adds the requests of new pods to the forecast if a policy uses it. If the steps are spent,
+    /// the remaining pods are added by a later plan.
     pub(super) fn observe(&mut self, pods: &[&PendingPod], policy: Policy, steps: &mut u64) {
-        if !policy.looks_ahead() && !self.cluster.is_cpu_ranked() {
+        if !policy.uses_forecast() && !self.cluster.is_cpu_ranked() {
             return;
         }
         let waiting: BTreeSet<_> = pods.iter().map(|pod| &pod.uid).collect();
@@ -70,7 +70,7 @@ impl Planner {
         self.forecast.observe(requests, &waiting);
     }
 
-    /// What the pod asks for; none where it asks for nothing that there could be.
+    /// Returns the request of the pod; `None` if it can never be met.
     fn request(&mut self, pod: &PendingPod, policy: Policy, steps: &mut u64) -> Option<Request> {
         let mut pending: Vec<Arc<Claim>> = pod.pending_claims().cloned().collect();
         let mut known = BTreeSet::new();
@@ -83,7 +83,7 @@ impl Planner {
         if let Some(of_nodes) = accepted.of_nodes(&pod.scheduling, cluster) {
             types.retain(|kind| of_nodes.contains(kind));
         }
-        // What no claim can hold will never be served.
+        // A request for more devices than the claims can hold is never met.
         if types.is_empty() || gpus as usize > MAX_RESULTS * pending.len() {
             return None;
         }
@@ -93,7 +93,7 @@ impl Planner {
     }
 }
 
-impl Accepted {
+impl AcceptedTypes {
     fn refresh(&mut self, cluster: &mut Cluster) {
         if self.layout == Some(cluster.layout()) {
             return;
@@ -102,12 +102,12 @@ impl Accepted {
         *self = Self { layout: Some(cluster.layout()), ..Self::default() };
         for node in 0..cluster.nodes.len() {
             cluster.gather(node);
-            let Some(reach) = cluster.reach(node) else { continue };
-            for (candidate, found) in reach.candidates.iter().enumerate() {
+            let Some(reachable) = cluster.reachable(node) else { continue };
+            for (candidate, found) in reachable.candidates.iter().enumerate() {
                 let compiled = found.compiled();
-                let (kind, offer) = (compiled.kind, compiled.offer);
-                if compiled.device.is_ours() && known.insert((kind, offer)) {
-                    self.samples.push(Sample { node, candidate, kind, offer });
+                let (kind, profile) = (compiled.kind, compiled.profile);
+                if compiled.device.is_allocatable() && known.insert((kind, profile)) {
+                    self.samples.push(Sample { node, candidate, kind, profile });
                 }
             }
         }
@@ -120,7 +120,7 @@ impl Accepted {
         self.impossible.insert(pod.clone());
     }
 
-    /// Classes have changed: what could not be may be possible now.
+    /// Drops the impossible pods after a change of DeviceClasses.
     pub(super) fn forget_impossible(&mut self) {
         self.impossible.clear();
     }
@@ -129,7 +129,8 @@ impl Accepted {
         self.samples.iter().map(|sample| sample.kind).collect()
     }
 
-    /// How many GPUs, how much of each on average, and the types that all requests accept.
+    /// Returns the number of GPUs, the average share of each, and the types that all requests
+    /// accept.
     fn of_shape(
         &self,
         shape: &mut Shape,
@@ -143,20 +144,20 @@ impl Accepted {
             .iter()
             .flat_map(|claim| (0..claim.len()).map(|r| claim.alternatives(r)))
             .collect();
-        for places in requests {
+        for indices in requests {
             let mut found: Vec<(GpuType, u64, u64)> = Vec::new();
             for sample in &self.samples {
-                let (reach, interner, features) = cluster.parts(sample.node)?;
-                shape.meet_offers(std::iter::once(sample.offer), interner, features);
-                let candidate = &reach.candidates[sample.candidate];
-                let served = places.clone().find_map(|place| {
-                    let asked = &shape.alternatives[place];
-                    let resolved = asked.resolved.as_ref().ok()?;
+                let (reachable, interner, features) = cluster.search_inputs(sample.node)?;
+                shape.resolve_profiles(std::iter::once(sample.profile), interner, features);
+                let candidate = &reachable.candidates[sample.candidate];
+                let served = indices.clone().find_map(|index| {
+                    let alternative = &shape.alternatives[index];
+                    let resolved = alternative.resolved.as_ref().ok()?;
                     let selected =
                         selections.selects(resolved.selection, candidate, interner, steps);
-                    let whole = &interner.offer(sample.offer).capacity;
-                    let share = of_device(asked, sample.offer, whole, candidate.device())?;
-                    let count = asked.count().unwrap_or(reach.candidates.len() as u64);
+                    let whole = &interner.profile(sample.profile).capacity;
+                    let share = of_device(alternative, sample.profile, whole, candidate.device())?;
+                    let count = alternative.count().unwrap_or(reachable.candidates.len() as u64);
                     (selected == Ok(true)).then_some((count, share))
                 });
                 found
@@ -174,17 +175,17 @@ impl Accepted {
         Some((u32::try_from(gpus).unwrap_or(u32::MAX), GpuMilli::new(share), types))
     }
 
-    /// The types on the nodes that the pod selects by their labels; none where it selects by none.
+    /// Returns the GPU types on the nodes that the pod selects; `None` if it selects none.
     fn of_nodes(
         &mut self,
         scheduling: &Arc<Scheduling>,
         cluster: &Cluster,
     ) -> Option<&BTreeSet<GpuType>> {
         let affinity = scheduling.affinity.as_ref();
-        // Pods that are tied to one node each, as those of a DaemonSet, say nothing of types.
-        let is_tied = affinity
+        // Pods bound to one node each, as those of a DaemonSet, carry no information about types.
+        let is_bound = affinity
             .is_some_and(|affinity| affinity.terms.iter().any(|term| !term.fields.is_empty()));
-        if is_tied || scheduling.node_selector.is_empty() && affinity.is_none() {
+        if is_bound || scheduling.node_selector.is_empty() && affinity.is_none() {
             return None;
         }
         let is_same = |known: &Scheduling| {
@@ -192,14 +193,14 @@ impl Accepted {
         };
         let known = self.of_nodes.iter().position(|(known, _)| is_same(known));
         let at = known.unwrap_or_else(|| {
-            if self.of_nodes.len() == MAX_KEPT {
+            if self.of_nodes.len() == MAX_CACHED {
                 self.of_nodes.remove(0);
             }
             let nodes =
                 cluster.by_name().filter(|(_, node)| predicate::is_selected(scheduling, node));
-            let reached = nodes.filter_map(|(index, _)| cluster.reach(index));
-            let types =
-                reached.flat_map(|reach| reach.candidates.iter().map(|c| c.compiled().kind));
+            let reached = nodes.filter_map(|(index, _)| cluster.reachable(index));
+            let types = reached
+                .flat_map(|reachable| reachable.candidates.iter().map(|c| c.compiled().kind));
             self.of_nodes.push((Arc::clone(scheduling), types.collect()));
             self.of_nodes.len() - 1
         });
@@ -207,17 +208,19 @@ impl Accepted {
     }
 }
 
-/// How much of a device of an offer that has been met is asked for; none where it cannot be given.
+/// Returns the requested share of a device with a resolved profile; `None` if it cannot serve the
+/// request.
 fn of_device(
-    asked: &AlternativeShape,
-    offer: OfferId,
+    alternative: &AlternativeShape,
+    profile: ProfileId,
     whole: &[i128],
     device: &Device,
 ) -> Option<GpuMilli> {
-    let may_have = asked.has_leave_for(device) && asked.can_share(device);
-    match &asked.on(offer).filter(|_| may_have)?.demand {
-        OfferDemand::Takes(demand, true) if device.shared => Some(share(demand, whole)),
-        OfferDemand::Takes(_, true) => Some(GpuMilli::WHOLE),
+    let is_possible =
+        alternative.accepts_oversubscription_of(device) && alternative.can_share(device);
+    match &alternative.profile_match(profile).filter(|_| is_possible)?.demand {
+        ProfileDemand::Takes(demand, true) if device.shared => Some(share(demand, whole)),
+        ProfileDemand::Takes(_, true) => Some(GpuMilli::WHOLE),
         _ => None,
     }
 }

@@ -1,16 +1,16 @@
-//! The fullest first. Of two equally full devices the smaller one, so that large ones stay for
-//! those who need them.
+//! Binpack: most utilized first; of equally utilized devices the smaller one, so that large devices
+//! stay free for large requests.
 
-use super::{DeviceView, NodeView, Rank, Rule, WHOLE, ppm};
+use super::scorer::{Rank, ScoredDevice, ScoredNode, Scorer, WHOLE, ppm};
 
 pub(super) struct Binpack;
 
-impl Rule for Binpack {
-    fn device(&self, device: &DeviceView<'_>) -> Option<Rank> {
-        Some((ppm(WHOLE - device.taken()), device.memory()))
+impl Scorer for Binpack {
+    fn device(&self, device: &ScoredDevice<'_>) -> Option<Rank> {
+        Some((ppm(WHOLE - device.utilization()), device.memory()))
     }
 
-    fn node(&self, node: &NodeView<'_>) -> Rank {
-        (ppm(WHOLE.saturating_sub(node.taken())), 0)
+    fn node(&self, node: &ScoredNode<'_>) -> Rank {
+        (ppm(WHOLE.saturating_sub(node.utilization())), 0)
     }
 }

@@ -1,15 +1,15 @@
-//! Upstream's order.
+//! First fit: upstream's order.
 
-use super::{DeviceView, NodeView, Rank, Rule};
+use super::scorer::{Rank, ScoredDevice, ScoredNode, Scorer};
 
 pub(super) struct FirstFit;
 
-impl Rule for FirstFit {
-    fn device(&self, _: &DeviceView<'_>) -> Option<Rank> {
+impl Scorer for FirstFit {
+    fn device(&self, _: &ScoredDevice<'_>) -> Option<Rank> {
         None
     }
 
-    fn node(&self, _: &NodeView<'_>) -> Rank {
+    fn node(&self, _: &ScoredNode<'_>) -> Rank {
         (0, 0)
     }
 }

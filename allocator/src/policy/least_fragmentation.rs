@@ -1,28 +1,31 @@
-//! Where the least becomes useless to the requests that are expected. Of two devices for which that
-//! comes to the same, as where a node has no CPU for others anyway, the one of which less is left,
-//! and then the one that fewer claims hold.
+//! Least fragmentation: minimizes the capacity stranded for expected requests.
+//!
+//! Ties occur, for example, on a node without free CPU. Then the device with less free capacity
+//! comes first, then the one with fewer allocations.
 
-use super::{DeviceView, NodeView, Rank, Rule};
+use super::scorer::{Rank, ScoredDevice, ScoredNode, Scorer};
 
 pub(super) struct LeastFragmentation;
 
-impl Rule for LeastFragmentation {
-    fn device(&self, device: &DeviceView<'_>) -> Option<Rank> {
-        let picture = device.ranking.picture();
-        let share = picture.share(device.ranking, device.asked, device.candidate);
-        let rise = picture.rise(&device.ranking.outlook, &[(device.candidate, share)]);
-        let left = i64::from(picture.left(device.candidate).thousandths());
-        Some((rise.steps(), (left << 32) + i64::from(device.tasks())))
+impl Scorer for LeastFragmentation {
+    fn device(&self, device: &ScoredDevice<'_>) -> Option<Rank> {
+        let gpu_state = device.ranking.gpu_state();
+        let share = gpu_state.share(device.ranking, device.alternative, device.candidate);
+        let rise = gpu_state.rise(&device.ranking.forecast_view, &[(device.candidate, share)]);
+        let left = i64::from(gpu_state.left(device.candidate).thousandths());
+        Some((rise.steps(), (left << 32) + i64::from(device.allocation_count())))
     }
 
-    fn node(&self, node: &NodeView<'_>) -> Rank {
-        let (ranking, picture) = (node.ranking, node.ranking.picture());
+    fn node(&self, node: &ScoredNode<'_>) -> Rank {
+        let (ranking, gpu_state) = (node.ranking, node.ranking.gpu_state());
         let taken: Vec<_> = node
             .shape
             .chosen(node.chosen)
-            .filter(|(asked, _)| asked.request.admin != Some(true))
-            .map(|(asked, candidate)| (candidate, picture.share(ranking, asked, candidate)))
+            .filter(|(alternative, _)| alternative.request.admin != Some(true))
+            .map(|(alternative, candidate)| {
+                (candidate, gpu_state.share(ranking, alternative, candidate))
+            })
             .collect();
-        (picture.rise(&ranking.outlook, &taken).steps(), 0)
+        (gpu_state.rise(&ranking.forecast_view, &taken).steps(), 0)
     }
 }

@@ -1,23 +1,23 @@
-//! Any, by lot. The lot of a node is drawn for each pod when it is placed: see [`lot`].
+//! Random policy: pseudo-random order per pod, see [`seeded_hash`].
 
 use std::hash::BuildHasher;
 
-use super::{DeviceView, NodeView, Rank, Rule};
+use super::scorer::{Rank, ScoredDevice, ScoredNode, Scorer};
 
 pub(super) struct Random;
 
-impl Rule for Random {
-    fn device(&self, device: &DeviceView<'_>) -> Option<Rank> {
-        let name = &device.ranking.reach.candidates[device.candidate].device().name;
-        Some((lot(device.ranking.seed, name.as_str()).cast_signed(), 0))
+impl Scorer for Random {
+    fn device(&self, device: &ScoredDevice<'_>) -> Option<Rank> {
+        let name = &device.ranking.reachable.candidates[device.candidate].device().name;
+        Some((seeded_hash(device.ranking.seed, name.as_str()).cast_signed(), 0))
     }
 
-    fn node(&self, _: &NodeView<'_>) -> Rank {
+    fn node(&self, _: &ScoredNode<'_>) -> Rank {
         (0, 0)
     }
 }
 
-/// The lot that `name` draws with this seed: the same each time.
-pub(crate) fn lot(seed: u64, name: &str) -> u64 {
+/// Returns a hash of `name` that depends only on `name` and `seed`.
+pub(crate) fn seeded_hash(seed: u64, name: &str) -> u64 {
     foldhash::quality::FixedState::with_seed(seed).hash_one(name)
 }

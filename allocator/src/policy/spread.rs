@@ -1,15 +1,15 @@
-//! The emptiest first; of two equally empty ones that with fewer tasks.
+//! Spread: least utilized first; of equally utilized ones the one with fewer allocations.
 
-use super::{DeviceView, NodeView, Rank, Rule, ppm};
+use super::scorer::{Rank, ScoredDevice, ScoredNode, Scorer, ppm};
 
 pub(super) struct Spread;
 
-impl Rule for Spread {
-    fn device(&self, device: &DeviceView<'_>) -> Option<Rank> {
-        Some((ppm(device.taken()), i64::from(device.tasks())))
+impl Scorer for Spread {
+    fn device(&self, device: &ScoredDevice<'_>) -> Option<Rank> {
+        Some((ppm(device.utilization()), i64::from(device.allocation_count())))
     }
 
-    fn node(&self, node: &NodeView<'_>) -> Rank {
-        (ppm(node.taken()), i64::from(node.tasks()))
+    fn node(&self, node: &ScoredNode<'_>) -> Rank {
+        (ppm(node.utilization()), i64::from(node.allocation_count()))
     }
 }

@@ -1,36 +1,25 @@
-//! Before the search: what upstream checks beforehand, what "all" means on this node, and what can
-//! be refuted by counting.
+//! Preparation of the search: upstream's checks, the devices of "all" requests, and counting.
 
-use super::{At, Failure, MAX_RESULTS, Progress, Run, Stop, Symmetry};
+use super::outcome::{Failure, MAX_RESULTS};
+use super::run::{Progress, Run, Stop};
+use super::state::Target;
+use super::symmetry::{Symmetry, Verdict};
 use crate::cluster::PoolState;
 use crate::model::{ConstraintKind, Mode};
 use crate::selector::SelectorError;
-use crate::shape::OfferDemand;
-
-/// What is known of a candidate for an alternative.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
-    /// It has not been asked.
-    Unknown,
-    /// Class and request select it.
-    Selected,
-    /// They do not.
-    NotSelected,
-    /// A selector fails on it.
-    Failed,
-}
+use crate::shape::ProfileDemand;
 
 impl Run<'_> {
-    /// Checks what upstream checks before it searches; the first offender decides. `false` =
-    /// nothing can be found.
+    /// Performs the checks that upstream performs before its search, in order. Returns false if no
+    /// solution exists.
     pub(super) fn prepare(&mut self) -> Progress {
         let shape = self.search.shape;
         for (c, claim) in shape.claims.iter().enumerate() {
             let mut least = 0u64;
             for request in 0..claim.len() {
                 let mut fewest = u64::MAX;
-                for place in claim.alternatives(request) {
-                    fewest = fewest.min(self.count(c, place)?);
+                for index in claim.alternatives(request) {
+                    fewest = fewest.min(self.count(c, index)?);
                 }
                 least = least.saturating_add(fewest);
                 if least > MAX_RESULTS as u64 {
@@ -42,44 +31,45 @@ impl Run<'_> {
             }
         }
         self.state.prepare_constraints(self.search.interner);
-        let wanted = (0..shape.alternatives.len()).map(|place| self.wanted(place));
+        let wanted = (0..shape.alternatives.len()).map(|index| self.wanted(index));
         let wanted = wanted.fold(0, u64::saturating_add);
-        self.judge_all()?;
+        self.evaluate_all()?;
         self.is_plain = !self.may_fail();
-        // A search for a single device gains nothing from what follows.
-        // And where an error is possible, a device that fails may be the reason why the next one,
-        // its equal, gives one.
+        // A search for one device gains nothing from symmetry and counting. And where an error is
+        // possible, an interchangeable device must not be skipped: the failure of one device can be
+        // the reason why the next one causes the error.
         if wanted <= 1 || !self.is_plain {
             return Ok(true);
         }
-        self.symmetry = Some(Symmetry::new(shape, self.search.reach, &self.state, &self.verdicts));
+        self.symmetry =
+            Some(Symmetry::new(shape, self.search.reachable, &self.state, &self.verdicts));
         Ok(self.every_request_may_be_served())
     }
 
-    fn wanted(&self, place: usize) -> u64 {
-        let alternative = &self.search.shape.alternatives[place];
-        alternative.count().unwrap_or(self.all[place].len() as u64)
+    fn wanted(&self, index: usize) -> u64 {
+        let alternative = &self.search.shape.alternatives[index];
+        alternative.count().unwrap_or(self.all_candidates[index].len() as u64)
     }
 
-    /// How many devices an alternative wants, with what keeps it from being served.
-    fn count(&mut self, claim: usize, place: usize) -> Result<u64, Stop> {
-        let alternative = &self.search.shape.alternatives[place];
+    /// Returns the number of devices of an alternative, or an error if it can never be served.
+    fn count(&mut self, claim: usize, index: usize) -> Result<u64, Stop> {
+        let alternative = &self.search.shape.alternatives[index];
         if let Err(cause) = &alternative.resolved {
             return Err(Stop::Failed(claim, Failure::Request(cause.clone())));
         }
         if alternative.request.mode == Mode::All {
-            self.count_all(claim, place)?;
+            self.count_all(claim, index)?;
         }
-        Ok(self.wanted(place))
+        Ok(self.wanted(index))
     }
 
-    /// Finds out what "all" means on this node: pool by pool, since a device of one pool may give
-    /// an error before the next pool turns out to be broken.
-    fn count_all(&mut self, claim: usize, place: usize) -> Result<(), Stop> {
-        let reach = self.search.reach;
-        let at = At { claim, request: 0, place };
-        let mut candidates = (0..reach.candidates.len()).peekable();
-        for (p, pool) in reach.pools.iter().enumerate() {
+    /// Finds the devices of an "all" request, pool by pool: a device of one pool can cause an error
+    /// before the next pool turns out to be invalid.
+    fn count_all(&mut self, claim: usize, index: usize) -> Result<(), Stop> {
+        let reachable = self.search.reachable;
+        let target = Target { claim, request: 0, index };
+        let mut candidates = (0..reachable.candidates.len()).peekable();
+        for (p, pool) in reachable.pools.iter().enumerate() {
             let name = || pool.id.pool.to_string();
             match pool.state {
                 PoolState::Complete => {}
@@ -90,38 +80,39 @@ impl Run<'_> {
                     return Err(Stop::Failed(claim, Failure::AllButPoolInvalid(name())));
                 }
             }
-            while let Some(i) = candidates.next_if(|&i| reach.candidates[i].pool as usize == p) {
+            while let Some(i) = candidates.next_if(|&i| reachable.candidates[i].pool as usize == p)
+            {
                 self.check_steps()?;
-                if self.is_of_all(at, i)? {
-                    self.all[place].push(i);
+                if self.belongs_to_all(target, i)? {
+                    self.all_candidates[index].push(i);
                 }
             }
         }
         Ok(())
     }
 
-    fn is_of_all(&mut self, at: At, i: usize) -> Progress {
-        if !self.selects(at, i)? {
+    fn belongs_to_all(&mut self, target: Target, i: usize) -> Progress {
+        if !self.selects(target, i)? {
             return Ok(false);
         }
-        let answer =
-            self.search.shape.alternatives[at.place].on(self.search.reach.candidates[i].offer);
+        let answer = self.search.shape.alternatives[target.index]
+            .profile_match(self.search.reachable.candidates[i].profile);
         match answer.map(|answer| &answer.demand) {
-            // Only what the device has in all counts here: one that is merely full stays in the set
-            // and makes "all" fail.
-            Some(OfferDemand::Takes(_, true)) => Ok(true),
-            Some(OfferDemand::Error(error)) => {
-                Err(Stop::Failed(at.claim, Failure::Capacity(error.clone())))
+            // Only the total capacity counts here: a device without free capacity stays in the set
+            // and makes the request fail.
+            Some(ProfileDemand::Takes(_, true)) => Ok(true),
+            Some(ProfileDemand::Error(error)) => {
+                Err(Stop::Failed(target.claim, Failure::Capacity(error.clone())))
             }
             _ => Ok(false),
         }
     }
 
-    /// What class and request say about a candidate, asked once.
-    pub(super) fn verdict(&mut self, place: usize, i: usize) -> Verdict {
-        let at = place * self.search.reach.candidates.len() + i;
+    /// Returns the cached result of the selectors for a candidate.
+    pub(super) fn verdict(&mut self, index: usize, i: usize) -> Verdict {
+        let at = index * self.search.reachable.candidates.len() + i;
         if self.verdicts[at] == Verdict::Unknown {
-            self.verdicts[at] = match self.select(place, i) {
+            self.verdicts[at] = match self.select(index, i) {
                 Ok(true) => Verdict::Selected,
                 Ok(false) => Verdict::NotSelected,
                 Err(_) => Verdict::Failed,
@@ -130,11 +121,11 @@ impl Run<'_> {
         self.verdicts[at]
     }
 
-    pub(super) fn select(&mut self, place: usize, i: usize) -> Result<bool, SelectorError> {
-        let Ok(resolved) = &self.search.shape.alternatives[place].resolved else {
+    pub(super) fn select(&mut self, index: usize, i: usize) -> Result<bool, SelectorError> {
+        let Ok(resolved) = &self.search.shape.alternatives[index].resolved else {
             return Ok(false);
         };
-        let candidate = &self.search.reach.candidates[i];
+        let candidate = &self.search.reachable.candidates[i];
         if !self.search.features.binding_conditions && candidate.device().binding.is_some() {
             return Ok(false);
         }
@@ -144,37 +135,38 @@ impl Run<'_> {
             self.search.interner,
             self.search.steps,
         )?;
-        Ok(selected && candidate.reachable)
+        Ok(selected && candidate.is_reachable)
     }
 
-    fn judge_all(&mut self) -> Result<(), Stop> {
-        let count = self.search.reach.candidates.len();
-        for place in 0..self.search.shape.alternatives.len() {
+    fn evaluate_all(&mut self) -> Result<(), Stop> {
+        let count = self.search.reachable.candidates.len();
+        for index in 0..self.search.shape.alternatives.len() {
             for i in 0..count {
-                self.verdict(place, i);
+                self.verdict(index, i);
                 self.check_steps()?;
             }
-            // Asking what is known takes a part of what looking at a device does.
+            // A look-up of a cached result costs a fraction of the test of a device.
             *self.search.steps = self.search.steps.saturating_sub(count as u64 / 4);
         }
         Ok(())
     }
 
-    /// Evaluating selectors may have taken all that was left.
+    /// Selector evaluation may have spent the remaining steps.
     fn check_steps(&self) -> Result<(), Stop> {
         if *self.search.steps == 0 { Err(Stop::OutOfSteps) } else { Ok(()) }
     }
 
-    /// Whether the search could come upon an error, so that upstream might give one where counting
-    /// says there is nothing.
+    /// Returns true if the search can encounter an error. Then upstream may report the error where
+    /// counting would report infeasibility.
     fn may_fail(&self) -> bool {
-        let count = self.search.reach.candidates.len();
+        let count = self.search.reachable.candidates.len();
         let shape = self.search.shape;
-        let is_error = |(place, i): (usize, usize)| match self.verdicts[place * count + i] {
+        let is_error = |(index, i): (usize, usize)| match self.verdicts[index * count + i] {
             Verdict::Failed => true,
             Verdict::Selected => {
-                let answer = shape.alternatives[place].on(self.search.reach.candidates[i].offer);
-                matches!(answer.map(|a| &a.demand), Some(OfferDemand::Error(_)))
+                let answer = shape.alternatives[index]
+                    .profile_match(self.search.reachable.candidates[i].profile);
+                matches!(answer.map(|a| &a.demand), Some(ProfileDemand::Error(_)))
             }
             _ => false,
         };
@@ -183,65 +175,74 @@ impl Run<'_> {
             !claim.constraints.is_empty()
                 && shape.alternatives[own].iter().any(|a| a.request.mode == Mode::All)
         });
-        let pairs = |place| (0..count).map(move |i| (place, i));
+        let pairs = |index| (0..count).map(move |i| (index, i));
         constrained_all || (0..shape.alternatives.len()).flat_map(pairs).any(is_error)
     }
 
-    /// Whether each request by itself has enough devices on this node, in one of its ways.
+    /// Returns true if each request alone has enough devices on this node, in one of its
+    /// alternatives.
     fn every_request_may_be_served(&self) -> bool {
         self.search.shape.claims.iter().all(|claim| {
             (0..claim.len()).all(|request| {
-                claim.alternatives(request).any(|place| {
-                    let wanted = self.wanted(place);
-                    let is_all = self.search.shape.alternatives[place].request.mode == Mode::All;
+                claim.alternatives(request).any(|index| {
+                    let wanted = self.wanted(index);
+                    let is_all = self.search.shape.alternatives[index].request.mode == Mode::All;
                     if is_all {
                         wanted > 0
                     } else {
-                        wanted == 0 || self.usable(place, 0).nth(wanted as usize - 1).is_some()
+                        wanted == 0 || self.usable(index, 0).nth(wanted as usize - 1).is_some()
                     }
                 })
             })
         })
     }
 
-    /// Candidates that could be taken for the alternative as things are, from a position on: upper
-    /// bound of what will be.
-    pub(super) fn usable(&self, place: usize, from: usize) -> impl Iterator<Item = usize> {
-        let alternative = &self.search.shape.alternatives[place];
+    /// Returns the candidates from a position on that the alternative can use now. It is an upper
+    /// bound for later states.
+    pub(super) fn usable(&self, index: usize, from: usize) -> impl Iterator<Item = usize> {
+        let alternative = &self.search.shape.alternatives[index];
         let is_admin = alternative.request.admin == Some(true);
-        let count = self.search.reach.candidates.len();
-        (from..count).map(move |position| self.candidate(place, position)).filter(move |&i| {
-            let answer = alternative.on(self.search.reach.candidates[i].offer);
-            self.verdicts[place * count + i] == Verdict::Selected && answer.is_some_and(|a| {
-                a.usable
-                    && matches!(&a.demand, OfferDemand::Takes(demand, _) if self.state.has_room(i, demand))
-            }) && (is_admin || !self.state.in_use(0, i, false))
-                && self.state.agrees(i, alternative.agrees_on()) && self.has_counters(i)
-        })
+        let count = self.search.reachable.candidates.len();
+        let is_usable = move |&i: &usize| {
+            let profile = self.search.reachable.candidates[i].profile;
+            let suffices = alternative.profile_match(profile).is_some_and(|found| {
+                found.usable
+                    && match &found.demand {
+                        ProfileDemand::Takes(demand, _) => self.state.has_capacity(i, demand),
+                        _ => false,
+                    }
+            });
+            self.verdicts[index * count + i] == Verdict::Selected
+                && suffices
+                && (is_admin || !self.state.is_in_use(0, i, false))
+                && self.state.is_sharing_compatible(i, alternative.required_sharing())
+                && self.has_counters(i)
+        };
+        (from..count).map(move |position| self.candidate(index, position)).filter(is_usable)
     }
 
-    /// Whether so many devices may still be found for the request from a position on.
+    /// Returns true if the request may still find `wanted` devices from a position on.
     ///
-    /// Devices that draw on the same counters are bounded together: of each counter only so much is
-    /// left.
-    pub(super) fn may_find(&self, at: At, wanted: u64, from: usize) -> bool {
-        let reach = self.search.reach;
+    /// Devices that consume the same counters are bounded together by the free amount of each
+    /// counter.
+    pub(super) fn may_find(&self, target: Target, wanted: u64, from: usize) -> bool {
+        let reachable = self.search.reachable;
         let limit = usize::try_from(wanted).unwrap_or(usize::MAX);
-        if reach.consumes.is_empty() {
-            return self.usable(at.place, from).take(limit).count() >= limit;
+        if reachable.consumes.is_empty() {
+            return self.usable(target.index, from).take(limit).count() >= limit;
         }
         let mut free = 0usize;
         let mut groups: std::collections::BTreeMap<usize, Vec<usize>> = Default::default();
         let symmetry = self.symmetry.as_ref();
-        for i in self.usable(at.place, from) {
+        for i in self.usable(target.index, from) {
             match symmetry.and_then(|s| s.counter_group(i)) {
-                Some(group) if !self.state.charges_nothing(i, self.search.features) => {
+                Some(group) if !self.state.needs_no_counters(i, self.search.features) => {
                     groups.entry(group).or_default().push(i);
                 }
                 _ => free += 1,
             }
         }
-        let bounds = groups.values().map(|members| self.state.bound_by_counters(members));
+        let bounds = groups.values().map(|members| self.state.counter_bound(members));
         free + bounds.sum::<usize>() >= limit
     }
 }

@@ -1,73 +1,86 @@
-//! What the search has taken so far.
+//! State of a search: the devices taken so far.
 
 use tessera_api::config::Sharing;
 
-use super::held::Held;
-use super::{At, Chosen};
-use crate::cluster::{Interner, Reach};
+use super::constraints::ConstraintState;
+use crate::cluster::{Interner, ReachableDevices};
 use crate::features::Features;
-use crate::model::differing;
-use crate::shape::Shape;
+use crate::model::conflicting_sharing;
+use crate::shape::{Chosen, Shape};
 
-/// What is taken of each candidate, on top of what allocated claims take.
-pub(super) struct State<'a> {
+/// Alternative that is being served.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Target {
+    pub(super) claim: usize,
+    pub(super) request: usize,
+    /// Index in [`Shape::alternatives`].
+    pub(super) index: usize,
+}
+
+/// Consumption of each candidate by the search, on top of existing allocations.
+pub(super) struct SearchState<'a> {
     shape: &'a Shape,
-    reach: &'a Reach,
-    /// As [`Reach::left`].
+    reachable: &'a ReachableDevices,
+    /// [`ReachableDevices::left`], minus the consumption of the search.
     left: Vec<i128>,
-    /// Exclusive devices: the claims of this pod that have taken it, one bit each.
+    /// Claims of this pod that hold the device exclusively, one bit each.
     holders: Vec<u128>,
-    /// Shares that this search has taken.
+    /// Shares taken by this search.
     shares: Vec<u32>,
-    /// How often this search has taken it to be shared by Intercept, and by MPS; not counting
-    /// those who administer it.
-    ways: Vec<[u32; 2]>,
-    /// As [`Reach::counters_left`].
+    /// Devices taken by this search per sharing mechanism (interceptor, MPS), without
+    /// administrative access.
+    by_sharing: Vec<[u32; 2]>,
+    /// [`ReachableDevices::counters_left`], minus the consumption of the search.
     counters_left: Vec<i128>,
-    /// Per pool: more of some counter is taken than there is, so that upstream hands out nothing
-    /// that draws on counters.
-    overdrawn: Vec<bool>,
-    /// Per claim its constraints.
-    held: Vec<Vec<Held<'a>>>,
+    /// Pools with an overcommitted counter; upstream allocates no device that consumes counters
+    /// there.
+    overcommitted: Vec<bool>,
+    /// Constraints per claim.
+    constraints: Vec<Vec<ConstraintState<'a>>>,
     chosen: Vec<Vec<Chosen>>,
 }
 
-impl<'a> State<'a> {
-    pub(super) fn new(shape: &'a Shape, reach: &'a Reach) -> Self {
-        let count = reach.candidates.len();
-        let overdrawn =
-            |pool| reach.counters_left[reach.counters_of(pool)].iter().any(|left| *left < 0);
-        let pools = if reach.counters_left.is_empty() { 0 } else { reach.pools.len() };
+impl<'a> SearchState<'a> {
+    pub(super) fn new(shape: &'a Shape, reachable: &'a ReachableDevices) -> Self {
+        let count = reachable.candidates.len();
+        let overcommitted = |pool| {
+            reachable.counters_left[reachable.counters_of(pool)].iter().any(|left| *left < 0)
+        };
+        let pools = if reachable.counters_left.is_empty() { 0 } else { reachable.pools.len() };
         Self {
             shape,
-            reach,
-            left: reach.left.clone(),
+            reachable,
+            left: reachable.left.clone(),
             holders: vec![0; count],
             shares: vec![0; count],
-            ways: vec![[0; 2]; count],
-            counters_left: reach.counters_left.clone(),
-            overdrawn: (0..pools).map(|pool| overdrawn(pool as u32)).collect(),
-            held: Vec::new(),
+            by_sharing: vec![[0; 2]; count],
+            counters_left: reachable.counters_left.clone(),
+            overcommitted: (0..pools).map(|pool| overcommitted(pool as u32)).collect(),
+            constraints: Vec::new(),
             chosen: vec![Vec::new(); shape.claims.len()],
         }
     }
 
-    /// Looks up what constraints look at, on every candidate.
+    /// Looks up the constrained attributes of every candidate.
     pub(super) fn prepare_constraints(&mut self, interner: &mut Interner) {
         if self.shape.claims.iter().all(|claim| claim.constraints.is_empty()) {
             return;
         }
         let of_claim = |claim: &'a crate::shape::ClaimShape| {
-            claim.constraints.iter().map(|c| Held::new(c, self.reach, interner)).collect()
+            claim
+                .constraints
+                .iter()
+                .map(|c| ConstraintState::new(c, self.reachable, interner))
+                .collect()
         };
-        self.held = self.shape.claims.iter().map(of_claim).collect();
+        self.constraints = self.shape.claims.iter().map(of_claim).collect();
     }
 
     pub(super) fn into_chosen(self) -> Vec<Vec<Chosen>> {
         self.chosen
     }
 
-    /// How many devices the claim has so far.
+    /// Returns the number of devices of the claim so far.
     pub(super) fn results(&self, claim: usize) -> usize {
         self.chosen[claim].len()
     }
@@ -76,100 +89,107 @@ impl<'a> State<'a> {
         &self.left
     }
 
-    /// Exclusive devices that this search holds, by candidate: not 0.
+    /// Returns the exclusive devices of this search, by candidate: not 0.
     pub(super) fn holders(&self) -> &[u128] {
         &self.holders
     }
 
-    /// What the claim has so far.
+    /// Returns the devices of the claim so far.
     pub(super) fn chosen(&self, claim: usize) -> &[Chosen] {
         &self.chosen[claim]
     }
 
-    /// Whether nothing at all is taken of the candidate.
-    pub(super) fn is_untouched(&self, i: usize) -> bool {
-        let reach = self.reach;
-        reach.exclusive[i] == 0
-            && reach.shares[i] == 0
+    /// Returns true if no part of the candidate is allocated.
+    pub(super) fn is_unused(&self, i: usize) -> bool {
+        let reachable = self.reachable;
+        reachable.exclusive[i] == 0
+            && reachable.shares[i] == 0
             && self.holders[i] == 0
             && self.shares[i] == 0
     }
 
-    /// What is left of a candidate.
+    /// Returns the free capacity of a candidate.
     pub(super) fn left_of(&self, i: usize) -> &[i128] {
         &self.left[self.range(i)]
     }
 
     fn range(&self, i: usize) -> std::ops::Range<usize> {
-        self.reach.offset[i] as usize..self.reach.offset[i + 1] as usize
+        self.reachable.offset[i] as usize..self.reachable.offset[i + 1] as usize
     }
 
-    /// Whether the whole device is taken. Those who administer it do not mind, but for themselves.
-    pub(super) fn in_use(&self, claim: usize, i: usize, is_admin: bool) -> bool {
+    /// Returns true if the device is held exclusively. Administrative access conflicts only within
+    /// one claim.
+    pub(super) fn is_in_use(&self, claim: usize, i: usize, is_admin: bool) -> bool {
         if is_admin {
             return self.holders[i] & bit(claim) != 0;
         }
-        self.holders[i] != 0 || self.reach.exclusive[i] > 0
+        self.holders[i] != 0 || self.reachable.exclusive[i] > 0
     }
 
-    /// Whether nobody shares the candidate in another way than `own`; whatever is said if there is
-    /// none.
-    pub(super) fn agrees(&self, i: usize, own: Option<Sharing>) -> bool {
-        let [by_intercept, by_mps] = self.ways[i];
+    /// Returns true if no allocation of the candidate uses another sharing mechanism than `own`;
+    /// always true for `None`.
+    pub(super) fn is_sharing_compatible(&self, i: usize, own: Option<Sharing>) -> bool {
+        let [by_intercept, by_mps] = self.by_sharing[i];
         own.is_none_or(|own| {
-            differing(by_intercept + by_mps, by_mps, own).or(self.reach.differing(i, own)).is_none()
+            conflicting_sharing(by_intercept + by_mps, by_mps, own)
+                .or(self.reachable.conflicting_sharing(i, own))
+                .is_none()
         })
     }
 
-    pub(super) fn has_room(&self, i: usize, demand: &[i128]) -> bool {
+    pub(super) fn has_capacity(&self, i: usize, demand: &[i128]) -> bool {
         demand.iter().zip(self.left_of(i)).all(|(wanted, left)| wanted <= left)
     }
 
     fn is_shared(&self, i: usize, features: &Features) -> bool {
-        features.consumable_capacity && self.reach.candidates[i].device().shared
+        features.consumable_capacity && self.reachable.candidates[i].device().shared
     }
 
-    /// Whether the counters that an allocation of the device takes are there. A share of a device
-    /// that is shared already takes none.
+    /// Returns true if enough counters are free to allocate the device. Further shares of a shared
+    /// device need none.
     pub(super) fn has_counters(&self, i: usize, features: &Features) -> bool {
-        let Some(consumes) = self.reach.consumes.get(i).filter(|list| !list.is_empty()) else {
+        let Some(consumes) = self.reachable.consumes.get(i).filter(|list| !list.is_empty()) else {
             return true;
         };
-        if self.charges_nothing(i, features) {
+        if self.needs_no_counters(i, features) {
             return true;
         }
-        let pool = self.reach.candidates[i].pool as usize;
-        !self.overdrawn[pool]
+        let pool = self.reachable.candidates[i].pool as usize;
+        !self.overcommitted[pool]
             && consumes.iter().all(|c| self.counters_left[c.counter as usize] >= c.amount)
     }
 
-    /// Whether it is shared already, so that another share of it takes no counters.
-    pub(super) fn charges_nothing(&self, i: usize, features: &Features) -> bool {
-        self.is_shared(i, features) && (self.shares[i] > 0 || self.reach.shares[i] > 0)
+    /// Returns true if the device has a share already, so that another one needs no counters.
+    pub(super) fn needs_no_counters(&self, i: usize, features: &Features) -> bool {
+        self.is_shared(i, features) && (self.shares[i] > 0 || self.reachable.shares[i] > 0)
     }
 
-    /// Adds the device to the constraints that bind the alternative; otherwise changes nothing and
-    /// names the attribute.
-    pub(super) fn hold(
+    /// Adds the device to the constraints of the alternative.
+    ///
+    /// # Errors
+    /// Returns the attribute of the violated constraint; nothing has changed then.
+    pub(super) fn add_to_constraints(
         &mut self,
-        at: At,
+        target: Target,
         i: usize,
         interner: &Interner,
         features: &Features,
     ) -> Result<(), String> {
-        let Some(held) = self.held.get_mut(at.claim) else { return Ok(()) };
-        let place = at.place - self.shape.claims[at.claim].requests[0];
-        let refused = held.iter_mut().position(|held| !held.add(place, i, interner, features));
+        let Some(constraints) = self.constraints.get_mut(target.claim) else { return Ok(()) };
+        let index = target.index - self.shape.claims[target.claim].requests[0];
+        let refused = constraints
+            .iter_mut()
+            .position(|constraint| !constraint.add(index, i, interner, features));
         let Some(refused) = refused else { return Ok(()) };
-        held[..refused].iter_mut().for_each(|held| held.remove(place));
-        Err(held[refused].attribute().to_owned())
+        constraints[..refused].iter_mut().for_each(|constraint| constraint.remove(index));
+        Err(constraints[refused].attribute().to_owned())
     }
 
-    /// Takes back the last device added for this alternative.
-    pub(super) fn release(&mut self, at: At, _i: usize) {
-        let Some(held) = self.held.get_mut(at.claim) else { return };
-        let place = at.place - self.shape.claims[at.claim].requests[0];
-        held.iter_mut().for_each(|held| held.remove(place));
+    /// Removes the last device of this alternative from its constraints.
+    pub(super) fn remove_from_constraints(&mut self, target: Target, _i: usize) {
+        let Some(constraints) = self.constraints.get_mut(target.claim) else { return };
+        let index = target.index - self.shape.claims[target.claim].requests[0];
+        constraints.iter_mut().for_each(|constraint| constraint.remove(index));
     }
 
     /// Takes the device, or a share of it.
@@ -182,10 +202,10 @@ impl<'a> State<'a> {
         features: &Features,
     ) {
         self.chosen[claim].push(chosen);
-        if let Some(way) = self.way(claim, chosen) {
-            self.ways[i][way] += 1;
+        if let Some(sharing_index) = self.sharing_index(claim, chosen) {
+            self.by_sharing[i][sharing_index] += 1;
         }
-        if !self.charges_nothing(i, features) {
+        if !self.needs_no_counters(i, features) {
             self.charge(i, 1);
         }
         if self.is_shared(i, features) {
@@ -197,8 +217,8 @@ impl<'a> State<'a> {
         }
     }
 
-    /// Takes back what was taken last.
-    pub(super) fn give_back(
+    /// Undoes the last [`take`](Self::take).
+    pub(super) fn undo_take(
         &mut self,
         claim: usize,
         i: usize,
@@ -206,8 +226,8 @@ impl<'a> State<'a> {
         features: &Features,
     ) {
         let chosen = self.chosen[claim].pop();
-        if let Some(way) = chosen.and_then(|chosen| self.way(claim, chosen)) {
-            self.ways[i][way] -= 1;
+        if let Some(sharing_index) = chosen.and_then(|chosen| self.sharing_index(claim, chosen)) {
+            self.by_sharing[i][sharing_index] -= 1;
         }
         if self.is_shared(i, features) {
             let range = self.range(i);
@@ -216,33 +236,36 @@ impl<'a> State<'a> {
         } else {
             self.holders[i] &= !bit(claim);
         }
-        if !self.charges_nothing(i, features) {
+        if !self.needs_no_counters(i, features) {
             self.charge(i, -1);
         }
     }
 
-    /// Which of the ways of sharing a device it is that was chosen.
-    fn way(&self, claim: usize, chosen: Chosen) -> Option<usize> {
-        let place =
+    /// Returns the index of the sharing mechanism of a chosen device.
+    fn sharing_index(&self, claim: usize, chosen: Chosen) -> Option<usize> {
+        let index =
             self.shape.claims[claim].alternatives(chosen.request).start + chosen.alternative;
-        self.shape.alternatives[place].agrees_on().map(|own| usize::from(own == Sharing::Mps))
+        self.shape.alternatives[index]
+            .required_sharing()
+            .map(|own| usize::from(own == Sharing::Mps))
     }
 
     fn charge(&mut self, i: usize, sign: i128) {
-        for used in self.reach.consumes.get(i).into_iter().flatten() {
+        for used in self.reachable.consumes.get(i).into_iter().flatten() {
             self.counters_left[used.counter as usize] -= sign * used.amount;
         }
     }
 
-    /// How many of these candidates, which draw on the same counters, can be taken together at
-    /// most: of each counter the least demanding come first.
-    pub(super) fn bound_by_counters(&self, members: &[usize]) -> usize {
+    /// Returns an upper bound for the number of these candidates, which consume the same counters,
+    /// that can be taken together: per counter the smallest amounts come first.
+    pub(super) fn counter_bound(&self, members: &[usize]) -> usize {
         let counters =
-            members.iter().flat_map(|&i| &self.reach.consumes[i]).map(|used| used.counter);
+            members.iter().flat_map(|&i| &self.reachable.consumes[i]).map(|used| used.counter);
         let counters: std::collections::BTreeSet<u32> = counters.collect();
         let bounds = counters.into_iter().map(|counter| {
             let amount = |i: &usize| {
-                let uses = self.reach.consumes[*i].iter().filter(|used| used.counter == counter);
+                let uses =
+                    self.reachable.consumes[*i].iter().filter(|used| used.counter == counter);
                 uses.map(|used| used.amount).sum::<i128>()
             };
             let mut amounts: Vec<i128> = members.iter().map(amount).collect();
@@ -257,21 +280,22 @@ impl<'a> State<'a> {
         bounds.min().unwrap_or(members.len()).min(members.len())
     }
 
-    /// What distinguishes the candidate from others of its kind now, besides what is left of it.
-    pub(super) fn marks(&self, i: usize) -> (u128, [bool; 4]) {
-        let is_shared = self.shares[i] > 0 || self.reach.shares[i] > 0;
+    /// Returns the state that distinguishes the candidate from others of its kind, apart from free
+    /// capacity.
+    pub(super) fn distinguishing_state(&self, i: usize) -> (u128, [bool; 4]) {
+        let is_shared = self.shares[i] > 0 || self.reachable.shares[i] > 0;
         let [no_intercept, no_mps] =
-            [Sharing::Intercept, Sharing::Mps].map(|own| !self.agrees(i, Some(own)));
-        (self.holders[i], [self.reach.exclusive[i] > 0, is_shared, no_intercept, no_mps])
+            [Sharing::Intercept, Sharing::Mps].map(|own| !self.is_sharing_compatible(i, Some(own)));
+        (self.holders[i], [self.reachable.exclusive[i] > 0, is_shared, no_intercept, no_mps])
     }
 
     pub(super) fn counter_left(&self, counter: u32) -> i128 {
         self.counters_left[counter as usize]
     }
 
-    /// Constraints of a claim.
-    pub(super) fn held(&self, claim: usize) -> &[Held<'a>] {
-        self.held.get(claim).map_or(&[], Vec::as_slice)
+    /// Returns the constraints of a claim.
+    pub(super) fn constraints(&self, claim: usize) -> &[ConstraintState<'a>] {
+        self.constraints.get(claim).map_or(&[], Vec::as_slice)
     }
 }
 

@@ -1,59 +1,70 @@
-//! Which devices can stand for each other.
+//! Symmetry: groups of interchangeable devices.
 //!
-//! Two devices can when every selector of the pod says the same about them, they offer the same,
-//! constraints see the same on them, and the same is left of them. Devices that draw on common
-//! counters (partitions of one GPU) are looked at together, as a group: two groups can stand for
-//! each other when they are built alike, device by device and counter by counter, and the same is
-//! left of everything in them; and then each device of the one can stand for its counterpart in the
-//! other.
+//! Two devices are interchangeable if all selectors of the pod give equal results, their profiles,
+//! constrained attributes and free capacities are equal. Devices that consume common counters
+//! (partitions of one GPU) form a group. Two groups are interchangeable if they have the same
+//! structure, device by device and counter by counter, and the same free amounts. Then each device
+//! of one group can replace its counterpart in the other.
 //!
-//! A state of the search is then known by how many groups of each kind are in which state,
-//! whichever groups they are. It is kept as a sum of hashes of 128 bits, one for each group, which
-//! a change of one device changes in one place.
+//! A state of the search is determined by the number of groups of each kind in each state. It is
+//! stored as a sum of 128-bit hashes, one per group, so that a change of one device changes one
+//! summand.
 
 use std::collections::BTreeMap;
 
-use super::prepare::Verdict;
-use super::state::State;
-use crate::cluster::{CounterAmount, Reach, ValueId};
+use super::state::SearchState;
+use crate::cluster::{CounterAmount, ReachableDevices, ValueId};
 use crate::shape::Shape;
 
-/// A hash that is taken for what it stands for: of a search's states no two of 2^18 meet by chance
-/// in 2^128.
+/// Result of the selectors of an alternative for a candidate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Not evaluated yet.
+    Unknown,
+    /// Class and request select the candidate.
+    Selected,
+    /// They do not select it.
+    NotSelected,
+    /// A selector failed.
+    Failed,
+}
+
+/// A hash that is compared instead of the state: for 2^18 states the probability of a collision is
+/// below 2^-92.
 pub(super) type Hash = u128;
 
-/// Which devices can stand for each other, and the state that all of them are in.
+/// Groups of interchangeable devices and a hash of their state.
 pub(super) struct Symmetry {
-    /// Per candidate what never changes: its kind, and its place in its group.
+    /// Constant properties of each candidate: its kind and its position in the group.
     kinds: Vec<u32>,
-    /// Per candidate its group.
+    /// Group of each candidate.
     group_of: Vec<usize>,
     groups: Vec<Group>,
-    /// Per candidate the hash of what is taken of it.
+    /// Hash of the consumption of each candidate.
     devices: Vec<Hash>,
     total: Hash,
 }
 
-/// Devices that draw on common counters, or a device by itself.
+/// Devices that consume common counters, or a single device.
 struct Group {
     members: Vec<usize>,
-    /// The counters they draw on.
+    /// Counters that they consume.
     counters: Vec<u32>,
-    /// What never changes of it.
+    /// Constant properties of the group.
     kind: Hash,
-    /// Its state, with its kind.
+    /// Hash of the state and the kind.
     hash: Hash,
 }
 
 impl Symmetry {
     pub(super) fn new(
         shape: &Shape,
-        reach: &Reach,
-        state: &State<'_>,
+        reachable: &ReachableDevices,
+        state: &SearchState<'_>,
         verdicts: &[Verdict],
     ) -> Self {
-        let own = own_kinds(shape, reach, state, verdicts);
-        let (group_of, mut groups) = groups(reach);
+        let own = own_kinds(shape, reachable, state, verdicts);
+        let (group_of, mut groups) = groups(reachable);
         let mut kinds = vec![0; own.len()];
         let mut known: BTreeMap<(u32, Vec<(usize, i128)>), u32> = BTreeMap::new();
         for group in &mut groups {
@@ -62,7 +73,7 @@ impl Symmetry {
                 let local = |used: &CounterAmount| {
                     (group.counters.binary_search(&used.counter).unwrap_or(usize::MAX), used.amount)
                 };
-                let consumes = reach.consumes.get(i).into_iter().flatten().map(local).collect();
+                let consumes = reachable.consumes.get(i).into_iter().flatten().map(local).collect();
                 let next = known.len() as u32;
                 kinds[i] = *known.entry((own[i], consumes)).or_insert(next);
                 structure.push(u128::from(kinds[i]));
@@ -80,35 +91,34 @@ impl Symmetry {
         symmetry
     }
 
-    /// Takes in that something else is taken of a candidate.
-    pub(super) fn update(&mut self, state: &State<'_>, i: usize) {
+    /// Updates the hashes after a change of a candidate.
+    pub(super) fn update(&mut self, state: &SearchState<'_>, i: usize) {
         self.devices[i] = self.device_hash(state, i);
         self.rehash(state, self.group_of[i]);
     }
 
-    /// Whether one can stand for the other in everything that is still to be decided.
-    pub(super) fn same(&self, a: usize, b: usize) -> bool {
+    /// Returns true if the devices are interchangeable for all further decisions.
+    pub(super) fn are_interchangeable(&self, a: usize, b: usize) -> bool {
         let hash = |i: usize| self.groups[self.group_of[i]].hash;
         self.kinds[a] == self.kinds[b] && self.devices[a] == self.devices[b] && hash(a) == hash(b)
     }
 
-    /// What is the same of two sets of devices if each device of the one can stand for one of the
-    /// other.
+    /// Returns a hash that is equal for sets whose devices are pairwise interchangeable.
     pub(super) fn signature(&self, devices: &[usize]) -> Hash {
         let of_device = |&i: &usize| mix(self.devices[i], self.groups[self.group_of[i]].hash);
         devices.iter().map(of_device).fold(0, Hash::wrapping_add)
     }
 
-    /// The state of everything that decides how the search goes on within the claim.
-    pub(super) fn hash(&self, state: &State<'_>, claim: usize) -> Hash {
+    /// Returns a hash of everything that affects the rest of the search within the claim.
+    pub(super) fn hash(&self, state: &SearchState<'_>, claim: usize) -> Hash {
         let mut hash = mix(self.total, state.results(claim) as u128);
-        for held in state.held(claim) {
+        for constraint in state.constraints(claim) {
             let number = |value: &ValueId| u128::from(value.number());
-            let values = held.values();
+            let values = constraint.values();
             hash = match values.first() {
                 None => mix(hash, 1),
-                // With lists as sets it matters which came before; otherwise the first says all
-                // there is to say.
+                // With list attributes the order of the values matters; otherwise the first value
+                // is sufficient.
                 Some(_) => {
                     let in_any_order =
                         values.iter().map(|v| mix(7, number(v))).fold(0, Hash::wrapping_add);
@@ -119,20 +129,20 @@ impl Symmetry {
         hash
     }
 
-    /// The group of a candidate that draws on counters.
+    /// Returns the group of a candidate that consumes counters.
     pub(super) fn counter_group(&self, i: usize) -> Option<usize> {
         let group = self.group_of[i];
         (!self.groups[group].counters.is_empty()).then_some(group)
     }
 
-    fn device_hash(&self, state: &State<'_>, i: usize) -> Hash {
-        let (holders, marks) = state.marks(i);
-        let marks = marks.into_iter().fold(0, |marks, mark| marks * 2 + u128::from(mark));
-        let marks = mix(mix(u128::from(self.kinds[i]), holders), marks);
-        state.left_of(i).iter().fold(marks, |hash, left| mix(hash, left.cast_unsigned()))
+    fn device_hash(&self, state: &SearchState<'_>, i: usize) -> Hash {
+        let (holders, flags) = state.distinguishing_state(i);
+        let flags = flags.into_iter().fold(0, |bits, flag| bits * 2 + u128::from(flag));
+        let hash = mix(mix(u128::from(self.kinds[i]), holders), flags);
+        state.left_of(i).iter().fold(hash, |hash, left| mix(hash, left.cast_unsigned()))
     }
 
-    fn rehash(&mut self, state: &State<'_>, g: usize) {
+    fn rehash(&mut self, state: &SearchState<'_>, g: usize) {
         let group = &mut self.groups[g];
         let devices =
             group.members.iter().map(|&i| self.devices[i]).fold(group.kind, Hash::wrapping_add);
@@ -143,30 +153,35 @@ impl Symmetry {
     }
 }
 
-/// Numbers what candidates have in common, whatever is taken of them and without their counters.
-fn own_kinds(shape: &Shape, reach: &Reach, state: &State<'_>, verdicts: &[Verdict]) -> Vec<u32> {
-    let count = reach.candidates.len();
-    // Then twins can stand for each other, which are joined to every other device alike.
-    let must_be_joined =
-        (0..shape.alternatives.len()).any(|place| shape.alternatives[place].must_be_joined());
+/// Numbers the kinds of candidates, regardless of consumption and counters.
+fn own_kinds(
+    shape: &Shape,
+    reachable: &ReachableDevices,
+    state: &SearchState<'_>,
+    verdicts: &[Verdict],
+) -> Vec<u32> {
+    let count = reachable.candidates.len();
+    // With a required topology, only devices with equal links to all others are interchangeable.
+    let requires_topology =
+        (0..shape.alternatives.len()).any(|index| shape.alternatives[index].requires_topology());
     let mut known: BTreeMap<Vec<u32>, u32> = BTreeMap::new();
     let mut key = Vec::new();
     let kind = |i: usize| {
-        let candidate = &reach.candidates[i];
+        let candidate = &reachable.candidates[i];
         key.clear();
         key.extend([
-            candidate.offer.number(),
-            candidate.pool * u32::from(!reach.counters_left.is_empty()),
+            candidate.profile.number(),
+            candidate.pool * u32::from(!reachable.counters_left.is_empty()),
         ]);
-        key.extend((0..shape.alternatives.len()).map(|place| verdicts[place * count + i] as u32));
-        let held = (0..shape.claims.len()).flat_map(|claim| state.held(claim));
-        key.extend(held.map(|held| held.value(i).number()));
-        if must_be_joined {
+        key.extend((0..shape.alternatives.len()).map(|index| verdicts[index * count + i] as u32));
+        let constraints = (0..shape.claims.len()).flat_map(|claim| state.constraints(claim));
+        key.extend(constraints.map(|constraint| constraint.value(i).number()));
+        if requires_topology {
             key.extend(
-                reach
-                    .places
+                reachable
+                    .matrix_positions
                     .as_ref()
-                    .map_or([i as u32, 0], |places| places.twins(candidate.pool, i)),
+                    .map_or([i as u32, 0], |positions| positions.twin_group(candidate.pool, i)),
             );
         }
         let next = known.len() as u32;
@@ -181,14 +196,14 @@ fn own_kinds(shape: &Shape, reach: &Reach, state: &State<'_>, verdicts: &[Verdic
     (0..count).map(kind).collect()
 }
 
-/// Puts candidates that draw on common counters together.
-fn groups(reach: &Reach) -> (Vec<usize>, Vec<Group>) {
-    let count = reach.candidates.len();
+/// Groups the candidates that consume common counters.
+fn groups(reachable: &ReachableDevices) -> (Vec<usize>, Vec<Group>) {
+    let count = reachable.candidates.len();
     let mut group_of: Vec<usize> = vec![usize::MAX; count];
     let mut groups: Vec<Group> = Vec::new();
-    // Which counters hang together: those that one device draws on.
-    let mut parent: Vec<u32> = (0..reach.counters_left.len() as u32).collect();
-    for consumes in &reach.consumes {
+    // Union-find over counters: those consumed by one device are connected.
+    let mut parent: Vec<u32> = (0..reachable.counters_left.len() as u32).collect();
+    for consumes in &reachable.consumes {
         for pair in consumes.windows(2) {
             let (a, b) = (root(&mut parent, pair[0].counter), root(&mut parent, pair[1].counter));
             parent[a.max(b) as usize] = a.min(b);
@@ -196,7 +211,8 @@ fn groups(reach: &Reach) -> (Vec<usize>, Vec<Group>) {
     }
     let mut by_root: BTreeMap<u32, usize> = BTreeMap::new();
     for (i, group) in group_of.iter_mut().enumerate() {
-        let first = reach.consumes.get(i).and_then(|list| list.first()).map(|used| used.counter);
+        let first =
+            reachable.consumes.get(i).and_then(|list| list.first()).map(|used| used.counter);
         let at = match first {
             Some(counter) => *by_root.entry(root(&mut parent, counter)).or_insert(groups.len()),
             None => groups.len(),
@@ -207,7 +223,7 @@ fn groups(reach: &Reach) -> (Vec<usize>, Vec<Group>) {
         groups[at].members.push(i);
         groups[at]
             .counters
-            .extend(reach.consumes.get(i).into_iter().flatten().map(|used| used.counter));
+            .extend(reachable.consumes.get(i).into_iter().flatten().map(|used| used.counter));
         *group = at;
     }
     for group in &mut groups {

@@ -1,28 +1,27 @@
-//! Compiled selectors by source, bounded in bytes: tenants decide how many there are and how large.
+//! Cache of compiled selectors by source, limited in bytes since tenants write selectors.
 //!
-//! A pure function remembered, not state: the same source always gives the same entry.
+//! Equal sources always have equal entries, so the cache is not visible in results.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use super::{CompiledSelector, SelectorError};
 
-/// Bytes kept, as [`CompiledSelector::bytes`] counts them. A cluster has a handful of classes, of
+/// Maximum size, as counted by [`CompiledSelector::bytes`]. A cluster has a handful of classes, of
 /// about 1 KiB each.
 const MAX_BYTES: usize = 64 << 20;
 
-/// Bytes of an entry besides its source and its code.
+/// Size of an entry without its source and code, in bytes.
 const OVERHEAD: usize = 256;
 
 pub(super) type Compiled = Result<Arc<CompiledSelector>, SelectorError>;
 
-/// Compiled selectors, and the errors of those that do not compile. The least recently used are
-/// evicted.
+/// LRU cache of compiled selectors and compile errors.
 #[derive(Debug, Default)]
 pub(super) struct Cache {
     entries: HashMap<Box<str>, Entry>,
     bytes: usize,
-    /// Look-ups and insertions so far.
+    /// Number of look-ups and insertions so far.
     clock: u64,
 }
 
@@ -33,16 +32,16 @@ struct Entry {
     used: u64,
 }
 
-/// The cache of this process.
+/// Cache of this process.
 static CACHE: LazyLock<Mutex<Cache>> = LazyLock::new(Mutex::default);
 
 impl Cache {
-    /// The cache of this process.
+    /// Locks and returns the cache of this process.
     pub(super) fn of_process() -> MutexGuard<'static, Self> {
         CACHE.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the entry of `expression`, if it is kept.
+    /// Returns the entry of `expression`, if it is cached.
     pub(super) fn get(&mut self, expression: &str) -> Option<Compiled> {
         self.clock += 1;
         let entry = self.entries.get_mut(expression)?;
@@ -50,7 +49,7 @@ impl Cache {
         Some(entry.compiled.clone())
     }
 
-    /// Keeps an entry, and evicts others where that makes it more than [`MAX_BYTES`].
+    /// Adds an entry, and evicts others if the size exceeds [`MAX_BYTES`].
     pub(super) fn insert(&mut self, expression: &str, compiled: Compiled) {
         self.clock += 1;
         let code = compiled.as_ref().map_or_else(|error| error.to_string().len(), |c| c.bytes());
@@ -64,18 +63,19 @@ impl Cache {
         }
     }
 
-    /// Evicts the least recently used until half of the bytes are free, so that this is rare.
+    /// Evicts the least recently used entries until half of the bytes are free, so that eviction is
+    /// rare.
     fn evict(&mut self) {
         let mut used: Vec<(u64, usize)> =
             self.entries.values().map(|e| (e.used, e.bytes)).collect();
         used.sort_unstable_by_key(|(used, _)| std::cmp::Reverse(*used));
-        let mut kept = 0;
+        let mut retained = 0;
         let newest = used.iter().take_while(|(_, bytes)| {
-            kept += bytes;
-            kept <= MAX_BYTES / 2
+            retained += bytes;
+            retained <= MAX_BYTES / 2
         });
-        let oldest_kept = newest.last().map_or(u64::MAX, |(used, _)| *used);
-        self.entries.retain(|_, entry| entry.used >= oldest_kept);
+        let oldest_retained = newest.last().map_or(u64::MAX, |(used, _)| *used);
+        self.entries.retain(|_, entry| entry.used >= oldest_retained);
         self.bytes = self.entries.values().map(|entry| entry.bytes).sum();
     }
 }
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_bounded_and_the_recently_used_stay() {
+    fn cache_size_is_bounded_and_recent_entries_stay() {
         let mut cache = Cache::default();
         let compiled = CompiledSelector::compile(&expression(0)).map(Arc::new);
         let each = compiled.as_ref().unwrap().bytes();

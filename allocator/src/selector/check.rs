@@ -1,9 +1,8 @@
-//! From a parsed expression to [`Code`]: expands macros, looks names up, and finds the type of
-//! everything.
+//! Type checker: expands macros, resolves names and infers types, and returns [`Code`].
 //!
-//! An expression that upstream would not compile must never match a device, whatever its other
-//! operand says: so types are checked here, once per expression, by cel-go's rules
-//! (checker/checker.go).
+//! An expression that upstream does not compile must never match a device, even if the other
+//! operand of a logical operator would decide. So types are checked once per expression, by the
+//! rules of cel-go (checker/checker.go).
 
 use cel::common::ast::{
     CallExpr, ComprehensionExpr, EntryExpr, Expr, IdedExpr, ListExpr, LiteralValue, MapExpr,
@@ -11,15 +10,16 @@ use cel::common::ast::{
 };
 
 use super::code::{Access, Code, Fold};
+use super::error::SelectorError;
 use super::functions::{self, Function};
+use super::macros;
 use super::types::{QUANTITY, Type, Unification};
 use super::value::Value;
-use super::{SelectorError, macros};
 
-/// Namespaces of functions: `sets.contains(a, b)` is no call on a variable `sets`.
+/// Namespaces of functions: `sets.contains(a, b)` is not a call on a variable `sets`.
 const NAMESPACES: &[&str] = &["cel", "format", "ip", "lists", "optional", "sets", "strings"];
 
-/// Types that may be named as values, for `type(x) == string`.
+/// Type names that are valid as values, for `type(x) == string`.
 const TYPE_NAMES: &[&str] = &[
     "bool",
     "bytes",
@@ -34,34 +34,35 @@ const TYPE_NAMES: &[&str] = &[
     "uint",
 ];
 
-/// What is nested deeper could exhaust the stack of whoever evaluates it.
+/// Maximum nesting; deeper code could exhaust the stack of the evaluator.
 const MAX_DEPTH: usize = 256;
 
-/// Macros that repeat what they are called on (`optMap`, `sortBy`) double it with each call in a
-/// chain. What is written out in 10 KiB has a twentieth of this.
+/// Maximum number of nodes. Macros that repeat their target (`optMap`, `sortBy`) double it with
+/// each call in a chain. An expression of 10 KiB without them has a twentieth of this.
 const MAX_PARTS: usize = 100_000;
 
-/// Code, and how many places its variables need.
+/// Checked code, with the number of its variables.
 #[derive(Debug)]
 pub(super) struct Checked {
     pub(super) code: Code,
     pub(super) variables: usize,
-    /// How many parts the code has, about.
+    /// Approximate number of nodes of the code.
     pub(super) parts: usize,
 }
 
 /// Checks a selector.
 ///
 /// # Errors
-/// It is no expression of the environment, or gives something that is never a boolean.
+/// Returns an error if the expression is invalid in the environment or cannot evaluate to a
+/// boolean.
 pub(super) fn check(expr: &IdedExpr) -> Result<Checked, SelectorError> {
     let mut checker = Checker::default();
     let (code, found) = checker.expr(&expr.expr)?;
     let found = checker.types.resolve(&found);
     match found {
-        // An unknown type is one that is found at run time.
+        // An unknown type is resolved at run time.
         Type::Bool | Type::Dyn | Type::Unknown(_) => {
-            Ok(Checked { code, variables: checker.places, parts: checker.parts })
+            Ok(Checked { code, variables: checker.variables, parts: checker.parts })
         }
         other => Err(SelectorError::compile(format!(
             "must evaluate to bool or the unknown type, not {other}"
@@ -72,9 +73,9 @@ pub(super) fn check(expr: &IdedExpr) -> Result<Checked, SelectorError> {
 #[derive(Default)]
 struct Checker {
     scope: Vec<(String, usize, Type)>,
-    places: usize,
+    variables: usize,
     types: Unification,
-    /// How many calls deep it is in arguments that may mix types.
+    /// Nesting depth of calls whose arguments may have mixed types.
     mixed: usize,
     depth: usize,
     parts: usize,
@@ -86,11 +87,12 @@ impl Checker {
     fn expr(&mut self, expr: &Expr) -> Typed {
         self.depth += 1;
         if self.depth > MAX_DEPTH {
-            return Err(SelectorError::compile(format!("it is nested more than {MAX_DEPTH} deep")));
+            return Err(SelectorError::compile(format!("nesting exceeds {MAX_DEPTH} levels")));
         }
         self.parts += 1;
         if self.parts > MAX_PARTS {
-            let problem = format!("with its macros expanded it has more than {MAX_PARTS} parts");
+            let problem =
+                format!("expression has more than {MAX_PARTS} nodes after macro expansion");
             return Err(SelectorError::compile(problem));
         }
         let typed = self.expr_within(expr);
@@ -100,7 +102,7 @@ impl Checker {
 
     fn expr_within(&mut self, expr: &Expr) -> Typed {
         match expr {
-            Expr::Unspecified => Err(SelectorError::compile("an empty expression".to_owned())),
+            Expr::Unspecified => Err(SelectorError::compile("empty expression".to_owned())),
             Expr::Literal(literal) => Ok(constant(literal)),
             Expr::Ident(name) => self.ident(name),
             Expr::Select(select) => self.select(select),
@@ -118,8 +120,8 @@ impl Checker {
     }
 
     fn ident(&self, name: &str) -> Typed {
-        if let Some((_, place, found)) = self.scope.iter().rev().find(|(known, ..)| known == name) {
-            return Ok((Code::Variable(*place), found.clone()));
+        if let Some((_, index, found)) = self.scope.iter().rev().find(|(known, ..)| known == name) {
+            return Ok((Code::Variable(*index), found.clone()));
         }
         match name {
             "device" => Ok((Code::Constant(Value::Device), Type::Device)),
@@ -170,7 +172,7 @@ impl Checker {
         let mut entries = Vec::with_capacity(map.entries.len());
         for entry in &map.entries {
             let EntryExpr::MapEntry(entry) = &entry.expr else {
-                return Err(SelectorError::compile("a field where a key is expected".to_owned()));
+                return Err(SelectorError::compile("expected a key but found a field".to_owned()));
             };
             let (key, key_type) = self.expr(&entry.key.expr)?;
             self.join(&mut keys, key_type)?;
@@ -183,7 +185,7 @@ impl Checker {
         Ok((Code::Map(entries), Type::Map(Box::new(key), Box::new(value))))
     }
 
-    /// An element or a value; an optional one must be an optional.
+    /// Checks an element or a value; an optional one must have an optional type.
     fn entry(&mut self, expr: &Expr, optional: bool) -> Typed {
         let (code, found) = self.expr(expr)?;
         if !optional {
@@ -192,14 +194,14 @@ impl Checker {
         let inner = self.types.fresh();
         if !self.types.admits(&Type::Optional(Box::new(inner.clone())), &found) {
             return Err(SelectorError::compile(
-                "an optional element that is no optional".to_owned(),
+                "optional element is not of an optional type".to_owned(),
             ));
         }
         Ok((code, inner))
     }
 
-    /// Lists and maps have values of one type, and `dyn` is one of its own; but not those that
-    /// `format` is given.
+    /// Merges element types. Lists and maps have values of one type (`dyn` is a type of its own),
+    /// except in arguments of `format`.
     fn join(&mut self, joined: &mut Option<Type>, next: Type) -> Result<(), SelectorError> {
         let Some(known) = joined else {
             *joined = Some(next);
@@ -233,7 +235,7 @@ impl Checker {
                 Expr::Literal(LiteralValue::String(field)) => {
                     self.field(&of.expr, field.inner(), Access::Optional)
                 }
-                _ => Err(SelectorError::compile("`.?` needs a field".to_owned())),
+                _ => Err(SelectorError::compile("`.?` requires a field name".to_owned())),
             },
             _ => self.function(call),
         }
@@ -309,7 +311,7 @@ impl Checker {
         Ok((lazily(function, arguments), result))
     }
 
-    /// The function's full name, and what it is called on.
+    /// Returns the full function name and the target of the call.
     fn qualified<'c>(&self, call: &'c CallExpr) -> (String, Option<&'c IdedExpr>) {
         let target = call.target.as_deref();
         if let Some(IdedExpr { expr: Expr::Ident(namespace), .. }) = target
@@ -321,7 +323,7 @@ impl Checker {
         (call.func_name.clone(), target)
     }
 
-    /// The result of the overloads that can take the arguments; `dyn` if they differ in it.
+    /// Returns the result type of the matching overloads; `dyn` if they differ.
     fn resolve_overload(
         &mut self,
         function: &Function,
@@ -387,7 +389,7 @@ impl Checker {
         if !self.types.admits(&accumulated, &stepped) {
             return Err(self.no_overload("a comprehension", &[accumulated, stepped]));
         }
-        // The result sees the accumulator only.
+        // The result expression sees the accumulator only.
         self.scope.truncate(depth + 1);
         let (result, found) = self.expr(&c.result.expr)?;
         self.scope.truncate(depth);
@@ -396,10 +398,10 @@ impl Checker {
     }
 
     fn declare(&mut self, name: &str, of: Type) -> usize {
-        let place = self.scope.len();
-        self.places = self.places.max(place + 1);
-        self.scope.push((name.to_owned(), place, of));
-        place
+        let index = self.scope.len();
+        self.variables = self.variables.max(index + 1);
+        self.scope.push((name.to_owned(), index, of));
+        index
     }
 }
 
@@ -416,7 +418,7 @@ fn constant(literal: &LiteralValue) -> (Code, Type) {
     (Code::Constant(value), found)
 }
 
-/// What a field of a container is.
+/// Returns the type of a field of a container.
 fn field_type(container: &Type, field: &str) -> Result<Type, SelectorError> {
     let by_domain = |of: Type| {
         let inner = Type::Map(Box::new(Type::String), Box::new(of));
@@ -436,7 +438,7 @@ fn field_type(container: &Type, field: &str) -> Result<Type, SelectorError> {
     }
 }
 
-/// `or` and `orValue` of an optional evaluate their argument only if they need it.
+/// Compiles a call; `or` and `orValue` of an optional evaluate their argument only if needed.
 fn lazily(function: &'static Function, mut arguments: Vec<Code>) -> Code {
     let unwrap = function.name == "orValue";
     if (unwrap || function.name == "or") && arguments.len() == 2 {

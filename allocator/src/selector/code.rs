@@ -1,15 +1,15 @@
-//! An expression after all names, macros and types in it have been looked at: what is evaluated.
+//! Checked expression: the code that is evaluated.
 
 use std::sync::Arc;
 
 use super::functions::Function;
 use super::value::Value;
 
-/// Code for a value.
+/// A node of the code.
 #[derive(Clone, Debug)]
 pub(super) enum Code {
     Constant(Value),
-    /// A variable of a comprehension, by its place.
+    /// A variable of a comprehension, by index.
     Variable(usize),
     /// `of.field`, `has(of.field)` or `of.?field`.
     Select {
@@ -23,16 +23,15 @@ pub(super) enum Code {
         key: Box<Code>,
         optional: bool,
     },
-    /// All must be true. An error counts only if none is false.
+    /// True if both are true. An error counts only if no operand is false.
     And(Box<[Code; 2]>),
-    /// One must be true. An error counts only if none is true.
+    /// True if one is true. An error counts only if no operand is true.
     Or(Box<[Code; 2]>),
-    /// The condition and its two branches, of which one is evaluated.
+    /// A condition and its two branches, of which one is evaluated.
     Conditional(Box<[Code; 3]>),
-    /// Not false, and be it an error: goes on with a comprehension.
+    /// True unless the operand is false; an error counts as true. Used as a loop condition.
     NotStrictlyFalse(Box<Code>),
-    /// `first.or(second)`, or `first.orValue(second)`: the second is evaluated only if it is
-    /// needed.
+    /// `first.or(second)` or `first.orValue(second)`: the second is evaluated only if needed.
     OrElse {
         first: Box<Code>,
         second: Box<Code>,
@@ -42,14 +41,14 @@ pub(super) enum Code {
         function: &'static Function,
         arguments: Vec<Code>,
     },
-    /// Elements, some of which may be optional.
+    /// Elements, each with a flag for optional ones.
     List(Vec<(Code, bool)>),
-    /// Keys, values, and whether the entry is optional.
+    /// Keys and values, with a flag for optional entries.
     Map(Vec<(Code, Code, bool)>),
     Fold(Box<Fold>),
 }
 
-/// How a field is selected.
+/// Kind of a field selection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     Plain,
@@ -57,14 +56,14 @@ pub(super) enum Access {
     Optional,
 }
 
-/// A comprehension: goes over `range` as long as `condition` holds and folds each element into the
+/// A comprehension: iterates over `range` while `condition` holds, and folds each element into the
 /// accumulator.
 #[derive(Clone, Debug)]
 pub(super) struct Fold {
     pub(super) range: Code,
-    /// Where the element goes, or the key of a map.
+    /// Variable of the element, or of the key of a map.
     pub(super) first: usize,
-    /// With two variables: then `first` is the index or key, and this the element or value.
+    /// Second variable: then `first` is the index or key, and this one the element or value.
     pub(super) second: Option<usize>,
     pub(super) accumulator: usize,
     pub(super) initial: Code,

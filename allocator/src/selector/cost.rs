@@ -1,38 +1,38 @@
-//! What evaluating costs, in cel-go's units (interpreter/runtimecost.go; for the functions of
+//! Evaluation costs, in units of cel-go (interpreter/runtimecost.go; for the functions of
 //! Kubernetes, apiserver/pkg/cel/library/cost.go).
 
 use super::value::Value;
 
-/// Evaluation on one device ends with an error beyond this (`CELSelectorExpressionMaxCost`).
+/// Cost limit of an evaluation on one device (`CELSelectorExpressionMaxCost`).
 pub(super) const LIMIT: u64 = 1_000_000;
 
-/// Making a list, making a map.
+/// Cost of creating a list or a map.
 pub(super) const LIST: u64 = 10;
 pub(super) const MAP: u64 = 30;
 
-/// Looking at so many characters costs one unit.
+/// Number of characters that cost one unit.
 const CHARACTERS: u64 = 10;
 
-/// So many characters of a regular expression are taken for one element of it.
+/// Number of characters of a regular expression that count as one element.
 const REGEX_CHARACTERS: u64 = 4;
 
-/// What a call costs.
+/// Cost model of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cost {
     One,
-    /// The shorter of two values is looked at.
+    /// The length of the shorter value.
     Comparison,
-    /// Both strings are copied.
+    /// The length of both strings.
     Concatenation,
-    /// The argument at this position is looked at, so many times.
+    /// The length of the argument at this position, times a factor.
     Characters(usize, u64),
-    /// Every element of the argument at this position is looked at.
+    /// The number of elements of the argument at this position.
     Elements(usize),
-    /// A string against a regular expression.
+    /// A match of a string with a regular expression.
     Regex,
-    /// One string in another.
+    /// A search for a substring.
     Substring,
-    /// The result is made, character by character.
+    /// The length of the result.
     Result,
 }
 

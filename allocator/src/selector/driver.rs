@@ -1,34 +1,34 @@
-//! Whose devices a selector can select.
+//! Drivers whose devices a selector can match.
 //!
-//! A DeviceClass does not name a driver; its selector usually does. Reading that off the expression
-//! tells claims of ours from claims of other drivers before any device is looked at, and without
-//! knowing the other drivers' devices.
+//! A DeviceClass does not name a driver, but its selector usually does. Analyzing the expression
+//! distinguishes claims for Tessera from claims for other drivers before devices are tested, and
+//! without knowing the devices of other drivers.
 
 use cel::common::ast::{CallExpr, Expr, IdedExpr, LiteralValue, operators};
 
-/// A driver that does not exist: a selector that may select its devices asks for no driver in
-/// particular.
-const NOBODY: &str = "nobody.invalid";
+/// A driver that does not exist. A selector that can match its devices does not require a
+/// particular driver.
+const UNKNOWN_DRIVER: &str = "unknown.invalid";
 
-/// Devices of which drivers an expression may select, whatever their attributes.
+/// Drivers whose devices an expression can match, whatever their attributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Drivers {
-    /// Those of our driver.
+    /// True for the Tessera driver.
     pub ours: bool,
-    /// Those of a driver that the expression does not name.
+    /// True for a driver that the expression does not name.
     pub unnamed: bool,
-    /// Those of a driver other than ours, named or not.
+    /// True for any driver other than Tessera, named or not.
     pub others: bool,
 }
 
-/// Three-valued: `None` = depends on more than the driver.
+/// Three-valued result; `None` depends on more than the driver.
 type Truth = Option<bool>;
 
 impl Drivers {
-    /// Reads off `expr` which drivers it may select, `ours` being the name of our driver.
+    /// Analyzes `expr`; `ours` is the name of the Tessera driver.
     pub(super) fn of(expr: &IdedExpr, ours: &str) -> Self {
         let may = |driver: &str| truth(expr, driver) != Some(false);
-        let unnamed = may(NOBODY);
+        let unnamed = may(UNKNOWN_DRIVER);
         let mut named = Vec::new();
         strings(expr, &mut named);
         let others = unnamed || named.iter().any(|name| *name != ours && may(name));
@@ -36,8 +36,8 @@ impl Drivers {
     }
 }
 
-/// Adds the strings of an expression's logical operators, comparisons and calls: the names of
-/// drivers are among them, and their beginnings and ends, which begin and end with themselves.
+/// Collects the strings in logical operators, comparisons and calls of an expression. They include
+/// all driver names, and all prefixes and suffixes, each of which matches itself.
 fn strings<'e>(expr: &'e IdedExpr, found: &mut Vec<&'e str>) {
     match &expr.expr {
         Expr::Literal(LiteralValue::String(text)) => found.push(text.inner()),

@@ -1,4 +1,4 @@
-//! Evaluation of [`Code`] on one device, with cel-go's semantics and its costs.
+//! Evaluation of [`Code`] on one device, with the semantics and costs of cel-go.
 
 use std::sync::Arc;
 
@@ -8,65 +8,65 @@ use super::value::{Key, Map, Value};
 use super::view::Fields;
 use super::work;
 
-/// Why there is no value.
+/// Error of an evaluation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Fault {
-    /// An error that a logical operator may absorb.
+pub(super) enum EvalError {
+    /// An error that a logical operator can absorb.
     Error(String),
-    /// The cost limit is exceeded: the end of the evaluation.
+    /// The cost limit is exceeded; the evaluation stops.
     TooExpensive,
 }
 
-/// Evaluates `code`, which has so many variables. Gives the work that it took as well.
+/// Evaluates `code` with this number of variables. The second element is the work.
 ///
 /// # Errors
-/// See [`Fault`].
+/// See [`EvalError`].
 pub(super) fn evaluate(
     code: &Code,
     variables: usize,
     device: &Fields,
-) -> (Result<Value, Fault>, u64) {
-    let mut machine =
-        Machine { device, variables: vec![Ok(Value::Null); variables], cost: 0, work: 0 };
-    let value = machine.value(code);
-    (value, machine.work.saturating_add(machine.cost))
+) -> (Result<Value, EvalError>, u64) {
+    let mut evaluator =
+        Evaluator { device, variables: vec![Ok(Value::Null); variables], cost: 0, work: 0 };
+    let value = evaluator.value(code);
+    (value, evaluator.work.saturating_add(evaluator.cost))
 }
 
-struct Machine<'a> {
+struct Evaluator<'a> {
     device: &'a Fields,
     variables: Vec<Evaluated>,
     cost: u64,
-    /// What it really takes, see [`work`].
+    /// Actual work, see [`work`].
     work: u64,
 }
 
-type Evaluated = Result<Value, Fault>;
+type Evaluated = Result<Value, EvalError>;
 
-fn error(problem: impl Into<String>) -> Fault {
-    Fault::Error(problem.into())
+fn error(problem: impl Into<String>) -> EvalError {
+    EvalError::Error(problem.into())
 }
 
-impl Machine<'_> {
-    fn spend(&mut self, cost: u64) -> Result<(), Fault> {
+impl Evaluator<'_> {
+    fn add_cost(&mut self, cost: u64) -> Result<(), EvalError> {
         self.cost = self.cost.saturating_add(cost);
-        if self.cost > cost::LIMIT { Err(Fault::TooExpensive) } else { Ok(()) }
+        if self.cost > cost::LIMIT { Err(EvalError::TooExpensive) } else { Ok(()) }
     }
 
-    fn labour(&mut self, work: u64) -> Result<(), Fault> {
+    fn add_work(&mut self, work: u64) -> Result<(), EvalError> {
         self.work = self.work.saturating_add(work);
-        if self.work > work::LIMIT { Err(Fault::TooExpensive) } else { Ok(()) }
+        if self.work > work::LIMIT { Err(EvalError::TooExpensive) } else { Ok(()) }
     }
 
     fn value(&mut self, code: &Code) -> Evaluated {
         match code {
             Code::Constant(Value::Device) => {
-                self.spend(1)?;
+                self.add_cost(1)?;
                 Ok(Value::Device)
             }
             Code::Constant(value) => Ok(value.clone()),
-            Code::Variable(place) => {
-                self.spend(1)?;
-                self.variables[*place].clone()
+            Code::Variable(index) => {
+                self.add_cost(1)?;
+                self.variables[*index].clone()
             }
             Code::Select { of, field, access } => self.select(of, field, *access),
             Code::Index { of, key, optional } => self.index(of, key, *optional),
@@ -78,11 +78,11 @@ impl Machine<'_> {
             Code::Call { function, arguments } => {
                 let arguments =
                     arguments.iter().map(|a| self.value(a)).collect::<Result<Vec<_>, _>>()?;
-                self.labour(work::of_call(function.name, &arguments))?;
+                self.add_work(work::of_call(function.name, &arguments))?;
                 let result = function.call(&arguments);
-                self.labour(result.as_ref().map_or(0, work::extent))?;
-                self.spend(function.cost.of(&arguments, result.as_ref().ok()))?;
-                result.map_err(Fault::Error)
+                self.add_work(result.as_ref().map_or(0, work::extent))?;
+                self.add_cost(function.cost.of(&arguments, result.as_ref().ok()))?;
+                result.map_err(EvalError::Error)
             }
             Code::List(elements) => self.list(elements),
             Code::Map(entries) => self.map(entries),
@@ -92,19 +92,19 @@ impl Machine<'_> {
 
     fn select(&mut self, of: &Code, field: &Arc<str>, access: Access) -> Evaluated {
         let container = self.value(of)?;
-        self.spend(1)?;
+        self.add_cost(1)?;
         let key = Value::String(Arc::clone(field));
         match (container, access) {
             (Value::Optional(None), Access::Presence) => Ok(Value::Bool(false)),
             (Value::Optional(None), _) => Ok(Value::Optional(None)),
             (Value::Optional(Some(inner)), Access::Presence) => {
-                Ok(Value::Bool(self.found(&inner, &key)?.is_some()))
+                Ok(Value::Bool(self.lookup(&inner, &key)?.is_some()))
             }
-            (Value::Optional(Some(inner)), _) => Ok(optional(self.found(&inner, &key)?)),
-            (container, Access::Presence) => Ok(Value::Bool(self.is_there(&container, &key)?)),
-            (container, Access::Optional) => Ok(optional(self.found(&container, &key)?)),
+            (Value::Optional(Some(inner)), _) => Ok(optional(self.lookup(&inner, &key)?)),
+            (container, Access::Presence) => Ok(Value::Bool(self.is_present(&container, &key)?)),
+            (container, Access::Optional) => Ok(optional(self.lookup(&container, &key)?)),
             (container, Access::Plain) => {
-                self.found(&container, &key)?.ok_or_else(|| error(format!("no such key: {field}")))
+                self.lookup(&container, &key)?.ok_or_else(|| error(format!("no such key: {field}")))
             }
         }
     }
@@ -112,20 +112,20 @@ impl Machine<'_> {
     fn index(&mut self, of: &Code, key: &Code, is_optional: bool) -> Evaluated {
         let container = self.value(of)?;
         let key = self.value(key)?;
-        self.spend(1)?;
+        self.add_cost(1)?;
         match container {
             Value::Optional(None) => Ok(Value::Optional(None)),
-            Value::Optional(Some(inner)) => Ok(optional(self.found(&inner, &key)?)),
-            container if is_optional => Ok(optional(self.found(&container, &key)?)),
+            Value::Optional(Some(inner)) => Ok(optional(self.lookup(&inner, &key)?)),
+            container if is_optional => Ok(optional(self.lookup(&container, &key)?)),
             container => {
-                let found = self.found(&container, &key)?;
-                found.ok_or_else(|| error(format!("no such key: {}", shown(&key))))
+                let found = self.lookup(&container, &key)?;
+                found.ok_or_else(|| error(format!("no such key: {}", display_key(&key))))
             }
         }
     }
 
-    /// What is behind the key, if there is something.
-    fn found(&self, container: &Value, key: &Value) -> Result<Option<Value>, Fault> {
+    /// Returns the value for the key, if present.
+    fn lookup(&self, container: &Value, key: &Value) -> Result<Option<Value>, EvalError> {
         match (container, key) {
             (Value::Device, Value::String(field)) => Ok(self.device.field(field)),
             (Value::Map(map), key) if Key::of(key).is_some() => Ok(map.get(key)),
@@ -146,16 +146,16 @@ impl Machine<'_> {
         }
     }
 
-    /// `has()`: a key with a default behind it is not there.
-    fn is_there(&self, container: &Value, key: &Value) -> Result<bool, Fault> {
+    /// Implements `has()`: a key with a default value does not count as present.
+    fn is_present(&self, container: &Value, key: &Value) -> Result<bool, EvalError> {
         match container {
             Value::Map(map) => Ok(map.contains(key)),
-            container => Ok(self.found(container, key)?.is_some()),
+            container => Ok(self.lookup(container, key)?.is_some()),
         }
     }
 
-    /// `decisive` ends it: false for and, true for or. Otherwise an error of either side is the
-    /// result.
+    /// Evaluates a logical operator. `decisive` is the absorbing value: false for `&&`, true for
+    /// `||`. Without it, an error of either operand is the result.
     fn logical(&mut self, operands: &[Code; 2], decisive: bool) -> Evaluated {
         let mut failed = None;
         for operand in operands {
@@ -164,12 +164,12 @@ impl Machine<'_> {
                 Ok(Value::Bool(_)) => {}
                 Ok(other) => {
                     failed.get_or_insert_with(|| {
-                        error(format!("no such overload: a {} for a bool", other.type_name()))
+                        error(format!("no such overload: {} instead of bool", other.type_name()))
                     });
                 }
-                Err(Fault::TooExpensive) => return Err(Fault::TooExpensive),
-                Err(fault) => {
-                    failed.get_or_insert(fault);
+                Err(EvalError::TooExpensive) => return Err(EvalError::TooExpensive),
+                Err(error) => {
+                    failed.get_or_insert(error);
                 }
             }
         }
@@ -180,31 +180,29 @@ impl Machine<'_> {
         match self.value(condition)? {
             Value::Bool(true) => self.value(yes),
             Value::Bool(false) => self.value(no),
-            other => {
-                Err(error(format!("no such overload: a {} for a condition", other.type_name())))
-            }
+            other => Err(error(format!("no such overload: {} as condition", other.type_name()))),
         }
     }
 
     fn not_strictly_false(&mut self, of: &Code) -> Evaluated {
         let value = self.value(of);
-        self.spend(1)?;
+        self.add_cost(1)?;
         match value {
             Ok(Value::Bool(false)) => Ok(Value::Bool(false)),
-            Err(Fault::TooExpensive) => Err(Fault::TooExpensive),
+            Err(EvalError::TooExpensive) => Err(EvalError::TooExpensive),
             _ => Ok(Value::Bool(true)),
         }
     }
 
     fn or_else(&mut self, first: &Code, second: &Code, unwrap: bool) -> Evaluated {
         let value = self.value(first)?;
-        self.spend(1)?;
+        self.add_cost(1)?;
         match (value, unwrap) {
             (Value::Optional(Some(inner)), true) => Ok(inner.as_ref().clone()),
             (Value::Optional(Some(inner)), false) => Ok(Value::Optional(Some(inner))),
             (Value::Optional(None), _) => self.value(second),
             (other, _) => {
-                Err(error(format!("no such overload: a {} for an optional", other.type_name())))
+                Err(error(format!("no such overload: {} instead of optional", other.type_name())))
             }
         }
     }
@@ -219,11 +217,14 @@ impl Machine<'_> {
                     list.extend(inner.map(|value| value.as_ref().clone()))
                 }
                 (other, true) => {
-                    return Err(error(format!("a {} for an optional element", other.type_name())));
+                    return Err(error(format!(
+                        "{} instead of optional as an element",
+                        other.type_name()
+                    )));
                 }
             }
         }
-        self.spend(cost::LIST)?;
+        self.add_cost(cost::LIST)?;
         Ok(Value::list(list))
     }
 
@@ -236,21 +237,24 @@ impl Machine<'_> {
                 (Value::Optional(Some(inner)), true) => inner.as_ref().clone(),
                 (Value::Optional(None), true) => continue,
                 (other, true) => {
-                    return Err(error(format!("a {} for an optional entry", other.type_name())));
+                    return Err(error(format!(
+                        "{} instead of optional as an entry",
+                        other.type_name()
+                    )));
                 }
             };
             let key = Key::of(&key)
                 .ok_or_else(|| error(format!("unsupported key type: {}", key.type_name())))?;
             map.entries.insert(key, value);
         }
-        self.spend(cost::MAP)?;
+        self.add_cost(cost::MAP)?;
         Ok(Value::Map(Arc::new(map)))
     }
 
     fn fold(&mut self, fold: &Fold) -> Evaluated {
         let range = self.value(&fold.range)?;
         self.variables[fold.accumulator] = self.absorbable(&fold.initial)?;
-        self.labour(work::extent(&range))?;
+        self.add_work(work::extent(&range))?;
         let is_map = matches!(range, Value::Map(_));
         for (key, element) in pairs(&range)? {
             match fold.second {
@@ -260,7 +264,7 @@ impl Machine<'_> {
                 }
                 None => self.variables[fold.first] = Ok(if is_map { key } else { element }),
             }
-            // An error does not end it: a later element may absorb it.
+            // An error does not end the loop: a later element can absorb it.
             if matches!(self.absorbable(&fold.condition)?, Ok(Value::Bool(false))) {
                 break;
             }
@@ -269,24 +273,24 @@ impl Machine<'_> {
         self.value(&fold.result)
     }
 
-    /// A value or an error that counts as one.
-    fn absorbable(&mut self, code: &Code) -> Result<Evaluated, Fault> {
+    /// Evaluates to a value or an absorbable error.
+    fn absorbable(&mut self, code: &Code) -> Result<Evaluated, EvalError> {
         match self.value(code) {
-            Err(Fault::TooExpensive) => Err(Fault::TooExpensive),
+            Err(EvalError::TooExpensive) => Err(EvalError::TooExpensive),
             evaluated => Ok(evaluated),
         }
     }
 }
 
-/// What a comprehension goes over: indexes and elements of a list, keys and values of a map. With
-/// one variable it gets the elements, or the keys.
-fn pairs(range: &Value) -> Result<Vec<(Value, Value)>, Fault> {
+/// Returns the pairs that a comprehension iterates over: indices and elements of a list, keys and
+/// values of a map. With one variable, only elements or keys are used.
+fn pairs(range: &Value) -> Result<Vec<(Value, Value)>, EvalError> {
     match range {
         Value::List(list) => Ok((0..).map(Value::Int).zip(list.iter().cloned()).collect()),
         Value::Map(map) => {
             Ok(map.entries.iter().map(|(key, value)| (key.value(), value.clone())).collect())
         }
-        other => Err(error(format!("a {} cannot be gone over", other.type_name()))),
+        other => Err(error(format!("cannot iterate over {}", other.type_name()))),
     }
 }
 
@@ -294,7 +298,7 @@ fn optional(found: Option<Value>) -> Value {
     found.map_or(Value::Optional(None), Value::some)
 }
 
-fn shown(key: &Value) -> String {
+fn display_key(key: &Value) -> String {
     match key {
         Value::String(s) => s.to_string(),
         Value::Int(i) => i.to_string(),

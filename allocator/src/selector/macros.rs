@@ -1,20 +1,23 @@
-//! Macros: calls that stand for other expressions (cel-go's parser/macro.go and its extensions).
+//! Macros: calls that are replaced by other expressions (parser/macro.go of cel-go and its
+//! extensions).
 
 use cel::common::ast::{
     CallExpr, ComprehensionExpr, Expr, IdedExpr, ListExpr, LiteralValue, MapExpr, SelectExpr,
     operators,
 };
 
-use super::SelectorError;
+use super::error::SelectorError;
 
-/// The name that no variable of an expression can have.
+/// A name that no variable of an expression can have.
 const ACCUMULATOR: &str = "@result";
 
-/// What the call stands for; none if it is no macro. The parser expands none, so that just those of
-/// upstream's environment are known (`existsOne` exists with two variables only).
+/// Expands a macro; `None` if the call is not a macro.
+///
+/// The parser expands none, so exactly the macros of upstream's environment are known (`existsOne`
+/// exists with two variables only).
 ///
 /// # Errors
-/// It is one, with arguments that it cannot have.
+/// Returns an error if the arguments are invalid for the macro.
 pub(super) fn expand(call: &CallExpr) -> Result<Option<Expr>, SelectorError> {
     let (function, arguments) = (call.func_name.as_str(), call.args.as_slice());
     let Some(target) = call.target.as_deref() else {
@@ -40,7 +43,7 @@ pub(super) fn expand(call: &CallExpr) -> Result<Option<Expr>, SelectorError> {
     Ok(expanded)
 }
 
-/// `has(a.b)`.
+/// Expands `has(a.b)`.
 fn has(field: &IdedExpr) -> Result<Expr, SelectorError> {
     match &field.expr {
         Expr::Select(select) if !select.test => {
@@ -50,7 +53,7 @@ fn has(field: &IdedExpr) -> Result<Expr, SelectorError> {
     }
 }
 
-/// How a comprehension begins, goes on and ends.
+/// Parts of a comprehension.
 struct Steps {
     initial: Expr,
     condition: Expr,
@@ -89,7 +92,7 @@ impl Steps {
         }
     }
 
-    /// Appends to a list what passes the filter.
+    /// Appends the elements that pass the filter to a list.
     fn append(filter: Option<&IdedExpr>, element: &IdedExpr) -> Self {
         let step = call(operators::ADD, [accumulator(), list(vec![element.expr.clone()])]);
         Self::gather(list(Vec::new()), conditional(filter, step))
@@ -115,7 +118,7 @@ impl Steps {
     }
 }
 
-/// Comprehensions over the elements of a list or the keys of a map.
+/// Returns comprehensions over the elements of a list or the keys of a map.
 fn over_elements(function: &str, variable: &IdedExpr, rest: &[IdedExpr]) -> Option<Steps> {
     match (function, rest) {
         ("all", [predicate]) => Some(Steps::all(predicate)),
@@ -129,7 +132,7 @@ fn over_elements(function: &str, variable: &IdedExpr, rest: &[IdedExpr]) -> Opti
     }
 }
 
-/// Comprehensions over index and element of a list, or key and value of a map.
+/// Returns comprehensions over index and element of a list, or key and value of a map.
 fn over_pairs(
     function: &str,
     target: &IdedExpr,
@@ -161,13 +164,13 @@ fn over_pairs(
     let (first, second) = (name(first)?, name(second)?);
     if first == second {
         return Err(SelectorError::compile(format!(
-            "two variables of {function}() are named `{first}`"
+            "{function}() declares the variable `{first}` twice"
         )));
     }
     Ok(Some(steps.over(target, first, Some(second))))
 }
 
-/// `cel.bind(x, value, body)`: a loop over nothing, whose accumulator is `x`.
+/// Expands `cel.bind(x, value, body)` to a loop over an empty list with accumulator `x`.
 fn bind(variable: &str, value: &IdedExpr, body: &IdedExpr) -> Expr {
     fold(Fold {
         range: node(list(Vec::new())),
@@ -181,8 +184,8 @@ fn bind(variable: &str, value: &IdedExpr, body: &IdedExpr) -> Expr {
     })
 }
 
-/// `x.optMap(v, body)`: the optional of `body`, with what is in `x` as `v`, if there is something
-/// in it.
+/// Expands `x.optMap(v, body)`: the optional of `body` with the value of `x` as `v`, if `x` has a
+/// value.
 fn opt_map(target: &IdedExpr, variable: &str, body: &IdedExpr, flat: bool) -> Expr {
     let value = node(member(target, "value"));
     let bound = bind(variable, &value, body);
@@ -190,7 +193,7 @@ fn opt_map(target: &IdedExpr, variable: &str, body: &IdedExpr, flat: bool) -> Ex
     call(operators::CONDITIONAL, [member(target, "hasValue"), some, call("optional.none", [])])
 }
 
-/// `x.sortBy(v, key)`: the elements in the order of their keys (cel-go's ext/lists.go).
+/// Expands `x.sortBy(v, key)`: the elements sorted by their keys (ext/lists.go of cel-go).
 fn sort_by(target: &IdedExpr, variable: &str, key: &IdedExpr) -> Expr {
     let keys = Steps::append(None, key).over(target, variable, None);
     call("@sortByAssociatedKeys", [target.expr.clone(), keys])
@@ -230,7 +233,9 @@ fn conditional(filter: Option<&IdedExpr>, step: Expr) -> Expr {
 fn name(variable: &IdedExpr) -> Result<&str, SelectorError> {
     match &variable.expr {
         Expr::Ident(name) => Ok(name),
-        _ => Err(SelectorError::compile("the variable of a macro must be a plain name".to_owned())),
+        _ => {
+            Err(SelectorError::compile("the variable of a macro must be an identifier".to_owned()))
+        }
     }
 }
 

@@ -1,23 +1,23 @@
-//! From source to syntax: the crate `cel` parses; this module is the only one that calls it.
+//! Parsing with the crate `cel`; no other module calls its parser.
 
 use cel::Env;
 use cel::common::ast::IdedExpr;
 
-use super::SelectorError;
+use super::error::SelectorError;
 
-/// Upstream's limit on the length of an expression.
+/// Maximum length of an expression, in bytes, as in upstream.
 const MAX_BYTES: usize = 10 * 1024;
 
-/// Deeper nesting is refused, as by cel-go (its parser's limit).
+/// Maximum nesting, as in the parser of cel-go.
 const MAX_DEPTH: u16 = 250;
 
-/// Parses an expression. Macros are left as calls.
+/// Parses an expression. Macros stay calls.
 ///
 /// # Errors
-/// It is too long or too deep, or is none.
+/// Returns an error if it is too long, too deeply nested or not valid.
 pub(super) fn parse(expression: &str) -> Result<IdedExpr, SelectorError> {
     if expression.len() > MAX_BYTES {
-        let problem = format!("it has {} bytes, the limit is {MAX_BYTES}", expression.len());
+        let problem = format!("expression has {} bytes (limit {MAX_BYTES})", expression.len());
         return Err(SelectorError::compile(problem));
     }
     let parser =

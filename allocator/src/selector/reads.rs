@@ -1,37 +1,37 @@
-//! What of a device an expression reads.
+//! Properties of a device that an expression reads.
 //!
-//! Two devices that agree in all of it get the same answer, so the answer is worked out once. Forty
-//! thousand GPUs have a handful of product names.
+//! Two devices with equal properties have equal results, so each result is computed once. Tens of
+//! thousands of GPUs have a handful of product names.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::code::{Code, Fold};
 use super::value::Value;
 
-/// One thing that an expression reads of a device.
+/// A property of a device that an expression reads.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Read {
-    /// The driver's name.
+    /// Driver name.
     Driver,
-    /// Capacities, or whether it can be shared.
-    Offer,
-    /// The attribute of this fully qualified name, or that it is not there.
+    /// Capacities, or `allowMultipleAllocations`.
+    Profile,
+    /// Value or absence of the attribute with this fully qualified name.
     Attribute(String),
-    /// Whether there is any attribute of this domain.
+    /// Presence of an attribute in this domain.
     Domain(String),
 }
 
-/// All that an expression reads.
+/// All properties that an expression reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Reads {
-    /// Nothing but these.
+    /// Exactly these.
     These(BTreeSet<Read>),
-    /// It cannot be told: it goes over attributes, or computes their names.
+    /// Unknown: the expression iterates over attributes or computes their names.
     Everything,
 }
 
 impl Reads {
-    /// Finds out what `code` reads.
+    /// Determines what `code` reads.
     pub(super) fn of(code: &Code) -> Self {
         let mut finder = Finder::default();
         finder.code(code);
@@ -39,9 +39,9 @@ impl Reads {
     }
 }
 
-/// What an expression stands for, where it is a part of the device that is narrowed further.
+/// Part of the device that an expression denotes, if it can be narrowed further.
 #[derive(Clone)]
-enum Part {
+enum DevicePart {
     Device,
     Attributes,
     Domain(String),
@@ -52,25 +52,27 @@ enum Part {
 struct Finder {
     reads: BTreeSet<Read>,
     everything: bool,
-    /// What variables of `cel.bind` stand for, by place.
-    bound: BTreeMap<usize, Part>,
+    /// Values of `cel.bind` variables, by index.
+    bound: BTreeMap<usize, DevicePart>,
 }
 
 impl Finder {
-    /// Reads of an expression whose value is used as it is.
+    /// Records the reads of an expression whose value is used as it is.
     fn code(&mut self, code: &Code) {
         match self.part(code) {
-            Part::Other => {}
-            Part::Device | Part::Attributes | Part::Domain(_) => self.everything = true,
+            DevicePart::Other => {}
+            DevicePart::Device | DevicePart::Attributes | DevicePart::Domain(_) => {
+                self.everything = true
+            }
         }
     }
 
-    /// Which part of the device an expression is. Everything that it reads on the way is noted.
-    fn part(&mut self, code: &Code) -> Part {
+    /// Returns the part of the device that an expression denotes, and records what it reads.
+    fn part(&mut self, code: &Code) -> DevicePart {
         match code {
-            Code::Constant(Value::Device) => Part::Device,
-            Code::Constant(_) => Part::Other,
-            Code::Variable(place) => self.bound.get(place).cloned().unwrap_or(Part::Other),
+            Code::Constant(Value::Device) => DevicePart::Device,
+            Code::Constant(_) => DevicePart::Other,
+            Code::Variable(index) => self.bound.get(index).cloned().unwrap_or(DevicePart::Other),
             Code::Select { of, field, .. } => {
                 let of = self.part(of);
                 self.narrow(of, field)
@@ -78,15 +80,15 @@ impl Finder {
             Code::Index { of, key, optional } => {
                 let of = self.part(of);
                 match (of, key.as_ref()) {
-                    // A domain is always there unless it is asked for as an optional.
-                    (Part::Attributes, Code::Constant(Value::String(key))) if *optional => {
+                    // A domain always exists, unless it is accessed as an optional.
+                    (DevicePart::Attributes, Code::Constant(Value::String(key))) if *optional => {
                         self.reads.insert(Read::Domain(key.to_string()));
-                        Part::Domain(key.to_string())
+                        DevicePart::Domain(key.to_string())
                     }
                     (of, Code::Constant(Value::String(key))) => self.narrow(of, key),
-                    (Part::Other, key) => {
+                    (DevicePart::Other, key) => {
                         self.code(key);
-                        Part::Other
+                        DevicePart::Other
                     }
                     _ => self.all(),
                 }
@@ -104,33 +106,37 @@ impl Finder {
         }
     }
 
-    fn narrow(&mut self, of: Part, field: &str) -> Part {
+    fn narrow(&mut self, of: DevicePart, field: &str) -> DevicePart {
         match of {
-            Part::Device => match field {
-                "attributes" => Part::Attributes,
+            DevicePart::Device => match field {
+                "attributes" => DevicePart::Attributes,
                 "driver" => self.reading(Read::Driver),
-                _ => self.reading(Read::Offer),
+                _ => self.reading(Read::Profile),
             },
-            Part::Attributes => Part::Domain(field.to_owned()),
-            Part::Domain(domain) => self.reading(Read::Attribute(format!("{domain}/{field}"))),
-            Part::Other => Part::Other,
+            DevicePart::Attributes => DevicePart::Domain(field.to_owned()),
+            DevicePart::Domain(domain) => {
+                self.reading(Read::Attribute(format!("{domain}/{field}")))
+            }
+            DevicePart::Other => DevicePart::Other,
         }
     }
 
-    fn call(&mut self, function: &str, arguments: &[Code]) -> Part {
+    fn call(&mut self, function: &str, arguments: &[Code]) -> DevicePart {
         if let ("@in", [Code::Constant(Value::String(key)), container]) = (function, arguments) {
             return match self.part(container) {
-                Part::Attributes => self.reading(Read::Domain(key.to_string())),
-                Part::Domain(domain) => self.reading(Read::Attribute(format!("{domain}/{key}"))),
-                Part::Device => self.all(),
-                Part::Other => Part::Other,
+                DevicePart::Attributes => self.reading(Read::Domain(key.to_string())),
+                DevicePart::Domain(domain) => {
+                    self.reading(Read::Attribute(format!("{domain}/{key}")))
+                }
+                DevicePart::Device => self.all(),
+                DevicePart::Other => DevicePart::Other,
             };
         }
         self.every(arguments)
     }
 
-    /// `cel.bind` is a loop over nothing: its accumulator stands for what it begins with.
-    fn fold(&mut self, fold: &Fold) -> Part {
+    /// Handles `cel.bind`, a loop over an empty list: its accumulator denotes the initial value.
+    fn fold(&mut self, fold: &Fold) -> DevicePart {
         if matches!(&fold.range, Code::List(elements) if elements.is_empty()) {
             let initial = self.part(&fold.initial);
             self.bound.insert(fold.accumulator, initial);
@@ -139,19 +145,19 @@ impl Finder {
         self.every([&fold.range, &fold.initial, &fold.condition, &fold.step, &fold.result])
     }
 
-    fn every<'c>(&mut self, codes: impl IntoIterator<Item = &'c Code>) -> Part {
+    fn every<'c>(&mut self, codes: impl IntoIterator<Item = &'c Code>) -> DevicePart {
         codes.into_iter().for_each(|code| self.code(code));
-        Part::Other
+        DevicePart::Other
     }
 
-    fn reading(&mut self, read: Read) -> Part {
+    fn reading(&mut self, read: Read) -> DevicePart {
         self.reads.insert(read);
-        Part::Other
+        DevicePart::Other
     }
 
-    fn all(&mut self) -> Part {
+    fn all(&mut self) -> DevicePart {
         self.everything = true;
-        Part::Other
+        DevicePart::Other
     }
 }
 
@@ -173,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_by_name_are_read_one_by_one() {
+    fn fields_accessed_by_name_are_read_individually() {
         let found = reads(
             "device.driver == 'd' && device.attributes['d'].model == 'A' && 'x' in device.attributes['d']",
         );
@@ -184,23 +190,23 @@ mod tests {
     }
 
     #[test]
-    fn what_cel_bind_names_is_followed() {
+    fn reads_through_cel_bind_are_tracked() {
         let found =
             reads("cel.bind(a, device.attributes['d'], a.model == 'A' && a.?x.orValue(1) == 1)");
         assert_eq!(found, these(&[attribute("d/model"), attribute("d/x")]));
     }
 
     #[test]
-    fn capacities_and_sharing_are_what_a_device_offers() {
+    fn capacity_and_sharing_are_read_as_profile() {
         assert_eq!(
             reads("device.capacity['d'].memory.isGreaterThan(quantity('1Gi'))"),
-            these(&[Read::Offer])
+            these(&[Read::Profile])
         );
-        assert_eq!(reads("device.allowMultipleAllocations"), these(&[Read::Offer]));
+        assert_eq!(reads("device.allowMultipleAllocations"), these(&[Read::Profile]));
     }
 
     #[test]
-    fn an_expression_that_goes_over_attributes_reads_everything() {
+    fn iteration_over_attributes_reads_everything() {
         assert_eq!(reads("device.attributes['d'].exists(k, k == 'model')"), Reads::Everything);
         assert_eq!(reads("size(device.attributes['d']) == 2"), Reads::Everything);
         assert_eq!(reads("device.attributes['d'][device.driver] == 'x'"), Reads::Everything);

@@ -1,9 +1,8 @@
-//! The types of CEL, as far as selectors can meet them, and when one can stand for another
-//! (cel-go's checker/types.go).
+//! CEL types that occur in selectors, and unification (checker/types.go of cel-go).
 
 use std::fmt;
 
-/// A type.
+/// A CEL type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Type {
     /// Known at run time only.
@@ -20,11 +19,11 @@ pub(super) enum Type {
     Optional(Box<Type>),
     /// The type of a type.
     Meta,
-    /// A type of Kubernetes' libraries, by its name.
+    /// A type of Kubernetes' libraries, by name.
     Named(&'static str),
     /// The type of the variable `device`.
     Device,
-    /// To be found out: `A` and `B` of a signature, the elements of `[]`.
+    /// To be inferred: `A` and `B` of a signature, the element type of `[]`.
     Unknown(usize),
 }
 
@@ -54,16 +53,16 @@ impl fmt::Display for Type {
     }
 }
 
-/// What is known of the unknown types.
+/// Inferred values of the unknown types.
 #[derive(Debug, Default)]
 pub(super) struct Unification {
     found: Vec<Option<Type>>,
-    /// Which of them were found out, in this order: what was only tried out is undone. (A copy for
-    /// each attempt made checking quadratic: 10 KiB of `1<1` held the planner up for minutes.)
+    /// Inferred types in order, so that a failed attempt can be undone. (Copying the state per
+    /// attempt made checking quadratic: 10 KiB of `1<1` took minutes.)
     learned: Vec<usize>,
 }
 
-/// A moment to go back to.
+/// A state that [`Unification::undo`] restores.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mark {
     unknowns: usize,
@@ -71,18 +70,18 @@ pub(super) struct Mark {
 }
 
 impl Unification {
-    /// A type that nothing is known of yet.
+    /// Creates an unknown type.
     pub(super) fn fresh(&mut self) -> Type {
         self.found.push(None);
         Type::Unknown(self.found.len() - 1)
     }
 
-    /// What is known now.
+    /// Returns a mark of the current state.
     pub(super) fn mark(&self) -> Mark {
         Mark { unknowns: self.found.len(), learned: self.learned.len() }
     }
 
-    /// Forgets what was found out since, and the unknown types made since.
+    /// Restores the state of the mark.
     pub(super) fn undo(&mut self, mark: Mark) {
         for i in self.learned.drain(mark.learned..) {
             self.found[i] = None;
@@ -90,7 +89,7 @@ impl Unification {
         self.found.truncate(mark.unknowns);
     }
 
-    /// The type with what is known put in.
+    /// Replaces unknown types by their inferred values.
     pub(super) fn resolve(&self, of: &Type) -> Type {
         match of {
             Type::Unknown(i) => match &self.found[*i] {
@@ -106,7 +105,8 @@ impl Unification {
         }
     }
 
-    /// Whether a value of type `given` can stand where `wanted` is wanted. Learns from it if so.
+    /// Returns true if a value of type `given` is assignable to `wanted`, and records the inferred
+    /// types.
     pub(super) fn admits(&mut self, wanted: &Type, given: &Type) -> bool {
         let mark = self.mark();
         let admitted = self.unify(wanted, given);
@@ -132,7 +132,7 @@ impl Unification {
                 self.unify(&a, &b)
             }
             (Type::Map(ka, va), Type::Map(kb, vb)) => self.unify(&ka, &kb) && self.unify(&va, &vb),
-            // What can be absent can be null.
+            // Optional and object types are nullable.
             (Type::Optional(_) | Type::Named(_), Type::Null)
             | (Type::Null, Type::Optional(_) | Type::Named(_)) => true,
             _ => false,
@@ -151,18 +151,21 @@ impl Unification {
     }
 }
 
-/// One way to call a function.
+/// An overload of a function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Overload {
-    /// Called as `x.f(...)`; `x` is then the first parameter.
+    /// True for `x.f(...)`; `x` is then the first parameter.
     pub(super) member: bool,
     pub(super) parameters: Vec<Type>,
     pub(super) result: Type,
 }
 
 impl Overload {
-    /// Reads a signature: `(string, int) string`, `list(A).(A) bool`. `A` and `B` are unknown types
-    /// 0 and 1.
+    /// Parses a signature: `(string, int) string`, `list(A).(A) bool`. `A` and `B` are the unknown
+    /// types 0 and 1.
+    ///
+    /// # Panics
+    /// Panics if the signature is invalid; all signatures are constants.
     pub(super) fn parse(signature: &str) -> Self {
         let mut reader = Reader { rest: signature };
         let receiver = (!reader.rest.starts_with('(')).then(|| reader.receiver());
@@ -174,14 +177,11 @@ impl Overload {
         }
         reader.expect(" ");
         let result = reader.one();
-        assert!(
-            reader.rest.is_empty(),
-            "invariant: signatures are constants, `{signature}` is none"
-        );
+        assert!(reader.rest.is_empty(), "invariant: signature `{signature}` is valid");
         Self { member: receiver.is_some(), parameters, result }
     }
 
-    /// The same with unknown types of its own.
+    /// Returns the overload with fresh unknown types.
     pub(super) fn instantiate(&self, unification: &mut Unification) -> Self {
         let own = [unification.fresh(), unification.fresh()];
         let put = |of: &Type| replace(of, &own);

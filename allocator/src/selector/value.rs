@@ -1,4 +1,4 @@
-//! Values of CEL.
+//! CEL values.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use semver::Version;
 use tessera_api::quantity::Quantity;
 
-/// A value. Cloning is cheap: what is large is shared.
+/// A CEL value. Cloning is cheap, since large values are shared.
 #[derive(Clone, Debug)]
 pub(super) enum Value {
     Null,
@@ -21,7 +21,7 @@ pub(super) enum Value {
     List(Arc<Vec<Value>>),
     Map(Arc<Map>),
     Optional(Option<Arc<Value>>),
-    /// A type, by its name.
+    /// A type, by name.
     Type(Arc<str>),
     Quantity(Quantity),
     Semver(Arc<Version>),
@@ -31,22 +31,22 @@ pub(super) enum Value {
     Device,
 }
 
-/// A network: an address and how many of its leading bits count.
+/// A network: an address and the number of its leading bits that count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cidr {
     pub(super) address: IpAddr,
     pub(super) prefix: u8,
 }
 
-/// A map.
+/// A CEL map.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Map {
     pub(super) entries: BTreeMap<Key, Value>,
-    /// A key that is not there has an empty map behind it: the domains of a device.
+    /// A missing key yields an empty map: used for the domains of a device.
     pub(super) empty_by_default: bool,
 }
 
-/// The key of a map. Numbers are equal across types, so a whole number has one form.
+/// Key of a map. Numbers are equal across types, so a whole number has one representation.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Key {
     Bool(bool),
@@ -55,7 +55,7 @@ pub(super) enum Key {
 }
 
 impl Key {
-    /// The value as a key.
+    /// Converts a value to a key.
     pub(super) fn of(value: &Value) -> Option<Self> {
         match value {
             Value::Bool(b) => Some(Self::Bool(*b)),
@@ -73,7 +73,7 @@ impl Key {
         }
     }
 
-    /// The key as a value.
+    /// Converts the key to a value.
     pub(super) fn value(&self) -> Value {
         match self {
             Self::Bool(b) => Value::Bool(*b),
@@ -85,13 +85,13 @@ impl Key {
 }
 
 impl Map {
-    /// What is behind the key.
+    /// Returns the value for the key.
     pub(super) fn get(&self, key: &Value) -> Option<Value> {
         let known = Key::of(key).and_then(|key| self.entries.get(&key)).cloned();
         known.or_else(|| self.empty_by_default.then(|| Value::Map(Arc::default())))
     }
 
-    /// Whether the key is there.
+    /// Returns true if the key is present.
     pub(super) fn contains(&self, key: &Value) -> bool {
         Key::of(key).is_some_and(|key| self.entries.contains_key(&key))
     }
@@ -110,7 +110,7 @@ impl Value {
         Self::Optional(Some(Arc::new(value)))
     }
 
-    /// The name of its type.
+    /// Returns the name of its type.
     pub(super) fn type_name(&self) -> &'static str {
         match self {
             Self::Null => "null_type",
@@ -132,7 +132,7 @@ impl Value {
         }
     }
 
-    /// How large it is for what operations cost: characters, bytes, elements; 1 for all else.
+    /// Returns the size for the cost model: characters, bytes or elements; 1 for other values.
     pub(super) fn size(&self) -> u64 {
         let size = match self {
             Self::String(s) => s.chars().count(),
@@ -144,20 +144,20 @@ impl Value {
         size as u64
     }
 
-    /// Whether the two are equal.
+    /// Returns true if both values are equal.
     pub(super) fn equals(&self, other: &Self) -> bool {
         self.equality(other) == Some(true)
     }
 
-    /// Equality: numbers across types, other values only within their type; none for a value of
-    /// Kubernetes' libraries and one of another type, which cannot be compared.
+    /// Compares for equality: numbers across types, other values within their type. `None` means
+    /// that a value of Kubernetes' libraries is not comparable with another type.
     pub(super) fn equality(&self, other: &Self) -> Option<bool> {
         match (self, other) {
             (Self::Null, Self::Null) | (Self::Device, Self::Device) => Some(true),
             (Self::Bool(a), Self::Bool(b)) => Some(a == b),
             (Self::String(a), Self::String(b)) | (Self::Type(a), Self::Type(b)) => Some(a == b),
             (Self::Bytes(a), Self::Bytes(b)) => Some(a == b),
-            // Upstream takes lists and maps for equal unless two of their values are known to
+            // Upstream considers lists and maps equal unless two of their values are known to
             // differ.
             (Self::List(a), Self::List(b)) => {
                 let differs = |(a, b): (&Self, &Self)| a.equality(b) == Some(false);
@@ -187,7 +187,7 @@ impl Value {
         }
     }
 
-    /// The order of two values that have one.
+    /// Returns the order of two ordered values.
     pub(super) fn compare(&self, other: &Self) -> Option<Ordering> {
         match (self, other) {
             (Self::Bool(a), Self::Bool(b)) => Some(a.cmp(b)),
@@ -215,7 +215,7 @@ impl Value {
     }
 }
 
-/// Compares without rounding the whole number to what a double can hold.
+/// Compares without rounding the integer to a double.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "only within the range of i128, and for whole parts"

@@ -1,23 +1,23 @@
-//! A device as selectors see it.
+//! A device as seen by selectors.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tessera_api::names::DriverName;
 
-use super::SelectorError;
+use super::error::SelectorError;
 use super::value::{Key, Map, Value};
 use crate::model::{Attribute, Device};
 
-/// The value of the variable `device`, made once per device.
+/// Value of the variable `device`, built once per device.
 ///
-/// An attribute published as a version that is not semver spoils it: upstream fails every
-/// evaluation on such a device, also of expressions that do not read the attribute.
+/// A version attribute that is not a semantic version makes it an error: upstream fails every
+/// evaluation on such a device, even if the expression does not read the attribute.
 #[derive(Debug, Clone)]
 pub struct DeviceView(Result<Arc<Fields>, SelectorError>);
 
 impl DeviceView {
-    /// The view of `device` of `driver`.
+    /// Creates the view of a `device` of `driver`.
     pub fn new(driver: &DriverName, device: &Device) -> Self {
         Self(Fields::new(driver, device).map(Arc::new))
     }
@@ -27,7 +27,7 @@ impl DeviceView {
     }
 }
 
-/// The fields of the variable `device`.
+/// Fields of the variable `device`.
 #[derive(Debug)]
 pub(super) struct Fields {
     driver: Value,
@@ -91,7 +91,7 @@ fn attribute_value(name: &str, attribute: &Attribute) -> Result<Value, SelectorE
     })
 }
 
-/// `device.attributes` or `device.capacity`: any domain is there, one without entries is an empty
+/// `device.attributes` or `device.capacity`: every domain exists; one without entries is an empty
 /// map.
 #[derive(Default)]
 struct ByDomain(BTreeMap<String, Map>);

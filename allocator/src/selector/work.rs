@@ -1,20 +1,19 @@
-//! What evaluating really takes, where that is more than it costs.
+//! Actual work of an evaluation, where it exceeds the CEL cost.
 //!
-//! cel-go's costs decide what is selected, so they are ours too. But they count a list that holds
-//! another one twice as two elements, however much that is when it is compared, and a result only
-//! once it is there. Upstream's scheduler may spend hours or all of its memory on such an
-//! expression; the planner may not.
+//! The costs of cel-go determine which devices are selected, so they are used here too. But they
+//! count a list that contains another list twice as two elements, whatever a comparison costs, and
+//! count a result only after it is built. On such an expression upstream's scheduler may spend
+//! hours or all of its memory; the planner must not.
 
 use super::value::Value;
 
-/// Evaluation on one device ends beyond this: steps, or bytes that are made. A fraction of a
-/// second.
+/// Work limit of an evaluation on one device, in steps or created bytes; a fraction of a second.
 pub(super) const LIMIT: u64 = 20_000_000;
 
-/// Building a regular expression, which is done at each call.
+/// Work to build a regular expression, which happens on each call.
 const REGEX: u64 = 50_000;
 
-/// An upper bound of what the call takes.
+/// Returns an upper bound of the work of a call.
 pub(super) fn of_call(function: &str, arguments: &[Value]) -> u64 {
     let all = || arguments.iter().map(weight).fold(0, u64::saturating_add);
     match (function, arguments) {
@@ -42,7 +41,7 @@ pub(super) fn of_call(function: &str, arguments: &[Value]) -> u64 {
     }
 }
 
-/// How much the value holds, without what that holds.
+/// Returns the size of the value without nested values.
 pub(super) fn extent(value: &Value) -> u64 {
     let extent = match value {
         Value::String(s) => s.len(),
@@ -54,8 +53,8 @@ pub(super) fn extent(value: &Value) -> u64 {
     extent as u64
 }
 
-/// How much the value holds in all: what is in it twice is gone over twice. Beyond the limit it is
-/// not counted to the end.
+/// Returns the size of the value with nested values; a value contained twice counts twice. Counting
+/// stops beyond the limit.
 fn weight(value: &Value) -> u64 {
     let mut weight = 0;
     add_weight(value, &mut weight);

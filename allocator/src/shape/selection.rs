@@ -1,4 +1,4 @@
-//! Lists of selectors, each evaluated once for all devices that agree in what it reads.
+//! Lists of selectors, each evaluated once for all devices with equal relevant properties.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -7,34 +7,34 @@ use crate::cluster::{Candidate, CompiledDevice, FastMap, Interner, NameId};
 use crate::model::{Claim, Selector};
 use crate::selector::{DeviceView, Read, Reads, SelectorError};
 
-/// A list of selectors, by its place in [`Selections`].
+/// Index of a list of selectors in [`Selections`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Selection(usize);
 
-/// Answers kept for all lists together, some 100 bytes each. Beyond, all are worked out again.
+/// Maximum number of cached results of all lists, about 100 bytes each. Beyond it all are dropped.
 const MAX_ANSWERS: usize = 1_000_000;
 
-/// How much work of an evaluation counts as one step of a search: a step takes about .5 us, a piece
-/// of work 26 ns (optimised, on a core of a small virtual machine).
+/// Units of evaluation work that count as one step of a search: a step takes about 0.5 us, a unit
+/// of work 26 ns (optimized, on a core of a small virtual machine).
 const WORK_PER_STEP: u64 = 20;
 
-/// Lists kept. Beyond, all are given up: whoever still needs one makes it again.
+/// Maximum number of lists. Beyond it all are dropped, and created again when needed.
 const MAX_SELECTIONS: usize = 20_000;
 
-/// Bytes of selectors of all shapes that are kept, which tenants write. Beyond, all shapes and
-/// lists are given up.
+/// Maximum size of the selectors of all cached shapes, in bytes. Selectors are written by tenants,
+/// so the size is limited. Beyond it all shapes and lists are dropped.
 const MAX_SELECTOR_BYTES: usize = 16 << 20;
 
-/// All lists of selectors that are in use, and what they have answered.
+/// All lists of selectors in use, and their cached results.
 #[derive(Debug, Default)]
 pub(crate) struct Selections {
     lists: Vec<List>,
     by_source: FastMap<Vec<Arc<str>>, usize>,
-    /// Answers of all lists.
+    /// Number of cached results of all lists.
     answers: usize,
-    /// Room for one key.
+    /// Buffer for one cache key.
     key: Vec<u32>,
-    /// Bytes of the selectors of the shapes that were made since all were given up.
+    /// Size of the selectors of the shapes created since the last reset, in bytes.
     bytes: usize,
 }
 
@@ -45,32 +45,32 @@ struct List {
     answers: FastMap<Box<[u32]>, Result<bool, SelectorError>>,
 }
 
-/// What a list of selectors reads of a device.
+/// Properties of a device that a list of selectors reads.
 #[derive(Debug)]
 enum ListReads {
     Everything,
     These {
         driver: bool,
-        offer: bool,
+        profile: bool,
         attributes: Vec<NameId>,
         domains: Vec<String>,
     },
-    /// Not known before the selectors are compiled.
+    /// Unknown until the selectors are compiled.
     Unresolved,
 }
 
 impl Selections {
-    /// Whether so many are kept that it is time to begin anew.
+    /// Returns true if the caches are full and should be reset.
     pub(crate) fn is_full(&self) -> bool {
         self.lists.len() > MAX_SELECTIONS || self.bytes > MAX_SELECTOR_BYTES
     }
 
-    /// Counts the selectors of claims of which a shape is made.
+    /// Adds the selector size of claims for which a shape is created.
     pub(crate) fn count_bytes(&mut self, claims: &[Arc<Claim>]) {
         self.bytes += claims.iter().map(|claim| claim.selector_bytes()).sum::<usize>();
     }
 
-    /// The list of these selectors.
+    /// Returns the list of these selectors, and creates it if it is new.
     pub(crate) fn of<'s>(&mut self, selectors: impl Iterator<Item = &'s Selector>) -> Selection {
         let selectors: Vec<Selector> = selectors.cloned().collect();
         let source: Vec<Arc<str>> = selectors.iter().map(|s| Arc::clone(&s.expression)).collect();
@@ -86,8 +86,8 @@ impl Selections {
         Selection(self.lists.len() - 1)
     }
 
-    /// Whether all selectors of the list match the candidate. Evaluating them takes of `steps`, an
-    /// answer that is known does not.
+    /// Returns true if all selectors of the list match the candidate. Evaluation charges `steps`; a
+    /// cached result is free.
     pub(crate) fn selects(
         &mut self,
         selection: Selection,
@@ -101,7 +101,7 @@ impl Selections {
         }
         list.resolve(interner, steps);
         let device = candidate.compiled();
-        if device.irregular {
+        if device.is_irregular {
             return list.evaluate(candidate, steps);
         }
         self.key.clear();
@@ -135,18 +135,18 @@ impl List {
             match read {
                 Read::Attribute(name) => attributes.push(interner.name(name)),
                 Read::Domain(domain) => domains.push(domain.clone()),
-                Read::Driver | Read::Offer => {}
+                Read::Driver | Read::Profile => {}
             }
         }
-        let (driver, offer) = (reads.contains(&Read::Driver), reads.contains(&Read::Offer));
-        self.reads = ListReads::These { driver, offer, attributes, domains };
+        let (driver, profile) = (reads.contains(&Read::Driver), reads.contains(&Read::Profile));
+        self.reads = ListReads::These { driver, profile, attributes, domains };
     }
 
-    /// What of the device decides, as numbers.
+    /// Appends the properties of the device that determine the result, as interned numbers.
     fn key(&self, driver: u32, device: &CompiledDevice, interner: &Interner, key: &mut Vec<u32>) {
-        let ListReads::These { driver: reads_driver, offer, attributes, domains } = &self.reads
+        let ListReads::These { driver: reads_driver, profile, attributes, domains } = &self.reads
         else {
-            key.extend([driver, device.offer.number()]);
+            key.extend([driver, device.profile.number()]);
             key.extend(
                 device
                     .attributes()
@@ -155,12 +155,12 @@ impl List {
             );
             return;
         };
-        // A capacity without a domain is in that of its driver.
-        if *reads_driver || *offer {
+        // A capacity without a domain belongs to the domain of its driver.
+        if *reads_driver || *profile {
             key.push(driver);
         }
-        if *offer {
-            key.push(device.offer.number());
+        if *profile {
+            key.push(device.profile.number());
         }
         key.extend(attributes.iter().map(|name| device.attribute(*name).number()));
         let is_in = |domain: &str| {
@@ -184,8 +184,8 @@ impl List {
     }
 }
 
-/// What all of them read together; none where that is everything. One that does not compile reads
-/// nothing.
+/// Returns the properties that the selectors read together; `None` means everything. A selector
+/// that does not compile reads nothing.
 fn reads(selectors: &[Selector], steps: &mut u64) -> Option<BTreeSet<Read>> {
     let mut all = BTreeSet::new();
     for compiled in selectors.iter().filter_map(|selector| selector.compiled_in(steps).ok()) {

@@ -3,66 +3,66 @@
 use std::fmt;
 use std::ops::{BitAnd, BitOr, Sub};
 
-/// Devices of one machine, by their positions 0 to 63.
+/// A set of devices of one machine, by positions 0 to 63.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct DeviceSet(u64);
 
 impl DeviceSet {
-    /// The most devices that a set can tell apart.
+    /// Maximum number of devices.
     pub const MAX: usize = 64;
-    /// No device.
+    /// The empty set.
     pub const EMPTY: Self = Self(0);
 
-    /// The devices whose bit is set; the lowest bit is position 0.
+    /// Creates a set from bits; the lowest bit is position 0.
     pub const fn from_bits(bits: u64) -> Self {
         Self(bits)
     }
 
-    /// The first `count` devices, all 64 at most.
+    /// Creates the set of the first `count` positions, at most 64.
     pub const fn first(count: usize) -> Self {
         if count >= Self::MAX { Self(u64::MAX) } else { Self((1 << count) - 1) }
     }
 
-    /// One device.
+    /// Creates a set with one device.
     ///
     /// # Panics
-    /// The position is not below 64.
+    /// Panics if the position is not below 64.
     pub const fn one(position: usize) -> Self {
         assert!(position < Self::MAX, "a machine has at most 64 devices");
         Self(1 << position)
     }
 
-    /// As bits; the lowest is position 0.
+    /// Returns the set as bits; the lowest bit is position 0.
     pub const fn bits(self) -> u64 {
         self.0
     }
 
-    /// How many devices.
+    /// Returns the number of devices.
     pub const fn len(self) -> usize {
         self.0.count_ones() as usize
     }
 
-    /// Whether there is none.
+    /// Returns true if the set is empty.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Whether the device at `position` is one of them.
+    /// Returns true if the set contains the device at `position`.
     pub const fn contains(self, position: usize) -> bool {
         position < Self::MAX && self.0 >> position & 1 == 1
     }
 
-    /// Whether all of these are in `other`.
+    /// Returns true if all devices are in `other`.
     pub const fn is_subset(self, other: Self) -> bool {
         self.0 & !other.0 == 0
     }
 
-    /// Those above `position`.
+    /// Returns the devices above `position`.
     pub(super) const fn above(self, position: usize) -> Self {
         Self(self.0 & !Self::first(position + 1).0)
     }
 
-    /// The positions, ascending.
+    /// Returns the positions in ascending order.
     pub fn iter(self) -> impl Iterator<Item = usize> {
         let mut rest = self.0;
         std::iter::from_fn(move || {
@@ -75,7 +75,7 @@ impl DeviceSet {
 
 impl FromIterator<usize> for DeviceSet {
     /// # Panics
-    /// A position is not below 64.
+    /// Panics if a position is not below 64.
     fn from_iter<T: IntoIterator<Item = usize>>(positions: T) -> Self {
         positions.into_iter().fold(Self::EMPTY, |set, position| set | Self::one(position))
     }

@@ -1,25 +1,25 @@
-//! All sets of a size, one for each way that makes a difference.
+//! Enumeration of all sets of a size, up to twins.
 
-use super::chooser::SetRequest;
 use super::matrix::Score;
+use super::request::SetRequest;
 use super::value::Remaining;
 use super::{DeviceSet, LinkMatrix, Wishes};
 
-/// A set and what is known of it.
+/// A set with its score.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Scored {
+pub(super) struct ScoredSet {
     pub(super) set: DeviceSet,
     pub(super) score: Score,
-    /// Pairs that share what is preferred.
+    /// Number of pairs that share preferred scopes.
     pub(super) preferred: u32,
-    /// By how much taking it lowers the number of the state (see [`Remaining::stride`]).
+    /// Decrease of the state number if the set is taken (see [`Remaining::stride`]).
     pub(super) number: u32,
 }
 
-const NOTHING: Scored = Scored { set: DeviceSet::EMPTY, score: 0, preferred: 0, number: 0 };
+const EMPTY: ScoredSet = ScoredSet { set: DeviceSet::EMPTY, score: 0, preferred: 0, number: 0 };
 
-/// The candidates in kinds: twins that are all free or all not. Which members of a kind are taken
-/// makes no difference, so one set stands for all that take as many of each kind.
+/// Candidates by kind: twins that are all free or all not free. Members of a kind are
+/// interchangeable, so one set represents all sets with equal counts per kind.
 pub(super) struct Kinds {
     /// Members of each kind.
     pub(super) members: Vec<DeviceSet>,
@@ -37,7 +37,7 @@ impl Kinds {
         Self { members, count: request.count }
     }
 
-    /// How many sets there are to look at, whatever is required of them.
+    /// Returns the number of sets up to twins, regardless of requirements.
     pub(super) fn sets(&self) -> u64 {
         let mut ways = vec![0u64; self.count + 1];
         ways[0] = 1;
@@ -51,26 +51,26 @@ impl Kinds {
         ways[self.count]
     }
 
-    /// All of them that hold what is required, with the lowest members of each kind, in
+    /// Returns the sets that meet the requirements, with the lowest members of each kind, in
     /// lexicographic order of the kinds.
     pub(super) fn enumerate(
         &self,
         matrix: &LinkMatrix,
-        wishes: &Wishes,
+        preferences: &Wishes,
         remaining: &Remaining<'_>,
-    ) -> Vec<Scored> {
+    ) -> Vec<ScoredSet> {
         if self.count == 0 {
-            return vec![NOTHING];
+            return vec![EMPTY];
         }
         let together =
-            |a: usize, b: usize| wishes.companions(matrix, a, DeviceSet::one(b)).contains(b);
+            |a: usize, b: usize| preferences.companions(matrix, a, DeviceSet::one(b)).contains(b);
         let bits = |row: &[bool]| {
             row.iter().rev().fold(0, |bits, allowed| bits << 1 | u64::from(*allowed))
         };
         let lowest = self.members.iter().filter_map(|kind| kind.iter().next());
         let mut enumeration = Enumeration {
             matrix,
-            wishes,
+            preferences,
             count: self.count,
             pairs: self.table(|a, b| matrix.pair(a, b), 0),
             together: self.table(together, true).iter().map(|row| bits(row)).collect(),
@@ -82,12 +82,12 @@ impl Kinds {
             gains: vec![vec![0; self.members.len()]; self.count],
             found: Vec::with_capacity(self.sets() as usize),
         };
-        enumeration.take(0, 0, NOTHING, u64::MAX);
+        enumeration.take(0, 0, EMPTY, u64::MAX);
         enumeration.found
     }
 
-    /// What holds between a member of one kind and another device of the other; `alone` for a kind
-    /// of one device with itself.
+    /// Evaluates `of` for a member of one kind and another device of the other; `alone` is used for
+    /// a kind with one device and itself.
     fn table<T: Copy>(&self, of: impl Fn(usize, usize) -> T, alone: T) -> Vec<Vec<T>> {
         let between = |one: &DeviceSet, other: &DeviceSet| {
             let mut members = one.iter();
@@ -104,26 +104,26 @@ impl Kinds {
 
 struct Enumeration<'e> {
     matrix: &'e LinkMatrix,
-    wishes: &'e Wishes,
+    preferences: &'e Wishes,
     count: usize,
     pairs: Vec<Vec<Score>>,
-    /// By kind: the kinds whose members can be in one set with its own, as bits.
+    /// Kinds that can be in one set with each kind, as bits.
     together: Vec<u64>,
-    /// What a member of each kind adds to the number of a state.
+    /// Contribution of a member of each kind to the state number.
     strides: Vec<u32>,
     /// Members of each kind that are not taken.
     left: Vec<DeviceSet>,
-    /// How many members the kinds after each have.
+    /// Number of members of the later kinds.
     after: Vec<usize>,
-    /// By how many are taken: what one more of each kind adds to the score.
+    /// Score gain of one more device of each kind, by number of taken devices.
     gains: Vec<Vec<Score>>,
-    found: Vec<Scored>,
+    found: Vec<ScoredSet>,
 }
 
 impl Enumeration<'_> {
-    /// Takes one more device, of kind `from` or a later one; `allowed` are the kinds that all taken
-    /// ones can be with.
-    fn take(&mut self, from: usize, taken: usize, so_far: Scored, allowed: u64) {
+    /// Takes one more device, of kind `from` or later. `allowed` are the kinds compatible with all
+    /// taken devices.
+    fn take(&mut self, from: usize, taken: usize, current: ScoredSet, allowed: u64) {
         for kind in from..self.left.len() {
             if taken + self.left[kind].len() + self.after[kind] < self.count {
                 return;
@@ -132,15 +132,15 @@ impl Enumeration<'_> {
             else {
                 continue;
             };
-            let now = Scored {
-                set: so_far.set | DeviceSet::one(device),
-                score: so_far.score + self.gains[taken][kind],
-                number: so_far.number + self.strides[kind],
+            let now = ScoredSet {
+                set: current.set | DeviceSet::one(device),
+                score: current.score + self.gains[taken][kind],
+                number: current.number + self.strides[kind],
                 preferred: 0,
             };
             if taken + 1 == self.count {
-                let preferred = self.wishes.preferred_pairs(self.matrix, now.set);
-                self.found.push(Scored { preferred, ..now });
+                let preferred = self.preferences.preferred_pairs(self.matrix, now.set);
+                self.found.push(ScoredSet { preferred, ..now });
                 continue;
             }
             let (done, next) = self.gains.split_at_mut(taken + 1);
@@ -157,9 +157,9 @@ impl Enumeration<'_> {
     }
 }
 
-/// The sets that take as many of each kind as one given set, the lowest members first.
+/// Iterator over the sets with the same counts per kind as a given set, lowest members first.
 pub(super) struct Expansion {
-    /// Members of each kind, and which of them are taken, as bits over the list.
+    /// Members of each kind, and the chosen ones as bits over the list.
     kinds: Vec<(Vec<usize>, u64)>,
     done: bool,
 }
@@ -195,7 +195,7 @@ impl Iterator for Expansion {
     }
 }
 
-/// The next larger number with as many bits; `None` if there is none.
+/// Returns the next larger number with the same number of bits; `None` if there is none.
 fn next_combination(bits: u64) -> Option<u64> {
     let lowest = bits & bits.wrapping_neg();
     let raised = bits.checked_add(lowest)?;

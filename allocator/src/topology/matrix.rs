@@ -1,67 +1,65 @@
-//! How the devices of one machine are joined.
+//! Links between the devices of one machine.
 
 use tessera_api::config::TopologyScope;
 use tessera_api::gpu::PcieLevel;
 
 use super::DeviceSet;
 
-/// Points of a pair or of a set: 100 for each NVLink, 10 to 60 for the PCIe level, summed over
-/// pairs.
+/// Score of a pair or set: 100 per NVLink plus 10 to 60 for the PCIe level, summed over pairs.
 pub type Score = u32;
 
-/// What joins two devices.
+/// Links between two devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pair {
-    /// NVLinks between them, directly or through switches.
+    /// Number of NVLinks between them, direct or through switches.
     pub nvlinks: u32,
-    /// How close they are over PCIe.
+    /// PCIe level between them.
     pub pcie: PcieLevel,
 }
 
 impl Pair {
-    /// Two devices of which nothing is known but that they are in one machine.
+    /// Two devices in one machine without known links.
     pub const FARTHEST: Self = Self { nvlinks: 0, pcie: PcieLevel::System };
 }
 
-/// Where a device is. Numbers only tell places apart.
+/// Location of a device in its machine. The numbers only distinguish locations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Place {
-    /// Its PCIe root complex; `None` where it is not known, which is then shared with no other
-    /// device.
+    /// PCIe root complex; `None` if unknown, which is shared with no other device.
     pub pcie_root: Option<u32>,
-    /// Its NUMA node; the same holds.
+    /// NUMA node; `None` if unknown, which is shared with no other device.
     pub numa_node: Option<u32>,
 }
 
-/// More devices than a link matrix can hold.
+/// Error: the machine has more devices than a link matrix supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a machine of {0} devices; a link matrix holds at most {max}", max = DeviceSet::MAX)]
 pub struct TooManyDevices(pub usize);
 
-/// The score of each pair of a machine's devices, and who shares what. Two machines that are built
-/// alike, and list their devices in the same order, have equal matrices.
+/// Score of each pair of a machine's devices, and their shared scopes.
+///
+/// Identical machines that list their devices in the same order have equal matrices.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct LinkMatrix {
     count: usize,
     /// Scores of pairs, row by row.
     scores: Vec<Score>,
-    /// For each scope and device, whom it shares the scope with, itself excepted.
+    /// Devices that share a scope with each device (without itself), per scope.
     shared: [Vec<DeviceSet>; TopologyScope::ALL.len()],
-    /// Devices that may change places with each other and nothing is different, by their lowest
-    /// member.
+    /// Groups of interchangeable devices, by their lowest member.
     twins: Vec<DeviceSet>,
 }
 
 impl LinkMatrix {
-    /// NVLinks beyond this count for no more: no GPU has that many, and sums of scores stay far
-    /// from overflow.
+    /// Maximum number of NVLinks that count. No GPU has as many, and sums of scores cannot
+    /// overflow.
     const MAX_NVLINKS: u32 = 1000;
 
-    /// The matrix of devices at `places`; `pair` is asked once for each pair, the lower position
-    /// first.
+    /// Creates a matrix for devices at `places`. `pair` is called once per pair, with the lower
+    /// position first.
     ///
     /// # Errors
-    /// More than 64 devices.
+    /// Returns [`TooManyDevices`] for more than 64 devices.
     pub fn new(
         places: &[Place],
         mut pair: impl FnMut(usize, usize) -> Pair,
@@ -109,58 +107,73 @@ impl LinkMatrix {
         }
     }
 
-    /// How many devices.
+    /// Returns the number of devices.
     pub fn len(&self) -> usize {
         self.count
     }
 
-    /// Whether it has no device.
+    /// Returns true if the matrix has no device.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// All devices.
+    /// Returns the set of all devices.
     pub fn devices(&self) -> DeviceSet {
         DeviceSet::first(self.count)
     }
 
-    /// The score of two devices; 0 for one with itself.
+    /// Returns the score of two devices; 0 for a device and itself.
+    ///
+    /// # Panics
+    /// Panics if a position is not below [`len`](Self::len).
     pub fn pair(&self, a: usize, b: usize) -> Score {
         self.row(a)[b]
     }
 
-    /// The scores of a device with each.
+    /// Returns the scores of a device with all devices.
     pub(super) fn row(&self, device: usize) -> &[Score] {
         &self.scores[device * self.count..][..self.count]
     }
 
-    /// The score of a set.
+    /// Returns the score of a set.
+    ///
+    /// # Panics
+    /// Panics if a position is not below [`len`](Self::len).
     pub fn score(&self, set: DeviceSet) -> Score {
         set.iter().map(|a| self.degree(a, set.above(a))).sum()
     }
 
-    /// What a device scores with all of a set.
+    /// Returns the sum of a device's scores with a set.
     pub(super) fn degree(&self, device: usize, with: DeviceSet) -> Score {
         with.iter().map(|other| self.pair(device, other)).sum()
     }
 
-    /// The least score of a pair of the set; `None` for fewer than two devices.
+    /// Returns the lowest score of a pair in the set; `None` for fewer than two devices.
+    ///
+    /// # Panics
+    /// Panics if a position is not below [`len`](Self::len).
     pub fn weakest_pair(&self, set: DeviceSet) -> Option<Score> {
         set.iter().flat_map(|a| set.above(a).iter().map(move |b| self.pair(a, b))).min()
     }
 
-    /// The devices that share `scope` with this one, itself excepted.
+    /// Returns the devices that share `scope` with this one, without itself.
+    ///
+    /// # Panics
+    /// Panics if a position is not below [`len`](Self::len).
     pub fn sharing(&self, scope: TopologyScope, device: usize) -> DeviceSet {
         self.shared[scope as usize][device]
     }
 
-    /// How many pairs of the set share `scope`.
+    /// Returns the number of pairs in the set that share `scope`.
+    ///
+    /// # Panics
+    /// Panics if a position is not below [`len`](Self::len).
     pub fn pairs_sharing(&self, scope: TopologyScope, set: DeviceSet) -> usize {
         set.iter().map(|a| (self.sharing(scope, a) & set.above(a)).len()).sum()
     }
 
-    /// Groups of twins: devices that are joined to each other device alike. Each device is in one
-    /// group.
+    /// Returns the groups of twins: devices with equal links to every other device. Each device is
+    /// in one group.
     pub fn twins(&self) -> &[DeviceSet] {
         &self.twins
     }
@@ -168,7 +181,7 @@ impl LinkMatrix {
     fn find_twins(&self) -> Vec<DeviceSet> {
         let mut groups: Vec<DeviceSet> = Vec::new();
         for device in 0..self.count {
-            // Being twins is an equivalence: one member speaks for its group.
+            // The relation is an equivalence, so comparing with one member is sufficient.
             let own = groups
                 .iter_mut()
                 .find(|group| group.iter().next().is_some_and(|g| self.are_twins(g, device)));
@@ -188,7 +201,7 @@ impl LinkMatrix {
     }
 }
 
-/// Points of a PCIe level.
+/// Returns the score of a PCIe level.
 fn pcie_score(level: PcieLevel) -> Score {
     match level {
         PcieLevel::System => 10,

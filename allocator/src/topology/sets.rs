@@ -1,19 +1,21 @@
-//! The sets that serve a request, best first.
+//! Sets of devices for a request, best first.
 
 use std::collections::BTreeSet;
 
-use super::bound::Bound;
-use super::chooser::{Choice, OutOfSteps, SetChooser, SetRequest};
-use super::enumerate::{Expansion, Kinds, Scored};
+use super::branch_and_bound::BranchAndBound;
+use super::chooser::SetChooser;
+use super::enumerate::{Expansion, Kinds, ScoredSet};
 use super::matrix::Score;
+use super::request::{OutOfSteps, SetChoice, SetRequest};
 use super::value::{FLOOR, POINT_BITS, Remaining};
 use super::{DeviceSet, LinkMatrix};
 
-/// With more sets (up to twins) times devices than this, the best is searched by branch and bound
-/// and the others are not ranked. Any eight of sixteen devices are 12,870 sets.
+/// Maximum number of sets (up to twins) times devices that is ranked. Beyond it the best set is
+/// found by branch and bound, and the others are not ranked. Eight of sixteen devices are 12,870
+/// sets.
 const MAX_RANKED: u64 = 1 << 18;
 
-/// The sets that serve a request. See [`SetChooser::sets`].
+/// Sets of devices for a request, best first. See [`SetChooser::sets`].
 pub struct Sets<'c> {
     chooser: &'c SetChooser,
     request: SetRequest,
@@ -22,15 +24,15 @@ pub struct Sets<'c> {
 }
 
 enum Stage {
-    /// Nothing was asked yet.
+    /// No set was requested yet.
     Fresh,
-    /// All sets up to twins, of which those before `at` were given; all twins of the one at `at`
+    /// All sets up to twins, of which those before `at` were returned. The twins of the set at `at`
     /// come next.
-    Ranked { sets: Vec<Scored>, at: usize, sorted: bool, twins: Expansion },
-    /// Too many to rank.
+    Ranked { sets: Vec<ScoredSet>, at: usize, sorted: bool, twins: Expansion },
+    /// Too many sets to rank.
     Listed { given: BTreeSet<DeviceSet>, list: Lexicographic },
-    /// There are no more.
-    Ended,
+    /// No more sets.
+    SearchOutcome,
 }
 
 impl<'c> Sets<'c> {
@@ -42,34 +44,38 @@ impl<'c> Sets<'c> {
             ..*request
         };
         let kinds = Kinds::of(chooser.matrix(), &request);
-        let stage =
-            if request.count > request.candidates.len() { Stage::Ended } else { Stage::Fresh };
+        let stage = if request.count > request.candidates.len() {
+            Stage::SearchOutcome
+        } else {
+            Stage::Fresh
+        };
         Self { chooser, request, kinds, stage }
     }
 
-    /// The next best set; `None` when there is no other. `steps` is reduced by what was spent.
+    /// Returns the next best set; `None` if there is none. The steps spent are subtracted from
+    /// `steps`.
     ///
     /// # Errors
-    /// The steps are spent. The next call goes on.
-    pub fn next(&mut self, steps: &mut u64) -> Result<Option<Choice>, OutOfSteps> {
+    /// Returns [`OutOfSteps`] if the steps are spent; the next call continues.
+    pub fn next(&mut self, steps: &mut u64) -> Result<Option<SetChoice>, OutOfSteps> {
         match &mut self.stage {
             Stage::Fresh => self.begin(steps),
             Stage::Ranked { .. } => self.next_ranked(steps),
             Stage::Listed { given, list } => loop {
                 let matrix = self.chooser.matrix();
                 let Some(set) = list.next(matrix, &self.request, steps)? else {
-                    self.stage = Stage::Ended;
+                    self.stage = Stage::SearchOutcome;
                     return Ok(None);
                 };
                 if !given.contains(&set) {
                     return Ok(Some(self.chooser.choice(set, matrix.score(set), false)));
                 }
             },
-            Stage::Ended => Ok(None),
+            Stage::SearchOutcome => Ok(None),
         }
     }
 
-    fn begin(&mut self, steps: &mut u64) -> Result<Option<Choice>, OutOfSteps> {
+    fn begin(&mut self, steps: &mut u64) -> Result<Option<SetChoice>, OutOfSteps> {
         let count = self.kinds.sets();
         if count.saturating_mul(self.request.count as u64) > MAX_RANKED {
             return self.search(steps);
@@ -79,7 +85,7 @@ impl<'c> Sets<'c> {
         let remaining = self.chooser.value().remaining(matrix, self.request.free);
         let mut sets = self.kinds.enumerate(matrix, wishes, &remaining);
         let Some(best) = Ranking::new(matrix, remaining, &sets).best(&sets) else {
-            self.stage = Stage::Ended;
+            self.stage = Stage::SearchOutcome;
             return Ok(None);
         };
         sets.swap(0, best);
@@ -88,7 +94,7 @@ impl<'c> Sets<'c> {
         self.next_ranked(steps)
     }
 
-    fn next_ranked(&mut self, steps: &mut u64) -> Result<Option<Choice>, OutOfSteps> {
+    fn next_ranked(&mut self, steps: &mut u64) -> Result<Option<SetChoice>, OutOfSteps> {
         let Stage::Ranked { sets, at, sorted, twins } = &mut self.stage else { return Ok(None) };
         loop {
             if let Some(set) = twins.next() {
@@ -104,17 +110,18 @@ impl<'c> Sets<'c> {
             }
             *at += 1;
             let Some(next) = sets.get(*at) else {
-                self.stage = Stage::Ended;
+                self.stage = Stage::SearchOutcome;
                 return Ok(None);
             };
             *twins = Expansion::new(&self.kinds, next.set);
         }
     }
 
-    fn search(&mut self, steps: &mut u64) -> Result<Option<Choice>, OutOfSteps> {
-        let Some((set, proven)) = Bound::new(self.chooser.matrix(), &self.request).search(steps)?
+    fn search(&mut self, steps: &mut u64) -> Result<Option<SetChoice>, OutOfSteps> {
+        let Some((set, proven)) =
+            BranchAndBound::new(self.chooser.matrix(), &self.request).search(steps)?
         else {
-            self.stage = Stage::Ended;
+            self.stage = Stage::SearchOutcome;
             return Ok(None);
         };
         self.stage = Stage::Listed {
@@ -125,54 +132,53 @@ impl<'c> Sets<'c> {
     }
 }
 
-/// How the sets of one request are ranked.
+/// Ranking of the sets of one request.
 struct Ranking<'c> {
     matrix: &'c LinkMatrix,
     remaining: Remaining<'c>,
-    /// The most preferred pairs, and the least that the best score among the sets that have so
-    /// many allows.
+    /// Maximum number of preferred pairs, and the score floor among the sets with that number.
     preferred: u32,
     floor: u64,
 }
 
 impl<'c> Ranking<'c> {
-    fn new(matrix: &'c LinkMatrix, remaining: Remaining<'c>, sets: &[Scored]) -> Self {
+    fn new(matrix: &'c LinkMatrix, remaining: Remaining<'c>, sets: &[ScoredSet]) -> Self {
         let (preferred, best) =
             sets.iter().map(|s| (s.preferred, s.score)).max().unwrap_or_default();
         Self { matrix, remaining, preferred, floor: (u64::from(best) * FLOOR.0).div_ceil(FLOOR.1) }
     }
 
-    /// Where the best set is.
-    fn best(&self, sets: &[Scored]) -> Option<usize> {
+    /// Returns the index of the best set.
+    fn best(&self, sets: &[ScoredSet]) -> Option<usize> {
         let mut top = (0, 0);
         let mut equal = Vec::new();
-        for (at, scored) in sets.iter().enumerate().filter(|(_, scored)| self.is_fair(scored)) {
-            let worth = (self.total(scored), scored.score);
-            if worth > top {
-                top = worth;
+        for (at, scored) in sets.iter().enumerate().filter(|(_, scored)| self.meets_floor(scored)) {
+            let value = (self.total(scored), scored.score);
+            if value > top {
+                top = value;
                 equal.clear();
             }
-            if worth == top {
+            if value == top {
                 equal.push(at);
             }
         }
         equal.into_iter().max_by_key(|at| self.rank(&sets[*at]))
     }
 
-    fn is_fair(&self, scored: &Scored) -> bool {
+    fn meets_floor(&self, scored: &ScoredSet) -> bool {
         scored.preferred == self.preferred && u64::from(scored.score) >= self.floor
     }
 
-    /// Score and residual value together, in whole points: less is no difference.
-    fn total(&self, scored: &Scored) -> u64 {
+    /// Returns score plus residual value in whole points; smaller differences do not count.
+    fn total(&self, scored: &ScoredSet) -> u64 {
         let value = self.remaining.without(scored.set, scored.score, scored.number);
         u64::from(scored.score) + ((value + (1 << (POINT_BITS - 1))) >> POINT_BITS)
     }
 
-    fn rank(&self, scored: &Scored) -> Rank {
+    fn rank(&self, scored: &ScoredSet) -> Rank {
         Rank {
             preferred: scored.preferred,
-            fair: self.is_fair(scored),
+            meets_floor: self.meets_floor(scored),
             total: self.total(scored),
             score: scored.score,
             weakest: self.matrix.weakest_pair(scored.set).unwrap_or(0),
@@ -181,23 +187,23 @@ impl<'c> Ranking<'c> {
     }
 }
 
-/// How good a set is; greater is better. Of equal ones the one that a person would list first.
+/// Rank of a set; greater is better. Ties are resolved by the lowest positions.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Rank {
     preferred: u32,
-    /// Whether the score is near enough to the best that is possible.
-    fair: bool,
+    /// True if the score is at least the floor.
+    meets_floor: bool,
     total: u64,
     score: Score,
     weakest: Score,
-    /// Greater = lower positions.
+    /// Greater for lower positions.
     first: u64,
 }
 
-/// All sets that hold what is required, by their positions: lowest first.
+/// Iterator over all sets that meet the requirements, in lexicographic order of positions.
 struct Lexicographic {
     chosen: Vec<usize>,
-    /// By how many are chosen: what may come next.
+    /// Possible next devices, by number of chosen devices.
     left: Vec<DeviceSet>,
 }
 

@@ -1,33 +1,33 @@
-//! Why no set of devices holds what is required.
+//! Explanation why no set of devices meets the requirements.
 
 use tessera_api::config::TopologyScope;
 
-use super::chooser::SetRequest;
+use super::request::SetRequest;
 use super::{DeviceSet, LinkMatrix, Wishes};
 
-/// How many devices a largest group is searched with; beyond it the largest found so far counts.
+/// Maximum number of steps to find a largest group; beyond it the largest one found counts.
 const STEPS: u32 = 10_000;
 
-/// What the candidates offer of what is required.
+/// Comparison of the candidates with the required topology.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shortfall {
-    /// How many devices are asked for.
+    /// Number of requested devices.
     pub count: usize,
-    /// How many may be taken.
+    /// Number of candidates.
     pub candidates: usize,
-    /// Each required scope for itself.
+    /// Groups per required scope.
     pub scopes: Vec<ScopeShortfall>,
-    /// How many devices share all of what is required, at most.
-    pub together: usize,
+    /// Maximum number of devices that share all required scopes.
+    pub largest_group: usize,
 }
 
-/// The candidates in groups that share one scope.
+/// Groups of candidates that share one scope.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScopeShortfall {
-    /// The scope.
+    /// Topology scope.
     pub scope: TopologyScope,
-    /// Sizes of the groups, the largest first. Where groups overlap (an NVLink mesh that is not
-    /// complete), the largest is taken out first, then the largest of what is left.
+    /// Sizes of the groups, largest first. If groups overlap (an incomplete NVLink mesh), the
+    /// largest is removed first, then the largest of the rest.
     pub groups: Vec<usize>,
 }
 
@@ -42,7 +42,7 @@ impl Shortfall {
             count: request.count,
             candidates: candidates.len(),
             scopes: request.wishes.required().map(scope).collect(),
-            together: largest(matrix, request.wishes, candidates).len(),
+            largest_group: largest(matrix, request.wishes, candidates).len(),
         }
     }
 }
@@ -57,7 +57,8 @@ fn groups(matrix: &LinkMatrix, wishes: Wishes, mut left: DeviceSet) -> Vec<usize
     sizes
 }
 
-/// The largest set that holds what is required; of several the one with the lowest positions.
+/// Returns the largest set that meets the requirements; of several the one with the lowest
+/// positions.
 fn largest(matrix: &LinkMatrix, wishes: Wishes, among: DeviceSet) -> DeviceSet {
     let mut search = Search { matrix, wishes, best: DeviceSet::EMPTY, steps: 0 };
     search.extend(DeviceSet::EMPTY, among);

@@ -1,21 +1,20 @@
-//! How many devices requests ask for.
+//! Distribution of the number of devices per request.
 
 use super::DeviceSet;
 
-/// The distribution of the sizes of requests: what is expected of those to come.
+/// Distribution of the sizes of future requests.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct SizeMix {
-    /// Of `WHOLE`, how many requests ask for so many devices; by size less one. They add up to
-    /// `WHOLE`.
+    /// Share of requests per size (index is size - 1), in units of 1/`WHOLE`. The sum is `WHOLE`.
     shares: Vec<u32>,
 }
 
 impl SizeMix {
-    /// What the shares add up to.
+    /// Sum of the shares.
     pub(super) const WHOLE: u32 = 1 << 16;
 
-    /// The mix in which sizes come as often as `counts` says: of size 1, of size 2 and so on.
-    /// Without any count it is the built-in prior.
+    /// Creates the mix from the counts of size 1, size 2 and so on. Without counts it is the
+    /// default mix.
     pub fn new(counts: &[u64]) -> Self {
         let counts = &counts[..counts.len().min(DeviceSet::MAX)];
         let sum: u128 = counts.iter().map(|&count| u128::from(count)).sum();
@@ -36,7 +35,7 @@ impl SizeMix {
         Self { shares }
     }
 
-    /// The sizes that occur, with their shares of [`WHOLE`](Self::WHOLE), ascending.
+    /// Returns the sizes that occur with their shares of [`WHOLE`](Self::WHOLE), ascending.
     pub(super) fn shares(&self) -> impl Iterator<Item = (usize, u32)> {
         self.shares
             .iter()
@@ -45,13 +44,13 @@ impl SizeMix {
             .map(|(at, share)| (at + 1, *share))
     }
 
-    /// The largest size that occurs.
+    /// Returns the largest size that occurs.
     pub(super) fn largest(&self) -> usize {
         self.shares.len()
     }
 }
 
-/// The built-in prior: one to four devices, equally often.
+/// Default mix: one to four devices, equally often.
 impl Default for SizeMix {
     fn default() -> Self {
         Self { shares: vec![Self::WHOLE / 4; 4] }

@@ -1,72 +1,75 @@
-//! What free devices are still worth to the requests to come.
+//! Residual value of free devices for future requests.
 
 use super::matrix::Score;
 use super::{DeviceSet, LinkMatrix, SizeMix};
 
-/// The residual value of each set of free devices: the expected sum of the scores that requests of
-/// one size mix will reach on them, one after the other, until the first that does not fit.
+/// Residual value of each set of free devices.
 ///
-/// Exact where the machine has few enough states, and then the sum of scores that follows from it
-/// is the highest that any policy reaches which does not know the requests to come. Otherwise an
-/// estimate: a fixed part of the score that the free devices have among themselves, so that sets
-/// are preferred which cut few links.
+/// It is the expected sum of the scores that requests of one size mix achieve on the devices, one
+/// after the other, until the first one that does not fit. It is exact if the machine has few
+/// states; then no policy without knowledge of future requests achieves a higher sum of scores.
+/// Otherwise it is an estimate: a fixed fraction of the score among the free devices, which prefers
+/// sets that cut few links.
 #[derive(Debug)]
 pub struct ResidualValue {
     table: Option<Table>,
 }
 
-/// A value in parts of a point.
+/// A value in fixed-point points.
 pub(super) type Value = u64;
 
-/// How many parts a point has, as a power of two.
+/// Number of fractional bits of a value.
 pub(super) const POINT_BITS: u32 = 16;
 
-/// A set is not taken if its score is below this part of the best that is possible now.
+/// Minimum score of a set, as a fraction of the best current score.
 pub(super) const FLOOR: (u64, u64) = (4, 5);
 
-/// The estimate: this part of the score of what is left. Of the parts from 1/20 to 1/2, one that
-/// loses little on every known machine (docs/benchmarks/topology.md).
+/// Estimated residual value, as a fraction of the score of the remaining devices. Of the fractions
+/// from 1/20 to 1/2, this one loses little on all known machines (docs/benchmarks/topology.md).
 pub(super) const ESTIMATE: (u64, u64) = (2, 7);
 
 #[derive(Debug)]
 struct Table {
-    /// What each device adds to the number of a state.
+    /// Contribution of each device to the state number.
     strides: Vec<u32>,
-    /// By the number of the state.
+    /// Value per state number.
     values: Vec<Value>,
 }
 
-/// The values of what sets leave of the same free devices.
+/// Residual values of one set of free devices, without different sets.
 pub(super) struct Remaining<'v> {
     matrix: &'v LinkMatrix,
     free: DeviceSet,
     table: Option<(&'v Table, u32)>,
-    /// Without a table: the score of the free devices, and of each with the free ones.
+    /// Without a table: the score of the free devices, and of each device with the free ones.
     score: Score,
     degrees: Vec<Score>,
 }
 
 impl ResidualValue {
-    /// The most states for which exact values are computed: sixteen devices of which no two are
-    /// alike. That takes below 0.2 s for requests of up to four devices, and half a MiB.
+    /// Maximum number of states for exact values: sixteen devices without twins. The table takes
+    /// less than 0.2 s for requests of up to four devices, and 0.5 MiB.
     pub const MAX_STATES: usize = 1 << 16;
 
-    /// The values of a machine for requests of these sizes.
+    /// Computes the values of a machine for requests of these sizes.
     pub fn new(matrix: &LinkMatrix, mix: &SizeMix) -> Self {
         Self { table: States::of(matrix).map(|states| Tabulation::new(matrix, mix, states).run()) }
     }
 
-    /// Estimates for every machine, as those get that have too many states.
+    /// Creates estimates, as used for machines with too many states.
     pub fn estimated() -> Self {
         Self { table: None }
     }
 
-    /// Whether the values are exact.
+    /// Returns true if the values are exact.
     pub fn is_exact(&self) -> bool {
         self.table.is_some()
     }
 
-    /// The value of free devices, in points.
+    /// Returns the value of free devices, in points.
+    ///
+    /// # Panics
+    /// Panics if a position of `free` is not below the length of `matrix`.
     pub fn points(&self, matrix: &LinkMatrix, free: DeviceSet) -> f64 {
         self.remaining(matrix, free).without(DeviceSet::EMPTY, 0, 0) as f64
             / f64::from(1 << POINT_BITS)
@@ -95,8 +98,8 @@ impl Table {
 }
 
 impl Remaining<'_> {
-    /// What the device adds to the number of the state that is left when it is not taken; 0 where
-    /// there is nothing to add.
+    /// Returns the contribution of the device to the state number; 0 if it is not free or there is
+    /// no table.
     pub(super) fn stride(&self, device: usize) -> u32 {
         match self.table {
             Some((table, _)) if self.free.contains(device) => table.strides[device],
@@ -104,8 +107,8 @@ impl Remaining<'_> {
         }
     }
 
-    /// The value of what is left when `set` is taken, which scores `score` and whose strides add up
-    /// to `number`.
+    /// Returns the value that remains without `set`, whose score is `score` and whose strides sum
+    /// up to `number`.
     pub(super) fn without(&self, set: DeviceSet, score: Score, number: u32) -> Value {
         if let Some((table, all)) = self.table {
             return table.values[(all - number) as usize];
@@ -118,15 +121,15 @@ impl Remaining<'_> {
     }
 }
 
-/// The states of a machine: how many of each group of twins are free, numbered with mixed radix.
+/// States of a machine: counts of free twins per group, numbered in mixed radix.
 struct States {
-    /// Size of each group, and what one of its members adds to a state's number.
+    /// Size of each group, and the contribution of one member to the state number.
     groups: Vec<(u32, u32)>,
     count: usize,
 }
 
 impl States {
-    /// `None` if they are too many.
+    /// Returns `None` if there are too many states.
     fn of(matrix: &LinkMatrix) -> Option<Self> {
         let mut count: usize = 1;
         let mut groups = Vec::new();
@@ -141,28 +144,28 @@ impl States {
     }
 }
 
-/// Computes a table, from the fullest machine to the empty one.
+/// Computation of a table, in ascending order of states.
 struct Tabulation {
     states: States,
-    /// What each device adds to a state's number.
+    /// Contribution of each device to the state number.
     strides: Vec<u32>,
-    /// Scores of a member of one group with another device of the other.
+    /// Score of a member of one group with another device of the other.
     pairs: Vec<Vec<Score>>,
     shares: Vec<(usize, u32)>,
     largest: usize,
-    /// By size and state: the best score of that many free devices.
+    /// Best score by size and state.
     best: Vec<Vec<Score>>,
     values: Vec<Value>,
 }
 
-/// The state that is being computed.
+/// State that is being computed.
 struct Current {
     number: usize,
     /// Free members of each group that are not taken.
     left: Vec<u32>,
-    /// By size, the best sum of a set's score and the value of what it leaves.
+    /// Best sum of score and residual value, by size.
     top: Vec<Value>,
-    /// By how many are taken: what one of each group would add to the score.
+    /// Score gain of one device of each group, by number of taken devices.
     gains: Vec<Vec<Score>>,
 }
 
@@ -221,7 +224,7 @@ impl Tabulation {
         Table { strides: self.strides, values: self.values }
     }
 
-    /// The next state: free devices of each group, the first group counting fastest.
+    /// Advances to the next state; the first group changes fastest.
     fn advance(&self, free: &mut [u32]) {
         for (count, (size, _)) in free.iter_mut().zip(&self.states.groups) {
             if *count < *size {
@@ -232,7 +235,7 @@ impl Tabulation {
         }
     }
 
-    /// The best scores of a state follow from those of the states with one device less.
+    /// Appends the best scores of a state, derived from the states with one device less.
     fn extend_best(&mut self, current: &Current, free: usize) {
         for size in 0..=self.largest {
             let best = match size.cmp(&free) {
@@ -262,8 +265,7 @@ impl Tabulation {
         score
     }
 
-    /// Takes one more device, of group `from` or a later one, in all ways, and judges each set so
-    /// made.
+    /// Takes one more device, of group `from` or later, in all ways, and rates each resulting set.
     fn take(&self, current: &mut Current, from: usize, taken: usize, score: Score, number: usize) {
         let size = taken + 1;
         let floor = u64::from(self.best[size][current.number]) * FLOOR.0;

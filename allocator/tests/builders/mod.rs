@@ -1,4 +1,4 @@
-//! Builders for snapshots and pods, with the shape that Tessera's driver publishes.
+//! Builders for snapshots and pods, as published by the Tessera driver.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,6 +9,7 @@ use tessera_allocator::model::{
     DeviceId, DeviceResult, Mode, Node, NodeChoice, PendingPod, PodClaim, PodUid, PoolId, Request,
     RequestPolicy, Scheduling, Selector, Slice, Snapshot, Taint, TaintEffect, ValidRange,
 };
+use tessera_allocator::{Decision, Plan, Settings, plan};
 use tessera_api::config::Sharing;
 use tessera_api::names::{
     ClaimName, ClaimUid, DeviceClassName, DeviceName, DriverName, Namespace, NodeName, PodName,
@@ -29,7 +30,7 @@ pub(crate) fn device_id(node: &str, device: &str) -> DeviceId {
     }
 }
 
-/// A GPU as the driver publishes it.
+/// Creates a GPU as published by the driver.
 pub(crate) fn gpu(name: &str, memory: &str) -> Device {
     let whole = quantity(memory);
     let range = |min: &str, step: &str| ValidRange {
@@ -168,7 +169,7 @@ pub(crate) fn request(name: &str, count: u64, amounts: &[(&str, &str)]) -> Reque
     Request { name, alternatives: vec![alternative] }
 }
 
-/// A request of `firstAvailable`, of requests that [`request`] has made.
+/// Creates a `firstAvailable` request from requests built by [`request`].
 pub(crate) fn first_available(name: &str, requests: Vec<Request>) -> Request {
     let alternatives =
         requests.into_iter().flat_map(|r| r.alternatives).map(|alternative| Alternative {
@@ -193,7 +194,7 @@ pub(crate) fn matching(attribute: &str) -> Constraint {
     Constraint { requests: Vec::new(), kind: ConstraintKind::Match(attribute.to_owned()) }
 }
 
-/// `placement: {node, device}` and more, as the claim's own GpuConfig.
+/// Adds `parameters` to the claim as a GpuConfig.
 pub(crate) fn configured(mut claim: Claim, parameters: serde_json::Value) -> Claim {
     let mut parameters = parameters;
     parameters["apiVersion"] = "gpu.tessera.dev/v1alpha1".into();
@@ -221,7 +222,25 @@ pub(crate) fn pod(name: &str, claims: Vec<Claim>) -> PendingPod {
     }
 }
 
-/// A pod with one claim for a share of one GPU.
+/// Creates a pod with one claim for a share of one GPU.
 pub(crate) fn share_pod(name: &str, memory: &str, cores: &str) -> PendingPod {
     pod(name, vec![claim(name, vec![request("gpu", 1, &[("memory", memory), ("cores", cores)])])])
+}
+
+pub(crate) fn decide(cluster: &Cluster, pods: &[PendingPod]) -> Plan {
+    plan(&cluster.0, pods, Settings::default())
+}
+
+/// Returns the devices of each decision as `node/device`.
+pub(crate) fn placements(plan: &Plan) -> Vec<Vec<String>> {
+    let placement = |d: &Decision| {
+        let results = d.claims.iter().flat_map(|c| &c.results);
+        results.map(|r| format!("{}/{}", d.node, r.device.device)).collect()
+    };
+    plan.decisions.iter().map(placement).collect()
+}
+
+pub(crate) fn two_nodes() -> Cluster {
+    let gpus = || (0..4).map(|i| gpu(&format!("gpu-{i}"), "80Gi")).collect();
+    Cluster::new().node("node-a", gpus()).node("node-b", gpus())
 }

@@ -29,46 +29,68 @@ fn explanation() -> Explanation {
 }
 
 #[test]
-fn says_per_reason_how_many_devices_on_how_many_nodes_nearest_to_a_fit_first() {
+fn counts_devices_by_reason_nearest_to_a_fit_first() {
     assert_eq!(
         explanation().render(MAX_EVENT_BYTES),
-        "2 devices on 2 nodes: too little memory left (short by 512Mi at least); \
-         4 devices on 1 node: not selected by DeviceClass h100.gpu.tessera.dev; \
-         8 devices on 1 node: node is cordoned"
+        "0/14 GPUs available: 2 insufficient memory (at least 512Mi short), \
+         4 not selected by DeviceClass h100.gpu.tessera.dev, \
+         8 on cordoned nodes"
+    );
+    assert!(
+        explanation()
+            .render_for("ResourceClaim c", MAX_EVENT_BYTES)
+            .starts_with("0/14 GPUs available for ResourceClaim c: 2 insufficient memory")
     );
 }
 
 #[test]
-fn no_devices_at_all_is_said_too() {
-    assert_eq!(Explanation::new().render(MAX_EVENT_BYTES), "no devices are published");
+fn reports_that_no_devices_are_published() {
+    assert_eq!(
+        Explanation::new().render(MAX_EVENT_BYTES),
+        "0/0 GPUs available: no GPUs are published"
+    );
 }
 
 #[test]
-fn what_does_not_fit_into_the_line_is_counted() {
+fn reports_the_node_with_most_available_devices() {
+    let mut explanation = Explanation::new();
+    let few = Reason::TooFewOnNode { requested: 8 };
+    explanation.count(few.clone(), &node("node-b"), 3);
+    explanation.count(few, &node("node-a"), 7);
+    explanation.count_short(short_of_memory(), &node("node-a"), Quantity::from_mib(512));
+    assert_eq!(
+        explanation.render(MAX_EVENT_BYTES),
+        "10/11 GPUs available: only 7 of 8 requested GPUs are available on node-a, \
+         1 insufficient memory (512Mi short)"
+    );
+}
+
+#[test]
+fn counts_reasons_beyond_the_limit() {
     assert_eq!(
         explanation().render(130),
-        "2 devices on 2 nodes: too little memory left (short by 512Mi at least); and 2 more reasons"
+        "0/14 GPUs available: 2 insufficient memory (at least 512Mi short), and 2 more reasons"
     );
-    for limit in 60..400 {
+    for limit in 90..400 {
         let line = explanation().render(limit);
         assert!(line.len() <= limit, "{} > {limit}: {line}", line.len());
     }
 }
 
 #[test]
-fn a_single_endless_reason_is_cut() {
+fn cuts_a_single_reason_that_is_too_long() {
     let mut explanation = Explanation::new();
     explanation.count(Reason::SelectorError { message: "ü".repeat(2000) }, &node("node-a"), 1);
     let line = explanation.render(MAX_EVENT_BYTES);
     assert!(
         line.len() <= MAX_EVENT_BYTES
-            && line.starts_with("1 device on 1 node: a selector failed (ü"),
+            && line.starts_with("0/1 GPUs available: 1 with a selector error (ü"),
         "{line}"
     );
 }
 
 #[test]
-fn merging_adds_devices_and_keeps_nodes_and_the_least_that_is_missing() {
+fn merge_adds_devices_and_keeps_the_least_missing_amount() {
     let mut sum = explanation();
     sum.merge(&explanation());
     let (reason, tally) = sum.tallies().next().expect("the nearest reason");
@@ -78,12 +100,21 @@ fn merging_adds_devices_and_keeps_nodes_and_the_least_that_is_missing() {
 }
 
 #[test]
-fn programs_read_the_same_with_codes() {
+fn groups_devices_by_node() {
+    let explanation = explanation();
+    let nodes = explanation.by_node();
+    let devices = |name| nodes[&node(name)].iter().map(|(_, tally)| tally.devices).sum::<u64>();
+    assert_eq!([devices("node-a"), devices("node-b"), devices("node-c")], [1, 4, 8]);
+    assert_eq!(nodes[&node("node-a")][0].1.least_missing, Some(Quantity::from_mib(3072)));
+}
+
+#[test]
+fn serializes_reasons_with_codes() {
     insta::assert_json_snapshot!(explanation(), @r#"
     [
       {
         "code": "Short",
-        "message": "too little memory left",
+        "message": "insufficient memory",
         "devices": 2,
         "nodes": [
           "node-a",
@@ -101,7 +132,7 @@ fn programs_read_the_same_with_codes() {
       },
       {
         "code": "NodeCordoned",
-        "message": "node is cordoned",
+        "message": "on cordoned nodes",
         "devices": 8,
         "nodes": [
           "node-c"

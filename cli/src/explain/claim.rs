@@ -5,7 +5,8 @@ use tessera_allocator::model::{Alternative, Claim, Mode, NodeSelector, PendingPo
 use tessera_allocator::{Allotment, Cause, Plan, Refusal};
 use tessera_api::names::{ClaimUid, DRIVER_NAME, RequestName};
 use tessera_api::reason::Explanation;
-use tessera_index::{ClaimStanding, ClaimState, Scope, message};
+use tessera_index::{ClaimStanding, ClaimState, Scope};
+use tessera_messages as message;
 
 use super::View;
 use crate::devices::Given;

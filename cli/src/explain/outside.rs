@@ -6,7 +6,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 use tessera_allocator::model::PodUid;
 use tessera_api::names::{CONTROLLER_LEASE, DRIVER_NAME};
-use tessera_index::message;
+use tessera_messages as message;
 
 use super::{PodState, View};
 
@@ -67,7 +67,7 @@ pub(crate) fn supply(view: &View<'_>) -> Vec<Finding> {
         let message = format!(
             "no ResourceSlice of {DRIVER_NAME} has a device: does the DaemonSet tessera-driver run on the GPU nodes?"
         );
-        return vec![Finding { code: "NoDevices", message }];
+        return vec![Finding { code: message::NO_DEVICES_PUBLISHED, message }];
     }
     if devices().all(|device| device.foreign) {
         let message = "no device carries the fence of the controller (mode: stock, or just changed to managed): kube-scheduler \

@@ -6,7 +6,8 @@ use k8s_openapi::api::core::v1::Pod;
 use tessera_allocator::model::{PendingPod, PodUid};
 use tessera_allocator::{Cause, Decision, Kept, Plan, Refusal};
 use tessera_api::names::{ClaimUid, NodeName};
-use tessera_index::{Blocked, ClaimState, Stage, message};
+use tessera_index::{Blocked, ClaimState, Stage};
+use tessera_messages as message;
 
 use super::claim::{ClaimReport, Subject};
 use super::{PodReport, PodState, View, outside};

@@ -1,7 +1,7 @@
 //! Explanations as text.
 
 use k8s_openapi::jiff::Timestamp;
-use tessera_api::reason::Explanation;
+use tessera_api::reason::{Explanation, clause};
 
 use super::outside::age;
 use super::{ClaimReport, Finding, PodReport, Report, RequestReport, Said};
@@ -78,11 +78,11 @@ fn reason_lines(reasons: &Explanation, indent: &str) -> Vec<String> {
     if reasons.is_empty() {
         return vec![format!("{indent}{}", reasons.render(usize::MAX))];
     }
-    let mut lines = Vec::new();
-    for (clause, (_, tally)) in reasons.clauses().zip(reasons.tallies()) {
-        lines.push(format!("{indent}{clause}"));
+    let mut lines = vec![format!("{indent}{}", reasons.totals())];
+    for (reason, tally) in reasons.tallies() {
+        lines.push(format!("{indent}{}", clause(reason, tally.total())));
         let mut named: Vec<&str> =
-            tally.nodes().iter().take(NODES_NAMED).map(|node| node.as_str()).collect();
+            tally.nodes().keys().take(NODES_NAMED).map(|node| node.as_str()).collect();
         let more = format!("and {} more", tally.nodes().len().saturating_sub(NODES_NAMED));
         if tally.nodes().len() > NODES_NAMED {
             named.push(&more);

@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use tessera_index::{Overcommitted, message};
+use tessera_index::Overcommitted;
+use tessera_messages as message;
 use tokio::time::Instant;
 
 use super::Planner;

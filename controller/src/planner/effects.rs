@@ -10,7 +10,8 @@ use kube::runtime::events::EventType;
 use tessera_allocator::model::PodUid;
 use tessera_allocator::{Allotment, Cause, Decision, Kept, Plan, Refusal};
 use tessera_api::names::{ClaimUid, NodeName, ShareId};
-use tessera_index::{Blocked, Obstacle, Scope, Waiting, convert, message};
+use tessera_index::{Blocked, Obstacle, Scope, Waiting, convert};
+use tessera_messages as message;
 use tokio::time::Instant;
 
 use super::{Outcome, Planner, Write, WriteId, Writing, pending_claims};

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use tessera_allocator::model::PodUid;
 use tessera_allocator::{Plan, Refusal};
-use tessera_index::{Misplaced, Remedy, message};
+use tessera_index::{Misplaced, Remedy};
+use tessera_messages as message;
 use tokio::time::Instant;
 
 use super::{Planner, Write};

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 #
-# The library of the cluster's scripts, one file a subject. Sourced; starts nothing.
+# Library of the cluster scripts, one file per topic. Sourcing it starts nothing.
 
 # shellcheck source=lib/settings.sh
 source "${BASH_SOURCE[0]%/*}/settings.sh"

@@ -5,13 +5,14 @@
 control_plane_start() {
   machine_start "$control_plane"
   machine_connect "$control_plane"
-  # The service address lies on this machine and the API server listens on 443, so pods reach it without kube-proxy.
+  # The service address is on this machine and the API server listens on port 443, so pods need no
+  # kube-proxy.
   machine_exec "$control_plane" ip address add "$service_address/32" dev lo
   routes_add machine_exec "$control_plane"
   control_plane_components_start
 }
 
-# The components, on a machine that has its addresses.
+# Starts the components on a machine whose addresses are set.
 control_plane_components_start() {
   local directory=$rundir/$control_plane component
   for component in controller-manager scheduler; do pki_kubeconfig "$component" "$directory/$component.kubeconfig"; done
@@ -32,7 +33,7 @@ control_plane_components_start() {
 kubectl_admin() { "$bin/kubectl" --kubeconfig "$kubeconfig" "$@"; }
 
 etcd_script() { # directory
-  # Nothing here survives the run: fsync would only cost time.
+  # No data outlives the run, so fsync is not needed.
   cat >"$1/etcd.sh" <<END
 exec "$bin/etcd" --data-dir "$1/etcd" --unsafe-no-fsync --log-level warn \\
   --listen-client-urls http://127.0.0.1:2379 --advertise-client-urls http://127.0.0.1:2379 \\
@@ -41,8 +42,8 @@ END
 }
 
 apiserver_script() { # directory
-  # InternalIP first: otherwise logs and exec look the node's name up in a DNS that does not know it. Without a grace
-  # period for watches, SIGTERM waits for whoever has one open, which is everybody: for a minute, the default time-out.
+  # InternalIP first: the node names cannot be resolved without DNS. Without a grace period for
+  # watches, SIGTERM waits one minute for open watches (the default time-out).
   cat >"$1/kube-apiserver.sh" <<END
 exec "$bin/kube-apiserver" --etcd-servers http://127.0.0.1:2379 \\
   --bind-address 0.0.0.0 --secure-port 443 --advertise-address ${address[$control_plane]} \\
@@ -83,8 +84,8 @@ exec "$bin/kube-scheduler" --config "$1/scheduler.yaml" --bind-address 127.0.0.1
 END
 }
 
-# Takes the bindings of the chart's admission policies away, which ends their force, or puts them back as they were; in the order of
-# their names, on which the trials rely.
+# Deletes the bindings of the chart's admission policies, which disables them, or restores them.
+# They are changed in the order of their names, which the trials require.
 policies_switch() { # off|on
   local saved=$rundir/policy-bindings.json kind=validatingadmissionpolicybindings
   case $1 in
@@ -94,15 +95,15 @@ policies_switch() { # off|on
       kubectl_admin delete "$kind" --selector app.kubernetes.io/part-of=tessera
       ;;
     on) kubectl_admin apply --filename "$saved" ;;
-    *) fail "policies are on or off, not '$1'" ;;
+    *) fail "invalid state of the policies '$1': expected on or off" ;;
   esac
 }
 
-# Has kube-scheduler speak to the API server through a proxy of the tests, at that URL, which adds the credentials. With
-# `nobody` in between, it speaks directly again.
+# Connects kube-scheduler to the API server through a proxy at that URL, which adds credentials;
+# with `none`, directly.
 scheduler_through() { # url
   local directory=$rundir/$control_plane kubeconfig=$rundir/$control_plane/scheduler.kubeconfig
-  if [ "$1" != nobody ]; then
+  if [ "$1" != none ]; then
     kubeconfig=$directory/scheduler-through.kubeconfig
     cat >"$kubeconfig" <<END
 apiVersion: v1

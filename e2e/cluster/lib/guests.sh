@@ -1,15 +1,16 @@
 # shellcheck shell=bash
 #
-# What is not ours and runs in containers all the same: programs of every kind, with the loader and the C library of each,
-# at /guests of an image; and the ways to the driver that docs/reference/intercept-bypasses.md lists.
+# Third-party programs for the trial `guests`: programs of several kinds with their loaders and C
+# libraries, installed at /guests of an image, and the bypasses listed in
+# docs/reference/intercept-bypasses.md.
 
-# A program of the interceptor's tests: ways of making it are options of a compiler.
+# Compiles a program of the interceptor's tests; the compiler options select the kind of program.
 guests_compile() { # layer, name of the program, compiler, source, options...
   local source=$repository/intercept/hook/tests/programs/$4.c
   "$3" -O1 -o "$1/guests/$2" "$source" "${@:5}"
 }
 
-# 32 bits, without gcc's own library, which no package has by a name without gcc's version.
+# 32-bit, without libgcc, whose path depends on gcc's version.
 guests_compile_i386() { # layer
   local start end
   start=("$(gcc -m32 -print-file-name=crt1.o)" "$(gcc -m32 -print-file-name=crti.o)")
@@ -21,7 +22,7 @@ guests_compile_i386() { # layer
   ln -s usr/lib32 "$1/lib32"
 }
 
-# A plugin that is linked with libcuda: with an empty library of its name.
+# A plugin linked with libcuda, by means of an empty library with libcuda's soname.
 guests_compile_plugin() { # layer
   local stub=$1/guests/stub.so
   gcc -shared -nostdlib -Wl,-soname,libcuda.so.1 -o "$stub" -x c /dev/null
@@ -31,7 +32,7 @@ guests_compile_plugin() { # layer
 
 guests_check_compilers() {
   if ! command -v musl-gcc >/dev/null || [[ ! -e /lib32/libc.so.6 ]]; then
-    echo "programs of musl and of 32 bits cannot be made: apt-get install musl-tools libc6-dev-i386 (install-deps.sh does)" >&2
+    echo "cannot build musl and 32-bit programs: run apt-get install musl-tools libc6-dev-i386 (install-deps.sh does)" >&2
     return 1
   fi
 }

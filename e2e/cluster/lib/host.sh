@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 #
-# What a kubelet changes on the host for good: kernel settings that no namespace holds. Saved before, restored after.
+# Kernel settings without a namespace that the kubelet changes permanently. They are saved before
+# and restored afterwards.
 
 host_settings=(vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops kernel/keys/root_maxkeys
   kernel/keys/root_maxbytes)

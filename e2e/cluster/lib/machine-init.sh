@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
-# PID 1 of a machine of the e2e cluster, in mount, pid, network, ipc and uts namespaces of its own.
+# PID 1 of a machine of the e2e cluster, in its own mount, PID, network, IPC and UTS namespaces.
 #
 #   machine-init.sh NAME STATE_DIR RECORD
 #
-# Gives the machine its own /proc, /dev, /run, /var/lib and /var/log, so that the paths which software has on a real node
-# (/var/lib/kubelet, /run/containerd, /var/run/cdi, /run/tessera, ...) are the machine's own and nothing is written at
-# those paths of the host. Mount propagation is shared inside the machine (kubelet's Bidirectional mounts need it) and
-# private towards the host. When this process dies, the kernel ends every process of the machine and all its mounts.
+# Mounts the machine's own /proc, /dev, /run, /var/lib and /var/log, so that the usual paths
+# (/var/lib/kubelet, /run/containerd, /var/run/cdi, /run/tessera, ...) are private to the machine
+# and the host's are not changed. Mount propagation is shared within the machine, as the kubelet's
+# Bidirectional mounts require, and private towards the host. When this process exits, the kernel
+# ends all processes of the machine and removes its mounts.
 set -euo pipefail
 
 name=$1 state=$2 record=$3
 
-# A /dev with the host's device nodes in which new ones are the machine's own: the kernel has one devtmpfs for all.
+# Mounts a /dev with copies of the host's device nodes. New nodes are private; the kernel has only
+# one devtmpfs.
 own_dev() {
   local dev entry
   dev=$(mktemp -d)
@@ -27,8 +29,8 @@ own_dev() {
   rmdir "$dev"
 }
 
-# /proc is still the host's here: its `self` is this process as the host numbers it. Field 22 is the start time, which
-# together with the number names a process for good.
+# /proc is still the host's, so /proc/self has the host's process ID. Field 22 is the start time;
+# together they identify a process uniquely.
 read -r -a self </proc/self/stat
 echo "${self[0]} ${self[21]} $(readlink /proc/self/ns/pid)" >"$record.part"
 
@@ -44,10 +46,10 @@ hostname "$name"
 ip link set lo up
 mount --make-rshared /
 
-# The record appears under its name only when the machine is ready.
+# The record gets its final name when the machine is ready.
 mv "$record.part" "$record"
 
-# bash reaps the orphans that init inherits (containers' processes and shims) while it waits.
+# While it waits, bash reaps orphaned processes (containers and shims).
 trap 'exit 0' TERM
 while true; do
   sleep 3600 &

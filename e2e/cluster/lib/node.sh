@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 #
-# A node: containerd and kubelet on one machine, with the files of a fake NVIDIA driver where a real one would have its.
+# A node: containerd and kubelet in one machine, with a fake NVIDIA driver at the paths of the real
+# one.
 
 node_start() { # node
   local node=$1 directory=$rundir/$1
@@ -21,9 +22,9 @@ node_start() { # node
 containerd_config() { # node directory
   local directory=$2
   mkdir -p "$directory/cni"
-  # restrict_oom_score_adj: without CAP_SYS_RESOURCE (containers, some virtual machines) runc cannot lower the value.
-  # disable_apparmor: its profile would be loaded into the host's kernel and stay. The opt plugin would make
-  # /opt/containerd, which is the host's here.
+  # restrict_oom_score_adj: without CAP_SYS_RESOURCE (containers, some virtual machines) runc cannot
+  # lower the value. disable_apparmor: the profile would stay in the host's kernel. The opt plugin
+  # would create /opt/containerd on the host.
   cat >"$directory/containerd.toml" <<END
 version = 3
 [plugins.'io.containerd.internal.v1.opt']
@@ -57,11 +58,12 @@ END
 
 kubelet_config() { # node directory
   local node=$1 directory=$2
-  # There is no DNS in the cluster: the address named (without one each pod gets a warning event) answers nobody, and an
-  # empty file keeps the host's out of the pods.
+  # The cluster has no DNS. A server address is required (each pod gets a warning event without one)
+  # and not reachable; an empty file keeps the host's servers out of the pods.
   : >"$directory/resolv.conf"
-  # Thresholds: the host's own disk and memory are no concern of the tests. failCgroupV1: the host may still be v1.
-  # crashLoopBackOff: crash tests kill a container a dozen times, and would wait for minutes.
+  # Thresholds: independent of the host's free disk and memory. failCgroupV1: the host may have
+  # cgroup v1. crashLoopBackOff: crash tests kill a container a dozen times, and would wait for
+  # minutes.
   cat >"$directory/kubelet.yaml" <<END
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -92,7 +94,8 @@ exec "$bin/kubelet" --config "$directory/kubelet.yaml" --kubeconfig "$directory/
 END
 }
 
-# Lays out the fake NVIDIA driver and the PCI devices of the node's GPUs, where a real driver and the kernel would.
+# Installs the fake NVIDIA driver and the PCI devices of the node's GPUs at the paths of the real
+# ones.
 node_install_gpus() { # node, directory of the fake driver's programs
   local node=$1 built=$2 description
   description=$repository/testing/fake/world/worlds/${world[$node]}.yaml
@@ -103,9 +106,10 @@ node_install_gpus() { # node, directory of the fake driver's programs
   node_make_device_nodes "$node"
 }
 
-# The nodes through which a container is given GPUs, more of them than any world has GPUs. Behind them is what is behind
-# /dev/null: the fake driver asks only whether they are there. They are at /dev as well: for a user-namespaced container runc
-# does not make nodes but bind-mounts the node's own, by the path that they have in the container.
+# Device nodes of GPUs, more than any fake node has GPUs. They have the device number of /dev/null,
+# because the fake driver checks only that they exist. They are also in the node's /dev: for a
+# container with a user namespace, runc bind-mounts the node's device from the path in the
+# container.
 node_make_device_nodes() { # node
   local name
   machine_exec "$1" mkdir -p "$node_driver_root/dev"
@@ -115,8 +119,9 @@ node_make_device_nodes() { # node
   done
 }
 
-# Makes something happen to a node's GPUs: the arguments of `tessera-fake-world control WORLD`.
-node_control_gpus() { # node, directory of the fake driver's programs, happening...
+# Simulates an event of a node's GPUs; the arguments are those of `tessera-fake-world control
+# WORLD`.
+node_control_gpus() { # node, directory of the fake driver's programs, event...
   local node=$1 built=$2
   shift 2
   machine_exec "$node" "$built/tessera-fake-world" control "$node_driver_root/usr/share/nvidia/tessera-fake/world.yaml" "$@"
@@ -130,12 +135,12 @@ node_publishes() { # node
   [ -n "$(kubectl_admin get resourceslices --field-selector "spec.nodeName=$1" --output name)" ]
 }
 
-# Loads an image archive ($rundir/images/NAME.tar, made by images.sh) into a node's containerd.
+# Imports an image archive ($rundir/images/NAME.tar, built by images.sh) into a node's containerd.
 node_import() { # node image
   machine_exec "$1" "$bin/ctr" --namespace k8s.io images import --local "$rundir/images/$2.tar" >>"$logs/$1-import.log" 2>&1
 }
 
-# Restarting a component as systemd would: SIGTERM, then the same command again.
+# Restarts a component as systemd does: SIGTERM, then the same command again.
 node_restart() { # node component
   component_stop "$1" "$2" TERM
   component_start "$1" "$2"
@@ -145,7 +150,8 @@ node_restart() { # node component
   esac
 }
 
-# Reads residue.sh's output and prints an entry of the journal as a line; a journal without claims is no residue.
+# Reads residue.sh's output, and prints one line per journal entry; a journal without claims is no
+# residue.
 residue_report() {
   local line
   while read -r line; do
@@ -156,17 +162,17 @@ residue_report() {
   done
 }
 
-# The IDs of the containers of that name that run on a node, of Tessera's pods.
+# Prints the IDs of the running containers with that name on a node, of Tessera's pods.
 tessera_containers() { # driver|controller, node
   local running
   running=$(machine_exec "$2" "$bin/ctr" --namespace k8s.io tasks list | awk '$3 == "RUNNING" { print $1 }')
-  # Containers that have ended are listed as well.
+  # The list includes exited containers.
   machine_exec "$2" "$bin/ctr" --namespace k8s.io containers list --quiet \
     "labels.\"io.kubernetes.container.name\"==$1,labels.\"io.kubernetes.pod.namespace\"==tessera-system" |
     grep --fixed-strings --line-regexp "$running" || true
 }
 
-tessera_runs() { # driver|controller, nodes...
+tessera_running() { # driver|controller, nodes...
   local container=$1 node
   shift
   for node in "$@"; do
@@ -175,12 +181,12 @@ tessera_runs() { # driver|controller, nodes...
   return 1
 }
 
-# The kubelet starts a container again that has ended; see crashLoopBackOff above.
+# The kubelet restarts an exited container; see crashLoopBackOff above.
 tessera_wait() { # driver|controller, nodes...
-  wait_for "a container $1 to run" tessera_runs "$@"
+  wait_for "a container $1 to run" tessera_running "$@"
 }
 
-# Kills the containers of a part of Tessera as a crash would: by their IDs, since all machines run the same programs.
+# Kills containers of Tessera with SIGKILL. By ID, because the machines run the same programs.
 tessera_kill() { # driver|controller, nodes...
   local container=$1 node id
   tessera_wait "$@"

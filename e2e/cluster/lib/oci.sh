@@ -1,9 +1,9 @@
 # shellcheck shell=bash
 #
-# OCI images without a container engine: an archive is a tar of oci-layout, index.json and blobs named by their digest.
-# Layers are plain tars with fixed times and owners, so the same content gives the same image.
+# OCI images without a container engine: an archive is a tar of oci-layout, index.json, and blobs
+# named by digest. Layers are tars with fixed times and owners, so equal content gives equal images.
 
-# Adds a file to the blobs of an image and prints its descriptor.
+# Moves a file into an image's blobs, and prints its descriptor.
 oci_blob() { # image directory, media type, file
   local digest size
   digest=$(sha256sum "$3" | cut -d' ' -f1)
@@ -13,8 +13,8 @@ oci_blob() { # image directory, media type, file
     '{mediaType: $type, digest: $digest, size: $size}'
 }
 
-# Writes an image archive. Layers are directories, the lowest first; the configuration is the `config` object of the
-# OCI image specification (Entrypoint, User, Env, ...).
+# Writes an image archive. Layers are directories, the lowest first. The configuration is the
+# `config` object of the OCI image specification (Entrypoint, User, Env, ...).
 oci_archive() { # archive, name with tag, configuration, layer directories...
   local archive=$1 name=$2 config=$3 image layer layers=[] diff_ids=[] descriptor manifest
   shift 3

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 #
-# Certificates of the cluster: one CA, made anew by every up.sh, valid for a day.
+# Certificates of the cluster: one CA, created by each up.sh, valid for one day.
 
 pki_create() {
   local node
@@ -33,7 +33,7 @@ pki_certificate() { # name subject [alternative names]
     -extfile "$pki/$name.ext" -out "$pki/$name.crt" 2>/dev/null
 }
 
-# A kubeconfig for the holder of a certificate, everything inline.
+# Writes a kubeconfig with inline credentials.
 pki_kubeconfig() { # certificate name, file
   cat >"$2" <<END
 apiVersion: v1

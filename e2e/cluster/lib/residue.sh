@@ -1,6 +1,7 @@
 #!/bin/sh
-# Run on a node: one line for each thing that belongs to a claim. The driver's base CDI spec and its library are not
-# residue: they are there as long as the driver is. Journal entries are printed as the journal itself, for jq elsewhere.
+# Run on a node: prints one line for each file, mount and journal of claims. The driver's base CDI
+# spec and its libraries are not listed: they exist while the driver runs. The journal is printed as
+# JSON.
 find /var/run/cdi -name 'k8s.gpu.tessera.dev-claim_*' 2>/dev/null | sed 's/^/CDI file /'
 find /run/tessera/asked /run/tessera/grants /run/tessera/ledgers -mindepth 1 2>/dev/null | sed 's/^/state /'
 grep -o ' /run/tessera/ledgers/[^ ]*' /proc/mounts | sed 's/^/mount/'

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 #
-# Ends the cluster by what was recorded, then looks for anything that is left, independently of the records.
+# Stops the cluster by its records, then checks for leftovers independently of the records.
 
 cluster_stop() {
   local node
@@ -13,7 +13,7 @@ cluster_stop() {
   host_settings_restore
 }
 
-# Ends all machines, also those that were not ready yet.
+# Stops all machines, including those that are not ready.
 machines_stop() {
   local record
   for record in "$rundir"/machines/*; do
@@ -21,26 +21,27 @@ machines_stop() {
   done
 }
 
-# Ends PID 1 of a machine; the kernel then ends every other process of its PID namespace, and with the last process go
-# the mounts and the network: the latter some time after it, which nobody is told of.
+# Kills PID 1 of a machine. The kernel then ends all other processes of its PID namespace and
+# removes the mounts. The network link is removed some time later, without a notification.
 machine_stop() { # name
   local name=${1%.part} pid namespace
   read -r pid _ namespace <"$(machine_record "$1")"
-  if machine_alive "$1"; then
+  if machine_running "$1"; then
     kill -KILL "$pid"
     wait_for "the processes of $name to end" namespace_is_empty "$namespace"
   fi
   link_delete "$(machine_link "$name")"
 }
 
-# Takes a link away, unless it has gone or goes meanwhile.
+# Deletes a link, unless it is already deleted or is deleted meanwhile.
 link_delete() { # link
   ip link delete "$1" 2>/dev/null || ! ip link show "$1" >/dev/null 2>&1
 }
 
 namespace_is_empty() { [ -z "$(processes_of_namespace "$1")" ]; }
 
-# Host process numbers of every process in a PID namespace (as readlink names it: pid:[4026532207]).
+# Prints the host process IDs of all processes in a PID namespace (as printed by readlink:
+# pid:[4026532207]).
 processes_of_namespace() {
   local link
   for link in /proc/[0-9]*/ns/pid; do
@@ -48,7 +49,7 @@ processes_of_namespace() {
   done
 }
 
-# Prints one line for each thing that the cluster left on the host; nothing when all is gone.
+# Prints one line for each leftover of the cluster on the host.
 cluster_leftovers() {
   machine_leftovers
   ip -o link show | awk -F': ' -v mark="$mark" '$2 == mark "0" || index($2, mark "-") == 1 { print "network link " $2 }'
@@ -57,7 +58,7 @@ cluster_leftovers() {
   host_settings_leftovers | sed 's/^/kernel setting /'
 }
 
-# The part of it that machines leave.
+# Prints the leftovers of machines.
 machine_leftovers() {
   local record namespace pid
   for record in "$rundir"/machines/*; do

@@ -1,5 +1,5 @@
-//! `tessera-cluster-bench`: what `e2e/cluster/bench.sh` runs. The script starts a control plane for
-//! each round; this says which rounds, does what is done in one, and compares them.
+//! `tessera-cluster-bench`, the program behind `e2e/cluster/bench.sh`. The script starts a control
+//! plane for each round; this program plans the rounds, runs one, and compares the results.
 
 use std::io::Read;
 use std::path::PathBuf;
@@ -9,9 +9,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use kube::{Client, Config};
 use tessera_e2e::throughput::plan::{Allocator, Limits, Rounds, Workload};
 use tessera_e2e::throughput::report::{Machine, Report};
-use tessera_e2e::throughput::round::{self, Task};
+use tessera_e2e::throughput::round::{self, RoundParameters};
 
-/// The parts of e2e/cluster/bench.sh.
+/// Commands used by e2e/cluster/bench.sh.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Arguments {
@@ -21,17 +21,17 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// How many pods a real control plane binds per second on nodes without kubelets: Tessera
-    /// beside kube-scheduler alone.
+    /// Measure the pods per second that a real control plane binds on hollow nodes: Tessera
+    /// compared with kube-scheduler alone.
     ///
-    /// etcd, kube-apiserver, kube-controller-manager and kube-scheduler are started anew for each
-    /// round, in namespaces of their own. Needs root, and Go for the first build. Writes
-    /// nothing but the tables, or JSON, to standard output.
+    /// etcd, kube-apiserver, kube-controller-manager and kube-scheduler are started for each round
+    /// in their own namespaces. Needs root, and Go for the first build. Standard output contains
+    /// only the tables or JSON.
     #[command(override_usage = "e2e/cluster/bench.sh [OPTIONS]")]
     Plan(Options),
-    /// Runs one round on the cluster of $KUBECONFIG and prints it as a line of JSON.
+    /// Run one round on the cluster of $KUBECONFIG and print it as a line of JSON.
     Round(RoundOptions),
-    /// Reads rounds from standard input, one a line, and compares them.
+    /// Read rounds from standard input, one per line, and compare them.
     Report(Options),
 }
 
@@ -41,7 +41,7 @@ struct Options {
     workload: Workload,
     #[command(flatten)]
     rounds: Rounds,
-    /// How the result is printed.
+    /// Output format.
     #[arg(short, long, value_enum, default_value_t = Output::Table)]
     output: Output,
 }
@@ -50,22 +50,22 @@ struct Options {
 struct RoundOptions {
     #[command(flatten)]
     options: Options,
-    /// Who allocates.
+    /// Allocator of the devices.
     #[arg(long)]
     allocator: Allocator,
-    /// The limits that kube-controller-manager and kube-scheduler were started with.
+    /// Client limits with which kube-controller-manager and kube-scheduler were started.
     #[arg(long)]
     limit: Limits,
-    /// A directory of files that are named as components and hold their process numbers.
+    /// Directory of files named after components that contain their process IDs.
     #[arg(long, value_name = "DIRECTORY")]
     pids: PathBuf,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Output {
-    /// Tables for people.
+    /// Tables.
     Table,
-    /// One object, with every round.
+    /// One object with all rounds.
     Json,
 }
 
@@ -91,14 +91,15 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::Round(RoundOptions { options, allocator, limit, pids }) => {
             let _ = rustls::crypto::ring::default_provider().install_default();
             let client = Client::try_from(Config::infer().await?)?;
-            let task = Task { allocator, limits: limit, workload: options.workload };
-            let round = round::run(task, &client, &pids).await?;
+            let parameters =
+                RoundParameters { allocator, limits: limit, workload: options.workload };
+            let round = round::run(parameters, &client, &pids).await?;
             println!("{}", serde_json::to_string(&round)?);
         }
         Command::Report(options) => {
             let mut lines = String::new();
             std::io::stdin().read_to_string(&mut lines)?;
-            let report = Report::of_lines(Machine::this(), &lines)?;
+            let report = Report::from_lines(Machine::this(), &lines)?;
             match options.output {
                 Output::Table => print!("{report}"),
                 Output::Json => println!("{}", serde_json::to_string_pretty(&report)?),

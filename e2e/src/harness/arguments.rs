@@ -1,27 +1,28 @@
-//! The arguments of a test program: those of libtest, so that `cargo test`, `cargo nextest` and
-//! IDEs can use it.
+//! Command line of a test program. It accepts libtest's arguments, so that `cargo test`, `cargo
+//! nextest` and IDEs work.
 
 use clap::{Parser, ValueEnum};
 
 use super::Trial;
 
-/// Close names that an error lists at most.
+/// Maximum number of similar names in an error message.
 const SUGGESTIONS: usize = 5;
 
-/// Similarity from which a name is close; 1 is equal.
-const CLOSE: f64 = 0.75;
+/// Minimum similarity of a suggested name; 1 means equal.
+const MIN_SIMILARITY: f64 = 0.75;
 
-/// Run scenarios and trials, one after the other: they look at all GPUs of the cluster.
+/// Run scenarios and trials one after the other, because each uses all GPUs of the cluster.
 #[derive(Clone, Debug, Default, Parser)]
 #[command(disable_version_flag = true)]
 pub struct Arguments {
-    /// Run only tests whose names contain one of these. One that no name contains is an error.
+    /// Run only tests whose names contain one of these filters. A filter without a match is an
+    /// error.
     #[arg(value_name = "FILTER")]
     filters: Vec<String>,
     /// Compare filters with whole names.
     #[arg(long)]
     exact: bool,
-    /// Leave out tests whose names contain this; may be given several times.
+    /// Skip tests whose names contain this filter; may be repeated.
     #[arg(long, value_name = "FILTER")]
     skip: Vec<String>,
     /// List the tests and run none.
@@ -33,15 +34,14 @@ pub struct Arguments {
     /// Same as `--format terse`.
     #[arg(short, long)]
     quiet: bool,
-    /// Only tests that are marked to be ignored, of which there are none.
+    /// Run only ignored tests. There are none.
     #[arg(long)]
     ignored: bool,
     #[command(flatten)]
     _without_effect: WithoutEffect,
 }
 
-/// Arguments of libtest that change nothing here: tests run one after the other and print as they
-/// go.
+/// Arguments of libtest without effect: tests run one after the other and are not captured.
 #[derive(Clone, Debug, Default, clap::Args)]
 struct WithoutEffect {
     #[arg(long, hide = true)]
@@ -63,48 +63,48 @@ struct WithoutEffect {
 /// Format of `--list`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// A line for each test, and their number.
+    /// One line per test, and the number of tests.
     #[default]
     Pretty,
-    /// A line for each test.
+    /// One line per test.
     Terse,
 }
 
-/// A filter that is part of no test's name.
+/// Error for a filter that matches no test.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no test matches `{filter}`; {}", suggestions(.close))]
+#[error("no test matches `{filter}`; {}", suggestions(.similar))]
 pub struct UnmatchedFilter {
     /// The filter.
     filter: String,
-    /// Names that are spelt much like it, the closest first.
-    close: Vec<String>,
+    /// Similar test names, the most similar first.
+    similar: Vec<String>,
 }
 
-fn suggestions(close: &[String]) -> String {
+fn suggestions(similar: &[String]) -> String {
     let list = "`--list` lists all";
-    if close.is_empty() {
+    if similar.is_empty() {
         list.to_owned()
     } else {
-        format!("similar: {} ({list})", close.join(", "))
+        format!("similar: {} ({list})", similar.join(", "))
     }
 }
 
 impl Arguments {
-    /// Returns true if the tests are to be listed and not run.
+    /// Returns true if the tests are listed and not run.
     pub fn is_list(&self) -> bool {
         self.list
     }
 
-    /// The trials that the arguments select, in the given order.
+    /// Returns the trials that the arguments select, in the given order.
     ///
     /// # Errors
-    /// A filter is part of no trial's name.
+    /// Returns an error if a filter matches no trial.
     pub fn select(&self, trials: Vec<Trial>) -> Result<Vec<Trial>, UnmatchedFilter> {
         for filter in &self.filters {
             if !trials.iter().any(|trial| self.matches(filter, trial.name())) {
                 return Err(UnmatchedFilter {
                     filter: filter.clone(),
-                    close: close(filter, &trials),
+                    similar: similar_names(filter, &trials),
                 });
             }
         }
@@ -123,7 +123,7 @@ impl Arguments {
         if self.exact { name == filter } else { name.contains(filter) }
     }
 
-    /// The list of these trials, as libtest prints it.
+    /// Returns the list of these trials in libtest's format.
     pub fn list(&self, trials: &[Trial]) -> String {
         let mut list: String =
             trials.iter().map(|trial| format!("{}: test\n", trial.name())).collect();
@@ -135,18 +135,18 @@ impl Arguments {
     }
 }
 
-/// Names that are spelt much like the filter, or whose last part is; the closest first.
-fn close(filter: &str, trials: &[Trial]) -> Vec<String> {
+/// Returns the test names most similar to the filter. The last part of a name is compared, too.
+fn similar_names(filter: &str, trials: &[Trial]) -> Vec<String> {
     let last = |name: &str| name.rsplit('/').next().unwrap_or_default().to_owned();
     let similarity = |name: &str| {
         let whole = strsim::jaro_winkler(filter, name);
         whole.max(strsim::jaro_winkler(&last(filter), &last(name)))
     };
-    let mut close: Vec<(f64, &str)> =
+    let mut similar: Vec<(f64, &str)> =
         trials.iter().map(|trial| (similarity(trial.name()), trial.name())).collect();
-    close.retain(|(similarity, _)| *similarity >= CLOSE);
-    close.sort_by(|one, other| other.0.total_cmp(&one.0));
-    close.into_iter().take(SUGGESTIONS).map(|(_, name)| name.to_owned()).collect()
+    similar.retain(|(similarity, _)| *similarity >= MIN_SIMILARITY);
+    similar.sort_by(|one, other| other.0.total_cmp(&one.0));
+    similar.into_iter().take(SUGGESTIONS).map(|(_, name)| name.to_owned()).collect()
 }
 
 #[cfg(test)]
@@ -160,7 +160,7 @@ mod tests {
 
     fn trials() -> Vec<Trial> {
         let names = ["scenario/binpack", "scenario/spread", "trial/driver-restart", "trial/soak"];
-        names.map(|name| Trial::new(name, |_| async { Ok(Outcome::Held(vec![])) })).into()
+        names.map(|name| Trial::new(name, |_| async { Ok(Outcome::Passed(vec![])) })).into()
     }
 
     fn selected(words: &[&str]) -> Result<Vec<String>, UnmatchedFilter> {
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_of_cargo_test_are_no_filters() {
+    fn accepts_libtest_arguments() {
         let words =
             ["--test-threads=1", "--nocapture", "--show-output", "--color", "always", "pack"];
         assert_eq!(selected(&words).unwrap(), ["scenario/binpack"]);
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn several_filters_select_what_one_of_them_does() {
+    fn selects_tests_that_match_any_filter() {
         assert_eq!(selected(&["pack", "soak"]).unwrap(), ["scenario/binpack", "trial/soak"]);
         assert_eq!(selected(&["--exact", "trial/soak"]).unwrap(), ["trial/soak"]);
         assert_eq!(selected(&["scenario", "--skip", "pack"]).unwrap(), ["scenario/spread"]);
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_that_matches_nothing_is_an_error() {
+    fn filter_without_match_is_an_error() {
         let error = |words| selected(words).unwrap_err().to_string();
         assert_eq!(
             error(&["driver-restrat"]),

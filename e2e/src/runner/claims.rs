@@ -1,4 +1,4 @@
-//! Steps about claims and their devices.
+//! Steps that check claims and their devices.
 
 use std::collections::BTreeSet;
 
@@ -7,28 +7,28 @@ use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClai
 use kube::Api;
 use serde_json::Value;
 
-use super::{Run, StepError, api};
+use super::{Run, StepError, api_error};
 use crate::expectation::compare;
 use crate::inventory::{DRIVER, attribute};
 use crate::scenario::{ClaimRef, Gpus, seconds};
-use crate::wait::{self, Verdict};
+use crate::wait::{self, CheckResult};
 
-/// A generated claim's name appears in the pod's status a moment after the pod.
-const NAME_PATIENCE: u64 = 30;
+/// Time limit for a generated claim's name to appear in the pod's status, in seconds.
+const NAME_TIMEOUT: u64 = 30;
 
 impl Run<'_> {
     pub(super) fn claims_api(&self) -> Api<ResourceClaim> {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// The name of the claim object that the pod calls so.
+    /// Returns the name of the ResourceClaim that the pod references as `claim`.
     pub(super) async fn claim_name(&self, pod: &str, claim: &str) -> Result<String, StepError> {
-        let what = format!("pod {pod} to have a claim `{claim}`");
-        let judge = |pod: Option<&Pod>| match pod.and_then(|pod| object_name(pod, claim)) {
-            Some(name) => Verdict::Done(name),
-            None => Verdict::NotYet("it has none".into()),
+        let what = format!("pod {pod} to have claim `{claim}`");
+        let check = |pod: Option<&Pod>| match pod.and_then(|pod| object_name(pod, claim)) {
+            Some(name) => CheckResult::Done(name),
+            None => CheckResult::Pending("no claim".into()),
         };
-        Ok(wait::until_one(self.pods_api(), pod, &what, seconds(NAME_PATIENCE), judge).await?)
+        Ok(wait::until_one(self.pods_api(), pod, &what, seconds(NAME_TIMEOUT), check).await?)
     }
 
     async fn claim(&self, pod: &str, claim: &str) -> Result<ResourceClaim, StepError> {
@@ -36,7 +36,7 @@ impl Run<'_> {
         self.claims_api()
             .get(&name)
             .await
-            .map_err(|error| api(&format!("read claim {name}"), error))
+            .map_err(|error| api_error(&format!("read claim {name}"), error))
     }
 
     pub(super) async fn unallocated(&self, claims: &[ClaimRef]) -> Result<(), StepError> {
@@ -45,10 +45,10 @@ impl Run<'_> {
                 let claim = self.claim(pod, &reference.claim).await?;
                 let allocation = claim.status.and_then(|status| status.allocation);
                 if let Some(allocation) = allocation {
-                    let of = format!("claim `{}` of pod {pod}", reference.claim);
+                    let object = format!("claim `{}` of pod {pod}", reference.claim);
                     let seen = serde_json::to_string(&allocation).unwrap_or_default();
                     return Err(StepError::Differs {
-                        of,
+                        object,
                         difference: format!("it is allocated: {seen}"),
                     });
                 }
@@ -61,28 +61,32 @@ impl Run<'_> {
         let mut results = Vec::new();
         for reference in &step.of {
             for pod in &reference.pods {
-                let of = format!("claim `{}` of pod {pod}", reference.claim);
+                let object = format!("claim `{}` of pod {pod}", reference.claim);
                 let own = results_of(self.claim(pod, &reference.claim).await?);
-                expect_equal(&of, "results", step.each, own.len())?;
+                expect_equal(&object, "results", step.each, own.len())?;
                 results.extend(own);
             }
         }
         let devices: BTreeSet<_> =
             results.iter().map(|result| (&result.pool, &result.device)).collect();
-        let of = format!("the devices {devices:?}");
-        expect_equal(&of, "different devices", step.distinct, devices.len())?;
+        let object = format!("the devices {devices:?}");
+        expect_equal(&object, "different devices", step.distinct, devices.len())?;
         let mut values = BTreeSet::new();
         for (pool, name) in &devices {
             let node = self.inventory.node_of(pool).unwrap_or_default();
             if step.node.as_deref().is_some_and(|expected| expected != node) {
-                return Err(StepError::Differs { of, difference: format!("{name} is on {node}") });
+                return Err(StepError::Differs {
+                    object,
+                    difference: format!("{name} is on {node}"),
+                });
             }
             let device = self.inventory.device(pool, name);
-            let device = device
-                .ok_or_else(|| differs(&of, format!("{name} of pool {pool} is not published")))?;
+            let device = device.ok_or_else(|| {
+                differs(&object, format!("{name} of pool {pool} is not published"))
+            })?;
             for (wanted, expected) in step.attributes.as_object().into_iter().flatten() {
                 compare(expected, &attribute(device, wanted)).map_err(|difference| {
-                    differs(&of, format!("attribute {wanted} of {name}: {difference}"))
+                    differs(&object, format!("attribute {wanted} of {name}: {difference}"))
                 })?;
             }
             if let Some(alike) = &step.alike {
@@ -92,7 +96,7 @@ impl Run<'_> {
         if step.alike.is_some() && (values.len() != 1 || values.contains(&Value::Null.to_string()))
         {
             return Err(differs(
-                &of,
+                &object,
                 format!("`{}` is {values:?}", step.alike.as_deref().unwrap_or_default()),
             ));
         }
@@ -100,19 +104,19 @@ impl Run<'_> {
     }
 }
 
-fn differs(of: &str, difference: String) -> StepError {
-    StepError::Differs { of: of.to_owned(), difference }
+fn differs(object: &str, difference: String) -> StepError {
+    StepError::Differs { object: object.to_owned(), difference }
 }
 
 fn expect_equal(
-    of: &str,
+    object: &str,
     what: &str,
     expected: Option<usize>,
     seen: usize,
 ) -> Result<(), StepError> {
     match expected {
         Some(expected) if expected != seen => {
-            Err(differs(of, format!("{seen} {what}, expected {expected}")))
+            Err(differs(object, format!("{seen} {what}, expected {expected}")))
         }
         _ => Ok(()),
     }

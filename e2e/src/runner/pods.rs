@@ -1,4 +1,4 @@
-//! Steps about pods and what runs in them.
+//! Steps that check pods and their containers.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use kube::Api;
 use kube::api::LogParams;
 use serde_json::Value;
 
-use super::{Run, StepError, api};
+use super::{Run, StepError, api_error};
 use crate::expectation::compare;
 use crate::scenario::{Pods, Probe, seconds};
-use crate::wait::{self, Verdict};
+use crate::wait::{self, CheckResult};
 
 impl Run<'_> {
     pub(super) fn pods_api(&self) -> Api<Pod> {
@@ -22,15 +22,15 @@ impl Run<'_> {
     pub(super) async fn pods(&self, step: &Pods) -> Result<(), StepError> {
         for name in &step.names.0 {
             let what = format!("pod {name} to be {}", step.phase);
-            let judge = |pod: Option<&Pod>| judge_phase(pod, &step.phase);
+            let check = |pod: Option<&Pod>| check_phase(pod, &step.phase);
             let node =
-                wait::until_one(self.pods_api(), name, &what, seconds(step.within), judge).await?;
+                wait::until_one(self.pods_api(), name, &what, seconds(step.within), check).await?;
             if let Some(expected) = &step.node
                 && node.as_ref() != Some(expected)
             {
                 let difference =
                     format!("runs on {}, expected {expected}", node.unwrap_or_default());
-                return Err(StepError::Differs { of: format!("pod {name}"), difference });
+                return Err(StepError::Differs { object: format!("pod {name}"), difference });
             }
         }
         Ok(())
@@ -42,12 +42,13 @@ impl Run<'_> {
             .pods
             .0
             .iter()
-            .flat_map(|pod| step.wanted_containers().into_iter().map(move |c| (pod, c)))
+            .flat_map(|pod| step.selected_containers().into_iter().map(move |c| (pod, c)))
         {
-            let container = self.container_began(pod, container, seconds(step.within)).await?;
-            let of = format!("container {container} of pod {pod}");
-            let line = self.line(pod, &container, &step.event, seconds(step.within)).await?;
-            let differs = |difference| StepError::Differs { of: of.clone(), difference };
+            let container =
+                self.wait_container_started(pod, container, seconds(step.within)).await?;
+            let object = format!("container {container} of pod {pod}");
+            let line = self.read_line(pod, &container, &step.event, seconds(step.within)).await?;
+            let differs = |difference| StepError::Differs { object: object.clone(), difference };
             compare(&step.has, &line)
                 .map_err(|difference| differs(format!("{difference}, in {line}")))?;
             for field in step.sum.keys() {
@@ -61,7 +62,7 @@ impl Run<'_> {
             let sum = sums.get(field.as_str()).copied().unwrap_or_default();
             let sum = i64::try_from(sum).unwrap_or(i64::MAX).into();
             compare(expected, &sum).map_err(|difference| StepError::Differs {
-                of: format!("the sum of {field}"),
+                object: format!("the sum of {field}"),
                 difference,
             })?;
         }
@@ -69,38 +70,38 @@ impl Run<'_> {
     }
 
     /// Waits until a container runs or has run, so that it has a log; returns its name.
-    async fn container_began(
+    async fn wait_container_started(
         &self,
         pod: &str,
         container: Option<&str>,
         within: Duration,
     ) -> Result<String, StepError> {
         let what = format!("container {} of pod {pod} to run", container.unwrap_or_default());
-        let judge = |pod: Option<&Pod>| {
+        let check = |pod: Option<&Pod>| {
             let statuses = pod.and_then(|pod| pod.status.as_ref()).map(|status| {
-                // The only container of a pod is the only one that is no init container.
+                // Without a name, the pod has one container, and init containers are ignored.
                 let init = status.init_container_statuses.iter().filter(|_| container.is_some());
                 let all = init.chain(&status.container_statuses).flatten();
                 all.filter(|status| container.is_none_or(|name| name == status.name))
             });
             let mut statuses = statuses.into_iter().flatten();
-            match statuses.find(|status| status.state.as_ref().is_some_and(began)) {
-                Some(status) => Verdict::Done(status.name.clone()),
-                None => Verdict::NotYet(describe(pod)),
+            match statuses.find(|status| status.state.as_ref().is_some_and(has_started)) {
+                Some(status) => CheckResult::Done(status.name.clone()),
+                None => CheckResult::Pending(describe(pod)),
             }
         };
-        Ok(wait::until_one(self.pods_api(), pod, &what, within, judge).await?)
+        Ok(wait::until_one(self.pods_api(), pod, &what, within, check).await?)
     }
 
-    /// Follows the container's output to the first line of that event.
-    async fn line(
+    /// Follows the container's output and returns the first line of that event.
+    async fn read_line(
         &self,
         pod: &str,
         container: &str,
         event: &str,
         within: Duration,
     ) -> Result<Value, StepError> {
-        let of = format!("container {container} of pod {pod}");
+        let object = format!("container {container} of pod {pod}");
         let parameters = LogParams {
             container: Some(container.to_owned()),
             follow: true,
@@ -109,8 +110,10 @@ impl Run<'_> {
         let mut seen = String::new();
         let read = async {
             let stream = self.pods_api().log_stream(pod, &parameters).await;
-            let mut lines = stream.map_err(|error| api(&format!("output of {of}"), error))?.lines();
-            let failed = |source| StepError::Output { of: of.clone(), source };
+            let mut lines = stream
+                .map_err(|error| api_error(&format!("read the output of {object}"), error))?
+                .lines();
+            let failed = |source| StepError::Output { object: object.clone(), source };
             while let Some(line) = lines.try_next().await.map_err(failed)? {
                 match serde_json::from_str::<Value>(&line) {
                     Ok(value) if value["event"] == event => return Ok(value),
@@ -118,48 +121,48 @@ impl Run<'_> {
                 }
             }
             let difference = format!("ended without a line of event `{event}`");
-            Err(StepError::Differs { of: of.clone(), difference })
+            Err(StepError::Differs { object: object.clone(), difference })
         };
         let outcome = tokio::time::timeout(within, read).await;
         match outcome {
             Ok(Ok(line)) => Ok(line),
-            Ok(Err(StepError::Differs { of, difference })) => Err(StepError::Differs {
-                of,
-                difference: format!("{difference}; it said:\n{seen}"),
+            Ok(Err(StepError::Differs { object, difference })) => Err(StepError::Differs {
+                object,
+                difference: format!("{difference}; output:\n{seen}"),
             }),
             Ok(Err(error)) => Err(error),
             Err(_) => {
                 let difference =
-                    format!("no line of event `{event}` within {within:?}; it said:\n{seen}");
-                Err(StepError::Differs { of, difference })
+                    format!("no line of event `{event}` within {within:?}; output:\n{seen}");
+                Err(StepError::Differs { object, difference })
             }
         }
     }
 }
 
-fn began(state: &ContainerState) -> bool {
+fn has_started(state: &ContainerState) -> bool {
     state.running.is_some() || state.terminated.is_some()
 }
 
-fn judge_phase(pod: Option<&Pod>, phase: &str) -> Verdict<Option<String>> {
+fn check_phase(pod: Option<&Pod>, phase: &str) -> CheckResult<Option<String>> {
     let seen = pod
         .and_then(|pod| pod.status.as_ref())
         .and_then(|status| status.phase.as_deref())
         .unwrap_or_default();
     if seen == phase {
-        return Verdict::Done(
+        return CheckResult::Done(
             pod.and_then(|pod| pod.spec.as_ref()).and_then(|spec| spec.node_name.clone()),
         );
     }
-    // A phase never goes back, so there is no use in waiting for an earlier one.
+    // Terminal phases: an earlier phase cannot follow.
     if matches!(seen, "Succeeded" | "Failed") {
-        Verdict::Hopeless(describe(pod))
+        CheckResult::Impossible(describe(pod))
     } else {
-        Verdict::NotYet(describe(pod))
+        CheckResult::Pending(describe(pod))
     }
 }
 
-/// The parts of a pod that tell why it is where it is.
+/// Describes the state of a pod: phase, conditions that are not true, and container states.
 fn describe(pod: Option<&Pod>) -> String {
     let Some(status) = pod.and_then(|pod| pod.status.as_ref()) else { return "no such pod".into() };
     let phase = status.phase.as_deref().unwrap_or("no phase");
@@ -171,6 +174,6 @@ fn describe(pod: Option<&Pod>) -> String {
         let state = serde_json::to_string(status.state.as_ref()?).ok()?;
         Some(format!("{}: {state}", status.name))
     });
-    let said = conditions.map(str::to_owned).chain(states).collect::<Vec<_>>().join("; ");
-    format!("{phase}; {said}")
+    let details = conditions.map(str::to_owned).chain(states).collect::<Vec<_>>().join("; ");
+    format!("{phase}; {details}")
 }

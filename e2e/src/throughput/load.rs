@@ -1,4 +1,5 @@
-//! The load: pods created as fast as they can be, or at a rate, and what became of them when.
+//! Load generator: creates pods as fast as possible or at a rate, and records the times of their
+//! progress.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,34 +21,34 @@ use super::plan::Workload;
 use super::usage;
 use crate::inventory::DRIVER;
 
-/// Requests of the client under way at once.
-const AT_ONCE: usize = 32;
+/// Maximum number of concurrent requests.
+const MAX_CONCURRENT_REQUESTS: usize = 32;
 
-/// A round in which no pod was bound for so long has failed. The longest pause of kube-scheduler
-/// for one pod is 10 s.
-const STALLED: Duration = Duration::from_secs(90);
+/// A round fails if no pod is bound for this time. kube-scheduler's longest backoff for a pod is 10
+/// s.
+const STALL_LIMIT: Duration = Duration::from_secs(90);
 
-/// A line about the progress comes this often.
-const TELL: Duration = Duration::from_secs(5);
+/// Interval of progress messages.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The template of the claims.
+/// Name of the claim template.
 const TEMPLATE: &str = "share";
 
-/// What became of one pod. Times are those at which this client sent or saw something, all by one
-/// clock.
+/// Times of one pod's progress, taken by this client from one clock when it sends or observes
+/// something.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PodTimes {
-    /// The request that creates it was sent.
+    /// The request that creates the pod was sent.
     pub created: Instant,
-    /// Its claim was there.
+    /// The pod's claim was observed.
     pub claimed: Instant,
-    /// Its claim was allocated.
+    /// The claim's allocation was observed.
     pub allocated: Instant,
-    /// It was bound.
+    /// The pod's binding was observed.
     pub bound: Instant,
 }
 
-/// Creates pods in one namespace and sees them bound.
+/// Creates pods in one namespace and waits until they are bound.
 pub struct Load<'a> {
     client: &'a Client,
     namespace: &'a str,
@@ -57,8 +58,8 @@ pub struct Load<'a> {
 }
 
 impl<'a> Load<'a> {
-    /// A load in that namespace, on the nodes of `placement` (node selector and tolerations), while
-    /// the components of `pids` ([`usage::read`]) run.
+    /// Creates a load in that namespace, on the nodes of `placement` (node selector and
+    /// tolerations). The components of `pids` must keep running (see [`usage::read`]).
     pub fn new(
         client: &'a Client,
         namespace: &'a str,
@@ -69,10 +70,10 @@ impl<'a> Load<'a> {
         Self { client, namespace, workload, placement, pids }
     }
 
-    /// Makes the template that all claims come from.
+    /// Creates the template of all claims.
     ///
     /// # Errors
-    /// What the API server says.
+    /// Returns an error if the API server refuses the template.
     pub async fn prepare(&self) -> anyhow::Result<()> {
         let Workload { memory, cores, .. } = self.workload;
         let capacity =
@@ -88,21 +89,22 @@ impl<'a> Load<'a> {
         Ok(())
     }
 
-    /// Creates so many pods, `NAME-1` and so on, and waits until each is bound.
+    /// Creates `pods` pods, `NAME-1` and so on, and waits until each is bound.
     ///
     /// # Errors
-    /// What the API server says; that a component has ended, or that no pod was bound for a long
-    /// time.
+    /// Returns an error if a request fails, a component exits, or no pod is bound for 90 s.
     pub async fn run(
         &self,
         name: &str,
         pods: u32,
         rate: Option<u32>,
     ) -> anyhow::Result<Vec<PodTimes>> {
-        let mut watched = Watched::open(self.client, self.namespace, name).await?;
-        let (created, ()) =
-            tokio::try_join!(self.create(name, pods, rate), watched.all_bound(pods, self.pids))?;
-        let times = created.into_iter().map(|(pod, at)| watched.times(&pod, at));
+        let mut observer = PodObserver::start(self.client, self.namespace, name).await?;
+        let (created, ()) = tokio::try_join!(
+            self.create(name, pods, rate),
+            observer.wait_all_bound(pods, self.pids)
+        )?;
+        let times = created.into_iter().map(|(pod, at)| observer.times(&pod, at));
         times.collect()
     }
 
@@ -124,11 +126,11 @@ impl<'a> Load<'a> {
                 let sent = Instant::now();
                 api.create(&PostParams::default(), &pod)
                     .await
-                    .with_context(|| format!("creating pod {name}"))?;
+                    .with_context(|| format!("cannot create pod {name}"))?;
                 Ok((name, sent))
             }
         });
-        creating.buffer_unordered(AT_ONCE).try_collect().await
+        creating.buffer_unordered(MAX_CONCURRENT_REQUESTS).try_collect().await
     }
 
     fn pod(&self, name: &str) -> Value {
@@ -149,110 +151,111 @@ impl<'a> Load<'a> {
     }
 }
 
-/// A change that is seen.
-enum Change {
+/// A watch event.
+enum WatchEvent {
     Pod(Box<Pod>),
     Claim(Box<ResourceClaim>),
-    /// A kind has been listed.
+    /// The initial list of one kind is complete.
     Listed,
 }
 
-/// When things were seen of one pod.
+/// Times at which the states of one pod were observed.
 #[derive(Default)]
-struct Sighting {
+struct ObservedTimes {
     claimed: Option<Instant>,
     allocated: Option<Instant>,
     bound: Option<Instant>,
 }
 
-/// What is seen of the pods of one name.
-struct Watched {
-    changes: Pin<Box<BoxStream<'static, anyhow::Result<Change>>>>,
+/// Observed states of the pods with one name prefix.
+struct PodObserver {
+    changes: Pin<Box<BoxStream<'static, anyhow::Result<WatchEvent>>>>,
     prefix: String,
-    seen: BTreeMap<String, Sighting>,
+    seen: BTreeMap<String, ObservedTimes>,
     bound: u32,
 }
 
-impl Watched {
-    /// Begins to watch; what is created afterwards is seen.
-    async fn open(client: &Client, namespace: &str, name: &str) -> anyhow::Result<Self> {
+impl PodObserver {
+    /// Starts the watches; objects created afterwards are observed.
+    async fn start(client: &Client, namespace: &str, name: &str) -> anyhow::Result<Self> {
         let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
         let claims: Api<ResourceClaim> = Api::namespaced(client.clone(), namespace);
-        let changes = stream::select(changes(pods, Change::Pod), changes(claims, Change::Claim));
+        let changes =
+            stream::select(changes(pods, WatchEvent::Pod), changes(claims, WatchEvent::Claim));
         let changes = Box::pin(changes.boxed());
-        let mut watched =
+        let mut observer =
             Self { changes, prefix: format!("{name}-"), seen: BTreeMap::new(), bound: 0 };
         for _ in 0..2 {
-            while !matches!(watched.next().await?, Change::Listed) {}
+            while !matches!(observer.next().await?, WatchEvent::Listed) {}
         }
-        Ok(watched)
+        Ok(observer)
     }
 
-    async fn next(&mut self) -> anyhow::Result<Change> {
+    async fn next(&mut self) -> anyhow::Result<WatchEvent> {
         self.changes.next().await.context("invariant: a watcher never ends")?
     }
 
-    /// Waits until so many pods are bound. Nothing starts a component again that ends meanwhile, so
-    /// that ends the wait.
-    async fn all_bound(&mut self, pods: u32, pids: &Path) -> anyhow::Result<()> {
+    /// Waits until that many pods are bound. Components are not restarted, so the exit of one ends
+    /// the wait with an error.
+    async fn wait_all_bound(&mut self, pods: u32, pids: &Path) -> anyhow::Result<()> {
         let began = Instant::now();
-        let mut stalled = began + STALLED;
-        let mut tell = interval(TELL);
-        tell.tick().await;
+        let mut stalled = began + STALL_LIMIT;
+        let mut report = interval(PROGRESS_INTERVAL);
+        report.tick().await;
         while self.bound < pods {
             let before = self.bound;
             tokio::select! {
-                change = self.next() => self.take(change?),
-                _ = tell.tick() => {
+                event = self.next() => self.record(event?),
+                _ = report.tick() => {
                     usage::read(pids)?;
                     eprintln!("    {} of {pods} pods bound after {:.0} s", self.bound, began.elapsed().as_secs_f64());
                 }
                 () = sleep_until(stalled) => anyhow::bail!(
-                    "{} of {pods} pods are bound, and none was in the last {} s: the logs of the control plane say why",
-                    self.bound, STALLED.as_secs()
+                    "{} of {pods} pods are bound, and none in the last {} s: see the logs of the control plane",
+                    self.bound, STALL_LIMIT.as_secs()
                 ),
             }
             if self.bound > before {
-                stalled = Instant::now() + STALLED;
+                stalled = Instant::now() + STALL_LIMIT;
             }
         }
         Ok(())
     }
 
-    fn take(&mut self, change: Change) {
+    fn record(&mut self, event: WatchEvent) {
         let now = Instant::now();
-        match change {
-            Change::Listed => {}
-            Change::Pod(pod) => {
+        match event {
+            WatchEvent::Listed => {}
+            WatchEvent::Pod(pod) => {
                 let name = pod.name_any();
                 if !name.starts_with(&self.prefix) {
                     return;
                 }
-                let sighting = self.seen.entry(name).or_default();
+                let times = self.seen.entry(name).or_default();
                 let is_bound = pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
-                if is_bound && sighting.bound.is_none() {
-                    sighting.bound = Some(now);
+                if is_bound && times.bound.is_none() {
+                    times.bound = Some(now);
                     self.bound += 1;
                 }
             }
-            Change::Claim(claim) => {
+            WatchEvent::Claim(claim) => {
                 let Some(pod) = owner(&claim).filter(|pod| pod.starts_with(&self.prefix)) else {
                     return;
                 };
-                let sighting = self.seen.entry(pod).or_default();
-                sighting.claimed.get_or_insert(now);
+                let times = self.seen.entry(pod).or_default();
+                times.claimed.get_or_insert(now);
                 if claim.status.as_ref().is_some_and(|status| status.allocation.is_some()) {
-                    sighting.allocated.get_or_insert(now);
+                    times.allocated.get_or_insert(now);
                 }
             }
         }
     }
 
     fn times(&self, pod: &str, created: Instant) -> anyhow::Result<PodTimes> {
-        let seen = self.seen.get(pod).with_context(|| format!("nothing was seen of pod {pod}"))?;
+        let seen = self.seen.get(pod).with_context(|| format!("pod {pod} was not observed"))?;
         let bound = seen.bound.with_context(|| format!("pod {pod} was not bound"))?;
-        // Kinds are watched one by one: that a claim was allocated may be seen after what came of
-        // it.
+        // Each kind has its own watch, so an allocation may be observed after the binding that it
+        // led to.
         let claimed = seen.claimed.unwrap_or(bound);
         let allocated = seen.allocated.unwrap_or(bound);
         Ok(PodTimes { created, claimed, allocated, bound })
@@ -261,24 +264,24 @@ impl Watched {
 
 fn changes<K>(
     api: Api<K>,
-    wrap: fn(Box<K>) -> Change,
-) -> impl futures::Stream<Item = anyhow::Result<Change>> + Send + 'static
+    wrap: fn(Box<K>) -> WatchEvent,
+) -> impl futures::Stream<Item = anyhow::Result<WatchEvent>> + Send + 'static
 where
     K: kube::Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug + Send + 'static,
 {
     watcher(api, watcher::Config::default()).filter_map(move |event| async move {
         match event {
             Ok(Event::Apply(object) | Event::InitApply(object)) => Some(Ok(wrap(Box::new(object)))),
-            Ok(Event::InitDone) => Some(Ok(Change::Listed)),
+            Ok(Event::InitDone) => Some(Ok(WatchEvent::Listed)),
             Ok(Event::Init | Event::Delete(_)) => None,
             Err(error) => Some(Err(
-                anyhow::Error::new(error).context("a watch failed, so times would be wrong")
+                anyhow::Error::new(error).context("a watch failed, so the times are invalid")
             )),
         }
     })
 }
 
-/// The pod that the claim was made for.
+/// Returns the name of the pod that owns the claim.
 fn owner(claim: &ResourceClaim) -> Option<String> {
     let mut owners = claim.owner_references().iter().filter(|owner| owner.kind == "Pod");
     owners.next().map(|owner| owner.name.clone())

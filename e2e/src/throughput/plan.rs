@@ -1,17 +1,17 @@
-//! Which rounds there are, and in which order.
+//! Workload, and the rounds of the benchmark in their order.
 
 use std::fmt;
 
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-/// Who allocates.
+/// Allocator of the devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Allocator {
-    /// kube-scheduler: slices without the fence, no controller, the chart in `mode: stock`.
+    /// kube-scheduler: slices without the managed taint, no controller, the chart in `mode: stock`.
     Stock,
-    /// tessera-controller: fenced slices, the chart as it is by default.
+    /// tessera-controller: slices with the managed taint, the chart with its defaults.
     Tessera,
 }
 
@@ -24,14 +24,13 @@ impl fmt::Display for Allocator {
     }
 }
 
-/// Requests per second that the clients of kube-controller-manager and kube-scheduler allow
-/// themselves.
+/// Client-side request limits of kube-controller-manager and kube-scheduler, per second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Limits {
-    /// What they do by themselves: 20 and 50, bursts of 30 and 100.
+    /// Default limits: 20 and 50 requests per second, bursts of 30 and 100.
     Default,
-    /// So many, in bursts as well.
+    /// The same limit for the rate and for bursts.
     PerSecond(u32),
 }
 
@@ -51,85 +50,86 @@ impl std::str::FromStr for Limits {
         match text.parse() {
             _ if text == "default" => Ok(Self::Default),
             Ok(requests) if requests > 0 => Ok(Self::PerSecond(requests)),
-            _ => Err("give `default` or requests per second, 1 or more".to_owned()),
+            _ => {
+                Err("expected `default` or a number of requests per second, at least 1".to_owned())
+            }
         }
     }
 }
 
-/// What each round does.
+/// Workload of each round.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, Args)]
 pub struct Workload {
-    /// Pods that are created, each with a claim from a template.
+    /// Number of pods, each with a claim from a template.
     #[arg(long, default_value_t = 500, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub pods: u32,
-    /// Nodes without a kubelet.
+    /// Number of hollow nodes.
     #[arg(long, default_value_t = 300, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=5000))]
     pub nodes: u32,
-    /// GPUs of each node, of 80 GiB.
+    /// GPUs per node, of 80 GiB each.
     #[arg(long, default_value_t = 8, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=16))]
     pub gpus: u32,
-    /// What a pod asks of one GPU: GiB of memory.
+    /// Memory that a pod requests of one GPU, in GiB.
     #[arg(long, default_value_t = 20, value_name = "GIB", value_parser = clap::value_parser!(u32).range(1..=80))]
     pub memory: u32,
-    /// And percent of compute.
+    /// Compute that a pod requests of one GPU, in percent.
     #[arg(long, default_value_t = 25, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(0..=100))]
     pub cores: u32,
-    /// Pods created per second; without it as fast as the API server takes them.
+    /// Pods created per second; by default as fast as the API server accepts them.
     #[arg(long, value_name = "PODS", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub rate: Option<u32>,
 }
 
-/// A workload that cannot be served.
+/// Error for a workload that exceeds the capacity of the nodes.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{nodes} nodes with {gpus} GPUs hold {room} pods of {memory} GiB and {cores} percent, fewer than --pods {pods}: raise \
+    "{nodes} nodes with {gpus} GPUs have capacity for {capacity} pods of {memory} GiB and {cores} percent, fewer than --pods {pods}: raise \
      --nodes or --gpus, or lower --pods, --memory or --cores"
 )]
-pub struct NoRoom {
+pub struct InsufficientCapacity {
     nodes: u32,
     gpus: u32,
     memory: u32,
     cores: u32,
-    room: u64,
+    capacity: u64,
     pods: u32,
 }
 
 impl Workload {
-    /// Whether all pods find room.
+    /// Checks that the nodes have capacity for all pods.
     ///
     /// # Errors
-    /// They do not.
-    pub fn check(&self) -> Result<(), NoRoom> {
+    /// Returns an error if they do not.
+    pub fn check(&self) -> Result<(), InsufficientCapacity> {
         let Self { pods, nodes, gpus, memory, cores, .. } = *self;
         let per_gpu = (80 / memory.max(1)).min(100_u32.checked_div(cores).unwrap_or(u32::MAX));
-        let room = u64::from(nodes) * u64::from(gpus) * u64::from(per_gpu);
-        if room < u64::from(pods) {
-            Err(NoRoom { nodes, gpus, memory, cores, room, pods })
+        let capacity = u64::from(nodes) * u64::from(gpus) * u64::from(per_gpu);
+        if capacity < u64::from(pods) {
+            Err(InsufficientCapacity { nodes, gpus, memory, cores, capacity, pods })
         } else {
             Ok(())
         }
     }
 }
 
-/// Which rounds are run.
+/// Selection of the rounds.
 #[derive(Clone, Debug, Args)]
 pub struct Rounds {
-    /// Rounds with each allocator, at each limit. They alternate as stock, tessera, tessera,
-    /// stock.
+    /// Rounds per allocator and limit. They alternate as stock, tessera, tessera, stock.
     #[arg(long, default_value_t = 2, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
-    /// Client limits of kube-controller-manager and kube-scheduler, requests per second; each
-    /// makes a table of its own.
+    /// Client limits of kube-controller-manager and kube-scheduler in requests per second; one
+    /// result table per limit.
     #[arg(long, default_values = ["default", "5000"], value_delimiter = ',', value_name = "LIMIT,...")]
     pub limits: Vec<Limits>,
-    /// Only rounds with this allocator.
+    /// Run only rounds with this allocator.
     #[arg(long, value_name = "ALLOCATOR")]
     pub only: Option<Allocator>,
 }
 
 impl Rounds {
-    /// The rounds in their order: whatever changes steadily on the machine meanwhile tells on both
-    /// allocators alike.
+    /// Returns the rounds in their order. They alternate, so a steady change on the machine affects
+    /// both allocators equally.
     pub fn in_order(&self) -> Vec<(Allocator, Limits)> {
         let turns = [Allocator::Stock, Allocator::Tessera, Allocator::Tessera, Allocator::Stock];
         let allocators: Vec<Allocator> =
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn allocators_take_turns_there_and_back() {
+    fn rounds_alternate_between_allocators() {
         let rounds = Rounds {
             rounds: 2,
             limits: vec![Limits::Default, Limits::PerSecond(5000)],
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn each_allocator_has_as_many_rounds_as_asked() {
+    fn allocators_have_equal_number_of_rounds() {
         for number in 1..=5 {
             let rounds = Rounds { rounds: number, limits: vec![Limits::Default], only: None };
             let stock = rounds
@@ -184,20 +184,20 @@ mod tests {
     }
 
     #[test]
-    fn more_pods_than_room_are_refused_with_the_room_there_is() {
+    fn refuses_workload_above_capacity() {
         let mut workload =
             Workload { pods: 32, nodes: 1, gpus: 8, memory: 20, cores: 25, rate: None };
         assert_eq!(workload.check(), Ok(()));
         workload.pods = 33;
         let error = workload.check().unwrap_err().to_string();
-        assert!(error.contains("hold 32 pods") && error.contains("--pods 33"), "{error}");
+        assert!(error.contains("capacity for 32 pods") && error.contains("--pods 33"), "{error}");
         workload.cores = 0;
         workload.memory = 10;
         assert_eq!(workload.check(), Ok(()));
     }
 
     #[test]
-    fn a_limit_is_a_number_or_default() {
+    fn limit_is_a_number_or_default() {
         assert_eq!("default".parse(), Ok(Limits::Default));
         assert_eq!("50".parse(), Ok(Limits::PerSecond(50)));
         assert!("0".parse::<Limits>().is_err() && "fast".parse::<Limits>().is_err());

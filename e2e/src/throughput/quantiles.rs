@@ -1,7 +1,6 @@
 //! Quantiles of samples.
 
-/// The smallest sample that at least `percent` of all are not above (nearest rank); none without
-/// samples.
+/// Returns the percentile by the nearest-rank method; `None` without samples.
 pub(super) fn percentile(samples: &[f64], percent: u32) -> Option<f64> {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -9,7 +8,8 @@ pub(super) fn percentile(samples: &[f64], percent: u32) -> Option<f64> {
     sorted.get(rank - 1).copied()
 }
 
-/// The middle of the samples, or between the two in the middle; none without samples.
+/// Returns the median; `None` without samples. It is the mean of the two middle samples if their
+/// number is even.
 pub(super) fn median(samples: &[f64]) -> Option<f64> {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -23,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_percentile_is_a_sample() {
+    fn percentile_is_one_of_the_samples() {
         let samples: Vec<f64> = (1..=200).rev().map(f64::from).collect();
         assert_eq!(percentile(&samples, 50), Some(100.0));
         assert_eq!(percentile(&samples, 99), Some(198.0));
@@ -32,7 +32,7 @@ mod tests {
     }
 
     #[test]
-    fn the_median_of_an_even_number_lies_between_two() {
+    fn median_of_even_count_is_mean_of_middle_samples() {
         assert_eq!(median(&[4.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median(&[4.0, 1.0]), Some(2.5));
         assert_eq!(median(&[]), None);

@@ -1,4 +1,4 @@
-//! The rounds side by side.
+//! Report that compares the rounds of both allocators.
 
 use std::fmt;
 
@@ -9,19 +9,19 @@ use super::plan::{Allocator, Limits};
 use super::quantiles::median;
 use super::round::Round;
 
-/// Where the figures were taken.
+/// The machine on which the figures were taken.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Machine {
-    /// Its processor.
+    /// Processor model.
     pub cpu: String,
-    /// How many of them this process may use.
+    /// Processors available to this process.
     pub cores: usize,
-    /// Release of the kernel.
+    /// Kernel release.
     pub linux: String,
 }
 
 impl Machine {
-    /// This one.
+    /// Returns this machine.
     pub fn this() -> Self {
         let cpus = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let model = cpus.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or("?");
@@ -34,17 +34,17 @@ impl Machine {
     }
 }
 
-/// One figure with both allocators, over all rounds of one limit.
+/// One figure with both allocators, over all rounds at one limit.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Comparison {
-    /// What it is, with its unit.
+    /// Name of the figure, with its unit.
     pub what: String,
-    /// With kube-scheduler allocating: one value each round.
+    /// Values with kube-scheduler as allocator, one per round.
     pub stock: Vec<f64>,
-    /// With Tessera.
+    /// Values with Tessera, one per round.
     pub tessera: Vec<f64>,
-    /// The median with Tessera by the one without; none where one is missing or there is nothing
-    /// to divide by.
+    /// Median with Tessera divided by the median with kube-scheduler; `None` if one is missing or
+    /// zero.
     pub ratio: Option<f64>,
 }
 
@@ -57,22 +57,22 @@ pub struct Table {
     pub figures: Vec<Comparison>,
 }
 
-/// Everything that a run of the benchmark has to say. Printed, it is a text of tables.
+/// Result of a benchmark run. It is displayed as tables.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
-    /// Where.
+    /// The machine.
     pub machine: Machine,
-    /// The comparisons.
+    /// One table per limit.
     pub tables: Vec<Table>,
-    /// The rounds, as they came.
+    /// The rounds in the order of execution.
     pub rounds: Vec<Round>,
 }
 
-/// What is read off a round.
+/// A figure's name, and the function that reads it from a round.
 type Figure = (String, Box<dyn Fn(&Round) -> Option<f64>>);
 
 impl Report {
-    /// Compares rounds.
+    /// Creates a report from rounds.
     pub fn new(machine: Machine, rounds: Vec<Round>) -> Self {
         let mut limits: Vec<Limits> = Vec::new();
         for round in &rounds {
@@ -84,13 +84,14 @@ impl Report {
         Self { machine, tables, rounds }
     }
 
-    /// Reads rounds as they were written, one a line in JSON, and compares them.
+    /// Creates a report from rounds in JSON, one per line.
     ///
     /// # Errors
-    /// A line is no round.
-    pub fn of_lines(machine: Machine, lines: &str) -> anyhow::Result<Self> {
+    /// Returns an error if a line is not a valid round.
+    pub fn from_lines(machine: Machine, lines: &str) -> anyhow::Result<Self> {
         let round = |(number, line)| {
-            serde_json::from_str(line).with_context(|| format!("line {} is no round", number + 1))
+            serde_json::from_str(line)
+                .with_context(|| format!("line {} is not a valid round", number + 1))
         };
         let rounds =
             lines.lines().enumerate().map(round).collect::<anyhow::Result<Vec<Round>>>()?;
@@ -108,7 +109,7 @@ fn table(limits: Limits, rounds: &[Round]) -> Table {
         let (stock, tessera) = (of(Allocator::Stock), of(Allocator::Tessera));
         let ratio = median(&tessera)
             .zip(median(&stock))
-            .and_then(|(ours, theirs)| (theirs > 0.0).then_some(ours / theirs));
+            .and_then(|(tessera, stock)| (stock > 0.0).then_some(tessera / stock));
         Comparison { what, stock, tessera, ratio }
     });
     Table { limits, figures: figures.collect() }
@@ -127,7 +128,7 @@ fn figures(rounds: &[&Round]) -> Vec<Figure> {
         figure("  claim to allocation, p99, s", |r| r.claim_to_allocation.p99_s),
         figure("  allocation to binding, p50, s", |r| r.allocation_to_binding.p50_s),
         figure("  allocation to binding, p99, s", |r| r.allocation_to_binding.p99_s),
-        figure("attempts of kube-scheduler in vain", |r| r.attempts_in_vain),
+        figure("failed attempts of kube-scheduler", |r| r.failed_attempts),
     ];
     figures.push((
         "CPU of all components, s".to_owned(),
@@ -148,7 +149,7 @@ fn figures(rounds: &[&Round]) -> Vec<Figure> {
             ));
         }
     }
-    figures.push(figure("CPU of everything else on the machine, s", |r| r.elsewhere_s));
+    figures.push(figure("CPU of everything else on the machine, s", |r| r.other_processes_s));
     figures
 }
 
@@ -159,14 +160,18 @@ impl fmt::Display for Report {
         if let Some(Round { kubernetes, workload: w, .. }) = self.rounds.first() {
             let pace = w.rate.map_or_else(
                 || "as fast as possible".to_owned(),
-                |rate| format!("{rate} a second"),
+                |rate| format!("{rate} per second"),
             );
             writeln!(
                 f,
                 "Kubernetes {kubernetes}; {} pods, created {pace}, on {} nodes x {} GPUs;",
                 w.pods, w.nodes, w.gpus
             )?;
-            writeln!(f, "each asks for {} GiB and {} percent of one of 80 GiB", w.memory, w.cores)?;
+            writeln!(
+                f,
+                "each requests {} GiB and {} percent of one GPU of 80 GiB",
+                w.memory, w.cores
+            )?;
         }
         for table in &self.tables {
             write!(f, "\n{table}")?;
@@ -178,21 +183,20 @@ impl fmt::Display for Report {
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.limits {
-            Limits::Default => writeln!(
-                f,
-                "client limits of kube-controller-manager and kube-scheduler: their own"
-            )?,
+            Limits::Default => {
+                writeln!(f, "client limits of kube-controller-manager and kube-scheduler: default")?
+            }
             Limits::PerSecond(limit) => {
                 writeln!(
                     f,
-                    "client limits of kube-controller-manager and kube-scheduler: {limit} a second"
+                    "client limits of kube-controller-manager and kube-scheduler: {limit} per second"
                 )?;
             }
         }
         writeln!(
             f,
             "{:<40} {:>24} {:>24} {:>8}",
-            "median (least to most)", "stock", "Tessera", "ratio"
+            "median (min to max)", "stock", "Tessera", "ratio"
         )?;
         for figure in &self.figures {
             let ratio = figure.ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}"));
@@ -208,14 +212,14 @@ impl fmt::Display for Table {
     }
 }
 
-/// The median, and between what it lies.
+/// Formats the median, minimum and maximum of samples.
 fn spread(samples: &[f64]) -> String {
     let Some(middle) = median(samples) else { return "-".to_owned() };
-    let least = samples.iter().copied().fold(f64::INFINITY, f64::min);
-    let most = samples.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let min = samples.iter().copied().fold(f64::INFINITY, f64::min);
+    let max = samples.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     match samples.len() {
         1 => format!("{middle:.2}"),
-        _ => format!("{middle:.2} ({least:.2} to {most:.2})"),
+        _ => format!("{middle:.2} ({min:.2} to {max:.2})"),
     }
 }
 
@@ -223,11 +227,11 @@ fn spread(samples: &[f64]) -> String {
 mod tests {
     use super::*;
     use crate::throughput::plan::Workload;
-    use crate::throughput::round::Times;
+    use crate::throughput::round::DurationQuantiles;
     use crate::throughput::usage::{Usage, Usages};
 
     fn round(allocator: Allocator, limits: Limits, bound_per_second: f64) -> Round {
-        let times = Times { p50_s: 1.0, p99_s: 2.0, longest_s: 3.0 };
+        let times = DurationQuantiles { p50_s: 1.0, p99_s: 2.0, max_s: 3.0 };
         let mut usage =
             Usages::from([("etcd".to_owned(), Usage { cpu_s: 1.0, peak_rss_mib: 30.0 })]);
         if allocator == Allocator::Tessera {
@@ -251,14 +255,14 @@ mod tests {
             to_claim: times,
             claim_to_allocation: times,
             allocation_to_binding: times,
-            attempts_in_vain: 0.0,
+            failed_attempts: 0.0,
             usage,
-            elsewhere_s: 0.0,
+            other_processes_s: 0.0,
         }
     }
 
     fn machine() -> Machine {
-        Machine { cpu: "abacus".to_owned(), cores: 2, linux: "6.1".to_owned() }
+        Machine { cpu: "test CPU".to_owned(), cores: 2, linux: "6.1".to_owned() }
     }
 
     fn figure<'t>(table: &'t Table, what: &str) -> &'t Comparison {
@@ -266,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn ratios_are_of_medians_and_within_one_limit() {
+    fn ratio_compares_medians_within_one_limit() {
         let other = Limits::PerSecond(5000);
         let rounds = vec![
             round(Allocator::Stock, Limits::Default, 10.0),
@@ -285,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_one_allocator_has_makes_no_ratio() {
+    fn figure_of_one_allocator_has_no_ratio() {
         let rounds = vec![
             round(Allocator::Stock, Limits::Default, 10.0),
             round(Allocator::Tessera, Limits::Default, 10.0),
@@ -304,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn rounds_are_read_as_they_are_written() {
+    fn reads_rounds_from_json_lines() {
         let rounds = vec![
             round(Allocator::Stock, Limits::PerSecond(50), 10.0),
             round(Allocator::Tessera, Limits::Default, 10.0),
@@ -312,12 +316,12 @@ mod tests {
         let lines: Vec<String> =
             rounds.iter().map(|round| serde_json::to_string(round).unwrap()).collect();
         assert_eq!(
-            Report::of_lines(machine(), &lines.join("\n")).unwrap(),
+            Report::from_lines(machine(), &lines.join("\n")).unwrap(),
             Report::new(machine(), rounds)
         );
-        let error = Report::of_lines(machine(), &format!("{}\nnonsense", lines[0]))
+        let error = Report::from_lines(machine(), &format!("{}\nnonsense", lines[0]))
             .unwrap_err()
             .to_string();
-        assert_eq!(error, "line 2 is no round");
+        assert_eq!(error, "line 2 is not a valid round");
     }
 }

@@ -1,4 +1,4 @@
-//! One round: a fresh control plane, one allocator, one load.
+//! One round of the benchmark: a new control plane, one allocator, one load.
 
 use std::path::Path;
 use std::time::Duration;
@@ -18,92 +18,98 @@ use super::plan::{Allocator, Limits, Workload};
 use super::quantiles::percentile;
 use super::scheduler;
 use super::usage::{self, Usages};
-use crate::hollow::{HollowNodes, Shape};
+use crate::hollow::{HollowNodes, HollowNodesSpec};
 use crate::inventory::DRIVER;
-use crate::wait::{self, Verdict};
+use crate::wait::{self, CheckResult};
 
-/// kube-controller-manager takes the taints of new nodes away, one request each, under its own
-/// limits.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// Time limit of each preparation step. kube-controller-manager removes the taints of new nodes
+/// under its own client limits, one request per node.
+const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Nothing tells when an admission policy is in force, so it is tried.
-const TRY_EVERY: Duration = Duration::from_millis(200);
+/// Interval between requests that test whether the admission policies are in force; no watch
+/// reports that.
+const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Where the pods are. It is the only load of its cluster.
+/// Namespace of the pods, which are the cluster's only load.
 const NAMESPACE: &str = "default";
 
-/// Quantiles of a time, seconds.
+/// Quantiles of a duration in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Times {
-    /// The median.
+pub struct DurationQuantiles {
+    /// Median.
     pub p50_s: f64,
-    /// The 99th percentile.
+    /// 99th percentile.
     pub p99_s: f64,
-    /// The longest.
-    pub longest_s: f64,
+    /// Maximum.
+    pub max_s: f64,
 }
 
-/// What one round came to.
+/// Result of one round.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Round {
-    /// Who allocated.
+    /// The allocator.
     pub allocator: Allocator,
     /// Client limits of kube-controller-manager and kube-scheduler.
     pub limits: Limits,
-    /// What was done.
+    /// The workload.
     pub workload: Workload,
-    /// The API server's version.
+    /// Version of the API server.
     pub kubernetes: String,
-    /// All pods, by the time from the first creation to the last binding.
+    /// Number of pods divided by the time from the first creation to the last binding.
     pub bound_per_second: f64,
-    /// From the first creation to the last, seconds.
+    /// Time from the first creation to the last, in seconds.
     pub creating_s: f64,
-    /// From a pod's creation to its binding.
-    pub to_binding: Times,
-    /// From its creation to its claim.
-    pub to_claim: Times,
-    /// From its claim to the allocation.
-    pub claim_to_allocation: Times,
-    /// From the allocation to the binding.
-    pub allocation_to_binding: Times,
-    /// Attempts of kube-scheduler at a pod that came to nothing.
-    pub attempts_in_vain: f64,
-    /// CPU time of each component during the load; its peak of memory since it was started.
+    /// Time from a pod's creation to its binding.
+    pub to_binding: DurationQuantiles,
+    /// Time from a pod's creation to its claim.
+    pub to_claim: DurationQuantiles,
+    /// Time from the claim to its allocation.
+    pub claim_to_allocation: DurationQuantiles,
+    /// Time from the allocation to the pod's binding.
+    pub allocation_to_binding: DurationQuantiles,
+    /// Number of failed scheduling attempts of kube-scheduler.
+    pub failed_attempts: f64,
+    /// CPU time of each component during the load, and its peak memory since its start.
     pub usage: Usages,
-    /// CPU time that the machine meanwhile gave to others than the components and this program,
-    /// seconds.
-    pub elsewhere_s: f64,
+    /// CPU time of all other processes of the machine during the load, in seconds. The components
+    /// and this program are excluded.
+    pub other_processes_s: f64,
 }
 
-/// Which round.
+/// Parameters of a round.
 #[derive(Clone, Debug)]
-pub struct Task {
-    /// Who allocates.
+pub struct RoundParameters {
+    /// The allocator.
     pub allocator: Allocator,
-    /// The limits with which the components run.
+    /// Client limits with which the components run.
     pub limits: Limits,
-    /// What is done.
+    /// The workload.
     pub workload: Workload,
 }
 
-/// Runs a round on the control plane of `client`, which is as good as new. Components' process
-/// numbers are in files of `pids`.
+/// Runs a round on the new control plane of `client`. The files in `pids` contain the process IDs
+/// of the components.
 ///
 /// # Errors
-/// What the API server says; a component that has ended; pods that are not bound.
-pub async fn run(task: Task, client: &Client, pids: &Path) -> anyhow::Result<Round> {
-    let Workload { nodes, gpus, .. } = task.workload;
-    let fence = match task.allocator {
+/// Returns an error if a request fails, a component exits, or pods are not bound.
+pub async fn run(
+    parameters: RoundParameters,
+    client: &Client,
+    pids: &Path,
+) -> anyhow::Result<Round> {
+    let Workload { nodes, gpus, .. } = parameters.workload;
+    let fence = match parameters.allocator {
         Allocator::Stock => Fence::Stock,
         Allocator::Tessera => Fence::Managed,
     };
-    policies_are_in_force(client).await?;
+    wait_policies_in_force(client).await?;
     let began = Instant::now();
-    let hollow = HollowNodes::join(client, "throughput", Shape { nodes, gpus, fence }).await?;
+    let hollow =
+        HollowNodes::create(client, "throughput", HollowNodesSpec { nodes, gpus, fence }).await?;
     let measured = async {
-        are_schedulable(client, nodes).await?;
+        wait_nodes_schedulable(client, nodes).await?;
         eprintln!("    {nodes} nodes are ready after {:.0} s", began.elapsed().as_secs_f64());
-        measure(&task, client, &hollow, pids).await
+        measure(&parameters, client, &hollow, pids).await
     };
     tokio::select! {
         Err(error) = hollow.keep_ready() => Err(error),
@@ -112,30 +118,30 @@ pub async fn run(task: Task, client: &Client, pids: &Path) -> anyhow::Result<Rou
 }
 
 async fn measure(
-    task: &Task,
+    parameters: &RoundParameters,
     client: &Client,
     hollow: &HollowNodes,
     pids: &Path,
 ) -> anyhow::Result<Round> {
-    let load = Load::new(client, NAMESPACE, &task.workload, hollow.placement(), pids);
-    has_service_account(client).await?;
+    let load = Load::new(client, NAMESPACE, &parameters.workload, hollow.placement(), pids);
+    wait_default_service_account(client).await?;
     load.prepare().await?;
-    // Everybody has listed, connected and compiled what they need before the clock starts.
+    // Warm-up: all components have listed, connected and compiled before the measurement.
     load.run("warm-up", 1, None).await?;
-    remove_warm_up(client).await?;
+    delete_warm_up(client).await?;
     let before = Reading::take(pids).await?;
-    let times = load.run("pod", task.workload.pods, task.workload.rate).await?;
+    let times = load.run("pod", parameters.workload.pods, parameters.workload.rate).await?;
     let after = Reading::take(pids).await?;
     let kubernetes = client.apiserver_version().await?.git_version;
-    round(task, kubernetes, &times, &before, &after)
+    round(parameters, kubernetes, &times, &before, &after)
 }
 
-/// What is read before and after the load.
+/// Values read before and after the load.
 #[derive(Debug, Default)]
 struct Reading {
     usages: Usages,
-    attempts_in_vain: f64,
-    /// CPU time of the whole machine and of this program, seconds.
+    failed_attempts: f64,
+    /// CPU time of the whole machine and of this program, in seconds.
     machine_s: f64,
     own_s: f64,
 }
@@ -143,7 +149,7 @@ struct Reading {
 impl Reading {
     async fn take(pids: &Path) -> anyhow::Result<Self> {
         Ok(Self {
-            attempts_in_vain: scheduler::attempts_in_vain().await?,
+            failed_attempts: scheduler::failed_attempts().await?,
             usages: usage::read(pids)?,
             machine_s: usage::of_machine()?,
             own_s: usage::of_this_process()?,
@@ -152,7 +158,7 @@ impl Reading {
 }
 
 fn round(
-    task: &Task,
+    parameters: &RoundParameters,
     kubernetes: String,
     times: &[PodTimes],
     before: &Reading,
@@ -160,7 +166,7 @@ fn round(
 ) -> anyhow::Result<Round> {
     let usage = usage::between(&before.usages, &after.usages);
     let components: f64 = usage.values().map(|usage| usage.cpu_s).sum();
-    let elsewhere_s =
+    let other_processes_s =
         after.machine_s - before.machine_s - (after.own_s - before.own_s) - components;
     let of =
         |from: fn(&PodTimes) -> Instant, to: fn(&PodTimes) -> Instant| quantiles(times, from, to);
@@ -169,9 +175,9 @@ fn round(
     let missing = || anyhow::anyhow!("no pod was created");
     let whole = last(|t| t.bound).ok_or_else(missing)?;
     Ok(Round {
-        allocator: task.allocator,
-        limits: task.limits,
-        workload: task.workload.clone(),
+        allocator: parameters.allocator,
+        limits: parameters.limits,
+        workload: parameters.workload.clone(),
         kubernetes,
         bound_per_second: f64::from(u32::try_from(times.len())?) / whole,
         creating_s: last(|t| t.created).ok_or_else(missing)?,
@@ -179,9 +185,9 @@ fn round(
         to_claim: of(|t| t.created, |t| t.claimed).ok_or_else(missing)?,
         claim_to_allocation: of(|t| t.claimed, |t| t.allocated).ok_or_else(missing)?,
         allocation_to_binding: of(|t| t.allocated, |t| t.bound).ok_or_else(missing)?,
-        attempts_in_vain: after.attempts_in_vain - before.attempts_in_vain,
+        failed_attempts: after.failed_attempts - before.failed_attempts,
         usage,
-        elsewhere_s,
+        other_processes_s,
     })
 }
 
@@ -189,33 +195,33 @@ fn quantiles(
     times: &[PodTimes],
     from: fn(&PodTimes) -> Instant,
     to: fn(&PodTimes) -> Instant,
-) -> Option<Times> {
+) -> Option<DurationQuantiles> {
     let all: Vec<f64> = times.iter().map(|t| seconds(from(t), to(t))).collect();
-    Some(Times {
+    Some(DurationQuantiles {
         p50_s: percentile(&all, 50)?,
         p99_s: percentile(&all, 99)?,
-        longest_s: percentile(&all, 100)?,
+        max_s: percentile(&all, 100)?,
     })
 }
 
-/// Negative where the later thing was seen first.
+/// Returns the time between two instants; negative if `to` was observed before `from`.
 fn seconds(from: Instant, to: Instant) -> f64 {
     to.checked_duration_since(from).map_or_else(|| -(from - to).as_secs_f64(), |d| d.as_secs_f64())
 }
 
-/// Waits until the administrator may not publish a GPU any more, which only the policies forbid.
-async fn policies_are_in_force(client: &Client) -> anyhow::Result<()> {
+/// Waits until the administrator is denied to publish a GPU; only the policies deny it.
+async fn wait_policies_in_force(client: &Client) -> anyhow::Result<()> {
     let slices: Api<ResourceSlice> = Api::all(client.clone());
     let forged = serde_json::from_value(json!({
         "metadata": {"name": "forged"},
         "spec": {"driver": DRIVER, "nodeName": "forged", "pool": {"name": "forged", "generation": 1, "resourceSliceCount": 1}},
     }))?;
-    let tried = PostParams { dry_run: true, ..PostParams::default() };
-    let mut ticks = tokio::time::interval(TRY_EVERY);
+    let dry_run = PostParams { dry_run: true, ..PostParams::default() };
+    let mut ticks = tokio::time::interval(RETRY_INTERVAL);
     let denied = async {
         loop {
             ticks.tick().await;
-            match slices.create(&tried, &forged).await {
+            match slices.create(&dry_run, &forged).await {
                 Err(kube::Error::Api(status))
                     if status.message.contains("only tessera-driver publishes") =>
                 {
@@ -226,53 +232,56 @@ async fn policies_are_in_force(client: &Client) -> anyhow::Result<()> {
             }
         }
     };
-    let waited = tokio::time::timeout(PATIENCE, denied).await;
+    let waited = tokio::time::timeout(TIMEOUT, denied).await;
     Ok(waited.map_err(|_| {
-        anyhow::anyhow!("the admission policies are not in force after {PATIENCE:?}")
+        anyhow::anyhow!("the admission policies are not in force after {TIMEOUT:?}")
     })??)
 }
 
-/// Waits until kube-controller-manager has made the account that every pod runs under.
-async fn has_service_account(client: &Client) -> anyhow::Result<()> {
+/// Waits until kube-controller-manager has created the default service account.
+async fn wait_default_service_account(client: &Client) -> anyhow::Result<()> {
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), NAMESPACE);
-    let judge = |account: Option<&ServiceAccount>| {
-        account.map_or_else(|| Verdict::NotYet("it is not there".to_owned()), |_| Verdict::Done(()))
+    let check = |account: Option<&ServiceAccount>| {
+        account.map_or_else(
+            || CheckResult::Pending("it does not exist".to_owned()),
+            |_| CheckResult::Done(()),
+        )
     };
-    Ok(wait::until_one(accounts, "default", "the default service account", PATIENCE, judge).await?)
+    Ok(wait::until_one(accounts, "default", "the default service account", TIMEOUT, check).await?)
 }
 
-/// Waits until no node has a taint of kube-controller-manager's any more: new ones have
+/// Waits until kube-controller-manager has removed its taints from the nodes; new nodes have
 /// `not-ready`.
-async fn are_schedulable(client: &Client, nodes: u32) -> anyhow::Result<()> {
+async fn wait_nodes_schedulable(client: &Client, nodes: u32) -> anyhow::Result<()> {
     let api: Api<Node> = Api::all(client.clone());
-    let judge = |seen: &[Node]| {
+    let check = |seen: &[Node]| {
         let is_free = |node: &&Node| {
             let mut taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
             !taints.any(|taint| taint.key.starts_with("node.kubernetes.io/"))
         };
         match seen.iter().filter(is_free).count() {
-            free if free >= nodes as usize => Verdict::Done(()),
-            free => Verdict::NotYet(format!("{free} of {nodes} are")),
+            free if free >= nodes as usize => CheckResult::Done(()),
+            free => CheckResult::Pending(format!("{free} of {nodes} nodes")),
         }
     };
     let what = "the nodes to be free of the taint node.kubernetes.io/not-ready";
-    Ok(wait::until(api, watcher::Config::default(), what, PATIENCE, judge).await?)
+    Ok(wait::until(api, watcher::Config::default(), what, TIMEOUT, check).await?)
 }
 
-async fn remove_warm_up(client: &Client) -> anyhow::Result<()> {
+async fn delete_warm_up(client: &Client) -> anyhow::Result<()> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
     pods.delete("warm-up-1", &DeleteParams::default().grace_period(0)).await?;
     let claims: Api<ResourceClaim> = Api::namespaced(client.clone(), NAMESPACE);
-    let judge = |claims: &[ResourceClaim]| match claims.len() {
-        0 => Verdict::Done(()),
-        left => Verdict::NotYet(format!("{left} are left")),
+    let check = |claims: &[ResourceClaim]| match claims.len() {
+        0 => CheckResult::Done(()),
+        left => CheckResult::Pending(format!("{left} claims are left")),
     };
     Ok(wait::until(
         claims,
         watcher::Config::default(),
-        "the claim of the warm-up to go",
-        PATIENCE,
-        judge,
+        "the claim of the warm-up to be deleted",
+        TIMEOUT,
+        check,
     )
     .await?)
 }
@@ -287,16 +296,17 @@ mod tests {
         PodTimes { created, claimed, allocated, bound }
     }
 
-    fn reading(etcd_s: f64, attempts_in_vain: f64, machine_s: f64, own_s: f64) -> Reading {
+    fn reading(etcd_s: f64, failed_attempts: f64, machine_s: f64, own_s: f64) -> Reading {
         let usages =
             Usages::from([("etcd".to_owned(), Usage { cpu_s: etcd_s, peak_rss_mib: 1.0 })]);
-        Reading { usages, attempts_in_vain, machine_s, own_s }
+        Reading { usages, failed_attempts, machine_s, own_s }
     }
 
     fn of(pods: &[PodTimes], before: &Reading, after: &Reading) -> Round {
         let workload = Workload { pods: 2, nodes: 1, gpus: 1, memory: 20, cores: 25, rate: None };
-        let task = Task { allocator: Allocator::Tessera, limits: Limits::Default, workload };
-        round(&task, "v1.37.1".to_owned(), pods, before, after).unwrap()
+        let parameters =
+            RoundParameters { allocator: Allocator::Tessera, limits: Limits::Default, workload };
+        round(&parameters, "v1.37.1".to_owned(), pods, before, after).unwrap()
     }
 
     fn is(value: f64, expected: f64) -> bool {
@@ -304,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rounds_throughput_runs_from_the_first_creation_to_the_last_binding() {
+    fn throughput_counts_from_first_creation_to_last_binding() {
         let began = Instant::now();
         let pods = [
             times(began + Duration::from_secs(1), [100, 300, 1000]),
@@ -312,23 +322,23 @@ mod tests {
         ];
         let round = of(&pods, &Reading::default(), &Reading::default());
         assert!(is(round.bound_per_second, 1.0) && is(round.creating_s, 1.0), "{round:?}");
-        assert!(
-            is(round.to_binding.p50_s, 0.4) && is(round.to_binding.longest_s, 1.0),
-            "{round:?}"
-        );
-        assert!(is(round.claim_to_allocation.longest_s, 0.2), "{round:?}");
+        assert!(is(round.to_binding.p50_s, 0.4) && is(round.to_binding.max_s, 1.0), "{round:?}");
+        assert!(is(round.claim_to_allocation.max_s, 0.2), "{round:?}");
     }
 
     #[test]
-    fn what_others_used_is_what_nobody_else_did() {
+    fn cpu_of_other_processes_excludes_components() {
         let pods = [times(Instant::now(), [1, 2, 3])];
         let round = of(&pods, &reading(1.0, 3.0, 100.0, 5.0), &reading(3.0, 10.0, 110.0, 6.0));
-        assert!(is(round.usage["etcd"].cpu_s, 2.0) && is(round.elsewhere_s, 7.0), "{round:?}");
-        assert!(is(round.attempts_in_vain, 7.0), "{round:?}");
+        assert!(
+            is(round.usage["etcd"].cpu_s, 2.0) && is(round.other_processes_s, 7.0),
+            "{round:?}"
+        );
+        assert!(is(round.failed_attempts, 7.0), "{round:?}");
     }
 
     #[test]
-    fn what_is_seen_out_of_order_is_a_negative_time() {
+    fn events_out_of_order_give_negative_duration() {
         let now = Instant::now();
         assert!(is(seconds(now + Duration::from_secs(1), now), -1.0));
     }

@@ -1,39 +1,39 @@
-//! What the chart's admission policies deny, and beside each the nearest thing that they must let
-//! through.
+//! Trials of the chart's admission policies: for each denied request, a similar request that must
+//! be allowed.
 //!
-//! One list of attempts, by whoever makes them on a cluster, for the real policies and for the
-//! stand-ins' copy of them. What RBAC says comes in a list of its own: the stand-ins have none.
+//! One list of requests by different users covers the real policies and the simulated ones.
+//! Requests that depend on RBAC are a list of their own, because the simulated cluster has no RBAC.
 
 mod allocation;
-mod desk;
-mod fence;
 mod finalizer;
+mod harness;
+mod managed_taint;
 mod mounts;
-mod rights;
+mod rbac;
 mod slices;
 
-use super::bench::Bench;
+use super::test_bed::TestBed;
 use crate::harness::TrialOutcome;
 use crate::runner::Outcome;
-use desk::Desk;
+use harness::AdmissionHarness;
 
-/// Attempts on any cluster.
-pub(super) async fn held(bench: Bench) -> TrialOutcome {
-    let desk = Desk::open(&bench).await?;
-    allocation::check(&desk).await?;
-    finalizer::check(&desk).await?;
-    fence::check(&desk).await?;
-    slices::check(&desk).await?;
-    mounts::check(&desk).await?;
-    desk.close()?;
-    Ok(Outcome::Held(vec![]))
+/// Checks the policies with requests that any cluster supports.
+pub(super) async fn enforce_policies(test_bed: TestBed) -> TrialOutcome {
+    let harness = AdmissionHarness::new(&test_bed).await?;
+    allocation::check(&harness).await?;
+    finalizer::check(&harness).await?;
+    managed_taint::check(&harness).await?;
+    slices::check(&harness).await?;
+    mounts::check(&harness).await?;
+    harness.finish()?;
+    Ok(Outcome::Passed(vec![]))
 }
 
-/// Attempts that only a real API server answers as it should: it has RBAC, and all subresources.
-pub(super) async fn held_with_rights(bench: Bench) -> TrialOutcome {
-    let desk = Desk::open(&bench).await?;
-    rights::check(&desk).await;
-    mounts::check_ephemeral_containers(&desk).await?;
-    desk.close()?;
-    Ok(Outcome::Held(vec![]))
+/// Checks requests that need a real API server, with RBAC and all subresources.
+pub(super) async fn enforce_rbac(test_bed: TestBed) -> TrialOutcome {
+    let harness = AdmissionHarness::new(&test_bed).await?;
+    rbac::check(&harness).await;
+    mounts::check_ephemeral_containers(&harness).await?;
+    harness.finish()?;
+    Ok(Outcome::Passed(vec![]))
 }

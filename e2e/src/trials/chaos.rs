@@ -1,7 +1,7 @@
-//! Pods of random shapes come and go, and GPUs fail and recover, while everything happens that an
-//! API server can do to its clients.
+//! Chaos trial: pods of random sizes are created and deleted and GPUs fail and recover, while the
+//! API server injects faults.
 
-mod failing;
+mod failing_gpus;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -16,125 +16,129 @@ use kube::{Api, ResourceExt};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use self::failing::FailingGpus;
-use super::bench::{Bench, holder, phase};
-use super::ledger::DeviceLedger;
+use self::failing_gpus::FailingGpus;
+use super::device_usage::DeviceUsage;
 use super::residue;
+use super::test_bed::{TestBed, holder, phase};
 use crate::harness::TrialOutcome;
 use crate::inventory::{DRIVER, GpuInventory};
 use crate::random::Random;
 use crate::runner::{Figure, Outcome};
-use crate::wait::{self, Verdict};
+use crate::wait::{self, CheckResult};
 
-/// How long faults go on, seconds.
-const LENGTH: u64 = 20;
+/// Duration of the faults, in seconds.
+const FAULT_DURATION_S: u64 = 20;
 
-/// Between two pods that come or go.
-const PACE: Duration = Duration::from_millis(200);
+/// Interval between pod creations or deletions.
+const INTERVAL: Duration = Duration::from_millis(200);
 
-/// So many pods live at once. With the shapes below they fit on twelve GPUs, however they are
-/// spread.
-const MOST: usize = 16;
+/// Maximum number of pods at the same time. With the sizes below they always fit on twelve GPUs.
+const MAX_PODS: usize = 16;
 
-/// A pause of the controller after failures (20 s, doubled, and 60 s where the API server was away)
-/// may begin with the last fault.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// Time limit after the last fault, which may start the controller's backoff (20 s, doubled; 60 s
+/// after an unreachable API server).
+const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Memory and cores of the shapes.
-const SHAPES: [(&str, &str, &str); 4] = [
-    ("crumb", "1Gi", "1"),
-    ("slice", "8Gi", "10"),
+/// Memory and cores of the claim templates.
+const SIZES: [(&str, &str, &str); 4] = [
+    ("tiny", "1Gi", "1"),
+    ("small", "8Gi", "10"),
     ("quarter", "19Gi", "25"),
     ("half", "38Gi", "40"),
 ];
 
-/// Lives through one plan after the other. All of them together must have had every kind of fault:
-/// a short one may miss a rare kind.
-pub(super) async fn survived(bench: Bench, seeds: Vec<u64>) -> TrialOutcome {
-    for (name, memory, cores) in SHAPES {
-        bench.template(name, DRIVER, json!({"memory": memory, "cores": cores})).await?;
+/// Runs one fault plan per seed. Together they must inject every kind of fault; a short plan may
+/// lack a rare kind.
+pub(super) async fn survives(test_bed: TestBed, seeds: Vec<u64>) -> TrialOutcome {
+    for (name, memory, cores) in SIZES {
+        test_bed.create_template(name, DRIVER, json!({"memory": memory, "cores": cores})).await?;
     }
-    let (mut happened, mut figures) = (BTreeMap::<String, u64>::new(), Vec::new());
+    let (mut injected, mut figures) = (BTreeMap::<String, u64>::new(), Vec::new());
     for seed in seeds {
-        let (counts, settled) = survived_one(&bench, seed)
+        let (counts, settled) = run_seed(&test_bed, seed)
             .await
             .with_context(|| format!("seed {seed}; replay it with TESSERA_CHAOS_SEED={seed}"))?;
-        counts.into_iter().for_each(|(kind, count)| *happened.entry(kind).or_default() += count);
-        figures.push(Figure { of: "last fault -> all pods run".to_owned(), took: settled });
+        counts.into_iter().for_each(|(kind, count)| *injected.entry(kind).or_default() += count);
+        figures.push(Figure { name: "last fault -> all pods run".to_owned(), duration: settled });
     }
-    // Who replays a seed wants to see what it did.
+    // A replayed seed may lack kinds of faults.
     let replayed = figures.len() == 1;
     let missing: Vec<_> =
-        happened.iter().filter(|(_, count)| **count == 0).map(|(kind, _)| kind.as_str()).collect();
-    anyhow::ensure!(replayed || missing.is_empty(), "these faults have not happened: {missing:?}");
-    Ok(Outcome::Held(figures))
+        injected.iter().filter(|(_, count)| **count == 0).map(|(kind, _)| kind.as_str()).collect();
+    anyhow::ensure!(
+        replayed || missing.is_empty(),
+        "fault kinds that were not injected: {missing:?}"
+    );
+    Ok(Outcome::Passed(figures))
 }
 
-/// How often each kind of fault happened, and how long it took until all was well after the last.
-type Survived = anyhow::Result<(BTreeMap<String, u64>, Duration)>;
+/// Number of injected faults by kind, and the time from the last fault to the recovery.
+type SeedResult = anyhow::Result<(BTreeMap<String, u64>, Duration)>;
 
-async fn survived_one(bench: &Bench, seed: u64) -> Survived {
-    let hands = bench.hands()?;
-    let ledger = DeviceLedger::new(&GpuInventory::read(&bench.client).await?);
-    let mut gpus = FailingGpus::of(bench, hands, seed).await?;
+async fn run_seed(test_bed: &TestBed, seed: u64) -> SeedResult {
+    let operations = test_bed.operations()?;
+    let usage = DeviceUsage::new(&GpuInventory::read(&test_bed.client).await?);
+    let mut gpus = FailingGpus::new(test_bed, operations, seed).await?;
     let outcome = tokio::select! {
-        seen = watch_over(bench, ledger) => Err(seen.err().unwrap_or_else(|| anyhow::anyhow!("the watch ended"))),
-        outcome = live(bench, seed, &mut gpus) => outcome,
+        seen = observe_claims(test_bed, usage) => Err(seen.err().unwrap_or_else(|| anyhow::anyhow!("claim watch ended"))),
+        outcome = run_load(test_bed, seed, &mut gpus) => outcome,
     };
-    // Also after a failure: whatever comes next begins with whole GPUs and a plan of its own.
+    // Also after a failure: later trials need healthy GPUs and no fault plan.
     gpus.recover().await?;
-    while hands.run(&["chaos", "end"]).await.is_err() && report(bench).await?.is_none() {
+    while operations.run(&["chaos", "end"]).await.is_err()
+        && fault_report(test_bed).await?.is_none()
+    {
         tokio::task::yield_now().await;
     }
     outcome
 }
 
-async fn live(bench: &Bench, seed: u64, gpus: &mut FailingGpus<'_>) -> Survived {
-    let hands = bench.hands()?;
-    hands.run(&["chaos", "begin", &seed.to_string(), &LENGTH.to_string()]).await?;
-    let (mut random, mut living, mut made) = (Random::new(seed), Vec::<String>::new(), 0);
-    let mut ticks = tokio::time::interval(PACE);
+async fn run_load(test_bed: &TestBed, seed: u64, gpus: &mut FailingGpus<'_>) -> SeedResult {
+    let operations = test_bed.operations()?;
+    operations.run(&["chaos", "begin", &seed.to_string(), &FAULT_DURATION_S.to_string()]).await?;
+    let (mut random, mut alive, mut made) = (Random::new(seed), Vec::<String>::new(), 0);
+    let mut ticks = tokio::time::interval(INTERVAL);
     let report = loop {
         ticks.tick().await;
-        if let Some(report) = report(bench).await? {
+        if let Some(report) = fault_report(test_bed).await? {
             break report;
         }
-        if random.percent(20) {
-            gpus.change().await?;
+        if random.chance(20) {
+            gpus.toggle().await?;
         }
-        let is_full = living.len() >= MOST;
-        if is_full || (!living.is_empty() && random.percent(33)) {
-            let name = random.one_of(&living).clone();
-            living.retain(|other| *other != name);
-            bench.pods().delete(&name, &DeleteParams::default()).await?;
+        let is_full = alive.len() >= MAX_PODS;
+        if is_full || (!alive.is_empty() && random.chance(33)) {
+            let name = random.one_of(&alive).clone();
+            alive.retain(|other| *other != name);
+            test_bed.pods().delete(&name, &DeleteParams::default()).await?;
         } else {
             made += 1;
             let name = format!("pod-{made}");
-            create(bench, &name, &mut random).await?;
-            living.push(name);
+            create(test_bed, &name, &mut random).await?;
+            alive.push(name);
         }
     };
-    let calm = Instant::now();
-    settled(bench, &living).await?;
-    let settled = calm.elapsed();
+    let faults_ended = Instant::now();
+    wait_all_running(test_bed, &alive).await?;
+    let settled = faults_ended.elapsed();
     gpus.recover().await?;
-    gpus.published_whole(bench).await?;
-    for name in &living {
-        bench.pods().delete(name, &DeleteParams::default()).await?;
+    gpus.wait_published_healthy(test_bed).await?;
+    for name in &alive {
+        test_bed.pods().delete(name, &DeleteParams::default()).await?;
     }
-    settled_gone(bench).await?;
-    residue::none(bench.clone()).await?;
+    wait_all_deleted(test_bed).await?;
+    residue::check(test_bed.clone()).await?;
     println!("  seed {seed}: {made} pods; {report:?}");
     Ok((report, settled))
 }
 
-/// A pod with one claim or two.
-async fn create(bench: &Bench, name: &str, random: &mut Random) -> anyhow::Result<()> {
-    let (shape, ..) = random.one_of(&SHAPES);
-    let mut pod = holder(name, json!({"name": "gpu", "resourceClaimTemplateName": shape}));
-    // Small ones, so that everything fits in the end.
-    let (second, ..) = random.one_of(&SHAPES[..2]);
-    if random.percent(25) {
+/// Creates a pod with one or two claims.
+async fn create(test_bed: &TestBed, name: &str, random: &mut Random) -> anyhow::Result<()> {
+    let (size, ..) = random.one_of(&SIZES);
+    let mut pod = holder(name, json!({"name": "gpu", "resourceClaimTemplateName": size}));
+    // The second claim is small, so that all pods fit.
+    let (second, ..) = random.one_of(&SIZES[..2]);
+    if random.chance(25) {
         let entry =
             |list: &mut Value, entry: Value| list.as_array_mut().map(|list| list.push(entry));
         entry(
@@ -143,19 +147,19 @@ async fn create(bench: &Bench, name: &str, random: &mut Random) -> anyhow::Resul
         );
         entry(&mut pod["spec"]["containers"][0]["resources"]["claims"], json!({"name": "more"}));
     }
-    bench.pods().create(&PostParams::default(), &serde_json::from_value(pod)?).await?;
+    test_bed.pods().create(&PostParams::default(), &serde_json::from_value(pod)?).await?;
     Ok(())
 }
 
-/// Waits until exactly these pods are there, and run.
-async fn settled(bench: &Bench, living: &[String]) -> anyhow::Result<()> {
-    let judge = |pods: &[Pod]| {
+/// Waits until exactly these pods exist and run.
+async fn wait_all_running(test_bed: &TestBed, alive: &[String]) -> anyhow::Result<()> {
+    let check = |pods: &[Pod]| {
         if let Some(failed) = pods.iter().find(|pod| phase(pod) == "Failed") {
-            return Verdict::Hopeless(json!(failed.status).to_string());
+            return CheckResult::Impossible(json!(failed.status).to_string());
         }
         let runs = |pod: &Pod| phase(pod) == "Running" && pod.metadata.deletion_timestamp.is_none();
-        // What became of them says why: it is all that is left of a cluster that is gone.
-        let told = |pod: &Pod| {
+        // The status is part of the message, because the cluster is deleted after a failure.
+        let describe = |pod: &Pod| {
             format!(
                 "{} ({}, {})",
                 pod.name_any(),
@@ -163,41 +167,41 @@ async fn settled(bench: &Bench, living: &[String]) -> anyhow::Result<()> {
                 json!(pod.status)
             )
         };
-        let not_yet: Vec<_> = pods.iter().filter(|pod| !runs(pod)).map(told).collect();
-        match not_yet.is_empty() && pods.len() == living.len() {
-            true => Verdict::Done(()),
-            false => Verdict::NotYet(format!("{} pods, {not_yet:?} do not run", pods.len())),
+        let not_yet: Vec<_> = pods.iter().filter(|pod| !runs(pod)).map(describe).collect();
+        match not_yet.is_empty() && pods.len() == alive.len() {
+            true => CheckResult::Done(()),
+            false => CheckResult::Pending(format!("{} pods; not running: {not_yet:?}", pods.len())),
         }
     };
-    Ok(wait::until(bench.pods(), Default::default(), "all pods to run", PATIENCE, judge).await?)
+    Ok(wait::until(test_bed.pods(), Default::default(), "all pods to run", TIMEOUT, check).await?)
 }
 
 /// Waits until no pod and no claim is left.
-async fn settled_gone(bench: &Bench) -> anyhow::Result<()> {
+async fn wait_all_deleted(test_bed: &TestBed) -> anyhow::Result<()> {
     wait::until(
-        bench.pods(),
+        test_bed.pods(),
         Default::default(),
-        "all pods to be gone",
-        PATIENCE,
+        "all pods to be deleted",
+        TIMEOUT,
         none_left::<Pod>,
     )
     .await?;
     let claims = none_left::<ResourceClaim>;
-    wait::until(bench.claims(), Default::default(), "all claims to be gone", PATIENCE, claims)
+    wait::until(test_bed.claims(), Default::default(), "all claims to be deleted", TIMEOUT, claims)
         .await?;
     Ok(())
 }
 
-fn none_left<K: ResourceExt + Serialize>(objects: &[K]) -> Verdict<()> {
-    // What keeps them says who does not let go, as above.
-    let told = |object: &K| format!("{} ({})", object.name_any(), json!(object));
-    let left: Vec<_> = objects.iter().map(told).collect();
-    if left.is_empty() { Verdict::Done(()) } else { Verdict::NotYet(left.join(", ")) }
+fn none_left<K: ResourceExt + Serialize>(objects: &[K]) -> CheckResult<()> {
+    // The whole object is part of the message, because it names the finalizers.
+    let describe = |object: &K| format!("{} ({})", object.name_any(), json!(object));
+    let left: Vec<_> = objects.iter().map(describe).collect();
+    if left.is_empty() { CheckResult::Done(()) } else { CheckResult::Pending(left.join(", ")) }
 }
 
-/// How often each kind of fault has happened; none while faults still happen.
-async fn report(bench: &Bench) -> anyhow::Result<Option<BTreeMap<String, u64>>> {
-    let text = bench.hands()?.run(&["chaos", "report"]).await?;
+/// Returns the number of injected faults by kind; `None` while faults are injected.
+async fn fault_report(test_bed: &TestBed) -> anyhow::Result<Option<BTreeMap<String, u64>>> {
+    let text = test_bed.operations()?.run(&["chaos", "report"]).await?;
     let counts = text.lines().filter_map(|line| {
         let (kind, count) = line.split_once(' ')?;
         Some((kind.to_owned(), count.parse().ok()?))
@@ -205,31 +209,31 @@ async fn report(bench: &Bench) -> anyhow::Result<Option<BTreeMap<String, u64>>> 
     Ok(Some(counts.collect::<BTreeMap<_, _>>()).filter(|report| !report.is_empty()))
 }
 
-/// Looks at every change of every claim: what devices give, and that no share is given twice. Ends
-/// only with an error.
-async fn watch_over(bench: &Bench, mut ledger: DeviceLedger) -> anyhow::Result<()> {
-    let claims: Api<ResourceClaim> = Api::all(bench.client.clone());
+/// Observes every change of every claim, and checks that no device is overcommitted and no share is
+/// allocated twice. Returns only with an error.
+async fn observe_claims(test_bed: &TestBed, mut usage: DeviceUsage) -> anyhow::Result<()> {
+    let claims: Api<ResourceClaim> = Api::all(test_bed.client.clone());
     let mut shares: BTreeMap<String, String> = BTreeMap::new();
     let mut stream = Box::pin(watcher(claims, watcher::Config::default()).default_backoff());
     loop {
         match stream.try_next().await {
             Ok(Some(watcher::Event::Apply(claim) | watcher::Event::InitApply(claim))) => {
-                ledger.see(&claim).map_err(|error| anyhow::anyhow!("over-committed: {error}"))?;
+                usage.update(&claim).map_err(|error| anyhow::anyhow!("overcommitted: {error}"))?;
                 let uid = claim.uid().unwrap_or_default();
                 for share in shares_of(&claim) {
                     let owner = shares.entry(share.clone()).or_insert_with(|| uid.clone());
                     anyhow::ensure!(
                         *owner == uid,
-                        "share {share} was given to {owner} and to {uid}"
+                        "share {share} was allocated to claims {owner} and {uid}"
                     );
                 }
             }
-            Ok(Some(watcher::Event::Delete(claim))) => ledger.forget(&claim),
-            // A second listing would have missed moments.
-            Ok(Some(watcher::Event::Init)) if ledger.holding() > 0 => {
-                anyhow::bail!("the watch over the devices was interrupted")
+            Ok(Some(watcher::Event::Delete(claim))) => usage.remove(&claim),
+            // A second listing misses intermediate states.
+            Ok(Some(watcher::Event::Init)) if usage.consumer_count() > 0 => {
+                anyhow::bail!("claim watch was interrupted")
             }
-            // All watches break now and then. It goes on where it was.
+            // Watches may fail at any time; the watcher resumes.
             Ok(_) | Err(_) => {}
         }
     }

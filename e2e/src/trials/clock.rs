@@ -1,47 +1,47 @@
-//! A node whose clock is an hour off.
+//! Trial with a node whose clock is one hour off.
 
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 
-use super::bench::{Bench, PATIENCE};
+use super::test_bed::{TIMEOUT, TestBed};
 use crate::harness::TrialOutcome;
 use crate::runner::Outcome;
-use crate::wait::{self, Verdict};
+use crate::wait::{self, CheckResult};
 
 const HOUR: i64 = 3600;
 
-/// Pods start on a node whose driver's clock jumps, and kubelet goes on to believe what the driver
-/// says of its devices: it counts from when a report came, not from the time that the report names.
-pub(super) async fn of_a_node(bench: Bench) -> TrialOutcome {
-    let node = bench.node_with("a100", 4).await?;
-    let hands = bench.hands()?;
-    bench
-        .template("share", "a100.gpu.tessera.dev", json!({"memory": "10Gi", "cores": "10"}))
+/// Pods start on a node whose driver's clock jumps, and the kubelet continues to accept the
+/// driver's health reports: it counts from the arrival of a report, not from the time in it.
+pub(super) async fn wrong_on_node(test_bed: TestBed) -> TrialOutcome {
+    let node = test_bed.node_with("a100", 4).await?;
+    let operations = test_bed.operations()?;
+    test_bed
+        .create_template("share", "a100.gpu.tessera.dev", json!({"memory": "10Gi", "cores": "10"}))
         .await?;
     let mut names = Vec::new();
-    for (name, ahead) in [("ahead", HOUR), ("behind", -HOUR), ("right", 0)] {
-        hands.run(&["clock", &node, &ahead.to_string()]).await?;
-        bench.holder(name, "share").await?;
+    for (name, ahead) in [("ahead", HOUR), ("behind", -HOUR), ("correct", 0)] {
+        operations.run(&["clock", &node, &ahead.to_string()]).await?;
+        test_bed.create_holder(name, "share").await?;
         names.push(name.to_owned());
         for name in &names {
-            healthy(&bench, name).await?;
+            wait_healthy(&test_bed, name).await?;
         }
     }
-    bench.delete(&names).await?;
-    Ok(Outcome::Held(vec![]))
+    test_bed.delete(&names).await?;
+    Ok(Outcome::Passed(vec![]))
 }
 
 /// Waits until the pod runs and its device is healthy.
-async fn healthy(bench: &Bench, name: &str) -> anyhow::Result<()> {
-    bench.holds(name).await?;
-    let judge = |pod: Option<&Pod>| {
+async fn wait_healthy(test_bed: &TestBed, name: &str) -> anyhow::Result<()> {
+    test_bed.wait_running(name).await?;
+    let check = |pod: Option<&Pod>| {
         let status = json!(pod.and_then(|pod| pod.status.as_ref()));
         let resources = status["containerStatuses"][0]["allocatedResourcesStatus"].clone();
         match resources[0]["resources"][0]["health"].as_str() {
-            Some("Healthy") => Verdict::Done(()),
-            _ => Verdict::NotYet(resources.to_string()),
+            Some("Healthy") => CheckResult::Done(()),
+            _ => CheckResult::Pending(resources.to_string()),
         }
     };
     let what = format!("the device of {name} to be healthy");
-    Ok(wait::until_one(bench.pods(), name, &what, PATIENCE, judge).await?)
+    Ok(wait::until_one(test_bed.pods(), name, &what, TIMEOUT, check).await?)
 }

@@ -1,39 +1,40 @@
-//! Without the controller nobody allocates; when it is back, everybody is served.
+//! Trial without a controller: claims stay unallocated, and are allocated when it runs again.
 
 use serde_json::json;
 
-use super::bench::Bench;
 use super::controller_deployment::ControllerDeployment;
+use super::test_bed::TestBed;
 use crate::harness::TrialOutcome;
 use crate::leftovers::holds_device;
 use crate::runner::Outcome;
 
-pub(super) async fn stopped(bench: Bench) -> TrialOutcome {
-    bench.node_with("h100", 8).await?;
-    bench
-        .template("share", "h100.gpu.tessera.dev", json!({"memory": "10Gi", "cores": "10"}))
+pub(super) async fn stopped(test_bed: TestBed) -> TrialOutcome {
+    test_bed.node_with("h100", 8).await?;
+    test_bed
+        .create_template("share", "h100.gpu.tessera.dev", json!({"memory": "10Gi", "cores": "10"}))
         .await?;
-    let switch = Switch::of(&bench).await?;
-    switch.off().await?;
-    let waited = waits(&bench).await;
-    // Whatever was seen, the cluster goes on with a controller.
-    switch.on().await?;
-    let pods = waited?;
+    let switch = ControllerSwitch::detect(&test_bed).await?;
+    switch.stop().await?;
+    let checked = stay_unallocated(&test_bed).await;
+    // Restart the controller in every case; later trials need it.
+    switch.start().await?;
+    let pods = checked?;
     for pod in &pods {
-        bench.holds(pod).await?;
+        test_bed.wait_running(pod).await?;
     }
-    bench.delete(&pods).await?;
-    Ok(Outcome::Held(vec![]))
+    test_bed.delete(&pods).await?;
+    Ok(Outcome::Passed(vec![]))
 }
 
-/// Pods come; the scheduler has had its say about each, and still no claim is allocated.
-async fn waits(bench: &Bench) -> anyhow::Result<Vec<String>> {
+/// Creates pods, and checks that the scheduler reports each as unschedulable and that no claim is
+/// allocated.
+async fn stay_unallocated(test_bed: &TestBed) -> anyhow::Result<Vec<String>> {
     let pods: Vec<_> = (1..=3).map(|number| format!("pod-{number}")).collect();
     for pod in &pods {
-        bench.holder(pod, "share").await?;
+        test_bed.create_holder(pod, "share").await?;
     }
-    bench.unschedulable(&pods).await?;
-    let claims = bench.claims().list(&Default::default()).await?;
+    test_bed.wait_unschedulable(&pods).await?;
+    let claims = test_bed.claims().list(&Default::default()).await?;
     anyhow::ensure!(
         claims.items.len() == pods.len(),
         "{} claims for {} pods",
@@ -44,39 +45,43 @@ async fn waits(bench: &Bench) -> anyhow::Result<Vec<String>> {
     Ok(pods)
 }
 
-/// How the controller is stopped and started: as a Deployment, or as a process.
-enum Switch<'a> {
+/// Stops and starts the controller, which is a Deployment or a process.
+enum ControllerSwitch<'a> {
     Deployment { deployment: Box<ControllerDeployment>, replicas: i64 },
-    Process(&'a Bench),
+    Process(&'a TestBed),
 }
 
-impl<'a> Switch<'a> {
-    async fn of(bench: &'a Bench) -> anyhow::Result<Self> {
-        let deployment = Box::new(ControllerDeployment::of(bench));
+impl<'a> ControllerSwitch<'a> {
+    async fn detect(test_bed: &'a TestBed) -> anyhow::Result<Self> {
+        let deployment = Box::new(ControllerDeployment::new(test_bed));
         match deployment.replicas().await? {
             Some(replicas) => Ok(Self::Deployment { deployment, replicas }),
             None => {
-                bench.hands()?;
-                Ok(Self::Process(bench))
+                test_bed.operations()?;
+                Ok(Self::Process(test_bed))
             }
         }
     }
 
-    async fn off(&self) -> anyhow::Result<()> {
+    async fn stop(&self) -> anyhow::Result<()> {
         match self {
             Self::Deployment { deployment, .. } => deployment.scale(0).await,
-            Self::Process(bench) => {
-                Ok(bench.hands()?.run(&["stop", "control-plane", "controller"]).await.map(drop)?)
-            }
+            Self::Process(test_bed) => Ok(test_bed
+                .operations()?
+                .run(&["stop", "control-plane", "controller"])
+                .await
+                .map(drop)?),
         }
     }
 
-    async fn on(&self) -> anyhow::Result<()> {
+    async fn start(&self) -> anyhow::Result<()> {
         match self {
             Self::Deployment { deployment, replicas } => deployment.scale(*replicas).await,
-            Self::Process(bench) => {
-                Ok(bench.hands()?.run(&["start", "control-plane", "controller"]).await.map(drop)?)
-            }
+            Self::Process(test_bed) => Ok(test_bed
+                .operations()?
+                .run(&["start", "control-plane", "controller"])
+                .await
+                .map(drop)?),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The controller killed at each point between its writes: the next one finds what it needs, and
-//! nothing leaks.
+//! Trial that kills the controller at each fault point between its writes: the next instance
+//! continues, and no allocation or finalizer leaks.
 
 use std::collections::BTreeSet;
 
@@ -9,116 +9,117 @@ use kube::ResourceExt;
 use kube::api::{DeleteParams, PostParams};
 use serde_json::{Value, json};
 
-use super::bench::{Bench, from_template, holder};
 use super::controller_deployment::{ControllerDeployment, container};
-use super::deleted_early::{own_claim, unbound};
+use super::deleted_early::{unbound, user_claim};
+use super::test_bed::{TestBed, from_template, holder};
 use super::{overcommit, placement};
 use crate::harness::TrialOutcome;
 use crate::inventory::DRIVER;
 use crate::runner::Outcome;
 
-/// A build with fault points (`e2e/cluster/images.sh`).
+/// Image of a build with fault points (`e2e/cluster/images.sh`).
 const IMAGE: &str = "tessera/controller:fault-points";
 
-/// Exit codes above this one are those of a process that a signal ended. Which signal: process 1 of
-/// a container cannot kill itself with SIGKILL, so a fault point ends it in another way as abrupt.
-const SIGNALLED: i32 = 128;
+/// Exit codes above this one mean that a signal ended the process. The signal varies: process 1 of
+/// a container cannot send itself SIGKILL, so a fault point uses another one.
+const SIGNAL_EXIT_BASE: i32 = 128;
 
-/// What it passes on the way to an allocation, and on the way back.
+/// Fault points of an allocation, and of a release.
 const ALLOCATING: [&str; 3] = ["allocation-decided", "finalizer-written", "allocation-written"];
 const RELEASING: [&str; 2] = ["release-decided", "release-written"];
 
-pub(super) async fn killed(bench: Bench) -> TrialOutcome {
-    let deployment = ControllerDeployment::of(&bench);
-    let ships = deployment.set_image(IMAGE).await?;
-    let outcome = overcommit::never_during(&bench, at_each_point(&bench, &deployment)).await;
-    deployment.set_image(&ships).await?;
+pub(super) async fn killed(test_bed: TestBed) -> TrialOutcome {
+    let deployment = ControllerDeployment::new(&test_bed);
+    let shipped = deployment.set_image(IMAGE).await?;
+    let outcome = overcommit::check_during(&test_bed, at_each_point(&test_bed, &deployment)).await;
+    deployment.set_image(&shipped).await?;
     outcome
 }
 
-async fn at_each_point(bench: &Bench, deployment: &ControllerDeployment) -> TrialOutcome {
-    bench.template("share", DRIVER, json!({"memory": "10Gi", "cores": "10"})).await?;
-    let pod = deployment.leader("the build with fault points to lead", |_| true).await?;
-    let mut controller = Controller::of(bench, deployment, &pod);
+async fn at_each_point(test_bed: &TestBed, deployment: &ControllerDeployment) -> TrialOutcome {
+    test_bed.create_template("share", DRIVER, json!({"memory": "10Gi", "cores": "10"})).await?;
+    let pod = deployment.wait_leader("the build with fault points to lead", |_| true).await?;
+    let mut controller = Controller::new(test_bed, deployment, &pod);
     controller.expect_points(&[&ALLOCATING[..], &RELEASING].concat()).await?;
     for point in ALLOCATING {
-        gets_its_claim(bench, &mut controller, point).await?;
-        goes_meanwhile(bench, &mut controller, point).await?;
+        allocates_after_crash(test_bed, &mut controller, point).await?;
+        releases_for_deleted_pod(test_bed, &mut controller, point).await?;
     }
     for point in RELEASING {
-        is_released(bench, &mut controller, point).await?;
+        completes_release(test_bed, &mut controller, point).await?;
     }
-    Ok(Outcome::Held(vec![]))
+    Ok(Outcome::Passed(vec![]))
 }
 
-/// The pod for which the controller was at work gets its claim from the next one.
-async fn gets_its_claim(
-    bench: &Bench,
+/// The controller is killed while it allocates for a pod: the next instance allocates the pod's
+/// claim.
+async fn allocates_after_crash(
+    test_bed: &TestBed,
     controller: &mut Controller<'_>,
     point: &str,
 ) -> anyhow::Result<()> {
     let pod = format!("stays-{point}");
     controller.arm(point).await?;
-    bench.create(from_template(&pod, "share")).await?;
-    controller.killed(point).await?;
-    placement::together(bench, &pod, &pod).await?;
-    bench.delete(std::slice::from_ref(&pod)).await?;
-    placement::unallocated(bench, &pod).await
+    test_bed.create(from_template(&pod, "share")).await?;
+    controller.wait_killed(point).await?;
+    placement::check_colocated(test_bed, &pod, &pod).await?;
+    test_bed.delete(std::slice::from_ref(&pod)).await?;
+    placement::wait_unallocated(test_bed, &pod).await
 }
 
-/// The pod for which the controller was at work is gone when the next one begins, and nobody had
-/// reserved the claim.
-async fn goes_meanwhile(
-    bench: &Bench,
+/// The pod is deleted while no controller runs: the next instance releases the claim, which was
+/// never reserved.
+async fn releases_for_deleted_pod(
+    test_bed: &TestBed,
     controller: &mut Controller<'_>,
     point: &str,
 ) -> anyhow::Result<()> {
-    let pod = format!("goes-{point}");
+    let pod = format!("deleted-{point}");
     controller.arm(point).await?;
-    own(bench, &pod).await?;
-    controller.killed(point).await?;
-    bench.pods().delete(&pod, &DeleteParams::default()).await?;
-    free_and_deletable(bench, &pod).await
+    create_unbound(test_bed, &pod).await?;
+    controller.wait_killed(point).await?;
+    test_bed.pods().delete(&pod, &DeleteParams::default()).await?;
+    check_reusable_and_deletable(test_bed, &pod).await
 }
 
-/// The claim from which the controller was about to take, or had just taken, an allocation that
-/// nobody uses.
-async fn is_released(
-    bench: &Bench,
+/// The controller is killed while it releases an unused allocation: the next instance completes the
+/// release.
+async fn completes_release(
+    test_bed: &TestBed,
     controller: &mut Controller<'_>,
     point: &str,
 ) -> anyhow::Result<()> {
-    let pod = format!("leaves-{point}");
-    own(bench, &pod).await?;
-    placement::allocated(bench, &pod, "allocated", |_| true).await?;
+    let pod = format!("released-{point}");
+    create_unbound(test_bed, &pod).await?;
+    placement::wait_allocated(test_bed, &pod, "allocated", |_| true).await?;
     controller.arm(point).await?;
-    bench.pods().delete(&pod, &DeleteParams::default()).await?;
-    controller.killed(point).await?;
-    free_and_deletable(bench, &pod).await
+    test_bed.pods().delete(&pod, &DeleteParams::default()).await?;
+    controller.wait_killed(point).await?;
+    check_reusable_and_deletable(test_bed, &pod).await
 }
 
-/// A pod that nobody binds, with a claim of the user's own of the same name.
-async fn own(bench: &Bench, name: &str) -> anyhow::Result<()> {
-    bench
+/// Creates a pod that no scheduler binds, with a claim that the user created.
+async fn create_unbound(test_bed: &TestBed, name: &str) -> anyhow::Result<()> {
+    test_bed
         .claims()
-        .create(&PostParams::default(), &serde_json::from_value(own_claim(name))?)
+        .create(&PostParams::default(), &serde_json::from_value(user_claim(name))?)
         .await?;
     let pod = unbound(holder(name, json!({"name": "gpu", "resourceClaimName": name})));
-    bench.create(pod).await.map(drop)
+    test_bed.create(pod).await.map(drop)
 }
 
-/// The claim is nobody's, serves the next pod, and then goes without a finalizer that holds it.
-async fn free_and_deletable(bench: &Bench, claim: &str) -> anyhow::Result<()> {
-    placement::unallocated(bench, claim).await?;
-    bench.create(holder("next", json!({"name": "gpu", "resourceClaimName": claim}))).await?;
-    placement::together(bench, "next", claim).await?;
-    bench.delete(&["next".to_owned()]).await?;
-    placement::delete_claim(bench, claim).await
+/// Checks that the claim is released, is allocated to the next pod, and can be deleted afterwards.
+async fn check_reusable_and_deletable(test_bed: &TestBed, claim: &str) -> anyhow::Result<()> {
+    placement::wait_unallocated(test_bed, claim).await?;
+    test_bed.create(holder("next", json!({"name": "gpu", "resourceClaimName": claim}))).await?;
+    placement::check_colocated(test_bed, "next", claim).await?;
+    test_bed.delete(&["next".to_owned()]).await?;
+    placement::delete_claim(test_bed, claim).await
 }
 
-/// The leading controller, and how often its container has been started again.
+/// The leading controller pod, and its container's restart count.
 struct Controller<'a> {
-    bench: &'a Bench,
+    test_bed: &'a TestBed,
     deployment: &'a ControllerDeployment,
     pod: String,
     port: i32,
@@ -126,14 +127,14 @@ struct Controller<'a> {
 }
 
 impl<'a> Controller<'a> {
-    fn of(bench: &'a Bench, deployment: &'a ControllerDeployment, pod: &Pod) -> Self {
+    fn new(test_bed: &'a TestBed, deployment: &'a ControllerDeployment, pod: &Pod) -> Self {
         let container_ports = pod
             .spec
             .iter()
             .flat_map(|spec| &spec.containers)
             .flat_map(|c| c.ports.iter().flatten());
         Self {
-            bench,
+            test_bed,
             deployment,
             pod: pod.name_any(),
             port: container_ports.map(|port| port.container_port).next().unwrap_or_default(),
@@ -141,39 +142,39 @@ impl<'a> Controller<'a> {
         }
     }
 
-    /// Asks its fault points, by the API server's way to pods.
-    async fn ask(&self, method: &str, path: &str) -> anyhow::Result<Value> {
+    /// Sends a request to the fault points through the API server's pod proxy.
+    async fn call(&self, method: &str, path: &str) -> anyhow::Result<Value> {
         let namespace = super::controller_deployment::NAMESPACE;
         let path =
             format!("/api/v1/namespaces/{namespace}/pods/{}:{}/proxy/{path}", self.pod, self.port);
         let request = Request::builder().method(method).uri(path).body(Vec::new())?;
-        Ok(self.bench.client.request(request).await?)
+        Ok(self.test_bed.client.request(request).await?)
     }
 
-    async fn expect_points(&self, tried: &[&str]) -> anyhow::Result<()> {
-        let points = self.ask("GET", "fault-points").await?;
+    async fn expect_points(&self, expected: &[&str]) -> anyhow::Result<()> {
+        let points = self.call("GET", "fault-points").await?;
         let declared: BTreeSet<&str> =
             points.as_object().into_iter().flatten().map(|(name, _)| name.as_str()).collect();
-        let tried: BTreeSet<&str> = tried.iter().copied().collect();
+        let expected: BTreeSet<&str> = expected.iter().copied().collect();
         anyhow::ensure!(
-            declared == tried,
-            "the controller has the points {declared:?}, tried are {tried:?}"
+            declared == expected,
+            "the controller declares fault points {declared:?}, the trial uses {expected:?}"
         );
         Ok(())
     }
 
     async fn arm(&self, point: &str) -> anyhow::Result<()> {
-        self.ask("PUT", &format!("fault-points/{point}/kill")).await.map(drop)
+        self.call("PUT", &format!("fault-points/{point}/kill")).await.map(drop)
     }
 
-    /// Waits until it has been killed and is there again.
-    async fn killed(&mut self, point: &str) -> anyhow::Result<()> {
-        let status = self.deployment.restarted(&self.pod, self.restarts).await?;
+    /// Waits until the controller was killed and is ready again.
+    async fn wait_killed(&mut self, point: &str) -> anyhow::Result<()> {
+        let status = self.deployment.wait_restarted(&self.pod, self.restarts).await?;
         self.restarts = status.restart_count;
         let last = status.last_state.and_then(|state| state.terminated);
         anyhow::ensure!(
-            last.as_ref().is_some_and(|last| last.exit_code > SIGNALLED),
-            "at {point} the controller ended differently: {}",
+            last.as_ref().is_some_and(|last| last.exit_code > SIGNAL_EXIT_BASE),
+            "the controller was not killed at {point}: {}",
             json!(last)
         );
         Ok(())

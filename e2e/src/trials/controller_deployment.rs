@@ -1,4 +1,4 @@
-//! The controller as the chart deploys it: how many there are, of which image, and who leads.
+//! The chart's controller Deployment: its replicas, image and leader.
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
@@ -7,12 +7,12 @@ use kube::api::{DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams}
 use kube::core::ApiResource;
 use serde_json::{Value, json};
 
-use super::bench::{Bench, PATIENCE};
-use crate::wait::{self, Verdict};
+use super::test_bed::{TIMEOUT, TestBed};
+use crate::wait::{self, CheckResult};
 
-/// Of the chart.
+/// Namespace of the chart.
 pub(super) const NAMESPACE: &str = "tessera-system";
-/// Of Deployment, container label and Lease.
+/// Name of the Deployment, of its pods' label and of the Lease.
 const NAME: &str = "tessera-controller";
 
 /// Deployment, pods and Lease of the controller.
@@ -23,28 +23,27 @@ pub(super) struct ControllerDeployment {
 }
 
 impl ControllerDeployment {
-    pub(super) fn of(bench: &Bench) -> Self {
+    pub(super) fn new(test_bed: &TestBed) -> Self {
         let resource = ApiResource::from_gvk(&GroupVersionKind::gvk("apps", "v1", "Deployment"));
         Self {
-            deployments: Api::namespaced_with(bench.client.clone(), NAMESPACE, &resource),
-            pods: Api::namespaced(bench.client.clone(), NAMESPACE),
-            leases: Api::namespaced(bench.client.clone(), NAMESPACE),
+            deployments: Api::namespaced_with(test_bed.client.clone(), NAMESPACE, &resource),
+            pods: Api::namespaced(test_bed.client.clone(), NAMESPACE),
+            leases: Api::namespaced(test_bed.client.clone(), NAMESPACE),
         }
     }
 
-    /// The number of replicas asked for; none where the controller is no Deployment.
+    /// Returns the desired number of replicas; `None` if the controller is not a Deployment.
     pub(super) async fn replicas(&self) -> anyhow::Result<Option<i64>> {
         let deployment = self.deployments.get_opt(NAME).await?;
         Ok(deployment.map(|deployment| deployment.data["spec"]["replicas"].as_i64().unwrap_or(1)))
     }
 
-    /// Waits until there are that many, and none that is on its way out.
+    /// Sets the number of replicas, and waits until they are ready and all others are deleted.
     pub(super) async fn scale(&self, replicas: i64) -> anyhow::Result<()> {
         self.change(json!({"spec": {"replicas": replicas}})).await
     }
 
-    /// Waits until all are of that image, and none of another is left. Returns the image from
-    /// before.
+    /// Sets the image, and waits until all replicas use it. Returns the previous image.
     pub(super) async fn set_image(&self, image: &str) -> anyhow::Result<String> {
         let deployment = self.deployments.get(NAME).await?;
         let before = &deployment.data["spec"]["template"]["spec"]["containers"][0];
@@ -62,63 +61,66 @@ impl ControllerDeployment {
             .await?;
         let replicas = changed.data["spec"]["replicas"].as_i64().unwrap_or(1);
         let generation = changed.metadata.generation.unwrap_or_default();
-        let judge = |deployment: Option<&DynamicObject>| {
+        let check = |deployment: Option<&DynamicObject>| {
             let status =
                 deployment.map(|deployment| deployment.data["status"].clone()).unwrap_or_default();
             let count = |field: &str| status[field].as_i64().unwrap_or(0);
-            // Pods that are on their way out are no replicas any more, but may still write.
+            // Terminating pods do not count as replicas, but may still write.
             let done = count("observedGeneration") >= generation
                 && ["replicas", "updatedReplicas", "readyReplicas"]
                     .iter()
                     .all(|field| count(field) == replicas)
                 && count("terminatingReplicas") == 0;
-            if done { Verdict::Done(()) } else { Verdict::NotYet(status.to_string()) }
+            if done { CheckResult::Done(()) } else { CheckResult::Pending(status.to_string()) }
         };
         let what = format!("{NAME} to have {replicas} replicas");
-        Ok(wait::until_one(self.deployments.clone(), NAME, &what, PATIENCE, judge).await?)
+        Ok(wait::until_one(self.deployments.clone(), NAME, &what, TIMEOUT, check).await?)
     }
 
-    /// Waits until a pod that is there leads, and `is_it` is content with its name; returns it.
-    pub(super) async fn leader(
+    /// Waits until an existing pod leads whose name `accept` accepts; returns the pod.
+    pub(super) async fn wait_leader(
         &self,
         what: &str,
-        is_it: impl Fn(&str) -> bool,
+        accept: impl Fn(&str) -> bool,
     ) -> anyhow::Result<Pod> {
         let selector = ListParams::default().labels(&format!("app.kubernetes.io/name={NAME}"));
         let pods = self.pods.list(&selector).await?.items;
         let named = |name: &str| {
             pods.iter().find(|pod| pod.metadata.name.as_deref() == Some(name)).cloned()
         };
-        let judge = |lease: Option<&Lease>| match holder(lease) {
-            Some(holder) if is_it(&holder) => named(&holder).map_or_else(
-                || Verdict::NotYet(format!("{holder}, which is no pod")),
-                Verdict::Done,
+        let check = |lease: Option<&Lease>| match lease_holder(lease) {
+            Some(holder) if accept(&holder) => named(&holder).map_or_else(
+                || CheckResult::Pending(format!("{holder}, which is not a pod")),
+                CheckResult::Done,
             ),
-            other => Verdict::NotYet(format!("{other:?}")),
+            other => CheckResult::Pending(format!("{other:?}")),
         };
-        Ok(wait::until_one(self.leases.clone(), NAME, what, PATIENCE, judge).await?)
+        Ok(wait::until_one(self.leases.clone(), NAME, what, TIMEOUT, check).await?)
     }
 
-    /// Waits until the container of that pod has been started more than `times` times again, and is
-    /// ready.
-    pub(super) async fn restarted(&self, pod: &str, times: i32) -> anyhow::Result<ContainerStatus> {
-        let judge = |pod: Option<&Pod>| match pod.and_then(container) {
+    /// Waits until the pod's container was restarted more than `times` times and is ready.
+    pub(super) async fn wait_restarted(
+        &self,
+        pod: &str,
+        times: i32,
+    ) -> anyhow::Result<ContainerStatus> {
+        let check = |pod: Option<&Pod>| match pod.and_then(container) {
             Some(status) if status.restart_count > times && status.ready => {
-                Verdict::Done(status.clone())
+                CheckResult::Done(status.clone())
             }
-            status => Verdict::NotYet(json!(status).to_string()),
+            status => CheckResult::Pending(json!(status).to_string()),
         };
-        let what = format!("the controller in pod {pod} to be started again");
-        Ok(wait::until_one(self.pods.clone(), pod, &what, PATIENCE, judge).await?)
+        let what = format!("the controller in pod {pod} to be restarted");
+        Ok(wait::until_one(self.pods.clone(), pod, &what, TIMEOUT, check).await?)
     }
 }
 
-/// Who holds the Lease.
-pub(super) fn holder(lease: Option<&Lease>) -> Option<String> {
+/// Returns the holder of the Lease.
+pub(super) fn lease_holder(lease: Option<&Lease>) -> Option<String> {
     lease?.spec.as_ref()?.holder_identity.clone().filter(|holder| !holder.is_empty())
 }
 
-/// The state of the only container of a pod.
+/// Returns the status of a pod's only container.
 pub(super) fn container(pod: &Pod) -> Option<&ContainerStatus> {
     pod.status.as_ref()?.container_statuses.as_ref()?.first()
 }

@@ -1,66 +1,70 @@
-//! Partitions that draw on shared counters: no more of them are handed out than the counters allow,
-//! and who waits is told so.
+//! Trial of partitions with shared counters: partitions are allocated only while counters remain,
+//! and an event on the pending pod names them.
 //!
-//! The driver publishes no counters, so the trial does it in its name, for a pool that every node
-//! reaches. Nobody prepares such a partition: what is shown is who gets one.
+//! The driver publishes no counters, so the trial publishes them in its name, in a pool for all
+//! nodes. No driver can prepare such a partition; only its allocation is tested.
 
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
-use super::bench::{Bench, PATIENCE, from_template};
-use super::placement::told_of;
+use super::placement::wait_event_text;
 use super::policies;
+use super::test_bed::{TIMEOUT, TestBed, from_template};
 use crate::harness::TrialOutcome;
 use crate::inventory::DRIVER;
 use crate::leftovers::holds_device;
 use crate::runner::Outcome;
-use crate::wait::{self, Verdict};
+use crate::wait::{self, CheckResult};
 
 const COUNTERS: &str = "trial-counters-counters";
 const PARTITIONS: &str = "trial-counters-partitions";
 
-pub(super) async fn bound(bench: Bench) -> TrialOutcome {
-    let slices: Api<ResourceSlice> = Api::all(bench.client.clone());
-    // What an interrupted run left.
-    withdraw(&slices).await;
-    // A counter of 7, and partitions that take 3 of it each.
-    policies::without(&bench, publish(&slices)).await?;
-    let outcome = two_of_three(&bench).await;
-    policies::without(&bench, async {
-        withdraw(&slices).await;
+pub(super) async fn limit_partitions(test_bed: TestBed) -> TrialOutcome {
+    let slices: Api<ResourceSlice> = Api::all(test_bed.client.clone());
+    // Left by an interrupted run.
+    unpublish(&slices).await;
+    // A counter of 7, and partitions that consume 3 each.
+    policies::without(&test_bed, publish(&slices)).await?;
+    let outcome = allocates_two_of_three(&test_bed).await;
+    policies::without(&test_bed, async {
+        unpublish(&slices).await;
         Ok(())
     })
     .await?;
     outcome
 }
 
-async fn two_of_three(bench: &Bench) -> TrialOutcome {
+async fn allocates_two_of_three(test_bed: &TestBed) -> TrialOutcome {
     let select = json!([{"cel": {"expression": format!("\"partition\" in device.attributes[\"{DRIVER}\"]")}}]);
     let exactly = json!({"deviceClassName": "gpu.tessera.dev", "selectors": select});
-    bench
-        .template_of("partition", json!({"requests": [{"name": "gpu", "exactly": exactly}]}))
+    test_bed
+        .create_template_with(
+            "partition",
+            json!({"requests": [{"name": "gpu", "exactly": exactly}]}),
+        )
         .await?;
     for name in ["first", "second"] {
-        bench.create(of_a_partition(name)).await?;
-        allocated(bench, name).await?;
+        test_bed.create(partition_pod(name)).await?;
+        wait_allocated(test_bed, name).await?;
     }
-    bench.create(of_a_partition("third")).await?;
-    told_of(bench, "third", &["shared counters spent"]).await?;
-    let third = claim_of(&bench.claims().list(&Default::default()).await?.items, "third").cloned();
+    test_bed.create(partition_pod("third")).await?;
+    wait_event_text(test_bed, "third", &["shared counters spent"]).await?;
+    let third =
+        claim_of(&test_bed.claims().list(&Default::default()).await?.items, "third").cloned();
     anyhow::ensure!(
         third.is_none_or(|claim| !holds_device(&claim)),
-        "a third partition was handed out"
+        "a third partition was allocated"
     );
-    bench.delete(&["first".to_owned()]).await?;
-    allocated(bench, "third").await?;
-    bench.delete(&["second".to_owned(), "third".to_owned()]).await?;
-    Ok(Outcome::Held(vec![]))
+    test_bed.delete(&["first".to_owned()]).await?;
+    wait_allocated(test_bed, "third").await?;
+    test_bed.delete(&["second".to_owned(), "third".to_owned()]).await?;
+    Ok(Outcome::Passed(vec![]))
 }
 
-/// A pod that is bound and never runs: no node could prepare its partition.
-fn of_a_partition(name: &str) -> Value {
+/// Returns a pod that is bound and never runs, because no node can prepare its partition.
+fn partition_pod(name: &str) -> Value {
     let mut pod = from_template(name, "partition");
     pod["spec"]["terminationGracePeriodSeconds"] = 0.into();
     pod
@@ -94,7 +98,7 @@ async fn publish(slices: &Api<ResourceSlice>) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn withdraw(slices: &Api<ResourceSlice>) {
+async fn unpublish(slices: &Api<ResourceSlice>) {
     for name in [PARTITIONS, COUNTERS] {
         let _ = slices.delete(name, &DeleteParams::default()).await;
     }
@@ -104,11 +108,11 @@ fn claim_of<'c>(claims: &'c [ResourceClaim], pod: &str) -> Option<&'c ResourceCl
     claims.iter().find(|claim| claim.owner_references().iter().any(|owner| owner.name == pod))
 }
 
-async fn allocated(bench: &Bench, pod: &str) -> anyhow::Result<()> {
-    let judge = |claims: &[ResourceClaim]| match claim_of(claims, pod) {
-        Some(claim) if holds_device(claim) => Verdict::Done(()),
-        claim => Verdict::NotYet(json!(claim.map(|claim| &claim.status)).to_string()),
+async fn wait_allocated(test_bed: &TestBed, pod: &str) -> anyhow::Result<()> {
+    let check = |claims: &[ResourceClaim]| match claim_of(claims, pod) {
+        Some(claim) if holds_device(claim) => CheckResult::Done(()),
+        claim => CheckResult::Pending(json!(claim.map(|claim| &claim.status)).to_string()),
     };
-    let what = format!("{pod} to be given a partition");
-    Ok(wait::until(bench.claims(), Default::default(), &what, PATIENCE, judge).await?)
+    let what = format!("a partition to be allocated to {pod}");
+    Ok(wait::until(test_bed.claims(), Default::default(), &what, TIMEOUT, check).await?)
 }

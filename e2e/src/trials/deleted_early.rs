@@ -1,5 +1,5 @@
-//! A pod that goes away between the allocation of its claim and its binding: the share is free
-//! again in answer to that.
+//! Trial that deletes a pod after the allocation of its claim and before its binding: the deletion
+//! releases the share.
 
 use std::time::{Duration, Instant};
 
@@ -8,94 +8,96 @@ use kube::api::{DeleteParams, PostParams};
 use kube::runtime::{WatchStreamExt, watcher};
 use serde_json::{Value, json};
 
-use super::bench::{Bench, PATIENCE, from_template, holder};
+use super::test_bed::{TIMEOUT, TestBed, from_template, holder};
 use super::{overcommit, placement};
 use crate::harness::TrialOutcome;
 use crate::inventory::DRIVER;
 use crate::leftovers::holds_device;
 use crate::runner::{Figure, Outcome};
 
-/// More would be the controller's timer for pods without news (20 s), not an answer to the
-/// deletion.
-const AT_MOST: Duration = Duration::from_secs(15);
+/// Maximum time from the deletion to the release. Longer means that the controller's periodic check
+/// (20 s) released it, not the deletion.
+const MAX_LATENCY: Duration = Duration::from_secs(15);
 
-/// Nobody binds pods for it, so that they stay allocated and unbound.
-const NO_SCHEDULER: &str = "e2e.tessera.dev/nobody";
+/// Name of a scheduler that does not exist, so that pods stay unbound.
+const NO_SCHEDULER: &str = "e2e.tessera.dev/none";
 
-/// The pod, whose claim is allocated and which nobody binds.
+/// Returns the pod with a scheduler that does not exist, so that it is allocated and never bound.
 pub(super) fn unbound(mut pod: Value) -> Value {
     pod["spec"]["schedulerName"] = NO_SCHEDULER.into();
     pod
 }
 
-/// A claim of a user's own, for one share.
-pub(super) fn own_claim(name: &str) -> Value {
+/// Returns a claim for one share, as a user creates it.
+pub(super) fn user_claim(name: &str) -> Value {
     let exactly = json!({"deviceClassName": DRIVER, "capacity": {"requests": {"memory": "10Gi", "cores": "10"}}});
     json!({"metadata": {"name": name}, "spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}})
 }
 
-pub(super) async fn freed(bench: Bench) -> TrialOutcome {
-    overcommit::never_during(&bench, both(&bench)).await
+pub(super) async fn released(test_bed: TestBed) -> TrialOutcome {
+    overcommit::check_during(&test_bed, check_both_claim_kinds(&test_bed)).await
 }
 
-async fn both(bench: &Bench) -> TrialOutcome {
-    bench.template("share", DRIVER, json!({"memory": "10Gi", "cores": "10"})).await?;
-    bench
+async fn check_both_claim_kinds(test_bed: &TestBed) -> TrialOutcome {
+    test_bed.create_template("share", DRIVER, json!({"memory": "10Gi", "cores": "10"})).await?;
+    test_bed
         .claims()
-        .create(&PostParams::default(), &serde_json::from_value(own_claim("own"))?)
+        .create(&PostParams::default(), &serde_json::from_value(user_claim("own"))?)
         .await?;
     let of_template = unbound(from_template("from-template", "share"));
     let of_user = unbound(holder("own", json!({"name": "gpu", "resourceClaimName": "own"})));
     let mut figures = Vec::new();
     for (name, pod) in [("from-template", of_template), ("own", of_user)] {
-        bench.create(pod).await?;
-        let claim = placement::allocated(bench, name, "allocated", |_| true).await?;
+        test_bed.create(pod).await?;
+        let claim = placement::wait_allocated(test_bed, name, "allocated", |_| true).await?;
         anyhow::ensure!(
             !placement::is_reserved(&claim),
             "the claim of {name} is reserved for an unbound pod"
         );
-        let freeing = tokio::time::timeout(PATIENCE, freed_by_deleting(bench, name)).await;
-        let took = freeing.map_err(|_| {
-            anyhow::anyhow!("the claim of {name}, which is deleted, stays allocated")
-        })??;
+        let release = tokio::time::timeout(TIMEOUT, measure_release(test_bed, name)).await;
+        let took = release
+            .map_err(|_| anyhow::anyhow!("the claim of deleted pod {name} stays allocated"))??;
         anyhow::ensure!(
-            took <= AT_MOST,
-            "the share of {name} was free only {took:?} after the deletion"
+            took <= MAX_LATENCY,
+            "the share of {name} was released {took:?} after the deletion"
         );
-        figures.push(Figure { of: "unbound pod deleted -> share free".into(), took });
+        figures
+            .push(Figure { name: "unbound pod deleted -> share released".into(), duration: took });
     }
-    let own = bench.claims().get("own").await?;
+    let own = test_bed.claims().get("own").await?;
     anyhow::ensure!(
         own.metadata.deletion_timestamp.is_none(),
         "the user's claim is being deleted with the pod"
     );
-    // It is as good as new, and once the user deletes it nothing holds it.
-    bench.create(holder("own-again", json!({"name": "gpu", "resourceClaimName": "own"}))).await?;
-    bench.holds("own-again").await?;
-    bench.delete(&["own-again".to_owned()]).await?;
-    placement::delete_claim(bench, "own").await?;
-    Ok(Outcome::Held(figures))
+    // The claim can be allocated again, and deleted afterwards.
+    test_bed
+        .create(holder("own-again", json!({"name": "gpu", "resourceClaimName": "own"})))
+        .await?;
+    test_bed.wait_running("own-again").await?;
+    test_bed.delete(&["own-again".to_owned()]).await?;
+    placement::delete_claim(test_bed, "own").await?;
+    Ok(Outcome::Passed(figures))
 }
 
-/// From the deletion of the pod to the watch event in which its claim holds nothing or is gone.
-async fn freed_by_deleting(bench: &Bench, pod: &str) -> anyhow::Result<Duration> {
+/// Deletes the pod and measures the time until its claim is released or deleted.
+async fn measure_release(test_bed: &TestBed, pod: &str) -> anyhow::Result<Duration> {
     let mut stream =
-        Box::pin(watcher(bench.claims(), watcher::Config::default()).default_backoff());
+        Box::pin(watcher(test_bed.claims(), watcher::Config::default()).default_backoff());
     let mut deleted = None;
     while let Some(event) = stream.try_next().await? {
         match event {
             watcher::Event::InitDone if deleted.is_none() => {
                 deleted = Some(Instant::now());
-                bench.pods().delete(pod, &DeleteParams::default()).await?;
+                test_bed.pods().delete(pod, &DeleteParams::default()).await?;
             }
             watcher::Event::Apply(claim)
-                if placement::is_of(&claim, pod) && !holds_device(&claim) =>
+                if placement::belongs_to(&claim, pod) && !holds_device(&claim) =>
             {
                 break;
             }
-            watcher::Event::Delete(claim) if placement::is_of(&claim, pod) => break,
+            watcher::Event::Delete(claim) if placement::belongs_to(&claim, pod) => break,
             _ => {}
         }
     }
-    deleted.map(|deleted| deleted.elapsed()).ok_or_else(|| anyhow::anyhow!("the watch ended"))
+    deleted.map(|deleted| deleted.elapsed()).ok_or_else(|| anyhow::anyhow!("claim watch ended"))
 }

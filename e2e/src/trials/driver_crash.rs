@@ -1,5 +1,5 @@
-//! The driver is killed at every step of Prepare and Unprepare, and calls are cancelled in the
-//! middle: what runs goes on, what is new starts, and nothing is left.
+//! Trials that kill the driver at every step of Prepare and Unprepare, and delete pods during
+//! Prepare: running pods continue, new pods start, and no files are left.
 
 use std::time::Duration;
 
@@ -8,93 +8,96 @@ use kube::ResourceExt;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
 
-use super::bench::{Bench, PATIENCE, container_ids, phase};
 use super::driver_instances::{DriverInstances, WITH_FAULT_POINTS, restarts_of};
+use super::test_bed::{TIMEOUT, TestBed, container_ids, phase};
 use crate::harness::TrialOutcome;
 use crate::runner::Outcome;
-use crate::wait::{self, Verdict};
+use crate::wait::{self, CheckResult};
 
-/// Nothing tells when a file is gone.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// Interval between checks of files; no watch reports their deletion.
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// What the trials of this file work on: one node, its driver, a pod that must not notice anything.
-struct Site<'a> {
-    bench: &'a Bench,
+/// A node, its driver, and the test bed.
+struct DriverNode<'a> {
+    test_bed: &'a TestBed,
     drivers: &'a DriverInstances,
     node: String,
     driver: String,
 }
 
 /// Kills the driver at each of its fault points in turn.
-pub(super) async fn killed(bench: Bench) -> TrialOutcome {
-    let drivers = DriverInstances::of(&bench.client);
+pub(super) async fn killed(test_bed: TestBed) -> TrialOutcome {
+    let drivers = DriverInstances::new(&test_bed.client);
     let run = async || {
-        let site = Site::on(&bench, &drivers).await?;
-        let bystander = site.pod_that_runs("bystander").await?;
-        let files = site.files_of(&bystander).await?;
-        for point in drivers.fault_points(&site.driver).await?.into_keys() {
+        let node = DriverNode::new(&test_bed, &drivers).await?;
+        let bystander = node.create_running_pod("bystander").await?;
+        let files = node.files_of(&bystander).await?;
+        for point in drivers.fault_points(&node.driver).await?.into_keys() {
             let outcome = match point.starts_with("prepare-") {
-                true => site.killed_in_prepare(&point).await,
-                false => site.killed_in_unprepare(&point).await,
+                true => node.killed_in_prepare(&point).await,
+                false => node.killed_in_unprepare(&point).await,
             };
-            outcome.map_err(|error| error.context(format!("killed at {point}")))?;
+            outcome.map_err(|error| error.context(format!("driver killed at {point}")))?;
         }
-        let still = bench.pods().get("bystander").await?;
+        let still = test_bed.pods().get("bystander").await?;
         anyhow::ensure!(
             container_ids(&still) == container_ids(&bystander) && phase(&still) == "Running",
-            "the pod beside noticed: {:?}, then {:?}",
+            "pod `bystander` was restarted: {:?}, then {:?}",
             container_ids(&bystander),
             container_ids(&still)
         );
         anyhow::ensure!(
-            site.files_of(&still).await? == files,
-            "files of a pod that runs were replaced"
+            node.files_of(&still).await? == files,
+            "files of running pod `bystander` were replaced"
         );
-        bench.delete(&["bystander".to_owned()]).await
+        test_bed.delete(&["bystander".to_owned()]).await
     };
     drivers.with_fault_points(run).await?;
-    Ok(Outcome::Held(vec![]))
+    Ok(Outcome::Passed(vec![]))
 }
 
-/// Deletes a pod while the driver prepares its claim: before anything is done, and in the middle of
-/// it.
-pub(super) async fn cancelled(bench: Bench) -> TrialOutcome {
-    let drivers = DriverInstances::of(&bench.client);
+/// Deletes a pod while the driver prepares its claim: before the first step, and after some steps.
+pub(super) async fn pod_deleted_during_prepare(test_bed: TestBed) -> TrialOutcome {
+    let drivers = DriverInstances::new(&test_bed.client);
     let run = async || {
-        let site = Site::on(&bench, &drivers).await?;
-        // Held before it acts, a Prepare keeps nobody waiting.
-        site.hold("before", "prepare-claim-read").await?;
-        bench.delete(&["before".to_owned()]).await?;
-        drivers.release(&site.driver, "prepare-claim-read").await?;
-        site.nothing_is_left().await?;
+        let node = DriverNode::new(&test_bed, &drivers).await?;
+        // A Prepare held before its first step does not block Unprepare.
+        node.hold("before", "prepare-claim-read").await?;
+        test_bed.delete(&["before".to_owned()]).await?;
+        drivers.release(&node.driver, "prepare-claim-read").await?;
+        node.wait_no_files().await?;
 
-        // In the middle, Unprepare waits for it.
-        site.hold("amid", "prepare-ledger").await?;
-        bench.pods().delete("amid", &DeleteParams::default()).await?;
-        drivers.release(&site.driver, "prepare-ledger").await?;
-        site.gone("amid").await?;
-        site.nothing_is_left().await
+        // After some steps, Unprepare waits for Prepare.
+        node.hold("during", "prepare-ledger").await?;
+        test_bed.pods().delete("during", &DeleteParams::default()).await?;
+        drivers.release(&node.driver, "prepare-ledger").await?;
+        node.wait_deleted("during").await?;
+        node.wait_no_files().await
     };
     drivers.with_fault_points(run).await?;
-    Ok(Outcome::Held(vec![]))
+    Ok(Outcome::Passed(vec![]))
 }
 
-impl<'a> Site<'a> {
-    async fn on(bench: &'a Bench, drivers: &'a DriverInstances) -> anyhow::Result<Self> {
-        let node = bench.node_with("a100", 4).await?;
-        bench
-            .template("share", "a100.gpu.tessera.dev", json!({"memory": "1Gi", "cores": "1"}))
+impl<'a> DriverNode<'a> {
+    async fn new(test_bed: &'a TestBed, drivers: &'a DriverInstances) -> anyhow::Result<Self> {
+        let node = test_bed.node_with("a100", 4).await?;
+        test_bed
+            .create_template(
+                "share",
+                "a100.gpu.tessera.dev",
+                json!({"memory": "1Gi", "cores": "1"}),
+            )
             .await?;
-        let driver = drivers.ready(&node, WITH_FAULT_POINTS).await?.name_any();
-        Ok(Self { bench, drivers, node, driver })
+        let driver = drivers.wait_ready(&node, WITH_FAULT_POINTS).await?.name_any();
+        Ok(Self { test_bed, drivers, node, driver })
     }
 
-    async fn pod_that_runs(&self, name: &str) -> anyhow::Result<Pod> {
-        self.bench.holder(name, "share").await?;
-        self.bench.holds(name).await
+    async fn create_running_pod(&self, name: &str) -> anyhow::Result<Pod> {
+        self.test_bed.create_holder(name, "share").await?;
+        self.test_bed.wait_running(name).await
     }
 
-    /// Arms the point, does `act`, and waits until the driver has died of it and is back.
+    /// Arms the fault point, runs `act`, and waits until the driver was killed and is ready again.
     async fn killed_during(
         &self,
         point: &str,
@@ -103,93 +106,94 @@ impl<'a> Site<'a> {
         let restarts = restarts_of(&self.drivers.pods.get(&self.driver).await?);
         self.drivers.arm(&self.driver, point, "kill").await?;
         act().await?;
-        self.drivers.restarted(&self.driver, restarts).await
+        self.drivers.wait_restarted(&self.driver, restarts).await
     }
 
     async fn killed_in_prepare(&self, point: &str) -> anyhow::Result<()> {
-        self.killed_during(point, async || self.bench.holder(point, "share").await).await?;
-        self.nudge(point).await?;
-        let pod = self.bench.holds(point).await?;
+        self.killed_during(point, async || self.test_bed.create_holder(point, "share").await)
+            .await?;
+        self.trigger_sync(point).await?;
+        let pod = self.test_bed.wait_running(point).await?;
         let files = self.files_of(&pod).await?;
-        anyhow::ensure!(files.lines().count() == 2, "a grant and a ledger, once each: {files}");
-        self.bench.delete(&[point.to_owned()]).await?;
-        self.nothing_is_left_of(&files).await
+        anyhow::ensure!(files.lines().count() == 2, "expected one grant and one ledger: {files}");
+        self.test_bed.delete(&[point.to_owned()]).await?;
+        self.wait_no_files_of(&files).await
     }
 
     async fn killed_in_unprepare(&self, point: &str) -> anyhow::Result<()> {
-        let pod = self.pod_that_runs(point).await?;
+        let pod = self.create_running_pod(point).await?;
         let files = self.files_of(&pod).await?;
         let delete = async || {
-            self.bench.pods().delete(point, &DeleteParams::default()).await?;
+            self.test_bed.pods().delete(point, &DeleteParams::default()).await?;
             Ok(())
         };
         self.killed_during(point, delete).await?;
-        self.nudge(point).await?;
-        self.gone(point).await?;
-        self.nothing_is_left_of(&files).await
+        self.trigger_sync(point).await?;
+        self.wait_deleted(point).await?;
+        self.wait_no_files_of(&files).await
     }
 
-    /// Creates a pod whose Prepare is held at that point.
+    /// Creates a pod and waits until its Prepare is held at that point.
     async fn hold(&self, pod: &str, point: &str) -> anyhow::Result<()> {
         self.drivers.arm(&self.driver, point, "hold").await?;
-        self.bench.holder(pod, "share").await?;
-        self.drivers.held(&self.driver, point).await
+        self.test_bed.create_holder(pod, "share").await?;
+        self.drivers.wait_held(&self.driver, point).await
     }
 
-    /// Changes the pod, so that its kubelet looks at it now and not with its next sync. It may be
-    /// gone.
-    async fn nudge(&self, pod: &str) -> anyhow::Result<()> {
+    /// Changes the pod, so that the kubelet syncs it now. The pod may be deleted already.
+    async fn trigger_sync(&self, pod: &str) -> anyhow::Result<()> {
         let change =
-            Patch::Merge(json!({"metadata": {"annotations": {"e2e.tessera.dev/nudged": "true"}}}));
-        match self.bench.pods().patch(pod, &PatchParams::default(), &change).await {
+            Patch::Merge(json!({"metadata": {"annotations": {"e2e.tessera.dev/sync": "true"}}}));
+        match self.test_bed.pods().patch(pod, &PatchParams::default(), &change).await {
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
             result => Ok(result.map(drop)?),
         }
     }
 
-    async fn gone(&self, pod: &str) -> anyhow::Result<()> {
-        let judge = |pod: Option<&Pod>| match pod {
-            None => Verdict::Done(()),
-            Some(pod) => Verdict::NotYet(phase(pod).to_owned()),
+    async fn wait_deleted(&self, pod: &str) -> anyhow::Result<()> {
+        let check = |pod: Option<&Pod>| match pod {
+            None => CheckResult::Done(()),
+            Some(pod) => CheckResult::Pending(phase(pod).to_owned()),
         };
-        let what = format!("pod {pod} to be gone");
-        Ok(wait::until_one(self.bench.pods(), pod, &what, PATIENCE, judge).await?)
+        let what = format!("pod {pod} to be deleted");
+        Ok(wait::until_one(self.test_bed.pods(), pod, &what, TIMEOUT, check).await?)
     }
 
-    /// Inodes and paths of the grants and ledgers of the pod's claim.
+    /// Returns the inodes and paths of the grants and ledgers of the pod's claim.
     async fn files_of(&self, pod: &Pod) -> anyhow::Result<String> {
-        let uid = self.bench.claim_of(pod).await?.uid().unwrap_or_default();
-        let look = format!(
+        let uid = self.test_bed.claim_of(pod).await?.uid().unwrap_or_default();
+        let command = format!(
             "stat -c '%d %i %n' /run/tessera/grants/{uid}/*/grant /run/tessera/ledgers/{uid}/*/ledger"
         );
-        Ok(self.bench.hands()?.run(&["exec", &self.node, "sh", "-c", &look]).await?)
+        Ok(self.test_bed.operations()?.run(&["exec", &self.node, "sh", "-c", &command]).await?)
     }
 
-    /// Waits until the node has nothing more of the claim whose files these were.
-    async fn nothing_is_left_of(&self, files: &str) -> anyhow::Result<()> {
+    /// Waits until the node has no files of the claim with these files.
+    async fn wait_no_files_of(&self, files: &str) -> anyhow::Result<()> {
         let uid = files.split("/grants/").nth(1).and_then(|rest| rest.split('/').next());
-        let uid = uid.ok_or_else(|| anyhow::anyhow!("no claim's files: {files}"))?.to_owned();
-        self.without(|residue| residue.contains(&uid)).await
+        let uid =
+            uid.ok_or_else(|| anyhow::anyhow!("not the files of a claim: {files}"))?.to_owned();
+        self.wait_residue(|residue| residue.contains(&uid)).await
     }
 
-    async fn nothing_is_left(&self) -> anyhow::Result<()> {
-        self.without(|residue| !residue.trim().is_empty()).await
+    async fn wait_no_files(&self) -> anyhow::Result<()> {
+        self.wait_residue(|residue| !residue.trim().is_empty()).await
     }
 
-    async fn without(&self, is_left: impl Fn(&str) -> bool) -> anyhow::Result<()> {
-        let hands = self.bench.hands()?;
+    async fn wait_residue(&self, is_left: impl Fn(&str) -> bool) -> anyhow::Result<()> {
+        let operations = self.test_bed.operations()?;
         let mut last = String::new();
-        let looking = async {
-            let mut ticks = tokio::time::interval(LOOK_EVERY);
+        let check = async {
+            let mut ticks = tokio::time::interval(CHECK_INTERVAL);
             loop {
                 ticks.tick().await;
-                last = hands.run(&["residue", &self.node]).await?;
+                last = operations.run(&["residue", &self.node]).await?;
                 if !is_left(&last) {
                     return Ok::<_, anyhow::Error>(());
                 }
             }
         };
-        let looked = tokio::time::timeout(PATIENCE, looking).await;
-        looked.map_err(|_| anyhow::anyhow!("left on {}:\n{last}", self.node))?
+        let result = tokio::time::timeout(TIMEOUT, check).await;
+        result.map_err(|_| anyhow::anyhow!("left on {}:\n{last}", self.node))?
     }
 }

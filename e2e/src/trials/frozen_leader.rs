@@ -1,5 +1,5 @@
-//! Two controllers, and the leader frozen past its lease: the other takes over, and the one that
-//! thaws writes nothing more.
+//! Trial with two controllers whose leader is frozen past its lease: the other takes over, and the
+//! resumed one writes nothing.
 
 use std::collections::BTreeMap;
 
@@ -8,122 +8,135 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::ResourceExt;
 use serde_json::json;
 
-use super::bench::{Bench, PATIENCE, phase};
 use super::controller_deployment::{ControllerDeployment, container};
+use super::test_bed::{TIMEOUT, TestBed, phase};
 use super::{overcommit, placement};
 use crate::harness::TrialOutcome;
 use crate::leftovers::holds_device;
 use crate::operations::Operations;
 use crate::runner::Outcome;
-use crate::wait::{self, Verdict};
+use crate::wait::{self, CheckResult};
 
-/// More pods than the four GPUs of the node, so that whoever believes one to be free has a pod to
-/// give it to.
+/// More pods than the node's four GPUs, so that a controller with stale state would allocate to a
+/// pending pod.
 const PODS: usize = 6;
 
-/// As many as there are GPUs beside the one that is taken from the beginning.
+/// Number of GPUs besides the one that is allocated from the start.
 const FIT: usize = 3;
 
-pub(super) async fn replaced(bench: Bench) -> TrialOutcome {
-    let hands = bench.hands()?;
-    bench.node_with("a100", 4).await?;
-    let deployment = ControllerDeployment::of(&bench);
+pub(super) async fn is_replaced(test_bed: TestBed) -> TrialOutcome {
+    let operations = test_bed.operations()?;
+    test_bed.node_with("a100", 4).await?;
+    let deployment = ControllerDeployment::new(&test_bed);
     let replicas = deployment
         .replicas()
         .await?
-        .ok_or_else(|| anyhow::anyhow!("the controller is no Deployment"))?;
+        .ok_or_else(|| anyhow::anyhow!("the controller is not a Deployment"))?;
     deployment.scale(2).await?;
-    let outcome = overcommit::never_during(&bench, taken_over(&bench, hands, &deployment)).await;
+    let outcome =
+        overcommit::check_during(&test_bed, take_over(&test_bed, operations, &deployment)).await;
     deployment.scale(replicas).await?;
     outcome
 }
 
-async fn taken_over(
-    bench: &Bench,
-    hands: &Operations,
+async fn take_over(
+    test_bed: &TestBed,
+    operations: &Operations,
     deployment: &ControllerDeployment,
 ) -> TrialOutcome {
-    bench.template("whole", "a100.gpu.tessera.dev", json!(null)).await?;
-    bench.holder("before", "whole").await?;
-    bench.holds("before").await?;
+    test_bed.create_template("whole", "a100.gpu.tessera.dev", json!(null)).await?;
+    test_bed.create_holder("before", "whole").await?;
+    test_bed.wait_running("before").await?;
 
-    let old = deployment.leader("a controller to lead", |_| true).await?;
-    let frozen = Frozen::freeze(hands, &old).await?;
-    let later = later(bench, deployment, &old).await;
-    let claims = claims(bench).await;
-    // Whatever was seen, the process goes on. It has not seen anything of the pods yet, nor that
-    // others have the GPUs.
-    frozen.thaw(hands).await?;
-    let (new, claims) = (later?, claims?);
-    let ended = deployment.restarted(&old.name_any(), frozen.restarts).await?;
+    let old = deployment.wait_leader("a controller to lead", |_| true).await?;
+    let frozen = FrozenController::freeze(operations, &old).await?;
+    let new_leader = wait_new_leader(test_bed, deployment, &old).await;
+    let claims = claims(test_bed).await;
+    // Resume the process in every case. It has not observed the pods or the other controller's
+    // allocations.
+    frozen.thaw(operations).await?;
+    let (new, claims) = (new_leader?, claims?);
+    let ended = deployment.wait_restarted(&old.name_any(), frozen.restarts).await?;
     let last = ended.last_state.as_ref().and_then(|state| state.terminated.as_ref());
     anyhow::ensure!(
         last.is_some_and(|last| last.exit_code != 0 && last.signal.unwrap_or(0) == 0),
-        "the old leader did not end by itself: {}",
+        "the old leader did not exit: {}",
         json!(last)
     );
-    let now = self::claims(bench).await?;
-    anyhow::ensure!(now == claims, "claims were written after the thaw: {claims:?}, then {now:?}");
-    let leader = deployment.leader("the new leader to lead", |_| true).await?;
+    let now = self::claims(test_bed).await?;
+    anyhow::ensure!(
+        now == claims,
+        "claims were written after the process resumed: {claims:?}, then {now:?}"
+    );
+    let leader = deployment.wait_leader("the new leader to lead", |_| true).await?;
     anyhow::ensure!(leader.name_any() == new.name_any(), "{} leads again", leader.name_any());
 
-    // The new one has not lost track.
-    bench.delete(&["before".to_owned()]).await?;
-    running(bench, FIT + 1).await?;
-    bench.delete(&names()).await?;
-    Ok(Outcome::Held(vec![]))
+    // The new leader still works.
+    test_bed.delete(&["before".to_owned()]).await?;
+    wait_running(test_bed, FIT + 1).await?;
+    test_bed.delete(&names()).await?;
+    Ok(Outcome::Passed(vec![]))
 }
 
 fn names() -> Vec<String> {
     (1..=PODS).map(|number| format!("pod-{number}")).collect()
 }
 
-/// Pods come while nobody leads; somebody else leads; as many of them run as fit.
-async fn later(bench: &Bench, deployment: &ControllerDeployment, old: &Pod) -> anyhow::Result<Pod> {
+/// Creates pods while no controller leads, waits for the new leader, and checks that as many pods
+/// run as fit.
+async fn wait_new_leader(
+    test_bed: &TestBed,
+    deployment: &ControllerDeployment,
+    old: &Pod,
+) -> anyhow::Result<Pod> {
     for name in names() {
-        bench.holder(&name, "whole").await?;
+        test_bed.create_holder(&name, "whole").await?;
     }
     let new =
-        deployment.leader("another controller to lead", |name| name != old.name_any()).await?;
-    running(bench, FIT).await?;
-    let waiting = bench.pods().list(&Default::default()).await?;
-    let waiting = waiting.iter().filter(|pod| phase(pod) == "Pending").map(ResourceExt::name_any);
-    for pod in waiting.collect::<Vec<_>>() {
-        placement::told(bench, &pod, "NoDevices").await?;
+        deployment.wait_leader("another controller to lead", |name| name != old.name_any()).await?;
+    wait_running(test_bed, FIT).await?;
+    let pending = test_bed.pods().list(&Default::default()).await?;
+    let pending = pending.iter().filter(|pod| phase(pod) == "Pending").map(ResourceExt::name_any);
+    for pod in pending.collect::<Vec<_>>() {
+        placement::wait_event_reason(test_bed, &pod, "InsufficientDevices").await?;
     }
     Ok(new)
 }
 
-/// Waits until that many of the pods that came later run.
-async fn running(bench: &Bench, count: usize) -> anyhow::Result<()> {
+/// Waits until that many of the new pods run.
+async fn wait_running(test_bed: &TestBed, count: usize) -> anyhow::Result<()> {
     let names = names();
-    let judge = |pods: &[Pod]| {
+    let check = |pods: &[Pod]| {
         let running = pods
             .iter()
             .filter(|pod| names.contains(&pod.name_any()) && phase(pod) == "Running")
             .count();
-        if running == count { Verdict::Done(()) } else { Verdict::NotYet(format!("{running} run")) }
+        if running == count {
+            CheckResult::Done(())
+        } else {
+            CheckResult::Pending(format!("{running} pods"))
+        }
     };
     let what = format!("{count} pods to run");
-    Ok(wait::until(bench.pods(), Default::default(), &what, PATIENCE, judge).await?)
+    Ok(wait::until(test_bed.pods(), Default::default(), &what, TIMEOUT, check).await?)
 }
 
-/// The versions of all claims, and whether they hold a device.
-async fn claims(bench: &Bench) -> anyhow::Result<BTreeMap<String, (Option<String>, bool)>> {
-    let claims = bench.claims().list(&Default::default()).await?;
+/// Returns the resource versions of all claims, and whether each has a device.
+async fn claims(test_bed: &TestBed) -> anyhow::Result<BTreeMap<String, (Option<String>, bool)>> {
+    let claims = test_bed.claims().list(&Default::default()).await?;
     let version = |claim: &ResourceClaim| (claim.resource_version(), holds_device(claim));
     Ok(claims.iter().map(|claim| (claim.name_any(), version(claim))).collect())
 }
 
 /// A controller whose process is stopped.
-struct Frozen {
+struct FrozenController {
     node: String,
     container: String,
     restarts: i32,
 }
 
-impl Frozen {
-    async fn freeze(hands: &Operations, pod: &Pod) -> anyhow::Result<Self> {
+impl FrozenController {
+    async fn freeze(operations: &Operations, pod: &Pod) -> anyhow::Result<Self> {
         let status = container(pod);
         let id = status.and_then(|status| status.container_id.as_deref()).unwrap_or_default();
         let frozen = Self {
@@ -131,11 +144,11 @@ impl Frozen {
             container: id.trim_start_matches("containerd://").to_owned(),
             restarts: status.map_or(0, |status| status.restart_count),
         };
-        hands.run(&["freeze", &frozen.node, &frozen.container]).await?;
+        operations.run(&["freeze", &frozen.node, &frozen.container]).await?;
         Ok(frozen)
     }
 
-    async fn thaw(&self, hands: &Operations) -> anyhow::Result<()> {
-        Ok(hands.run(&["thaw", &self.node, &self.container]).await.map(drop)?)
+    async fn thaw(&self, operations: &Operations) -> anyhow::Result<()> {
+        Ok(operations.run(&["thaw", &self.node, &self.container]).await.map(drop)?)
     }
 }

@@ -1,35 +1,35 @@
-//! The interceptor in the driver's place, and in both places: `helm upgrade` there and back, with
-//! pods that run through it.
+//! Trial of the injection modes: `helm upgrade` to proxy and both and back to preload, with pods
+//! that run meanwhile.
 
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
-use super::bench::{Bench, from_template};
 use super::driver_instances::DriverInstances;
-use super::release::{helm, unnoticed};
+use super::release::{check_undisturbed, helm};
+use super::test_bed::{TestBed, from_template};
 use crate::harness::TrialOutcome;
 use crate::helm::Helm;
 use crate::runner::Outcome;
 
 const GRANTED: u64 = 1 << 30;
 
-/// Where it stands, where the real libcuda is then, and what programs get past it.
-struct Mode {
+/// An injection mode, the path of the real libcuda in it, and the known bypasses.
+struct InjectionMode {
     name: &'static str,
-    real: &'static str,
-    escapes: &'static [&'static str],
+    libcuda_path: &'static str,
+    bypasses: &'static [&'static str],
 }
 
 const IN_IMAGES: &str = "/usr/lib/x86_64-linux-gnu/libcuda.so.1";
 const BEHIND_PROXY: &str = "/usr/local/lib/tessera/driver/libcuda.so.1";
 
-/// As docs/reference/intercept-bypasses.md has it. That preloaded it does not hold some shows that
-/// each is a way.
-const MODES: [Mode; 3] = [
-    Mode {
+/// Known bypasses as listed in docs/reference/intercept-bypasses.md. The routes that preload does not
+/// intercept show that the test program uses each of them.
+const MODES: [InjectionMode; 3] = [
+    InjectionMode {
         name: "preload",
-        real: IN_IMAGES,
-        escapes: &[
+        libcuda_path: IN_IMAGES,
+        bypasses: &[
             "the loader's `dlsym`, from the tables of libc",
             "the tables of the library that `dlopen` gives",
             "a plugin opened with `RTLD_DEEPBIND` that is linked with libcuda",
@@ -37,79 +37,96 @@ const MODES: [Mode; 3] = [
             "the tables of the real driver by its path",
         ],
     },
-    Mode {
+    InjectionMode {
         name: "proxy",
-        real: BEHIND_PROXY,
-        escapes: &[
+        libcuda_path: BEHIND_PROXY,
+        bypasses: &[
             "the real driver by its path, and `dlsym`",
             "the tables of the real driver by its path",
         ],
     },
-    Mode {
+    InjectionMode {
         name: "both",
-        real: BEHIND_PROXY,
-        escapes: &["the tables of the real driver by its path"],
+        libcuda_path: BEHIND_PROXY,
+        bypasses: &["the tables of the real driver by its path"],
     },
 ];
 
-pub(super) async fn there_and_back(bench: Bench) -> TrialOutcome {
+pub(super) async fn switched_and_restored(test_bed: TestBed) -> TrialOutcome {
     let helm = helm()?;
-    bench.template("share", "a100.gpu.tessera.dev", json!({"memory": "1Gi", "cores": "1"})).await?;
+    test_bed
+        .create_template("share", "a100.gpu.tessera.dev", json!({"memory": "1Gi", "cores": "1"}))
+        .await?;
     let [preload, others @ ..] = MODES;
-    let mut running = vec![holds(&bench, &preload).await?];
-    let there = async {
+    let mut running = vec![check_limits(&test_bed, &preload).await?];
+    let outcome = async {
         for mode in &others {
-            stand(&bench, &helm, &[&format!("driver.intercept={}", mode.name)], mode).await?;
-            running.push(holds(&bench, mode).await?);
+            switch_mode(&test_bed, &helm, &[&format!("driver.intercept={}", mode.name)], mode)
+                .await?;
+            running.push(check_limits(&test_bed, mode).await?);
         }
         anyhow::Ok(())
     };
-    let there = there.await;
-    // Whatever was seen, the others find the cluster as it was.
-    stand(&bench, &helm, &[], &preload).await?;
-    there?;
+    let outcome = outcome.await;
+    // Restore the mode in every case; later trials need it.
+    switch_mode(&test_bed, &helm, &[], &preload).await?;
+    outcome?;
     for pod in &running {
-        unnoticed(&bench, pod).await?;
+        check_undisturbed(&test_bed, pod).await?;
     }
-    bench.holder("after", "share").await?;
-    bench.holds("after").await?;
-    let pods = bench.pods().list(&Default::default()).await?;
-    bench.delete(&pods.into_iter().filter_map(|pod| pod.metadata.name).collect::<Vec<_>>()).await?;
-    Ok(Outcome::Held(vec![]))
+    test_bed.create_holder("after", "share").await?;
+    test_bed.wait_running("after").await?;
+    let pods = test_bed.pods().list(&Default::default()).await?;
+    test_bed
+        .delete(&pods.into_iter().filter_map(|pod| pod.metadata.name).collect::<Vec<_>>())
+        .await?;
+    Ok(Outcome::Passed(vec![]))
 }
 
-/// Has the drivers stand it there.
-async fn stand(bench: &Bench, helm: &Helm, settings: &[&str], mode: &Mode) -> anyhow::Result<()> {
+/// Switches the drivers to the mode.
+async fn switch_mode(
+    test_bed: &TestBed,
+    helm: &Helm,
+    settings: &[&str],
+    mode: &InjectionMode,
+) -> anyhow::Result<()> {
     helm.upgrade(settings).await?;
-    DriverInstances::of(&bench.client).run_with(&format!("--intercept={}", mode.name)).await
+    DriverInstances::new(&test_bed.client)
+        .wait_argument(&format!("--intercept={}", mode.name))
+        .await
 }
 
-/// New pods get what their share has, by the ways that are held; one of them runs on.
-async fn holds(bench: &Bench, mode: &Mode) -> anyhow::Result<Pod> {
+/// Checks that new pods are limited to their share except by known bypasses; one of the pods keeps
+/// running.
+async fn check_limits(test_bed: &TestBed, mode: &InjectionMode) -> anyhow::Result<Pod> {
     let name = |of: &str| format!("{}-{of}", mode.name);
-    bench.create(pod(&name("fills"), &["tessera-probe", "fill"])).await?;
-    let ways = ["/guests/bypasses", "/nowhere", mode.real, "/guests/linkedplugin.so"];
-    bench.create(pod(&name("ways"), &ways)).await?;
-    bench.holder(&name("stays"), "share").await?;
+    test_bed.create(pod(&name("fill"), &["tessera-probe", "fill"])).await?;
+    let routes = ["/guests/bypasses", "/nowhere", mode.libcuda_path, "/guests/linkedplugin.so"];
+    test_bed.create(pod(&name("routes"), &routes)).await?;
+    test_bed.create_holder(&name("hold"), "share").await?;
 
-    let filled = lines(bench, &name("fills")).await?;
+    let filled = json_lines(test_bed, &name("fill")).await?;
     let filled = filled.iter().find(|line| line["event"] == "filled").cloned().unwrap_or_default();
     for field in ["takenBytes", "nvmlUsedBytes", "nvmlTotalBytes"] {
-        // Were memory charged twice, it would be refused at half of it.
-        anyhow::ensure!(filled[field] == GRANTED, "{}: {field} of {GRANTED}: {filled}", mode.name);
+        // Memory charged twice would be refused at half of the share.
+        anyhow::ensure!(
+            filled[field] == GRANTED,
+            "{}: expected {field} {GRANTED}: {filled}",
+            mode.name
+        );
     }
-    let ways = lines(bench, &name("ways")).await?;
-    anyhow::ensure!(ways.len() > 10, "{}: only {ways:?}", mode.name);
-    for way in ways {
-        let escapes = way["route"].as_str().is_some_and(|route| mode.escapes.contains(&route));
+    let routes = json_lines(test_bed, &name("routes")).await?;
+    anyhow::ensure!(routes.len() > 10, "{}: expected more than 10 routes: {routes:?}", mode.name);
+    for route in routes {
+        let is_bypass = route["route"].as_str().is_some_and(|name| mode.bypasses.contains(&name));
         // `CUDA_ERROR_OUT_OF_MEMORY`.
-        anyhow::ensure!(way["result"] == if escapes { 0 } else { 2 }, "{}: {way}", mode.name);
+        anyhow::ensure!(route["result"] == if is_bypass { 0 } else { 2 }, "{}: {route}", mode.name);
     }
-    bench.holds(&name("stays")).await
+    test_bed.wait_running(&name("hold")).await
 }
 
-async fn lines(bench: &Bench, pod: &str) -> anyhow::Result<Vec<Value>> {
-    let lines = bench.output_of(pod).await?;
+async fn json_lines(test_bed: &TestBed, pod: &str) -> anyhow::Result<Vec<Value>> {
+    let lines = test_bed.output_of(pod).await?;
     Ok(lines.iter().map(|line| serde_json::from_str(line)).collect::<Result<_, _>>()?)
 }
 

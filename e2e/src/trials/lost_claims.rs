@@ -1,10 +1,9 @@
-//! Pods that kube-controller-manager before 1.37 leaves without one of their claims.
+//! Deletion of pods that kube-controller-manager before 1.37 leaves without one of their claims.
 //!
-//! Where its view of the claims lags, it lists a part of a pod's claims in the pod's status and
-//! drops the others, then the others and drops those, in turn for ever
-//! (kubernetes/kubernetes#138407, mended by #138408 in 1.37 and not in 1.36.3). Such a pod is never
-//! scheduled, whoever allocates its claims. What helps is what `kubectl tessera explain` tells
-//! people: deleting it.
+//! With a stale view of the claims, it lists some of a pod's claims in the pod's status and drops
+//! the others, then the reverse, indefinitely (kubernetes/kubernetes#138407, fixed by #138408 in
+//! 1.37, not in 1.36.3). Such a pod is never scheduled, with any allocator. The workaround is to
+//! delete the pod, as `kubectl tessera explain` recommends.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -13,65 +12,66 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::DeleteParams;
 
-use super::bench::{Bench, uid};
 use super::placement::node_name;
-use super::pod_watch::{PodWatch, Seen};
+use super::pod_watch::{PodEvent, PodWatch};
+use super::test_bed::{TestBed, uid};
 
-/// The last minor version of Kubernetes 1 that does it.
-const LAST_MINOR: u32 = 36;
+/// Last affected minor version of Kubernetes 1.
+const LAST_AFFECTED_MINOR: u32 = 36;
 
-/// So many pods may be given up in one trial: seen were up to four of 250. A trial that deletes
-/// more of them tries little else.
-const MOST: usize = 20;
+/// Maximum number of pods deleted in one trial; up to four of 250 were observed. More deletions
+/// would leave little to test.
+const MAX_DELETED: usize = 20;
 
-/// Whether pods of several claims from templates may never get them all.
-async fn are_to_be_expected(bench: &Bench) -> anyhow::Result<bool> {
-    let version = bench.client.apiserver_version().await?;
-    // Some distributions have a plus sign behind it.
+/// Returns true if the cluster's version is affected.
+async fn is_affected(test_bed: &TestBed) -> anyhow::Result<bool> {
+    let version = test_bed.client.apiserver_version().await?;
+    // Some distributions append a plus sign.
     let minor: u32 = version.minor.trim_end_matches('+').parse()?;
-    Ok(minor <= LAST_MINOR)
+    Ok(minor <= LAST_AFFECTED_MINOR)
 }
 
-/// The trial's outcome; while it goes on, pods that have lost a claim are deleted where that is to
-/// be expected.
-pub(super) async fn given_up_during<T>(
-    bench: &Bench,
+/// Runs the trial, and deletes pods that have lost a claim if the cluster's version is affected.
+pub(super) async fn delete_affected_during<T>(
+    test_bed: &TestBed,
     trial: impl Future<Output = anyhow::Result<T>>,
 ) -> anyhow::Result<T> {
-    if !are_to_be_expected(bench).await? {
+    if !is_affected(test_bed).await? {
         return trial.await;
     }
     tokio::select! {
-        Err(error) = give_up(bench) => Err(error),
+        Err(error) = delete_affected(test_bed) => Err(error),
         outcome = trial => outcome,
     }
 }
 
-/// Ends only with an error.
-async fn give_up(bench: &Bench) -> anyhow::Result<Infallible> {
+/// Deletes affected pods until an error occurs.
+async fn delete_affected(test_bed: &TestBed) -> anyhow::Result<Infallible> {
     let mut listed = BTreeMap::<String, BTreeSet<String>>::new();
-    let mut given_up = BTreeSet::new();
-    let mut watch = PodWatch::of(bench.pods());
+    let mut deleted = BTreeSet::new();
+    let mut watch = PodWatch::new(test_bed.pods());
     loop {
         match watch.next().await? {
-            Seen::There(pod) => {
+            PodEvent::Changed(pod) => {
                 let now = listed_claims(&pod);
                 let before = listed.insert(uid(&pod), now.clone()).unwrap_or_default();
-                if is_waiting(&pod) && !before.is_subset(&now) && given_up.insert(uid(&pod)) {
+                if is_waiting(&pod) && !before.is_subset(&now) && deleted.insert(uid(&pod)) {
                     let name = pod.name_any();
                     println!(
-                        "    kube-controller-manager has dropped a claim of {name} from its status: it is deleted"
+                        "    kube-controller-manager dropped a claim from the status of pod {name}; deleting the pod"
                     );
                     anyhow::ensure!(
-                        given_up.len() <= MOST,
-                        "more than {MOST} pods have lost a claim"
+                        deleted.len() <= MAX_DELETED,
+                        "more than {MAX_DELETED} pods have lost a claim"
                     );
-                    bench.delete_if_there(&name, &DeleteParams::default().grace_period(0)).await?;
+                    test_bed
+                        .delete_if_exists(&name, &DeleteParams::default().grace_period(0))
+                        .await?;
                 }
             }
-            Seen::Gone(pod) => drop(listed.remove(&uid(&pod))),
-            // Who still loses claims is seen with the next change.
-            Seen::All(_) => listed.clear(),
+            PodEvent::Deleted(pod) => drop(listed.remove(&uid(&pod))),
+            // Pods that lose a claim later are detected at their next change.
+            PodEvent::Listed(_) => listed.clear(),
         }
     }
 }

@@ -1,15 +1,15 @@
-//! Sharing by MPS: switched on by `helm upgrade`, used by pods of different users beside each
-//! other, through an update of the driver, and switched off again.
+//! Trial of sharing by MPS: enabled by `helm upgrade`, used by pods of different users on one GPU,
+//! kept during a driver update, and disabled again.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
-use super::bench::{Bench, from_template, phase};
 use super::driver_instances::DriverInstances;
-use super::placement::told_of;
-use super::release::{helm, unnoticed};
+use super::placement::wait_event_text;
+use super::release::{check_undisturbed, helm};
+use super::test_bed::{TestBed, from_template, phase};
 use crate::harness::TrialOutcome;
 use crate::helm::{Helm, NAMESPACE};
 use crate::inventory::DRIVER;
@@ -17,33 +17,34 @@ use crate::runner::Outcome;
 
 const CLASS: &str = "a100.gpu.tessera.dev";
 
-/// What each claim by MPS has of a GPU.
+/// Memory of each claim with MPS.
 const GRANTED: u64 = 12 << 30;
 
 /// A quarter of the 108 multiprocessors of an A100.
 const MULTIPROCESSORS: u64 = 27;
 
-/// Any but the first pod's.
+/// User that differs from the first pod's.
 const USER: u32 = 4242;
 
-pub(super) async fn there_and_back(bench: Bench) -> TrialOutcome {
+pub(super) async fn switched_and_restored(test_bed: TestBed) -> TrialOutcome {
     let helm = helm()?;
-    bench.node_with("a100", 4).await?;
-    templates(&bench).await?;
-    // Nobody shares by MPS before it is installed, and whoever wants to is told.
-    bench.holder("first", "by-mps").await?;
-    told_of(&bench, "first", &["it is not shared by MPS (mps.enabled of the chart"]).await?;
+    test_bed.node_with("a100", 4).await?;
+    templates(&test_bed).await?;
+    // Before MPS is enabled, a claim for it is pending with an event.
+    test_bed.create_holder("first", "by-mps").await?;
+    wait_event_text(&test_bed, "first", &["it is not shared by MPS (mps.enabled of the chart"])
+        .await?;
 
     helm.upgrade(&["mps.enabled=true"]).await?;
-    DriverInstances::of(&bench.client).run_with("--mps").await?;
-    let seen = shared(&bench, &helm).await;
-    // Whatever was seen, the others find the cluster as it was.
+    DriverInstances::new(&test_bed.client).wait_argument("--mps").await?;
+    let outcome = share_gpu(&test_bed, &helm).await;
+    // Disable MPS in every case; later trials need that.
     helm.upgrade(&[]).await?;
-    seen?;
-    Ok(Outcome::Held(vec![]))
+    outcome?;
+    Ok(Outcome::Passed(vec![]))
 }
 
-async fn templates(bench: &Bench) -> anyhow::Result<()> {
+async fn templates(test_bed: &TestBed) -> anyhow::Result<()> {
     let devices = |exactly: Value, fields: Value| {
         let mut parameters = json!({"apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuConfig"});
         parameters
@@ -60,50 +61,52 @@ async fn templates(bench: &Bench) -> anyhow::Result<()> {
     let fields = json!({
         "sharing": "MPS", "compute": {"policy": "Fixed"}, "placement": {"node": "Binpack", "device": "Binpack"},
     });
-    bench.template_of("by-mps", devices(exactly, fields)).await
+    test_bed.create_template_with("by-mps", devices(exactly, fields)).await
 }
 
-async fn shared(bench: &Bench, helm: &Helm) -> anyhow::Result<()> {
-    let first = bench.holds("first").await?;
-    let gpu = gpu_of(bench, &first).await?;
-    let keepers = keepers(bench).await?;
+async fn share_gpu(test_bed: &TestBed, helm: &Helm) -> anyhow::Result<()> {
+    let first = test_bed.wait_running("first").await?;
+    let gpu = gpu_of(test_bed, &first).await?;
+    let supervisors = supervisors(test_bed).await?;
 
-    // Of another user, beside it.
-    sees_its_part(bench, "second", &gpu, Some(USER)).await?;
+    // A second client of another user on the same GPU.
+    check_mps_limits(test_bed, "second", &gpu, Some(USER)).await?;
 
-    // Who shares otherwise waits until the GPU is nobody's.
+    // A claim without MPS is pending until the GPU is unused.
     let selector = format!("device.attributes[\"{DRIVER}\"].uuid == \"{gpu}\"");
     let exactly = json!({
         "deviceClassName": CLASS, "selectors": [{"cel": {"expression": selector}}],
         "capacity": {"requests": {"memory": "1Gi"}},
     });
-    bench.template_of("plain", json!({"requests": [{"name": "gpu", "exactly": exactly}]})).await?;
-    bench.holder("plain", "plain").await?;
-    told_of(bench, "plain", &["in use with sharing MPS"]).await?;
+    test_bed
+        .create_template_with("plain", json!({"requests": [{"name": "gpu", "exactly": exactly}]}))
+        .await?;
+    test_bed.create_holder("plain", "plain").await?;
+    wait_event_text(test_bed, "plain", &["in use with sharing MPS"]).await?;
 
-    // A driver that is replaced replaces no daemon: neither who is there notices, nor who comes.
+    // A driver update restarts no MPS daemon: existing and new clients continue.
     let rolled = ["mps.enabled=true", "driver.podAnnotations.rolled=yes"];
     helm.upgrade(&rolled).await?;
-    unnoticed(bench, &first).await?;
-    sees_its_part(bench, "third", &gpu, None).await?;
+    check_undisturbed(test_bed, &first).await?;
+    check_mps_limits(test_bed, "third", &gpu, None).await?;
     anyhow::ensure!(
-        self::keepers(bench).await? == keepers,
-        "the upgrade has replaced what keeps the daemons"
+        self::supervisors(test_bed).await? == supervisors,
+        "the upgrade restarted MPS supervisors"
     );
 
-    let plain = bench.pods().get("plain").await?;
+    let plain = test_bed.pods().get("plain").await?;
     anyhow::ensure!(phase(&plain) == "Pending", "pod `plain` is {}", phase(&plain));
-    bench.delete(&["first", "second", "third"].map(str::to_owned)).await?;
-    let plain = bench.holds("plain").await?;
-    anyhow::ensure!(gpu_of(bench, &plain).await? == gpu, "`plain` asked for that GPU");
-    bench.delete(&["plain".to_owned()]).await?;
+    test_bed.delete(&["first", "second", "third"].map(str::to_owned)).await?;
+    let plain = test_bed.wait_running("plain").await?;
+    anyhow::ensure!(gpu_of(test_bed, &plain).await? == gpu, "pod `plain` requested GPU {gpu}");
+    test_bed.delete(&["plain".to_owned()]).await?;
     Ok(())
 }
 
-/// Runs a pod that is a client of the control daemon of that GPU: it has its part of it, by MPS,
-/// and its memory, by the interceptor.
-async fn sees_its_part(
-    bench: &Bench,
+/// Runs a pod as a client of the GPU's control daemon, and checks its multiprocessors (limited by
+/// MPS) and memory (limited by the interceptor).
+async fn check_mps_limits(
+    test_bed: &TestBed,
     name: &str,
     gpu: &str,
     user: Option<u32>,
@@ -114,26 +117,26 @@ async fn sees_its_part(
     if let Some(user) = user {
         container["securityContext"] = json!({"runAsUser": user});
     }
-    bench.create(pod).await?;
-    let lines = bench.output_of(name).await?;
+    test_bed.create(pod).await?;
+    let lines = test_bed.output_of(name).await?;
     let lines: Vec<Value> =
         lines.iter().map(|line| serde_json::from_str(line)).collect::<Result<_, _>>()?;
     let event =
         |event: &str| lines.iter().find(|line| line["event"] == event).cloned().unwrap_or_default();
     let (seen, filled) = (event("see"), event("filled"));
     let device = &seen["devices"][0];
-    anyhow::ensure!(device["uuid"] == gpu, "{gpu}: {seen}");
+    anyhow::ensure!(device["uuid"] == gpu, "expected GPU {gpu}: {seen}");
     anyhow::ensure!(
         device["multiprocessors"] == MULTIPROCESSORS,
-        "{MULTIPROCESSORS} multiprocessors: {seen}"
+        "expected {MULTIPROCESSORS} multiprocessors: {seen}"
     );
-    anyhow::ensure!(filled["takenBytes"] == GRANTED, "{GRANTED} bytes: {filled}");
+    anyhow::ensure!(filled["takenBytes"] == GRANTED, "expected {GRANTED} bytes: {filled}");
     Ok(())
 }
 
-/// UUID of the GPU that the pod's claim has.
-async fn gpu_of(bench: &Bench, pod: &Pod) -> anyhow::Result<String> {
-    let claim = bench.claim_of(pod).await?;
+/// Returns the UUID of the GPU allocated to the pod's claim.
+async fn gpu_of(test_bed: &TestBed, pod: &Pod) -> anyhow::Result<String> {
+    let claim = test_bed.claim_of(pod).await?;
     let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
     let results = allocation.and_then(|allocation| allocation.devices.as_ref()?.results.as_ref());
     let result = results.and_then(|results| results.first());
@@ -142,16 +145,16 @@ async fn gpu_of(bench: &Bench, pod: &Pod) -> anyhow::Result<String> {
         .ok_or_else(|| anyhow::anyhow!("pod {} has no device", pod.name_any()))
 }
 
-/// The pods that keep the daemons, and how often their containers have started.
-async fn keepers(bench: &Bench) -> anyhow::Result<Vec<(Option<String>, i32)>> {
-    let pods: Api<Pod> = Api::namespaced(bench.client.clone(), NAMESPACE);
+/// Returns the UIDs of the MPS supervisor pods and the restart counts of their containers.
+async fn supervisors(test_bed: &TestBed) -> anyhow::Result<Vec<(Option<String>, i32)>> {
+    let pods: Api<Pod> = Api::namespaced(test_bed.client.clone(), NAMESPACE);
     let pods =
         pods.list(&ListParams::default().labels("app.kubernetes.io/name=tessera-mps")).await?;
-    let mut keepers: Vec<_> = pods
+    let mut supervisors: Vec<_> = pods
         .iter()
         .map(|pod| (pod.metadata.uid.clone(), super::driver_instances::restarts_of(pod)))
         .collect();
-    keepers.sort();
-    anyhow::ensure!(!keepers.is_empty(), "nobody keeps daemons");
-    Ok(keepers)
+    supervisors.sort();
+    anyhow::ensure!(!supervisors.is_empty(), "no MPS supervisor pods");
+    Ok(supervisors)
 }

@@ -1,5 +1,5 @@
-//! Another allocator of the same GPUs: they are not offered as long as it hands them out, and the
-//! Node says why.
+//! Trials with another allocator of the same GPUs: they are not published meanwhile, and an event
+//! on the Node names the other allocator.
 
 use k8s_openapi::api::core::v1::{Event, Node};
 use k8s_openapi::api::resource::v1::ResourceSlice;
@@ -7,19 +7,19 @@ use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 
-use super::bench::{Bench, PATIENCE};
+use super::test_bed::{TIMEOUT, TestBed};
 use crate::harness::TrialOutcome;
 use crate::inventory::{DRIVER, GpuInventory, attribute};
 use crate::runner::Outcome;
-use crate::wait::{self, Verdict};
+use crate::wait::{self, CheckResult};
 
-/// The name of the slice that NVIDIA's DRA driver would have made.
+/// Name of the slice that stands for one of NVIDIA's DRA driver.
 const SLICE: &str = "trial-other-allocator";
 
 /// NVIDIA's DRA driver publishes one GPU of a node.
-pub(super) async fn dra_driver(bench: Bench) -> TrialOutcome {
-    let node = bench.node_with("a100", 4).await?;
-    let inventory = GpuInventory::read(&bench.client).await?;
+pub(super) async fn dra_driver(test_bed: TestBed) -> TrialOutcome {
+    let node = test_bed.node_with("a100", 4).await?;
+    let inventory = GpuInventory::read(&test_bed.client).await?;
     let device = inventory.first_of(&node).unwrap_or_default().to_owned();
     let uuid = inventory
         .device(&node, &device)
@@ -27,40 +27,41 @@ pub(super) async fn dra_driver(bench: Bench) -> TrialOutcome {
         .unwrap_or_default();
     let all = devices_of(&inventory, &node);
 
-    let slices: Api<ResourceSlice> = Api::all(bench.client.clone());
-    // What an interrupted run left.
+    let slices: Api<ResourceSlice> = Api::all(test_bed.client.clone());
+    // Left by an interrupted run.
     let _ = slices.delete(SLICE, &DeleteParams::default()).await;
-    slices.create(&PostParams::default(), &nvidias(&node, &uuid)?).await?;
-    let seen = async {
+    slices.create(&PostParams::default(), &nvidia_slice(&node, &uuid)?).await?;
+    let outcome = async {
         let others: Vec<_> = all.iter().filter(|name| **name != device).cloned().collect();
-        offers(&bench.client, &node, &others).await?;
-        node_says(&bench.client, &node, "gpu.nvidia.com").await
+        wait_published(&test_bed.client, &node, &others).await?;
+        wait_node_event(&test_bed.client, &node, "gpu.nvidia.com").await
     };
-    let seen = seen.await;
+    let outcome = outcome.await;
     slices.delete(SLICE, &DeleteParams::default()).await?;
-    seen?;
-    offers(&bench.client, &node, &all).await?;
-    Ok(Outcome::Held(vec![]))
+    outcome?;
+    wait_published(&test_bed.client, &node, &all).await?;
+    Ok(Outcome::Passed(vec![]))
 }
 
-/// A device plugin has registered GPUs with the kubelet: all of the node's are concerned.
-pub(super) async fn device_plugin(bench: Bench) -> TrialOutcome {
-    let node = bench.node_with("a100", 4).await?;
-    let all = devices_of(&GpuInventory::read(&bench.client).await?, &node);
+/// A device plugin has registered GPUs with the kubelet; no GPU of the node may be published.
+pub(super) async fn device_plugin(test_bed: TestBed) -> TrialOutcome {
+    let node = test_bed.node_with("a100", 4).await?;
+    let all = devices_of(&GpuInventory::read(&test_bed.client).await?, &node);
     let resource = "nvidia.com/gpu";
-    set_capacity(&bench.client, &node, resource, json!("4")).await?;
-    let seen = async {
-        offers(&bench.client, &node, &[]).await?;
-        node_says(&bench.client, &node, resource).await
+    set_capacity(&test_bed.client, &node, resource, json!("4")).await?;
+    let outcome = async {
+        wait_published(&test_bed.client, &node, &[]).await?;
+        wait_node_event(&test_bed.client, &node, resource).await
     };
-    let seen = seen.await;
-    set_capacity(&bench.client, &node, resource, Value::Null).await?;
-    seen?;
-    offers(&bench.client, &node, &all).await?;
-    Ok(Outcome::Held(vec![]))
+    let outcome = outcome.await;
+    set_capacity(&test_bed.client, &node, resource, Value::Null).await?;
+    outcome?;
+    wait_published(&test_bed.client, &node, &all).await?;
+    Ok(Outcome::Passed(vec![]))
 }
 
-/// As the kubelet does for a plugin. It leaves resources alone of which it knows no plugin.
+/// Sets a resource of the node as the kubelet does for a device plugin. The kubelet keeps resources
+/// without a known plugin.
 async fn set_capacity(
     client: &Client,
     node: &str,
@@ -74,7 +75,7 @@ async fn set_capacity(
     Ok(())
 }
 
-fn nvidias(node: &str, uuid: &Value) -> serde_json::Result<ResourceSlice> {
+fn nvidia_slice(node: &str, uuid: &Value) -> serde_json::Result<ResourceSlice> {
     serde_json::from_value(json!({
         "metadata": {"name": SLICE},
         "spec": {
@@ -92,37 +93,42 @@ fn devices_of(inventory: &GpuInventory, node: &str) -> Vec<String> {
     on_node.map(|((_, name), _)| name.clone()).collect()
 }
 
-/// Waits until the node offers just these devices.
-async fn offers(client: &Client, node: &str, wanted: &[String]) -> anyhow::Result<()> {
-    let judge = |slices: &[ResourceSlice]| {
-        let ours: Vec<_> =
+/// Waits until the node publishes exactly these devices.
+async fn wait_published(client: &Client, node: &str, wanted: &[String]) -> anyhow::Result<()> {
+    let check = |slices: &[ResourceSlice]| {
+        let own_slices: Vec<_> =
             slices.iter().filter(|slice| slice.spec.driver == DRIVER).cloned().collect();
-        let there = devices_of(&GpuInventory::of(ours), node);
-        if there == wanted { Verdict::Done(()) } else { Verdict::NotYet(there.join(", ")) }
+        let published = devices_of(&GpuInventory::from_slices(own_slices), node);
+        if published == wanted {
+            CheckResult::Done(())
+        } else {
+            CheckResult::Pending(published.join(", "))
+        }
     };
-    let what = format!("{node} to offer [{}]", wanted.join(", "));
-    Ok(wait::until(Api::all(client.clone()), Default::default(), &what, PATIENCE, judge).await?)
+    let what = format!("{node} to publish [{}]", wanted.join(", "));
+    Ok(wait::until(Api::all(client.clone()), Default::default(), &what, TIMEOUT, check).await?)
 }
 
 /// Waits for an event on the Node that names the other allocator.
-async fn node_says(client: &Client, node: &str, allocator: &str) -> anyhow::Result<()> {
-    let judge = |events: &[Event]| {
+async fn wait_node_event(client: &Client, node: &str, allocator: &str) -> anyhow::Result<()> {
+    let check = |events: &[Event]| {
         let of_node = events.iter().filter(|event| {
             event.involved_object.kind.as_deref() == Some("Node")
                 && event.involved_object.name.as_deref() == Some(node)
         });
-        let mut told = of_node.filter(|event| event.reason.as_deref() == Some("GpuNotPublished"));
-        match told
+        let mut matching =
+            of_node.filter(|event| event.reason.as_deref() == Some("GpuNotPublished"));
+        match matching
             .find(|event| event.message.as_deref().is_some_and(|text| text.contains(allocator)))
         {
-            Some(_) => Verdict::Done(()),
+            Some(_) => CheckResult::Done(()),
             None => {
                 let names: Vec<_> = events.iter().map(|event| event.name_any()).collect();
-                Verdict::NotYet(names.join(", "))
+                CheckResult::Pending(names.join(", "))
             }
         }
     };
     let what = format!("an event on {node} that names {allocator}");
     let events: Api<Event> = Api::namespaced(client.clone(), "default");
-    Ok(wait::until(events, Default::default(), &what, PATIENCE, judge).await?)
+    Ok(wait::until(events, Default::default(), &what, TIMEOUT, check).await?)
 }

@@ -1,5 +1,4 @@
-//! Looking at every change of every claim while a trial goes on: no device may ever give more than
-//! it has.
+//! Check during a trial that no change of a claim overcommits a device.
 
 use std::convert::Infallible;
 
@@ -8,37 +7,37 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::Api;
 use kube::runtime::{WatchStreamExt, watcher};
 
-use super::bench::Bench;
-use super::ledger::DeviceLedger;
+use super::device_usage::DeviceUsage;
+use super::test_bed::TestBed;
 use crate::inventory::GpuInventory;
 
-/// A device gave more than it has.
+/// Error for an overcommitted device.
 #[derive(Debug, thiserror::Error)]
-#[error("over-committed: {0}")]
+#[error("overcommitted: {0}")]
 pub(super) struct Overcommitted(String);
 
-/// The trial's outcome, or what over-commitment was seen before it had one ([`Overcommitted`]).
-pub(super) async fn never_during<T>(
-    bench: &Bench,
+/// Runs the trial, and returns [`Overcommitted`] if a device is overcommitted before it ends.
+pub(super) async fn check_during<T>(
+    test_bed: &TestBed,
     trial: impl Future<Output = anyhow::Result<T>>,
 ) -> anyhow::Result<T> {
-    let ledger = DeviceLedger::new(&GpuInventory::read(&bench.client).await?);
+    let usage = DeviceUsage::new(&GpuInventory::read(&test_bed.client).await?);
     tokio::select! {
-        Err(error) = watch_over(bench, ledger) => Err(error),
+        Err(error) = observe_claims(test_bed, usage) => Err(error),
         outcome = trial => outcome,
     }
 }
 
-/// Looks at every change of every claim. Ends only with an error.
-async fn watch_over(bench: &Bench, mut ledger: DeviceLedger) -> anyhow::Result<Infallible> {
-    let claims: Api<ResourceClaim> = Api::all(bench.client.clone());
+/// Observes every change of every claim. Returns only with an error.
+async fn observe_claims(test_bed: &TestBed, mut usage: DeviceUsage) -> anyhow::Result<Infallible> {
+    let claims: Api<ResourceClaim> = Api::all(test_bed.client.clone());
     let mut stream = Box::pin(watcher(claims, watcher::Config::default()).default_backoff());
     let mut listed = Vec::new();
     while let Some(event) = stream.next().await {
         let seen = match event {
-            Ok(watcher::Event::Apply(claim)) => ledger.see(&claim),
+            Ok(watcher::Event::Apply(claim)) => usage.update(&claim),
             Ok(watcher::Event::Delete(claim)) => {
-                ledger.forget(&claim);
+                usage.remove(&claim);
                 Ok(())
             }
             Ok(watcher::Event::Init) => {
@@ -49,15 +48,15 @@ async fn watch_over(bench: &Bench, mut ledger: DeviceLedger) -> anyhow::Result<I
                 listed.push(claim);
                 Ok(())
             }
-            // After an interruption that lost changes, this is what they came to.
-            Ok(watcher::Event::InitDone) => ledger.replace(&std::mem::take(&mut listed)),
-            // The watcher goes on by itself.
+            // After a gap, the list contains the current state.
+            Ok(watcher::Event::InitDone) => usage.replace(&std::mem::take(&mut listed)),
+            // The watcher recovers by itself.
             Err(error) => {
-                println!("    the watch over the devices was interrupted: {error}");
+                println!("    claim watch was interrupted: {error}");
                 Ok(())
             }
         };
         seen.map_err(Overcommitted)?;
     }
-    anyhow::bail!("the watch over the devices ended")
+    anyhow::bail!("claim watch ended")
 }

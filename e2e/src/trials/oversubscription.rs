@@ -1,48 +1,48 @@
-//! More memory than the GPUs have: `helm upgrade` there and back, with a pod that may spill and one
-//! that may not.
+//! Trial of memory oversubscription: enabled and disabled by `helm upgrade`, with a pod that allows
+//! it and one that does not.
 
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use kube::Api;
 use serde_json::{Value, json};
 
-use super::bench::{Bench, PATIENCE, from_template, phase};
 use super::driver_instances::DriverInstances;
-use super::placement::told_of;
-use super::release::{helm, unnoticed};
+use super::placement::wait_event_text;
+use super::release::{check_undisturbed, helm};
+use super::test_bed::{TIMEOUT, TestBed, from_template, phase};
 use crate::harness::TrialOutcome;
 use crate::helm::Helm;
 use crate::inventory::DRIVER;
 use crate::runner::Outcome;
-use crate::wait::{self, Verdict};
+use crate::wait::{self, CheckResult};
 
-/// More than an A100 has (80 GiB), and less than twice that.
+/// Memory of the claim: more than an A100 has (80 GiB), and less than twice that.
 const GRANTED: u64 = 100 << 30;
 
-/// What a pod that may not spill is told.
+/// Text of the event on the pod that does not allow oversubscription.
 const REASON: &str = "memory is oversubscribed; the claim must say memory.oversubscribe: true";
 
-pub(super) async fn there_and_back(bench: Bench) -> TrialOutcome {
+pub(super) async fn switched_and_restored(test_bed: TestBed) -> TrialOutcome {
     let helm = helm()?;
-    bench.node_with("a100", 4).await?;
-    templates(&bench).await?;
-    bench.holder("before", "whole").await?;
-    let before = bench.holds("before").await?;
+    test_bed.node_with("a100", 4).await?;
+    templates(&test_bed).await?;
+    test_bed.create_holder("before", "whole").await?;
+    let before = test_bed.wait_running("before").await?;
 
-    publish(&bench, &helm, &["driver.memoryPercent=200"], 200).await?;
-    let seen = oversubscribed(&bench).await;
-    // Whatever was seen, the others find the cluster as it was.
-    publish(&bench, &helm, &[], 100).await?;
-    seen?;
-    unnoticed(&bench, &before).await?;
-    // It has waited, and now all that it gets is there.
-    bench.holds("plain").await?;
-    bench.delete(&["before", "plain", "spills"].map(str::to_owned)).await?;
-    Ok(Outcome::Held(vec![]))
+    publish_percent(&test_bed, &helm, &["driver.memoryPercent=200"], 200).await?;
+    let outcome = oversubscribe(&test_bed).await;
+    // Disable oversubscription in every case; later trials need that.
+    publish_percent(&test_bed, &helm, &[], 100).await?;
+    outcome?;
+    check_undisturbed(&test_bed, &before).await?;
+    // The pending pod runs once its memory is not oversubscribed.
+    test_bed.wait_running("plain").await?;
+    test_bed.delete(&["before", "plain", "oversubscribed"].map(str::to_owned)).await?;
+    Ok(Outcome::Passed(vec![]))
 }
 
-async fn templates(bench: &Bench) -> anyhow::Result<()> {
-    bench.template("whole", "a100.gpu.tessera.dev", json!({"memory": "80Gi"})).await?;
-    bench.template("plain", "a100.gpu.tessera.dev", json!({"memory": "1Gi"})).await?;
+async fn templates(test_bed: &TestBed) -> anyhow::Result<()> {
+    test_bed.create_template("whole", "a100.gpu.tessera.dev", json!({"memory": "80Gi"})).await?;
+    test_bed.create_template("plain", "a100.gpu.tessera.dev", json!({"memory": "1Gi"})).await?;
     let parameters = json!({
         "apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuConfig", "memory": {"oversubscribe": true},
     });
@@ -53,58 +53,62 @@ async fn templates(bench: &Bench) -> anyhow::Result<()> {
         "requests": [{"name": "gpu", "exactly": exactly}],
         "config": [{"opaque": {"driver": DRIVER, "parameters": parameters}}],
     });
-    bench.template_of("spilling", devices).await
+    test_bed.create_template_with("oversubscribed", devices).await
 }
 
-/// Has the drivers publish so many percent of the GPUs' memory, and waits until they do.
-async fn publish(
-    bench: &Bench,
+/// Sets the percentage of the GPUs' memory that the drivers publish, and waits until it is
+/// published.
+async fn publish_percent(
+    test_bed: &TestBed,
     helm: &Helm,
     settings: &[&str],
     percent: u32,
 ) -> anyhow::Result<()> {
     helm.upgrade(settings).await?;
-    DriverInstances::of(&bench.client).run_with(&format!("--memory-percent={percent}")).await?;
-    let judge = |slices: &[ResourceSlice]| {
-        let ours = slices.iter().filter(|slice| slice.spec.driver == DRIVER);
-        let devices: Vec<_> = ours.flat_map(|slice| slice.spec.devices.iter().flatten()).collect();
-        let told = devices.iter().filter(|device| {
+    DriverInstances::new(&test_bed.client)
+        .wait_argument(&format!("--memory-percent={percent}"))
+        .await?;
+    let check = |slices: &[ResourceSlice]| {
+        let slices_of_driver = slices.iter().filter(|slice| slice.spec.driver == DRIVER);
+        let devices: Vec<_> =
+            slices_of_driver.flat_map(|slice| slice.spec.devices.iter().flatten()).collect();
+        let oversubscribed = devices.iter().filter(|device| {
             device
                 .attributes
                 .as_ref()
                 .is_some_and(|attributes| attributes.contains_key("physicalMemory"))
         });
-        // One is somebody's whose memory may not spill.
+        // One GPU is used by a claim that does not allow oversubscription.
         let expected = if percent > 100 { devices.len().saturating_sub(1) } else { 0 };
-        let told = told.count();
-        if devices.len() > 1 && told == expected {
-            Verdict::Done(())
+        let oversubscribed = oversubscribed.count();
+        if devices.len() > 1 && oversubscribed == expected {
+            CheckResult::Done(())
         } else {
-            Verdict::NotYet(format!("{told} of {}", devices.len()))
+            CheckResult::Pending(format!("{oversubscribed} of {}", devices.len()))
         }
     };
     let what = format!(
         "all GPUs but the one in use to be published with {percent} percent of their memory"
     );
-    Ok(wait::until(Api::all(bench.client.clone()), Default::default(), &what, PATIENCE, judge)
+    Ok(wait::until(Api::all(test_bed.client.clone()), Default::default(), &what, TIMEOUT, check)
         .await?)
 }
 
-async fn oversubscribed(bench: &Bench) -> anyhow::Result<()> {
-    bench.holder("plain", "plain").await?;
-    let mut spills = from_template("spills", "spilling");
-    spills["spec"]["containers"][0]["command"] = json!(["tessera-probe", "fill"]);
-    bench.create(spills).await?;
+async fn oversubscribe(test_bed: &TestBed) -> anyhow::Result<()> {
+    test_bed.create_holder("plain", "plain").await?;
+    let mut pod = from_template("oversubscribed", "oversubscribed");
+    pod["spec"]["containers"][0]["command"] = json!(["tessera-probe", "fill"]);
+    test_bed.create(pod).await?;
 
-    let lines = bench.output_of("spills").await?;
+    let lines = test_bed.output_of("oversubscribed").await?;
     let lines: Vec<Value> =
         lines.iter().map(|line| serde_json::from_str(line)).collect::<Result<_, _>>()?;
     let filled = lines.iter().find(|line| line["event"] == "filled").cloned().unwrap_or_default();
     for field in ["takenBytes", "nvmlUsedBytes", "nvmlTotalBytes"] {
-        anyhow::ensure!(filled[field] == GRANTED, "{field} of {GRANTED}: {filled}");
+        anyhow::ensure!(filled[field] == GRANTED, "expected {field} {GRANTED}: {filled}");
     }
-    told_of(bench, "plain", &[REASON]).await?;
-    let plain = bench.pods().get("plain").await?;
+    wait_event_text(test_bed, "plain", &[REASON]).await?;
+    let plain = test_bed.pods().get("plain").await?;
     anyhow::ensure!(phase(&plain) == "Pending", "pod `plain` is {}", phase(&plain));
     Ok(())
 }

@@ -1,28 +1,28 @@
-//! Where pods and their claims are, and what is said about them.
+//! Helpers that check where pods and their claims are placed, and wait for events about them.
 
 use k8s_openapi::api::core::v1::{Event, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::DeleteParams;
 use kube::{Api, ResourceExt};
 
-use super::bench::{Bench, PATIENCE};
+use super::test_bed::{TIMEOUT, TestBed};
 use crate::leftovers::holds_device;
-use crate::wait::{self, Verdict, Watch};
+use crate::wait::{self, CheckResult, Watch};
 
-/// The node that an allocation binds its claim to.
+/// Returns the node to which an allocation is restricted.
 pub(super) fn node_of(claim: &ResourceClaim) -> Option<&str> {
     let selector = claim.status.as_ref()?.allocation.as_ref()?.node_selector.as_ref()?;
     let field = selector.node_selector_terms.first()?.match_fields.as_ref()?.first()?;
     field.values.as_ref()?.first().map(String::as_str)
 }
 
-/// Whether the claim is the pod's: made for it from a template, or a user's own that bears its
-/// name.
-pub(super) fn is_of(claim: &ResourceClaim, pod: &str) -> bool {
+/// Returns true if the claim belongs to the pod: generated for it from a template, or a user's
+/// claim with the pod's name.
+pub(super) fn belongs_to(claim: &ResourceClaim, pod: &str) -> bool {
     claim.owner_references().iter().any(|owner| owner.name == pod) || claim.name_any() == pod
 }
 
-/// Whether the scheduler or kube-controller-manager has reserved the claim for somebody.
+/// Returns true if the claim is reserved for a consumer.
 pub(super) fn is_reserved(claim: &ResourceClaim) -> bool {
     claim
         .status
@@ -31,127 +31,153 @@ pub(super) fn is_reserved(claim: &ResourceClaim) -> bool {
         .is_some_and(|r| !r.is_empty())
 }
 
-/// The node that a pod is bound to.
+/// Returns the node to which a pod is bound.
 pub(super) fn node_name(pod: &Pod) -> Option<&str> {
     pod.spec.as_ref()?.node_name.as_deref()
 }
 
-/// Waits until the pod's claim holds a device and `is_it` is content with the claim.
-pub(super) async fn allocated(
-    bench: &Bench,
+/// Waits until the pod's claim is allocated and `accept` accepts it.
+pub(super) async fn wait_allocated(
+    test_bed: &TestBed,
     pod: &str,
     what: &str,
-    is_it: impl Fn(&ResourceClaim) -> bool,
+    accept: impl Fn(&ResourceClaim) -> bool,
 ) -> anyhow::Result<ResourceClaim> {
     let what = format!("the claim of {pod} to be {what}");
-    Ok(wait::until(bench.claims(), Default::default(), &what, PATIENCE, holding(pod, is_it))
-        .await?)
+    Ok(wait::until(
+        test_bed.claims(),
+        Default::default(),
+        &what,
+        TIMEOUT,
+        allocated_check(pod, accept),
+    )
+    .await?)
 }
 
-/// A watch of the claims that has begun.
-pub(super) async fn watch(bench: &Bench) -> anyhow::Result<Watch<ResourceClaim>> {
-    Ok(Watch::begun(bench.claims(), Default::default(), PATIENCE).await?)
+/// Starts a watch of the namespace's claims.
+pub(super) async fn start_claim_watch(test_bed: &TestBed) -> anyhow::Result<Watch<ResourceClaim>> {
+    Ok(Watch::started(test_bed.claims(), Default::default(), TIMEOUT).await?)
 }
 
-/// As [`allocated`], also where the allocation is taken back at once, if the watch began before it
-/// was made.
-pub(super) async fn seen_allocated(
+/// Waits as [`wait_allocated`] does, and also observes an allocation that is released immediately,
+/// if the watch started before.
+pub(super) async fn wait_allocated_in(
     claims: &mut Watch<ResourceClaim>,
     pod: &str,
     what: &str,
-    is_it: impl Fn(&ResourceClaim) -> bool,
+    accept: impl Fn(&ResourceClaim) -> bool,
 ) -> anyhow::Result<ResourceClaim> {
     let what = format!("the claim of {pod} to be {what}");
-    Ok(claims.until(&what, PATIENCE, holding(pod, is_it)).await?)
+    Ok(claims.until(&what, TIMEOUT, allocated_check(pod, accept)).await?)
 }
 
-/// Judges whether the pod's claim holds a device and `is_it` is content with the claim.
-fn holding(
+/// Returns a check that the pod's claim is allocated and that `accept` accepts it.
+fn allocated_check(
     pod: &str,
-    is_it: impl Fn(&ResourceClaim) -> bool,
-) -> impl Fn(&[ResourceClaim]) -> Verdict<ResourceClaim> {
+    accept: impl Fn(&ResourceClaim) -> bool,
+) -> impl Fn(&[ResourceClaim]) -> CheckResult<ResourceClaim> {
     move |claims| {
-        let claim = claims.iter().find(|claim| is_of(claim, pod));
-        match claim.filter(|claim| holds_device(claim) && is_it(claim)) {
-            Some(claim) => Verdict::Done(claim.clone()),
-            None => Verdict::NotYet(claim.map_or_else(|| "no claim".into(), describe)),
+        let claim = claims.iter().find(|claim| belongs_to(claim, pod));
+        match claim.filter(|claim| holds_device(claim) && accept(claim)) {
+            Some(claim) => CheckResult::Done(claim.clone()),
+            None => CheckResult::Pending(claim.map_or_else(|| "no claim".into(), describe)),
         }
     }
 }
 
-/// Waits until the pod's claim holds nothing or is gone.
-pub(super) async fn unallocated(bench: &Bench, pod: &str) -> anyhow::Result<()> {
-    let judge = |claims: &[ResourceClaim]| {
-        let claim = claims.iter().find(|claim| is_of(claim, pod) && holds_device(claim));
-        claim.map_or(Verdict::Done(()), |claim| Verdict::NotYet(describe(claim)))
+/// Waits until the pod's claim is not allocated or is deleted.
+pub(super) async fn wait_unallocated(test_bed: &TestBed, pod: &str) -> anyhow::Result<()> {
+    let check = |claims: &[ResourceClaim]| {
+        let claim = claims.iter().find(|claim| belongs_to(claim, pod) && holds_device(claim));
+        claim.map_or(CheckResult::Done(()), |claim| CheckResult::Pending(describe(claim)))
     };
-    let what = format!("the claim of {pod} to hold nothing");
-    Ok(wait::until(bench.claims(), Default::default(), &what, PATIENCE, judge).await?)
+    let what = format!("the claim of {pod} to be released");
+    Ok(wait::until(test_bed.claims(), Default::default(), &what, TIMEOUT, check).await?)
 }
 
-/// Waits until the pod runs on the node that its claim is on, and the claim is reserved; returns
-/// that node.
-pub(super) async fn together(bench: &Bench, pod: &str, claim: &str) -> anyhow::Result<String> {
-    let running = bench.holds(pod).await?;
+/// Waits until the pod runs, and checks that its claim is allocated on the same node and reserved;
+/// returns the node.
+pub(super) async fn check_colocated(
+    test_bed: &TestBed,
+    pod: &str,
+    claim: &str,
+) -> anyhow::Result<String> {
+    let running = test_bed.wait_running(pod).await?;
     let node = node_name(&running).unwrap_or_default().to_owned();
-    let claims = bench.claims().list(&Default::default()).await?;
-    let claim = claims.items.into_iter().find(|found| is_of(found, claim));
+    let claims = test_bed.claims().list(&Default::default()).await?;
+    let claim = claims.items.into_iter().find(|found| belongs_to(found, claim));
     let claim = claim.ok_or_else(|| anyhow::anyhow!("pod {pod} runs without a claim"))?;
     anyhow::ensure!(
         node_of(&claim) == Some(&node) && is_reserved(&claim),
-        "pod {pod} runs on {node}, and its claim is: {}",
+        "pod {pod} runs on {node}, but the status of its claim is {}",
         describe(&claim)
     );
     Ok(node)
 }
 
-/// Deletes a user's claim and waits until it is gone: no finalizer is left on it.
-pub(super) async fn delete_claim(bench: &Bench, name: &str) -> anyhow::Result<()> {
-    bench.claims().delete(name, &DeleteParams::default()).await?;
-    let judge = |claim: Option<&ResourceClaim>| match claim {
-        None => Verdict::Done(()),
-        Some(claim) => {
-            Verdict::NotYet(format!("finalizers {:?}, {}", claim.finalizers(), describe(claim)))
-        }
+/// Deletes a user's claim, and waits until it is deleted, which shows that no finalizer is left.
+pub(super) async fn delete_claim(test_bed: &TestBed, name: &str) -> anyhow::Result<()> {
+    test_bed.claims().delete(name, &DeleteParams::default()).await?;
+    let check = |claim: Option<&ResourceClaim>| match claim {
+        None => CheckResult::Done(()),
+        Some(claim) => CheckResult::Pending(format!(
+            "finalizers {:?}, {}",
+            claim.finalizers(),
+            describe(claim)
+        )),
     };
-    Ok(wait::until_one(bench.claims(), name, &format!("claim {name} to be gone"), PATIENCE, judge)
-        .await?)
+    Ok(wait::until_one(
+        test_bed.claims(),
+        name,
+        &format!("claim {name} to be deleted"),
+        TIMEOUT,
+        check,
+    )
+    .await?)
 }
 
-/// Waits until an event of that reason is written about the pod; returns its text.
-pub(super) async fn told(bench: &Bench, pod: &str, reason: &str) -> anyhow::Result<String> {
-    event(bench, pod, reason, |event| event.reason.as_deref() == Some(reason)).await
+/// Waits for an event with that reason about the pod; returns its message.
+pub(super) async fn wait_event_reason(
+    test_bed: &TestBed,
+    pod: &str,
+    reason: &str,
+) -> anyhow::Result<String> {
+    wait_event(test_bed, pod, reason, |event| event.reason.as_deref() == Some(reason)).await
 }
 
-/// Waits until an event about the pod says all of these; returns its text.
-pub(super) async fn told_of(bench: &Bench, pod: &str, words: &[&str]) -> anyhow::Result<String> {
-    let says = |event: &Event| {
-        event.message.as_ref().is_some_and(|text| words.iter().all(|word| text.contains(word)))
+/// Waits for an event about the pod whose message contains all of these texts; returns its message.
+pub(super) async fn wait_event_text(
+    test_bed: &TestBed,
+    pod: &str,
+    texts: &[&str],
+) -> anyhow::Result<String> {
+    let contains_all = |event: &Event| {
+        event.message.as_ref().is_some_and(|text| texts.iter().all(|part| text.contains(part)))
     };
-    event(bench, pod, &format!("that says {words:?}"), says).await
+    wait_event(test_bed, pod, &format!("that contains {texts:?}"), contains_all).await
 }
 
-async fn event(
-    bench: &Bench,
+async fn wait_event(
+    test_bed: &TestBed,
     pod: &str,
     what: &str,
-    is_it: impl Fn(&Event) -> bool,
+    accept: impl Fn(&Event) -> bool,
 ) -> anyhow::Result<String> {
-    let events: Api<Event> = Api::namespaced(bench.client.clone(), bench.namespace());
-    let judge = |events: &[Event]| {
+    let events: Api<Event> = Api::namespaced(test_bed.client.clone(), test_bed.namespace());
+    let check = |events: &[Event]| {
         let about =
             || events.iter().filter(|event| event.involved_object.name.as_deref() == Some(pod));
         let text = |event: &Event| event.message.clone().unwrap_or_default();
         let seen = |event: &Event| {
             format!("{}: {}", event.reason.as_deref().unwrap_or_default(), text(event))
         };
-        match about().find(|event| is_it(event)) {
-            Some(event) => Verdict::Done(text(event)),
-            None => Verdict::NotYet(about().map(seen).collect::<Vec<_>>().join("; ")),
+        match about().find(|event| accept(event)) {
+            Some(event) => CheckResult::Done(text(event)),
+            None => CheckResult::Pending(about().map(seen).collect::<Vec<_>>().join("; ")),
         }
     };
     let what = format!("an event {what} about {pod}");
-    Ok(wait::until(events, Default::default(), &what, PATIENCE, judge).await?)
+    Ok(wait::until(events, Default::default(), &what, TIMEOUT, check).await?)
 }
 
 fn describe(claim: &ResourceClaim) -> String {

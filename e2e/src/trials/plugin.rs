@@ -1,26 +1,26 @@
-//! What `kubectl tessera` foretells comes to pass, and what it says is what the controller says.
+//! Trial of `kubectl tessera`: its simulation predicts the controller's allocations, and its
+//! explanations equal the controller's events.
 
 use anyhow::Context as _;
 use serde_json::{Value, json};
 use tessera_api::config::{API_VERSION, KIND};
 
-use super::bench::{Bench, from_template};
-use super::placement::{allocated, told};
+use super::placement::{wait_allocated, wait_event_reason};
+use super::test_bed::{TestBed, from_template};
 use crate::harness::TrialOutcome;
 use crate::inventory::DRIVER;
-use crate::plugin::{Answer, Plugin};
+use crate::plugin::{Plugin, PluginOutput};
 use crate::runner::Outcome;
 
-pub(super) async fn told_truly(bench: Bench) -> TrialOutcome {
-    bench.node_with("h100", 2).await?;
-    let plugin = bench.plugin()?.clone();
-    // The controller knows more of the requests to come than the plugin; of what is full both know
-    // the same.
+pub(super) async fn matches_controller(test_bed: TestBed) -> TrialOutcome {
+    test_bed.node_with("h100", 2).await?;
+    let plugin = test_bed.plugin()?.clone();
+    // Binpack, because other policies use the controller's demand forecast, which the plugin lacks.
     let placement = json!({"node": "Binpack", "device": "Binpack"});
     let parameters = json!({"apiVersion": API_VERSION, "kind": KIND, "placement": placement});
     let share = json!({"deviceClassName": DRIVER, "capacity": {"requests": {"memory": "30Gi", "cores": "30"}}});
-    bench
-        .template_of(
+    test_bed
+        .create_template_with(
             "share",
             json!({
                 "requests": [{"name": "gpu", "exactly": share}],
@@ -28,52 +28,56 @@ pub(super) async fn told_truly(bench: Bench) -> TrialOutcome {
             }),
         )
         .await?;
-    foretold(&bench, &plugin).await?;
-    held(&bench, &plugin).await?;
-    refused(&bench, &plugin).await?;
-    Ok(Outcome::Held(vec![]))
+    check_simulation(&test_bed, &plugin).await?;
+    check_tree(&test_bed, &plugin).await?;
+    check_explanation(&test_bed, &plugin).await?;
+    Ok(Outcome::Passed(vec![]))
 }
 
 const PODS: [&str; 3] = ["one", "two", "three"];
 
-/// Pods are placed where the simulation has them.
-async fn foretold(bench: &Bench, plugin: &Plugin) -> anyhow::Result<()> {
+/// Checks that pods are placed as the simulation predicts.
+async fn check_simulation(test_bed: &TestBed, plugin: &Plugin) -> anyhow::Result<()> {
     let documents = PODS.map(|pod| {
         let mut object = from_template(pod, "share");
         object["apiVersion"] = "v1".into();
         object["kind"] = "Pod".into();
         object.to_string()
     });
-    let simulate = ["simulate", "-f", "-", "-n", bench.namespace()];
-    let Answer { code, result } = plugin.ask(&simulate, &documents.join("\n---\n")).await?;
-    anyhow::ensure!(code == 0, "the simulation ends with {code}: {result}");
+    let simulate = ["simulate", "-f", "-", "-n", test_bed.namespace()];
+    let PluginOutput { code, result } = plugin.call(&simulate, &documents.join("\n---\n")).await?;
+    anyhow::ensure!(code == 0, "simulate exits with code {code}: {result}");
     for (number, pod) in PODS.into_iter().enumerate() {
-        let foreseen = &result["pods"][number];
+        let predicted = &result["pods"][number];
         anyhow::ensure!(
-            foreseen["pod"] == *pod && foreseen["result"] == "Fits",
-            "foreseen: {foreseen}"
+            predicted["pod"] == *pod && predicted["result"] == "Fits",
+            "unexpected prediction: {predicted}"
         );
-        bench.holder(pod, "share").await?;
-        let claim = allocated(bench, pod, "allocated", |_| true).await?;
+        test_bed.create_holder(pod, "share").await?;
+        let claim = wait_allocated(test_bed, pod, "allocated", |_| true).await?;
         let results = &json!(claim.status)["allocation"]["devices"]["results"];
-        let device = &foreseen["claims"][0]["devices"][0];
+        let device = &predicted["claims"][0]["devices"][0];
         anyhow::ensure!(
-            device["device"] == results[0]["device"] && foreseen["node"] == results[0]["pool"],
-            "pod {pod}: foreseen {foreseen}, allocated {results}"
+            device["device"] == results[0]["device"] && predicted["node"] == results[0]["pool"],
+            "pod {pod}: predicted {predicted}, allocated {results}"
         );
     }
     Ok(())
 }
 
-/// The tree and the explanation show who holds what.
-async fn held(bench: &Bench, plugin: &Plugin) -> anyhow::Result<()> {
+/// Checks that `tree` and `explain` show the allocated shares.
+async fn check_tree(test_bed: &TestBed, plugin: &Plugin) -> anyhow::Result<()> {
     for pod in PODS {
-        bench.holds(pod).await?;
-        let Answer { code, result } =
-            plugin.ask(&["explain", "pod", pod, "-n", bench.namespace()], "").await?;
-        anyhow::ensure!(code == 0 && result["state"] == "Bound", "pod {pod}: {code}, {result}");
+        test_bed.wait_running(pod).await?;
+        let PluginOutput { code, result } =
+            plugin.call(&["explain", "pod", pod, "-n", test_bed.namespace()], "").await?;
+        anyhow::ensure!(
+            code == 0 && result["state"] == "Bound",
+            "pod {pod}: exit code {code}, {result}"
+        );
     }
-    let Answer { result, .. } = plugin.ask(&["tree", "-n", bench.namespace()], "").await?;
+    let PluginOutput { result, .. } =
+        plugin.call(&["tree", "-n", test_bed.namespace()], "").await?;
     let gpus =
         result["nodes"].as_array().into_iter().flatten().flat_map(|node| node["gpus"].as_array());
     let shares: Vec<&Value> =
@@ -81,24 +85,28 @@ async fn held(bench: &Bench, plugin: &Plugin) -> anyhow::Result<()> {
     let mut holders: Vec<&str> =
         shares.iter().filter_map(|share| share["pods"][0].as_str()).collect();
     holders.sort_unstable();
-    anyhow::ensure!(holders == ["one", "three", "two"], "the tree has {result}");
-    anyhow::ensure!(shares.iter().all(|share| share["memory"] == "30Gi"), "the tree has {result}");
+    anyhow::ensure!(holders == ["one", "three", "two"], "unexpected tree: {result}");
+    anyhow::ensure!(
+        shares.iter().all(|share| share["memory"] == "30Gi"),
+        "unexpected tree: {result}"
+    );
     Ok(())
 }
 
-/// A pod that fits nowhere is told the same by its event.
-async fn refused(bench: &Bench, plugin: &Plugin) -> anyhow::Result<()> {
-    bench.template("too-large", DRIVER, json!({"memory": "900Gi"})).await?;
-    bench.holder("large", "too-large").await?;
-    let event = told(bench, "large", "NoDevices").await?;
-    let Answer { code, result } =
-        plugin.ask(&["explain", "pod", "large", "-n", bench.namespace()], "").await?;
-    let message = result["claims"][0]["message"].as_str().context("a message")?;
+/// Checks that `explain` prints the message of a pending pod's event.
+async fn check_explanation(test_bed: &TestBed, plugin: &Plugin) -> anyhow::Result<()> {
+    test_bed.create_template("too-large", DRIVER, json!({"memory": "900Gi"})).await?;
+    test_bed.create_holder("large", "too-large").await?;
+    let event = wait_event_reason(test_bed, "large", "InsufficientDevices").await?;
+    let PluginOutput { code, result } =
+        plugin.call(&["explain", "pod", "large", "-n", test_bed.namespace()], "").await?;
+    let message =
+        result["claims"][0]["message"].as_str().context("no message in the explanation")?;
     anyhow::ensure!(
         code == 2 && message == event,
-        "the event says `{event}`, the plugin {code} and `{message}`"
+        "event message `{event}`, plugin exit code {code} and message `{message}`"
     );
     let findings = &result["findings"];
-    anyhow::ensure!(*findings == json!([]), "the controller is at work: {findings}");
+    anyhow::ensure!(*findings == json!([]), "unexpected findings: {findings}");
     Ok(())
 }

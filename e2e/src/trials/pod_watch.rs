@@ -1,51 +1,51 @@
-//! The pods of a namespace as they come, change and go, gaps in the watch included.
+//! Watch of a namespace's pods that reports gaps.
 
 use futures::stream::{BoxStream, StreamExt};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::runtime::{WatchStreamExt, watcher};
 
-/// What is seen.
-pub(super) enum Seen {
-    /// A pod that is there.
-    There(Pod),
-    /// A pod that is gone, as it was last.
-    Gone(Pod),
-    /// All that are there, at the beginning and after a gap: others that were may have gone unseen.
-    All(Vec<Pod>),
+/// An event of the watch.
+pub(super) enum PodEvent {
+    /// A pod was created or changed.
+    Changed(Pod),
+    /// A pod was deleted; its last state.
+    Deleted(Pod),
+    /// All existing pods, at the start and after a gap. Deletions during the gap are not reported.
+    Listed(Vec<Pod>),
 }
 
-/// A watch that goes on after errors.
+/// A watch that resumes after errors.
 pub(super) struct PodWatch {
     events: BoxStream<'static, watcher::Result<watcher::Event<Pod>>>,
     listed: Vec<Pod>,
 }
 
 impl PodWatch {
-    /// Watches these, from now on.
-    pub(super) fn of(pods: Api<Pod>) -> Self {
+    /// Starts to watch these pods.
+    pub(super) fn new(pods: Api<Pod>) -> Self {
         Self {
             events: watcher(pods, watcher::Config::default()).default_backoff().boxed(),
             listed: Vec::new(),
         }
     }
 
-    /// Waits for what is seen next.
+    /// Waits for the next event.
     ///
     /// # Errors
-    /// The watch has ended.
-    pub(super) async fn next(&mut self) -> anyhow::Result<Seen> {
+    /// Returns an error if the watch has ended.
+    pub(super) async fn next(&mut self) -> anyhow::Result<PodEvent> {
         loop {
             match self.events.next().await {
-                Some(Ok(watcher::Event::Apply(pod))) => return Ok(Seen::There(pod)),
-                Some(Ok(watcher::Event::Delete(pod))) => return Ok(Seen::Gone(pod)),
+                Some(Ok(watcher::Event::Apply(pod))) => return Ok(PodEvent::Changed(pod)),
+                Some(Ok(watcher::Event::Delete(pod))) => return Ok(PodEvent::Deleted(pod)),
                 Some(Ok(watcher::Event::Init)) => self.listed.clear(),
                 Some(Ok(watcher::Event::InitApply(pod))) => self.listed.push(pod),
                 Some(Ok(watcher::Event::InitDone)) => {
-                    return Ok(Seen::All(std::mem::take(&mut self.listed)));
+                    return Ok(PodEvent::Listed(std::mem::take(&mut self.listed)));
                 }
-                Some(Err(error)) => println!("    the watch of the pods was interrupted: {error}"),
-                None => anyhow::bail!("the watch of the pods ended"),
+                Some(Err(error)) => println!("    pod watch was interrupted: {error}"),
+                None => anyhow::bail!("pod watch ended"),
             }
         }
     }

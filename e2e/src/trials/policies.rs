@@ -1,4 +1,4 @@
-//! Taking the admission policies of Tessera away and putting them back.
+//! Removal and restoration of Tessera's admission policies during a trial.
 
 use std::time::Duration;
 
@@ -7,60 +7,60 @@ use kube::Api;
 use kube::api::{DeleteParams, PostParams};
 use serde_json::json;
 
-use super::bench::Bench;
+use super::test_bed::TestBed;
 use crate::inventory::DRIVER;
 
-/// API servers learn of policies by a watch of their own, so that a change is in force some time
-/// after it is made.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// Time limit for a change of the policies to be in force. API servers observe policies by their
+/// own watch.
+const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Nothing tells when a policy is in force, so it is tried.
-const TRY_EVERY: Duration = Duration::from_millis(200);
+/// Interval between requests that test whether the policies are in force; no watch reports that.
+const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Runs `work` without the policies; they are in force again afterwards, whatever came of it.
+/// Runs `work` without the policies, and waits in every case until they are in force again.
 pub(super) async fn without<T>(
-    bench: &Bench,
+    test_bed: &TestBed,
     work: impl Future<Output = anyhow::Result<T>>,
 ) -> anyhow::Result<T> {
-    let outcome = match switch(bench, "off").await {
+    let outcome = match switch(test_bed, "off").await {
         Ok(()) => work.await,
         Err(error) => Err(error),
     };
-    let restored = switch(bench, "on").await;
+    let restored = switch(test_bed, "on").await;
     let outcome = outcome?;
     restored?;
     Ok(outcome)
 }
 
-async fn switch(bench: &Bench, to: &str) -> anyhow::Result<()> {
-    bench.hands()?.run(&["policies", "control-plane", to]).await?;
+async fn switch(test_bed: &TestBed, to: &str) -> anyhow::Result<()> {
+    test_bed.operations()?.run(&["policies", "control-plane", to]).await?;
     let in_force = async {
-        let mut ticks = tokio::time::interval(TRY_EVERY);
+        let mut ticks = tokio::time::interval(RETRY_INTERVAL);
         loop {
             ticks.tick().await;
-            if anybody_may_publish(bench).await? == (to == "off") {
+            if is_publishing_allowed(test_bed).await? == (to == "off") {
                 return Ok::<_, anyhow::Error>(());
             }
         }
     };
-    let waited = tokio::time::timeout(PATIENCE, in_force).await;
-    waited.map_err(|_| anyhow::anyhow!("the policies are not {to} after {PATIENCE:?}"))?
+    let waited = tokio::time::timeout(TIMEOUT, in_force).await;
+    waited.map_err(|_| anyhow::anyhow!("the policies are not switched {to} after {TIMEOUT:?}"))?
 }
 
-/// Publishes a slice of our driver, of a node that does not exist, and takes it back. The policy
-/// against that has the binding that is last by name, and bindings go and come in that order: API
-/// servers see them in it, and take in at once what they have seen.
-async fn anybody_may_publish(bench: &Bench) -> anyhow::Result<bool> {
-    const NAME: &str = "may-anybody-publish";
+/// Tries to create a slice of the driver on a node that does not exist, and deletes it. The policy
+/// that denies it has the last binding by name. Bindings are created and deleted in that order, and
+/// API servers apply them in the order in which they observe them.
+async fn is_publishing_allowed(test_bed: &TestBed) -> anyhow::Result<bool> {
+    const NAME: &str = "policy-check";
     let pool = json!({"name": "nowhere", "generation": 1, "resourceSliceCount": 1});
     let slice = json!({
         "metadata": {"name": NAME},
         "spec": {"driver": DRIVER, "nodeName": "nowhere", "pool": pool, "devices": []},
     });
-    let slices: Api<ResourceSlice> = Api::all(bench.client.clone());
+    let slices: Api<ResourceSlice> = Api::all(test_bed.client.clone());
     match slices.create(&PostParams::default(), &serde_json::from_value(slice)?).await {
         Ok(_) => {}
-        // Of a try that was interrupted before it took it back.
+        // Left by an interrupted check.
         Err(kube::Error::Api(status)) if status.is_already_exists() => {}
         Err(kube::Error::Api(status)) if status.code == 403 || status.code == 422 => {
             return Ok(false);

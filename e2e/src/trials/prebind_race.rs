@@ -1,10 +1,9 @@
-//! kube-scheduler's reservation of a claim, held on its way to the API server while the claim
-//! becomes another one's or nobody's: pod and claim never end on different nodes.
+//! Trial that holds kube-scheduler's reservation of a claim while the claim is released or
+//! reallocated: pod and claim never end on different nodes.
 //!
-//! PreBind answers a conflict by reading the claim again and reserving whatever it is by then
-//! (`bindClaim` of Kubernetes 1.37.1). So where the claim has been allocated anew in between, the
-//! scheduler itself binds the pod to the node of the old allocation, and the controller has to
-//! bring the two together.
+//! After a conflict, PreBind reads the claim again and reserves its current state (`bindClaim` in
+//! Kubernetes 1.37.1). If the claim was reallocated meanwhile, the scheduler binds the pod to the
+//! node of the old allocation, and the controller must repair that.
 
 use std::net::{IpAddr, UdpSocket};
 
@@ -15,76 +14,77 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
 use serde_json::json;
 
-use super::bench::{Bench, PATIENCE, holder};
-use super::deleted_early::own_claim;
-use super::neighbour::CONTROLLER;
+use super::deleted_early::user_claim;
+use super::other_pool::CONTROLLER;
+use super::test_bed::{TIMEOUT, TestBed, holder};
 use super::{overcommit, placement};
 use crate::harness::TrialOutcome;
 use crate::operations::Operations;
-use crate::proxy::{HoldingProxy, Match};
+use crate::proxy::{HoldingProxy, WriteFilter};
 use crate::runner::Outcome;
-use crate::wait::{self, Verdict};
+use crate::wait::{self, CheckResult};
 
 const SCHEDULER: &str = "system:kube-scheduler";
 const CONTROL_PLANE: &str = "control-plane";
 
-pub(super) async fn forced(bench: Bench) -> TrialOutcome {
-    let hands = bench.hands()?;
-    let proxy = HoldingProxy::start(bench.client_of(SCHEDULER)?, own_address(&bench)?).await?;
-    hands.run(&["scheduler-through", CONTROL_PLANE, &proxy.url()]).await?;
-    let outcome = overcommit::never_during(&bench, each_order(&bench, &proxy)).await;
-    cordon(&bench, &nodes(&bench).await?, false).await?;
-    restore(hands).await?;
+pub(super) async fn is_resolved(test_bed: TestBed) -> TrialOutcome {
+    let operations = test_bed.operations()?;
+    let proxy =
+        HoldingProxy::start(test_bed.client_of(SCHEDULER)?, own_address(&test_bed)?).await?;
+    operations.run(&["scheduler-through", CONTROL_PLANE, &proxy.url()]).await?;
+    let outcome = overcommit::check_during(&test_bed, each_order(&test_bed, &proxy)).await;
+    cordon(&test_bed, &nodes(&test_bed).await?, false).await?;
+    restore(operations).await?;
     outcome
 }
 
-async fn restore(hands: &Operations) -> anyhow::Result<()> {
-    Ok(hands.run(&["scheduler-through", CONTROL_PLANE, "nobody"]).await.map(drop)?)
+async fn restore(operations: &Operations) -> anyhow::Result<()> {
+    Ok(operations.run(&["scheduler-through", CONTROL_PLANE, "none"]).await.map(drop)?)
 }
 
-/// The address of this machine on the way to the API server, and so one at which its machine
-/// reaches this one.
-fn own_address(bench: &Bench) -> anyhow::Result<IpAddr> {
-    let server = bench.server();
+/// Returns this machine's address on the route to the API server, which the API server's machine
+/// can reach.
+fn own_address(test_bed: &TestBed) -> anyhow::Result<IpAddr> {
+    let server = test_bed.server();
     let host = server.host().unwrap_or_default();
     let socket = UdpSocket::bind("0.0.0.0:0")?;
-    // Sends nothing: it only chooses the way.
+    // Sends no packets; it only selects the route.
     socket.connect((host, server.port_u16().unwrap_or(443)))?;
     Ok(socket.local_addr()?.ip())
 }
 
-async fn each_order(bench: &Bench, proxy: &HoldingProxy) -> TrialOutcome {
-    allocated_elsewhere(bench, proxy).await?;
-    taken_back(bench, proxy).await?;
-    deleted(bench, proxy).await?;
-    Ok(Outcome::Held(vec![]))
+async fn each_order(test_bed: &TestBed, proxy: &HoldingProxy) -> TrialOutcome {
+    allocated_elsewhere(test_bed, proxy).await?;
+    released(test_bed, proxy).await?;
+    deleted(test_bed, proxy).await?;
+    Ok(Outcome::Passed(vec![]))
 }
 
-/// The claim is on another node by the time the scheduler reads it again.
-async fn allocated_elsewhere(bench: &Bench, proxy: &HoldingProxy) -> anyhow::Result<()> {
+/// The claim is allocated on another node before the scheduler reads it again.
+async fn allocated_elsewhere(test_bed: &TestBed, proxy: &HoldingProxy) -> anyhow::Result<()> {
     let (pod, claim) = ("moved", "claim-1");
-    let old = held(bench, proxy, pod, claim).await?;
+    let old = hold_reservation(test_bed, proxy, pod, claim).await?;
     let node = placement::node_of(&old).unwrap_or_default().to_owned();
     let only = std::slice::from_ref(&node);
-    cordon(bench, only, true).await?;
-    take_back(bench, &old).await?;
+    cordon(test_bed, only, true).await?;
+    release_claim(test_bed, &old).await?;
     let elsewhere = |claim: &ResourceClaim| placement::node_of(claim) != Some(&node);
-    placement::allocated(bench, claim, "on another node", elsewhere).await?;
-    refused(proxy).await?;
-    placement::together(bench, pod, claim).await?;
-    cordon(bench, only, false).await?;
-    done(bench, pod, claim).await
+    placement::wait_allocated(test_bed, claim, "on another node", elsewhere).await?;
+    expect_conflict(proxy).await?;
+    placement::check_colocated(test_bed, pod, claim).await?;
+    cordon(test_bed, only, false).await?;
+    clean_up(test_bed, pod, claim).await
 }
 
-/// The claim is nobody's by the time the scheduler reads it again.
-async fn taken_back(bench: &Bench, proxy: &HoldingProxy) -> anyhow::Result<()> {
+/// The claim is released before the scheduler reads it again.
+async fn released(test_bed: &TestBed, proxy: &HoldingProxy) -> anyhow::Result<()> {
     let (pod, claim) = ("delayed", "claim-2");
-    let old = held(bench, proxy, pod, claim).await?;
-    let nodes = nodes(bench).await?;
-    cordon(bench, &nodes, true).await?;
-    take_back(bench, &old).await?;
-    placement::told(bench, pod, "NoDevices").await?;
-    refused(proxy).await?;
+    let old = hold_reservation(test_bed, proxy, pod, claim).await?;
+    let nodes = nodes(test_bed).await?;
+    cordon(test_bed, &nodes, true).await?;
+    release_claim(test_bed, &old).await?;
+    placement::wait_event_reason(test_bed, pod, "InsufficientDevices").await?;
+    expect_conflict(proxy).await?;
     let failed = |pod: Option<&Pod>| match pod.and_then(|pod| pod.status.as_ref()) {
         Some(status)
             if status
@@ -93,89 +93,89 @@ async fn taken_back(bench: &Bench, proxy: &HoldingProxy) -> anyhow::Result<()> {
                 .flatten()
                 .any(|c| c.reason.as_deref() == Some("SchedulerError")) =>
         {
-            Verdict::Done(())
+            CheckResult::Done(())
         }
-        status => Verdict::NotYet(json!(status).to_string()),
+        status => CheckResult::Pending(json!(status).to_string()),
     };
-    wait::until_one(bench.pods(), pod, "the scheduler to give its attempt up", PATIENCE, failed)
+    wait::until_one(test_bed.pods(), pod, "the scheduling attempt to fail", TIMEOUT, failed)
         .await?;
-    cordon(bench, &nodes, false).await?;
-    placement::together(bench, pod, claim).await?;
-    done(bench, pod, claim).await
+    cordon(test_bed, &nodes, false).await?;
+    placement::check_colocated(test_bed, pod, claim).await?;
+    clean_up(test_bed, pod, claim).await
 }
 
-/// The pod is gone by the time the scheduler reads the claim again.
-async fn deleted(bench: &Bench, proxy: &HoldingProxy) -> anyhow::Result<()> {
-    let (pod, claim) = ("gone", "claim-3");
-    held(bench, proxy, pod, claim).await?;
-    bench.delete(&[pod.to_owned()]).await?;
-    placement::unallocated(bench, claim).await?;
-    refused(proxy).await?;
-    // Nobody holds it: the next pod has it, and then nobody again.
-    bench.create(holder("next", json!({"name": "gpu", "resourceClaimName": claim}))).await?;
-    placement::together(bench, "next", claim).await?;
-    done(bench, "next", claim).await
+/// The pod is deleted before the scheduler reads the claim again.
+async fn deleted(test_bed: &TestBed, proxy: &HoldingProxy) -> anyhow::Result<()> {
+    let (pod, claim) = ("deleted", "claim-3");
+    hold_reservation(test_bed, proxy, pod, claim).await?;
+    test_bed.delete(&[pod.to_owned()]).await?;
+    placement::wait_unallocated(test_bed, claim).await?;
+    expect_conflict(proxy).await?;
+    // The claim is released; the next pod uses it, and it is released again.
+    test_bed.create(holder("next", json!({"name": "gpu", "resourceClaimName": claim}))).await?;
+    placement::check_colocated(test_bed, "next", claim).await?;
+    clean_up(test_bed, "next", claim).await
 }
 
-/// Makes a pod with a claim of its own, and waits until the scheduler is about to reserve that.
-/// Returns the claim.
-async fn held(
-    bench: &Bench,
+/// Creates a pod with its own claim, and waits until the scheduler's reservation of the claim is
+/// held. Returns the claim.
+async fn hold_reservation(
+    test_bed: &TestBed,
     proxy: &HoldingProxy,
     pod: &str,
     claim: &str,
 ) -> anyhow::Result<ResourceClaim> {
-    bench
+    test_bed
         .claims()
-        .create(&PostParams::default(), &serde_json::from_value(own_claim(claim))?)
+        .create(&PostParams::default(), &serde_json::from_value(user_claim(claim))?)
         .await?;
-    // The claim does not name the pod before it is reserved for it.
-    let path_ends = format!("/namespaces/{}/resourceclaims/{claim}/status", bench.namespace());
-    proxy.hold(Match { path_ends, body_has: pod.to_owned() });
-    bench.create(holder(pod, json!({"name": "gpu", "resourceClaimName": claim}))).await?;
-    let waited = tokio::time::timeout(PATIENCE, proxy.held()).await;
-    waited.map_err(|_| anyhow::anyhow!("the scheduler does not reserve {claim} for {pod}"))?;
-    placement::allocated(bench, claim, "allocated and not reserved", |claim| {
+    // The claim does not contain the pod's name before it is reserved for it.
+    let path_suffix = format!("/namespaces/{}/resourceclaims/{claim}/status", test_bed.namespace());
+    proxy.hold(WriteFilter { path_suffix, body_contains: pod.to_owned() });
+    test_bed.create(holder(pod, json!({"name": "gpu", "resourceClaimName": claim}))).await?;
+    let waited = tokio::time::timeout(TIMEOUT, proxy.wait_held()).await;
+    waited.map_err(|_| anyhow::anyhow!("the scheduler did not reserve {claim} for {pod}"))?;
+    placement::wait_allocated(test_bed, claim, "allocated and not reserved", |claim| {
         !placement::is_reserved(claim)
     })
     .await
 }
 
-/// Lets the reservation go, which is for a claim that has changed.
-async fn refused(proxy: &HoldingProxy) -> anyhow::Result<()> {
-    let answer = tokio::time::timeout(PATIENCE, proxy.let_go()).await?;
+/// Releases the held reservation, and checks that it fails with a conflict.
+async fn expect_conflict(proxy: &HoldingProxy) -> anyhow::Result<()> {
+    let answer = tokio::time::timeout(TIMEOUT, proxy.release()).await?;
     anyhow::ensure!(
         answer == StatusCode::CONFLICT,
-        "the held reservation was answered with {answer}"
+        "the held reservation returned {answer}, expected a conflict"
     );
     Ok(())
 }
 
-/// Does what the controller does when it gives a place up.
-async fn take_back(bench: &Bench, claim: &ResourceClaim) -> anyhow::Result<()> {
+/// Releases the claim as the controller does.
+async fn release_claim(test_bed: &TestBed, claim: &ResourceClaim) -> anyhow::Result<()> {
     let status = json!({
         "metadata": {"resourceVersion": claim.resource_version()},
         "status": {"allocation": null, "devices": null},
     });
     let claims: Api<ResourceClaim> =
-        Api::namespaced(bench.client_of(CONTROLLER)?, bench.namespace());
+        Api::namespaced(test_bed.client_of(CONTROLLER)?, test_bed.namespace());
     claims.patch_status(&claim.name_any(), &PatchParams::default(), &Patch::Merge(status)).await?;
     Ok(())
 }
 
-async fn done(bench: &Bench, pod: &str, claim: &str) -> anyhow::Result<()> {
-    bench.delete(&[pod.to_owned()]).await?;
-    placement::unallocated(bench, claim).await?;
-    placement::delete_claim(bench, claim).await
+async fn clean_up(test_bed: &TestBed, pod: &str, claim: &str) -> anyhow::Result<()> {
+    test_bed.delete(&[pod.to_owned()]).await?;
+    placement::wait_unallocated(test_bed, claim).await?;
+    placement::delete_claim(test_bed, claim).await
 }
 
-async fn nodes(bench: &Bench) -> anyhow::Result<Vec<String>> {
-    let nodes: Api<Node> = Api::all(bench.client.clone());
+async fn nodes(test_bed: &TestBed) -> anyhow::Result<Vec<String>> {
+    let nodes: Api<Node> = Api::all(test_bed.client.clone());
     Ok(nodes.list(&Default::default()).await?.iter().map(ResourceExt::name_any).collect())
 }
 
-async fn cordon(bench: &Bench, names: &[String], cordoned: bool) -> anyhow::Result<()> {
-    let nodes: Api<Node> = Api::all(bench.client.clone());
+async fn cordon(test_bed: &TestBed, names: &[String], cordoned: bool) -> anyhow::Result<()> {
+    let nodes: Api<Node> = Api::all(test_bed.client.clone());
     for name in names {
         if cordoned {
             nodes.cordon(name).await?

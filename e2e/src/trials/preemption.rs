@@ -1,5 +1,5 @@
-//! A pod whose claim is where a less important pod is in the way: kube-scheduler evicts that one,
-//! and the claim stays there.
+//! Trial of preemption: the pod's claim is on a node where a pod of lower priority blocks it.
+//! kube-scheduler evicts that pod, and the claim stays allocated.
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -8,29 +8,29 @@ use kube::Api;
 use kube::api::{DeleteParams, PostParams};
 use serde_json::{Value, json};
 
-use super::bench::{Bench, PATIENCE, from_template};
 use super::refused_node::{first_choice, on_node, with_port};
+use super::test_bed::{TIMEOUT, TestBed, from_template};
 use super::{overcommit, placement};
 use crate::harness::TrialOutcome;
 use crate::inventory::DRIVER;
 use crate::leftovers::holds_device;
 use crate::runner::Outcome;
-use crate::wait::{self, Verdict};
+use crate::wait::{self, CheckResult};
 
 const CLASSES: [(&str, i32); 2] = [("e2e-unimportant", 10), ("e2e-important", 1000)];
 
-pub(super) async fn stays(bench: Bench) -> TrialOutcome {
-    let classes: Api<PriorityClass> = Api::all(bench.client.clone());
+pub(super) async fn keeps_allocation(test_bed: TestBed) -> TrialOutcome {
+    let classes: Api<PriorityClass> = Api::all(test_bed.client.clone());
     for (name, value) in CLASSES {
         let class = json!({"metadata": {"name": name}, "value": value});
         match classes.create(&PostParams::default(), &serde_json::from_value(class)?).await {
             Ok(_) => {}
-            // Of an interrupted run.
+            // Left by an interrupted run.
             Err(kube::Error::Api(status)) if status.is_already_exists() => {}
             Err(error) => return Err(error.into()),
         }
     }
-    let outcome = overcommit::never_during(&bench, preempts(&bench)).await;
+    let outcome = overcommit::check_during(&test_bed, preempt(&test_bed)).await;
     for (name, _) in CLASSES {
         classes.delete(name, &DeleteParams::default()).await?;
     }
@@ -42,48 +42,49 @@ fn of_class(mut pod: Value, class: &str) -> Value {
     pod
 }
 
-async fn preempts(bench: &Bench) -> TrialOutcome {
-    bench.template("share", DRIVER, json!({"memory": "10Gi", "cores": "10"})).await?;
-    let node = first_choice(bench, "share").await?;
+async fn preempt(test_bed: &TestBed) -> TrialOutcome {
+    test_bed.create_template("share", DRIVER, json!({"memory": "10Gi", "cores": "10"})).await?;
+    let node = first_choice(test_bed, "share").await?;
     let [(unimportant, _), (important, _)] = CLASSES;
     let victim = of_class(with_port(from_template("victim", "share")), unimportant);
-    bench.create(on_node(victim, &node)).await?;
-    bench.holds("victim").await?;
+    test_bed.create(on_node(victim, &node)).await?;
+    test_bed.wait_running("victim").await?;
     tokio::select! {
-        moved = moves(bench, "important", &node) => { moved?; }
+        moved = fail_if_moved(test_bed, "important", &node) => { moved?; }
         placed = async {
-            bench.create(of_class(with_port(from_template("important", "share")), important)).await?;
-            placement::together(bench, "important", "important").await
+            test_bed.create(of_class(with_port(from_template("important", "share")), important)).await?;
+            placement::check_colocated(test_bed, "important", "important").await
         } => { placed?; }
     }
-    let victim = bench.pods().get_opt("victim").await?;
+    let victim = test_bed.pods().get_opt("victim").await?;
     let evicted = victim.as_ref().is_none_or(is_evicted);
     anyhow::ensure!(
         evicted,
-        "the victim is still there: {}",
+        "pod `victim` was not evicted: {}",
         json!(victim.map(|victim| victim.status))
     );
-    bench.delete(&["important".to_owned()]).await?;
-    Ok(Outcome::Held(vec![]))
+    test_bed.delete(&["important".to_owned()]).await?;
+    Ok(Outcome::Passed(vec![]))
 }
 
 fn is_evicted(pod: &Pod) -> bool {
     pod.metadata.deletion_timestamp.is_some()
 }
 
-/// Ends, with an error, when the pod's claim is allocated on another node. Others have room for it.
-async fn moves(bench: &Bench, pod: &str, node: &str) -> anyhow::Result<()> {
-    let judge = |claims: &[ResourceClaim]| {
+/// Returns an error when the pod's claim is allocated on another node, where there is capacity for
+/// it.
+async fn fail_if_moved(test_bed: &TestBed, pod: &str, node: &str) -> anyhow::Result<()> {
+    let check = |claims: &[ResourceClaim]| {
         let elsewhere = claims.iter().find(|claim| {
-            placement::is_of(claim, pod)
+            placement::belongs_to(claim, pod)
                 && holds_device(claim)
                 && placement::node_of(claim) != Some(node)
         });
         match elsewhere {
-            Some(claim) => Verdict::<()>::Hopeless(json!(claim.status).to_string()),
-            None => Verdict::NotYet("it is not anywhere else".into()),
+            Some(claim) => CheckResult::<()>::Impossible(json!(claim.status).to_string()),
+            None => CheckResult::Pending("not allocated on another node".into()),
         }
     };
-    let what = format!("the claim of {pod} to stay on {node}, where preemption makes room");
-    Ok(wait::until(bench.claims(), Default::default(), &what, PATIENCE, judge).await?)
+    let what = format!("the claim of {pod} to stay on {node}");
+    Ok(wait::until(test_bed.claims(), Default::default(), &what, TIMEOUT, check).await?)
 }

@@ -1,32 +1,32 @@
-//! A line every few seconds, so that a long trial can be told from one that hangs.
+//! Progress messages of long trials.
 
 use std::time::{Duration, Instant};
 
-const EVERY: Duration = Duration::from_secs(5);
+const INTERVAL: Duration = Duration::from_secs(5);
 
-/// How far a trial has come.
+/// Progress of a trial.
 pub(super) struct Progress {
     what: &'static str,
-    all: usize,
+    total: usize,
     began: Instant,
-    told: Instant,
+    reported: Instant,
 }
 
 impl Progress {
-    /// Nothing is done yet of `all` of these.
-    pub(super) fn new(what: &'static str, all: usize) -> Self {
-        Self { what, all, began: Instant::now(), told: Instant::now() }
+    /// Creates the progress of `all` items.
+    pub(super) fn new(what: &'static str, total: usize) -> Self {
+        Self { what, total, began: Instant::now(), reported: Instant::now() }
     }
 
-    /// So many are done; says so if it has not for a while.
-    pub(super) fn at(&mut self, done: usize, more: impl FnOnce() -> String) {
-        if self.told.elapsed() >= EVERY {
-            self.told = Instant::now();
+    /// Reports that `done` items are finished, at most every 5 s.
+    pub(super) fn report(&mut self, done: usize, more: impl FnOnce() -> String) {
+        if self.reported.elapsed() >= INTERVAL {
+            self.reported = Instant::now();
             let seconds = self.began.elapsed().as_secs_f64();
             let rate = f64::from(u32::try_from(done).unwrap_or(u32::MAX)) / seconds;
             println!(
                 "    {done} of {} {} after {seconds:.0} s ({rate:.0}/s){}",
-                self.all,
+                self.total,
                 self.what,
                 more()
             );

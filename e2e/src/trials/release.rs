@@ -1,4 +1,4 @@
-//! The chart upgraded, and removed and installed again, while claims are alive.
+//! Trials that upgrade, uninstall and reinstall the chart while claims are allocated.
 
 use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicy;
 use k8s_openapi::api::core::v1::Pod;
@@ -8,59 +8,59 @@ use kube::api::{DeleteParams, ListParams};
 use kube::runtime::watcher;
 use serde_json::json;
 
-use super::bench::{Bench, PATIENCE, Skip, container_ids, phase, uid};
 use super::residue;
+use super::test_bed::{Skip, TIMEOUT, TestBed, container_ids, phase, uid};
 use crate::harness::TrialOutcome;
 use crate::helm::{Helm, NAMESPACE};
 use crate::inventory::DRIVER;
 use crate::leftovers::holds_device;
 use crate::runner::Outcome;
-use crate::wait::{self, Verdict};
+use crate::wait::{self, CheckResult};
 
-/// What the chart's objects are labelled with.
+/// Label of the chart's objects.
 const CHART_LABEL: &str = "app.kubernetes.io/part-of=tessera";
 
-/// Values that roll driver and controller.
+/// Values that restart driver and controller.
 const ROLLED: [&str; 2] =
     ["driver.podAnnotations.rolled=yes", "controller.podAnnotations.rolled=yes"];
 
-pub(super) async fn upgraded(bench: Bench) -> TrialOutcome {
+pub(super) async fn upgraded(test_bed: TestBed) -> TrialOutcome {
     let helm = helm()?;
-    share(&bench).await?;
-    bench.holder("before", "share").await?;
-    let before = bench.holds("before").await?;
-    let during = during(&bench, helm.upgrade(&ROLLED)).await?;
-    let old = of_the_chart(&bench).await?.into_iter().filter(|pod| {
+    create_template(&test_bed).await?;
+    test_bed.create_holder("before", "share").await?;
+    let before = test_bed.wait_running("before").await?;
+    let during = start_pods_during(&test_bed, helm.upgrade(&ROLLED)).await?;
+    let old = chart_pods(&test_bed).await?.into_iter().filter(|pod| {
         let annotations = pod.metadata.annotations.as_ref();
         !annotations.is_some_and(|annotations| annotations.contains_key("rolled"))
     });
-    anyhow::ensure!(old.count() == 0, "the upgrade has rolled nothing");
-    unnoticed(&bench, &before).await?;
-    bench.holder("after", "share").await?;
-    bench.holds("after").await?;
+    anyhow::ensure!(old.count() == 0, "the upgrade did not restart all pods of the chart");
+    check_undisturbed(&test_bed, &before).await?;
+    test_bed.create_holder("after", "share").await?;
+    test_bed.wait_running("after").await?;
     helm.upgrade(&[]).await?;
-    unnoticed(&bench, &before).await?;
+    check_undisturbed(&test_bed, &before).await?;
     let all: Vec<_> = during.into_iter().chain(["before".to_owned(), "after".to_owned()]).collect();
-    bench.delete(&all).await?;
-    Ok(Outcome::Held(vec![]))
+    test_bed.delete(&all).await?;
+    Ok(Outcome::Passed(vec![]))
 }
 
-/// Starts one pod after the other for as long as something goes on; returns their names.
-async fn during(
-    bench: &Bench,
-    going_on: impl Future<Output = anyhow::Result<()>>,
+/// Starts one pod after the other until `operation` ends; returns their names.
+async fn start_pods_during(
+    test_bed: &TestBed,
+    operation: impl Future<Output = anyhow::Result<()>>,
 ) -> anyhow::Result<Vec<String>> {
     let mut names = Vec::new();
-    let mut going_on = std::pin::pin!(going_on);
+    let mut operation = std::pin::pin!(operation);
     let mut ended = false;
     while !ended {
         let name = format!("during-{}", names.len());
         names.push(name.clone());
-        bench.holder(&name, "share").await?;
-        let starting = bench.holds(&name);
+        test_bed.create_holder(&name, "share").await?;
+        let starting = test_bed.wait_running(&name);
         let mut starting = std::pin::pin!(starting);
         tokio::select! {
-            done = &mut going_on => {
+            done = &mut operation => {
                 done?;
                 ended = true;
                 starting.await?;
@@ -71,80 +71,86 @@ async fn during(
     Ok(names)
 }
 
-pub(super) async fn removed(bench: Bench) -> TrialOutcome {
+pub(super) async fn removed(test_bed: TestBed) -> TrialOutcome {
     let helm = helm()?;
-    share(&bench).await?;
+    create_template(&test_bed).await?;
     for name in ["stays", "deleted"] {
-        bench.holder(name, "share").await?;
+        test_bed.create_holder(name, "share").await?;
     }
-    let stays = bench.holds("stays").await?;
-    let deleted = bench.holds("deleted").await?;
+    let stays = test_bed.wait_running("stays").await?;
+    let deleted = test_bed.wait_running("deleted").await?;
     helm.uninstall().await?;
-    let without = without_tessera(&bench, &stays, &deleted).await;
-    // Also after a failure: what comes next needs it.
+    let checked = check_uninstalled(&test_bed, &stays, &deleted).await;
+    // Also after a failure; later trials need Tessera.
     helm.install().await?;
-    without?;
-    gone(&bench, "deleted").await?;
-    bench.holds("waits").await?;
-    unnoticed(&bench, &stays).await?;
-    bench.delete(&["stays".to_owned(), "waits".to_owned()]).await?;
-    residue::nowhere(&bench, residue::PATIENCE).await?;
-    Ok(Outcome::Held(vec![]))
+    checked?;
+    wait_deleted(&test_bed, "deleted").await?;
+    test_bed.wait_running("pending").await?;
+    check_undisturbed(&test_bed, &stays).await?;
+    test_bed.delete(&["stays".to_owned(), "pending".to_owned()]).await?;
+    residue::check_all_nodes(&test_bed, residue::TIMEOUT).await?;
+    Ok(Outcome::Passed(vec![]))
 }
 
-/// What README.md says of a cluster from which Tessera was removed with claims alive.
-async fn without_tessera(bench: &Bench, stays: &Pod, deleted: &Pod) -> anyhow::Result<()> {
+/// Checks the state after an uninstall with allocated claims, as README.md describes it.
+async fn check_uninstalled(test_bed: &TestBed, stays: &Pod, deleted: &Pod) -> anyhow::Result<()> {
     let chart = ListParams::default().labels(CHART_LABEL);
-    let policies: Api<ValidatingAdmissionPolicy> = Api::all(bench.client.clone());
+    let policies: Api<ValidatingAdmissionPolicy> = Api::all(test_bed.client.clone());
     let policies = policies.list(&chart).await?.items.len();
-    let classes: Api<DeviceClass> = Api::all(bench.client.clone());
+    let classes: Api<DeviceClass> = Api::all(test_bed.client.clone());
     let classes = classes.list(&chart).await?.items.len();
     anyhow::ensure!((policies, classes) == (0, 0), "left: {policies} policies, {classes} classes");
-    bench.holder("waits", "share").await?;
-    bench.pods().delete("deleted", &DeleteParams::default()).await?;
-    // The kubelet does, half a minute after the driver went.
-    let ours = watcher::Config::default().fields(&format!("spec.driver={DRIVER}"));
-    let judge = |slices: &[ResourceSlice]| match slices.len() {
-        0 => Verdict::Done(()),
-        left => Verdict::NotYet(format!("{left} slices")),
+    test_bed.create_holder("pending", "share").await?;
+    test_bed.pods().delete("deleted", &DeleteParams::default()).await?;
+    // The kubelet deletes them 30 s after the driver has exited.
+    let selector = watcher::Config::default().fields(&format!("spec.driver={DRIVER}"));
+    let check = |slices: &[ResourceSlice]| match slices.len() {
+        0 => CheckResult::Done(()),
+        left => CheckResult::Pending(format!("{left} slices")),
     };
-    wait::until(Api::all(bench.client.clone()), ours, "the slices to go", PATIENCE, judge).await?;
-    unnoticed(bench, stays).await?;
-    // Its containers have ended, but nobody can unprepare its claim: the share stays taken, and
-    // nothing is half undone.
-    let still = bench.pods().get("deleted").await?;
-    anyhow::ensure!(uid(&still) == uid(deleted), "another pod `deleted`");
-    let held = bench.claims().list(&ListParams::default()).await?;
+    wait::until(
+        Api::all(test_bed.client.clone()),
+        selector,
+        "the slices to be deleted",
+        TIMEOUT,
+        check,
+    )
+    .await?;
+    check_undisturbed(test_bed, stays).await?;
+    // The pod's containers have exited, but no driver can unprepare its claim: it stays allocated.
+    let still = test_bed.pods().get("deleted").await?;
+    anyhow::ensure!(uid(&still) == uid(deleted), "pod `deleted` was replaced");
+    let held = test_bed.claims().list(&ListParams::default()).await?;
     let held = held.iter().filter(|claim| holds_device(claim)).count();
-    anyhow::ensure!(held == 2, "{held} of 2 claims hold their share");
-    let waits = bench.pods().get("waits").await?;
-    anyhow::ensure!(phase(&waits) == "Pending", "pod `waits` is {}", phase(&waits));
+    anyhow::ensure!(held == 2, "{held} of 2 claims are allocated");
+    let pending = test_bed.pods().get("pending").await?;
+    anyhow::ensure!(phase(&pending) == "Pending", "pod `pending` is {}", phase(&pending));
     Ok(())
 }
 
-/// The hands on the release, or a reason to skip.
+/// Returns the Helm client, or a reason to skip the trial.
 pub(super) fn helm() -> Result<Helm, Skip> {
     Helm::from_environment().ok_or_else(|| Skip("TESSERA_E2E_HELM_VALUES is not set".into()))
 }
 
-async fn share(bench: &Bench) -> anyhow::Result<()> {
-    bench.template("share", DRIVER, json!({"memory": "2Gi", "cores": "5"})).await
+async fn create_template(test_bed: &TestBed) -> anyhow::Result<()> {
+    test_bed.create_template("share", DRIVER, json!({"memory": "2Gi", "cores": "5"})).await
 }
 
-/// Pods of the chart that are not on their way out.
-async fn of_the_chart(bench: &Bench) -> anyhow::Result<Vec<Pod>> {
-    let pods: Api<Pod> = Api::namespaced(bench.client.clone(), NAMESPACE);
+/// Returns the chart's pods that are not terminating.
+async fn chart_pods(test_bed: &TestBed) -> anyhow::Result<Vec<Pod>> {
+    let pods: Api<Pod> = Api::namespaced(test_bed.client.clone(), NAMESPACE);
     let pods = pods.list(&ListParams::default()).await?;
     Ok(pods.items.into_iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).collect())
 }
 
-/// A pod that runs on as it was.
-pub(super) async fn unnoticed(bench: &Bench, before: &Pod) -> anyhow::Result<()> {
+/// Checks that a pod still runs with the same containers.
+pub(super) async fn check_undisturbed(test_bed: &TestBed, before: &Pod) -> anyhow::Result<()> {
     let name = before.metadata.name.as_deref().unwrap_or_default();
-    let now = bench.pods().get(name).await?;
+    let now = test_bed.pods().get(name).await?;
     anyhow::ensure!(
         container_ids(&now) == container_ids(before) && phase(&now) == "Running",
-        "pod {name} noticed: {:?}, then {} {:?}",
+        "pod {name} was restarted or stopped: {:?}, then {} {:?}",
         container_ids(before),
         phase(&now),
         container_ids(&now)
@@ -152,11 +158,11 @@ pub(super) async fn unnoticed(bench: &Bench, before: &Pod) -> anyhow::Result<()>
     Ok(())
 }
 
-async fn gone(bench: &Bench, name: &str) -> anyhow::Result<()> {
-    let judge = |pod: Option<&Pod>| match pod {
-        None => Verdict::Done(()),
-        Some(pod) => Verdict::NotYet(phase(pod).to_owned()),
+async fn wait_deleted(test_bed: &TestBed, name: &str) -> anyhow::Result<()> {
+    let check = |pod: Option<&Pod>| match pod {
+        None => CheckResult::Done(()),
+        Some(pod) => CheckResult::Pending(phase(pod).to_owned()),
     };
-    Ok(wait::until_one(bench.pods(), name, &format!("pod {name} to be gone"), PATIENCE, judge)
+    Ok(wait::until_one(test_bed.pods(), name, &format!("pod {name} to be deleted"), TIMEOUT, check)
         .await?)
 }

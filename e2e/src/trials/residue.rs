@@ -1,58 +1,58 @@
-//! After all pods are gone, no node has a CDI file, grant, ledger, mount or journal entry of
-//! theirs.
+//! Check that no node has CDI specs, grants, ledgers, mounts or journal entries of deleted pods.
 
 use std::time::Duration;
 
-use super::bench::Bench;
+use super::test_bed::TestBed;
 use crate::harness::TrialOutcome;
 use crate::inventory::GpuInventory;
 use crate::operations::Operations;
 use crate::runner::Outcome;
 
-/// Far more than it takes: pods are gone only after their claims are unprepared, so there is next
-/// to nothing to wait for.
-pub(super) const PATIENCE: Duration = Duration::from_secs(300);
+/// Time limit. Pods are deleted only after their claims are unprepared, so files should be removed
+/// already.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Nothing tells when a directory is empty, so it is looked at again and again.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// Interval between checks; no watch reports that a directory is empty.
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
-pub(super) async fn none(bench: Bench) -> TrialOutcome {
-    nowhere(&bench, PATIENCE).await?;
-    Ok(Outcome::Held(vec![]))
+pub(super) async fn check(test_bed: TestBed) -> TrialOutcome {
+    check_all_nodes(&test_bed, TIMEOUT).await?;
+    Ok(Outcome::Passed(vec![]))
 }
 
-/// No node has anything of a claim, or has not any more within that time.
-pub(super) async fn nowhere(bench: &Bench, within: Duration) -> anyhow::Result<()> {
-    let hands = bench.hands()?;
-    for node in GpuInventory::read(&bench.client).await?.nodes() {
-        gone_within(hands, node, within).await?;
+/// Waits until no node has files of a claim.
+pub(super) async fn check_all_nodes(test_bed: &TestBed, within: Duration) -> anyhow::Result<()> {
+    let operations = test_bed.operations()?;
+    for node in GpuInventory::read(&test_bed.client).await?.nodes() {
+        wait_removed_within(operations, node, within).await?;
     }
     Ok(())
 }
 
-/// Waits until nothing is left on the node.
-pub(super) async fn gone(hands: &Operations, node: &str) -> anyhow::Result<()> {
-    gone_within(hands, node, PATIENCE).await
+/// Waits until the node has no files of a claim.
+pub(super) async fn wait_removed(operations: &Operations, node: &str) -> anyhow::Result<()> {
+    wait_removed_within(operations, node, TIMEOUT).await
 }
 
-/// The same, for longer than a pod that was deleted in the ordinary way needs.
-pub(super) async fn gone_within(
-    hands: &Operations,
+/// Waits as [`wait_removed`] does, with a longer time limit, for pods that were not deleted in the
+/// ordinary way.
+pub(super) async fn wait_removed_within(
+    operations: &Operations,
     node: &str,
     within: Duration,
 ) -> anyhow::Result<()> {
     let mut last = String::new();
-    let look = async {
-        let mut ticks = tokio::time::interval(LOOK_EVERY);
+    let check = async {
+        let mut ticks = tokio::time::interval(CHECK_INTERVAL);
         loop {
             ticks.tick().await;
-            last = hands.run(&["residue", node]).await?;
+            last = operations.run(&["residue", node]).await?;
             if last.trim().is_empty() {
                 return Ok(());
             }
         }
     };
-    tokio::time::timeout(within, look)
+    tokio::time::timeout(within, check)
         .await
-        .map_err(|_| anyhow::anyhow!("left on {node}:\n{last}"))?
+        .map_err(|_| anyhow::anyhow!("files left on {node}:\n{last}"))?
 }

@@ -1,4 +1,5 @@
-//! Slices of a node that somebody else has written: the driver puts them right, whatever they say.
+//! Trial that edits and forges ResourceSlices of a node: the driver restores its slices and deletes
+//! others.
 
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
@@ -6,36 +7,35 @@ use kube::runtime::watcher::Config;
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
-use super::bench::{Bench, PATIENCE};
 use super::policies;
+use super::test_bed::{TIMEOUT, TestBed};
 use crate::harness::TrialOutcome;
 use crate::inventory::DRIVER;
 use crate::runner::Outcome;
-use crate::wait::{self, Verdict};
+use crate::wait::{self, CheckResult};
 
-/// A slice of the node that names a pool of somebody's invention.
+/// Name of a forged slice of the node, with an invented pool.
 const FORGED: &str = "trial-forged-slice";
 
-/// Without the policies, which refuse both, one slice is edited and another is made. Then the
-/// policies are back.
-pub(super) async fn put_right(bench: Bench) -> TrialOutcome {
-    let node = bench.node_with("a100", 4).await?;
-    let slices: Api<ResourceSlice> = Api::all(bench.client.clone());
-    // What an interrupted run left.
+/// Edits one slice and creates another while the admission policies, which deny both, are removed.
+pub(super) async fn repaired(test_bed: TestBed) -> TrialOutcome {
+    let node = test_bed.node_with("a100", 4).await?;
+    let slices: Api<ResourceSlice> = Api::all(test_bed.client.clone());
+    // Left by an interrupted run.
     let _ = slices.delete(FORGED, &DeleteParams::default()).await;
     let before = own(&slices, &node).await?;
-    policies::without(&bench, tamper(&slices, &before, &node)).await?;
+    policies::without(&test_bed, tamper(&slices, &before, &node)).await?;
 
-    let judge = |found: &[ResourceSlice]| {
+    let check = |found: &[ResourceSlice]| {
         let names: Vec<String> = found.iter().map(ResourceExt::name_any).collect();
         match found {
-            [slice] if says(slice) == says(&before) => Verdict::Done(()),
-            _ => Verdict::NotYet(format!("{names:?}: {}", json!(found))),
+            [slice] if content(slice) == content(&before) => CheckResult::Done(()),
+            _ => CheckResult::Pending(format!("{names:?}: {}", json!(found))),
         }
     };
     let selector = of_node(&node);
-    wait::until(slices, selector, "the node's slices to be as they were", PATIENCE, judge).await?;
-    Ok(Outcome::Held(vec![]))
+    wait::until(slices, selector, "the node's slices to be restored", TIMEOUT, check).await?;
+    Ok(Outcome::Passed(vec![]))
 }
 
 fn of_node(node: &str) -> Config {
@@ -43,11 +43,11 @@ fn of_node(node: &str) -> Config {
 }
 
 async fn own(slices: &Api<ResourceSlice>, node: &str) -> anyhow::Result<ResourceSlice> {
-    let judge = |found: &[ResourceSlice]| match found {
-        [slice] => Verdict::Done(slice.clone()),
-        _ => Verdict::NotYet(format!("{} slices", found.len())),
+    let check = |found: &[ResourceSlice]| match found {
+        [slice] => CheckResult::Done(slice.clone()),
+        _ => CheckResult::Pending(format!("{} slices", found.len())),
     };
-    Ok(wait::until(slices.clone(), of_node(node), "one slice of the node", PATIENCE, judge).await?)
+    Ok(wait::until(slices.clone(), of_node(node), "one slice of the node", TIMEOUT, check).await?)
 }
 
 async fn tamper(
@@ -55,8 +55,8 @@ async fn tamper(
     own: &ResourceSlice,
     node: &str,
 ) -> anyhow::Result<()> {
-    // Memory that is not there. Without their fence they would be left alone for a while:
-    // kube-scheduler may have seen them.
+    // Memory that the GPUs do not have. The managed taint is kept: the driver delays the repair of
+    // slices without it, because kube-scheduler may have allocated from them.
     let mut devices = json!(own.spec.devices);
     for device in devices.as_array_mut().into_iter().flatten() {
         device["capacity"]["memory"] = json!({"value": "1Ti"});
@@ -72,9 +72,9 @@ async fn tamper(
     Ok(())
 }
 
-/// What a slice says, without the generation, which counts changes, and the times at which taints
-/// were seen first.
-fn says(slice: &ResourceSlice) -> Value {
+/// Returns a slice's content without the generation, which counts changes, and without the times at
+/// which taints were added.
+fn content(slice: &ResourceSlice) -> Value {
     let mut devices = json!(slice.spec.devices);
     for device in devices.as_array_mut().into_iter().flatten() {
         for taint in device["taints"].as_array_mut().into_iter().flatten() {

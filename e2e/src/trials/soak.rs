@@ -1,12 +1,11 @@
-//! Thousands of pods of random shapes, while driver, controller and kubelet are killed at random
-//! moments. At no instant is a GPU over-committed, and in the end nothing of them is left: no
-//! claim, no finalizer, nothing on any node.
+//! Soak trial: thousands of pods of random shapes, while driver, controller and kubelet are killed
+//! at random times. No GPU is ever overcommitted, and no claim, finalizer or file is left in the
+//! end.
 //!
-//! `TESSERA_SOAK_SEED` repeats the shapes, the moments of deletion and the order of kills of an
-//! earlier run. What the cluster makes of them in between depends on its timing, so a seed repeats
-//! the load and not every interleaving.
+//! `TESSERA_SOAK_SEED` repeats the shapes, the times of deletion and the order of kills of an
+//! earlier run. It does not repeat the timing of the cluster, so interleavings may differ.
 
-mod harm;
+mod fault_injector;
 mod shape;
 
 use std::collections::BTreeMap;
@@ -21,109 +20,110 @@ use kube::{Api, ResourceExt};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use self::harm::Harm;
-use self::shape::Shape;
-use super::bench::{Bench, phase};
-use super::pod_watch::{PodWatch, Seen};
+use self::fault_injector::FaultInjector;
+use self::shape::PodShape;
+use super::pod_watch::{PodEvent, PodWatch};
 use super::progress::Progress;
+use super::test_bed::{TestBed, phase};
 use super::{lost_claims, overcommit, residue};
 use crate::harness::TrialOutcome;
 use crate::inventory::GpuInventory;
 use crate::random::Random;
 use crate::runner::{Figure, Outcome};
-use crate::wait::{self, Verdict};
+use crate::wait::{self, CheckResult};
 
-/// Pods that are there at a time.
-const AT_A_TIME: usize = 40;
+/// Maximum number of pods at the same time.
+const MAX_PODS: usize = 40;
 
-/// The longest time without any pod's end. A kubelet that is killed amid starts of containers takes
-/// 3.1 s at its next start for each of them that has a cgroup and no task (cAdvisor asks containerd
-/// five times), in which it does nothing for pods: 19 s were seen, twice in a row. It may be killed
-/// again several times before it is done.
-const STALL: Duration = Duration::from_secs(300);
+/// Maximum time without the end of a pod. A kubelet killed while it starts containers takes 3.1 s
+/// at its next start for each of them with a cgroup and no task (cAdvisor queries containerd five
+/// times), and handles no pods meanwhile: 19 s were observed, twice in succession. It may be killed
+/// again several times before that ends.
+const STALL_LIMIT: Duration = Duration::from_secs(300);
 
-/// Time for the last claims to go, and what nodes have of them: a kubelet that was killed while a
-/// pod was deleted by force finds its claims when it looks for claims without pods, every 60 s once
-/// it has started.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// Time limit for the last claims and their files to be deleted: a kubelet killed while a pod was
+/// force-deleted detects its claims in a check that runs every 60 s.
+const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// How much there is to soak.
+/// Size of the soak trial.
 #[derive(Clone, Copy, Debug)]
 pub struct SoakSize {
-    /// Pods in all.
+    /// Total number of pods.
     pub pods: usize,
-    /// How many of a hundred run in real containers.
+    /// Percentage of pods that run in real containers.
     pub started_percent: u64,
-    /// Longest pause between two kills.
+    /// Maximum pause between two kills.
     pub pause: Duration,
 }
 
-pub(super) async fn survived(bench: Bench) -> TrialOutcome {
+pub(super) async fn survives(test_bed: TestBed) -> TrialOutcome {
     let seed = match std::env::var("TESSERA_SOAK_SEED") {
         Ok(text) => {
-            text.parse().with_context(|| format!("$TESSERA_SOAK_SEED is no number: {text}"))?
+            text.parse().with_context(|| format!("$TESSERA_SOAK_SEED is not a number: {text}"))?
         }
         Err(_) => Random::fresh_seed(),
     };
     println!("    TESSERA_SOAK_SEED={seed}");
-    soak(&bench, seed).await.with_context(|| format!("with TESSERA_SOAK_SEED={seed}"))
+    soak(&test_bed, seed).await.with_context(|| format!("with TESSERA_SOAK_SEED={seed}"))
 }
 
-async fn soak(bench: &Bench, seed: u64) -> TrialOutcome {
-    let hands = bench.hands()?.clone();
+async fn soak(test_bed: &TestBed, seed: u64) -> TrialOutcome {
+    let operations = test_bed.operations()?.clone();
     let nodes: Vec<String> =
-        GpuInventory::read(&bench.client).await?.nodes().map(str::to_owned).collect();
+        GpuInventory::read(&test_bed.client).await?.nodes().map(str::to_owned).collect();
     for template in shape::TEMPLATES {
-        bench.template_of(template, shape::devices(template)).await?;
+        test_bed.create_template_with(template, shape::devices(template)).await?;
     }
-    let size = bench.sizes().soak;
+    let size = test_bed.sizes().soak;
     let began = Instant::now();
-    let mut harm = Harm::new(&hands, &nodes, Random::new(seed ^ 1), size.pause);
-    let mut load = Load::new(bench, seed, size);
-    let outcome = beside(
-        &mut harm,
-        overcommit::never_during(bench, lost_claims::given_up_during(bench, load.run())),
+    let mut injector = FaultInjector::new(&operations, &nodes, Random::new(seed ^ 1), size.pause);
+    let mut load = Load::new(test_bed, seed, size);
+    let outcome = run_under_faults(
+        &mut injector,
+        overcommit::check_during(
+            test_bed,
+            lost_claims::delete_affected_during(test_bed, load.run()),
+        ),
     );
     let outcome = outcome.await;
-    // Whatever was seen, the cluster goes on with all of its components.
-    let repaired = harm.repair().await;
+    // Start all components in every case; later trials need them.
+    let repaired = injector.restart_stopped().await;
     outcome?;
     repaired?;
     println!(
         "    {} pods and {} kills; warnings: {}",
         size.pods,
-        harm.kills,
-        warnings(bench).await?
+        injector.kills,
+        warnings(test_bed).await?
     );
-    nothing_claimed(bench).await?;
-    residue::nowhere(bench, PATIENCE).await?;
-    Ok(Outcome::Held(vec![Figure {
-        of: format!("soak of {} pods", size.pods),
-        took: began.elapsed(),
+    wait_claims_deleted(test_bed).await?;
+    residue::check_all_nodes(test_bed, TIMEOUT).await?;
+    Ok(Outcome::Passed(vec![Figure {
+        name: format!("soak of {} pods", size.pods),
+        duration: began.elapsed(),
     }]))
 }
 
-/// Carries out `load` while harm is done, and ends both: harm with all of the actions that it has
-/// begun.
-async fn beside(
-    harm: &mut Harm<'_>,
+/// Runs `load` while faults are injected, then ends the injection after its current action.
+async fn run_under_faults(
+    injector: &mut FaultInjector<'_>,
     load: impl Future<Output = anyhow::Result<()>>,
 ) -> anyhow::Result<()> {
     let end = CancellationToken::new();
-    let mut harming = pin!(harm.go_on(&end));
+    let mut injecting = pin!(injector.run(&end));
     tokio::select! {
-        // Before it is told to, it ends only with an error.
-        harmed = &mut harming => harmed,
+        // Before cancellation, it returns only with an error.
+        outcome = &mut injecting => outcome,
         outcome = load => {
             end.cancel();
-            outcome.and(harming.await)
+            outcome.and(injecting.await)
         }
     }
 }
 
-/// How often each warning was given: what had to be tried again, and why.
-async fn warnings(bench: &Bench) -> anyhow::Result<String> {
-    let events: Api<Event> = Api::namespaced(bench.client.clone(), bench.namespace());
+/// Returns the number of warning events by reason.
+async fn warnings(test_bed: &TestBed) -> anyhow::Result<String> {
+    let events: Api<Event> = Api::namespaced(test_bed.client.clone(), test_bed.namespace());
     let mut times = BTreeMap::<String, i32>::new();
     let all = events.list(&ListParams::default()).await?;
     for event in all.into_iter().filter(|event| event.type_.as_deref() == Some("Warning")) {
@@ -134,26 +134,26 @@ async fn warnings(bench: &Bench) -> anyhow::Result<String> {
     Ok(each.join(", "))
 }
 
-/// The claims go with their pods.
-async fn nothing_claimed(bench: &Bench) -> anyhow::Result<()> {
-    let judge = |claims: &[ResourceClaim]| match claims.first() {
-        None => Verdict::Done(()),
+/// Waits until all claims are deleted with their pods.
+async fn wait_claims_deleted(test_bed: &TestBed) -> anyhow::Result<()> {
+    let check = |claims: &[ResourceClaim]| match claims.first() {
+        None => CheckResult::Done(()),
         Some(claim) => {
-            Verdict::NotYet(format!("{}, the first of them: {}", claims.len(), json!(claim)))
+            CheckResult::Pending(format!("{} claims, the first: {}", claims.len(), json!(claim)))
         }
     };
-    let what = "all claims to be gone";
-    Ok(wait::until(bench.claims(), Default::default(), what, PATIENCE, judge).await?)
+    let what = "all claims to be deleted";
+    Ok(wait::until(test_bed.claims(), Default::default(), what, TIMEOUT, check).await?)
 }
 
-/// The pods, each until its moment has come.
+/// The load: pods, each with the time of its deletion.
 struct Load<'a> {
-    bench: &'a Bench,
+    test_bed: &'a TestBed,
     random: Random,
     size: SoakSize,
-    made: usize,
+    created: usize,
     done: usize,
-    there: BTreeMap<String, Shape>,
+    present: BTreeMap<String, PodShape>,
     shared: Option<Shared>,
     /// Pods that use each shared claim.
     users: BTreeMap<String, Vec<String>>,
@@ -166,14 +166,14 @@ struct Shared {
 }
 
 impl<'a> Load<'a> {
-    fn new(bench: &'a Bench, seed: u64, size: SoakSize) -> Self {
+    fn new(test_bed: &'a TestBed, seed: u64, size: SoakSize) -> Self {
         Self {
-            bench,
+            test_bed,
             random: Random::new(seed),
             size,
-            made: 0,
+            created: 0,
             done: 0,
-            there: BTreeMap::new(),
+            present: BTreeMap::new(),
             shared: None,
             users: BTreeMap::new(),
         }
@@ -181,38 +181,38 @@ impl<'a> Load<'a> {
 
     async fn run(&mut self) -> anyhow::Result<()> {
         let mut progress = Progress::new("pods", self.size.pods);
-        let mut watch = PodWatch::of(self.bench.pods());
+        let mut watch = PodWatch::new(self.test_bed.pods());
         let mut last_end = Instant::now();
         while self.done < self.size.pods {
-            while self.there.len() < AT_A_TIME && self.made < self.size.pods {
+            while self.present.len() < MAX_PODS && self.created < self.size.pods {
                 self.create().await?;
             }
-            let left = STALL.saturating_sub(last_end.elapsed());
-            let Ok(seen) = tokio::time::timeout(left, watch.next()).await else {
+            let remaining = STALL_LIMIT.saturating_sub(last_end.elapsed());
+            let Ok(seen) = tokio::time::timeout(remaining, watch.next()).await else {
                 return Err(self.stalled().await);
             };
             let before = self.done;
             match seen? {
-                Seen::There(pod) => self.look_at(&pod).await?,
-                Seen::Gone(pod) => self.ended(&pod.name_any()).await?,
-                Seen::All(pods) => self.compare(&pods).await?,
+                PodEvent::Changed(pod) => self.delete_if_due(&pod).await?,
+                PodEvent::Deleted(pod) => self.record_deleted(&pod.name_any()).await?,
+                PodEvent::Listed(pods) => self.resync(&pods).await?,
             }
             if self.done > before {
                 last_end = Instant::now();
-                progress.at(self.done, String::new);
+                progress.report(self.done, String::new);
             }
         }
         Ok(())
     }
 
     async fn create(&mut self) -> anyhow::Result<()> {
-        self.made += 1;
-        let name = format!("pod-{}", self.made);
-        if self.shared.is_none() && self.random.percent(4) {
-            self.share().await?;
+        self.created += 1;
+        let name = format!("pod-{}", self.created);
+        if self.shared.is_none() && self.random.chance(4) {
+            self.create_shared_claim().await?;
         }
         let shared = self.shared.as_ref().map(|shared| shared.claim.clone());
-        let shape = Shape::random(&mut self.random, self.size.started_percent, shared.is_some());
+        let shape = PodShape::random(&mut self.random, self.size.started_percent, shared.is_some());
         let object = serde_json::from_value(shape.object(&name, shared.as_deref()))?;
         if let (Some(claim), Some(shared)) = (shared, &mut self.shared) {
             self.users.entry(claim).or_default().push(name.clone());
@@ -221,84 +221,87 @@ impl<'a> Load<'a> {
                 self.shared = None;
             }
         }
-        // Before it is created: its first event may come before the answer.
-        self.there.insert(name, shape);
-        self.bench.pods().create(&PostParams::default(), &object).await?;
+        // Before the creation, because its first event may arrive before the response.
+        self.present.insert(name, shape);
+        self.test_bed.pods().create(&PostParams::default(), &object).await?;
         Ok(())
     }
 
-    /// Makes a claim that the next pods use together.
-    async fn share(&mut self) -> anyhow::Result<()> {
+    /// Creates a claim that the next pods share.
+    async fn create_shared_claim(&mut self) -> anyhow::Result<()> {
         let shared =
-            Shared { claim: format!("shared-{}", self.made), pods: self.random.between(2, 4) };
+            Shared { claim: format!("shared-{}", self.created), pods: self.random.between(2, 4) };
         let claim = json!({"metadata": {"name": shared.claim}, "spec": {"devices": shape::devices("eighth")}});
-        self.bench.claims().create(&PostParams::default(), &serde_json::from_value(claim)?).await?;
+        self.test_bed
+            .claims()
+            .create(&PostParams::default(), &serde_json::from_value(claim)?)
+            .await?;
         self.shared = Some(shared);
         Ok(())
     }
 
-    /// Deletes the pod if its moment has come.
-    async fn look_at(&mut self, pod: &Pod) -> anyhow::Result<()> {
+    /// Deletes the pod if its time has come.
+    async fn delete_if_due(&mut self, pod: &Pod) -> anyhow::Result<()> {
         let name = pod.name_any();
-        let Some(shape) = self.there.get(&name) else { return Ok(()) };
+        let Some(shape) = self.present.get(&name) else { return Ok(()) };
         if pod.metadata.deletion_timestamp.is_some() {
             return Ok(());
         }
-        let failed = phase(pod) == "Failed" && !was_cut_off(pod);
+        let failed = phase(pod) == "Failed" && !is_start_cancelled(pod);
         anyhow::ensure!(!failed, "{name} failed: {}", json!(pod.status));
         if shape.is_due(pod) {
-            let grace = if shape.by_force { Some(0) } else { None };
+            let grace = if shape.is_forced { Some(0) } else { None };
             let parameters =
                 DeleteParams { grace_period_seconds: grace, ..DeleteParams::default() };
-            self.bench.delete_if_there(&name, &parameters).await?;
+            self.test_bed.delete_if_exists(&name, &parameters).await?;
         }
         Ok(())
     }
 
-    /// After a gap in the watch.
-    async fn compare(&mut self, pods: &[Pod]) -> anyhow::Result<()> {
-        let gone: Vec<String> = self
-            .there
+    /// Handles a gap in the watch.
+    async fn resync(&mut self, pods: &[Pod]) -> anyhow::Result<()> {
+        let deleted: Vec<String> = self
+            .present
             .keys()
             .filter(|name| !pods.iter().any(|pod| pod.name_any() == **name))
             .cloned()
             .collect();
-        for name in gone {
-            self.ended(&name).await?;
+        for name in deleted {
+            self.record_deleted(&name).await?;
         }
         for pod in pods {
-            self.look_at(pod).await?;
+            self.delete_if_due(pod).await?;
         }
         Ok(())
     }
 
-    async fn ended(&mut self, name: &str) -> anyhow::Result<()> {
-        if self.there.remove(name).is_none() {
+    async fn record_deleted(&mut self, name: &str) -> anyhow::Result<()> {
+        if self.present.remove(name).is_none() {
             return Ok(());
         }
         self.done += 1;
-        // More of its pods are still to come.
-        let waits = self
+        // The shared claim is kept while more of its pods are to be created.
+        let kept = self
             .shared
             .as_ref()
-            .filter(|_| self.made < self.size.pods)
+            .filter(|_| self.created < self.size.pods)
             .map(|shared| shared.claim.clone());
         let mut unused = Vec::new();
         for (claim, users) in &mut self.users {
             users.retain(|user| user != name);
-            if users.is_empty() && Some(claim) != waits.as_ref() {
+            if users.is_empty() && Some(claim) != kept.as_ref() {
                 unused.push(claim.clone());
             }
         }
         for claim in unused {
             self.users.remove(&claim);
-            self.bench.claims().delete(&claim, &DeleteParams::default()).await?;
+            self.test_bed.claims().delete(&claim, &DeleteParams::default()).await?;
         }
         Ok(())
     }
 
     async fn stalled(&self) -> anyhow::Error {
-        let pods = self.bench.pods().list(&Default::default()).await;
+        let pods = self.test_bed.pods().list(&Default::default()).await;
         let states: Vec<String> = pods
             .iter()
             .flat_map(|pods| &pods.items)
@@ -307,23 +310,23 @@ impl<'a> Load<'a> {
                 format!(
                     "{} {:?} deleted: {deleted}: {}",
                     pod.name_any(),
-                    self.there.get(&pod.name_any()),
+                    self.present.get(&pod.name_any()),
                     json!(pod.status)
                 )
             })
             .collect();
         anyhow::anyhow!(
-            "no pod ended for {STALL:?}; {} are there:\n{}",
+            "no pod ended for {STALL_LIMIT:?}; {} pods exist:\n{}",
             states.len(),
             states.join("\n")
         )
     }
 }
 
-/// Whether its kubelet was killed while it started a container: the runtime then gives up with the
-/// call, and a pod that is never restarted has failed. That is Kubernetes' own doing, with or
-/// without claims.
-fn was_cut_off(pod: &Pod) -> bool {
+/// Returns true if the pod failed because its kubelet was killed while it started a container. The
+/// runtime cancels the start with the call, and a pod that is never restarted fails. Kubernetes
+/// behaves so with or without claims.
+fn is_start_cancelled(pod: &Pod) -> bool {
     let statuses = pod.status.iter().flat_map(|status| {
         status
             .container_statuses

@@ -1,5 +1,5 @@
-//! A tenant tampers with its grants and ledgers, from inside its containers: it gets no more
-//! memory, and nobody else notices.
+//! Trials of a tenant that tampers with its grants and ledgers in its containers: it gets no more
+//! memory, and no other pod is affected.
 
 use futures::{AsyncBufReadExt, TryStreamExt};
 use k8s_openapi::api::core::v1::Pod;
@@ -7,59 +7,59 @@ use kube::ResourceExt;
 use kube::api::{LogParams, PostParams};
 use serde_json::{Value, json};
 
-use super::bench::{Bench, PATIENCE, container_ids, phase};
+use super::test_bed::{TIMEOUT, TestBed, container_ids, phase};
 use crate::harness::TrialOutcome;
 use crate::inventory::GpuInventory;
 use crate::runner::Outcome;
-use crate::wait::{self, Verdict};
+use crate::wait::{self, CheckResult};
 
 const MIB: u64 = 1 << 20;
-/// Of every claim; all of them are on one GPU.
+/// Memory of each claim; all claims are on one GPU.
 const GRANTED: u64 = 5 << 30;
-/// What somebody holds while the ledger is tampered with.
+/// Memory that a pod holds while the ledger is modified.
 const HELD: u64 = 64 * MIB;
 
-/// Files made in the container are no grant.
-pub(super) async fn forged(bench: Bench) -> TrialOutcome {
-    let gpu = OneGpu::of(&bench).await?;
+/// Checks that files created in the container are not accepted as a grant.
+pub(super) async fn forge_grant(test_bed: TestBed) -> TrialOutcome {
+    let gpu = OneGpu::new(&test_bed).await?;
     gpu.claim("own").await?;
     let pod = pod("forger", "own", &["--tamper", "forge-grant", "fill"]);
     gpu.create(pod).await?;
-    let said = gpu.said("forger", "filled").await?;
-    said.tampered_unhindered()?;
-    anyhow::ensure!(said.taken()? == GRANTED, "took {} of {GRANTED}", said.taken()?);
+    let output = gpu.wait_output("forger", "filled").await?;
+    output.check_tampered()?;
+    anyhow::ensure!(output.taken()? == GRANTED, "allocated {} of {GRANTED}", output.taken()?);
     gpu.clean_up().await
 }
 
-/// Neither are files of a volume, which a link in the image has the runtime mount where grants are:
-/// beside the true one, and over it.
-pub(super) async fn forged_by_image(bench: Bench) -> TrialOutcome {
-    let gpu = OneGpu::of(&bench).await?;
+/// Checks that files of a volume are not accepted as a grant. A symbolic link in the image makes
+/// the runtime mount them in the grants' directory, beside the real grant and over it.
+pub(super) async fn forge_grant_by_image(test_bed: TestBed) -> TrialOutcome {
+    let gpu = OneGpu::new(&test_bed).await?;
     gpu.claim("own").await?;
     gpu.create(pod("holder", "own", &["hold", "--take", "64Mi"])).await?;
-    gpu.said("holder", "holding").await?;
+    gpu.wait_output("holder", "holding").await?;
     let id = gpu.share_id("own").await?;
     for (name, directory) in [("beside", "forged".to_owned()), ("over", id)] {
         gpu.create(forging_volume(name, &directory)).await?;
-        let filled = gpu.said(name, "filled").await?;
+        let filled = gpu.wait_output(name, "filled").await?;
         let taken = filled.taken()?;
         anyhow::ensure!(
             taken + HELD <= GRANTED,
-            "{name} the true grant: took {taken} of {GRANTED}"
+            "mounted {name} the real grant: allocated {taken} of {GRANTED}"
         );
-        // It did get there: what is beside a true grant takes nothing from it, what is over it
-        // hides it.
+        // The mount succeeded: beside the real grant it has no effect, over it it hides the grant.
         let expected = if name == "beside" { GRANTED - HELD } else { 0 };
         anyhow::ensure!(
             taken == expected,
-            "{name} the true grant: took {taken}, expected {expected}"
+            "mounted {name} the real grant: allocated {taken}, expected {expected}"
         );
     }
     gpu.clean_up().await
 }
 
-/// A pod whose first container forges a share in a volume, and whose second has it mounted through
-/// the image's link `/links/…`, deep enough to be mounted after the true ones.
+/// Returns a pod whose init container forges a share in a volume. The main container mounts it
+/// through the image's link `/links/…`, whose path is deep enough to be mounted after the real
+/// grants.
 fn forging_volume(name: &str, share: &str) -> Value {
     let mut pod = pod(name, "own", &["fill"]);
     let mut forger = pod["spec"]["containers"][0].clone();
@@ -89,10 +89,10 @@ fn forging_volume(name: &str, share: &str) -> Value {
     pod
 }
 
-/// Ledgers ruined in every way, while another pod of the same claim holds memory, and a neighbour
-/// beside them on the GPU.
-pub(super) async fn ledgers(bench: Bench) -> TrialOutcome {
-    const WAYS: [&str; 6] = [
+/// Corrupts ledgers in several ways, while another pod of the same claim holds memory and a pod of
+/// another claim uses the GPU.
+pub(super) async fn corrupt_ledgers(test_bed: TestBed) -> TrialOutcome {
+    const METHODS: [&str; 6] = [
         "truncate-ledger",
         "zero-ledger",
         "reset-ledger",
@@ -100,90 +100,94 @@ pub(super) async fn ledgers(bench: Bench) -> TrialOutcome {
         "scramble-ledger",
         "forge-grant",
     ];
-    let gpu = OneGpu::of(&bench).await?;
-    gpu.claim("neighbour").await?;
-    gpu.create(pod("neighbour", "neighbour", &["hold", "--take", "64Mi"])).await?;
-    gpu.said("neighbour", "holding").await?;
-    let before = gpu.bench.pods().get("neighbour").await?;
-    for way in WAYS {
-        gpu.claim(way).await?;
-        gpu.create(pod(&format!("{way}-holder"), way, &["hold", "--take", "64Mi"])).await?;
+    let gpu = OneGpu::new(&test_bed).await?;
+    gpu.claim("other").await?;
+    gpu.create(pod("other", "other", &["hold", "--take", "64Mi"])).await?;
+    gpu.wait_output("other", "holding").await?;
+    let before = gpu.test_bed.pods().get("other").await?;
+    for method in METHODS {
+        gpu.claim(method).await?;
+        gpu.create(pod(&format!("{method}-holder"), method, &["hold", "--take", "64Mi"])).await?;
     }
-    for way in WAYS {
-        gpu.said(&format!("{way}-holder"), "holding").await?;
-        gpu.create(pod(way, way, &["--tamper", way, "fill"])).await?;
+    for method in METHODS {
+        gpu.wait_output(&format!("{method}-holder"), "holding").await?;
+        gpu.create(pod(method, method, &["--tamper", method, "fill"])).await?;
     }
-    for way in WAYS {
-        // A ledger that is no ledger any more has no room for a context either.
-        let said = gpu.said_one_of(way, &["filled", "error"]).await?;
-        said.tampered_for_nothing()?;
-        let taken = said.taken()?;
-        anyhow::ensure!(taken + HELD <= GRANTED, "{way}: took {taken} beside {HELD} of {GRANTED}");
+    for method in METHODS {
+        // A corrupt ledger has no memory for a context either.
+        let output = gpu.wait_output_of_any(method, &["filled", "error"]).await?;
+        output.check_tampered_without_gain()?;
+        let taken = output.taken()?;
+        anyhow::ensure!(
+            taken + HELD <= GRANTED,
+            "{method}: allocated {taken} beside {HELD} of {GRANTED}"
+        );
     }
-    gpu.nothing_noticed(&before).await?;
+    gpu.check_undisturbed(&before).await?;
     gpu.clean_up().await
 }
 
-/// The container's `/dev` full, and a ledger grown: the node has as much room as before.
-pub(super) async fn exhausted(bench: Bench) -> TrialOutcome {
-    let gpu = OneGpu::of(&bench).await?;
-    for claim in ["neighbour", "own"] {
+/// Fills the container's `/dev` and grows a ledger, and checks that the node has as much memory as
+/// before.
+pub(super) async fn fill_dev(test_bed: TestBed) -> TrialOutcome {
+    let gpu = OneGpu::new(&test_bed).await?;
+    for claim in ["other", "own"] {
         gpu.claim(claim).await?;
     }
-    gpu.create(pod("neighbour", "neighbour", &["hold", "--take", "64Mi"])).await?;
-    gpu.said("neighbour", "holding").await?;
-    let before = gpu.bench.pods().get("neighbour").await?;
+    gpu.create(pod("other", "other", &["hold", "--take", "64Mi"])).await?;
+    gpu.wait_output("other", "holding").await?;
+    let before = gpu.test_bed.pods().get("other").await?;
     gpu.create(pod("filler", "own", &["--tamper", "fill-dev", "fill"])).await?;
-    let said = gpu.said("filler", "filled").await?;
-    // containerd gives it 64 MiB.
-    let gained = said.tampered["gainedBytes"].as_u64().unwrap_or(u64::MAX);
-    anyhow::ensure!(gained <= 64 * MIB, "{} was written to /dev", said.tampered);
-    anyhow::ensure!(said.taken()? == GRANTED, "took {} of {GRANTED}", said.taken()?);
-    gpu.nothing_noticed(&before).await?;
+    let output = gpu.wait_output("filler", "filled").await?;
+    // containerd limits `/dev` to 64 MiB.
+    let gained = output.tampered["gainedBytes"].as_u64().unwrap_or(u64::MAX);
+    anyhow::ensure!(gained <= 64 * MIB, "{} was written to /dev", output.tampered);
+    anyhow::ensure!(output.taken()? == GRANTED, "allocated {} of {GRANTED}", output.taken()?);
+    gpu.check_undisturbed(&before).await?;
     gpu.clean_up().await
 }
 
-/// Who may make namespaces may mount, and makes grants: a limit. The runtime's own seccomp profile
-/// closes it.
-pub(super) async fn namespaces(bench: Bench) -> TrialOutcome {
-    let gpu = OneGpu::of(&bench).await?;
+/// A container that may create namespaces may mount, and so forge grants: a known limitation. The
+/// runtime's default seccomp profile prevents it.
+pub(super) async fn forge_in_user_namespace(test_bed: TestBed) -> TrialOutcome {
+    let gpu = OneGpu::new(&test_bed).await?;
     for (name, profile) in [("confined", "RuntimeDefault"), ("unconfined", "Unconfined")] {
         gpu.claim(name).await?;
         let mut pod = pod(name, name, &["--tamper", "forge-by-mounting", "fill"]);
         pod["spec"]["securityContext"] = json!({"seccompProfile": {"type": profile}});
         gpu.create(pod).await?;
-        let said = gpu.said(name, "filled").await?;
-        let (taken, refused) = (said.taken()?, &said.tampered["refusedWith"]);
+        let output = gpu.wait_output(name, "filled").await?;
+        let (taken, refused) = (output.taken()?, &output.tampered["refusedWith"]);
         if profile == "RuntimeDefault" {
             anyhow::ensure!(
                 refused.is_string() && taken == GRANTED,
-                "{profile}: {refused}, took {taken}"
+                "{profile}: {refused}, allocated {taken}"
             );
         } else if refused.is_null() {
             anyhow::ensure!(
                 taken > GRANTED,
-                "{profile}: forged, and took {taken}: then this is no limit any more"
+                "{profile}: forged a grant and allocated {taken}; the documented limitation no longer exists"
             );
         }
     }
     gpu.clean_up().await
 }
 
-/// All pods of a trial are on one GPU.
+/// Pods and claims of a trial, all on one GPU.
 struct OneGpu {
-    bench: Bench,
+    test_bed: TestBed,
     node: String,
     device: String,
 }
 
-/// What a probe said.
-struct Said {
+/// Output of a probe.
+struct ProbeOutput {
     tampered: Value,
     line: Value,
 }
 
-impl Said {
-    /// What it got; nothing where already its context was refused for want of memory.
+impl ProbeOutput {
+    /// Returns the allocated bytes; 0 if the context itself exceeded the share's memory.
     fn taken(&self) -> anyhow::Result<u64> {
         if self.line["event"] == "error" && self.line["name"] == "CUDA_ERROR_OUT_OF_MEMORY" {
             return Ok(0);
@@ -193,29 +197,29 @@ impl Said {
             .ok_or_else(|| anyhow::anyhow!("no takenBytes in {}", self.line))
     }
 
-    fn tampered_unhindered(&self) -> anyhow::Result<()> {
+    fn check_tampered(&self) -> anyhow::Result<()> {
         let done = self.tampered.is_object() && self.tampered["refusedWith"].is_null();
-        anyhow::ensure!(done, "the attempt was not made: {}", self.tampered);
+        anyhow::ensure!(done, "the tampering did not succeed: {}", self.tampered);
         Ok(())
     }
 
-    /// It was tried, and no memory of the node came of it.
-    fn tampered_for_nothing(&self) -> anyhow::Result<()> {
+    /// Checks that the attempt was made, and that it allocated no memory of the node.
+    fn check_tampered_without_gain(&self) -> anyhow::Result<()> {
         anyhow::ensure!(self.tampered["gainedBytes"] == 0, "{}", self.tampered);
         Ok(())
     }
 }
 
 impl OneGpu {
-    async fn of(bench: &Bench) -> anyhow::Result<Self> {
-        let node = bench.node_with("a100", 1).await?;
-        let inventory = GpuInventory::read(&bench.client).await?;
+    async fn new(test_bed: &TestBed) -> anyhow::Result<Self> {
+        let node = test_bed.node_with("a100", 1).await?;
+        let inventory = GpuInventory::read(&test_bed.client).await?;
         let device =
             inventory.first_of(&node).ok_or_else(|| anyhow::anyhow!("{node} publishes nothing"))?;
-        Ok(Self { bench: bench.clone(), device: device.to_owned(), node })
+        Ok(Self { test_bed: test_bed.clone(), device: device.to_owned(), node })
     }
 
-    /// A claim of a share of the GPU.
+    /// Creates a claim of a share of the GPU.
     async fn claim(&self, name: &str) -> anyhow::Result<()> {
         let uuid = self.device.trim_start_matches("gpu-");
         let select = format!("device.attributes[\"gpu.tessera.dev\"].uuid.endsWith(\"{uuid}\")");
@@ -227,18 +231,21 @@ impl OneGpu {
             "metadata": {"name": name},
             "spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}},
         });
-        self.bench.claims().create(&PostParams::default(), &serde_json::from_value(claim)?).await?;
+        self.test_bed
+            .claims()
+            .create(&PostParams::default(), &serde_json::from_value(claim)?)
+            .await?;
         Ok(())
     }
 
     async fn create(&self, pod: Value) -> anyhow::Result<()> {
-        self.bench.pods().create(&PostParams::default(), &serde_json::from_value(pod)?).await?;
+        self.test_bed.pods().create(&PostParams::default(), &serde_json::from_value(pod)?).await?;
         Ok(())
     }
 
-    /// The id of the only share of a claim, as it names the directory in containers.
+    /// Returns the ID of the only share of a claim, which names its directory in containers.
     async fn share_id(&self, claim: &str) -> anyhow::Result<String> {
-        let claim = serde_json::to_value(self.bench.claims().get(claim).await?)?;
+        let claim = serde_json::to_value(self.test_bed.claims().get(claim).await?)?;
         let result = &claim["status"]["allocation"]["devices"]["results"][0];
         let (uid, share) = (claim["metadata"]["uid"].as_str(), result["shareID"].as_str());
         let id = uid.zip(share).map(|(uid, share)| format!("{uid}-{share}"));
@@ -246,85 +253,88 @@ impl OneGpu {
     }
 
     /// Waits for a line of that event in the output of a pod's main container.
-    async fn said(&self, pod: &str, event: &str) -> anyhow::Result<Said> {
-        self.said_one_of(pod, &[event]).await
+    async fn wait_output(&self, pod: &str, event: &str) -> anyhow::Result<ProbeOutput> {
+        self.wait_output_of_any(pod, &[event]).await
     }
 
-    /// As [`OneGpu::said`], for the first of several events.
-    async fn said_one_of(&self, pod: &str, events: &[&str]) -> anyhow::Result<Said> {
+    /// Waits as [`OneGpu::wait_output`] does, for the first of several events.
+    async fn wait_output_of_any(&self, pod: &str, events: &[&str]) -> anyhow::Result<ProbeOutput> {
         let began = |pod: Option<&Pod>| {
             let statuses = pod.iter().flat_map(|pod| pod.status.iter());
             let statuses = statuses.flat_map(|status| status.container_statuses.iter().flatten());
             let mut states = statuses.filter_map(|status| status.state.as_ref());
             match states.any(|state| state.running.is_some() || state.terminated.is_some()) {
-                true => Verdict::Done(()),
-                false => Verdict::NotYet(
+                true => CheckResult::Done(()),
+                false => CheckResult::Pending(
                     pod.map_or_else(|| "no pod".to_owned(), |pod| json!(pod.status).to_string()),
                 ),
             }
         };
-        wait::until_one(self.bench.pods(), pod, &format!("pod {pod} to run"), PATIENCE, began)
+        wait::until_one(self.test_bed.pods(), pod, &format!("pod {pod} to run"), TIMEOUT, began)
             .await?;
         let parameters =
             LogParams { container: Some("probe".into()), follow: true, ..LogParams::default() };
         let mut seen = String::new();
         let read = async {
             let mut tampered = Value::Null;
-            let mut lines = self.bench.pods().log_stream(pod, &parameters).await?.lines();
+            let mut lines = self.test_bed.pods().log_stream(pod, &parameters).await?.lines();
             while let Some(line) = lines.try_next().await? {
                 seen.push_str(&line);
                 let line: Value = serde_json::from_str(&line).unwrap_or_default();
                 match line["event"].as_str() {
                     Some("tampered") => tampered = line,
-                    Some(found) if events.contains(&found) => return Ok(Said { tampered, line }),
+                    Some(found) if events.contains(&found) => {
+                        return Ok(ProbeOutput { tampered, line });
+                    }
                     _ => {}
                 }
             }
-            anyhow::bail!("its output ended")
+            anyhow::bail!("the output ended")
         };
-        let outcome = tokio::time::timeout(PATIENCE, read).await;
-        let outcome = outcome.unwrap_or_else(|_| Err(anyhow::anyhow!("nothing more")));
+        let outcome = tokio::time::timeout(TIMEOUT, read).await;
+        let outcome = outcome.unwrap_or_else(|_| Err(anyhow::anyhow!("timed out")));
         outcome.map_err(|error| {
-            anyhow::anyhow!("no `{}` of {pod}: {error}; it said: {seen}", events.join("`, `"))
+            anyhow::anyhow!("no `{}` of {pod}: {error}; output: {seen}", events.join("`, `"))
         })
     }
 
-    /// The neighbour runs on, has its memory and no more, and whoever comes next gets its own.
-    async fn nothing_noticed(&self, neighbour: &Pod) -> anyhow::Result<()> {
-        let name = neighbour.name_any();
-        self.claim("newcomer").await?;
+    /// Checks that the other pod still runs, that it is limited to its memory, and that the next
+    /// pod gets its own.
+    async fn check_undisturbed(&self, other: &Pod) -> anyhow::Result<()> {
+        let name = other.name_any();
+        self.claim("next").await?;
         for (pod, of, expected) in
-            [("cap", name.as_str(), GRANTED - HELD), ("newcomer", "newcomer", GRANTED)]
+            [("cap", name.as_str(), GRANTED - HELD), ("next", "next", GRANTED)]
         {
             self.create(self::pod(pod, of, &["fill"])).await?;
-            let taken = self.said(pod, "filled").await?.taken()?;
+            let taken = self.wait_output(pod, "filled").await?.taken()?;
             anyhow::ensure!(
                 taken == expected,
-                "{pod} of claim {of} took {taken}, expected {expected}"
+                "{pod} of claim {of} allocated {taken}, expected {expected}"
             );
         }
-        let after = self.bench.pods().get(&name).await?;
+        let after = self.test_bed.pods().get(&name).await?;
         anyhow::ensure!(
-            phase(&after) == "Running" && container_ids(&after) == container_ids(neighbour),
-            "the neighbour noticed: {}",
+            phase(&after) == "Running" && container_ids(&after) == container_ids(other),
+            "pod `other` was restarted or stopped: {}",
             json!(after.status)
         );
         Ok(())
     }
 
-    /// All pods go, and with them everything on the node.
+    /// Deletes all pods, and checks that the node has none of their files.
     async fn clean_up(&self) -> TrialOutcome {
-        let pods = self.bench.pods().list(&Default::default()).await?;
-        self.bench.delete(&pods.iter().map(ResourceExt::name_any).collect::<Vec<_>>()).await?;
-        if let Some(hands) = &self.bench.operations {
-            super::residue::gone(hands, &self.node).await?;
+        let pods = self.test_bed.pods().list(&Default::default()).await?;
+        self.test_bed.delete(&pods.iter().map(ResourceExt::name_any).collect::<Vec<_>>()).await?;
+        if let Some(operations) = &self.test_bed.operations {
+            super::residue::wait_removed(operations, &self.node).await?;
         }
-        Ok(Outcome::Held(vec![]))
+        Ok(Outcome::Passed(vec![]))
     }
 }
 
 fn pod(name: &str, claim: &str, arguments: &[&str]) -> Value {
-    let mut pod = super::bench::holder(name, json!({"name": "gpu", "resourceClaimName": claim}));
+    let mut pod = super::test_bed::holder(name, json!({"name": "gpu", "resourceClaimName": claim}));
     let command = std::iter::once("tessera-probe").chain(arguments.iter().copied());
     pod["spec"]["containers"][0]["command"] = command.collect();
     pod

@@ -1,4 +1,4 @@
-//! Somebody else writes the same objects all the time.
+//! Conflicting writes to the same objects by other clients.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,72 +6,75 @@ use std::time::Duration;
 
 use tessera_simcluster::api::{Fault, RequestInfo};
 
-use crate::rig::Rig;
+use crate::harness::FaultHarness;
 
-/// How often each claim is written before the storm ends.
+/// Number of writes of each claim before the conflicts end.
 const WRITES: usize = 7;
 
-/// The pauses between them: none, and then 50 ms, doubled each time.
+/// Minimum duration of these writes: the first retry is immediate, then the backoff is 50 ms,
+/// doubled each time.
 const PAUSES: Duration = Duration::from_millis(50 + 100 + 200 + 400 + 800);
 
 fn is_claim_write(request: &RequestInfo) -> bool {
     request.resource == "resourceclaims" && request.verb == "patch"
 }
 
-/// Waits until the claim was written so often, counted from `before`, and says how long that took.
-async fn written(rig: &Rig, claim: &str, before: usize) -> Duration {
+/// Waits until the claim was written that often after its first `before` writes; returns the
+/// duration.
+async fn wait_written(harness: &FaultHarness, claim: &str, before: usize) -> Duration {
     let of_claim = |request: &RequestInfo| is_claim_write(request) && request.name == claim;
-    rig.requested(before + WRITES, of_claim).await;
-    let writes = rig.requests(of_claim);
+    harness.wait_requests(before + WRITES, of_claim).await;
+    let writes = harness.requests(of_claim);
     writes[before + WRITES - 1].0 - writes[before].0
 }
 
-/// Every write of a claim by the controller is overtaken while the storm lasts.
-fn storm(rig: &Rig) -> Arc<AtomicBool> {
-    let storm = Arc::new(AtomicBool::new(true));
-    let blows = storm.clone();
-    rig.decide(move |request| match is_claim_write(request) && blows.load(Ordering::Relaxed) {
-        true => Fault::Overtake,
-        false => Fault::None,
+/// Makes every claim write of the controller conflict until the returned flag is cleared.
+fn force_conflicts(harness: &FaultHarness) -> Arc<AtomicBool> {
+    let active = Arc::new(AtomicBool::new(true));
+    let is_active = active.clone();
+    harness.set_faults(move |request| {
+        match is_claim_write(request) && is_active.load(Ordering::Relaxed) {
+            true => Fault::Overtake,
+            false => Fault::None,
+        }
     });
-    storm
+    active
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_storm_of_conflicts_is_met_with_patience_and_ends_with_every_pod_bound() {
-    let rig = Rig::with_nodes(&[2, 2]).await;
-    let storm = storm(&rig);
-    let _controller = rig.controller("a", false);
+async fn backs_off_during_conflicts_and_binds_all_pods() {
+    let harness = FaultHarness::with_nodes(&[2, 2]).await;
+    let conflicts = force_conflicts(&harness);
+    let _controller = harness.controller("a", false);
     let names: Vec<String> = (0..20).map(|number| format!("pod-{number}")).collect();
     for name in &names {
-        rig.pod(name, "16Gi").await;
+        harness.pod(name, "16Gi").await;
     }
     for name in &names {
-        let took = written(&rig, name, 0).await;
+        let took = wait_written(&harness, name, 0).await;
         assert!(took >= PAUSES, "{WRITES} writes of {name} in {took:?}");
     }
-    storm.store(false, Ordering::Relaxed);
-    rig.bound(&names).await;
+    conflicts.store(false, Ordering::Relaxed);
+    harness.wait_bound(&names).await;
     for name in &names {
-        assert_eq!(rig.shares_of(name).await, 1, "{name}");
+        assert_eq!(harness.shares_of(name).await, 1, "{name}");
     }
-    rig.finish().await;
+    harness.finish().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_allocation_that_nobody_needs_is_taken_back_after_the_storm_and_not_a_thousand_times_during_it()
- {
-    let rig = Rig::with_nodes(&[1]).await;
-    let _controller = rig.controller("a", false);
-    rig.decide(|_| Fault::None);
-    // Nobody binds the pod: no scheduler runs on this node's name.
-    rig.unbindable("orphan", "16Gi").await;
-    let storm = storm(&rig);
-    let before = rig.requests(is_claim_write).len();
-    rig.delete_now("orphan").await;
-    let took = written(&rig, "orphan", before).await;
+async fn backs_off_release_during_conflicts() {
+    let harness = FaultHarness::with_nodes(&[1]).await;
+    let _controller = harness.controller("a", false);
+    harness.set_faults(|_| Fault::None);
+    // No scheduler has the pod's `schedulerName`.
+    harness.unbindable("orphan", "16Gi").await;
+    let conflicts = force_conflicts(&harness);
+    let before = harness.requests(is_claim_write).len();
+    harness.delete_now("orphan").await;
+    let took = wait_written(&harness, "orphan", before).await;
     assert!(took >= PAUSES, "{WRITES} writes in {took:?}");
-    storm.store(false, Ordering::Relaxed);
-    rig.released("orphan").await;
-    rig.finish().await;
+    conflicts.store(false, Ordering::Relaxed);
+    harness.wait_released("orphan").await;
+    harness.finish().await;
 }

@@ -1,23 +1,23 @@
-//! Selectors that are legal and take long: their tenant's pods wait, and nobody else's.
+//! Expensive but valid selectors: they delay only the pods of their tenant.
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::Api;
 use serde_json::{Value, json};
 
-use crate::rig::{Rig, create, pod};
+use crate::harness::{FaultHarness, create, pod};
 
-/// Pods of the tenant. All of them together keep a debug build of the planner for minutes, an
-/// optimised one for ten seconds.
+/// Number of the tenant's pods. Together they occupy a debug build of the planner for minutes, an
+/// optimised build for ten seconds.
 const PODS: usize = 8;
 
-/// What the API server estimates for one of these selectors is a fifth of its limit.
+/// Returns a selector whose estimated cost is a fifth of the API server's limit.
 fn selector(number: usize) -> Value {
     let all = format!("lists.range(170).all(x, lists.range(170).all(y, x + y >= -{number}))");
     json!({"cel": {"expression": format!("{all} && device.attributes['gpu.tessera.dev'].index >= 0")}})
 }
 
-/// A claim that fits nowhere, with eight alternatives of four selectors each, all different.
+/// Returns a claim that fits nowhere, with eight alternatives of four different selectors each.
 fn claim(name: &str, number: usize) -> Value {
     let alternative = |i: usize| {
         json!({
@@ -32,29 +32,29 @@ fn claim(name: &str, number: usize) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tenant_of_expensive_selectors_delays_nobody_else() {
-    let rig = Rig::with_nodes(&[8, 8]).await;
-    let (claims, pods) = (rig.tenants::<ResourceClaim>(), rig.tenants::<Pod>());
+async fn expensive_selectors_delay_only_their_tenant() {
+    let harness = FaultHarness::with_nodes(&[8, 8]).await;
+    let (claims, pods) = (harness.tenant_api::<ResourceClaim>(), harness.tenant_api::<Pod>());
     for number in 0..PODS {
         let name = format!("expensive-{number}");
         create(&claims, claim(&name, number)).await;
         create(&pods, pod(&name)).await;
     }
-    let mut controller = rig.controller("a", true);
-    let lease = rig.led_by("a").await;
-    rig.pod("neighbor", "19Gi").await;
-    rig.allocated("neighbor").await;
-    let now = rig.leases().get("tessera-controller").await.unwrap();
+    let mut controller = harness.controller("a", true);
+    let lease = harness.wait_leader("a").await;
+    harness.pod("other-tenant", "19Gi").await;
+    harness.wait_allocated("other-tenant").await;
+    let now = harness.leases().get("tessera-controller").await.unwrap();
     let terms = [lease, now].map(|lease| lease.spec.unwrap().lease_transitions);
-    assert_eq!(terms[0], terms[1], "the first leader leads");
-    assert!(controller.runs(), "{}", controller.log());
-    rig.finish().await;
+    assert_eq!(terms[0], terms[1], "the first leader still leads");
+    assert!(controller.is_running(), "{}", controller.log());
+    harness.finish().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn large_claims_without_a_pod_cost_a_neighbor_nothing() {
-    let rig = Rig::with_nodes(&[1]).await;
-    let claims: Api<ResourceClaim> = rig.tenants();
+async fn large_claims_without_pods_delay_no_other_tenant() {
+    let harness = FaultHarness::with_nodes(&[1]).await;
+    let claims: Api<ResourceClaim> = harness.tenant_api();
     let large = |number: usize| {
         let expression = |s: usize| format!("[{}{number}, {s}].size() > 0", "1,".repeat(5000));
         let selectors: Vec<Value> =
@@ -69,13 +69,13 @@ async fn large_claims_without_a_pod_cost_a_neighbor_nothing() {
         )
         .await;
     }
-    let mut controller = rig.controller("a", true);
-    rig.led_by("a").await;
-    rig.pod("neighbor", "19Gi").await;
-    rig.allocated("neighbor").await;
-    assert!(controller.runs(), "{}", controller.log());
-    // Compiled they take 190 MiB, and in a debug build more than a minute.
+    let mut controller = harness.controller("a", true);
+    harness.wait_leader("a").await;
+    harness.pod("other-tenant", "19Gi").await;
+    harness.wait_allocated("other-tenant").await;
+    assert!(controller.is_running(), "{}", controller.log());
+    // Compiled, the selectors take 190 MiB, and more than a minute in a debug build.
     let resident = controller.resident_mib();
     assert!(resident < 128, "{resident} MiB");
-    rig.finish().await;
+    harness.finish().await;
 }

@@ -1,4 +1,4 @@
-//! Watches that lag, break and expire.
+//! Watches that lag, fail and expire.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use tessera_simcluster::api::{Fault, RequestInfo, WatchFault};
 use tokio_util::sync::CancellationToken;
 
-use crate::rig::{Change, Rig, is_controller};
+use crate::harness::{Change, FaultHarness, is_controller};
 
 const LAG: Duration = Duration::from_millis(700);
 
@@ -21,103 +21,110 @@ fn is_list(request: &RequestInfo) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_410_a_new_list_does_not_free_what_is_being_written() {
-    let rig = Rig::with_nodes(&[1]).await;
+async fn relist_after_410_keeps_allocation_in_flight() {
+    let harness = FaultHarness::with_nodes(&[1]).await;
     let gate = CancellationToken::new();
     let held = gate.clone();
-    rig.decide(move |request| match is_allocation(request) && request.name == "a" {
+    harness.set_faults(move |request| match is_allocation(request) && request.name == "a" {
         true => Fault::Hold(held.clone()),
         false => Fault::None,
     });
-    let _controller = rig.controller("a", false);
-    rig.pod("a", "50Gi").await;
-    rig.requested(1, is_allocation).await;
-    let lists = rig.requests(is_list).len();
-    rig.api().forget_past();
-    rig.api().close_watches();
-    rig.requested(lists + 1, is_list).await;
-    rig.pod("b", "50Gi").await;
-    rig.told("b", "NoDevices").await;
-    assert!(!rig.is_allocated("a").await && !rig.is_allocated("b").await);
+    let _controller = harness.controller("a", false);
+    harness.pod("a", "50Gi").await;
+    harness.wait_requests(1, is_allocation).await;
+    let lists = harness.requests(is_list).len();
+    harness.api().forget_past();
+    harness.api().close_watches();
+    harness.wait_requests(lists + 1, is_list).await;
+    harness.pod("b", "50Gi").await;
+    harness.wait_event("b", "InsufficientDevices").await;
+    assert!(!harness.is_allocated("a").await && !harness.is_allocated("b").await);
     gate.cancel();
-    rig.bound(&["a".to_owned()]).await;
-    assert!(!rig.is_allocated("b").await);
-    rig.finish().await;
+    harness.wait_bound(&["a".to_owned()]).await;
+    assert!(!harness.is_allocated("b").await);
+    harness.finish().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_watch_that_ends_with_410_at_every_other_event_misses_nothing() {
-    let rig = Rig::with_nodes(&[2]).await;
+async fn repeated_410_loses_no_events() {
+    let harness = FaultHarness::with_nodes(&[2]).await;
     let events = std::sync::atomic::AtomicUsize::new(0);
-    rig.api().set_watch_fault_hook(Some(Arc::new(move |watch| {
+    harness.api().set_watch_fault_hook(Some(Arc::new(move |watch| {
         let number = events.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         if is_controller(watch) && number % 2 == 1 { WatchFault::Expire } else { WatchFault::None }
     })));
-    let _controller = rig.controller("a", false);
+    let _controller = harness.controller("a", false);
     let names: Vec<String> = (0..10).map(|number| format!("pod-{number}")).collect();
     for name in &names {
-        rig.pod(name, "16Gi").await;
+        harness.pod(name, "16Gi").await;
     }
-    rig.bound(&names).await;
+    harness.wait_bound(&names).await;
     for name in &names {
-        assert_eq!(rig.shares_of(name).await, 1, "{name}");
+        assert_eq!(harness.shares_of(name).await, 1, "{name}");
     }
-    assert!(rig.requests(is_list).len() > 1, "no list after 410");
-    rig.finish().await;
+    assert!(harness.requests(is_list).len() > 1, "no list after 410");
+    harness.finish().await;
 }
 
-/// One kind lags, so that its events come after those of other kinds that were caused by them, or
-/// that they caused.
-async fn lagging(resource: &'static str) {
-    let rig = Rig::with_nodes(&[1]).await;
-    rig.api().set_watch_fault_hook(Some(Arc::new(move |watch| {
+/// Delays the events of one kind, so that they arrive after events of other kinds that they caused
+/// or that caused them.
+async fn check_delayed(resource: &'static str) {
+    let harness = FaultHarness::with_nodes(&[1]).await;
+    harness.api().set_watch_fault_hook(Some(Arc::new(move |watch| {
         let lags = is_controller(watch) && watch.resource == resource;
         if lags { WatchFault::Delay(LAG) } else { WatchFault::None }
     })));
-    let _controller = rig.controller("a", false);
-    let names =
-        |wave: &str| (0..5).map(|number| format!("{wave}-{number}")).collect::<Vec<String>>();
+    let _controller = harness.controller("a", false);
+    let names = |set: &str| (0..5).map(|number| format!("{set}-{number}")).collect::<Vec<String>>();
     for name in names("first") {
-        rig.pod(&name, "16Gi").await;
+        harness.pod(&name, "16Gi").await;
     }
-    rig.bound(&names("first")).await;
+    harness.wait_bound(&names("first")).await;
     for name in names("first") {
-        assert_eq!(rig.changes_of(&name).await, [Change::Protected, Change::Allocated], "{name}");
+        assert_eq!(
+            harness.changes_of(&name).await,
+            [Change::Protected, Change::Allocated],
+            "{name}"
+        );
     }
-    // The GPU is full. The second wave gets what the first gives back, and not a moment earlier.
+    // The GPU is full. The second set of pods is allocated only what the first set releases.
     for name in names("second") {
-        rig.pod(&name, "16Gi").await;
+        harness.pod(&name, "16Gi").await;
     }
-    rig.told("second-0", "NoDevices").await;
+    harness.wait_event("second-0", "InsufficientDevices").await;
     for name in names("first") {
-        rig.delete_now(&name).await;
+        harness.delete_now(&name).await;
     }
-    rig.bound(&names("second")).await;
+    harness.wait_bound(&names("second")).await;
     for name in names("first").iter().chain(&names("second")) {
-        assert_eq!(rig.shares_of(name).await, 1, "{name}");
+        assert_eq!(harness.shares_of(name).await, 1, "{name}");
     }
     for name in names("first") {
         let changes = [Change::Protected, Change::Allocated, Change::Released];
-        assert_eq!(rig.changes_of(&name).await, changes, "{name}");
+        assert_eq!(harness.changes_of(&name).await, changes, "{name}");
     }
     for name in names("second") {
-        assert_eq!(rig.changes_of(&name).await, [Change::Protected, Change::Allocated], "{name}");
+        assert_eq!(
+            harness.changes_of(&name).await,
+            [Change::Protected, Change::Allocated],
+            "{name}"
+        );
     }
-    assert_eq!(rig.events("TryingElsewhere").await, 0);
-    rig.finish().await;
+    assert_eq!(harness.event_count("Rescheduling").await, 0);
+    harness.finish().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn claims_that_are_seen_long_after_their_pods_are_allocated_once() {
-    lagging("resourceclaims").await;
+async fn delayed_claims_are_allocated_once() {
+    check_delayed("resourceclaims").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pods_that_are_seen_long_after_their_claims_are_served_once() {
-    lagging("pods").await;
+async fn delayed_pods_are_allocated_once() {
+    check_delayed("pods").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn slices_and_nodes_that_are_seen_late_do_no_harm() {
-    lagging("resourceslices").await;
+async fn delayed_slices_cause_no_rescheduling() {
+    check_delayed("resourceslices").await;
 }

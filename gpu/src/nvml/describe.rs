@@ -1,4 +1,4 @@
-//! What one GPU is.
+//! Description of one GPU.
 
 use std::path::Path;
 
@@ -12,13 +12,13 @@ use super::session::{Session, Versions};
 use crate::sysfs::{self, Place};
 
 /// A call that failed.
-struct Failed {
+struct FailedCall {
     call: &'static str,
     error: String,
     lost: bool,
 }
 
-impl Failed {
+impl FailedCall {
     fn nvml(call: &'static str) -> impl FnOnce(NvmlError) -> Self {
         move |error| Self {
             call,
@@ -27,13 +27,13 @@ impl Failed {
         }
     }
 
-    /// NVML answered, and not in the form that it documents.
-    fn form(call: &'static str) -> impl FnOnce(tessera_api::names::NameError) -> Self {
+    /// Returns the error of an answer that does not have the documented format.
+    fn format(call: &'static str) -> impl FnOnce(tessera_api::names::NameError) -> Self {
         move |error| Self { call, lost: false, error: error.to_string() }
     }
 }
 
-/// Reads the GPU with that index. What must be known and cannot be read makes it unpublished.
+/// Reads the GPU of an index. A GPU with unreadable required properties is unpublished.
 pub(super) fn gpu(
     session: &Session,
     index: u32,
@@ -53,36 +53,37 @@ pub(super) fn gpu(
     })
 }
 
-/// `identity` is set as soon as it is known, so that a failure after it can name the GPU.
+/// Reads the GPU. Sets `identity` as soon as it is known, so that a later error can name the GPU.
 fn read(
     session: &Session,
     index: u32,
     versions: &Versions,
     sysfs_root: &Path,
     identity: &mut Option<GpuUuid>,
-) -> Result<Gpu, Failed> {
+) -> Result<Gpu, FailedCall> {
     let device = session
         .nvml()
         .device_by_index(index)
-        .map_err(Failed::nvml("nvmlDeviceGetHandleByIndex_v2"))?;
-    let uuid = device.uuid().map_err(Failed::nvml("nvmlDeviceGetUUID"))?;
-    let uuid = GpuUuid::new(uuid).map_err(Failed::form("nvmlDeviceGetUUID"))?;
+        .map_err(FailedCall::nvml("nvmlDeviceGetHandleByIndex_v2"))?;
+    let uuid = device.uuid().map_err(FailedCall::nvml("nvmlDeviceGetUUID"))?;
+    let uuid = GpuUuid::new(uuid).map_err(FailedCall::format("nvmlDeviceGetUUID"))?;
     *identity = Some(uuid.clone());
-    let pci = device.pci_info().map_err(Failed::nvml("nvmlDeviceGetPciInfo_v3"))?;
-    let pci_bus_id = PciBusId::new(pci.bus_id).map_err(Failed::form("nvmlDeviceGetPciInfo_v3"))?;
+    let pci = device.pci_info().map_err(FailedCall::nvml("nvmlDeviceGetPciInfo_v3"))?;
+    let pci_bus_id =
+        PciBusId::new(pci.bus_id).map_err(FailedCall::format("nvmlDeviceGetPciInfo_v3"))?;
     let capability = device
         .cuda_compute_capability()
-        .map_err(Failed::nvml("nvmlDeviceGetCudaComputeCapability"))?;
+        .map_err(FailedCall::nvml("nvmlDeviceGetCudaComputeCapability"))?;
     let place = place(sysfs_root, &pci_bus_id);
     Ok(Gpu {
         uuid,
         index,
-        minor: device.minor_number().map_err(Failed::nvml("nvmlDeviceGetMinorNumber"))?,
-        product_name: device.name().map_err(Failed::nvml("nvmlDeviceGetName"))?,
+        minor: device.minor_number().map_err(FailedCall::nvml("nvmlDeviceGetMinorNumber"))?,
+        product_name: device.name().map_err(FailedCall::nvml("nvmlDeviceGetName"))?,
         architecture: architecture(&device),
         memory_bytes: device
             .memory_info()
-            .map_err(Failed::nvml("nvmlDeviceGetMemoryInfo_v2"))?
+            .map_err(FailedCall::nvml("nvmlDeviceGetMemoryInfo_v2"))?
             .total,
         cuda_compute_capability: ComputeCapability {
             major: u32::try_from(capability.major).unwrap_or(0),
@@ -93,23 +94,23 @@ fn read(
         pcie_root: place.as_ref().map(|place| place.pcie_root.clone()),
         numa_node: place.and_then(|place| place.numa_node),
         pci_bus_id,
-        mig_enabled: mig_is_on(&device)?,
+        mig_enabled: is_mig_enabled(&device)?,
         health: Health::Healthy,
     })
 }
 
-/// A GPU whose place is unknown can be used; only constraints on the place cannot be met with it.
+/// Reads the location. A GPU of unknown location is usable, but satisfies no constraint on it.
 fn place(root: &Path, device: &PciBusId) -> Option<Place> {
     match sysfs::place(root, device) {
         Ok(place) => Some(place),
         Err(error) => {
-            tracing::warn!(%device, %error, "PCIe root and NUMA node of the GPU are unknown");
+            tracing::warn!(%device, %error, "cannot read PCIe root and NUMA node of GPU");
             None
         }
     }
 }
 
-/// Empty where NVML, or the wrapper, is older than the GPU.
+/// Returns the architecture, or an empty string if NVML or the wrapper does not know it.
 fn architecture(device: &Device<'_>) -> String {
     match device.architecture() {
         Ok(DeviceArchitecture::Unknown) | Err(_) => String::new(),
@@ -117,12 +118,12 @@ fn architecture(device: &Device<'_>) -> String {
     }
 }
 
-/// GPUs that cannot do MIG do not support the question.
-fn mig_is_on(device: &Device<'_>) -> Result<bool, Failed> {
+/// Returns true if MIG is enabled. GPUs without MIG do not support the call.
+fn is_mig_enabled(device: &Device<'_>) -> Result<bool, FailedCall> {
     match device.mig_mode() {
         Ok(mode) => Ok(mode.current != 0),
-        // The symbol is missing in drivers from before MIG.
+        // Drivers older than MIG do not have the symbol.
         Err(NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_)) => Ok(false),
-        Err(error) => Err(Failed::nvml("nvmlDeviceGetMigMode")(error)),
+        Err(error) => Err(FailedCall::nvml("nvmlDeviceGetMigMode")(error)),
     }
 }

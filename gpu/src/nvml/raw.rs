@@ -1,4 +1,4 @@
-//! The calls that the wrapper has no safe form of.
+//! NVML calls for which the wrapper has no safe function.
 
 use std::sync::Arc;
 
@@ -11,60 +11,60 @@ use nvml_wrapper_sys::bindings::{
 
 use super::session::Session;
 
-/// Whether an NVSwitch is at the other end of a link.
+/// Returns true if the other end of a link is an NVSwitch.
 ///
-/// The wrapper's `remote_device_type` hands NVML a temporary and always answers "unknown"
+/// The wrapper's `remote_device_type` passes a temporary to NVML and always returns "unknown"
 /// (nvml-wrapper 0.13.0).
 pub(super) fn leads_to_switch(device: &Device<'_>, link: u32) -> Result<bool, NvmlError> {
     let call = nvml_sym(device.nvml().lib().nvmlDeviceGetNvLinkRemoteDeviceType.as_ref())?;
     let mut kind: nvmlIntNvLinkDeviceType_t = 0;
-    // SAFETY: a handle of this session, and a place for the answer that outlives the call.
+    // SAFETY: the handle belongs to this session, and the result outlives the call.
     nvml_try(unsafe { call(device.handle(), link, &mut kind) })?;
     Ok(kind == nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH)
 }
 
-/// A device handle, good for comparing only.
+/// A device handle that is only compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct HandleId(usize);
 
 impl HandleId {
     pub(super) fn of(device: &Device<'_>) -> Self {
-        // SAFETY: the handle is not used, only compared.
+        // SAFETY: the handle is only compared, never used.
         Self(unsafe { device.handle() } as usize)
     }
 }
 
-/// An event as NVML delivers it.
+/// An event as NVML reports it.
 pub(super) struct RawEvent {
     pub(super) device: HandleId,
     pub(super) kind: u64,
     pub(super) data: u64,
 }
 
-/// An event set that owns its session: the wrapper's borrows it, so it could not be kept beside it.
+/// An event set that owns its session. The wrapper's event set borrows it and could not be stored
+/// beside it.
 pub(super) struct EventSet {
     session: Arc<Session>,
     set: nvmlEventSet_t,
 }
 
-// SAFETY: NVML is thread-safe ("the NVML library is thread-safe", NVML reference, section 1.2); the
-// pointer is opaque and only handed back to it.
+// SAFETY: NVML is thread-safe ("the NVML library is thread-safe", NVML reference, section 1.2), and
+// the pointer is opaque and only passed back to NVML.
 unsafe impl Send for EventSet {}
 
 impl EventSet {
     pub(super) fn create(session: Arc<Session>) -> Result<Self, NvmlError> {
         let mut set: nvmlEventSet_t = std::ptr::null_mut();
         let call = nvml_sym(session.nvml().lib().nvmlEventSetCreate.as_ref())?;
-        // SAFETY: NVML is initialised as long as the session lives, and the place for the answer
-        // outlives the call.
+        // SAFETY: NVML is initialised while the session lives, and the result outlives the call.
         nvml_try(unsafe { call(&mut set) })?;
         Ok(Self { session, set })
     }
 
-    /// Adds a device's events; the kinds are bits of `nvmlEventType`.
+    /// Registers a device's events; `kinds` has bits of `nvmlEventType`.
     pub(super) fn register(&self, device: &Device<'_>, kinds: u64) -> Result<(), NvmlError> {
         let call = nvml_sym(self.session.nvml().lib().nvmlDeviceRegisterEvents.as_ref())?;
-        // SAFETY: a handle from the same library, and a set that has not been freed.
+        // SAFETY: the handle is of the same library, and the set has not been freed.
         nvml_try(unsafe { call(device.handle(), kinds, self.set) })
     }
 
@@ -78,7 +78,7 @@ impl EventSet {
             gpuInstanceId: 0,
             computeInstanceId: 0,
         };
-        // SAFETY: a set that has not been freed, and a complete struct that outlives the call.
+        // SAFETY: the set has not been freed, and the struct is complete and outlives the call.
         nvml_try(unsafe { call(self.set, &mut data, timeout_ms) })?;
         Ok(RawEvent {
             device: HandleId(data.device as usize),
@@ -91,8 +91,8 @@ impl EventSet {
 impl Drop for EventSet {
     fn drop(&mut self) {
         if let Ok(call) = nvml_sym(self.session.nvml().lib().nvmlEventSetFree.as_ref()) {
-            // SAFETY: freed once, before the session that it belongs to. A failure leaves nothing
-            // to be done.
+            // SAFETY: the set is freed once, before its session. An error of the call cannot be
+            // handled.
             let _ = unsafe { call(self.set) };
         }
     }

@@ -1,4 +1,4 @@
-//! The loaded and initialised library.
+//! Loaded and initialised NVML library.
 
 use std::path::PathBuf;
 
@@ -10,31 +10,31 @@ use super::NvmlOptions;
 use crate::library::LibraryError;
 use crate::search::{Candidate, candidates};
 
-/// NVML between initialisation and shutdown. Shut down when the last user lets go.
+/// NVML between initialisation and shutdown. It is shut down when the last reference is dropped.
 #[derive(Debug)]
 pub(super) struct Session {
     nvml: Nvml,
     library: Candidate,
 }
 
-/// Versions that all GPUs of a node share.
+/// Driver versions of the node.
 pub(super) struct Versions {
-    /// The kernel driver's, as NVML prints it.
+    /// Version of the kernel driver, as NVML prints it.
     pub(super) driver: String,
-    /// The highest CUDA version.
+    /// Highest supported CUDA version.
     pub(super) cuda: CudaVersion,
 }
 
 impl Session {
-    /// Loads the first library that there is. One that loads and cannot be initialised ends the
-    /// search: another would find the same kernel driver.
+    /// Loads the first library that exists. The search ends at a library that loads and cannot be
+    /// initialised: another one would use the same kernel driver.
     pub(super) fn open(options: &NvmlOptions) -> Result<Self, LibraryError> {
         let mut searched = Vec::new();
         let mut last = NvmlError::LibraryNotFound;
         for library in candidates(options.library.as_deref(), &options.driver_root) {
             match Nvml::builder().lib_path(&library.to_os_string()).init() {
                 Ok(nvml) => return Ok(Self { nvml, library }),
-                // Not there, not a library, or not NVML.
+                // The file is missing, is not a library, or is not NVML.
                 Err(error @ (NvmlError::LibloadingError(_) | NvmlError::FailedToLoadSymbol(_))) => {
                     searched.push(library.to_string());
                     last = error;

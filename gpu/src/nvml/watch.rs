@@ -1,4 +1,4 @@
-//! Waiting for what happens to GPUs.
+//! Health watch through NVML events and polling.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,44 +17,44 @@ use crate::xid::Xid;
 const XID: u64 = nvmlEventTypeXidCriticalError as u64;
 const DOUBLE_BIT_ECC: u64 = nvmlEventTypeDoubleBitEccError as u64;
 
-/// Watches GPUs by an NVML event set and by asking them.
+/// Watches GPUs with an NVML event set and by polling them.
 pub(super) struct NvmlWatch {
     session: Arc<Session>,
     gpus: BTreeMap<GpuUuid, Presence>,
-    set: Registered,
+    set: RegisteredGpus,
 }
 
-/// Whether a GPU answered when it was last asked.
+/// Presence of a GPU at the last poll.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Presence {
-    There,
+    Present,
     Lost,
 }
 
-/// An event set and the GPUs in it. GPUs cannot be taken out of a set: when one is lost, a new set
-/// is made.
-struct Registered {
+/// An event set and its GPUs. NVML cannot remove GPUs from a set: when one is lost, a new set is
+/// created.
+struct RegisteredGpus {
     set: EventSet,
     gpus: BTreeMap<HandleId, GpuUuid>,
 }
 
 impl NvmlWatch {
     pub(super) fn start(session: Arc<Session>, gpus: &[GpuUuid]) -> Result<Self, LibraryError> {
-        let gpus = gpus.iter().map(|gpu| (gpu.clone(), Presence::There)).collect();
-        let set = Registered::new(&session, &gpus)?;
+        let gpus = gpus.iter().map(|gpu| (gpu.clone(), Presence::Present)).collect();
+        let set = RegisteredGpus::new(&session, &gpus)?;
         Ok(Self { session, gpus, set })
     }
 
-    /// Asks every GPU whether it is there; reports what has changed, and registers anew if so.
-    /// Returns whether anything has.
-    fn ask_all(
+    /// Polls every GPU, reports changes of presence, and recreates the event set after one. Returns
+    /// true if a presence changed.
+    fn poll_all(
         &mut self,
-        doubt: Doubt,
+        uncertainty: HealthUncertainty,
         events: &mut Vec<HealthEvent>,
     ) -> Result<bool, LibraryError> {
         let mut changed = false;
         for (gpu, presence) in &mut self.gpus {
-            let now = ask(&self.session, gpu, *presence, doubt);
+            let now = poll(&self.session, gpu, *presence, uncertainty);
             if now != *presence {
                 let kind = if now == Presence::Lost {
                     HealthEventKind::Lost
@@ -67,28 +67,28 @@ impl NvmlWatch {
             }
         }
         if changed {
-            // What the old set still holds is lost with it: take it out first.
+            // Events that remain in the old set would be lost: read them first.
             self.drain(events);
-            self.set = Registered::new(&self.session, &self.gpus)?;
+            self.set = RegisteredGpus::new(&self.session, &self.gpus)?;
         }
         Ok(changed)
     }
 
-    /// The set says that one of its GPUs is lost, and not which one. As long as that one is in it,
-    /// it does not wait.
+    /// Handles the set's report that one of its GPUs is lost, without naming it. While that GPU is
+    /// in the set, waiting returns at once.
     fn find_lost(
         &mut self,
         timeout: Duration,
         events: &mut Vec<HealthEvent>,
     ) -> Result<(), LibraryError> {
-        if !self.ask_all(Doubt::OneIsLost, events)? {
-            // All of them answer. NVML contradicts itself, which must not make this thread run hot.
+        if !self.poll_all(HealthUncertainty::OneIsLost, events)? {
+            // All GPUs answer, which contradicts the report. The pause prevents a busy loop.
             thread::park_timeout(timeout);
         }
         Ok(())
     }
 
-    /// Takes what is there without waiting.
+    /// Reads the pending events without waiting.
     fn drain(&self, events: &mut Vec<HealthEvent>) {
         while let Ok(event) = self.set.set.wait(0) {
             events.extend(self.set.translate(&event));
@@ -96,39 +96,46 @@ impl NvmlWatch {
     }
 }
 
-/// What is known before GPUs are asked.
+/// Prior knowledge about the GPUs that are polled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Doubt {
-    /// Nothing.
+enum HealthUncertainty {
+    /// No prior knowledge.
     None,
-    /// The event set has said that one of them is lost.
+    /// The event set has reported that one of the GPUs is lost.
     OneIsLost,
 }
 
-/// A GPU that answers anything but "lost" is there; what else is wrong with it shows elsewhere. But
-/// when it is known that one is lost, it is one that gives no proper answer; and one that was lost
-/// is back only with a proper answer. Memory is asked for because that answer comes from the GPU's
-/// own kernel driver state, not from what NVML remembers.
-fn ask(session: &Session, gpu: &GpuUuid, before: Presence, doubt: Doubt) -> Presence {
+/// Returns the presence of a GPU.
+///
+/// A GPU is present unless it answers "lost"; other errors are reported elsewhere. If one GPU is
+/// known to be lost, a GPU that returns any error is the lost one. A lost GPU is back only after a
+/// valid answer. The poll reads memory, because that answer comes from the kernel driver's state of
+/// the GPU and not from NVML's cache.
+fn poll(
+    session: &Session,
+    gpu: &GpuUuid,
+    before: Presence,
+    uncertainty: HealthUncertainty,
+) -> Presence {
     let answer =
         session.nvml().device_by_uuid(gpu.as_str()).and_then(|device| device.memory_info());
     match answer {
-        Ok(_) => Presence::There,
+        Ok(_) => Presence::Present,
         Err(NvmlError::GpuLost | NvmlError::NotFound) => Presence::Lost,
-        Err(_) if doubt == Doubt::OneIsLost => Presence::Lost,
+        Err(_) if uncertainty == HealthUncertainty::OneIsLost => Presence::Lost,
         Err(_) => before,
     }
 }
 
-/// What waiting came to.
-enum Waited {
-    /// Events, or none in time.
+/// Result of waiting on an event set.
+enum WaitResult {
+    /// An event, or `None` after the timeout.
     Events(Option<HealthEvent>),
     /// One of the GPUs is lost.
     OneIsLost,
 }
 
-impl Registered {
+impl RegisteredGpus {
     fn new(
         session: &Arc<Session>,
         gpus: &BTreeMap<GpuUuid, Presence>,
@@ -137,11 +144,11 @@ impl Registered {
         let set = EventSet::create(Arc::clone(session)).map_err(failed)?;
         let mut registered = Self { set, gpus: BTreeMap::new() };
         for gpu in
-            gpus.iter().filter(|(_, presence)| **presence == Presence::There).map(|(gpu, _)| gpu)
+            gpus.iter().filter(|(_, presence)| **presence == Presence::Present).map(|(gpu, _)| gpu)
         {
             if let Err(error) = registered.add(session, gpu) {
-                // It is still asked whether it is there.
-                tracing::warn!(%gpu, %error, "the GPU does not report events");
+                // The GPU is still polled.
+                tracing::warn!(%gpu, %error, "cannot watch health events of GPU");
             }
         }
         Ok(registered)
@@ -170,17 +177,17 @@ impl Registered {
     }
 
     /// Waits for the first event.
-    fn wait(&self, timeout: Duration) -> Result<Waited, NvmlError> {
+    fn wait(&self, timeout: Duration) -> Result<WaitResult, NvmlError> {
         if self.gpus.is_empty() {
-            // NVML does not say what waiting on an empty set does.
+            // NVML does not document waiting on an empty set.
             thread::park_timeout(timeout);
-            return Ok(Waited::Events(None));
+            return Ok(WaitResult::Events(None));
         }
         let milliseconds = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
         match self.set.wait(milliseconds) {
-            Ok(event) => Ok(Waited::Events(self.translate(&event))),
-            Err(NvmlError::Timeout) => Ok(Waited::Events(None)),
-            Err(NvmlError::GpuLost) => Ok(Waited::OneIsLost),
+            Ok(event) => Ok(WaitResult::Events(self.translate(&event))),
+            Err(NvmlError::Timeout) => Ok(WaitResult::Events(None)),
+            Err(NvmlError::GpuLost) => Ok(WaitResult::OneIsLost),
             Err(error) => Err(error),
         }
     }
@@ -189,21 +196,21 @@ impl Registered {
 impl HealthWatch for NvmlWatch {
     fn wait(&mut self, timeout: Duration) -> Result<Vec<HealthEvent>, LibraryError> {
         let mut events = Vec::new();
-        // First: a set with a lost GPU in it does not wait, and a loss at the start must not wait
-        // for the time-out.
-        self.ask_all(Doubt::None, &mut events)?;
+        // Polled first: a set with a lost GPU does not wait, and a loss before the watch must not
+        // wait for the timeout.
+        self.poll_all(HealthUncertainty::None, &mut events)?;
         if !events.is_empty() {
             return Ok(events);
         }
         let waited = self.set.wait(timeout);
         let failed = |source| LibraryError::Call { call: "nvmlEventSetWait_v2", source };
         match waited.map_err(failed)? {
-            Waited::Events(event) => {
+            WaitResult::Events(event) => {
                 events.extend(event);
                 self.drain(&mut events);
-                self.ask_all(Doubt::None, &mut events)?;
+                self.poll_all(HealthUncertainty::None, &mut events)?;
             }
-            Waited::OneIsLost => self.find_lost(timeout, &mut events)?,
+            WaitResult::OneIsLost => self.find_lost(timeout, &mut events)?,
         }
         Ok(events)
     }

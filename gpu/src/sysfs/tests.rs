@@ -8,7 +8,7 @@ fn device() -> PciBusId {
     PciBusId::new("00000000:19:00.0").unwrap()
 }
 
-/// A sysfs with the device below a bridge.
+/// Returns a sysfs with the device below a bridge.
 fn sysfs(host_bridge: &str, node: Option<&str>) -> TempDir {
     let root = TempDir::new().unwrap();
     let relative = format!("devices/{host_bridge}/0000:16:01.0/0000:19:00.0");
@@ -23,14 +23,14 @@ fn sysfs(host_bridge: &str, node: Option<&str>) -> TempDir {
 }
 
 #[test]
-fn root_and_node_come_from_the_path_and_the_file() {
+fn reads_pcie_root_and_numa_node() {
     let root = sysfs("pci0000:16", Some("1\n"));
     let expected = Place { pcie_root: "pci0000:16".to_owned(), numa_node: Some(1) };
     assert_eq!(place(root.path(), &device()).unwrap(), expected);
 }
 
 #[test]
-fn no_numa_is_no_node() {
+fn returns_no_numa_node_without_numa() {
     for node in [Some("-1\n"), None] {
         let root = sysfs("pci0000:16", node);
         assert_eq!(place(root.path(), &device()).unwrap().numa_node, None);
@@ -38,20 +38,20 @@ fn no_numa_is_no_node() {
 }
 
 #[test]
-fn a_device_that_is_not_there_is_named() {
+fn missing_device_error_names_device_and_flag() {
     let root = TempDir::new().unwrap();
     let error = place(root.path(), &device()).unwrap_err().to_string();
     assert!(error.contains("0000:19:00.0") && error.contains("--sysfs-root"), "{error}");
 }
 
 #[test]
-fn a_path_without_a_host_bridge_is_refused() {
+fn rejects_path_without_host_bridge() {
     let root = sysfs("platform", Some("0"));
     assert!(matches!(place(root.path(), &device()), Err(SysfsError::NoRoot { .. })));
 }
 
 #[test]
-fn a_node_that_is_no_number_is_shown() {
+fn invalid_numa_node_error_shows_content() {
     let root = sysfs("pci0000:16", Some("zero"));
     let error = place(root.path(), &device()).unwrap_err().to_string();
     assert!(error.contains("`zero`"), "{error}");

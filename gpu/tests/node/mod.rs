@@ -1,4 +1,4 @@
-//! A fake node, seen by the real NVML code.
+//! A fake node for tests of the NVML code.
 
 use std::collections::BTreeSet;
 use std::ops::Deref;
@@ -9,7 +9,7 @@ use tessera_fake_world::tree::Libraries;
 use tessera_fake_world::{FakeNode, artifact};
 use tessera_gpu::{NvmlLibrary, NvmlOptions};
 
-/// The node; its files go away with it.
+/// A fake node whose files are removed on drop.
 pub(crate) struct Node {
     node: FakeNode,
     _directory: TempDir,
@@ -22,11 +22,11 @@ impl Node {
         let libraries =
             Libraries { nvml: artifact::nvml().expect("the fake NVML is built"), cuda: None };
         let node =
-            FakeNode::lay_out(world, &libraries, directory.path()).expect("the node is laid out");
+            FakeNode::create(world, &libraries, directory.path()).expect("the node is created");
         Self { node, _directory: directory }
     }
 
-    /// What the driver would be started with on this node.
+    /// Returns the options of the driver on this node.
     pub(crate) fn options(&self) -> NvmlOptions {
         NvmlOptions {
             driver_root: self.driver_root.clone(),
@@ -47,14 +47,14 @@ impl Node {
     }
 
     pub(crate) fn uuid(&self, index: usize) -> GpuUuid {
-        GpuUuid::new(&self.world.gpus[index].uuid).expect("the world's UUIDs are well formed")
+        GpuUuid::new(&self.world.gpus[index].uuid).expect("the world's UUIDs are valid")
     }
 
     pub(crate) fn uuids(&self) -> Vec<GpuUuid> {
         (0..self.world.gpus.len()).map(|index| self.uuid(index)).collect()
     }
 
-    /// Makes a GPU fall off the bus.
+    /// Simulates a GPU that falls off the bus.
     pub(crate) fn lose(&self, index: usize) {
         let uuid = self.world.gpus[index].uuid.clone();
         self.control
@@ -62,8 +62,8 @@ impl Node {
             .expect("the control file is written");
     }
 
-    /// Brings it back.
-    pub(crate) fn heal(&self, index: usize) {
+    /// Restores a lost GPU.
+    pub(crate) fn restore(&self, index: usize) {
         let uuid = self.world.gpus[index].uuid.clone();
         self.control
             .update(|control| control.gpu_mut(&uuid).lost = false)

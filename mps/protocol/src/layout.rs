@@ -1,87 +1,89 @@
-//! Where the files are.
+//! Paths of the protocol's files.
 
 use std::path::{Path, PathBuf};
 
 use tessera_api::names::GpuUuid;
 
-/// The files below `<state-dir>/mps`.
+/// Paths below `<state-dir>/mps`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MpsPaths {
     root: PathBuf,
 }
 
 impl MpsPaths {
-    /// Those of a state directory, which is tessera-driver's.
+    /// Returns the paths for tessera-driver's state directory.
     #[must_use]
     pub fn new(state_dir: impl AsRef<Path>) -> Self {
         Self { root: state_dir.as_ref().join("mps") }
     }
 
-    /// All of them are below this.
+    /// Returns the directory that has all files of the protocol.
     #[must_use]
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// An empty file for each GPU that a daemon is wanted for. Only tessera-driver writes here.
+    /// Returns the directory with an empty file for each GPU that needs a daemon. Only
+    /// tessera-driver writes here.
     #[must_use]
     pub fn wanted(&self) -> PathBuf {
         self.root.join("wanted")
     }
 
-    /// There while a daemon is wanted for the GPU.
+    /// Returns the file that exists while the GPU needs a daemon.
     #[must_use]
     pub fn wanted_of(&self, gpu: &GpuUuid) -> PathBuf {
         self.wanted().join(gpu.as_str())
     }
 
-    /// Locked by the keeper while it runs; its PID is in it.
+    /// Returns the file that the supervisor locks while it runs, and that has its PID.
     #[must_use]
     pub fn lock(&self) -> PathBuf {
         self.root.join("keeper.lock")
     }
 
-    /// A directory for each daemon. Only the keeper writes here, and daemons in theirs.
+    /// Returns the parent of the daemons' directories. The supervisor writes here, and daemons
+    /// write to their own.
     #[must_use]
     pub fn daemons(&self) -> PathBuf {
         self.root.join("daemons")
     }
 
-    /// All that belongs to the daemon of a GPU.
+    /// Returns the directory of a GPU's daemon.
     #[must_use]
     pub fn daemon(&self, gpu: &GpuUuid) -> PathBuf {
         self.daemons().join(gpu.as_str())
     }
 
-    /// How the daemon is: [`Status`](crate::Status).
+    /// Returns the path of the daemon's [`Status`](crate::Status).
     #[must_use]
     pub fn status(&self, gpu: &GpuUuid) -> PathBuf {
         self.daemon(gpu).join("status.json")
     }
 
-    /// `CUDA_MPS_PIPE_DIRECTORY`, where daemon and clients meet. The same inode as long as the
-    /// daemon is wanted.
+    /// Returns the `CUDA_MPS_PIPE_DIRECTORY` of a GPU, through which daemon and clients
+    /// communicate. Its inode does not change while the daemon is wanted.
     #[must_use]
     pub fn pipe(&self, gpu: &GpuUuid) -> PathBuf {
         self.daemon(gpu).join("pipe")
     }
 
-    /// `CUDA_MPS_LOG_DIRECTORY`.
+    /// Returns the `CUDA_MPS_LOG_DIRECTORY` of a GPU.
     #[must_use]
     pub fn log(&self, gpu: &GpuUuid) -> PathBuf {
         self.daemon(gpu).join("log")
     }
 
-    /// What the daemon and its clients see at `/dev/shm`: a tmpfs, the same as long as the daemon
-    /// is wanted.
+    /// Returns the tmpfs that the daemon and its clients have at `/dev/shm`. It is not remounted
+    /// while the daemon is wanted.
     #[must_use]
     pub fn shm(&self, gpu: &GpuUuid) -> PathBuf {
         self.daemon(gpu).join("shm")
     }
 }
 
-/// The GPU that a directory entry is named after; `None` also where a UUID is not written as NVML
-/// prints it.
+/// Returns the GPU that a directory entry is named after, or `None` if the name is not a UUID in
+/// NVML's notation.
 pub fn gpu_named(name: &std::ffi::OsStr) -> Option<GpuUuid> {
     let name = name.to_str()?;
     GpuUuid::new(name).ok().filter(|gpu| gpu == name)
@@ -94,7 +96,7 @@ mod tests {
     const GPU: &str = "GPU-1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77";
 
     #[test]
-    fn everything_is_below_mps_of_the_state_directory() {
+    fn files_are_below_mps_in_state_directory() {
         let (paths, gpu) = (MpsPaths::new("/run/tessera"), GpuUuid::new(GPU).expect("a UUID"));
         assert_eq!(paths.lock(), Path::new("/run/tessera/mps/keeper.lock"));
         assert_eq!(paths.wanted_of(&gpu), Path::new("/run/tessera/mps/wanted").join(GPU));
@@ -107,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_a_gpus_as_nvml_prints_it() {
+    fn gpu_name_must_be_in_nvml_notation() {
         assert!(gpu_named(GPU.as_ref()).is_some());
         for other in [".wanted.new", "GPU-1F0C2D3E-9a41-7c3b-8e55-0d6f2b1a4c77", "MIG-1f0c2d3e"] {
             assert_eq!(gpu_named(other.as_ref()), None, "{other}");

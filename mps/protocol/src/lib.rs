@@ -1,12 +1,14 @@
-//! The files by which tessera-driver and tessera-mps tell each other of MPS control daemons: on a
-//! tmpfs that is at the same path on the host and in both pods. Each file has one writer.
+//! Files through which tessera-driver and tessera-mps exchange the state of MPS control daemons.
+//!
+//! They are on a tmpfs that is at the same path on the host and in both pods. Each file has one
+//! writer.
 //!
 //! | file, below `<state-dir>/mps/` | contents | writer |
 //! |---|---|---|
-//! | `wanted/<GPU UUID>` | a GPU that is to have a daemon ([`wanted`]) | tessera-driver |
-//! | `keeper.lock` | held as long as tessera-mps runs ([`lock`]) | tessera-mps |
-//! | `daemons/<GPU UUID>/status.json` | how the daemon is ([`status`]) | tessera-mps |
-//! | `daemons/<GPU UUID>/pipe/`, `shm/` | what containers get of the daemon ([`layout`]) | tessera-mps |
+//! | `wanted/<GPU UUID>` | requests a daemon for a GPU ([`wanted`]) | tessera-driver |
+//! | `keeper.lock` | locked while tessera-mps runs ([`lock`]) | tessera-mps |
+//! | `daemons/<GPU UUID>/status.json` | status of the daemon ([`status`]) | tessera-mps |
+//! | `daemons/<GPU UUID>/pipe/`, `shm/` | directories that are mounted into containers ([`layout`]) | tessera-mps |
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! How a daemon is, as the keeper says it.
+//! Status of a daemon, as the supervisor publishes it.
 
 use std::{fs, io, path::PathBuf};
 
@@ -7,58 +7,59 @@ use tessera_api::names::GpuUuid;
 
 use crate::layout::MpsPaths;
 
-/// How a daemon is.
+/// State of a daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum State {
-    /// It has not answered yet.
+    /// The daemon has not answered yet.
     Starting,
-    /// It answers: clients may come.
+    /// The daemon answers and serves clients.
     Ready,
-    /// It does not run; unless the keeper stops, it is tried again.
+    /// The daemon is not running. It is restarted, unless the supervisor stops.
     Failed,
 }
 
-/// The content of `status.json`.
+/// Content of `status.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Status {
-    /// How the daemon is.
+    /// State of the daemon.
     pub state: State,
-    /// Why, for people: of a daemon that fails, or did before this start. Empty while it is ready.
+    /// Reason in plain text, if the daemon failed now or before this start. Empty while it is
+    /// ready.
     pub message: String,
-    /// How often it was started since its directory was made, by this keeper and by earlier ones;
-    /// failed attempts count.
+    /// Number of starts since the directory was created, by all supervisors. Failed attempts
+    /// count.
     pub starts: u64,
 }
 
-/// Why nothing is known of a daemon.
+/// Error of a read or write of a status.
 #[derive(Debug, thiserror::Error)]
 pub enum StatusError {
     /// The file cannot be read or written.
-    #[error("failed to {operation} `{path}`", path = .path.display())]
+    #[error("cannot {operation} `{path}`", path = .path.display())]
     Io {
-        /// What was tried.
+        /// Operation that failed.
         operation: &'static str,
-        /// On what.
+        /// Path of the file.
         path: PathBuf,
-        /// What the operating system said.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// It is no status.
-    #[error("`{path}` is no status of a daemon", path = .path.display())]
+    /// The file is not a valid status.
+    #[error("invalid MPS daemon status `{path}`", path = .path.display())]
     Malformed {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the parser.
         source: serde_json::Error,
     },
 }
 
 impl Status {
-    /// How the daemon of a GPU is; `None` where the keeper has said nothing yet.
+    /// Returns the status of a GPU's daemon, or `None` if the supervisor has not written one.
     ///
     /// # Errors
-    /// [`StatusError`].
+    /// Returns [`StatusError`] if the file cannot be read or parsed.
     pub fn read(paths: &MpsPaths, gpu: &GpuUuid) -> Result<Option<Self>, StatusError> {
         let path = paths.status(gpu);
         match fs::read(&path) {
@@ -71,7 +72,10 @@ impl Status {
         }
     }
 
-    /// Says it, so that whoever reads sees this or what was said before.
+    /// Replaces the status file atomically.
+    ///
+    /// # Errors
+    /// Returns [`StatusError`] if the file cannot be written.
     pub fn write(&self, paths: &MpsPaths, gpu: &GpuUuid) -> Result<(), StatusError> {
         let path = paths.status(gpu);
         let temporary = path.with_extension("new");
@@ -82,7 +86,10 @@ impl Status {
         fs::rename(&temporary, &path).map_err(io("rename to", path))
     }
 
-    /// Says nothing any more.
+    /// Removes the status file.
+    ///
+    /// # Errors
+    /// Returns [`StatusError`] if the file cannot be removed.
     pub fn remove(paths: &MpsPaths, gpu: &GpuUuid) -> Result<(), StatusError> {
         let path = paths.status(gpu);
         match fs::remove_file(&path) {
@@ -99,16 +106,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_status_reads_as_it_is_written() {
+    fn status_round_trips() {
         let directory = tempfile::tempdir().expect("a directory");
         let paths = MpsPaths::new(directory.path());
         let gpu = GpuUuid::new("GPU-1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77").expect("a UUID");
         assert_eq!(Status::read(&paths, &gpu).expect("nothing yet"), None);
         fs::create_dir_all(paths.daemon(&gpu)).expect("made");
-        let status = Status { state: State::Failed, message: "it ended".to_owned(), starts: 3 };
+        let status = Status { state: State::Failed, message: "exited".to_owned(), starts: 3 };
         status.write(&paths, &gpu).expect("written");
         let text = fs::read_to_string(paths.status(&gpu)).expect("readable");
-        assert_eq!(text, r#"{"state":"Failed","message":"it ended","starts":3}"#);
+        assert_eq!(text, r#"{"state":"Failed","message":"exited","starts":3}"#);
         assert_eq!(Status::read(&paths, &gpu).expect("readable"), Some(status));
         assert_eq!(
             fs::read_dir(paths.daemon(&gpu)).expect("there").count(),
@@ -118,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_status_is_an_error_that_names_the_file() {
+    fn invalid_status_error_names_the_file() {
         let directory = tempfile::tempdir().expect("a directory");
         let paths = MpsPaths::new(directory.path());
         let gpu = GpuUuid::new("GPU-1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77").expect("a UUID");

@@ -1,4 +1,4 @@
-//! Which GPUs want a daemon: what tessera-driver writes and the keeper reads.
+//! GPUs that need a daemon: written by tessera-driver, read by the supervisor.
 
 use std::{
     collections::BTreeSet,
@@ -11,21 +11,21 @@ use tessera_api::names::GpuUuid;
 
 use crate::layout::{MpsPaths, gpu_named};
 
-/// What the directory says.
+/// Content of the `wanted` directory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
-    /// GPUs that want a daemon.
+    /// GPUs that need a daemon.
     pub gpus: BTreeSet<GpuUuid>,
-    /// Names that are no GPU's.
+    /// File names that are not GPU UUIDs.
     pub foreign: BTreeSet<OsString>,
 }
 
-/// Has daemons run for exactly these GPUs. What is named otherwise than a GPU is left alone.
-/// tessera-driver's side: there is one writer.
+/// Requests daemons for exactly these GPUs. Files with other names are left alone. Only
+/// tessera-driver calls this: there is one writer.
 ///
 /// # Errors
-/// The directory or a file cannot be made or removed; the others are as they are to be, or as they
-/// were.
+/// The directory or a file cannot be created or removed. The remaining files may have their old
+/// or their new state.
 pub fn want(paths: &MpsPaths, gpus: &BTreeSet<GpuUuid>) -> io::Result<()> {
     fs::create_dir_all(paths.wanted())?;
     let wanted = read(paths)?.gpus;
@@ -38,7 +38,7 @@ pub fn want(paths: &MpsPaths, gpus: &BTreeSet<GpuUuid>) -> io::Result<()> {
     Ok(())
 }
 
-/// What is wanted; nothing, where nothing ever was.
+/// Returns the wanted GPUs, or an empty set if the directory does not exist.
 ///
 /// # Errors
 /// The directory cannot be read.
@@ -67,10 +67,10 @@ mod tests {
     }
 
     #[test]
-    fn exactly_these_are_wanted_however_often_it_is_said() {
+    fn want_replaces_the_set_and_is_idempotent() {
         let directory = tempfile::tempdir().expect("a directory");
         let paths = MpsPaths::new(directory.path());
-        assert_eq!(read(&paths).expect("nothing"), Wanted::default());
+        assert_eq!(read(&paths).expect("empty"), Wanted::default());
         for gpus in [
             BTreeSet::from([gpu('1'), gpu('2')]),
             BTreeSet::from([gpu('2'), gpu('3')]),
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_gpus_name_is_left_alone() {
+    fn files_with_other_names_are_left_alone() {
         let directory = tempfile::tempdir().expect("a directory");
         let paths = MpsPaths::new(directory.path());
         want(&paths, &BTreeSet::from([gpu('1')])).expect("written");

@@ -1,6 +1,6 @@
-//! Names the library as NVIDIA's is named, and writes what follows from the table of symbols: a
-//! stub for every function that the sources do not define, the variants for the per-thread default
-//! stream, and the addresses behind `cuGetProcAddress`.
+//! Sets the library's soname to NVIDIA's and generates code from the symbol table: a stub for every
+//! function that the sources do not define, the variants for the per-thread default stream, and the
+//! addresses for `cuGetProcAddress`.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -11,7 +11,7 @@ use tessera_intercept_symbols::{Library, Symbol, TABLE};
 
 fn main() {
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
-    // As in NVIDIA's library: what it calls in itself is its own, whatever is preloaded.
+    // As in NVIDIA's library: internal calls are not redirected by preloaded libraries.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic");
     println!("cargo::rerun-if-changed=src");
     let table: Vec<&Symbol> =
@@ -28,18 +28,17 @@ fn main() {
     fs::write(Path::new(&out).join("symbols.rs"), code).expect("OUT_DIR is writable");
 }
 
-/// A jump to the function proper where there is one (in here, the per-thread default stream is the
-/// default stream), else a stub. A function that is given more arguments than it knows ignores
-/// them.
+/// Writes a jump to the base function if it exists, else a stub. The per-thread default stream is
+/// the default stream here. A function ignores arguments that it does not declare.
 fn write_function(symbol: &Symbol, defined: &BTreeSet<String>, code: &mut String) {
     let suffix = symbol.variant.map(|variant| format!("_{}", variant.name()));
     let symbol = symbol.symbol;
-    let proper = suffix.and_then(|suffix| symbol.text.strip_suffix(&suffix));
-    match proper.filter(|proper| defined.contains(*proper)) {
-        Some(proper) => writeln!(
+    let base = suffix.and_then(|suffix| symbol.text.strip_suffix(&suffix));
+    match base.filter(|base| defined.contains(*base)) {
+        Some(base) => writeln!(
             code,
             "#[unsafe(no_mangle)]\n#[unsafe(naked)]\nextern \"C\" fn {symbol}() {{\n    \
-             crate::abi::jump_to!(\"{proper}\")\n}}"
+             crate::abi::jump_to!(\"{base}\")\n}}"
         ),
         None => writeln!(
             code,
@@ -61,7 +60,7 @@ fn write_addresses(table: &[&Symbol], code: &mut String) {
     code.push_str("];\n");
 }
 
-/// Every `fn cuXyz` in the sources.
+/// Returns the names of all functions `fn cuXyz` in the sources.
 fn defined_functions(directory: &Path) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for entry in fs::read_dir(directory).expect("src is readable").flatten() {

@@ -1,5 +1,5 @@
-//! Names the library as NVIDIA's is named, and writes a stub for every NVML function that the
-//! sources do not define.
+//! Sets the soname of NVIDIA's library, and generates stubs for the NVML functions that the sources
+//! do not define.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -15,7 +15,8 @@ fn main() {
     let mut stubs = String::new();
     let nvml = TABLE.iter().filter(|symbol| symbol.library() == Library::Nvml);
     for name in nvml.map(|symbol| symbol.symbol.text).filter(|name| !defined.contains(*name)) {
-        // The C calling conventions of Linux let a function ignore arguments that it does not know.
+        // By the C calling conventions of Linux a function ignores arguments that it does not
+        // declare.
         writeln!(
             stubs,
             "#[unsafe(no_mangle)]\nextern \"C\" fn {name}() -> crate::abi::Return {{ crate::abi::not_supported() }}"
@@ -26,7 +27,7 @@ fn main() {
     fs::write(Path::new(&out).join("stubs.rs"), stubs).expect("OUT_DIR is writable");
 }
 
-/// Every `fn nvml...` in the sources.
+/// Returns the names of all functions `fn nvml...` in the sources.
 fn defined_functions(directory: &Path) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for entry in fs::read_dir(directory).expect("src is readable").flatten() {

@@ -1,4 +1,4 @@
-//! Any page as a grant: it is refused, or it is one that a change in place leads to from whatever lies there.
+//! Parses any page as a grant: it is either rejected, or the result of a valid in-place update.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -6,7 +6,8 @@ use tessera_intercept_abi::{ABI_VERSION, GRANT_LEN, Grant, GrantUpdate, grant_of
 
 const MAGIC: &[u8] = b"TESGRANT";
 
-/// Bytes up to a page, behind what all grants have in front: else a fuzzer's time goes to finding that.
+/// Puts the bytes into a page with a grant's constant header, so that the fuzzer need not discover
+/// it.
 fn page(bytes: &[u8]) -> [u8; GRANT_LEN] {
     let mut page = [0; GRANT_LEN];
     let (front, rest) = page.split_at_mut(grant_offset::SEQUENCE);
@@ -18,7 +19,7 @@ fn page(bytes: &[u8]) -> [u8; GRANT_LEN] {
     page
 }
 
-fn put(page: &mut [u8], at: usize, bytes: &[u8]) {
+fn write_at(page: &mut [u8], at: usize, bytes: &[u8]) {
     page[at..at + bytes.len()].copy_from_slice(bytes);
 }
 
@@ -40,13 +41,14 @@ fuzz_target!(|bytes: &[u8]| {
         grant.id.as_str().len() <= 128
             && grant.claim_uid.as_str().bytes().all(|byte| byte.is_ascii_graphic())
     );
-    // From that page, changing or not, to the same grant with other limits.
-    let changed = Grant { memory_limit_bytes: grant.memory_limit_bytes / 2, cores_percent: 1, ..grant };
-    let update = changed.update(&page).expect("of the same share");
-    put(&mut page, GrantUpdate::SEQUENCE_OFFSET, &update.begin);
-    put(&mut page, GrantUpdate::BODY_OFFSET, &update.body);
-    assert!(Grant::parse(&page).is_err(), "nobody reads it in between");
-    put(&mut page, GrantUpdate::SEQUENCE_OFFSET, &update.end);
-    let read = Grant::parse(&page).expect("done");
+    // Updates the page, which may be in an update, to the same grant with other limits.
+    let changed =
+        Grant { memory_limit_bytes: grant.memory_limit_bytes / 2, cores_percent: 1, ..grant };
+    let update = changed.update(&page).expect("same share");
+    write_at(&mut page, GrantUpdate::SEQUENCE_OFFSET, &update.begin);
+    write_at(&mut page, GrantUpdate::BODY_OFFSET, &update.body);
+    assert!(Grant::parse(&page).is_err(), "unreadable during the update");
+    write_at(&mut page, GrantUpdate::SEQUENCE_OFFSET, &update.end);
+    let read = Grant::parse(&page).expect("complete");
     assert_eq!(Grant { sequence: changed.sequence, ..read }, changed);
 });

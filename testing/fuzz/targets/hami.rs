@@ -1,4 +1,4 @@
-//! Any environment as HAMi's: limits are limits, and numbers are what C's `strtoul` makes of them.
+//! Parses any environment as HAMi's: limits are valid, and numbers are parsed like C's `strtoul`.
 #![no_main]
 
 use std::ffi::CString;
@@ -6,10 +6,11 @@ use std::ffi::CString;
 use libfuzzer_sys::fuzz_target;
 use tessera_intercept_hami::{GPUS, Memory, Variables};
 
-/// The general variable, on whose value the C library is asked, too.
+/// The general variable, whose value is also parsed by the C library.
 const MEMORY: &[u8] = b"CUDA_DEVICE_MEMORY_LIMIT";
 
-/// The value of a variable in lines of `NAME=VALUE`, the first of which is the general variable's value.
+/// Returns a variable's value from lines of `NAME=VALUE`; the first line is the general variable's
+/// value.
 fn value<'v>(environment: &'v [u8], name: &[u8]) -> Option<&'v [u8]> {
     let mut lines = environment.split(|byte| matches!(byte, b'\n' | 0));
     let first = lines.next();
@@ -19,7 +20,7 @@ fn value<'v>(environment: &'v [u8], name: &[u8]) -> Option<&'v [u8]> {
     lines.filter_map(|line| line.strip_prefix(name)?.strip_prefix(b"=")).next()
 }
 
-/// As HAMi-core reads a limit; 0 is none. `None` where Tessera is stricter.
+/// Parses a limit like HAMi-core; 0 is none. Returns `None` if Tessera is stricter.
 fn hami_core(text: &[u8]) -> Option<u64> {
     let unit: u64 = match text.last() {
         Some(b'k' | b'K') => 1 << 10,
@@ -29,7 +30,7 @@ fn hami_core(text: &[u8]) -> Option<u64> {
     };
     let c = CString::new(text).ok()?;
     let mut end = std::ptr::null_mut();
-    // SAFETY: a terminated string, and a place for where the number ends.
+    // SAFETY: the string is terminated and `end` is a valid pointer.
     let value = unsafe { libc::strtoul(c.as_ptr(), &mut end, 0) };
     let stricter = end.cast_const() == c.as_ptr() || text.contains(&b'-');
     (!stricter).then_some(value.saturating_mul(unit))
@@ -55,7 +56,7 @@ fuzz_target!(|environment: &[u8]| {
         let _ = variables.gpu_of(gpu);
     }
     assert!(!variables.cache().is_empty());
-    // A GPU beyond those that have a variable of their own has the general one.
+    // GPUs without a variable of their own use the general one.
     let general = variables.memory(GPUS);
     match value(environment, MEMORY).map(hami_core) {
         None | Some(Some(0)) => assert_eq!(general, Memory::Unlimited),

@@ -1,18 +1,18 @@
-//! Any words in a ledger: a report says something of it, and time goes forwards in it.
+//! Parses any ledger: a valid report has consistent values, and its time is monotonic.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use tessera_intercept_abi::{LEDGER_LEN, LedgerReport, MAX_MEMORY_BYTES, ledger};
 
-/// A write: where, in words, and what.
+/// Size of a write: offset in words, and value.
 const WRITE: usize = 2 + 8;
 
 fn word(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte))
 }
 
-/// A fresh ledger with words written over it, so that a short input reaches all of it.
-fn written(writes: &[u8]) -> Vec<u8> {
+/// Returns a new ledger with words overwritten, so that a short input reaches all of it.
+fn overwritten(writes: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0; LEDGER_LEN];
     bytes[..24].copy_from_slice(&ledger::initial());
     for write in writes.chunks_exact(WRITE) {
@@ -23,15 +23,18 @@ fn written(writes: &[u8]) -> Vec<u8> {
 }
 
 fuzz_target!(|input: (u64, u64, &[u8])| {
-    let (one, other, writes) = input;
+    let (first, second, writes) = input;
     let _ = LedgerReport::parse(writes).map_err(|error| error.to_string());
-    let bytes = written(writes);
+    let bytes = overwritten(writes);
     let Ok(report) = LedgerReport::parse(&bytes).map_err(|error| error.to_string()) else { return };
     assert!(report.used_bytes() <= MAX_MEMORY_BYTES);
-    let (earlier, later) = (one.min(other), one.max(other));
-    assert!(report.busy_ns(earlier) <= report.busy_ns(later), "time goes forwards");
+    let (earlier, later) = (first.min(second), first.max(second));
+    assert!(report.busy_ns(earlier) <= report.busy_ns(later), "busy time is monotonic");
     let slots: Vec<_> = report.processes().map(|process| process.slot).collect();
-    assert!(slots.is_sorted_by(|one, next| one < next) && slots.iter().all(|slot| *slot < ledger::SLOTS));
+    assert!(
+        slots.is_sorted_by(|slot, next| slot < next)
+            && slots.iter().all(|slot| *slot < ledger::SLOTS)
+    );
     let _ = (
         report.peak_bytes(),
         report.refused(),

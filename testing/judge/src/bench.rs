@@ -1,12 +1,12 @@
-//! How long the allocator takes, on the scenarios and by the protocol of the oracle's own
-//! benchmark.
+//! Speed of the allocator, on the scenarios and with the protocol of the oracle's benchmark.
 //!
-//! An operation is one claim: on all nodes (`filter`), or on nodes in order until one fits, which
-//! then counts as taken (`sequence`). Reading JSON is not counted. It is measured in three ways:
+//! An operation is one claim: on all nodes (`filter`), or on nodes in order until one fits, where
+//! it is then allocated (`sequence`). Parsing of JSON is not measured. There are three cache
+//! states:
 //!
-//! - *fresh*: nothing is there but the parsed objects. Upstream's allocator is always fresh.
-//! - *cold*: the cluster is indexed and kept up to date, the claim is of a kind never seen before.
-//! - *warm*: the same kind of claim has come before; what changed since is looked at again.
+//! - *fresh*: only the parsed objects. Upstream's allocator is always fresh.
+//! - *cold*: the cluster is indexed and up to date, the kind of claim is unknown.
+//! - *warm*: the same kind of claim has been seen; only changes since then are examined.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,74 +19,80 @@ use tessera_index::convert;
 
 use crate::scenario::Scenario;
 
-/// What the allocator remembers when an operation begins. See the module.
+/// State of the allocator's caches at the start of an operation; see the module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Way {
-    /// Nothing.
+pub enum CacheState {
+    /// Empty.
     Fresh,
-    /// The cluster.
+    /// The cluster is indexed.
     Cold,
-    /// The cluster, and claims like this one.
+    /// The cluster is indexed, and claims like this one have been seen.
     Warm,
 }
 
-/// How a scenario is measured.
+/// Kind of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
-    /// All nodes, nothing is taken.
+pub enum BenchMode {
+    /// Searches all nodes, without allocation.
     Filter {
-        /// How often.
+        /// Number of repetitions.
         repeat: usize,
     },
-    /// The first node that fits, which is then taken.
+    /// Allocates on the first node that fits.
     Sequence {
-        /// The oldest share is released before each claim.
+        /// True if the oldest share is released before each claim.
         churn: bool,
     },
 }
 
-/// What was measured in one way.
+/// Result of a measurement.
 #[derive(Debug, Clone, Serialize)]
-pub struct Report {
-    /// The scenario.
+pub struct BenchReport {
+    /// Name of the scenario.
     pub scenario: String,
-    /// What was remembered.
-    pub way: Way,
-    /// Operations.
+    /// State of the caches.
+    #[serde(rename = "way")]
+    pub cache_state: CacheState,
+    /// Number of operations.
     pub ops: usize,
     /// Sequence: claims that got devices. Filter: nodes that fit.
     pub fits: usize,
-    /// Nodes that were not decided within the steps.
+    /// Nodes that were not decided within the step limit.
     pub undecided: usize,
-    /// Median of an operation, in nanoseconds.
+    /// Median time of an operation in nanoseconds.
     pub p50_ns: u64,
-    /// 99th percentile.
+    /// 99th percentile in nanoseconds.
     pub p99_ns: u64,
-    /// All operations.
+    /// Total time of all operations in nanoseconds.
     pub total_ns: u64,
-    /// Indexing the cluster once, from parsed objects, in nanoseconds.
+    /// Time to index the cluster once from parsed objects, in nanoseconds.
     pub index_ns: u64,
 }
 
-/// Runs a scenario in one way.
-pub fn run(scenario: &Scenario, mode: Mode, way: Way) -> Report {
+/// Runs a scenario with one state of the caches.
+pub fn run(scenario: &Scenario, mode: BenchMode, cache_state: CacheState) -> BenchReport {
     let (planner, index) = timed(|| indexed(scenario));
-    let mut bench =
-        Bench { scenario, way, planner, usage: scenario.snapshot.usage.clone(), undecided: 0 };
+    let mut bench = Bench {
+        scenario,
+        cache_state,
+        planner,
+        usage: scenario.snapshot.usage.clone(),
+        undecided: 0,
+    };
     let mut times = Vec::new();
     let fits = match mode {
-        Mode::Filter { repeat } => bench.filter(repeat, &mut times),
-        Mode::Sequence { churn } => bench.sequence(churn, &mut times),
+        BenchMode::Filter { repeat } => bench.filter(repeat, &mut times),
+        BenchMode::Sequence { churn } => bench.sequence(churn, &mut times),
     };
     times.sort_unstable();
     let at = |percent: usize| {
         times.get((times.len() * percent / 100).min(times.len().saturating_sub(1)))
     };
     let nanos = |time: Option<&Duration>| time.map_or(0, |t| t.as_nanos() as u64);
-    Report {
+    BenchReport {
         scenario: scenario.name.clone(),
-        way,
+        cache_state,
         ops: times.len(),
         fits,
         undecided: bench.undecided,
@@ -97,7 +103,7 @@ pub fn run(scenario: &Scenario, mode: Mode, way: Way) -> Report {
     }
 }
 
-/// One claim for the first policy: steps beyond any that a scenario takes.
+/// Step limit of one claim; no scenario needs as many.
 const STEPS: u64 = 50_000_000;
 
 fn indexed(scenario: &Scenario) -> Planner {
@@ -114,7 +120,7 @@ fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {
 
 struct Bench<'s> {
     scenario: &'s Scenario,
-    way: Way,
+    cache_state: CacheState,
     planner: Planner,
     usage: Usage,
     undecided: usize,
@@ -123,7 +129,7 @@ struct Bench<'s> {
 impl Bench<'_> {
     fn filter(&mut self, repeat: usize, times: &mut Vec<Duration>) -> usize {
         let mut fits = 0;
-        if self.way == Way::Warm {
+        if self.cache_state == CacheState::Warm {
             self.filter_once(&self.scenario.claims[0].clone());
         }
         for claim in std::iter::repeat_n(&self.scenario.claims, repeat).flatten() {
@@ -140,23 +146,23 @@ impl Bench<'_> {
         self.planner.count_fits(claims, Policy::FirstFit, STEPS)
     }
 
-    /// Brings the planner into the state in which an operation of this way begins.
+    /// Sets the planner's state at the start of an operation.
     fn begin(&mut self) {
-        match self.way {
-            Way::Fresh => {
+        match self.cache_state {
+            CacheState::Fresh => {
                 let mut snapshot = self.scenario.snapshot.clone();
                 snapshot.usage = self.usage.clone();
                 self.planner = Planner::of(&snapshot, self.scenario.features);
             }
-            Way::Cold => self.planner.forget(),
-            Way::Warm => {}
+            CacheState::Cold => self.planner.forget(),
+            CacheState::Warm => {}
         }
     }
 
     fn sequence(&mut self, churn: bool, times: &mut Vec<Duration>) -> usize {
         let mut release = self.scenario.allocated.iter();
         let mut fits = 0;
-        if self.way == Way::Warm {
+        if self.cache_state == CacheState::Warm {
             self.sequence_once(&self.scenario.claims[0].clone());
         }
         for (n, claim) in self.scenario.claims.iter().enumerate() {
@@ -166,7 +172,7 @@ impl Bench<'_> {
             let (chosen, time) = timed(|| {
                 if let Some(released) = &released {
                     self.usage.remove(&released.results);
-                    self.tell(released.results.iter().map(|r| &r.device));
+                    self.update_planner(released.results.iter().map(|r| &r.device));
                 }
                 self.sequence_once(&named(claim, n))
             });
@@ -175,13 +181,13 @@ impl Bench<'_> {
                 fits += 1;
                 let results = allotments.iter().flat_map(|a| &a.results);
                 results.clone().for_each(|r| self.usage.add(std::slice::from_ref(r)));
-                self.tell(results.map(|r| &r.device));
+                self.update_planner(results.map(|r| &r.device));
             }
         }
         fits
     }
 
-    fn tell<'d>(&mut self, devices: impl Iterator<Item = &'d DeviceId>) {
+    fn update_planner<'d>(&mut self, devices: impl Iterator<Item = &'d DeviceId>) {
         for device in devices {
             self.planner.set_use(device, self.usage.of(device));
         }
@@ -190,7 +196,7 @@ impl Bench<'_> {
     fn sequence_once(&mut self, claim: &Arc<Claim>) -> Option<Vec<Allotment>> {
         self.begin();
         let claims = std::slice::from_ref(claim);
-        if self.way == Way::Warm {
+        if self.cache_state == CacheState::Warm {
             let settings =
                 Settings { policy: Policy::FirstFit, steps_per_pod: STEPS, ..Settings::default() };
             return self.planner.plan(&[pod(claim)], settings).decisions.pop().map(|d| d.claims);
@@ -216,15 +222,15 @@ fn allocate(
     }
 }
 
-/// The claim as one of its own.
+/// Returns the claim with its own name and UID.
 fn named(claim: &Arc<Claim>, n: usize) -> Arc<Claim> {
     let uid = ClaimUid::new(format!("uid-{n}")).expect("invariant: a valid UID by its form");
     let name = ClaimName::new(format!("claim-{n}")).expect("invariant: a valid name by its form");
     Arc::new(Claim { uid, name, ..Claim::clone(claim) })
 }
 
-/// The claim with so many devices for each of its requests.
-fn wanting(claim: Arc<Claim>, devices: Option<u64>) -> Arc<Claim> {
+/// Returns the claim with this number of devices in each of its requests.
+fn with_devices(claim: Arc<Claim>, devices: Option<u64>) -> Arc<Claim> {
     let Some(devices) = devices else { return claim };
     let mut claim = Arc::unwrap_or_clone(claim);
     let alternatives = claim.requests.iter_mut().flat_map(|request| &mut request.alternatives);
@@ -247,41 +253,40 @@ fn pod(claim: &Arc<Claim>) -> PendingPod {
     }
 }
 
-/// Many pods, planned at once.
+/// Result of planning many pods in one run.
 #[derive(Debug, Clone, Serialize)]
 pub struct BatchReport {
-    /// The scenario whose cluster it is.
+    /// Name of the scenario.
     pub scenario: String,
-    /// Pods that were pending.
+    /// Number of pending pods.
     pub pods: usize,
-    /// Pods that got devices.
+    /// Number of pods that got devices.
     pub placed: usize,
-    /// The whole plan, in nanoseconds.
+    /// Time of the whole plan in nanoseconds.
     pub plan_ns: u64,
-    /// What one change of a device's use takes, in nanoseconds: median over all devices.
+    /// Median time of an update of one device's usage, in nanoseconds.
     pub update_ns: u64,
 }
 
-/// The pods of a batch.
+/// Pods to plan in one run.
 #[derive(Debug, Clone, Copy)]
-pub struct Batch {
-    /// How many.
+pub struct PendingBatch {
+    /// Number of pods.
     pub pods: usize,
-    /// How many devices each request wants; none = as many as in the scenario.
+    /// Devices per request; `None`: as in the scenario.
     pub devices: Option<u64>,
-    /// For how many seconds they have waited.
+    /// Seconds that the pods have waited.
     pub waited: u32,
 }
 
-/// Plans so many pods with the scenario's claims, and measures what telling the planner of one
-/// change takes.
-pub fn batch(scenario: &Scenario, batch: Batch, policy: Policy) -> BatchReport {
-    let Batch { pods, devices, waited } = batch;
+/// Plans pods with the scenario's claims, and measures the update of one device's usage.
+pub fn batch(scenario: &Scenario, batch: PendingBatch, policy: Policy) -> BatchReport {
+    let PendingBatch { pods, devices, waited } = batch;
     let mut planner = Planner::of(&scenario.snapshot, Features::default());
     planner.gather();
     let claims = scenario.claims.iter().cycle().take(pods).enumerate();
     let pending: Vec<PendingPod> =
-        claims.map(|(n, claim)| pod(&wanting(named(claim, n), devices))).collect();
+        claims.map(|(n, claim)| pod(&with_devices(named(claim, n), devices))).collect();
     let settings = Settings { policy, now: i64::from(waited), ..Settings::default() };
     let (plan, time) = timed(|| planner.plan(&pending, settings));
     let results: Vec<_> =

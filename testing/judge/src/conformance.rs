@@ -1,9 +1,9 @@
-//! Whether the allocator answers as upstream's does, case by case.
+//! Compares the allocator's results with upstream's, case by case.
 //!
-//! *Exact* (the oracle's L2): outcome, class of the error, and every field of every result are
-//! equal; for [`Policy::FirstFit`](tessera_allocator::Policy). *Outcome* (L1): it fits where
-//! upstream says it does and fails where upstream fails; for the other policies, whose fits `oracle
-//! compare --level L1` replays on upstream, given the answers that this program writes.
+//! *Exact* (the oracle's L2): outcome, error class, and every field of every result are equal; for
+//! [`Policy::FirstFit`](tessera_allocator::Policy). *Outcome* (L1): the claims fit if and only if
+//! they fit for upstream; for the other policies. `oracle compare --level L1` replays their
+//! allocations on upstream from this program's results.
 
 use std::collections::BTreeMap;
 
@@ -21,32 +21,32 @@ use tessera_index::convert;
 
 use crate::scenario::Scenario;
 
-/// What is compared.
+/// Level of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Level {
-    /// Every field.
+pub enum ComparisonLevel {
+    /// Compares every field.
     Exact,
-    /// What comes out: it fits, it does not, or an error of this class.
+    /// Compares the outcome: fits, does not fit, or the class of the error.
     Outcome,
 }
 
-/// One node of one case on which the answers differ.
+/// A node of a case for which the results differ.
 #[derive(Debug, Clone)]
 pub struct Difference {
-    /// The case.
+    /// Name of the case.
     pub case: String,
-    /// The node.
+    /// Name of the node.
     pub node: String,
-    /// What upstream says.
+    /// Upstream's result.
     pub expected: Value,
-    /// What we say.
+    /// Tessera's result.
     pub got: Value,
 }
 
-/// Steps after which the answer is "not decided"; more than any golden case takes.
+/// Step limit, after which the result is "aborted"; no golden case needs as many.
 pub const STEPS: u64 = 5_000_000;
 
-/// Answers a scenario for every node, in the oracle's format.
+/// Returns the results of a scenario for every node, in the oracle's format.
 pub fn answer(scenario: &Scenario, policy: Policy) -> BTreeMap<String, Value> {
     let mut planner = scenario.planner();
     let nodes = scenario.nodes.iter();
@@ -69,7 +69,7 @@ fn error(class: &str, fatal: bool, message: &str) -> Value {
     json!({"error": message, "class": class, "fatal": fatal})
 }
 
-/// The oracle's name for a kind of failure.
+/// Returns the oracle's name of a failure's class.
 fn class(failure: &Failure) -> &'static str {
     match failure {
         Failure::Request(Cause::UnknownClass { .. }) => "classNotFound",
@@ -78,7 +78,7 @@ fn class(failure: &Failure) -> &'static str {
             NotSupported::Selector => "selectorUnsupported",
             NotSupported::NoClass => "classMissing",
             NotSupported::Mode => "modeUnsupported",
-            // Upstream has no say in it.
+            // Tessera's own check, which upstream does not have.
             NotSupported::MpsOfSeveral => "configuration",
         },
         Failure::Request(_) => "configuration",
@@ -118,19 +118,19 @@ fn allocations(scenario: &Scenario, allotments: &[Allotment]) -> Value {
     allotments.iter().zip(&scenario.claim_objects).map(write).collect()
 }
 
-/// Compares answers with what upstream says.
+/// Compares results with upstream's.
 pub fn compare(
     scenario: &Scenario,
     answers: &BTreeMap<String, Value>,
-    level: Level,
+    level: ComparisonLevel,
 ) -> Vec<Difference> {
     let mut differences = Vec::new();
     for (node, expected) in &scenario.results {
         let got = answers.get(node).cloned().unwrap_or_default();
         let allowed = scenario.allowed.get(node).map(Vec::as_slice).unwrap_or_default();
         let same = match level {
-            Level::Exact => is_exact(&got, expected),
-            Level::Outcome => {
+            ComparisonLevel::Exact => is_exact(&got, expected),
+            ComparisonLevel::Outcome => {
                 outcome(&got) == outcome(expected) || allowed.contains(&outcome(&got))
             }
         };
@@ -147,11 +147,11 @@ fn is_exact(got: &Value, expected: &Value) -> bool {
         (Value::Object(got), Value::Object(expected)) => {
             got.get("class") == expected.get("class") && got.get("fatal") == expected.get("fatal")
         }
-        _ => normal(got) == normal(expected),
+        _ => normalized(got) == normalized(expected),
     }
 }
 
-/// `fit`, `none` or `error:CLASS`.
+/// Returns the outcome: `fit`, `none` or `error:CLASS`.
 fn outcome(answer: &Value) -> String {
     match answer {
         Value::Null => "none".to_owned(),
@@ -162,15 +162,15 @@ fn outcome(answer: &Value) -> String {
     }
 }
 
-/// Without what differs in spelling only: share IDs, quantities, time stamps.
-fn normal(value: &Value) -> Value {
+/// Normalises a value: removes share IDs and time stamps, and makes quantities comparable.
+fn normalized(value: &Value) -> Value {
     match value {
         Value::Object(map) => {
-            let kept = map.iter().filter(|(key, _)| *key != "allocationTimestamp");
-            let normal = kept.map(|(key, value)| (key.clone(), normal_field(key, value)));
-            normal.filter(|(_, value)| !is_empty(value)).collect()
+            let fields = map.iter().filter(|(key, _)| *key != "allocationTimestamp");
+            let normalized = fields.map(|(key, value)| (key.clone(), normalized_field(key, value)));
+            normalized.filter(|(_, value)| !is_empty(value)).collect()
         }
-        Value::Array(list) => list.iter().map(normal).collect(),
+        Value::Array(list) => list.iter().map(normalized).collect(),
         other => other.clone(),
     }
 }
@@ -181,7 +181,7 @@ fn is_empty(value: &Value) -> bool {
         || value.as_object().is_some_and(|o| o.is_empty())
 }
 
-fn normal_field(key: &str, value: &Value) -> Value {
+fn normalized_field(key: &str, value: &Value) -> Value {
     let amount = |v: &Value| {
         let quantity = v.as_str().and_then(|text| Quantity::parse(text).ok());
         quantity.map_or_else(|| v.clone(), |q| Value::String(q.nano().to_string()))
@@ -191,6 +191,6 @@ fn normal_field(key: &str, value: &Value) -> Value {
         ("consumedCapacity", Value::Object(map)) => {
             map.iter().map(|(name, v)| (name.clone(), amount(v))).collect()
         }
-        _ => normal(value),
+        _ => normalized(value),
     }
 }

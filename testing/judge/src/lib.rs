@@ -1,18 +1,18 @@
-//! Programs that judge the allocator against something outside of it.
+//! Conformance, placement, topology and speed benchmarks of the allocator.
 //!
-//! Each is a binary of this crate over one module of this library, takes any input of its format,
-//! and closes with one line that a script can read:
+//! Each is a binary of this crate on top of one module of this library. It accepts any input of its
+//! format and prints a machine-readable last line:
 //!
-//! - `bench` ([`mod@bench`]): how long the allocator takes, beside upstream's.
-//! - `conformance` ([`conformance`]): whether the allocator answers golden scenarios as upstream's
-//!   does.
-//! - `placement` ([`placement`]): how much of a cluster's GPUs a policy leaves unused when a
+//! - `bench` ([`mod@bench`]): speed of the allocator, beside upstream's.
+//! - `conformance` ([`conformance`]): comparison of the allocator's results with golden scenarios
+//!   of upstream's.
+//! - `placement` ([`placement`]): share of a cluster's GPUs that a policy leaves unallocated when a
 //!   published trace is replayed.
-//! - `topology` ([`topology`]): how well the GPUs of one request are joined, on link matrices of
-//!   real machines.
+//! - `topology` ([`topology`]): link quality of the GPU sets that policies choose, on link matrices
+//!   of real machines.
 //!
-//! Nothing here ships. The tests read golden cases, traces and machines from `testing/data`; the
-//! programs read the files that they are given.
+//! The crate is only for development. The tests read golden cases, traces and machines from
+//! `testing/data`; the programs read the files of their arguments.
 
 #![forbid(unsafe_code)]
 

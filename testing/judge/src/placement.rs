@@ -1,7 +1,7 @@
-//! Placement quality: a published trace of pods, replayed against a cluster, one pod at a time.
+//! Placement quality: replays a published trace of pods on a cluster, one pod at a time.
 //!
-//! The traces are those of the artefact of FGD ("Beware of Fragmentation", ATC'23), or others in
-//! that format.
+//! The traces are those of FGD's artefact ("Beware of Fragmentation", ATC'23), or others in that
+//! format.
 
 pub mod best_fit;
 pub mod churn;

@@ -1,5 +1,4 @@
-//! Scenarios in the format of the oracle: objects of the Kubernetes API, and what upstream answers
-//! for every node.
+//! Scenarios in the oracle's format: Kubernetes objects, and upstream's result for every node.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,63 +12,63 @@ use tessera_allocator::{Features, Planner};
 use tessera_api::names::NodeName;
 use tessera_index::convert::{self, Fence};
 
-/// A scenario that has been read.
+/// A parsed scenario.
 #[derive(Debug)]
 pub struct Scenario {
-    /// Its name.
+    /// Name.
     pub name: String,
     /// Feature gates.
     pub features: Features,
-    /// The cluster.
+    /// Cluster.
     pub snapshot: Snapshot,
-    /// Claims of one pod, to be allocated together.
+    /// Claims of one pod, which are allocated together.
     pub claims: Vec<Arc<Claim>>,
-    /// The same as objects.
+    /// The claims as API objects.
     pub claim_objects: Vec<api::ResourceClaim>,
-    /// Classes as objects, by name.
+    /// Classes as API objects, by name.
     pub class_objects: BTreeMap<String, api::DeviceClass>,
-    /// Nodes in the order given.
+    /// Nodes in the given order.
     pub nodes: Vec<NodeName>,
-    /// Per node what upstream answers, where the scenario is a golden case.
+    /// Upstream's result per node, if the scenario is a golden case.
     pub results: BTreeMap<String, Value>,
-    /// Per node the outcomes that are right as well, where the order of the search decides.
+    /// Further valid outcomes per node, if the order of the search decides.
     pub allowed: BTreeMap<String, Vec<String>>,
-    /// Claims that are allocated already, with their devices.
+    /// Allocated claims with their devices.
     pub allocated: Vec<api::ResourceClaim>,
-    /// How it is to be measured, where it is made for that.
+    /// Benchmark parameters, if the scenario is a benchmark.
     pub bench: Option<BenchSpec>,
 }
 
-/// Why a scenario cannot be read.
+/// Error of parsing a scenario.
 #[derive(Debug, thiserror::Error)]
 pub enum ScenarioError {
-    /// It is not JSON, or a part of it is not what it should be.
-    #[error("this is no scenario")]
+    /// The text is not JSON, or a field is invalid.
+    #[error("not a scenario")]
     Json(#[from] serde_json::Error),
-    /// An object in it cannot be used.
-    #[error("scenario `{scenario}` has an object that cannot be used")]
+    /// An object of the scenario is invalid.
+    #[error("invalid object in scenario `{scenario}`")]
     Object {
-        /// The scenario.
+        /// Name of the scenario.
         scenario: String,
-        /// What is wrong.
+        /// Error of the conversion.
         #[source]
         source: convert::ConvertError,
     },
 }
 
-/// How a scenario is to be measured.
+/// Benchmark parameters of a scenario.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct BenchSpec {
-    /// `filter` or `sequence`.
+    /// Mode: `filter` or `sequence`.
     pub mode: String,
-    /// How often.
+    /// Number of repetitions.
     pub repeat: usize,
-    /// Whether the oldest share is released before each claim.
+    /// True if the oldest share is released before each claim.
     pub churn: bool,
 }
 
-/// A scenario as it is written.
+/// Document of a scenario.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Document {
@@ -86,7 +85,7 @@ struct Document {
     bench: Option<BenchSpec>,
 }
 
-/// Use that no claim can produce.
+/// Usage that no claim can produce.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct AllocatedState {
@@ -96,21 +95,18 @@ struct AllocatedState {
 }
 
 impl Scenario {
-    /// Reads a scenario.
+    /// Parses a scenario.
     ///
     /// # Errors
-    /// It is not one.
+    /// Returns an error if the text is not a valid scenario.
     pub fn parse(text: &str) -> Result<Self, ScenarioError> {
         let document: Document = serde_json::from_str(text)?;
-        let name = if document.name.is_empty() {
-            "without a name".to_owned()
-        } else {
-            document.name.clone()
-        };
+        let name =
+            if document.name.is_empty() { "unnamed".to_owned() } else { document.name.clone() };
         document.read(&name).map_err(|source| ScenarioError::Object { scenario: name, source })
     }
 
-    /// A planner for its cluster.
+    /// Returns a planner for the cluster.
     pub fn planner(&self) -> Planner {
         Planner::of(&self.snapshot, self.features)
     }
@@ -162,7 +158,7 @@ impl Document {
         Ok((snapshot, names))
     }
 
-    /// What allocated claims take, and what is only stated.
+    /// Returns the usage of allocated claims and of the explicit state.
     fn usage(&self, name: &str) -> Result<Usage, convert::ConvertError> {
         let mut usage = Usage::default();
         let allocations = self

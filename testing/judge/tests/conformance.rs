@@ -1,39 +1,39 @@
-//! The golden cases of upstream's allocator in `testing/data/conformance`.
+//! Golden cases of upstream's allocator in `testing/data/conformance`.
 //!
 //! `make fuzz-allocator` compares fresh random cases.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use tessera_allocator::Policy;
-use tessera_judge::conformance::{self, Level};
+use tessera_judge::conformance::{self, ComparisonLevel};
 use tessera_judge::scenario::Scenario;
 use tessera_test_support::data;
 
 #[test]
-fn first_fit_gives_upstreams_very_result() {
-    run(Policy::FirstFit, Level::Exact);
+fn first_fit_equals_upstreams_result() {
+    run(Policy::FirstFit, ComparisonLevel::Exact);
 }
 
 #[test]
 fn binpack_has_upstreams_outcome() {
-    run(Policy::Binpack, Level::Outcome);
+    run(Policy::Binpack, ComparisonLevel::Outcome);
 }
 
 #[test]
 fn spread_has_upstreams_outcome() {
-    run(Policy::Spread, Level::Outcome);
+    run(Policy::Spread, ComparisonLevel::Outcome);
 }
 
 #[test]
 fn random_has_upstreams_outcome() {
-    run(Policy::Random, Level::Outcome);
+    run(Policy::Random, ComparisonLevel::Outcome);
 }
 
 #[test]
 fn least_fragmentation_has_upstreams_outcome() {
-    run(Policy::LeastFragmentation, Level::Outcome);
+    run(Policy::LeastFragmentation, ComparisonLevel::Outcome);
 }
 
-fn run(policy: Policy, level: Level) {
+fn run(policy: Policy, level: ComparisonLevel) {
     let mut wrong = Vec::new();
     let (mut cases, mut results) = (0, 0);
     for profile in data::golden_profiles() {
@@ -59,7 +59,7 @@ fn run(policy: Policy, level: Level) {
         .iter()
         .take(10)
         .map(|d| {
-            format!("{} on {}:\n  upstream {}\n  we       {}", d.case, d.node, d.expected, d.got)
+            format!("{} on {}:\n  upstream {}\n  tessera  {}", d.case, d.node, d.expected, d.got)
         })
         .collect();
     assert!(wrong.is_empty(), "{} of {results} results differ:\n{}", wrong.len(), shown.join("\n"));

@@ -1,7 +1,6 @@
-//! The published results of FGD's artefact (`testing/data/traces/openb`), column by column, and our
-//! policy against them.
+//! Comparison with the published results of FGD's artefact (`testing/data/traces/openb`).
 
-#![allow(clippy::unwrap_used, reason = "a test; what is missing is a failure")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::PathBuf;
 
@@ -10,7 +9,7 @@ use tessera_judge::placement::policy::{Policy, Replay};
 use tessera_judge::placement::trace::{Published, Trace, published};
 use tessera_test_support::data;
 
-/// Published numbers have two decimals, and may differ by as much again.
+/// Tolerance: published numbers have two decimals and may differ by as much again.
 const TOLERANCE: f64 = 0.02;
 
 const TRACES: [&str; 5] = ["default", "cpu100", "gpushare40", "gpuspec10", "multigpu20"];
@@ -30,10 +29,13 @@ fn reproduces(policy: Policy, trace: &Trace, seed: u64) {
     let columns = replay.fill(&trace.sequences[&seed]).unwrap();
     let published = published_of(policy, &trace.name, seed).allocated;
     assert_eq!(published.len(), 131);
-    for (percent, theirs) in published.into_iter().enumerate() {
-        let ours = columns.allocated(percent).unwrap();
-        let place = format!("{} {policy:?} seed {seed} at {percent} %", trace.name);
-        assert!((ours - theirs).abs() <= TOLERANCE, "{place}: {ours} here, {theirs} published");
+    for (percent, expected) in published.into_iter().enumerate() {
+        let actual = columns.allocated(percent).unwrap();
+        let context = format!("{} {policy:?} seed {seed} at {percent} %", trace.name);
+        assert!(
+            (actual - expected).abs() <= TOLERANCE,
+            "{context}: {actual}, published {expected}"
+        );
     }
 }
 
@@ -45,20 +47,21 @@ fn every_trace_is_complete() {
         assert_eq!((trace.nodes.len(), trace.capacity_milli()), (1213, 6_212_000), "nodes, GPUs");
         assert_eq!(trace.pods.len(), pods, "pods of {name}");
         assert!(trace.sequences.keys().copied().eq(42..=46), "seeds of {name}");
-        // Of six policies, with each seed.
+        // Six policies with each seed.
         assert_eq!(published(&openb(), name).unwrap().len(), 30, "published results of {name}");
     }
 }
 
-/// The seed on which the order of their floating-point sums decides a tie.
+/// Uses the seed for which the order of floating-point sums breaks a tie.
 #[test]
-fn fgd_and_best_fit_reproduce_the_published_columns_of_one_seed() {
+fn fgd_and_best_fit_reproduce_published_columns_of_one_seed() {
     let trace = Trace::read(&openb(), "multigpu20").unwrap();
     reproduces(Policy::BestFit, &trace, 45);
     reproduces(Policy::Fgd, &trace, 45);
 }
 
-/// Every trace and seed: minutes without optimisation, so only in a release build (`make judge`).
+/// All traces and seeds: takes minutes without optimisation, so only in a release build (`make
+/// judge`).
 #[cfg(not(debug_assertions))]
 mod in_full {
     use tessera_judge::placement::churn::Churn;
@@ -71,14 +74,14 @@ mod in_full {
         100.0 - replay.fill(&trace.sequences[&seed]).unwrap().allocated(130).unwrap()
     }
 
-    /// Means over the seeds, as goals are.
+    /// Returns the mean over the seeds, as in the goals.
     fn mean(trace: &Trace, of_seed: impl Fn(u64) -> f64) -> f64 {
         trace.sequences.keys().map(|&seed| of_seed(seed)).sum::<f64>()
             / f64::from(u32::try_from(trace.sequences.len()).unwrap())
     }
 
     #[test]
-    fn fgd_and_best_fit_reproduce_every_published_column_of_every_trace_and_seed() {
+    fn fgd_and_best_fit_reproduce_all_published_columns() {
         for name in TRACES {
             let trace = Trace::read(&openb(), name).unwrap();
             for &seed in trace.sequences.keys() {
@@ -89,22 +92,22 @@ mod in_full {
     }
 
     #[test]
-    fn least_fragmentation_leaves_less_than_fgd_on_every_trace_and_seed() {
+    fn least_fragmentation_beats_fgd_on_all_traces_and_seeds() {
         for name in TRACES {
             let trace = Trace::read(&openb(), name).unwrap();
             for &seed in trace.sequences.keys() {
-                let (ours, fgd) = (
+                let (tessera, fgd) = (
                     unallocated(Policy::LeastFragmentation, &trace, seed),
                     unallocated(Policy::Fgd, &trace, seed),
                 );
-                assert!(ours < fgd, "{name} seed {seed}: {ours} against {fgd}");
+                assert!(tessera < fgd, "{name} seed {seed}: {tessera} against {fgd}");
             }
         }
     }
 
-    /// By the arithmetic alone: the allocator takes many minutes for that.
+    /// Only the arithmetic: the allocator would take many minutes.
     #[test]
-    fn least_rise_leaves_less_than_fgd_where_pods_come_and_go() {
+    fn least_rise_beats_fgd_under_churn() {
         for name in ["default", "gpuspec10"] {
             let trace = Trace::read(&openb(), name).unwrap();
             let unallocated = |policy| {
@@ -114,15 +117,15 @@ mod in_full {
                     100.0 - replay.churn(Churn { load: 1.0, events: 120_000 }, seed).unwrap()
                 })
             };
-            let (ours, fgd) = (unallocated(Policy::Arithmetic), unallocated(Policy::Fgd));
-            assert!(ours < fgd, "{name}: {ours} against {fgd}");
+            let (tessera, fgd) = (unallocated(Policy::Arithmetic), unallocated(Policy::Fgd));
+            assert!(tessera < fgd, "{name}: {tessera} against {fgd}");
         }
     }
 
     #[test]
     fn least_fragmentation_meets_its_goal_on_the_default_trace() {
         let trace = Trace::read(&openb(), "default").unwrap();
-        let ours = mean(&trace, |seed| unallocated(Policy::LeastFragmentation, &trace, seed));
-        assert!(ours <= 3.80, "{ours}");
+        let tessera = mean(&trace, |seed| unallocated(Policy::LeastFragmentation, &trace, seed));
+        assert!(tessera <= 3.80, "{tessera}");
     }
 }

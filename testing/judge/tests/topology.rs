@@ -1,4 +1,4 @@
-//! The figures of `topology`, calculated by hand, and the published ones.
+//! Figures of `topology`: calculated by hand, and published ones.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use tessera_allocator::topology::{DeviceSet, LinkMatrix};
 use tessera_judge::topology::Clairvoyant;
 use tessera_judge::topology::machines::{self, Machine};
 use tessera_judge::topology::per_request::{self, PerRequest};
-use tessera_judge::topology::policies::{PolicyName, Remembering};
+use tessera_judge::topology::policies::{CachedPolicy, PolicyName};
 use tessera_judge::topology::sequence::{self, Sequences, Sizes};
 use tessera_test_support::data;
 
-/// Four GPUs: 0 and 3 have two NVLinks, 1 and 2 too; 0 and 1 share a NUMA node, 2 and 3 the other.
+/// Four GPUs: 0 and 3 have two NVLinks, as have 1 and 2; 0 and 1 share a NUMA node, as do 2 and 3.
 const TWO_BRIDGES: &str = r#"{"bridges": {"n": 4, "source": "by hand",
     "nvlink": [[0, 0, 0, 2], [0, 0, 2, 0], [0, 2, 0, 0], [2, 0, 0, 0]],
     "pcie": [["X", "NODE", "SYS", "SYS"], ["NODE", "X", "SYS", "SYS"], ["SYS", "SYS", "X", "NODE"], ["SYS", "SYS", "NODE", "X"]],
@@ -22,7 +22,7 @@ fn bridges() -> Arc<LinkMatrix> {
     Arc::new(machines::parse(TWO_BRIDGES).unwrap().remove(0).matrix)
 }
 
-/// The machines of `testing/data/topology`.
+/// Returns the machines of `testing/data/topology`.
 fn real_machines() -> Vec<Machine> {
     machines::read(&data::directory().join("topology/machines.json")).unwrap()
 }
@@ -31,7 +31,7 @@ fn expected(matrix: &Arc<LinkMatrix>, name: PolicyName, sizes: &[usize]) -> Sequ
     let mut policy = name.on(matrix, 0);
     let mut clairvoyant = Clairvoyant::new(Arc::clone(matrix)).unwrap();
     let sizes = Sizes::new(sizes.to_vec()).unwrap();
-    sequence::expected(matrix, &mut Remembering::new(policy.as_mut()), &mut clairvoyant, &sizes)
+    sequence::expected(matrix, &mut CachedPolicy::new(policy.as_mut()), &mut clairvoyant, &sizes)
 }
 
 fn close(value: f64, other: f64) -> bool {
@@ -39,11 +39,11 @@ fn close(value: f64, other: f64) -> bool {
 }
 
 #[test]
-fn a_clairvoyant_serves_all_requests_as_well_as_can_be() {
+fn clairvoyant_finds_the_optimum() {
     let mut clairvoyant = Clairvoyant::new(bridges()).unwrap();
     assert_eq!(clairvoyant.best(&[2, 2]), 420);
     assert_eq!(clairvoyant.best(&[1, 2, 1]), 210);
-    // Three GPUs have one bridge (210), one NUMA neighbour (20) and one pair across (10).
+    // Three GPUs have one bridge (210), one pair in a NUMA node (20) and one pair across (10).
     assert_eq!(clairvoyant.best(&[3, 1]), 240);
     assert_eq!(clairvoyant.best(&[4]), 2 * 210 + 2 * 20 + 2 * 10);
     assert_eq!(clairvoyant.best(&[]), 0);
@@ -59,19 +59,18 @@ fn pairs_by_first_fit_reach_40_of_420() {
 }
 
 #[test]
-fn one_or_two_by_best_set_breaks_a_bridge_and_by_residual_value_none() {
-    // Sizes until the first that does not fit, and what each scores in the end (greedy,
-    // clairvoyant): 2 2 * -> 420, 420 (1/4); 2 1 1 * -> 210 (1/8); 1 1 1 1 and 1 1 1 2 -> 0
-    // (1/8); 2 1 2 -> 210, 210 (1/8); 1 1 2 -> 20 (0 and 1 are gone, 2-3 is left), 210 (1/8); 1
-    // 2 1 and 1 2 2 -> 210, 210 (1/4).
+fn residual_value_keeps_bridges_that_greedy_breaks() {
+    // Sizes until the first that does not fit, with the final scores (greedy, clairvoyant): 2 2 *
+    // -> 420, 420 (1/4); 2 1 1 * -> 210 (1/8); 1 1 1 1 and 1 1 1 2 -> 0 (1/8); 2 1 2 -> 210,
+    // 210 (1/8); 1 1 2 -> 20 (only 2-3 is free), 210 (1/8); 1 2 1 and 1 2 2 -> 210, 210 (1/4).
     let greedy = expected(&bridges(), PolicyName::Greedy, &[1, 2]);
-    let (ours, best) = (105.0 + 52.5 + 2.5 + 52.5, 105.0 + 52.5 + 26.25 + 52.5);
-    assert!(close(greedy.ratio(), ours / best), "{greedy:?}");
+    let (tessera, best) = (105.0 + 52.5 + 2.5 + 52.5, 105.0 + 52.5 + 26.25 + 52.5);
+    assert!(close(greedy.ratio(), tessera / best), "{greedy:?}");
     assert_eq!(expected(&bridges(), PolicyName::Tessera, &[1, 2]).ratio(), 1.0);
 }
 
 #[test]
-fn samples_agree_with_the_expectation() {
+fn samples_match_expectation() {
     let matrix = bridges();
     let mut clairvoyant = Clairvoyant::new(Arc::clone(&matrix)).unwrap();
     let sizes = Sizes::new(vec![1, 2, 3, 4]).unwrap();
@@ -86,9 +85,9 @@ fn samples_agree_with_the_expectation() {
 }
 
 #[test]
-fn every_set_of_free_gpus_is_one_request() {
-    // Pairs on the eleven sets of two GPUs or more. First fit takes 0-1 (20) of five of them, where
-    // 210 is possible on four.
+fn measures_one_request_per_set_of_free_gpus() {
+    // Pairs on the eleven sets of two or more GPUs. First fit takes 0-1 (20) on five of them, four
+    // of which have a pair with 210.
     let matrix = bridges();
     let mut first_fit = PolicyName::FirstFit.on(&matrix, 0);
     let result = per_request::measure(&matrix, first_fit.as_mut(), 2).unwrap();
@@ -107,7 +106,7 @@ fn every_set_of_free_gpus_is_one_request() {
 }
 
 #[test]
-fn there_are_nine_real_machines() {
+fn data_has_nine_machines() {
     let machines = real_machines();
     let names: Vec<(&str, usize)> =
         machines.iter().map(|m| (m.name.as_str(), m.matrix.devices().len())).collect();
@@ -126,34 +125,34 @@ fn there_are_nine_real_machines() {
 }
 
 #[test]
-fn the_published_figures_of_a_dgx_1v_are_met() {
+fn dgx_1v_reproduces_published_figures() {
     let machine = real_machines().into_iter().find(|machine| machine.name == "dgx1v").unwrap();
     let matrix = Arc::new(machine.matrix);
     let mut best_effort = PolicyName::BestEffort.on(&matrix, 0);
     let pairs = per_request::measure(&matrix, best_effort.as_mut(), 2).unwrap();
     assert!(close(pairs.optimal, 0.858) && close(pairs.worst, 0.652), "{pairs:?}");
     let ratio = |name| expected(&matrix, name, &[1, 2, 3, 4]).ratio();
-    // Published: .989, .982, .778, from samples of a size that is not told.
+    // Published: .989, .982, .778, from samples of unpublished size.
     assert!((ratio(PolicyName::BestEffort) - 0.989).abs() < 0.003);
     assert!((ratio(PolicyName::Greedy) - 0.982).abs() < 0.003);
     assert!((ratio(PolicyName::FirstFit) - 0.778).abs() < 0.012);
     assert!(ratio(PolicyName::Tessera) >= 0.992);
-    let mut ours = PolicyName::Tessera.on(&matrix, 0);
-    assert!(per_request::measure(&matrix, ours.as_mut(), 2).unwrap().worst >= 0.8);
+    let mut tessera = PolicyName::Tessera.on(&matrix, 0);
+    assert!(per_request::measure(&matrix, tessera.as_mut(), 2).unwrap().worst >= 0.8);
 }
 
 #[test]
-fn a_file_that_contradicts_itself_is_refused_with_what_is_wrong() {
+fn rejects_inconsistent_machines() {
     let problem = |text: &str| machines::parse(text).unwrap_err().to_string();
     let broken = |from: &str, to: &str| problem(&TWO_BRIDGES.replacen(from, to, 1));
     assert_eq!(broken("\"n\": 4", "\"n\": 5"), "machine bridges: nvlink is not 5 rows of 5");
-    assert_eq!(broken("\"n\": 4", "\"n\": 65"), "machine bridges: n is 65; it must be 1 to 64");
+    assert_eq!(broken("\"n\": 4", "\"n\": 65"), "machine bridges: n is 65, but must be 1 to 64");
     assert_eq!(broken("[0, 0, 0, 2]", "[0, 0, 0]"), "machine bridges: nvlink is not 4 rows of 4");
     assert_eq!(broken("[\"X\", ", "[\"X\", \"X\", "), "machine bridges: pcie is not 4 rows of 4");
     assert_eq!(broken("[0, 0, 1, 1]", "[0, 0, 1]"), "machine bridges: numa lists 3 GPUs, not 4");
     assert_eq!(
         broken("[0, 0, 0, 2]", "[0, 0, 0, 1]"),
-        "machine bridges: GPUs 0 and 3 are joined differently in the two directions"
+        "machine bridges: links of GPUs 0 and 3 differ by direction"
     );
     assert_eq!(
         broken("\"NODE\"", "\"NEAR\""),
@@ -183,19 +182,19 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn no_policy_beats_the_clairvoyant_and_ours_is_no_worse_than_the_best_set_each_time(matrix in small_machines()) {
-        let ours = expected(&matrix, PolicyName::Tessera, &[1, 2, 3, 4]).ratio();
+    fn clairvoyant_bounds_all_policies_and_tessera_matches_greedy(matrix in small_machines()) {
+        let tessera = expected(&matrix, PolicyName::Tessera, &[1, 2, 3, 4]).ratio();
         let greedy = expected(&matrix, PolicyName::Greedy, &[1, 2, 3, 4]).ratio();
         let first_fit = expected(&matrix, PolicyName::FirstFit, &[1, 2, 3, 4]).ratio();
-        for ratio in [ours, greedy, first_fit] {
+        for ratio in [tessera, greedy, first_fit] {
             prop_assert!(ratio <= 1.0 + 1e-9, "{ratio}");
         }
-        // What is compared are whole points, so that a sequence may lose some.
-        prop_assert!(ours >= greedy.max(first_fit) - 0.01, "{ours} {greedy} {first_fit}");
+        // Scores are whole points, so that a sequence may lose some.
+        prop_assert!(tessera >= greedy.max(first_fit) - 0.01, "{tessera} {greedy} {first_fit}");
     }
 
     #[test]
-    fn every_policy_takes_as_many_free_gpus_as_are_asked_for(matrix in small_machines(), bits in 1u64..64, count in 1usize..7) {
+    fn every_policy_chooses_requested_number_of_free_gpus(matrix in small_machines(), bits in 1u64..64, count in 1usize..7) {
         let free = DeviceSet::from_bits(bits) & matrix.devices();
         let names = [
             PolicyName::Tessera, PolicyName::Learning, PolicyName::Estimate, PolicyName::BestEffort,

@@ -1,4 +1,4 @@
-//! A container with a cap, alone or beside others, and how well the cap is held.
+//! A container with a cap, alone or with a co-tenant, and the accuracy of the cap.
 
 use tessera_intercept_abi::ComputePolicy;
 
@@ -9,79 +9,75 @@ use crate::record::Record;
 use crate::world::{Container, Host, World};
 use crate::{MS, S};
 
-/// Who else is on the GPU.
+/// Co-tenant on the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Company {
-    /// Nobody.
-    Nobody,
-    /// A container without a limit that launches kernels of 1 ms (10 ms beside kernels of 50 ms and
-    /// more) all the time.
+pub enum CoTenant {
+    /// No co-tenant.
+    None,
+    /// A container without limit that launches kernels of 1 ms all the time (10 ms beside kernels
+    /// of 50 ms and more).
     Unlimited,
 }
 
-/// What is limited.
+/// Workload of the limited container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Workload {
-    /// How long its kernels run, ns.
+    /// Run time of its kernels in ns.
     pub kernel: u64,
-    /// When it waits for them.
+    /// Synchronisation pattern.
     pub pattern: Pattern,
-    /// Its processes.
+    /// Number of processes.
     pub processes: usize,
-    /// Who else is there.
-    pub company: Company,
+    /// Co-tenant.
+    pub co_tenant: CoTenant,
 }
 
-/// How a cap was held. Parts of a GPU are from 0 to 1.
+/// Accuracy of a cap. Shares of a GPU are from 0 to 1.
 #[derive(Debug, Clone, Copy)]
-pub struct Judged {
-    /// The cap, or what the same workload takes without one where that is less.
+pub struct Accuracy {
+    /// The cap, or the share that the workload uses without a cap if that is lower.
     pub expected: f64,
-    /// What it had.
-    pub had: f64,
-    /// Largest error over windows of 1 s, or 20 kernels of each process where that is more.
+    /// Measured share.
+    pub actual: f64,
+    /// Largest error over windows of 1 s, or of 20 kernels per process if that is longer.
     pub short: f64,
-    /// Largest error over windows of 5 s, or 50 kernels of each process where that is more.
+    /// Largest error over windows of 5 s, or of 50 kernels per process if that is longer.
     pub long: f64,
-    /// What the neighbour had of what was to be left to it. Changes of context are nobody's.
-    pub neighbour: Option<f64>,
+    /// Share of its remaining time that the co-tenant got. Context switches belong to no
+    /// container.
+    pub co_tenant: Option<f64>,
 }
 
-/// When limiters have seen enough.
-const WARM: u64 = S;
+/// Time after which limiters have warmed up.
+const WARM_UP: u64 = S;
 
 impl Workload {
-    /// The two windows over which its error says something: a kernel that runs cannot be stopped,
-    /// so over less than some kernels no limiter can hold anything.
+    /// Returns the lengths of the two windows of the error. A running kernel cannot be stopped, so
+    /// no limiter can hold a cap over the time of a few kernels.
     #[must_use]
     pub fn windows(&self) -> (u64, u64) {
         let round = self.kernel * self.processes as u64;
         (S.max(20 * round), (5 * S).max(50 * round))
     }
 
-    /// When its cap can be held: each process's first launches of a kernel run before anybody knows
-    /// how long it takes (one at once, and another each time that patience ends), and are paid
-    /// for afterwards.
-    fn warm(&self, percent: u32) -> u64 {
+    /// Returns the time after which the cap can hold. Each process's first launches of a kernel run
+    /// before their length is known (one at once, and another at each timeout), and are charged
+    /// afterwards.
+    fn warm_up(&self, percent: u32) -> u64 {
         let processes = self.processes as u64;
         let first = (2 * processes * self.kernel / S + 1).ilog2() as u64 + 1;
         let paid = (first * processes + 1) * self.kernel * 100 / u64::from(percent);
-        WARM.max(2 * paid).next_multiple_of(Record::STEP)
+        WARM_UP.max(2 * paid).next_multiple_of(Record::STEP)
     }
 
     fn end(&self, percent: u32) -> u64 {
-        self.warm(percent) + self.windows().1 + S
+        self.warm_up(percent) + self.windows().1 + S
     }
 }
 
-/// Runs a workload under a limiter; answers what happened. The workload is container 0.
+/// Runs a workload under a limiter and returns the world. The workload is container 0.
 #[must_use]
-pub fn run_alone_or_beside(
-    workload: &Workload,
-    limiter: Limiter,
-    percent: u32,
-    seed: u64,
-) -> World {
+pub fn run(workload: &Workload, limiter: Limiter, percent: u32, seed: u64) -> World {
     let mut world = World::new(GpuSpec::default(), Host::default(), seed);
     world.add(Container {
         program: Program::new(workload.kernel, workload.pattern),
@@ -90,7 +86,7 @@ pub fn run_alone_or_beside(
         percent,
         priority: 0,
     });
-    if workload.company == Company::Unlimited {
+    if workload.co_tenant == CoTenant::Unlimited {
         world.add(Container {
             program: Program::new(
                 if workload.kernel < 50 * MS { MS } else { 10 * MS },
@@ -106,34 +102,34 @@ pub fn run_alone_or_beside(
     world
 }
 
-/// What the workload takes without a limit.
+/// Returns the share of the GPU that the workload uses without a limit.
 #[must_use]
 pub fn unlimited(workload: &Workload, seed: u64) -> f64 {
-    let world = run_alone_or_beside(workload, Limiter::Nothing, 100, seed);
-    world.record().part(0, workload.warm(100), workload.end(100))
+    let world = run(workload, Limiter::None, 100, seed);
+    world.record().part(0, workload.warm_up(100), workload.end(100))
 }
 
-/// Judges a limiter by a workload.
+/// Measures the accuracy of a limiter with a workload.
 #[must_use]
-pub fn judge(
+pub fn measure(
     workload: &Workload,
     limiter: Limiter,
     percent: u32,
     unlimited: f64,
     seed: u64,
-) -> Judged {
-    let world = run_alone_or_beside(workload, limiter, percent, seed);
+) -> Accuracy {
+    let world = run(workload, limiter, percent, seed);
     let expected = unlimited.min(f64::from(percent) / 100.0);
     let (short, long) = workload.windows();
-    let (warm, end) = (workload.warm(percent), workload.end(percent));
+    let (start, end) = (workload.warm_up(percent), workload.end(percent));
     let record = world.record();
-    let neighbour = (workload.company != Company::Nobody)
-        .then(|| record.part(1, warm, end) / (1.0 - expected - record.switching(warm, end)));
-    Judged {
+    let co_tenant = (workload.co_tenant != CoTenant::None)
+        .then(|| record.part(1, start, end) / (1.0 - expected - record.switching(start, end)));
+    Accuracy {
         expected,
-        had: record.part(0, warm, end),
-        short: record.worst(0, expected, short, warm),
-        long: record.worst(0, expected, long, warm),
-        neighbour,
+        actual: record.part(0, start, end),
+        short: record.worst(0, expected, short, start),
+        long: record.worst(0, expected, long, start),
+        co_tenant,
     }
 }

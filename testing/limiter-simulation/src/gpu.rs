@@ -1,16 +1,16 @@
-//! A GPU shared in time.
+//! A time-sliced GPU.
 
 use std::collections::VecDeque;
 
-/// What a GPU is like.
+/// Parameters of a GPU.
 #[derive(Debug, Clone, Copy)]
 pub struct GpuSpec {
-    /// How long a context keeps the GPU while others have work, ns. Kernels are cut where it ends,
-    /// and go on later.
+    /// Time slice of a context while others have work, in ns. Kernels are preempted at its end and
+    /// resume later.
     pub slice: u64,
-    /// What a change of context costs, ns; nobody's time.
+    /// Cost of a context switch in ns, which is charged to no context.
     pub switch: u64,
-    /// What an event costs in its stream, ns.
+    /// Cost of an event in its stream in ns.
     pub event: u64,
 }
 
@@ -20,7 +20,7 @@ impl Default for GpuSpec {
     }
 }
 
-/// A GPU and the contexts on it.
+/// A GPU and its contexts.
 #[derive(Debug)]
 pub struct Gpu {
     spec: GpuSpec,
@@ -28,9 +28,9 @@ pub struct Gpu {
     contexts: Vec<Context>,
     current: usize,
     slice_end: u64,
-    /// A change of context is under way until then.
+    /// End of the current context switch.
     switching: u64,
-    /// Time that changes of context took.
+    /// Total time of context switches.
     switched: u64,
 }
 
@@ -45,22 +45,22 @@ struct Stream {
     queue: VecDeque<Op>,
 }
 
-/// One process's work.
+/// Work of one process.
 #[derive(Debug, Default)]
 struct Context {
     streams: Vec<Stream>,
-    /// Ops in all queues.
+    /// Operations in all queues.
     queued: usize,
-    /// When each event was passed.
-    passed: Vec<Option<u64>>,
-    /// GPU time it had.
+    /// Completion time of each event.
+    completed: Vec<Option<u64>>,
+    /// GPU time of the context.
     ran: u64,
-    /// The process waits until no more than so many ops are left.
+    /// Queue length for which the process waits.
     waits_for: Option<usize>,
 }
 
 impl Gpu {
-    /// An idle one.
+    /// Returns an idle GPU.
     #[must_use]
     pub fn new(spec: GpuSpec) -> Self {
         Self {
@@ -74,61 +74,65 @@ impl Gpu {
         }
     }
 
-    /// A new context; answers its number.
+    /// Adds a context and returns its number.
     pub fn add_context(&mut self, streams: usize, events: usize) -> usize {
         let streams = (0..streams).map(|_| Stream::default()).collect();
-        self.contexts.push(Context { streams, passed: vec![None; events], ..Context::default() });
+        self.contexts.push(Context {
+            streams,
+            completed: vec![None; events],
+            ..Context::default()
+        });
         self.contexts.len() - 1
     }
 
     /// Queues a kernel.
     pub fn launch(&mut self, context: usize, stream: usize, kernel: u64) {
-        self.send(context, stream, Op { left: kernel, event: None });
+        self.push(context, stream, Op { left: kernel, event: None });
     }
 
     /// Queues an event.
     pub fn record(&mut self, context: usize, stream: usize, event: u16) {
-        self.contexts[context].passed[usize::from(event)] = None;
-        self.send(context, stream, Op { left: self.spec.event, event: Some(event) });
+        self.contexts[context].completed[usize::from(event)] = None;
+        self.push(context, stream, Op { left: self.spec.event, event: Some(event) });
     }
 
-    fn send(&mut self, context: usize, stream: usize, op: Op) {
+    fn push(&mut self, context: usize, stream: usize, op: Op) {
         let context = &mut self.contexts[context];
         context.streams[stream].queue.push_back(op);
         context.queued += 1;
     }
 
-    /// When an event was passed.
+    /// Returns the completion time of an event.
     #[must_use]
-    pub fn passed(&self, context: usize, event: u16) -> Option<u64> {
-        self.contexts[context].passed[usize::from(event)]
+    pub fn completed(&self, context: usize, event: u16) -> Option<u64> {
+        self.contexts[context].completed[usize::from(event)]
     }
 
-    /// What an event costs.
+    /// Returns the cost of an event.
     #[must_use]
     pub fn event_cost(&self) -> u64 {
         self.spec.event
     }
 
-    /// GPU time a context had.
+    /// Returns the GPU time of a context.
     #[must_use]
     pub fn ran(&self, context: usize) -> u64 {
         self.contexts[context].ran
     }
 
-    /// Time that changes of context took.
+    /// Returns the total time of context switches.
     #[must_use]
     pub fn switched(&self) -> u64 {
         self.switched
     }
 
-    /// Ops not done.
+    /// Returns the number of queued operations.
     #[must_use]
     pub fn queued(&self, context: usize) -> usize {
         self.contexts[context].queued
     }
 
-    /// Kills a process: its work is gone.
+    /// Kills a process and drops its queued work.
     pub fn kill(&mut self, context: usize) {
         let context = &mut self.contexts[context];
         for stream in &mut context.streams {
@@ -138,12 +142,12 @@ impl Gpu {
         context.waits_for = None;
     }
 
-    /// Has [`Gpu::advance`] stop once a context has no more than so many ops left.
+    /// Makes [`Gpu::advance`] stop when a context has at most `left` queued operations.
     pub fn wait_for(&mut self, context: usize, left: usize) {
         self.contexts[context].waits_for = Some(left);
     }
 
-    /// Runs until then, or until something that somebody waits for is done; answers whose and when.
+    /// Runs until `to`, or until a wait is over; returns the waiting context and the time.
     pub fn advance(&mut self, to: u64) -> Option<(usize, u64)> {
         while self.now < to {
             if self.switching > self.now {
@@ -165,7 +169,7 @@ impl Gpu {
         None
     }
 
-    /// Turns to the next context with work.
+    /// Switches to the next context with work. Returns false if there is none.
     fn switch(&mut self) -> bool {
         let count = self.contexts.len();
         let next = (1..=count)
@@ -195,7 +199,7 @@ impl Gpu {
                 continue;
             }
             if let Some(event) = op.event {
-                context.passed[usize::from(event)] = Some(self.now);
+                context.completed[usize::from(event)] = Some(self.now);
             }
             stream.queue.pop_front();
             context.queued -= 1;

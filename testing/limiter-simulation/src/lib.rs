@@ -1,17 +1,17 @@
-//! GPUs shared in time, programs that launch on them, and limiters between the two, by discrete
-//! events.
+//! Discrete-event simulation of time-sliced GPUs, programs that launch on them, and limiters
+//! between the two.
 //!
 //! ```text
-//!  Program   what a container's processes launch, and when they wait for it
-//!    |  each launch asks the container's Limiter: ours, none, or models of others'
-//!  Gpu       one context at a time, a slice each in turn; streams within a context run side by side
-//!    |  knows the truth: which context ran when
-//!  World     the clock; the host that looks at ledgers and publishes, late
-//!    |
-//!  Record    GPU time of each container every 10 ms, and errors over any window
+//! Program   launches of a container's processes, and their synchronisation
+//!   |  each launch asks the container's Limiter: Tessera's, none, or models of others
+//! Gpu       one context at a time, by time slices; streams within a context run concurrently
+//!   |  knows the ground truth: the run time of each context
+//! World     the clock; the host that reads ledgers and publishes with a delay
+//!   |
+//! Record    GPU time of each container every 10 ms, and errors over any window
 //! ```
 //!
-//! Time is in nanoseconds and does not pass by itself; the same seed gives the same run.
+//! Time is virtual, in nanoseconds; the same seed gives the same run.
 
 mod cases;
 mod gpu;
@@ -22,16 +22,16 @@ mod random;
 mod record;
 mod world;
 
-pub use cases::{Company, Judged, Workload, judge, run_alone_or_beside, unlimited};
+pub use cases::{Accuracy, CoTenant, Workload, measure, run, unlimited};
 pub use gpu::{Gpu, GpuSpec};
-pub use limiter::{Enforced, Limiter};
+pub use limiter::{ContainerLimiter, Limiter};
 pub use program::{Pattern, Program};
 pub use record::Record;
 pub use world::{Container, Host, World};
 
-/// Nanoseconds of a microsecond.
+/// Nanoseconds per microsecond.
 pub const US: u64 = 1_000;
-/// Nanoseconds of a millisecond.
+/// Nanoseconds per millisecond.
 pub const MS: u64 = 1_000_000;
-/// Nanoseconds of a second.
+/// Nanoseconds per second.
 pub const S: u64 = 1_000_000_000;

@@ -1,4 +1,4 @@
-//! What stands between a launch and the GPU.
+//! Limiters between launches and the GPU.
 
 use tessera_intercept_abi::ComputePolicy;
 use tessera_intercept_limiter::compute::{
@@ -9,22 +9,22 @@ use tessera_intercept_limiter::compute::{
 use crate::gpu::Gpu;
 use crate::others::{Aimd, Hami};
 
-/// Whose limiter holds a container.
+/// Limiter of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Limiter {
-    /// Ours.
+    /// Tessera's limiter.
     Tessera(ComputePolicy),
-    /// A model of HAMi-core's: tokens are blocks, fed back every 120 ms from NVML's utilisation.
+    /// A model of HAMi-core: tokens are blocks, adjusted every 120 ms by NVML's utilisation.
     Hami,
-    /// A model of vgpu-manager's: additive increase, multiplicative decrease.
+    /// A model of vgpu-manager: additive increase, multiplicative decrease.
     Aimd,
-    /// None, and nothing is measured.
-    Nothing,
+    /// No limiter and no measurement.
+    None,
 }
 
-/// What the processes of a container share.
+/// Limiter state that the processes of a container share.
 #[derive(Debug)]
-pub struct Enforced {
+pub struct ContainerLimiter {
     pub(crate) limiter: Limiter,
     pub(crate) share: Rate,
     pub(crate) page: ComputePage,
@@ -35,42 +35,42 @@ pub struct Enforced {
     pub(crate) slice_ns: u64,
 }
 
-/// What each process has for itself.
+/// Limiter state of each process.
 #[derive(Debug)]
-pub(crate) enum Own {
-    /// And since when its launch waits.
+pub(crate) enum ProcessLimiter {
+    /// With the time since which its launch is delayed.
     Tessera(Box<(Till, Meter, Option<u64>)>),
     Hami(Hami),
     Aimd,
-    Nothing,
+    None,
 }
 
-/// Whether a launch may go.
+/// Decision about a launch.
 #[derive(Debug)]
-pub(crate) enum Verdict {
-    Go(Option<(u16, u16)>),
-    WaitUntil(u64),
+pub(crate) enum LaunchDecision {
+    Admit(Option<(u16, u16)>),
+    RetryAt(u64),
 }
 
-/// What [`Meter`] asks of events, answered by the GPU.
-pub(crate) struct Events<'a> {
+/// Timer of [`Meter`] on top of the simulated GPU.
+pub(crate) struct GpuTimer<'a> {
     pub(crate) gpu: &'a Gpu,
     pub(crate) context: usize,
 }
 
-impl Timer for Events<'_> {
+impl Timer for GpuTimer<'_> {
     fn is_done(&mut self, marker: Marker) -> bool {
-        self.gpu.passed(self.context, marker.0).is_some()
+        self.gpu.completed(self.context, marker.0).is_some()
     }
 
     fn elapsed_ns(&mut self, from: Marker, to: Marker) -> Option<i64> {
         let (from, to) =
-            (self.gpu.passed(self.context, from.0)?, self.gpu.passed(self.context, to.0)?);
+            (self.gpu.completed(self.context, from.0)?, self.gpu.completed(self.context, to.0)?);
         Some(to as i64 - from as i64 - self.gpu.event_cost() as i64)
     }
 }
 
-impl Enforced {
+impl ContainerLimiter {
     pub(crate) fn new(limiter: Limiter, percent: u32, processes: usize, slice_ns: u64) -> Self {
         Self {
             limiter,
@@ -84,21 +84,21 @@ impl Enforced {
         }
     }
 
-    pub(crate) fn own(&self) -> Own {
+    pub(crate) fn process_limiter(&self) -> ProcessLimiter {
         match self.limiter {
-            Limiter::Tessera(_) => Own::Tessera(Box::default()),
-            Limiter::Hami => Own::Hami(Hami::default()),
-            Limiter::Aimd => Own::Aimd,
-            Limiter::Nothing => Own::Nothing,
+            Limiter::Tessera(_) => ProcessLimiter::Tessera(Box::default()),
+            Limiter::Hami => ProcessLimiter::Hami(Hami::default()),
+            Limiter::Aimd => ProcessLimiter::Aimd,
+            Limiter::None => ProcessLimiter::None,
         }
     }
 
-    /// Events that a context needs.
+    /// Returns the number of events that a context needs.
     pub(crate) const fn events(&self) -> usize {
         MARKERS
     }
 
-    fn around<'a>(&'a self, till: &'a Till, slot: usize, now: u64) -> Surroundings<'a> {
+    fn surroundings<'a>(&'a self, till: &'a Till, slot: usize, now: u64) -> Surroundings<'a> {
         let siblings =
             self.slots.iter().enumerate().filter(|(at, _)| *at != slot).map(|(_, slot)| slot);
         Surroundings {
@@ -116,41 +116,53 @@ impl Enforced {
         }
     }
 
-    pub(crate) fn ask(
+    pub(crate) fn decide(
         &mut self,
-        own: &mut Own,
+        process: &mut ProcessLimiter,
         slot: usize,
         key: Key,
-        events: &mut Events<'_>,
+        events: &mut GpuTimer<'_>,
         now: u64,
-    ) -> Verdict {
-        match own {
-            Own::Tessera(own) => {
-                let (till, meter, waits) = &mut **own;
+    ) -> LaunchDecision {
+        match process {
+            ProcessLimiter::Tessera(state) => {
+                let (till, meter, waits) = &mut **state;
                 if till.spend(key).is_some() {
-                    return Verdict::Go(None);
+                    return LaunchDecision::Admit(None);
                 }
                 let asked = Asked { since: *waits.get_or_insert(now), now };
-                match meter.admit(key, events.context, &self.around(till, slot, now), events, asked)
-                {
+                match meter.admit(
+                    key,
+                    events.context,
+                    &self.surroundings(till, slot, now),
+                    events,
+                    asked,
+                ) {
                     Decision::Go(Plan { between, .. }) => {
                         *waits = None;
-                        Verdict::Go(between.map(|(before, behind)| (before.0, behind.0)))
+                        LaunchDecision::Admit(between.map(|(before, behind)| (before.0, behind.0)))
                     }
-                    Decision::Wait(waiting) => Verdict::WaitUntil(waiting.until_ns),
+                    Decision::Wait(waiting) => LaunchDecision::RetryAt(waiting.until_ns),
                 }
             }
-            Own::Hami(hami) => hami.ask(now),
-            Own::Aimd => self.aimd.ask(now),
-            Own::Nothing => Verdict::Go(None),
+            ProcessLimiter::Hami(hami) => hami.decide(now),
+            ProcessLimiter::Aimd => self.aimd.decide(now),
+            ProcessLimiter::None => LaunchDecision::Admit(None),
         }
     }
 
-    /// A synchronisation returned.
-    pub(crate) fn synced(&self, own: &mut Own, slot: usize, gpu: &Gpu, context: usize, now: u64) {
-        if let Own::Tessera(own) = own {
-            let (till, meter, _) = &mut **own;
-            meter.synced(&self.around(till, slot, now), &mut Events { gpu, context }, now);
+    /// Observes the return of a synchronisation.
+    pub(crate) fn synced(
+        &self,
+        process: &mut ProcessLimiter,
+        slot: usize,
+        gpu: &Gpu,
+        context: usize,
+        now: u64,
+    ) {
+        if let ProcessLimiter::Tessera(state) = process {
+            let (till, meter, _) = &mut **state;
+            meter.synced(&self.surroundings(till, slot, now), &mut GpuTimer { gpu, context }, now);
         }
     }
 }

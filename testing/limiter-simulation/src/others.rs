@@ -1,17 +1,17 @@
-//! Models of what others do, as far as it is published.
+//! Models of other limiters, as far as they are published.
 
 use crate::MS;
-use crate::limiter::Verdict;
+use crate::limiter::LaunchDecision;
 
-/// Streaming multiprocessors and threads of each, as an H100 has them; blocks of every kernel.
+/// Streaming multiprocessors and threads of each on an H100; blocks of every kernel.
 const SMS: i64 = 132;
 const THREADS: i64 = 2048;
 const BLOCKS: i64 = 1320;
 const POOL: i64 = SMS * THREADS * 32;
-/// A process that has no tokens sleeps this long.
-const NAP: u64 = 10 * MS;
+/// Sleep of a process without tokens.
+const SLEEP: u64 = 10 * MS;
 
-/// HAMi-core: each process has its own pool, in blocks, refilled from the container's utilisation.
+/// HAMi-core: each process has its own pool of blocks, adjusted by the container's utilisation.
 #[derive(Debug, Default)]
 pub(crate) struct Hami {
     tokens: i64,
@@ -19,19 +19,19 @@ pub(crate) struct Hami {
 }
 
 impl Hami {
-    /// Time between two looks.
+    /// Time between two adjustments.
     pub(crate) const PERIOD: u64 = 120 * MS;
 
-    pub(crate) fn ask(&mut self, now: u64) -> Verdict {
+    pub(crate) fn decide(&mut self, now: u64) -> LaunchDecision {
         if self.tokens < 0 {
-            return Verdict::WaitUntil(now + NAP);
+            return LaunchDecision::RetryAt(now + SLEEP);
         }
         self.tokens -= BLOCKS;
-        Verdict::Go(None)
+        LaunchDecision::Admit(None)
     }
 
-    /// `delta()` and `change_token()`.
-    pub(crate) fn look(&mut self, percent: u32, utilisation: f64) {
+    /// Adjusts the share, as `delta()` and `change_token()`.
+    pub(crate) fn adjust(&mut self, percent: u32, utilisation: f64) {
         let (limit, used) = (i64::from(percent), (utilisation * 100.0).round() as i64);
         let off = (limit - used).abs().max(5);
         let mut step = SMS * SMS * THREADS * off / 2560;
@@ -44,8 +44,8 @@ impl Hami {
     }
 }
 
-/// vgpu-manager: one pool for the container; less than 80 % of the limit used gives more, more than
-/// 87.5 % of it a third.
+/// vgpu-manager: one pool for the container. Usage below 80 % of the limit increases the share,
+/// above 87.5 % decreases it, above the limit divides it by three.
 #[derive(Debug, Default)]
 pub(crate) struct Aimd {
     tokens: i64,
@@ -54,15 +54,15 @@ pub(crate) struct Aimd {
 }
 
 impl Aimd {
-    pub(crate) fn ask(&mut self, now: u64) -> Verdict {
+    pub(crate) fn decide(&mut self, now: u64) -> LaunchDecision {
         if self.tokens < 0 {
-            return Verdict::WaitUntil(now + NAP);
+            return LaunchDecision::RetryAt(now + SLEEP);
         }
         self.tokens -= BLOCKS;
-        Verdict::Go(None)
+        LaunchDecision::Admit(None)
     }
 
-    pub(crate) fn look(&mut self, percent: u32, utilisation: f64) {
+    pub(crate) fn adjust(&mut self, percent: u32, utilisation: f64) {
         let limit = f64::from(percent) / 100.0;
         self.cooldown = self.cooldown.saturating_sub(1);
         if utilisation > limit && self.cooldown == 0 {

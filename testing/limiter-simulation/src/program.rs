@@ -1,75 +1,75 @@
-//! What programs do.
+//! Simulated programs.
 
-/// When a process waits for what it launched.
+/// Synchronisation pattern of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pattern {
-    /// After every launch, and computes for so long (ns) before the next.
+    /// Waits after every launch, then computes for `gap` ns before the next one.
     Sync {
-        /// Time of the CPU between two launches.
+        /// CPU time between two launches.
         gap: u64,
     },
-    /// Never: launches as long as the driver takes them (1024 at a time).
+    /// Never waits: launches until the driver's queue is full (1024 launches).
     Async,
-    /// After so many launches.
+    /// Waits after a number of launches.
     Batch {
-        /// How many.
+        /// Number of launches.
         launches: u32,
     },
-    /// Never, and each launch is a graph of many kernels, known only as a whole.
+    /// Never waits; each launch is a graph of many kernels, which is only known as a whole.
     Graph,
-    /// Launches, goes away for so long (ns), launches again, and never waits for anything.
+    /// Never waits; launches at intervals.
     Sparse {
-        /// Time between two launches.
+        /// Time between two launches in ns.
         every: u64,
     },
 }
 
-/// What each process of a container runs.
+/// Program of each process of a container.
 #[derive(Debug, Clone)]
 pub struct Program {
-    /// How long a kernel runs by itself, ns. Each is up to a tenth longer or shorter.
+    /// Mean run time of a kernel in ns. Each kernel is up to a tenth longer or shorter.
     pub kernel: u64,
-    /// One in so many launches of the same kernel takes `tail` instead; 0: none.
+    /// One of this many launches takes `tail` instead; 0: none.
     pub tail_every: u32,
-    /// How long those run.
+    /// Run time of those launches in ns.
     pub tail: u64,
-    /// When it waits.
+    /// Synchronisation pattern.
     pub pattern: Pattern,
-    /// Streams that launches go to in turn.
+    /// Number of streams, to which launches go in turn.
     pub streams: usize,
-    /// When it launches: from, to (ns).
+    /// Times of activity as (from, to) in ns.
     pub active: Vec<(u64, u64)>,
 }
 
 impl Program {
-    /// Kernels of that length in one stream, all the time.
+    /// Returns a program that launches kernels of this length in one stream, all the time.
     #[must_use]
     pub fn new(kernel: u64, pattern: Pattern) -> Self {
         Self { kernel, tail_every: 0, tail: 0, pattern, streams: 1, active: vec![(0, u64::MAX)] }
     }
 
-    /// Launches within these times only.
+    /// Restricts launches to these times.
     #[must_use]
     pub fn active(mut self, times: Vec<(u64, u64)>) -> Self {
         self.active = times;
         self
     }
 
-    /// Launches to so many streams in turn.
+    /// Distributes launches over this number of streams.
     #[must_use]
     pub fn streams(mut self, streams: usize) -> Self {
         self.streams = streams;
         self
     }
 
-    /// One in so many launches takes that long.
+    /// Makes one of `every` launches take `kernel` ns.
     #[must_use]
     pub fn tail(mut self, every: u32, kernel: u64) -> Self {
         (self.tail_every, self.tail) = (every, kernel);
         self
     }
 
-    /// The next time at which it may launch.
+    /// Returns the next time at which it may launch.
     pub(crate) fn next_active(&self, now: u64) -> u64 {
         self.active.iter().find(|(_, to)| now < *to).map_or(u64::MAX, |(from, _)| now.max(*from))
     }

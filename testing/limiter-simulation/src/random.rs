@@ -1,6 +1,6 @@
-//! Numbers that look random and repeat (xorshift64*).
+//! Deterministic pseudo-random numbers (xorshift64*).
 
-/// A generator.
+/// A random number generator.
 #[derive(Debug, Clone)]
 pub(crate) struct Random(u64);
 
@@ -9,7 +9,7 @@ impl Random {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    /// From `low` up to but not `high`.
+    /// Returns a number from `low` (inclusive) to `high` (exclusive).
     pub(crate) fn between(&mut self, low: u64, high: u64) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;

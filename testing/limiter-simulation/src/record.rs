@@ -1,8 +1,8 @@
-//! What happened.
+//! Record of a run.
 
 use crate::MS;
 
-/// GPU time of each container, added up, every [`Record::STEP`].
+/// Cumulative GPU time of each container, sampled every [`Record::STEP`].
 #[derive(Debug, Default)]
 pub struct Record {
     ran: Vec<Vec<u64>>,
@@ -10,21 +10,21 @@ pub struct Record {
 }
 
 impl Record {
-    /// Time between two entries.
+    /// Time between two samples.
     pub const STEP: u64 = 10 * MS;
 
-    pub(crate) fn note(&mut self, container: usize, ran: u64) {
+    pub(crate) fn add_sample(&mut self, container: usize, ran: u64) {
         if self.ran.len() <= container {
             self.ran.resize(container + 1, Vec::new());
         }
         self.ran[container].push(ran);
     }
 
-    pub(crate) fn note_switched(&mut self, switched: u64) {
+    pub(crate) fn add_switching_sample(&mut self, switched: u64) {
         self.switched.push(switched);
     }
 
-    /// Part of the time that changes of context took.
+    /// Returns the share of time spent in context switches.
     #[must_use]
     pub fn switching(&self, from: u64, to: u64) -> f64 {
         let at =
@@ -32,7 +32,7 @@ impl Record {
         (at(to) - at(from)) as f64 / (to - from) as f64
     }
 
-    /// Part of the GPU that a container had from one time to another.
+    /// Returns a container's share of the GPU between two times.
     #[must_use]
     pub fn part(&self, container: usize, from: u64, to: u64) -> f64 {
         let ran = &self.ran[container];
@@ -40,14 +40,14 @@ impl Record {
         (at(to) - at(from)) as f64 / (to - from) as f64
     }
 
-    /// The most that a container had in any window of that length from `from` to `to`.
+    /// Returns a container's maximum share in any window of this length between `from` and `to`.
     #[must_use]
     pub fn most(&self, container: usize, window: u64, from: u64, to: u64) -> f64 {
         let starts = (from..).step_by(Self::STEP as usize).take_while(|start| start + window <= to);
         starts.map(|start| self.part(container, start, start + window)).fold(0.0, f64::max)
     }
 
-    /// The largest difference to `expected`, of all windows of that length from `from` on.
+    /// Returns the largest difference to `expected` in any window of this length after `from`.
     #[must_use]
     pub fn worst(&self, container: usize, expected: f64, window: u64, from: u64) -> f64 {
         let end = (self.ran[container].len() as u64 - 1) * Self::STEP;

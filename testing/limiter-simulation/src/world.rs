@@ -1,4 +1,4 @@
-//! The clock, and everything that happens.
+//! The virtual clock and all events.
 
 use core::sync::atomic::Ordering;
 use tessera_intercept_abi::ComputePolicy;
@@ -7,46 +7,46 @@ use tessera_intercept_limiter::compute::{
 };
 
 use crate::gpu::{Gpu, GpuSpec};
-use crate::limiter::{Enforced, Events, Limiter, Own, Verdict};
+use crate::limiter::{ContainerLimiter, GpuTimer, LaunchDecision, Limiter, ProcessLimiter};
 use crate::others::Hami;
 use crate::program::{Pattern, Program};
 use crate::random::Random;
 use crate::record::Record;
 use crate::{MS, US};
 
-/// What a launch takes on the CPU, and each event with it.
+/// CPU time of a launch, and of each event with it.
 const LAUNCH: u64 = 4 * US;
 const EVENT: u64 = 1_500;
-/// Launches that a driver takes before it blocks.
+/// Length of the driver's queue, after which a launch blocks.
 const QUEUE: usize = 1024;
-/// How long the return from a synchronisation takes.
+/// Time of the return from a synchronisation.
 const SYNC: u64 = 10 * US;
-/// NVML's utilisation is of periods of this length.
+/// Period of NVML's utilisation.
 const NVML_PERIOD: u64 = 1_000 * MS / 6;
-/// Containers that a host looks after.
+/// Number of containers that the host manages.
 const TENANTS: usize = 8;
 
-/// One container.
+/// A container.
 #[derive(Debug, Clone)]
 pub struct Container {
-    /// What each process runs.
+    /// Program of each process.
     pub program: Program,
-    /// How many processes.
+    /// Number of processes.
     pub processes: usize,
-    /// What holds it.
+    /// Limiter.
     pub limiter: Limiter,
-    /// Its cores in percent.
+    /// Cores in percent.
     pub percent: u32,
-    /// Who gets what is left, the lowest first.
+    /// Priority for spare time; the lowest is first.
     pub priority: u8,
 }
 
 /// The host's driver.
 #[derive(Debug, Clone, Copy)]
 pub struct Host {
-    /// Time between two looks at the ledgers; `None`: no driver.
+    /// Time between two reads of the ledgers; `None`: no driver.
     pub every: Option<u64>,
-    /// From the look to what containers read.
+    /// Delay from the read to the containers' view.
     pub delay: u64,
 }
 
@@ -61,11 +61,11 @@ struct Process {
     container: usize,
     slot: usize,
     context: usize,
-    own: Own,
+    limiter: ProcessLimiter,
     wake: u64,
     launched: u64,
     unsynced: u32,
-    /// It comes back from a synchronisation.
+    /// True if it is returning from a synchronisation.
     syncing: bool,
 }
 
@@ -73,14 +73,14 @@ struct Process {
 #[derive(Debug)]
 pub struct World {
     gpu: Gpu,
-    containers: Vec<(Container, Enforced)>,
+    containers: Vec<(Container, ContainerLimiter)>,
     processes: Vec<Process>,
     host: Host,
     arbiter: Arbiter<TENANTS>,
     waited: [u64; TENANTS],
-    on_its_way: Option<(u64, [Option<Published>; TENANTS])>,
+    pending_publication: Option<(u64, [Option<Published>; TENANTS])>,
     random: Random,
-    believed_slice: u64,
+    assumed_slice: u64,
     record: Record,
     nvml: Vec<(u64, f64)>,
     next_host: u64,
@@ -91,7 +91,7 @@ pub struct World {
 }
 
 impl World {
-    /// Begins at second 1: monotonic clocks are not near 0.
+    /// Returns an empty world, whose clock starts at 0.
     #[must_use]
     pub fn new(spec: GpuSpec, host: Host, seed: u64) -> Self {
         Self {
@@ -101,9 +101,9 @@ impl World {
             host,
             arbiter: Arbiter::default(),
             waited: [0; TENANTS],
-            on_its_way: None,
+            pending_publication: None,
             random: Random::new(seed),
-            believed_slice: spec.slice,
+            assumed_slice: spec.slice,
             record: Record::default(),
             nvml: Vec::new(),
             next_host: host.every.unwrap_or(u64::MAX),
@@ -114,42 +114,42 @@ impl World {
         }
     }
 
-    /// Adds a container; answers its number.
+    /// Adds a container and returns its number.
     pub fn add(&mut self, container: Container) -> usize {
         let number = self.containers.len();
-        let enforced = Enforced::new(
+        let limiter = ContainerLimiter::new(
             container.limiter,
             container.percent,
             container.processes,
-            self.believed_slice,
+            self.assumed_slice,
         );
         for slot in 0..container.processes {
-            let context = self.gpu.add_context(container.program.streams, enforced.events());
+            let context = self.gpu.add_context(container.program.streams, limiter.events());
             let wake = container.program.next_active(self.random.between(0, 2 * MS));
-            let own = enforced.own();
+            let process_limiter = limiter.process_limiter();
             self.processes.push(Process {
                 container: number,
                 slot,
                 context,
-                own,
+                limiter: process_limiter,
                 wake,
                 launched: 0,
                 unsynced: 0,
                 syncing: false,
             });
         }
-        self.containers.push((container, enforced));
+        self.containers.push((container, limiter));
         self.nvml.push((0, 0.0));
         number
     }
 
-    /// What happened so far.
+    /// Returns the record so far.
     #[must_use]
     pub fn record(&self) -> &Record {
         &self.record
     }
 
-    /// Launches that a container made.
+    /// Returns the number of launches of a container.
     #[must_use]
     pub fn launches(&self, container: usize) -> u64 {
         self.processes
@@ -159,33 +159,33 @@ impl World {
             .sum()
     }
 
-    /// GPU time that a container's limiter believes it used.
+    /// Returns the GPU time that a container's limiter has estimated.
     #[must_use]
-    pub fn believed(&self, container: usize) -> u64 {
-        let enforced = &self.containers[container].1;
-        enforced.slots.iter().map(|slot| slot.gpu_ns.load(Ordering::Relaxed)).sum()
+    pub fn estimated_gpu_time(&self, container: usize) -> u64 {
+        let limiter = &self.containers[container].1;
+        limiter.slots.iter().map(|slot| slot.gpu_ns.load(Ordering::Relaxed)).sum()
     }
 
-    /// Has containers believe in another slice than the GPU's.
-    pub fn believe_in_slice(&mut self, slice: u64) {
-        self.believed_slice = slice;
+    /// Sets the slice that limiters assume, which may differ from the GPU's.
+    pub fn set_assumed_slice(&mut self, slice: u64) {
+        self.assumed_slice = slice;
     }
 
-    /// Goes on until then.
+    /// Runs until a time.
     pub fn run(&mut self, until: u64) {
         while self.now < until {
             let next = self.processes.iter().map(|process| process.wake).min().unwrap_or(u64::MAX);
-            let chores =
+            let next_task =
                 self.next_note.min(self.next_host).min(self.next_nvml).min(self.next_watch);
-            let arrives = self.on_its_way.as_ref().map_or(u64::MAX, |(at, _)| *at);
-            let to = next.min(chores).min(arrives).min(until);
+            let arrives = self.pending_publication.as_ref().map_or(u64::MAX, |(at, _)| *at);
+            let to = next.min(next_task).min(arrives).min(until);
             if let Some((context, at)) = self.gpu.advance(to) {
                 self.now = at;
                 self.wake(context);
                 continue;
             }
             self.now = to;
-            self.chores();
+            self.run_tasks();
             for at in 0..self.processes.len() {
                 if self.processes[at].wake <= self.now {
                     self.act(at);
@@ -194,27 +194,28 @@ impl World {
         }
     }
 
-    /// Kills a process with SIGKILL. Somebody reclaims its slot at once.
+    /// Kills a process with SIGKILL. Its slot is reclaimed at once.
     pub fn kill(&mut self, container: usize, slot: usize) {
-        let mine = |process: &&mut Process| process.container == container && process.slot == slot;
-        let Some(process) = self.processes.iter_mut().find(mine) else { return };
+        let is_target =
+            |process: &&mut Process| process.container == container && process.slot == slot;
+        let Some(process) = self.processes.iter_mut().find(is_target) else { return };
         process.wake = u64::MAX;
         self.gpu.kill(process.context);
-        let enforced = &self.containers[container].1;
-        let page = &enforced.slots[slot];
-        let due = &enforced.page.due_ns;
+        let limiter = &self.containers[container].1;
+        let page = &limiter.slots[slot];
+        let due = &limiter.page.due_ns;
         bury(
             due,
             &page.busy_since_ns,
             &page.outstanding_ns,
             self.now,
-            enforced.share,
+            limiter.share,
             Crowd::NOBODY,
         );
         page.waiting_since_ns.store(0, Ordering::Relaxed);
     }
 
-    /// What the GPU was waited for is done.
+    /// Wakes the process whose wait is over.
     fn wake(&mut self, context: usize) {
         if let Some(process) = self.processes.iter_mut().find(|process| process.context == context)
         {
@@ -225,11 +226,11 @@ impl World {
     fn act(&mut self, at: usize) {
         let now = self.now;
         let process = &mut self.processes[at];
-        let (container, enforced) = &mut self.containers[process.container];
+        let (container, limiter) = &mut self.containers[process.container];
         let program = &container.program;
         if process.syncing {
             process.syncing = false;
-            enforced.synced(&mut process.own, process.slot, &self.gpu, process.context, now);
+            limiter.synced(&mut process.limiter, process.slot, &self.gpu, process.context, now);
             if let Pattern::Sync { gap } = program.pattern {
                 process.wake = now + gap;
                 if gap > 0 {
@@ -252,12 +253,12 @@ impl World {
             _ => Key::kernel(0x1000, [1320, 1, 1], [256, 1, 1]),
         };
         let stream = process.launched as usize % program.streams;
-        let mut events = Events { gpu: &self.gpu, context: process.context };
-        match enforced.ask(&mut process.own, process.slot, key, &mut events, now) {
-            Verdict::WaitUntil(until) => {
+        let mut events = GpuTimer { gpu: &self.gpu, context: process.context };
+        match limiter.decide(&mut process.limiter, process.slot, key, &mut events, now) {
+            LaunchDecision::RetryAt(until) => {
                 process.wake = until.max(now) + self.random.between(5 * US, 60 * US);
             }
-            Verdict::Go(between) => {
+            LaunchDecision::Admit(between) => {
                 let kernel = length(program, &mut self.random);
                 if let Some((before, _)) = between {
                     self.gpu.record(process.context, stream, before);
@@ -289,30 +290,30 @@ impl World {
         }
     }
 
-    fn chores(&mut self) {
+    fn run_tasks(&mut self) {
         let now = self.now;
-        if self.on_its_way.as_ref().is_some_and(|(at, _)| *at <= now)
-            && let Some((_, published)) = self.on_its_way.take()
+        if self.pending_publication.as_ref().is_some_and(|(at, _)| *at <= now)
+            && let Some((_, published)) = self.pending_publication.take()
         {
-            for ((_, enforced), published) in self.containers.iter().zip(published) {
+            for ((_, limiter), published) in self.containers.iter().zip(published) {
                 if let Some(published) = published {
-                    published.write(&enforced.published);
+                    published.write(&limiter.published);
                 }
             }
         }
         if self.next_note <= now {
             self.next_note += Record::STEP;
-            self.record.note_switched(self.gpu.switched());
+            self.record.add_switching_sample(self.gpu.switched());
             for container in 0..self.containers.len() {
                 let ran = self.ran(container);
-                self.record.note(container, ran);
+                self.record.add_sample(container, ran);
             }
         }
         if self.next_host <= now {
             let every = self.host.every.unwrap_or(u64::MAX);
             self.next_host += every + self.random.between(0, every / 10);
-            let published = self.look();
-            self.on_its_way = Some((now + self.host.delay, published));
+            let published = self.read_ledgers();
+            self.pending_publication = Some((now + self.host.delay, published));
         }
         if self.next_nvml <= now {
             self.next_nvml += NVML_PERIOD;
@@ -325,61 +326,59 @@ impl World {
         }
         if self.next_watch <= now {
             self.next_watch += Hami::PERIOD;
-            self.watch();
+            self.adjust_models();
         }
     }
 
-    /// Feeds the models of others.
-    fn watch(&mut self) {
+    /// Adjusts the models of other limiters.
+    fn adjust_models(&mut self) {
         for process in &mut self.processes {
-            if let Own::Hami(hami) = &mut process.own {
-                hami.look(
+            if let ProcessLimiter::Hami(hami) = &mut process.limiter {
+                hami.adjust(
                     self.containers[process.container].1.percent,
                     self.nvml[process.container].1,
                 );
             }
         }
-        for ((_, enforced), (_, part)) in self.containers.iter_mut().zip(&self.nvml) {
-            enforced.aimd.look(enforced.percent, *part);
+        for ((_, limiter), (_, part)) in self.containers.iter_mut().zip(&self.nvml) {
+            limiter.aimd.adjust(limiter.percent, *part);
         }
     }
 
-    /// The host reads the ledgers.
-    fn look(&mut self) -> [Option<Published>; TENANTS] {
+    /// Reads the ledgers as the host and returns the values to publish.
+    fn read_ledgers(&mut self) -> [Option<Published>; TENANTS] {
         let now = self.now;
-        let mut seen = [None; TENANTS];
-        for ((place, (container, enforced)), waited) in
-            seen.iter_mut().zip(&self.containers).zip(&mut self.waited)
+        let mut observations = [None; TENANTS];
+        for ((observation, (container, limiter)), waited) in
+            observations.iter_mut().zip(&self.containers).zip(&mut self.waited)
         {
             let Limiter::Tessera(policy) = container.limiter else { continue };
-            let waited_ns = enforced.page.waited_ns.load(Ordering::Relaxed);
-            let waits = enforced
-                .slots
-                .iter()
-                .any(|slot| slot.waiting_since_ns.load(Ordering::Relaxed) != 0);
+            let waited_ns = limiter.page.waited_ns.load(Ordering::Relaxed);
+            let waits =
+                limiter.slots.iter().any(|slot| slot.waiting_since_ns.load(Ordering::Relaxed) != 0);
             let share = if policy == ComputePolicy::None { 0 } else { container.percent };
-            *place = Some(Observation {
+            *observation = Some(Observation {
                 tenant: Tenant {
                     policy,
                     share: tessera_intercept_limiter::compute::Rate::from_percent(share),
                     priority: container.priority,
                 },
-                busy_ns: busy_of(enforced.slots.iter(), now),
-                gpu_ns: enforced.slots.iter().map(|slot| slot.gpu_ns.load(Ordering::Relaxed)).sum(),
+                busy_ns: busy_of(limiter.slots.iter(), now),
+                gpu_ns: limiter.slots.iter().map(|slot| slot.gpu_ns.load(Ordering::Relaxed)).sum(),
                 waited: waits || waited_ns > *waited,
             });
             *waited = waited_ns;
         }
-        self.arbiter.step(now, &seen)
+        self.arbiter.step(now, &observations)
     }
 
     fn ran(&self, container: usize) -> u64 {
-        let of = self.processes.iter().filter(|process| process.container == container);
-        of.map(|process| self.gpu.ran(process.context)).sum()
+        let processes = self.processes.iter().filter(|process| process.container == container);
+        processes.map(|process| self.gpu.ran(process.context)).sum()
     }
 }
 
-/// How long the next kernel runs.
+/// Returns the run time of the next kernel.
 fn length(program: &Program, random: &mut Random) -> u64 {
     if program.tail_every > 0 && random.between(0, u64::from(program.tail_every)) == 0 {
         return program.tail;

@@ -1,4 +1,4 @@
-//! What to do.
+//! Command line.
 
 use std::path::PathBuf;
 
@@ -7,42 +7,42 @@ use clap::{Args as ClapArgs, Parser, Subcommand};
 use crate::cuda::Cuda;
 use crate::memory::{self, Bytes};
 use crate::nvml::Nvml;
-use crate::report::{Device, Event, Failure, Filled, See, say};
+use crate::report::{Device, DeviceList, Event, Failure, Filled, report};
 use crate::signals::Signals;
 use crate::tamper::Tamper;
 
-/// Says which GPUs it sees and takes memory until refused; one JSON object a line.
+/// Report the visible GPUs and allocate memory until the limit; one JSON object per line.
 #[derive(Debug, Parser)]
 #[command(name = "tessera-probe", version)]
-pub(crate) struct Args {
+pub(crate) struct ProbeArgs {
     #[command(subcommand)]
     command: Command,
-    /// The CUDA driver library.
+    /// CUDA driver library.
     #[arg(long, global = true, default_value = "libcuda.so.1")]
     cuda: PathBuf,
-    /// The NVML library.
+    /// NVML library.
     #[arg(long, global = true, default_value = "libnvidia-ml.so.1")]
     nvml: PathBuf,
-    /// Try this against the container's grants and ledgers first, as a tenant might.
+    /// First attempt this attack on the container's grants and ledgers, as a tenant might.
     #[arg(long, value_enum)]
     tamper: Option<Tamper>,
-    /// Where a forged grant is made.
+    /// Directory of a forged grant.
     #[arg(long, default_value = "/dev/tessera")]
     forge_into: PathBuf,
-    /// The id that it has.
+    /// ID of the forged grant.
     #[arg(long, default_value = "forged")]
     forge_id: String,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Says which GPUs there are and how much memory they have.
+    /// Report the GPUs and their memory.
     See,
-    /// Takes memory until it is refused.
+    /// Allocate memory until it is refused.
     Fill(Fill),
-    /// Takes memory and holds it until SIGTERM or SIGINT.
+    /// Allocate memory and hold it until SIGTERM or SIGINT.
     Hold(Hold),
-    /// Looks at no GPU.
+    /// Use no GPU.
     Nothing,
 }
 
@@ -51,10 +51,10 @@ struct Fill {
     /// Index of the GPU.
     #[arg(long, default_value_t = 0)]
     device: i32,
-    /// How much to take at a time; halved down to 1Mi when it is refused.
+    /// Size of an allocation; halved down to 1Mi when it is refused.
     #[arg(long, default_value = "256Mi")]
     chunk: Bytes,
-    /// Hold what was taken until SIGTERM or SIGINT.
+    /// Hold the memory until SIGTERM or SIGINT.
     #[arg(long)]
     hold: bool,
 }
@@ -64,24 +64,24 @@ struct Hold {
     /// Index of the GPU.
     #[arg(long, default_value_t = 0)]
     device: i32,
-    /// How much to take.
+    /// Bytes to allocate.
     #[arg(long, default_value = "1Gi")]
     take: Bytes,
 }
 
-impl Args {
-    /// Does it.
+impl ProbeArgs {
+    /// Runs the command.
     pub(crate) fn run(self, signals: &Signals) -> Result<(), Failure> {
         let Self { command, cuda, nvml, tamper, forge_into, forge_id } = self;
         if let Some(tamper) = tamper {
-            say(&Event::Tampered(tamper.attempt(&forge_into, &forge_id)?));
+            report(&Event::Tampered(tamper.attempt(&forge_into, &forge_id)?));
         }
         if matches!(command, Command::Nothing) {
             return Ok(());
         }
         let cuda = Cuda::open(&cuda)?;
         let nvml = Nvml::open(&nvml)?;
-        say(&Event::See(see(&cuda, &nvml)?));
+        report(&Event::See(devices(&cuda, &nvml)?));
         match command {
             Command::See | Command::Nothing => Ok(()),
             Command::Fill(options) => fill(&cuda, &nvml, &options, signals),
@@ -90,13 +90,14 @@ impl Args {
     }
 }
 
-fn see(cuda: &Cuda, nvml: &Nvml) -> Result<See, Failure> {
-    let devices =
-        (0..cuda.count()?).map(|index| see_device(cuda, nvml, index)).collect::<Result<_, _>>()?;
-    Ok(See { devices, cuda_version: cuda.version()? })
+fn devices(cuda: &Cuda, nvml: &Nvml) -> Result<DeviceList, Failure> {
+    let devices = (0..cuda.count()?)
+        .map(|index| describe_device(cuda, nvml, index))
+        .collect::<Result<_, _>>()?;
+    Ok(DeviceList { devices, cuda_version: cuda.version()? })
 }
 
-fn see_device(cuda: &Cuda, nvml: &Nvml, index: i32) -> Result<Device, Failure> {
+fn describe_device(cuda: &Cuda, nvml: &Nvml, index: i32) -> Result<Device, Failure> {
     let device = cuda.device(index)?;
     let uuid = device.uuid()?;
     let info = device.context()?.memory()?;
@@ -119,7 +120,7 @@ fn fill(cuda: &Cuda, nvml: &Nvml, options: &Fill, signals: &Signals) -> Result<(
     let context = device.context()?;
     let (taken_bytes, refused_with) = memory::fill(&context, options.chunk);
     let memory = nvml.memory(&device.uuid()?)?;
-    say(&Event::Filled(Filled {
+    report(&Event::Filled(Filled {
         device: options.device,
         taken_bytes,
         refused_with,
@@ -128,7 +129,7 @@ fn fill(cuda: &Cuda, nvml: &Nvml, options: &Fill, signals: &Signals) -> Result<(
         cuda_free_bytes: context.memory()?.free,
     }));
     if options.hold {
-        say(&Event::Holding { taken_bytes: None });
+        report(&Event::Holding { taken_bytes: None });
         signals.wait();
     }
     Ok(())
@@ -137,7 +138,7 @@ fn fill(cuda: &Cuda, nvml: &Nvml, options: &Fill, signals: &Signals) -> Result<(
 fn hold(cuda: &Cuda, options: &Hold, signals: &Signals) -> Result<(), Failure> {
     let context = cuda.device(options.device)?.context()?;
     context.allocate(options.take.0)?;
-    say(&Event::Holding { taken_bytes: Some(options.take.0) });
+    report(&Event::Holding { taken_bytes: Some(options.take.0) });
     signals.wait();
     Ok(())
 }

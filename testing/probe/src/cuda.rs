@@ -1,4 +1,4 @@
-//! The few functions of the CUDA driver API that it takes.
+//! The used functions of the CUDA driver API.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::path::Path;
@@ -28,7 +28,7 @@ pub(crate) struct Cuda {
 }
 
 impl Cuda {
-    /// Opens the driver and initialises it.
+    /// Opens and initialises the driver.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let library = Library::open(path)?;
         // SAFETY: `cuInit` takes flags.
@@ -55,21 +55,21 @@ impl Cuda {
         Ok(cuda)
     }
 
-    /// The CUDA version of the driver: 13000 is 13.0.
+    /// Returns the CUDA version of the driver: 13000 is 13.0.
     pub(crate) fn version(&self) -> Result<i32> {
         let mut version = 0;
         self.check("cuDriverGetVersion", (self.driver_version)(&mut version))?;
         Ok(version)
     }
 
-    /// How many GPUs there are.
+    /// Returns the number of GPUs.
     pub(crate) fn count(&self) -> Result<i32> {
         let mut count = 0;
         self.check("cuDeviceGetCount", (self.device_count)(&mut count))?;
         Ok(count)
     }
 
-    /// One GPU.
+    /// Returns a GPU.
     pub(crate) fn device(&self, index: i32) -> Result<Device<'_>> {
         let mut device = 0;
         self.check("cuDeviceGet", (self.device_get)(&mut device, index))?;
@@ -88,7 +88,7 @@ impl Cuda {
         if (self.error_name)(code, &mut name) != 0 || name.is_null() {
             return format!("CUDA_ERROR_{code}");
         }
-        // SAFETY: on success the driver points to a terminated string that is never freed.
+        // SAFETY: on success the driver returns a terminated string that is never freed.
         unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
     }
 }
@@ -101,7 +101,7 @@ pub(crate) struct Device<'a> {
 }
 
 impl<'a> Device<'a> {
-    /// `GPU-` and its UUID.
+    /// Returns the UUID with the prefix `GPU-`.
     pub(crate) fn uuid(&self) -> Result<String> {
         let mut bytes = [0; 16];
         self.cuda.check("cuDeviceGetUuid", (self.cuda.device_uuid)(&mut bytes, self.device))?;
@@ -116,7 +116,7 @@ impl<'a> Device<'a> {
         ))
     }
 
-    /// Its product name.
+    /// Returns the product name.
     pub(crate) fn name(&self) -> Result<String> {
         let mut name = [0; 256];
         let code = (self.cuda.device_name)(name.as_mut_ptr().cast(), 256, self.device);
@@ -125,7 +125,7 @@ impl<'a> Device<'a> {
         Ok(text.to_string_lossy().into_owned())
     }
 
-    /// Its memory in bytes.
+    /// Returns the memory in bytes.
     pub(crate) fn total(&self) -> Result<u64> {
         let mut bytes = 0;
         self.cuda
@@ -133,7 +133,7 @@ impl<'a> Device<'a> {
         Ok(bytes as u64)
     }
 
-    /// How many multiprocessors of it this process has.
+    /// Returns the number of multiprocessors available to this process.
     pub(crate) fn multiprocessors(&self) -> Result<i32> {
         /// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`
         const MULTIPROCESSOR_COUNT: c_int = 16;
@@ -143,25 +143,25 @@ impl<'a> Device<'a> {
         Ok(count)
     }
 
-    /// Its primary context, current in this thread until the value is dropped.
+    /// Returns the primary context, which is current in this thread until the value is dropped.
     pub(crate) fn context(self) -> Result<Context<'a>> {
         let mut context = std::ptr::null_mut();
         self.cuda
             .check("cuDevicePrimaryCtxRetain", (self.cuda.retain)(&mut context, self.device))?;
-        let held = Context { device: self };
+        let current = Context { device: self };
         self.cuda.check("cuCtxSetCurrent", (self.cuda.set_current)(context))?;
-        Ok(held)
+        Ok(current)
     }
 }
 
-/// A context that is current. When it is dropped, the memory taken in it goes too.
+/// A current context. Dropping it releases its memory.
 #[derive(Debug)]
 pub(crate) struct Context<'a> {
     device: Device<'a>,
 }
 
 impl Context<'_> {
-    /// Memory as CUDA shows it.
+    /// Returns the memory that CUDA reports.
     pub(crate) fn memory(&self) -> Result<Memory> {
         let (mut free, mut total) = (0, 0);
         let cuda = self.device.cuda;
@@ -170,7 +170,7 @@ impl Context<'_> {
         Ok(Memory { total, used: total.saturating_sub(free), free })
     }
 
-    /// Takes memory.
+    /// Allocates memory.
     pub(crate) fn allocate(&self, bytes: u64) -> Result<()> {
         let mut pointer = 0;
         let size = usize::try_from(bytes).unwrap_or(usize::MAX);

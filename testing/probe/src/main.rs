@@ -1,4 +1,5 @@
-//! `tessera-probe`: says which GPUs a program sees, takes memory until refused, and holds it.
+//! `tessera-probe`: reports the GPUs that a program sees, allocates memory until the limit, and
+//! holds it.
 //!
 //! ```text
 //!  see  -> {"event":"see", ...}
@@ -7,8 +8,9 @@
 //!  --tamper HOW ... -> {"event":"tampered", ...} before anything else
 //! ```
 //!
-//! One JSON object a line, flushed. It links neither CUDA nor NVML: like most programs it opens
-//! `libcuda.so.1` and `libnvidia-ml.so.1` when it runs, and looks its functions up by name.
+//! Prints one JSON object per line and flushes it. It links neither CUDA nor NVML: like most
+//! programs it opens `libcuda.so.1` and `libnvidia-ml.so.1` at run time, and finds functions by
+//! name.
 
 mod args;
 mod cuda;
@@ -24,12 +26,12 @@ use std::process::ExitCode;
 use clap::Parser as _;
 
 fn main() -> ExitCode {
-    let args = args::Args::parse();
+    let args = args::ProbeArgs::parse();
     let outcome = signals::block().and_then(|signals| args.run(&signals));
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            report::say(&report::Event::Error(failure));
+            report::report(&report::Event::Error(failure));
             ExitCode::FAILURE
         }
     }

@@ -1,11 +1,11 @@
-//! Amounts of memory, and how to take all there is.
+//! Amounts of memory, and allocation up to the limit.
 
 use std::str::FromStr;
 
 use crate::cuda::Context;
 
-/// The smallest piece that is tried before giving up.
-const LEAST: u64 = 1 << 20;
+/// Smallest allocation that is tried.
+const MIN_CHUNK: u64 = 1 << 20;
 
 /// Memory of a GPU in bytes.
 #[derive(Debug, Clone, Copy)]
@@ -30,23 +30,22 @@ impl FromStr for Bytes {
             "Mi" => 1 << 20,
             "Gi" => 1 << 30,
             "Ti" => 1 << 40,
-            other => return Err(format!("`{other}` is not one of Ki, Mi, Gi, Ti")),
+            other => return Err(format!("invalid unit `{other}`: expected Ki, Mi, Gi or Ti")),
         };
-        let number: u64 =
-            digits.parse().map_err(|_| format!("`{digits}` is not a whole number"))?;
-        number.checked_mul(unit).map(Self).ok_or_else(|| format!("`{text}` is too much"))
+        let number: u64 = digits.parse().map_err(|_| format!("invalid number `{digits}`"))?;
+        number.checked_mul(unit).map(Self).ok_or_else(|| format!("`{text}` is too large"))
     }
 }
 
-/// Takes memory until 1 MiB is refused. Answers how much it was, and the name of the refusal.
+/// Allocates memory until 1 MiB is refused. Returns the allocated bytes and the name of the error.
 pub(crate) fn fill(context: &Context<'_>, chunk: Bytes) -> (u64, String) {
     let mut taken = 0_u64;
-    let mut chunk = chunk.0.max(LEAST);
+    let mut chunk = chunk.0.max(MIN_CHUNK);
     loop {
         match context.allocate(chunk) {
             Ok(()) => taken += chunk,
-            Err(refusal) if chunk == LEAST => return (taken, refusal.name),
-            Err(_) => chunk = (chunk / 2).max(LEAST),
+            Err(error) if chunk == MIN_CHUNK => return (taken, error.name),
+            Err(_) => chunk = (chunk / 2).max(MIN_CHUNK),
         }
     }
 }
@@ -56,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_written_as_in_kubernetes() {
+    fn parses_kubernetes_quantities() {
         assert_eq!("256Mi".parse(), Ok(Bytes(256 << 20)));
         assert_eq!("19Gi".parse(), Ok(Bytes(19 << 30)));
         assert_eq!("7".parse(), Ok(Bytes(7)));

@@ -1,4 +1,4 @@
-//! The few functions of NVML that it takes.
+//! The used functions of NVML.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
@@ -25,10 +25,10 @@ pub(crate) struct Nvml {
 }
 
 impl Nvml {
-    /// Opens NVML and initialises it.
+    /// Opens and initialises NVML.
     pub(crate) fn open(path: &Path) -> Result<Self, Failure> {
         let library = Library::open(path)?;
-        // SAFETY: `nvmlInit_v2` takes nothing.
+        // SAFETY: `nvmlInit_v2` has no arguments.
         let init: extern "C" fn() -> c_int = unsafe { library.function(c"nvmlInit_v2")? };
         // SAFETY: the types are those of nvml.h.
         let nvml = unsafe {
@@ -42,7 +42,7 @@ impl Nvml {
         Ok(nvml)
     }
 
-    /// Memory of a GPU as NVML shows it.
+    /// Returns the memory that NVML reports for a GPU.
     pub(crate) fn memory(&self, uuid: &str) -> Result<Memory, Failure> {
         let uuid = CString::new(uuid).unwrap_or_default();
         let mut device = std::ptr::null_mut();
@@ -60,7 +60,7 @@ impl Nvml {
         let name = if text.is_null() {
             format!("NVML_ERROR_{code}")
         } else {
-            // SAFETY: NVML answers with terminated strings that are never freed.
+            // SAFETY: NVML returns terminated strings that are never freed.
             unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
         };
         Err(Failure { call: call.to_owned(), code, name })

@@ -1,4 +1,4 @@
-//! What it says.
+//! Output of the probe.
 
 use std::io::Write as _;
 
@@ -6,12 +6,12 @@ use serde::Serialize;
 
 use crate::tamper::Tampered;
 
-/// One line.
+/// One line of output.
 #[derive(Debug, Serialize)]
 #[serde(tag = "event", rename_all = "lowercase", rename_all_fields = "camelCase")]
 pub(crate) enum Event {
     Tampered(Tampered),
-    See(See),
+    See(DeviceList),
     Filled(Filled),
     Holding {
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -20,15 +20,15 @@ pub(crate) enum Event {
     Error(Failure),
 }
 
-/// Which GPUs there are.
+/// The visible GPUs.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct See {
+pub(crate) struct DeviceList {
     pub(crate) devices: Vec<Device>,
     pub(crate) cuda_version: i32,
 }
 
-/// One GPU, as CUDA and NVML show it.
+/// A GPU as CUDA and NVML report it.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Device {
@@ -43,7 +43,7 @@ pub(crate) struct Device {
     pub(crate) nvml_free_bytes: u64,
 }
 
-/// How much there was to take.
+/// Result of allocating up to the limit.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Filled {
@@ -58,18 +58,18 @@ pub(crate) struct Filled {
 /// A call that failed.
 #[derive(Debug, Serialize)]
 pub(crate) struct Failure {
-    /// The function.
+    /// Name of the function.
     pub(crate) call: String,
-    /// What it answered.
+    /// Returned code.
     pub(crate) code: i32,
-    /// The name of that, or what the loader says.
+    /// Name of the code, or error of the loader.
     pub(crate) name: String,
 }
 
 /// Writes a line.
-pub(crate) fn say(event: &Event) {
+pub(crate) fn report(event: &Event) {
     let mut out = std::io::stdout().lock();
-    // Whoever closed the pipe does not want to hear it.
+    // The reader may have closed the pipe.
     let _ = serde_json::to_writer(&mut out, event);
     let _ = out.write_all(b"\n");
     let _ = out.flush();

@@ -1,16 +1,17 @@
-//! Waiting to be told to stop.
+//! Waiting for a termination signal.
 
 use crate::report::Failure;
 
-/// SIGTERM and SIGINT, blocked: as process 1 of a container it would not get them otherwise.
+/// SIGTERM and SIGINT, blocked: the kernel does not deliver them to process 1 of a container by
+/// default.
 #[derive(Debug)]
 pub(crate) struct Signals(libc::sigset_t);
 
-/// Blocks the signals. Call it before anything else, so that threads of a driver inherit it.
+/// Blocks the signals. Must be called first, so that threads of a driver inherit the mask.
 pub(crate) fn block() -> Result<Signals, Failure> {
     // SAFETY: `sigset_t` is plain data that `sigemptyset` initialises.
     let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
-    // SAFETY: `set` is a set of ours.
+    // SAFETY: `set` is a local variable.
     let code = unsafe {
         libc::sigemptyset(&mut set);
         libc::sigaddset(&mut set, libc::SIGTERM);
@@ -25,10 +26,10 @@ pub(crate) fn block() -> Result<Signals, Failure> {
 }
 
 impl Signals {
-    /// Waits for one of them.
+    /// Waits for one of the signals.
     pub(crate) fn wait(&self) {
         let mut signal = 0;
-        // SAFETY: both point to values of ours.
+        // SAFETY: both pointers are to valid values.
         unsafe { libc::sigwait(&self.0, &mut signal) };
     }
 }

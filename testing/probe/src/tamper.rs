@@ -1,7 +1,6 @@
-//! What a tenant might try against grants and ledgers: for tests, which see what comes of it.
+//! Attacks of a tenant on grants and ledgers, for tests that check their effect.
 //!
-//! Everything here is what any program in the container could do; nothing asks the library or the
-//! driver for leave.
+//! Any program in the container could do the same; nothing here uses the interceptor or the driver.
 
 use std::ffi::{CStr, CString};
 use std::fs::{self, File, OpenOptions};
@@ -19,66 +18,68 @@ use tessera_intercept_abi::{
 
 use crate::report::Failure;
 
-/// A way of tampering.
+/// An attack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Tamper {
-    /// Make a grant of eight times the memory, and a ledger, as files in `--forge-into`.
+    /// Create a grant of eight times the memory, and a ledger, as files in `--forge-into`.
     ForgeGrant,
-    /// The same in user and mount namespaces of its own, mounted as the driver and the runtime do
-    /// it.
+    /// Create them in new user and mount namespaces, mounted like those of the driver and the
+    /// runtime.
     ForgeByMounting,
-    /// Cut every ledger off.
+    /// Truncate every ledger.
     TruncateLedger,
     /// Zero every ledger.
     ZeroLedger,
-    /// Make the first page of every ledger that of a new one: nothing taken in all, whatever its
-    /// slots say.
+    /// Reset the first page of every ledger to that of a new one: no usage, regardless of its
+    /// slots.
     ResetLedger,
-    /// Make every ledger longer, and write behind its end.
+    /// Extend every ledger and write beyond its end.
     GrowLedger,
-    /// Fill every ledger with what looks random.
+    /// Fill every ledger with pseudo-random bytes.
     ScrambleLedger,
-    /// Write to /dev until there is no room.
+    /// Write to /dev until it is full.
     FillDev,
 }
 
-/// What came of it.
+/// Result of an attack.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Tampered {
     how: Tamper,
-    /// How many bytes were written where none were to be had.
+    /// Bytes written beyond the permitted memory.
     gained_bytes: u64,
-    /// What the kernel said at the end, if it said no.
+    /// Last error of the kernel, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     refused_with: Option<String>,
 }
 
-/// No more than this is written to a `/dev` without an end.
-const MOST: u64 = 256 << 20;
+/// Limit of the bytes written to an unlimited `/dev`.
+const MAX_WRITTEN: u64 = 256 << 20;
 
-/// How much longer a ledger is made.
+/// Number of bytes by which a ledger is extended.
 const GROWTH: u64 = 1 << 30;
 
-/// The directory of the forged share, which is its id.
+/// Directory of the forged share, which is also its ID.
 const FORGED: &str = "forged";
 
 impl Tamper {
-    /// Tries it. What the kernel refuses is part of the answer.
+    /// Executes the attack. An error of the kernel is part of the result.
     pub(crate) fn attempt(self, forge_into: &Path, id: &str) -> Result<Tampered, Failure> {
         let outcome = match self {
             Self::ForgeGrant => forge(&forge_into.join(FORGED), id).map(|()| 0),
             Self::ForgeByMounting => forge_by_mounting().map(|()| 0),
-            Self::TruncateLedger => each_ledger(|file| file.set_len(0).map(|()| 0)),
+            Self::TruncateLedger => change_every_ledger(|file| file.set_len(0).map(|()| 0)),
             Self::ZeroLedger => {
-                each_ledger(|file| file.write_all_at(&[0; LEDGER_LEN], 0).map(|()| 0))
+                change_every_ledger(|file| file.write_all_at(&[0; LEDGER_LEN], 0).map(|()| 0))
             }
             Self::ResetLedger => {
-                each_ledger(|file| file.write_all_at(&first_page(), 0).map(|()| 0))
+                change_every_ledger(|file| file.write_all_at(&first_page(), 0).map(|()| 0))
             }
-            Self::ScrambleLedger => each_ledger(|file| file.write_all_at(&noise(), 0).map(|()| 0)),
-            Self::GrowLedger => return each_ledger_grown().map_err(failure),
+            Self::ScrambleLedger => {
+                change_every_ledger(|file| file.write_all_at(&random_bytes(), 0).map(|()| 0))
+            }
+            Self::GrowLedger => return grow_every_ledger().map_err(failure),
             Self::FillDev => return filled(Path::new("/dev/filler")).map_err(failure),
         };
         match outcome {
@@ -99,7 +100,7 @@ fn failure(error: io::Error) -> Failure {
     }
 }
 
-/// Directories of the shares that the container has; beside them lies that of the driver's socket.
+/// Returns the directories of the container's shares, without that of the driver's socket.
 fn shares() -> io::Result<Vec<PathBuf>> {
     let entries = fs::read_dir(SHARES_DIR)?;
     let paths: Vec<_> =
@@ -107,7 +108,7 @@ fn shares() -> io::Result<Vec<PathBuf>> {
     Ok(paths.into_iter().filter(|path| path != Path::new(HOST_DIR)).collect())
 }
 
-fn each_ledger(tamper: impl Fn(&File) -> io::Result<u64>) -> io::Result<u64> {
+fn change_every_ledger(tamper: impl Fn(&File) -> io::Result<u64>) -> io::Result<u64> {
     let mut gained = 0;
     for share in shares()? {
         gained += tamper(&OpenOptions::new().write(true).open(share.join(LEDGER_FILE))?)?;
@@ -115,14 +116,15 @@ fn each_ledger(tamper: impl Fn(&File) -> io::Result<u64>) -> io::Result<u64> {
     Ok(gained)
 }
 
-/// Growing alone is free: it takes writing to take memory.
-fn each_ledger_grown() -> io::Result<Tampered> {
+/// Extends every ledger. Extension alone uses no memory; writing does.
+fn grow_every_ledger() -> io::Result<Tampered> {
     let mut refused_with = None;
     let mut gained_bytes = 0;
     for share in shares()? {
         let file = OpenOptions::new().write(true).open(share.join(LEDGER_FILE))?;
         file.set_len(LEDGER_LEN as u64 + GROWTH)?;
-        let (gained, refused) = written(|at, bytes| file.write_at(bytes, LEDGER_LEN as u64 + at));
+        let (gained, refused) =
+            count_written(|at, bytes| file.write_at(bytes, LEDGER_LEN as u64 + at));
         gained_bytes += gained;
         refused_with = refused.or(refused_with);
     }
@@ -131,17 +133,17 @@ fn each_ledger_grown() -> io::Result<Tampered> {
 
 fn filled(path: &Path) -> io::Result<Tampered> {
     let mut file = File::create(path)?;
-    let (gained_bytes, refused_with) = written(|_, bytes| file.write(bytes));
+    let (gained_bytes, refused_with) = count_written(|_, bytes| file.write(bytes));
     Ok(Tampered { how: Tamper::FillDev, gained_bytes, refused_with })
 }
 
-/// Writes until the kernel says no; how much it was, and what it said.
-fn written(mut write: impl FnMut(u64, &[u8]) -> io::Result<usize>) -> (u64, Option<String>) {
+/// Writes until the kernel returns an error; returns the bytes and the error.
+fn count_written(mut write: impl FnMut(u64, &[u8]) -> io::Result<usize>) -> (u64, Option<String>) {
     let piece = [b'x'; 1 << 16];
     let mut total = 0;
-    while total < MOST {
+    while total < MAX_WRITTEN {
         match write(total, &piece) {
-            Ok(0) => return (total, Some("nothing is written".to_owned())),
+            Ok(0) => return (total, Some("write returned 0".to_owned())),
             Ok(count) => total += count as u64,
             Err(error) => return (total, Some(error.to_string())),
         }
@@ -149,15 +151,15 @@ fn written(mut write: impl FnMut(u64, &[u8]) -> io::Result<usize>) -> (u64, Opti
     (total, None)
 }
 
-/// The page of totals of a new ledger.
+/// Returns the first page of a new ledger, which has the totals.
 fn first_page() -> Vec<u8> {
     let mut page = ledger::initial().to_vec();
     page.resize(ledger::HEADER_LEN, 0);
     page
 }
 
-/// Bytes without a pattern, the same in each run.
-fn noise() -> Vec<u8> {
+/// Returns deterministic pseudo-random bytes.
+fn random_bytes() -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let next = || {
         state ^= state << 13;
@@ -168,7 +170,7 @@ fn noise() -> Vec<u8> {
     std::iter::repeat_with(next).take(LEDGER_LEN).collect()
 }
 
-/// A share like one that the container has, but for its id and eight times the memory.
+/// Creates a share like one of the container's, with another ID and eight times the memory.
 fn forge(directory: &Path, id: &str) -> io::Result<()> {
     let (grant, ledger) = forged(id)?;
     fs::create_dir_all(directory)?;
@@ -176,13 +178,13 @@ fn forge(directory: &Path, id: &str) -> io::Result<()> {
     fs::write(directory.join(LEDGER_FILE), ledger)
 }
 
-/// Such a grant and a new ledger.
+/// Returns such a grant and a new ledger.
 fn forged(id: &str) -> io::Result<(Vec<u8>, Vec<u8>)> {
-    let of = shares()?
+    let share = shares()?
         .into_iter()
         .find(|share| !share.ends_with(FORGED))
         .ok_or(io::ErrorKind::NotFound)?;
-    let grant = Grant::parse(&fs::read(of.join(GRANT_FILE))?).map_err(io::Error::other)?;
+    let grant = Grant::parse(&fs::read(share.join(GRANT_FILE))?).map_err(io::Error::other)?;
     let id = Text::new(id).map_err(io::Error::other)?;
     let grant =
         Grant { id, memory_limit_bytes: grant.memory_limit_bytes * 8, sequence: 0, ..grant };
@@ -193,13 +195,13 @@ fn forged(id: &str) -> io::Result<(Vec<u8>, Vec<u8>)> {
     Ok((page.to_vec(), ledger))
 }
 
-/// Needs `CAP_SYS_ADMIN`, or a kernel and a seccomp profile that give every user namespaces.
+/// Forges a grant by mounting. Needs `CAP_SYS_ADMIN`, or unprivileged user namespaces.
 fn forge_by_mounting() -> io::Result<()> {
     let (grant, ledger) = forged(FORGED)?;
-    // SAFETY: neither takes anything nor fails.
+    // SAFETY: neither call has arguments or fails.
     let (user, group) = unsafe { (libc::geteuid(), libc::getegid()) };
     // SAFETY: no pointers; the process has one thread.
-    done(unsafe { libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS) })?;
+    check(unsafe { libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS) })?;
     // Files on the tmpfs need an owner.
     fs::write("/proc/self/setgroups", "deny")?;
     fs::write("/proc/self/uid_map", format!("0 {user} 1"))?;
@@ -229,7 +231,7 @@ fn mount(
 ) -> io::Result<()> {
     let (at, options) = (path(at)?, CString::new(options)?);
     // SAFETY: all strings are terminated; the options are text.
-    done(unsafe {
+    check(unsafe {
         libc::mount(from.as_ptr(), at.as_ptr(), kind.as_ptr(), flags, options.as_ptr().cast())
     })
 }
@@ -238,6 +240,6 @@ fn path(path: &Path) -> io::Result<CString> {
     Ok(CString::new(path.as_os_str().as_bytes())?)
 }
 
-fn done(code: libc::c_int) -> io::Result<()> {
+fn check(code: libc::c_int) -> io::Result<()> {
     if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

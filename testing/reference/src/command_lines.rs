@@ -11,7 +11,7 @@ pub(crate) fn flags() -> Page {
     for mut command in [
         tessera_controller::Args::command(),
         tessera_driver::args::Args::command(),
-        tessera_mps::args::Args::command(),
+        tessera_mps::args::MpsArgs::command(),
         tessera_cli::args::Args::command(),
     ] {
         // Propagates global flags and defaults.

@@ -1,5 +1,5 @@
-//! A whole cluster in one process: API server, controllers and scheduler. Nodes join through
-//! [`crate::node`], by the kubeconfig, as kubelets do.
+//! A complete cluster in one process: API server, controllers and scheduler. Nodes join through
+//! [`crate::node`] with a kubeconfig, as kubelets do.
 
 use std::path::{Path, PathBuf};
 
@@ -10,16 +10,16 @@ use crate::api::{ApiOptions, ApiServer, StartError, User};
 use crate::controllers::Controllers;
 use crate::scheduler::{Scheduler, SchedulerOptions};
 
-/// What the cluster consists of.
+/// Configuration of a [`SimCluster`].
 #[derive(Clone, Debug)]
 pub struct ClusterOptions {
     /// The API server.
     pub api: ApiOptions,
-    /// Whether claims, namespaces and garbage are looked after.
+    /// True to run the claim, namespace and garbage controllers.
     pub controllers: bool,
-    /// The scheduler, if there is one.
+    /// The scheduler, or `None` to run none.
     pub scheduler: Option<SchedulerOptions>,
-    /// Where kubeconfigs are written; a temporary directory of the cluster's own without.
+    /// Directory for kubeconfigs; a temporary directory if `None`.
     pub directory: Option<PathBuf>,
 }
 
@@ -34,26 +34,26 @@ impl Default for ClusterOptions {
     }
 }
 
-/// Why a cluster did not start, or a kubeconfig was not written.
+/// Error returned when a cluster does not start or a kubeconfig cannot be written.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
     /// The API server did not start.
-    #[error("the API server stand-in did not start")]
+    #[error("cannot start fake API server")]
     Api(#[from] StartError),
-    /// There is no place for kubeconfigs.
-    #[error("cannot make a directory for kubeconfigs; is TMPDIR writable?")]
+    /// The kubeconfig directory could not be created.
+    #[error("cannot create kubeconfig directory; is TMPDIR writable?")]
     Directory(#[source] std::io::Error),
-    /// A kubeconfig was not written.
+    /// A kubeconfig could not be written.
     #[error("cannot write kubeconfig `{path}`")]
     Kubeconfig {
-        /// Where it was to be.
+        /// Path of the kubeconfig.
         path: PathBuf,
-        /// What the file system said.
+        /// Cause.
         source: std::io::Error,
     },
 }
 
-/// A running cluster. Dropping it ends its tasks; [`SimCluster::stop`] waits for them.
+/// A running cluster. Dropping it ends its tasks; [`SimCluster::stop`] waits for their end.
 pub struct SimCluster {
     api: ApiServer,
     directory: Directory,
@@ -80,7 +80,8 @@ impl SimCluster {
     /// Starts a cluster without nodes.
     ///
     /// # Errors
-    /// [`ClusterError`] when the server cannot listen or the admin's kubeconfig cannot be written.
+    /// Returns a [`ClusterError`] if the server cannot listen or the admin's kubeconfig cannot be
+    /// written.
     pub async fn start(options: ClusterOptions) -> Result<Self, ClusterError> {
         let ClusterOptions { api, controllers, scheduler, directory } = options;
         let directory = match directory {
@@ -97,12 +98,12 @@ impl SimCluster {
         Ok(Self { api, directory, admin, controllers, scheduler })
     }
 
-    /// The API server, for compaction, faults, policies and clients of other users.
+    /// Returns the API server, for compaction, faults, policies and clients of other users.
     pub fn api(&self) -> &ApiServer {
         &self.api
     }
 
-    /// The administrator's kubeconfig.
+    /// Returns the path of the administrator's kubeconfig.
     pub fn kubeconfig(&self) -> &Path {
         &self.admin
     }
@@ -110,7 +111,7 @@ impl SimCluster {
     /// Writes a kubeconfig for a user, for example a driver's node-bound service account.
     ///
     /// # Errors
-    /// [`ClusterError::Kubeconfig`].
+    /// Returns [`ClusterError::Kubeconfig`] if the file cannot be written.
     pub fn kubeconfig_for(&self, user: &User) -> Result<PathBuf, ClusterError> {
         let mut name = user.name.replace([':', '/'], "-");
         if let Some(node) = user.node_name() {
@@ -121,19 +122,19 @@ impl SimCluster {
         Ok(path)
     }
 
-    /// A client of the administrator.
+    /// Returns a client of the administrator.
     pub fn client(&self) -> Client {
         self.api.client(&User::admin())
     }
 
-    /// Stops the scheduler, as a crash would. Does nothing where none runs.
+    /// Stops the scheduler, as a crash would. Does nothing if none runs.
     pub async fn stop_scheduler(&mut self) {
         if let Some(scheduler) = self.scheduler.take() {
             scheduler.stop().await;
         }
     }
 
-    /// Starts a scheduler again, or another one after [`Self::stop_scheduler`].
+    /// Starts a scheduler, replacing a running one.
     pub fn start_scheduler(&mut self, options: SchedulerOptions) {
         self.scheduler = Some(Scheduler::start(&self.api, options));
     }

@@ -1,4 +1,4 @@
-//! A local copy of one resource, kept up to date by a watch.
+//! A local copy of one resource, updated by a watch.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -15,27 +15,27 @@ use tokio::sync::mpsc;
 /// Namespace (empty for cluster-scoped) and name.
 pub(crate) type Key = (String, String);
 
-/// The key of an object.
+/// Returns the key of an object.
 pub(crate) fn key<K: ResourceExt>(object: &K) -> Key {
     (object.namespace().unwrap_or_default(), object.name_any())
 }
 
-/// An object came, changed or went.
+/// Creation, change or deletion of an object.
 pub(crate) struct Change<K> {
     pub(crate) key: Key,
     pub(crate) old: Option<Arc<K>>,
     pub(crate) new: Option<Arc<K>>,
 }
 
-/// Events that wait for a busy reader before the watch itself waits.
-const WAITING_EVENTS: usize = 256;
+/// Number of events buffered for a busy reader before the watch blocks.
+const EVENT_BUFFER: usize = 256;
 
-/// Watches everything of a kind; ends with the receiver.
+/// Watches all objects of a kind. The watch ends when the receiver is dropped.
 pub(crate) fn watch<K>(api: Api<K>) -> mpsc::Receiver<Event<K>>
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
-    let (sender, receiver) = mpsc::channel(WAITING_EVENTS);
+    let (sender, receiver) = mpsc::channel(EVENT_BUFFER);
     tokio::spawn(async move {
         let mut events = watcher(api, watcher::Config::default()).default_backoff().boxed();
         loop {
@@ -49,7 +49,7 @@ where
                         return;
                     }
                 }
-                // The watcher goes on by itself.
+                // The watcher resumes by itself.
                 Some(Err(error)) => tracing::debug!(%error, "watch interrupted"),
                 None => return,
             }
@@ -58,7 +58,7 @@ where
     receiver
 }
 
-/// Objects of one kind, in the order of their keys, and the watch that keeps them.
+/// Objects of one kind, ordered by key, and the watch that updates them.
 pub(crate) struct Informer<K> {
     events: mpsc::Receiver<Event<K>>,
     cache: Cache<K>,
@@ -68,23 +68,23 @@ impl<K> Informer<K>
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
-    /// Watches everything of this kind.
+    /// Watches all objects of this kind.
     pub(crate) fn start(api: Api<K>) -> Self {
         Self { events: watch(api), cache: Cache::new() }
     }
 
-    /// Waits for the next change. Dropping the future loses nothing.
+    /// Waits for the next changes. Cancel safe.
     pub(crate) async fn next(&mut self) -> Vec<Change<K>> {
         match self.events.recv().await {
-            Some(event) => self.cache.take(event),
-            // The watch ends with its runtime only.
+            Some(event) => self.cache.apply(event),
+            // The watch ends only with its runtime.
             None => std::future::pending().await,
         }
     }
 
-    /// Whether the first list is complete.
-    pub(crate) fn synced(&self) -> bool {
-        self.cache.synced
+    /// Returns true once the first list is complete.
+    pub(crate) fn is_synced(&self) -> bool {
+        self.cache.is_synced
     }
 
     pub(crate) fn get(&self, key: &Key) -> Option<&Arc<K>> {
@@ -95,28 +95,28 @@ where
         self.cache.objects.values()
     }
 
-    /// Takes the answer to a write, so that the next decision sees it. Events that were under way
-    /// do not set it back.
+    /// Stores the result of a write, so that the next decision sees it. Older events in flight do
+    /// not overwrite it.
     pub(crate) fn assume(&mut self, object: K) {
         self.cache.objects.insert(key(&object), Arc::new(object));
     }
 }
 
-/// What a watch has told so far.
+/// Objects reported by a watch so far.
 pub(crate) struct Cache<K> {
     objects: BTreeMap<Key, Arc<K>>,
-    /// What a list under way has brought so far.
+    /// Objects of the list in progress.
     listed: BTreeMap<Key, Arc<K>>,
-    synced: bool,
+    is_synced: bool,
 }
 
 impl<K: ResourceExt> Cache<K> {
     pub(crate) fn new() -> Self {
-        Self { objects: BTreeMap::new(), listed: BTreeMap::new(), synced: false }
+        Self { objects: BTreeMap::new(), listed: BTreeMap::new(), is_synced: false }
     }
 
-    pub(crate) fn synced(&self) -> bool {
-        self.synced
+    pub(crate) fn is_synced(&self) -> bool {
+        self.is_synced
     }
 
     pub(crate) fn get(&self, key: &Key) -> Option<&Arc<K>> {
@@ -127,8 +127,8 @@ impl<K: ResourceExt> Cache<K> {
         self.objects.values()
     }
 
-    /// Takes an event in; tells what it changed.
-    pub(crate) fn take(&mut self, event: Event<K>) -> Vec<Change<K>> {
+    /// Applies an event and returns the resulting changes.
+    pub(crate) fn apply(&mut self, event: Event<K>) -> Vec<Change<K>> {
         match event {
             Event::Init => {
                 self.listed.clear();
@@ -139,7 +139,7 @@ impl<K: ResourceExt> Cache<K> {
                 Vec::new()
             }
             Event::InitDone => {
-                self.synced = true;
+                self.is_synced = true;
                 let listed = std::mem::take(&mut self.listed);
                 self.replace(listed)
             }
@@ -153,7 +153,7 @@ impl<K: ResourceExt> Cache<K> {
             }
             Event::Delete(object) => {
                 let key = key(&object);
-                // The last state is the one that the event brings.
+                // The event has the last state.
                 let old = self.objects.remove(&key).map(|_| Arc::new(object));
                 vec![Change { key, old, new: None }]
             }
@@ -180,8 +180,8 @@ impl<K: ResourceExt> Cache<K> {
     }
 }
 
-/// Whether this is an earlier state of the same object. Resource versions are comparable since
-/// Kubernetes 1.35.
+/// Returns true if `object` is an earlier state of the same object. Resource versions are ordered
+/// since Kubernetes 1.35.
 fn is_older<K: ResourceExt>(object: &K, known: &K) -> bool {
     let version =
         |object: &K| object.resource_version().and_then(|version| version.parse::<u64>().ok());

@@ -1,20 +1,19 @@
-//! An in-process cluster for tests and the demo.
+//! A simulated cluster in one process, for tests and the demo.
 //!
 //! ```text
-//!   kube-rs clients, kubectl, tessera-driver, tessera-controller      (real programs, by kubeconfig)
+//!   kube-rs clients, kubectl, tessera-driver, tessera-controller   (real programs, by kubeconfig)
 //!        |  HTTP on 127.0.0.1
 //!        v
-//!   api/          storage, list, watch, patches, validation, admission      the only owner of objects
+//!   api/          storage, list, watch, patches, validation, admission      sole owner of objects
 //!        ^
-//!        |  the same HTTP, each part under a user name of its own
-//!   controllers/  claims from templates, reservedFor, namespaces, garbage
+//!        |  the same HTTP, each part with a user name of its own
+//!   controllers/  claims from templates, reservedFor, namespaces, garbage collection
 //!   scheduler/    filter, reserve, bind, post-filter
-//!   node/         kubelet and container stand-ins
+//!   node/         fake kubelet and container runtime
 //! ```
 //!
-//! A stand-in rots when nothing holds it to the real thing: the scenario files under
-//! `e2e/scenarios` run on this cluster and on a real one alike. What is simplified is said at the
-//! top of each module.
+//! To keep the fakes faithful, the scenario files under `e2e/scenarios` run on this cluster and on
+//! a real one. Each module lists its simplifications at the top.
 
 #![forbid(unsafe_code)]
 
@@ -22,6 +21,7 @@ pub mod api;
 pub mod chaos;
 pub mod cluster;
 pub mod controllers;
+mod events;
 mod informer;
 pub mod node;
 mod pod_claim;

@@ -1,9 +1,9 @@
-//! `tessera-simcluster`: the demo, a cluster to play with, and the inside of the container
-//! stand-in.
+//! `tessera-simcluster`: the demo, an interactive cluster, and the programs inside a fake
+//! container.
 
 mod demo;
 mod serve;
-mod stage;
+mod testbed;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,45 +11,45 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use tessera_simcluster::node::{container, namespaces};
 
-/// A Kubernetes cluster of stand-ins on this machine, around the real Tessera.
+/// A simulated Kubernetes cluster on this machine, around the real Tessera.
 #[derive(Debug, Parser)]
 #[command(version)]
-struct Args {
+struct SimclusterArgs {
     #[command(subcommand)]
     command: Command,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Shows the whole of Tessera in a few seconds, on fake GPUs.
+    /// Show all of Tessera in a few seconds, on fake GPUs.
     Demo(demo::DemoArgs),
-    /// Runs a cluster with two nodes and fake GPUs until it is interrupted.
+    /// Run a cluster with two nodes and fake GPUs until interrupted.
     Serve(serve::ServeArgs),
-    /// Acts on a node of a cluster that `serve` runs, in the words of e2e/cluster/node.sh:
+    /// Act on a node of a cluster run by `serve`, with the commands of e2e/cluster/node.sh:
     /// restart|stop|kill|start NODE kubelet|driver, the same for `control-plane controller`,
-    /// policies control-plane on|off, residue NODE, gpu NODE HAPPENING...; and chaos begin SEED
+    /// policies control-plane on|off, residue NODE, gpu NODE EVENT...; and chaos begin SEED
     /// SECONDS, chaos report, chaos end, clock NODE|control-plane SECONDS.
     Node(serve::NodeArgs),
-    /// Supervises one container.
+    /// Supervise one container.
     #[command(name = container::INIT, hide = true)]
     ContainerInit { spec: PathBuf },
-    /// Becomes one container's program.
+    /// Become one container's program.
     #[command(name = container::ENTER, hide = true)]
     ContainerEnter { spec: PathBuf },
-    /// Succeeds where namespaces and mounts are to be had.
-    #[command(name = namespaces::TRY_OUT, hide = true)]
-    NamespacesTryOut,
+    /// Succeed if namespaces and mounts are available.
+    #[command(name = namespaces::CHECK, hide = true)]
+    NamespacesCheck,
 }
 
-/// No runtime here: namespaces are entered by the only thread of a process.
+/// No runtime here: namespaces must be entered by the only thread of a process.
 fn main() -> ExitCode {
-    let outcome = match Args::parse().command {
+    let outcome = match SimclusterArgs::parse().command {
         Command::Demo(args) => demo::demo(args),
         Command::Serve(args) => serve::serve(args),
         Command::Node(args) => serve::node(args),
         Command::ContainerInit { spec } => done(container::supervise(&spec)),
         Command::ContainerEnter { spec } => done(container::enter(&spec)),
-        Command::NamespacesTryOut => done(namespaces::try_out()),
+        Command::NamespacesCheck => done(namespaces::check()),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("tessera-simcluster: {error:#}");

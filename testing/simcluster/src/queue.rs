@@ -1,4 +1,4 @@
-//! Work to do: each key once, failures again after a growing delay.
+//! A work queue: each key once, failed keys again after a growing delay.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::error::Error;
@@ -9,13 +9,18 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 const FIRST_DELAY: Duration = Duration::from_millis(10);
-const LONGEST_DELAY: Duration = Duration::from_secs(5);
+const MAX_DELAY: Duration = Duration::from_secs(5);
 
-/// Keys in the order in which they came.
+/// Returns `first`, doubled `doublings` times, but at most `max`.
+pub(crate) fn backoff(first: Duration, doublings: u32, max: Duration) -> Duration {
+    first.saturating_mul(1 << doublings.min(16)).min(max)
+}
+
+/// Keys in order of arrival.
 pub(crate) struct WorkQueue<T> {
     ready: VecDeque<T>,
     waiting: BTreeSet<(Instant, T)>,
-    /// The keys of `waiting`: each once.
+    /// The keys in `waiting`, each once.
     delayed: HashSet<T>,
     failures: HashMap<T, u32>,
 }
@@ -30,14 +35,14 @@ impl<T: Clone + Eq + Ord + Hash> WorkQueue<T> {
         }
     }
 
-    /// Adds a key, unless it waits already.
+    /// Adds a key unless it is already queued.
     pub(crate) fn add(&mut self, key: T) {
         if !self.ready.contains(&key) {
             self.ready.push_back(key);
         }
     }
 
-    /// Takes the oldest key.
+    /// Removes and returns the oldest key.
     pub(crate) fn pop(&mut self) -> Option<T> {
         self.ready.pop_front()
     }
@@ -46,42 +51,48 @@ impl<T: Clone + Eq + Ord + Hash> WorkQueue<T> {
         self.ready.is_empty()
     }
 
-    /// The work on this key came to an end: well, or it comes again later. `who` is for the log.
-    pub(crate) fn settle<E: Error + 'static>(
+    /// Records the outcome of the work on a key. Failed work is retried. `controller` is for the
+    /// log.
+    pub(crate) fn finish<E: Error + 'static>(
         &mut self,
         key: T,
         outcome: Result<(), E>,
-        who: &'static str,
+        controller: &'static str,
     ) where
         T: Debug,
     {
         match outcome {
             Ok(()) => self.done(&key),
             Err(error) => {
-                tracing::debug!(who, ?key, error = &error as &dyn Error, "tries again");
+                tracing::debug!(
+                    controller,
+                    ?key,
+                    error = &error as &dyn Error,
+                    "work failed; retrying"
+                );
                 self.retry(key);
             }
         }
     }
 
-    /// The work on this key is done; its next failure is a first one.
+    /// Resets the failure count of a key.
     pub(crate) fn done(&mut self, key: &T) {
         self.failures.remove(key);
     }
 
-    /// The work on this key failed; it comes again later, or when it would have come anyway.
+    /// Queues a failed key again after a delay. A key that is already delayed is unchanged.
     pub(crate) fn retry(&mut self, key: T) {
         if !self.delayed.insert(key.clone()) {
             return;
         }
         let failures = self.failures.entry(key.clone()).or_insert(0);
-        let delay = FIRST_DELAY.saturating_mul(1 << (*failures).min(16)).min(LONGEST_DELAY);
+        let delay = backoff(FIRST_DELAY, *failures, MAX_DELAY);
         *failures += 1;
         self.waiting.insert((Instant::now() + delay, key));
     }
 
-    /// Waits until a failed key is due, and makes it ready. For ever where none failed.
-    pub(crate) async fn due(&mut self) {
+    /// Waits until a failed key is due and makes it ready. Never resolves if there is none.
+    pub(crate) async fn wait_until_due(&mut self) {
         let Some((when, _)) = self.waiting.first().cloned() else {
             return std::future::pending().await;
         };

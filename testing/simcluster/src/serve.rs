@@ -1,4 +1,4 @@
-//! `serve` and `node`: a cluster to play with, and for the scenarios.
+//! `serve` and `node`: a cluster for interactive use and for the scenarios.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -9,28 +9,28 @@ use clap::Args;
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::stage::programs::Programs;
-use crate::stage::{NODES, Stage, StageOptions, control, nest};
+use crate::testbed::programs::Programs;
+use crate::testbed::{self, NODES, TestBed, TestBedOptions, control};
 
-/// Where the world files of the repository are.
+/// Directory of the repository's world files.
 pub(crate) const WORLDS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../fake/world/worlds");
 
-/// The world of the first node.
+/// World of the first node.
 pub(crate) const NODE_WORLD: &str = NODES[0].1;
 
-/// The pause of the real cluster's kubelets in `e2e/cluster`.
+/// Retry interval of the real cluster's kubelets in `e2e/cluster`.
 pub(crate) const SYNC_PERIOD: Duration = Duration::from_secs(5);
 
 /// Flags of `serve`.
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
-    /// Directory for kubeconfig, the socket of `node`, and a script `node.sh` that asks it.
+    /// Directory for kubeconfig, the socket of `node`, and a script `node.sh` that calls it.
     #[arg(long)]
     run_directory: PathBuf,
     /// Directory of the fake worlds.
     #[arg(long, default_value = WORLDS)]
     worlds: PathBuf,
-    /// Run driver and controller with a wall clock that can be set: `node chaos` needs it.
+    /// Run driver and controller with an adjustable wall clock, which `node chaos` needs.
     #[arg(long)]
     clocks: bool,
 }
@@ -41,30 +41,31 @@ pub(crate) struct NodeArgs {
     /// The run directory of `serve`.
     #[arg(long)]
     run_directory: PathBuf,
-    /// What to do.
+    /// Command and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     words: Vec<String>,
 }
 
-/// Asks a running `serve`.
+/// Sends a command to a running `serve`.
 pub(crate) fn node(args: NodeArgs) -> anyhow::Result<ExitCode> {
     let reactor = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    reactor.block_on(control::ask(&args.run_directory.join("control.sock"), &args.words))?;
+    reactor.block_on(control::send(&args.run_directory.join("control.sock"), &args.words))?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Runs the cluster until SIGTERM or SIGINT.
 pub(crate) fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
-    let Some(directory) = nest::directory() else { return nest::run_inside() };
-    nest::settle()?;
+    let Some(directory) = testbed::namespaces::directory() else {
+        return testbed::namespaces::run_inside();
+    };
+    testbed::namespaces::isolate()?;
     log_to_stderr();
     let reactor = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     reactor.block_on(run(args, directory))?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Logs what RUST_LOG says; without it only what went wrong, and not that connections break when
-/// everything ends.
+/// Logs as RUST_LOG sets it. By default only errors, without the connections broken at shutdown.
 pub(crate) fn log_to_stderr() {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env();
     let filter = filter.unwrap_or_else(|_| "error,kube_client=off".into());
@@ -76,28 +77,29 @@ async fn run(args: ServeArgs, directory: PathBuf) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     std::fs::create_dir_all(&run_directory)?;
-    let mut stage = Stage::raise(StageOptions { clocks, ..options(directory, &worlds)? }).await?;
+    let mut test_bed =
+        TestBed::start(TestBedOptions { clocks, ..options(directory, &worlds)? }).await?;
     let listener = UnixListener::bind(run_directory.join("control.sock"))
         .with_context(|| format!("another cluster uses `{}`", run_directory.display()))?;
     write_script(&run_directory)?;
-    publish(&stage.observer_kubeconfig(), &run_directory.join("observer.kubeconfig"))?;
-    // Last: whoever waits for this file finds everything ready.
-    publish(&std::fs::read_to_string(stage.kubeconfig())?, &run_directory.join("kubeconfig"))?;
+    publish(&test_bed.observer_kubeconfig(), &run_directory.join("observer.kubeconfig"))?;
+    // Written last: a process that waits for this file finds everything ready.
+    publish(&std::fs::read_to_string(test_bed.kubeconfig())?, &run_directory.join("kubeconfig"))?;
     println!("export KUBECONFIG={}", run_directory.join("kubeconfig").display());
     let outcome = tokio::select! {
-        outcome = control::serve(listener, &mut stage) => outcome,
+        outcome = control::serve(listener, &mut test_bed) => outcome,
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
     };
     for name in ["kubeconfig", "observer.kubeconfig", "control.sock", "node.sh"] {
         std::fs::remove_file(run_directory.join(name))?;
     }
-    stage.lower().await?;
+    test_bed.stop().await?;
     outcome
 }
 
-/// The two nodes of the scenarios.
-pub(crate) fn options(directory: PathBuf, worlds: &Path) -> anyhow::Result<StageOptions> {
+/// Returns the options of the two nodes of the scenarios.
+pub(crate) fn options(directory: PathBuf, worlds: &Path) -> anyhow::Result<TestBedOptions> {
     let nodes = NODES.map(|(name, world)| (name.to_owned(), worlds.join(format!("{world}.yaml"))));
     for (_, world) in &nodes {
         anyhow::ensure!(
@@ -106,7 +108,7 @@ pub(crate) fn options(directory: PathBuf, worlds: &Path) -> anyhow::Result<Stage
             world.display()
         );
     }
-    Ok(StageOptions {
+    Ok(TestBedOptions {
         directory,
         programs: Programs::beside_this()?,
         nodes: nodes.into(),
@@ -127,7 +129,7 @@ fn write_script(run_directory: &Path) -> anyhow::Result<()> {
     Ok(std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755))?)
 }
 
-/// Whole or not at all.
+/// Writes the file atomically.
 fn publish(text: &str, path: &Path) -> anyhow::Result<()> {
     let temporary = path.with_extension("new");
     std::fs::write(&temporary, text)?;

@@ -17,12 +17,12 @@ use tessera_test_support::{report_skip, test_name};
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tessera-simcluster");
 
 /// The demo takes a second or two; a debug build on a busy machine, more.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// True where the machine allows no namespaces; said on standard error, for the list of skipped
 /// tests.
 fn skipped(test: &str) -> bool {
-    match namespaces::allowed(Path::new(PROGRAM)) {
+    match namespaces::check_support(Path::new(PROGRAM)) {
         Ok(()) => false,
         Err(reason) => {
             report_skip(test, format!("no namespaces here: {reason}"));
@@ -101,7 +101,7 @@ fn the_demo_shows_each_step_and_leaves_nothing() {
         "it sees 1 GPU",
         "19.00 GiB in all",
         "CUDA_ERROR_OUT_OF_MEMORY",
-        "has to wait",
+        "GPUs available",
         "room appeared -> allocation written",
         "pod-5 runs",
         "Everything is taken down",
@@ -136,7 +136,7 @@ fn a_demo_that_is_killed_takes_its_processes_and_mounts_along() {
     child.wait().unwrap();
     // The kernel ends the rest; nobody can be waited for.
     let began = Instant::now();
-    while !processes_of(directory.path()).is_empty() && began.elapsed() < PATIENCE {
+    while !processes_of(directory.path()).is_empty() && began.elapsed() < TIMEOUT {
         std::thread::yield_now();
     }
     assert_eq!(processes_of(directory.path()), Vec::<String>::new());

@@ -1,10 +1,10 @@
-//! The files of `testing/data`, which `testing/data/README.md` describes.
+//! Access to the files of `testing/data`, which `testing/data/README.md` describes.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The directory `testing/data` of the repository.
+/// Returns the directory `testing/data` of the repository.
 pub fn directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("data")
 }
@@ -12,7 +12,7 @@ pub fn directory() -> PathBuf {
 /// Reads a text file of `testing/data`.
 ///
 /// # Panics
-/// The file is missing, empty or not UTF-8.
+/// Panics if the file is missing, empty or not UTF-8.
 pub fn read(file: impl AsRef<Path>) -> String {
     read_from(&directory(), file.as_ref())
 }
@@ -20,7 +20,7 @@ pub fn read(file: impl AsRef<Path>) -> String {
 fn read_from(directory: &Path, file: &Path) -> String {
     let path = directory.join(file);
     let text = fs::read_to_string(&path)
-        .unwrap_or_else(|error| panic!("test data cannot be read: {}: {error}", path.display()));
+        .unwrap_or_else(|error| panic!("cannot read test data {}: {error}", path.display()));
     assert!(!text.trim().is_empty(), "test data is empty: {}", path.display());
     text
 }
@@ -28,17 +28,16 @@ fn read_from(directory: &Path, file: &Path) -> String {
 /// Golden cases of one profile of the conformance suite.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GoldenProfile {
-    /// The profile of the oracle's generator, or `traps` for the hand-made cases.
+    /// Profile of the oracle's generator, or `traps` for the hand-made cases.
     pub name: String,
-    /// One JSON object each.
+    /// Cases, one JSON object each.
     pub cases: Vec<String>,
 }
 
-/// Reads the golden cases of `testing/data/conformance`, which are those that its `manifest.tsv`
-/// lists.
+/// Reads the golden cases of `testing/data/conformance` that its `manifest.tsv` lists.
 ///
 /// # Panics
-/// A file is missing, has another number of cases than the manifest says, or is not in the
+/// Panics if a file is missing, has another number of cases than in the manifest, or is not in the
 /// manifest.
 pub fn golden_profiles() -> Vec<GoldenProfile> {
     golden_profiles_of(&directory().join("conformance"))
@@ -58,7 +57,7 @@ fn golden_profiles_of(directory: &Path) -> Vec<GoldenProfile> {
     let profiles: Vec<GoldenProfile> = manifest.lines().map(profile).collect();
     let listed: BTreeSet<String> =
         profiles.iter().map(|profile| format!("{}.jsonl", profile.name)).collect();
-    let entries = fs::read_dir(directory).expect("the directory has just been read from");
+    let entries = fs::read_dir(directory).expect("the directory is readable");
     let names =
         entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned());
     let stored: BTreeSet<String> = names.filter(|name| name.ends_with(".jsonl")).collect();
@@ -69,18 +68,18 @@ fn golden_profiles_of(directory: &Path) -> Vec<GoldenProfile> {
 /// A query of `cuGetProcAddress`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcQuery {
-    /// The function without a version suffix; empty in the first query of a runtime.
+    /// Function name without version suffix; empty in the first query of a runtime.
     pub name: String,
-    /// The CUDA version that is asked for, as `12090`.
+    /// Requested CUDA version, such as `12090`.
     pub version: u32,
-    /// `cuuint64_t flags`.
+    /// Value of `cuuint64_t flags`.
     pub flags: u64,
 }
 
-/// Reads the queries that NVIDIA's CUDA runtime 12.9 makes when a program first uses it, in order.
+/// Reads the queries of NVIDIA's CUDA runtime 12.9 at the first use by a program, in order.
 ///
 /// # Panics
-/// The file is missing, or is not the list of 419 queries.
+/// Panics if the file is missing or does not have 419 queries.
 pub fn proc_queries() -> Vec<ProcQuery> {
     let query = |line: &str| {
         let (name, rest) = line.split_once(' ').expect("a name, maybe empty");
@@ -112,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn golden_cases_are_those_of_the_manifest() {
+    fn reads_golden_cases_of_manifest() {
         let suite =
             suite(&[("manifest.tsv", "all\t2\n"), ("all.jsonl", "{}\n{}\n"), ("README.md", "x")]);
         let all = GoldenProfile { name: "all".into(), cases: vec!["{}".into(); 2] };
@@ -120,32 +119,32 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "test data cannot be read")]
-    fn a_missing_manifest_panics() {
+    #[should_panic(expected = "cannot read test data")]
+    fn panics_on_missing_manifest() {
         golden_profiles_of(suite(&[("all.jsonl", "{}\n")]).path());
     }
 
     #[test]
     #[should_panic(expected = "test data is empty")]
-    fn an_empty_manifest_panics() {
+    fn panics_on_empty_manifest() {
         golden_profiles_of(suite(&[("manifest.tsv", "\n")]).path());
     }
 
     #[test]
-    #[should_panic(expected = "test data cannot be read")]
-    fn a_missing_file_of_the_manifest_panics() {
+    #[should_panic(expected = "cannot read test data")]
+    fn panics_on_missing_file_of_manifest() {
         golden_profiles_of(suite(&[("manifest.tsv", "all\t2\n")]).path());
     }
 
     #[test]
     #[should_panic(expected = "cases of")]
-    fn a_truncated_file_of_cases_panics() {
+    fn panics_on_truncated_file() {
         golden_profiles_of(suite(&[("manifest.tsv", "all\t2\n"), ("all.jsonl", "{}\n")]).path());
     }
 
     #[test]
     #[should_panic(expected = "and its manifest.tsv")]
-    fn a_file_that_is_not_in_the_manifest_panics() {
+    fn panics_on_file_not_in_manifest() {
         let files = [("manifest.tsv", "all\t1\n"), ("all.jsonl", "{}\n"), ("new.jsonl", "{}\n")];
         golden_profiles_of(suite(&files).path());
     }

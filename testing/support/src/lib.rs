@@ -1,9 +1,9 @@
-//! Shared by tests of several crates: the files of `testing/data`, reports of skipped tests, and,
-//! with the feature `kubernetes`, the question which nodes have published their devices.
+//! Test support for several crates: the files of `testing/data`, reports of skipped tests, and,
+//! with the feature `kubernetes`, the nodes that have published their devices.
 //!
-//! A test whose input is missing or empty fails: the functions of [`data`] panic. A test that
-//! cannot run on this machine calls [`report_skip`], and CI fails unless `.ci/allowed-skips` has
-//! the test's name.
+//! A test with a missing or empty input fails: the functions of [`data`] panic. A test that cannot
+//! run on this machine calls [`report_skip`]; CI fails unless `.ci/allowed-skips` has the test's
+//! name.
 
 #![forbid(unsafe_code)]
 

@@ -3,28 +3,29 @@ use std::fmt::Display;
 /// Reports on standard error that the test `name` cannot run on this machine, as `SKIPPED: NAME:
 /// REASON`.
 ///
-/// `.ci/run` finds such lines in the output of `make test SHOW_SKIPPED=1` and fails unless
+/// `.ci/run` searches such lines in the output of `make test SHOW_SKIPPED=1` and fails unless
 /// `.ci/allowed-skips` has the name.
 ///
 /// # Panics
-/// The name is empty or has a colon, or the reason is empty: `.ci/run` would not find the line.
+/// Panics if the name is empty or has a colon, or the reason is empty: `.ci/run` would not find the
+/// line.
 pub fn report_skip(name: &str, reason: impl Display) {
     eprintln!("{}", skip_line(name, reason));
 }
 
-/// The line that [`report_skip`] prints. A reason of several lines becomes one.
+/// Returns the line of [`report_skip`]. A reason of several lines becomes one.
 ///
 /// # Panics
-/// As [`report_skip`].
+/// Panics like [`report_skip`].
 pub fn skip_line(name: &str, reason: impl Display) -> String {
     let reason = reason.to_string();
     let reason: Vec<&str> = reason.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    assert!(!name.is_empty() && !name.contains([':', '\n']), "not the name of a test: {name:?}");
+    assert!(!name.is_empty() && !name.contains([':', '\n']), "invalid test name: {name:?}");
     assert!(!reason.is_empty(), "no reason for skipping {name}");
     format!("SKIPPED: {name}: {}", reason.join("; "))
 }
 
-/// The name of the function that it stands in, without its modules: for [`report_skip`].
+/// Returns the name of the enclosing function without its modules, for [`report_skip`].
 #[macro_export]
 macro_rules! test_name {
     () => {{
@@ -33,7 +34,7 @@ macro_rules! test_name {
     }};
 }
 
-/// The function around an item, by the item's path.
+/// Returns the name of the function around an item, from the item's path.
 #[doc(hidden)]
 pub fn enclosing_function(item: &'static str) -> &'static str {
     let (function, _item) = item.rsplit_once("::").expect("the path of an item in a function");
@@ -46,27 +47,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_test_name_is_the_enclosing_function() {
-        assert_eq!(test_name!(), "a_test_name_is_the_enclosing_function");
+    fn returns_name_of_enclosing_function() {
+        assert_eq!(test_name!(), "returns_name_of_enclosing_function");
         let in_a_closure = || test_name!();
-        assert_eq!(in_a_closure(), "a_test_name_is_the_enclosing_function");
+        assert_eq!(in_a_closure(), "returns_name_of_enclosing_function");
     }
 
     #[test]
-    fn a_skip_is_one_line_with_name_and_reason() {
+    fn skip_line_has_name_and_reason() {
         let line = skip_line("a_test", "unshare failed:\n  Operation not permitted\n");
         assert_eq!(line, "SKIPPED: a_test: unshare failed:; Operation not permitted");
     }
 
     #[test]
     #[should_panic(expected = "no reason for skipping a_test")]
-    fn a_skip_without_a_reason_panics() {
+    fn panics_without_reason() {
         skip_line("a_test", " \n");
     }
 
     #[test]
-    #[should_panic(expected = "not the name of a test")]
-    fn a_skip_of_a_name_with_a_colon_panics() {
+    #[should_panic(expected = "invalid test name")]
+    fn panics_on_name_with_colon() {
         skip_line("module::a_test", "no namespaces");
     }
 }

@@ -1,11 +1,10 @@
-//! ResourceSlices as tests wait for them.
+//! Queries of published ResourceSlices.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::resource::v1::ResourceSlice;
 
-/// Returns the nodes that publish devices in as many slices of the newest generation as their pool
-/// has.
+/// Returns the nodes that publish devices in all slices of their pool's newest generation.
 pub fn nodes_with_whole_pool<'s>(
     slices: impl IntoIterator<Item = &'s ResourceSlice>,
 ) -> BTreeSet<&'s str> {
@@ -15,11 +14,11 @@ pub fn nodes_with_whole_pool<'s>(
             pools.entry((node, &slice.spec.pool.name)).or_default().push(slice);
         }
     }
-    pools.retain(|_, slices| is_whole(slices));
+    pools.retain(|_, slices| is_complete(slices));
     pools.into_keys().map(|(node, _)| node).collect()
 }
 
-fn is_whole(slices: &[&ResourceSlice]) -> bool {
+fn is_complete(slices: &[&ResourceSlice]) -> bool {
     let newest = slices.iter().map(|slice| slice.spec.pool.generation).max();
     let current: Vec<_> =
         slices.iter().filter(|slice| Some(slice.spec.pool.generation) == newest).collect();

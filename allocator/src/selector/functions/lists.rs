@@ -1,15 +1,16 @@
-//! Lists and sets: cel-go's ext.Lists (version 3) and ext.Sets, and Kubernetes' own list functions.
+//! Lists and sets: ext.Lists (version 3) and ext.Sets of cel-go, and the list functions of
+//! Kubernetes.
 
 use std::cmp::Ordering;
 
 use tessera_api::quantity::Quantity;
 
-use super::{Declaration, Outcome, declare};
+use super::declaration::{Declaration, Outcome, declare};
 use crate::selector::cost::Cost;
 use crate::selector::value::Value;
 
-/// Lists made from a number are no longer than what a selector could go over anyway.
-const LONGEST_RANGE: i64 = 100_000;
+/// Maximum length of `lists.range`; a selector could not iterate over more anyway.
+const MAX_RANGE: i64 = 100_000;
 
 pub(super) const FUNCTIONS: &[Declaration] = &[
     declare("sets.contains", &["(list(A), list(A)) bool"], Cost::Elements(0), |a| {
@@ -29,7 +30,7 @@ pub(super) const FUNCTIONS: &[Declaration] = &[
         flatten,
     ),
     declare("lists.range", &["(int) list(int)"], Cost::One, |a| match a {
-        [Value::Int(n)] if *n > LONGEST_RANGE => Some(Err(format!("lists.range({n}) is too long"))),
+        [Value::Int(n)] if *n > MAX_RANGE => Some(Err(format!("lists.range({n}) is too long"))),
         [Value::Int(n)] => Some(Ok(Value::list((0..*n).map(Value::Int).collect()))),
         _ => None,
     }),
@@ -82,7 +83,7 @@ pub(super) const FUNCTIONS: &[Declaration] = &[
         }
         _ => None,
     }),
-    // An attribute that is a single value today may be a list tomorrow: a value includes itself.
+    // An attribute with a single value may become a list later, so a value includes itself.
     declare("includes", &["list(A).(A) bool", "dyn.(dyn) bool"], Cost::Elements(0), |a| match a {
         [Value::List(list), value] => Some(Ok(Value::Bool(list.iter().any(|x| x.equals(value))))),
         [value, other] => Some(Ok(Value::Bool(value.equals(other)))),
@@ -165,7 +166,7 @@ fn distinct(a: &[Value]) -> Outcome {
 }
 
 fn sorted(list: &[Value], keys: &[Value]) -> Result<Value, String> {
-    let mut places: Vec<usize> = (0..list.len().min(keys.len())).collect();
+    let mut order: Vec<usize> = (0..list.len().min(keys.len())).collect();
     if let Some(wrong) = keys.windows(2).find(|pair| pair[0].compare(&pair[1]).is_none()) {
         return Err(format!(
             "list elements must have the same comparable type, not {} and {}",
@@ -173,8 +174,8 @@ fn sorted(list: &[Value], keys: &[Value]) -> Result<Value, String> {
             wrong[1].type_name()
         ));
     }
-    places.sort_by(|a, b| keys[*a].compare(&keys[*b]).unwrap_or(Ordering::Equal));
-    Ok(Value::list(places.into_iter().map(|i| list[i].clone()).collect()))
+    order.sort_by(|a, b| keys[*a].compare(&keys[*b]).unwrap_or(Ordering::Equal));
+    Ok(Value::list(order.into_iter().map(|i| list[i].clone()).collect()))
 }
 
 fn is_sorted(a: &[Value]) -> Outcome {

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::{Declaration, Outcome, declare};
+use super::declaration::{Declaration, Outcome, declare};
 use crate::selector::cost::Cost;
 use crate::selector::value::{Cidr, Value};
 
@@ -88,7 +88,7 @@ pub(super) const FUNCTIONS: &[Declaration] = &[
     }),
 ];
 
-/// No zones and no IPv4 in IPv6, as upstream.
+/// Parses an address. Zones and IPv4-mapped IPv6 addresses are invalid, as upstream.
 fn address(text: &str) -> Result<IpAddr, String> {
     match text.parse() {
         Ok(IpAddr::V6(v6)) if v6.to_ipv4_mapped().is_some() => {

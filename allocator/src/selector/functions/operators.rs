@@ -1,9 +1,9 @@
-//! Operators, conversions, sizes: CEL's standard library, without times.
+//! Operators, conversions and sizes: the standard library of CEL, without times.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use super::{Declaration, Outcome, declare};
+use super::declaration::{Declaration, Outcome, declare};
 use crate::selector::cost::Cost;
 use crate::selector::value::{Key, Value};
 
@@ -26,7 +26,7 @@ const NUMERIC: &[&str] = &["(int, int) int", "(uint, uint) uint", "(double, doub
 
 pub(super) const FUNCTIONS: &[Declaration] = &[
     declare("_==_", &["(A, A) bool"], Cost::Comparison, equals),
-    // What cannot be compared is not equal.
+    // Values that cannot be compared are not equal.
     declare("_!=_", &["(A, A) bool"], Cost::Comparison, |a| {
         Some(Ok(Value::Bool(!a[0].equals(&a[1]))))
     }),
@@ -204,7 +204,7 @@ fn to_bool(a: &[Value]) -> Outcome {
         [Value::String(s)] => Some(match &**s {
             "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(Value::Bool(true)),
             "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(Value::Bool(false)),
-            other => Err(format!("`{other}` is no bool")),
+            other => Err(format!("`{other}` is not a bool")),
         }),
         _ => None,
     }
@@ -221,7 +221,7 @@ fn to_int(a: &[Value]) -> Outcome {
         }
         [Value::Double(_)] => Some(Err(out())),
         [Value::String(s)] => {
-            Some(s.parse().map(Value::Int).map_err(|_| format!("`{s}` is no int")))
+            Some(s.parse().map(Value::Int).map_err(|_| format!("`{s}` is not an int")))
         }
         _ => None,
     }
@@ -238,7 +238,7 @@ fn to_uint(a: &[Value]) -> Outcome {
         }
         [Value::Double(_)] => Some(Err(out())),
         [Value::String(s)] => {
-            Some(s.parse().map(Value::Uint).map_err(|_| format!("`{s}` is no uint")))
+            Some(s.parse().map(Value::Uint).map_err(|_| format!("`{s}` is not a uint")))
         }
         _ => None,
     }
@@ -250,7 +250,7 @@ fn to_double(a: &[Value]) -> Outcome {
         [Value::Int(i)] => Some(Ok(Value::Double(*i as f64))),
         [Value::Uint(u)] => Some(Ok(Value::Double(*u as f64))),
         [Value::String(s)] => {
-            Some(s.parse().map(Value::Double).map_err(|_| format!("`{s}` is no double")))
+            Some(s.parse().map(Value::Double).map_err(|_| format!("`{s}` is not a double")))
         }
         _ => None,
     }

@@ -1,6 +1,6 @@
 //! Optional values (cel-go's cel.OptionalTypes).
 
-use super::{Declaration, Outcome, declare};
+use super::declaration::{Declaration, Outcome, declare};
 use crate::selector::cost::Cost;
 use crate::selector::value::Value;
 
@@ -26,7 +26,7 @@ pub(super) const FUNCTIONS: &[Declaration] = &[
         }
         _ => None,
     }),
-    // Evaluated lazily, see `Code::OrElse`; here for their types.
+    // Evaluated lazily, see `Code::OrElse`; declared for their types.
     declare("or", &["optional(A).(optional(A)) optional(A)"], Cost::One, |_| None),
     declare("orValue", &["optional(A).(A) A"], Cost::One, |_| None),
     declare("optional.unwrap", &["(list(optional(A))) list(A)"], Cost::One, unwrap),
@@ -54,7 +54,7 @@ fn unwrap(a: &[Value]) -> Outcome {
                 values.extend(inner.as_ref().map(|value| value.as_ref().clone()))
             }
             other => {
-                return Some(Err(format!("a {} where an optional is expected", other.type_name())));
+                return Some(Err(format!("expected an optional but found {}", other.type_name())));
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use tessera_api::quantity::Quantity;
 
-use super::{Declaration, Outcome, declare};
+use super::declaration::{Declaration, Outcome, declare};
 use crate::selector::cost::Cost;
 use crate::selector::value::Value;
 
@@ -60,7 +60,7 @@ fn of_one(a: &[Value], f: fn(Quantity) -> Result<Value, String>) -> Outcome {
 fn of_two(a: &[Value], f: fn(Quantity, Quantity) -> Result<Value, String>) -> Outcome {
     match a {
         [Value::Quantity(a), Value::Quantity(b)] => Some(f(*a, *b)),
-        // Only add and sub are declared for an int.
+        // Only `add` and `sub` are declared for an int.
         [Value::Quantity(a), Value::Int(b)] => Some(f(*a, Quantity::from_integer(*b))),
         _ => None,
     }

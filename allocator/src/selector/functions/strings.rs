@@ -1,9 +1,9 @@
-//! Strings: CEL's standard functions, cel-go's ext.Strings (version 2), and Kubernetes' `find` and
-//! `findAll`. Positions count characters.
+//! Strings: standard functions of CEL, ext.Strings (version 2) of cel-go, and `find` and `findAll`
+//! of Kubernetes. Positions count characters.
 
 use regex::{Regex, RegexBuilder};
 
-use super::{Declaration, Outcome, declare};
+use super::declaration::{Declaration, Outcome, declare};
 use crate::selector::code::Code;
 use crate::selector::cost::Cost;
 use crate::selector::value::Value;
@@ -85,29 +85,29 @@ pub(super) const FUNCTIONS: &[Declaration] = &[
     declare("format", &["string.(list(dyn)) string"], Cost::Characters(0, 1), format),
 ];
 
-/// More digits than this cannot be asked for; the formatter of Rust panics beyond 65,535.
+/// Maximum precision of a format clause; the formatter of Rust panics beyond 65,535.
 const MAX_PRECISION: usize = 1000;
 
-/// Bytes of a compiled regular expression. A few classes of Unicode, repeated, would take seconds
-/// and many megabytes.
+/// Maximum size of a compiled regular expression, in bytes. A few repeated Unicode classes would
+/// take seconds and many megabytes.
 const MAX_REGEX_BYTES: usize = 1 << 20;
 
-/// A regular expression. `regex` knows what RE2 knows.
+/// Compiles a regular expression. `regex` supports the syntax of RE2.
 ///
 /// # Errors
-/// It is none.
+/// Returns an error if the pattern is invalid.
 pub(super) fn regex(pattern: &str) -> Result<Regex, String> {
     RegexBuilder::new(pattern)
         .size_limit(MAX_REGEX_BYTES)
         .build()
-        .map_err(|_| format!("invalid matches argument: `{pattern}` is no regular expression"))
+        .map_err(|_| format!("invalid matches argument: `{pattern}` is not a regular expression"))
 }
 
 fn with_regex(a: &[Value], f: fn(&Regex, &str, usize) -> Value) -> Outcome {
     let (text, pattern, limit) = match a {
         [Value::String(text), Value::String(pattern)] => (text, pattern, usize::MAX),
         [Value::String(text), Value::String(pattern), Value::Int(limit)] => {
-            // A negative limit is none.
+            // A negative limit means no limit.
             (text, pattern, usize::try_from(*limit).unwrap_or(usize::MAX))
         }
         _ => return None,
@@ -164,8 +164,8 @@ fn last_index_of(a: &[Value]) -> Outcome {
     }))
 }
 
-/// Looks for `part` from or until a position. The empty string is at the position itself, within
-/// the text.
+/// Searches for `part` from or up to a position. The empty string is found at the position itself,
+/// within the text.
 fn search(
     s: &str,
     part: &str,
@@ -188,7 +188,7 @@ fn position(found: Option<usize>) -> Value {
 fn replace(a: &[Value]) -> Outcome {
     let replaced = match a {
         [Value::String(s), Value::String(old), Value::String(new)] => s.replace(&**old, new),
-        // A negative number is all.
+        // A negative number means all.
         [Value::String(s), Value::String(old), Value::String(new), Value::Int(n)] => {
             s.replacen(&**old, new, usize::try_from(*n).unwrap_or(usize::MAX))
         }
@@ -212,7 +212,7 @@ fn split(a: &[Value]) -> Outcome {
     Some(Ok(Value::list(parts)))
 }
 
-/// Single characters, and in the last of `limit` parts all that is left.
+/// Splits into single characters; the last of `limit` parts contains the rest.
 fn characters(s: &str, limit: usize) -> Vec<Value> {
     let mut rest = s;
     let mut parts = Vec::new();
@@ -276,21 +276,21 @@ fn quote(s: &str) -> String {
     quoted
 }
 
-/// `"%s of %d".format([a, b])`: the clauses %s, %d, %f, %x, %X, %o and %b.
+/// Implements `"%s of %d".format([a, b])` with the clauses %s, %d, %f, %x, %X, %o and %b.
 fn format(a: &[Value]) -> Outcome {
     let [Value::String(pattern), Value::List(values)] = a else { return None };
     Some(formatted(pattern, values).map(Value::string))
 }
 
-/// Checks a pattern against its values, as far as they are literals.
+/// Checks a pattern against its literal values.
 ///
 /// # Errors
-/// They do not fit, or there is no such clause.
+/// Returns an error if a value does not match its clause, or a clause does not exist.
 pub(super) fn check_format(pattern: &str, values: &[(Code, bool)]) -> Result<(), String> {
     let mut given = values.iter();
     for part in parts(pattern)? {
         let Part::Clause { verb, precision } = part else { continue };
-        let (value, _) = given.next().ok_or("format: not enough values")?;
+        let (value, _) = given.next().ok_or("format: too few values")?;
         if let Code::Constant(value) = value {
             clause(verb, precision, value)?;
         }
@@ -304,7 +304,7 @@ fn formatted(pattern: &str, values: &[Value]) -> Result<String, String> {
         match part {
             Part::Text(c) => text.push(c),
             Part::Clause { verb, precision } => {
-                let value = values.next().ok_or("format: not enough values")?;
+                let value = values.next().ok_or("format: too few values")?;
                 text.push_str(&clause(verb, precision, value)?);
             }
         }
@@ -312,7 +312,7 @@ fn formatted(pattern: &str, values: &[Value]) -> Result<String, String> {
     Ok(text)
 }
 
-/// A part of a format.
+/// A part of a format string.
 enum Part {
     Text(char),
     /// `%d`, `%.2f`
@@ -340,9 +340,9 @@ fn parts(pattern: &str) -> Result<Vec<Part>, String> {
                 digits.push(digit);
             }
             let digits: usize =
-                digits.parse().map_err(|_| "format: a precision is a number".to_owned())?;
+                digits.parse().map_err(|_| "format: precision must be a number".to_owned())?;
             if digits > MAX_PRECISION {
-                return Err(format!("format: a precision is at most {MAX_PRECISION}"));
+                return Err(format!("format: precision exceeds {MAX_PRECISION}"));
             }
             precision = Some(digits);
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use semver::Version;
 
-use super::{Declaration, Outcome, declare};
+use super::declaration::{Declaration, Outcome, declare};
 use crate::selector::cost::Cost;
 use crate::selector::value::Value;
 
@@ -41,7 +41,7 @@ fn parse(a: &[Value]) -> Option<Result<Version, String>> {
     }
 }
 
-/// A leading `v`, missing minor and patch, and leading zeros are put right.
+/// Removes a leading `v` and leading zeros, and adds missing minor and patch numbers.
 fn normalized(text: &str) -> Result<String, String> {
     let text = text.strip_prefix('v').unwrap_or(text);
     let (core, rest) = text.split_at(text.find(['-', '+']).unwrap_or(text.len()));

@@ -1,6 +1,6 @@
 {{/*
-Names are fixed, not derived from the release: the driver's name is one for the whole cluster, so a second release could
-only fight the first.
+Names are fixed, not derived from the release: the driver's name is unique in the cluster, so a second
+release would conflict with the first.
 */}}
 {{- define "tessera.labels" -}}
 app.kubernetes.io/part-of: tessera
@@ -13,7 +13,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ .image.repository }}:{{ .image.tag | default .chart.AppVersion }}
 {{- end }}
 
-{{/* The user name that a service account of this release has towards the API server. */}}
+{{/* The API server's user name of a service account of this release. */}}
 {{- define "tessera.user" -}}
 system:serviceaccount:{{ .namespace }}:{{ .account }}
 {{- end }}

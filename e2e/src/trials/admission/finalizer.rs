@@ -1,26 +1,36 @@
-//! The finalizer stays as long as a device of ours is allocated, however somebody tries to get rid
-//! of it.
+//! Policy `tessera-finalizer`: the finalizer stays while a device of the driver is allocated, by
+//! whatever request it is removed.
 
 use serde_json::{Value, json};
 
-use super::desk::{
-    ADMINISTRATOR, Ask, At, CLAIM_CONTROLLER, CONTROLLER, Desk, EDITOR, FINALIZER,
-    GARBAGE_COLLECTOR, OTHER, OURS, SCHEDULER, allocation, claim, no_allocation,
+use super::harness::{
+    ADMINISTRATOR, Action, AdmissionHarness, CLAIM_CONTROLLER, CONTROLLER, EDITOR, FINALIZER,
+    GARBAGE_COLLECTOR, OTHER_DRIVER, OWN_DRIVER, SCHEDULER, Target, allocation, claim,
+    no_allocation,
 };
 
-const KEPT: At<'_> = At("resourceclaims", "kept", "");
-const KEPT_STATUS: At<'_> = At("resourceclaims", "kept", "status");
-const SAYS: &str = "delete-protection stays while";
+const CLAIM: Target<'_> = Target("resourceclaims", "protected", "");
+const CLAIM_STATUS: Target<'_> = Target("resourceclaims", "protected", "status");
+const MESSAGE: &str = "delete-protection stays while";
 const MANAGER: &str = "policies";
 
-pub(super) async fn check(desk: &Desk) -> anyhow::Result<()> {
-    of_another_driver(desk).await;
-    // Applied, so that its manager could take it away by applying less.
-    let applied = with_finalizers("kept", &[FINALIZER, "example.com/theirs"]);
-    desk.allowed(EDITOR, "a claim with finalizers", KEPT, Ask::Apply(MANAGER, applied)).await;
-    desk.allowed(CONTROLLER, "an allocation", KEPT_STATUS, Ask::Merge(allocation(&[OURS]))).await;
-    stays(desk).await?;
-    goes_with_the_allocation(desk).await
+pub(super) async fn check(harness: &AdmissionHarness) -> anyhow::Result<()> {
+    of_another_driver(harness).await;
+    // Server-side apply, so that the field manager could remove it by applying less.
+    let applied = with_finalizers("protected", &[FINALIZER, "example.com/other"]);
+    harness
+        .expect_allowed(EDITOR, "a claim with finalizers", CLAIM, Action::Apply(MANAGER, applied))
+        .await;
+    harness
+        .expect_allowed(
+            CONTROLLER,
+            "an allocation",
+            CLAIM_STATUS,
+            Action::Merge(allocation(&[OWN_DRIVER])),
+        )
+        .await;
+    cannot_be_removed(harness).await?;
+    is_removed_after_release(harness).await
 }
 
 fn with_finalizers(name: &str, finalizers: &[&str]) -> Value {
@@ -29,57 +39,84 @@ fn with_finalizers(name: &str, finalizers: &[&str]) -> Value {
     claim
 }
 
-async fn of_another_driver(desk: &Desk) {
+async fn of_another_driver(harness: &AdmissionHarness) {
     let (claim, strip) =
-        (with_finalizers("theirs", &[FINALIZER]), json!({"metadata": {"finalizers": null}}));
-    let at = At("resourceclaims", "theirs", "");
-    desk.allowed(
-        EDITOR,
-        "a claim of another driver",
-        super::desk::all("resourceclaims"),
-        Ask::Create(claim),
-    )
-    .await;
-    let status = At("resourceclaims", "theirs", "status");
-    desk.allowed(SCHEDULER, "its allocation", status, Ask::Merge(allocation(&[OTHER]))).await;
-    desk.allowed(EDITOR, "removing its finalizer", at, Ask::Merge(strip)).await;
-    desk.allowed(EDITOR, "deleting it", at, Ask::Delete).await;
+        (with_finalizers("other-driver", &[FINALIZER]), json!({"metadata": {"finalizers": null}}));
+    let at = Target("resourceclaims", "other-driver", "");
+    harness
+        .expect_allowed(
+            EDITOR,
+            "a claim of another driver",
+            super::harness::all("resourceclaims"),
+            Action::Create(claim),
+        )
+        .await;
+    let status = Target("resourceclaims", "other-driver", "status");
+    harness
+        .expect_allowed(
+            SCHEDULER,
+            "its allocation",
+            status,
+            Action::Merge(allocation(&[OTHER_DRIVER])),
+        )
+        .await;
+    harness.expect_allowed(EDITOR, "removing its finalizer", at, Action::Merge(strip)).await;
+    harness.expect_allowed(EDITOR, "deleting it", at, Action::Delete).await;
 }
 
-async fn stays(desk: &Desk) -> anyhow::Result<()> {
-    let mut without = desk.look(KEPT).await?;
-    without["metadata"]["finalizers"] = json!(["example.com/theirs"]);
+async fn cannot_be_removed(harness: &AdmissionHarness) -> anyhow::Result<()> {
+    let mut without = harness.get(CLAIM).await?;
+    without["metadata"]["finalizers"] = json!(["example.com/other"]);
     without["metadata"].as_object_mut().map(|metadata| metadata.remove("managedFields"));
-    let ways = [
-        ("by a merge patch", Ask::Merge(json!({"metadata": {"finalizers": null}}))),
-        ("by a JSON patch", Ask::Json(json!([{"op": "remove", "path": "/metadata/finalizers"}]))),
-        ("by an update", Ask::Replace(without)),
-        ("by applying less", Ask::Apply(MANAGER, with_finalizers("kept", &["example.com/theirs"]))),
-        ("for another", Ask::Merge(json!({"metadata": {"finalizers": ["example.com/theirs"]}}))),
+    let requests = [
+        ("by a merge patch", Action::Merge(json!({"metadata": {"finalizers": null}}))),
+        (
+            "by a JSON patch",
+            Action::Json(json!([{"op": "remove", "path": "/metadata/finalizers"}])),
+        ),
+        ("by an update", Action::Replace(without)),
+        (
+            "by applying less",
+            Action::Apply(MANAGER, with_finalizers("protected", &["example.com/other"])),
+        ),
+        (
+            "in favour of another",
+            Action::Merge(json!({"metadata": {"finalizers": ["example.com/other"]}})),
+        ),
     ];
-    for (how, ask) in ways {
+    for (how, action) in requests {
         for by in [EDITOR, ADMINISTRATOR] {
-            desk.refused(by, &format!("removing the finalizer {how}"), SAYS, KEPT, ask.clone())
+            harness
+                .expect_denied(
+                    by,
+                    &format!("removing the finalizer {how}"),
+                    MESSAGE,
+                    CLAIM,
+                    action.clone(),
+                )
                 .await;
         }
     }
-    // The API server takes no finalizers from there.
-    let strip = Ask::Merge(json!({"metadata": {"finalizers": null}}));
-    desk.allowed(
-        ADMINISTRATOR,
-        "a patch of the status that names no finalizers",
-        KEPT_STATUS,
-        strip,
-    )
-    .await;
-    let there = desk.look(KEPT).await?;
-    desk.expect("the finalizer survives a patch of the status", has_finalizer(&there));
+    // The API server ignores finalizers in a status patch.
+    let strip = Action::Merge(json!({"metadata": {"finalizers": null}}));
+    harness
+        .expect_allowed(
+            ADMINISTRATOR,
+            "a patch of the status that names no finalizers",
+            CLAIM_STATUS,
+            strip,
+        )
+        .await;
+    let current = harness.get(CLAIM).await?;
+    harness.expect("the finalizer survives a patch of the status", has_finalizer(&current));
 
-    let label = Ask::Merge(json!({"metadata": {"labels": {"a": "b"}}}));
-    desk.allowed(EDITOR, "a label on an allocated claim", KEPT, label).await;
+    let label = Action::Merge(json!({"metadata": {"labels": {"a": "b"}}}));
+    harness.expect_allowed(EDITOR, "a label on an allocated claim", CLAIM, label).await;
     let housekeeping =
-        Ask::Merge(json!({"metadata": {"finalizers": [FINALIZER], "ownerReferences": null}}));
-    desk.allowed(GARBAGE_COLLECTOR, "removing another finalizer", KEPT, housekeeping).await;
+        Action::Merge(json!({"metadata": {"finalizers": [FINALIZER], "ownerReferences": null}}));
+    harness
+        .expect_allowed(GARBAGE_COLLECTOR, "removing another finalizer", CLAIM, housekeeping)
+        .await;
     Ok(())
 }
 
@@ -88,23 +125,33 @@ fn has_finalizer(claim: &Value) -> bool {
     finalizers.is_some_and(|finalizers| finalizers.iter().any(|one| one == FINALIZER))
 }
 
-/// Also once the claim is being deleted: kube-controller-manager ends the allocation first.
-async fn goes_with_the_allocation(desk: &Desk) -> anyhow::Result<()> {
-    desk.allowed(EDITOR, "deleting an allocated claim", KEPT, Ask::Delete).await;
-    let there = desk.look(KEPT).await?;
-    let deleting = there["metadata"]["deletionTimestamp"].is_string() && has_finalizer(&there);
-    desk.expect("an allocated claim that is deleted stays for its finalizer", deleting);
-    let strip = || Ask::Merge(json!({"metadata": {"finalizers": null}}));
-    desk.refused(EDITOR, "removing the finalizer of a deleted claim", SAYS, KEPT, strip()).await;
-    desk.refused(CLAIM_CONTROLLER, "removing the finalizer before its time", SAYS, KEPT, strip())
+/// Also while the claim is being deleted: kube-controller-manager releases the allocation first.
+async fn is_removed_after_release(harness: &AdmissionHarness) -> anyhow::Result<()> {
+    harness.expect_allowed(EDITOR, "deleting an allocated claim", CLAIM, Action::Delete).await;
+    let current = harness.get(CLAIM).await?;
+    let deleting = current["metadata"]["deletionTimestamp"].is_string() && has_finalizer(&current);
+    harness.expect("an allocated claim that is deleted stays for its finalizer", deleting);
+    let strip = || Action::Merge(json!({"metadata": {"finalizers": null}}));
+    harness
+        .expect_denied(EDITOR, "removing the finalizer of a deleted claim", MESSAGE, CLAIM, strip())
         .await;
-    desk.allowed(
-        CLAIM_CONTROLLER,
-        "ending the allocation of a deleted claim",
-        KEPT_STATUS,
-        Ask::Merge(no_allocation()),
-    )
-    .await;
-    // The rest is for the cluster's own controller, which is let through.
-    desk.gone("kept").await
+    harness
+        .expect_denied(
+            CLAIM_CONTROLLER,
+            "removing the finalizer before the release",
+            MESSAGE,
+            CLAIM,
+            strip(),
+        )
+        .await;
+    harness
+        .expect_allowed(
+            CLAIM_CONTROLLER,
+            "releasing a claim that is being deleted",
+            CLAIM_STATUS,
+            Action::Merge(no_allocation()),
+        )
+        .await;
+    // kube-controller-manager removes the finalizer and is not denied.
+    harness.wait_deleted("protected").await
 }

@@ -1,13 +1,14 @@
-//! A pod with claims mounts nothing at, above or under the place of its grants.
+//! Policy `tessera-mounts`: a pod with claims mounts nothing at, above or under the directory of
+//! its grants.
 
 use serde_json::{Value, json};
 
-use super::desk::{ADMINISTRATOR, Ask, At, Desk, EDITOR, all};
+use super::harness::{ADMINISTRATOR, Action, AdmissionHarness, EDITOR, Target, all};
 
-const SAYS: &str = "/dev/tessera";
+const MESSAGE: &str = "/dev/tessera";
 
-/// Paths that are at, above or under it, as a runtime resolves them.
-const BAD: [&str; 9] = [
+/// Paths at, above or under the directory, as a runtime resolves them.
+const DENIED_PATHS: [&str; 9] = [
     "/dev/tessera",
     "/dev/tessera/",
     "/dev/tessera/x/grant",
@@ -18,59 +19,71 @@ const BAD: [&str; 9] = [
     "dev/tessera",
     "./dev",
 ];
-const GOOD: [&str; 5] =
+const ALLOWED_PATHS: [&str; 5] =
     ["/dev/shm", "/dev/tessera2", "/devices", "/data/dev/tessera", "/run/tessera"];
 
-pub(super) async fn check(desk: &Desk) -> anyhow::Result<()> {
-    for path in BAD {
-        refused(desk, &format!("a volume at {path}"), pod(mounted(path))).await;
+pub(super) async fn check(harness: &AdmissionHarness) -> anyhow::Result<()> {
+    for path in DENIED_PATHS {
+        expect_denied(harness, &format!("a volume at {path}"), pod(mounted(path))).await;
     }
-    refused(desk, "a volume at a path with ..", pod(mounted("/tmp/../dev"))).await;
-    for path in GOOD {
-        desk.creatable(EDITOR, &format!("a volume at {path}"), "pods", pod(mounted(path))).await;
+    expect_denied(harness, "a volume at a path with ..", pod(mounted("/tmp/../dev"))).await;
+    for path in ALLOWED_PATHS {
+        harness
+            .expect_creatable(EDITOR, &format!("a volume at {path}"), "pods", pod(mounted(path)))
+            .await;
     }
     for (kind, container) in kinds_of_mounts() {
-        refused(desk, &format!("{kind} at /dev/tessera/x"), pod(container)).await;
+        expect_denied(harness, &format!("{kind} at /dev/tessera/x"), pod(container)).await;
     }
     let device = json!({"volumeDevices": [{"name": "block", "devicePath": "/dev/xvda"}]});
-    desk.creatable(EDITOR, "a block device at /dev/xvda", "pods", pod(device)).await;
+    harness.expect_creatable(EDITOR, "a block device at /dev/xvda", "pods", pod(device)).await;
 
     let mut initial = pod(json!({}));
     initial["spec"]["initContainers"] = json!([container("before", mounted("/dev/tessera"))]);
-    refused(desk, "a volume of an init container", initial).await;
+    expect_denied(harness, "a volume of an init container", initial).await;
     let mut unclaimed = pod(mounted("/dev"));
     unclaimed["spec"]["resourceClaims"] = Value::Null;
-    desk.creatable(EDITOR, "a volume at /dev in a pod without claims", "pods", unclaimed).await;
-    largest(desk).await;
+    harness
+        .expect_creatable(EDITOR, "a volume at /dev in a pod without claims", "pods", unclaimed)
+        .await;
+    largest(harness).await;
     Ok(())
 }
 
-/// Containers that are added to a running pod have volumes too.
-pub(super) async fn check_ephemeral_containers(desk: &Desk) -> anyhow::Result<()> {
-    desk.allowed(EDITOR, "a pod", all("pods"), Ask::Create(pod(json!({})))).await;
-    let at = At("pods", "try", "ephemeralcontainers");
+/// Ephemeral containers can have volumes, too.
+pub(super) async fn check_ephemeral_containers(harness: &AdmissionHarness) -> anyhow::Result<()> {
+    harness.expect_allowed(EDITOR, "a pod", all("pods"), Action::Create(pod(json!({})))).await;
+    let at = Target("pods", "test", "ephemeralcontainers");
     let with = |name: &str, path: &str| {
         let debugger = container(name, mounted(path));
-        Ask::Merge(json!({"spec": {"ephemeralContainers": [debugger]}}))
+        Action::Merge(json!({"spec": {"ephemeralContainers": [debugger]}}))
     };
     for path in ["/dev/tessera", "/dev"] {
         let what = format!("an ephemeral container with a volume at {path}");
-        desk.refused(ADMINISTRATOR, &what, SAYS, at, with("debug", path)).await;
+        harness.expect_denied(ADMINISTRATOR, &what, MESSAGE, at, with("debug", path)).await;
     }
-    desk.allowed(
-        ADMINISTRATOR,
-        "an ephemeral container with a volume elsewhere",
-        at,
-        with("debug", "/data"),
-    )
-    .await;
-    desk.allowed(ADMINISTRATOR, "deleting the pod", At("pods", "try", ""), Ask::Delete).await;
+    harness
+        .expect_allowed(
+            ADMINISTRATOR,
+            "an ephemeral container with a volume elsewhere",
+            at,
+            with("debug", "/data"),
+        )
+        .await;
+    harness
+        .expect_allowed(
+            ADMINISTRATOR,
+            "deleting the pod",
+            Target("pods", "test", ""),
+            Action::Delete,
+        )
+        .await;
     Ok(())
 }
 
-async fn refused(desk: &Desk, what: &str, pod: Value) {
+async fn expect_denied(harness: &AdmissionHarness, what: &str, pod: Value) {
     for by in [EDITOR, ADMINISTRATOR] {
-        desk.refused(by, what, SAYS, all("pods"), Ask::Create(pod.clone())).await;
+        harness.expect_denied(by, what, MESSAGE, all("pods"), Action::Create(pod.clone())).await;
     }
 }
 
@@ -78,7 +91,7 @@ fn mounted(path: &str) -> Value {
     json!({"volumeMounts": [{"name": "empty", "mountPath": path}]})
 }
 
-/// Every way of putting something into a container, at a place under that of the grants.
+/// Returns every kind of mount, at a path under the directory of the grants.
 fn kinds_of_mounts() -> [(&'static str, Value); 8] {
     let mount = |volume: &str, rest: Value| {
         let mut mount = rest;
@@ -93,7 +106,7 @@ fn kinds_of_mounts() -> [(&'static str, Value); 8] {
             mount("empty", json!({"subPathExpr": "$(HOSTNAME)"})),
         ),
         (
-            "a mount that sees later ones",
+            "a mount with propagation from the host",
             mount("empty", json!({"mountPropagation": "HostToContainer"})),
         ),
         ("a projected volume", mount("projected", json!({}))),
@@ -114,10 +127,10 @@ fn container(name: &str, rest: Value) -> Value {
     container
 }
 
-/// A pod with a claim, which is never scheduled.
+/// Returns a pod with a claim that is never scheduled.
 fn pod(of_container: Value) -> Value {
     json!({
-        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "try"},
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "test"},
         "spec": {
             "schedulingGates": [{"name": "e2e.tessera.dev/never"}],
             "resourceClaims": [{"name": "gpu", "resourceClaimName": "nothing"}],
@@ -134,8 +147,8 @@ fn pod(of_container: Value) -> Value {
     })
 }
 
-/// The cost of a policy has a limit; beyond it everything would be refused.
-async fn largest(desk: &Desk) {
+/// The cost of a policy has a limit, above which every request would be denied.
+async fn largest(harness: &AdmissionHarness) {
     let mounts: Vec<_> = (0..40)
         .map(|number| json!({"name": "empty", "mountPath": format!("/var/lib/application/data/{number}")}))
         .collect();
@@ -144,8 +157,14 @@ async fn largest(desk: &Desk) {
         .collect();
     let mut large = pod(json!({}));
     large["spec"]["containers"] = containers.into();
-    desk.creatable(EDITOR, "a pod of 100 containers with 40 volumes each", "pods", large.clone())
+    harness
+        .expect_creatable(
+            EDITOR,
+            "a pod of 100 containers with 40 volumes each",
+            "pods",
+            large.clone(),
+        )
         .await;
     large["spec"]["containers"][99]["volumeMounts"][39]["mountPath"] = "/dev/tessera".into();
-    refused(desk, "a volume at the end of it", large).await;
+    expect_denied(harness, "a forbidden volume in the last of 100 containers", large).await;
 }

@@ -1,15 +1,16 @@
-//! A driver writes its own node's slices, and nobody else writes what they say.
+//! Policy `tessera-slices`: a driver writes the slices of its own node, and no other user writes
+//! their content.
 
 use serde_json::{Value, json};
 
-use super::desk::{
-    ADMINISTRATOR, Ask, At, CONTROLLER, DRIVER, DRIVER_ELSEWHERE, DRIVER_WITHOUT_NODE, Desk,
-    GARBAGE_COLLECTOR, KUBELET, NODE, OTHER, OURS, all,
+use super::harness::{
+    ADMINISTRATOR, Action, AdmissionHarness, CONTROLLER, DRIVER, DRIVER_ELSEWHERE,
+    DRIVER_WITHOUT_NODE, GARBAGE_COLLECTOR, KUBELET, NODE, OTHER_DRIVER, OWN_DRIVER, Target, all,
 };
 
 const SLICES: &str = "resourceslices";
 const NAME: &str = "policies-slice";
-const SLICE: At<'_> = At(SLICES, NAME, "");
+const SLICE: Target<'_> = Target(SLICES, NAME, "");
 const OWN_NODE: &str = "of its own node";
 const ONLY_DRIVER: &str = "only tessera-driver publishes";
 
@@ -21,80 +22,110 @@ fn slice(driver: &str, node: &str) -> Value {
     })
 }
 
-pub(super) async fn check(desk: &Desk) -> anyhow::Result<()> {
-    let ours = || Ask::Create(slice(OURS, NODE));
+pub(super) async fn check(harness: &AdmissionHarness) -> anyhow::Result<()> {
+    let own = || Action::Create(slice(OWN_DRIVER, NODE));
     for by in [ADMINISTRATOR, KUBELET, CONTROLLER] {
-        let says = if by.to_string() == "root" { ONLY_DRIVER } else { "" };
-        desk.refused(by, "a slice of ours", says, all(SLICES), ours()).await;
+        let message = if by.to_string() == "root" { ONLY_DRIVER } else { "" };
+        harness.expect_denied(by, "a slice of the driver", message, all(SLICES), own()).await;
     }
     for by in [DRIVER_WITHOUT_NODE, DRIVER_ELSEWHERE] {
-        desk.refused(by, "a slice of a node that is not its own", OWN_NODE, all(SLICES), ours())
+        harness
+            .expect_denied(
+                by,
+                "a slice of a node that is not its own",
+                OWN_NODE,
+                all(SLICES),
+                own(),
+            )
             .await;
     }
-    desk.refused(
-        DRIVER,
-        "a slice of another driver",
-        OWN_NODE,
-        all(SLICES),
-        Ask::Create(slice(OTHER, NODE)),
-    )
-    .await;
-    let mut foreign_pool = slice(OURS, NODE);
+    harness
+        .expect_denied(
+            DRIVER,
+            "a slice of another driver",
+            OWN_NODE,
+            all(SLICES),
+            Action::Create(slice(OTHER_DRIVER, NODE)),
+        )
+        .await;
+    let mut foreign_pool = slice(OWN_DRIVER, NODE);
     foreign_pool["spec"]["pool"]["name"] = "elsewhere".into();
-    desk.refused(
-        DRIVER,
-        "a slice of another pool",
-        OWN_NODE,
-        all(SLICES),
-        Ask::Create(foreign_pool),
-    )
-    .await;
-    let mut everywhere = slice(OURS, NODE);
+    harness
+        .expect_denied(
+            DRIVER,
+            "a slice of another pool",
+            OWN_NODE,
+            all(SLICES),
+            Action::Create(foreign_pool),
+        )
+        .await;
+    let mut everywhere = slice(OWN_DRIVER, NODE);
     everywhere["spec"].as_object_mut().map(|spec| spec.remove("nodeName"));
     everywhere["spec"]["allNodes"] = true.into();
-    desk.refused(DRIVER, "a slice of all nodes", OWN_NODE, all(SLICES), Ask::Create(everywhere))
+    harness
+        .expect_denied(
+            DRIVER,
+            "a slice of all nodes",
+            OWN_NODE,
+            all(SLICES),
+            Action::Create(everywhere),
+        )
         .await;
-    desk.creatable(ADMINISTRATOR, "a slice of another driver", SLICES, slice(OTHER, NODE)).await;
+    harness
+        .expect_creatable(
+            ADMINISTRATOR,
+            "a slice of another driver",
+            SLICES,
+            slice(OTHER_DRIVER, NODE),
+        )
+        .await;
 
-    desk.allowed(DRIVER, "a slice of its own node", all(SLICES), ours()).await;
-    changes(desk).await;
-    deletions(desk).await;
+    harness.expect_allowed(DRIVER, "a slice of its own node", all(SLICES), own()).await;
+    changes(harness).await;
+    deletions(harness).await;
     Ok(())
 }
 
-async fn changes(desk: &Desk) {
+async fn changes(harness: &AdmissionHarness) {
     let pool = |generation: u32| json!({"spec": {"pool": {"name": NODE, "generation": generation, "resourceSliceCount": 1}}});
     let edits = [
-        ("what a slice says", pool(7)),
+        ("the content of a slice", pool(7)),
         (
-            "what a slice says of links",
+            "the links in a slice",
             json!({"metadata": {"annotations": {"gpu.tessera.dev/topology": "forged"}}}),
         ),
-        ("that a slice says anything of links", json!({"metadata": {"annotations": null}})),
+        ("a slice by removing its links", json!({"metadata": {"annotations": null}})),
     ];
     for (what, edit) in edits {
         let what = format!("changing {what}");
-        desk.refused(ADMINISTRATOR, &what, ONLY_DRIVER, SLICE, Ask::Merge(edit.clone())).await;
-        desk.refused(DRIVER_ELSEWHERE, &what, OWN_NODE, SLICE, Ask::Merge(edit)).await;
+        harness
+            .expect_denied(ADMINISTRATOR, &what, ONLY_DRIVER, SLICE, Action::Merge(edit.clone()))
+            .await;
+        harness.expect_denied(DRIVER_ELSEWHERE, &what, OWN_NODE, SLICE, Action::Merge(edit)).await;
     }
-    desk.allowed(DRIVER, "changing its slice", SLICE, Ask::Merge(pool(2))).await;
-    // What the cluster does to every object: owners that are gone, finalizers of deletions,
-    // migration of stored versions.
+    harness.expect_allowed(DRIVER, "changing its slice", SLICE, Action::Merge(pool(2))).await;
+    // Changes that the cluster makes to any object: removal of owners and finalizers, storage
+    // version migration.
     let housekeeping = json!({"metadata": {"ownerReferences": null, "finalizers": null}});
     for by in [GARBAGE_COLLECTOR, ADMINISTRATOR] {
-        desk.allowed(by, "housekeeping", SLICE, Ask::Merge(housekeeping.clone())).await;
-        desk.allowed(by, "writing it as it is", SLICE, Ask::Merge(json!({}))).await;
+        harness
+            .expect_allowed(by, "housekeeping", SLICE, Action::Merge(housekeeping.clone()))
+            .await;
+        harness
+            .expect_allowed(by, "writing it without a change", SLICE, Action::Merge(json!({})))
+            .await;
     }
 }
 
-/// The kubelet deletes a driver's slices at its start, and when the driver is gone.
-async fn deletions(desk: &Desk) {
-    let again = || Ask::Create(slice(OURS, NODE));
-    desk.refused(DRIVER_ELSEWHERE, "deleting it", OWN_NODE, SLICE, Ask::Delete).await;
-    let of_node = Ask::DeleteCollection(format!("spec.nodeName={NODE},spec.driver={OURS}"));
-    desk.allowed(KUBELET, "deleting all of its node's", all(SLICES), of_node).await;
+/// The kubelet deletes a driver's slices at its start and after the driver has exited.
+async fn deletions(harness: &AdmissionHarness) {
+    let again = || Action::Create(slice(OWN_DRIVER, NODE));
+    harness.expect_denied(DRIVER_ELSEWHERE, "deleting it", OWN_NODE, SLICE, Action::Delete).await;
+    let of_node =
+        Action::DeleteCollection(format!("spec.nodeName={NODE},spec.driver={OWN_DRIVER}"));
+    harness.expect_allowed(KUBELET, "deleting all of its node's", all(SLICES), of_node).await;
     for by in [GARBAGE_COLLECTOR, ADMINISTRATOR, DRIVER] {
-        desk.allowed(DRIVER, "publishing it again", all(SLICES), again()).await;
-        desk.allowed(by, "deleting it", SLICE, Ask::Delete).await;
+        harness.expect_allowed(DRIVER, "publishing it again", all(SLICES), again()).await;
+        harness.expect_allowed(by, "deleting it", SLICE, Action::Delete).await;
     }
 }

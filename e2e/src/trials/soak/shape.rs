@@ -1,23 +1,23 @@
-//! Shapes of pods: what they claim, how they run, and when somebody deletes them.
+//! Random pod shapes: claims, containers, and the time of deletion.
 
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
 use crate::inventory::DRIVER;
 use crate::random::Random;
-use crate::trials::bench::phase;
+use crate::trials::test_bed::phase;
 
-/// Templates of claims: what fits any GPU of the cluster, and one that fits none.
+/// Claim templates: seven that fit any GPU of the cluster, and one that fits none.
 pub(super) const TEMPLATES: [&str; 8] =
-    ["sliver", "eighth", "quarter", "cores", "percent", "whole", "pair", IMPOSSIBLE];
+    ["tiny", "eighth", "quarter", "cores", "percent", "whole", "pair", IMPOSSIBLE];
 
 const IMPOSSIBLE: &str = "impossible";
 
-/// The `spec.devices` of a template.
+/// Returns the `spec.devices` of a template.
 pub(super) fn devices(template: &str) -> Value {
     let request = |requests: Value| json!({"requests": [{"name": "gpu", "exactly": {"deviceClassName": DRIVER, "capacity": {"requests": requests}}}]});
     match template {
-        "sliver" => request(json!({"memory": "1Gi"})),
+        "tiny" => request(json!({"memory": "1Gi"})),
         "eighth" => request(json!({"memory": "8Gi", "cores": "10"})),
         "quarter" => request(json!({"memory": "19Gi", "cores": "25"})),
         "cores" => request(json!({"memory": "2Gi", "cores": "60"})),
@@ -37,54 +37,55 @@ pub(super) fn devices(template: &str) -> Value {
     }
 }
 
-/// When a pod is deleted.
+/// State of a pod in which it is deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Moment {
-    /// As soon as it is there.
+enum DeletionState {
+    /// Created.
     Created,
-    /// The scheduler has found no node for it.
+    /// Reported as unschedulable.
     Unschedulable,
-    /// It has a node, and is being prepared.
+    /// Bound to a node, containers are being prepared.
     Bound,
-    /// Its containers run.
+    /// Running.
     Running,
-    /// It has ended by itself.
+    /// Ended by itself.
     Ended,
 }
 
-/// One pod.
+/// Shape of one pod.
 #[derive(Clone, Debug)]
-pub(super) struct Shape {
-    moment: Moment,
-    /// Without grace: the object goes at once, and its kubelet finds that out.
-    pub(super) by_force: bool,
+pub(super) struct PodShape {
+    delete_in: DeletionState,
+    /// Deletion without a grace period: the object is deleted immediately, and the kubelet detects
+    /// that later.
+    pub(super) is_forced: bool,
     templates: Vec<&'static str>,
     has_init_container: bool,
     image: &'static str,
 }
 
-impl Shape {
-    /// A pod of any shape. So many of a hundred run in real containers. One that is to share a
-    /// claim is no impossible one.
-    pub(super) fn random(random: &mut Random, started: u64, shares: bool) -> Self {
-        let impossible = random.percent(3) && !shares;
-        let moment = match random.between(0, 99) {
-            _ if impossible => Moment::Unschedulable,
-            0..10 => Moment::Created,
-            10..25 => Moment::Bound,
-            25..65 => Moment::Running,
-            _ => Moment::Ended,
+impl PodShape {
+    /// Returns a random shape. `started` is the percentage of pods that run in real containers. A
+    /// pod that shares a claim never has an unsatisfiable one.
+    pub(super) fn random(random: &mut Random, started: u64, is_sharing: bool) -> Self {
+        let impossible = random.chance(3) && !is_sharing;
+        let delete_in = match random.between(0, 99) {
+            _ if impossible => DeletionState::Unschedulable,
+            0..10 => DeletionState::Created,
+            10..25 => DeletionState::Bound,
+            25..65 => DeletionState::Running,
+            _ => DeletionState::Ended,
         };
         let mut templates = vec![if impossible { IMPOSSIBLE } else { possible(random) }];
-        if random.percent(15) {
-            templates.push("sliver");
+        if random.chance(15) {
+            templates.push("tiny");
         }
         Self {
-            moment,
-            by_force: random.percent(20),
+            delete_in,
+            is_forced: random.chance(20),
             templates,
-            has_init_container: random.percent(15),
-            image: if random.percent(started) {
+            has_init_container: random.chance(15),
+            image: if random.chance(started) {
                 "tessera/probe:e2e"
             } else {
                 "tessera/probe-unstarted:e2e"
@@ -92,8 +93,7 @@ impl Shape {
         }
     }
 
-    /// The same with a claim that others use as well, named by `shared`, in place of one of its
-    /// own.
+    /// Returns the pod object. With `shared`, the pod uses that claim instead of its own.
     pub(super) fn object(&self, name: &str, shared: Option<&str>) -> Value {
         let entry = |(number, template): (usize, &&str)| json!({"name": format!("gpu-{number}"), "resourceClaimTemplateName": template});
         let mut claims: Vec<Value> = self.templates.iter().enumerate().map(entry).collect();
@@ -105,9 +105,9 @@ impl Shape {
             json!({"name": name, "image": self.image, "imagePullPolicy": "Never", "command": command,
                 "resources": {"claims": used}})
         };
-        let look = ["tessera-probe", "see"];
+        let see = ["tessera-probe", "see"];
         let hold = ["tessera-probe", "hold", "--take", "1Mi"];
-        let command = if self.moment == Moment::Ended { &look[..] } else { &hold[..] };
+        let command = if self.delete_in == DeletionState::Ended { &see[..] } else { &hold[..] };
         let mut spec = json!({
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": 2,
@@ -115,27 +115,27 @@ impl Shape {
             "resourceClaims": claims,
         });
         if self.has_init_container {
-            spec["initContainers"] = json!([container("first", &look)]);
+            spec["initContainers"] = json!([container("first", &see)]);
         }
         json!({"metadata": {"name": name}, "spec": spec})
     }
 
-    /// Whether the moment has come in which the pod is deleted; or later.
+    /// Returns true if the pod has reached the state in which it is deleted.
     pub(super) fn is_due(&self, pod: &Pod) -> bool {
         let over = matches!(phase(pod), "Succeeded" | "Failed");
         let bound = pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
-        match self.moment {
-            Moment::Created => true,
-            Moment::Unschedulable => is_unschedulable(pod),
-            Moment::Bound => bound,
-            Moment::Running => over || phase(pod) == "Running",
-            Moment::Ended => over,
+        match self.delete_in {
+            DeletionState::Created => true,
+            DeletionState::Unschedulable => is_unschedulable(pod),
+            DeletionState::Bound => bound,
+            DeletionState::Running => over || phase(pod) == "Running",
+            DeletionState::Ended => over,
         }
     }
 }
 
 fn possible(random: &mut Random) -> &'static str {
-    // Small ones are many, as they are in life; the last one fits nowhere.
+    // Small claims are the most frequent; the last template fits no GPU.
     match random.between(0, 99) {
         0..75 => TEMPLATES[usize::try_from(random.between(0, 4)).unwrap_or(0)],
         75..90 => "pair",

@@ -1,4 +1,4 @@
-//! A program with the library in front of it, and one without.
+//! Tests of a process with the preload library.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -7,21 +7,21 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tessera_fake_world::artifact;
 
-/// Tells the test's own program to say what time it is.
-const ASKED: &str = "TESSERA_FAKE_CLOCK_TEST";
+/// Environment variable that makes the test program print its time.
+const PRINT_TIME: &str = "TESSERA_FAKE_CLOCK_TEST";
 
 fn now() -> i64 {
     i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()).unwrap()
 }
 
-/// What another process believes: the time of day, and how long a moment took by its monotonic
-/// clock.
-fn believed(ahead: i64) -> (i64, Duration) {
+/// Returns the time of day that a process with this skew sees, and a short duration by its
+/// monotonic clock.
+fn time_in_process(skew: i64) -> (i64, Duration) {
     let file = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(file.path(), ahead.to_ne_bytes()).unwrap();
+    std::fs::write(file.path(), skew.to_ne_bytes()).unwrap();
     let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "says_the_time_when_asked", "--nocapture"])
-        .env(ASKED, "")
+        .args(["--exact", "prints_time_on_request", "--nocapture"])
+        .env(PRINT_TIME, "")
         .env("LD_PRELOAD", artifact::clock().unwrap())
         .env("TESSERA_FAKE_CLOCK", file.path())
         .output()
@@ -33,19 +33,19 @@ fn believed(ahead: i64) -> (i64, Duration) {
 }
 
 #[test]
-fn says_the_time_when_asked() {
-    if std::env::var_os(ASKED).is_some() {
+fn prints_time_on_request() {
+    if std::env::var_os(PRINT_TIME).is_some() {
         let began = Instant::now();
         println!("time={} {}", now(), began.elapsed().as_nanos());
     }
 }
 
 #[test]
-fn the_time_of_day_is_wrong_by_what_the_file_says_and_durations_are_right() {
-    for ahead in [3600, -3600, 0] {
+fn skews_wall_clock_but_not_durations() {
+    for skew in [3600, -3600, 0] {
         let before = now();
-        let (time, moment) = believed(ahead);
-        assert!((before..=now()).contains(&(time - ahead)), "{before} {time} {ahead}");
-        assert!(moment < Duration::from_secs(1800), "{moment:?}");
+        let (time, duration) = time_in_process(skew);
+        assert!((before..=now()).contains(&(time - skew)), "{before} {time} {skew}");
+        assert!(duration < Duration::from_secs(1800), "{duration:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! What crosses the C boundary: results, pointers, strings.
+//! Types of the C interface: results, pointers, strings.
 
 use std::ffi::{CStr, c_char, c_uint, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,11 +9,11 @@ use crate::status::Status;
 /// `CUresult`.
 pub(crate) type Return = c_uint;
 
-/// What a function answers.
-pub(crate) type Answer<T = ()> = Result<T, Status>;
+/// Result of a function.
+pub(crate) type CuResult<T = ()> = Result<T, Status>;
 
 /// Runs a function's body; a panic must not unwind into C.
-pub(crate) fn answer(body: impl FnOnce() -> Answer) -> Return {
+pub(crate) fn answer(body: impl FnOnce() -> CuResult) -> Return {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => 0,
         Ok(Err(status)) => status as Return,
@@ -21,7 +21,7 @@ pub(crate) fn answer(body: impl FnOnce() -> Answer) -> Return {
     }
 }
 
-/// Exports functions under their C names. A body is a block that gives an [`Answer`].
+/// Exports functions under their C names. A body is a block that returns a [`CuResult`].
 macro_rules! export {
     ($($(#[$attribute:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {$(
         #[doc = concat!("See `", stringify!($name), "` in NVIDIA's CUDA driver API reference.")]
@@ -29,7 +29,7 @@ macro_rules! export {
         #[unsafe(no_mangle)]
         extern "C" fn $name($($argument: $type),*) -> $crate::abi::Return {
             $crate::abi::answer(move || {
-                $crate::abi::works(stringify!($name))?;
+                $crate::abi::check_not_failing(stringify!($name))?;
                 $body
             })
         }
@@ -37,14 +37,14 @@ macro_rules! export {
 }
 pub(crate) use export;
 
-/// Whether a function works. The one that `TESSERA_FAKE_CUDA_FAILS` names does nothing but fail.
-pub(crate) fn works(function: &str) -> Answer {
+/// Returns an error if `TESSERA_FAKE_CUDA_FAILS` names this function.
+pub(crate) fn check_not_failing(function: &str) -> CuResult {
     static FAILING: OnceLock<Option<String>> = OnceLock::new();
     let failing = FAILING.get_or_init(|| std::env::var("TESSERA_FAKE_CUDA_FAILS").ok());
     if failing.as_deref() == Some(function) { Err(Status::DeviceUnavailable) } else { Ok(()) }
 }
 
-/// The body of a naked function that is another function.
+/// Body of a naked function that jumps to another function.
 macro_rules! jump_to {
     ($symbol:literal) => {{
         #[cfg(target_arch = "x86_64")]
@@ -55,7 +55,7 @@ macro_rules! jump_to {
 }
 pub(crate) use jump_to;
 
-/// What a stub answers: like the real library, it first wants to be initialised.
+/// Result of a stub. Like the real library, it requires initialisation first.
 pub(crate) fn not_supported() -> Return {
     answer(|| {
         crate::driver::machine()?;
@@ -63,59 +63,58 @@ pub(crate) fn not_supported() -> Return {
     })
 }
 
-/// A pointer through which a result is handed out; may be NULL.
+/// Pointer to a result; may be NULL.
 #[repr(transparent)]
-pub(crate) struct Out<T>(*mut T);
+pub(crate) struct OutPtr<T>(*mut T);
 
-impl<T> Clone for Out<T> {
+impl<T> Clone for OutPtr<T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T> Copy for Out<T> {}
+impl<T> Copy for OutPtr<T> {}
 
-/// A result whose type depends on what is asked for.
-impl<T> From<*mut c_void> for Out<T> {
+/// A result whose type depends on another argument.
+impl<T> From<*mut c_void> for OutPtr<T> {
     fn from(pointer: *mut c_void) -> Self {
         Self(pointer.cast())
     }
 }
 
-/// A result that is wanted in here.
-impl Out<crate::state::Handle> {
+/// A result that is used inside this library.
+impl OutPtr<crate::state::Handle> {
     pub(crate) fn to(place: &mut crate::state::Handle) -> Self {
         Self(place)
     }
 }
 
-impl<T> Out<T> {
-    /// Fails for NULL: for functions that must not do anything before they know where to put the
-    /// result.
-    pub(crate) fn check(self) -> Answer {
+impl<T> OutPtr<T> {
+    /// Returns an error for NULL. Functions call it before they have side effects.
+    pub(crate) fn check(self) -> CuResult {
         if self.0.is_null() { Err(Status::InvalidValue) } else { Ok(()) }
     }
 
-    /// Hands out a value.
-    pub(crate) fn set(self, value: T) -> Answer {
+    /// Writes the result.
+    pub(crate) fn set(self, value: T) -> CuResult {
         self.check()?;
         // SAFETY: by CUDA's contract a non-NULL result pointer is valid for a value.
         unsafe { self.0.write_unaligned(value) };
         Ok(())
     }
 
-    /// The pointer itself.
+    /// Returns the pointer.
     pub(crate) fn pointer(self) -> *mut T {
         self.0
     }
 
-    /// The pointer to a later element.
+    /// Returns the pointer to a later element.
     pub(crate) fn at(self, position: usize) -> Self {
         Self(self.0.wrapping_add(position))
     }
 
-    /// Hands out a value where it is wanted.
-    pub(crate) fn set_if_wanted(self, value: T) {
+    /// Writes the result unless the pointer is NULL.
+    pub(crate) fn set_unless_null(self, value: T) {
         if !self.0.is_null() {
             // SAFETY: as in `set`.
             unsafe { self.0.write_unaligned(value) };
@@ -123,14 +122,14 @@ impl<T> Out<T> {
     }
 }
 
-impl Out<c_char> {
-    /// Hands out a C string, cut off where it does not fit.
-    pub(crate) fn set_text(self, length: i32, text: &str) -> Answer {
+impl OutPtr<c_char> {
+    /// Writes a C string and truncates it to the buffer.
+    pub(crate) fn set_text(self, length: i32, text: &str) -> CuResult {
         self.check()?;
         let room = usize::try_from(length).ok().and_then(|length| length.checked_sub(1));
         let room = room.ok_or(Status::InvalidValue)?;
         for (position, byte) in text.bytes().take(room).chain([0]).enumerate() {
-            // SAFETY: by CUDA's contract the buffer has `length` bytes, and no more than that are
+            // SAFETY: by CUDA's contract the buffer has `length` bytes, and no more are
             // written.
             unsafe { self.0.add(position).write(byte as c_char) };
         }
@@ -138,45 +137,45 @@ impl Out<c_char> {
     }
 }
 
-/// A pointer to what the caller hands in; may be NULL.
+/// Pointer to an argument; may be NULL.
 #[repr(transparent)]
-pub(crate) struct In<T>(*const T);
+pub(crate) struct InPtr<T>(*const T);
 
-impl<T> Clone for In<T> {
+impl<T> Clone for InPtr<T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T> Copy for In<T> {}
+impl<T> Copy for InPtr<T> {}
 
-/// A parameter that is a result too.
-impl<T> From<*mut c_void> for In<T> {
+/// A parameter that is also a result.
+impl<T> From<*mut c_void> for InPtr<T> {
     fn from(pointer: *mut c_void) -> Self {
         Self(pointer.cast_const().cast())
     }
 }
 
-impl<T: Copy> In<T> {
+impl<T: Copy> InPtr<T> {
     /// Reads the value.
-    pub(crate) fn get(self) -> Answer<T> {
+    pub(crate) fn get(self) -> CuResult<T> {
         self.get_at(0)
     }
 
-    /// Reads an element of an array that the caller says is long enough.
-    pub(crate) fn get_at(self, position: usize) -> Answer<T> {
+    /// Reads an element of an array whose length the caller guarantees.
+    pub(crate) fn get_at(self, position: usize) -> CuResult<T> {
         if self.0.is_null() {
             return Err(Status::InvalidValue);
         }
-        // SAFETY: by CUDA's contract parameters point to initialised values, as many as the
-        // function's counts say.
+        // SAFETY: by CUDA's contract parameters point to initialised values, and arrays have the
+        // length of the function's count.
         Ok(unsafe { self.0.add(position).read_unaligned() })
     }
 }
 
-impl In<c_char> {
-    /// The text, if there is one and it is UTF-8.
-    pub(crate) fn text(&self) -> Answer<&str> {
+impl InPtr<c_char> {
+    /// Returns the text, or an error for NULL or invalid UTF-8.
+    pub(crate) fn text(&self) -> CuResult<&str> {
         if self.0.is_null() {
             return Err(Status::InvalidValue);
         }

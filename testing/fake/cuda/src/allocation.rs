@@ -1,140 +1,143 @@
-//! Memory that this process holds on a GPU.
+//! Memory that this process allocates on a GPU.
 
-use crate::abi::Answer;
+use crate::abi::CuResult;
 use crate::driver;
 use crate::host;
 use crate::mps;
 use crate::state::{Handle, State};
 use crate::status::Status;
 
-/// The driver hands memory out in such pieces.
+/// Granularity of the driver's allocations in bytes.
 const GRANULE: u64 = 512;
 
-/// A piece of memory with a device pointer.
+/// An allocation with a device pointer.
 #[derive(Debug)]
 pub(crate) struct Allocation {
     pub(crate) gpu: usize,
     pub(crate) context: Handle,
-    /// As asked for.
+    /// Requested size.
     pub(crate) bytes: u64,
-    pub(crate) kind: Kind,
+    pub(crate) kind: AllocationKind,
 }
 
-/// Where it lies.
+/// Location and owner of an allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// On the GPU.
+pub(crate) enum AllocationKind {
+    /// GPU memory.
     Device,
-    /// On the GPU, from a pool, which has taken the memory.
+    /// GPU memory of a pool, which is charged for it.
     Pool(Handle),
-    /// In memory of the host, from a pool.
+    /// Host memory of a pool.
     HostPool(Handle),
-    /// On the GPU, from an executable graph, which has taken the memory.
+    /// GPU memory of an executable graph, which is charged for it.
     Graph(Handle),
-    /// From a managed pool, which may be said to be on the host.
+    /// Memory of a managed pool, whose preferred location may be the host.
     ManagedPool { pool: Handle, on_host: bool },
-    /// On the GPU, where another process has taken it.
+    /// GPU memory that another process is charged for.
     Imported,
-    /// The same from a pool: it is no context's.
+    /// GPU memory of another process's pool; it belongs to no context.
     ImportedFromPool,
-    /// In host memory that is known to the GPU; the host address is the device pointer.
+    /// Managed memory. It is host memory whose address is also the device pointer.
     Managed,
 }
 
-/// Takes bytes of a GPU from the world.
-pub(crate) fn charge(gpu: usize, bytes: u64) -> Answer {
+/// Charges bytes of a GPU to this process.
+pub(crate) fn charge(gpu: usize, bytes: u64) -> CuResult {
     let machine = driver::machine()?;
     let board = &machine.world().gpus[gpu];
     if machine.is_lost(board) {
         return Err(Status::DeviceUnavailable);
     }
-    let whole = rounded(bytes).ok_or(Status::OutOfMemory)?;
-    let limit = mps::on_gpu_of(machine, gpu).and_then(mps::Joined::memory_bytes);
-    if limit.is_some_and(|limit| machine.usage().own(gpu).saturating_add(whole) > limit) {
+    let bytes = rounded(bytes).ok_or(Status::OutOfMemory)?;
+    let limit = mps::client_on_index(machine, gpu).and_then(mps::MpsClient::memory_limit);
+    if limit.is_some_and(|limit| machine.usage().own(gpu).saturating_add(bytes) > limit) {
         return Err(Status::OutOfMemory);
     }
-    machine.usage().take(gpu, whole, machine.capacity(board)).map_err(|_| Status::OutOfMemory)
+    machine.usage().charge(gpu, bytes, machine.capacity(board)).map_err(|_| Status::OutOfMemory)
 }
 
-/// Gives bytes that [`charge`] took back to the world.
-pub(crate) fn discharge(gpu: usize, bytes: u64) -> Answer {
-    driver::machine()?.usage().give_back(gpu, rounded(bytes).unwrap_or(0));
+/// Refunds bytes of [`charge`].
+pub(crate) fn refund(gpu: usize, bytes: u64) -> CuResult {
+    driver::machine()?.usage().refund(gpu, rounded(bytes).unwrap_or(0));
     Ok(())
 }
 
-/// Bytes in whole granules.
+/// Rounds bytes up to the granularity.
 pub(crate) fn rounded(bytes: u64) -> Option<u64> {
     bytes.checked_next_multiple_of(GRANULE)
 }
 
 impl State {
-    /// Takes memory of a GPU; answers its address.
+    /// Allocates memory of a GPU and returns its address.
     pub(crate) fn allocate(
         &mut self,
         gpu: usize,
         context: Handle,
         bytes: u64,
-        kind: Kind,
-    ) -> Answer<u64> {
+        kind: AllocationKind,
+    ) -> CuResult<u64> {
         if bytes == 0 {
             return Err(Status::InvalidValue);
         }
         let address = match kind {
-            Kind::Managed => host::map(bytes)?,
-            Kind::Imported
-            | Kind::ImportedFromPool
-            | Kind::Graph(_)
-            | Kind::HostPool(_)
-            | Kind::ManagedPool { .. }
-            | Kind::Pool(_) => self.new_addresses(gpu, bytes, GRANULE)?,
-            Kind::Device => {
+            AllocationKind::Managed => host::map(bytes)?,
+            AllocationKind::Imported
+            | AllocationKind::ImportedFromPool
+            | AllocationKind::Graph(_)
+            | AllocationKind::HostPool(_)
+            | AllocationKind::ManagedPool { .. }
+            | AllocationKind::Pool(_) => self.new_addresses(gpu, bytes, GRANULE)?,
+            AllocationKind::Device => {
                 self.charge(gpu, bytes)?;
                 self.new_addresses(gpu, bytes, GRANULE)
-                    .inspect_err(|_| discharge(gpu, bytes).unwrap_or_default())?
+                    .inspect_err(|_| refund(gpu, bytes).unwrap_or_default())?
             }
         };
         self.allocations.insert(address, Allocation { gpu, context, bytes, kind });
         Ok(address)
     }
 
-    /// Gives memory back.
-    pub(crate) fn free(&mut self, address: u64) -> Answer {
+    /// Frees an allocation.
+    pub(crate) fn free(&mut self, address: u64) -> CuResult {
         let allocation = self.allocations.remove(&address).ok_or(Status::InvalidValue)?;
         match allocation.kind {
-            Kind::Managed => host::unmap(address, allocation.bytes),
-            Kind::Graph(graph) => self.return_to_graph(graph, allocation.gpu, allocation.bytes),
-            Kind::Imported | Kind::ImportedFromPool => {}
-            Kind::Device => discharge(allocation.gpu, allocation.bytes)?,
-            Kind::Pool(pool) | Kind::HostPool(pool) | Kind::ManagedPool { pool, .. } => {
+            AllocationKind::Managed => host::unmap(address, allocation.bytes),
+            AllocationKind::Graph(graph) => {
+                self.return_to_graph(graph, allocation.gpu, allocation.bytes)
+            }
+            AllocationKind::Imported | AllocationKind::ImportedFromPool => {}
+            AllocationKind::Device => refund(allocation.gpu, allocation.bytes)?,
+            AllocationKind::Pool(pool)
+            | AllocationKind::HostPool(pool)
+            | AllocationKind::ManagedPool { pool, .. } => {
                 self.return_to_pool(pool, rounded(allocation.bytes).unwrap_or(0))?;
             }
         }
         Ok(())
     }
 
-    /// Gives back all memory of a context; that of pools is no context's.
-    pub(crate) fn free_all_of(&mut self, context: Handle) -> Answer {
-        let is_pools = |kind| {
+    /// Frees all memory of a context; memory of pools belongs to no context.
+    pub(crate) fn free_all_of(&mut self, context: Handle) -> CuResult {
+        let is_of_pool = |kind| {
             matches!(
                 kind,
-                Kind::Pool(_)
-                    | Kind::HostPool(_)
-                    | Kind::ManagedPool { .. }
-                    | Kind::ImportedFromPool
-                    | Kind::Graph(_)
+                AllocationKind::Pool(_)
+                    | AllocationKind::HostPool(_)
+                    | AllocationKind::ManagedPool { .. }
+                    | AllocationKind::ImportedFromPool
+                    | AllocationKind::Graph(_)
             )
         };
-        let of_context = self
-            .allocations
-            .iter()
-            .filter(|(_, allocation)| allocation.context == context && !is_pools(allocation.kind));
+        let of_context = self.allocations.iter().filter(|(_, allocation)| {
+            allocation.context == context && !is_of_pool(allocation.kind)
+        });
         for address in of_context.map(|(address, _)| *address).collect::<Vec<_>>() {
             self.free(address)?;
         }
         self.destroy_arrays_of(context)
     }
 
-    /// The memory that an address lies in, and where that begins.
+    /// Returns the allocation that contains an address, and its start.
     pub(crate) fn allocation_at(&self, address: u64) -> Option<(u64, &Allocation)> {
         let (start, allocation) = self.allocations.range(..=address).next_back()?;
         (address - start < allocation.bytes).then_some((*start, allocation))

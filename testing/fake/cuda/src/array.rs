@@ -1,9 +1,9 @@
-//! Arrays: memory in a layout of the GPU's own.
+//! Arrays: memory in an opaque layout.
 
 use std::ffi::c_uint;
 
-use crate::abi::{Answer, In, Out, export};
-use crate::allocation::discharge;
+use crate::abi::{CuResult, InPtr, OutPtr, export};
+use crate::allocation::refund;
 use crate::bind::Owner;
 use crate::context::{current, current_gpu};
 use crate::state::{self, Handle, State};
@@ -21,7 +21,7 @@ pub(crate) struct Array {
 /// `CUDA_ARRAY_DESCRIPTOR`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Flat {
+struct Descriptor2d {
     width: usize,
     height: usize,
     format: c_uint,
@@ -31,7 +31,7 @@ struct Flat {
 /// `CUDA_ARRAY3D_DESCRIPTOR`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Solid {
+struct Descriptor3d {
     width: usize,
     height: usize,
     depth: usize,
@@ -40,12 +40,12 @@ struct Solid {
     flags: c_uint,
 }
 
-/// `CUDA_ARRAY3D_SPARSE` and `CUDA_ARRAY3D_DEFERRED_MAPPING`: memory is mapped to it later.
+/// `CUDA_ARRAY3D_SPARSE` and `CUDA_ARRAY3D_DEFERRED_MAPPING`: memory is mapped later.
 const WITHOUT_MEMORY: c_uint = 0x40 | 0x80;
 
-impl Solid {
-    /// Bytes of all elements; a dimension of 0 is not there.
-    fn bytes(&self) -> Answer<u64> {
+impl Descriptor3d {
+    /// Returns the bytes of all elements; a dimension of 0 is absent.
+    fn bytes(&self) -> CuResult<u64> {
         let channel = match self.format {
             0x01 | 0x08 => 1,
             0x02 | 0x09 | 0x10 => 2,
@@ -65,7 +65,7 @@ impl Solid {
 }
 
 impl State {
-    pub(crate) fn destroy_arrays_of(&mut self, context: Handle) -> Answer {
+    pub(crate) fn destroy_arrays_of(&mut self, context: Handle) -> CuResult {
         let of_context = self.arrays.iter().filter(|(_, array)| array.context == context);
         for handle in of_context.map(|(handle, _)| *handle).collect::<Vec<_>>() {
             self.destroy_array(handle)?;
@@ -73,14 +73,14 @@ impl State {
         Ok(())
     }
 
-    fn destroy_array(&mut self, handle: Handle) -> Answer {
+    fn destroy_array(&mut self, handle: Handle) -> CuResult {
         let array = self.arrays.remove(&handle).ok_or(Status::InvalidHandle)?;
-        discharge(array.gpu, array.bytes)?;
+        refund(array.gpu, array.bytes)?;
         self.unbind(|binding| binding.owner == Owner::Array(handle))
     }
 }
 
-fn create(out: Out<Handle>, bytes: u64, mipmapped: bool) -> Answer {
+fn create(out: OutPtr<Handle>, bytes: u64, mipmapped: bool) -> CuResult {
     out.check()?;
     let mut state = state::lock()?;
     let gpu = current_gpu(&state)?;
@@ -91,7 +91,7 @@ fn create(out: Out<Handle>, bytes: u64, mipmapped: bool) -> Answer {
     out.set(handle)
 }
 
-fn destroy(handle: Handle, mipmapped: bool) -> Answer {
+fn destroy(handle: Handle, mipmapped: bool) -> CuResult {
     let mut state = state::lock()?;
     if state.arrays.get(&handle).is_none_or(|array| array.mipmapped != mipmapped) {
         return Err(Status::InvalidHandle);
@@ -100,23 +100,23 @@ fn destroy(handle: Handle, mipmapped: bool) -> Answer {
 }
 
 export! {
-    fn cuArrayCreate_v2(array: Out<Handle>, description: In<Flat>) {
-        let Flat { width, height, format, channels } = description.get()?;
-        create(array, Solid { width, height, depth: 0, format, channels, flags: 0 }.bytes()?, false)
+    fn cuArrayCreate_v2(array: OutPtr<Handle>, description: InPtr<Descriptor2d>) {
+        let Descriptor2d { width, height, format, channels } = description.get()?;
+        create(array, Descriptor3d { width, height, depth: 0, format, channels, flags: 0 }.bytes()?, false)
     }
 
-    fn cuArray3DCreate_v2(array: Out<Handle>, description: In<Solid>) {
+    fn cuArray3DCreate_v2(array: OutPtr<Handle>, description: InPtr<Descriptor3d>) {
         create(array, description.get()?.bytes()?, false)
     }
 
     fn cuArrayDestroy(array: Handle) { destroy(array, false) }
 
-    fn cuMipmappedArrayCreate(array: Out<Handle>, description: In<Solid>, levels: c_uint) {
+    fn cuMipmappedArrayCreate(array: OutPtr<Handle>, description: InPtr<Descriptor3d>, levels: c_uint) {
         let mut level = description.get()?;
         let mut bytes = level.bytes()?;
         for _ in 1..levels {
             let (width, height, depth) = (level.width, level.height, level.depth);
-            level = Solid { width: (width / 2).max(1), height: height / 2, depth: depth / 2, ..level };
+            level = Descriptor3d { width: (width / 2).max(1), height: height / 2, depth: depth / 2, ..level };
             bytes = bytes.checked_add(level.bytes()?).ok_or(Status::OutOfMemory)?;
         }
         create(array, bytes, true)

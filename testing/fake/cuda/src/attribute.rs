@@ -1,29 +1,28 @@
-//! Attributes of a GPU, as far as programs look at them; the limits of grids and blocks are those
-//! that all GPUs have shared since Kepler.
+//! Device attributes, as far as programs read them. The limits of grids and blocks are those of all
+//! GPUs since Kepler.
 
 use std::ffi::c_int;
 
 use tessera_fake_world::Gpu;
 
-use crate::abi::Answer;
+use crate::abi::CuResult;
 use crate::driver;
 use crate::mps;
 use crate::status::Status;
 
-/// The highest attribute of CUDA 12.9.
+/// Highest attribute of CUDA 12.9.
 const LAST: c_int = 143;
 
-/// The value of a `CUdevice_attribute`. One that the world does not know is 0, which says "not
-/// supported".
-pub(crate) fn of(gpu: &Gpu, attribute: c_int) -> Answer<c_int> {
+/// Returns the value of a `CUdevice_attribute`, or 0 ("not supported") if the world has no value.
+pub(crate) fn value(gpu: &Gpu, attribute: c_int) -> CuResult<c_int> {
     let model = &gpu.model;
     let value = match attribute {
-        // Threads of a block, and its dimensions; dimensions of a grid.
+        // Threads of a block and its dimensions, and dimensions of a grid.
         1..=3 => 1024,
         4 => 64,
         5 => c_int::MAX,
         6 | 7 => 65_535,
-        // Bytes of shared memory, of constant memory; threads of a warp; bytes of pitch; registers.
+        // Shared memory, constant memory, warp size, maximum pitch, registers.
         8 => 48 << 10,
         9 => 64 << 10,
         10 => 32,
@@ -34,7 +33,7 @@ pub(crate) fn of(gpu: &Gpu, attribute: c_int) -> Answer<c_int> {
         15 | 19 | 31 | 41 | 78 | 83 | 90 | 95 | 99 => 1,
         16 => {
             let all = model.multiprocessors;
-            whole(mps::on(gpu).map_or(all, |client| client.part_of(all)).into())
+            whole(mps::client_on(gpu).map_or(all, |client| client.multiprocessors_of(all)).into())
         }
         32 => c_int::from(model.ecc),
         33 => gpu.pci.bus.into(),
@@ -48,15 +47,15 @@ pub(crate) fn of(gpu: &Gpu, attribute: c_int) -> Answer<c_int> {
         75 => whole(model.compute_capability.major.into()),
         76 => whole(model.compute_capability.minor.into()),
         81 | 97 => 96 << 10,
-        // Managed memory that moves while kernels run: since Pascal.
+        // Concurrent managed access: since Pascal.
         89 => c_int::from(model.compute_capability.major >= 6),
         // Virtual memory management, memory pools.
         102 | 115 => 1,
         106 => 32,
-        // Whether it is shared by MPS.
+        // MPS enabled.
         133 if driver::cuda_number()? < 12_030 => return Err(Status::InvalidValue),
-        133 => c_int::from(mps::on(gpu).is_some()),
-        // No NUMA node of its own, none nearby that it knows.
+        133 => c_int::from(mps::client_on(gpu).is_some()),
+        // No host NUMA node.
         131 | 134 => -1,
         _ if (1..=LAST).contains(&attribute) => 0,
         _ => return Err(Status::InvalidValue),

@@ -1,23 +1,22 @@
-//! What keeps physical memory without having any: multicast objects, logical endpoints, sparse
-//! arrays.
+//! Objects that reference physical memory: multicast objects, logical endpoints, sparse arrays.
 
 use std::ffi::{c_int, c_uint, c_ulonglong};
 
-use crate::abi::{Answer, In, Out, export};
+use crate::abi::{CuResult, InPtr, OutPtr, export};
 use crate::device::{Device, gpu};
 use crate::state::{self, Handle, State};
 use crate::status::Status;
 
-/// One binding.
+/// A reference to physical memory.
 #[derive(Debug)]
 pub(crate) struct Binding {
     pub(crate) owner: Owner,
-    place: Vec<u64>,
+    location: Vec<u64>,
     gpu: Option<usize>,
     memory: u64,
 }
 
-/// What keeps the memory.
+/// Object that holds the reference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Owner {
     Multicast(u64),
@@ -41,8 +40,8 @@ struct MulticastProperties {
 struct ArrayMap {
     resource_kind: c_int,
     resource: Handle,
-    place_kind: c_int,
-    place: [u64; 4],
+    location_kind: c_int,
+    location: [u64; 4],
     operation: c_int,
     handle_kind: c_int,
     handle: u64,
@@ -53,36 +52,42 @@ struct ArrayMap {
 }
 
 impl State {
-    fn bind(&mut self, owner: Owner, place: Vec<u64>, gpu: Option<usize>, memory: u64) -> Answer {
+    fn bind(
+        &mut self,
+        owner: Owner,
+        location: Vec<u64>,
+        gpu: Option<usize>,
+        memory: u64,
+    ) -> CuResult {
         let physical = self.physical.get_mut(&memory).ok_or(Status::InvalidValue)?;
         physical.references += 1;
         let gpu = gpu.or(physical.gpu);
-        self.bindings.push(Binding { owner, place, gpu, memory });
+        self.bindings.push(Binding { owner, location, gpu, memory });
         Ok(())
     }
 
-    /// Lets go of what such bindings keep.
-    pub(crate) fn unbind(&mut self, goes: impl Fn(&Binding) -> bool) -> Answer {
-        let gone: Vec<_> = self.bindings.extract_if(.., |binding| goes(binding)).collect();
-        gone.into_iter().try_for_each(|binding| self.let_go(binding.memory))
+    /// Removes the matching bindings and their references.
+    pub(crate) fn unbind(&mut self, matches: impl Fn(&Binding) -> bool) -> CuResult {
+        let removed: Vec<_> = self.bindings.extract_if(.., |binding| matches(binding)).collect();
+        removed.into_iter().try_for_each(|binding| self.release_physical(binding.memory))
     }
 
-    /// Unbinds what lies at a place of an object.
-    fn unbind_at(&mut self, owner: Owner, device: Device, at: u64) -> Answer {
+    /// Removes the bindings at an offset of an object.
+    fn unbind_at(&mut self, owner: Owner, device: Device, at: u64) -> CuResult {
         let gpu = gpu(device)?;
         let before = self.bindings.len();
         self.unbind(|binding| {
-            binding.owner == owner && binding.place == [at] && binding.gpu == Some(gpu)
+            binding.owner == owner && binding.location == [at] && binding.gpu == Some(gpu)
         })?;
         if self.bindings.len() < before { Ok(()) } else { Err(Status::InvalidValue) }
     }
 
-    fn multicast(&self, object: u64) -> Answer<Owner> {
+    fn multicast(&self, object: u64) -> CuResult<Owner> {
         self.physical.get(&object).ok_or(Status::InvalidValue)?;
         Ok(Owner::Multicast(object))
     }
 
-    fn endpoint(&self, endpoint: u32) -> Answer<Owner> {
+    fn endpoint(&self, endpoint: u32) -> CuResult<Owner> {
         if self.endpoints.contains(&endpoint) {
             Ok(Owner::Endpoint(endpoint))
         } else {
@@ -95,29 +100,29 @@ fn bind_multicast(
     object: u64,
     device: Option<Device>,
     at: usize,
-    memory: impl FnOnce(&State) -> Answer<u64>,
-) -> Answer {
+    memory: impl FnOnce(&State) -> CuResult<u64>,
+) -> CuResult {
     let gpu = device.map(gpu).transpose()?;
     let mut state = state::lock()?;
     let (owner, memory) = (state.multicast(object)?, memory(&state)?);
     state.bind(owner, vec![at as u64], gpu, memory)
 }
 
-fn map_array(state: &mut State, map: &ArrayMap) -> Answer {
+fn map_array(state: &mut State, map: &ArrayMap) -> CuResult {
     let owner = Owner::Array(map.resource);
     state.arrays.get(&map.resource).ok_or(Status::InvalidHandle)?;
-    let mut place = vec![map.place_kind as u64];
-    place.extend(map.place);
-    state.unbind(|binding| binding.owner == owner && binding.place == place)?;
+    let mut location = vec![map.location_kind as u64];
+    location.extend(map.location);
+    state.unbind(|binding| binding.owner == owner && binding.location == location)?;
     match map.operation {
-        1 => state.bind(owner, place, None, map.handle),
+        1 => state.bind(owner, location, None, map.handle),
         2 => Ok(()),
         _ => Err(Status::InvalidValue),
     }
 }
 
 export! {
-    fn cuMulticastCreate(object: Out<u64>, properties: In<MulticastProperties>) {
+    fn cuMulticastCreate(object: OutPtr<u64>, properties: InPtr<MulticastProperties>) {
         object.check()?;
         let MulticastProperties { devices, bytes, .. } = properties.get()?;
         if devices == 0 || bytes == 0 {
@@ -173,7 +178,7 @@ export! {
         state.unbind_at(owner, device, at as u64)
     }
 
-    fn cuLogicalEndpointIdReserve(first: Out<u32>, count: u32) {
+    fn cuLogicalEndpointIdReserve(first: OutPtr<u32>, count: u32) {
         first.check()?;
         let mut state = state::lock()?;
         let next = state.endpoint_ids + 1;
@@ -235,7 +240,7 @@ export! {
         state.unbind_at(owner, device, at)
     }
 
-    fn cuMemMapArrayAsync(maps: In<ArrayMap>, count: c_uint, on: Handle) {
+    fn cuMemMapArrayAsync(maps: InPtr<ArrayMap>, count: c_uint, on: Handle) {
         let mut state = state::lock()?;
         crate::stream::gpu_of(&state, on)?;
         (0..count as usize).try_for_each(|at| map_array(&mut state, &maps.get_at(at)?))

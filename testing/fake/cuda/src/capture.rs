@@ -1,15 +1,15 @@
-//! Captures: what a stream is given is recorded in place of being done.
+//! Stream captures: work is recorded instead of executed.
 //!
-//! A capture is as easily spoilt as the real one: a call that would wait for the GPU, or ask it,
-//! ends it for threads that did not say that they know what they do
-//! (`cuThreadExchangeStreamCaptureMode`).
+//! A capture is invalidated as easily as NVIDIA's: a call that waits for the GPU, or queries it,
+//! invalidates it, unless the thread has permitted such calls with
+//! `cuThreadExchangeStreamCaptureMode`.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
-use crate::abi::{Answer, In, Out, export};
+use crate::abi::{CuResult, InPtr, OutPtr, export};
 use crate::graph::Graph;
 use crate::state::{self, Handle, State};
 use crate::status::Status;
@@ -17,14 +17,14 @@ use crate::stream;
 
 /// `CUstreamCaptureMode`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Mode {
+enum CaptureMode {
     Global = 0,
     ThreadLocal = 1,
     Relaxed = 2,
 }
 
-impl Mode {
-    fn of(number: c_int) -> Answer<Self> {
+impl CaptureMode {
+    fn from_number(number: c_int) -> CuResult<Self> {
         match number {
             0 => Ok(Self::Global),
             1 => Ok(Self::ThreadLocal),
@@ -34,18 +34,18 @@ impl Mode {
     }
 }
 
-/// What a stream has recorded so far.
+/// Recorded work of a stream.
 #[derive(Debug)]
 pub(crate) struct Capture {
-    mode: Mode,
+    mode: CaptureMode,
     thread: ThreadId,
     kernels: Duration,
     nodes: Vec<Handle>,
-    spoilt: bool,
+    invalidated: bool,
 }
 
 thread_local! {
-    static MODE: Cell<Mode> = const { Cell::new(Mode::Global) };
+    static MODE: Cell<CaptureMode> = const { Cell::new(CaptureMode::Global) };
 }
 
 impl Capture {
@@ -59,42 +59,43 @@ impl Capture {
         self.nodes.push(node);
     }
 
-    /// Whether it forbids this thread what could spoil it.
+    /// Returns true if it forbids unsafe calls on this thread.
     fn forbids(&self) -> bool {
         match MODE.get() {
-            Mode::Global => {
-                self.mode == Mode::Global
-                    || self.mode == Mode::ThreadLocal && self.thread == thread::current().id()
+            CaptureMode::Global => {
+                self.mode == CaptureMode::Global
+                    || self.mode == CaptureMode::ThreadLocal
+                        && self.thread == thread::current().id()
             }
-            Mode::ThreadLocal => {
-                self.mode != Mode::Relaxed && self.thread == thread::current().id()
+            CaptureMode::ThreadLocal => {
+                self.mode != CaptureMode::Relaxed && self.thread == thread::current().id()
             }
-            Mode::Relaxed => false,
+            CaptureMode::Relaxed => false,
         }
     }
 }
 
-/// A call that asks or waits for the GPU: spoils every capture that forbids it.
-pub(crate) fn check_unsafe(state: &mut State) -> Answer {
-    let mut spoilt = false;
+/// Checks a call that queries or waits for the GPU. Invalidates every capture that forbids it.
+pub(crate) fn check_unsafe(state: &mut State) -> CuResult {
+    let mut invalidated = false;
     for capture in state.streams.values_mut().filter_map(|stream| stream.capture.as_mut()) {
         if capture.forbids() {
-            capture.spoilt = true;
-            spoilt = true;
+            capture.invalidated = true;
+            invalidated = true;
         }
     }
-    if spoilt { Err(Status::StreamCaptureUnsupported) } else { Ok(()) }
+    if invalidated { Err(Status::StreamCaptureUnsupported) } else { Ok(()) }
 }
 
-/// The default stream waits for others, so for those that capture too: it cannot be used.
-fn check_default(state: &State, on: Handle) -> Answer {
+/// The default stream waits for blocking streams. If one of them is capturing, it cannot be used.
+fn check_default(state: &State, on: Handle) -> CuResult {
     let waits =
         state.streams.values().any(|stream| stream.capture.is_some() && stream.is_blocking());
     if stream::is_default(on) && waits { Err(Status::StreamCaptureImplicit) } else { Ok(()) }
 }
 
-fn begin(on: Handle, mode: c_int) -> Answer {
-    let mode = Mode::of(mode)?;
+fn begin(on: Handle, mode: c_int) -> CuResult {
+    let mode = CaptureMode::from_number(mode)?;
     let mut state = state::lock()?;
     let stream = state.streams.get_mut(&on).ok_or(Status::StreamCaptureUnsupported)?;
     if stream.capture.is_some() {
@@ -105,21 +106,21 @@ fn begin(on: Handle, mode: c_int) -> Answer {
         thread: thread::current().id(),
         kernels: Duration::ZERO,
         nodes: Vec::new(),
-        spoilt: false,
+        invalidated: false,
     });
     Ok(())
 }
 
 export! {
-    fn cuStreamBeginCapture(on: Handle) { begin(on, Mode::Global as c_int) }
+    fn cuStreamBeginCapture(on: Handle) { begin(on, CaptureMode::Global as c_int) }
     fn cuStreamBeginCapture_v2(on: Handle, mode: c_int) { begin(on, mode) }
 
-    fn cuStreamEndCapture(on: Handle, graph: Out<Handle>) {
+    fn cuStreamEndCapture(on: Handle, graph: OutPtr<Handle>) {
         graph.check()?;
         let mut state = state::lock()?;
         let stream = state.streams.get_mut(&on).ok_or(Status::InvalidHandle)?;
         let capture = stream.capture.take().ok_or(Status::IllegalState)?;
-        if capture.spoilt {
+        if capture.invalidated {
             graph.set(Handle::NULL)?;
             return Err(Status::StreamCaptureInvalidated);
         }
@@ -128,17 +129,17 @@ export! {
         graph.set(handle)
     }
 
-    fn cuStreamIsCapturing(on: Handle, status: Out<c_int>) {
+    fn cuStreamIsCapturing(on: Handle, status: OutPtr<c_int>) {
         let state = state::lock()?;
         stream::gpu_of(&state, on)?;
         check_default(&state, on)?;
         let capture = state.streams.get(&on).and_then(|stream| stream.capture.as_ref());
-        status.set(capture.map_or(0, |capture| if capture.spoilt { 2 } else { 1 }))
+        status.set(capture.map_or(0, |capture| if capture.invalidated { 2 } else { 1 }))
     }
 
     fn cuThreadExchangeStreamCaptureMode(mode: *mut c_void) {
         state::lock()?;
-        let new = Mode::of(In::<c_int>::from(mode).get()?)?;
-        Out::from(mode).set(MODE.replace(new) as c_int)
+        let new = CaptureMode::from_number(InPtr::<c_int>::from(mode).get()?)?;
+        OutPtr::from(mode).set(MODE.replace(new) as c_int)
     }
 }

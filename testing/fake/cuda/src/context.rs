@@ -1,10 +1,10 @@
-//! Contexts, and which of them is current in a thread.
+//! Contexts, and the current context of each thread.
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_uint, c_void};
 
-use crate::abi::{Answer, Out, export};
-use crate::allocation::discharge;
+use crate::abi::{CuResult, OutPtr, export};
+use crate::allocation::refund;
 use crate::capture;
 use crate::device::{Device, gpu};
 use crate::driver;
@@ -12,21 +12,21 @@ use crate::state::{self, Handle, State};
 use crate::status::Status;
 use crate::timeline;
 
-/// A context.
+/// A CUDA context.
 #[derive(Debug)]
 pub(crate) struct Context {
     pub(crate) gpu: usize,
     pub(crate) flags: u32,
     id: u64,
     peers: Vec<Handle>,
-    /// How often it is attached; it ends when nobody is left.
+    /// Number of attachments; the context is destroyed with the last.
     attached: u32,
-    /// Bytes of the stack of a thread, of the output of printf, of the heap.
+    /// Limits in bytes: stack of a thread, printf buffer, heap.
     limits: [u64; 3],
 }
 
-/// What limits are at first: CUDA's defaults. The memory for them is part of what a context takes.
-const FIRST_LIMITS: [u64; 3] = [1024, 8 << 20, 8 << 20];
+/// Initial limits: CUDA's defaults. Their memory is part of a context's size.
+const DEFAULT_LIMITS: [u64; 3] = [1024, 8 << 20, 8 << 20];
 
 /// A green context: a part of a primary context, which it keeps alive.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ pub(crate) struct Green {
     device: Device,
 }
 
-/// The primary context of a GPU.
+/// Primary context of a GPU.
 #[derive(Debug, Default)]
 pub(crate) struct Primary {
     context: Option<Handle>,
@@ -43,26 +43,26 @@ pub(crate) struct Primary {
 }
 
 thread_local! {
-    /// The thread's stack of contexts; the last is current.
+    /// Context stack of the thread; the last one is current.
     static STACK: RefCell<Vec<Handle>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The version that `cuCtxGetApiVersion` has answered since CUDA 3.2.
+/// Version that `cuCtxGetApiVersion` returns since CUDA 3.2.
 const API_VERSION: c_uint = 3020;
 
-/// The current context, if there is one.
+/// Returns the current context, if any.
 pub(crate) fn current() -> Option<Handle> {
     STACK.with_borrow(|stack| stack.last().copied()).filter(|context| *context != Handle::NULL)
 }
 
-/// The GPU of the current context.
-pub(crate) fn current_gpu(state: &State) -> Answer<usize> {
+/// Returns the GPU of the current context.
+pub(crate) fn current_gpu(state: &State) -> CuResult<usize> {
     let context = current().ok_or(Status::InvalidContext)?;
     state.contexts.get(&context).map(|context| context.gpu).ok_or(Status::InvalidContext)
 }
 
-/// Makes a context, which takes memory.
-fn make(state: &mut State, gpu: usize, flags: u32) -> Answer<Handle> {
+/// Creates a context, which uses memory.
+fn create_context(state: &mut State, gpu: usize, flags: u32) -> CuResult<Handle> {
     let machine = driver::machine()?;
     let board = &machine.world().gpus[gpu];
     if machine.is_lost(board) {
@@ -73,41 +73,42 @@ fn make(state: &mut State, gpu: usize, flags: u32) -> Answer<Handle> {
     let id = handle.0 as u64;
     state.contexts.insert(
         handle,
-        Context { gpu, flags, id, peers: Vec::new(), attached: 1, limits: FIRST_LIMITS },
+        Context { gpu, flags, id, peers: Vec::new(), attached: 1, limits: DEFAULT_LIMITS },
     );
     Ok(handle)
 }
 
-/// Ends a context: everything made in it goes too.
-fn destroy(state: &mut State, handle: Handle) -> Answer {
+/// Destroys a context and everything that belongs to it.
+fn destroy(state: &mut State, handle: Handle) -> CuResult {
     let context = state.contexts.remove(&handle).ok_or(Status::InvalidContext)?;
     let machine = driver::machine()?;
-    discharge(context.gpu, machine.world().gpus[context.gpu].model.context_bytes())?;
-    discharge(context.gpu, reserved_for(context.gpu, &context.limits)?)?;
+    refund(context.gpu, machine.world().gpus[context.gpu].model.context_bytes())?;
+    refund(context.gpu, reserved_for(context.gpu, &context.limits)?)?;
     state.free_all_of(handle)?;
     if !state.contexts.values().any(|other| other.gpu == context.gpu) {
-        state.empty_pools_of(context.gpu)?;
+        state.release_pools_of(context.gpu)?;
     }
     state.streams.retain(|_, stream| stream.context != handle);
     state.events.retain(|_, event| event.context != handle);
     for (_, module) in state.modules.extract_if(|_, module| module.context == handle) {
-        discharge(module.gpu, module.bytes)?;
+        refund(module.gpu, module.bytes)?;
     }
     state.functions.retain(|_, function| function.context != handle);
     STACK.with_borrow_mut(|stack| stack.retain(|other| *other != handle));
     Ok(())
 }
 
-/// Bytes that limits have the driver reserve beyond what a context comes with.
-fn reserved_for(gpu: usize, limits: &[u64; 3]) -> Answer<u64> {
+/// Returns the bytes that the driver reserves for limits beyond the defaults.
+fn reserved_for(gpu: usize, limits: &[u64; 3]) -> CuResult<u64> {
     let model = &driver::machine()?.world().gpus[gpu].model;
     let threads = u64::from(model.multiprocessors) * u64::from(model.threads_per_multiprocessor);
-    let beyond = limits.iter().zip(FIRST_LIMITS).map(|(limit, first)| limit.saturating_sub(first));
+    let beyond =
+        limits.iter().zip(DEFAULT_LIMITS).map(|(limit, first)| limit.saturating_sub(first));
     let bytes = beyond.zip([threads, 1, 1]).map(|(limit, times)| limit.saturating_mul(times));
     Ok(bytes.fold(0, u64::saturating_add))
 }
 
-fn set_limit(limit: usize, value: u64) -> Answer {
+fn set_limit(limit: usize, value: u64) -> CuResult {
     let mut state = state::lock()?;
     let current = current().ok_or(Status::InvalidContext)?;
     let context = state.contexts.get(&current).ok_or(Status::InvalidContext)?;
@@ -116,47 +117,47 @@ fn set_limit(limit: usize, value: u64) -> Answer {
     *limits.get_mut(limit).ok_or(Status::NotSupported)? = value;
     let after = reserved_for(gpu, &limits)?;
     state.charge(gpu, after.saturating_sub(before))?;
-    discharge(gpu, before.saturating_sub(after))?;
+    refund(gpu, before.saturating_sub(after))?;
     state.contexts.get_mut(&current).ok_or(Status::InvalidContext)?.limits = limits;
     Ok(())
 }
 
-/// One attachment less; the last ends the context.
-fn detach(handle: Handle) -> Answer {
+/// Removes one attachment; the last one destroys the context.
+fn detach(handle: Handle) -> CuResult {
     let mut state = state::lock()?;
     let context = state.contexts.get_mut(&handle).ok_or(Status::InvalidContext)?;
     context.attached -= 1;
     if context.attached > 0 { Ok(()) } else { destroy(&mut state, handle) }
 }
 
-fn create_green(out: Out<Handle>, resources: Handle, device: Device) -> Answer {
+fn create_green(out: OutPtr<Handle>, resources: Handle, device: Device) -> CuResult {
     out.check()?;
     if resources == Handle::NULL {
         return Err(Status::InvalidValue);
     }
     let mut primary = Handle::NULL;
-    retain_primary(Out::to(&mut primary), device)?;
+    retain_primary(OutPtr::to(&mut primary), device)?;
     let mut state = state::lock()?;
     let handle = state.new_handle();
     state.green.insert(handle, Green { device });
     out.set(handle)
 }
 
-fn destroy_green(handle: Handle) -> Answer {
+fn destroy_green(handle: Handle) -> CuResult {
     let green = state::lock()?.green.remove(&handle).ok_or(Status::InvalidContext)?;
     release_primary(green.device)
 }
 
-fn create(out: Out<Handle>, flags: c_uint, device: Device) -> Answer {
+fn create(out: OutPtr<Handle>, flags: c_uint, device: Device) -> CuResult {
     out.check()?;
     let gpu = gpu(device)?;
     let mut state = state::lock()?;
-    let context = make(&mut state, gpu, flags)?;
+    let context = create_context(&mut state, gpu, flags)?;
     STACK.with_borrow_mut(|stack| stack.push(context));
     out.set(context)
 }
 
-fn retain_primary(out: Out<Handle>, device: Device) -> Answer {
+fn retain_primary(out: OutPtr<Handle>, device: Device) -> CuResult {
     out.check()?;
     let gpu = gpu(device)?;
     let mut state = state::lock()?;
@@ -164,7 +165,7 @@ fn retain_primary(out: Out<Handle>, device: Device) -> Answer {
     let flags = primary.flags;
     let context = match primary.context {
         Some(context) => context,
-        None => make(&mut state, gpu, flags)?,
+        None => create_context(&mut state, gpu, flags)?,
     };
     let primary = state.primaries.entry(gpu).or_default();
     primary.context = Some(context);
@@ -172,7 +173,7 @@ fn retain_primary(out: Out<Handle>, device: Device) -> Answer {
     out.set(context)
 }
 
-fn release_primary(device: Device) -> Answer {
+fn release_primary(device: Device) -> CuResult {
     let gpu = gpu(device)?;
     let mut state = state::lock()?;
     let primary = state.primaries.entry(gpu).or_default();
@@ -183,46 +184,46 @@ fn release_primary(device: Device) -> Answer {
     primary.context.take().map_or(Ok(()), |context| destroy(&mut state, context))
 }
 
-/// Ends the primary context and begins it anew: those who retain it keep their handle.
-fn reset_primary(device: Device) -> Answer {
+/// Resets the primary context; its handle stays valid.
+fn reset_primary(device: Device) -> CuResult {
     let gpu = gpu(device)?;
     let mut state = state::lock()?;
     let Some(context) = state.primaries.entry(gpu).or_default().context else { return Ok(()) };
     state.free_all_of(context)?;
-    if state.contexts.len() == 1 { state.empty_pools_of(gpu) } else { Ok(()) }
+    if state.contexts.len() == 1 { state.release_pools_of(gpu) } else { Ok(()) }
 }
 
-fn set_primary_flags(device: Device, flags: c_uint) -> Answer {
+fn set_primary_flags(device: Device, flags: c_uint) -> CuResult {
     let gpu = gpu(device)?;
     state::lock()?.primaries.entry(gpu).or_default().flags = flags;
     Ok(())
 }
 
-fn with_current<T>(read: impl FnOnce(&mut Context) -> Answer<T>) -> Answer<T> {
+fn with_current<T>(read: impl FnOnce(&mut Context) -> CuResult<T>) -> CuResult<T> {
     let mut state = state::lock()?;
     let context = current().ok_or(Status::InvalidContext)?;
     read(state.contexts.get_mut(&context).ok_or(Status::InvalidContext)?)
 }
 
-fn check_alive(state: &State, context: Handle) -> Answer {
+fn check_alive(state: &State, context: Handle) -> CuResult {
     if state.contexts.contains_key(&context) { Ok(()) } else { Err(Status::InvalidContext) }
 }
 
-fn push(context: Handle) -> Answer {
+fn push(context: Handle) -> CuResult {
     check_alive(&*state::lock()?, context)?;
     STACK.with_borrow_mut(|stack| stack.push(context));
     Ok(())
 }
 
-fn pop(out: Out<Handle>) -> Answer {
+fn pop(out: OutPtr<Handle>) -> CuResult {
     driver::machine()?;
     let context = STACK.with_borrow_mut(Vec::pop).ok_or(Status::InvalidContext)?;
-    out.set_if_wanted(context);
+    out.set_unless_null(context);
     Ok(())
 }
 
 export! {
-    fn cuDevicePrimaryCtxRetain(context: Out<Handle>, device: Device) { retain_primary(context, device) }
+    fn cuDevicePrimaryCtxRetain(context: OutPtr<Handle>, device: Device) { retain_primary(context, device) }
     fn cuDevicePrimaryCtxRelease(device: Device) { release_primary(device) }
     fn cuDevicePrimaryCtxRelease_v2(device: Device) { release_primary(device) }
     fn cuDevicePrimaryCtxReset(device: Device) { reset_primary(device) }
@@ -230,7 +231,7 @@ export! {
     fn cuDevicePrimaryCtxSetFlags(device: Device, flags: c_uint) { set_primary_flags(device, flags) }
     fn cuDevicePrimaryCtxSetFlags_v2(device: Device, flags: c_uint) { set_primary_flags(device, flags) }
 
-    fn cuDevicePrimaryCtxGetState(device: Device, flags: Out<c_uint>, active: Out<c_int>) {
+    fn cuDevicePrimaryCtxGetState(device: Device, flags: OutPtr<c_uint>, active: OutPtr<c_int>) {
         let gpu = gpu(device)?;
         let mut state = state::lock()?;
         let primary = state.primaries.entry(gpu).or_default();
@@ -238,11 +239,11 @@ export! {
         active.set(c_int::from(primary.context.is_some()))
     }
 
-    fn cuCtxCreate(context: Out<Handle>, flags: c_uint, device: Device) { create(context, flags, device) }
-    fn cuCtxCreate_v2(context: Out<Handle>, flags: c_uint, device: Device) { create(context, flags, device) }
+    fn cuCtxCreate(context: OutPtr<Handle>, flags: c_uint, device: Device) { create(context, flags, device) }
+    fn cuCtxCreate_v2(context: OutPtr<Handle>, flags: c_uint, device: Device) { create(context, flags, device) }
 
     fn cuCtxCreate_v3(
-        context: Out<Handle>,
+        context: OutPtr<Handle>,
         affinity: *const c_void,
         count: c_int,
         flags: c_uint,
@@ -255,18 +256,18 @@ export! {
         create(context, flags, device)
     }
 
-    fn cuCtxCreate_v4(context: Out<Handle>, parameters: *const c_void, flags: c_uint, device: Device) {
+    fn cuCtxCreate_v4(context: OutPtr<Handle>, parameters: *const c_void, flags: c_uint, device: Device) {
         if !parameters.is_null() {
             return Err(Status::NotSupported);
         }
         create(context, flags, device)
     }
 
-    fn cuGLCtxCreate(context: Out<Handle>, flags: c_uint, device: Device) { create(context, flags, device) }
-    fn cuGLCtxCreate_v2(context: Out<Handle>, flags: c_uint, device: Device) { create(context, flags, device) }
+    fn cuGLCtxCreate(context: OutPtr<Handle>, flags: c_uint, device: Device) { create(context, flags, device) }
+    fn cuGLCtxCreate_v2(context: OutPtr<Handle>, flags: c_uint, device: Device) { create(context, flags, device) }
 
     fn cuVDPAUCtxCreate_v2(
-        context: Out<Handle>,
+        context: OutPtr<Handle>,
         flags: c_uint,
         device: Device,
         vdpau: c_uint,
@@ -277,20 +278,20 @@ export! {
     }
 
     fn cuDeviceGetDevResource(device: Device, resource: *mut c_void, kind: c_int) {
-        // Multiprocessors; what is in it is only for the driver to know.
+        // Multiprocessors; the content is opaque.
         let _ = resource;
         gpu(device)?;
         if kind == 1 { Ok(()) } else { Err(Status::InvalidValue) }
     }
 
-    fn cuDevResourceGenerateDesc(description: Out<Handle>, resources: *const c_void, count: c_uint) {
+    fn cuDevResourceGenerateDesc(description: OutPtr<Handle>, resources: *const c_void, count: c_uint) {
         if resources.is_null() || count == 0 {
             return Err(Status::InvalidValue);
         }
         description.set(state::lock()?.new_handle())
     }
 
-    fn cuGreenCtxCreate(context: Out<Handle>, resources: Handle, device: Device, flags: c_uint) {
+    fn cuGreenCtxCreate(context: OutPtr<Handle>, resources: Handle, device: Device, flags: c_uint) {
         // CU_GREEN_CTX_DEFAULT_STREAM
         if flags != 1 {
             return Err(Status::InvalidValue);
@@ -300,7 +301,7 @@ export! {
 
     fn cuGreenCtxDestroy(context: Handle) { destroy_green(context) }
 
-    fn cuCtxAttach(context: Out<Handle>, flags: c_uint) {
+    fn cuCtxAttach(context: OutPtr<Handle>, flags: c_uint) {
         context.check()?;
         if flags != 0 {
             return Err(Status::InvalidValue);
@@ -317,8 +318,8 @@ export! {
     fn cuCtxDestroy_v2(context: Handle) { destroy(&mut *state::lock()?, context) }
     fn cuCtxPushCurrent(context: Handle) { push(context) }
     fn cuCtxPushCurrent_v2(context: Handle) { push(context) }
-    fn cuCtxPopCurrent(context: Out<Handle>) { pop(context) }
-    fn cuCtxPopCurrent_v2(context: Out<Handle>) { pop(context) }
+    fn cuCtxPopCurrent(context: OutPtr<Handle>) { pop(context) }
+    fn cuCtxPopCurrent_v2(context: OutPtr<Handle>) { pop(context) }
 
     fn cuCtxSetCurrent(context: Handle) {
         let state = state::lock()?;
@@ -334,24 +335,24 @@ export! {
         Ok(())
     }
 
-    fn cuCtxGetCurrent(context: Out<Handle>) {
+    fn cuCtxGetCurrent(context: OutPtr<Handle>) {
         driver::machine()?;
         context.set(current().unwrap_or(Handle::NULL))
     }
 
-    fn cuCtxGetDevice(device: Out<Device>) {
+    fn cuCtxGetDevice(device: OutPtr<Device>) {
         device.set(Device::of(with_current(|context| Ok(context.gpu))?))
     }
 
-    fn cuCtxGetFlags(flags: Out<c_uint>) { flags.set(with_current(|context| Ok(context.flags))?) }
+    fn cuCtxGetFlags(flags: OutPtr<c_uint>) { flags.set(with_current(|context| Ok(context.flags))?) }
 
-    fn cuCtxGetId(context: Handle, id: Out<u64>) {
+    fn cuCtxGetId(context: Handle, id: OutPtr<u64>) {
         let context = if context == Handle::NULL { current().ok_or(Status::InvalidContext)? } else { context };
         let state = state::lock()?;
         id.set(state.contexts.get(&context).ok_or(Status::InvalidContext)?.id)
     }
 
-    fn cuCtxGetApiVersion(context: Handle, version: Out<c_uint>) {
+    fn cuCtxGetApiVersion(context: Handle, version: OutPtr<c_uint>) {
         let context = if context == Handle::NULL { current().ok_or(Status::InvalidContext)? } else { context };
         check_alive(&*state::lock()?, context)?;
         version.set(API_VERSION)
@@ -368,23 +369,23 @@ export! {
         state::lock()?.shrink_pools()
     }
 
-    fn cuCtxGetLimit(value: Out<usize>, limit: c_uint) {
+    fn cuCtxGetLimit(value: OutPtr<usize>, limit: c_uint) {
         let limits = with_current(|context| Ok(context.limits))?;
         value.set(*limits.get(limit as usize).ok_or(Status::NotSupported)? as usize)
     }
 
     fn cuCtxSetLimit(limit: c_uint, value: usize) { set_limit(limit as usize, value as u64) }
 
-    fn cuCtxGetCacheConfig(config: Out<c_uint>) { with_current(|_| config.set(0)) }
+    fn cuCtxGetCacheConfig(config: OutPtr<c_uint>) { with_current(|_| config.set(0)) }
 
     fn cuCtxSetCacheConfig(config: c_uint) {
         with_current(|_| if config <= 3 { Ok(()) } else { Err(Status::InvalidValue) })
     }
 
-    fn cuCtxGetStreamPriorityRange(least: Out<c_int>, greatest: Out<c_int>) {
+    fn cuCtxGetStreamPriorityRange(least: OutPtr<c_int>, greatest: OutPtr<c_int>) {
         with_current(|_| Ok(()))?;
-        least.set_if_wanted(0);
-        greatest.set_if_wanted(crate::stream::HIGHEST_PRIORITY);
+        least.set_unless_null(0);
+        greatest.set_unless_null(crate::stream::HIGHEST_PRIORITY);
         Ok(())
     }
 

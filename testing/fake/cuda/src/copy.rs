@@ -1,22 +1,21 @@
-//! Copies and fills. They check that device memory is there, take their time, and move no bytes:
-//! nothing is behind a device pointer.
+//! Copies and fills. They check the device memory, take modelled time, and move no bytes, because
+//! device memory has no backing store.
 
 use std::ffi::{c_uchar, c_uint, c_ushort};
 
-use crate::abi::{Answer, export};
+use crate::abi::{CuResult, export};
 use crate::driver;
 use crate::state::{self, Handle};
 use crate::status::Status;
 use crate::timeline::{self, Engine};
 
-/// Nanoseconds per 16 bytes between host and GPU (16 GB/s, PCIe 4.0 in practice) and on the GPU
+/// Nanoseconds per 16 bytes: between host and GPU (16 GB/s, PCIe 4.0 in practice), and on the GPU
 /// (1.6 TB/s).
 const OVER_PCIE: f64 = 1.0;
 const ON_GPU: f64 = 0.01;
 
-/// The bytes from there on must be memory that was taken, or, where that is allowed, memory of the
-/// host.
-fn check(address: u64, bytes: u64, host_too: bool) -> Answer {
+/// Checks that the range is allocated device memory or, if `host_too` is set, host memory.
+fn check(address: u64, bytes: u64, host_too: bool) -> CuResult {
     let state = state::lock()?;
     if let Some((start, allocation)) = state.allocation_at(address) {
         let inside =
@@ -27,11 +26,11 @@ fn check(address: u64, bytes: u64, host_too: bool) -> Answer {
         .reservations
         .range(..=address)
         .next_back()
-        .is_some_and(|(start, reservation)| reservation.holds(*start, address, bytes));
+        .is_some_and(|(start, reservation)| reservation.contains(*start, address, bytes));
     if mapped || host_too && address != 0 { Ok(()) } else { Err(Status::InvalidValue) }
 }
 
-fn queue(on: Handle, bytes: u64, nanos_per_16: f64, wait: bool) -> Answer {
+fn queue(on: Handle, bytes: u64, nanos_per_16: f64, wait: bool) -> CuResult {
     let nanos = (bytes as f64 / 16.0 * nanos_per_16) as u64;
     let length = driver::machine()?.world().time.real(nanos);
     let end = state::lock()?.queue(on, Engine::Copies, length)?;
@@ -41,8 +40,8 @@ fn queue(on: Handle, bytes: u64, nanos_per_16: f64, wait: bool) -> Answer {
     Ok(())
 }
 
-/// Between host and GPU.
-fn over_pcie(device: u64, host: u64, bytes: usize, on: Handle, wait: bool) -> Answer {
+/// Queues a copy between host and GPU.
+fn over_pcie(device: u64, host: u64, bytes: usize, on: Handle, wait: bool) -> CuResult {
     if bytes == 0 {
         return driver::machine().map(drop);
     }
@@ -53,8 +52,8 @@ fn over_pcie(device: u64, host: u64, bytes: usize, on: Handle, wait: bool) -> An
     queue(on, bytes as u64, OVER_PCIE, wait)
 }
 
-/// On the GPU, or anywhere.
-fn anywhere(to: u64, from: u64, bytes: usize, on: Handle, host_too: bool, wait: bool) -> Answer {
+/// Queues a copy on the GPU or between any memories.
+fn anywhere(to: u64, from: u64, bytes: usize, on: Handle, host_too: bool, wait: bool) -> CuResult {
     if bytes == 0 {
         return driver::machine().map(drop);
     }
@@ -63,7 +62,7 @@ fn anywhere(to: u64, from: u64, bytes: usize, on: Handle, host_too: bool, wait: 
     queue(on, bytes as u64, ON_GPU, wait)
 }
 
-fn fill(to: u64, element: usize, count: usize, on: Handle, wait: bool) -> Answer {
+fn fill(to: u64, element: usize, count: usize, on: Handle, wait: bool) -> CuResult {
     let bytes = element.checked_mul(count).ok_or(Status::InvalidValue)?;
     if bytes == 0 {
         return driver::machine().map(drop);

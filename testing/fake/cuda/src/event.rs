@@ -2,7 +2,7 @@
 
 use std::ffi::c_uint;
 
-use crate::abi::{Answer, Out, export};
+use crate::abi::{CuResult, OutPtr, export};
 use crate::capture;
 use crate::context::{current, current_gpu};
 use crate::driver;
@@ -11,36 +11,36 @@ use crate::status::Status;
 use crate::stream;
 use crate::timeline::{self, now};
 
-/// An event.
+/// A CUDA event.
 #[derive(Debug)]
 pub(crate) struct Event {
     pub(crate) context: Handle,
     timed: bool,
-    /// When the work before it ends; `None` as long as it was not recorded.
+    /// End time of the work before the event; `None` if it was never recorded.
     pub(crate) recorded: Option<u64>,
 }
 
 /// `CU_EVENT_DISABLE_TIMING`.
 const NO_TIMING: c_uint = 2;
 
-fn record(event: Handle, on: Handle) -> Answer {
+fn record(event: Handle, on: Handle) -> CuResult {
     let mut state = state::lock()?;
     let end = stream::end_of(&state, on)?.max(now());
     state.events.get_mut(&event).ok_or(Status::InvalidHandle)?.recorded = Some(end);
     Ok(())
 }
 
-/// When an event happens; one that was never recorded has happened.
-fn time_of(event: Handle) -> Answer<u64> {
+/// Returns the time at which an event completes. An event that was never recorded is complete.
+fn time_of(event: Handle) -> CuResult<u64> {
     Ok(state::lock()?.events.get(&event).ok_or(Status::InvalidHandle)?.recorded.unwrap_or(0))
 }
 
-fn destroy(event: Handle) -> Answer {
+fn destroy(event: Handle) -> CuResult {
     state::lock()?.events.remove(&event).map(drop).ok_or(Status::InvalidHandle)
 }
 
-/// Milliseconds of modelled time between two events that have happened.
-fn elapsed(out: Out<f32>, start: Handle, end: Handle) -> Answer {
+/// Returns the milliseconds of modelled time between two completed events.
+fn elapsed(out: OutPtr<f32>, start: Handle, end: Handle) -> CuResult {
     let (from, to) = {
         let state = state::lock()?;
         let time = |event: Handle| {
@@ -62,7 +62,7 @@ fn elapsed(out: Out<f32>, start: Handle, end: Handle) -> Answer {
 }
 
 export! {
-    fn cuEventCreate(event: Out<Handle>, flags: c_uint) {
+    fn cuEventCreate(event: OutPtr<Handle>, flags: c_uint) {
         event.check()?;
         if flags > 7 {
             return Err(Status::InvalidValue);
@@ -94,11 +94,11 @@ export! {
         state::lock()?.shrink_pools()
     }
 
-    fn cuEventElapsedTime(milliseconds: Out<f32>, start: Handle, end: Handle) {
+    fn cuEventElapsedTime(milliseconds: OutPtr<f32>, start: Handle, end: Handle) {
         elapsed(milliseconds, start, end)
     }
 
-    fn cuEventElapsedTime_v2(milliseconds: Out<f32>, start: Handle, end: Handle) {
+    fn cuEventElapsedTime_v2(milliseconds: OutPtr<f32>, start: Handle, end: Handle) {
         elapsed(milliseconds, start, end)
     }
 }

@@ -1,22 +1,22 @@
-//! Which functions `dlsym` finds: those of a driver of the world's CUDA version, and one more.
+//! Symbols that `dlsym` finds: those of a driver of the world's CUDA version, and one more.
 
 use std::ffi::c_int;
 
 use tessera_fake_world::{Location, World};
 use tessera_intercept_symbols::{Version, find};
 
-/// A function that no release has: what a driver newer than everybody's tables has.
-pub(crate) const OF_TOMORROW: &str = "cuFunctionOfTomorrow";
+/// A function that no symbol table lists, as in a driver that is newer than all tables.
+pub(crate) const UNLISTED_FUNCTION: &str = "cuFunctionOfTomorrow";
 
-/// See [`OF_TOMORROW`].
+/// See [`UNLISTED_FUNCTION`].
 #[unsafe(export_name = "cuFunctionOfTomorrow")]
-pub(crate) extern "C" fn of_tomorrow() -> c_int {
+pub(crate) extern "C" fn unlisted_function() -> c_int {
     0
 }
 
-/// Hides what the world's driver is too old for. Where there is no world, everything is found, and
-/// answers that there is none.
-extern "C" fn hide_what_is_too_new() {
+/// Hides the symbols that the world's driver is too old for. If there is no world, all symbols are
+/// found, and their functions return an error.
+extern "C" fn hide_newer_symbols() {
     let world = Location::of_this_process()
         .ok()
         .and_then(|place| std::fs::read_to_string(place.world).ok());
@@ -28,14 +28,14 @@ extern "C" fn hide_what_is_too_new() {
         let symbol = name.to_str().ok().and_then(find);
         symbol.is_some_and(|symbol| !symbol.is_exported_by(Version(number)))
     };
-    // SAFETY: the loader initialises this library, and lets nobody look symbols up meanwhile.
+    // SAFETY: the loader initialises this library, during which no symbols are looked up.
     let hidden =
-        unsafe { tessera_intercept_exports::hide(hide_what_is_too_new as *const (), is_too_new) };
-    if let Err(why) = hidden {
-        eprintln!("fake libcuda.so.1: functions that are too new cannot be hidden: {why:?}");
+        unsafe { tessera_intercept_exports::hide(hide_newer_symbols as *const (), is_too_new) };
+    if let Err(error) = hidden {
+        eprintln!("fake libcuda.so.1: cannot hide newer functions: {error:?}");
     }
 }
 
 #[used]
 #[unsafe(link_section = ".init_array")]
-static WHEN_LOADED: extern "C" fn() = hide_what_is_too_new;
+static INITIALISER: extern "C" fn() = hide_newer_symbols;

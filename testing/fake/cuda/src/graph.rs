@@ -1,10 +1,9 @@
-//! Graphs: how long the kernels that streams captured take together, and the nodes that take
-//! memory.
+//! Graphs: the total time of their captured kernels, and their memory nodes.
 
 use std::ffi::{c_char, c_ulonglong};
 use std::time::Duration;
 
-use crate::abi::{Answer, Out, export};
+use crate::abi::{CuResult, OutPtr, export};
 use crate::graph_memory::GraphMemory;
 use crate::state::{self, Handle};
 use crate::status::Status;
@@ -24,7 +23,7 @@ pub(crate) struct Executable {
     pub(crate) memory: GraphMemory,
 }
 
-fn instantiate(out: Out<Handle>, graph: Handle) -> Answer {
+fn instantiate(out: OutPtr<Handle>, graph: Handle) -> CuResult {
     out.check()?;
     let mut state = state::lock()?;
     let kernels = state.graphs.get(&graph).ok_or(Status::InvalidHandle)?.kernels;
@@ -34,12 +33,12 @@ fn instantiate(out: Out<Handle>, graph: Handle) -> Answer {
     out.set(handle)
 }
 
-fn update(executable: Handle, graph: Handle) -> Answer {
+fn update(executable: Handle, graph: Handle) -> CuResult {
     let mut state = state::lock()?;
     let kernels = state.graphs.get(&graph).ok_or(Status::InvalidHandle)?.kernels;
     let memory = state.memory_of_graph(graph)?;
     let known = state.executable_graphs.get_mut(&executable).ok_or(Status::InvalidHandle)?;
-    // Memory is laid out when a graph is instantiated.
+    // The memory layout is fixed at instantiation.
     if memory != known.memory {
         return Err(Status::NotSupported);
     }
@@ -49,20 +48,20 @@ fn update(executable: Handle, graph: Handle) -> Answer {
 
 export! {
     fn cuGraphInstantiate(
-        out: Out<Handle>, graph: Handle, node: Out<Handle>, log: Out<c_char>, length: usize,
+        out: OutPtr<Handle>, graph: Handle, node: OutPtr<Handle>, log: OutPtr<c_char>, length: usize,
     ) {
         let _ = (node, log, length);
         instantiate(out, graph)
     }
 
     fn cuGraphInstantiate_v2(
-        out: Out<Handle>, graph: Handle, node: Out<Handle>, log: Out<c_char>, length: usize,
+        out: OutPtr<Handle>, graph: Handle, node: OutPtr<Handle>, log: OutPtr<c_char>, length: usize,
     ) {
         let _ = (node, log, length);
         instantiate(out, graph)
     }
 
-    fn cuGraphInstantiateWithFlags(out: Out<Handle>, graph: Handle, flags: c_ulonglong) {
+    fn cuGraphInstantiateWithFlags(out: OutPtr<Handle>, graph: Handle, flags: c_ulonglong) {
         let _ = flags;
         instantiate(out, graph)
     }
@@ -72,7 +71,7 @@ export! {
         let executable = state.executable_graphs.get(&graph).ok_or(Status::InvalidHandle)?;
         let (length, memory) = (executable.kernels, executable.memory.clone());
         state.map_graph(graph, &memory)?;
-        state.take_for_graph(graph, &memory)?;
+        state.charge_graph(graph, &memory)?;
         state.queue(on, Engine::Kernels, length).map(drop)
     }
 
@@ -83,21 +82,21 @@ export! {
         state.map_graph(graph, &memory)
     }
 
-    fn cuGraphInstantiateWithParams(out: Out<Handle>, graph: Handle, parameters: Out<u64>) {
+    fn cuGraphInstantiateWithParams(out: OutPtr<Handle>, graph: Handle, parameters: OutPtr<u64>) {
         parameters.check()?;
         instantiate(out, graph)
     }
 
-    fn cuGraphExecUpdate(executable: Handle, graph: Handle, node: Out<Handle>, outcome: Out<u32>) {
+    fn cuGraphExecUpdate(executable: Handle, graph: Handle, node: OutPtr<Handle>, outcome: OutPtr<u32>) {
         let _ = node;
         let answer = update(executable, graph);
-        outcome.set_if_wanted(u32::from(answer.is_err()));
+        outcome.set_unless_null(u32::from(answer.is_err()));
         answer
     }
 
-    fn cuGraphExecUpdate_v2(executable: Handle, graph: Handle, outcome: Out<u32>) {
+    fn cuGraphExecUpdate_v2(executable: Handle, graph: Handle, outcome: OutPtr<u32>) {
         let answer = update(executable, graph);
-        outcome.set_if_wanted(u32::from(answer.is_err()));
+        outcome.set_unless_null(u32::from(answer.is_err()));
         answer
     }
 

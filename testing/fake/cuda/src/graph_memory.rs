@@ -1,14 +1,15 @@
-//! Memory of graphs: nodes that take it and free it, and what is kept for the graphs of a GPU.
+//! Memory of graphs: nodes that allocate and free it, and the memory reserved for the graphs of a
+//! GPU.
 //!
-//! A node has its address from the beginning; the memory comes when the executable graph is
-//! uploaded or launched, and stays with it until it is destroyed or what is kept for graphs is
-//! trimmed while nobody holds any of it.
+//! A node has its address from its creation. The memory is charged when the executable graph is
+//! uploaded or launched. It stays with the graph until the graph is destroyed, or until the reserve
+//! is trimmed while nothing of it is allocated.
 
 use std::collections::HashSet;
 use std::ffi::{c_int, c_uint, c_void};
 
-use crate::abi::{Answer, In, Out, export};
-use crate::allocation::{Allocation, Kind, discharge};
+use crate::abi::{CuResult, InPtr, OutPtr, export};
+use crate::allocation::{Allocation, AllocationKind, refund};
 use crate::context::current;
 use crate::device::{Device, gpu};
 use crate::graph::Graph;
@@ -16,28 +17,28 @@ use crate::pool::ON_DEVICE;
 use crate::state::{self, Handle, State};
 use crate::status::Status;
 
-/// What is kept grows and shrinks by this.
+/// Size by which the reserve grows and shrinks.
 const CHUNK: u64 = 2 << 20;
 
-/// A node.
+/// A graph node.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Node {
+pub(crate) enum GraphNode {
     Empty,
     Alloc { gpu: usize, bytes: u64, address: u64 },
     Free { address: u64 },
     Child(Handle),
 }
 
-/// What the nodes of a graph take: GPU, bytes, address.
+/// Memory of a graph's nodes: GPU, bytes, address.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct GraphMemory {
-    takes: Vec<(usize, u64, u64)>,
+    allocations: Vec<(usize, u64, u64)>,
     frees: Vec<u64>,
 }
 
-/// What is kept for the graphs of a GPU.
+/// Memory reserved for the graphs of a GPU.
 #[derive(Debug, Default)]
-pub(crate) struct Kept {
+pub(crate) struct GraphReserve {
     reserved: u64,
     used: u64,
     reserved_high: u64,
@@ -63,61 +64,61 @@ pub(crate) struct AllocParameters {
 const _: () = assert!(std::mem::offset_of!(AllocParameters, bytes) == 104);
 
 impl State {
-    /// Adds up what the nodes of a graph do with memory.
-    pub(crate) fn memory_of_graph(&self, graph: Handle) -> Answer<GraphMemory> {
+    /// Returns the memory operations of a graph's nodes.
+    pub(crate) fn memory_of_graph(&self, graph: Handle) -> CuResult<GraphMemory> {
         let mut memory = GraphMemory::default();
         for node in &self.graphs.get(&graph).ok_or(Status::InvalidHandle)?.nodes {
             match self.nodes.get(node) {
-                Some(Node::Alloc { gpu, bytes, address }) => {
-                    memory.takes.push((*gpu, *bytes, *address))
+                Some(GraphNode::Alloc { gpu, bytes, address }) => {
+                    memory.allocations.push((*gpu, *bytes, *address))
                 }
-                Some(Node::Free { address }) => memory.frees.push(*address),
-                Some(Node::Child(child)) => {
+                Some(GraphNode::Free { address }) => memory.frees.push(*address),
+                Some(GraphNode::Child(child)) => {
                     let more = self.memory_of_graph(*child)?;
-                    memory.takes.extend(more.takes);
+                    memory.allocations.extend(more.allocations);
                     memory.frees.extend(more.frees);
                 }
-                Some(Node::Empty) | None => {}
+                Some(GraphNode::Empty) | None => {}
             }
         }
         Ok(memory)
     }
 
-    fn add_node(&mut self, graph: Handle, node: Node) -> Answer<Handle> {
+    fn add_node(&mut self, graph: Handle, node: GraphNode) -> CuResult<Handle> {
         let handle = self.new_handle();
         self.graphs.get_mut(&graph).ok_or(Status::InvalidHandle)?.nodes.push(handle);
         self.nodes.insert(handle, node);
         Ok(handle)
     }
 
-    /// A node that takes memory, with an address of its own.
-    pub(crate) fn new_alloc_node(&mut self, gpu: usize, bytes: u64) -> Answer<(Handle, u64)> {
+    /// Creates a node that allocates memory and has an address.
+    pub(crate) fn new_alloc_node(&mut self, gpu: usize, bytes: u64) -> CuResult<(Handle, u64)> {
         let bytes = bytes.next_multiple_of(512);
         let address = self.new_addresses(gpu, bytes, 512)?;
         let handle = self.new_handle();
-        self.nodes.insert(handle, Node::Alloc { gpu, bytes, address });
+        self.nodes.insert(handle, GraphNode::Alloc { gpu, bytes, address });
         Ok((handle, address))
     }
 
-    /// A node that frees memory.
+    /// Creates a node that frees memory.
     pub(crate) fn new_free_node(&mut self, address: u64) -> Handle {
         let handle = self.new_handle();
-        self.nodes.insert(handle, Node::Free { address });
+        self.nodes.insert(handle, GraphNode::Free { address });
         handle
     }
 
-    /// Gives an executable graph its memory, unless it has it.
-    pub(crate) fn map_graph(&mut self, graph: Handle, memory: &GraphMemory) -> Answer {
-        if memory.takes.is_empty() || self.mapped_graphs.contains(&graph) {
+    /// Reserves the memory of an executable graph, unless it is mapped already.
+    pub(crate) fn map_graph(&mut self, graph: Handle, memory: &GraphMemory) -> CuResult {
+        if memory.allocations.is_empty() || self.mapped_graphs.contains(&graph) {
             return Ok(());
         }
-        for (at, (gpu, bytes, _)) in memory.takes.iter().enumerate() {
-            if let Err(error) = self.keep_for_graphs(*gpu, *bytes) {
+        for (at, (gpu, bytes, _)) in memory.allocations.iter().enumerate() {
+            if let Err(error) = self.reserve_for_graph(*gpu, *bytes) {
                 memory
-                    .takes
+                    .allocations
                     .iter()
                     .take(at)
-                    .for_each(|(gpu, bytes, _)| self.unused_by_graph(*gpu, *bytes));
+                    .for_each(|(gpu, bytes, _)| self.release_graph_bytes(*gpu, *bytes));
                 return Err(error);
             }
         }
@@ -125,39 +126,43 @@ impl State {
         Ok(())
     }
 
-    fn keep_for_graphs(&mut self, gpu: usize, bytes: u64) -> Answer {
-        let kept = self.kept_for_graphs.entry(gpu).or_default();
-        let wanted = (kept.used + bytes).next_multiple_of(CHUNK).max(kept.reserved);
-        let more = wanted - kept.reserved;
+    fn reserve_for_graph(&mut self, gpu: usize, bytes: u64) -> CuResult {
+        let reserve = self.graph_reserves.entry(gpu).or_default();
+        let wanted = (reserve.used + bytes).next_multiple_of(CHUNK).max(reserve.reserved);
+        let more = wanted - reserve.reserved;
         self.charge(gpu, more)?;
-        let kept = self.kept_for_graphs.entry(gpu).or_default();
-        (kept.reserved, kept.used) = (kept.reserved + more, kept.used + bytes);
-        kept.reserved_high = kept.reserved_high.max(kept.reserved);
-        kept.used_high = kept.used_high.max(kept.used);
+        let reserve = self.graph_reserves.entry(gpu).or_default();
+        (reserve.reserved, reserve.used) = (reserve.reserved + more, reserve.used + bytes);
+        reserve.reserved_high = reserve.reserved_high.max(reserve.reserved);
+        reserve.used_high = reserve.used_high.max(reserve.used);
         Ok(())
     }
 
-    fn unused_by_graph(&mut self, gpu: usize, bytes: u64) {
-        let kept = self.kept_for_graphs.entry(gpu).or_default();
-        kept.used -= bytes;
+    fn release_graph_bytes(&mut self, gpu: usize, bytes: u64) {
+        let reserve = self.graph_reserves.entry(gpu).or_default();
+        reserve.used -= bytes;
     }
 
-    /// A launch: what the graph takes and does not free is the program's.
-    pub(crate) fn take_for_graph(&mut self, graph: Handle, memory: &GraphMemory) -> Answer {
+    /// Launches a graph: allocations that it does not free belong to the program.
+    pub(crate) fn charge_graph(&mut self, graph: Handle, memory: &GraphMemory) -> CuResult {
         let context = current().ok_or(Status::InvalidContext)?;
-        let own: HashSet<u64> = memory.takes.iter().map(|(_, _, address)| *address).collect();
-        let kept = |address: &u64| !memory.frees.contains(address);
+        let own: HashSet<u64> = memory.allocations.iter().map(|(_, _, address)| *address).collect();
+        let reserve = |address: &u64| !memory.frees.contains(address);
         if own
             .iter()
-            .filter(|address| kept(address))
+            .filter(|address| reserve(address))
             .any(|address| self.allocations.contains_key(address))
         {
             return Err(Status::InvalidValue);
         }
-        for (gpu, bytes, address) in memory.takes.iter().filter(|(_, _, address)| kept(address)) {
+        for (gpu, bytes, address) in
+            memory.allocations.iter().filter(|(_, _, address)| reserve(address))
+        {
             let (gpu, bytes) = (*gpu, *bytes);
-            self.allocations
-                .insert(*address, Allocation { gpu, context, bytes, kind: Kind::Graph(graph) });
+            self.allocations.insert(
+                *address,
+                Allocation { gpu, context, bytes, kind: AllocationKind::Graph(graph) },
+            );
         }
         for address in memory.frees.iter().filter(|address| !own.contains(address)) {
             self.free(*address)?;
@@ -165,85 +170,86 @@ impl State {
         Ok(())
     }
 
-    /// A piece that a graph took is freed: the memory stays with the graph, if that is still there.
+    /// Frees an allocation of a graph. The memory stays with the graph if the graph still exists.
     pub(crate) fn return_to_graph(&mut self, graph: Handle, gpu: usize, bytes: u64) {
         if !self.executable_graphs.contains_key(&graph) {
-            self.unused_by_graph(gpu, bytes);
+            self.release_graph_bytes(gpu, bytes);
         }
     }
 
-    fn is_out(&self, address: u64) -> bool {
+    fn is_allocated(&self, address: u64) -> bool {
         self.allocations.contains_key(&address)
     }
 
-    /// An executable graph lets go of its memory, but for what the program still holds of it.
+    /// Releases the memory of an executable graph, except for allocations of the program.
     pub(crate) fn unmap_graph(&mut self, graph: Handle, memory: &GraphMemory) {
         if self.mapped_graphs.remove(&graph) {
-            for (gpu, bytes, address) in &memory.takes {
-                if !self.is_out(*address) {
-                    self.unused_by_graph(*gpu, *bytes);
+            for (gpu, bytes, address) in &memory.allocations {
+                if !self.is_allocated(*address) {
+                    self.release_graph_bytes(*gpu, *bytes);
                 }
             }
         }
     }
 
-    /// Gives back what no graph uses.
-    pub(crate) fn trim_graphs(&mut self, gpu: usize) -> Answer {
+    /// Releases memory that no graph uses.
+    pub(crate) fn trim_graphs(&mut self, gpu: usize) -> CuResult {
         let idle: Vec<_> = self.mapped_graphs.iter().copied().collect();
         for graph in idle {
             let Some(memory) = self.executable_graphs.get(&graph).map(|graph| graph.memory.clone())
             else {
                 continue;
             };
-            if !memory.takes.iter().any(|(_, _, address)| self.is_out(*address)) {
+            if !memory.allocations.iter().any(|(_, _, address)| self.is_allocated(*address)) {
                 self.unmap_graph(graph, &memory);
             }
         }
-        let Some(kept) = self.kept_for_graphs.get_mut(&gpu) else { return Ok(()) };
-        let target = kept.used.next_multiple_of(CHUNK);
-        let less = kept.reserved - target;
-        kept.reserved = target;
-        discharge(gpu, less)
+        let Some(reserve) = self.graph_reserves.get_mut(&gpu) else { return Ok(()) };
+        let target = reserve.used.next_multiple_of(CHUNK);
+        let less = reserve.reserved - target;
+        reserve.reserved = target;
+        refund(gpu, less)
     }
 }
 
-fn add_alloc(out: Out<Handle>, graph: Handle, parameters: *mut AllocParameters) -> Answer {
+fn add_alloc(out: OutPtr<Handle>, graph: Handle, parameters: *mut AllocParameters) -> CuResult {
     out.check()?;
-    let mut asked = In::<AllocParameters>::from(parameters.cast()).get()?;
-    if (asked.kind, asked.handle_types, asked.location_type) != (1, 0, ON_DEVICE)
-        || asked.bytes == 0
+    let mut parameters_in = InPtr::<AllocParameters>::from(parameters.cast()).get()?;
+    if (parameters_in.kind, parameters_in.handle_types, parameters_in.location_type)
+        != (1, 0, ON_DEVICE)
+        || parameters_in.bytes == 0
     {
         return Err(Status::InvalidValue);
     }
-    let gpu = gpu(Device::at(asked.location))?;
+    let gpu = gpu(Device::at(parameters_in.location))?;
     let mut state = state::lock()?;
-    let (node, address) = state.new_alloc_node(gpu, asked.bytes as u64)?;
+    let (node, address) = state.new_alloc_node(gpu, parameters_in.bytes as u64)?;
     state.graphs.get_mut(&graph).ok_or(Status::InvalidHandle)?.nodes.push(node);
-    asked.address = address;
-    Out::from(parameters.cast()).set(asked)?;
+    parameters_in.address = address;
+    OutPtr::from(parameters.cast()).set(parameters_in)?;
     out.set(node)
 }
 
-fn add(out: Out<Handle>, graph: Handle, node: Node) -> Answer {
+fn add(out: OutPtr<Handle>, graph: Handle, node: GraphNode) -> CuResult {
     out.check()?;
     out.set(state::lock()?.add_node(graph, node)?)
 }
 
-/// A node of any kind.
-fn add_any(out: Out<Handle>, graph: Handle, parameters: *mut u8) -> Answer {
-    let kind: c_int = In::from(parameters.cast()).get()?;
+/// Adds a node of any kind.
+fn add_any(out: OutPtr<Handle>, graph: Handle, parameters: *mut u8) -> CuResult {
+    let kind: c_int = InPtr::from(parameters.cast()).get()?;
     let inner = parameters.wrapping_add(16);
     match kind {
-        4 => add(out, graph, Node::Child(In::from(inner.cast()).get()?)),
-        5 => add(out, graph, Node::Empty),
+        4 => add(out, graph, GraphNode::Child(InPtr::from(inner.cast()).get()?)),
+        5 => add(out, graph, GraphNode::Empty),
         10 => add_alloc(out, graph, inner.cast()),
-        11 => add(out, graph, Node::Free { address: In::from(inner.cast()).get()? }),
+        11 => add(out, graph, GraphNode::Free { address: InPtr::from(inner.cast()).get()? }),
         _ => Err(Status::NotSupported),
     }
 }
 
 export! {
-    fn cuGraphCreate(graph: Out<Handle>, flags: c_uint) {
+    fn cuGraphCreate(graph: OutPtr<Handle>, flags: c_uint) {
         graph.check()?;
         if flags != 0 {
             return Err(Status::InvalidValue);
@@ -254,13 +260,13 @@ export! {
         graph.set(handle)
     }
 
-    fn cuGraphAddEmptyNode(out: Out<Handle>, graph: Handle, after: *const Handle, count: usize) {
+    fn cuGraphAddEmptyNode(out: OutPtr<Handle>, graph: Handle, after: *const Handle, count: usize) {
         let _ = (after, count);
-        add(out, graph, Node::Empty)
+        add(out, graph, GraphNode::Empty)
     }
 
     fn cuGraphAddMemAllocNode(
-        out: Out<Handle>,
+        out: OutPtr<Handle>,
         graph: Handle,
         after: *const Handle,
         count: usize,
@@ -270,13 +276,13 @@ export! {
         add_alloc(out, graph, parameters)
     }
 
-    fn cuGraphAddMemFreeNode(out: Out<Handle>, graph: Handle, after: *const Handle, count: usize, address: u64) {
+    fn cuGraphAddMemFreeNode(out: OutPtr<Handle>, graph: Handle, after: *const Handle, count: usize, address: u64) {
         let _ = (after, count);
-        add(out, graph, Node::Free { address })
+        add(out, graph, GraphNode::Free { address })
     }
 
     fn cuGraphAddChildGraphNode(
-        out: Out<Handle>,
+        out: OutPtr<Handle>,
         graph: Handle,
         after: *const Handle,
         count: usize,
@@ -284,16 +290,16 @@ export! {
     ) {
         let _ = (after, count);
         state::lock()?.graphs.get(&child).ok_or(Status::InvalidHandle)?;
-        add(out, graph, Node::Child(child))
+        add(out, graph, GraphNode::Child(child))
     }
 
-    fn cuGraphAddNode(out: Out<Handle>, graph: Handle, after: *const Handle, count: usize, parameters: *mut u8) {
+    fn cuGraphAddNode(out: OutPtr<Handle>, graph: Handle, after: *const Handle, count: usize, parameters: *mut u8) {
         let _ = (after, count);
         add_any(out, graph, parameters)
     }
 
     fn cuGraphAddNode_v2(
-        out: Out<Handle>,
+        out: OutPtr<Handle>,
         graph: Handle,
         after: *const Handle,
         edges: *const c_void,
@@ -304,12 +310,12 @@ export! {
         add_any(out, graph, parameters)
     }
 
-    fn cuGraphGetNodes(graph: Handle, nodes: Out<Handle>, count: Out<usize>) {
+    fn cuGraphGetNodes(graph: Handle, nodes: OutPtr<Handle>, count: OutPtr<usize>) {
         count.check()?;
         let state = state::lock()?;
         let all = &state.graphs.get(&graph).ok_or(Status::InvalidHandle)?.nodes;
         if nodes.check().is_ok() {
-            let room = In::<usize>::from(count.pointer().cast()).get()?;
+            let room = InPtr::<usize>::from(count.pointer().cast()).get()?;
             for (at, node) in all.iter().take(room).enumerate() {
                 nodes.at(at).set(*node)?;
             }
@@ -317,18 +323,18 @@ export! {
         count.set(all.len())
     }
 
-    fn cuGraphNodeGetType(node: Handle, kind: Out<c_uint>) {
+    fn cuGraphNodeGetType(node: Handle, kind: OutPtr<c_uint>) {
         kind.set(match state::lock()?.nodes.get(&node).ok_or(Status::InvalidHandle)? {
-            Node::Child(_) => 4,
-            Node::Empty => 5,
-            Node::Alloc { .. } => 10,
-            Node::Free { .. } => 11,
+            GraphNode::Child(_) => 4,
+            GraphNode::Empty => 5,
+            GraphNode::Alloc { .. } => 10,
+            GraphNode::Free { .. } => 11,
         })
     }
 
-    fn cuGraphMemAllocNodeGetParams(node: Handle, parameters: Out<AllocParameters>) {
+    fn cuGraphMemAllocNodeGetParams(node: Handle, parameters: OutPtr<AllocParameters>) {
         let state = state::lock()?;
-        let Some(Node::Alloc { gpu, bytes, address }) = state.nodes.get(&node) else {
+        let Some(GraphNode::Alloc { gpu, bytes, address }) = state.nodes.get(&node) else {
             return Err(Status::InvalidValue);
         };
         parameters.set(AllocParameters {
@@ -345,23 +351,23 @@ export! {
         })
     }
 
-    fn cuGraphChildGraphNodeGetGraph(node: Handle, graph: Out<Handle>) {
+    fn cuGraphChildGraphNodeGetGraph(node: Handle, graph: OutPtr<Handle>) {
         match state::lock()?.nodes.get(&node) {
-            Some(Node::Child(child)) => graph.set(*child),
+            Some(GraphNode::Child(child)) => graph.set(*child),
             _ => Err(Status::InvalidValue),
         }
     }
 
-    fn cuDeviceGetGraphMemAttribute(device: Device, attribute: c_int, value: Out<u64>) {
+    fn cuDeviceGetGraphMemAttribute(device: Device, attribute: c_int, value: OutPtr<u64>) {
         value.check()?;
         let gpu = gpu(device)?;
         let mut state = state::lock()?;
-        let kept = state.kept_for_graphs.entry(gpu).or_default();
+        let reserve = state.graph_reserves.entry(gpu).or_default();
         value.set(match attribute {
-            0 => kept.used,
-            1 => kept.used_high,
-            2 => kept.reserved,
-            3 => kept.reserved_high,
+            0 => reserve.used,
+            1 => reserve.used_high,
+            2 => reserve.reserved,
+            3 => reserve.reserved_high,
             _ => return Err(Status::InvalidValue),
         })
     }

@@ -1,8 +1,9 @@
-//! Launches: a kernel takes its modelled time on the GPU, the caller the time of a launch.
+//! Launches: a kernel takes its modelled time on the GPU, and the caller takes the time of a
+//! launch.
 
 use std::ffi::{c_int, c_uint, c_void};
 
-use crate::abi::{Answer, In, export};
+use crate::abi::{CuResult, InPtr, export};
 use crate::driver;
 use crate::state::{self, Handle};
 use crate::status::Status;
@@ -21,19 +22,19 @@ struct Config {
     attribute_count: c_uint,
 }
 
-/// Threads that a block can have.
-const MOST_THREADS: u64 = 1024;
+/// Maximum threads of a block.
+const MAX_THREADS: u64 = 1024;
 
 fn product(sizes: [c_uint; 3]) -> u64 {
     sizes.into_iter().fold(1_u64, |product, size| product.saturating_mul(size.into()))
 }
 
-fn launch(function: Handle, grid: [c_uint; 3], block: [c_uint; 3], on: Handle) -> Answer {
+fn launch(function: Handle, grid: [c_uint; 3], block: [c_uint; 3], on: Handle) -> CuResult {
     let (blocks, threads) = (product(grid), product(block));
     let machine = driver::machine()?;
     let mut state = state::lock()?;
     let length = state.functions.get(&function).ok_or(Status::InvalidHandle)?.length;
-    if blocks == 0 || threads == 0 || threads > MOST_THREADS {
+    if blocks == 0 || threads == 0 || threads > MAX_THREADS {
         return Err(Status::InvalidValue);
     }
     let board = &machine.world().gpus[stream::gpu_of(&state, on)?];
@@ -67,7 +68,7 @@ export! {
     }
 
     fn cuLaunchKernelEx(
-        config: In<Config>,
+        config: InPtr<Config>,
         function: Handle,
         parameters: *const *const c_void,
         extra: *const *const c_void,
@@ -94,7 +95,7 @@ export! {
     }
 
     fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
-        blocks: crate::abi::Out<c_int>,
+        blocks: crate::abi::OutPtr<c_int>,
         function: Handle,
         threads: c_int,
         shared_bytes: usize,
@@ -102,7 +103,7 @@ export! {
     ) {
         let _ = (shared_bytes, flags);
         state::lock()?.functions.get(&function).ok_or(Status::InvalidHandle)?;
-        if threads <= 0 || threads as u64 > MOST_THREADS {
+        if threads <= 0 || threads as u64 > MAX_THREADS {
             return Err(Status::InvalidValue);
         }
         blocks.set((2048 / threads).clamp(1, 32))

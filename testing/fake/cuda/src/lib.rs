@@ -1,25 +1,25 @@
 //! A fake `libcuda.so.1` over the fake world.
 //!
-//! It has NVIDIA's symbol names and calling conventions, so that programs written for the CUDA
-//! driver API run on it unchanged, as far as it is modelled:
+//! It has NVIDIA's symbol names and calling conventions, so that programs for the CUDA driver API
+//! run on it unchanged, as far as the API is modelled:
 //!
-//! | module | what is modelled |
+//! | module | model |
 //! |---|---|
-//! | `driver` | initialisation, versions, the names of errors |
+//! | `driver` | initialisation, versions, error names |
 //! | `device` | the GPUs of the world: names, UUIDs, attributes |
-//! | `context` | primary and plain contexts, a stack of current ones per thread; a context takes memory |
-//! | `memory`, `pool`, `vmm`, `array` | memory that is taken from the world's GPU, against all processes of the world, and given back when the process dies. Nothing is behind it: copies check their bounds, take their time and move no bytes |
-//! | `bind`, `share` | what keeps physical memory without having any; memory of other processes and APIs |
-//! | `timeline`, `stream`, `event`, `launch` | work takes modelled time, one kernel after the other on a GPU; synchronising really waits (times the world's `time.scale`) |
-//! | `capture`, `graph` | streams record what they are given, and calls that are forbidden meanwhile spoil it; a graph takes as long as its kernels together |
-//! | `module` | any image is a module and has any function; one named `..._for_250us` takes that long |
-//! | `resolve` | `cuGetProcAddress`, by name, version and default stream, as a driver of the world's CUDA version (11.7 to 13.5) answers |
+//! | `context` | primary and plain contexts, a stack of current ones per thread; a context uses memory |
+//! | `memory`, `pool`, `vmm`, `array` | memory of the world's GPU, shared by all processes of the world and released when a process exits. It has no backing store: copies check their bounds, take modelled time and move no bytes |
+//! | `bind`, `share` | references that keep physical memory alive; memory of other processes and APIs |
+//! | `timeline`, `stream`, `event`, `launch` | work takes modelled time, one kernel after the other on a GPU; synchronisation waits in real time (scaled by the world's `time.scale`) |
+//! | `capture`, `graph` | streams record work, and forbidden calls invalidate the capture; a graph takes the sum of its kernels' times |
+//! | `module` | any image is a valid module with every function; one named `..._for_250us` takes that long |
+//! | `resolve` | `cuGetProcAddress`, by name, version and default stream, as a driver of the world's CUDA version (11.7 to 13.5) does |
 //!
-//! `dlsym` finds what a driver of that version has (`exports`). Everything else that NVIDIA's
-//! library exports answers `CUDA_ERROR_NOT_SUPPORTED`. NULL where a pointer must be answers
-//! `CUDA_ERROR_INVALID_VALUE`, handles that are none `CUDA_ERROR_INVALID_HANDLE` or `_CONTEXT`;
-//! nothing crashes. The function that the variable `TESSERA_FAKE_CUDA_FAILS` names answers
-//! `CUDA_ERROR_DEVICE_UNAVAILABLE` and does nothing.
+//! `dlsym` finds the symbols of a driver of that version (`exports`). All other exports of NVIDIA's
+//! library return `CUDA_ERROR_NOT_SUPPORTED`. A NULL pointer returns `CUDA_ERROR_INVALID_VALUE`, an
+//! invalid handle `CUDA_ERROR_INVALID_HANDLE` or `_CONTEXT`; nothing crashes. The function that the
+//! variable `TESSERA_FAKE_CUDA_FAILS` names returns `CUDA_ERROR_DEVICE_UNAVAILABLE` and does
+//! nothing.
 
 mod abi;
 mod allocation;
@@ -49,7 +49,7 @@ mod stream;
 mod timeline;
 mod vmm;
 
-/// Functions that are not modelled, and where all are.
+/// Stubs of functions that are not modelled, and the addresses of all.
 mod symbols {
     include!(concat!(env!("OUT_DIR"), "/symbols.rs"));
 }

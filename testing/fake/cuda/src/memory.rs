@@ -1,19 +1,19 @@
-//! Memory: taking it, giving it back, asking about it.
+//! Memory: allocation, release and queries.
 
 use std::ffi::{c_int, c_uint};
 
-use crate::abi::{Answer, In, Out, export};
-use crate::allocation::Kind;
+use crate::abi::{CuResult, InPtr, OutPtr, export};
+use crate::allocation::AllocationKind;
 use crate::context::{current, current_gpu};
 use crate::device::Device;
 use crate::driver;
 use crate::state::{self, Handle};
 use crate::status::Status;
 
-/// Rows of pitched memory begin at multiples of this.
+/// Alignment of the rows of pitched memory.
 const PITCH: usize = 512;
 
-fn allocate(out: Out<u64>, bytes: usize, kind: Kind) -> Answer {
+fn allocate(out: OutPtr<u64>, bytes: usize, kind: AllocationKind) -> CuResult {
     out.check()?;
     let mut state = state::lock()?;
     let gpu = current_gpu(&state)?;
@@ -21,9 +21,9 @@ fn allocate(out: Out<u64>, bytes: usize, kind: Kind) -> Answer {
     out.set(state.allocate(gpu, context, bytes as u64, kind)?)
 }
 
-/// Free and total bytes on the GPU of the current context. Total is what programs can have, as in
+/// Returns free and total bytes of the current context's GPU. Total is the usable memory, as for
 /// `cuDeviceTotalMem`.
-fn info() -> Answer<(u64, u64)> {
+fn info() -> CuResult<(u64, u64)> {
     let gpu = current_gpu(&*state::lock()?)?;
     let machine = driver::machine()?;
     let board = &machine.world().gpus[gpu];
@@ -35,27 +35,32 @@ fn narrow(bytes: u64) -> c_uint {
     c_uint::try_from(bytes).unwrap_or(c_uint::MAX)
 }
 
-/// What `cuPointerGetAttribute` says of device memory, as the bytes of the value.
+/// Value of a pointer attribute.
 enum Value {
     Int(c_int),
     Word(u64),
 }
 
-/// The value of a `CUpointer_attribute`, if the address is one of ours and the attribute is
+/// Returns the value of a `CUpointer_attribute`, if the address is allocated and the attribute is
 /// modelled.
-fn attribute(attribute: c_int, address: u64) -> Answer<Value> {
+fn attribute(attribute: c_int, address: u64) -> CuResult<Value> {
     let state = state::lock()?;
     let (start, allocation) = state.allocation_at(address).ok_or(Status::InvalidValue)?;
-    let managed = matches!(allocation.kind, Kind::Managed | Kind::ManagedPool { .. });
+    let managed =
+        matches!(allocation.kind, AllocationKind::Managed | AllocationKind::ManagedPool { .. });
     let pool = match allocation.kind {
-        Kind::Pool(pool) | Kind::HostPool(pool) | Kind::ManagedPool { pool, .. } => pool.0 as u64,
+        AllocationKind::Pool(pool)
+        | AllocationKind::HostPool(pool)
+        | AllocationKind::ManagedPool { pool, .. } => pool.0 as u64,
         _ => 0,
     };
-    let on_host =
-        matches!(allocation.kind, Kind::HostPool(_) | Kind::ManagedPool { on_host: true, .. });
+    let on_host = matches!(
+        allocation.kind,
+        AllocationKind::HostPool(_) | AllocationKind::ManagedPool { on_host: true, .. }
+    );
     Ok(match attribute {
         1 => Value::Word(allocation.context.0 as u64),
-        // CU_MEMORYTYPE_HOST, or CU_MEMORYTYPE_DEVICE, for managed memory too.
+        // CU_MEMORYTYPE_HOST or CU_MEMORYTYPE_DEVICE; the latter for managed memory, too.
         2 => Value::Int(if on_host { 1 } else { 2 }),
         3 => Value::Word(address),
         4 if managed => Value::Word(address),
@@ -71,19 +76,19 @@ fn attribute(attribute: c_int, address: u64) -> Answer<Value> {
     })
 }
 
-/// A result whose size depends on what is asked for.
+/// Pointer to a result whose type depends on the attribute.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 struct Any(*mut std::ffi::c_void);
 
 impl Any {
-    fn set(self, value: &Value) -> Answer {
+    fn set(self, value: &Value) -> CuResult {
         if self.0.is_null() {
             return Err(Status::InvalidValue);
         }
         match value {
-            // SAFETY: by CUDA's contract the pointer is valid for the type of the attribute that
-            // was asked for.
+            // SAFETY: by CUDA's contract the pointer is valid for the type of the requested
+            // attribute.
             Value::Int(value) => unsafe { self.0.cast::<c_int>().write_unaligned(*value) },
             // SAFETY: as above.
             Value::Word(value) => unsafe { self.0.cast::<u64>().write_unaligned(*value) },
@@ -93,25 +98,25 @@ impl Any {
 }
 
 export! {
-    fn cuMemGetInfo(free: Out<c_uint>, total: Out<c_uint>) {
+    fn cuMemGetInfo(free: OutPtr<c_uint>, total: OutPtr<c_uint>) {
         let (free_bytes, total_bytes) = info()?;
-        free.set_if_wanted(narrow(free_bytes));
-        total.set_if_wanted(narrow(total_bytes));
+        free.set_unless_null(narrow(free_bytes));
+        total.set_unless_null(narrow(total_bytes));
         Ok(())
     }
 
-    fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
+    fn cuMemGetInfo_v2(free: OutPtr<usize>, total: OutPtr<usize>) {
         let (free_bytes, total_bytes) = info()?;
-        free.set_if_wanted(free_bytes as usize);
-        total.set_if_wanted(total_bytes as usize);
+        free.set_unless_null(free_bytes as usize);
+        total.set_unless_null(total_bytes as usize);
         Ok(())
     }
 
-    fn cuMemAlloc_v2(pointer: Out<u64>, bytes: usize) { allocate(pointer, bytes, Kind::Device) }
+    fn cuMemAlloc_v2(pointer: OutPtr<u64>, bytes: usize) { allocate(pointer, bytes, AllocationKind::Device) }
 
     fn cuMemAllocPitch_v2(
-        pointer: Out<u64>,
-        pitch: Out<usize>,
+        pointer: OutPtr<u64>,
+        pitch: OutPtr<usize>,
         width: usize,
         height: usize,
         element: c_uint,
@@ -121,16 +126,16 @@ export! {
             return Err(Status::InvalidValue);
         }
         let row = width.checked_next_multiple_of(PITCH).ok_or(Status::OutOfMemory)?;
-        allocate(pointer, row.checked_mul(height).ok_or(Status::OutOfMemory)?, Kind::Device)?;
+        allocate(pointer, row.checked_mul(height).ok_or(Status::OutOfMemory)?, AllocationKind::Device)?;
         pitch.set(row)
     }
 
-    fn cuMemAllocManaged(pointer: Out<u64>, bytes: usize, flags: c_uint) {
-        // Attached to every stream, or to the host.
+    fn cuMemAllocManaged(pointer: OutPtr<u64>, bytes: usize, flags: c_uint) {
+        // Flags: attached globally, or to the host.
         if !matches!(flags, 1 | 2) {
             return Err(Status::InvalidValue);
         }
-        allocate(pointer, bytes, Kind::Managed)
+        allocate(pointer, bytes, AllocationKind::Managed)
     }
 
     fn cuMemFree_v2(pointer: u64) {
@@ -138,24 +143,24 @@ export! {
         if pointer == 0 {
             return Ok(());
         }
-        // It waits for the GPU.
+        // `cuMemFree` waits for the GPU.
         state.free(pointer)?;
         state.shrink_pools()
     }
 
-    fn cuMemGetAddressRange_v2(base: Out<u64>, bytes: Out<usize>, pointer: u64) {
+    fn cuMemGetAddressRange_v2(base: OutPtr<u64>, bytes: OutPtr<usize>, pointer: u64) {
         let state = state::lock()?;
         let (start, allocation) = state.allocation_at(pointer).ok_or(Status::InvalidValue)?;
-        base.set_if_wanted(start);
-        bytes.set_if_wanted(allocation.bytes as usize);
+        base.set_unless_null(start);
+        bytes.set_unless_null(allocation.bytes as usize);
         Ok(())
     }
 
     fn cuPointerGetAttribute(data: Any, which: c_int, pointer: u64) { data.set(&attribute(which, pointer)?) }
 
-    fn cuPointerGetAttributes(count: c_uint, which: In<c_int>, data: In<Any>, pointer: u64) {
+    fn cuPointerGetAttributes(count: c_uint, which: InPtr<c_int>, data: InPtr<Any>, pointer: u64) {
         for position in 0..count as usize {
-            // What is not known of a pointer is left as it is; for foreign pointers that is everything.
+            // Unknown attributes are left unchanged; for foreign pointers that is all of them.
             if let Ok(value) = attribute(which.get_at(position)?, pointer) {
                 data.get_at(position)?.set(&value)?;
             }

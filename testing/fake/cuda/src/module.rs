@@ -1,29 +1,29 @@
-//! Modules and functions. Any image is a module, and has any function.
+//! Modules and functions. Any image is a valid module and has every function.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::time::Duration;
 
-use crate::abi::{Answer, In, Out, export};
-use crate::allocation::discharge;
+use crate::abi::{CuResult, InPtr, OutPtr, export};
+use crate::allocation::refund;
 use crate::context::{current, current_gpu};
 use crate::state::{self, Handle};
 use crate::status::Status;
 
-/// A module, or a library.
+/// A module or a library.
 #[derive(Debug)]
 pub(crate) struct Module {
     pub(crate) context: Handle,
     pub(crate) gpu: usize,
-    /// What it takes of the GPU.
+    /// Bytes that it uses on the GPU.
     pub(crate) bytes: u64,
 }
 
-/// Bytes of an image in memory: the sections of an ELF file that are to lie there. What else there
-/// is takes none.
+/// Returns the bytes of an image in memory: the allocated sections of an ELF file. Other images use
+/// none.
 fn bytes_in_memory(image: *const c_void) -> u64 {
     let at = |offset: usize, length: usize| {
-        // SAFETY: by CUDA's contract an image is whole; one that does not begin like an ELF file is
-        // looked at no further.
+        // SAFETY: by CUDA's contract an image is complete. Reading stops at the magic number of a
+        // file that is not ELF.
         let byte = |at: usize| unsafe { image.cast::<u8>().add(offset + at).read() };
         (0..length).rev().fold(0_u64, |number, at| number << 8 | u64::from(byte(at)))
     };
@@ -36,17 +36,17 @@ fn bytes_in_memory(image: *const c_void) -> u64 {
     headers.filter(|header| at(header + 8, 8) & 2 != 0).map(|header| at(header + 0x20, 8)).sum()
 }
 
-/// A function, or a kernel.
+/// A function or a kernel.
 #[derive(Debug)]
 pub(crate) struct Function {
     pub(crate) context: Handle,
     module: Handle,
-    /// How long it takes, where its name says so.
+    /// Modelled run time, if the function's name has one.
     pub(crate) length: Option<Duration>,
 }
 
-/// How long a function named `..._for_250us` takes: a number and `ns`, `us`, `ms` or `s` at the
-/// end.
+/// Returns the run time in a function's name such as `..._for_250us`: a number and `ns`, `us`, `ms`
+/// or `s` at the end.
 pub(crate) fn length_in(name: &str) -> Option<Duration> {
     let (_, length) = name.rsplit_once("_for_")?;
     let unit_at = length.find(|c: char| !c.is_ascii_digit())?;
@@ -61,7 +61,7 @@ pub(crate) fn length_in(name: &str) -> Option<Duration> {
     }
 }
 
-fn load(out: Out<Handle>, image: *const c_void) -> Answer {
+fn load(out: OutPtr<Handle>, image: *const c_void) -> CuResult {
     out.check()?;
     if image.is_null() {
         return Err(Status::InvalidValue);
@@ -76,15 +76,15 @@ fn load(out: Out<Handle>, image: *const c_void) -> Answer {
     out.set(handle)
 }
 
-fn unload(module: Handle) -> Answer {
+fn unload(module: Handle) -> CuResult {
     let mut state = state::lock()?;
     let known = state.modules.remove(&module).ok_or(Status::InvalidHandle)?;
-    discharge(known.gpu, known.bytes)?;
+    refund(known.gpu, known.bytes)?;
     state.functions.retain(|_, function| function.module != module);
     Ok(())
 }
 
-fn get_function(out: Out<Handle>, module: Handle, name: In<c_char>) -> Answer {
+fn get_function(out: OutPtr<Handle>, module: Handle, name: InPtr<c_char>) -> CuResult {
     out.check()?;
     let length = length_in(name.text()?);
     let mut state = state::lock()?;
@@ -95,11 +95,11 @@ fn get_function(out: Out<Handle>, module: Handle, name: In<c_char>) -> Answer {
 }
 
 export! {
-    fn cuModuleLoad(module: Out<Handle>, path: In<c_char>) { load(module, path.text()?.as_ptr().cast()) }
-    fn cuModuleLoadData(module: Out<Handle>, image: *const c_void) { load(module, image) }
+    fn cuModuleLoad(module: OutPtr<Handle>, path: InPtr<c_char>) { load(module, path.text()?.as_ptr().cast()) }
+    fn cuModuleLoadData(module: OutPtr<Handle>, image: *const c_void) { load(module, image) }
 
     fn cuModuleLoadDataEx(
-        module: Out<Handle>,
+        module: OutPtr<Handle>,
         image: *const c_void,
         count: c_uint,
         options: *const c_int,
@@ -109,16 +109,16 @@ export! {
         load(module, image)
     }
 
-    fn cuModuleLoadFatBinary(module: Out<Handle>, image: *const c_void) { load(module, image) }
+    fn cuModuleLoadFatBinary(module: OutPtr<Handle>, image: *const c_void) { load(module, image) }
     fn cuModuleUnload(module: Handle) { unload(module) }
-    fn cuModuleGetFunction(function: Out<Handle>, module: Handle, name: In<c_char>) {
+    fn cuModuleGetFunction(function: OutPtr<Handle>, module: Handle, name: InPtr<c_char>) {
         get_function(function, module, name)
     }
 
-    fn cuModuleGetLoadingMode(mode: Out<c_int>) { mode.set(1) }
+    fn cuModuleGetLoadingMode(mode: OutPtr<c_int>) { mode.set(1) }
 
     fn cuLibraryLoadData(
-        library: Out<Handle>,
+        library: OutPtr<Handle>,
         image: *const c_void,
         jit_options: *const c_int,
         jit_values: *const *const c_void,
@@ -132,19 +132,19 @@ export! {
     }
 
     fn cuLibraryUnload(library: Handle) { unload(library) }
-    fn cuLibraryGetKernel(kernel: Out<Handle>, library: Handle, name: In<c_char>) {
+    fn cuLibraryGetKernel(kernel: OutPtr<Handle>, library: Handle, name: InPtr<c_char>) {
         get_function(kernel, library, name)
     }
 
-    fn cuKernelGetFunction(function: Out<Handle>, kernel: Handle) {
+    fn cuKernelGetFunction(function: OutPtr<Handle>, kernel: Handle) {
         state::lock()?.functions.get(&kernel).ok_or(Status::InvalidHandle)?;
         function.set(kernel)
     }
 
-    fn cuFuncGetAttribute(value: Out<c_int>, attribute: c_int, function: Handle) {
+    fn cuFuncGetAttribute(value: OutPtr<c_int>, attribute: c_int, function: Handle) {
         state::lock()?.functions.get(&function).ok_or(Status::InvalidHandle)?;
         match attribute {
-            // Threads a block can have; registers of a thread; the others are bytes or switches.
+            // Maximum threads of a block, registers of a thread; the others are bytes or flags.
             0 => value.set(1024),
             4 => value.set(32),
             1..=16 => value.set(0),
@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_function_takes_as_long_as_its_name_says() {
+    fn run_time_is_read_from_function_name() {
         assert_eq!(length_in("spin_for_250us"), Some(Duration::from_micros(250)));
         assert_eq!(length_in("_for_2s"), Some(Duration::from_secs(2)));
         for other in ["gemm", "wait_for_me", "spin_for_", "spin_for_10", "spin_for_10m"] {

@@ -1,11 +1,11 @@
-//! Stream-ordered memory, from pools. A pool takes memory of the GPU in chunks and keeps what is
-//! freed, until the program waits for the GPU or trims it: then it lets go of whole chunks beyond
-//! its threshold. When the GPU is full, every pool of the process lets go of what it can.
+//! Stream-ordered memory from pools. A pool charges GPU memory in chunks and keeps freed memory
+//! until the program synchronises with the GPU or trims the pool. It then releases whole chunks
+//! beyond its threshold. When the GPU is full, every pool of the process releases its free chunks.
 
 use std::ffi::{c_int, c_uint, c_void};
 
-use crate::abi::{Answer, In, Out, export};
-use crate::allocation::{Kind, charge, discharge, rounded};
+use crate::abi::{CuResult, InPtr, OutPtr, export};
+use crate::allocation::{AllocationKind, charge, refund, rounded};
 use crate::context::current;
 use crate::device::{Device, gpu};
 use crate::state::{self, Handle, State};
@@ -16,29 +16,28 @@ use crate::timeline;
 /// A memory pool.
 #[derive(Debug)]
 pub(crate) struct Pool {
-    /// `None`: memory of the host, or managed, which nobody counts here.
+    /// GPU; `None` for host or managed memory, which is not accounted.
     gpu: Option<usize>,
-    /// Managed, and whether it is said to be on the host.
+    /// Set for managed memory: true if its preferred location is the host.
     managed: Option<bool>,
     default: bool,
-    /// It was destroyed, and lives until the last of its memory is back.
-    doomed: bool,
-    /// Bytes that it keeps when the program waits for the GPU.
+    /// The pool was destroyed, and exists until the last of its allocations is freed.
+    destroyed: bool,
+    /// Bytes that it keeps at a synchronisation.
     release_threshold: u64,
-    /// Bytes that it has of the GPU, and those of them that somebody holds.
+    /// Bytes charged to the pool, and the allocated part of them.
     reserved: u64,
     used: u64,
-    /// What was freed in the order of streams that have not come to that yet: until when, and
-    /// bytes.
+    /// Freed bytes whose stream has not reached the free, with its end time.
     returning: Vec<(u64, u64)>,
     reserved_high: u64,
     used_high: u64,
 }
 
-/// A pool grows and shrinks by this.
+/// Size by which a pool grows and shrinks.
 const CHUNK: u64 = 32 << 20;
 
-/// The beginning of `CUmemPoolProps`; the rest of its 88 bytes is not looked at.
+/// Start of `CUmemPoolProps`; the rest of its 88 bytes is ignored.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Properties {
@@ -54,23 +53,23 @@ pub(crate) const ON_DEVICE: c_int = 1;
 const ON_HOST: std::ops::RangeInclusive<c_int> = 2..=4;
 /// `CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN`: the lowest byte is the device.
 const ON_DOMAIN: c_int = 6;
-/// A type that no cuda.h has: the driver is newer than what stands before it.
-const OF_A_NEWER_DRIVER: c_int = 7;
+/// A type that no cuda.h defines, as in a driver that is newer than the interceptor.
+const ON_UNKNOWN_TYPE: c_int = 7;
 
 /// `CU_MEM_ALLOCATION_TYPE_MANAGED`.
 const MANAGED: c_int = 2;
 
-/// The GPU that memory is to be on; `None` for the host.
-pub(crate) fn location(kind: c_int, location: c_int) -> Answer<Option<usize>> {
+/// Returns the GPU of new memory; `None` for the host.
+pub(crate) fn location(kind: c_int, location: c_int) -> CuResult<Option<usize>> {
     match kind {
-        ON_DEVICE | OF_A_NEWER_DRIVER => Ok(Some(gpu(Device::at(location))?)),
+        ON_DEVICE | ON_UNKNOWN_TYPE => Ok(Some(gpu(Device::at(location))?)),
         ON_DOMAIN => Ok(Some(gpu(Device::at(location & 0xff))?)),
         kind if ON_HOST.contains(&kind) => Ok(None),
         _ => Err(Status::InvalidValue),
     }
 }
 
-/// Attributes of a pool.
+/// Pool attributes.
 const RELEASE_THRESHOLD: c_int = 4;
 const RESERVED_NOW: c_int = 5;
 const RESERVED_HIGH: c_int = 6;
@@ -81,12 +80,12 @@ impl Pool {
     fn new(gpu: Option<usize>, default: bool) -> Self {
         let (release_threshold, reserved, used, reserved_high, used_high) = (0, 0, 0, 0, 0);
         let returning = Vec::new();
-        let (managed, doomed) = (None, false);
+        let (managed, destroyed) = (None, false);
         Self {
             gpu,
             managed,
             default,
-            doomed,
+            destroyed,
             release_threshold,
             reserved,
             used,
@@ -96,21 +95,21 @@ impl Pool {
         }
     }
 
-    /// Lets go of what nobody holds, but for so many bytes.
-    fn shrink(&mut self, keep: u64) -> Answer {
+    /// Releases the free chunks but keeps `keep` bytes.
+    fn shrink(&mut self, keep: u64) -> CuResult {
         let now = timeline::now();
         self.returning.retain(|(until, _)| *until > now);
         let held = self.used + self.returning.iter().map(|(_, bytes)| bytes).sum::<u64>();
         let target = held.max(keep.min(self.reserved)).next_multiple_of(CHUNK);
         let Some(less) = self.reserved.checked_sub(target) else { return Ok(()) };
         self.reserved = target;
-        self.gpu.map_or(Ok(()), |gpu| discharge(gpu, less))
+        self.gpu.map_or(Ok(()), |gpu| refund(gpu, less))
     }
 }
 
 impl State {
-    /// Takes memory from the GPU for a pool where it has not enough.
-    fn grow(&mut self, handle: Handle, bytes: u64) -> Answer {
+    /// Charges GPU memory to a pool if it has too little.
+    fn grow(&mut self, handle: Handle, bytes: u64) -> CuResult {
         let pool = self.pools.get(&handle).ok_or(Status::InvalidValue)?;
         let wanted =
             pool.used.checked_add(bytes).and_then(|bytes| bytes.checked_next_multiple_of(CHUNK));
@@ -120,7 +119,7 @@ impl State {
             self.charge(gpu, more)?;
         }
         let pool = self.pools.get_mut(&handle).ok_or(Status::InvalidValue)?;
-        // Not `wanted`: it may have shrunk while memory was looked for.
+        // Not `wanted`: the pool may have shrunk while memory was charged.
         pool.reserved += more;
         pool.used += bytes;
         pool.reserved_high = pool.reserved_high.max(pool.reserved);
@@ -128,8 +127,8 @@ impl State {
         Ok(())
     }
 
-    /// Takes memory of a GPU. Before that fails, pools let go of what they can.
-    pub(crate) fn charge(&mut self, gpu: usize, bytes: u64) -> Answer {
+    /// Charges memory of a GPU. If it is full, pools release their free chunks first.
+    pub(crate) fn charge(&mut self, gpu: usize, bytes: u64) -> CuResult {
         if charge(gpu, bytes).is_ok() {
             return Ok(());
         }
@@ -140,11 +139,11 @@ impl State {
         charge(gpu, bytes)
     }
 
-    /// A piece is back.
-    pub(crate) fn return_to_pool(&mut self, handle: Handle, bytes: u64) -> Answer {
+    /// Returns an allocation to its pool.
+    pub(crate) fn return_to_pool(&mut self, handle: Handle, bytes: u64) -> CuResult {
         let Some(pool) = self.pools.get_mut(&handle) else { return Ok(()) };
         pool.used -= bytes;
-        if !pool.doomed || pool.used > 0 {
+        if !pool.destroyed || pool.used > 0 {
             return Ok(());
         }
         pool.returning.clear();
@@ -153,7 +152,7 @@ impl State {
         Ok(())
     }
 
-    /// Records a node on a stream that captures.
+    /// Records a node on a capturing stream.
     fn capture_node(&mut self, on: Handle, node: Handle) {
         if let Some(capture) = self.streams.get_mut(&on).and_then(|stream| stream.capture.as_mut())
         {
@@ -161,21 +160,23 @@ impl State {
         }
     }
 
-    /// The program has waited for the GPU.
-    pub(crate) fn shrink_pools(&mut self) -> Answer {
+    /// Shrinks all pools after a synchronisation.
+    pub(crate) fn shrink_pools(&mut self) -> CuResult {
         self.pools.values_mut().try_for_each(|pool| pool.shrink(pool.release_threshold))
     }
 
-    /// Without a context there is no memory of pools either.
-    pub(crate) fn empty_pools_of(&mut self, gpu: usize) -> Answer {
+    /// Frees the memory of a GPU's pools when its last context is destroyed.
+    pub(crate) fn release_pools_of(&mut self, gpu: usize) -> CuResult {
         let pools = &self.pools;
-        let of_gpu = |kind: Kind| match kind {
-            Kind::Pool(pool) => pools.get(&pool).is_some_and(|pool| pool.gpu == Some(gpu)),
-            Kind::Graph(_) => true,
+        let of_gpu = |kind: AllocationKind| match kind {
+            AllocationKind::Pool(pool) => {
+                pools.get(&pool).is_some_and(|pool| pool.gpu == Some(gpu))
+            }
+            AllocationKind::Graph(_) => true,
             _ => false,
         };
-        let gone = self.allocations.iter().filter(|(_, allocation)| of_gpu(allocation.kind));
-        for address in gone.map(|(address, _)| *address).collect::<Vec<_>>() {
+        let freed = self.allocations.iter().filter(|(_, allocation)| of_gpu(allocation.kind));
+        for address in freed.map(|(address, _)| *address).collect::<Vec<_>>() {
             self.free(address)?;
         }
         for pool in self.pools.values_mut().filter(|pool| pool.gpu == Some(gpu)) {
@@ -183,7 +184,7 @@ impl State {
             pool.shrink(0)?;
         }
         self.trim_graphs(gpu)?;
-        self.begin_addresses_anew(gpu);
+        self.reset_addresses(gpu);
         Ok(())
     }
 }
@@ -208,7 +209,7 @@ fn current_pool(state: &mut State, gpu: usize) -> Handle {
     }
 }
 
-fn allocate(out: Out<u64>, bytes: usize, pool: Option<Handle>, on: Handle) -> Answer {
+fn allocate(out: OutPtr<u64>, bytes: usize, pool: Option<Handle>, on: Handle) -> CuResult {
     out.check()?;
     let mut state = state::lock()?;
     let gpu = stream::gpu_of(&state, on)?;
@@ -218,11 +219,11 @@ fn allocate(out: Out<u64>, bytes: usize, pool: Option<Handle>, on: Handle) -> An
         return out.set(address);
     }
     let pool = pool.unwrap_or_else(|| current_pool(&mut state, gpu));
-    let own = state.pools.get(&pool).filter(|pool| !pool.doomed).ok_or(Status::InvalidValue)?;
+    let own = state.pools.get(&pool).filter(|pool| !pool.destroyed).ok_or(Status::InvalidValue)?;
     let kind = match (own.gpu, own.managed) {
-        (Some(_), _) => Kind::Pool(pool),
-        (None, Some(on_host)) => Kind::ManagedPool { pool, on_host },
-        (None, None) => Kind::HostPool(pool),
+        (Some(_), _) => AllocationKind::Pool(pool),
+        (None, Some(on_host)) => AllocationKind::ManagedPool { pool, on_host },
+        (None, None) => AllocationKind::HostPool(pool),
     };
     let gpu = own.gpu.unwrap_or(gpu);
     let context = current().ok_or(Status::InvalidContext)?;
@@ -234,9 +235,9 @@ fn allocate(out: Out<u64>, bytes: usize, pool: Option<Handle>, on: Handle) -> An
 }
 
 export! {
-    fn cuMemAllocAsync(pointer: Out<u64>, bytes: usize, on: Handle) { allocate(pointer, bytes, None, on) }
+    fn cuMemAllocAsync(pointer: OutPtr<u64>, bytes: usize, on: Handle) { allocate(pointer, bytes, None, on) }
 
-    fn cuMemAllocFromPoolAsync(pointer: Out<u64>, bytes: usize, pool: Handle, on: Handle) {
+    fn cuMemAllocFromPoolAsync(pointer: OutPtr<u64>, bytes: usize, pool: Handle, on: Handle) {
         allocate(pointer, bytes, Some(pool), on)
     }
 
@@ -250,7 +251,7 @@ export! {
         }
         let until = stream::end_of(&state, on)?;
         let of_pool = state.allocations.get(&pointer).and_then(|allocation| match allocation.kind {
-            Kind::Pool(pool) => Some((pool, allocation.bytes)),
+            AllocationKind::Pool(pool) => Some((pool, allocation.bytes)),
             _ => None,
         });
         if let Some((pool, bytes)) = of_pool
@@ -261,10 +262,10 @@ export! {
         if pointer == 0 { Err(Status::InvalidValue) } else { state.free(pointer) }
     }
 
-    fn cuMemPoolCreate(pool: Out<Handle>, properties: In<Properties>) {
+    fn cuMemPoolCreate(pool: OutPtr<Handle>, properties: InPtr<Properties>) {
         pool.check()?;
         let Properties { kind, handle_types, location_type, location } = properties.get()?;
-        // Pinned, and shared with nobody, or through descriptors; or managed.
+        // Pinned, and not shared or shared through descriptors; or managed.
         let managed = match (kind, handle_types) {
             (1, 0 | 1) => None,
             (MANAGED, 0) if location_type == 0 => Some(false),
@@ -283,9 +284,9 @@ export! {
 
     fn cuMemPoolDestroy(pool: Handle) {
         let mut state = state::lock()?;
-        let known = state.pools.get_mut(&pool).filter(|pool| !pool.default && !pool.doomed);
-        known.ok_or(Status::InvalidValue)?.doomed = true;
-        // Nothing comes back: it only goes where nobody holds any of it.
+        let known = state.pools.get_mut(&pool).filter(|pool| !pool.default && !pool.destroyed);
+        known.ok_or(Status::InvalidValue)?.destroyed = true;
+        // Nothing is freed: the pool is removed if it has no allocations.
         state.return_to_pool(pool, 0)?;
         state.current_pools.retain(|_, current| *current != pool);
         Ok(())
@@ -297,20 +298,20 @@ export! {
 
     fn cuMemPoolGetAttribute(pool: Handle, attribute: c_int, value: *mut c_void) {
         let state = state::lock()?;
-        let pool = state.pools.get(&pool).filter(|pool| !pool.doomed).ok_or(Status::InvalidValue)?;
-        // The first three are switches for reuse, which there is none of; the others are 64-bit sizes.
+        let pool = state.pools.get(&pool).filter(|pool| !pool.destroyed).ok_or(Status::InvalidValue)?;
+        // The first three are flags for reuse, which is not modelled; the others are 64-bit sizes.
         match attribute {
-            1..=3 => Out::<c_int>::from(value).set(1),
-            RELEASE_THRESHOLD => Out::<u64>::from(value).set(pool.release_threshold),
-            RESERVED_NOW => Out::<u64>::from(value).set(pool.reserved),
-            RESERVED_HIGH => Out::<u64>::from(value).set(pool.reserved_high),
-            USED_NOW => Out::<u64>::from(value).set(pool.used),
-            USED_HIGH => Out::<u64>::from(value).set(pool.used_high),
+            1..=3 => OutPtr::<c_int>::from(value).set(1),
+            RELEASE_THRESHOLD => OutPtr::<u64>::from(value).set(pool.release_threshold),
+            RESERVED_NOW => OutPtr::<u64>::from(value).set(pool.reserved),
+            RESERVED_HIGH => OutPtr::<u64>::from(value).set(pool.reserved_high),
+            USED_NOW => OutPtr::<u64>::from(value).set(pool.used),
+            USED_HIGH => OutPtr::<u64>::from(value).set(pool.used_high),
             _ => Err(Status::InvalidValue),
         }
     }
 
-    fn cuMemPoolSetAttribute(pool: Handle, attribute: c_int, value: In<u64>) {
+    fn cuMemPoolSetAttribute(pool: Handle, attribute: c_int, value: InPtr<u64>) {
         let mut state = state::lock()?;
         let pool = state.pools.get_mut(&pool).ok_or(Status::InvalidValue)?;
         match attribute {
@@ -328,19 +329,19 @@ export! {
         state::lock()?.pools.get(&pool).map(drop).ok_or(Status::InvalidValue)
     }
 
-    fn cuMemPoolGetAccess(flags: Out<c_uint>, pool: Handle, location: *const c_void) {
+    fn cuMemPoolGetAccess(flags: OutPtr<c_uint>, pool: Handle, location: *const c_void) {
         let _ = location;
         state::lock()?.pools.get(&pool).ok_or(Status::InvalidValue)?;
         // Read and write.
         flags.set(3)
     }
 
-    fn cuDeviceGetDefaultMemPool(pool: Out<Handle>, device: Device) {
+    fn cuDeviceGetDefaultMemPool(pool: OutPtr<Handle>, device: Device) {
         let gpu = gpu(device)?;
         pool.set(default_pool(&mut *state::lock()?, gpu))
     }
 
-    fn cuDeviceGetMemPool(pool: Out<Handle>, device: Device) {
+    fn cuDeviceGetMemPool(pool: OutPtr<Handle>, device: Device) {
         let gpu = gpu(device)?;
         pool.set(current_pool(&mut *state::lock()?, gpu))
     }

@@ -1,7 +1,7 @@
-//! Memory that is shared between processes and with other APIs. Who imports it takes nothing of the
-//! GPU: that has been taken.
+//! Memory that is shared between processes and with other APIs. An import is not charged, because
+//! the exporter is.
 //!
-//! What processes hand each other through a descriptor is a file with the GPU and the size in it.
+//! Descriptors refer to a file that has the GPU and the size.
 
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::fs::File;
@@ -10,8 +10,8 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{FromRawFd as _, IntoRawFd as _};
 use std::os::unix::fs::FileExt as _;
 
-use crate::abi::{Answer, In, Out, export};
-use crate::allocation::{Allocation, Kind};
+use crate::abi::{CuResult, InPtr, OutPtr, export};
+use crate::allocation::{Allocation, AllocationKind};
 use crate::context::current;
 use crate::device::{Device, gpu};
 use crate::state::{self, Handle, State};
@@ -20,7 +20,7 @@ use crate::status::Status;
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`
 const DESCRIPTOR: c_int = 1;
 
-/// What is handed over: in `CUipcMemHandle`, in `CUmemPoolPtrExportData`, and in files.
+/// Content of `CUipcMemHandle`, `CUmemPoolPtrExportData` and of files.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Shared {
@@ -31,14 +31,14 @@ struct Shared {
     rest: [u64; 4],
 }
 
-/// Memory of another process that is open here.
+/// Imported memory of another process.
 #[derive(Debug)]
-pub(crate) struct Opened {
+pub(crate) struct ImportedMemory {
     from: (u64, u64),
-    times: usize,
+    references: usize,
 }
 
-/// `CUDA_EXTERNAL_MEMORY_HANDLE_DESC`, as far as it is looked at.
+/// The modelled part of `CUDA_EXTERNAL_MEMORY_HANDLE_DESC`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct External {
@@ -47,9 +47,10 @@ struct External {
     bytes: u64,
 }
 
-fn shared(state: &State, pointer: u64) -> Answer<Shared> {
-    let found =
-        state.allocation_at(pointer).filter(|(_, allocation)| allocation.kind != Kind::Managed);
+fn shared(state: &State, pointer: u64) -> CuResult<Shared> {
+    let found = state
+        .allocation_at(pointer)
+        .filter(|(_, allocation)| allocation.kind != AllocationKind::Managed);
     let (start, allocation) = found.ok_or(Status::InvalidValue)?;
     let process = u64::from(std::process::id());
     Ok(Shared {
@@ -61,12 +62,12 @@ fn shared(state: &State, pointer: u64) -> Answer<Shared> {
     })
 }
 
-/// What a descriptor hands over: the GPU, if there is one; `CUmemLocation`; how much it is.
-type Handed = (Option<usize>, (c_int, c_int), u64);
+/// Content of a descriptor: the GPU, if any, the `CUmemLocation` and the size in bytes.
+type ExportedMemory = (Option<usize>, (c_int, c_int), u64);
 
-/// Writes that into a new file.
-fn descriptor((gpu, (kind, id), bytes): Handed) -> Answer<c_int> {
-    // SAFETY: a terminated name.
+/// Writes the content to a new file and returns its descriptor.
+fn descriptor((gpu, (kind, id), bytes): ExportedMemory) -> CuResult<c_int> {
+    // SAFETY: the name is terminated.
     let fd = unsafe { libc::memfd_create(c"shared".as_ptr(), libc::MFD_CLOEXEC) };
     if fd < 0 {
         return Err(Status::OutOfMemory);
@@ -82,12 +83,12 @@ fn descriptor((gpu, (kind, id), bytes): Handed) -> Answer<c_int> {
     Ok(file.into_raw_fd())
 }
 
-fn read_descriptor(shareable: *mut c_void) -> Answer<Handed> {
+fn read_descriptor(shareable: *mut c_void) -> CuResult<ExportedMemory> {
     let fd = shareable as usize as c_int;
     if fd < 0 {
         return Err(Status::InvalidValue);
     }
-    // SAFETY: the descriptor stays the caller's.
+    // SAFETY: the descriptor is not closed here; the caller keeps it.
     let file = ManuallyDrop::new(unsafe { File::from_raw_fd(fd) });
     let mut bytes = [0; 32];
     file.read_exact_at(&mut bytes, 0).map_err(|_| Status::InvalidValue)?;
@@ -98,7 +99,7 @@ fn read_descriptor(shareable: *mut c_void) -> Answer<Handed> {
     Ok((gpu, (word(8) as c_int, word(16) as c_int), word(24)))
 }
 
-fn open(out: Out<u64>, shared: &Shared) -> Answer {
+fn open_ipc(out: OutPtr<u64>, shared: &Shared) -> CuResult {
     out.check()?;
     if shared.bytes == 0 {
         return Err(Status::InvalidValue);
@@ -110,16 +111,16 @@ fn open(out: Out<u64>, shared: &Shared) -> Answer {
     let from = (shared.process, shared.address);
     let known = state.opened.iter_mut().find(|(_, opened)| opened.from == from);
     if let Some((pointer, opened)) = known {
-        opened.times += 1;
+        opened.references += 1;
         return out.set(*pointer);
     }
-    let pointer = import(&mut state, shared, Kind::Imported)?;
-    state.opened.insert(pointer, Opened { from, times: 1 });
+    let pointer = import(&mut state, shared, AllocationKind::Imported)?;
+    state.opened.insert(pointer, ImportedMemory { from, references: 1 });
     out.set(pointer)
 }
 
-/// An address for memory of another process.
-fn import(state: &mut State, shared: &Shared, kind: Kind) -> Answer<u64> {
+/// Reserves an address for memory of another process.
+fn import(state: &mut State, shared: &Shared, kind: AllocationKind) -> CuResult<u64> {
     let context = current().ok_or(Status::InvalidContext)?;
     let gpu = shared.gpu as usize;
     let address = state.new_addresses(gpu, shared.bytes, 512)?;
@@ -129,38 +130,38 @@ fn import(state: &mut State, shared: &Shared, kind: Kind) -> Answer<u64> {
 }
 
 export! {
-    fn cuIpcGetMemHandle(handle: Out<Shared>, pointer: u64) {
+    fn cuIpcGetMemHandle(handle: OutPtr<Shared>, pointer: u64) {
         handle.check()?;
         let shared = shared(&*state::lock()?, pointer)?;
         handle.set(shared)
     }
 
-    fn cuIpcOpenMemHandle(pointer: Out<u64>, handle: Shared, flags: c_uint) {
+    fn cuIpcOpenMemHandle(pointer: OutPtr<u64>, handle: Shared, flags: c_uint) {
         if flags != 1 {
             return Err(Status::InvalidValue);
         }
-        open(pointer, &handle)
+        open_ipc(pointer, &handle)
     }
 
-    fn cuIpcOpenMemHandle_v2(pointer: Out<u64>, handle: Shared, flags: c_uint) {
+    fn cuIpcOpenMemHandle_v2(pointer: OutPtr<u64>, handle: Shared, flags: c_uint) {
         if flags != 1 {
             return Err(Status::InvalidValue);
         }
-        open(pointer, &handle)
+        open_ipc(pointer, &handle)
     }
 
     fn cuIpcCloseMemHandle(pointer: u64) {
         let mut state = state::lock()?;
         let opened = state.opened.get_mut(&pointer).ok_or(Status::InvalidValue)?;
-        opened.times -= 1;
-        if opened.times > 0 {
+        opened.references -= 1;
+        if opened.references > 0 {
             return Ok(());
         }
         state.opened.remove(&pointer);
         state.free(pointer)
     }
 
-    fn cuMemExportToShareableHandle(shareable: Out<c_int>, handle: u64, kind: c_int, flags: c_ulonglong) {
+    fn cuMemExportToShareableHandle(shareable: OutPtr<c_int>, handle: u64, kind: c_int, flags: c_ulonglong) {
         shareable.check()?;
         if kind != DESCRIPTOR || flags != 0 {
             return Err(Status::NotSupported);
@@ -170,7 +171,7 @@ export! {
         shareable.set(descriptor((physical.gpu, physical.location, physical.bytes))?)
     }
 
-    fn cuMemImportFromShareableHandle(handle: Out<u64>, shareable: *mut c_void, kind: c_int) {
+    fn cuMemImportFromShareableHandle(handle: OutPtr<u64>, shareable: *mut c_void, kind: c_int) {
         handle.check()?;
         if kind != DESCRIPTOR {
             return Err(Status::NotSupported);
@@ -178,11 +179,11 @@ export! {
         let (gpu, location, bytes) = read_descriptor(shareable)?;
         let mut state = state::lock()?;
         let new = state.open_physical(gpu, bytes, 0);
-        state.locate(new, location);
+        state.set_location(new, location);
         handle.set(new)
     }
 
-    fn cuMemPoolExportToShareableHandle(shareable: Out<c_int>, pool: Handle, kind: c_int, flags: c_ulonglong) {
+    fn cuMemPoolExportToShareableHandle(shareable: OutPtr<c_int>, pool: Handle, kind: c_int, flags: c_ulonglong) {
         shareable.check()?;
         if kind != DESCRIPTOR || flags != 0 {
             return Err(Status::NotSupported);
@@ -192,7 +193,7 @@ export! {
     }
 
     fn cuMemPoolImportFromShareableHandle(
-        pool: Out<Handle>,
+        pool: OutPtr<Handle>,
         shareable: *mut c_void,
         kind: c_int,
         flags: c_ulonglong,
@@ -208,24 +209,24 @@ export! {
         pool.set(handle)
     }
 
-    fn cuMemPoolExportPointer(data: Out<Shared>, pointer: u64) {
+    fn cuMemPoolExportPointer(data: OutPtr<Shared>, pointer: u64) {
         data.check()?;
         let shared = shared(&*state::lock()?, pointer)?;
         data.set(shared)
     }
 
-    fn cuMemPoolImportPointer(pointer: Out<u64>, pool: Handle, data: In<Shared>) {
+    fn cuMemPoolImportPointer(pointer: OutPtr<u64>, pool: Handle, data: InPtr<Shared>) {
         pointer.check()?;
         let shared = data.get()?;
         let mut state = state::lock()?;
         if !state.imported_pools.contains(&pool) {
             return Err(Status::InvalidValue);
         }
-        let address = import(&mut state, &shared, Kind::ImportedFromPool)?;
+        let address = import(&mut state, &shared, AllocationKind::ImportedFromPool)?;
         pointer.set(address)
     }
 
-    fn cuImportExternalMemory(memory: Out<Handle>, description: In<External>) {
+    fn cuImportExternalMemory(memory: OutPtr<Handle>, description: InPtr<External>) {
         memory.check()?;
         let External { kind, bytes, .. } = description.get()?;
         if kind != DESCRIPTOR || bytes == 0 {

@@ -1,11 +1,11 @@
-//! What this process has made: contexts, memory, streams, events.
+//! State of this process: contexts, memory, streams, events.
 //!
-//! One lock over all of it; nothing waits while it is held.
+//! One lock protects it; nothing waits while holding it.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::abi::Answer;
+use crate::abi::CuResult;
 use crate::allocation::Allocation;
 use crate::array::Array;
 use crate::bind::Binding;
@@ -13,16 +13,16 @@ use crate::context::{Context, Green, Primary};
 use crate::driver;
 use crate::event::Event;
 use crate::graph::{Executable, Graph};
-use crate::graph_memory::{Kept, Node};
+use crate::graph_memory::{GraphNode, GraphReserve};
 use crate::module::{Function, Module};
 use crate::pool::Pool;
-use crate::share::Opened;
+use crate::share::ImportedMemory;
 use crate::status::Status;
 use crate::stream::Stream;
 use crate::timeline::Timeline;
 use crate::vmm::{Physical, Reservation};
 
-/// A handle as the caller has it: opaque, never dereferenced.
+/// An opaque handle of the caller, which is never dereferenced.
 #[repr(transparent)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Handle(pub(crate) usize);
@@ -31,19 +31,20 @@ impl Handle {
     pub(crate) const NULL: Self = Self(0);
 }
 
-/// Far from small numbers, so that an index or a garbage pointer is not taken for a handle.
+/// First handle value; far from small numbers, so that indexes and garbage pointers are not valid
+/// handles.
 const FIRST_HANDLE: usize = 0x7e55_c0da_0000;
 
-/// Where device pointers begin; every GPU has a range of its own.
+/// First device pointer; each GPU has its own range.
 const FIRST_ADDRESS: u64 = 0x7f00_0000_0000;
-/// Bytes of addresses that a GPU has.
+/// Size of a GPU's address range in bytes.
 const ADDRESSES: u64 = 1 << 44;
 
-/// Everything.
+/// State of the driver in this process.
 #[derive(Debug, Default)]
 pub(crate) struct State {
     handles: usize,
-    /// By GPU: the next free device address, from the start of its range.
+    /// Next free device address by GPU, relative to the start of its range.
     addresses: HashMap<usize, u64>,
     pub(crate) contexts: HashMap<Handle, Context>,
     pub(crate) green: HashMap<Handle, Green>,
@@ -60,16 +61,16 @@ pub(crate) struct State {
     pub(crate) reservations: BTreeMap<u64, Reservation>,
     pub(crate) graphs: HashMap<Handle, Graph>,
     pub(crate) executable_graphs: HashMap<Handle, Executable>,
-    /// Executable graphs that have their memory.
+    /// Executable graphs with mapped memory.
     pub(crate) mapped_graphs: HashSet<Handle>,
-    pub(crate) nodes: HashMap<Handle, Node>,
-    pub(crate) kept_for_graphs: HashMap<usize, Kept>,
-    /// What keeps physical memory beside handles and mappings.
+    pub(crate) nodes: HashMap<Handle, GraphNode>,
+    pub(crate) graph_reserves: HashMap<usize, GraphReserve>,
+    /// References to physical memory besides handles and mappings.
     pub(crate) bindings: Vec<Binding>,
     pub(crate) endpoint_ids: u32,
     pub(crate) endpoints: HashSet<u32>,
-    /// By address: memory of other processes that is open here.
-    pub(crate) opened: HashMap<u64, Opened>,
+    /// Imported memory of other processes, by address.
+    pub(crate) opened: HashMap<u64, ImportedMemory>,
     pub(crate) imported_pools: HashSet<Handle>,
     pub(crate) external: HashSet<Handle>,
     pub(crate) timelines: HashMap<usize, Timeline>,
@@ -77,8 +78,8 @@ pub(crate) struct State {
 
 static STATE: Mutex<Option<State>> = Mutex::new(None);
 
-/// The state, locked. Fails where the driver is not initialised.
-pub(crate) fn lock() -> Answer<Guard> {
+/// Locks the state. Returns an error if the driver is not initialised.
+pub(crate) fn lock() -> CuResult<Guard> {
     driver::machine()?;
     let mut guard = STATE.lock().unwrap_or_else(PoisonError::into_inner);
     guard.get_or_insert_with(State::default);
@@ -103,22 +104,27 @@ impl std::ops::DerefMut for Guard {
 }
 
 impl State {
-    /// A handle that was never used.
+    /// Returns a new handle.
     pub(crate) fn new_handle(&mut self) -> Handle {
         self.handles += 1;
         Handle(FIRST_HANDLE + self.handles * 64)
     }
 
-    /// Addresses are given out again when nothing is left on a GPU.
-    pub(crate) fn begin_addresses_anew(&mut self, gpu: usize) {
+    /// Reuses the addresses of a GPU if nothing is allocated there.
+    pub(crate) fn reset_addresses(&mut self, gpu: usize) {
         let is_empty = self.allocations.values().all(|allocation| allocation.gpu != gpu);
         if is_empty && self.reservations.is_empty() {
             self.addresses.remove(&gpu);
         }
     }
 
-    /// Addresses of a GPU that nobody uses; with a gap behind them, so that overruns are seen.
-    pub(crate) fn new_addresses(&mut self, gpu: usize, bytes: u64, alignment: u64) -> Answer<u64> {
+    /// Reserves unused addresses of a GPU, followed by a gap that exposes overruns.
+    pub(crate) fn new_addresses(
+        &mut self,
+        gpu: usize,
+        bytes: u64,
+        alignment: u64,
+    ) -> CuResult<u64> {
         let start = FIRST_ADDRESS + gpu as u64 * ADDRESSES;
         let next = self.addresses.entry(gpu).or_insert(0);
         let alignment = alignment.max(512);

@@ -1,17 +1,17 @@
-//! `CUresult`.
+//! `CUresult` codes.
 
 use std::ffi::CStr;
 
 macro_rules! statuses {
     ($($variant:ident = $code:literal, $name:literal, $text:literal;)*) => {
-        /// The results that are used here; the names are NVIDIA's.
+        /// The modelled result codes; the names are NVIDIA's.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[repr(u32)]
         pub(crate) enum Status {
             $($variant = $code),*
         }
 
-        /// Name and description of a result that is known here.
+        /// Returns name and description of a modelled result code.
         pub(crate) fn describe(code: u32) -> Option<(&'static CStr, &'static CStr)> {
             match code {
                 0 => Some((c"CUDA_SUCCESS", c"no error")),

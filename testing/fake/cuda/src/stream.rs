@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_uint, c_void};
 use std::time::Duration;
 
-use crate::abi::{Answer, Out, export};
+use crate::abi::{CuResult, OutPtr, export};
 use crate::capture::{self, Capture};
 use crate::context::{current, current_gpu};
 use crate::device::Device;
@@ -11,24 +11,24 @@ use crate::state::{self, Handle, State};
 use crate::status::Status;
 use crate::timeline::{self, Engine, now};
 
-/// The highest priority; lower numbers come first.
+/// Highest priority; lower numbers come first.
 pub(crate) const HIGHEST_PRIORITY: c_int = -5;
 
-/// A stream.
+/// A CUDA stream.
 #[derive(Debug)]
 pub(crate) struct Stream {
     pub(crate) context: Handle,
     gpu: usize,
     flags: c_uint,
     priority: c_int,
-    /// When its work ends.
+    /// End time of its work.
     end: u64,
-    /// What it records, while it does.
+    /// Active capture.
     pub(crate) capture: Option<Capture>,
 }
 
 impl Stream {
-    /// Whether the default stream waits for it.
+    /// Returns true if the default stream waits for this stream.
     pub(crate) fn is_blocking(&self) -> bool {
         /// `CU_STREAM_NON_BLOCKING`
         const NON_BLOCKING: c_uint = 1;
@@ -36,29 +36,29 @@ impl Stream {
     }
 }
 
-/// NULL, `CU_STREAM_LEGACY` and `CU_STREAM_PER_THREAD`: the default stream.
+/// Returns true for the default stream: NULL, `CU_STREAM_LEGACY` or `CU_STREAM_PER_THREAD`.
 pub(crate) fn is_default(stream: Handle) -> bool {
     stream.0 <= 2
 }
 
-/// The GPU of a stream; that of the current context for the default stream.
-pub(crate) fn gpu_of(state: &State, stream: Handle) -> Answer<usize> {
+/// Returns the GPU of a stream. The default stream's GPU is that of the current context.
+pub(crate) fn gpu_of(state: &State, stream: Handle) -> CuResult<usize> {
     if is_default(stream) {
         return current_gpu(state);
     }
     state.streams.get(&stream).map(|stream| stream.gpu).ok_or(Status::InvalidHandle)
 }
 
-/// When the work of a stream ends. The default stream waits for all of the GPU's work.
-pub(crate) fn end_of(state: &State, stream: Handle) -> Answer<u64> {
+/// Returns the end time of a stream's work. The default stream waits for all work of the GPU.
+pub(crate) fn end_of(state: &State, stream: Handle) -> CuResult<u64> {
     let gpu = gpu_of(state, stream)?;
     let all = || state.timelines.get(&gpu).map_or(0, timeline::Timeline::end);
     Ok(state.streams.get(&stream).map_or_else(all, |stream| stream.end))
 }
 
 impl State {
-    /// Puts work into a stream; answers when it ends.
-    pub(crate) fn queue(&mut self, on: Handle, engine: Engine, length: Duration) -> Answer<u64> {
+    /// Queues work in a stream and returns its end time.
+    pub(crate) fn queue(&mut self, on: Handle, engine: Engine, length: Duration) -> CuResult<u64> {
         let (gpu, before) = (gpu_of(self, on)?, end_of(self, on)?);
         if let Some(capture) = self.streams.get_mut(&on).and_then(|stream| stream.capture.as_mut())
         {
@@ -72,8 +72,8 @@ impl State {
         Ok(end)
     }
 
-    /// Lets a stream wait until that time.
-    pub(crate) fn hold_back(&mut self, on: Handle, until: u64) -> Answer {
+    /// Makes a stream wait until a time.
+    pub(crate) fn wait_until(&mut self, on: Handle, until: u64) -> CuResult {
         gpu_of(self, on)?;
         if let Some(stream) = self.streams.get_mut(&on) {
             stream.end = stream.end.max(until);
@@ -82,7 +82,7 @@ impl State {
     }
 }
 
-fn create(out: Out<Handle>, flags: c_uint, priority: c_int) -> Answer {
+fn create(out: OutPtr<Handle>, flags: c_uint, priority: c_int) -> CuResult {
     out.check()?;
     if flags > 1 {
         return Err(Status::InvalidValue);
@@ -96,15 +96,15 @@ fn create(out: Out<Handle>, flags: c_uint, priority: c_int) -> Answer {
     out.set(handle)
 }
 
-/// Ends a stream; its work goes on, as the GPU's timeline knows.
-fn destroy(stream: Handle) -> Answer {
+/// Destroys a stream; its queued work still runs on the GPU's timeline.
+fn destroy(stream: Handle) -> CuResult {
     state::lock()?.streams.remove(&stream).map(drop).ok_or(Status::InvalidHandle)
 }
 
 export! {
-    fn cuStreamCreate(stream: Out<Handle>, flags: c_uint) { create(stream, flags, 0) }
+    fn cuStreamCreate(stream: OutPtr<Handle>, flags: c_uint) { create(stream, flags, 0) }
 
-    fn cuStreamCreateWithPriority(stream: Out<Handle>, flags: c_uint, priority: c_int) {
+    fn cuStreamCreateWithPriority(stream: OutPtr<Handle>, flags: c_uint, priority: c_int) {
         create(stream, flags, priority)
     }
 
@@ -130,31 +130,31 @@ export! {
         let _ = flags;
         let mut state = state::lock()?;
         let recorded = state.events.get(&event).ok_or(Status::InvalidHandle)?.recorded.unwrap_or(0);
-        state.hold_back(stream, recorded)
+        state.wait_until(stream, recorded)
     }
 
-    fn cuStreamGetFlags(stream: Handle, flags: Out<c_uint>) {
+    fn cuStreamGetFlags(stream: Handle, flags: OutPtr<c_uint>) {
         let state = state::lock()?;
         gpu_of(&state, stream)?;
         flags.set(state.streams.get(&stream).map_or(0, |stream| stream.flags))
     }
 
-    fn cuStreamGetPriority(stream: Handle, priority: Out<c_int>) {
+    fn cuStreamGetPriority(stream: Handle, priority: OutPtr<c_int>) {
         let state = state::lock()?;
         gpu_of(&state, stream)?;
         priority.set(state.streams.get(&stream).map_or(0, |stream| stream.priority))
     }
 
-    fn cuStreamGetId(stream: Handle, id: Out<u64>) {
+    fn cuStreamGetId(stream: Handle, id: OutPtr<u64>) {
         gpu_of(&*state::lock()?, stream)?;
         id.set(stream.0 as u64)
     }
 
-    fn cuStreamGetDevice(stream: Handle, device: Out<Device>) {
+    fn cuStreamGetDevice(stream: Handle, device: OutPtr<Device>) {
         device.set(Device::of(gpu_of(&*state::lock()?, stream)?))
     }
 
-    fn cuStreamGetCtx(stream: Handle, context: Out<Handle>) {
+    fn cuStreamGetCtx(stream: Handle, context: OutPtr<Handle>) {
         let state = state::lock()?;
         gpu_of(&state, stream)?;
         let own = state.streams.get(&stream).map(|stream| stream.context);

@@ -1,32 +1,32 @@
-//! When work ends.
+//! End times of GPU work.
 //!
-//! Time is real time since the first look at it, in nanoseconds; how long work takes is modelled,
-//! and stretched or shortened by the world's `time.scale`. A GPU does one kernel after the other,
-//! of this process: other processes do not slow it down.
+//! Time is real time since the first call, in nanoseconds. The length of work is modelled and
+//! scaled by the world's `time.scale`. A GPU executes the kernels of this process one after the
+//! other; other processes do not slow it down.
 
 use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// When a GPU's kernels and copies end.
+/// End times of a GPU's kernels and copies.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Timeline {
     kernels: u64,
     copies: u64,
 }
 
-/// What does the work.
+/// Engine that executes work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Engine {
-    /// The multiprocessors.
+    /// Multiprocessors.
     Kernels,
-    /// The copy engine.
+    /// Copy engine.
     Copies,
 }
 
 impl Timeline {
-    /// Queues work behind what the stream (which ends at `stream_end`) and the engine have. Answers
-    /// when it ends.
+    /// Queues work behind the work of the stream, which ends at `stream_end`, and of the engine.
+    /// Returns its end time.
     pub(crate) fn queue(&mut self, engine: Engine, stream_end: u64, length: Duration) -> u64 {
         let busy = match engine {
             Engine::Kernels => &mut self.kernels,
@@ -37,19 +37,19 @@ impl Timeline {
         *busy
     }
 
-    /// When all of it ends.
+    /// Returns the end time of all work.
     pub(crate) fn end(&self) -> u64 {
         self.kernels.max(self.copies)
     }
 }
 
-/// Nanoseconds since the first call.
+/// Returns the nanoseconds since the first call.
 pub(crate) fn now() -> u64 {
     static BEGIN: OnceLock<Instant> = OnceLock::new();
     u64::try_from(BEGIN.get_or_init(Instant::now).elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Waits until that time.
+/// Waits until `end`.
 #[expect(clippy::disallowed_methods, reason = "a deadline: the modelled end of GPU work")]
 pub(crate) fn wait_until(end: u64) {
     if let Some(left) = end.checked_sub(now()) {
@@ -57,7 +57,7 @@ pub(crate) fn wait_until(end: u64) {
     }
 }
 
-/// Keeps the caller busy, as making a launch does: too short to sleep.
+/// Busy-waits, as for the CPU time of a launch, which is too short to sleep.
 pub(crate) fn spin(length: Duration) {
     let begin = Instant::now();
     while begin.elapsed() < length {

@@ -1,9 +1,9 @@
-//! Virtual memory management: physical memory, addresses, and the one mapped to the other.
+//! Virtual memory management: physical memory, address ranges, and mappings.
 
 use std::ffi::{c_int, c_ulonglong, c_void};
 
-use crate::abi::{Answer, In, Out, export};
-use crate::allocation::discharge;
+use crate::abi::{CuResult, InPtr, OutPtr, export};
+use crate::allocation::refund;
 use crate::bind::Owner;
 use crate::device::Device;
 use crate::driver;
@@ -11,33 +11,33 @@ use crate::pool::{self, ON_DEVICE};
 use crate::state;
 use crate::status::Status;
 
-/// Physical memory comes in pieces of 2 MiB.
+/// Granularity of physical memory: 2 MiB.
 const GRANULARITY: u64 = 2 << 20;
 
-/// A piece of physical memory, or a multicast object, which has none.
+/// Physical memory, or a multicast object, which has none.
 #[derive(Debug)]
 pub(crate) struct Physical {
     pub(crate) gpu: Option<usize>,
     /// `CUmemLocation`.
     pub(crate) location: (c_int, c_int),
     pub(crate) bytes: u64,
-    /// What it takes of its GPU: nothing in host memory, which nobody counts here, and what others
-    /// have taken.
-    pub(crate) taken: u64,
-    /// The handle, as often as it is open, every mapping, and everything that it is bound to.
+    /// Bytes that this process is charged for. Zero for host memory, which is not accounted, and
+    /// for memory of other processes.
+    pub(crate) charged: u64,
+    /// References: open handles, mappings and bindings.
     pub(crate) references: usize,
     pub(crate) handles: usize,
 }
 
-/// A range of addresses.
+/// A reserved address range.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     bytes: u64,
-    /// By address: what is mapped there.
+    /// Mappings as pairs of address and handle.
     mappings: Vec<(u64, u64)>,
 }
 
-/// The beginning of `CUmemAllocationProp`; the rest of its 32 bytes is not looked at.
+/// Start of `CUmemAllocationProp`; the rest of its 32 bytes is ignored.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Properties {
@@ -47,8 +47,8 @@ struct Properties {
     location: c_int,
 }
 
-/// The GPU that memory is to be on; `None` for the host.
-fn location(properties: In<Properties>) -> Answer<Option<usize>> {
+/// Returns the GPU of new memory; `None` for the host.
+fn location(properties: InPtr<Properties>) -> CuResult<Option<usize>> {
     let Properties { kind, location_type, location, .. } = properties.get()?;
     if kind != 1 {
         return Err(Status::InvalidValue);
@@ -57,45 +57,45 @@ fn location(properties: In<Properties>) -> Answer<Option<usize>> {
 }
 
 impl Reservation {
-    /// Whether something is mapped where those bytes begin, and they end in the range.
-    pub(crate) fn holds(&self, start: u64, address: u64, bytes: u64) -> bool {
+    /// Returns true if memory is mapped at or below `address` and the bytes end in the range.
+    pub(crate) fn contains(&self, start: u64, address: u64, bytes: u64) -> bool {
         let inside = (address - start).checked_add(bytes).is_some_and(|end| end <= self.bytes);
         inside && self.mappings.iter().any(|(at, _)| *at <= address)
     }
 }
 
 impl state::State {
-    /// Lets go of physical memory once; the last to let go frees it.
-    pub(crate) fn let_go(&mut self, handle: u64) -> Answer {
+    /// Drops one reference to physical memory and frees it after the last.
+    pub(crate) fn release_physical(&mut self, handle: u64) -> CuResult {
         let physical = self.physical.get_mut(&handle).ok_or(Status::InvalidValue)?;
         physical.references -= 1;
         if physical.references > 0 {
             return Ok(());
         }
-        let (gpu, taken) = (physical.gpu, physical.taken);
+        let (gpu, charged) = (physical.gpu, physical.charged);
         self.physical.remove(&handle);
-        gpu.map_or(Ok(()), |gpu| discharge(gpu, taken))?;
+        gpu.map_or(Ok(()), |gpu| refund(gpu, charged))?;
         self.unbind(|binding| binding.owner == Owner::Multicast(handle))
     }
 
-    /// A new handle.
-    pub(crate) fn open_physical(&mut self, gpu: Option<usize>, bytes: u64, taken: u64) -> u64 {
+    /// Creates a handle for physical memory.
+    pub(crate) fn open_physical(&mut self, gpu: Option<usize>, bytes: u64, charged: u64) -> u64 {
         let new = self.new_handle().0 as u64;
         let location = gpu.map_or((3, 0), |gpu| (ON_DEVICE, Device::of(gpu).ordinal()));
         self.physical
-            .insert(new, Physical { gpu, location, bytes, taken, references: 1, handles: 1 });
+            .insert(new, Physical { gpu, location, bytes, charged, references: 1, handles: 1 });
         new
     }
 
-    /// Says of new memory where it is, as whoever wanted it has said.
-    pub(crate) fn locate(&mut self, handle: u64, location: (c_int, c_int)) {
+    /// Sets the location of new memory as the caller requested it.
+    pub(crate) fn set_location(&mut self, handle: u64, location: (c_int, c_int)) {
         if let Some(physical) = self.physical.get_mut(&handle) {
             physical.location = location;
         }
     }
 
-    /// The memory that is mapped at an address.
-    pub(crate) fn physical_at(&self, address: u64) -> Answer<u64> {
+    /// Returns the memory that is mapped at an address.
+    pub(crate) fn physical_at(&self, address: u64) -> CuResult<u64> {
         let (_, reservation) =
             self.reservations.range(..=address).next_back().ok_or(Status::InvalidValue)?;
         let mut below = reservation.mappings.iter().filter(|(at, handle)| {
@@ -107,7 +107,7 @@ impl state::State {
 }
 
 export! {
-    fn cuMemGetAllocationGranularity(bytes: Out<usize>, properties: In<Properties>, option: c_int) {
+    fn cuMemGetAllocationGranularity(bytes: OutPtr<usize>, properties: InPtr<Properties>, option: c_int) {
         driver::machine()?;
         location(properties)?;
         if !matches!(option, 0 | 1) {
@@ -116,7 +116,7 @@ export! {
         bytes.set(GRANULARITY as usize)
     }
 
-    fn cuMemCreate(handle: Out<u64>, bytes: usize, properties: In<Properties>, flags: c_ulonglong) {
+    fn cuMemCreate(handle: OutPtr<u64>, bytes: usize, properties: InPtr<Properties>, flags: c_ulonglong) {
         handle.check()?;
         let bytes = bytes as u64;
         if flags != 0 || bytes == 0 || !bytes.is_multiple_of(GRANULARITY) {
@@ -127,10 +127,10 @@ export! {
         if let Some(gpu) = gpu {
             state.charge(gpu, bytes)?;
         }
-        let taken = if gpu.is_some() { bytes } else { 0 };
-        let new = state.open_physical(gpu, bytes, taken);
+        let charged = if gpu.is_some() { bytes } else { 0 };
+        let new = state.open_physical(gpu, bytes, charged);
         let Properties { location_type, location, .. } = properties.get()?;
-        state.locate(new, (location_type, location));
+        state.set_location(new, (location_type, location));
         handle.set(new)
     }
 
@@ -138,10 +138,10 @@ export! {
         let mut state = state::lock()?;
         let physical = state.physical.get_mut(&handle).ok_or(Status::InvalidValue)?;
         physical.handles = physical.handles.checked_sub(1).ok_or(Status::InvalidValue)?;
-        state.let_go(handle)
+        state.release_physical(handle)
     }
 
-    fn cuMemRetainAllocationHandle(handle: Out<u64>, address: u64) {
+    fn cuMemRetainAllocationHandle(handle: OutPtr<u64>, address: u64) {
         handle.check()?;
         let mut state = state::lock()?;
         let found = state.physical_at(address)?;
@@ -150,7 +150,7 @@ export! {
         handle.set(found)
     }
 
-    fn cuMemGetAllocationPropertiesFromHandle(properties: Out<Properties>, handle: u64) {
+    fn cuMemGetAllocationPropertiesFromHandle(properties: OutPtr<Properties>, handle: u64) {
         properties.check()?;
         let state = state::lock()?;
         let physical = state.physical.get(&handle).filter(|physical| physical.bytes > 0);
@@ -159,7 +159,7 @@ export! {
     }
 
     fn cuMemAddressReserve(
-        pointer: Out<u64>,
+        pointer: OutPtr<u64>,
         bytes: usize,
         alignment: usize,
         wanted: u64,
@@ -167,11 +167,11 @@ export! {
     ) {
         pointer.check()?;
         let (bytes, alignment) = (bytes as u64, alignment as u64);
-        let odd = alignment != 0 && !alignment.is_power_of_two();
-        if flags != 0 || bytes == 0 || !bytes.is_multiple_of(GRANULARITY) || odd {
+        let is_invalid = alignment != 0 && !alignment.is_power_of_two();
+        if flags != 0 || bytes == 0 || !bytes.is_multiple_of(GRANULARITY) || is_invalid {
             return Err(Status::InvalidValue);
         }
-        // A wish for an address is a wish; ranges of no GPU in particular are those of the first.
+        // The requested address is only a hint. Ranges without a GPU use the addresses of the first.
         let _ = wanted;
         let mut state = state::lock()?;
         let address = state.new_addresses(0, bytes, alignment.max(GRANULARITY))?;
@@ -192,7 +192,7 @@ export! {
     fn cuMemMap(pointer: u64, bytes: usize, offset: usize, handle: u64, flags: c_ulonglong) {
         let mut state = state::lock()?;
         let physical = state.physical.get(&handle).ok_or(Status::InvalidValue)?;
-        // An offset is not supported by NVIDIA's driver either.
+        // NVIDIA's driver does not support an offset either.
         if flags != 0 || offset != 0 || bytes as u64 > physical.bytes {
             return Err(Status::InvalidValue);
         }
@@ -211,11 +211,11 @@ export! {
         let mut state = state::lock()?;
         let end = pointer.checked_add(bytes as u64).ok_or(Status::InvalidValue)?;
         let (_, reservation) = state.reservations.range_mut(..=pointer).next_back().ok_or(Status::InvalidValue)?;
-        let gone: Vec<_> = reservation.mappings.extract_if(.., |(at, _)| (pointer..end).contains(at)).collect();
-        if gone.is_empty() {
+        let removed: Vec<_> = reservation.mappings.extract_if(.., |(at, _)| (pointer..end).contains(at)).collect();
+        if removed.is_empty() {
             return Err(Status::InvalidValue);
         }
-        gone.into_iter().try_for_each(|(_, handle)| state.let_go(handle))
+        removed.into_iter().try_for_each(|(_, handle)| state.release_physical(handle))
     }
 
     fn cuMemSetAccess(pointer: u64, bytes: usize, access: *const c_void, count: usize) {

@@ -1,4 +1,4 @@
-//! The C boundary: every symbol of CUDA is there, and nothing crashes.
+//! Tests of the C interface: every CUDA symbol exists, and none crashes.
 
 mod driver;
 
@@ -12,22 +12,22 @@ const NO_DEVICE: u32 = 100;
 const NOT_FOUND: u32 = 500;
 const NOT_SUPPORTED: u32 = 801;
 
-/// What a driver of that version exports.
+/// Returns the exports of a driver of this version.
 fn symbols(driver: Version) -> impl Iterator<Item = &'static str> {
     let cuda = TABLE.iter().filter(|symbol| symbol.library() == Library::Cuda);
     cuda.filter(move |symbol| symbol.is_exported_by(driver)).map(|symbol| symbol.symbol.text)
 }
 
-/// A world with a driver of that version.
+/// Returns a world with a driver of this version.
 fn world_of(driver: Version) -> String {
-    let theirs = "cuda: \"13.0\"";
+    let default = "cuda: \"13.0\"";
     let world = shipped::H100_8_NVSWITCH;
-    assert!(world.contains(theirs), "the world is for another version");
-    world.replace(theirs, &format!("cuda: \"{driver}\""))
+    assert!(world.contains(default), "the world has another version");
+    world.replace(default, &format!("cuda: \"{driver}\""))
 }
 
 #[test]
-fn every_symbol_takes_nothing_for_an_answer() {
+fn every_symbol_accepts_null_arguments() {
     let newest = *RELEASES.last().expect("there are some");
     let driver = Driver::load(&world_of(newest));
     let known = |result| result < 1000;
@@ -42,23 +42,23 @@ fn every_symbol_takes_nothing_for_an_answer() {
 }
 
 #[test]
-fn functions_that_are_newer_than_the_driver_are_not_found() {
+fn functions_newer_than_driver_are_not_found() {
     for version in [Version(11_040), Version(12_090), Version(13_050)] {
         let driver = Driver::load(&world_of(version));
         let found = TABLE.iter().filter(|symbol| symbol.library() == Library::Cuda);
         let found: Vec<_> =
             found.map(|symbol| symbol.symbol.text).filter(|name| driver.has(name)).collect();
         assert!(symbols(version).eq(found), "CUDA {version}");
-        assert!(driver.has("cuFunctionOfTomorrow"), "which no table has");
+        assert!(driver.has("cuFunctionOfTomorrow"), "in no table");
     }
 }
 
 #[test]
-fn before_initialisation_nothing_works_but_asking_for_the_version() {
+fn only_version_works_before_initialisation() {
     let driver = Driver::load(shipped::H100_8_NVSWITCH);
     let mut number = 0_i32;
     assert_eq!(driver.call("cuDeviceGetCount", [out(&mut number)]), NOT_INITIALIZED);
-    assert_eq!(driver.call("cuGraphClone", []), NOT_INITIALIZED, "nor what is not modelled");
+    assert_eq!(driver.call("cuGraphClone", []), NOT_INITIALIZED, "stubs too");
     driver.ok("cuDriverGetVersion", [out(&mut number)]);
     assert_eq!(number, 13_000);
     driver.ok("cuInit", [0]);
@@ -67,13 +67,13 @@ fn before_initialisation_nothing_works_but_asking_for_the_version() {
 }
 
 #[test]
-fn a_machine_without_gpus_has_no_device() {
+fn node_without_gpus_has_no_device() {
     let driver = Driver::load("driver: {version: 580.95.05, cuda: \"13.0\"}\ngpus: []\n");
     assert_eq!(driver.call("cuInit", [0]), NO_DEVICE);
 }
 
 #[test]
-fn private_tables_are_not_found() {
+fn export_tables_are_not_found() {
     let driver = Driver::begin(shipped::T4_1);
     let mut table = 1_usize;
     let id = [0_u8; 16];
@@ -86,7 +86,7 @@ fn errors_have_names() {
     let driver = Driver::load(shipped::T4_1);
     let mut text = std::ptr::null::<std::ffi::c_char>();
     driver.ok("cuGetErrorName", [2, out(&mut text)]);
-    // SAFETY: the driver answered with a terminated string that lives for ever.
+    // SAFETY: the driver returned a terminated static string.
     assert_eq!(unsafe { std::ffi::CStr::from_ptr(text) }, c"CUDA_ERROR_OUT_OF_MEMORY");
     assert_eq!(driver.call("cuGetErrorName", [12_345, out(&mut text)]), INVALID_VALUE);
     assert_eq!(SUCCESS, driver.call("cuGetErrorString", [0, out(&mut text)]));

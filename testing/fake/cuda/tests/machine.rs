@@ -1,4 +1,4 @@
-//! What a program finds: the world's GPUs, their memory, and work that takes its time.
+//! Tests of a program on the fake driver: GPUs, memory, and the time of work.
 
 mod driver;
 
@@ -16,7 +16,7 @@ const INVALID_CONTEXT: u32 = 201;
 const NOT_READY: u32 = 600;
 
 #[test]
-fn a_program_finds_the_worlds_gpus() {
+fn devices_match_the_world() {
     let driver = Driver::begin(shipped::A100_4_PCIE);
     let mut count = 0_i32;
     driver.ok("cuDeviceGetCount", [out(&mut count)]);
@@ -49,7 +49,7 @@ fn a_program_finds_the_worlds_gpus() {
 }
 
 #[test]
-fn memory_ends_where_the_gpu_ends_and_contexts_take_their_part() {
+fn memory_is_limited_and_contexts_use_memory() {
     let driver = Driver::begin(shipped::T4_1);
     let model = driver.node.world.gpus[0].model.clone();
     let (free, total) = driver.memory();
@@ -73,11 +73,11 @@ fn memory_ends_where_the_gpu_ends_and_contexts_take_their_part() {
         INVALID_CONTEXT
     );
     driver.context(0);
-    assert_eq!(driver.memory().0, free, "what was in the context went with it");
+    assert_eq!(driver.memory().0, free, "freed with the context");
 }
 
 #[test]
-fn what_is_held_is_seen_by_the_whole_machine() {
+fn allocations_are_visible_to_the_whole_machine() {
     let driver = Driver::begin(shipped::H100_8_NVSWITCH);
     let mut pointer = 0_u64;
     driver.ok("cuMemAlloc_v2", [out(&mut pointer), (3 * MIB) as usize]);
@@ -97,11 +97,11 @@ fn what_is_held_is_seen_by_the_whole_machine() {
     assert_eq!(driver.call("cuMemAlloc_v2", [out(&mut pointer), 512]), DEVICE_UNAVAILABLE);
 }
 
-/// A kernel that runs for as long as the test does, however slow the machine is.
+/// Name of a kernel that runs longer than any test.
 const ENDLESS: &str = "spin_for_1000s";
 
 #[test]
-fn work_takes_its_time_one_kernel_after_the_other() {
+fn kernels_run_one_after_the_other() {
     let driver = Driver::begin(shipped::T4_1);
     let function = driver.function("spin_for_30ms");
     let [mut first, mut second, mut begin, mut end] = [0_usize; 4];
@@ -126,7 +126,7 @@ fn work_takes_its_time_one_kernel_after_the_other() {
 }
 
 #[test]
-fn a_stream_waits_for_an_event_of_another() {
+fn stream_waits_for_event_of_other_stream() {
     let driver = Driver::begin(shipped::T4_1);
     let [mut first, mut second, mut event] = [0_usize; 3];
     driver.ok("cuStreamCreate", [out(&mut first), 1]);
@@ -144,11 +144,11 @@ fn a_stream_waits_for_an_event_of_another() {
     assert_eq!(driver.call("cuStreamQuery", [second]), NOT_READY);
     let mut milliseconds = 0_f32;
     let untimed = driver.call("cuEventElapsedTime", [out(&mut milliseconds), event, event]);
-    assert_eq!(untimed, INVALID_HANDLE, "made without timing");
+    assert_eq!(untimed, INVALID_HANDLE, "created without timing");
 }
 
 #[test]
-fn copies_stay_within_what_was_taken() {
+fn copies_beyond_allocations_fail() {
     let driver = Driver::begin(shipped::T4_1);
     let (mut pointer, host) = (0_u64, vec![0_u8; 4096]);
     driver.ok("cuMemAlloc_v2", [out(&mut pointer), 4096]);
@@ -162,7 +162,7 @@ fn copies_stay_within_what_was_taken() {
 }
 
 #[test]
-fn handles_that_are_none_are_told() {
+fn invalid_handles_are_rejected() {
     let driver = Driver::begin(shipped::T4_1);
     let garbage = 0x1234_5678;
     assert_eq!(driver.call("cuLaunchKernel", [garbage, 1, 1, 1, 1, 1, 1]), INVALID_HANDLE);

@@ -8,35 +8,35 @@ use std::{
 
 use crate::{
     environment,
-    protocol::{END, Greeting},
+    protocol::{ClientRequest, END},
 };
 
-/// A connection, as long as which the process is a client.
+/// A client's connection; the process is a client until it is dropped.
 #[derive(Debug)]
 pub struct Client {
     device: String,
     _connection: UnixStream,
 }
 
-/// Why the process is no client.
+/// Error of a connection to a daemon.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody answers.
+    /// No daemon answers.
     #[error("no MPS daemon answers")]
     NoDaemon(#[from] io::Error),
-    /// The daemon does not want it.
-    #[error("the MPS daemon refuses: {0}")]
+    /// The daemon refuses the client.
+    #[error("the MPS daemon refused the client: {0}")]
     Refused(String),
 }
 
 impl Client {
-    /// Makes this process a client of the daemon whose pipe directory that is.
+    /// Makes this process a client of the daemon with this pipe directory.
     ///
     /// # Errors
-    /// [`ClientError`].
-    pub fn connect(pipe: &Path, greeting: &Greeting) -> Result<Self, ClientError> {
+    /// Returns [`ClientError`] if no daemon answers or it refuses the client.
+    pub fn connect(pipe: &Path, request: &ClientRequest) -> Result<Self, ClientError> {
         let mut connection = UnixStream::connect(environment::socket_in(pipe))?;
-        writeln!(connection, "{greeting}")?;
+        writeln!(connection, "{request}")?;
         let mut answer = Vec::new();
         BufReader::new(&connection).read_until(END, &mut answer)?;
         let answer = String::from_utf8_lossy(&answer);
@@ -47,7 +47,7 @@ impl Client {
         }
     }
 
-    /// UUID of the daemon's GPU.
+    /// Returns the UUID of the daemon's GPU.
     #[must_use]
     pub fn device(&self) -> &str {
         &self.device

@@ -1,4 +1,4 @@
-//! The daemon of one GPU.
+//! The fake control daemon of one GPU.
 
 use std::{
     collections::BTreeMap,
@@ -19,37 +19,37 @@ use rustix::{net::sockopt::socket_peercred, process::getuid};
 use crate::{
     environment::{Environment, Failure, VISIBLE_DEVICES},
     log::Log,
-    protocol::{END, Greeting, Line},
+    protocol::{ClientRequest, END, Line},
 };
 
-/// Why there is no daemon.
+/// Error that ends the daemon.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
-    /// One is there.
+    /// Another daemon is running.
     #[error("An instance of this daemon is already running")]
     Running,
-    /// It is told to fail.
-    #[error("the daemon was told to fail at its start")]
-    ToldToFail,
-    /// It has no GPU.
-    #[error("{VISIBLE_DEVICES} is `{0}`: the daemon has one GPU, by its UUID")]
+    /// The daemon is configured to fail.
+    #[error("the daemon was configured to fail at its start")]
+    ConfiguredFailure,
+    /// The daemon has no GPU, or several.
+    #[error("invalid {VISIBLE_DEVICES} `{0}`: expected the UUID of one GPU")]
     NoDevice(String),
-    /// The operating system said no.
-    #[error("failed to {operation} `{path}`", path = .path.display())]
+    /// A call of the operating system failed.
+    #[error("cannot {operation} `{path}`", path = .path.display())]
     Io {
-        /// What was tried.
+        /// Operation that failed.
         operation: &'static str,
-        /// On what.
+        /// Path of the file or directory.
         path: PathBuf,
-        /// What it said.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
 
-/// Is a daemon until somebody says `quit`.
+/// Runs the daemon until it receives `quit`.
 ///
 /// # Errors
-/// [`DaemonError`]; it is in the log, too.
+/// Returns [`DaemonError`], which is also logged.
 pub fn run(environment: &Environment) -> Result<(), DaemonError> {
     let log = Log::open(&environment.log).map_err(failed("log to", &environment.log))?;
     let listener = start(environment, &log).inspect_err(|error| log.line(&error.to_string()))?;
@@ -67,7 +67,7 @@ pub fn run(environment: &Environment) -> Result<(), DaemonError> {
 
 fn start(environment: &Environment, log: &Log) -> Result<UnixListener, DaemonError> {
     if environment.failure == Some(Failure::Start) {
-        return Err(DaemonError::ToldToFail);
+        return Err(DaemonError::ConfiguredFailure);
     }
     if !environment.devices.starts_with("GPU-") || environment.devices.contains(',') {
         return Err(DaemonError::NoDevice(environment.devices.clone()));
@@ -76,7 +76,7 @@ fn start(environment: &Environment, log: &Log) -> Result<UnixListener, DaemonErr
     if UnixStream::connect(&socket).is_ok() {
         return Err(DaemonError::Running);
     }
-    try_shared_memory(Path::new("/dev/shm"))?;
+    check_shared_memory(Path::new("/dev/shm"))?;
     log.line(&format!("Starting control daemon using socket {}", socket.display()));
     let listener = listen(&socket).map_err(failed("listen at", &socket))?;
     let pid_file = environment.pid_file();
@@ -97,19 +97,20 @@ fn listen(socket: &Path) -> io::Result<UnixListener> {
         _ => {}
     }
     let listener = UnixListener::bind(socket)?;
-    // To connect is to write, and clients are anybody.
+    // Connecting needs write permission, and clients run as any user.
     fs::set_permissions(socket, Permissions::from_mode(0o666))?;
     Ok(listener)
 }
 
-/// Server and clients share memory through files there.
-fn try_shared_memory(directory: &Path) -> Result<(), DaemonError> {
+/// Checks that files can be created in the directory through which servers and clients share
+/// memory.
+fn check_shared_memory(directory: &Path) -> Result<(), DaemonError> {
     let file = directory.join(format!("cuda.shm.{:x}.{:x}", getuid().as_raw(), process::id()));
     File::create(&file).map_err(failed("create", &file))?;
     fs::remove_file(&file).map_err(failed("remove", &file))
 }
 
-/// Takes connections, and leaves them without an answer.
+/// Accepts connections and never answers.
 fn hang(listener: &UnixListener) -> Result<(), DaemonError> {
     let mut unanswered = Vec::new();
     for connection in listener.incoming() {
@@ -121,20 +122,20 @@ fn hang(listener: &UnixListener) -> Result<(), DaemonError> {
 struct Daemon {
     environment: Environment,
     log: Log,
-    /// How many connections each client has, by its PID.
+    /// Number of connections of each client, by PID.
     clients: Mutex<BTreeMap<i32, usize>>,
 }
 
 impl Daemon {
-    /// Answers a connection until its end.
+    /// Answers the requests of a connection until it is closed.
     fn serve(&self, connection: &UnixStream) {
         let mut client = None;
         for line in BufReader::new(connection).lines() {
             let Ok(line) = line else { break };
             let line = Line::from(line.as_str());
             let answer = match &line {
-                Line::Client(greeting) => {
-                    client = client.or_else(|| self.admit(connection, greeting));
+                Line::Client(request) => {
+                    client = client.or_else(|| self.admit(connection, request));
                     format!("ok device={}\n", self.environment.devices)
                 }
                 other => self.answer(other),
@@ -150,7 +151,7 @@ impl Daemon {
             }
         }
         if let Some(pid) = client {
-            self.dismiss(pid);
+            self.disconnect(pid);
         }
     }
 
@@ -168,15 +169,15 @@ impl Daemon {
             }
             Line::Quit => String::new(),
             Line::Unknown(line) => format!("Unknown command: {line}\n"),
-            Line::Client(_) => unreachable!("a greeting is no command"),
+            Line::Client(_) => unreachable!("a client request is handled by the caller"),
         }
     }
 
-    /// Takes the process at the other end as a client, by what the kernel says of it.
-    fn admit(&self, connection: &UnixStream, greeting: &Greeting) -> Option<i32> {
+    /// Registers the peer process as a client, with the PID that the kernel reports.
+    fn admit(&self, connection: &UnixStream, request: &ClientRequest) -> Option<i32> {
         let peer = socket_peercred(connection).ok()?;
         let (pid, user) = (peer.pid.as_raw_nonzero().get(), peer.uid.as_raw());
-        let Greeting { percentage, memory, priority, .. } = greeting;
+        let ClientRequest { percentage, memory, priority, .. } = request;
         self.log.line(&format!(
             "NEW CLIENT {pid} from user {user}: active thread percentage {percentage}, memory limit {memory}, priority {priority}"
         ));
@@ -184,7 +185,7 @@ impl Daemon {
         Some(pid)
     }
 
-    fn dismiss(&self, pid: i32) {
+    fn disconnect(&self, pid: i32) {
         let mut clients = self.clients();
         let left = clients.get(&pid).map_or(0, |connections| connections - 1);
         if left == 0 {

@@ -1,54 +1,54 @@
-//! The variables that NVIDIA's program reads, and those of this stand-in.
+//! Environment variables of NVIDIA's program and of this fake.
 
 use std::{
     env,
     path::{Path, PathBuf},
 };
 
-/// Where a daemon and its clients meet: <https://docs.nvidia.com/deploy/mps/appendix-tools-and-interface-reference.html>.
+/// Directory of the sockets: <https://docs.nvidia.com/deploy/mps/appendix-tools-and-interface-reference.html>.
 pub const PIPE_DIRECTORY: &str = "CUDA_MPS_PIPE_DIRECTORY";
-/// Where the daemon writes its log.
+/// Directory of the daemon's log.
 pub const LOG_DIRECTORY: &str = "CUDA_MPS_LOG_DIRECTORY";
-/// The GPUs of the daemon.
+/// GPUs of the daemon.
 pub const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
-/// How the daemon is to fail.
+/// Failure to simulate.
 pub const FAIL: &str = "FAKE_MPS_FAIL";
 
 const DEFAULT_PIPE_DIRECTORY: &str = "/tmp/nvidia-mps";
 const DEFAULT_LOG_DIRECTORY: &str = "/var/log/nvidia-mps";
 
-/// How the daemon fails.
+/// Failure that the daemon simulates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// It ends at once.
+    /// The daemon exits at once.
     Start,
-    /// It answers nobody.
+    /// The daemon answers no request.
     Hang,
 }
 
-/// A failure that there is not.
+/// Error of an unknown failure.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{FAIL} is `{0}`: it is `start` or `hang`, if it is set")]
+#[error("invalid {FAIL} `{0}`: expected `start` or `hang`")]
 pub struct UnknownFailure(String);
 
-/// What the environment says.
+/// Values of the environment variables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Environment {
-    /// Where a daemon and its clients meet.
+    /// Directory of the sockets.
     pub pipe: PathBuf,
-    /// Where the daemon writes its log.
+    /// Directory of the daemon's log.
     pub log: PathBuf,
-    /// The GPUs of the daemon; empty where nothing is said.
+    /// GPUs of the daemon; empty if the variable is not set.
     pub devices: String,
-    /// How the daemon is to fail.
+    /// Failure to simulate.
     pub failure: Option<Failure>,
 }
 
 impl Environment {
-    /// That of this process.
+    /// Reads the environment of this process.
     ///
     /// # Errors
-    /// [`UnknownFailure`].
+    /// Returns [`UnknownFailure`] if the variable for the failure is invalid.
     pub fn of_this_process() -> Result<Self, UnknownFailure> {
         let directory = |name, default| {
             env::var_os(name)
@@ -63,20 +63,20 @@ impl Environment {
         })
     }
 
-    /// The socket that a daemon listens on.
+    /// Returns the path of the daemon's socket.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         socket_in(&self.pipe)
     }
 
-    /// Where the daemon says which process it is.
+    /// Returns the path of the daemon's PID file.
     #[must_use]
     pub fn pid_file(&self) -> PathBuf {
         self.pipe.join("nvidia-cuda-mps-control.pid")
     }
 }
 
-/// The socket of the daemon whose pipe directory that is.
+/// Returns the socket of the daemon with this pipe directory.
 pub(crate) fn socket_in(pipe: &Path) -> PathBuf {
     pipe.join("control")
 }

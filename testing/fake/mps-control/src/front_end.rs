@@ -1,4 +1,4 @@
-//! The command that speaks to a daemon.
+//! Command that sends requests to a daemon.
 
 use std::{
     io::{self, BufRead, BufReader, Write},
@@ -8,13 +8,13 @@ use std::{
 
 use crate::protocol::END;
 
-/// Why a command has no answer.
+/// Error of a request.
 #[derive(Debug, thiserror::Error)]
 pub enum FrontEndError {
-    /// There is nobody. In the words of NVIDIA's program.
+    /// No daemon answers. The text is that of NVIDIA's program.
     #[error("Cannot find MPS control daemon process")]
     NoDaemon,
-    /// The commands cannot be read, or answers not be written.
+    /// Requests cannot be read, or answers cannot be written.
     #[error("cannot read commands and write answers")]
     Io(#[from] io::Error),
 }
@@ -22,7 +22,7 @@ pub enum FrontEndError {
 /// Sends each line of `commands` to the daemon at `socket`, and writes its answers.
 ///
 /// # Errors
-/// [`FrontEndError`].
+/// Returns [`FrontEndError`] if no daemon answers or on an I/O error.
 pub fn send(
     socket: &Path,
     commands: impl BufRead,
@@ -33,9 +33,9 @@ pub fn send(
     for command in commands.lines() {
         let command = command?;
         let mut answer = Vec::new();
-        let asked =
+        let result =
             writeln!(connection, "{command}").and_then(|()| replies.read_until(END, &mut answer));
-        if asked.is_err() || answer.pop() != Some(END) {
+        if result.is_err() || answer.pop() != Some(END) {
             return Err(FrontEndError::NoDaemon);
         }
         answers.write_all(&answer)?;

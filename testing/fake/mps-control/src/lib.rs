@@ -1,4 +1,4 @@
-//! A stand-in for `nvidia-cuda-mps-control`, without a GPU.
+//! Fake of `nvidia-cuda-mps-control` that needs no GPU.
 //!
 //! ```text
 //!  fake-mps-control -f          the daemon ----- $CUDA_MPS_PIPE_DIRECTORY/control <---+-- fake-mps-control < commands
@@ -7,13 +7,13 @@
 //!                        $CUDA_MPS_LOG_DIRECTORY/control.log                              until they close the connection
 //! ```
 //!
-//! Lines go to the daemon, and each is answered with text that ends in [`protocol::END`]. NVIDIA's
-//! own protocol is not public; nothing but this crate speaks this one. Unlike NVIDIA's, the daemon
-//! serves clients itself: there is no server process, and clients of different users are served
-//! side by side, with `-M` and without.
+//! Requests are lines, and each is answered with text that ends in [`protocol::END`]. NVIDIA's own
+//! protocol is not public; only this crate uses this one. Unlike NVIDIA's, the daemon serves
+//! clients itself: there is no server process, and clients of different users are served at the
+//! same time, with and without `-M`.
 //!
-//! For tests of those who run it, the variable `FAKE_MPS_FAIL` makes the daemon fail: `start`, at
-//! once, with a line in the log; `hang`, by answering nobody.
+//! Tests can make the daemon fail with the variable `FAKE_MPS_FAIL`: with `start` it exits at once
+//! with a line in the log, with `hang` it answers no request.
 
 #![forbid(unsafe_code)]
 

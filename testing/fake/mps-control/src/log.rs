@@ -1,4 +1,4 @@
-//! `control.log`, line by line.
+//! Log file `control.log`.
 
 use std::{
     fs::{self, File},
@@ -14,16 +14,16 @@ use jiff::Timestamp;
 pub(crate) struct Log(File);
 
 impl Log {
-    /// Goes on with the log of a directory, which is made if need be.
+    /// Opens the log of a directory for appending; creates both if they do not exist.
     pub(crate) fn open(directory: &Path) -> io::Result<Self> {
         fs::create_dir_all(directory)?;
         File::options().create(true).append(true).open(directory.join("control.log")).map(Self)
     }
 
-    /// Adds a line. What cannot be written is lost: the log is for people.
+    /// Appends a line. Write errors are ignored, because nothing depends on the log.
     pub(crate) fn line(&self, text: &str) {
         let now = Timestamp::now().strftime("%Y-%m-%d %H:%M:%S%.3f");
-        // In one go, so that lines of several threads do not mix.
+        // One write, so that lines of several threads do not mix.
         let _ =
             (&self.0).write_all(format!("[{now} Control {}] {text}\n", process::id()).as_bytes());
     }

@@ -1,20 +1,20 @@
-//! `nvidia-cuda-mps-control`, without a GPU.
+//! Fake `nvidia-cuda-mps-control`.
 
 use std::{io, process::ExitCode};
 
 use clap::Parser;
 use tessera_fake_mps_control::{daemon, environment::Environment, front_end};
 
-/// Stands in for nvidia-cuda-mps-control: without flags it sends the commands on its standard input
-/// to the daemon.
+/// Fake of nvidia-cuda-mps-control. Without flags it sends the commands of its standard input to
+/// the daemon.
 #[derive(Debug, Parser)]
 #[command(name = "fake-mps-control", version)]
 struct Args {
-    /// Be the daemon, in the foreground.
+    /// Run the daemon in the foreground.
     #[arg(short = 'f')]
     foreground: bool,
 
-    /// Serve clients of all users at once; taken, and what this stand-in does in any case.
+    /// Serve clients of all users at the same time; accepted, and always the case.
     #[arg(short = 'M', requires = "foreground")]
     multi_user: bool,
 }

@@ -1,29 +1,29 @@
-//! What is said at the socket.
+//! Protocol of the daemon's socket.
 
 use std::{fmt, str::FromStr};
 
-/// Ends each answer; no answer has it inside.
+/// Byte that ends each answer and is in no answer.
 pub const END: u8 = 0;
 
-/// What a client's greeting begins with, and a command never does.
+/// Prefix of a client's request, with which no command begins.
 const CLIENT: &str = "client ";
 
-/// What a client says of itself, on one line.
+/// Registration of a client, on one line.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Greeting {
-    /// What it takes itself for; the daemon goes by what the kernel says.
+pub struct ClientRequest {
+    /// PID as the client sees it; the daemon uses the kernel's.
     pub pid: u32,
-    /// As whom it takes itself to run.
+    /// User ID as the client sees it.
     pub uid: u32,
-    /// `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE`: more than 0, at most 100.
+    /// Value of `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE`: more than 0, at most 100.
     pub percentage: f64,
-    /// `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT`, or `none`: a word.
+    /// Value of `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT`, or `none`; has no spaces.
     pub memory: String,
-    /// `CUDA_MPS_CLIENT_PRIORITY`: 0, or 1 for below normal.
+    /// Value of `CUDA_MPS_CLIENT_PRIORITY`: 0, or 1 for below normal.
     pub priority: u8,
 }
 
-impl fmt::Display for Greeting {
+impl fmt::Display for ClientRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { pid, uid, percentage, memory, priority } = self;
         write!(
@@ -33,44 +33,44 @@ impl fmt::Display for Greeting {
     }
 }
 
-/// A line that is no greeting.
+/// Error of an invalid client request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a client says `client pid=<pid> uid=<uid> percentage=<n> memory=<limit> priority=<0|1>`")]
-pub struct NoGreeting;
+#[error("expected `client pid=<pid> uid=<uid> percentage=<n> memory=<limit> priority=<0|1>`")]
+pub struct InvalidClientRequest;
 
-impl FromStr for Greeting {
-    type Err = NoGreeting;
+impl FromStr for ClientRequest {
+    type Err = InvalidClientRequest;
 
-    fn from_str(line: &str) -> Result<Self, NoGreeting> {
-        let mut words = line.strip_prefix(CLIENT).ok_or(NoGreeting)?.split_whitespace();
+    fn from_str(line: &str) -> Result<Self, InvalidClientRequest> {
+        let mut words = line.strip_prefix(CLIENT).ok_or(InvalidClientRequest)?.split_whitespace();
         let mut value = |name: &str| {
             words
                 .next()
                 .and_then(|word| word.strip_prefix(name)?.strip_prefix('='))
-                .ok_or(NoGreeting)
+                .ok_or(InvalidClientRequest)
         };
-        let greeting = Self {
+        let request = Self {
             pid: number(value("pid")?)?,
             uid: number(value("uid")?)?,
             percentage: number(value("percentage")?)?,
             memory: value("memory")?.to_owned(),
             priority: number(value("priority")?)?,
         };
-        let sound =
-            greeting.percentage > 0.0 && greeting.percentage <= 100.0 && greeting.priority <= 1;
-        (sound && words.next().is_none()).then_some(greeting).ok_or(NoGreeting)
+        let is_valid =
+            request.percentage > 0.0 && request.percentage <= 100.0 && request.priority <= 1;
+        (is_valid && words.next().is_none()).then_some(request).ok_or(InvalidClientRequest)
     }
 }
 
-fn number<T: FromStr>(text: &str) -> Result<T, NoGreeting> {
-    text.parse().map_err(|_| NoGreeting)
+fn number<T: FromStr>(text: &str) -> Result<T, InvalidClientRequest> {
+    text.parse().map_err(|_| InvalidClientRequest)
 }
 
-/// A line that somebody has sent.
+/// A request line.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Line {
-    /// A process wants to be a client.
-    Client(Greeting),
+    /// Registers a client.
+    Client(ClientRequest),
     /// `get_default_active_thread_percentage`.
     DefaultPercentage,
     /// `get_server_list`.
@@ -81,7 +81,7 @@ pub enum Line {
     DeviceClients,
     /// `quit [-t SECONDS]`.
     Quit,
-    /// Anything else.
+    /// Any other line.
     Unknown(String),
 }
 
@@ -89,7 +89,7 @@ impl From<&str> for Line {
     fn from(line: &str) -> Self {
         let unknown = || Self::Unknown(line.to_owned());
         if line.starts_with(CLIENT) {
-            return line.parse().map_or_else(|NoGreeting| unknown(), Self::Client);
+            return line.parse().map_or_else(|InvalidClientRequest| unknown(), Self::Client);
         }
         match line.split_whitespace().collect::<Vec<_>>()[..] {
             ["get_default_active_thread_percentage"] => Self::DefaultPercentage,
@@ -106,17 +106,17 @@ impl From<&str> for Line {
 mod tests {
     use super::*;
 
-    const GREETING: &str = "client pid=7 uid=1000 percentage=12.5 memory=0=4G priority=1";
+    const REQUEST: &str = "client pid=7 uid=1000 percentage=12.5 memory=0=4G priority=1";
 
     #[test]
-    fn a_greeting_reads_as_it_is_written() {
-        let greeting: Greeting = GREETING.parse().expect("a greeting");
-        assert_eq!((greeting.pid, greeting.memory.as_str()), (7, "0=4G"));
-        assert_eq!(greeting.to_string(), GREETING);
+    fn client_request_round_trips() {
+        let request: ClientRequest = REQUEST.parse().expect("a valid request");
+        assert_eq!((request.pid, request.memory.as_str()), (7, "0=4G"));
+        assert_eq!(request.to_string(), REQUEST);
     }
 
     #[test]
-    fn what_is_no_greeting_is_unknown() {
+    fn invalid_client_request_is_unknown() {
         for wrong in
             ["client", "client pid=7", "client pid=7 uid=0 percentage=0 memory=none priority=0"]
         {
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_are_told_apart_by_their_words() {
+    fn parses_commands() {
         assert_eq!(Line::from("quit"), Line::Quit);
         assert_eq!(Line::from("quit -t 5"), Line::Quit);
         assert_eq!(Line::from(" get_client_list 12 "), Line::Clients);

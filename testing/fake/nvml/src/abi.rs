@@ -1,4 +1,4 @@
-//! What crosses the C boundary: results, device handles, pointers.
+//! Types of the C interface: results, device handles, pointers.
 
 use std::ffi::{CStr, c_char, c_uint};
 use std::ops::Deref;
@@ -11,7 +11,7 @@ use tessera_fake_world::{Control, Gpu, Machine};
 /// `nvmlReturn_t`.
 pub(crate) type Return = c_uint;
 
-/// The error codes that are used here; the names are NVIDIA's.
+/// The modelled error codes; the names are NVIDIA's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Code {
@@ -27,11 +27,11 @@ pub(crate) enum Code {
     Unknown = 999,
 }
 
-/// What a function answers.
-pub(crate) type Answer<T = ()> = Result<T, Code>;
+/// Result of a function.
+pub(crate) type NvmlResult<T = ()> = Result<T, Code>;
 
 /// Runs a function's body; a panic must not unwind into C.
-pub(crate) fn answer(body: impl FnOnce() -> Answer) -> Return {
+pub(crate) fn answer(body: impl FnOnce() -> NvmlResult) -> Return {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => 0,
         Ok(Err(code)) => code as Return,
@@ -39,7 +39,7 @@ pub(crate) fn answer(body: impl FnOnce() -> Answer) -> Return {
     }
 }
 
-/// Exports functions under their C names. A body is a block that gives an [`Answer`].
+/// Exports functions under their C names. A body is a block that returns a [`NvmlResult`].
 macro_rules! export {
     ($($(#[$attribute:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {$(
         #[doc = concat!("See `", stringify!($name), "` in NVIDIA's NVML reference.")]
@@ -52,7 +52,7 @@ macro_rules! export {
 }
 pub(crate) use export;
 
-/// What a stub answers: like the real library, it first wants to be initialised.
+/// Result of a stub. Like the real library, it requires initialisation first.
 pub(crate) fn not_supported() -> Return {
     answer(|| {
         crate::library::machine()?;
@@ -60,42 +60,41 @@ pub(crate) fn not_supported() -> Return {
     })
 }
 
-/// A pointer through which a result is handed out; may be NULL.
+/// Pointer to a result; may be NULL.
 #[repr(transparent)]
-pub(crate) struct Out<T>(*mut T);
+pub(crate) struct OutPtr<T>(*mut T);
 
-impl<T> Clone for Out<T> {
+impl<T> Clone for OutPtr<T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T> Copy for Out<T> {}
+impl<T> Copy for OutPtr<T> {}
 
-impl<T> Out<T> {
-    /// A result that is wanted in here.
+impl<T> OutPtr<T> {
+    /// Returns a pointer to a variable of this library.
     pub(crate) fn to(place: &mut T) -> Self {
         Self(place)
     }
 
-    /// A pointer in a structure of the caller's.
+    /// Returns a pointer of a structure of the caller.
     pub(crate) fn at_pointer(pointer: *mut T) -> Self {
         Self(pointer)
     }
 
-    /// Whether it is NULL.
+    /// Returns true for NULL.
     pub(crate) fn is_null(self) -> bool {
         self.0.is_null()
     }
 
-    /// Hands out a value.
-    pub(crate) fn set(self, value: T) -> Answer {
+    /// Writes a value.
+    pub(crate) fn set(self, value: T) -> NvmlResult {
         self.set_all([value])
     }
 
-    /// Hands out values, one after the other; the caller has made sure that the array is long
-    /// enough.
-    pub(crate) fn set_all(self, values: impl IntoIterator<Item = T>) -> Answer {
+    /// Writes values to an array that is long enough.
+    pub(crate) fn set_all(self, values: impl IntoIterator<Item = T>) -> NvmlResult {
         if self.0.is_null() {
             return Err(Code::InvalidArgument);
         }
@@ -108,31 +107,31 @@ impl<T> Out<T> {
     }
 }
 
-impl<T: Copy> Out<T> {
-    /// Reads what the caller put there: sizes, struct versions, field ids.
-    pub(crate) fn get(self) -> Answer<T> {
+impl<T: Copy> OutPtr<T> {
+    /// Reads the caller's value: sizes, struct versions, field ids.
+    pub(crate) fn get(self) -> NvmlResult<T> {
         self.get_at(0)
     }
 
-    /// Reads an element of an array that the caller says is long enough.
-    pub(crate) fn get_at(self, position: usize) -> Answer<T> {
+    /// Reads an element of an array that is long enough.
+    pub(crate) fn get_at(self, position: usize) -> NvmlResult<T> {
         if self.0.is_null() {
             return Err(Code::InvalidArgument);
         }
-        // SAFETY: by NVML's contract in/out parameters point to initialised values, as many as the
-        // function's sizes say.
+        // SAFETY: by NVML's contract in/out parameters point to initialised values, as many as
+        // the function's sizes say.
         Ok(unsafe { self.0.add(position).read() })
     }
 
-    /// The pointer to a later element.
+    /// Returns the pointer to a later element.
     pub(crate) fn at(self, position: usize) -> Self {
         Self(self.0.wrapping_add(position))
     }
 }
 
-impl Out<c_char> {
-    /// Hands out a C string, if it fits.
-    pub(crate) fn set_text(self, length: c_uint, text: &str) -> Answer {
+impl OutPtr<c_char> {
+    /// Writes a C string, if it fits.
+    pub(crate) fn set_text(self, length: c_uint, text: &str) -> NvmlResult {
         if self.0.is_null() {
             return Err(Code::InvalidArgument);
         }
@@ -143,9 +142,9 @@ impl Out<c_char> {
     }
 }
 
-/// Hands out a list by NVML's rule: the count says how much room there is, and is answered with how
-/// much is needed; too little room is `INSUFFICIENT_SIZE`.
-pub(crate) fn set_list<T>(count: Out<c_uint>, list: Out<T>, values: Vec<T>) -> Answer {
+/// Writes a list by NVML's convention: the count is the capacity on entry and the required size on
+/// return. Returns `INSUFFICIENT_SIZE` if the capacity is too small.
+pub(crate) fn set_list<T>(count: OutPtr<c_uint>, list: OutPtr<T>, values: Vec<T>) -> NvmlResult {
     let room = count.get()? as usize;
     count.set(values.len() as c_uint)?;
     if values.is_empty() {
@@ -157,14 +156,14 @@ pub(crate) fn set_list<T>(count: Out<c_uint>, list: Out<T>, values: Vec<T>) -> A
     list.set_all(values)
 }
 
-/// A C string that the caller hands in; may be NULL.
+/// A C string of the caller; may be NULL.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
-pub(crate) struct Text(*const c_char);
+pub(crate) struct InText(*const c_char);
 
-impl Text {
-    /// The text, if there is one and it is UTF-8.
-    pub(crate) fn get(&self) -> Answer<&str> {
+impl InText {
+    /// Returns the text, or an error for NULL or invalid UTF-8.
+    pub(crate) fn get(&self) -> NvmlResult<&str> {
         if self.0.is_null() {
             return Err(Code::InvalidArgument);
         }
@@ -179,23 +178,23 @@ impl Text {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Handle(usize);
 
-/// Far from 0 and from small numbers, so that an index or a garbage pointer is not taken for a
-/// handle.
+/// First handle value; far from small numbers, so that indexes and garbage pointers are not valid
+/// handles.
 const FIRST_HANDLE: usize = 0x7e55_e7a0_0000;
 
 impl Handle {
-    /// The handle of the GPU with that index.
+    /// Returns the handle of the GPU with that index.
     pub(crate) fn of(index: usize) -> Self {
         Self(FIRST_HANDLE + index)
     }
 
-    /// As NVIDIA's structs hold it.
+    /// Returns the handle in the form of NVIDIA's structs.
     pub(crate) fn as_raw(self) -> nvmlDevice_t {
         self.0 as nvmlDevice_t
     }
 
-    /// The GPU, alive or not.
-    pub(crate) fn any_device(self) -> Answer<Device> {
+    /// Returns the GPU in any condition.
+    pub(crate) fn any_device(self) -> NvmlResult<Device> {
         let machine = crate::library::machine()?;
         let index = self.0.checked_sub(FIRST_HANDLE).ok_or(Code::InvalidArgument)?;
         if index >= machine.world().gpus.len() {
@@ -205,8 +204,8 @@ impl Handle {
         Ok(Device { machine, control, index })
     }
 
-    /// The GPU; one that fell off the bus answers every call so, and one that hangs none.
-    pub(crate) fn device(self) -> Answer<Device> {
+    /// Returns the GPU, or an error if it is lost or hangs.
+    pub(crate) fn device(self) -> NvmlResult<Device> {
         let device = self.any_device()?;
         if device.control.is_lost(&device.uuid) {
             return Err(Code::GpuIsLost);
@@ -215,11 +214,11 @@ impl Handle {
     }
 }
 
-/// A GPU, as one call sees it.
+/// A GPU during one call.
 pub(crate) struct Device {
-    /// The machine it is in.
+    /// Machine of the GPU.
     pub(crate) machine: Arc<Machine>,
-    /// What is happening.
+    /// Condition of the machine.
     pub(crate) control: Arc<Control>,
     index: usize,
 }

@@ -1,5 +1,5 @@
-//! Event sets. Events come from the control file; a set delivers each that happened after its GPU
-//! was registered, once.
+//! Event sets. Events come from the control file. A set delivers each event once if it happened
+//! after its GPU was registered.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{c_uint, c_ulonglong};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use nvml_wrapper_sys::bindings::nvmlEventData_t;
 use tessera_fake_world::{Control, EventKind, World};
 
-use crate::abi::{Answer, Code, Handle, Out, Return, export};
+use crate::abi::{Code, Handle, NvmlResult, OutPtr, Return, export};
 use crate::library::machine;
 
 const SINGLE_BIT_ECC: u64 = 0x1;
@@ -18,19 +18,19 @@ const DOUBLE_BIT_ECC: u64 = 0x2;
 const XID: u64 = 0x8;
 const SUPPORTED: u64 = SINGLE_BIT_ECC | DOUBLE_BIT_ECC | XID;
 
-/// How often a waiting call looks at the control file.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// Interval at which a waiting call reads the control file.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// `nvmlEventSet_t`: a number, 0 is no set.
+/// `nvmlEventSet_t`: a number; 0 is not a set.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct SetHandle(usize);
 
-/// What a set waits for on one GPU.
+/// Registration of one GPU in a set.
 struct Registration {
     kinds: u64,
-    /// Events up to this id are past.
-    seen: u64,
+    /// Highest id of the events that are already past.
+    last_event: u64,
 }
 
 struct Sets {
@@ -45,8 +45,8 @@ fn with_sets<T>(f: impl FnOnce(&mut HashMap<SetHandle, BTreeMap<usize, Registrat
     f(sets.sets.get_or_insert_default())
 }
 
-/// At shutdown.
-pub(crate) fn forget_all() {
+/// Removes all sets at shutdown.
+pub(crate) fn clear() {
     with_sets(HashMap::clear);
 }
 
@@ -58,37 +58,37 @@ fn kind_bits(kind: EventKind) -> (u64, u64) {
     }
 }
 
-/// A delivered event: GPU, kind, data.
+/// An event to deliver: GPU, kind, data.
 struct Delivery {
     gpu: usize,
     kind: u64,
     data: u64,
 }
 
-/// The oldest event that the set has not delivered. `GPU_IS_LOST` if there is none and one of its
-/// GPUs fell off the bus or hangs.
-fn next(set: SetHandle, world: &World, control: &Control) -> Answer<Option<Delivery>> {
+/// Returns the oldest undelivered event of a set. Returns `GPU_IS_LOST` if there is none and one of
+/// its GPUs is lost or hangs.
+fn next(set: SetHandle, world: &World, control: &Control) -> NvmlResult<Option<Delivery>> {
     with_sets(|sets| {
         let registrations = sets.get_mut(&set).ok_or(Code::InvalidArgument)?;
         for event in &control.events {
             let Some(gpu) = world.gpu_by_uuid(&event.gpu) else { continue };
             let Some(registration) = registrations.get_mut(&gpu.index) else { continue };
-            if event.id <= registration.seen {
+            if event.id <= registration.last_event {
                 continue;
             }
-            registration.seen = event.id;
+            registration.last_event = event.id;
             let (kind, data) = kind_bits(event.kind);
             if registration.kinds & kind != 0 {
                 return Ok(Some(Delivery { gpu: gpu.index, kind, data }));
             }
         }
-        let gone = |uuid: &str| control.is_lost(uuid) || control.is_hung(uuid);
-        let lost = registrations.keys().any(|&gpu| gone(&world.gpus[gpu].uuid));
+        let is_unreachable = |uuid: &str| control.is_lost(uuid) || control.is_hung(uuid);
+        let lost = registrations.keys().any(|&gpu| is_unreachable(&world.gpus[gpu].uuid));
         if lost { Err(Code::GpuIsLost) } else { Ok(None) }
     })
 }
 
-fn wait(set: SetHandle, data: Out<nvmlEventData_t>, timeout_ms: c_uint) -> Answer {
+fn wait(set: SetHandle, data: OutPtr<nvmlEventData_t>, timeout_ms: c_uint) -> NvmlResult {
     let machine = machine()?;
     if data.is_null() {
         return Err(Code::InvalidArgument);
@@ -108,20 +108,20 @@ fn wait(set: SetHandle, data: Out<nvmlEventData_t>, timeout_ms: c_uint) -> Answe
         if left.is_zero() {
             return Err(Code::Timeout);
         }
-        nap(left.min(LOOK_EVERY));
+        pause(left.min(POLL_INTERVAL));
     }
 }
 
 #[expect(
     clippy::disallowed_methods,
-    reason = "the caller blocks in C; a file that need not exist yet gives no notice"
+    reason = "the caller blocks in C; a file that may not exist yet cannot be watched"
 )]
-fn nap(time: Duration) {
+fn pause(time: Duration) {
     thread::sleep(time);
 }
 
 export! {
-    fn nvmlDeviceGetSupportedEventTypes(device: Handle, kinds: Out<c_ulonglong>) {
+    fn nvmlDeviceGetSupportedEventTypes(device: Handle, kinds: OutPtr<c_ulonglong>) {
         device.device()?;
         kinds.set(SUPPORTED)
     }
@@ -130,14 +130,14 @@ export! {
         if kinds & !SUPPORTED != 0 {
             return Err(Code::NotSupported);
         }
-        let seen = device.control.last_event();
+        let last_event = device.control.last_event();
         with_sets(|sets| {
             let registrations = sets.get_mut(&set).ok_or(Code::InvalidArgument)?;
-            registrations.entry(device.index).or_insert(Registration { kinds: 0, seen }).kinds |= kinds;
+            registrations.entry(device.index).or_insert(Registration { kinds: 0, last_event }).kinds |= kinds;
             Ok(())
         })
     }
-    fn nvmlEventSetCreate(set: Out<SetHandle>) {
+    fn nvmlEventSetCreate(set: OutPtr<SetHandle>) {
         machine()?;
         let mut sets = SETS.lock().unwrap_or_else(PoisonError::into_inner);
         let handle = SetHandle(sets.next);
@@ -146,8 +146,8 @@ export! {
         sets.sets.get_or_insert_default().insert(handle, BTreeMap::new());
         Ok(())
     }
-    fn nvmlEventSetWait(set: SetHandle, data: Out<nvmlEventData_t>, timeout_ms: c_uint) { wait(set, data, timeout_ms) }
-    fn nvmlEventSetWait_v2(set: SetHandle, data: Out<nvmlEventData_t>, timeout_ms: c_uint) {
+    fn nvmlEventSetWait(set: SetHandle, data: OutPtr<nvmlEventData_t>, timeout_ms: c_uint) { wait(set, data, timeout_ms) }
+    fn nvmlEventSetWait_v2(set: SetHandle, data: OutPtr<nvmlEventData_t>, timeout_ms: c_uint) {
         wait(set, data, timeout_ms)
     }
     fn nvmlEventSetFree(set: SetHandle) {
@@ -156,7 +156,7 @@ export! {
     }
 }
 
-/// The layout of `nvml.h`.
+/// Layouts of `nvml.h`.
 const _: () = {
     assert!(size_of::<nvmlEventData_t>() == 32);
     assert!(std::mem::offset_of!(nvmlEventData_t, gpuInstanceId) == 24);

@@ -1,4 +1,4 @@
-//! The library itself: initialisation, errors, versions.
+//! Initialisation, errors and versions.
 
 use std::ffi::{c_char, c_int, c_uint};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tessera_fake_world::Machine;
 use tessera_runtime::error_chain::chain;
 
-use crate::abi::{Answer, Code, Out, Return, export};
+use crate::abi::{Code, NvmlResult, OutPtr, Return, export};
 
-/// How often the library was initialised, and what it then found.
+/// Number of initialisations, and the machine.
 struct Library {
     users: u32,
     machine: Option<Arc<Machine>>,
@@ -16,17 +16,17 @@ struct Library {
 
 static LIBRARY: Mutex<Library> = Mutex::new(Library { users: 0, machine: None });
 
-/// The machine, while the library is initialised.
-pub(crate) fn machine() -> Answer<Arc<Machine>> {
+/// Returns the machine if the library is initialised.
+pub(crate) fn machine() -> NvmlResult<Arc<Machine>> {
     let library = LIBRARY.lock().unwrap_or_else(PoisonError::into_inner);
     library.machine.clone().ok_or(Code::Uninitialized)
 }
 
-fn init() -> Answer {
+fn init() -> NvmlResult {
     let mut library = LIBRARY.lock().unwrap_or_else(PoisonError::into_inner);
     if library.machine.is_none() {
         let machine = Machine::open().map_err(|error| {
-            complain(&error);
+            print_error(&error);
             Code::DriverNotLoaded
         })?;
         if machine.control().driver_not_loaded {
@@ -38,17 +38,17 @@ fn init() -> Answer {
     Ok(())
 }
 
-/// NVML has no words for a bad world file; stderr has.
-fn complain(error: &dyn std::error::Error) {
+/// Prints an error, because NVML has no code for an invalid world file.
+fn print_error(error: &dyn std::error::Error) {
     eprintln!("libnvidia-ml.so.1 (fake): {}", chain(error));
 }
 
-fn shutdown() -> Answer {
+fn shutdown() -> NvmlResult {
     let mut library = LIBRARY.lock().unwrap_or_else(PoisonError::into_inner);
     library.users = library.users.checked_sub(1).ok_or(Code::Uninitialized)?;
     if library.users == 0 {
         library.machine = None;
-        crate::events::forget_all();
+        crate::events::clear();
     }
     Ok(())
 }
@@ -59,19 +59,19 @@ export! {
     fn nvmlInitWithFlags(_flags: c_uint) { init() }
     fn nvmlShutdown() { shutdown() }
 
-    fn nvmlSystemGetDriverVersion(version: Out<c_char>, length: c_uint) {
+    fn nvmlSystemGetDriverVersion(version: OutPtr<c_char>, length: c_uint) {
         version.set_text(length, &machine()?.world().driver.version)
     }
-    fn nvmlSystemGetNVMLVersion(version: Out<c_char>, length: c_uint) {
+    fn nvmlSystemGetNVMLVersion(version: OutPtr<c_char>, length: c_uint) {
         version.set_text(length, &machine()?.world().driver.nvml_version())
     }
-    fn nvmlSystemGetCudaDriverVersion(version: Out<c_int>) {
+    fn nvmlSystemGetCudaDriverVersion(version: OutPtr<c_int>) {
         version.set(machine()?.world().driver.cuda_number())
     }
-    fn nvmlSystemGetCudaDriverVersion_v2(version: Out<c_int>) {
+    fn nvmlSystemGetCudaDriverVersion_v2(version: OutPtr<c_int>) {
         version.set(machine()?.world().driver.cuda_number())
     }
-    fn nvmlSystemGetProcessName(pid: c_uint, name: Out<c_char>, length: c_uint) {
+    fn nvmlSystemGetProcessName(pid: c_uint, name: OutPtr<c_char>, length: c_uint) {
         let machine = machine()?;
         let processes = machine.world().gpus.iter().flat_map(|gpu| machine.processes(gpu));
         let found = processes.into_iter().find(|process| process.pid == pid).ok_or(Code::NotFound)?;
@@ -79,10 +79,10 @@ export! {
     }
 }
 
-/// The words for an error code; valid before initialisation.
+/// Returns the text of an error code; valid before initialisation.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlErrorString(result: Return) -> *const c_char {
-    let words = match result {
+    let text = match result {
         0 => c"Success",
         1 => c"Uninitialized",
         2 => c"Invalid Argument",
@@ -96,5 +96,5 @@ extern "C" fn nvmlErrorString(result: Return) -> *const c_char {
         25 => c"Argument version mismatch",
         _ => c"Unknown Error",
     };
-    words.as_ptr()
+    text.as_ptr()
 }

@@ -1,5 +1,5 @@
-//! Memory, and the processes that hold it. Each process is in every list there is of processes: of
-//! graphics, of MPS, of accounts, of sessions.
+//! Memory, and the processes that hold it. Each process is in all process lists: graphics, MPS,
+//! accounting and sessions.
 
 use std::ffi::c_uint;
 
@@ -11,15 +11,15 @@ use nvml_wrapper_sys::bindings::{
     nvmlProcessesUtilizationInfo_t,
 };
 
-use crate::abi::{Answer, Code, Handle, Out, export, set_list};
+use crate::abi::{Code, Handle, NvmlResult, OutPtr, export, set_list};
 
 /// `NVML_STRUCT_VERSION(Memory, 2)`.
 const MEMORY_V2: c_uint = size_of::<nvmlMemory_v2_t>() as c_uint | 2 << 24;
 
-/// "Not part of a MIG instance".
+/// Value of "not part of a MIG instance".
 const NO_INSTANCE: c_uint = c_uint::MAX;
 
-fn processes(device: Handle) -> Answer<Vec<nvmlProcessInfo_t>> {
+fn processes(device: Handle) -> NvmlResult<Vec<nvmlProcessInfo_t>> {
     let device = device.device()?;
     let held = device.machine.processes(&device).into_iter().map(|process| nvmlProcessInfo_t {
         pid: process.pid,
@@ -31,13 +31,13 @@ fn processes(device: Handle) -> Answer<Vec<nvmlProcessInfo_t>> {
 }
 
 export! {
-    fn nvmlDeviceGetMemoryInfo(device: Handle, memory: Out<nvmlMemory_t>) {
+    fn nvmlDeviceGetMemoryInfo(device: Handle, memory: OutPtr<nvmlMemory_t>) {
         let device = device.device()?;
         let state = device.machine.memory(&device);
-        // The first version counts what the driver keeps as used.
+        // Version 1 counts the driver's reserve as used.
         memory.set(nvmlMemory_t { total: state.total, free: state.free, used: state.used + state.reserved })
     }
-    fn nvmlDeviceGetMemoryInfo_v2(device: Handle, memory: Out<nvmlMemory_v2_t>) {
+    fn nvmlDeviceGetMemoryInfo_v2(device: Handle, memory: OutPtr<nvmlMemory_v2_t>) {
         let device = device.device()?;
         if memory.get()?.version != MEMORY_V2 {
             return Err(Code::ArgumentVersionMismatch);
@@ -51,40 +51,40 @@ export! {
             used: state.used,
         })
     }
-    fn nvmlDeviceGetBAR1MemoryInfo(device: Handle, memory: Out<nvmlBAR1Memory_t>) {
-        // Data-centre GPUs map all of their memory: the next power of two.
+    fn nvmlDeviceGetBAR1MemoryInfo(device: Handle, memory: OutPtr<nvmlBAR1Memory_t>) {
+        // Data-centre GPUs map all of their memory, rounded up to a power of two.
         let total = device.device()?.model.memory_bytes().next_power_of_two();
         memory.set(nvmlBAR1Memory_t { bar1Total: total, bar1Free: total - (1 << 20), bar1Used: 1 << 20 })
     }
-    fn nvmlDeviceGetComputeRunningProcesses(device: Handle, count: Out<c_uint>, infos: Out<nvmlProcessInfo_v1_t>) {
+    fn nvmlDeviceGetComputeRunningProcesses(device: Handle, count: OutPtr<c_uint>, infos: OutPtr<nvmlProcessInfo_v1_t>) {
         set_list(count, infos, processes(device)?.into_iter().map(first_version).collect())
     }
-    fn nvmlDeviceGetComputeRunningProcesses_v2(device: Handle, count: Out<c_uint>, infos: Out<nvmlProcessInfo_t>) {
+    fn nvmlDeviceGetComputeRunningProcesses_v2(device: Handle, count: OutPtr<c_uint>, infos: OutPtr<nvmlProcessInfo_t>) {
         set_list(count, infos, processes(device)?)
     }
-    fn nvmlDeviceGetComputeRunningProcesses_v3(device: Handle, count: Out<c_uint>, infos: Out<nvmlProcessInfo_t>) {
+    fn nvmlDeviceGetComputeRunningProcesses_v3(device: Handle, count: OutPtr<c_uint>, infos: OutPtr<nvmlProcessInfo_t>) {
         set_list(count, infos, processes(device)?)
     }
-    fn nvmlDeviceGetGraphicsRunningProcesses(device: Handle, count: Out<c_uint>, infos: Out<nvmlProcessInfo_v1_t>) {
+    fn nvmlDeviceGetGraphicsRunningProcesses(device: Handle, count: OutPtr<c_uint>, infos: OutPtr<nvmlProcessInfo_v1_t>) {
         set_list(count, infos, processes(device)?.into_iter().map(first_version).collect())
     }
-    fn nvmlDeviceGetGraphicsRunningProcesses_v2(device: Handle, count: Out<c_uint>, infos: Out<nvmlProcessInfo_t>) {
+    fn nvmlDeviceGetGraphicsRunningProcesses_v2(device: Handle, count: OutPtr<c_uint>, infos: OutPtr<nvmlProcessInfo_t>) {
         set_list(count, infos, processes(device)?)
     }
-    fn nvmlDeviceGetGraphicsRunningProcesses_v3(device: Handle, count: Out<c_uint>, infos: Out<nvmlProcessInfo_t>) {
+    fn nvmlDeviceGetGraphicsRunningProcesses_v3(device: Handle, count: OutPtr<c_uint>, infos: OutPtr<nvmlProcessInfo_t>) {
         set_list(count, infos, processes(device)?)
     }
-    fn nvmlDeviceGetMPSComputeRunningProcesses(device: Handle, count: Out<c_uint>, infos: Out<nvmlProcessInfo_v1_t>) {
+    fn nvmlDeviceGetMPSComputeRunningProcesses(device: Handle, count: OutPtr<c_uint>, infos: OutPtr<nvmlProcessInfo_v1_t>) {
         set_list(count, infos, processes(device)?.into_iter().map(first_version).collect())
     }
-    fn nvmlDeviceGetMPSComputeRunningProcesses_v2(device: Handle, count: Out<c_uint>, infos: Out<nvmlProcessInfo_t>) {
+    fn nvmlDeviceGetMPSComputeRunningProcesses_v2(device: Handle, count: OutPtr<c_uint>, infos: OutPtr<nvmlProcessInfo_t>) {
         set_list(count, infos, processes(device)?)
     }
-    fn nvmlDeviceGetMPSComputeRunningProcesses_v3(device: Handle, count: Out<c_uint>, infos: Out<nvmlProcessInfo_t>) {
+    fn nvmlDeviceGetMPSComputeRunningProcesses_v3(device: Handle, count: OutPtr<c_uint>, infos: OutPtr<nvmlProcessInfo_t>) {
         set_list(count, infos, processes(device)?)
     }
-    fn nvmlDeviceGetRunningProcessDetailList(device: Handle, told: Out<nvmlProcessDetailList_t>) {
-        let mut list = told.get()?;
+    fn nvmlDeviceGetRunningProcessDetailList(device: Handle, info: OutPtr<nvmlProcessDetailList_t>) {
+        let mut list = info.get()?;
         if list.version != size_of::<nvmlProcessDetailList_t>() as c_uint | 1 << 24 {
             return Err(Code::ArgumentVersionMismatch);
         }
@@ -96,15 +96,15 @@ export! {
             usedGpuCcProtectedMemory: 0,
         };
         let details = processes(device)?.into_iter().map(detail).collect();
-        let (count, array) = (Out::to(&mut list.numProcArrayEntries), Out::at_pointer(list.procArray));
+        let (count, array) = (OutPtr::to(&mut list.numProcArrayEntries), OutPtr::at_pointer(list.procArray));
         let answer = set_list(count, array, details);
-        told.set(list)?;
+        info.set(list)?;
         answer
     }
-    fn nvmlDeviceGetAccountingPids(device: Handle, count: Out<c_uint>, pids: Out<c_uint>) {
+    fn nvmlDeviceGetAccountingPids(device: Handle, count: OutPtr<c_uint>, pids: OutPtr<c_uint>) {
         set_list(count, pids, processes(device)?.into_iter().map(|process| process.pid).collect())
     }
-    fn nvmlDeviceGetAccountingStats(device: Handle, pid: c_uint, stats: Out<nvmlAccountingStats_t>) {
+    fn nvmlDeviceGetAccountingStats(device: Handle, pid: c_uint, stats: OutPtr<nvmlAccountingStats_t>) {
         let found = processes(device)?.into_iter().find(|process| process.pid == pid).ok_or(Code::NotFound)?;
         stats.set(nvmlAccountingStats_t {
             gpuUtilization: 50,
@@ -116,18 +116,18 @@ export! {
             reserved: [0; 5],
         })
     }
-    fn nvmlDeviceGetEncoderSessions(device: Handle, count: Out<c_uint>, infos: Out<nvmlEncoderSessionInfo_t>) {
+    fn nvmlDeviceGetEncoderSessions(device: Handle, count: OutPtr<c_uint>, infos: OutPtr<nvmlEncoderSessionInfo_t>) {
         let session = |process: nvmlProcessInfo_t| nvmlEncoderSessionInfo_t { pid: process.pid, ..EMPTY_SESSION };
         set_list(count, infos, processes(device)?.into_iter().map(session).collect())
     }
-    fn nvmlDeviceGetFBCSessions(device: Handle, count: Out<c_uint>, infos: Out<nvmlFBCSessionInfo_t>) {
+    fn nvmlDeviceGetFBCSessions(device: Handle, count: OutPtr<c_uint>, infos: OutPtr<nvmlFBCSessionInfo_t>) {
         let session = |process: nvmlProcessInfo_t| nvmlFBCSessionInfo_t { pid: process.pid, ..EMPTY_CAPTURE };
         set_list(count, infos, processes(device)?.into_iter().map(session).collect())
     }
     fn nvmlDeviceGetProcessUtilization(
         device: Handle,
-        samples: Out<nvmlProcessUtilizationSample_t>,
-        count: Out<c_uint>,
+        samples: OutPtr<nvmlProcessUtilizationSample_t>,
+        count: OutPtr<c_uint>,
         since: u64,
     ) {
         let sample = |process: nvmlProcessInfo_t| nvmlProcessUtilizationSample_t {
@@ -140,8 +140,8 @@ export! {
         };
         set_list(count, samples, processes(device)?.into_iter().map(sample).collect())
     }
-    fn nvmlDeviceGetProcessesUtilizationInfo(device: Handle, told: Out<nvmlProcessesUtilizationInfo_t>) {
-        let mut list = told.get()?;
+    fn nvmlDeviceGetProcessesUtilizationInfo(device: Handle, info: OutPtr<nvmlProcessesUtilizationInfo_t>) {
+        let mut list = info.get()?;
         if list.version != size_of::<nvmlProcessesUtilizationInfo_t>() as c_uint | 1 << 24 {
             return Err(Code::ArgumentVersionMismatch);
         }
@@ -156,14 +156,14 @@ export! {
             ofaUtil: 0,
         };
         let samples = processes(device)?.into_iter().map(sample).collect();
-        let (count, array) = (Out::to(&mut list.processSamplesCount), Out::at_pointer(list.procUtilArray));
+        let (count, array) = (OutPtr::to(&mut list.processSamplesCount), OutPtr::at_pointer(list.procUtilArray));
         let answer = set_list(count, array, samples);
-        told.set(list)?;
+        info.set(list)?;
         answer
     }
-    fn nvmlDeviceGetAttributes_v2(device: Handle, told: Out<nvmlDeviceAttributes_t>) {
+    fn nvmlDeviceGetAttributes_v2(device: Handle, info: OutPtr<nvmlDeviceAttributes_t>) {
         let device = device.device()?;
-        told.set(nvmlDeviceAttributes_t {
+        info.set(nvmlDeviceAttributes_t {
             multiprocessorCount: device.model.multiprocessors,
             sharedCopyEngineCount: 8,
             sharedDecoderCount: 7,
@@ -175,12 +175,12 @@ export! {
             memorySizeMB: device.machine.memory(&device).total >> 20,
         })
     }
-    fn nvmlDeviceGetConfComputeMemSizeInfo(device: Handle, sizes: Out<nvmlConfComputeMemSizeInfo_t>) {
+    fn nvmlDeviceGetConfComputeMemSizeInfo(device: Handle, sizes: OutPtr<nvmlConfComputeMemSizeInfo_t>) {
         let device = device.device()?;
         let total = device.machine.memory(&device).total;
         sizes.set(nvmlConfComputeMemSizeInfo_t { protectedMemSizeKib: total >> 10, unprotectedMemSizeKib: total >> 10 })
     }
-    fn nvmlDeviceGetConfComputeProtectedMemoryUsage(device: Handle, memory: Out<nvmlMemory_t>) {
+    fn nvmlDeviceGetConfComputeProtectedMemoryUsage(device: Handle, memory: OutPtr<nvmlMemory_t>) {
         let device = device.device()?;
         let state = device.machine.memory(&device);
         memory.set(nvmlMemory_t { total: state.total, free: state.free, used: state.used + state.reserved })
@@ -191,7 +191,7 @@ fn first_version(info: nvmlProcessInfo_t) -> nvmlProcessInfo_v1_t {
     nvmlProcessInfo_v1_t { pid: info.pid, usedGpuMemory: info.usedGpuMemory }
 }
 
-/// Every process has a session of each kind: only so can it be seen who is told of it.
+/// Session of each process, so that tests see which processes are listed.
 const EMPTY_SESSION: nvmlEncoderSessionInfo_t = nvmlEncoderSessionInfo_t {
     sessionId: 1,
     pid: 0,
@@ -203,7 +203,7 @@ const EMPTY_SESSION: nvmlEncoderSessionInfo_t = nvmlEncoderSessionInfo_t {
     averageLatency: 1000,
 };
 
-/// See [`EMPTY_SESSION`].
+/// Capture session of each process; see [`EMPTY_SESSION`].
 const EMPTY_CAPTURE: nvmlFBCSessionInfo_t = nvmlFBCSessionInfo_t {
     sessionId: 1,
     pid: 0,
@@ -219,7 +219,7 @@ const EMPTY_CAPTURE: nvmlFBCSessionInfo_t = nvmlFBCSessionInfo_t {
     averageLatency: 1000,
 };
 
-/// The layouts of `nvml.h`.
+/// Layouts of `nvml.h`.
 const _: () = {
     assert!(size_of::<nvmlMemory_t>() == 24);
     assert!(size_of::<nvmlMemory_v2_t>() == 40);

@@ -1,4 +1,4 @@
-//! What a device is doing: utilisation, clocks, power, temperature, modes, ECC, field values.
+//! State of a device: utilisation, clocks, power, temperature, modes, ECC, field values.
 
 use std::ffi::{c_int, c_uint, c_ulonglong};
 
@@ -12,7 +12,7 @@ use nvml_wrapper_sys::bindings::{
 };
 use tessera_fake_world::GpuCondition;
 
-use crate::abi::{Answer, Code, Device, Handle, Out, export};
+use crate::abi::{Code, Device, Handle, NvmlResult, OutPtr, export};
 
 const CLOCK_MEMORY: c_uint = 2;
 const CLOCKS: c_uint = 4;
@@ -21,7 +21,7 @@ const ERROR_UNCORRECTED: c_uint = 1;
 const ON: c_uint = 1;
 const VALUE_UNSIGNED_INT: c_uint = 1;
 const VALUE_UNSIGNED_LONG_LONG: c_uint = 3;
-/// What an idle GPU has: degrees Celsius, and percent of its power limit.
+/// Values of an idle GPU: degrees Celsius, and percent of its power limit.
 const IDLE_DEGREES: u32 = 34;
 const IDLE_POWER_PERCENT: u32 = 15;
 
@@ -30,13 +30,13 @@ impl Device {
         self.control.gpu(&self.uuid).cloned().unwrap_or_default()
     }
 
-    /// Percent. A kernel of the fake CUDA takes modelled time only, so this is what the control
-    /// file says.
+    /// Returns the utilisation in percent, from the control file. Kernels of the fake CUDA only
+    /// take modelled time.
     fn utilization(&self) -> u32 {
         self.condition().utilization.unwrap_or(0).min(100)
     }
 
-    /// Milliwatts: from idle to the limit, by utilisation.
+    /// Returns the power in milliwatts: from idle to the limit, by utilisation.
     fn power(&self) -> u32 {
         let limit = self.model.power_watts * 1000;
         let idle = limit / 100 * IDLE_POWER_PERCENT;
@@ -44,7 +44,7 @@ impl Device {
     }
 }
 
-fn clock(device: Handle, kind: c_uint, mhz: Out<c_uint>) -> Answer {
+fn clock(device: Handle, kind: c_uint, mhz: OutPtr<c_uint>) -> NvmlResult {
     let device = device.device()?;
     match kind {
         CLOCK_MEMORY => mhz.set(device.model.memory_clock_mhz),
@@ -53,11 +53,11 @@ fn clock(device: Handle, kind: c_uint, mhz: Out<c_uint>) -> Answer {
     }
 }
 
-fn power_limit(device: Handle, milliwatts: Out<c_uint>) -> Answer {
+fn power_limit(device: Handle, milliwatts: OutPtr<c_uint>) -> NvmlResult {
     milliwatts.set(device.device()?.model.power_watts * 1000)
 }
 
-fn ecc_errors(device: &Device, kind: c_uint) -> Answer<u64> {
+fn ecc_errors(device: &Device, kind: c_uint) -> NvmlResult<u64> {
     if !device.model.ecc {
         return Err(Code::NotSupported);
     }
@@ -68,7 +68,7 @@ fn ecc_errors(device: &Device, kind: c_uint) -> Answer<u64> {
     }
 }
 
-/// Answers one field in place.
+/// Writes the value of one field in place.
 fn field_value(device: &Device, value: &mut nvmlFieldValue_t) {
     let answer = match value.fieldId {
         NVML_FI_DEV_ECC_SBE_VOL_TOTAL | NVML_FI_DEV_ECC_SBE_AGG_TOTAL => {
@@ -101,39 +101,39 @@ fn field_value(device: &Device, value: &mut nvmlFieldValue_t) {
 }
 
 export! {
-    fn nvmlDeviceGetUtilizationRates(device: Handle, utilization: Out<nvmlUtilization_t>) {
+    fn nvmlDeviceGetUtilizationRates(device: Handle, utilization: OutPtr<nvmlUtilization_t>) {
         let percent = device.device()?.utilization();
         utilization.set(nvmlUtilization_t { gpu: percent, memory: percent / 2 })
     }
-    fn nvmlDeviceGetClock(device: Handle, kind: c_uint, _which: c_uint, mhz: Out<c_uint>) { clock(device, kind, mhz) }
-    fn nvmlDeviceGetClockInfo(device: Handle, kind: c_uint, mhz: Out<c_uint>) { clock(device, kind, mhz) }
-    fn nvmlDeviceGetMaxClockInfo(device: Handle, kind: c_uint, mhz: Out<c_uint>) { clock(device, kind, mhz) }
-    fn nvmlDeviceGetMemoryBusWidth(device: Handle, bits: Out<c_uint>) {
+    fn nvmlDeviceGetClock(device: Handle, kind: c_uint, _which: c_uint, mhz: OutPtr<c_uint>) { clock(device, kind, mhz) }
+    fn nvmlDeviceGetClockInfo(device: Handle, kind: c_uint, mhz: OutPtr<c_uint>) { clock(device, kind, mhz) }
+    fn nvmlDeviceGetMaxClockInfo(device: Handle, kind: c_uint, mhz: OutPtr<c_uint>) { clock(device, kind, mhz) }
+    fn nvmlDeviceGetMemoryBusWidth(device: Handle, bits: OutPtr<c_uint>) {
         bits.set(device.device()?.model.memory_bus_bits)
     }
-    fn nvmlDeviceGetPowerUsage(device: Handle, milliwatts: Out<c_uint>) { milliwatts.set(device.device()?.power()) }
-    fn nvmlDeviceGetEnforcedPowerLimit(device: Handle, milliwatts: Out<c_uint>) { power_limit(device, milliwatts) }
-    fn nvmlDeviceGetPowerManagementLimit(device: Handle, milliwatts: Out<c_uint>) { power_limit(device, milliwatts) }
-    fn nvmlDeviceGetPowerManagementDefaultLimit(device: Handle, milliwatts: Out<c_uint>) {
+    fn nvmlDeviceGetPowerUsage(device: Handle, milliwatts: OutPtr<c_uint>) { milliwatts.set(device.device()?.power()) }
+    fn nvmlDeviceGetEnforcedPowerLimit(device: Handle, milliwatts: OutPtr<c_uint>) { power_limit(device, milliwatts) }
+    fn nvmlDeviceGetPowerManagementLimit(device: Handle, milliwatts: OutPtr<c_uint>) { power_limit(device, milliwatts) }
+    fn nvmlDeviceGetPowerManagementDefaultLimit(device: Handle, milliwatts: OutPtr<c_uint>) {
         power_limit(device, milliwatts)
     }
-    fn nvmlDeviceGetTemperature(device: Handle, sensor: c_uint, degrees: Out<c_uint>) {
+    fn nvmlDeviceGetTemperature(device: Handle, sensor: c_uint, degrees: OutPtr<c_uint>) {
         let device = device.device()?;
-        // One sensor: the die.
+        // The only sensor is the die.
         if sensor != 0 {
             return Err(Code::InvalidArgument);
         }
         degrees.set(device.condition().temperature.unwrap_or(IDLE_DEGREES + device.utilization() / 3))
     }
-    fn nvmlDeviceGetComputeMode(device: Handle, mode: Out<c_uint>) {
+    fn nvmlDeviceGetComputeMode(device: Handle, mode: OutPtr<c_uint>) {
         device.device()?;
         mode.set(0)
     }
-    fn nvmlDeviceGetPersistenceMode(device: Handle, mode: Out<c_uint>) {
+    fn nvmlDeviceGetPersistenceMode(device: Handle, mode: OutPtr<c_uint>) {
         device.device()?;
         mode.set(ON)
     }
-    fn nvmlDeviceGetEccMode(device: Handle, current: Out<c_uint>, pending: Out<c_uint>) {
+    fn nvmlDeviceGetEccMode(device: Handle, current: OutPtr<c_uint>, pending: OutPtr<c_uint>) {
         if !device.device()?.model.ecc {
             return Err(Code::NotSupported);
         }
@@ -143,15 +143,15 @@ export! {
         current.set(ON)?;
         pending.set(ON)
     }
-    fn nvmlDeviceGetTotalEccErrors(device: Handle, kind: c_uint, counter: c_uint, count: Out<c_ulonglong>) {
+    fn nvmlDeviceGetTotalEccErrors(device: Handle, kind: c_uint, counter: c_uint, count: OutPtr<c_ulonglong>) {
         let device = device.device()?;
-        // Volatile and aggregate.
+        // Volatile and aggregate counters.
         if counter > 1 {
             return Err(Code::InvalidArgument);
         }
         count.set(ecc_errors(&device, kind)?)
     }
-    fn nvmlDeviceGetFieldValues(device: Handle, count: c_int, values: Out<nvmlFieldValue_t>) {
+    fn nvmlDeviceGetFieldValues(device: Handle, count: c_int, values: OutPtr<nvmlFieldValue_t>) {
         let device = device.device()?;
         if count <= 0 {
             return Err(Code::InvalidArgument);
@@ -165,7 +165,7 @@ export! {
     }
 }
 
-/// The layouts of `nvml.h`.
+/// Layouts of `nvml.h`.
 const _: () = {
     assert!(size_of::<nvmlUtilization_t>() == 8);
     assert!(size_of::<nvmlFieldValue_t>() == 40);

@@ -1,4 +1,4 @@
-//! The C boundary: every name that NVIDIA's library exports is there, and nothing crashes.
+//! Tests of the C interface: every export of NVIDIA's library exists, and none crashes.
 
 mod node;
 
@@ -20,8 +20,8 @@ const INVALID_ARGUMENT: u32 = 2;
 const NOT_SUPPORTED: u32 = 3;
 const VERSION_MISMATCH: u32 = 25;
 
-/// Any NVML function, called with more arguments than the longest takes: the C conventions allow
-/// it.
+/// Any NVML function, with more arguments than the longest needs, which the C calling conventions
+/// permit.
 type AnyFunction =
     unsafe extern "C" fn(usize, usize, usize, usize, usize, usize, usize, usize) -> u32;
 
@@ -30,7 +30,7 @@ struct Library(*mut libc::c_void);
 impl Library {
     fn open(path: &std::path::Path) -> Self {
         let path = CString::new(path.as_os_str().as_bytes()).expect("a path without zeroes");
-        // SAFETY: loads the library built by this workspace; it has no initialisers of its own.
+        // SAFETY: loads the library of this workspace, which has no initialisers.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         assert!(!handle.is_null());
         Self(handle)
@@ -38,15 +38,15 @@ impl Library {
 
     fn function(&self, name: &str) -> Option<AnyFunction> {
         let name = CString::new(name).expect("a name without zeroes");
-        // SAFETY: an open library and a terminated name.
+        // SAFETY: the library is open and the name is terminated.
         let address = unsafe { libc::dlsym(self.0, name.as_ptr()) };
         // SAFETY: every `nvml` symbol is a C function of integer and pointer arguments; null
         // becomes `None`.
         unsafe { std::mem::transmute::<*mut libc::c_void, Option<AnyFunction>>(address) }
     }
 
-    /// Calls with zeroes and NULLs only.
-    fn call_with_nothing(&self, name: &str) -> u32 {
+    /// Calls a function with zeroes and NULLs.
+    fn call_with_zeroes(&self, name: &str) -> u32 {
         let function = self.function(name).unwrap_or_else(|| panic!("{name} is not exported"));
         // SAFETY: the fake checks every pointer; see `AnyFunction` for the number of arguments.
         unsafe { function(0, 0, 0, 0, 0, 0, 0, 0) }
@@ -59,59 +59,60 @@ fn functions() -> impl Iterator<Item = &'static str> {
 }
 
 #[test]
-fn every_function_wants_initialisation_and_survives_null() {
+fn functions_need_initialisation_and_accept_null() {
     let node = Node::new(shipped::DGX_1V);
     let library = Library::open(&node.nvml_path());
-    let apart = ["nvmlInit", "nvmlInit_v2", "nvmlInitWithFlags", "nvmlShutdown", "nvmlErrorString"];
-    for name in functions().filter(|name| !apart.contains(name)) {
-        let answer = library.call_with_nothing(name);
+    let excluded =
+        ["nvmlInit", "nvmlInit_v2", "nvmlInitWithFlags", "nvmlShutdown", "nvmlErrorString"];
+    for name in functions().filter(|name| !excluded.contains(name)) {
+        let answer = library.call_with_zeroes(name);
         assert!(
             [UNINITIALIZED, INVALID_ARGUMENT].contains(&answer),
-            "{name} answers {answer} uninitialised"
+            "{name} returns {answer} uninitialised"
         );
     }
-    assert_eq!(library.call_with_nothing("nvmlShutdown"), UNINITIALIZED);
-    assert_eq!(library.call_with_nothing("nvmlInit_v2"), 0);
-    for name in functions().filter(|name| !apart.contains(name)) {
-        let answer = library.call_with_nothing(name);
+    assert_eq!(library.call_with_zeroes("nvmlShutdown"), UNINITIALIZED);
+    assert_eq!(library.call_with_zeroes("nvmlInit_v2"), 0);
+    for name in functions().filter(|name| !excluded.contains(name)) {
+        let answer = library.call_with_zeroes(name);
         assert!(
             [INVALID_ARGUMENT, NOT_SUPPORTED, 6].contains(&answer),
-            "{name} answers {answer} to NULLs"
+            "{name} returns {answer} to NULLs"
         );
     }
-    assert_eq!(library.call_with_nothing("nvmlShutdown"), 0);
-    assert_eq!(library.call_with_nothing("nvmlDeviceGetCount_v2"), UNINITIALIZED);
+    assert_eq!(library.call_with_zeroes("nvmlShutdown"), 0);
+    assert_eq!(library.call_with_zeroes("nvmlDeviceGetCount_v2"), UNINITIALIZED);
 }
 
 #[test]
-fn valid_handles_and_null_results_are_invalid_arguments() {
+fn null_results_are_invalid_arguments() {
     let node = Node::new(shipped::H100_8_NVSWITCH);
     let library = Library::open(&node.nvml_path());
-    assert_eq!(library.call_with_nothing("nvmlInit_v2"), 0);
+    assert_eq!(library.call_with_zeroes("nvmlInit_v2"), 0);
     let mut handle = 0_usize;
     let get = library.function("nvmlDeviceGetHandleByIndex_v2").unwrap();
-    // SAFETY: the second argument is where the handle goes.
+    // SAFETY: the second argument points to the handle.
     assert_eq!(unsafe { get(0, &raw mut handle as usize, 0, 0, 0, 0, 0, 0) }, 0);
-    // These take text, an index or a result first.
-    let apart = ["GetHandleBy", "GetCount", "DrainState", "DiscoverGpus", "RemoveGpu"];
+    // These functions take a text, an index or a result first.
+    let excluded = ["GetHandleBy", "GetCount", "DrainState", "DiscoverGpus", "RemoveGpu"];
     let takes_handle = |name: &&str| {
-        name.starts_with("nvmlDevice") && !apart.iter().any(|part| name.contains(part))
+        name.starts_with("nvmlDevice") && !excluded.iter().any(|part| name.contains(part))
     };
     for name in functions().filter(takes_handle) {
         let function = library.function(name).unwrap();
-        // SAFETY: a valid handle, and no pointer but NULL.
+        // SAFETY: the handle is valid, and all pointers are NULL.
         let answer = unsafe { function(handle, 0, 0, 0, 0, 0, 0, 0) };
         let plausible = [INVALID_ARGUMENT, NOT_SUPPORTED, 6];
-        assert!(plausible.contains(&answer), "{name} answers {answer} to a handle and NULLs");
+        assert!(plausible.contains(&answer), "{name} returns {answer} for a handle and NULLs");
     }
 }
 
 #[test]
-fn a_struct_of_another_version_is_refused() {
+fn struct_of_other_version_is_rejected() {
     let node = Node::new(shipped::T4_1);
-    // SAFETY: loads the library built by this workspace.
+    // SAFETY: loads the library of this workspace.
     let library = unsafe { NvmlLib::new(node.nvml_path()) }.unwrap();
-    // SAFETY: valid pointers of the right types throughout.
+    // SAFETY: all pointers are valid and have the right types.
     unsafe {
         assert_eq!(library.nvmlInit_v2(), 0);
         let mut device = ptr::null_mut();
@@ -132,7 +133,7 @@ fn a_struct_of_another_version_is_refused() {
 }
 
 #[test]
-fn the_library_is_named_as_nvidias() {
+fn soname_is_nvidias() {
     let path = artifact::nvml().unwrap();
     let content = std::fs::read(path).unwrap();
     let soname = b"\0libnvidia-ml.so.1\0";
@@ -140,15 +141,15 @@ fn the_library_is_named_as_nvidias() {
 }
 
 #[test]
-fn field_values_are_answered_one_by_one() {
+fn field_values_have_individual_results() {
     let node = Node::new(shipped::H100_8_NVSWITCH);
     let nvml = node.nvml();
     let device = nvml.device_by_index(0).unwrap();
-    let asked = [
+    let fields = [
         FieldId(field_id::NVML_FI_DEV_NVLINK_LINK_COUNT),
         FieldId(field_id::NVML_FI_DEV_POWER_INSTANT),
     ];
-    let answers = device.field_values_for(&asked).unwrap();
+    let answers = device.field_values_for(&fields).unwrap();
     assert!(matches!(answers[0].as_ref().unwrap().value, Ok(SampleValue::U32(18))), "{answers:?}");
     assert!(
         matches!(answers[1].as_ref().unwrap().value, Err(NvmlError::NotSupported)),
@@ -157,12 +158,12 @@ fn field_values_are_answered_one_by_one() {
 }
 
 #[test]
-fn peers_are_reached_by_nvlink_or_within_a_numa_node() {
+fn p2p_works_by_nvlink_or_within_numa_node() {
     use nvml_wrapper_sys::bindings as sys;
     let node = Node::new(shipped::MIXED);
-    // SAFETY: loads the library built by this workspace.
+    // SAFETY: loads the library of this workspace.
     let library = unsafe { NvmlLib::new(node.nvml_path()) }.unwrap();
-    // SAFETY: valid pointers of the right types throughout.
+    // SAFETY: all pointers are valid and have the right types.
     unsafe {
         assert_eq!(library.nvmlInit_v2(), 0);
         let handles: Vec<_> = (0..5)

@@ -1,4 +1,4 @@
-//! What happens at run time is seen at the next call.
+//! Tests of changes at run time, which each call sees.
 
 mod node;
 
@@ -28,23 +28,23 @@ fn registered<'nvml>(nvml: &'nvml nvml_wrapper::Nvml, gpus: &[u32]) -> EventSet<
 }
 
 #[test]
-fn a_gpu_that_falls_off_the_bus_is_lost_to_every_call_and_others_are_not() {
+fn lost_gpu_fails_every_call_and_others_work() {
     let node = Node::new(shipped::H100_8_NVSWITCH);
     let nvml = node.nvml();
-    let (gone, stays) = (nvml.device_by_index(2).unwrap(), nvml.device_by_index(3).unwrap());
-    gone.memory_info().unwrap();
+    let (lost, healthy) = (nvml.device_by_index(2).unwrap(), nvml.device_by_index(3).unwrap());
+    lost.memory_info().unwrap();
     node.control.update(|control| control.gpu_mut(&node.world.gpus[2].uuid).lost = true).unwrap();
-    assert!(matches!(gone.memory_info(), Err(NvmlError::GpuLost)));
-    assert!(matches!(gone.uuid(), Err(NvmlError::GpuLost)));
+    assert!(matches!(lost.memory_info(), Err(NvmlError::GpuLost)));
+    assert!(matches!(lost.uuid(), Err(NvmlError::GpuLost)));
     assert!(matches!(nvml.device_by_index(2), Err(NvmlError::GpuLost)));
     assert_eq!(nvml.device_count().unwrap(), 8);
-    stays.memory_info().unwrap();
+    healthy.memory_info().unwrap();
     node.control.update(|control| control.gpus.clear()).unwrap();
-    gone.memory_info().unwrap();
+    lost.memory_info().unwrap();
 }
 
 #[test]
-fn events_are_delivered_once_in_order_and_only_after_registration() {
+fn events_after_registration_are_delivered_once_in_order() {
     let node = Node::new(shipped::H100_8_NVSWITCH);
     let (nvml, uuid) = (node.nvml(), node.world.gpus[1].uuid.as_str());
     node.control.update(|control| control.push_event(uuid, EventKind::Xid(13))).unwrap();
@@ -66,7 +66,7 @@ fn events_are_delivered_once_in_order_and_only_after_registration() {
 }
 
 #[test]
-fn a_waiting_call_is_woken_by_an_event() {
+fn waiting_call_returns_on_event() {
     let node = Node::new(shipped::T4_1);
     let nvml = node.nvml();
     let set = registered(&nvml, &[0]);
@@ -82,7 +82,7 @@ fn a_waiting_call_is_woken_by_an_event() {
 }
 
 #[test]
-fn waiting_on_a_lost_gpu_says_so_after_its_events() {
+fn waiting_reports_lost_gpu_after_its_events() {
     let node = Node::new(shipped::T4_1);
     let nvml = node.nvml();
     let set = registered(&nvml, &[0]);
@@ -97,7 +97,7 @@ fn waiting_on_a_lost_gpu_says_so_after_its_events() {
 }
 
 #[test]
-fn memory_of_foreign_processes_and_of_the_worlds_own_is_used() {
+fn memory_counts_foreign_and_own_processes() {
     let node = Node::new(shipped::A100_4_PCIE);
     let (nvml, gpu) = (node.nvml(), &node.world.gpus[1]);
     let device = nvml.device_by_index(1).unwrap();
@@ -111,7 +111,7 @@ fn memory_of_foreign_processes_and_of_the_worlds_own_is_used() {
         .unwrap();
     let state = node.control.path().with_file_name("state");
     let usage = Usage::open(&StatePlace::Shared(state), &node.world).unwrap();
-    usage.take(1, 3 * GIB, 80 * GIB).unwrap();
+    usage.charge(1, 3 * GIB, 80 * GIB).unwrap();
     let memory = device.memory_info().unwrap();
     assert_eq!((memory.used, memory.free, memory.total), (5 * GIB, all.free - 5 * GIB, all.total));
     let processes = device.running_compute_processes().unwrap();
@@ -130,7 +130,7 @@ fn memory_of_foreign_processes_and_of_the_worlds_own_is_used() {
 }
 
 #[test]
-fn ecc_errors_are_counted() {
+fn counts_ecc_errors() {
     let node = Node::new(shipped::A100_4_PCIE);
     let nvml = node.nvml();
     node.control
@@ -141,7 +141,7 @@ fn ecc_errors_are_counted() {
 }
 
 #[test]
-fn a_driver_that_is_not_loaded_fails_initialisation() {
+fn initialisation_fails_without_driver() {
     let node = Node::new(shipped::T4_1);
     node.control.update(|control| control.driver_not_loaded = true).unwrap();
     assert!(matches!(node.try_nvml(), Err(NvmlError::DriverNotLoaded)));

@@ -1,5 +1,4 @@
-//! The real `nvml-wrapper` on the fake library: every shipped world, as NVIDIA's own tools would
-//! read it.
+//! Tests of the real `nvml-wrapper` on the fake library with every shipped world.
 
 mod node;
 
@@ -11,7 +10,7 @@ use tessera_fake_world::{NvLinkEnd, shipped};
 use node::Node;
 
 #[test]
-fn every_shipped_world_is_read_as_it_is_written() {
+fn nvml_data_matches_every_shipped_world() {
     for (name, text) in shipped::ALL {
         let node = Node::new(text);
         let nvml = node.nvml();
@@ -38,12 +37,12 @@ fn every_shipped_world_is_read_as_it_is_written() {
             }
         }
         assert!(matches!(nvml.device_by_index(99), Err(NvmlError::InvalidArg)));
-        assert!(matches!(nvml.device_by_uuid("GPU-nobody"), Err(NvmlError::NotFound)));
+        assert!(matches!(nvml.device_by_uuid("GPU-unknown"), Err(NvmlError::NotFound)));
     }
 }
 
 #[test]
-fn what_a_t4_is_and_does_is_what_a_t4_says() {
+fn t4_has_properties_of_a_t4() {
     let node = Node::new(shipped::T4_1);
     let nvml = node.nvml();
     let t4 = nvml.device_by_index(0).unwrap();
@@ -69,7 +68,7 @@ fn what_a_t4_is_and_does_is_what_a_t4_says() {
 }
 
 #[test]
-fn links_lead_to_the_peers_of_the_mesh() {
+fn nvlinks_lead_to_mesh_peers() {
     let node = Node::new(shipped::DGX_1V);
     let nvml = node.nvml();
     for gpu in &node.world.gpus {
@@ -94,7 +93,7 @@ fn links_lead_to_the_peers_of_the_mesh() {
 }
 
 #[test]
-fn links_of_unbridged_gpus_are_there_and_inactive() {
+fn links_of_unbridged_gpus_are_inactive() {
     let node = Node::new(shipped::A100_4_PCIE);
     let nvml = node.nvml();
     let device = nvml.device_by_index(0).unwrap();
@@ -103,7 +102,7 @@ fn links_of_unbridged_gpus_are_there_and_inactive() {
 }
 
 #[test]
-fn mig_mode_is_the_worlds_until_the_control_file_says_otherwise() {
+fn control_file_overrides_mig_mode() {
     let node = Node::new(shipped::MIXED);
     let nvml = node.nvml();
     let (plain, mig) = (nvml.device_by_index(0).unwrap(), nvml.device_by_index(3).unwrap());

@@ -1,12 +1,13 @@
-//! A clock that goes only while the program waits: preloaded (`LD_PRELOAD`), it answers for libc's
-//! functions and for `syscall`.
+//! Preload library (`LD_PRELOAD`) with a deterministic virtual monotonic clock.
 //!
-//! A wait with an end (`nanosleep`, `clock_nanosleep`, a futex with a time-out) returns at once,
-//! and the monotonic clock is so much later from then on. Each look at the clock costs 50 ns, so
-//! that a loop that waits for a time comes to its end. How busy the machine is makes no difference:
-//! the same program sees the same times in each run, but for where the clock begins.
+//! The clock advances only during waits. The library replaces libc's functions and `syscall`.
 //!
-//! For programs of one thread, by themselves: nobody is waited *for* here. A futex whose word
+//! A wait with a timeout (`nanosleep`, `clock_nanosleep`, a futex with a timeout) returns at once,
+//! and the monotonic clock advances by its length. Each read of the clock costs 50 ns, so that a
+//! loop that polls the clock ends. The load of the machine makes no difference: a program sees the
+//! same times in each run, except for the start of the clock.
+//!
+//! Only for programs with one thread that do not depend on other processes. A futex whose word
 //! another thread or process would have changed times out instead. The time of day is the kernel's.
 
 mod kernel;
@@ -14,21 +15,21 @@ mod kernel;
 use std::ffi::{c_int, c_long};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a look at the clock takes, in nanoseconds: as long as the kernel's own on an ordinary
-/// machine.
-const LOOK_NS: u64 = 50;
+/// Cost of a read of the clock in nanoseconds: as long as the kernel's on an ordinary machine.
+const READ_NS: u64 = 50;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// Monotonic time in nanoseconds; 0 until the first look.
+/// Monotonic time in nanoseconds; 0 until the first read.
 static NOW: AtomicU64 = AtomicU64::new(0);
 
-/// The time, so much later. Begins at the machine's, so that times of programs that ran before are
-/// in the past.
-fn pass(ns: u64) -> u64 {
+/// Advances the clock and returns the new time.
+///
+/// The clock starts at the machine's time, so that times of earlier programs are in the past.
+fn advance(ns: u64) -> u64 {
     if NOW.load(Ordering::Relaxed) == 0 {
         let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: `time` is ours.
+        // SAFETY: `time` is a local variable.
         unsafe { kernel::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
         let _ = NOW.compare_exchange(0, nanoseconds(&time), Ordering::Relaxed, Ordering::Relaxed);
     }
@@ -40,7 +41,7 @@ fn nanoseconds(time: &libc::timespec) -> u64 {
     seconds.saturating_mul(SECOND_NS).saturating_add(rest)
 }
 
-fn is_paused(clock: libc::clockid_t) -> bool {
+fn is_virtual(clock: libc::clockid_t) -> bool {
     matches!(
         clock,
         libc::CLOCK_MONOTONIC
@@ -50,47 +51,47 @@ fn is_paused(clock: libc::clockid_t) -> bool {
     )
 }
 
-fn fails(errno: c_int) -> c_int {
-    // SAFETY: the thread's own.
+fn set_errno(errno: c_int) -> c_int {
+    // SAFETY: errno belongs to the calling thread.
     unsafe { *libc::__errno_location() = errno };
     -1
 }
 
-/// As libc's.
+/// Replaces libc's `clock_gettime`.
 ///
 /// # Safety
-/// As libc's: `time` is writable.
+/// `time` must be writable, as for libc's function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn clock_gettime(clock: libc::clockid_t, time: *mut libc::timespec) -> c_int {
-    if !is_paused(clock) {
-        // SAFETY: the caller vouches for `time`.
+    if !is_virtual(clock) {
+        // SAFETY: the caller guarantees that `time` is writable.
         return unsafe { kernel::clock_gettime(clock, time) };
     }
-    let now = pass(LOOK_NS);
+    let now = advance(READ_NS);
     let [seconds, rest] = [now / SECOND_NS, now % SECOND_NS].map(u64::cast_signed);
-    // SAFETY: the caller vouches for `time`.
+    // SAFETY: the caller guarantees that `time` is writable.
     unsafe { *time = libc::timespec { tv_sec: seconds, tv_nsec: rest } };
     0
 }
 
-/// As libc's, without signals.
+/// Replaces libc's `nanosleep`, without signals.
 ///
 /// # Safety
-/// As libc's: `length` is readable.
+/// `length` must be readable, as for libc's function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nanosleep(
     length: *const libc::timespec,
     _left: *mut libc::timespec,
 ) -> c_int {
-    // SAFETY: the caller vouches for it.
-    pass(nanoseconds(unsafe { &*length }));
+    // SAFETY: the caller guarantees that `length` is readable.
+    advance(nanoseconds(unsafe { &*length }));
     0
 }
 
-/// As libc's, without signals; whatever the clock, by the one that is paused.
+/// Replaces libc's `clock_nanosleep`, without signals. All clocks are the virtual one.
 ///
 /// # Safety
-/// As libc's: `time` is readable.
+/// `time` must be readable, as for libc's function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn clock_nanosleep(
     _clock: libc::clockid_t,
@@ -98,18 +99,19 @@ pub unsafe extern "C" fn clock_nanosleep(
     time: *const libc::timespec,
     _left: *mut libc::timespec,
 ) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: the caller guarantees that `time` is readable.
     let time = nanoseconds(unsafe { &*time });
     let is_end = flags & libc::TIMER_ABSTIME != 0;
-    pass(if is_end { time.saturating_sub(pass(0)) } else { time });
+    advance(if is_end { time.saturating_sub(advance(0)) } else { time });
     0
 }
 
-/// As libc's, for looks at the clock and waits for a futex; all else is the kernel's.
+/// Replaces libc's `syscall` for reads of the clock and futex waits; other calls go to the kernel.
 ///
 /// # Safety
-/// As libc's: the arguments are what the call wants. The function is variadic in C; integers and
-/// pointers go the same way to one that is not, in the calling conventions of x86-64 and aarch64.
+/// The arguments must be valid for the call. The function is variadic in C. In the calling
+/// conventions of x86-64 and aarch64, integers and pointers are passed in the same way to a
+/// function that is not.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn syscall(
     number: c_long,
@@ -122,21 +124,21 @@ pub unsafe extern "C" fn syscall(
 ) -> c_long {
     let wait = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
     match number {
-        // SAFETY: the caller's own arguments, as this call takes them.
+        // SAFETY: the arguments of the caller, in the order of this call.
         libc::SYS_clock_gettime => unsafe { clock_gettime(a as c_int, b as *mut _).into() },
         libc::SYS_futex if b as c_int | libc::FUTEX_PRIVATE_FLAG == wait && d != 0 => {
-            // SAFETY: a futex word is aligned and readable, and so is its time-out.
+            // SAFETY: a futex word is aligned and readable, and so is its timeout.
             let (word, length) =
                 unsafe { (&*(a as *const std::sync::atomic::AtomicU32), &*(d as *const _)) };
             if word.load(Ordering::SeqCst) != c as u32 {
-                return fails(libc::EAGAIN).into();
+                return set_errno(libc::EAGAIN).into();
             }
-            pass(nanoseconds(length));
-            fails(libc::ETIMEDOUT).into()
+            advance(nanoseconds(length));
+            set_errno(libc::ETIMEDOUT).into()
         }
-        // SAFETY: the caller's own call.
+        // SAFETY: the arguments of the caller.
         _ => match unsafe { kernel::call(number, [a, b, c, d, e, f]) } {
-            error @ -4095..=-1 => fails(-error as c_int).into(),
+            error @ -4095..=-1 => set_errno(-error as c_int).into(),
             result => result,
         },
     }

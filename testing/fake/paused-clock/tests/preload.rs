@@ -1,4 +1,4 @@
-//! A program with the library in front of it.
+//! Test of a program with the preload library.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -9,8 +9,8 @@ use tessera_fake_world::artifact;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// How long a program believes that it waited. In truth it has ten minutes.
-fn believed() -> Duration {
+/// Returns the time that a program measures. It has ten minutes of real time.
+fn measured_wait() -> Duration {
     let preload = format!("LD_PRELOAD={}", artifact::paused_clock().unwrap().display());
     let output = Command::new("timeout")
         .args(["600", "env", &preload, env!("CARGO_BIN_EXE_waits-two-hours")])
@@ -26,8 +26,8 @@ fn believed() -> Duration {
 }
 
 #[test]
-fn hours_of_waiting_pass_at_once_and_are_the_same_in_each_run() {
-    let took = believed();
-    assert!((HOUR * 2..HOUR * 2 + Duration::from_millis(2)).contains(&took), "{took:?}");
-    assert_eq!(took, believed());
+fn waits_return_at_once_and_are_deterministic() {
+    let elapsed = measured_wait();
+    assert!((HOUR * 2..HOUR * 2 + Duration::from_millis(2)).contains(&elapsed), "{elapsed:?}");
+    assert_eq!(elapsed, measured_wait());
 }

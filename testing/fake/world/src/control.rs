@@ -1,4 +1,4 @@
-//! `control.yaml`: what happens to the machine while it runs.
+//! `control.yaml`: changes of the machine at run time.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,45 +9,45 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-/// Everything that deviates from a healthy, idle machine.
+/// All deviations from a healthy, idle machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct Control {
-    /// Per GPU UUID.
+    /// Condition by GPU UUID.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub gpus: BTreeMap<String, GpuCondition>,
-    /// Events, oldest first, ids rising.
+    /// Events, oldest first, with increasing ids.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub events: Vec<Event>,
-    /// NVML finds no driver: `nvmlInit` and `cuInit` fail.
+    /// Driver not loaded: `nvmlInit` and `cuInit` fail.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub driver_not_loaded: bool,
 }
 
-/// The condition of one GPU.
+/// Condition of one GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct GpuCondition {
-    /// It fell off the bus: every call on it answers `GPU_IS_LOST`.
+    /// The GPU fell off the bus: every call on it returns `GPU_IS_LOST`.
     pub lost: bool,
-    /// It hangs: every call on it fails with `UNKNOWN`, and waiting for its events with
+    /// The GPU hangs: every call on it fails with `UNKNOWN`, and waiting for its events with
     /// `GPU_IS_LOST`.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub hung: bool,
-    /// What the kernel driver says has to be done before it can be used again.
+    /// Recovery action that the kernel driver reports.
     #[serde(skip_serializing_if = "RecoveryAction::is_none")]
     pub recovery_action: RecoveryAction,
     /// Overrides the world's MIG mode.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mig: Option<bool>,
-    /// Processes outside the fake world that hold memory on it.
+    /// Processes outside the fake world that hold memory on the GPU.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub processes: Vec<ForeignProcess>,
-    /// Corrected (single bit) memory errors since the driver was loaded.
+    /// Corrected (single-bit) memory errors since the driver was loaded.
     pub ecc_corrected: u64,
-    /// Uncorrected (double bit) memory errors since the driver was loaded.
+    /// Uncorrected (double-bit) memory errors since the driver was loaded.
     pub ecc_uncorrected: u64,
-    /// Percent of time with a kernel running; absent = derived (0 without processes).
+    /// Percent of time with a running kernel; absent: 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub utilization: Option<u32>,
     /// Degrees Celsius.
@@ -55,35 +55,35 @@ pub struct GpuCondition {
     pub temperature: Option<u32>,
 }
 
-/// What has to be done before a GPU can be used again; the numbers are NVML's.
+/// Recovery action before a GPU can be used again; the numbers are NVML's.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[repr(u32)]
 pub enum RecoveryAction {
-    /// Nothing.
+    /// No action.
     #[default]
     None = 0,
-    /// Its processes end, then it is reset.
+    /// All processes exit, then the GPU is reset.
     GpuReset = 1,
-    /// The node is booted again.
+    /// The node is rebooted.
     NodeReboot = 2,
-    /// Processes that use peer-to-peer end.
+    /// Processes that use peer-to-peer exit.
     DrainP2p = 3,
-    /// It is reset once its processes have ended.
+    /// The GPU is reset after its processes have exited.
     DrainAndReset = 4,
 }
 
 impl RecoveryAction {
-    /// All of them.
+    /// All recovery actions.
     pub const ALL: [Self; 5] =
         [Self::None, Self::GpuReset, Self::NodeReboot, Self::DrainP2p, Self::DrainAndReset];
 
-    /// Whether nothing is to be done.
+    /// Returns true if no action is needed.
     pub fn is_none(&self) -> bool {
         *self == Self::None
     }
 
-    /// The word used on the command line.
+    /// Returns the name on the command line.
     pub const fn word(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -94,46 +94,46 @@ impl RecoveryAction {
         }
     }
 
-    /// By that word.
+    /// Returns the action of a name on the command line.
     pub fn by_word(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|action| action.word() == word)
     }
 }
 
-/// The XID by which the kernel driver announces another recovery action.
+/// XID of a changed recovery action.
 const RECOVERY_ACTION_CHANGED: u64 = 154;
 
-/// A process that holds GPU memory without using the fake CUDA library.
+/// A process that holds GPU memory without the fake CUDA library.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct ForeignProcess {
-    /// Its process id.
+    /// PID.
     pub pid: u32,
     /// MiB of GPU memory.
     #[serde(rename = "usedMiB")]
     pub used_mib: u64,
-    /// Its name.
+    /// Name.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub name: String,
 }
 
-/// Something that happened to a GPU at one moment. Who waits for events at that time is told, once.
+/// An event of a GPU. It is delivered once to each waiter that was registered before.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Event {
-    /// Rises with every event; an id seen once is never delivered again.
+    /// Id, which increases with every event. An id is delivered only once.
     pub id: u64,
     /// UUID of the GPU.
     pub gpu: String,
-    /// What happened: `{xid: 79}`, `eccSingleBit` or `eccDoubleBit`.
+    /// Kind: `{xid: 79}`, `eccSingleBit` or `eccDoubleBit`.
     pub kind: EventKind,
 }
 
-/// What happened.
+/// Kind of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum EventKind {
-    /// An XID, as the kernel driver logs them.
+    /// An XID of the kernel driver.
     Xid(u64),
     /// A single-bit ECC error.
     EccSingleBit,
@@ -141,23 +141,23 @@ pub enum EventKind {
     EccDoubleBit,
 }
 
-/// `control.yaml`, read again whenever it has changed.
+/// `control.yaml`, which is read again after each change.
 ///
-/// A file that is not there is an empty one. A malformed one is complained about on stderr, once,
-/// and what was read last stays in force: a typing error must not bring a lost GPU back.
+/// A missing file is an empty one. A malformed file is reported once on stderr, and the last valid
+/// content stays in effect: a typing error must not restore a lost GPU.
 #[derive(Debug)]
 pub struct ControlFile {
     path: PathBuf,
-    seen: Mutex<Seen>,
+    cache: Mutex<CachedControl>,
 }
 
 #[derive(Debug, Default)]
-struct Seen {
+struct CachedControl {
     stamp: Option<Stamp>,
     control: Arc<Control>,
 }
 
-/// Changes whenever the file is written or replaced.
+/// File attributes that change when the file is written or replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     inode: u64,
@@ -166,42 +166,45 @@ struct Stamp {
 }
 
 impl ControlFile {
-    /// The control file at that path; it need not exist.
+    /// Returns the control file at a path, which need not exist.
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), seen: Mutex::default() }
+        Self { path: path.into(), cache: Mutex::default() }
     }
 
-    /// The file's path.
+    /// Returns the file's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What the file says now. Costs one `stat` where nothing has changed.
+    /// Returns the file's content. Costs one `stat` if the file is unchanged.
     pub fn read(&self) -> Arc<Control> {
         let stamp = fs::metadata(&self.path).ok().map(|meta| Stamp {
             inode: meta.ino(),
             size: meta.size(),
             modified: (meta.mtime(), meta.mtime_nsec()),
         });
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        if seen.stamp == stamp {
-            return Arc::clone(&seen.control);
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        if cache.stamp == stamp {
+            return Arc::clone(&cache.control);
         }
-        seen.stamp = stamp;
+        cache.stamp = stamp;
         match self.decode() {
-            Ok(control) => seen.control = Arc::new(control),
+            Ok(control) => cache.control = Arc::new(control),
             Err(error) => {
-                eprintln!("tessera-fake-world: {} stays as it was: {error}", self.path.display())
+                eprintln!(
+                    "tessera-fake-world: cannot read {}, keeping its last content: {error}",
+                    self.path.display()
+                )
             }
         }
-        Arc::clone(&seen.control)
+        Arc::clone(&cache.control)
     }
 
-    /// Changes the file: reads it, lets `change` edit it, and replaces it in one step. Writers wait
-    /// for each other.
+    /// Reads the file, edits it with `change`, and replaces it atomically. Writers wait for each
+    /// other.
     ///
     /// # Errors
-    /// The file is malformed, or cannot be written.
+    /// Returns an error if the file is malformed or cannot be written.
     pub fn update(&self, change: impl FnOnce(&mut Control)) -> io::Result<()> {
         let lock = fs::File::create(self.path.with_extension("lock"))?;
         lock.lock()?;
@@ -225,22 +228,22 @@ impl ControlFile {
 }
 
 impl Control {
-    /// The condition of that GPU, to be edited.
+    /// Returns the condition of a GPU for editing.
     pub fn gpu_mut(&mut self, uuid: &str) -> &mut GpuCondition {
         self.gpus.entry(uuid.to_owned()).or_default()
     }
 
-    /// The condition of that GPU, if the file says anything about it.
+    /// Returns the condition of a GPU, if the file has one.
     pub fn gpu(&self, uuid: &str) -> Option<&GpuCondition> {
         self.gpus.get(uuid)
     }
 
-    /// Whether that GPU fell off the bus.
+    /// Returns true if the GPU fell off the bus.
     pub fn is_lost(&self, uuid: &str) -> bool {
         self.gpu(uuid).is_some_and(|gpu| gpu.lost)
     }
 
-    /// The highest event id so far; 0 where there is none.
+    /// Returns the highest event id, or 0.
     pub fn last_event(&self) -> u64 {
         self.events.iter().map(|event| event.id).max().unwrap_or(0)
     }
@@ -251,8 +254,8 @@ impl Control {
         self.events.push(Event { id, gpu: gpu.to_owned(), kind });
     }
 
-    /// An XID after which the kernel driver asks for that action; as the real one, it announces a
-    /// change of it.
+    /// Adds an XID and sets the recovery action. Like the real driver, it also adds XID 154 if the
+    /// action changes.
     pub fn report_xid(&mut self, gpu: &str, code: u64, action: RecoveryAction) {
         self.push_event(gpu, EventKind::Xid(code));
         let condition = self.gpu_mut(gpu);
@@ -262,8 +265,8 @@ impl Control {
         }
     }
 
-    /// The GPU is reset: it answers again, nothing is to be done any more, and its error counters
-    /// begin anew. No event tells.
+    /// Resets the GPU: it answers again, needs no recovery action, and its error counters are zero.
+    /// No event is added.
     pub fn reset(&mut self, gpu: &str) {
         let condition = self.gpu_mut(gpu);
         condition.lost = false;
@@ -273,12 +276,12 @@ impl Control {
         condition.ecc_uncorrected = 0;
     }
 
-    /// Whether that GPU hangs.
+    /// Returns true if the GPU hangs.
     pub fn is_hung(&self, uuid: &str) -> bool {
         self.gpu(uuid).is_some_and(|gpu| gpu.hung)
     }
 
-    /// Bytes that foreign processes hold on that GPU.
+    /// Returns the bytes of foreign processes on the GPU.
     pub fn foreign_bytes(&self, uuid: &str) -> u64 {
         let processes = self.gpu(uuid).map(|gpu| gpu.processes.as_slice()).unwrap_or_default();
         processes.iter().map(|process| process.used_mib * 1024 * 1024).sum()

@@ -1,5 +1,4 @@
-//! The fake world: which GPUs a machine has, how they hang together, how fast they are, and what
-//! goes wrong.
+//! The fake world: GPUs of a machine, their topology and speed, and their failures.
 //!
 //! ```text
 //!  world.yaml ----> World (immutable)  ----+
@@ -8,15 +7,15 @@
 //!                                          `--> sysfs tree, driver root (the `tessera-fake-world` program)
 //! ```
 //!
-//! - [`World`] is what the machine *is*; one YAML file, strictly decoded and validated, never
-//!   changing while it is used.
-//! - [`Control`] is what *happens*: a GPU falls off the bus, an XID event, ECC errors, a foreign
-//!   process's memory. The file beside the world is re-read whenever it changes.
-//! - [`Usage`] is what processes *hold*: bytes per process and GPU in one shared file, right also
-//!   after a kill -9.
-//! - [`Machine`] joins the three; the fake libraries hold exactly one each.
+//! - [`World`] is the machine's *hardware*: one YAML file, strictly decoded and validated, which
+//!   does not change at run time.
+//! - [`Control`] is the machine's *condition*: a GPU falls off the bus, an XID event, ECC errors,
+//!   memory of foreign processes. The file is beside the world and read again after each change.
+//! - [`Usage`] is the processes' *memory*: bytes per process and GPU in one shared file, which
+//!   stays correct after `kill -9`.
+//! - [`Machine`] combines the three; each fake library has exactly one.
 //!
-//! Nothing in here is shipped; it exists for tests and the demo.
+//! This crate is only for tests and the demo.
 
 pub mod artifact;
 pub mod control;

@@ -1,8 +1,8 @@
-//! Where the world of this process is.
+//! Location of this process's world.
 //!
-//! In this order: the environment says; the library that this code is linked into lies in a driver
-//! root that has a world; the default place, which is that of the driver root `/` and so of every
-//! container that the driver's files are mounted into.
+//! The location is, in this order: the environment variable; the driver root of the library that
+//! this code is linked into, if it has a world; the default, which is the driver root `/` and thus
+//! that of every container with the driver's files.
 
 use std::env;
 use std::ffi::{CStr, OsStr};
@@ -10,50 +10,50 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-/// Names the world file; wins over every other place.
+/// Environment variable with the world file; overrides all other locations.
 pub const WORLD_VARIABLE: &str = "TESSERA_FAKE_WORLD";
-/// Names the directory of the shared state; wins over `state` beside the world file.
+/// Environment variable with the directory of the shared state; overrides `state` beside the world
+/// file.
 pub const STATE_VARIABLE: &str = "TESSERA_FAKE_STATE";
-/// Where the world file is in a driver root: a place that comes into containers with the driver's
-/// own files.
+/// World file in a driver root: a path that is mounted into containers with the driver's own files.
 pub const WORLD_IN_DRIVER_ROOT: &str = "usr/share/nvidia/tessera-fake/world.yaml";
 
-/// Why no world was found.
+/// Error of a missing world.
 #[derive(Debug, thiserror::Error)]
-#[error("no world at `{path}`: set {WORLD_VARIABLE} to a world file")]
+#[error("no world file at `{path}`: set {WORLD_VARIABLE}")]
 pub struct LocateError {
-    /// Where it was looked for.
+    /// Searched path.
     pub path: PathBuf,
 }
 
-/// Where the files of a world are.
+/// Files of a world.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Location {
-    /// `world.yaml`.
+    /// Path of `world.yaml`.
     pub world: PathBuf,
-    /// `control.yaml` beside it.
+    /// Path of `control.yaml`, beside the world.
     pub control: PathBuf,
-    /// Where usage is kept.
+    /// Location of the usage.
     pub state: StatePlace,
-    /// Where the device nodes of the GPUs are: `dev` of the driver root that the world is in.
+    /// Directory of the GPUs' device nodes: `dev` of the world's driver root.
     pub device_nodes: Option<PathBuf>,
 }
 
-/// Where usage is kept. Wherever it is, the fake NVML and the fake CUDA of one process agree about
-/// it, unless it is [`StatePlace::Process`].
+/// Location of the usage. The fake NVML and the fake CUDA of one process share it, unless it is
+/// [`StatePlace::Process`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StatePlace {
-    /// In this directory, together with every process that can see it.
+    /// A directory, shared with every process that can see it.
     Shared(PathBuf),
-    /// In this process only.
+    /// Memory of this process.
     Process,
 }
 
 impl Location {
-    /// The world of this process.
+    /// Returns the location of this process's world.
     ///
     /// # Errors
-    /// There is no such file.
+    /// Returns an error if the world file does not exist.
     pub fn of_this_process() -> Result<Self, LocateError> {
         let named =
             env::var_os(WORLD_VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from);
@@ -66,13 +66,15 @@ impl Location {
         )
     }
 
-    /// The files that belong to a world file. A state directory that is named is made. Else it is
-    /// the first of these that exists or can be made, and is writable: `state` beside the
-    /// world; one in `/dev/shm`, for containers, whose driver files are read-only (what they
-    /// hold is then seen in the same pod only); the process's own memory.
+    /// Returns the files of a world file.
+    ///
+    /// A given state directory is created. Otherwise the state is in the first of these that exists
+    /// or can be created, and is writable: `state` beside the world; a directory in `/dev/shm`,
+    /// for containers, whose driver files are read-only (the state is then shared only within
+    /// the pod); the process's own memory.
     ///
     /// # Errors
-    /// The world file does not exist.
+    /// Returns an error if the world file does not exist.
     pub fn of_world(world: &Path, state: Option<PathBuf>) -> Result<Self, LocateError> {
         if !world.is_file() {
             return Err(LocateError { path: world.to_owned() });
@@ -80,8 +82,8 @@ impl Location {
         let state = match state {
             Some(directory) => StatePlace::Shared(directory),
             None => {
-                let places = [Some(world.with_file_name("state")), in_shared_memory(world)];
-                let writable = places
+                let candidates = [Some(world.with_file_name("state")), in_shared_memory(world)];
+                let writable = candidates
                     .into_iter()
                     .flatten()
                     .find(|directory| crate::usage::can_share(directory));
@@ -93,20 +95,20 @@ impl Location {
     }
 }
 
-/// `dev` of the driver root whose world file that is.
+/// Returns `dev` of the driver root that has this world file.
 fn device_nodes_of(world: &Path) -> Option<PathBuf> {
     let depth = Path::new(WORLD_IN_DRIVER_ROOT).components().count();
     let root = world.ancestors().nth(depth)?;
     world.ends_with(WORLD_IN_DRIVER_ROOT).then(|| root.join("dev"))
 }
 
-/// A directory in `/dev/shm` that belongs to that world file.
+/// Returns the directory in `/dev/shm` for a world file.
 fn in_shared_memory(world: &Path) -> Option<PathBuf> {
     let file = world.metadata().ok()?;
     Some(PathBuf::from(format!("/dev/shm/tessera-fake-{:x}-{:x}", file.dev(), file.ino())))
 }
 
-/// The world of the driver root that a file is in.
+/// Returns the world of the driver root that has this file.
 fn world_above(file: &Path) -> Option<PathBuf> {
     file.ancestors()
         .skip(1)
@@ -114,12 +116,12 @@ fn world_above(file: &Path) -> Option<PathBuf> {
         .find(|world| world.is_file())
 }
 
-/// The file that this code was loaded from: the fake library, where it is linked into one.
+/// Returns the file that this code was loaded from: the fake library, if it is linked into one.
 fn this_library() -> Option<PathBuf> {
     // SAFETY: `Dl_info` is plain data, for which zeroes are valid.
     let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
     let here: fn() -> Option<PathBuf> = this_library;
-    // SAFETY: any address may be asked about; the result is written into `info`.
+    // SAFETY: any address is a valid argument; the result is written into `info`.
     if unsafe { libc::dladdr(here as *const libc::c_void, &mut info) } == 0
         || info.dli_fname.is_null()
     {

@@ -1,4 +1,4 @@
-//! The world, what happens to it, and what processes hold, in one.
+//! A machine: its world, its condition, and its memory usage.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,21 +8,21 @@ use crate::locate::{LocateError, Location};
 use crate::usage::{ProcessUse, Usage, UsageError};
 use crate::world::{Gpu, World, WorldError};
 
-/// Why a machine could not be opened.
+/// Error of opening a machine.
 #[derive(Debug, thiserror::Error)]
 pub enum MachineError {
-    /// No world.
-    #[error("the fake GPU libraries have no world")]
+    /// There is no world.
+    #[error("cannot find the world of the fake GPU libraries")]
     Locate(#[from] LocateError),
-    /// A bad world.
-    #[error("the fake GPU libraries cannot use their world")]
+    /// The world is invalid.
+    #[error("cannot load the world of the fake GPU libraries")]
     World(#[from] WorldError),
     /// The shared state cannot be used.
-    #[error("the fake GPU libraries cannot keep their state")]
+    #[error("cannot open the state of the fake GPU libraries")]
     Usage(#[from] UsageError),
 }
 
-/// What a fake library works on. Open it once per process and library.
+/// A machine of a fake library. Opened once per process and library.
 #[derive(Debug)]
 pub struct Machine {
     world: World,
@@ -34,13 +34,13 @@ pub struct Machine {
 /// Memory of one GPU in bytes. `used + free + reserved == total`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryState {
-    /// All of it.
+    /// Total memory.
     pub total: u64,
-    /// What driver and firmware keep.
+    /// Reserve of driver and firmware.
     pub reserved: u64,
-    /// What processes hold.
+    /// Memory held by processes.
     pub used: u64,
-    /// What can be had.
+    /// Memory that can be allocated.
     pub free: u64,
 }
 
@@ -48,15 +48,16 @@ impl Machine {
     /// Opens the world of this process.
     ///
     /// # Errors
-    /// There is none, it is malformed, or its state directory cannot be used.
+    /// Returns an error if there is no world, it is malformed, or its state directory cannot be
+    /// used.
     pub fn open() -> Result<Self, MachineError> {
         Self::open_at(&Location::of_this_process()?)
     }
 
-    /// Opens the world at that location.
+    /// Opens the world at a location.
     ///
     /// # Errors
-    /// It is malformed, or its state directory cannot be used.
+    /// Returns an error if the world is malformed or its state directory cannot be used.
     pub fn open_at(location: &Location) -> Result<Self, MachineError> {
         let world = World::load(&location.world)?;
         let usage = Usage::open(&location.state, &world)?;
@@ -64,28 +65,29 @@ impl Machine {
         Ok(Self { world, control: ControlFile::new(&location.control), usage, visible })
     }
 
-    /// Indices of the GPUs that this process may use, in order: as with the real driver, those
-    /// whose device nodes it can see. All of them where the driver root has no nodes at all.
+    /// Returns the indexes of the GPUs that this process may use, sorted. As with the real driver,
+    /// these are the GPUs whose device nodes are visible. All GPUs if the driver root has no
+    /// nodes.
     pub fn visible(&self) -> &[usize] {
         &self.visible
     }
 
-    /// What the machine is.
+    /// Returns the world.
     pub fn world(&self) -> &World {
         &self.world
     }
 
-    /// What happens to it now. Costs a `stat`; take it once per call.
+    /// Returns the current condition. Costs a `stat`; call it once per function.
     pub fn control(&self) -> Arc<Control> {
         self.control.read()
     }
 
-    /// What processes hold, to be charged by the fake CUDA.
+    /// Returns the usage, which the fake CUDA charges.
     pub fn usage(&self) -> &Usage {
         &self.usage
     }
 
-    /// Memory of a GPU: every living process of the world, and foreign ones.
+    /// Returns the memory of a GPU, with all living processes of the world and foreign ones.
     pub fn memory(&self, gpu: &Gpu) -> MemoryState {
         let total = gpu.model.memory_bytes();
         let reserved = gpu.model.reserved_bytes();
@@ -95,13 +97,13 @@ impl Machine {
         MemoryState { total, reserved, used, free: total - reserved - used }
     }
 
-    /// Bytes of a GPU that processes of this world may hold between them: what foreign ones leave.
-    /// The limit to charge against with [`Usage::take`].
+    /// Returns the bytes of a GPU that processes of this world can use: the memory without that of
+    /// foreign processes. The limit for [`Usage::charge`].
     pub fn capacity(&self, gpu: &Gpu) -> u64 {
         gpu.model.usable_bytes().saturating_sub(self.control().foreign_bytes(&gpu.uuid))
     }
 
-    /// Processes that hold memory on a GPU and that this process can name: foreign ones and those
+    /// Returns the processes that hold memory on a GPU and have a PID here: foreign ones and those
     /// of the world.
     pub fn processes(&self, gpu: &Gpu) -> Vec<ProcessUse> {
         let control = self.control();
@@ -117,18 +119,19 @@ impl Machine {
         foreign.chain(self.usage.processes(gpu.index)).collect()
     }
 
-    /// Whether MIG is on, by the control file or else the world.
+    /// Returns true if MIG is enabled, by the control file or else by the world.
     pub fn mig(&self, gpu: &Gpu) -> bool {
         self.control().gpu(&gpu.uuid).and_then(|condition| condition.mig).unwrap_or(gpu.mig)
     }
 
-    /// Whether the GPU fell off the bus.
+    /// Returns true if the GPU fell off the bus.
     pub fn is_lost(&self, gpu: &Gpu) -> bool {
         self.control().is_lost(&gpu.uuid)
     }
 }
 
-/// A container gets the node of the driver itself, `nvidiactl`, and of each GPU that it is given.
+/// Returns the visible GPUs. A container has the node `nvidiactl` of the driver, and one node per
+/// GPU.
 fn visible(world: &World, device_nodes: Option<&Path>) -> Vec<usize> {
     let nodes = device_nodes.filter(|nodes| nodes.join("nvidiactl").exists());
     let has_node =
@@ -142,12 +145,12 @@ mod tests {
     use crate::shipped;
 
     #[test]
-    fn a_process_sees_the_gpus_whose_device_nodes_it_has() {
+    fn visible_gpus_are_those_with_device_nodes() {
         let root = tempfile::tempdir().unwrap();
         let nodes = root.path().join("dev");
         std::fs::create_dir(&nodes).unwrap();
         let world = World::parse(shipped::H100_8_NVSWITCH, "h100-8-nvswitch").unwrap();
-        assert_eq!(visible(&world, Some(&nodes)).len(), 8, "no nodes at all: nothing to go by");
+        assert_eq!(visible(&world, Some(&nodes)).len(), 8, "no nodes at all");
 
         for name in ["nvidiactl", "nvidia2", "nvidia5"] {
             std::fs::write(nodes.join(name), "").unwrap();

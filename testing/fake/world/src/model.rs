@@ -1,12 +1,12 @@
-//! A GPU product: everything that is the same for all boards of one model.
+//! A GPU product: the properties that all boards of one model share.
 
 use serde::{Deserialize, Serialize};
 
 use crate::pci::PciDeviceId;
 
-/// NVIDIA's architecture names, as `nvmlDeviceGetArchitecture` counts them.
+/// NVIDIA's architectures, as in `nvmlDeviceGetArchitecture`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names say it")]
+#[expect(missing_docs, reason = "the names are NVIDIA's")]
 pub enum Architecture {
     Kepler,
     Maxwell,
@@ -20,7 +20,7 @@ pub enum Architecture {
 }
 
 impl Architecture {
-    /// The value of `nvmlDeviceArchitecture_t`.
+    /// Returns the value of `nvmlDeviceArchitecture_t`.
     pub fn nvml_value(self) -> u32 {
         match self {
             Self::Kepler => 2,
@@ -36,9 +36,9 @@ impl Architecture {
     }
 }
 
-/// Brand names, as `nvmlDeviceGetBrand` knows them (the ones that data centres meet).
+/// Brands, as in `nvmlDeviceGetBrand` (those of data centres).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names say it")]
+#[expect(missing_docs, reason = "the names are NVIDIA's")]
 pub enum Brand {
     Quadro,
     Tesla,
@@ -49,7 +49,7 @@ pub enum Brand {
 }
 
 impl Brand {
-    /// The value of `nvmlBrandType_t`.
+    /// Returns the value of `nvmlBrandType_t`.
     pub fn nvml_value(self) -> u32 {
         match self {
             Self::Quadro => 1,
@@ -65,9 +65,9 @@ impl Brand {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct ComputeCapability {
-    /// The number before the dot.
+    /// Major version.
     pub major: u32,
-    /// The number after the dot.
+    /// Minor version.
     pub minor: u32,
 }
 
@@ -75,12 +75,13 @@ impl TryFrom<String> for ComputeCapability {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
-        let refused =
-            || format!("compute capability `{text}` is not `major.minor`, for example \"9.0\"");
-        let (major, minor) = text.split_once('.').ok_or_else(refused)?;
+        let error = || {
+            format!("invalid compute capability `{text}`: expected `major.minor` such as \"9.0\"")
+        };
+        let (major, minor) = text.split_once('.').ok_or_else(error)?;
         Ok(Self {
-            major: major.parse().map_err(|_| refused())?,
-            minor: minor.parse().map_err(|_| refused())?,
+            major: major.parse().map_err(|_| error())?,
+            minor: minor.parse().map_err(|_| error())?,
         })
     }
 }
@@ -91,7 +92,7 @@ impl From<ComputeCapability> for String {
     }
 }
 
-/// One GPU product.
+/// A GPU product.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Model {
@@ -104,20 +105,20 @@ pub struct Model {
     pub brand: Brand,
     /// CUDA compute capability.
     pub compute_capability: ComputeCapability,
-    /// PCI vendor and device ids of the chip, `10de:2330`.
+    /// PCI vendor and device ids of the chip, such as `10de:2330`.
     pub pci_id: PciDeviceId,
     /// Total memory in MiB, as `nvidia-smi` shows it.
     #[serde(rename = "memoryMiB")]
     pub memory_mib: u64,
-    /// MiB of it that driver and firmware keep for themselves: nobody can allocate them.
+    /// MiB that driver and firmware reserve, which cannot be allocated.
     #[serde(default, rename = "reservedMiB")]
     pub reserved_mib: u64,
-    /// MiB that one CUDA context takes on the GPU.
+    /// MiB that one CUDA context uses on the GPU.
     #[serde(rename = "contextMiB")]
     pub context_mib: u64,
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
-    /// Threads that one multiprocessor holds at a time.
+    /// Maximum resident threads of one multiprocessor.
     pub threads_per_multiprocessor: u32,
     /// Highest SM clock in MHz.
     #[serde(rename = "smClockMHz")]
@@ -129,16 +130,16 @@ pub struct Model {
     pub memory_bus_bits: u32,
     /// Board power limit in watts.
     pub power_watts: u32,
-    /// Has ECC memory, switched on.
+    /// True if the GPU has ECC memory, which is then enabled.
     #[serde(default)]
     pub ecc: bool,
-    /// How many MIG devices it can be cut into; 0 = it cannot do MIG.
+    /// Maximum number of MIG devices; 0: no MIG.
     #[serde(default)]
     pub max_mig_devices: u32,
-    /// NVLink generation (1 to 5); absent = it has no NVLink.
+    /// NVLink generation (1 to 5); absent: no NVLink.
     #[serde(default)]
     pub nvlink_version: Option<u32>,
-    /// How many NVLinks the chip has.
+    /// Number of NVLinks.
     #[serde(default)]
     pub nvlinks: u32,
 }
@@ -146,22 +147,22 @@ pub struct Model {
 const MIB: u64 = 1024 * 1024;
 
 impl Model {
-    /// Total memory in bytes.
+    /// Returns the total memory in bytes.
     pub fn memory_bytes(&self) -> u64 {
         self.memory_mib * MIB
     }
 
-    /// Bytes that driver and firmware keep.
+    /// Returns the bytes that driver and firmware reserve.
     pub fn reserved_bytes(&self) -> u64 {
         self.reserved_mib * MIB
     }
 
-    /// Bytes that processes can have between them.
+    /// Returns the bytes that processes can allocate.
     pub fn usable_bytes(&self) -> u64 {
         self.memory_bytes() - self.reserved_bytes()
     }
 
-    /// Bytes that one CUDA context takes.
+    /// Returns the bytes of one CUDA context.
     pub fn context_bytes(&self) -> u64 {
         self.context_mib * MIB
     }

@@ -1,4 +1,4 @@
-//! A whole fake node on disk, for tests: driver root, sysfs, and the control file.
+//! A complete fake node on disk for tests: driver root, sysfs and control file.
 
 use std::fs;
 use std::io;
@@ -9,51 +9,47 @@ use crate::locate::WORLD_IN_DRIVER_ROOT;
 use crate::tree::{self, Libraries, TreeError};
 use crate::world::{World, WorldError};
 
-/// Why a node could not be laid out.
+/// Error of creating a node.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
-    /// The world is no good.
-    #[error("the node's world cannot be used")]
+    /// The world is invalid.
+    #[error("cannot load the node's world")]
     World(#[from] WorldError),
-    /// The world file could not be written.
+    /// The world file cannot be written.
     #[error("cannot write `{path}`")]
     WorldFile {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// The files could not be written.
-    #[error("cannot lay out the node")]
+    /// The node's files cannot be written.
+    #[error("cannot create the node's files")]
     Tree(#[from] TreeError),
 }
 
 /// A fake node.
 ///
-/// Each has its own copy of the libraries, so several can be loaded into one process without
-/// sharing anything: the loader tells libraries apart by inode.
+/// Each has its own copy of the libraries, so that several nodes can be used in one process: the
+/// loader distinguishes libraries by inode.
 #[derive(Debug)]
 pub struct FakeNode {
-    /// What the node has.
+    /// World of the node.
     pub world: World,
-    /// Stands for `/`: the driver's files, and the world.
+    /// Directory in place of `/`: the driver's files and the world.
     pub driver_root: PathBuf,
-    /// Stands for `/sys`.
+    /// Directory in place of `/sys`.
     pub sysfs_root: PathBuf,
-    /// Makes things happen to it.
+    /// Control file of the node.
     pub control: ControlFile,
 }
 
 impl FakeNode {
-    /// Lays a node out in a directory.
+    /// Creates the files of a node in a directory.
     ///
     /// # Errors
-    /// The world is not possible, or a file cannot be written.
-    pub fn lay_out(
-        world: &str,
-        libraries: &Libraries,
-        directory: &Path,
-    ) -> Result<Self, NodeError> {
+    /// Returns an error if the world is invalid or a file cannot be written.
+    pub fn create(world: &str, libraries: &Libraries, directory: &Path) -> Result<Self, NodeError> {
         let file = directory.join("world.yaml");
         fs::write(&file, world)
             .map_err(|source| NodeError::WorldFile { path: file.clone(), source })?;
@@ -67,12 +63,12 @@ impl FakeNode {
         Ok(Self { world, driver_root, sysfs_root, control })
     }
 
-    /// The NVML library's path.
+    /// Returns the path of the NVML library.
     pub fn nvml(&self) -> PathBuf {
         self.driver_root.join(tree::LIBRARY_DIRECTORY).join("libnvidia-ml.so.1")
     }
 
-    /// The CUDA library's path.
+    /// Returns the path of the CUDA library.
     pub fn cuda(&self) -> PathBuf {
         self.driver_root.join(tree::LIBRARY_DIRECTORY).join("libcuda.so.1")
     }

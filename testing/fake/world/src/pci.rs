@@ -1,10 +1,10 @@
-//! PCI addresses, and how far apart two of them are.
+//! PCI addresses and PCIe distances.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A PCI function's address, `domain:bus:device.function`, as the kernel writes it
+/// Address of a PCI function, `domain:bus:device.function`, in the kernel's notation
 /// (`0000:19:00.0`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -20,7 +20,7 @@ pub struct PciAddress {
 }
 
 impl PciAddress {
-    /// Reads `0000:19:00.0`, `00000000:19:00.0` (NVML) or `19:00.0`; letters in either case.
+    /// Parses `0000:19:00.0`, `00000000:19:00.0` (NVML) or `19:00.0`, in upper or lower case.
     pub fn parse(text: &str) -> Option<Self> {
         let (rest, function) = text.trim().rsplit_once('.')?;
         let (rest, device) = rest.rsplit_once(':')?;
@@ -34,12 +34,12 @@ impl PciAddress {
         (address.device < 32 && address.function < 8).then_some(address)
     }
 
-    /// NVML's spelling of `busId`: eight digits of domain, upper case.
+    /// Returns NVML's `busId`: eight digits of domain, upper case.
     pub fn nvml_bus_id(self) -> String {
         format!("{:08X}:{:02X}:{:02X}.{:X}", self.domain, self.bus, self.device, self.function)
     }
 
-    /// NVML's spelling of `busIdLegacy`: four digits of domain, upper case.
+    /// Returns NVML's `busIdLegacy`: four digits of domain, upper case.
     pub fn nvml_legacy_bus_id(self) -> String {
         format!("{:04X}:{:02X}:{:02X}.{:X}", self.domain, self.bus, self.device, self.function)
     }
@@ -55,8 +55,9 @@ impl TryFrom<String> for PciAddress {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
-        Self::parse(&text)
-            .ok_or_else(|| format!("`{text}` is not a PCI address, for example \"0000:19:00.0\""))
+        Self::parse(&text).ok_or_else(|| {
+            format!("invalid PCI address `{text}`: expected a value such as \"0000:19:00.0\"")
+        })
     }
 }
 
@@ -66,13 +67,13 @@ impl From<PciAddress> for String {
     }
 }
 
-/// Vendor and device id of a PCI function, `10de:2330`.
+/// Vendor and device id of a PCI function, such as `10de:2330`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct PciDeviceId {
-    /// Vendor.
+    /// Vendor id.
     pub vendor: u16,
-    /// Device.
+    /// Device id.
     pub device: u16,
 }
 
@@ -80,11 +81,11 @@ impl TryFrom<String> for PciDeviceId {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
-        let refused = || format!("`{text}` is not a PCI id, for example \"10de:2330\"");
-        let (vendor, device) = text.split_once(':').ok_or_else(refused)?;
+        let error = || format!("invalid PCI id `{text}`: expected a value such as \"10de:2330\"");
+        let (vendor, device) = text.split_once(':').ok_or_else(error)?;
         Ok(Self {
-            vendor: u16::from_str_radix(vendor, 16).map_err(|_| refused())?,
-            device: u16::from_str_radix(device, 16).map_err(|_| refused())?,
+            vendor: u16::from_str_radix(vendor, 16).map_err(|_| error())?,
+            device: u16::from_str_radix(device, 16).map_err(|_| error())?,
         })
     }
 }
@@ -95,13 +96,12 @@ impl From<PciDeviceId> for String {
     }
 }
 
-/// How far apart two GPUs are on PCIe: `nvmlGpuTopologyLevel_t`, and the words of `nvidia-smi topo
-/// -m`.
+/// PCIe distance of two GPUs: `nvmlGpuTopologyLevel_t`, and the names of `nvidia-smi topo -m`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PcieLevel {
-    /// The same board.
+    /// Same board.
     Internal,
-    /// PIX: one PCIe switch between them.
+    /// PIX: one PCIe switch.
     Single,
     /// PXB: several PCIe switches, no host bridge.
     Multiple,
@@ -114,7 +114,7 @@ pub enum PcieLevel {
 }
 
 impl PcieLevel {
-    /// The value of `nvmlGpuTopologyLevel_t`.
+    /// Returns the value of `nvmlGpuTopologyLevel_t`.
     pub fn nvml_value(self) -> u32 {
         match self {
             Self::Internal => 0,
@@ -126,7 +126,7 @@ impl PcieLevel {
         }
     }
 
-    /// The word of `nvidia-smi topo -m`.
+    /// Returns the name of `nvidia-smi topo -m`.
     pub fn word(self) -> &'static str {
         match self {
             Self::Internal => "X",

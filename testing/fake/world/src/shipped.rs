@@ -1,4 +1,4 @@
-//! The worlds that come with this crate.
+//! The worlds of this crate.
 
 /// A DGX-1V: eight V100 with their NVLink mesh.
 pub const DGX_1V: &str = include_str!("../worlds/dgx-1v.yaml");
@@ -11,7 +11,7 @@ pub const T4_1: &str = include_str!("../worlds/t4-1.yaml");
 /// Two bridged A100, one A100 in MIG mode, two T4.
 pub const MIXED: &str = include_str!("../worlds/mixed.yaml");
 
-/// All of them, by name.
+/// All worlds with their names.
 pub const ALL: [(&str, &str); 5] = [
     ("dgx-1v", DGX_1V),
     ("h100-8-nvswitch", H100_8_NVSWITCH),

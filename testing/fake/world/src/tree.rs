@@ -1,5 +1,4 @@
-//! What a machine with these GPUs has on disk: its PCI devices in sysfs, and the files of the
-//! NVIDIA driver.
+//! Files of a machine with these GPUs: its PCI devices in sysfs, and the NVIDIA driver.
 
 use std::fs;
 use std::io;
@@ -10,13 +9,13 @@ use crate::locate::WORLD_IN_DRIVER_ROOT;
 use crate::pci::PciAddress;
 use crate::world::{Gpu, World};
 
-/// A file of the tree could not be written.
+/// Error of writing a file of the tree.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write `{path}`")]
 pub struct TreeError {
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// Why.
+    /// Error of the operating system.
     pub source: io::Error,
 }
 
@@ -24,8 +23,8 @@ fn at<T>(path: &Path, result: io::Result<T>) -> Result<T, TreeError> {
     result.map_err(|source| TreeError { path: path.to_owned(), source })
 }
 
-/// Writes the part of `/sys` that tells where GPUs and NVSwitches are: `devices/pci.../...` and the
-/// links to it in `bus/pci/devices`. Existing files are replaced.
+/// Writes the PCI devices of GPUs: `devices/pci.../...` and the links to them in `bus/pci/devices`.
+/// Existing files are replaced.
 ///
 /// # Errors
 /// A file cannot be written.
@@ -57,7 +56,7 @@ pub fn write_sysfs(world: &World, root: &Path) -> Result<(), TreeError> {
     Ok(())
 }
 
-/// One PCI function in sysfs; bridges are where the GPU below them is.
+/// A PCI function in sysfs. Bridges have the NUMA node of the GPU below them.
 struct Function<'a> {
     address: PciAddress,
     vendor: u16,
@@ -75,7 +74,7 @@ impl Function<'_> {
             ("vendor", format!("0x{:04x}", self.vendor)),
             ("device", format!("0x{:04x}", self.device)),
             ("class", format!("0x{:06x}", self.class)),
-            // The kernel's word for "no NUMA" is -1.
+            // The kernel writes -1 for "no NUMA node".
             (
                 "numa_node",
                 self.gpu.numa_node.map_or_else(|| "-1".to_owned(), |node| node.to_string()),
@@ -92,24 +91,24 @@ impl Function<'_> {
     }
 }
 
-/// The fake libraries, to be put into a driver root.
+/// The fake libraries to install into a driver root.
 #[derive(Debug, Clone)]
 pub struct Libraries {
-    /// `libnvidia-ml.so.1`.
+    /// Path of `libnvidia-ml.so.1`.
     pub nvml: PathBuf,
-    /// `libcuda.so.1`; none for machines whose GPUs are looked at and not used.
+    /// Path of `libcuda.so.1`; `None` for machines whose GPUs are not used.
     pub cuda: Option<PathBuf>,
 }
 
-/// Where a Debian-like driver root of this machine's architecture has its libraries.
+/// Library directory of a Debian-like driver root for this machine's architecture.
 pub const LIBRARY_DIRECTORY: &str = if cfg!(target_arch = "aarch64") {
     "usr/lib/aarch64-linux-gnu"
 } else {
     "usr/lib/x86_64-linux-gnu"
 };
 
-/// Lays out a driver root as an installed driver has it: libraries under their versioned names with
-/// links to them, and the world where the libraries look for it. Existing files are replaced.
+/// Writes a driver root like that of an installed driver: libraries with versioned names and links
+/// to them, and the world at its default location. Existing files are replaced.
 ///
 /// # Errors
 /// A file cannot be read or written.
@@ -120,25 +119,25 @@ pub fn write_driver_root(
     root: &Path,
 ) -> Result<(), TreeError> {
     let directory = root.join(LIBRARY_DIRECTORY);
-    make_directories(root, Path::new(LIBRARY_DIRECTORY))?;
+    create_directories(root, Path::new(LIBRARY_DIRECTORY))?;
     install_library(&directory, "libnvidia-ml.so", &libraries.nvml, world)?;
     if let Some(cuda) = &libraries.cuda {
         install_library(&directory, "libcuda.so", cuda, world)?;
     }
     let target = root.join(WORLD_IN_DRIVER_ROOT);
     let share = target.parent().expect("invariant: the path has directories");
-    make_directories(root, Path::new(WORLD_IN_DRIVER_ROOT).parent().unwrap_or(Path::new("")))?;
+    create_directories(root, Path::new(WORLD_IN_DRIVER_ROOT).parent().unwrap_or(Path::new("")))?;
     at(&target, fs::copy(world_file, &target).map(drop))?;
-    open_up(&target, 0o644)?;
+    set_mode(&target, 0o644)?;
     let state = share.join("state");
     at(&state, fs::create_dir_all(&state))?;
-    // Like /tmp: processes of any user keep what they hold in there.
-    open_up(&state, 0o1777)
+    // Like /tmp: processes of any user create files there.
+    set_mode(&state, 0o1777)
 }
 
-/// Makes directories below the root that anybody reads, as an installer does: containers run as
-/// anybody, whatever the umask.
-fn make_directories(root: &Path, below: &Path) -> Result<(), TreeError> {
+/// Creates directories that all users can read, like an installer: containers run as any user,
+/// regardless of the umask.
+fn create_directories(root: &Path, below: &Path) -> Result<(), TreeError> {
     at(root, fs::create_dir_all(root))?;
     let mut directory = root.to_owned();
     for name in below {
@@ -147,17 +146,17 @@ fn make_directories(root: &Path, below: &Path) -> Result<(), TreeError> {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                 return at(&directory, Err(error));
             }
-            _ => open_up(&directory, 0o755)?,
+            _ => set_mode(&directory, 0o755)?,
         }
     }
     Ok(())
 }
 
-fn open_up(path: &Path, mode: u32) -> Result<(), TreeError> {
+fn set_mode(path: &Path, mode: u32) -> Result<(), TreeError> {
     at(path, fs::set_permissions(path, fs::Permissions::from_mode(mode)))
 }
 
-/// `lib.so -> lib.so.1 -> lib.so.580.95.05`.
+/// Installs `lib.so -> lib.so.1 -> lib.so.580.95.05`.
 fn install_library(
     directory: &Path,
     name: &str,
@@ -167,17 +166,16 @@ fn install_library(
     let versioned = format!("{name}.{}", world.driver.version);
     let path = directory.join(&versioned);
     remove_other_versions(directory, name, &versioned)?;
-    // Written beside and renamed: a process that has the old one loaded keeps it.
+    // Written beside and renamed: processes that have loaded the old library keep it.
     let temporary = directory.join(format!(".{versioned}.new"));
     at(source, fs::copy(source, &temporary).map(drop))?;
-    open_up(&temporary, 0o755)?;
+    set_mode(&temporary, 0o755)?;
     at(&path, fs::rename(&temporary, &path))?;
     replace_link(Path::new(&versioned), &directory.join(format!("{name}.1")))?;
     replace_link(Path::new(&format!("{name}.1")), &directory.join(name))
 }
 
-/// A driver root that was laid out before for another driver version is taken over, as an upgrade
-/// does.
+/// Removes the libraries of another driver version, like an upgrade.
 fn remove_other_versions(directory: &Path, name: &str, versioned: &str) -> Result<(), TreeError> {
     let entries = at(directory, fs::read_dir(directory))?;
     for entry in entries.flatten() {

@@ -1,14 +1,14 @@
-//! What processes hold: bytes per process and GPU, in one file that they all map.
+//! Memory usage: bytes per process and GPU, in one file that all processes map.
 //!
 //! ```text
-//!  header | slot 0 | slot 1 | ...          one slot per living process that has taken memory
+//!  header | slot 0 | slot 1 | ...          one slot per living process that has used memory
 //!           ^ byte lock 0 held by its owner
 //! ```
 //!
-//! The sum over the slots *is* the use of a GPU: there is no second number that could drift. A slot
-//! lives as long as the lock on its byte is held, and the kernel lets go of it when the process's
-//! address space goes away, however that happens (see `Claim` in `usage/region.rs`). Whoever next
-//! needs to know what is used clears the slots of the dead.
+//! The usage of a GPU *is* the sum over the slots; there is no second number that could drift. A
+//! slot is valid while the lock on its byte is held. The kernel releases the lock when the
+//! process's address space goes away, for any reason (see `Claim` in `usage/region.rs`). The next
+//! process that reads the usage clears the slots of dead processes.
 
 mod region;
 
@@ -23,67 +23,67 @@ use crate::locate::StatePlace;
 use crate::world::World;
 use region::{Claim, Region, SLOTS, Slot};
 
-/// Why the shared state cannot be used.
+/// Error of the shared state.
 #[derive(Debug, thiserror::Error)]
 pub enum UsageError {
-    /// The file cannot be made, opened, mapped or locked.
+    /// The file cannot be created, opened, mapped or locked.
     #[error("cannot use the state file `{path}`")]
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// The file was made by another version of this crate, or by nobody.
-    #[error("the state file `{path}` is of another version: remove it when nothing uses it")]
+    /// The file is not a usage file of this version.
+    #[error("unsupported version of state file `{path}`: remove it when no process uses it")]
     OtherVersion {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
 }
 
-/// The GPU has not that much memory left.
+/// Error of a charge that exceeds the free memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{asked} bytes are not free")]
+#[error("out of GPU memory: {requested} bytes requested")]
 pub struct OutOfMemory {
-    /// What was asked for, in bytes.
-    pub asked: u64,
+    /// Requested bytes.
+    pub requested: u64,
 }
 
-/// What one process holds on one GPU.
+/// Memory of one process on one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessUse {
-    /// Its id, as the calling process would name it.
+    /// PID in the caller's PID namespace.
     pub pid: u32,
-    /// Its name (`comm`).
+    /// Name (`comm`).
     pub name: String,
     /// Bytes.
     pub bytes: u64,
 }
 
-/// Bytes per process and GPU.
+/// Memory usage per process and GPU.
 #[derive(Debug)]
 pub struct Usage {
     region: Region,
-    /// This process's slot, once it has taken something. After a fork the child's is its own.
+    /// Slot of this process, if it has used memory. After a fork the child has its own.
     claim: Mutex<Option<Claim>>,
-    /// `claim`'s slot + 1, for the fast path; 0 = none.
+    /// Index of the slot + 1, for the fast path; 0: none.
     slot: AtomicU64,
 }
 
-/// Worlds with other GPUs have other files, so that one can take the place of another while old
-/// processes end.
+/// Returns the file name. Worlds with different GPUs have different files, so that a world can be
+/// replaced while processes of the old one exit.
 fn file_name(fingerprint: u64) -> String {
     format!("usage-{fingerprint:016x}")
 }
 
-/// Whether state can be shared in that directory: it exists or can be made, and files can be
-/// written in it.
+/// Returns true if the directory exists or can be created, and is writable.
 pub(crate) fn can_share(directory: &Path) -> bool {
     make_directory(directory).is_ok() && region::is_writable(directory)
 }
 
-/// Everybody may make files in it, like `/tmp`: containers run as any user.
+/// Creates a directory in which all users can create files, like `/tmp`: containers run as any
+/// user.
 fn make_directory(directory: &Path) -> io::Result<()> {
     if directory.is_dir() {
         return Ok(());
@@ -96,7 +96,7 @@ impl Usage {
     /// Opens the usage of a world's GPUs.
     ///
     /// # Errors
-    /// The file cannot be used, or belongs to another world.
+    /// Returns an error if the file cannot be used or belongs to another world.
     pub fn open(place: &StatePlace, world: &World) -> Result<Self, UsageError> {
         let fingerprint = fingerprint(world);
         let region = match place {
@@ -116,60 +116,60 @@ impl Usage {
         Ok(Self { region, claim: Mutex::new(None), slot: AtomicU64::new(0) })
     }
 
-    /// Charges this process with bytes of a GPU, unless all processes together would then hold more
-    /// than `capacity` bytes. Safe against other threads and processes doing the same: never
-    /// more than `capacity` is granted, and a refusal in a race for the last bytes may hit
-    /// both.
+    /// Charges bytes of a GPU to this process, unless the usage of all processes would exceed
+    /// `capacity`.
+    ///
+    /// Safe against concurrent threads and processes: the usage never exceeds `capacity`. In a race
+    /// for the last bytes both charges may fail.
     ///
     /// # Errors
-    /// The GPU is full.
-    pub fn take(&self, gpu: usize, bytes: u64, capacity: u64) -> Result<(), OutOfMemory> {
-        let refused = OutOfMemory { asked: bytes };
+    /// Returns an error if the GPU is full.
+    pub fn charge(&self, gpu: usize, bytes: u64, capacity: u64) -> Result<(), OutOfMemory> {
+        let error = OutOfMemory { requested: bytes };
         if bytes > capacity {
-            return Err(refused);
+            return Err(error);
         }
-        let slot = self.own_slot().ok_or(refused)?;
+        let slot = self.own_slot().ok_or(error)?;
         slot.bytes[gpu].fetch_add(bytes, Ordering::SeqCst);
         if self.sum(gpu) <= capacity {
             return Ok(());
         }
-        self.clear_the_dead();
+        self.clear_dead_slots();
         if self.sum(gpu) <= capacity {
             return Ok(());
         }
         slot.bytes[gpu].fetch_sub(bytes, Ordering::SeqCst);
-        Err(refused)
+        Err(error)
     }
 
-    /// Gives bytes of a GPU back. More than this process holds is ignored.
-    pub fn give_back(&self, gpu: usize, bytes: u64) {
+    /// Refunds bytes of a GPU. Bytes beyond this process's usage are ignored.
+    pub fn refund(&self, gpu: usize, bytes: u64) {
         if let Some(slot) = self.own_slot() {
             let less = |held: u64| Some(held.saturating_sub(bytes));
-            // The closure never refuses.
+            // The closure always returns a value.
             let _ = slot.bytes[gpu].fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
         }
     }
 
-    /// Bytes of a GPU that this process holds.
+    /// Returns the bytes of a GPU that this process holds.
     pub fn own(&self, gpu: usize) -> u64 {
         self.current_slot().map_or(0, |slot| slot.bytes[gpu].load(Ordering::SeqCst))
     }
 
-    /// Bytes of a GPU that all living processes hold.
+    /// Returns the bytes of a GPU that all living processes hold.
     pub fn total(&self, gpu: usize) -> u64 {
-        self.clear_the_dead();
+        self.clear_dead_slots();
         self.sum(gpu)
     }
 
-    /// Living processes that hold bytes of a GPU. One whose PID namespace cannot be seen from here
-    /// is counted in [`Usage::total`] but not listed: it has no id here.
+    /// Returns the living processes that hold bytes of a GPU. A process of an invisible PID
+    /// namespace is counted in [`Usage::total`], but not listed, because it has no PID here.
     pub fn processes(&self, gpu: usize) -> Vec<ProcessUse> {
-        self.clear_the_dead();
+        self.clear_dead_slots();
         let in_use = self.region.used_slots().iter().filter_map(|slot| {
             let bytes = slot.bytes[gpu].load(Ordering::SeqCst);
-            (bytes > 0).then(|| {
-                Some(ProcessUse { pid: slot.pid_seen_from_here()?, name: slot.name(), bytes })
-            })?
+            (bytes > 0)
+                .then(|| Some(ProcessUse { pid: slot.local_pid()?, name: slot.name(), bytes }))?
         });
         in_use.collect()
     }
@@ -180,7 +180,7 @@ impl Usage {
         held.fold(0, u64::saturating_add)
     }
 
-    /// The slot of this process, if it has one.
+    /// Returns the slot of this process, if any.
     fn current_slot(&self) -> Option<&Slot> {
         if self.region.was_forked() {
             return None;
@@ -189,7 +189,7 @@ impl Usage {
         self.region.slots().get(slot as usize)
     }
 
-    /// The slot of this process; claims one if it has none. `None` where all are taken.
+    /// Returns the slot of this process and claims one if necessary. `None` if all are in use.
     fn own_slot(&self) -> Option<&Slot> {
         if let Some(slot) = self.current_slot() {
             return Some(slot);
@@ -199,30 +199,30 @@ impl Usage {
             return Some(slot);
         }
         if self.region.was_forked()
-            && let Some(parents) = claim.take()
+            && let Some(parent) = claim.take()
         {
-            parents.forget();
+            parent.abandon();
         }
-        let mine = (0..SLOTS).find_map(|slot| self.region.claim(slot).ok().flatten())?;
-        self.slot.store(mine.slot() as u64 + 1, Ordering::Release);
+        let own = (0..SLOTS).find_map(|slot| self.region.claim(slot).ok().flatten())?;
+        self.slot.store(own.slot() as u64 + 1, Ordering::Release);
         self.region.set_owned();
-        *claim = Some(mine);
+        *claim = Some(own);
         drop(claim);
         self.current_slot()
     }
 
-    fn clear_the_dead(&self) {
+    fn clear_dead_slots(&self) {
         for (index, slot) in self.region.used_slots().iter().enumerate() {
             let empty = slot.bytes.iter().all(|bytes| bytes.load(Ordering::SeqCst) == 0);
             if !empty && !self.region.is_alive(index) {
-                // Claimed, emptied and let go: nobody else can move in meanwhile.
+                // The claim clears the slot and holds its lock meanwhile.
                 drop(self.region.claim(index));
             }
         }
     }
 }
 
-/// Which GPUs the columns are: FNV-1a over the UUIDs, in order.
+/// Returns a fingerprint of the GPUs: FNV-1a over the UUIDs, in order.
 fn fingerprint(world: &World) -> u64 {
     let bytes = world.gpus.iter().flat_map(|gpu| gpu.uuid.bytes());
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
@@ -230,7 +230,7 @@ fn fingerprint(world: &World) -> u64 {
     })
 }
 
-/// The PID namespace of this process.
+/// Returns the PID namespace of this process.
 fn own_namespace() -> u64 {
     fs::metadata("/proc/self/ns/pid").map_or(0, |meta| meta.ino())
 }
@@ -243,30 +243,30 @@ impl Slot {
         self.pid.store(std::process::id(), Ordering::SeqCst);
     }
 
-    /// The owner's id in this process's PID namespace.
-    fn pid_seen_from_here(&self) -> Option<u32> {
+    /// Returns the owner's PID in this process's PID namespace.
+    fn local_pid(&self) -> Option<u32> {
         let (pid, namespace) =
             (self.pid.load(Ordering::SeqCst), self.namespace.load(Ordering::SeqCst));
         if namespace == own_namespace() { Some(pid) } else { translate(pid, namespace) }
     }
 }
 
-/// Finds the process that another PID namespace calls `pid`; works for namespaces below this one.
+/// Translates a PID of another PID namespace; works for descendants of this one.
 fn translate(pid: u32, namespace: u64) -> Option<u32> {
-    let is_it = |here: &u32| {
-        let same =
-            fs::metadata(format!("/proc/{here}/ns/pid")).is_ok_and(|meta| meta.ino() == namespace);
-        same && innermost_pid(*here) == Some(pid)
+    let matches = |candidate: &u32| {
+        let same = fs::metadata(format!("/proc/{candidate}/ns/pid"))
+            .is_ok_and(|meta| meta.ino() == namespace);
+        same && innermost_pid(*candidate) == Some(pid)
     };
     let entries = fs::read_dir("/proc").ok()?;
     entries
         .flatten()
         .filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok())
-        .find(is_it)
+        .find(matches)
 }
 
-fn innermost_pid(here: u32) -> Option<u32> {
-    let status = fs::read_to_string(format!("/proc/{here}/status")).ok()?;
+fn innermost_pid(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
     pids.split_whitespace().last()?.parse().ok()
 }

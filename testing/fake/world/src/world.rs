@@ -1,4 +1,4 @@
-//! `world.yaml`: what the machine is.
+//! `world.yaml`: the hardware of the machine.
 
 mod decode;
 
@@ -11,63 +11,64 @@ use serde::Deserialize;
 use crate::model::Model;
 use crate::pci::{PciAddress, PcieLevel};
 
-/// The most GPUs a world may have; the usage file has that many columns.
+/// Maximum number of GPUs; the usage file has as many columns.
 pub const MAX_GPUS: usize = 32;
 
-/// Why a world could not be read.
+/// Error of reading a world.
 #[derive(Debug, thiserror::Error)]
 pub enum WorldError {
     /// The file cannot be read.
-    #[error("cannot read the world `{path}`")]
+    #[error("cannot read world `{path}`")]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// The file is not YAML, or a field is unknown, missing or of the wrong kind.
-    #[error("the world `{origin}` is malformed: {message}")]
+    /// The file is not YAML, or a field is unknown, missing or of the wrong type.
+    #[error("malformed world `{origin}`: {message}")]
     Malformed {
-        /// The file, or what else the text came from.
+        /// File or other origin of the text.
         origin: String,
-        /// What the decoder says: it names line and field.
+        /// Error of the decoder, with line and field.
         message: String,
     },
-    /// The fields do not fit together.
-    #[error("the world `{origin}` is not possible: {field}: {reason}")]
+    /// The fields are inconsistent.
+    #[error("invalid world `{origin}`: {field}: {reason}")]
     Impossible {
-        /// The file, or what else the text came from.
+        /// File or other origin of the text.
         origin: String,
         /// Path of the field.
         field: String,
-        /// What is wrong with it, and what would be right.
+        /// Error, with the valid values.
         reason: String,
     },
 }
 
-/// The NVIDIA driver that the machine seems to have.
+/// NVIDIA driver of the machine.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Driver {
-    /// Version of the kernel driver, `580.95.05`.
+    /// Version of the kernel driver, such as `580.95.05`.
     pub version: String,
-    /// Highest CUDA version it serves, `13.0`.
+    /// Highest supported CUDA version, such as `13.0`.
     pub cuda: String,
 }
 
 impl Driver {
-    /// The CUDA version as NVML and `cuDriverGetVersion` count it: 1000 x major + 10 x minor.
+    /// Returns the CUDA version in the notation of NVML and `cuDriverGetVersion`: 1000 x major + 10
+    /// x minor.
     pub fn cuda_number(&self) -> i32 {
         cuda_number(&self.cuda).expect("invariant: checked when the world was read")
     }
 
-    /// Whether NVML knows the field for the recovery action: since 565.
+    /// Returns true if NVML has the field for the recovery action (since 565).
     pub fn knows_recovery_action(&self) -> bool {
         let major = self.version.split('.').next().and_then(|major| major.parse::<u32>().ok());
         major.is_some_and(|major| major >= 565)
     }
 
-    /// Version of the NVML library: the CUDA major version in front of the driver's.
+    /// Returns the version of the NVML library: the CUDA major version before the driver's version.
     pub fn nvml_version(&self) -> String {
         format!("{}.{}", self.cuda_number() / 1000, self.version)
     }
@@ -79,42 +80,42 @@ fn cuda_number(text: &str) -> Option<i32> {
     Some(i32::from(major) * 1000 + i32::from(minor) * 10)
 }
 
-/// How long things take.
+/// Time model of GPU work.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct TimeModel {
-    /// Real seconds per modelled second of GPU work; 0 = GPU work takes no time at all.
+    /// Real seconds per modelled second of GPU work; 0: GPU work takes no time.
     pub scale: f64,
-    /// Host nanoseconds that one kernel launch costs its caller.
+    /// Host nanoseconds of one kernel launch.
     pub launch_nanos: u64,
-    /// GPU nanoseconds of one wave of blocks, where the kernel does not say how long it takes.
+    /// GPU nanoseconds of one wave of blocks, for kernels without modelled length.
     pub wave_nanos: u64,
-    /// Blocks of such a kernel that one multiprocessor holds at a time.
+    /// Resident blocks of such a kernel on one multiprocessor.
     pub blocks_per_multiprocessor: u32,
 }
 
 impl Default for TimeModel {
-    /// Real time; 4 us a launch (what a real driver takes, within a factor of two); 10 us a wave of
-    /// 16 blocks per SM.
+    /// Returns real time, 4 us per launch, and 10 us per wave of 16 blocks per SM. A real driver's
+    /// launch takes 4 us within a factor of two.
     fn default() -> Self {
         Self { scale: 1.0, launch_nanos: 4_000, wave_nanos: 10_000, blocks_per_multiprocessor: 16 }
     }
 }
 
 impl TimeModel {
-    /// Modelled GPU nanoseconds of a kernel of so many blocks on that GPU: whole waves.
+    /// Returns the modelled GPU nanoseconds of a kernel with this number of blocks, in whole waves.
     pub fn kernel_nanos(&self, model: &Model, blocks: u64) -> u64 {
         let per_wave = u64::from(model.multiprocessors) * u64::from(self.blocks_per_multiprocessor);
         blocks.div_ceil(per_wave.max(1)).max(1).saturating_mul(self.wave_nanos)
     }
 
-    /// Real time that so much modelled GPU time takes.
+    /// Returns the real time of modelled GPU time.
     pub fn real(&self, modelled_nanos: u64) -> Duration {
         Duration::from_nanos((modelled_nanos as f64 * self.scale) as u64)
     }
 }
 
-/// What is at the other end of an NVLink.
+/// Remote end of an NVLink.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NvLinkEnd {
     /// Another GPU, by its index.
@@ -123,50 +124,50 @@ pub enum NvLinkEnd {
     Switch(PciAddress),
 }
 
-/// One active NVLink of a GPU.
+/// An active NVLink of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NvLink {
     /// Number of the link on its GPU.
     pub index: u32,
-    /// Where it leads.
+    /// Remote end.
     pub remote: NvLinkEnd,
 }
 
-/// One GPU of the world.
+/// A GPU of the world.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Gpu {
-    /// Position among the GPUs: NVML's index.
+    /// NVML index.
     pub index: usize,
-    /// `GPU-` and a UUID.
+    /// UUID with the prefix `GPU-`.
     pub uuid: String,
     /// Board serial number.
     pub serial: String,
-    /// N of `/dev/nvidiaN`.
+    /// Number N of `/dev/nvidiaN`.
     pub minor: u32,
-    /// Address.
+    /// PCI address.
     pub pci: PciAddress,
-    /// Host bridge, `pci0000:16`.
+    /// Host bridge, such as `pci0000:16`.
     pub pcie_root: String,
-    /// Bridges between host bridge and GPU: root port first.
+    /// Bridges between host bridge and GPU, starting at the root port.
     pub bridges: Vec<PciAddress>,
-    /// NUMA node; `None` where the machine has no NUMA (the kernel writes -1).
+    /// NUMA node; `None` if the machine has no NUMA (the kernel writes -1).
     pub numa_node: Option<u32>,
-    /// MIG mode is on.
+    /// True if MIG mode is enabled.
     pub mig: bool,
-    /// The product.
+    /// Product.
     pub model: Arc<Model>,
     /// Active NVLinks, by index.
     pub links: Vec<NvLink>,
 }
 
-/// A machine with GPUs. Immutable; what changes is in [`crate::Control`] and [`crate::Usage`].
+/// A machine with GPUs. Immutable; variable state is in [`crate::Control`] and [`crate::Usage`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct World {
-    /// The NVIDIA driver.
+    /// NVIDIA driver.
     pub driver: Driver,
-    /// How long things take.
+    /// Time model.
     pub time: TimeModel,
-    /// The GPUs, by index.
+    /// GPUs, by index.
     pub gpus: Vec<Gpu>,
     /// CPUs of each NUMA node, as `cpulist` (`0-55`).
     pub cpus: Vec<String>,
@@ -175,7 +176,7 @@ pub struct World {
 }
 
 impl World {
-    /// Reads and checks a world file.
+    /// Reads and validates a world file.
     ///
     /// # Errors
     /// Every error names the file and the field.
@@ -185,7 +186,7 @@ impl World {
         Self::parse(&text, &path.display().to_string())
     }
 
-    /// Decodes and checks a world; `origin` is named in errors.
+    /// Decodes and validates a world; errors name `origin`.
     ///
     /// # Errors
     /// Every error names the field.
@@ -200,12 +201,12 @@ impl World {
         })
     }
 
-    /// The GPU with that UUID.
+    /// Returns the GPU with a UUID.
     pub fn gpu_by_uuid(&self, uuid: &str) -> Option<&Gpu> {
         self.gpus.iter().find(|gpu| gpu.uuid == uuid)
     }
 
-    /// How far apart two GPUs are on PCIe.
+    /// Returns the PCIe distance of two GPUs.
     pub fn pcie_level(&self, a: usize, b: usize) -> PcieLevel {
         let (a, b) = (&self.gpus[a], &self.gpus[b]);
         if a.index == b.index {
@@ -215,7 +216,7 @@ impl World {
             return if a.numa_node == b.numa_node { PcieLevel::Node } else { PcieLevel::System };
         }
         let shared = a.bridges.iter().zip(&b.bridges).take_while(|(x, y)| x == y).count();
-        // Below the shared port of a switch each side has one downstream port; more of them = more
+        // Each GPU has one downstream port below the shared port of a switch; more ports mean more
         // switches.
         let deepest = a.bridges.len().max(b.bridges.len()) - shared;
         match (shared, deepest) {
@@ -225,7 +226,7 @@ impl World {
         }
     }
 
-    /// Number of direct NVLinks between two GPUs, not counting those through switches.
+    /// Returns the number of direct NVLinks between two GPUs, without those through switches.
     pub fn direct_links(&self, a: usize, b: usize) -> usize {
         self.gpus[a].links.iter().filter(|link| link.remote == NvLinkEnd::Gpu(b)).count()
     }

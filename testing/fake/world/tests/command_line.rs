@@ -1,4 +1,4 @@
-//! The program, as scripts use it.
+//! Tests of the program's command line.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -25,7 +25,7 @@ fn world(directory: &Path, content: &str) -> std::path::PathBuf {
 }
 
 #[test]
-fn check_says_what_is_in_a_world() {
+fn check_prints_the_world() {
     let directory = TempDir::new().unwrap();
     for (name, content) in shipped::ALL {
         let output = run(&[&"check", &world(directory.path(), content)]);
@@ -39,7 +39,7 @@ fn check_says_what_is_in_a_world() {
 }
 
 #[test]
-fn a_bad_world_fails_and_names_the_field() {
+fn invalid_world_error_names_the_field() {
     let directory = TempDir::new().unwrap();
     let content = shipped::T4_1.replace("model: t4", "model: t5");
     let output = run(&[&"check", &world(directory.path(), &content)]);
@@ -48,15 +48,15 @@ fn a_bad_world_fails_and_names_the_field() {
 }
 
 #[test]
-fn control_edits_the_file_that_the_libraries_read() {
+fn control_edits_the_control_file() {
     let directory = TempDir::new().unwrap();
     let world = world(directory.path(), shipped::A100_4_PCIE);
     let uuid = tessera_fake_world::World::load(&world).unwrap().gpus[1].uuid.clone();
-    for happening in
+    for change in
         [&["lose", "1"][..], &["xid", "1", "79"], &["ecc", &uuid], &["process", "1", "77", "2048"]]
     {
         let mut arguments: Vec<&dyn AsRef<std::ffi::OsStr>> = vec![&"control", &world];
-        arguments.extend(happening.iter().map(|word| word as &dyn AsRef<std::ffi::OsStr>));
+        arguments.extend(change.iter().map(|word| word as &dyn AsRef<std::ffi::OsStr>));
         let output = run(&arguments);
         assert!(output.status.success(), "{}", text(&output.stderr));
     }
@@ -78,7 +78,7 @@ fn control_edits_the_file_that_the_libraries_read() {
     assert!(run(&[&"control", &world, &"reset", &"0"]).status.success());
     let control = ControlFile::new(directory.path().join("control.yaml")).read();
     assert_eq!(control.gpu(&first).unwrap().recovery_action, RecoveryAction::None);
-    let output = run(&[&"control", &world, &"xid", &"0", &"119", &"--recovery", &"prayer"]);
+    let output = run(&[&"control", &world, &"xid", &"0", &"119", &"--recovery", &"unknown"]);
     assert!(!output.status.success() && text(&output.stderr).contains("drain-and-reset"));
     assert!(run(&[&"control", &world, &"heal", &"1"]).status.success());
     assert!(!ControlFile::new(directory.path().join("control.yaml")).read().is_lost(&uuid));

@@ -1,4 +1,4 @@
-//! `bench`: how long the allocator takes, beside upstream's.
+//! `bench`: measures the speed of the allocator, beside upstream's.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -8,39 +8,39 @@ use anyhow::{Context as _, bail};
 use clap::{Parser, ValueEnum};
 use serde_json::Value;
 use tessera_allocator::Policy;
-use tessera_judge::bench::{self, Batch, BatchReport, Mode, Report, Way};
+use tessera_judge::bench::{self, BatchReport, BenchMode, BenchReport, CacheState, PendingBatch};
 use tessera_judge::scenario::Scenario;
 
-/// Measures the allocator on benchmark scenarios, by the protocol of the oracle's own benchmark.
+/// Measure the allocator on benchmark scenarios, with the protocol of the oracle's benchmark.
 ///
-/// A scenario is a JSON document with `bench: {mode, repeat, churn}` in it: a file, `-` for
-/// standard input, or, with `--oracle`, a name that `oracle scenario list` shows. With `--oracle`
-/// upstream is measured too, in turn and on the same machine, and the table has the ratios. An
-/// operation is one claim; `fresh` begins with nothing but parsed objects, as upstream does, `cold`
-/// with an indexed cluster and a claim never seen before, `warm` with one that has been seen.
+/// A scenario is a JSON document with `bench: {mode, repeat, churn}`: a file, `-` for standard
+/// input, or, with `--oracle`, a name of `oracle scenario list`. With `--oracle`, upstream is
+/// measured alternately on the same machine, and the table has the ratios. An operation is one
+/// claim. `fresh` starts with parsed objects only, as upstream does; `cold` with an indexed cluster
+/// and an unknown claim; `warm` with a known claim.
 #[derive(Parser)]
 #[command(name = "bench", version)]
-struct Args {
-    /// Scenarios: files, or names with `--oracle`; none = all that the oracle has.
+struct BenchArgs {
+    /// Scenarios: files, or names with `--oracle`. Default: all scenarios of the oracle.
     #[arg(value_name = "SCENARIO")]
     scenarios: Vec<String>,
-    /// The oracle's binary (`make oracle` builds it from testing/oracle).
+    /// Binary of the oracle (`make oracle` builds it from testing/oracle).
     #[arg(long, value_name = "PATH")]
     oracle: Option<PathBuf>,
-    /// Rounds; the table shows medians.
+    /// Number of rounds; the table has the medians.
     #[arg(long, default_value_t = 3)]
     runs: usize,
-    /// Measure planning of so many pending pods on each scenario's cluster, and nothing else.
+    /// Only measure the planning of this number of pending pods on each scenario's cluster.
     #[arg(long, value_name = "PODS")]
     pending: Option<usize>,
-    /// With --pending: each request wants so many devices, in place of what the scenario says.
+    /// With --pending: number of devices per request, instead of the scenario's.
     #[arg(long, value_name = "DEVICES", requires = "pending")]
     devices: Option<u64>,
-    /// With --pending: the pods have waited for so many seconds. From 300 on a node is kept free
-    /// for one that does not fit.
+    /// With --pending: seconds that the pods have waited. From 300 on, a node is reserved for a
+    /// pod that does not fit.
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     waited: u32,
-    /// `table`, or `json`: one object per line.
+    /// Output format: `table`, or `json` with one object per line.
     #[arg(short, long, value_enum, default_value = "table")]
     output: Output,
 }
@@ -52,11 +52,11 @@ enum Output {
 }
 
 fn main() -> anyhow::Result<()> {
-    let args = Args::parse();
+    let args = BenchArgs::parse();
     let names = match (&args.oracle, args.scenarios.is_empty()) {
         (Some(oracle), true) => listed(oracle)?,
         (None, true) => {
-            bail!("no scenario: name files, or give --oracle to measure all of its scenarios")
+            bail!("no scenarios: name files, or set --oracle to measure all of its scenarios")
         }
         _ => args.scenarios.clone(),
     };
@@ -65,12 +65,13 @@ fn main() -> anyhow::Result<()> {
     }
     for name in names {
         let text = read(&name, args.oracle.as_deref())?;
-        let scenario = Scenario::parse(&text)
-            .with_context(|| format!("scenario {name}; `oracle scenario list` shows the names"))?;
+        let scenario = Scenario::parse(&text).with_context(|| {
+            format!("cannot parse scenario {name} (`oracle scenario list` prints the names)")
+        })?;
         drop(text);
         match args.pending {
             Some(pods) => {
-                let batch = Batch { pods, devices: args.devices, waited: args.waited };
+                let batch = PendingBatch { pods, devices: args.devices, waited: args.waited };
                 show_batch(&bench::batch(&scenario, batch, Policy::default()), args.output)?;
             }
             None => measure(&scenario, mode(&scenario)?, &args, &name)?,
@@ -83,49 +84,54 @@ const HEAD: &str = "| scenario | fits | upstream p50 | fresh p50 | cold p50 | wa
 const BATCH_HEAD: &str =
     "| cluster | pods | placed | plan | one change | peak memory |\n|---|---|---|---|---|---|";
 
-fn measure(scenario: &Scenario, mode: Mode, args: &Args, name: &str) -> anyhow::Result<()> {
-    let ways = [Way::Fresh, Way::Cold, Way::Warm];
-    let mut ours: Vec<Vec<Report>> = vec![Vec::new(); ways.len()];
+fn measure(
+    scenario: &Scenario,
+    mode: BenchMode,
+    args: &BenchArgs,
+    name: &str,
+) -> anyhow::Result<()> {
+    let states = [CacheState::Fresh, CacheState::Cold, CacheState::Warm];
+    let mut reports: Vec<Vec<BenchReport>> = vec![Vec::new(); states.len()];
     let mut upstream = Vec::new();
     for _ in 0..args.runs.max(1) {
         if let Some(oracle) = &args.oracle {
             upstream.push(run_oracle(oracle, name)?);
         }
-        for (reports, way) in ours.iter_mut().zip(ways) {
-            reports.push(bench::run(scenario, mode, way));
+        for (of_state, state) in reports.iter_mut().zip(states) {
+            of_state.push(bench::run(scenario, mode, state));
         }
     }
     if args.output == Output::Json {
-        for report in ours.iter().flatten() {
+        for report in reports.iter().flatten() {
             println!("{}", serde_json::to_string(report)?);
         }
         return Ok(());
     }
-    let p50 = |reports: &Vec<Report>| median(reports.iter().map(|r| r.p50_ns).collect());
-    let theirs = median(upstream.iter().map(|(p50, _)| *p50).collect());
+    let p50 = |reports: &Vec<BenchReport>| median(reports.iter().map(|r| r.p50_ns).collect());
+    let upstream_p50 = median(upstream.iter().map(|(p50, _)| *p50).collect());
     let expected = upstream.first().map(|(_, fits)| *fits);
-    let fits = ours[1][0].fits;
-    let ratio = |ours: u64| {
-        if theirs == 0 {
+    let fits = reports[1][0].fits;
+    let ratio = |own: u64| {
+        if upstream_p50 == 0 {
             "-".to_owned()
         } else {
-            format!("{:.0}", theirs as f64 / ours.max(1) as f64)
+            format!("{:.0}", upstream_p50 as f64 / own.max(1) as f64)
         }
     };
-    let times: Vec<u64> = ours.iter().map(p50).collect();
+    let times: Vec<u64> = reports.iter().map(p50).collect();
     println!(
         "| {name} | {fits}{} | {} | {} | {} | {} | {} | {} | {} | {} |",
         expected
             .filter(|e| *e != fits as u64)
             .map_or(String::new(), |e| format!(" (upstream: {e})")),
-        if theirs == 0 { "-".to_owned() } else { time(theirs) },
+        if upstream_p50 == 0 { "-".to_owned() } else { time(upstream_p50) },
         time(times[0]),
         time(times[1]),
         time(times[2]),
         ratio(times[0]),
         ratio(times[1]),
         ratio(times[2]),
-        time(median(ours[1].iter().map(|r| r.index_ns).collect())),
+        time(median(reports[1].iter().map(|r| r.index_ns).collect())),
     );
     Ok(())
 }
@@ -145,7 +151,7 @@ fn show_batch(report: &BatchReport, output: Output) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The most memory that this process has had, reading of the scenario included.
+/// Returns the peak memory of this process, including the parsing of the scenario.
 fn peak_memory() -> anyhow::Result<String> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or("unknown");
@@ -156,7 +162,7 @@ fn listed(oracle: &Path) -> anyhow::Result<Vec<String>> {
     let output = Command::new(oracle)
         .args(["scenario", "list"])
         .output()
-        .with_context(|| format!("cannot run {}", oracle.display()))?;
+        .with_context(|| format!("cannot execute {}", oracle.display()))?;
     let text = String::from_utf8(output.stdout)?;
     Ok(text.lines().filter_map(|line| line.split('\t').next()).map(str::to_owned).collect())
 }
@@ -177,24 +183,25 @@ fn read(name: &str, oracle: Option<&Path>) -> anyhow::Result<String> {
     })
 }
 
-fn mode(scenario: &Scenario) -> anyhow::Result<Mode> {
+fn mode(scenario: &Scenario) -> anyhow::Result<BenchMode> {
     let bench = scenario.bench.clone().unwrap_or_default();
     match bench.mode.as_str() {
-        "filter" => Ok(Mode::Filter { repeat: bench.repeat.max(1) }),
-        "sequence" => Ok(Mode::Sequence { churn: bench.churn }),
-        other => bail!("bench.mode is \"{other}\"; it must be \"filter\" or \"sequence\""),
+        "filter" => Ok(BenchMode::Filter { repeat: bench.repeat.max(1) }),
+        "sequence" => Ok(BenchMode::Sequence { churn: bench.churn }),
+        other => bail!("invalid bench.mode \"{other}\": expected \"filter\" or \"sequence\""),
     }
 }
 
-/// Upstream's median of an operation, and how much fitted.
+/// Returns upstream's median time of an operation, and the number of fits.
 fn run_oracle(oracle: &Path, name: &str) -> anyhow::Result<(u64, u64)> {
     let output = Command::new(oracle).args(["bench", "--json", "--scenario", name]).output()?;
     if !output.status.success() {
         bail!("oracle bench --scenario {name}: {}", String::from_utf8_lossy(&output.stderr));
     }
     let report: Value = serde_json::from_slice(&output.stdout)?;
-    let number =
-        |field: &str| report[field].as_u64().with_context(|| format!("oracle bench: no `{field}`"));
+    let number = |field: &str| {
+        report[field].as_u64().with_context(|| format!("oracle bench: missing `{field}`"))
+    };
     Ok((number("p50_ns")?, number("fits")?))
 }
 

@@ -1,4 +1,4 @@
-//! `conformance`: golden scenarios of upstream's allocator against ours.
+//! `conformance`: compares Tessera's allocator with golden scenarios of upstream's.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -8,31 +8,31 @@ use anyhow::{Context as _, bail};
 use clap::{Parser, ValueEnum};
 use serde_json::json;
 use tessera_allocator::Policy;
-use tessera_judge::conformance::{self, Level};
+use tessera_judge::conformance::{self, ComparisonLevel};
 use tessera_judge::scenario::Scenario;
 
-/// Runs golden scenarios of upstream's allocator through ours and prints where the answers differ.
+/// Run golden scenarios of upstream's allocator on Tessera's and print the differences.
 ///
-/// A golden scenario is a JSON object on a line of its own: Kubernetes objects, and under `results`
-/// what upstream answers for every node (`oracle generate` and `oracle solve` make them). Under
-/// `first-fit` every field must be equal; under the other policies the outcome must be. The last
-/// line is `N passed, M failed`; the exit code is 1 if any failed.
+/// A golden scenario is a JSON object on one line: Kubernetes objects, and in `results` upstream's
+/// result for each node (made by `oracle generate` and `oracle solve`). Under `first-fit` every
+/// field must be equal, under the other policies the outcome. The last line is `N passed, M
+/// failed`; the exit code is 1 if any failed.
 ///
-/// To have the fits of another policy replayed on upstream: `--write-answers answers.jsonl`, then
+/// To replay the allocations of another policy on upstream: `--write-answers answers.jsonl`, then
 /// `oracle compare --level L1 golden.jsonl answers.jsonl`.
 #[derive(Parser)]
 #[command(name = "conformance", version)]
-struct Args {
-    /// Files of scenarios, one JSON object per line, or directories of `.jsonl` files.
+struct ConformanceArgs {
+    /// Files with one scenario per line, or directories of `.jsonl` files.
     #[arg(required = true, value_name = "DIR|FILE")]
     inputs: Vec<PathBuf>,
-    /// The policy of the allocator.
+    /// Policy of the allocator.
     #[arg(long, value_enum, default_value = "first-fit")]
     policy: PolicyName,
-    /// Print at most so many differences.
+    /// Maximum number of printed differences.
     #[arg(long, default_value_t = 20)]
     show: usize,
-    /// Write our answers to this file, in the oracle's format.
+    /// File for Tessera's results, in the oracle's format.
     #[arg(long, value_name = "FILE")]
     write_answers: Option<PathBuf>,
 }
@@ -59,9 +59,10 @@ impl PolicyName {
 }
 
 fn main() -> anyhow::Result<ExitCode> {
-    let args = Args::parse();
+    let args = ConformanceArgs::parse();
     let policy = args.policy.policy();
-    let level = if policy == Policy::FirstFit { Level::Exact } else { Level::Outcome };
+    let level =
+        if policy == Policy::FirstFit { ComparisonLevel::Exact } else { ComparisonLevel::Outcome };
     let mut answers_out = args.write_answers.as_deref().map(std::fs::File::create).transpose()?;
     let (mut passed, mut failed) = (0u64, 0u64);
     for file in files(&args.inputs)? {
@@ -73,7 +74,7 @@ fn main() -> anyhow::Result<ExitCode> {
             let scenario = Scenario::parse(line).with_context(place)?;
             if scenario.results.is_empty() {
                 bail!(
-                    "{}: no `results`: this is no golden case; `oracle solve` makes one of it",
+                    "{}: not a golden case, because `results` is missing; add it with `oracle solve`",
                     place()
                 );
             }
@@ -87,7 +88,7 @@ fn main() -> anyhow::Result<ExitCode> {
             for difference in differences {
                 if (failed + wrong) as usize <= args.show {
                     println!(
-                        "{} on {}:\n  upstream {}\n  we       {}",
+                        "{} on {}:\n  upstream {}\n  tessera  {}",
                         difference.case, difference.node, difference.expected, difference.got
                     );
                 }
@@ -103,7 +104,7 @@ fn main() -> anyhow::Result<ExitCode> {
     }
     if passed + failed == 0 {
         bail!(
-            "no golden case in {}",
+            "no golden cases in {}",
             args.inputs.iter().map(|i| i.display().to_string()).collect::<Vec<_>>().join(", ")
         );
     }
@@ -111,7 +112,7 @@ fn main() -> anyhow::Result<ExitCode> {
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The files meant, in order.
+/// Returns the input files, directories expanded and sorted.
 fn files(inputs: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for input in inputs {
@@ -125,7 +126,7 @@ fn files(inputs: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
             entries.map(|e| e.map(|e| e.path())).collect::<Result<_, _>>()?;
         own.retain(|path| path.extension().is_some_and(|e| e == "jsonl"));
         if own.is_empty() {
-            bail!("{} has no .jsonl files", Path::display(input));
+            bail!("no .jsonl files in {}", Path::display(input));
         }
         own.sort();
         files.extend(own);

@@ -1,5 +1,5 @@
-//! Replays a trace of pods under a placement policy, and prints how much of the GPUs stays
-//! unallocated.
+//! `placement`: replays a trace of pods with a placement policy, and prints the unallocated share
+//! of the GPUs.
 //!
 //! ```text
 //! placement --data testing/data/traces/openb --trace default --policy LeastFragmentation --seeds 42..46
@@ -15,47 +15,47 @@ use tessera_judge::placement::engine::WithoutGpus;
 use tessera_judge::placement::policy::{Policy, Replay};
 use tessera_judge::placement::trace::Trace;
 
-/// How much of a cluster's GPUs a placement policy leaves unused when a trace is replayed.
+/// Replay a trace and print the share of a cluster's GPUs that a placement policy leaves
+/// unallocated.
 ///
-/// Without --churn, the published protocol of FGD: pods arrive in the order that the trace gives
-/// for each seed, none leaves. The last line is `TRACE POLICY unallocated@130 VALUE`: the mean over
-/// the seeds of the percentage of all GPUs that is not allocated when pods for 130 % of them have
-/// arrived.
+/// Without --churn this is FGD's published protocol: pods arrive in the trace's order for each
+/// seed, and none leaves. The last line is `TRACE POLICY unallocated@130 VALUE`: the percentage of
+/// all GPUs that is unallocated when pods for 130 % of them have arrived, averaged over the seeds.
 #[derive(Debug, Parser)]
 #[command(version)]
-struct Args {
-    /// The directory of the trace: lists of nodes and pods, and `sequences/`.
+struct PlacementArgs {
+    /// Directory of the trace: lists of nodes and pods, and `sequences/`.
     #[arg(long)]
     data: PathBuf,
-    /// The trace, as `default` for `openb_pod_list_default.csv`.
+    /// Name of the trace, such as `default` for `openb_pod_list_default.csv`.
     #[arg(long)]
     trace: String,
-    /// The policy.
+    /// Placement policy.
     #[arg(long, value_enum, default_value = "LeastFragmentation")]
     policy: Policy,
-    /// The seeds, both ends included: `42..46`, or one: `42`. Without --churn the trace must have
+    /// Seeds, as an inclusive range `42..46` or a single one. Without --churn the trace must have
     /// a sequence for each.
     #[arg(long)]
     seeds: Seeds,
-    /// Let pods leave: Poisson arrivals drawn from the trace that offer this part of all GPUs (1.0
-    /// = as many as there are), exponential lifetimes, what does not fit is lost. Prints the
-    /// mean over the second half of the events.
+    /// Let pods leave: Poisson arrivals from the trace with this offered load (1.0: all GPUs), and
+    /// exponential lifetimes. Pods that do not fit are dropped. Prints the mean over the second
+    /// half of the events.
     #[arg(long, value_name = "LOAD")]
     churn: Option<f64>,
-    /// How many arrivals and departures, with --churn.
+    /// Number of arrivals and departures with --churn.
     #[arg(long, default_value_t = 120_000, requires = "churn")]
     events: u64,
-    /// Let LeastFragmentation know the whole trace in advance, in place of learning from what has
-    /// arrived.
+    /// Let LeastFragmentation know the whole trace in advance, instead of learning from the
+    /// arrivals.
     #[arg(long)]
     oracle_mix: bool,
-    /// Where the allocator's policies leave pods without GPUs. FGD and BestFit place them
+    /// Placement of pods without GPUs under the allocator's policies. FGD and BestFit place them
     /// themselves, as published.
     #[arg(long, value_enum, default_value = "LeastRise")]
     without_gpus: WithoutGpus,
 }
 
-/// A range of seeds.
+/// An inclusive range of seeds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Seeds {
     first: u64,
@@ -67,24 +67,27 @@ impl FromStr for Seeds {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (first, last) = text.split_once("..").unwrap_or((text, text));
-        let number =
-            |part: &str| part.parse().map_err(|_| format!("seeds {text:?}: write 42..46, or 42"));
+        let number = |part: &str| {
+            part.parse().map_err(|_| {
+                format!("invalid seeds {text:?}: expected a range such as 42..46, or a number")
+            })
+        };
         let seeds = Self { first: number(first)?, last: number(last)? };
         if seeds.first > seeds.last {
-            Err(format!("seeds {text:?}: the first is after the last"))
+            Err(format!("invalid seeds {text:?}: the first is after the last"))
         } else {
             Ok(seeds)
         }
     }
 }
 
-/// Which percentages of arrivals are printed.
+/// Printed percentages of arrivals.
 const PRINTED: [usize; 9] = [50, 70, 80, 90, 100, 110, 115, 120, 130];
 
 fn main() -> anyhow::Result<()> {
-    let args = Args::parse();
+    let args = PlacementArgs::parse();
     if args.churn.is_some_and(|load| !load.is_finite() || load <= 0.0) {
-        bail!("--churn: the load must be greater than 0");
+        bail!("invalid --churn: the load must be greater than 0");
     }
     let trace = Trace::read(&args.data, &args.trace)?;
     let replay = Replay {
@@ -99,22 +102,22 @@ fn main() -> anyhow::Result<()> {
     }
 }
 
-/// The policy as the output names it: an oracle is never mistaken for a policy that learns.
-fn name(args: &Args) -> String {
+/// Returns the policy's name in the output, with a mark if it knows the trace in advance.
+fn name(args: &PlacementArgs) -> String {
     let oracle = if args.oracle_mix { "+oracle-mix" } else { "" };
     let policy = args.policy.to_possible_value();
     format!("{}{oracle}", policy.as_ref().map_or("", |value| value.get_name()))
 }
 
-fn fill(args: &Args, replay: &Replay<'_>) -> anyhow::Result<()> {
+fn fill(args: &PlacementArgs, replay: &Replay<'_>) -> anyhow::Result<()> {
     println!("unallocated % of all GPUs, by % of arrivals");
     println!("seed {}", PRINTED.map(|percent| format!("{percent:>7}")).join(""));
     let mut sums = [0.0; PRINTED.len()];
     let mut seeds = 0.0;
     for seed in args.seeds.first..=args.seeds.last {
         let sequence = replay.trace.sequences.get(&seed);
-        let sequence =
-            sequence.with_context(|| format!("{} has no sequence for seed {seed}", args.trace))?;
+        let sequence = sequence
+            .with_context(|| format!("trace {} has no sequence for seed {seed}", args.trace))?;
         let columns = replay.fill(sequence).with_context(|| format!("seed {seed}"))?;
         let row = PRINTED.map(|percent| {
             columns.allocated(percent).map_or(f64::NAN, |allocated| 100.0 - allocated)
@@ -129,7 +132,7 @@ fn fill(args: &Args, replay: &Replay<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn churn(args: &Args, replay: &Replay<'_>, parameters: Churn) -> anyhow::Result<()> {
+fn churn(args: &PlacementArgs, replay: &Replay<'_>, parameters: Churn) -> anyhow::Result<()> {
     println!("unallocated % of all GPUs, mean of the second half of {} events", parameters.events);
     let (mut sum, mut seeds) = (0.0, 0.0);
     for seed in args.seeds.first..=args.seeds.last {
@@ -155,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn seeds_are_a_range_with_both_ends_or_one() {
+    fn parses_inclusive_range_or_single_seed() {
         assert_eq!("42..46".parse(), Ok(Seeds { first: 42, last: 46 }));
         assert_eq!("42".parse(), Ok(Seeds { first: 42, last: 42 }));
         assert!("42..".parse::<Seeds>().is_err());

@@ -1,10 +1,10 @@
-//! How well sets of GPUs are chosen on machines whose link matrices are in a file.
+//! `topology`: measures the quality of chosen GPU sets on the machines of a file.
 //!
-//! For each machine and policy one row: the sequence score (requests of random sizes until the
-//! first that does not fit, against a clairvoyant), exactly and by seeds; the score of single
-//! requests over every set of free GPUs, against the best set; the weakest pairs; the time of a
-//! decision. It closes with one line for our own policy: `tessera sequence VALUE on MACHINE (its
-//! worst), decision p99 MICROSECONDS us on MACHINE (its slowest)`.
+//! Each machine and policy has one row: the sequence score (requests of random sizes until the
+//! first that does not fit, relative to a clairvoyant), exactly and by seeds; the score of single
+//! requests over every set of free GPUs, relative to the best set; the weakest pairs; the time of a
+//! decision. The last line is for Tessera's policy: `tessera sequence VALUE on MACHINE (its worst),
+//! decision p99 MICROSECONDS us on MACHINE (its slowest)`.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -14,39 +14,40 @@ use anyhow::{Context, ensure};
 use clap::Parser;
 use tessera_judge::topology::machines::{self, Machine};
 use tessera_judge::topology::per_request::{self, PerRequest};
-use tessera_judge::topology::policies::{PolicyName, Remembering, SetPolicy};
+use tessera_judge::topology::policies::{CachedPolicy, PolicyName, SetPolicy};
 use tessera_judge::topology::sequence::{self, Sequences, Sizes};
 use tessera_judge::topology::speed::{self, Speed};
 use tessera_judge::topology::{Clairvoyant, MAX_ENUMERATED};
 
-/// Judge how sets of GPUs are chosen, on link matrices of real machines.
+/// Measure the quality of chosen GPU sets on link matrices of real machines.
 #[derive(Parser)]
-struct Args {
-    /// The machines: {"name": {"n": 8, "nvlink": [[…]], "pcie": [["X", "PIX", …]], "numa": […]}}.
+struct TopologyArgs {
+    /// Machines: {"name": {"n": 8, "nvlink": [[…]], "pcie": [["X", "PIX", …]], "numa": […]}}.
     #[arg(long, value_name = "FILE")]
     machines: PathBuf,
-    /// Only this machine; may be given several times.
+    /// Only this machine; may be repeated.
     #[arg(long = "machine", value_name = "NAME")]
     only: Vec<String>,
-    /// Only this policy; may be given several times.
+    /// Only this policy; may be repeated.
     #[arg(long = "policy", value_enum)]
     policies: Vec<PolicyName>,
-    /// Seeds of the sampled sequences, A or A..B, both included.
+    /// Seeds of the sampled sequences: A, or A..B (inclusive).
     #[arg(long, default_value = "1..5", value_parser = range)]
     seeds: RangeInclusive<u64>,
-    /// Sequences for each seed.
+    /// Number of sequences per seed.
     #[arg(long, default_value_t = 2000)]
     sequences: usize,
-    /// Sizes of requests, A..B (both included) or a list such as 1,1,2,4,8, drawn equally often.
+    /// Sizes of requests: A..B (inclusive) or a list such as 1,1,2,4,8, drawn with equal
+    /// probability.
     #[arg(long, default_value = "1..4", value_parser = sizes)]
     sizes: Sizes,
-    /// Decisions to be timed for each machine.
+    /// Number of measured decisions per machine.
     #[arg(long, default_value_t = 4000)]
     decisions: usize,
 }
 
 fn range(text: &str) -> Result<RangeInclusive<u64>, String> {
-    let number = |text: &str| text.parse::<u64>().map_err(|_| format!("`{text}` is not a number"));
+    let number = |text: &str| text.parse::<u64>().map_err(|_| format!("invalid number `{text}`"));
     match text.split_once("..") {
         Some((first, last)) => Ok(number(first)?..=number(last)?),
         None => Ok(number(text)?..=number(text)?),
@@ -58,18 +59,18 @@ fn sizes(text: &str) -> Result<Sizes, String> {
         true => range(text)?.take(65).collect(),
         false => {
             let number =
-                |part: &str| part.parse::<u64>().map_err(|_| format!("`{part}` is not a size"));
+                |part: &str| part.parse::<u64>().map_err(|_| format!("invalid size `{part}`"));
             text.split(',').map(number).collect::<Result<_, _>>()?
         }
     };
     if numbers.iter().any(|size| !(1..=64).contains(size)) {
-        return Err("sizes are 1 to 64".to_owned());
+        return Err("invalid size: expected 1 to 64".to_owned());
     }
     Sizes::new(numbers.into_iter().map(|size| size as usize).collect())
         .ok_or_else(|| "no sizes".to_owned())
 }
 
-/// What one policy did on one machine.
+/// Results of one policy on one machine.
 struct Row {
     policy: PolicyName,
     expected: Option<Sequences>,
@@ -89,7 +90,7 @@ const ALL: [PolicyName; 7] = [
 ];
 
 fn main() -> anyhow::Result<()> {
-    let args = Args::parse();
+    let args = TopologyArgs::parse();
     let mut machines =
         machines::read(&args.machines).with_context(|| args.machines.display().to_string())?;
     if let Some(unknown) =
@@ -97,32 +98,31 @@ fn main() -> anyhow::Result<()> {
     {
         let names: Vec<&str> = machines.iter().map(|machine| machine.name.as_str()).collect();
         anyhow::bail!(
-            "no machine `{unknown}` in {}; there are {}",
+            "unknown machine `{unknown}` in {}: expected one of {}",
             args.machines.display(),
             names.join(", ")
         );
     }
     machines.retain(|machine| args.only.is_empty() || args.only.contains(&machine.name));
-    ensure!(!machines.is_empty(), "{} lists no machine", args.machines.display());
+    ensure!(!machines.is_empty(), "no machines in {}", args.machines.display());
     let policies = if args.policies.is_empty() { ALL.to_vec() } else { args.policies.clone() };
-    let mut closing = Closing::default();
+    let mut summary = Summary::default();
     for machine in &machines {
         header(machine);
         for policy in &policies {
-            let row = judge(machine, *policy, &args);
+            let row = measure(machine, *policy, &args);
             print(&row);
-            closing.add(machine, &row);
+            summary.add(machine, &row);
         }
         println!();
     }
-    println!("{}", closing.line());
+    println!("{}", summary.line());
     Ok(())
 }
 
-fn judge(machine: &Machine, name: PolicyName, args: &Args) -> Row {
+fn measure(machine: &Machine, name: PolicyName, args: &TopologyArgs) -> Row {
     let matrix = Arc::new(machine.matrix.clone());
-    // Those that look at every set are here for their choices; on large machines they would take
-    // hours.
+    // Policies that enumerate sets are not timed on large machines, where they would take hours.
     let timed = match name {
         PolicyName::BestEffort => false,
         PolicyName::Greedy => matrix.len() <= MAX_ENUMERATED,
@@ -133,7 +133,7 @@ fn judge(machine: &Machine, name: PolicyName, args: &Args) -> Row {
         Row { policy: name, expected: None, sampled: Vec::new(), per_request: Vec::new(), speed };
     let Some(mut clairvoyant) = Clairvoyant::new(Arc::clone(&matrix)) else { return row };
     let mut policy = name.on(&matrix, 7);
-    let mut policy = Remembering::new(policy.as_mut());
+    let mut policy = CachedPolicy::new(policy.as_mut());
     if policy.is_pure() {
         row.expected =
             Some(sequence::expected(&matrix, &mut policy, &mut clairvoyant, &args.sizes));
@@ -160,7 +160,7 @@ fn header(machine: &Machine) {
     let n = machine.matrix.len();
     println!("{} ({n} GPUs, {} kinds)", machine.name, machine.matrix.twins().len());
     if n > MAX_ENUMERATED {
-        println!("  more than {MAX_ENUMERATED} GPUs: only timed");
+        println!("  more than {MAX_ENUMERATED} GPUs: only speed is measured");
     }
     println!(
         "  {:<12} {:>8} {:>15} {:>8}  {:>20}  {:>20}  {:>20}  {:>11} {:>9} {:>8} {:>8} {:>8}",
@@ -180,8 +180,8 @@ fn header(machine: &Machine) {
 }
 
 fn print(row: &Row) {
-    let value = |of: fn(&Sequences) -> f64| {
-        row.expected.as_ref().map_or("-".to_owned(), |s| format!("{:.4}", of(s)))
+    let value = |read: fn(&Sequences) -> f64| {
+        row.expected.as_ref().map_or("-".to_owned(), |s| format!("{:.4}", read(s)))
     };
     let seeds: Vec<f64> = row.sampled.iter().map(Sequences::ratio).collect();
     let by_seeds = if seeds.is_empty() {
@@ -225,7 +225,7 @@ fn micros(time: std::time::Duration) -> String {
     format!("{:.1}", time.as_secs_f64() * 1e6)
 }
 
-/// Mean and standard deviation.
+/// Returns mean and standard deviation.
 fn spread(values: &[f64]) -> (f64, f64) {
     let count = values.len() as f64;
     let mean = values.iter().sum::<f64>() / count;
@@ -234,14 +234,14 @@ fn spread(values: &[f64]) -> (f64, f64) {
     (mean, variance.sqrt())
 }
 
-/// The last line: our own policy at its worst.
+/// Content of the last line: the worst results of Tessera's policy.
 #[derive(Default)]
-struct Closing {
+struct Summary {
     sequence: Option<(f64, String)>,
     slowest: Option<(std::time::Duration, String)>,
 }
 
-impl Closing {
+impl Summary {
     fn add(&mut self, machine: &Machine, row: &Row) {
         if row.policy != PolicyName::Tessera {
             return;
@@ -267,7 +267,7 @@ impl Closing {
             Some((time, machine)) => {
                 format!("tessera {sequence}, decision p99 {} us on {machine}", micros(*time))
             }
-            None => "tessera was not asked".to_owned(),
+            None => "tessera was not measured".to_owned(),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Pods come and go: Poisson arrivals drawn from the trace, exponential lifetimes; what does not
-//! fit on arrival is lost.
+//! Churn: Poisson arrivals from the trace, and exponential lifetimes. Pods that do not fit on
+//! arrival are dropped.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -10,18 +10,18 @@ use super::random::Random;
 use super::trace::Trace;
 use super::violation::{Audit, Violation};
 
-/// How much comes, and for how long.
+/// Parameters of a churn simulation.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Churn {
-    /// Offered load: the GPUs that would be in use on average if nothing were ever lost, as part
-    /// of all GPUs.
+    /// Offered load: the mean number of GPUs in use if no pod were dropped, as a fraction of all
+    /// GPUs.
     pub load: f64,
-    /// Arrivals and departures, together. The second half is averaged.
+    /// Number of arrivals and departures. The second half is averaged.
     pub events: u64,
 }
 
-/// An instant, in mean lifetimes since the beginning, as the bits of a float that is not negative:
-/// ordered as the float is.
+/// A time in mean lifetimes since the start, as the bits of a non-negative float, which have the
+/// float's order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Instant(u64);
 
@@ -35,13 +35,13 @@ impl Instant {
     }
 }
 
-/// Replays one seed, and says how much of the GPUs was allocated on average, in percent.
+/// Replays one seed and returns the mean allocated share of the GPUs in percent.
 ///
-/// Equal seeds give equal arrivals and lifetimes whatever the placer does, since both are drawn on
+/// Arrivals and lifetimes depend only on the seed and not on the placer, since both are drawn on
 /// arrival.
 ///
 /// # Errors
-/// If the placer places where nothing fits, or refuses what fits.
+/// Returns an error if the placer places a pod where it does not fit, or rejects a pod that fits.
 #[expect(
     clippy::cast_precision_loss,
     reason = "fewer than 2^52 thousandths of a GPU, pods, events"
@@ -93,7 +93,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::super::best_fit::BestFit;
-    use super::super::placer::Scoring;
+    use super::super::placer::ScoringPlacer;
     use super::super::trace::{NodeRow, PodRow};
     use super::*;
 
@@ -130,24 +130,24 @@ mod tests {
             &trace,
             Churn { load, events: 40_000 },
             seed,
-            &mut Scoring::new(BestFit, cluster, &ranks),
+            &mut ScoringPlacer::new(BestFit, cluster, &ranks),
         )
         .unwrap()
     }
 
     #[test]
-    fn what_is_offered_is_in_use_where_nothing_is_lost() {
-        // Without losses the mean in use is the load (Little's law).
+    fn utilization_equals_load_without_drops() {
+        // Without drops the mean usage is the load (Little's law).
         assert!((allocated(0.4, 1) - 40.0).abs() < 1.5, "{}", allocated(0.4, 1));
     }
 
     #[test]
-    fn beyond_the_capacity_it_is_nearly_all_in_use() {
+    fn overload_uses_nearly_all_gpus() {
         assert!((95.0..=100.0).contains(&allocated(1.5, 1)));
     }
 
     #[test]
-    fn a_seed_repeats_and_another_differs() {
+    fn same_seed_repeats_and_others_differ() {
         assert!((allocated(0.9, 1) - allocated(0.9, 1)).abs() < f64::EPSILON);
         assert!((allocated(0.9, 1) - allocated(0.9, 2)).abs() > 1e-6);
     }

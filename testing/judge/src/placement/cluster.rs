@@ -1,51 +1,51 @@
-//! The cluster of a trace: what each node has left, and what fits where.
+//! The cluster of a trace: remaining resources of each node.
 
 use super::trace::{GpuMilli, NodeRow, PodRow, WHOLE};
 
-/// The set of GPU models that a pod accepts, or the one that a node has, as bits of [`Models`].
+/// A set of GPU models as bits of [`Models`]: those that a pod accepts, or the one of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ModelSet(u64);
 
 impl ModelSet {
-    /// Every model, known or not.
+    /// All models, including unknown ones.
     pub const ANY: Self = Self(u64::MAX);
 
-    /// Whether the two have a model in common.
+    /// Returns true if the sets have a common model.
     #[must_use]
-    pub fn meets(self, other: Self) -> bool {
+    pub fn intersects(self, other: Self) -> bool {
         self.0 & other.0 != 0
     }
 
-    /// The positions in [`Models`] of what is in the set.
+    /// Returns the indexes into [`Models`] of the set's members.
     pub fn positions(self) -> impl Iterator<Item = usize> {
         (0..64).filter(move |bit| self.0 >> bit & 1 == 1)
     }
 }
 
-/// The models of a cluster's GPUs.
+/// GPU models of a cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Models(Vec<String>);
 
 impl Models {
-    /// The models of these nodes.
+    /// Returns the models of these nodes.
     ///
     /// # Panics
-    /// Beyond 64 different models.
+    /// Panics if there are more than 64 models.
     #[must_use]
     pub fn of(nodes: &[NodeRow]) -> Self {
         let mut names: Vec<String> = nodes.iter().map(|node| node.model.clone()).collect();
         names.sort();
         names.dedup();
-        assert!(names.len() <= 64, "more than 64 models of GPU in one cluster");
+        assert!(names.len() <= 64, "more than 64 GPU models in one cluster");
         Self(names)
     }
 
-    /// Their names, in the order of their positions.
+    /// Returns the names in the order of their indexes.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(String::as_str)
     }
 
-    /// The set of those that are named; a name that no node has adds nothing.
+    /// Returns the set of the named models; unknown names are ignored.
     #[must_use]
     pub fn set<'a>(&self, names: impl Iterator<Item = &'a str>) -> ModelSet {
         let bit =
@@ -54,23 +54,23 @@ impl Models {
     }
 }
 
-/// What one pod asks for.
+/// Resource demand of one pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Demand {
     /// CPU in thousandths of a core.
     pub cpu_milli: u64,
     /// Memory of the node, in MiB.
     pub memory_mib: u64,
-    /// How many GPUs.
+    /// Number of GPUs.
     pub gpus: usize,
-    /// How much of each of them.
+    /// Share of each GPU, in thousandths.
     pub gpu_milli: GpuMilli,
-    /// On which models.
+    /// Accepted models.
     pub models: ModelSet,
 }
 
 impl Demand {
-    /// What the row of a trace asks for, in a cluster with these models.
+    /// Returns the demand of a trace's pod, in a cluster with these models.
     #[must_use]
     pub fn of(pod: &PodRow, models: &Models) -> Self {
         let is_free = pod.models().next().is_none();
@@ -83,34 +83,34 @@ impl Demand {
         }
     }
 
-    /// Whether it asks for a part of one GPU.
+    /// Returns true if the demand is a share of one GPU.
     #[must_use]
     pub fn is_share(&self) -> bool {
         self.gpus == 1 && self.gpu_milli < WHOLE
     }
 
-    /// All that it takes, in thousandths of a GPU.
+    /// Returns the total demand in thousandths of a GPU.
     #[must_use]
     pub fn total_gpu_milli(&self) -> u64 {
         self.gpus as u64 * u64::from(self.gpu_milli)
     }
 }
 
-/// What a node has left.
+/// Remaining resources of a node.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Node {
     /// CPU in thousandths of a core.
     pub cpu_milli: u64,
     /// Memory in MiB.
     pub memory_mib: u64,
-    /// Of each GPU, thousandths.
+    /// Remaining thousandths of each GPU.
     pub gpus: Vec<GpuMilli>,
-    /// The model of its GPUs.
+    /// Model of its GPUs.
     pub model: ModelSet,
 }
 
 impl Node {
-    /// The node, with nothing on it.
+    /// Returns the empty node.
     #[must_use]
     pub fn empty(row: &NodeRow, models: &Models) -> Self {
         Self {
@@ -121,32 +121,32 @@ impl Node {
         }
     }
 
-    /// Whether the demand fits on it.
+    /// Returns true if the demand fits on the node.
     #[must_use]
     pub fn fits(&self, demand: &Demand) -> bool {
         self.cpu_milli >= demand.cpu_milli
             && self.memory_mib >= demand.memory_mib
             && (demand.gpus == 0
-                || demand.models.meets(self.model)
+                || demand.models.intersects(self.model)
                     && self.gpus.iter().filter(|&&left| left >= demand.gpu_milli).count()
                         >= demand.gpus)
     }
 
-    /// All that is left of its GPUs, in thousandths.
+    /// Returns the remaining thousandths of all GPUs of the node.
     #[must_use]
     pub fn total_gpu_milli(&self) -> u64 {
         self.gpus.iter().map(|&left| u64::from(left)).sum()
     }
 
-    /// What is left after the demand got the GPUs of these indices. The demand must fit on them.
+    /// Returns the node after the demand got the GPUs of these indexes, on which it must fit.
     #[must_use]
     pub fn with(&self, demand: &Demand, gpus: &[usize]) -> Self {
         let mut after = self.clone();
-        after.take(demand, gpus);
+        after.allocate(demand, gpus);
         after
     }
 
-    fn take(&mut self, demand: &Demand, gpus: &[usize]) {
+    fn allocate(&mut self, demand: &Demand, gpus: &[usize]) {
         self.cpu_milli -= demand.cpu_milli;
         self.memory_mib -= demand.memory_mib;
         for &gpu in gpus {
@@ -154,7 +154,7 @@ impl Node {
         }
     }
 
-    fn give_back(&mut self, demand: &Demand, gpus: &[usize]) {
+    fn release(&mut self, demand: &Demand, gpus: &[usize]) {
         self.cpu_milli += demand.cpu_milli;
         self.memory_mib += demand.memory_mib;
         for &gpu in gpus {
@@ -163,28 +163,27 @@ impl Node {
     }
 }
 
-/// Where a pod went.
+/// Placement of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placement {
     /// Index of the node.
     pub node: usize,
-    /// Indices of its GPUs, one for each that the pod asked for.
+    /// Indexes of its GPUs, one for each requested GPU.
     pub gpus: Vec<usize>,
 }
 
-/// Why a placement cannot be.
+/// Error of an invalid placement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Impossible {
-    /// There is no such node or GPU, or the number of GPUs is not what was asked for, or one comes
-    /// twice.
-    #[error("no such set of GPUs")]
-    NoSuchGpus,
-    /// Something of it is not there.
-    #[error("it does not fit")]
-    DoesNotFit,
+pub enum PlacementError {
+    /// The node or a GPU does not exist, the number of GPUs is wrong, or a GPU is listed twice.
+    #[error("invalid set of GPUs")]
+    InvalidGpus,
+    /// The resources are insufficient.
+    #[error("insufficient resources")]
+    Insufficient,
 }
 
-/// All nodes, and what each has left.
+/// All nodes with their remaining resources.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cluster {
     nodes: Vec<Node>,
@@ -192,63 +191,67 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// These nodes.
+    /// Returns a cluster of these nodes.
     #[must_use]
     pub fn new(nodes: Vec<Node>) -> Self {
         let left_milli = nodes.iter().map(Node::total_gpu_milli).sum();
         Self { nodes, left_milli }
     }
 
-    /// The nodes of a trace, with nothing on them.
+    /// Returns the empty cluster of a trace.
     #[must_use]
     pub fn empty(rows: &[NodeRow], models: &Models) -> Self {
         Self::new(rows.iter().map(|row| Node::empty(row, models)).collect())
     }
 
-    /// The nodes.
+    /// Returns the nodes.
     #[must_use]
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
     }
 
-    /// What is left of all GPUs, in thousandths.
+    /// Returns the remaining thousandths of all GPUs.
     #[must_use]
     pub fn left_milli(&self) -> u64 {
         self.left_milli
     }
 
-    /// Whether there is a node on which the demand fits.
+    /// Returns true if the demand fits on any node.
     #[must_use]
     pub fn fits(&self, demand: &Demand) -> bool {
         self.nodes.iter().any(|node| node.fits(demand))
     }
 
-    /// Takes what the placement takes.
+    /// Allocates the resources of a placement.
     ///
     /// # Errors
-    /// If it cannot be; then nothing is taken.
-    pub fn take(&mut self, demand: &Demand, placement: &Placement) -> Result<(), Impossible> {
-        let node = self.nodes.get_mut(placement.node).ok_or(Impossible::NoSuchGpus)?;
+    /// Returns an error if the placement is invalid; nothing is allocated then.
+    pub fn allocate(
+        &mut self,
+        demand: &Demand,
+        placement: &Placement,
+    ) -> Result<(), PlacementError> {
+        let node = self.nodes.get_mut(placement.node).ok_or(PlacementError::InvalidGpus)?;
         let is_set =
             placement.gpus.iter().enumerate().all(|(i, gpu)| !placement.gpus[..i].contains(gpu));
         if placement.gpus.len() != demand.gpus
             || !is_set
             || placement.gpus.iter().any(|&g| g >= node.gpus.len())
         {
-            return Err(Impossible::NoSuchGpus);
+            return Err(PlacementError::InvalidGpus);
         }
         if !node.fits(demand) || placement.gpus.iter().any(|&gpu| node.gpus[gpu] < demand.gpu_milli)
         {
-            return Err(Impossible::DoesNotFit);
+            return Err(PlacementError::Insufficient);
         }
-        node.take(demand, &placement.gpus);
+        node.allocate(demand, &placement.gpus);
         self.left_milli -= demand.total_gpu_milli();
         Ok(())
     }
 
-    /// Gives back what a placement took.
-    pub fn give_back(&mut self, demand: &Demand, placement: &Placement) {
-        self.nodes[placement.node].give_back(demand, &placement.gpus);
+    /// Releases the resources of a placement.
+    pub fn release(&mut self, demand: &Demand, placement: &Placement) {
+        self.nodes[placement.node].release(demand, &placement.gpus);
         self.left_milli += demand.total_gpu_milli();
     }
 }

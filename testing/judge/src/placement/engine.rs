@@ -1,8 +1,7 @@
-//! The allocator itself under the replay: the nodes of a trace with their GPUs published as
-//! Tessera's driver publishes them, each pod a claim for cores of so many GPUs; its CPU, memory and
-//! GPU model are demands on the node.
+//! Replays a trace on the allocator. The nodes' GPUs are published as by Tessera's driver. Each pod
+//! is a claim for cores of its GPUs; its CPU, memory and GPU model are constraints on the node.
 //!
-//! Pods without GPUs are not the allocator's: [`WithoutGpus`] says where they go.
+//! The allocator does not place pods without GPUs: [`WithoutGpus`] selects how they are placed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -25,46 +24,46 @@ use super::cluster::{Cluster, Demand, ModelSet, Models, Node, Placement};
 use super::placer::Placer;
 use super::trace::{NodeRow, WHOLE};
 
-/// The label by which NVIDIA's feature discovery names a node's GPUs.
+/// Label of NVIDIA's feature discovery for a node's GPU model.
 const MODEL_LABEL: &str = "nvidia.com/gpu.product";
 
-/// Where pods without GPUs go. In a real cluster kube-scheduler decides it.
+/// Placement of pods without GPUs, which kube-scheduler decides in a real cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 #[value(rename_all = "PascalCase")]
 pub enum WithoutGpus {
-    /// Where the potential rises least by which LeastFragmentation goes, whatever the policy: as
-    /// FGD, too, places all pods.
+    /// The node on which LeastFragmentation's potential rises least, whatever the policy. FGD also
+    /// places all pods by its own rule.
     LeastRise,
-    /// Where the least of the GPUs is left, that is, where they take CPU from the fewest GPUs.
+    /// The node with the least remaining GPU capacity, where the pod's CPU affects the fewest GPUs.
     FewestGpus,
-    /// Where the most CPU is left, as kube-scheduler does by default.
+    /// The node with the most remaining CPU, as kube-scheduler by default.
     LeastAllocated,
 }
 
-/// The allocator, and its cluster.
+/// The allocator and its cluster.
 #[derive(Debug)]
-pub struct Engine {
+pub struct AllocatorPlacer {
     planner: Planner,
     policy: Policy,
     without_gpus: WithoutGpus,
-    /// The same as the replay counts it.
+    /// The cluster as the replay counts it.
     cluster: Cluster,
     models: Vec<String>,
-    /// The models in the order in which the planner meets them, by place among `models`.
+    /// Models in the planner's order, as indexes into `models`.
     kinds: Vec<usize>,
-    /// By place in the trace.
+    /// Nodes by index in the trace.
     nodes: Vec<ModelNode>,
     by_name: BTreeMap<NodeName, usize>,
     usage: Usage,
     pods: u64,
 }
 
-impl Engine {
-    /// The nodes of a trace, with nothing on them. Of nodes that are equally good the allocator
-    /// takes the first by name: they are named by their ranks.
+impl AllocatorPlacer {
+    /// Returns an empty cluster with the nodes of a trace. The nodes are named by their ranks,
+    /// because the allocator takes the first by name of equally good nodes.
     ///
     /// # Panics
-    /// Never: the names that are made here are valid.
+    /// Never panics: the generated names are valid.
     #[must_use]
     pub fn new(
         policy: Policy,
@@ -110,7 +109,7 @@ impl Engine {
         best.map(|(node, _)| Placement { node, gpus: Vec::new() })
     }
 
-    /// The lowest goes first.
+    /// Returns the node's rank; the lowest is first.
     fn rank_without_gpus(&self, demand: &Demand, node: &Node) -> i64 {
         let rank = match self.without_gpus {
             WithoutGpus::LeastRise => return self.rise(demand, node).steps(),
@@ -121,7 +120,7 @@ impl Engine {
     }
 
     fn rise(&self, demand: &Demand, node: &Node) -> Rise {
-        // The planner numbers models as it meets them, and it has met them in this order.
+        // The planner numbers models in the order in which it meets them.
         let kind = |at: usize| {
             GpuType(self.kinds.iter().position(|kind| *kind == at).map_or(0, |kind| kind as u16))
         };
@@ -162,8 +161,8 @@ impl Engine {
         Scheduling { affinity, requests, ..Scheduling::default() }
     }
 
-    /// Tells the planner what is left of the node and of these of its GPUs.
-    fn tell(&mut self, placement: &Placement) {
+    /// Updates the planner with the remaining resources of the node and the GPUs.
+    fn update_planner(&mut self, placement: &Placement) {
         let left = &self.cluster.nodes()[placement.node];
         let node = &mut self.nodes[placement.node];
         let left = resources(left.cpu_milli, left.memory_mib);
@@ -194,34 +193,34 @@ impl Engine {
     }
 }
 
-impl Placer for Engine {
+impl Placer for AllocatorPlacer {
     fn place(&mut self, demand: &Demand) -> Option<Placement> {
         self.pods += 1;
         let placement =
             if demand.gpus == 0 { self.place_without_gpus(demand) } else { self.plan(demand) }?;
-        self.cluster.take(demand, &placement).ok()?;
+        self.cluster.allocate(demand, &placement).ok()?;
         self.usage.add(&self.results(demand, &placement));
-        self.tell(&placement);
+        self.update_planner(&placement);
         Some(placement)
     }
 
     fn release(&mut self, demand: &Demand, placement: &Placement) {
-        self.cluster.give_back(demand, placement);
+        self.cluster.release(demand, placement);
         self.usage.remove(&self.results(demand, placement));
-        self.tell(placement);
+        self.update_planner(placement);
     }
 }
 
 fn in_order_of_appearance(rows: &[NodeRow], models: &Models) -> Vec<usize> {
-    let mut met = Vec::new();
+    let mut seen = Vec::new();
     for at in
         rows.iter().flat_map(|row| models.set(std::iter::once(row.model.as_str())).positions())
     {
-        if !met.contains(&at) {
-            met.push(at);
+        if !seen.contains(&at) {
+            seen.push(at);
         }
     }
-    met
+    seen
 }
 
 fn class() -> DeviceClass {
@@ -297,17 +296,17 @@ fn pool(node: &NodeName) -> PoolId {
     PoolId { driver: DriverName::ours(), pool: valid(PoolName::new(node.as_str())) }
 }
 
-/// GPUs are named by their places, and come in that order.
+/// Returns the device of a GPU. Names have the GPU's index, which determines their order.
 fn device(node: &NodeName, gpu: usize) -> DeviceId {
     DeviceId { pool: pool(node), device: valid(DeviceName::new(format!("gpu-{gpu}"))) }
 }
 
 fn gpu_of(device: &DeviceName) -> usize {
     let number = device.as_str().strip_prefix("gpu-").and_then(|number| number.parse().ok());
-    number.expect("invariant: the name is one that `device` has made")
+    number.expect("invariant: the name was made by `device`")
 }
 
-/// Cores in thousandths of a GPU, so that a trace's requests are met exactly.
+/// Returns cores in thousandths of a GPU, so that a trace's requests are exact.
 fn cores(thousandths: u32) -> BTreeMap<String, Quantity> {
     BTreeMap::from([(capacity::CORES.to_owned(), Quantity::from_integer(i64::from(thousandths)))])
 }
@@ -317,7 +316,7 @@ fn resources(cpu_milli: u64, memory_mib: u64) -> BTreeMap<String, Quantity> {
     BTreeMap::from([("cpu".to_owned(), cpu), ("memory".to_owned(), Quantity::from_mib(memory_mib))])
 }
 
-/// A name that is made here.
+/// Unwraps a name that was generated here.
 fn valid<N, E: std::fmt::Debug>(name: Result<N, E>) -> N {
-    name.expect("invariant: names that are made here are valid")
+    name.expect("invariant: generated names are valid")
 }

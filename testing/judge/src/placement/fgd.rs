@@ -1,6 +1,6 @@
 //! FGD ("Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient
-//! Descent", ATC'23), as its authors simulated it, down to the truncation of scores to whole
-//! numbers: with real numbers the result is another one.
+//! Descent", ATC'23) as simulated by its authors, including the truncation of scores to integers,
+//! without which the results differ.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -10,22 +10,22 @@ use super::cluster::{Demand, Models, Node};
 use super::placer::Score;
 use super::trace::PodRow;
 
-/// How much of the original pods the typical ones cover at least, in percent.
+/// Minimum percentage of the original pods that the typical ones cover.
 const COVERED_PERCENT: u64 = 95;
 
-/// What pods are counted by, in the order in which equally frequent ones are sorted: memory is
-/// ignored, and models count as written.
+/// Key by which pods are counted, which also sorts equally frequent ones. Memory is ignored, and
+/// models are compared as text.
 type Class<'p> = (u64, u32, usize, &'p str);
 
-/// The policy.
+/// The FGD policy.
 #[derive(Debug, Clone)]
 pub struct Fgd {
-    /// Typical pods, and which part of them each is; the most frequent first.
+    /// Typical pods with their frequency, the most frequent first.
     typical: Vec<(Demand, f64)>,
 }
 
-/// What of a node's GPUs is a fragment, in thousandths of a GPU, by its cause. The sums are kept
-/// apart and added in this order because the authors do: another order rounds other scores down.
+/// Fragmented share of a node's GPUs in thousandths, by cause. The sums are separate and added in
+/// this order as in the published code: another order would round some scores differently.
 #[derive(Debug, Clone, Copy, Default)]
 struct Fragments {
     lacks_both: f64,
@@ -37,9 +37,9 @@ struct Fragments {
 }
 
 impl Fgd {
-    /// For the pods of the original trace.
+    /// Returns the policy for the pods of the original trace.
     #[must_use]
-    #[expect(clippy::cast_precision_loss, reason = "numbers of pods, in f64 as theirs")]
+    #[expect(clippy::cast_precision_loss, reason = "numbers of pods, in f64 as published")]
     pub fn new(pods: &[PodRow], models: &Models) -> Self {
         let mut counts: BTreeMap<Class<'_>, (Demand, u64)> = BTreeMap::new();
         for pod in pods {
@@ -72,7 +72,10 @@ impl Fgd {
         fragments.sum()
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "their arithmetic: the integer part")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the published arithmetic: the integer part"
+    )]
     fn score_of(&self, before: f64, after: &Node) -> i64 {
         let fall = before - self.fragments(after);
         (100.0 / (1.0 + (-fall / 1000.0).exp())) as i64
@@ -89,7 +92,9 @@ impl Fragments {
         let (cause, milli) = match () {
             () if pod.gpus == 0 && has_cpu => (&mut self.needs_no_gpu, node.total_gpu_milli()),
             () if pod.gpus == 0 => (&mut self.needs_no_gpu_and_lacks_cpu, node.total_gpu_milli()),
-            () if !pod.models.meets(node.model) => (&mut self.other_model, node.total_gpu_milli()),
+            () if !pod.models.intersects(node.model) => {
+                (&mut self.other_model, node.total_gpu_milli())
+            }
             () if has_gpus && has_cpu => (&mut self.lacks_gpu, too_small().sum()),
             () if has_gpus => (&mut self.lacks_cpu, node.total_gpu_milli()),
             () if has_cpu => (&mut self.lacks_gpu, node.total_gpu_milli()),

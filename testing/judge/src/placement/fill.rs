@@ -1,30 +1,29 @@
-//! The published protocol: pods arrive one by one, none leaves, none is tried again.
+//! The published protocol: pods arrive one by one, none leaves, and none is retried.
 
 use super::cluster::{Cluster, Demand, Models};
 use super::placer::Placer;
 use super::trace::{Sequence, Trace};
 use super::violation::{Audit, Violation};
 
-/// What share of the GPUs is allocated, in percent, by how much has arrived, in whole percent of
-/// all GPUs.
+/// Allocated share of the GPUs in percent, by arrived share in whole percent of all GPUs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Columns(Vec<Option<f64>>);
 
 impl Columns {
-    /// The mean over the events at which `percent` (rounded) of all GPUs had arrived, if there was
-    /// one.
+    /// Returns the mean over the events at which `percent` (rounded) of all GPUs had arrived, if
+    /// any.
     #[must_use]
     pub fn allocated(&self, percent: usize) -> Option<f64> {
         self.0.get(percent).copied().flatten()
     }
 
-    /// How many columns there are, the empty ones included.
+    /// Returns the number of columns, including empty ones.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether nothing arrived.
+    /// Returns true if nothing arrived.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -34,7 +33,7 @@ impl Columns {
 /// Replays the arrivals of one seed.
 ///
 /// # Errors
-/// If the placer places where nothing fits, or refuses what fits.
+/// Returns an error if the placer places a pod where it does not fit, or rejects a pod that fits.
 pub fn fill(
     trace: &Trace,
     sequence: &Sequence,
@@ -63,7 +62,7 @@ pub fn fill(
     ))
 }
 
-/// Halves go to the even number, as in the published columns.
+/// Rounds half to even, as in the published columns.
 fn rounded_percent(part: u64, whole: u64) -> usize {
     let (down, rest) = (100 * part / whole, 100 * part % whole);
     let is_up = 2 * rest > whole || 2 * rest == whole && down % 2 == 1;
@@ -75,7 +74,7 @@ mod tests {
     use super::rounded_percent;
 
     #[test]
-    fn halves_of_a_percent_go_to_the_even_column() {
+    fn half_percents_round_to_even() {
         assert_eq!(
             [4, 5, 14, 15, 16, 25].map(|part| rounded_percent(part, 1000)),
             [0, 0, 1, 2, 2, 2]

@@ -1,4 +1,4 @@
-//! The allocator's default policy, put under the replay: each pod goes where the potential of
+//! The allocator's default policy without the allocator: each pod is placed where the potential of
 //! [`tessera_allocator::fragmentation`] rises least.
 
 use std::collections::HashMap;
@@ -11,51 +11,51 @@ use super::best_fit::free;
 use super::cluster::{Demand, ModelSet, Node};
 use super::placer::Score;
 
-/// Where the mix of requests comes from.
+/// Source of the request mix.
 #[derive(Debug, Clone)]
-enum Knowledge {
-    /// From the arrivals seen so far, as in a real cluster.
+enum MixSource {
+    /// Learned from previous arrivals, as in a real cluster.
     Learned(Learner),
-    /// From the whole trace, in advance: for comparison only.
+    /// Known from the whole trace in advance; only for comparison.
     Oracle(Potential),
 }
 
-/// The policy.
+/// The LeastFragmentation policy.
 #[derive(Debug, Clone)]
 pub struct LeastFragmentation {
-    knowledge: Knowledge,
-    /// The potential of each state of a node that was met since the last potential was learned.
-    known: HashMap<Node, f64>,
+    mix: MixSource,
+    /// Cache of the potential of each state of a node under the current mix.
+    cache: HashMap<Node, f64>,
 }
 
 impl LeastFragmentation {
-    /// Begins with the prior, and learns.
+    /// Returns a policy that starts with the prior and learns.
     #[must_use]
     pub fn learning() -> Self {
-        Self { knowledge: Knowledge::Learned(Learner::default()), known: HashMap::new() }
+        Self { mix: MixSource::Learned(Learner::default()), cache: HashMap::new() }
     }
 
-    /// Knows the whole trace from the beginning.
+    /// Returns a policy that knows the whole trace.
     #[must_use]
     pub fn oracle<'a>(pods: impl IntoIterator<Item = &'a Demand>) -> Self {
-        let mut mix = RequestMix::empty();
-        pods.into_iter().for_each(|demand| mix.observe(request(demand)));
-        Self { knowledge: Knowledge::Oracle(Potential::new(&mix)), known: HashMap::new() }
+        let mut observed = RequestMix::empty();
+        pods.into_iter().for_each(|demand| observed.observe(request(demand)));
+        Self { mix: MixSource::Oracle(Potential::new(&observed)), cache: HashMap::new() }
     }
 
     fn potential(&self) -> &Potential {
-        match &self.knowledge {
-            Knowledge::Learned(learner) => learner.potential(),
-            Knowledge::Oracle(potential) => potential,
+        match &self.mix {
+            MixSource::Learned(learner) => learner.potential(),
+            MixSource::Oracle(potential) => potential,
         }
     }
 
     fn level(&mut self, node: &Node) -> f64 {
-        if let Some(&level) = self.known.get(node) {
+        if let Some(&level) = self.cache.get(node) {
             return level;
         }
         let level = view(node, |view| self.potential().of(view));
-        self.known.insert(node.clone(), level);
+        self.cache.insert(node.clone(), level);
         level
     }
 
@@ -68,16 +68,16 @@ impl Score for LeastFragmentation {
     type Value = std::cmp::Reverse<Rise>;
 
     fn arrival(&mut self, demand: &Demand) -> bool {
-        let Knowledge::Learned(learner) = &mut self.knowledge else { return false };
+        let MixSource::Learned(learner) = &mut self.mix else { return false };
         let is_new = learner.observe(request(demand));
         if is_new {
-            self.known.clear();
+            self.cache.clear();
         }
         is_new
     }
 
-    fn refused(&mut self, demand: &Demand) {
-        if let Knowledge::Learned(learner) = &mut self.knowledge {
+    fn rejected(&mut self, demand: &Demand) {
+        if let MixSource::Learned(learner) = &mut self.mix {
             learner.refused(request(demand));
         }
     }
@@ -93,8 +93,8 @@ impl Score for LeastFragmentation {
     }
 }
 
-/// The sets of GPUs that are worth comparing: for a share one GPU of each size that is left,
-/// otherwise the first free ones.
+/// Returns the sets of GPUs worth comparing: for a share one GPU of each remaining size, otherwise
+/// the first free ones.
 fn choices(demand: &Demand, node: &Node) -> Vec<Vec<usize>> {
     if !demand.is_share() {
         return vec![free(demand, node)];
@@ -104,11 +104,11 @@ fn choices(demand: &Demand, node: &Node) -> Vec<Vec<usize>> {
     enough.filter(differs).map(|gpu| vec![gpu]).collect()
 }
 
-fn view<T>(node: &Node, ask: impl FnOnce(&NodeView<'_>) -> T) -> T {
+fn view<T>(node: &Node, read: impl FnOnce(&NodeView<'_>) -> T) -> T {
     let kind = types(node.model).next().unwrap_or(GpuType(u16::MAX));
     let gpus: Vec<Gpu> =
         node.gpus.iter().map(|&left| Gpu { kind, left: GpuMilli::new(left) }).collect();
-    ask(&NodeView { cpu_milli: node.cpu_milli, gpus: &gpus })
+    read(&NodeView { cpu_milli: node.cpu_milli, gpus: &gpus })
 }
 
 fn request(demand: &Demand) -> Request {

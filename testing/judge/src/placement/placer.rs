@@ -1,83 +1,83 @@
-//! What decides where a pod goes, and the kind of it that scores every node.
+//! Placers, and the placer that scores every node.
 
 use std::collections::HashMap;
 
 use super::cluster::{Cluster, Demand, Node, Placement};
 
-/// Decides where pods go, and keeps its own books of what is where.
+/// Decides the placement of pods, with its own record of the cluster.
 pub trait Placer {
-    /// Places a pod. `None` = it fits nowhere.
+    /// Places a pod. Returns `None` if it fits nowhere.
     fn place(&mut self, demand: &Demand) -> Option<Placement>;
 
-    /// A pod that was placed has gone.
+    /// Releases the resources of a pod.
     fn release(&mut self, demand: &Demand, placement: &Placement);
 }
 
-/// How well a pod would sit on a node. The greatest score wins; ties go to the node of the lowest
+/// A scoring policy for a pod on a node. The highest score wins; ties go to the node of the lowest
 /// rank.
 pub trait Score {
-    /// What nodes are compared by.
+    /// Type of a score.
     type Value: PartialOrd + Copy;
 
-    /// A pod has arrived and is about to be placed. `true` if scores given before do not hold any
-    /// more.
+    /// Observes the arrival of a pod before it is placed. Returns true if earlier scores are
+    /// invalid.
     fn arrival(&mut self, demand: &Demand) -> bool {
         let _ = demand;
         false
     }
 
-    /// The pod that arrived fits nowhere.
-    fn refused(&mut self, demand: &Demand) {
+    /// Observes that a pod fits nowhere.
+    fn rejected(&mut self, demand: &Demand) {
         let _ = demand;
     }
 
-    /// The score of the demand on a node on which it fits, and the GPUs it would get there.
+    /// Returns the score of a demand on a node where it fits, and the GPUs that it would get.
     fn score(&mut self, demand: &Demand, node: &Node) -> (Self::Value, Vec<usize>);
 }
 
-/// Places each pod on the node that scores best.
+/// Places each pod on the node with the highest score.
 #[derive(Debug)]
-pub struct Scoring<S: Score> {
+pub struct ScoringPlacer<S: Score> {
     policy: S,
     cluster: Cluster,
-    /// The nodes in the order of their ranks.
+    /// Nodes sorted by rank.
     ranked: Vec<usize>,
-    /// How often each node has changed.
+    /// Number of changes of each node.
     generations: Vec<u64>,
-    /// What is known by demand and node, and of which generation: equal demands are scored once
-    /// per state of a node.
-    known: HashMap<Demand, Vec<Known<S::Value>>>,
+    /// Cached scores by demand and node: equal demands are scored once per state of a node.
+    cache: HashMap<Demand, Vec<CachedScore<S::Value>>>,
 }
 
 #[derive(Debug, Clone)]
-struct Known<V> {
+struct CachedScore<V> {
     generation: u64,
     score: Option<(V, Vec<usize>)>,
 }
 
 const NEVER: u64 = u64::MAX;
 
-impl<S: Score> Scoring<S> {
-    /// Places into `cluster`, whose nodes have these ranks.
+impl<S: Score> ScoringPlacer<S> {
+    /// Returns a placer for `cluster`, whose nodes have these ranks.
     #[must_use]
     pub fn new(policy: S, cluster: Cluster, node_rank: &[usize]) -> Self {
         let mut ranked: Vec<usize> = (0..cluster.nodes().len()).collect();
         ranked.sort_by_key(|&node| node_rank[node]);
         let generations = vec![0; cluster.nodes().len()];
-        Self { policy, cluster, ranked, generations, known: HashMap::new() }
+        Self { policy, cluster, ranked, generations, cache: HashMap::new() }
     }
 
-    /// The policy that scores.
+    /// Returns the scoring policy.
     pub fn policy(&self) -> &S {
         &self.policy
     }
 
     fn best(&mut self, demand: &Demand) -> Option<Placement> {
-        let unknown = || vec![Known { generation: NEVER, score: None }; self.generations.len()];
-        let known = self.known.entry(*demand).or_insert_with(unknown);
+        let unknown =
+            || vec![CachedScore { generation: NEVER, score: None }; self.generations.len()];
+        let cache = self.cache.entry(*demand).or_insert_with(unknown);
         let mut best: Option<(S::Value, usize)> = None;
         for &at in &self.ranked {
-            let entry = &mut known[at];
+            let entry = &mut cache[at];
             if entry.generation != self.generations[at] {
                 let node = &self.cluster.nodes()[at];
                 entry.generation = self.generations[at];
@@ -89,27 +89,27 @@ impl<S: Score> Scoring<S> {
             }
         }
         let (_, node) = best?;
-        let gpus = known[node].score.as_ref().map(|(_, gpus)| gpus.clone())?;
+        let gpus = cache[node].score.as_ref().map(|(_, gpus)| gpus.clone())?;
         Some(Placement { node, gpus })
     }
 }
 
-impl<S: Score> Placer for Scoring<S> {
+impl<S: Score> Placer for ScoringPlacer<S> {
     fn place(&mut self, demand: &Demand) -> Option<Placement> {
         if self.policy.arrival(demand) {
-            self.known.clear();
+            self.cache.clear();
         }
         let Some(placement) = self.best(demand) else {
-            self.policy.refused(demand);
+            self.policy.rejected(demand);
             return None;
         };
-        self.cluster.take(demand, &placement).ok()?;
+        self.cluster.allocate(demand, &placement).ok()?;
         self.generations[placement.node] += 1;
         Some(placement)
     }
 
     fn release(&mut self, demand: &Demand, placement: &Placement) {
-        self.cluster.give_back(demand, placement);
+        self.cluster.release(demand, placement);
         self.generations[placement.node] += 1;
     }
 }

@@ -1,15 +1,15 @@
-//! The policies that can be replayed, by name.
+//! Policies that can be replayed, by name.
 
 use tessera_allocator::Policy as Placement;
 
 use super::best_fit::BestFit;
 use super::churn::{Churn, churn};
 use super::cluster::{Cluster, Demand, Models};
-use super::engine::{Engine, WithoutGpus};
+use super::engine::{AllocatorPlacer, WithoutGpus};
 use super::fgd::Fgd;
 use super::fill::{Columns, fill};
 use super::least_fragmentation::LeastFragmentation;
-use super::placer::{Placer, Scoring};
+use super::placer::{Placer, ScoringPlacer};
 use super::trace::{Sequence, Trace};
 use super::violation::Violation;
 
@@ -17,26 +17,25 @@ use super::violation::Violation;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 #[value(rename_all = "PascalCase")]
 pub enum Policy {
-    /// The allocator's least rise of the potential, with a mix of requests that it learns on the
-    /// way.
+    /// The allocator's LeastFragmentation policy, which learns the request mix from arrivals.
     LeastFragmentation,
-    /// The same arithmetic without the allocator.
+    /// Arithmetic of the allocator without the allocator itself.
     Arithmetic,
-    /// The allocator's fullest first.
+    /// The allocator's Binpack policy: the fullest node first.
     Binpack,
-    /// The allocator's emptiest first.
+    /// The allocator's Spread policy: the emptiest node first.
     Spread,
-    /// The allocator's first fit, as upstream has it.
+    /// The allocator's first fit, as upstream's.
     FirstFit,
     /// FGD as published (ATC'23).
     #[value(name = "FGD")]
     Fgd,
-    /// BestFit as published there.
+    /// BestFit as published by FGD's authors.
     BestFit,
 }
 
 impl Policy {
-    /// The name under which the authors of FGD published results for it.
+    /// Returns the policy's name in the published results of FGD's authors.
     #[must_use]
     pub fn published_name(self) -> Option<&'static str> {
         match self {
@@ -51,81 +50,88 @@ impl Policy {
     }
 }
 
-/// A trace, and the policy that is replayed on it.
+/// A trace and the policy to replay on it.
 #[derive(Debug, Clone, Copy)]
 pub struct Replay<'t> {
-    /// The trace.
+    /// Trace.
     pub trace: &'t Trace,
-    /// The policy.
+    /// Policy.
     pub policy: Policy,
-    /// Whether `LeastFragmentation` knows the whole trace in advance. FGD always does, as
+    /// True if `LeastFragmentation` knows the whole trace in advance. FGD always does, as
     /// published.
     pub oracle_mix: bool,
-    /// Where the allocator's policies leave pods without GPUs. FGD and BestFit place them
+    /// Placement of pods without GPUs under the allocator's policies. FGD and BestFit place them
     /// themselves, as published.
     pub without_gpus: WithoutGpus,
 }
 
-/// Something to be done with a policy, whichever it is.
-trait With {
+/// An operation that is generic over the placer.
+trait PlacerOperation {
     type Result;
-    fn with<P: Placer>(self, placer: P) -> Self::Result;
+    fn run<P: Placer>(self, placer: P) -> Self::Result;
 }
 
 impl Replay<'_> {
-    /// The published protocol: no pod leaves.
+    /// Replays the published protocol, in which no pod leaves.
     ///
     /// # Errors
-    /// If the policy breaks a rule.
+    /// Returns an error if the policy violates a rule.
     pub fn fill(&self, sequence: &Sequence) -> Result<Columns, Violation> {
         struct Fill<'a>(&'a Trace, &'a Sequence);
-        impl With for Fill<'_> {
+        impl PlacerOperation for Fill<'_> {
             type Result = Result<Columns, Violation>;
-            fn with<P: Placer>(self, mut placer: P) -> Self::Result {
+            fn run<P: Placer>(self, mut placer: P) -> Self::Result {
                 fill(self.0, self.1, &mut placer)
             }
         }
         self.run(&sequence.node_rank, Fill(self.trace, sequence))
     }
 
-    /// Pods come and go; the mean of what is allocated, in percent. Ties go to the node that comes
-    /// first.
+    /// Simulates churn and returns the mean allocated share in percent. Ties go to the first node.
     ///
     /// # Errors
-    /// If the policy breaks a rule.
+    /// Returns an error if the policy violates a rule.
     pub fn churn(&self, parameters: Churn, seed: u64) -> Result<f64, Violation> {
-        struct Come<'a>(&'a Trace, Churn, u64);
-        impl With for Come<'_> {
+        struct RunChurn<'a>(&'a Trace, Churn, u64);
+        impl PlacerOperation for RunChurn<'_> {
             type Result = Result<f64, Violation>;
-            fn with<P: Placer>(self, mut placer: P) -> Self::Result {
+            fn run<P: Placer>(self, mut placer: P) -> Self::Result {
                 churn(self.0, self.1, self.2, &mut placer)
             }
         }
         let by_name: Vec<usize> = (0..self.trace.nodes.len()).collect();
         let rank = self.trace.sequences.get(&seed).map_or(&by_name, |sequence| &sequence.node_rank);
-        self.run(rank, Come(self.trace, parameters, seed))
+        self.run(rank, RunChurn(self.trace, parameters, seed))
     }
 
-    fn run<W: With>(&self, node_rank: &[usize], with: W) -> W::Result {
+    fn run<W: PlacerOperation>(&self, node_rank: &[usize], operation: W) -> W::Result {
         let Trace { nodes, pods, .. } = self.trace;
         let models = Models::of(nodes);
         let cluster = Cluster::empty(nodes, &models);
-        let engine = |policy| Engine::new(policy, self.without_gpus, nodes, node_rank);
+        let engine = |policy| AllocatorPlacer::new(policy, self.without_gpus, nodes, node_rank);
         match self.policy {
-            Policy::LeastFragmentation => with.with(engine(Placement::LeastFragmentation)),
-            Policy::Binpack => with.with(engine(Placement::Binpack)),
-            Policy::Spread => with.with(engine(Placement::Spread)),
-            Policy::FirstFit => with.with(engine(Placement::FirstFit)),
+            Policy::LeastFragmentation => operation.run(engine(Placement::LeastFragmentation)),
+            Policy::Binpack => operation.run(engine(Placement::Binpack)),
+            Policy::Spread => operation.run(engine(Placement::Spread)),
+            Policy::FirstFit => operation.run(engine(Placement::FirstFit)),
             Policy::Arithmetic if self.oracle_mix => {
                 let demands: Vec<Demand> =
                     pods.iter().map(|pod| Demand::of(pod, &models)).collect();
-                with.with(Scoring::new(LeastFragmentation::oracle(&demands), cluster, node_rank))
+                operation.run(ScoringPlacer::new(
+                    LeastFragmentation::oracle(&demands),
+                    cluster,
+                    node_rank,
+                ))
             }
-            Policy::Arithmetic => {
-                with.with(Scoring::new(LeastFragmentation::learning(), cluster, node_rank))
+            Policy::Arithmetic => operation.run(ScoringPlacer::new(
+                LeastFragmentation::learning(),
+                cluster,
+                node_rank,
+            )),
+            Policy::Fgd => {
+                operation.run(ScoringPlacer::new(Fgd::new(pods, &models), cluster, node_rank))
             }
-            Policy::Fgd => with.with(Scoring::new(Fgd::new(pods, &models), cluster, node_rank)),
-            Policy::BestFit => with.with(Scoring::new(BestFit, cluster, node_rank)),
+            Policy::BestFit => operation.run(ScoringPlacer::new(BestFit, cluster, node_rank)),
         }
     }
 }

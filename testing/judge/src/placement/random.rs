@@ -1,12 +1,11 @@
-//! Random numbers that a seed repeats, on any machine and for as long as tables are compared:
-//! SplitMix64 (Steele, Lea, Flood 2014).
+//! Deterministic random numbers, equal on all machines: SplitMix64 (Steele, Lea, Flood 2014).
 
-/// A sequence of them.
+/// A random sequence.
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
 impl Random {
-    /// The sequence of this seed.
+    /// Returns the sequence of a seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(seed)
@@ -20,18 +19,18 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Uniform in [0, 1).
+    /// Returns a uniform number in [0, 1).
     #[expect(clippy::cast_precision_loss, reason = "53 bits fit exactly")]
     fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// Uniform among the whole numbers below `bound`, which is not 0.
+    /// Returns a uniform integer below `bound`, which is not 0.
     pub fn below(&mut self, bound: usize) -> usize {
         usize::try_from((u128::from(self.next()) * bound as u128) >> 64).unwrap_or(0)
     }
 
-    /// Exponential, with mean 1.
+    /// Returns an exponential number with mean 1.
     pub fn exponential(&mut self) -> f64 {
         -(1.0 - self.unit()).ln()
     }

@@ -1,4 +1,4 @@
-//! A trace as the artefact of FGD (hkust-adsl/kubernetes-scheduler-simulator) lays it out.
+//! A trace in the format of FGD's artefact (hkust-adsl/kubernetes-scheduler-simulator).
 //!
 //! ```text
 //! DIR/openb_node_list_gpu_node.csv     sn, cpu_milli, memory_mib, gpu, model
@@ -15,125 +15,125 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-/// Thousandths of one GPU. 1000 is a whole one.
+/// Thousandths of one GPU; 1000 is a whole GPU.
 pub type GpuMilli = u32;
 
 /// One whole GPU.
 pub const WHOLE: GpuMilli = 1000;
 
-/// A node as the trace describes it.
+/// A node of the trace.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct NodeRow {
-    /// Its name.
+    /// Name.
     pub sn: String,
     /// CPU in thousandths of a core.
     pub cpu_milli: u64,
     /// Memory of the node (not of its GPUs), in MiB.
     pub memory_mib: u64,
-    /// How many GPUs it has.
+    /// Number of GPUs.
     pub gpu: usize,
-    /// Which GPUs those are; a node has one model.
+    /// Model of its GPUs; a node has one model.
     pub model: String,
 }
 
-/// A pod as the trace describes it.
+/// A pod of the trace.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct PodRow {
-    /// Its name.
+    /// Name.
     pub name: String,
     /// CPU in thousandths of a core.
     pub cpu_milli: u64,
     /// Memory of the node, in MiB.
     pub memory_mib: u64,
-    /// How many GPUs it needs.
+    /// Number of GPUs.
     pub num_gpu: usize,
-    /// How much of each: 1000 is a whole GPU, less is a share and comes with `num_gpu` 1.
+    /// Share of each GPU: 1000 is a whole GPU; less is a share, with `num_gpu` 1.
     pub gpu_milli: GpuMilli,
-    /// The models it accepts, `A|B`; empty = any.
+    /// Accepted models, `A|B`; empty: any.
     #[serde(default)]
     pub gpu_spec: String,
 }
 
 impl PodRow {
-    /// The models it accepts; none = any.
+    /// Returns the accepted models; none: any.
     pub fn models(&self) -> impl Iterator<Item = &str> {
         self.gpu_spec.split('|').filter(|model| !model.is_empty())
     }
 
-    /// All that it takes, in thousandths of a GPU.
+    /// Returns the total demand in thousandths of a GPU.
     #[must_use]
     pub fn total_gpu_milli(&self) -> u64 {
         self.num_gpu as u64 * u64::from(self.gpu_milli)
     }
 }
 
-/// The arrivals of one seed.
+/// Arrivals of one seed.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Sequence {
-    /// Indices into [`Trace::pods`], one per arrival.
+    /// Indexes into [`Trace::pods`], one per arrival.
     pub order: Vec<usize>,
-    /// For each of [`Trace::nodes`] its rank, by which ties are settled.
+    /// Rank of each of [`Trace::nodes`], which breaks ties.
     pub node_rank: Vec<usize>,
 }
 
-/// One workload on one cluster.
+/// A workload on a cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trace {
-    /// What it is called in file names.
+    /// Name in file names.
     pub name: String,
-    /// The nodes, sorted by name.
+    /// Nodes, sorted by name.
     pub nodes: Vec<NodeRow>,
-    /// The pods, sorted by name.
+    /// Pods, sorted by name.
     pub pods: Vec<PodRow>,
-    /// The arrivals by seed.
+    /// Arrivals by seed.
     pub sequences: BTreeMap<u64, Sequence>,
 }
 
-/// Why a trace cannot be replayed.
+/// Error of reading a trace.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// A file is missing or cannot be read.
     #[error("{path}: {source}")]
     Unreadable {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// A row has other columns than the format asks for.
+    /// The columns of a row do not match the format.
     #[error("{path}: {source}")]
     Csv {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Line and column.
+        /// Error of the parser, with line and column.
         source: csv::Error,
     },
-    /// The arrivals are not what the format asks for.
+    /// The arrivals do not match the format.
     #[error("{path}: {source}")]
     Json {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Line and column.
+        /// Error of the parser, with line and column.
         source: serde_json::Error,
     },
-    /// A sequence speaks of a pod or a node that is not in the lists.
+    /// A sequence refers to a pod or a node that is not in the lists.
     #[error("{path}: seed {seed}: {problem}")]
     Sequence {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The seed.
+        /// Seed.
         seed: u64,
-        /// What does not fit.
+        /// Description of the error.
         problem: String,
     },
-    /// A pod asks for something that the format does not have.
+    /// A pod has a request that the format does not permit.
     #[error("{path}: pod {pod}: {problem}")]
     Pod {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Its name.
+        /// Name of the pod.
         pod: String,
-        /// What does not fit, and what would.
+        /// Description of the error, with the valid values.
         problem: String,
     },
 }
@@ -142,7 +142,7 @@ impl Trace {
     /// Reads the trace `name` from `directory`.
     ///
     /// # Errors
-    /// Says which file and which line or seed is not as the format asks.
+    /// The error names the file and the line or seed that does not match the format.
     pub fn read(directory: &Path, name: &str) -> Result<Self, TraceError> {
         let mut nodes: Vec<NodeRow> = rows(&directory.join("openb_node_list_gpu_node.csv"))?;
         nodes.sort_by(|a, b| a.sn.cmp(&b.sn));
@@ -161,34 +161,34 @@ impl Trace {
         Ok(Self { name: name.to_owned(), nodes, pods, sequences })
     }
 
-    /// The GPUs of the cluster, in thousandths.
+    /// Returns the capacity of all GPUs in thousandths.
     #[must_use]
     pub fn capacity_milli(&self) -> u64 {
         self.nodes.iter().map(|node| node.gpu as u64 * u64::from(WHOLE)).sum()
     }
 }
 
-/// What the artefact's authors published for one workload, policy and seed.
+/// Published result of one workload, policy and seed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Published {
-    /// Their name of the policy, as `06-FGD`.
+    /// Published name of the policy, such as `06-FGD`.
     pub policy: String,
-    /// The seed.
+    /// Seed.
     pub seed: u64,
-    /// Allocated % of the GPUs, by % of arrivals from 0.
+    /// Allocated percentage of the GPUs, by percentage of arrivals from 0.
     pub allocated: Vec<f64>,
 }
 
-/// Reads what was published for the trace `name`.
+/// Reads the published results for the trace `name`.
 ///
 /// # Errors
-/// Says which file or row is not as the format asks.
+/// The error names the file or row that does not match the format.
 pub fn published(directory: &Path, name: &str) -> Result<Vec<Published>, TraceError> {
     let path = directory.join("published/allo.csv");
     let workload = format!("openb_pod_list_{name}");
     let all: Vec<(String, String, f64, u64, f64, Vec<f64>)> = rows(&path)?;
-    let ours = all.into_iter().filter(|row| row.0 == workload);
-    Ok(ours
+    let matching = all.into_iter().filter(|row| row.0 == workload);
+    Ok(matching
         .map(|(_, policy, _, seed, _, allocated)| Published { policy, seed, allocated })
         .collect())
 }
@@ -196,11 +196,11 @@ pub fn published(directory: &Path, name: &str) -> Result<Vec<Published>, TraceEr
 fn check(pod: &PodRow) -> Result<(), String> {
     match (pod.num_gpu, pod.gpu_milli) {
         (0, 0) | (1, 1..=WHOLE) | (2.., WHOLE) => Ok(()),
-        (0, milli) => Err(format!("gpu_milli {milli} with num_gpu 0: it has to be 0")),
-        (_, 0) => Err("gpu_milli 0 with a GPU: it has to be from 1 to 1000".to_owned()),
-        (_, milli) => {
-            Err(format!("gpu_milli {milli}: up to 1000, and below 1000 only with num_gpu 1"))
-        }
+        (0, milli) => Err(format!("gpu_milli {milli}: must be 0 with num_gpu 0")),
+        (_, 0) => Err("gpu_milli 0: must be 1 to 1000 with num_gpu above 0".to_owned()),
+        (_, milli) => Err(format!(
+            "gpu_milli {milli}: must be at most 1000, and below 1000 only with num_gpu 1"
+        )),
     }
 }
 
@@ -223,7 +223,7 @@ fn sequences(
         let problem = if sequence.node_rank.len() != nodes {
             format!("node_rank has {} entries for {nodes} nodes", sequence.node_rank.len())
         } else if let Some(pod) = sequence.order.iter().find(|&&pod| pod >= pods) {
-            format!("order names pod {pod} of {pods}")
+            format!("order has pod {pod}, but there are {pods} pods")
         } else {
             continue;
         };
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_is_sorted_by_name_whatever_the_order_of_its_rows() {
+    fn trace_is_sorted_by_name() {
         let trace = Trace::read(directory(PODS, ORDER).path(), "tiny").unwrap();
         assert_eq!(trace.nodes.iter().map(|n| n.sn.as_str()).collect::<Vec<_>>(), ["a", "b"]);
         assert_eq!(trace.pods.iter().map(|p| p.name.as_str()).collect::<Vec<_>>(), ["p", "q"]);
@@ -268,21 +268,21 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_without_gpu_spec_accepts_any_model() {
+    fn pods_without_gpu_spec_accept_any_model() {
         let pods = "name,cpu_milli,memory_mib,num_gpu,gpu_milli\np,1,1,0,0\nq,1,1,1,1000\n";
         let trace = Trace::read(directory(pods, ORDER).path(), "tiny").unwrap();
         assert!(trace.pods.iter().all(|pod| pod.models().count() == 0));
     }
 
     #[test]
-    fn what_does_not_fit_the_format_is_refused_with_its_place() {
+    fn format_errors_name_their_location() {
         let share_of_two = "name,cpu_milli,memory_mib,num_gpu,gpu_milli\np,1,1,2,500\nq,1,1,0,0\n";
         let error = |pods, order| {
             Trace::read(directory(pods, order).path(), "tiny").unwrap_err().to_string()
         };
         assert!(error(share_of_two, ORDER).contains("pod p: gpu_milli 500"));
-        let stranger = r#"{"7": {"order": [2], "node_rank": [1, 0]}}"#;
-        assert!(error(PODS, stranger).contains("seed 7: order names pod 2 of 2"));
+        let unknown_pod = r#"{"7": {"order": [2], "node_rank": [1, 0]}}"#;
+        assert!(error(PODS, unknown_pod).contains("seed 7: order has pod 2, but there are 2 pods"));
         let few_nodes = r#"{"7": {"order": [1], "node_rank": [1]}}"#;
         assert!(error(PODS, few_nodes).contains("seed 7: node_rank has 1 entries for 2 nodes"));
         assert!(error("name,cpu_milli\np,1\n", ORDER).contains("memory_mib"));

@@ -1,27 +1,27 @@
-//! Holds a placer to the rules, with books that are not the placer's.
+//! Checks a placer's decisions with an independent record of the cluster.
 
-use super::cluster::{Cluster, Demand, Impossible, Placement};
+use super::cluster::{Cluster, Demand, Placement, PlacementError};
 use super::placer::Placer;
 
-/// A placer broke a rule.
+/// Error of a placer that violates a rule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// It refused a pod for which there was room.
-    #[error("refused a pod that fits: {0:?}")]
-    Refused(Demand),
-    /// It placed a pod where there was no room.
-    #[error("placed a pod where it cannot be ({problem}): {demand:?} at {placement:?}")]
+    /// The placer rejected a pod that fits.
+    #[error("rejected a pod that fits: {0:?}")]
+    Rejected(Demand),
+    /// The placer placed a pod where it does not fit.
+    #[error("invalid placement ({problem}): {demand:?} at {placement:?}")]
     Placed {
-        /// The pod.
+        /// The pod's demand.
         demand: Demand,
-        /// Where.
+        /// The placement.
         placement: Placement,
-        /// Why it cannot be there.
-        problem: Impossible,
+        /// Reason of the error.
+        problem: PlacementError,
     },
 }
 
-/// A placer, and the cluster as its placements leave it.
+/// A placer with the cluster that results from its placements.
 #[derive(Debug)]
 pub struct Audit<'p, P> {
     cluster: Cluster,
@@ -30,43 +30,43 @@ pub struct Audit<'p, P> {
 }
 
 impl<'p, P: Placer> Audit<'p, P> {
-    /// The placer must believe in the same empty cluster.
+    /// Returns the audit of a placer, which must start with the same empty cluster.
     pub fn new(cluster: Cluster, placer: &'p mut P) -> Self {
         Self { capacity_milli: cluster.left_milli(), cluster, placer }
     }
 
-    /// Has a pod placed. `None` = there was no room for it.
+    /// Lets the placer place a pod. Returns `None` if the pod fits nowhere.
     ///
     /// # Errors
-    /// If that breaks a rule.
+    /// Returns an error if the decision violates a rule.
     pub fn place(&mut self, demand: &Demand) -> Result<Option<Placement>, Violation> {
         let Some(placement) = self.placer.place(demand) else {
             return if self.cluster.fits(demand) {
-                Err(Violation::Refused(*demand))
+                Err(Violation::Rejected(*demand))
             } else {
                 Ok(None)
             };
         };
-        match self.cluster.take(demand, &placement) {
+        match self.cluster.allocate(demand, &placement) {
             Ok(()) => Ok(Some(placement)),
             Err(problem) => Err(Violation::Placed { demand: *demand, placement, problem }),
         }
     }
 
-    /// A pod goes.
+    /// Releases the resources of a pod.
     pub fn release(&mut self, demand: &Demand, placement: &Placement) {
-        self.cluster.give_back(demand, placement);
+        self.cluster.release(demand, placement);
         self.placer.release(demand, placement);
     }
 
-    /// How much of the GPUs is allocated, in percent.
+    /// Returns the allocated share of the GPUs in percent.
     #[expect(clippy::cast_precision_loss, reason = "fewer than 2^52 thousandths of a GPU")]
     #[must_use]
     pub fn allocated_percent(&self) -> f64 {
         100.0 - 100.0 * self.cluster.left_milli() as f64 / self.capacity_milli as f64
     }
 
-    /// The cluster as it is.
+    /// Returns the current cluster.
     #[must_use]
     pub fn cluster(&self) -> &Cluster {
         &self.cluster
@@ -78,7 +78,7 @@ mod tests {
     use super::super::cluster::{ModelSet, Node};
     use super::*;
 
-    /// Does what it is told, whatever that is.
+    /// A placer that always returns the same placement.
     struct Always(Option<Placement>);
 
     impl Placer for Always {
@@ -104,33 +104,39 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_counts_only_when_there_is_no_room() {
+    fn rejection_is_valid_only_if_nothing_fits() {
         let mut never = Always(None);
         let mut audit = Audit::new(cluster(), &mut never);
         assert_eq!(audit.place(&demand(3, 1000)), Ok(None));
-        assert_eq!(audit.place(&demand(2, 1000)), Err(Violation::Refused(demand(2, 1000))));
+        assert_eq!(audit.place(&demand(2, 1000)), Err(Violation::Rejected(demand(2, 1000))));
     }
 
     #[test]
-    fn nothing_is_placed_twice_on_what_is_there_once() {
+    fn gpu_is_not_allocated_beyond_its_capacity() {
         let mut first = placing(&[0]);
         let mut audit = Audit::new(cluster(), &mut first);
         assert!(audit.place(&demand(1, 600)).is_ok());
         assert!((audit.allocated_percent() - 30.0).abs() < 1e-9);
         let second = audit.place(&demand(1, 600));
-        assert!(matches!(second, Err(Violation::Placed { problem: Impossible::DoesNotFit, .. })));
+        assert!(matches!(
+            second,
+            Err(Violation::Placed { problem: PlacementError::Insufficient, .. })
+        ));
         let (pod, placement) = (demand(1, 600), Placement { node: 0, gpus: vec![0] });
         audit.release(&pod, &placement);
         assert!(audit.place(&pod).is_ok());
     }
 
     #[test]
-    fn a_set_of_gpus_is_as_large_as_was_asked_for_and_has_none_twice() {
+    fn gpu_set_has_requested_size_without_duplicates() {
         for wrong in [&[0][..], &[0, 0], &[0, 2], &[0, 1, 1]] {
             let mut placer = placing(wrong);
             let placed = Audit::new(cluster(), &mut placer).place(&demand(2, 1000));
             assert!(
-                matches!(placed, Err(Violation::Placed { problem: Impossible::NoSuchGpus, .. })),
+                matches!(
+                    placed,
+                    Err(Violation::Placed { problem: PlacementError::InvalidGpus, .. })
+                ),
                 "{wrong:?}"
             );
         }

@@ -1,9 +1,11 @@
-//! The algorithm of NVIDIA's `bestEffort` policy (github.com/NVIDIA/go-gpuallocator): the free GPUs
-//! are divided into sets of the size asked for, what is left over forming one smaller set; of the
-//! division with the highest sum of scores, the best full set is taken. The first counts where
-//! several are equal, sets being formed in ascending order.
+//! The algorithm of NVIDIA's `bestEffort` policy (github.com/NVIDIA/go-gpuallocator).
 //!
-//! It enumerates divisions; here each set of free GPUs is divided once, with the same result.
+//! The free GPUs are partitioned into sets of the requested size, with the remainder in one smaller
+//! set. The best full set of the partition with the highest sum of scores is chosen. Ties go to the
+//! first, with sets in ascending order.
+//!
+//! NVIDIA's code enumerates partitions; here each set of free GPUs is partitioned once, with the
+//! same result.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,40 +16,41 @@ use super::policies::{SetPolicy, subsets};
 
 pub(super) struct BestEffort {
     matrix: Arc<LinkMatrix>,
-    /// By free GPUs and size. Whether the smaller set is still to be formed, their number tells.
-    divided: HashMap<(DeviceSet, usize), (Score, DeviceSet)>,
+    /// Best partitions by free GPUs and size. The number of free GPUs determines if the smaller
+    /// set is still to be formed.
+    partitions: HashMap<(DeviceSet, usize), (Score, DeviceSet)>,
 }
 
 impl BestEffort {
     pub(super) fn new(matrix: Arc<LinkMatrix>) -> Self {
-        Self { matrix, divided: HashMap::new() }
+        Self { matrix, partitions: HashMap::new() }
     }
 
-    /// The best sum of scores, and the set with the lowest GPU in that division.
-    fn divide(&mut self, free: DeviceSet, size: usize) -> (Score, DeviceSet) {
+    /// Returns the best sum of scores, and the set with the lowest GPU in that partition.
+    fn partition(&mut self, free: DeviceSet, size: usize) -> (Score, DeviceSet) {
         let smaller = free.len() % size;
-        if let Some(known) = self.divided.get(&(free, size)) {
+        if let Some(known) = self.partitions.get(&(free, size)) {
             return *known;
         }
         let Some(lowest) = free.iter().next() else { return (0, DeviceSet::EMPTY) };
         let lowest = DeviceSet::one(lowest);
         let mut best = None;
-        // The smaller set is padded with places that come after every GPU, so it is the last of
-        // those that begin alike.
+        // The smaller set is padded with indexes after every GPU, so it comes last among sets with
+        // the same beginning.
         for set in sets_with(lowest, free, size, smaller) {
-            let sum = self.matrix.score(set) + self.divide(free - set, size).0;
+            let sum = self.matrix.score(set) + self.partition(free - set, size).0;
             if best.is_none_or(|(highest, _)| sum > highest) {
                 best = Some((sum, set));
             }
         }
         let best = best.unwrap_or((0, free));
-        self.divided.insert((free, size), best);
+        self.partitions.insert((free, size), best);
         best
     }
 }
 
-/// The sets that the lowest GPU can be in, full ones and the smaller one, in ascending order with
-/// the padding last.
+/// Returns the full and smaller sets that contain the lowest GPU, in ascending order with the
+/// padding last.
 fn sets_with(lowest: DeviceSet, free: DeviceSet, size: usize, smaller: usize) -> Vec<DeviceSet> {
     let others = free - lowest;
     let with = |count: usize| subsets(others, count - 1).into_iter().map(move |set| set | lowest);
@@ -72,13 +75,13 @@ impl SetPolicy for BestEffort {
         let mut best: Option<(Score, DeviceSet)> = None;
         let mut left = free;
         while !left.is_empty() {
-            let (_, set) = self.divide(left, count);
+            let (_, set) = self.partition(left, count);
             let score = self.matrix.score(set);
             if set.len() == count && best.is_none_or(|(highest, _)| score > highest) {
                 best = Some((score, set));
             }
             left = left - set;
         }
-        best.expect("as many GPUs are free as are asked for").1
+        best.expect("enough GPUs are free").1
     }
 }

@@ -1,4 +1,4 @@
-//! The best that can be done with requests that are known in advance.
+//! The optimum for requests that are known in advance.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,24 +8,24 @@ use tessera_allocator::topology::{DeviceSet, LinkMatrix, Score};
 use super::MAX_ENUMERATED;
 use super::policies::subsets;
 
-/// Knows all requests of a machine in advance.
+/// Computes the optimum for requests that are known in advance.
 pub struct Clairvoyant {
     matrix: Arc<LinkMatrix>,
-    /// By the sizes that are still to be served, largest first: the best sum of scores for each
-    /// set of free GPUs, by its bits.
+    /// Best sum of scores for each set of free GPUs (by its bits), by remaining sizes, largest
+    /// first.
     sums: HashMap<Vec<usize>, Vec<Option<Score>>>,
 }
 
 impl Clairvoyant {
-    /// For machines of at most [`MAX_ENUMERATED`] GPUs.
+    /// Returns the clairvoyant of a machine with at most [`MAX_ENUMERATED`] GPUs.
     pub fn new(matrix: Arc<LinkMatrix>) -> Option<Self> {
         (matrix.len() <= MAX_ENUMERATED).then(|| Self { matrix, sums: HashMap::new() })
     }
 
-    /// The highest sum of scores that disjoint sets of these sizes can have on the free machine.
-    /// The sizes together are at most the machine.
+    /// Returns the highest sum of scores of disjoint sets of these sizes on the free machine. The
+    /// sizes must fit on the machine.
     pub fn best(&mut self, sizes: &[usize]) -> Score {
-        // One GPU alone scores nothing and can always take what is left.
+        // A single GPU scores zero and can always take a remaining one.
         let mut sizes: Vec<usize> = sizes.iter().copied().filter(|size| *size > 1).collect();
         sizes.sort_unstable_by(|a, b| b.cmp(a));
         self.sum(self.matrix.devices(), &sizes)
@@ -35,25 +35,26 @@ impl Clairvoyant {
         let Some((&size, rest)) = sizes.split_first() else { return 0 };
         let free = self.canonical(free);
         let states = 1 << self.matrix.len();
-        let known = self.sums.entry(sizes.to_vec()).or_insert_with(|| vec![None; states]);
-        if let Some(sum) = known[free.bits() as usize] {
+        let cache = self.sums.entry(sizes.to_vec()).or_insert_with(|| vec![None; states]);
+        if let Some(sum) = cache[free.bits() as usize] {
             return sum;
         }
         let sets = subsets(free, size).into_iter();
-        // Which twins are taken makes no difference.
+        // The choice among equivalent GPUs makes no difference.
         let different: Vec<DeviceSet> = sets.filter(|set| self.lowest_twins(*set, free)).collect();
         let best = different
             .into_iter()
             .map(|set| self.matrix.score(set) + self.sum(free - set, rest))
             .max();
         let best = best.unwrap_or(0);
-        if let Some(known) = self.sums.get_mut(sizes) {
-            known[free.bits() as usize] = Some(best);
+        if let Some(cache) = self.sums.get_mut(sizes) {
+            cache[free.bits() as usize] = Some(best);
         }
         best
     }
 
-    /// The same number of twins of each group, those with the lowest positions.
+    /// Returns the set with the same number of GPUs of each equivalence group, those with the
+    /// lowest indexes.
     fn canonical(&self, set: DeviceSet) -> DeviceSet {
         let lowest =
             |group: &DeviceSet| group.iter().take((*group & set).len()).collect::<DeviceSet>();

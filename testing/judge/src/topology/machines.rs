@@ -1,11 +1,11 @@
-//! Link matrices of machines, from a file.
+//! Link matrices of machines, read from a file.
 //!
 //! ```json
 //! {"dgx1v": {"n": 8, "nvlink": [[0, 1, …], …], "pcie": [["X", "PIX", …], …], "numa": [0, 0, …]}}
 //! ```
 //!
-//! `nvlink` counts the links of each pair, `pcie` has the words of `nvidia-smi topo -m` (and `PSB`
-//! for one board), `numa` the NUMA node of each GPU. Other fields are for people.
+//! `nvlink` has the number of links of each pair, `pcie` the names of `nvidia-smi topo -m` (and
+//! `PSB` for one board), `numa` the NUMA node of each GPU. Other fields are ignored.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,72 +17,72 @@ use tessera_api::gpu::PcieLevel;
 /// A machine of the file.
 #[derive(Debug, Clone)]
 pub struct Machine {
-    /// Its name there.
+    /// Name in the file.
     pub name: String,
-    /// How its GPUs are joined.
+    /// Link matrix of its GPUs.
     pub matrix: LinkMatrix,
 }
 
-/// Why a file has no machines.
+/// Error of reading machines.
 #[derive(Debug, thiserror::Error)]
 pub enum MachinesError {
-    /// It cannot be read.
-    #[error("{path} cannot be read")]
+    /// The file cannot be read.
+    #[error("cannot read {path}")]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// It is not of the format.
-    #[error("not a list of machines: {{name: {{n, nvlink, pcie, numa}}}}")]
+    /// The file does not have the expected format.
+    #[error("not a list of machines: expected {{name: {{n, nvlink, pcie, numa}}}}")]
     Format(#[from] serde_json::Error),
-    /// A machine contradicts itself.
+    /// A machine is inconsistent.
     #[error("machine {machine}: {problem}")]
     Machine {
-        /// Its name.
+        /// Name of the machine.
         machine: String,
-        /// What is wrong, and where.
+        /// Description of the error.
         problem: String,
     },
 }
 
 #[derive(Deserialize)]
-struct Described {
+struct MachineDescription {
     n: usize,
     nvlink: Vec<Vec<u32>>,
     pcie: Vec<Vec<String>>,
     numa: Vec<i64>,
 }
 
-/// The machines of a file, by name.
+/// Reads the machines of a file, sorted by name.
 ///
 /// # Errors
-/// The file is not there or not of the format.
+/// Returns an error if the file cannot be read or does not have the expected format.
 pub fn read(path: &Path) -> Result<Vec<Machine>, MachinesError> {
     let text = std::fs::read_to_string(path)
         .map_err(|source| MachinesError::Read { path: path.to_owned(), source })?;
     parse(&text)
 }
 
-/// The machines of a text of that format.
+/// Parses machines, sorted by name.
 ///
 /// # Errors
-/// It is not of the format.
+/// Returns an error if the text does not have the expected format.
 pub fn parse(text: &str) -> Result<Vec<Machine>, MachinesError> {
-    let described: BTreeMap<String, Described> = serde_json::from_str(text)?;
-    let machine = |(name, described): (String, Described)| match described.matrix() {
+    let described: BTreeMap<String, MachineDescription> = serde_json::from_str(text)?;
+    let machine = |(name, described): (String, MachineDescription)| match described.matrix() {
         Ok(matrix) => Ok(Machine { name, matrix }),
         Err(problem) => Err(MachinesError::Machine { machine: name, problem }),
     };
     described.into_iter().map(machine).collect()
 }
 
-impl Described {
+impl MachineDescription {
     fn matrix(&self) -> Result<LinkMatrix, String> {
         let n = self.n;
         if n == 0 || n > DeviceSet::MAX {
-            return Err(format!("n is {n}; it must be 1 to {}", DeviceSet::MAX));
+            return Err(format!("n is {n}, but must be 1 to {}", DeviceSet::MAX));
         }
         let is_square =
             |lengths: &mut dyn Iterator<Item = usize>| lengths.filter(|&l| l == n).count() == n;
@@ -99,9 +99,7 @@ impl Described {
         let level = |a: usize, b: usize| levels[a * n + b];
         for (a, b) in (0..n).flat_map(|a| (0..a).map(move |b| (b, a))) {
             if self.nvlink[a][b] != self.nvlink[b][a] || level(a, b) != level(b, a) {
-                return Err(format!(
-                    "GPUs {a} and {b} are joined differently in the two directions"
-                ));
+                return Err(format!("links of GPUs {a} and {b} differ by direction"));
             }
         }
         let places: Vec<Place> = (0..n).map(|gpu| self.place(gpu, &level)).collect();
@@ -109,7 +107,7 @@ impl Described {
             .map_err(|error| error.to_string())
     }
 
-    /// The PCIe level of each pair, row by row; the diagonal says nothing.
+    /// Returns the PCIe level of each pair, row by row; the diagonal is unused.
     fn levels(&self) -> Result<Vec<PcieLevel>, String> {
         let cells = (0..self.n).flat_map(|a| (0..self.n).map(move |b| (a, b)));
         let level = |(a, b): (usize, usize)| {
@@ -121,8 +119,8 @@ impl Described {
         cells.map(level).collect()
     }
 
-    /// GPUs that are joined across one host bridge or closer hang on one root complex; the lowest
-    /// of them numbers it.
+    /// Returns the location of a GPU. GPUs that share a host bridge or are closer have the same
+    /// root complex, which is numbered by the lowest of them.
     fn place(&self, gpu: usize, level: &impl Fn(usize, usize) -> PcieLevel) -> Place {
         let root =
             (0..self.n).find(|&other| level(gpu, other) >= PcieLevel::HostBridge).unwrap_or(gpu);

@@ -1,24 +1,25 @@
-//! One request on every set of free GPUs: its score against the best that any set of that size has.
+//! Single requests on every set of free GPUs: their score relative to the best of any set of that
+//! size.
 
 use tessera_allocator::topology::{DeviceSet, LinkMatrix, Score};
 
 use super::policies::SetPolicy;
 
-/// What a policy reached with requests of one size.
+/// Results of a policy for requests of one size.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PerRequest {
-    /// GPUs asked for.
+    /// Requested GPUs.
     pub size: usize,
     /// Mean of score / best score.
     pub mean: f64,
-    /// Share of the requests that got the best score.
+    /// Share of requests with the best score.
     pub optimal: f64,
-    /// The least score / best score.
+    /// Lowest score / best score.
     pub worst: f64,
 }
 
-/// The policy's result over every set of free GPUs that has at least `size` of them; `None` if no
-/// pair of GPUs scores.
+/// Returns the policy's results over every set of free GPUs with at least `size` members. Returns
+/// `None` if no pair of GPUs scores.
 pub fn measure(matrix: &LinkMatrix, policy: &mut dyn SetPolicy, size: usize) -> Option<PerRequest> {
     let best = best_scores(matrix, size);
     let mut result = PerRequest { size, mean: 0.0, optimal: 0.0, worst: 1.0 };
@@ -39,7 +40,7 @@ pub fn measure(matrix: &LinkMatrix, policy: &mut dyn SetPolicy, size: usize) -> 
     })
 }
 
-/// The best score of `size` GPUs of each set, by the set's bits; 0 where there are fewer.
+/// Returns the best score of `size` GPUs of each set, by the set's bits; 0 for smaller sets.
 fn best_scores(matrix: &LinkMatrix, size: usize) -> Vec<Score> {
     let mut best: Vec<Score> = Vec::with_capacity(1 << matrix.len());
     for bits in 0..1u64 << matrix.len() {

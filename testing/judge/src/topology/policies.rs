@@ -1,4 +1,4 @@
-//! Who chooses.
+//! Policies that choose GPU sets.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,40 +10,40 @@ use tessera_allocator::topology::{
 use super::best_effort::BestEffort;
 use super::random::Random;
 
-/// A way to choose GPUs.
+/// Name of a policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum PolicyName {
-    /// The allocator of this project: score and residual value.
+    /// Tessera's allocator: score and residual value.
     Tessera,
-    /// The same, with residual values for the sizes that it has seen so far in place of the
-    /// built-in prior.
+    /// Tessera's allocator with residual values for the observed sizes instead of the built-in
+    /// prior.
     Learning,
-    /// The same with estimated residual values, which large machines get.
+    /// Tessera's allocator with estimated residual values, as on large machines.
     Estimate,
-    /// The set with the highest score, of several the first.
+    /// The set with the highest score; ties go to the first.
     Greedy,
     /// NVIDIA's bestEffort: the best set of the best partition of all free GPUs into sets of the
-    /// size asked for.
+    /// requested size.
     BestEffort,
-    /// The free GPUs with the lowest numbers.
+    /// The free GPUs with the lowest indexes.
     FirstFit,
-    /// Any free GPUs.
+    /// Random free GPUs.
     Random,
 }
 
-/// Chooses for one machine after the other request.
+/// Chooses GPU sets on one machine for consecutive requests.
 pub trait SetPolicy {
-    /// The GPUs for a request of `count` of the `free` ones, which are at least so many.
+    /// Returns `count` GPUs of the `free` ones, of which there are enough.
     fn choose(&mut self, free: DeviceSet, count: usize) -> DeviceSet;
 
-    /// Whether the choice depends on nothing but its arguments.
+    /// Returns true if the choice depends only on the arguments.
     fn is_pure(&self) -> bool {
         true
     }
 }
 
 impl PolicyName {
-    /// The word on the command line and in tables.
+    /// Returns the name on the command line and in tables.
     pub fn word(self) -> &'static str {
         match self {
             Self::Tessera => "tessera",
@@ -56,7 +56,7 @@ impl PolicyName {
         }
     }
 
-    /// The policy for one machine. `seed` is for those that draw.
+    /// Returns the policy for one machine. `seed` is for random policies.
     pub fn on(self, matrix: &Arc<LinkMatrix>, seed: u64) -> Box<dyn SetPolicy> {
         match self {
             Self::Tessera => Box::new(Tessera {
@@ -69,25 +69,25 @@ impl PolicyName {
             Self::Greedy => Box::new(Greedy { matrix: Arc::clone(matrix) }),
             Self::BestEffort => Box::new(BestEffort::new(Arc::clone(matrix))),
             Self::FirstFit => Box::new(FirstFit),
-            Self::Random => Box::new(Drawing { random: Random::new(seed) }),
+            Self::Random => Box::new(RandomChoice { random: Random::new(seed) }),
         }
     }
 }
 
-/// A pure policy that computes each answer once.
-pub struct Remembering<'p> {
+/// A policy that computes each choice of a pure policy once.
+pub struct CachedPolicy<'p> {
     policy: &'p mut dyn SetPolicy,
     answers: HashMap<(DeviceSet, usize), DeviceSet>,
 }
 
-impl<'p> Remembering<'p> {
-    /// Remembers what `policy` answers, if it always answers the same.
+impl<'p> CachedPolicy<'p> {
+    /// Returns a policy that caches the choices of `policy`, if it is pure.
     pub fn new(policy: &'p mut dyn SetPolicy) -> Self {
         Self { policy, answers: HashMap::new() }
     }
 }
 
-impl SetPolicy for Remembering<'_> {
+impl SetPolicy for CachedPolicy<'_> {
     fn choose(&mut self, free: DeviceSet, count: usize) -> DeviceSet {
         if !self.policy.is_pure() {
             return self.policy.choose(free, count);
@@ -113,10 +113,10 @@ impl SetPolicy for Tessera {
 fn choose(chooser: &SetChooser, free: DeviceSet, count: usize) -> DeviceSet {
     let request = SetRequest { count, candidates: free, free, wishes: Wishes::default() };
     let choice = chooser.choose(&request, &mut u64::MAX.clone());
-    choice.ok().flatten().expect("as many GPUs are free as are asked for").devices
+    choice.ok().flatten().expect("enough GPUs are free").devices
 }
 
-/// How many requests of the built-in prior stand beside those that were seen.
+/// Weight of the built-in prior in requests.
 const PRIOR: u64 = 64;
 
 struct Learning {
@@ -124,9 +124,9 @@ struct Learning {
     matrix: Arc<LinkMatrix>,
     /// Requests of each size, from size 1.
     counts: Vec<u64>,
-    seen: u64,
-    /// When the values are computed again.
-    due: u64,
+    observed: u64,
+    /// Number of requests at which the values are computed again.
+    next_update: u64,
 }
 
 impl Learning {
@@ -136,8 +136,8 @@ impl Learning {
             chooser: SetChooser::new(Arc::clone(&matrix), &SizeMix::default()),
             matrix,
             counts,
-            seen: 0,
-            due: 32,
+            observed: 0,
+            next_update: 32,
         }
     }
 }
@@ -146,10 +146,10 @@ impl SetPolicy for Learning {
     fn choose(&mut self, free: DeviceSet, count: usize) -> DeviceSet {
         self.counts.resize(self.counts.len().max(count), 0);
         self.counts[count - 1] += 1;
-        self.seen += 1;
-        if self.seen == self.due {
+        self.observed += 1;
+        if self.observed == self.next_update {
             self.chooser = SetChooser::new(Arc::clone(&self.matrix), &SizeMix::new(&self.counts));
-            self.due *= 2;
+            self.next_update *= 2;
         }
         choose(&self.chooser, free, count)
     }
@@ -167,7 +167,7 @@ impl SetPolicy for Greedy {
     fn choose(&mut self, free: DeviceSet, count: usize) -> DeviceSet {
         let sets = subsets(free, count);
         let best = sets.into_iter().rev().max_by_key(|set| self.matrix.score(*set));
-        best.expect("as many GPUs are free as are asked for")
+        best.expect("enough GPUs are free")
     }
 }
 
@@ -179,11 +179,11 @@ impl SetPolicy for FirstFit {
     }
 }
 
-struct Drawing {
+struct RandomChoice {
     random: Random,
 }
 
-impl SetPolicy for Drawing {
+impl SetPolicy for RandomChoice {
     fn choose(&mut self, free: DeviceSet, count: usize) -> DeviceSet {
         let mut left: Vec<usize> = free.iter().collect();
         (0..count).map(|_| left.swap_remove(self.random.below(left.len()))).collect()
@@ -194,7 +194,7 @@ impl SetPolicy for Drawing {
     }
 }
 
-/// All sets of `count` of the devices, in lexicographic order.
+/// Returns all sets of `count` devices, in lexicographic order.
 pub(super) fn subsets(of: DeviceSet, count: usize) -> Vec<DeviceSet> {
     let devices: Vec<usize> = of.iter().collect();
     let mut found = Vec::new();

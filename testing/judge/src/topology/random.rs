@@ -1,4 +1,4 @@
-//! Random numbers that are the same everywhere: SplitMix64.
+//! Deterministic random numbers, equal on all machines: SplitMix64.
 
 #[derive(Debug, Clone)]
 pub(super) struct Random(u64);
@@ -16,7 +16,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `end`, each as likely (to one in 2^32 for the ends met here).
+    /// Returns a number below `end` with (almost exactly) uniform distribution.
     pub(super) fn below(&mut self, end: usize) -> usize {
         ((u128::from(self.next()) * end as u128) >> 64) as usize
     }

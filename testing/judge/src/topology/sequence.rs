@@ -1,6 +1,6 @@
-//! Requests of random sizes, one after the other, until the first that does not fit: the sum of
-//! their scores against that of a clairvoyant. Which requests fit depends on their sizes alone, so
-//! every policy serves the same.
+//! Requests of random sizes until the first that does not fit: the sum of their scores relative to
+//! a clairvoyant's. The sizes alone determine which requests fit, so every policy serves the same
+//! ones.
 
 use tessera_allocator::topology::{DeviceSet, LinkMatrix, Score};
 
@@ -8,10 +8,10 @@ use super::clairvoyant::Clairvoyant;
 use super::policies::SetPolicy;
 use super::random::Random;
 
-/// How often each size is asked for.
+/// Distribution of request sizes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sizes {
-    /// Sizes, each as often as it is drawn.
+    /// Sizes, each repeated by its weight.
     drawn: Vec<usize>,
 }
 
@@ -24,23 +24,23 @@ pub struct Sequences {
     rated: f64,
     weakest: f64,
     pairs: f64,
-    /// The least score of a pair that any request got; `None` if none asked for two.
+    /// Lowest score of a pair in any request; `None` without requests for two or more.
     pub weakest_pair: Option<Score>,
 }
 
 impl Sizes {
-    /// Sizes that are drawn equally often; one that is listed twice is drawn twice as often. `None`
-    /// without any, or with 0.
+    /// Returns the distribution of equally likely sizes; repeated ones are more likely. Returns
+    /// `None` for an empty list or a size of 0.
     pub fn new(drawn: Vec<usize>) -> Option<Self> {
         (!drawn.is_empty() && !drawn.contains(&0)).then_some(Self { drawn })
     }
 
-    /// All sizes up to the machine's; larger ones are rejected by every machine.
+    /// Draws a size; sizes above the machine's are rejected by every machine.
     fn draw(&self, random: &mut Random) -> usize {
         self.drawn[random.below(self.drawn.len())]
     }
 
-    fn chance(&self, holds: impl Fn(usize) -> bool) -> f64 {
+    fn probability(&self, holds: impl Fn(usize) -> bool) -> f64 {
         self.drawn.iter().filter(|size| holds(**size)).count() as f64 / self.drawn.len() as f64
     }
 
@@ -53,17 +53,17 @@ impl Sizes {
 }
 
 impl Sequences {
-    /// Sum of scores / sum of the clairvoyant's: the primary figure.
+    /// Returns the sum of scores / the clairvoyant's sum: the primary figure.
     pub fn ratio(&self) -> f64 {
         if self.best > 0.0 { self.score / self.best } else { 1.0 }
     }
 
-    /// Mean over sequences of score / clairvoyant's.
+    /// Returns the mean over sequences of score / the clairvoyant's score.
     pub fn mean_ratio(&self) -> f64 {
         if self.rated > 0.0 { self.ratios / self.rated } else { 1.0 }
     }
 
-    /// Mean over requests for two GPUs or more of the score of their weakest pair.
+    /// Returns the mean score of the weakest pair, over requests for two or more GPUs.
     pub fn mean_weakest_pair(&self) -> f64 {
         if self.pairs > 0.0 { self.weakest / self.pairs } else { 0.0 }
     }
@@ -85,7 +85,7 @@ impl Sequences {
     }
 }
 
-/// `count` sequences of one seed.
+/// Returns the sums over `count` sequences of one seed.
 pub fn sampled(
     matrix: &LinkMatrix,
     policy: &mut dyn SetPolicy,
@@ -113,8 +113,8 @@ pub fn sampled(
     sums
 }
 
-/// The expectation over all sequences, for a policy whose choice depends on nothing but the free
-/// GPUs and the size.
+/// Returns the expectation over all sequences, for a policy that depends only on the free GPUs and
+/// the size.
 pub fn expected(
     matrix: &LinkMatrix,
     policy: &mut dyn SetPolicy,
@@ -122,7 +122,7 @@ pub fn expected(
     sizes: &Sizes,
 ) -> Sequences {
     let different = sizes.different();
-    let mut walk = Walk {
+    let mut tree = SequenceTree {
         matrix,
         policy,
         clairvoyant,
@@ -131,11 +131,11 @@ pub fn expected(
         served: Vec::new(),
         sums: Sequences::default(),
     };
-    walk.go(matrix.devices(), 1.0, 0);
-    walk.sums
+    tree.visit(matrix.devices(), 1.0, 0);
+    tree.sums
 }
 
-struct Walk<'w> {
+struct SequenceTree<'w> {
     matrix: &'w LinkMatrix,
     policy: &'w mut dyn SetPolicy,
     clairvoyant: &'w mut Clairvoyant,
@@ -145,24 +145,24 @@ struct Walk<'w> {
     sums: Sequences,
 }
 
-impl Walk<'_> {
-    /// All that can follow when these GPUs are free.
-    fn go(&mut self, free: DeviceSet, chance: f64, score: Score) {
-        let rejected = self.sizes.chance(|size| size > free.len());
+impl SequenceTree<'_> {
+    /// Visits all continuations for these free GPUs.
+    fn visit(&mut self, free: DeviceSet, probability: f64, score: Score) {
+        let rejected = self.sizes.probability(|size| size > free.len());
         if rejected > 0.0 {
             let best = self.clairvoyant.best(&self.served);
-            self.sums.end(chance * rejected, score, best);
+            self.sums.end(probability * rejected, score, best);
         }
         for at in 0..self.different.len() {
             let size = self.different[at];
             if size > free.len() {
                 return;
             }
-            let chance = chance * self.sizes.chance(|drawn| drawn == size);
+            let probability = probability * self.sizes.probability(|drawn| drawn == size);
             let set = self.policy.choose(free, size);
-            self.sums.request(chance, self.matrix.weakest_pair(set));
+            self.sums.request(probability, self.matrix.weakest_pair(set));
             self.served.push(size);
-            self.go(free - set, chance, score + self.matrix.score(set));
+            self.visit(free - set, probability, score + self.matrix.score(set));
             self.served.pop();
         }
     }

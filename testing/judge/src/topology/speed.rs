@@ -1,5 +1,5 @@
-//! How long decisions take, in CPU time of the deciding thread: what else runs on the machine does
-//! not count. Reading that clock takes part of a microsecond, which is in every figure.
+//! Time of decisions, as CPU time of the deciding thread, which other load does not affect. Every
+//! figure includes the read of that clock, a part of a microsecond.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,18 +13,18 @@ use super::random::Random;
 /// Times of one policy on one machine.
 #[derive(Debug, Clone, Copy)]
 pub struct Speed {
-    /// Making the policy: what is computed once for machines that are built alike.
+    /// Construction of the policy, which is computed once for equal machines.
     pub set_up: Duration,
-    /// Half of the decisions took no longer.
+    /// Median.
     pub p50: Duration,
-    /// 99 of 100 decisions took no longer.
+    /// 99th percentile.
     pub p99: Duration,
-    /// No decision took longer.
+    /// Maximum.
     pub longest: Duration,
 }
 
-/// Times decisions, each request size from 1 to the whole machine equally often, the free GPUs
-/// drawn. Every fourth decision is on the free machine.
+/// Measures decisions for all request sizes from 1 to the whole machine in turn, with random free
+/// GPUs. Every fourth decision is on the free machine.
 pub fn measure(name: PolicyName, matrix: &Arc<LinkMatrix>, decisions: usize) -> Speed {
     let started = cpu_time();
     let mut policy = name.on(matrix, 1);

@@ -1,4 +1,4 @@
-//! Prints how well caps are held: the tables of `docs/benchmarks/limiter.md`.
+//! Prints the accuracy of caps: the tables of `docs/benchmarks/limiter.md`.
 //!
 //! ```text
 //! cargo run --release -p tessera-intercept-simulation --bin limiter-errors
@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use tessera_intercept_abi::ComputePolicy;
 use tessera_intercept_simulation::{
-    Company, Judged, Limiter, MS, Pattern, S, US, Workload, judge, unlimited,
+    Accuracy, CoTenant, Limiter, MS, Pattern, S, US, Workload, measure, unlimited,
 };
 
 const KERNELS: [(&str, u64); 11] = [
@@ -26,78 +26,80 @@ const KERNELS: [(&str, u64); 11] = [
 ];
 const PATTERNS: [(&str, Pattern); 3] =
     [("sync", Pattern::Sync { gap: 0 }), ("async", Pattern::Async), ("graph", Pattern::Graph)];
-const OURS: Limiter = Limiter::Tessera(ComputePolicy::Fixed);
+const TESSERA: Limiter = Limiter::Tessera(ComputePolicy::Fixed);
 
-/// The worst of several cells of a table.
+/// Worst results of several cells of a table.
 #[derive(Default)]
 struct Worst {
     short: f64,
     long: f64,
     sum: f64,
     cells: usize,
-    neighbour: Option<f64>,
+    co_tenant: Option<f64>,
 }
 
 impl Worst {
-    fn add(&mut self, judged: &Judged) {
-        self.short = self.short.max(judged.short * 100.0);
-        self.long = self.long.max(judged.long * 100.0);
-        self.sum += (judged.had - judged.expected).abs() * 100.0;
+    fn add(&mut self, accuracy: &Accuracy) {
+        self.short = self.short.max(accuracy.short * 100.0);
+        self.long = self.long.max(accuracy.long * 100.0);
+        self.sum += (accuracy.actual - accuracy.expected).abs() * 100.0;
         self.cells += 1;
-        if let Some(neighbour) = judged.neighbour {
-            self.neighbour = Some(self.neighbour.map_or(neighbour, |least| least.min(neighbour)));
+        if let Some(co_tenant) = accuracy.co_tenant {
+            self.co_tenant = Some(self.co_tenant.map_or(co_tenant, |least| least.min(co_tenant)));
         }
     }
 
     fn row(&self) -> String {
-        let neighbour =
-            self.neighbour.map_or("-".to_owned(), |part| format!("{:.1} %", part * 100.0));
+        let co_tenant =
+            self.co_tenant.map_or("-".to_owned(), |part| format!("{:.1} %", part * 100.0));
         let mean = self.sum / self.cells as f64;
-        format!("{:.1} | {:.1} | {mean:.2} | {neighbour}", self.short, self.long)
+        format!("{:.1} | {:.1} | {mean:.2} | {co_tenant}", self.short, self.long)
     }
 }
 
-fn caps(worst: &mut Worst, workload: &Workload, limiter: Limiter, percents: &[u32]) {
+fn add_caps(worst: &mut Worst, workload: &Workload, limiter: Limiter, percents: &[u32]) {
     let free = unlimited(workload, 1);
     for percent in percents {
-        worst.add(&judge(workload, limiter, *percent, free, 1));
+        worst.add(&measure(workload, limiter, *percent, free, 1));
     }
 }
 
-fn every_kernel() {
+fn print_by_kernel() {
     println!(
-        "| company | pattern | kernel | worst, short | worst, long | mean | neighbour keeps |"
+        "| co-tenant | pattern | kernel | worst, short | worst, long | mean | co-tenant keeps |"
     );
     println!("|---|---|---|---|---|---|---|");
-    for company in [Company::Nobody, Company::Unlimited] {
+    for co_tenant in [CoTenant::None, CoTenant::Unlimited] {
         for (pattern_name, pattern) in PATTERNS {
             for (kernel_name, kernel) in KERNELS {
                 let mut worst = Worst::default();
                 for processes in [1, 3, 8] {
-                    let workload = Workload { kernel, pattern, processes, company };
-                    caps(&mut worst, &workload, OURS, &[10, 30, 50, 70, 90]);
+                    let workload = Workload { kernel, pattern, processes, co_tenant };
+                    add_caps(&mut worst, &workload, TESSERA, &[10, 30, 50, 70, 90]);
                 }
-                println!("| {company:?} | {pattern_name} | {kernel_name} | {} |", worst.row());
+                println!("| {co_tenant:?} | {pattern_name} | {kernel_name} | {} |", worst.row());
             }
         }
     }
 }
 
-fn beside_others() {
-    println!("| limiter | company | worst, short | worst, long | mean | neighbour keeps |");
+fn print_by_limiter() {
+    println!("| limiter | co-tenant | worst, short | worst, long | mean | co-tenant keeps |");
     println!("|---|---|---|---|---|---|");
-    for (name, limiter) in [("ours", OURS), ("AIMD", Limiter::Aimd), ("HAMi-core", Limiter::Hami)] {
-        for company in [Company::Nobody, Company::Unlimited] {
+    for (name, limiter) in
+        [("tessera", TESSERA), ("AIMD", Limiter::Aimd), ("HAMi-core", Limiter::Hami)]
+    {
+        for co_tenant in [CoTenant::None, CoTenant::Unlimited] {
             let mut worst = Worst::default();
             for (_, pattern) in PATTERNS {
                 for kernel in [50 * US, 500 * US, 5 * MS, 50 * MS] {
                     for processes in [1, 3] {
-                        let workload = Workload { kernel, pattern, processes, company };
-                        caps(&mut worst, &workload, limiter, &[10, 30, 50, 70, 90]);
+                        let workload = Workload { kernel, pattern, processes, co_tenant };
+                        add_caps(&mut worst, &workload, limiter, &[10, 30, 50, 70, 90]);
                     }
                 }
             }
-            println!("| {name} | {company:?} | {} |", worst.row());
+            println!("| {name} | {co_tenant:?} | {} |", worst.row());
         }
     }
 }
@@ -105,18 +107,18 @@ fn beside_others() {
 fn main() -> ExitCode {
     match std::env::args().nth(1).as_deref() {
         None => {
-            every_kernel();
+            print_by_kernel();
             println!();
-            beside_others();
+            print_by_limiter();
             ExitCode::SUCCESS
         }
         Some("others") => {
-            beside_others();
+            print_by_limiter();
             ExitCode::SUCCESS
         }
         Some(other) => {
             eprintln!(
-                "limiter-errors: `{other}` is not known: give nothing, or `others` for the second table alone"
+                "limiter-errors: unknown argument `{other}`: expected none, or `others` for the second table only"
             );
             ExitCode::FAILURE
         }

@@ -1,9 +1,8 @@
-//! Admission policies of the chart, as Rust: who may allocate, who may write slices, who may
-//! tolerate the fence, and that an allocated claim keeps its finalizer, and what pods with claims
-//! must not mount.
+//! The chart's admission policies in Rust.
 //!
-//! Each is the counterpart of one ValidatingAdmissionPolicy; the real ones are CEL and run on the
-//! real cluster.
+//! They restrict who allocates, who writes slices and who tolerates the managed taint, keep the
+//! finalizer of allocated claims, and forbid mounts over grants. Each corresponds to one
+//! ValidatingAdmissionPolicy; the real ones are CEL and run on the real cluster.
 
 use serde_json::Value;
 
@@ -12,14 +11,14 @@ use super::kind::Kind;
 use super::meta;
 use super::user::User;
 
-/// Our driver's name.
+/// Name of Tessera's DRA driver.
 const DRIVER: &str = "gpu.tessera.dev";
-/// The taint that keeps other allocators away.
-const FENCE: &str = "gpu.tessera.dev/managed";
+/// Taint that excludes other allocators.
+const MANAGED_TAINT: &str = "gpu.tessera.dev/managed";
 const CONTROLLER: &str = "system:serviceaccount:tessera-system:tessera-controller";
 const DRIVER_ACCOUNT: &str = "system:serviceaccount:tessera-system:tessera-driver";
 const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
-/// Who besides the controller may take an allocation away.
+/// Users besides the controller that may deallocate.
 const DEALLOCATORS: &[&str] = &[
     CONTROLLER,
     "system:kube-scheduler",
@@ -27,86 +26,97 @@ const DEALLOCATORS: &[&str] = &[
     "system:serviceaccount:kube-system:resource-claim-controller",
 ];
 
-/// Which policies are in force.
+/// Admission policies in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policies {
-    /// Only the controller turns a claim of ours from unallocated to allocated; only it and the
-    /// cluster's own parts turn it back.
+    /// Only the controller allocates claims of Tessera's devices; only it and cluster components
+    /// deallocate them.
     pub allocation: bool,
-    /// No claim tolerates the fence by its explicit key.
-    pub fence: bool,
-    /// A driver writes its own node's slices only, and nobody else writes slices of our driver.
+    /// No claim tolerates the managed taint by its key.
+    pub managed_taint: bool,
+    /// A driver writes only slices of its own node, and no other user writes slices of Tessera's
+    /// driver.
     pub slices: bool,
-    /// The delete-protection finalizer stays while a claim of ours is allocated.
+    /// The delete-protection finalizer stays while a claim of Tessera's devices is allocated.
     pub finalizer: bool,
-    /// No pod with claims mounts anything at, above or under the place of its grants.
+    /// No pod with claims mounts anything at, above or below the path of its grants.
     pub mounts: bool,
 }
 
 impl Policies {
-    /// As on a cluster without the chart.
+    /// Returns no policies, as on a cluster without the chart.
     pub const fn none() -> Self {
-        Self { allocation: false, fence: false, slices: false, finalizer: false, mounts: false }
+        Self {
+            allocation: false,
+            managed_taint: false,
+            slices: false,
+            finalizer: false,
+            mounts: false,
+        }
     }
 
-    /// As on a cluster with the chart.
+    /// Returns all policies, as on a cluster with the chart.
     pub const fn all() -> Self {
-        Self { allocation: true, fence: true, slices: true, finalizer: true, mounts: true }
+        Self { allocation: true, managed_taint: true, slices: true, finalizer: true, mounts: true }
     }
 }
 
-/// What a request is about to do.
+/// A request to be admitted.
 pub(crate) struct Attempt<'a> {
     pub(crate) kind: &'static Kind,
     pub(crate) status: bool,
     pub(crate) user: &'a User,
-    /// The object to be stored; absent for a deletion.
+    /// The object to be stored; `None` for a deletion.
     pub(crate) object: Option<&'a Value>,
-    /// The object stored so far; absent for a creation.
+    /// The currently stored object; `None` for a creation.
     pub(crate) current: Option<&'a Value>,
 }
 
 impl Policies {
-    /// Lets the attempt pass, or says which policy denies it.
+    /// Admits the attempt, or returns the denial of the first policy that refuses it.
     pub(crate) fn admit(&self, attempt: &Attempt<'_>) -> Result<(), ApiError> {
         let denied = match attempt.kind.plural {
             "resourceclaims" if attempt.status => self
                 .allocation
                 .then(|| allocation(attempt))
                 .flatten()
-                .map(|said| ("tessera-allocation", said)),
+                .map(|message| ("tessera-allocation", message)),
             "resourceclaims" | "resourceclaimtemplates" => {
-                let fence = self
-                    .fence
-                    .then(|| fence(attempt))
+                let managed_taint = self
+                    .managed_taint
+                    .then(|| managed_taint(attempt))
                     .flatten()
-                    .map(|said| ("tessera-fence", said));
-                fence.or_else(|| {
+                    .map(|message| ("tessera-fence", message));
+                managed_taint.or_else(|| {
                     self.finalizer
                         .then(|| finalizer(attempt))
                         .flatten()
-                        .map(|said| ("tessera-finalizer", said))
+                        .map(|message| ("tessera-finalizer", message))
                 })
             }
-            "resourceslices" => {
-                self.slices.then(|| slices(attempt)).flatten().map(|said| ("tessera-slices", said))
-            }
-            "pods" if attempt.current.is_none() => {
-                self.mounts.then(|| mounts(attempt)).flatten().map(|said| ("tessera-mounts", said))
-            }
+            "resourceslices" => self
+                .slices
+                .then(|| slices(attempt))
+                .flatten()
+                .map(|message| ("tessera-slices", message)),
+            "pods" if attempt.current.is_none() => self
+                .mounts
+                .then(|| mounts(attempt))
+                .flatten()
+                .map(|message| ("tessera-mounts", message)),
             _ => None,
         };
         match denied {
             None => Ok(()),
-            Some((policy, said)) => {
+            Some((policy, message)) => {
                 let name = attempt.object.or(attempt.current).map(meta::name).unwrap_or_default();
-                Err(ApiError::denied_by_policy(attempt.kind, name, policy, said))
+                Err(ApiError::denied_by_policy(attempt.kind, name, policy, message))
             }
         }
     }
 }
 
-fn ours(claim: Option<&Value>) -> bool {
+fn is_tessera_claim(claim: Option<&Value>) -> bool {
     let results =
         claim.and_then(|claim| claim["status"]["allocation"]["devices"]["results"].as_array());
     results.into_iter().flatten().any(|result| result["driver"] == DRIVER)
@@ -114,7 +124,7 @@ fn ours(claim: Option<&Value>) -> bool {
 
 fn allocation(attempt: &Attempt<'_>) -> Option<&'static str> {
     let user = attempt.user.name.as_str();
-    match (ours(attempt.current), ours(attempt.object)) {
+    match (is_tessera_claim(attempt.current), is_tessera_claim(attempt.object)) {
         (false, true) if user != CONTROLLER => {
             Some("only tessera-controller allocates devices of gpu.tessera.dev")
         }
@@ -125,7 +135,7 @@ fn allocation(attempt: &Attempt<'_>) -> Option<&'static str> {
     }
 }
 
-fn fence(attempt: &Attempt<'_>) -> Option<&'static str> {
+fn managed_taint(attempt: &Attempt<'_>) -> Option<&'static str> {
     let object = attempt.object?;
     let spec = if attempt.kind.plural == "resourceclaims" {
         &object["spec"]
@@ -135,7 +145,7 @@ fn fence(attempt: &Attempt<'_>) -> Option<&'static str> {
     let requests = spec["devices"]["requests"].as_array()?;
     let tolerates = |request: &Value| {
         request["tolerations"].as_array().into_iter().flatten().any(|toleration| {
-            toleration["key"] == FENCE
+            toleration["key"] == MANAGED_TAINT
                 && ["", "NoSchedule"].contains(&toleration["effect"].as_str().unwrap_or_default())
         })
     };
@@ -152,12 +162,12 @@ fn finalizer(attempt: &Attempt<'_>) -> Option<&'static str> {
     let (object, current) = (attempt.object?, attempt.current?);
     let dropped = meta::finalizers(current).contains(&FINALIZER)
         && !meta::finalizers(object).contains(&FINALIZER);
-    (dropped && ours(Some(object)))
+    (dropped && is_tessera_claim(Some(object)))
         .then_some("the finalizer resource.kubernetes.io/delete-protection stays while gpu.tessera.dev devices are allocated; delete the pods that use the claim")
 }
 
-/// A change that leaves alone what a slice says: owners, finalizers, labels, nothing at all.
-fn says_the_same(attempt: &Attempt<'_>) -> bool {
+/// Returns true for a change of owners, finalizers or labels only.
+fn is_content_unchanged(attempt: &Attempt<'_>) -> bool {
     let (Some(object), Some(current)) = (attempt.object, attempt.current) else { return false };
     object["spec"] == current["spec"]
         && object["metadata"]["annotations"] == current["metadata"]["annotations"]
@@ -167,7 +177,10 @@ fn slices(attempt: &Attempt<'_>) -> Option<&'static str> {
     let slice = attempt.object.or(attempt.current)?;
     let is_driver = attempt.user.name == DRIVER_ACCOUNT;
     let spec = &slice["spec"];
-    if attempt.object.is_some() && spec["driver"] == DRIVER && !is_driver && !says_the_same(attempt)
+    if attempt.object.is_some()
+        && spec["driver"] == DRIVER
+        && !is_driver
+        && !is_content_unchanged(attempt)
     {
         return Some("only tessera-driver publishes slices of gpu.tessera.dev");
     }
@@ -177,7 +190,7 @@ fn slices(attempt: &Attempt<'_>) -> Option<&'static str> {
     let own = attempt.user.node_name().is_some_and(|node| {
         spec["driver"] == DRIVER
             && spec["nodeName"].as_str() == Some(node)
-            // What somebody has forged for the node is the driver's to delete, whatever pool it names.
+            // A driver may delete forged slices of its node, whatever pool they name.
             && (attempt.object.is_none() || spec["pool"]["name"].as_str() == Some(node))
     });
     (!own).then_some(

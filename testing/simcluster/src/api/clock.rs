@@ -1,10 +1,10 @@
-//! The server's wall clock, which a test may set wrong.
+//! The server's wall clock, which a test can set wrong.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use jiff::{SignedDuration, Timestamp};
 
-/// The machine's clock, and by how much the server's differs.
+/// The machine's clock plus an offset.
 #[derive(Debug, Default)]
 pub(crate) struct Clock {
     ahead_seconds: AtomicI64,

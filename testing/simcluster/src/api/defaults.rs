@@ -1,7 +1,7 @@
-//! What the server fills in, as far as anybody here looks at it.
+//! Defaults set by the server, for the fields used here.
 //!
-//! The service account admission sets the account's name but mounts no token, and does not ask
-//! whether the account exists.
+//! The service account admission sets the account's name but mounts no token, and does not check
+//! that the account exists.
 
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
@@ -19,7 +19,7 @@ fn each(list: &mut Value) -> impl Iterator<Item = &mut Value> {
     list.as_array_mut().into_iter().flatten()
 }
 
-/// Fills in what is absent. Called for every write of the main resource.
+/// Sets defaults for absent fields. Called for every write of the main resource.
 pub(crate) fn fill(kind: &Kind, object: &mut Value, now: Timestamp) {
     match kind.plural {
         "pods" => pod(&mut object["spec"]),
@@ -116,7 +116,7 @@ fn claim_spec(spec: &mut Value) {
 fn device_request(request: &mut Value) {
     default(request, "allocationMode", "ExactCount");
     if request["allocationMode"] == "ExactCount" {
-        // Zero is "not set" in Go.
+        // Zero means "not set" in Go.
         if request["count"] == 0 {
             request["count"] = json!(1);
         }

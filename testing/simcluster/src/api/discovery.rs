@@ -1,14 +1,13 @@
-//! What the server says about itself: groups, resources, version, and as much OpenAPI as kubectl
-//! asks for.
+//! Discovery: groups, resources, version, and the part of OpenAPI that kubectl requests.
 
 use serde_json::{Map, Value, json};
 
-use super::kind::{KINDS, Kind, Status};
+use super::kind::{KINDS, Kind, StatusSubresource};
 
-/// The Kubernetes version that this stand-in follows.
+/// Kubernetes version of the fake API server.
 pub const VERSION: &str = "v1.37.1";
 
-/// Answers a discovery path, or nothing if it is none.
+/// Returns the document at a discovery path, or `None` for other paths.
 pub(crate) fn answer(path: &str, host: &str) -> Option<Value> {
     let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
     match parts.as_slice() {
@@ -84,7 +83,7 @@ fn resources(group: &str, version: &str) -> Option<Value> {
 
 fn subresources(kind: &Kind) -> Vec<(&'static str, &'static str, Vec<&'static str>)> {
     let mut list = Vec::new();
-    if kind.status != Status::None {
+    if kind.status != StatusSubresource::None {
         list.push(("status", kind.kind, vec!["get", "patch", "update"]));
     }
     match kind.plural {
@@ -119,7 +118,7 @@ fn root(kind: &Kind) -> String {
     }
 }
 
-/// Enough for kubectl to see that the server validates fields itself; no schemas.
+/// Returns enough for kubectl to detect server-side field validation; no schemas.
 fn openapi(group: &str, version: &str) -> Option<Value> {
     let mut paths = Map::new();
     for kind in in_version(group, version) {

@@ -1,4 +1,4 @@
-//! Errors as the API server says them: a `Status` object with reason, code and details.
+//! Errors of the API server: a `Status` object with reason, code and details.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::kind::Kind;
 
-/// An answer other than success, in the shape of `meta/v1 Status`.
+/// An error response in the form of `meta/v1 Status`.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{reason} ({code}): {message}")]
 pub struct ApiError {
@@ -14,14 +14,20 @@ pub struct ApiError {
     pub code: u16,
     /// Machine-readable reason, for example `NotFound`.
     pub reason: &'static str,
-    /// The sentence a user sees.
+    /// Human-readable message.
     pub message: String,
     /// `Status.details`: group, kind, name, causes.
     pub details: Option<Value>,
 }
 
 impl ApiError {
-    fn about(code: u16, reason: &'static str, kind: &Kind, name: &str, message: String) -> Self {
+    fn for_object(
+        code: u16,
+        reason: &'static str,
+        kind: &Kind,
+        name: &str,
+        message: String,
+    ) -> Self {
         Self { code, reason, message, details: Some(details(kind.group, kind.plural, name)) }
     }
 
@@ -29,32 +35,32 @@ impl ApiError {
         Self { code, reason, message: message.into(), details: None }
     }
 
-    /// 404 for an object of a kind that is served.
+    /// Returns 404 for an object of a served kind.
     pub fn not_found(kind: &Kind, name: &str) -> Self {
         let message = format!("{} \"{name}\" not found", kind.qualified());
-        Self::about(404, "NotFound", kind, name, message)
+        Self::for_object(404, "NotFound", kind, name, message)
     }
 
-    /// 404 for a path nobody serves.
+    /// Returns 404 for an unknown path.
     pub fn no_such_path() -> Self {
         Self::plain(404, "NotFound", "the server could not find the requested resource")
     }
 
-    /// 409 because the name is taken, maybe by an object on its way out.
+    /// Returns 409 because the name is taken, possibly by an object under deletion.
     pub fn already_exists(kind: &Kind, name: &str, deleting: bool) -> Self {
         let because = if deleting { "object is being deleted: " } else { "" };
         let message = format!("{because}{} \"{name}\" already exists", kind.qualified());
-        Self::about(409, "AlreadyExists", kind, name, message)
+        Self::for_object(409, "AlreadyExists", kind, name, message)
     }
 
-    /// 409 with the given explanation.
+    /// Returns 409 with the given explanation.
     pub fn conflict(kind: &Kind, name: &str, because: &str) -> Self {
         let message =
             format!("Operation cannot be fulfilled on {} \"{name}\": {because}", kind.qualified());
-        Self::about(409, "Conflict", kind, name, message)
+        Self::for_object(409, "Conflict", kind, name, message)
     }
 
-    /// 409 because the resource version is not the current one.
+    /// Returns 409 because the resource version is not the current one.
     pub fn stale(kind: &Kind, name: &str) -> Self {
         Self::conflict(
             kind,
@@ -63,15 +69,15 @@ impl ApiError {
         )
     }
 
-    /// 403 with the given explanation.
+    /// Returns 403 with the given explanation.
     pub fn forbidden(kind: &Kind, name: &str, because: &str) -> Self {
         let message = format!("{} \"{name}\" is forbidden: {because}", kind.qualified());
-        Self::about(403, "Forbidden", kind, name, message)
+        Self::for_object(403, "Forbidden", kind, name, message)
     }
 
-    /// 422 with one cause per field.
+    /// Returns 422 with one cause per field.
     pub fn invalid(kind: &Kind, name: &str, errors: &[FieldError]) -> Self {
-        let said = match errors {
+        let detail = match errors {
             [one] => one.to_string(),
             many => {
                 format!("[{}]", many.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))
@@ -87,36 +93,36 @@ impl ApiError {
         Self {
             code: 422,
             reason: "Invalid",
-            message: format!("{subject} \"{name}\" is invalid: {said}"),
+            message: format!("{subject} \"{name}\" is invalid: {detail}"),
             details: Some(details),
         }
     }
 
-    /// 422 as an admission policy with the default reason says it.
+    /// Returns 403 as an admission policy with the default reason.
     pub fn denied_by_policy(kind: &Kind, name: &str, policy: &str, message: &str) -> Self {
         let message = format!(
             "{} \"{name}\" is forbidden: ValidatingAdmissionPolicy '{policy}' with binding '{policy}' denied request: {message}",
             kind.qualified()
         );
-        Self::about(403, "Forbidden", kind, name, message)
+        Self::for_object(403, "Forbidden", kind, name, message)
     }
 
-    /// 422 for a patch that cannot be applied.
+    /// Returns 422 for a patch that cannot be applied.
     pub fn unprocessable(message: impl Into<String>) -> Self {
         Self::plain(422, "Invalid", message)
     }
 
-    /// 400.
+    /// Returns 400.
     pub fn bad_request(message: impl Into<String>) -> Self {
         Self::plain(400, "BadRequest", message)
     }
 
-    /// 401.
+    /// Returns 401.
     pub fn unauthorized() -> Self {
         Self::plain(401, "Unauthorized", "Unauthorized")
     }
 
-    /// 405.
+    /// Returns 405.
     pub fn method_not_allowed() -> Self {
         Self::plain(
             405,
@@ -125,12 +131,12 @@ impl ApiError {
         )
     }
 
-    /// 410: the asked resource version is older than what is kept.
+    /// Returns 410: the requested resource version is older than the kept changes.
     pub fn expired(asked: u64, oldest: u64) -> Self {
         Self::plain(410, "Expired", format!("too old resource version: {asked} ({oldest})"))
     }
 
-    /// 410 for a list continuation whose snapshot is gone.
+    /// Returns 410 for a list continuation whose snapshot is gone.
     pub fn continue_expired() -> Self {
         Self::plain(
             410,
@@ -139,7 +145,7 @@ impl ApiError {
         )
     }
 
-    /// 415.
+    /// Returns 415.
     pub fn unsupported_media_type(got: &str) -> Self {
         Self::plain(
             415,
@@ -150,12 +156,12 @@ impl ApiError {
         )
     }
 
-    /// 500.
+    /// Returns 500.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::plain(500, "InternalError", format!("Internal error occurred: {}", message.into()))
     }
 
-    /// 504 for a list at a resource version that has not happened yet.
+    /// Returns 504 for a list at a future resource version.
     pub fn too_large_resource_version(asked: u64, current: u64) -> Self {
         Self {
             code: 504,
@@ -168,18 +174,19 @@ impl ApiError {
         }
     }
 
-    /// 429, for faults that tests inject.
+    /// Returns 429, for injected faults.
     pub fn too_many_requests(message: impl Into<String>) -> Self {
         Self::plain(429, "TooManyRequests", message)
     }
 
-    /// 503, for faults that tests inject. Clients may retry this for minutes before they tell; 500
-    /// is told at once.
+    /// Returns 503, for injected faults.
+    ///
+    /// Clients may retry a 503 for minutes before they report it; a 500 is reported at once.
     pub fn unavailable(message: impl Into<String>) -> Self {
         Self::plain(503, "ServiceUnavailable", message)
     }
 
-    /// The `Status` object sent to the client.
+    /// Returns the `Status` object sent to the client.
     pub fn status(&self) -> Value {
         let mut status = json!({
             "kind": "Status",
@@ -205,15 +212,15 @@ fn details(group: &str, kind: &str, name: &str) -> Value {
     details
 }
 
-/// What is wrong with one field.
+/// A validation error of one field.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FieldError {
     field: String,
-    what: Wrong,
+    kind: FieldErrorKind,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-enum Wrong {
+enum FieldErrorKind {
     Required(String),
     Invalid(Value, String),
     Forbidden(String),
@@ -225,54 +232,54 @@ enum Wrong {
 }
 
 impl FieldError {
-    fn new(field: impl Into<String>, what: Wrong) -> Self {
-        Self { field: field.into(), what }
+    fn new(field: impl Into<String>, kind: FieldErrorKind) -> Self {
+        Self { field: field.into(), kind }
     }
 
-    /// A value that must be given is missing.
+    /// Returns the error of a missing required value.
     pub fn required(field: impl Into<String>, detail: impl Into<String>) -> Self {
-        Self::new(field, Wrong::Required(detail.into()))
+        Self::new(field, FieldErrorKind::Required(detail.into()))
     }
 
-    /// A value that is not allowed, and why.
+    /// Returns the error of an invalid value.
     pub fn invalid(
         field: impl Into<String>,
         value: impl Into<Value>,
         detail: impl Into<String>,
     ) -> Self {
-        Self::new(field, Wrong::Invalid(value.into(), detail.into()))
+        Self::new(field, FieldErrorKind::Invalid(value.into(), detail.into()))
     }
 
-    /// A field that may not be set here.
+    /// Returns the error of a field that may not be set here.
     pub fn forbidden(field: impl Into<String>, detail: impl Into<String>) -> Self {
-        Self::new(field, Wrong::Forbidden(detail.into()))
+        Self::new(field, FieldErrorKind::Forbidden(detail.into()))
     }
 
-    /// A value that occurs twice where it must be unique.
+    /// Returns the error of a value that must be unique.
     pub fn duplicate(field: impl Into<String>, value: impl Into<Value>) -> Self {
-        Self::new(field, Wrong::Duplicate(value.into()))
+        Self::new(field, FieldErrorKind::Duplicate(value.into()))
     }
 
-    /// A reference to something that is not there, and what would be.
+    /// Returns the error of a reference to a missing item.
     pub fn not_found(
         field: impl Into<String>,
         value: impl Into<Value>,
         detail: impl Into<String>,
     ) -> Self {
-        Self::new(field, Wrong::NotFound(value.into(), detail.into()))
+        Self::new(field, FieldErrorKind::NotFound(value.into(), detail.into()))
     }
 
-    /// More items than the API allows.
+    /// Returns the error of a list with too many items.
     pub fn too_many(field: impl Into<String>, have: usize, most: usize) -> Self {
-        Self::new(field, Wrong::TooMany { have, most })
+        Self::new(field, FieldErrorKind::TooMany { have, most })
     }
 
-    /// A string longer than the API allows.
+    /// Returns the error of a string that is too long.
     pub fn too_long(field: impl Into<String>, most: usize) -> Self {
-        Self::new(field, Wrong::TooLong { most })
+        Self::new(field, FieldErrorKind::TooLong { most })
     }
 
-    /// A value outside an enumeration.
+    /// Returns the error of a value outside an enumeration.
     pub fn not_supported(
         field: impl Into<String>,
         value: impl Into<Value>,
@@ -280,7 +287,7 @@ impl FieldError {
     ) -> Self {
         Self::new(
             field,
-            Wrong::NotSupported(
+            FieldErrorKind::NotSupported(
                 value.into(),
                 supported.iter().map(|s| format!("\"{s}\"")).collect(),
             ),
@@ -288,43 +295,45 @@ impl FieldError {
     }
 
     fn reason(&self) -> &'static str {
-        match self.what {
-            Wrong::Required(_) => "FieldValueRequired",
-            Wrong::Invalid(..) => "FieldValueInvalid",
-            Wrong::Forbidden(_) => "FieldValueForbidden",
-            Wrong::Duplicate(_) => "FieldValueDuplicate",
-            Wrong::NotFound(..) => "FieldValueNotFound",
-            Wrong::TooMany { .. } => "FieldValueTooMany",
-            Wrong::TooLong { .. } => "FieldValueTooLong",
-            Wrong::NotSupported(..) => "FieldValueNotSupported",
+        match self.kind {
+            FieldErrorKind::Required(_) => "FieldValueRequired",
+            FieldErrorKind::Invalid(..) => "FieldValueInvalid",
+            FieldErrorKind::Forbidden(_) => "FieldValueForbidden",
+            FieldErrorKind::Duplicate(_) => "FieldValueDuplicate",
+            FieldErrorKind::NotFound(..) => "FieldValueNotFound",
+            FieldErrorKind::TooMany { .. } => "FieldValueTooMany",
+            FieldErrorKind::TooLong { .. } => "FieldValueTooLong",
+            FieldErrorKind::NotSupported(..) => "FieldValueNotSupported",
         }
     }
 
-    fn said(&self) -> String {
-        match &self.what {
-            Wrong::Required(detail) if detail.is_empty() => "Required value".to_owned(),
-            Wrong::Required(detail) => format!("Required value: {detail}"),
-            Wrong::Invalid(value, detail) => format!("Invalid value: {value}: {detail}"),
-            Wrong::Forbidden(detail) => format!("Forbidden: {detail}"),
-            Wrong::Duplicate(value) => format!("Duplicate value: {value}"),
-            Wrong::NotFound(value, detail) => format!("Not found: {value}: {detail}"),
-            Wrong::TooMany { have, most } => {
+    fn detail(&self) -> String {
+        match &self.kind {
+            FieldErrorKind::Required(detail) if detail.is_empty() => "Required value".to_owned(),
+            FieldErrorKind::Required(detail) => format!("Required value: {detail}"),
+            FieldErrorKind::Invalid(value, detail) => format!("Invalid value: {value}: {detail}"),
+            FieldErrorKind::Forbidden(detail) => format!("Forbidden: {detail}"),
+            FieldErrorKind::Duplicate(value) => format!("Duplicate value: {value}"),
+            FieldErrorKind::NotFound(value, detail) => format!("Not found: {value}: {detail}"),
+            FieldErrorKind::TooMany { have, most } => {
                 format!("Too many: {have}: must have at most {most} items")
             }
-            Wrong::TooLong { most } => format!("Too long: may not be more than {most} bytes"),
-            Wrong::NotSupported(value, supported) => {
+            FieldErrorKind::TooLong { most } => {
+                format!("Too long: may not be more than {most} bytes")
+            }
+            FieldErrorKind::NotSupported(value, supported) => {
                 format!("Unsupported value: {value}: supported values: {}", supported.join(", "))
             }
         }
     }
 
     fn cause(&self) -> Value {
-        json!({"reason": self.reason(), "message": self.said(), "field": self.field})
+        json!({"reason": self.reason(), "message": self.detail(), "field": self.field})
     }
 }
 
 impl fmt::Display for FieldError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.field, self.said())
+        write!(f, "{}: {}", self.field, self.detail())
     }
 }

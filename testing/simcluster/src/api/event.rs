@@ -1,5 +1,4 @@
-//! Events are one resource with two faces: `v1` and `events.k8s.io/v1`. The store keeps the core
-//! form.
+//! Events, served both as `v1` and as `events.k8s.io/v1`. The store keeps the core form.
 
 use serde_json::{Map, Value};
 
@@ -32,7 +31,7 @@ pub(crate) const EVENTS_FIELDS: &[&str] = &[
     "type",
 ];
 
-/// (core name, events.k8s.io name)
+/// Pairs of (core name, events.k8s.io name).
 const RENAMED: &[(&str, &str)] = &[
     ("message", "note"),
     ("involvedObject", "regarding"),
@@ -43,7 +42,7 @@ const RENAMED: &[(&str, &str)] = &[
     ("reportingComponent", "reportingController"),
 ];
 
-/// `events.k8s.io/v1` to `v1`.
+/// Converts `events.k8s.io/v1` to `v1`.
 pub(crate) fn to_core(mut event: Value) -> Value {
     if let Some(map) = event.as_object_mut() {
         for (core, modern) in RENAMED {
@@ -54,7 +53,7 @@ pub(crate) fn to_core(mut event: Value) -> Value {
     event
 }
 
-/// `v1` to `events.k8s.io/v1`.
+/// Converts `v1` to `events.k8s.io/v1`.
 pub(crate) fn from_core(mut event: Value) -> Value {
     if let Some(map) = event.as_object_mut() {
         for (core, modern) in RENAMED {

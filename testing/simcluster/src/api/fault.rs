@@ -1,5 +1,7 @@
-//! Faults that tests inject: one hook sees every request before it is served, another every event
-//! of a watch before it is sent.
+//! Faults injected by tests.
+//!
+//! One hook is called with every request before it is served, another with every watch event before
+//! it is sent.
 
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -9,10 +11,10 @@ use tokio_util::sync::CancellationToken;
 use super::error::ApiError;
 use super::user::User;
 
-/// A request, as authorization would see it.
+/// A request as seen by authorization.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RequestInfo {
-    /// Who asks.
+    /// Requesting user.
     pub user: User,
     /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete` or `deletecollection`.
     pub verb: &'static str,
@@ -28,47 +30,47 @@ pub struct RequestInfo {
     pub name: String,
 }
 
-/// What happens to a request.
+/// Fault of a request.
 #[derive(Clone, Debug)]
 pub enum Fault {
-    /// It is served.
+    /// The request is served.
     None,
-    /// It is not served; the client gets this answer.
+    /// The request is not served; the client gets this error.
     Refuse(ApiError),
-    /// It is served, but the client gets this answer instead of the real one.
+    /// The request is served, but the client gets this error as the response.
     LoseAnswer(ApiError),
-    /// Somebody else writes the object first, an annotation only; then it is served. What it brings
-    /// of the object is stale.
+    /// Another client writes an annotation of the object first; then the request is served with a
+    /// stale version.
     Overtake,
-    /// It is served once the token is cancelled, if the client is still there.
+    /// The request is served once the token is cancelled, unless the client has disconnected.
     Hold(CancellationToken),
-    /// It is served once `serve` is cancelled, and answered once `answer` is, each if the client is
-    /// still there.
+    /// The request is served once `serve` is cancelled, and the response sent once `answer` is,
+    /// unless the client has disconnected.
     HoldAnswer {
-        /// Lets it be served.
+        /// Cancelled to serve the request.
         serve: CancellationToken,
-        /// Lets the client have the answer.
+        /// Cancelled to send the response.
         answer: CancellationToken,
     },
 }
 
-/// What happens to an event of a watch.
+/// Fault of a watch event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WatchFault {
-    /// It is sent.
+    /// The event is sent.
     None,
-    /// It is sent so long after it happened. Later events of the same watch wait for it.
+    /// The event is sent this long after it happened. Later events of the same watch wait for it.
     Delay(Duration),
     /// The connection breaks instead.
     Break,
-    /// The watch ends with 410 instead, and its client has to list.
+    /// The watch ends with 410 instead, and its client must list again.
     Expire,
 }
 
-/// Decides over requests.
+/// Hook that decides on requests.
 pub type FaultHook = Arc<dyn Fn(&RequestInfo) -> Fault + Send + Sync>;
 
-/// Decides over the events of watches; it is shown the request that began the watch.
+/// Hook that decides on watch events; it gets the request that started the watch.
 pub type WatchFaultHook = Arc<dyn Fn(&RequestInfo) -> WatchFault + Send + Sync>;
 
 #[derive(Default)]

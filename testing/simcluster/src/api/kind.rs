@@ -1,4 +1,4 @@
-//! The table of what is served.
+//! The served kinds.
 
 use serde_json::Value;
 
@@ -13,50 +13,51 @@ pub struct Kind {
     pub version: &'static str,
     /// Resource name in paths.
     pub plural: &'static str,
-    /// Singular name, as discovery tells it.
+    /// Singular name, for discovery.
     pub singular: &'static str,
     /// Kind in objects.
     pub kind: &'static str,
     /// Short names for kubectl.
     pub short: &'static [&'static str],
-    /// Whether objects live in namespaces.
+    /// True if objects belong to a namespace.
     pub namespaced: bool,
-    /// How the status subresource works.
-    pub status: Status,
-    /// Whether the server counts `metadata.generation`.
+    /// Type of the status subresource.
+    pub status: StatusSubresource,
+    /// True if the server counts `metadata.generation`.
     pub generation: bool,
-    /// Whether PUT and apply may create the object.
+    /// True if PUT and apply may create the object.
     pub create_on_update: bool,
-    /// Whether PUT needs a resourceVersion.
+    /// True if PUT requires a resourceVersion.
     pub versioned_update: bool,
-    /// Whether the answer to a deletion shows the object that is gone.
+    /// True if the response to a deletion contains the removed object.
     pub returns_deleted: bool,
-    /// Field labels a selector may use, besides metadata.name and metadata.namespace.
+    /// Field labels supported in selectors, besides metadata.name and metadata.namespace.
     pub fields: &'static [&'static str],
-    /// Which shelf of the store holds the objects. Two group-versions of one resource share a
-    /// shelf.
-    pub shelf: &'static str,
+    /// Table of the store that holds the objects. Two group-versions of one resource share a
+    /// table.
+    pub table: &'static str,
     /// Decodes and prunes by the Kubernetes schema.
     pub(crate) decode: typed::Decode,
-    /// Turns this version's object into the stored one, where they differ.
+    /// Converts this version's object into the stored one, if they differ.
     pub(crate) store: Option<fn(Value) -> Value>,
-    /// Turns the stored object into this version's, where they differ.
+    /// Converts the stored object into this version's, if they differ.
     pub(crate) present: Option<fn(Value) -> Value>,
 }
 
-/// What a kind does with its status.
+/// Type of a kind's status subresource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Status {
-    /// There is no status subresource.
+pub enum StatusSubresource {
+    /// No status subresource.
     None,
-    /// Status only through `/status`, which leaves metadata mutable (labels, annotations).
+    /// StatusSubresource is written only through `/status`, which may also change metadata (labels,
+    /// annotations).
     WithMetadata,
-    /// Status only through `/status`, which resets metadata to what it was.
+    /// StatusSubresource is written only through `/status`, which leaves metadata unchanged.
     StatusOnly,
 }
 
 impl Kind {
-    /// `group/version`, or `v1` for core.
+    /// Returns `group/version`, or `v1` for core.
     pub fn api_version(&self) -> String {
         if self.group.is_empty() {
             self.version.to_owned()
@@ -65,7 +66,7 @@ impl Kind {
         }
     }
 
-    /// `plural.group`, as messages name a resource.
+    /// Returns `plural.group`, as messages name a resource.
     pub fn qualified(&self) -> String {
         if self.group.is_empty() {
             self.plural.to_owned()
@@ -82,7 +83,7 @@ pub(crate) fn find(group: &str, version: &str, plural: &str) -> Option<&'static 
         .find(|kind| kind.group == group && kind.version == version && kind.plural == plural)
 }
 
-/// Finds a served resource by `apiVersion` and `kind`, as owner references name it.
+/// Finds a served resource by `apiVersion` and `kind`, as in owner references.
 pub(crate) fn find_by_kind(api_version: &str, name: &str) -> Option<&'static Kind> {
     KINDS.iter().find(|kind| kind.kind == name && kind.api_version() == api_version)
 }
@@ -101,13 +102,13 @@ macro_rules! kind {
                 kind: $kind,
                 short: &[],
                 namespaced: true,
-                status: Status::None,
+                status: StatusSubresource::None,
                 generation: false,
                 create_on_update: false,
                 versioned_update: false,
                 returns_deleted: false,
                 fields: &[],
-                shelf: $plural,
+                table: $plural,
                 decode: typed::decode::<$type>,
                 store: None,
                 present: None,
@@ -118,17 +119,17 @@ macro_rules! kind {
 
 use k8s_openapi::api::{coordination, core, events, resource};
 
-/// Everything that is served.
+/// All served kinds.
 pub static KINDS: &[Kind] = &[
     kind!("", "v1", "configmaps", "configmap", "ConfigMap", core::v1::ConfigMap, short: &["cm"]),
     kind!("", "v1", "events", "event", "Event", core::v1::Event,
         short: &["ev"], fields: event::CORE_FIELDS, create_on_update: true),
     kind!("", "v1", "namespaces", "namespace", "Namespace", core::v1::Namespace, returns_deleted: true,
-        short: &["ns"], namespaced: false, status: Status::WithMetadata, fields: &["status.phase"]),
+        short: &["ns"], namespaced: false, status: StatusSubresource::WithMetadata, fields: &["status.phase"]),
     kind!("", "v1", "nodes", "node", "Node", core::v1::Node,
-        short: &["no"], namespaced: false, status: Status::WithMetadata, fields: &["spec.unschedulable"]),
+        short: &["no"], namespaced: false, status: StatusSubresource::WithMetadata, fields: &["spec.unschedulable"]),
     kind!("", "v1", "pods", "pod", "Pod", core::v1::Pod, returns_deleted: true,
-        short: &["po"], status: Status::WithMetadata, generation: true,
+        short: &["po"], status: StatusSubresource::WithMetadata, generation: true,
         fields: &["spec.nodeName", "spec.schedulerName", "spec.restartPolicy", "spec.serviceAccountName",
             "spec.hostNetwork", "status.phase", "status.podIP", "status.nominatedNodeName"]),
     kind!("", "v1", "serviceaccounts", "serviceaccount", "ServiceAccount", core::v1::ServiceAccount, returns_deleted: true, short: &["sa"]),
@@ -140,7 +141,7 @@ pub static KINDS: &[Kind] = &[
     kind!(RESOURCE, "v1", "deviceclasses", "deviceclass", "DeviceClass", resource::v1::DeviceClass, returns_deleted: true,
         namespaced: false, generation: true),
     kind!(RESOURCE, "v1", "resourceclaims", "resourceclaim", "ResourceClaim", resource::v1::ResourceClaim, returns_deleted: true,
-        status: Status::StatusOnly),
+        status: StatusSubresource::StatusOnly),
     kind!(
         RESOURCE,
         "v1",

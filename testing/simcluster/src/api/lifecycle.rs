@@ -1,5 +1,4 @@
-//! Creation, replacement and deletion: what the registry of the real server does around its
-//! storage.
+//! Creation, replacement and deletion, as in the registry layer of the real server.
 
 use std::sync::Arc;
 
@@ -8,13 +7,13 @@ use serde_json::{Value, json};
 
 use super::admission::{Attempt, Policies};
 use super::error::{ApiError, FieldError};
-use super::kind::{Kind, Status};
+use super::kind::{Kind, StatusSubresource};
 use super::store::{Key, State, Store, Write, Written};
 use super::user::User;
 use super::validate::{self, Part};
 use super::{defaults, meta};
 
-/// One object's place, and who is asking.
+/// Location of an object, and the requesting user.
 pub(crate) struct Request<'a> {
     pub(crate) store: &'a Store,
     pub(crate) kind: &'static Kind,
@@ -39,28 +38,28 @@ impl Request<'_> {
         self.policies.admit(&Attempt { kind: self.kind, status, user: self.user, object, current })
     }
 
-    /// Creates an object (decoded by its schema).
+    /// Creates an object that was decoded by its schema.
     ///
     /// # Errors
-    /// 404 and 403 for the namespace, 409 for a taken name, 422 for what is invalid.
+    /// Returns 404 or 403 for the namespace, 409 for a taken name, 422 for invalid fields.
     pub(crate) fn create(&self, object: Value) -> Result<Written, ApiError> {
         let named = !meta::name(&object).is_empty();
-        // A random name may be taken; the server tries a few.
+        // A random name may be taken, so the server tries several.
         let mut attempts = if named { 1 } else { 8 };
         loop {
             let mut object = object.clone();
             if !named && let Some(prefix) = object["metadata"]["generateName"].as_str() {
-                // The API cuts the prefix so that the name stays within 63 characters.
+                // The API server cuts the prefix so that the name fits into 63 characters.
                 let prefix: String = prefix.chars().take(58).collect();
                 meta::metadata_mut(&mut object)
                     .insert("name".into(), format!("{prefix}{}", meta::random_suffix()).into());
             }
             let key = self.key(meta::name(&object));
-            let made = self.store.transact(self.kind.shelf, &key, |state, current| match current {
+            let made = self.store.transact(self.kind.table, &key, |state, current| match current {
                 Some(current) => {
-                    Err(ApiError::already_exists(self.kind, &key.1, meta::deleting(current)))
+                    Err(ApiError::already_exists(self.kind, &key.1, meta::is_deleting(current)))
                 }
-                None => self.fresh(state, object).map(Write::Put),
+                None => self.prepare_new(state, object).map(Write::Put),
             });
             attempts -= 1;
             match made {
@@ -70,8 +69,8 @@ impl Request<'_> {
         }
     }
 
-    /// The object as it is first stored.
-    fn fresh(&self, state: &State, mut object: Value) -> Result<Value, ApiError> {
+    /// Returns the object in its initial stored form.
+    fn prepare_new(&self, state: &State, mut object: Value) -> Result<Value, ApiError> {
         let name = meta::name(&object).to_owned();
         self.check_namespace(state, &name)?;
         if !meta::resource_version(&object).is_empty() {
@@ -113,7 +112,7 @@ impl Request<'_> {
         let Some(namespace) = state.get("namespaces", "", self.namespace) else {
             return Err(ApiError::not_found(namespaces, self.namespace));
         };
-        if meta::deleting(namespace) {
+        if meta::is_deleting(namespace) {
             let because = format!(
                 "unable to create new content in namespace {} because it is being terminated",
                 self.namespace
@@ -149,10 +148,10 @@ impl Request<'_> {
         }
     }
 
-    /// Replaces an object, or a part of it, by what `make` proposes from the current state.
+    /// Replaces an object, or a part of it, by the result of `make`.
     ///
     /// # Errors
-    /// 404, 409 for a stale resource version, 422 for what is invalid.
+    /// Returns 404, 409 for a stale resource version, 422 for invalid fields.
     pub(crate) fn update(
         &self,
         name: &str,
@@ -161,19 +160,19 @@ impl Request<'_> {
         make: impl FnOnce(Option<&Value>) -> Result<Value, ApiError>,
     ) -> Result<Written, ApiError> {
         let key = self.key(name);
-        self.store.transact(self.kind.shelf, &key, |state, current| {
+        self.store.transact(self.kind.table, &key, |state, current| {
             let Some(current) = current else {
                 if !may_create {
                     return Err(ApiError::not_found(self.kind, name));
                 }
                 let mut object = make(None)?;
-                // Servers ignore what an updater knew about an object that is gone.
+                // Servers ignore the resource version of an object that is gone.
                 meta::metadata_mut(&mut object).remove("resourceVersion");
-                return self.fresh(state, object).map(Write::Put);
+                return self.prepare_new(state, object).map(Write::Put);
             };
             let mut object = make(Some(current))?;
             self.check_identity(&object, current)?;
-            prepare(self.kind, part, &mut object, current);
+            restore_protected_fields(self.kind, part, &mut object, current);
             if part == Part::Main {
                 defaults::fill(self.kind, &mut object, self.now);
             }
@@ -182,18 +181,18 @@ impl Request<'_> {
                 return Err(ApiError::invalid(self.kind, name, &errors));
             }
             self.admit(part, Some(&object), Some(current))?;
-            Ok(settle(self.kind, object, current))
+            Ok(resolve_write(self.kind, object, current))
         })
     }
 
     fn check_identity(&self, object: &Value, current: &Value) -> Result<(), ApiError> {
         let name = meta::name(current);
         if !meta::name(object).is_empty() && meta::name(object) != name {
-            let said = format!(
+            let message = format!(
                 "the name of the object ({}) does not match the name on the URL ({name})",
                 meta::name(object)
             );
-            return Err(ApiError::bad_request(said));
+            return Err(ApiError::bad_request(message));
         }
         let version = meta::resource_version(object);
         if version.is_empty() && self.kind.versioned_update {
@@ -217,13 +216,13 @@ impl Request<'_> {
         Ok(())
     }
 
-    /// Deletes an object, gracefully where it is a pod.
+    /// Deletes an object; a pod gracefully.
     ///
     /// # Errors
-    /// 404, 409 for a precondition.
+    /// Returns 404, or 409 for a failed precondition.
     pub(crate) fn delete(&self, name: &str, options: &DeleteOptions) -> Result<Written, ApiError> {
         let key = self.key(name);
-        self.store.transact(self.kind.shelf, &key, |_, current| {
+        self.store.transact(self.kind.table, &key, |_, current| {
             let Some(current) = current else { return Err(ApiError::not_found(self.kind, name)) };
             options.check(self.kind, name, current)?;
             self.admit(Part::Main, None, Some(current))?;
@@ -235,7 +234,7 @@ impl Request<'_> {
         let mut object = Value::clone(current);
         let grace = grace(self.kind, current, options);
         if let Some(finalizer) = options.propagation_finalizer()
-            && !meta::deleting(current)
+            && !meta::is_deleting(current)
         {
             let metadata = meta::metadata_mut(&mut object);
             match metadata.entry("finalizers").or_insert_with(|| json!([])) {
@@ -247,10 +246,10 @@ impl Request<'_> {
             object["status"]["phase"] = "Terminating".into();
         }
         let shorter = grace < meta::grace_seconds(current);
-        if grace == 0 && finished(self.kind, &object) {
+        if grace == 0 && is_removable(self.kind, &object) {
             return Write::Remove(object);
         }
-        if meta::deleting(current) && !shorter {
+        if meta::is_deleting(current) && !shorter {
             return Write::Keep(current.clone());
         }
         let metadata = meta::metadata_mut(&mut object);
@@ -263,7 +262,7 @@ impl Request<'_> {
     }
 }
 
-/// Seconds until a pod may be removed. A pod that no kubelet runs goes at once.
+/// Returns the seconds until a pod may be removed. A pod without a kubelet is removed at once.
 fn grace(kind: &Kind, current: &Value, options: &DeleteOptions) -> i64 {
     if kind.plural != "pods" {
         return 0;
@@ -275,11 +274,11 @@ fn grace(kind: &Kind, current: &Value, options: &DeleteOptions) -> i64 {
     }
     let own = current["spec"]["terminationGracePeriodSeconds"].as_i64().unwrap_or(30);
     let asked = options.grace_period_seconds.unwrap_or(own).max(0);
-    if meta::deleting(current) { asked.min(meta::grace_seconds(current)) } else { asked }
+    if meta::is_deleting(current) { asked.min(meta::grace_seconds(current)) } else { asked }
 }
 
-/// Whether nothing holds the object any more.
-fn finished(kind: &Kind, object: &Value) -> bool {
+/// Returns true if no finalizer holds the object.
+fn is_removable(kind: &Kind, object: &Value) -> bool {
     let kept_by_namespace = kind.plural == "namespaces"
         && object["spec"]["finalizers"].as_array().is_some_and(|list| !list.is_empty());
     meta::finalizers(object).is_empty() && !kept_by_namespace
@@ -290,7 +289,7 @@ fn initial_status(kind: &Kind, object: &mut Value) {
         // A kubelet registers its node together with the status.
         "nodes" => {}
         "pods" => {
-            object["status"] = json!({"phase": "Pending", "qosClass": quality(&object["spec"])});
+            object["status"] = json!({"phase": "Pending", "qosClass": qos_class(&object["spec"])});
             if object["spec"]["schedulingGates"].as_array().is_some_and(|gates| !gates.is_empty()) {
                 object["status"]["conditions"] = json!([{
                     "type": "PodScheduled", "status": "False", "reason": "SchedulingGated",
@@ -303,7 +302,7 @@ fn initial_status(kind: &Kind, object: &mut Value) {
             object["spec"] = json!({"finalizers": ["kubernetes"]});
             object["status"] = json!({"phase": "Active"});
         }
-        _ if kind.status != Status::None => {
+        _ if kind.status != StatusSubresource::None => {
             if let Some(map) = object.as_object_mut() {
                 map.remove("status");
             }
@@ -312,7 +311,7 @@ fn initial_status(kind: &Kind, object: &mut Value) {
     }
 }
 
-fn quality(spec: &Value) -> &'static str {
+fn qos_class(spec: &Value) -> &'static str {
     let containers = || {
         ["containers", "initContainers"].into_iter().filter_map(|l| spec[l].as_array()).flatten()
     };
@@ -335,8 +334,8 @@ fn quality(spec: &Value) -> &'static str {
     }
 }
 
-/// Restores what this part of the API may not change.
-fn prepare(kind: &Kind, part: Part, object: &mut Value, current: &Value) {
+/// Restores the fields that this part of the API may not change.
+fn restore_protected_fields(kind: &Kind, part: Part, object: &mut Value, current: &Value) {
     for field in [
         "name",
         "namespace",
@@ -359,7 +358,7 @@ fn prepare(kind: &Kind, part: Part, object: &mut Value, current: &Value) {
     };
     match part {
         Part::Main => {
-            if kind.status != Status::None {
+            if kind.status != StatusSubresource::None {
                 keep(object, "status");
             }
             if kind.plural == "namespaces" {
@@ -369,7 +368,7 @@ fn prepare(kind: &Kind, part: Part, object: &mut Value, current: &Value) {
         Part::Status => {
             keep(object, "spec");
             meta::restore(object, current, "ownerReferences");
-            if kind.status == Status::StatusOnly {
+            if kind.status == StatusSubresource::StatusOnly {
                 for field in ["labels", "annotations", "finalizers"] {
                     meta::restore(object, current, field);
                 }
@@ -385,7 +384,8 @@ fn prepare(kind: &Kind, part: Part, object: &mut Value, current: &Value) {
     }
 }
 
-/// Fields of a pod's status that a writer who does not know them must not lose.
+/// Keeps fields of a pod's status that are missing in the update, for writers that do not know
+/// them.
 fn keep_pod_status(pod: &mut Value, current: &Value) {
     for field in ["qosClass", "resourceClaimStatuses", "observedGeneration"] {
         if pod["status"][field].is_null() && !current["status"][field].is_null() {
@@ -394,7 +394,7 @@ fn keep_pod_status(pod: &mut Value, current: &Value) {
     }
 }
 
-/// The status of a device goes with its allocation.
+/// Removes the status of devices that are no longer allocated.
 fn drop_deallocated_devices(claim: &mut Value, current: &Value) {
     let id =
         |device: &Value| ["driver", "pool", "device", "shareID"].map(|field| device[field].clone());
@@ -413,10 +413,13 @@ fn drop_deallocated_devices(claim: &mut Value, current: &Value) {
     }
 }
 
-/// Nothing changed, or the object is to be replaced, or with this change it goes.
-fn settle(kind: &Kind, mut object: Value, current: &Arc<Value>) -> Write {
+/// Returns the write for an updated object: none, a replacement, or the final removal.
+fn resolve_write(kind: &Kind, mut object: Value, current: &Arc<Value>) -> Write {
     if &object == current.as_ref() {
-        if meta::deleting(current) && meta::grace_seconds(current) == 0 && finished(kind, current) {
+        if meta::is_deleting(current)
+            && meta::grace_seconds(current) == 0
+            && is_removable(kind, current)
+        {
             return Write::Remove(object);
         }
         return Write::Keep(current.clone());
@@ -426,7 +429,10 @@ fn settle(kind: &Kind, mut object: Value, current: &Arc<Value>) -> Write {
     if kind.generation && object["spec"] != current["spec"] && !bound_now {
         bump_generation(&mut object);
     }
-    if meta::deleting(&object) && meta::grace_seconds(&object) == 0 && finished(kind, &object) {
+    if meta::is_deleting(&object)
+        && meta::grace_seconds(&object) == 0
+        && is_removable(kind, &object)
+    {
         return Write::Remove(object);
     }
     Write::Put(object)
@@ -437,7 +443,7 @@ fn bump_generation(object: &mut Value) {
     meta::metadata_mut(object).insert("generation".into(), generation.into());
 }
 
-/// How to delete.
+/// Options of a deletion.
 #[derive(Clone, Debug, Default, serde::Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct DeleteOptions {
@@ -446,7 +452,7 @@ pub(crate) struct DeleteOptions {
     pub(crate) propagation_policy: Option<String>,
 }
 
-/// What must hold for a deletion.
+/// Preconditions of a deletion.
 #[derive(Clone, Debug, Default, serde::Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Preconditions {

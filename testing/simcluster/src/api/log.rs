@@ -1,4 +1,4 @@
-//! Container output: the server asks the kubelet of the pod's node, as the real one does, but over
+//! Container output, requested from the kubelet of the pod's node, as in the real server but over
 //! plain HTTP.
 //!
 //! The kubelet's address is the node's `InternalIP` and
@@ -12,11 +12,11 @@ use super::error::ApiError;
 use super::meta;
 use super::server::{Call, respond};
 
-/// Query parameters of a log request that the kubelet understands.
+/// Query parameters of a log request that are forwarded to the kubelet.
 const FORWARDED: &[&str] =
     &["follow", "previous", "tailLines", "limitBytes", "timestamps", "sinceSeconds", "sinceTime"];
 
-/// Answers `GET pods/NAME/log`.
+/// Handles `GET pods/NAME/log`.
 pub(crate) async fn answer(call: &Call<'_>, name: &str) -> Result<Response<Body>, ApiError> {
     let pod = call.stored(name)?;
     let container = container(call, &pod)?;
@@ -47,7 +47,7 @@ fn kubelet(call: &Call<'_>, name: &str) -> Result<String, ApiError> {
     let port = node["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"].as_i64();
     match (address, port) {
         (Some(address), Some(port)) => Ok(format!("http://{address}:{port}")),
-        _ => Err(ApiError::internal(format!("node \"{name}\" tells no kubelet address"))),
+        _ => Err(ApiError::internal(format!("node \"{name}\" has no kubelet address"))),
     }
 }
 
@@ -57,7 +57,7 @@ async fn forward(node: &str, kubelet: String, path: &str) -> Result<Response<Bod
     };
     let url = kubelet.parse().map_err(|error| failed(&error))?;
     let mut config = kube::Config::new(url);
-    // A followed log is quiet for as long as the container is.
+    // A followed log may be silent for any time.
     config.read_timeout = None;
     let client = kube::Client::try_from(config).map_err(|error| failed(&error))?;
     let request =
@@ -68,8 +68,8 @@ async fn forward(node: &str, kubelet: String, path: &str) -> Result<Response<Bod
     if status.is_success() {
         return respond(StatusCode::OK, "text/plain", body);
     }
-    let said = axum::body::to_bytes(body, 64 * 1024).await.unwrap_or_default();
-    Err(ApiError::bad_request(String::from_utf8_lossy(&said).trim().to_owned()))
+    let body = axum::body::to_bytes(body, 64 * 1024).await.unwrap_or_default();
+    Err(ApiError::bad_request(String::from_utf8_lossy(&body).trim().to_owned()))
 }
 
 fn container(call: &Call<'_>, pod: &Value) -> Result<String, ApiError> {

@@ -1,19 +1,19 @@
-//! Reading and writing `metadata` of objects held as JSON.
+//! Reads and writes `metadata` of objects in JSON form.
 
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
-/// Some seconds after `now`.
+/// Returns the time `seconds_ahead` seconds after `now`.
 pub(crate) fn later(now: Timestamp, seconds_ahead: i64) -> String {
     seconds(now.checked_add(jiff::SignedDuration::from_secs(seconds_ahead)).unwrap_or(now))
 }
 
-/// A time in the precision that `metadata` has.
+/// Formats a time with the precision of `metadata`.
 pub(crate) fn seconds(time: Timestamp) -> String {
     time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
-/// `metadata`, made when it is absent.
+/// Returns `metadata`, created if absent.
 pub(crate) fn metadata_mut(object: &mut Value) -> &mut Map<String, Value> {
     if !object.is_object() {
         *object = json!({});
@@ -21,7 +21,7 @@ pub(crate) fn metadata_mut(object: &mut Value) -> &mut Map<String, Value> {
     if !object["metadata"].is_object() {
         object["metadata"] = json!({});
     }
-    object["metadata"].as_object_mut().expect("invariant: made an object just above")
+    object["metadata"].as_object_mut().expect("invariant: it was set to an object above")
 }
 
 fn text<'a>(object: &'a Value, field: &str) -> &'a str {
@@ -48,7 +48,7 @@ pub(crate) fn set_resource_version(object: &mut Value, revision: u64) {
     metadata_mut(object).insert("resourceVersion".into(), revision.to_string().into());
 }
 
-pub(crate) fn deleting(object: &Value) -> bool {
+pub(crate) fn is_deleting(object: &Value) -> bool {
     object["metadata"]["deletionTimestamp"].is_string()
 }
 
@@ -69,7 +69,7 @@ pub(crate) fn label<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
     object["metadata"]["labels"][key].as_str()
 }
 
-/// Copies one metadata field from `from`, or removes it where `from` has none.
+/// Copies one metadata field from `from`, or removes it if `from` has none.
 pub(crate) fn restore(object: &mut Value, from: &Value, field: &str) {
     let metadata = metadata_mut(object);
     match &from["metadata"][field] {
@@ -78,7 +78,8 @@ pub(crate) fn restore(object: &mut Value, from: &Value, field: &str) {
     };
 }
 
-/// Five characters as the API server appends them to `generateName`: no vowels, no look-alikes.
+/// Returns five characters as the API server appends them to `generateName`: no vowels, no
+/// look-alikes.
 pub(crate) fn random_suffix() -> String {
     const ALPHABET: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
     let random = uuid::Uuid::new_v4();
@@ -88,7 +89,7 @@ pub(crate) fn random_suffix() -> String {
         .collect()
 }
 
-/// A new object's uid.
+/// Returns a new object's UID.
 pub(crate) fn new_uid() -> String {
     uuid::Uuid::new_v4().to_string()
 }

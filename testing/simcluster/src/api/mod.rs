@@ -1,29 +1,28 @@
-//! The API server stand-in: storage, list, watch, patches, validation and admission over HTTP.
+//! A fake API server: storage, list, watch, patches, validation and admission over HTTP.
 //!
-//! What is simplified, on purpose:
+//! Simplified:
 //! - no TLS and no authorization: a bearer token names a user, no token is the administrator; only
-//!   the admission policies of [`Policies`] look at users;
-//! - server-side apply knows no conflicts between managers; `managedFields` are never shown;
-//! - validation covers what the parts of this workspace can get wrong, not the whole of Kubernetes;
-//! - no taint is put on new nodes for their conditions: the scheduler stand-in looks at the
-//!   conditions itself;
+//!   the admission policies of [`Policies`] check users;
+//! - server-side apply ignores conflicts between managers; `managedFields` are never shown;
+//! - validation covers the fields used in this workspace, not the whole of Kubernetes;
+//! - new nodes get no taint for their conditions: the fake scheduler checks the conditions itself;
 //! - CEL expressions are not compiled;
-//! - everything is in memory, and gone with the process.
+//! - everything is in memory and lost when the process ends.
 //!
-//! What is not: resource versions, conflicts, watches with bookmarks and 410, status subresources,
-//! finalizers and graceful deletion, immutable fields, `Status` errors, the pruning of unknown
-//! fields.
+//! As in Kubernetes: resource versions, conflicts, watches with bookmarks and 410, status
+//! subresources, finalizers and graceful deletion, immutable fields, `Status` errors, the pruning
+//! of unknown fields.
 
 mod admission;
 mod clock;
 mod defaults;
 mod discovery;
-mod door;
 mod error;
 mod event;
 mod fault;
 mod kind;
 mod lifecycle;
+mod listener;
 mod log;
 mod meta;
 mod patch;
@@ -56,21 +55,22 @@ pub use self::discovery::VERSION;
 pub use self::error::{ApiError, FieldError};
 pub use self::fault::{Fault, FaultHook, RequestInfo, WatchFault, WatchFaultHook};
 pub(crate) use self::kind::find_by_kind;
-pub use self::kind::{KINDS, Kind, Status};
+pub use self::kind::{KINDS, Kind, StatusSubresource};
+use self::listener::{ListenerState, RestartableListener};
 use self::server::Shared;
 pub use self::user::{NODE_NAME_EXTRA, User};
 use self::watch::Signals;
 
-/// How the server behaves.
+/// Configuration of an [`ApiServer`].
 #[derive(Clone, Debug)]
 pub struct ApiOptions {
     /// Admission policies in force from the start.
     pub policies: Policies,
-    /// Changes kept per resource before the oldest are compacted away.
+    /// Number of changes kept per resource; older ones are compacted.
     pub kept_changes: usize,
-    /// Time between bookmarks of a quiet watch.
+    /// Interval of bookmarks in a watch without events.
     pub bookmark_every: Duration,
-    /// Time after which a watch ends that asked for no time-out of its own.
+    /// Time-out of a watch that sets none.
     pub watch_timeout: Duration,
     /// Namespaces that exist from the start.
     pub namespaces: Vec<String>,
@@ -82,7 +82,7 @@ impl Default for ApiOptions {
             policies: Policies::none(),
             // A run of the demo or a test makes a few thousand changes.
             kept_changes: 20_000,
-            // As the real server's watch cache.
+            // As in the real server's watch cache.
             bookmark_every: Duration::from_secs(60),
             watch_timeout: Duration::from_secs(30 * 60),
             namespaces: ["default", "kube-system", "kube-public", "kube-node-lease"]
@@ -92,39 +92,40 @@ impl Default for ApiOptions {
     }
 }
 
-/// Why the server did not start.
+/// Error returned when the server does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// No port could be taken.
+    /// No port is available.
     #[error("cannot listen on 127.0.0.1; is the loopback interface up?")]
     Listen(#[source] std::io::Error),
-    /// One of the first namespaces was refused.
+    /// A namespace of the options was refused.
     #[error("cannot create namespace `{name}` from the options")]
     Namespace {
-        /// Its name.
+        /// Name of the namespace.
         name: String,
-        /// What is wrong with it.
+        /// Cause.
         source: ApiError,
     },
 }
 
-/// What a server that comes back still knows of the past.
+/// State of the watch cache after a restart of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WatchCache {
-    /// Watches go on where they broke off.
+    /// Watches resume at their resource version.
     Kept,
-    /// As after a real server's start: nothing from before can be continued, watches get 410.
+    /// Empty, as after a restart of a real server: no earlier resource version can be resumed, watches get
+    /// 410.
     Fresh,
 }
 
-/// A running server. Clones are handles to the same one.
+/// A running server. Clones refer to the same server.
 #[derive(Clone)]
 pub struct ApiServer {
     shared: Arc<Shared>,
     address: SocketAddr,
-    /// An entrance that is always open and knows no faults, for whoever watches over the test.
+    /// Port that always listens and where no faults are injected, for observers of a test.
     observers: SocketAddr,
-    door: tokio::sync::watch::Sender<door::Position>,
+    listener: tokio::sync::watch::Sender<ListenerState>,
     serving: Arc<std::sync::Mutex<Option<JoinHandle<()>>>>,
 }
 
@@ -132,16 +133,17 @@ impl ApiServer {
     /// Starts a server on a free port of the loopback interface.
     ///
     /// # Errors
-    /// [`StartError`] when no port is free or a namespace of the options is invalid.
+    /// Returns a [`StartError`] if no port is free or a namespace of the options is invalid.
     pub async fn start(options: ApiOptions) -> Result<Self, StartError> {
-        // Its clients need one, TLS or not; with several linked in (a test of the workspace may),
-        // rustls does not choose. An error means that the process has chosen already.
+        // The clients need a provider even without TLS. If several are linked in, rustls does not
+        // choose one. An error means that one is already installed.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let listener =
             TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(StartError::Listen)?;
         let address = listener.local_addr().map_err(StartError::Listen)?;
-        let back = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(StartError::Listen)?;
-        let observers = back.local_addr().map_err(StartError::Listen)?;
+        let observer_listener =
+            TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(StartError::Listen)?;
+        let observers = observer_listener.local_addr().map_err(StartError::Listen)?;
         let stop = CancellationToken::new();
         let shared = Arc::new(Shared {
             store: Arc::new(store::Store::new(options.kept_changes)),
@@ -151,7 +153,7 @@ impl ApiServer {
                 close: tokio::sync::watch::Sender::new(0),
                 bookmark: tokio::sync::watch::Sender::new(0),
                 stop: stop.clone(),
-                forgotten: AtomicU64::new(0),
+                oldest_cached: AtomicU64::new(0),
                 expired: AtomicU64::new(0),
             }),
             faults: Arc::default(),
@@ -164,37 +166,41 @@ impl ApiServer {
             first_namespace(&shared, name)?;
         }
         let router = Router::new().fallback(server::handle).with_state(shared.clone());
-        let unharmed = router.clone().layer(axum::Extension(server::Observer));
-        let (door, mover) = door::Door::new(listener, address);
+        let observer_router = router.clone().layer(axum::Extension(server::Observer));
+        let (listener, listener_state) = RestartableListener::new(listener, address);
         let serving = tokio::spawn(async move {
-            let front =
-                axum::serve(door, router).with_graceful_shutdown(stop.clone().cancelled_owned());
-            let back = axum::serve(back, unharmed).with_graceful_shutdown(stop.cancelled_owned());
-            if let Err(error) = tokio::try_join!(front.into_future(), back.into_future()) {
-                tracing::error!(%error, "the API server stand-in ended");
+            let main = axum::serve(listener, router)
+                .with_graceful_shutdown(stop.clone().cancelled_owned());
+            let observer = axum::serve(observer_listener, observer_router)
+                .with_graceful_shutdown(stop.cancelled_owned());
+            if let Err(error) = tokio::try_join!(main.into_future(), observer.into_future()) {
+                tracing::error!(%error, "fake API server failed");
             }
         });
         let serving = Arc::new(std::sync::Mutex::new(Some(serving)));
-        Ok(Self { shared, address, observers, door: mover, serving })
+        Ok(Self { shared, address, observers, listener: listener_state, serving })
     }
 
-    /// Where it listens.
+    /// Returns the listening address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Its base URL.
+    /// Returns the base URL.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// A kubeconfig (YAML) whose token stands for this user. kubectl sends no token over plain HTTP
-    /// and is the administrator unless it is called with `--as`.
+    /// Returns a kubeconfig (YAML) whose token identifies this user.
+    ///
+    /// kubectl sends no token over plain HTTP and is the administrator unless it is called with
+    /// `--as`.
     pub fn kubeconfig(&self, user: &User) -> String {
         self.kubeconfig_by(self.address, user)
     }
 
-    /// The same by the observers' entrance: it stays open, and no fault applies there.
+    /// Returns a kubeconfig for the observer port, which always listens and where no faults are
+    /// injected.
     pub fn observer_kubeconfig(&self, user: &User) -> String {
         self.kubeconfig_by(self.observers, user)
     }
@@ -212,90 +218,93 @@ impl ApiServer {
     /// Writes [`Self::kubeconfig`] to a file.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Returns an error if the file cannot be written.
     pub fn write_kubeconfig(&self, user: &User, path: &Path) -> std::io::Result<()> {
         std::fs::write(path, self.kubeconfig(user))
     }
 
-    /// A client for this user, without client-side rate limits.
+    /// Returns a client for this user, without client-side rate limits.
     pub fn client(&self, user: &User) -> kube::Client {
         self.client_by(self.address, user)
     }
 
-    /// The administrator by the observers' entrance: it stays open, and no fault applies there.
+    /// Returns an administrator's client for the observer port, where no faults are injected.
     pub fn observer(&self) -> kube::Client {
         self.client_by(self.observers, &User::admin())
     }
 
     fn client_by(&self, address: SocketAddr, user: &User) -> kube::Client {
-        let url = format!("http://{address}").parse().expect("invariant: an address makes a URL");
+        let url =
+            format!("http://{address}").parse().expect("invariant: an address forms a valid URL");
         let mut config = kube::Config::new(url);
         config.auth_info.token = Some(self.shared.tokens.issue(user).into());
         kube::Client::try_from(config)
-            .expect("invariant: a plain HTTP client needs nothing that can be missing")
+            .expect("invariant: a plain HTTP client has no fallible parts")
     }
 
-    /// Switches admission policies.
+    /// Sets the admission policies in force.
     pub fn set_policies(&self, policies: Policies) {
         *self.shared.policies.write().unwrap_or_else(PoisonError::into_inner) = policies;
     }
 
-    /// Lets a hook decide over every request from now on; `None` ends that.
+    /// Sets the hook that decides on every request; `None` removes it.
     pub fn set_fault_hook(&self, hook: Option<FaultHook>) {
         self.shared.faults.set(hook);
     }
 
-    /// Lets a hook decide over every event of a watch from now on; `None` ends that.
+    /// Sets the hook that decides on every watch event; `None` removes it.
     pub fn set_watch_fault_hook(&self, hook: Option<WatchFaultHook>) {
         self.shared.faults.set_for_watches(hook);
     }
 
-    /// Sets the clock by which objects are stamped so many seconds ahead of the machine's, or
-    /// behind it.
+    /// Sets the clock for object timestamps to this many seconds ahead of the machine's (negative:
+    /// behind).
     pub fn set_clock_ahead(&self, seconds: i64) {
         self.shared.clock.set_ahead(seconds);
     }
 
-    /// Goes away as a crash would: nobody listens any more, and every connection breaks at once.
-    /// Objects stay. A request under way may or may not be served; nobody hears of it.
+    /// Simulates a crash: the port closes and every connection breaks.
+    ///
+    /// Objects are kept. Requests in progress may or may not be served; no response is sent.
     pub fn go_down(&self) {
-        if let Some(open) = self.door.send_replace(None) {
+        if let Some(open) = self.listener.send_replace(None) {
             open.cancel();
         }
     }
 
-    /// Comes back after [`Self::go_down`], on the same port, with the objects and versions of
-    /// before.
+    /// Restarts after [`Self::go_down`], on the same port, with the same objects and versions.
     pub fn come_back(&self, cache: WatchCache) {
         if cache == WatchCache::Fresh {
             self.forget_past();
         }
-        self.door.send_replace(Some(CancellationToken::new()));
+        self.listener.send_replace(Some(CancellationToken::new()));
     }
 
-    /// From now on no watch can be continued from before this moment; running ones go on.
+    /// Makes all earlier resource versions impossible to resume. Running watches continue.
     pub fn forget_past(&self) {
-        // The first version that can be continued is one that was handed out after this moment.
-        self.shared.signals.forgotten.store(self.shared.store.skip_revision(), Ordering::Relaxed);
+        // The first resumable version is one issued after this moment.
+        self.shared
+            .signals
+            .oldest_cached
+            .store(self.shared.store.skip_revision(), Ordering::Relaxed);
     }
 
-    /// How many watches could not be continued since they were from before [`Self::forget_past`].
+    /// Returns the number of watches that could not be resumed because of [`Self::forget_past`].
     pub fn expired_resumptions(&self) -> u64 {
         self.shared.signals.expired.load(Ordering::Relaxed)
     }
 
-    /// The newest resource version.
+    /// Returns the newest resource version.
     pub fn revision(&self) -> u64 {
         self.shared.store.revision()
     }
 
-    /// Compacts as etcd does: who continues from before a resource's last change gets 410.
+    /// Compacts as etcd does: resuming from before a resource's last change gets 410.
     pub fn compact(&self) {
         self.shared.store.compact();
     }
 
-    /// Makes every resource version so far too old: running watches get 410 and end, and none can
-    /// be continued.
+    /// Expires all resource versions: running watches end with 410, and none can be resumed.
     pub fn expire_watches(&self) {
         self.shared.store.expire();
     }
@@ -305,7 +314,7 @@ impl ApiServer {
         self.shared.signals.close.send_modify(|count| *count += 1);
     }
 
-    /// Sends a bookmark to every running watch that takes them.
+    /// Sends a bookmark to every running watch that accepts them.
     pub fn send_bookmarks(&self) {
         self.shared.signals.bookmark.send_modify(|count| *count += 1);
     }
@@ -315,13 +324,13 @@ impl ApiServer {
         self.shared.signals.stop.cancel();
     }
 
-    /// Stops serving: watches end, requests under way are answered.
+    /// Stops serving: watches end, requests in progress are served.
     pub async fn stop(&self) {
         self.cancel();
         let serving = self.serving.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(mut serving) = serving {
-            // Idle keep-alive connections of clients would hold a graceful end up for as long as
-            // the clients live.
+            // Idle keep-alive connections would delay a graceful shutdown as long as the clients
+            // live.
             if tokio::time::timeout(Duration::from_secs(1), &mut serving).await.is_err() {
                 serving.abort();
             }

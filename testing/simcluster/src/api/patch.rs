@@ -1,9 +1,9 @@
-//! Patches: merge, JSON, strategic merge, and server-side apply as far as it is used.
+//! Patches: merge, JSON, strategic merge, and the used part of server-side apply.
 //!
-//! Lists are merged by the keys below, which are those of the Kubernetes API for the kinds served
-//! here. Apply remembers what each manager applied last and removes what it no longer names; it
-//! knows no conflicts between managers, as if `force` were always given, and owners of fields by
-//! other writes than apply are not known.
+//! Lists are merged by the keys below, which are those of the Kubernetes API for the served kinds.
+//! Apply records the last applied fields of each manager and removes the fields that it no longer
+//! names. Conflicts between managers are ignored, as with `force`, and other writes than apply have
+//! no field owners.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::error::ApiError;
 
-/// The body of a PATCH, by its media type.
+/// Body of a PATCH, by media type.
 #[derive(Clone, Debug)]
 pub(crate) enum Patch {
     Json(json_patch::Patch),
@@ -21,10 +21,10 @@ pub(crate) enum Patch {
 }
 
 impl Patch {
-    /// Reads a body.
+    /// Parses a body.
     ///
     /// # Errors
-    /// 415 for another media type, 400 for a body that does not parse.
+    /// Returns 415 for another media type, 400 for an invalid body.
     pub(crate) fn parse(media_type: &str, body: &[u8]) -> Result<Self, ApiError> {
         let value = || {
             serde_json::from_slice::<Value>(body)
@@ -41,10 +41,10 @@ impl Patch {
         }
     }
 
-    /// The object after the patch.
+    /// Returns the patched object.
     ///
     /// # Errors
-    /// 422 for a JSON patch that does not apply (a failed test, a missing path).
+    /// Returns 422 for a JSON patch that does not apply (a failed test, a missing path).
     pub(crate) fn apply(&self, current: &Value) -> Result<Value, ApiError> {
         let mut object = current.clone();
         match self {
@@ -61,7 +61,7 @@ impl Patch {
     }
 }
 
-/// Reads YAML, of which JSON is a part.
+/// Parses YAML, of which JSON is a subset.
 pub(crate) fn yaml(body: &[u8]) -> Result<Value, ApiError> {
     if let Ok(value) = serde_json::from_slice(body) {
         return Ok(value);
@@ -78,7 +78,7 @@ enum Style {
     Apply,
 }
 
-/// How a list under this key is merged, strategically and by apply.
+/// Returns the merge keys of a list under this key, for strategic merge and apply.
 fn merge_keys(list: &str, style: Style) -> Option<&'static [&'static str]> {
     let keys: &[&str] = match list {
         "conditions" | "addresses" => &["type"],
@@ -98,8 +98,8 @@ fn merge_keys(list: &str, style: Style) -> Option<&'static [&'static str]> {
         "ownerReferences" | "reservedFor" => &["uid"],
         "hostAliases" | "podIPs" | "hostIPs" => &["ip"],
         "topologySpreadConstraints" => &["topologyKey"],
-        // `status.devices` of a claim; `spec.devices` of a claim is an object and of a slice
-        // atomic.
+        // `status.devices` of a claim. `spec.devices` is an object in a claim and an atomic list in
+        // a slice.
         "devices" if style == Style::Apply => &["driver", "device", "pool", "shareID"],
         _ => return None,
     };
@@ -153,7 +153,7 @@ fn merge_field(map: &mut Map<String, Value>, key: &str, value: &Value, style: St
         }
         Value::Object(_) => merge_object(map.entry(key).or_insert(Value::Null), value, style),
         Value::Array(items) => match merge_keys(key, style) {
-            Some(keys) if mergeable(items, keys) => merge_list(map, key, items, keys, style),
+            Some(keys) if is_mergeable(items, keys) => merge_list(map, key, items, keys, style),
             _ if PRIMITIVE_SETS.contains(&key) => union(map, key, items),
             _ => {
                 map.insert(key.to_owned(), value.clone());
@@ -165,9 +165,10 @@ fn merge_field(map: &mut Map<String, Value>, key: &str, value: &Value, style: St
     }
 }
 
-/// Whether the items carry the first key, or are directives for the whole list. A list of another
-/// kind may share the name (`spec.devices` of a slice has no `driver`).
-fn mergeable(items: &[Value], keys: &[&str]) -> bool {
+/// Returns true if the items have the first key, or are directives for the whole list.
+///
+/// A list of another kind may have the same name (`spec.devices` of a slice has no `driver`).
+fn is_mergeable(items: &[Value], keys: &[&str]) -> bool {
     items.iter().all(|item| item.get(keys[0]).is_some() || item.get("$patch").is_some())
 }
 
@@ -187,7 +188,7 @@ fn merge_list(
         list.clear();
     }
     for item in items {
-        let position = list.iter().position(|other| same(other, item, keys));
+        let position = list.iter().position(|other| is_same_item(other, item, keys));
         match (item["$patch"].as_str(), position) {
             (Some("replace"), _) | (Some("delete"), None) => {}
             (Some("delete"), Some(at)) => {
@@ -220,8 +221,10 @@ fn remove_items(list: Option<&mut Value>, gone: &Value) {
     }
 }
 
-/// Puts a merged list into the order that the strategic merge defines: the patch's items in the
-/// patch's order, the others as they were, and where the server knew both, its order between them.
+/// Orders a merged list as the strategic merge defines it.
+///
+/// The patch's items come in the patch's order, the others stay in place, and items known to both
+/// keep the server's order.
 fn reorder(map: &mut Map<String, Value>, before: &Map<String, Value>, list: &str, order: &Value) {
     let keys = merge_keys(list, Style::Strategic).unwrap_or_default();
     if keys.is_empty() && !PRIMITIVE_SETS.contains(&list) {
@@ -231,8 +234,9 @@ fn reorder(map: &mut Map<String, Value>, before: &Map<String, Value>, list: &str
         return;
     };
     let server = before.get(list).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
-    let place =
-        |list: &[Value], item: &Value| list.iter().position(|other| same(other, item, keys));
+    let place = |list: &[Value], item: &Value| {
+        list.iter().position(|other| is_same_item(other, item, keys))
+    };
     let (mut patched, mut others): (Vec<Value>, Vec<Value>) =
         std::mem::take(merged).into_iter().partition(|item| place(order, item).is_some());
     patched.sort_by_key(|item| place(order, item));
@@ -257,15 +261,15 @@ fn without_directives(patch: &Map<String, Value>) -> Map<String, Value> {
         .collect()
 }
 
-/// What each manager applied last, by object uid.
+/// Last applied fields of each manager, by object UID.
 #[derive(Debug, Default)]
-pub(crate) struct Applied {
+pub(crate) struct AppliedFields {
     by_object: HashMap<String, BTreeMap<String, Value>>,
 }
 
-impl Applied {
-    /// Takes out of an object what this manager applied before and does not name any more, unless
-    /// another one applies it.
+impl AppliedFields {
+    /// Removes fields that this manager applied before and no longer names, unless another manager
+    /// applies them.
     pub(crate) fn prune(&self, object: &mut Value, uid: &str, manager: &str, patch: &Value) {
         let Some(managers) = self.by_object.get(uid) else { return };
         let Some(before) = managers.get(manager) else { return };
@@ -277,8 +281,8 @@ impl Applied {
         prune(object, before, patch, &others);
     }
 
-    /// Remembers what a manager applied.
-    pub(crate) fn remember(&mut self, uid: &str, manager: &str, patch: &Value) {
+    /// Records the fields that a manager applied.
+    pub(crate) fn record(&mut self, uid: &str, manager: &str, patch: &Value) {
         self.by_object.entry(uid.to_owned()).or_default().insert(manager.to_owned(), patch.clone());
     }
 }
@@ -326,11 +330,11 @@ fn prune_list(
 }
 
 fn find<'a>(list: &'a Value, item: &Value, keys: &[&str]) -> Option<&'a Value> {
-    list.as_array()?.iter().find(|other| same(other, item, keys))
+    list.as_array()?.iter().find(|other| is_same_item(other, item, keys))
 }
 
-/// Whether two items of a list are the same one: by their keys, or as a whole where there are none.
-fn same(one: &Value, other: &Value, keys: &[&str]) -> bool {
+/// Returns true if two list items are the same: by their keys, or by value if there are none.
+fn is_same_item(one: &Value, other: &Value, keys: &[&str]) -> bool {
     if keys.is_empty() {
         one == other
     } else {

@@ -1,6 +1,6 @@
-//! Quantities, as far as the server and the scheduler compare them: exact, in billionths.
+//! Exact quantities in billionths, as the server and the scheduler compare them.
 //!
-//! Written apart from `tessera-api` on purpose: what judges the product's objects does not share
+//! Independent of `tessera-api` on purpose: the validation of the product's objects must not share
 //! its parser.
 
 /// A quantity in units of 10^-9.
@@ -9,8 +9,8 @@ pub struct Nano(pub i128);
 
 const NANO: i128 = 1_000_000_000;
 
-/// Reads a quantity of the Kubernetes grammar. Amounts finer than 10^-9 are rounded up, as upstream
-/// does.
+/// Parses a Kubernetes quantity. Amounts below 10^-9 are rounded up, as upstream does. Returns
+/// `None` for invalid text.
 pub fn parse(text: &str) -> Option<Nano> {
     let (sign, rest) = match text.as_bytes().first()? {
         b'-' => (-1, &text[1..]),
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_is_no_quantity() {
+    fn refuses_invalid_quantities() {
         for text in ["", "x", "1x", "1.2.3", ".", "Gi", "1 Gi", "--1"] {
             assert_eq!(parse(text), None, "{text}");
         }

@@ -4,18 +4,18 @@ use std::collections::HashMap;
 
 use super::kind::{self, Kind};
 
-/// What a path is about.
+/// Target of a request path.
 #[derive(Debug)]
 pub(crate) struct Route {
     pub(crate) kind: &'static Kind,
-    /// Absent for cluster-scoped kinds and for lists over all namespaces.
+    /// `None` for cluster-scoped kinds and for lists over all namespaces.
     pub(crate) namespace: Option<String>,
     pub(crate) name: Option<String>,
     pub(crate) subresource: Option<String>,
 }
 
 impl Route {
-    /// Reads a resource path; nothing for paths of unknown resources.
+    /// Parses a resource path. Returns `None` for unknown resources.
     pub(crate) fn parse(path: &str) -> Option<Self> {
         let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
         let (group, version, rest) = match parts.as_slice() {
@@ -24,7 +24,7 @@ impl Route {
             _ => return None,
         };
         let (namespace, rest) = match rest {
-            // `namespaces/NAME/status` is the namespace itself.
+            // `namespaces/NAME/status` is a subresource of the namespace itself.
             ["namespaces", _, "status" | "finalize"] => (None, rest),
             ["namespaces", namespace, rest @ ..] if !rest.is_empty() => (Some(*namespace), rest),
             _ => (None, rest),
@@ -69,8 +69,8 @@ impl Query {
         self.text(name)?.parse().ok()
     }
 
-    /// Whether unknown fields are refused.
-    pub(crate) fn strict(&self) -> bool {
+    /// Returns true if unknown fields are refused.
+    pub(crate) fn is_strict(&self) -> bool {
         self.text("fieldValidation") == Some("Strict")
     }
 }

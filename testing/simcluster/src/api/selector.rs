@@ -6,7 +6,7 @@ use super::error::ApiError;
 use super::kind::Kind;
 use super::meta;
 
-/// Which objects a list or watch is about.
+/// Objects selected by a list or watch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Selector {
     pub(crate) namespace: Option<String>,
@@ -39,7 +39,7 @@ impl Selector {
     /// Parses the query parameters.
     ///
     /// # Errors
-    /// 400 for a selector that does not parse or a field label that the kind does not support.
+    /// Returns 400 for an invalid selector or a field label that the kind does not support.
     pub(crate) fn parse(
         kind: &Kind,
         namespace: Option<&str>,
@@ -78,7 +78,7 @@ impl FieldRequirement {
         for step in self.path.split('.') {
             value = &value[step];
         }
-        // `source` of an event is an object; the selector means its component.
+        // `source` of an event is an object; the selector refers to its component.
         if value.is_object() {
             value = &value["component"];
         }
@@ -116,7 +116,7 @@ fn parse_field(kind: &Kind, part: &str) -> Result<FieldRequirement, ApiError> {
     if !known {
         return Err(ApiError::bad_request(format!("field label not supported: {path}")));
     }
-    // Stored events have the core shape, whichever version is asked.
+    // Stored events have the core form, whatever version is requested.
     let path = path.replacen("regarding.", "involvedObject.", 1);
     let path = if path == "reportingController" { "reportingComponent".to_owned() } else { path };
     Ok(FieldRequirement { path, value: value.to_owned(), equal })
@@ -149,14 +149,14 @@ fn parse_label(part: &str) -> Result<Requirement, ApiError> {
     let requirement = |key: &str, test| Ok(Requirement { key: key.trim().to_owned(), test });
     let one = |value: &str| vec![value.trim().to_owned()];
     if let Some(head) = part.strip_suffix(')') {
-        let (head, values) = head.split_once('(').ok_or_else(|| unparsable(part))?;
+        let (head, values) = head.split_once('(').ok_or_else(|| parse_error(part))?;
         let values = values.split(',').map(|value| value.trim().to_owned()).collect();
         let (key, operator) =
-            head.trim().rsplit_once(char::is_whitespace).ok_or_else(|| unparsable(part))?;
+            head.trim().rsplit_once(char::is_whitespace).ok_or_else(|| parse_error(part))?;
         return match operator {
             "in" => requirement(key, Test::In(values)),
             "notin" => requirement(key, Test::NotIn(values)),
-            _ => Err(unparsable(part)),
+            _ => Err(parse_error(part)),
         };
     }
     if let Some((key, value)) = part.split_once("!=") {
@@ -169,11 +169,11 @@ fn parse_label(part: &str) -> Result<Requirement, ApiError> {
         return requirement(key, Test::Absent);
     }
     if part.contains(char::is_whitespace) {
-        return Err(unparsable(part));
+        return Err(parse_error(part));
     }
     requirement(part, Test::Exists)
 }
 
-fn unparsable(part: &str) -> ApiError {
+fn parse_error(part: &str) -> ApiError {
     ApiError::bad_request(format!("unable to parse requirement: {part}"))
 }

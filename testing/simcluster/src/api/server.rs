@@ -1,4 +1,4 @@
-//! From HTTP to the store and back.
+//! HTTP requests: parsing, dispatch and responses.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use super::error::ApiError;
 use super::fault::{Fault, Faults, RequestInfo};
 use super::kind::Kind;
 use super::lifecycle::{DeleteOptions, Request};
-use super::patch::{self, Applied, Patch};
+use super::patch::{self, AppliedFields, Patch};
 use super::route::{Query, Route};
 use super::selector::Selector;
 use super::store::{Store, Write, Written};
@@ -27,10 +27,10 @@ use super::view::{self, View};
 use super::watch::{self, Signals};
 use super::{discovery, meta, subresource};
 
-/// What the real server takes as the largest body.
+/// Maximum size of a request body in the real server.
 const BODY_LIMIT: usize = 3 * 1024 * 1024;
 
-/// Everything that requests share.
+/// State shared by all requests.
 pub(crate) struct Shared {
     pub(crate) store: Arc<Store>,
     pub(crate) tokens: Tokens,
@@ -38,13 +38,13 @@ pub(crate) struct Shared {
     pub(crate) signals: Arc<Signals>,
     pub(crate) faults: Arc<Faults>,
     pub(crate) clock: Clock,
-    pub(crate) applied: Mutex<Applied>,
+    pub(crate) applied: Mutex<AppliedFields>,
     pub(crate) bookmark_every: Duration,
     pub(crate) watch_timeout: Duration,
 }
 
 impl Shared {
-    fn applied(&self) -> MutexGuard<'_, Applied> {
+    fn applied(&self) -> MutexGuard<'_, AppliedFields> {
         self.applied.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -53,14 +53,14 @@ impl Shared {
     }
 }
 
-/// Marks what came in by the observers' entrance: faults do not touch it.
+/// Marks a request of the observer port, where no faults are injected.
 #[derive(Clone, Copy)]
 pub(crate) struct Observer;
 
-/// A request, taken apart.
+/// A parsed request.
 pub(crate) struct Call<'a> {
-    /// Whether faults leave it alone.
-    pub(crate) spared: bool,
+    /// True if no faults are injected.
+    pub(crate) faults_disabled: bool,
     pub(crate) shared: &'a Shared,
     pub(crate) user: User,
     pub(crate) route: Route,
@@ -70,15 +70,18 @@ pub(crate) struct Call<'a> {
     pub(crate) body: Bytes,
 }
 
-/// Answers every request.
+/// Handles every request.
 pub(crate) async fn handle(
     State(shared): State<Arc<Shared>>,
     request: HttpRequest<Body>,
 ) -> Response<Body> {
-    answer(&shared, request).await.unwrap_or_else(|error| failure(&error))
+    handle_request(&shared, request).await.unwrap_or_else(|error| failure(&error))
 }
 
-async fn answer(shared: &Shared, request: HttpRequest<Body>) -> Result<Response<Body>, ApiError> {
+async fn handle_request(
+    shared: &Shared,
+    request: HttpRequest<Body>,
+) -> Result<Response<Body>, ApiError> {
     let (parts, body) = request.into_parts();
     let path = parts.uri.path();
     if matches!(path, "/healthz" | "/readyz" | "/livez") {
@@ -95,14 +98,14 @@ async fn answer(shared: &Shared, request: HttpRequest<Body>) -> Result<Response<
         .map_err(|error| ApiError::bad_request(error.to_string()))?;
     let body = axum::body::to_bytes(body, BODY_LIMIT)
         .await
-        .map_err(|error| ApiError::bad_request(format!("cannot read the body: {error}")))?;
+        .map_err(|error| ApiError::bad_request(format!("cannot read request body: {error}")))?;
     let media_type = text_header(&parts.headers, CONTENT_TYPE.as_str())
         .split(';')
         .next()
         .unwrap_or_default()
         .trim();
     let call = Call {
-        spared: parts.extensions.get::<Observer>().is_some(),
+        faults_disabled: parts.extensions.get::<Observer>().is_some(),
         shared,
         user,
         route,
@@ -113,14 +116,14 @@ async fn answer(shared: &Shared, request: HttpRequest<Body>) -> Result<Response<
     };
     let info = call.info(&parts.method);
     tracing::debug!(user = %info.user.name, verb = info.verb, resource = info.resource, name = info.name, "request");
-    match if call.spared { Fault::None } else { shared.faults.decide(&info) } {
+    match if call.faults_disabled { Fault::None } else { shared.faults.decide(&info) } {
         Fault::None => {}
         Fault::Refuse(error) => return Err(error),
         Fault::LoseAnswer(error) => {
             drop(call.run(&parts.method).await);
             return Err(error);
         }
-        Fault::Overtake => call.overtake(&info.name)?,
+        Fault::Overtake => call.write_conflicting_change(&info.name)?,
         Fault::Hold(until) => until.cancelled().await,
         Fault::HoldAnswer { serve, answer } => {
             serve.cancelled().await;
@@ -132,8 +135,8 @@ async fn answer(shared: &Shared, request: HttpRequest<Body>) -> Result<Response<
     call.run(&parts.method).await
 }
 
-/// What somebody else wrote last.
-const OVERTAKEN: &str = "simcluster.example/overtaken";
+/// Annotation written to cause a conflict.
+const CONFLICT_ANNOTATION: &str = "simcluster.example/overtaken";
 
 impl Call<'_> {
     fn info(&self, method: &Method) -> RequestInfo {
@@ -158,18 +161,17 @@ impl Call<'_> {
         }
     }
 
-    /// Writes the object as somebody else would who has nothing to do with what this request is
-    /// about.
-    fn overtake(&self, name: &str) -> Result<(), ApiError> {
+    /// Updates an unrelated annotation of the object, as a concurrent writer would.
+    fn write_conflicting_change(&self, name: &str) -> Result<(), ApiError> {
         let kind = self.route.kind;
         let key = (self.route.in_namespace().to_owned(), name.to_owned());
-        self.shared.store.transact(kind.shelf, &key, |_, current| {
+        self.shared.store.transact(kind.table, &key, |_, current| {
             let current = current.ok_or_else(|| ApiError::not_found(kind, name))?;
             let mut object = Value::clone(current);
             let annotations = meta::metadata_mut(&mut object)
                 .entry("annotations")
                 .or_insert_with(|| serde_json::json!({}));
-            annotations[OVERTAKEN] = meta::resource_version(current).into();
+            annotations[CONFLICT_ANNOTATION] = meta::resource_version(current).into();
             Ok(Write::Put(object))
         })?;
         Ok(())
@@ -209,7 +211,7 @@ impl Call<'_> {
         let kind = self.route.kind;
         self.shared
             .store
-            .get(kind.shelf, self.route.in_namespace(), name)
+            .get(kind.table, self.route.in_namespace(), name)
             .ok_or_else(|| ApiError::not_found(kind, name))
     }
 
@@ -240,19 +242,19 @@ impl Call<'_> {
         let (kind, selector) = (self.route.kind, self.selector()?);
         let namespace = selector.namespace.as_deref();
         let asked = self.resource_version()?.unwrap_or_default();
-        // A continuation reads on where it stopped, in the state of its first page.
+        // A continuation resumes after the last key, in the state of its first page.
         let continued = self.query.text("continue").map(Continue::parse).transpose()?;
         let exact = self.query.text("resourceVersionMatch") == Some("Exact");
         let store = &self.shared.store;
         let listed = match &continued {
             Some(from) => store
-                .list_at(kind.shelf, namespace, from.revision)
+                .list_at(kind.table, namespace, from.revision)
                 .map_err(|_| ApiError::continue_expired())?,
-            None if exact => store.list_at(kind.shelf, namespace, asked)?,
+            None if exact => store.list_at(kind.table, namespace, asked)?,
             None if asked > store.revision() => {
                 return Err(ApiError::too_large_resource_version(asked, store.revision()));
             }
-            None => store.list(kind.shelf, namespace),
+            None => store.list(kind.table, namespace),
         };
         let key =
             |object: &Value| (meta::namespace(object).to_owned(), meta::name(object).to_owned());
@@ -282,13 +284,13 @@ impl Call<'_> {
     fn watch(&self) -> Result<Response<Body>, ApiError> {
         let initial = self.query.text("sendInitialEvents").map(|text| text == "true");
         if initial.is_some() && self.query.text("resourceVersionMatch") != Some("NotOlderThan") {
-            let said = "resourceVersionMatch: Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
+            let detail = "resourceVersionMatch: Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
             return Err(ApiError::unprocessable(format!(
-                "ListOptions.meta.k8s.io \"\" is invalid: {said}"
+                "ListOptions.meta.k8s.io \"\" is invalid: {detail}"
             )));
         }
         let timeout = self.query.number("timeoutSeconds").map(Duration::from_secs);
-        let wanted = watch::Wanted {
+        let request = watch::WatchRequest {
             kind: self.route.kind,
             selector: self.selector()?,
             view: self.view,
@@ -297,14 +299,15 @@ impl Call<'_> {
             bookmarks: self.query.flag("allowWatchBookmarks"),
             bookmark_every: self.shared.bookmark_every,
             timeout: timeout.unwrap_or(self.shared.watch_timeout),
-            faults: (!self.spared).then(|| (self.shared.faults.clone(), self.info(&Method::GET))),
+            faults: (!self.faults_disabled)
+                .then(|| (self.shared.faults.clone(), self.info(&Method::GET))),
         };
-        let lines = watch::start(self.shared.store.clone(), &self.shared.signals, wanted);
+        let lines = watch::start(self.shared.store.clone(), &self.shared.signals, request);
         let stream = ReceiverStream::new(lines).map(Ok::<Bytes, std::io::Error>);
         respond(StatusCode::OK, "application/json", Body::from_stream(stream))
     }
 
-    /// The body as an object of this kind, in the stored form.
+    /// Returns the body as an object of this kind, in the stored form.
     fn object(&self) -> Result<Value, ApiError> {
         let raw = match self.media_type.as_str() {
             "" | "application/json" => serde_json::from_slice(&self.body)
@@ -312,7 +315,7 @@ impl Call<'_> {
             "application/yaml" => patch::yaml(&self.body)?,
             other => return Err(ApiError::unsupported_media_type(other)),
         };
-        decode(self.route.kind, raw, self.query.strict())
+        decode(self.route.kind, raw, self.query.is_strict())
     }
 
     fn create(&self) -> Result<Response<Body>, ApiError> {
@@ -358,10 +361,10 @@ impl Call<'_> {
             if let Patch::Apply(applied) = &patch {
                 self.shared.applied().prune(&mut patched, meta::uid(&current), &manager, applied);
             }
-            decode(kind, patched, self.query.strict())
+            decode(kind, patched, self.query.is_strict())
         })?;
         if let Patch::Apply(applied) = &patch {
-            self.shared.applied().remember(meta::uid(&made.object), &manager, applied);
+            self.shared.applied().record(meta::uid(&made.object), &manager, applied);
         }
         self.written(&made)
     }
@@ -384,7 +387,8 @@ impl Call<'_> {
     fn delete(&self, name: &str) -> Result<Response<Body>, ApiError> {
         let written = self.request().delete(name, &self.delete_options()?)?;
         let kind = self.route.kind;
-        // As the real server: what still exists is shown, what is gone is confirmed.
+        // As in the real server: an object that still exists is returned, a removed one is
+        // confirmed.
         let answer = match written.removed && !kind.returns_deleted {
             true => view::deleted(kind, &written.object),
             false => self.view.object(kind, &written.object),
@@ -394,7 +398,7 @@ impl Call<'_> {
 
     fn delete_all(&self) -> Result<Response<Body>, ApiError> {
         let (kind, selector, options) = (self.route.kind, self.selector()?, self.delete_options()?);
-        let listed = self.shared.store.list(kind.shelf, selector.namespace.as_deref());
+        let listed = self.shared.store.list(kind.table, selector.namespace.as_deref());
         let chosen: Vec<&Value> = listed
             .objects
             .iter()
@@ -422,13 +426,13 @@ impl Call<'_> {
     }
 }
 
-/// Passes a raw object through the schema, to the form that is stored.
+/// Decodes a raw object by its schema into the stored form.
 ///
 /// # Errors
-/// 400 for another kind, a field of the wrong type, or (strictly) an unknown field.
+/// Returns 400 for another kind, a field of the wrong type, or (strict) an unknown field.
 fn decode(kind: &Kind, mut raw: Value, strict: bool) -> Result<Value, ApiError> {
     if !raw.is_object() {
-        return Err(ApiError::bad_request("the body is no object"));
+        return Err(ApiError::bad_request("request body is not an object"));
     }
     for (field, expected) in [("apiVersion", kind.api_version()), ("kind", kind.kind.to_owned())] {
         match raw[field].as_str() {
@@ -461,7 +465,7 @@ fn decode(kind: &Kind, mut raw: Value, strict: bool) -> Result<Value, ApiError> 
     })
 }
 
-/// Where a paged list goes on.
+/// Position of a paged list.
 struct Continue {
     revision: u64,
     after: (String, String),

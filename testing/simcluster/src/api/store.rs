@@ -1,8 +1,8 @@
-//! The one owner of objects: current state, and the changes that led to it.
+//! The object store: current state and the changes that led to it.
 //!
-//! Every write takes the next revision. Readers get shared pointers; nothing stored is ever changed
-//! in place. The log of each shelf is bounded, as etcd's is by compaction: who asks for what is
-//! gone gets 410 and lists anew.
+//! Every write takes the next revision. Readers get shared pointers; stored objects are never
+//! changed in place. The log of each table is bounded, as etcd's is by compaction: a reader of
+//! compacted changes gets 410 and lists again.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,7 +17,7 @@ use super::meta;
 /// Namespace (empty for cluster-scoped) and name.
 pub(crate) type Key = (String, String);
 
-/// What happened to an object.
+/// Type of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ChangeType {
     Added,
@@ -32,24 +32,24 @@ pub(crate) struct Change {
     pub(crate) at: Instant,
     pub(crate) what: ChangeType,
     pub(crate) key: Key,
-    /// The object after the change; for a deletion its last state, with the revision of the
+    /// The object after the change. For a deletion: its last state, with the revision of the
     /// deletion.
     pub(crate) object: Arc<Value>,
     /// The object before the change.
     pub(crate) previous: Option<Arc<Value>>,
 }
 
-/// What a transaction wants done.
+/// Write requested by a transaction.
 pub(crate) enum Write {
-    /// Nothing changes; the answer is the current object or the given one.
+    /// Changes nothing; the result is the given object.
     Keep(Arc<Value>),
-    /// The object is created or replaced.
+    /// Creates or replaces the object.
     Put(Value),
-    /// The object goes; its last state is this.
+    /// Removes the object, whose last state is given.
     Remove(Value),
 }
 
-/// What a transaction did.
+/// Result of a transaction.
 #[derive(Clone, Debug)]
 pub(crate) struct Written {
     pub(crate) object: Arc<Value>,
@@ -58,23 +58,23 @@ pub(crate) struct Written {
 }
 
 #[derive(Default)]
-struct Shelf {
+struct ResourceTable {
     objects: BTreeMap<Key, Arc<Value>>,
     changes: VecDeque<Arc<Change>>,
-    /// Changes up to and including this revision are no longer kept.
+    /// Changes up to and including this revision are compacted.
     compacted: u64,
 }
 
-/// Everything, as of one moment. A transaction sees it to check one object against another.
+/// All objects at one revision. Transactions read it to check one object against another.
 #[derive(Default)]
 pub(crate) struct State {
     revision: u64,
-    shelves: HashMap<&'static str, Shelf>,
+    tables: HashMap<&'static str, ResourceTable>,
 }
 
 impl State {
-    pub(crate) fn get(&self, shelf: &str, namespace: &str, name: &str) -> Option<&Arc<Value>> {
-        self.shelves.get(shelf)?.objects.get(&(namespace.to_owned(), name.to_owned()))
+    pub(crate) fn get(&self, table: &str, namespace: &str, name: &str) -> Option<&Arc<Value>> {
+        self.tables.get(table)?.objects.get(&(namespace.to_owned(), name.to_owned()))
     }
 }
 
@@ -91,20 +91,20 @@ pub(crate) struct Listed {
 }
 
 impl Store {
-    /// `kept_changes` bounds the log of each shelf.
+    /// Creates a store. `kept_changes` limits the log of each table.
     pub(crate) fn new(kept_changes: usize) -> Self {
-        // Revision 0 means "any" to clients, so that the first state of the world is 1.
+        // Clients interpret revision 0 as "any", so the initial state has revision 1.
         let state = State { revision: 1, ..State::default() };
         Self { state: Mutex::new(state), revision: watch::Sender::new(1), kept_changes }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic inside a transaction leaves the state as it was: writes happen after the closure
+        // A panic inside a transaction leaves the state unchanged: writes happen after the closure
         // returned.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Follows the newest revision.
+    /// Returns a receiver of the newest revision.
     pub(crate) fn subscribe(&self) -> watch::Receiver<u64> {
         self.revision.subscribe()
     }
@@ -113,28 +113,28 @@ impl Store {
         self.lock().revision
     }
 
-    pub(crate) fn get(&self, shelf: &str, namespace: &str, name: &str) -> Option<Arc<Value>> {
-        self.lock().get(shelf, namespace, name).cloned()
+    pub(crate) fn get(&self, table: &str, namespace: &str, name: &str) -> Option<Arc<Value>> {
+        self.lock().get(table, namespace, name).cloned()
     }
 
-    /// Everything on a shelf now, in the order of namespace and name.
-    pub(crate) fn list(&self, shelf: &str, namespace: Option<&str>) -> Listed {
+    /// Returns all objects of a table, ordered by namespace and name.
+    pub(crate) fn list(&self, table: &str, namespace: Option<&str>) -> Listed {
         let state = self.lock();
         let objects = state
-            .shelves
-            .get(shelf)
-            .map(|shelf| select(&shelf.objects, namespace))
+            .tables
+            .get(table)
+            .map(|table| select(&table.objects, namespace))
             .unwrap_or_default();
         Listed { objects, revision: state.revision }
     }
 
-    /// Everything on a shelf as it was at `revision`.
+    /// Returns all objects of a table as of `revision`.
     ///
     /// # Errors
-    /// 410 when the log no longer reaches back that far, 504 when it has not happened yet.
+    /// Returns 410 if the revision is compacted, 504 if it is in the future.
     pub(crate) fn list_at(
         &self,
-        shelf: &str,
+        table: &str,
         namespace: Option<&str>,
         revision: u64,
     ) -> Result<Listed, ApiError> {
@@ -142,14 +142,14 @@ impl Store {
         if revision > state.revision {
             return Err(ApiError::too_large_resource_version(revision, state.revision));
         }
-        let Some(shelf) = state.shelves.get(shelf) else {
+        let Some(table) = state.tables.get(table) else {
             return Ok(Listed { objects: Vec::new(), revision });
         };
-        if revision < shelf.compacted {
-            return Err(ApiError::expired(revision, shelf.compacted));
+        if revision < table.compacted {
+            return Err(ApiError::expired(revision, table.compacted));
         }
-        let mut objects = shelf.objects.clone();
-        for change in shelf.changes.iter().rev().take_while(|change| change.revision > revision) {
+        let mut objects = table.objects.clone();
+        for change in table.changes.iter().rev().take_while(|change| change.revision > revision) {
             match &change.previous {
                 Some(previous) => objects.insert(change.key.clone(), previous.clone()),
                 None => objects.remove(&change.key),
@@ -158,52 +158,53 @@ impl Store {
         Ok(Listed { objects: select(&objects, namespace), revision })
     }
 
-    /// Changes of a shelf after `revision`, and the revision up to which that is complete.
+    /// Returns the changes of a table after `revision`, and the revision up to which they are
+    /// complete.
     ///
     /// # Errors
-    /// 410 when some of them are no longer kept.
+    /// Returns 410 if some of them are compacted.
     pub(crate) fn changes_after(
         &self,
-        shelf: &str,
+        table: &str,
         revision: u64,
     ) -> Result<(Vec<Arc<Change>>, u64), ApiError> {
         let state = self.lock();
-        let Some(shelf) = state.shelves.get(shelf) else {
+        let Some(table) = state.tables.get(table) else {
             return Ok((Vec::new(), revision.max(state.revision)));
         };
-        if revision < shelf.compacted {
-            return Err(ApiError::expired(revision, shelf.compacted));
+        if revision < table.compacted {
+            return Err(ApiError::expired(revision, table.compacted));
         }
-        let from = shelf.changes.partition_point(|change| change.revision <= revision);
-        let changes = shelf.changes.iter().skip(from).cloned().collect();
-        // A client may ask for a revision that is still to come; it must not go back.
+        let from = table.changes.partition_point(|change| change.revision <= revision);
+        let changes = table.changes.iter().skip(from).cloned().collect();
+        // A client may request a future revision; the position must not decrease.
         Ok((changes, revision.max(state.revision)))
     }
 
-    /// Forgets all changes so far: who continues from before a shelf's last change gets 410.
-    /// Watches that have seen everything go on.
+    /// Compacts all changes so far: resuming from before a table's last change gets 410.
+    ///
+    /// Watches that have seen all changes continue.
     pub(crate) fn compact(&self) {
-        for shelf in self.lock().shelves.values_mut() {
-            shelf.compacted = shelf.changes.back().map_or(shelf.compacted, |last| last.revision);
-            shelf.changes.clear();
+        for table in self.lock().tables.values_mut() {
+            table.compacted = table.changes.back().map_or(table.compacted, |last| last.revision);
+            table.changes.clear();
         }
     }
 
-    /// Forgets all changes and makes every revision handed out so far too old: running watches end
-    /// with 410 as well.
+    /// Compacts all changes and expires all revisions so far: running watches end with 410 as well.
     pub(crate) fn expire(&self) {
         let mut state = self.lock();
         state.revision += 1;
         let revision = state.revision;
-        for shelf in state.shelves.values_mut() {
-            shelf.changes.clear();
-            shelf.compacted = revision;
+        for table in state.tables.values_mut() {
+            table.changes.clear();
+            table.compacted = revision;
         }
         drop(state);
         self.revision.send_modify(|newest| *newest = revision.max(*newest));
     }
 
-    /// Goes on by one revision, as when something else is written; gives it.
+    /// Takes the next revision without a write and returns it.
     pub(crate) fn skip_revision(&self) -> u64 {
         let mut state = self.lock();
         state.revision += 1;
@@ -213,15 +214,15 @@ impl Store {
         revision
     }
 
-    /// Reads one object, decides, and writes, as one step.
+    /// Reads one object, decides, and writes, atomically.
     pub(crate) fn transact(
         &self,
-        shelf: &'static str,
+        table: &'static str,
         key: &Key,
         decide: impl FnOnce(&State, Option<&Arc<Value>>) -> Result<Write, ApiError>,
     ) -> Result<Written, ApiError> {
         let mut state = self.lock();
-        let current = state.shelves.get(shelf).and_then(|shelf| shelf.objects.get(key)).cloned();
+        let current = state.tables.get(table).and_then(|table| table.objects.get(key)).cloned();
         let (mut object, removed) = match decide(&state, current.as_ref())? {
             Write::Keep(object) => return Ok(Written { object, removed: false, created: false }),
             Write::Put(object) => (object, false),
@@ -237,11 +238,11 @@ impl Store {
             (false, true) => ChangeType::Added,
             (false, false) => ChangeType::Modified,
         };
-        let shelf = state.shelves.entry(shelf).or_default();
+        let table = state.tables.entry(table).or_default();
         if removed {
-            shelf.objects.remove(key);
+            table.objects.remove(key);
         } else {
-            shelf.objects.insert(key.clone(), object.clone());
+            table.objects.insert(key.clone(), object.clone());
         }
         let change = Change {
             revision,
@@ -251,13 +252,13 @@ impl Store {
             object: object.clone(),
             previous: current,
         };
-        shelf.changes.push_back(Arc::new(change));
-        while shelf.changes.len() > self.kept_changes {
-            shelf.compacted =
-                shelf.changes.pop_front().map_or(shelf.compacted, |gone| gone.revision);
+        table.changes.push_back(Arc::new(change));
+        while table.changes.len() > self.kept_changes {
+            table.compacted =
+                table.changes.pop_front().map_or(table.compacted, |gone| gone.revision);
         }
         drop(state);
-        // Two writers may get here in either order; the revision must not go back.
+        // Two writers may arrive here in either order; the revision must not decrease.
         self.revision.send_modify(|newest| *newest = revision.max(*newest));
         Ok(Written { object, removed, created })
     }

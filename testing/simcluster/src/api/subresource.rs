@@ -1,11 +1,11 @@
-//! Subresources: status, finalize, a pod's binding, eviction and log.
+//! Subresources: status, finalize, and a pod's binding, eviction and log.
 
 use axum::body::Body;
 use axum::http::{Method, Response, StatusCode};
 use serde_json::{Value, json};
 
 use super::error::ApiError;
-use super::kind::{Kind, Status};
+use super::kind::{Kind, StatusSubresource};
 use super::lifecycle::DeleteOptions;
 use super::server::{Call, json};
 use super::validate::Part;
@@ -19,7 +19,7 @@ pub(crate) async fn run(
 ) -> Result<Response<Body>, ApiError> {
     let kind = call.route.kind;
     match (method.as_str(), kind.plural, subresource) {
-        (_, _, "status") if kind.status == Status::None => Err(ApiError::no_such_path()),
+        (_, _, "status") if kind.status == StatusSubresource::None => Err(ApiError::no_such_path()),
         ("GET", _, "status") => call.get(name),
         ("PUT", _, "status") => call.replace(name, Part::Status),
         ("PATCH", _, "status") => call.patch(name, Part::Status),
@@ -43,7 +43,7 @@ fn success() -> Result<Response<Body>, ApiError> {
     json(StatusCode::CREATED, &status)
 }
 
-/// Sets a pod's node, once.
+/// Sets a pod's node, which is allowed once.
 fn bind(call: &Call<'_>, name: &str) -> Result<Response<Body>, ApiError> {
     let binding = parsed(call)?;
     let node = binding["target"]["name"].as_str().unwrap_or_default();
@@ -71,7 +71,7 @@ fn bound(kind: &Kind, pod: &Value, binding: &Value, node: &str) -> Result<Value,
             meta::uid(pod)
         ));
     }
-    if meta::deleting(pod) {
+    if meta::is_deleting(pod) {
         return refuse(format!("pod {name} is being deleted, cannot be assigned to a host"));
     }
     if let Some(assigned) = pod["spec"]["nodeName"].as_str().filter(|node| !node.is_empty()) {
@@ -83,7 +83,7 @@ fn bound(kind: &Kind, pod: &Value, binding: &Value, node: &str) -> Result<Value,
     let mut pod = pod.clone();
     pod["spec"]["nodeName"] = node.into();
     if let Some(status) = pod["status"].as_object_mut() {
-        // A nomination is stale once the pod has a node.
+        // A nomination is obsolete once the pod has a node.
         status.remove("nominatedNodeName");
     }
     for field in ["annotations", "labels"] {
@@ -105,7 +105,7 @@ fn set_scheduled(pod: &mut Value, now: String) {
     }
 }
 
-/// Deletes the pod; there are no disruption budgets here.
+/// Deletes the pod. Disruption budgets are not supported.
 fn evict(call: &Call<'_>, name: &str) -> Result<Response<Body>, ApiError> {
     let options: DeleteOptions =
         serde_json::from_value(parsed(call)?["deleteOptions"].clone()).unwrap_or_default();

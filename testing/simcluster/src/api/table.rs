@@ -1,4 +1,4 @@
-//! Tables for `kubectl get`, with the columns that tell something here.
+//! Tables for `kubectl get`, with the columns used here.
 
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
@@ -113,7 +113,7 @@ fn restarts(pod: &Value) -> String {
 }
 
 fn pod_state(pod: &Value) -> String {
-    if meta::deleting(pod) {
+    if meta::is_deleting(pod) {
         return "Terminating".to_owned();
     }
     let waiting = statuses(pod).find_map(|status| status["state"]["waiting"]["reason"].as_str());
@@ -146,7 +146,7 @@ fn node_state(node: &Value) -> String {
 fn claim_state(claim: &Value) -> String {
     let status = &claim["status"];
     let mut state = Vec::new();
-    if meta::deleting(claim) {
+    if meta::is_deleting(claim) {
         state.push("deleted");
     }
     if status["allocation"].is_object() {

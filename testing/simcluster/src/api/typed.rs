@@ -1,21 +1,23 @@
-//! Objects pass through the generated types of the current Kubernetes schema, as they do in the
-//! real server: a field of the wrong type is refused, an unknown one is dropped (or refused, where
-//! the client asks for strict validation), and a number where a quantity belongs becomes a string.
+//! Decodes objects with the generated types of the current Kubernetes schema, as the real server
+//! does.
+//!
+//! A field of the wrong type is refused. An unknown field is dropped, or refused under strict
+//! validation. A number in place of a quantity becomes a string.
 
 use k8s_openapi::serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
 use super::quantity;
 
-/// What a decoder leaves: the object by schema, and what it knew nothing of.
+/// Decoded object and its unknown fields.
 pub(crate) struct Decoded {
     /// The object with known fields only.
     pub(crate) object: Value,
-    /// Paths of fields that the schema does not have.
+    /// Paths of fields that are not in the schema.
     pub(crate) unknown: Vec<String>,
 }
 
-/// Decodes one kind; the error says what is wrong with the object.
+/// Decodes one kind. The error describes the invalid field.
 pub(crate) type Decode = fn(Value) -> Result<Decoded, String>;
 
 /// Decodes by the schema of `T`.
@@ -30,7 +32,7 @@ pub(crate) fn decode<T: DeserializeOwned + Serialize>(mut raw: Value) -> Result<
     Ok(Decoded { object, unknown })
 }
 
-/// Maps whose values are quantities, and single fields that are one.
+/// Maps with quantities as values, and single quantity fields.
 const QUANTITY_MAPS: &[&str] = &[
     "requests",
     "limits",
@@ -54,7 +56,7 @@ fn quantities_to_strings(value: &mut Value) {
                 } else if key == "validValues" {
                     inner.as_array_mut().into_iter().flatten().for_each(number_to_string);
                 }
-                // Opaque parameters belong to their driver.
+                // Opaque parameters are left to their driver.
                 if key != "parameters" {
                     quantities_to_strings(inner);
                 }
@@ -80,7 +82,7 @@ fn number_to_string(value: &mut Value) {
     }
 }
 
-/// The rule that the real decoder names.
+/// Error message of the real decoder.
 const QUANTITY_RULE: &str =
     "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'";
 
@@ -107,7 +109,7 @@ fn check_quantities(value: &Value) -> Result<(), String> {
     Ok(())
 }
 
-/// Fields of `raw` that `known` lost, written as kubectl prints them.
+/// Collects the fields of `raw` that are missing in `known`, as paths in kubectl's notation.
 fn collect_unknown(path: &str, raw: &Value, known: &Value, unknown: &mut Vec<String>) {
     match (raw, known) {
         (Value::Object(raw), Value::Object(known)) => {
@@ -128,12 +130,11 @@ fn collect_unknown(path: &str, raw: &Value, known: &Value, unknown: &mut Vec<Str
     }
 }
 
-/// Maps that the server omits when they are empty. Other empty objects say something (`emptyDir:
-/// {}`).
+/// Maps that the server omits when empty. Other empty objects have a meaning (`emptyDir: {}`).
 const OMITTED_WHEN_EMPTY: &[&str] =
     &["labels", "annotations", "nodeSelector", "attributes", "capacity", "consumedCapacity"];
 
-/// Empty lists are `omitempty` throughout the Kubernetes API.
+/// Removes empty lists, which are `omitempty` throughout the Kubernetes API.
 fn drop_empty(value: &mut Value) {
     match value {
         Value::Object(map) => {

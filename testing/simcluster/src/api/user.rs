@@ -1,5 +1,5 @@
-//! Who speaks: bearer tokens stand for users. There is no authorization; admission policies look at
-//! the user.
+//! Users, identified by bearer tokens. There is no authorization; admission policies check the
+//! user.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, PoisonError};
@@ -9,60 +9,61 @@ use axum::http::header::AUTHORIZATION;
 
 use super::error::ApiError;
 
-/// The extra of a node-bound service account token that names its node.
+/// Extra of a node-bound service account token with the name of its node.
 pub const NODE_NAME_EXTRA: &str = "authentication.kubernetes.io/node-name";
 
-/// A user as `userInfo` describes it.
+/// A user as in `userInfo`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct User {
     /// User name.
     pub name: String,
-    /// What the token is bound to, for example a node name.
+    /// Objects to which the token is bound, for example a node name.
     pub extra: BTreeMap<String, Vec<String>>,
 }
 
 impl User {
-    /// A user by name.
+    /// Returns a user by name.
     pub fn named(name: impl Into<String>) -> Self {
         Self { name: name.into(), extra: BTreeMap::new() }
     }
 
-    /// Whoever brings no token. kubectl sends none over plain HTTP, so this is the administrator.
+    /// Returns the administrator, the user of requests without a token. kubectl sends none over
+    /// plain HTTP.
     pub fn admin() -> Self {
         Self::named("kubernetes-admin")
     }
 
-    /// A service account.
+    /// Returns a service account.
     pub fn service_account(namespace: &str, name: &str) -> Self {
         Self::named(format!("system:serviceaccount:{namespace}:{name}"))
     }
 
-    /// A kubelet.
+    /// Returns the user of a kubelet.
     pub fn kubelet(node: &str) -> Self {
         Self::named(format!("system:node:{node}"))
     }
 
-    /// The same user with a token bound to a node.
+    /// Returns the user with a token bound to a node.
     #[must_use]
     pub fn on_node(mut self, node: &str) -> Self {
         self.extra.insert(NODE_NAME_EXTRA.to_owned(), vec![node.to_owned()]);
         self
     }
 
-    /// The node that the token is bound to.
+    /// Returns the node to which the token is bound.
     pub fn node_name(&self) -> Option<&str> {
         self.extra.get(NODE_NAME_EXTRA)?.first().map(String::as_str)
     }
 }
 
-/// Tokens handed out so far.
+/// Issued tokens.
 #[derive(Default)]
 pub(crate) struct Tokens {
     users: Mutex<HashMap<String, User>>,
 }
 
 impl Tokens {
-    /// A token for this user; the same one each time.
+    /// Returns the token of this user. Repeated calls return the same token.
     pub(crate) fn issue(&self, user: &User) -> String {
         let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((token, _)) = users.iter().find(|(_, known)| *known == user) {
@@ -73,11 +74,11 @@ impl Tokens {
         token
     }
 
-    /// The user of a request: its token's, or whom it impersonates, or the administrator without a
-    /// token.
+    /// Returns the user of a request: of its token, the impersonated one, or the administrator
+    /// without a token.
     ///
     /// # Errors
-    /// 401 for a token that was never issued.
+    /// Returns 401 for an unknown token.
     pub(crate) fn identify(&self, headers: &HeaderMap) -> Result<User, ApiError> {
         let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
         if let Some(name) = header("impersonate-user") {
@@ -96,8 +97,8 @@ fn impersonated(name: &str, headers: &HeaderMap) -> User {
         if let (Some(key), Ok(value)) =
             (header.as_str().strip_prefix("impersonate-extra-"), value.to_str())
         {
-            // client-go percent-encodes the slash, the only character of the keys in use that a
-            // header name lacks.
+            // client-go percent-encodes the slash, the only character of the used keys that is
+            // invalid in a header name.
             let key = key.replace("%2f", "/").replace("%2F", "/");
             user.extra.entry(key).or_default().push(value.to_owned());
         }

@@ -1,4 +1,4 @@
-//! How objects leave the server: whole, as metadata only, or as a table for kubectl.
+//! Representations of objects sent to clients: complete, metadata only, or a table for kubectl.
 
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
@@ -8,7 +8,7 @@ use super::error::ApiError;
 use super::kind::Kind;
 use super::{meta, table};
 
-/// What the client accepts.
+/// Representation accepted by the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum View {
     Full,
@@ -17,7 +17,7 @@ pub(crate) enum View {
 }
 
 impl View {
-    /// Reads an Accept header; unknown wishes end with whole objects as JSON.
+    /// Parses an Accept header. Unknown media types yield complete objects as JSON.
     pub(crate) fn from_accept(accept: &str) -> Self {
         if accept.contains("as=PartialObjectMetadata") {
             Self::Metadata
@@ -28,7 +28,7 @@ impl View {
         }
     }
 
-    /// One object.
+    /// Returns one object.
     pub(crate) fn object(self, kind: &Kind, stored: &Value) -> Value {
         match self {
             Self::Full => present(kind, stored),
@@ -39,7 +39,7 @@ impl View {
         }
     }
 
-    /// A list, ready to be sent.
+    /// Returns a serialized list.
     pub(crate) fn list<'a>(
         self,
         kind: &Kind,
@@ -88,7 +88,7 @@ impl View {
             .map_err(|error| ApiError::internal(error.to_string()))
     }
 
-    /// A bookmark: nothing but a resource version.
+    /// Returns a bookmark, which has only a resource version.
     pub(crate) fn bookmark(self, kind: &Kind, revision: u64, end_of_initial: bool) -> Value {
         let mut metadata =
             json!({"resourceVersion": revision.to_string(), "creationTimestamp": null});
@@ -98,7 +98,7 @@ impl View {
         match self {
             Self::Full => {
                 let mut bookmark = json!({"kind": kind.kind, "apiVersion": kind.api_version(), "metadata": metadata});
-                // Typed clients decode bookmarks too, and a pod without containers is none.
+                // Typed clients decode bookmarks too, and a pod without containers is invalid.
                 match kind.plural {
                     "pods" => bookmark["spec"] = json!({"containers": null}),
                     "resourceclaims" | "deviceclasses" => bookmark["spec"] = json!({}),
@@ -117,7 +117,7 @@ impl View {
     }
 }
 
-/// The stored object in the asked version.
+/// Returns the stored object in the requested version.
 pub(crate) fn present(kind: &Kind, stored: &Value) -> Value {
     match kind.present {
         Some(present) => present(stored.clone()),
@@ -134,7 +134,7 @@ struct List<'a> {
     items: Vec<Item<'a>>,
 }
 
-/// Items of a list carry neither kind nor apiVersion.
+/// Item of a list, without kind and apiVersion.
 struct Item<'a>(&'a Value);
 
 impl Serialize for Item<'_> {
@@ -148,12 +148,12 @@ impl Serialize for Item<'_> {
     }
 }
 
-/// The metadata of a list.
+/// Returns the metadata of a list.
 pub(crate) fn list_metadata(revision: u64) -> Map<String, Value> {
     Map::from_iter([("resourceVersion".to_owned(), Value::String(revision.to_string()))])
 }
 
-/// The `Status` that answers a deletion.
+/// Returns the `Status` that confirms a deletion.
 pub(crate) fn deleted(kind: &Kind, object: &Value) -> Value {
     let mut details =
         json!({"name": meta::name(object), "kind": kind.plural, "uid": meta::uid(object)});

@@ -17,56 +17,55 @@ use super::selector::Selector;
 use super::store::{Change, ChangeType, Store};
 use super::view::View;
 
-/// Lines of a watch that wait for a slow client before the watch itself waits.
-const WAITING_LINES: usize = 64;
+/// Number of lines buffered for a slow client before the watch blocks.
+const LINE_BUFFER: usize = 64;
 
-/// What ends or wakes all watches at once.
+/// Signals to all watches.
 pub(crate) struct Signals {
-    /// Counted up to close every running watch as a broken connection would.
+    /// Incremented to close every running watch like a broken connection.
     pub(crate) close: watch::Sender<u64>,
-    /// Counted up to send every running watch a bookmark.
+    /// Incremented to send every running watch a bookmark.
     pub(crate) bookmark: watch::Sender<u64>,
-    /// The server stops.
+    /// Cancelled when the server stops.
     pub(crate) stop: CancellationToken,
-    /// The watch cache knows nothing of what happened up to this revision: who continues from
-    /// before it gets 410.
-    pub(crate) forgotten: AtomicU64,
-    /// How many watches could not be continued for that reason.
+    /// Oldest revision in the watch cache: resuming from before it gets 410.
+    pub(crate) oldest_cached: AtomicU64,
+    /// Number of watches that could not be resumed for that reason.
     pub(crate) expired: AtomicU64,
 }
 
-/// What a client asked for.
-pub(crate) struct Wanted {
+/// Parameters of a watch request.
+pub(crate) struct WatchRequest {
     pub(crate) kind: &'static Kind,
     pub(crate) selector: Selector,
     pub(crate) view: View,
-    /// Continue after this; none or zero begins with what is there.
+    /// Revision after which to resume; `None` or zero begins with the existing objects.
     pub(crate) resource_version: Option<u64>,
     pub(crate) send_initial_events: bool,
     pub(crate) bookmarks: bool,
     pub(crate) bookmark_every: Duration,
     pub(crate) timeout: Duration,
-    /// What may happen to its events, and the request that it is told by; none for observers.
+    /// Fault hooks and the request passed to them; `None` for observers.
     pub(crate) faults: Option<(Arc<Faults>, RequestInfo)>,
 }
 
-/// Starts a watch; its lines arrive on the receiver until either side goes away.
+/// Starts a watch. Its lines are sent to the receiver until either side is dropped.
 pub(crate) fn start(
     store: Arc<Store>,
     signals: &Arc<Signals>,
-    wanted: Wanted,
+    request: WatchRequest,
 ) -> mpsc::Receiver<Bytes> {
-    let (lines, receiver) = mpsc::channel(WAITING_LINES);
-    let forgotten = signals.forgotten.load(Ordering::Relaxed);
+    let (lines, receiver) = mpsc::channel(LINE_BUFFER);
+    let oldest_cached = signals.oldest_cached.load(Ordering::Relaxed);
     let watcher =
-        Watcher { lines, position: 0, store, wanted, forgotten, signals: signals.clone() };
+        Watcher { lines, position: 0, store, request, oldest_cached, signals: signals.clone() };
     let mut close = signals.close.subscribe();
     let bookmark = signals.bookmark.subscribe();
     let stop = signals.stop.clone();
     tokio::spawn(async move {
         let lines = watcher.lines.clone();
         tokio::select! {
-            // An error means that the client went away: nothing is left to do.
+            // An error means that the client has disconnected, so nothing is left to do.
             _ = watcher.run(bookmark) => {}
             _ = close.changed() => {}
             () = lines.closed() => {}
@@ -76,31 +75,31 @@ pub(crate) fn start(
     receiver
 }
 
-/// The client went away, or its connection broke.
-struct Gone;
+/// The client has disconnected, or its connection broke.
+struct Disconnected;
 
 struct Watcher {
     lines: mpsc::Sender<Bytes>,
     /// Everything up to this revision was sent.
     position: u64,
     store: Arc<Store>,
-    wanted: Wanted,
-    forgotten: u64,
+    request: WatchRequest,
+    oldest_cached: u64,
     signals: Arc<Signals>,
 }
 
 impl Watcher {
-    async fn run(mut self, mut bookmark: watch::Receiver<u64>) -> Result<(), Gone> {
+    async fn run(mut self, mut bookmark: watch::Receiver<u64>) -> Result<(), Disconnected> {
         let mut revisions = self.store.subscribe();
-        if !self.begin().await? {
+        if !self.send_initial().await? {
             return Ok(());
         }
-        let end = Instant::now() + self.wanted.timeout;
-        let mut ticks = tokio::time::interval(self.wanted.bookmark_every);
+        let end = Instant::now() + self.request.timeout;
+        let mut ticks = tokio::time::interval(self.request.bookmark_every);
         ticks.tick().await;
         loop {
             revisions.mark_unchanged();
-            if !self.follow().await? {
+            if !self.send_changes().await? {
                 return Ok(());
             }
             tokio::select! {
@@ -112,43 +111,43 @@ impl Watcher {
         }
     }
 
-    /// Sends what is there already, where the client wants that; false when the watch is over.
-    async fn begin(&mut self) -> Result<bool, Gone> {
-        let from_start = matches!(self.wanted.resource_version, None | Some(0));
-        if !from_start && !self.wanted.send_initial_events {
-            self.position = self.wanted.resource_version.unwrap_or_default();
-            if self.wanted.faults.is_some() && self.position < self.forgotten {
+    /// Sends the existing objects if requested. Returns false when the watch is over.
+    async fn send_initial(&mut self) -> Result<bool, Disconnected> {
+        let from_start = matches!(self.request.resource_version, None | Some(0));
+        if !from_start && !self.request.send_initial_events {
+            self.position = self.request.resource_version.unwrap_or_default();
+            if self.request.faults.is_some() && self.position < self.oldest_cached {
                 self.signals.expired.fetch_add(1, Ordering::Relaxed);
-                self.send("ERROR", &ApiError::expired(self.position, self.forgotten).status())
+                self.send("ERROR", &ApiError::expired(self.position, self.oldest_cached).status())
                     .await?;
                 return Ok(false);
             }
             return Ok(true);
         }
         let listed =
-            self.store.list(self.wanted.kind.shelf, self.wanted.selector.namespace.as_deref());
-        for object in listed.objects.iter().filter(|object| self.wanted.selector.matches(object)) {
-            let object = self.wanted.view.object(self.wanted.kind, object);
+            self.store.list(self.request.kind.table, self.request.selector.namespace.as_deref());
+        for object in listed.objects.iter().filter(|object| self.request.selector.matches(object)) {
+            let object = self.request.view.object(self.request.kind, object);
             self.send("ADDED", &object).await?;
         }
         self.position = listed.revision;
-        if self.wanted.send_initial_events && self.wanted.bookmarks {
-            let bookmark = self.wanted.view.bookmark(self.wanted.kind, self.position, true);
+        if self.request.send_initial_events && self.request.bookmarks {
+            let bookmark = self.request.view.bookmark(self.request.kind, self.position, true);
             self.send("BOOKMARK", &bookmark).await?;
         }
         Ok(true)
     }
 
-    /// Sends what changed since; false when the watch is over.
-    async fn follow(&mut self) -> Result<bool, Gone> {
-        match self.store.changes_after(self.wanted.kind.shelf, self.position) {
+    /// Sends the changes since `position`. Returns false when the watch is over.
+    async fn send_changes(&mut self) -> Result<bool, Disconnected> {
+        match self.store.changes_after(self.request.kind.table, self.position) {
             Ok((changes, position)) => {
                 for change in changes {
                     let Some((what, object)) = self.visible(&change) else { continue };
                     match self.fault() {
                         WatchFault::None => {}
                         WatchFault::Delay(lag) => tokio::time::sleep_until(change.at + lag).await,
-                        WatchFault::Break => return Err(Gone),
+                        WatchFault::Break => return Err(Disconnected),
                         WatchFault::Expire => {
                             self.send(
                                 "ERROR",
@@ -158,7 +157,7 @@ impl Watcher {
                             return Ok(false);
                         }
                     }
-                    let object = self.wanted.view.object(self.wanted.kind, object);
+                    let object = self.request.view.object(self.request.kind, object);
                     self.send(what, &object).await?;
                 }
                 self.position = position;
@@ -172,14 +171,15 @@ impl Watcher {
     }
 
     fn fault(&self) -> WatchFault {
-        let faults = self.wanted.faults.as_ref();
+        let faults = self.request.faults.as_ref();
         faults.map_or(WatchFault::None, |(faults, request)| faults.decide_event(request))
     }
 
-    /// How a change looks through the selector: an object that stops matching is deleted for this
-    /// client, one that starts to match is added.
+    /// Returns a change as seen through the selector.
+    ///
+    /// An object that stops matching is deleted for this client, one that starts to match is added.
     fn visible<'a>(&self, change: &'a Change) -> Option<(&'static str, &'a Value)> {
-        let selector = &self.wanted.selector;
+        let selector = &self.request.selector;
         let before = change.previous.as_ref().is_some_and(|previous| selector.matches(previous));
         let after = change.what != ChangeType::Deleted && selector.matches(&change.object);
         match (before, after) {
@@ -190,20 +190,20 @@ impl Watcher {
         }
     }
 
-    async fn send_bookmark(&self) -> Result<(), Gone> {
-        if !self.wanted.bookmarks {
+    async fn send_bookmark(&self) -> Result<(), Disconnected> {
+        if !self.request.bookmarks {
             return Ok(());
         }
-        let bookmark = self.wanted.view.bookmark(self.wanted.kind, self.position, false);
+        let bookmark = self.request.view.bookmark(self.request.kind, self.position, false);
         self.send("BOOKMARK", &bookmark).await
     }
 
-    async fn send(&self, what: &str, object: &Value) -> Result<(), Gone> {
+    async fn send(&self, what: &str, object: &Value) -> Result<(), Disconnected> {
         let mut line =
             serde_json::to_vec(&json!({"type": what, "object": object})).unwrap_or_else(|error| {
                 ApiError::internal(error.to_string()).status().to_string().into_bytes()
             });
         line.push(b'\n');
-        self.lines.send(line.into()).await.map_err(|_| Gone)
+        self.lines.send(line.into()).await.map_err(|_| Disconnected)
     }
 }

@@ -1,4 +1,4 @@
-//! Does to an API server what a plan says, and counts it.
+//! Injects the faults of a plan into an API server and counts them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::unix::fs::FileExt;
@@ -8,30 +8,31 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::plan::{Episode, FaultPlan, Kind, What};
+use super::plan::{Episode, EpisodeKind, FaultKind, FaultPlan};
 use crate::api::{ApiError, ApiServer, Fault, RequestInfo, WatchCache, WatchFault};
 
-/// How often each kind has happened.
-pub type Report = BTreeMap<Kind, u64>;
+/// Number of faults by kind.
+pub type FaultCounts = BTreeMap<FaultKind, u64>;
 
-/// Whose requests and watches are hit: those of what is tested. Outages hit everybody.
-const VICTIMS: &str = "system:serviceaccount:tessera-system:";
+/// Prefix of the users whose requests and watches are affected: the tested programs. Outages affect
+/// all users.
+const TARGET_USERS: &str = "system:serviceaccount:tessera-system:";
 
-/// A plan at work.
+/// A fault plan bound to an API server.
 pub struct Injector {
     api: ApiServer,
     plan: FaultPlan,
-    /// Files by which the clocks of programs are set, see `testing/fake/clock`.
+    /// Files that set the clocks of programs, see `testing/fake/clock`.
     clocks: Vec<PathBuf>,
     state: Arc<Mutex<State>>,
 }
 
 #[derive(Default)]
 struct State {
-    running: Vec<What>,
-    /// How much has happened in each stream.
+    running: Vec<EpisodeKind>,
+    /// Number of draws in each stream.
     streams: HashMap<String, u64>,
-    report: Report,
+    counts: FaultCounts,
 }
 
 fn locked(state: &Mutex<State>) -> MutexGuard<'_, State> {
@@ -39,7 +40,7 @@ fn locked(state: &Mutex<State>) -> MutexGuard<'_, State> {
 }
 
 impl Injector {
-    /// Begins to decide over requests. Nothing happens before [`Self::run`].
+    /// Creates an injector and installs its hooks. Nothing happens before [`Self::run`].
     pub fn new(api: ApiServer, plan: FaultPlan, clocks: Vec<PathBuf>) -> Self {
         let state: Arc<Mutex<State>> = Arc::default();
         let (requests, events) = (state.clone(), state.clone());
@@ -53,64 +54,67 @@ impl Injector {
         Self { api, plan, clocks, state }
     }
 
-    /// Goes through the plan; afterwards everything is as it was, but for what the faults have
-    /// done.
+    /// Runs the plan. Afterwards the server behaves normally again.
     ///
     /// # Errors
-    /// A clock cannot be set.
-    pub async fn run(self) -> std::io::Result<Report> {
+    /// Returns an error if a clock cannot be set.
+    pub async fn run(self) -> std::io::Result<FaultCounts> {
         let start = Instant::now();
         let resumptions = self.api.expired_resumptions();
         let moments = moments(&self.plan.episodes);
-        for (at, begins, what) in moments {
+        for (at, starts, kind) in moments {
             tokio::time::sleep_until(start + at).await;
-            tracing::info!(seed = self.plan.seed, ?what, begins, "episode");
-            if begins { self.begin(what)? } else { self.end(what)? }
+            tracing::info!(seed = self.plan.seed, ?kind, starts, "fault episode");
+            if starts { self.begin(kind)? } else { self.end(kind)? }
         }
         self.api.set_fault_hook(None);
         self.api.set_watch_fault_hook(None);
-        let mut report = std::mem::take(&mut locked(&self.state).report);
-        report.insert(Kind::ExpiredResumption, self.api.expired_resumptions() - resumptions);
-        Ok(report)
+        let mut counts = std::mem::take(&mut locked(&self.state).counts);
+        counts.insert(FaultKind::ExpiredResumption, self.api.expired_resumptions() - resumptions);
+        Ok(counts)
     }
 
-    fn begin(&self, what: &What) -> std::io::Result<()> {
-        match *what {
-            What::Outage { .. } => {
+    fn begin(&self, kind: &EpisodeKind) -> std::io::Result<()> {
+        match *kind {
+            EpisodeKind::Outage { .. } => {
                 self.api.go_down();
-                locked(&self.state).count(Kind::Restart);
+                locked(&self.state).count(FaultKind::Restart);
             }
-            What::Forgetting => {
+            EpisodeKind::WatchCacheLoss => {
                 self.api.forget_past();
                 self.api.close_watches();
             }
-            What::ServerClock { ahead } => {
+            EpisodeKind::ServerClock { ahead } => {
                 self.api.set_clock_ahead(ahead);
-                locked(&self.state).count(Kind::ServerClock);
+                locked(&self.state).count(FaultKind::ServerClock);
             }
-            What::ProgramClock { program, ahead } => {
+            EpisodeKind::ProgramClock { program, ahead } => {
                 self.set_clock(program, ahead)?;
-                locked(&self.state).count(Kind::ProgramClock);
+                locked(&self.state).count(FaultKind::ProgramClock);
             }
-            What::Lag { .. } | What::Storm { .. } | What::Trouble { .. } => {
-                locked(&self.state).running.push(what.clone());
+            EpisodeKind::EventDelay { .. }
+            | EpisodeKind::WriteConflicts { .. }
+            | EpisodeKind::Failures { .. } => {
+                locked(&self.state).running.push(kind.clone());
             }
         }
         Ok(())
     }
 
-    fn end(&self, what: &What) -> std::io::Result<()> {
-        match *what {
-            What::Outage { keeps_cache } => {
+    fn end(&self, kind: &EpisodeKind) -> std::io::Result<()> {
+        match *kind {
+            EpisodeKind::Outage { keeps_cache } => {
                 self.api.come_back(if keeps_cache { WatchCache::Kept } else { WatchCache::Fresh });
             }
-            What::Forgetting => {}
-            What::ServerClock { .. } => self.api.set_clock_ahead(0),
-            What::ProgramClock { program, .. } => self.set_clock(program, 0)?,
-            What::Lag { .. } | What::Storm { .. } | What::Trouble { .. } => {
+            EpisodeKind::WatchCacheLoss => {}
+            EpisodeKind::ServerClock { .. } => self.api.set_clock_ahead(0),
+            EpisodeKind::ProgramClock { program, .. } => self.set_clock(program, 0)?,
+            EpisodeKind::EventDelay { .. }
+            | EpisodeKind::WriteConflicts { .. }
+            | EpisodeKind::Failures { .. } => {
                 let mut state = locked(&self.state);
-                if let Some(place) = state.running.iter().position(|running| running == what) {
-                    state.running.remove(place);
+                if let Some(index) = state.running.iter().position(|running| running == kind) {
+                    state.running.remove(index);
                 }
             }
         }
@@ -119,27 +123,27 @@ impl Injector {
 
     fn set_clock(&self, program: usize, ahead: i64) -> std::io::Result<()> {
         let Some(path) = self.clocks.get(program % self.clocks.len().max(1)) else { return Ok(()) };
-        // In place: the program has the file mapped.
+        // The file is written in index, since the program has it mapped.
         std::fs::File::options().write(true).open(path)?.write_all_at(&ahead.to_ne_bytes(), 0)
     }
 }
 
-/// Begins and ends, in order of time.
-fn moments(episodes: &[Episode]) -> Vec<(Duration, bool, &What)> {
-    let begins = episodes.iter().map(|episode| (episode.begins, true, &episode.what));
+/// Returns the starts and ends of the episodes, in order of time.
+fn moments(episodes: &[Episode]) -> Vec<(Duration, bool, &EpisodeKind)> {
+    let starts = episodes.iter().map(|episode| (episode.start, true, &episode.kind));
     let ends =
-        episodes.iter().map(|episode| (episode.begins + episode.lasts, false, &episode.what));
-    let mut moments: Vec<_> = begins.chain(ends).collect();
+        episodes.iter().map(|episode| (episode.start + episode.duration, false, &episode.kind));
+    let mut moments: Vec<_> = starts.chain(ends).collect();
     moments.sort_by_key(|(at, ..)| *at);
     moments
 }
 
 impl State {
-    fn count(&mut self, kind: Kind) {
-        *self.report.entry(kind).or_default() += 1;
+    fn count(&mut self, kind: FaultKind) {
+        *self.counts.entry(kind).or_default() += 1;
     }
 
-    /// The next draw of a stream.
+    /// Returns the next draw of a stream.
     fn draw(&mut self, plan: &FaultPlan, stream: String) -> (u64, u64) {
         let number = self.streams.entry(stream.clone()).or_default();
         *number += 1;
@@ -147,35 +151,34 @@ impl State {
     }
 
     fn decide(&mut self, plan: &FaultPlan, request: &RequestInfo) -> Fault {
-        if !request.user.name.starts_with(VICTIMS) || self.running.is_empty() {
+        if !request.user.name.starts_with(TARGET_USERS) || self.running.is_empty() {
             return Fault::None;
         }
         let is_write = matches!(request.verb, "create" | "update" | "patch" | "delete");
         let (number, draw) =
             self.draw(plan, format!("{} {} {}", request.user.name, request.verb, request.resource));
-        let storms = self.running.iter().filter_map(|what| match what {
-            What::Storm { resource, every } => Some((*resource, *every)),
+        let conflicts = self.running.iter().filter_map(|kind| match kind {
+            EpisodeKind::WriteConflicts { resource, every } => Some((*resource, *every)),
             _ => None,
         });
-        let is_stormy =
-            storms.into_iter().any(|(of, every)| of == request.resource && number % every == 0);
+        let has_conflict =
+            conflicts.into_iter().any(|(of, every)| of == request.resource && number % every == 0);
         let is_update = matches!(request.verb, "update" | "patch");
-        if is_update && is_stormy {
+        if is_update && has_conflict {
             self.count(match request.resource {
-                "leases" => Kind::OvertakenLease,
-                "resourceslices" => Kind::OvertakenSlice,
-                _ => Kind::OvertakenClaim,
+                "leases" => FaultKind::ConflictOnLease,
+                "resourceslices" => FaultKind::ConflictOnSlice,
+                _ => FaultKind::ConflictOnClaim,
             });
             return Fault::Overtake;
         }
-        match self.trouble() {
-            // A lease that is not renewed ends the leader: only some of its renewals get into
-            // trouble.
+        match self.failure_interval() {
+            // A lease that is not renewed ends the leader, so only some of its renewals fail.
             Some(every) if draw % every == 0 && is_write => {
                 let error = refusal(draw / every);
-                let kind = self.rarer(Kind::LostAnswer, Kind::Refusal);
+                let kind = self.less_frequent(FaultKind::DroppedResponse, FaultKind::Refusal);
                 self.count(kind);
-                if kind == Kind::LostAnswer {
+                if kind == FaultKind::DroppedResponse {
                     Fault::LoseAnswer(error)
                 } else {
                     Fault::Refuse(error)
@@ -186,42 +189,48 @@ impl State {
     }
 
     fn decide_event(&mut self, plan: &FaultPlan, watch: &RequestInfo) -> WatchFault {
-        if !watch.user.name.starts_with(VICTIMS) || self.running.is_empty() {
+        if !watch.user.name.starts_with(TARGET_USERS) || self.running.is_empty() {
             return WatchFault::None;
         }
         let (_, draw) =
             self.draw(plan, format!("{} events of {}", watch.user.name, watch.resource));
-        if let Some(every) = self.trouble()
+        if let Some(every) = self.failure_interval()
             && draw % (2 * every) == 0
         {
-            let kind = self.rarer(Kind::ExpiredWatch, Kind::BrokenWatch);
+            let kind = self.less_frequent(FaultKind::ExpiredWatch, FaultKind::BrokenWatch);
             self.count(kind);
-            return if kind == Kind::ExpiredWatch { WatchFault::Expire } else { WatchFault::Break };
+            return if kind == FaultKind::ExpiredWatch {
+                WatchFault::Expire
+            } else {
+                WatchFault::Break
+            };
         }
-        let lag = self.running.iter().find_map(|what| match what {
-            What::Lag { resource, most } if *resource == watch.resource => Some(*most),
+        let delay = self.running.iter().find_map(|kind| match kind {
+            EpisodeKind::EventDelay { resource, max_delay } if *resource == watch.resource => {
+                Some(*max_delay)
+            }
             _ => None,
         });
-        let Some(most) = lag else { return WatchFault::None };
-        self.count(Kind::LateEvent);
+        let Some(max_delay) = delay else { return WatchFault::None };
+        self.count(FaultKind::DelayedEvent);
         WatchFault::Delay(
-            most.mul_f64(f64::from(u16::try_from(draw % 1000).unwrap_or_default()) / 1000.0),
+            max_delay.mul_f64(f64::from(u16::try_from(draw % 1000).unwrap_or_default()) / 1000.0),
         )
     }
 
-    /// Of two kinds that which has happened less: both have to happen in a short run too.
-    fn rarer(&self, one: Kind, other: Kind) -> Kind {
-        let count = |kind: Kind| self.report.get(&kind).copied().unwrap_or_default();
+    /// Returns the kind with the lower count: both must happen even in a short run.
+    fn less_frequent(&self, one: FaultKind, other: FaultKind) -> FaultKind {
+        let count = |kind: FaultKind| self.counts.get(&kind).copied().unwrap_or_default();
         if count(one) <= count(other) { one } else { other }
     }
 
-    /// One in how many gets into trouble now.
-    fn trouble(&self) -> Option<u64> {
-        let troubles = self.running.iter().filter_map(|what| match what {
-            What::Trouble { every } => Some(*every),
+    /// Returns N if one in N requests fails now.
+    fn failure_interval(&self) -> Option<u64> {
+        let intervals = self.running.iter().filter_map(|kind| match kind {
+            EpisodeKind::Failures { every } => Some(*every),
             _ => None,
         });
-        troubles.min()
+        intervals.min()
     }
 }
 

@@ -1,183 +1,181 @@
-//! What will happen, drawn from a seed. Pure.
+//! Fault plan drawn from a seed. Pure.
 
 use std::time::Duration;
 
-/// What happens; each kind has to happen in every run.
+/// FaultKind of a fault. Each kind happens in every run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
-    /// An event of a watch comes late.
-    LateEvent,
+pub enum FaultKind {
+    /// A watch event is delayed.
+    DelayedEvent,
     /// The connection of a watch breaks.
     BrokenWatch,
-    /// A watch ends with 410 in the middle.
+    /// A running watch ends with 410.
     ExpiredWatch,
-    /// A watch cannot be continued: 410 at its resumption.
+    /// A watch cannot be resumed: 410.
     ExpiredResumption,
     /// A request is refused: 429, 500 or 503.
     Refusal,
-    /// A request is served and its answer lost.
-    LostAnswer,
-    /// Somebody else writes a claim first.
-    OvertakenClaim,
-    /// Somebody else writes the Lease first.
-    OvertakenLease,
-    /// Somebody else writes a ResourceSlice first.
-    OvertakenSlice,
+    /// A request is served and its response dropped.
+    DroppedResponse,
+    /// Another client writes a claim first.
+    ConflictOnClaim,
+    /// Another client writes the Lease first.
+    ConflictOnLease,
+    /// Another client writes a ResourceSlice first.
+    ConflictOnSlice,
     /// The API server restarts.
     Restart,
-    /// The API server's clock jumps an hour.
+    /// The API server's clock jumps by an hour.
     ServerClock,
-    /// The clock of a program jumps an hour.
+    /// The clock of a program jumps by an hour.
     ProgramClock,
 }
 
-impl Kind {
-    /// All of them.
+impl FaultKind {
+    /// All kinds.
     pub const ALL: [Self; 12] = [
-        Self::LateEvent,
+        Self::DelayedEvent,
         Self::BrokenWatch,
         Self::ExpiredWatch,
         Self::ExpiredResumption,
         Self::Refusal,
-        Self::LostAnswer,
-        Self::OvertakenClaim,
-        Self::OvertakenLease,
-        Self::OvertakenSlice,
+        Self::DroppedResponse,
+        Self::ConflictOnClaim,
+        Self::ConflictOnLease,
+        Self::ConflictOnSlice,
         Self::Restart,
         Self::ServerClock,
         Self::ProgramClock,
     ];
 }
 
-/// A time during which something happens, or a moment at which it does (then `lasts` is how long it
-/// takes to be over).
+/// A period of faults. For a fault at one moment, `duration` is the time until it is over.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Episode {
-    /// When it begins, from the start of the plan.
-    pub begins: Duration,
-    /// How long it lasts.
-    pub lasts: Duration,
-    /// What it is.
-    pub what: What,
+    /// Start, relative to the start of the plan.
+    pub start: Duration,
+    /// Duration.
+    pub duration: Duration,
+    /// FaultKind and parameters.
+    pub kind: EpisodeKind,
 }
 
-/// What an episode is.
+/// FaultKind and parameters of an episode.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum What {
-    /// Events of this resource come up to so late.
-    Lag {
+pub enum EpisodeKind {
+    /// Events of one resource are delayed.
+    EventDelay {
         /// Plural name.
         resource: &'static str,
-        /// At most.
-        most: Duration,
+        /// Maximum delay.
+        max_delay: Duration,
     },
-    /// Every `every`th write of this resource is overtaken; 1 is all of them.
-    Storm {
+    /// Writes of one resource conflict with another client's write.
+    WriteConflicts {
         /// Plural name.
         resource: &'static str,
-        /// One in so many.
+        /// One write in `every` conflicts; 1 means all.
         every: u64,
     },
-    /// Requests fail and watches break, one in so many.
-    Trouble {
-        /// One in so many.
+    /// Requests fail and watches break.
+    Failures {
+        /// One in `every` requests fails.
         every: u64,
     },
-    /// The API server is away.
+    /// The API server is down.
     Outage {
-        /// Whether its watch cache knows the past when it comes back.
+        /// True if the watch cache survives the restart.
         keeps_cache: bool,
     },
-    /// All watches break, and none can be continued.
-    Forgetting,
+    /// All watches break, and none can be resumed.
+    WatchCacheLoss,
     /// The API server's clock is wrong.
     ServerClock {
-        /// Seconds.
+        /// Offset in seconds.
         ahead: i64,
     },
     /// A program's clock is wrong.
     ProgramClock {
-        /// Which of the programs, modulo their number.
+        /// Index of the program, modulo their number.
         program: usize,
-        /// Seconds.
+        /// Offset in seconds.
         ahead: i64,
     },
 }
 
 const HOUR: i64 = 3600;
 
-/// A leader gives up after ten seconds without a renewal. Neither of these alone lasts that long,
-/// or the run would be about nothing else: that the leader ends then is what `e2e/tests/faults`
-/// shows. The storm on the Lease outlasts an outage and a pause between two renewals (2 s), so that
-/// it meets one.
-const LONGEST_OUTAGE: Duration = Duration::from_millis(2300);
-const LEASE_STORM: Duration = Duration::from_millis(4500);
+/// A leader steps down after ten seconds without a renewal.
+///
+/// Both of these are shorter, or the run would test only that; `e2e/tests/faults` tests it on
+/// purpose. The conflicts on the Lease last longer than an outage and the pause between two
+/// renewals (2 s), so that they meet a renewal.
+const MAX_OUTAGE: Duration = Duration::from_millis(2300);
+const LEASE_CONFLICTS: Duration = Duration::from_millis(4500);
 
 /// The plan of one run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FaultPlan {
-    /// What it was drawn from.
+    /// Seed of the plan.
     pub seed: u64,
-    /// How long it takes.
+    /// Total length.
     pub length: Duration,
-    /// In the order in which they begin.
+    /// Episodes in order of their start.
     pub episodes: Vec<Episode>,
 }
 
 impl FaultPlan {
-    /// Draws a plan. Every kind of episode is in every plan; what differs is order, length and
-    /// strength.
+    /// Draws a plan. Every plan has every kind of episode; order, length and intensity differ.
     pub fn from_seed(seed: u64, length: Duration) -> Self {
         let mut draw = Draw(mix(seed));
         let every = |draw: &mut Draw| 3 + draw.below(4);
         let lag = |draw: &mut Draw| Duration::from_millis(200 + draw.below(800));
-        let mut whats = vec![
-            What::Lag { resource: "resourceclaims", most: lag(&mut draw) },
-            What::Lag { resource: "pods", most: lag(&mut draw) },
-            What::Lag { resource: "resourceslices", most: lag(&mut draw) },
-            What::Storm { resource: "resourceclaims", every: 1 },
-            What::Storm { resource: "resourceclaims", every: 2 + draw.below(2) },
-            What::Storm { resource: "leases", every: 1 },
-            What::Storm { resource: "resourceslices", every: 1 },
-            What::Trouble { every: every(&mut draw) },
-            What::Trouble { every: every(&mut draw) },
-            What::Outage { keeps_cache: true },
-            What::Outage { keeps_cache: false },
-            What::Forgetting,
-            What::ServerClock { ahead: HOUR },
-            What::ServerClock { ahead: -HOUR },
+        let mut kinds = vec![
+            EpisodeKind::EventDelay { resource: "resourceclaims", max_delay: lag(&mut draw) },
+            EpisodeKind::EventDelay { resource: "pods", max_delay: lag(&mut draw) },
+            EpisodeKind::EventDelay { resource: "resourceslices", max_delay: lag(&mut draw) },
+            EpisodeKind::WriteConflicts { resource: "resourceclaims", every: 1 },
+            EpisodeKind::WriteConflicts { resource: "resourceclaims", every: 2 + draw.below(2) },
+            EpisodeKind::WriteConflicts { resource: "leases", every: 1 },
+            EpisodeKind::WriteConflicts { resource: "resourceslices", every: 1 },
+            EpisodeKind::Failures { every: every(&mut draw) },
+            EpisodeKind::Failures { every: every(&mut draw) },
+            EpisodeKind::Outage { keeps_cache: true },
+            EpisodeKind::Outage { keeps_cache: false },
+            EpisodeKind::WatchCacheLoss,
+            EpisodeKind::ServerClock { ahead: HOUR },
+            EpisodeKind::ServerClock { ahead: -HOUR },
         ];
         let first = usize::try_from(draw.below(16)).unwrap_or_default();
         for (number, ahead) in [HOUR, -HOUR, HOUR, -HOUR].into_iter().enumerate() {
-            whats.push(What::ProgramClock { program: first + number, ahead });
+            kinds.push(EpisodeKind::ProgramClock { program: first + number, ahead });
         }
-        draw.shuffle(&mut whats);
-        let slot = length / u32::try_from(whats.len()).unwrap_or(1);
-        let episodes = whats.into_iter().enumerate().map(|(number, what)| {
+        draw.shuffle(&mut kinds);
+        let slot = length / u32::try_from(kinds.len()).unwrap_or(1);
+        let episodes = kinds.into_iter().enumerate().map(|(number, kind)| {
             let jitter = slot.mul_f64(0.5 * draw.fraction());
-            let begins = slot * u32::try_from(number).unwrap_or_default() + jitter;
+            let start = slot * u32::try_from(number).unwrap_or_default() + jitter;
             let strength = 0.5 + 0.5 * draw.fraction();
-            let lasts = match what {
-                What::Storm { resource: "leases", .. } => LEASE_STORM,
-                // A driver writes them every few seconds at most.
-                What::Storm { resource: "resourceslices", .. } => length / 2,
-                What::Outage { .. } => LONGEST_OUTAGE.min(slot * 2).mul_f64(strength),
+            let duration = match kind {
+                EpisodeKind::WriteConflicts { resource: "leases", .. } => LEASE_CONFLICTS,
+                // A driver writes slices every few seconds at the earliest.
+                EpisodeKind::WriteConflicts { resource: "resourceslices", .. } => length / 2,
+                EpisodeKind::Outage { .. } => MAX_OUTAGE.min(slot * 2).mul_f64(strength),
                 _ => (slot * 3).mul_f64(strength),
             };
-            Episode { begins, lasts, what }
+            Episode { start, duration, kind }
         });
         Self { seed, length, episodes: episodes.collect() }
     }
 
-    /// The number drawn for the n-th time something happens in a stream.
+    /// Returns the draw for the n-th request or event of a stream.
     pub fn draw(&self, stream: &str, number: u64) -> u64 {
         let hash = stream.bytes().fold(mix(self.seed), |hash, byte| mix(hash ^ u64::from(byte)));
         mix(hash ^ number)
     }
 }
 
-/// SplitMix64's finalizer (Steele, Lea, Flood 2014): all that is needed is that equal seeds give
-/// equal plans.
+/// SplitMix64's finalizer (Steele, Lea, Flood 2014). Only determinism is needed here.
 fn mix(value: u64) -> u64 {
     let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -197,7 +195,7 @@ impl Draw {
         self.next() % end
     }
 
-    /// From 0 to 1.
+    /// Returns a number from 0 to 1.
     fn fraction(&mut self) -> f64 {
         f64::from(u32::try_from(self.below(1 << 20)).unwrap_or_default()) / f64::from(1 << 20)
     }
@@ -217,7 +215,7 @@ mod tests {
     const LENGTH: Duration = Duration::from_secs(20);
 
     #[test]
-    fn a_seed_replays_and_another_one_differs() {
+    fn equal_seeds_give_equal_plans() {
         assert_eq!(FaultPlan::from_seed(7, LENGTH), FaultPlan::from_seed(7, LENGTH));
         assert_ne!(
             FaultPlan::from_seed(7, LENGTH).episodes,
@@ -230,14 +228,16 @@ mod tests {
     }
 
     #[test]
-    fn no_plan_keeps_the_leader_from_its_lease_for_long_in_one_go_and_all_begin_in_time() {
+    fn plan_never_blocks_the_lease_too_long() {
         for seed in 0..200 {
             let plan = FaultPlan::from_seed(seed, LENGTH);
-            assert!(plan.episodes.is_sorted_by_key(|episode| episode.begins), "{seed}");
+            assert!(plan.episodes.is_sorted_by_key(|episode| episode.start), "{seed}");
             for episode in &plan.episodes {
-                assert!(episode.begins < LENGTH, "{seed} {episode:?}");
-                if let What::Outage { .. } | What::Storm { resource: "leases", .. } = episode.what {
-                    assert!(episode.lasts <= LEASE_STORM, "{seed} {episode:?}");
+                assert!(episode.start < LENGTH, "{seed} {episode:?}");
+                if let EpisodeKind::Outage { .. }
+                | EpisodeKind::WriteConflicts { resource: "leases", .. } = episode.kind
+                {
+                    assert!(episode.duration <= LEASE_CONFLICTS, "{seed} {episode:?}");
                 }
             }
         }

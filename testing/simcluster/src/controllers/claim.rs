@@ -1,29 +1,30 @@
-//! Claims from templates, consumers that are gone, allocations that nobody uses.
+//! Creates claims from templates, removes deleted consumers, deallocates unused claims.
 //!
-//! Read from pkg/controller/resourceclaim of Kubernetes 1.37.1. Left out: pod groups, extended
+//! Follows pkg/controller/resourceclaim of Kubernetes 1.37.1. Left out: pod groups, extended
 //! resources.
 
 use std::collections::{BTreeMap, HashMap};
 
-use k8s_openapi::api::core::v1::{ObjectReference, Pod, PodResourceClaim};
+use k8s_openapi::api::core::v1::{Pod, PodResourceClaim};
 use k8s_openapi::api::resource::v1::{
     ResourceClaim, ResourceClaimConsumerReference, ResourceClaimTemplate,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{Api, DeleteParams, ObjectMeta, Patch, PatchParams, PostParams, Preconditions};
-use kube::runtime::events::{Event, EventType, Recorder, Reporter};
-use kube::{Client, Resource, ResourceExt};
+use kube::runtime::events::EventType;
+use kube::{Client, ResourceExt};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
+use crate::events::{EventWriter, PodEvent};
 use crate::informer::{Change, Informer, Key, key};
 use crate::pod_claim::{self, FINALIZER, PodClaim};
 use crate::queue::WorkQueue;
 
-/// The annotation of a generated claim that names its entry in the pod.
+/// Annotation of a generated claim with the name of its entry in the pod.
 const POD_CLAIM_NAME: &str = "resource.kubernetes.io/pod-claim-name";
-/// Generated names leave room for a hyphen and five characters within 63.
-const LONGEST_BASE: usize = 57;
+/// Leaves room for a hyphen and five characters within 63.
+const MAX_BASE_LENGTH: usize = 57;
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Work {
@@ -31,33 +32,33 @@ enum Work {
     Claim(Key),
 }
 
-/// Why a piece of work has to be done again.
+/// Reason for a retry.
 #[derive(Debug, thiserror::Error)]
 enum SyncError {
     #[error(
         "resource claim template \"{0}\": resourceclaimtemplate.resource.k8s.io \"{0}\" not found"
     )]
     NoTemplate(String),
-    #[error("the API server refused")]
+    #[error("API request failed")]
     Api(#[from] kube::Error),
 }
 
 pub(super) struct Controller {
     client: Client,
-    recorder: Recorder,
+    events: EventWriter,
     pods: Informer<Pod>,
     claims: Informer<ResourceClaim>,
     templates: Informer<ResourceClaimTemplate>,
     work: WorkQueue<Work>,
-    /// Claims made for (pod uid, entry) that the watch may not have shown yet: none is made twice.
+    /// Claims created for (pod UID, entry) that the watch may not have shown yet, so that none is
+    /// created twice.
     made: HashMap<(String, String), String>,
 }
 
 impl Controller {
     pub(super) fn new(client: Client) -> Self {
-        let reporter = Reporter { controller: "resource_claim".to_owned(), instance: None };
         Self {
-            recorder: Recorder::new(client.clone(), reporter),
+            events: EventWriter::new(client.clone(), "resource_claim"),
             pods: Informer::start(Api::all(client.clone())),
             claims: Informer::start(Api::all(client.clone())),
             templates: Informer::start(Api::all(client.clone())),
@@ -69,14 +70,15 @@ impl Controller {
 
     pub(super) async fn run(mut self, stop: CancellationToken) {
         loop {
-            let synced = self.pods.synced() && self.claims.synced() && self.templates.synced();
+            let synced =
+                self.pods.is_synced() && self.claims.is_synced() && self.templates.is_synced();
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
                 changes = self.pods.next() => changes.into_iter().for_each(|change| self.pod_changed(&change)),
                 changes = self.claims.next() => changes.into_iter().for_each(|change| self.claim_changed(&change)),
                 changes = self.templates.next() => changes.into_iter().for_each(|change| self.template_changed(&change)),
-                () = self.work.due() => {}
+                () = self.work.wait_until_due() => {}
                 () = std::future::ready(()), if synced && !self.work.is_empty() => self.work_once().await,
             }
         }
@@ -88,7 +90,7 @@ impl Controller {
             Work::Pod(key) => self.sync_pod(key).await,
             Work::Claim(key) => self.sync_claim(key).await,
         };
-        self.work.settle(work, done, "claim controller");
+        self.work.finish(work, done, "claim controller");
     }
 
     fn pod_changed(&mut self, change: &Change<Pod>) {
@@ -112,7 +114,7 @@ impl Controller {
         if change.new.is_some() {
             self.work.add(Work::Claim(change.key.clone()));
         }
-        for pod in self.pods.values().filter(|pod| uses(pod, &change.key)) {
+        for pod in self.pods.values().filter(|pod| pod_claim::uses(pod, &change.key)) {
             self.work.add(Work::Pod(key(pod.as_ref())));
         }
     }
@@ -130,7 +132,7 @@ impl Controller {
         }
     }
 
-    /// Makes the pod's claims, and reserves them where it has been bound without the scheduler.
+    /// Creates the pod's claims, and reserves them if the pod was bound without the scheduler.
     async fn sync_pod(&mut self, key: &Key) -> Result<(), SyncError> {
         let Some(pod) = self.pods.get(key).cloned() else { return Ok(()) };
         if pod.metadata.deletion_timestamp.is_some() {
@@ -138,7 +140,7 @@ impl Controller {
         }
         let mut fresh = BTreeMap::new();
         for entry in pod_claim::entries(&pod) {
-            match self.claim_for(&pod, entry).await {
+            match self.ensure_claim(&pod, entry).await {
                 Ok(Some(name)) => drop(fresh.insert(entry.name.clone(), name)),
                 Ok(None) => {}
                 Err(error) => {
@@ -165,8 +167,9 @@ impl Controller {
         Ok(())
     }
 
-    /// The name of a claim that the pod's status does not tell yet; made now if it does not exist.
-    async fn claim_for(
+    /// Returns the name of a claim that is missing in the pod's status. Creates the claim if
+    /// needed.
+    async fn ensure_claim(
         &mut self,
         pod: &Pod,
         entry: &PodResourceClaim,
@@ -183,7 +186,7 @@ impl Controller {
             PodClaim::NotCreated => {}
         }
         let Some(template) = &entry.resource_claim_template_name else { return Ok(None) };
-        if let Some(name) = self.orphan(pod, entry).await? {
+        if let Some(name) = self.find_unrecorded_claim(pod, entry).await? {
             return Ok(Some(name));
         }
         let template = self
@@ -199,8 +202,8 @@ impl Controller {
         Ok(Some(name))
     }
 
-    /// A claim that was made for this entry before, but is not in the pod's status.
-    async fn orphan(
+    /// Returns an existing claim of this entry that is missing in the pod's status.
+    async fn find_unrecorded_claim(
         &self,
         pod: &Pod,
         entry: &PodResourceClaim,
@@ -235,42 +238,42 @@ impl Controller {
         Ok(())
     }
 
-    /// Drops consumers that are gone, frees what nobody uses, deletes what its pod no longer needs.
+    /// Removes deleted consumers, deallocates unused claims, deletes claims that their pod no
+    /// longer needs.
     async fn sync_claim(&mut self, key: &Key) -> Result<(), SyncError> {
         let Some(claim) = self.claims.get(key).cloned() else { return Ok(()) };
         let before = pod_claim::reserved_for(&claim);
         let mut remaining = Vec::new();
         for consumer in before {
-            if self.still_there(&key.0, consumer).await? {
+            if self.consumer_exists(&key.0, consumer).await? {
                 remaining.push(consumer.clone());
             }
         }
         let protected = claim.finalizers().iter().any(|finalizer| finalizer == FINALIZER);
         if remaining.len() < before.len() {
             let mut status = json!({"reservedFor": remaining});
-            // On the way from "used" to "not used" only: a claim that was never reserved stays
-            // allocated.
+            // Only a claim that was reserved before is deallocated.
             if remaining.is_empty() && protected {
                 status = json!({"reservedFor": null, "allocation": null});
             }
             let claim = self.write_status(&claim, status).await?;
             if protected && !pod_claim::is_allocated(&claim) {
-                self.unprotect(&claim).await?;
+                self.remove_finalizer(&claim).await?;
             }
         } else if protected && remaining.is_empty() && claim.metadata.deletion_timestamp.is_some() {
             let mut claim = ResourceClaim::clone(&claim);
             if pod_claim::is_allocated(&claim) {
                 claim = self.write_status(&claim, json!({"allocation": null})).await?;
             }
-            self.unprotect(&claim).await?;
+            self.remove_finalizer(&claim).await?;
         }
         if remaining.is_empty() {
-            self.delete_if_unneeded(&claim).await?;
+            self.delete_if_unused(&claim).await?;
         }
         Ok(())
     }
 
-    async fn still_there(
+    async fn consumer_exists(
         &self,
         namespace: &str,
         consumer: &ResourceClaimConsumerReference,
@@ -278,15 +281,15 @@ impl Controller {
         if consumer.api_group.as_deref().is_some_and(|group| !group.is_empty())
             || consumer.resource != "pods"
         {
-            // Consumers of other kinds are somebody else's to check.
+            // Consumers of other kinds are checked by other controllers.
             return Ok(true);
         }
         let uid = Some(&consumer.uid);
         if let Some(pod) = self.pods.get(&(namespace.to_owned(), consumer.name.clone())) {
             return Ok(pod.metadata.uid.as_ref() == uid && !pod_claim::is_done(pod));
         }
-        // The watch may be behind the scheduler, and removing a pod that is being bound would be
-        // bad.
+        // The watch may lag behind the scheduler, and a pod that is being bound must not be
+        // removed.
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
         Ok(pods.get_opt(&consumer.name).await?.is_some_and(|pod| pod.metadata.uid.as_ref() == uid))
     }
@@ -296,7 +299,7 @@ impl Controller {
         claim: &ResourceClaim,
         status: Value,
     ) -> Result<ResourceClaim, SyncError> {
-        // With the version that was looked at: any change meanwhile makes this fail.
+        // With the observed version, so that any concurrent change makes this fail.
         let patch =
             json!({"metadata": {"resourceVersion": claim.resource_version()}, "status": status});
         let claims: Api<ResourceClaim> =
@@ -306,7 +309,7 @@ impl Controller {
             .await?)
     }
 
-    async fn unprotect(&self, claim: &ResourceClaim) -> Result<(), SyncError> {
+    async fn remove_finalizer(&self, claim: &ResourceClaim) -> Result<(), SyncError> {
         let left: Vec<&String> =
             claim.finalizers().iter().filter(|finalizer| *finalizer != FINALIZER).collect();
         let patch =
@@ -317,14 +320,13 @@ impl Controller {
         Ok(())
     }
 
-    async fn delete_if_unneeded(&self, claim: &ResourceClaim) -> Result<(), SyncError> {
+    async fn delete_if_unused(&self, claim: &ResourceClaim) -> Result<(), SyncError> {
         let namespace = claim.namespace().unwrap_or_default();
         let owner = claim.owner_references().iter().find(|owner| {
             owner.controller == Some(true) && owner.api_version == "v1" && owner.kind == "Pod"
         });
         let Some(owner) = owner else { return Ok(()) };
-        // A pod that is not known may be not known yet; if it is gone, the garbage collector finds
-        // that out.
+        // An unknown pod may be new; if it is deleted, the garbage collector removes the claim.
         let Some(pod) = self.pods.get(&(namespace.clone(), owner.name.clone())) else {
             return Ok(());
         };
@@ -347,25 +349,14 @@ impl Controller {
             SyncError::Api(source) => format!("PodResourceClaim {}: {source}", entry.name),
             SyncError::NoTemplate(_) => format!("PodResourceClaim {}: {error}", entry.name),
         };
-        let event = Event {
+        let event = PodEvent {
             type_: EventType::Warning,
-            reason: "FailedResourceClaimCreation".to_owned(),
-            note: Some(note),
-            action: "CreateResourceClaim".to_owned(),
-            secondary: None,
+            reason: "FailedResourceClaimCreation",
+            action: "CreateResourceClaim",
+            note: &note,
         };
-        let about: ObjectReference = pod.object_ref(&());
-        if let Err(error) = self.recorder.publish(&event, &about).await {
-            tracing::debug!(error = &error as &dyn std::error::Error, "event lost");
-        }
+        self.events.publish(pod, event).await;
     }
-}
-
-fn uses(pod: &Pod, claim: &Key) -> bool {
-    pod.namespace().as_ref() == Some(&claim.0)
-        && pod_claim::entries(pod)
-            .iter()
-            .any(|entry| PodClaim::of(pod, entry).name() == Some(&claim.1))
 }
 
 fn generated(
@@ -398,13 +389,13 @@ fn generated(
     }
 }
 
-/// `pod-entry-`, each part cut by its share where both are too long.
+/// Returns `pod-entry-`, with each part cut in proportion if both are too long.
 fn base_name(pod: &str, entry: &str) -> String {
     let whole = format!("{pod}-{entry}-");
-    if whole.len() <= LONGEST_BASE {
+    if whole.len() <= MAX_BASE_LENGTH {
         return whole;
     }
-    let share = |part: &str| part.len() * LONGEST_BASE / whole.len();
+    let share = |part: &str| part.len() * MAX_BASE_LENGTH / whole.len();
     format!("{}-{}", &pod[..share(pod)], &entry[..share(entry)])
 }
 
@@ -413,10 +404,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_names_are_cut_by_their_share() {
+    fn long_names_are_cut_in_proportion() {
         assert_eq!(base_name("pod", "gpu"), "pod-gpu-");
         let cut = base_name(&"p".repeat(60), &"g".repeat(20));
-        assert!(cut.len() <= LONGEST_BASE, "{cut}");
+        assert!(cut.len() <= MAX_BASE_LENGTH, "{cut}");
         assert!(cut.starts_with("ppp") && cut.contains("-ggg"), "{cut}");
     }
 }

@@ -1,4 +1,4 @@
-//! The garbage collector: what is left without an owner goes; foreground and orphan deletion.
+//! The garbage collector: deletes objects without an owner; foreground and orphan deletion.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{
@@ -19,22 +19,22 @@ const FOREGROUND: &str = "foregroundDeletion";
 const ORPHAN: &str = "orphan";
 
 /// An object, by the index of its kind and its key.
-type Place = (usize, Key);
+type ObjectRef = (usize, Key);
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Work {
-    /// Whether its owners still exist.
-    Dependent(Place),
-    /// It waits for its dependents before it goes.
-    Owner(Place),
+    /// Check that its owners still exist.
+    Dependent(ObjectRef),
+    /// Delete it once its dependents are gone.
+    Owner(ObjectRef),
 }
 
-/// Why a piece of work has to be done again.
+/// Reason for a retry.
 #[derive(Debug, thiserror::Error)]
 enum SyncError {
-    /// Its owner may go before a watch shows it; no event would tell that it went
+    /// The owner may be deleted before a watch shows it; no event would report that
     /// (kubernetes/kubernetes#56121).
-    #[error("the owner {0} is there, but no watch has shown it yet")]
+    #[error("owner {0} exists, but the watch has not reported it yet")]
     OwnerNotWatched(String),
     #[error(transparent)]
     Api(#[from] kube::Error),
@@ -49,7 +49,7 @@ pub(super) struct Controller {
 
 impl Controller {
     pub(super) fn new(client: Client) -> Self {
-        // Events own nothing and are owned by nobody.
+        // Events have neither owners nor dependents.
         let kinds: Vec<&Kind> = KINDS.iter().filter(|kind| kind.plural != "events").collect();
         let caches = kinds.iter().map(|_| Cache::new()).collect();
         Self { client, kinds, caches, work: WorkQueue::new() }
@@ -58,23 +58,23 @@ impl Controller {
     pub(super) async fn run(mut self, stop: CancellationToken) {
         let mut events = self.watch();
         loop {
-            let synced = self.caches.iter().all(Cache::synced);
+            let synced = self.caches.iter().all(Cache::is_synced);
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
                 event = events.recv() => {
                     let Some((kind, event)) = event else { return };
-                    for change in self.caches[kind].take(event) {
+                    for change in self.caches[kind].apply(event) {
                         self.changed(kind, &change);
                     }
                 }
-                () = self.work.due() => {}
+                () = self.work.wait_until_due() => {}
                 () = std::future::ready(()), if synced && !self.work.is_empty() => self.work_once().await,
             }
         }
     }
 
-    /// One stream of the events of all kinds.
+    /// Returns one stream of the events of all kinds.
     fn watch(&self) -> mpsc::Receiver<(usize, Event<DynamicObject>)> {
         let (sender, receiver) = mpsc::channel(1);
         for (index, kind) in self.kinds.iter().enumerate() {
@@ -96,15 +96,15 @@ impl Controller {
 
     fn changed(&mut self, kind: usize, change: &Change<DynamicObject>) {
         if let Some(object) = &change.new {
-            let place = (kind, change.key.clone());
+            let target = (kind, change.key.clone());
             if !object.owner_references().is_empty() {
-                self.work.add(Work::Dependent(place.clone()));
+                self.work.add(Work::Dependent(target.clone()));
             }
             if waits_for_dependents(object) {
-                self.work.add(Work::Owner(place));
+                self.work.add(Work::Owner(target));
             }
         }
-        // After a list, in the place of what is gone there may be another of that name.
+        // After a relist, another object of the same name may replace a deleted one.
         let stays =
             |old: &DynamicObject| change.new.as_ref().is_some_and(|new| new.uid() == old.uid());
         if let Some(gone) = change.old.as_ref().filter(|old| !stays(old)) {
@@ -112,12 +112,12 @@ impl Controller {
                 self.work.add(Work::Dependent(dependent));
             }
             for owner in gone.owner_references() {
-                self.owner_may_go(&owner.uid);
+                self.check_owner(&owner.uid);
             }
         }
     }
 
-    fn owner_may_go(&mut self, uid: &str) {
+    fn check_owner(&mut self, uid: &str) {
         for (kind, cache) in self.caches.iter().enumerate() {
             let waiting = cache.values().find(|object| object.uid().as_deref() == Some(uid));
             if let Some(owner) = waiting.filter(|owner| waits_for_dependents(owner)) {
@@ -126,7 +126,7 @@ impl Controller {
         }
     }
 
-    fn dependents(&self, uid: &str) -> Vec<Place> {
+    fn dependents(&self, uid: &str) -> Vec<ObjectRef> {
         let owned =
             |object: &DynamicObject| object.owner_references().iter().any(|owner| owner.uid == uid);
         let places = self.caches.iter().enumerate().flat_map(|(kind, cache)| {
@@ -141,10 +141,10 @@ impl Controller {
     async fn work_once(&mut self) {
         let Some(work) = self.work.pop() else { return };
         let done = match &work {
-            Work::Dependent(place) => self.sync_dependent(place).await,
-            Work::Owner(place) => self.sync_owner(place).await.map_err(SyncError::from),
+            Work::Dependent(target) => self.sync_dependent(target).await,
+            Work::Owner(target) => self.sync_owner(target).await.map_err(SyncError::from),
         };
-        self.work.settle(work, done, "garbage collector");
+        self.work.finish(work, done, "garbage collector");
     }
 
     fn api(&self, kind: &Kind, namespace: &str) -> Api<DynamicObject> {
@@ -154,33 +154,34 @@ impl Controller {
         }
     }
 
-    async fn sync_dependent(&self, place: &Place) -> Result<(), SyncError> {
-        let (kind, key) = place;
+    async fn sync_dependent(&self, target: &ObjectRef) -> Result<(), SyncError> {
+        let (kind, key) = target;
         let Some(object) = self.caches[*kind].get(key) else { return Ok(()) };
         if object.metadata.deletion_timestamp.is_some() {
             return Ok(());
         }
         for owner in object.owner_references() {
-            // A kind that is not served here cannot be looked up; its objects count as present.
+            // A kind that is not served cannot be looked up; its objects count as present.
             let Some(served) = find_by_kind(&owner.api_version, &owner.kind) else { return Ok(()) };
-            let found = self.api(served, &key.0).get_opt(&owner.name).await?;
-            let waits = |found: &DynamicObject| {
-                has(found, FOREGROUND) && owner.block_owner_deletion == Some(true)
+            let ignore_not_found = self.api(served, &key.0).get_opt(&owner.name).await?;
+            let waits = |ignore_not_found: &DynamicObject| {
+                has_finalizer(ignore_not_found, FOREGROUND)
+                    && owner.block_owner_deletion == Some(true)
             };
-            if found.is_some_and(|found| found.uid().as_ref() == Some(&owner.uid) && !waits(&found))
-            {
+            if ignore_not_found.is_some_and(|ignore_not_found| {
+                ignore_not_found.uid().as_ref() == Some(&owner.uid) && !waits(&ignore_not_found)
+            }) {
                 let watched = self.is_watched(served, &key.0, owner);
                 return watched
                     .then_some(())
                     .ok_or_else(|| SyncError::OwnerNotWatched(owner.name.clone()));
             }
         }
-        Ok(self.delete(place, object).await?)
+        Ok(self.delete(target, object).await?)
     }
 
     fn is_watched(&self, kind: &Kind, namespace: &str, owner: &OwnerReference) -> bool {
-        // No watch will ever show an owner of a kind that is not watched: to ask again would never
-        // end.
+        // An owner of an unwatched kind is never shown by a watch, so waiting for it would not end.
         let Some(index) = self.kinds.iter().position(|watched| std::ptr::eq(*watched, kind)) else {
             return true;
         };
@@ -189,25 +190,27 @@ impl Controller {
         known.is_some_and(|known| known.uid().as_ref() == Some(&owner.uid))
     }
 
-    async fn delete(&self, place: &Place, object: &DynamicObject) -> Result<(), kube::Error> {
+    async fn delete(&self, target: &ObjectRef, object: &DynamicObject) -> Result<(), kube::Error> {
         let params = DeleteParams {
             propagation_policy: Some(PropagationPolicy::Background),
             ..DeleteParams::default()
         };
         let params =
             params.preconditions(Preconditions { uid: object.uid(), resource_version: None });
-        found(self.api(self.kinds[place.0], &place.1.0).delete(&place.1.1, &params).await)
-            .map(|_| ())
+        ignore_not_found(
+            self.api(self.kinds[target.0], &target.1.0).delete(&target.1.1, &params).await,
+        )
+        .map(|_| ())
     }
 
-    async fn sync_owner(&self, place: &Place) -> Result<(), kube::Error> {
-        let (kind, key) = place;
+    async fn sync_owner(&self, target: &ObjectRef) -> Result<(), kube::Error> {
+        let (kind, key) = target;
         let Some(owner) = self.caches[*kind].get(key).filter(|owner| waits_for_dependents(owner))
         else {
             return Ok(());
         };
         let uid = owner.uid().unwrap_or_default();
-        let orphan = has(owner, ORPHAN);
+        let orphan = has_finalizer(owner, ORPHAN);
         let dependents = self.dependents(&uid);
         for dependent in &dependents {
             let Some(object) = self.caches[dependent.0].get(&dependent.1) else { continue };
@@ -218,7 +221,7 @@ impl Controller {
             }
         }
         if !orphan && !dependents.is_empty() {
-            // The last of them wakes this work again.
+            // The last dependent triggers this work again.
             return Ok(());
         }
         let left: Vec<&String> =
@@ -226,37 +229,40 @@ impl Controller {
         let patch =
             json!({"metadata": {"resourceVersion": owner.resource_version(), "finalizers": left}});
         let api = self.api(self.kinds[*kind], &key.0);
-        found(api.patch(&key.1, &PatchParams::default(), &Patch::Merge(patch)).await).map(|_| ())
+        ignore_not_found(api.patch(&key.1, &PatchParams::default(), &Patch::Merge(patch)).await)
+            .map(|_| ())
     }
 
-    /// Takes the owner out of a dependent.
+    /// Removes the owner from a dependent.
     async fn release(
         &self,
-        place: &Place,
+        target: &ObjectRef,
         object: &DynamicObject,
         uid: &str,
     ) -> Result<(), kube::Error> {
         let left: Vec<_> =
             object.owner_references().iter().filter(|owner| owner.uid != uid).collect();
         let patch = json!({"metadata": {"uid": object.uid(), "ownerReferences": left}});
-        let api = self.api(self.kinds[place.0], &place.1.0);
-        found(api.patch(&place.1.1, &PatchParams::default(), &Patch::Merge(patch)).await)
-            .map(|_| ())
+        let api = self.api(self.kinds[target.0], &target.1.0);
+        ignore_not_found(
+            api.patch(&target.1.1, &PatchParams::default(), &Patch::Merge(patch)).await,
+        )
+        .map(|_| ())
     }
 }
 
 fn waits_for_dependents(object: &DynamicObject) -> bool {
-    has(object, FOREGROUND) || has(object, ORPHAN)
+    has_finalizer(object, FOREGROUND) || has_finalizer(object, ORPHAN)
 }
 
-/// Whether the object is being deleted in this way.
-fn has(object: &DynamicObject, way: &str) -> bool {
+/// Returns true if the object has this deletion finalizer.
+fn has_finalizer(object: &DynamicObject, finalizer: &str) -> bool {
     object.metadata.deletion_timestamp.is_some()
-        && object.finalizers().iter().any(|finalizer| finalizer == way)
+        && object.finalizers().iter().any(|present| present == finalizer)
 }
 
-/// What is not there any more needs nothing.
-fn found<T>(answer: Result<T, kube::Error>) -> Result<Option<T>, kube::Error> {
+/// Treats a missing object as `None`.
+fn ignore_not_found<T>(answer: Result<T, kube::Error>) -> Result<Option<T>, kube::Error> {
     match answer {
         Ok(answer) => Ok(Some(answer)),
         Err(kube::Error::Api(status)) if status.is_not_found() => Ok(None),

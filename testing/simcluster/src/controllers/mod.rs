@@ -1,10 +1,10 @@
-//! The pieces of kube-controller-manager that matter here: resource claims, namespaces, garbage.
+//! The parts of kube-controller-manager needed here: claims, namespaces, garbage collection.
 //!
-//! Each controller is one task with its own user name and one loop: take changes from watches, and
-//! while there are none, do one piece of work. What fails is done again after a growing delay.
+//! Each controller is one task with its own user name and one loop: it handles changes from
+//! watches, and while there are none, one work item. Failed work is retried after a growing delay.
 //!
-//! Left out: node life cycle (no taints for silent nodes, no eviction), pod garbage (pods of
-//! deleted nodes stay), device taint eviction, workloads (Deployments, Jobs).
+//! Left out: node life cycle (no taints for unresponsive nodes, no eviction), pod garbage
+//! collection (pods of deleted nodes stay), device taint eviction, workloads (Deployments, Jobs).
 
 mod claim;
 mod garbage;
@@ -22,7 +22,7 @@ pub struct Controllers {
 }
 
 impl Controllers {
-    /// Starts all of them.
+    /// Starts all controllers.
     pub fn start(api: &ApiServer) -> Self {
         let stop = CancellationToken::new();
         let mut tasks = JoinSet::new();
@@ -34,7 +34,7 @@ impl Controllers {
         Self { tasks, stop }
     }
 
-    /// Ends all of them between two pieces of work.
+    /// Stops all controllers after their current work item.
     pub async fn stop(mut self) {
         self.stop.cancel();
         while self.tasks.join_next().await.is_some() {}

@@ -1,4 +1,4 @@
-//! Deletes what is in a namespace under deletion, then the namespace.
+//! Deletes the contents of a namespace under deletion, then the namespace.
 
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, ListParams};
@@ -10,12 +10,12 @@ use crate::api::{KINDS, Kind};
 use crate::informer::Informer;
 use crate::queue::WorkQueue;
 
-/// Why a namespace is not gone yet.
+/// Reason why a namespace cannot be removed yet.
 #[derive(Debug, thiserror::Error)]
 enum EmptyError {
-    #[error("{count} {what} are still there")]
-    Left { what: &'static str, count: usize },
-    #[error("the API server refused")]
+    #[error("{count} {what} still exist")]
+    Remaining { what: &'static str, count: usize },
+    #[error("API request failed")]
     Api(#[from] kube::Error),
 }
 
@@ -46,7 +46,7 @@ impl Controller {
                         }
                     }
                 }
-                () = self.work.due() => {}
+                () = self.work.wait_until_due() => {}
                 () = std::future::ready(()), if !self.work.is_empty() => self.work_once().await,
             }
         }
@@ -55,13 +55,13 @@ impl Controller {
     async fn work_once(&mut self) {
         let Some(name) = self.work.pop() else { return };
         let done = self.empty(&name).await;
-        self.work.settle(name, done, "namespace controller");
+        self.work.finish(name, done, "namespace controller");
     }
 
     async fn empty(&self, name: &str) -> Result<(), EmptyError> {
         let key = (String::new(), name.to_owned());
         let Some(namespace) = self.namespaces.get(&key) else { return Ok(()) };
-        // Pods go first, and nothing else while one of them is left: what they use must outlive
+        // Pods are deleted first. Other objects stay until the last pod is gone, since pods use
         // them.
         let (pods, others): (Vec<&Kind>, Vec<&Kind>) = KINDS
             .iter()
@@ -72,7 +72,7 @@ impl Controller {
             for kind in kinds {
                 let count = self.delete_all(name, kind).await?;
                 if count > 0 {
-                    left = left.or(Some(EmptyError::Left { what: kind.plural, count }));
+                    left = left.or(Some(EmptyError::Remaining { what: kind.plural, count }));
                 }
             }
             if let Some(left) = left {
@@ -82,7 +82,7 @@ impl Controller {
         self.finalize(namespace).await
     }
 
-    /// Deletes all objects of a kind; tells how many are still there.
+    /// Deletes all objects of a kind. Returns the number that still exist.
     async fn delete_all(&self, namespace: &str, kind: &Kind) -> Result<usize, kube::Error> {
         let objects: Api<DynamicObject> =
             Api::namespaced_with(self.client.clone(), namespace, &resource(kind));
@@ -100,7 +100,7 @@ impl Controller {
         let request = axum::http::Request::put(format!("/api/v1/namespaces/{name}/finalize"))
             .header("content-type", "application/json")
             .body(body.to_string().into_bytes())
-            .expect("invariant: a namespace's name makes a path");
+            .expect("invariant: a namespace name forms a valid path");
         match self.client.request::<serde_json::Value>(request).await {
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
             Err(error) => Err(error.into()),
@@ -109,7 +109,7 @@ impl Controller {
     }
 }
 
-/// How kube-rs addresses a kind.
+/// Returns the kube-rs resource of a kind.
 pub(super) fn resource(kind: &Kind) -> ApiResource {
     ApiResource {
         group: kind.group.to_owned(),

@@ -16,7 +16,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use self::screen::Screen;
 use crate::serve::{self, WORLDS};
-use crate::stage::{Stage, nest};
+use crate::testbed::{self, TestBed};
 
 /// Nobody watches a demo that waits for production's pauses.
 const SYNC_PERIOD: Duration = Duration::from_millis(500);
@@ -34,13 +34,13 @@ pub(crate) struct DemoArgs {
 
 /// Shows what there is to show. Fails if something does not go as told.
 pub(crate) fn demo(args: DemoArgs) -> anyhow::Result<ExitCode> {
-    let Some(directory) = nest::directory() else {
-        return match namespaces::allowed(&std::env::current_exe()?) {
-            Ok(()) => nest::run_inside(),
+    let Some(directory) = testbed::namespaces::directory() else {
+        return match namespaces::check_support(&std::env::current_exe()?) {
+            Ok(()) => testbed::namespaces::run_inside(),
             Err(reason) => without::run(&Screen::of_stdout(), &args.worlds, &reason),
         };
     };
-    nest::settle()?;
+    testbed::namespaces::isolate()?;
     serve::log_to_stderr();
     let reactor = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     reactor.block_on(run(args, directory))
@@ -56,30 +56,30 @@ async fn run(args: DemoArgs, directory: PathBuf) -> anyhow::Result<ExitCode> {
     tour::introduce(&screen, &options);
     // Dropping what is half raised kills it: this is the first process of its namespace.
     let raised = tokio::select! {
-        raised = Stage::raise(options) => raised?,
+        raised = TestBed::start(options) => raised?,
         _ = terminate.recv() => return Ok(ExitCode::FAILURE),
         _ = interrupt.recv() => return Ok(ExitCode::FAILURE),
     };
-    let mut stage = raised;
-    let client = stage.client();
+    let mut test_bed = raised;
+    let client = test_bed.client();
     let outcome = tokio::select! {
         outcome = tour::walk(&screen, &client) => outcome.map(|()| ExitCode::SUCCESS),
-        died = stage.died() => Err(died),
+        exited = test_bed.exited() => Err(exited),
         _ = terminate.recv() => Ok(ExitCode::FAILURE),
         _ = interrupt.recv() => Ok(ExitCode::FAILURE),
     };
     if keep && outcome.is_ok() {
-        tour::keep(&screen, stage.kubeconfig(), stage.directory());
+        tour::keep(&screen, test_bed.kubeconfig(), test_bed.directory());
         tokio::select! {
-            died = stage.died() => screen.say(&format!("{died:#}")),
+            exited = test_bed.exited() => screen.say(&format!("{exited:#}")),
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
     }
     if outcome.is_err() {
-        stage.print_logs();
+        test_bed.print_logs();
     }
-    stage.lower().await?;
+    test_bed.stop().await?;
     tour::end(&screen);
     outcome
 }

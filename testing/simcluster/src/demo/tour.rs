@@ -16,12 +16,12 @@ use serde_json::Value;
 use super::manifests::{self, POD, TEMPLATE};
 use super::screen::Screen;
 use super::tables;
-use crate::stage::StageOptions;
+use crate::testbed::TestBedOptions;
 
 /// Far more than any step takes.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
-pub(super) fn introduce(screen: &Screen, options: &StageOptions) {
+pub(super) fn introduce(screen: &Screen, options: &TestBedOptions) {
     screen.title("Tessera: one GPU, many pods, each held to its share");
     let nodes: Vec<_> = options.nodes.iter().map(|(name, _)| name.as_str()).collect();
     screen.say(&format!("Starting a small cluster with the nodes {}.", nodes.join(" and ")));
@@ -156,7 +156,7 @@ async fn refused(screen: &Screen, client: &Client) -> anyhow::Result<()> {
         }
     };
     let event =
-        tokio::time::timeout(PATIENCE, told).await.context("nobody told pod-5 why it waits")??;
+        tokio::time::timeout(TIMEOUT, told).await.context("nobody told pod-5 why it waits")??;
     let message = event.message.unwrap_or_default();
     screen.quote(&message.replacen("wait: ", "wait:\n  ", 1).replace("; ", "\n  "));
     Ok(())
@@ -194,7 +194,7 @@ async fn room(screen: &Screen, client: &Client) -> anyhow::Result<()> {
         }
     };
     let took =
-        tokio::time::timeout(PATIENCE, measured).await.context("pod-5 did not get the room")??;
+        tokio::time::timeout(TIMEOUT, measured).await.context("pod-5 did not get the room")??;
     screen.good(&format!(
         "room appeared -> allocation written: {:.1} ms",
         took.as_secs_f64() * 1000.0
@@ -212,7 +212,7 @@ async fn running(client: &Client, name: &str) -> anyhow::Result<Pod> {
             pod.and_then(|pod| pod.status.as_ref()).and_then(|status| status.phase.as_deref());
         matches!(phase, Some("Running" | "Failed"))
     };
-    let pod = tokio::time::timeout(PATIENCE, await_condition(pods, name, runs)).await;
+    let pod = tokio::time::timeout(TIMEOUT, await_condition(pods, name, runs)).await;
     let pod = pod
         .with_context(|| format!("{name} does not run"))??
         .with_context(|| format!("{name} is gone"))?;
@@ -244,7 +244,7 @@ async fn line(client: &Client, pod: &str, event: &str) -> anyhow::Result<Value> 
         }
         anyhow::bail!("{pod} ended without saying `{event}`; it said: {}", said.join(" | "))
     };
-    tokio::time::timeout(PATIENCE, read)
+    tokio::time::timeout(TIMEOUT, read)
         .await
         .with_context(|| format!("{pod} does not say `{event}`"))?
 }

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use super::screen::Screen;
 use super::tables;
 use crate::serve::NODE_WORLD;
-use crate::stage::programs::Programs;
+use crate::testbed::programs::Programs;
 
 /// Shows what can be shown. No container can be made, so nothing is limited, and it says so.
 pub(crate) fn run(

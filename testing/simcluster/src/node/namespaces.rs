@@ -1,9 +1,10 @@
 //! Namespaces for processes, with and without root.
 //!
-//! Entering them is done by thread and, for user namespaces, only while a process has a single one.
-//! So whoever wants them runs this crate's own program again with a subcommand, which calls
-//! [`enter`] first thing.
+//! A thread enters namespaces for itself, and user namespaces only while its process has a single
+//! thread. Therefore this crate's program is run again with a subcommand, which calls [`enter`]
+//! first.
 
+use std::ffi::CStr;
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -13,14 +14,16 @@ use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::process::{getegid, geteuid};
 use rustix::thread::UnshareFlags;
 
-/// The subcommand that runs [`try_out`].
-pub const TRY_OUT: &str = "namespaces-try-out";
+/// Subcommand that runs [`check`].
+pub const CHECK: &str = "namespaces-check";
 
-/// Leaves the current mount namespace, and enters what else `flags` name. Without root, in a user
-/// namespace in which the caller is root. Mounts made from here on are seen by nobody outside.
+/// Leaves the current mount namespace and enters the namespaces in `flags`.
+///
+/// Without root, a user namespace is entered too, in which the caller is root. Later mounts are
+/// invisible outside.
 ///
 /// # Errors
-/// The kernel, or a policy on top of it, does not allow that.
+/// Returns an error if the kernel or a security policy does not allow it.
 pub fn enter(flags: UnshareFlags) -> io::Result<()> {
     let (uid, gid) = (geteuid(), getegid());
     if uid.is_root() {
@@ -29,7 +32,7 @@ pub fn enter(flags: UnshareFlags) -> io::Result<()> {
         unshare(flags | UnshareFlags::NEWNS | UnshareFlags::NEWUSER)?;
         map(0, uid.as_raw(), 0, gid.as_raw())?;
     }
-    // Unmounts outside still reach this namespace.
+    // Unmounts outside still propagate to this namespace.
     Ok(mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)?)
 }
 
@@ -42,33 +45,39 @@ pub(crate) fn map(uid: u32, outer_uid: u32, gid: u32, outer_gid: u32) -> io::Res
 
 #[expect(
     deprecated,
-    reason = "its replacement is unsafe for the sake of CLONE_FILES, which nobody here asks for"
+    reason = "its replacement is unsafe because of CLONE_FILES, which is not used here"
 )]
 pub(crate) fn unshare(flags: UnshareFlags) -> io::Result<()> {
     rustix::thread::unshare(flags).map_err(io::Error::from)
 }
 
-/// Whether namespaces and mounts are to be had here; `program` is `tessera-simcluster`.
+/// Mounts a tmpfs without set-user-ID programs and devices.
 ///
 /// # Errors
-/// They are not, and this says why.
-pub fn allowed(program: &Path) -> io::Result<()> {
-    let output = Command::new(program).arg(TRY_OUT).stdin(Stdio::null()).output()?;
+/// Returns an error if the mount is not allowed.
+pub fn mount_tmpfs(at: &Path, options: Option<&CStr>) -> io::Result<()> {
+    Ok(mount("tmpfs", at, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, options)?)
+}
+
+/// Checks that namespaces and mounts are available; `program` is `tessera-simcluster`.
+///
+/// # Errors
+/// Returns the reason if they are not available.
+pub fn check_support(program: &Path) -> io::Result<()> {
+    let output = Command::new(program).arg(CHECK).stdin(Stdio::null()).output()?;
     if output.status.success() {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&output.stderr);
-    let reason = said.trim().trim_start_matches("tessera-simcluster: ");
+    let output = String::from_utf8_lossy(&output.stderr);
+    let reason = output.trim().trim_start_matches("tessera-simcluster: ");
     Err(io::Error::other(reason.to_owned()))
 }
 
-/// Enters all namespaces that are needed and mounts a tmpfs in them; for a process that does
-/// nothing else.
+/// Enters all required namespaces and mounts a tmpfs in them. The process must do nothing else.
 ///
 /// # Errors
-/// The first step that is not allowed.
-pub fn try_out() -> io::Result<()> {
+/// Returns the error of the first step that is not allowed.
+pub fn check() -> io::Result<()> {
     enter(UnshareFlags::NEWPID | UnshareFlags::NEWUTS | UnshareFlags::NEWIPC)?;
-    mount("tmpfs", "/tmp", "tmpfs", MountFlags::empty(), None)?;
-    Ok(())
+    mount_tmpfs(Path::new("/tmp"), None)
 }

@@ -1,11 +1,11 @@
-//! Node selectors: of pods, and of allocated claims.
+//! Node selectors of pods and of allocated claims.
 
 use k8s_openapi::api::core::v1::{
     Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Pod,
 };
 use kube::ResourceExt;
 
-/// Whether the node matches the pod's `nodeSelector` and required node affinity.
+/// Returns true if the node matches the pod's `nodeSelector` and required node affinity.
 pub(super) fn pod_allows(pod: &Pod, node: &Node) -> bool {
     let Some(spec) = &pod.spec else { return true };
     let labels = node.labels();
@@ -18,7 +18,7 @@ pub(super) fn pod_allows(pod: &Pod, node: &Node) -> bool {
     simple && required.is_none_or(|selector| matches(selector, node))
 }
 
-/// Whether one of the selector's terms matches.
+/// Returns true if one of the selector's terms matches.
 pub(super) fn matches(selector: &NodeSelector, node: &Node) -> bool {
     selector.node_selector_terms.iter().any(|term| term_matches(term, node))
 }
@@ -29,14 +29,18 @@ fn term_matches(term: &NodeSelectorTerm, node: &Node) -> bool {
     // A term without any requirement matches nothing.
     (!expressions.is_empty() || !fields.is_empty())
         && expressions.iter().all(|requirement| {
-            holds(requirement, node.labels().get(&requirement.key).map(String::as_str))
+            requirement_matches(
+                requirement,
+                node.labels().get(&requirement.key).map(String::as_str),
+            )
         })
         && fields.iter().all(|requirement| {
-            requirement.key == "metadata.name" && holds(requirement, node.metadata.name.as_deref())
+            requirement.key == "metadata.name"
+                && requirement_matches(requirement, node.metadata.name.as_deref())
         })
 }
 
-fn holds(requirement: &NodeSelectorRequirement, value: Option<&str>) -> bool {
+fn requirement_matches(requirement: &NodeSelectorRequirement, value: Option<&str>) -> bool {
     let values = requirement.values.as_deref().unwrap_or_default();
     let listed = value.is_some_and(|value| values.iter().any(|wanted| wanted == value));
     let numbers = || Some((value?.parse::<i64>().ok()?, values.first()?.parse::<i64>().ok()?));

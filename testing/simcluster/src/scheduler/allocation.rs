@@ -1,13 +1,11 @@
-//! The scheduler's own allocator of devices: structured parameters, first fit, from the scheduler's
-//! own view.
+//! The scheduler's own device allocator: structured parameters, first fit, from its own view.
 //!
-//! It knows nothing of who else allocates from a pool, no more than the real one does. What keeps
-//! it off our devices is the fence alone, a taint like any other here, and the admission policy
-//! when it writes all the same.
+//! It does not know other allocators of a pool, like the real one. Only the managed taint and the
+//! admission policy keep it from Tessera's devices.
 //!
-//! The search is `tessera-allocator` with its policy `FirstFit`, which upstream's own results hold
-//! to upstream (`index/tests/conformance.rs`). Configurations are taken out first: they are opaque
-//! to kube-scheduler. DeviceTaintRules are not looked at: this API server does not serve them.
+//! The search is `tessera-allocator` with its policy `FirstFit`, which is tested against upstream's
+//! results (`index/tests/conformance.rs`). Configurations are removed first, since they are opaque
+//! to kube-scheduler. DeviceTaintRules are ignored: this API server does not serve them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,10 +26,10 @@ use tessera_index::convert::{self, ConvertError, Fence};
 
 use crate::pod_claim;
 
-/// Allocations for the unallocated claims of one pod, by their index.
+/// Allocations of the unallocated claims of one pod, by their index.
 pub(super) type Allocations = BTreeMap<usize, AllocationResult>;
 
-/// Which devices there are, as the scheduler has seen them. What is taken of them is in the claims.
+/// Devices seen by the scheduler. Their use follows from the claims.
 #[derive(Default)]
 pub(super) struct Devices {
     slices: BTreeMap<String, Arc<Slice>>,
@@ -39,7 +37,7 @@ pub(super) struct Devices {
 }
 
 impl Devices {
-    /// A slice is there now, or is different. One that cannot be read offers nothing.
+    /// Stores a new or changed slice. An invalid slice provides no devices.
     pub(super) fn put_slice(&mut self, slice: &ResourceSlice) {
         let name = slice.name_any();
         match convert::slice(slice, Fence::None) {
@@ -52,7 +50,7 @@ impl Devices {
         self.slices.remove(name);
     }
 
-    /// A class is there now, or is different.
+    /// Stores a new or changed class.
     pub(super) fn put_class(&mut self, class: &Arc<ApiClass>) {
         let name = class.name_any();
         match convert::class(class) {
@@ -77,7 +75,7 @@ impl Devices {
     }
 }
 
-/// The allocator for one pod: upstream's is made anew in each PreFilter.
+/// Allocator for one pod, created in each PreFilter as upstream.
 pub(super) struct Allocator<'a> {
     devices: &'a Devices,
     claims: &'a [Arc<ResourceClaim>],
@@ -86,10 +84,11 @@ pub(super) struct Allocator<'a> {
 }
 
 impl<'a> Allocator<'a> {
-    /// For a pod's claims, given all claims of the cluster; none where nothing is to be allocated.
+    /// Creates an allocator for a pod's claims, given all claims of the cluster. Returns `None` if
+    /// all are allocated.
     ///
     /// # Errors
-    /// A claim cannot be read.
+    /// Returns an error if a claim is invalid.
     pub(super) fn new<'c>(
         devices: &'a Devices,
         claims: &'a [Arc<ResourceClaim>],
@@ -119,9 +118,9 @@ impl<'a> Allocator<'a> {
         Ok(Some(Self { devices, claims, snapshot, wanted }))
     }
 
-    /// All unallocated claims of the pod on this node, or nothing.
+    /// Allocates all unallocated claims of the pod on this node, or returns `None`.
     pub(super) fn allocate(&self, node: &Node) -> Option<Allocations> {
-        // Whether the pod may go to the node has been asked by other filters.
+        // Other filters check whether the pod may run on the node.
         let node = convert::node(node).ok()?;
         let node = model::Node { ready: true, cordoned: false, taints: Vec::new(), ..node };
         let name = node.name.clone();
@@ -131,7 +130,7 @@ impl<'a> Allocator<'a> {
         Some(self.results(&decision))
     }
 
-    /// A pod that wants nothing but these claims.
+    /// Returns a pod with these claims only.
     fn pod(&self) -> Option<PendingPod> {
         Some(PendingPod {
             uid: PodUid::new("pod"),
@@ -163,7 +162,7 @@ impl<'a> Allocator<'a> {
     }
 }
 
-/// What allocated claims take.
+/// Returns the capacity used by allocated claims.
 fn usage<'c>(claims: impl Iterator<Item = &'c Arc<ResourceClaim>>) -> Result<Usage, ConvertError> {
     let mut usage = Usage::default();
     for claim in claims {
@@ -176,7 +175,7 @@ fn usage<'c>(claims: impl Iterator<Item = &'c Arc<ResourceClaim>>) -> Result<Usa
     Ok(usage)
 }
 
-/// `metav1.Time` has whole seconds.
+/// Returns the current time in whole seconds, as in `metav1.Time`.
 fn now() -> Time {
     let now = Timestamp::now();
     Time(Timestamp::from_second(now.as_second()).unwrap_or(now))
@@ -184,5 +183,5 @@ fn now() -> Time {
 
 fn fresh_share() -> ShareId {
     ShareId::new(uuid::Uuid::new_v4().to_string())
-        .expect("invariant: a UUID prints as a lowercase UUID")
+        .expect("invariant: a UUID is formatted in lower case")
 }

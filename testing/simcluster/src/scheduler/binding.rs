@@ -1,22 +1,23 @@
-//! What the scheduler writes: reservations, bindings, conditions, deallocations.
+//! Writes of the scheduler: reservations, bindings, conditions, deallocations.
 
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ObjectReference, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
 use kube::api::{Api, Patch, PatchParams};
-use kube::runtime::events::{Event, EventType, Recorder, Reporter};
-use kube::{Client, Resource, ResourceExt};
+use kube::runtime::events::EventType;
+use kube::{Client, ResourceExt};
 use serde_json::{Value, json};
 
 use super::allocation::Allocations;
+use crate::events::{EventWriter, PodEvent};
 use crate::pod_claim::{self, FINALIZER};
 
 /// Upstream's default for conflicts.
 const ATTEMPTS: usize = 5;
 
-/// Why a pod that had a node was not bound to it.
+/// Error that prevented the binding of a pod to its node.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BindError {
     #[error("claim {claim} got deleted in the meantime")]
@@ -41,8 +42,8 @@ impl BindError {
         matches!(source, kube::Error::Api(status) if status.is_conflict())
     }
 
-    /// The message for the pod's condition, source included, as it stands on a real cluster.
-    pub(super) fn said(&self) -> String {
+    /// Returns the message for the pod's condition, with the cause, as on a real cluster.
+    pub(super) fn condition_message(&self) -> String {
         let plugin = if matches!(self, Self::Bind(_)) {
             ""
         } else {
@@ -55,9 +56,9 @@ impl BindError {
     }
 }
 
-/// A pod that has its node now.
+/// A pod that was bound.
 pub(super) struct Bound {
-    /// The pod, or nothing where it is gone again.
+    /// The pod, or `None` if it was deleted meanwhile.
     pub(super) pod: Option<Pod>,
     /// Its claims, as reserved.
     pub(super) claims: Vec<ResourceClaim>,
@@ -65,13 +66,12 @@ pub(super) struct Bound {
 
 pub(super) struct Binder {
     client: Client,
-    recorder: Recorder,
+    events: EventWriter,
 }
 
 impl Binder {
     pub(super) fn new(client: Client, name: &str) -> Self {
-        let reporter = Reporter { controller: name.to_owned(), instance: None };
-        Self { recorder: Recorder::new(client.clone(), reporter), client }
+        Self { events: EventWriter::new(client.clone(), name), client }
     }
 
     fn pods(&self, pod: &Pod) -> Api<Pod> {
@@ -82,7 +82,7 @@ impl Binder {
         Api::namespaced(self.client.clone(), &claim.namespace().unwrap_or_default())
     }
 
-    /// PreBind and Bind; what PreBind did is undone when one of them fails.
+    /// Runs PreBind and Bind. The effects of PreBind are undone if one of them fails.
     pub(super) async fn bind(
         &self,
         pod: &Pod,
@@ -91,8 +91,8 @@ impl Binder {
         node: &str,
     ) -> Result<Bound, BindError> {
         if !claims.is_empty() {
-            // Tells others where the pod is about to go, as 1.35 and newer do. It does not matter
-            // if it fails.
+            // Nominates the node so that other components see it, as 1.35 and newer do. A failure
+            // is ignored.
             let nominate = json!({"status": {"nominatedNodeName": node}});
             let name = pod.name_any();
             drop(
@@ -110,8 +110,14 @@ impl Binder {
                     pod.namespace().unwrap_or_default(),
                     pod.name_any()
                 );
-                self.publish(pod, EventType::Normal, "Scheduled", "Binding", &note).await;
-                // Later decisions count this pod on its node, before the watch tells.
+                let event = PodEvent {
+                    type_: EventType::Normal,
+                    reason: "Scheduled",
+                    action: "Binding",
+                    note: &note,
+                };
+                self.events.publish(pod, event).await;
+                // Later decisions count this pod on its node before the watch reports it.
                 let pod = self.pods(pod).get_opt(&pod.name_any()).await.ok().flatten();
                 Ok(Bound { pod, claims: reserved })
             }
@@ -151,13 +157,14 @@ impl Binder {
         let request = axum::http::Request::post(path)
             .header("content-type", "application/json")
             .body(body.to_string().into_bytes())
-            .expect("invariant: names make a path");
+            .expect("invariant: names form a valid path");
         self.client.request::<Value>(request).await.map(drop).map_err(BindError::Bind)
     }
 
-    /// Appends the pod to the claim's consumers, with the allocation where the scheduler itself has
-    /// made one. As upstream, a conflict is answered by looking again, and an allocation that
-    /// has become another one meanwhile is not noticed.
+    /// Adds the pod to the claim's consumers, with the allocation if the scheduler made one.
+    ///
+    /// As upstream, a conflict is resolved by reading again, and a concurrently changed allocation
+    /// is not detected.
     async fn reserve(
         &self,
         pod: &Pod,
@@ -188,7 +195,7 @@ impl Binder {
         unreachable!("the last attempt returns")
     }
 
-    /// One attempt: the finalizer, if there is something to protect, then the status.
+    /// Makes one attempt: the finalizer, if there is an allocation, then the status.
     async fn write(
         &self,
         pod: &Pod,
@@ -222,11 +229,11 @@ impl Binder {
         if let Err(error) =
             claims.patch_status(&name, &PatchParams::default(), &Patch::Strategic(patch)).await
         {
-            tracing::debug!(error = &error as &dyn std::error::Error, "unreserve");
+            tracing::debug!(error = &error as &dyn std::error::Error, "cannot remove reservation");
         }
     }
 
-    /// Clears allocation, device status and consumers of a claim, as it was seen.
+    /// Clears allocation, device status and consumers of a claim, at its observed version.
     pub(super) async fn deallocate(
         &self,
         claim: &ResourceClaim,
@@ -240,47 +247,37 @@ impl Binder {
             .await
     }
 
-    /// Tells that no node fits.
+    /// Reports that no node fits.
     pub(super) async fn unschedulable(
         &self,
         pod: &Pod,
         message: &str,
     ) -> Result<Option<Pod>, kube::Error> {
-        self.tell(pod, "Unschedulable", message).await
+        self.report_failure(pod, "Unschedulable", message).await
     }
 
-    /// Tells that the attempt ended with an error.
+    /// Reports that the attempt failed.
     pub(super) async fn failed(
         &self,
         pod: &Pod,
         message: &str,
     ) -> Result<Option<Pod>, kube::Error> {
-        self.tell(pod, "SchedulerError", message).await
+        self.report_failure(pod, "SchedulerError", message).await
     }
 
-    /// Writes an event; one that is lost is no reason to stop.
-    async fn publish(&self, pod: &Pod, type_: EventType, reason: &str, action: &str, note: &str) {
-        let event = Event {
-            type_,
-            reason: reason.to_owned(),
-            // An event's note has at most 1024 bytes.
-            note: Some(note.chars().take(1000).collect()),
-            action: action.to_owned(),
-            secondary: None,
-        };
-        let about: ObjectReference = pod.object_ref(&());
-        if let Err(error) = self.recorder.publish(&event, &about).await {
-            tracing::debug!(error = &error as &dyn std::error::Error, "event lost");
-        }
-    }
-
-    async fn tell(
+    async fn report_failure(
         &self,
         pod: &Pod,
         reason: &str,
         message: &str,
     ) -> Result<Option<Pod>, kube::Error> {
-        self.publish(pod, EventType::Warning, "FailedScheduling", "Scheduling", message).await;
+        let event = PodEvent {
+            type_: EventType::Warning,
+            reason: "FailedScheduling",
+            action: "Scheduling",
+            note: message,
+        };
+        self.events.publish(pod, event).await;
         let Some(patch) = condition(pod, reason, message) else { return Ok(None) };
         let patched = self
             .pods(pod)
@@ -302,8 +299,8 @@ fn reservation(
     let mut consumers = pod_claim::reserved_for(claim).to_vec();
     consumers.push(pod_claim::consumer(pod));
     let mut status = json!({"reservedFor": consumers});
-    // The real scheduler sets the time where an allocator forgot it, and the server then refuses
-    // the whole update.
+    // The real scheduler sets the time if an allocator omitted it, and the server then refuses the
+    // whole update.
     let present = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
     if let Some(allocation) = allocation {
         status["allocation"] = json!(allocation);
@@ -317,8 +314,8 @@ fn seconds(time: Timestamp) -> String {
     time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
-/// The patch that sets PodScheduled to False and clears the nomination; nothing where both are so
-/// already.
+/// Returns the patch that sets PodScheduled to False and clears the nomination, or `None` if
+/// nothing changes.
 fn condition(pod: &Pod, reason: &str, message: &str) -> Option<Value> {
     let status = pod.status.as_ref();
     let before = status.and_then(|status| status.conditions.as_ref()).and_then(|conditions| {
@@ -334,7 +331,7 @@ fn condition(pod: &Pod, reason: &str, message: &str) -> Option<Value> {
     if same && !nominated {
         return None;
     }
-    // The time of the transition survives False -> False.
+    // The transition time is kept when the condition stays False.
     let since = before
         .filter(|before| before.status == "False")
         .and_then(|before| before.last_transition_time.as_ref())

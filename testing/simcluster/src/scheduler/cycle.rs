@@ -1,4 +1,5 @@
-//! One pod's scheduling cycle, pure: the world in, a node or the reasons out.
+//! One pod's scheduling cycle. Pure: from the cluster's state to a node or the reasons against all
+//! nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use super::allocation::{Allocations, Allocator, Devices};
 use super::filter::{self, Reason, Usage};
 use crate::pod_claim;
 
-/// The filters that can reject.
+/// Filters that can reject a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Plugin {
     NodeUnschedulable,
@@ -32,55 +33,59 @@ impl Plugin {
     ];
 }
 
-/// What the decision is made from.
-pub(super) struct World<'a> {
+/// Cluster state on which the decision is based.
+pub(super) struct ClusterState<'a> {
     pub(super) nodes: Vec<&'a Node>,
     pub(super) pods: Vec<&'a Pod>,
-    /// All claims: what is taken of the devices.
+    /// All claims, whose allocations use the devices.
     pub(super) claims: Vec<&'a Arc<ResourceClaim>>,
     pub(super) devices: &'a Devices,
 }
 
-/// What was decided.
+/// Result of a scheduling cycle.
 #[derive(Debug)]
 pub(super) enum Verdict {
     Fits {
         node: String,
-        /// What the pod's unallocated claims get there.
+        /// Allocations of the pod's unallocated claims on that node.
         allocations: Allocations,
     },
-    /// The cycle ended with an error.
+    /// The cycle failed.
     Error(String),
     NoFit(Failure),
 }
 
-/// Why no node fits, and what PostFilter does about it.
+/// Reasons why no node fits, and the action of PostFilter.
 #[derive(Debug)]
 pub(super) struct Failure {
-    /// The message up to the part of PostFilter, with its final dot.
+    /// Message before the part of PostFilter, with its final dot.
     pub(super) message: String,
-    /// What preemption would say.
+    /// Message of preemption.
     pub(super) preemption: String,
     pub(super) plugins: BTreeSet<Plugin>,
-    /// The claim (by its index) whose allocation is to be cleared.
+    /// Index of the claim to deallocate.
     pub(super) deallocate: Option<usize>,
 }
 
-pub(super) fn decide(pod: &Pod, claims: &[Arc<ResourceClaim>], world: &World<'_>) -> Verdict {
-    let total = world.nodes.len();
+pub(super) fn decide(
+    pod: &Pod,
+    claims: &[Arc<ResourceClaim>],
+    cluster: &ClusterState<'_>,
+) -> Verdict {
+    let total = cluster.nodes.len();
     if total == 0 {
         return Verdict::Error("no nodes available to schedule pods".to_owned());
     }
-    if let Some(said) = missing_class(claims, world.devices) {
+    if let Some(reason) = missing_class(claims, cluster.devices) {
         return Verdict::NoFit(Failure {
-            message: format!("0/{total} nodes are available: {said}."),
+            message: format!("0/{total} nodes are available: {reason}."),
             preemption: preemption(total, 0),
             plugins: [Plugin::DynamicResources].into(),
             deallocate: None,
         });
     }
-    let usage = usage(pod, world);
-    let allocator = match Allocator::new(world.devices, claims, world.claims.iter().copied()) {
+    let usage = usage(pod, cluster);
+    let allocator = match Allocator::new(cluster.devices, claims, cluster.claims.iter().copied()) {
         Ok(allocator) => allocator,
         Err(error) => return Verdict::Error(error.to_string()),
     };
@@ -94,22 +99,22 @@ pub(super) fn decide(pod: &Pod, claims: &[Arc<ResourceClaim>], world: &World<'_>
     let nominated = pod.status.as_ref().and_then(|status| status.nominated_node_name.as_deref());
     let mut fitting = Vec::new();
     let mut rejected = Vec::new();
-    for node in &world.nodes {
+    for node in &cluster.nodes {
         let name = node.name_any();
         let used = usage.get(&name).cloned().unwrap_or_default();
         let reasons = filtering.check(node, &used);
         if !reasons.is_empty() {
             rejected.push(reasons);
         } else if nominated == Some(&name) {
-            return filtering.fits(name);
+            return filtering.accept(name);
         } else {
             fitting.push((load(pod, node, &used), name));
         }
     }
-    // The least requested node; equal ones by name.
+    // The least requested node; ties are broken by name.
     fitting.sort();
     if let Some((_, node)) = fitting.into_iter().next() {
-        return filtering.fits(node);
+        return filtering.accept(node);
     }
     let helped = rejected
         .iter()
@@ -126,16 +131,16 @@ pub(super) fn decide(pod: &Pod, claims: &[Arc<ResourceClaim>], world: &World<'_>
 struct Filtering<'a> {
     pod: &'a Pod,
     claims: &'a [Arc<ResourceClaim>],
-    /// Where a claim is unallocated.
+    /// `Some` if a claim is unallocated.
     allocator: Option<Allocator<'a>>,
-    /// Claims that were not available on some node which this filter has seen.
+    /// Claims that were unavailable on a node checked by this filter.
     unavailable: BTreeSet<usize>,
-    /// What the claims would get, by node.
+    /// Allocations by node.
     allocations: BTreeMap<String, Allocations>,
 }
 
 impl Filtering<'_> {
-    fn fits(mut self, node: String) -> Verdict {
+    fn accept(mut self, node: String) -> Verdict {
         let allocations = self.allocations.remove(&node).unwrap_or_default();
         Verdict::Fits { node, allocations }
     }
@@ -143,7 +148,7 @@ impl Filtering<'_> {
     fn check(&mut self, node: &Node, used: &Usage) -> Vec<Reason> {
         let reasons = filter::check(self.pod, node, used);
         if !reasons.is_empty() {
-            // The claims' filter comes after these, and never sees such a node.
+            // The filter for claims runs later and does not check this node.
             return reasons;
         }
         let elsewhere: Vec<usize> =
@@ -173,8 +178,9 @@ impl Filtering<'_> {
         selector.is_none_or(|selector| affinity::matches(selector, node))
     }
 
-    /// The first claim that was unavailable somewhere and that nobody but this pod uses. The real
-    /// scheduler draws lots.
+    /// Returns the first claim that was unavailable on some node and is used by no other pod.
+    ///
+    /// The real scheduler picks one at random.
     fn deallocatable(&self) -> Option<usize> {
         let uid = self.pod.metadata.uid.as_deref().unwrap_or_default();
         self.unavailable.iter().copied().find(|index| {
@@ -205,9 +211,9 @@ fn missing_class(claims: &[Arc<ResourceClaim>], devices: &Devices) -> Option<Str
     None
 }
 
-fn usage(pod: &Pod, world: &World<'_>) -> BTreeMap<String, Usage> {
+fn usage(pod: &Pod, cluster: &ClusterState<'_>) -> BTreeMap<String, Usage> {
     let mut usage: BTreeMap<String, Usage> = BTreeMap::new();
-    for other in &world.pods {
+    for other in &cluster.pods {
         let Some(node) = pod_claim::node_name(other) else { continue };
         if !pod_claim::is_terminal(other) && other.metadata.uid != pod.metadata.uid {
             usage.entry(node.to_owned()).or_default().add(other);
@@ -216,7 +222,7 @@ fn usage(pod: &Pod, world: &World<'_>) -> BTreeMap<String, Usage> {
     usage
 }
 
-/// Mean share of cpu and memory in use with the pod, in millionths.
+/// Returns the mean share of cpu and memory in use with the pod, in millionths.
 fn load(pod: &Pod, node: &Node, used: &Usage) -> i128 {
     let (allocatable, wanted) = (filter::allocatable(node), filter::requests(pod));
     let amount =
@@ -229,7 +235,8 @@ fn load(pod: &Pod, node: &Node, used: &Usage) -> i128 {
     (share("cpu") + share("memory")) / 2
 }
 
-/// `0/3 nodes are available: 1 Insufficient cpu, 2 cannot allocate all claims.`
+/// Returns a message like `0/3 nodes are available: 1 Insufficient cpu, 2 cannot allocate all
+/// claims.`
 fn message(total: usize, rejected: &[Vec<Reason>]) -> String {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     for reason in rejected.iter().flatten() {

@@ -1,4 +1,4 @@
-//! Filters that know nothing of claims: cordon, taints, node selection, resources.
+//! Filters that do not involve claims: cordon, taints, node selection, resources.
 
 use std::collections::BTreeMap;
 
@@ -9,17 +9,17 @@ use super::affinity;
 use super::cycle::Plugin;
 use crate::api::quantity::{self, Nano};
 
-/// What one filter says against a node.
+/// Reason of one filter against a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Reason {
     pub(super) plugin: Plugin,
     pub(super) text: String,
-    /// Whether evicting other pods could change it.
+    /// True if the eviction of other pods could help.
     pub(super) preemption_helps: bool,
 }
 
 impl Reason {
-    /// A reason that no eviction changes.
+    /// Returns a reason that no eviction changes.
     pub(super) fn new(plugin: Plugin, text: impl Into<String>) -> Self {
         Self { plugin, text: text.into(), preemption_helps: false }
     }
@@ -28,25 +28,27 @@ impl Reason {
 /// Amounts by resource name, in billionths.
 pub(super) type Amounts = BTreeMap<String, i128>;
 
-/// What the filters before the claims' say; empty where the node passes. As upstream, the first
-/// filter that rejects ends it, and a node short of several resources says all of them.
+/// Returns the reasons of the filters before the claims' filter; empty if the node passes.
+///
+/// As upstream, the first rejecting filter ends the check, and a node short of several resources
+/// reports all of them.
 pub(super) fn check(pod: &Pod, node: &Node, used: &Usage) -> Vec<Reason> {
     let tolerations =
         pod.spec.as_ref().and_then(|spec| spec.tolerations.as_deref()).unwrap_or_default();
     let spec = node.spec.as_ref();
     if spec.is_some_and(|spec| spec.unschedulable == Some(true)) {
         let cordon = taint("node.kubernetes.io/unschedulable");
-        if !tolerated(&cordon, tolerations) {
+        if !is_tolerated(&cordon, tolerations) {
             return vec![Reason::new(Plugin::NodeUnschedulable, "node(s) were unschedulable")];
         }
     }
     let mut taints = spec.and_then(|spec| spec.taints.clone()).unwrap_or_default();
     if !is_ready(node) {
-        // A real cluster's node life cycle controller turns the condition into this taint.
+        // On a real cluster, the node life cycle controller turns the condition into this taint.
         taints.push(taint("node.kubernetes.io/not-ready"));
     }
     let hard = |taint: &&Taint| taint.effect == "NoSchedule" || taint.effect == "NoExecute";
-    if taints.iter().filter(hard).any(|taint| !tolerated(taint, tolerations)) {
+    if taints.iter().filter(hard).any(|taint| !is_tolerated(taint, tolerations)) {
         return vec![Reason::new(Plugin::TaintToleration, "node(s) had untolerated taint(s)")];
     }
     if !affinity::pod_allows(pod, node) {
@@ -62,7 +64,7 @@ fn taint(key: &str) -> Taint {
     Taint { key: key.to_owned(), effect: "NoSchedule".to_owned(), ..Taint::default() }
 }
 
-/// Whether the kubelet reports the node ready.
+/// Returns true if the kubelet reports the node ready.
 pub(super) fn is_ready(node: &Node) -> bool {
     let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
     conditions
@@ -71,7 +73,7 @@ pub(super) fn is_ready(node: &Node) -> bool {
         .any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-fn tolerated(taint: &Taint, tolerations: &[Toleration]) -> bool {
+fn is_tolerated(taint: &Taint, tolerations: &[Toleration]) -> bool {
     tolerations.iter().any(|toleration| {
         let effect = toleration.effect.as_deref().unwrap_or_default();
         let key = toleration.key.as_deref().unwrap_or_default();
@@ -86,7 +88,7 @@ fn tolerated(taint: &Taint, tolerations: &[Toleration]) -> bool {
     })
 }
 
-/// What the pods of a node ask for.
+/// Sum of the requests of a node's pods.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Usage {
     pub(super) pods: usize,
@@ -120,7 +122,7 @@ fn resources(pod: &Pod, node: &Node, used: &Usage) -> Vec<Reason> {
     reasons
 }
 
-/// What the node offers to pods.
+/// Returns the node's allocatable resources.
 pub(super) fn allocatable(node: &Node) -> Amounts {
     amounts(node.status.as_ref().and_then(|status| status.allocatable.as_ref()))
 }
@@ -131,8 +133,8 @@ fn amounts(list: Option<&BTreeMap<String, Quantity>>) -> Amounts {
     list.into_iter().flatten().map(|(name, quantity)| (name.clone(), parsed(quantity))).collect()
 }
 
-/// What a pod needs: its containers together with those init containers that keep running, or the
-/// largest init container on its way there, plus overhead.
+/// Returns a pod's requests: those of its containers together with restartable init containers, or
+/// of the largest init container, plus overhead.
 pub(super) fn requests(pod: &Pod) -> Amounts {
     let Some(spec) = &pod.spec else { return Amounts::new() };
     let of = |container: &Container| {
@@ -144,17 +146,17 @@ pub(super) fn requests(pod: &Pod) -> Amounts {
         let wanted = of(container);
         if container.restart_policy.as_deref() == Some("Always") {
             add(&mut running, &wanted);
-            raise(&mut largest, &running);
+            raise_to(&mut largest, &running);
         } else {
             let mut together = running.clone();
             add(&mut together, &wanted);
-            raise(&mut largest, &together);
+            raise_to(&mut largest, &together);
         }
     }
     for container in &spec.containers {
         add(&mut running, &of(container));
     }
-    raise(&mut running, &largest);
+    raise_to(&mut running, &largest);
     add(&mut running, &amounts(spec.overhead.as_ref()));
     running
 }
@@ -165,7 +167,7 @@ fn add(total: &mut Amounts, more: &Amounts) {
     }
 }
 
-fn raise(total: &mut Amounts, least: &Amounts) {
+fn raise_to(total: &mut Amounts, least: &Amounts) {
     for (name, amount) in least {
         let entry = total.entry(name.clone()).or_default();
         *entry = (*entry).max(*amount);

@@ -1,20 +1,20 @@
-//! The pieces of kube-scheduler that matter here.
+//! The parts of kube-scheduler needed here.
 //!
 //! ```text
-//!   watches -> queue (active, backing off, unschedulable, gated) -> cycle::decide (pure) -> binding
-//!                 ^                                                     |  no node fits
-//!                 +------------- events that may help <-----------------+-> condition, event, deallocation
+//! watches -> queue (active, backing off, unschedulable, gated) -> cycle::decide (pure) -> binding
+//!              ^                                               |  no node fits
+//!              +---------- events that may help <--------------+-> condition, event, deallocate
 //! ```
 //!
-//! Read from pkg/scheduler of Kubernetes 1.37.1, its default features: filters in the default
-//! order, the first that rejects a node speaks for it; claims are reserved in PreBind by updates
-//! that are tried again after conflicts; PostFilter clears a claim that was not available on some
-//! node. One pod at a time, binding included.
+//! Follows pkg/scheduler of Kubernetes 1.37.1 with its default features: filters run in the default
+//! order, and the first that rejects a node gives the reason; claims are reserved in PreBind by
+//! updates that are retried after conflicts; PostFilter deallocates a claim that was unavailable on
+//! some node. One pod at a time, binding included.
 //!
-//! It allocates claims by itself where their devices' taints let it, as the real one does:
-//! `allocation`. Left out: preemption, ports, volumes, pod affinity, spreading, extended resources
-//! backed by devices. Of several fitting nodes it takes the least requested one, then the first by
-//! name, where the real one draws lots.
+//! Like the real one, it allocates claims itself if their devices' taints permit: `allocation`.
+//! Left out: preemption, ports, volumes, pod affinity, spreading, extended resources backed by
+//! devices. Of several fitting nodes it selects the least requested one, then the first by name;
+//! the real one breaks ties at random.
 
 mod affinity;
 mod allocation;
@@ -33,37 +33,37 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use self::allocation::{Allocations, Devices};
-use self::cycle::{Plugin, Verdict, World};
+use self::cycle::{ClusterState, Plugin, Verdict};
 use self::queue::{PodQueue, Rejection};
 use crate::api::{ApiServer, User};
 use crate::informer::{Change, Informer, Key};
 use crate::pod_claim::{self, PodClaim};
 
-/// How the scheduler behaves.
+/// Configuration of a [`Scheduler`].
 #[derive(Clone, Debug)]
 pub struct SchedulerOptions {
-    /// Pods are scheduled that name this scheduler.
+    /// Scheduler name; pods of other schedulers are ignored.
     pub name: String,
-    /// The delay after a pod's first failed attempt; it doubles with each further one.
+    /// Back-off after a pod's first failed attempt. It doubles with each further failure.
     pub first_backoff: Duration,
-    /// The longest such delay.
-    pub longest_backoff: Duration,
-    /// Whether pods that back off are tried early while nothing else waits, as 1.33 and newer do
-    /// by default.
+    /// Maximum back-off.
+    pub max_backoff: Duration,
+    /// True to try pods in back-off early while no other pod is active, as 1.33 and newer do by
+    /// default.
     pub pop_from_backoff: bool,
-    /// How long a pod waits for an event before it is tried again anyway.
-    pub longest_wait: Duration,
+    /// Time after which a pod is retried without an event.
+    pub max_wait: Duration,
 }
 
 impl Default for SchedulerOptions {
-    /// The defaults of kube-scheduler 1.37.
+    /// Returns the defaults of kube-scheduler 1.37.
     fn default() -> Self {
         Self {
             name: "default-scheduler".to_owned(),
             first_backoff: Duration::from_secs(1),
-            longest_backoff: Duration::from_secs(10),
+            max_backoff: Duration::from_secs(10),
             pop_from_backoff: true,
-            longest_wait: Duration::from_secs(5 * 60),
+            max_wait: Duration::from_secs(5 * 60),
         }
     }
 }
@@ -83,12 +83,12 @@ impl Scheduler {
         Self { task, stop: stop.drop_guard() }
     }
 
-    /// Ends it between two pods.
+    /// Stops it between two pods.
     pub async fn stop(self) {
         let Self { task, stop } = self;
         drop(stop);
         if let Err(error) = task.await {
-            tracing::error!(%error, "the scheduler stand-in ended badly");
+            tracing::error!(%error, "fake scheduler failed");
         }
     }
 }
@@ -122,7 +122,7 @@ impl Loop {
 
     async fn run(mut self, stop: CancellationToken) {
         loop {
-            let synced = self.synced();
+            let synced = self.is_synced();
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
@@ -132,17 +132,17 @@ impl Loop {
                 changes = self.claims.next() => changes.iter().for_each(|change| self.claim_changed(change)),
                 changes = self.pods.next() => changes.iter().for_each(|change| self.pod_changed(change)),
                 () = std::future::ready(()), if synced && self.queue.has_next() => self.schedule_next().await,
-                () = self.queue.due() => {}
+                () = self.queue.wait_until_due() => {}
             }
         }
     }
 
-    fn synced(&self) -> bool {
-        self.pods.synced()
-            && self.nodes.synced()
-            && self.claims.synced()
-            && self.classes.synced()
-            && self.slices.synced()
+    fn is_synced(&self) -> bool {
+        self.pods.is_synced()
+            && self.nodes.is_synced()
+            && self.claims.is_synced()
+            && self.classes.is_synced()
+            && self.slices.is_synced()
     }
 
     fn classes_changed(&mut self, changes: &[Change<DeviceClass>]) {
@@ -201,9 +201,9 @@ impl Loop {
             (old, new) => old.is_some() != new.is_some(),
         };
         let users: Vec<Arc<Pod>> =
-            self.pods.values().filter(|pod| uses(pod, &change.key)).cloned().collect();
+            self.pods.values().filter(|pod| pod_claim::uses(pod, &change.key)).cloned().collect();
         for pod in users {
-            // The gate looks at more than the status: creation, deletion, owner.
+            // Gating depends on more than the status: creation, deletion, owner.
             self.admit(&pod);
             if status_changed && change.new.is_some() {
                 let key = crate::informer::key(pod.as_ref());
@@ -229,8 +229,8 @@ impl Loop {
         if replaced {
             self.queue.remove(&change.key);
         }
-        // What the scheduler itself writes (conditions, nomination) is no news.
-        let news = |pod: &Pod| {
+        // Changes written by the scheduler itself (conditions, nomination) do not count.
+        let relevant_fields = |pod: &Pod| {
             let claims =
                 pod.status.as_ref().and_then(|status| status.resource_claim_statuses.clone());
             (
@@ -240,19 +240,23 @@ impl Loop {
                 pod.metadata.deletion_timestamp.clone(),
             )
         };
-        if change.old.as_ref().is_none_or(|old| replaced || news(old) != news(pod)) {
+        if change
+            .old
+            .as_ref()
+            .is_none_or(|old| replaced || relevant_fields(old) != relevant_fields(pod))
+        {
             self.admit(pod);
             self.queue.wake(|rejection| rejection.key == change.key);
         }
     }
 
-    /// Puts a pod into the queue, or behind its gate, or out of the queue.
+    /// Adds a pod to the queue, gates it, or removes it.
     fn admit(&mut self, pod: &Pod) {
         let key = crate::informer::key(pod);
         let spec = pod.spec.as_ref();
-        let ours =
+        let is_own =
             spec.is_some_and(|spec| spec.scheduler_name.as_deref() == Some(&self.options.name));
-        let wanted = ours
+        let wanted = is_own
             && pod_claim::node_name(pod).is_none()
             && pod.metadata.deletion_timestamp.is_none()
             && !pod_claim::is_terminal(pod);
@@ -271,7 +275,7 @@ impl Loop {
         self.queue.add(&key, priority);
     }
 
-    /// The pod's claims, or nothing while one of them is missing, going away, or another pod's.
+    /// Returns the pod's claims, or `None` if one is missing, being deleted, or another pod's.
     fn claims_of(&self, pod: &Pod) -> Option<Vec<Arc<ResourceClaim>>> {
         let namespace = pod.namespace().unwrap_or_default();
         let mut claims = Vec::new();
@@ -307,7 +311,7 @@ impl Loop {
             cycle::decide(
                 &pod,
                 &claims,
-                &World { nodes, pods, claims: all, devices: &self.devices },
+                &ClusterState { nodes, pods, claims: all, devices: &self.devices },
             )
         };
         match verdict {
@@ -316,7 +320,7 @@ impl Loop {
             }
             Verdict::Error(message) => {
                 self.queue.failed(&key);
-                self.told(self.binder.failed(&pod, &message).await);
+                self.record_status_write(self.binder.failed(&pod, &message).await);
             }
             Verdict::NoFit(failure) => {
                 let mut notes = Vec::new();
@@ -329,7 +333,7 @@ impl Loop {
                         Err(error) => {
                             tracing::debug!(
                                 error = &error as &dyn std::error::Error,
-                                "deallocation failed"
+                                "cannot deallocate claim"
                             )
                         }
                     }
@@ -337,7 +341,7 @@ impl Loop {
                 notes.push(failure.preemption);
                 let message = format!("{} {}.", failure.message, notes.join(", "));
                 self.queue.reject(Rejection { key, plugins: failure.plugins });
-                self.told(self.binder.unschedulable(&pod, &message).await);
+                self.record_status_write(self.binder.unschedulable(&pod, &message).await);
             }
         }
     }
@@ -360,28 +364,24 @@ impl Loop {
                 tracing::debug!(
                     pod = key.1,
                     error = &error as &dyn std::error::Error,
-                    "binding failed"
+                    "cannot bind pod"
                 );
                 self.queue.failed(key);
-                self.told(self.binder.failed(pod, &error.said()).await);
+                self.record_status_write(self.binder.failed(pod, &error.condition_message()).await);
             }
         }
     }
 
-    fn told(&mut self, written: Result<Option<Pod>, kube::Error>) {
+    fn record_status_write(&mut self, written: Result<Option<Pod>, kube::Error>) {
         match written {
             Ok(Some(pod)) => self.pods.assume(pod),
             Ok(None) => {}
             Err(error) => {
-                tracing::debug!(error = &error as &dyn std::error::Error, "condition not written")
+                tracing::debug!(
+                    error = &error as &dyn std::error::Error,
+                    "cannot write pod condition"
+                )
             }
         }
     }
-}
-
-fn uses(pod: &Pod, claim: &Key) -> bool {
-    pod.namespace().as_ref() == Some(&claim.0)
-        && pod_claim::entries(pod)
-            .iter()
-            .any(|entry| PodClaim::of(pod, entry).name() == Some(&claim.1))
 }

@@ -1,4 +1,4 @@
-//! Pods on their way to a node: active, backing off, unschedulable until an event, gated.
+//! Pods waiting for a node: active, backing off, unschedulable until an event, gated.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -8,19 +8,20 @@ use tokio::time::Instant;
 use super::SchedulerOptions;
 use super::cycle::Plugin;
 use crate::informer::Key;
+use crate::queue::backoff;
 
-/// Why a pod found no node.
+/// A rejected pod and the filters that rejected it.
 #[derive(Clone, Debug)]
 pub(super) struct Rejection {
     pub(super) key: Key,
-    /// Who rejected it: events that concern none of them do not help.
+    /// Only events relevant to these filters wake the pod.
     pub(super) plugins: BTreeSet<Plugin>,
 }
 
 #[derive(Debug)]
 enum State {
     Active,
-    /// Until this moment; after an error not even an idle scheduler takes it earlier.
+    /// Waits until this moment. After an error it is not tried earlier, even by an idle scheduler.
     Backoff {
         until: Instant,
         error: bool,
@@ -30,9 +31,9 @@ enum State {
         backoff_until: Instant,
         flush_at: Instant,
     },
-    /// A binding or attempt is under way; events meanwhile count.
+    /// An attempt is in progress; events during it are recorded.
     InFlight {
-        news: bool,
+        event_seen: bool,
     },
     Gated,
 }
@@ -49,9 +50,9 @@ pub(super) struct PodQueue {
     entries: BTreeMap<Key, Entry>,
     order: u64,
     first_backoff: Duration,
-    longest_backoff: Duration,
+    max_backoff: Duration,
     pop_from_backoff: bool,
-    longest_wait: Duration,
+    max_wait: Duration,
 }
 
 impl PodQueue {
@@ -60,9 +61,9 @@ impl PodQueue {
             entries: BTreeMap::new(),
             order: 0,
             first_backoff: options.first_backoff,
-            longest_backoff: options.longest_backoff,
+            max_backoff: options.max_backoff,
             pop_from_backoff: options.pop_from_backoff,
-            longest_wait: options.longest_wait,
+            max_wait: options.max_wait,
         }
     }
 
@@ -71,7 +72,7 @@ impl PodQueue {
         self.order
     }
 
-    /// Adds a pod that passed its gates; one that is in the queue stays where it is.
+    /// Adds a pod without gates. A queued pod keeps its position.
     pub(super) fn add(&mut self, key: &Key, priority: i32) {
         let order = self.next_order();
         let fresh = Entry { state: State::Active, failures: 0, priority, order };
@@ -82,7 +83,7 @@ impl PodQueue {
         }
     }
 
-    /// Keeps a pod out until its gates open.
+    /// Holds a pod until its gates are removed.
     pub(super) fn gate(&mut self, key: &Key) {
         let order = self.next_order();
         let entry = self.entries.entry(key.clone()).or_insert(Entry {
@@ -98,13 +99,13 @@ impl PodQueue {
         self.entries.remove(key);
     }
 
-    /// Whether a pod can be tried now.
+    /// Returns true if a pod can be tried now.
     pub(super) fn has_next(&self) -> bool {
         self.choose().is_some()
     }
 
-    /// Highest priority first, then the longest waiting; pods that back off only while no other
-    /// waits.
+    /// Selects by priority, then by waiting time. Pods in back-off are selected only if no other
+    /// pod is active.
     fn choose(&self) -> Option<&Key> {
         let active = self
             .entries
@@ -128,18 +129,16 @@ impl PodQueue {
     pub(super) fn pop(&mut self) -> Option<Key> {
         let key = self.choose()?.clone();
         if let Some(entry) = self.entries.get_mut(&key) {
-            entry.state = State::InFlight { news: false };
+            entry.state = State::InFlight { event_seen: false };
         }
         Some(key)
     }
 
     fn backoff(&self, failures: u32) -> Duration {
-        self.first_backoff
-            .saturating_mul(1 << failures.saturating_sub(1).min(16))
-            .min(self.longest_backoff)
+        backoff(self.first_backoff, failures.saturating_sub(1), self.max_backoff)
     }
 
-    /// The attempt found no node.
+    /// Records that the attempt found no node.
     pub(super) fn reject(&mut self, rejection: Rejection) {
         let order = self.next_order();
         let now = Instant::now();
@@ -148,18 +147,18 @@ impl PodQueue {
             return;
         };
         let backoff_until = now + self.backoff(failures);
-        let flush_at = now + self.longest_wait;
+        let flush_at = now + self.max_wait;
         let Some(entry) = self.entries.get_mut(&rejection.key) else { return };
-        let news = matches!(entry.state, State::InFlight { news: true });
+        let event_seen = matches!(entry.state, State::InFlight { event_seen: true });
         entry.failures = failures;
         entry.order = order;
-        entry.state = match news {
+        entry.state = match event_seen {
             true => State::Backoff { until: backoff_until, error: false },
             false => State::Unschedulable { rejection, backoff_until, flush_at },
         };
     }
 
-    /// The attempt ended with an error; only time helps.
+    /// Records that the attempt failed; the pod is retried after its back-off.
     pub(super) fn failed(&mut self, key: &Key) {
         let order = self.next_order();
         let Some(failures) = self.entries.get(key).map(|entry| entry.failures + 1) else { return };
@@ -174,7 +173,7 @@ impl PodQueue {
         }
     }
 
-    /// Something happened that may help the pods that were rejected so.
+    /// Wakes rejected pods for which `helps` returns true.
     pub(super) fn wake(&mut self, helps: impl Fn(&Rejection) -> bool) {
         let mut order = self.order;
         for (key, entry) in &mut self.entries {
@@ -187,11 +186,11 @@ impl PodQueue {
                         false => State::Backoff { until: *backoff_until, error: false },
                     };
                 }
-                State::InFlight { news } => {
-                    // Who will reject it is not known yet; upstream replays the events, here any
-                    // counts.
+                State::InFlight { event_seen } => {
+                    // The rejecting filters are not known yet. Upstream replays the events; here
+                    // any event counts.
                     let any = Rejection { key: key.clone(), plugins: Plugin::ALL.into() };
-                    *news = *news || helps(&any);
+                    *event_seen = *event_seen || helps(&any);
                 }
                 _ => {}
             }
@@ -199,8 +198,8 @@ impl PodQueue {
         self.order = order;
     }
 
-    /// Waits until time alone lets a pod go on, and lets it.
-    pub(super) async fn due(&mut self) {
+    /// Waits until a pod's back-off or waiting time is over, and activates it.
+    pub(super) async fn wait_until_due(&mut self) {
         let next = self.entries.values().filter_map(|entry| match entry.state {
             State::Backoff { until, .. } => Some(until),
             State::Unschedulable { flush_at, .. } => Some(flush_at),
@@ -238,7 +237,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn higher_priority_goes_first_then_the_longest_waiting() {
+    async fn higher_priority_is_first_then_longest_waiting() {
         let mut queue = queue(true);
         queue.add(&key("b"), 0);
         queue.add(&key("a"), 0);
@@ -250,7 +249,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_rejected_pod_waits_for_an_event_that_concerns_who_rejected_it() {
+    async fn rejected_pod_waits_for_a_relevant_event() {
         let mut queue = queue(true);
         queue.add(&key("a"), 0);
         queue.pop();
@@ -262,7 +261,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn backoff_doubles_up_to_its_longest() {
+    async fn backoff_doubles_up_to_its_maximum() {
         let mut queue = queue(false);
         queue.add(&key("a"), 0);
         for expected in [1, 2, 4, 8, 10, 10] {
@@ -271,24 +270,24 @@ mod tests {
             queue.reject(rejected("a", Plugin::DynamicResources));
             queue.wake(|_| true);
             assert!(!queue.has_next());
-            queue.due().await;
+            queue.wait_until_due().await;
             assert_eq!(before.elapsed().as_secs(), expected);
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_idle_scheduler_takes_a_pod_that_backs_off_but_not_after_an_error() {
+    async fn idle_scheduler_pops_from_backoff_except_after_error() {
         let mut queue = queue(true);
         queue.add(&key("a"), 0);
         queue.pop();
         queue.failed(&key("a"));
         assert!(!queue.has_next());
-        queue.due().await;
+        queue.wait_until_due().await;
         assert_eq!(queue.pop(), Some(key("a")));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_event_during_the_attempt_is_not_lost() {
+    async fn event_during_attempt_is_kept() {
         let mut queue = queue(true);
         queue.add(&key("a"), 0);
         queue.pop();
@@ -298,13 +297,13 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn after_five_minutes_a_pod_is_tried_without_any_event() {
+    async fn pod_is_retried_after_five_minutes() {
         let mut queue = queue(true);
         queue.add(&key("a"), 0);
         queue.pop();
         let before = Instant::now();
         queue.reject(rejected("a", Plugin::DynamicResources));
-        queue.due().await;
+        queue.wait_until_due().await;
         assert_eq!(before.elapsed().as_secs(), 300);
         assert!(queue.has_next());
     }

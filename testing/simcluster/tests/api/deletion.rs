@@ -10,7 +10,7 @@ fn merge(patch: serde_json::Value) -> Patch<serde_json::Value> {
 }
 
 #[tokio::test]
-async fn an_object_with_finalizers_goes_with_the_last_of_them() {
+async fn object_is_removed_with_its_last_finalizer() {
     let (_api, client) = server().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
     let mut map = config_map("a");
@@ -38,7 +38,7 @@ async fn an_object_with_finalizers_goes_with_the_last_of_them() {
 }
 
 #[tokio::test]
-async fn preconditions_of_a_deletion_are_kept() {
+async fn deletion_preconditions_are_checked() {
     let (_api, client) = server().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
     let made = created(&maps, config_map("a")).await;
@@ -51,7 +51,7 @@ async fn preconditions_of_a_deletion_are_kept() {
 }
 
 #[tokio::test]
-async fn a_bound_pod_waits_for_its_kubelet() {
+async fn bound_pod_waits_for_its_kubelet() {
     let (_api, client) = server().await;
     let pods: Api<Pod> = Api::default_namespaced(client);
     let mut bound = pod("a");
@@ -63,7 +63,7 @@ async fn a_bound_pod_waits_for_its_kubelet() {
     assert_eq!(deleting.metadata.generation, Some(2));
     pods.delete("a", &DeleteParams::default().grace_period(5)).await.unwrap();
     assert_eq!(pods.get("a").await.unwrap().metadata.deletion_grace_period_seconds, Some(5));
-    // Status updates of the kubelet meanwhile do not end it.
+    // Status updates of the kubelet do not end the deletion.
     let status = json!({"status": {"phase": "Failed"}});
     pods.patch_status("a", &PatchParams::default(), &merge(status)).await.unwrap();
     assert!(pods.get_opt("a").await.unwrap().is_some());
@@ -72,7 +72,7 @@ async fn a_bound_pod_waits_for_its_kubelet() {
 }
 
 #[tokio::test]
-async fn a_pod_that_no_kubelet_runs_goes_at_once() {
+async fn unbound_pod_is_removed_at_once() {
     let (_api, client) = server().await;
     let pods: Api<Pod> = Api::default_namespaced(client);
     created(&pods, pod("a")).await;
@@ -81,7 +81,7 @@ async fn a_pod_that_no_kubelet_runs_goes_at_once() {
 }
 
 #[tokio::test]
-async fn a_pod_is_evicted_gracefully() {
+async fn pod_is_evicted_gracefully() {
     let (_api, client) = server().await;
     let pods: Api<Pod> = Api::default_namespaced(client);
     let mut bound = pod("a");
@@ -92,7 +92,7 @@ async fn a_pod_is_evicted_gracefully() {
 }
 
 #[tokio::test]
-async fn a_collection_is_deleted_by_selector() {
+async fn collection_is_deleted_by_selector() {
     let (_api, client) = server().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
     for name in ["a", "b"] {
@@ -107,7 +107,7 @@ async fn a_collection_is_deleted_by_selector() {
 }
 
 #[tokio::test]
-async fn a_namespace_under_deletion_takes_nothing_new() {
+async fn terminating_namespace_refuses_new_objects() {
     let (_api, client) = server().await;
     let namespaces: Api<Namespace> = Api::all(client.clone());
     let name = format!("n-{}", uuid::Uuid::new_v4().simple());

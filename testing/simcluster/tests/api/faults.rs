@@ -1,4 +1,4 @@
-//! What tests do to the API server, as its clients see it.
+//! Injected faults, as seen by clients of the API server.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,22 +16,22 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{config_map, created, sim};
 
-/// Longer than anything here takes on a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// Longer than any step here takes on a loaded machine.
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 async fn version(maps: &Api<ConfigMap>) -> String {
     maps.list(&ListParams::default()).await.unwrap().metadata.resource_version.unwrap()
 }
 
 #[tokio::test]
-async fn a_server_that_goes_down_breaks_every_connection_and_comes_back_with_its_objects() {
+async fn server_restart_breaks_connections_and_keeps_objects() {
     let (api, client) = sim().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
     created(&maps, config_map("a")).await;
     let before = version(&maps).await;
     let mut watch = maps.watch(&WatchParams::default(), &before).await.unwrap().boxed();
     api.go_down();
-    let ended = tokio::time::timeout(PATIENCE, watch.next()).await.expect("the watch goes on");
+    let ended = tokio::time::timeout(TIMEOUT, watch.next()).await.expect("the watch did not end");
     assert!(matches!(ended, None | Some(Err(_))), "{ended:?}");
     assert!(matches!(maps.get("a").await, Err(Error::HyperError(_) | Error::Service(_))));
     let observed: Api<ConfigMap> = Api::default_namespaced(api.observer());
@@ -43,14 +43,14 @@ async fn a_server_that_goes_down_breaks_every_connection_and_comes_back_with_its
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(PATIENCE, connected).await.expect("the server does not come back");
+    tokio::time::timeout(TIMEOUT, connected).await.expect("the server did not restart");
     let mut watch = maps.watch(&WatchParams::default(), &before).await.unwrap().boxed();
     let event = watch.next().await.unwrap().unwrap();
     assert!(matches!(event, WatchEvent::Added(map) if map.metadata.name.as_deref() == Some("b")));
 }
 
 #[tokio::test]
-async fn a_fresh_watch_cache_continues_nothing_from_before() {
+async fn fresh_watch_cache_resumes_no_earlier_version() {
     let (api, client) = sim().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
     let before = version(&maps).await;
@@ -71,7 +71,7 @@ async fn a_fresh_watch_cache_continues_nothing_from_before() {
 }
 
 #[tokio::test]
-async fn events_are_delayed_broken_and_expired_but_not_for_observers() {
+async fn watch_faults_do_not_affect_observers() {
     let (api, client) = sim().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
     let observed: Api<ConfigMap> = Api::default_namespaced(api.observer());
@@ -86,7 +86,7 @@ async fn events_are_delayed_broken_and_expired_but_not_for_observers() {
         let began = Instant::now();
         created(&maps, config_map(name)).await;
         assert!(matches!(unharmed.next().await, Some(Ok(WatchEvent::Added(_)))), "{fault:?}");
-        let seen = tokio::time::timeout(PATIENCE, watch.next()).await.unwrap();
+        let seen = tokio::time::timeout(TIMEOUT, watch.next()).await.unwrap();
         match fault {
             WatchFault::Delay(_) => {
                 assert!(matches!(seen, Some(Ok(WatchEvent::Added(_)))), "{seen:?}");
@@ -103,13 +103,13 @@ async fn events_are_delayed_broken_and_expired_but_not_for_observers() {
 }
 
 #[tokio::test]
-async fn a_watcher_lists_again_after_410_and_misses_nothing() {
+async fn watcher_relists_after_410_without_loss() {
     let (api, client) = sim().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
     created(&maps, config_map("a")).await;
     let mut events = watcher(maps.clone(), watcher::Config::default()).default_backoff().boxed();
     let mut until = async |wanted: &str| loop {
-        match tokio::time::timeout(PATIENCE, events.next()).await.expect("nothing comes").unwrap() {
+        match tokio::time::timeout(TIMEOUT, events.next()).await.expect("no event").unwrap() {
             Ok(watcher::Event::Apply(map) | watcher::Event::InitApply(map))
                 if map.metadata.name.as_deref() == Some(wanted) =>
             {
@@ -125,7 +125,7 @@ async fn a_watcher_lists_again_after_410_and_misses_nothing() {
 }
 
 #[tokio::test]
-async fn a_write_that_is_overtaken_is_stale_and_the_object_has_really_changed() {
+async fn conflicting_write_makes_the_request_stale() {
     let (api, client) = sim().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
     let map = created(&maps, config_map("a")).await;
@@ -144,7 +144,7 @@ async fn a_write_that_is_overtaken_is_stale_and_the_object_has_really_changed() 
 }
 
 #[tokio::test]
-async fn a_held_request_is_served_when_it_is_let_go() {
+async fn held_request_is_served_when_released() {
     let (api, client) = sim().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
     let gate = CancellationToken::new();
@@ -164,7 +164,7 @@ async fn a_held_request_is_served_when_it_is_let_go() {
 }
 
 #[tokio::test]
-async fn a_request_whose_answer_is_held_is_served() {
+async fn request_with_held_response_is_served() {
     let (api, client) = sim().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
     let observed: Api<ConfigMap> = Api::default_namespaced(api.observer());
@@ -174,16 +174,17 @@ async fn a_request_whose_answer_is_held_is_served() {
     let mut watch = observed.watch(&WatchParams::default(), "0").await.unwrap().boxed();
     let mut creating = tokio::spawn(async move { created(&maps, config_map("a")).await });
     serve.cancel();
-    let event = tokio::time::timeout(PATIENCE, watch.next()).await.expect("it is not served");
+    let event =
+        tokio::time::timeout(TIMEOUT, watch.next()).await.expect("the request was not served");
     assert!(matches!(event, Some(Ok(WatchEvent::Added(_)))), "{event:?}");
     let early = tokio::time::timeout(Duration::from_millis(50), &mut creating).await;
-    assert!(early.is_err(), "it is answered");
+    assert!(early.is_err(), "the response was sent");
     answer.cancel();
     creating.await.unwrap();
 }
 
 #[tokio::test]
-async fn objects_are_stamped_by_the_servers_clock() {
+async fn timestamps_follow_the_server_clock() {
     let (api, client) = sim().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
     let mut stamps = Vec::new();

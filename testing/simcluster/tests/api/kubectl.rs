@@ -1,5 +1,5 @@
-//! The same server through kubectl, where it is installed. Every test says so on stderr when it is
-//! not.
+//! The API server through kubectl. Every test is skipped, with a report on stderr, if kubectl is
+//! not installed.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -29,7 +29,7 @@ impl Kubectl {
         Some(Self { _api: api, directory, program })
     }
 
-    /// Runs kubectl; gives its output and whether it succeeded.
+    /// Runs kubectl and returns its output, and true if it succeeded.
     async fn run(&self, arguments: &[&str], input: &str) -> (String, bool) {
         let mut command = Command::new(&self.program);
         command
@@ -46,15 +46,16 @@ impl Kubectl {
             child.wait_with_output().unwrap()
         });
         let output = output.await.unwrap();
-        let said =
+        let is_success = output.status.success();
+        let text =
             [output.stdout, output.stderr].map(|part| String::from_utf8(part).unwrap()).concat();
-        (said, output.status.success())
+        (text, is_success)
     }
 
     async fn ok(&self, arguments: &[&str], input: &str) -> String {
-        let (said, success) = self.run(arguments, input).await;
-        assert!(success, "kubectl {arguments:?}: {said}");
-        said
+        let (output, success) = self.run(arguments, input).await;
+        assert!(success, "kubectl {arguments:?}: {output}");
+        output
     }
 }
 
@@ -80,10 +81,10 @@ spec:
 #[tokio::test(flavor = "multi_thread")]
 async fn apply_get_and_delete_work() {
     let Some(kubectl) = Kubectl::start(test_name!()).await else { return };
-    let said = kubectl.ok(&["apply", "-f", "-"], MANIFEST).await;
-    assert!(said.contains("resourceclaimtemplate.resource.k8s.io/gpu created"), "{said}");
-    let said = kubectl.ok(&["apply", "-f", "-"], MANIFEST).await;
-    assert!(said.contains("pod/p unchanged"), "{said}");
+    let output = kubectl.ok(&["apply", "-f", "-"], MANIFEST).await;
+    assert!(output.contains("resourceclaimtemplate.resource.k8s.io/gpu created"), "{output}");
+    let output = kubectl.ok(&["apply", "-f", "-"], MANIFEST).await;
+    assert!(output.contains("pod/p unchanged"), "{output}");
     let table = kubectl.ok(&["get", "pods", "-n", "demo"], "").await;
     assert!(
         table.starts_with("NAME   READY   STATUS    RESTARTS")
@@ -110,13 +111,13 @@ async fn apply_get_and_delete_work() {
             "",
         )
         .await;
-    let said = kubectl.ok(&["describe", "pod", "p", "-n", "demo"], "").await;
-    assert!(said.contains("a=b"), "{said}");
+    let output = kubectl.ok(&["describe", "pod", "p", "-n", "demo"], "").await;
+    assert!(output.contains("a=b"), "{output}");
     kubectl.ok(&["delete", "pod", "p", "-n", "demo"], "").await;
-    let (said, success) = kubectl.run(&["get", "pod", "p", "-n", "demo"], "").await;
+    let (output, success) = kubectl.run(&["get", "pod", "p", "-n", "demo"], "").await;
     assert!(
-        !success && said.contains("Error from server (NotFound): pods \"p\" not found"),
-        "{said}"
+        !success && output.contains("Error from server (NotFound): pods \"p\" not found"),
+        "{output}"
     );
 }
 
@@ -124,8 +125,11 @@ async fn apply_get_and_delete_work() {
 async fn unknown_fields_are_refused_by_name() {
     let Some(kubectl) = Kubectl::start(test_name!()).await else { return };
     let manifest = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndota: {a: b}\n";
-    let (said, success) = kubectl.run(&["apply", "-f", "-"], manifest).await;
-    assert!(!success && said.contains("strict decoding error: unknown field \"dota\""), "{said}");
+    let (output, success) = kubectl.run(&["apply", "-f", "-"], manifest).await;
+    assert!(
+        !success && output.contains("strict decoding error: unknown field \"dota\""),
+        "{output}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -152,9 +156,9 @@ async fn server_side_apply_and_patches_work() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn api_resources_and_version_are_told() {
+async fn api_resources_and_version_are_served() {
     let Some(kubectl) = Kubectl::start(test_name!()).await else { return };
-    let said = kubectl.ok(&["api-resources"], "").await;
-    assert!(said.contains("resourceslices") && said.contains("resource.k8s.io/v1"), "{said}");
+    let output = kubectl.ok(&["api-resources"], "").await;
+    assert!(output.contains("resourceslices") && output.contains("resource.k8s.io/v1"), "{output}");
     assert!(kubectl.ok(&["version"], "").await.contains("Server Version: v1.37.1"));
 }

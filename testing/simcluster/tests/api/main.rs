@@ -1,6 +1,6 @@
-//! The API server stand-in, as kube-rs clients and kubectl see it.
+//! The fake API server, as seen by kube-rs clients and kubectl.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod deletion;
 mod faults;
@@ -22,13 +22,14 @@ use kube::{Client, Config, Error};
 use serde_json::{Value, json};
 use tessera_simcluster::api::{ApiOptions, ApiServer, User};
 
-/// A kubeconfig of a throw-away API server, to hold the stand-in to the real thing: tests that need
-/// nothing but an API server then run on that one. It runs without the admission plugin
-/// ServiceAccount and without controllers; run the tests with `--test-threads 1`, and expect its
-/// nodes and slices to go.
+/// Kubeconfig of a disposable API server, to compare the fake with the real one.
+///
+/// Tests that need only an API server then run on it. It must run without the admission plugin
+/// ServiceAccount and without controllers. Run the tests with `--test-threads 1`; its nodes and
+/// slices are deleted.
 const REAL: &str = "TESSERA_TEST_API_KUBECONFIG";
 
-/// A server of whatever kind, and its administrator in a namespace of the test's own.
+/// Returns an API server, real or fake, and its administrator in a namespace of the test's own.
 async fn server() -> (Option<ApiServer>, Client) {
     match std::env::var_os(REAL) {
         Some(kubeconfig) => (None, real(kubeconfig.as_ref()).await),
@@ -39,7 +40,7 @@ async fn server() -> (Option<ApiServer>, Client) {
     }
 }
 
-/// A stand-in, for tests that turn its screws, and its administrator.
+/// Returns a fake API server, for tests that change its settings, and its administrator.
 async fn sim() -> (ApiServer, Client) {
     let api = ApiServer::start(ApiOptions::default()).await.unwrap();
     let client = api.client(&User::admin());
@@ -47,7 +48,7 @@ async fn sim() -> (ApiServer, Client) {
 }
 
 async fn real(kubeconfig: &Path) -> Client {
-    // The choice fails when somebody made it before, which is as good.
+    // The choice fails if a provider is already installed, which is fine.
     drop(rustls::crypto::ring::default_provider().install_default());
     let kubeconfig = Kubeconfig::read_from(kubeconfig).unwrap();
     let mut config =
@@ -116,7 +117,7 @@ fn slice(name: &str, node: &str) -> ResourceSlice {
     }))
 }
 
-/// The code and reason of an answer that is an error.
+/// Returns code, reason and message of an error response.
 fn refusal<T: std::fmt::Debug>(answer: Result<T, Error>) -> (u16, String, String) {
     match answer {
         Err(Error::Api(status)) => (status.code, status.reason.clone(), status.message.clone()),

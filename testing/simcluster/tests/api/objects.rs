@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::{claim, config_map, created, pod, refusal, server, sim, typed};
 
 #[tokio::test]
-async fn a_created_object_gets_uid_time_version_and_defaults() {
+async fn created_object_gets_uid_time_version_and_defaults() {
     let (_api, client) = server().await;
     let pods: Api<Pod> = Api::default_namespaced(client.clone());
     let made = created(&pods, pod("a")).await;
@@ -31,7 +31,7 @@ async fn a_created_object_gets_uid_time_version_and_defaults() {
 }
 
 #[tokio::test]
-async fn generated_names_are_the_prefix_and_five_characters() {
+async fn generated_name_is_prefix_and_five_characters() {
     let (_api, client) = server().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
     let mut map = config_map("");
@@ -44,7 +44,7 @@ async fn generated_names_are_the_prefix_and_five_characters() {
 }
 
 #[tokio::test]
-async fn a_taken_name_and_a_missing_object_are_said_as_kubernetes_does() {
+async fn conflict_and_not_found_match_kubernetes() {
     let (_api, client) = server().await;
     let claims: Api<ResourceClaim> = Api::default_namespaced(client);
     created(&claims, claim("c")).await;
@@ -74,7 +74,7 @@ async fn objects_need_a_namespace_that_exists() {
 }
 
 #[tokio::test]
-async fn a_stale_update_conflicts_and_changes_nothing() {
+async fn stale_update_conflicts_and_changes_nothing() {
     let (_api, client) = server().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
     let first = created(&maps, config_map("a")).await;
@@ -92,7 +92,7 @@ async fn a_stale_update_conflicts_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn an_update_that_changes_nothing_keeps_the_resource_version() {
+async fn unchanged_update_keeps_resource_version() {
     let (_api, client) = server().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
     let first = created(&maps, config_map("a")).await;
@@ -101,7 +101,7 @@ async fn an_update_that_changes_nothing_keeps_the_resource_version() {
 }
 
 #[tokio::test]
-async fn an_update_of_another_incarnation_conflicts() {
+async fn update_of_another_incarnation_conflicts() {
     let (_api, client) = server().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
     let mut map = created(&maps, config_map("a")).await;
@@ -113,7 +113,7 @@ async fn an_update_of_another_incarnation_conflicts() {
 }
 
 #[tokio::test]
-async fn a_lease_is_only_updated_by_its_resource_version() {
+async fn lease_update_requires_resource_version() {
     let (_api, client) = server().await;
     let leases: Api<Lease> = Api::default_namespaced(client);
     let lease: Lease = typed(json!({"metadata": {"name": "l"}, "spec": {"holderIdentity": "one"}}));
@@ -171,7 +171,7 @@ async fn lists_select_by_label_field_and_namespace() {
 }
 
 #[tokio::test]
-async fn pages_show_one_state_even_when_objects_come_and_go_in_between() {
+async fn pages_show_one_consistent_state() {
     let (_api, client) = server().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
     for name in ["a", "b", "c"] {
@@ -188,7 +188,7 @@ async fn pages_show_one_state_even_when_objects_come_and_go_in_between() {
 }
 
 #[tokio::test]
-async fn a_page_after_a_compaction_is_gone() {
+async fn page_after_compaction_expires() {
     let (api, client) = sim().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
     for name in ["a", "b"] {
@@ -203,7 +203,7 @@ async fn a_page_after_a_compaction_is_gone() {
 }
 
 #[tokio::test]
-async fn an_event_is_seen_through_both_of_its_groups() {
+async fn event_is_served_in_both_groups() {
     let (_api, client) = server().await;
     let modern: Api<Event> = Api::default_namespaced(client.clone());
     let core: Api<CoreEvent> = Api::default_namespaced(client);
@@ -222,9 +222,9 @@ async fn an_event_is_seen_through_both_of_its_groups() {
     let fields = ListParams::default().fields("regarding.name=p,reportingController=tessera");
     assert_eq!(modern.list(&fields).await.unwrap().items[0].note.as_deref(), Some("no GPU fits"));
     let note = Patch::Merge(json!({"note": "other"}));
-    let (code, _, said) = refusal(modern.patch("e", &PatchParams::default(), &note).await);
+    let (code, _, message) = refusal(modern.patch("e", &PatchParams::default(), &note).await);
     assert_eq!(code, 422);
-    assert!(said.contains("message: Invalid value: \"other\": field is immutable"), "{said}");
+    assert!(message.contains("message: Invalid value: \"other\": field is immutable"), "{message}");
     let series = Patch::Merge(
         json!({"series": {"count": 2, "lastObservedTime": "2026-11-21T04:00:01.000000Z"}}),
     );
@@ -269,7 +269,7 @@ async fn discovery_names_every_kind() {
 }
 
 #[tokio::test]
-async fn a_token_that_nobody_issued_is_unauthorized() {
+async fn unknown_token_is_unauthorized() {
     let (api, _client) = sim().await;
     let mut config = kube::Config::new(api.url().parse().unwrap());
     config.auth_info.token = Some("made-up".to_owned().into());
@@ -278,7 +278,7 @@ async fn a_token_that_nobody_issued_is_unauthorized() {
 }
 
 #[tokio::test]
-async fn a_node_keeps_the_status_that_its_kubelet_registers() {
+async fn node_keeps_status_from_its_registration() {
     let (_api, client) = server().await;
     let nodes: Api<Node> = Api::all(client);
     let node: Node =

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::{config_map, created, pod, refusal, server, slice};
 
 #[tokio::test]
-async fn a_merge_patch_removes_by_null() {
+async fn merge_patch_removes_by_null() {
     let (_api, client) = server().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
     created(&maps, config_map("a")).await;
@@ -17,7 +17,7 @@ async fn a_merge_patch_removes_by_null() {
 }
 
 #[tokio::test]
-async fn a_json_patch_applies_whole_or_not_at_all() {
+async fn json_patch_is_atomic() {
     let (_api, client) = server().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
     created(&maps, config_map("a")).await;
@@ -37,7 +37,7 @@ async fn a_json_patch_applies_whole_or_not_at_all() {
 }
 
 #[tokio::test]
-async fn a_strategic_patch_merges_lists_by_their_keys() {
+async fn strategic_patch_merges_lists_by_key() {
     let (_api, client) = server().await;
     let pods: Api<Pod> = Api::default_namespaced(client);
     created(&pods, pod("a")).await;
@@ -57,7 +57,7 @@ async fn a_strategic_patch_merges_lists_by_their_keys() {
 }
 
 #[tokio::test]
-async fn a_strategic_patch_adds_to_finalizers_and_takes_from_them() {
+async fn strategic_patch_adds_and_removes_finalizers() {
     let (_api, client) = server().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
     created(&maps, config_map("a")).await;
@@ -88,13 +88,13 @@ async fn server_side_apply_creates_and_then_merges() {
     assert_eq!(
         made.data.unwrap().into_keys().collect::<Vec<_>>(),
         ["b"],
-        "what is not applied any more goes"
+        "fields that are no longer applied are removed"
     );
     let other = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}, "data": {"b": "2", "c": "3"}});
     maps.patch("a", &PatchParams::apply("other"), &Patch::Apply(other)).await.unwrap();
     let made = maps.patch("a", &params, &apply(json!({"d": "4"}))).await.unwrap();
     let left: Vec<_> = made.data.unwrap().into_keys().collect();
-    assert_eq!(left, ["b", "c", "d"], "what another one applies stays");
+    assert_eq!(left, ["b", "c", "d"], "fields of another manager stay");
 
     let slices: Api<ResourceSlice> = Api::all(client);
     let mut applied = slice("s", "node-a");
@@ -109,7 +109,7 @@ async fn server_side_apply_creates_and_then_merges() {
 }
 
 #[tokio::test]
-async fn another_media_type_is_refused() {
+async fn unknown_media_type_is_refused() {
     let (_api, client) = server().await;
     let request = axum::http::Request::patch("/api/v1/namespaces/default/configmaps/a")
         .header("content-type", "text/plain")

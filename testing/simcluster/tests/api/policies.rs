@@ -29,7 +29,7 @@ async fn write(
 }
 
 #[tokio::test]
-async fn only_the_controller_allocates_ours_and_anybody_allocates_theirs() {
+async fn only_controller_allocates_tessera_devices() {
     let (api, client) = sim().await;
     api.set_policies(Policies::all());
     let admin: Api<ResourceClaim> = Api::default_namespaced(client);
@@ -50,7 +50,7 @@ async fn only_the_controller_allocates_ours_and_anybody_allocates_theirs() {
 }
 
 #[tokio::test]
-async fn no_claim_tolerates_the_fence_by_name() {
+async fn no_claim_tolerates_managed_taint_by_key() {
     let (api, client) = sim().await;
     api.set_policies(Policies::all());
     let claims: Api<ResourceClaim> = Api::default_namespaced(client);
@@ -59,16 +59,18 @@ async fn no_claim_tolerates_the_fence_by_name() {
         object["spec"]["devices"]["requests"][0]["exactly"]["tolerations"] = json!([toleration]);
         typed::<ResourceClaim>(object)
     };
-    let fence = with(json!({"key": "gpu.tessera.dev/managed", "operator": "Exists"}));
+    let tolerating = with(json!({"key": "gpu.tessera.dev/managed", "operator": "Exists"}));
     assert!(
-        refusal(claims.create(&PostParams::default(), &fence).await).2.contains("tessera-fence")
+        refusal(claims.create(&PostParams::default(), &tolerating).await)
+            .2
+            .contains("tessera-tolerating")
     );
-    // A toleration of everything is for other drivers' taints, and harmless: the write is guarded.
+    // A toleration of every taint is for other drivers, and harmless, since the write is guarded.
     created(&claims, with(json!({"operator": "Exists"}))).await;
 }
 
 #[tokio::test]
-async fn a_driver_writes_its_own_node_and_nobody_else_writes_its_slices() {
+async fn driver_writes_only_slices_of_its_node() {
     let (api, _client) = sim().await;
     api.set_policies(Policies::all());
     let slices_as = |user: &User| Api::<ResourceSlice>::all(api.client(user));
@@ -80,15 +82,15 @@ async fn a_driver_writes_its_own_node_and_nobody_else_writes_its_slices() {
     assert!(message.ends_with("only those of its own node"), "{message}");
     let unbound = slices_as(&driver());
     assert!(unbound.create(&PostParams::default(), &slice("b", "node-a")).await.is_err());
-    let neighbour = slices_as(&driver().on_node("node-b"));
-    assert!(neighbour.delete("a", &DeleteParams::default()).await.is_err());
+    let other_node = slices_as(&driver().on_node("node-b"));
+    assert!(other_node.delete("a", &DeleteParams::default()).await.is_err());
     let kubelet = slices_as(&User::kubelet("node-a"));
     assert!(kubelet.create(&PostParams::default(), &slice("b", "node-a")).await.is_err());
     kubelet.delete("a", &DeleteParams::default()).await.unwrap();
 }
 
 #[tokio::test]
-async fn the_finalizer_stays_while_a_claim_is_allocated() {
+async fn finalizer_stays_while_claim_is_allocated() {
     let (api, client) = sim().await;
     api.set_policies(Policies::all());
     let claims: Api<ResourceClaim> = Api::default_namespaced(client);
@@ -108,7 +110,7 @@ async fn the_finalizer_stays_while_a_claim_is_allocated() {
 }
 
 #[tokio::test]
-async fn a_fault_hook_refuses_requests_and_loses_answers() {
+async fn fault_hook_refuses_requests_and_drops_responses() {
     let (api, client) = sim().await;
     let claims: Api<ResourceClaim> = Api::default_namespaced(client);
     let down = tessera_simcluster::api::ApiError::internal("etcdserver: leader changed");

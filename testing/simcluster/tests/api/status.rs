@@ -32,7 +32,7 @@ async fn allocated() -> (Option<tessera_simcluster::api::ApiServer>, Api<Resourc
 }
 
 #[tokio::test]
-async fn status_is_written_only_through_its_subresource() {
+async fn status_is_written_only_through_subresource() {
     let (_api, client) = server().await;
     let pods: Api<Pod> = Api::default_namespaced(client);
     let made = created(&pods, pod("a")).await;
@@ -50,7 +50,7 @@ async fn status_is_written_only_through_its_subresource() {
 }
 
 #[tokio::test]
-async fn the_status_of_a_claim_leaves_its_metadata_alone() {
+async fn claim_status_leaves_metadata_unchanged() {
     let (_api, client) = server().await;
     let claims: Api<ResourceClaim> = Api::default_namespaced(client);
     created(&claims, claim("c")).await;
@@ -60,7 +60,7 @@ async fn the_status_of_a_claim_leaves_its_metadata_alone() {
 }
 
 #[tokio::test]
-async fn an_allocation_is_frozen_until_it_is_cleared() {
+async fn allocation_is_immutable_until_cleared() {
     let (_api, claims) = allocated().await;
     let change = json!({"status": {"allocation": {"allocationTimestamp": "2026-11-21T05:00:00Z"}}});
     let (code, reason, message) = refusal(patch_status(&claims, change).await);
@@ -113,7 +113,7 @@ async fn consumers_are_complete_and_unique() {
 }
 
 #[tokio::test]
-async fn a_claim_being_deleted_takes_no_new_consumer() {
+async fn terminating_claim_gets_no_new_consumer() {
     let (_api, claims) = allocated().await;
     patch_status(&claims, json!({"status": {"reservedFor": [consumer("1")]}})).await.unwrap();
     claims.delete("c", &DeleteParams::default()).await.unwrap();
@@ -125,34 +125,35 @@ async fn a_claim_being_deleted_takes_no_new_consumer() {
 }
 
 #[tokio::test]
-async fn an_allocation_is_checked_for_form_and_for_nothing_else() {
+async fn allocation_is_checked_for_form_only() {
     let (_api, client) = server().await;
     let claims: Api<ResourceClaim> = Api::default_namespaced(client);
     created(&claims, claim("c")).await;
     let mut unknown = allocation(DRIVER, "node-a");
     unknown["devices"]["results"][0]["request"] = "other".into();
-    let said = refusal(patch_status(&claims, json!({"status": {"allocation": unknown}})).await).2;
-    assert!(said.contains("results[0].request: Invalid value: \"other\""), "{said}");
+    let message =
+        refusal(patch_status(&claims, json!({"status": {"allocation": unknown}})).await).2;
+    assert!(message.contains("results[0].request: Invalid value: \"other\""), "{message}");
     let mut share = allocation(DRIVER, "node-a");
     share["devices"]["results"][0]["shareID"] = "6A2F41A3-C54C-4CF5-93F6-9A2F1D3E4B5C".into();
-    let said = refusal(patch_status(&claims, json!({"status": {"allocation": share}})).await).2;
-    assert!(said.contains("results[0].shareID: Invalid value"), "{said}");
-    // No such device, no such node: nobody looks.
+    let message = refusal(patch_status(&claims, json!({"status": {"allocation": share}})).await).2;
+    assert!(message.contains("results[0].shareID: Invalid value"), "{message}");
+    // No such device and no such node: neither is checked.
     patch_status(&claims, json!({"status": {"allocation": allocation("none.example", "nowhere")}}))
         .await
         .unwrap();
 }
 
 #[tokio::test]
-async fn device_status_belongs_to_an_allocated_device() {
+async fn device_status_requires_allocated_device() {
     let (_api, claims) = allocated().await;
-    let ours =
+    let device =
         json!({"driver": DRIVER, "pool": "node-a", "device": "gpu-0", "data": {"temperature": 40}});
-    let made = patch_status(&claims, json!({"status": {"devices": [ours]}})).await.unwrap();
+    let made = patch_status(&claims, json!({"status": {"devices": [device]}})).await.unwrap();
     assert_eq!(made.status.unwrap().devices.unwrap().len(), 1);
     let other = json!({"driver": DRIVER, "pool": "node-a", "device": "gpu-7"});
-    let said = refusal(patch_status(&claims, json!({"status": {"devices": [other]}})).await).2;
-    assert!(said.contains("must be an allocated device in the claim"), "{said}");
+    let message = refusal(patch_status(&claims, json!({"status": {"devices": [other]}})).await).2;
+    assert!(message.contains("must be an allocated device in the claim"), "{message}");
     let freed = patch_status(&claims, json!({"status": {"allocation": null}})).await.unwrap();
     assert!(
         freed.status.is_none_or(|status| status.devices.is_none()),
@@ -161,7 +162,7 @@ async fn device_status_belongs_to_an_allocated_device() {
 }
 
 #[tokio::test]
-async fn the_spec_of_a_claim_never_changes() {
+async fn claim_spec_is_immutable() {
     let (_api, claims) = allocated().await;
     let patch = json!({"spec": {"devices": {"requests": [
         {"name": "gpu", "exactly": {"deviceClassName": "gpu.tessera.dev", "count": 2}},
@@ -176,7 +177,7 @@ async fn the_spec_of_a_claim_never_changes() {
 }
 
 #[tokio::test]
-async fn a_patch_with_a_stale_resource_version_conflicts() {
+async fn patch_with_stale_resource_version_conflicts() {
     let (_api, claims) = allocated().await;
     let stale = claims.get("c").await.unwrap().resource_version().unwrap();
     let reserve = |version: &str| json!({"metadata": {"resourceVersion": version}, "status": {"reservedFor": [consumer("1")]}});
@@ -188,7 +189,7 @@ async fn a_patch_with_a_stale_resource_version_conflicts() {
 }
 
 #[tokio::test]
-async fn a_pod_is_bound_once_and_not_while_it_is_gated() {
+async fn pod_is_bound_once_and_not_while_gated() {
     let (_api, client) = server().await;
     let pods: Api<Pod> = Api::default_namespaced(client.clone());
     let mut gated = pod("a");
@@ -229,7 +230,7 @@ async fn a_pod_is_bound_once_and_not_while_it_is_gated() {
 }
 
 #[tokio::test]
-async fn a_running_pod_changes_only_where_kubernetes_allows_it() {
+async fn running_pod_spec_is_mostly_immutable() {
     let (_api, client) = server().await;
     let pods: Api<Pod> = Api::default_namespaced(client);
     let mut made = created(&pods, pod("a")).await;

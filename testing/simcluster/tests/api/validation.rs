@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::{claim, created, pod, refusal, server, slice, typed};
 
-/// The message with which a slice is refused whose first device is `device`.
+/// Returns the error for a slice whose first device was changed by `change`.
 async fn refused_device(client: &Client, change: impl FnOnce(&mut Value)) -> String {
     let mut object = serde_json::to_value(slice("s", "node-a")).unwrap();
     change(&mut object["spec"]);
@@ -18,7 +18,7 @@ async fn refused_device(client: &Client, change: impl FnOnce(&mut Value)) -> Str
 }
 
 #[tokio::test]
-async fn a_slice_holds_128_devices_and_64_with_taints() {
+async fn slice_holds_128_devices_or_64_with_taints() {
     let (_api, client) = server().await;
     let slices: Api<ResourceSlice> = Api::all(client);
     for (count, tainted, fits) in
@@ -47,7 +47,7 @@ async fn a_slice_holds_128_devices_and_64_with_taints() {
 }
 
 #[tokio::test]
-async fn a_slice_is_refused_with_the_name_of_the_field() {
+async fn slice_error_names_the_field() {
     let (_api, client) = server().await;
     type Change = fn(&mut Value);
     let cases: &[(Change, &str)] = &[
@@ -103,12 +103,12 @@ async fn a_slice_is_refused_with_the_name_of_the_field() {
     ];
     for (change, expected) in cases {
         let message = refused_device(&client, change).await;
-        assert!(message.contains(expected), "{message} does not say {expected}");
+        assert!(message.contains(expected), "{message} does not contain {expected}");
     }
 }
 
 #[tokio::test]
-async fn driver_pool_and_node_of_a_slice_are_fixed_and_taints_get_a_time() {
+async fn slice_driver_pool_and_node_are_immutable() {
     let (_api, client) = server().await;
     let slices: Api<ResourceSlice> = Api::all(client);
     let made = created(&slices, slice("s", "node-a")).await;
@@ -126,7 +126,7 @@ async fn driver_pool_and_node_of_a_slice_are_fixed_and_taints_get_a_time() {
 }
 
 #[tokio::test]
-async fn a_claim_is_refused_with_the_name_of_the_field() {
+async fn claim_error_names_the_field() {
     let (_api, client) = server().await;
     let claims: Api<ResourceClaim> = Api::default_namespaced(client);
     type Change = fn(&mut Value);
@@ -184,12 +184,12 @@ async fn a_claim_is_refused_with_the_name_of_the_field() {
         let (code, _, message) =
             refusal(claims.create(&PostParams::default(), &typed(object)).await);
         assert_eq!(code, 422);
-        assert!(message.contains(expected), "{message} does not say {expected}");
+        assert!(message.contains(expected), "{message} does not contain {expected}");
     }
 }
 
 #[tokio::test]
-async fn a_pod_is_refused_with_the_name_of_the_field() {
+async fn pod_error_names_the_field() {
     let (_api, client) = server().await;
     let pods: Api<Pod> = Api::default_namespaced(client);
     type Change = fn(&mut Value);
@@ -218,12 +218,12 @@ async fn a_pod_is_refused_with_the_name_of_the_field() {
         change(&mut object);
         let (code, _, message) = refusal(pods.create(&PostParams::default(), &typed(object)).await);
         assert_eq!(code, 422);
-        assert!(message.contains(expected), "{message} does not say {expected}");
+        assert!(message.contains(expected), "{message} does not contain {expected}");
     }
 }
 
 #[tokio::test]
-async fn what_is_no_quantity_does_not_even_decode() {
+async fn invalid_quantity_fails_to_decode() {
     let (_api, client) = server().await;
     let request = async |path: &str, body: Value| {
         let request = axum::http::Request::post(path)

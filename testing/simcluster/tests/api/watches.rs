@@ -12,10 +12,10 @@ use serde_json::json;
 
 use crate::{config_map, created, pod, server, sim};
 
-/// Longer than anything here takes on a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// Longer than any step here takes on a loaded machine.
+const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// What a line of a watch says, short.
+/// Returns a watch event in short form.
 fn short<K: ResourceExt>(event: WatchEvent<K>) -> String {
     match event {
         WatchEvent::Added(object) => format!("+{}", object.name_any()),
@@ -34,14 +34,12 @@ fn short<K: ResourceExt>(event: WatchEvent<K>) -> String {
 async fn next<K: ResourceExt>(
     stream: &mut (impl Stream<Item = kube::Result<WatchEvent<K>>> + Unpin),
 ) -> String {
-    let event = tokio::time::timeout(PATIENCE, stream.next()).await;
-    event
-        .expect("the watch says nothing")
-        .map_or("closed".to_owned(), |event| short(event.unwrap()))
+    let event = tokio::time::timeout(TIMEOUT, stream.next()).await;
+    event.expect("no watch event").map_or("closed".to_owned(), |event| short(event.unwrap()))
 }
 
 #[tokio::test]
-async fn a_watch_goes_on_exactly_where_the_list_ended() {
+async fn watch_resumes_exactly_after_the_list() {
     let (_api, client) = server().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
     created(&maps, config_map("a")).await;
@@ -60,7 +58,7 @@ async fn a_watch_goes_on_exactly_where_the_list_ended() {
 }
 
 #[tokio::test]
-async fn a_watch_from_zero_begins_with_what_is_there() {
+async fn watch_from_zero_begins_with_existing_objects() {
     let (_api, client) = server().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
     created(&maps, config_map("a")).await;
@@ -69,7 +67,7 @@ async fn a_watch_from_zero_begins_with_what_is_there() {
 }
 
 #[tokio::test]
-async fn initial_events_end_with_a_marked_bookmark() {
+async fn initial_events_end_with_annotated_bookmark() {
     let (_api, client) = server().await;
     let pods: Api<Pod> = Api::default_namespaced(client);
     created(&pods, pod("a")).await;
@@ -106,7 +104,7 @@ async fn bookmarks_carry_the_newest_version_of_a_quiet_watch() {
         pods.list(&ListParams::default()).await.unwrap().metadata.resource_version.unwrap();
     let mut watch = pods.watch(&WatchParams::default(), &version).await.unwrap().boxed();
     created(&maps, config_map("a")).await;
-    // The watch may answer the first call before it has seen the change; bookmarks never go back.
+    // The watch may serve the first call before it has seen the change; bookmarks never decrease.
     let mut seen = 0;
     while seen < api.revision() {
         api.send_bookmarks();
@@ -119,7 +117,7 @@ async fn bookmarks_carry_the_newest_version_of_a_quiet_watch() {
 }
 
 #[tokio::test]
-async fn a_watch_from_before_a_compaction_is_gone() {
+async fn watch_from_before_compaction_expires() {
     let (api, client) = sim().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
     let before =
@@ -156,7 +154,7 @@ async fn running_watches_can_be_expired_and_closed() {
 }
 
 #[tokio::test]
-async fn a_watch_ends_at_its_time_out() {
+async fn watch_ends_at_its_time_out() {
     let (_api, client) = server().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
     let params = WatchParams::default().timeout(1).disable_bookmarks();
@@ -165,7 +163,7 @@ async fn a_watch_ends_at_its_time_out() {
     assert!(events.is_empty());
 }
 
-/// What a kube-rs watcher makes of the server.
+/// Names known to a kube-rs watcher of the server.
 struct Known<S> {
     events: S,
     names: BTreeSet<String>,
@@ -176,8 +174,8 @@ impl<S: Stream<Item = watcher::Result<Event<ConfigMap>>> + Unpin> Known<S> {
     /// Reads events until these names are known.
     async fn until(&mut self, expected: &[&str]) {
         while !self.names.iter().eq(expected) {
-            let event = tokio::time::timeout(PATIENCE, self.events.next()).await;
-            // The watcher reports a 410 or a broken connection, and then goes on by itself.
+            let event = tokio::time::timeout(TIMEOUT, self.events.next()).await;
+            // The watcher reports a 410 or a broken connection, and then resumes by itself.
             match event.expect("no event").unwrap() {
                 Ok(Event::Init) => self.fresh.clear(),
                 Ok(Event::InitApply(map)) => drop(self.fresh.insert(map.name_any())),
@@ -191,7 +189,7 @@ impl<S: Stream<Item = watcher::Result<Event<ConfigMap>>> + Unpin> Known<S> {
 }
 
 #[tokio::test]
-async fn the_kube_watcher_recovers_from_410_and_broken_connections() {
+async fn kube_watcher_recovers_from_410_and_disconnects() {
     let (api, client) = sim().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
     for config in [watcher::Config::default(), watcher::Config::default().streaming_lists()] {
@@ -210,7 +208,7 @@ async fn the_kube_watcher_recovers_from_410_and_broken_connections() {
 }
 
 #[tokio::test]
-async fn metadata_watches_carry_no_more_than_metadata() {
+async fn metadata_watch_has_only_metadata() {
     let (_api, client) = server().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
     created(&maps, config_map("a")).await;

@@ -1,4 +1,4 @@
-//! The scheduler's own allocator of devices. There is no controller of ours here, and no policy.
+//! The scheduler's own device allocator, without tessera-controller and admission policies.
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
@@ -9,12 +9,12 @@ use crate::{
     allocated, cluster, consumers, create, node, node_of, patch, present, unschedulable, until,
 };
 
-const FENCE: &str = "gpu.tessera.dev/managed";
+const MANAGED_TAINT: &str = "gpu.tessera.dev/managed";
 
-/// A node of two GPUs of 80 GiB that are shared by memory.
+/// Creates a node with two GPUs of 80 GiB that are shared by memory.
 async fn node_with_gpus(client: &Client, taints: Value) {
     node(client, "node-a", "32").await;
-    // What other filters let pass is none of the allocator's business.
+    // The allocator must not check node taints.
     let taint = json!({"spec": {"taints": [{"key": "a", "effect": "NoSchedule"}]}});
     patch::<Node>(&Api::all(client.clone()), "node-a", taint).await;
     let device = |name: &str| {
@@ -29,7 +29,7 @@ async fn node_with_gpus(client: &Client, taints: Value) {
     create::<ResourceSlice>(&Api::all(client.clone()), slice).await;
 }
 
-/// A pod that wants so much of a GPU.
+/// Creates a pod that requests this much memory of a GPU.
 async fn pod_with_claim(client: &Client, name: &str, memory: &str, tolerations: Value) {
     let exactly = json!({"deviceClassName": "gpu.tessera.dev", "tolerations": tolerations,
         "capacity": {"requests": {"memory": memory}}});
@@ -40,7 +40,7 @@ async fn pod_with_claim(client: &Client, name: &str, memory: &str, tolerations: 
     create::<Pod>(&Api::default_namespaced(client.clone()), pod).await;
 }
 
-/// The device of the claim of a pod that is bound.
+/// Returns the device of a bound pod's claim.
 async fn device_of(client: &Client, name: &str) -> String {
     let pods: Api<Pod> = Api::default_namespaced(client.clone());
     until(&pods, name, present(|pod: &Pod| node_of(pod) == Some("node-a"))).await;
@@ -55,18 +55,18 @@ async fn device_of(client: &Client, name: &str) -> String {
     status["allocation"]["devices"]["results"][0]["device"].as_str().unwrap().to_owned()
 }
 
-async fn waits(client: &Client, name: &str) {
+async fn stays_pending(client: &Client, name: &str) {
     let pods: Api<Pod> = Api::default_namespaced(client.clone());
-    let told = |pod: &Pod| {
-        unschedulable(pod).is_some_and(|said| said.contains("1 cannot allocate all claims"))
+    let is_rejected = |pod: &Pod| {
+        unschedulable(pod).is_some_and(|message| message.contains("1 cannot allocate all claims"))
     };
-    until(&pods, name, present(told)).await;
+    until(&pods, name, present(is_rejected)).await;
     let claims: Api<ResourceClaim> = Api::default_namespaced(client.clone());
     assert!(!allocated(&claims.get(name).await.unwrap()));
 }
 
 #[tokio::test]
-async fn unfenced_devices_are_handed_out_first_fit_as_long_as_they_have_room() {
+async fn untainted_devices_are_allocated_first_fit() {
     let (_cluster, client) = cluster().await;
     node_with_gpus(&client, json!([])).await;
     pod_with_claim(&client, "one", "50Gi", Value::Null).await;
@@ -76,15 +76,15 @@ async fn unfenced_devices_are_handed_out_first_fit_as_long_as_they_have_room() {
     pod_with_claim(&client, "three", "30Gi", Value::Null).await;
     assert_eq!(device_of(&client, "three").await, "gpu-0");
     pod_with_claim(&client, "four", "41Gi", Value::Null).await;
-    waits(&client, "four").await;
+    stays_pending(&client, "four").await;
 }
 
 #[tokio::test]
-async fn a_fenced_device_is_allocated_only_for_a_claim_that_tolerates_the_fence() {
+async fn tainted_device_needs_a_tolerating_claim() {
     let (_cluster, client) = cluster().await;
-    node_with_gpus(&client, json!([{"key": FENCE, "effect": "NoSchedule"}])).await;
+    node_with_gpus(&client, json!([{"key": MANAGED_TAINT, "effect": "NoSchedule"}])).await;
     pod_with_claim(&client, "fenced", "1Gi", Value::Null).await;
-    waits(&client, "fenced").await;
+    stays_pending(&client, "fenced").await;
     pod_with_claim(&client, "tolerant", "1Gi", json!([{"operator": "Exists"}])).await;
     assert_eq!(device_of(&client, "tolerant").await, "gpu-0");
 }

@@ -22,7 +22,7 @@ fn with_claim() -> serde_json::Value {
 }
 
 #[tokio::test]
-async fn a_pod_gets_its_claim_from_the_template() {
+async fn pod_gets_claim_from_template() {
     let (_cluster, client) = cluster().await;
     let (pods, claims) = apis(&client);
     template(&client, "gpu").await;
@@ -38,7 +38,7 @@ async fn a_pod_gets_its_claim_from_the_template() {
 }
 
 #[tokio::test]
-async fn a_missing_template_is_said_in_an_event_and_awaited() {
+async fn missing_template_causes_event_and_retry() {
     let (_cluster, client) = cluster().await;
     let (pods, _) = apis(&client);
     create(&pods, pod("p", with_template())).await;
@@ -57,9 +57,9 @@ async fn a_missing_template_is_said_in_an_event_and_awaited() {
 }
 
 #[tokio::test]
-async fn a_generated_claim_that_is_deleted_by_hand_is_made_again() {
-    // The real controller does that too, but only after its cache of claims that it made has
-    // forgotten this one.
+async fn deleted_generated_claim_is_created_again() {
+    // The real controller does too, but only after its cache of created claims has dropped this
+    // one.
     let (_cluster, client) = sim().await;
     let (pods, claims) = apis(&client);
     template(&client, "gpu").await;
@@ -75,7 +75,7 @@ async fn a_generated_claim_that_is_deleted_by_hand_is_made_again() {
 }
 
 #[tokio::test]
-async fn the_claim_of_a_finished_pod_is_freed_and_deleted() {
+async fn claim_of_finished_pod_is_deallocated_and_deleted() {
     let (_cluster, client) = cluster().await;
     let (pods, claims) = apis(&client);
     node(&client, "node-a", "4").await;
@@ -90,7 +90,7 @@ async fn the_claim_of_a_finished_pod_is_freed_and_deleted() {
 }
 
 #[tokio::test]
-async fn a_shared_claim_is_freed_with_its_last_pod() {
+async fn shared_claim_is_deallocated_with_its_last_pod() {
     let (_cluster, client) = cluster().await;
     let (pods, claims) = apis(&client);
     node(&client, "node-a", "4").await;
@@ -109,12 +109,12 @@ async fn a_shared_claim_is_freed_with_its_last_pod() {
 }
 
 #[tokio::test]
-async fn an_allocation_that_nobody_ever_reserved_stays() {
+async fn never_reserved_allocation_stays() {
     let (_cluster, client) = cluster().await;
     let (_, claims) = apis(&client);
     claim(&client, "idle").await;
     allocate(&client, "idle", "node-a").await;
-    // Something after it that the same controller has to do proves that it had its chance.
+    // Later work of the same controller proves that it processed this claim.
     claim(&client, "other").await;
     allocate(&client, "other", "node-a").await;
     claims.delete("other", &DeleteParams::default()).await.unwrap();
@@ -123,7 +123,7 @@ async fn an_allocation_that_nobody_ever_reserved_stays() {
 }
 
 #[tokio::test]
-async fn a_deleted_claim_waits_for_its_pod() {
+async fn deleted_claim_waits_for_its_pod() {
     let (_cluster, client) = cluster().await;
     let (pods, claims) = apis(&client);
     node(&client, "node-a", "4").await;
@@ -138,7 +138,7 @@ async fn a_deleted_claim_waits_for_its_pod() {
 }
 
 #[tokio::test]
-async fn a_pod_bound_by_hand_is_reserved_by_the_controller() {
+async fn controller_reserves_claim_of_manually_bound_pod() {
     let (_cluster, client) = cluster().await;
     let (pods, claims) = apis(&client);
     claim(&client, "shared").await;

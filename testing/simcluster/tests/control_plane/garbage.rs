@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 use crate::{cluster, create, generated, gone, node, pod, present, sim, template, until};
 
 #[tokio::test]
-async fn a_generated_claim_goes_with_its_pod() {
+async fn generated_claim_is_deleted_with_its_pod() {
     let (_cluster, client) = cluster().await;
     let pods: Api<Pod> = Api::default_namespaced(client.clone());
     let claims: Api<ResourceClaim> = Api::default_namespaced(client.clone());
@@ -34,7 +34,7 @@ fn slice_of(node: &Node, name: &str) -> Value {
 }
 
 #[tokio::test]
-async fn slices_go_with_their_node_and_slices_of_a_namesake_go_at_once() {
+async fn slices_are_deleted_with_their_node_incarnation() {
     let (_cluster, client) = cluster().await;
     let (nodes, slices): (Api<Node>, Api<ResourceSlice>) =
         (Api::all(client.clone()), Api::all(client.clone()));
@@ -62,7 +62,7 @@ fn template_owned(name: &str, owner: &ConfigMap) -> Value {
 }
 
 #[tokio::test]
-async fn foreground_deletion_lets_the_owner_go_last() {
+async fn foreground_deletion_removes_the_owner_last() {
     let (_cluster, client) = cluster().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
     let owner = create(&maps, json!({"metadata": {"name": "owner"}})).await;
@@ -77,20 +77,20 @@ async fn foreground_deletion_lets_the_owner_go_last() {
     until(&maps, "owner", gone()).await;
 }
 
-/// A cluster whose garbage collector can be kept from watching ConfigMaps; it watches them at
-/// first.
-struct Blindfold {
+/// A cluster whose garbage collector can be kept from watching ConfigMaps. At first it watches
+/// them.
+struct BlockedWatch {
     cluster: SimCluster,
     maps: Api<ConfigMap>,
     templates: Api<ResourceClaimTemplate>,
-    /// It is not there.
+    /// Deleted object.
     missing: ConfigMap,
-    is_on: Arc<AtomicBool>,
-    /// It wanted to list them and could not: its watch has ended.
+    is_blocked: Arc<AtomicBool>,
+    /// Notified when a list of ConfigMaps was refused: the watch has ended.
     refused: Arc<Notify>,
 }
 
-impl Blindfold {
+impl BlockedWatch {
     async fn new() -> Self {
         let (cluster, client) = sim().await;
         let maps: Api<ConfigMap> = Api::default_namespaced(client.clone());
@@ -102,15 +102,14 @@ impl Blindfold {
             maps,
             templates,
             missing,
-            is_on: Arc::default(),
+            is_blocked: Arc::default(),
             refused: Arc::default(),
         };
-        // What is refused from here on must be no first list, and no first watch that would go on
-        // where it was refused.
-        this.look().await;
+        // Later refused requests are neither a first list nor a first watch that would resume.
+        this.process_dependents().await;
         let shown = this.owner("shown").await;
-        this.leave("shown", &shown).await;
-        this.look().await;
+        this.create_dependent("shown", &shown).await;
+        this.process_dependents().await;
         this.maps.delete("shown", &DeleteParams::default()).await.unwrap();
         until(&this.templates, "of-shown", gone()).await;
         this.hook();
@@ -124,74 +123,74 @@ impl Blindfold {
                 && request.verb != "get"
         };
         let api = self.cluster.api();
-        let (is_on, refused) = (self.is_on.clone(), self.refused.clone());
+        let (is_blocked, refused) = (self.is_blocked.clone(), self.refused.clone());
         api.set_fault_hook(Some(Arc::new(move |request| {
-            if !is_on.load(Ordering::SeqCst) || !watches_maps(request) {
+            if !is_blocked.load(Ordering::SeqCst) || !watches_maps(request) {
                 return Fault::None;
             }
             refused.notify_one();
             Fault::Refuse(ApiError::unavailable("no watch for now"))
         })));
-        let is_on = self.is_on.clone();
+        let is_blocked = self.is_blocked.clone();
         api.set_watch_fault_hook(Some(Arc::new(move |watch| {
-            let expired = is_on.load(Ordering::SeqCst) && watches_maps(watch);
+            let expired = is_blocked.load(Ordering::SeqCst) && watches_maps(watch);
             if expired { WatchFault::Expire } else { WatchFault::None }
         })));
     }
 
-    fn put_on(&self) {
-        self.is_on.store(true, Ordering::SeqCst);
+    fn block(&self) {
+        self.is_blocked.store(true, Ordering::SeqCst);
     }
 
-    async fn take_off(&self) {
+    async fn unblock(&self) {
         self.refused.notified().await;
-        self.is_on.store(false, Ordering::SeqCst);
+        self.is_blocked.store(false, Ordering::SeqCst);
     }
 
     async fn owner(&self, name: &str) -> ConfigMap {
         create(&self.maps, json!({"metadata": {"name": name}})).await
     }
 
-    async fn leave(&self, name: &str, owner: &ConfigMap) {
+    async fn create_dependent(&self, name: &str, owner: &ConfigMap) {
         create(&self.templates, template_owned(&format!("of-{name}"), owner)).await;
     }
 
-    /// Has the collector look at all dependents that are there: this one goes, and comes behind
+    /// Makes the collector process all existing dependents: this one is deleted, and queued after
     /// them.
-    async fn look(&self) {
-        self.leave("missing", &self.missing).await;
+    async fn process_dependents(&self) {
+        self.create_dependent("missing", &self.missing).await;
         until(&self.templates, "of-missing", gone()).await;
     }
 }
 
 #[tokio::test]
-async fn what_an_owner_leaves_goes_also_where_no_watch_has_ever_shown_the_owner() {
-    let blindfold = Blindfold::new().await;
-    blindfold.put_on();
-    let owner = blindfold.owner("owner").await;
-    blindfold.leave("owner", &owner).await;
-    blindfold.look().await;
-    assert!(blindfold.templates.get_opt("of-owner").await.unwrap().is_some());
-    blindfold.maps.delete("owner", &DeleteParams::default()).await.unwrap();
-    blindfold.take_off().await;
-    until(&blindfold.templates, "of-owner", gone()).await;
+async fn dependents_of_unwatched_owner_are_deleted() {
+    let watch = BlockedWatch::new().await;
+    watch.block();
+    let owner = watch.owner("owner").await;
+    watch.create_dependent("owner", &owner).await;
+    watch.process_dependents().await;
+    assert!(watch.templates.get_opt("of-owner").await.unwrap().is_some());
+    watch.maps.delete("owner", &DeleteParams::default()).await.unwrap();
+    watch.unblock().await;
+    until(&watch.templates, "of-owner", gone()).await;
 }
 
 #[tokio::test]
-async fn what_an_owner_leaves_goes_also_where_the_watch_shows_its_namesake_next() {
-    let blindfold = Blindfold::new().await;
-    let owner = blindfold.owner("owner").await;
-    blindfold.leave("owner", &owner).await;
-    blindfold.look().await;
-    blindfold.put_on();
-    blindfold.maps.delete("owner", &DeleteParams::default()).await.unwrap();
-    blindfold.owner("owner").await;
-    blindfold.take_off().await;
-    until(&blindfold.templates, "of-owner", gone()).await;
+async fn dependents_of_replaced_owner_are_deleted() {
+    let watch = BlockedWatch::new().await;
+    let owner = watch.owner("owner").await;
+    watch.create_dependent("owner", &owner).await;
+    watch.process_dependents().await;
+    watch.block();
+    watch.maps.delete("owner", &DeleteParams::default()).await.unwrap();
+    watch.owner("owner").await;
+    watch.unblock().await;
+    until(&watch.templates, "of-owner", gone()).await;
 }
 
 #[tokio::test]
-async fn orphan_deletion_leaves_the_dependents() {
+async fn orphan_deletion_keeps_the_dependents() {
     let (_cluster, client) = cluster().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
     let owner = create(&maps, json!({"metadata": {"name": "owner"}})).await;

@@ -1,6 +1,6 @@
-//! Controllers and scheduler of the in-process cluster, seen from outside.
+//! Controllers and scheduler of the simulated cluster, through its API.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod allocation;
 mod claims;
@@ -23,16 +23,17 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tessera_simcluster::cluster::{ClusterOptions, SimCluster};
 
-/// Longer than anything here takes on a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// Longer than any step here takes on a loaded machine.
+const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// A kubeconfig of a throw-away control plane, to hold the stand-ins to the real thing: API server
-/// (without the admission plugins ServiceAccount and TaintNodesByCondition), controller-manager
-/// (without the controllers of the node life cycle, there are no kubelets), scheduler. Run the
-/// tests with `--test-threads 1` there, and expect its nodes and pods to go.
+/// Kubeconfig of a disposable control plane, to compare the fakes with the real components.
+///
+/// It needs an API server (without the admission plugins ServiceAccount and TaintNodesByCondition),
+/// a controller-manager (without the node life cycle controllers, as there are no kubelets) and a
+/// scheduler. Run the tests with `--test-threads 1`; its nodes and pods are deleted.
 const REAL: &str = "TESSERA_TEST_CLUSTER_KUBECONFIG";
 
-/// A cluster of whatever kind, and its administrator in a namespace of the test's own.
+/// Returns a cluster, real or simulated, and its administrator in a namespace of the test's own.
 async fn cluster() -> (Option<SimCluster>, Client) {
     match std::env::var_os(REAL) {
         Some(kubeconfig) => (None, real(kubeconfig.as_ref()).await),
@@ -43,7 +44,7 @@ async fn cluster() -> (Option<SimCluster>, Client) {
     }
 }
 
-/// A stand-in, for tests that turn its screws.
+/// Returns a simulated cluster, for tests that change its settings.
 async fn sim() -> (SimCluster, Client) {
     let cluster = SimCluster::start(ClusterOptions::default()).await.unwrap();
     let client = cluster.client();
@@ -57,7 +58,7 @@ async fn device_class(client: &Client) {
 }
 
 async fn real(kubeconfig: &Path) -> Client {
-    // The choice fails when somebody made it before, which is as good.
+    // The choice fails if a provider is already installed, which is fine.
     drop(rustls::crypto::ring::default_provider().install_default());
     let kubeconfig = Kubeconfig::read_from(kubeconfig).unwrap();
     let mut config =
@@ -85,13 +86,12 @@ where
     api.create(&PostParams::default(), &serde_json::from_value(object).unwrap()).await.unwrap()
 }
 
-/// Watches an object until the condition holds; gives its last state.
+/// Watches an object until the condition holds and returns its last state.
 async fn until<K>(api: &Api<K>, name: &str, condition: impl Condition<K>) -> Option<K>
 where
     K: Clone + Debug + Send + DeserializeOwned + Resource + 'static,
 {
-    let waited =
-        tokio::time::timeout(PATIENCE, await_condition(api.clone(), name, condition)).await;
+    let waited = tokio::time::timeout(TIMEOUT, await_condition(api.clone(), name, condition)).await;
     if let Ok(state) = waited {
         return state.unwrap();
     }
@@ -151,7 +151,7 @@ async fn claim(client: &Client, name: &str) -> ResourceClaim {
     create(&claims, json!({"metadata": {"name": name}, "spec": spec})).await
 }
 
-/// A pod with one claim: `claim` or `template` by name.
+/// Returns a pod with one claim: `claim` or `template` by name.
 fn pod(name: &str, source: Value) -> Value {
     let mut entry = source;
     entry["name"] = "gpu".into();
@@ -173,7 +173,7 @@ fn plain_pod(name: &str, cpu: &str) -> Value {
     json!({"metadata": {"name": name}, "spec": {"containers": [container]}})
 }
 
-/// Allocates as the controller does: the finalizer, then the allocation and nothing else.
+/// Allocates as the controller does: the finalizer, then only the allocation.
 async fn allocate(client: &Client, name: &str, node: &str) -> ResourceClaim {
     let claims: Api<ResourceClaim> = Api::default_namespaced(client.clone());
     patch(
@@ -207,12 +207,12 @@ fn node_of(pod: &Pod) -> Option<&str> {
     pod.spec.as_ref()?.node_name.as_deref()
 }
 
-/// The name of the claim that was made for a pod's entry.
+/// Returns the name of the claim generated for a pod's entry.
 async fn generated(pods: &Api<Pod>, pod: &str) -> String {
-    let told = |pod: &Pod| {
+    let has_claim_name = |pod: &Pod| {
         pod.status.as_ref().is_some_and(|status| status.resource_claim_statuses.is_some())
     };
-    let pod = until(pods, pod, present(told)).await.unwrap();
+    let pod = until(pods, pod, present(has_claim_name)).await.unwrap();
     let status = pod.status.unwrap().resource_claim_statuses.unwrap().remove(0);
     assert_eq!(status.name, "gpu");
     status.resource_claim_name.unwrap()

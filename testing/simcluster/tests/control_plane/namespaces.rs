@@ -9,7 +9,7 @@ use crate::{cluster, create, gone, plain_pod, present, until};
 const NAME: &str = "goes-away";
 
 #[tokio::test]
-async fn a_namespace_goes_with_all_that_is_in_it() {
+async fn namespace_is_deleted_with_its_contents() {
     let (_cluster, client) = cluster().await;
     let namespaces: Api<Namespace> = Api::all(client.clone());
     create(&namespaces, json!({"metadata": {"name": NAME}})).await;
@@ -29,7 +29,7 @@ async fn a_namespace_goes_with_all_that_is_in_it() {
     bound["spec"]["nodeName"] = "node-a".into();
     create(&pods, bound).await;
     namespaces.delete(NAME, &DeleteParams::default()).await.unwrap();
-    // A bound pod waits for its kubelet, and all the rest for the pod.
+    // A bound pod waits for its kubelet, and all other objects for the pod.
     until(&pods, "p", present(|pod: &Pod| pod.metadata.deletion_timestamp.is_some())).await;
     assert!(maps.get_opt("a").await.unwrap().is_some());
     pods.delete("p", &DeleteParams::default().grace_period(0)).await.unwrap();

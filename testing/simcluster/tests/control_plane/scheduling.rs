@@ -12,7 +12,7 @@ use tessera_simcluster::api::{ApiError, Fault};
 use tessera_simcluster::scheduler::SchedulerOptions;
 
 use crate::{
-    PATIENCE, allocate, allocated, claim, cluster, consumers, create, generated, names, node,
+    TIMEOUT, allocate, allocated, claim, cluster, consumers, create, generated, names, node,
     node_of, patch, patch_status, plain_pod, pod, present, sim, template, unschedulable, until,
 };
 
@@ -30,7 +30,7 @@ async fn until_bound(pods: &Api<Pod>, name: &str) -> String {
 }
 
 /// Waits until the pod is unschedulable with exactly this message.
-async fn until_told(pods: &Api<Pod>, name: &str, message: &str) -> Pod {
+async fn until_unschedulable(pods: &Api<Pod>, name: &str, message: &str) -> Pod {
     let expected = message.to_owned();
     until(pods, name, present(move |pod: &Pod| unschedulable(pod).as_deref() == Some(&expected)))
         .await
@@ -38,7 +38,7 @@ async fn until_told(pods: &Api<Pod>, name: &str, message: &str) -> Pod {
 }
 
 #[tokio::test]
-async fn a_pod_is_bound_and_told_so() {
+async fn pod_is_bound_with_condition() {
     let (_cluster, client) = cluster().await;
     let (pods, _) = apis(&client);
     node(&client, "node-a", "4").await;
@@ -53,17 +53,17 @@ async fn a_pod_is_bound_and_told_so() {
 }
 
 #[tokio::test]
-async fn a_pod_without_any_node_is_told_so_and_tried_again() {
+async fn pod_without_nodes_is_reported_and_retried() {
     let (_cluster, client) = cluster().await;
     let (pods, _) = apis(&client);
     create(&pods, plain_pod("p", "1")).await;
-    until_told(&pods, "p", "no nodes available to schedule pods").await;
+    until_unschedulable(&pods, "p", "no nodes available to schedule pods").await;
     node(&client, "node-a", "4").await;
     assert_eq!(until_bound(&pods, "p").await, "node-a");
 }
 
 #[tokio::test]
-async fn pods_spread_by_load_and_then_by_name() {
+async fn pods_spread_by_load_then_by_name() {
     let (mut cluster, client) = sim().await;
     let (pods, _) = apis(&client);
     cluster.stop_scheduler().await;
@@ -77,7 +77,7 @@ async fn pods_spread_by_load_and_then_by_name() {
 }
 
 #[tokio::test]
-async fn no_node_is_ever_given_more_than_it_has() {
+async fn node_is_never_overcommitted() {
     let (_cluster, client) = cluster().await;
     let (pods, _) = apis(&client);
     node(&client, "node-a", "3").await;
@@ -85,10 +85,11 @@ async fn no_node_is_ever_given_more_than_it_has() {
         create(&pods, plain_pod(&format!("p-{index}"), "1")).await;
     }
     let message = "0/1 nodes are available: 1 Insufficient cpu. preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod.";
-    // Which of them: a binding may fail on a busy machine, and its pod comes after the others then.
+    // Any of them: a binding may fail on a busy machine, and its pod is then tried after the
+    // others.
     let bound = async |count| {
         let names = (0..5).map(|index| format!("p-{index}"));
-        let (mut bound, mut told) = (Vec::new(), Vec::new());
+        let (mut bound, mut pending) = (Vec::new(), Vec::new());
         for name in names {
             let decided = |pod: &Pod| {
                 node_of(pod).is_some() || unschedulable(pod).as_deref() == Some(message)
@@ -98,23 +99,23 @@ async fn no_node_is_ever_given_more_than_it_has() {
             else {
                 continue;
             };
-            let list = if node_of(&pod).is_some() { &mut bound } else { &mut told };
+            let list = if node_of(&pod).is_some() { &mut bound } else { &mut pending };
             list.push(name);
         }
         assert_eq!(bound.len(), count, "{bound:?}");
-        (bound, told)
+        (bound, pending)
     };
-    let (running, told) = bound(3).await;
-    assert_eq!(told.len(), 2);
+    let (running, pending) = bound(3).await;
+    assert_eq!(pending.len(), 2);
     pods.delete(&running[0], &DeleteParams::default().grace_period(0)).await.unwrap();
-    let first = told.iter().map(|name| Box::pin(until_bound(&pods, name)));
+    let first = pending.iter().map(|name| Box::pin(until_bound(&pods, name)));
     assert_eq!(futures::future::select_all(first).await.0, "node-a");
-    let (running, told) = bound(3).await;
-    assert_eq!((running.len(), told.len()), (3, 1));
+    let (running, pending) = bound(3).await;
+    assert_eq!((running.len(), pending.len()), (3, 1));
 }
 
 #[tokio::test]
-async fn every_filter_says_why() {
+async fn every_filter_reports_its_reason() {
     let (_cluster, client) = cluster().await;
     let (pods, _) = apis(&client);
     let nodes: Api<Node> = Api::all(client.clone());
@@ -131,16 +132,16 @@ async fn every_filter_says_why() {
     create(&pods, wants).await;
     let message = "0/4 nodes are available: 1 Insufficient cpu, 1 node(s) were unschedulable, 2 node(s) had untolerated taint(s). \
         preemption: 0/4 nodes are available: 4 Preemption is not helpful for scheduling.";
-    until_told(&pods, "p", message).await;
+    until_unschedulable(&pods, "p", message).await;
     patch(&nodes, "cordoned", json!({"spec": {"unschedulable": null}})).await;
     let message = "0/4 nodes are available: 1 Insufficient cpu, 1 node(s) didn't match Pod's node affinity/selector, 2 node(s) had untolerated taint(s). \
         preemption: 0/4 nodes are available: 4 Preemption is not helpful for scheduling.";
-    until_told(&pods, "p", message).await;
+    until_unschedulable(&pods, "p", message).await;
 }
 
 #[tokio::test]
-async fn a_node_that_is_not_ready_takes_no_pod_until_it_is() {
-    // On a real cluster the node life cycle controller puts a taint in between.
+async fn node_that_is_not_ready_gets_no_pods() {
+    // On a real cluster the node life cycle controller adds a taint in between.
     let (mut cluster, client) = sim().await;
     cluster.stop_scheduler().await;
     let (pods, _) = apis(&client);
@@ -151,14 +152,14 @@ async fn a_node_that_is_not_ready_takes_no_pod_until_it_is() {
     cluster.start_scheduler(SchedulerOptions::default());
     let message = "0/1 nodes are available: 1 node(s) had untolerated taint(s). preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling.";
     create(&pods, plain_pod("p", "1")).await;
-    until_told(&pods, "p", message).await;
+    until_unschedulable(&pods, "p", message).await;
     patch_status(&nodes, "node-a", json!({"conditions": [{"type": "Ready", "status": "True"}]}))
         .await;
     assert_eq!(until_bound(&pods, "p").await, "node-a");
 }
 
 #[tokio::test]
-async fn an_unallocated_claim_keeps_its_pod_pending_until_it_is_allocated() {
+async fn pod_is_pending_until_its_claim_is_allocated() {
     let (_cluster, client) = cluster().await;
     let (pods, claims) = apis(&client);
     node(&client, "node-a", "4").await;
@@ -167,8 +168,8 @@ async fn an_unallocated_claim_keeps_its_pod_pending_until_it_is_allocated() {
     create(&pods, pod("p", json!({"resourceClaimTemplateName": "gpu"}))).await;
     let name = generated(&pods, "p").await;
     let message = "0/2 nodes are available: 2 cannot allocate all claims. preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling.";
-    let told = until_told(&pods, "p", message).await;
-    let conditions = told.status.unwrap().conditions.unwrap();
+    let rejected = until_unschedulable(&pods, "p", message).await;
+    let conditions = rejected.status.unwrap().conditions.unwrap();
     let scheduled = conditions.iter().find(|condition| condition.type_ == "PodScheduled").unwrap();
     assert_eq!(
         (scheduled.reason.as_deref(), scheduled.observed_generation),
@@ -192,7 +193,7 @@ async fn an_unallocated_claim_keeps_its_pod_pending_until_it_is_allocated() {
 }
 
 #[tokio::test]
-async fn a_missing_device_class_is_named() {
+async fn missing_device_class_is_named() {
     let (_cluster, client) = cluster().await;
     let (pods, claims) = apis(&client);
     node(&client, "node-a", "4").await;
@@ -208,7 +209,7 @@ async fn a_missing_device_class_is_named() {
     until(
         &pods,
         "p",
-        present(|pod: &Pod| unschedulable(pod).is_some_and(|said| said.starts_with(starts))),
+        present(|pod: &Pod| unschedulable(pod).is_some_and(|message| message.starts_with(starts))),
     )
     .await;
 }
@@ -234,7 +235,7 @@ async fn gated_pods_wait_without_an_attempt() {
 }
 
 #[tokio::test]
-async fn a_claim_on_a_full_node_is_deallocated_when_another_node_was_seen() {
+async fn claim_on_full_node_is_deallocated_for_another_node() {
     let (_cluster, client) = cluster().await;
     let (pods, claims) = apis(&client);
     node(&client, "node-a", "1").await;
@@ -247,29 +248,30 @@ async fn a_claim_on_a_full_node_is_deallocated_when_another_node_was_seen() {
     allocate(&client, "shared", "node-a").await;
     create(&pods, pod("p", with_claim())).await;
     let starts = "0/2 nodes are available: 1 Insufficient cpu, 1 resourceclaim not available on the node. deallocation of ResourceClaim completed, preemption:";
-    let told = watcher(claims.clone(), watcher::Config::default()).applied_objects();
-    let mut told = std::pin::pin!(told);
+    let changes = watcher(claims.clone(), watcher::Config::default()).applied_objects();
+    let mut changes = std::pin::pin!(changes);
     let freed = async {
-        while let Some(claim) = told.try_next().await.unwrap() {
+        while let Some(claim) = changes.try_next().await.unwrap() {
             if !allocated(&claim) {
                 return claim;
             }
         }
         panic!("the watch ended");
     };
-    let freed = tokio::time::timeout(PATIENCE, freed).await.unwrap();
+    let freed = tokio::time::timeout(TIMEOUT, freed).await.unwrap();
     assert_eq!(freed.finalizers().len(), 1, "the finalizer stays");
-    let said = |pod: &Pod| {
-        unschedulable(pod)
-            .is_some_and(|said| said.starts_with(starts) || said.contains("cannot allocate"))
+    let message = |pod: &Pod| {
+        unschedulable(pod).is_some_and(|message| {
+            message.starts_with(starts) || message.contains("cannot allocate")
+        })
     };
-    until(&pods, "p", present(said)).await;
+    until(&pods, "p", present(message)).await;
     allocate(&client, "shared", "node-b").await;
     assert_eq!(until_bound(&pods, "p").await, "node-b");
 }
 
 #[tokio::test]
-async fn a_claim_on_a_full_node_stays_when_no_other_node_was_seen() {
+async fn claim_on_full_node_stays_without_another_node() {
     let (_cluster, client) = cluster().await;
     let (pods, claims) = apis(&client);
     node(&client, "node-a", "1").await;
@@ -279,12 +281,12 @@ async fn a_claim_on_a_full_node_stays_when_no_other_node_was_seen() {
     allocate(&client, "shared", "node-a").await;
     create(&pods, pod("p", with_claim())).await;
     let message = "0/1 nodes are available: 1 Insufficient cpu. preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod.";
-    until_told(&pods, "p", message).await;
+    until_unschedulable(&pods, "p", message).await;
     assert!(allocated(&claims.get("shared").await.unwrap()));
 }
 
 #[tokio::test]
-async fn a_late_second_pod_never_takes_the_claim_from_the_first() {
+async fn second_pod_never_deallocates_a_used_claim() {
     let (_cluster, client) = cluster().await;
     let (pods, claims) = apis(&client);
     node(&client, "node-a", "1").await;
@@ -298,7 +300,7 @@ async fn a_late_second_pod_never_takes_the_claim_from_the_first() {
     until(
         &pods,
         "two",
-        present(|pod: &Pod| unschedulable(pod).is_some_and(|said| said.starts_with(starts))),
+        present(|pod: &Pod| unschedulable(pod).is_some_and(|message| message.starts_with(starts))),
     )
     .await;
     let claim = claims.get("shared").await.unwrap();
@@ -307,7 +309,7 @@ async fn a_late_second_pod_never_takes_the_claim_from_the_first() {
 }
 
 #[tokio::test]
-async fn a_claim_without_allocation_time_keeps_its_pod_from_binding() {
+async fn claim_without_allocation_time_prevents_binding() {
     let (_cluster, client) = cluster().await;
     let (pods, claims) = apis(&client);
     node(&client, "node-a", "4").await;
@@ -321,17 +323,18 @@ async fn a_claim_without_allocation_time_keeps_its_pod_from_binding() {
     patch_status(&claims, "shared", json!({"allocation": allocation})).await;
     create(&pods, pod("p", with_claim())).await;
     let failed = |pod: &Pod| {
-        unschedulable(pod).is_some_and(|said| said.contains("field cannot be modified once set"))
+        unschedulable(pod)
+            .is_some_and(|message| message.contains("field cannot be modified once set"))
     };
-    let told = until(&pods, "p", present(failed)).await.unwrap();
-    let conditions = told.status.unwrap().conditions.unwrap();
+    let failed_pod = until(&pods, "p", present(failed)).await.unwrap();
+    let conditions = failed_pod.status.unwrap().conditions.unwrap();
     assert!(
         conditions.iter().any(|condition| condition.reason.as_deref() == Some("SchedulerError"))
     );
 }
 
 #[tokio::test]
-async fn a_binding_that_fails_takes_the_reservation_back_and_is_tried_again() {
+async fn failed_binding_is_unreserved_and_retried() {
     let (cluster, client) = sim().await;
     let (pods, claims) = apis(&client);
     node(&client, "node-a", "4").await;
@@ -349,7 +352,7 @@ async fn a_binding_that_fails_takes_the_reservation_back_and_is_tried_again() {
     create(&pods, pod("p", with_claim())).await;
     allocate(&client, "shared", "node-a").await;
     let failed =
-        |pod: &Pod| unschedulable(pod).is_some_and(|said| said.contains("binding rejected"));
+        |pod: &Pod| unschedulable(pod).is_some_and(|message| message.contains("binding rejected"));
     until(&pods, "p", present(failed)).await;
     let claim = claims.get("shared").await.unwrap();
     assert!(allocated(&claim) && consumers(&claim).is_empty());
@@ -359,7 +362,7 @@ async fn a_binding_that_fails_takes_the_reservation_back_and_is_tried_again() {
 }
 
 #[tokio::test]
-async fn a_hundred_pods_with_a_claim_each_all_land() {
+async fn hundred_pods_with_claims_are_all_bound() {
     let (_cluster, client) = cluster().await;
     let (pods, claims) = apis(&client);
     node(&client, "node-a", "64").await;

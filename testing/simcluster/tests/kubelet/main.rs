@@ -1,9 +1,9 @@
-//! The kubelet stand-in against a small DRA driver over real sockets: what a driver may rely on.
+//! The fake kubelet with a small DRA driver over real sockets: guarantees for drivers.
 
-#![expect(clippy::unwrap_used, reason = "a test says by panicking where it stands")]
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
+mod harness;
 mod plugin;
-mod rig;
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,178 +14,184 @@ use kube::{Api, ResourceExt};
 use serde_json::json;
 use tessera_proto::SUPPORTS_DRA_V1BETA1;
 use tessera_proto::health_v1::{DeviceHealth, DeviceIdentifier, HealthStatus};
-use tessera_simcluster::node::container::State;
+use tessera_simcluster::node::container::ContainerState;
 use tessera_test_support::test_name;
 
+use harness::{Harness, NODE, WAIT, container};
 use plugin::{DRIVER, Plugin};
-use rig::{NODE, Rig, WAIT, container};
 
 #[tokio::test]
-async fn a_pod_runs_with_what_its_claim_injects_and_leaves_nothing() {
-    let Some(rig) = Rig::set_up(test_name!()).await else { return };
-    let _plugin = Plugin::serve(&rig.root(), &rig.script);
-    let kubelet = rig.kubelet().await;
+async fn pod_gets_claim_edits_and_is_cleaned_up() {
+    let Some(harness) = Harness::set_up(test_name!()).await else { return };
+    let _plugin = Plugin::serve(&harness.root(), &harness.script);
+    let kubelet = harness.kubelet().await;
     kubelet.registered(DRIVER).await;
-    let mut status = rig.script.status.subscribe();
+    let mut status = harness.script.status.subscribe();
     assert!(status.wait_for(Option::is_some).await.unwrap().as_ref().unwrap().plugin_registered);
-    rig.claim("claim").await;
-    rig.pod("pod", &["claim"], json!({"containers": [container("echo $CLAIM", &["claim"])]})).await;
-    rig.phase("pod", "Succeeded").await;
-    assert_eq!(rig.log("pod").await, "claim\n");
-    // Unprepared before the API hears of the end.
+    harness.claim("claim").await;
+    harness
+        .pod("pod", &["claim"], json!({"containers": [container("echo $CLAIM", &["claim"])]}))
+        .await;
+    harness.phase("pod", "Succeeded").await;
+    assert_eq!(harness.log("pod").await, "claim\n");
+    // The claim is unprepared before the API shows the end.
     assert_eq!(
-        rig.script.calls(),
+        harness.script.calls(),
         [("prepare", vec!["claim".into()]), ("unprepare", vec!["claim".into()])]
     );
-    rig.delete("pod").await;
-    rig.gone("pod").await;
-    assert_eq!(rig.script.calls().len(), 2);
-    assert_eq!(std::fs::read_dir(rig.root().join("pods")).unwrap().count(), 0);
+    harness.delete("pod").await;
+    harness.gone("pod").await;
+    assert_eq!(harness.script.calls().len(), 2);
+    assert_eq!(std::fs::read_dir(harness.root().join("pods")).unwrap().count(), 0);
     kubelet.stop().await;
 }
 
 #[tokio::test]
-async fn a_shared_claim_is_prepared_once_and_unprepared_by_its_last_pod() {
-    let Some(rig) = Rig::set_up(test_name!()).await else { return };
-    let _plugin = Plugin::serve(&rig.root(), &rig.script);
-    let kubelet = rig.kubelet().await;
+async fn shared_claim_is_prepared_once_and_unprepared_last() {
+    let Some(harness) = Harness::set_up(test_name!()).await else { return };
+    let _plugin = Plugin::serve(&harness.root(), &harness.script);
+    let kubelet = harness.kubelet().await;
     kubelet.registered(DRIVER).await;
-    rig.claim("claim").await;
+    harness.claim("claim").await;
     for name in ["one", "two"] {
-        rig.pod(name, &["claim"], json!({"containers": [container(WAIT, &["claim"])]})).await;
-        rig.phase(name, "Running").await;
+        harness.pod(name, &["claim"], json!({"containers": [container(WAIT, &["claim"])]})).await;
+        harness.phase(name, "Running").await;
     }
-    rig.delete("one").await;
-    rig.gone("one").await;
-    assert_eq!(rig.script.calls(), [("prepare", vec!["claim".into()])]);
-    rig.delete("two").await;
-    rig.gone("two").await;
-    assert_eq!(rig.script.calls().last().unwrap(), &("unprepare", vec!["claim".into()]));
+    harness.delete("one").await;
+    harness.gone("one").await;
+    assert_eq!(harness.script.calls(), [("prepare", vec!["claim".into()])]);
+    harness.delete("two").await;
+    harness.gone("two").await;
+    assert_eq!(harness.script.calls().last().unwrap(), &("unprepare", vec!["claim".into()]));
     kubelet.stop().await;
 }
 
 #[tokio::test]
-async fn the_claims_of_a_pod_come_in_one_call() {
-    let Some(rig) = Rig::set_up(test_name!()).await else { return };
-    let _plugin = Plugin::serve(&rig.root(), &rig.script);
-    let kubelet = rig.kubelet().await;
+async fn claims_of_a_pod_are_prepared_in_one_call() {
+    let Some(harness) = Harness::set_up(test_name!()).await else { return };
+    let _plugin = Plugin::serve(&harness.root(), &harness.script);
+    let kubelet = harness.kubelet().await;
     kubelet.registered(DRIVER).await;
-    rig.claim("one").await;
-    rig.claim("two").await;
-    rig.pod("pod", &["one", "two"], json!({"containers": [container("echo $CLAIM", &["two"])]}))
+    harness.claim("one").await;
+    harness.claim("two").await;
+    harness
+        .pod("pod", &["one", "two"], json!({"containers": [container("echo $CLAIM", &["two"])]}))
         .await;
-    rig.phase("pod", "Succeeded").await;
-    assert_eq!(rig.log("pod").await, "two\n");
-    assert_eq!(rig.script.calls()[0], ("prepare", vec!["one".into(), "two".into()]));
+    harness.phase("pod", "Succeeded").await;
+    assert_eq!(harness.log("pod").await, "two\n");
+    assert_eq!(harness.script.calls()[0], ("prepare", vec!["one".into(), "two".into()]));
     kubelet.stop().await;
 }
 
 #[tokio::test]
-async fn a_claim_that_is_not_reserved_for_the_pod_reaches_no_driver() {
-    let Some(rig) = Rig::set_up(test_name!()).await else { return };
-    let _plugin = Plugin::serve(&rig.root(), &rig.script);
-    let kubelet = rig.kubelet().await;
+async fn unreserved_claim_is_not_sent_to_driver() {
+    let Some(harness) = Harness::set_up(test_name!()).await else { return };
+    let _plugin = Plugin::serve(&harness.root(), &harness.script);
+    let kubelet = harness.kubelet().await;
     kubelet.registered(DRIVER).await;
-    rig.claim("claim").await;
+    harness.claim("claim").await;
     let spec = json!({"containers": [container("echo $CLAIM", &["claim"])]});
-    let pod = rig.pod_without_reservation("pod", &["claim"], spec).await;
-    let event = rig.event("FailedPrepareDynamicResources").await;
+    let pod = harness.pod_without_reservation("pod", &["claim"], spec).await;
+    let event = harness.event("FailedPrepareDynamicResources").await;
     assert!(event.contains("not allowed to use ResourceClaim claim"), "{event}");
-    assert_eq!(rig.script.calls(), []);
-    rig.reserve("claim", &pod).await;
-    rig.phase("pod", "Succeeded").await;
+    assert_eq!(harness.script.calls(), []);
+    harness.reserve("claim", &pod).await;
+    harness.phase("pod", "Succeeded").await;
     kubelet.stop().await;
 }
 
 #[tokio::test]
-async fn a_failed_prepare_is_told_and_tried_again_and_told_once() {
-    let Some(rig) = Rig::set_up(test_name!()).await else { return };
-    let _plugin = Plugin::serve(&rig.root(), &rig.script);
-    let kubelet = rig.kubelet().await;
+async fn failed_prepare_is_retried_with_one_event() {
+    let Some(harness) = Harness::set_up(test_name!()).await else { return };
+    let _plugin = Plugin::serve(&harness.root(), &harness.script);
+    let kubelet = harness.kubelet().await;
     kubelet.registered(DRIVER).await;
-    rig.script.fail("claim", "the GPU is on fire");
-    rig.claim("claim").await;
-    rig.pod("pod", &["claim"], json!({"containers": [container("echo $CLAIM", &["claim"])]})).await;
-    rig.script.called(3).await;
-    rig.script.heal("claim");
-    rig.phase("pod", "Succeeded").await;
+    harness.script.fail("claim", "the GPU is on fire");
+    harness.claim("claim").await;
+    harness
+        .pod("pod", &["claim"], json!({"containers": [container("echo $CLAIM", &["claim"])]}))
+        .await;
+    harness.script.wait_for_calls(3).await;
+    harness.script.succeed("claim");
+    harness.phase("pod", "Succeeded").await;
     // The kubelet may have seen the pod before its claim was reserved, which is another event.
-    let mut events = rig.events("FailedPrepareDynamicResources").await;
+    let mut events = harness.events("FailedPrepareDynamicResources").await;
     events.retain(|event| event.message.as_deref().unwrap().contains("the GPU is on fire"));
     assert_eq!(events.len(), 1);
     kubelet.stop().await;
 }
 
 #[tokio::test]
-async fn a_failing_unprepare_holds_the_pod_until_it_succeeds() {
-    let Some(rig) = Rig::set_up(test_name!()).await else { return };
-    let _plugin = Plugin::serve(&rig.root(), &rig.script);
-    let kubelet = rig.kubelet().await;
+async fn failing_unprepare_delays_pod_deletion() {
+    let Some(harness) = Harness::set_up(test_name!()).await else { return };
+    let _plugin = Plugin::serve(&harness.root(), &harness.script);
+    let kubelet = harness.kubelet().await;
     kubelet.registered(DRIVER).await;
-    rig.claim("claim").await;
-    rig.pod("pod", &["claim"], json!({"containers": [container(WAIT, &["claim"])]})).await;
-    rig.phase("pod", "Running").await;
-    rig.script.fail("claim", "busy");
-    rig.delete("pod").await;
-    rig.script.called(3).await;
-    assert!(rig.pods().get_opt("pod").await.unwrap().is_some());
-    rig.script.heal("claim");
-    rig.gone("pod").await;
+    harness.claim("claim").await;
+    harness.pod("pod", &["claim"], json!({"containers": [container(WAIT, &["claim"])]})).await;
+    harness.phase("pod", "Running").await;
+    harness.script.fail("claim", "busy");
+    harness.delete("pod").await;
+    harness.script.wait_for_calls(3).await;
+    assert!(harness.pods().get_opt("pod").await.unwrap().is_some());
+    harness.script.succeed("claim");
+    harness.gone("pod").await;
     kubelet.stop().await;
 }
 
 #[tokio::test]
-async fn a_restarted_kubelet_finds_its_containers_and_prepares_nothing_again() {
-    let Some(rig) = Rig::set_up(test_name!()).await else { return };
-    let _plugin = Plugin::serve(&rig.root(), &rig.script);
-    let kubelet = rig.kubelet().await;
+async fn restarted_kubelet_adopts_containers_and_claims() {
+    let Some(harness) = Harness::set_up(test_name!()).await else { return };
+    let _plugin = Plugin::serve(&harness.root(), &harness.script);
+    let kubelet = harness.kubelet().await;
     kubelet.registered(DRIVER).await;
-    rig.claim("claim").await;
-    rig.claim("other").await;
-    let pod =
-        rig.pod("stays", &["claim"], json!({"containers": [container(WAIT, &["claim"])]})).await;
-    rig.pod("goes", &["other"], json!({"containers": [container(WAIT, &["other"])]})).await;
-    rig.phase("stays", "Running").await;
-    rig.phase("goes", "Running").await;
-    let before = rig.runtime.containers(&pod.uid().unwrap());
+    harness.claim("claim").await;
+    harness.claim("other").await;
+    let pod = harness
+        .pod("stays", &["claim"], json!({"containers": [container(WAIT, &["claim"])]}))
+        .await;
+    harness.pod("goes", &["other"], json!({"containers": [container(WAIT, &["other"])]})).await;
+    harness.phase("stays", "Running").await;
+    harness.phase("goes", "Running").await;
+    let before = harness.runtime.containers(&pod.uid().unwrap());
     kubelet.stop().await;
 
-    // Nobody is there to end it, so an impatient administrator takes the object away.
+    // No kubelet runs, so the pod is force-deleted.
     let force = kube::api::DeleteParams { grace_period_seconds: Some(0), ..Default::default() };
-    rig.pods().delete("goes", &force).await.unwrap();
-    let kubelet = rig.kubelet().await;
+    harness.pods().delete("goes", &force).await.unwrap();
+    let kubelet = harness.kubelet().await;
     kubelet.registered(DRIVER).await;
-    assert_eq!(rig.script.called(3).await[2], ("unprepare", vec!["other".into()]));
-    let after = rig.runtime.containers(&pod.uid().unwrap());
+    assert_eq!(harness.script.wait_for_calls(3).await[2], ("unprepare", vec!["other".into()]));
+    let after = harness.runtime.containers(&pod.uid().unwrap());
     assert_eq!(before, after);
-    assert!(matches!(after[0].state, State::Running { .. }));
-    rig.delete("stays").await;
-    rig.gone("stays").await;
-    let calls = rig.script.calls();
+    assert!(matches!(after[0].state, ContainerState::Running { .. }));
+    harness.delete("stays").await;
+    harness.gone("stays").await;
+    let calls = harness.script.calls();
     assert_eq!(calls.iter().filter(|(call, _)| *call == "prepare").count(), 2, "{calls:?}");
     kubelet.stop().await;
 }
 
 #[tokio::test]
-async fn a_driver_of_the_older_version_alone_is_spoken_to_in_its_words() {
-    let Some(rig) = Rig::set_up(test_name!()).await else { return };
-    let _plugin = Plugin::serve_versions(&rig.root(), &rig.script, &[SUPPORTS_DRA_V1BETA1]);
-    let kubelet = rig.kubelet().await;
+async fn v1beta1_driver_is_called_as_v1beta1() {
+    let Some(harness) = Harness::set_up(test_name!()).await else { return };
+    let _plugin = Plugin::serve_versions(&harness.root(), &harness.script, &[SUPPORTS_DRA_V1BETA1]);
+    let kubelet = harness.kubelet().await;
     kubelet.registered(DRIVER).await;
-    rig.claim("claim").await;
-    rig.pod("pod", &["claim"], json!({"containers": [container(WAIT, &["claim"])]})).await;
-    rig.phase("pod", "Running").await;
-    assert_eq!(rig.script.calls(), [("prepare", vec!["claim".into()])]);
+    harness.claim("claim").await;
+    harness.pod("pod", &["claim"], json!({"containers": [container(WAIT, &["claim"])]})).await;
+    harness.phase("pod", "Running").await;
+    assert_eq!(harness.script.calls(), [("prepare", vec!["claim".into()])]);
     kubelet.stop().await;
-    rig.runtime.shut_down().await;
+    harness.runtime.shut_down().await;
 }
 
 #[tokio::test]
-async fn a_driver_of_unknown_versions_is_refused_and_told_why() {
-    let Some(rig) = Rig::set_up(test_name!()).await else { return };
-    let _plugin = Plugin::serve_versions(&rig.root(), &rig.script, &["v9.DRAPlugin"]);
-    let kubelet = rig.kubelet().await;
-    let mut status = rig.script.status.subscribe();
+async fn driver_of_unknown_version_is_rejected_with_reason() {
+    let Some(harness) = Harness::set_up(test_name!()).await else { return };
+    let _plugin = Plugin::serve_versions(&harness.root(), &harness.script, &["v9.DRAPlugin"]);
+    let kubelet = harness.kubelet().await;
+    let mut status = harness.script.status.subscribe();
     let status = status.wait_for(Option::is_some).await.unwrap().clone().unwrap();
     assert!(!status.plugin_registered);
     assert!(status.error.contains("v9.DRAPlugin"), "{}", status.error);
@@ -193,18 +199,18 @@ async fn a_driver_of_unknown_versions_is_refused_and_told_why() {
 }
 
 #[tokio::test]
-async fn the_health_of_a_device_shows_in_the_pods_status() {
-    let Some(rig) = Rig::set_up(test_name!()).await else { return };
-    let _plugin = Plugin::serve(&rig.root(), &rig.script);
-    let kubelet = rig.kubelet().await;
+async fn device_health_is_in_pod_status() {
+    let Some(harness) = Harness::set_up(test_name!()).await else { return };
+    let _plugin = Plugin::serve(&harness.root(), &harness.script);
+    let kubelet = harness.kubelet().await;
     kubelet.registered(DRIVER).await;
-    rig.claim("claim").await;
-    rig.pod("pod", &["claim"], json!({"containers": [container(WAIT, &["claim"])]})).await;
-    rig.phase("pod", "Running").await;
+    harness.claim("claim").await;
+    harness.pod("pod", &["claim"], json!({"containers": [container(WAIT, &["claim"])]})).await;
+    harness.phase("pod", "Running").await;
     for (health, word) in
         [(HealthStatus::Healthy, "Healthy"), (HealthStatus::Unhealthy, "Unhealthy")]
     {
-        rig.script.report(vec![DeviceHealth {
+        harness.script.report(vec![DeviceHealth {
             device: Some(DeviceIdentifier {
                 pool_name: "pool".into(),
                 device_name: "device".into(),
@@ -212,21 +218,22 @@ async fn the_health_of_a_device_shows_in_the_pods_status() {
             health: health.into(),
             ..DeviceHealth::default()
         }]);
-        rig.until("pod", |pod| {
-            let pod = serde_json::to_value(pod).unwrap();
-            let shown = &pod["status"]["containerStatuses"][0]["allocatedResourcesStatus"][0];
-            shown["name"] == "claim:claim" && shown["resources"][0]["health"] == word
-        })
-        .await;
+        harness
+            .until("pod", |pod| {
+                let pod = serde_json::to_value(pod).unwrap();
+                let shown = &pod["status"]["containerStatuses"][0]["allocatedResourcesStatus"][0];
+                shown["name"] == "claim:claim" && shown["resources"][0]["health"] == word
+            })
+            .await;
     }
     kubelet.stop().await;
-    rig.runtime.shut_down().await;
+    harness.runtime.shut_down().await;
 }
 
 #[tokio::test]
-async fn the_nodes_slices_go_at_start_and_when_the_driver_stays_away() {
-    let Some(rig) = Rig::set_up(test_name!()).await else { return };
-    let api: Api<ResourceSlice> = Api::all(rig.client.clone());
+async fn slices_are_wiped_at_start_and_after_disconnect() {
+    let Some(harness) = Harness::set_up(test_name!()).await else { return };
+    let api: Api<ResourceSlice> = Api::all(harness.client.clone());
     let publish = |name: &'static str, node: &'static str| {
         let slice = json!({
             "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": name},
@@ -242,11 +249,11 @@ async fn the_nodes_slices_go_at_start_and_when_the_driver_stays_away() {
     };
     publish("old", NODE).await;
     publish("elsewhere", "node-b").await;
-    let kubelet = rig.kubelet_with(Duration::from_millis(50)).await;
+    let kubelet = harness.kubelet_with(Duration::from_millis(50)).await;
     assert!(api.get_opt("old").await.unwrap().is_none());
     assert!(api.get_opt("elsewhere").await.unwrap().is_some());
 
-    let plugin = Plugin::serve(&rig.root(), &rig.script);
+    let plugin = Plugin::serve(&harness.root(), &harness.script);
     kubelet.registered(DRIVER).await;
     publish("new", NODE).await;
     drop(plugin);
@@ -261,9 +268,9 @@ async fn the_nodes_slices_go_at_start_and_when_the_driver_stays_away() {
 }
 
 #[tokio::test]
-async fn init_containers_run_in_order_and_before_the_others() {
-    let Some(rig) = Rig::set_up(test_name!()).await else { return };
-    let kubelet = rig.kubelet().await;
+async fn init_containers_run_first_and_in_order() {
+    let Some(harness) = Harness::set_up(test_name!()).await else { return };
+    let kubelet = harness.kubelet().await;
     let step = |name: &str, script: &str| {
         let mount = json!([{"name": "work", "mountPath": "/work"}]);
         json!({"name": name, "image": "tools", "command": ["sh", "-c", script], "volumeMounts": mount})
@@ -273,45 +280,47 @@ async fn init_containers_run_in_order_and_before_the_others() {
         "initContainers": [step("i1", "echo 1 >>/work/order"), step("i2", "echo 2 >>/work/order")],
         "containers": [step("c", "cat /work/order")],
     });
-    rig.pod("pod", &[], spec).await;
-    rig.phase("pod", "Succeeded").await;
-    assert_eq!(rig.log("pod").await, "1\n2\n");
+    harness.pod("pod", &[], spec).await;
+    harness.phase("pod", "Succeeded").await;
+    assert_eq!(harness.log("pod").await, "1\n2\n");
     kubelet.stop().await;
 }
 
 #[tokio::test]
-async fn a_container_that_cannot_be_created_says_so_in_status_and_event() {
-    let Some(rig) = Rig::set_up(test_name!()).await else { return };
-    let kubelet = rig.kubelet().await;
+async fn uncreated_container_is_in_status_and_event() {
+    let Some(harness) = Harness::set_up(test_name!()).await else { return };
+    let kubelet = harness.kubelet().await;
     let spec = json!({"containers": [{"name": "c", "image": "nowhere/nothing:1"}]});
-    rig.pod("pod", &[], spec).await;
-    let event = rig.event("Failed").await;
+    harness.pod("pod", &[], spec).await;
+    let event = harness.event("Failed").await;
     assert!(event.contains("nowhere/nothing:1"), "{event}");
-    rig.until("pod", |pod| {
-        let pod = serde_json::to_value(pod).unwrap();
-        pod["status"]["containerStatuses"][0]["state"]["waiting"]["reason"] == "ErrImageNeverPull"
-    })
-    .await;
-    rig.delete("pod").await;
-    rig.gone("pod").await;
+    harness
+        .until("pod", |pod| {
+            let pod = serde_json::to_value(pod).unwrap();
+            pod["status"]["containerStatuses"][0]["state"]["waiting"]["reason"]
+                == "ErrImageNeverPull"
+        })
+        .await;
+    harness.delete("pod").await;
+    harness.gone("pod").await;
     kubelet.stop().await;
 }
 
 #[tokio::test]
-async fn a_program_that_fails_fails_its_pod_and_a_deaf_one_is_killed_after_its_grace() {
-    let Some(rig) = Rig::set_up(test_name!()).await else { return };
-    let kubelet = rig.kubelet().await;
-    rig.pod("fails", &[], json!({"containers": [container("exit 3", &[])]})).await;
-    let pod = serde_json::to_value(rig.phase("fails", "Failed").await).unwrap();
+async fn failed_program_fails_pod_and_grace_period_ends_in_kill() {
+    let Some(harness) = Harness::set_up(test_name!()).await else { return };
+    let kubelet = harness.kubelet().await;
+    harness.pod("fails", &[], json!({"containers": [container("exit 3", &[])]})).await;
+    let pod = serde_json::to_value(harness.phase("fails", "Failed").await).unwrap();
     assert_eq!(pod["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"], 3);
-    let deaf = rig
+    let deaf = harness
         .pod("deaf", &[], json!({"containers": [container("while :; do sleep 1; done", &[])]}))
         .await;
-    rig.phase("deaf", "Running").await;
-    let containers = rig.runtime.containers(&deaf.uid().unwrap());
-    let State::Running { pid, .. } = containers[0].state else { panic!("{containers:?}") };
-    rig.delete("deaf").await;
-    rig.gone("deaf").await;
+    harness.phase("deaf", "Running").await;
+    let containers = harness.runtime.containers(&deaf.uid().unwrap());
+    let ContainerState::Running { pid, .. } = containers[0].state else { panic!("{containers:?}") };
+    harness.delete("deaf").await;
+    harness.gone("deaf").await;
     assert!(!Path::new("/proc").join(pid.to_string()).exists());
     kubelet.stop().await;
 }

@@ -1,4 +1,4 @@
-//! A DRA driver of a few lines: answers from a script and writes down what it is asked.
+//! A small DRA driver: responds as scripted and records its calls.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -26,14 +26,14 @@ use tonic::{Request, Response, Status};
 
 pub(crate) const DRIVER: &str = "gpu.example.com";
 
-/// What the plugin was asked: the call and the names of the claims in it.
+/// A recorded call: its name and the names of its claims.
 pub(crate) type Call = (&'static str, Vec<String>);
 
-/// Shared with the test.
+/// Script and records, shared with the test.
 #[derive(Clone)]
 pub(crate) struct Script {
     calls: watch::Sender<Vec<Call>>,
-    /// Answers by claim name; a claim that is not here gets one device with one CDI id.
+    /// Errors by claim name. Any other claim gets one device with one CDI id.
     errors: Arc<Mutex<BTreeMap<String, String>>>,
     health: watch::Sender<NodeWatchResourcesResponse>,
     pub(crate) status: watch::Sender<Option<RegistrationStatus>>,
@@ -55,8 +55,8 @@ impl Script {
         self.calls.borrow().clone()
     }
 
-    /// Waits until so many calls were made, and returns them.
-    pub(crate) async fn called(&self, count: usize) -> Vec<Call> {
+    /// Waits until `count` calls were made, and returns them.
+    pub(crate) async fn wait_for_calls(&self, count: usize) -> Vec<Call> {
         let mut calls = self.calls.subscribe();
         calls.wait_for(|calls| calls.len() >= count).await.unwrap().clone()
     }
@@ -65,7 +65,7 @@ impl Script {
         self.errors.lock().unwrap().insert(claim.into(), error.into());
     }
 
-    pub(crate) fn heal(&self, claim: &str) {
+    pub(crate) fn succeed(&self, claim: &str) {
         self.errors.lock().unwrap().remove(claim);
     }
 
@@ -73,7 +73,7 @@ impl Script {
         self.health.send_replace(NodeWatchResourcesResponse { devices });
     }
 
-    fn note(&self, call: &'static str, claims: &[Claim]) {
+    fn record(&self, call: &'static str, claims: &[Claim]) {
         let names = claims.iter().map(|claim| claim.name.clone()).collect();
         self.calls.send_modify(|calls| calls.push((call, names)));
     }
@@ -98,7 +98,7 @@ impl DraPlugin for Script {
         request: Request<NodePrepareResourcesRequest>,
     ) -> Result<Response<NodePrepareResourcesResponse>, Status> {
         let claims = request.into_inner().claims;
-        self.note("prepare", &claims);
+        self.record("prepare", &claims);
         let answer = |claim: &Claim| {
             self.write_spec(claim);
             let device = Device {
@@ -123,7 +123,7 @@ impl DraPlugin for Script {
         request: Request<NodeUnprepareResourcesRequest>,
     ) -> Result<Response<NodeUnprepareResourcesResponse>, Status> {
         let claims = request.into_inner().claims;
-        self.note("unprepare", &claims);
+        self.record("unprepare", &claims);
         let answer = |claim: &Claim| {
             (claim.uid.clone(), NodeUnprepareResourceResponse { error: self.error(claim) })
         };
@@ -209,7 +209,7 @@ impl Registration for Registrar {
     }
 }
 
-/// Running servers; dropping them ends them, like a driver that is killed.
+/// Running servers. Dropping them ends them, like a killed driver.
 pub(crate) struct Plugin {
     _servers: JoinSet<()>,
     sockets: [PathBuf; 2],
@@ -222,7 +222,7 @@ impl Drop for Plugin {
 }
 
 impl Plugin {
-    /// A driver of the current version with health.
+    /// Serves a driver of the current version with health.
     pub(crate) fn serve(kubelet_root: &Path, script: &Script) -> Self {
         Self::serve_versions(
             kubelet_root,

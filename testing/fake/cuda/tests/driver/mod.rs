@@ -12,8 +12,8 @@ use tessera_fake_world::{FakeNode, artifact};
 pub(crate) const SUCCESS: u32 = 0;
 pub(crate) const MIB: u64 = 1 << 20;
 
-/// Any function of the driver, called with more arguments than the longest takes: the C conventions
-/// allow it.
+/// Any function of the driver. It has more arguments than the longest needs, which the C calling
+/// conventions permit.
 type AnyFunction = unsafe extern "C" fn(
     usize,
     usize,
@@ -29,7 +29,7 @@ type AnyFunction = unsafe extern "C" fn(
     usize,
 ) -> u32;
 
-/// The node and its driver.
+/// A fake node and its driver.
 pub(crate) struct Driver {
     pub(crate) node: FakeNode,
     handle: *mut c_void,
@@ -37,7 +37,7 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    /// Loads the driver of a world; not initialised yet.
+    /// Loads the driver of a world without initialising it.
     pub(crate) fn load(world: &str) -> Self {
         let directory = TempDir::new().expect("a temporary directory");
         let libraries = Libraries {
@@ -45,12 +45,12 @@ impl Driver {
             cuda: Some(artifact::cuda().expect("the library is built")),
         };
         let node =
-            FakeNode::lay_out(world, &libraries, directory.path()).expect("the node is laid out");
+            FakeNode::create(world, &libraries, directory.path()).expect("the node is created");
         let handle = open(&node.cuda());
         Self { node, handle, _directory: directory }
     }
 
-    /// Loads and initialises it, and makes the first GPU's primary context current.
+    /// Loads and initialises the driver, and makes the first GPU's primary context current.
     pub(crate) fn begin(world: &str) -> Self {
         let driver = Self::load(world);
         driver.ok("cuInit", [0]);
@@ -65,18 +65,18 @@ impl Driver {
         self.ok("cuCtxSetCurrent", [context]);
     }
 
-    /// Whether it exports a function.
+    /// Returns true if the driver exports a function.
     pub(crate) fn has(&self, name: &str) -> bool {
         !self.find(name).is_null()
     }
 
     fn find(&self, name: &str) -> *mut c_void {
         let name = CString::new(name).expect("a name without zeroes");
-        // SAFETY: an open library and a terminated name.
+        // SAFETY: the library is open and the name is terminated.
         unsafe { libc::dlsym(self.handle, name.as_ptr()) }
     }
 
-    /// Calls a function; arguments that are not given are 0.
+    /// Calls a function; omitted arguments are 0.
     pub(crate) fn call<const N: usize>(&self, name: &str, arguments: [usize; N]) -> u32 {
         let address = self.find(name);
         // SAFETY: every symbol of the driver is a C function of integer and pointer arguments; null
@@ -85,8 +85,8 @@ impl Driver {
         let function = function.unwrap_or_else(|| panic!("{name} is not exported"));
         let mut a = [0; 12];
         a[..N].copy_from_slice(&arguments);
-        // SAFETY: tests pass 0 or pointers to what the function expects; see `AnyFunction` for the
-        // number.
+        // SAFETY: tests pass 0 or pointers to the values that the function expects; see
+        // `AnyFunction` for the number.
         unsafe {
             function(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11])
         }
@@ -97,14 +97,14 @@ impl Driver {
         assert_eq!(self.call(name, arguments), SUCCESS, "{name}");
     }
 
-    /// Free and total bytes.
+    /// Returns free and total bytes.
     pub(crate) fn memory(&self) -> (u64, u64) {
         let (mut free, mut total) = (0_u64, 0_u64);
         self.ok("cuMemGetInfo_v2", [out(&mut free), out(&mut total)]);
         (free, total)
     }
 
-    /// A function of a module.
+    /// Returns a function of a module.
     pub(crate) fn function(&self, name: &str) -> usize {
         let (mut module, mut function) = (0_usize, 0_usize);
         let name = CString::new(name).expect("a name without zeroes");
@@ -119,15 +119,15 @@ impl Driver {
     }
 }
 
-/// Where a result goes.
+/// Returns the address of a result.
 pub(crate) fn out<T>(place: &mut T) -> usize {
     std::ptr::from_mut(place) as usize
 }
 
 fn open(path: &Path) -> *mut c_void {
     let path = CString::new(path.as_os_str().as_bytes()).expect("a path without zeroes");
-    // SAFETY: loads the library built by this workspace, whose initialiser only looks at the world.
+    // SAFETY: loads the library of this workspace, whose initialiser only reads the world.
     let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-    assert!(!handle.is_null(), "it loads");
+    assert!(!handle.is_null(), "the library loads");
     handle
 }

@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use tessera_fake_world::tree::Libraries;
 use tessera_fake_world::{FakeNode, artifact};
 
-/// The node; its files go away with it.
+/// A fake node whose files are removed on drop.
 pub(crate) struct Node {
     node: FakeNode,
     _directory: TempDir,
@@ -21,11 +21,11 @@ impl Node {
         let libraries =
             Libraries { nvml: artifact::nvml().expect("the library is built"), cuda: None };
         let node =
-            FakeNode::lay_out(world, &libraries, directory.path()).expect("the node is laid out");
+            FakeNode::create(world, &libraries, directory.path()).expect("the node is created");
         Self { node, _directory: directory }
     }
 
-    /// NVML, initialised.
+    /// Returns the initialised NVML.
     pub(crate) fn nvml(&self) -> Nvml {
         self.try_nvml().expect("NVML initialises")
     }

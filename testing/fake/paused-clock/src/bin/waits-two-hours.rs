@@ -1,5 +1,5 @@
-//! Waits two hours and a millisecond in every way that there is, and says how long it took. For the
-//! test: one thread, and no harness.
+//! Waits two hours and a millisecond with every kind of wait, and prints the elapsed time. Used by the test;
+//! it has one thread and no test harness.
 
 use std::ffi::c_long;
 use std::io::Error;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Waits an hour for a word that is 0; what came of it.
+/// Waits up to an hour on a futex whose word is 0; returns the result and errno.
 fn wait_while(value: u32) -> (c_long, Option<i32>) {
     let (word, hour) = (0_u32, libc::timespec { tv_sec: 3600, tv_nsec: 0 });
     // SAFETY: word and time live as long as the call.
@@ -18,19 +18,19 @@ fn wait_while(value: u32) -> (c_long, Option<i32>) {
     (code, Error::last_os_error().raw_os_error())
 }
 
-#[expect(clippy::disallowed_methods, reason = "it is what is tested")]
+#[expect(clippy::disallowed_methods, reason = "the function under test")]
 fn main() {
-    // The loader only warns of a library that it does not find, and the hours would be real.
-    let maps = std::fs::read_to_string("/proc/self/maps").expect("the kernel tells");
+    // The loader only warns about a missing preload library, and the waits would be real.
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("readable");
     assert!(maps.contains("paused_clock"), "not preloaded");
     let began = Instant::now();
     thread::sleep(HOUR);
     assert_eq!(wait_while(0), (-1, Some(libc::ETIMEDOUT)));
     assert_eq!(wait_while(1), (-1, Some(libc::EAGAIN)));
     while began.elapsed() < HOUR * 2 + Duration::from_millis(1) {}
-    // SAFETY: no arguments; the kernel answers.
+    // SAFETY: the call has no arguments.
     assert_eq!(unsafe { libc::syscall(libc::SYS_getpid) }, i64::from(std::process::id()));
-    // SAFETY: a descriptor that is none.
+    // SAFETY: closing an invalid descriptor only fails.
     assert_eq!(unsafe { libc::syscall(libc::SYS_close, -1) }, -1);
     assert_eq!(Error::last_os_error().raw_os_error(), Some(libc::EBADF));
     println!("{}", began.elapsed().as_nanos());

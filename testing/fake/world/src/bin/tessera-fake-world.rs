@@ -1,5 +1,4 @@
-//! Looks at a fake world, lays out what a machine with its GPUs has on disk, and makes things
-//! happen to it.
+//! Checks fake worlds, creates the files of their machines, and edits their control files.
 
 use std::path::PathBuf;
 
@@ -9,7 +8,7 @@ use tessera_fake_world::control::{ControlFile, EventKind, ForeignProcess, Recove
 use tessera_fake_world::tree::{self, Libraries};
 use tessera_fake_world::{Gpu, NvLinkEnd, World};
 
-/// A machine with GPUs that are not there.
+/// Manages fake machines with GPUs.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
@@ -19,20 +18,19 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Reads a world, says what is in it, and fails if it is not possible.
+    /// Validate a world and print its content.
     Check {
         /// The world file.
         world: PathBuf,
     },
-    /// Writes the PCI devices as the kernel shows them.
+    /// Write the PCI devices in the layout of sysfs.
     Sysfs {
         /// The world file.
         world: PathBuf,
-        /// Where to; stands for /sys.
+        /// Target directory, in place of /sys.
         directory: PathBuf,
     },
-    /// Lays out the files of an installed NVIDIA driver, with the fake libraries and the world in
-    /// it.
+    /// Write the files of an installed NVIDIA driver, with the fake libraries and the world.
     DriverRoot {
         /// The world file.
         world: PathBuf,
@@ -40,63 +38,63 @@ enum Command {
         nvml: PathBuf,
         /// The fake libcuda.so.1.
         cuda: PathBuf,
-        /// Where to; stands for /.
+        /// Target directory, in place of /.
         directory: PathBuf,
     },
-    /// Makes something happen to a GPU, by editing control.yaml beside the world.
+    /// Change the condition of a GPU in control.yaml beside the world.
     Control {
         /// The world file that the libraries use.
         world: PathBuf,
         #[command(subcommand)]
-        happening: Happening,
+        change: ConditionChange,
     },
 }
 
 #[derive(Debug, Subcommand)]
-enum Happening {
-    /// The GPU falls off the bus.
+enum ConditionChange {
+    /// Let the GPU fall off the bus.
     Lose {
         /// Index or UUID.
         gpu: String,
     },
-    /// Everything the control file says about the GPU is undone.
+    /// Remove all entries of the GPU from the control file.
     Heal {
         /// Index or UUID.
         gpu: String,
     },
-    /// The kernel driver reports an XID.
+    /// Report an XID of the kernel driver.
     Xid {
         /// Index or UUID.
         gpu: String,
-        /// Its number.
+        /// XID number.
         code: u64,
-        /// What the kernel driver then says has to be done: none, gpu-reset, node-reboot,
-        /// drain-p2p or drain-and-reset.
+        /// Recovery action of the kernel driver: none, gpu-reset, node-reboot, drain-p2p or
+        /// drain-and-reset.
         #[arg(long, default_value = "none", value_parser = recovery_action)]
         recovery: RecoveryAction,
     },
-    /// The GPU is reset: it answers again, and nothing is to be done any more.
+    /// Reset the GPU: it answers again and needs no recovery action.
     Reset {
         /// Index or UUID.
         gpu: String,
     },
-    /// The GPU hangs: calls on it fail with UNKNOWN.
+    /// Let the GPU hang: calls on it fail with UNKNOWN.
     Hang {
         /// Index or UUID.
         gpu: String,
     },
-    /// A double-bit ECC error: the counter rises and the event is delivered.
+    /// Report a double-bit ECC error: increment the counter and deliver the event.
     Ecc {
         /// Index or UUID.
         gpu: String,
     },
-    /// A process outside the world holds memory.
+    /// Set the memory of a process outside the world.
     Process {
         /// Index or UUID.
         gpu: String,
-        /// Its process id.
+        /// PID.
         pid: u32,
-        /// MiB; 0 = it has gone.
+        /// MiB; 0 removes the process.
         mib: u64,
     },
 }
@@ -104,7 +102,7 @@ enum Happening {
 fn recovery_action(word: &str) -> Result<RecoveryAction, String> {
     let known = || RecoveryAction::ALL.map(RecoveryAction::word).join(", ");
     RecoveryAction::by_word(word)
-        .ok_or_else(|| format!("no such recovery action; known are {}", known()))
+        .ok_or_else(|| format!("unknown recovery action: expected one of {}", known()))
 }
 
 fn main() -> anyhow::Result<()> {
@@ -121,7 +119,7 @@ fn main() -> anyhow::Result<()> {
             let libraries = Libraries { nvml, cuda: Some(cuda) };
             Ok(tree::write_driver_root(&world, &World::load(&world)?, &libraries, &directory)?)
         }
-        Command::Control { world, happening } => happen(&world, happening),
+        Command::Control { world, change } => apply(&world, change),
     }
 }
 
@@ -146,7 +144,7 @@ fn print(world: &World) {
     }
 }
 
-/// How two GPUs are joined, as `nvidia-smi topo -m` writes it.
+/// Returns the link of two GPUs in the notation of `nvidia-smi topo -m`.
 fn cell(world: &World, gpu: &Gpu, other: &Gpu) -> String {
     let switched =
         gpu.links.iter().filter(|link| matches!(link.remote, NvLinkEnd::Switch(_))).count();
@@ -159,7 +157,7 @@ fn cell(world: &World, gpu: &Gpu, other: &Gpu) -> String {
     format!("{word:>6}")
 }
 
-fn happen(world_file: &std::path::Path, happening: Happening) -> anyhow::Result<()> {
+fn apply(world_file: &std::path::Path, change: ConditionChange) -> anyhow::Result<()> {
     let world = World::load(world_file)?;
     let control = ControlFile::new(world_file.with_file_name("control.yaml"));
     let find = |gpu: &str| {
@@ -169,37 +167,37 @@ fn happen(world_file: &std::path::Path, happening: Happening) -> anyhow::Result<
             None => bail!("no GPU `{gpu}` in {}", world_file.display()),
         }
     };
-    let written = match happening {
-        Happening::Lose { gpu } => {
+    let written = match change {
+        ConditionChange::Lose { gpu } => {
             let uuid = find(&gpu)?;
             control.update(|control| control.gpu_mut(&uuid).lost = true)
         }
-        Happening::Heal { gpu } => {
+        ConditionChange::Heal { gpu } => {
             let uuid = find(&gpu)?;
             control.update(|control| {
                 control.gpus.remove(&uuid);
             })
         }
-        Happening::Xid { gpu, code, recovery } => {
+        ConditionChange::Xid { gpu, code, recovery } => {
             let uuid = find(&gpu)?;
             control.update(|control| control.report_xid(&uuid, code, recovery))
         }
-        Happening::Reset { gpu } => {
+        ConditionChange::Reset { gpu } => {
             let uuid = find(&gpu)?;
             control.update(|control| control.reset(&uuid))
         }
-        Happening::Hang { gpu } => {
+        ConditionChange::Hang { gpu } => {
             let uuid = find(&gpu)?;
             control.update(|control| control.gpu_mut(&uuid).hung = true)
         }
-        Happening::Ecc { gpu } => {
+        ConditionChange::Ecc { gpu } => {
             let uuid = find(&gpu)?;
             control.update(|control| {
                 control.gpu_mut(&uuid).ecc_uncorrected += 1;
                 control.push_event(&uuid, EventKind::EccDoubleBit);
             })
         }
-        Happening::Process { gpu, pid, mib } => {
+        ConditionChange::Process { gpu, pid, mib } => {
             let uuid = find(&gpu)?;
             control.update(|control| {
                 let processes = &mut control.gpu_mut(&uuid).processes;

@@ -5,7 +5,7 @@ use tempfile::TempDir;
 use super::*;
 
 #[test]
-fn a_library_in_a_driver_root_finds_the_world_of_that_root() {
+fn library_finds_world_of_its_driver_root() {
     let root = TempDir::new().unwrap();
     let world = root.path().join(WORLD_IN_DRIVER_ROOT);
     fs::create_dir_all(world.parent().unwrap()).unwrap();
@@ -16,7 +16,7 @@ fn a_library_in_a_driver_root_finds_the_world_of_that_root() {
 }
 
 #[test]
-fn control_and_state_are_beside_the_world() {
+fn control_and_state_are_beside_world() {
     let root = TempDir::new().unwrap();
     let world = root.path().join("world.yaml");
     fs::write(&world, "").unwrap();
@@ -29,18 +29,17 @@ fn control_and_state_are_beside_the_world() {
 }
 
 #[test]
-fn a_missing_world_is_said_with_its_path_and_the_variable() {
+fn missing_world_error_has_path_and_variable() {
     let error = Location::of_world(Path::new("/nowhere/world.yaml"), None).unwrap_err().to_string();
     assert!(error.contains("/nowhere/world.yaml") && error.contains(WORLD_VARIABLE), "{error}");
 }
 
 #[test]
-fn where_the_world_is_read_only_state_is_in_shared_memory() {
+fn state_is_in_shared_memory_if_world_is_read_only() {
     let root = TempDir::new().unwrap();
     let world = root.path().join("world.yaml");
     fs::write(&world, "").unwrap();
-    // Not a directory, and none can be made: what a read-only mount amounts to, and what root meets
-    // too.
+    // A file in place of the directory has the effect of a read-only mount, also for root.
     fs::write(root.path().join("state"), "").unwrap();
     let location = Location::of_world(&world, None).unwrap();
     let StatePlace::Shared(directory) = location.state else { panic!("{location:?}") };

@@ -7,7 +7,7 @@ fn world(text: &str) -> World {
 }
 
 #[test]
-fn the_path_of_a_gpu_in_sysfs_leads_through_root_and_bridges() {
+fn sysfs_path_of_gpu_has_root_and_bridges() {
     let root = TempDir::new().unwrap();
     let world = world(crate::shipped::DGX_1V);
     write_sysfs(&world, root.path()).unwrap();
@@ -18,11 +18,11 @@ fn the_path_of_a_gpu_in_sysfs_leads_through_root_and_bridges() {
     assert_eq!(gpu, fs::canonicalize(root.path()).unwrap().join(expected));
     assert_eq!(fs::read_to_string(gpu.join("vendor")).unwrap(), "0x10de\n");
     assert_eq!(fs::read_to_string(links.join("0000:89:00.0/numa_node")).unwrap(), "1\n");
-    assert!(links.join("0000:08:00.0/class").exists(), "bridges are devices too");
+    assert!(links.join("0000:08:00.0/class").exists(), "bridges are devices");
 }
 
 #[test]
-fn a_machine_without_numa_says_minus_one() {
+fn numa_node_without_numa_is_minus_one() {
     let root = TempDir::new().unwrap();
     write_sysfs(&world(crate::shipped::T4_1), root.path()).unwrap();
     let node =
@@ -31,7 +31,7 @@ fn a_machine_without_numa_says_minus_one() {
 }
 
 #[test]
-fn a_driver_root_has_versioned_libraries_links_world_and_state() {
+fn driver_root_has_libraries_links_world_and_state() {
     let directory = TempDir::new().unwrap();
     let (library, file) = (directory.path().join("lib"), directory.path().join("w.yaml"));
     fs::write(&library, "library").unwrap();
@@ -52,7 +52,7 @@ fn a_driver_root_has_versioned_libraries_links_world_and_state() {
     let share = root.join("usr/share/nvidia/tessera-fake");
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
     assert_eq!(mode(&share.join("state")), 0o1777);
-    // Whatever the umask, and the modes of what was copied.
+    // Independent of the umask and of the modes of the copied files.
     assert_eq!((mode(&share), mode(&root.join(WORLD_IN_DRIVER_ROOT))), (0o755, 0o644));
     assert_eq!(
         (mode(&root.join("usr")), mode(&root.join(LIBRARY_DIRECTORY).join("libcuda.so"))),

@@ -1,4 +1,4 @@
-//! The mapped file: layout, locks, and who is alive.
+//! The mapped usage file: layout, locks, and liveness of processes.
 
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
@@ -12,13 +12,13 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::world::MAX_GPUS;
 
-/// Processes that can hold memory at a time: an order of magnitude above what a node runs.
+/// Maximum number of processes with memory: ten times what a node runs.
 pub(super) const SLOTS: usize = 1024;
 const MAGIC: u64 = 0x5445_5353_4641_4b45; // "TESSFAKE"
 const VERSION: u32 = 1;
 const PAGE: usize = 4096;
 
-/// One process's use. All fields are atomics, so zeroes are a valid, empty slot.
+/// Usage of one process. All fields are atomics, so that zeroes are a valid, empty slot.
 #[repr(C)]
 pub(super) struct Slot {
     pub(super) pid: AtomicU32,
@@ -29,7 +29,7 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    /// The kernel's `comm` has at most 15 bytes; they fit.
+    /// Sets the name. The kernel's `comm` has at most 15 bytes, which fit.
     pub(super) fn set_name(&self, name: &str) {
         let mut padded = [0; 16];
         let length = name.len().min(15);
@@ -60,24 +60,24 @@ struct Table {
 /// The mapped usage file.
 #[derive(Debug)]
 pub(super) struct Region {
-    /// Reopened for every lock: an OFD lock belongs to its open file description.
+    /// Path, which is opened for every lock: an OFD lock belongs to its open file description.
     path: PathBuf,
-    /// For asking about locks, never for holding one.
+    /// File for queries of locks, never for holding one.
     file: File,
     table: NonNull<Table>,
-    /// A page that reads as zero after a fork (`MADV_WIPEONFORK`): 1 = this process's claim is its
-    /// own.
+    /// A page that reads as zero after a fork (`MADV_WIPEONFORK`); 1: the claim belongs to this
+    /// process.
     owned: NonNull<AtomicU32>,
 }
 
-// SAFETY: the mappings live as long as the region; the table is written through atomics only once
-// it is visible to others.
+// SAFETY: the mappings live as long as the region, and the table is only written through atomics
+// after it has become visible to others.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Opens the file, making it first where it does not exist.
+    /// Opens the file and creates it if it does not exist.
     pub(super) fn open(path: &Path, fingerprint: u64) -> io::Result<Self> {
         let open = || OpenOptions::new().read(true).write(true).open(path);
         let file = match open() {
@@ -90,23 +90,23 @@ impl Region {
         Self::map(path.to_owned(), file)
     }
 
-    /// A region that no other process sees (but children made by fork).
+    /// Returns a region that only this process and its forked children see.
     pub(super) fn in_memory(fingerprint: u64) -> io::Result<Self> {
-        // SAFETY: a constant, terminated name; the result is checked.
+        // SAFETY: the name is constant and terminated; the result is checked.
         let fd = unsafe { libc::memfd_create(c"tessera-fake-usage".as_ptr(), libc::MFD_CLOEXEC) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a descriptor that was just made and that nobody else owns.
+        // SAFETY: the descriptor is new and has no other owner.
         let file = unsafe { File::from_raw_fd(fd) };
         fill(&file, fingerprint)?;
         Self::map(PathBuf::from(format!("/proc/self/fd/{fd}")), file)
     }
 
     fn map(path: PathBuf, file: File) -> io::Result<Self> {
-        // A shorter file would end in SIGBUS.
+        // Accesses beyond a shorter file would cause SIGBUS.
         if file.metadata()?.len() < size_of::<Table>() as u64 {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "the file is too short"));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "file is too short"));
         }
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let table = map_pages(size_of::<Table>(), protection, libc::MAP_SHARED, file.as_raw_fd())?;
@@ -120,13 +120,13 @@ impl Region {
     }
 
     fn table(&self) -> &Table {
-        // SAFETY: mapped for the region's life, long enough, page-aligned; plain fields were
-        // written before the file became visible, all others are atomics.
+        // SAFETY: mapped while the region lives, long enough and page-aligned. Plain fields were
+        // written before the file became visible; all others are atomics.
         unsafe { self.table.as_ref() }
     }
 
     fn owned(&self) -> &AtomicU32 {
-        // SAFETY: mapped for the region's life, page-aligned, zero is a valid value.
+        // SAFETY: mapped while the region lives and page-aligned; zero is a valid value.
         unsafe { self.owned.as_ref() }
     }
 
@@ -139,50 +139,50 @@ impl Region {
         &self.table().slots
     }
 
-    /// The slots up to the highest that was ever claimed.
+    /// Returns the slots up to the highest that was ever claimed.
     pub(super) fn used_slots(&self) -> &[Slot] {
         let used = self.table().high_water.load(Ordering::SeqCst) as usize;
         &self.slots()[..used.min(SLOTS)]
     }
 
-    /// Whether a claim made through this region is a parent's and not this process's.
+    /// Returns true if the claim belongs to a parent process.
     pub(super) fn was_forked(&self) -> bool {
         self.owned().load(Ordering::Relaxed) == 0
     }
 
-    /// Says that the current claim is this process's own.
+    /// Marks the claim as this process's own.
     pub(super) fn set_owned(&self) {
         self.owned().store(1, Ordering::Relaxed);
     }
 
-    /// Whether a slot's owner lives.
+    /// Returns true if a slot's owner is alive.
     pub(super) fn is_alive(&self, slot: usize) -> bool {
         let mut lock = byte_lock(slot);
-        // SAFETY: an open descriptor and a complete `flock`; the kernel only writes into the
+        // SAFETY: the descriptor is open and the `flock` complete; the kernel only writes into the
         // latter.
-        let asked = unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_OFD_GETLK, &mut lock) };
-        // When the kernel does not say, nobody is declared dead.
-        asked != 0 || i32::from(lock.l_type) != libc::F_UNLCK
+        let result = unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_OFD_GETLK, &mut lock) };
+        // If the query fails, the process is assumed to be alive.
+        result != 0 || i32::from(lock.l_type) != libc::F_UNLCK
     }
 
-    /// Takes a slot that nobody living owns, empties it, and enters this process. `None` if it has
-    /// an owner.
+    /// Claims a slot without living owner, clears it, and enters this process. Returns `None` if it
+    /// has an owner.
     pub(super) fn claim(&self, slot: usize) -> io::Result<Option<Claim>> {
         let file = OpenOptions::new().read(true).write(true).open(&self.path)?;
         let lock = byte_lock(slot);
-        // SAFETY: an open descriptor and a complete `flock`.
+        // SAFETY: the descriptor is open and the `flock` complete.
         if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) } != 0 {
             return Ok(None);
         }
-        let held = map_pages(PAGE, libc::PROT_NONE, libc::MAP_SHARED, file.as_raw_fd())?;
-        advise(held, libc::MADV_DONTFORK)?;
+        let mapping = map_pages(PAGE, libc::PROT_NONE, libc::MAP_SHARED, file.as_raw_fd())?;
+        advise(mapping, libc::MADV_DONTFORK)?;
         let entry = &self.slots()[slot];
         for bytes in &entry.bytes {
             bytes.store(0, Ordering::SeqCst);
         }
         entry.describe_this_process();
         self.table().high_water.fetch_max(slot as u32 + 1, Ordering::SeqCst);
-        Ok(Some(Claim { slot, held: Some(held) }))
+        Ok(Some(Claim { slot, mapping: Some(mapping) }))
     }
 }
 
@@ -193,19 +193,19 @@ impl Drop for Region {
     }
 }
 
-/// A held slot.
+/// A claimed slot.
 ///
-/// The lock is on an open file description that only a mapping keeps alive: an inaccessible page
-/// that is not inherited by fork. So the lock lives exactly as long as this process's address
-/// space: exit, kill -9 and exec all end it, and a forked child does not prolong it, as it would
-/// with a descriptor.
+/// The lock is on an open file description that only a mapping keeps open: an inaccessible page
+/// that fork does not inherit. The lock therefore lives exactly as long as this process's address
+/// space. Exit, kill -9 and exec end it, and a forked child does not prolong it, as it would with a
+/// descriptor.
 #[derive(Debug)]
 pub(super) struct Claim {
     slot: usize,
-    held: Option<NonNull<libc::c_void>>,
+    mapping: Option<NonNull<libc::c_void>>,
 }
 
-// SAFETY: the address is only ever unmapped, once.
+// SAFETY: the address is only unmapped, once.
 unsafe impl Send for Claim {}
 
 impl Claim {
@@ -213,30 +213,30 @@ impl Claim {
         self.slot
     }
 
-    /// For a child after fork: the mapping is the parent's and does not exist here; the address may
-    /// be something else now.
-    pub(super) fn forget(mut self) {
-        self.held = None;
+    /// Forgets the claim in a forked child, where the mapping does not exist and its address may be
+    /// reused.
+    pub(super) fn abandon(mut self) {
+        self.mapping = None;
     }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        if let Some(held) = self.held {
-            unmap(held, PAGE);
+        if let Some(mapping) = self.mapping {
+            unmap(mapping, PAGE);
         }
     }
 }
 
-/// Whether this process may make files in a directory.
+/// Returns true if this process may create files in a directory.
 pub(super) fn is_writable(directory: &Path) -> bool {
     let Ok(path) = CString::new(directory.as_os_str().as_bytes()) else { return false };
-    // SAFETY: a terminated string that outlives the call.
+    // SAFETY: the string is terminated and outlives the call.
     unsafe { libc::access(path.as_ptr(), libc::W_OK | libc::X_OK) == 0 }
 }
 
-/// Makes the file complete under another name and links it into place, so that nobody sees half of
-/// it; who comes second uses the first one's.
+/// Creates the complete file under another name and links it into place, so that no process sees a
+/// partial one. The second creator uses the file of the first.
 fn create(path: &Path, fingerprint: u64) -> io::Result<()> {
     let (temporary, file) = create_unique(path)?;
     let linked =
@@ -248,7 +248,7 @@ fn create(path: &Path, fingerprint: u64) -> io::Result<()> {
     linked
 }
 
-/// A new file beside `path`. Process ids are no help: every container has a process 1, and both
+/// Creates a new file beside `path`. PIDs are not unique: every container has a process 1, and both
 /// fake libraries may start at the same time in one process.
 fn create_unique(path: &Path) -> io::Result<(PathBuf, File)> {
     let mut attempt = 0_u32;
@@ -270,7 +270,7 @@ fn create_unique(path: &Path) -> io::Result<(PathBuf, File)> {
 }
 
 fn complete(file: &File, fingerprint: u64) -> io::Result<()> {
-    // Containers run as any user; the umask must not shut them out.
+    // Containers run as any user; the umask must not restrict them.
     file.set_permissions(fs::Permissions::from_mode(0o666))?;
     fill(file, fingerprint)
 }
@@ -302,7 +302,7 @@ fn map_pages(
     flags: i32,
     fd: i32,
 ) -> io::Result<NonNull<libc::c_void>> {
-    // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+    // SAFETY: a new mapping at an address of the kernel's choice does not change existing memory.
     let address = unsafe { libc::mmap(ptr::null_mut(), length, protection, flags, fd, 0) };
     if address == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
@@ -311,7 +311,7 @@ fn map_pages(
 }
 
 fn advise(page: NonNull<libc::c_void>, advice: i32) -> io::Result<()> {
-    // SAFETY: a page that was just mapped; the advice only concerns fork.
+    // SAFETY: the page was just mapped; the advice only affects fork.
     if unsafe { libc::madvise(page.as_ptr(), PAGE, advice) } == 0 {
         Ok(())
     } else {
@@ -320,8 +320,8 @@ fn advise(page: NonNull<libc::c_void>, advice: i32) -> io::Result<()> {
 }
 
 fn unmap(address: NonNull<libc::c_void>, length: usize) {
-    // SAFETY: mapped by `map_pages` with that length, unmapped once, and nothing refers to it any
-    // more.
+    // SAFETY: mapped by `map_pages` with that length, unmapped once, and no longer
+    // referenced.
     unsafe { libc::munmap(address.as_ptr(), length) };
 }
 

@@ -6,7 +6,7 @@ use tempfile::TempDir;
 use super::*;
 
 const GIB: u64 = 1 << 30;
-/// Tells this test program to be a process that holds memory.
+/// Environment variable that makes this test program hold memory.
 const HOLD: &str = "TESSERA_TEST_HOLD_BYTES_IN";
 
 fn world() -> World {
@@ -20,7 +20,7 @@ fn open(directory: &Path) -> Usage {
 /// Starts another process that holds a GiB of GPU 1, and waits until it does.
 fn holder(directory: &Path) -> Child {
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "usage::tests::hold_memory_where_asked_to", "--nocapture"])
+        .args(["--exact", "usage::tests::holder_process", "--nocapture"])
         .env(HOLD, directory)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -31,44 +31,44 @@ fn holder(directory: &Path) -> Child {
     child
 }
 
-/// Not a test of its own: what [`holder`] runs.
+/// Not a test: the process that [`holder`] starts.
 #[test]
-fn hold_memory_where_asked_to() {
+fn holder_process() {
     let Some(directory) = std::env::var_os(HOLD) else { return };
     let usage = open(Path::new(&directory));
-    usage.take(1, GIB, 80 * GIB).unwrap();
+    usage.charge(1, GIB, 80 * GIB).unwrap();
     println!("holding");
     let _ = std::io::stdin().lines().next();
 }
 
 #[test]
-fn what_is_taken_is_seen_by_all_and_given_back() {
+fn charges_are_visible_to_all_and_refundable() {
     let directory = TempDir::new().unwrap();
-    let (one, other) = (open(directory.path()), open(directory.path()));
-    one.take(0, 3 * GIB, 80 * GIB).unwrap();
-    other.take(0, GIB, 80 * GIB).unwrap();
+    let (first, second) = (open(directory.path()), open(directory.path()));
+    first.charge(0, 3 * GIB, 80 * GIB).unwrap();
+    second.charge(0, GIB, 80 * GIB).unwrap();
     assert_eq!(
-        (one.total(0), other.total(0), one.own(0), other.own(0)),
+        (first.total(0), second.total(0), first.own(0), second.own(0)),
         (4 * GIB, 4 * GIB, 3 * GIB, GIB)
     );
-    one.give_back(0, 2 * GIB);
-    one.give_back(0, 5 * GIB);
-    assert_eq!((one.own(0), other.total(0), other.total(1)), (0, GIB, 0));
+    first.refund(0, 2 * GIB);
+    first.refund(0, 5 * GIB);
+    assert_eq!((first.own(0), second.total(0), second.total(1)), (0, GIB, 0));
 }
 
 #[test]
-fn more_than_the_capacity_is_refused_and_changes_nothing() {
+fn charge_beyond_capacity_fails_without_effect() {
     let directory = TempDir::new().unwrap();
-    let (one, other) = (open(directory.path()), open(directory.path()));
-    one.take(0, 3 * GIB, 4 * GIB).unwrap();
-    assert_eq!(other.take(0, GIB + 1, 4 * GIB), Err(OutOfMemory { asked: GIB + 1 }));
-    assert_eq!(other.take(0, u64::MAX, 4 * GIB), Err(OutOfMemory { asked: u64::MAX }));
-    other.take(0, GIB, 4 * GIB).unwrap();
-    assert_eq!(one.total(0), 4 * GIB);
+    let (first, second) = (open(directory.path()), open(directory.path()));
+    first.charge(0, 3 * GIB, 4 * GIB).unwrap();
+    assert_eq!(second.charge(0, GIB + 1, 4 * GIB), Err(OutOfMemory { requested: GIB + 1 }));
+    assert_eq!(second.charge(0, u64::MAX, 4 * GIB), Err(OutOfMemory { requested: u64::MAX }));
+    second.charge(0, GIB, 4 * GIB).unwrap();
+    assert_eq!(first.total(0), 4 * GIB);
 }
 
 #[test]
-fn the_memory_of_a_killed_process_is_free_again() {
+fn memory_of_killed_process_is_released() {
     let directory = TempDir::new().unwrap();
     let usage = open(directory.path());
     let mut child = holder(directory.path());
@@ -76,44 +76,45 @@ fn the_memory_of_a_killed_process_is_free_again() {
     let seen = usage.processes(1);
     assert_eq!((seen[0].pid, seen[0].bytes), (child.id(), GIB));
     assert!(!seen[0].name.is_empty());
-    usage.take(1, GIB, GIB).unwrap_err();
+    usage.charge(1, GIB, GIB).unwrap_err();
     child.kill().unwrap();
     child.wait().unwrap();
-    usage.take(1, GIB, GIB).unwrap();
+    usage.charge(1, GIB, GIB).unwrap();
     assert_eq!(usage.processes(1).len(), 1);
 }
 
 #[test]
-fn a_forked_child_neither_holds_its_parents_memory_nor_prolongs_it() {
+fn forked_child_does_not_hold_its_parents_memory() {
     let directory = TempDir::new().unwrap();
     let usage = open(directory.path());
-    usage.take(0, GIB, 80 * GIB).unwrap();
-    // SAFETY: the child only touches the region, its own stack and the page allocator, and leaves
+    usage.charge(0, GIB, 80 * GIB).unwrap();
+    // SAFETY: the child only touches the region, its own stack and the page allocator, and exits
     // by `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let fresh =
-            usage.own(0) == 0 && usage.take(0, GIB, 80 * GIB).is_ok() && usage.own(0) == GIB;
+            usage.own(0) == 0 && usage.charge(0, GIB, 80 * GIB).is_ok() && usage.own(0) == GIB;
         let both = fresh && usage.total(0) == 2 * GIB;
         // SAFETY: ends the child without running the parent's destructors.
         unsafe { libc::_exit(i32::from(!both)) };
     }
     let mut status = 0;
-    // SAFETY: waits for the child just made.
+    // SAFETY: waits for the new child.
     unsafe { libc::waitpid(child, &mut status, 0) };
     assert_eq!(status, 0, "the child saw wrong numbers");
     assert_eq!(usage.total(0), GIB);
 }
 
 #[test]
-fn racing_processes_never_hold_more_than_there_is() {
+fn concurrent_charges_never_exceed_capacity() {
     let directory = TempDir::new().unwrap();
     let granted: u64 = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..8)
             .map(|_| {
                 scope.spawn(|| {
                     let usage = open(directory.path());
-                    let count = (0..1000).filter(|_| usage.take(0, 1, 3000).is_ok()).count() as u64;
+                    let count =
+                        (0..1000).filter(|_| usage.charge(0, 1, 3000).is_ok()).count() as u64;
                     assert!(
                         usage.total(0) <= 3000 + 8,
                         "more than eight in flight above the limit"
@@ -130,34 +131,34 @@ fn racing_processes_never_hold_more_than_there_is() {
 }
 
 #[test]
-fn many_may_make_the_file_at_the_same_time() {
+fn file_can_be_created_concurrently() {
     for _ in 0..50 {
         let directory = TempDir::new().unwrap();
         std::thread::scope(|scope| {
             for _ in 0..8 {
-                scope.spawn(|| open(directory.path()).take(0, 1, GIB).unwrap());
+                scope.spawn(|| open(directory.path()).charge(0, 1, GIB).unwrap());
             }
         });
         assert_eq!(
             fs::read_dir(directory.path()).unwrap().count(),
             1,
-            "one file, and nothing left over"
+            "one file, no temporary files"
         );
     }
 }
 
 #[test]
-fn worlds_in_one_directory_do_not_mix() {
+fn worlds_in_one_directory_are_separate() {
     let directory = TempDir::new().unwrap();
     let usage = open(directory.path());
-    usage.take(0, GIB, GIB).unwrap();
-    let other = World::parse(crate::shipped::T4_1, "test").unwrap();
-    let other = Usage::open(&StatePlace::Shared(directory.path().to_owned()), &other).unwrap();
-    assert_eq!(other.total(0), 0);
+    usage.charge(0, GIB, GIB).unwrap();
+    let second = World::parse(crate::shipped::T4_1, "test").unwrap();
+    let second = Usage::open(&StatePlace::Shared(directory.path().to_owned()), &second).unwrap();
+    assert_eq!(second.total(0), 0);
 }
 
 #[test]
-fn a_file_that_is_not_ours_is_refused_and_not_touched() {
+fn foreign_file_is_rejected_and_unchanged() {
     for content in [b"short".to_vec(), vec![b'x'; 1 << 20]] {
         let directory = TempDir::new().unwrap();
         let path = directory.path().join(file_name(fingerprint(&world())));
@@ -170,9 +171,9 @@ fn a_file_that_is_not_ours_is_refused_and_not_touched() {
 }
 
 #[test]
-fn state_without_a_directory_stays_in_the_process() {
+fn state_without_directory_is_private() {
     let usage = Usage::open(&StatePlace::Process, &world()).unwrap();
-    usage.take(0, GIB, GIB).unwrap();
+    usage.charge(0, GIB, GIB).unwrap();
     assert_eq!(usage.total(0), GIB);
     assert_eq!(Usage::open(&StatePlace::Process, &world()).unwrap().total(0), 0);
 }

@@ -1,4 +1,4 @@
-//! The file's form, and the checks that its parts fit together.
+//! Format of the file, and validation of its fields.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use super::{Driver, Gpu, MAX_GPUS, NvLink, NvLinkEnd, TimeModel, World, cuda_num
 use crate::model::Model;
 use crate::pci::PciAddress;
 
-/// `world.yaml` as it is written.
+/// Content of `world.yaml`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub(super) struct WorldFile {
@@ -48,7 +48,7 @@ struct GpuFile {
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 struct NvLinkFile {
-    /// Links between each pair of GPUs, a row and a column per GPU.
+    /// Number of links between each pair of GPUs, a row and a column per GPU.
     peers: Vec<Vec<u32>>,
     /// Groups of GPUs behind NVSwitches.
     fabrics: Vec<Fabric>,
@@ -61,25 +61,25 @@ struct Fabric {
     switches: Vec<PciAddress>,
 }
 
-/// Path of the field, and what is wrong with it.
-pub(super) type Refusal = (String, String);
+/// Path of the field, and the error.
+pub(super) type FieldError = (String, String);
 
-fn refuse<T>(field: impl Into<String>, reason: impl Into<String>) -> Result<T, Refusal> {
+fn field_error<T>(field: impl Into<String>, reason: impl Into<String>) -> Result<T, FieldError> {
     Err((field.into(), reason.into()))
 }
 
 impl WorldFile {
-    pub(super) fn resolve(self) -> Result<World, Refusal> {
+    pub(super) fn resolve(self) -> Result<World, FieldError> {
         let Self { driver, time, models, cpus, gpus, nvlink } = self;
         if cuda_number(&driver.cuda).is_none() {
-            return refuse("driver.cuda", format!("`{}` is not `major.minor`", driver.cuda));
+            return field_error("driver.cuda", format!("`{}` is not `major.minor`", driver.cuda));
         }
         if !(time.scale >= 0.0 && time.scale.is_finite()) {
-            return refuse("time.scale", "must be 0 or more");
+            return field_error("time.scale", "must be 0 or more");
         }
         let models = check_models(models)?;
         if gpus.len() > MAX_GPUS {
-            return refuse(
+            return field_error(
                 "gpus",
                 format!("{} GPUs; at most {MAX_GPUS} are supported", gpus.len()),
             );
@@ -91,18 +91,20 @@ impl WorldFile {
     }
 }
 
-fn check_models(models: BTreeMap<String, Model>) -> Result<BTreeMap<String, Arc<Model>>, Refusal> {
+fn check_models(
+    models: BTreeMap<String, Model>,
+) -> Result<BTreeMap<String, Arc<Model>>, FieldError> {
     for (key, model) in &models {
         if model.memory_mib < model.reserved_mib + model.context_mib {
             let reason = format!("{} MiB do not hold reservedMiB and contextMiB", model.memory_mib);
-            return refuse(format!("models.{key}.memoryMiB"), reason);
+            return field_error(format!("models.{key}.memoryMiB"), reason);
         }
         if model.multiprocessors == 0 {
-            return refuse(format!("models.{key}.multiprocessors"), "must be 1 or more");
+            return field_error(format!("models.{key}.multiprocessors"), "must be 1 or more");
         }
         // The length of NVML's name buffer, with its terminating zero.
         if model.name.is_empty() || model.name.len() >= 96 {
-            return refuse(format!("models.{key}.name"), "must have 1 to 95 characters");
+            return field_error(format!("models.{key}.name"), "must have 1 to 95 characters");
         }
     }
     Ok(models.into_iter().map(|(key, model)| (key, Arc::new(model))).collect())
@@ -111,38 +113,38 @@ fn check_models(models: BTreeMap<String, Model>) -> Result<BTreeMap<String, Arc<
 fn resolve_gpus(
     gpus: Vec<GpuFile>,
     models: &BTreeMap<String, Arc<Model>>,
-) -> Result<Vec<Gpu>, Refusal> {
+) -> Result<Vec<Gpu>, FieldError> {
     let (mut uuids, mut addresses, mut minors) = (HashSet::new(), HashSet::new(), HashSet::new());
     let mut resolved = Vec::with_capacity(gpus.len());
     for (index, gpu) in gpus.into_iter().enumerate() {
         let field = |name: &str| format!("gpus[{index}].{name}");
         let Some(model) = models.get(&gpu.model) else {
-            return refuse(field("model"), format!("`{}` is not among `models`", gpu.model));
+            return field_error(field("model"), format!("`{}` is not among `models`", gpu.model));
         };
         if !is_gpu_uuid(&gpu.uuid) {
-            return refuse(
+            return field_error(
                 field("uuid"),
                 format!("`{}` is not `GPU-` and a lower-case UUID", gpu.uuid),
             );
         }
         if !uuids.insert(gpu.uuid.clone()) {
-            return refuse(field("uuid"), format!("`{}` is used twice", gpu.uuid));
+            return field_error(field("uuid"), format!("`{}` is used twice", gpu.uuid));
         }
         if !addresses.insert(gpu.pci) {
-            return refuse(field("pci"), format!("`{}` is used twice", gpu.pci));
+            return field_error(field("pci"), format!("`{}` is used twice", gpu.pci));
         }
         let minor = gpu.minor.unwrap_or(index as u32);
         if !minors.insert(minor) {
-            return refuse(field("minor"), format!("{minor} is used twice"));
+            return field_error(field("minor"), format!("{minor} is used twice"));
         }
         if gpu.mig && model.max_mig_devices == 0 {
-            return refuse(
+            return field_error(
                 field("mig"),
                 format!("model `{}` cannot do MIG (maxMigDevices is 0)", gpu.model),
             );
         }
         if !is_pcie_root(&gpu.pcie_root) {
-            return refuse(
+            return field_error(
                 field("pcieRoot"),
                 format!("`{}` is not like `pci0000:16`", gpu.pcie_root),
             );
@@ -181,8 +183,8 @@ fn is_pcie_root(text: &str) -> bool {
 }
 
 impl NvLinkFile {
-    /// Gives every GPU its active links, numbered from 0 in order of the peers, switches last.
-    fn connect(&self, gpus: &mut [Gpu]) -> Result<(), Refusal> {
+    /// Sets the active links of every GPU, numbered from 0 in order of the peers, switches last.
+    fn connect(&self, gpus: &mut [Gpu]) -> Result<(), FieldError> {
         self.check_peers(gpus.len())?;
         for (row, peers) in self.peers.iter().enumerate() {
             for (peer, &count) in peers.iter().enumerate() {
@@ -200,16 +202,19 @@ impl NvLinkFile {
         Ok(())
     }
 
-    fn check_peers(&self, gpus: usize) -> Result<(), Refusal> {
+    fn check_peers(&self, gpus: usize) -> Result<(), FieldError> {
         if self.peers.is_empty() {
             return Ok(());
         }
         if self.peers.len() != gpus {
-            return refuse("nvlink.peers", format!("{} rows for {gpus} GPUs", self.peers.len()));
+            return field_error(
+                "nvlink.peers",
+                format!("{} rows for {gpus} GPUs", self.peers.len()),
+            );
         }
         for (row, peers) in self.peers.iter().enumerate() {
             if peers.len() != gpus {
-                return refuse(
+                return field_error(
                     format!("nvlink.peers[{row}]"),
                     format!("{} columns for {gpus} GPUs", peers.len()),
                 );
@@ -217,11 +222,11 @@ impl NvLinkFile {
             for (column, &count) in peers.iter().enumerate() {
                 let field = format!("nvlink.peers[{row}][{column}]");
                 if row == column && count != 0 {
-                    return refuse(field, "a GPU has no link to itself");
+                    return field_error(field, "a GPU has no link to itself");
                 }
-                // A row of the wrong length is reported when it is its turn.
+                // A row of the wrong length is reported in its own iteration.
                 if self.peers[column].get(row).is_some_and(|&back| back != count) {
-                    return refuse(
+                    return field_error(
                         field,
                         format!("{count} links here, {} the other way", self.peers[column][row]),
                     );
@@ -233,7 +238,7 @@ impl NvLinkFile {
 }
 
 impl Fabric {
-    /// All links that a GPU still has go to the switches, evenly.
+    /// Connects all remaining links of each GPU to the switches, evenly.
     fn connect(&self, gpus: &mut [Gpu]) -> Result<(), String> {
         if self.switches.is_empty() {
             return Err("`switches` must name one or more".to_owned());

@@ -16,12 +16,12 @@ fn world(text: &str) -> World {
     World::parse(text, "test").unwrap_or_else(|error| panic!("{error}"))
 }
 
-fn refusal(text: &str) -> String {
+fn error_of(text: &str) -> String {
     World::parse(text, "test").unwrap_err().to_string()
 }
 
 #[test]
-fn every_shipped_world_is_possible_and_shares_no_uuid_with_another() {
+fn shipped_worlds_are_valid_with_unique_uuids() {
     let mut uuids = HashSet::new();
     for text in WORLDS {
         let world = world(text);
@@ -33,7 +33,7 @@ fn every_shipped_world_is_possible_and_shares_no_uuid_with_another() {
 }
 
 #[test]
-fn the_dgx_1v_has_the_published_link_and_pcie_matrices() {
+fn dgx_1v_has_published_link_and_pcie_matrices() {
     let world = world(WORLDS[0]);
     let pix = |a: usize, b: usize| world.pcie_level(a, b).word();
     assert_eq!([pix(0, 0), pix(0, 1), pix(0, 2), pix(0, 4)], ["X", "PIX", "PHB", "SYS"]);
@@ -49,7 +49,7 @@ fn the_dgx_1v_has_the_published_link_and_pcie_matrices() {
 }
 
 #[test]
-fn gpus_behind_switches_spread_their_links_over_all_of_them() {
+fn links_are_spread_over_all_switches() {
     let world = world(WORLDS[1]);
     for gpu in &world.gpus {
         assert_eq!(gpu.links.len(), 18);
@@ -66,7 +66,7 @@ fn gpus_behind_switches_spread_their_links_over_all_of_them() {
 }
 
 #[test]
-fn two_switches_on_the_way_are_told_from_one() {
+fn distinguishes_one_and_two_pcie_switches() {
     let text = WORLDS[4]
         .replace(r#""0000:18:08.0"]"#, r#""0000:18:08.0", "0000:1b:00.0", "0000:1c:01.0"]"#);
     assert_eq!(world(WORLDS[4]).pcie_level(0, 1), PcieLevel::Single);
@@ -96,13 +96,13 @@ fn errors_name_the_field() {
         (WORLDS[4].replace("12, 0", "13, 0").replace("[0, 12", "[0, 13"), "nvlink.peers[0]"),
     ];
     for (text, field) in cases {
-        let message = refusal(&text);
+        let message = error_of(&text);
         assert!(message.contains(field), "{message:?} does not name {field}");
     }
 }
 
 #[test]
-fn kernels_take_whole_waves() {
+fn kernels_take_whole_waves_of_blocks() {
     let world = world(ONE_GPU);
     let model = &world.gpus[0].model;
     let wave = u64::from(model.multiprocessors) * 16;
@@ -112,7 +112,7 @@ fn kernels_take_whole_waves() {
 }
 
 #[test]
-fn the_cuda_version_is_counted_as_nvidia_does() {
+fn cuda_version_number_is_nvidias() {
     let world = world(ONE_GPU);
     assert_eq!(world.driver.cuda_number(), 12_020);
     assert_eq!(world.driver.nvml_version(), "12.535.261.03");

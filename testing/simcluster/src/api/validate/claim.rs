@@ -1,7 +1,7 @@
 //! ResourceClaims, their templates and DeviceClasses (resource.k8s.io/v1).
 //!
-//! As upstream, the status is checked in form only: that a device exists, that capacities add up,
-//! or what another claim holds is nobody's business here. CEL expressions are not compiled.
+//! As upstream, only the form of a status is checked, not whether devices exist, capacities suffice
+//! or other claims hold them. CEL expressions are not compiled.
 
 use serde_json::Value;
 
@@ -225,7 +225,7 @@ fn opaque(config: &Value, at: &str, errors: &mut Vec<FieldError>) {
     }
 }
 
-/// Whether the claim or template asks for admin access, which only marked namespaces may.
+/// Returns true if the claim or template requests admin access, which needs a labelled namespace.
 pub(crate) fn needs_admin_namespace(spec: &Value) -> bool {
     let requests = spec["devices"]["requests"].as_array();
     requests.into_iter().flatten().any(|request| request["exactly"]["adminAccess"] == true)
@@ -319,7 +319,7 @@ fn share_id(result: &Value, at: &str, errors: &mut Vec<FieldError>) {
     }
 }
 
-/// DNS subdomains joined by slashes.
+/// Checks for DNS subdomains joined by slashes.
 pub(super) fn pool_name(at: &str, name: &str, errors: &mut Vec<FieldError>) {
     if name.is_empty() {
         errors.push(FieldError::required(at, ""));
@@ -365,7 +365,7 @@ fn reserved_for(claim: &Value, current: &Value, errors: &mut Vec<FieldError>) {
     let added = consumers
         .iter()
         .any(|consumer| !before.iter().any(|known| known["uid"] == consumer["uid"]));
-    if added && meta::deleting(current) {
+    if added && meta::is_deleting(current) {
         errors.push(FieldError::forbidden(
             at,
             "new entries may not be added while `deallocationRequested` or `deletionTimestamp` are set",

@@ -1,4 +1,4 @@
-//! Validation of what matters here: names, metadata, and the rules of each kind.
+//! Validation of the fields used here: names, metadata, and the rules of each kind.
 
 mod claim;
 mod names;
@@ -13,7 +13,7 @@ use super::meta;
 
 pub(crate) use claim::needs_admin_namespace;
 
-/// Which part of an object a request writes.
+/// Part of an object that a request writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     /// All but the status.
@@ -26,7 +26,7 @@ pub(crate) enum Part {
     Binding,
 }
 
-/// Checks a new object.
+/// Validates a new object.
 pub(crate) fn create(kind: &Kind, object: &Value) -> Vec<FieldError> {
     let mut errors = Vec::new();
     names::metadata(kind, object, &mut errors);
@@ -41,7 +41,7 @@ pub(crate) fn create(kind: &Kind, object: &Value) -> Vec<FieldError> {
     errors
 }
 
-/// Checks an object that takes the place of another.
+/// Validates an update.
 pub(crate) fn update(kind: &Kind, part: Part, object: &Value, current: &Value) -> Vec<FieldError> {
     let mut errors = Vec::new();
     names::metadata(kind, object, &mut errors);
@@ -62,8 +62,8 @@ pub(crate) fn update(kind: &Kind, part: Part, object: &Value, current: &Value) -
     errors
 }
 
-/// Through `events.k8s.io` an event changes in its series and metadata only; the core API allows
-/// everything.
+/// Through `events.k8s.io`, only the series and metadata of an event may change; the core API
+/// allows every change.
 fn event_fields(object: &Value, current: &Value, errors: &mut Vec<FieldError>) {
     for field in [
         "involvedObject",
@@ -93,7 +93,7 @@ fn immutable(object: &Value, current: &Value, errors: &mut Vec<FieldError>) {
 }
 
 fn new_finalizers(object: &Value, current: &Value, errors: &mut Vec<FieldError>) {
-    if !meta::deleting(current) {
+    if !meta::is_deleting(current) {
         return;
     }
     let known = meta::finalizers(current);

@@ -14,7 +14,7 @@ const SUBDOMAIN_RULE: &str = "a lowercase RFC 1123 subdomain must consist of low
 const VALUE_RULE: &str = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')";
 const QUALIFIED_RULE: &str = "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')";
 
-/// Whether this is a DNS label of at most 63 characters.
+/// Returns true for a DNS label of at most 63 characters.
 pub(super) fn is_label(text: &str) -> bool {
     let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     !text.is_empty()
@@ -24,8 +24,8 @@ pub(super) fn is_label(text: &str) -> bool {
         && !text.ends_with('-')
 }
 
-/// Whether this is a DNS subdomain of at most `most` characters. Its labels may be longer than 63,
-/// as upstream allows.
+/// Returns true for a DNS subdomain of at most `most` characters. Its labels may exceed 63, as
+/// upstream allows.
 pub(super) fn is_subdomain(text: &str, most: usize) -> bool {
     let part = |part: &str| {
         let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
@@ -70,7 +70,7 @@ pub(super) fn subdomain(field: &str, text: &str, most: usize, errors: &mut Vec<F
     }
 }
 
-/// A driver's name: a subdomain of at most 63 characters, upper case allowed.
+/// Checks a driver name: a subdomain of at most 63 characters, upper case allowed.
 pub(super) fn driver(field: &str, text: &str, errors: &mut Vec<FieldError>) {
     if text.is_empty() {
         errors.push(FieldError::required(field, ""));
@@ -81,7 +81,7 @@ pub(super) fn driver(field: &str, text: &str, errors: &mut Vec<FieldError>) {
     }
 }
 
-/// A label or attribute key in the qualified form.
+/// Checks a label or attribute key in the qualified form.
 pub(super) fn qualified(field: &str, text: &str, errors: &mut Vec<FieldError>) {
     if !is_qualified(text) {
         errors.push(FieldError::invalid(field, text, QUALIFIED_RULE));

@@ -1,4 +1,4 @@
-//! Pods: the shape of what the cluster here looks at, and what may change after creation.
+//! Pods: the fields used here, and the fields that may change after creation.
 
 use serde_json::{Map, Value};
 
@@ -81,8 +81,8 @@ fn duplicates(path: &str, names: &[&str], errors: &mut Vec<FieldError>) {
     }
 }
 
-/// Only images, activeDeadlineSeconds, more tolerations and fewer scheduling gates; while gated
-/// also the node selection.
+/// Allows changes of images, activeDeadlineSeconds, additional tolerations and removed scheduling
+/// gates; while gated also of the node selection.
 pub(super) fn spec_update(pod: &Value, current: &Value, errors: &mut Vec<FieldError>) {
     let (new, old) = (&pod["spec"], &current["spec"]);
     let gated = old["schedulingGates"].as_array().is_some_and(|gates| !gates.is_empty());
@@ -111,7 +111,7 @@ pub(super) fn spec_update(pod: &Value, current: &Value, errors: &mut Vec<FieldEr
     }
 }
 
-/// The spec without what may change.
+/// Returns the spec without the fields that may change.
 fn fixed(spec: &Value, gated: bool) -> Map<String, Value> {
     let mut spec = spec.as_object().cloned().unwrap_or_default();
     for field in ["activeDeadlineSeconds", "tolerations", "schedulingGates"] {

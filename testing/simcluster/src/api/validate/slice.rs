@@ -9,7 +9,7 @@ use super::super::quantity::{self, Nano};
 use super::{claim, names};
 
 const DEVICES: usize = 128;
-/// Taints, counters and list attributes make devices bigger, so that a slice holds fewer.
+/// Limit for slices whose devices have taints, counters or list attributes.
 const DEVICES_WITH_EXTRAS: usize = 64;
 const ATTRIBUTES_AND_CAPACITY: usize = 32;
 const TAINTS: usize = 16;
@@ -73,7 +73,7 @@ pub(super) fn spec(spec: &Value, errors: &mut Vec<FieldError>) {
     }
 }
 
-/// Driver, pool and node of a slice never change.
+/// Driver, pool and node of a slice are immutable.
 pub(super) fn spec_update(new: &Value, old: &Value, errors: &mut Vec<FieldError>) {
     let mut fixed = |field: &str, new: &Value, old: &Value| {
         if new != old {
@@ -154,7 +154,7 @@ fn device(device: &Value, at: &str, errors: &mut Vec<FieldError>) {
     }
 }
 
-/// `[domain/]C_identifier`, the identifier at most 32 characters.
+/// Checks `[domain/]C_identifier`, with at most 32 characters in the identifier.
 fn qualified_name(at: &str, name: &str, errors: &mut Vec<FieldError>) {
     let (domain, id) = match name.split_once('/') {
         Some((domain, id)) => (Some(domain), id),
@@ -199,7 +199,7 @@ fn attribute(attribute: &Value, at: &str, errors: &mut Vec<FieldError>) {
     }
 }
 
-/// Semantic version 2.0.0, with the exact grammar: no leading zeros, no `v`.
+/// Returns true for a semantic version 2.0.0 by the exact grammar: no leading zeros, no `v`.
 fn is_semver(text: &str) -> bool {
     let (text, build) =
         text.split_once('+').map_or((text, None), |(text, build)| (text, Some(build)));
@@ -229,8 +229,8 @@ fn capacity(capacity: &Value, shared: bool, at: &str, errors: &mut Vec<FieldErro
         errors.push(FieldError::forbidden(at, "allowMultipleAllocations must be true"));
         return;
     }
-    let Some(value) = Amount::read(&capacity["value"]) else { return };
-    Policy { policy, value, at: &at, errors }.check();
+    let Some(value) = Amount::parse(&capacity["value"]) else { return };
+    PolicyCheck { policy, value, at: &at, errors }.check();
 }
 
 /// A quantity with its text, for messages.
@@ -241,22 +241,22 @@ struct Amount {
 }
 
 impl Amount {
-    /// Reads an amount; the decoder has refused what is no quantity.
-    fn read(value: &Value) -> Option<Self> {
+    /// Parses an amount. Invalid quantities were refused by the decoder.
+    fn parse(value: &Value) -> Option<Self> {
         let text = value.as_str()?;
         Some(Self { nano: quantity::parse(text)?, text: text.to_owned() })
     }
 }
 
-/// The rules of a request policy, for one capacity.
-struct Policy<'a> {
+/// Checks the request policy of one capacity.
+struct PolicyCheck<'a> {
     policy: &'a Value,
     value: Amount,
     at: &'a str,
     errors: &'a mut Vec<FieldError>,
 }
 
-impl Policy<'_> {
+impl PolicyCheck<'_> {
     fn check(&mut self) {
         let values = !list(self.policy, "validValues").is_empty();
         let range = self.policy["validRange"].is_object();
@@ -270,7 +270,7 @@ impl Policy<'_> {
             (false, true) => "validRange",
             (false, false) => return,
         };
-        let Some(default) = Amount::read(&self.policy["default"]) else {
+        let Some(default) = Amount::parse(&self.policy["default"]) else {
             let rule = format!("required when {which} is defined");
             self.errors.push(FieldError::required(format!("{}.default", self.at), rule));
             return;
@@ -292,7 +292,7 @@ impl Policy<'_> {
 
     fn values(&mut self, default: &Amount) {
         let listed: Vec<Amount> =
-            list(self.policy, "validValues").iter().filter_map(Amount::read).collect();
+            list(self.policy, "validValues").iter().filter_map(Amount::parse).collect();
         if listed.len() > VALID_VALUES {
             self.errors.push(FieldError::too_many(
                 format!("{}.validValues", self.at),
@@ -322,7 +322,7 @@ impl Policy<'_> {
 
     fn range(&mut self, default: &Amount) {
         let range = self.policy["validRange"].clone();
-        let Some(min) = Amount::read(&range["min"]) else {
+        let Some(min) = Amount::parse(&range["min"]) else {
             let at = format!("{}.validRange.min", self.at);
             self.errors.push(FieldError::required(at, "required when validRange is defined"));
             return;
@@ -342,7 +342,7 @@ impl Policy<'_> {
                 format!("default is less than min: {}", min.text),
             );
         }
-        let max = Amount::read(&range["max"]);
+        let max = Amount::parse(&range["max"]);
         if let Some(max) = &max {
             if min.nano > max.nano {
                 self.wrong("validRange.max", &min, format!("min is larger than max: {}", max.text));
@@ -362,13 +362,13 @@ impl Policy<'_> {
                 );
             }
         }
-        if let Some(step) = Amount::read(&range["step"]) {
+        if let Some(step) = Amount::parse(&range["step"]) {
             self.step(default, &min, max.as_ref(), &step);
         }
     }
 
-    /// Default and max lie on the grid that begins at min. A default above the capacity itself
-    /// passes, as upstream.
+    /// Default and max must be multiples of the step, counted from min. A default above the
+    /// capacity is accepted, as upstream.
     fn step(&mut self, default: &Amount, min: &Amount, max: Option<&Amount>, step: &Amount) {
         let field = "validRange.step";
         if step.nano.0 <= 0 {

@@ -1,8 +1,8 @@
-//! From CDI device ids to what changes in a container, as a container runtime reads it.
+//! Resolution of CDI device ids into container edits, as in a container runtime.
 //!
-//! The order is the runtime's: for each id in turn, first its spec's own edits (once per spec),
-//! then the device's. A later mount at the same path replaces an earlier one; in the end mounts are
-//! made shallow paths first.
+//! For each id in turn, the spec's own edits are applied first (once per spec), then the device's.
+//! A later mount at the same path replaces an earlier one. Mounts are finally ordered by depth,
+//! shallow paths first.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,61 +13,59 @@ use tessera_cdi::{ContainerEdits, Mount, Spec};
 
 use super::spec::{BindMount, DeviceNode};
 
-/// What the ids of one container add up to.
+/// Combined edits of one container's ids.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Edits {
     /// Later values of a name replace earlier ones.
     pub(crate) env: BTreeMap<String, String>,
-    /// In the order in which they are to be made.
+    /// In mount order.
     pub(crate) mounts: Vec<BindMount>,
     pub(crate) devices: Vec<DeviceNode>,
     /// Supplementary groups.
     pub(crate) groups: Vec<u32>,
 }
 
-/// Ids that cannot be turned into edits. A container runtime fails the container's creation with
-/// these.
+/// Error returned when ids cannot be resolved. The container is not created then.
 #[derive(Debug, thiserror::Error)]
 pub enum CdiError {
-    /// The directory of specs is there and cannot be read.
-    #[error("failed to read the CDI directory `{path}`")]
+    /// The spec directory exists but cannot be read.
+    #[error("cannot read CDI directory `{path}`")]
     Directory {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
     /// No spec has these devices.
     #[error("CDI device injection failed: unresolvable CDI devices {}", ids.join(", "))]
     Unresolvable {
-        /// Their full names.
+        /// Full names of the devices.
         ids: Vec<String>,
     },
     /// Two specs have the same device.
     #[error("CDI device injection failed: conflicting specs of {id}: `{first}` and `{second}`")]
     Conflict {
-        /// Its full name.
+        /// Full name of the device.
         id: String,
-        /// One of the files.
+        /// First of the files.
         first: PathBuf,
-        /// Another.
+        /// Second of the files.
         second: PathBuf,
     },
-    /// The stand-in does not do this.
-    #[error("CDI device {id} asks for {what}, which the container stand-in does not do")]
+    /// The fake container runtime does not support the edit.
+    #[error("CDI device {id}: the fake container runtime does not support {what}")]
     Unsupported {
-        /// Its full name.
+        /// Full name of the device.
         id: String,
-        /// What it asks for.
+        /// The unsupported edit.
         what: String,
     },
 }
 
-/// Resolves `ids` against the spec files in `directories`; files that are no valid spec offer no
-/// devices.
+/// Resolves `ids` with the spec files in `directories`. Invalid spec files are ignored.
 ///
 /// # Errors
-/// See [`CdiError`]; nothing is half resolved.
+/// Returns a [`CdiError`] if any id cannot be resolved.
 pub(crate) fn resolve(directories: &[PathBuf], ids: &[String]) -> Result<Edits, CdiError> {
     if ids.is_empty() {
         return Ok(Edits::default());
@@ -104,7 +102,7 @@ fn read_spec(path: &Path) -> Option<Spec> {
         "yaml" => false,
         _ => return None,
     };
-    // A file may vanish between the listing and here: it is then as if it had never been.
+    // A file that vanishes between the list and here is ignored.
     let text = fs::read_to_string(path).ok()?;
     let spec = if json {
         serde_json::from_str(&text).map_err(|error| error.to_string())
@@ -112,7 +110,7 @@ fn read_spec(path: &Path) -> Option<Spec> {
         serde_saphyr::from_str(&text).map_err(|error| error.to_string())
     };
     spec.inspect_err(
-        |error| tracing::warn!(path = %path.display(), error, "not a CDI spec; ignored"),
+        |error| tracing::warn!(path = %path.display(), error, "ignoring invalid CDI spec"),
     )
     .ok()
 }
@@ -181,7 +179,7 @@ fn append(edits: &mut Edits, id: &str, more: &ContainerEdits) -> Result<(), CdiE
     Ok(())
 }
 
-/// runc takes a mount without `bind` for a file system of that type.
+/// Converts a mount. runc interprets a mount without `bind` as a file system type.
 fn bind_mount(id: &str, mount: &Mount) -> Result<BindMount, CdiError> {
     let has = |wanted: &str| mount.options.iter().any(|option| option == wanted);
     if !has("bind") && !has("rbind") {

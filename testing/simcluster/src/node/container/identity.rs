@@ -1,4 +1,4 @@
-//! Who a container's program is: user, capabilities, user namespace; and the exec.
+//! Identity of a container's program: user, capabilities and user namespace; and its exec.
 
 use std::convert::Infallible;
 use std::fs;
@@ -16,11 +16,11 @@ use super::rootfs::SetupError;
 use super::spec::{InitSpec, RunAs};
 use crate::node::namespaces;
 
-/// First host id of containers with a user namespace of their own, far from every real user.
+/// First host id of containers with a user namespace of their own, far above ids of real users.
 const FIRST_HOST_ID: u32 = 1_000_000;
 
-/// What container runtimes leave to root in a container.
-const KEPT: [CapabilitySet; 14] = [
+/// Capabilities that container runtimes leave to root in a container.
+const DEFAULT_CAPABILITIES: [CapabilitySet; 14] = [
     CapabilitySet::CHOWN,
     CapabilitySet::DAC_OVERRIDE,
     CapabilitySet::FOWNER,
@@ -57,9 +57,9 @@ pub(crate) fn exec(spec: &InitSpec) -> Result<Infallible, SetupError> {
         .current_dir(&spec.working_dir)
         .stdin(Stdio::null());
     let RunAs { uid, gid, groups } = &spec.user;
-    if spec.user_namespace || !mapped(*uid, *gid).map_err(failed("the user"))? {
+    if spec.user_namespace || !is_mapped(*uid, *gid).map_err(failed("the user"))? {
         enter_user_namespace(*uid, *gid).map_err(failed("the user namespace"))?;
-    } else if may_set_groups() {
+    } else if can_set_groups() {
         become_user(*uid, *gid, groups).map_err(failed("the user"))?;
     }
     if spec.no_new_privileges {
@@ -69,7 +69,7 @@ pub(crate) fn exec(spec: &InitSpec) -> Result<Infallible, SetupError> {
 }
 
 fn drop_capabilities() -> io::Result<()> {
-    let kept = KEPT.into_iter().fold(CapabilitySet::empty(), |all, one| all | one);
+    let kept = DEFAULT_CAPABILITIES.into_iter().fold(CapabilitySet::empty(), |all, one| all | one);
     for bit in 0..64 {
         let one = CapabilitySet::from_bits_retain(1 << bit);
         if kept.contains(one) {
@@ -77,7 +77,7 @@ fn drop_capabilities() -> io::Result<()> {
         }
         match remove_capability_from_bounding_set(one) {
             Ok(()) => {}
-            // The first number that this kernel does not know.
+            // First capability number that this kernel does not support.
             Err(rustix::io::Errno::INVAL) => break,
             Err(error) => return Err(error.into()),
         }
@@ -85,8 +85,9 @@ fn drop_capabilities() -> io::Result<()> {
     Ok(())
 }
 
-/// Whether both ids exist in the current user namespace. Without root there is usually only one.
-fn mapped(uid: u32, gid: u32) -> io::Result<bool> {
+/// Returns true if both ids exist in the current user namespace. Without root there is usually only
+/// one.
+fn is_mapped(uid: u32, gid: u32) -> io::Result<bool> {
     Ok(map_holds(&fs::read_to_string("/proc/self/uid_map")?, uid)
         && map_holds(&fs::read_to_string("/proc/self/gid_map")?, gid))
 }
@@ -103,8 +104,8 @@ fn map_holds(map: &str, id: u32) -> bool {
     })
 }
 
-/// Not in a user namespace made without root: there the ids are what they are.
-fn may_set_groups() -> bool {
+/// Returns false in a user namespace created without root, where the groups cannot be changed.
+fn can_set_groups() -> bool {
     !fs::read_to_string("/proc/self/setgroups").is_ok_and(|setting| setting.trim() == "deny")
 }
 
@@ -116,12 +117,13 @@ fn become_user(uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
     Ok(set_thread_res_uid(uid, uid, uid)?)
 }
 
-/// A user namespace in which the caller has these ids. With root its host id is one that nobody
-/// else has, as the kubelet gives to pods with `hostUsers: false`; without root it is the only id
-/// there is.
+/// Enters a user namespace in which the caller has these ids.
+///
+/// With root, its host id is one that no other process has, as the kubelet gives to pods with
+/// `hostUsers: false`. Without root, it is the only available id.
 fn enter_user_namespace(uid: u32, gid: u32) -> io::Result<()> {
     let host = FIRST_HOST_ID.saturating_add(uid);
-    if mapped(host, host)? {
+    if is_mapped(host, host)? {
         become_user(host, host, &[])?;
         // Changing ids hides /proc/self from its own process, and the maps must be written there.
         set_dumpable_behavior(DumpableBehavior::Dumpable)?;
@@ -136,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_is_mapped_only_inside_a_range() {
+    fn id_is_mapped_only_inside_a_range() {
         let one = "         0       1000          1\n";
         assert!(map_holds(one, 0));
         assert!(!map_holds(one, 1));

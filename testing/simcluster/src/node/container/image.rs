@@ -1,4 +1,4 @@
-//! Images: a reference names a few files of this machine, placed on an otherwise empty root.
+//! Images: a reference resolves to a few files of this machine on an otherwise empty root.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -8,10 +8,11 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// Where Debian and its children look for libraries, and where a driver root keeps the NVIDIA ones.
+/// Library directory of Debian and its derivatives, also the place of NVIDIA's libraries in a
+/// driver root.
 const MULTIARCH: &str = "/usr/lib/x86_64-linux-gnu";
 
-/// A file of this machine and where it appears in a container.
+/// A file of this machine and its path in a container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageFile {
     /// Path on this machine.
@@ -20,51 +21,51 @@ pub struct ImageFile {
     pub target: PathBuf,
 }
 
-/// What an image reference stands for.
+/// Contents and defaults of an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Image {
     /// Files, bind-mounted read-only.
     pub files: Vec<ImageFile>,
-    /// Environment, as an image's config would set it.
+    /// Environment set by the image.
     pub env: BTreeMap<String, String>,
-    /// Runs when the pod names no command.
+    /// Command that runs if the pod names none.
     pub entrypoint: Vec<String>,
-    /// Containers are prepared in everything, and their programs not started.
+    /// If true, containers are prepared completely, but their programs are not started.
     pub unstarted: bool,
 }
 
-/// An image could not be put together.
+/// Error returned when an image cannot be built.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
-    /// The program is not there, usually since nobody built it.
-    #[error("no program at `{path}`; build it first")]
+    /// The program is missing, usually because it is not built.
+    #[error("no program at `{path}`; build it with `make build`")]
     NoProgram {
-        /// Where it was expected.
+        /// Expected path.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
-    /// This process runs without glibc's loader, so the libraries cannot be found.
-    #[error(
-        "found no ld-linux loader among the libraries of this process; the container stand-in needs glibc"
-    )]
+    /// This process runs without glibc's loader, so its libraries cannot be found.
+    #[error("no ld-linux loader among the libraries of this process; fake containers need glibc")]
     NoLoader,
     /// The loader did not list the libraries.
-    #[error("failed to list the libraries of `{path}`")]
+    #[error("cannot list libraries of `{path}`")]
     Libraries {
-        /// The program.
+        /// Path of the program.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
 }
 
 impl Image {
-    /// An image with these programs in `/usr/local/bin` and the libraries that they are linked to.
-    /// The first is the entrypoint.
+    /// Returns an image with these programs in `/usr/local/bin`, and the libraries that they link
+    /// to.
+    ///
+    /// The first program is the entrypoint.
     ///
     /// # Errors
-    /// A program is missing, or its libraries cannot be listed.
+    /// Returns an error if a program is missing or its libraries cannot be listed.
     pub fn of_programs<P: AsRef<Path>>(programs: &[P]) -> Result<Self, ImageError> {
         let loader = loader()?;
         let mut image = Self::default();
@@ -76,14 +77,14 @@ impl Image {
             "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".into(),
         );
         if !libc_is_multiarch(&image.files) {
-            // Elsewhere the loader does not search the directory in which driver libraries are
+            // Otherwise the loader does not search the directory in which driver libraries are
             // mounted.
             image.env.insert("LD_LIBRARY_PATH".into(), MULTIARCH.into());
         }
         Ok(image)
     }
 
-    /// The same image for containers that are prepared in everything and not started.
+    /// Returns this image with its programs not started, but everything else prepared.
     #[must_use]
     pub fn unstarted(self) -> Self {
         Self { unstarted: true, ..self }
@@ -111,7 +112,7 @@ fn libc_is_multiarch(files: &[ImageFile]) -> bool {
     files.iter().any(|file| file.target.ends_with("x86_64-linux-gnu/libc.so.6"))
 }
 
-/// The loader that runs this very process.
+/// Returns the loader of this process.
 fn loader() -> Result<PathBuf, ImageError> {
     let maps = std::fs::read_to_string("/proc/self/maps").map_err(|_| ImageError::NoLoader)?;
     maps.lines()
@@ -132,7 +133,7 @@ fn libraries(loader: &Path, program: &Path) -> Result<Vec<ImageFile>, ImageError
     }
     let mut files = parse_list(&String::from_utf8_lossy(&output.stdout));
     if !files.iter().any(|file| file.target == Path::new("/lib64/ld-linux-x86-64.so.2")) {
-        // The path that programs name as their interpreter.
+        // Path that programs name as their interpreter.
         files.push(ImageFile {
             source: loader.to_owned(),
             target: "/lib64/ld-linux-x86-64.so.2".into(),
@@ -141,7 +142,7 @@ fn libraries(loader: &Path, program: &Path) -> Result<Vec<ImageFile>, ImageError
     Ok(files)
 }
 
-/// Reads `libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x…)` and `/lib64/ld-linux-x86-64.so.2
+/// Parses `libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x…)` and `/lib64/ld-linux-x86-64.so.2
 /// (0x…)`.
 fn parse_list(listing: &str) -> Vec<ImageFile> {
     listing
@@ -160,12 +161,12 @@ pub struct ImageStore {
 }
 
 impl ImageStore {
-    /// Adds an image, replacing one of the same reference.
+    /// Adds an image, replacing an image of that reference.
     pub fn insert(&mut self, reference: impl Into<String>, image: Image) {
         self.images.insert(reference.into(), Arc::new(image));
     }
 
-    /// The image of that reference.
+    /// Returns the image of that reference.
     pub fn get(&self, reference: &str) -> Option<Arc<Image>> {
         self.images.get(reference).cloned()
     }
@@ -176,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_listing_of_the_loader_gives_absolute_paths_and_nothing_virtual() {
+    fn loader_list_yields_only_absolute_paths() {
         let listing = "\tlinux-vdso.so.1 (0x00007ffc)\n\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f)\n\t/lib64/ld-linux-x86-64.so.2 (0x00007f)\n";
         let paths: Vec<_> = parse_list(listing).into_iter().map(|file| file.target).collect();
         assert_eq!(
@@ -189,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_of_this_test_holds_the_program_and_the_c_library() {
+    fn image_holds_program_and_c_library() {
         let program = std::env::current_exe().unwrap();
         let image = Image::of_programs(&[program]).unwrap();
         assert!(image.entrypoint[0].starts_with("/usr/local/bin/"));
@@ -198,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_not_there_is_an_error_that_names_it() {
+    fn missing_program_is_named_in_error() {
         let error = Image::of_programs(&["/nowhere/tessera-probe"]).unwrap_err();
         assert!(error.to_string().contains("/nowhere/tessera-probe"), "{error}");
     }

@@ -1,4 +1,4 @@
-//! The container runtime stand-in: starts, signals, watches and remembers containers.
+//! A fake container runtime: starts, signals, observes and records containers.
 //!
 //! ```text
 //! kubelet -- ContainerConfig --> Runtime::start: image, CDI edits (pure) -> InitSpec
@@ -8,7 +8,7 @@
 //! kubelet <- subscribe(), containers() -- states
 //! ```
 //!
-//! Containers belong to the runtime and not to a kubelet: a new kubelet finds them here.
+//! Containers belong to the runtime and not to a kubelet, so a new kubelet finds them here.
 
 mod cdi;
 mod identity;
@@ -23,7 +23,7 @@ pub use cdi::CdiError;
 pub use image::{Image, ImageError, ImageFile, ImageStore};
 pub use rootfs::SetupError;
 pub use runtime::{
-    Container, ContainerConfig, ContainerId, Runtime, RuntimeOptions, StartError, State,
+    Container, ContainerConfig, ContainerId, ContainerState, Runtime, RuntimeOptions, StartError,
 };
 pub use spec::{BindMount, DeviceNode, RunAs};
 pub use supervisor::{ENTER, INIT, enter, supervise};

@@ -1,5 +1,4 @@
-//! The container's root file system, put together on a tmpfs, and the last steps before its program
-//! runs.
+//! The container's root file system on a tmpfs, and the last steps before its program runs.
 
 use std::convert::Infallible;
 use std::fs;
@@ -15,59 +14,60 @@ use rustix::process::umask;
 
 use super::identity;
 use super::spec::InitSpec;
+use crate::node::namespaces;
 
-/// A step of the setup that failed.
+/// A failed step of the setup.
 #[derive(Debug, thiserror::Error)]
 pub enum SetupError {
-    /// Something could not be mounted.
-    #[error("failed to mount `{what}` at `{target}`")]
+    /// A mount failed.
+    #[error("cannot mount `{what}` at `{target}`")]
     Mount {
-        /// What was to be mounted.
+        /// Source of the mount.
         what: String,
-        /// Where, as the container would see it.
+        /// Path in the container.
         target: PathBuf,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
-    /// A directory, file or link of the root could not be made.
-    #[error("failed to create `{path}`")]
+    /// A directory, file or link of the root could not be created.
+    #[error("cannot create `{path}`")]
     Create {
         /// Path on this machine.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
-    /// A target is relative or climbs up.
+    /// A target is relative or contains `..`.
     #[error("`{target}` is not an absolute path inside the container")]
     Target {
         /// The target.
         target: PathBuf,
     },
     /// The root could not be entered.
-    #[error("failed to make `{root}` the root")]
+    #[error("cannot pivot to root `{root}`")]
     Pivot {
         /// The new root.
         root: PathBuf,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
     /// User, capabilities or host name could not be set.
-    #[error("failed to set {what}")]
+    #[error("cannot set {what}")]
     Identity {
-        /// Which.
+        /// The setting.
         what: &'static str,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
-    /// The pod names no command and the image has none.
+    /// Neither the pod nor the image sets a command.
     #[error("no command specified")]
     NoCommand,
     /// The program does not start.
-    #[error("failed to run `{program}`")]
+    #[error("cannot run `{program}`")]
     Exec {
-        /// Its name.
+        /// Name of the program.
         program: String,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
 }
@@ -98,18 +98,18 @@ const LINKS: [(&str, &str); 5] = [
     ("var/run", "../run"),
 ];
 
-/// Device nodes that every container has.
+/// Device nodes of every container.
 const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
 
-/// Puts the root together, enters it and becomes the container's program.
+/// Builds the root, enters it and becomes the container's program.
 ///
-/// The calling process must be alone in new mount and pid namespaces, and single-threaded.
+/// The calling process must be single-threaded and alone in new mount and pid namespaces.
 ///
 /// # Errors
-/// The step that failed; the process is then good for nothing but exiting.
+/// Returns the failed step; the process must exit then.
 pub(crate) fn become_program(spec: &InitSpec) -> Result<Infallible, SetupError> {
     let root = &spec.root;
-    // As runc's: the program may run as anybody, and finds what is made here.
+    // As in runc: the program may run as any user, and must be able to read what is created here.
     umask(Mode::WGRP | Mode::WOTH);
     mount_tmpfs(root, Path::new("/"), c"mode=755")?;
     lay_out(root)?;
@@ -128,7 +128,7 @@ pub(crate) fn become_program(spec: &InitSpec) -> Result<Infallible, SetupError> 
     pivot(root)?;
     if spec.read_only_root {
         remount_read_only(Path::new("/")).map_err(|source| SetupError::Mount {
-            what: "a read-only root".into(),
+            what: "read-only root".into(),
             target: "/".into(),
             source,
         })?;
@@ -138,8 +138,10 @@ pub(crate) fn become_program(spec: &InitSpec) -> Result<Infallible, SetupError> 
 }
 
 fn mount_tmpfs(at: &Path, target: &Path, options: &std::ffi::CStr) -> Result<(), SetupError> {
-    mount("tmpfs", at, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, options).map_err(|error| {
-        SetupError::Mount { what: "tmpfs".into(), target: target.to_owned(), source: error.into() }
+    namespaces::mount_tmpfs(at, Some(options)).map_err(|source| SetupError::Mount {
+        what: "tmpfs".into(),
+        target: target.to_owned(),
+        source,
     })
 }
 
@@ -183,8 +185,8 @@ fn mount_dev(root: &Path) -> Result<(), SetupError> {
     mount_tmpfs(&dev.join("shm"), Path::new("/dev/shm"), c"mode=1777")
 }
 
-/// A proc of the container's own, or, where the kernel refuses that inside a user namespace (parts
-/// of the outer `/proc` are masked), the outer one: `/proc/self` still is the reader.
+/// Mounts a new proc. Inside a user namespace the kernel may refuse that, because parts of the
+/// outer `/proc` are masked; the outer one is then mounted, where `/proc/self` still is the reader.
 fn mount_proc(root: &Path) -> Result<(), SetupError> {
     let at = root.join("proc");
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
@@ -198,7 +200,7 @@ fn mount_proc(root: &Path) -> Result<(), SetupError> {
     })
 }
 
-/// Makes `source` appear at `target`, creating the mount point (a directory or an empty file).
+/// Bind-mounts `source` at `target`, creating the mount point (a directory or an empty file).
 fn bind(root: &Path, source: &Path, target: &Path, read_only: bool) -> Result<(), SetupError> {
     let failed = |error: io::Error| SetupError::Mount {
         what: source.display().to_string(),
@@ -219,7 +221,8 @@ fn bind(root: &Path, source: &Path, target: &Path, read_only: bool) -> Result<()
     if read_only { remount_read_only(&at).map_err(failed) } else { Ok(()) }
 }
 
-/// `target` under `root`. Links of the root lead to relative paths inside it, so joining is enough.
+/// Returns `target` under `root`. Links of the root are relative and stay inside it, so joining is
+/// enough.
 fn inside(root: &Path, target: &Path) -> Result<PathBuf, SetupError> {
     let refused = || SetupError::Target { target: target.to_owned() };
     let relative = target.strip_prefix("/").map_err(|_| refused())?;
@@ -232,8 +235,8 @@ fn inside(root: &Path, target: &Path) -> Result<PathBuf, SetupError> {
     }
 }
 
-/// Inside a user namespace these flags are locked on mounts from outside: a remount must repeat
-/// them.
+/// Remounts read-only. Inside a user namespace the flags of outer mounts are locked, so they must
+/// be repeated.
 fn remount_read_only(at: &Path) -> io::Result<()> {
     let present = statvfs(at)?.f_flag;
     let mut flags = MountFlags::BIND | MountFlags::RDONLY;
@@ -253,7 +256,7 @@ fn make_working_dir(root: &Path, working_dir: &Path) -> Result<(), SetupError> {
     if working_dir == Path::new("/") { Ok(()) } else { create_dir(&inside(root, working_dir)?) }
 }
 
-/// As runc does: the old root ends up on top of the new one and is detached from there.
+/// Pivots as runc does: the old root is stacked on the new one and detached from there.
 fn pivot(root: &Path) -> Result<(), SetupError> {
     let enter = || -> io::Result<()> {
         rustix::process::chdir(root)?;
@@ -277,7 +280,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_target_stays_inside_the_root() {
+    fn target_stays_inside_the_root() {
         let root = Path::new("/r");
         assert_eq!(
             inside(root, Path::new("/dev/tessera/a/grant")).unwrap(),

@@ -1,4 +1,4 @@
-//! The owner of all containers of a node.
+//! The container runtime of a node, owner of all its containers.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,32 +17,31 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::cdi::{self, CdiError, Edits};
 use super::image::{Image, ImageStore};
-use super::spec::{BindMount, InitSpec, Order, Report, RunAs};
+use super::spec::{BindMount, InitSpec, RunAs, SupervisorOrder, SupervisorReport};
 use super::supervisor::INIT;
 use super::unstarted;
 
-/// What a runtime needs to know.
+/// Configuration of a [`Runtime`].
 #[derive(Clone, Debug)]
 pub struct RuntimeOptions {
-    /// Where containers keep their root, log and spec. Made if missing.
+    /// Directory of container roots, logs and specs. Created if missing.
     pub directory: PathBuf,
-    /// Where CDI specs are looked for.
+    /// Directories that are searched for CDI specs.
     pub cdi_directories: Vec<PathBuf>,
-    /// What can be run.
+    /// Images that can be run.
     pub images: ImageStore,
-    /// The program with the subcommands `container-init` and `container-enter`:
-    /// `tessera-simcluster`.
+    /// Program with the subcommands `container-init` and `container-enter`: `tessera-simcluster`.
     pub init_program: PathBuf,
 }
 
-/// Names a container on its node.
+/// Identifies a container on its node.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ContainerId {
     /// UID of its pod.
     pub pod_uid: String,
     /// Its name in the pod.
     pub name: String,
-    /// How many ran before it under this name.
+    /// Number of earlier containers of this name.
     pub attempt: u32,
 }
 
@@ -55,7 +54,7 @@ impl ContainerId {
 /// A container to start.
 #[derive(Clone, Debug)]
 pub struct ContainerConfig {
-    /// Its name on the node.
+    /// Identifier on the node.
     pub id: ContainerId,
     /// Image reference.
     pub image: String,
@@ -65,7 +64,7 @@ pub struct ContainerConfig {
     pub command: Vec<String>,
     /// Arguments.
     pub args: Vec<String>,
-    /// The pod's environment; wins over the image's. CDI edits win over both.
+    /// The pod's environment. It overrides the image's; CDI edits override both.
     pub env: BTreeMap<String, String>,
     /// The pod's volumes.
     pub mounts: Vec<BindMount>,
@@ -73,83 +72,84 @@ pub struct ContainerConfig {
     pub cdi_devices: Vec<String>,
     /// Working directory.
     pub working_dir: PathBuf,
-    /// Whether `/` is read-only.
+    /// True if `/` is read-only.
     pub read_only_root: bool,
-    /// Who runs it.
+    /// User and groups.
     pub user: RunAs,
-    /// `no_new_privs`.
+    /// Sets `no_new_privs`.
     pub no_new_privileges: bool,
-    /// A user namespace of its own.
+    /// Creates a user namespace for the container.
     pub user_namespace: bool,
 }
 
-/// A container was not created. There is no record of it then, and starting it may be tried again.
+/// Error returned when a container was not created. No record of it exists, and it may be started
+/// again.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The reference names no image of this node.
+    /// The node has no image of this reference.
     #[error("container image \"{image}\" is not present")]
     NoImage {
-        /// The reference.
+        /// Image reference.
         image: String,
     },
     /// The CDI devices cannot be injected.
-    #[error("failed to create the container")]
+    #[error("cannot create container")]
     Cdi(#[from] CdiError),
-    /// Neither image nor pod says what to run.
+    /// Neither the image nor the pod sets a command.
     #[error("no command specified")]
     NoCommand,
-    /// Its directory, log or supervisor could not be made.
-    #[error("failed to start the container's supervisor")]
+    /// Its directory, log or supervisor could not be created.
+    #[error("cannot start container supervisor")]
     Supervisor {
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
     /// It exists already.
-    #[error("container {} of pod {} exists already", id.name, id.pod_uid)]
+    #[error("container {} of pod {} already exists", id.name, id.pod_uid)]
     Exists {
-        /// Its name.
+        /// Identifier of the container.
         id: ContainerId,
     },
     /// The runtime has been shut down.
-    #[error("the container runtime is shut down")]
+    #[error("container runtime is shut down")]
     ShutDown,
 }
 
-/// What a container is doing.
+/// Life-cycle state of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum ContainerState {
     /// Being set up.
     Starting,
     /// The program runs.
     Running {
-        /// Its process id on the node.
+        /// Process id on the node.
         pid: i32,
-        /// Since when.
+        /// Start time.
         started_at: Timestamp,
     },
-    /// It ended, or never began.
+    /// The program ended, or never started.
     Exited {
-        /// Exit code; 128 if it never began.
+        /// Exit code; 128 if it never started.
         code: i32,
-        /// The signal that ended it.
+        /// Signal that ended it.
         signal: Option<i32>,
-        /// Since when it ran, if it did.
+        /// Start time, if it started.
         started_at: Option<Timestamp>,
-        /// When it ended.
+        /// End time.
         finished_at: Timestamp,
-        /// Why it never began.
+        /// Reason why it never started.
         message: Option<String>,
     },
 }
 
-/// What is known of a container.
+/// A container and its state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Container {
-    /// Its name.
+    /// Identifier.
     pub id: ContainerId,
-    /// What it is doing.
-    pub state: State,
-    /// Standard output and error.
+    /// ContainerState.
+    pub state: ContainerState,
+    /// File of standard output and error.
     pub log: PathBuf,
 }
 
@@ -176,31 +176,31 @@ struct Containers {
 #[derive(Debug)]
 struct Entry {
     container: Container,
-    /// Closing it closes the supervisor's socket, which kills.
-    orders: mpsc::UnboundedSender<Order>,
+    /// Closing it closes the supervisor's socket, which kills the container.
+    orders: mpsc::UnboundedSender<SupervisorOrder>,
 }
 
 impl Runtime {
-    /// A runtime without containers.
+    /// Creates a runtime without containers.
     pub fn new(options: RuntimeOptions) -> Self {
         let (changes, _) = watch::channel(0);
         Self { inner: Arc::new(Inner { options, containers: Mutex::default(), changes }) }
     }
 
-    /// Starts a container; returns once its program runs or is known to have failed.
+    /// Starts a container. Returns once its program runs or has failed.
     ///
     /// # Errors
-    /// It was not created. A container that was created and whose program did not start has the
-    /// state `Exited` with a message instead.
+    /// Returns an error if the container was not created. If it was created but its program did not
+    /// start, its state is `Exited` with a message.
     pub async fn start(&self, config: ContainerConfig) -> Result<(), StartError> {
         let id = config.id.clone();
         let is_unstarted =
             self.inner.options.images.get(&config.image).is_some_and(|image| image.unstarted);
-        let spec = self.plan(config)?;
+        let spec = self.resolve(config)?;
         let (orders, to_supervisor) = mpsc::unbounded_channel();
-        let log = self.inner.admit(&id, orders)?;
+        let log = self.inner.register(&id, orders)?;
         if is_unstarted {
-            self.start_none(id, spec, to_supervisor);
+            self.start_unstarted(id, spec, to_supervisor);
             return Ok(());
         }
         match self.spawn(&id, &spec, &log) {
@@ -209,7 +209,7 @@ impl Runtime {
                 let task =
                     Supervision { runtime: self.inner.clone(), id, child, started: Some(started) };
                 tokio::spawn(task.run(socket, to_supervisor));
-                // The task only drops the sender after it has recorded the end.
+                // The task drops the sender only after it has recorded the end.
                 let _ = ack.await;
                 Ok(())
             }
@@ -220,13 +220,18 @@ impl Runtime {
         }
     }
 
-    /// A container without a process.
-    fn start_none(&self, id: ContainerId, spec: InitSpec, orders: mpsc::UnboundedReceiver<Order>) {
+    /// Runs a container without a process.
+    fn start_unstarted(
+        &self,
+        id: ContainerId,
+        spec: InitSpec,
+        orders: mpsc::UnboundedReceiver<SupervisorOrder>,
+    ) {
         let inner = self.inner.clone();
         let started_at = Timestamp::now();
         if let Err(message) = unstarted::check(&spec) {
             let message = Some(message);
-            let ended = State::Exited {
+            let ended = ContainerState::Exited {
                 code: 128,
                 signal: None,
                 started_at: None,
@@ -235,16 +240,16 @@ impl Runtime {
             };
             return inner.record(&id, ended);
         }
-        // No process has the number of the idle task.
-        inner.record(&id, State::Running { pid: 0, started_at });
+        // No process has id 0.
+        inner.record(&id, ContainerState::Running { pid: 0, started_at });
         tokio::spawn(async move {
             let ended = unstarted::end(&spec, started_at, orders).await;
             inner.record(&id, ended);
         });
     }
 
-    /// Everything that is decided before a process exists.
-    fn plan(&self, config: ContainerConfig) -> Result<InitSpec, StartError> {
+    /// Resolves everything that is decided before a process exists.
+    fn resolve(&self, config: ContainerConfig) -> Result<InitSpec, StartError> {
         let options = &self.inner.options;
         let image = options
             .images
@@ -266,29 +271,29 @@ impl Runtime {
         let spec_file = directory.join("spec.json");
         fs::write(&spec_file, serde_json::to_vec_pretty(spec)?)?;
         let output = fs::File::create(log)?;
-        let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
-        ours.set_nonblocking(true)?;
+        let (own_end, supervisor_end) = std::os::unix::net::UnixStream::pair()?;
+        own_end.set_nonblocking(true)?;
         let child = Command::new(&self.inner.options.init_program)
             .arg(INIT)
             .arg(&spec_file)
-            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdin(Stdio::from(OwnedFd::from(supervisor_end)))
             .stdout(output.try_clone()?)
             .stderr(output)
             .kill_on_drop(true)
             .spawn()?;
-        Ok((child, UnixStream::from_std(ours)?))
+        Ok((child, UnixStream::from_std(own_end)?))
     }
 
     fn container_directory(&self, id: &ContainerId) -> PathBuf {
         self.inner.options.directory.join(id.directory_name())
     }
 
-    /// Tells when any state has changed: the value is a count of changes.
+    /// Returns a receiver whose value counts state changes.
     pub fn subscribe(&self) -> watch::Receiver<u64> {
         self.inner.changes.subscribe()
     }
 
-    /// The containers of a pod, by name and attempt.
+    /// Returns the containers of a pod, by name and attempt.
     pub fn containers(&self, pod_uid: &str) -> Vec<Container> {
         let containers = self.inner.lock();
         containers
@@ -300,7 +305,7 @@ impl Runtime {
             .collect()
     }
 
-    /// The pods that have containers here, ended ones included.
+    /// Returns the UIDs of pods that have containers here, including ended ones.
     pub fn pods(&self) -> Vec<String> {
         let mut pods: Vec<_> =
             self.inner.lock().by_id.keys().map(|id| id.pod_uid.clone()).collect();
@@ -310,23 +315,24 @@ impl Runtime {
 
     /// Sends SIGTERM to the container's program.
     pub fn terminate(&self, id: &ContainerId) {
-        self.inner.order(id, Order::Terminate);
+        self.inner.send_order(id, SupervisorOrder::Terminate);
     }
 
-    /// Sends SIGKILL to the container's program, and thereby to all of its processes.
+    /// Sends SIGKILL to the container's program, which ends all of its processes.
     pub fn kill(&self, id: &ContainerId) {
-        self.inner.order(id, Order::Kill);
+        self.inner.send_order(id, SupervisorOrder::Kill);
     }
 
-    /// Forgets the ended containers of a pod, with their logs.
+    /// Removes the ended containers of a pod, with their logs.
     ///
     /// # Errors
-    /// A directory could not be removed; its container is forgotten all the same.
+    /// Returns an error if a directory could not be removed; the container's record is removed
+    /// anyway.
     pub fn remove_ended(&self, pod_uid: &str) -> io::Result<()> {
         let mut gone = Vec::new();
         self.inner.lock().by_id.retain(|id, entry| {
-            let remove =
-                id.pod_uid == pod_uid && matches!(entry.container.state, State::Exited { .. });
+            let remove = id.pod_uid == pod_uid
+                && matches!(entry.container.state, ContainerState::Exited { .. });
             if remove {
                 gone.extend(
                     Some(self.container_directory(id)).filter(|directory| directory.exists()),
@@ -337,12 +343,12 @@ impl Runtime {
         gone.into_iter().map(fs::remove_dir_all).fold(Ok(()), Result::and)
     }
 
-    /// Kills everything and waits until it has ended. Nothing can be started afterwards.
+    /// Kills all containers and waits for their end. No container can be started afterwards.
     pub async fn shut_down(&self) {
         let mut changes = self.subscribe();
         self.inner.lock().shut_down = true;
         loop {
-            let alive: Vec<_> = self.inner.alive();
+            let alive: Vec<_> = self.inner.running_ids();
             if alive.is_empty() {
                 return;
             }
@@ -359,11 +365,11 @@ impl Inner {
         self.containers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records a new container, before its process exists, so that nobody starts it twice.
-    fn admit(
+    /// Records a new container before its process exists, so that it is not started twice.
+    fn register(
         &self,
         id: &ContainerId,
-        orders: mpsc::UnboundedSender<Order>,
+        orders: mpsc::UnboundedSender<SupervisorOrder>,
     ) -> Result<PathBuf, StartError> {
         let mut containers = self.lock();
         if containers.shut_down {
@@ -373,25 +379,27 @@ impl Inner {
             return Err(StartError::Exists { id: id.clone() });
         }
         let log = self.options.directory.join(id.directory_name()).join("output.log");
-        let container = Container { id: id.clone(), state: State::Starting, log: log.clone() };
+        let container =
+            Container { id: id.clone(), state: ContainerState::Starting, log: log.clone() };
         containers.by_id.insert(id.clone(), Entry { container, orders });
         Ok(log)
     }
 
-    fn alive(&self) -> Vec<ContainerId> {
+    fn running_ids(&self) -> Vec<ContainerId> {
         let containers = self.lock();
-        let alive = |entry: &&Entry| !matches!(entry.container.state, State::Exited { .. });
+        let alive =
+            |entry: &&Entry| !matches!(entry.container.state, ContainerState::Exited { .. });
         containers.by_id.values().filter(alive).map(|entry| entry.container.id.clone()).collect()
     }
 
-    fn order(&self, id: &ContainerId, order: Order) {
+    fn send_order(&self, id: &ContainerId, order: SupervisorOrder) {
         if let Some(entry) = self.lock().by_id.get(id) {
-            // The task ends with the container, so nobody is left to be told.
+            // The task ends with the container, so a failed send needs no handling.
             let _ = entry.orders.send(order);
         }
     }
 
-    fn record(&self, id: &ContainerId, state: State) {
+    fn record(&self, id: &ContainerId, state: ContainerState) {
         if let Some(entry) = self.lock().by_id.get_mut(id) {
             entry.container.state = state;
         }
@@ -433,7 +441,7 @@ fn init_spec(
     })
 }
 
-/// The task that accompanies one supervisor.
+/// Task that manages one supervisor.
 struct Supervision {
     runtime: Arc<Inner>,
     id: ContainerId,
@@ -442,23 +450,23 @@ struct Supervision {
 }
 
 impl Supervision {
-    async fn run(mut self, socket: UnixStream, orders: mpsc::UnboundedReceiver<Order>) {
+    async fn run(mut self, socket: UnixStream, orders: mpsc::UnboundedReceiver<SupervisorOrder>) {
         let (reports, to_supervisor) = socket.into_split();
-        // Aborted with the task, which closes the socket's writing half; the other half goes with
+        // Aborted with the task, which closes the socket's write half; the other half closes with
         // `reports`.
-        let pass_on = tokio::spawn(pass_on(orders, to_supervisor));
-        let ended = self.follow(reports).await;
+        let pass_on = tokio::spawn(forward_orders(orders, to_supervisor));
+        let ended = self.handle_reports(reports).await;
         let _ = self.child.wait().await;
         pass_on.abort();
         self.runtime.record(&self.id, ended);
         drop(self.started.take());
     }
 
-    /// Records what the supervisor reports and returns how it ended.
-    async fn follow(&mut self, reports: OwnedReadHalf) -> State {
+    /// Records the supervisor's reports and returns the final state.
+    async fn handle_reports(&mut self, reports: OwnedReadHalf) -> ContainerState {
         let mut lines = BufReader::new(reports).lines();
         let mut began = None;
-        let exited = |code, signal, started_at, message| State::Exited {
+        let exited = |code, signal, started_at, message| ContainerState::Exited {
             code,
             signal,
             started_at,
@@ -467,22 +475,31 @@ impl Supervision {
         };
         while let Ok(Some(line)) = lines.next_line().await {
             match serde_json::from_str(&line) {
-                Ok(Report::Started { pid }) => {
+                Ok(SupervisorReport::Started { pid }) => {
                     let started_at = Timestamp::now();
                     began = Some(started_at);
-                    self.runtime.record(&self.id, State::Running { pid, started_at });
+                    self.runtime.record(&self.id, ContainerState::Running { pid, started_at });
                     self.started.take().map(|started| started.send(()));
                 }
-                Ok(Report::Failed { message }) => return exited(128, None, None, Some(message)),
-                Ok(Report::Exited { code, signal }) => return exited(code, signal, began, None),
-                Err(error) => tracing::warn!(%error, line, "supervisor said something unknown"),
+                Ok(SupervisorReport::Failed { message }) => {
+                    return exited(128, None, None, Some(message));
+                }
+                Ok(SupervisorReport::Exited { code, signal }) => {
+                    return exited(code, signal, began, None);
+                }
+                Err(error) => {
+                    tracing::warn!(%error, line, "invalid report from container supervisor")
+                }
             }
         }
-        exited(137, Some(9), began, Some("the container's supervisor died".into()))
+        exited(137, Some(9), began, Some("container supervisor exited unexpectedly".into()))
     }
 }
 
-async fn pass_on(mut orders: mpsc::UnboundedReceiver<Order>, mut supervisor: OwnedWriteHalf) {
+async fn forward_orders(
+    mut orders: mpsc::UnboundedReceiver<SupervisorOrder>,
+    mut supervisor: OwnedWriteHalf,
+) {
     while let Some(order) = orders.recv().await {
         let Ok(mut line) = serde_json::to_vec(&order) else { continue };
         line.push(b'\n');

@@ -1,4 +1,4 @@
-//! What the kubelet remembers about claims across its restarts.
+//! Claims recorded on disk across kubelet restarts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -10,23 +10,23 @@ use tessera_proto::dra_v1;
 /// Namespace and name of a claim.
 pub(crate) type ClaimKey = (String, String);
 
-/// One claim that this node prepares or has prepared.
+/// A claim that is prepared, or being prepared, on this node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ClaimInfo {
     pub(crate) namespace: String,
     pub(crate) name: String,
     pub(crate) uid: String,
-    /// Pods of this node that use it.
+    /// UIDs of this node's pods that use it.
     pub(crate) pods: BTreeSet<String>,
-    /// Every driver of the allocation, with what it answered.
+    /// Drivers of the allocation, with the devices each returned.
     pub(crate) drivers: BTreeMap<String, Vec<PreparedDevice>>,
     pub(crate) prepared: bool,
     #[serde(skip)]
     pub(crate) unpreparing: bool,
 }
 
-/// One device of a driver's answer.
+/// One device of a driver's response.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct PreparedDevice {
@@ -41,7 +41,7 @@ impl ClaimInfo {
         (self.namespace.clone(), self.name.clone())
     }
 
-    /// How a driver is told of it.
+    /// Returns the claim as it is sent to a driver.
     pub(crate) fn to_proto(&self) -> dra_v1::Claim {
         dra_v1::Claim {
             namespace: self.namespace.clone(),
@@ -50,7 +50,7 @@ impl ClaimInfo {
         }
     }
 
-    /// Devices for a container that uses this request of the claim, or all of it.
+    /// Returns the devices for a container that uses `request` of the claim, or all of it.
     pub(crate) fn devices(
         &self,
         request: Option<&str>,
@@ -78,7 +78,7 @@ impl From<dra_v1::Device> for PreparedDevice {
     }
 }
 
-/// The file that holds them.
+/// The checkpoint file.
 #[derive(Debug)]
 pub(crate) struct CheckpointFile {
     path: PathBuf,
@@ -89,7 +89,7 @@ impl CheckpointFile {
         Self { path: kubelet_root.join("dra_manager_state") }
     }
 
-    /// Without a file there are no claims.
+    /// Reads the claims. A missing file means no claims.
     pub(crate) fn load(&self) -> io::Result<BTreeMap<ClaimKey, ClaimInfo>> {
         let text = match std::fs::read(&self.path) {
             Ok(text) => text,

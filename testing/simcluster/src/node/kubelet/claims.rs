@@ -1,9 +1,8 @@
-//! The claims of this node's pods: checked against the API, prepared by their drivers, unprepared
-//! after use.
+//! Claims of this node's pods: validated, prepared by their drivers, and unprepared after use.
 //!
-//! Written after the kubelet's DRA manager: first everything is checked without changing anything,
-//! so that a pod that fails there leaves nothing behind; then the claims are written down with the
-//! pod as a user; then the drivers are called, without a lock, one batch per driver.
+//! Follows the kubelet's DRA manager. First everything is checked without any change, so that a pod
+//! that fails here leaves nothing behind. Then the claims are recorded with the pod as a user. Then
+//! the drivers are called, without a lock, one batch per driver.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -17,9 +16,9 @@ use tessera_proto::dra_v1;
 
 use super::checkpoint::{CheckpointFile, ClaimInfo, ClaimKey, PreparedDevice};
 use super::plugin::Plugin;
-use super::plugins::Plugins;
+use super::plugins::PluginRegistry;
 
-/// A pod's claims cannot be prepared or unprepared now. Every one of these is tried again.
+/// Failure to prepare or unprepare a pod's claims. Every one of these is retried.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ClaimError {
     #[error("pod {pod}: the ResourceClaim for `{claim}` has not been created yet")]
@@ -55,10 +54,10 @@ pub(crate) enum ClaimError {
 const PREPARE: &str = "NodePrepareResources";
 const UNPREPARE: &str = "NodeUnprepareResources";
 
-/// The claims of one node.
+/// Claims of one node.
 pub(crate) struct Claims {
     client: Client,
-    plugins: Arc<Plugins>,
+    plugins: Arc<PluginRegistry>,
     checkpoint: CheckpointFile,
     known: Mutex<BTreeMap<ClaimKey, ClaimInfo>>,
 }
@@ -66,21 +65,21 @@ pub(crate) struct Claims {
 /// One entry of `pod.spec.resourceClaims`, resolved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PodClaim {
-    /// What containers call it.
+    /// Name by which containers refer to it.
     pub(crate) name: String,
-    /// The object; none where no claim is needed.
+    /// The claim object, or `None` if no claim is needed.
     pub(crate) object: Option<String>,
-    /// It was made from a template for this pod.
+    /// True if the claim was generated from a template for this pod.
     generated: bool,
 }
 
 type Batches = BTreeMap<String, (Arc<Plugin>, Vec<dra_v1::Claim>)>;
 
 impl Claims {
-    /// Reads what an earlier kubelet left.
+    /// Loads the claims recorded by an earlier kubelet.
     pub(crate) fn new(
         client: Client,
-        plugins: Arc<Plugins>,
+        plugins: Arc<PluginRegistry>,
         kubelet_root: &Path,
     ) -> io::Result<Self> {
         let checkpoint = CheckpointFile::new(kubelet_root);
@@ -92,7 +91,7 @@ impl Claims {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes the pod's claims usable. Claims that are prepared already cost no call.
+    /// Prepares the pod's claims. Claims that are already prepared cause no call.
     pub(crate) async fn prepare(&self, pod: &Pod) -> Result<(), ClaimError> {
         let namespace = pod.namespace().unwrap_or_default();
         let pod_uid = pod.uid().unwrap_or_default();
@@ -114,14 +113,14 @@ impl Claims {
             }
             infos.push(info);
         }
-        let (batches, fresh) = self.write_down(&pod_uid, infos, &plugins)?;
+        let (batches, fresh) = self.record(&pod_uid, infos, &plugins)?;
         for (driver, (plugin, claims)) in batches {
             let answers = plugin.prepare(claims.clone()).await.map_err(|status| {
                 ClaimError::Call { call: PREPARE, message: status.to_string() }
             })?;
             let answers =
                 answers.into_iter().map(|(uid, answer)| (uid, (answer.error.clone(), answer)));
-            for (claim, answer) in matched(PREPARE, &claims, answers)? {
+            for (claim, answer) in match_responses(PREPARE, &claims, answers)? {
                 let key = (claim.namespace.clone(), claim.name.clone());
                 if let Some(info) = self.lock().get_mut(&key) {
                     let devices = answer.devices.into_iter().map(PreparedDevice::from).collect();
@@ -138,9 +137,9 @@ impl Claims {
         self.save(&known)
     }
 
-    /// Records the pod as a user of its claims, before any driver is called; says which calls are
-    /// needed.
-    fn write_down(
+    /// Records the pod as a user of its claims before any driver is called. Returns the calls that
+    /// are needed.
+    fn record(
         &self,
         pod_uid: &str,
         infos: Vec<ClaimInfo>,
@@ -180,7 +179,7 @@ impl Claims {
         Ok((batches, fresh))
     }
 
-    /// Releases the pod's claims; the last local user's end unprepares them.
+    /// Releases the pod's claims. A claim without local users is unprepared.
     pub(crate) async fn unprepare(&self, pod_uid: &str) -> Result<(), ClaimError> {
         let mut batches: BTreeMap<String, Vec<dra_v1::Claim>> = BTreeMap::new();
         let mut ending = Vec::new();
@@ -200,7 +199,7 @@ impl Claims {
             let answers = plugin.unprepare(claims.clone()).await.map_err(|status| {
                 ClaimError::Call { call: UNPREPARE, message: status.to_string() }
             })?;
-            matched(
+            match_responses(
                 UNPREPARE,
                 &claims,
                 answers.into_iter().map(|(uid, answer)| (uid, (answer.error, ()))),
@@ -215,27 +214,27 @@ impl Claims {
         self.checkpoint.save(known).map_err(|source| ClaimError::Checkpoint { source })
     }
 
-    /// Pods that hold claims here.
+    /// Returns the UIDs of pods that use claims on this node.
     pub(crate) fn users(&self) -> BTreeSet<String> {
         self.lock().values().flat_map(|info| info.pods.iter().cloned()).collect()
     }
 
-    /// The CDI devices of a container, in the order in which the runtime gets them.
+    /// Returns a container's CDI devices in the order in which the runtime gets them.
     pub(crate) fn cdi_devices(
         &self,
         pod: &Pod,
         container: &Container,
     ) -> Result<Vec<String>, ClaimError> {
-        let infos = self.of_container(pod, container)?;
+        let infos = self.container_claims(pod, container)?;
         let ids = infos.iter().flat_map(|(_, request, info)| {
             info.devices(request.as_deref()).flat_map(|(_, device)| device.cdi_ids.iter().cloned())
         });
         Ok(ids.collect())
     }
 
-    /// Each entry of the container's `resources.claims`: name, request, and what was prepared for
-    /// it.
-    pub(crate) fn of_container(
+    /// Returns each entry of the container's `resources.claims` with name, request and prepared
+    /// claim.
+    pub(crate) fn container_claims(
         &self,
         pod: &Pod,
         container: &Container,
@@ -259,7 +258,7 @@ impl Claims {
     }
 }
 
-/// The pod's claims by name. An entry whose claim is still to be generated is an error.
+/// Returns the pod's claims by name. An entry whose claim is not generated yet is an error.
 pub(crate) fn pod_claims(pod: &Pod) -> Result<Vec<PodClaim>, ClaimError> {
     let spec = pod.spec.as_ref();
     let statuses = pod.status.as_ref().and_then(|status| status.resource_claim_statuses.as_ref());
@@ -283,7 +282,7 @@ pub(crate) fn pod_claims(pod: &Pod) -> Result<Vec<PodClaim>, ClaimError> {
     entries.into_iter().flatten().map(resolve).collect()
 }
 
-/// What the kubelet checks about a claim before it has anything prepared.
+/// Validates a claim before it is prepared, as the kubelet does.
 fn check(pod: &Pod, claim: &PodClaim, object: &ResourceClaim) -> Result<ClaimInfo, ClaimError> {
     let (name, uid) = (object.name_any(), object.uid().unwrap_or_default());
     let pod_uid = pod.uid().unwrap_or_default();
@@ -320,8 +319,8 @@ fn check(pod: &Pod, claim: &PodClaim, object: &ResourceClaim) -> Result<ClaimInf
     })
 }
 
-/// Pairs the answers with the claims that were asked for: exactly those, and none with an error.
-fn matched<'a, T>(
+/// Matches responses to the requested claims: exactly those, and none with an error.
+fn match_responses<'a, T>(
     call: &'static str,
     asked: &'a [dra_v1::Claim],
     answers: impl Iterator<Item = (String, (String, T))>,

@@ -1,4 +1,4 @@
-//! The kubelet's events on pods.
+//! Events on pods, as the kubelet writes them.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::api::PostParams;
 use kube::{Api, Client, ResourceExt};
 
-/// Writes events; the same words about the same pod only once in a row.
+/// Writes events. A repeated event about a pod is written once.
 pub(crate) struct Recorder {
     client: Client,
     node: String,
@@ -22,11 +22,11 @@ impl Recorder {
     }
 
     pub(crate) async fn warn(&self, pod: &Pod, reason: &str, message: String) {
-        let said = format!("{reason}: {message}");
+        let text = format!("{reason}: {message}");
         let uid = pod.uid().unwrap_or_default();
         let before =
-            self.last.lock().unwrap_or_else(PoisonError::into_inner).insert(uid, said.clone());
-        if before.as_ref() == Some(&said) {
+            self.last.lock().unwrap_or_else(PoisonError::into_inner).insert(uid, text.clone());
+        if before.as_ref() == Some(&text) {
             return;
         }
         tracing::warn!(pod = pod.name_any(), reason, message);
@@ -34,11 +34,11 @@ impl Recorder {
         let event = self.event(pod, &namespace, reason, message);
         let api: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
         if let Err(error) = api.create(&PostParams::default(), &event).await {
-            tracing::warn!(%error, reason, "failed to write an event");
+            tracing::warn!(%error, reason, "cannot write event");
         }
     }
 
-    /// The pod is gone.
+    /// Removes the state of a deleted pod.
     pub(crate) fn forget(&self, pod_uid: &str) {
         self.last.lock().unwrap_or_else(PoisonError::into_inner).remove(pod_uid);
     }

@@ -1,8 +1,7 @@
-//! What drivers report about their devices.
+//! Device health reported by drivers, under the kubelet's rules.
 //!
-//! The kubelet's rules: a device that is not in a report keeps its last status until that times
-//! out, the end of a driver's stream forgets all of its devices, and whatever is not known is
-//! `Unknown`.
+//! A device that is missing from a report keeps its last status until that times out. The end of a
+//! driver's stream removes all of its devices. An unknown device is `Unknown`.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -12,17 +11,17 @@ use tessera_proto::health_v1::{DeviceHealth, HealthStatus};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// The kubelet's default where a driver names no time-out.
+/// Time-out used by the kubelet if a driver sets none.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// One device's status, in the words of `ResourceHealth`.
+/// Status of one device, as spelled in `ResourceHealth`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Health {
+pub(crate) struct DeviceStatus {
     pub(crate) status: &'static str,
     pub(crate) message: Option<String>,
 }
 
-impl Health {
+impl DeviceStatus {
     fn unknown() -> Self {
         Self { status: "Unknown", message: None }
     }
@@ -30,39 +29,39 @@ impl Health {
 
 #[derive(Debug)]
 struct Reported {
-    health: Health,
+    health: DeviceStatus,
     until: Instant,
 }
 
 type Devices = HashMap<(String, String), Reported>;
 
-/// Health by driver, pool and device.
+/// Device health by driver, pool and device.
 #[derive(Debug)]
-pub(crate) struct HealthBook {
+pub(crate) struct DeviceHealthCache {
     drivers: Mutex<HashMap<String, Devices>>,
     changes: watch::Sender<u64>,
 }
 
-impl HealthBook {
+impl DeviceHealthCache {
     pub(crate) fn new() -> Self {
         Self { drivers: Mutex::default(), changes: watch::channel(0).0 }
     }
 
-    /// The value counts changes.
+    /// Returns a receiver whose value counts changes.
     pub(crate) fn subscribe(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
-    /// A driver's report; `now` is when it came.
+    /// Stores a driver's report that arrived at `now`.
     pub(crate) fn report(&self, driver: &str, devices: Vec<DeviceHealth>, now: Instant) {
         let mut drivers = self.drivers.lock().unwrap_or_else(PoisonError::into_inner);
-        let book = drivers.entry(driver.to_owned()).or_default();
-        let before = book.len();
-        book.retain(|_, reported| reported.until > now);
-        let mut changed = book.len() != before;
+        let cache = drivers.entry(driver.to_owned()).or_default();
+        let before = cache.len();
+        cache.retain(|_, reported| reported.until > now);
+        let mut changed = cache.len() != before;
         for device in devices {
-            let (key, reported) = read(device, now);
-            let same = book
+            let (key, reported) = parse(device, now);
+            let same = cache
                 .insert(key, Reported { health: reported.health.clone(), until: reported.until });
             changed |= same.is_none_or(|before| before.health != reported.health);
         }
@@ -71,24 +70,24 @@ impl HealthBook {
         }
     }
 
-    /// The driver's stream has ended.
-    pub(crate) fn forget(&self, driver: &str) {
+    /// Removes all devices of a driver whose stream has ended.
+    pub(crate) fn remove_driver(&self, driver: &str) {
         if self.drivers.lock().unwrap_or_else(PoisonError::into_inner).remove(driver).is_some() {
             self.changes.send_modify(|count| *count += 1);
         }
     }
 
-    pub(crate) fn of(&self, driver: &str, pool: &str, device: &str, now: Instant) -> Health {
+    pub(crate) fn get(&self, driver: &str, pool: &str, device: &str, now: Instant) -> DeviceStatus {
         let drivers = self.drivers.lock().unwrap_or_else(PoisonError::into_inner);
         let reported =
-            drivers.get(driver).and_then(|book| book.get(&(pool.to_owned(), device.to_owned())));
+            drivers.get(driver).and_then(|cache| cache.get(&(pool.to_owned(), device.to_owned())));
         reported
             .filter(|reported| reported.until > now)
-            .map_or_else(Health::unknown, |reported| reported.health.clone())
+            .map_or_else(DeviceStatus::unknown, |reported| reported.health.clone())
     }
 }
 
-fn read(device: DeviceHealth, now: Instant) -> ((String, String), Reported) {
+fn parse(device: DeviceHealth, now: Instant) -> ((String, String), Reported) {
     let status = match device.health() {
         HealthStatus::Healthy => "Healthy",
         HealthStatus::Unhealthy => "Unhealthy",
@@ -102,7 +101,7 @@ fn read(device: DeviceHealth, now: Instant) -> ((String, String), Reported) {
     let id = device.device.unwrap_or_default();
     (
         (id.pool_name, id.device_name),
-        Reported { health: Health { status, message }, until: now + timeout },
+        Reported { health: DeviceStatus { status, message }, until: now + timeout },
     )
 }
 
@@ -122,49 +121,49 @@ mod tests {
         }
     }
 
-    fn status(book: &HealthBook, driver: &str, device: &str, now: Instant) -> &'static str {
-        book.of(driver, "pool", device, now).status
+    fn status(cache: &DeviceHealthCache, driver: &str, device: &str, now: Instant) -> &'static str {
+        cache.get(driver, "pool", device, now).status
     }
 
     #[test]
-    fn a_status_holds_until_its_own_time_out_even_when_no_longer_reported() {
-        let (book, now) = (HealthBook::new(), Instant::now());
-        book.report(
+    fn status_expires_by_its_own_time_out() {
+        let (cache, now) = (DeviceHealthCache::new(), Instant::now());
+        cache.report(
             "d",
             vec![device("a", HealthStatus::Unhealthy, 5), device("b", HealthStatus::Healthy, 0)],
             now,
         );
-        book.report("d", vec![], now);
-        assert_eq!(status(&book, "d", "a", now), "Unhealthy");
+        cache.report("d", vec![], now);
+        assert_eq!(status(&cache, "d", "a", now), "Unhealthy");
         let later = now + Duration::from_secs(6);
         assert_eq!(
-            (status(&book, "d", "a", later), status(&book, "d", "b", later)),
+            (status(&cache, "d", "a", later), status(&cache, "d", "b", later)),
             ("Unknown", "Healthy")
         );
-        assert_eq!(status(&book, "d", "b", later + Duration::from_secs(30)), "Unknown");
+        assert_eq!(status(&cache, "d", "b", later + Duration::from_secs(30)), "Unknown");
     }
 
     #[test]
-    fn only_a_change_wakes_the_readers() {
-        let (book, now) = (HealthBook::new(), Instant::now());
-        let mut changes = book.subscribe();
-        book.report("d", vec![device("a", HealthStatus::Healthy, 0)], now);
+    fn unchanged_report_does_not_notify() {
+        let (cache, now) = (DeviceHealthCache::new(), Instant::now());
+        let mut changes = cache.subscribe();
+        cache.report("d", vec![device("a", HealthStatus::Healthy, 0)], now);
         assert!(changes.has_changed().unwrap());
         changes.mark_unchanged();
-        book.report("d", vec![device("a", HealthStatus::Healthy, 0)], now);
+        cache.report("d", vec![device("a", HealthStatus::Healthy, 0)], now);
         assert!(!changes.has_changed().unwrap());
-        book.report("d", vec![device("a", HealthStatus::Unhealthy, 0)], now);
+        cache.report("d", vec![device("a", HealthStatus::Unhealthy, 0)], now);
         assert!(changes.has_changed().unwrap());
     }
 
     #[test]
-    fn the_end_of_a_stream_forgets_its_driver_only() {
-        let (book, now) = (HealthBook::new(), Instant::now());
-        book.report("one", vec![device("a", HealthStatus::Healthy, 0)], now);
-        book.report("two", vec![device("a", HealthStatus::Healthy, 0)], now);
-        book.forget("one");
+    fn end_of_stream_clears_only_its_driver() {
+        let (cache, now) = (DeviceHealthCache::new(), Instant::now());
+        cache.report("one", vec![device("a", HealthStatus::Healthy, 0)], now);
+        cache.report("two", vec![device("a", HealthStatus::Healthy, 0)], now);
+        cache.remove_driver("one");
         assert_eq!(
-            (status(&book, "one", "a", now), status(&book, "two", "a", now)),
+            (status(&cache, "one", "a", now), status(&cache, "two", "a", now)),
             ("Unknown", "Healthy")
         );
     }

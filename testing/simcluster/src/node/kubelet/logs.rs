@@ -1,4 +1,4 @@
-//! Container output, at the path at which a kubelet serves it to the API server.
+//! Container output, served at the path that the API server requests from a kubelet.
 
 use std::io;
 use std::path::PathBuf;
@@ -20,15 +20,15 @@ use tokio::net::TcpListener;
 use super::Shared;
 use crate::node::container::{self, ContainerId};
 
-/// How often a followed log is looked at. A file tells nobody that it has grown.
+/// Poll interval of a followed log.
 const FOLLOW_EVERY: Duration = Duration::from_millis(50);
 
 pub(crate) async fn serve(listener: TcpListener, shared: Arc<Shared>) {
     let router = Router::new()
-        .route("/containerLogs/{namespace}/{pod}/{container}", get(answer))
+        .route("/containerLogs/{namespace}/{pod}/{container}", get(handle))
         .with_state(shared);
     if let Err(error) = axum::serve(listener, router).await {
-        tracing::error!(%error, "container logs cannot be served any more");
+        tracing::error!(%error, "container log server failed");
     }
 }
 
@@ -41,7 +41,7 @@ struct LogQuery {
     limit_bytes: Option<usize>,
 }
 
-async fn answer(
+async fn handle(
     State(shared): State<Arc<Shared>>,
     Path((namespace, pod, name)): Path<(String, String, String)>,
     Query(query): Query<LogQuery>,
@@ -54,7 +54,7 @@ async fn answer(
         return follow(shared, container);
     }
     match tokio::fs::read(&container.log).await {
-        Ok(output) => cut(output, &query).into_response(),
+        Ok(output) => apply_limits(output, &query).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
 }
@@ -78,7 +78,7 @@ fn find(
     attempts.into_iter().rev().nth(usize::from(previous))
 }
 
-fn cut(mut output: Vec<u8>, query: &LogQuery) -> Vec<u8> {
+fn apply_limits(mut output: Vec<u8>, query: &LogQuery) -> Vec<u8> {
     if let Some(lines) = query.tail_lines {
         let end = output.len() - usize::from(output.ends_with(b"\n"));
         let breaks = output[..end].iter().enumerate().rev().filter(|(_, byte)| **byte == b'\n');
@@ -94,7 +94,7 @@ fn cut(mut output: Vec<u8>, query: &LogQuery) -> Vec<u8> {
     output
 }
 
-/// Sends what is there and what comes, until the container has ended.
+/// Sends the output so far and new output until the container has ended.
 fn follow(shared: Arc<Shared>, container: container::Container) -> Response {
     let follower =
         Follower { shared, id: container.id, path: container.log, file: None, last: false };
@@ -109,7 +109,7 @@ struct Follower {
     id: ContainerId,
     path: PathBuf,
     file: Option<File>,
-    /// The container had ended before the file was last read.
+    /// True if the container had ended before the last read.
     last: bool,
 }
 
@@ -124,7 +124,7 @@ impl Follower {
             match file.read(&mut chunk).await? {
                 0 if self.last => return Ok(None),
                 0 => {
-                    self.last = self.ended();
+                    self.last = self.has_ended();
                     if !self.last {
                         tokio::time::sleep(FOLLOW_EVERY).await;
                     }
@@ -137,10 +137,12 @@ impl Follower {
         }
     }
 
-    fn ended(&self) -> bool {
+    fn has_ended(&self) -> bool {
         let containers = self.shared.runtime.containers(&self.id.pod_uid);
         let this = containers.iter().find(|container| container.id == self.id);
-        this.is_none_or(|container| matches!(container.state, container::State::Exited { .. }))
+        this.is_none_or(|container| {
+            matches!(container.state, container::ContainerState::Exited { .. })
+        })
     }
 }
 
@@ -150,11 +152,11 @@ mod tests {
 
     fn tail(lines: usize) -> String {
         let query = LogQuery { tail_lines: Some(lines), ..LogQuery::default() };
-        String::from_utf8(cut(b"one\ntwo\nthree\n".to_vec(), &query)).unwrap()
+        String::from_utf8(apply_limits(b"one\ntwo\nthree\n".to_vec(), &query)).unwrap()
     }
 
     #[test]
-    fn the_last_lines_are_whole_lines() {
+    fn tail_returns_whole_lines() {
         assert_eq!(tail(0), "");
         assert_eq!(tail(1), "three\n");
         assert_eq!(tail(2), "two\nthree\n");
@@ -162,8 +164,8 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_cuts_after_the_lines_were_chosen() {
+    fn limit_bytes_applies_after_tail() {
         let query = LogQuery { tail_lines: Some(1), limit_bytes: Some(2), ..LogQuery::default() };
-        assert_eq!(cut(b"one\ntwo\n".to_vec(), &query), b"tw");
+        assert_eq!(apply_limits(b"one\ntwo\n".to_vec(), &query), b"tw");
     }
 }

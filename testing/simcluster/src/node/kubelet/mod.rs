@@ -1,16 +1,17 @@
-//! The kubelet stand-in.
+//! A fake kubelet.
 //!
 //! ```text
 //! registry.rs   sockets appear and vanish -> handshake -> plugins.rs (connections, health streams)
 //! watcher.rs    pods bound to this node   -> one worker each
-//! worker.rs     claims.rs (check, prepare, unprepare; checkpoint.rs) -> container runtime -> status.rs -> API
-//!               progress.rs says what comes next, podspec.rs how a container is started: both pure
-//! slices.rs     the wiping of ResourceSlices      logs.rs   container output over HTTP
+//! worker.rs     claims.rs (check, prepare, unprepare; checkpoint.rs) -> container runtime
+//!               -> status.rs -> API server
+//! progress.rs   next actions for a pod; podspec.rs: container configuration; both pure
+//! slices.rs     wiping of ResourceSlices      logs.rs   container output over HTTP
 //! ```
 //!
-//! What a driver can notice is as in Kubernetes 1.37: the order of checks and calls, the batches,
-//! the time limit, the checkpoint, the wiping, the retries (their pace is an option). What only a
-//! user of many kinds of pods would notice is left out, see [`crate::node`].
+//! Everything visible to a driver is as in Kubernetes 1.37: the order of checks and calls, the
+//! batches, the time limit, the checkpoint, the wiping, the retries (their interval is an option).
+//! Features of other kinds of pods are left out, see [`crate::node`].
 
 mod checkpoint;
 mod claims;
@@ -42,76 +43,76 @@ use tokio::task::JoinSet;
 
 use self::claims::Claims;
 use self::events::Recorder;
-use self::health::HealthBook;
-use self::plugins::Plugins;
+use self::health::DeviceHealthCache;
+use self::plugins::PluginRegistry;
 use self::slices::SliceWiper;
 use super::container::Runtime;
 
-/// What a kubelet needs to know.
+/// Configuration of a [`Kubelet`].
 #[derive(Clone)]
 pub struct KubeletOptions {
-    /// Its node.
+    /// Name of the node.
     pub node_name: String,
     /// Labels of the node, besides its host name.
     pub labels: BTreeMap<String, String>,
     /// Capacity and allocatable of the node.
     pub allocatable: BTreeMap<String, String>,
-    /// Root directory: plugin sockets, checkpoint, volumes. Made if missing; at most some 60 bytes
-    /// long, for the sake of the sockets' paths.
+    /// Root directory: plugin sockets, checkpoint, volumes. Created if missing. At most about 60
+    /// bytes long, because socket paths are limited.
     pub root: PathBuf,
-    /// How it talks to the API server.
+    /// Client of the API server.
     pub client: Client,
-    /// Where containers run. It outlives the kubelet.
+    /// Container runtime. It outlives the kubelet.
     pub runtime: Runtime,
-    /// Pause before a failed step of a pod is tried again (`syncFrequency`; production: 60 s).
+    /// Pause before a failed step of a pod is retried (`syncFrequency`; production: 60 s).
     pub sync_period: Duration,
-    /// How long a driver may be away before its slices are deleted (production: 30 s).
+    /// Time between a driver's disconnect and the deletion of its slices (production: 30 s).
     pub slice_wipe_delay: Duration,
 }
 
-/// A kubelet could not start.
+/// Error returned when a kubelet cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum KubeletError {
-    /// A directory of its could not be made.
-    #[error("failed to create `{path}`")]
+    /// A directory could not be created.
+    #[error("cannot create `{path}`")]
     Directory {
-        /// Which.
+        /// Path of the directory.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
     /// The checkpoint of an earlier kubelet could not be read.
-    #[error("failed to read the claims checkpoint under `{root}`")]
+    #[error("cannot read claim checkpoint under `{root}`")]
     Checkpoint {
-        /// The kubelet's root.
+        /// Root directory of the kubelet.
         root: PathBuf,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
-    /// The server for container output could not listen.
-    #[error("failed to listen for log requests")]
+    /// The server of container output could not listen.
+    #[error("cannot listen for log requests")]
     Listen {
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
     /// The Node object could not be written.
-    #[error("failed to register node {node}")]
+    #[error("cannot register node {node}")]
     Register {
-        /// Its name.
+        /// Name of the node.
         node: String,
-        /// Why.
+        /// Cause.
         source: Box<kube::Error>,
     },
 }
 
-/// A running kubelet. Dropping it stops it less politely than [`Kubelet::stop`]; containers run on
-/// either way.
+/// A running kubelet. Dropping it aborts its tasks; [`Kubelet::stop`] stops it cleanly. Containers
+/// continue to run in both cases.
 pub struct Kubelet {
     shared: Arc<Shared>,
     tasks: JoinSet<()>,
 }
 
-/// What the parts of one kubelet share.
+/// State shared by the parts of one kubelet.
 struct Shared {
     node: String,
     root: PathBuf,
@@ -119,20 +120,20 @@ struct Shared {
     sync_period: Duration,
     client: Client,
     runtime: Runtime,
-    plugins: Arc<Plugins>,
+    plugins: Arc<PluginRegistry>,
     claims: Claims,
-    health: Arc<HealthBook>,
+    health: Arc<DeviceHealthCache>,
     events: Recorder,
-    /// UID of each pod of this node by namespace and name.
+    /// UID of each pod of this node, by namespace and name.
     pods: Mutex<BTreeMap<(String, String), String>>,
 }
 
 impl Kubelet {
-    /// Registers the node, deletes its slices, and takes up work: containers of an earlier kubelet
-    /// are taken over.
+    /// Registers the node, deletes its slices, and starts work. Containers of an earlier kubelet
+    /// are adopted.
     ///
     /// # Errors
-    /// See [`KubeletError`]; nothing runs then.
+    /// Returns a [`KubeletError`] if a step fails; nothing runs then.
     pub async fn start(options: KubeletOptions) -> Result<Self, KubeletError> {
         let KubeletOptions {
             node_name,
@@ -155,10 +156,10 @@ impl Kubelet {
             node: node_name.clone(),
             source: Box::new(source),
         })?;
-        let health = Arc::new(HealthBook::new());
+        let health = Arc::new(DeviceHealthCache::new());
         let wiper = SliceWiper::new(client.clone(), node_name.clone(), slice_wipe_delay);
         wiper.wipe_all().await;
-        let plugins = Arc::new(Plugins::new(health.clone(), wiper));
+        let plugins = Arc::new(PluginRegistry::new(health.clone(), wiper));
         let claims = Claims::new(client.clone(), plugins.clone(), &root)
             .map_err(|source| KubeletError::Checkpoint { root: root.clone(), source })?;
         let events = Recorder::new(client.clone(), node_name.clone());
@@ -181,7 +182,7 @@ impl Kubelet {
         tasks.spawn(watcher::run(shared.clone()));
         tasks.spawn(async move {
             if let Err(error) = registry::watch(registry, plugins).await {
-                tracing::error!(%error, "the plugin registry cannot be watched any more");
+                tracing::error!(%error, "plugin directory watch failed");
             }
         });
         Ok(Self { shared, tasks })
@@ -197,7 +198,7 @@ impl Kubelet {
         }
     }
 
-    /// Stops. Containers and everything that is prepared stay for the next kubelet with the same
+    /// Stops the kubelet. Containers and prepared claims stay for the next kubelet with the same
     /// root and runtime.
     pub async fn stop(mut self) {
         self.tasks.shutdown().await;

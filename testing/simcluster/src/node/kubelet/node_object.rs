@@ -9,7 +9,7 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
-/// The object of a node that is ready.
+/// Returns the object of a ready node.
 pub(crate) fn node(
     name: &str,
     mut labels: BTreeMap<String, String>,
@@ -48,7 +48,7 @@ pub(crate) fn node(
     })
 }
 
-/// Creates the object, or renews that of an earlier kubelet.
+/// Creates the object, or updates that of an earlier kubelet.
 pub(crate) async fn register(client: &Client, node: &Value) -> Result<(), kube::Error> {
     let api: Api<Node> = Api::all(client.clone());
     let object: Node = serde_json::from_value(node.clone()).map_err(kube::Error::SerdeError)?;

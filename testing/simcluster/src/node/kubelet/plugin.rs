@@ -1,4 +1,4 @@
-//! One registered driver instance: its connection and its calls.
+//! One registered driver instance, with its connection and its calls.
 
 use std::collections::HashMap;
 use std::io;
@@ -26,17 +26,17 @@ use tonic::codegen::http;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Request, Status};
 
-/// The kubelet's limit for a call to a driver.
+/// The kubelet's time limit for a call to a driver.
 const CALL_TIMEOUT: Duration = Duration::from_secs(45);
 
-/// Which DRA service a driver is spoken to with.
+/// DRA service version used with a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DraService {
     V1,
     V1Beta1,
 }
 
-/// Which health service a driver is listened to with.
+/// Health service version used with a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HealthService {
     V1,
@@ -44,7 +44,7 @@ pub(crate) enum HealthService {
 }
 
 impl DraService {
-    /// The first in the driver's order that the kubelet knows.
+    /// Returns the first version in the driver's order that the kubelet supports.
     pub(crate) fn choose(supported: &[String]) -> Result<Self, String> {
         supported
             .iter()
@@ -58,7 +58,7 @@ impl DraService {
 }
 
 impl HealthService {
-    /// The newest that both know; health is optional.
+    /// Returns the newest version that both support. Health is optional.
     pub(crate) fn choose(supported: &[String]) -> Option<Self> {
         let offers = |name: &str| supported.iter().any(|service| service == name);
         if offers(SUPPORTS_HEALTH_V1) {
@@ -83,7 +83,7 @@ pub(crate) struct Plugin {
 }
 
 impl Plugin {
-    /// Connects to the driver's endpoint; later calls connect again where they have to.
+    /// Connects to the driver's endpoint. Later calls reconnect if needed.
     pub(crate) async fn connect(
         driver: String,
         endpoint: PathBuf,
@@ -99,13 +99,13 @@ impl Plugin {
         *self.connections.borrow() > 0
     }
 
-    /// Resolves when the last connection is gone.
+    /// Resolves when the last connection has closed.
     pub(crate) async fn disconnected(&self) {
-        // An error cannot be: the sender lives in `self`.
+        // This cannot fail, since `self` owns the sender.
         let _ = self.connections.subscribe().wait_for(|open| *open == 0).await;
     }
 
-    /// `NodePrepareResources`, in the words of v1 whatever the driver speaks.
+    /// Calls `NodePrepareResources`, as v1 whatever version the driver uses.
     pub(crate) async fn prepare(
         &self,
         claims: Vec<Claim>,
@@ -113,21 +113,21 @@ impl Plugin {
         let call = async {
             match self.service {
                 DraService::V1 => DraPluginClient::new(self.channel.clone())
-                    .node_prepare_resources(timed(NodePrepareResourcesRequest { claims }))
+                    .node_prepare_resources(with_deadline(NodePrepareResourcesRequest { claims }))
                     .await
                     .map(|response| response.into_inner()),
                 DraService::V1Beta1 => DraPluginBetaClient::new(self.channel.clone())
-                    .node_prepare_resources(timed(dra_v1beta1::NodePrepareResourcesRequest {
-                        claims: older(claims),
-                    }))
+                    .node_prepare_resources(with_deadline(
+                        dra_v1beta1::NodePrepareResourcesRequest { claims: to_v1beta1(claims) },
+                    ))
                     .await
-                    .map(|response| newer_prepare(response.into_inner())),
+                    .map(|response| prepare_from_v1beta1(response.into_inner())),
             }
         };
         within_deadline(call).await.map(|response| response.claims)
     }
 
-    /// `NodeUnprepareResources`, likewise.
+    /// Calls `NodeUnprepareResources`, as v1 whatever version the driver uses.
     pub(crate) async fn unprepare(
         &self,
         claims: Vec<Claim>,
@@ -135,22 +135,24 @@ impl Plugin {
         let call = async {
             match self.service {
                 DraService::V1 => DraPluginClient::new(self.channel.clone())
-                    .node_unprepare_resources(timed(NodeUnprepareResourcesRequest { claims }))
+                    .node_unprepare_resources(with_deadline(NodeUnprepareResourcesRequest {
+                        claims,
+                    }))
                     .await
                     .map(|response| response.into_inner()),
                 DraService::V1Beta1 => DraPluginBetaClient::new(self.channel.clone())
-                    .node_unprepare_resources(timed(dra_v1beta1::NodeUnprepareResourcesRequest {
-                        claims: older(claims),
-                    }))
+                    .node_unprepare_resources(with_deadline(
+                        dra_v1beta1::NodeUnprepareResourcesRequest { claims: to_v1beta1(claims) },
+                    ))
                     .await
-                    .map(|response| newer_unprepare(response.into_inner())),
+                    .map(|response| unprepare_from_v1beta1(response.into_inner())),
             }
         };
         within_deadline(call).await.map(|response| response.claims)
     }
 }
 
-fn timed<T>(message: T) -> Request<T> {
+fn with_deadline<T>(message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.set_timeout(CALL_TIMEOUT);
     request
@@ -159,17 +161,17 @@ fn timed<T>(message: T) -> Request<T> {
 async fn within_deadline<T>(call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
     tokio::time::timeout(CALL_TIMEOUT, call)
         .await
-        .unwrap_or_else(|_| Err(Status::deadline_exceeded("the driver did not answer in time")))
+        .unwrap_or_else(|_| Err(Status::deadline_exceeded("driver did not respond in time")))
 }
 
-fn older(claims: Vec<Claim>) -> Vec<dra_v1beta1::Claim> {
+fn to_v1beta1(claims: Vec<Claim>) -> Vec<dra_v1beta1::Claim> {
     claims
         .into_iter()
         .map(|Claim { namespace, uid, name }| dra_v1beta1::Claim { namespace, uid, name })
         .collect()
 }
 
-fn newer_prepare(
+fn prepare_from_v1beta1(
     response: dra_v1beta1::NodePrepareResourcesResponse,
 ) -> NodePrepareResourcesResponse {
     let device = |device: dra_v1beta1::Device| Device {
@@ -186,7 +188,7 @@ fn newer_prepare(
     NodePrepareResourcesResponse { claims: claims.collect() }
 }
 
-fn newer_unprepare(
+fn unprepare_from_v1beta1(
     response: dra_v1beta1::NodeUnprepareResourcesResponse,
 ) -> NodeUnprepareResourcesResponse {
     let claims = response
@@ -196,12 +198,12 @@ fn newer_unprepare(
     NodeUnprepareResourcesResponse { claims: claims.collect() }
 }
 
-/// What a kubelet says to be the host (kubelet 1.37.1): drivers must put up with both.
+/// Authority header of kubelet 1.37.1. Drivers must accept both forms.
 #[derive(Clone, Copy)]
 pub(crate) enum Authority {
-    /// To a DRA socket.
+    /// Sent to a DRA socket.
     Localhost,
-    /// To a registration socket: its path, percent-encoded.
+    /// Sent to a registration socket: its path, percent-encoded.
     SocketPath,
 }
 
@@ -215,21 +217,21 @@ impl Authority {
     }
 }
 
-/// Why there is no channel to a socket.
+/// Failure to create a channel to a socket.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ChannelError {
-    /// tonic, as a client and as a server, takes `%` only before an `@`.
-    #[error("`{socket}` cannot be an authority: its name needs an `@`", socket = .socket.display())]
+    /// tonic accepts `%` in an authority only before an `@`, as client and as server.
+    #[error("`{socket}` is not a valid authority: its name must contain an `@`", socket = .socket.display())]
     Authority {
         socket: PathBuf,
         #[source]
         source: http::uri::InvalidUri,
     },
-    #[error("no connection")]
+    #[error("cannot connect")]
     Connection(#[from] tonic::transport::Error),
 }
 
-/// A gRPC channel over a unix socket; `connections` is told of each connection's beginning and end.
+/// Opens a gRPC channel over a unix socket. `connections` counts open connections.
 pub(crate) async fn channel(
     socket: &Path,
     authority: Authority,

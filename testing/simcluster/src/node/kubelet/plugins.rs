@@ -1,4 +1,4 @@
-//! The registered drivers, and what follows from their coming and going.
+//! Registered drivers, their connections and their health streams.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,33 +16,33 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tonic::{Code, Status, Streaming};
 
-use super::health::HealthBook;
+use super::health::DeviceHealthCache;
 use super::plugin::{HealthService, Plugin};
 use super::slices::SliceWiper;
 
-/// The kubelet's pause before it opens a health stream anew.
+/// The kubelet's pause before it reopens a health stream.
 const HEALTH_RETRY: Duration = Duration::from_secs(5);
 
 /// All registered driver instances.
 #[derive(Debug)]
-pub(crate) struct Plugins {
+pub(crate) struct PluginRegistry {
     registered: Mutex<Vec<Registered>>,
     changes: watch::Sender<u64>,
-    health: Arc<HealthBook>,
+    health: Arc<DeviceHealthCache>,
     wiper: SliceWiper,
 }
 
 #[derive(Debug)]
 struct Registered {
-    /// The registration socket.
+    /// Registration socket.
     socket: PathBuf,
     plugin: Arc<Plugin>,
-    /// Its health stream and the watch over its connection; gone with it.
+    /// Tasks of its health stream and connection watch, aborted with it.
     _tasks: JoinSet<()>,
 }
 
-impl Plugins {
-    pub(crate) fn new(health: Arc<HealthBook>, wiper: SliceWiper) -> Self {
+impl PluginRegistry {
+    pub(crate) fn new(health: Arc<DeviceHealthCache>, wiper: SliceWiper) -> Self {
         Self { registered: Mutex::default(), changes: watch::channel(0).0, health, wiper }
     }
 
@@ -50,12 +50,12 @@ impl Plugins {
         self.registered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The value counts registrations and their ends.
+    /// Returns a receiver whose value counts registrations and deregistrations.
     pub(crate) fn subscribe(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
-    /// The newest connected instance, or the newest.
+    /// Returns the newest connected instance, or the newest if none is connected.
     pub(crate) fn get(&self, driver: &str) -> Option<Arc<Plugin>> {
         let registered = self.lock();
         let instances = || {
@@ -64,7 +64,7 @@ impl Plugins {
         instances().find(|plugin| plugin.is_connected()).or_else(|| instances().next()).cloned()
     }
 
-    /// Names of the drivers that have an instance.
+    /// Returns the names of the registered drivers.
     pub(crate) fn names(&self) -> Vec<String> {
         let mut names: Vec<_> = self.lock().iter().map(|one| one.plugin.driver.clone()).collect();
         names.sort();
@@ -82,7 +82,7 @@ impl Plugins {
                 other.plugin.driver
             ));
         }
-        self.wiper.call_off(&plugin.driver);
+        self.wiper.cancel(&plugin.driver);
         let mut tasks = JoinSet::new();
         tasks.spawn(watch_connection(self.clone(), plugin.clone()));
         if plugin.health.is_some() {
@@ -103,16 +103,16 @@ impl Plugins {
         drop(registered);
         tracing::info!(driver = gone.plugin.driver, "deregistered DRA plugin");
         if last {
-            self.health.forget(&gone.plugin.driver);
+            self.health.remove_driver(&gone.plugin.driver);
         }
         self.wipe_if_unusable(&gone.plugin.driver);
         self.changes.send_modify(|count| *count += 1);
     }
 
-    /// Ends everything that goes on in the background.
+    /// Ends all background tasks.
     pub(crate) fn close(&self) {
         self.lock().clear();
-        self.wiper.call_off_all();
+        self.wiper.cancel_all();
     }
 
     fn wipe_if_unusable(&self, driver: &str) {
@@ -124,19 +124,19 @@ impl Plugins {
     }
 }
 
-async fn watch_connection(plugins: Arc<Plugins>, plugin: Arc<Plugin>) {
+async fn watch_connection(plugins: Arc<PluginRegistry>, plugin: Arc<Plugin>) {
     plugin.disconnected().await;
     plugins.wipe_if_unusable(&plugin.driver);
 }
 
-async fn watch_health(book: Arc<HealthBook>, plugin: Arc<Plugin>) {
+async fn watch_health(cache: Arc<DeviceHealthCache>, plugin: Arc<Plugin>) {
     loop {
         let ended = match plugin.health {
-            Some(HealthService::V1) => follow_v1(&book, &plugin).await,
-            Some(HealthService::V1Alpha1) => follow_v1alpha1(&book, &plugin).await,
+            Some(HealthService::V1) => follow_v1(&cache, &plugin).await,
+            Some(HealthService::V1Alpha1) => follow_v1alpha1(&cache, &plugin).await,
             None => return,
         };
-        book.forget(&plugin.driver);
+        cache.remove_driver(&plugin.driver);
         match ended {
             Err(status) if status.code() == Code::Unimplemented => return,
             Err(status) => tracing::debug!(driver = plugin.driver, %status, "health stream ended"),
@@ -146,32 +146,32 @@ async fn watch_health(book: Arc<HealthBook>, plugin: Arc<Plugin>) {
     }
 }
 
-async fn follow_v1(book: &HealthBook, plugin: &Plugin) -> Result<(), Status> {
+async fn follow_v1(cache: &DeviceHealthCache, plugin: &Plugin) -> Result<(), Status> {
     let mut client = DraResourceHealthClient::new(plugin.channel.clone());
     let response = client.node_watch_resources(NodeWatchResourcesRequest {}).await?;
     let mut stream: Streaming<NodeWatchResourcesResponse> = response.into_inner();
     while let Some(message) = stream.message().await? {
-        book.report(&plugin.driver, message.devices, Instant::now());
+        cache.report(&plugin.driver, message.devices, Instant::now());
     }
     Ok(())
 }
 
-async fn follow_v1alpha1(book: &HealthBook, plugin: &Plugin) -> Result<(), Status> {
+async fn follow_v1alpha1(cache: &DeviceHealthCache, plugin: &Plugin) -> Result<(), Status> {
     let mut client = AlphaClient::new(plugin.channel.clone());
     let response =
         client.node_watch_resources(health_v1alpha1::NodeWatchResourcesRequest {}).await?;
     let mut stream = response.into_inner();
     while let Some(message) = stream.message().await? {
-        book.report(
+        cache.report(
             &plugin.driver,
-            message.devices.into_iter().map(newer).collect(),
+            message.devices.into_iter().map(from_v1alpha1).collect(),
             Instant::now(),
         );
     }
     Ok(())
 }
 
-fn newer(device: health_v1alpha1::DeviceHealth) -> DeviceHealth {
+fn from_v1alpha1(device: health_v1alpha1::DeviceHealth) -> DeviceHealth {
     DeviceHealth {
         device: device
             .device

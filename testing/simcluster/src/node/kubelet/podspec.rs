@@ -1,4 +1,4 @@
-//! From a pod's spec to a container of the runtime.
+//! Conversion of a pod's spec into a container configuration.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,30 +8,30 @@ use kube::ResourceExt;
 
 use crate::node::container::{BindMount, ContainerConfig, ContainerId, RunAs};
 
-/// A container's spec asks for what cannot be, or for what the stand-in does not do.
+/// Container spec that is invalid or not supported by the fake kubelet.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(crate) enum ConfigError {
-    #[error("the kubelet stand-in does not support {0}")]
+    #[error("the fake kubelet does not support {0}")]
     Unsupported(String),
     #[error("container has runAsNonRoot and image will run as root")]
     RunsAsRoot,
-    #[error("volume mount `{0}` names no volume of the pod")]
-    NoVolume(String),
-    #[error("`{field}` of the pod is not a number that a user or group can have: {value}")]
-    NoId { field: &'static str, value: i64 },
+    #[error("volume mount `{0}` names an unknown volume")]
+    UnknownVolume(String),
+    #[error("invalid `{field}` of the pod: {value}: not a user or group ID")]
+    InvalidId { field: &'static str, value: i64 },
 }
 
-/// Where the pod's volumes live on this node.
+/// Returns the directory of the pod's volumes on this node.
 pub(crate) fn volumes_directory(kubelet_root: &Path, pod: &Pod) -> PathBuf {
     kubelet_root.join("pods").join(pod.uid().unwrap_or_default()).join("volumes")
 }
 
-/// The pod's shared memory, which all of its containers see as `/dev/shm`.
+/// Returns the pod's shared memory, mounted as `/dev/shm` in all of its containers.
 pub(crate) fn shared_memory(kubelet_root: &Path, pod: &Pod) -> PathBuf {
     kubelet_root.join("pods").join(pod.uid().unwrap_or_default()).join("shm")
 }
 
-/// The container as the runtime is to start it.
+/// Returns the container as the runtime shall start it.
 pub(crate) fn container_config(
     pod: &Pod,
     container: &Container,
@@ -116,7 +116,7 @@ fn mounts(
         vec![BindMount { source: memory, target: "/dev/shm".into(), read_only: false }];
     for mount in container.volume_mounts.iter().flatten() {
         let volume = volumes.into_iter().flatten().find(|volume| volume.name == mount.name);
-        let volume = volume.ok_or_else(|| ConfigError::NoVolume(mount.name.clone()))?;
+        let volume = volume.ok_or_else(|| ConfigError::UnknownVolume(mount.name.clone()))?;
         if volume.empty_dir.is_none() || mount.sub_path.is_some() {
             return Err(ConfigError::Unsupported(format!(
                 "volume `{}`: only whole emptyDir volumes",
@@ -138,7 +138,7 @@ fn user(
 ) -> Result<RunAs, ConfigError> {
     let id = |field, value: Option<i64>| {
         let value = value.unwrap_or(0);
-        u32::try_from(value).map_err(|_| ConfigError::NoId { field, value })
+        u32::try_from(value).map_err(|_| ConfigError::InvalidId { field, value })
     };
     let uid = container
         .and_then(|context| context.run_as_user)
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn the_container_wins_over_the_pod_in_who_runs_it() {
+    fn container_user_overrides_pod_user() {
         let pod = pod(json!({
             "securityContext": {"runAsUser": 1, "runAsGroup": 2, "supplementalGroups": [3]},
             "containers": [{"name": "c", "securityContext": {"runAsUser": 1000, "readOnlyRootFilesystem": true}}],
@@ -191,14 +191,14 @@ mod tests {
     }
 
     #[test]
-    fn running_as_root_against_the_pods_will_is_refused() {
+    fn run_as_non_root_refuses_root() {
         let pod =
             pod(json!({"securityContext": {"runAsNonRoot": true}, "containers": [{"name": "c"}]}));
         assert_eq!(config(&pod).unwrap_err(), ConfigError::RunsAsRoot);
     }
 
     #[test]
-    fn what_the_stand_in_cannot_do_is_refused_by_name() {
+    fn unsupported_fields_are_refused_by_name() {
         let pod = pod(json!({
             "containers": [{"name": "c", "volumeMounts": [{"name": "host", "mountPath": "/host"}]}],
             "volumes": [{"name": "host", "hostPath": {"path": "/"}}],

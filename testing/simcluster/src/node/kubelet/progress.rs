@@ -1,17 +1,16 @@
-//! What a pod needs next, from its spec and the containers that it has: pure.
+//! PodActions actions for a pod, computed from its spec and its containers. Pure.
 
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Container, Pod};
 
-use crate::node::container::{self, State};
+use crate::node::container::{self, ContainerState};
 
-/// Pause before a container is started again. The kubelet's grows from 10 s; nobody wants to wait
-/// for a stand-in.
+/// Pause before a container is restarted. The kubelet's back-off begins at 10 s; tests need less.
 const RESTART_DELAY: Duration = Duration::from_secs(1);
 
-/// How a pod ends.
+/// Final result of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Succeeded,
@@ -27,60 +26,60 @@ impl Outcome {
     }
 }
 
-/// What to do now.
+/// Actions due now.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct Next<'a> {
-    /// Containers to start, with the number of their attempt.
+pub(crate) struct PodActions<'a> {
+    /// Containers to start, with their attempt numbers.
     pub(crate) start: Vec<(&'a Container, u32)>,
-    /// Look again after this time.
+    /// Pause before the pod is checked again.
     pub(crate) again_in: Option<Duration>,
-    /// Nothing will ever run again.
+    /// Final result, once no container will run again.
     pub(crate) outcome: Option<Outcome>,
 }
 
-/// What one container's history asks for.
-enum Want {
+/// Action that one container's history calls for.
+enum ContainerAction {
     Start(u32),
     StartIn(Duration),
     Wait,
     Done { success: bool },
 }
 
-/// The next step of `pod`, whose containers so far are `containers`.
-pub(crate) fn next<'a>(
+/// Returns the next actions for `pod`, given its `containers`.
+pub(crate) fn next_actions<'a>(
     pod: &'a Pod,
     containers: &[container::Container],
     now: Timestamp,
-) -> Next<'a> {
-    let Some(spec) = &pod.spec else { return Next::default() };
+) -> PodActions<'a> {
+    let Some(spec) = &pod.spec else { return PodActions::default() };
     let policy = spec.restart_policy.as_deref().unwrap_or("Always");
-    let mut next = Next::default();
-    // An init container is restarted until it succeeds, unless nothing ever is.
+    let mut next = PodActions::default();
+    // Init containers are restarted until they succeed, unless the policy is Never.
     let init_policy = if policy == "Never" { "Never" } else { "OnFailure" };
     for container in spec.init_containers.iter().flatten() {
-        match want(latest(containers, &container.name), init_policy, now) {
-            Want::Done { success: true } => continue,
-            Want::Done { success: false } => next.outcome = Some(Outcome::Failed),
-            Want::Start(attempt) => next.start.push((container, attempt)),
-            Want::StartIn(pause) => next.again_in = Some(pause),
-            Want::Wait => {}
+        match container_action(latest(containers, &container.name), init_policy, now) {
+            ContainerAction::Done { success: true } => continue,
+            ContainerAction::Done { success: false } => next.outcome = Some(Outcome::Failed),
+            ContainerAction::Start(attempt) => next.start.push((container, attempt)),
+            ContainerAction::StartIn(pause) => next.again_in = Some(pause),
+            ContainerAction::Wait => {}
         }
         return next;
     }
     let (mut all_done, mut success) = (true, true);
     for container in &spec.containers {
-        let want = want(latest(containers, &container.name), policy, now);
-        if let Want::Done { success: this } = want {
+        let want = container_action(latest(containers, &container.name), policy, now);
+        if let ContainerAction::Done { success: this } = want {
             success &= this;
             continue;
         }
         all_done = false;
         match want {
-            Want::Start(attempt) => next.start.push((container, attempt)),
-            Want::StartIn(pause) => {
+            ContainerAction::Start(attempt) => next.start.push((container, attempt)),
+            ContainerAction::StartIn(pause) => {
                 next.again_in = Some(next.again_in.map_or(pause, |other| other.min(pause)))
             }
-            Want::Wait | Want::Done { .. } => {}
+            ContainerAction::Wait | ContainerAction::Done { .. } => {}
         }
     }
     if all_done {
@@ -89,7 +88,7 @@ pub(crate) fn next<'a>(
     next
 }
 
-/// The newest container of that name.
+/// Returns the newest container of that name.
 pub(crate) fn latest<'c>(
     containers: &'c [container::Container],
     name: &str,
@@ -100,18 +99,24 @@ pub(crate) fn latest<'c>(
         .max_by_key(|container| container.id.attempt)
 }
 
-fn want(latest: Option<&container::Container>, policy: &str, now: Timestamp) -> Want {
-    let Some(latest) = latest else { return Want::Start(0) };
-    let State::Exited { code, finished_at, .. } = &latest.state else { return Want::Wait };
+fn container_action(
+    latest: Option<&container::Container>,
+    policy: &str,
+    now: Timestamp,
+) -> ContainerAction {
+    let Some(latest) = latest else { return ContainerAction::Start(0) };
+    let ContainerState::Exited { code, finished_at, .. } = &latest.state else {
+        return ContainerAction::Wait;
+    };
     let success = *code == 0;
     if policy == "Never" || (policy == "OnFailure" && success) {
-        return Want::Done { success };
+        return ContainerAction::Done { success };
     }
     let due =
         finished_at.saturating_add(SignedDuration::try_from(RESTART_DELAY).unwrap_or_default());
     match Duration::try_from(due.unwrap_or(now).duration_since(now)) {
-        Ok(pause) if !pause.is_zero() => Want::StartIn(pause),
-        _ => Want::Start(latest.id.attempt + 1),
+        Ok(pause) if !pause.is_zero() => ContainerAction::StartIn(pause),
+        _ => ContainerAction::Start(latest.id.attempt + 1),
     }
 }
 
@@ -135,68 +140,73 @@ mod tests {
 
     fn exited(name: &str, attempt: u32, code: i32, seconds_ago: i64) -> container::Container {
         let finished_at = NOW - SignedDuration::from_secs(seconds_ago);
-        let state =
-            State::Exited { code, signal: None, started_at: None, finished_at, message: None };
+        let state = ContainerState::Exited {
+            code,
+            signal: None,
+            started_at: None,
+            finished_at,
+            message: None,
+        };
         record(name, attempt, state)
     }
 
     fn running(name: &str) -> container::Container {
-        record(name, 0, State::Running { pid: 1, started_at: NOW })
+        record(name, 0, ContainerState::Running { pid: 1, started_at: NOW })
     }
 
-    fn record(name: &str, attempt: u32, state: State) -> container::Container {
+    fn record(name: &str, attempt: u32, state: ContainerState) -> container::Container {
         let id = ContainerId { pod_uid: "u".into(), name: name.into(), attempt };
         container::Container { id, state, log: "/log".into() }
     }
 
-    fn starts(next: &Next<'_>) -> Vec<(String, u32)> {
+    fn starts(next: &PodActions<'_>) -> Vec<(String, u32)> {
         next.start.iter().map(|(container, attempt)| (container.name.clone(), *attempt)).collect()
     }
 
     #[test]
-    fn containers_wait_for_the_init_container() {
+    fn containers_start_after_the_init_container() {
         let pod = pod("Never");
-        assert_eq!(starts(&next(&pod, &[], NOW)), [("i".to_owned(), 0)]);
-        assert_eq!(next(&pod, &[running("i")], NOW), Next::default());
+        assert_eq!(starts(&next_actions(&pod, &[], NOW)), [("i".to_owned(), 0)]);
+        assert_eq!(next_actions(&pod, &[running("i")], NOW), PodActions::default());
         assert_eq!(
-            starts(&next(&pod, &[exited("i", 0, 0, 0)], NOW)),
+            starts(&next_actions(&pod, &[exited("i", 0, 0, 0)], NOW)),
             [("a".to_owned(), 0), ("b".to_owned(), 0)]
         );
     }
 
     #[test]
-    fn a_failed_init_container_fails_a_pod_that_is_never_restarted() {
+    fn failed_init_container_fails_pod_with_policy_never() {
         let pod = pod("Never");
-        let failed = next(&pod, &[exited("i", 0, 1, 0)], NOW);
+        let failed = next_actions(&pod, &[exited("i", 0, 1, 0)], NOW);
         assert_eq!((failed.outcome, failed.start.len()), (Some(Outcome::Failed), 0));
     }
 
     #[test]
-    fn a_pod_ends_with_its_last_container_and_fails_if_any_did() {
+    fn pod_ends_with_last_container_and_fails_if_any_failed() {
         let pod = pod("Never");
         let init = exited("i", 0, 0, 9);
         let half = [init.clone(), exited("a", 0, 1, 0), running("b")];
-        assert_eq!(next(&pod, &half, NOW).outcome, None);
+        assert_eq!(next_actions(&pod, &half, NOW).outcome, None);
         let done = [init.clone(), exited("a", 0, 1, 0), exited("b", 0, 0, 0)];
-        assert_eq!(next(&pod, &done, NOW).outcome, Some(Outcome::Failed));
+        assert_eq!(next_actions(&pod, &done, NOW).outcome, Some(Outcome::Failed));
         let good = [init, exited("a", 0, 0, 0), exited("b", 0, 0, 0)];
-        assert_eq!(next(&pod, &good, NOW).outcome, Some(Outcome::Succeeded));
+        assert_eq!(next_actions(&pod, &good, NOW).outcome, Some(Outcome::Succeeded));
     }
 
     #[test]
-    fn restarts_come_after_a_pause_with_the_next_number() {
+    fn restart_waits_and_increments_the_attempt() {
         let pod = pod("Always");
         let init = exited("i", 0, 0, 9);
         let fresh = [init.clone(), exited("a", 2, 0, 0), running("b")];
-        assert_eq!(next(&pod, &fresh, NOW).again_in, Some(RESTART_DELAY));
+        assert_eq!(next_actions(&pod, &fresh, NOW).again_in, Some(RESTART_DELAY));
         let rested = [init, exited("a", 1, 0, 9), exited("a", 2, 0, 5), running("b")];
-        assert_eq!(starts(&next(&pod, &rested, NOW)), [("a".to_owned(), 3)]);
+        assert_eq!(starts(&next_actions(&pod, &rested, NOW)), [("a".to_owned(), 3)]);
     }
 
     #[test]
-    fn on_failure_restarts_only_what_failed() {
+    fn on_failure_restarts_only_failed_containers() {
         let pod = pod("OnFailure");
         let records = [exited("i", 0, 0, 9), exited("a", 0, 0, 9), exited("b", 0, 3, 9)];
-        assert_eq!(starts(&next(&pod, &records, NOW)), [("b".to_owned(), 1)]);
+        assert_eq!(starts(&next_actions(&pod, &records, NOW)), [("b".to_owned(), 1)]);
     }
 }

@@ -1,4 +1,4 @@
-//! The directory in which drivers show up, and the handshake with each.
+//! Watches the plugin directory and runs the registration handshake with each driver.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -16,16 +16,16 @@ use tokio::net::unix::pipe;
 use tokio::task::JoinSet;
 
 use super::plugin::{Authority, DraService, HealthService, Plugin, channel};
-use super::plugins::Plugins;
+use super::plugins::PluginRegistry;
 
-/// A driver binds its socket before it serves it; the kubelet tries again after 500 ms, which a
-/// test need not.
+/// Pause between attempts. A driver binds its socket before it serves; the kubelet retries after
+/// 500 ms, tests need less.
 const RETRY: Duration = Duration::from_millis(50);
 
-/// The kubelet gives up on a socket that nobody serves after some rounds; a new socket starts anew.
+/// Limit of attempts for a socket without a server. A new socket starts again at zero.
 const ATTEMPTS: u32 = 6000;
 
-/// A socket file: a driver that starts again makes a new one at the same path.
+/// A socket file. A restarted driver creates a new one at the same path.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct SocketFile {
     path: PathBuf,
@@ -34,15 +34,16 @@ struct SocketFile {
     changed_ns: i64,
 }
 
-/// Registers what appears in `directory` and deregisters what vanishes from it. Runs until dropped.
-pub(crate) async fn watch(directory: PathBuf, plugins: Arc<Plugins>) -> io::Result<()> {
-    let mut events = Events::of(&directory)?;
+/// Registers the sockets that appear in `directory` and deregisters those that vanish. Runs until
+/// dropped.
+pub(crate) async fn watch(directory: PathBuf, plugins: Arc<PluginRegistry>) -> io::Result<()> {
+    let mut events = Events::new(&directory)?;
     let mut known = BTreeSet::new();
     let mut handshakes = BTreeMap::new();
     loop {
         let present = sockets(&directory)?;
         for gone in known.difference(&present) {
-            // Aborts a handshake that is still going on.
+            // Aborts a handshake in progress.
             handshakes.remove(gone);
             plugins.remove(&gone.path);
         }
@@ -56,11 +57,11 @@ pub(crate) async fn watch(directory: PathBuf, plugins: Arc<Plugins>) -> io::Resu
     }
 }
 
-/// An inotify descriptor is read like a pipe, and tokio's pipes take any descriptor.
+/// An inotify descriptor, read as a pipe: tokio's pipes accept any descriptor.
 struct Events(pipe::Receiver);
 
 impl Events {
-    fn of(directory: &Path) -> io::Result<Self> {
+    fn new(directory: &Path) -> io::Result<Self> {
         let flags = inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC;
         let watched = inotify::WatchFlags::CREATE
             | inotify::WatchFlags::DELETE
@@ -71,7 +72,7 @@ impl Events {
         Ok(Self(pipe::Receiver::from_owned_fd_unchecked(inotify)?))
     }
 
-    /// What happened is not looked at: the directory itself is, afterwards.
+    /// Waits for any change. The event is not parsed, since the directory is listed afterwards.
     async fn wait(&mut self) -> io::Result<()> {
         let mut events = [0; 4096];
         self.0.read(&mut events).await.map(drop)
@@ -85,7 +86,7 @@ fn sockets(directory: &Path) -> io::Result<BTreeSet<SocketFile>> {
         if path.extension().is_none_or(|extension| extension != "sock") {
             continue;
         }
-        // It may be gone again.
+        // The file may have been removed meanwhile.
         if let Ok(meta) = std::fs::symlink_metadata(&path) {
             let (inode, changed, changed_ns) = (meta.ino(), meta.ctime(), meta.ctime_nsec());
             sockets.insert(SocketFile { path, inode, changed, changed_ns });
@@ -94,21 +95,21 @@ fn sockets(directory: &Path) -> io::Result<BTreeSet<SocketFile>> {
     Ok(sockets)
 }
 
-async fn register(socket: PathBuf, plugins: Arc<Plugins>) {
+async fn register(socket: PathBuf, plugins: Arc<PluginRegistry>) {
     for _ in 0..ATTEMPTS {
         match handshake(&socket, &plugins).await {
             Ok(()) => return,
             Err(error) => {
-                tracing::debug!(socket = %socket.display(), error, "registration failed; trying again")
+                tracing::debug!(socket = %socket.display(), error, "plugin registration failed; retrying")
             }
         }
         tokio::time::sleep(RETRY).await;
     }
-    tracing::warn!(socket = %socket.display(), "gave up on registering");
+    tracing::warn!(socket = %socket.display(), "plugin registration failed; giving up");
 }
 
-/// Asks who is there, takes it or not, and tells it so. An error is worth another try.
-async fn handshake(socket: &Path, plugins: &Arc<Plugins>) -> Result<(), String> {
+/// Asks the plugin for its identity, accepts or rejects it, and notifies it. Errors are retried.
+async fn handshake(socket: &Path, plugins: &Arc<PluginRegistry>) -> Result<(), String> {
     let channel =
         channel(socket, Authority::SocketPath, None).await.map_err(|error| error.to_string())?;
     let mut client = RegistrationClient::new(channel);
@@ -127,17 +128,21 @@ async fn handshake(socket: &Path, plugins: &Arc<Plugins>) -> Result<(), String> 
         .await
         .map_err(|status| status.message().to_owned())?;
     if let Err(error) = outcome {
-        tracing::warn!(socket = %socket.display(), error, "plugin refused");
+        tracing::warn!(socket = %socket.display(), error, "plugin rejected");
     }
     Ok(())
 }
 
-async fn accept(socket: &Path, info: PluginInfo, plugins: &Arc<Plugins>) -> Result<(), String> {
+async fn accept(
+    socket: &Path,
+    info: PluginInfo,
+    plugins: &Arc<PluginRegistry>,
+) -> Result<(), String> {
     if info.r#type != PLUGIN_TYPE {
         return Err(format!("no handler registered for plugin type: {}", info.r#type));
     }
     if info.name.is_empty() || !Path::new(&info.endpoint).is_absolute() {
-        return Err("a plugin needs a name and an absolute endpoint".into());
+        return Err("plugin has no name or no absolute endpoint".into());
     }
     let service = DraService::choose(&info.supported_versions)?;
     let health = HealthService::choose(&info.supported_versions);

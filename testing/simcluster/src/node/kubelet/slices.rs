@@ -1,5 +1,5 @@
-//! The kubelet's wiping of its node's ResourceSlices: at start, and some time after a driver is
-//! gone.
+//! Wiping of the node's ResourceSlices, as the kubelet does at start and after a driver
+//! disconnects.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,7 +13,7 @@ use tokio::task::AbortHandle;
 /// Pause after a failed deletion.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Deletes slices of one node.
+/// Deletes ResourceSlices of one node.
 #[derive(Clone, Debug)]
 pub(crate) struct SliceWiper {
     api: Api<ResourceSlice>,
@@ -23,7 +23,7 @@ pub(crate) struct SliceWiper {
 }
 
 impl SliceWiper {
-    /// `delay` is how long a driver may be away before its slices go.
+    /// Creates a wiper. `delay` is the time between a disconnect and the deletion.
     pub(crate) fn new(client: Client, node: String, delay: Duration) -> Self {
         Self { api: Api::all(client), node, delay, pending: Arc::default() }
     }
@@ -33,7 +33,7 @@ impl SliceWiper {
         self.wipe(&format!("spec.nodeName={}", self.node)).await;
     }
 
-    /// Deletes the driver's slices after the delay. One that is already scheduled stays as it is.
+    /// Schedules the deletion of the driver's slices. An earlier schedule stays in effect.
     pub(crate) fn schedule(&self, driver: &str) {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         if pending.get(driver).is_some_and(|task| !task.is_finished()) {
@@ -48,8 +48,8 @@ impl SliceWiper {
         pending.insert(driver.to_owned(), task.abort_handle());
     }
 
-    /// The driver is back.
-    pub(crate) fn call_off(&self, driver: &str) {
+    /// Cancels the deletion for a reconnected driver.
+    pub(crate) fn cancel(&self, driver: &str) {
         if let Some(task) =
             self.pending.lock().unwrap_or_else(PoisonError::into_inner).remove(driver)
         {
@@ -57,8 +57,8 @@ impl SliceWiper {
         }
     }
 
-    /// Nothing more will be deleted.
-    pub(crate) fn call_off_all(&self) {
+    /// Cancels all scheduled deletions.
+    pub(crate) fn cancel_all(&self) {
         let tasks =
             std::mem::take(&mut *self.pending.lock().unwrap_or_else(PoisonError::into_inner));
         tasks.into_values().for_each(|task| task.abort());
@@ -67,7 +67,7 @@ impl SliceWiper {
     async fn wipe(&self, selector: &str) {
         let slices = ListParams::default().fields(selector);
         while let Err(error) = self.api.delete_collection(&DeleteParams::default(), &slices).await {
-            tracing::warn!(%error, selector, "failed to delete ResourceSlices; trying again");
+            tracing::warn!(%error, selector, "cannot delete ResourceSlices; retrying");
             tokio::time::sleep(RETRY).await;
         }
     }

@@ -1,4 +1,4 @@
-//! One pod, from its binding to its deletion.
+//! Worker of one pod, from its binding to its deletion.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,36 +16,36 @@ use tokio::time::Instant;
 use super::Shared;
 use super::podspec::{self, ConfigError};
 use super::progress::{self, Outcome};
-use super::status::{Seen, Waiting, pod_status};
-use crate::node::container::{StartError, State};
+use super::status::{StatusInputs, Waiting, pod_status};
+use crate::node::container::{ContainerState, StartError};
 
-/// What a worker is told about its pod; only the newest counts.
+/// Latest known state of the worker's pod.
 #[derive(Clone, Debug)]
-pub(crate) enum Input {
+pub(crate) enum PodUpdate {
     Present(Arc<Pod>),
-    /// The object is gone, without or with a last known state.
+    /// The object is deleted, with its last state if known.
     Gone(Option<Arc<Pod>>),
 }
 
-/// The kubelet's grace period where a pod names none.
+/// Grace period used by the kubelet if a pod sets none.
 const DEFAULT_GRACE: i64 = 30;
 
-/// The task of one pod.
+/// Task of one pod.
 pub(crate) struct Worker {
     shared: Arc<Shared>,
     uid: String,
-    input: watch::Receiver<Input>,
+    input: watch::Receiver<PodUpdate>,
     prepared: bool,
     outcome: Option<Outcome>,
     waiting: BTreeMap<String, Waiting>,
     written: Option<Value>,
 }
 
-/// When to look again, if nothing happens before.
-type Again = Option<Duration>;
+/// Pause before the next round, unless something happens earlier.
+type RetryAfter = Option<Duration>;
 
 impl Worker {
-    pub(crate) fn new(shared: Arc<Shared>, uid: String, input: watch::Receiver<Input>) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, uid: String, input: watch::Receiver<PodUpdate>) -> Self {
         Self {
             shared,
             uid,
@@ -69,11 +69,11 @@ impl Worker {
             health.mark_unchanged();
             let input = self.input.borrow_and_update().clone();
             let again = match input {
-                Input::Present(pod) if pod.metadata.deletion_timestamp.is_none() => {
+                PodUpdate::Present(pod) if pod.metadata.deletion_timestamp.is_none() => {
                     self.advance(&pod).await
                 }
-                Input::Present(pod) => return self.end(Some(&pod), true).await,
-                Input::Gone(pod) => return self.end(pod.as_deref(), false).await,
+                PodUpdate::Present(pod) => return self.terminate(Some(&pod), true).await,
+                PodUpdate::Gone(pod) => return self.terminate(pod.as_deref(), false).await,
             };
             let pause = async {
                 match again {
@@ -90,31 +90,28 @@ impl Worker {
         }
     }
 
-    /// One round for a pod that is to live.
-    async fn advance(&mut self, pod: &Pod) -> Again {
+    /// Runs one round for a pod that is not being deleted.
+    async fn advance(&mut self, pod: &Pod) -> RetryAfter {
         if self.outcome.is_none() {
             self.outcome = ended_before(pod);
         }
-        let again = if self.outcome.is_some() {
-            self.release(pod).await
-        } else {
-            self.keep_going(pod).await
-        };
+        let again =
+            if self.outcome.is_some() { self.unprepare(pod).await } else { self.sync(pod).await };
         let written = self.write_status(pod).await;
         again.or(written)
     }
 
-    async fn keep_going(&mut self, pod: &Pod) -> Again {
+    async fn sync(&mut self, pod: &Pod) -> RetryAfter {
         if let Err(again) = self.prepare(pod).await {
             return again;
         }
         loop {
             let containers = self.shared.runtime.containers(&self.uid);
-            let next = progress::next(pod, &containers, Timestamp::now());
+            let next = progress::next_actions(pod, &containers, Timestamp::now());
             if let Some(outcome) = next.outcome {
-                // The kubelet unprepares after the last container and before it says that the pod
-                // has ended.
-                let again = self.release(pod).await;
+                // The kubelet unprepares after the last container and before it reports the end of
+                // the pod.
+                let again = self.unprepare(pod).await;
                 self.outcome = again.is_none().then_some(outcome);
                 return again;
             }
@@ -131,15 +128,15 @@ impl Worker {
         }
     }
 
-    /// Makes the claims usable; a deletion in the meantime cancels the call, as the kubelet does.
-    async fn prepare(&mut self, pod: &Pod) -> Result<(), Again> {
+    /// Prepares the claims. A deletion meanwhile cancels the call, as in the kubelet.
+    async fn prepare(&mut self, pod: &Pod) -> Result<(), RetryAfter> {
         if self.prepared {
             return Ok(());
         }
         let mut input = self.input.clone();
         let ending = input.wait_for(|input| match input {
-            Input::Present(pod) => pod.metadata.deletion_timestamp.is_some(),
-            Input::Gone(_) => true,
+            PodUpdate::Present(pod) => pod.metadata.deletion_timestamp.is_some(),
+            PodUpdate::Gone(_) => true,
         });
         let outcome = tokio::select! {
             outcome = self.shared.claims.prepare(pod) => outcome,
@@ -161,8 +158,8 @@ impl Worker {
         }
     }
 
-    /// Gives the claims back; says when to try again if that fails.
-    async fn release(&mut self, pod: &Pod) -> Again {
+    /// Unprepares the claims. Returns the pause before a retry if that fails.
+    async fn unprepare(&mut self, pod: &Pod) -> RetryAfter {
         match self.shared.claims.unprepare(&self.uid).await {
             Ok(()) => None,
             Err(error) => {
@@ -173,7 +170,7 @@ impl Worker {
         }
     }
 
-    /// Starts a container, or notes why not. True if it was created.
+    /// Starts a container, or records the failure. Returns true if it was created.
     async fn start(&mut self, pod: &Pod, container: &Container, attempt: u32) -> bool {
         let waiting = match self.try_start(pod, container, attempt).await {
             Ok(()) => {
@@ -226,11 +223,12 @@ impl Worker {
         })
     }
 
-    /// Stops the containers, gives the claims back, and lets go of the object.
-    async fn end(mut self, pod: Option<&Pod>, delete: bool) {
-        self.stop_containers(pod.map_or(Duration::ZERO, grace)).await;
+    /// Stops the containers, unprepares the claims, and deletes the object.
+    async fn terminate(mut self, pod: Option<&Pod>, delete: bool) {
+        self.stop_containers(pod.map_or(Duration::ZERO, grace_period)).await;
         let containers = self.shared.runtime.containers(&self.uid);
-        let failed = containers.iter().any(|c| !matches!(c.state, State::Exited { code: 0, .. }));
+        let failed =
+            containers.iter().any(|c| !matches!(c.state, ContainerState::Exited { code: 0, .. }));
         let outcome = if failed { Outcome::Failed } else { Outcome::Succeeded };
         while let Err(error) = self.shared.claims.unprepare(&self.uid).await {
             let message = format!("unprepare dynamic resources: {}", chain(&error));
@@ -257,7 +255,8 @@ impl Worker {
         let mut asked = false;
         loop {
             let containers = runtime.containers(&self.uid);
-            let alive = || containers.iter().filter(|c| !matches!(c.state, State::Exited { .. }));
+            let alive =
+                || containers.iter().filter(|c| !matches!(c.state, ContainerState::Exited { .. }));
             if alive().next().is_none() {
                 return;
             }
@@ -279,7 +278,7 @@ impl Worker {
         let pod_directory = self.shared.root.join("pods").join(&self.uid);
         for result in [self.shared.runtime.remove_ended(&self.uid), remove_tree(&pod_directory)] {
             if let Err(error) = result {
-                tracing::warn!(%error, uid = self.uid, "failed to remove files of a pod");
+                tracing::warn!(%error, uid = self.uid, "cannot remove pod files");
             }
         }
     }
@@ -296,23 +295,23 @@ impl Worker {
         loop {
             match api.delete(&pod.name_any(), &parameters).await {
                 Ok(_) => return,
-                // Gone already, or another pod of that name is there.
+                // Already deleted, or another pod has this name.
                 Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {
                     return;
                 }
                 Err(error) => {
-                    tracing::warn!(%error, pod = pod.name_any(), "failed to delete the pod; trying again")
+                    tracing::warn!(%error, pod = pod.name_any(), "cannot delete pod; retrying")
                 }
             }
             tokio::time::sleep(self.shared.sync_period).await;
         }
     }
 
-    /// Writes the status where it differs from the last one; says when to try again if that fails.
-    async fn write_status(&mut self, pod: &Pod) -> Again {
+    /// Writes the status if it has changed. Returns the pause before a retry if that fails.
+    async fn write_status(&mut self, pod: &Pod) -> RetryAfter {
         let containers = self.shared.runtime.containers(&self.uid);
         let host_ip = self.shared.host_ip.to_string();
-        let status = pod_status(&Seen {
+        let status = pod_status(&StatusInputs {
             pod,
             containers: &containers,
             waiting: &self.waiting,
@@ -333,21 +332,21 @@ impl Worker {
                 self.written = Some(status);
                 None
             }
-            // The watch tells the rest: gone, or another pod of that name.
+            // The watch reports the rest: deletion, or another pod of this name.
             Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => None,
             Err(error) => {
-                tracing::warn!(%error, pod = pod.name_any(), "failed to write the pod's status; trying again");
+                tracing::warn!(%error, pod = pod.name_any(), "cannot write pod status; retrying");
                 Some(self.shared.sync_period)
             }
         }
     }
 
-    /// `allocatedResourcesStatus` by container.
+    /// Returns `allocatedResourcesStatus` by container.
     fn device_health(&self, pod: &Pod) -> BTreeMap<String, Value> {
         let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
         containers
             .filter_map(|container| {
-                let claims = self.shared.claims.of_container(pod, container).ok()?;
+                let claims = self.shared.claims.container_claims(pod, container).ok()?;
                 let statuses: Vec<Value> = claims
                     .iter()
                     .map(|(name, request, info)| {
@@ -363,7 +362,7 @@ impl Worker {
                             if resources.iter().any(|seen| seen["resourceID"] == id.as_str()) {
                                 continue;
                             }
-                            let health = self.shared.health.of(
+                            let health = self.shared.health.get(
                                 driver,
                                 &device.pool,
                                 &device.device,
@@ -389,7 +388,7 @@ impl Worker {
     }
 }
 
-/// A pod that an earlier kubelet has seen to its end.
+/// Returns the result of a pod that ended under an earlier kubelet.
 fn ended_before(pod: &Pod) -> Option<Outcome> {
     match pod.status.as_ref()?.phase.as_deref()? {
         "Succeeded" => Some(Outcome::Succeeded),
@@ -398,13 +397,13 @@ fn ended_before(pod: &Pod) -> Option<Outcome> {
     }
 }
 
-fn grace(pod: &Pod) -> Duration {
+fn grace_period(pod: &Pod) -> Duration {
     let of_spec = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds);
     let seconds = pod.metadata.deletion_grace_period_seconds.or(of_spec).unwrap_or(DEFAULT_GRACE);
     Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
 }
 
-/// Whether two statuses say the same. Times of conditions follow from their statuses.
+/// Returns true if both statuses are equal. Condition times follow from their statuses.
 fn same_status(one: &Value, other: &Value) -> bool {
     let timeless = |status: &Value| {
         let mut status = status.clone();
@@ -417,7 +416,7 @@ fn same_status(one: &Value, other: &Value) -> bool {
     timeless(one) == timeless(other)
 }
 
-/// Anybody in the pod may write to it.
+/// Every user of the pod may write to the volume.
 fn make_volume(path: &std::path::Path) -> std::io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
     std::fs::create_dir_all(path)?;

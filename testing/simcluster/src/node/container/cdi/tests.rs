@@ -40,7 +40,7 @@ fn ids(ids: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn the_edits_of_a_spec_come_once_and_those_of_each_device_after_them() {
+fn spec_edits_apply_once_before_device_edits() {
     let directory = directory(&[base()]);
     let edits = resolve(
         &[directory.path().to_owned()],
@@ -61,7 +61,7 @@ fn the_edits_of_a_spec_come_once_and_those_of_each_device_after_them() {
 }
 
 #[test]
-fn a_later_mount_at_the_same_path_wins_and_deep_paths_come_last() {
+fn later_mount_wins_and_deep_paths_are_last() {
     let over = claim(
         "a",
         vec![
@@ -82,7 +82,7 @@ fn a_later_mount_at_the_same_path_wins_and_deep_paths_come_last() {
 }
 
 #[test]
-fn ids_that_no_spec_has_are_all_named() {
+fn error_names_all_unresolvable_devices() {
     let directory = directory(&[base(), ("broken.json", json!("no spec"))]);
     let error = resolve(
         &[directory.path().to_owned()],
@@ -93,7 +93,7 @@ fn ids_that_no_spec_has_are_all_named() {
 }
 
 #[test]
-fn a_device_in_two_specs_is_a_conflict_only_for_those_who_ask_for_it() {
+fn duplicate_device_conflicts_only_when_requested() {
     let directory = directory(&[
         base(),
         ("one.json", claim("a", vec![mount("/a", "/a", &["bind"])])),
@@ -108,7 +108,7 @@ fn a_device_in_two_specs_is_a_conflict_only_for_those_who_ask_for_it() {
 }
 
 #[test]
-fn a_mount_without_bind_is_refused_as_runc_would() {
+fn mount_without_bind_is_refused_like_runc() {
     let directory = directory(&[("claim.json", claim("a", vec![mount("/a", "/a", &["ro"])]))]);
     let error =
         resolve(&[directory.path().to_owned()], &ids(&["example.com/claim=a"])).unwrap_err();
@@ -116,7 +116,7 @@ fn a_mount_without_bind_is_refused_as_runc_would() {
 }
 
 #[test]
-fn a_hook_is_refused_and_not_skipped() {
+fn hook_is_refused() {
     let spec = json!({
         "cdiVersion": "0.5.0", "kind": "example.com/claim",
         "devices": [{"name": "a", "containerEdits": {"hooks": [{"hookName": "createContainer", "path": "/bin/ldconfig"}]}}],
@@ -128,7 +128,7 @@ fn a_hook_is_refused_and_not_skipped() {
 }
 
 #[test]
-fn a_directory_that_is_not_there_offers_nothing() {
+fn missing_directory_has_no_devices() {
     let error = resolve(&["/nowhere/cdi".into()], &ids(&["example.com/claim=a"])).unwrap_err();
     assert!(matches!(error, CdiError::Unresolvable { .. }));
     assert_eq!(resolve(&["/nowhere/cdi".into()], &[]).unwrap(), Edits::default());

@@ -15,13 +15,13 @@ fn pod() -> Pod {
     .unwrap()
 }
 
-fn container(name: &str, attempt: u32, state: State) -> container::Container {
+fn container(name: &str, attempt: u32, state: ContainerState) -> container::Container {
     let id = ContainerId { pod_uid: "u".into(), name: name.into(), attempt };
     container::Container { id, state, log: "/log".into() }
 }
 
 fn exited(name: &str, attempt: u32, code: i32) -> container::Container {
-    let state = State::Exited {
+    let state = ContainerState::Exited {
         code,
         signal: None,
         started_at: Some(NOW),
@@ -36,7 +36,7 @@ fn status(containers: &[container::Container], outcome: Option<Outcome>) -> Valu
         "c".to_owned(),
         Waiting { reason: "CreateContainerError", message: "cdi".into() },
     )]);
-    pod_status(&Seen {
+    pod_status(&StatusInputs {
         pod: &pod(),
         containers,
         waiting: if containers.is_empty() { &waiting } else { const { &BTreeMap::new() } },
@@ -58,7 +58,7 @@ fn condition<'a>(status: &'a Value, name: &str) -> &'a Value {
 }
 
 #[test]
-fn a_pod_is_pending_until_each_container_has_begun() {
+fn pod_is_pending_until_every_container_started() {
     let status = status(&[], None);
     assert_eq!(status["phase"], "Pending");
     assert_eq!(
@@ -70,8 +70,8 @@ fn a_pod_is_pending_until_each_container_has_begun() {
 }
 
 #[test]
-fn a_running_pod_is_ready_and_shows_the_health_of_its_devices() {
-    let run = container("c", 0, State::Running { pid: 1, started_at: NOW });
+fn running_pod_is_ready_and_shows_device_health() {
+    let run = container("c", 0, ContainerState::Running { pid: 1, started_at: NOW });
     let status = status(&[exited("i", 0, 0), run], None);
     assert_eq!(status["phase"], "Running");
     assert_eq!(condition(&status, "Ready")["status"], "True");
@@ -80,7 +80,7 @@ fn a_running_pod_is_ready_and_shows_the_health_of_its_devices() {
 }
 
 #[test]
-fn conditions_of_others_stay_and_an_unchanged_one_keeps_its_time() {
+fn foreign_and_unchanged_conditions_are_kept() {
     let status = status(&[exited("i", 0, 1)], Some(Outcome::Failed));
     assert_eq!(condition(&status, "PodScheduled")["status"], "True");
     assert_eq!(condition(&status, "Ready")["lastTransitionTime"], "2026-01-02T03:04:05Z");
@@ -88,8 +88,8 @@ fn conditions_of_others_stay_and_an_unchanged_one_keeps_its_time() {
 }
 
 #[test]
-fn a_restarted_container_shows_how_the_last_one_ended() {
-    let run = container("c", 1, State::Running { pid: 1, started_at: NOW });
+fn restarted_container_shows_last_state() {
+    let run = container("c", 1, ContainerState::Running { pid: 1, started_at: NOW });
     let status = status(&[exited("i", 0, 0), exited("c", 0, 3), run], None);
     let shown = &status["containerStatuses"][0];
     assert_eq!(
@@ -99,7 +99,7 @@ fn a_restarted_container_shows_how_the_last_one_ended() {
 }
 
 #[test]
-fn the_status_is_one_that_kubernetes_can_read() {
+fn status_parses_as_pod_status() {
     let status = status(&[exited("i", 0, 0), exited("c", 0, 0)], Some(Outcome::Succeeded));
     let typed: k8s_openapi::api::core::v1::PodStatus = serde_json::from_value(status).unwrap();
     assert_eq!(typed.phase.as_deref(), Some("Succeeded"));

@@ -1,0 +1,72 @@
+//! Cache: would a shape fit on a node if all releasable devices were free?
+//!
+//! An entry is valid until the node reaches other devices.
+
+use crate::cluster::{Cluster, NodeEntry, NodeIndex};
+use crate::feasibility::{self, FitContext};
+use crate::search::SearchOutcome;
+use crate::shape::Shape;
+
+/// Cached feasibility per node, for one shape, if the nodes were drained.
+#[derive(Debug, Default)]
+pub(crate) struct FeasibilityIfDrained {
+    nodes: Vec<Option<CachedResult>>,
+}
+
+/// Cached result for one node.
+#[derive(Debug)]
+struct CachedResult {
+    /// [`NodeEntry::layout`](crate::cluster::NodeEntry::layout) at the time of the search.
+    layout: u64,
+    /// [`NodeEntry::stamp`](crate::cluster::NodeEntry::stamp) at the time of the search, if
+    /// devices stay allocated that can be released otherwise.
+    stamp: Option<u64>,
+    would_fit: bool,
+}
+
+/// A search that takes more than this fraction of the steps is stopped: the node counts as
+/// infeasible.
+const STEP_FRACTION: u64 = 8;
+
+impl CachedResult {
+    fn is_current(&self, node: &NodeEntry) -> bool {
+        self.layout == node.layout && self.stamp.is_none_or(|stamp| stamp == node.stamp)
+    }
+}
+
+impl FeasibilityIfDrained {
+    /// Returns true if the shape is known not to fit on the drained node.
+    pub(crate) fn is_known_infeasible(&self, node: NodeIndex, cluster: &Cluster) -> bool {
+        let known = self.nodes.get(node).and_then(Option::as_ref);
+        known.is_some_and(|known| !known.would_fit && known.is_current(&cluster.nodes[node]))
+    }
+
+    /// Returns true if the shape fits on the drained node; `None` if the steps did not suffice.
+    pub(crate) fn would_fit(
+        &mut self,
+        shape: &mut Shape,
+        context: &mut FitContext<'_>,
+        node: NodeIndex,
+        steps: &mut u64,
+        budget: u64,
+    ) -> Option<bool> {
+        let entry = &context.cluster.nodes[node];
+        let (layout, stamp) = (entry.layout, entry.stamp);
+        self.nodes.resize_with(context.cluster.nodes.len().max(self.nodes.len()), || None);
+        if let Some(known) = self.nodes[node].as_ref().filter(|known| known.is_current(entry)) {
+            return Some(known.would_fit);
+        }
+        let limit = (budget / STEP_FRACTION).max(1);
+        let given = limit.min(*steps);
+        let mut left = given;
+        let (outcome, is_final) = feasibility::search_drained(shape, context, node, &mut left);
+        *steps -= given - left;
+        if matches!(outcome, SearchOutcome::OutOfSteps) && given < limit {
+            return None;
+        }
+        let would_fit = matches!(outcome, SearchOutcome::Found(_));
+        self.nodes[node] =
+            Some(CachedResult { layout, stamp: (!is_final).then_some(stamp), would_fit });
+        Some(would_fit)
+    }
+}

@@ -1,0 +1,538 @@
+//! A planning pass: pods in order of priority and age, each with the capacity left by those before.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use tessera_api::names::{ClaimUid, NodeName};
+use tessera_api::reason::NodeReason;
+
+use super::Planner;
+use super::budget::Budget;
+use super::fair_share::CommonExplanation;
+use super::pod_to_place::PodToPlace;
+use super::reservation::NodeReservation;
+use super::shape_cache::ShapeId;
+use crate::cluster::NodeIndex;
+use crate::explain::Explainer;
+use crate::feasibility::{self, NodeFeasibility};
+use crate::model::{
+    DeviceId, DeviceResult, DeviceUse, Node, NodeSelector, PendingPod, PodClaim, cpu_milli_of,
+};
+use crate::outcome::{Cause, Decision, Plan, Refusal};
+use crate::policy::seeded_hash;
+use crate::predicate::{self, CountedUsage};
+use crate::search::SearchOutcome;
+use crate::settings::Settings;
+use crate::shape::Chosen;
+
+/// Plans the pods. Decisions count as usage during the pass and are undone at its end.
+pub(super) fn plan(planner: &mut Planner, pods: &[PendingPod], settings: Settings) -> Plan {
+    let mut order: Vec<&PendingPod> = pods.iter().collect();
+    order
+        .sort_by_key(|p| (std::cmp::Reverse(p.priority), p.created, &p.namespace, &p.name, &p.uid));
+    let mut budget = Budget::new(settings);
+    planner.observe(&order, settings.policy, &mut (budget.of_plan / 2));
+    planner.fair_share.begin_plan(&order, budget.of_plan);
+    let mut pass = PlanningPass::new(planner, settings);
+    let mut plan = Plan::default();
+    let mut deferred = Vec::new();
+    for pod in order {
+        if pass.is_deferred(pod, &budget) {
+            deferred.push(pod);
+        } else {
+            pass.plan_pod(pod, &mut budget, &mut plan);
+        }
+    }
+    // Refused pods come last; otherwise the pods not reached since would never be planned.
+    deferred.sort_by_key(|pod| pass.planner.fair_share.was_refused(&pod.uid));
+    for pod in deferred {
+        pass.plan_pod(pod, &mut budget, &mut plan);
+    }
+    plan.steps = budget.of_plan - budget.left + (settings.steps_per_pod - pass.reservation.steps());
+    let is_partial = !plan.unreached.is_empty();
+    if !is_partial {
+        pass.renew_explanations(&mut plan);
+    }
+    let explained = pass.explained.drain(..).map(|explained| explained.common).collect();
+    (plan.kept, plan.again) = std::mem::take(&mut pass.reservation).end();
+    pass.undo();
+    let refused = plan.refusals.iter().map(|refusal| &refusal.pod);
+    let Planner { fair_share, cluster, .. } = planner;
+    fair_share.end_plan(budget.spent, refused, cluster.now(), is_partial.then_some(explained));
+    plan
+}
+
+/// Decides on the claims of a pod that is bound to `node`: see [`Planner::plan_on`].
+pub(super) fn plan_on(
+    planner: &mut Planner,
+    node: &NodeName,
+    pod: &PendingPod,
+    settings: Settings,
+) -> Plan {
+    let mut pass = PlanningPass::new(planner, settings);
+    let mut plan = Plan::default();
+    let mut steps = settings.steps_per_pod;
+    match pass.place_pod_on(node, pod, &mut steps) {
+        Ok(decision) => plan.decisions.extend(decision),
+        Err(refusals) => plan.refusals = refusals,
+    }
+    plan.steps = settings.steps_per_pod - steps;
+    pass.undo();
+    plan
+}
+
+/// Returns true if the pod is pending for lack of capacity that can become free.
+fn lacks_capacity(cause: &Cause) -> bool {
+    let Cause::NoFit(explanation) = cause else { return false };
+    explanation.tallies().any(|(reason, _)| reason.may_pass())
+}
+
+/// A planning pass: its decisions on top of the cluster state.
+pub(super) struct PlanningPass<'p> {
+    pub(super) planner: &'p mut Planner,
+    pub(super) settings: Settings,
+    /// Nodes with the requests of pods decided in this pass.
+    nodes: BTreeMap<NodeIndex, Node>,
+    /// Device consumption before the pass.
+    usage_before: Vec<(DeviceId, Option<DeviceUse>)>,
+    /// Free CPU of nodes before the pass.
+    cpu_before: Vec<(NodeIndex, u64)>,
+    /// Claims decided in this pass and their nodes. A later pod that shares a claim is restricted
+    /// to them.
+    decided: BTreeMap<ClaimUid, Option<NodeSelector>>,
+    /// Explanations of refused pods.
+    explained: Vec<Explained<'p>>,
+    /// Number of decisions of this pass.
+    decisions: usize,
+    /// Reservation of a node for a refused pod.
+    pub(super) reservation: NodeReservation,
+}
+
+/// Explanation that applies to every equal pod of this pass.
+struct Explained<'p> {
+    common: CommonExplanation,
+    /// The first of these pods.
+    to_place: PodToPlace<'p>,
+    /// Number of decisions at the time of the explanation.
+    decisions: usize,
+}
+
+impl<'p> PlanningPass<'p> {
+    fn new(planner: &'p mut Planner, settings: Settings) -> Self {
+        Self {
+            planner,
+            settings,
+            nodes: BTreeMap::new(),
+            usage_before: Vec::new(),
+            cpu_before: Vec::new(),
+            decided: BTreeMap::new(),
+            explained: Vec::new(),
+            decisions: 0,
+            reservation: NodeReservation::new(settings.steps_per_pod),
+        }
+    }
+
+    fn undo(self) {
+        for (device, used) in self.usage_before.iter().rev() {
+            self.planner.cluster.set_use(device, used.as_ref());
+        }
+        for (node, cpu) in self.cpu_before.iter().rev() {
+            self.planner.cluster.set_cpu(*node, *cpu);
+        }
+    }
+
+    /// Returns true if the pod is planned after the others.
+    ///
+    /// It is deferred if its namespace exceeds its share, or if the pod was refused already, and
+    /// its claims have to be searched. A pod with cached results costs nothing and keeps its
+    /// position.
+    fn is_deferred(&self, pod: &PendingPod, budget: &Budget) -> bool {
+        let fair_share = &self.planner.fair_share;
+        let spent = budget.spent_by(&pod.namespace);
+        (fair_share.exceeds_share(&pod.namespace, spent, budget.of_plan)
+            || fair_share.was_refused(&pod.uid))
+            && !self.is_cached(pod)
+    }
+
+    /// Returns true if the feasible nodes of the pod's claims are cached.
+    fn is_cached(&self, pod: &PendingPod) -> bool {
+        let to_place = self.undecided_part(pod);
+        let cpu = cpu_milli_of(&pod.scheduling.requests);
+        self.planner.shapes.is_cached(&to_place.pending, cpu, self.settings.policy)
+    }
+
+    /// Plans one pod with the rest of the budget.
+    fn plan_pod(&mut self, pod: &'p PendingPod, budget: &mut Budget, plan: &mut Plan) {
+        let given = budget.of_pod.min(budget.left);
+        // The next plan does not have to continue for a pod that was refused on the same cluster
+        // state.
+        let was_refused =
+            self.planner.fair_share.was_refused_at(&pod.uid, self.planner.cluster.now());
+        if given < budget.of_pod / 2 && !self.is_cached(pod) || given == 0 {
+            plan.unreached.extend((!was_refused).then(|| pod.uid.clone()));
+            return;
+        }
+        let mut steps = given;
+        match self.place_pod(pod, &mut steps, given < budget.of_pod) {
+            Ok(decision) => plan.decisions.extend(decision),
+            // The steps left in the plan did not suffice; the full steps of a pod may suffice.
+            Err(refusals)
+                if given < budget.of_pod && refusals.iter().any(Refusal::is_undecided) =>
+            {
+                plan.unreached.extend((!was_refused).then(|| pod.uid.clone()));
+            }
+            Err(refusals) => {
+                if refusals.iter().any(|refusal| lacks_capacity(&refusal.cause)) {
+                    self.planner.forecast.count_refusal(&pod.uid);
+                }
+                plan.refusals.extend(refusals);
+            }
+        }
+        budget.spend(&pod.namespace, given - steps);
+    }
+
+    /// Places one pod. `None` means that nothing is left to decide. With a reduced
+    /// budget, partial search results are not used.
+    fn place_pod(
+        &mut self,
+        pod: &'p PendingPod,
+        steps: &mut u64,
+        is_budget_reduced: bool,
+    ) -> Result<Option<Decision>, Vec<Refusal>> {
+        let to_place = self.undecided_part(pod);
+        if to_place.pending.is_empty() {
+            return Ok(None);
+        }
+        let shape = self.shape_of(&to_place)?;
+        let full_budget = self.settings.steps_per_pod;
+        let (shapes, mut context) = self.planner.search_context();
+        let entry = shapes.get_mut(shape);
+        entry.feasibility.refresh(&mut entry.shape, &mut context, steps, full_budget);
+        if is_budget_reduced && entry.feasibility.is_partial() {
+            return Err(to_place.undecided());
+        }
+        // Nodes that could not be searched again with the steps left may have changed.
+        let mut failed = BTreeSet::new();
+        while let Some(node) = self.best_node(shape, &to_place, &failed) {
+            let seed = self.pod_seed(pod);
+            if let Some(chosen) = self.search_again(shape, node, seed, steps) {
+                return Ok(Some(self.decide(&to_place, shape, node, &chosen)));
+            }
+            if *steps == 0 {
+                return Err(to_place.undecided());
+            }
+            failed.insert(node);
+        }
+        let refusals = self.refuse(&to_place, shape, steps);
+        self.reserve_for(&to_place, shape, &refusals);
+        Err(refusals)
+    }
+
+    /// Places one pod on this node, whatever the conditions of the node.
+    fn place_pod_on(
+        &mut self,
+        node: &NodeName,
+        pod: &'p PendingPod,
+        steps: &mut u64,
+    ) -> Result<Option<Decision>, Vec<Refusal>> {
+        let to_place = self.undecided_part(pod);
+        if to_place.pending.is_empty() {
+            return Ok(None);
+        }
+        let shape = self.shape_of(&to_place)?;
+        let index = self.planner.cluster.node_index(node);
+        if let Some(index) = index {
+            let (shapes, mut context) = self.planner.search_context();
+            let entry = shapes.get_mut(shape);
+            entry.feasibility.refresh_node(index, &mut entry.shape, &mut context, steps);
+            let fits = matches!(entry.feasibility.result(index), NodeFeasibility::Feasible(_));
+            if fits && let Some(chosen) = self.search_again(shape, index, self.pod_seed(pod), steps)
+            {
+                return Ok(Some(self.decide(&to_place, shape, index, &chosen)));
+            }
+            let result = self.planner.shapes.get(shape).feasibility.result(index);
+            if matches!(result, NodeFeasibility::Undecided) || *steps == 0 {
+                return Err(to_place.undecided());
+            }
+        }
+        let mut explainer = Explainer::new(&self.planner.shapes.get(shape).shape);
+        if let Some(index) = index {
+            self.planner.cluster.gather(index);
+            self.explain_node(&mut explainer, shape, index, None, steps);
+        }
+        let causes = shared(explainer.causes());
+        Err(to_place.refused(&causes))
+    }
+
+    /// Returns the shape of the pod's claims.
+    ///
+    /// # Errors
+    /// Returns refusals if the claims cannot be allocated on any node.
+    fn shape_of(&mut self, to_place: &PodToPlace<'_>) -> Result<ShapeId, Vec<Refusal>> {
+        let Planner { cluster, selections, shapes, .. } = &mut *self.planner;
+        let cpu = cpu_milli_of(&to_place.pod.scheduling.requests);
+        let shape = shapes.of(&to_place.pending, cpu, cluster, selections, self.settings.policy);
+        let Some((claim, cause)) = shapes.get(shape).shape.defect() else { return Ok(shape) };
+        let (claim, cause) = (to_place.pending[claim].uid.clone(), Arc::new(cause.clone()));
+        Err(vec![Refusal { pod: to_place.pod.uid.clone(), claim, cause }])
+    }
+
+    /// Returns the reason why the pod cannot use the node, apart from devices. `reserved_reason`
+    /// applies to the reserved node.
+    fn node_rejection(
+        &self,
+        to_place: &PodToPlace<'_>,
+        index: NodeIndex,
+        node: &Node,
+        reserved_reason: Option<&NodeReason>,
+    ) -> Option<NodeReason> {
+        let if_reserved =
+            || reserved_reason.filter(|_| self.reservation.node() == Some(index)).cloned();
+        predicate::rejection(to_place.pod, &to_place.claim_nodes, node, CountedUsage::Current)
+            .or_else(if_reserved)
+    }
+
+    /// Returns the part of a pod that this pass has not decided yet.
+    fn undecided_part<'s>(&self, pod: &'s PendingPod) -> PodToPlace<'s> {
+        let mut to_place = PodToPlace { pod, pending: Vec::new(), claim_nodes: Vec::new() };
+        for claim in &pod.claims {
+            match claim {
+                PodClaim::Pending(claim) => match self.decided.get(&claim.uid) {
+                    Some(nodes) => to_place.restrict_to(&claim.name, nodes.as_ref()),
+                    None if to_place.pending.iter().any(|c| c.uid == claim.uid) => {}
+                    None => to_place.pending.push(Arc::clone(claim)),
+                },
+                PodClaim::Allocated { name, nodes, .. } => {
+                    to_place.restrict_to(name, nodes.as_ref())
+                }
+            }
+        }
+        to_place
+    }
+
+    fn pod_seed(&self, pod: &PendingPod) -> u64 {
+        seeded_hash(self.settings.seed, pod.uid.as_str())
+    }
+
+    /// Returns the best feasible node that the pod can use.
+    fn best_node(
+        &self,
+        shape: ShapeId,
+        to_place: &PodToPlace<'_>,
+        failed: &BTreeSet<NodeIndex>,
+    ) -> Option<NodeIndex> {
+        let entry = self.planner.shapes.get(shape);
+        let reserved_reason = self.reservation.rejection_for(to_place);
+        let is_accepted = |node: NodeIndex, n: &Node| {
+            self.node_rejection(to_place, node, n, reserved_reason.as_ref()).is_none()
+        };
+        let is_usable = |node: &NodeIndex| {
+            !failed.contains(node) && self.node(*node).is_some_and(|n| is_accepted(*node, n))
+        };
+        // Preemption freed capacity on this node only.
+        let nominated =
+            to_place.pod.nominated.as_ref().and_then(|name| self.planner.cluster.node_index(name));
+        if let Some(node) = nominated.filter(|n| {
+            matches!(entry.feasibility.result(*n), NodeFeasibility::Feasible(_)) && is_usable(n)
+        }) {
+            return Some(node);
+        }
+        let mut ranked = entry.feasibility.ranked();
+        if !entry.shape.node_policy().is_randomized() {
+            return ranked.map(|(_, node)| node).find(is_usable);
+        }
+        let seed = self.pod_seed(to_place.pod);
+        let names = &self.planner.cluster.nodes;
+        let (best, _) = ranked.next()?;
+        let equals = entry.feasibility.ranked().take_while(|(rank, _)| rank.0 == best.0);
+        let mut hashed: Vec<(u64, NodeIndex)> =
+            equals.map(|(_, node)| (seeded_hash(seed, names[node].name.as_str()), node)).collect();
+        hashed.sort_unstable();
+        let random = hashed.into_iter().map(|(_, node)| node).find(is_usable);
+        random.or_else(|| entry.feasibility.ranked().map(|(_, node)| node).find(is_usable))
+    }
+
+    /// Returns a node including the pods of this pass.
+    pub(super) fn node(&self, node: NodeIndex) -> Option<&Node> {
+        self.nodes.get(&node).or_else(|| self.planner.cluster.nodes[node].node.as_deref())
+    }
+
+    /// Returns the devices on a node that is known to be feasible. Each search has the full budget
+    /// of a pod, and its steps are charged to `steps`.
+    fn search_again(
+        &mut self,
+        shape: ShapeId,
+        node: NodeIndex,
+        seed: u64,
+        steps: &mut u64,
+    ) -> Option<Vec<Vec<Chosen>>> {
+        let budget = self.settings.steps_per_pod;
+        let (shapes, mut context) = self.planner.search_context();
+        let shape = &mut shapes.get_mut(shape).shape;
+        let mut search = |seed| {
+            let mut left = budget;
+            let outcome = feasibility::search(shape, &mut context, node, seed, &mut left);
+            *steps = steps.saturating_sub(budget - left);
+            match outcome {
+                SearchOutcome::Found(chosen) => Some(chosen),
+                _ => None,
+            }
+        };
+        // With another seed the search may exhaust the steps; with seed 0 it is known to succeed.
+        search(seed).or_else(|| search(0))
+    }
+
+    /// Records a solution and converts it to a decision.
+    fn decide(
+        &mut self,
+        to_place: &PodToPlace<'_>,
+        shape: ShapeId,
+        node: NodeIndex,
+        chosen: &[Vec<Chosen>],
+    ) -> Decision {
+        let claims = self.planner.claim_allocations(shape, &to_place.pending, node, chosen);
+        for allocation in &claims {
+            self.decided.insert(allocation.claim.clone(), allocation.nodes.clone());
+            allocation.results.iter().filter(|r| !r.admin).for_each(|result| self.consume(result));
+        }
+        if let Some(mut changed) = self.node(node).cloned() {
+            changed.add_requests(&to_place.pod.scheduling.requests);
+            self.cpu_before.push((node, self.planner.cluster.nodes[node].cpu_milli));
+            self.planner.cluster.set_cpu(node, changed.cpu_milli_left());
+            self.nodes.insert(node, changed);
+        }
+        self.decisions += 1;
+        let node = self.planner.cluster.nodes[node].name.clone();
+        Decision { pod: to_place.pod.uid.clone(), node, claims }
+    }
+
+    fn consume(&mut self, result: &DeviceResult) {
+        let before = self.planner.cluster.used(&result.device).cloned();
+        let mut used = before.clone().unwrap_or_default();
+        used.add(result);
+        self.usage_before.push((result.device.clone(), before));
+        self.planner.cluster.set_use(&result.device, Some(&used));
+    }
+
+    /// Returns the refusals of a pod.
+    fn refuse(
+        &mut self,
+        to_place: &PodToPlace<'p>,
+        shape: ShapeId,
+        steps: &mut u64,
+    ) -> Vec<Refusal> {
+        if self.planner.shapes.get(shape).feasibility.is_incomplete() {
+            return to_place.undecided();
+        }
+        // Pods with claims on other nodes or excluded nodes have explanations of their own.
+        let has_shared_results = to_place.has_shared_results();
+        let reserved_reason = self.reservation.rejection_for(to_place);
+        if has_shared_results {
+            let of_this_plan = self.explained.iter().map(|explained| &explained.common);
+            let mut known = of_this_plan.chain(self.planner.fair_share.explained());
+            let scheduling = &to_place.pod.scheduling;
+            if let Some(known) =
+                known.find(|known| known.applies_to(shape, scheduling, reserved_reason.as_ref()))
+            {
+                return to_place.refused(&known.causes);
+            }
+        }
+        let Some(causes) = self.explain(to_place, shape, reserved_reason.as_ref(), steps) else {
+            return to_place.undecided();
+        };
+        let refusals = to_place.refused(&causes);
+        if has_shared_results {
+            let scheduling = Arc::clone(&to_place.pod.scheduling);
+            let common = CommonExplanation { shape, scheduling, reserved_reason, causes };
+            self.explained.push(Explained {
+                common,
+                to_place: to_place.clone(),
+                decisions: self.decisions,
+            });
+        }
+        refusals
+    }
+
+    /// Renews explanations that later decisions of this pass have changed, once for each.
+    fn renew_explanations(&mut self, plan: &mut Plan) {
+        let mut renewed: BTreeMap<*const Cause, Arc<Cause>> = BTreeMap::new();
+        for old in std::mem::take(&mut self.explained) {
+            if old.decisions == self.decisions {
+                continue;
+            }
+            // The shape may have been evicted from the cache in the meantime.
+            let Ok(shape) = self.shape_of(&old.to_place) else { continue };
+            let mut steps = self.settings.steps_per_pod;
+            let causes =
+                self.explain(&old.to_place, shape, old.common.reserved_reason.as_ref(), &mut steps);
+            let pairs = old.common.causes.iter().zip(causes.into_iter().flatten());
+            renewed.extend(pairs.map(|(old, new)| (Arc::as_ptr(old), new)));
+        }
+        for refusal in &mut plan.refusals {
+            if let Some(cause) = renewed.get(&Arc::as_ptr(&refusal.cause)) {
+                refusal.cause = Arc::clone(cause);
+            }
+        }
+    }
+
+    /// Explains per claim why it cannot be allocated; `None` if the steps did not suffice.
+    fn explain(
+        &mut self,
+        to_place: &PodToPlace<'_>,
+        shape: ShapeId,
+        reserved_reason: Option<&NodeReason>,
+        steps: &mut u64,
+    ) -> Option<Vec<Arc<Cause>>> {
+        let nodes: Vec<NodeIndex> =
+            self.planner.cluster.by_name().map(|(index, _)| index).collect();
+        let mut explainer = Explainer::new(&self.planner.shapes.get(shape).shape);
+        for index in nodes {
+            self.planner.cluster.gather(index);
+            let Some(node) = self.node(index) else { continue };
+            let rejection = self.node_rejection(to_place, index, node, reserved_reason);
+            self.explain_node(&mut explainer, shape, index, rejection, steps);
+            if *steps == 0 {
+                return None;
+            }
+        }
+        Some(shared(explainer.causes()))
+    }
+
+    fn explain_node(
+        &mut self,
+        explainer: &mut Explainer,
+        shape: ShapeId,
+        index: NodeIndex,
+        rejection: Option<NodeReason>,
+        steps: &mut u64,
+    ) {
+        let Planner { cluster, selections, shapes, .. } = &mut *self.planner;
+        let name = &cluster.nodes[index].name.clone();
+        let entry = shapes.get_mut(shape);
+        let failed = match entry.feasibility.result(index) {
+            NodeFeasibility::Failed(claim, failure) => Some((*claim, failure.as_ref())),
+            _ => None,
+        };
+        let Some((reachable, interner, features)) = cluster.search_inputs(index) else { return };
+        entry.shape.resolve_profiles(
+            reachable.candidates.iter().map(|c| c.profile),
+            interner,
+            features,
+        );
+        explainer.node(&mut crate::explain::OnNode {
+            name,
+            shape: &entry.shape,
+            reach: reachable,
+            interner,
+            selections,
+            fault: rejection,
+            failed,
+            steps,
+        });
+    }
+}
+
+/// Wraps the causes that refusals share.
+fn shared(causes: Vec<Cause>) -> Vec<Arc<Cause>> {
+    causes.into_iter().map(Arc::new).collect()
+}

@@ -1,0 +1,47 @@
+//! The part of a pod that a planning pass has not decided yet.
+
+use std::sync::Arc;
+
+use tessera_api::names::ClaimName;
+
+use crate::model::{Claim, NodeSelector, PendingPod};
+use crate::outcome::{Cause, Refusal};
+use crate::predicate::ClaimNodes;
+
+/// A pod to place: the part that is not decided yet.
+#[derive(Clone)]
+pub(super) struct PodToPlace<'s> {
+    pub(super) pod: &'s PendingPod,
+    /// Claims to allocate.
+    pub(super) pending: Vec<Arc<Claim>>,
+    /// Nodes of its allocated claims.
+    pub(super) claim_nodes: Vec<ClaimNodes>,
+}
+
+impl PodToPlace<'_> {
+    /// Returns true if results apply to every pod with the same claims and constraints.
+    pub(super) fn has_shared_results(&self) -> bool {
+        self.claim_nodes.is_empty() && self.pod.excluded.is_empty()
+    }
+
+    pub(super) fn restrict_to(&mut self, claim: &ClaimName, nodes: Option<&NodeSelector>) {
+        self.claim_nodes
+            .extend(nodes.map(|nodes| ClaimNodes { claim: claim.clone(), nodes: nodes.clone() }));
+    }
+
+    /// Refuses each pending claim with its cause.
+    pub(super) fn refused(&self, causes: &[Arc<Cause>]) -> Vec<Refusal> {
+        let refuse = |(claim, cause): (&Arc<Claim>, &Arc<Cause>)| Refusal {
+            pod: self.pod.uid.clone(),
+            claim: claim.uid.clone(),
+            cause: Arc::clone(cause),
+        };
+        self.pending.iter().zip(causes).map(refuse).collect()
+    }
+
+    /// Refuses each pending claim because the step budget was spent.
+    pub(super) fn undecided(&self) -> Vec<Refusal> {
+        let cause = Arc::new(Cause::NotDecided);
+        self.refused(&self.pending.iter().map(|_| Arc::clone(&cause)).collect::<Vec<_>>())
+    }
+}

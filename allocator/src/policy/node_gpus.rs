@@ -1,0 +1,133 @@
+//! Input of the [`fragmentation`](crate::fragmentation) model for one node.
+
+use std::cell::RefCell;
+
+use super::scorer::Ranking;
+use crate::fragmentation::{Gpu, GpuMilli, NodeView, Potential, Rise};
+use crate::shape::{AlternativeShape, ProfileDemand};
+
+/// Forecast, and the CPU of a node and of a pod to place there.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ForecastView<'a> {
+    pub(crate) potential: &'a Potential,
+    /// Free CPU of the node, in millicores.
+    pub(crate) cpu_free: u64,
+    /// CPU request of the pod, in millicores.
+    pub(crate) cpu_requested: u64,
+}
+
+/// GPUs of a node. Devices that are not managed are not included.
+#[derive(Debug)]
+pub(crate) struct NodeGpuState {
+    gpus: Vec<Gpu>,
+    /// Index of each candidate in `gpus`.
+    gpu_indices: Vec<Option<usize>>,
+    /// Fragmentation potential of the current state.
+    level: f64,
+    /// Cached rises for taking a share of one GPU.
+    known: RefCell<Vec<(Gpu, GpuMilli, Rise)>>,
+}
+
+impl NodeGpuState {
+    pub(super) fn new(ranking: &Ranking<'_>) -> Self {
+        let count = ranking.reachable.candidates.len();
+        let (mut gpus, mut gpu_indices) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        for candidate in 0..count {
+            let compiled = ranking.reachable.candidates[candidate].compiled();
+            let is_allocatable = compiled.device.is_allocatable();
+            gpu_indices.push(is_allocatable.then_some(gpus.len()));
+            if is_allocatable {
+                gpus.push(Gpu { kind: compiled.kind, left: left(ranking, candidate) });
+            }
+        }
+        let forecast_view = &ranking.forecast_view;
+        let level = forecast_view
+            .potential
+            .of(&NodeView { cpu_milli: forecast_view.cpu_free, gpus: &gpus });
+        Self { gpus, gpu_indices, level, known: RefCell::default() }
+    }
+
+    /// Returns the share of a GPU that the request consumes: the maximum over its capacities.
+    pub(super) fn share(
+        &self,
+        ranking: &Ranking<'_>,
+        alternative: &AlternativeShape,
+        candidate: usize,
+    ) -> GpuMilli {
+        let candidate = &ranking.reachable.candidates[candidate];
+        let whole = &ranking.interner.profile(candidate.profile).capacity;
+        match alternative.profile_match(candidate.profile).map(|answer| &answer.demand) {
+            Some(ProfileDemand::Takes(demand, _)) if candidate.device().shared => {
+                share(demand, whole)
+            }
+            _ => GpuMilli::WHOLE,
+        }
+    }
+
+    /// Returns the free share of a candidate.
+    pub(super) fn left(&self, candidate: usize) -> GpuMilli {
+        self.gpu_indices[candidate].map_or(GpuMilli::NONE, |index| self.gpus[index].left)
+    }
+
+    /// Returns the rise of the potential if these shares of candidates are taken.
+    pub(super) fn rise(
+        &self,
+        forecast_view: &ForecastView<'_>,
+        taken: &[(usize, GpuMilli)],
+    ) -> Rise {
+        let only = match taken {
+            [(candidate, share)] => {
+                self.gpu_indices[*candidate].map(|index| (self.gpus[index], *share))
+            }
+            _ => None,
+        };
+        let known = self.known.borrow();
+        let found = only.and_then(|only| known.iter().find(|known| (known.0, known.1) == only));
+        if let Some((_, _, rise)) = found {
+            return *rise;
+        }
+        drop(known);
+        let mut gpus = self.gpus.clone();
+        for (candidate, share) in taken {
+            if let Some(index) = self.gpu_indices[*candidate] {
+                gpus[index].left = gpus[index].left.less(*share);
+            }
+        }
+        let cpu_milli = forecast_view.cpu_free.saturating_sub(forecast_view.cpu_requested);
+        let rise = forecast_view.potential.rise(self.level, &NodeView { cpu_milli, gpus: &gpus });
+        self.known.borrow_mut().extend(only.map(|(gpu, share)| (gpu, share, rise)));
+        rise
+    }
+}
+
+/// Returns the free share of a device: the minimum over its capacities.
+fn left(ranking: &Ranking<'_>, candidate: usize) -> GpuMilli {
+    let is_held = ranking.holders.get(candidate).is_some_and(|holders| *holders != 0);
+    if is_held || ranking.reachable.exclusive[candidate] > 0 {
+        return GpuMilli::NONE;
+    }
+    let whole = &ranking.interner.profile(ranking.reachable.candidates[candidate].profile).capacity;
+    let from = ranking.reachable.offset[candidate] as usize;
+    let left = &ranking.left[from..from + whole.len()];
+    let part =
+        |(left, whole): (&i128, &i128)| thousandths((*left).max(0).saturating_mul(1000), *whole);
+    let parts = whole
+        .iter()
+        .zip(left)
+        .filter(|(whole, _)| **whole > 0)
+        .map(|(whole, left)| part((left, whole)));
+    parts.min().map_or(GpuMilli::WHOLE, GpuMilli::new)
+}
+
+fn thousandths(milli: i128, whole: i128) -> u32 {
+    u32::try_from(milli / whole).unwrap_or(u32::MAX)
+}
+
+/// Returns the share of a device that a demand consumes, rounded up.
+pub(crate) fn share(demand: &[i128], whole: &[i128]) -> GpuMilli {
+    let part = |(amount, whole): (&i128, &i128)| {
+        thousandths((*amount).max(0).saturating_mul(1000).saturating_add(whole - 1), *whole)
+    };
+    let parts = demand.iter().zip(whole).filter(|(_, whole)| **whole > 0).map(part);
+    parts.max().map_or(GpuMilli::NONE, GpuMilli::new)
+}

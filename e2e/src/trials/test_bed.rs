@@ -1,0 +1,296 @@
+//! Test bed of a trial: a namespace, claim templates, and pods with a share of a GPU.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Namespace, Pod};
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate};
+use kube::api::{DeleteParams, LogParams, PostParams};
+use kube::{Api, Client, Config, ResourceExt};
+use serde_json::{Value, json};
+
+use super::{Cluster, Sizes};
+use crate::harness::TrialOutcome;
+use crate::inventory::{GpuInventory, GpuNodes};
+use crate::leftovers;
+use crate::operations::Operations;
+use crate::plugin::Plugin;
+use crate::wait::{self, CheckResult};
+
+/// Time limit for a pod to run or to be deleted on a loaded machine.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(300);
+
+/// Clients and helpers of one trial.
+#[derive(Clone)]
+pub struct TestBed {
+    config: Config,
+    /// The administrator's client.
+    pub client: Client,
+    /// Operations on the cluster's machines, where available.
+    pub operations: Option<Operations>,
+    plugin: Option<Plugin>,
+    sizes: Sizes,
+    gpu_nodes: GpuNodes,
+    namespace: String,
+}
+
+/// Reason to skip a trial, as an error that [`TestBed::run`] converts.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Skip(pub String);
+
+impl TestBed {
+    /// Creates the test bed of the trial with that name.
+    pub(super) fn new(cluster: &Cluster, name: &str) -> Self {
+        let Cluster { config, client, operations, plugin, sizes, gpu_nodes } = cluster.clone();
+        let namespace = format!("trial-{name}");
+        Self { config, client, operations, plugin, sizes, gpu_nodes, namespace }
+    }
+
+    /// Returns the sizes of the long trials.
+    pub(super) fn sizes(&self) -> Sizes {
+        self.sizes
+    }
+
+    /// Returns a client that impersonates another user.
+    pub(super) fn client_of(&self, user: &str) -> anyhow::Result<Client> {
+        let mut config = self.config.clone();
+        config.auth_info.impersonate = Some(user.to_owned());
+        Ok(Client::try_from(config)?)
+    }
+
+    /// Returns the URL of the API server.
+    pub(super) fn server(&self) -> &axum::http::Uri {
+        &self.config.cluster_url
+    }
+
+    /// Creates the namespace, runs the trial, and deletes the namespace.
+    pub(super) async fn run<F>(self, trial: impl FnOnce(Self) -> F) -> TrialOutcome
+    where
+        F: Future<Output = TrialOutcome>,
+    {
+        // Left by an interrupted run.
+        leftovers::delete_namespace(&self.client, &self.namespace, TIMEOUT).await?;
+        leftovers::none_allocated(&self.client).await?;
+        self.gpu_nodes.publish(&self.client).await?;
+        let namespaces: Api<Namespace> = Api::all(self.client.clone());
+        let namespace = serde_json::from_value(json!({"metadata": {"name": self.namespace}}))?;
+        namespaces.create(&PostParams::default(), &namespace).await?;
+        let outcome = match trial(self.clone()).await {
+            Err(error) => match error.downcast::<Skip>() {
+                Ok(Skip(reason)) => Ok(crate::runner::Outcome::Skipped(reason)),
+                Err(error) => Err(error),
+            },
+            other => other,
+        };
+        let cleaned = leftovers::delete_namespace(&self.client, &self.namespace, TIMEOUT).await;
+        let outcome = outcome?;
+        cleaned?;
+        leftovers::none_of_namespace(&self.client, &self.namespace).await?;
+        Ok(outcome)
+    }
+
+    /// Returns the trial's namespace.
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// Returns the operations on machines, or a reason to skip the trial.
+    pub fn operations(&self) -> Result<&Operations, Skip> {
+        self.operations.as_ref().ok_or_else(|| Skip("TESSERA_E2E_NODE is not set".into()))
+    }
+
+    /// Returns `kubectl tessera`, or a reason to skip the trial.
+    pub fn plugin(&self) -> Result<&Plugin, Skip> {
+        self.plugin
+            .as_ref()
+            .ok_or_else(|| Skip("kubectl-tessera is not built, or there is no kubeconfig".into()))
+    }
+
+    /// Returns a node with that many GPUs of a product, or a reason to skip the trial.
+    pub async fn node_with(&self, word: &str, count: usize) -> anyhow::Result<String> {
+        let inventory = GpuInventory::read(&self.client).await?;
+        let node = inventory.node_with(word, count).map(str::to_owned);
+        Ok(node.ok_or_else(|| Skip(format!("no node with {count} {word} GPUs")))?)
+    }
+
+    /// Returns the API of the namespace's pods.
+    pub fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// Returns the API of the namespace's claims.
+    pub fn claims(&self) -> Api<ResourceClaim> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// Creates a template for claims of one device of that class; `capacity` is the value of
+    /// `capacity.requests`.
+    pub async fn create_template(
+        &self,
+        name: &str,
+        class: &str,
+        capacity: Value,
+    ) -> anyhow::Result<()> {
+        let mut exactly = json!({"deviceClassName": class});
+        if !capacity.is_null() {
+            exactly["capacity"] = json!({"requests": capacity});
+        }
+        self.create_template_with(name, json!({"requests": [{"name": "gpu", "exactly": exactly}]}))
+            .await
+    }
+
+    /// Creates a template for claims with these devices.
+    pub async fn create_template_with(&self, name: &str, devices: Value) -> anyhow::Result<()> {
+        let templates: Api<ResourceClaimTemplate> =
+            Api::namespaced(self.client.clone(), &self.namespace);
+        let template = serde_json::from_value(json!({
+            "metadata": {"name": name}, "spec": {"spec": {"devices": devices}},
+        }))?;
+        templates.create(&PostParams::default(), &template).await?;
+        Ok(())
+    }
+
+    /// Creates a pod that allocates some memory of a claim from `template` until it is deleted.
+    pub async fn create_holder(&self, name: &str, template: &str) -> anyhow::Result<()> {
+        self.create(from_template(name, template)).await.map(drop)
+    }
+
+    /// Creates a pod.
+    pub(super) async fn create(&self, pod: Value) -> anyhow::Result<Pod> {
+        Ok(self.pods().create(&PostParams::default(), &serde_json::from_value(pod)?).await?)
+    }
+
+    /// Waits until the pod runs.
+    pub async fn wait_running(&self, name: &str) -> anyhow::Result<Pod> {
+        let check = |pod: Option<&Pod>| {
+            let pod = pod.filter(|pod| phase(pod) == "Running");
+            pod.map_or_else(
+                || CheckResult::Pending("not running".into()),
+                |pod| CheckResult::Done(pod.clone()),
+            )
+        };
+        let what = format!("pod {name} to run");
+        Ok(wait::until_one(self.pods(), name, &what, TIMEOUT, check).await?)
+    }
+
+    /// Returns the claim that was generated for the pod.
+    pub(super) async fn claim_of(&self, pod: &Pod) -> anyhow::Result<ResourceClaim> {
+        let statuses =
+            pod.status.iter().flat_map(|status| status.resource_claim_statuses.iter().flatten());
+        let name = statuses.into_iter().find_map(|status| status.resource_claim_name.as_deref());
+        let name = name.ok_or_else(|| anyhow::anyhow!("pod {} has no claim", pod.name_any()))?;
+        Ok(self.claims().get(name).await?)
+    }
+
+    /// Waits until the pod has succeeded, and returns the output lines of its container.
+    pub(super) async fn output_of(&self, name: &str) -> anyhow::Result<Vec<String>> {
+        let check = |pod: Option<&Pod>| match pod.map(phase) {
+            Some(ended @ ("Succeeded" | "Failed")) => CheckResult::Done(ended == "Succeeded"),
+            other => CheckResult::Pending(format!("{other:?}")),
+        };
+        let what = format!("pod {name} to end");
+        let succeeded = wait::until_one(self.pods(), name, &what, TIMEOUT, check).await?;
+        let output = self.pods().logs(name, &LogParams::default()).await?;
+        anyhow::ensure!(succeeded, "pod {name} failed: {output}");
+        Ok(output.lines().map(str::to_owned).collect())
+    }
+
+    /// Deletes a pod that may be deleted already, without waiting.
+    pub(super) async fn delete_if_exists(
+        &self,
+        pod: &str,
+        parameters: &DeleteParams,
+    ) -> anyhow::Result<()> {
+        match self.pods().delete(pod, parameters).await {
+            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+            answer => Ok(answer.map(drop)?),
+        }
+    }
+
+    /// Deletes pods and waits until they are deleted.
+    pub async fn delete(&self, names: &[String]) -> anyhow::Result<()> {
+        for name in names {
+            self.pods().delete(name, &DeleteParams::default()).await?;
+        }
+        for name in names {
+            let check = |pod: Option<&Pod>| match pod {
+                None => CheckResult::Done(()),
+                Some(pod) => CheckResult::Pending(phase(pod).to_owned()),
+            };
+            wait::until_one(
+                self.pods(),
+                name,
+                &format!("pod {name} to be deleted"),
+                TIMEOUT,
+                check,
+            )
+            .await?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the scheduler has reported each of these pods as unschedulable.
+    pub async fn wait_unschedulable(&self, names: &[String]) -> anyhow::Result<()> {
+        for name in names {
+            let check = |pod: Option<&Pod>| {
+                let condition = pod.and_then(|pod| pod.status.as_ref()).and_then(|status| {
+                    status
+                        .conditions
+                        .iter()
+                        .flatten()
+                        .find(|condition| condition.type_ == "PodScheduled")
+                        .cloned()
+                });
+                match condition {
+                    Some(condition) if condition.status == "False" => CheckResult::Done(()),
+                    other => CheckResult::Pending(format!("{other:?}")),
+                }
+            };
+            let what = format!("the scheduler to report pod {name} as unschedulable");
+            wait::until_one(self.pods(), name, &what, TIMEOUT, check).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns a pod of one container that allocates memory of its claim.
+pub(super) fn holder(name: &str, claim: Value) -> Value {
+    json!({
+        "metadata": {"name": name},
+        "spec": {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 5,
+            "containers": [{
+                "name": "probe",
+                "image": "tessera/probe:e2e",
+                "imagePullPolicy": "Never",
+                "command": ["tessera-probe", "hold", "--take", "64Mi"],
+                "resources": {"claims": [{"name": claim["name"]}]},
+            }],
+            "resourceClaims": [claim],
+        },
+    })
+}
+
+/// Returns a pod of one container that allocates memory of a claim from that template.
+pub(super) fn from_template(name: &str, template: &str) -> Value {
+    holder(name, json!({"name": "gpu", "resourceClaimTemplateName": template}))
+}
+
+/// Returns a pod's phase.
+pub(super) fn phase(pod: &Pod) -> &str {
+    pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
+}
+
+/// Returns the identities of a pod's containers, which change if a container is restarted.
+pub(super) fn container_ids(pod: &Pod) -> Vec<String> {
+    let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
+    statuses
+        .map(|status| format!("{} {:?} {}", status.name, status.container_id, status.restart_count))
+        .collect()
+}
+
+/// Returns the UID of a pod.
+pub(super) fn uid(pod: &Pod) -> String {
+    pod.uid().unwrap_or_default()
+}

@@ -1,0 +1,155 @@
+//! Event reasons and messages for pending pods and claims.
+//!
+//! The controller's events and metrics and `kubectl tessera explain` share these texts, so they
+//! agree word for word.
+//!
+//! ```text
+//!   allocator::Cause, Kept        --reason, note, label--> event, metric label, explain
+//!   index::Obstacle, Misplaced    --obstacle, misplaced--> event, explain
+//! ```
+
+#![forbid(unsafe_code)]
+
+use k8s_openapi::jiff::Timestamp;
+use tessera_allocator::{Cause, Kept};
+use tessera_api::names::DRIVER_NAME;
+use tessera_api::reason::MAX_EVENT_BYTES;
+use tessera_index::{Hindrance, Misplaced, Obstacle, Remedy};
+
+/// Event reason: no node has the devices that the claim requests.
+pub const INSUFFICIENT_DEVICES: &str = "InsufficientDevices";
+
+/// Metric label and finding: no ResourceSlice of the driver publishes a device.
+pub const NO_DEVICES_PUBLISHED: &str = "NoDevicesPublished";
+
+/// Event reason: the search ended without an answer because its budget was spent.
+pub const SEARCH_BUDGET_EXCEEDED: &str = "SearchBudgetExceeded";
+
+/// Event reason: a request refers to a DeviceClass that does not exist.
+pub const UNKNOWN_DEVICE_CLASS: &str = "UnknownDeviceClass";
+
+/// Event reason: a request uses a feature that this version does not support.
+pub const NOT_SUPPORTED: &str = "NotSupported";
+
+/// Event reason: a configuration of the DeviceClass or the claim is invalid.
+pub const INVALID_CONFIG: &str = "InvalidConfig";
+
+/// Event reason: a claim requests devices of several drivers.
+pub const MIXED_DRIVERS: &str = "MixedDrivers";
+
+/// Event reason: another pod is bound with the claim, which is not allocated.
+pub const CLAIM_IN_USE: &str = "ClaimInUse";
+
+/// Event reason: the pod's status does not list all of its claims for a long time.
+///
+/// See [`Index::is_unlisted`](tessera_index::Index::is_unlisted).
+pub const NOT_LISTED: &str = "PodStatusMissingClaim";
+
+/// Message of [`NOT_LISTED`].
+pub const NOT_LISTED_NOTE: &str = "the pod's status does not list all ResourceClaims that were \
+     created for the pod, so kube-scheduler ignores the pod and Tessera allocates no devices for \
+     it; kube-controller-manager writes that status: check that it runs. Before Kubernetes 1.37 \
+     it may never list all claims of a pod with several claims (kubernetes/kubernetes#138407): \
+     delete the pod to start over";
+
+/// Returns the event reason of a claim that cannot be allocated.
+pub fn reason(cause: &Cause) -> &'static str {
+    match cause {
+        Cause::NoFit(_) => INSUFFICIENT_DEVICES,
+        Cause::NotDecided => SEARCH_BUDGET_EXCEEDED,
+        Cause::UnknownClass { .. } => UNKNOWN_DEVICE_CLASS,
+        Cause::NotSupported { .. } => NOT_SUPPORTED,
+        Cause::Config { .. } => INVALID_CONFIG,
+    }
+}
+
+/// Returns the event message of a claim that cannot be allocated: at most [`MAX_EVENT_BYTES`].
+///
+/// `claim` is the name of the ResourceClaim, `kept` the node that is reserved for its pod.
+pub fn note(claim: &str, cause: &Cause, kept: Option<&Kept>) -> String {
+    match cause {
+        Cause::UnknownClass { request, class } => format!(
+            "ResourceClaim {claim}: request `{request}` refers to DeviceClass `{class}`, which \
+             does not exist; list classes with `kubectl get deviceclasses`"
+        ),
+        Cause::NotSupported { request, what } => format!(
+            "ResourceClaim {claim}: request `{request}` uses {what}, which this version does not \
+             support"
+        ),
+        Cause::Config { request, error } => {
+            format!("ResourceClaim {claim}: request `{request}`: {error}")
+        }
+        Cause::NotDecided => format!(
+            "ResourceClaim {claim}: search budget exceeded, too many combinations of devices; \
+             request fewer devices or constraints in one claim"
+        ),
+        Cause::NoFit(explanation) => {
+            let closing = kept.map(|kept| format!("; {}", kept_free(kept))).unwrap_or_default();
+            let subject = format!("ResourceClaim {claim}");
+            explanation.render_for(&subject, MAX_EVENT_BYTES - closing.len()) + &closing
+        }
+    }
+}
+
+/// Returns the message about the node that is reserved for a pod.
+pub fn kept_free(kept: &Kept) -> String {
+    let Kept { node, until, .. } = kept;
+    match Timestamp::from_second(*until) {
+        Ok(until) => format!("node {node} is reserved for the pod until {until}"),
+        // Beyond the year 9999.
+        Err(_) => format!("node {node} is reserved for the pod"),
+    }
+}
+
+/// Returns the metric label of a cause: few values, none from users. Of several reasons the one
+/// with most devices.
+pub fn label(cause: &Cause) -> &'static str {
+    let Cause::NoFit(explanation) = cause else { return reason(cause) };
+    let most = explanation.tallies().max_by_key(|(_, tally)| tally.devices());
+    most.map_or(NO_DEVICES_PUBLISHED, |(reason, _)| reason.code())
+}
+
+/// Returns reason and message of the event about a pod that cannot be planned because of a claim.
+pub fn obstacle(claim: &str, obstacle: Obstacle) -> (&'static str, String) {
+    match obstacle {
+        Obstacle::MixedDrivers => (
+            MIXED_DRIVERS,
+            format!(
+                "ResourceClaim {claim} requests devices of {DRIVER_NAME} and of another driver; \
+                 split it into one claim per driver"
+            ),
+        ),
+        Obstacle::BoundPod => (
+            CLAIM_IN_USE,
+            format!(
+                "ResourceClaim {claim} is not allocated, and another pod that uses it is bound; \
+                 it must be allocated on the node of that pod first"
+            ),
+        ),
+    }
+}
+
+/// Returns the event message of a bound pod with a claim that is not allocated on its node.
+pub fn misplaced(claim: &str, misplaced: &Misplaced) -> String {
+    let Misplaced { node, allocated, remedy, .. } = misplaced;
+    let place = allocated
+        .as_ref()
+        .map_or_else(|| "not allocated".to_owned(), |there| format!("allocated on node {there}"));
+    let repair = repair(remedy);
+    format!("the pod is bound to node {node}, but ResourceClaim {claim} is {place}; {repair}")
+}
+
+fn repair(remedy: &Remedy) -> &'static str {
+    match remedy {
+        Remedy::TakeBack => "no pod uses it there, so it will be moved to the pod's node",
+        Remedy::Restore(_) => "its previous allocation will be restored",
+        Remedy::Plan => "it will be allocated there",
+        Remedy::None(Hindrance::Started) => {
+            "containers of the pod have run, and it is not known with which devices; delete the \
+             pod to start over"
+        }
+        Remedy::None(Hindrance::InUse) => {
+            "another pod may be using it; delete the pod to start over"
+        }
+    }
+}

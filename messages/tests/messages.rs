@@ -1,0 +1,95 @@
+//! Messages as users read them.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use tessera_allocator::model::PodUid;
+use tessera_allocator::{Cause, Kept};
+use tessera_api::names::{ClaimUid, DeviceClassName, Namespace, NodeName, PodName, RequestName};
+use tessera_api::quantity::Quantity;
+use tessera_api::reason::{Explanation, MAX_EVENT_BYTES, Reason};
+use tessera_index::{Hindrance, Misplaced, Remedy};
+use tessera_messages::{
+    INSUFFICIENT_DEVICES, NO_DEVICES_PUBLISHED, label, misplaced, note, reason,
+};
+
+fn node(name: &str) -> NodeName {
+    NodeName::new(name).unwrap()
+}
+
+fn kept() -> Kept {
+    Kept {
+        pod: PodUid::new("uid"),
+        namespace: Namespace::new("default").unwrap(),
+        name: PodName::new("p").unwrap(),
+        node: node("node-a"),
+        until: 600,
+    }
+}
+
+fn short_of_cores() -> Reason {
+    Reason::Short { capacity: "cores".to_owned() }
+}
+
+#[test]
+fn insufficient_devices_begins_with_the_totals() {
+    let mut explanation = Explanation::new();
+    explanation.count_short(short_of_cores(), &node("node-a"), Quantity::from_integer(25));
+    let class = Reason::ClassSelector { class: "h100.gpu.tessera.dev".to_owned() };
+    explanation.count(class, &node("node-b"), 11);
+    let cause = Cause::NoFit(explanation);
+    assert_eq!(reason(&cause), INSUFFICIENT_DEVICES);
+    assert_eq!(
+        note("c", &cause, Some(&kept())),
+        "0/12 GPUs available for ResourceClaim c: 1 insufficient cores (25 short), 11 not selected \
+         by DeviceClass h100.gpu.tessera.dev; node node-a is reserved for the pod until \
+         1970-01-01T00:10:00Z"
+    );
+    assert_eq!(label(&cause), "ClassSelector");
+}
+
+#[test]
+fn insufficient_devices_fits_into_an_event() {
+    let mut explanation = Explanation::new();
+    for number in 0..100 {
+        let class = Reason::ClassSelector { class: format!("class-{number}.example.com") };
+        explanation.count(class, &node("node-a"), 1);
+    }
+    let text = note(&"c".repeat(253), &Cause::NoFit(explanation), Some(&kept()));
+    assert!(text.len() <= MAX_EVENT_BYTES, "{} bytes: {text}", text.len());
+    assert!(text.ends_with("is reserved for the pod until 1970-01-01T00:10:00Z"), "{text}");
+}
+
+#[test]
+fn cluster_without_devices_has_its_own_label() {
+    assert_eq!(label(&Cause::NoFit(Explanation::new())), NO_DEVICES_PUBLISHED);
+}
+
+#[test]
+fn unknown_class_is_named_with_the_request() {
+    let cause = Cause::UnknownClass {
+        request: RequestName::new("gpu").unwrap(),
+        class: DeviceClassName::new("h200.gpu.tessera.dev").unwrap(),
+    };
+    assert_eq!(
+        note("c", &cause, None),
+        "ResourceClaim c: request `gpu` refers to DeviceClass `h200.gpu.tessera.dev`, which does \
+         not exist; list classes with `kubectl get deviceclasses`"
+    );
+}
+
+#[test]
+fn misplaced_claim_is_reported_with_its_repair() {
+    let of = |remedy| Misplaced {
+        pod: PodUid::new("uid"),
+        claim: ClaimUid::new("claim").unwrap(),
+        node: node("node-b"),
+        allocated: Some(node("node-a")),
+        remedy,
+    };
+    assert_eq!(
+        misplaced("c", &of(Remedy::TakeBack)),
+        "the pod is bound to node node-b, but ResourceClaim c is allocated on node node-a; no pod \
+         uses it there, so it will be moved to the pod's node"
+    );
+    let in_use = misplaced("c", &of(Remedy::None(Hindrance::InUse)));
+    assert!(in_use.ends_with("another pod may be using it; delete the pod to start over"));
+}
