@@ -30,7 +30,7 @@ demo: build ## Show the whole of Tessera on this machine: no root, no GPU, no Ku
 test: build ## Run every test that needs neither root nor a cluster
 	$(CARGO) test --locked $(fault_points) --test fault_points $(if $(SHOW_SKIPPED),-- --show-output)
 	$(CARGO) test --locked --workspace --exclude tessera-e2e $(if $(SHOW_SKIPPED),-- --show-output)
-	$(CARGO) test --locked --package tessera-e2e --lib --test layers --test faults
+	$(CARGO) test --locked --package tessera-e2e --lib --test layers --test docs --test faults
 	$(CARGO) test --locked --package tessera-e2e --test simcluster --test chaos
 
 # On the stand-ins; trials of faults and clocks are in a program of their own.
@@ -39,7 +39,7 @@ trials_of = $(if $(filter trial/chaos trial/wrong-clock,$(TEST)),chaos,simcluste
 .PHONY: test-one
 test-one: build ## Run the tests with TEST=... in their names, of PACKAGE=... or of all: a function, scenario/... or trial/...
 	@test -n "$(TEST)" || { echo "make test-one TEST=part of a name" >&2; exit 2; }
-ifneq ($(filter scenario/% trial/%,$(TEST)),)
+ifneq ($(filter scenario/% trial/% example/%,$(TEST)),)
 	$(CARGO) test --locked --package tessera-e2e --test $(trials_of) -- $(TEST)
 else
 	set -o pipefail; $(CARGO) test --locked $(if $(PACKAGE),--package=$(PACKAGE),--workspace --exclude tessera-e2e) -- --show-output $(TEST) | \
@@ -120,7 +120,7 @@ miri: ## Run the tests of the interceptor's layouts and limiter by Miri, smaller
 	  --package tessera-intercept-abi --package tessera-intercept-limiter --lib
 
 .PHONY: bench-gpu
-bench-gpu: ## Try the interceptor on this machine's first NVIDIA GPU, for docs/measurements/gpu.md (a C compiler; minutes)
+bench-gpu: ## Try the interceptor on this machine's first NVIDIA GPU, for docs/benchmarks/gpu.md (a C compiler; minutes)
 	@$(CARGO) bench --locked --quiet --package tessera-intercept --bench gpu
 
 .PHONY: bench-allocator

@@ -11,7 +11,7 @@
 //! request cannot use. Three terms are added: the waste in the remainder of a GPU, at the prices of
 //! the shares that still fit; GPUs without enough CPU at the mean of the mix; and GPUs without
 //! enough CPU even for the least demanding requests. [`Potential`] has the formula, and
-//! `docs/measurements/placement.md` has measurements.
+//! `docs/benchmarks/placement.md` has measurements.
 //!
 //! Requests list the GPU types that they accept. Refused requests have a higher weight, so scarce
 //! capacity stays usable: several free GPUs on one node, or a rare type.

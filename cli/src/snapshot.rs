@@ -1,7 +1,8 @@
 //! The state of a cluster at one moment, read from the API server or from a saved file.
 //!
 //! Each object is reduced to an allow-list of fields, so a live cluster and its file give the same
-//! results, and the file contains only fields that planning reads. ADR 72 documents the format.
+//! results, and the file contains only fields that planning reads.
+//! docs/reference/kubectl-plugin.md documents the format.
 
 mod file;
 mod trim;

@@ -8,7 +8,7 @@
 //! finalizer was stripped, or somebody wrote its status. Then its share looks free to every
 //! allocator, and its containers still use it. While that lasts, nothing new is put on its GPUs. It
 //! ends with the kubelet's Unprepare, which comes for whatever the kubelet has ever asked to
-//! prepare (docs/adr/0041-orphaned-claims.md).
+//! prepare (docs/adr/0044-gpu-health.md).
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 

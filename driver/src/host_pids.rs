@@ -8,7 +8,7 @@
 //! Whoever connects is nobody's friend. It is not listened to: 16 bytes fit into any new socket,
 //! and the connection is closed. One connection is looked at at a time, and so many in a while; who
 //! comes in floods keeps only others of the node from learning their PID, which nobody needs
-//! (`docs/adr/0086-what-the-host-calls-a-process.md`).
+//! (`docs/adr/0086-host-pids-and-usage-audit.md`).
 //!
 //! All of it is done by a thread of its own, for which nobody waits. To close a connection is to
 //! close the files that the caller has passed into it, and that may take as long as the caller

@@ -74,6 +74,7 @@ fn scenario_trials() -> anyhow::Result<Vec<Trial>> {
 /// Returns an error if a scenario file cannot be read or parsed.
 pub fn all_trials(more: Vec<Trial>) -> anyhow::Result<Vec<Trial>> {
     let mut trials = scenario_trials()?;
+    trials.extend(crate::examples::trials()?);
     trials.extend(trials::portable());
     trials.extend(more);
     trials.extend(trials::final_checks());

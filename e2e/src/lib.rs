@@ -13,6 +13,7 @@
 //! and reports the last observed state when the deadline passes.
 #![forbid(unsafe_code)]
 
+pub mod examples;
 pub mod expectation;
 pub mod harness;
 pub mod helm;

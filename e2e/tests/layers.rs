@@ -1,5 +1,5 @@
 //! Checks the dependencies between the workspace's crates against the table in
-//! docs/architecture.md.
+//! docs/design/architecture.md.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -23,7 +23,8 @@ fn repository() -> PathBuf {
 
 /// Returns the rows of the document's table that name a crate of the workspace.
 fn allowed() -> BTreeMap<String, Dependencies> {
-    let document = std::fs::read_to_string(repository().join("docs/architecture.md")).unwrap();
+    let document =
+        std::fs::read_to_string(repository().join("docs/design/architecture.md")).unwrap();
     let words = |cell: &str| cell.split_whitespace().map(str::to_owned).collect();
     let rows = document.lines().filter(|line| line.starts_with("| tessera-"));
     rows.map(|row| {

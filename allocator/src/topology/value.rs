@@ -25,7 +25,7 @@ pub(super) const POINT_BITS: u32 = 16;
 pub(super) const FLOOR: (u64, u64) = (4, 5);
 
 /// Estimated residual value, as a fraction of the score of the remaining devices. Of the fractions
-/// from 1/20 to 1/2, this one loses little on all known machines (docs/measurements/topology.md).
+/// from 1/20 to 1/2, this one loses little on all known machines (docs/benchmarks/topology.md).
 pub(super) const ESTIMATE: (u64, u64) = (2, 7);
 
 #[derive(Debug)]

@@ -81,7 +81,7 @@ impl SocketPaths {
 }
 
 /// The names that the kubelet plugin library falls through until one fits, but for `@` in place of
-/// the last dash (docs/adr/0006-registration-socket-name.md): kubelet 1.37 sends the
+/// the last dash (docs/design/driver.md): kubelet 1.37 sends the
 /// percent-encoded path of this socket as `:authority`, and `http`, under tonic, takes a `%` only
 /// in the user part, which ends at `@`.
 fn registration_of_instance(registry: &Path, driver: &str, uid: &str) -> PathBuf {

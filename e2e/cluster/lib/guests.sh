@@ -2,7 +2,7 @@
 #
 # Third-party programs for the trial `guests`: programs of several kinds with their loaders and C
 # libraries, installed at /guests of an image, and the bypasses listed in
-# docs/intercept-bypasses.md.
+# docs/reference/intercept-bypasses.md.
 
 # Compiles a program of the interceptor's tests; the compiler options select the kind of program.
 guests_compile() { # layer, name of the program, compiler, source, options...

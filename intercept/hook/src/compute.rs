@@ -13,7 +13,7 @@
 //!
 //! What cannot be asked or measured is let go as it was paid: nobody is kept from launching for
 //! ever by an event. Why it is done this way:
-//! `docs/adr/0078-compute-is-prepaid-in-gpu-nanoseconds.md`.
+//! `docs/adr/0078-compute-limits.md`.
 
 mod driver;
 mod events;

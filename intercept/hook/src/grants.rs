@@ -3,7 +3,7 @@
 //! What the tenant can make by itself is nothing. Both files must be roots of mounts, and the
 //! grant's mount read-only, which nothing in the container is; and both must lie on file systems
 //! that only somebody who may mount can make, since an image with a symbolic link lets the runtime
-//! mount a volume's files here (`docs/adr/0056-grants-lie-on-a-tmpfs-of-the-drivers-make.md`).
+//! mount a volume's files here (`docs/adr/0056-authenticate-grants-by-tmpfs.md`).
 //! A share that is not understood in every detail does not count, so its memory is not there.
 
 use core::ffi::{CStr, c_int};

@@ -3,7 +3,7 @@
 //!
 //! A process asks once in its life: where nobody answers nothing changes. The protocol is
 //! `tessera_intercept_abi::host_pid`; what becomes of the answer is in
-//! `docs/adr/0086-what-the-host-calls-a-process.md`.
+//! `docs/adr/0086-host-pids-and-usage-audit.md`.
 
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU32, Ordering};

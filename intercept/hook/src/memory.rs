@@ -3,7 +3,7 @@
 //! Where a grant lets it spill, it is managed: the driver moves it to the host when the GPU is
 //! full. That is all of it, from the first byte, and not only what does not fit: what is managed
 //! can be moved away for tenants whose memory stays, who get theirs always (`docs/adr/
-//! 0089-memory-beyond-the-gpu.md`).
+//! 0089-memory-oversubscription.md`).
 
 use core::ffi::{c_int, c_uint};
 use core::mem::transmute;

@@ -3,7 +3,7 @@
 # emulator of Debian 12, as apt fetches them. Nothing of it is installed.
 #
 #   arm64.sh               the tests that take a few minutes
-#   arm64.sh all           those that docs/intercept-arm64.md names; a quarter of an hour
+#   arm64.sh all           those that docs/reference/intercept-arm64.md names; a quarter of an hour
 #   arm64.sh TEST...       files of intercept/hook/tests
 #
 # Needs a Debian machine of x86-64 with Linux 6.7 or newer (for binfmt_misc in a user namespace), a network and 2.2 GB of disk; no root.

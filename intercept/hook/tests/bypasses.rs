@@ -1,5 +1,5 @@
 //! Every way to the driver, the devious ones too, wherever the interceptor stands: what is held,
-//! and what is not. Written down in `docs/intercept-bypasses.md`, so that nobody believes
+//! and what is not. Written down in `docs/reference/intercept-bypasses.md`, so that nobody believes
 //! otherwise.
 
 mod container;
@@ -12,7 +12,8 @@ use std::process::Command;
 use container::{Container, GIB, Mode, Node, can_contain, libraries, lines_of, program};
 use serde_json::Value;
 
-const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/intercept-bypasses.md");
+const DOCUMENT: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/intercept-bypasses.md");
 
 const HEAD: &str = "# Ways to the driver, and which of them the interceptor holds
 
@@ -21,7 +22,7 @@ Written by the test `bypasses` of `intercept/hook` from what its programs get; `
 each of them is open.
 
 By the driver's `--intercept`. `preload`: the library is loaded into every program of the container. `proxy`: it stands in the place of `libcuda.so.1` and
-`libnvidia-ml.so.1`. `both`: it does both, and charges once (`docs/adr/0082-in-every-program-and-in-the-drivers-place.md`).
+`libnvidia-ml.so.1`. `both`: it does both, and charges once (`docs/adr/0082-injection-modes.md`).
 
 | way | preload | proxy | both |
 |---|---|---|---|
@@ -46,7 +47,7 @@ Not run here, by how they work:
 
 The trials `guests` and `intercept-modes` of `make e2e` run such programs, and the table's, in pods of a Kubernetes cluster.
 
-So no mode is a boundary for a tenant who sets out to break it; what escapes shows in the audit (`docs/security.md`). `both` leaves the fewest ways.
+So no mode is a boundary for a tenant who sets out to break it; what escapes shows in the audit (`docs/operator/security-model.md`). `both` leaves the fewest ways.
 ";
 
 /// What a way leads to in a container.

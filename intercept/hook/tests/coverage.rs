@@ -10,7 +10,8 @@ use std::path::Path;
 use container::exported;
 use tessera_intercept_symbols::{CLASSES, Class, Symbol, TABLE, class_of, find};
 
-const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/intercept-symbols.md");
+const DOCUMENT: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/intercept-symbols.md");
 
 const HEAD: &str = "# Which functions of the driver the interceptor stands before
 

@@ -4,7 +4,7 @@
 #   glibc.sh [SUITE...]     default: bullseye bookworm trixie forky
 #
 # Everything is linked with the first one's, which should be the oldest. Needs a Debian machine, its compiler and a network, so nothing
-# else runs this. What came of it: docs/intercept-glibc.md.
+# else runs this. What came of it: docs/reference/intercept-glibc.md.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/../../.."

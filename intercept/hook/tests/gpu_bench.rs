@@ -19,7 +19,7 @@ use tessera_test_support::{report_skip, test_name};
 const EFFORT: Effort = Effort { window_ms: 200, windows: 1, batch: 20, turns: 1 };
 
 /// The table that the rows go into.
-const DOCUMENT: &str = include_str!("../../../docs/measurements/gpu.md");
+const DOCUMENT: &str = include_str!("../../../docs/benchmarks/gpu.md");
 
 /// What `nvidia-smi` prints, written down for this test from what is known of its form.
 const SAMPLES: &str = "2024/05/14 09:21:32.912, 0\n\

@@ -1,5 +1,5 @@
 //! What the library does on a real GPU: `make bench-gpu` fills the table of
-//! `docs/measurements/gpu.md`.
+//! `docs/benchmarks/gpu.md`.
 //!
 //! It takes the first GPU that CUDA has here, on which nobody else should work meanwhile, and
 //! containers like those of the tests, in user namespaces. Without a GPU it says why, and which

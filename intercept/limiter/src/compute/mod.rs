@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Nothing here has a clock or a thread: `now` is monotonic nanoseconds, handed in. Why it is done
-//! this way: `docs/adr/0078-compute-is-prepaid-in-gpu-nanoseconds.md`.
+//! this way: `docs/adr/0078-compute-limits.md`.
 
 mod arbiter;
 mod bucket;

@@ -1,4 +1,4 @@
-//! Prints the accuracy of caps: the tables of `docs/measurements/limiter.md`.
+//! Prints the accuracy of caps: the tables of `docs/benchmarks/limiter.md`.
 //!
 //! ```text
 //! cargo run --release -p tessera-intercept-simulation --bin limiter-errors

@@ -1,0 +1,561 @@
+//! Compares the documentation with the repository: examples, links, paths, commands, flags, values.
+//! `docs/contributing/documentation.md` lists the checks.
+
+#![allow(clippy::unwrap_used, reason = "a test; what is missing is a failure")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceClaimTemplate};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tessera_api::config::GpuConfig;
+use tessera_api::names::DRIVER_NAME;
+
+/// Longest README, in lines.
+const README_LINES: usize = 130;
+/// Longest decision record, in words after its status line.
+const RECORD_WORDS: usize = 300;
+/// Longest line of prose.
+const WIDTH: usize = 100;
+/// Flags in backquotes that belong to programs of others.
+const FOREIGN_FLAGS: [&str; 9] = [
+    "check",       // intercept/symbols/generate.py
+    "data",        // cargo's, after `--`
+    "features",    // cargo
+    "list",        // libtest
+    "locked",      // cargo
+    "release",     // cargo
+    "root-dir",    // kubelet
+    "set",         // helm
+    "show-output", // libtest
+];
+/// Commands whose flags are Tessera's.
+const PROGRAMS: [&str; 4] =
+    ["kubectl tessera ", "tessera-", "target/debug/tessera-", "kubectl-tessera "];
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+/// Paths of files below `directory` with one of these endings, relative to the repository. Skips
+/// build output and hidden directories except `.github`.
+fn files(directory: &str, endings: &[&str]) -> Vec<String> {
+    fn walk(root: &Path, directory: &Path, endings: &[&str], found: &mut Vec<String>) {
+        for entry in fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_str().unwrap();
+            let skipped = name == "target" || (name.starts_with('.') && name != ".github");
+            if path.is_dir() && !skipped {
+                walk(root, &path, endings, found);
+            } else if endings.iter().any(|ending| name.ends_with(ending)) {
+                found.push(path.strip_prefix(root).unwrap().to_str().unwrap().to_owned());
+            }
+        }
+    }
+    let mut found = Vec::new();
+    walk(&repository(), &repository().join(directory), endings, &mut found);
+    found.sort();
+    assert!(!found.is_empty(), "no files in {directory}");
+    found
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(repository().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// The pages that this repository publishes as documentation.
+fn pages() -> Vec<String> {
+    let mut pages: Vec<String> =
+        ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md"]
+            .map(str::to_owned)
+            .into();
+    pages.extend(files("docs", &[".md"]));
+    assert!(pages.len() > 40, "too few pages: {pages:?}");
+    pages
+}
+
+/// A line of a page.
+struct Line<'t> {
+    number: usize,
+    text: &'t str,
+    /// The language of the code block that it is in, such as `yaml`; empty without one.
+    code: Option<&'t str>,
+}
+
+/// The lines of a page, without the fences of code blocks.
+fn lines(text: &str) -> Vec<Line<'_>> {
+    let mut code = None;
+    let mut found = Vec::new();
+    for (index, text) in text.lines().enumerate() {
+        if let Some(language) = text.trim_start().strip_prefix("```") {
+            code = if code.is_none() { Some(language.trim()) } else { None };
+        } else {
+            found.push(Line { number: index + 1, text, code });
+        }
+    }
+    assert!(code.is_none(), "a code block does not end");
+    found
+}
+
+/// The code spans of a line of prose.
+fn spans(line: &str) -> Vec<&str> {
+    line.split('`').skip(1).step_by(2).collect()
+}
+
+/// The text of code: spans of prose, and lines of blocks.
+fn code_of<'t>(line: &Line<'t>) -> Vec<&'t str> {
+    if line.code.is_some() { vec![line.text] } else { spans(line.text) }
+}
+
+fn report(problems: &[String]) {
+    assert!(problems.is_empty(), "\n{}", problems.join("\n"));
+}
+
+/// The documents of a YAML text.
+fn documents(text: &str) -> Vec<Value> {
+    serde_saphyr::from_multiple(text).unwrap_or_else(|error| panic!("{error}\n{text}"))
+}
+
+/// Decodes an object strictly: a field that `T` does not have is lost, and found missing.
+fn strictly<T: DeserializeOwned + Serialize>(object: &Value) -> Result<(), String> {
+    let decoded: T = serde_json::from_value(object.clone()).map_err(|error| error.to_string())?;
+    let encoded = serde_json::to_value(decoded).map_err(|error| error.to_string())?;
+    if &encoded == object { Ok(()) } else { Err(format!("unknown fields: {object} is {encoded}")) }
+}
+
+/// Checks an object of an example and returns the number of GpuConfigs in it.
+fn check_object(object: &Value) -> Result<usize, String> {
+    let configs = match object["kind"].as_str().unwrap_or_default() {
+        "Pod" => strictly::<Pod>(object).map(|()| None)?,
+        "DeviceClass" => {
+            strictly::<DeviceClass>(object).map(|()| object.pointer("/spec/config"))?
+        }
+        "ResourceClaim" => {
+            strictly::<ResourceClaim>(object).map(|()| object.pointer("/spec/devices/config"))?
+        }
+        "ResourceClaimTemplate" => strictly::<ResourceClaimTemplate>(object)
+            .map(|()| object.pointer("/spec/spec/devices/config"))?,
+        "GpuConfig" => {
+            return GpuConfig::decode(object).map(|_| 1).map_err(|error| error.to_string());
+        }
+        kind => return Err(format!("unknown kind `{kind}`")),
+    };
+    let configs = configs.and_then(Value::as_array).into_iter().flatten();
+    let own = configs.map(|config| &config["opaque"]).filter(|own| own["driver"] == DRIVER_NAME);
+    own.map(|own| {
+        let config = GpuConfig::decode(&own["parameters"]).map_err(|error| error.to_string())?;
+        config.effective().map(|_| ()).map_err(|error| error.to_string())
+    })
+    .collect::<Result<Vec<()>, String>>()
+    .map(|all| all.len())
+}
+
+#[test]
+fn examples_are_valid_objects() {
+    let (mut configs, mut kinds) = (0, BTreeSet::new());
+    for file in files("examples", &[".yaml", ".yml"]) {
+        for object in documents(&read(&file)) {
+            configs += check_object(&object).unwrap_or_else(|error| panic!("{file}: {error}"));
+            kinds.insert(object["kind"].as_str().unwrap().to_owned());
+        }
+    }
+    assert!(configs >= 5, "only {configs} GpuConfigs in the examples");
+    assert!(kinds.len() >= 3, "only {kinds:?} in the examples");
+}
+
+#[test]
+fn yaml_blocks_are_valid_objects() {
+    let mut blocks = 0;
+    for page in pages() {
+        let text = read(&page);
+        let mut block = String::new();
+        for line in lines(&text).iter().chain([&Line { number: 0, text: "", code: None }]) {
+            if line.code == Some("yaml") {
+                block = format!("{block}{}\n", line.text);
+            } else if !block.is_empty() {
+                for object in documents(&std::mem::take(&mut block)) {
+                    check_object(&object).unwrap_or_else(|error| panic!("{page}: {error}"));
+                    blocks += 1;
+                }
+            }
+        }
+    }
+    assert!(blocks >= 10, "only {blocks} objects in the pages");
+}
+
+/// The text of `PATH` or, for `PATH#2`, of its second YAML document.
+fn included(specification: &str) -> String {
+    let (path, document) = specification.split_once('#').unwrap_or((specification, ""));
+    let text = read(path);
+    let text = text.trim_end();
+    match document.parse::<usize>() {
+        Ok(number) => text.split("\n---\n").nth(number - 1).unwrap().trim_end().to_owned(),
+        Err(_) => text.to_owned(),
+    }
+}
+
+/// The page with the block after each `<!-- include: PATH -->` replaced by the file.
+fn with_includes(page: &str, used: &mut BTreeSet<String>) -> String {
+    let mut result = String::new();
+    let mut rest = page.lines().peekable();
+    while let Some(line) = rest.next() {
+        result = format!("{result}{line}\n");
+        let inner = line.strip_prefix("<!-- include: ").and_then(|l| l.strip_suffix(" -->"));
+        let Some(specification) = inner else { continue };
+        used.insert(specification.split('#').next().unwrap().to_owned());
+        let language = if specification.contains(".yaml") { "yaml" } else { "" };
+        result = format!("{result}```{language}\n{}\n```\n", included(specification));
+        if rest.next_if(|line| line.starts_with("```")).is_some() {
+            for skipped in rest.by_ref() {
+                if skipped.starts_with("```") {
+                    break;
+                }
+            }
+        }
+    }
+    result
+}
+
+#[test]
+fn included_blocks_equal_their_files() {
+    let update = std::env::var_os("UPDATE").is_some();
+    let mut used = BTreeSet::new();
+    for page in pages() {
+        let text = read(&page);
+        let wanted = with_includes(&text, &mut used);
+        if update && text != wanted {
+            fs::write(repository().join(&page), &wanted).unwrap();
+        } else {
+            assert_eq!(text, wanted, "{page} differs from what it includes; UPDATE=1 writes it");
+        }
+    }
+    for example in files("examples", &[".yaml", ".yml"]) {
+        assert!(used.contains(&example), "no page includes {example}");
+    }
+}
+
+/// The anchors of a page's headings, as GitHub makes them.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let headings = lines(text).into_iter().filter(|line| line.code.is_none());
+    let headings = headings.filter(|line| line.text.starts_with('#'));
+    let slug = |heading: &str| {
+        let kept = heading.trim_start_matches('#').trim().to_lowercase();
+        let kept = kept.chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
+        kept.map(|c| if c == ' ' { '-' } else { c }).collect::<String>()
+    };
+    headings.map(|line| slug(line.text)).collect()
+}
+
+/// The targets of a line's links.
+fn targets(line: &str) -> Vec<&str> {
+    let prose = line.split('`').step_by(2);
+    let parts = prose.flat_map(|prose| prose.split("](").skip(1));
+    let mut found: Vec<&str> = parts.filter_map(|part| part.split(')').next()).collect();
+    // A link whose text is code, such as [`x`](y).
+    found.extend(line.split("`](").skip(1).filter_map(|part| part.split(')').next()));
+    found
+}
+
+#[test]
+fn links_resolve() {
+    let (mut problems, mut links) = (Vec::new(), 0);
+    for page in files(".", &[".md"]) {
+        let text = read(&page);
+        let directory = Path::new(&page).parent().unwrap();
+        for line in lines(&text).iter().filter(|line| line.code.is_none()) {
+            for target in targets(line.text) {
+                if target.contains("://") || target.starts_with("mailto:") || target.is_empty() {
+                    continue;
+                }
+                links += 1;
+                let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
+                let file = if path.is_empty() { page.clone().into() } else { directory.join(path) };
+                let place = repository().join(&file);
+                let is_there = place.exists();
+                let has_anchor = anchor.is_empty()
+                    || fs::read_to_string(&place).is_ok_and(|text| anchors(&text).contains(anchor));
+                if !is_there || !has_anchor {
+                    problems.push(format!("{page}:{}: no {target}", line.number));
+                }
+            }
+        }
+    }
+    assert!(links > 100, "only {links} links");
+    report(&problems);
+}
+
+#[test]
+fn named_paths_exist() {
+    let root: BTreeSet<String> = fs::read_dir(repository())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name != "target")
+        .collect();
+    let (mut problems, mut paths) = (Vec::new(), 0);
+    for page in pages() {
+        let text = read(&page);
+        for line in lines(&text).iter().filter(|line| line.code.is_none()) {
+            for span in spans(line.text) {
+                let Some((first, _)) = span.split_once('/') else { continue };
+                if !root.contains(first) || span.contains([' ', '*', '<', '{', '$', '(']) {
+                    continue;
+                }
+                paths += 1;
+                if !repository().join(span).exists() {
+                    problems.push(format!("{page}:{}: no {span}", line.number));
+                }
+            }
+        }
+    }
+    assert!(paths > 50, "only {paths} paths");
+    report(&problems);
+}
+
+#[test]
+fn make_targets_exist() {
+    let makefile = read("Makefile");
+    let known: BTreeSet<&str> =
+        makefile.lines().filter_map(|line| line.strip_prefix(".PHONY: ")).collect();
+    let (mut problems, mut named) = (Vec::new(), 0);
+    for page in pages() {
+        let text = read(&page);
+        for line in lines(&text) {
+            for code in code_of(&line) {
+                let mut words = code.split_whitespace().skip_while(|word| *word != "make").skip(1);
+                let Some(target) = words.next() else { continue };
+                if !target.starts_with(|c: char| c.is_ascii_lowercase()) {
+                    continue;
+                }
+                named += 1;
+                if !known.contains(target) {
+                    problems.push(format!("{page}:{}: no make {target}", line.number));
+                }
+            }
+        }
+    }
+    assert!(named > 20, "only {named} make targets");
+    report(&problems);
+}
+
+/// The long flags that the programs of this repository define with clap.
+fn flags() -> BTreeSet<String> {
+    let mut flags: BTreeSet<String> = ["help", "version"].map(str::to_owned).into();
+    for file in files(".", &[".rs"]) {
+        let text = read(&file);
+        for attribute in text.split("#[arg(").skip(1) {
+            let Some((inside, after)) = attribute.split_once(")]") else { continue };
+            let mut parts = inside.split([',', '\n']).map(str::trim);
+            let Some(long) = parts.find(|part| *part == "long" || part.starts_with("long ="))
+            else {
+                continue;
+            };
+            match long.split_once('"') {
+                Some((_, name)) => flags.insert(name.trim_end_matches('"').to_owned()),
+                None => {
+                    let field = after
+                        .lines()
+                        .map(str::trim)
+                        .find(|line| !line.is_empty() && !line.starts_with(['/', '#', ')', ']']));
+                    let field = field.unwrap_or_default().trim_start_matches("pub ");
+                    let name = field.trim_start_matches("pub(crate) ").split(':').next();
+                    flags.insert(name.unwrap_or_default().trim().replace('_', "-"))
+                }
+            };
+        }
+    }
+    assert!(flags.contains("memory-percent") && flags.contains("exclude-gpu"), "{flags:?}");
+    flags
+}
+
+#[test]
+fn named_flags_exist() {
+    let known = flags();
+    let (mut problems, mut named) = (Vec::new(), 0);
+    let name_of = |word: &str| {
+        let name = word.strip_prefix("--").unwrap_or_default();
+        name.split(['=', '|', ',', '`', ')']).next().unwrap_or_default().to_owned()
+    };
+    for page in pages() {
+        let text = read(&page);
+        for line in lines(&text) {
+            for code in code_of(&line) {
+                let command = code.trim_start();
+                let command = command.strip_prefix("$ ").unwrap_or(command);
+                let is_own = PROGRAMS.iter().any(|program| command.starts_with(program));
+                let is_flag = line.code.is_none() && command.starts_with("--");
+                let command = command.split(" # ").next().unwrap_or_default();
+                let words = command.split_whitespace().take(if is_flag { 1 } else { usize::MAX });
+                for word in words.filter(|word| word.starts_with("--")) {
+                    let name = name_of(word);
+                    let is_name = name.starts_with(|c: char| c.is_ascii_lowercase());
+                    if !(is_own || is_flag) || !is_name || FOREIGN_FLAGS.contains(&name.as_str()) {
+                        continue;
+                    }
+                    named += 1;
+                    if !known.contains(&name) {
+                        problems.push(format!("{page}:{}: no flag --{name}", line.number));
+                    }
+                }
+            }
+        }
+    }
+    assert!(named > 30, "only {named} flags");
+    report(&problems);
+}
+
+#[test]
+fn named_metrics_exist() {
+    let reference = read("docs/reference/metrics.md");
+    let (mut problems, mut named) = (Vec::new(), 0);
+    for page in pages().iter().filter(|page| !page.starts_with("docs/reference/")) {
+        let text = read(page);
+        for line in lines(&text).iter().filter(|line| line.code.is_none()) {
+            for span in spans(line.text) {
+                let name = span.split(' ').next().unwrap_or_default();
+                let kind = name.strip_prefix("tessera_").and_then(|rest| rest.split('_').next());
+                let is_metric =
+                    matches!(kind, Some("controller" | "driver" | "gpu" | "mps" | "share"));
+                if !is_metric || name.ends_with('*') {
+                    continue;
+                }
+                named += 1;
+                if !reference.contains(&format!("`{name}`")) {
+                    problems.push(format!("{page}:{}: no metric {name}", line.number));
+                }
+            }
+        }
+    }
+    assert!(named > 15, "only {named} metrics");
+    report(&problems);
+}
+
+#[test]
+fn event_reasons_of_pending_pods_exist() {
+    let (page, reference) = (read("docs/user/pending-pods.md"), read("docs/reference/events.md"));
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+    let reasons: Vec<&str> = rows.collect();
+    assert!(reasons.len() > 5, "{reasons:?}");
+    for reason in reasons {
+        assert!(reference.contains(&format!("| `{reason}` |")), "no event {reason}");
+    }
+}
+
+#[test]
+fn named_chart_values_exist() {
+    let values: Value = serde_saphyr::from_str(&read("deploy/chart/tessera/values.yaml")).unwrap();
+    let top: BTreeMap<String, Value> = serde_json::from_value(values.clone()).unwrap();
+    let (mut problems, mut named) = (Vec::new(), 0);
+    for page in pages() {
+        let text = read(&page);
+        for line in lines(&text) {
+            let mut found: Vec<&str> = Vec::new();
+            for code in code_of(&line) {
+                // `--set a.b=c,d.e=f`, also on a line of its own.
+                let set = code.split("--set ").nth(1).unwrap_or_default();
+                found.extend(set.split_whitespace().next().into_iter().flat_map(|s| s.split(',')));
+                if line.code.is_none() && !code.contains([' ', '/', '(']) || code.contains(": ") {
+                    found.push(code);
+                }
+            }
+            for value in found {
+                let path = value.split(['=', ':']).next().unwrap_or_default();
+                let mut parts = path.split('.');
+                let first = parts.next().unwrap_or_default();
+                if !top.contains_key(first) || !path.contains('.') || path.contains([' ', '<']) {
+                    continue;
+                }
+                // Not a value: a file of docs/design, or a field of a GpuConfig.
+                if path.ends_with(".md") || path.ends_with(".rs") {
+                    continue;
+                }
+                named += 1;
+                if values.pointer(&format!("/{}", path.replace('.', "/"))).is_none() {
+                    problems.push(format!("{page}:{}: no chart value {path}", line.number));
+                }
+            }
+        }
+    }
+    assert!(named > 20, "only {named} chart values");
+    report(&problems);
+}
+
+#[test]
+fn named_trials_and_scenarios_exist() {
+    let trials = read("e2e/src/trials.rs");
+    let (mut problems, mut named) = (Vec::new(), 0);
+    for page in pages() {
+        let text = read(&page);
+        for line in lines(&text) {
+            for word in code_of(&line).iter().flat_map(|code| code.split([' ', '='])) {
+                let (is_there, name) = if let Some(name) = word.strip_prefix("trial/") {
+                    (trials.contains(&format!("\"{name}\"")), name)
+                } else if let Some(name) = word.strip_prefix("scenario/") {
+                    let file = format!("e2e/scenarios/{name}.yaml");
+                    (repository().join(file).exists(), name)
+                } else {
+                    continue;
+                };
+                named += 1;
+                if !is_there && name != "..." {
+                    problems.push(format!("{page}:{}: no {word}", line.number));
+                }
+            }
+        }
+    }
+    assert!(named > 5, "only {named} trials and scenarios");
+    report(&problems);
+}
+
+#[test]
+fn decision_records_are_indexed_and_short() {
+    let index = read("docs/adr/README.md");
+    let records = files("docs/adr", &[".md"]);
+    assert!(records.len() > 15, "{records:?}");
+    for record in records.iter().filter(|record| !record.ends_with("README.md")) {
+        let text = read(record);
+        let mut head = text.lines();
+        let title = head.next().unwrap_or_default().trim_start_matches("# ");
+        let (number, title) = title.split_once(". ").unwrap();
+        let status = head.nth(1).unwrap_or_default();
+        let file = record.rsplit('/').next().unwrap();
+        assert!(file.starts_with(&format!("{:0>4}-", number)), "{record}: number {number}");
+        assert!(status.starts_with("Status: ") && status.contains(" · Date: 20"), "{record}");
+        let date = &status.split("Date: ").nth(1).unwrap()[..10];
+        let row = format!("| [{number}]({file}) | {title} | accepted | {date} |");
+        assert!(index.contains(&row), "docs/adr/README.md has no row\n{row}");
+        let words = head.flat_map(str::split_whitespace).count();
+        assert!(words <= RECORD_WORDS, "{record}: {words} words, at most {RECORD_WORDS}");
+    }
+}
+
+#[test]
+fn readme_is_short_and_begins_with_the_status() {
+    let text = read("README.md");
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines.len() <= README_LINES, "{} lines, at most {README_LINES}", lines.len());
+    assert!(lines[2].starts_with("**Status: "), "the third line has the status: {}", lines[2]);
+}
+
+#[test]
+fn prose_is_at_most_100_columns_wide() {
+    let mut problems = Vec::new();
+    for page in pages() {
+        // Written by tests from texts in the code.
+        if page.starts_with("docs/reference/") {
+            continue;
+        }
+        let text = read(&page);
+        for line in lines(&text).iter().filter(|line| line.code.is_none()) {
+            let is_table = line.text.trim_start().starts_with('|');
+            let breaks = line.text.trim_start().contains(' ') && !line.text.contains("](");
+            if !is_table && breaks && line.text.chars().count() > WIDTH {
+                problems.push(format!("{page}:{}: wider than {WIDTH}", line.number));
+            }
+        }
+    }
+    report(&problems);
+}
