@@ -34,10 +34,10 @@ use tessera_api::{
 use tessera_cdi::SpecStore;
 use tessera_driver::{
     base_spec::{BaseSpec, DriverRoot},
-    intercept::Intercept,
+    intercept::InterceptMode,
     inventory::HardwareState,
     mps::Mps,
-    prepare::{Node, claim::AllocatedClaim, execute::Executor},
+    prepare::{LocalNode, claim::AllocatedClaim, execute::Executor},
     state::{
         StatePaths,
         attempts::Attempt,
@@ -115,18 +115,18 @@ fn without_api(mounts: Arc<dyn Mounts>, what: &str) -> anyhow::Result<()> {
     fs::write(&source, vec![0; 200_000])?;
     let journal = Arc::new(JournalStore::new(paths.clone()));
     let library =
-        InstalledLibrary::install(&source, Intercept::Preload, &paths, &journal, &*mounts)?;
+        InstalledLibrary::install(&source, InterceptMode::Preload, &paths, &journal, &*mounts)?;
     let specs = SpecStore::new(directory.path().join("cdi"));
     let base = Arc::new(BaseSpec::new(specs.clone(), DriverRoot::new("/nonexistent", "/")));
     let executor = Executor::new(ShareFiles::new(paths.clone(), mounts), specs, base);
     let context_memory = Default::default();
     let mps = Mps::new(&paths, false);
-    let node = Node {
+    let node = LocalNode {
         journal,
         paths,
         executor,
         library,
-        intercept: Intercept::Preload,
+        intercept: InterceptMode::Preload,
         context_memory,
         memory_ratio: Default::default(),
         mps,

@@ -23,7 +23,7 @@ use tessera_api::{
     slice::{DeviceOrder, same_pool},
 };
 use tessera_driver::{
-    audit::Orphaned, inventory::HardwareState, metrics::Metrics, mode::Mode, publisher::Publisher,
+    audit::OrphanedGpus, inventory::HardwareState, metrics::Metrics, mode::AllocationMode, publisher::Publisher,
     slices::SliceSource,
 };
 use tokio::{
@@ -91,14 +91,14 @@ struct Site {
     failing: BTreeSet<u32>,
     gone: BTreeSet<u32>,
     /// Whoever would be told of orphans or of what is in use.
-    _senders: (watch::Sender<Option<Arc<Orphaned>>>, CancellationToken),
+    _senders: (watch::Sender<Option<Arc<OrphanedGpus>>>, CancellationToken),
 }
 
 impl Site {
     fn begin() -> Self {
         let (api, stop) = (Api::new(), CancellationToken::new());
         let source =
-            SliceSource::new("node-a".parse().expect("a name"), DeviceOrder::Index, Mode::Managed);
+            SliceSource::new("node-a".parse().expect("a name"), DeviceOrder::Index, AllocationMode::Managed);
         let (hardware, of_hardware) = watch::channel(Arc::default());
         let (_, journal) = watch::channel(Arc::default());
         let (orphaned, of_orphaned) = watch::channel(Some(Arc::default()));
@@ -160,7 +160,7 @@ impl Site {
 
     /// Whether the slices are what the hardware is now.
     fn is_in_line(&self, api: &Api) -> bool {
-        let desired = self.source.slices(&self.state(), None, &Orphaned::new(), BTreeSet::new());
+        let desired = self.source.slices(&self.state(), None, &OrphanedGpus::new(), BTreeSet::new());
         let published: Vec<ResourceSlice> = api.slices().into_iter().map(typed).collect();
         same_pool(&desired.expect("the hardware is known"), &published)
     }

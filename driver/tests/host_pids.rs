@@ -16,7 +16,7 @@ use std::{
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use stand_in::node::Node;
-use tessera_driver::{driver::Settings, host_pids, state::StatePaths};
+use tessera_driver::{driver::DriverSettings, host_pids, state::StatePaths};
 use tessera_intercept_abi::host_pid::{LEN, SOCKET, parse};
 use tessera_test_support::{report_skip, test_name};
 use tokio_util::sync::CancellationToken;
@@ -298,7 +298,7 @@ async fn a_driver_answers_and_starts_where_it_cannot() {
     driver.stop().await;
     // Too long for a socket's address.
     let far = node.path(&"state".repeat(30));
-    let settings = Settings { state_dir: far, ..node.settings() };
+    let settings = DriverSettings { state_dir: far, ..node.settings() };
     let driver = node
         .start_with(settings, std::sync::Arc::new(node.mounts.clone()))
         .await

@@ -7,14 +7,14 @@ use std::sync::Arc;
 
 use stand_in::node::Node;
 use tessera_driver::{
-    driver::{Driver, Settings},
-    kubelet::plugin::{AskedClaim, Claims, PreparedDevice},
+    driver::{Driver, DriverSettings},
+    kubelet::plugin::{ClaimRef, ClaimHandler, PreparedDevice},
 };
 use tessera_proto::dra_v1;
 use tokio::task::JoinHandle;
 
 async fn instance(node: &Node, uid: &str) -> Driver {
-    let settings = Settings { pod_uid: Some(uid.to_owned()), ..node.settings() };
+    let settings = DriverSettings { pod_uid: Some(uid.to_owned()), ..node.settings() };
     node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts")
 }
 
@@ -25,13 +25,13 @@ async fn waiting(
     claim: dra_v1::Claim,
 ) -> JoinHandle<Result<Vec<PreparedDevice>, String>> {
     let (reads, claims) = (node.api.claim_reads(), driver.claims().clone());
-    let prepare = tokio::spawn(async move { claims.prepare(AskedClaim::from(claim)).await });
+    let prepare = tokio::spawn(async move { claims.prepare(ClaimRef::from(claim)).await });
     node.api.wait_for("a read of the claim", |api| (api.claim_reads() > reads).then_some(())).await;
     prepare
 }
 
 async fn unprepare(driver: &Driver, claim: &dra_v1::Claim) {
-    driver.claims().unprepare(AskedClaim::from(claim.clone())).await.expect("unprepared");
+    driver.claims().unprepare(ClaimRef::from(claim.clone())).await.expect("unprepared");
 }
 
 #[tokio::test]
@@ -81,7 +81,7 @@ async fn an_instance_that_starts_leaves_the_attempts_of_the_other_alone() {
     node.api.release_claim_reads();
 
     let first = prepare.await.expect("no panic").expect("prepared");
-    let again = new.claims().prepare(AskedClaim::from(claim.clone())).await.expect("prepared");
+    let again = new.claims().prepare(ClaimRef::from(claim.clone())).await.expect("prepared");
     assert_eq!(again, first);
     assert_eq!(node.claim_mounts().len(), 1);
     unprepare(&new, &claim).await;

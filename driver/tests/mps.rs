@@ -12,8 +12,8 @@ use stand_in::{
     node::{Node, Share, asked, configured},
 };
 use tessera_driver::{
-    driver::{Driver, Settings},
-    kubelet::plugin::{AskedClaim, Claims, PreparedDevice},
+    driver::{Driver, DriverSettings},
+    kubelet::plugin::{ClaimRef, ClaimHandler, PreparedDevice},
 };
 use tessera_intercept_abi::Grant;
 use tessera_mps_protocol::{MpsPaths, lock::KeeperLock};
@@ -61,7 +61,7 @@ fn only(gpu: u32) -> BTreeSet<String> {
 
 /// A driver whose claims may share by MPS, with a clock that stands still unless all wait for it.
 async fn started(node: &Node) -> Driver {
-    let settings = Settings { mps: true, ..node.settings() };
+    let settings = DriverSettings { mps: true, ..node.settings() };
     let driver = node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
     node.api.wait_for("a ResourceSlice", |api| (!api.slices().is_empty()).then_some(())).await;
     tokio::time::pause();
@@ -76,7 +76,7 @@ fn by_mps(node: &Node, name: &str, shares: &[Share], compute: &Value) -> dra_v1:
 
 fn begin(driver: &Driver, claim: dra_v1::Claim) -> JoinHandle<Result<Vec<PreparedDevice>, String>> {
     let claims = driver.claims().clone();
-    tokio::spawn(async move { claims.prepare(AskedClaim::from(claim)).await })
+    tokio::spawn(async move { claims.prepare(ClaimRef::from(claim)).await })
 }
 
 async fn prepare(driver: &Driver, claim: dra_v1::Claim) -> Result<Vec<PreparedDevice>, String> {
@@ -84,7 +84,7 @@ async fn prepare(driver: &Driver, claim: dra_v1::Claim) -> Result<Vec<PreparedDe
 }
 
 async fn unprepare(driver: &Driver, name: &str) {
-    driver.claims().unprepare(AskedClaim::from(asked(name))).await.expect("unprepared");
+    driver.claims().unprepare(ClaimRef::from(asked(name))).await.expect("unprepared");
 }
 
 /// What a container gets: variables of MPS, and where its mounts come from.

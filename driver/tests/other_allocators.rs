@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use stand_in::{gpus::uuid, node::Node};
-use tessera_driver::{driver::Settings, other_allocators::OnOtherAllocator};
+use tessera_driver::{driver::DriverSettings, other_allocators::OtherAllocatorPolicy};
 
 /// Numbers of the GPUs that are published.
 fn published(node: &Node) -> Vec<String> {
@@ -104,7 +104,7 @@ async fn who_is_told_to_ignore_them_publishes_everything() {
     let node = Node::with_gpus(2);
     node.api.set_capacity("nvidia.com/gpu", "2");
     node.api.put_slice(nvidias("node-a", 1));
-    let settings = Settings { on_other_allocator: OnOtherAllocator::Ignore, ..node.settings() };
+    let settings = DriverSettings { on_other_allocator: OtherAllocatorPolicy::Ignore, ..node.settings() };
     let _driver =
         node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
     publishes(&node, [0, 1]).await;

@@ -8,14 +8,14 @@ use std::time::Duration;
 use stand_in::node::{Node, asked};
 use tessera_driver::{
     driver::Driver,
-    kubelet::plugin::{AskedClaim, Claims, PreparedDevice},
+    kubelet::plugin::{ClaimRef, ClaimHandler, PreparedDevice},
 };
 use tessera_proto::dra_v1;
 use tokio::time::Instant;
 
 /// Calls without sockets: a paused clock jumps while a real one would wait for the network.
 async fn prepare(driver: &Driver, claim: dra_v1::Claim) -> Result<Vec<PreparedDevice>, String> {
-    driver.claims().prepare(AskedClaim::from(claim)).await
+    driver.claims().prepare(ClaimRef::from(claim)).await
 }
 
 /// A node whose driver has started, with a clock that stands still unless all wait for it.
@@ -34,10 +34,10 @@ async fn a_claim_waits_until_another_one_is_unprepared() {
     let second = node.allocate("second", &[(0, 10, 0)]);
 
     let claims = driver.claims().clone();
-    let waiting = tokio::spawn(async move { claims.prepare(AskedClaim::from(second)).await });
+    let waiting = tokio::spawn(async move { claims.prepare(ClaimRef::from(second)).await });
     node.api.wait_for("a second attempt", |api| (api.claim_reads() >= 3).then_some(())).await;
     assert!(!waiting.is_finished());
-    driver.claims().unprepare(AskedClaim::from(first)).await.expect("unprepared");
+    driver.claims().unprepare(ClaimRef::from(first)).await.expect("unprepared");
 
     waiting.await.expect("no panic").expect("prepared, once there was room");
 }
@@ -114,6 +114,6 @@ async fn a_claim_that_was_allocated_anew_does_not_stand_in_the_way_of_its_own_un
         "an unprepare would have waited {:?}",
         begun.elapsed()
     );
-    driver.claims().unprepare(AskedClaim::from(claim.clone())).await.expect("unprepared");
+    driver.claims().unprepare(ClaimRef::from(claim.clone())).await.expect("unprepared");
     assert_ne!(prepare(&driver, claim).await.expect("prepared anew"), old);
 }

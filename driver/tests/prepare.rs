@@ -14,8 +14,8 @@ use stand_in::{
 };
 use tessera_api::slice::MemoryRatio;
 use tessera_driver::{
-    driver::Settings,
-    intercept::{Intercept, Library},
+    driver::DriverSettings,
+    intercept::{InterceptMode, Library},
 };
 use tessera_intercept_abi::{Grant, LEDGER_LEN, LedgerReport};
 use tessera_proto::{dra_v1, dra_v1beta1, health_v1};
@@ -95,11 +95,11 @@ fn libraries(container: &oci::Spec) -> BTreeMap<String, String> {
     found.map(|path| (path.clone(), name(&all[&path].0))).collect()
 }
 
-fn with_proxies(node: &Node, intercept: Intercept) -> Settings {
+fn with_proxies(node: &Node, intercept: InterceptMode) -> DriverSettings {
     for library in Library::ALL {
         fs::write(node.path(library.proxy()), library.soname()).expect("written");
     }
-    Settings { intercept, ..node.settings() }
+    DriverSettings { intercept, ..node.settings() }
 }
 
 #[tokio::test]
@@ -118,9 +118,9 @@ async fn the_interceptor_stands_where_the_setting_says() {
         (usual, proxy),
     ];
     for (intercept, expected) in [
-        (Intercept::Preload, &in_every_program[..]),
-        (Intercept::Proxy, &in_its_place),
-        (Intercept::Both, &both),
+        (InterceptMode::Preload, &in_every_program[..]),
+        (InterceptMode::Proxy, &in_its_place),
+        (InterceptMode::Both, &both),
     ] {
         let node = Node::with_gpus(1);
         let settings = with_proxies(&node, intercept);
@@ -140,7 +140,7 @@ async fn the_interceptor_stands_where_the_setting_says() {
 #[tokio::test]
 async fn another_setting_leaves_prepared_claims_as_they_are() {
     let node = Node::with_gpus(1);
-    let settings = with_proxies(&node, Intercept::Both);
+    let settings = with_proxies(&node, InterceptMode::Both);
     let driver = node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
     let devices = kubelet.prepare(node.allocate("a", &[(0, 1, 0)])).await.expect("prepared");
@@ -170,7 +170,7 @@ fn grants(node: &Node, devices: &[dra_v1::Device]) -> Vec<Grant> {
 async fn contexts_are_charged_what_the_setting_said_when_the_claim_was_prepared() {
     let node = Node::with_gpus(1);
     let settings =
-        Settings { context_memory: "512Mi".parse().expect("an amount"), ..node.settings() };
+        DriverSettings { context_memory: "512Mi".parse().expect("an amount"), ..node.settings() };
     let driver = node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
     let devices =
@@ -200,7 +200,7 @@ async fn a_claim_that_may_spill_is_granted_more_than_the_gpu_has_and_none_that_m
  {
     let node = Node::with_gpus(1);
     let memory_ratio = MemoryRatio::from_percent(200).expect("a ratio");
-    let settings = Settings { memory_ratio, ..node.settings() };
+    let settings = DriverSettings { memory_ratio, ..node.settings() };
     let driver = node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
 

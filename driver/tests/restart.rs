@@ -17,15 +17,15 @@ use tessera_api::{
 use tessera_cdi::SpecStore;
 use tessera_driver::{
     base_spec::{BaseDevice, BaseSpec},
-    driver::Settings,
+    driver::DriverSettings,
     prepare::{
         claim::AllocatedClaim,
         execute::Executor,
-        plan::{Decision, plan},
+        plan::{PrepareDecision, plan},
         step::{Step, steps, undo_steps},
     },
     state::{
-        journal::{ClaimRecord, Journal, JournalStore, State},
+        journal::{ClaimRecord, Journal, JournalStore, ClaimState},
         library::InstalledLibrary,
         mounts::{Mounts, Tmpfs},
         shares::ShareFiles,
@@ -69,7 +69,7 @@ impl Hands {
         let memory = MemoryRatio::WHOLE;
         let decision =
             plan(&claim, &inventory, memory, &Journal::default(), &library.hash).expect("it fits");
-        let Decision::Prepare(record) = decision else { panic!("nothing is prepared") };
+        let PrepareDecision::Prepare(record) = decision else { panic!("nothing is prepared") };
         let steps = steps(&claim.uid, &record, &paths).expect("steps");
         let specs = SpecStore::new(node.path("cdi"));
         let base = BaseSpec::new(specs.clone(), node.settings().driver_root);
@@ -80,7 +80,7 @@ impl Hands {
         Self { journal, executor, claim: claim.uid, record, steps }
     }
 
-    fn write_down(&self, state: State) {
+    fn write_down(&self, state: ClaimState) {
         let record = ClaimRecord { state, ..self.record.clone() };
         self.journal.lock().expect("locked").put(self.claim.clone(), record).expect("written");
     }
@@ -93,7 +93,7 @@ async fn death_after_any_step_of_a_prepare_leaves_nothing() {
     for done in 0..=count {
         let node = Node::with_gpus(2);
         let hands = Hands::of(&node, "a");
-        hands.write_down(State::Started);
+        hands.write_down(ClaimState::Started);
         for step in &hands.steps[..done] {
             hands.executor.take(step).expect("taken");
         }
@@ -116,7 +116,7 @@ async fn a_driver_that_runs_takes_back_what_another_one_left() {
         let node = Node::with_gpus(2);
         let _driver = node.start().await;
         let hands = Hands::of(&node, "a");
-        hands.write_down(State::Started);
+        hands.write_down(ClaimState::Started);
         for step in &hands.steps[..done] {
             hands.executor.take(step).expect("taken");
         }
@@ -138,7 +138,7 @@ async fn death_after_any_step_of_an_unprepare_is_finished_by_the_next_one() {
     for done in 0..=count {
         let node = Node::with_gpus(2);
         let hands = Hands::of(&node, "a");
-        hands.write_down(State::Completed);
+        hands.write_down(ClaimState::Completed);
         hands.executor.execute(&hands.steps).expect("taken");
         hands.executor.undo(&undo_steps(&hands.claim, &hands.record)[..done]).expect("taken back");
         drop(hands);
@@ -231,11 +231,11 @@ async fn the_old_instance_of_an_update_still_prepares_with_its_own_library() {
     let node = Node::with_gpus(1);
     let newer = node.path("newer.so");
     fs::write(&newer, "a newer library").expect("written");
-    let instance = |uid: &str| Settings { pod_uid: Some(uid.to_owned()), ..node.settings() };
+    let instance = |uid: &str| DriverSettings { pod_uid: Some(uid.to_owned()), ..node.settings() };
     let old =
         node.start_with(instance("old"), Arc::new(node.mounts.clone())).await.expect("it starts");
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
-    let new = Settings { intercept_library: newer, ..instance("new") };
+    let new = DriverSettings { intercept_library: newer, ..instance("new") };
     let new = node.start_with(new, Arc::new(node.mounts.clone())).await.expect("it starts");
 
     assert_eq!(kubelet.info.endpoint, old.sockets().plugin.display().to_string());
@@ -323,7 +323,7 @@ async fn a_newer_driver_s_journal_is_refused() {
 #[tokio::test]
 async fn two_instances_serve_side_by_side_and_share_the_journal() {
     let node = Node::with_gpus(1);
-    let instance = |uid: &str| Settings { pod_uid: Some(uid.to_owned()), ..node.settings() };
+    let instance = |uid: &str| DriverSettings { pod_uid: Some(uid.to_owned()), ..node.settings() };
     let old =
         node.start_with(instance("old"), Arc::new(node.mounts.clone())).await.expect("it starts");
     let kubelet = Kubelet::register(&node.path("kubelet")).await;

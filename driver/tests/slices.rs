@@ -14,7 +14,7 @@ use tessera_api::{
     names::GpuUuid,
     slice::{DeviceOrder, MemoryRatio},
 };
-use tessera_driver::driver::{Driver, Edges, Settings};
+use tessera_driver::driver::{Driver, DriverDependencies, DriverSettings};
 use tessera_gpu::{GpuLibrary, GpuMemory, GpuProcess, HealthWatch, LibraryError, RecoveryAction};
 
 /// Names of the devices of all slices.
@@ -55,7 +55,7 @@ async fn gpus_are_published_fenced_and_owned_by_the_node() {
 async fn memory_is_published_as_often_as_the_setting_says_with_the_truth_beside_it() {
     let node = Node::with_gpus(1);
     let memory_ratio = MemoryRatio::from_percent(150).expect("a ratio");
-    let settings = Settings { memory_ratio, ..node.settings() };
+    let settings = DriverSettings { memory_ratio, ..node.settings() };
     let _driver =
         node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
     let slices = node
@@ -71,7 +71,7 @@ async fn memory_is_published_as_often_as_the_setting_says_with_the_truth_beside_
 async fn a_gpu_with_a_share_that_may_not_spill_is_published_with_what_it_has() {
     let node = Node::with_gpus(2);
     let memory_ratio = MemoryRatio::from_percent(150).expect("a ratio");
-    let settings = Settings { memory_ratio, ..node.settings() };
+    let settings = DriverSettings { memory_ratio, ..node.settings() };
     let _driver =
         node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
     let published = async |what: &str, memory: [&str; 2]| {
@@ -211,7 +211,7 @@ async fn an_api_server_that_drops_the_fence_gets_no_devices() {
 #[tokio::test]
 async fn the_order_of_devices_can_follow_their_use() {
     let node = Node::with_gpus(3);
-    let settings = Settings { device_order: DeviceOrder::FreeLast, ..node.settings() };
+    let settings = DriverSettings { device_order: DeviceOrder::FreeLast, ..node.settings() };
     let _driver = node
         .start_with(settings, std::sync::Arc::new(node.mounts.clone()))
         .await
@@ -255,7 +255,7 @@ impl GpuLibrary for Broken {
 async fn a_driver_that_nobody_tells_of_the_gpus_any_more_ends_and_is_not_left_half_alive() {
     let node = Node::with_gpus(1);
     let mounts = Arc::new(node.mounts.clone());
-    let edges = Edges { client: node.api.client(), gpus: Arc::new(Broken), mounts };
+    let edges = DriverDependencies { client: node.api.client(), gpus: Arc::new(Broken), mounts };
     let mut driver = Driver::start(node.settings(), edges).await.expect("it starts");
     let failure = driver.failed().await;
     assert!(failure.contains("watches the GPUs"), "{failure}");

@@ -9,7 +9,7 @@ use stand_in::{
     kubelet::Kubelet,
     node::{Node, asked, configured},
 };
-use tessera_driver::{driver::Settings, mode::Mode};
+use tessera_driver::{driver::DriverSettings, mode::AllocationMode};
 
 fn taints(node: &Node) -> Vec<Vec<String>> {
     let slices = node.api.slices();
@@ -41,26 +41,26 @@ async fn sees_slices(node: &Node) {
     node.api.wait_for("the slice put right", |api| is_right(&api.slices()[0]).then_some(())).await;
 }
 
-async fn start(node: &Node, mode: Mode) -> tessera_driver::driver::Driver {
-    let settings = Settings { mode, ..node.settings() };
+async fn start(node: &Node, mode: AllocationMode) -> tessera_driver::driver::Driver {
+    let settings = DriverSettings { mode, ..node.settings() };
     node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts")
 }
 
 #[tokio::test]
 async fn stock_has_no_fence_and_leaving_it_takes_as_long_as_an_allocation_may_be_under_way() {
     let node = Node::with_gpus(2);
-    let driver = start(&node, Mode::Stock).await;
+    let driver = start(&node, AllocationMode::Stock).await;
     taints_are(&node, &[]).await;
     driver.stop().await;
 
-    let driver = start(&node, Mode::Managed).await;
+    let driver = start(&node, AllocationMode::Managed).await;
     taints_are(&node, &["managed", "leaving-stock"]).await;
     node.api.wipe_slices();
     taints_are(&node, &["managed", "leaving-stock"]).await;
     driver.stop().await;
 
     // A restart begins the wait anew: no clock is trusted, and no shorter one would be safe.
-    let _driver = start(&node, Mode::Managed).await;
+    let _driver = start(&node, AllocationMode::Managed).await;
     sees_slices(&node).await;
     tokio::time::pause();
     // Until the clock stopped, real time has passed.
@@ -73,24 +73,24 @@ async fn stock_has_no_fence_and_leaving_it_takes_as_long_as_an_allocation_may_be
 #[tokio::test]
 async fn from_managed_to_stock_there_is_nothing_to_wait_for() {
     let node = Node::with_gpus(1);
-    let driver = start(&node, Mode::Managed).await;
+    let driver = start(&node, AllocationMode::Managed).await;
     taints_are(&node, &["managed"]).await;
     driver.stop().await;
-    let _driver = start(&node, Mode::Stock).await;
+    let _driver = start(&node, AllocationMode::Stock).await;
     taints_are(&node, &[]).await;
 }
 
 #[tokio::test]
 async fn what_only_the_controller_can_do_is_refused_with_the_field_and_the_fix() {
     let node = Node::with_gpus(1);
-    let driver = start(&node, Mode::Managed).await;
+    let driver = start(&node, AllocationMode::Managed).await;
     taints_are(&node, &["managed"]).await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
     node.api.put_claim(configured("before", &[(0, 1, 0)], &json!({"memory": {"percent": 10}})));
     let before = kubelet.prepare(asked("before")).await.expect("the controller has allocated it");
     driver.stop().await;
 
-    let _driver = start(&node, Mode::Stock).await;
+    let _driver = start(&node, AllocationMode::Stock).await;
     taints_are(&node, &[]).await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
     assert_eq!(kubelet.prepare(asked("before")).await.expect("it keeps what it has"), before);
@@ -107,7 +107,7 @@ async fn what_only_the_controller_can_do_is_refused_with_the_field_and_the_fix()
     let event = node.api.wait_for("an event", |api| api.events().first().cloned()).await;
     let note = event["note"].as_str().expect("a note");
     assert!(note.contains("capacity.requests.memory"), "{note}");
-    node.api.put_claim(configured("plain", &[(0, 1, 0)], &json!({"sharing": "Intercept"})));
+    node.api.put_claim(configured("plain", &[(0, 1, 0)], &json!({"sharing": "InterceptMode"})));
     kubelet.prepare(asked("plain")).await.expect("nothing that needs the controller");
     node.api.put_claim(configured(
         "spills",
@@ -121,7 +121,7 @@ async fn what_only_the_controller_can_do_is_refused_with_the_field_and_the_fix()
 async fn a_burst_of_claims_does_not_rewrite_the_slice_for_each() {
     let node = Node::with_gpus(4);
     let order = tessera_api::slice::DeviceOrder::FreeFirst;
-    let settings = Settings { mode: Mode::Stock, device_order: order, ..node.settings() };
+    let settings = DriverSettings { mode: AllocationMode::Stock, device_order: order, ..node.settings() };
     let driver = node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
     taints_are(&node, &[]).await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;

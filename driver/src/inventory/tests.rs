@@ -82,12 +82,12 @@ impl GpuLibrary for Machine {
 }
 
 struct Bench {
-    watcher: Watcher,
+    watcher: InventoryWatcher,
     hardware: watch::Receiver<Arc<HardwareState>>,
     health: watch::Receiver<Arc<HealthReport>>,
     journal: watch::Sender<Arc<Journal>>,
-    others: watch::Sender<other_allocators::Known>,
-    news: tokio::sync::mpsc::UnboundedReceiver<NodeNews>,
+    others: watch::Sender<other_allocators::KnownAllocators>,
+    news: tokio::sync::mpsc::UnboundedReceiver<NodeEvent>,
     machine: Arc<Machine>,
     events: mpsc::Sender<HealthEvent>,
     directory: tempfile::TempDir,
@@ -109,13 +109,13 @@ fn bench() -> Bench {
     let (inventory, events_of_machine) = (Mutex::new(Err(())), Arc::new(Mutex::new(receiver)));
     let (watches, action) = (AtomicUsize::new(0), Mutex::new(None));
     let machine = Arc::new(Machine { inventory, events: events_of_machine, watches, action });
-    let watcher = Watcher::new(
+    let watcher = InventoryWatcher::new(
         machine.clone(),
         PoolName::new("node-a").expect("a pool"),
         Arc::new(base),
-        Inlets { journal: journal_receiver, others: others_receiver },
+        InventoryInputs { journal: journal_receiver, others: others_receiver },
         Arc::default(),
-        Outlets { hardware: hardware_sender, health: health_sender, news: news_sender },
+        InventoryOutputs { hardware: hardware_sender, health: health_sender, news: news_sender },
     );
     Bench { watcher, hardware, health, journal, others, news, machine, events, directory }
 }
@@ -332,7 +332,7 @@ fn gpus_that_no_container_could_use_are_not_published_and_the_operator_is_told_o
             bench.watcher.sharable(inventory(&[GPU, OTHER]), &OtherAllocators::default());
         assert!(bench.watcher.found(sharable).is_empty());
     }
-    let NodeNews { reason, note } = bench.news.try_recv().expect("an event");
+    let NodeEvent { reason, note } = bench.news.try_recv().expect("an event");
     assert_eq!(reason, "GpuNotPublished");
     assert!(note.contains("libcuda.so.1 below /on/the/host") && note.contains(OTHER), "{note}");
     assert!(bench.news.try_recv().is_err(), "told once");

@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 use tessera_api::slice::DeviceOrder;
 use tessera_driver::{
     base_spec::DriverRoot,
-    driver::{Driver, Edges, Settings},
-    intercept::Intercept,
-    mode::Mode,
-    other_allocators::OnOtherAllocator,
+    driver::{Driver, DriverDependencies, DriverSettings},
+    intercept::InterceptMode,
+    mode::AllocationMode,
+    other_allocators::OtherAllocatorPolicy,
     state::{
         StatePaths,
         mounts::{Mounts, Tmpfs},
@@ -63,8 +63,8 @@ impl Node {
         StatePaths::new(self.path("state"))
     }
 
-    pub fn settings(&self) -> Settings {
-        Settings {
+    pub fn settings(&self) -> DriverSettings {
+        DriverSettings {
             node: "node-a".parse().expect("a node's name"),
             kubelet_root: self.path("kubelet"),
             pod_uid: None,
@@ -72,14 +72,14 @@ impl Node {
             state_dir: self.path("state"),
             driver_root: DriverRoot::new(self.path("root"), "/"),
             intercept_library: self.path("intercept.so"),
-            intercept: Intercept::Preload,
+            intercept: InterceptMode::Preload,
             context_memory: Default::default(),
             memory_ratio: Default::default(),
             mps: false,
             device_order: DeviceOrder::Index,
-            mode: Mode::Managed,
+            mode: AllocationMode::Managed,
             stock_drain: Duration::from_secs(600),
-            on_other_allocator: OnOtherAllocator::Refuse,
+            on_other_allocator: OtherAllocatorPolicy::Refuse,
             proc: self.path("proc"),
         }
     }
@@ -96,11 +96,11 @@ impl Node {
 
     pub async fn start_with(
         &self,
-        settings: Settings,
+        settings: DriverSettings,
         mounts: Arc<dyn Mounts>,
     ) -> anyhow::Result<Driver> {
         let edges =
-            Edges { client: self.api.client(), gpus: Arc::new(self.machine.clone()), mounts };
+            DriverDependencies { client: self.api.client(), gpus: Arc::new(self.machine.clone()), mounts };
         Driver::start(settings, edges).await
     }
 

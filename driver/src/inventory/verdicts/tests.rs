@@ -63,7 +63,7 @@ fn an_error_that_sets_no_recovery_action_stays_until_the_gpu_was_away() {
     let (mut verdicts, now) = after(HealthEventKind::Xid(Xid(119)));
     let much_later = now + Duration::from_secs(3600);
     assert_eq!(code(verdicts.health(&gpu(), NONE, much_later)).as_deref(), Some("Xid119"));
-    verdicts.see(&gone());
+    verdicts.record_absent(&gone());
     assert_eq!(verdicts.health(&gpu(), NONE, much_later), Health::Healthy);
 }
 
@@ -72,7 +72,7 @@ fn a_driver_that_does_not_know_the_question_is_believed_after_a_reset_only() {
     let (mut verdicts, now) = after(HealthEventKind::DoubleBitEcc);
     let much_later = now + Duration::from_secs(3600);
     assert_eq!(code(verdicts.health(&gpu(), None, much_later)).as_deref(), Some("DoubleBitEcc"));
-    verdicts.see(&gone());
+    verdicts.record_absent(&gone());
     assert_eq!(verdicts.health(&gpu(), None, much_later), Health::Healthy);
 }
 
@@ -81,7 +81,7 @@ fn a_gpu_that_was_taken_out_of_sharing_was_not_reset() {
     let (mut verdicts, now) = after(HealthEventKind::DoubleBitEcc);
     let reason = UnpublishedReason::Excluded;
     let excluded = Unpublished { uuid: Some(gpu()), index: None, pci_bus_id: None, reason };
-    verdicts.see(&Inventory::new(vec![], vec![], vec![excluded]));
+    verdicts.record_absent(&Inventory::new(vec![], vec![], vec![excluded]));
     assert_eq!(code(verdicts.health(&gpu(), None, now)).as_deref(), Some("DoubleBitEcc"));
 }
 
@@ -110,6 +110,6 @@ fn a_later_error_that_settles_by_itself_does_not_clear_one_that_does_not() {
     verdicts.remember(&HealthEvent { gpu: gpu(), kind: HealthEventKind::Xid(Xid(120)) }, now);
     let much_later = now + Duration::from_secs(3600);
     assert_eq!(code(verdicts.health(&gpu(), NONE, much_later)).as_deref(), Some("Xid120"));
-    verdicts.see(&gone());
+    verdicts.record_absent(&gone());
     assert_eq!(verdicts.health(&gpu(), NONE, much_later), Health::Healthy);
 }

@@ -71,10 +71,10 @@ fn inventory() -> Inventory {
 fn journal(claims: &[AllocatedClaim]) -> Journal {
     let mut journal = Journal::default();
     for claim in claims {
-        let Ok(Decision::Prepare(mut record)) = planned(claim, &journal) else {
+        let Ok(PrepareDecision::Prepare(mut record)) = planned(claim, &journal) else {
             panic!("{claim:?}")
         };
-        record.state = State::Completed;
+        record.state = ClaimState::Completed;
         journal.claims.insert(claim.uid.clone(), record);
     }
     journal
@@ -84,7 +84,7 @@ fn journal(claims: &[AllocatedClaim]) -> Journal {
 fn shares_fit_up_to_the_whole_gpu_and_not_a_byte_further() {
     let journal = journal(&[claim("a", vec![share(0, 0, 10 * GIB, 60)])]);
     let rest = claim("b", vec![share(0, 0, 6 * GIB, 40)]);
-    assert!(matches!(planned(&rest, &journal), Ok(Decision::Prepare(_))));
+    assert!(matches!(planned(&rest, &journal), Ok(PrepareDecision::Prepare(_))));
 
     let more = claim("b", vec![share(0, 0, 6 * GIB + 1, 40)]);
     let error = planned(&more, &journal).expect_err("too much");
@@ -117,7 +117,7 @@ fn a_gpu_is_shared_in_one_way_at_a_time() {
         assert!(error.is_transient(), "the other claim may go");
         error.to_string()
     };
-    assert!(refused(&by_mps("b"), plain("a")).contains("in use with sharing Intercept"));
+    assert!(refused(&by_mps("b"), plain("a")).contains("in use with sharing InterceptMode"));
     assert!(refused(&plain("b"), by_mps("a")).contains("in use with sharing MPS"));
     assert!(planned(&by_mps("b"), &journal(&[by_mps("a")])).is_ok());
     let elsewhere = claim("a", vec![share(0, 1, GIB, 10)]);
@@ -129,11 +129,11 @@ fn spilling(index: usize, gpu: u8, memory_bytes: u64) -> AllocatedShare {
     AllocatedShare { oversubscribe: true, ..share(index, gpu, memory_bytes, 0) }
 }
 
-fn planned(claim: &AllocatedClaim, journal: &Journal) -> Result<Decision, PlanError> {
+fn planned(claim: &AllocatedClaim, journal: &Journal) -> Result<PrepareDecision, PlanError> {
     plan(claim, &inventory(), MemoryRatio::WHOLE, journal, "lib")
 }
 
-fn planned_at_twice(claim: &AllocatedClaim, journal: &Journal) -> Result<Decision, PlanError> {
+fn planned_at_twice(claim: &AllocatedClaim, journal: &Journal) -> Result<PrepareDecision, PlanError> {
     plan(claim, &inventory(), twice(), journal, "lib")
 }
 
@@ -146,7 +146,7 @@ fn oversubscribed(claims: &[AllocatedClaim]) -> Journal {
     let mut journal = Journal::default();
     for claim in claims {
         let decision = planned_at_twice(claim, &journal);
-        let Ok(Decision::Prepare(record)) = decision else { panic!("{decision:?}") };
+        let Ok(PrepareDecision::Prepare(record)) = decision else { panic!("{decision:?}") };
         journal.claims.insert(claim.uid.clone(), record);
     }
     journal
@@ -222,8 +222,8 @@ fn a_fraction_of_a_mib_that_is_not_published_is_not_granted() {
 fn what_only_started_is_planned_anew_and_counts_for_others() {
     let a = claim("a", vec![share(0, 0, 16 * GIB, 0)]);
     let mut journal = journal(std::slice::from_ref(&a));
-    journal.claims.get_mut(&a.uid).expect("there").state = State::Started;
-    assert!(matches!(planned(&a, &journal), Ok(Decision::Prepare(_))));
+    journal.claims.get_mut(&a.uid).expect("there").state = ClaimState::Started;
+    assert!(matches!(planned(&a, &journal), Ok(PrepareDecision::Prepare(_))));
     let b = claim("b", vec![share(0, 0, MIB, 0)]);
     assert!(matches!(planned(&b, &journal), Err(PlanError::Memory { .. })));
 }
@@ -234,7 +234,7 @@ fn a_prepared_claim_is_repeated_even_if_its_gpu_is_gone() {
     let journal = journal(std::slice::from_ref(&a));
     let decision = plan(&a, &Inventory::default(), MemoryRatio::WHOLE, &journal, "another library")
         .expect("repeated");
-    assert_eq!(decision, Decision::Repeat(journal.claims[&a.uid].clone()));
+    assert_eq!(decision, PrepareDecision::Repeat(journal.claims[&a.uid].clone()));
 }
 
 #[test]

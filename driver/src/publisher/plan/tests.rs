@@ -46,9 +46,9 @@ fn short(changes: &[Change]) -> Vec<String> {
     changes
         .iter()
         .map(|change| match change {
-            Change::Delete(slice) => format!("delete {}", name(slice)),
-            Change::Create(slice) => format!("create {}", pool(slice)),
-            Change::Patch { observed, wanted } => {
+            SliceChange::Delete(slice) => format!("delete {}", name(slice)),
+            SliceChange::Create(slice) => format!("create {}", pool(slice)),
+            SliceChange::Patch { observed, wanted } => {
                 format!("patch {} {}", name(observed), pool(wanted))
             }
         })
@@ -80,7 +80,7 @@ fn the_first_slice_is_created_and_a_deleted_one_again_in_the_next_generation() {
 fn one_changed_slice_keeps_the_generation_and_the_times_of_its_taints() {
     let changes = plan(vec![page("s", &["a", "b"])], vec![stored("s", &["a"], 3, 1)], 3);
     assert_eq!(short(&changes), ["patch s 3/1"]);
-    let [Change::Patch { wanted, .. }] = &changes[..] else { panic!("{changes:?}") };
+    let [SliceChange::Patch { wanted, .. }] = &changes[..] else { panic!("{changes:?}") };
     let devices = wanted.spec.devices.as_ref().expect("devices");
     let times: Vec<_> = devices
         .iter()
@@ -138,7 +138,7 @@ fn a_changed_annotation_is_written_and_a_foreign_one_stays() {
     let annotations = observed.metadata.annotations.as_mut().expect("annotations");
     annotations.insert("gpu.tessera.dev/topology".into(), "other".into());
     let changes = plan(vec![page("s", &["a"])], vec![observed], 1);
-    let [Change::Patch { observed, wanted }] = &changes[..] else { panic!("{changes:?}") };
+    let [SliceChange::Patch { observed, wanted }] = &changes[..] else { panic!("{changes:?}") };
     let body = patch(observed, wanted);
     assert_eq!(body["metadata"]["annotations"], json!({"gpu.tessera.dev/topology": "{}"}));
     assert_eq!(body["metadata"]["resourceVersion"], "7");

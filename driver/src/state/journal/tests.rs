@@ -27,7 +27,7 @@ fn record(gpu: &str, memory_bytes: u64, cores_percent: u8) -> ClaimRecord {
     ClaimRecord {
         namespace: Namespace::new("ns").expect("a namespace"),
         name: ClaimName::new("claim").expect("a name"),
-        state: State::Started,
+        state: ClaimState::Started,
         library: "ab12".into(),
         intercept: Default::default(),
         context_bytes: 0,
@@ -196,7 +196,7 @@ fn a_journal_is_written_in_the_oldest_version_that_can_say_it() {
 fn gpus_that_claims_share_by_mps_are_known_and_drivers_of_before_leave_such_a_journal_alone() {
     let mut journal = Journal::default();
     journal.claims.insert(uid("a"), record(GPU, 10, 20));
-    assert_eq!((journal.version(), journal.gpus_by_mps(None).len()), (1, 0));
+    assert_eq!((journal.version(), journal.mps_gpus(None).len()), (1, 0));
     for name in ["b", "c"] {
         let mut by_mps = record(GPU, 5, 30);
         by_mps.shares[0].mps = true;
@@ -204,10 +204,10 @@ fn gpus_that_claims_share_by_mps_are_known_and_drivers_of_before_leave_such_a_jo
     }
     let gpu = tessera_api::names::GpuUuid::new(GPU).expect("a GPU UUID");
     assert_eq!(journal.version(), 3);
-    assert!(journal.gpus_by_mps(Some(&uid("b"))).contains(&gpu), "the other one needs it still");
+    assert!(journal.mps_gpus(Some(&uid("b"))).contains(&gpu), "the other one needs it still");
     journal.claims.remove(&uid("c"));
     assert!(
-        journal.gpus_by_mps(Some(&uid("b"))).is_empty() && journal.gpus_by_mps(None).contains(&gpu)
+        journal.mps_gpus(Some(&uid("b"))).is_empty() && journal.mps_gpus(None).contains(&gpu)
     );
     let taken = journal.taken_by_others(&uid("new"), &gpu);
     assert!(taken.by_mps && taken.by_intercept);
@@ -223,14 +223,14 @@ fn use_of_a_gpu_is_summed_over_the_other_claims() {
 
     journal.claims.get_mut(&uid("b")).expect("there").shares[0].oversubscribe = true;
 
-    let of_b = Taken {
+    let of_b = GpuUsage {
         memory_bytes: 5,
         cores_percent: 30,
         is_fixed: false,
         by_mps: false,
         by_intercept: true,
     };
-    let of_all = Taken { memory_bytes: 15, cores_percent: 50, is_fixed: true, ..of_b };
+    let of_all = GpuUsage { memory_bytes: 15, cores_percent: 50, is_fixed: true, ..of_b };
     assert_eq!(journal.taken_by_others(&uid("a"), &gpu), of_b);
     assert_eq!(journal.taken_by_others(&uid("new"), &gpu), of_all);
     assert_eq!(journal.memory_by_gpu()[&gpu], 15);
