@@ -1,11 +1,10 @@
-//! Two instances of the driver on one node, as during a rolling update: the kubelet may call
-//! either.
+//! Two instances of the driver on one node during a rolling update. The kubelet may call either.
 
-mod stand_in;
+mod fakes;
 
 use std::sync::Arc;
 
-use stand_in::node::Node;
+use fakes::node::Node;
 use tessera_driver::{
     driver::{Driver, DriverSettings},
     kubelet::plugin::{ClaimRef, ClaimHandler, PreparedDevice},
@@ -18,7 +17,7 @@ async fn instance(node: &Node, uid: &str) -> Driver {
     node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts")
 }
 
-/// A Prepare by `driver`, which waits for the API server: it holds all reads.
+/// Starts a Prepare by `driver` that waits for the API server, which holds all reads.
 async fn waiting(
     node: &Node,
     driver: &Driver,
@@ -35,7 +34,7 @@ async fn unprepare(driver: &Driver, claim: &dra_v1::Claim) {
 }
 
 #[tokio::test]
-async fn an_unprepare_by_one_instance_ends_a_prepare_that_waits_in_the_other() {
+async fn unprepare_cancels_prepare_of_other_instance() {
     let node = Node::with_gpus(1);
     let (old, new) = (instance(&node, "old").await, instance(&node, "new").await);
     let claim = node.allocate("a", &[(0, 4, 10)]);
@@ -44,16 +43,16 @@ async fn an_unprepare_by_one_instance_ends_a_prepare_that_waits_in_the_other() {
         let prepare = waiting(&node, preparing, claim.clone()).await;
         unprepare(unpreparing, &claim).await;
         node.api.release_claim_reads();
-        let error = prepare.await.expect("no panic").expect_err("nobody wants it any more");
+        let error = prepare.await.expect("no panic").expect_err("canceled");
         assert!(error.contains("unprepared the claim meanwhile"), "{error}");
         assert!(node.traces().is_empty(), "{:#?}", node.traces());
         assert_eq!(node.asked(), [""; 0]);
     }
-    assert!(node.api.events().is_empty(), "no word to a pod that goes: {:?}", node.api.events());
+    assert!(node.api.events().is_empty(), "no event for a deleted pod: {:?}", node.api.events());
 }
 
 #[tokio::test]
-async fn a_prepare_after_the_unprepare_is_not_mistaken_for_the_one_before() {
+async fn unprepare_does_not_cancel_later_prepare() {
     let node = Node::with_gpus(1);
     let (old, new) = (instance(&node, "old").await, instance(&node, "new").await);
     let claim = node.allocate("a", &[(0, 4, 10)]);
@@ -71,7 +70,7 @@ async fn a_prepare_after_the_unprepare_is_not_mistaken_for_the_one_before() {
 }
 
 #[tokio::test]
-async fn an_instance_that_starts_leaves_the_attempts_of_the_other_alone() {
+async fn starting_instance_keeps_attempts_of_the_other() {
     let node = Node::with_gpus(1);
     let old = instance(&node, "old").await;
     let claim = node.allocate("a", &[(0, 4, 10)]);

@@ -612,13 +612,13 @@ mod tests {
         fs::create_dir_all(paths.daemon(&gpu())).expect("made");
         keeper.say(&gpu(), State::Ready, String::new());
         assert_eq!(read(), Some(State::Ready));
-        let in_the_way = paths.daemon(&gpu()).join("status.new");
-        fs::create_dir(&in_the_way).expect("made");
+        // Nothing can be written where there is no directory.
+        fs::remove_dir_all(paths.daemon(&gpu())).expect("there");
         keeper.say(&gpu(), State::Failed, "it ended".to_owned());
         assert_eq!(read(), None);
         keeper.advance(true);
         assert_eq!(read(), None);
-        fs::remove_dir(&in_the_way).expect("there");
+        fs::create_dir_all(paths.daemon(&gpu())).expect("made");
         keeper.advance(true);
         assert_eq!(read(), Some(State::Failed));
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
+use tessera_runtime::atomic_file;
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -80,9 +81,12 @@ async fn run(args: ServeArgs, directory: PathBuf) -> anyhow::Result<()> {
     let listener = UnixListener::bind(run_directory.join("control.sock"))
         .with_context(|| format!("another cluster uses `{}`", run_directory.display()))?;
     write_script(&run_directory)?;
-    publish(&stage.observer_kubeconfig(), &run_directory.join("observer.kubeconfig"))?;
+    let publish = |path: &str, text: &str| {
+        atomic_file::write(&run_directory.join(path), text.as_bytes(), 0o644)
+    };
+    publish("observer.kubeconfig", &stage.observer_kubeconfig())?;
     // Last: whoever waits for this file finds everything ready.
-    publish(&std::fs::read_to_string(stage.kubeconfig())?, &run_directory.join("kubeconfig"))?;
+    publish("kubeconfig", &std::fs::read_to_string(stage.kubeconfig())?)?;
     println!("export KUBECONFIG={}", run_directory.join("kubeconfig").display());
     let outcome = tokio::select! {
         outcome = control::serve(listener, &mut stage) => outcome,
@@ -127,9 +131,3 @@ fn write_script(run_directory: &Path) -> anyhow::Result<()> {
     Ok(std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755))?)
 }
 
-/// Whole or not at all.
-fn publish(text: &str, path: &Path) -> anyhow::Result<()> {
-    let temporary = path.with_extension("new");
-    std::fs::write(&temporary, text)?;
-    Ok(std::fs::rename(temporary, path)?)
-}
