@@ -2,8 +2,7 @@
 
 use std::{
     collections::BTreeSet,
-    fs,
-    io,
+    fs, io,
     path::{Path, PathBuf},
 };
 
@@ -146,7 +145,8 @@ impl SpecStore {
             _ => {}
         }
         fs::create_dir_all(&self.directory).map_err(io_error("create", &self.directory))?;
-        // Runtimes read only `.json` and `.yaml`: the suffix of the temporary file hides it from them.
+        // Runtimes read only `.json` and `.yaml`: the suffix of the temporary file hides it from
+        // them.
         atomic_file::write(&path, &content, 0o644).map_err(io_error("write", &path))?;
         Ok(Written::Changed)
     }
@@ -248,7 +248,6 @@ impl SpecStore {
         }
         Ok(names)
     }
-
 }
 
 /// Suffix of temporary files of [`atomic_file`].

@@ -1,5 +1,5 @@
-//! Measurements of the driver on this machine: duration of Prepare with 200 prepared claims, memory,
-//! and time from start to registration.
+//! Measurements of the driver on this machine: duration of Prepare with 200 prepared claims,
+//! memory, and time from start to registration.
 //!
 //! `cargo build --release -p tessera-fake-nvml && cargo bench -p tessera-driver`. The driver is the
 //! release binary, over real sockets, with an API server in this process behind HTTP, 8 GPUs of the
@@ -19,7 +19,6 @@ use std::{
 };
 
 use anyhow::Context;
-use serde_json::json;
 use fakes::{
     api::Api,
     gpus,
@@ -27,6 +26,7 @@ use fakes::{
     mounts::RecordedMounts,
     node::{asked, claim, uid},
 };
+use serde_json::json;
 use tessera_api::{
     Inventory,
     names::{ClaimName, ClaimUid, GpuUuid, Namespace, PoolName},
@@ -69,10 +69,7 @@ fn main() -> anyhow::Result<()> {
     }
     machine();
     without_api(Arc::new(KernelMounts), "Prepare without API and gRPC")?;
-    without_api(
-        Arc::new(RecordedMounts::default()),
-        "  without the mount (mounts only recorded)",
-    )?;
+    without_api(Arc::new(RecordedMounts::default()), "  without the mount (mounts only recorded)")?;
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(whole())

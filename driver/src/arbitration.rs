@@ -38,7 +38,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     state::{
         StatePaths,
-        journal::{ComputeCap, ComputePriority, Journal, ShareRecord, ClaimState},
+        journal::{ClaimState, ComputeCap, ComputePriority, Journal, ShareRecord},
         sole_lock,
     },
     usage::{is_alive, read_ledger},
@@ -126,7 +126,8 @@ impl Arbitration {
     /// Updates the scheduled shares from the journal.
     fn read_journal(&mut self) {
         let journal = Arc::clone(&self.journal.borrow_and_update());
-        let prepared = journal.claims.iter().filter(|(_, record)| record.state == ClaimState::Completed);
+        let prepared =
+            journal.claims.iter().filter(|(_, record)| record.state == ClaimState::Completed);
         let mut by_gpu: BTreeMap<&GpuUuid, BTreeMap<ClaimDeviceName, &ShareRecord>> =
             BTreeMap::new();
         for (uid, record) in prepared {

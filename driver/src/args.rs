@@ -49,12 +49,13 @@ pub struct DriverArgs {
     #[arg(long, env = "TESSERA_DRIVER_ROOT", default_value = "/")]
     pub driver_root: PathBuf,
 
-    /// The same root as seen by the container runtime on the host [default: the value of
-    /// --driver-root].
+    /// Root of the NVIDIA driver's files as seen by the container runtime on the host [default:
+    /// the value of --driver-root].
     #[arg(long, env = "TESSERA_DRIVER_ROOT_HOST")]
     pub driver_root_host: Option<PathBuf>,
 
-    /// Path of the NVML library [default: searched under --driver-root, then by the dynamic loader].
+    /// Path of the NVML library [default: searched under --driver-root, then by the dynamic
+    /// loader].
     #[arg(long, env = "TESSERA_NVML_LIBRARY")]
     pub nvml_library: Option<PathBuf>,
 
@@ -77,22 +78,23 @@ pub struct DriverArgs {
     #[arg(long, env = "TESSERA_INTERCEPT", default_value = "preload")]
     pub intercept: InterceptMode,
 
-    /// Memory charged to a share for each CUDA context of its processes, for example 512Mi. The CUDA
-    /// driver allocates it before a program allocates any. `make bench-gpu` measures it. 0 charges
-    /// nothing: leave that much of the GPU unallocated then. Prepared claims do not change.
+    /// Memory charged to a share for each CUDA context of its processes, for example 512Mi. The
+    /// CUDA driver allocates it before a program allocates any. `make bench-gpu` measures it.
+    /// 0 charges nothing: leave that much of the GPU unallocated then. Prepared claims do not
+    /// change.
     #[arg(long, env = "TESSERA_CONTEXT_MEMORY", value_name = "QUANTITY", default_value_t)]
     pub context_memory: ContextMemory,
 
-    /// Published memory of each GPU, in percent of its memory, 100 to 800. Above 100 only claims with
-    /// `memory.oversubscribe: true` get GPUs of this node, and their memory may be moved to the
-    /// host; not in mode stock. Prepared claims do not change, and a GPU is published at 100 percent
-    /// while it has a share that may not be oversubscribed.
+    /// Published memory of each GPU, in percent of its memory, 100 to 800. Above 100 only claims
+    /// with `memory.oversubscribe: true` get GPUs of this node, and their memory may be moved
+    /// to the host; not in mode stock. Prepared claims do not change, and a GPU is published
+    /// at 100 percent while it has a share that may not be oversubscribed.
     #[arg(long, env = "TESSERA_MEMORY_PERCENT", value_name = "PERCENT", default_value = "100", value_parser = memory_percent)]
     pub memory_percent: MemoryRatio,
 
-    /// Allows claims to share a GPU by MPS (`sharing: MPS` in their GpuConfig). tessera-mps runs the
-    /// control daemons; it must run on this node with the same --state-dir. Not in mode stock.
-    /// Prepared claims do not change.
+    /// Allows claims to share a GPU by MPS (`sharing: MPS` in their GpuConfig). tessera-mps runs
+    /// the control daemons; it must run on this node with the same --state-dir. Not in mode
+    /// stock. Prepared claims do not change.
     #[arg(long, env = "TESSERA_MPS")]
     pub mps: bool,
 
@@ -105,13 +107,13 @@ pub struct DriverArgs {
     )]
     pub exclude_gpus: Vec<GpuUuid>,
 
-    /// Order of GPUs in the slices: index, free-last, free-first or clique. It makes an allocator that
-    /// takes the first GPU that fits pack, spread, or use GPUs of one NVLink clique.
+    /// Order of GPUs in the slices: index, free-last, free-first or clique. It makes an allocator
+    /// that takes the first GPU that fits pack, spread, or use GPUs of one NVLink clique.
     #[arg(long, env = "TESSERA_DEVICE_ORDER", default_value = "index")]
     pub device_order: DeviceOrder,
 
-    /// Allocator of the GPUs: managed (tessera-controller) or stock (kube-scheduler, without features
-    /// that need the controller).
+    /// Allocator of the GPUs: managed (tessera-controller) or stock (kube-scheduler, without
+    /// features that need the controller).
     #[arg(long, env = "TESSERA_MODE", default_value = "managed")]
     pub mode: AllocationMode,
 
@@ -125,8 +127,8 @@ pub struct DriverArgs {
     )]
     pub stock_drain_seconds: u32,
 
-    /// Policy for GPUs that another allocator publishes, too, such as NVIDIA's device plugin or DRA
-    /// driver: refuse (do not publish them) or ignore.
+    /// Policy for GPUs that another allocator publishes, too, such as NVIDIA's device plugin or
+    /// DRA driver: refuse (do not publish them) or ignore.
     #[arg(long, env = "TESSERA_OTHER_ALLOCATORS", default_value = "refuse")]
     pub other_allocators: OtherAllocatorPolicy,
 
@@ -212,7 +214,10 @@ mod tests {
     fn oversubscription_needs_the_controller() {
         let check = |percent: &str, mode: &str| {
             let flags = ["driver", "--node-name", "n", "--memory-percent", percent, "--mode", mode];
-            DriverArgs::try_parse_from(flags).expect("flags").check().map_err(|error| error.to_string())
+            DriverArgs::try_parse_from(flags)
+                .expect("flags")
+                .check()
+                .map_err(|error| error.to_string())
         };
         let error = check("200", "stock").expect_err("refused");
         assert!(error.starts_with("--memory-percent 200 needs --mode managed"), "{error}");
@@ -231,8 +236,9 @@ mod tests {
 
     #[test]
     fn excludes_gpus_by_uuid_only() {
-        let parse =
-            |gpu: &str| DriverArgs::try_parse_from(["driver", "--node-name", "n", "--exclude-gpu", gpu]);
+        let parse = |gpu: &str| {
+            DriverArgs::try_parse_from(["driver", "--node-name", "n", "--exclude-gpu", gpu])
+        };
         let args = parse("GPU-1F0C2D3E-9a41-7c3b-8e55-0d6f2b1a4c77").expect("a UUID");
         assert_eq!(args.exclude_gpus[0].as_str(), "GPU-1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77");
         assert!(parse("0").expect_err("an index").to_string().contains("UUID"));
@@ -240,8 +246,9 @@ mod tests {
 
     #[test]
     fn empty_metrics_address_disables_metrics() {
-        let args = DriverArgs::try_parse_from(["driver", "--node-name", "n", "--metrics-address", ""])
-            .expect("flags");
+        let args =
+            DriverArgs::try_parse_from(["driver", "--node-name", "n", "--metrics-address", ""])
+                .expect("flags");
         assert_eq!(args.metrics_address, Address(None));
     }
 }

@@ -88,8 +88,8 @@ impl ClaimAudit {
         }
     }
 
-    /// Compares every claim of the journal, also those that wait for an MPS control daemon. Findings
-    /// about claims that cannot be read stay.
+    /// Compares every claim of the journal, also those that wait for an MPS control daemon.
+    /// Findings about claims that cannot be read stay.
     async fn round(&mut self) {
         let journal = Arc::clone(&self.journal.borrow());
         let mut is_complete = true;

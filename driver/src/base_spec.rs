@@ -1,10 +1,10 @@
 //! The base CDI spec: files and device nodes of the NVIDIA driver that a container needs for a GPU.
 //!
-//! Its kind is `k8s.gpu.tessera.dev/driver`. It has one device for each GPU, named by the full UUID.
-//! The driver's libraries and tools under the driver root are mounted at the same path without the
-//! root. Device nodes are those below its `dev`. Only the device nodes decide which GPUs a container
-//! sees, so every device sets `NVIDIA_VISIBLE_DEVICES=void`: a legacy runtime would otherwise add
-//! every GPU that the image requests.
+//! Its kind is `k8s.gpu.tessera.dev/driver`. It has one device for each GPU, named by the full
+//! UUID. The driver's libraries and tools under the driver root are mounted at the same path
+//! without the root. Device nodes are those below its `dev`. Only the device nodes decide which
+//! GPUs a container sees, so every device sets `NVIDIA_VISIBLE_DEVICES=void`: a legacy runtime
+//! would otherwise add every GPU that the image requests.
 
 mod driver_root;
 
@@ -75,9 +75,9 @@ impl BaseSpec {
         paths.filter(|path| ProxiedLibrary::of(path).is_some()).collect()
     }
 
-    /// Updates the spec for `gpus`, and writes the file if it changes. GPUs in `keep` stay as they are
-    /// in the file, even if they are missing in `gpus`: claims use them, and a container that restarts
-    /// must find its CDI device.
+    /// Updates the spec for `gpus`, and writes the file if it changes. GPUs in `keep` stay as they
+    /// are in the file, even if they are missing in `gpus`: claims use them, and a container
+    /// that restarts must find its CDI device.
     ///
     /// # Errors
     /// [`StoreError`]. The file is unchanged then, and [`BaseSpec::ensure`] tries again.

@@ -77,8 +77,7 @@ impl HttpServer {
         #[cfg(feature = "fault-points")]
         let router = router.merge(crate::fault::POINTS.routes());
         let stopped = stop.cancelled_owned();
-        if let Err(error) =
-            axum::serve(self.listener, router).with_graceful_shutdown(stopped).await
+        if let Err(error) = axum::serve(self.listener, router).with_graceful_shutdown(stopped).await
         {
             tracing::error!(%error, "HTTP server failed");
         }

@@ -34,14 +34,16 @@ impl InterceptMode {
     /// proxy would replace a missing libcuda: no limit would be enforced.
     #[must_use]
     pub fn injection(self, driver_libraries: Vec<PathBuf>) -> Option<Injection> {
-        let has_cuda = driver_libraries.iter().any(|path| path.ends_with(ProxiedLibrary::Cuda.soname()));
+        let has_cuda =
+            driver_libraries.iter().any(|path| path.ends_with(ProxiedLibrary::Cuda.soname()));
         let replaced_libraries = if self.replaces() { driver_libraries } else { Vec::new() };
-        (has_cuda || !self.replaces()).then_some(Injection { preloaded: self.preloads(), replaced_libraries })
+        (has_cuda || !self.replaces())
+            .then_some(Injection { preloaded: self.preloads(), replaced_libraries })
     }
 }
 
-/// Injection of the interceptor into the containers of a claim. It does not change while the claim is
-/// prepared.
+/// Injection of the interceptor into the containers of a claim. It does not change while the claim
+/// is prepared.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Injection {

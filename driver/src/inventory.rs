@@ -70,8 +70,8 @@ impl Default for HardwareState {
 /// mode.
 const INTERVAL: Duration = Duration::from_secs(60);
 
-/// The same while a GPU is unhealthy or cannot be published: no event reports the end of that. A lost
-/// GPU is not watched for events either.
+/// Interval of inventories while a GPU is unhealthy or cannot be published: no event reports the
+/// end of that. A lost GPU is not watched for events either.
 const INTERVAL_IN_TROUBLE: Duration = Duration::from_secs(5);
 
 /// Interval of inventories while the library fails: short enough for an operator who has just
@@ -166,8 +166,8 @@ impl InventoryWatcher {
         }
     }
 
-    /// Starts the thread `gpus`, and the task that detects if it hangs. The thread is never joined: a
-    /// call of the library can hang as long as the kernel driver does.
+    /// Starts the thread `gpus`, and the task that detects if it hangs. The thread is never joined:
+    /// a call of the library can hang as long as the kernel driver does.
     ///
     /// # Errors
     /// The thread cannot be started.
@@ -213,8 +213,8 @@ impl InventoryWatcher {
         }
     }
 
-    /// Waits until the other allocators of this node's GPUs are known: a GPU that is published before
-    /// could be allocated twice. Returns `None` if the driver stops.
+    /// Waits until the other allocators of this node's GPUs are known: a GPU that is published
+    /// before could be allocated twice. Returns `None` if the driver stops.
     fn other_allocators(&mut self) -> Option<Arc<OtherAllocators>> {
         let known =
             futures::executor::block_on(self.inputs.others.wait_for(Option::is_some)).ok()?;
@@ -257,8 +257,8 @@ impl InventoryWatcher {
         Duration::ZERO
     }
 
-    /// Waits for events of these GPUs. A watch of the same GPUs is kept: a new one would miss events
-    /// that occur in between.
+    /// Waits for events of these GPUs. A watch of the same GPUs is kept: a new one would miss
+    /// events that occur in between.
     fn next_events(&mut self, gpus: &[GpuUuid]) -> Result<Vec<HealthEvent>, LibraryError> {
         if let Some((watched, watch)) = &mut self.watch
             && watched == gpus
@@ -275,8 +275,8 @@ impl InventoryWatcher {
         Ok(events)
     }
 
-    /// Records the verdicts of events. Returns true if the inventory must be read again, which events
-    /// that containers can cause at will do not require.
+    /// Records the verdicts of events. Returns true if the inventory must be read again, which
+    /// events that containers can cause at will do not require.
     fn remember(&mut self, events: &[HealthEvent]) -> bool {
         let mut is_due = false;
         for event in events {
@@ -360,8 +360,7 @@ impl InventoryWatcher {
         let mut lines = BTreeSet::new();
         if inventory.gpus.is_empty() {
             lines.insert(
-                "no GPU of this node can be shared; publishing an empty ResourceSlice"
-                    .to_owned(),
+                "no GPU of this node can be shared; publishing an empty ResourceSlice".to_owned(),
             );
         }
         let mut events: Vec<(String, NodeEvent)> = Vec::new();

@@ -27,8 +27,8 @@
 //! | `registration-server`, `plugin-server` | [`kubelet`] | gRPC servers |
 //!
 //! Each claim of a call is prepared in a task of its own ([`prepare`]), which the call does not
-//! cancel. The journal ([`state::journal`]) is shared by tasks and by other instances of the driver,
-//! under one lock.
+//! cancel. The journal ([`state::journal`]) is shared by tasks and by other instances of the
+//! driver, under one lock.
 //!
 //! A restart changes nothing for running pods: all state is in files, which [`prepare::repair`]
 //! makes match the journal at start.

@@ -283,8 +283,8 @@ impl Metrics {
         self.slice_failures.inc();
     }
 
-    /// Sets the processes and bytes of each GPU that no ledger accounts for, and which GPUs could be
-    /// compared.
+    /// Sets the processes and bytes of each GPU that no ledger accounts for, and which GPUs could
+    /// be compared.
     pub fn set_unaccounted(
         &self,
         by_gpu: &BTreeMap<GpuUuid, (usize, u64)>,

@@ -35,16 +35,16 @@ use tokio::{
 };
 use tracing::Instrument;
 
+use self::{claim::AllocatedClaim, source::ClaimSource};
 pub use self::{
     error::{PrepareError, UnprepareError},
     node::LocalNode,
 };
-use self::{claim::AllocatedClaim, source::ClaimSource};
 use crate::{
     events::EventRecorder,
     fault,
     inventory::HardwareState,
-    kubelet::plugin::{ClaimRef, ClaimHandler, PreparedDevice},
+    kubelet::plugin::{ClaimHandler, ClaimRef, PreparedDevice},
     metrics::{Metrics, Operation},
     mode::AllocationMode,
     state::attempts::Attempt,
@@ -116,7 +116,7 @@ impl Preparer {
     /// A claim that is prepared gets the same answer, after missing files were restored.
     ///
     /// # Errors
-    /// [`PrepareError`]; the node is as before.
+    /// [`PrepareError`]; the node is unchanged then.
     async fn prepare_with_retries(
         &self,
         asked: &ClaimRef,

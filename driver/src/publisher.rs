@@ -1,5 +1,5 @@
-//! Publishes this node's ResourceSlices and reconciles them after changes of the hardware, or of the
-//! slices by others.
+//! Publishes this node's ResourceSlices and reconciles them after changes of the hardware, or of
+//! the slices by others.
 //!
 //! ```text
 //! HardwareState --api::slice--> desired --\
@@ -147,7 +147,8 @@ impl Publisher {
     /// allocators, before the controller may allocate it.
     #[must_use]
     pub fn draining(mut self, stock: Duration) -> Self {
-        self.drain = (self.source.mode() == AllocationMode::Managed).then(|| StockDrain::new(stock));
+        self.drain =
+            (self.source.mode() == AllocationMode::Managed).then(|| StockDrain::new(stock));
         self
     }
 
@@ -429,8 +430,8 @@ impl Pace {
         self.is_due = false;
     }
 
-    /// Records that changes were made. The first reaction to a change is immediate; only changes that
-    /// continue are slowed down.
+    /// Records that changes were made. The first reaction to a change is immediate; only changes
+    /// that continue are slowed down.
     fn acted(&mut self) {
         self.slow_down();
         self.is_due = false;

@@ -9,7 +9,9 @@ use tessera_api::{
     slice::{DeviceOrder, MemoryRatio, SliceOptions, build},
 };
 
-use crate::{audit::OrphanedGpus, inventory::HardwareState, mode::AllocationMode, state::journal::Journal};
+use crate::{
+    audit::OrphanedGpus, inventory::HardwareState, mode::AllocationMode, state::journal::Journal,
+};
 
 /// Builder of the slices of one node.
 #[derive(Clone, Debug)]
@@ -22,8 +24,8 @@ pub struct SliceSource {
 }
 
 impl SliceSource {
-    /// Returns a builder for `node`, with devices in this order and tainted for this mode. All memory
-    /// is published, and no sharing by MPS.
+    /// Returns a builder for `node`, with devices in this order and tainted for this mode. All
+    /// memory is published, and no sharing by MPS.
     #[must_use]
     pub fn new(node: NodeName, order: DeviceOrder, mode: AllocationMode) -> Self {
         Self { node, order, mode, memory_ratio: MemoryRatio::WHOLE, mps: false }

@@ -14,8 +14,8 @@
 //! <state-dir>/host.lock                              held while an instance takes that name
 //! ```
 //!
-//! A reboot removes all of it, as it does the containers and the CDI specs, and the kubelet prepares
-//! claims again. So no file is synced to a disk, and no boot id is stored.
+//! A reboot removes all of it, as it does the containers and the CDI specs, and the kubelet
+//! prepares claims again. So no file is synced to a disk, and no boot id is stored.
 
 pub mod attempts;
 pub mod journal;
@@ -53,8 +53,8 @@ impl StatePaths {
         self.root.join("journal.json")
     }
 
-    /// Returns the path of the lock on the journal and the files that it describes. The file is never
-    /// removed: a lock on an unlinked file excludes no other instance.
+    /// Returns the path of the lock on the journal and the files that it describes. The file is
+    /// never removed: a lock on an unlinked file excludes no other instance.
     #[must_use]
     pub fn journal_lock(&self) -> PathBuf {
         self.root.join("journal.lock")
@@ -128,8 +128,8 @@ impl StatePaths {
         self.root.join("host")
     }
 
-    /// Returns the path of the lock of the instance that takes the name of that socket. It is outside
-    /// of the directory that containers get, since they could hold it.
+    /// Returns the path of the lock of the instance that takes the name of that socket. It is
+    /// outside of the directory that containers get, since they could hold it.
     #[must_use]
     pub fn host_lock(&self) -> PathBuf {
         self.root.join("host.lock")

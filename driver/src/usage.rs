@@ -1,7 +1,7 @@
 //! GPU usage of shares, read from their ledgers and compared with NVML.
 //!
 //! ```text
-//! journal + ledgers --[Ledgers]--> ShareUsage --[collector]--> metrics, read anew for each scrape
+//! journal + ledgers --[Ledgers]--> ShareUsage --[collector]--> metrics, read at each scrape
 //!                                      |
 //!           NVML's processes, /proc --[audit]--> metrics, and events on the Node for memory that no ledger accounts for
 //! ```
@@ -36,7 +36,7 @@ use process::FileIdentity;
 
 use crate::state::{
     StatePaths,
-    journal::{Journal, ClaimState},
+    journal::{ClaimState, Journal},
 };
 
 /// A prepared share and its usage.
@@ -69,7 +69,8 @@ pub struct LedgerUsage {
     pub refused: u64,
     /// Kernel launches of all processes, also of those that have exited.
     pub launches: u64,
-    /// Driver functions that were returned to programs although the interceptor does not know them.
+    /// Driver functions that were returned to programs although the interceptor does not know
+    /// them.
     pub unknown_functions: u64,
     /// Throttled kernel launches.
     pub throttled_launches: u64,
@@ -117,12 +118,13 @@ impl Ledgers {
         Self { paths, journal }
     }
 
-    /// Returns every prepared share. Reads 60 KiB for each from a tmpfs. Takes no lock, so a share that
-    /// is being unprepared may be unreadable.
+    /// Returns every prepared share. Reads 60 KiB for each from a tmpfs. Takes no lock, so a share
+    /// that is being unprepared may be unreadable.
     #[must_use]
     pub fn read(&self) -> Vec<ShareUsage> {
         let journal = Arc::clone(&self.journal.borrow());
-        let prepared = journal.claims.iter().filter(|(_, record)| record.state == ClaimState::Completed);
+        let prepared =
+            journal.claims.iter().filter(|(_, record)| record.state == ClaimState::Completed);
         let shares = prepared
             .flat_map(|(uid, record)| record.shares.iter().map(move |share| (uid, record, share)));
         let read = shares.map(|(uid, record, share)| {
@@ -173,8 +175,8 @@ fn read(path: &Path) -> Result<LedgerUsage, UnreadableLedger> {
     })
 }
 
-/// Returns true if a process holds the lock of the slot in that ledger. The kernel releases the lock
-/// when the process exits.
+/// Returns true if a process holds the lock of the slot in that ledger. The kernel releases the
+/// lock when the process exits.
 pub fn is_alive(ledger: &File, slot: usize) -> bool {
     let mut lock = lock_on(slot, libc::F_WRLCK);
     // If the kernel does not report the lock, the process counts as living.

@@ -9,11 +9,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde_json::json;
 use fakes::{
     kubelet::Kubelet,
     node::{Node, asked, configured, share_id, uid},
 };
+use serde_json::json;
 use tessera_api::names::{ClaimDeviceName, ClaimUid};
 use tessera_driver::driver::Driver;
 use tessera_intercept_abi::{
@@ -189,16 +189,16 @@ async fn corrupt_ledger_does_not_affect_other_shares() {
     until(&node, "a", |read| read.rate == Rate::FULL && read.others.is_nobody()).await;
     // Work of a thousand processes is not accepted.
     let ledger = node.paths().ledger(&share("b"));
-    let mut lies = vec![0; tessera_intercept_abi::LEDGER_LEN];
-    lies[..24].copy_from_slice(&tessera_intercept_abi::ledger::initial());
-    fs::write(&ledger, &lies).expect("written");
+    let mut content = vec![0; tessera_intercept_abi::LEDGER_LEN];
+    content[..24].copy_from_slice(&tessera_intercept_abi::ledger::initial());
+    fs::write(&ledger, &content).expect("written");
     let written = (monotonic_ns() / 1_000_000) as u32;
     // The second round after that has read the earlier values.
     let first = until(&node, "a", |read| read.stamp_ms > written).await;
     until(&node, "a", |read| read.stamp_ms > first.stamp_ms).await;
-    let lie = offset_of!(LedgerPage, compute.past_busy_ns) as u64;
+    let offset = offset_of!(LedgerPage, compute.past_busy_ns) as u64;
     let file = File::options().write(true).open(&ledger).expect("a ledger");
-    file.write_all_at(&u64::MAX.to_le_bytes(), lie).expect("written");
+    file.write_all_at(&u64::MAX.to_le_bytes(), offset).expect("written");
     let read = until(&node, "a", |read| !read.others.is_nobody()).await;
     assert!(read.others.in_256ths() <= 16 * 256, "{read:?}");
     driver.stop().await;

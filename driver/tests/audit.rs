@@ -2,12 +2,12 @@
 
 mod fakes;
 
-use serde_json::{Value, json};
 use fakes::{
     gpus::uuid,
     kubelet::Kubelet,
     node::{Node, claim},
 };
+use serde_json::{Value, json};
 
 /// A little more than the interval of the audit.
 const AUDIT_INTERVAL: std::time::Duration = std::time::Duration::from_secs(301);

@@ -12,10 +12,10 @@ use std::{
     time::Duration,
 };
 
+use fakes::{api::Api, gpus::gpu};
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
 use serde_json::Value;
-use fakes::{api::Api, gpus::gpu};
 use tessera_api::{
     Inventory,
     gpu::Health,
@@ -23,7 +23,11 @@ use tessera_api::{
     slice::{DeviceOrder, same_pool},
 };
 use tessera_driver::{
-    audit::AuditFindings, inventory::HardwareState, metrics::Metrics, mode::AllocationMode, publisher::Publisher,
+    audit::{AuditFindings, OrphanedGpus},
+    inventory::HardwareState,
+    metrics::Metrics,
+    mode::AllocationMode,
+    publisher::Publisher,
     slices::SliceSource,
 };
 use tokio::{
@@ -96,8 +100,11 @@ struct TestBed {
 impl TestBed {
     fn begin() -> Self {
         let (api, stop) = (Api::new(), CancellationToken::new());
-        let source =
-            SliceSource::new("node-a".parse().expect("a name"), DeviceOrder::Index, AllocationMode::Managed);
+        let source = SliceSource::new(
+            "node-a".parse().expect("a name"),
+            DeviceOrder::Index,
+            AllocationMode::Managed,
+        );
         let (hardware, of_hardware) = watch::channel(Arc::default());
         let (_, journal) = watch::channel(Arc::default());
         let (orphaned, of_orphaned) = watch::channel(AuditFindings::default());
@@ -159,7 +166,8 @@ impl TestBed {
 
     /// Returns true if the slices match the hardware.
     fn is_current(&self, api: &Api) -> bool {
-        let desired = self.source.slices(&self.state(), None, &OrphanedGpus::new(), BTreeSet::new());
+        let desired =
+            self.source.slices(&self.state(), None, &OrphanedGpus::new(), BTreeSet::new());
         let published: Vec<ResourceSlice> = api.slices().into_iter().map(typed).collect();
         same_pool(&desired.expect("the hardware is known"), &published)
     }

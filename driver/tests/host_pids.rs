@@ -14,8 +14,8 @@ use std::{
     time::Duration,
 };
 
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use fakes::node::Node;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use tessera_driver::{driver::DriverSettings, host_pids, state::StatePaths};
 use tessera_intercept_abi::host_pid::{LEN, SOCKET, parse};
 use tessera_test_support::{report_skip, test_name};
@@ -129,14 +129,14 @@ async fn client_of_other_namespace_gets_pid_of_this_one() {
 #[test]
 fn connects_from_another_namespace() {
     let Some(socket) = std::env::var_os(SOCKET_VARIABLE) else { return };
-    let told = parse(&ask(&PathBuf::from(socket)).expect("answered"));
+    let host_pid = parse(&ask(&PathBuf::from(socket)).expect("answered"));
     // /proc is that of the outer namespace and has both PIDs.
     let status = std::fs::read_to_string("/proc/self/status").expect("readable");
     let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:")).expect("a line");
     let numbers: Vec<u32> =
         numbers.split_whitespace().map(|number| number.parse().expect("one")).collect();
     assert!(numbers.len() > 1 && numbers.ends_with(&[std::process::id()]), "{numbers:?}");
-    assert_eq!(told, Some(numbers[0]));
+    assert_eq!(host_pid, Some(numbers[0]));
 }
 
 #[tokio::test]
@@ -241,8 +241,8 @@ fn lingering() -> (OwnedFd, std::net::TcpStream, std::net::TcpListener) {
     (sender.into(), silent, listener)
 }
 
-/// Passes a file into a connection. A thread of its own does it, which is never joined: if the driver
-/// was faster, this thread is the last to close the file and blocks.
+/// Passes a file into a connection. A thread of its own does it, which is never joined: if the
+/// driver was faster, this thread is the last to close the file and blocks.
 fn pass(socket: &Path, file: OwnedFd) {
     let (done, is_done) = std::sync::mpsc::channel();
     let socket = socket.to_owned();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use fakes::node::Node;
 use tessera_driver::{
     driver::{Driver, DriverSettings},
-    kubelet::plugin::{ClaimRef, ClaimHandler, PreparedDevice},
+    kubelet::plugin::{ClaimHandler, ClaimRef, PreparedDevice},
 };
 use tessera_proto::dra_v1;
 use tokio::task::JoinHandle;

@@ -108,7 +108,7 @@ fn libraries_get_an_executable_tmpfs() {
         fs::create_dir(node.path("state")).expect("made");
         let run = Tmpfs { size_bytes: 16 << 20, inodes: 1000, executable: false };
         KernelMounts.mount_tmpfs(&node.path("state"), run).expect("mounted");
-        assert!(KernelMounts.forbids_execution(&node.path("state")).expect("looked at"));
+        assert!(KernelMounts.forbids_execution(&node.path("state")).expect("checked"));
 
         let _driver =
             node.start_with(node.settings(), Arc::new(KernelMounts)).await.expect("it starts");
@@ -117,6 +117,6 @@ fn libraries_get_an_executable_tmpfs() {
             .next()
             .expect("one")
             .expect("an entry");
-        assert!(!KernelMounts.forbids_execution(&library.path()).expect("looked at"));
+        assert!(!KernelMounts.forbids_execution(&library.path()).expect("checked"));
     });
 }

@@ -5,15 +5,15 @@ mod fakes;
 
 use std::{collections::BTreeSet, fs, path::PathBuf, sync::Arc, time::Duration};
 
-use serde_json::{Value, json};
 use fakes::{
     container::{inject, mounts},
     gpus::uuid,
     node::{Node, Share, asked, configured},
 };
+use serde_json::{Value, json};
 use tessera_driver::{
     driver::{Driver, DriverSettings},
-    kubelet::plugin::{ClaimRef, ClaimHandler, PreparedDevice},
+    kubelet::plugin::{ClaimHandler, ClaimRef, PreparedDevice},
 };
 use tessera_intercept_abi::Grant;
 use tessera_mps_protocol::{MpsPaths, lock::KeeperLock};
@@ -108,7 +108,11 @@ async fn claim_waits_for_daemon_and_becomes_its_client() {
     let mps = FakeMps::start(&node);
     let compute = json!({"policy": "Fixed", "priority": "Low"});
     let waiting = begin(&driver, by_mps(&node, "a", &[(1, 4, 25)], &compute));
-    node.api.wait_for("the request of a daemon", |_| (node.requested_daemons() == only(1)).then_some(())).await;
+    node.api
+        .wait_for("the request of a daemon", |_| {
+            (node.requested_daemons() == only(1)).then_some(())
+        })
+        .await;
     mps.report(1, &json!({"state": "Starting", "message": "", "starts": 1}));
     let reads = node.api.claim_reads();
     node.api.wait_for("another attempt", |api| (api.claim_reads() > reads + 1).then_some(())).await;
@@ -207,13 +211,9 @@ async fn claims_without_mps_need_no_mps_files() {
     unprepare(&driver, "plain").await;
     // A failed request is rolled back.
     fs::write(mps_paths(&node).root(), "blocking").expect("written");
-    let error = prepare(&driver, by_mps(&node, "a", &[(0, 4, 0)], &json!({})))
-        .await
-        .expect_err("blocking");
-    assert!(
-        error.contains("cannot access MPS daemon request files"),
-        "{error}"
-    );
+    let error =
+        prepare(&driver, by_mps(&node, "a", &[(0, 4, 0)], &json!({}))).await.expect_err("blocking");
+    assert!(error.contains("cannot access MPS daemon request files"), "{error}");
     fs::remove_file(mps_paths(&node).root()).expect("there");
     prepare(&driver, node.allocate("all", &[(0, 16, 0)])).await.expect("all of the GPU is free");
 }
@@ -224,7 +224,11 @@ async fn unprepare_cancels_wait_and_releases_daemon() {
     let driver = started(&node).await;
     let _mps = FakeMps::start(&node);
     let waiting = begin(&driver, by_mps(&node, "a", &[(0, 4, 0)], &json!({})));
-    node.api.wait_for("the request of a daemon", |_| (node.requested_daemons() == only(0)).then_some(())).await;
+    node.api
+        .wait_for("the request of a daemon", |_| {
+            (node.requested_daemons() == only(0)).then_some(())
+        })
+        .await;
     unprepare(&driver, "a").await;
     let error = waiting.await.expect("no panic").expect_err("ended");
     assert!(error.contains("unprepared the claim meanwhile"), "{error}");

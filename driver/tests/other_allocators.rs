@@ -4,8 +4,8 @@ mod fakes;
 
 use std::sync::Arc;
 
-use serde_json::{Value, json};
 use fakes::{gpus::uuid, node::Node};
+use serde_json::{Value, json};
 use tessera_driver::{driver::DriverSettings, other_allocators::OtherAllocatorPolicy};
 
 /// Returns the names of published devices.
@@ -76,7 +76,9 @@ async fn other_dra_driver_withholds_its_gpus_of_this_node() {
     node.api.delete_slice("nvidias");
     publishes(&node, [0, 1]).await;
     node.api.put_slice(nvidia_slice("node-b", 0));
-    node.api.put_slice(json!({"metadata": {"name": "mine"}, "spec": nvidia_slice("node-a", 0)["spec"]}));
+    node.api.put_slice(
+        json!({"metadata": {"name": "mine"}, "spec": nvidia_slice("node-a", 0)["spec"]}),
+    );
     publishes(&node, [1]).await;
 }
 
@@ -89,7 +91,7 @@ async fn prepared_claim_stays_and_new_claim_is_refused() {
     let devices = kubelet.prepare(claim.clone()).await.expect("prepared");
     node.api.set_capacity("nvidia.com/gpu", "1");
     publishes(&node, []).await;
-    assert_eq!(kubelet.prepare(claim).await.expect("as before"), devices);
+    assert_eq!(kubelet.prepare(claim).await.expect("still prepared"), devices);
     let refused =
         kubelet.prepare(node.allocate("after", &[(0, 1, 0)])).await.expect_err("not its turn");
     assert!(
@@ -103,7 +105,8 @@ async fn policy_ignore_publishes_all_gpus() {
     let node = Node::with_gpus(2);
     node.api.set_capacity("nvidia.com/gpu", "2");
     node.api.put_slice(nvidia_slice("node-a", 1));
-    let settings = DriverSettings { on_other_allocator: OtherAllocatorPolicy::Ignore, ..node.settings() };
+    let settings =
+        DriverSettings { on_other_allocator: OtherAllocatorPolicy::Ignore, ..node.settings() };
     let _driver =
         node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
     publishes(&node, [0, 1]).await;

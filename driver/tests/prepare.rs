@@ -4,14 +4,14 @@ mod fakes;
 
 use std::{collections::BTreeMap, fs, path::Path, sync::Arc, time::Duration};
 
-use oci_spec::runtime as oci;
-use serde_json::json;
 use fakes::{
     container::{inject, mounts},
     gpus::{FakeGpus, uuid},
     kubelet::Kubelet,
     node::{Node, Share, asked, claim, configured, share_id, uid},
 };
+use oci_spec::runtime as oci;
+use serde_json::json;
 use tessera_api::slice::MemoryRatio;
 use tessera_driver::{
     driver::DriverSettings,
@@ -195,15 +195,15 @@ fn oversubscribed(node: &Node, name: &str, shares: &[Share]) -> dra_v1::Claim {
 }
 
 #[tokio::test]
-async fn oversubscribed_claims_exceed_gpu_memory_alone()
- {
+async fn oversubscribed_claims_exceed_gpu_memory_alone() {
     let node = Node::with_gpus(1);
     let memory_ratio = MemoryRatio::from_percent(200).expect("a ratio");
     let settings = DriverSettings { memory_ratio, ..node.settings() };
     let driver = node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
 
-    let devices = kubelet.prepare(oversubscribed(&node, "a", &[(0, 20, 0)])).await.expect("prepared");
+    let devices =
+        kubelet.prepare(oversubscribed(&node, "a", &[(0, 20, 0)])).await.expect("prepared");
     let granted = |devices: &[dra_v1::Device]| {
         let grant = grants(&node, devices)[0];
         (grant.memory_limit_bytes >> 30, grant.oversubscribe)
@@ -212,8 +212,10 @@ async fn oversubscribed_claims_exceed_gpu_memory_alone()
     let error =
         kubelet.prepare(node.allocate("b", &[(0, 17, 0)])).await.expect_err("more than 16 GiB");
     assert!(error.contains("of 16Gi used"), "{error}");
-    let beside =
-        kubelet.prepare(oversubscribed(&node, "c", &[(0, 12, 0)])).await.expect("20 and 12 of 32 GiB");
+    let beside = kubelet
+        .prepare(oversubscribed(&node, "c", &[(0, 12, 0)]))
+        .await
+        .expect("20 and 12 of 32 GiB");
     assert_eq!(granted(&beside), (12, true));
     let error = kubelet
         .prepare(oversubscribed(&node, "d", &[(0, 33, 0)]))

@@ -26,7 +26,7 @@ use tessera_driver::{
         step::{Step, UndoStep, steps, undo_steps},
     },
     state::{
-        journal::{ClaimRecord, Journal, JournalStore, ClaimState},
+        journal::{ClaimRecord, ClaimState, Journal, JournalStore},
         library::InstalledLibrary,
         mounts::{Mounts, Tmpfs},
         shares::ShareFiles,
@@ -387,7 +387,10 @@ async fn journal_of_newer_driver_is_refused() {
 
     let error =
         node.start_with(node.settings(), Arc::new(node.mounts.clone())).await.expect_err("refused");
-    assert!(format!("{error:#}").contains("has version 99, newer than 3 of this driver"), "{error:#}");
+    assert!(
+        format!("{error:#}").contains("has version 99, newer than 3 of this driver"),
+        "{error:#}"
+    );
     assert_eq!(fs::read_to_string(node.paths().journal()).expect("still there"), content);
     assert!(!node.path("kubelet").exists(), "it never registered");
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use fakes::node::{Node, asked};
 use tessera_driver::{
     driver::Driver,
-    kubelet::plugin::{ClaimRef, ClaimHandler, PreparedDevice},
+    kubelet::plugin::{ClaimHandler, ClaimRef, PreparedDevice},
 };
 use tessera_proto::dra_v1;
 use tokio::time::Instant;

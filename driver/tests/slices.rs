@@ -4,11 +4,11 @@ mod fakes;
 
 use std::sync::Arc;
 
-use serde_json::{Value, json};
 use fakes::{
     gpus::{FakeGpus, uuid},
     node::Node,
 };
+use serde_json::{Value, json};
 use tessera_api::{
     Inventory,
     names::GpuUuid,
@@ -83,9 +83,10 @@ async fn gpu_with_fixed_share_is_published_at_100_percent() {
             let devices = slices.first().and_then(|slice| slice["spec"]["devices"].as_array());
             devices.is_some_and(|devices| {
                 let of = |device: &Value| device["capacity"]["memory"]["value"].clone();
-                let tells = |device: &Value| !device["attributes"]["physicalMemory"].is_null();
+                let has_physical =
+                    |device: &Value| !device["attributes"]["physicalMemory"].is_null();
                 devices.iter().map(of).eq(memory)
-                    && devices.iter().all(|device| tells(device) == (of(device) == "24Gi"))
+                    && devices.iter().all(|device| has_physical(device) == (of(device) == "24Gi"))
             })
         };
         node.api.wait_for(what, |api| Some(api.slices()).filter(is_so)).await;
@@ -132,7 +133,7 @@ async fn changed_slices_are_restored() {
     assert_eq!(
         slice["metadata"]["annotations"],
         json!({"foreign": "kept"}),
-        "two T4 have no link to tell of"
+        "two T4 have no links"
     );
 }
 
@@ -145,8 +146,9 @@ async fn unknown_slice_of_driver_is_deleted() {
     forged["spec"]["pool"]["generation"] = json!(9);
     forged["spec"]["devices"][0]["name"] = json!(uuid(7).device_name());
     node.api.put_slice(forged);
-    let ours = |slices: &Vec<Value>| slices.len() == 1 && generation(&slices[0]) > 9;
-    let slices = node.api.wait_for("ours alone", |api| Some(api.slices()).filter(ours)).await;
+    let own = |slices: &Vec<Value>| slices.len() == 1 && generation(&slices[0]) > 9;
+    let slices =
+        node.api.wait_for("only the own slice", |api| Some(api.slices()).filter(own)).await;
     assert_eq!(devices(&slices), names(0..1));
 }
 
@@ -194,7 +196,7 @@ async fn node_without_gpu_library_publishes_empty_slice() {
     let metrics = driver.metrics().render();
     assert!(metrics.contains("tessera_driver_hardware_known 0"), "{metrics}");
     let failed = tokio::time::timeout(std::time::Duration::from_millis(50), driver.failed()).await;
-    assert!(failed.is_err(), "it goes on");
+    assert!(failed.is_err(), "it continues");
 }
 
 #[tokio::test]

@@ -4,11 +4,11 @@ mod fakes;
 
 use std::{sync::Arc, time::Duration};
 
-use serde_json::{Value, json};
 use fakes::{
     kubelet::Kubelet,
     node::{Node, asked, configured},
 };
+use serde_json::{Value, json};
 use tessera_driver::{driver::DriverSettings, mode::AllocationMode};
 
 fn taints(node: &Node) -> Vec<Vec<String>> {
@@ -121,7 +121,8 @@ async fn refuses_controller_features_with_field_and_advice() {
 async fn burst_of_claims_causes_few_slice_writes() {
     let node = Node::with_gpus(4);
     let order = tessera_api::slice::DeviceOrder::FreeFirst;
-    let settings = DriverSettings { mode: AllocationMode::Stock, device_order: order, ..node.settings() };
+    let settings =
+        DriverSettings { mode: AllocationMode::Stock, device_order: order, ..node.settings() };
     let driver = node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
     taints_are(&node, &[]).await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;

@@ -9,13 +9,13 @@ use std::{
     path::PathBuf,
 };
 
-use nix::{
-    fcntl::{FcntlArg, fcntl},
-    libc,
-};
 use fakes::{
     kubelet::Kubelet,
     node::{Node, share_id, uid},
+};
+use nix::{
+    fcntl::{FcntlArg, fcntl},
+    libc,
 };
 use tessera_api::names::{ClaimDeviceName, ClaimUid};
 use tessera_driver::driver::Driver;
@@ -175,7 +175,7 @@ async fn corrupt_ledger_is_reported_as_unreadable() {
     let driver = with_share(&node).await;
     assert_eq!(value(&driver, "tessera_share_ledger_readable"), ["1"]);
     let ledger = path(&node, "a");
-    let ruins: [&dyn Fn(); 4] = [
+    let corruptions: [&dyn Fn(); 4] = [
         &|| fs::write(&ledger, "").expect("written"),
         &|| fs::write(&ledger, vec![0xff; 1 << 20]).expect("written"),
         &|| {
@@ -184,8 +184,8 @@ async fn corrupt_ledger_is_reported_as_unreadable() {
         },
         &|| fs::remove_file(&ledger).expect("removed"),
     ];
-    for ruin in ruins {
-        ruin();
+    for corrupt in corruptions {
+        corrupt();
         assert_eq!(value(&driver, "tessera_share_ledger_readable"), ["0"]);
         assert!(value(&driver, "tessera_share_memory_used_bytes").is_empty());
         assert_eq!(value(&driver, "tessera_share_memory_limit_bytes"), [(2048 * MIB).to_string()]);
@@ -301,8 +301,8 @@ async fn unaccounted_process_is_reported_once() {
         show(&node, pid, &of_pod());
     }
     show(&node, 103, "/system.slice/dcgm.service");
-    // Accounted for, with a context; more than that; in no ledger; not in a pod; not visible; only a
-    // context.
+    // Accounted for, with a context; more than that; in no ledger; not in a pod; not visible; only
+    // a context.
     let holding = [
         holds(100, 900),
         holds(101, 1500),
@@ -351,14 +351,14 @@ async fn unaccounted_process_is_reported_once() {
 
 #[tokio::test]
 async fn processes_of_mps_pod_are_not_audited() {
-    const KEEPER_POD: &str = "2e1d3c4f-0b52-4d4c-9f66-1e7a3c2b5d88";
+    const MPS_POD: &str = "2e1d3c4f-0b52-4d4c-9f66-1e7a3c2b5d88";
     let node = Node::with_gpus(1);
     let driver = with_share(&node).await;
     let _lock = KeeperLock::take(&MpsPaths::new(node.paths().root()))
         .expect("a lock")
-        .expect("nobody else");
-    let of_keeper = format!("/kubepods/besteffort/pod{KEEPER_POD}/77aa");
-    for (pid, cgroup) in [(std::process::id(), &of_keeper), (101, &of_keeper), (102, &of_pod())] {
+        .expect("the lock is free");
+    let of_mps = format!("/kubepods/besteffort/pod{MPS_POD}/77aa");
+    for (pid, cgroup) in [(std::process::id(), &of_mps), (101, &of_mps), (102, &of_pod())] {
         show(&node, pid, cgroup);
     }
     node.gpus.hold(0, &[holds(101, 5000), holds(102, 5000)]);

@@ -26,7 +26,8 @@ pub fn write(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     };
     let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
     let prefix = format!(".{}.", name.to_string_lossy());
-    let mut file = tempfile::Builder::new().prefix(&prefix).suffix(".tmp").tempfile_in(directory)?;
+    let mut file =
+        tempfile::Builder::new().prefix(&prefix).suffix(".tmp").tempfile_in(directory)?;
     file.write_all(content)?;
     file.as_file().set_permissions(Permissions::from_mode(mode))?;
     file.persist(path).map(drop).map_err(|error| error.error)
@@ -82,7 +83,8 @@ mod tests {
         let contents = [b'a', b'b', b'c'].map(|byte| vec![byte; 100_000]);
         std::thread::scope(|scope| {
             for content in &contents {
-                scope.spawn(|| (0..20).for_each(|_| write(&path, content, 0o644).expect("written")));
+                scope
+                    .spawn(|| (0..20).for_each(|_| write(&path, content, 0o644).expect("written")));
             }
         });
         assert!(contents.contains(&fs::read(&path).expect("the file")));

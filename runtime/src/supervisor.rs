@@ -98,11 +98,7 @@ impl Supervisor {
     }
 
     /// Starts a task, which must run until the token is cancelled.
-    pub fn spawn(
-        &mut self,
-        name: &'static str,
-        task: impl Future<Output = ()> + Send + 'static,
-    ) {
+    pub fn spawn(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
         let id = self.tasks.spawn(task).id();
         self.names.insert(id, name);
     }
@@ -147,7 +143,9 @@ impl Supervisor {
                 () = &mut settle => break,
             }
         }
-        if !first.is_panic && let Some(at) = others.iter().position(|other| other.is_panic) {
+        if !first.is_panic
+            && let Some(at) = others.iter().position(|other| other.is_panic)
+        {
             std::mem::swap(&mut first, &mut others[at]);
         }
         for other in others {

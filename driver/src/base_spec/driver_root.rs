@@ -134,8 +134,8 @@ impl DriverRoot {
         nodes
     }
 
-    /// Resolves links as in a chroot: absolute links stay below the root. Returns `None` if the file
-    /// does not exist, or has too many links.
+    /// Resolves links as in a chroot: absolute links stay below the root. Returns `None` if the
+    /// file does not exist, or has too many links.
     fn resolve(&self, relative: &Path) -> Option<PathBuf> {
         /// Limit of the kernel.
         const MAX_LINKS: usize = 40;

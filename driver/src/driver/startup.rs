@@ -28,7 +28,9 @@ use crate::{
     metrics::Metrics,
     mps::{Mps, watch::MpsWatch},
     other_allocators,
-    prepare::{DetachedClaims, LocalNode, Preparer, execute::Executor, repair, source::ClaimSource},
+    prepare::{
+        DetachedClaims, LocalNode, Preparer, execute::Executor, repair, source::ClaimSource,
+    },
     publisher::Publisher,
     slices::SliceSource,
     state::{

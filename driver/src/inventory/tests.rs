@@ -117,7 +117,11 @@ fn test_bed() -> TestBed {
         Arc::new(base),
         InventoryInputs { journal: journal_receiver, others: others_receiver },
         Arc::default(),
-        InventoryOutputs { hardware: hardware_sender, health: health_sender, events: node_events_sender },
+        InventoryOutputs {
+            hardware: hardware_sender,
+            health: health_sender,
+            events: node_events_sender,
+        },
     );
     TestBed { watcher, hardware, health, journal, others, node_events, machine, events, directory }
 }
@@ -138,13 +142,7 @@ fn in_use(bed: &TestBed) {
 }
 
 fn healths(bed: &TestBed) -> Vec<(String, Option<bool>)> {
-    bed
-        .health
-        .borrow()
-        .devices
-        .iter()
-        .map(|found| (found.device.clone(), found.healthy))
-        .collect()
+    bed.health.borrow().devices.iter().map(|found| (found.device.clone(), found.healthy)).collect()
 }
 
 #[test]
@@ -190,7 +188,10 @@ fn gpu_is_unhealthy_while_recovery_action_is_set() {
     let of_an_application = HealthEvent { gpu: uuid(GPU), kind: HealthEventKind::Xid(Xid(109)) };
     let changed = HealthEvent { gpu: uuid(GPU), kind: HealthEventKind::Xid(Xid(154)) };
     assert!(!bed.watcher.remember(std::slice::from_ref(&of_an_application)));
-    assert!(bed.watcher.remember(&[of_an_application, changed]), "the recovery action is to be read");
+    assert!(
+        bed.watcher.remember(&[of_an_application, changed]),
+        "the recovery action is to be read"
+    );
     bed.watcher.found(inventory(&[GPU]));
     assert_eq!(healths(&bed), [(GPU.to_lowercase(), Some(false))]);
     *bed.machine.action.lock().expect("no panic") = Some(RecoveryAction::None);
@@ -252,11 +253,7 @@ fn missing_gpu_of_claim_is_reported_unhealthy() {
         healths(&bed),
         [(OTHER.to_lowercase(), Some(true)), (GPU.to_lowercase(), Some(false))]
     );
-    assert!(
-        bed.health.borrow().devices[1].message.contains("bus"),
-        "{:?}",
-        bed.health.borrow()
-    );
+    assert!(bed.health.borrow().devices[1].message.contains("bus"), "{:?}", bed.health.borrow());
 
     // The operator excluded it: the health is unknown.
     let excluded = inventory(&[GPU, OTHER]).excluding(&BTreeSet::from([uuid(GPU)]));
@@ -386,8 +383,7 @@ fn gpus_without_libcuda_are_not_published_and_reported_once() {
     std::fs::remove_file(bed.directory.path().join("root/usr/lib64/libcuda.so.1"))
         .expect("removed");
     for _ in 0..2 {
-        let sharable =
-            bed.watcher.sharable(inventory(&[GPU, OTHER]), &OtherAllocators::default());
+        let sharable = bed.watcher.sharable(inventory(&[GPU, OTHER]), &OtherAllocators::default());
         assert!(bed.watcher.found(sharable).is_empty());
     }
     let NodeEvent { reason, note } = bed.node_events.try_recv().expect("an event");

@@ -34,8 +34,8 @@ struct Verdict {
     code: String,
     message: String,
     since: Instant,
-    /// True if the NVIDIA driver sets a recovery action after this event and those before it, if one
-    /// is needed.
+    /// True if the NVIDIA driver sets a recovery action after this event and those before it, if
+    /// one is needed.
     sets_recovery_action: bool,
     /// True if the driver has reported a recovery action since.
     action_seen: bool,
@@ -47,8 +47,8 @@ impl Verdict {
     /// Returns true if the verdict is obsolete.
     fn is_over(&self, action: Option<RecoveryAction>, now: Instant) -> bool {
         match action {
-            // The driver reports no recovery actions. Only a reset repairs the GPU, and during it the
-            // GPU is absent.
+            // The driver reports no recovery actions. Only a reset repairs the GPU, and during it
+            // the GPU is absent.
             None => self.was_gone,
             Some(RecoveryAction::None) => {
                 let settled = now.saturating_duration_since(self.since) >= SETTLES_WITHIN;
@@ -60,13 +60,14 @@ impl Verdict {
 }
 
 impl Verdicts {
-    /// Records the verdict of an event. Returns true if it is new. Events without a verdict are not.
+    /// Records the verdict of an event. Returns true if it is new. Events without a verdict are
+    /// not.
     pub(super) fn remember(&mut self, event: &HealthEvent, now: Instant) -> bool {
         let Some(Health::Unhealthy { code, message }) = event.kind.health() else { return false };
         let known = self.by_gpu.get(&event.gpu);
         let is_new = known.is_none_or(|known| known.code != code);
-        // A verdict that the recovery action "none" does not end stays, although another error comes
-        // after it, as 120 comes after 119.
+        // A verdict that the recovery action "none" does not end stays, although another error
+        // comes after it, as 120 comes after 119.
         let settles =
             |known: &Verdict| known.sets_recovery_action || known.action_seen || known.was_gone;
         let sets_recovery_action = event.kind.sets_recovery_action() && known.is_none_or(settles);

@@ -26,10 +26,10 @@ pub struct DeviceHealth {
     pub message: String,
 }
 
-/// The health of all devices at one time.
+/// The health of all devices at a point in time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HealthReport {
-    /// That time, in Unix seconds.
+    /// The time, in Unix seconds.
     pub checked_at: i64,
     /// All devices, also missing devices that claims still use.
     pub devices: Vec<DeviceHealth>,
@@ -43,8 +43,8 @@ pub struct HealthService {
 }
 
 impl HealthService {
-    /// Returns services that stream `reports` until `stop`. A stream that does not end would keep the
-    /// server from stopping.
+    /// Returns services that stream `reports` until `stop`. A stream that does not end would keep
+    /// the server from stopping.
     #[must_use]
     pub fn new(reports: watch::Receiver<Arc<HealthReport>>, stop: CancellationToken) -> Self {
         Self { reports, stop }

@@ -32,7 +32,8 @@ pub struct PreparedDevice {
     pub share_id: Option<String>,
 }
 
-/// Handler of the kubelet's calls. An error is text that the kubelet writes into an event of the pod.
+/// Handler of the kubelet's calls. An error is text that the kubelet writes into an event of the
+/// pod.
 pub trait ClaimHandler: Send + Sync + 'static {
     /// Prepares one claim. Dropping the future must not stop the work that it started.
     fn prepare(

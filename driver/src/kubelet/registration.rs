@@ -1,4 +1,5 @@
-//! Registration with the kubelet, which finds the socket, asks for the plugin, and sends the result.
+//! Registration with the kubelet, which finds the socket, asks for the plugin, and sends the
+//! result.
 
 use std::path::PathBuf;
 

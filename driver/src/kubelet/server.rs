@@ -15,7 +15,7 @@ use tonic::transport::{Server, server::Router};
 use super::{
     health::HealthService,
     plugin::{ClaimHandler, PluginService},
-    registration::{RegistrationState, RegistrationService},
+    registration::{RegistrationService, RegistrationState},
     socket::{Socket, SocketError, SocketPaths},
 };
 
@@ -98,8 +98,8 @@ impl KubeletServers {
         }
     }
 
-    /// Stops registration first, so that the kubelet sends no new calls, then the plugin. Removes both
-    /// sockets.
+    /// Stops registration first, so that the kubelet sends no new calls, then the plugin. Removes
+    /// both sockets.
     pub async fn stop(self) {
         self.registration.stop().await;
         self.plugin.stop().await;

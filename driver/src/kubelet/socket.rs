@@ -81,11 +81,11 @@ impl SocketPaths {
     }
 }
 
-/// Returns the first name that fits, of the names that the kubelet plugin library tries, with `@` in
-/// place of the last dash (docs/adr/0006-registration-socket-name.md).
+/// Returns the first name that fits, of the names that the kubelet plugin library tries, with `@`
+/// in place of the last dash (docs/adr/0006-registration-socket-name.md).
 ///
-/// kubelet 1.37 sends the percent-encoded path of this socket as `:authority`, and the crate `http`,
-/// used by tonic, accepts a `%` only in the user part, which ends at `@`.
+/// kubelet 1.37 sends the percent-encoded path of this socket as `:authority`, and the crate
+/// `http`, used by tonic, accepts a `%` only in the user part, which ends at `@`.
 fn registration_of_instance(registry: &Path, driver: &str, uid: &str) -> PathBuf {
     let short = base64_url(&Sha256::digest(uid)[..8]);
     let shortest = base64_url(&Sha256::digest(format!("{driver}\0{uid}"))[..16]);
@@ -152,8 +152,8 @@ impl Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        let ours = identity(&self.path).is_ok_and(|found| found == self.identity);
-        if ours && let Err(error) = fs::remove_file(&self.path) {
+        let is_own = identity(&self.path).is_ok_and(|found| found == self.identity);
+        if is_own && let Err(error) = fs::remove_file(&self.path) {
             tracing::warn!(path = %self.path.display(), %error, "cannot remove socket");
         }
     }
@@ -189,9 +189,7 @@ fn sweep(directory: &Path, is_ours: impl Fn(&str) -> bool) -> Vec<PathBuf> {
     let sockets = entries
         .filter(|entry| entry.file_name().to_str().is_some_and(&is_ours))
         .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_socket()));
-    let abandoned = sockets.map(|entry| entry.path()).filter(|path| {
-        is_abandoned(path)
-    });
+    let abandoned = sockets.map(|entry| entry.path()).filter(|path| is_abandoned(path));
     abandoned.filter(|path| fs::remove_file(path).is_ok()).collect()
 }
 

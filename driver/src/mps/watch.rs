@@ -145,7 +145,11 @@ mod tests {
         let mut is_reported = |state, starts| seen.observe(&gpu, &status(state, starts)).is_some();
         assert!(!is_reported(State::Failed, 1), "a waiting claim has an event of its own");
         assert!(!is_reported(State::Ready, 2) && !is_reported(State::Ready, 2));
-        assert!(is_reported(State::Failed, 2) && !is_reported(State::Failed, 2) && !is_reported(State::Starting, 3));
+        assert!(
+            is_reported(State::Failed, 2)
+                && !is_reported(State::Failed, 2)
+                && !is_reported(State::Starting, 3)
+        );
         assert!(!is_reported(State::Ready, 3), "it was reported when it failed");
         assert!(is_reported(State::Ready, 4), "it was restarted between two rounds");
     }

@@ -110,7 +110,7 @@ pub enum ClaimError {
     NothingOfOurs,
     /// The device is on another node.
     #[error(
-        "status.allocation.devices.results[{index}].pool: `{pool}` is not the pool `{ours}` of this node: the claim is allocated to another node"
+        "status.allocation.devices.results[{index}].pool: `{pool}` is not the pool `{own_pool}` of this node: the claim is allocated to another node"
     )]
     OtherPool {
         /// The index of the result.
@@ -118,7 +118,7 @@ pub enum ClaimError {
         /// The pool of the result.
         pool: String,
         /// The pool of this node.
-        ours: PoolName,
+        own_pool: PoolName,
     },
     /// A name is malformed.
     #[error("status.allocation.devices.results[{index}].{field} is malformed")]
@@ -188,14 +188,14 @@ pub enum ClaimError {
     Config {
         /// The request.
         request: RequestName,
-        /// What is wrong with them.
+        /// The cause.
         source: ConfigError,
     },
 }
 
 impl AllocatedClaim {
-    /// Validates `claim` for preparation on the node of pool `ours`. Results and parameters of other
-    /// drivers are ignored.
+    /// Validates `claim` for preparation on the node of pool `own_pool`. Results and parameters of
+    /// other drivers are ignored.
     ///
     /// # Errors
     /// [`ClaimError`]: the first error, with its field.
@@ -204,7 +204,7 @@ impl AllocatedClaim {
         uid: &ClaimUid,
         namespace: &Namespace,
         name: &ClaimName,
-        ours: &PoolName,
+        own_pool: &PoolName,
     ) -> Result<Self, ClaimError> {
         let found = claim.metadata.uid.as_deref().unwrap_or_default();
         if found != uid.as_str() {
@@ -218,7 +218,7 @@ impl AllocatedClaim {
         let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
         let not_allocated =
             || ClaimError::NotAllocated { namespace: namespace.clone(), name: name.clone() };
-        let shares = shares(allocation.ok_or_else(not_allocated)?, ours)?;
+        let shares = shares(allocation.ok_or_else(not_allocated)?, own_pool)?;
         Ok(Self { uid: uid.clone(), namespace: namespace.clone(), name: name.clone(), shares })
     }
 }
@@ -262,7 +262,7 @@ pub fn check_without_controller(claim: &ResourceClaim) -> Result<(), ClaimError>
 
 fn shares(
     allocation: &AllocationResult,
-    ours: &PoolName,
+    own_pool: &PoolName,
 ) -> Result<Vec<AllocatedShare>, ClaimError> {
     let Some(devices) = &allocation.devices else { return Err(ClaimError::NothingOfOurs) };
     let configs = devices.config.as_deref().unwrap_or_default();
@@ -284,7 +284,7 @@ fn shares(
             ComputePriority::Normal => journal::ComputePriority::Normal,
             ComputePriority::Low => journal::ComputePriority::Low,
         };
-        let share = share(index, result, request, ours)?;
+        let share = share(index, result, request, own_pool)?;
         let (oversubscribe, mps) = (config.oversubscribe, config.sharing == Sharing::Mps);
         shares.push(AllocatedShare { compute, priority, oversubscribe, mps, ..share });
     }
@@ -301,10 +301,14 @@ fn share(
     index: usize,
     result: &DeviceRequestAllocationResult,
     request: RequestName,
-    ours: &PoolName,
+    own_pool: &PoolName,
 ) -> Result<AllocatedShare, ClaimError> {
-    if *ours != result.pool.as_str() {
-        return Err(ClaimError::OtherPool { index, pool: result.pool.clone(), ours: ours.clone() });
+    if *own_pool != result.pool.as_str() {
+        return Err(ClaimError::OtherPool {
+            index,
+            pool: result.pool.clone(),
+            own_pool: own_pool.clone(),
+        });
     }
     if result.admin_access == Some(true) {
         return Err(ClaimError::AdminAccess { index });
@@ -317,7 +321,7 @@ fn share(
     Ok(AllocatedShare {
         index,
         request,
-        pool: ours.clone(),
+        pool: own_pool.clone(),
         device: name(index, "device", DeviceName::new(&result.device))?,
         share_id: share_id.transpose()?,
         memory_bytes: memory

@@ -15,13 +15,13 @@ use super::{
 use crate::{
     context_memory::ContextMemory,
     fault,
-    intercept::{InterceptMode, Injection},
+    intercept::{Injection, InterceptMode},
     inventory::HardwareState,
     kubelet::plugin::PreparedDevice,
     state::{
         StatePaths,
         attempts::{self, Attempt},
-        journal::{ClaimRecord, JournalStore, LockedJournal, ClaimState},
+        journal::{ClaimRecord, ClaimState, JournalStore, LockedJournal},
         library::InstalledLibrary,
     },
 };
@@ -49,7 +49,7 @@ impl LocalNode {
     /// Prepares `claim`: plans and acts under the journal's lock.
     ///
     /// # Guarantees
-    /// If it fails, the node is as before. If the process dies, or a step cannot be undone, the
+    /// If it fails, the node is unchanged. If the process dies, or a step cannot be undone, the
     /// journal says `Started`, and repair, the next Prepare or Unprepare undoes the steps. A claim
     /// that waits for its MPS control daemon also stays `Started`: its share is not given to
     /// another claim, and the daemon stays requested.
@@ -160,7 +160,8 @@ impl LocalNode {
     /// [`PrepareError`].
     pub fn repeat(&self, claim: &ClaimUid) -> Result<Option<Vec<PreparedDevice>>, PrepareError> {
         let journal = self.journal.lock()?;
-        let Some(record) = journal.get(claim).filter(|record| record.state == ClaimState::Completed)
+        let Some(record) =
+            journal.get(claim).filter(|record| record.state == ClaimState::Completed)
         else {
             return Ok(None);
         };

@@ -9,7 +9,7 @@ use tessera_api::{
 
 use super::claim::{AllocatedClaim, AllocatedShare};
 use crate::intercept::Injection;
-use crate::state::journal::{ClaimRecord, Journal, ShareRecord, ClaimState, GpuUsage};
+use crate::state::journal::{ClaimRecord, ClaimState, GpuUsage, Journal, ShareRecord};
 
 /// Decision about a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,7 +45,9 @@ pub enum PlanError {
         reason: String,
     },
     /// The GPU is shared with another mode.
-    #[error("GPU {gpu} is already in use with sharing {used}; sharing modes cannot be mixed on one GPU")]
+    #[error(
+        "GPU {gpu} is already in use with sharing {used}; sharing modes cannot be mixed on one GPU"
+    )]
     Sharing {
         /// The GPU.
         gpu: GpuUuid,
@@ -84,7 +86,8 @@ pub enum PlanError {
 }
 
 impl PlanError {
-    /// Returns true if another attempt may succeed: the kubelet may unprepare another claim meanwhile.
+    /// Returns true if another attempt may succeed: the kubelet may unprepare another claim
+    /// meanwhile.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
@@ -113,8 +116,8 @@ const WHOLE_GPU_PERCENT: u32 = 100;
 /// Decides how to prepare a claim.
 ///
 /// Guards against two allocators: whatever the allocation says, the prepared shares of a GPU never
-/// exceed the GPU, or its published memory if all of them may be oversubscribed, and all of them use
-/// the same sharing mode.
+/// exceed the GPU, or its published memory if all of them may be oversubscribed, and all of them
+/// use the same sharing mode.
 ///
 /// # Errors
 /// [`PlanError`].
@@ -142,8 +145,8 @@ pub fn plan(
     Ok(PrepareDecision::Prepare(record))
 }
 
-/// Returns the record of a claim, without regard to the hardware. Used to plan a claim and to rebuild
-/// a lost journal.
+/// Returns the record of a claim, without regard to the hardware. Used to plan a claim and to
+/// rebuild a lost journal.
 ///
 /// # Errors
 /// [`PlanError::NotAGpu`].

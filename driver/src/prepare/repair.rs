@@ -19,7 +19,7 @@ use super::{
 };
 use crate::state::{
     attempts,
-    journal::{ClaimRecord, Journal, JournalError, Replaced, ClaimState},
+    journal::{ClaimRecord, ClaimState, Journal, JournalError, Replaced},
 };
 
 /// Findings and actions of a repair.

@@ -116,8 +116,8 @@ impl ClaimSource {
         }
     }
 
-    /// Returns the claims of the cluster that are `wanted`, read page by page. Used only to rebuild a
-    /// lost journal.
+    /// Returns the claims of the cluster that are `wanted`, read page by page. Used only to rebuild
+    /// a lost journal.
     ///
     /// Other claims are dropped with their page: all claims of a large cluster with their managed
     /// fields need more memory than a driver has. Each page has a deadline.

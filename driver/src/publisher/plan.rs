@@ -1,8 +1,8 @@
 //! Plans the changes from observed to desired slices. Pure functions.
 //!
-//! A pool is complete for its readers if the number of slices of its highest generation is the number
-//! that each of them states. So one changed slice of an otherwise unchanged pool keeps the generation
-//! (it is replaced atomically). All other changes give all slices the next generation.
+//! A pool is complete for its readers if the number of slices of its highest generation is the
+//! number that each of them states. So one changed slice of an otherwise unchanged pool keeps the
+//! generation (it is replaced atomically). All other changes give all slices the next generation.
 
 use std::collections::BTreeMap;
 
@@ -55,8 +55,8 @@ impl SliceChange {
     }
 }
 
-/// Returns the changes from `observed` to `desired`, in order. Obsolete slices are deleted first, so
-/// that no device is in two slices. `generation` is the highest generation ever seen.
+/// Returns the changes from `observed` to `desired`, in order. Obsolete slices are deleted first,
+/// so that no device is in two slices. `generation` is the highest generation ever seen.
 #[must_use]
 pub fn plan(
     desired: Vec<ResourceSlice>,
@@ -93,7 +93,10 @@ pub fn plan(
             Some(known) if keep && same_content(&slice, &known) => {}
             Some(known) => {
                 keep_server_fields(&mut slice, &known);
-                changes.push(SliceChange::Patch { observed: Box::new(known), wanted: Box::new(slice) });
+                changes.push(SliceChange::Patch {
+                    observed: Box::new(known),
+                    wanted: Box::new(slice),
+                });
             }
         }
     }

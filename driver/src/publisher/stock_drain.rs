@@ -2,8 +2,8 @@
 //! while.
 //!
 //! kube-scheduler decides first and writes later: an allocation that it decided before a device had
-//! the managed taint may be written up to its binding timeout (600 s) after the taint. For that time
-//! the device has a second taint. The time is measured by this process and not by the clock: a
+//! the managed taint may be written up to its binding timeout (600 s) after the taint. For that
+//! time the device has a second taint. The time is measured by this process and not by the clock: a
 //! restart of the driver restarts the wait and never shortens it.
 
 use std::{

@@ -54,8 +54,8 @@ impl Attempt {
         }
     }
 
-    /// Returns true if the claim was not unprepared since the attempt began. Under the journal's lock
-    /// the result cannot change.
+    /// Returns true if the claim was not unprepared since the attempt began. Under the journal's
+    /// lock the result cannot change.
     ///
     /// # Errors
     /// [`AttemptError`].
@@ -163,7 +163,7 @@ mod tests {
         end(&paths, &uid("a"), &journal.lock().expect("locked")).expect("ended");
         let after = begin("a");
 
-        let is_current = |attempt: &Attempt| attempt.is_current().expect("looked at");
+        let is_current = |attempt: &Attempt| attempt.is_current().expect("checked");
         assert_eq!([&one, &two, &other, &after].map(is_current), [false, false, true, true]);
         end(&paths, &uid("never"), &journal.lock().expect("locked")).expect("no error");
     }
@@ -178,7 +178,7 @@ mod tests {
 
         let swept = sweep(&paths, &journal.lock().expect("locked")).expect("swept");
         assert_eq!(swept, BTreeSet::from(["dead".to_owned()]));
-        assert!(living.is_current().expect("looked at"));
+        assert!(living.is_current().expect("checked"));
         assert!(is_under_way(&paths, &uid("living")) && !is_under_way(&paths, &uid("dead")));
         assert!(!paths.asked().join("dead").exists());
     }

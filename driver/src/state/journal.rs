@@ -3,7 +3,9 @@
 mod schema;
 mod store;
 
-pub use schema::{ClaimRecord, ComputeCap, ComputePriority, Journal, ShareRecord, ClaimState, GpuUsage};
+pub use schema::{
+    ClaimRecord, ClaimState, ComputeCap, ComputePriority, GpuUsage, Journal, ShareRecord,
+};
 pub use store::{JournalError, JournalStore, LockedJournal, Replaced};
 
 #[cfg(test)]

@@ -102,9 +102,9 @@ impl InstalledLibrary {
         Ok(Self { hash, sources })
     }
 
-    /// Installs the library again if it was removed: during an update of the driver, the new instance
-    /// removes libraries that no claim uses, while the old one may still prepare claims. Callers hold
-    /// the journal's lock, as the instance that removes does.
+    /// Installs the library again if it was removed: during an update of the driver, the new
+    /// instance removes libraries that no claim uses, while the old one may still prepare
+    /// claims. Callers hold the journal's lock, as the instance that removes does.
     ///
     /// # Errors
     /// [`LibraryError`].
@@ -183,7 +183,9 @@ fn write_missing(
     hash: &str,
 ) -> Result<(), LibraryError> {
     let mut files = sources.iter().zip(contents);
-    files.try_for_each(|(source, content)| write_if_changed(&path(paths, hash, source.name), content))
+    files.try_for_each(|(source, content)| {
+        write_if_changed(&path(paths, hash, source.name), content)
+    })
 }
 
 /// Creates a directory whose file system allows execution.

@@ -230,8 +230,8 @@ impl ShareFiles {
     }
 }
 
-/// Any user of the container may read a grant. Its owner, the driver, changes it in place, even if it
-/// is not root. Containers cannot write it, since their mount is read-only.
+/// Any user of the container may read a grant. Its owner, the driver, changes it in place, even if
+/// it is not root. Containers cannot write it, since their mount is read-only.
 const GRANT_MODE: u32 = 0o644;
 
 /// Any user of the container may write a ledger, also one of another user namespace.
@@ -307,8 +307,8 @@ fn survey(parent: &Path) -> Result<Survey, ShareError> {
     Ok(survey)
 }
 
-/// Returns the subdirectories, with their names if these are UTF-8, or none if the directory does not
-/// exist. Adds other entries to `foreign`.
+/// Returns the subdirectories, with their names if these are UTF-8, or none if the directory does
+/// not exist. Adds other entries to `foreign`.
 fn directories(
     parent: &Path,
     foreign: &mut Vec<PathBuf>,

@@ -4,8 +4,8 @@ use std::{fs::File, io, path::Path};
 
 use rustix::{fs::FlockOperation, io::Errno};
 
-/// Locks a file, which is created if missing, without waiting. Returns `None` if another process holds
-/// the lock. Closing the file releases it, also when the process dies.
+/// Locks a file, which is created if missing, without waiting. Returns `None` if another process
+/// holds the lock. Closing the file releases it, also when the process dies.
 ///
 /// # Errors
 /// The file cannot be opened or locked.

@@ -84,7 +84,11 @@ impl UnaccountedProcess {
     }
 
     fn suspect(&self) -> SuspectProcess {
-        SuspectProcess { gpu: self.gpu.clone(), pid: self.pid, start_ticks: self.process.start_ticks }
+        SuspectProcess {
+            gpu: self.gpu.clone(),
+            pid: self.pid,
+            start_ticks: self.process.start_ticks,
+        }
     }
 
     fn note(&self) -> String {
@@ -119,7 +123,18 @@ impl UsageAudit {
         mps: Mps,
     ) -> Self {
         let (audited, totals, suspected, reported) = Default::default();
-        Self { ledgers, gpus, processes, metrics, events, mps, audited, totals, suspected, reported }
+        Self {
+            ledgers,
+            gpus,
+            processes,
+            metrics,
+            events,
+            mps,
+            audited,
+            totals,
+            suspected,
+            reported,
+        }
     }
 
     /// Audits until `stop`.
@@ -174,14 +189,13 @@ impl UsageAudit {
         self.report(&found);
     }
 
-    /// Reports findings of two rounds in a row: a process may start or exit between the reads of NVML
-    /// and of its ledger.
+    /// Reports findings of two rounds in a row: a process may start or exit between the reads of
+    /// NVML and of its ledger.
     fn report(&mut self, found: &[UnaccountedProcess]) {
         let now: BTreeSet<SuspectProcess> = found.iter().map(UnaccountedProcess::suspect).collect();
         let certain: Vec<_> =
             found.iter().filter(|f| self.suspected.contains(&f.suspect())).collect();
-        let is_unknown =
-            |audited: &BTreeMap<_, _>, gpu: &GpuUuid| audited.get(gpu) == Some(&false);
+        let is_unknown = |audited: &BTreeMap<_, _>, gpu: &GpuUuid| audited.get(gpu) == Some(&false);
         let mut totals: BTreeMap<GpuUuid, (usize, u64)> = BTreeMap::new();
         for finding in &certain {
             let (processes, bytes) = totals.entry(finding.gpu.clone()).or_default();
@@ -220,7 +234,12 @@ fn bytes_of(share: &ShareUsage, is_own: impl Fn(&ProcessReport) -> bool) -> Opti
 /// `/proc`, or a time namespace with another origin), a slot with the host PID of the process
 /// counts. Any process of the container could have written that PID, so the process must have the
 /// ledger mapped, as the kernel reports; that is read once for each ledger.
-fn accounted(of_gpu: &[&ShareUsage], pid: u32, process: &HostProcess, proc: &ProcFs) -> Option<u64> {
+fn accounted(
+    of_gpu: &[&ShareUsage],
+    pid: u32,
+    process: &HostProcess,
+    proc: &ProcFs,
+) -> Option<u64> {
     let itself = (process.own_pid, process.pid_namespace, process.start_ticks);
     let by_itself =
         |slot: &ProcessReport| (slot.pid, slot.pid_namespace, slot.start_ticks) == itself;
@@ -249,7 +268,8 @@ fn unaccounted(
         let pod_uid = process.pod_uid.clone()?;
         let accounted_bytes = accounted(of_gpu, held.pid, &process, proc);
         let (gpu, pid, held_bytes) = (gpu.clone(), held.pid, held.bytes);
-        let finding = UnaccountedProcess { gpu, pid, process, pod_uid, held_bytes, accounted_bytes };
+        let finding =
+            UnaccountedProcess { gpu, pid, process, pod_uid, held_bytes, accounted_bytes };
         let may_be_found = accounted_bytes.is_some() || all_readable;
         (may_be_found && finding.excess_bytes() > MAX_UNCHARGED_BYTES).then_some(finding)
     };

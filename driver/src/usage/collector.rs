@@ -9,7 +9,7 @@ use prometheus_client::{
 };
 use tessera_api::labels::metric;
 
-use super::{Ledgers, ShareUsage, LedgerUsage};
+use super::{LedgerUsage, Ledgers, ShareUsage};
 
 /// A collector that reads ledgers.
 #[derive(Debug)]
@@ -51,11 +51,9 @@ macro_rules! of_ledger {
 }
 
 const GAUGES: [(&str, &str, Value); 6] = [
-    (
-        metric::SHARE_MEMORY_LIMIT,
-        "GPU memory limit of the share, in bytes",
-        |share| Some(share.limit_bytes),
-    ),
+    (metric::SHARE_MEMORY_LIMIT, "GPU memory limit of the share, in bytes", |share| {
+        Some(share.limit_bytes)
+    }),
     (
         metric::SHARE_CORES,
         "Compute of the share, in percent of the GPU; 0 is best effort",

@@ -81,8 +81,8 @@ impl ProcFs {
         Some(HostProcess { own_pid, pid_namespace, start_ticks, name, pod_uid: pod_uid(&cgroup) })
     }
 
-    /// Returns true if the process has a file mapped, as the kernel reports. Only the first 16 MiB of
-    /// its list of mappings are read: a process can make the list as long as it wants.
+    /// Returns true if the process has a file mapped, as the kernel reports. Only the first 16 MiB
+    /// of its list of mappings are read: a process can make the list as long as it wants.
     #[must_use]
     pub fn maps(&self, pid: u32, file: FileIdentity) -> bool {
         const MAX_BYTES: u64 = 16 << 20;
@@ -107,8 +107,8 @@ fn namespace(link: &Path) -> Option<u64> {
     target.to_str()?.strip_prefix("pid:[")?.strip_suffix(']')?.parse().ok()
 }
 
-/// Returns the UID of the pod in a cgroup path of the kubelet: `pod<uid>`, with `_` for `-` in paths
-/// of systemd.
+/// Returns the UID of the pod in a cgroup path of the kubelet: `pod<uid>`, with `_` for `-` in
+/// paths of systemd.
 fn pod_uid(cgroup: &str) -> Option<String> {
     const UID: usize = 36;
     let of_part = |part: &str| {
@@ -165,9 +165,9 @@ mod tests {
     #[test]
     fn reads_own_mappings() {
         let program = File::open("/proc/self/exe").expect("a program");
-        let program = FileIdentity::of(&program).expect("it says");
+        let program = FileIdentity::of(&program).expect("metadata");
         let other = tempfile::tempfile().expect("a file");
-        let other = FileIdentity::of(&other).expect("it says");
+        let other = FileIdentity::of(&other).expect("metadata");
         let (proc, this) = (ProcFs::new("/proc"), std::process::id());
         assert!(proc.maps(this, program) && !proc.maps(this, other));
     }

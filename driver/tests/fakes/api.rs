@@ -151,8 +151,8 @@ impl Api {
 
     /// Returns the slices of the driver.
     pub fn slices(&self) -> Vec<Value> {
-        let ours = |slice: &&Value| slice["spec"]["driver"] == "gpu.tessera.dev";
-        self.objects(|objects| objects.slices.values().filter(ours).cloned().collect())
+        let own = |slice: &&Value| slice["spec"]["driver"] == "gpu.tessera.dev";
+        self.objects(|objects| objects.slices.values().filter(own).cloned().collect())
     }
 
     /// Sets the capacity of an extended resource of the Node.

@@ -22,7 +22,8 @@ pub fn inject(cdi_dir: &Path, devices: &[dra_v1::Device]) -> oci::Spec {
     container
 }
 
-/// Returns the source of each bind mount, and true if it is read-only, by its path in the container.
+/// Returns the source of each bind mount, and true if it is read-only, by its path in the
+/// container.
 pub fn mounts(container: &oci::Spec) -> BTreeMap<String, (String, bool)> {
     let mounts = container.mounts().clone().unwrap_or_default();
     let bound = mounts

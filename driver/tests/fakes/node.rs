@@ -98,8 +98,11 @@ impl Node {
         settings: DriverSettings,
         mounts: Arc<dyn Mounts>,
     ) -> anyhow::Result<Driver> {
-        let edges =
-            DriverDependencies { client: self.api.client(), gpus: Arc::new(self.gpus.clone()), mounts };
+        let edges = DriverDependencies {
+            client: self.api.client(),
+            gpus: Arc::new(self.gpus.clone()),
+            mounts,
+        };
         Driver::start(settings, edges).await
     }
 
@@ -130,7 +133,8 @@ impl Node {
         traces.extend(
             journal["claims"].as_object().into_iter().flat_map(|claims| claims.keys().cloned()),
         );
-        // The base spec stays, and each instance writes it at any time, with a temporary name first.
+        // The base spec stays, and each instance writes it at any time, with a temporary name
+        // first.
         traces.retain(|trace| !trace.contains("k8s.gpu.tessera.dev-driver"));
         traces
     }

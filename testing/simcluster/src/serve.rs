@@ -130,4 +130,3 @@ fn write_script(run_directory: &Path) -> anyhow::Result<()> {
     std::fs::write(&path, script)?;
     Ok(std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755))?)
 }
-

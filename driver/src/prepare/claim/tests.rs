@@ -96,7 +96,9 @@ fn refuses_replaced_or_unallocated_claim() {
 fn refuses_result_of_another_node() {
     let error = check(&with("pool", json!("node-b"))).expect_err("refused");
     assert!(
-        error.to_string().contains("results[0].pool: `node-b` is not the pool `node-a` of this node"),
+        error
+            .to_string()
+            .contains("results[0].pool: `node-b` is not the pool `node-a` of this node"),
         "{error}"
     );
 }

@@ -133,7 +133,10 @@ fn planned(claim: &AllocatedClaim, journal: &Journal) -> Result<PrepareDecision,
     plan(claim, &inventory(), MemoryRatio::WHOLE, journal, "lib")
 }
 
-fn planned_at_twice(claim: &AllocatedClaim, journal: &Journal) -> Result<PrepareDecision, PlanError> {
+fn planned_at_twice(
+    claim: &AllocatedClaim,
+    journal: &Journal,
+) -> Result<PrepareDecision, PlanError> {
     plan(claim, &inventory(), twice(), journal, "lib")
 }
 
@@ -189,8 +192,9 @@ fn one_fixed_share_limits_gpu_to_its_memory() {
 #[test]
 fn claim_that_never_fits_gets_advice() {
     // As after `--memory-percent` was lowered and the node restarted.
-    let error = planned(&claim("a", vec![oversubscribed_share(0, 0, 17 * GIB)]), &Journal::default())
-        .expect_err("too much");
+    let error =
+        planned(&claim("a", vec![oversubscribed_share(0, 0, 17 * GIB)]), &Journal::default())
+            .expect_err("too much");
     assert!(!error.is_transient() && error.to_string().contains("delete the pod"), "{error}");
 }
 

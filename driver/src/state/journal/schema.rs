@@ -54,8 +54,8 @@ fn is_false(value: &bool) -> bool {
 /// Progress of the Prepare of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ClaimState {
-    /// Steps may have been taken. Under the lock, this record was left by a dead process, or its claim
-    /// waits for its MPS control daemon.
+    /// Steps may have been taken. Under the lock, this record was left by a dead process, or its
+    /// claim waits for its MPS control daemon.
     Started,
     /// All steps were taken.
     Completed,
@@ -119,8 +119,8 @@ pub enum ComputePriority {
 }
 
 impl ComputePriority {
-    // The default is not written, so that a driver without this field can read the journal as long as
-    // no claim sets it.
+    // The default is not written, so that a driver without this field can read the journal as long
+    // as no claim sets it.
     #[expect(clippy::trivially_copy_pass_by_ref, reason = "required by serde")]
     fn is_normal(&self) -> bool {
         *self == Self::Normal

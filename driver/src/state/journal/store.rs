@@ -23,9 +23,9 @@ use crate::state::{
 };
 
 /// Newest version that this driver reads. It writes the oldest version that can represent the
-/// content, so that an older driver can read it if possible. An older driver refuses a newer version
-/// and changes nothing; an unreadable journal it would rebuild, without the claims it does not
-/// understand.
+/// content, so that an older driver can read it if possible. An older driver refuses a newer
+/// version and changes nothing; an unreadable journal it would rebuild, without the claims it does
+/// not understand.
 const VERSION: u32 = 3;
 
 /// Longest wait for the lock. Within a Prepare, 40 s, it can be tried again.
@@ -328,9 +328,7 @@ impl LockedJournal<'_> {
 fn identity(path: &Path) -> Result<Option<Identity>, JournalError> {
     match fs::metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => {
-            Err(JournalError::Io { operation: "stat", path: path.to_owned(), source })
-        }
+        Err(source) => Err(JournalError::Io { operation: "stat", path: path.to_owned(), source }),
         Ok(metadata) => Ok(Some(Identity {
             device: metadata.dev(),
             inode: metadata.ino(),

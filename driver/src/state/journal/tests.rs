@@ -154,7 +154,7 @@ fn journal_rebuilt_by_other_instance_is_kept() {
     one.replace_unreadable(Journal::default()).expect("replaced");
     one.lock().expect("locked").put(uid("new"), record(GPU, 1, 2)).expect("written");
 
-    assert_eq!(two.replace_unreadable(Journal::default()).expect("looked at"), Replaced::ByAnother);
+    assert_eq!(two.replace_unreadable(Journal::default()).expect("checked"), Replaced::ByAnother);
     assert!(two.lock().expect("locked").get(&uid("new")).is_some());
 }
 
@@ -206,9 +206,7 @@ fn mps_claims_need_version_3() {
     assert_eq!(journal.version(), 3);
     assert!(journal.mps_gpus(Some(&uid("b"))).contains(&gpu), "the other claim needs it");
     journal.claims.remove(&uid("c"));
-    assert!(
-        journal.mps_gpus(Some(&uid("b"))).is_empty() && journal.mps_gpus(None).contains(&gpu)
-    );
+    assert!(journal.mps_gpus(Some(&uid("b"))).is_empty() && journal.mps_gpus(None).contains(&gpu));
     let taken = journal.used_by_others(&uid("new"), &gpu);
     assert!(taken.by_mps && taken.by_intercept);
 }
