@@ -2,17 +2,12 @@
 
 use std::{
     collections::BTreeSet,
-    fs,
-    hash::{BuildHasher, Hasher, RandomState},
-    io,
+    fs, io,
     path::{Path, PathBuf},
-    sync::{
-        LazyLock,
-        atomic::{AtomicU64, Ordering},
-    },
 };
 
 use serde::Deserialize;
+use tessera_runtime::atomic_file;
 
 use crate::{name::Kind, spec::Spec, validate::ValidationError};
 
@@ -150,9 +145,9 @@ impl SpecStore {
             _ => {}
         }
         fs::create_dir_all(&self.directory).map_err(io_error("create", &self.directory))?;
-        let temporary = self.temporary(file);
-        fs::write(&temporary, &content).map_err(io_error("write", &temporary))?;
-        fs::rename(&temporary, &path).map_err(io_error("rename to", &path))?;
+        // Runtimes read only `.json` and `.yaml`: the suffix of the temporary file hides it from
+        // them.
+        atomic_file::write(&path, &content, 0o644).map_err(io_error("write", &path))?;
         Ok(Written::Changed)
     }
 
@@ -254,20 +249,9 @@ impl SpecStore {
         }
         Ok(names)
     }
-
-    /// Returns a temporary path. Runtimes read only `.json` and `.yaml` files.
-    fn temporary(&self, file: &SpecFile) -> PathBuf {
-        static COUNTER: AtomicU64 = AtomicU64::new(0);
-        // Not the PID: two instances may both have PID 1 in their containers.
-        static INSTANCE: LazyLock<u64> =
-            LazyLock::new(|| RandomState::new().build_hasher().finish());
-        let serial = COUNTER.fetch_add(1, Ordering::Relaxed);
-        let prefix = temporary_prefix(&file.kind);
-        let id = file.id.as_deref().unwrap_or("only");
-        self.directory.join(format!("{prefix}{id}.{:016x}-{serial}{TEMPORARY_SUFFIX}", *INSTANCE))
-    }
 }
 
+/// Suffix of temporary files of [`atomic_file`].
 const TEMPORARY_SUFFIX: &str = ".tmp";
 
 fn temporary_prefix(kind: &Kind) -> String {

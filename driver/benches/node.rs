@@ -1,13 +1,13 @@
-//! Figures of the driver on this machine: the time of a Prepare with 200 claims prepared already,
-//! memory, start to registered.
+//! Measurements of the driver on this machine: duration of Prepare with 200 prepared claims,
+//! memory, and time from start to registration.
 //!
 //! `cargo build --release -p tessera-fake-nvml && cargo bench -p tessera-driver`. The driver is the
 //! release binary, over real sockets, with an API server in this process behind HTTP, 8 GPUs of the
-//! fake NVML (or `TESSERA_NVML_LIBRARY`), and real tmpfs mounts in namespaces of its own. Nothing
-//! is asserted: figures depend on the machine, which is reported with them.
+//! fake NVML (or `TESSERA_NVML_LIBRARY`), and real tmpfs mounts in namespaces of its own. The bench
+//! asserts nothing: results depend on the machine, which it reports, too.
 
-#[path = "../tests/stand_in/mod.rs"]
-mod stand_in;
+#[path = "../tests/fakes/mod.rs"]
+mod fakes;
 
 use std::{
     fs,
@@ -19,14 +19,14 @@ use std::{
 };
 
 use anyhow::Context;
-use serde_json::json;
-use stand_in::{
+use fakes::{
     api::Api,
     gpus,
     kubelet::Kubelet,
-    mounts::RememberedMounts,
+    mounts::RecordedMounts,
     node::{asked, claim, uid},
 };
+use serde_json::json;
 use tessera_api::{
     Inventory,
     names::{ClaimName, ClaimUid, GpuUuid, Namespace, PoolName},
@@ -34,10 +34,10 @@ use tessera_api::{
 use tessera_cdi::SpecStore;
 use tessera_driver::{
     base_spec::{BaseSpec, DriverRoot},
-    intercept::Intercept,
+    intercept::InterceptMode,
     inventory::HardwareState,
     mps::Mps,
-    prepare::{Node, claim::AllocatedClaim, execute::Executor},
+    prepare::{LocalNode, claim::AllocatedClaim, execute::Executor},
     state::{
         StatePaths,
         attempts::Attempt,
@@ -69,10 +69,7 @@ fn main() -> anyhow::Result<()> {
     }
     machine();
     without_api(Arc::new(KernelMounts), "Prepare without API and gRPC")?;
-    without_api(
-        Arc::new(RememberedMounts::default()),
-        "  of which not the mount (mounts only remembered)",
-    )?;
+    without_api(Arc::new(RecordedMounts::default()), "  without the mount (mounts only recorded)")?;
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(whole())
@@ -98,8 +95,7 @@ fn report(what: &str, mut times: Vec<Duration>) {
     println!("{what:<60} p50 {:7.3} ms   p99 {:7.3} ms   max {:7.3} ms", at(50), at(99), at(100));
 }
 
-/// A directory on a tmpfs, as state and CDI specs are on a node. The namespace takes the mount with
-/// it.
+/// Returns a directory on a tmpfs, as on a node. The mount ends with the namespace.
 fn tmpfs() -> anyhow::Result<tempfile::TempDir> {
     let directory = tempfile::tempdir()?;
     let tmpfs = Tmpfs { size_bytes: 1 << 30, inodes: 1 << 20, executable: true };
@@ -107,7 +103,7 @@ fn tmpfs() -> anyhow::Result<tempfile::TempDir> {
     Ok(directory)
 }
 
-/// The part of a Prepare that changes the node, called in this process.
+/// Measures the part of Prepare that changes the node, in this process.
 fn without_api(mounts: Arc<dyn Mounts>, what: &str) -> anyhow::Result<()> {
     let directory = tmpfs()?;
     let paths = StatePaths::new(directory.path().join("state"));
@@ -115,21 +111,20 @@ fn without_api(mounts: Arc<dyn Mounts>, what: &str) -> anyhow::Result<()> {
     fs::write(&source, vec![0; 200_000])?;
     let journal = Arc::new(JournalStore::new(paths.clone()));
     let library =
-        InstalledLibrary::install(&source, Intercept::Preload, &paths, &journal, &*mounts)?;
+        InstalledLibrary::install(&source, InterceptMode::Preload, &paths, &journal, &*mounts)?;
     let specs = SpecStore::new(directory.path().join("cdi"));
     let base = Arc::new(BaseSpec::new(specs.clone(), DriverRoot::new("/nonexistent", "/")));
-    let executor = Executor::new(ShareFiles::new(paths.clone(), mounts), specs, base);
-    let context_memory = Default::default();
     let mps = Mps::new(&paths, false);
-    let node = Node {
+    let executor = Executor::new(ShareFiles::new(paths.clone(), mounts), specs, base, mps);
+    let context_memory = Default::default();
+    let node = LocalNode {
         journal,
         paths,
         executor,
         library,
-        intercept: Intercept::Preload,
+        intercept: InterceptMode::Preload,
         context_memory,
         memory_ratio: Default::default(),
-        mps,
     };
     let prepare = |claim: &AllocatedClaim, hardware| {
         let attempt = Attempt::begin(&node.paths, &claim.uid)?;
@@ -165,18 +160,18 @@ fn without_api(mounts: Arc<dyn Mounts>, what: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A driver that is ended when this goes away.
+/// A driver process that is killed when dropped.
 struct Process(Child);
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended by itself; both calls say so then.
+        // Both calls fail if it has exited already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Where the driver works, and how it is told.
+/// Directories and flags of the driver.
 struct Site {
     directory: tempfile::TempDir,
     nvml: PathBuf,
@@ -287,7 +282,7 @@ fn site(address: SocketAddr) -> anyhow::Result<Site> {
     Ok(site)
 }
 
-/// The GPUs that are published.
+/// Returns the published GPUs.
 async fn published(api: &Api) -> Vec<GpuUuid> {
     let devices = api
         .wait_for("the GPUs", |api| {
@@ -300,8 +295,7 @@ async fn published(api: &Api) -> Vec<GpuUuid> {
     names.filter_map(|name| GpuUuid::new(name).ok()).collect()
 }
 
-/// Waits for the registration socket as a kubelet does that is told of new files; looking every
-/// millisecond costs half of one.
+/// Waits for the registration socket by polling every millisecond, which adds 0.5 ms on average.
 async fn wait_for(directory: &Path) {
     while !fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_some()) {
         tokio::time::sleep(Duration::from_millis(1)).await;

@@ -1,4 +1,4 @@
-//! Flags. Each is also an environment variable.
+//! Command-line flags, each also an environment variable.
 
 use std::path::PathBuf;
 
@@ -10,59 +10,60 @@ use tessera_api::{
 use tessera_runtime::{address::Address, log::LogFormat};
 
 use crate::{
-    context_memory::ContextMemory, intercept::Intercept, mode::Mode,
-    other_allocators::OnOtherAllocator,
+    context_memory::ContextMemory, intercept::InterceptMode, mode::AllocationMode,
+    other_allocators::OtherAllocatorPolicy,
 };
 
 /// Shares the GPUs of one node: publishes them as ResourceSlices and prepares the claims that are
-/// allocated here.
+/// allocated to it.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "tessera-driver", version)]
-pub struct Args {
-    /// Name of the Node that this is.
+pub struct DriverArgs {
+    /// Name of this Node.
     #[arg(long, env = "NODE_NAME")]
     pub node_name: NodeName,
 
-    /// How to reach the API server; otherwise the file that KUBECONFIG names or ~/.kube/config,
-    /// then the pod's service account.
+    /// Kubeconfig file of the API server [default: KUBECONFIG or ~/.kube/config, then the pod's
+    /// service account].
     #[arg(long, env = "TESSERA_KUBECONFIG")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// The kubelet's root directory.
+    /// Root directory of the kubelet.
     #[arg(long, env = "TESSERA_KUBELET_ROOT", default_value = "/var/lib/kubelet")]
     pub kubelet_root: PathBuf,
 
-    /// UID of the pod that this is, for sockets of its own: during a rolling update the old and
-    /// the new pod serve side by side.
+    /// UID of the driver's pod. Makes the names of its sockets unique: during a rolling update the
+    /// old and the new pod serve at the same time.
     #[arg(long, env = "POD_UID")]
     pub pod_uid: Option<String>,
 
-    /// Where the container runtime reads CDI specs.
+    /// Directory from which the container runtime reads CDI specs.
     #[arg(long, env = "TESSERA_CDI_DIR", default_value = "/var/run/cdi")]
     pub cdi_dir: PathBuf,
 
-    /// Where the driver keeps what is prepared; on a tmpfs, at the same path on the host.
+    /// Directory of the driver's state: a tmpfs, at the same path on the host.
     #[arg(long, env = "TESSERA_STATE_DIR", default_value = "/run/tessera")]
     pub state_dir: PathBuf,
 
-    /// Root of the NVIDIA driver's files, as this process sees it.
+    /// Root of the NVIDIA driver's files, as seen by this process.
     #[arg(long, env = "TESSERA_DRIVER_ROOT", default_value = "/")]
     pub driver_root: PathBuf,
 
-    /// The same root as the container runtime on the host sees it [default: the value of
-    /// --driver-root].
+    /// Root of the NVIDIA driver's files as seen by the container runtime on the host [default:
+    /// the value of --driver-root].
     #[arg(long, env = "TESSERA_DRIVER_ROOT_HOST")]
     pub driver_root_host: Option<PathBuf>,
 
-    /// NVML itself [default: searched for under --driver-root, then by the dynamic loader].
+    /// Path of the NVML library [default: searched under --driver-root, then by the dynamic
+    /// loader].
     #[arg(long, env = "TESSERA_NVML_LIBRARY")]
     pub nvml_library: Option<PathBuf>,
 
-    /// Where sysfs is mounted.
+    /// Mount point of sysfs.
     #[arg(long, env = "TESSERA_SYSFS_ROOT", default_value = "/sys")]
     pub sysfs_root: PathBuf,
 
-    /// The interceptor library that containers are to get.
+    /// Path of the interceptor library, which containers get.
     #[arg(
         long,
         env = "TESSERA_INTERCEPT_LIBRARY",
@@ -70,34 +71,34 @@ pub struct Args {
     )]
     pub intercept_library: PathBuf,
 
-    /// Where the interceptor stands in containers: preload, in every program; proxy, in the place
-    /// of libcuda and NVML; both. Its other libraries (libtessera_intercept_cuda.so and
-    /// _nvml.so) lie beside --intercept-library. Claims that are prepared already
-    /// keep what they have.
+    /// Injection of the interceptor into containers: preload (into every program), proxy (replaces
+    /// libcuda and NVML) or both. The proxies, libtessera_intercept_cuda.so and
+    /// libtessera_intercept_nvml.so, are in the directory of --intercept-library. Prepared claims
+    /// do not change.
     #[arg(long, env = "TESSERA_INTERCEPT", default_value = "preload")]
-    pub intercept: Intercept,
+    pub intercept: InterceptMode,
 
-    /// What each CUDA context is charged to the share whose process begins it, as 512Mi: the CUDA
-    /// driver takes that before a program asks for any, and the GPU has to have it. `make
-    /// bench-gpu` measures it. 0 charges nothing: leave as much of the GPU unshared then. Claims
-    /// that are prepared already keep what they have.
+    /// Memory charged to a share for each CUDA context of its processes, for example 512Mi. The
+    /// CUDA driver allocates it before a program allocates any. `make bench-gpu` measures it.
+    /// 0 charges nothing: leave that much of the GPU unallocated then. Prepared claims do not
+    /// change.
     #[arg(long, env = "TESSERA_CONTEXT_MEMORY", value_name = "QUANTITY", default_value_t)]
     pub context_memory: ContextMemory,
 
-    /// What is published of each GPU's memory, in percent of what it has, 100 to 800. Above 100
-    /// only claims with `memory.oversubscribe: true` get GPUs of this node, and their memory
-    /// may lie on the host; not in mode stock. What is prepared already stays, and a GPU is
-    /// published as it is while somebody has a share of it that may not spill.
+    /// Published memory of each GPU, in percent of its memory, 100 to 800. Above 100 only claims
+    /// with `memory.oversubscribe: true` get GPUs of this node, and their memory may be moved
+    /// to the host; not in mode stock. Prepared claims do not change, and a GPU is published
+    /// at 100 percent while it has a share that may not be oversubscribed.
     #[arg(long, env = "TESSERA_MEMORY_PERCENT", value_name = "PERCENT", default_value = "100", value_parser = memory_percent)]
     pub memory_percent: MemoryRatio,
 
-    /// Whether claims can share a GPU by MPS (`sharing: MPS` in their GpuConfig): its control
-    /// daemons are run by tessera-mps, which must be on this node with the same --state-dir.
-    /// Not in mode stock. Claims that are prepared already keep what they have.
+    /// Allows claims to share a GPU by MPS (`sharing: MPS` in their GpuConfig). tessera-mps runs
+    /// the control daemons; it must run on this node with the same --state-dir. Not in mode
+    /// stock. Prepared claims do not change.
     #[arg(long, env = "TESSERA_MPS")]
     pub mps: bool,
 
-    /// UUID of a GPU that is not to be shared; may be repeated.
+    /// UUID of a GPU that is not shared; may be repeated.
     #[arg(
         long = "exclude-gpu",
         env = "TESSERA_EXCLUDE_GPU",
@@ -106,18 +107,18 @@ pub struct Args {
     )]
     pub exclude_gpus: Vec<GpuUuid>,
 
-    /// In which order the slices list the GPUs: index, free-last, free-first or clique. An
-    /// allocator that takes the first that fits packs, spreads or keeps together thereby.
+    /// Order of GPUs in the slices: index, free-last, free-first or clique. It makes an allocator
+    /// that takes the first GPU that fits pack, spread, or use GPUs of one NVLink clique.
     #[arg(long, env = "TESSERA_DEVICE_ORDER", default_value = "index")]
     pub device_order: DeviceOrder,
 
-    /// Who allocates the GPUs: managed, tessera-controller; stock, kube-scheduler, without what
-    /// needs the controller.
+    /// Allocator of the GPUs: managed (tessera-controller) or stock (kube-scheduler, without
+    /// features that need the controller).
     #[arg(long, env = "TESSERA_MODE", default_value = "managed")]
-    pub mode: Mode,
+    pub mode: AllocationMode,
 
-    /// Seconds for which a GPU is nobody's when the mode changes from stock to managed: what
-    /// kube-scheduler has begun to allocate may be written as late as its binding timeout.
+    /// Seconds for which a GPU is not allocated after the mode changes from stock to managed:
+    /// kube-scheduler may write an earlier decision until its binding timeout.
     #[arg(
         long,
         env = "TESSERA_STOCK_DRAIN_SECONDS",
@@ -126,52 +127,52 @@ pub struct Args {
     )]
     pub stock_drain_seconds: u32,
 
-    /// What to do with GPUs that another allocator hands out too, such as NVIDIA's device plugin
-    /// or DRA driver: refuse to publish them, or ignore it.
+    /// Policy for GPUs that another allocator publishes, too, such as NVIDIA's device plugin or
+    /// DRA driver: refuse (do not publish them) or ignore.
     #[arg(long, env = "TESSERA_OTHER_ALLOCATORS", default_value = "refuse")]
-    pub other_allocators: OnOtherAllocator,
+    pub other_allocators: OtherAllocatorPolicy,
 
-    /// Address of /metrics and /healthz; empty: none.
+    /// Address of /metrics and /healthz; empty disables both.
     #[arg(long, env = "TESSERA_METRICS_ADDRESS", default_value = "0.0.0.0:9400")]
     pub metrics_address: Address,
 
-    /// How log lines are written. What is logged is set by RUST_LOG.
+    /// Format of log lines. RUST_LOG sets the log level.
     #[arg(long, env = "TESSERA_LOG_FORMAT", default_value = "text")]
     pub log_format: LogFormat,
 
-    /// Prints the ResourceSlices of this machine as YAML and exits; needs no cluster.
+    /// Print the ResourceSlices of this node as YAML and exit; needs no cluster.
     #[arg(long)]
     pub print_slices: bool,
 }
 
-/// Flags that cannot be together.
+/// Conflicts between flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ArgsError {
-    /// Nobody would keep claims that must not spill from memory that is not there.
+    /// `--memory-percent` above 100 requires `--mode managed`.
     #[error(
-        "--memory-percent {} needs --mode managed: kube-scheduler does not know which claims may have memory that is not all there",
+        "--memory-percent {} needs --mode managed: kube-scheduler does not know which claims may be oversubscribed",
         .0.percent()
     )]
     OversubscribedStock(MemoryRatio),
-    /// Nobody would keep claims apart that share in different ways.
+    /// `--mps` requires `--mode managed`.
     #[error(
-        "--mps needs --mode managed: kube-scheduler would put claims on one GPU that share it in different ways"
+        "--mps needs --mode managed: kube-scheduler would allocate one GPU to claims with different sharing modes"
     )]
     MpsStock,
 }
 
-impl Args {
-    /// Checks what one flag alone cannot tell.
+impl DriverArgs {
+    /// Checks conflicts between flags.
     ///
     /// # Errors
     /// [`ArgsError`].
     pub fn check(&self) -> Result<(), ArgsError> {
         match self.mode {
-            Mode::Stock if self.memory_percent.is_oversubscribed() => {
+            AllocationMode::Stock if self.memory_percent.is_oversubscribed() => {
                 Err(ArgsError::OversubscribedStock(self.memory_percent))
             }
-            Mode::Stock if self.mps => Err(ArgsError::MpsStock),
-            Mode::Stock | Mode::Managed => Ok(()),
+            AllocationMode::Stock if self.mps => Err(ArgsError::MpsStock),
+            AllocationMode::Stock | AllocationMode::Managed => Ok(()),
         }
     }
 }
@@ -179,7 +180,7 @@ impl Args {
 fn memory_percent(text: &str) -> Result<MemoryRatio, String> {
     let percent = text.parse().ok().and_then(MemoryRatio::from_percent);
     percent.ok_or_else(|| {
-        format!("write a whole number of percent from 100 to {}", MemoryRatio::MAX_PERCENT)
+        format!("not a whole number of percent from 100 to {}", MemoryRatio::MAX_PERCENT)
     })
 }
 
@@ -190,13 +191,13 @@ mod tests {
     #[test]
     fn flags_are_consistent() {
         use clap::CommandFactory;
-        Args::command().debug_assert();
+        DriverArgs::command().debug_assert();
     }
 
     #[test]
-    fn memory_is_published_at_100_to_800_percent() {
+    fn accepts_memory_percent_from_100_to_800() {
         let parse = |text: &str| {
-            Args::try_parse_from(["driver", "--node-name", "n", "--memory-percent", text])
+            DriverArgs::try_parse_from(["driver", "--node-name", "n", "--memory-percent", text])
         };
         for (text, percent) in [("100", 100), ("150", 150), ("800", 800)] {
             assert_eq!(parse(text).expect(text).memory_percent.percent(), percent);
@@ -205,15 +206,18 @@ mod tests {
             let error = parse(text).expect_err(text).to_string();
             assert!(error.contains("from 100 to 800"), "{error}");
         }
-        let default = Args::try_parse_from(["driver", "--node-name", "n"]).expect("flags");
+        let default = DriverArgs::try_parse_from(["driver", "--node-name", "n"]).expect("flags");
         assert_eq!(default.memory_percent, MemoryRatio::WHOLE);
     }
 
     #[test]
-    fn more_memory_than_there_is_needs_the_controller() {
+    fn oversubscription_needs_the_controller() {
         let check = |percent: &str, mode: &str| {
             let flags = ["driver", "--node-name", "n", "--memory-percent", percent, "--mode", mode];
-            Args::try_parse_from(flags).expect("flags").check().map_err(|error| error.to_string())
+            DriverArgs::try_parse_from(flags)
+                .expect("flags")
+                .check()
+                .map_err(|error| error.to_string())
         };
         let error = check("200", "stock").expect_err("refused");
         assert!(error.starts_with("--memory-percent 200 needs --mode managed"), "{error}");
@@ -224,25 +228,27 @@ mod tests {
     fn mps_needs_the_controller() {
         let check = |flags: &[&str]| {
             let all = ["driver", "--node-name", "n"].iter().chain(flags);
-            Args::try_parse_from(all).expect("flags").check()
+            DriverArgs::try_parse_from(all).expect("flags").check()
         };
         assert_eq!(check(&["--mps", "--mode", "stock"]), Err(ArgsError::MpsStock));
         assert_eq!((check(&["--mps"]), check(&["--mode", "stock"])), (Ok(()), Ok(())));
     }
 
     #[test]
-    fn gpus_are_excluded_by_uuid_only() {
-        let parse =
-            |gpu: &str| Args::try_parse_from(["driver", "--node-name", "n", "--exclude-gpu", gpu]);
+    fn excludes_gpus_by_uuid_only() {
+        let parse = |gpu: &str| {
+            DriverArgs::try_parse_from(["driver", "--node-name", "n", "--exclude-gpu", gpu])
+        };
         let args = parse("GPU-1F0C2D3E-9a41-7c3b-8e55-0d6f2b1a4c77").expect("a UUID");
         assert_eq!(args.exclude_gpus[0].as_str(), "GPU-1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77");
         assert!(parse("0").expect_err("an index").to_string().contains("UUID"));
     }
 
     #[test]
-    fn an_empty_metrics_address_turns_them_off() {
-        let args = Args::try_parse_from(["driver", "--node-name", "n", "--metrics-address", ""])
-            .expect("flags");
+    fn empty_metrics_address_disables_metrics() {
+        let args =
+            DriverArgs::try_parse_from(["driver", "--node-name", "n", "--metrics-address", ""])
+                .expect("flags");
         assert_eq!(args.metrics_address, Address(None));
     }
 }

@@ -1,14 +1,13 @@
-//! Compares, slowly and for ever, what is prepared here with the claims that the API has.
+//! Compares prepared claims with the API server and reports orphans.
 //!
 //! ```text
-//! journal, claims from the API --> GPUs of orphaned claims --> publisher: a taint on their devices
+//! journal, claims from the API --> GPUs of orphaned claims --> publisher, which taints their devices
 //! ```
 //!
-//! A claim can vanish, be replaced or lose its allocation while the kubelet has it prepared: its
-//! finalizer was stripped, or somebody wrote its status. Then its share looks free to every
-//! allocator, and its containers still use it. While that lasts, nothing new is put on its GPUs. It
-//! ends with the kubelet's Unprepare, which comes for whatever the kubelet has ever asked to
-//! prepare (docs/adr/0044-gpu-health.md).
+//! A claim can be deleted, replaced or deallocated while the kubelet has it prepared: its finalizer
+//! was removed, or a client wrote its status. Its share then looks free to every allocator, and its
+//! containers still use it. Until the kubelet unprepares it, its GPUs are tainted. The kubelet
+//! unprepares every claim that it has prepared (docs/adr/0044-gpu-health.md).
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -27,42 +26,52 @@ use crate::{
     state::journal::{ClaimRecord, Journal},
 };
 
-/// Between rounds. One read per prepared claim: 300 nodes with 80 claims each make 80 reads a
-/// second.
-const EVERY: Duration = Duration::from_secs(300);
+/// Interval of rounds. Each reads every prepared claim: 300 nodes with 80 claims each make 80 reads
+/// per second.
+const INTERVAL: Duration = Duration::from_secs(300);
 
-/// For the read of one claim.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Deadline of the read of one claim.
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// GPUs of orphaned claims. Not known before the first round has ended.
-pub type Orphaned = BTreeSet<GpuUuid>;
+/// GPUs of orphaned claims.
+pub type OrphanedGpus = BTreeSet<GpuUuid>;
 
-/// The audit of one node.
+/// Findings of the audit.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AuditFindings {
+    /// GPUs of orphaned claims.
+    pub gpus: OrphanedGpus,
+    /// True once every claim was compared since the driver started. Until then, GPUs that are
+    /// published as orphaned stay so.
+    pub is_complete: bool,
+}
+
+/// The audit of one node's claims.
 #[derive(Debug)]
-pub struct Audit {
+pub struct ClaimAudit {
     source: ClaimSource,
     journal: watch::Receiver<Arc<Journal>>,
     metrics: Arc<Metrics>,
-    orphaned: watch::Sender<Option<Arc<Orphaned>>>,
-    /// Claims that were found orphaned.
+    orphaned: watch::Sender<AuditFindings>,
+    /// Orphaned claims.
     found: BTreeSet<ClaimUid>,
-    /// Whether a round has ended.
-    known: bool,
+    /// True once every claim was compared in one round.
+    is_complete: bool,
 }
 
-impl Audit {
-    /// Compares `journal` with `source`, and tells `orphaned`.
+impl ClaimAudit {
+    /// Returns an audit that compares `journal` with `source` and sends the findings to `orphaned`.
     #[must_use]
     pub fn new(
         source: ClaimSource,
         journal: watch::Receiver<Arc<Journal>>,
         metrics: Arc<Metrics>,
-        orphaned: watch::Sender<Option<Arc<Orphaned>>>,
+        orphaned: watch::Sender<AuditFindings>,
     ) -> Self {
-        Self { source, journal, metrics, orphaned, found: BTreeSet::new(), known: false }
+        Self { source, journal, metrics, orphaned, found: BTreeSet::new(), is_complete: false }
     }
 
-    /// Audits until `stop`: at once, since a restart forgets what was found, then every five
+    /// Audits until `stop`: immediately, since a restart forgets the findings, then every five
     /// minutes.
     pub async fn run(mut self, stop: CancellationToken) {
         let mut due = Instant::now();
@@ -72,59 +81,63 @@ impl Audit {
                 Ok(()) = self.journal.changed() => {}
                 () = sleep_until(due) => {
                     self.round().await;
-                    due = Instant::now() + EVERY;
+                    due = Instant::now() + INTERVAL;
                 }
             }
-            self.tell();
+            self.publish();
         }
     }
 
-    /// Looks at every claim that has something here, also at those that wait for an MPS control
-    /// daemon. What cannot be read is as it was found before.
+    /// Compares every claim of the journal, also those that wait for an MPS control daemon.
+    /// Findings about claims that cannot be read stay.
     async fn round(&mut self) {
         let journal = Arc::clone(&self.journal.borrow());
+        let mut is_complete = true;
         for (uid, record) in &journal.claims {
-            let until = Instant::now() + PATIENCE;
+            let until = Instant::now() + READ_TIMEOUT;
             let orphaned = match self.source.read(&record.namespace, &record.name, until).await {
                 Ok(claim) => !grants(&claim, uid, record),
                 Err(ReadError::NotFound { .. }) => true,
                 Err(error) => {
-                    tracing::warn!(error = %chain(&error), "what is prepared cannot be compared with the API now");
-                    return;
+                    tracing::warn!(
+                        namespace = %record.namespace, claim = %record.name, %uid, error = %chain(&error),
+                        "cannot compare prepared claim with the API server"
+                    );
+                    is_complete = false;
+                    continue;
                 }
             };
             if !orphaned {
                 self.found.remove(uid);
             } else if self.found.insert(uid.clone()) {
                 tracing::warn!(
-                    %uid, claim = %format_args!("{}/{}", record.namespace, record.name),
-                    "a claim is prepared here that the API does not have so any more; its GPUs take nothing new until the kubelet unprepares it"
+                    namespace = %record.namespace, claim = %record.name, %uid,
+                    "prepared claim was deleted, replaced or deallocated; its GPUs are tainted until the kubelet unprepares it"
                 );
             }
         }
-        self.known = true;
+        self.is_complete |= is_complete;
     }
 
-    /// Tells the GPUs of those that are still prepared.
-    fn tell(&mut self) {
+    /// Sends the GPUs of orphaned claims that are still prepared.
+    fn publish(&mut self) {
         let journal = Arc::clone(&self.journal.borrow_and_update());
         self.found.retain(|uid| journal.claims.contains_key(uid));
         let records = self.found.iter().filter_map(|uid| journal.claims.get(uid));
-        let gpus: Orphaned = records
+        let gpus: OrphanedGpus = records
             .flat_map(|record| record.shares.iter().map(|share| share.gpu.clone()))
             .collect();
-        self.metrics.orphaned(self.found.len());
-        self.orphaned.send_if_modified(|told| {
-            let news = self.known && told.as_deref() != Some(&gpus);
-            if news {
-                *told = Some(Arc::new(gpus));
-            }
-            news
+        self.metrics.set_orphaned_claims(self.found.len());
+        self.orphaned.send_if_modified(|published| {
+            let findings = AuditFindings { gpus, is_complete: self.is_complete };
+            let is_changed = *published != findings;
+            *published = findings;
+            is_changed
         });
     }
 }
 
-/// Whether `claim` is the one that was prepared, and still has all of its shares.
+/// Returns true if `claim` is the object that was prepared and still has all of its shares.
 fn grants(claim: &ResourceClaim, uid: &ClaimUid, record: &ClaimRecord) -> bool {
     let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
     let devices = allocation.and_then(|allocation| allocation.devices.as_ref());

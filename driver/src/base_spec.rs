@@ -1,10 +1,10 @@
-//! The base CDI spec: what a container needs of the NVIDIA driver to use a GPU at all.
+//! The base CDI spec: files and device nodes of the NVIDIA driver that a container needs for a GPU.
 //!
-//! Kind `k8s.gpu.tessera.dev/driver`, one device for each GPU, named by its full UUID. The driver's
-//! libraries and tools are found under the driver root and mounted at the same path with the root
-//! stripped; the device nodes are those that exist below its `dev`. Which GPUs a container sees is
-//! decided by the device nodes alone, so every device says `NVIDIA_VISIBLE_DEVICES=void`: a legacy
-//! runtime would otherwise add every GPU that the image names.
+//! Its kind is `k8s.gpu.tessera.dev/driver`. It has one device for each GPU, named by the full
+//! UUID. The driver's libraries and tools under the driver root are mounted at the same path
+//! without the root. Device nodes are those below its `dev`. Only the device nodes decide which
+//! GPUs a container sees, so every device sets `NVIDIA_VISIBLE_DEVICES=void`: a legacy runtime
+//! would otherwise add every GPU that the image requests.
 
 mod driver_root;
 
@@ -23,35 +23,34 @@ use tessera_cdi::{
     ContainerEdits, Device, DeviceNode, Kind, Mount, Spec, SpecFile, SpecStore, StoreError, Written,
 };
 
-use crate::intercept::Library;
+use crate::intercept::ProxiedLibrary;
 
-/// Keeps a legacy NVIDIA runtime from adding GPUs that nobody granted.
+/// Keeps a legacy NVIDIA runtime from adding GPUs that were not allocated.
 pub const NO_LEGACY_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES=void";
 
-/// A GPU as the base spec needs it.
+/// A GPU in the base spec.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BaseDevice {
-    /// Its name in the spec.
+    /// The UUID, which is its name in the spec.
     pub gpu: GpuUuid,
-    /// Minor number of its device node, `/dev/nvidia<minor>`, where it is known.
+    /// The minor number of its device node, `/dev/nvidia<minor>`, if known.
     pub minor: Option<u32>,
 }
 
-/// The base spec's file and what goes into it.
+/// The file of the base spec, and its content.
 #[derive(Debug)]
 pub struct BaseSpec {
     store: SpecStore,
     file: SpecFile,
     root: DriverRoot,
-    /// Whether containers get the real libcuda and NVML where the proxies expect them, too.
-    behind_proxies: AtomicBool,
-    /// What was written last, so that a removed file is brought back without looking at the
-    /// hardware.
+    /// True if containers also get the real libcuda and NVML at the paths that the proxies load.
+    has_real_libraries: AtomicBool,
+    /// The content that was written last: restores a removed file without an inventory.
     current: Mutex<Option<Spec>>,
 }
 
 impl BaseSpec {
-    /// The base spec in `store`, of the driver files under `root`.
+    /// Returns the base spec in `store`, with the driver files under `root`.
     #[must_use]
     pub fn new(store: SpecStore, root: DriverRoot) -> Self {
         let file = SpecFile::only(kind());
@@ -59,31 +58,30 @@ impl BaseSpec {
             store,
             file,
             root,
-            behind_proxies: AtomicBool::new(false),
+            has_real_libraries: AtomicBool::new(false),
             current: Mutex::default(),
         }
     }
 
-    /// From the next description on, the real libcuda and NVML are also where the proxies expect
-    /// them.
-    pub fn put_the_real_behind_proxies(&self) {
-        self.behind_proxies.store(true, Ordering::Relaxed);
+    /// Adds the real libcuda and NVML at the paths that the proxies load, at the next update.
+    pub fn add_real_libraries(&self) {
+        self.has_real_libraries.store(true, Ordering::Relaxed);
     }
 
-    /// The containers' paths of the libraries that there are proxies of.
+    /// Returns the container paths of the libraries that proxies can replace.
     #[must_use]
     pub fn replaceable(&self) -> Vec<PathBuf> {
         let paths = self.root.files().mounts.into_iter().map(|file| file.container_path);
-        paths.filter(|path| Library::of(path).is_some()).collect()
+        paths.filter(|path| ProxiedLibrary::of(path).is_some()).collect()
     }
 
-    /// Describes `gpus` and writes the file if that changes it. GPUs in `keep` stay described as
-    /// they are in the file, even if they are gone from `gpus`: a claim has them, and a
-    /// container that restarts must find its CDI device.
+    /// Updates the spec for `gpus`, and writes the file if it changes. GPUs in `keep` stay as they
+    /// are in the file, even if they are missing in `gpus`: claims use them, and a container
+    /// that restarts must find its CDI device.
     ///
     /// # Errors
-    /// [`StoreError`]; the file is as before, and [`BaseSpec::ensure`] tries again.
-    pub fn describe(
+    /// [`StoreError`]. The file is unchanged then, and [`BaseSpec::ensure`] tries again.
+    pub fn update(
         &self,
         gpus: &[BaseDevice],
         keep: &BTreeSet<GpuUuid>,
@@ -99,29 +97,28 @@ impl BaseSpec {
             devices.entry(gpu.to_string()).or_insert_with(|| found().unwrap_or_else(unknown));
         }
         if devices.is_empty() {
-            // A spec without devices is not valid, and nobody refers to it.
+            // A spec without devices is invalid, and no claim refers to it.
             *current = None;
             self.store.remove(&self.file)?;
             return Ok(Written::Changed);
         }
         let mut common = common_edits(&files);
-        if self.behind_proxies.load(Ordering::Relaxed) {
-            common.mounts.extend(behind_proxies(&files));
+        if self.has_real_libraries.load(Ordering::Relaxed) {
+            common.mounts.extend(real_libraries(&files));
         }
         let spec = Spec::new(kind(), devices.into_values().collect(), common);
-        // Also if it cannot be written now: then no claim is prepared that refers to it.
+        // Stored even if the write fails: `ensure` then fails, and no claim is prepared.
         self.store.write(&self.file, current.insert(spec))
     }
 
-    /// Where the driver's files are looked for, if there is no libcuda among them: its name is what
-    /// the loader asks for.
+    /// Returns the driver root if it has no libcuda, under the name that the loader searches for.
     #[must_use]
-    pub fn lacks_cuda(&self) -> Option<String> {
+    pub fn root_without_cuda(&self) -> Option<String> {
         let is_libcuda = |file: &DriverFile| file.container_path.ends_with("libcuda.so.1");
         (!self.root.files().mounts.iter().any(is_libcuda)).then(|| self.root.to_string())
     }
 
-    /// Writes the file again if it is not what was written last.
+    /// Writes the file again if it was changed or removed.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -134,7 +131,7 @@ impl BaseSpec {
     }
 }
 
-/// The base spec's kind.
+/// Returns the kind of the base spec.
 fn kind() -> Kind {
     CDI_DRIVER_KIND.parse().expect("invariant: the kind is a constant")
 }
@@ -154,19 +151,19 @@ fn device(gpu: &BaseDevice, files: &DriverFiles) -> Device {
     Device { name, annotations: BTreeMap::new(), container_edits }
 }
 
-/// The real libraries, where the proxies expect them.
-fn behind_proxies(files: &DriverFiles) -> Vec<Mount> {
-    let of = |library: Library| {
+/// Returns mounts of the real libraries at the paths that the proxies load.
+fn real_libraries(files: &DriverFiles) -> Vec<Mount> {
+    let of = |library: ProxiedLibrary| {
         let file =
             files.mounts.iter().find(|file| file.container_path.ends_with(library.soname()))?;
         Some(Mount::bind_read_only(&file.host_path, &library.real_path()))
     };
-    Library::ALL.into_iter().filter_map(of).collect()
+    ProxiedLibrary::ALL.into_iter().filter_map(of).collect()
 }
 
-/// What a container gets once, however many GPUs it has.
+/// Returns the edits that a container gets once, independent of its GPUs.
 fn common_edits(files: &DriverFiles) -> ContainerEdits {
-    /// Nodes that belong to no single GPU.
+    /// Device nodes that do not belong to a single GPU.
     const CONTROL_NODES: [&str; 4] =
         ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"];
     let control =

@@ -1,48 +1,46 @@
-//! What a CUDA context takes of a GPU's memory.
+//! GPU memory of a CUDA context.
 
 use std::{fmt, str::FromStr};
 
 use tessera_api::quantity::{Quantity, QuantityError};
 
-/// What a process may hold in bytes beyond what it is charged for: contexts and the code of
-/// kernels, where its grant does not charge them. NVML has 0.3 to 0.6 GiB of them for one process
-/// of today's frameworks.
-pub const MOST_UNCHARGED: u64 = 1 << 30;
+/// Upper bound of the bytes that a process may hold uncharged: contexts and code of kernels, if its
+/// grant does not charge them. NVML reports 0.3 to 0.6 GiB for one process of today's frameworks.
+pub const MAX_UNCHARGED_BYTES: u64 = 1 << 30;
 
-/// What a process is charged for each CUDA context that it begins, in bytes; 0 = nothing.
+/// Memory charged to a process for each of its CUDA contexts, in bytes; 0 charges nothing.
 ///
-/// The CUDA driver takes this memory before a program has asked for any, and NVML counts it. How
-/// much it is depends on the GPU, the driver's version and what of the driver a program uses, so
-/// the operator says it.
+/// The CUDA driver allocates this memory before a program allocates any, and NVML counts it. The
+/// amount depends on the GPU, the driver's version and the used features, so the operator sets it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ContextMemory(u64);
 
-/// Why it is none.
+/// Errors of parsing an amount of context memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ContextMemoryError {
-    /// It is no amount.
-    #[error("it is no amount of memory: write 512Mi, or 0 to charge nothing")]
+    /// The text is not a quantity.
+    #[error("invalid quantity: use for example 512Mi, or 0 to charge nothing")]
     Quantity(#[from] QuantityError),
-    /// It is no number of MiB.
-    #[error("it is no whole number of MiB: write 512Mi, or 0 to charge nothing")]
+    /// The quantity is not a whole number of MiB.
+    #[error("not a whole number of MiB: use for example 512Mi, or 0 to charge nothing")]
     NotMebibytes,
-    /// More than contexts take.
+    /// The quantity is larger than any context.
     #[error(
-        "it is more than {} MiB, which no context takes: amounts are in bytes, as 512Mi is",
-        Self::MOST_MIB
+        "more than {} MiB, larger than any CUDA context: use a unit, for example 512Mi",
+        Self::MAX_MIB
     )]
     TooMuch,
 }
 
 impl ContextMemoryError {
-    /// Ten times what contexts of today's GPUs take. More is a slip of the unit.
-    const MOST_MIB: u64 = 8192;
+    /// Ten times the size of contexts on today's GPUs. A larger value has a wrong unit.
+    const MAX_MIB: u64 = 8192;
 }
 
 const MIB: u64 = 1 << 20;
 
 impl ContextMemory {
-    /// In bytes; 0 = nothing is charged.
+    /// Returns the amount in bytes; 0 charges nothing.
     #[must_use]
     pub const fn bytes(self) -> u64 {
         self.0
@@ -55,7 +53,7 @@ impl FromStr for ContextMemory {
     fn from_str(text: &str) -> Result<Self, ContextMemoryError> {
         let bytes = Quantity::parse(text)?.bytes().ok_or(ContextMemoryError::NotMebibytes)?;
         match (bytes % MIB, bytes / MIB) {
-            (0, ..=ContextMemoryError::MOST_MIB) => Ok(Self(bytes)),
+            (0, ..=ContextMemoryError::MAX_MIB) => Ok(Self(bytes)),
             (0, _) => Err(ContextMemoryError::TooMuch),
             _ => Err(ContextMemoryError::NotMebibytes),
         }
@@ -76,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn amounts_of_whole_mebibytes_and_nothing_are_taken() {
+    fn accepts_whole_mebibytes_and_zero() {
         for (text, bytes, written) in
             [("0", 0, "0"), ("512Mi", 512 * MIB, "512Mi"), ("1Gi", 1024 * MIB, "1024Mi")]
         {
@@ -86,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_none_is_refused_with_what_to_write() {
+    fn refuses_other_text_with_an_example() {
         for text in ["", "half", "-1Mi", "512", "1.5", "500M", "512Gi"] {
             let error = text.parse::<ContextMemory>().expect_err(text).to_string();
             assert!(error.contains("512Mi"), "{text}: {error}");

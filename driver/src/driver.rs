@@ -1,107 +1,87 @@
-//! The driver as a whole: its parts, wired, started in order and stopped in the opposite one.
+//! The driver as a whole: settings, parts, and orderly stop.
 
-use std::{
-    path::PathBuf,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+mod startup;
+
+use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::Context;
 use kube::Client;
 use tessera_api::{
-    names::{DRIVER_NAME, NodeName, PoolName},
+    names::NodeName,
     slice::{DeviceOrder, MemoryRatio},
 };
-use tessera_cdi::SpecStore;
 use tessera_gpu::GpuLibrary;
-use tokio::{
-    sync::{mpsc, watch},
-    task::JoinHandle,
-};
+use tessera_runtime::supervisor::{Supervisor, TaskFailure};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use self::startup::Startup;
 use crate::{
-    arbitration::Arbitration,
-    audit::Audit,
-    base_spec::{BaseSpec, DriverRoot},
+    base_spec::DriverRoot,
     context_memory::ContextMemory,
-    events::Events,
-    host_pids,
-    http::Endpoints,
-    intercept::Intercept,
-    inventory::{Inlets, Outlets, Watcher, WatcherHandle},
-    kubelet::{
-        registration::Registered,
-        server::KubeletServers,
-        socket::{self, SocketPaths},
-    },
+    http::{Endpoints, HttpServer},
+    intercept::InterceptMode,
+    inventory::InventoryWatcherHandle,
+    kubelet::{server::KubeletServers, socket::SocketPaths},
     metrics::Metrics,
-    mode::Mode,
-    mps::{Mps, watch::MpsWatch},
-    other_allocators::{self, OnOtherAllocator},
-    prepare::{DetachedClaims, Node, Preparer, execute::Executor, repair, source::ClaimSource},
-    publisher::Publisher,
-    slices::SliceSource,
-    state::{
-        StatePaths,
-        journal::{Journal, JournalStore},
-        library::InstalledLibrary,
-        mounts::Mounts,
-        shares::ShareFiles,
-    },
-    usage::{Ledgers, audit::UsageAudit, collector::ShareCollector, process::ProcFs},
+    mode::AllocationMode,
+    other_allocators::OtherAllocatorPolicy,
+    prepare::DetachedClaims,
+    state::{journal::JournalStore, mounts::Mounts},
 };
 
-/// Where the driver works.
+/// Time for which tasks may finish when the driver stops.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Settings of the driver: its flags, validated.
 #[derive(Clone, Debug)]
-pub struct Settings {
-    /// The node.
+pub struct DriverSettings {
+    /// The name of the Node.
     pub node: NodeName,
     /// The kubelet's root directory.
     pub kubelet_root: PathBuf,
-    /// The pod that this is, for sockets of its own.
+    /// The UID of the driver's pod, for sockets of its own.
     pub pod_uid: Option<String>,
-    /// Where CDI specs are written.
+    /// The directory of CDI specs.
     pub cdi_dir: PathBuf,
-    /// Where state is kept.
+    /// The state directory.
     pub state_dir: PathBuf,
-    /// Where the NVIDIA driver's files are.
+    /// The root of the NVIDIA driver's files.
     pub driver_root: DriverRoot,
     /// The interceptor library to install.
     pub intercept_library: PathBuf,
-    /// Where it is to stand in containers.
-    pub intercept: Intercept,
-    /// What a CUDA context is charged.
+    /// The injection mode of the interceptor.
+    pub intercept: InterceptMode,
+    /// The memory charged for each CUDA context.
     pub context_memory: ContextMemory,
-    /// How much of the GPUs' memory is published.
+    /// The published part of the GPUs' memory.
     pub memory_ratio: MemoryRatio,
-    /// Whether claims can share a GPU by MPS.
+    /// True if claims may share a GPU by MPS.
     pub mps: bool,
-    /// In which order slices list the GPUs.
+    /// The order of GPUs in slices.
     pub device_order: DeviceOrder,
-    /// Who allocates the GPUs.
-    pub mode: Mode,
-    /// How long a GPU is nobody's between kube-scheduler and our controller.
+    /// The allocator of the GPUs.
+    pub mode: AllocationMode,
+    /// Time between the end of stock mode and the first allocation by the controller.
     pub stock_drain: Duration,
-    /// What to do with GPUs that somebody else hands out too.
-    pub on_other_allocator: OnOtherAllocator,
-    /// A `/proc` that shows the machine's processes.
+    /// The policy for GPUs that another allocator publishes.
+    pub on_other_allocator: OtherAllocatorPolicy,
+    /// A `/proc` that shows the processes of the host.
     pub proc: PathBuf,
 }
 
-/// What the driver works with: the seams to the world outside.
-pub struct Edges {
+/// Interfaces to the world outside of the driver, which tests replace.
+pub struct DriverDependencies {
     /// The API server.
     pub client: Client,
     /// The GPUs.
     pub gpus: Arc<dyn GpuLibrary>,
-    /// The kernel's mounts.
+    /// The mounts of the kernel.
     pub mounts: Arc<dyn Mounts>,
 }
 
-impl std::fmt::Debug for Edges {
+impl std::fmt::Debug for DriverDependencies {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Edges")
+        f.write_str("DriverDependencies")
     }
 }
 
@@ -109,237 +89,102 @@ impl std::fmt::Debug for Edges {
 #[derive(Debug)]
 pub struct Driver {
     servers: KubeletServers,
+    tasks: Supervisor,
     stop: CancellationToken,
-    /// Cancels it. The thread that answers for PIDs outlives the runtime otherwise, and makes the
-    /// state directory anew where it is gone.
+    /// Cancels `stop`. The thread `host-pids` would otherwise outlive the runtime, and recreate a
+    /// removed state directory.
     stop_on_drop: DropGuard,
     sockets: SocketPaths,
     metrics: Arc<Metrics>,
     journal: Arc<JournalStore>,
     claims: Arc<DetachedClaims>,
-    publisher: JoinHandle<()>,
-    _watcher: WatcherHandle,
+    _watcher: InventoryWatcherHandle,
 }
 
 impl Driver {
-    /// Repairs the node, then serves it. The GPUs are looked at meanwhile: the kubelet is not kept
-    /// waiting for them.
+    /// Repairs the node, then serves the kubelet and publishes the GPUs.
+    ///
+    /// The order matters in three places:
+    ///
+    /// 1. Repair comes before the kubelet's servers: files of prepared claims must be complete, and
+    ///    those of interrupted Prepares removed, before a claim is prepared.
+    /// 2. The look at the GPUs begins before the servers and is not awaited: the kubelet must not
+    ///    wait for NVML.
+    /// 3. The publisher comes last: kube-scheduler sends pods as soon as slices are published.
     ///
     /// # Errors
-    /// What keeps it from starting. Missing GPUs and an unreachable API server do not.
-    pub async fn start(settings: Settings, edges: Edges) -> anyhow::Result<Self> {
-        let begun = Instant::now();
-        let Settings { node: node_name, kubelet_root, pod_uid, cdi_dir, state_dir, .. } = settings;
-        let Edges { client, gpus, mounts } = edges;
-        let pool = PoolName::of_node(&node_name);
-        let sockets = SocketPaths::new(&kubelet_root, DRIVER_NAME, pod_uid.as_deref())?;
-
-        let paths = StatePaths::new(state_dir);
-        let state_paths = paths.clone();
-        let journal = Arc::new(JournalStore::new(paths.clone()));
-        let ledgers = Ledgers::new(paths.clone(), journal.watch());
-        let metrics = Arc::new(Metrics::default().of_shares(ShareCollector(ledgers.clone())));
-        let library = InstalledLibrary::install(
-            &settings.intercept_library,
-            settings.intercept,
-            &paths,
-            &journal,
-            &*mounts,
-        )?;
-        let base = Arc::new(BaseSpec::new(SpecStore::new(&cdi_dir), settings.driver_root));
-        let Settings { intercept, context_memory, memory_ratio, .. } = settings;
-        let files = ShareFiles::new(paths.clone(), mounts);
-        let executor = Executor::new(files, SpecStore::new(&cdi_dir), Arc::clone(&base));
-        let mps = Mps::new(&paths, settings.mps);
-        let node = Arc::new(Node {
-            paths,
-            journal: Arc::clone(&journal),
-            executor,
-            library,
-            intercept,
-            context_memory,
-            memory_ratio,
-            mps: mps.clone(),
-        });
-        let source = ClaimSource::new(client.clone());
-        host_pids::make_directory(&state_paths)?;
-        repair_node(&node, &source, &pool).await?;
-        // Also for containers of claims that were prepared under another setting, when they
-        // restart.
-        if intercept.replaces() || journal.watch().borrow().has_proxies() {
-            base.put_the_real_behind_proxies();
-        }
-
-        let (hardware_sender, hardware) = watch::channel(Arc::default());
-        let (health_sender, health) = watch::channel(Arc::default());
-        let (news_sender, news) = mpsc::unbounded_channel();
-        let stop = CancellationToken::new();
-        let stop_on_drop = stop.clone().drop_guard();
-        let processes = ProcFs::new(settings.proc);
-        let usage = UsageAudit::new(
-            ledgers,
-            Arc::clone(&gpus),
-            processes,
-            Arc::clone(&metrics),
-            news_sender.clone(),
-            mps.clone(),
-        );
-        tokio::spawn(usage.run(stop.clone()));
-        let mps_watch =
-            MpsWatch::new(mps, journal.watch(), Arc::clone(&metrics), news_sender.clone());
-        tokio::spawn(mps_watch.run(stop.clone()));
-        let outlets =
-            Outlets { hardware: hardware_sender, health: health_sender, news: news_sender };
-        let on_other = settings.on_other_allocator;
-        let others = other_allocators::watch(client.clone(), &node_name, on_other, stop.clone());
-        let inlets = Inlets { journal: journal.watch(), others };
-        let watcher = Watcher::new(gpus, pool.clone(), base, inlets, Arc::clone(&metrics), outlets);
-        let watcher =
-            watcher.spawn().context("the thread that watches the GPUs cannot be started")?;
-
-        let events = Events::new(client.clone(), node_name.clone());
-        tokio::spawn(events.clone().tell_of_node(news));
-        let preparer =
-            Preparer::new(node, pool, hardware.clone(), source, events, Arc::clone(&metrics));
-        let claims = Arc::new(DetachedClaims(Arc::new(preparer.in_mode(settings.mode))));
-        for path in socket::remove_abandoned(&kubelet_root, DRIVER_NAME) {
-            tracing::info!(path = %path.display(), "an abandoned socket is removed");
-        }
-        let servers = KubeletServers::start(&sockets, DRIVER_NAME, Arc::clone(&claims), health)?;
-        tokio::spawn(keep_gauges(
-            journal.watch(),
-            servers.registered(),
-            Arc::clone(&metrics),
-            begun,
-        ));
-
-        host_pids::spawn(state_paths.clone(), stop.clone()).context(
-            "the thread that tells processes what the host calls them cannot be started",
-        )?;
-        let arbitration = Arbitration::new(state_paths, journal.watch());
-        tokio::spawn(arbitration.run(stop.clone()));
-        let slices = SliceSource::new(node_name, settings.device_order, settings.mode);
-        let slices = slices.with_memory_ratio(memory_ratio).with_mps(settings.mps);
-        let (orphaned_sender, orphaned) = watch::channel(None);
-        let audit = Audit::new(
-            ClaimSource::new(client.clone()),
-            journal.watch(),
-            Arc::clone(&metrics),
-            orphaned_sender,
-        );
-        tokio::spawn(audit.run(stop.clone()));
-        let publisher = Publisher::new(
-            client,
-            slices,
-            hardware,
-            journal.watch(),
-            orphaned,
-            Arc::clone(&metrics),
-        );
-        let publisher = tokio::spawn(publisher.draining(settings.stock_drain).run(stop.clone()));
-        Ok(Self {
-            servers,
-            stop,
-            stop_on_drop,
-            sockets,
-            metrics,
-            journal,
-            claims,
-            publisher,
-            _watcher: watcher,
-        })
+    /// The reason why the driver cannot start. Missing GPUs and an unreachable API server are no
+    /// errors.
+    pub async fn start(
+        settings: DriverSettings,
+        dependencies: DriverDependencies,
+    ) -> anyhow::Result<Self> {
+        let mut startup = Startup::prepare_files(settings, dependencies)?;
+        startup.repair_node().await?;
+        let hardware = startup.watch_hardware()?;
+        let (claims, servers) = startup.serve_kubelet(&hardware)?;
+        startup.watch_claims(servers.registered())?;
+        startup.publish(&hardware);
+        Ok(startup.into_driver(claims, servers, hardware.watcher))
     }
 
-    /// Its sockets.
+    /// Returns the paths of its sockets.
     #[must_use]
     pub fn sockets(&self) -> &SocketPaths {
         &self.sockets
     }
 
-    /// What `/metrics` and `/healthz` look at.
+    /// Returns the parts that `/metrics` and `/healthz` read.
     #[must_use]
     pub fn endpoints(&self) -> Endpoints {
-        Endpoints {
-            metrics: Arc::clone(&self.metrics),
-            sockets: self.sockets.clone(),
-            journal: Arc::clone(&self.journal),
-        }
+        let (sockets, journal) = (self.sockets.clone(), Arc::clone(&self.journal));
+        Endpoints::new(Arc::clone(&self.metrics), sockets, journal)
     }
 
-    /// Its metrics.
+    /// Serves `/metrics` and `/healthz` until the driver stops, and returns the bound address.
+    ///
+    /// # Errors
+    /// The address cannot be bound.
+    pub async fn serve_http(&mut self, address: SocketAddr) -> anyhow::Result<SocketAddr> {
+        let server = HttpServer::bind(address, self.endpoints()).await;
+        let server = server.with_context(|| format!("cannot serve --metrics-address {address}"))?;
+        let bound = server.address();
+        self.tasks.spawn("http", server.run(self.stop.clone()));
+        Ok(bound)
+    }
+
+    /// Returns its metrics.
     #[must_use]
     pub fn metrics(&self) -> &Arc<Metrics> {
         &self.metrics
     }
 
-    /// What answers the kubelet's calls.
+    /// Returns the handler of the kubelet's calls.
     #[must_use]
     pub fn claims(&self) -> &Arc<DetachedClaims> {
         &self.claims
     }
 
-    /// Cancelled when the driver stops.
+    /// Returns a token that is cancelled when the driver stops.
     #[must_use]
     pub fn stopping(&self) -> CancellationToken {
         self.stop.clone()
     }
 
-    /// Ends, with the reason, when the driver cannot go on.
-    pub async fn failed(&mut self) -> String {
+    /// Waits until a task or server of the driver ends unexpectedly: the driver must not continue
+    /// then.
+    pub async fn failed(&mut self) -> TaskFailure {
         tokio::select! {
             failure = self.servers.failed() => failure,
-            // It ends by itself too when nobody watches the GPUs any more.
-            result = &mut self.publisher => match result {
-                Ok(()) => "the thread that watches the GPUs ended: see the log before this".to_owned(),
-                Err(error) => format!("publishing ResourceSlices failed: {error}"),
-            },
+            failure = self.tasks.failed() => failure,
         }
     }
 
-    /// Stops: the kubelet is let go first, its sockets are removed. Slices and everything prepared
-    /// stay: running pods are not touched.
+    /// Stops: first the servers, so that the kubelet sends nothing new, and their sockets are
+    /// removed, then the tasks. Slices and prepared claims stay: running pods are not affected.
     pub async fn stop(self) {
         self.servers.stop().await;
         drop(self.stop_on_drop);
-    }
-}
-
-async fn repair_node(
-    node: &Arc<Node>,
-    source: &ClaimSource,
-    pool: &PoolName,
-) -> anyhow::Result<()> {
-    let repaired =
-        repair::repair(node, source, pool).await.context("the node's state cannot be repaired")?;
-    tracing::info!(
-        kept = repaired.kept.len(),
-        rolled_back = repaired.rolled_back.len(),
-        removed = repaired.removed.len(),
-        "the node's state is in line with the journal"
-    );
-    Ok(())
-}
-
-/// Keeps the metrics that follow a state.
-async fn keep_gauges(
-    mut journal: watch::Receiver<Arc<Journal>>,
-    mut registered: watch::Receiver<Registered>,
-    metrics: Arc<Metrics>,
-    begun: Instant,
-) {
-    let mut said = false;
-    loop {
-        metrics.prepared(journal.borrow_and_update().claims.len());
-        let is_registered = *registered.borrow_and_update() == Registered::Yes;
-        metrics.registered(is_registered);
-        if is_registered && !said {
-            said = true;
-            tracing::info!(milliseconds = begun.elapsed().as_millis(), "from start to registered");
-        }
-        tokio::select! {
-            Ok(()) = journal.changed() => {}
-            Ok(()) = registered.changed() => {}
-            else => return,
-        }
+        self.tasks.shut_down(GRACE).await;
     }
 }

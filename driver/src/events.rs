@@ -1,4 +1,4 @@
-//! Events on pods whose claims cannot be prepared, and on the Node whose GPUs cannot be used.
+//! Writes events on pods whose claims cannot be prepared, and on the Node.
 
 use jiff::Timestamp;
 use k8s_openapi::{
@@ -12,53 +12,54 @@ use tessera_api::{
 };
 use tessera_runtime::error_chain::chain;
 use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
 
 use crate::prepare::claim::{ReservingPod, reserving_pods};
 
-/// What was done.
+/// `action` of events on pods.
 const ACTION: &str = "PrepareResources";
+/// `action` of events on the Node.
 const NODE_ACTION: &str = "PublishGpus";
 
-/// Events on what has no namespace are written into this one.
+/// Namespace of events on objects without a namespace.
 const NODE_NAMESPACE: &str = "default";
 
-/// What an operator of the node should know.
+/// An event on the Node, for its operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NodeNews {
-    /// The event's reason, of [`tessera_api::labels::event`].
+pub struct NodeEvent {
+    /// The reason, one of [`tessera_api::labels::event`].
     pub reason: &'static str,
-    /// What it is.
+    /// The message.
     pub note: String,
 }
 
-/// The API refuses longer notes (`validateV1Event`).
-const MOST_BYTES_OF_NOTE: usize = 1024;
+/// Upper bound of a note; the API server refuses longer notes (`validateV1Event`).
+const MAX_NOTE_BYTES: usize = 1024;
 
-/// Writes events, in tasks of their own: nobody waits for them, and one that is not written is
-/// logged.
+/// Writes events, each in a short task of its own. An event that cannot be written is logged.
 #[derive(Clone)]
-pub struct Events {
+pub struct EventRecorder {
     client: Client,
     node: NodeName,
 }
 
-impl std::fmt::Debug for Events {
+impl std::fmt::Debug for EventRecorder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Events").field("node", &self.node).finish_non_exhaustive()
+        f.debug_struct("EventRecorder").field("node", &self.node).finish_non_exhaustive()
     }
 }
 
-impl Events {
-    /// Writes through `client`, as the driver of `node`.
+impl EventRecorder {
+    /// Returns a recorder that writes through `client`, as the driver of `node`.
     #[must_use]
     pub fn new(client: Client, node: NodeName) -> Self {
         Self { client, node }
     }
 
-    /// Tells every pod that has reserved `claim` why it is not prepared.
+    /// Writes an event on every pod that has reserved `claim`, with the reason of the failure.
     pub fn prepare_failed(&self, claim: &ResourceClaim, why: &str) {
         let name = claim.metadata.name.as_deref().unwrap_or_default();
-        let note = shortened(&format!(
+        let note = truncated(&format!(
             "ResourceClaim {name} cannot be prepared on node {}: {why}",
             self.node
         ));
@@ -68,10 +69,16 @@ impl Events {
         }
     }
 
-    /// Writes what comes over `news` as events on the Node, until nobody can send any more.
-    pub async fn tell_of_node(self, mut news: mpsc::UnboundedReceiver<NodeNews>) {
-        while let Some(NodeNews { reason, note }) = news.recv().await {
-            // The kubelet's own events on its Node have the name for a UID, and kubectl looks for
+    /// Writes the received events on the Node, until `stop`.
+    pub async fn record_node_events(
+        self,
+        mut received: mpsc::UnboundedReceiver<NodeEvent>,
+        stop: CancellationToken,
+    ) {
+        while let Some(Some(NodeEvent { reason, note })) =
+            stop.run_until_cancelled(received.recv()).await
+        {
+            // The kubelet's own events on its Node use the name as UID, and kubectl searches for
             // that.
             let regarding = ObjectReference {
                 api_version: Some("v1".to_owned()),
@@ -87,7 +94,7 @@ impl Events {
                     NODE_NAMESPACE,
                     reason,
                     NODE_ACTION,
-                    &shortened(&note),
+                    &truncated(&note),
                 )
             };
             self.write(NODE_NAMESPACE, event);
@@ -100,7 +107,7 @@ impl Events {
             if let Err(error) = api.create(&PostParams::default(), &event).await {
                 let about =
                     event.regarding.and_then(|regarding| regarding.name).unwrap_or_default();
-                tracing::warn!(about, error = %chain(&error), "an event could not be written");
+                tracing::warn!(about, error = %chain(&error), "cannot write event");
             }
         });
     }
@@ -128,7 +135,7 @@ impl Events {
         }
     }
 
-    /// All of an event but what it is about; `name` is that of the object.
+    /// Returns a warning without its objects. `name` is the name of the object that it is about.
     fn warning(
         &self,
         name: &str,
@@ -140,7 +147,7 @@ impl Events {
         let now = Timestamp::now();
         Event {
             metadata: ObjectMeta {
-                // As client-go names events; long names are cut so that the time always fits.
+                // As client-go names events. Long names are cut so that the time fits.
                 name: Some(format!("{}.{:x}", prefix(name, 200), now.as_nanosecond())),
                 namespace: Some(namespace.to_owned()),
                 ..ObjectMeta::default()
@@ -151,22 +158,22 @@ impl Events {
             action: Some(action.to_owned()),
             note: Some(note.to_owned()),
             reporting_controller: Some(DRIVER_NAME.to_owned()),
-            // At most 128 bytes, which a node's name may exceed.
+            // At most 128 bytes; the name of a node may be longer.
             reporting_instance: Some(prefix(self.node.as_str(), 128).to_owned()),
             ..Event::default()
         }
     }
 }
 
-fn shortened(note: &str) -> String {
+fn truncated(note: &str) -> String {
     const CUT: &str = "...";
-    if note.len() < MOST_BYTES_OF_NOTE {
+    if note.len() < MAX_NOTE_BYTES {
         return note.to_owned();
     }
-    format!("{}{CUT}", prefix(note, MOST_BYTES_OF_NOTE - 1 - CUT.len()))
+    format!("{}{CUT}", prefix(note, MAX_NOTE_BYTES - 1 - CUT.len()))
 }
 
-/// The longest beginning of `text` with at most so many bytes.
+/// Returns the longest prefix of `text` with at most `bytes` bytes.
 fn prefix(text: &str, bytes: usize) -> &str {
     &text[..text.floor_char_boundary(bytes)]
 }

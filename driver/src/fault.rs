@@ -1,8 +1,8 @@
-//! The places at which crash tests kill or hold the driver: see the crate `tessera-fault-points`.
-//! Without the feature of that name there is nothing here.
+//! Fault points, at which crash tests kill or hold the driver: see `tessera_runtime::fault_points`.
+//! Without the feature `fault-points` they do nothing.
 
-/// Every point, in the order in which a claim comes by them. Those of steps say what has just been
-/// done.
+/// All points, in the order in which a claim reaches them. The name of a point says what has just
+/// been done.
 #[cfg(feature = "fault-points")]
 pub static POINTS: tessera_runtime::fault_points::FaultPoints =
     tessera_runtime::fault_points::FaultPoints::new(&[
@@ -20,28 +20,28 @@ pub static POINTS: tessera_runtime::fault_points::FaultPoints =
         "unprepare-claim-spec",
         "unprepare-ledger",
         "unprepare-grant",
+        "unprepare-mps-released",
         "unprepare-undone",
-        "unprepare-mps-given-up",
         "unprepare-forgotten",
     ]);
 
-/// The caller, a thread that may block, has come to the point.
+/// Reaches a point from a thread that may block.
 #[cfg(feature = "fault-points")]
 pub(crate) fn point(name: &'static str) {
     POINTS.reach(name);
 }
 
-/// The caller, a thread that may block, has come to the point.
+/// Reaches a point from a thread that may block.
 #[cfg(not(feature = "fault-points"))]
 pub(crate) fn point(_: &'static str) {}
 
-/// The caller, a task, has come to the point.
+/// Reaches a point from a task.
 #[cfg(feature = "fault-points")]
 pub(crate) async fn point_async(name: &'static str) {
     POINTS.reach_async(name).await;
 }
 
-/// The caller, a task, has come to the point.
+/// Reaches a point from a task.
 #[cfg(not(feature = "fault-points"))]
-#[expect(clippy::unused_async, reason = "with the feature it waits")]
+#[expect(clippy::unused_async, reason = "waits if the feature is enabled")]
 pub(crate) async fn point_async(_: &'static str) {}

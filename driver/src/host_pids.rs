@@ -1,28 +1,27 @@
-//! Tells processes of containers what the host calls them: whoever connects is answered with its
-//! PID, as the kernel says it.
+//! PID server: sends each process that connects its PID in the host's namespace, as the kernel
+//! reports it.
 //!
 //! ```text
 //!  <state-dir>/host/pid.sock  ---- the directory, read-only, in each container with a share ---> /dev/tessera/host/pid.sock
 //! ```
 //!
-//! Whoever connects is nobody's friend. It is not listened to: 16 bytes fit into any new socket,
-//! and the connection is closed. One connection is looked at at a time, and so many in a while; who
-//! comes in floods keeps only others of the node from learning their PID, which nobody needs
-//! (`docs/adr/0086-host-pids-and-usage-audit.md`).
+//! Clients are untrusted: the server never reads from a connection. It writes 16 bytes, which fit
+//! into any new socket, and closes it. It serves one connection at a time, at a limited rate. A
+//! client that floods it only keeps other processes of the node from learning their PID, which none
+//! of them needs (`docs/adr/0086-host-pids-and-usage-audit.md`).
 //!
-//! All of it is done by a thread of its own, for which nobody waits. To close a connection is to
-//! close the files that the caller has passed into it, and that may take as long as the caller
-//! likes: a TCP socket that lingers.
+//! The server has a thread of its own, which is never joined. Closing a connection closes the files
+//! that the client has passed into it, and that may block as long as the client wants: a TCP socket
+//! that lingers.
 //!
-//! The socket's name belongs to the instance that took it last, by a rename. One that stops leaves
-//! it: where nobody answers, the next that looks takes it.
+//! The name of the socket belongs to the instance that renamed its socket last. An instance that
+//! stops leaves the file. If no instance answers there, the next that checks takes the name.
 
 use std::{
     fs::{self, Permissions},
     io::{self, Write},
     os::unix::fs::{MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
-    thread,
     time::Duration,
 };
 
@@ -31,7 +30,7 @@ use rustix::{
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with},
 };
 use tessera_intercept_abi::host_pid;
-use tessera_runtime::error_chain::chain;
+use tessera_runtime::{error_chain::chain, supervisor::Supervisor};
 use tokio::{
     net::{UnixListener, UnixStream},
     time::{MissedTickBehavior, interval, sleep},
@@ -40,52 +39,51 @@ use tokio_util::sync::CancellationToken;
 
 use crate::state::{StatePaths, sole_lock};
 
-/// Answers in one go, and the pause after them, which is shorter than a process waits. A process
-/// asks once in its life, so 2,560 in a second are all that start on a node.
-const AT_ONCE: u32 = 64;
+/// Replies per batch, and the pause after a batch, which is shorter than a process waits. A process
+/// connects once, so 2,560 replies per second suffice for all processes that start on a node.
+const MAX_REPLIES_PER_BATCH: u32 = 64;
 const PAUSE: Duration = Duration::from_millis(25);
 
-/// Between looks whether the name still leads to somebody.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Interval of checks that some instance answers at the name.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// After an error that the next connection would meet as well.
-const AFTER_ERROR: Duration = Duration::from_secs(1);
+/// Pause after an error, which the next connection would probably meet as well.
+const ERROR_PAUSE: Duration = Duration::from_secs(1);
 
-/// Why nobody can be told.
+/// Errors of binding the socket.
 #[derive(Debug, thiserror::Error)]
-#[error("failed to {operation} `{path}`", path = .path.display())]
+#[error("cannot {operation} `{path}`", path = .path.display())]
 pub struct HostPidsError {
     operation: &'static str,
     path: PathBuf,
     source: io::Error,
 }
 
-/// Makes the directory that containers get. Before any claim is prepared or repaired: its CDI spec
-/// names it.
+/// Creates the directory that containers get. Must be called before any claim is prepared or
+/// repaired: its CDI spec names the directory.
 ///
 /// # Errors
 /// [`HostPidsError`].
 pub fn make_directory(paths: &StatePaths) -> Result<(), HostPidsError> {
     let directory = paths.host();
     fs::create_dir_all(&directory).map_err(failed("create", &directory))?;
-    // Whoever runs in a container passes through, whatever the umask says, and nobody but this
-    // driver writes.
+    // Any user of a container may search it, whatever the umask is, and only the driver may write.
     fs::set_permissions(&directory, Permissions::from_mode(0o755))
-        .map_err(failed("open up", &directory))
+        .map_err(failed("set permissions of", &directory))
 }
 
-/// The socket, and who answers there.
+/// The PID server, bound to the name.
 #[derive(Debug)]
 pub struct HostPids {
     paths: StatePaths,
     listener: UnixListener,
     /// Device and inode of the socket.
     identity: (u64, u64),
-    answered: u32,
+    replies: u32,
 }
 
 impl HostPids {
-    /// Takes the name. `None` where another instance is about to: that one answers.
+    /// Takes the name, or returns `None` if another instance is taking it now.
     ///
     /// # Errors
     /// [`HostPidsError`].
@@ -103,98 +101,96 @@ impl HostPids {
             }
             _ => {}
         }
-        let listener = UnixListener::bind(&new).map_err(failed("listen at", &new))?;
-        // To connect is to write.
+        let listener = UnixListener::bind(&new).map_err(failed("bind", &new))?;
+        // Connecting needs the permission to write.
         fs::set_permissions(&new, Permissions::from_mode(0o666))
-            .map_err(failed("open up", &new))?;
-        let identity = identity(&new).map_err(failed("look at", &new))?;
+            .map_err(failed("set permissions of", &new))?;
+        let identity = identity(&new).map_err(failed("stat", &new))?;
         fs::rename(&new, &name).map_err(failed("rename to", &name))?;
-        Ok(Some(Self { paths: paths.clone(), listener, identity, answered: 0 }))
+        Ok(Some(Self { paths: paths.clone(), listener, identity, replies: 0 }))
     }
 
-    /// Answers until `stop`, or until the name leads to nobody.
-    async fn answer(&mut self, stop: &CancellationToken) {
-        let mut looks = interval(LOOK_EVERY);
-        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    /// Serves until `stop`, or until no instance answers at the name.
+    async fn serve_bound(&mut self, stop: &CancellationToken) {
+        let mut checks = interval(CHECK_INTERVAL);
+        checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
-                _ = looks.tick() => if !self.is_found() { return },
+                _ = checks.tick() => if !self.is_reachable() { return },
                 accepted = self.listener.accept() => match accepted {
-                    Ok((caller, _)) => self.tell(caller).await,
+                    Ok((client, _)) => self.reply(client).await,
                     Err(error) => {
-                        tracing::debug!(%error, "nobody can be told what the host calls it");
-                        sleep(AFTER_ERROR).await;
+                        tracing::debug!(%error, "cannot accept connection to host PID socket");
+                        sleep(ERROR_PAUSE).await;
                     }
                 },
             }
         }
     }
 
-    async fn tell(&mut self, caller: UnixStream) {
-        if let Err(error) = tell(caller) {
-            tracing::trace!(%error, "a process did not wait to be told what the host calls it");
+    async fn reply(&mut self, client: UnixStream) {
+        if let Err(error) = send_pid(client) {
+            tracing::trace!(%error, "cannot send host PID to process");
         }
-        self.answered += 1;
-        if self.answered.is_multiple_of(AT_ONCE) {
+        self.replies += 1;
+        if self.replies.is_multiple_of(MAX_REPLIES_PER_BATCH) {
             sleep(PAUSE).await;
         }
     }
 
-    /// Whether somebody answers at the name: this instance, or the one that took it.
-    fn is_found(&self) -> bool {
+    /// Returns true if this instance or another one answers at the name.
+    fn is_reachable(&self) -> bool {
         let name = self.paths.host().join(host_pid::SOCKET);
         identity(&name).is_ok_and(|found| found == self.identity) || is_answered(&name)
     }
 }
 
-/// Has a thread of its own answer until `stop`. Nobody waits for its end: a caller may have it
-/// close something for ever.
+/// Starts the thread of the server, which is never joined: a client may block it for ever.
 ///
 /// # Errors
-/// There can be no thread.
-pub fn spawn(paths: StatePaths, stop: CancellationToken) -> io::Result<()> {
+/// The thread cannot be started.
+pub fn spawn(tasks: &mut Supervisor, paths: StatePaths) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let answer = move || runtime.block_on(serve(paths, stop));
-    thread::Builder::new().name("host-pids".to_owned()).spawn(answer)?;
-    Ok(())
+    let stop = tasks.stop_token();
+    tasks.spawn_thread("host-pids", move || runtime.block_on(serve(paths, stop)))
 }
 
-/// Answers until `stop`. What cannot be done is tried again: nothing depends on it.
+/// Serves until `stop`. Errors are retried: no claim depends on the server.
 pub async fn serve(paths: StatePaths, stop: CancellationToken) {
-    let mut said = false;
+    let mut is_logged = false;
     while !stop.is_cancelled() {
         match HostPids::bind(&paths) {
             Ok(Some(mut bound)) => {
-                said = false;
-                bound.answer(&stop).await;
+                is_logged = false;
+                bound.serve_bound(&stop).await;
                 continue;
             }
             Ok(None) => {}
-            Err(error) if said => {
-                tracing::debug!(error = %chain(&error), "still nobody is told what the host calls it")
+            Err(error) if is_logged => {
+                tracing::debug!(error = %chain(&error), "host PID socket is still unavailable")
             }
             Err(error) => {
-                said = true;
-                tracing::warn!(error = %chain(&error), "processes are not told what the host calls them");
+                is_logged = true;
+                tracing::warn!(error = %chain(&error), "host PID socket is unavailable");
             }
         }
         tokio::select! {
             () = stop.cancelled() => return,
-            () = sleep(AFTER_ERROR) => {}
+            () = sleep(ERROR_PAUSE) => {}
         }
     }
 }
 
-fn tell(caller: UnixStream) -> io::Result<()> {
-    // 0, or nothing, where the process is in no PID namespace that this one sees.
-    let pid = caller.peer_cred()?.pid().and_then(|pid| u32::try_from(pid).ok()).unwrap_or(0);
-    // It does not wait: who does not read is told all the same.
-    caller.into_std()?.write_all(&host_pid::answer(pid))
+fn send_pid(client: UnixStream) -> io::Result<()> {
+    // 0 or none if the process is in a PID namespace that this one does not see.
+    let pid = client.peer_cred()?.pid().and_then(|pid| u32::try_from(pid).ok()).unwrap_or(0);
+    // Does not block: the answer fits into the socket buffer.
+    client.into_std()?.write_all(&host_pid::answer(pid))
 }
 
-/// Whether somebody listens, be it with more callers than fit.
+/// Returns true if a process listens at the name, even with a full backlog.
 fn is_answered(name: &Path) -> bool {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let (Ok(socket), Ok(address)) = (
@@ -206,7 +202,7 @@ fn is_answered(name: &Path) -> bool {
     matches!(connect(&socket, &address), Ok(()) | Err(Errno::AGAIN))
 }
 
-/// Of an inode that is open, which no other gets meanwhile.
+/// Device and inode of a file. Unique as long as the file is open.
 fn identity(path: &Path) -> io::Result<(u64, u64)> {
     let metadata = fs::symlink_metadata(path)?;
     Ok((metadata.dev(), metadata.ino()))

@@ -14,62 +14,87 @@ use tessera_proto::{
     registration::{InfoRequest, registration_client::RegistrationClient},
 };
 use tessera_runtime::error_chain::chain;
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::Mutex};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint};
 
 use crate::{kubelet::socket::SocketPaths, metrics::Metrics, state::journal::JournalStore};
 
-/// What the endpoints look at.
+/// The parts that the endpoints read.
 #[derive(Clone, Debug)]
 pub struct Endpoints {
-    /// The metrics.
-    pub metrics: Arc<Metrics>,
-    /// The sockets that must answer.
-    pub sockets: SocketPaths,
-    /// The journal that must be readable.
-    pub journal: Arc<JournalStore>,
+    metrics: Arc<Metrics>,
+    sockets: SocketPaths,
+    journal: Arc<JournalStore>,
+    /// Held by the health check that uses the journal. One that hangs there would otherwise take
+    /// another thread at each probe.
+    journal_check: Arc<Mutex<()>>,
 }
 
-/// For a whole health check. The kubelet's probes wait 1 s by default; charts set more.
+impl Endpoints {
+    /// Returns endpoints that serve `metrics`, and are healthy if `sockets` answer and `journal`
+    /// can be read.
+    #[must_use]
+    pub fn new(metrics: Arc<Metrics>, sockets: SocketPaths, journal: Arc<JournalStore>) -> Self {
+        Self { metrics, sockets, journal, journal_check: Arc::default() }
+    }
+}
+
+/// Deadline of a health check. The kubelet's probes wait 1 s by default; the chart sets more.
 const TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Serves until `stop`. Returns the address it is bound to.
-///
-/// # Errors
-/// The address cannot be bound.
-pub async fn serve(
+/// An HTTP server that is bound and not served yet.
+#[derive(Debug)]
+pub struct HttpServer {
+    listener: TcpListener,
     address: SocketAddr,
     endpoints: Endpoints,
-    stop: CancellationToken,
-) -> std::io::Result<SocketAddr> {
-    let listener = TcpListener::bind(address).await?;
-    let bound = listener.local_addr()?;
-    let router = Router::new()
-        .route("/metrics", get(metrics))
-        .route("/healthz", get(healthz))
-        .with_state(endpoints);
-    #[cfg(feature = "fault-points")]
-    let router = router.merge(crate::fault::POINTS.routes());
-    tokio::spawn(async move {
-        let server = axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned());
-        if let Err(error) = server.await {
-            tracing::error!(%error, "the metrics server failed");
+}
+
+impl HttpServer {
+    /// Binds `address`.
+    ///
+    /// # Errors
+    /// The address cannot be bound.
+    pub async fn bind(address: SocketAddr, endpoints: Endpoints) -> std::io::Result<Self> {
+        let listener = TcpListener::bind(address).await?;
+        let address = listener.local_addr()?;
+        Ok(Self { listener, address, endpoints })
+    }
+
+    /// Returns the bound address.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serves until `stop`.
+    pub async fn run(self, stop: CancellationToken) {
+        let router = Router::new()
+            .route("/metrics", get(metrics))
+            .route("/healthz", get(healthz))
+            .with_state(self.endpoints);
+        #[cfg(feature = "fault-points")]
+        let router = router.merge(crate::fault::POINTS.routes());
+        let stopped = stop.cancelled_owned();
+        if let Err(error) = axum::serve(self.listener, router).with_graceful_shutdown(stopped).await
+        {
+            tracing::error!(%error, "HTTP server failed");
         }
-    });
-    Ok(bound)
+    }
 }
 
 async fn metrics(State(endpoints): State<Endpoints>) -> impl IntoResponse {
     const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    // Reads files of shares.
+    // Blocking, since it reads the ledgers of all shares.
     let rendered = tokio::task::spawn_blocking(move || endpoints.metrics.render()).await;
     let text = rendered.map_err(|error| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()));
     text.map(|text| ([(header::CONTENT_TYPE, OPEN_METRICS)], text))
 }
 
-/// Healthy is who answers on both sockets and can read the journal: a server that hangs, a socket
-/// that somebody removed, or a journal that a restart would rebuild is found by trying.
+/// Returns 200 if both sockets answer and the journal can be read.
+///
+/// So it detects a server that hangs, a removed socket, and a journal that a restart rebuilds.
 async fn healthz(State(endpoints): State<Endpoints>) -> (StatusCode, String) {
     match tokio::time::timeout(TIMEOUT, check(&endpoints)).await {
         Ok(Ok(())) => (StatusCode::OK, "ok\n".to_owned()),
@@ -83,7 +108,12 @@ async fn healthz(State(endpoints): State<Endpoints>) -> (StatusCode, String) {
 async fn check(endpoints: &Endpoints) -> Result<(), String> {
     call_both(&endpoints.sockets).await?;
     let journal = Arc::clone(&endpoints.journal);
-    let locked = tokio::task::spawn_blocking(move || journal.lock().map(drop)).await;
+    let only_one = Arc::clone(&endpoints.journal_check).lock_owned().await;
+    let locked = tokio::task::spawn_blocking(move || {
+        let _only_one = only_one;
+        journal.lock().map(drop)
+    })
+    .await;
     locked.map_err(|error| error.to_string())?.map_err(|error| chain(&error))
 }
 

@@ -1,83 +1,87 @@
-//! Where the interceptor stands in containers.
+//! Injection of the interceptor into containers: LD_PRELOAD, library replacement, or both.
 
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// Where the interceptor is to stand in containers of claims that are prepared from now on.
+/// Injection mode of the interceptor for claims that are prepared from now on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Intercept {
-    /// In every program.
+pub enum InterceptMode {
+    /// Preloaded into every program.
     #[default]
     Preload,
-    /// In the place of libcuda and NVML.
+    /// Mounted over libcuda and NVML.
     Proxy,
-    /// Both.
+    /// Preloaded and mounted over libraries.
     Both,
 }
 
-impl Intercept {
-    /// Whether it is in every program.
+impl InterceptMode {
+    /// Returns true if the interceptor is preloaded.
     #[must_use]
     pub const fn preloads(self) -> bool {
         !matches!(self, Self::Proxy)
     }
 
-    /// Whether it is in the driver's place.
+    /// Returns true if proxies replace the driver's libraries.
     #[must_use]
     pub const fn replaces(self) -> bool {
         !matches!(self, Self::Preload)
     }
 
-    /// Where it stands in a container that has these libraries of the driver. `None` where it would
-    /// stand in the place of a libcuda that is not there: nothing would hold the container.
+    /// Returns the injection into containers that get these libraries of the driver, or `None` if a
+    /// proxy would replace a missing libcuda: no limit would be enforced.
     #[must_use]
-    pub fn stand(self, driver_libraries: Vec<PathBuf>) -> Option<Stand> {
-        let has_cuda = driver_libraries.iter().any(|path| path.ends_with(Library::Cuda.soname()));
-        let in_place_of = if self.replaces() { driver_libraries } else { Vec::new() };
-        (has_cuda || !self.replaces()).then_some(Stand { preloaded: self.preloads(), in_place_of })
+    pub fn injection(self, driver_libraries: Vec<PathBuf>) -> Option<Injection> {
+        let has_cuda =
+            driver_libraries.iter().any(|path| path.ends_with(ProxiedLibrary::Cuda.soname()));
+        let replaced_libraries = if self.replaces() { driver_libraries } else { Vec::new() };
+        (has_cuda || !self.replaces())
+            .then_some(Injection { preloaded: self.preloads(), replaced_libraries })
     }
 }
 
-/// Where the interceptor stands in a claim's containers; it stays so for the claim's life.
+/// Injection of the interceptor into the containers of a claim. It does not change while the claim
+/// is prepared.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Stand {
-    /// In every program.
+pub struct Injection {
+    /// True if the interceptor is preloaded into every program.
     pub preloaded: bool,
-    /// The containers' paths of the libraries that a proxy is mounted over.
-    pub in_place_of: Vec<PathBuf>,
+    /// Container paths of the libraries over which a proxy is mounted.
+    #[serde(rename = "inPlaceOf")]
+    pub replaced_libraries: Vec<PathBuf>,
 }
 
-impl Default for Stand {
+impl Default for Injection {
     fn default() -> Self {
-        Self { preloaded: true, in_place_of: Vec::new() }
+        Self { preloaded: true, replaced_libraries: Vec::new() }
     }
 }
 
-impl Stand {
-    /// As in all journals before there was another.
+impl Injection {
+    /// Returns true for the injection of journals without this field.
     #[must_use]
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// A library of the driver that there is a proxy of.
+/// A library of the NVIDIA driver that a proxy can replace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Library {
-    /// CUDA.
+pub enum ProxiedLibrary {
+    /// libcuda.
     Cuda,
-    /// NVML.
+    /// libnvidia-ml.
     Nvml,
 }
 
-impl Library {
-    /// Both.
+impl ProxiedLibrary {
+    /// All of them.
     pub const ALL: [Self; 2] = [Self::Cuda, Self::Nvml];
 
-    /// Which one the file at a path is, by its name: `libcuda.so`, with or without versions.
+    /// Returns the library at a path, by its file name: `libcuda.so` with or without a version.
     #[must_use]
     pub fn of(path: &Path) -> Option<Self> {
         let name = path.file_name()?.to_str()?;
@@ -87,7 +91,7 @@ impl Library {
         })
     }
 
-    /// What programs ask the loader for.
+    /// Returns the name that programs link to.
     #[must_use]
     pub const fn soname(self) -> &'static str {
         match self {
@@ -96,7 +100,7 @@ impl Library {
         }
     }
 
-    /// The file name of its proxy.
+    /// Returns the file name of its proxy.
     #[must_use]
     pub const fn proxy(self) -> &'static str {
         match self {
@@ -105,7 +109,8 @@ impl Library {
         }
     }
 
-    /// Where the proxy expects the real one in the container; it is written into the proxy.
+    /// Returns the container path from which the proxy loads the real library. The path is compiled
+    /// into the proxy.
     #[must_use]
     pub fn real_path(self) -> PathBuf {
         Path::new("/usr/local/lib/tessera/driver").join(self.soname())
@@ -117,22 +122,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn libraries_are_known_by_their_names_in_every_version_and_nothing_else_is() {
-        let of = |name: &str| Library::of(&Path::new("/usr/lib64").join(name));
+    fn recognizes_libraries_by_name_and_version() {
+        let of = |name: &str| ProxiedLibrary::of(&Path::new("/usr/lib64").join(name));
         for name in ["libcuda.so", "libcuda.so.1", "libcuda.so.580.95.05"] {
-            assert_eq!(of(name), Some(Library::Cuda), "{name}");
+            assert_eq!(of(name), Some(ProxiedLibrary::Cuda), "{name}");
         }
-        assert_eq!(of("libnvidia-ml.so.1"), Some(Library::Nvml));
+        assert_eq!(of("libnvidia-ml.so.1"), Some(ProxiedLibrary::Nvml));
         for name in ["libcudadebugger.so.1", "libcuda.sock", "libnvidia-ptxjitcompiler.so.1"] {
             assert_eq!(of(name), None, "{name}");
         }
     }
 
     #[test]
-    fn what_would_hold_nothing_is_no_stand() {
+    fn refuses_injection_without_libcuda() {
         let nvml = || vec![PathBuf::from("/usr/lib64/libnvidia-ml.so.1")];
-        assert_eq!(Intercept::Proxy.stand(nvml()), None);
-        assert_eq!(Intercept::Both.stand(Vec::new()), None);
-        assert_eq!(Intercept::Preload.stand(nvml()), Some(Stand::default()));
+        assert_eq!(InterceptMode::Proxy.injection(nvml()), None);
+        assert_eq!(InterceptMode::Both.injection(Vec::new()), None);
+        assert_eq!(InterceptMode::Preload.injection(nvml()), Some(Injection::default()));
     }
 }

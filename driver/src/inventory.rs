@@ -1,4 +1,4 @@
-//! Watches the GPUs: one thread asks the library, everybody else reads a watch channel.
+//! Watches the GPUs: one thread calls the GPU library, all other parts read watch channels.
 //!
 //! ```text
 //! GpuLibrary::inventory, watch, recovery_action -> thread "gpus" -> base CDI spec -> HardwareState -> publisher, preparer
@@ -6,12 +6,13 @@
 //!                                         verdicts, other allocators
 //! ```
 
+mod health;
+mod stall;
 mod verdicts;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, mpsc},
-    thread,
     time::{Duration, Instant},
 };
 
@@ -25,212 +26,239 @@ use tessera_api::{
 use tessera_gpu::{
     GpuLibrary, HealthEvent, HealthEventKind, HealthWatch, LibraryError, RecoveryAction, Verdict,
 };
-use tessera_runtime::error_chain::chain;
+use tessera_runtime::{error_chain::chain, supervisor::Supervisor};
 use tokio::sync::watch;
 
-use self::verdicts::Verdicts;
+use self::{
+    health::health_of,
+    stall::{Progress, StallWatch},
+    verdicts::Verdicts,
+};
 use crate::{
     base_spec::{BaseDevice, BaseSpec},
-    events::NodeNews,
-    kubelet::health::{DeviceHealth, HealthReport},
+    events::NodeEvent,
+    kubelet::health::HealthReport,
     metrics::Metrics,
     other_allocators::{self, OtherAllocators},
     state::journal::Journal,
 };
 
-/// What is known of the node's GPUs.
+/// The GPUs of the node, as far as they are known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HardwareState {
-    /// Nobody can tell: the first look has not ended, or the library does not answer.
+    /// Not known: the first look has not ended, or the library fails.
     Unknown {
-        /// Why.
+        /// The reason.
         reason: String,
-        /// Whether the library was asked: before that, nothing is published and nothing is
-        /// withdrawn.
-        asked: bool,
+        /// True if the library was called. Before that, published slices stay as they are.
+        is_queried: bool,
     },
-    /// The GPUs.
+    /// The inventory of GPUs.
     Known(Inventory),
 }
 
 impl Default for HardwareState {
     fn default() -> Self {
         Self::Unknown {
-            reason: "the driver has just started and is looking for them".to_owned(),
-            asked: false,
+            reason: "the driver has just started and has not read it yet".to_owned(),
+            is_queried: false,
         }
     }
 }
 
-/// Between looks at the hardware while the library answers: finds what no event tells, such as MIG
+/// Interval of inventories while the library answers: finds changes without events, such as MIG
 /// mode.
-const LOOK_EVERY: Duration = Duration::from_secs(60);
+const INTERVAL: Duration = Duration::from_secs(60);
 
-/// The same while something is held against a GPU, or keeps it from being published: no event tells
-/// when that is over. A lost GPU is not watched either.
-const LOOK_EVERY_IN_TROUBLE: Duration = Duration::from_secs(5);
+/// Interval of inventories while a GPU is unhealthy or cannot be published: no event reports the
+/// end of that. A lost GPU is not watched for events either.
+const INTERVAL_IN_TROUBLE: Duration = Duration::from_secs(5);
 
-/// Between attempts while it does not: soon enough for an administrator who has just installed the
-/// driver.
-const RETRY_EVERY: Duration = Duration::from_secs(10);
+/// Interval of inventories while the library fails: short enough for an operator who has just
+/// installed the driver.
+const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The longest wait for an event, after which the health that the kubelet is told is as fresh as
-/// that, and it is seen what other allocators do.
+/// Time for which the library may fail before the GPUs are withdrawn. An empty slice takes the node
+/// out of scheduling, which one failed call does not justify.
+const WITHDRAW_AFTER: Duration = Duration::from_secs(30);
+
+/// Longest wait for an event. After it, the health sent to the kubelet is refreshed, and changes of
+/// other allocators are seen.
 const WAIT: Duration = Duration::from_secs(1);
 
-/// What the watcher has to know besides the hardware.
+/// Inputs of the watcher besides the GPU library.
 #[derive(Debug)]
-pub struct Inlets {
-    /// Which GPUs are in use.
+pub struct InventoryInputs {
+    /// The prepared claims, which have GPUs in use.
     pub journal: watch::Receiver<Arc<Journal>>,
-    /// Who else hands out GPUs; those are not published.
-    pub others: watch::Receiver<other_allocators::Known>,
+    /// The other allocators, whose GPUs are not published.
+    pub others: watch::Receiver<other_allocators::KnownAllocators>,
 }
 
-/// Where the watcher's findings go.
+/// Outputs of the watcher.
 #[derive(Debug)]
-pub struct Outlets {
-    /// The GPUs.
+pub struct InventoryOutputs {
+    /// The inventory of GPUs.
     pub hardware: watch::Sender<Arc<HardwareState>>,
-    /// Their health.
+    /// The health of GPUs, for the kubelet.
     pub health: watch::Sender<Arc<HealthReport>>,
-    /// What an operator should know.
-    pub news: tokio::sync::mpsc::UnboundedSender<NodeNews>,
+    /// Events on the Node.
+    pub events: tokio::sync::mpsc::UnboundedSender<NodeEvent>,
 }
 
-/// Watches the GPUs.
-pub struct Watcher {
+/// The watcher of the GPUs, which runs in the thread `gpus`.
+pub struct InventoryWatcher {
     library: Arc<dyn GpuLibrary>,
     pool: PoolName,
     base: Arc<BaseSpec>,
-    inlets: Inlets,
+    inputs: InventoryInputs,
     metrics: Arc<Metrics>,
-    outlets: Outlets,
+    outputs: InventoryOutputs,
     verdicts: Verdicts,
-    /// Whether the last look found anything that may pass without an event.
+    /// True if the last inventory had problems whose end no event reports.
     in_trouble: bool,
-    /// The watch for events, with the GPUs that it is on. It outlives looks: what happens during
-    /// one is delivered after it.
+    /// The start of the present series of failed calls.
+    failing_since: Option<Instant>,
+    progress: Progress,
+    /// The watch for events, with the watched GPUs. It outlives inventories: events that occur
+    /// during one are delivered after it.
     watch: Option<(Vec<GpuUuid>, Box<dyn HealthWatch>)>,
-    /// What was last logged, so that a state that lasts is said once.
-    said: BTreeSet<String>,
+    /// The state that was logged last: a state that lasts is logged once.
+    logged: BTreeSet<String>,
 }
 
-impl std::fmt::Debug for Watcher {
+impl std::fmt::Debug for InventoryWatcher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Watcher").field("pool", &self.pool).finish_non_exhaustive()
+        f.debug_struct("InventoryWatcher").field("pool", &self.pool).finish_non_exhaustive()
     }
 }
 
-/// Stops the watcher's thread when dropped, at its next chance.
+/// Stops the thread of the watcher when dropped, as soon as the library returns.
 #[derive(Debug)]
-pub struct WatcherHandle {
+pub struct InventoryWatcherHandle {
     _stop: mpsc::Sender<()>,
 }
 
-impl Watcher {
-    /// Watches the GPUs of `pool` through `library`.
+impl InventoryWatcher {
+    /// Returns a watcher of the GPUs of `pool`, which calls `library`.
     #[must_use]
     pub fn new(
         library: Arc<dyn GpuLibrary>,
         pool: PoolName,
         base: Arc<BaseSpec>,
-        inlets: Inlets,
+        inputs: InventoryInputs,
         metrics: Arc<Metrics>,
-        outlets: Outlets,
+        outputs: InventoryOutputs,
     ) -> Self {
-        let (verdicts, said, in_trouble) = (Verdicts::default(), BTreeSet::new(), false);
         Self {
             library,
             pool,
             base,
-            inlets,
+            inputs,
             metrics,
-            outlets,
-            verdicts,
-            in_trouble,
+            outputs,
+            verdicts: Verdicts::default(),
+            in_trouble: false,
+            failing_since: None,
+            progress: Progress::default(),
             watch: None,
-            said,
+            logged: BTreeSet::new(),
         }
     }
 
-    /// Starts the thread. It is never joined: a call into the library can hang as long as the
-    /// kernel driver does.
+    /// Starts the thread `gpus`, and the task that detects if it hangs. The thread is never joined:
+    /// a call of the library can hang as long as the kernel driver does.
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub fn spawn(mut self) -> std::io::Result<WatcherHandle> {
+    pub fn spawn(mut self, tasks: &mut Supervisor) -> std::io::Result<InventoryWatcherHandle> {
+        tasks.spawn("gpu-stall-watch", self.stall_watch().run(tasks.stop_token()));
         let (handle, stop) = mpsc::channel();
-        thread::Builder::new().name("gpus".to_owned()).spawn(move || self.run(&stop))?;
-        Ok(WatcherHandle { _stop: handle })
+        tasks.spawn_thread("gpus", move || self.run(&stop))?;
+        Ok(InventoryWatcherHandle { _stop: handle })
+    }
+
+    fn stall_watch(&self) -> StallWatch {
+        StallWatch {
+            progress: self.progress.clone(),
+            hardware: self.outputs.hardware.clone(),
+            metrics: Arc::clone(&self.metrics),
+            events: self.outputs.events.clone(),
+        }
     }
 
     fn run(&mut self, stop: &mpsc::Receiver<()>) {
         loop {
             let pause = match self.library.inventory() {
                 Ok(inventory) => {
+                    // This may wait for the API server.
+                    self.progress.suspend();
                     let Some(others) = self.other_allocators() else { return };
+                    self.progress.record(Instant::now());
                     let gpus = self.found(self.sharable(inventory, &others));
                     self.wait_for_events(gpus, stop)
                 }
                 Err(error) => {
-                    // It may be a watch of a library that is to be loaded anew.
+                    self.progress.record(Instant::now());
+                    // The library may have been reloaded, and the watch be of the old one.
                     self.watch = None;
-                    self.unknown(&chain(&error));
-                    RETRY_EVERY
+                    self.failed(&chain(&error), Instant::now());
+                    RETRY_INTERVAL
                 }
             };
-            // Disconnected is the order to stop; a message is never sent.
+            // A dropped handle disconnects the channel. No message is ever sent.
             if stop.recv_timeout(pause) == Err(mpsc::RecvTimeoutError::Disconnected) {
                 return;
             }
         }
     }
 
-    /// The other allocators of this node's GPUs, once it is known whether there are any: before,
-    /// publishing a GPU could give it away twice. `None` when nobody will tell any more.
+    /// Waits until the other allocators of this node's GPUs are known: a GPU that is published
+    /// before could be allocated twice. Returns `None` if the driver stops.
     fn other_allocators(&mut self) -> Option<Arc<OtherAllocators>> {
         let known =
-            futures::executor::block_on(self.inlets.others.wait_for(Option::is_some)).ok()?;
+            futures::executor::block_on(self.inputs.others.wait_for(Option::is_some)).ok()?;
         known.clone()
     }
 
-    /// The inventory without GPUs that must not be shared, or that no container could use.
+    /// Returns the inventory without GPUs that must not be shared, or that no container could use.
     fn sharable(&self, inventory: Inventory, others: &OtherAllocators) -> Inventory {
         let no_cuda = self
             .base
-            .lacks_cuda()
+            .root_without_cuda()
             .map(|driver_root| UnpublishedReason::NoCudaLibrary { driver_root });
         inventory.setting_aside(|gpu| others.reason(gpu).or_else(|| no_cuda.clone()))
     }
 
-    /// Waits until another look is due; returns how long to pause before it.
+    /// Waits until the next inventory is due, and returns the pause before it.
     fn wait_for_events(&mut self, gpus: Vec<GpuUuid>, stop: &mpsc::Receiver<()>) -> Duration {
-        let due = Instant::now() + if self.in_trouble { LOOK_EVERY_IN_TROUBLE } else { LOOK_EVERY };
+        let due = Instant::now() + if self.in_trouble { INTERVAL_IN_TROUBLE } else { INTERVAL };
         while Instant::now() < due {
             match self.next_events(&gpus) {
                 Ok(events) => {
-                    self.still_healthy();
-                    if self.take(&events) {
+                    let was_stalled = self.progress.record(Instant::now());
+                    self.refresh_health();
+                    if self.remember(&events) || was_stalled {
                         return Duration::ZERO;
                     }
                 }
                 Err(error) => {
                     self.watch = None;
-                    self.say(format!("GPU events cannot be watched: {}", chain(&error)));
-                    return RETRY_EVERY;
+                    self.progress.record(Instant::now());
+                    self.log_error(format!("cannot watch GPU events: {}", chain(&error)));
+                    return RETRY_INTERVAL;
                 }
             }
-            let news_of_others = self.inlets.others.has_changed().unwrap_or(false);
-            if news_of_others || stop.try_recv() == Err(mpsc::TryRecvError::Disconnected) {
+            let others_changed = self.inputs.others.has_changed().unwrap_or(false);
+            if others_changed || stop.try_recv() == Err(mpsc::TryRecvError::Disconnected) {
                 return Duration::ZERO;
             }
         }
         Duration::ZERO
     }
 
-    /// Waits for events of these GPUs. A watch on just them goes on: one that is made anew misses
-    /// what happened in between.
+    /// Waits for events of these GPUs. A watch of the same GPUs is kept: a new one would miss
+    /// events that occur in between.
     fn next_events(&mut self, gpus: &[GpuUuid]) -> Result<Vec<HealthEvent>, LibraryError> {
         if let Some((watched, watch)) = &mut self.watch
             && watched == gpus
@@ -239,8 +267,7 @@ impl Watcher {
         }
         let mut watch = self.library.watch(gpus)?;
         let events = match self.watch.take() {
-            // What the old one has collected, of GPUs that are still there and of those that are
-            // not.
+            // Events that the old watch has collected, also of GPUs that are gone.
             Some((_, mut old)) => old.wait(Duration::ZERO).unwrap_or_default(),
             None => watch.wait(WAIT)?,
         };
@@ -248,37 +275,37 @@ impl Watcher {
         Ok(events)
     }
 
-    /// Remembers what events say against GPUs. Returns whether the GPUs are to be looked at again:
-    /// not for what tenants can bring about as often as they like.
-    fn take(&mut self, events: &[HealthEvent]) -> bool {
-        let mut look = false;
+    /// Records the verdicts of events. Returns true if the inventory must be read again, which
+    /// events that containers can cause at will do not require.
+    fn remember(&mut self, events: &[HealthEvent]) -> bool {
+        let mut is_due = false;
         for event in events {
-            tracing::warn!(gpu = %event.gpu, event = ?event.kind, "a GPU reports");
-            look |= match event.kind {
-                // That a GPU is lost, or back, the next look sees by itself, as it does what the
-                // driver asks for.
+            tracing::warn!(gpu = %event.gpu, event = ?event.kind, "GPU event");
+            is_due |= match event.kind {
+                // The next inventory shows whether a GPU is there, and its recovery action.
                 HealthEventKind::Lost | HealthEventKind::Back => true,
                 kind if kind.verdict() == Some(Verdict::RecoveryAction) => true,
                 _ => self.verdicts.remember(event, Instant::now()),
             };
         }
-        look
+        is_due
     }
 
-    /// Tells everybody what a look found. Returns the GPUs to watch.
+    /// Sends the result of an inventory. Returns the GPUs to watch.
     fn found(&mut self, mut inventory: Inventory) -> Vec<GpuUuid> {
-        self.verdicts.see(&inventory);
+        self.failing_since = None;
+        self.verdicts.record_absent(&inventory);
         for gpu in &mut inventory.gpus {
             let action = self.recovery_action(&gpu.uuid);
             gpu.health = self.verdicts.health(&gpu.uuid, action, Instant::now());
         }
-        self.describe(&inventory);
+        self.write_base_spec(&inventory);
         self.log(&inventory);
         let unhealthy = inventory.gpus.iter().filter(|gpu| !gpu.is_healthy()).count();
         self.in_trouble =
             unhealthy > 0 || inventory.unpublished.iter().any(|gpu| gpu.reason.is_trouble());
-        self.metrics.hardware(
-            true,
+        self.metrics.set_hardware_known(true);
+        self.metrics.set_gpu_counts(
             inventory.gpus.len(),
             unhealthy,
             &inventory.unpublished_by_reason(),
@@ -288,43 +315,55 @@ impl Watcher {
         gpus
     }
 
-    /// One that cannot be asked is as one that does not know.
+    /// Returns the recovery action of a GPU, or `None` if the driver does not report it.
     fn recovery_action(&self, gpu: &GpuUuid) -> Option<RecoveryAction> {
         self.library.recovery_action(gpu).unwrap_or_else(|error| {
-            tracing::warn!(%gpu, error = %chain(&error), "the recovery action is not known");
+            tracing::warn!(%gpu, error = %chain(&error), "cannot read recovery action of GPU");
             None
         })
     }
 
-    /// Tells everybody that nothing is known.
-    fn unknown(&mut self, reason: &str) {
-        self.said.retain(|said| said == reason);
-        self.say(reason.to_owned());
-        self.metrics.hardware(false, 0, 0, &BTreeMap::new());
-        self.send(HardwareState::Unknown { reason: reason.to_owned(), asked: true });
+    /// Handles a failed inventory. GPUs that were known stay published for a while.
+    fn failed(&mut self, reason: &str, now: Instant) {
+        let since = *self.failing_since.get_or_insert(now);
+        let is_known = matches!(&**self.outputs.hardware.borrow(), HardwareState::Known(_));
+        if is_known && now.saturating_duration_since(since) < WITHDRAW_AFTER {
+            self.metrics.set_hardware_known(false);
+            tracing::warn!(error = reason, "cannot read the inventory of GPUs; trying again");
+        } else {
+            self.unknown(reason);
+        }
     }
 
-    /// The base spec first: who reads the inventory may refer to it at once.
-    fn describe(&self, inventory: &Inventory) {
+    /// Withdraws the GPUs.
+    fn unknown(&mut self, reason: &str) {
+        self.logged.retain(|logged| logged == reason);
+        self.log_error(reason.to_owned());
+        self.metrics.set_hardware_known(false);
+        self.metrics.set_gpu_counts(0, 0, &BTreeMap::new());
+        self.send(HardwareState::Unknown { reason: reason.to_owned(), is_queried: true });
+    }
+
+    /// Writes the base spec, before the inventory is sent: claims may refer to it immediately.
+    fn write_base_spec(&self, inventory: &Inventory) {
         let base_device =
             |gpu: &tessera_api::Gpu| BaseDevice { gpu: gpu.uuid.clone(), minor: Some(gpu.minor) };
         let gpus: Vec<_> = inventory.gpus.iter().map(base_device).collect();
-        let in_use = self.inlets.journal.borrow().gpus_in_use();
-        if let Err(error) = self.base.describe(&gpus, &in_use) {
-            tracing::error!(error = %chain(&error), "the base CDI spec is not written; claims cannot be prepared");
+        let in_use = self.inputs.journal.borrow().gpus_in_use();
+        if let Err(error) = self.base.update(&gpus, &in_use) {
+            tracing::error!(error = %chain(&error), "cannot write base CDI spec; claims cannot be prepared");
         }
     }
 
-    /// Says what is new about the GPUs, once; trouble also to who operates the node.
+    /// Logs changes of the GPUs, and writes events on problems.
     fn log(&mut self, inventory: &Inventory) {
-        let mut now = BTreeSet::new();
+        let mut lines = BTreeSet::new();
         if inventory.gpus.is_empty() {
-            now.insert(
-                "the node has no GPU that can be shared; an empty ResourceSlice is published"
-                    .to_owned(),
+            lines.insert(
+                "no GPU of this node can be shared; publishing an empty ResourceSlice".to_owned(),
             );
         }
-        let mut events: Vec<(String, NodeNews)> = Vec::new();
+        let mut events: Vec<(String, NodeEvent)> = Vec::new();
         for gpu in &inventory.gpus {
             let mut line = format!("GPU {} is published: {}", gpu.uuid, gpu.product_name);
             if let Health::Unhealthy { code, message } = &gpu.health {
@@ -333,9 +372,9 @@ impl Watcher {
                     "GPU {} gets no new claims, it is unhealthy ({code}): {message}",
                     gpu.uuid
                 );
-                events.push((line.clone(), NodeNews { reason: event::UNHEALTHY, note }));
+                events.push((line.clone(), NodeEvent { reason: event::UNHEALTHY, note }));
             }
-            now.insert(line);
+            lines.insert(line);
         }
         let mut by_reason: BTreeMap<&UnpublishedReason, Vec<String>> = BTreeMap::new();
         for gpu in &inventory.unpublished {
@@ -343,99 +382,58 @@ impl Watcher {
                 .uuid
                 .as_ref()
                 .map_or_else(|| format!("of index {:?}", gpu.index), ToString::to_string);
-            now.insert(format!("GPU {name} is not published: {}", gpu.reason));
+            lines.insert(format!("GPU {name} is not published: {}", gpu.reason));
             by_reason.entry(&gpu.reason).or_default().push(name);
         }
         for (reason, names) in by_reason.into_iter().filter(|(reason, _)| reason.is_trouble()) {
             let note = format!("not published: {reason} (GPU {})", names.join(", "));
-            now.insert(note.clone());
-            events.push((note.clone(), NodeNews { reason: event::NOT_PUBLISHED, note }));
+            lines.insert(note.clone());
+            events.push((note.clone(), NodeEvent { reason: event::NOT_PUBLISHED, note }));
         }
-        for news in now.difference(&self.said) {
-            tracing::info!("{news}");
+        for line in lines.difference(&self.logged) {
+            tracing::info!("{line}");
         }
-        for (_, event) in events.into_iter().filter(|(line, _)| !self.said.contains(line)) {
-            // Nobody listens any more when the driver stops.
-            let _ = self.outlets.news.send(event);
+        for (_, event) in events.into_iter().filter(|(line, _)| !self.logged.contains(line)) {
+            // The receiver is gone when the driver stops.
+            let _ = self.outputs.events.send(event);
         }
-        self.said = now;
+        self.logged = lines;
     }
 
-    fn say(&mut self, what: String) {
-        if self.said.insert(what.clone()) {
-            tracing::error!("{what}");
+    /// Logs an error, unless it is logged already.
+    fn log_error(&mut self, error: String) {
+        if self.logged.insert(error.clone()) {
+            tracing::error!("{error}");
         }
     }
 
     fn send(&self, state: HardwareState) {
         self.report_health(&state);
-        self.outlets.hardware.send_if_modified(|current| {
-            let news = **current != state;
-            if news {
+        self.outputs.hardware.send_if_modified(|current| {
+            let is_changed = **current != state;
+            if is_changed {
                 *current = Arc::new(state);
             }
-            news
+            is_changed
         });
     }
 
-    /// The hardware was asked and nothing is new: its health is as fresh as that.
-    fn still_healthy(&self) {
-        let state = Arc::clone(&self.outlets.hardware.borrow());
+    /// Sends the known health with a new time: the library has answered, and nothing changed.
+    fn refresh_health(&self) {
+        let state = Arc::clone(&self.outputs.hardware.borrow());
         self.report_health(&state);
     }
 
     fn report_health(&self, state: &HardwareState) {
-        let devices = health_of(state, &self.pool, &self.inlets.journal.borrow().gpus_in_use());
+        let devices = health_of(state, &self.pool, &self.inputs.journal.borrow().gpus_in_use());
         let report = HealthReport { checked_at: Timestamp::now().as_second(), devices };
-        // A later time alone is no news: streams repeat what they have, with it.
-        self.outlets.health.send_if_modified(|current| {
-            let news = current.devices != report.devices;
+        // A later time alone wakes no receiver: streams repeat the report with it.
+        self.outputs.health.send_if_modified(|current| {
+            let is_changed = current.devices != report.devices;
             *current = Arc::new(report);
-            news
+            is_changed
         });
     }
-}
-
-/// The health of each GPU that is published, or that a claim has.
-fn health_of(
-    state: &HardwareState,
-    pool: &PoolName,
-    in_use: &BTreeSet<GpuUuid>,
-) -> Vec<DeviceHealth> {
-    let device = |gpu: &GpuUuid, healthy, message: String| DeviceHealth {
-        pool: pool.to_string(),
-        device: gpu.device_name().to_string(),
-        healthy,
-        message,
-    };
-    let inventory = match state {
-        HardwareState::Unknown { reason, .. } => {
-            return in_use.iter().map(|gpu| device(gpu, None, reason.clone())).collect();
-        }
-        HardwareState::Known(inventory) => inventory,
-    };
-    let mut devices: Vec<_> = inventory
-        .gpus
-        .iter()
-        .map(|gpu| match &gpu.health {
-            Health::Healthy => device(&gpu.uuid, Some(true), String::new()),
-            Health::Unhealthy { message, .. } => device(&gpu.uuid, Some(false), message.clone()),
-        })
-        .collect();
-    for gpu in in_use.iter().filter(|gpu| inventory.gpu(gpu).is_none()) {
-        let known =
-            inventory.unpublished.iter().find(|unpublished| unpublished.uuid.as_ref() == Some(gpu));
-        let (healthy, message) = match known.map(|known| &known.reason) {
-            None => (Some(false), "the GPU is gone".to_owned()),
-            Some(reason @ (UnpublishedReason::Lost | UnpublishedReason::Unreadable { .. })) => {
-                (Some(false), reason.to_string())
-            }
-            // Taken out of sharing by somebody; that says nothing of its health.
-            Some(reason) => (None, reason.to_string()),
-        };
-        devices.push(device(gpu, healthy, message));
-    }
-    devices
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! What the kubelet calls.
+//! gRPC services that the kubelet calls.
 //!
 //! ```text
-//! <kubelet-root>/plugins_registry/<driver>[-<podUID>]@reg.sock   registration   up last, down first
+//! <kubelet-root>/plugins_registry/<driver>[-<podUID>]@reg.sock   registration   started last, stopped first
 //! <kubelet-root>/plugins/<driver>/dra[-<podUID>].sock            plugin, health
 //! ```
 

@@ -8,28 +8,30 @@
 //!                                       NodePrepareResources <-- kubelet
 //! ```
 //!
-//! Tasks and channels:
+//! Tasks and threads, with the names under which [`Driver::failed`](driver::Driver::failed) reports
+//! an unexpected end:
 //!
-//! * thread `gpus` ([`inventory`]): looks at the hardware; sends `HardwareState` and `HealthReport`
-//!   on watch channels.
-//! * task of [`other_allocators`]: watches the Node and its slices for others that hand out the
-//!   GPUs, which are then not published.
-//! * task `publisher`: the only writer of this node's ResourceSlices; reads `HardwareState` and a
-//!   watch of the slices.
-//! * task [`audit`]: compares the journal with the API's claims; tells the publisher which GPUs
-//!   orphaned claims have.
-//! * task of [`usage`]: reads ledgers and compares them with what NVML says of processes; asks the
-//!   hardware for nothing else.
-//! * task of [`mps::watch`]: looks how the MPS control daemons are that claims need; tessera-mps
-//!   runs them.
-//! * task of [`host_pids`]: tells processes of containers what the host calls them.
-//! * two gRPC servers ([`kubelet`]); each claim of a call is a task of its own ([`prepare`]) that
-//!   the call does not cancel.
-//! * the journal ([`state::journal`]) is shared by those tasks, and by other instances of the
-//!   driver, under one lock.
+//! | name | module | purpose |
+//! |---|---|---|
+//! | thread `gpus` | [`inventory`] | reads the hardware; sends `HardwareState` and `HealthReport` |
+//! | `gpu-stall-watch` | [`inventory`] | taints the GPUs if the thread `gpus` hangs in NVML |
+//! | `other-allocators` | [`other_allocators`] | finds other allocators, whose GPUs are not published |
+//! | `publisher` | [`publisher`] | the only writer of this node's ResourceSlices |
+//! | `claim-audit` | [`audit`] | compares the journal with the API server's claims, finds orphans |
+//! | `usage-audit` | [`usage`] | compares ledgers with the processes that NVML reports |
+//! | `mps-watch` | [`mps::watch`] | reports the state of MPS control daemons |
+//! | `arbitration` | [`arbitration`] | schedules compute of shares |
+//! | thread `host-pids` | [`host_pids`] | PID server for processes of containers |
+//! | `node-events` | [`events`] | writes events on the Node |
+//! | `gauges`, `http` | [`driver`], [`http`] | metrics and health checks |
+//! | `registration-server`, `plugin-server` | [`kubelet`] | gRPC servers |
+//!
+//! Each claim of a call is prepared in a task of its own ([`prepare`]), which the call does not
+//! cancel. The journal ([`state::journal`]) is shared by tasks and by other instances of the
+//! driver, under one lock.
 //!
 //! A restart changes nothing for running pods: all state is in files, which [`prepare::repair`]
-//! brings in line at start.
+//! makes match the journal at start.
 #![forbid(unsafe_code)]
 
 pub mod arbitration;

@@ -1,4 +1,4 @@
-//! Prometheus metrics. Times are in seconds; names that other parts know are in
+//! Prometheus metrics. Durations are in seconds. Names that other crates use are in
 //! [`tessera_api::labels::metric`].
 
 use std::{
@@ -16,7 +16,7 @@ use tessera_api::{labels::metric, names::GpuUuid};
 
 use crate::usage::collector::ShareCollector;
 
-/// What the kubelet asked for.
+/// A call of the kubelet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 #[allow(missing_docs, reason = "the names are those of the calls")]
 pub enum Operation {
@@ -24,7 +24,7 @@ pub enum Operation {
     Unprepare,
 }
 
-/// What was done to a ResourceSlice.
+/// A write of a ResourceSlice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 #[allow(missing_docs, reason = "the names are those of the verbs")]
 pub enum SliceWrite {
@@ -55,7 +55,7 @@ struct VerbLabel {
     verb: SliceWrite,
 }
 
-/// `uuid` as in NVIDIA's exporters.
+/// Label of a GPU, named as in NVIDIA's exporters.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct GpuLabel {
     uuid: String,
@@ -89,8 +89,7 @@ pub struct Metrics {
     mps_starts: Family<GpuLabel, Gauge>,
 }
 
-/// From a quarter of a millisecond to over a minute: most calls take a millisecond or two, and some
-/// wait up to 40 s.
+/// Buckets from 0.25 ms to 90 s: most calls take one or two milliseconds, and some wait up to 40 s.
 const BUCKETS: [f64; 16] = [
     0.000_25, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 45.0,
     90.0,
@@ -127,102 +126,102 @@ impl Metrics {
     fn register(&mut self) {
         let registry = &mut self.registry;
         let info = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
-        registry.register("tessera_driver_build", "Which driver this is", info);
+        registry.register("tessera_driver_build", "Version of the driver, as a label", info);
         registry.register(
             metric::CLAIM_OPERATIONS,
-            "Claims that the kubelet asked for, by operation and outcome",
+            "Prepare and Unprepare calls per claim, by operation and outcome",
             self.operations.clone(),
         );
         registry.register(
             metric::CLAIM_OPERATION_SECONDS,
-            "Seconds from the kubelet's call for one claim to the answer, by operation",
+            "Duration of Prepare and Unprepare calls per claim in seconds, by operation",
             self.seconds.clone(),
         );
         registry.register(
             "tessera_driver_prepare_retries",
-            "Attempts to prepare a claim after the first",
+            "Retries of Prepare after a transient failure",
             self.retries.clone(),
         );
         registry.register(
             metric::CLAIMS_PREPARED,
-            "Claims in the journal",
+            "Claims in the journal: prepared, or being prepared",
             self.prepared_claims.clone(),
         );
         registry.register(
             metric::CLAIMS_ORPHANED,
-            "Claims that are prepared and that the API does not have so any more",
+            "Prepared claims that were deleted, replaced or deallocated in the API server",
             self.orphaned_claims.clone(),
         );
         registry.register(
             metric::GPUS_PUBLISHED,
-            "GPUs that are published",
+            "GPUs published in ResourceSlices",
             self.published_gpus.clone(),
         );
         registry.register(
             "tessera_gpus_unhealthy",
-            "Published GPUs that something is known against, which new claims do not get",
+            "Published GPUs tainted as unhealthy",
             self.unhealthy_gpus.clone(),
         );
         registry.register(
             metric::GPUS_UNPUBLISHED,
-            "GPUs that are not published, by reason",
+            "GPUs of the node that are not published, by reason",
             self.unpublished_gpus.clone(),
         );
         registry.register(
             "tessera_driver_hardware_known",
-            "1 while the GPU library answers, 0 while it does not",
+            "1 if the GPU library answers, else 0",
             self.hardware_known.clone(),
         );
         registry.register(
             "tessera_driver_slice_writes",
-            "Changes made to ResourceSlices",
+            "Writes of ResourceSlices, by verb",
             self.slice_writes.clone(),
         );
         registry.register(
             "tessera_driver_slice_failures",
-            "Attempts to bring the ResourceSlices in line that failed",
+            "Failed attempts to publish ResourceSlices",
             self.slice_failures.clone(),
         );
         registry.register(
             "tessera_driver_registered",
-            "1 while the kubelet knows the driver",
+            "1 if the driver is registered with the kubelet, else 0",
             self.registered.clone(),
         );
         registry.register(
             metric::UNACCOUNTED_PROCESSES,
-            "Processes of pods that hold memory of the GPU which no ledger accounts for",
+            "Processes of pods that hold memory of the GPU that no ledger accounts for",
             self.unaccounted_processes.clone(),
         );
         registry.register(
             metric::UNACCOUNTED_MEMORY,
-            "Bytes of the GPU's memory that processes of pods hold beyond what ledgers account for",
+            "Memory of the GPU held by processes of pods that no ledger accounts for, in bytes",
             self.unaccounted_bytes.clone(),
         );
         registry.register(
             metric::AUDITED,
-            "1 where the last comparison of the GPU's processes with ledgers could be made, 0 where it could not",
+            "1 if the processes of the GPU were compared with ledgers in the last round, 0 if that was not possible",
             self.audited.clone(),
         );
         registry.register(
             metric::MPS_DAEMON_READY,
-            "1 while the MPS control daemon of the GPU answers, 0 while it does not; of GPUs that claims share by MPS",
+            "1 if the MPS control daemon of the GPU is ready, else 0; only GPUs that claims share by MPS",
             self.mps_ready.clone(),
         );
         registry.register(
             metric::MPS_DAEMON_STARTS,
-            "How often the GPU's MPS control daemon was started since claims share the GPU by it",
+            "Starts of the MPS control daemon of the GPU since claims share it by MPS",
             self.mps_starts.clone(),
         );
     }
 
-    /// The same, with what shares take of GPUs.
+    /// Adds the metrics of shares.
     #[must_use]
-    pub fn of_shares(mut self, shares: ShareCollector) -> Self {
+    pub fn with_shares(mut self, shares: ShareCollector) -> Self {
         self.registry.register_collector(Box::new(shares));
         self
     }
 
-    /// All metrics in the OpenMetrics text format.
+    /// Returns all metrics in the OpenMetrics text format.
     #[must_use]
     pub fn render(&self) -> String {
         let mut text = String::new();
@@ -230,36 +229,40 @@ impl Metrics {
         text
     }
 
-    /// Begins to time a call.
+    /// Starts the timer of a call.
     #[must_use]
-    pub fn time(self: &Arc<Self>, operation: Operation) -> Timer {
-        Timer { metrics: Arc::clone(self), operation, begun: Instant::now() }
+    pub fn start_timer(self: &Arc<Self>, operation: Operation) -> OperationTimer {
+        OperationTimer { metrics: Arc::clone(self), operation, begun: Instant::now() }
     }
 
-    /// Another attempt to prepare is made.
-    pub fn retried(&self) {
+    /// Counts another attempt to prepare a claim.
+    pub fn inc_prepare_retries(&self) {
         self.retries.inc();
     }
 
-    /// So many claims are in the journal.
-    pub fn prepared(&self, claims: usize) {
+    /// Sets the number of claims in the journal.
+    pub fn set_prepared_claims(&self, claims: usize) {
         self.prepared_claims.set(count(claims));
     }
 
-    /// So many of them the API does not have any more.
-    pub fn orphaned(&self, claims: usize) {
+    /// Sets the number of orphaned claims.
+    pub fn set_orphaned_claims(&self, claims: usize) {
         self.orphaned_claims.set(count(claims));
     }
 
-    /// So many GPUs are published, so many of them are unhealthy, and so many are not, by reason.
-    pub fn hardware(
+    /// Sets whether the GPU library answers.
+    pub fn set_hardware_known(&self, is_known: bool) {
+        self.hardware_known.set(i64::from(is_known));
+    }
+
+    /// Sets the numbers of published GPUs, of unhealthy ones among them, and of GPUs that are not
+    /// published, by reason.
+    pub fn set_gpu_counts(
         &self,
-        known: bool,
         published: usize,
         unhealthy: usize,
         unpublished: &BTreeMap<&str, usize>,
     ) {
-        self.hardware_known.set(i64::from(known));
         self.published_gpus.set(count(published));
         self.unhealthy_gpus.set(count(unhealthy));
         self.unpublished_gpus.clear();
@@ -270,19 +273,19 @@ impl Metrics {
         }
     }
 
-    /// A slice was changed.
-    pub fn slice_written(&self, verb: SliceWrite) {
+    /// Counts a write of a slice.
+    pub fn inc_slice_writes(&self, verb: SliceWrite) {
         self.slice_writes.get_or_create(&VerbLabel { verb }).inc();
     }
 
-    /// The slices could not be brought in line.
-    pub fn slice_failed(&self) {
+    /// Counts a failed attempt to publish slices.
+    pub fn inc_slice_failures(&self) {
         self.slice_failures.inc();
     }
 
-    /// So many processes of pods hold so many bytes of each GPU that no ledger accounts for, and
-    /// none of any other; and whether that could be told of each.
-    pub fn unaccounted(
+    /// Sets the processes and bytes of each GPU that no ledger accounts for, and which GPUs could
+    /// be compared.
+    pub fn set_unaccounted(
         &self,
         by_gpu: &BTreeMap<GpuUuid, (usize, u64)>,
         audited: &BTreeMap<GpuUuid, bool>,
@@ -303,9 +306,8 @@ impl Metrics {
         }
     }
 
-    /// Which GPUs claims share by MPS: whether the control daemon of each is up, and how often it
-    /// was started.
-    pub fn mps_daemons(&self, daemons: &BTreeMap<GpuUuid, (bool, u64)>) {
+    /// Sets the state of each MPS control daemon: true if it is ready, and its number of starts.
+    pub fn set_mps_daemons(&self, daemons: &BTreeMap<GpuUuid, (bool, u64)>) {
         self.mps_ready.clear();
         self.mps_starts.clear();
         for (gpu, (is_ready, starts)) in daemons {
@@ -315,29 +317,29 @@ impl Metrics {
         }
     }
 
-    /// Whether the kubelet knows us.
-    pub fn registered(&self, registered: bool) {
-        self.registered.set(i64::from(registered));
+    /// Sets whether the driver is registered with the kubelet.
+    pub fn set_registered(&self, is_registered: bool) {
+        self.registered.set(i64::from(is_registered));
     }
 }
 
-/// A call that is being timed.
+/// The timer of a call.
 #[derive(Debug)]
-pub struct Timer {
+pub struct OperationTimer {
     metrics: Arc<Metrics>,
     operation: Operation,
     begun: Instant,
 }
 
-impl Timer {
-    /// The call ended.
-    pub fn done(self, success: bool) {
+impl OperationTimer {
+    /// Records the duration and outcome of the call.
+    pub fn done(self, is_success: bool) {
         let Self { metrics, operation, begun } = self;
         metrics
             .seconds
             .get_or_create(&OperationLabel { operation })
             .observe(begun.elapsed().as_secs_f64());
-        let outcome = if success { Outcome::Done } else { Outcome::Failed };
+        let outcome = if is_success { Outcome::Done } else { Outcome::Failed };
         metrics.operations.get_or_create(&OutcomeLabels { operation, outcome }).inc();
     }
 }

@@ -1,20 +1,20 @@
-//! Who allocates the GPUs.
+//! Allocation mode: `managed` (tessera-controller) or `stock` (kube-scheduler).
 
 use clap::ValueEnum;
 use tessera_api::slice::Fence;
 
-/// Who allocates the GPUs.
+/// The allocator of the GPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Mode {
-    /// Our controller: every device is fenced for it.
+pub enum AllocationMode {
+    /// tessera-controller: every device has the managed taint.
     #[default]
     Managed,
-    /// kube-scheduler, by first fit: no fence, and nothing that needs our controller.
+    /// kube-scheduler, by first fit: no managed taint, and no feature that needs the controller.
     Stock,
 }
 
-impl Mode {
-    /// Whether devices carry the fence.
+impl AllocationMode {
+    /// Returns the taint policy of devices.
     #[must_use]
     pub const fn fence(self) -> Fence {
         match self {

@@ -1,5 +1,5 @@
-//! Other allocators of this node's GPUs. Two of them on one GPU give it to two pods, and nothing in
-//! Kubernetes notices.
+//! Detects other allocators of this node's GPUs. Two allocators would allocate a GPU twice, and
+//! nothing in Kubernetes prevents it.
 //!
 //! ```text
 //! watch of the Node (capacity) ------\
@@ -7,9 +7,9 @@
 //! watch of the node's slices --------/
 //! ```
 //!
-//! Device plugins (NVIDIA's, HAMi's, vgpu-manager's, ...) show as extended resources of the Node,
-//! which do not say which GPUs they are: all of them are concerned. DRA drivers (NVIDIA's, ...)
-//! publish devices with the GPU's UUID or PCI address: only those GPUs are.
+//! Device plugins (NVIDIA's, HAMi's, vgpu-manager's, ...) appear as extended resources of the Node,
+//! which do not identify GPUs: all GPUs of the node are withheld. DRA drivers (NVIDIA's, ...)
+//! publish devices with the GPU's UUID or PCI address: only those GPUs are withheld.
 
 mod found;
 
@@ -24,37 +24,39 @@ use kube::{
 };
 use tessera_api::names::{DRIVER_NAME, NodeName};
 use tessera_runtime::cluster::patiently;
-use tessera_runtime::error_chain::chain;
+use tessera_runtime::{error_chain::chain, supervisor::Supervisor};
 use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 
 pub use found::OtherAllocators;
 
-/// What to do with GPUs that another allocator hands out.
+/// Policy for GPUs that another allocator publishes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum OnOtherAllocator {
-    /// They are not published as long as it does.
+pub enum OtherAllocatorPolicy {
+    /// Such GPUs are not published.
     #[default]
     Refuse,
-    /// Nobody looks. Whoever sets this keeps the two apart.
+    /// Other allocators are not looked for. The operator keeps them apart.
     Ignore,
 }
 
-/// What is known; `None` until both watches have listed.
-pub type Known = Option<Arc<OtherAllocators>>;
+const TASK: &str = "other-allocators";
 
-/// Looks for other allocators on `node` until `stop`.
+/// The other allocators, or `None` until both watches have listed their objects.
+pub type KnownAllocators = Option<Arc<OtherAllocators>>;
+
+/// Starts the task that looks for other allocators on `node`.
 #[must_use]
 pub fn watch(
     client: Client,
     node: &NodeName,
-    on: OnOtherAllocator,
-    stop: CancellationToken,
-) -> watch::Receiver<Known> {
-    if on == OnOtherAllocator::Ignore {
-        // Never changes; who waits for a change does not find the channel closed.
+    policy: OtherAllocatorPolicy,
+    tasks: &mut Supervisor,
+) -> watch::Receiver<KnownAllocators> {
+    let stop = tasks.stop_token();
+    if policy == OtherAllocatorPolicy::Ignore {
+        // The value never changes, and the channel must stay open.
         let (sender, known) = watch::channel(Some(Arc::default()));
-        tokio::spawn(async move {
+        tasks.spawn(TASK, async move {
             stop.cancelled().await;
             drop(sender);
         });
@@ -67,7 +69,7 @@ pub fn watch(
     let slices = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
     let slices =
         patiently(watcher(Api::<ResourceSlice>::all(client), slices), DefaultBackoff::default());
-    tokio::spawn(async move {
+    tasks.spawn(TASK, async move {
         tokio::select! {
             () = stop.cancelled() => {}
             () = follow(nodes, slices, &sender) => {}
@@ -79,7 +81,7 @@ pub fn watch(
 async fn follow(
     nodes: impl Stream<Item = Result<watcher::Event<Node>, watcher::Error>> + Send,
     slices: impl Stream<Item = Result<watcher::Event<ResourceSlice>, watcher::Error>> + Send,
-    sender: &watch::Sender<Known>,
+    sender: &watch::Sender<KnownAllocators>,
 ) {
     let (mut nodes, mut slices) = (std::pin::pin!(nodes), std::pin::pin!(slices));
     let (mut node_view, mut slice_view) = (View::default(), View::default());
@@ -87,12 +89,12 @@ async fn follow(
         tokio::select! {
             event = nodes.next() => match event {
                 Some(Ok(event)) => node_view.observe(event, found::resources),
-                Some(Err(error)) => complain("the Node", &error),
+                Some(Err(error)) => log_error("Node", &error),
                 None => return,
             },
             event = slices.next() => match event {
-                Some(Ok(event)) => slice_view.observe(event, others_devices),
-                Some(Err(error)) => complain("ResourceSlices", &error),
+                Some(Ok(event)) => slice_view.observe(event, foreign_devices),
+                Some(Err(error)) => log_error("ResourceSlice", &error),
                 None => return,
             },
         }
@@ -104,33 +106,33 @@ async fn follow(
             devices.values().flatten().map(|(identity, driver)| (identity.clone(), driver.clone())),
         );
         sender.send_if_modified(|known| {
-            let news = known.as_deref() != Some(&found);
-            if news {
+            let is_changed = known.as_deref() != Some(&found);
+            if is_changed {
                 *known = Some(Arc::new(found));
             }
-            news
+            is_changed
         });
     }
 }
 
-fn others_devices(slice: &ResourceSlice) -> Vec<(found::Identity, String)> {
+fn foreign_devices(slice: &ResourceSlice) -> Vec<(found::Identity, String)> {
     if slice.spec.driver == DRIVER_NAME { Vec::new() } else { found::devices(slice) }
 }
 
-fn complain(what: &str, error: &watcher::Error) {
-    tracing::warn!(error = %chain(error), "the watch of {what} for other allocators broke; it begins again");
+fn log_error(kind: &str, error: &watcher::Error) {
+    tracing::warn!(kind, error = %chain(error), "watch for other allocators failed; restarting it");
 }
 
-/// What a watch has shown so far, by object, reduced to what counts. A new list replaces the old
-/// one when it is complete.
+/// The objects of a watch, each reduced to the relevant part. A new list replaces the old one when
+/// it is complete.
 struct View<T> {
-    now: Option<BTreeMap<String, T>>,
+    current: Option<BTreeMap<String, T>>,
     next: BTreeMap<String, T>,
 }
 
 impl<T> Default for View<T> {
     fn default() -> Self {
-        Self { now: None, next: BTreeMap::new() }
+        Self { current: None, next: BTreeMap::new() }
     }
 }
 
@@ -141,17 +143,17 @@ impl<T> View<T> {
             watcher::Event::InitApply(object) => {
                 self.next.insert(object.name_any(), reduce(&object));
             }
-            watcher::Event::InitDone => self.now = Some(std::mem::take(&mut self.next)),
+            watcher::Event::InitDone => self.current = Some(std::mem::take(&mut self.next)),
             watcher::Event::Apply(object) => {
-                self.now.get_or_insert_default().insert(object.name_any(), reduce(&object));
+                self.current.get_or_insert_default().insert(object.name_any(), reduce(&object));
             }
             watcher::Event::Delete(object) => {
-                self.now.get_or_insert_default().remove(&object.name_any());
+                self.current.get_or_insert_default().remove(&object.name_any());
             }
         }
     }
 
     fn complete(&self) -> Option<&BTreeMap<String, T>> {
-        self.now.as_ref()
+        self.current.as_ref()
     }
 }

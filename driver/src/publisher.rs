@@ -1,5 +1,5 @@
-//! Owns this node's ResourceSlices: brings them in line with the hardware, and with what others did
-//! to them.
+//! Publishes this node's ResourceSlices and reconciles them after changes of the hardware, or of
+//! the slices by others.
 //!
 //! ```text
 //! HardwareState --api::slice--> desired --\
@@ -8,8 +8,9 @@
 //!            ^---------------------------------------------------------------/
 //! ```
 //!
-//! The kubelet deletes all slices of its node when it starts, and administrators delete what they
-//! like: both are seen by the watch and repaired at once, with growing pauses if it does not stop.
+//! The kubelet deletes all slices of its node when it starts, and operators may delete slices, too.
+//! The watch sees both, and the slices are restored immediately, with growing pauses if the changes
+//! continue.
 
 pub mod plan;
 mod stock_drain;
@@ -37,75 +38,74 @@ use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    plan::{Change, plan},
+    plan::{SliceChange, plan},
     stock_drain::StockDrain,
 };
 use crate::{
-    audit::Orphaned,
+    audit::{AuditFindings, OrphanedGpus},
     inventory::HardwareState,
     metrics::{Metrics, SliceWrite},
-    mode::Mode,
+    mode::AllocationMode,
     slices::SliceSource,
     state::journal::Journal,
 };
 
-/// Why the slices are not in line yet.
+/// Errors of publishing slices.
 #[derive(Debug, thiserror::Error)]
 pub enum PublishError {
-    /// The Node could not be read, which owns the slices.
-    #[error("Node {node} could not be read, which is to own the ResourceSlices")]
+    /// The Node, which owns the slices, could not be read.
+    #[error("cannot get Node {node}, the owner of the ResourceSlices")]
     Node {
-        /// The node.
+        /// The name of the Node.
         node: NodeName,
-        /// What happened.
+        /// The cause.
         source: kube::Error,
     },
-    /// The API refused a change.
-    #[error("ResourceSlice {name} could not be {verb}")]
+    /// A slice could not be written.
+    #[error("cannot {verb} ResourceSlice {name}")]
     Write {
-        /// The slice.
+        /// The name of the slice.
         name: String,
-        /// What was tried.
+        /// The verb of the request.
         verb: &'static str,
-        /// What happened.
+        /// The cause.
         source: kube::Error,
     },
-    /// The API server does not keep what it was given.
+    /// The API server dropped fields of a slice.
     #[error(
-        "the API server did not keep ResourceSlice {name} as it was written: turn on the features DRADeviceTaints and DRAConsumableCapacity there{withdrawn}",
-        withdrawn = if *.withdrawn { "; the slice is withdrawn, since without its taints other schedulers would allocate the GPUs" } else { "" }
+        "the API server dropped fields of ResourceSlice {name}: enable its feature gates DRADeviceTaints and DRAConsumableCapacity{withdrawn}",
+        withdrawn = if *.withdrawn { "; the slice was deleted, since without its taints kube-scheduler would allocate the GPUs" } else { "" }
     )]
     NotKept {
-        /// The slice.
+        /// The name of the slice.
         name: String,
-        /// Whether it was deleted again, because the fence was missing.
+        /// True if the slice was deleted again, because its taints were dropped.
         withdrawn: bool,
     },
 }
 
-/// Between attempts after an error, and between repairs when somebody keeps changing the slices:
-/// twice as long each time.
+/// First and longest pause after an error, and between repairs of slices that others keep changing.
+/// The pause doubles each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
-/// Publishes.
+/// The publisher of one node's slices.
 pub struct Publisher {
     slices: Api<ResourceSlice>,
     nodes: Api<Node>,
     source: SliceSource,
     hardware: watch::Receiver<Arc<HardwareState>>,
-    /// What is in use, where what is published follows it.
+    /// The journal, if the slices depend on the prepared claims.
     journal: Option<watch::Receiver<Arc<Journal>>>,
-    /// GPUs of orphaned claims, once they are known.
-    orphaned: watch::Receiver<Option<Arc<Orphaned>>>,
+    /// GPUs of orphaned claims.
+    orphaned: watch::Receiver<AuditFindings>,
     metrics: Arc<Metrics>,
-    /// This node's slices, by name: from the watch, and from what our own writes returned.
+    /// This node's slices by name: from the watch, and from the responses to own writes.
     observed: BTreeMap<String, ResourceSlice>,
-    /// The highest generation that was ever seen or written: it never goes back, even when all
-    /// slices were deleted.
+    /// The highest generation that was seen or written. It never decreases, even if all slices are
+    /// deleted.
     generation: i64,
-    /// Where our controller allocates: GPUs that kube-scheduler may still be allocating. `None`
-    /// where it always may.
+    /// In mode managed, GPUs that kube-scheduler may still be allocating. `None` in mode stock.
     drain: Option<StockDrain>,
 }
 
@@ -116,18 +116,18 @@ impl std::fmt::Debug for Publisher {
 }
 
 impl Publisher {
-    /// Publishes `hardware` as the slices of the node of `source`.
+    /// Returns a publisher of `hardware` as the slices of the node of `source`.
     #[must_use]
     pub fn new(
         client: Client,
         source: SliceSource,
         hardware: watch::Receiver<Arc<HardwareState>>,
         journal: watch::Receiver<Arc<Journal>>,
-        orphaned: watch::Receiver<Option<Arc<Orphaned>>>,
+        orphaned: watch::Receiver<AuditFindings>,
         metrics: Arc<Metrics>,
     ) -> Self {
         let (slices, nodes) = (Api::all(client.clone()), Api::all(client));
-        let journal = source.follows_use().then_some(journal);
+        let journal = source.depends_on_usage().then_some(journal);
         let observed = BTreeMap::new();
         Self {
             slices,
@@ -143,15 +143,16 @@ impl Publisher {
         }
     }
 
-    /// Keeps a GPU that was published for kube-scheduler from everybody for so long, before it is
-    /// our controller's.
+    /// Sets the time for which a GPU that was published for kube-scheduler is tainted for both
+    /// allocators, before the controller may allocate it.
     #[must_use]
     pub fn draining(mut self, stock: Duration) -> Self {
-        self.drain = (self.source.mode() == Mode::Managed).then(|| StockDrain::new(stock));
+        self.drain =
+            (self.source.mode() == AllocationMode::Managed).then(|| StockDrain::new(stock));
         self
     }
 
-    /// Publishes until `stop`. What is published stays: a restart of the driver changes nothing.
+    /// Publishes until `stop`. The slices stay: a restart of the driver changes nothing.
     pub async fn run(mut self, stop: CancellationToken) {
         let fields = format!("spec.driver={DRIVER_NAME},spec.nodeName={}", self.source.node());
         let events = patiently(
@@ -170,27 +171,27 @@ impl Publisher {
                 () = changed(&mut self.journal) => {}
                 Ok(()) = self.orphaned.changed() => {}
                 () = pace.due() => {}
-                () = ends(&self.drain) => {}
+                () = drained(&self.drain) => {}
             }
-            if !complete || !pace.may_act() {
+            if !complete || !pace.try_start() {
                 continue;
             }
-            match self.bring_in_line().await {
+            match self.reconcile().await {
                 Ok(0) => pace.rest(),
                 Ok(changes) => {
-                    tracing::info!(changes, "ResourceSlices are in line with the hardware");
+                    tracing::info!(changes, "published ResourceSlices");
                     pace.acted();
                 }
                 Err(error) => {
-                    self.metrics.slice_failed();
-                    tracing::error!(error = %chain(&error), "ResourceSlices are not in line with the hardware; trying again");
+                    self.metrics.inc_slice_failures();
+                    tracing::error!(error = %chain(&error), "cannot publish ResourceSlices; trying again");
                     pace.failed();
                 }
             }
         }
     }
 
-    /// Takes this event and all that have arrived already: one look at the slices answers them
+    /// Observes this event and all that have arrived already: one reconciliation handles them
     /// together.
     async fn observe_all(
         &mut self,
@@ -203,7 +204,7 @@ impl Publisher {
             match event {
                 Ok(event) => self.observe(event, complete),
                 Err(error) => {
-                    tracing::warn!(error = %chain(&error), "the watch of ResourceSlices broke; it begins again")
+                    tracing::warn!(error = %chain(&error), "watch of ResourceSlices failed; restarting it")
                 }
             }
             next = futures::FutureExt::now_or_never(events.try_next())
@@ -232,7 +233,7 @@ impl Publisher {
         }
     }
 
-    /// Keeps the newer of what is known and `slice`: the watch lags behind our own writes.
+    /// Stores `slice`, unless a newer version is known: the watch lags behind own writes.
     fn remember(&mut self, slice: ResourceSlice) {
         self.generation = self.generation.max(slice.spec.pool.generation);
         let name = slice.metadata.name.clone().unwrap_or_default();
@@ -244,14 +245,16 @@ impl Publisher {
         }
     }
 
-    /// Makes the changes that are needed; returns how many there were.
-    async fn bring_in_line(&mut self) -> Result<usize, PublishError> {
+    /// Makes the necessary changes and returns their number.
+    async fn reconcile(&mut self) -> Result<usize, PublishError> {
         let hardware = Arc::clone(&self.hardware.borrow_and_update());
         let journal = self.journal.as_mut().map(|journal| Arc::clone(&journal.borrow_and_update()));
-        // A restart forgets them: until they are known again, they are those that are published.
-        let orphaned = self.orphaned.borrow_and_update().clone();
-        let orphaned =
-            orphaned.unwrap_or_else(|| Arc::new(orphaned_as_published(self.observed.values())));
+        let findings = self.orphaned.borrow_and_update().clone();
+        let mut orphaned = findings.gpus;
+        // A restart forgets the findings. Until the audit is complete, published taints stay.
+        if !findings.is_complete {
+            orphaned.extend(orphaned_as_published(self.observed.values()));
+        }
         let leaving_stock = self.leaving_stock();
         let Some(desired) =
             self.source.slices(&hardware, journal.as_deref(), &orphaned, leaving_stock)
@@ -260,18 +263,18 @@ impl Publisher {
         };
         let observed: Vec<_> = self.observed.values().cloned().collect();
         let mut changes = plan(desired, observed, self.generation);
-        if changes.iter().any(Change::creates) {
+        if changes.iter().any(SliceChange::creates) {
             let owner = self.node_uid().await?;
-            changes.iter_mut().for_each(|change| change.owned_by(self.source.node(), &owner));
+            changes.iter_mut().for_each(|change| change.set_owner(self.source.node(), &owner));
         }
         let count = changes.len();
         for change in changes {
-            self.make(change).await?;
+            self.write(change).await?;
         }
         Ok(count)
     }
 
-    /// The GPUs that are nobody's yet, as what is published says.
+    /// Returns the GPUs that neither allocator may use yet.
     fn leaving_stock(&mut self) -> BTreeSet<GpuUuid> {
         let now = Instant::now();
         let Some(drain) = &mut self.drain else { return BTreeSet::new() };
@@ -279,8 +282,8 @@ impl Publisher {
         drain.leaving(now)
     }
 
-    /// Looked up each time: a Node that was deleted and made again has another UID, and the garbage
-    /// collector removes what the old one owned.
+    /// Returns the UID of the Node. Read each time: a Node that is deleted and created again has
+    /// another UID, and the garbage collector deletes objects of the old one.
     async fn node_uid(&self) -> Result<String, PublishError> {
         let name = self.source.node();
         let node = self.nodes.get(name.as_str()).await;
@@ -288,41 +291,41 @@ impl Publisher {
         Ok(node.metadata.uid.unwrap_or_default())
     }
 
-    async fn make(&mut self, change: Change) -> Result<(), PublishError> {
+    async fn write(&mut self, change: SliceChange) -> Result<(), PublishError> {
         match change {
-            Change::Delete(slice) => {
+            SliceChange::Delete(slice) => {
                 self.delete(&slice).await?;
                 self.observed.remove(slice.metadata.name.as_deref().unwrap_or_default());
                 Ok(())
             }
-            Change::Create(slice) => {
+            SliceChange::Create(slice) => {
                 let name = slice.metadata.name.clone().unwrap_or_default();
                 let written = self.slices.create(&PostParams::default(), &slice).await;
                 let written = written.map_err(|source| PublishError::Write {
                     name,
-                    verb: "created",
+                    verb: "create",
                     source,
                 })?;
-                self.metrics.slice_written(SliceWrite::Create);
+                self.metrics.inc_slice_writes(SliceWrite::Create);
                 self.check(&slice, written).await
             }
-            Change::Patch { observed, wanted } => {
+            SliceChange::Patch { observed, wanted } => {
                 let name = observed.metadata.name.clone().unwrap_or_default();
                 let body = plan::patch(&observed, &wanted);
                 let written =
                     self.slices.patch(&name, &PatchParams::default(), &Patch::Merge(body)).await;
                 let written = written.map_err(|source| PublishError::Write {
                     name,
-                    verb: "patched",
+                    verb: "patch",
                     source,
                 })?;
-                self.metrics.slice_written(SliceWrite::Patch);
+                self.metrics.inc_slice_writes(SliceWrite::Patch);
                 self.check(&wanted, written).await
             }
         }
     }
 
-    /// An API server with a feature turned off drops its fields without a word.
+    /// Checks the response to a write: an API server drops fields of disabled features silently.
     async fn check(
         &mut self,
         wanted: &ResourceSlice,
@@ -348,16 +351,16 @@ impl Publisher {
         };
         let parameters = DeleteParams::default().preconditions(preconditions);
         match self.slices.delete(&name, &parameters).await {
-            Ok(_) => self.metrics.slice_written(SliceWrite::Delete),
+            Ok(_) => self.metrics.inc_slice_writes(SliceWrite::Delete),
             Err(kube::Error::Api(status)) if status.code == 404 => {}
-            Err(source) => return Err(PublishError::Write { name, verb: "deleted", source }),
+            Err(source) => return Err(PublishError::Write { name, verb: "delete", source }),
         }
         Ok(())
     }
 }
 
-/// GPUs whose devices say so in these slices.
-fn orphaned_as_published<'a>(slices: impl Iterator<Item = &'a ResourceSlice>) -> Orphaned {
+/// Returns the GPUs whose devices have the taint of orphaned claims in these slices.
+fn orphaned_as_published<'a>(slices: impl Iterator<Item = &'a ResourceSlice>) -> OrphanedGpus {
     let devices = slices.flat_map(|slice| slice.spec.devices.iter().flatten());
     let orphaned = devices.filter(|device| {
         device.taints.iter().flatten().any(|taint| taint.key == ORPHANED_TAINT_KEY)
@@ -367,74 +370,77 @@ fn orphaned_as_published<'a>(slices: impl Iterator<Item = &'a ResourceSlice>) ->
         .collect()
 }
 
-/// Waits until another GPU has waited enough.
-async fn ends(drain: &Option<StockDrain>) {
+/// Waits until the next GPU may be allocated by the controller.
+async fn drained(drain: &Option<StockDrain>) {
     match drain.as_ref().and_then(|drain| drain.next_end(Instant::now())) {
         Some(end) => tokio::time::sleep_until(end).await,
         None => std::future::pending().await,
     }
 }
 
-/// Waits for a change of the journal, where that is followed.
+/// Waits for a change of the journal, if there is one to follow.
 async fn changed(journal: &mut Option<watch::Receiver<Arc<Journal>>>) {
     let Some(journal) = journal else { return std::future::pending().await };
     if journal.changed().await.is_err() {
-        // A journal that is gone changes no more.
+        // The driver stops.
         std::future::pending().await
     }
 }
 
-/// Numbers since Kubernetes 1.35 (KEP-5504); one that is none counts as newest.
+/// Returns the resource version, a number since Kubernetes 1.35 (KEP-5504). Other text counts as
+/// newest.
 fn version(slice: &ResourceSlice) -> u64 {
     let version = slice.metadata.resource_version.as_deref();
     version.and_then(|text| text.parse().ok()).unwrap_or(u64::MAX)
 }
 
-/// When the next attempt may be made.
+/// The time of the next attempt.
 #[derive(Debug)]
 struct Pace {
     pause: Duration,
     not_before: Instant,
-    again: bool,
+    is_due: bool,
 }
 
 impl Default for Pace {
     fn default() -> Self {
-        Self { pause: FIRST_PAUSE, not_before: Instant::now(), again: false }
+        Self { pause: FIRST_PAUSE, not_before: Instant::now(), is_due: false }
     }
 }
 
 impl Pace {
-    fn may_act(&mut self) -> bool {
+    /// Returns true if an attempt may be made now. Otherwise one is scheduled.
+    fn try_start(&mut self) -> bool {
         let may = Instant::now() >= self.not_before;
-        // What cannot be answered now is answered when it is due.
-        self.again |= !may;
+        // A change that cannot be handled now is handled at the next attempt.
+        self.is_due |= !may;
         may
     }
 
     async fn due(&self) {
-        if self.again {
+        if self.is_due {
             tokio::time::sleep_until(self.not_before).await
         } else {
             std::future::pending().await
         }
     }
 
-    /// Nothing was to be done.
+    /// Records that there was nothing to change.
     fn rest(&mut self) {
-        self.again = false;
+        self.is_due = false;
     }
 
-    /// Changes were made. The first is answered at once and the next one a moment later; only who
-    /// keeps at it is slowed down.
+    /// Records that changes were made. The first reaction to a change is immediate; only changes
+    /// that continue are slowed down.
     fn acted(&mut self) {
         self.slow_down();
-        self.again = false;
+        self.is_due = false;
     }
 
+    /// Records that the attempt failed.
     fn failed(&mut self) {
         self.slow_down();
-        self.again = true;
+        self.is_due = true;
     }
 
     fn slow_down(&mut self) {

@@ -1,4 +1,4 @@
-//! From flags to a driver, and from a signal to its end.
+//! Runs the driver from its flags until a signal or a failure.
 
 use std::{sync::Arc, time::Duration};
 
@@ -6,12 +6,12 @@ use anyhow::Context;
 use tessera_gpu::{GpuLibrary, NvmlLibrary, NvmlOptions};
 use tessera_runtime::cluster::client;
 use tessera_runtime::{log, signals::stop_on_signal};
+use tokio_util::sync::CancellationToken;
 
 use crate::{
-    args::Args,
+    args::DriverArgs,
     base_spec::DriverRoot,
-    driver::{Driver, Edges, Settings},
-    http,
+    driver::{Driver, DriverDependencies, DriverSettings},
     slices::SliceSource,
     state::mounts::KernelMounts,
 };
@@ -19,11 +19,11 @@ use crate::{
 /// Runs the driver until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// What keeps it from starting, or from going on. Missing GPUs and an unreachable API server do
-/// not.
-pub async fn run(args: Args) -> anyhow::Result<()> {
+/// The reason why it cannot start or continue: an unexpected end of a task is one. Missing GPUs and
+/// an unreachable API server are no errors.
+pub async fn run(args: DriverArgs) -> anyhow::Result<()> {
     args.check()?;
-    let Args {
+    let DriverArgs {
         node_name,
         kubeconfig,
         kubelet_root,
@@ -56,7 +56,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     };
     let gpus = Arc::new(NvmlLibrary::new(options));
     if print_slices {
-        let inventory = gpus.inventory().context("the GPUs cannot be looked at")?;
+        let inventory = gpus.inventory().context("cannot read the inventory of GPUs")?;
         let slices =
             SliceSource::new(node_name, device_order, mode).with_memory_ratio(memory_percent);
         let slices = slices.with_mps(mps);
@@ -64,10 +64,10 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         return Ok(());
     }
     log::start(log_format);
-    let stop = stop_on_signal("told to stop")?;
+    let stop = stop_on_signal("received stop signal")?;
 
     let driver_root_host = driver_root_host.unwrap_or_else(|| driver_root.clone());
-    let settings = Settings {
+    let settings = DriverSettings {
         node: node_name,
         kubelet_root,
         pod_uid: pod_uid.filter(|uid| !uid.is_empty()),
@@ -85,24 +85,29 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         on_other_allocator: other_allocators,
         proc: "/proc".into(),
     };
-    let edges = Edges {
+    let dependencies = DriverDependencies {
         client: client(kubeconfig.as_deref()).await?,
         gpus,
         mounts: Arc::new(KernelMounts),
     };
-    let mut driver = Driver::start(settings, edges).await?;
+    let mut driver = Driver::start(settings, dependencies).await?;
     if let Some(address) = metrics_address.0 {
-        let bound = http::serve(address, driver.endpoints(), driver.stopping()).await;
-        let bound =
-            bound.with_context(|| format!("--metrics-address {address} cannot be served"))?;
+        let bound = driver.serve_http(address).await?;
         tracing::info!(%bound, "serving /metrics and /healthz");
     }
+    run_until(driver, stop).await
+}
 
-    let failure = tokio::select! {
-        () = stop.cancelled() => None,
-        failure = driver.failed() => Some(failure),
+/// Runs a started driver until `stop`, and stops it.
+///
+/// # Errors
+/// [`TaskFailure`](tessera_runtime::supervisor::TaskFailure), if a task of the driver ended before.
+pub async fn run_until(mut driver: Driver, stop: CancellationToken) -> anyhow::Result<()> {
+    let result = tokio::select! {
+        () = stop.cancelled() => Ok(()),
+        failure = driver.failed() => Err(failure),
     };
-    tracing::info!("stopping; running pods are not touched");
+    tracing::info!("stopping; running pods are not affected");
     driver.stop().await;
-    failure.map_or(Ok(()), |failure| Err(anyhow::anyhow!(failure)))
+    Ok(result?)
 }

@@ -1,4 +1,4 @@
-//! The ResourceSlices that say what the hardware is.
+//! Builds the ResourceSlices of the node from its hardware.
 
 use std::collections::BTreeSet;
 
@@ -9,53 +9,55 @@ use tessera_api::{
     slice::{DeviceOrder, MemoryRatio, SliceOptions, build},
 };
 
-use crate::{audit::Orphaned, inventory::HardwareState, mode::Mode, state::journal::Journal};
+use crate::{
+    audit::OrphanedGpus, inventory::HardwareState, mode::AllocationMode, state::journal::Journal,
+};
 
-/// Makes the slices of one node.
+/// Builder of the slices of one node.
 #[derive(Clone, Debug)]
 pub struct SliceSource {
     node: NodeName,
     order: DeviceOrder,
-    mode: Mode,
+    mode: AllocationMode,
     memory_ratio: MemoryRatio,
     mps: bool,
 }
 
 impl SliceSource {
-    /// The slices of `node`, with devices in this order, fenced as the mode says, and memory as it
-    /// is.
+    /// Returns a builder for `node`, with devices in this order and tainted for this mode. All
+    /// memory is published, and no sharing by MPS.
     #[must_use]
-    pub fn new(node: NodeName, order: DeviceOrder, mode: Mode) -> Self {
+    pub fn new(node: NodeName, order: DeviceOrder, mode: AllocationMode) -> Self {
         Self { node, order, mode, memory_ratio: MemoryRatio::WHOLE, mps: false }
     }
 
-    /// With so much memory of what there is.
+    /// Sets the published part of the GPUs' memory.
     #[must_use]
     pub fn with_memory_ratio(self, memory_ratio: MemoryRatio) -> Self {
         Self { memory_ratio, ..self }
     }
 
-    /// With GPUs that claims can share by MPS, or without.
+    /// Sets whether claims can share GPUs by MPS.
     #[must_use]
     pub fn with_mps(self, mps: bool) -> Self {
         Self { mps, ..self }
     }
 
-    /// Who allocates the devices.
+    /// Returns the allocation mode.
     #[must_use]
-    pub fn mode(&self) -> Mode {
+    pub fn mode(&self) -> AllocationMode {
         self.mode
     }
 
-    /// The node.
+    /// Returns the name of the node.
     #[must_use]
     pub fn node(&self) -> &NodeName {
         &self.node
     }
 
-    /// Whether what is published depends on what is in use: the order of devices, or their memory.
+    /// Returns true if the slices depend on the prepared claims: their order, or their memory.
     #[must_use]
-    pub fn follows_use(&self) -> bool {
+    pub fn depends_on_usage(&self) -> bool {
         self.memory_ratio.is_oversubscribed()
             || match self.order {
                 DeviceOrder::FreeLast | DeviceOrder::FreeFirst => true,
@@ -63,24 +65,24 @@ impl SliceSource {
             }
     }
 
-    /// The slices of this hardware; one without devices where nobody can tell what there is. `None`
-    /// before the hardware was asked: what was published before a restart stays until then.
-    /// `orphaned` are GPUs of claims that the API does not know, `leaving_stock` those that
-    /// kube-scheduler may still be allocating. Generations and
-    /// owners are the publisher's to set.
+    /// Returns the slices of this hardware, without generations and owners.
+    ///
+    /// The result is one slice without devices if the library failed, and `None` before the library
+    /// was called: slices of an earlier process stay until then. `orphaned` are GPUs of orphaned
+    /// claims, `leaving_stock` GPUs that kube-scheduler may still be allocating.
     #[must_use]
     pub fn slices(
         &self,
         hardware: &HardwareState,
         journal: Option<&Journal>,
-        orphaned: &Orphaned,
+        orphaned: &OrphanedGpus,
         leaving_stock: BTreeSet<GpuUuid>,
     ) -> Option<Vec<ResourceSlice>> {
         let nothing = Inventory::default();
         let inventory = match hardware {
             HardwareState::Known(inventory) => inventory,
-            HardwareState::Unknown { asked: true, .. } => &nothing,
-            HardwareState::Unknown { asked: false, .. } => return None,
+            HardwareState::Unknown { is_queried: true, .. } => &nothing,
+            HardwareState::Unknown { is_queried: false, .. } => return None,
         };
         let in_use = journal.map(Journal::memory_by_gpu).unwrap_or_default();
         let fixed = journal.map(Journal::gpus_with_fixed_shares).unwrap_or_default();
@@ -100,13 +102,13 @@ impl SliceSource {
         ))
     }
 
-    /// The slices of this inventory as YAML documents.
+    /// Returns the slices of this inventory as YAML documents.
     ///
     /// # Errors
-    /// Never, for what [`build`] makes.
+    /// Never, for results of [`build`].
     pub fn as_yaml(&self, inventory: Inventory) -> Result<String, serde_saphyr::ser::Error> {
         let slices = self
-            .slices(&HardwareState::Known(inventory), None, &Orphaned::new(), BTreeSet::new())
+            .slices(&HardwareState::Known(inventory), None, &OrphanedGpus::new(), BTreeSet::new())
             .unwrap_or_default();
         let documents: Result<Vec<String>, _> =
             slices.iter().map(serde_saphyr::to_string).collect();

@@ -1,20 +1,21 @@
-//! What this node remembers and hands to containers: all of it below `--state-dir`, on tmpfs.
+//! On-disk node state: journal, grants, ledgers and installed libraries, below `--state-dir` on a
+//! tmpfs.
 //!
 //! ```text
-//! <state-dir>/journal.json                          what is prepared         journal
-//! <state-dir>/journal.lock                          shared by instances
-//! <state-dir>/arbitration.lock                      held by the instance that shares compute out
-//! <state-dir>/asked/<claim>                         a Prepare is under way              attempts
-//! <state-dir>/grants/<claim>/<id>/grant             what may be taken        shares; `grants` is a tmpfs of its own
-//! <state-dir>/ledgers/<claim>/<id>/ledger           what is taken; `<id>` is a tmpfs of its own
-//! <state-dir>/lib/<sha256>/libtessera_intercept*.so  who enforces it         library
-//! <state-dir>/ld.so.preload
-//! <state-dir>/host/pid.sock                         who asks what the host calls it  host_pids
-//! <state-dir>/host.lock                             held while an instance takes that name
+//! <state-dir>/journal.json                           prepared claims (journal)
+//! <state-dir>/journal.lock                           lock of all instances
+//! <state-dir>/arbitration.lock                       held by the instance that schedules compute
+//! <state-dir>/asked/<claim>                          a Prepare under way (attempts)
+//! <state-dir>/grants/<claim>/<id>/grant              limits of a share (shares); `grants` is a tmpfs
+//! <state-dir>/ledgers/<claim>/<id>/ledger            usage of a share; each `<id>` is a tmpfs
+//! <state-dir>/lib/<sha256>/libtessera_intercept*.so  interceptor (library)
+//! <state-dir>/ld.so.preload                          list of preloaded libraries
+//! <state-dir>/host/pid.sock                          socket of the PID server (host_pids)
+//! <state-dir>/host.lock                              held while an instance takes that name
 //! ```
 //!
-//! After a reboot all of it is gone, as are the containers and the CDI specs: the kubelet prepares
-//! anew. So nothing here is synced to a disk, and no boot id is kept.
+//! A reboot removes all of it, as it does the containers and the CDI specs, and the kubelet
+//! prepares claims again. So no file is synced to a disk, and no boot id is stored.
 
 pub mod attempts;
 pub mod journal;
@@ -27,75 +28,75 @@ use std::path::{Path, PathBuf};
 
 use tessera_api::names::{ClaimDeviceName, ClaimUid};
 
-/// Where things are below the state directory.
+/// Layout of the state directory.
 #[derive(Clone, Debug)]
 pub struct StatePaths {
     root: PathBuf,
 }
 
 impl StatePaths {
-    /// The layout below `root`.
+    /// Returns the layout below `root`.
     #[must_use]
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
-    /// The state directory itself.
+    /// Returns the state directory.
     #[must_use]
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// The journal.
+    /// Returns the path of the journal.
     #[must_use]
     pub fn journal(&self) -> PathBuf {
         self.root.join("journal.json")
     }
 
-    /// The lock on the journal and on everything that it describes. Never removed: a lock on an
-    /// unlinked file excludes nobody.
+    /// Returns the path of the lock on the journal and the files that it describes. The file is
+    /// never removed: a lock on an unlinked file excludes no other instance.
     #[must_use]
     pub fn journal_lock(&self) -> PathBuf {
         self.root.join("journal.lock")
     }
 
-    /// The lock of the instance that says how compute is shared. Never removed, as the journal's.
+    /// Returns the path of the lock of the instance that schedules compute. Never removed.
     #[must_use]
     pub fn arbitration_lock(&self) -> PathBuf {
         self.root.join("arbitration.lock")
     }
 
-    /// Prepares under way.
+    /// Returns the directory of Prepares under way.
     #[must_use]
     pub fn asked(&self) -> PathBuf {
         self.root.join("asked")
     }
 
-    /// Grants of all claims.
+    /// Returns the directory of all grants.
     #[must_use]
     pub fn grants(&self) -> PathBuf {
         self.root.join("grants")
     }
 
-    /// Ledgers of all claims.
+    /// Returns the directory of all ledgers.
     #[must_use]
     pub fn ledgers(&self) -> PathBuf {
         self.root.join("ledgers")
     }
 
-    /// Grants of one claim.
+    /// Returns the directory of a claim's grants.
     #[must_use]
     pub fn claim_grants(&self, claim: &ClaimUid) -> PathBuf {
         self.grants().join(claim.as_str())
     }
 
-    /// Ledgers of one claim.
+    /// Returns the directory of a claim's ledgers.
     #[must_use]
     pub fn claim_ledgers(&self, claim: &ClaimUid) -> PathBuf {
         self.ledgers().join(claim.as_str())
     }
 
-    /// The grant of one share.
+    /// Returns the path of a share's grant.
     #[must_use]
     pub fn grant(&self, share: &ClaimDeviceName) -> PathBuf {
         self.claim_grants(share.claim())
@@ -103,38 +104,38 @@ impl StatePaths {
             .join(tessera_intercept_abi::GRANT_FILE)
     }
 
-    /// The mount point of one share's ledger.
+    /// Returns the mount point of a share's ledger.
     #[must_use]
     pub fn ledger_mount(&self, share: &ClaimDeviceName) -> PathBuf {
         self.claim_ledgers(share.claim()).join(share.to_string())
     }
 
-    /// The ledger of one share.
+    /// Returns the path of a share's ledger.
     #[must_use]
     pub fn ledger(&self, share: &ClaimDeviceName) -> PathBuf {
         self.ledger_mount(share).join(tessera_intercept_abi::LEDGER_FILE)
     }
 
-    /// Interceptor libraries, by hash.
+    /// Returns the directory of interceptor libraries, by hash.
     #[must_use]
     pub fn libraries(&self) -> PathBuf {
         self.root.join("lib")
     }
 
-    /// The directory that containers get, read-only, with the driver's socket.
+    /// Returns the directory of the PID server's socket, which containers get read-only.
     #[must_use]
     pub fn host(&self) -> PathBuf {
         self.root.join("host")
     }
 
-    /// The lock of the instance that takes the socket's name. Outside of what containers see: they
-    /// could hold it.
+    /// Returns the path of the lock of the instance that takes the name of that socket. It is
+    /// outside of the directory that containers get, since they could hold it.
     #[must_use]
     pub fn host_lock(&self) -> PathBuf {
         self.root.join("host.lock")
     }
 
-    /// The file that containers get as `/etc/ld.so.preload`.
+    /// Returns the path of the file that containers get as `/etc/ld.so.preload`.
     #[must_use]
     pub fn preload(&self) -> PathBuf {
         self.root.join("ld.so.preload")

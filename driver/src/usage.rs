@@ -1,13 +1,13 @@
-//! What the shares of this node take of its GPUs, as their ledgers say, and whether NVML agrees.
+//! GPU usage of shares, read from their ledgers and compared with NVML.
 //!
 //! ```text
-//! journal + ledgers --[Ledgers]--> ShareUse --[collector]--> metrics, read anew for each scrape
+//! journal + ledgers --[Ledgers]--> ShareUsage --[collector]--> metrics, read at each scrape
 //!                                      |
-//!           NVML's processes, /proc --[audit]--> metrics, an event on the Node: who takes what no ledger has
+//!           NVML's processes, /proc --[audit]--> metrics, and events on the Node for memory that no ledger accounts for
 //! ```
 //!
-//! A ledger is its tenant's to write: what it says is reported as such, and nothing here depends on
-//! its being true. That is what the audit is for.
+//! Containers can write their ledgers: values are reported as they are, and nothing here relies on
+//! them. The audit compares them with NVML.
 
 pub mod audit;
 pub mod collector;
@@ -36,74 +36,75 @@ use process::FileIdentity;
 
 use crate::state::{
     StatePaths,
-    journal::{Journal, State},
+    journal::{ClaimState, Journal},
 };
 
-/// A prepared share, and what is taken of it.
+/// A prepared share and its usage.
 #[derive(Debug)]
-pub struct ShareUse {
-    /// Which.
+pub struct ShareUsage {
+    /// The share.
     pub share: ClaimDeviceName,
-    /// Its claim's namespace.
+    /// The namespace of its claim.
     pub namespace: Namespace,
-    /// Its claim's name.
+    /// The name of its claim.
     pub claim: ClaimName,
-    /// The request of the claim that it answers.
+    /// The request of the claim for which it was allocated.
     pub request: RequestName,
     /// The GPU.
     pub gpu: GpuUuid,
-    /// Bytes that may be taken.
+    /// Memory limit in bytes.
     pub limit_bytes: u64,
     /// Percent of the GPU's compute; 0 = best effort.
     pub cores_percent: u8,
-    /// What its ledger says.
-    pub taken: Result<Taken, UnreadableLedger>,
+    /// The content of its ledger.
+    pub usage: Result<LedgerUsage, UnreadableLedger>,
 }
 
-/// What a ledger says.
+/// The content of a ledger.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Taken {
-    /// The most bytes that were taken at one time.
+pub struct LedgerUsage {
+    /// Peak of used memory in bytes.
     pub peak_bytes: u64,
-    /// Requests for memory that were refused.
+    /// Refused memory allocations.
     pub refused: u64,
-    /// Kernel launches of all processes, also of those that are gone.
+    /// Kernel launches of all processes, also of those that have exited.
     pub launches: u64,
-    /// Functions that were handed out and that the library does not know.
+    /// Driver functions that were returned to programs although the interceptor does not know
+    /// them.
     pub unknown_functions: u64,
-    /// Launches that were held back.
+    /// Throttled kernel launches.
     pub throttled_launches: u64,
-    /// For how long, added up over processes.
+    /// Time of throttling, summed over processes.
     pub throttled: Duration,
-    /// GPU time of all processes, as far as it was measured.
+    /// Measured GPU time of all processes.
     pub gpu_time: Duration,
-    /// The processes that live.
+    /// The living processes.
     pub processes: Vec<ProcessReport>,
-    /// The file itself.
+    /// The identity of the file.
     pub file: FileIdentity,
 }
 
-impl Taken {
-    /// Bytes that living processes hold. What a dead one held is free, though it stays in the
-    /// ledger's total until somebody needs it.
+impl LedgerUsage {
+    /// Returns the bytes that living processes hold. Memory of an exited process is free, but stays
+    /// in the ledger's total until its slot is reclaimed.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
         self.processes.iter().fold(0, |sum, process| sum.saturating_add(process.used_bytes))
     }
 }
 
-/// Why a ledger says nothing.
+/// Errors of reading a ledger.
 #[derive(Debug, thiserror::Error)]
 pub enum UnreadableLedger {
-    /// It is not there, or not a file any more.
-    #[error("the ledger cannot be read")]
+    /// The file is missing, or is not a file any more.
+    #[error("cannot read ledger")]
     Io(#[from] io::Error),
-    /// Its bytes make no sense: its containers have written over it.
-    #[error("the ledger makes no sense")]
-    Ruined(#[source] LedgerError),
+    /// The content is invalid: containers have overwritten it.
+    #[error("ledger is corrupt")]
+    Corrupt(#[source] LedgerError),
 }
 
-/// Reads the ledgers of what is prepared.
+/// Reads the ledgers of prepared shares.
 #[derive(Clone, Debug)]
 pub struct Ledgers {
     paths: StatePaths,
@@ -111,30 +112,31 @@ pub struct Ledgers {
 }
 
 impl Ledgers {
-    /// The ledgers below `paths` of the claims that `journal` has.
+    /// Returns the ledgers below `paths` of the claims in `journal`.
     #[must_use]
     pub fn new(paths: StatePaths, journal: watch::Receiver<Arc<Journal>>) -> Self {
         Self { paths, journal }
     }
 
-    /// Every prepared share. Reads 60 KiB for each, from memory; without any lock, so a share that
-    /// is being taken down may be unreadable.
+    /// Returns every prepared share. Reads 60 KiB for each from a tmpfs. Takes no lock, so a share
+    /// that is being unprepared may be unreadable.
     #[must_use]
-    pub fn read(&self) -> Vec<ShareUse> {
+    pub fn read(&self) -> Vec<ShareUsage> {
         let journal = Arc::clone(&self.journal.borrow());
-        let prepared = journal.claims.iter().filter(|(_, record)| record.state == State::Completed);
+        let prepared =
+            journal.claims.iter().filter(|(_, record)| record.state == ClaimState::Completed);
         let shares = prepared
             .flat_map(|(uid, record)| record.shares.iter().map(move |share| (uid, record, share)));
         let read = shares.map(|(uid, record, share)| {
             let id = share.id(uid);
-            ShareUse {
+            ShareUsage {
                 namespace: record.namespace.clone(),
                 claim: record.name.clone(),
                 request: share.request.clone(),
                 gpu: share.gpu.clone(),
                 limit_bytes: share.memory_bytes,
                 cores_percent: share.cores_percent,
-                taken: read(&self.paths.ledger(&id)),
+                usage: read(&self.paths.ledger(&id)),
                 share: id,
             }
         });
@@ -142,13 +144,12 @@ impl Ledgers {
     }
 }
 
-/// A copy of a ledger, as it is now.
+/// Returns a ledger's file and a copy of its present content, which is not validated.
 ///
 /// # Errors
-/// What the system says. Whether the bytes are those of a ledger is not looked at.
+/// The file cannot be read.
 pub fn read_ledger(path: &Path) -> io::Result<(File, Vec<u8>)> {
-    // Its tenants own the file: whatever it is by now, opening it must neither wait nor lead
-    // elsewhere.
+    // Containers may have replaced the file: opening it must neither block nor follow a link.
     let careful = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
     let file = OpenOptions::new().read(true).custom_flags(careful.bits()).open(path)?;
     let mut bytes = Vec::with_capacity(LEDGER_LEN + 1);
@@ -156,12 +157,12 @@ pub fn read_ledger(path: &Path) -> io::Result<(File, Vec<u8>)> {
     Ok((file, bytes))
 }
 
-fn read(path: &Path) -> Result<Taken, UnreadableLedger> {
+fn read(path: &Path) -> Result<LedgerUsage, UnreadableLedger> {
     let (file, bytes) = read_ledger(path)?;
-    let report = LedgerReport::parse(&bytes).map_err(UnreadableLedger::Ruined)?;
+    let report = LedgerReport::parse(&bytes).map_err(UnreadableLedger::Corrupt)?;
     let processes = report.processes().filter(|process| is_alive(&file, process.slot)).collect();
     let file = FileIdentity::of(&file)?;
-    Ok(Taken {
+    Ok(LedgerUsage {
         file,
         peak_bytes: report.peak_bytes(),
         refused: report.refused(),
@@ -174,11 +175,11 @@ fn read(path: &Path) -> Result<Taken, UnreadableLedger> {
     })
 }
 
-/// Whether somebody holds the slot's lock in that ledger, which the kernel lets go of when the
-/// process dies.
+/// Returns true if a process holds the lock of the slot in that ledger. The kernel releases the
+/// lock when the process exits.
 pub fn is_alive(ledger: &File, slot: usize) -> bool {
     let mut lock = lock_on(slot, libc::F_WRLCK);
-    // Where the kernel does not say, nobody is declared dead.
+    // If the kernel does not report the lock, the process counts as living.
     fcntl(ledger, FcntlArg::F_OFD_GETLK(&mut lock)).is_err()
         || i32::from(lock.l_type) != libc::F_UNLCK
 }

@@ -1,6 +1,6 @@
-//! What the driver tells containers of their GPU's other users, and how fast they may go.
+//! Compute rate and contention that the driver publishes to containers.
 
-mod stand_in;
+mod fakes;
 
 use std::{
     fs::{self, File},
@@ -9,11 +9,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde_json::json;
-use stand_in::{
+use fakes::{
     kubelet::Kubelet,
     node::{Node, asked, configured, share_id, uid},
 };
+use serde_json::json;
 use tessera_api::names::{ClaimDeviceName, ClaimUid};
 use tessera_driver::driver::Driver;
 use tessera_intercept_abi::{
@@ -22,7 +22,7 @@ use tessera_intercept_abi::{
 };
 use tessera_intercept_limiter::compute::{Published, Rate};
 
-/// A claim with 30 % of the only GPU, held like that.
+/// Prepares a claim with 30 % of the only GPU, with this policy and priority.
 async fn prepare(node: &Node, kubelet: &Kubelet, name: &str, policy: &str, priority: &str) {
     let compute = json!({"compute": {"policy": policy, "priority": priority}});
     node.api.put_claim(configured(name, &[(0, 2, 30)], &compute));
@@ -39,7 +39,7 @@ fn monotonic_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// What a container reads in its grant, fresh.
+/// Returns the values that a container reads in its grant.
 fn published(node: &Node, name: &str) -> Option<Published> {
     let grant = fs::read(node.paths().grant(&share(name))).expect("a grant");
     let word = |at: usize| {
@@ -53,7 +53,7 @@ fn published(node: &Node, name: &str) -> Option<Published> {
     Published::read(&page, monotonic_ns())
 }
 
-/// A process of the claim that has had work since now, and does not stop.
+/// Lets a process of the claim be busy from now on.
 fn works(node: &Node, name: &str) {
     let ledger =
         File::options().write(true).open(node.paths().ledger(&share(name))).expect("a ledger");
@@ -65,7 +65,7 @@ fn works(node: &Node, name: &str) {
     word(0, u64::from(SLOT_LIVE));
 }
 
-/// Waits until what a container reads is so.
+/// Waits until a container reads such values.
 async fn until(node: &Node, name: &str, so: impl Fn(&Published) -> bool) -> Published {
     let begun = Instant::now();
     loop {
@@ -85,13 +85,13 @@ async fn begin(node: &Node) -> (Driver, Kubelet) {
 }
 
 #[tokio::test]
-async fn balance_gets_what_others_leave_until_they_work() {
+async fn balance_gets_spare_compute_until_others_work() {
     let node = Node::with_gpus(1);
     let (driver, kubelet) = begin(&node).await;
     prepare(&node, &kubelet, "a", "Balance", "Normal").await;
     prepare(&node, &kubelet, "b", "Fixed", "Normal").await;
     until(&node, "a", |read| read.rate == Rate::FULL && read.others.is_nobody()).await;
-    // The other may have 30 % and works all the time.
+    // The other share has 30 % and is always busy.
     works(&node, "b");
     let crowded = until(&node, "a", |read| read.rate == Rate::from_percent(70)).await;
     until(&node, "a", |read| read.others.in_256ths() > 200).await;
@@ -101,12 +101,12 @@ async fn balance_gets_what_others_leave_until_they_work() {
 }
 
 #[tokio::test]
-async fn a_share_that_is_prepared_again_is_told_again() {
+async fn share_prepared_again_is_published_again() {
     let node = Node::with_gpus(1);
     let (driver, kubelet) = begin(&node).await;
     prepare(&node, &kubelet, "a", "Balance", "Normal").await;
     until(&node, "a", |read| read.rate == Rate::FULL).await;
-    // Faster than anybody looks, most of the time.
+    // Mostly between two rounds of the scheduler.
     for _ in 0..10 {
         kubelet.unprepare(asked("a")).await.expect("unprepared");
         prepare(&node, &kubelet, "a", "Balance", "Normal").await;
@@ -118,7 +118,7 @@ async fn a_share_that_is_prepared_again_is_told_again() {
 }
 
 #[tokio::test]
-async fn who_was_killed_while_it_waited_wants_nothing_more() {
+async fn process_killed_while_waiting_requests_nothing() {
     let node = Node::with_gpus(1);
     let (driver, kubelet) = begin(&node).await;
     prepare(&node, &kubelet, "a", "Balance", "Normal").await;
@@ -139,7 +139,7 @@ async fn who_was_killed_while_it_waited_wants_nothing_more() {
     };
     nix::fcntl::fcntl(&ledger, nix::fcntl::FcntlArg::F_OFD_SETLK(&lock)).expect("locked");
     ledger.write_all_at(&u64::from(SLOT_LIVE).to_le_bytes(), HEADER_LEN as u64).expect("written");
-    // It wants more than its 30 %, so half of what neither has been promised is its own.
+    // It requests more than its 30 %, so it gets half of the spare compute.
     until(&node, "a", |read| read.rate < Rate::FULL).await;
     drop(ledger);
     until(&node, "a", |read| read.rate == Rate::FULL).await;
@@ -147,7 +147,7 @@ async fn who_was_killed_while_it_waited_wants_nothing_more() {
 }
 
 #[tokio::test]
-async fn what_is_left_goes_to_the_one_with_priority() {
+async fn spare_compute_goes_to_high_priority() {
     let node = Node::with_gpus(1);
     let (driver, kubelet) = begin(&node).await;
     for (name, priority) in [("a", "High"), ("b", "Low")] {
@@ -160,7 +160,7 @@ async fn what_is_left_goes_to_the_one_with_priority() {
 }
 
 #[tokio::test]
-async fn a_driver_that_starts_again_goes_on_from_what_was_published() {
+async fn restarted_driver_continues_from_published_values() {
     let node = Node::with_gpus(1);
     let (driver, kubelet) = begin(&node).await;
     prepare(&node, &kubelet, "a", "Balance", "Normal").await;
@@ -178,7 +178,7 @@ async fn a_driver_that_starts_again_goes_on_from_what_was_published() {
 }
 
 #[tokio::test]
-async fn a_ledger_that_its_tenant_ruined_leaves_the_others_what_is_theirs() {
+async fn corrupt_ledger_does_not_affect_other_shares() {
     let node = Node::with_gpus(1);
     let (driver, kubelet) = begin(&node).await;
     prepare(&node, &kubelet, "a", "Balance", "Normal").await;
@@ -187,18 +187,18 @@ async fn a_ledger_that_its_tenant_ruined_leaves_the_others_what_is_theirs() {
     until(&node, "a", |read| read.rate < Rate::FULL).await;
     fs::write(node.paths().ledger(&share("b")), "").expect("written");
     until(&node, "a", |read| read.rate == Rate::FULL && read.others.is_nobody()).await;
-    // Work of a thousand processes is not believed.
+    // Work of a thousand processes is not accepted.
     let ledger = node.paths().ledger(&share("b"));
-    let mut lies = vec![0; tessera_intercept_abi::LEDGER_LEN];
-    lies[..24].copy_from_slice(&tessera_intercept_abi::ledger::initial());
-    fs::write(&ledger, &lies).expect("written");
+    let mut content = vec![0; tessera_intercept_abi::LEDGER_LEN];
+    content[..24].copy_from_slice(&tessera_intercept_abi::ledger::initial());
+    fs::write(&ledger, &content).expect("written");
     let written = (monotonic_ns() / 1_000_000) as u32;
-    // The second round that began after that has seen what there was before the lie.
+    // The second round after that has read the earlier values.
     let first = until(&node, "a", |read| read.stamp_ms > written).await;
     until(&node, "a", |read| read.stamp_ms > first.stamp_ms).await;
-    let lie = offset_of!(LedgerPage, compute.past_busy_ns) as u64;
+    let offset = offset_of!(LedgerPage, compute.past_busy_ns) as u64;
     let file = File::options().write(true).open(&ledger).expect("a ledger");
-    file.write_all_at(&u64::MAX.to_le_bytes(), lie).expect("written");
+    file.write_all_at(&u64::MAX.to_le_bytes(), offset).expect("written");
     let read = until(&node, "a", |read| !read.others.is_nobody()).await;
     assert!(read.others.in_256ths() <= 16 * 256, "{read:?}");
     driver.stop().await;

@@ -1,20 +1,20 @@
-//! Claims that vanish from the API while they are prepared.
+//! Claims that are deleted from the API server while they are prepared.
 
-mod stand_in;
+mod fakes;
 
-use serde_json::{Value, json};
-use stand_in::{
+use fakes::{
     gpus::uuid,
     kubelet::Kubelet,
     node::{Node, claim},
 };
+use serde_json::{Value, json};
 
-/// A little more than the driver waits between two looks.
-const AUDITED_EVERY: std::time::Duration = std::time::Duration::from_secs(301);
+/// A little more than the interval of the audit.
+const AUDIT_INTERVAL: std::time::Duration = std::time::Duration::from_secs(301);
 
 const TAINT: &str = "gpu.tessera.dev/orphaned-claim";
 
-/// Names of the published devices that say that an orphaned claim uses them.
+/// Returns the names of published devices with the taint of orphaned claims.
 fn tainted(slices: &[Value]) -> Vec<String> {
     let devices = slices
         .iter()
@@ -33,7 +33,7 @@ async fn until_tainted(node: &Node, gpus: &[u32]) {
 }
 
 #[tokio::test]
-async fn a_gpu_whose_claim_vanished_takes_nothing_new_until_it_is_unprepared() {
+async fn gpu_of_deleted_claim_is_tainted_until_unprepare() {
     let replaced = || {
         let mut claim = claim("a", &[(1, 1, 0)]);
         claim["metadata"]["uid"] = json!("another");
@@ -57,7 +57,7 @@ async fn a_gpu_whose_claim_vanished_takes_nothing_new_until_it_is_unprepared() {
         instead.into_iter().for_each(|claim| node.api.put_claim(claim));
 
         tokio::time::pause();
-        tokio::time::advance(AUDITED_EVERY).await;
+        tokio::time::advance(AUDIT_INTERVAL).await;
         tokio::time::resume();
         until_tainted(&node, &[1]).await;
         let metrics = driver.metrics().render();
@@ -69,7 +69,7 @@ async fn a_gpu_whose_claim_vanished_takes_nothing_new_until_it_is_unprepared() {
 }
 
 #[tokio::test]
-async fn a_restart_neither_forgets_an_orphaned_claim_nor_clears_its_taint_for_a_moment() {
+async fn restart_keeps_taint_of_orphaned_claim() {
     let node = Node::with_gpus(2);
     let driver = node.start().await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
@@ -82,7 +82,7 @@ async fn a_restart_neither_forgets_an_orphaned_claim_nor_clears_its_taint_for_a_
     let published = node.api.slices();
     driver.stop().await;
 
-    // Nobody can tell now whether the claim is there: what is published stays.
+    // The API server fails, so it is unknown if the claim exists: the slices stay.
     node.api.fail_claim_reads(usize::MAX, 503);
     let reads = node.api.claim_reads();
     let driver = node.start().await;

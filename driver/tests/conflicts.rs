@@ -1,7 +1,7 @@
-//! Somebody else writes the node's ResourceSlices at the same moments as the driver. The clock is
-//! the test's.
+//! Another client writes the node's ResourceSlices at the same time as the driver. The clock is
+//! simulated.
 
-mod stand_in;
+mod fakes;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,10 +12,10 @@ use std::{
     time::Duration,
 };
 
+use fakes::{api::Api, gpus::gpu};
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
 use serde_json::Value;
-use stand_in::{api::Api, gpus::gpu};
 use tessera_api::{
     Inventory,
     gpu::Health,
@@ -23,7 +23,11 @@ use tessera_api::{
     slice::{DeviceOrder, same_pool},
 };
 use tessera_driver::{
-    audit::Orphaned, inventory::HardwareState, metrics::Metrics, mode::Mode, publisher::Publisher,
+    audit::{AuditFindings, OrphanedGpus},
+    inventory::HardwareState,
+    metrics::Metrics,
+    mode::AllocationMode,
+    publisher::Publisher,
     slices::SliceSource,
 };
 use tokio::{
@@ -37,71 +41,73 @@ const GPUS: u32 = 66;
 
 const STORM: Duration = Duration::from_secs(60);
 
-/// Who tries again after 0.5 s, 1 s, and so on up to 30 s tries eight times in a storm that long;
-/// and each time writes up to three slices. Who answers every event at once writes hundreds.
+/// With pauses of 0.5 s, 1 s, and so on up to 30 s there are eight attempts in a storm of this
+/// length, each with up to three writes. Without pauses there are hundreds of writes.
 const MOST_WRITES: usize = 30;
 
-/// The longest pause, and a moment.
+/// A little more than the longest pause.
 const PATIENCE: Duration = Duration::from_secs(31);
 
-/// What the driver has to answer.
+/// A disturbance of the driver.
 #[derive(Clone, Copy, Debug)]
-enum Happening {
+enum Disturbance {
     Fails(u32),
     Recovers(u32),
     Vanishes(u32),
     Returns(u32),
     /// A kubelet that starts deletes all slices of its node.
     Wiped,
-    /// Somebody takes a device out.
+    /// A client removes a device.
     Edited,
 }
 
-fn happening() -> impl Strategy<Value = Happening> {
+fn disturbance() -> impl Strategy<Value = Disturbance> {
     let few = 0..4_u32;
     prop_oneof![
-        few.clone().prop_map(Happening::Fails),
-        few.clone().prop_map(Happening::Recovers),
-        few.clone().prop_map(Happening::Vanishes),
-        few.prop_map(Happening::Returns),
-        Just(Happening::Wiped),
-        Just(Happening::Edited),
+        few.clone().prop_map(Disturbance::Fails),
+        few.clone().prop_map(Disturbance::Recovers),
+        few.clone().prop_map(Disturbance::Vanishes),
+        few.prop_map(Disturbance::Returns),
+        Just(Disturbance::Wiped),
+        Just(Disturbance::Edited),
     ]
 }
 
-/// What happens, with the milliseconds before each; and which of the driver's writes are overtaken,
-/// again and again.
+/// Disturbances, each with the milliseconds before it, and the cyclic pattern of overtaken writes.
 #[derive(Clone, Debug)]
 struct Storm {
-    happenings: Vec<(u64, Happening)>,
+    happenings: Vec<(u64, Disturbance)>,
     overtaken: Vec<bool>,
 }
 
 fn storm() -> impl Strategy<Value = Storm> {
-    let happenings = prop::collection::vec((0..3000_u64, happening()), 5..20);
+    let happenings = prop::collection::vec((0..3000_u64, disturbance()), 5..20);
     let overtaken = prop::collection::vec(prop::bool::weighted(0.7), 16);
     (happenings, overtaken).prop_map(|(happenings, overtaken)| Storm { happenings, overtaken })
 }
 
 /// A publisher with GPUs that the test sets.
-struct Site {
+struct TestBed {
     api: Api,
     hardware: watch::Sender<Arc<HardwareState>>,
     source: SliceSource,
     failing: BTreeSet<u32>,
     gone: BTreeSet<u32>,
-    /// Whoever would be told of orphans or of what is in use.
-    _senders: (watch::Sender<Option<Arc<Orphaned>>>, CancellationToken),
+    /// Keeps the channels open.
+    _senders: (watch::Sender<AuditFindings>, CancellationToken),
 }
 
-impl Site {
+impl TestBed {
     fn begin() -> Self {
         let (api, stop) = (Api::new(), CancellationToken::new());
-        let source =
-            SliceSource::new("node-a".parse().expect("a name"), DeviceOrder::Index, Mode::Managed);
+        let source = SliceSource::new(
+            "node-a".parse().expect("a name"),
+            DeviceOrder::Index,
+            AllocationMode::Managed,
+        );
         let (hardware, of_hardware) = watch::channel(Arc::default());
         let (_, journal) = watch::channel(Arc::default());
-        let (orphaned, of_orphaned) = watch::channel(Some(Arc::default()));
+        let (orphaned, of_orphaned) = watch::channel(AuditFindings::default());
         let publisher = Publisher::new(
             api.client(),
             source.clone(),
@@ -133,14 +139,14 @@ impl Site {
         self.hardware.send_replace(Arc::new(self.state()));
     }
 
-    fn happens(&mut self, happening: Happening) {
-        match happening {
-            Happening::Fails(number) => drop(self.failing.insert(number)),
-            Happening::Recovers(number) => drop(self.failing.remove(&number)),
-            Happening::Vanishes(number) => drop(self.gone.insert(number)),
-            Happening::Returns(number) => drop(self.gone.remove(&number)),
-            Happening::Wiped => return self.api.wipe_slices(),
-            Happening::Edited => return self.edit(),
+    fn disturb(&mut self, disturbance: Disturbance) {
+        match disturbance {
+            Disturbance::Fails(number) => drop(self.failing.insert(number)),
+            Disturbance::Recovers(number) => drop(self.failing.remove(&number)),
+            Disturbance::Vanishes(number) => drop(self.gone.insert(number)),
+            Disturbance::Returns(number) => drop(self.gone.remove(&number)),
+            Disturbance::Wiped => return self.api.wipe_slices(),
+            Disturbance::Edited => return self.edit(),
         }
         self.look();
     }
@@ -158,16 +164,17 @@ impl Site {
         });
     }
 
-    /// Whether the slices are what the hardware is now.
-    fn is_in_line(&self, api: &Api) -> bool {
-        let desired = self.source.slices(&self.state(), None, &Orphaned::new(), BTreeSet::new());
+    /// Returns true if the slices match the hardware.
+    fn is_current(&self, api: &Api) -> bool {
+        let desired =
+            self.source.slices(&self.state(), None, &OrphanedGpus::new(), BTreeSet::new());
         let published: Vec<ResourceSlice> = api.slices().into_iter().map(typed).collect();
         same_pool(&desired.expect("the hardware is known"), &published)
     }
 
-    async fn in_line(&self) {
+    async fn wait_until_current(&self) {
         self.api
-            .wait_for("the pool of the hardware", |api| self.is_in_line(api).then_some(()))
+            .wait_for("the pool of the hardware", |api| self.is_current(api).then_some(()))
             .await;
     }
 }
@@ -176,8 +183,8 @@ fn typed(slice: Value) -> ResourceSlice {
     serde_json::from_value(slice).expect("a ResourceSlice")
 }
 
-/// What a reader has seen at each moment: a pool that is complete has every device once, all of
-/// them fenced, and no generation comes after a later one.
+/// Checks the slices after each event: a complete pool has every device once, each with the managed
+/// taint, and generations never decrease.
 fn read_along(mut events: broadcast::Receiver<Value>) {
     let (mut there, mut newest) = (BTreeMap::<String, ResourceSlice>::new(), 0);
     while let Ok(event) = events.try_recv() {
@@ -204,14 +211,14 @@ fn read_along(mut events: broadcast::Receiver<Value>) {
         assert_eq!(names.len(), devices.len(), "a device twice in generation {generation}");
         for device in devices {
             let fenced = device.taints.iter().flatten().any(|taint| taint.key == MANAGED_TAINT_KEY);
-            assert!(fenced, "{} without a fence", device.name);
+            assert!(fenced, "{} without the managed taint", device.name);
         }
     }
 }
 
 async fn survives(storm: Storm) {
-    let mut site = Site::begin();
-    site.in_line().await;
+    let mut site = TestBed::begin();
+    site.wait_until_current().await;
     let events = site.api.slice_events();
     let stormy = Arc::new(AtomicBool::new(true));
     let (blows, mut lots) = (stormy.clone(), storm.overtaken.into_iter().cycle());
@@ -219,9 +226,9 @@ async fn survives(storm: Storm) {
         blows.load(Ordering::Relaxed) && lots.next().unwrap_or_default()
     });
     let (begun, before) = (Instant::now(), site.api.slice_writes());
-    for (pause, happening) in storm.happenings {
+    for (pause, disturbance) in storm.happenings {
         tokio::time::sleep(Duration::from_millis(pause)).await;
-        site.happens(happening);
+        site.disturb(disturbance);
     }
     tokio::time::sleep_until(begun + STORM).await;
     let writes = site.api.slice_writes() - before;
@@ -229,14 +236,14 @@ async fn survives(storm: Storm) {
 
     stormy.store(false, Ordering::Relaxed);
     let calm = Instant::now();
-    site.in_line().await;
+    site.wait_until_current().await;
     assert!(calm.elapsed() <= PATIENCE, "{:?} after the storm", calm.elapsed());
     read_along(events);
 }
 
 #[test]
-fn a_storm_of_conflicts_is_met_with_patience_and_ends_with_the_slices_in_line() {
-    // The same storms each time.
+fn publishes_current_slices_after_storm_of_conflicts() {
+    // Deterministic storms.
     let mut runner = TestRunner::deterministic();
     for number in 0..16 {
         let storm = storm().new_tree(&mut runner).expect("a storm").current();

@@ -1,20 +1,22 @@
-//! `/metrics` and `/healthz`, over HTTP.
+//! `/metrics` and `/healthz` over HTTP.
 
-mod stand_in;
+mod fakes;
 
 use std::fs;
 
-use stand_in::{kubelet::Kubelet, node::Node};
-use tessera_driver::{driver::Driver, http};
+use fakes::{kubelet::Kubelet, node::Node};
+use tessera_driver::{driver::Driver, http::HttpServer};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
 };
 
-/// Asks for `path`; the status line's code, and the body.
+/// Requests `path` and returns the status code and the body.
 async fn get(driver: &Driver, path: &str) -> (u16, String) {
     let address = "127.0.0.1:0".parse().expect("an address");
-    let bound = http::serve(address, driver.endpoints(), driver.stopping()).await.expect("served");
+    let server = HttpServer::bind(address, driver.endpoints()).await.expect("bound");
+    let bound = server.address();
+    tokio::spawn(server.run(driver.stopping()));
     let mut connection = TcpStream::connect(bound).await.expect("a connection");
     let request = format!("GET {path} HTTP/1.1\r\nHost: driver\r\nConnection: close\r\n\r\n");
     connection.write_all(request.as_bytes()).await.expect("sent");
@@ -25,7 +27,7 @@ async fn get(driver: &Driver, path: &str) -> (u16, String) {
     (code, body.to_owned())
 }
 
-/// The same of `/healthz`, once the machine has time for it.
+/// Requests `/healthz` until the check does not time out.
 async fn health(driver: &Driver) -> (u16, String) {
     loop {
         let (code, body) = get(driver, "/healthz").await;
@@ -36,14 +38,14 @@ async fn health(driver: &Driver) -> (u16, String) {
 }
 
 #[tokio::test]
-async fn a_driver_that_serves_is_healthy() {
+async fn serving_driver_is_healthy() {
     let node = Node::with_gpus(1);
     let driver = node.start().await;
     assert_eq!(health(&driver).await.0, 200);
 }
 
 #[tokio::test]
-async fn a_removed_socket_is_found() {
+async fn removed_socket_is_unhealthy() {
     let node = Node::with_gpus(1);
     let driver = node.start().await;
     fs::remove_file(&driver.sockets().plugin).expect("removed");
@@ -53,7 +55,7 @@ async fn a_removed_socket_is_found() {
 }
 
 #[tokio::test]
-async fn an_unreadable_journal_asks_for_a_restart() {
+async fn unreadable_journal_is_unhealthy() {
     let node = Node::with_gpus(1);
     let driver = node.start().await;
     fs::write(node.paths().journal(), "not a journal").expect("written");
@@ -63,7 +65,7 @@ async fn an_unreadable_journal_asks_for_a_restart() {
 }
 
 #[tokio::test]
-async fn metrics_count_what_was_done() {
+async fn metrics_count_operations() {
     let node = Node::with_gpus(2);
     let driver = node.start().await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;

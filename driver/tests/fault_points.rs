@@ -1,12 +1,12 @@
 //! The fault points of the build for crash tests.
 
-mod stand_in;
+mod fakes;
 
-use stand_in::{kubelet::Kubelet, node::Node};
+use fakes::{kubelet::Kubelet, node::Node};
 use tessera_driver::fault::POINTS;
 
 #[tokio::test]
-async fn one_claim_comes_by_every_fault_point() {
+async fn one_claim_reaches_every_fault_point() {
     let node = Node::with_gpus(1);
     let _driver = node.start().await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;

@@ -1,41 +1,40 @@
-//! Two instances of the driver on one node, as during a rolling update: the kubelet may call
-//! either.
+//! Two instances of the driver on one node during a rolling update. The kubelet may call either.
 
-mod stand_in;
+mod fakes;
 
 use std::sync::Arc;
 
-use stand_in::node::Node;
+use fakes::node::Node;
 use tessera_driver::{
-    driver::{Driver, Settings},
-    kubelet::plugin::{AskedClaim, Claims, PreparedDevice},
+    driver::{Driver, DriverSettings},
+    kubelet::plugin::{ClaimHandler, ClaimRef, PreparedDevice},
 };
 use tessera_proto::dra_v1;
 use tokio::task::JoinHandle;
 
 async fn instance(node: &Node, uid: &str) -> Driver {
-    let settings = Settings { pod_uid: Some(uid.to_owned()), ..node.settings() };
+    let settings = DriverSettings { pod_uid: Some(uid.to_owned()), ..node.settings() };
     node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts")
 }
 
-/// A Prepare by `driver`, which waits for the API server: it holds all reads.
+/// Starts a Prepare by `driver` that waits for the API server, which holds all reads.
 async fn waiting(
     node: &Node,
     driver: &Driver,
     claim: dra_v1::Claim,
 ) -> JoinHandle<Result<Vec<PreparedDevice>, String>> {
     let (reads, claims) = (node.api.claim_reads(), driver.claims().clone());
-    let prepare = tokio::spawn(async move { claims.prepare(AskedClaim::from(claim)).await });
+    let prepare = tokio::spawn(async move { claims.prepare(ClaimRef::from(claim)).await });
     node.api.wait_for("a read of the claim", |api| (api.claim_reads() > reads).then_some(())).await;
     prepare
 }
 
 async fn unprepare(driver: &Driver, claim: &dra_v1::Claim) {
-    driver.claims().unprepare(AskedClaim::from(claim.clone())).await.expect("unprepared");
+    driver.claims().unprepare(ClaimRef::from(claim.clone())).await.expect("unprepared");
 }
 
 #[tokio::test]
-async fn an_unprepare_by_one_instance_ends_a_prepare_that_waits_in_the_other() {
+async fn unprepare_cancels_prepare_of_other_instance() {
     let node = Node::with_gpus(1);
     let (old, new) = (instance(&node, "old").await, instance(&node, "new").await);
     let claim = node.allocate("a", &[(0, 4, 10)]);
@@ -44,16 +43,16 @@ async fn an_unprepare_by_one_instance_ends_a_prepare_that_waits_in_the_other() {
         let prepare = waiting(&node, preparing, claim.clone()).await;
         unprepare(unpreparing, &claim).await;
         node.api.release_claim_reads();
-        let error = prepare.await.expect("no panic").expect_err("nobody wants it any more");
+        let error = prepare.await.expect("no panic").expect_err("canceled");
         assert!(error.contains("unprepared the claim meanwhile"), "{error}");
         assert!(node.traces().is_empty(), "{:#?}", node.traces());
         assert_eq!(node.asked(), [""; 0]);
     }
-    assert!(node.api.events().is_empty(), "no word to a pod that goes: {:?}", node.api.events());
+    assert!(node.api.events().is_empty(), "no event for a deleted pod: {:?}", node.api.events());
 }
 
 #[tokio::test]
-async fn a_prepare_after_the_unprepare_is_not_mistaken_for_the_one_before() {
+async fn unprepare_does_not_cancel_later_prepare() {
     let node = Node::with_gpus(1);
     let (old, new) = (instance(&node, "old").await, instance(&node, "new").await);
     let claim = node.allocate("a", &[(0, 4, 10)]);
@@ -71,7 +70,7 @@ async fn a_prepare_after_the_unprepare_is_not_mistaken_for_the_one_before() {
 }
 
 #[tokio::test]
-async fn an_instance_that_starts_leaves_the_attempts_of_the_other_alone() {
+async fn starting_instance_keeps_attempts_of_the_other() {
     let node = Node::with_gpus(1);
     let old = instance(&node, "old").await;
     let claim = node.allocate("a", &[(0, 4, 10)]);
@@ -81,7 +80,7 @@ async fn an_instance_that_starts_leaves_the_attempts_of_the_other_alone() {
     node.api.release_claim_reads();
 
     let first = prepare.await.expect("no panic").expect("prepared");
-    let again = new.claims().prepare(AskedClaim::from(claim.clone())).await.expect("prepared");
+    let again = new.claims().prepare(ClaimRef::from(claim.clone())).await.expect("prepared");
     assert_eq!(again, first);
     assert_eq!(node.claim_mounts().len(), 1);
     unprepare(&new, &claim).await;

@@ -1,7 +1,7 @@
-//! Ledgers on the kernel's own tmpfs. Where the test may not mount, it runs itself again in a user
-//! and mount namespace.
+//! Ledgers on a real tmpfs. A test that may not mount runs itself again in a user and mount
+//! namespace.
 
-mod stand_in;
+mod fakes;
 
 use std::{
     fs::{self, File},
@@ -11,7 +11,7 @@ use std::{
     sync::Arc,
 };
 
-use stand_in::{kubelet::Kubelet, node::Node};
+use fakes::{kubelet::Kubelet, node::Node};
 use tessera_driver::state::mounts::{KernelMounts, Mounts, Tmpfs};
 use tessera_intercept_abi::LEDGER_LEN;
 use tessera_test_support::report_skip;
@@ -19,13 +19,13 @@ use tessera_test_support::report_skip;
 /// Set in the copy of the test that runs in namespaces of its own.
 const INSIDE: &str = "TESSERA_TEST_IN_NAMESPACE";
 
-/// Whether this process is to run the test; otherwise its copy has run it.
+/// Returns true if this process is to run the test. Otherwise its copy has run it.
 fn in_namespace(test: &str) -> bool {
     if std::env::var_os(INSIDE).is_some() {
         return true;
     }
     let own = std::env::current_exe().expect("a path");
-    // Cleared away when the copy's mounts in it are gone with its namespace.
+    // Removed when the mounts of the copy are gone with its namespace.
     let directory = tempfile::tempdir().expect("a directory");
     let output = Command::new("unshare")
         .args(["--user", "--map-root-user", "--mount"])
@@ -34,7 +34,7 @@ fn in_namespace(test: &str) -> bool {
         .env(INSIDE, "1")
         .env("TMPDIR", directory.path())
         .output()
-        .expect("unshare is there");
+        .expect("unshare");
     let (out, err) =
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     if err.contains("unshare failed") || err.contains("uid_map") {
@@ -46,7 +46,7 @@ fn in_namespace(test: &str) -> bool {
     false
 }
 
-/// Mount points of ledgers.
+/// Returns the mount points of ledgers.
 fn mounted(node: &Node) -> Vec<String> {
     let prefix = node.path("state/ledgers").display().to_string();
     let table = fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
@@ -55,8 +55,8 @@ fn mounted(node: &Node) -> Vec<String> {
 }
 
 #[test]
-fn a_ledger_s_file_system_holds_the_ledger_and_not_a_page_more() {
-    if !in_namespace("a_ledger_s_file_system_holds_the_ledger_and_not_a_page_more") {
+fn tmpfs_of_ledger_holds_exactly_the_ledger() {
+    if !in_namespace("tmpfs_of_ledger_holds_exactly_the_ledger") {
         return;
     }
     let runtime =
@@ -74,31 +74,31 @@ fn a_ledger_s_file_system_holds_the_ledger_and_not_a_page_more() {
         let path = format!("{}/ledger", points[0]);
         let ledger = File::options().read(true).write(true).open(&path).expect("the ledger");
         let length = LEDGER_LEN as u64;
-        ledger.write_all_at(&vec![1; LEDGER_LEN], 0).expect("all of it can be written");
+        ledger.write_all_at(&vec![1; LEDGER_LEN], 0).expect("all of it is writable");
         let error = ledger.write_all_at(&[1], length).expect_err("nothing behind it");
         assert_eq!(error.kind(), io::ErrorKind::StorageFull);
         let error = File::create(format!("{}/another", points[0])).expect_err("nothing beside it");
         assert_eq!(error.kind(), io::ErrorKind::StorageFull);
 
-        // The driver restarts: the tenant's ledger is as it was.
+        // A restart of the driver does not change the ledger.
         driver.stop().await;
         let _driver =
             node.start_with(node.settings(), Arc::new(KernelMounts)).await.expect("it starts");
         assert_eq!(mounted(&node), points);
         assert_eq!(fs::read(&path).expect("the ledger"), vec![1; LEDGER_LEN]);
 
-        // Somebody has it open, as a container would.
+        // Open, as in a container.
         let kubelet = Kubelet::register(&node.path("kubelet")).await;
         kubelet.unprepare(claim).await.expect("unprepared");
         assert_eq!(mounted(&node), Vec::<String>::new());
         assert!(node.traces().is_empty(), "{:#?}", node.traces());
-        ledger.write_all_at(&[2], 0).expect("who has it keeps it");
+        ledger.write_all_at(&[2], 0).expect("an open ledger stays");
     });
 }
 
 #[test]
-fn libraries_get_a_file_system_that_they_can_be_loaded_from() {
-    if !in_namespace("libraries_get_a_file_system_that_they_can_be_loaded_from") {
+fn libraries_get_an_executable_tmpfs() {
+    if !in_namespace("libraries_get_an_executable_tmpfs") {
         return;
     }
     let runtime =
@@ -108,7 +108,7 @@ fn libraries_get_a_file_system_that_they_can_be_loaded_from() {
         fs::create_dir(node.path("state")).expect("made");
         let run = Tmpfs { size_bytes: 16 << 20, inodes: 1000, executable: false };
         KernelMounts.mount_tmpfs(&node.path("state"), run).expect("mounted");
-        assert!(KernelMounts.forbids_execution(&node.path("state")).expect("looked at"));
+        assert!(KernelMounts.forbids_execution(&node.path("state")).expect("checked"));
 
         let _driver =
             node.start_with(node.settings(), Arc::new(KernelMounts)).await.expect("it starts");
@@ -117,6 +117,6 @@ fn libraries_get_a_file_system_that_they_can_be_loaded_from() {
             .next()
             .expect("one")
             .expect("an entry");
-        assert!(!KernelMounts.forbids_execution(&library.path()).expect("looked at"));
+        assert!(!KernelMounts.forbids_execution(&library.path()).expect("checked"));
     });
 }

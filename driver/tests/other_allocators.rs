@@ -1,15 +1,14 @@
-//! GPUs that another allocator hands out too are not published as long as it does, and the operator
-//! is told why.
+//! GPUs that another allocator publishes are withheld, and an event reports the reason.
 
-mod stand_in;
+mod fakes;
 
 use std::sync::Arc;
 
+use fakes::{gpus::uuid, node::Node};
 use serde_json::{Value, json};
-use stand_in::{gpus::uuid, node::Node};
-use tessera_driver::{driver::Settings, other_allocators::OnOtherAllocator};
+use tessera_driver::{driver::DriverSettings, other_allocators::OtherAllocatorPolicy};
 
-/// Numbers of the GPUs that are published.
+/// Returns the names of published devices.
 fn published(node: &Node) -> Vec<String> {
     let slices = node.api.slices();
     let devices = slices
@@ -32,8 +31,8 @@ async fn publishes<const N: usize>(node: &Node, numbers: [u32; N]) {
         .await;
 }
 
-/// A slice of NVIDIA's DRA driver with this GPU.
-fn nvidias(node: &str, gpu: u32) -> Value {
+/// Returns a slice of NVIDIA's DRA driver with this GPU.
+fn nvidia_slice(node: &str, gpu: u32) -> Value {
     json!({
         "metadata": {"name": "nvidias"},
         "spec": {
@@ -46,7 +45,7 @@ fn nvidias(node: &str, gpu: u32) -> Value {
 }
 
 #[tokio::test]
-async fn a_device_plugin_takes_all_gpus_and_gives_them_back_and_the_node_says_so() {
+async fn device_plugin_withholds_all_gpus_with_event() {
     let node = Node::with_gpus(2);
     let driver = node.start().await;
     publishes(&node, [0, 1]).await;
@@ -68,29 +67,31 @@ async fn a_device_plugin_takes_all_gpus_and_gives_them_back_and_the_node_says_so
 }
 
 #[tokio::test]
-async fn another_dra_driver_takes_the_gpus_that_it_names_on_this_node() {
+async fn other_dra_driver_withholds_its_gpus_of_this_node() {
     let node = Node::with_gpus(2);
-    node.api.put_slice(nvidias("node-a", 1));
+    node.api.put_slice(nvidia_slice("node-a", 1));
     let _driver =
         node.start_with(node.settings(), Arc::new(node.mounts.clone())).await.expect("it starts");
     publishes(&node, [0]).await;
     node.api.delete_slice("nvidias");
     publishes(&node, [0, 1]).await;
-    node.api.put_slice(nvidias("node-b", 0));
-    node.api.put_slice(json!({"metadata": {"name": "mine"}, "spec": nvidias("node-a", 0)["spec"]}));
+    node.api.put_slice(nvidia_slice("node-b", 0));
+    node.api.put_slice(
+        json!({"metadata": {"name": "mine"}, "spec": nvidia_slice("node-a", 0)["spec"]}),
+    );
     publishes(&node, [1]).await;
 }
 
 #[tokio::test]
-async fn a_claim_that_is_prepared_keeps_its_gpu_and_a_new_one_is_told_why_not() {
+async fn prepared_claim_stays_and_new_claim_is_refused() {
     let node = Node::with_gpus(1);
     let _driver = node.start().await;
-    let kubelet = stand_in::kubelet::Kubelet::register(&node.path("kubelet")).await;
+    let kubelet = fakes::kubelet::Kubelet::register(&node.path("kubelet")).await;
     let claim = node.allocate("before", &[(0, 1, 0)]);
     let devices = kubelet.prepare(claim.clone()).await.expect("prepared");
     node.api.set_capacity("nvidia.com/gpu", "1");
     publishes(&node, []).await;
-    assert_eq!(kubelet.prepare(claim).await.expect("as before"), devices);
+    assert_eq!(kubelet.prepare(claim).await.expect("still prepared"), devices);
     let refused =
         kubelet.prepare(node.allocate("after", &[(0, 1, 0)])).await.expect_err("not its turn");
     assert!(
@@ -100,11 +101,12 @@ async fn a_claim_that_is_prepared_keeps_its_gpu_and_a_new_one_is_told_why_not() 
 }
 
 #[tokio::test]
-async fn who_is_told_to_ignore_them_publishes_everything() {
+async fn policy_ignore_publishes_all_gpus() {
     let node = Node::with_gpus(2);
     node.api.set_capacity("nvidia.com/gpu", "2");
-    node.api.put_slice(nvidias("node-a", 1));
-    let settings = Settings { on_other_allocator: OnOtherAllocator::Ignore, ..node.settings() };
+    node.api.put_slice(nvidia_slice("node-a", 1));
+    let settings =
+        DriverSettings { on_other_allocator: OtherAllocatorPolicy::Ignore, ..node.settings() };
     let _driver =
         node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
     publishes(&node, [0, 1]).await;

@@ -1,27 +1,27 @@
-//! Claims prepared and unprepared by a kubelet that calls over the real sockets.
+//! Prepare and Unprepare by a kubelet that calls over the real sockets.
 
-mod stand_in;
+mod fakes;
 
 use std::{collections::BTreeMap, fs, path::Path, sync::Arc, time::Duration};
 
-use oci_spec::runtime as oci;
-use serde_json::json;
-use stand_in::{
+use fakes::{
     container::{inject, mounts},
-    gpus::{Machine, uuid},
+    gpus::{FakeGpus, uuid},
     kubelet::Kubelet,
     node::{Node, Share, asked, claim, configured, share_id, uid},
 };
+use oci_spec::runtime as oci;
+use serde_json::json;
 use tessera_api::slice::MemoryRatio;
 use tessera_driver::{
-    driver::Settings,
-    intercept::{Intercept, Library},
+    driver::DriverSettings,
+    intercept::{InterceptMode, ProxiedLibrary},
 };
 use tessera_intercept_abi::{Grant, LEDGER_LEN, LedgerReport};
 use tessera_proto::{dra_v1, dra_v1beta1, health_v1};
 
 #[tokio::test]
-async fn a_claim_becomes_a_grant_a_ledger_and_a_cdi_device_and_leaves_nothing() {
+async fn prepare_creates_files_and_unprepare_removes_them() {
     let node = Node::with_gpus(2);
     let driver = node.start().await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
@@ -56,7 +56,7 @@ async fn a_claim_becomes_a_grant_a_ledger_and_a_cdi_device_and_leaves_nothing() 
     assert_eq!(grant.gpu_uuid.to_string(), uuid(1).to_string());
     let ledger = fs::read(source(&format!("/dev/tessera/{id}/ledger"), false)).expect("a file");
     assert_eq!(LedgerReport::parse(&ledger).expect("a ledger").used_bytes(), 0);
-    // The directory: the socket in it is the driver's that comes last.
+    // The directory, since later instances replace the socket in it.
     assert_eq!(Path::new(&source("/dev/tessera/host", true)), node.path("state/host"));
     let library = source("/usr/local/lib/tessera/libtessera_intercept.so", true);
     assert_eq!(fs::read_to_string(library).expect("a file"), "the library");
@@ -79,8 +79,8 @@ async fn a_claim_becomes_a_grant_a_ledger_and_a_cdi_device_and_leaves_nothing() 
     driver.stop().await;
 }
 
-/// Which files the container finds where, as far as they are of CUDA, NVML and the interceptor: by
-/// the last part of the source.
+/// Returns the file names of the mounted libraries of CUDA, NVML and the interceptor, by container
+/// path.
 fn libraries(container: &oci::Spec) -> BTreeMap<String, String> {
     let name = |source: &str| {
         Path::new(source).file_name().expect("a file").to_string_lossy().into_owned()
@@ -95,19 +95,19 @@ fn libraries(container: &oci::Spec) -> BTreeMap<String, String> {
     found.map(|path| (path.clone(), name(&all[&path].0))).collect()
 }
 
-fn with_proxies(node: &Node, intercept: Intercept) -> Settings {
-    for library in Library::ALL {
+fn with_proxies(node: &Node, intercept: InterceptMode) -> DriverSettings {
+    for library in ProxiedLibrary::ALL {
         fs::write(node.path(library.proxy()), library.soname()).expect("written");
     }
-    Settings { intercept, ..node.settings() }
+    DriverSettings { intercept, ..node.settings() }
 }
 
 #[tokio::test]
-async fn the_interceptor_stands_where_the_setting_says() {
+async fn interceptor_is_injected_as_configured() {
     let (usual, cuda) = ("/usr/lib64/libcuda.so.1", "/usr/local/lib/tessera/driver/libcuda.so.1");
     let (preload, library) =
         ("/etc/ld.so.preload", "/usr/local/lib/tessera/libtessera_intercept.so");
-    let proxy = Library::Cuda.proxy();
+    let proxy = ProxiedLibrary::Cuda.proxy();
     let in_every_program =
         [(preload, "ld.so.preload"), (library, "libtessera_intercept.so"), (usual, "libcuda.so.1")];
     let in_its_place = [(cuda, "libcuda.so.1"), (usual, proxy)];
@@ -118,9 +118,9 @@ async fn the_interceptor_stands_where_the_setting_says() {
         (usual, proxy),
     ];
     for (intercept, expected) in [
-        (Intercept::Preload, &in_every_program[..]),
-        (Intercept::Proxy, &in_its_place),
-        (Intercept::Both, &both),
+        (InterceptMode::Preload, &in_every_program[..]),
+        (InterceptMode::Proxy, &in_its_place),
+        (InterceptMode::Both, &both),
     ] {
         let node = Node::with_gpus(1);
         let settings = with_proxies(&node, intercept);
@@ -135,12 +135,11 @@ async fn the_interceptor_stands_where_the_setting_says() {
     }
 }
 
-/// The containers of a claim that was prepared with proxies may restart after the setting was
-/// changed back.
+/// Containers of a claim with proxies may restart after the setting was changed.
 #[tokio::test]
-async fn another_setting_leaves_prepared_claims_as_they_are() {
+async fn changed_injection_keeps_prepared_claims() {
     let node = Node::with_gpus(1);
-    let settings = with_proxies(&node, Intercept::Both);
+    let settings = with_proxies(&node, InterceptMode::Both);
     let driver = node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
     let devices = kubelet.prepare(node.allocate("a", &[(0, 1, 0)])).await.expect("prepared");
@@ -153,10 +152,10 @@ async fn another_setting_leaves_prepared_claims_as_they_are() {
     let new = kubelet.prepare(node.allocate("b", &[(0, 1, 0)])).await.expect("prepared");
     assert_eq!(libraries(&inject(&node.path("cdi"), &devices)), before);
     let new = libraries(&inject(&node.path("cdi"), &new));
-    assert_eq!(new["/usr/lib64/libcuda.so.1"], "libcuda.so.1", "a claim that is prepared now");
+    assert_eq!(new["/usr/lib64/libcuda.so.1"], "libcuda.so.1", "a new claim");
 }
 
-/// The grants that a container with these devices finds.
+/// Returns the grants of a container with these devices.
 fn grants(node: &Node, devices: &[dra_v1::Device]) -> Vec<Grant> {
     let mounts = mounts(&inject(&node.path("cdi"), devices));
     let sources =
@@ -167,10 +166,10 @@ fn grants(node: &Node, devices: &[dra_v1::Device]) -> Vec<Grant> {
 }
 
 #[tokio::test]
-async fn contexts_are_charged_what_the_setting_said_when_the_claim_was_prepared() {
+async fn context_memory_is_that_of_prepare_time() {
     let node = Node::with_gpus(1);
     let settings =
-        Settings { context_memory: "512Mi".parse().expect("an amount"), ..node.settings() };
+        DriverSettings { context_memory: "512Mi".parse().expect("an amount"), ..node.settings() };
     let driver = node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
     let devices =
@@ -189,22 +188,22 @@ async fn contexts_are_charged_what_the_setting_said_when_the_claim_was_prepared(
     assert!(repaired.len() == 2 && repaired.iter().all(|grant| grant.context_bytes == 512 << 20));
 }
 
-/// A claim whose memory may spill to the host.
-fn spilling(node: &Node, name: &str, shares: &[Share]) -> dra_v1::Claim {
+/// Allocates a claim whose memory may be moved to the host.
+fn oversubscribed(node: &Node, name: &str, shares: &[Share]) -> dra_v1::Claim {
     node.api.put_claim(configured(name, shares, &json!({"memory": {"oversubscribe": true}})));
     asked(name)
 }
 
 #[tokio::test]
-async fn a_claim_that_may_spill_is_granted_more_than_the_gpu_has_and_none_that_may_not_comes_beside_it()
- {
+async fn oversubscribed_claims_exceed_gpu_memory_alone() {
     let node = Node::with_gpus(1);
     let memory_ratio = MemoryRatio::from_percent(200).expect("a ratio");
-    let settings = Settings { memory_ratio, ..node.settings() };
+    let settings = DriverSettings { memory_ratio, ..node.settings() };
     let driver = node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
 
-    let devices = kubelet.prepare(spilling(&node, "a", &[(0, 20, 0)])).await.expect("prepared");
+    let devices =
+        kubelet.prepare(oversubscribed(&node, "a", &[(0, 20, 0)])).await.expect("prepared");
     let granted = |devices: &[dra_v1::Device]| {
         let grant = grants(&node, devices)[0];
         (grant.memory_limit_bytes >> 30, grant.oversubscribe)
@@ -212,27 +211,29 @@ async fn a_claim_that_may_spill_is_granted_more_than_the_gpu_has_and_none_that_m
     assert_eq!(granted(&devices), (20, true));
     let error =
         kubelet.prepare(node.allocate("b", &[(0, 17, 0)])).await.expect_err("more than 16 GiB");
-    assert!(error.contains("16Gi can be given out"), "{error}");
-    let beside =
-        kubelet.prepare(spilling(&node, "c", &[(0, 12, 0)])).await.expect("20 and 12 of 32 GiB");
+    assert!(error.contains("of 16Gi used"), "{error}");
+    let beside = kubelet
+        .prepare(oversubscribed(&node, "c", &[(0, 12, 0)]))
+        .await
+        .expect("20 and 12 of 32 GiB");
     assert_eq!(granted(&beside), (12, true));
     let error = kubelet
-        .prepare(spilling(&node, "d", &[(0, 33, 0)]))
+        .prepare(oversubscribed(&node, "d", &[(0, 33, 0)]))
         .await
         .expect_err("more than twice 16 GiB");
-    assert!(error.contains("32Gi can be given out"), "{error}");
+    assert!(error.contains("of 32Gi used"), "{error}");
     driver.stop().await;
     for claim in fs::read_dir(node.paths().grants()).expect("grants") {
         fs::remove_dir_all(claim.expect("a claim").path()).expect("removed");
     }
 
-    // The flag is taken back: what is prepared keeps what it has.
+    // The flag is removed: prepared claims do not change.
     let _driver = node.start().await;
     assert_eq!(granted(&devices), (20, true));
 }
 
 #[tokio::test]
-async fn one_container_with_two_shares_of_one_gpu_and_one_of_another_gets_all_of_them() {
+async fn container_gets_several_shares_of_several_gpus() {
     let node = Node::with_gpus(2);
     let _driver = node.start().await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
@@ -255,7 +256,7 @@ async fn one_container_with_two_shares_of_one_gpu_and_one_of_another_gets_all_of
 }
 
 #[tokio::test]
-async fn both_versions_of_the_protocol_give_the_same_answer_again_and_again() {
+async fn both_protocol_versions_repeat_the_same_answer() {
     let node = Node::with_gpus(1);
     let _driver = node.start().await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
@@ -282,7 +283,7 @@ async fn both_versions_of_the_protocol_give_the_same_answer_again_and_again() {
 }
 
 #[tokio::test]
-async fn a_claim_that_is_asked_for_twice_at_once_is_prepared_once() {
+async fn concurrent_prepares_of_claim_prepare_it_once() {
     let node = Node::with_gpus(1);
     let _driver = node.start().await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
@@ -305,7 +306,7 @@ async fn each_claim_of_a_call_has_its_own_answer() {
 
     assert!(answers[&uid("good")].is_ok());
     let error = |uid: &str| answers[uid].clone().expect_err("an error");
-    assert!(error(&uid("huge")).contains("17Gi do not fit"), "{answers:#?}");
+    assert!(error(&uid("huge")).contains("17Gi requested"), "{answers:#?}");
     assert!(
         error(&uid("missing")).contains("ResourceClaim ns/missing does not exist"),
         "{answers:#?}"
@@ -315,7 +316,7 @@ async fn each_claim_of_a_call_has_its_own_answer() {
 }
 
 #[tokio::test]
-async fn a_refused_claim_leaves_nothing_and_an_event_on_its_pod() {
+async fn refused_claim_leaves_no_files_and_an_event() {
     let node = Node::with_gpus(1);
     let _driver = node.start().await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
@@ -325,7 +326,7 @@ async fn a_refused_claim_leaves_nothing_and_an_event_on_its_pod() {
 
     let error = kubelet.prepare(asked("a")).await.expect_err("refused");
 
-    let reason = "results[0].pool: `node-b` is not this node's pool `node-a`";
+    let reason = "results[0].pool: `node-b` is not the pool `node-a` of this node";
     assert!(error.contains(reason), "{error}");
     let event = node.api.wait_for("an event", |api| api.events().pop()).await;
     assert_eq!(event["reason"], "GpuPrepareFailed");
@@ -336,7 +337,7 @@ async fn a_refused_claim_leaves_nothing_and_an_event_on_its_pod() {
 }
 
 #[tokio::test]
-async fn parameters_that_this_version_does_not_enforce_are_refused() {
+async fn unsupported_parameters_are_refused() {
     let node = Node::with_gpus(1);
     let _driver = node.start().await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
@@ -348,7 +349,7 @@ async fn parameters_that_this_version_does_not_enforce_are_refused() {
     );
 }
 
-/// Begins a Prepare whose read of the claim the API server holds, and cancels the call.
+/// Starts a Prepare whose read of the claim is held, and cancels the call.
 async fn cancelled(node: &Node, kubelet: &Kubelet, claim: &dra_v1::Claim) {
     node.api.hold_claim_reads();
     let reads = node.api.claim_reads();
@@ -361,7 +362,7 @@ async fn cancelled(node: &Node, kubelet: &Kubelet, claim: &dra_v1::Claim) {
 }
 
 #[tokio::test]
-async fn a_cancelled_call_finishes_its_work_for_the_next_one() {
+async fn canceled_call_completes_in_background() {
     let node = Node::with_gpus(1);
     let _driver = node.start().await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
@@ -373,7 +374,7 @@ async fn a_cancelled_call_finishes_its_work_for_the_next_one() {
 }
 
 #[tokio::test]
-async fn an_unprepare_ends_a_cancelled_prepare_and_does_not_wait_for_it() {
+async fn unprepare_ends_canceled_prepare_without_waiting() {
     let node = Node::with_gpus(1);
     let driver = node.start().await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
@@ -392,11 +393,11 @@ async fn an_unprepare_ends_a_cancelled_prepare_and_does_not_wait_for_it() {
     assert!(node.traces().is_empty(), "{:#?}", node.traces());
     assert_eq!(node.asked(), [""; 0]);
 
-    kubelet.prepare(claim).await.expect("asked for again, it is prepared");
+    kubelet.prepare(claim).await.expect("prepared at the next call");
 }
 
 #[tokio::test]
-async fn unprepare_needs_neither_the_api_nor_the_gpu() {
+async fn unprepare_needs_neither_api_server_nor_gpu() {
     let node = Node::with_gpus(1);
     let driver = node.start().await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
@@ -404,10 +405,10 @@ async fn unprepare_needs_neither_the_api_nor_the_gpu() {
     kubelet.prepare(claim.clone()).await.expect("prepared");
     driver.stop().await;
 
-    // Started again without a GPU library, and the claim is gone from the API.
+    // Restarted without a GPU library, and the claim is deleted.
     node.api.remove_claim("ns", "a");
     node.api.fail_claim_reads(usize::MAX, 503);
-    let node = Node { machine: Machine::default(), ..node };
+    let node = Node { gpus: FakeGpus::default(), ..node };
     let _driver = node.start().await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
     kubelet.unprepare(claim).await.expect("unprepared");
@@ -415,7 +416,7 @@ async fn unprepare_needs_neither_the_api_nor_the_gpu() {
 }
 
 #[tokio::test]
-async fn unpreparing_what_is_not_prepared_succeeds() {
+async fn unprepare_of_unknown_claim_succeeds() {
     let node = Node::with_gpus(1);
     let _driver = node.start().await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
@@ -427,7 +428,7 @@ async fn unpreparing_what_is_not_prepared_succeeds() {
 }
 
 #[tokio::test]
-async fn a_prepared_claim_is_answered_while_the_api_is_down_and_its_files_are_made_again() {
+async fn repeats_answer_and_restores_files_without_api_server() {
     let node = Node::with_gpus(1);
     let _driver = node.start().await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
@@ -445,7 +446,7 @@ async fn a_prepared_claim_is_answered_while_the_api_is_down_and_its_files_are_ma
 }
 
 #[tokio::test]
-async fn a_gpu_that_vanishes_in_use_is_withdrawn_and_unhealthy_and_its_claim_stays() {
+async fn lost_gpu_is_withdrawn_and_its_claim_stays() {
     let node = Node::with_gpus(2);
     let _driver = node.start().await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
@@ -468,9 +469,9 @@ async fn a_gpu_that_vanishes_in_use_is_withdrawn_and_unhealthy_and_its_claim_sta
     let all_healthy = [(name(0), healthy), (name(1), healthy)];
     assert_eq!(healths(message), all_healthy);
 
-    node.machine.lose(1);
+    node.gpus.lose(1);
 
-    // What has not changed is said again from time to time.
+    // An unchanged report is repeated.
     let changed = loop {
         let message = healths(health.message().await.expect("a message").expect("the next"));
         if message != all_healthy {
@@ -486,7 +487,7 @@ async fn a_gpu_that_vanishes_in_use_is_withdrawn_and_unhealthy_and_its_claim_sta
         })
         .await;
     assert_eq!(node.traces(), before);
-    assert_eq!(kubelet.prepare(claim.clone()).await.expect("what is prepared stays so"), first);
+    assert_eq!(kubelet.prepare(claim.clone()).await.expect("still prepared"), first);
     let refused =
         kubelet.prepare(node.allocate("b", &[(1, 1, 0)])).await.expect_err("the GPU is gone");
     assert!(refused.contains("fallen off the bus"), "{refused}");
@@ -495,7 +496,7 @@ async fn a_gpu_that_vanishes_in_use_is_withdrawn_and_unhealthy_and_its_claim_sta
 }
 
 #[tokio::test]
-async fn a_foreign_file_under_our_name_is_left_alone_and_fails_the_claim() {
+async fn foreign_cdi_spec_is_kept_and_fails_the_claim() {
     let node = Node::with_gpus(1);
     let _driver = node.start().await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
@@ -510,7 +511,7 @@ async fn a_foreign_file_under_our_name_is_left_alone_and_fails_the_claim() {
 }
 
 #[tokio::test]
-async fn a_stopped_driver_leaves_no_socket_and_touches_nothing_else() {
+async fn stopped_driver_removes_its_sockets_only() {
     let node = Node::with_gpus(1);
     let driver = node.start().await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;

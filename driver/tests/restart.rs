@@ -1,13 +1,13 @@
-//! What a driver finds that starts after another one ended, died, or was replaced.
+//! Start of a driver after another one ended, died, or was replaced.
 
-mod stand_in;
+mod fakes;
 
 use std::{fs, os::unix::fs::MetadataExt, sync::Arc};
 
-use stand_in::{
+use fakes::{
     gpus::gpu,
     kubelet::Kubelet,
-    node::{Node, asked, claim, share_id, uid},
+    node::{Node, asked, claim, configured, share_id, uid},
 };
 use tessera_api::{
     Inventory,
@@ -17,24 +17,24 @@ use tessera_api::{
 use tessera_cdi::SpecStore;
 use tessera_driver::{
     base_spec::{BaseDevice, BaseSpec},
-    driver::Settings,
+    driver::DriverSettings,
+    mps::Mps,
     prepare::{
         claim::AllocatedClaim,
         execute::Executor,
-        plan::{Decision, plan},
-        step::{Step, steps, undo_steps},
+        plan::{PrepareDecision, plan},
+        step::{Step, UndoStep, steps, undo_steps},
     },
     state::{
-        journal::{ClaimRecord, Journal, JournalStore, State},
+        journal::{ClaimRecord, ClaimState, Journal, JournalStore},
         library::InstalledLibrary,
         mounts::{Mounts, Tmpfs},
         shares::ShareFiles,
     },
 };
 
-/// A driver's hands without its head: takes the steps that a test tells, and dies when the test
-/// says.
-struct Hands {
+/// Executes single steps of a driver, and stops between any two of them.
+struct StepRunner {
     journal: JournalStore,
     executor: Executor,
     claim: ClaimUid,
@@ -42,9 +42,19 @@ struct Hands {
     steps: Vec<Step>,
 }
 
-impl Hands {
-    /// For preparing the claim `name`, which has two shares.
+impl StepRunner {
+    /// Returns a runner for the claim `name`, which has two shares.
     fn of(node: &Node, name: &str) -> Self {
+        Self::for_claim(node, name, claim(name, &[(0, 4, 10), (1, 4, 10)]))
+    }
+
+    /// Returns a runner for the claim `name`, which has one share by MPS.
+    fn by_mps(node: &Node, name: &str) -> Self {
+        let by_mps = serde_json::json!({"sharing": "MPS"});
+        Self::for_claim(node, name, configured(name, &[(0, 4, 10)], &by_mps))
+    }
+
+    fn for_claim(node: &Node, name: &str, object: serde_json::Value) -> Self {
         let paths = node.paths();
         let journal = JournalStore::new(paths.clone());
         let library = InstalledLibrary::install(
@@ -55,8 +65,7 @@ impl Hands {
             &node.mounts,
         )
         .expect("installed");
-        let object =
-            serde_json::from_value(claim(name, &[(0, 4, 10), (1, 4, 10)])).expect("a claim");
+        let object = serde_json::from_value(object).expect("a claim");
         let claim = AllocatedClaim::check(
             &object,
             &ClaimUid::new(uid(name)).expect("a UID"),
@@ -69,35 +78,47 @@ impl Hands {
         let memory = MemoryRatio::WHOLE;
         let decision =
             plan(&claim, &inventory, memory, &Journal::default(), &library.hash).expect("it fits");
-        let Decision::Prepare(record) = decision else { panic!("nothing is prepared") };
-        let steps = steps(&claim.uid, &record, &paths).expect("steps");
+        let PrepareDecision::Prepare(record) = decision else { panic!("nothing is prepared") };
+        let mps_gpus = record.mps_gpu().cloned().into_iter().collect();
+        let steps = steps(&claim.uid, &record, mps_gpus, &paths).expect("steps");
         let specs = SpecStore::new(node.path("cdi"));
         let base = BaseSpec::new(specs.clone(), node.settings().driver_root);
         let gpus = [gpu(0), gpu(1)].map(|gpu| BaseDevice { gpu: gpu.uuid, minor: Some(gpu.minor) });
-        base.describe(&gpus, &Default::default()).expect("written");
+        base.update(&gpus, &Default::default()).expect("written");
         let files = ShareFiles::new(paths.clone(), Arc::new(node.mounts.clone()));
-        let executor = Executor::new(files, specs, Arc::new(base));
+        let mps = Mps::new(&paths, true);
+        let executor = Executor::new(files, specs, Arc::new(base), mps);
         Self { journal, executor, claim: claim.uid, record, steps }
     }
 
-    fn write_down(&self, state: State) {
+    fn undo_steps(&self) -> Vec<UndoStep> {
+        undo_steps(&self.claim, &self.record, Default::default())
+    }
+
+    /// Takes the first steps. MPS daemons are always ready.
+    fn take(&self, count: usize) {
+        let steps = self.steps[..count].iter();
+        for step in steps.filter(|step| !matches!(step, Step::AwaitMpsDaemon { .. })) {
+            self.executor.take(step).expect("taken");
+        }
+    }
+
+    fn record(&self, state: ClaimState) {
         let record = ClaimRecord { state, ..self.record.clone() };
         self.journal.lock().expect("locked").put(self.claim.clone(), record).expect("written");
     }
 }
 
 #[tokio::test]
-async fn death_after_any_step_of_a_prepare_leaves_nothing() {
-    let count = Hands::of(&Node::with_gpus(2), "a").steps.len();
-    assert_eq!(count, 6, "base spec, two grants, two ledgers, claim spec");
+async fn death_after_any_step_of_prepare_leaves_nothing() {
+    let count = StepRunner::of(&Node::with_gpus(2), "a").steps.len();
+    assert_eq!(count, 7, "MPS request, base spec, two grants, two ledgers, claim spec");
     for done in 0..=count {
         let node = Node::with_gpus(2);
-        let hands = Hands::of(&node, "a");
-        hands.write_down(State::Started);
-        for step in &hands.steps[..done] {
-            hands.executor.take(step).expect("taken");
-        }
-        drop(hands);
+        let runner = StepRunner::of(&node, "a");
+        runner.record(ClaimState::Started);
+        runner.take(done);
+        drop(runner);
 
         let driver = node.start().await;
         assert!(node.traces().is_empty(), "after {done} steps: {:#?}", node.traces());
@@ -105,43 +126,38 @@ async fn death_after_any_step_of_a_prepare_leaves_nothing() {
         kubelet
             .prepare(node.allocate("a", &[(0, 4, 10), (1, 4, 10)]))
             .await
-            .expect("prepared anew");
+            .expect("prepared again");
         driver.stop().await;
     }
 }
 
 #[tokio::test]
-async fn a_driver_that_runs_takes_back_what_another_one_left() {
-    for done in 0..=6 {
+async fn running_driver_rolls_back_claim_of_dead_instance() {
+    for done in 0..=7 {
         let node = Node::with_gpus(2);
         let _driver = node.start().await;
-        let hands = Hands::of(&node, "a");
-        hands.write_down(State::Started);
-        for step in &hands.steps[..done] {
-            hands.executor.take(step).expect("taken");
-        }
+        let runner = StepRunner::of(&node, "a");
+        runner.record(ClaimState::Started);
+        runner.take(done);
         let kubelet = Kubelet::register(&node.path("kubelet")).await;
-        // Allocated anew meanwhile: one share, and of the other GPU.
+        // Allocated again meanwhile: one share, of the other GPU.
         let claim = node.allocate("a", &[(1, 2, 5)]);
-        kubelet.prepare(claim.clone()).await.expect("prepared anew");
+        kubelet.prepare(claim.clone()).await.expect("prepared again");
         kubelet.unprepare(claim).await.expect("unprepared");
         assert!(node.traces().is_empty(), "after {done} steps: {:#?}", node.traces());
     }
 }
 
 #[tokio::test]
-async fn death_after_any_step_of_an_unprepare_is_finished_by_the_next_one() {
-    let count = {
-        undo_steps(&ClaimUid::new("a").expect("a UID"), &Hands::of(&Node::with_gpus(2), "a").record)
-            .len()
-    };
+async fn next_unprepare_completes_an_interrupted_one() {
+    let count = StepRunner::of(&Node::with_gpus(2), "a").undo_steps().len();
     for done in 0..=count {
         let node = Node::with_gpus(2);
-        let hands = Hands::of(&node, "a");
-        hands.write_down(State::Completed);
-        hands.executor.execute(&hands.steps).expect("taken");
-        hands.executor.undo(&undo_steps(&hands.claim, &hands.record)[..done]).expect("taken back");
-        drop(hands);
+        let runner = StepRunner::of(&node, "a");
+        runner.record(ClaimState::Completed);
+        runner.executor.execute(&runner.steps).expect("taken");
+        runner.executor.undo(&runner.undo_steps()[..done]).expect("undone");
+        drop(runner);
 
         let driver = node.start().await;
         let kubelet = Kubelet::register(&node.path("kubelet")).await;
@@ -152,10 +168,66 @@ async fn death_after_any_step_of_an_unprepare_is_finished_by_the_next_one() {
 }
 
 #[tokio::test]
-async fn a_step_that_fails_takes_back_those_before_it() {
+async fn death_after_any_mps_step_leaves_no_daemon_request() {
+    let count = StepRunner::by_mps(&Node::with_gpus(2), "a").steps.len();
+    assert_eq!(count, 6, "MPS request, MPS wait, base spec, grant, ledger, claim spec");
+    for done in 0..=count {
+        let node = Node::with_gpus(2);
+        let runner = StepRunner::by_mps(&node, "a");
+        runner.record(ClaimState::Started);
+        runner.take(done);
+        drop(runner);
+        assert_eq!(node.requested_daemons().len(), usize::from(done > 0));
+
+        let driver = node.start().await;
+        assert!(node.traces().is_empty(), "after {done} steps: {:#?}", node.traces());
+        assert!(node.requested_daemons().is_empty(), "after {done} steps");
+        driver.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn death_after_any_undo_step_of_mps_claim_keeps_request_until_unprepare() {
+    let count = StepRunner::by_mps(&Node::with_gpus(2), "a").undo_steps().len();
+    assert_eq!(count, 4, "claim spec, ledger, grant, MPS release");
+    for done in 0..=count {
+        let node = Node::with_gpus(2);
+        let runner = StepRunner::by_mps(&node, "a");
+        runner.record(ClaimState::Completed);
+        runner.take(runner.steps.len());
+        runner.executor.undo(&runner.undo_steps()[..done]).expect("undone");
+        drop(runner);
+        assert_eq!(node.requested_daemons().len(), usize::from(done < count));
+
+        let driver = node.start().await;
+        assert_eq!(node.requested_daemons().len(), 1, "the journal has the claim");
+        let kubelet = Kubelet::register(&node.path("kubelet")).await;
+        kubelet.unprepare(asked("a")).await.expect("unprepared");
+        assert!(node.traces().is_empty(), "after {done} steps: {:#?}", node.traces());
+        assert!(node.requested_daemons().is_empty(), "after {done} steps");
+        driver.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn failed_undo_step_keeps_daemon_request() {
+    let node = Node::with_gpus(2);
+    let runner = StepRunner::by_mps(&node, "a");
+    runner.record(ClaimState::Completed);
+    runner.take(runner.steps.len());
+    node.mounts.refuse_unmounts(true);
+    runner.executor.undo(&runner.undo_steps()).expect_err("the ledger is mounted");
+    assert_eq!(node.requested_daemons().len(), 1, "the claim stays in the journal");
+    node.mounts.refuse_unmounts(false);
+    runner.executor.undo(&runner.undo_steps()).expect("undone");
+    assert!(node.requested_daemons().is_empty());
+}
+
+#[tokio::test]
+async fn failed_step_undoes_those_before_it() {
     let node = Node::with_gpus(2);
     let _driver = node.start().await;
-    // The last step cannot be taken: its file is a directory.
+    // The last step fails: its file is a directory.
     let path = node.path(&format!("cdi/k8s.gpu.tessera.dev-claim_{}.json", uid("a")));
     fs::create_dir(&path).expect("a directory");
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
@@ -165,7 +237,7 @@ async fn a_step_that_fails_takes_back_those_before_it() {
 }
 
 #[tokio::test]
-async fn a_restart_changes_nothing_for_running_pods() {
+async fn restart_changes_nothing_for_running_pods() {
     let node = Node::with_gpus(2);
     let driver = node.start().await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
@@ -189,16 +261,16 @@ async fn a_restart_changes_nothing_for_running_pods() {
 }
 
 #[tokio::test]
-async fn a_driver_that_is_dropped_stops_what_it_has_begun() {
+async fn dropped_driver_stops_its_tasks() {
     let node = Node::with_gpus(1);
     let driver = node.start().await;
     let stopping = driver.stopping();
     drop(driver);
-    assert!(stopping.is_cancelled(), "a thread would go on for as long as the process does");
+    assert!(stopping.is_cancelled(), "a thread would run as long as the process");
 }
 
 #[tokio::test]
-async fn an_upgrade_keeps_the_library_of_prepared_claims() {
+async fn upgrade_keeps_library_of_prepared_claims() {
     let node = Node::with_gpus(1);
     let driver = node.start().await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
@@ -223,19 +295,19 @@ async fn an_upgrade_keeps_the_library_of_prepared_claims() {
     driver.stop().await;
 
     let _driver = node.start().await;
-    assert_eq!(libraries(), 1, "nobody uses the old one any more");
+    assert_eq!(libraries(), 1, "no claim uses the old one");
 }
 
 #[tokio::test]
-async fn the_old_instance_of_an_update_still_prepares_with_its_own_library() {
+async fn old_instance_of_update_prepares_with_its_library() {
     let node = Node::with_gpus(1);
     let newer = node.path("newer.so");
     fs::write(&newer, "a newer library").expect("written");
-    let instance = |uid: &str| Settings { pod_uid: Some(uid.to_owned()), ..node.settings() };
+    let instance = |uid: &str| DriverSettings { pod_uid: Some(uid.to_owned()), ..node.settings() };
     let old =
         node.start_with(instance("old"), Arc::new(node.mounts.clone())).await.expect("it starts");
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
-    let new = Settings { intercept_library: newer, ..instance("new") };
+    let new = DriverSettings { intercept_library: newer, ..instance("new") };
     let new = node.start_with(new, Arc::new(node.mounts.clone())).await.expect("it starts");
 
     assert_eq!(kubelet.info.endpoint, old.sockets().plugin.display().to_string());
@@ -250,7 +322,7 @@ async fn the_old_instance_of_an_update_still_prepares_with_its_own_library() {
 }
 
 #[tokio::test]
-async fn what_is_missing_of_a_prepared_claim_is_made_again_and_what_belongs_to_none_is_removed() {
+async fn start_restores_missing_files_and_removes_unused_ones() {
     let node = Node::with_gpus(1);
     let driver = node.start().await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
@@ -278,7 +350,7 @@ async fn what_is_missing_of_a_prepared_claim_is_made_again_and_what_belongs_to_n
 }
 
 #[tokio::test]
-async fn an_unreadable_journal_is_set_aside_and_rebuilt_from_the_api() {
+async fn unreadable_journal_is_rebuilt_from_api_server() {
     let node = Node::with_gpus(2);
     let driver = node.start().await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
@@ -307,7 +379,7 @@ async fn an_unreadable_journal_is_set_aside_and_rebuilt_from_the_api() {
 }
 
 #[tokio::test]
-async fn a_newer_driver_s_journal_is_refused() {
+async fn journal_of_newer_driver_is_refused() {
     let node = Node::with_gpus(1);
     fs::create_dir_all(node.path("state")).expect("made");
     let content = r#"{"version": 99, "claims": {}}"#;
@@ -315,15 +387,18 @@ async fn a_newer_driver_s_journal_is_refused() {
 
     let error =
         node.start_with(node.settings(), Arc::new(node.mounts.clone())).await.expect_err("refused");
-    assert!(format!("{error:#}").contains("has version 99, this driver knows 3"), "{error:#}");
+    assert!(
+        format!("{error:#}").contains("has version 99, newer than 3 of this driver"),
+        "{error:#}"
+    );
     assert_eq!(fs::read_to_string(node.paths().journal()).expect("still there"), content);
     assert!(!node.path("kubelet").exists(), "it never registered");
 }
 
 #[tokio::test]
-async fn two_instances_serve_side_by_side_and_share_the_journal() {
+async fn two_instances_share_the_journal() {
     let node = Node::with_gpus(1);
-    let instance = |uid: &str| Settings { pod_uid: Some(uid.to_owned()), ..node.settings() };
+    let instance = |uid: &str| DriverSettings { pod_uid: Some(uid.to_owned()), ..node.settings() };
     let old =
         node.start_with(instance("old"), Arc::new(node.mounts.clone())).await.expect("it starts");
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
@@ -337,13 +412,13 @@ async fn two_instances_serve_side_by_side_and_share_the_journal() {
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
     assert_eq!(kubelet.info.endpoint, new.sockets().plugin.display().to_string());
     let second = kubelet.prepare(node.allocate("second", &[(0, 6, 0)])).await;
-    second.expect("there is room beside what the old one prepared");
-    kubelet.unprepare(first).await.expect("what the old one prepared is unprepared by the new one");
+    second.expect("it fits beside the claim of the old instance");
+    kubelet.unprepare(first).await.expect("the new instance unprepares claims of the old one");
     assert_eq!(node.claim_mounts().len(), 1);
 }
 
 #[tokio::test]
-async fn a_deleted_journal_is_rebuilt_from_the_api_while_claims_are_prepared() {
+async fn deleted_journal_is_rebuilt_while_claims_are_prepared() {
     for lost in [&["state/journal.json"][..], &["state"][..]] {
         let node = Node::with_gpus(1);
         let driver = node.start().await;
@@ -360,7 +435,7 @@ async fn a_deleted_journal_is_rebuilt_from_the_api_while_claims_are_prepared() {
                 if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
             removed.expect("removed");
         }
-        // Those of directories that are gone.
+        // Mounts of removed directories.
         for mount in node.mounts.all().into_keys().filter(|mount| !mount.exists()) {
             Mounts::unmount(&node.mounts, &mount).expect("unmounted");
         }
@@ -381,7 +456,7 @@ async fn a_deleted_journal_is_rebuilt_from_the_api_while_claims_are_prepared() {
 }
 
 #[tokio::test]
-async fn what_somebody_put_among_grants_and_ledgers_keeps_no_driver_from_starting() {
+async fn unknown_files_do_not_prevent_start() {
     let node = Node::with_gpus(1);
     for below in ["state/grants", "state/ledgers", "state/asked"] {
         fs::create_dir_all(node.path(below).join("Not A UID/deeper")).expect("made");
@@ -393,14 +468,14 @@ async fn what_somebody_put_among_grants_and_ledgers_keeps_no_driver_from_startin
     let claim = node.allocate("a", &[(0, 4, 10)]);
     kubelet.prepare(claim.clone()).await.expect("prepared");
     kubelet.unprepare(claim).await.expect("unprepared");
-    assert_eq!(node.traces(), before, "left alone");
+    assert_eq!(node.traces(), before, "unchanged");
 }
 
 #[tokio::test]
-async fn a_failed_prepare_that_cannot_be_taken_back_is_not_forgotten() {
+async fn failed_rollback_keeps_claim_in_journal() {
     let node = Node::with_gpus(1);
     let driver = node.start().await;
-    // The last step cannot be taken, and then the ledger's file system cannot be unmounted.
+    // The last step fails, and then the ledger cannot be unmounted.
     let path = node.path(&format!("cdi/k8s.gpu.tessera.dev-claim_{}.json", uid("a")));
     fs::create_dir(&path).expect("a directory");
     node.mounts.refuse_unmounts(true);
@@ -412,7 +487,7 @@ async fn a_failed_prepare_that_cannot_be_taken_back_is_not_forgotten() {
     kubelet.unprepare(claim.clone()).await.expect_err("the mount is still there");
     driver.stop().await;
 
-    // Nor does it keep a driver from starting.
+    // The driver starts nevertheless.
     let _driver = node.start().await;
     assert!(node.traces().contains(&uid("a")), "the journal has it: {:#?}", node.traces());
     let kubelet = Kubelet::register(&node.path("kubelet")).await;

@@ -1,23 +1,27 @@
-//! The node's ResourceSlices are what the hardware is, whoever writes or deletes them.
+//! The node's ResourceSlices match the hardware, also if other clients change them.
 
-mod stand_in;
+mod fakes;
 
 use std::sync::Arc;
 
-use serde_json::{Value, json};
-use stand_in::{
-    gpus::{Machine, uuid},
+use fakes::{
+    gpus::{FakeGpus, uuid},
     node::Node,
 };
+use serde_json::{Value, json};
 use tessera_api::{
     Inventory,
     names::GpuUuid,
     slice::{DeviceOrder, MemoryRatio},
 };
-use tessera_driver::driver::{Driver, Edges, Settings};
+use tessera_driver::{
+    driver::{Driver, DriverDependencies, DriverSettings},
+    run::run_until,
+};
 use tessera_gpu::{GpuLibrary, GpuMemory, GpuProcess, HealthWatch, LibraryError, RecoveryAction};
+use tokio_util::sync::CancellationToken;
 
-/// Names of the devices of all slices.
+/// Returns the names of the devices of all slices.
 fn devices(slices: &[Value]) -> Vec<String> {
     let devices = slices
         .iter()
@@ -34,7 +38,7 @@ fn generation(slice: &Value) -> i64 {
 }
 
 #[tokio::test]
-async fn gpus_are_published_fenced_and_owned_by_the_node() {
+async fn publishes_tainted_gpus_owned_by_node() {
     let node = Node::with_gpus(2);
     let _driver = node.start().await;
     let [slice] = &node.api.slices()[..] else { panic!("{:#?}", node.api.slices()) };
@@ -52,10 +56,10 @@ async fn gpus_are_published_fenced_and_owned_by_the_node() {
 }
 
 #[tokio::test]
-async fn memory_is_published_as_often_as_the_setting_says_with_the_truth_beside_it() {
+async fn publishes_configured_and_physical_memory() {
     let node = Node::with_gpus(1);
     let memory_ratio = MemoryRatio::from_percent(150).expect("a ratio");
-    let settings = Settings { memory_ratio, ..node.settings() };
+    let settings = DriverSettings { memory_ratio, ..node.settings() };
     let _driver =
         node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
     let slices = node
@@ -68,10 +72,10 @@ async fn memory_is_published_as_often_as_the_setting_says_with_the_truth_beside_
 }
 
 #[tokio::test]
-async fn a_gpu_with_a_share_that_may_not_spill_is_published_with_what_it_has() {
+async fn gpu_with_fixed_share_is_published_at_100_percent() {
     let node = Node::with_gpus(2);
     let memory_ratio = MemoryRatio::from_percent(150).expect("a ratio");
-    let settings = Settings { memory_ratio, ..node.settings() };
+    let settings = DriverSettings { memory_ratio, ..node.settings() };
     let _driver =
         node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
     let published = async |what: &str, memory: [&str; 2]| {
@@ -79,24 +83,25 @@ async fn a_gpu_with_a_share_that_may_not_spill_is_published_with_what_it_has() {
             let devices = slices.first().and_then(|slice| slice["spec"]["devices"].as_array());
             devices.is_some_and(|devices| {
                 let of = |device: &Value| device["capacity"]["memory"]["value"].clone();
-                let tells = |device: &Value| !device["attributes"]["physicalMemory"].is_null();
+                let has_physical =
+                    |device: &Value| !device["attributes"]["physicalMemory"].is_null();
                 devices.iter().map(of).eq(memory)
-                    && devices.iter().all(|device| tells(device) == (of(device) == "24Gi"))
+                    && devices.iter().all(|device| has_physical(device) == (of(device) == "24Gi"))
             })
         };
         node.api.wait_for(what, |api| Some(api.slices()).filter(is_so)).await;
     };
-    published("both beyond what they have", ["24Gi", "24Gi"]).await;
-    let kubelet = stand_in::kubelet::Kubelet::register(&node.path("kubelet")).await;
+    published("both oversubscribed", ["24Gi", "24Gi"]).await;
+    let kubelet = fakes::kubelet::Kubelet::register(&node.path("kubelet")).await;
     let claim = node.allocate("a", &[(1, 1, 0)]);
     kubelet.prepare(claim.clone()).await.expect("prepared");
-    published("the second with what it has", ["24Gi", "16Gi"]).await;
+    published("the second at 100 percent", ["24Gi", "16Gi"]).await;
     kubelet.unprepare(claim).await.expect("unprepared");
     published("both again", ["24Gi", "24Gi"]).await;
 }
 
 #[tokio::test]
-async fn what_the_kubelet_wipes_is_back_in_a_later_generation() {
+async fn deleted_slices_return_in_next_generation() {
     let node = Node::with_gpus(2);
     let _driver = node.start().await;
     node.api.wipe_slices();
@@ -109,7 +114,7 @@ async fn what_the_kubelet_wipes_is_back_in_a_later_generation() {
 }
 
 #[tokio::test]
-async fn what_others_change_is_changed_back() {
+async fn changed_slices_are_restored() {
     let node = Node::with_gpus(2);
     let _driver = node.start().await;
     let name = node.api.slices()[0]["metadata"]["name"].as_str().expect("a name").to_owned();
@@ -128,12 +133,12 @@ async fn what_others_change_is_changed_back() {
     assert_eq!(
         slice["metadata"]["annotations"],
         json!({"foreign": "kept"}),
-        "two T4 have no link to tell of"
+        "two T4 have no links"
     );
 }
 
 #[tokio::test]
-async fn a_slice_of_our_driver_that_somebody_else_wrote_is_removed() {
+async fn unknown_slice_of_driver_is_deleted() {
     let node = Node::with_gpus(1);
     let _driver = node.start().await;
     let mut forged = node.api.slices()[0].clone();
@@ -141,13 +146,14 @@ async fn a_slice_of_our_driver_that_somebody_else_wrote_is_removed() {
     forged["spec"]["pool"]["generation"] = json!(9);
     forged["spec"]["devices"][0]["name"] = json!(uuid(7).device_name());
     node.api.put_slice(forged);
-    let ours = |slices: &Vec<Value>| slices.len() == 1 && generation(&slices[0]) > 9;
-    let slices = node.api.wait_for("ours alone", |api| Some(api.slices()).filter(ours)).await;
+    let own = |slices: &Vec<Value>| slices.len() == 1 && generation(&slices[0]) > 9;
+    let slices =
+        node.api.wait_for("only the own slice", |api| Some(api.slices()).filter(own)).await;
     assert_eq!(devices(&slices), names(0..1));
 }
 
 #[tokio::test]
-async fn many_gpus_take_several_slices_of_one_generation() {
+async fn many_gpus_need_several_slices_of_one_generation() {
     let node = Node::with_gpus(70);
     let _driver = node.start().await;
     let complete = |slices: &Vec<Value>| slices.len() == 2;
@@ -160,7 +166,7 @@ async fn many_gpus_take_several_slices_of_one_generation() {
         );
     }
 
-    // One of them deleted: both are of the next generation, so that no reader takes the old one for
+    // After one is deleted, both get the next generation: readers must not take the old pool for
     // complete.
     node.api.delete_slice(slices[1]["metadata"]["name"].as_str().expect("a name"));
     let both = |slices: &Vec<Value>| {
@@ -176,25 +182,25 @@ async fn fewer_gpus_need_fewer_slices() {
     let node = Node::with_gpus(65);
     let _driver = node.start().await;
     node.api.wait_for("two slices", |api| (api.slices().len() == 2).then_some(())).await;
-    node.machine.lose(3);
+    node.gpus.lose(3);
     let one = |slices: &Vec<Value>| slices.len() == 1 && devices(slices).len() == 64;
     let slices = node.api.wait_for("one slice", |api| Some(api.slices()).filter(one)).await;
     assert_eq!(slices[0]["spec"]["pool"]["resourceSliceCount"], 1);
 }
 
 #[tokio::test]
-async fn a_node_without_a_gpu_library_publishes_an_empty_slice_and_goes_on() {
-    let node = Node::of(Machine::default());
+async fn node_without_gpu_library_publishes_empty_slice() {
+    let node = Node::with_library(FakeGpus::default());
     let mut driver = node.start().await;
     assert_eq!(devices(&node.api.slices()), Vec::<String>::new());
     let metrics = driver.metrics().render();
     assert!(metrics.contains("tessera_driver_hardware_known 0"), "{metrics}");
     let failed = tokio::time::timeout(std::time::Duration::from_millis(50), driver.failed()).await;
-    assert!(failed.is_err(), "it goes on");
+    assert!(failed.is_err(), "it continues");
 }
 
 #[tokio::test]
-async fn an_api_server_that_drops_the_fence_gets_no_devices() {
+async fn api_server_that_drops_taints_gets_no_devices() {
     let node = Node::with_gpus(1);
     node.api.drop_taints();
     let edges = node.settings();
@@ -202,22 +208,22 @@ async fn an_api_server_that_drops_the_fence_gets_no_devices() {
         node.start_with(edges, std::sync::Arc::new(node.mounts.clone())).await.expect("it starts");
     let failed = |text: String| text.contains("tessera_driver_slice_failures_total 1");
     node.api
-        .wait_for("the slice to be withdrawn", |api| {
+        .wait_for("the slice to be deleted", |api| {
             (api.slices().is_empty() && failed(driver.metrics().render())).then_some(())
         })
         .await;
 }
 
 #[tokio::test]
-async fn the_order_of_devices_can_follow_their_use() {
+async fn device_order_follows_usage() {
     let node = Node::with_gpus(3);
-    let settings = Settings { device_order: DeviceOrder::FreeLast, ..node.settings() };
+    let settings = DriverSettings { device_order: DeviceOrder::FreeLast, ..node.settings() };
     let _driver = node
         .start_with(settings, std::sync::Arc::new(node.mounts.clone()))
         .await
         .expect("it starts");
     node.api.wait_for("a slice", |api| (!api.slices().is_empty()).then_some(())).await;
-    let kubelet = stand_in::kubelet::Kubelet::register(&node.path("kubelet")).await;
+    let kubelet = fakes::kubelet::Kubelet::register(&node.path("kubelet")).await;
     kubelet.prepare(node.allocate("a", &[(2, 1, 0)])).await.expect("prepared");
     node.api
         .wait_for("the GPU in use first", |api| {
@@ -226,7 +232,7 @@ async fn the_order_of_devices_can_follow_their_use() {
         .await;
 }
 
-/// A library with a defect.
+/// A GPU library that panics.
 struct Broken;
 
 impl GpuLibrary for Broken {
@@ -252,12 +258,35 @@ impl GpuLibrary for Broken {
 }
 
 #[tokio::test]
-async fn a_driver_that_nobody_tells_of_the_gpus_any_more_ends_and_is_not_left_half_alive() {
+async fn panic_of_a_thread_ends_the_driver_with_its_reason() {
     let node = Node::with_gpus(1);
     let mounts = Arc::new(node.mounts.clone());
-    let edges = Edges { client: node.api.client(), gpus: Arc::new(Broken), mounts };
-    let mut driver = Driver::start(node.settings(), edges).await.expect("it starts");
-    let failure = driver.failed().await;
-    assert!(failure.contains("watches the GPUs"), "{failure}");
-    driver.stop().await;
+    let dependencies =
+        DriverDependencies { client: node.api.client(), gpus: Arc::new(Broken), mounts };
+    let driver = Driver::start(node.settings(), dependencies).await.expect("it starts");
+    let error = run_until(driver, CancellationToken::new()).await.expect_err("it ends");
+    assert_eq!(error.to_string(), "task gpus ended unexpectedly: it panicked: a defect");
+}
+
+#[tokio::test]
+async fn tasks_that_end_with_the_token_are_no_failure() {
+    let node = Node::with_gpus(1);
+    let driver = node.start().await;
+    driver.stopping().cancel();
+    let stop = CancellationToken::new();
+    let running = tokio::spawn(run_until(driver, stop.clone()));
+    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    assert!(!running.is_finished());
+    stop.cancel();
+    running.await.expect("no panic").expect("an orderly stop");
+}
+
+#[tokio::test]
+async fn orderly_stop_of_driver_is_no_failure() {
+    let node = Node::with_gpus(1);
+    let driver = node.start().await;
+    let stop = CancellationToken::new();
+    let running = tokio::spawn(run_until(driver, stop.clone()));
+    stop.cancel();
+    running.await.expect("no panic").expect("an orderly stop");
 }

@@ -1,6 +1,6 @@
-//! What shares take, as metrics; and processes that take more than their ledgers say.
+//! Metrics of shares, and the audit of processes that hold more than their ledgers say.
 
-mod stand_in;
+mod fakes;
 
 use std::{
     fs::{self, File},
@@ -9,13 +9,13 @@ use std::{
     path::PathBuf,
 };
 
+use fakes::{
+    kubelet::Kubelet,
+    node::{Node, share_id, uid},
+};
 use nix::{
     fcntl::{FcntlArg, fcntl},
     libc,
-};
-use stand_in::{
-    kubelet::Kubelet,
-    node::{Node, share_id, uid},
 };
 use tessera_api::names::{ClaimDeviceName, ClaimUid};
 use tessera_driver::driver::Driver;
@@ -28,10 +28,10 @@ use tessera_mps_protocol::{MpsPaths, lock::KeeperLock};
 
 const MIB: u64 = 1 << 20;
 
-/// A little more than the driver waits between two looks.
+/// A little more than the interval of the audit.
 const AUDITED_EVERY: std::time::Duration = std::time::Duration::from_secs(31);
 
-/// The ledger of a claim's only share, as the claim's processes write it.
+/// The ledger of a claim's only share, written by the claim's processes.
 struct Ledger(File);
 
 impl Ledger {
@@ -45,7 +45,7 @@ impl Ledger {
         self.0.write_all_at(&value.to_le_bytes(), at as u64).expect("written");
     }
 
-    /// A process takes a slot and so many bytes.
+    /// Writes a slot with a process and its bytes.
     fn process(&self, slot: usize, pid: u32, bytes: u64) {
         let at = HEADER_LEN + slot * SLOT_LEN;
         self.word(at + offset_of!(SlotPage, start_ticks), u64::from(pid) * 10);
@@ -55,7 +55,7 @@ impl Ledger {
         self.word(at, u64::from(SLOT_LIVE) | u64::from(pid) << 32);
     }
 
-    /// The slot's process lives, as long as what is returned does.
+    /// Locks a slot, as a living process does, until the returned file is dropped.
     fn lives(node: &Node, claim: &str, slot: usize) -> File {
         let own = Self::of(node, claim).0;
         let lock = libc::flock {
@@ -80,7 +80,7 @@ fn path(node: &Node, claim: &str) -> PathBuf {
 const NAMESPACE: u64 = 4_026_531_836;
 const POD: &str = "1f0c2d3e-9a41-4c3b-8e55-0d6f2b1a4c77";
 
-/// The machine shows a process, which started at ten times its number, in that control group.
+/// Adds a process to /proc, in this cgroup, with ten times its PID as start time.
 fn show(node: &Node, pid: u32, cgroup: &str) {
     let directory = node.path("proc").join(pid.to_string());
     fs::create_dir_all(directory.join("ns")).expect("made");
@@ -110,7 +110,7 @@ fn lines<'t>(metrics: &'t str, name: &str) -> Vec<&'t str> {
     metrics.lines().filter(of_family).collect()
 }
 
-/// The values of a metric of the only share.
+/// Returns the values of a metric.
 fn value(driver: &Driver, name: &str) -> Vec<String> {
     let metrics = driver.metrics().render();
     lines(&metrics, name)
@@ -127,7 +127,7 @@ async fn with_share(node: &Node) -> Driver {
 }
 
 #[tokio::test]
-async fn each_share_says_what_it_may_take_and_what_its_living_processes_hold() {
+async fn reports_limits_and_usage_of_shares() {
     let node = Node::with_gpus(1);
     let driver = with_share(&node).await;
     let ledger = Ledger::of(&node, "a");
@@ -170,12 +170,12 @@ async fn each_share_says_what_it_may_take_and_what_its_living_processes_hold() {
 }
 
 #[tokio::test]
-async fn a_ledger_that_its_tenant_ruined_is_said_to_be_and_harms_nothing() {
+async fn corrupt_ledger_is_reported_as_unreadable() {
     let node = Node::with_gpus(1);
     let driver = with_share(&node).await;
     assert_eq!(value(&driver, "tessera_share_ledger_readable"), ["1"]);
     let ledger = path(&node, "a");
-    let ruins: [&dyn Fn(); 4] = [
+    let corruptions: [&dyn Fn(); 4] = [
         &|| fs::write(&ledger, "").expect("written"),
         &|| fs::write(&ledger, vec![0xff; 1 << 20]).expect("written"),
         &|| {
@@ -184,8 +184,8 @@ async fn a_ledger_that_its_tenant_ruined_is_said_to_be_and_harms_nothing() {
         },
         &|| fs::remove_file(&ledger).expect("removed"),
     ];
-    for ruin in ruins {
-        ruin();
+    for corrupt in corruptions {
+        corrupt();
         assert_eq!(value(&driver, "tessera_share_ledger_readable"), ["0"]);
         assert!(value(&driver, "tessera_share_memory_used_bytes").is_empty());
         assert_eq!(value(&driver, "tessera_share_memory_limit_bytes"), [(2048 * MIB).to_string()]);
@@ -194,7 +194,7 @@ async fn a_ledger_that_its_tenant_ruined_is_said_to_be_and_harms_nothing() {
 }
 
 #[tokio::test]
-async fn a_share_that_is_gone_has_no_metrics() {
+async fn unprepared_share_has_no_metrics() {
     let node = Node::with_gpus(1);
     let driver = node.start().await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
@@ -205,15 +205,15 @@ async fn a_share_that_is_gone_has_no_metrics() {
     driver.stop().await;
 }
 
-/// Lets the driver compare once.
+/// Lets the driver make one audit.
 async fn audit() {
     tokio::time::pause();
     tokio::time::advance(AUDITED_EVERY).await;
     tokio::time::resume();
 }
 
-/// Notes of the events on the Node that say that memory is not accounted for.
-fn told(node: &Node) -> Vec<String> {
+/// Returns the notes of events about unaccounted memory.
+fn event_notes(node: &Node) -> Vec<String> {
     let of_memory = |event: &serde_json::Value| event["reason"] == "GpuMemoryUnaccounted";
     let events = node.api.events();
     let notes =
@@ -222,13 +222,13 @@ fn told(node: &Node) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_slot_accounts_for_no_more_than_was_granted_whatever_it_says() {
+async fn slot_accounts_for_no_more_than_the_grant() {
     let node = Node::with_gpus(1);
     let driver = with_share(&node).await;
     Ledger::of(&node, "a").process(0, 100, 15 << 30);
     let _alive = Ledger::lives(&node, "a", 0);
     show(&node, 100, &of_pod());
-    node.machine.hold(0, &[holds(100, 15 << 10)]);
+    node.gpus.hold(0, &[holds(100, 15 << 10)]);
     while value(&driver, "tessera_gpu_unaccounted_memory_bytes") != [(13u64 << 30).to_string()] {
         audit().await;
         tokio::task::yield_now().await;
@@ -236,7 +236,7 @@ async fn a_slot_accounts_for_no_more_than_was_granted_whatever_it_says() {
     driver.stop().await;
 }
 
-/// The kernel says that a process has the ledger of a claim mapped.
+/// Adds a mapping of the ledger of a claim to a process.
 fn maps(node: &Node, pid: u32, claim: &str) {
     use std::os::unix::fs::MetadataExt;
     let ledger = fs::metadata(path(node, claim)).expect("a ledger");
@@ -249,12 +249,11 @@ fn maps(node: &Node, pid: u32, claim: &str) {
 }
 
 #[tokio::test]
-async fn what_the_host_has_told_a_process_finds_its_slot_where_the_process_has_the_ledger() {
+async fn host_pid_matches_slot_if_ledger_is_mapped() {
     let node = Node::with_gpus(1);
     let driver = with_share(&node).await;
     let ledger = Ledger::of(&node, "a");
-    // Both say who they are as no `/proc` of theirs has it; the second names a process that is
-    // another's.
+    // Neither slot matches /proc, and the second names the process of another pod.
     for (slot, pid) in [(0, 100), (1, 101)] {
         ledger.process(slot, pid, 1500 * MIB);
         let at = HEADER_LEN + slot * SLOT_LEN;
@@ -264,7 +263,7 @@ async fn what_the_host_has_told_a_process_finds_its_slot_where_the_process_has_t
     }
     maps(&node, 100, "a");
     let _alive = [0, 1].map(|slot| Ledger::lives(&node, "a", slot));
-    node.machine.hold(0, &[holds(100, 1600), holds(101, 1600)]);
+    node.gpus.hold(0, &[holds(100, 1600), holds(101, 1600)]);
     while value(&driver, "tessera_gpu_unaccounted_memory_bytes") != [(1600 * MIB).to_string()] {
         assert_ne!(
             value(&driver, "tessera_gpu_unaccounted_memory_bytes"),
@@ -273,16 +272,16 @@ async fn what_the_host_has_told_a_process_finds_its_slot_where_the_process_has_t
         audit().await;
         tokio::task::yield_now().await;
     }
-    node.api.wait_for("an event", |_| (told(&node).len() == 1).then_some(())).await;
-    assert!(told(&node)[0].contains("process 101"), "{:?}", told(&node));
+    node.api.wait_for("an event", |_| (event_notes(&node).len() == 1).then_some(())).await;
+    assert!(event_notes(&node)[0].contains("process 101"), "{:?}", event_notes(&node));
     driver.stop().await;
 }
 
 #[tokio::test]
-async fn where_no_process_can_be_seen_nothing_is_said_to_be_well() {
+async fn audit_without_visible_processes_is_not_done() {
     let node = Node::with_gpus(1);
     let driver = with_share(&node).await;
-    node.machine.hold(0, &[holds(100, 15 << 10)]);
+    node.gpus.hold(0, &[holds(100, 15 << 10)]);
     while value(&driver, "tessera_gpu_audited") != ["0"] {
         audit().await;
         tokio::task::yield_now().await;
@@ -291,7 +290,7 @@ async fn where_no_process_can_be_seen_nothing_is_said_to_be_well() {
 }
 
 #[tokio::test]
-async fn a_process_of_a_pod_that_no_ledger_has_is_told_of_once() {
+async fn unaccounted_process_is_reported_once() {
     let node = Node::with_gpus(1);
     let driver = with_share(&node).await;
     let ledger = Ledger::of(&node, "a");
@@ -302,8 +301,8 @@ async fn a_process_of_a_pod_that_no_ledger_has_is_told_of_once() {
         show(&node, pid, &of_pod());
     }
     show(&node, 103, "/system.slice/dcgm.service");
-    // Accounted for, with a context on top; more than that; in no ledger; nobody's; not to be seen
-    // from here; only a context.
+    // Accounted for, with a context; more than that; in no ledger; not in a pod; not visible; only
+    // a context.
     let holding = [
         holds(100, 900),
         holds(101, 1500),
@@ -312,7 +311,7 @@ async fn a_process_of_a_pod_that_no_ledger_has_is_told_of_once() {
         holds(104, 1700),
         holds(105, 600),
     ];
-    node.machine.hold(0, &holding);
+    node.gpus.hold(0, &holding);
 
     let metric = "tessera_gpu_unaccounted_processes";
     audit().await;
@@ -324,51 +323,51 @@ async fn a_process_of_a_pod_that_no_ledger_has_is_told_of_once() {
         value(&driver, "tessera_gpu_unaccounted_memory_bytes"),
         [((1200 + 1064) * MIB).to_string()]
     );
-    node.api.wait_for("two events", |_| (told(&node).len() == 2).then_some(())).await;
-    let notes = told(&node).join("\n");
+    node.api.wait_for("two events", |_| (event_notes(&node).len() == 2).then_some(())).await;
+    let notes = event_notes(&node).join("\n");
     for part in
         ["process 101", "process 102", "1064 MiB", "in no ledger", "300 MiB in its ledgers", POD]
     {
         assert!(notes.contains(part), "{part} is not in {notes}");
     }
 
-    // What cannot be looked at has not changed.
+    // Values of a GPU without a report stay.
     assert_eq!(value(&driver, "tessera_gpu_audited"), ["1"]);
-    node.machine.ask_no_more(0);
+    node.gpus.hide_processes(0);
     while value(&driver, "tessera_gpu_audited") != ["0"] {
         audit().await;
         tokio::task::yield_now().await;
     }
     assert_eq!(value(&driver, metric), ["2"]);
-    // It is said once, for as long as it lasts.
-    node.machine.hold(0, &holding[..1]);
+    // Reported once as long as it exists.
+    node.gpus.hold(0, &holding[..1]);
     while !value(&driver, metric).is_empty() {
         audit().await;
         tokio::task::yield_now().await;
     }
-    assert_eq!(told(&node).len(), 2);
+    assert_eq!(event_notes(&node).len(), 2);
     driver.stop().await;
 }
 
 #[tokio::test]
-async fn processes_of_the_pod_that_runs_mps_daemons_are_nobody_s_to_account_for() {
-    const KEEPER_POD: &str = "2e1d3c4f-0b52-4d4c-9f66-1e7a3c2b5d88";
+async fn processes_of_mps_pod_are_not_audited() {
+    const MPS_POD: &str = "2e1d3c4f-0b52-4d4c-9f66-1e7a3c2b5d88";
     let node = Node::with_gpus(1);
     let driver = with_share(&node).await;
     let _lock = KeeperLock::take(&MpsPaths::new(node.paths().root()))
         .expect("a lock")
-        .expect("nobody else");
-    let of_keeper = format!("/kubepods/besteffort/pod{KEEPER_POD}/77aa");
-    for (pid, cgroup) in [(std::process::id(), &of_keeper), (101, &of_keeper), (102, &of_pod())] {
+        .expect("the lock is free");
+    let of_mps = format!("/kubepods/besteffort/pod{MPS_POD}/77aa");
+    for (pid, cgroup) in [(std::process::id(), &of_mps), (101, &of_mps), (102, &of_pod())] {
         show(&node, pid, cgroup);
     }
-    node.machine.hold(0, &[holds(101, 5000), holds(102, 5000)]);
+    node.gpus.hold(0, &[holds(101, 5000), holds(102, 5000)]);
     audit().await;
     while value(&driver, "tessera_gpu_unaccounted_processes") != ["1"] {
         audit().await;
         tokio::task::yield_now().await;
     }
-    node.api.wait_for("an event", |_| (told(&node).len() == 1).then_some(())).await;
-    assert!(told(&node)[0].contains("process 102"), "{:?}", told(&node));
+    node.api.wait_for("an event", |_| (event_notes(&node).len() == 1).then_some(())).await;
+    assert!(event_notes(&node)[0].contains("process 102"), "{:?}", event_notes(&node));
     driver.stop().await;
 }

@@ -85,7 +85,7 @@ build_tessera() {
   build_base_layer "$base"
 
   for program in tessera-driver tessera-controller; do
-    if grep --quiet --text 'no fault point is named' "$cargo_output/$program"; then
+    if grep --quiet --text 'unknown fault point' "$cargo_output/$program"; then
       fail "$program has fault points"
     fi
   done

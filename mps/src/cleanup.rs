@@ -11,13 +11,13 @@
 
 use std::{
     fs::{self, File},
-    io::{self, Read, Write},
-    os::unix::fs::OpenOptionsExt,
+    io::{self, Read},
     path::Path,
     time::Duration,
 };
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use tessera_runtime::atomic_file;
 use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
@@ -45,12 +45,7 @@ pub(crate) fn mark(daemon: &Path) -> io::Result<String> {
         return Ok(mark);
     }
     let mark = format!("{}:{}", daemon.display(), Uuid::new_v4());
-    let path = daemon.join(FILE);
-    let new = path.with_extension("new");
-    let mut file =
-        File::options().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-    file.write_all(mark.as_bytes())?;
-    fs::rename(&new, &path)?;
+    atomic_file::write(&daemon.join(FILE), mark.as_bytes(), 0o600)?;
     Ok(mark)
 }
 

@@ -1,11 +1,11 @@
-//! `--metrics-address`.
+//! The value of `--metrics-address`.
 
 use std::{
     net::{AddrParseError, SocketAddr},
     str::FromStr,
 };
 
-/// An address to listen at, or none: an empty text.
+/// An address to listen at. The empty text means none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address(pub Option<SocketAddr>);
 
@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_empty_text_is_no_address_and_half_of_one_is_refused() {
+    fn accepts_address_or_empty_text_only() {
         assert_eq!("".parse(), Ok(Address(None)));
         assert_eq!(
             "[::1]:9400".parse(),

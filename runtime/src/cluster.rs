@@ -1,5 +1,4 @@
-//! How driver and controller reach the API server: the client by the flag that both have, and
-//! watches that go on.
+//! Kubernetes client construction and watch backoff.
 
 mod client;
 mod watching;

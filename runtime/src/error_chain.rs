@@ -1,8 +1,8 @@
-//! Errors as one line of text: for logs, events and gRPC, which have room for no more.
+//! Errors as one line of text, for logs, events and gRPC.
 
 use std::error::Error;
 
-/// An error and its causes, `: ` between them.
+/// Returns the text of an error and its causes, separated by `: `.
 #[must_use]
 pub fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
@@ -21,24 +21,27 @@ mod tests {
     use std::fmt;
 
     #[derive(Debug)]
-    struct Because(&'static str, Option<Box<Because>>);
+    struct ErrorCause(&'static str, Option<Box<ErrorCause>>);
 
-    impl fmt::Display for Because {
+    impl fmt::Display for ErrorCause {
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             f.write_str(self.0)
         }
     }
 
-    impl Error for Because {
+    impl Error for ErrorCause {
         fn source(&self) -> Option<&(dyn Error + 'static)> {
             self.1.as_deref().map(|cause| cause as _)
         }
     }
 
     #[test]
-    fn every_cause_is_named_in_order() {
-        let nail = Because("no nail", None);
-        let shoe = Because("no shoe", Some(Box::new(nail)));
-        assert_eq!(chain(&Because("no horse", Some(Box::new(shoe)))), "no horse: no shoe: no nail");
+    fn names_every_cause_in_order() {
+        let nail = ErrorCause("no nail", None);
+        let shoe = ErrorCause("no shoe", Some(Box::new(nail)));
+        assert_eq!(
+            chain(&ErrorCause("no horse", Some(Box::new(shoe)))),
+            "no horse: no shoe: no nail"
+        );
     }
 }

@@ -1,26 +1,25 @@
-//! Fault points: named places in a program at which a crash test kills it, or holds it while
-//! something else happens.
+//! Fault points: named places in a program at which a crash test kills or holds it.
 //!
-//! Built only with the feature `fault-points` of the driver and the controller, which nothing that
-//! ships has. A program declares its points in one list, so that a test can demand that it has
-//! tried them all:
+//! Built only with the feature `fault-points` of the driver and the controller, which is not
+//! shipped. A program declares its points in one list, so that a test can check that all of them
+//! are reached:
 //!
 //! ```
 //! use tessera_runtime::fault_points::FaultPoints;
 //!
 //! static POINTS: FaultPoints = FaultPoints::new(&["prepare-started", "prepare-completed"]);
-//! POINTS.reach("prepare-started"); // goes on at once: nothing is armed
+//! POINTS.reach("prepare-started"); // returns immediately: the point is not armed
 //! ```
 //!
-//! Armed over HTTP ([`FaultPoints::routes`]), which dies with the process, so that a point kills
-//! once:
+//! Points are armed over HTTP ([`FaultPoints::routes`]). Armed points end with the process, so that
+//! each kills once:
 //!
 //! | request | effect |
 //! |---|---|
-//! | `GET /fault-points` | every declared point: how often it was reached, what it is armed with, how many wait at it |
-//! | `PUT /fault-points/NAME/kill` | whoever reaches it next ends the process, as `kill -9` would |
-//! | `PUT /fault-points/NAME/hold` | whoever reaches it waits |
-//! | `DELETE /fault-points/NAME` | disarms it; who waits there goes on |
+//! | `GET /fault-points` | lists declared points with their hits, armed fault and waiting threads |
+//! | `PUT /fault-points/NAME/kill` | the next thread that reaches it kills the process, as `kill -9` |
+//! | `PUT /fault-points/NAME/hold` | threads that reach it wait |
+//! | `DELETE /fault-points/NAME` | disarms it, and waiting threads continue |
 
 mod http;
 
@@ -29,34 +28,34 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use serde::Serialize;
 
-/// What happens to who reaches a point.
+/// Fault that is injected at a point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Fault {
-    /// The process ends, without a chance to clean up.
+    /// The process is killed, without cleaning up.
     Kill,
     /// The caller waits until the point is disarmed.
     Hold,
 }
 
-/// What is known of one point.
+/// State of a point.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Point {
-    /// How often it was reached.
+    /// Number of times that it was reached.
     pub hits: u64,
-    /// What happens there.
+    /// The armed fault.
     pub armed: Option<Fault>,
-    /// How many wait there now.
+    /// Number of threads that wait there.
     pub waiting: u64,
 }
 
-/// A name that is not declared.
+/// Error for a name that is not declared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Undeclared(pub String);
 
 impl std::fmt::Display for Undeclared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "no fault point is named `{}`; GET /fault-points lists them", self.0)
+        write!(f, "unknown fault point `{}`: see GET /fault-points", self.0)
     }
 }
 
@@ -66,22 +65,22 @@ impl std::error::Error for Undeclared {}
 #[derive(Debug)]
 pub struct FaultPoints {
     names: &'static [&'static str],
-    /// Those that were reached or armed.
+    /// The points that were reached or armed.
     points: Mutex<BTreeMap<&'static str, Point>>,
     disarmed: Condvar,
 }
 
 impl FaultPoints {
-    /// The points of these names, none of them armed.
+    /// Returns points of these names, not armed.
     #[must_use]
     pub const fn new(names: &'static [&'static str]) -> Self {
         Self { names, points: Mutex::new(BTreeMap::new()), disarmed: Condvar::new() }
     }
 
-    /// The program has come to the point. Blocks as long as it is held there.
+    /// Reaches a point. Blocks while it is armed with [`Fault::Hold`].
     ///
     /// # Panics
-    /// If the point is not declared: a test that arms all of them would miss it.
+    /// If the point is not declared: a test that arms all points would miss it.
     pub fn reach(&self, name: &'static str) {
         assert!(self.names.contains(&name), "the fault point `{name}` is not declared");
         let mut points = self.lock();
@@ -98,16 +97,15 @@ impl FaultPoints {
         points.entry(name).or_default().waiting -= 1;
     }
 
-    /// [`reach`](Self::reach) for asynchronous code: what waits is a task.
+    /// Reaches a point from asynchronous code, as [`reach`](Self::reach).
     pub async fn reach_async(&'static self, name: &'static str) {
-        // A task that panicked has met an undeclared name, and so does the caller.
+        // `reach` panics only for an undeclared name.
         tokio::task::spawn_blocking(move || self.reach(name))
             .await
             .expect("the fault point is declared");
     }
 
-    /// From now on, `fault` happens to who reaches the point. Those who wait there go on if it is
-    /// not a hold.
+    /// Arms a point with `fault`. Waiting threads continue if it is not [`Fault::Hold`].
     ///
     /// # Errors
     /// The point is not declared.
@@ -115,7 +113,7 @@ impl FaultPoints {
         self.set(name, Some(fault))
     }
 
-    /// Nothing happens at the point any more, and those who wait there go on.
+    /// Disarms a point. Waiting threads continue.
     ///
     /// # Errors
     /// The point is not declared.
@@ -123,7 +121,7 @@ impl FaultPoints {
         self.set(name, None)
     }
 
-    /// All declared points.
+    /// Returns all declared points.
     #[must_use]
     pub fn all(&self) -> BTreeMap<&'static str, Point> {
         let points = self.lock();
@@ -146,10 +144,9 @@ impl FaultPoints {
     }
 }
 
-/// Ends this process as `kill -9` would: nothing is flushed, nothing is dropped.
+/// Kills this process as `kill -9`: nothing is flushed, nothing is dropped.
 fn kill_this_process() -> ! {
-    // The kernel keeps process 1 of a container from killing itself so. In `abort`, what nobody
-    // handles ends it after all, as abruptly.
+    // The kernel does not let process 1 of a container kill itself. `abort` ends it as abruptly.
     let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
     std::process::abort()
 }

@@ -1,16 +1,20 @@
-//! What the programs share that run unattended.
+//! Shared runtime of the daemons and tools.
 //!
 //! | module | feature | contents |
 //! |---|---|---|
 //! | [`error_chain`] | | an error and its causes on one line |
-//! | `address`, `log`, `signals` | `process` | flags, log lines and signals, the same for each program |
-//! | `cluster` | `cluster` | the client of the API server, and watches that go on |
-//! | `fault_points` | `fault-points` | places where crash tests kill or hold a program; in nothing that ships |
+//! | `atomic_file` | `atomic-file` | files that are replaced in one step |
+//! | `address`, `log`, `signals` | `process` | flags, log lines and signals, the same for each daemon |
+//! | `supervisor` | `process` | named tasks whose unexpected end ends the process |
+//! | `cluster` | `cluster` | client of the API server, and back-off of watches |
+//! | `fault_points` | `fault-points` | places where crash tests kill or hold a program; not shipped |
 
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "process")]
 pub mod address;
+#[cfg(feature = "atomic-file")]
+pub mod atomic_file;
 #[cfg(feature = "cluster")]
 pub mod cluster;
 pub mod error_chain;
@@ -20,3 +24,5 @@ pub mod fault_points;
 pub mod log;
 #[cfg(feature = "process")]
 pub mod signals;
+#[cfg(feature = "process")]
+pub mod supervisor;

@@ -1,15 +1,15 @@
-//! How a daemon is told to stop.
+//! Signals that stop a daemon.
 
 use std::io;
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-/// A token that SIGTERM and SIGINT cancel; `said` is logged then.
+/// Returns a token that SIGTERM and SIGINT cancel. `message` is logged then.
 ///
 /// # Errors
-/// The kernel lets nobody wait for them.
-pub fn stop_on_signal(said: &'static str) -> io::Result<CancellationToken> {
+/// The signal handlers cannot be installed.
+pub fn stop_on_signal(message: &'static str) -> io::Result<CancellationToken> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let stop = CancellationToken::new();
@@ -19,7 +19,7 @@ pub fn stop_on_signal(said: &'static str) -> io::Result<CancellationToken> {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
-        tracing::info!("{said}");
+        tracing::info!("{message}");
         stopping.cancel();
     });
     Ok(stop)

@@ -1,4 +1,4 @@
-//! What an operator reads where the flag does not do.
+//! Error messages for an unusable `--kubeconfig`.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::Path;
@@ -14,8 +14,8 @@ clusters: [{name: one, cluster: {server: 'http://127.0.0.1:1'}}]
 users: [{name: me, user: {token: t}}]
 ";
 
-/// What is said of a file with this content.
-async fn said(content: &str) -> Result<(), String> {
+/// Creates a client from a file with this content, and returns the error message.
+async fn create(content: &str) -> Result<(), String> {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), content).unwrap();
     let error = client(Some(file.path())).await.map(drop);
@@ -23,23 +23,23 @@ async fn said(content: &str) -> Result<(), String> {
 }
 
 #[tokio::test]
-async fn a_client_needs_no_server_yet() {
-    assert_eq!(said(ONE_CONTEXT).await, Ok(()));
+async fn client_sends_no_request() {
+    assert_eq!(create(ONE_CONTEXT).await, Ok(()));
 }
 
 #[tokio::test]
-async fn a_missing_file_is_named() {
+async fn missing_file_is_named() {
     let error = client(Some(Path::new("/no/such/file"))).await.map(drop).unwrap_err();
     assert!(matches!(error, ClientError::Unreadable { .. }), "{error:?}");
-    assert_eq!(error.to_string(), "--kubeconfig /no/such/file cannot be read");
+    assert_eq!(error.to_string(), "cannot read --kubeconfig /no/such/file");
 }
 
 #[tokio::test]
-async fn a_context_that_the_file_lacks_is_told_from_a_file_that_is_none() {
+async fn missing_context_differs_from_malformed_file() {
     let elsewhere = ONE_CONTEXT.replace("current-context: here", "current-context: elsewhere");
     assert_eq!(
-        said(&elsewhere).await.unwrap_err(),
-        "the current context of --kubeconfig FILE cannot be used"
+        create(&elsewhere).await.unwrap_err(),
+        "invalid current context of --kubeconfig FILE"
     );
-    assert_eq!(said("{").await.unwrap_err(), "--kubeconfig FILE cannot be read");
+    assert_eq!(create("{").await.unwrap_err(), "cannot read --kubeconfig FILE");
 }

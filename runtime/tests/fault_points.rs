@@ -1,4 +1,4 @@
-//! Points as a crash test uses them. That an armed point kills is tried in a child process.
+//! Fault points as a crash test uses them. The kill is tried in a child process.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
@@ -8,18 +8,18 @@ use tessera_runtime::fault_points::{Fault, FaultPoints, Undeclared};
 
 static POINTS: FaultPoints = FaultPoints::new(&["held", "killed", "unarmed"]);
 
-/// Set in the child of [`an_armed_point_kills_the_process_without_a_chance_to_clean_up`].
+/// Set in the child of [`armed_point_kills_the_process`].
 const CHILD: &str = "TESSERA_FAULT_POINTS_TEST_CHILD";
 
 #[test]
-fn a_point_that_is_not_armed_only_counts() {
+fn unarmed_point_only_counts() {
     POINTS.reach("unarmed");
     POINTS.reach("unarmed");
     assert_eq!((POINTS.all()["unarmed"].hits, POINTS.all()["unarmed"].armed), (2, None));
 }
 
 #[test]
-fn who_reaches_a_held_point_goes_on_when_it_is_disarmed() {
+fn held_thread_continues_when_point_is_disarmed() {
     POINTS.arm("held", Fault::Hold).expect("it is declared");
     let (sender, passed) = mpsc::channel();
     let holder = std::thread::spawn(move || {
@@ -31,20 +31,20 @@ fn who_reaches_a_held_point_goes_on_when_it_is_disarmed() {
     }
     assert_eq!(passed.try_recv(), Err(mpsc::TryRecvError::Empty));
     POINTS.disarm("held").expect("it is declared");
-    passed.recv().expect("it went on");
+    passed.recv().expect("it continued");
     holder.join().expect("it ended");
     assert_eq!(POINTS.all()["held"].waiting, 0);
 }
 
 #[test]
-fn an_armed_point_kills_the_process_without_a_chance_to_clean_up() {
+fn armed_point_kills_the_process() {
     if std::env::var_os(CHILD).is_some() {
         POINTS.arm("killed", Fault::Kill).expect("it is declared");
         POINTS.reach("killed");
         return;
     }
     let child = Command::new(std::env::current_exe().expect("this program"))
-        .args(["--exact", "an_armed_point_kills_the_process_without_a_chance_to_clean_up"])
+        .args(["--exact", "armed_point_kills_the_process"])
         .env(CHILD, "1")
         .output()
         .expect("a child");
@@ -52,18 +52,18 @@ fn an_armed_point_kills_the_process_without_a_chance_to_clean_up() {
 }
 
 #[test]
-fn a_name_that_is_not_declared_cannot_be_armed() {
+fn undeclared_point_cannot_be_armed() {
     assert_eq!(POINTS.arm("kild", Fault::Kill), Err(Undeclared("kild".to_owned())));
 }
 
 #[test]
 #[should_panic(expected = "not declared")]
-fn a_name_that_is_not_declared_cannot_be_reached() {
+fn undeclared_point_cannot_be_reached() {
     POINTS.reach("forgotten");
 }
 
 #[test]
-fn points_are_listed_with_the_words_that_arm_them() {
+fn lists_points_with_names_of_faults() {
     static LISTED: FaultPoints = FaultPoints::new(&["one"]);
     LISTED.arm("one", Fault::Hold).expect("it is declared");
     let listed = serde_json::to_value(LISTED.all()).expect("JSON");

@@ -1,4 +1,4 @@
-//! When a watch that failed is tried again. Time is simulated.
+//! Pauses between attempts of a failing watch. Time is simulated.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::time::Duration;
@@ -28,7 +28,7 @@ impl Backoff for Seconds {
     }
 }
 
-/// How many seconds after the beginning each event came, of a watch that does this so many times.
+/// Returns the seconds after which each event of a repeated watch arrives.
 async fn seconds_of(round: fn() -> Vec<Result<Event<ConfigMap>>>, rounds: usize) -> Vec<u64> {
     let begun = Instant::now();
     let events = stream::iter((0..rounds).flat_map(|_| round()));
@@ -40,13 +40,13 @@ fn refused() -> Result<Event<ConfigMap>> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_that_is_refused_is_asked_for_ever_more_rarely() {
+async fn refused_list_is_retried_with_growing_pauses() {
     let times = seconds_of(|| vec![Ok(Event::Init), refused()], 4).await;
     assert_eq!(times, [0, 0, 1, 1, 3, 3, 6, 6]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_is_cut_off_after_each_list_is_asked_for_ever_more_rarely() {
+async fn watch_failing_after_list_gets_growing_pauses() {
     let listed = || {
         vec![
             Ok(Event::Init),
@@ -60,7 +60,7 @@ async fn a_watch_that_is_cut_off_after_each_list_is_asked_for_ever_more_rarely()
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_a_change_the_pauses_begin_anew() {
+async fn changed_object_resets_pauses() {
     let times =
         seconds_of(|| vec![Ok(Event::Apply(ConfigMap::default())), refused(), refused()], 2).await;
     assert_eq!(times, [0, 0, 1, 3, 3, 4]);

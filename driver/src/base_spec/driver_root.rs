@@ -1,4 +1,4 @@
-//! Which files of the NVIDIA driver are under a root.
+//! Finds the files of the NVIDIA driver under a root.
 
 use std::{
     collections::BTreeMap,
@@ -8,46 +8,46 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-/// The root of the NVIDIA driver's files: `/` where it is installed on the host itself.
+/// The root of the NVIDIA driver's files: `/` if it is installed on the host itself.
 #[derive(Clone, Debug)]
 pub struct DriverRoot {
-    /// As this process sees it.
+    /// The path in this process.
     inside: PathBuf,
-    /// As the container runtime on the host sees it.
+    /// The path for the container runtime on the host.
     host: PathBuf,
 }
 
-/// What was found.
+/// The files under a driver root.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DriverFiles {
     /// Files and directories to mount, by container path.
     pub mounts: Vec<DriverFile>,
-    /// Device nodes.
+    /// Device nodes, by name.
     pub device_nodes: Vec<DriverNode>,
 }
 
 /// A file or directory of the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverFile {
-    /// What the runtime mounts.
+    /// The path on the host.
     pub host_path: PathBuf,
-    /// Where.
+    /// The path in the container.
     pub container_path: PathBuf,
 }
 
 /// A device node of the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverNode {
-    /// Such as `nvidia0`.
+    /// The name, such as `nvidia0`.
     pub name: String,
-    /// On the host.
+    /// The path on the host.
     pub host_path: PathBuf,
-    /// In the container.
+    /// The path in the container.
     pub container_path: PathBuf,
 }
 
-/// Where distributions keep libraries. The first that has a library wins where two are one
-/// directory (`/usr/lib64` is often a link).
+/// Library directories of distributions. Of several paths of the same directory (`/usr/lib64` is
+/// often a link) the first is used.
 const LIBRARY_DIRECTORIES: [&str; 5] = [
     "usr/lib/x86_64-linux-gnu",
     "usr/lib/aarch64-linux-gnu",
@@ -56,7 +56,7 @@ const LIBRARY_DIRECTORIES: [&str; 5] = [
     "usr/local/nvidia/lib64",
 ];
 
-/// The driver's libraries, by how their names begin.
+/// Prefixes of the names of the driver's libraries.
 const LIBRARIES: [&str; 7] = [
     "libcuda.so",
     "libcudadebugger.so",
@@ -67,23 +67,23 @@ const LIBRARIES: [&str; 7] = [
     "libEGL_nvidia.so",
 ];
 
-/// Named like the driver's, but the container toolkit's own: it works on the host.
-const NOT_OF_THE_DRIVER: &str = "libnvidia-container";
+/// Prefix of libraries of the NVIDIA container toolkit, which runs on the host.
+const TOOLKIT_LIBRARY: &str = "libnvidia-container";
 
-/// The driver's tools that are of use in a container.
+/// The driver's tools that are useful in a container.
 const TOOLS: [&str; 2] = ["usr/bin/nvidia-smi", "usr/bin/nvidia-debugdump"];
 
-/// The driver's data: application profiles, OptiX data, and what else it brings.
+/// The driver's data: application profiles, OptiX data and others.
 const DATA_DIRECTORIES: [&str; 1] = ["usr/share/nvidia"];
 
 impl DriverRoot {
-    /// The root `inside` for this process, which is `host` for the container runtime.
+    /// Returns the root `inside` of this process, which the container runtime sees as `host`.
     #[must_use]
     pub fn new(inside: impl Into<PathBuf>, host: impl Into<PathBuf>) -> Self {
         Self { inside: inside.into(), host: host.into() }
     }
 
-    /// Looks. What cannot be read is not there.
+    /// Returns the files under the root, without those that cannot be read.
     #[must_use]
     pub fn files(&self) -> DriverFiles {
         let mut mounts = BTreeMap::new();
@@ -134,11 +134,11 @@ impl DriverRoot {
         nodes
     }
 
-    /// Follows links as a process would that has this root, so that absolute ones stay below it.
-    /// `None` where there is nothing, or the links go in circles.
+    /// Resolves links as in a chroot: absolute links stay below the root. Returns `None` if the
+    /// file does not exist, or has too many links.
     fn resolve(&self, relative: &Path) -> Option<PathBuf> {
-        /// As many as the kernel follows.
-        const MOST_LINKS: usize = 40;
+        /// Limit of the kernel.
+        const MAX_LINKS: usize = 40;
         let mut todo: Vec<PathBuf> = components(relative);
         let mut resolved = PathBuf::new();
         let mut links = 0;
@@ -154,7 +154,7 @@ impl DriverRoot {
                 continue;
             }
             links += 1;
-            if links > MOST_LINKS {
+            if links > MAX_LINKS {
                 return None;
             }
             let target = fs::read_link(self.inside.join(&candidate)).ok()?;
@@ -167,7 +167,7 @@ impl DriverRoot {
     }
 }
 
-/// The parts of a path, last first; the root and `.` are none.
+/// Returns the components of a path, last first, without the root and `.`.
 fn components(path: &Path) -> Vec<PathBuf> {
     let parts = path
         .components()
@@ -178,7 +178,7 @@ fn components(path: &Path) -> Vec<PathBuf> {
 fn is_library(name: &str) -> bool {
     name.contains(".so")
         && LIBRARIES.iter().any(|library| name.starts_with(library))
-        && !name.starts_with(NOT_OF_THE_DRIVER)
+        && !name.starts_with(TOOLKIT_LIBRARY)
 }
 
 fn names(directory: &Path) -> Vec<String> {
@@ -187,7 +187,7 @@ fn names(directory: &Path) -> Vec<String> {
 }
 
 impl fmt::Display for DriverRoot {
-    /// As people find it on the host.
+    /// Writes the path on the host.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.host.display().fmt(f)
     }

@@ -9,7 +9,7 @@ fn gpu(uuid: &str, minor: Option<u32>) -> BaseDevice {
     BaseDevice { gpu: GpuUuid::new(uuid).expect("a UUID"), minor }
 }
 
-/// A driver root as a distribution with `/usr/lib64` and alternatives would lay it out.
+/// Creates a driver root with the layout of a distribution with `/usr/lib64` and alternatives.
 fn driver_root(root: &Path) {
     let file = |path: &str| {
         let path = root.join(path);
@@ -41,10 +41,10 @@ fn written(store: &SpecStore) -> Spec {
 }
 
 #[test]
-fn libraries_are_mounted_at_their_path_with_links_resolved_below_the_root() {
+fn mounts_libraries_with_links_resolved_below_root() {
     let directory = tempfile::tempdir().expect("a directory");
     let (base, store) = base_spec(directory.path());
-    base.describe(&[gpu(GPU, Some(0))], &BTreeSet::new()).expect("written");
+    base.update(&[gpu(GPU, Some(0))], &BTreeSet::new()).expect("written");
 
     let mounts: Vec<_> = written(&store)
         .container_edits
@@ -77,33 +77,33 @@ fn libraries_are_mounted_at_their_path_with_links_resolved_below_the_root() {
 }
 
 #[test]
-fn every_gpu_is_a_device_named_by_its_uuid_and_closed_to_legacy_runtimes() {
+fn every_gpu_is_a_device_without_legacy_devices() {
     let directory = tempfile::tempdir().expect("a directory");
     let (base, store) = base_spec(directory.path());
-    base.describe(&[gpu(GPU, Some(0)), gpu(OTHER, None)], &BTreeSet::new()).expect("written");
+    base.update(&[gpu(GPU, Some(0)), gpu(OTHER, None)], &BTreeSet::new()).expect("written");
 
     let names: Vec<_> =
         written(&store).devices.iter().map(|device| device.name.to_string()).collect();
     assert_eq!(names, [OTHER, GPU]);
     for device in written(&store).devices {
         assert_eq!(device.container_edits.env, ["NVIDIA_VISIBLE_DEVICES=void"]);
-        assert!(device.container_edits.device_nodes.is_empty(), "there are none under this root");
+        assert!(device.container_edits.device_nodes.is_empty(), "this root has none");
     }
 }
 
 #[test]
-fn device_nodes_are_those_under_the_root_and_only_the_gpu_s_own_is_its() {
+fn device_gets_only_the_node_of_its_gpu() {
     let directory = tempfile::tempdir().expect("a directory");
     let root = directory.path().join("root");
     fs::create_dir_all(root.join("dev")).expect("a directory");
-    // A link to a character device is one for this purpose; making nodes takes privilege.
+    // Links to a character device: mknod(2) needs privileges.
     for name in ["nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"] {
         symlink("/dev/null", root.join("dev").join(name)).expect("a link");
     }
     fs::write(root.join("dev/nvidia-modeset"), "").expect("no device");
     let store = SpecStore::new(directory.path().join("cdi"));
     let base = BaseSpec::new(store.clone(), DriverRoot::new(&root, "/"));
-    base.describe(&[gpu(GPU, Some(1))], &BTreeSet::new()).expect("written");
+    base.update(&[gpu(GPU, Some(1))], &BTreeSet::new()).expect("written");
 
     let paths = |edits: &ContainerEdits| -> Vec<String> {
         edits.device_nodes.iter().map(|node| node.path.display().to_string()).collect()
@@ -114,26 +114,26 @@ fn device_nodes_are_those_under_the_root_and_only_the_gpu_s_own_is_its() {
 }
 
 #[test]
-fn a_gpu_that_is_gone_stays_described_while_a_claim_has_it() {
+fn missing_gpu_of_claim_stays_in_the_spec() {
     let directory = tempfile::tempdir().expect("a directory");
     let (base, store) = base_spec(directory.path());
-    base.describe(&[gpu(GPU, Some(0)), gpu(OTHER, Some(1))], &BTreeSet::new()).expect("written");
+    base.update(&[gpu(GPU, Some(0)), gpu(OTHER, Some(1))], &BTreeSet::new()).expect("written");
 
     let kept = BTreeSet::from([GpuUuid::new(GPU).expect("a UUID")]);
-    base.describe(&[], &kept).expect("written");
+    base.update(&[], &kept).expect("written");
     let names: Vec<_> =
         written(&store).devices.iter().map(|device| device.name.to_string()).collect();
     assert_eq!(names, [GPU]);
 
-    base.describe(&[], &BTreeSet::new()).expect("removed");
+    base.update(&[], &BTreeSet::new()).expect("removed");
     assert_eq!(store.read(&SpecFile::only(kind())).expect("readable"), None);
 }
 
 #[test]
-fn a_removed_file_is_brought_back() {
+fn removed_file_is_restored() {
     let directory = tempfile::tempdir().expect("a directory");
     let (base, store) = base_spec(directory.path());
-    base.describe(&[gpu(GPU, Some(0))], &BTreeSet::new()).expect("written");
+    base.update(&[gpu(GPU, Some(0))], &BTreeSet::new()).expect("written");
     let before = written(&store);
 
     store.remove(&SpecFile::only(kind())).expect("removed");
@@ -142,14 +142,14 @@ fn a_removed_file_is_brought_back() {
 }
 
 #[test]
-fn a_foreign_file_in_its_place_keeps_claims_from_being_prepared() {
+fn foreign_file_prevents_prepare() {
     let directory = tempfile::tempdir().expect("a directory");
     let (base, store) = base_spec(directory.path());
     let path = store.path(&SpecFile::only(kind()));
     fs::create_dir_all(directory.path().join("cdi")).expect("a directory");
     fs::write(&path, r#"{"kind": "nvidia.com/gpu"}"#).expect("written");
 
-    base.describe(&[gpu(GPU, Some(0))], &BTreeSet::new()).expect_err("it is not ours");
+    base.update(&[gpu(GPU, Some(0))], &BTreeSet::new()).expect_err("it is foreign");
     assert!(matches!(base.ensure(), Err(StoreError::Foreign { .. })));
     fs::remove_file(&path).expect("removed");
     base.ensure().expect("written");
@@ -157,14 +157,14 @@ fn a_foreign_file_in_its_place_keeps_claims_from_being_prepared() {
 }
 
 #[test]
-fn a_driver_root_without_libcuda_is_named_as_the_host_knows_it() {
+fn reports_host_path_of_root_without_libcuda() {
     let directory = tempfile::tempdir().expect("a directory");
     let (base, _) = base_spec(directory.path());
-    assert_eq!(base.lacks_cuda(), None);
+    assert_eq!(base.root_without_cuda(), None);
     fs::remove_file(directory.path().join("root/usr/lib/x86_64-linux-gnu/libcuda.so.580.95.05"))
         .expect("removed");
     assert_eq!(
-        base.lacks_cuda().as_deref(),
+        base.root_without_cuda().as_deref(),
         Some("/on/the/host"),
         "a link to nothing is no library"
     );

@@ -7,7 +7,9 @@ use tessera_api::gpu::{ComputeCapability, CudaVersion, Gpu, Unpublished};
 use tessera_cdi::SpecStore;
 use tessera_gpu::{GpuMemory, GpuProcess, LibraryError, RecoveryAction, Xid};
 
-use super::*;
+use tokio_util::sync::CancellationToken;
+
+use super::{stall::STALLED_AFTER, *};
 use crate::base_spec::DriverRoot;
 
 const GPU: &str = "GPU-00000000-0000-0000-0000-000000000001";
@@ -36,13 +38,13 @@ fn gpu(uuid_text: &str) -> Gpu {
     }
 }
 
-/// A machine whose GPUs and events the test sets.
+/// A fake GPU library whose GPUs and events the test sets.
 struct Machine {
     inventory: Mutex<Result<Inventory, ()>>,
     events: Arc<Mutex<mpsc::Receiver<HealthEvent>>>,
-    /// How many watches were started.
+    /// Number of started watches.
     watches: AtomicUsize,
-    /// What the driver asks for, of every GPU.
+    /// The recovery action of every GPU.
     action: Mutex<Option<RecoveryAction>>,
 }
 
@@ -81,19 +83,19 @@ impl GpuLibrary for Machine {
     }
 }
 
-struct Bench {
-    watcher: Watcher,
+struct TestBed {
+    watcher: InventoryWatcher,
     hardware: watch::Receiver<Arc<HardwareState>>,
     health: watch::Receiver<Arc<HealthReport>>,
     journal: watch::Sender<Arc<Journal>>,
-    others: watch::Sender<other_allocators::Known>,
-    news: tokio::sync::mpsc::UnboundedReceiver<NodeNews>,
+    others: watch::Sender<other_allocators::KnownAllocators>,
+    node_events: tokio::sync::mpsc::UnboundedReceiver<NodeEvent>,
     machine: Arc<Machine>,
     events: mpsc::Sender<HealthEvent>,
     directory: tempfile::TempDir,
 }
 
-fn bench() -> Bench {
+fn test_bed() -> TestBed {
     let directory = tempfile::tempdir().expect("a directory");
     let libraries = directory.path().join("root/usr/lib64");
     std::fs::create_dir_all(&libraries).expect("a directory");
@@ -104,65 +106,63 @@ fn bench() -> Bench {
     let (health_sender, health) = watch::channel(Arc::default());
     let (journal, journal_receiver) = watch::channel(Arc::default());
     let (others, others_receiver) = watch::channel(Some(Arc::default()));
-    let (news_sender, news) = tokio::sync::mpsc::unbounded_channel();
+    let (node_events_sender, node_events) = tokio::sync::mpsc::unbounded_channel();
     let (events, receiver) = mpsc::channel();
     let (inventory, events_of_machine) = (Mutex::new(Err(())), Arc::new(Mutex::new(receiver)));
     let (watches, action) = (AtomicUsize::new(0), Mutex::new(None));
     let machine = Arc::new(Machine { inventory, events: events_of_machine, watches, action });
-    let watcher = Watcher::new(
+    let watcher = InventoryWatcher::new(
         machine.clone(),
         PoolName::new("node-a").expect("a pool"),
         Arc::new(base),
-        Inlets { journal: journal_receiver, others: others_receiver },
+        InventoryInputs { journal: journal_receiver, others: others_receiver },
         Arc::default(),
-        Outlets { hardware: hardware_sender, health: health_sender, news: news_sender },
+        InventoryOutputs {
+            hardware: hardware_sender,
+            health: health_sender,
+            events: node_events_sender,
+        },
     );
-    Bench { watcher, hardware, health, journal, others, news, machine, events, directory }
+    TestBed { watcher, hardware, health, journal, others, node_events, machine, events, directory }
 }
 
 fn inventory(gpus: &[&str]) -> Inventory {
     Inventory::new(gpus.iter().map(|uuid| gpu(uuid)).collect(), vec![], vec![])
 }
 
-/// Makes the journal say that a claim has a share of `GPU`.
-fn in_use(bench: &Bench) {
+/// Adds a claim with a share of `GPU` to the journal.
+fn in_use(bed: &TestBed) {
     let journal: Journal = serde_json::from_value(serde_json::json!({"claims": {"uid": {
         "namespace": "ns", "name": "claim", "state": "Completed", "library": "l",
         "shares": [{"index": 0, "request": "r", "pool": "node-a", "device": GPU.to_lowercase(), "gpu": GPU,
                     "memoryBytes": 1, "coresPercent": 0, "compute": "None"}],
     }}}))
     .expect("a journal");
-    bench.journal.send_replace(Arc::new(journal));
+    bed.journal.send_replace(Arc::new(journal));
 }
 
-fn healths(bench: &Bench) -> Vec<(String, Option<bool>)> {
-    bench
-        .health
-        .borrow()
-        .devices
-        .iter()
-        .map(|found| (found.device.clone(), found.healthy))
-        .collect()
+fn healths(bed: &TestBed) -> Vec<(String, Option<bool>)> {
+    bed.health.borrow().devices.iter().map(|found| (found.device.clone(), found.healthy)).collect()
 }
 
 #[test]
-fn an_xid_makes_a_gpu_unhealthy_for_slice_and_kubelet_until_it_was_reset() {
-    let mut bench = bench();
-    let healths_of_slice = |bench: &Bench| {
-        let HardwareState::Known(found) = &**bench.hardware.borrow() else { panic!("unknown") };
+fn xid_makes_gpu_unhealthy_until_reset() {
+    let mut bed = test_bed();
+    let healths_of_slice = |bed: &TestBed| {
+        let HardwareState::Known(found) = &**bed.hardware.borrow() else { panic!("unknown") };
         [GPU, OTHER].map(|gpu| match &found.gpu(&uuid(gpu)).expect("there").health {
             Health::Healthy => String::new(),
             Health::Unhealthy { code, .. } => code.clone(),
         })
     };
-    bench.watcher.found(inventory(&[GPU, OTHER]));
+    bed.watcher.found(inventory(&[GPU, OTHER]));
     let event = HealthEvent { gpu: uuid(GPU), kind: HealthEventKind::Xid(Xid(119)) };
-    assert!(bench.watcher.take(&[event]), "another look is due");
+    assert!(bed.watcher.remember(&[event]), "another inventory is due");
 
-    bench.watcher.found(inventory(&[GPU, OTHER]));
-    assert_eq!(healths_of_slice(&bench), ["Xid119", ""]);
+    bed.watcher.found(inventory(&[GPU, OTHER]));
+    assert_eq!(healths_of_slice(&bed), ["Xid119", ""]);
     assert_eq!(
-        healths(&bench),
+        healths(&bed),
         [(GPU.to_lowercase(), Some(false)), (OTHER.to_lowercase(), Some(true))]
     );
 
@@ -172,122 +172,175 @@ fn an_xid_makes_a_gpu_unhealthy_for_slice_and_kubelet_until_it_was_reset() {
         pci_bus_id: None,
         reason: UnpublishedReason::Lost,
     };
-    bench.watcher.found(Inventory::new(vec![gpu(OTHER)], vec![], vec![lost]));
-    bench.watcher.found(inventory(&[GPU, OTHER]));
-    assert_eq!(healths_of_slice(&bench), ["", ""]);
+    bed.watcher.found(Inventory::new(vec![gpu(OTHER)], vec![], vec![lost]));
+    bed.watcher.found(inventory(&[GPU, OTHER]));
+    assert_eq!(healths_of_slice(&bed), ["", ""]);
     assert_eq!(
-        healths(&bench),
+        healths(&bed),
         [(GPU.to_lowercase(), Some(true)), (OTHER.to_lowercase(), Some(true))]
     );
 }
 
 #[test]
-fn a_gpu_is_unhealthy_as_long_as_the_driver_asks_for_something_whoever_brought_it_about() {
-    let mut bench = bench();
-    *bench.machine.action.lock().expect("no panic") = Some(RecoveryAction::DrainAndReset);
+fn gpu_is_unhealthy_while_recovery_action_is_set() {
+    let mut bed = test_bed();
+    *bed.machine.action.lock().expect("no panic") = Some(RecoveryAction::DrainAndReset);
     let of_an_application = HealthEvent { gpu: uuid(GPU), kind: HealthEventKind::Xid(Xid(109)) };
     let changed = HealthEvent { gpu: uuid(GPU), kind: HealthEventKind::Xid(Xid(154)) };
-    assert!(!bench.watcher.take(std::slice::from_ref(&of_an_application)));
-    assert!(bench.watcher.take(&[of_an_application, changed]), "the driver is to be asked");
-    bench.watcher.found(inventory(&[GPU]));
-    assert_eq!(healths(&bench), [(GPU.to_lowercase(), Some(false))]);
-    *bench.machine.action.lock().expect("no panic") = Some(RecoveryAction::None);
-    bench.watcher.found(inventory(&[GPU]));
-    assert_eq!(healths(&bench), [(GPU.to_lowercase(), Some(true))]);
+    assert!(!bed.watcher.remember(std::slice::from_ref(&of_an_application)));
+    assert!(
+        bed.watcher.remember(&[of_an_application, changed]),
+        "the recovery action is to be read"
+    );
+    bed.watcher.found(inventory(&[GPU]));
+    assert_eq!(healths(&bed), [(GPU.to_lowercase(), Some(false))]);
+    *bed.machine.action.lock().expect("no panic") = Some(RecoveryAction::None);
+    bed.watcher.found(inventory(&[GPU]));
+    assert_eq!(healths(&bed), [(GPU.to_lowercase(), Some(true))]);
 }
 
 #[test]
-fn an_application_s_own_error_is_not_held_against_the_gpu() {
-    let mut bench = bench();
+fn application_error_leaves_gpu_healthy() {
+    let mut bed = test_bed();
     let event = HealthEvent { gpu: uuid(GPU), kind: HealthEventKind::Xid(Xid(31)) };
-    assert!(!bench.watcher.take(&[event]), "a tenant could keep the driver looking");
-    bench.watcher.found(inventory(&[GPU]));
-    assert_eq!(healths(&bench), [(GPU.to_lowercase(), Some(true))]);
+    assert!(!bed.watcher.remember(&[event]), "a container could cause inventories at will");
+    bed.watcher.found(inventory(&[GPU]));
+    assert_eq!(healths(&bed), [(GPU.to_lowercase(), Some(true))]);
 }
 
 #[test]
-fn a_verdict_that_is_known_already_is_no_reason_to_look_again() {
-    let mut bench = bench();
+fn known_verdict_triggers_no_inventory() {
+    let mut bed = test_bed();
     let event = HealthEvent { gpu: uuid(GPU), kind: HealthEventKind::Xid(Xid(74)) };
-    assert!(bench.watcher.take(std::slice::from_ref(&event)));
-    assert!(!bench.watcher.take(&[event]));
+    assert!(bed.watcher.remember(std::slice::from_ref(&event)));
+    assert!(!bed.watcher.remember(&[event]));
 }
 
 #[test]
-fn a_watch_goes_on_over_looks_that_find_the_same_gpus() {
-    let mut bench = bench();
+fn watch_of_same_gpus_is_kept() {
+    let mut bed = test_bed();
     let mut events_of = |gpus: &[&str], xid| {
         let event = HealthEvent { gpu: uuid(GPU), kind: HealthEventKind::Xid(Xid(xid)) };
-        bench.events.send(event.clone()).expect("the machine listens");
+        bed.events.send(event.clone()).expect("the library listens");
         let gpus: Vec<_> = gpus.iter().map(|gpu| uuid(gpu)).collect();
-        assert_eq!(bench.watcher.next_events(&gpus).expect("watched"), [event]);
-        bench.machine.watches.load(Ordering::Relaxed)
+        assert_eq!(bed.watcher.next_events(&gpus).expect("watched"), [event]);
+        bed.machine.watches.load(Ordering::Relaxed)
     };
     assert_eq!(events_of(&[GPU, OTHER], 45), 1);
     assert_eq!(
         events_of(&[GPU, OTHER], 48),
         1,
-        "a new watch would have missed what came during the look"
+        "a new watch would miss events during the inventory"
     );
-    assert_eq!(events_of(&[OTHER], 79), 2, "what the old watch has collected is delivered");
+    assert_eq!(events_of(&[OTHER], 79), 2, "events of the old watch are delivered");
 }
 
 #[test]
-fn a_gpu_that_vanished_under_a_claim_is_reported_unhealthy() {
-    let mut bench = bench();
-    in_use(&bench);
-    bench.watcher.found(inventory(&[GPU, OTHER]));
+fn missing_gpu_of_claim_is_reported_unhealthy() {
+    let mut bed = test_bed();
+    in_use(&bed);
+    bed.watcher.found(inventory(&[GPU, OTHER]));
     let lost = Unpublished {
         uuid: Some(uuid(GPU)),
         index: None,
         pci_bus_id: None,
         reason: UnpublishedReason::Lost,
     };
-    bench.watcher.found(Inventory::new(vec![gpu(OTHER)], vec![], vec![lost]));
-    assert!(bench.watcher.in_trouble, "it is looked for again soon");
+    bed.watcher.found(Inventory::new(vec![gpu(OTHER)], vec![], vec![lost]));
+    assert!(bed.watcher.in_trouble, "the next inventory is soon");
 
     assert_eq!(
-        healths(&bench),
+        healths(&bed),
         [(OTHER.to_lowercase(), Some(true)), (GPU.to_lowercase(), Some(false))]
     );
-    assert!(
-        bench.health.borrow().devices[1].message.contains("bus"),
-        "{:?}",
-        bench.health.borrow()
-    );
+    assert!(bed.health.borrow().devices[1].message.contains("bus"), "{:?}", bed.health.borrow());
 
-    // Taken out by the operator: nobody knows.
+    // The operator excluded it: the health is unknown.
     let excluded = inventory(&[GPU, OTHER]).excluding(&BTreeSet::from([uuid(GPU)]));
-    bench.watcher.found(excluded);
-    assert_eq!(healths(&bench), [(OTHER.to_lowercase(), Some(true)), (GPU.to_lowercase(), None)]);
+    bed.watcher.found(excluded);
+    assert_eq!(healths(&bed), [(OTHER.to_lowercase(), Some(true)), (GPU.to_lowercase(), None)]);
 }
 
 #[test]
-fn without_a_library_nobody_knows_and_what_was_seen_is_withdrawn() {
-    let mut bench = bench();
-    assert_eq!(**bench.hardware.borrow(), HardwareState::default());
-    in_use(&bench);
-    bench.watcher.unknown("no NVML");
-    let expected = HardwareState::Unknown { reason: "no NVML".into(), asked: true };
-    assert_eq!(**bench.hardware.borrow(), expected);
-    assert_eq!(healths(&bench), [(GPU.to_lowercase(), None)]);
+fn gpus_are_withdrawn_without_library() {
+    let mut bed = test_bed();
+    assert_eq!(**bed.hardware.borrow(), HardwareState::default());
+    in_use(&bed);
+    bed.watcher.unknown("no NVML");
+    let expected = HardwareState::Unknown { reason: "no NVML".into(), is_queried: true };
+    assert_eq!(**bed.hardware.borrow(), expected);
+    assert_eq!(healths(&bed), [(GPU.to_lowercase(), None)]);
 }
 
 #[test]
-fn a_look_that_finds_nothing_new_wakes_nobody_and_refreshes_the_time() {
-    let mut bench = bench();
-    bench.watcher.found(inventory(&[GPU]));
-    bench.hardware.mark_unchanged();
-    bench.health.mark_unchanged();
-    bench.watcher.found(inventory(&[GPU]));
-    assert!(!bench.hardware.has_changed().expect("open"));
-    assert!(!bench.health.has_changed().expect("open"));
-    assert!(bench.health.borrow().checked_at > 0);
+fn gpus_stay_published_while_library_fails_for_a_short_time() {
+    let mut bed = test_bed();
+    bed.watcher.found(inventory(&[GPU]));
+    let known = Arc::clone(&bed.hardware.borrow());
+    let (begin, almost) = (Instant::now(), WITHDRAW_AFTER - Duration::from_secs(1));
+    bed.watcher.failed("no NVML", begin);
+    bed.watcher.failed("no NVML", begin + almost);
+    assert_eq!(*bed.hardware.borrow(), known);
+    bed.watcher.found(inventory(&[GPU]));
+    bed.watcher.failed("no NVML", begin + almost + WITHDRAW_AFTER);
+    assert_eq!(*bed.hardware.borrow(), known, "one answer in between starts the time again");
+    bed.watcher.failed("no NVML", begin + almost + 2 * WITHDRAW_AFTER);
+    assert!(matches!(**bed.hardware.borrow(), HardwareState::Unknown { is_queried: true, .. }));
+}
+
+#[test]
+fn first_failure_of_library_is_published_immediately() {
+    let mut bed = test_bed();
+    bed.watcher.failed("no NVML", Instant::now());
+    assert!(matches!(**bed.hardware.borrow(), HardwareState::Unknown { is_queried: true, .. }));
+}
+
+#[test]
+fn hanging_library_taints_gpus_until_it_answers() {
+    let mut bed = test_bed();
+    let stall_watch = bed.watcher.stall_watch();
+    bed.watcher.found(inventory(&[GPU, OTHER]));
+    let now = Instant::now();
+    bed.watcher.progress.record(now);
+    stall_watch.check(now + STALLED_AFTER);
+    assert!(bed.node_events.try_recv().is_err());
+    for _ in 0..2 {
+        stall_watch.check(now + STALLED_AFTER + Duration::from_secs(1));
+    }
+    let codes = |bed: &TestBed| {
+        let HardwareState::Known(found) = &**bed.hardware.borrow() else { panic!("unknown") };
+        let code = |gpu: &Gpu| match &gpu.health {
+            Health::Healthy => String::new(),
+            Health::Unhealthy { code, .. } => code.clone(),
+        };
+        found.gpus.iter().map(code).collect::<Vec<_>>()
+    };
+    assert_eq!(codes(&bed), ["NVMLTimeout", "NVMLTimeout"]);
+    let NodeEvent { reason, note } = bed.node_events.try_recv().expect("an event");
+    assert_eq!(reason, "GpuUnhealthy");
+    assert!(note.contains("has not answered for 60 s"), "{note}");
+    assert!(bed.node_events.try_recv().is_err(), "reported once");
+
+    assert!(bed.watcher.progress.record(now), "the next inventory is due");
+    bed.watcher.found(inventory(&[GPU, OTHER]));
+    assert_eq!(codes(&bed), ["", ""]);
+}
+
+#[test]
+fn unchanged_inventory_refreshes_time_only() {
+    let mut bed = test_bed();
+    bed.watcher.found(inventory(&[GPU]));
+    bed.hardware.mark_unchanged();
+    bed.health.mark_unchanged();
+    bed.watcher.found(inventory(&[GPU]));
+    assert!(!bed.hardware.has_changed().expect("open"));
+    assert!(!bed.health.has_changed().expect("open"));
+    assert!(bed.health.borrow().checked_at > 0);
 }
 
 #[tokio::test]
-async fn an_event_makes_the_thread_look_again() {
-    let Bench {
+async fn event_triggers_inventory() {
+    let TestBed {
         watcher,
         mut hardware,
         machine,
@@ -295,9 +348,10 @@ async fn an_event_makes_the_thread_look_again() {
         others: _others,
         directory: _directory,
         ..
-    } = bench();
+    } = test_bed();
     *machine.inventory.lock().expect("no panic") = Ok(inventory(&[GPU, OTHER]));
-    let handle = watcher.spawn().expect("a thread");
+    let mut tasks = Supervisor::new(CancellationToken::new());
+    let handle = watcher.spawn(&mut tasks).expect("a thread");
     let both = HardwareState::Known(inventory(&[GPU, OTHER]));
     hardware.wait_for(|state| **state == both).await.expect("the thread lives");
 
@@ -309,11 +363,12 @@ async fn an_event_makes_the_thread_look_again() {
 }
 
 #[tokio::test]
-async fn nothing_is_published_before_it_is_known_who_else_hands_out_the_gpus() {
-    let Bench { watcher, mut hardware, machine, others, directory: _directory, .. } = bench();
+async fn publishes_nothing_before_other_allocators_are_known() {
+    let TestBed { watcher, mut hardware, machine, others, directory: _directory, .. } = test_bed();
     *machine.inventory.lock().expect("no panic") = Ok(inventory(&[GPU]));
     others.send_replace(None);
-    let handle = watcher.spawn().expect("a thread");
+    let mut tasks = Supervisor::new(CancellationToken::new());
+    let handle = watcher.spawn(&mut tasks).expect("a thread");
     let early = tokio::time::timeout(Duration::from_millis(100), hardware.changed()).await;
     assert!(early.is_err(), "{:?}", hardware.borrow());
     others.send_replace(Some(Arc::default()));
@@ -323,18 +378,17 @@ async fn nothing_is_published_before_it_is_known_who_else_hands_out_the_gpus() {
 }
 
 #[test]
-fn gpus_that_no_container_could_use_are_not_published_and_the_operator_is_told_once() {
-    let mut bench = bench();
-    std::fs::remove_file(bench.directory.path().join("root/usr/lib64/libcuda.so.1"))
+fn gpus_without_libcuda_are_not_published_and_reported_once() {
+    let mut bed = test_bed();
+    std::fs::remove_file(bed.directory.path().join("root/usr/lib64/libcuda.so.1"))
         .expect("removed");
     for _ in 0..2 {
-        let sharable =
-            bench.watcher.sharable(inventory(&[GPU, OTHER]), &OtherAllocators::default());
-        assert!(bench.watcher.found(sharable).is_empty());
+        let sharable = bed.watcher.sharable(inventory(&[GPU, OTHER]), &OtherAllocators::default());
+        assert!(bed.watcher.found(sharable).is_empty());
     }
-    let NodeNews { reason, note } = bench.news.try_recv().expect("an event");
+    let NodeEvent { reason, note } = bed.node_events.try_recv().expect("an event");
     assert_eq!(reason, "GpuNotPublished");
     assert!(note.contains("libcuda.so.1 below /on/the/host") && note.contains(OTHER), "{note}");
-    assert!(bench.news.try_recv().is_err(), "told once");
-    assert!(bench.watcher.in_trouble, "and looked at again soon");
+    assert!(bed.node_events.try_recv().is_err(), "reported once");
+    assert!(bed.watcher.in_trouble, "the next inventory is soon");
 }

@@ -1,10 +1,10 @@
-//! What is held against GPUs: the one source of the taint in the slice and of the health that the
+//! Verdicts on the health of GPUs: the source of the taint in slices and of the health that the
 //! kubelet shows.
 //!
 //! ```text
 //! XID, ECC error -----------> verdict --\
 //! recovery action (NVML) ----------------> Health
-//! gone and back (a reset) --> forgets --/
+//! gone and back (a reset) -> removes --/
 //! ```
 
 use std::{
@@ -19,11 +19,11 @@ use tessera_api::{
 };
 use tessera_gpu::{HealthEvent, RecoveryAction};
 
-/// How long an event counts although NVIDIA's driver asks for nothing. The driver reports the XID
-/// first and what it wants done after it; health monitors correlate the two within half a minute.
+/// Time for which an event counts although the NVIDIA driver reports no recovery action. The driver
+/// reports the XID first and the action after it; health monitors correlate them within 30 s.
 const SETTLES_WITHIN: Duration = Duration::from_secs(30);
 
-/// What events have said against GPUs.
+/// The verdicts of events, by GPU.
 #[derive(Debug, Default)]
 pub(super) struct Verdicts {
     by_gpu: BTreeMap<GpuUuid, Verdict>,
@@ -34,21 +34,21 @@ struct Verdict {
     code: String,
     message: String,
     since: Instant,
-    /// NVIDIA's driver sets the recovery action after this event and those before it, if one is
-    /// needed.
+    /// True if the NVIDIA driver sets a recovery action after this event and those before it, if
+    /// one is needed.
     sets_recovery_action: bool,
-    /// It has asked for something since.
+    /// True if the driver has reported a recovery action since.
     action_seen: bool,
-    /// The GPU has not been there for a while since.
+    /// True if the GPU was absent since.
     was_gone: bool,
 }
 
 impl Verdict {
-    /// Whether nothing speaks for it any more.
+    /// Returns true if the verdict is obsolete.
     fn is_over(&self, action: Option<RecoveryAction>, now: Instant) -> bool {
         match action {
-            // A driver that does not know the question: only a reset helps, and it makes the GPU
-            // disappear for a moment.
+            // The driver reports no recovery actions. Only a reset repairs the GPU, and during it
+            // the GPU is absent.
             None => self.was_gone,
             Some(RecoveryAction::None) => {
                 let settled = now.saturating_duration_since(self.since) >= SETTLES_WITHIN;
@@ -60,14 +60,14 @@ impl Verdict {
 }
 
 impl Verdicts {
-    /// Remembers what an event says. Returns whether that is news; an event that says nothing
-    /// against the GPU is none.
+    /// Records the verdict of an event. Returns true if it is new. Events without a verdict are
+    /// not.
     pub(super) fn remember(&mut self, event: &HealthEvent, now: Instant) -> bool {
         let Some(Health::Unhealthy { code, message }) = event.kind.health() else { return false };
         let known = self.by_gpu.get(&event.gpu);
-        let news = known.is_none_or(|known| known.code != code);
-        // What "none" proves nothing about is not over because another error came after it, as 120
-        // comes after 119.
+        let is_new = known.is_none_or(|known| known.code != code);
+        // A verdict that the recovery action "none" does not end stays, although another error
+        // comes after it, as 120 comes after 119.
         let settles =
             |known: &Verdict| known.sets_recovery_action || known.action_seen || known.was_gone;
         let sets_recovery_action = event.kind.sets_recovery_action() && known.is_none_or(settles);
@@ -80,12 +80,11 @@ impl Verdicts {
             was_gone: false,
         };
         self.by_gpu.insert(event.gpu.clone(), verdict);
-        news
+        is_new
     }
 
-    /// Sees which GPUs are not there: one that is back after that has been reset, or has even been
-    /// replaced.
-    pub(super) fn see(&mut self, inventory: &Inventory) {
+    /// Records which GPUs are absent: a GPU that returns was reset or replaced.
+    pub(super) fn record_absent(&mut self, inventory: &Inventory) {
         for (gpu, verdict) in &mut self.by_gpu {
             let known = inventory.unpublished.iter().find(|known| known.uuid.as_ref() == Some(gpu));
             let is_there = inventory.gpu(gpu).is_some()
@@ -94,33 +93,33 @@ impl Verdicts {
         }
     }
 
-    /// The health of a GPU for which NVIDIA's driver asks `action`; `None` where it does not know
-    /// that question. A verdict that is over is forgotten.
+    /// Returns the health of a GPU whose recovery action is `action`; `None` if the driver does not
+    /// report it. An obsolete verdict is removed.
     pub(super) fn health(
         &mut self,
         gpu: &GpuUuid,
         action: Option<RecoveryAction>,
         now: Instant,
     ) -> Health {
-        let asked = action.filter(|action| *action != RecoveryAction::None);
+        let requested = action.filter(|action| *action != RecoveryAction::None);
         if let Some(verdict) = self.by_gpu.get_mut(gpu) {
-            verdict.action_seen |= asked.is_some();
+            verdict.action_seen |= requested.is_some();
             if verdict.is_over(action, now) {
                 self.by_gpu.remove(gpu);
             }
         }
-        match (self.by_gpu.get(gpu), asked) {
+        match (self.by_gpu.get(gpu), requested) {
             (None, None) => Health::Healthy,
             (Some(verdict), None) => {
                 Health::Unhealthy { code: verdict.code.clone(), message: verdict.message.clone() }
             }
             (Some(verdict), Some(action)) => Health::Unhealthy {
                 code: verdict.code.clone(),
-                message: format!("{}; NVIDIA's driver asks for {action}", verdict.message),
+                message: format!("{}; NVIDIA driver requests {action}", verdict.message),
             },
             (None, Some(action)) => Health::Unhealthy {
                 code: action.code(),
-                message: format!("NVIDIA's driver asks for {action}"),
+                message: format!("NVIDIA driver requests {action}"),
             },
         }
     }

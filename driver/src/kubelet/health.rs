@@ -9,29 +9,29 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-/// How often the list is sent although nothing changed. The kubelet calls health unknown that is
-/// older than 30 s by default (`DefaultHealthTimeout`).
+/// Interval at which an unchanged report is sent again. By default, the kubelet considers health
+/// older than 30 s unknown (`DefaultHealthTimeout`).
 const REPEAT: Duration = Duration::from_secs(10);
 
 /// The health of one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceHealth {
-    /// Its pool.
+    /// The pool.
     pub pool: String,
-    /// Its name there.
+    /// The name in the pool.
     pub device: String,
-    /// Whether it works; `None` where nobody knows.
+    /// True if the device is healthy, `None` if that is not known.
     pub healthy: Option<bool>,
-    /// What is wrong, in at most 1024 characters.
+    /// The problem, in at most 1024 characters.
     pub message: String,
 }
 
-/// The health of all devices, as of one look at the hardware.
+/// The health of all devices at a point in time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HealthReport {
-    /// Unix seconds of that look.
+    /// The time, in Unix seconds.
     pub checked_at: i64,
-    /// Every device, gone ones that a claim still has included.
+    /// All devices, also missing devices that claims still use.
     pub devices: Vec<DeviceHealth>,
 }
 
@@ -43,14 +43,14 @@ pub struct HealthService {
 }
 
 impl HealthService {
-    /// Streams `reports` until `stop`: a stream that did not end would keep the server from
-    /// stopping.
+    /// Returns services that stream `reports` until `stop`. A stream that does not end would keep
+    /// the server from stopping.
     #[must_use]
     pub fn new(reports: watch::Receiver<Arc<HealthReport>>, stop: CancellationToken) -> Self {
         Self { reports, stop }
     }
 
-    /// The present report, then one at each change and every [`REPEAT`].
+    /// Returns a stream of the present report, then one at each change and after each [`REPEAT`].
     fn stream(&self) -> impl Stream<Item = Arc<HealthReport>> + Send + use<> {
         let state = (self.reports.clone(), self.stop.clone(), true);
         stream::unfold(state, |(mut reports, stop, first)| async move {

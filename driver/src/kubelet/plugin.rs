@@ -1,4 +1,4 @@
-//! The DRA services, v1 and v1beta1: the same calls, one field apart.
+//! The DRA services v1 and v1beta1, which differ in one field.
 
 use std::{future::Future, sync::Arc};
 
@@ -6,42 +6,43 @@ use futures::future::join_all;
 use tessera_proto::{dra_v1, dra_v1beta1};
 use tonic::{Request, Response, Status};
 
-/// A claim as the kubelet names it: text from outside.
+/// A claim reference from the kubelet, not validated.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AskedClaim {
-    /// Its namespace.
+pub struct ClaimRef {
+    /// The namespace of the claim.
     pub namespace: String,
-    /// Its UID.
+    /// The UID of the claim.
     pub uid: String,
-    /// Its name.
+    /// The name of the claim.
     pub name: String,
 }
 
-/// A device of a prepared claim, as the kubelet wants to know it.
+/// A device of a prepared claim, as sent to the kubelet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PreparedDevice {
-    /// Requests that it answers: parents only.
+    /// The requests for which it was allocated, without subrequests.
     pub requests: Vec<String>,
-    /// Its pool.
+    /// The pool.
     pub pool: String,
-    /// Its name there.
+    /// The name in the pool.
     pub device: String,
-    /// CDI devices, in the order in which they are applied.
+    /// The CDI devices, in the order in which they are applied.
     pub cdi_devices: Vec<String>,
-    /// Which share of the device.
+    /// The share of the device.
     pub share_id: Option<String>,
 }
 
-/// Who prepares claims. An error is text for the kubelet, which puts it into an event of the pod.
-pub trait Claims: Send + Sync + 'static {
-    /// Prepares one claim. Dropping the future must not stop what it began.
+/// Handler of the kubelet's calls. An error is text that the kubelet writes into an event of the
+/// pod.
+pub trait ClaimHandler: Send + Sync + 'static {
+    /// Prepares one claim. Dropping the future must not stop the work that it started.
     fn prepare(
         &self,
-        claim: AskedClaim,
+        claim: ClaimRef,
     ) -> impl Future<Output = Result<Vec<PreparedDevice>, String>> + Send;
 
-    /// Undoes it. A claim that is not prepared is no error.
-    fn unprepare(&self, claim: AskedClaim) -> impl Future<Output = Result<(), String>> + Send;
+    /// Unprepares one claim. A claim that is not prepared is no error.
+    fn unprepare(&self, claim: ClaimRef) -> impl Future<Output = Result<(), String>> + Send;
 }
 
 /// The services on the plugin's socket.
@@ -51,7 +52,7 @@ pub struct PluginService<C> {
 }
 
 impl<C> PluginService<C> {
-    /// Hands calls to `claims`.
+    /// Returns services that forward calls to `claims`.
     #[must_use]
     pub fn new(claims: Arc<C>) -> Self {
         Self { claims }
@@ -64,21 +65,21 @@ impl<C> Clone for PluginService<C> {
     }
 }
 
-impl<C: Claims> PluginService<C> {
-    /// Claims of a call run side by side; each has an answer of its own.
+impl<C: ClaimHandler> PluginService<C> {
+    /// Prepares the claims of a call concurrently. Each has its own answer.
     async fn prepare_all(
         &self,
-        asked: Vec<AskedClaim>,
+        claims: Vec<ClaimRef>,
     ) -> Vec<(String, Result<Vec<PreparedDevice>, String>)> {
-        join_all(asked.into_iter().map(|claim| async {
+        join_all(claims.into_iter().map(|claim| async {
             let uid = claim.uid.clone();
             (uid, self.claims.prepare(claim).await)
         }))
         .await
     }
 
-    async fn unprepare_all(&self, asked: Vec<AskedClaim>) -> Vec<(String, Result<(), String>)> {
-        join_all(asked.into_iter().map(|claim| async {
+    async fn unprepare_all(&self, claims: Vec<ClaimRef>) -> Vec<(String, Result<(), String>)> {
+        join_all(claims.into_iter().map(|claim| async {
             let uid = claim.uid.clone();
             (uid, self.claims.unprepare(claim).await)
         }))
@@ -88,20 +89,20 @@ impl<C: Claims> PluginService<C> {
 
 macro_rules! serve {
     ($version:ident, $device:expr) => {
-        impl From<$version::Claim> for AskedClaim {
+        impl From<$version::Claim> for ClaimRef {
             fn from(claim: $version::Claim) -> Self {
                 Self { namespace: claim.namespace, uid: claim.uid, name: claim.name }
             }
         }
 
         #[tonic::async_trait]
-        impl<C: Claims> $version::dra_plugin_server::DraPlugin for PluginService<C> {
+        impl<C: ClaimHandler> $version::dra_plugin_server::DraPlugin for PluginService<C> {
             async fn node_prepare_resources(
                 &self,
                 request: Request<$version::NodePrepareResourcesRequest>,
             ) -> Result<Response<$version::NodePrepareResourcesResponse>, Status> {
-                let asked = request.into_inner().claims.into_iter().map(Into::into).collect();
-                let answers = self.prepare_all(asked).await.into_iter().map(|(uid, answer)| {
+                let claims = request.into_inner().claims.into_iter().map(Into::into).collect();
+                let answers = self.prepare_all(claims).await.into_iter().map(|(uid, answer)| {
                     let answer = match answer {
                         Ok(devices) => $version::NodePrepareResourceResponse {
                             devices: devices.into_iter().map($device).collect(),
@@ -122,8 +123,8 @@ macro_rules! serve {
                 &self,
                 request: Request<$version::NodeUnprepareResourcesRequest>,
             ) -> Result<Response<$version::NodeUnprepareResourcesResponse>, Status> {
-                let asked = request.into_inner().claims.into_iter().map(Into::into).collect();
-                let answers = self.unprepare_all(asked).await.into_iter().map(|(uid, answer)| {
+                let claims = request.into_inner().claims.into_iter().map(Into::into).collect();
+                let answers = self.unprepare_all(claims).await.into_iter().map(|(uid, answer)| {
                     let error = answer.err().unwrap_or_default();
                     (uid, $version::NodeUnprepareResourceResponse { error })
                 });
@@ -143,7 +144,7 @@ serve!(dra_v1, |device: PreparedDevice| dra_v1::Device {
     share_id: device.share_id,
 });
 
-// v1beta1 knows no shares.
+// v1beta1 has no field for shares.
 serve!(dra_v1beta1, |device: PreparedDevice| dra_v1beta1::Device {
     request_names: device.requests,
     pool_name: device.pool,

@@ -1,4 +1,5 @@
-//! Registration: the kubelet finds our socket, asks who we are, and tells us how it went.
+//! Registration with the kubelet, which finds the socket, asks for the plugin, and sends the
+//! result.
 
 use std::path::PathBuf;
 
@@ -13,15 +14,15 @@ use tessera_proto::{
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
-/// How the registration stands.
+/// State of the registration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Registered {
-    /// The kubelet has not said anything yet.
+pub enum RegistrationState {
+    /// The kubelet has not reported a result yet.
     #[default]
-    NotYet,
-    /// The kubelet knows us.
-    Yes,
-    /// The kubelet refused, with these words. It tries again.
+    Pending,
+    /// The driver is registered.
+    Registered,
+    /// The kubelet refused, with this message. It tries again.
     Refused(String),
 }
 
@@ -30,17 +31,17 @@ pub enum Registered {
 pub struct RegistrationService {
     driver: String,
     endpoint: PathBuf,
-    registered: watch::Sender<Registered>,
+    registered: watch::Sender<RegistrationState>,
 }
 
 impl RegistrationService {
-    /// Registers `driver`, whose services are at `endpoint`; word of how it went goes to
-    /// `registered`.
+    /// Returns a service that registers `driver`, whose services are at `endpoint`, and sends the
+    /// result to `registered`.
     #[must_use]
     pub fn new(
         driver: impl Into<String>,
         endpoint: PathBuf,
-        registered: watch::Sender<Registered>,
+        registered: watch::Sender<RegistrationState>,
     ) -> Self {
         Self { driver: driver.into(), endpoint, registered }
     }
@@ -71,13 +72,13 @@ impl Registration for RegistrationService {
         let status = request.into_inner();
         if status.plugin_registered {
             tracing::info!(endpoint = %self.endpoint.display(), "registered with the kubelet");
-            self.registered.send_replace(Registered::Yes);
+            self.registered.send_replace(RegistrationState::Registered);
         } else {
             tracing::error!(
                 error = status.error,
-                "the kubelet refused the registration; it will try again"
+                "kubelet refused the registration; it will try again"
             );
-            self.registered.send_replace(Registered::Refused(status.error));
+            self.registered.send_replace(RegistrationState::Refused(status.error));
         }
         Ok(Response::new(RegistrationStatusResponse {}))
     }

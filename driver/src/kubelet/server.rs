@@ -1,4 +1,4 @@
-//! The two servers, and the order in which they come and go.
+//! Registration and DRA plugin gRPC servers: order of start and stop.
 
 use std::{sync::Arc, time::Duration};
 
@@ -6,6 +6,7 @@ use tessera_proto::{
     dra_v1, dra_v1beta1, health_v1, health_v1alpha1,
     registration::registration_server::RegistrationServer,
 };
+use tessera_runtime::{error_chain::chain, supervisor::TaskFailure};
 use tokio::{sync::watch, task::JoinHandle};
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
@@ -13,38 +14,39 @@ use tonic::transport::{Server, server::Router};
 
 use super::{
     health::HealthService,
-    plugin::{Claims, PluginService},
-    registration::{Registered, RegistrationService},
+    plugin::{ClaimHandler, PluginService},
+    registration::{RegistrationService, RegistrationState},
     socket::{Socket, SocketError, SocketPaths},
 };
 
-/// How long calls may take to end once the server stops. Longer ones go on in tasks of their own as
-/// long as the process lives, and the kubelet asks again.
+/// Time for which calls may finish when the server stops. Longer work continues in tasks of its own
+/// as long as the process lives, and the kubelet calls again.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Both servers, serving.
+/// Both running servers.
 #[derive(Debug)]
 pub struct KubeletServers {
     registration: RunningServer,
     plugin: RunningServer,
-    registered: watch::Receiver<Registered>,
+    registered: watch::Receiver<RegistrationState>,
 }
 
 #[derive(Debug)]
 struct RunningServer {
+    name: &'static str,
     stop: CancellationToken,
     task: JoinHandle<Result<(), tonic::transport::Error>>,
-    /// Removed when the server has stopped.
+    /// Its file is removed when the server has stopped.
     _socket: Socket,
 }
 
 impl KubeletServers {
-    /// Serves. The plugin's socket answers before the registrar's is there: the kubelet calls as
-    /// soon as it sees that.
+    /// Starts both servers. The plugin's socket must answer before the registration socket exists:
+    /// the kubelet calls the plugin as soon as it finds that.
     ///
     /// # Errors
-    /// [`SocketError`]; nothing is left then.
-    pub fn start<C: Claims>(
+    /// [`SocketError`]. No server is running then.
+    pub fn start<C: ClaimHandler>(
         paths: &SocketPaths,
         driver: &str,
         claims: Arc<C>,
@@ -64,37 +66,40 @@ impl KubeletServers {
                 health,
             ))
             .add_service(liveness);
-        let plugin = RunningServer::start(&paths.plugin, router, stop)?;
+        let plugin = RunningServer::start("plugin-server", &paths.plugin, router, stop)?;
 
-        let (sender, registered) = watch::channel(Registered::NotYet);
+        let (sender, registered) = watch::channel(RegistrationState::Pending);
         let service = RegistrationService::new(driver, paths.plugin.clone(), sender);
         let router = Server::builder().add_service(RegistrationServer::new(service));
-        let registration =
-            RunningServer::start(&paths.registration, router, CancellationToken::new())?;
+        let registration = RunningServer::start(
+            "registration-server",
+            &paths.registration,
+            router,
+            CancellationToken::new(),
+        )?;
         Ok(Self { registration, plugin, registered })
     }
 
-    /// How the registration stands, and word of changes.
+    /// Returns a channel of the state of the registration.
     #[must_use]
-    pub fn registered(&self) -> watch::Receiver<Registered> {
+    pub fn registered(&self) -> watch::Receiver<RegistrationState> {
         self.registered.clone()
     }
 
-    /// Ends when a server ends by itself, which it should not.
-    pub async fn failed(&mut self) -> String {
+    /// Waits until a server ends although it was not stopped.
+    pub async fn failed(&mut self) -> TaskFailure {
         let (name, result) = tokio::select! {
-            result = &mut self.registration.task => ("registration", result),
-            result = &mut self.plugin.task => ("plugin", result),
+            result = &mut self.registration.task => (self.registration.name, result),
+            result = &mut self.plugin.task => (self.plugin.name, result),
         };
         match result {
-            Ok(Ok(())) => format!("the {name} server ended"),
-            Ok(Err(error)) => format!("the {name} server failed: {error}"),
-            Err(error) => format!("the {name} server failed: {error}"),
+            Ok(Err(error)) => TaskFailure::new(name, chain(&error)),
+            result => TaskFailure::from_join(name, result.map(drop)),
         }
     }
 
-    /// Stops: the registrar first, so that the kubelet sends nothing new, then the plugin. Both
-    /// sockets are gone then.
+    /// Stops registration first, so that the kubelet sends no new calls, then the plugin. Removes
+    /// both sockets.
     pub async fn stop(self) {
         self.registration.stop().await;
         self.plugin.stop().await;
@@ -103,6 +108,7 @@ impl KubeletServers {
 
 impl RunningServer {
     fn start(
+        name: &'static str,
         path: &std::path::Path,
         router: Router,
         stop: CancellationToken,
@@ -111,12 +117,12 @@ impl RunningServer {
         let stopped = stop.clone().cancelled_owned();
         let incoming = UnixListenerStream::new(listener);
         let task = tokio::spawn(router.serve_with_incoming_shutdown(incoming, stopped));
-        Ok(Self { stop, task, _socket: socket })
+        Ok(Self { name, stop, task, _socket: socket })
     }
 
     async fn stop(mut self) {
         self.stop.cancel();
-        // One that ended by itself was waited for already.
+        // The handle of a task that failed was polled to its end already.
         if self.task.is_finished() {
             return;
         }

@@ -2,61 +2,62 @@
 
 use std::{
     fs, io,
-    os::unix::{
-        fs::{FileTypeExt, MetadataExt},
-        net::UnixStream,
-    },
+    os::unix::fs::{FileTypeExt, MetadataExt},
     path::{Path, PathBuf},
 };
 
+use rustix::{
+    io::Errno,
+    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with},
+};
 use sha2::{Digest, Sha256};
 use tokio::net::UnixListener;
 
-/// Why a socket could not be had.
+/// Errors of binding a socket.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// The path does not fit into a socket address.
-    #[error("socket path `{path}` has {length} bytes and may have {MOST}: choose a shorter --kubelet-root", path = .path.display())]
+    /// The path is too long for a socket address.
+    #[error("socket path `{path}` has {length} bytes, more than {MAX_PATH_BYTES}: choose a shorter --kubelet-root", path = .path.display())]
     TooLong {
         /// The path.
         path: PathBuf,
-        /// Its length.
+        /// The length in bytes.
         length: usize,
     },
-    /// Something else is there.
-    #[error("`{path}` is there and is no socket: move it away", path = .path.display())]
+    /// A file that is not a socket has the path.
+    #[error("`{path}` exists and is not a socket: remove it", path = .path.display())]
     NotASocket {
         /// The path.
         path: PathBuf,
     },
-    /// The operating system said no.
-    #[error("failed to {operation} `{path}`", path = .path.display())]
+    /// An operation failed.
+    #[error("cannot {operation} `{path}`", path = .path.display())]
     Io {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
-        /// On what.
+        /// The path.
         path: PathBuf,
-        /// What it said.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
 
-/// `sun_path` has 108 bytes, the last of which is NUL.
-const MOST: usize = 107;
+/// Longest path: `sun_path` has 108 bytes, the last of which is NUL.
+const MAX_PATH_BYTES: usize = 107;
 
-/// Where this instance's two sockets are.
+/// Paths of this instance's two sockets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SocketPaths {
-    /// The DRA and health services.
+    /// The socket of the DRA and health services.
     pub plugin: PathBuf,
-    /// The registration service.
+    /// The socket of the registration service.
     pub registration: PathBuf,
 }
 
 impl SocketPaths {
-    /// The sockets of `driver` below the kubelet's root directory. With a pod UID the names are
-    /// this instance's own, so that during a rolling update old and new serve side by side
-    /// (KEP-4381, from 1.33).
+    /// Returns the sockets of `driver` below the kubelet's root directory. With a pod UID the names
+    /// are unique to the instance, so that during a rolling update the old and the new instance
+    /// serve at the same time (KEP-4381, from 1.33).
     ///
     /// # Errors
     /// [`SocketError::TooLong`].
@@ -80,10 +81,11 @@ impl SocketPaths {
     }
 }
 
-/// The names that the kubelet plugin library falls through until one fits, but for `@` in place of
-/// the last dash (docs/design/driver.md): kubelet 1.37 sends the
-/// percent-encoded path of this socket as `:authority`, and `http`, under tonic, takes a `%` only
-/// in the user part, which ends at `@`.
+/// Returns the first name that fits, of the names that the kubelet plugin library tries, with `@`
+/// in place of the last dash (docs/design/driver.md).
+///
+/// kubelet 1.37 sends the percent-encoded path of this socket as `:authority`, and the crate
+/// `http`, used by tonic, accepts a `%` only in the user part, which ends at `@`.
 fn registration_of_instance(registry: &Path, driver: &str, uid: &str) -> PathBuf {
     let short = base64_url(&Sha256::digest(uid)[..8]);
     let shortest = base64_url(&Sha256::digest(format!("{driver}\0{uid}"))[..16]);
@@ -95,13 +97,13 @@ fn registration_of_instance(registry: &Path, driver: &str, uid: &str) -> PathBuf
 
 fn fits(path: &Path) -> Result<(), SocketError> {
     let length = path.as_os_str().len();
-    if length > MOST {
+    if length > MAX_PATH_BYTES {
         return Err(SocketError::TooLong { path: path.to_owned(), length });
     }
     Ok(())
 }
 
-/// RFC 4648 base64 with the URL alphabet and no padding.
+/// Encodes bytes as RFC 4648 base64 with the URL alphabet and without padding.
 fn base64_url(bytes: &[u8]) -> String {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
     let mut text = String::new();
@@ -117,14 +119,14 @@ fn base64_url(bytes: &[u8]) -> String {
     text
 }
 
-/// A socket that listens. Dropping it removes its file, unless somebody else's has taken the name.
+/// A listening socket. Dropping it removes its file, unless another socket has the name.
 #[derive(Debug)]
 pub struct Socket {
     path: PathBuf,
     identity: Identity,
 }
 
-/// Device, inode, and time of change, since inodes are used again at once on some file systems.
+/// Device, inode and time of change: some file systems reuse inodes immediately.
 type Identity = (u64, u64, i64, i64);
 
 fn identity(path: &Path) -> io::Result<Identity> {
@@ -133,26 +135,26 @@ fn identity(path: &Path) -> io::Result<Identity> {
 }
 
 impl Socket {
-    /// Binds `path`, in place of a socket that an earlier process left there.
+    /// Binds `path`, and replaces a socket that an earlier process left there.
     ///
     /// # Errors
     /// [`SocketError`].
     pub fn bind(path: &Path) -> Result<(Self, UnixListener), SocketError> {
         fits(path)?;
-        let directory = path.parent().expect("invariant: sockets lie in a directory");
+        let directory = path.parent().expect("invariant: the path of a socket has a parent");
         fs::create_dir_all(directory).map_err(io_error("create", directory))?;
         remove_socket(path)?;
-        let listener = UnixListener::bind(path).map_err(io_error("listen at", path))?;
-        let identity = identity(path).map_err(io_error("look at", path))?;
+        let listener = UnixListener::bind(path).map_err(io_error("bind", path))?;
+        let identity = identity(path).map_err(io_error("stat", path))?;
         Ok((Self { path: path.to_owned(), identity }, listener))
     }
 }
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        let ours = identity(&self.path).is_ok_and(|found| found == self.identity);
-        if ours && let Err(error) = fs::remove_file(&self.path) {
-            tracing::warn!(path = %self.path.display(), %error, "a socket stays behind");
+        let is_own = identity(&self.path).is_ok_and(|found| found == self.identity);
+        if is_own && let Err(error) = fs::remove_file(&self.path) {
+            tracing::warn!(path = %self.path.display(), %error, "cannot remove socket");
         }
     }
 }
@@ -160,7 +162,7 @@ impl Drop for Socket {
 fn remove_socket(path: &Path) -> Result<(), SocketError> {
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(source) => Err(SocketError::Io { operation: "look at", path: path.to_owned(), source }),
+        Err(source) => Err(SocketError::Io { operation: "stat", path: path.to_owned(), source }),
         Ok(metadata) if !metadata.file_type().is_socket() => {
             Err(SocketError::NotASocket { path: path.to_owned() })
         }
@@ -168,14 +170,14 @@ fn remove_socket(path: &Path) -> Result<(), SocketError> {
     }
 }
 
-/// Removes sockets of instances that died without doing so: named like ours, and nobody answers
-/// there. Returns them.
+/// Removes sockets of dead instances: named as sockets of this driver, with no process listening.
+/// Returns their paths.
 #[must_use]
 pub fn remove_abandoned(kubelet_root: &Path, driver: &str) -> Vec<PathBuf> {
     let plugins = kubelet_root.join("plugins").join(driver);
     let registry = kubelet_root.join("plugins_registry");
     let mut removed = sweep(&plugins, |name| name.starts_with("dra") && name.ends_with(".sock"));
-    // Names by hash do not tell whose they are, and stay.
+    // Names with a hash do not identify the driver, and stay.
     let prefix = format!("{driver}-");
     removed
         .extend(sweep(&registry, |name| name.starts_with(&prefix) && name.ends_with("@reg.sock")));
@@ -187,11 +189,20 @@ fn sweep(directory: &Path, is_ours: impl Fn(&str) -> bool) -> Vec<PathBuf> {
     let sockets = entries
         .filter(|entry| entry.file_name().to_str().is_some_and(&is_ours))
         .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_socket()));
-    let abandoned = sockets.map(|entry| entry.path()).filter(|path| {
-        UnixStream::connect(path)
-            .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
-    });
+    let abandoned = sockets.map(|entry| entry.path()).filter(|path| is_abandoned(path));
     abandoned.filter(|path| fs::remove_file(path).is_ok()).collect()
+}
+
+/// Returns true if no process listens. Does not block if the backlog of a listener is full.
+fn is_abandoned(path: &Path) -> bool {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let (Ok(socket), Ok(address)) = (
+        socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None),
+        SocketAddrUnix::new(path),
+    ) else {
+        return false;
+    };
+    connect(&socket, &address) == Err(Errno::CONNREFUSED)
 }
 
 fn io_error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> SocketError {
@@ -206,7 +217,7 @@ mod tests {
     const UID: &str = "6a3f3b1e-0d5c-4f6e-9c59-2b1d7d4c8e11";
 
     #[test]
-    fn an_instance_without_a_pod_uid_has_the_plain_names() {
+    fn instance_without_pod_uid_has_plain_names() {
         let paths = SocketPaths::new(Path::new("/var/lib/kubelet"), "gpu.tessera.dev", None)
             .expect("short enough");
         assert_eq!(paths.plugin, Path::new("/var/lib/kubelet/plugins/gpu.tessera.dev/dra.sock"));
@@ -217,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_an_instance_get_shorter_until_they_fit() {
+    fn instance_names_get_shorter_until_they_fit() {
         let at = |root: &str| {
             let paths = SocketPaths::new(Path::new(root), "gpu.tessera.dev", Some(UID))?;
             Ok::<_, SocketError>(
@@ -238,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn the_registration_name_falls_back_to_hashes() {
+    fn registration_name_falls_back_to_hashes() {
         let registry = |length: usize| PathBuf::from(format!("/{}", "r".repeat(length - 1)));
         let name = |length| {
             let path = registration_of_instance(&registry(length), "gpu.tessera.dev", UID);
@@ -252,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn base64_is_that_of_rfc_4648() {
+    fn base64_matches_rfc_4648() {
         let vectors = [
             ("", ""),
             ("f", "Zg"),
@@ -268,20 +279,20 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stale_socket_is_replaced_and_the_own_one_removed() {
+    async fn replaces_stale_socket_and_removes_own() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("deep/dra.sock");
         let (first, listener) = Socket::bind(&path).expect("bound");
         drop(listener);
         let (second, _listener) = Socket::bind(&path).expect("bound again");
         drop(first);
-        assert!(path.exists(), "the name is the second's now");
+        assert!(path.exists(), "the second socket has the name");
         drop(second);
         assert!(!path.exists());
     }
 
     #[tokio::test]
-    async fn what_is_no_socket_is_not_removed() {
+    async fn keeps_file_that_is_not_a_socket() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("dra.sock");
         fs::write(&path, "precious").expect("written");
@@ -290,7 +301,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_sockets_where_nobody_answers_are_abandoned() {
+    async fn removes_only_sockets_without_listener() {
         let directory = tempfile::tempdir().expect("a directory");
         let root = directory.path();
         let alive = SocketPaths::new(root, "d", Some("alive")).expect("short");

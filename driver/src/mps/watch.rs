@@ -1,4 +1,4 @@
-//! Watches over the control daemons that claims need, for metrics and for the operator.
+//! Reports the state of MPS control daemons as metrics and events.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,55 +15,55 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::Mps;
-use crate::{events::NodeNews, metrics::Metrics, state::journal::Journal};
+use crate::{events::NodeEvent, metrics::Metrics, state::journal::Journal};
 
-/// Between two looks: a few small files on a tmpfs.
-const EVERY: Duration = Duration::from_secs(2);
+/// Interval of rounds. Each reads a few small files on a tmpfs.
+const INTERVAL: Duration = Duration::from_secs(2);
 
-/// Watches over the daemons of the GPUs that the journal's claims share by MPS.
+/// Watches the daemons of the GPUs that claims of the journal share by MPS.
 #[derive(Debug)]
 pub struct MpsWatch {
     mps: Mps,
     journal: watch::Receiver<Arc<Journal>>,
     metrics: Arc<Metrics>,
-    news: mpsc::UnboundedSender<NodeNews>,
-    /// What was last seen of each.
-    seen: BTreeMap<GpuUuid, Seen>,
+    events: mpsc::UnboundedSender<NodeEvent>,
+    /// The last observation of each daemon.
+    seen: BTreeMap<GpuUuid, DaemonObservation>,
 }
 
-/// What was last seen of a daemon.
+/// The last observation of a daemon.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Seen {
-    /// How often it was started.
+struct DaemonObservation {
+    /// Number of starts.
     starts: u64,
-    /// It was up at some time, and is not now: the operator was told.
+    /// True if it failed after it was ready. That was reported.
     has_failed: bool,
-    /// It was up at some time.
+    /// True if it was ever ready.
     was_ready: bool,
 }
 
 impl MpsWatch {
-    /// Tells of what `mps` says.
+    /// Returns a watch that reports the states that `mps` reads.
     #[must_use]
     pub fn new(
         mps: Mps,
         journal: watch::Receiver<Arc<Journal>>,
         metrics: Arc<Metrics>,
-        news: mpsc::UnboundedSender<NodeNews>,
+        events: mpsc::UnboundedSender<NodeEvent>,
     ) -> Self {
-        Self { mps, journal, metrics, news, seen: BTreeMap::new() }
+        Self { mps, journal, metrics, events, seen: BTreeMap::new() }
     }
 
-    /// Goes on until `stop`.
+    /// Watches until `stop`.
     pub async fn run(mut self, stop: CancellationToken) {
-        let mut ticks = interval(EVERY);
+        let mut ticks = interval(INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
-                // A daemon that is given up and wanted again soon after is another one.
+                // A daemon that is released and requested again is a new one.
                 changed = self.journal.changed() => match changed {
-                    Ok(()) => drop(self.forget()),
+                    Ok(()) => drop(self.retain_shared()),
                     Err(_) => return,
                 },
                 _ = ticks.tick() => self.round(),
@@ -71,20 +71,20 @@ impl MpsWatch {
         }
     }
 
-    /// Forgets what nobody shares by MPS any more; answers what somebody does.
-    fn forget(&mut self) -> BTreeSet<GpuUuid> {
-        let gpus = self.journal.borrow_and_update().gpus_by_mps(None);
+    /// Forgets GPUs that no claim shares by MPS any more. Returns those that claims share.
+    fn retain_shared(&mut self) -> BTreeSet<GpuUuid> {
+        let gpus = self.journal.borrow_and_update().mps_gpus(None);
         self.seen.retain(|gpu, _| gpus.contains(gpu));
         gpus
     }
 
-    /// One look at each.
+    /// Reads the status of each daemon once.
     pub fn round(&mut self) {
-        let gpus = self.forget();
+        let gpus = self.retain_shared();
         let has_keeper = gpus.is_empty() || self.mps.has_keeper();
         let mut daemons = BTreeMap::new();
         for gpu in gpus {
-            // What a keeper that is gone said holds no longer.
+            // The last status of a tessera-mps that is gone is not valid any more.
             let status = self.mps.status(&gpu).map(|status| match has_keeper {
                 true => status,
                 false => Status {
@@ -98,33 +98,33 @@ impl MpsWatch {
                 continue;
             };
             let seen = self.seen.entry(gpu.clone()).or_default();
-            if let Some(note) = seen.look(&gpu, &status) {
-                tracing::warn!("{note}");
-                // Nobody hears it any more where the driver stops.
-                let _ = self.news.send(NodeNews { reason: event::MPS_DAEMON_FAILED, note });
+            if let Some(note) = seen.observe(&gpu, &status) {
+                tracing::warn!(%gpu, note, "MPS control daemon failed");
+                // The receiver is gone when the driver stops.
+                let _ = self.events.send(NodeEvent { reason: event::MPS_DAEMON_FAILED, note });
             }
             daemons.insert(gpu, (status.state == State::Ready, status.starts));
         }
-        self.metrics.mps_daemons(&daemons);
+        self.metrics.set_mps_daemons(&daemons);
     }
 }
 
-impl Seen {
-    /// What is to be said of it: once for each time that it fails after it was up, or was started
-    /// again between two looks.
-    fn look(&mut self, gpu: &GpuUuid, status: &Status) -> Option<String> {
+impl DaemonObservation {
+    /// Returns the note of an event: once for each failure after it was ready, also if it was
+    /// restarted between two rounds.
+    fn observe(&mut self, gpu: &GpuUuid, status: &Status) -> Option<String> {
         let is_ready = status.state == State::Ready;
         let restarted = self.was_ready && status.starts > self.starts;
         let failed = self.was_ready && !is_ready;
-        let is_news = (failed || restarted) && !self.has_failed;
+        let is_reported = (failed || restarted) && !self.has_failed;
         self.starts = status.starts;
         self.was_ready |= is_ready;
         self.has_failed = failed;
-        is_news.then(|| {
-            let why = if is_ready { "it was started again" } else { status.message.as_str() };
+        is_reported.then(|| {
+            let why = if is_ready { "it was restarted" } else { status.message.as_str() };
             format!(
-                "the MPS control daemon of {gpu} failed ({why}): CUDA programs that were its clients have lost their contexts and must be \
-                 restarted; tessera-mps starts it again"
+                "MPS control daemon of {gpu} failed ({why}): CUDA programs that were its clients have lost their contexts and must be \
+                 restarted; tessera-mps restarts the daemon"
             )
         })
     }
@@ -139,14 +139,18 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_that_fails_after_it_was_up_is_told_once() {
+    fn daemon_failure_is_reported_once() {
         let gpu = GpuUuid::new("GPU-1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77").expect("a UUID");
-        let mut seen = Seen::default();
-        let mut told = |state, starts| seen.look(&gpu, &status(state, starts)).is_some();
-        assert!(!told(State::Failed, 1), "who waits for it is told by its own event");
-        assert!(!told(State::Ready, 2) && !told(State::Ready, 2));
-        assert!(told(State::Failed, 2) && !told(State::Failed, 2) && !told(State::Starting, 3));
-        assert!(!told(State::Ready, 3), "it was told when it failed");
-        assert!(told(State::Ready, 4), "nobody looked meanwhile");
+        let mut seen = DaemonObservation::default();
+        let mut is_reported = |state, starts| seen.observe(&gpu, &status(state, starts)).is_some();
+        assert!(!is_reported(State::Failed, 1), "a waiting claim has an event of its own");
+        assert!(!is_reported(State::Ready, 2) && !is_reported(State::Ready, 2));
+        assert!(
+            is_reported(State::Failed, 2)
+                && !is_reported(State::Failed, 2)
+                && !is_reported(State::Starting, 3)
+        );
+        assert!(!is_reported(State::Ready, 3), "it was reported when it failed");
+        assert!(is_reported(State::Ready, 4), "it was restarted between two rounds");
     }
 }

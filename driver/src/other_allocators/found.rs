@@ -1,4 +1,4 @@
-//! What a Node and the slices of others say: pure.
+//! Detects GPUs advertised by other device plugins or DRA drivers. Pure functions, no I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,8 +15,8 @@ use tessera_api::{
     names::{GpuUuid, PciBusId, attribute},
 };
 
-/// Extended resources by which others hand out NVIDIA GPUs: NVIDIA's device plugin and HAMi's, with
-/// the plugin's name for shared ones; AWS's; Alibaba's; Tencent's; Volcano's.
+/// Extended resources of NVIDIA GPUs: of NVIDIA's device plugin and HAMi's, with the plugin's name
+/// for shared GPUs, and of the plugins of AWS, Alibaba, Tencent and Volcano.
 const RESOURCES: [&str; 11] = [
     "nvidia.com/gpu",
     "nvidia.com/gpu.shared",
@@ -31,31 +31,31 @@ const RESOURCES: [&str; 11] = [
     "volcano.sh/vgpu-number",
 ];
 
-/// Beginnings of such names: MIG slices of NVIDIA's plugin, vgpu-manager's, Elastic GPU's.
-/// `nvidia.com/` alone would be too much: its network operator's resources have it as well.
+/// Prefixes of such names: MIG slices of NVIDIA's plugin, vgpu-manager's, Elastic GPU's.
+/// `nvidia.com/` alone would match the resources of NVIDIA's network operator, too.
 const PREFIXES: [&str; 3] = ["nvidia.com/mig-", "nvidia.com/vgpu-", "elasticgpu.io/"];
 
-/// Names of attributes that hold the UUID of a GPU, or of the one that a MIG device is a part of.
+/// Names of attributes that hold the UUID of a GPU, or of the parent GPU of a MIG device.
 const UUID_ATTRIBUTES: [&str; 2] = ["uuid", "parentUUID"];
 
-/// Names of attributes that hold a PCI address, besides the standard one.
+/// Names of attributes that hold a PCI address, besides the standard attribute.
 const PCI_ATTRIBUTES: [&str; 3] = ["pciBusID", "pcieBusID", "pciAddress"];
 
-/// By what a device of another driver is recognised as one of our GPUs.
+/// The identity by which a device of another driver is recognised as a GPU of this node.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Identity {
-    /// Its UUID.
+    /// The UUID of the GPU.
     Uuid(GpuUuid),
-    /// Its PCI address.
+    /// The PCI address of the GPU.
     Pci(PciBusId),
 }
 
-/// Who else hands out this node's GPUs.
+/// The other allocators of this node's GPUs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OtherAllocators {
-    /// Extended resources of the Node: they may be any of its GPUs.
+    /// Extended resources of the Node, which may be any of its GPUs.
     resources: BTreeSet<String>,
-    /// Devices of other DRA drivers, with the driver.
+    /// Devices of other DRA drivers, with the name of the driver.
     devices: BTreeMap<Identity, String>,
 }
 
@@ -67,7 +67,7 @@ impl OtherAllocators {
         Self { resources: resources.into_iter().collect(), devices: devices.into_iter().collect() }
     }
 
-    /// Why the GPU is not to be published, if another allocator hands it out.
+    /// Returns the reason not to publish the GPU, or `None` if no other allocator publishes it.
     #[must_use]
     pub fn reason(&self, gpu: &Gpu) -> Option<UnpublishedReason> {
         let by_uuid = || self.devices.get(&Identity::Uuid(gpu.uuid.clone()));
@@ -84,40 +84,40 @@ impl OtherAllocators {
     }
 }
 
-/// The extended resources of a Node by which GPUs are handed out.
+/// Returns the extended resources of a Node by which another allocator publishes GPUs.
 pub(super) fn resources(node: &Node) -> Vec<String> {
     let status = node.status.as_ref();
-    // The kubelet keeps the capacity of a plugin that went away for five minutes, while its pods
-    // may still run.
+    // The kubelet keeps the capacity of a removed plugin for five minutes, while its pods may still
+    // run.
     let all = [
         status.and_then(|status| status.capacity.as_ref()),
         status.and_then(|s| s.allocatable.as_ref()),
     ];
-    let given = all
+    let advertised = all
         .into_iter()
         .flatten()
         .flatten()
-        .filter(|(name, amount)| is_of_gpus(name) && some(amount));
-    given.map(|(name, _)| name.clone()).collect()
+        .filter(|(name, amount)| is_gpu_resource(name) && is_positive(amount));
+    advertised.map(|(name, _)| name.clone()).collect()
 }
 
-fn is_of_gpus(resource: &str) -> bool {
+fn is_gpu_resource(resource: &str) -> bool {
     RESOURCES.contains(&resource) || PREFIXES.iter().any(|prefix| resource.starts_with(prefix))
 }
 
-/// What cannot be read is taken for something.
-fn some(amount: &ApiQuantity) -> bool {
+/// Returns true if the amount is positive or malformed.
+fn is_positive(amount: &ApiQuantity) -> bool {
     Quantity::parse(&amount.0).map_or(true, |amount| amount > Quantity::ZERO)
 }
 
-/// What may be GPUs of ours among the devices of a slice of another driver, with that driver.
+/// Returns the identities of the devices in a slice of another driver, with that driver.
 pub(super) fn devices(slice: &ResourceSlice) -> Vec<(Identity, String)> {
     let devices = slice.spec.devices.iter().flatten();
     devices.flat_map(identities).map(|identity| (identity, slice.spec.driver.clone())).collect()
 }
 
-/// By name, with the driver's domain or without. A UUID in whatever case, an address in whatever
-/// form that parses.
+/// Returns the identities of a device. Attributes match by name, with or without the driver's
+/// domain; UUIDs in upper or lower case; PCI addresses in any form that parses.
 fn identities(device: &Device) -> Vec<Identity> {
     let attributes = device.attributes.iter().flatten();
     let texts =

@@ -1,4 +1,4 @@
-//! A claim as the API has it, checked: what this node is to prepare of it.
+//! Validates a claim from the API server and extracts the shares to prepare on this node.
 
 use k8s_openapi::api::resource::v1::{
     AllocationResult, DeviceRequestAllocationResult, ResourceClaim, ResourceClaimConsumerReference,
@@ -16,61 +16,61 @@ use tessera_api::{
 use crate::state::journal;
 use crate::state::journal::ComputeCap;
 
-/// A claim that this node can prepare.
+/// A validated claim with shares of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AllocatedClaim {
-    /// Its UID.
+    /// The UID of the claim.
     pub uid: ClaimUid,
-    /// Its namespace.
+    /// The namespace of the claim.
     pub namespace: Namespace,
-    /// Its name.
+    /// The name of the claim.
     pub name: ClaimName,
-    /// Its shares of this node's GPUs.
+    /// The shares of this node's GPUs.
     pub shares: Vec<AllocatedShare>,
 }
 
-/// One result of ours in a claim's allocation.
+/// A result of this driver in the allocation of a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AllocatedShare {
-    /// Position in the allocation's results.
+    /// The index in the allocation's results.
     pub index: usize,
-    /// The request that it answers.
+    /// The request for which it was allocated.
     pub request: RequestName,
-    /// The pool: this node's.
+    /// The pool of this node.
     pub pool: PoolName,
     /// The device.
     pub device: DeviceName,
-    /// Which share of it.
+    /// The share of the device.
     pub share_id: Option<ShareId>,
     /// Memory in bytes.
     pub memory_bytes: u64,
-    /// Percent of compute.
+    /// Compute in percent of the GPU.
     pub cores_percent: u8,
-    /// How the percent is held.
+    /// The enforcement of the percentage.
     pub compute: ComputeCap,
-    /// Who yields first.
+    /// The priority for spare compute.
     pub priority: journal::ComputePriority,
-    /// Whether its plain memory may spill to the host.
+    /// True if its device memory may be moved to the host.
     pub oversubscribe: bool,
-    /// Whether it shares the GPU by MPS.
+    /// True if it shares the GPU by MPS.
     pub mps: bool,
 }
 
 /// A pod that has reserved a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReservingPod {
-    /// Its namespace, which is the claim's.
+    /// The namespace, which is that of the claim.
     pub namespace: Namespace,
-    /// Its name.
+    /// The name of the pod.
     pub name: PodName,
-    /// Its UID.
+    /// The UID of the pod.
     pub uid: String,
 }
 
-/// Why a claim cannot be prepared as it is. Field paths are those of the ResourceClaim.
+/// Errors of validating a claim. Field paths are those of the ResourceClaim.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClaimError {
-    /// kube-scheduler has allocated it, and knows nothing of that field.
+    /// The configuration needs the controller, and kube-scheduler has allocated the claim.
     #[error(
         "request {request}: `{field}` of its GpuConfig needs tessera-controller, and this cluster runs Tessera in mode stock: {instead}, or \
          install Tessera with mode=managed"
@@ -80,150 +80,150 @@ pub enum ClaimError {
         request: RequestName,
         /// The field.
         field: &'static str,
-        /// What to do.
+        /// The advice to the user.
         instead: &'static str,
     },
-    /// The kubelet means an object that was replaced.
+    /// The claim was deleted and created again.
     #[error(
-        "ResourceClaim {namespace}/{name} was replaced: the kubelet asks for UID {asked}, the API has {found}"
+        "ResourceClaim {namespace}/{name} was replaced: the kubelet requests UID {requested}, the API server has {found}"
     )]
     Replaced {
-        /// Its namespace.
+        /// The namespace of the claim.
         namespace: Namespace,
-        /// Its name.
+        /// The name of the claim.
         name: ClaimName,
-        /// The UID asked for.
-        asked: ClaimUid,
-        /// The UID found.
+        /// The requested UID.
+        requested: ClaimUid,
+        /// The UID in the API server.
         found: String,
     },
-    /// Nothing is allocated.
+    /// The claim is not allocated.
     #[error("ResourceClaim {namespace}/{name} is not allocated (status.allocation is not set)")]
     NotAllocated {
-        /// Its namespace.
+        /// The namespace of the claim.
         namespace: Namespace,
-        /// Its name.
+        /// The name of the claim.
         name: ClaimName,
     },
-    /// Nothing of ours is allocated.
+    /// The allocation has no device of this driver.
     #[error("the claim has no device of driver {DRIVER_NAME} in status.allocation.devices.results")]
     NothingOfOurs,
-    /// The device is another node's.
+    /// The device is on another node.
     #[error(
-        "status.allocation.devices.results[{index}].pool: `{pool}` is not this node's pool `{ours}`: the claim was allocated for another node"
+        "status.allocation.devices.results[{index}].pool: `{pool}` is not the pool `{own_pool}` of this node: the claim is allocated to another node"
     )]
     OtherPool {
-        /// Position of the result.
+        /// The index of the result.
         index: usize,
-        /// Its pool.
+        /// The pool of the result.
         pool: String,
-        /// This node's.
-        ours: PoolName,
+        /// The pool of this node.
+        own_pool: PoolName,
     },
-    /// A name that is none.
+    /// A name is malformed.
     #[error("status.allocation.devices.results[{index}].{field} is malformed")]
     Name {
-        /// Position of the result.
+        /// The index of the result.
         index: usize,
         /// The field.
         field: &'static str,
-        /// What is wrong with it.
+        /// The cause.
         source: NameError,
     },
-    /// Access that nothing limits.
+    /// Admin access is not supported.
     #[error(
         "status.allocation.devices.results[{index}].adminAccess: true is not supported in this version"
     )]
     AdminAccess {
-        /// Position of the result.
+        /// The index of the result.
         index: usize,
     },
-    /// It does not say how much.
+    /// The consumed capacity is missing.
     #[error(
-        "status.allocation.devices.results[{index}].consumedCapacity.{capacity} is not set: the feature DRAConsumableCapacity must be on in API server and scheduler"
+        "status.allocation.devices.results[{index}].consumedCapacity.{capacity} is not set: enable the feature gate DRAConsumableCapacity in API server and kube-scheduler"
     )]
     NoCapacity {
-        /// Position of the result.
+        /// The index of the result.
         index: usize,
         /// The capacity.
         capacity: &'static str,
     },
-    /// It says how much in a way that is none.
+    /// The consumed capacity is malformed.
     #[error("status.allocation.devices.results[{index}].consumedCapacity.{capacity} is malformed")]
     Quantity {
-        /// Position of the result.
+        /// The index of the result.
         index: usize,
         /// The capacity.
         capacity: &'static str,
-        /// What is wrong with it.
+        /// The cause.
         source: QuantityError,
     },
-    /// It says how much, beyond what there can be.
+    /// The consumed capacity is out of range.
     #[error(
         "status.allocation.devices.results[{index}].consumedCapacity.{capacity}: {value} is not {expected}"
     )]
     Amount {
-        /// Position of the result.
+        /// The index of the result.
         index: usize,
         /// The capacity.
         capacity: &'static str,
         /// The amount.
         value: Quantity,
-        /// What it must be.
+        /// The valid range.
         expected: &'static str,
     },
-    /// A process has one control daemon.
+    /// A claim that shares by MPS has several devices; a process can use one control daemon.
     #[error(
-        "request {request}: sharing: MPS is for claims of exactly one GPU, and this one was allocated {devices}: ask for count 1 in a claim \
+        "request {request}: sharing: MPS needs a claim of exactly one GPU, and this one was allocated {devices}: request count 1 in a claim \
          of its own"
     )]
     SeveralByMps {
         /// The request.
         request: RequestName,
-        /// What was allocated.
+        /// The number of allocated devices.
         devices: usize,
     },
-    /// Our parameters are wrong.
-    #[error("the parameters of request `{request}` are refused")]
+    /// The GpuConfig is invalid.
+    #[error("invalid GpuConfig of request `{request}`")]
     Config {
-        /// The request that they are for.
+        /// The request.
         request: RequestName,
-        /// What is wrong with them.
+        /// The cause.
         source: ConfigError,
     },
 }
 
 impl AllocatedClaim {
-    /// Checks `claim` for preparation on the node of pool `ours`. Results and parameters of other
-    /// drivers are left alone.
+    /// Validates `claim` for preparation on the node of pool `own_pool`. Results and parameters of
+    /// other drivers are ignored.
     ///
     /// # Errors
-    /// [`ClaimError`]: the first thing found, with its field.
+    /// [`ClaimError`]: the first error, with its field.
     pub fn check(
         claim: &ResourceClaim,
         uid: &ClaimUid,
         namespace: &Namespace,
         name: &ClaimName,
-        ours: &PoolName,
+        own_pool: &PoolName,
     ) -> Result<Self, ClaimError> {
         let found = claim.metadata.uid.as_deref().unwrap_or_default();
         if found != uid.as_str() {
             return Err(ClaimError::Replaced {
                 namespace: namespace.clone(),
                 name: name.clone(),
-                asked: uid.clone(),
+                requested: uid.clone(),
                 found: found.to_owned(),
             });
         }
         let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
         let not_allocated =
             || ClaimError::NotAllocated { namespace: namespace.clone(), name: name.clone() };
-        let shares = shares(allocation.ok_or_else(not_allocated)?, ours)?;
+        let shares = shares(allocation.ok_or_else(not_allocated)?, own_pool)?;
         Ok(Self { uid: uid.clone(), namespace: namespace.clone(), name: name.clone(), shares })
     }
 }
 
-/// The pods that have reserved `claim`; other consumers have no events that anybody reads.
+/// Returns the pods that have reserved `claim`. Other consumers are ignored.
 #[must_use]
 pub fn reserving_pods(claim: &ResourceClaim) -> Vec<ReservingPod> {
     let reserved =
@@ -238,7 +238,7 @@ pub fn reserving_pods(claim: &ResourceClaim) -> Vec<ReservingPod> {
     reserved.iter().filter_map(pod).collect()
 }
 
-/// Checks that the claim asks for nothing that only our controller could have allocated.
+/// Checks that the claim uses no feature that needs the controller.
 ///
 /// # Errors
 /// [`ClaimError::NeedsController`], for the first field.
@@ -262,7 +262,7 @@ pub fn check_without_controller(claim: &ResourceClaim) -> Result<(), ClaimError>
 
 fn shares(
     allocation: &AllocationResult,
-    ours: &PoolName,
+    own_pool: &PoolName,
 ) -> Result<Vec<AllocatedShare>, ClaimError> {
     let Some(devices) = &allocation.devices else { return Err(ClaimError::NothingOfOurs) };
     let configs = devices.config.as_deref().unwrap_or_default();
@@ -284,7 +284,7 @@ fn shares(
             ComputePriority::Normal => journal::ComputePriority::Normal,
             ComputePriority::Low => journal::ComputePriority::Low,
         };
-        let share = share(index, result, request, ours)?;
+        let share = share(index, result, request, own_pool)?;
         let (oversubscribe, mps) = (config.oversubscribe, config.sharing == Sharing::Mps);
         shares.push(AllocatedShare { compute, priority, oversubscribe, mps, ..share });
     }
@@ -301,10 +301,14 @@ fn share(
     index: usize,
     result: &DeviceRequestAllocationResult,
     request: RequestName,
-    ours: &PoolName,
+    own_pool: &PoolName,
 ) -> Result<AllocatedShare, ClaimError> {
-    if *ours != result.pool.as_str() {
-        return Err(ClaimError::OtherPool { index, pool: result.pool.clone(), ours: ours.clone() });
+    if *own_pool != result.pool.as_str() {
+        return Err(ClaimError::OtherPool {
+            index,
+            pool: result.pool.clone(),
+            own_pool: own_pool.clone(),
+        });
     }
     if result.admin_access == Some(true) {
         return Err(ClaimError::AdminAccess { index });
@@ -317,7 +321,7 @@ fn share(
     Ok(AllocatedShare {
         index,
         request,
-        pool: ours.clone(),
+        pool: own_pool.clone(),
         device: name(index, "device", DeviceName::new(&result.device))?,
         share_id: share_id.transpose()?,
         memory_bytes: memory

@@ -1,65 +1,76 @@
-//! Takes steps, and takes them back.
+//! Takes and undoes steps.
 
 use std::sync::Arc;
 
 use tessera_cdi::{SpecFile, SpecStore, StoreError};
 
-use super::step::{Step, Undo, claim_kind};
+use super::step::{Step, UndoStep, claim_kind};
 use crate::{
     base_spec::BaseSpec,
     fault,
+    mps::{Mps, MpsError},
     state::shares::{ShareError, ShareFiles},
 };
 
-/// Why a step could not be taken or taken back.
+/// Errors of taking or undoing a step.
 #[derive(Debug, thiserror::Error)]
 pub enum StepError {
-    /// A grant or a ledger.
-    #[error("a share's files could not be changed")]
+    /// A grant or ledger could not be changed.
+    #[error("cannot change files of a share")]
     Share(#[from] ShareError),
-    /// A CDI spec.
-    #[error("a CDI spec could not be changed")]
+    /// A CDI spec could not be changed.
+    #[error("cannot change CDI spec")]
     Spec(#[from] StoreError),
+    /// An MPS control daemon could not be requested or released, or is not ready.
+    #[error("cannot share GPU by MPS")]
+    Mps(#[from] MpsError),
 }
 
-/// Takes steps. Callers hold the journal's lock.
+/// Takes and undoes steps. Callers hold the journal's lock.
 #[derive(Clone, Debug)]
 pub struct Executor {
     files: ShareFiles,
     specs: SpecStore,
     base: Arc<BaseSpec>,
+    mps: Mps,
 }
 
 impl Executor {
-    /// Works on these files.
+    /// Returns an executor that changes these files.
     #[must_use]
-    pub fn new(files: ShareFiles, specs: SpecStore, base: Arc<BaseSpec>) -> Self {
-        Self { files, specs, base }
+    pub fn new(files: ShareFiles, specs: SpecStore, base: Arc<BaseSpec>, mps: Mps) -> Self {
+        Self { files, specs, base, mps }
     }
 
-    /// The base spec.
+    /// Returns the base spec.
     #[must_use]
     pub fn base(&self) -> &BaseSpec {
         &self.base
     }
 
-    /// The files of shares.
+    /// Returns the files of shares.
     #[must_use]
     pub fn files(&self) -> &ShareFiles {
         &self.files
     }
 
-    /// The CDI specs.
+    /// Returns the CDI specs.
     #[must_use]
     pub fn specs(&self) -> &SpecStore {
         &self.specs
     }
 
-    /// Takes all steps. Those that were taken stay so on an error: of a claim that is prepared,
-    /// containers may be running.
+    /// Returns the MPS control daemons.
+    #[must_use]
+    pub fn mps(&self) -> &Mps {
+        &self.mps
+    }
+
+    /// Takes steps in order, up to the first that fails. Steps before it are not undone: containers
+    /// of a claim that is already prepared may be running.
     ///
     /// # Errors
-    /// The first step's that failed; it may have done a part of its work.
+    /// The error of the step that failed. The step may be taken in part.
     pub fn execute(&self, steps: &[Step]) -> Result<(), StepError> {
         steps.iter().try_for_each(|step| self.take(step))
     }
@@ -70,6 +81,12 @@ impl Executor {
     /// [`StepError`].
     pub fn take(&self, step: &Step) -> Result<(), StepError> {
         match step {
+            Step::RequestMpsDaemons { gpus } => {
+                self.mps.request(gpus)?;
+                fault::point("prepare-mps-wanted");
+            }
+            // Without a fault point: it changes nothing.
+            Step::AwaitMpsDaemon { gpu } => self.mps.check(gpu)?,
             Step::EnsureBaseSpec => {
                 self.base.ensure()?;
                 fault::point("prepare-base-spec");
@@ -90,30 +107,41 @@ impl Executor {
         Ok(())
     }
 
-    /// Takes back steps, in the order given. One that cannot be taken back keeps none after it from
-    /// being.
+    /// Undoes steps in order. Steps after one that fails are undone nevertheless, but for the
+    /// release of the MPS control daemon.
     ///
     /// # Errors
-    /// The first that failed; doing all of it again is right.
-    pub fn undo(&self, steps: &[Undo]) -> Result<(), StepError> {
-        let failed = steps.iter().filter_map(|step| self.take_back(step).err());
-        // All of them, not only up to the first.
-        failed.collect::<Vec<_>>().into_iter().next().map_or(Ok(()), Err)
+    /// The first error. Undoing all of them again is safe.
+    pub fn undo(&self, steps: &[UndoStep]) -> Result<(), StepError> {
+        let mut first = None;
+        for step in steps {
+            if first.is_some() && matches!(step, UndoStep::ReleaseMpsDaemon { .. }) {
+                continue;
+            }
+            if let Err(error) = self.undo_one(step) {
+                first.get_or_insert(error);
+            }
+        }
+        first.map_or(Ok(()), Err)
     }
 
-    fn take_back(&self, step: &Undo) -> Result<(), StepError> {
+    fn undo_one(&self, step: &UndoStep) -> Result<(), StepError> {
         match step {
-            Undo::RemoveGrant(share) => {
+            UndoStep::RemoveGrant(share) => {
                 self.files.remove_grant(share)?;
                 fault::point("unprepare-grant");
             }
-            Undo::RemoveLedger(share) => {
+            UndoStep::RemoveLedger(share) => {
                 self.files.remove_ledger(share)?;
                 fault::point("unprepare-ledger");
             }
-            Undo::RemoveClaimSpec(claim) => {
+            UndoStep::RemoveClaimSpec(claim) => {
                 self.specs.remove(&SpecFile::of(claim_kind(), claim.as_str()))?;
                 fault::point("unprepare-claim-spec");
+            }
+            UndoStep::ReleaseMpsDaemon { remaining } => {
+                self.mps.request(remaining)?;
+                fault::point("unprepare-mps-released");
             }
         }
         Ok(())

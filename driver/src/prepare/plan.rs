@@ -1,4 +1,4 @@
-//! Decides what preparing a claim takes: pure, from the claim, the hardware and the journal.
+//! Plans a Prepare from the claim, the hardware and the journal. Pure functions.
 
 use tessera_api::{
     Gpu, Inventory, Quantity,
@@ -8,54 +8,55 @@ use tessera_api::{
 };
 
 use super::claim::{AllocatedClaim, AllocatedShare};
-use crate::intercept::Stand;
-use crate::state::journal::{ClaimRecord, Journal, ShareRecord, State, Taken};
+use crate::intercept::Injection;
+use crate::state::journal::{ClaimRecord, ClaimState, GpuUsage, Journal, ShareRecord};
 
-/// What is to be done.
+/// Decision about a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Decision {
-    /// The claim is prepared just so: make sure that everything is there, and give the same answer.
+pub enum PrepareDecision {
+    /// The claim is prepared with this record: restore its files and repeat the answer.
     Repeat(ClaimRecord),
-    /// Prepare this.
+    /// Prepare the claim with this record.
     Prepare(ClaimRecord),
 }
 
-/// Why a claim cannot be prepared now.
+/// Reasons why a claim cannot be prepared now.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
-    /// It is prepared in another way: deallocated and allocated anew, and not unprepared in
-    /// between.
+    /// The claim was deallocated and allocated again, and not unprepared in between.
     #[error(
-        "the claim is still prepared on this node for an earlier allocation; it is prepared anew once the kubelet has unprepared that"
+        "the claim is still prepared on this node for an earlier allocation; it is prepared again after the kubelet has unprepared that"
     )]
     PreparedDifferently,
-    /// Not named as our devices are.
-    #[error("device `{device}` is no GPU")]
+    /// The name of the device is not that of a GPU.
+    #[error("device `{device}` is not a GPU")]
     NotAGpu {
-        /// The device.
+        /// The name of the device.
         device: DeviceName,
-        /// Why its name is none of a GPU.
+        /// The cause.
         source: NameError,
     },
-    /// The GPU is not there, or not for us.
+    /// The GPU is missing or not shared.
     #[error("GPU {gpu} is not available on this node: {reason}")]
     Gone {
         /// The GPU.
         gpu: GpuUuid,
-        /// Why, as far as it is known.
+        /// The reason.
         reason: String,
     },
-    /// It is shared in another way.
-    #[error("GPU {gpu} is in use with sharing {used}: it is shared in one way at a time")]
+    /// The GPU is shared with another mode.
+    #[error(
+        "GPU {gpu} is already in use with sharing {used}; sharing modes cannot be mixed on one GPU"
+    )]
     Sharing {
         /// The GPU.
         gpu: GpuUuid,
-        /// How it is shared now.
+        /// The present sharing mode.
         used: Sharing,
     },
-    /// Its memory is taken.
+    /// The memory of the GPU is insufficient.
     #[error(
-        "memory of GPU {gpu}: {asked} do not fit beside {taken} of claims prepared before, {total} can be given out{}",
+        "insufficient memory on GPU {gpu}: {asked} requested, {taken} of {total} used by prepared claims{}",
         advice(*.asked_bytes, *.total_bytes),
         asked = Quantity::from_bytes(*.asked_bytes), total = Quantity::from_bytes(*.total_bytes),
         taken = Quantity::from_bytes(*.taken_bytes)
@@ -63,37 +64,37 @@ pub enum PlanError {
     Memory {
         /// The GPU.
         gpu: GpuUuid,
-        /// Bytes of this claim.
+        /// Bytes requested by this claim.
         asked_bytes: u64,
-        /// Bytes of the others.
+        /// Bytes of other claims.
         taken_bytes: u64,
-        /// Bytes that can be given out.
+        /// Bytes that can be allocated.
         total_bytes: u64,
     },
-    /// Its compute is taken.
+    /// The compute of the GPU is insufficient.
     #[error(
-        "cores of GPU {gpu}: {asked} percent do not fit beside {taken} percent of claims prepared before"
+        "insufficient cores on GPU {gpu}: {asked} percent requested, {taken} percent used by prepared claims"
     )]
     Cores {
         /// The GPU.
         gpu: GpuUuid,
-        /// Percent of this claim.
+        /// Percent requested by this claim.
         asked: u32,
-        /// Percent of the others.
+        /// Percent of other claims.
         taken: u32,
     },
 }
 
 impl PlanError {
-    /// Whether it can pass while this claim is waited for: what is taken is given back when the
-    /// kubelet unprepares another claim.
+    /// Returns true if another attempt may succeed: the kubelet may unprepare another claim
+    /// meanwhile.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
-            // More than the whole GPU fits never.
+            // More than the whole GPU never fits.
             Self::Memory { asked_bytes, total_bytes, .. } => asked_bytes <= total_bytes,
             Self::Cores { asked, .. } => *asked <= WHOLE_GPU_PERCENT,
-            // What it waits for is the claim's own Unprepare, and that ends this Prepare too.
+            // The claim's own Unprepare, which it would wait for, also ends this Prepare.
             Self::PreparedDifferently => false,
             Self::Sharing { .. } => true,
             Self::NotAGpu { .. } | Self::Gone { .. } => false,
@@ -101,10 +102,10 @@ impl PlanError {
     }
 }
 
-/// What to do where it will never fit: it was allocated when more was given out.
+/// Returns an advice if the claim never fits: more memory was published when it was allocated.
 fn advice(asked_bytes: u64, total_bytes: u64) -> &'static str {
     if asked_bytes > total_bytes {
-        ": delete the pod, so that it is allocated anew, or have the driver give out more again (--memory-percent)"
+        ": delete the pod, so that its claim is allocated again, or increase --memory-percent of the driver"
     } else {
         ""
     }
@@ -112,11 +113,11 @@ fn advice(asked_bytes: u64, total_bytes: u64) -> &'static str {
 
 const WHOLE_GPU_PERCENT: u32 = 100;
 
-/// Decides.
+/// Decides how to prepare a claim.
 ///
-/// The last line of defence against two allocators: whatever the allocation says, the shares
-/// prepared on a GPU never add up to more than the GPU has, or is published of it where all of them
-/// may spill to the host; and all of them share it in the same way.
+/// Guards against two allocators: whatever the allocation says, the prepared shares of a GPU never
+/// exceed the GPU, or its published memory if all of them may be oversubscribed, and all of them
+/// use the same sharing mode.
 ///
 /// # Errors
 /// [`PlanError`].
@@ -126,14 +127,14 @@ pub fn plan(
     ratio: MemoryRatio,
     journal: &Journal,
     library: &str,
-) -> Result<Decision, PlanError> {
+) -> Result<PrepareDecision, PlanError> {
     let record = record(claim, library)?;
     if let Some(prepared) =
-        journal.claims.get(&claim.uid).filter(|prepared| prepared.state == State::Completed)
+        journal.claims.get(&claim.uid).filter(|prepared| prepared.state == ClaimState::Completed)
     {
-        // Also where the GPU is gone since: the claim keeps what it has.
+        // Also if the GPU is missing since: a prepared claim does not change.
         return if prepared.shares == record.shares {
-            Ok(Decision::Repeat(prepared.clone()))
+            Ok(PrepareDecision::Repeat(prepared.clone()))
         } else {
             Err(PlanError::PreparedDifferently)
         };
@@ -141,11 +142,11 @@ pub fn plan(
     for share in &record.shares {
         fits(claim, &record, find(&share.gpu, inventory)?, ratio, journal)?;
     }
-    Ok(Decision::Prepare(record))
+    Ok(PrepareDecision::Prepare(record))
 }
 
-/// The record of a claim, whatever there is on the node: planning a claim begins with it, and a
-/// lost journal is rebuilt from it.
+/// Returns the record of a claim, without regard to the hardware. Used to plan a claim and to
+/// rebuild a lost journal.
 ///
 /// # Errors
 /// [`PlanError::NotAGpu`].
@@ -153,9 +154,9 @@ pub fn record(claim: &AllocatedClaim, library: &str) -> Result<ClaimRecord, Plan
     Ok(ClaimRecord {
         namespace: claim.namespace.clone(),
         name: claim.name.clone(),
-        state: State::Started,
+        state: ClaimState::Started,
         library: library.to_owned(),
-        intercept: Stand::default(),
+        intercept: Injection::default(),
         context_bytes: 0,
         shares: claim.shares.iter().map(record_of).collect::<Result<_, _>>()?,
     })
@@ -180,18 +181,18 @@ fn record_of(share: &AllocatedShare) -> Result<ShareRecord, PlanError> {
     })
 }
 
-/// The GPU, if it is there and for us.
+/// Returns the GPU, if it exists and is shared.
 fn find<'i>(gpu: &GpuUuid, inventory: &'i Inventory) -> Result<&'i Gpu, PlanError> {
     inventory.gpu(gpu).ok_or_else(|| {
         let known =
             inventory.unpublished.iter().find(|unpublished| unpublished.uuid.as_ref() == Some(gpu));
         let reason = known
-            .map_or_else(|| "no such GPU is known".to_owned(), |known| known.reason.to_string());
+            .map_or_else(|| "there is no such GPU".to_owned(), |known| known.reason.to_string());
         PlanError::Gone { gpu: gpu.clone(), reason }
     })
 }
 
-/// Whether what the claim is to have of a GPU fits beside what others have.
+/// Checks that the shares of the claim fit on a GPU beside those of other claims.
 fn fits(
     claim: &AllocatedClaim,
     record: &ClaimRecord,
@@ -200,19 +201,19 @@ fn fits(
     journal: &Journal,
 ) -> Result<(), PlanError> {
     let gpu = || hardware.uuid.clone();
-    let asked = Taken::on(&hardware.uuid, &record.shares);
-    let taken = journal.taken_by_others(&claim.uid, &hardware.uuid);
+    let asked = GpuUsage::on(&hardware.uuid, &record.shares);
+    let taken = journal.used_by_others(&claim.uid, &hardware.uuid);
     if asked.by_mps && taken.by_intercept {
         return Err(PlanError::Sharing { gpu: gpu(), used: Sharing::Intercept });
     }
     if asked.by_intercept && taken.by_mps {
         return Err(PlanError::Sharing { gpu: gpu(), used: Sharing::Mps });
     }
-    // As published, and with this claim's shares: whole MiB.
+    // The published memory, in whole MiB, considering this claim's shares.
     let total_bytes = ratio.of_gpu(hardware, asked.is_fixed || taken.is_fixed) << 20;
     if asked.memory_bytes + taken.memory_bytes > u128::from(total_bytes) {
         let (asked_bytes, taken_bytes) =
-            (saturated(asked.memory_bytes), saturated(taken.memory_bytes));
+            (saturating(asked.memory_bytes), saturating(taken.memory_bytes));
         return Err(PlanError::Memory { gpu: gpu(), asked_bytes, taken_bytes, total_bytes });
     }
     let (asked, taken) = (asked.cores_percent, taken.cores_percent);
@@ -222,7 +223,7 @@ fn fits(
     Ok(())
 }
 
-fn saturated(bytes: u128) -> u64 {
+fn saturating(bytes: u128) -> u64 {
     u64::try_from(bytes).unwrap_or(u64::MAX)
 }
 

@@ -1,4 +1,4 @@
-//! Brings the node in line with the journal at start.
+//! Repairs the node at start: makes it match the journal.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,86 +10,89 @@ use tessera_api::names::{ClaimName, ClaimUid, Namespace, PoolName};
 use tessera_runtime::error_chain::chain;
 
 use super::{
-    Node, PrepareError,
+    LocalNode, PrepareError,
     claim::AllocatedClaim,
     execute::StepError,
     plan,
     source::ClaimSource,
-    step::{claim_kind, steps, undo_steps},
+    step::{Step, claim_kind},
 };
-use crate::{
-    mps::MpsError,
-    state::attempts,
-    state::journal::{ClaimRecord, Journal, JournalError, Replaced, State},
+use crate::state::{
+    attempts,
+    journal::{ClaimRecord, ClaimState, Journal, JournalError, Replaced},
 };
 
-/// What repair found and did.
+/// Findings and actions of a repair.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Repaired {
-    /// Claims that a dead process had begun: taken back.
+pub struct RepairResult {
+    /// Claims that a dead process had started: rolled back.
     pub rolled_back: Vec<ClaimUid>,
-    /// Claims that another instance has begun and goes on with: left as they are.
+    /// Claims that another instance is preparing: left unchanged.
     pub waiting: Vec<ClaimUid>,
-    /// Claims that are prepared: their files are all there now.
+    /// Prepared claims, whose files were restored.
     pub kept: Vec<ClaimUid>,
-    /// Grants, ledgers and CDI specs of claims that are not prepared: removed.
+    /// Removed grants, ledgers and CDI specs of claims that are not prepared.
     pub removed: BTreeSet<String>,
 }
 
-impl Node {
-    /// Rolls back what was only started, makes again what is missing of what is prepared, and
-    /// removes what belongs to no prepared claim.
+impl LocalNode {
+    /// Rolls back started claims, restores files of prepared claims, and removes files of all
+    /// others.
     ///
-    /// Container restarts reuse CDI ids without another Prepare: what is missing must be there
-    /// before the kubelet asks again.
+    /// Containers restart with their CDI ids and without another Prepare: missing files must be
+    /// restored before the kubelet calls again.
     ///
     /// # Idempotency
     /// Doing it again changes nothing.
     ///
     /// # Errors
     /// [`PrepareError`], for the journal and for directories that cannot be listed. A prepared
-    /// claim that cannot be made whole is logged, and tried again when the kubelet asks for it;
-    /// so is what cannot be removed, for the next start.
-    pub fn repair(&self) -> Result<Repaired, PrepareError> {
+    /// claim that cannot be restored is logged and tried again at its next Prepare; a file that
+    /// cannot be removed, at the next start.
+    pub fn repair(&self) -> Result<RepairResult, PrepareError> {
         let mut journal = self.journal.lock()?;
         let specs = self.executor.specs().ids(&claim_kind()).map_err(StepError::from)?;
         if journal.is_new() && !specs.is_empty() {
             return Err(JournalError::Lost { path: self.paths.journal() }.into());
         }
         self.executor.files().mount_grants().map_err(StepError::from)?;
-        let mut repaired = Repaired::default();
+        let mut repaired = RepairResult::default();
         attempts::sweep(&self.paths, &journal)?;
         let claims: Vec<(ClaimUid, ClaimRecord)> =
             journal.journal().claims.clone().into_iter().collect();
         for (claim, record) in claims {
+            let (namespace, name) = (&record.namespace, &record.name);
             match record.state {
-                // Of the other instance of an update, which waits for the claim's MPS control
-                // daemon.
-                State::Started if attempts::is_under_way(&self.paths, &claim) => {
-                    repaired.waiting.push(claim)
+                // The other instance of an update waits for the claim's MPS control daemon.
+                ClaimState::Started if attempts::is_under_way(&self.paths, &claim) => {
+                    repaired.waiting.push(claim);
                 }
-                State::Started => match self.executor.undo(&undo_steps(&claim, &record)) {
-                    Ok(()) => {
-                        journal.remove(&claim)?;
-                        repaired.rolled_back.push(claim);
-                    }
-                    Err(error) => {
-                        tracing::error!(uid = %claim, error = %chain(&error), "what a Prepare has begun cannot be taken back; the claim stays in the journal as started");
-                    }
+                ClaimState::Started => match self.roll_back(&claim, &record, &mut journal) {
+                    Ok(()) => repaired.rolled_back.push(claim),
+                    Err(error) => tracing::error!(
+                        %namespace, claim = %name, uid = %claim, error = %chain(&error),
+                        "cannot roll back interrupted Prepare; the claim stays in the journal as Started"
+                    ),
                 },
-                State::Completed => {
-                    self.make_whole(&claim, &record);
+                ClaimState::Completed => {
+                    if let Err(error) = self.restore(&claim, &record, &journal) {
+                        tracing::error!(
+                            %namespace, claim = %name, uid = %claim, error = %chain(&error),
+                            "cannot restore files of prepared claim; its containers may fail to restart"
+                        );
+                    }
                     repaired.kept.push(claim);
                 }
             }
         }
-        self.mps.want(journal.journal(), None).map_err(MpsError::from)?;
-        repaired.removed = self.remove_others(journal.journal())?;
+        let gpus = journal.journal().mps_gpus(None);
+        self.executor.take(&Step::RequestMpsDaemons { gpus })?;
+        repaired.removed = self.remove_unused(journal.journal())?;
         Ok(repaired)
     }
 
-    /// Removes what belongs to no claim of the journal. What is none of ours is left alone.
-    fn remove_others(&self, journal: &Journal) -> Result<BTreeSet<String>, PrepareError> {
+    /// Removes files that belong to no claim of the journal. Files of unknown names stay.
+    fn remove_unused(&self, journal: &Journal) -> Result<BTreeSet<String>, PrepareError> {
         let claims = &journal.claims;
         let shares = claims
             .iter()
@@ -97,32 +100,25 @@ impl Node {
             .collect();
         let files = self.executor.files().retain(&shares).map_err(StepError::from)?;
         for error in &files.failed {
-            tracing::error!(error = %chain(error), "what belongs to no prepared claim stays");
+            tracing::error!(error = %chain(error), "cannot remove files of a claim that is not prepared");
         }
         let specs: BTreeSet<String> = claims.keys().map(ToString::to_string).collect();
         let specs = self.executor.specs().retain(&claim_kind(), &specs).map_err(StepError::from)?;
         for path in files.foreign.iter().chain(&specs.foreign) {
-            tracing::warn!(path = %path.display(), "this is none of ours, in a place of ours; it is left alone");
+            tracing::warn!(path = %path.display(), "ignoring unknown file in state directory");
         }
         let libraries = claims.values().map(|record| record.library.clone()).collect();
         if let Err(error) = self.library.remove_others(&self.paths, &libraries) {
-            tracing::warn!(error = %chain(&error), "unused interceptor libraries stay");
+            tracing::warn!(error = %chain(&error), "cannot remove unused interceptor libraries");
         }
         Ok(files.removed.into_iter().chain(specs.removed).collect())
     }
 
-    fn make_whole(&self, claim: &ClaimUid, record: &ClaimRecord) {
-        let result = steps(claim, record, &self.paths)
-            .map_err(PrepareError::from)
-            .and_then(|steps| Ok(self.executor.execute(&steps)?));
-        if let Err(error) = result {
-            tracing::error!(uid = %claim, error = %chain(&error), "a prepared claim is not whole; its containers may not restart");
-        }
-    }
-
-    /// Writes an unreadable or lost journal anew, from the claims that are allocated to this node's
-    /// `pool` and have files here. What the API does not know is not put back, so that repair
-    /// removes its files. Dying in it leaves the journal unreadable, for the next start to rebuild.
+    /// Rebuilds an unreadable or lost journal from the claims that are allocated to this node's
+    /// `pool` and have files here.
+    ///
+    /// Claims that are deleted in the API are left out, and repair removes their files. If the
+    /// process dies meanwhile, the journal stays unreadable and the next start rebuilds it.
     ///
     /// # Errors
     /// [`PrepareError`].
@@ -140,16 +136,16 @@ impl Node {
                 continue;
             };
             let Ok(mut record) = plan::record(&checked, &self.library.hash) else { continue };
-            record.state = State::Completed;
-            // How it stood and what contexts cost is lost with the journal: as in claims that are
-            // prepared now, or at least in every program.
-            record.intercept = self.stand().unwrap_or_default();
+            record.state = ClaimState::Completed;
+            // The injection and the context memory are lost with the journal: those of claims that
+            // are prepared now are used, or the preload library alone.
+            record.intercept = self.injection().unwrap_or_default();
             record.context_bytes = self.context_memory.bytes();
             records.insert(checked.uid, record);
         }
         let claims = records.len();
         match self.journal.replace_unreadable(Journal { claims: records })? {
-            Replaced::Now { aside } => tracing::warn!(?aside, claims, "the journal is rebuilt"),
+            Replaced::Now { aside } => tracing::warn!(?aside, claims, "journal is rebuilt"),
             Replaced::ByAnother => {
                 tracing::warn!("another instance of the driver has rebuilt the journal")
             }
@@ -169,17 +165,19 @@ fn checked(
     AllocatedClaim::check(claim, &uid, &namespace, &name, pool).ok()
 }
 
-/// Repairs the node. An unreadable journal is set aside, and as a lost one rebuilt from the API's
-/// claims, which is waited for: what is prepared must be known before anything new is.
+/// Repairs the node.
+///
+/// An unreadable journal is set aside. It is rebuilt, as a lost one is, from the claims of the API
+/// server. This waits for the API server: prepared claims must be known before others are prepared.
 ///
 /// # Errors
-/// [`PrepareError`]; above all [`JournalError::Newer`], with which this driver must not go on.
+/// [`PrepareError`]. After [`JournalError::Newer`] this driver must not continue.
 pub async fn repair(
-    node: &Arc<Node>,
+    node: &Arc<LocalNode>,
     source: &ClaimSource,
     pool: &PoolName,
-) -> Result<Repaired, PrepareError> {
-    /// Between attempts to reach the API.
+) -> Result<RepairResult, PrepareError> {
+    /// Pause between attempts to reach the API server.
     const PAUSE: Duration = Duration::from_secs(2);
 
     let worker = Arc::clone(node);
@@ -187,7 +185,7 @@ pub async fn repair(
         Err(PrepareError::Journal(
             error @ (JournalError::Unreadable { .. } | JournalError::Lost { .. }),
         )) => {
-            tracing::error!(error = %chain(&error), "the journal is rebuilt from the claims that the API has");
+            tracing::error!(error = %chain(&error), "rebuilding the journal from the claims of the API server");
         }
         result => return result,
     }
@@ -195,7 +193,7 @@ pub async fn repair(
         match source.list(|claim| checked(claim, pool).is_some()).await {
             Ok(claims) => break claims,
             Err(error) => {
-                tracing::error!(error = %chain(&error), "the journal cannot be rebuilt without the API; trying again");
+                tracing::error!(error = %chain(&error), "cannot list claims to rebuild the journal; trying again");
                 tokio::time::sleep(PAUSE).await;
             }
         }

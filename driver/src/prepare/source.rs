@@ -1,4 +1,4 @@
-//! Reads claims from the API.
+//! Reads claims from the API server.
 
 use std::time::Duration;
 
@@ -7,43 +7,57 @@ use kube::{Api, Client};
 use tessera_api::names::{ClaimName, Namespace};
 use tokio::time::{Instant, timeout_at};
 
-/// Why a claim could not be read.
+/// Errors of reading a claim.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// There is none.
+    /// The claim does not exist.
     #[error("ResourceClaim {namespace}/{name} does not exist")]
     NotFound {
-        /// Its namespace.
+        /// The namespace of the claim.
         namespace: Namespace,
-        /// Its name.
+        /// The name of the claim.
         name: ClaimName,
     },
     /// The API server did not answer in time.
-    #[error("the API server did not answer in time for ResourceClaim {namespace}/{name}")]
+    #[error("timeout of the API server for ResourceClaim {namespace}/{name}")]
     TimedOut {
-        /// Its namespace.
+        /// The namespace of the claim.
         namespace: Namespace,
-        /// Its name.
+        /// The name of the claim.
         name: ClaimName,
     },
-    /// The API server could not be reached, or refused.
-    #[error("ResourceClaim {namespace}/{name} could not be read")]
+    /// The API server could not be reached, or refused the request.
+    #[error("cannot read ResourceClaim {namespace}/{name}")]
     Api {
-        /// Its namespace.
+        /// The namespace of the claim.
         namespace: Namespace,
-        /// Its name.
+        /// The name of the claim.
         name: ClaimName,
-        /// What happened.
+        /// The cause.
         source: Box<kube::Error>,
     },
 }
 
-/// For one attempt. The whole of a Prepare has 40 s, so that several fit.
+/// Errors of listing claims.
+#[derive(Debug, thiserror::Error)]
+pub enum ListError {
+    /// The API server did not answer in time.
+    #[error("timeout of the API server for a list of ResourceClaims")]
+    TimedOut,
+    /// The API server could not be reached, or refused the request.
+    #[error("cannot list ResourceClaims")]
+    Api(#[from] kube::Error),
+}
+
+/// Deadline of one page of a list.
+const PAGE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Deadline of one attempt. A Prepare has 40 s, so that several attempts fit.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 impl ReadError {
-    /// Whether another attempt may succeed: everything except what the API server says about this
-    /// request itself.
+    /// Returns true if another attempt may succeed: after all errors but refusals of the request
+    /// itself.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
@@ -57,7 +71,7 @@ impl ReadError {
     }
 }
 
-/// Reads claims.
+/// Reader of claims.
 #[derive(Clone)]
 pub struct ClaimSource {
     client: Client,
@@ -70,13 +84,13 @@ impl std::fmt::Debug for ClaimSource {
 }
 
 impl ClaimSource {
-    /// Reads through `client`.
+    /// Returns a reader that uses `client`.
     #[must_use]
     pub fn new(client: Client) -> Self {
         Self { client }
     }
 
-    /// Reads one claim, as it is now (a quorum read), and waits until `until` at most.
+    /// Reads the latest version of one claim (a quorum read), until `until` at most.
     ///
     /// # Errors
     /// [`ReadError`].
@@ -102,25 +116,26 @@ impl ClaimSource {
         }
     }
 
-    /// The claims of the cluster that are `wanted`, read page by page. Only for rebuilding a lost
-    /// journal.
+    /// Returns the claims of the cluster that are `wanted`, read page by page. Used only to rebuild
+    /// a lost journal.
     ///
-    /// The others are dropped with their page: all of a large cluster's claims, with the managed
-    /// fields of each, are more than the memory that a driver has.
+    /// Other claims are dropped with their page: all claims of a large cluster with their managed
+    /// fields need more memory than a driver has. Each page has a deadline.
     ///
     /// # Errors
-    /// What the API says.
+    /// The error of the API server, or a timeout.
     pub async fn list(
         &self,
         wanted: impl Fn(&ResourceClaim) -> bool,
-    ) -> Result<Vec<ResourceClaim>, kube::Error> {
-        /// As kubectl's default.
+    ) -> Result<Vec<ResourceClaim>, ListError> {
+        /// Page size of kubectl.
         const PAGE: u32 = 500;
         let api: Api<ResourceClaim> = Api::all(self.client.clone());
         let mut claims = Vec::new();
         let mut parameters = kube::api::ListParams::default().limit(PAGE);
         loop {
-            let page = api.list(&parameters).await?;
+            let page = timeout_at(Instant::now() + PAGE_TIMEOUT, api.list(&parameters));
+            let page = page.await.map_err(|_| ListError::TimedOut)??;
             claims.extend(page.items.into_iter().filter(&wanted));
             match page.metadata.continue_.filter(|token| !token.is_empty()) {
                 Some(token) => parameters.continue_token = Some(token),

@@ -1,6 +1,6 @@
-//! What preparing a claim does to the node, step by step, and what takes it back.
+//! The steps of a Prepare and the steps that undo them.
 
-use std::path::Path;
+use std::{collections::BTreeSet, path::Path};
 
 use tessera_api::names::{CDI_CLAIM_KIND, ClaimDeviceName, ClaimUid, GpuUuid};
 use tessera_cdi::{ContainerEdits, Device, Kind, Mount, Spec};
@@ -21,24 +21,35 @@ use crate::{
     },
 };
 
-/// One change to the node. Taking a step that was taken already changes nothing.
+/// One change to the node. Taking a step again changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// The base spec is in the CDI directory. Not taken back: it serves all claims.
+    /// Requests MPS control daemons for exactly these GPUs: those of all claims in the journal.
+    RequestMpsDaemons {
+        /// The GPUs that claims share by MPS.
+        gpus: BTreeSet<GpuUuid>,
+    },
+    /// Checks that the MPS control daemon of a GPU is ready. Changes nothing, so there is nothing
+    /// to undo. A claim that fails here stays `Started` in the journal and is tried again.
+    AwaitMpsDaemon {
+        /// The GPU that the claim shares by MPS.
+        gpu: GpuUuid,
+    },
+    /// Writes the base spec into the CDI directory. Not undone: it serves all claims.
     EnsureBaseSpec,
-    /// The share's grant is written.
+    /// Writes the grant of a share.
     WriteGrant {
         /// The share.
         share: ClaimDeviceName,
-        /// What it says.
+        /// Its grant.
         grant: Box<Grant>,
     },
-    /// The share's ledger is there, on a tmpfs of its own.
+    /// Creates the ledger of a share, on a tmpfs of its own.
     MakeLedger {
         /// The share.
         share: ClaimDeviceName,
     },
-    /// The claim's CDI spec is in the CDI directory. Last, since a runtime may read it at once.
+    /// Writes the claim's CDI spec. Last, since a runtime may read it at once.
     WriteClaimSpec {
         /// The claim.
         claim: ClaimUid,
@@ -47,42 +58,54 @@ pub enum Step {
     },
 }
 
-/// The inverse of a step. Undoing what was never done changes nothing.
+/// The inverse of a step. Undoing a step that was never taken changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Undo {
-    /// Of [`Step::WriteGrant`].
+pub enum UndoStep {
+    /// The inverse of [`Step::WriteGrant`].
     RemoveGrant(ClaimDeviceName),
-    /// Of [`Step::MakeLedger`].
+    /// The inverse of [`Step::MakeLedger`].
     RemoveLedger(ClaimDeviceName),
-    /// Of [`Step::WriteClaimSpec`].
+    /// The inverse of [`Step::WriteClaimSpec`].
     RemoveClaimSpec(ClaimUid),
+    /// The inverse of [`Step::RequestMpsDaemons`]: requests them only for these GPUs. Skipped if a
+    /// step before it failed, since the claim then stays in the journal.
+    ReleaseMpsDaemon {
+        /// The GPUs that claims still share by MPS.
+        remaining: BTreeSet<GpuUuid>,
+    },
 }
 
-/// Why a share cannot be written into a grant.
+/// Errors of encoding a grant.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GrantTextError {
-    /// The GPU's UUID.
-    #[error("GPU `{0}` cannot be named in a grant")]
+    /// The UUID of the GPU does not fit a grant.
+    #[error("cannot write UUID of GPU {0} to a grant")]
     Gpu(GpuUuid, #[source] UuidError),
-    /// The claim's UID or the share's name.
+    /// The claim's UID or the share's name does not fit a grant.
     #[error("`{0}` is too long for a grant")]
     Text(String, #[source] tessera_intercept_abi::TextError),
-    /// The numbers.
-    #[error("share `{0}` cannot be granted")]
+    /// The limits of the share are invalid.
+    #[error("invalid limits of share {0}")]
     Numbers(ClaimDeviceName, #[source] GrantError),
 }
 
-/// The steps that bring about what `record` says. The same record gives the same steps, so that the
-/// journal is all that repair needs.
+/// Returns the steps that prepare `record`, which is claim `claim`.
+///
+/// `mps_gpus` are the GPUs that claims of the journal share by MPS, this one included. The same
+/// record gives the same steps, so that the journal is all that repair needs.
 ///
 /// # Errors
-/// [`GrantTextError`], for records that were not planned here.
+/// [`GrantTextError`], for records that were not planned by this driver.
 pub fn steps(
     claim: &ClaimUid,
     record: &ClaimRecord,
+    mps_gpus: BTreeSet<GpuUuid>,
     paths: &StatePaths,
 ) -> Result<Vec<Step>, GrantTextError> {
-    let mut steps = vec![Step::EnsureBaseSpec];
+    let mut steps = vec![Step::RequestMpsDaemons { gpus: mps_gpus }];
+    // Before anything else exists: a process that starts before the daemon would run without MPS.
+    steps.extend(record.mps_gpu().map(|gpu| Step::AwaitMpsDaemon { gpu: gpu.clone() }));
+    steps.push(Step::EnsureBaseSpec);
     for share in &record.shares {
         let id = share.id(claim);
         let grant = Box::new(grant(claim, share, record.context_bytes)?);
@@ -94,19 +117,41 @@ pub fn steps(
     Ok(steps)
 }
 
-/// The steps that take back what `record` says, last first.
+/// Returns the steps that restore a prepared claim: those of [`steps`] without the wait for its MPS
+/// control daemon, which must not keep its files from being restored.
+///
+/// # Errors
+/// As [`steps`].
+pub fn restore_steps(
+    claim: &ClaimUid,
+    record: &ClaimRecord,
+    mps_gpus: BTreeSet<GpuUuid>,
+    paths: &StatePaths,
+) -> Result<Vec<Step>, GrantTextError> {
+    let mut steps = steps(claim, record, mps_gpus, paths)?;
+    steps.retain(|step| !matches!(step, Step::AwaitMpsDaemon { .. }));
+    Ok(steps)
+}
+
+/// Returns the steps that undo those of `record`, last first. `remaining` are the GPUs that claims
+/// share by MPS without this one.
 #[must_use]
-pub fn undo_steps(claim: &ClaimUid, record: &ClaimRecord) -> Vec<Undo> {
-    let mut undo = vec![Undo::RemoveClaimSpec(claim.clone())];
+pub fn undo_steps(
+    claim: &ClaimUid,
+    record: &ClaimRecord,
+    remaining: BTreeSet<GpuUuid>,
+) -> Vec<UndoStep> {
+    let mut undo = vec![UndoStep::RemoveClaimSpec(claim.clone())];
     for share in record.shares.iter().rev() {
         let id = share.id(claim);
-        undo.extend([Undo::RemoveLedger(id.clone()), Undo::RemoveGrant(id)]);
+        undo.extend([UndoStep::RemoveLedger(id.clone()), UndoStep::RemoveGrant(id)]);
     }
+    undo.push(UndoStep::ReleaseMpsDaemon { remaining });
     undo
 }
 
-/// What the kubelet is told of a prepared claim. The base device's files come first: a later mount
-/// at the same path wins, and ours must.
+/// Returns the devices of a prepared claim for the kubelet. The base device comes first: the later
+/// of two mounts at the same path wins, and that must be the interceptor's.
 #[must_use]
 pub fn answer(claim: &ClaimUid, record: &ClaimRecord) -> Vec<PreparedDevice> {
     let device = |share: &ShareRecord| PreparedDevice {
@@ -119,7 +164,7 @@ pub fn answer(claim: &ClaimUid, record: &ClaimRecord) -> Vec<PreparedDevice> {
     record.shares.iter().map(device).collect()
 }
 
-/// The CDI kind of claims.
+/// Returns the CDI kind of claim specs.
 #[must_use]
 pub fn claim_kind() -> Kind {
     CDI_CLAIM_KIND.parse().expect("invariant: the kind is a constant")
@@ -157,9 +202,11 @@ fn grant(
     Ok(grant)
 }
 
-/// The library is mounted by the claim's spec and not by the base spec: it stays the one that the
-/// claim was prepared with, for all of its containers. Containers with several claims get the mount
-/// several times, where the last one wins.
+/// Returns the CDI spec of a claim.
+///
+/// The interceptor is mounted by this spec and not by the base spec: all containers of the claim
+/// get the version that the claim was prepared with. Containers with several claims get the mount
+/// several times, and the last one wins.
 fn claim_spec(claim: &ClaimUid, record: &ClaimRecord, paths: &StatePaths) -> Spec {
     let devices =
         record.shares.iter().map(|share| claim_device(claim, record, share, paths)).collect();
@@ -173,11 +220,11 @@ fn claim_spec(claim: &ClaimUid, record: &ClaimRecord, paths: &StatePaths) -> Spe
             Path::new(library::CONTAINER_PRELOAD_PATH),
         ));
     }
-    // The directory and not the socket in it, which another instance of the driver replaces.
+    // The directory, not the socket in it: another instance of the driver replaces the socket.
     mounts.push(Mount::bind_read_only(&paths.host(), Path::new(HOST_DIR)));
-    // The base spec's mounts at these paths come first, and lose.
-    mounts.extend(record.intercept.in_place_of.iter().filter_map(|path| {
-        Some(Mount::bind_read_only(&installed(intercept::Library::of(path)?.proxy()), path))
+    // These hide the base spec's mounts at the same paths, which come first.
+    mounts.extend(record.intercept.replaced_libraries.iter().filter_map(|path| {
+        Some(Mount::bind_read_only(&installed(intercept::ProxiedLibrary::of(path)?.proxy()), path))
     }));
     let container_edits = ContainerEdits { mounts, ..ContainerEdits::default() };
     Spec::new(claim_kind(), devices, container_edits)
@@ -208,13 +255,15 @@ fn claim_device(
     Device { name, annotations: Default::default(), container_edits }
 }
 
-/// What makes processes clients of MPS, and holds them there (docs.nvidia.com/deploy/mps,
-/// "Environment Variables"). The daemon sees one GPU, which is number 0 to its clients whatever it
-/// is on the node. Nothing is said of who has no cap, so that MPS's own default holds.
+/// Returns the variables that make processes clients of MPS and limit them
+/// (docs.nvidia.com/deploy/mps, "Environment Variables").
+///
+/// The daemon sees one GPU, which has index 0 for its clients. A share without a cap gets no
+/// percentage, so that the default of MPS applies.
 fn mps_variables(share: &ShareRecord, context_bytes: u64) -> Vec<String> {
-    // Of each process, with its context; what all of them take together the grant says, where
-    // contexts are charged or not.
-    let uncharged_bytes = if context_bytes == 0 { context_memory::MOST_UNCHARGED } else { 0 };
+    // MPS limits each process, its context included. The grant limits all processes together, with
+    // or without contexts.
+    let uncharged_bytes = if context_bytes == 0 { context_memory::MAX_UNCHARGED_BYTES } else { 0 };
     let memory_mib = share.memory_bytes.saturating_add(uncharged_bytes) >> 20;
     let mut variables = vec![
         format!("{}={}", mps::PIPE_DIRECTORY, mps::DIR),
@@ -224,14 +273,14 @@ fn mps_variables(share: &ShareRecord, context_bytes: u64) -> Vec<String> {
         variables.push(format!("{}={}", mps::ACTIVE_THREAD_PERCENTAGE, share.cores_percent));
     }
     if share.priority == ComputePriority::Low {
-        // Below normal; there is nothing above.
+        // 1 is below normal. MPS has no priority above normal.
         variables.push("CUDA_MPS_CLIENT_PRIORITY=1".to_owned());
     }
     variables
 }
 
-/// The daemon's pipes, and the memory that client and server share, which both look for in
-/// `/dev/shm`.
+/// Returns the mounts of the daemon's pipes and of the memory that client and server share, which
+/// both open in `/dev/shm`.
 fn mps_mounts(share: &ShareRecord, paths: &StatePaths) -> [Mount; 2] {
     let daemon = MpsPaths::new(paths.root());
     [

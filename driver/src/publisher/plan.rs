@@ -1,8 +1,8 @@
-//! Which changes bring the slices in line: pure.
+//! Plans the changes from observed to desired slices. Pure functions.
 //!
-//! A pool is complete for its readers when the slices of its highest generation are as many as each
-//! of them says. So: one changed slice of an otherwise untouched pool keeps the generation (it is
-//! replaced atomically); whatever else changes gives all slices the next one.
+//! A pool is complete for its readers if the number of slices of its highest generation is the
+//! number that each of them states. So one changed slice of an otherwise unchanged pool keeps the
+//! generation (it is replaced atomically). All other changes give all slices the next generation.
 
 use std::collections::BTreeMap;
 
@@ -16,32 +16,32 @@ use tessera_api::{
     slice::{keep_server_fields, same_content},
 };
 
-/// One change.
+/// One write to the API server.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Change {
-    /// Remove this one.
+pub enum SliceChange {
+    /// Deletes the slice.
     Delete(Box<ResourceSlice>),
-    /// Change this one.
+    /// Patches the slice.
     Patch {
-        /// As it is.
+        /// The present object.
         observed: Box<ResourceSlice>,
-        /// As it is to be.
+        /// The desired object.
         wanted: Box<ResourceSlice>,
     },
-    /// Make this one.
+    /// Creates the slice.
     Create(Box<ResourceSlice>),
 }
 
-impl Change {
-    /// Whether it makes a slice.
+impl SliceChange {
+    /// Returns true for [`SliceChange::Create`].
     #[must_use]
     pub fn creates(&self) -> bool {
         matches!(self, Self::Create(_))
     }
 
-    /// Makes the Node with this UID the owner of a slice that is made, so that the slice goes when
-    /// the Node goes.
-    pub fn owned_by(&mut self, node: &NodeName, uid: &str) {
+    /// Makes the Node with this UID the owner of a created slice, so that the slice is deleted with
+    /// the Node.
+    pub fn set_owner(&mut self, node: &NodeName, uid: &str) {
         if let Self::Create(slice) = self {
             slice.metadata.owner_references = Some(vec![OwnerReference {
                 api_version: "v1".to_owned(),
@@ -55,15 +55,14 @@ impl Change {
     }
 }
 
-/// The changes from `observed` to `desired`, in the order in which they are to be made: obsolete
-/// slices go first, so that no device is in two slices for longer than it takes. `generation` is
-/// the highest ever seen.
+/// Returns the changes from `observed` to `desired`, in order. Obsolete slices are deleted first,
+/// so that no device is in two slices. `generation` is the highest generation ever seen.
 #[must_use]
 pub fn plan(
     desired: Vec<ResourceSlice>,
     observed: Vec<ResourceSlice>,
     generation: i64,
-) -> Vec<Change> {
+) -> Vec<SliceChange> {
     let highest =
         observed.iter().map(|slice| slice.spec.pool.generation).max().unwrap_or(0).max(generation);
     let count = i64::try_from(desired.len()).unwrap_or(i64::MAX);
@@ -84,17 +83,20 @@ pub fn plan(
     let generation = if keep { highest } else { highest + 1 };
 
     let mut changes: Vec<_> =
-        obsolete.into_iter().map(|slice| Change::Delete(Box::new(slice))).collect();
+        obsolete.into_iter().map(|slice| SliceChange::Delete(Box::new(slice))).collect();
     let mut creations = Vec::new();
     for (mut slice, known) in matched {
         slice.spec.pool.generation = generation;
         slice.spec.pool.resource_slice_count = count;
         match known {
-            None => creations.push(Change::Create(Box::new(slice))),
+            None => creations.push(SliceChange::Create(Box::new(slice))),
             Some(known) if keep && same_content(&slice, &known) => {}
             Some(known) => {
                 keep_server_fields(&mut slice, &known);
-                changes.push(Change::Patch { observed: Box::new(known), wanted: Box::new(slice) });
+                changes.push(SliceChange::Patch {
+                    observed: Box::new(known),
+                    wanted: Box::new(slice),
+                });
             }
         }
     }
@@ -102,9 +104,8 @@ pub fn plan(
     changes
 }
 
-/// Pairs desired slices with those of their names. A slice that has the name and another pool
-/// cannot be changed into ours (the fields are immutable): it is obsolete, as are those of other
-/// names.
+/// Pairs desired slices with observed slices of the same name, and returns the obsolete others. A
+/// slice with the name and another pool is obsolete: its fields are immutable.
 fn match_up(
     desired: Vec<ResourceSlice>,
     observed: Vec<ResourceSlice>,
@@ -130,8 +131,8 @@ fn match_up(
     (matched, observed.into_values().collect())
 }
 
-/// Whether `written` has all taints of `wanted`: an API server without the feature drops them, and
-/// then nothing keeps other schedulers away.
+/// Returns true if `written` has all taints of `wanted`. An API server without the feature drops
+/// them, and other schedulers could allocate the devices.
 #[must_use]
 pub fn same_fence(wanted: &ResourceSlice, written: &ResourceSlice) -> bool {
     let fence = |slice: &ResourceSlice| -> BTreeMap<String, Vec<(String, String)>> {
@@ -146,8 +147,8 @@ pub fn same_fence(wanted: &ResourceSlice, written: &ResourceSlice) -> bool {
     fence(wanted) == fence(written)
 }
 
-/// The body of a merge patch from `observed` to `wanted`, refused by the API if somebody else was
-/// faster. Fields that this version does not know stay, outside of the list of devices.
+/// Returns the body of a merge patch from `observed` to `wanted`. The API server refuses it if the
+/// slice was changed meanwhile. Unknown fields stay, except in the list of devices.
 #[must_use]
 pub fn patch(observed: &ResourceSlice, wanted: &ResourceSlice) -> Value {
     let topology = wanted

@@ -1,10 +1,10 @@
-//! From stock to managed: a GPU that kube-scheduler could allocate a moment ago is nobody's for a
+//! Change from mode stock to managed: GPUs that kube-scheduler could allocate are withheld for a
 //! while.
 //!
-//! kube-scheduler decides first and writes later: what it has decided while a device had no fence
-//! may be written up to its binding timeout (600 s) after the fence is there. So long the device
-//! has a second taint. Time is what this process has seen pass, no clock: a restart of the driver
-//! begins the wait anew, never shortens it.
+//! kube-scheduler decides first and writes later: an allocation that it decided before a device had
+//! the managed taint may be written up to its binding timeout (600 s) after the taint. For that
+//! time the device has a second taint. The time is measured by this process and not by the clock: a
+//! restart of the driver restarts the wait and never shortens it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,7 +15,7 @@ use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use tessera_api::names::{DeviceName, GpuUuid, LEAVING_STOCK_TAINT_KEY, MANAGED_TAINT_KEY};
 use tokio::time::Instant;
 
-/// Which devices wait, and since when.
+/// The devices that are withheld, with the start of the wait.
 #[derive(Debug)]
 pub(super) struct StockDrain {
     length: Duration,
@@ -23,13 +23,13 @@ pub(super) struct StockDrain {
 }
 
 impl StockDrain {
-    /// Waits of that length.
+    /// Returns a drain with waits of this length.
     pub(super) fn new(length: Duration) -> Self {
         Self { length, since: BTreeMap::new() }
     }
 
-    /// Sees what is published: a device without the fence begins its wait, and one that waits since
-    /// before this process goes on.
+    /// Reads published slices: a device without the managed taint starts its wait, and so does one
+    /// that waited before this process started.
     pub(super) fn observe<'a>(
         &mut self,
         slices: impl Iterator<Item = &'a ResourceSlice>,
@@ -41,13 +41,13 @@ impl StockDrain {
             if !has(device, MANAGED_TAINT_KEY) || (leaving && known.is_none()) {
                 self.since.insert(device.name.clone(), now);
             } else if !leaving && known.is_some_and(|since| self.is_over(since, now)) {
-                // Its wait is over, and published as over.
+                // The wait is over, and the second taint is removed.
                 self.since.remove(&device.name);
             }
         }
     }
 
-    /// The GPUs that wait.
+    /// Returns the GPUs that are withheld.
     pub(super) fn leaving(&self, now: Instant) -> BTreeSet<GpuUuid> {
         let waiting = self.since.iter().filter(|(_, since)| !self.is_over(**since, now));
         waiting
@@ -55,7 +55,7 @@ impl StockDrain {
             .collect()
     }
 
-    /// When the next of them has waited enough.
+    /// Returns the time at which the next wait ends.
     pub(super) fn next_end(&self, now: Instant) -> Option<Instant> {
         self.since.values().map(|since| *since + self.length).filter(|end| *end > now).min()
     }
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_without_the_fence_waits_its_time_and_once() {
+    fn device_without_managed_taint_waits_once() {
         let (mut drain, begin) = (StockDrain::new(WAIT), Instant::now());
         assert_eq!(observe(&mut drain, &[], begin), 1);
         let both = [MANAGED_TAINT_KEY, LEAVING_STOCK_TAINT_KEY];
@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(
             observe(&mut drain, &both, begin + WAIT),
             0,
-            "the taint that is still there begins nothing"
+            "the remaining taint starts no wait"
         );
         assert_eq!(drain.next_end(begin + WAIT), None);
         assert_eq!(observe(&mut drain, &[MANAGED_TAINT_KEY], begin + WAIT), 0);
@@ -116,14 +116,14 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_that_a_process_before_began_is_never_shortened() {
+    fn restart_never_shortens_wait() {
         let (mut drain, begin) = (StockDrain::new(WAIT), Instant::now());
         assert_eq!(observe(&mut drain, &[MANAGED_TAINT_KEY, LEAVING_STOCK_TAINT_KEY], begin), 1);
         assert_eq!(drain.next_end(begin), Some(begin + WAIT));
     }
 
     #[test]
-    fn a_slice_that_is_wiped_or_stripped_of_the_taint_meanwhile_ends_no_wait() {
+    fn deleted_slice_or_removed_taint_ends_no_wait() {
         let (mut drain, begin) = (StockDrain::new(WAIT), Instant::now());
         assert_eq!(observe(&mut drain, &[], begin), 1);
         drain.observe([].iter(), begin);
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_was_always_fenced_does_not_wait() {
+    fn device_that_always_had_managed_taint_does_not_wait() {
         assert_eq!(observe(&mut StockDrain::new(WAIT), &[MANAGED_TAINT_KEY], Instant::now()), 0);
     }
 }

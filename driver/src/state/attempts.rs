@@ -1,9 +1,8 @@
-//! Prepares under way, as every instance of the driver on the node sees them.
+//! Prepares under way, visible to all instances of the driver on the node.
 //!
-//! During a rolling update the kubelet may send a claim's Prepare to one instance and its Unprepare
-//! to another. So whoever prepares a claim first has the file `asked/<claim>`, and Unprepare
-//! removes it: an attempt whose file has no name any more has been unprepared meanwhile, whoever
-//! did it, and gives up. The open file is the token; nothing is written into it.
+//! During a rolling update the kubelet may send the Prepare of a claim to one instance and its
+//! Unprepare to another. So each Prepare opens the file `asked/<claim>`, and Unprepare removes it.
+//! An attempt whose file was removed is canceled. The open file is the token and stays empty.
 
 use std::{
     collections::BTreeSet,
@@ -18,30 +17,26 @@ use tessera_api::names::ClaimUid;
 
 use super::{StatePaths, journal::LockedJournal};
 
-/// Why an attempt could not be begun, looked at or ended.
+/// Errors of beginning, checking or ending an attempt.
 #[derive(Debug, thiserror::Error)]
-#[error("failed to {operation} `{path}`", path = .path.display())]
+#[error("cannot {operation} `{path}`", path = .path.display())]
 pub struct AttemptError {
-    /// What was tried.
     operation: &'static str,
-    /// On what.
     path: PathBuf,
-    /// What the operating system said.
     source: io::Error,
 }
 
-/// A Prepare under way. It lasts until the claim's next Unprepare, also beyond the end of the
-/// process.
+/// A Prepare under way. It lasts until the claim's next Unprepare, even if the process ends before.
 #[derive(Debug)]
 pub struct Attempt {
-    /// Open, and locked by whoever has it: a lock dies with its process, so that the attempts of
-    /// the dead can be told.
+    /// Open, with a shared lock: the lock of a dead process is released, so that its attempts are
+    /// found.
     file: File,
     path: PathBuf,
 }
 
 impl Attempt {
-    /// Begins to prepare `claim`, or joins those who have.
+    /// Begins an attempt to prepare `claim`, beside others of the same claim.
     ///
     /// # Errors
     /// [`AttemptError`].
@@ -52,28 +47,28 @@ impl Attempt {
             rustix::fs::flock(&file, FlockOperation::LockShared)
                 .map_err(|errno| error("lock", &path)(errno.into()))?;
             let attempt = Self { file, path: path.clone() };
-            // Between opening and locking, it may have been removed.
-            if attempt.stands()? {
+            // The file may have been removed between open and lock.
+            if attempt.is_current()? {
                 return Ok(attempt);
             }
         }
     }
 
-    /// Whether nobody has unprepared the claim since the attempt began. Under the journal's lock
-    /// the answer stays true.
+    /// Returns true if the claim was not unprepared since the attempt began. Under the journal's
+    /// lock the result cannot change.
     ///
     /// # Errors
     /// [`AttemptError`].
-    pub fn stands(&self) -> Result<bool, AttemptError> {
-        let metadata = self.file.metadata().map_err(error("look at", &self.path))?;
+    pub fn is_current(&self) -> Result<bool, AttemptError> {
+        let metadata = self.file.metadata().map_err(error("stat", &self.path))?;
         Ok(metadata.nlink() > 0)
     }
 }
 
-/// Ends all attempts to prepare `claim`, in whichever instance.
+/// Ends all attempts to prepare `claim`, in all instances. No attempt is no error.
 ///
 /// # Errors
-/// [`AttemptError`]; none is no error.
+/// [`AttemptError`].
 pub fn end(
     paths: &StatePaths,
     claim: &ClaimUid,
@@ -86,11 +81,11 @@ pub fn end(
     }
 }
 
-/// Removes what attempts have left that are over: of the dead, and of those that were answered.
-/// Returns whose they were.
+/// Removes the files of attempts that are over: of dead processes, and of answered calls. Returns
+/// their claims.
 ///
 /// # Errors
-/// [`AttemptError`]; what came before it is done.
+/// [`AttemptError`]. Files before it are removed.
 pub fn sweep(paths: &StatePaths, _: &LockedJournal<'_>) -> Result<BTreeSet<String>, AttemptError> {
     let directory = paths.asked();
     let entries = match fs::read_dir(&directory) {
@@ -107,9 +102,9 @@ pub fn sweep(paths: &StatePaths, _: &LockedJournal<'_>) -> Result<BTreeSet<Strin
         let path = entry.path();
         let file = File::open(&path).map_err(error("open", &path))?;
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            // Who opens it now waits for the lock, and sees then that it has no name.
+            // A process that opens it now waits for the lock, and then sees that it was removed.
             Ok(()) => fs::remove_file(&path).map_err(error("remove", &path))?,
-            // Somebody is at it: the other instance of an update.
+            // The other instance of an update is preparing the claim.
             Err(Errno::WOULDBLOCK) => continue,
             Err(errno) => return Err(error("lock", &path)(errno.into())),
         }
@@ -118,7 +113,7 @@ pub fn sweep(paths: &StatePaths, _: &LockedJournal<'_>) -> Result<BTreeSet<Strin
     Ok(swept)
 }
 
-/// Whether somebody is at an attempt to prepare `claim`, once those that are over have been swept.
+/// Returns true if an attempt to prepare `claim` is under way, after [`sweep`].
 #[must_use]
 pub fn is_under_way(paths: &StatePaths, claim: &ClaimUid) -> bool {
     paths.asked().join(claim.as_str()).exists()
@@ -160,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unprepare_ends_all_attempts_before_it_and_none_after_it() {
+    fn unprepare_ends_earlier_attempts_only() {
         let (_directory, paths) = node();
         let journal = JournalStore::new(paths.clone());
         let begin = |claim: &str| Attempt::begin(&paths, &uid(claim)).expect("begun");
@@ -168,13 +163,13 @@ mod tests {
         end(&paths, &uid("a"), &journal.lock().expect("locked")).expect("ended");
         let after = begin("a");
 
-        let stands = |attempt: &Attempt| attempt.stands().expect("looked at");
-        assert_eq!([&one, &two, &other, &after].map(stands), [false, false, true, true]);
+        let is_current = |attempt: &Attempt| attempt.is_current().expect("checked");
+        assert_eq!([&one, &two, &other, &after].map(is_current), [false, false, true, true]);
         end(&paths, &uid("never"), &journal.lock().expect("locked")).expect("no error");
     }
 
     #[test]
-    fn attempts_of_the_dead_are_swept_and_those_of_the_living_stay() {
+    fn sweeps_attempts_of_dead_processes_only() {
         let (_directory, paths) = node();
         let journal = JournalStore::new(paths.clone());
         let living = Attempt::begin(&paths, &uid("living")).expect("begun");
@@ -183,7 +178,7 @@ mod tests {
 
         let swept = sweep(&paths, &journal.lock().expect("locked")).expect("swept");
         assert_eq!(swept, BTreeSet::from(["dead".to_owned()]));
-        assert!(living.stands().expect("looked at"));
+        assert!(living.is_current().expect("checked"));
         assert!(is_under_way(&paths, &uid("living")) && !is_under_way(&paths, &uid("dead")));
         assert!(!paths.asked().join("dead").exists());
     }

@@ -1,9 +1,11 @@
-//! What is prepared on this node: one file, one writer at a time.
+//! The journal of prepared claims: one file, one writer at a time.
 
 mod schema;
 mod store;
 
-pub use schema::{ClaimRecord, ComputeCap, ComputePriority, Journal, ShareRecord, State, Taken};
+pub use schema::{
+    ClaimRecord, ClaimState, ComputeCap, ComputePriority, GpuUsage, Journal, ShareRecord,
+};
 pub use store::{JournalError, JournalStore, LockedJournal, Replaced};
 
 #[cfg(test)]

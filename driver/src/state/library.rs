@@ -1,16 +1,15 @@
-//! The interceptor library, as containers get it.
+//! The installed interceptor library, which containers get.
 
 use std::{
     collections::BTreeSet,
-    fs::{self, Permissions},
-    io,
-    os::unix::fs::PermissionsExt,
+    fs, io,
     path::{Path, PathBuf},
 };
 
 use sha2::{Digest, Sha256};
+use tessera_runtime::atomic_file;
 
-use crate::intercept::{Intercept, Library};
+use crate::intercept::{InterceptMode, ProxiedLibrary};
 
 use super::{
     StatePaths,
@@ -18,76 +17,76 @@ use super::{
     mounts::{Mounts, Tmpfs},
 };
 
-/// The library's file name.
+/// File name of the library.
 pub const FILE_NAME: &str = "libtessera_intercept.so";
 
-/// Where containers find it.
+/// Path of the library in containers.
 pub const CONTAINER_PATH: &str = "/usr/local/lib/tessera/libtessera_intercept.so";
 
-/// Where containers find the list of what to preload.
+/// Path of the list of preloaded libraries in containers.
 pub const CONTAINER_PRELOAD_PATH: &str = "/etc/ld.so.preload";
 
-/// Why the library could not be installed.
+/// Errors of installing the library.
 #[derive(Debug, thiserror::Error)]
 pub enum LibraryError {
-    /// There is none to install.
-    #[error("the interceptor library `{path}` cannot be read: set --intercept-library to where it is", path = .path.display())]
+    /// The file cannot be read.
+    #[error("cannot read interceptor library `{path}`: set --intercept-library to its path", path = .path.display())]
     Missing {
-        /// Where it was looked for.
+        /// The path.
         path: PathBuf,
-        /// What the operating system said.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// It is another one than at the driver's start.
-    #[error("the interceptor library `{path}` was replaced while the driver runs: restart the driver", path = .path.display())]
+    /// The file has changed since the driver started.
+    #[error("interceptor library `{path}` was replaced while the driver runs: restart the driver", path = .path.display())]
     Replaced {
-        /// Where it is.
+        /// The path.
         path: PathBuf,
     },
-    /// Another instance cannot be kept from installing at the same time.
-    #[error("the journal cannot be locked")]
+    /// The journal could not be locked.
+    #[error("cannot lock the journal")]
     Lock(#[from] JournalError),
-    /// The operating system said no.
-    #[error("failed to {operation} `{path}`", path = .path.display())]
+    /// An operation failed.
+    #[error("cannot {operation} `{path}`", path = .path.display())]
     Io {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
-        /// On what.
+        /// The path.
         path: PathBuf,
-        /// What it said.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
 
-/// Where an installed library is on the host.
+/// The installed library.
 ///
-/// Its path holds the hash of its content, so that an upgrade installs beside it: a file that
-/// containers have mounted is never replaced.
+/// Its path contains the hash of its content, so that an upgrade installs another directory: a file
+/// that containers have mounted is never replaced.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InstalledLibrary {
-    /// SHA-256 of its content, in hexadecimal; of all its files together where it has proxies.
+    /// SHA-256 of its files, in hexadecimal.
     pub hash: String,
-    /// What it was installed from.
+    /// The files that it was installed from.
     sources: Vec<Source>,
 }
 
-/// One file.
+/// A file to install.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Source {
-    /// What it is called where it is installed.
+    /// The name of the installed file.
     name: &'static str,
     path: PathBuf,
 }
 
 impl InstalledLibrary {
-    /// Installs the library at `source`, or finds that it is. Under the journal's lock: another
-    /// instance may be installing its own.
+    /// Installs the library at `source`, unless it is installed. Takes the journal's lock: another
+    /// instance may be installing at the same time.
     ///
     /// # Errors
-    /// [`LibraryError`]. Without the library nothing can be enforced, so nothing can be prepared.
+    /// [`LibraryError`]. Without the library no limit is enforced, so no claim can be prepared.
     pub fn install(
         source: &Path,
-        intercept: Intercept,
+        intercept: InterceptMode,
         paths: &StatePaths,
         journal: &JournalStore,
         mounts: &dyn Mounts,
@@ -97,22 +96,22 @@ impl InstalledLibrary {
         journal.exclusively(|| {
             let length = contents.iter().map(Vec::len).sum();
             make_executable_directory(&paths.libraries(), length, mounts)?;
-            write_all_once(&sources, &contents, paths, &hash)?;
-            write_once(&paths.preload(), format!("{CONTAINER_PATH}\n").as_bytes())
+            write_missing(&sources, &contents, paths, &hash)?;
+            write_if_changed(&paths.preload(), format!("{CONTAINER_PATH}\n").as_bytes())
         })??;
         Ok(Self { hash, sources })
     }
 
-    /// Installs it again if it is gone: during an update of the driver, the new instance removes
-    /// libraries that no claim uses while the old one may still prepare claims. Callers hold
-    /// the journal's lock, and so does who removes.
+    /// Installs the library again if it was removed: during an update of the driver, the new
+    /// instance removes libraries that no claim uses, while the old one may still prepare
+    /// claims. Callers hold the journal's lock, as the instance that removes does.
     ///
     /// # Errors
     /// [`LibraryError`].
     pub fn ensure(&self, paths: &StatePaths) -> Result<(), LibraryError> {
         let is_missing = |source: &Source| {
             let installed = path(paths, &self.hash, source.name);
-            installed.try_exists().map(|exists| !exists).map_err(io_error("look at", &installed))
+            installed.try_exists().map(|exists| !exists).map_err(io_error("stat", &installed))
         };
         let mut missing = Vec::new();
         for source in &self.sources {
@@ -123,7 +122,7 @@ impl InstalledLibrary {
         if hash != self.hash {
             return Err(LibraryError::Replaced { path: first.path.clone() });
         }
-        write_all_once(&self.sources, &contents, paths, &hash)
+        write_missing(&self.sources, &contents, paths, &hash)
     }
 
     /// Removes libraries that no prepared claim uses, except this one.
@@ -148,26 +147,26 @@ impl InstalledLibrary {
     }
 }
 
-/// The host's path of a file of the library with this hash.
+/// Returns the host path of a file of the library with this hash.
 #[must_use]
 pub fn path(paths: &StatePaths, hash: &str, file: &str) -> PathBuf {
     paths.libraries().join(hash).join(file)
 }
 
-/// The files that are needed; the proxies lie beside the library.
-fn sources(library: &Path, intercept: Intercept) -> Vec<Source> {
+/// Returns the files to install. The proxies are in the directory of the library.
+fn sources(library: &Path, intercept: InterceptMode) -> Vec<Source> {
     let mut sources = Vec::new();
     if intercept.preloads() {
         sources.push(Source { name: FILE_NAME, path: library.to_owned() });
     }
     if intercept.replaces() {
-        let proxies = Library::ALL.map(Library::proxy);
+        let proxies = ProxiedLibrary::ALL.map(ProxiedLibrary::proxy);
         sources.extend(proxies.map(|name| Source { name, path: library.with_file_name(name) }));
     }
     sources
 }
 
-/// The content of the files, and their hash.
+/// Returns the content of the files and their hash.
 fn read(sources: &[Source]) -> Result<(Vec<Vec<u8>>, String), LibraryError> {
     let content = |Source { path, .. }: &Source| {
         fs::read(path).map_err(|source| LibraryError::Missing { path: path.clone(), source })
@@ -177,48 +176,46 @@ fn read(sources: &[Source]) -> Result<(Vec<Vec<u8>>, String), LibraryError> {
     Ok((contents, hex(&hash.finalize())))
 }
 
-fn write_all_once(
+fn write_missing(
     sources: &[Source],
     contents: &[Vec<u8>],
     paths: &StatePaths,
     hash: &str,
 ) -> Result<(), LibraryError> {
     let mut files = sources.iter().zip(contents);
-    files.try_for_each(|(source, content)| write_once(&path(paths, hash, source.name), content))
+    files.try_for_each(|(source, content)| {
+        write_if_changed(&path(paths, hash, source.name), content)
+    })
 }
 
-/// Some distributions mount `/run` with `noexec`, which a user-namespaced container cannot take off
-/// the mount that it gets: the library would not load there. Then the libraries get a tmpfs of
-/// their own.
+/// Creates a directory whose file system allows execution.
+///
+/// Some distributions mount `/run` with `noexec`, and the loader refuses libraries from there, also
+/// in containers. The libraries get a tmpfs of their own then.
 fn make_executable_directory(
     directory: &Path,
     length: usize,
     mounts: &dyn Mounts,
 ) -> Result<(), LibraryError> {
-    /// Room for a few versions side by side during upgrades.
+    /// Room for several versions at the same time.
     const VERSIONS: u64 = 16;
     fs::create_dir_all(directory).map_err(io_error("create", directory))?;
-    if mounts.forbids_execution(directory).map_err(io_error("look at", directory))? {
+    if mounts.forbids_execution(directory).map_err(io_error("stat", directory))? {
         let size_bytes = (length as u64 * VERSIONS).next_multiple_of(1 << 20);
         let tmpfs = Tmpfs { size_bytes, inodes: 4 * VERSIONS, executable: true };
-        mounts.mount_tmpfs(directory, tmpfs).map_err(io_error("mount a tmpfs at", directory))?;
+        mounts.mount_tmpfs(directory, tmpfs).map_err(io_error("mount tmpfs at", directory))?;
     }
     Ok(())
 }
 
-/// Writes a file unless it is there with this very content; never changes one that is. The
-/// temporary name is the same for all instances: only the holder of the journal's lock writes.
-fn write_once(path: &Path, content: &[u8]) -> Result<(), LibraryError> {
+/// Writes a file, unless it exists with this content. Never changes an existing file in place.
+fn write_if_changed(path: &Path, content: &[u8]) -> Result<(), LibraryError> {
     if fs::read(path).is_ok_and(|found| found == content) {
         return Ok(());
     }
     let directory = path.parent().expect("invariant: files of the state directory have a parent");
     fs::create_dir_all(directory).map_err(io_error("create", directory))?;
-    let temporary = path.with_extension("new");
-    fs::write(&temporary, content).map_err(io_error("write", &temporary))?;
-    fs::set_permissions(&temporary, Permissions::from_mode(0o755))
-        .map_err(io_error("open up", &temporary))?;
-    fs::rename(&temporary, path).map_err(io_error("rename to", path))
+    atomic_file::write(path, content, 0o755).map_err(io_error("write", path))
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -236,11 +233,11 @@ mod tests {
     use crate::state::mounts::KernelMounts;
 
     fn install(source: &Path, paths: &StatePaths) -> Result<InstalledLibrary, LibraryError> {
-        install_as(Intercept::Preload, source, paths)
+        install_as(InterceptMode::Preload, source, paths)
     }
 
     fn install_as(
-        intercept: Intercept,
+        intercept: InterceptMode,
         source: &Path,
         paths: &StatePaths,
     ) -> Result<InstalledLibrary, LibraryError> {
@@ -253,32 +250,32 @@ mod tests {
     }
 
     #[test]
-    fn proxies_are_installed_beside_the_library_that_they_belong_to() {
+    fn installs_proxies_with_their_library() {
         let directory = tempfile::tempdir().expect("a directory");
         let paths = StatePaths::new(directory.path().join("state"));
         let source = directory.path().join(FILE_NAME);
         fs::write(&source, "library").expect("written");
-        let error = install_as(Intercept::Both, &source, &paths).expect_err("no proxies");
-        assert!(error.to_string().contains(Library::Cuda.proxy()), "{error}");
-        for library in Library::ALL {
+        let error = install_as(InterceptMode::Both, &source, &paths).expect_err("no proxies");
+        assert!(error.to_string().contains(ProxiedLibrary::Cuda.proxy()), "{error}");
+        for library in ProxiedLibrary::ALL {
             fs::write(source.with_file_name(library.proxy()), library.soname()).expect("written");
         }
 
-        let installed = install_as(Intercept::Both, &source, &paths).expect("installed");
+        let installed = install_as(InterceptMode::Both, &source, &paths).expect("installed");
         let file = |name| super::path(&paths, &installed.hash, name);
-        for library in Library::ALL {
+        for library in ProxiedLibrary::ALL {
             assert_eq!(fs::read_to_string(file(library.proxy())).expect("there"), library.soname());
         }
-        fs::remove_file(file(Library::Nvml.proxy())).expect("removed");
+        fs::remove_file(file(ProxiedLibrary::Nvml.proxy())).expect("removed");
         installed.ensure(&paths).expect("installed again");
-        assert!(file(Library::Nvml.proxy()).exists() && file(FILE_NAME).exists());
-        let alone = install_as(Intercept::Proxy, &source, &paths).expect("installed");
+        assert!(file(ProxiedLibrary::Nvml.proxy()).exists() && file(FILE_NAME).exists());
+        let alone = install_as(InterceptMode::Proxy, &source, &paths).expect("installed");
         assert_ne!(alone.hash, installed.hash);
         assert!(!path(&paths, &alone.hash).exists(), "nothing is preloaded");
     }
 
     #[test]
-    fn another_version_is_installed_beside_the_one_in_use() {
+    fn new_version_does_not_replace_version_in_use() {
         let directory = tempfile::tempdir().expect("a directory");
         let paths = StatePaths::new(directory.path().join("state"));
         let source = directory.path().join("source.so");
@@ -304,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_that_was_removed_is_installed_again_and_never_another_in_its_place() {
+    fn reinstalls_removed_library_but_no_other_version() {
         let directory = tempfile::tempdir().expect("a directory");
         let paths = StatePaths::new(directory.path().join("state"));
         let source = directory.path().join("source.so");
@@ -324,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn instances_that_start_at_once_install_side_by_side() {
+    fn concurrent_instances_install_without_conflict() {
         let directory = tempfile::tempdir().expect("a directory");
         let sources = ["one", "two"].map(|content| {
             let source = directory.path().join(content);
@@ -346,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn an_installed_library_keeps_its_inode() {
+    fn installed_library_keeps_its_inode() {
         use std::os::unix::fs::MetadataExt;
         let directory = tempfile::tempdir().expect("a directory");
         let paths = StatePaths::new(directory.path().join("state"));

@@ -1,4 +1,4 @@
-//! Mounting, at the edge to the operating system.
+//! Mounts of the operating system, behind a trait.
 
 use std::{ffi::CString, io, path::Path};
 
@@ -10,43 +10,42 @@ use rustix::{
 /// A tmpfs to mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tmpfs {
-    /// How much it holds, in bytes: a whole number of pages.
+    /// Size in bytes: a whole number of pages.
     pub size_bytes: u64,
-    /// How many files and directories, its root included.
+    /// Number of files and directories, its root included.
     pub inodes: u64,
-    /// Whether programs and libraries may be loaded from it.
+    /// True if programs and libraries may be loaded from it.
     pub executable: bool,
 }
 
-/// What the driver does with mounts.
+/// Operations on mounts.
 pub trait Mounts: Send + Sync + 'static {
-    /// Mounts a new tmpfs at the directory `target`. Set-user-id bits and device nodes on it mean
-    /// nothing.
+    /// Mounts a new tmpfs at the directory `target`, with `nosuid` and `nodev`.
     ///
     /// # Errors
-    /// What the kernel says; `EPERM` where the process may not mount.
+    /// The error of mount(2); `EPERM` if the process may not mount.
     fn mount_tmpfs(&self, target: &Path, tmpfs: Tmpfs) -> io::Result<()>;
 
-    /// Detaches what is mounted at `target`. Containers that have it keep it until they end.
+    /// Detaches the mount at `target`. Containers that have it keep it until they end.
     ///
     /// # Errors
-    /// What the kernel says; `EINVAL` where nothing is mounted.
+    /// The error of umount(2); `EINVAL` if nothing is mounted.
     fn unmount(&self, target: &Path) -> io::Result<()>;
 
-    /// Whether something is mounted at `target`; `false` where there is no `target`.
+    /// Returns true if `target` is a mount point, and false if it does not exist.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The error of statx(2).
     fn is_mounted(&self, target: &Path) -> io::Result<bool>;
 
-    /// Whether the file system of `target` forbids to load programs and libraries from it.
+    /// Returns true if the file system of `target` is mounted with `noexec`.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The error of statvfs(3).
     fn forbids_execution(&self, target: &Path) -> io::Result<bool>;
 }
 
-/// The kernel's own.
+/// The mounts of the kernel.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct KernelMounts;
 
@@ -62,8 +61,8 @@ impl Mounts for KernelMounts {
     }
 
     fn unmount(&self, target: &Path) -> io::Result<()> {
-        // Detached, since a container that still has it would make a plain unmount fail as busy:
-        // its own mount of the file keeps the file system alive.
+        // Detached: a plain unmount fails with EBUSY while a container has a file of it mounted,
+        // which keeps the file system alive.
         Ok(rustix::mount::unmount(target, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?)
     }
 

@@ -1,4 +1,4 @@
-//! Grants and ledgers: the files by which a container knows its share and accounts for it.
+//! Grants and ledgers: the files with the limits and the usage of a share.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,43 +15,45 @@ use tessera_intercept_abi::{
     LEDGER_TMPFS_INODES, ledger,
 };
 
+use tessera_runtime::atomic_file;
+
 use super::{
     StatePaths,
     mounts::{Mounts, Tmpfs},
 };
 use crate::fault;
 
-/// Why a grant or ledger could not be made or removed.
+/// Errors of writing or removing grants and ledgers.
 #[derive(Debug, thiserror::Error)]
 pub enum ShareError {
-    /// The grant itself is impossible, or the one that is there is another share's.
-    #[error("grant `{path}` cannot be written", path = .path.display())]
+    /// The grant is invalid, or the existing file is the grant of another share.
+    #[error("cannot write grant `{path}`", path = .path.display())]
     Grant {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: GrantError,
     },
-    /// The operating system said no.
-    #[error("failed to {operation} `{path}`", path = .path.display())]
+    /// An operation failed.
+    #[error("cannot {operation} `{path}`", path = .path.display())]
     Io {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
-        /// On what.
+        /// The path.
         path: PathBuf,
-        /// What it said.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
 
-/// What [`ShareFiles::retain`] did.
+/// Result of [`ShareFiles::retain`].
 #[derive(Debug, Default)]
 pub struct Cleaned {
     /// Shares whose files were removed.
     pub removed: BTreeSet<String>,
-    /// What is none of ours.
+    /// Unknown files, which stay.
     pub foreign: Vec<PathBuf>,
-    /// What could not be removed.
+    /// Errors of files that could not be removed.
     pub failed: Vec<ShareError>,
 }
 
@@ -69,36 +71,36 @@ impl std::fmt::Debug for ShareFiles {
 }
 
 impl ShareFiles {
-    /// The files below `paths`.
+    /// Returns the files below `paths`.
     #[must_use]
     pub fn new(paths: StatePaths, mounts: Arc<dyn Mounts>) -> Self {
         Self { paths, mounts }
     }
 
-    /// Mounts the tmpfs that grants lie on, unless it is there: the library takes no grant from
-    /// anywhere else. It stays until the node reboots.
+    /// Mounts the tmpfs of grants, unless it is mounted: the interceptor accepts grants only from a
+    /// dedicated tmpfs. It stays until the node reboots.
     ///
     /// # Errors
-    /// [`ShareError::Io`]; `EPERM` where the driver may not mount.
+    /// [`ShareError::Io`]; `EPERM` if the driver may not mount.
     pub fn mount_grants(&self) -> Result<(), ShareError> {
         let directory = self.paths.grants();
         fs::create_dir_all(&directory).map_err(io_error("create", &directory))?;
-        if self.mounts.is_mounted(&directory).map_err(io_error("look at", &directory))? {
+        if self.mounts.is_mounted(&directory).map_err(io_error("stat", &directory))? {
             return Ok(());
         }
         let size_bytes = GRANTS_TMPFS_INODES * GRANT_LEN as u64;
         let tmpfs = Tmpfs { size_bytes, inodes: GRANTS_TMPFS_INODES, executable: false };
-        self.mounts.mount_tmpfs(&directory, tmpfs).map_err(io_error("mount a tmpfs at", &directory))
+        self.mounts.mount_tmpfs(&directory, tmpfs).map_err(io_error("mount tmpfs at", &directory))
     }
 
-    /// Makes the grant's file say `grant`.
+    /// Writes the grant of a share.
     ///
     /// # Guarantees
-    /// A file that is there keeps its inode and changes in place, under a sequence number that its
-    /// readers watch.
+    /// An existing file keeps its inode and is changed in place, under a sequence number that its
+    /// readers check. A new file is created in one step.
     ///
     /// # Errors
-    /// [`ShareError`]; a new file is there whole or not at all.
+    /// [`ShareError`].
     pub fn write_grant(&self, share: &ClaimDeviceName, grant: &Grant) -> Result<(), ShareError> {
         let path = self.paths.grant(share);
         let refused = |source| ShareError::Grant { path: path.clone(), source };
@@ -114,7 +116,7 @@ impl ShareFiles {
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let page = grant.encode().map_err(refused)?;
-                create_whole(&path, &page)
+                create(&path, &page)
             }
             Err(source) => Err(ShareError::Io { operation: "read", path, source }),
         }
@@ -123,27 +125,25 @@ impl ShareFiles {
     /// Removes the grant. Containers that still have it mounted keep it.
     ///
     /// # Errors
-    /// [`ShareError::Io`]; what is not there is no error.
+    /// [`ShareError::Io`]. A missing file is no error.
     pub fn remove_grant(&self, share: &ClaimDeviceName) -> Result<(), ShareError> {
         let path = self.paths.grant(share);
-        let directory = path.parent().expect("invariant: a grant lies in its share's directory");
+        let directory = path.parent().expect("invariant: the path of a grant has a parent");
         remove_tree(directory)?;
         remove_if_empty(&self.paths.claim_grants(share.claim()))
     }
 
-    /// Makes a ledger, empty and on a tmpfs that nothing else fits on, or leaves the one that is
-    /// there alone.
+    /// Creates an empty ledger on a tmpfs of its own size, unless it exists.
     ///
     /// # Guarantees
-    /// What is in a ledger that is there is not looked at and not changed: its processes may be at
-    /// work.
+    /// An existing ledger is neither read nor changed: processes may be using it.
     ///
     /// # Errors
-    /// [`ShareError::Io`]; `EPERM` where the driver may not mount.
+    /// [`ShareError::Io`]; `EPERM` if the driver may not mount.
     pub fn make_ledger(&self, share: &ClaimDeviceName) -> Result<(), ShareError> {
         let directory = self.paths.ledger_mount(share);
         fs::create_dir_all(&directory).map_err(io_error("create", &directory))?;
-        if !self.mounts.is_mounted(&directory).map_err(io_error("look at", &directory))? {
+        if !self.mounts.is_mounted(&directory).map_err(io_error("stat", &directory))? {
             let tmpfs = Tmpfs {
                 size_bytes: LEDGER_LEN as u64,
                 inodes: LEDGER_TMPFS_INODES,
@@ -151,7 +151,7 @@ impl ShareFiles {
             };
             self.mounts
                 .mount_tmpfs(&directory, tmpfs)
-                .map_err(io_error("mount a tmpfs at", &directory))?;
+                .map_err(io_error("mount tmpfs at", &directory))?;
             fault::point("prepare-ledger-mounted");
         }
         let path = self.paths.ledger(share);
@@ -162,19 +162,19 @@ impl ShareFiles {
         }
     }
 
-    /// Whether the share's ledger is there.
+    /// Returns true if the ledger of the share exists.
     ///
     /// # Errors
     /// [`ShareError::Io`].
     pub fn has_ledger(&self, share: &ClaimDeviceName) -> Result<bool, ShareError> {
         let path = self.paths.ledger(share);
-        path.try_exists().map_err(io_error("look at", &path))
+        path.try_exists().map_err(io_error("stat", &path))
     }
 
     /// Removes the ledger and its tmpfs. Containers that still have it mounted keep it.
     ///
     /// # Errors
-    /// [`ShareError::Io`]; what is not there is no error.
+    /// [`ShareError::Io`]. A missing file is no error.
     pub fn remove_ledger(&self, share: &ClaimDeviceName) -> Result<(), ShareError> {
         self.remove_ledger_mount(&self.paths.ledger_mount(share))?;
         remove_if_empty(&self.paths.claim_ledgers(share.claim()))
@@ -183,11 +183,11 @@ impl ShareFiles {
     /// Removes every grant and ledger whose share is not in `keep`.
     ///
     /// # Guarantees
-    /// What does not have the name and form of ours is left alone. What cannot be removed stays,
-    /// and keeps nothing else from being removed.
+    /// Files of unknown names stay. A file that cannot be removed does not keep others from being
+    /// removed.
     ///
     /// # Errors
-    /// [`ShareError::Io`], where the directories cannot be listed.
+    /// [`ShareError::Io`], if the directories cannot be listed.
     pub fn retain(&self, keep: &BTreeSet<ClaimDeviceName>) -> Result<Cleaned, ShareError> {
         let mut cleaned = Cleaned::default();
         for (parent, ledgers) in [(self.paths.grants(), false), (self.paths.ledgers(), true)] {
@@ -213,7 +213,7 @@ impl ShareFiles {
         Ok(cleaned)
     }
 
-    /// Claims that have grants or ledgers, whoever made them.
+    /// Returns the claims that have grants or ledgers.
     ///
     /// # Errors
     /// [`ShareError::Io`].
@@ -222,20 +222,19 @@ impl ShareFiles {
     }
 
     fn remove_ledger_mount(&self, directory: &Path) -> Result<(), ShareError> {
-        // More than one, if instances raced before they shared a lock: all of them go.
-        while self.mounts.is_mounted(directory).map_err(io_error("look at", directory))? {
+        // More than one, if instances raced before they shared a lock.
+        while self.mounts.is_mounted(directory).map_err(io_error("stat", directory))? {
             self.mounts.unmount(directory).map_err(io_error("unmount", directory))?;
         }
         remove_tree(directory)
     }
 }
 
-/// Any user of the container reads it. The driver, its owner, changes it in place, also one that is
-/// not root; what keeps a container from that is that its mount is read-only.
+/// Any user of the container may read a grant. Its owner, the driver, changes it in place, even if
+/// it is not root. Containers cannot write it, since their mount is read-only.
 const GRANT_MODE: u32 = 0o644;
 
-/// Any user of the container accounts on it, also one that is not root, and one of another user
-/// namespace.
+/// Any user of the container may write a ledger, also one of another user namespace.
 const LEDGER_MODE: u32 = 0o666;
 
 fn change_in_place(path: &Path, update: &GrantUpdate) -> io::Result<()> {
@@ -246,20 +245,15 @@ fn change_in_place(path: &Path, update: &GrantUpdate) -> io::Result<()> {
     file.write_all_at(&update.end, sequence)
 }
 
-fn create_whole(path: &Path, page: &[u8; GRANT_LEN]) -> Result<(), ShareError> {
-    let directory = path.parent().expect("invariant: a grant lies in its share's directory");
+fn create(path: &Path, page: &[u8; GRANT_LEN]) -> Result<(), ShareError> {
+    let directory = path.parent().expect("invariant: the path of a grant has a parent");
     fs::create_dir_all(directory).map_err(io_error("create", directory))?;
-    let temporary = path.with_extension("new");
-    fs::write(&temporary, page).map_err(io_error("write", &temporary))?;
-    // The umask may have taken bits away; containers run as anybody.
-    fs::set_permissions(&temporary, Permissions::from_mode(GRANT_MODE))
-        .map_err(io_error("open up", &temporary))?;
-    fs::rename(&temporary, path).map_err(io_error("rename to", path))
+    atomic_file::write(path, page, GRANT_MODE).map_err(io_error("write", path))
 }
 
 fn initialise_ledger(mut file: File) -> io::Result<()> {
     file.write_all(&ledger::initial())?;
-    // Sparse: its pages are charged to the cgroup of the container that first writes them, not to
+    // Sparse: pages are charged to the cgroup of the container that first writes them, and not to
     // the driver.
     file.set_len(LEDGER_LEN as u64)?;
     file.set_permissions(Permissions::from_mode(LEDGER_MODE))
@@ -286,12 +280,12 @@ fn remove_if_empty(directory: &Path) -> Result<(), ShareError> {
     }
 }
 
-/// What lies below the directory of all grants, or of all ledgers.
+/// Content of the directory of all grants, or of all ledgers.
 #[derive(Debug, Default)]
 struct Survey {
-    /// Directories named and laid out as ours, empty ones included.
+    /// Directories of claims with their shares, also empty ones.
     claims: BTreeMap<ClaimUid, Vec<ClaimDeviceName>>,
-    /// Everything else.
+    /// Unknown files.
     foreign: Vec<PathBuf>,
 }
 
@@ -313,8 +307,8 @@ fn survey(parent: &Path) -> Result<Survey, ShareError> {
     Ok(survey)
 }
 
-/// The directories in a directory, with their names if these are text; none if there is no such
-/// directory. What is none goes to `foreign`.
+/// Returns the subdirectories, with their names if these are UTF-8, or none if the directory does
+/// not exist. Adds other entries to `foreign`.
 fn directories(
     parent: &Path,
     foreign: &mut Vec<PathBuf>,
@@ -344,7 +338,7 @@ fn share_named(claim: &ClaimUid, name: &str) -> Option<ClaimDeviceName> {
     share.ok().filter(|share| share.to_string() == name)
 }
 
-/// Claims that have grants or ledgers, whoever made them.
+/// Returns the claims that have grants or ledgers.
 pub(super) fn claims_with_files(paths: &StatePaths) -> Result<BTreeSet<ClaimUid>, ShareError> {
     let mut claims = BTreeSet::new();
     for parent in [paths.grants(), paths.ledgers()] {

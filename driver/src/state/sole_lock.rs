@@ -1,11 +1,11 @@
-//! The lock of what only one instance of the driver does at a time, and the others leave to it.
+//! Locks of work that only one instance of the driver does at a time.
 
 use std::{fs::File, io, path::Path};
 
 use rustix::{fs::FlockOperation, io::Errno};
 
-/// Takes the lock of a file, which is made if need be, without waiting; `None` where another has
-/// it. Closing the file gives the lock back, also when this process dies.
+/// Locks a file, which is created if missing, without waiting. Returns `None` if another process
+/// holds the lock. Closing the file releases it, also when the process dies.
 ///
 /// # Errors
 /// The file cannot be opened or locked.

@@ -1,8 +1,8 @@
-//! Compares, slowly and for ever, what NVML says that processes of pods hold with what ledgers say.
+//! Compares the memory that processes of pods hold, as NVML reports it, with ledgers.
 //!
-//! A process that does without the library has no slot in any ledger; one whose ledger was
-//! rewritten holds more than its slot says. Neither is stopped by this: it is found, and the
-//! operator of the node is told.
+//! A process that runs without the interceptor has no slot in a ledger. A process whose ledger was
+//! overwritten holds more than its slot says. The audit stops neither: it reports them to the
+//! operator of the node.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,18 +13,18 @@ use std::{
 use tessera_api::{labels::event, names::GpuUuid};
 use tessera_gpu::{GpuLibrary, GpuProcess};
 use tessera_intercept_abi::ProcessReport;
-use tessera_runtime::error_chain::chain;
+use tessera_runtime::{error_chain::chain, supervisor::blocking};
 use tokio::{sync::mpsc, time::sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Ledgers, ShareUse,
+    Ledgers, ShareUsage,
     process::{HostProcess, ProcFs},
 };
-use crate::{context_memory::MOST_UNCHARGED, events::NodeNews, metrics::Metrics, mps::Mps};
+use crate::{context_memory::MAX_UNCHARGED_BYTES, events::NodeEvent, metrics::Metrics, mps::Mps};
 
-/// Between rounds: soon enough to be of use, and a few calls to NVML per GPU in use.
-const EVERY: Duration = Duration::from_secs(30);
+/// Interval of rounds. Each makes a few calls to NVML per GPU in use.
+const INTERVAL: Duration = Duration::from_secs(30);
 
 /// The audit of one node's GPUs in use.
 pub struct UsageAudit {
@@ -32,59 +32,63 @@ pub struct UsageAudit {
     gpus: Arc<dyn GpuLibrary>,
     processes: ProcFs,
     metrics: Arc<Metrics>,
-    news: mpsc::UnboundedSender<NodeNews>,
-    /// Whose processes serve those of others.
+    events: mpsc::UnboundedSender<NodeEvent>,
+    /// The MPS daemons, whose servers hold memory for other processes.
     mps: Mps,
-    /// GPUs that the last round could say something of.
+    /// The GPUs of the last round; false if the comparison was not possible.
     audited: BTreeMap<GpuUuid, bool>,
-    /// What is said of GPUs: processes, and the bytes that they hold beyond what is accounted for.
+    /// Reported processes per GPU, and the bytes that they hold beyond their ledgers.
     totals: BTreeMap<GpuUuid, (usize, u64)>,
-    /// What the last round found.
-    suspected: BTreeSet<Suspect>,
-    /// What the operator was told of, as long as it lasts.
-    told: BTreeSet<Suspect>,
+    /// Findings of the last round.
+    suspected: BTreeSet<SuspectProcess>,
+    /// Findings that were reported and still exist.
+    reported: BTreeSet<SuspectProcess>,
 }
 
 impl std::fmt::Debug for UsageAudit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("UsageAudit").field("told", &self.told).finish_non_exhaustive()
+        f.debug_struct("UsageAudit").field("reported", &self.reported).finish_non_exhaustive()
     }
 }
 
-/// One process on one GPU.
+/// A suspicious process on one GPU.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Suspect {
+struct SuspectProcess {
     gpu: GpuUuid,
     pid: u32,
     start_ticks: u64,
 }
 
-/// A process that holds more than is accounted for.
+/// A process that holds more memory than ledgers account for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unaccounted {
+pub struct UnaccountedProcess {
     /// The GPU.
     pub gpu: GpuUuid,
-    /// The process, as the machine numbers it.
+    /// The PID in the host's namespace.
     pub pid: u32,
-    /// Who it is.
+    /// The process.
     pub process: HostProcess,
-    /// The pod that it belongs to.
+    /// The UID of its pod.
     pub pod_uid: String,
-    /// Bytes that NVML says it holds; none where NVML does not say.
+    /// Bytes that it holds as NVML reports, or `None` if NVML does not report them.
     pub held_bytes: Option<u64>,
-    /// Bytes that ledgers have for it; none where it is in none.
+    /// Bytes that ledgers account for, or `None` if no ledger has the process.
     pub accounted_bytes: Option<u64>,
 }
 
-impl Unaccounted {
-    /// Bytes beyond what is accounted for.
+impl UnaccountedProcess {
+    /// Returns the bytes that no ledger accounts for.
     #[must_use]
     pub fn excess_bytes(&self) -> u64 {
         self.held_bytes.unwrap_or(0).saturating_sub(self.accounted_bytes.unwrap_or(0))
     }
 
-    fn suspect(&self) -> Suspect {
-        Suspect { gpu: self.gpu.clone(), pid: self.pid, start_ticks: self.process.start_ticks }
+    fn suspect(&self) -> SuspectProcess {
+        SuspectProcess {
+            gpu: self.gpu.clone(),
+            pid: self.pid,
+            start_ticks: self.process.start_ticks,
+        }
     }
 
     fn note(&self) -> String {
@@ -95,7 +99,7 @@ impl Unaccounted {
         });
         format!(
             "process {pid} ({}) of the pod with UID {pod_uid} holds {held} of {gpu} and {accounted}: it has no share of that GPU, \
-             does without Tessera's library, takes what the library does not count yet (README), or has rewritten its ledger. \
+             runs without the interceptor, allocates memory that the interceptor does not count yet (README), or has overwritten its ledger. \
              Find the pod with `kubectl get pods -A -o json | jq '.items[].metadata | select(.uid == \"{pod_uid}\")'`",
             process.name
         )
@@ -107,19 +111,30 @@ fn mebibytes(bytes: u64) -> String {
 }
 
 impl UsageAudit {
-    /// Compares `ledgers` with what `gpus` says of the processes that `processes` shows; those of
-    /// the pod that runs `mps` are left out.
+    /// Returns an audit that compares `ledgers` with the processes that `gpus` reports and
+    /// `processes` shows, without those of the pod of `mps`.
     #[must_use]
     pub fn new(
         ledgers: Ledgers,
         gpus: Arc<dyn GpuLibrary>,
         processes: ProcFs,
         metrics: Arc<Metrics>,
-        news: mpsc::UnboundedSender<NodeNews>,
+        events: mpsc::UnboundedSender<NodeEvent>,
         mps: Mps,
     ) -> Self {
-        let (audited, totals, suspected, told) = Default::default();
-        Self { ledgers, gpus, processes, metrics, news, mps, audited, totals, suspected, told }
+        let (audited, totals, suspected, reported) = Default::default();
+        Self {
+            ledgers,
+            gpus,
+            processes,
+            metrics,
+            events,
+            mps,
+            audited,
+            totals,
+            suspected,
+            reported,
+        }
     }
 
     /// Audits until `stop`.
@@ -128,27 +143,21 @@ impl UsageAudit {
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = sleep(EVERY) => {}
+                () = sleep(INTERVAL) => {}
             }
-            // A library that hangs must hang nothing else.
-            let round = tokio::task::spawn_blocking(move || {
+            // NVML may hang: the thread is left behind then when the driver stops.
+            let round = blocking(move || {
                 audit.round();
                 audit
             });
             tokio::select! {
                 () = stop.cancelled() => return,
-                done = round => match done {
-                    Ok(after) => audit = after,
-                    Err(error) => {
-                        tracing::error!(%error, "the audit of what processes hold ended");
-                        return;
-                    }
-                },
+                after = round => audit = after,
             }
         }
     }
 
-    /// One comparison of everything.
+    /// Compares all GPUs in use once.
     pub fn round(&mut self) {
         let shares = self.ledgers.read();
         let gpus: BTreeSet<_> = shares.iter().map(|share| share.gpu.clone()).collect();
@@ -161,101 +170,108 @@ impl UsageAudit {
                 Ok(processes) => {
                     let is_visible = |held: &GpuProcess| self.processes.process(held.pid).is_some();
                     let found_on_it = unaccounted(&gpu, &processes, &of_gpu, &self.processes);
-                    // What MPS servers hold is theirs, or that of clients, who are looked at
+                    // Memory of MPS servers is their own, or that of clients, which are compared
                     // themselves.
                     found.extend(
                         found_on_it.into_iter().filter(|of| Some(&of.pod_uid) != servers.as_ref()),
                     );
-                    // One may end in between; all of them do not.
+                    // One may exit in between. If none is visible, /proc is not the host's.
                     processes.is_empty() || processes.iter().any(is_visible)
                 }
                 Err(error) => {
-                    tracing::debug!(%gpu, error = %chain(&error), "what processes hold is not known");
+                    tracing::debug!(%gpu, error = %chain(&error), "cannot read processes of GPU");
                     false
                 }
             };
-            let is_readable = of_gpu.iter().all(|share| share.taken.is_ok());
+            let is_readable = of_gpu.iter().all(|share| share.usage.is_ok());
             self.audited.insert(gpu, is_audited && is_readable);
         }
-        self.tell(&found);
+        self.report(&found);
     }
 
-    /// Twice in a row, since a process begins and ends in between looking at it and at its ledger.
-    fn tell(&mut self, found: &[Unaccounted]) {
-        let now: BTreeSet<Suspect> = found.iter().map(Unaccounted::suspect).collect();
+    /// Reports findings of two rounds in a row: a process may start or exit between the reads of
+    /// NVML and of its ledger.
+    fn report(&mut self, found: &[UnaccountedProcess]) {
+        let now: BTreeSet<SuspectProcess> = found.iter().map(UnaccountedProcess::suspect).collect();
         let certain: Vec<_> =
             found.iter().filter(|f| self.suspected.contains(&f.suspect())).collect();
-        let could_not_look =
-            |audited: &BTreeMap<_, _>, gpu: &GpuUuid| audited.get(gpu) == Some(&false);
+        let is_unknown = |audited: &BTreeMap<_, _>, gpu: &GpuUuid| audited.get(gpu) == Some(&false);
         let mut totals: BTreeMap<GpuUuid, (usize, u64)> = BTreeMap::new();
         for finding in &certain {
             let (processes, bytes) = totals.entry(finding.gpu.clone()).or_default();
             *processes += 1;
             *bytes = bytes.saturating_add(finding.excess_bytes());
         }
-        // Of a GPU that could not be looked at nothing is known to have changed.
-        self.totals.retain(|gpu, _| could_not_look(&self.audited, gpu));
+        // Values of a GPU that could not be compared stay.
+        self.totals.retain(|gpu, _| is_unknown(&self.audited, gpu));
         self.totals.extend(totals);
-        self.metrics.unaccounted(&self.totals, &self.audited);
-        self.told
-            .retain(|suspect| now.contains(suspect) || could_not_look(&self.audited, &suspect.gpu));
+        self.metrics.set_unaccounted(&self.totals, &self.audited);
+        self.reported
+            .retain(|suspect| now.contains(suspect) || is_unknown(&self.audited, &suspect.gpu));
         for finding in certain {
-            if self.told.insert(finding.suspect()) {
+            if self.reported.insert(finding.suspect()) {
                 let note = finding.note();
-                tracing::warn!("{note}");
-                // Nobody hears it any more where the driver stops.
-                let _ = self.news.send(NodeNews { reason: event::MEMORY_UNACCOUNTED, note });
+                tracing::warn!(note, "process holds memory that no ledger accounts for");
+                // The receiver is gone when the driver stops.
+                let _ = self.events.send(NodeEvent { reason: event::MEMORY_UNACCOUNTED, note });
             }
         }
         self.suspected = now;
     }
 }
 
-/// What a ledger has for a process, by the slots that are its own. `None`: there is none.
-fn bytes_of(share: &ShareUse, is_own: impl Fn(&ProcessReport) -> bool) -> Option<u64> {
-    let taken = share.taken.as_ref().ok()?;
+/// Returns the bytes of the slots of a process in a ledger, or `None` if it has no slot there.
+fn bytes_of(share: &ShareUsage, is_own: impl Fn(&ProcessReport) -> bool) -> Option<u64> {
+    let taken = share.usage.as_ref().ok()?;
     let slots = taken.processes.iter().filter(|slot| is_own(slot));
-    // Whatever a tenant writes into its slots, they account for no more than it was granted.
+    // A forged slot accounts for no more than the grant.
     Some(slots.map(|slot| slot.used_bytes).reduce(u64::saturating_add)?.min(share.limit_bytes))
 }
 
-/// What the ledgers have for a process. A slot names its process as that one's own `/proc` has it.
-/// Where none does, since there is no `/proc` or it counts from another start (a time namespace), a
-/// slot counts by what the host has told its process, which anybody could have written: so the
-/// kernel must say that the process has the slot's ledger mapped. It is asked once for each ledger.
-fn accounted(of_gpu: &[&ShareUse], pid: u32, process: &HostProcess, proc: &ProcFs) -> Option<u64> {
+/// Returns the bytes that ledgers account for a process.
+///
+/// A slot identifies its process as the process's own `/proc` shows it. Without such a slot (no
+/// `/proc`, or a time namespace with another origin), a slot with the host PID of the process
+/// counts. Any process of the container could have written that PID, so the process must have the
+/// ledger mapped, as the kernel reports; that is read once for each ledger.
+fn accounted(
+    of_gpu: &[&ShareUsage],
+    pid: u32,
+    process: &HostProcess,
+    proc: &ProcFs,
+) -> Option<u64> {
     let itself = (process.own_pid, process.pid_namespace, process.start_ticks);
     let by_itself =
         |slot: &ProcessReport| (slot.pid, slot.pid_namespace, slot.start_ticks) == itself;
     let by_host = |slot: &ProcessReport| slot.host_pid == Some(pid);
     let has_mapped =
-        |share: &ShareUse| share.taken.as_ref().is_ok_and(|taken| proc.maps(pid, taken.file));
+        |share: &ShareUsage| share.usage.as_ref().is_ok_and(|taken| proc.maps(pid, taken.file));
     let own = of_gpu.iter().filter_map(|share| bytes_of(share, by_itself));
-    let told =
+    let by_host_pid =
         of_gpu.iter().filter_map(|share| bytes_of(share, by_host).filter(|_| has_mapped(share)));
-    // Nobody's mappings are read before the second is needed.
-    own.reduce(u64::saturating_add).or_else(|| told.reduce(u64::saturating_add))
+    // Mappings are read only if the first is empty.
+    own.reduce(u64::saturating_add).or_else(|| by_host_pid.reduce(u64::saturating_add))
 }
 
-/// The processes of pods on one GPU that hold more than its shares, `of_gpu`, account for. Others
-/// than pods' are not ours to judge.
+/// Returns the processes of pods on one GPU that hold more than its shares, `of_gpu`, account for.
+/// Processes outside of pods are ignored.
 fn unaccounted(
     gpu: &GpuUuid,
     processes: &[GpuProcess],
-    of_gpu: &[&ShareUse],
+    of_gpu: &[&ShareUsage],
     proc: &ProcFs,
-) -> Vec<Unaccounted> {
-    // What a ruined ledger says of its processes nobody knows; that it is ruined is a metric of its
-    // own, and so is nothing new.
-    let all_readable = of_gpu.iter().all(|share| share.taken.is_ok());
+) -> Vec<UnaccountedProcess> {
+    // The processes of a corrupt ledger are unknown. A metric of its own reports corrupt ledgers.
+    let all_readable = of_gpu.iter().all(|share| share.usage.is_ok());
     let judge = |held: &GpuProcess| {
         let process = proc.process(held.pid)?;
         let pod_uid = process.pod_uid.clone()?;
         let accounted_bytes = accounted(of_gpu, held.pid, &process, proc);
         let (gpu, pid, held_bytes) = (gpu.clone(), held.pid, held.bytes);
-        let finding = Unaccounted { gpu, pid, process, pod_uid, held_bytes, accounted_bytes };
+        let finding =
+            UnaccountedProcess { gpu, pid, process, pod_uid, held_bytes, accounted_bytes };
         let may_be_found = accounted_bytes.is_some() || all_readable;
-        (may_be_found && finding.excess_bytes() > MOST_UNCHARGED).then_some(finding)
+        (may_be_found && finding.excess_bytes() > MAX_UNCHARGED_BYTES).then_some(finding)
     };
     processes.iter().filter_map(judge).collect()
 }

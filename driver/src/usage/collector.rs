@@ -1,4 +1,4 @@
-//! Metrics of every share, read from its ledger when somebody scrapes.
+//! Per-share Prometheus metrics, read from the ledger at scrape time.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use prometheus_client::{
 };
 use tessera_api::labels::metric;
 
-use super::{Ledgers, ShareUse, Taken};
+use super::{LedgerUsage, Ledgers, ShareUsage};
 
-/// Collects from `Ledgers`.
+/// A collector that reads ledgers.
 #[derive(Debug)]
 pub struct ShareCollector(pub Ledgers);
 
-/// Which share. `uuid` is the GPU's, as in NVIDIA's exporters.
+/// Labels of a share. `uuid` is the UUID of the GPU, as in NVIDIA's exporters.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ShareLabels {
     namespace: String,
@@ -26,7 +26,7 @@ struct ShareLabels {
 }
 
 impl ShareLabels {
-    fn of(share: &ShareUse) -> Self {
+    fn of(share: &ShareUsage) -> Self {
         Self {
             namespace: share.namespace.to_string(),
             resourceclaim: share.claim.to_string(),
@@ -37,88 +37,86 @@ impl ShareLabels {
     }
 }
 
-/// A figure of a share; none where its ledger does not say.
-type Figure = fn(&ShareUse) -> Option<u64>;
+/// A value of a share, or `None` if its ledger is unreadable.
+type Value = fn(&ShareUsage) -> Option<u64>;
 
-/// A figure of a ledger that can be read.
-macro_rules! taken {
-    ($figure:expr) => {
+/// Returns a [`Value`] that is read from the ledger.
+macro_rules! of_ledger {
+    ($value:expr) => {
         |share| {
-            let figure: fn(&Taken) -> u64 = $figure;
-            share.taken.as_ref().ok().map(figure)
+            let value: fn(&LedgerUsage) -> u64 = $value;
+            share.usage.as_ref().ok().map(value)
         }
     };
 }
 
-const GAUGES: [(&str, &str, Figure); 6] = [
-    (
-        metric::SHARE_MEMORY_LIMIT,
-        "Bytes of GPU memory that the share's containers may take",
-        |share| Some(share.limit_bytes),
-    ),
+const GAUGES: [(&str, &str, Value); 6] = [
+    (metric::SHARE_MEMORY_LIMIT, "GPU memory limit of the share, in bytes", |share| {
+        Some(share.limit_bytes)
+    }),
     (
         metric::SHARE_CORES,
-        "Percent of the GPU's compute that the share has; 0 = best effort",
+        "Compute of the share, in percent of the GPU; 0 is best effort",
         |share| Some(share.cores_percent.into()),
     ),
     (
         metric::SHARE_LEDGER_READABLE,
-        "1 while the share's ledger can be read, 0 where not, such as where its containers have ruined it",
-        |share| Some(share.taken.is_ok().into()),
+        "1 if the ledger of the share is readable and valid, else 0",
+        |share| Some(share.usage.is_ok().into()),
     ),
     (
         metric::SHARE_MEMORY_USED,
-        "Bytes of GPU memory that the share's living processes hold",
-        taken!(Taken::used_bytes),
+        "GPU memory that living processes of the share hold, in bytes",
+        of_ledger!(LedgerUsage::used_bytes),
     ),
     (
         metric::SHARE_MEMORY_PEAK,
-        "The most bytes of GPU memory that were taken of the share at one time",
-        taken!(|taken| taken.peak_bytes),
+        "Peak of the used GPU memory of the share, in bytes",
+        of_ledger!(|usage| usage.peak_bytes),
     ),
     (
         metric::SHARE_PROCESSES,
         "Living processes that have used the GPU through the share",
-        taken!(|taken| taken.processes.len() as u64),
+        of_ledger!(|usage| usage.processes.len() as u64),
     ),
 ];
 
-const COUNTERS: [(&str, &str, Figure); 4] = [
+const COUNTERS: [(&str, &str, Value); 4] = [
     (
         metric::SHARE_MEMORY_REFUSALS,
-        "Requests for GPU memory that the share's limit refused",
-        taken!(|taken| taken.refused),
+        "GPU memory allocations refused because of the limit of the share",
+        of_ledger!(|usage| usage.refused),
     ),
     (
         metric::SHARE_LAUNCHES,
-        "Kernel launches of the share's processes",
-        taken!(|taken| taken.launches),
+        "Kernel launches of processes of the share",
+        of_ledger!(|usage| usage.launches),
     ),
     (
         metric::SHARE_THROTTLED_LAUNCHES,
-        "Launches of the share's processes that were held back, since the share had no more of the GPU's time",
-        taken!(|taken| taken.throttled_launches),
+        "Kernel launches of processes of the share that were throttled",
+        of_ledger!(|usage| usage.throttled_launches),
     ),
     (
         metric::SHARE_UNKNOWN_FUNCTIONS,
-        "Times that a program was handed out a driver function newer than the interceptor, which passes uncounted",
-        taken!(|taken| taken.unknown_functions),
+        "Driver functions newer than the interceptor that were returned to programs; their calls are not counted",
+        of_ledger!(|usage| usage.unknown_functions),
     ),
 ];
 
-/// A time that a ledger has.
-type Time = fn(&Taken) -> Duration;
+/// A duration in a ledger.
+type Time = fn(&LedgerUsage) -> Duration;
 
 const TIMES: [(&str, &str, Time); 2] = [
     (
         metric::SHARE_GPU_SECONDS,
-        "GPU time of the share's processes, as the interceptor measured it",
-        |taken| taken.gpu_time,
+        "GPU time of processes of the share as measured by the interceptor, in seconds",
+        |usage| usage.gpu_time,
     ),
     (
         metric::SHARE_THROTTLED_SECONDS,
-        "Time that launches of the share's processes were held back, added up over processes",
-        |taken| taken.throttled,
+        "Time that kernel launches were throttled, summed over processes of the share, in seconds",
+        |usage| usage.throttled,
     ),
 ];
 
@@ -126,12 +124,12 @@ impl Collector for ShareCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let shares = self.0.read();
         let shares: Vec<_> = shares.iter().map(|share| (ShareLabels::of(share), share)).collect();
-        for (name, help, figure) in GAUGES {
+        for (name, help, value) in GAUGES {
             let of = |value: u64| ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
-            encode_all(&mut encoder, (name, help, figure), &shares, of)?;
+            encode_all(&mut encoder, (name, help, value), &shares, of)?;
         }
-        for (name, help, figure) in COUNTERS {
-            encode_all(&mut encoder, (name, help, figure), &shares, ConstCounter::new)?;
+        for (name, help, value) in COUNTERS {
+            encode_all(&mut encoder, (name, help, value), &shares, ConstCounter::new)?;
         }
         for (name, help, time) in TIMES {
             let mut family = encoder.encode_descriptor(
@@ -141,8 +139,8 @@ impl Collector for ShareCollector {
                 ConstCounter::new(0.0).metric_type(),
             )?;
             for (labels, share) in &shares {
-                if let Ok(taken) = &share.taken {
-                    ConstCounter::new(time(taken).as_secs_f64())
+                if let Ok(usage) = &share.usage {
+                    ConstCounter::new(time(usage).as_secs_f64())
                         .encode(family.encode_family(labels)?)?;
                 }
             }
@@ -153,15 +151,15 @@ impl Collector for ShareCollector {
 
 fn encode_all<M: EncodeMetric>(
     encoder: &mut DescriptorEncoder<'_>,
-    (name, help, figure): (&str, &str, Figure),
-    shares: &[(ShareLabels, &ShareUse)],
+    (name, help, value): (&str, &str, Value),
+    shares: &[(ShareLabels, &ShareUsage)],
     metric: impl Fn(u64) -> M,
 ) -> Result<(), std::fmt::Error> {
     let kind = metric(0).metric_type();
     let mut family = encoder.encode_descriptor(name, help, None, kind)?;
     for (labels, share) in shares {
-        if let Some(value) = figure(share) {
-            metric(value).encode(family.encode_family(labels)?)?;
+        if let Some(found) = value(share) {
+            metric(found).encode(family.encode_family(labels)?)?;
         }
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Who a process of this machine is.
+//! Identity of host processes, read from /proc.
 
 use std::{
     fmt,
@@ -10,18 +10,18 @@ use std::{
 
 use rustix::fs::{major, minor};
 
-/// A process, as the machine sees it.
+/// A process of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostProcess {
-    /// Its id in its own PID namespace.
+    /// The PID in its own namespace.
     pub own_pid: u32,
-    /// Inode of that namespace.
+    /// The inode of that namespace.
     pub pid_namespace: u64,
-    /// Its start in clock ticks since boot.
+    /// The start time in clock ticks since boot.
     pub start_ticks: u64,
-    /// The kernel's name for it: the first 15 bytes of its program's.
+    /// The name in the kernel: the first 15 bytes of its program's name.
     pub name: String,
-    /// The UID of the pod that it belongs to; none where it belongs to none.
+    /// The UID of its pod, or `None` if it is not in a pod.
     pub pod_uid: Option<String>,
 }
 
@@ -31,7 +31,7 @@ impl fmt::Display for HostProcess {
     }
 }
 
-/// A file, whatever it is called.
+/// The identity of a file, independent of its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileIdentity {
     device: u64,
@@ -39,16 +39,16 @@ pub struct FileIdentity {
 }
 
 impl FileIdentity {
-    /// Which one it is.
+    /// Returns the identity of an open file.
     ///
     /// # Errors
-    /// What the system says.
+    /// The metadata cannot be read.
     pub fn of(file: &File) -> io::Result<Self> {
         let metadata = file.metadata()?;
         Ok(Self { device: metadata.dev(), inode: metadata.ino() })
     }
 
-    /// As a line of `/proc/<pid>/maps` has it.
+    /// Returns true if a line of `/proc/<pid>/maps` is of this file.
     fn is_in(&self, line: &str) -> bool {
         let mut fields = line.split_ascii_whitespace().skip(3);
         let (Some(device), Some(inode)) = (fields.next(), fields.next()) else { return false };
@@ -57,19 +57,18 @@ impl FileIdentity {
     }
 }
 
-/// A `/proc` that shows the machine's processes: of a container that shares the machine's PID
-/// namespace (`hostPID`).
+/// A `/proc` that shows the processes of the host: that of a pod with `hostPID`.
 #[derive(Clone, Debug)]
 pub struct ProcFs(PathBuf);
 
 impl ProcFs {
-    /// The one mounted at `root`.
+    /// Returns the `/proc` mounted at `root`.
     #[must_use]
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self(root.into())
     }
 
-    /// The process with this id; none where it is gone or cannot be seen from here.
+    /// Returns the process with this PID, or `None` if it has exited or is not visible.
     #[must_use]
     pub fn process(&self, pid: u32) -> Option<HostProcess> {
         let directory = self.0.join(pid.to_string());
@@ -82,14 +81,13 @@ impl ProcFs {
         Some(HostProcess { own_pid, pid_namespace, start_ticks, name, pod_uid: pod_uid(&cgroup) })
     }
 
-    /// Whether the process has a file mapped, which the kernel knows whatever the process says.
-    /// What lies beyond the first 16 MiB of its mappings counts as not there: to have that many
-    /// is the process's choice.
+    /// Returns true if the process has a file mapped, as the kernel reports. Only the first 16 MiB
+    /// of its list of mappings are read: a process can make the list as long as it wants.
     #[must_use]
     pub fn maps(&self, pid: u32, file: FileIdentity) -> bool {
-        const MOST: u64 = 16 << 20;
+        const MAX_BYTES: u64 = 16 << 20;
         let Ok(maps) = File::open(self.0.join(pid.to_string()).join("maps")) else { return false };
-        let lines = BufReader::new(maps.take(MOST)).split(b'\n').map_while(Result::ok);
+        let lines = BufReader::new(maps.take(MAX_BYTES)).split(b'\n').map_while(Result::ok);
         lines.into_iter().any(|line| file.is_in(&String::from_utf8_lossy(&line)))
     }
 }
@@ -109,8 +107,8 @@ fn namespace(link: &Path) -> Option<u64> {
     target.to_str()?.strip_prefix("pid:[")?.strip_suffix(']')?.parse().ok()
 }
 
-/// The pod in a path that the kubelet made: `pod<uid>`, with `_` for `-` where systemd makes the
-/// groups.
+/// Returns the UID of the pod in a cgroup path of the kubelet: `pod<uid>`, with `_` for `-` in
+/// paths of systemd.
 fn pod_uid(cgroup: &str) -> Option<String> {
     const UID: usize = 36;
     let of_part = |part: &str| {
@@ -129,7 +127,7 @@ mod tests {
     const UID: &str = "1f0c2d3e-9a41-4c3b-8e55-0d6f2b1a4c77";
 
     #[test]
-    fn the_pod_is_found_whoever_makes_the_groups() {
+    fn finds_pod_in_cgroups_of_systemd_and_cgroupfs() {
         let systemd = UID.replace('-', "_");
         for group in [
             format!("0::/kubepods/burstable/pod{UID}/4f2a"),
@@ -147,14 +145,14 @@ mod tests {
     }
 
     #[test]
-    fn this_process_is_found_as_the_kernel_knows_it() {
+    fn reads_own_process() {
         let this = ProcFs::new("/proc").process(std::process::id()).expect("it lives");
         assert!(this.start_ticks > 0 && this.pid_namespace > 0, "{this:?}");
         assert_eq!(ProcFs::new("/proc").process(this.own_pid), Some(this));
     }
 
     #[test]
-    fn a_file_is_known_to_be_mapped_by_what_it_is() {
+    fn mapping_matches_by_device_and_inode() {
         let line =
             "7f3c1a000000-7f3c1a00f000 rw-s 00000000 00:5a 1234      /dev/tessera/a-0/ledger";
         let file = |minor, inode| FileIdentity { device: rustix::fs::makedev(0, minor), inode };
@@ -165,24 +163,24 @@ mod tests {
     }
 
     #[test]
-    fn what_this_process_has_mapped_is_what_the_kernel_says() {
+    fn reads_own_mappings() {
         let program = File::open("/proc/self/exe").expect("a program");
-        let program = FileIdentity::of(&program).expect("it says");
+        let program = FileIdentity::of(&program).expect("metadata");
         let other = tempfile::tempfile().expect("a file");
-        let other = FileIdentity::of(&other).expect("it says");
+        let other = FileIdentity::of(&other).expect("metadata");
         let (proc, this) = (ProcFs::new("/proc"), std::process::id());
         assert!(proc.maps(this, program) && !proc.maps(this, other));
     }
 
     #[test]
-    fn a_program_may_be_called_anything() {
+    fn reads_start_time_after_any_program_name() {
         let stat =
             "4711 (a) S 1 (b) R 1 4711 4711 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 987654 0 0";
         assert_eq!(start_ticks(stat), Some(987_654));
     }
 
     #[test]
-    fn who_is_gone_is_nobody() {
+    fn exited_process_returns_none() {
         let empty = tempfile::tempdir().expect("a directory");
         assert_eq!(ProcFs::new(empty.path()).process(1), None);
     }

@@ -4,6 +4,7 @@ use std::{fs, io, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 use tessera_api::names::GpuUuid;
+use tessera_runtime::atomic_file;
 
 use crate::layout::MpsPaths;
 
@@ -78,12 +79,12 @@ impl Status {
     /// Returns [`StatusError`] if the file cannot be written.
     pub fn write(&self, paths: &MpsPaths, gpu: &GpuUuid) -> Result<(), StatusError> {
         let path = paths.status(gpu);
-        let temporary = path.with_extension("new");
-        let io =
-            |operation, path: PathBuf| move |source| StatusError::Io { operation, path, source };
         let text = serde_json::to_vec(self).expect("invariant: a status is plain data");
-        fs::write(&temporary, text).map_err(io("write", temporary.clone()))?;
-        fs::rename(&temporary, &path).map_err(io("rename to", path))
+        atomic_file::write(&path, &text, 0o644).map_err(|source| StatusError::Io {
+            operation: "write",
+            path,
+            source,
+        })
     }
 
     /// Removes the status file.

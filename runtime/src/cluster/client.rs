@@ -1,59 +1,58 @@
-//! From `--kubeconfig` to a client.
+//! Creates a client from `--kubeconfig`.
 
 use std::path::{Path, PathBuf};
 
 use kube::config::{InferConfigError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
 
-/// Why there is no client.
+/// Errors of creating a client.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// No file was named, and where a configuration is looked for there is none that can be used.
+    /// No file was named, and no default configuration is usable.
     #[error(
         "no cluster is configured, neither by KUBECONFIG nor by a service account: set --kubeconfig"
     )]
     NotFound(#[source] Box<InferConfigError>),
-    /// The file cannot be read, or is none.
-    #[error("--kubeconfig {} cannot be read", path.display())]
+    /// The file cannot be read or parsed.
+    #[error("cannot read --kubeconfig {}", path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The cause.
         #[source]
         source: Box<KubeconfigError>,
     },
-    /// What the file's current context names is missing or wrong.
-    #[error("the current context of --kubeconfig {} cannot be used", path.display())]
+    /// The current context of the file is missing or invalid.
+    #[error("invalid current context of --kubeconfig {}", path.display())]
     Context {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The cause.
         #[source]
         source: Box<KubeconfigError>,
     },
-    /// Of a certificate or a proxy, for example.
-    #[error("no client can be made from the cluster's configuration")]
+    /// The configuration is not usable, for example because of a certificate or a proxy.
+    #[error("cannot create client from the cluster configuration")]
     Unusable(#[source] Box<kube::Error>),
 }
 
-/// A client of the cluster that the file's current context names; without a file, of the one that
-/// `KUBECONFIG` or `~/.kube/config` names, or else of the one that this pod runs in. Nothing is
-/// sent yet.
+/// Returns a client of the cluster of the file's current context. Without a file, `KUBECONFIG` or
+/// `~/.kube/config` is used, or else the service account of the pod. Sends no request.
 ///
 /// # Errors
 /// [`ClientError`].
 pub async fn client(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
-    // With several linked in, rustls does not choose. An error means that the process has chosen
+    // With several providers linked, rustls has no default. An error means that one is installed
     // already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let config = match kubeconfig {
         None => Config::infer().await.map_err(|source| ClientError::NotFound(Box::new(source)))?,
-        Some(path) => of_file(path).await?,
+        Some(path) => from_file(path).await?,
     };
     Client::try_from(config).map_err(|source| ClientError::Unusable(Box::new(source)))
 }
 
-async fn of_file(path: &Path) -> Result<Config, ClientError> {
+async fn from_file(path: &Path) -> Result<Config, ClientError> {
     let read = Kubeconfig::read_from(path).map_err(|source| ClientError::Unreadable {
         path: path.to_owned(),
         source: Box::new(source),

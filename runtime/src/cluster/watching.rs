@@ -1,17 +1,18 @@
-//! Pauses between attempts of a watch.
+//! Backoff of watches.
 
 use futures::{Stream, StreamExt, stream};
 use kube::runtime::utils::Backoff;
 use kube::runtime::watcher;
 
-/// The events of a watch, which pauses after each error. The pauses begin anew when the watch tells
-/// of a change, and when those of `pause` do by themselves: let it have a timer
-/// ([`DefaultBackoff`], [`ResetTimerBackoff`]). Ends only where `pause` or `events` do.
+/// Returns the events of a watch, with a pause after each error.
 ///
-/// In the place of [`WatchStreamExt::backoff`], for which any event is a reason to begin anew. A
-/// list that is refused begins with one (`Init`, kube-runtime 5.0.0), so a kind that is not served,
-/// or not permitted, is listed for ever after the shortest pause. Nor does a whole list say that
-/// all is well: after it, the watch may be cut off at once, each time.
+/// The pauses are reset by a changed object, and by `pause` itself: use one with a timer
+/// ([`DefaultBackoff`], [`ResetTimerBackoff`]). The stream ends only if `pause` or `events` end.
+///
+/// This replaces [`WatchStreamExt::backoff`], which any event resets. A list that is refused begins
+/// with an event (`Init`, kube-runtime 5.0.0), so a kind that is not served or not permitted would
+/// be listed forever with the shortest pause. A complete list is no reason for a reset either: the
+/// watch after it may fail immediately, each time.
 ///
 /// [`DefaultBackoff`]: watcher::DefaultBackoff
 /// [`ResetTimerBackoff`]: kube::runtime::utils::ResetTimerBackoff

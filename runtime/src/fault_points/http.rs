@@ -1,4 +1,4 @@
-//! Arming points from outside.
+//! HTTP routes that list and arm points.
 
 use std::collections::BTreeMap;
 
@@ -10,8 +10,7 @@ use axum::{Json, Router};
 use super::{Fault, FaultPoints, Point, Undeclared};
 
 impl FaultPoints {
-    /// The routes described at the top of [`super`], to be merged into a server of the program's
-    /// own.
+    /// Returns the routes described in [`super`], to be merged into the program's own server.
     pub fn routes(&'static self) -> Router {
         let list = move || async move { Json(self.all()) };
         let arm = move |Path((name, fault)): Path<(String, String)>| async move {
@@ -21,20 +20,21 @@ impl FaultPoints {
                 other => {
                     return Err((
                         StatusCode::BAD_REQUEST,
-                        format!("`{other}` is neither kill nor hold\n"),
+                        format!("invalid fault `{other}`: use kill or hold\n"),
                     ));
                 }
             };
-            self.answer(self.arm(&name, fault))
+            self.respond(self.arm(&name, fault))
         };
-        let disarm = move |Path(name): Path<String>| async move { self.answer(self.disarm(&name)) };
+        let disarm =
+            move |Path(name): Path<String>| async move { self.respond(self.disarm(&name)) };
         Router::new()
             .route("/fault-points", get(list))
             .route("/fault-points/{name}/{fault}", put(arm))
             .route("/fault-points/{name}", delete(disarm))
     }
 
-    fn answer(
+    fn respond(
         &self,
         done: Result<(), Undeclared>,
     ) -> Result<Json<BTreeMap<&'static str, Point>>, (StatusCode, String)> {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
+use tessera_runtime::atomic_file;
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -82,9 +83,12 @@ async fn run(args: ServeArgs, directory: PathBuf) -> anyhow::Result<()> {
     let listener = UnixListener::bind(run_directory.join("control.sock"))
         .with_context(|| format!("another cluster uses `{}`", run_directory.display()))?;
     write_script(&run_directory)?;
-    publish(&test_bed.observer_kubeconfig(), &run_directory.join("observer.kubeconfig"))?;
-    // Written last: a process that waits for this file finds everything ready.
-    publish(&std::fs::read_to_string(test_bed.kubeconfig())?, &run_directory.join("kubeconfig"))?;
+    let publish = |path: &str, text: &str| {
+        atomic_file::write(&run_directory.join(path), text.as_bytes(), 0o644)
+    };
+    publish("observer.kubeconfig", &test_bed.observer_kubeconfig())?;
+    // Last: whoever waits for this file finds everything ready.
+    publish("kubeconfig", &std::fs::read_to_string(test_bed.kubeconfig())?)?;
     println!("export KUBECONFIG={}", run_directory.join("kubeconfig").display());
     let outcome = tokio::select! {
         outcome = control::serve(listener, &mut test_bed) => outcome,
@@ -127,11 +131,4 @@ fn write_script(run_directory: &Path) -> anyhow::Result<()> {
     let path = run_directory.join("node.sh");
     std::fs::write(&path, script)?;
     Ok(std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755))?)
-}
-
-/// Writes the file atomically.
-fn publish(text: &str, path: &Path) -> anyhow::Result<()> {
-    let temporary = path.with_extension("new");
-    std::fs::write(&temporary, text)?;
-    Ok(std::fs::rename(temporary, path)?)
 }

@@ -31,7 +31,7 @@ fn gone() -> Inventory {
 }
 
 #[test]
-fn a_gpu_is_healthy_again_when_what_the_driver_asked_for_has_been_done() {
+fn gpu_is_healthy_after_recovery_action() {
     let (mut verdicts, now) = after(HealthEventKind::Xid(Xid(119)));
     assert_eq!(
         code(verdicts.health(&gpu(), NONE, now)).as_deref(),
@@ -47,11 +47,11 @@ fn a_gpu_is_healthy_again_when_what_the_driver_asked_for_has_been_done() {
         "{message}"
     );
     assert_eq!(verdicts.health(&gpu(), NONE, now), Health::Healthy);
-    assert_eq!(verdicts.health(&gpu(), NONE, now), Health::Healthy, "and it is forgotten");
+    assert_eq!(verdicts.health(&gpu(), NONE, now), Health::Healthy, "the verdict is removed");
 }
 
 #[test]
-fn an_error_after_which_the_driver_asks_for_nothing_is_over_after_half_a_minute() {
+fn error_without_recovery_action_ends_after_30_seconds() {
     let (mut verdicts, now) = after(HealthEventKind::Xid(Xid(48)));
     let almost = now + SETTLES_WITHIN - Duration::from_millis(1);
     assert_eq!(code(verdicts.health(&gpu(), NONE, almost)).as_deref(), Some("Xid48"));
@@ -59,34 +59,34 @@ fn an_error_after_which_the_driver_asks_for_nothing_is_over_after_half_a_minute(
 }
 
 #[test]
-fn an_error_that_sets_no_recovery_action_stays_until_the_gpu_was_away() {
+fn error_that_sets_no_action_stays_until_reset() {
     let (mut verdicts, now) = after(HealthEventKind::Xid(Xid(119)));
     let much_later = now + Duration::from_secs(3600);
     assert_eq!(code(verdicts.health(&gpu(), NONE, much_later)).as_deref(), Some("Xid119"));
-    verdicts.see(&gone());
+    verdicts.record_absent(&gone());
     assert_eq!(verdicts.health(&gpu(), NONE, much_later), Health::Healthy);
 }
 
 #[test]
-fn a_driver_that_does_not_know_the_question_is_believed_after_a_reset_only() {
+fn without_recovery_actions_only_a_reset_ends_verdict() {
     let (mut verdicts, now) = after(HealthEventKind::DoubleBitEcc);
     let much_later = now + Duration::from_secs(3600);
     assert_eq!(code(verdicts.health(&gpu(), None, much_later)).as_deref(), Some("DoubleBitEcc"));
-    verdicts.see(&gone());
+    verdicts.record_absent(&gone());
     assert_eq!(verdicts.health(&gpu(), None, much_later), Health::Healthy);
 }
 
 #[test]
-fn a_gpu_that_was_taken_out_of_sharing_was_not_reset() {
+fn excluded_gpu_was_not_reset() {
     let (mut verdicts, now) = after(HealthEventKind::DoubleBitEcc);
     let reason = UnpublishedReason::Excluded;
     let excluded = Unpublished { uuid: Some(gpu()), index: None, pci_bus_id: None, reason };
-    verdicts.see(&Inventory::new(vec![], vec![], vec![excluded]));
+    verdicts.record_absent(&Inventory::new(vec![], vec![], vec![excluded]));
     assert_eq!(code(verdicts.health(&gpu(), None, now)).as_deref(), Some("DoubleBitEcc"));
 }
 
 #[test]
-fn what_the_driver_asks_for_counts_without_any_event_as_after_a_restart() {
+fn recovery_action_counts_without_event() {
     let mut verdicts = Verdicts::default();
     assert_eq!(code(verdicts.health(&gpu(), RESET, Instant::now())).as_deref(), Some("GpuReset"));
     assert_eq!(verdicts.health(&gpu(), NONE, Instant::now()), Health::Healthy);
@@ -94,7 +94,7 @@ fn what_the_driver_asks_for_counts_without_any_event_as_after_a_restart() {
 }
 
 #[test]
-fn another_error_begins_anew() {
+fn another_error_restarts_the_wait() {
     let (mut verdicts, now) = after(HealthEventKind::Xid(Xid(119)));
     verdicts.health(&gpu(), RESET, now);
     assert!(
@@ -104,12 +104,12 @@ fn another_error_begins_anew() {
 }
 
 #[test]
-fn a_later_error_that_settles_by_itself_does_not_clear_one_that_does_not() {
+fn later_transient_error_does_not_clear_lasting_one() {
     let (mut verdicts, now) = after(HealthEventKind::Xid(Xid(119)));
-    assert!(Xid(120).sets_recovery_action(), "alone it would be over after half a minute");
+    assert!(Xid(120).sets_recovery_action(), "alone it ends after 30 s");
     verdicts.remember(&HealthEvent { gpu: gpu(), kind: HealthEventKind::Xid(Xid(120)) }, now);
     let much_later = now + Duration::from_secs(3600);
     assert_eq!(code(verdicts.health(&gpu(), NONE, much_later)).as_deref(), Some("Xid120"));
-    verdicts.see(&gone());
+    verdicts.record_absent(&gone());
     assert_eq!(verdicts.health(&gpu(), NONE, much_later), Health::Healthy);
 }

@@ -49,7 +49,7 @@ fn reason(others: &OtherAllocators) -> Option<String> {
 }
 
 #[test]
-fn the_resources_of_device_plugins_concern_every_gpu() {
+fn device_plugin_resources_withhold_all_gpus() {
     for name in [
         "nvidia.com/gpu",
         "nvidia.com/gpu.shared",
@@ -64,7 +64,7 @@ fn the_resources_of_device_plugins_concern_every_gpu() {
 }
 
 #[test]
-fn a_plugin_without_gpus_and_resources_of_other_hardware_concern_none() {
+fn other_resources_withhold_no_gpu() {
     for name in ["cpu", "amd.com/gpu", "nvidia.com/hostdev", "example.com/gpu"] {
         assert_eq!(reason(&node(json!({"capacity": {name: "8"}}))), None, "{name}");
     }
@@ -78,14 +78,14 @@ fn a_plugin_without_gpus_and_resources_of_other_hardware_concern_none() {
 }
 
 #[test]
-fn a_plugin_that_went_away_counts_as_long_as_the_kubelet_counts_its_devices() {
+fn removed_plugin_counts_while_capacity_is_reported() {
     let going =
         json!({"capacity": {"nvidia.com/gpu": "8"}, "allocatable": {"nvidia.com/gpu": "0"}});
     assert!(reason(&node(going)).is_some());
 }
 
 #[test]
-fn devices_of_other_drivers_concern_the_gpu_that_they_name() {
+fn devices_of_other_drivers_withhold_their_gpu() {
     let other = "GPU-00000000-0000-0000-0000-00000000000b";
     for attributes in [
         json!({"uuid": {"string": GPU}}),

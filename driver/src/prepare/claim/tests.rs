@@ -49,7 +49,7 @@ fn check(claim: &ResourceClaim) -> Result<AllocatedClaim, ClaimError> {
     )
 }
 
-/// The claim with one field of its only result set to `value`, or removed where that is null.
+/// Returns the claim with one field of its only result set to `value`, or removed if that is null.
 fn with(field: &str, value: Value) -> ResourceClaim {
     let mut result = result();
     let object = result.as_object_mut().expect("an object");
@@ -62,7 +62,7 @@ fn with(field: &str, value: Value) -> ResourceClaim {
 }
 
 #[test]
-fn a_share_is_what_its_consumed_capacity_says() {
+fn reads_share_from_consumed_capacity() {
     let checked = check(&claim(json!([result()]), json!([]))).expect("fine");
     let [share] = &checked.shares[..] else { panic!("{checked:?}") };
     assert_eq!((share.memory_bytes, share.cores_percent, share.index), (19 << 30, 25, 0));
@@ -70,7 +70,7 @@ fn a_share_is_what_its_consumed_capacity_says() {
 }
 
 #[test]
-fn results_of_other_drivers_keep_their_place_and_are_left_alone() {
+fn ignores_results_of_other_drivers() {
     let other =
         json!({"request": "nic", "driver": "other.example", "pool": "elsewhere", "device": "d"});
     let checked = check(&claim(json!([other, result()]), json!([]))).expect("fine");
@@ -80,7 +80,7 @@ fn results_of_other_drivers_keep_their_place_and_are_left_alone() {
 }
 
 #[test]
-fn a_claim_that_was_replaced_or_is_not_allocated_is_refused() {
+fn refuses_replaced_or_unallocated_claim() {
     let mut replaced = claim(json!([result()]), json!([]));
     replaced.metadata.uid = Some("another".to_owned());
     assert!(
@@ -93,16 +93,18 @@ fn a_claim_that_was_replaced_or_is_not_allocated_is_refused() {
 }
 
 #[test]
-fn a_result_of_another_node_is_refused_by_its_field() {
+fn refuses_result_of_another_node() {
     let error = check(&with("pool", json!("node-b"))).expect_err("refused");
     assert!(
-        error.to_string().contains("results[0].pool: `node-b` is not this node's pool `node-a`"),
+        error
+            .to_string()
+            .contains("results[0].pool: `node-b` is not the pool `node-a` of this node"),
         "{error}"
     );
 }
 
 #[test]
-fn what_a_result_must_say_and_does_not_is_refused_by_its_field() {
+fn refuses_invalid_fields_by_name() {
     let cases = [
         ("consumedCapacity", Value::Null, "consumedCapacity.memory is not set"),
         ("consumedCapacity", json!({"memory": "1Gi"}), "consumedCapacity.cores is not set"),
@@ -143,7 +145,7 @@ fn what_a_result_must_say_and_does_not_is_refused_by_its_field() {
 }
 
 #[test]
-fn parameters_are_strict_and_name_their_field() {
+fn refuses_invalid_parameters_by_field() {
     let refused = |parameters| {
         let error =
             check(&claim(json!([result()]), json!([config(parameters)]))).expect_err("refused");
@@ -153,11 +155,11 @@ fn parameters_are_strict_and_name_their_field() {
     assert!(refused(json!({"sharing": "TimeSlicing"})).contains("not supported in this version"));
     let foreign = json!({"source": "FromClaim", "opaque": {"driver": "other.example", "parameters": {"x": 1}}});
     check(&claim(json!([result()]), json!([foreign])))
-        .expect("another driver's parameters are its own");
+        .expect("parameters of another driver are ignored");
 }
 
 #[test]
-fn a_share_may_spill_if_its_parameters_say_so() {
+fn reads_oversubscription_from_parameters() {
     let spills = |parameters| {
         let checked = check(&claim(json!([result()]), json!([config(parameters)]))).expect("fine");
         checked.shares[0].oversubscribe
@@ -167,17 +169,17 @@ fn a_share_may_spill_if_its_parameters_say_so() {
 }
 
 #[test]
-fn a_claim_that_shares_by_mps_has_one_gpu_and_nothing_beside_it() {
+fn mps_claim_has_exactly_one_gpu() {
     let by_mps = || json!([config(json!({"sharing": "MPS"}))]);
     let one = check(&claim(json!([result()]), by_mps())).expect("one GPU");
     assert!(one.shares[0].mps);
     assert!(!check(&claim(json!([result()]), json!([]))).expect("one GPU").shares[0].mps);
     let error = check(&claim(json!([result(), result()]), by_mps())).expect_err("two").to_string();
-    assert!(error.contains("claims of exactly one GPU, and this one was allocated 2"), "{error}");
+    assert!(error.contains("a claim of exactly one GPU, and this one was allocated 2"), "{error}");
 }
 
 #[test]
-fn only_pods_are_told() {
+fn returns_reserving_pods_only() {
     let pods = reserving_pods(&claim(json!([result()]), json!([])));
     let names: Vec<_> = pods
         .iter()

@@ -67,24 +67,24 @@ fn inventory() -> Inventory {
     Inventory::new(vec![gpu(0, 16 * GIB + MIB / 2), gpu(1, 16 * GIB)], vec![], vec![lost])
 }
 
-/// The journal after these claims were prepared.
+/// Returns the journal after these claims were prepared.
 fn journal(claims: &[AllocatedClaim]) -> Journal {
     let mut journal = Journal::default();
     for claim in claims {
-        let Ok(Decision::Prepare(mut record)) = planned(claim, &journal) else {
+        let Ok(PrepareDecision::Prepare(mut record)) = planned(claim, &journal) else {
             panic!("{claim:?}")
         };
-        record.state = State::Completed;
+        record.state = ClaimState::Completed;
         journal.claims.insert(claim.uid.clone(), record);
     }
     journal
 }
 
 #[test]
-fn shares_fit_up_to_the_whole_gpu_and_not_a_byte_further() {
+fn shares_fit_up_to_the_whole_gpu() {
     let journal = journal(&[claim("a", vec![share(0, 0, 10 * GIB, 60)])]);
     let rest = claim("b", vec![share(0, 0, 6 * GIB, 40)]);
-    assert!(matches!(planned(&rest, &journal), Ok(Decision::Prepare(_))));
+    assert!(matches!(planned(&rest, &journal), Ok(PrepareDecision::Prepare(_))));
 
     let more = claim("b", vec![share(0, 0, 6 * GIB + 1, 40)]);
     let error = planned(&more, &journal).expect_err("too much");
@@ -92,7 +92,7 @@ fn shares_fit_up_to_the_whole_gpu_and_not_a_byte_further() {
         matches!(error, PlanError::Memory { taken_bytes, .. } if taken_bytes == 10 * GIB),
         "{error}"
     );
-    assert!(error.is_transient(), "the other claim may go");
+    assert!(error.is_transient(), "the other claim may be unprepared");
 
     let more = claim("b", vec![share(0, 0, GIB, 41)]);
     let error = planned(&more, &journal).expect_err("too much");
@@ -100,21 +100,21 @@ fn shares_fit_up_to_the_whole_gpu_and_not_a_byte_further() {
 }
 
 #[test]
-fn shares_of_one_claim_on_one_gpu_add_up() {
+fn sums_shares_of_one_claim() {
     let twice = claim("a", vec![share(0, 0, 10 * GIB, 10), share(1, 0, 10 * GIB, 10)]);
     let error = planned(&twice, &Journal::default()).expect_err("too much");
-    assert!(!error.is_transient(), "it will never fit");
+    assert!(!error.is_transient(), "it never fits");
     let apart = claim("a", vec![share(0, 0, 10 * GIB, 10), share(1, 1, 10 * GIB, 10)]);
     assert!(planned(&apart, &Journal::default()).is_ok());
 }
 
 #[test]
-fn a_gpu_is_shared_in_one_way_at_a_time() {
+fn refuses_mixed_sharing_modes() {
     let by_mps = |uid: &str| claim(uid, vec![AllocatedShare { mps: true, ..share(0, 0, GIB, 10) }]);
     let plain = |uid: &str| claim(uid, vec![share(0, 0, GIB, 10)]);
     let refused = |claim: &AllocatedClaim, beside: AllocatedClaim| {
-        let error = planned(claim, &journal(&[beside])).expect_err("shared in another way");
-        assert!(error.is_transient(), "the other claim may go");
+        let error = planned(claim, &journal(&[beside])).expect_err("another sharing mode");
+        assert!(error.is_transient(), "the other claim may be unprepared");
         error.to_string()
     };
     assert!(refused(&by_mps("b"), plain("a")).contains("in use with sharing Intercept"));
@@ -124,16 +124,19 @@ fn a_gpu_is_shared_in_one_way_at_a_time() {
     assert!(planned(&by_mps("b"), &journal(&[elsewhere])).is_ok());
 }
 
-/// The same that may spill.
-fn spilling(index: usize, gpu: u8, memory_bytes: u64) -> AllocatedShare {
+/// Returns a share that may be oversubscribed.
+fn oversubscribed_share(index: usize, gpu: u8, memory_bytes: u64) -> AllocatedShare {
     AllocatedShare { oversubscribe: true, ..share(index, gpu, memory_bytes, 0) }
 }
 
-fn planned(claim: &AllocatedClaim, journal: &Journal) -> Result<Decision, PlanError> {
+fn planned(claim: &AllocatedClaim, journal: &Journal) -> Result<PrepareDecision, PlanError> {
     plan(claim, &inventory(), MemoryRatio::WHOLE, journal, "lib")
 }
 
-fn planned_at_twice(claim: &AllocatedClaim, journal: &Journal) -> Result<Decision, PlanError> {
+fn planned_at_twice(
+    claim: &AllocatedClaim,
+    journal: &Journal,
+) -> Result<PrepareDecision, PlanError> {
     plan(claim, &inventory(), twice(), journal, "lib")
 }
 
@@ -141,24 +144,24 @@ fn twice() -> MemoryRatio {
     MemoryRatio::from_percent(200).expect("a ratio")
 }
 
-/// The journal after these were prepared on a node that publishes twice its memory.
+/// Returns the journal after these claims were prepared at 200 percent of the memory.
 fn oversubscribed(claims: &[AllocatedClaim]) -> Journal {
     let mut journal = Journal::default();
     for claim in claims {
         let decision = planned_at_twice(claim, &journal);
-        let Ok(Decision::Prepare(record)) = decision else { panic!("{decision:?}") };
+        let Ok(PrepareDecision::Prepare(record)) = decision else { panic!("{decision:?}") };
         journal.claims.insert(claim.uid.clone(), record);
     }
     journal
 }
 
 #[test]
-fn shares_that_may_spill_fit_up_to_what_is_published() {
-    let journal = oversubscribed(&[claim("a", vec![spilling(0, 0, 20 * GIB)])]);
+fn oversubscribed_shares_fit_up_to_published_memory() {
+    let journal = oversubscribed(&[claim("a", vec![oversubscribed_share(0, 0, 20 * GIB)])]);
     assert!(journal.claims.values().all(|record| record.shares[0].oversubscribe));
-    let rest = claim("b", vec![spilling(0, 0, 12 * GIB)]);
+    let rest = claim("b", vec![oversubscribed_share(0, 0, 12 * GIB)]);
     assert!(planned_at_twice(&rest, &journal).is_ok());
-    let more = claim("b", vec![spilling(0, 0, 12 * GIB + MIB)]);
+    let more = claim("b", vec![oversubscribed_share(0, 0, 12 * GIB + MIB)]);
     let error = planned_at_twice(&more, &journal).expect_err("too much");
     assert!(
         matches!(error, PlanError::Memory { total_bytes, .. } if total_bytes == 32 * GIB),
@@ -168,9 +171,9 @@ fn shares_that_may_spill_fit_up_to_what_is_published() {
 }
 
 #[test]
-fn with_one_share_that_may_not_spill_the_gpu_gives_out_what_it_has() {
+fn one_fixed_share_limits_gpu_to_its_memory() {
     let fixed = claim("a", vec![share(0, 0, 10 * GIB, 0)]);
-    let beside = |uid, bytes| claim(uid, vec![spilling(0, 0, bytes)]);
+    let beside = |uid, bytes| claim(uid, vec![oversubscribed_share(0, 0, bytes)]);
     for (first, second) in
         [(fixed.clone(), beside("b", 6 * GIB + MIB)), (beside("b", 6 * GIB + MIB), fixed.clone())]
     {
@@ -180,26 +183,27 @@ fn with_one_share_that_may_not_spill_the_gpu_gives_out_what_it_has() {
             matches!(error, PlanError::Memory { total_bytes, .. } if total_bytes == 16 * GIB),
             "{error}"
         );
-        assert!(error.is_transient(), "the other claim may go");
+        assert!(error.is_transient(), "the other claim may be unprepared");
     }
     let journal = oversubscribed(&[fixed]);
     assert!(planned_at_twice(&beside("b", 6 * GIB), &journal).is_ok());
 }
 
 #[test]
-fn what_will_never_fit_is_told_what_to_do() {
-    // As after `--memory-percent` was lowered and the node started anew.
-    let error = planned(&claim("a", vec![spilling(0, 0, 17 * GIB)]), &Journal::default())
-        .expect_err("too much");
+fn claim_that_never_fits_gets_advice() {
+    // As after `--memory-percent` was lowered and the node restarted.
+    let error =
+        planned(&claim("a", vec![oversubscribed_share(0, 0, 17 * GIB)]), &Journal::default())
+            .expect_err("too much");
     assert!(!error.is_transient() && error.to_string().contains("delete the pod"), "{error}");
 }
 
 #[test]
-fn on_a_gpu_whose_memory_cannot_spill_no_more_is_given_out_than_it_has() {
+fn gpu_without_oversubscription_has_its_own_memory() {
     let mut old = inventory();
     old.gpus.iter_mut().for_each(|gpu| gpu.cuda_compute_capability.major = 5);
     let error = plan(
-        &claim("a", vec![spilling(0, 0, 17 * GIB)]),
+        &claim("a", vec![oversubscribed_share(0, 0, 17 * GIB)]),
         &old,
         twice(),
         &Journal::default(),
@@ -213,41 +217,41 @@ fn on_a_gpu_whose_memory_cannot_spill_no_more_is_given_out_than_it_has() {
 }
 
 #[test]
-fn a_fraction_of_a_mib_that_is_not_published_is_not_granted() {
+fn unpublished_fraction_of_mib_is_not_allocated() {
     let all = claim("a", vec![share(0, 0, 16 * GIB + MIB / 4, 0)]);
     assert!(planned(&all, &Journal::default()).is_err());
 }
 
 #[test]
-fn what_only_started_is_planned_anew_and_counts_for_others() {
+fn started_claim_is_planned_again_and_counts() {
     let a = claim("a", vec![share(0, 0, 16 * GIB, 0)]);
     let mut journal = journal(std::slice::from_ref(&a));
-    journal.claims.get_mut(&a.uid).expect("there").state = State::Started;
-    assert!(matches!(planned(&a, &journal), Ok(Decision::Prepare(_))));
+    journal.claims.get_mut(&a.uid).expect("there").state = ClaimState::Started;
+    assert!(matches!(planned(&a, &journal), Ok(PrepareDecision::Prepare(_))));
     let b = claim("b", vec![share(0, 0, MIB, 0)]);
     assert!(matches!(planned(&b, &journal), Err(PlanError::Memory { .. })));
 }
 
 #[test]
-fn a_prepared_claim_is_repeated_even_if_its_gpu_is_gone() {
+fn prepared_claim_is_repeated_without_its_gpu() {
     let a = claim("a", vec![share(0, 0, GIB, 0)]);
     let journal = journal(std::slice::from_ref(&a));
     let decision = plan(&a, &Inventory::default(), MemoryRatio::WHOLE, &journal, "another library")
         .expect("repeated");
-    assert_eq!(decision, Decision::Repeat(journal.claims[&a.uid].clone()));
+    assert_eq!(decision, PrepareDecision::Repeat(journal.claims[&a.uid].clone()));
 }
 
 #[test]
-fn a_claim_that_was_allocated_anew_is_refused_until_its_unprepare() {
+fn reallocated_claim_is_refused_until_unprepare() {
     let journal = journal(&[claim("a", vec![share(0, 0, GIB, 0)])]);
     let moved = claim("a", vec![share(0, 1, GIB, 0)]);
     let error = planned(&moved, &journal).expect_err("refused");
     assert_eq!(error, PlanError::PreparedDifferently);
-    assert!(!error.is_transient(), "its own unprepare would wait for this prepare");
+    assert!(!error.is_transient(), "its Unprepare would wait for this Prepare");
 }
 
 #[test]
-fn a_gpu_that_is_not_there_is_refused_with_the_reason() {
+fn missing_gpu_is_refused_with_reason() {
     let error = planned(&claim("a", vec![share(0, 9, GIB, 0)]), &Journal::default());
     let error = error.expect_err("refused");
     assert!(error.to_string().contains("fallen off the bus"), "{error}");
@@ -257,7 +261,7 @@ fn a_gpu_that_is_not_there_is_refused_with_the_reason() {
 }
 
 #[test]
-fn a_device_that_is_no_gpu_is_refused() {
+fn refuses_device_that_is_not_a_gpu() {
     let mut odd = share(0, 0, GIB, 0);
     odd.device = "nic-0".parse().expect("a device");
     assert!(matches!(

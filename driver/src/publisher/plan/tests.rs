@@ -2,7 +2,7 @@ use serde_json::json;
 
 use super::*;
 
-/// A desired slice with these devices.
+/// Returns a desired slice with these devices.
 fn page(name: &str, devices: &[&str]) -> ResourceSlice {
     let device = |name: &&str| {
         json!({
@@ -22,7 +22,7 @@ fn page(name: &str, devices: &[&str]) -> ResourceSlice {
     .expect("a slice")
 }
 
-/// That slice as the API has it.
+/// Returns that slice as stored in the API server.
 fn stored(name: &str, devices: &[&str], generation: i64, count: i64) -> ResourceSlice {
     let mut slice = page(name, devices);
     slice.metadata.resource_version = Some("7".to_owned());
@@ -37,8 +37,8 @@ fn stored(name: &str, devices: &[&str], generation: i64, count: i64) -> Resource
     slice
 }
 
-/// A change in short: what, which slice, which generation of how many.
-fn short(changes: &[Change]) -> Vec<String> {
+/// Returns changes as text: verb, slice, generation and number of slices.
+fn short(changes: &[SliceChange]) -> Vec<String> {
     let pool = |slice: &ResourceSlice| {
         format!("{}/{}", slice.spec.pool.generation, slice.spec.pool.resource_slice_count)
     };
@@ -46,9 +46,9 @@ fn short(changes: &[Change]) -> Vec<String> {
     changes
         .iter()
         .map(|change| match change {
-            Change::Delete(slice) => format!("delete {}", name(slice)),
-            Change::Create(slice) => format!("create {}", pool(slice)),
-            Change::Patch { observed, wanted } => {
+            SliceChange::Delete(slice) => format!("delete {}", name(slice)),
+            SliceChange::Create(slice) => format!("create {}", pool(slice)),
+            SliceChange::Patch { observed, wanted } => {
                 format!("patch {} {}", name(observed), pool(wanted))
             }
         })
@@ -56,13 +56,13 @@ fn short(changes: &[Change]) -> Vec<String> {
 }
 
 #[test]
-fn slices_that_are_in_line_are_left_alone() {
+fn current_slices_need_no_change() {
     let observed = vec![stored("s1", &["b"], 3, 2), stored("s0", &["a"], 3, 2)];
     assert!(plan(vec![page("s0", &["a"]), page("s1", &["b"])], observed, 3).is_empty());
 }
 
 #[test]
-fn another_spelling_of_a_quantity_is_no_difference() {
+fn other_notation_of_quantity_is_no_change() {
     let mut observed = stored("s", &["a"], 1, 1);
     let devices = observed.spec.devices.as_mut().expect("devices");
     devices[0].capacity.as_mut().expect("capacity").get_mut("memory").expect("memory").value.0 =
@@ -71,16 +71,16 @@ fn another_spelling_of_a_quantity_is_no_difference() {
 }
 
 #[test]
-fn the_first_slice_is_created_and_a_deleted_one_again_in_the_next_generation() {
+fn deleted_slice_is_created_in_next_generation() {
     assert_eq!(short(&plan(vec![page("s", &["a"])], vec![], 0)), ["create 1/1"]);
     assert_eq!(short(&plan(vec![page("s", &["a"])], vec![], 4)), ["create 5/1"]);
 }
 
 #[test]
-fn one_changed_slice_keeps_the_generation_and_the_times_of_its_taints() {
+fn one_changed_slice_keeps_generation_and_taint_times() {
     let changes = plan(vec![page("s", &["a", "b"])], vec![stored("s", &["a"], 3, 1)], 3);
     assert_eq!(short(&changes), ["patch s 3/1"]);
-    let [Change::Patch { wanted, .. }] = &changes[..] else { panic!("{changes:?}") };
+    let [SliceChange::Patch { wanted, .. }] = &changes[..] else { panic!("{changes:?}") };
     let devices = wanted.spec.devices.as_ref().expect("devices");
     let times: Vec<_> = devices
         .iter()
@@ -90,7 +90,7 @@ fn one_changed_slice_keeps_the_generation_and_the_times_of_its_taints() {
 }
 
 #[test]
-fn whatever_else_changes_gives_all_slices_the_next_generation() {
+fn other_changes_give_all_slices_the_next_generation() {
     let pages = || vec![page("s0", &["a"]), page("s1", &["b"])];
     // One of two was deleted.
     assert_eq!(
@@ -100,7 +100,7 @@ fn whatever_else_changes_gives_all_slices_the_next_generation() {
     // Both differ.
     let both = vec![stored("s0", &["x"], 3, 2), stored("s1", &["y"], 3, 2)];
     assert_eq!(short(&plan(pages(), both, 3)), ["patch s0 4/2", "patch s1 4/2"]);
-    // One is too many.
+    // One is obsolete.
     let more =
         vec![stored("s0", &["a"], 3, 2), stored("s1", &["b"], 3, 2), stored("s2", &["b"], 3, 2)];
     assert_eq!(short(&plan(pages(), more, 3)), ["delete s2", "patch s0 4/2", "patch s1 4/2"]);
@@ -110,7 +110,7 @@ fn whatever_else_changes_gives_all_slices_the_next_generation() {
 }
 
 #[test]
-fn the_order_of_devices_is_content() {
+fn device_order_is_content() {
     assert_eq!(
         short(&plan(vec![page("s", &["b", "a"])], vec![stored("s", &["a", "b"], 1, 1)], 1)),
         ["patch s 1/1"]
@@ -129,7 +129,7 @@ fn a_node_without_gpus_has_one_empty_slice() {
 }
 
 #[test]
-fn a_changed_annotation_is_written_and_a_foreign_one_stays() {
+fn changed_annotation_is_written_and_foreign_one_kept() {
     let mut observed = stored("s", &["a"], 1, 1);
     let annotations = observed.metadata.annotations.as_mut().expect("annotations");
     annotations.insert("foreign".into(), "kept".into());
@@ -138,14 +138,14 @@ fn a_changed_annotation_is_written_and_a_foreign_one_stays() {
     let annotations = observed.metadata.annotations.as_mut().expect("annotations");
     annotations.insert("gpu.tessera.dev/topology".into(), "other".into());
     let changes = plan(vec![page("s", &["a"])], vec![observed], 1);
-    let [Change::Patch { observed, wanted }] = &changes[..] else { panic!("{changes:?}") };
+    let [SliceChange::Patch { observed, wanted }] = &changes[..] else { panic!("{changes:?}") };
     let body = patch(observed, wanted);
     assert_eq!(body["metadata"]["annotations"], json!({"gpu.tessera.dev/topology": "{}"}));
     assert_eq!(body["metadata"]["resourceVersion"], "7");
 }
 
 #[test]
-fn a_dropped_taint_is_a_missing_fence() {
+fn dropped_taint_is_detected() {
     let mut unfenced = stored("s", &["a"], 1, 1);
     unfenced.spec.devices.as_mut().expect("devices")[0].taints = None;
     assert!(!same_fence(&page("s", &["a"]), &unfenced));

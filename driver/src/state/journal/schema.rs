@@ -1,4 +1,4 @@
-//! The journal's content.
+//! The content of the journal.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,17 +8,17 @@ use tessera_api::names::{
     ResultId, ShareId,
 };
 
-use crate::intercept::Stand;
+use crate::intercept::Injection;
 
-/// What is prepared, or being prepared, on this node.
+/// The claims that are prepared, or being prepared, on this node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Journal {
-    /// By claim.
+    /// Records by UID of the claim.
     pub claims: BTreeMap<ClaimUid, ClaimRecord>,
 }
 
-/// One claim.
+/// The record of a claim.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ClaimRecord {
@@ -26,36 +26,36 @@ pub struct ClaimRecord {
     pub namespace: Namespace,
     /// The claim's name.
     pub name: ClaimName,
-    /// How far it is.
-    pub state: State,
-    /// Hash of the interceptor library that its containers get. It stays the same for the claim's
-    /// life, so that all processes on one ledger run the same code.
+    /// The progress of Prepare.
+    pub state: ClaimState,
+    /// Hash of the interceptor library of its containers. It does not change while the claim is
+    /// prepared, so that all processes of one ledger run the same code.
     pub library: String,
-    /// Where that stands in its containers.
-    #[serde(default, skip_serializing_if = "Stand::is_default")]
-    pub intercept: Stand,
-    /// What a CUDA context is charged to its shares, in bytes; 0 = nothing, as in all journals
-    /// before it was charged.
-    #[serde(default, skip_serializing_if = "is_nothing")]
+    /// Injection of the library into its containers.
+    #[serde(default, skip_serializing_if = "Injection::is_default")]
+    pub intercept: Injection,
+    /// Memory charged to its shares for each CUDA context, in bytes. Absent means 0, which charges
+    /// nothing.
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub context_bytes: u64,
-    /// Its shares of GPUs, in the order of the allocation's results.
+    /// Its shares, in the order of the allocation's results.
     pub shares: Vec<ShareRecord>,
 }
 
-fn is_nothing(bytes: &u64) -> bool {
+fn is_zero(bytes: &u64) -> bool {
     *bytes == 0
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
-fn is_false(is_so: &bool) -> bool {
-    !*is_so
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "required by serde")]
+fn is_false(value: &bool) -> bool {
+    !*value
 }
 
-/// How far a claim is.
+/// Progress of the Prepare of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum State {
-    /// Steps may have been taken. Whoever finds this under the lock finds what a dead process left,
-    /// or a claim whose attempt waits for its MPS control daemon.
+pub enum ClaimState {
+    /// Steps may have been taken. Under the lock, this record was left by a dead process, or its
+    /// claim waits for its MPS control daemon.
     Started,
     /// All steps were taken.
     Completed,
@@ -65,85 +65,85 @@ pub enum State {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ShareRecord {
-    /// Position in the allocation's results.
+    /// The index in the allocation's results.
     pub index: usize,
-    /// The request that it answers (with the chosen alternative, if there was a choice).
+    /// The request for which it was allocated, with the subrequest if there is one.
     pub request: RequestName,
     /// The pool.
     pub pool: PoolName,
-    /// The device in it.
+    /// The device in the pool.
     pub device: DeviceName,
-    /// Which share of the device.
+    /// The share of the device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share_id: Option<ShareId>,
     /// The GPU.
     pub gpu: GpuUuid,
     /// Memory in bytes.
     pub memory_bytes: u64,
-    /// Percent of the GPU's compute; 0 = best effort.
+    /// Compute in percent of the GPU; 0 is best effort.
     pub cores_percent: u8,
-    /// How the percent is held.
+    /// The enforcement of the percentage.
     pub compute: ComputeCap,
-    /// Who yields first of those who use what others leave.
+    /// The priority for spare compute.
     #[serde(default, skip_serializing_if = "ComputePriority::is_normal")]
     pub priority: ComputePriority,
-    /// Whether its plain memory may spill to the host; of version 2. Left out where it may not.
+    /// True if its device memory may be moved to the host. Absent means false. Since version 2.
     #[serde(default, skip_serializing_if = "is_false")]
     pub oversubscribe: bool,
-    /// Whether it shares the GPU by MPS; of version 3. Left out where it does not.
+    /// True if it shares the GPU by MPS. Absent means false. Since version 3.
     #[serde(default, skip_serializing_if = "is_false")]
     pub mps: bool,
 }
 
-/// How a compute share is held; the journal's own words for what a grant says.
+/// Enforcement of a compute share, in the journal's own format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ComputeCap {
-    /// Not at all.
+    /// Not enforced.
     None,
-    /// Always.
+    /// Always enforced.
     Fixed,
-    /// While others need the GPU.
+    /// Enforced while other shares use the GPU.
     Balance,
 }
 
-/// Who gets first what others leave of a GPU.
+/// Priority for spare compute of a GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ComputePriority {
-    /// Before the others.
+    /// Served first.
     High,
-    /// As nearly all.
+    /// Served next.
     #[default]
     Normal,
-    /// What is left then.
+    /// Served last.
     Low,
 }
 
 impl ComputePriority {
-    // Left out of the journal, so that a driver that does not know the field reads it as long as
-    // nobody sets it.
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+    // The default is not written, so that a driver without this field can read the journal as long
+    // as no claim sets it.
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "required by serde")]
     fn is_normal(&self) -> bool {
         *self == Self::Normal
     }
 }
 
-/// What shares have of a GPU together.
+/// Sum of the shares of a GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Taken {
+pub struct GpuUsage {
     /// Memory in bytes.
     pub memory_bytes: u128,
     /// Percent of compute.
     pub cores_percent: u32,
-    /// Some of them may not spill to the host.
+    /// True if a share may not be oversubscribed.
     pub is_fixed: bool,
-    /// Some of them share the GPU by MPS.
+    /// True if a share uses MPS.
     pub by_mps: bool,
-    /// Some of them do not.
+    /// True if a share does not use MPS.
     pub by_intercept: bool,
 }
 
-impl Taken {
-    /// What those of `shares` have that are shares of `gpu`.
+impl GpuUsage {
+    /// Returns the sum of those of `shares` that are on `gpu`.
     pub fn on<'s>(gpu: &GpuUuid, shares: impl IntoIterator<Item = &'s ShareRecord>) -> Self {
         let shares = shares.into_iter().filter(|share| share.gpu == *gpu);
         shares.fold(Self::default(), |sum, share| Self {
@@ -157,15 +157,15 @@ impl Taken {
 }
 
 impl ClaimRecord {
-    /// The GPU that it shares by MPS: a claim has no more than one, and nothing beside it.
+    /// Returns the GPU that the claim shares by MPS, or `None`. Such a claim has one share.
     #[must_use]
-    pub fn gpu_by_mps(&self) -> Option<&GpuUuid> {
+    pub fn mps_gpu(&self) -> Option<&GpuUuid> {
         self.shares.iter().find(|share| share.mps).map(|share| &share.gpu)
     }
 }
 
 impl ShareRecord {
-    /// The share's name: of its CDI device and of its directory in the container.
+    /// Returns the name of the share: of its CDI device, and of its directory in the container.
     #[must_use]
     pub fn id(&self, claim: &ClaimUid) -> ClaimDeviceName {
         let result = match &self.share_id {
@@ -177,26 +177,26 @@ impl ShareRecord {
 }
 
 impl Journal {
-    /// GPUs that any claim has a share of.
+    /// Returns the GPUs that have shares.
     #[must_use]
     pub fn gpus_in_use(&self) -> BTreeSet<GpuUuid> {
         self.shares().map(|share| share.gpu.clone()).collect()
     }
 
-    /// GPUs of which somebody has a share that may not spill to the host.
+    /// Returns the GPUs that have a share that may not be oversubscribed.
     #[must_use]
     pub fn gpus_with_fixed_shares(&self) -> BTreeSet<GpuUuid> {
         self.shares().filter(|share| !share.oversubscribe).map(|share| share.gpu.clone()).collect()
     }
 
-    /// GPUs that claims share by MPS, with the exception of one claim.
+    /// Returns the GPUs that claims share by MPS, without the claim `except`.
     #[must_use]
-    pub fn gpus_by_mps(&self, except: Option<&ClaimUid>) -> BTreeSet<GpuUuid> {
+    pub fn mps_gpus(&self, except: Option<&ClaimUid>) -> BTreeSet<GpuUuid> {
         let others = self.claims.iter().filter(|(uid, _)| Some(*uid) != except);
-        others.filter_map(|(_, record)| record.gpu_by_mps()).cloned().collect()
+        others.filter_map(|(_, record)| record.mps_gpu()).cloned().collect()
     }
 
-    /// The oldest version of the file that can say it.
+    /// Returns the oldest version of the format that can represent the content.
     pub(super) fn version(&self) -> u32 {
         let has = |feature: fn(&ShareRecord) -> bool| self.shares().any(feature);
         match (has(|share| share.mps), has(|share| share.oversubscribe)) {
@@ -206,7 +206,7 @@ impl Journal {
         }
     }
 
-    /// Memory in bytes that claims have on each GPU.
+    /// Returns the memory of all shares of each GPU, in bytes.
     #[must_use]
     pub fn memory_by_gpu(&self) -> BTreeMap<GpuUuid, u64> {
         let mut memory: BTreeMap<GpuUuid, u64> = BTreeMap::new();
@@ -217,17 +217,17 @@ impl Journal {
         memory
     }
 
-    /// What the claims *other than* `claim` have on `gpu`.
+    /// Returns the sum of the shares of `gpu`, without those of `claim`.
     #[must_use]
-    pub fn taken_by_others(&self, claim: &ClaimUid, gpu: &GpuUuid) -> Taken {
+    pub fn used_by_others(&self, claim: &ClaimUid, gpu: &GpuUuid) -> GpuUsage {
         let others = self.claims.iter().filter(|(uid, _)| *uid != claim);
-        Taken::on(gpu, others.flat_map(|(_, record)| &record.shares))
+        GpuUsage::on(gpu, others.flat_map(|(_, record)| &record.shares))
     }
 
-    /// Whether the containers of any claim have proxies, which need the real driver behind them.
+    /// Returns true if the containers of any claim have proxies, which load the real libraries.
     #[must_use]
     pub fn has_proxies(&self) -> bool {
-        self.claims.values().any(|record| !record.intercept.in_place_of.is_empty())
+        self.claims.values().any(|record| !record.intercept.replaced_libraries.is_empty())
     }
 
     fn shares(&self) -> impl Iterator<Item = &ShareRecord> {

@@ -1,16 +1,19 @@
-//! The journal's file.
+//! The file of the journal.
 
 use std::{
     fs::{self, File},
     io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, TryLockError},
+    thread,
+    time::{Duration, Instant},
 };
 
-use rustix::fs::FlockOperation;
+use rustix::{fs::FlockOperation, io::Errno};
 use serde::{Deserialize, Serialize};
 use tessera_api::names::ClaimUid;
+use tessera_runtime::atomic_file;
 use tokio::sync::watch;
 
 use super::schema::{ClaimRecord, Journal};
@@ -19,52 +22,66 @@ use crate::state::{
     shares::{ShareError, claims_with_files},
 };
 
-/// The newest version that is read. What is written is the oldest that can say it, so that an older
-/// driver reads it where it can, and where it cannot leaves everything alone: one that it finds
-/// unreadable it rebuilds, without the claims that it does not understand.
+/// Newest version that this driver reads. It writes the oldest version that can represent the
+/// content, so that an older driver can read it if possible. An older driver refuses a newer
+/// version and changes nothing; an unreadable journal it would rebuild, without the claims it does
+/// not understand.
 const VERSION: u32 = 3;
 
-/// Why the journal cannot be used.
+/// Longest wait for the lock. Within a Prepare, 40 s, it can be tried again.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// First and longest pause between attempts to lock.
+const FIRST_LOCK_PAUSE: Duration = Duration::from_micros(200);
+const LONGEST_LOCK_PAUSE: Duration = Duration::from_millis(10);
+
+/// Errors of reading or writing the journal.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
-    /// Its content is not a journal.
+    /// The content is not a journal.
     #[error("journal `{path}` is unreadable: restart the driver, which sets it aside and rebuilds it", path = .path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The cause.
         source: serde_json::Error,
     },
-    /// It is not there, and claims are prepared.
-    #[error("journal `{path}` is gone, and claims are prepared: restart the driver, which rebuilds it", path = .path.display())]
+    /// The file is missing although claims are prepared.
+    #[error("journal `{path}` is missing although claims are prepared: restart the driver, which rebuilds it", path = .path.display())]
     Lost {
         /// The file.
         path: PathBuf,
     },
-    /// A newer driver wrote it, and is or was at work on this node.
-    #[error("journal `{path}` has version {found}, this driver knows {VERSION}: let the newer driver work, or drain the node before going back", path = .path.display())]
+    /// A newer driver wrote it.
+    #[error("journal `{path}` has version {found}, newer than {VERSION} of this driver: run the newer driver, or drain the node before the downgrade", path = .path.display())]
     Newer {
         /// The file.
         path: PathBuf,
         /// Its version.
         found: u32,
     },
-    /// Whether claims are prepared cannot be told.
-    #[error("the files of claims cannot be looked at")]
+    /// The files of claims cannot be listed, so it is unknown whether claims are prepared.
+    #[error("cannot list files of claims")]
     Shares(#[from] ShareError),
-    /// The operating system said no.
-    #[error("failed to {operation} `{path}`", path = .path.display())]
-    Io {
-        /// What was tried.
-        operation: &'static str,
-        /// On what.
+    /// Another thread or process held the lock for too long.
+    #[error("journal `{path}` is locked by another thread or instance for more than {} s", LOCK_TIMEOUT.as_secs(), path = .path.display())]
+    Busy {
+        /// The lock file.
         path: PathBuf,
-        /// What it said.
+    },
+    /// An operation failed.
+    #[error("cannot {operation} `{path}`", path = .path.display())]
+    Io {
+        /// The operation.
+        operation: &'static str,
+        /// The path.
+        path: PathBuf,
+        /// The error of the operating system.
         source: io::Error,
     },
 }
 
-/// The file's form: the version first, so that it can be read when the rest cannot.
+/// The format of the file. The version is first, so that it can be read even if the rest cannot.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Written<'a> {
@@ -86,8 +103,7 @@ struct Read {
     claims: std::collections::BTreeMap<ClaimUid, ClaimRecord>,
 }
 
-/// Tells whether the file is still the one that was read or written last: a rename brings another
-/// inode.
+/// The identity of the file that was read or written last. A rename changes the inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Identity {
     device: u64,
@@ -106,9 +122,9 @@ struct Cache {
 ///
 /// # Guarantees
 /// Changes happen under [`JournalStore::lock`], which excludes other threads and other instances of
-/// the driver, and reach the file by rename. Everything that the journal describes (grants,
-/// ledgers, CDI specs of claims) is changed only under that lock too; so a `Started` claim that is
-/// found under it is nobody's work any more.
+/// the driver, and replace the file by a rename. The files that the journal describes (grants,
+/// ledgers, CDI specs of claims) are also changed only under that lock. So no process is working on
+/// a `Started` claim that is found under it.
 #[derive(Debug)]
 pub struct JournalStore {
     paths: StatePaths,
@@ -116,52 +132,49 @@ pub struct JournalStore {
     latest: watch::Sender<Arc<Journal>>,
 }
 
-/// What [`JournalStore::replace_unreadable`] did.
+/// Result of [`JournalStore::replace_unreadable`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Replaced {
-    /// The journal is there now.
+    /// The journal was replaced.
     Now {
-        /// Where the unreadable one is kept; `None` where there was none.
+        /// The copy of the unreadable journal, or `None` if there was none.
         aside: Option<PathBuf>,
     },
-    /// Nothing: the journal can be read after all. Another instance has rebuilt it, and knows
-    /// better.
+    /// The journal was not replaced: another instance has rebuilt it.
     ByAnother,
 }
 
-/// The journal, locked. Dropping it unlocks.
+/// The locked journal. Dropping it unlocks.
 #[derive(Debug)]
 pub struct LockedJournal<'a> {
     store: &'a JournalStore,
     cache: MutexGuard<'a, Cache>,
-    /// Closing it gives the lock back, also when this process dies.
+    /// Closing it releases the lock, also when the process dies.
     _lock: File,
 }
 
 impl JournalStore {
-    /// The journal below these paths; nothing is read yet.
+    /// Returns the journal below these paths. Nothing is read yet.
     #[must_use]
     pub fn new(paths: StatePaths) -> Self {
         let cache = Mutex::new(Cache { identity: None, journal: Arc::default() });
         Self { paths, cache, latest: watch::Sender::default() }
     }
 
-    /// The journal as it was last seen under the lock, and word of every change.
+    /// Returns a channel of the journal as it was last read or written under the lock.
     #[must_use]
     pub fn watch(&self) -> watch::Receiver<Arc<Journal>> {
         self.latest.subscribe()
     }
 
-    /// Locks the journal and reads it, if somebody else changed it. Blocks while another holds it,
-    /// which is milliseconds: nobody waits for the network under it.
+    /// Locks the journal and reads it, if another instance changed it. Blocks while it is locked,
+    /// normally for milliseconds: no holder waits for the network. A process that is stopped under
+    /// the lock blocks others for [`LOCK_TIMEOUT`] at most.
     ///
     /// # Errors
-    /// [`JournalError`]; the lock is not held then.
+    /// [`JournalError`]. The lock is not held then.
     pub fn lock(&self) -> Result<LockedJournal<'_>, JournalError> {
-        // A thread that panicked under the lock left files, not this cache, in between: read them
-        // again.
-        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        let lock = self.flock()?;
+        let (mut cache, lock) = self.lock_both()?;
         let path = self.paths.journal();
         let identity = identity(&path)?;
         if identity.is_none() && !claims_with_files(&self.paths)?.is_empty() {
@@ -170,23 +183,21 @@ impl JournalStore {
         if identity.is_none() || identity != cache.identity {
             let journal = Arc::new(read(&path)?);
             *cache = Cache { identity, journal };
-            self.tell(&cache.journal);
+            self.publish(&cache.journal);
         }
         Ok(LockedJournal { store: self, cache, _lock: lock })
     }
 
-    /// Writes `journal` in place of an unreadable or lost one. An unreadable one is kept as a copy,
-    /// so that it can be looked at.
+    /// Replaces an unreadable or lost journal by `journal`. Keeps a copy of an unreadable one.
     ///
     /// # Guarantees
-    /// At no instant is there no journal, or one with a part of the claims: whoever starts then
-    /// would take the rest for nobody's.
+    /// The journal is never missing or incomplete in between: an instance that starts then would
+    /// remove the files of missing claims.
     ///
     /// # Errors
-    /// [`JournalError`]; the unreadable file is still there.
+    /// [`JournalError`]. The unreadable file is unchanged then.
     pub fn replace_unreadable(&self, journal: Journal) -> Result<Replaced, JournalError> {
-        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        let _lock = self.flock()?;
+        let (mut cache, _lock) = self.lock_both()?;
         let path = self.paths.journal();
         let mut aside = None;
         if identity(&path)?.is_some() {
@@ -200,72 +211,104 @@ impl JournalStore {
         }
         let identity = write(&path, &journal)?;
         *cache = Cache { identity: Some(identity), journal: Arc::new(journal) };
-        self.tell(&cache.journal);
+        self.publish(&cache.journal);
         Ok(Replaced::Now { aside })
     }
 
-    /// Does `work` under the lock, whatever the journal says.
+    /// Runs `work` under the lock, without reading the journal.
     ///
     /// # Errors
-    /// [`JournalError::Io`]; nothing was done.
+    /// [`JournalError`]. `work` was not run then.
     pub fn exclusively<T>(&self, work: impl FnOnce() -> T) -> Result<T, JournalError> {
-        let _cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        let _lock = self.flock()?;
+        let (_cache, _lock) = self.lock_both()?;
         Ok(work())
     }
 
-    fn flock(&self) -> Result<File, JournalError> {
+    fn flock(&self, deadline: Instant) -> Result<File, JournalError> {
         fs::create_dir_all(self.paths.root()).map_err(io_error("create", self.paths.root()))?;
         let path = self.paths.journal_lock();
         let options = File::options().create(true).truncate(false).write(true).open(&path);
         let file = options.map_err(io_error("open", &path))?;
-        rustix::fs::flock(&file, FlockOperation::LockExclusive)
-            .map_err(|errno| io_error("lock", &path)(errno.into()))?;
-        Ok(file)
+        let mut pause = FIRST_LOCK_PAUSE;
+        loop {
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(file),
+                Err(Errno::WOULDBLOCK) if Instant::now() < deadline => {
+                    // flock(2) has no deadline, and no event when the lock is released.
+                    thread::park_timeout(pause);
+                    pause = (pause * 2).min(LONGEST_LOCK_PAUSE);
+                }
+                Err(Errno::WOULDBLOCK) => return Err(JournalError::Busy { path }),
+                Err(errno) => return Err(io_error("lock", &path)(errno.into())),
+            }
+        }
     }
 
-    fn tell(&self, journal: &Arc<Journal>) {
+    /// Locks out other threads, then other instances.
+    fn lock_both(&self) -> Result<(MutexGuard<'_, Cache>, File), JournalError> {
+        let deadline = Instant::now() + LOCK_TIMEOUT;
+        let mut pause = FIRST_LOCK_PAUSE;
+        let cache = loop {
+            match self.cache.try_lock() {
+                Ok(cache) => break cache,
+                // A thread that panicked under the lock may have changed files, not the cache:
+                // they are read again.
+                Err(TryLockError::Poisoned(error)) => break error.into_inner(),
+                Err(TryLockError::WouldBlock) if Instant::now() < deadline => {
+                    thread::park_timeout(pause);
+                    pause = (pause * 2).min(LONGEST_LOCK_PAUSE);
+                }
+                Err(TryLockError::WouldBlock) => {
+                    return Err(JournalError::Busy { path: self.paths.journal_lock() });
+                }
+            }
+        };
+        let lock = self.flock(deadline)?;
+        Ok((cache, lock))
+    }
+
+    fn publish(&self, journal: &Arc<Journal>) {
         self.latest.send_if_modified(|latest| {
-            let news = **latest != **journal;
+            let is_changed = **latest != **journal;
             *latest = Arc::clone(journal);
-            news
+            is_changed
         });
     }
 }
 
 impl LockedJournal<'_> {
-    /// What it says.
+    /// Returns the content.
     #[must_use]
     pub fn journal(&self) -> &Journal {
         &self.cache.journal
     }
 
-    /// Whether there is no file yet.
+    /// Returns true if there is no file yet.
     #[must_use]
     pub fn is_new(&self) -> bool {
         self.cache.identity.is_none()
     }
 
-    /// What it says about one claim.
+    /// Returns the record of a claim.
     #[must_use]
     pub fn get(&self, claim: &ClaimUid) -> Option<&ClaimRecord> {
         self.cache.journal.claims.get(claim)
     }
 
-    /// Records `claim` and writes the file.
+    /// Stores the record of `claim` and writes the file.
     ///
     /// # Errors
-    /// [`JournalError::Io`]; the file is as before.
+    /// [`JournalError::Io`]. The file is unchanged then.
     pub fn put(&mut self, claim: ClaimUid, record: ClaimRecord) -> Result<(), JournalError> {
         self.change(|journal| {
             journal.claims.insert(claim, record);
         })
     }
 
-    /// Forgets `claim` and writes the file.
+    /// Removes the record of `claim` and writes the file.
     ///
     /// # Errors
-    /// [`JournalError::Io`]; the file is as before.
+    /// [`JournalError::Io`]. The file is unchanged then.
     pub fn remove(&mut self, claim: &ClaimUid) -> Result<(), JournalError> {
         self.change(|journal| {
             journal.claims.remove(claim);
@@ -277,7 +320,7 @@ impl LockedJournal<'_> {
         change(&mut journal);
         let identity = write(&self.store.paths.journal(), &journal)?;
         *self.cache = Cache { identity: Some(identity), journal: Arc::new(journal) };
-        self.store.tell(&self.cache.journal);
+        self.store.publish(&self.cache.journal);
         Ok(())
     }
 }
@@ -285,9 +328,7 @@ impl LockedJournal<'_> {
 fn identity(path: &Path) -> Result<Option<Identity>, JournalError> {
     match fs::metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => {
-            Err(JournalError::Io { operation: "look at", path: path.to_owned(), source })
-        }
+        Err(source) => Err(JournalError::Io { operation: "stat", path: path.to_owned(), source }),
         Ok(metadata) => Ok(Some(Identity {
             device: metadata.dev(),
             inode: metadata.ino(),
@@ -314,11 +355,8 @@ fn read(path: &Path) -> Result<Journal, JournalError> {
 fn write(path: &Path, journal: &Journal) -> Result<Identity, JournalError> {
     let content = serde_json::to_vec(&Written { version: journal.version(), journal })
         .expect("invariant: the journal holds nothing that JSON cannot");
-    // One name suffices: only the holder of the lock writes.
-    let temporary = path.with_extension("json.new");
-    fs::write(&temporary, content).map_err(io_error("write", &temporary))?;
-    fs::rename(&temporary, path).map_err(io_error("rename to", path))?;
-    identity(path)?.ok_or_else(|| io_error("look at", path)(io::ErrorKind::NotFound.into()))
+    atomic_file::write(path, &content, 0o644).map_err(io_error("write", path))?;
+    identity(path)?.ok_or_else(|| io_error("stat", path)(io::ErrorKind::NotFound.into()))
 }
 
 fn io_error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> JournalError {

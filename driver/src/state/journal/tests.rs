@@ -27,7 +27,7 @@ fn record(gpu: &str, memory_bytes: u64, cores_percent: u8) -> ClaimRecord {
     ClaimRecord {
         namespace: Namespace::new("ns").expect("a namespace"),
         name: ClaimName::new("claim").expect("a name"),
-        state: State::Started,
+        state: ClaimState::Started,
         library: "ab12".into(),
         intercept: Default::default(),
         context_bytes: 0,
@@ -42,7 +42,7 @@ fn store(directory: &tempfile::TempDir) -> JournalStore {
 }
 
 #[test]
-fn another_instance_sees_what_this_one_wrote() {
+fn other_instance_reads_written_journal() {
     let directory = tempfile::tempdir().expect("a directory");
     let (one, two) = (store(&directory), store(&directory));
     assert!(two.lock().expect("locked").journal().claims.is_empty());
@@ -55,7 +55,7 @@ fn another_instance_sees_what_this_one_wrote() {
 }
 
 #[test]
-fn the_lock_excludes_another_instance() {
+fn lock_excludes_other_instance() {
     let directory = tempfile::tempdir().expect("a directory");
     let (one, two) = (store(&directory), store(&directory));
     let mut held = one.lock().expect("locked");
@@ -72,11 +72,11 @@ fn the_lock_excludes_another_instance() {
     );
     held.put(uid("a"), record(GPU, 1, 2)).expect("written");
     drop(held);
-    assert!(waiting.join().expect("the other"), "it saw what was written under the lock");
+    assert!(waiting.join().expect("the other"), "it read the content written under the lock");
 }
 
 #[test]
-fn a_watcher_hears_of_changes_and_only_of_changes() {
+fn watcher_is_notified_of_changes_only() {
     let directory = tempfile::tempdir().expect("a directory");
     let store = store(&directory);
     let mut watch = store.watch();
@@ -91,7 +91,7 @@ fn a_watcher_hears_of_changes_and_only_of_changes() {
 }
 
 #[test]
-fn an_unreadable_journal_is_refused_and_replaced_by_a_whole_one() {
+fn unreadable_journal_is_refused_and_replaced() {
     let directory = tempfile::tempdir().expect("a directory");
     let store = store(&directory);
     let path = directory.path().join("journal.json");
@@ -111,19 +111,19 @@ fn an_unreadable_journal_is_refused_and_replaced_by_a_whole_one() {
 }
 
 #[test]
-fn a_journal_that_cannot_be_replaced_stays_unreadable_and_is_not_lost() {
+fn failed_replacement_keeps_unreadable_journal() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("journal.json");
     fs::write(&path, "{").expect("written");
-    // Nothing can be written under the temporary name: it is a directory.
-    fs::create_dir(directory.path().join("journal.json.new")).expect("made");
+    // The copy fails: its path is a directory.
+    fs::create_dir(directory.path().join("journal.json.unreadable")).expect("made");
     store(&directory).replace_unreadable(Journal::default()).expect_err("not replaced");
-    let error = store(&directory).lock().expect_err("as before");
+    let error = store(&directory).lock().expect_err("unchanged");
     assert!(matches!(error, JournalError::Unreadable { .. }), "{error}");
 }
 
 #[test]
-fn a_journal_that_is_gone_while_claims_have_files_is_not_taken_for_an_empty_one() {
+fn missing_journal_with_claim_files_is_not_empty() {
     let directory = tempfile::tempdir().expect("a directory");
     let store = store(&directory);
     store.lock().expect("locked").put(uid("a"), record(GPU, 1, 2)).expect("written");
@@ -147,19 +147,19 @@ fn a_journal_that_is_gone_while_claims_have_files_is_not_taken_for_an_empty_one(
 }
 
 #[test]
-fn a_journal_that_another_instance_has_rebuilt_is_not_replaced() {
+fn journal_rebuilt_by_other_instance_is_kept() {
     let directory = tempfile::tempdir().expect("a directory");
     let (one, two) = (store(&directory), store(&directory));
     fs::write(directory.path().join("journal.json"), "{").expect("written");
     one.replace_unreadable(Journal::default()).expect("replaced");
     one.lock().expect("locked").put(uid("new"), record(GPU, 1, 2)).expect("written");
 
-    assert_eq!(two.replace_unreadable(Journal::default()).expect("looked at"), Replaced::ByAnother);
+    assert_eq!(two.replace_unreadable(Journal::default()).expect("checked"), Replaced::ByAnother);
     assert!(two.lock().expect("locked").get(&uid("new")).is_some());
 }
 
 #[test]
-fn a_newer_journal_is_refused_with_its_version_and_left_alone() {
+fn newer_journal_is_refused_and_kept() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("journal.json");
     let content = r#"{"version":4,"claims":"anything"}"#;
@@ -172,7 +172,7 @@ fn a_newer_journal_is_refused_with_its_version_and_left_alone() {
 }
 
 #[test]
-fn a_journal_is_written_in_the_oldest_version_that_can_say_it() {
+fn writes_oldest_sufficient_version() {
     let directory = tempfile::tempdir().expect("a directory");
     let store = store(&directory);
     let written = || {
@@ -183,20 +183,20 @@ fn a_journal_is_written_in_the_oldest_version_that_can_say_it() {
     spills.shares[0].oversubscribe = true;
     let mut locked = store.lock().expect("locked");
     locked.put(uid("plain"), record(GPU, 10, 20)).expect("written");
-    assert_eq!(written(), (false, false), "drivers of before read it");
+    assert_eq!(written(), (false, false), "older drivers read it");
     locked.put(uid("spills"), spills.clone()).expect("written");
-    assert_eq!(written(), (true, true), "they leave it alone");
+    assert_eq!(written(), (true, true), "older drivers refuse it");
     drop(locked);
     assert_eq!(self::store(&directory).lock().expect("read").get(&uid("spills")), Some(&spills));
     store.lock().expect("locked").remove(&uid("spills")).expect("written");
-    assert_eq!(written(), (false, false), "it is theirs again");
+    assert_eq!(written(), (false, false), "older drivers read it again");
 }
 
 #[test]
-fn gpus_that_claims_share_by_mps_are_known_and_drivers_of_before_leave_such_a_journal_alone() {
+fn mps_claims_need_version_3() {
     let mut journal = Journal::default();
     journal.claims.insert(uid("a"), record(GPU, 10, 20));
-    assert_eq!((journal.version(), journal.gpus_by_mps(None).len()), (1, 0));
+    assert_eq!((journal.version(), journal.mps_gpus(None).len()), (1, 0));
     for name in ["b", "c"] {
         let mut by_mps = record(GPU, 5, 30);
         by_mps.shares[0].mps = true;
@@ -204,17 +204,15 @@ fn gpus_that_claims_share_by_mps_are_known_and_drivers_of_before_leave_such_a_jo
     }
     let gpu = tessera_api::names::GpuUuid::new(GPU).expect("a GPU UUID");
     assert_eq!(journal.version(), 3);
-    assert!(journal.gpus_by_mps(Some(&uid("b"))).contains(&gpu), "the other one needs it still");
+    assert!(journal.mps_gpus(Some(&uid("b"))).contains(&gpu), "the other claim needs it");
     journal.claims.remove(&uid("c"));
-    assert!(
-        journal.gpus_by_mps(Some(&uid("b"))).is_empty() && journal.gpus_by_mps(None).contains(&gpu)
-    );
-    let taken = journal.taken_by_others(&uid("new"), &gpu);
+    assert!(journal.mps_gpus(Some(&uid("b"))).is_empty() && journal.mps_gpus(None).contains(&gpu));
+    let taken = journal.used_by_others(&uid("new"), &gpu);
     assert!(taken.by_mps && taken.by_intercept);
 }
 
 #[test]
-fn use_of_a_gpu_is_summed_over_the_other_claims() {
+fn sums_usage_of_other_claims() {
     let mut journal = Journal::default();
     journal.claims.insert(uid("a"), record(GPU, 10, 20));
     journal.claims.insert(uid("b"), record(GPU, 5, 30));
@@ -223,15 +221,15 @@ fn use_of_a_gpu_is_summed_over_the_other_claims() {
 
     journal.claims.get_mut(&uid("b")).expect("there").shares[0].oversubscribe = true;
 
-    let of_b = Taken {
+    let of_b = GpuUsage {
         memory_bytes: 5,
         cores_percent: 30,
         is_fixed: false,
         by_mps: false,
         by_intercept: true,
     };
-    let of_all = Taken { memory_bytes: 15, cores_percent: 50, is_fixed: true, ..of_b };
-    assert_eq!(journal.taken_by_others(&uid("a"), &gpu), of_b);
-    assert_eq!(journal.taken_by_others(&uid("new"), &gpu), of_all);
+    let of_all = GpuUsage { memory_bytes: 15, cores_percent: 50, is_fixed: true, ..of_b };
+    assert_eq!(journal.used_by_others(&uid("a"), &gpu), of_b);
+    assert_eq!(journal.used_by_others(&uid("new"), &gpu), of_all);
     assert_eq!(journal.memory_by_gpu()[&gpu], 15);
 }

@@ -4,7 +4,7 @@ use tessera_intercept_abi::{ComputePolicy, LedgerReport, Text};
 
 use super::*;
 
-/// Remembers what would be mounted: these tests need no privilege.
+/// Records mounts, which need no privilege.
 #[derive(Debug, Default)]
 struct RecordedMounts {
     mounted: Mutex<Vec<(PathBuf, Tmpfs)>>,
@@ -69,7 +69,7 @@ fn node() -> Node {
 }
 
 #[test]
-fn a_grant_changes_in_place_and_counts_its_changes() {
+fn grant_changes_in_place_with_sequence() {
     let node = node();
     let share = share("claim", 0);
     node.files.write_grant(&share, &grant(&share, 1 << 30)).expect("written");
@@ -87,7 +87,7 @@ fn a_grant_changes_in_place_and_counts_its_changes() {
 }
 
 #[test]
-fn a_grant_of_another_abi_version_is_not_overwritten() {
+fn keeps_grant_of_another_abi_version() {
     let node = node();
     let share = share("claim", 0);
     node.files.write_grant(&share, &grant(&share, 1 << 30)).expect("written");
@@ -105,7 +105,7 @@ fn a_grant_of_another_abi_version_is_not_overwritten() {
 }
 
 #[test]
-fn grants_lie_on_a_tmpfs_that_the_library_knows_them_by() {
+fn grants_are_on_a_dedicated_tmpfs() {
     let node = node();
     node.files.mount_grants().expect("mounted");
     node.files.mount_grants().expect("there");
@@ -116,7 +116,7 @@ fn grants_lie_on_a_tmpfs_that_the_library_knows_them_by() {
 }
 
 #[test]
-fn a_ledger_lies_on_a_tmpfs_of_exactly_its_length() {
+fn ledger_is_on_a_tmpfs_of_its_length() {
     let node = node();
     let share = share("claim", 0);
     node.files.make_ledger(&share).expect("made");
@@ -133,20 +133,20 @@ fn a_ledger_lies_on_a_tmpfs_of_exactly_its_length() {
 }
 
 #[test]
-fn a_ledger_in_use_is_left_alone() {
+fn ledger_in_use_is_not_changed() {
     let node = node();
     let share = share("claim", 0);
     node.files.make_ledger(&share).expect("made");
     let path = StatePaths::new(node.directory.path()).ledger(&share);
-    fs::write(&path, "the tenant's own").expect("written");
+    fs::write(&path, "written by the container").expect("written");
 
     node.files.make_ledger(&share).expect("made");
-    assert_eq!(fs::read_to_string(&path).expect("there"), "the tenant's own");
+    assert_eq!(fs::read_to_string(&path).expect("there"), "written by the container");
     assert_eq!(node.mounts.mounted.lock().expect("no panic").len(), 1);
 }
 
 #[test]
-fn removing_leaves_no_directory_and_no_mount_and_can_be_repeated() {
+fn removal_is_complete_and_idempotent() {
     let node = node();
     let shares = [share("claim", 0), share("claim", 1)];
     for share in &shares {
@@ -162,7 +162,7 @@ fn removing_leaves_no_directory_and_no_mount_and_can_be_repeated() {
 }
 
 #[test]
-fn what_belongs_to_no_kept_share_is_cleaned_up() {
+fn removes_files_of_other_shares() {
     let node = node();
     let (kept, sibling, other) = (share("kept", 0), share("kept", 1), share("gone", 0));
     for share in [&kept, &sibling, &other] {
@@ -178,7 +178,7 @@ fn what_belongs_to_no_kept_share_is_cleaned_up() {
 }
 
 #[test]
-fn what_is_not_named_and_laid_out_as_ours_is_left_alone_and_told() {
+fn unknown_files_are_kept_and_reported() {
     let node = node();
     let paths = StatePaths::new(node.directory.path());
     let gone = share("gone", 0);
@@ -200,5 +200,5 @@ fn what_is_not_named_and_laid_out_as_ours_is_left_alone_and_told() {
     assert!(cleaned.failed.is_empty(), "{:?}", cleaned.failed);
     assert_eq!(cleaned.removed, BTreeSet::from([gone.to_string()]));
     assert!(stray.iter().all(|path| path.exists()));
-    assert!(node.files.claims().expect("listed").is_empty(), "strays are no claims");
+    assert!(node.files.claims().expect("listed").is_empty(), "unknown files are no claims");
 }

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, Write as _};
+use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
+use tessera_runtime::atomic_file;
 
 /// All deviations from a healthy, idle machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -211,10 +212,7 @@ impl ControlFile {
         let mut control = self.decode()?;
         change(&mut control);
         let text = serde_saphyr::to_string(&control).map_err(io::Error::other)?;
-        let temporary = self.path.with_extension("new");
-        let mut file = fs::File::create(&temporary)?;
-        file.write_all(text.as_bytes())?;
-        fs::rename(&temporary, &self.path)
+        atomic_file::write(&self.path, text.as_bytes(), 0o644)
     }
 
     fn decode(&self) -> io::Result<Control> {

@@ -5,6 +5,8 @@ use std::io;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 
+use tessera_runtime::atomic_file;
+
 use crate::locate::WORLD_IN_DRIVER_ROOT;
 use crate::pci::PciAddress;
 use crate::world::{Gpu, World};
@@ -166,11 +168,9 @@ fn install_library(
     let versioned = format!("{name}.{}", world.driver.version);
     let path = directory.join(&versioned);
     remove_other_versions(directory, name, &versioned)?;
-    // Written beside and renamed: processes that have loaded the old library keep it.
-    let temporary = directory.join(format!(".{versioned}.new"));
-    at(source, fs::copy(source, &temporary).map(drop))?;
-    set_mode(&temporary, 0o755)?;
-    at(&path, fs::rename(&temporary, &path))?;
+    // Replaced by a rename: a process that has the old one loaded keeps it.
+    let content = at(source, fs::read(source))?;
+    at(&path, atomic_file::write(&path, &content, 0o755))?;
     replace_link(Path::new(&versioned), &directory.join(format!("{name}.1")))?;
     replace_link(Path::new(&format!("{name}.1")), &directory.join(name))
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use tessera_proto::dra_v1;
+use tessera_runtime::atomic_file;
 
 /// Namespace and name of a claim.
 pub(crate) type ClaimKey = (String, String);
@@ -102,8 +103,6 @@ impl CheckpointFile {
 
     pub(crate) fn save(&self, claims: &BTreeMap<ClaimKey, ClaimInfo>) -> io::Result<()> {
         let text = serde_json::to_vec(&claims.values().collect::<Vec<_>>())?;
-        let temporary = self.path.with_extension("new");
-        std::fs::write(&temporary, text)?;
-        std::fs::rename(temporary, &self.path)
+        atomic_file::write(&self.path, &text, 0o644)
     }
 }

@@ -1,5 +1,4 @@
-//! The kubelet's side: finds the registration socket, registers, and calls over the endpoint that
-//! it is told.
+//! A fake kubelet: finds the registration socket, registers the driver, and calls its endpoint.
 
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
@@ -18,11 +17,11 @@ pub struct Kubelet {
     pub channel: Channel,
 }
 
-/// What a claim's answer was.
+/// The answer for a claim.
 pub type Answer = Result<Vec<dra_v1::Device>, String>;
 
 impl Kubelet {
-    /// Registers the driver whose registration socket lies below this root.
+    /// Registers the driver whose registration socket is below this root.
     pub async fn register(root: &Path) -> Self {
         let mut sockets = std::fs::read_dir(root.join("plugins_registry")).expect("the registry");
         let socket = sockets.next().expect("a registration socket").expect("an entry").path();
@@ -42,7 +41,7 @@ impl Kubelet {
         DraResourceHealthClient::new(self.channel.clone())
     }
 
-    /// Prepares claims in one call; the answers by UID.
+    /// Prepares claims in one call. Returns the answers by UID.
     pub async fn prepare_all(&self, claims: Vec<dra_v1::Claim>) -> BTreeMap<String, Answer> {
         let request = dra_v1::NodePrepareResourcesRequest { claims };
         let answer =
@@ -58,8 +57,8 @@ impl Kubelet {
     pub async fn prepare(&self, claim: dra_v1::Claim) -> Answer {
         let uid = claim.uid.clone();
         let mut answers = self.prepare_all(vec![claim]).await;
-        assert_eq!(answers.len(), 1, "exactly the asked claims are answered");
-        answers.remove(&uid).expect("the asked claim")
+        assert_eq!(answers.len(), 1, "there is one answer per claim");
+        answers.remove(&uid).expect("the claim")
     }
 
     pub async fn unprepare(&self, claim: dra_v1::Claim) -> Result<(), String> {
@@ -67,14 +66,13 @@ impl Kubelet {
         let request = dra_v1::NodeUnprepareResourcesRequest { claims: vec![claim] };
         let mut answer =
             self.dra().node_unprepare_resources(request).await.expect("an answer").into_inner();
-        assert_eq!(answer.claims.len(), 1, "exactly the asked claims are answered");
-        let error = answer.claims.remove(&uid).expect("the asked claim").error;
+        assert_eq!(answer.claims.len(), 1, "there is one answer per claim");
+        let error = answer.claims.remove(&uid).expect("the claim").error;
         if error.is_empty() { Ok(()) } else { Err(error) }
     }
 }
 
-/// Connects, again and again while the socket is there and does not listen yet: the real kubelet's
-/// dial does the same.
+/// Connects, and retries while the socket does not listen yet, as the real kubelet does.
 async fn connect(socket: &Path) -> Channel {
     let endpoint =
         Endpoint::from_shared(format!("unix://{}", socket.display())).expect("an address");
@@ -84,5 +82,5 @@ async fn connect(socket: &Path) -> Channel {
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    panic!("nobody listens at {}", socket.display())
+    panic!("no process listens at {}", socket.display())
 }

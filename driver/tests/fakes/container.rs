@@ -1,4 +1,4 @@
-//! What a container runtime makes of the driver's CDI devices.
+//! The effect of CDI devices on a container.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -9,7 +9,8 @@ use container_device_interface::{
 use oci_spec::runtime as oci;
 use tessera_proto::dra_v1;
 
-/// The OCI spec that a runtime makes of these CDI devices, by the ecosystem's implementation.
+/// Returns the OCI spec of a container with these CDI devices, as the crate
+/// `container-device-interface` creates it.
 pub fn inject(cdi_dir: &Path, devices: &[dra_v1::Device]) -> oci::Spec {
     let mut cache = Cache::default();
     let options: Vec<CdiOption> = vec![with_spec_dirs(&[cdi_dir.to_str().expect("UTF-8")])];
@@ -21,7 +22,8 @@ pub fn inject(cdi_dir: &Path, devices: &[dra_v1::Device]) -> oci::Spec {
     container
 }
 
-/// Where each mount of ours comes from, and whether it is read-only, by its place in the container.
+/// Returns the source of each bind mount, and true if it is read-only, by its path in the
+/// container.
 pub fn mounts(container: &oci::Spec) -> BTreeMap<String, (String, bool)> {
     let mounts = container.mounts().clone().unwrap_or_default();
     let bound = mounts

@@ -1,4 +1,4 @@
-//! A machine whose GPUs the test sets.
+//! A fake GPU library, whose GPUs the test sets.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -15,12 +15,12 @@ use tessera_gpu::{
     RecoveryAction,
 };
 
-/// The UUID of the GPU with this number.
+/// Returns the UUID of the GPU with this number.
 pub fn uuid(number: u32) -> GpuUuid {
     GpuUuid::new(format!("GPU-00000000-0000-0000-0000-{number:012}")).expect("a UUID")
 }
 
-/// A GPU of 16 GiB.
+/// Returns a GPU of 16 GiB.
 pub fn gpu(number: u32) -> Gpu {
     Gpu {
         uuid: uuid(number),
@@ -40,23 +40,23 @@ pub fn gpu(number: u32) -> Gpu {
     }
 }
 
-/// Its GPUs; `None` where there is no library that could tell.
+/// The GPUs, or `None` if there is no library.
 #[derive(Default)]
 struct State {
     inventory: Option<Inventory>,
     events: VecDeque<HealthEvent>,
-    /// None of a GPU: it does not say.
+    /// Processes by GPU. `None` if the GPU does not report them.
     processes: BTreeMap<GpuUuid, Option<Vec<GpuProcess>>>,
 }
 
-/// The machine. Clones are the same one.
+/// The library. Clones share it.
 #[derive(Clone, Default)]
-pub struct Machine {
+pub struct FakeGpus {
     shared: Arc<(Mutex<State>, Condvar)>,
 }
 
-impl Machine {
-    /// A machine with so many GPUs.
+impl FakeGpus {
+    /// Returns a library with this number of GPUs.
     pub fn with_gpus(count: u32) -> Self {
         let machine = Self::default();
         let inventory = Inventory::new((0..count).map(gpu).collect(), vec![], vec![]);
@@ -64,7 +64,7 @@ impl Machine {
         machine
     }
 
-    /// A GPU falls off the bus.
+    /// Loses a GPU from the bus.
     pub fn lose(&self, number: u32) {
         self.change(|state| {
             let inventory = state.inventory.clone().expect("a library");
@@ -80,13 +80,13 @@ impl Machine {
         });
     }
 
-    /// These processes hold memory of a GPU.
+    /// Sets the processes that hold memory of a GPU.
     pub fn hold(&self, number: u32, processes: &[GpuProcess]) {
         self.change(|state| drop(state.processes.insert(uuid(number), Some(processes.to_vec()))));
     }
 
-    /// A GPU does not say any more which processes hold its memory.
-    pub fn ask_no_more(&self, number: u32) {
+    /// Stops reporting the processes of a GPU.
+    pub fn hide_processes(&self, number: u32) {
         self.change(|state| drop(state.processes.insert(uuid(number), None)));
     }
 
@@ -96,7 +96,7 @@ impl Machine {
     }
 }
 
-impl GpuLibrary for Machine {
+impl GpuLibrary for FakeGpus {
     fn inventory(&self) -> Result<Inventory, LibraryError> {
         let state = self.shared.0.lock().expect("no panic");
         state.inventory.clone().ok_or(LibraryError::Lost { gpu: uuid(0) })
@@ -125,7 +125,7 @@ impl GpuLibrary for Machine {
     }
 }
 
-impl HealthWatch for Machine {
+impl HealthWatch for FakeGpus {
     fn wait(&mut self, timeout: Duration) -> Result<Vec<HealthEvent>, LibraryError> {
         let (state, changed) = &*self.shared;
         let state = state.lock().expect("no panic");

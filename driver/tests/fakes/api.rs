@@ -1,4 +1,4 @@
-//! An API server for the few calls that the driver makes. Objects are JSON; changes get the next
+//! A fake API server for the requests of the driver. Objects are JSON. Each change gets the next
 //! resource version.
 
 use std::{
@@ -18,7 +18,7 @@ use futures::StreamExt;
 use serde_json::{Value, json};
 use tokio::sync::{Semaphore, broadcast, watch};
 
-/// The API server. Clones are the same one.
+/// The fake API server. Clones share it.
 #[derive(Clone)]
 pub struct Api {
     shared: Arc<Shared>,
@@ -29,7 +29,7 @@ struct Shared {
     slice_events: broadcast::Sender<Value>,
     node_events: broadcast::Sender<Value>,
     changed: watch::Sender<u64>,
-    /// Reads of claims take a permit and give it back.
+    /// Reads of claims need a permit.
     claim_reads: Semaphore,
 }
 
@@ -41,14 +41,14 @@ struct Objects {
     capacity: BTreeMap<String, String>,
     slices: BTreeMap<String, Value>,
     events: Vec<Value>,
-    /// So many reads of claims are answered with this code.
+    /// Number of reads of claims that fail, and their status code.
     failures: (usize, u16),
     claim_reads: usize,
-    /// Behave as a server without the feature DRADeviceTaints.
+    /// True to drop taints, as a server without the feature DRADeviceTaints does.
     drop_taints: bool,
-    /// How many writes of slices the driver has sent.
+    /// Number of slice writes of the driver.
     slice_writes: usize,
-    /// Whether somebody else writes the slice first that the driver is about to write.
+    /// Returns true if another client writes the slice before the driver's write.
     overtakes: Option<Overtakes>,
 }
 
@@ -68,7 +68,7 @@ impl Api {
         Self { shared: Arc::new(shared) }
     }
 
-    /// A client of it, without any network.
+    /// Returns a client, without a network.
     pub fn client(&self) -> kube::Client {
         kube::Client::new(self.router(), "default")
     }
@@ -107,12 +107,12 @@ impl Api {
         });
     }
 
-    /// The next `times` reads of claims fail with `code`.
+    /// Lets the next `times` reads of claims fail with `code`.
     pub fn fail_claim_reads(&self, times: usize, code: u16) {
         self.change(|objects| objects.failures = (times, code));
     }
 
-    /// No read of a claim is answered until [`Api::release_claim_reads`].
+    /// Holds reads of claims until [`Api::release_claim_reads`].
     pub fn hold_claim_reads(&self) {
         self.shared
             .claim_reads
@@ -125,7 +125,7 @@ impl Api {
         self.shared.claim_reads.add_permits(MANY);
     }
 
-    /// How many reads of claims have begun.
+    /// Returns the number of reads of claims that were started.
     pub fn claim_reads(&self) -> usize {
         self.objects(|objects| objects.claim_reads)
     }
@@ -134,50 +134,50 @@ impl Api {
         self.change(|objects| objects.drop_taints = true);
     }
 
-    /// From now on this says of each write of a slice whether somebody else is faster.
+    /// Sets the function that decides which writes of slices another client overtakes.
     pub fn overtake_slice_writes(&self, overtakes: impl FnMut() -> bool + Send + 'static) {
         self.objects(|objects| objects.overtakes = Some(Box::new(overtakes)));
     }
 
-    /// How many writes of slices the driver has sent.
+    /// Returns the number of slice writes of the driver.
     pub fn slice_writes(&self) -> usize {
         self.objects(|objects| objects.slice_writes)
     }
 
-    /// What happens to slices from now on, as a watch tells it.
+    /// Returns the watch events of slices from now on.
     pub fn slice_events(&self) -> broadcast::Receiver<Value> {
         self.shared.slice_events.subscribe()
     }
 
-    /// The slices of our driver.
+    /// Returns the slices of the driver.
     pub fn slices(&self) -> Vec<Value> {
-        let ours = |slice: &&Value| slice["spec"]["driver"] == "gpu.tessera.dev";
-        self.objects(|objects| objects.slices.values().filter(ours).cloned().collect())
+        let own = |slice: &&Value| slice["spec"]["driver"] == "gpu.tessera.dev";
+        self.objects(|objects| objects.slices.values().filter(own).cloned().collect())
     }
 
-    /// The Node gets this much of an extended resource.
+    /// Sets the capacity of an extended resource of the Node.
     pub fn set_capacity(&self, resource: &str, amount: &str) {
         self.change(|objects| objects.capacity.insert(resource.to_owned(), amount.to_owned()));
-        // Nobody may be watching.
+        // There may be no watch.
         let node = self.objects(|objects| node_object(objects, "node-a"));
         let _ = self.shared.node_events.send(json!({"type": "MODIFIED", "object": node}));
     }
 
-    /// Somebody else writes a slice.
+    /// Writes a slice as another client.
     pub fn put_slice(&self, slice: Value) {
         let stored = self.change(|objects| {
             let mut slice = slice;
             slice["metadata"]["uid"] = json!(format!("uid-{}", objects.version));
             store(objects, slice)
         });
-        self.tell("ADDED", &stored);
+        self.notify("ADDED", &stored);
     }
 
     pub fn events(&self) -> Vec<Value> {
         self.objects(|objects| objects.events.clone())
     }
 
-    /// What the kubelet does when it starts.
+    /// Deletes all slices, as the kubelet does when it starts.
     pub fn wipe_slices(&self) {
         let names: Vec<_> = self.objects(|objects| objects.slices.keys().cloned().collect());
         for name in names {
@@ -190,21 +190,21 @@ impl Api {
             let removed = objects.slices.remove(name)?;
             Some(stamped(objects, removed))
         })?;
-        self.tell("DELETED", &removed);
+        self.notify("DELETED", &removed);
         Some(removed)
     }
 
-    /// Somebody else changes a slice.
+    /// Changes a slice as another client.
     pub fn edit_slice(&self, name: &str, edit: impl FnOnce(&mut Value)) {
         let edited = self.change(|objects| {
             let mut slice = objects.slices[name].clone();
             edit(&mut slice);
             store(objects, slice)
         });
-        self.tell("MODIFIED", &edited);
+        self.notify("MODIFIED", &edited);
     }
 
-    /// Counts a write of the driver's; whether somebody else is faster.
+    /// Counts a write of the driver. Returns true if another client is faster.
     fn is_overtaken(&self) -> bool {
         self.objects(|objects| {
             objects.slice_writes += 1;
@@ -212,7 +212,7 @@ impl Api {
         })
     }
 
-    /// Somebody else notes something on a slice, if it is there.
+    /// Annotates a slice as another client, if it exists.
     fn annotate(&self, name: &str) {
         if self.objects(|objects| objects.slices.contains_key(name)) {
             self.edit_slice(name, |slice| {
@@ -222,7 +222,7 @@ impl Api {
         }
     }
 
-    /// Waits until the objects are as wanted.
+    /// Waits until `wanted` returns a value.
     pub async fn wait_for<T>(&self, what: &str, mut wanted: impl FnMut(&Self) -> Option<T>) -> T {
         let mut changed = self.shared.changed.subscribe();
         let search = async {
@@ -253,8 +253,8 @@ impl Api {
         result
     }
 
-    fn tell(&self, kind: &str, slice: &Value) {
-        // Nobody may be watching.
+    fn notify(&self, kind: &str, slice: &Value) {
+        // There may be no watch.
         let _ = self.shared.slice_events.send(json!({"type": kind, "object": slice}));
     }
 }
@@ -311,7 +311,7 @@ async fn nodes(State(api): State<Api>, Query(query): Query<BTreeMap<String, Stri
     if query.get("watch").map(String::as_str) == Some("true") {
         let events =
             tokio_stream::wrappers::BroadcastStream::new(api.shared.node_events.subscribe());
-        // What happened between the list and this watch.
+        // The changes between the list and this watch.
         let now = json!({"type": "MODIFIED", "object": api.objects(|objects| node_object(objects, "node-a"))});
         let events =
             futures::stream::iter([now]).chain(events.filter_map(|event| async { event.ok() }));
@@ -324,7 +324,7 @@ async fn nodes(State(api): State<Api>, Query(query): Query<BTreeMap<String, Stri
     Json(list).into_response()
 }
 
-/// Whether a slice has what a field selector asks for.
+/// Returns true if a slice matches a field selector.
 fn selected(slice: &Value, query: &BTreeMap<String, String>) -> bool {
     let terms = query.get("fieldSelector").map_or("", String::as_str);
     terms.split(',').filter_map(|term| term.split_once('=')).all(|(field, value)| match field {
@@ -361,7 +361,7 @@ async fn slices(State(api): State<Api>, Query(query): Query<BTreeMap<String, Str
             tokio_stream::wrappers::BroadcastStream::new(api.shared.slice_events.subscribe());
         let since: u64 =
             query.get("resourceVersion").and_then(|text| text.parse().ok()).unwrap_or(0);
-        // What happened between the list and this watch, and is not gone again.
+        // The changes between the list and this watch, without deleted slices.
         let missed: Vec<_> = api.objects(|objects| {
             let newer = |slice: &&Value| {
                 text(&slice["metadata"]["resourceVersion"])
@@ -394,7 +394,7 @@ async fn slices(State(api): State<Api>, Query(query): Query<BTreeMap<String, Str
 
 async fn create_slice(State(api): State<Api>, Json(mut slice): Json<Value>) -> Response {
     let name = text(&slice["metadata"]["name"]);
-    // As the other instance of the driver does during an update.
+    // As the other instance of an update does.
     if api.is_overtaken() && api.objects(|objects| !objects.slices.contains_key(&name)) {
         api.put_slice(slice.clone());
     }
@@ -406,7 +406,7 @@ async fn create_slice(State(api): State<Api>, Json(mut slice): Json<Value>) -> R
         Some(store(objects, slice))
     });
     let Some(created) = created else { return failure(409, "AlreadyExists") };
-    api.tell("ADDED", &created);
+    api.notify("ADDED", &created);
     (StatusCode::CREATED, Json(created)).into_response()
 }
 
@@ -431,7 +431,7 @@ async fn patch_slice(
     match patched {
         Err((code, reason)) => failure(code, reason),
         Ok(patched) => {
-            api.tell("MODIFIED", &patched);
+            api.notify("MODIFIED", &patched);
             Json(patched).into_response()
         }
     }
@@ -461,7 +461,7 @@ async fn create_event(State(api): State<Api>, Json(event): Json<Value>) -> Respo
     (StatusCode::CREATED, Json(event)).into_response()
 }
 
-/// RFC 7396.
+/// Applies a merge patch (RFC 7396).
 fn merge(target: &mut Value, patch: Value) {
     let Value::Object(fields) = patch else {
         *target = patch;

@@ -1,5 +1,4 @@
-//! A node: its directories, its machine, its API server, and a driver that is started and stopped
-//! on it.
+//! A fake node: directories, GPUs and API server, on which a driver is started and stopped.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,10 +11,10 @@ use serde_json::{Value, json};
 use tessera_api::slice::DeviceOrder;
 use tessera_driver::{
     base_spec::DriverRoot,
-    driver::{Driver, Edges, Settings},
-    intercept::Intercept,
-    mode::Mode,
-    other_allocators::OnOtherAllocator,
+    driver::{Driver, DriverDependencies, DriverSettings},
+    intercept::InterceptMode,
+    mode::AllocationMode,
+    other_allocators::OtherAllocatorPolicy,
     state::{
         StatePaths,
         mounts::{Mounts, Tmpfs},
@@ -25,34 +24,34 @@ use tessera_proto::dra_v1;
 
 use super::{
     api::Api,
-    gpus::{Machine, uuid},
-    mounts::RememberedMounts,
+    gpus::{FakeGpus, uuid},
+    mounts::RecordedMounts,
 };
 
-/// The node.
+/// A fake node.
 pub struct Node {
     pub directory: tempfile::TempDir,
     pub api: Api,
-    pub machine: Machine,
-    pub mounts: RememberedMounts,
+    pub gpus: FakeGpus,
+    pub mounts: RecordedMounts,
 }
 
-/// A share of a GPU: which one, GiB of memory, percent of compute.
+/// A share: number of the GPU, memory in GiB, compute in percent.
 pub type Share = (u32, u64, u8);
 
 impl Node {
-    /// A node with so many GPUs of 16 GiB.
+    /// Returns a node with this number of GPUs of 16 GiB.
     pub fn with_gpus(count: u32) -> Self {
-        Self::of(Machine::with_gpus(count))
+        Self::with_library(FakeGpus::with_gpus(count))
     }
 
-    pub fn of(machine: Machine) -> Self {
+    pub fn with_library(gpus: FakeGpus) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         std::fs::write(directory.path().join("intercept.so"), "the library").expect("written");
         let libraries = directory.path().join("root/usr/lib64");
         std::fs::create_dir_all(&libraries).expect("made");
         std::fs::write(libraries.join("libcuda.so.1"), "the driver's").expect("written");
-        Self { directory, api: Api::new(), machine, mounts: RememberedMounts::default() }
+        Self { directory, api: Api::new(), gpus, mounts: RecordedMounts::default() }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -63,8 +62,8 @@ impl Node {
         StatePaths::new(self.path("state"))
     }
 
-    pub fn settings(&self) -> Settings {
-        Settings {
+    pub fn settings(&self) -> DriverSettings {
+        DriverSettings {
             node: "node-a".parse().expect("a node's name"),
             kubelet_root: self.path("kubelet"),
             pod_uid: None,
@@ -72,19 +71,19 @@ impl Node {
             state_dir: self.path("state"),
             driver_root: DriverRoot::new(self.path("root"), "/"),
             intercept_library: self.path("intercept.so"),
-            intercept: Intercept::Preload,
+            intercept: InterceptMode::Preload,
             context_memory: Default::default(),
             memory_ratio: Default::default(),
             mps: false,
             device_order: DeviceOrder::Index,
-            mode: Mode::Managed,
+            mode: AllocationMode::Managed,
             stock_drain: Duration::from_secs(600),
-            on_other_allocator: OnOtherAllocator::Refuse,
+            on_other_allocator: OtherAllocatorPolicy::Refuse,
             proc: self.path("proc"),
         }
     }
 
-    /// Starts a driver, which has looked at the GPUs and published what it found when this returns.
+    /// Starts a driver and waits until it has published its GPUs.
     pub async fn start(&self) -> Driver {
         let driver = self
             .start_with(self.settings(), Arc::new(self.mounts.clone()))
@@ -96,29 +95,31 @@ impl Node {
 
     pub async fn start_with(
         &self,
-        settings: Settings,
+        settings: DriverSettings,
         mounts: Arc<dyn Mounts>,
     ) -> anyhow::Result<Driver> {
-        let edges =
-            Edges { client: self.api.client(), gpus: Arc::new(self.machine.clone()), mounts };
+        let edges = DriverDependencies {
+            client: self.api.client(),
+            gpus: Arc::new(self.gpus.clone()),
+            mounts,
+        };
         Driver::start(settings, edges).await
     }
 
-    /// Allocates a claim with these shares on this node, and returns it as the kubelet names it.
+    /// Allocates a claim with these shares on this node, and returns the kubelet's reference to it.
     pub fn allocate(&self, name: &str, shares: &[Share]) -> dra_v1::Claim {
         self.api.put_claim(claim(name, shares));
         asked(name)
     }
 
-    /// What is mounted for claims. What all grants lie on stays, as the library does.
+    /// Returns the mounts of claims, without the tmpfs of all grants, which stays.
     pub fn claim_mounts(&self) -> BTreeMap<PathBuf, Tmpfs> {
         let mut mounts = self.mounts.all();
         mounts.remove(&self.paths().grants());
         mounts
     }
 
-    /// Everything there is of claims on the node, by path below its directory, mounts included.
-    /// Empty when nothing is prepared.
+    /// Returns the files, mounts and journal entries of claims. Empty if no claim is prepared.
     pub fn traces(&self) -> BTreeSet<String> {
         let mut traces = BTreeSet::new();
         for below in ["state/grants", "state/ledgers", "cdi"] {
@@ -132,13 +133,22 @@ impl Node {
         traces.extend(
             journal["claims"].as_object().into_iter().flat_map(|claims| claims.keys().cloned()),
         );
-        // The GPUs' own spec stays, and each instance writes it when it comes to it: under another
-        // name first.
+        // The base spec stays, and each instance writes it at any time, with a temporary name
+        // first.
         traces.retain(|trace| !trace.contains("k8s.gpu.tessera.dev-driver"));
         traces
     }
 
-    /// Claims that a Prepare has been begun for since their last Unprepare.
+    /// Returns the GPUs with a requested MPS control daemon.
+    pub fn requested_daemons(&self) -> BTreeSet<String> {
+        let wanted = tessera_mps_protocol::MpsPaths::new(self.paths().root()).wanted();
+        let entries = std::fs::read_dir(wanted).into_iter().flatten();
+        entries
+            .map(|entry| entry.expect("an entry").file_name().into_string().expect("UTF-8"))
+            .collect()
+    }
+
+    /// Returns the claims with a Prepare since their last Unprepare.
     pub fn asked(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.paths().asked()).into_iter().flatten();
         entries
@@ -155,23 +165,23 @@ fn files(directory: &Path, found: &mut BTreeSet<String>) {
     }
 }
 
-/// The UID of the claim with this name.
+/// Returns the UID of the claim with this name.
 pub fn uid(name: &str) -> String {
     format!("uid-of-{name}")
 }
 
-/// The share id of a claim's share.
+/// Returns the share ID of a claim's share.
 pub fn share_id(name: &str, index: usize) -> String {
     let sum: u64 = name.bytes().fold(7, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
     format!("{:08x}-0000-4000-8000-{index:012}", sum as u32)
 }
 
-/// The claim as the kubelet names it.
+/// Returns the kubelet's reference to a claim.
 pub fn asked(name: &str) -> dra_v1::Claim {
     dra_v1::Claim { namespace: "ns".into(), name: name.into(), uid: uid(name) }
 }
 
-/// The same as [`claim`], with these fields of a GpuConfig.
+/// Returns a [`claim`] with these fields of a GpuConfig.
 pub fn configured(name: &str, shares: &[Share], fields: &Value) -> Value {
     let mut parameters = json!({"apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuConfig"});
     parameters
@@ -183,7 +193,7 @@ pub fn configured(name: &str, shares: &[Share], fields: &Value) -> Value {
     claim
 }
 
-/// A claim that is allocated on the node and reserved by a pod of its name.
+/// Returns a claim that is allocated on the node and reserved by a pod of its name.
 pub fn claim(name: &str, shares: &[Share]) -> Value {
     let result = |(index, (gpu, gib, cores)): (usize, &Share)| {
         json!({

@@ -1,24 +1,23 @@
-//! What passes by itself is waited for, within the time that the kubelet gives. The clock is the
-//! test's.
+//! Retries of transient failures within the kubelet's deadline. The clock is simulated.
 
-mod stand_in;
+mod fakes;
 
 use std::time::Duration;
 
-use stand_in::node::{Node, asked};
+use fakes::node::{Node, asked};
 use tessera_driver::{
     driver::Driver,
-    kubelet::plugin::{AskedClaim, Claims, PreparedDevice},
+    kubelet::plugin::{ClaimHandler, ClaimRef, PreparedDevice},
 };
 use tessera_proto::dra_v1;
 use tokio::time::Instant;
 
-/// Calls without sockets: a paused clock jumps while a real one would wait for the network.
+/// Calls the handler without sockets: a paused clock does not wait for the network.
 async fn prepare(driver: &Driver, claim: dra_v1::Claim) -> Result<Vec<PreparedDevice>, String> {
-    driver.claims().prepare(AskedClaim::from(claim)).await
+    driver.claims().prepare(ClaimRef::from(claim)).await
 }
 
-/// A node whose driver has started, with a clock that stands still unless all wait for it.
+/// Starts a driver on a node and pauses the clock.
 async fn paused(gpus: u32) -> (Node, Driver) {
     let node = Node::with_gpus(gpus);
     let driver = node.start().await;
@@ -27,40 +26,40 @@ async fn paused(gpus: u32) -> (Node, Driver) {
 }
 
 #[tokio::test]
-async fn a_claim_waits_until_another_one_is_unprepared() {
+async fn claim_waits_until_another_is_unprepared() {
     let (node, driver) = paused(1).await;
     let first = node.allocate("first", &[(0, 10, 0)]);
     prepare(&driver, first.clone()).await.expect("prepared");
     let second = node.allocate("second", &[(0, 10, 0)]);
 
     let claims = driver.claims().clone();
-    let waiting = tokio::spawn(async move { claims.prepare(AskedClaim::from(second)).await });
+    let waiting = tokio::spawn(async move { claims.prepare(ClaimRef::from(second)).await });
     node.api.wait_for("a second attempt", |api| (api.claim_reads() >= 3).then_some(())).await;
     assert!(!waiting.is_finished());
-    driver.claims().unprepare(AskedClaim::from(first)).await.expect("unprepared");
+    driver.claims().unprepare(ClaimRef::from(first)).await.expect("unprepared");
 
-    waiting.await.expect("no panic").expect("prepared, once there was room");
+    waiting.await.expect("no panic").expect("prepared after the other was unprepared");
 }
 
 #[tokio::test]
-async fn a_claim_that_never_fits_is_refused_before_the_kubelet_gives_up() {
+async fn claim_without_room_is_refused_within_40_seconds() {
     let (node, driver) = paused(1).await;
     prepare(&driver, node.allocate("first", &[(0, 10, 60)])).await.expect("prepared");
     let before = node.traces();
 
     let begun = Instant::now();
     let error = prepare(&driver, node.allocate("second", &[(0, 7, 0)])).await.expect_err("refused");
-    assert!(error.contains("7Gi do not fit beside 10Gi"), "{error}");
+    assert!(error.contains("7Gi requested, 10Gi of 16Gi used"), "{error}");
     let waited = begun.elapsed();
     assert!(waited > Duration::from_secs(30) && waited <= Duration::from_secs(40), "{waited:?}");
 
     let error = prepare(&driver, node.allocate("third", &[(0, 1, 41)])).await.expect_err("refused");
-    assert!(error.contains("41 percent do not fit beside 60 percent"), "{error}");
+    assert!(error.contains("41 percent requested, 60 percent used"), "{error}");
     assert_eq!(node.traces(), before);
 }
 
 #[tokio::test]
-async fn failures_of_the_api_that_pass_are_not_the_kubelet_s_to_see() {
+async fn transient_api_failures_are_retried() {
     let (node, driver) = paused(1).await;
     for code in [429, 500, 503] {
         let claim = node.allocate(&format!("claim-{code}"), &[(0, 1, 0)]);
@@ -70,26 +69,26 @@ async fn failures_of_the_api_that_pass_are_not_the_kubelet_s_to_see() {
 }
 
 #[tokio::test]
-async fn an_api_that_stays_away_is_given_up_within_40_seconds() {
+async fn unavailable_api_fails_within_40_seconds() {
     let (node, driver) = paused(1).await;
     let claim = node.allocate("a", &[(0, 1, 0)]);
     node.api.fail_claim_reads(usize::MAX, 503);
     let begun = Instant::now();
-    let error = prepare(&driver, claim.clone()).await.expect_err("given up");
-    assert!(error.contains("ResourceClaim ns/a could not be read"), "{error}");
+    let error = prepare(&driver, claim.clone()).await.expect_err("timed out");
+    assert!(error.contains("cannot read ResourceClaim ns/a"), "{error}");
     assert!(begun.elapsed() <= Duration::from_secs(40), "{:?}", begun.elapsed());
 
-    // Nor one that takes calls and never answers.
+    // A server that never answers.
     node.api.hold_claim_reads();
     let begun = Instant::now();
-    let error = prepare(&driver, claim).await.expect_err("given up");
-    assert!(error.contains("did not answer in time"), "{error}");
+    let error = prepare(&driver, claim).await.expect_err("timed out");
+    assert!(error.contains("timeout of the API server"), "{error}");
     assert!(begun.elapsed() <= Duration::from_secs(41), "{:?}", begun.elapsed());
     node.api.release_claim_reads();
 }
 
 #[tokio::test]
-async fn what_does_not_pass_by_itself_is_answered_at_once() {
+async fn permanent_failures_are_not_retried() {
     let (node, driver) = paused(1).await;
     let claim = node.allocate("a", &[(0, 1, 0)]);
     node.api.fail_claim_reads(1, 403);
@@ -100,7 +99,7 @@ async fn what_does_not_pass_by_itself_is_answered_at_once() {
 }
 
 #[tokio::test]
-async fn a_claim_that_was_allocated_anew_does_not_stand_in_the_way_of_its_own_unprepare() {
+async fn reallocated_claim_does_not_block_its_unprepare() {
     let (node, driver) = paused(2).await;
     let claim = node.allocate("a", &[(0, 1, 0)]);
     let old = prepare(&driver, claim.clone()).await.expect("prepared");
@@ -114,6 +113,6 @@ async fn a_claim_that_was_allocated_anew_does_not_stand_in_the_way_of_its_own_un
         "an unprepare would have waited {:?}",
         begun.elapsed()
     );
-    driver.claims().unprepare(AskedClaim::from(claim.clone())).await.expect("unprepared");
-    assert_ne!(prepare(&driver, claim).await.expect("prepared anew"), old);
+    driver.claims().unprepare(ClaimRef::from(claim.clone())).await.expect("unprepared");
+    assert_ne!(prepare(&driver, claim).await.expect("prepared again"), old);
 }

@@ -1,4 +1,4 @@
-//! Mounts that are only remembered: no privilege is needed.
+//! Recorded mounts, which need no privilege.
 
 use std::{
     collections::BTreeMap,
@@ -12,26 +12,26 @@ use std::{
 
 use tessera_driver::state::mounts::{Mounts, Tmpfs};
 
-/// Clones remember the same.
+/// Recorded mounts. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub struct RememberedMounts {
+pub struct RecordedMounts {
     mounted: Arc<Mutex<BTreeMap<PathBuf, Tmpfs>>>,
     refuses: Arc<AtomicBool>,
 }
 
-impl RememberedMounts {
-    /// What is mounted where.
+impl RecordedMounts {
+    /// Returns the mounts by target.
     pub fn all(&self) -> BTreeMap<PathBuf, Tmpfs> {
         self.mounted.lock().expect("no panic").clone()
     }
 
-    /// Whether unmounting fails from now on.
+    /// Sets whether unmounting fails.
     pub fn refuse_unmounts(&self, refuse: bool) {
         self.refuses.store(refuse, Ordering::SeqCst);
     }
 }
 
-impl Mounts for RememberedMounts {
+impl Mounts for RecordedMounts {
     fn mount_tmpfs(&self, target: &Path, tmpfs: Tmpfs) -> io::Result<()> {
         if !target.is_dir() {
             return Err(io::ErrorKind::NotFound.into());

@@ -1,0 +1,319 @@
+//! The stages of [`Driver::start`].
+
+use std::{sync::Arc, time::Instant};
+
+use anyhow::Context;
+use tessera_api::names::{DRIVER_NAME, PoolName};
+use tessera_cdi::SpecStore;
+use tessera_runtime::supervisor::Supervisor;
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::{Driver, DriverDependencies, DriverSettings};
+use crate::{
+    arbitration::Arbitration,
+    audit::{AuditFindings, ClaimAudit},
+    base_spec::BaseSpec,
+    events::{EventRecorder, NodeEvent},
+    host_pids,
+    inventory::{
+        HardwareState, InventoryInputs, InventoryOutputs, InventoryWatcher, InventoryWatcherHandle,
+    },
+    kubelet::{
+        health::HealthReport,
+        registration::RegistrationState,
+        server::KubeletServers,
+        socket::{self, SocketPaths},
+    },
+    metrics::Metrics,
+    mps::{Mps, watch::MpsWatch},
+    other_allocators,
+    prepare::{
+        DetachedClaims, LocalNode, Preparer, execute::Executor, repair, source::ClaimSource,
+    },
+    publisher::Publisher,
+    slices::SliceSource,
+    state::{
+        StatePaths,
+        journal::{Journal, JournalStore},
+        library::InstalledLibrary,
+        shares::ShareFiles,
+    },
+    usage::{Ledgers, audit::UsageAudit, collector::ShareCollector, process::ProcFs},
+};
+
+/// A driver that is being started: the parts that several stages need.
+pub(super) struct Startup {
+    begun: Instant,
+    settings: DriverSettings,
+    client: kube::Client,
+    gpus: Arc<dyn tessera_gpu::GpuLibrary>,
+    pool: PoolName,
+    sockets: SocketPaths,
+    paths: StatePaths,
+    journal: Arc<JournalStore>,
+    ledgers: Ledgers,
+    metrics: Arc<Metrics>,
+    base: Arc<BaseSpec>,
+    mps: Mps,
+    node: Arc<LocalNode>,
+    source: ClaimSource,
+    events: EventRecorder,
+    node_events: mpsc::UnboundedSender<NodeEvent>,
+    tasks: Supervisor,
+    /// Ends tasks and threads if a later stage fails.
+    stop_on_drop: DropGuard,
+}
+
+/// The GPUs, as the thread `gpus` sees them.
+pub(super) struct Hardware {
+    state: watch::Receiver<Arc<HardwareState>>,
+    health: watch::Receiver<Arc<HealthReport>>,
+    pub(super) watcher: InventoryWatcherHandle,
+}
+
+impl Startup {
+    /// Lays out the state directory, installs the interceptor library, and starts the task that
+    /// writes events.
+    pub(super) fn prepare_files(
+        settings: DriverSettings,
+        dependencies: DriverDependencies,
+    ) -> anyhow::Result<Self> {
+        let begun = Instant::now();
+        let DriverDependencies { client, gpus, mounts } = dependencies;
+        let kubelet_root = &settings.kubelet_root;
+        let sockets = SocketPaths::new(kubelet_root, DRIVER_NAME, settings.pod_uid.as_deref())?;
+        let paths = StatePaths::new(settings.state_dir.clone());
+        let journal = Arc::new(JournalStore::new(paths.clone()));
+        let ledgers = Ledgers::new(paths.clone(), journal.watch());
+        let metrics = Arc::new(Metrics::default().with_shares(ShareCollector(ledgers.clone())));
+        let library = InstalledLibrary::install(
+            &settings.intercept_library,
+            settings.intercept,
+            &paths,
+            &journal,
+            &*mounts,
+        )?;
+        let specs = SpecStore::new(&settings.cdi_dir);
+        let base = Arc::new(BaseSpec::new(specs.clone(), settings.driver_root.clone()));
+        let files = ShareFiles::new(paths.clone(), mounts);
+        let mps = Mps::new(&paths, settings.mps);
+        let node = Arc::new(LocalNode {
+            paths: paths.clone(),
+            journal: Arc::clone(&journal),
+            executor: Executor::new(files, specs, Arc::clone(&base), mps.clone()),
+            library,
+            intercept: settings.intercept,
+            context_memory: settings.context_memory,
+            memory_ratio: settings.memory_ratio,
+        });
+        host_pids::make_directory(&paths)?;
+        let stop = CancellationToken::new();
+        let stop_on_drop = stop.clone().drop_guard();
+        let mut tasks = Supervisor::new(stop);
+        let events = EventRecorder::new(client.clone(), settings.node.clone());
+        let (node_events, received) = mpsc::unbounded_channel();
+        tasks.spawn("node-events", events.clone().record_node_events(received, tasks.stop_token()));
+        let pool = PoolName::of_node(&settings.node);
+        let source = ClaimSource::new(client.clone());
+        Ok(Self {
+            begun,
+            settings,
+            client,
+            gpus,
+            pool,
+            sockets,
+            paths,
+            journal,
+            ledgers,
+            metrics,
+            base,
+            mps,
+            node,
+            source,
+            events,
+            node_events,
+            tasks,
+            stop_on_drop,
+        })
+    }
+
+    /// Makes the node match the journal.
+    pub(super) async fn repair_node(&self) -> anyhow::Result<()> {
+        let repaired = repair::repair(&self.node, &self.source, &self.pool)
+            .await
+            .context("cannot repair the node's state")?;
+        tracing::info!(
+            kept = repaired.kept.len(),
+            rolled_back = repaired.rolled_back.len(),
+            removed = repaired.removed.len(),
+            "node state matches the journal"
+        );
+        // Also for containers of claims that were prepared in another mode: they may restart.
+        let mode = self.settings.intercept;
+        if mode.replaces() || self.journal.watch().borrow().has_proxies() {
+            self.base.add_real_libraries();
+        }
+        Ok(())
+    }
+
+    /// Starts the thread that looks at the GPUs, and the task that reports if it hangs.
+    pub(super) fn watch_hardware(&mut self) -> anyhow::Result<Hardware> {
+        let (state_sender, state) = watch::channel(Arc::default());
+        let (health_sender, health) = watch::channel(Arc::default());
+        let others = other_allocators::watch(
+            self.client.clone(),
+            &self.settings.node,
+            self.settings.on_other_allocator,
+            &mut self.tasks,
+        );
+        let watcher = InventoryWatcher::new(
+            Arc::clone(&self.gpus),
+            self.pool.clone(),
+            Arc::clone(&self.base),
+            InventoryInputs { journal: self.journal.watch(), others },
+            Arc::clone(&self.metrics),
+            InventoryOutputs {
+                hardware: state_sender,
+                health: health_sender,
+                events: self.node_events.clone(),
+            },
+        );
+        let watcher = watcher.spawn(&mut self.tasks).context("cannot start the thread gpus")?;
+        Ok(Hardware { state, health, watcher })
+    }
+
+    /// Serves the kubelet's calls and registers with it.
+    pub(super) fn serve_kubelet(
+        &mut self,
+        hardware: &Hardware,
+    ) -> anyhow::Result<(Arc<DetachedClaims>, KubeletServers)> {
+        let preparer = Preparer::new(
+            Arc::clone(&self.node),
+            self.pool.clone(),
+            hardware.state.clone(),
+            self.source.clone(),
+            self.events.clone(),
+            Arc::clone(&self.metrics),
+        );
+        let preparer = preparer.in_mode(self.settings.mode);
+        let claims = Arc::new(DetachedClaims(Arc::new(preparer)));
+        for path in socket::remove_abandoned(&self.settings.kubelet_root, DRIVER_NAME) {
+            tracing::info!(path = %path.display(), "removed abandoned socket");
+        }
+        let health = hardware.health.clone();
+        let servers =
+            KubeletServers::start(&self.sockets, DRIVER_NAME, Arc::clone(&claims), health)?;
+        Ok((claims, servers))
+    }
+
+    /// Starts the tasks that watch prepared claims: their processes, MPS daemons, compute shares
+    /// and metrics.
+    pub(super) fn watch_claims(
+        &mut self,
+        registered: watch::Receiver<RegistrationState>,
+    ) -> anyhow::Result<()> {
+        let stop = self.tasks.stop_token();
+        let gauges = update_gauges(
+            self.journal.watch(),
+            registered,
+            Arc::clone(&self.metrics),
+            self.begun,
+            stop.clone(),
+        );
+        self.tasks.spawn("gauges", gauges);
+        let usage = UsageAudit::new(
+            self.ledgers.clone(),
+            Arc::clone(&self.gpus),
+            ProcFs::new(self.settings.proc.clone()),
+            Arc::clone(&self.metrics),
+            self.node_events.clone(),
+            self.mps.clone(),
+        );
+        self.tasks.spawn("usage-audit", usage.run(stop.clone()));
+        let daemons = MpsWatch::new(
+            self.mps.clone(),
+            self.journal.watch(),
+            Arc::clone(&self.metrics),
+            self.node_events.clone(),
+        );
+        self.tasks.spawn("mps-watch", daemons.run(stop.clone()));
+        let arbitration = Arbitration::new(self.paths.clone(), self.journal.watch());
+        self.tasks.spawn("arbitration", arbitration.run(stop));
+        host_pids::spawn(&mut self.tasks, self.paths.clone())
+            .context("cannot start the thread host-pids")
+    }
+
+    /// Starts the publisher of ResourceSlices, and the audit that finds GPUs of orphaned claims.
+    pub(super) fn publish(&mut self, hardware: &Hardware) {
+        let stop = self.tasks.stop_token();
+        let (orphaned_sender, orphaned) = watch::channel(AuditFindings::default());
+        let audit = ClaimAudit::new(
+            self.source.clone(),
+            self.journal.watch(),
+            Arc::clone(&self.metrics),
+            orphaned_sender,
+        );
+        self.tasks.spawn("claim-audit", audit.run(stop.clone()));
+        let DriverSettings { node, device_order, mode, memory_ratio, mps, .. } = &self.settings;
+        let slices = SliceSource::new(node.clone(), *device_order, *mode)
+            .with_memory_ratio(*memory_ratio)
+            .with_mps(*mps);
+        let publisher = Publisher::new(
+            self.client.clone(),
+            slices,
+            hardware.state.clone(),
+            self.journal.watch(),
+            orphaned,
+            Arc::clone(&self.metrics),
+        );
+        self.tasks.spawn("publisher", publisher.draining(self.settings.stock_drain).run(stop));
+    }
+
+    /// Returns the started driver.
+    pub(super) fn into_driver(
+        self,
+        claims: Arc<DetachedClaims>,
+        servers: KubeletServers,
+        watcher: InventoryWatcherHandle,
+    ) -> Driver {
+        Driver {
+            servers,
+            stop: self.tasks.stop_token(),
+            stop_on_drop: self.stop_on_drop,
+            tasks: self.tasks,
+            sockets: self.sockets,
+            metrics: self.metrics,
+            journal: self.journal,
+            claims,
+            _watcher: watcher,
+        }
+    }
+}
+
+/// Updates the metrics that follow the journal and the registration, until `stop`.
+async fn update_gauges(
+    mut journal: watch::Receiver<Arc<Journal>>,
+    mut registered: watch::Receiver<RegistrationState>,
+    metrics: Arc<Metrics>,
+    begun: Instant,
+    stop: CancellationToken,
+) {
+    let mut is_logged = false;
+    loop {
+        metrics.set_prepared_claims(journal.borrow_and_update().claims.len());
+        let is_registered = *registered.borrow_and_update() == RegistrationState::Registered;
+        metrics.set_registered(is_registered);
+        if is_registered && !is_logged {
+            is_logged = true;
+            tracing::info!(milliseconds = begun.elapsed().as_millis(), "driver is registered");
+        }
+        tokio::select! {
+            () = stop.cancelled() => return,
+            Ok(()) = journal.changed() => {}
+            // Once a sender is gone, the other channel is still followed.
+            Ok(()) = registered.changed() => {}
+            else => return,
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! The part of Prepare and Unprepare that changes the node, under the journal's lock.
+
+use std::sync::Arc;
+
+use tessera_api::{Inventory, names::ClaimUid, slice::MemoryRatio};
+use tessera_runtime::error_chain::chain;
+
+use super::{
+    claim::AllocatedClaim,
+    error::{PrepareError, UnprepareError},
+    execute::Executor,
+    plan::{PrepareDecision, plan},
+    step::{Step, answer, restore_steps, steps, undo_steps},
+};
+use crate::{
+    context_memory::ContextMemory,
+    fault,
+    intercept::{Injection, InterceptMode},
+    inventory::HardwareState,
+    kubelet::plugin::PreparedDevice,
+    state::{
+        StatePaths,
+        attempts::{self, Attempt},
+        journal::{ClaimRecord, ClaimState, JournalStore, LockedJournal},
+        library::InstalledLibrary,
+    },
+};
+
+/// The local node: the journal, files and libraries that Prepare changes.
+#[derive(Debug)]
+pub struct LocalNode {
+    /// The layout of the state directory.
+    pub paths: StatePaths,
+    /// The prepared claims.
+    pub journal: Arc<JournalStore>,
+    /// Takes and undoes steps.
+    pub executor: Executor,
+    /// The interceptor library that containers get.
+    pub library: InstalledLibrary,
+    /// The injection mode of claims that are prepared from now on.
+    pub intercept: InterceptMode,
+    /// The memory charged for each CUDA context of claims that are prepared from now on.
+    pub context_memory: ContextMemory,
+    /// The published part of the GPUs' memory.
+    pub memory_ratio: MemoryRatio,
+}
+
+impl LocalNode {
+    /// Prepares `claim`: plans and acts under the journal's lock.
+    ///
+    /// # Guarantees
+    /// If it fails, the node is unchanged. If the process dies, or a step cannot be undone, the
+    /// journal says `Started`, and repair, the next Prepare or Unprepare undoes the steps. A claim
+    /// that waits for its MPS control daemon also stays `Started`: its share is not given to
+    /// another claim, and the daemon stays requested.
+    ///
+    /// # Errors
+    /// [`PrepareError`].
+    pub fn prepare(
+        &self,
+        claim: &AllocatedClaim,
+        hardware: &HardwareState,
+        attempt: &Attempt,
+    ) -> Result<Vec<PreparedDevice>, PrepareError> {
+        let mut journal = self.journal.lock()?;
+        if !attempt.is_current()? {
+            return Err(PrepareError::Unprepared);
+        }
+        let nothing = Inventory::default();
+        let inventory = match (hardware, journal.get(&claim.uid)) {
+            (HardwareState::Known(inventory), _) => inventory,
+            // The answer for a prepared claim does not depend on the hardware.
+            (_, Some(record)) if record.state == ClaimState::Completed => &nothing,
+            (HardwareState::Unknown { reason, .. }, _) => {
+                return Err(PrepareError::NoHardware { reason: reason.clone() });
+            }
+        };
+        let hash = &self.library.hash;
+        match plan(claim, inventory, self.memory_ratio, journal.journal(), hash)? {
+            PrepareDecision::Repeat(record) => {
+                // Another pod that shares the claim may begin now: it needs the MPS daemon, too.
+                let mps_gpus = journal.journal().mps_gpus(None);
+                self.executor.execute(&steps(&claim.uid, &record, mps_gpus, &self.paths)?)?;
+                Ok(answer(&claim.uid, &record))
+            }
+            PrepareDecision::Prepare(record) => {
+                let context_bytes = self.context_memory.bytes();
+                let record = ClaimRecord { intercept: self.injection()?, context_bytes, ..record };
+                self.prepare_new(&claim.uid, &record, &mut journal)
+            }
+        }
+    }
+
+    /// Prepares a claim that is not prepared yet, as `record` says.
+    fn prepare_new(
+        &self,
+        claim: &ClaimUid,
+        record: &ClaimRecord,
+        journal: &mut LockedJournal<'_>,
+    ) -> Result<Vec<PreparedDevice>, PrepareError> {
+        let mut mps_gpus = journal.journal().mps_gpus(Some(claim));
+        mps_gpus.extend(record.mps_gpu().cloned());
+        // A `Started` record found under the lock was left by a dead process, or waits for its MPS
+        // control daemon, which stays requested.
+        if let Some(left) = journal.get(claim) {
+            self.executor.undo(&undo_steps(claim, left, mps_gpus.clone()))?;
+        }
+        let steps = steps(claim, record, mps_gpus, &self.paths)?;
+        self.executor.mps().admit(record)?;
+        self.library.ensure(&self.paths)?;
+        // Not written again at each attempt to get the daemon: that would wake the journal's
+        // watchers.
+        if journal.get(claim) != Some(record) {
+            journal.put(claim.clone(), record.clone())?;
+        }
+        fault::point("prepare-started");
+        let result = self.complete(claim, record, &steps, journal);
+        if let Err(error) = &result
+            && !error.keeps_record()
+            && let Err(error) = self.roll_back(claim, record, journal)
+        {
+            tracing::error!(
+                namespace = %record.namespace, claim = %record.name, uid = %claim,
+                error = %chain(&error),
+                "cannot roll back failed Prepare; the claim stays in the journal as Started"
+            );
+        }
+        result
+    }
+
+    /// Takes the steps and records that all of them were taken.
+    fn complete(
+        &self,
+        claim: &ClaimUid,
+        record: &ClaimRecord,
+        steps: &[Step],
+        journal: &mut LockedJournal<'_>,
+    ) -> Result<Vec<PreparedDevice>, PrepareError> {
+        self.executor.execute(steps)?;
+        let completed = ClaimRecord { state: ClaimState::Completed, ..record.clone() };
+        let devices = answer(claim, &completed);
+        journal.put(claim.clone(), completed)?;
+        fault::point("prepare-completed");
+        Ok(devices)
+    }
+
+    /// Returns the injection of claims that are prepared now.
+    ///
+    /// # Errors
+    /// [`PrepareError::NoDriverLibrary`].
+    pub(super) fn injection(&self) -> Result<Injection, PrepareError> {
+        let stand = self.intercept.injection(self.executor.base().replaceable());
+        stand.ok_or(PrepareError::NoDriverLibrary)
+    }
+
+    /// Returns the devices of a prepared claim, after its files were restored, or `None` for a
+    /// claim that is not prepared.
+    ///
+    /// # Errors
+    /// [`PrepareError`].
+    pub fn repeat(&self, claim: &ClaimUid) -> Result<Option<Vec<PreparedDevice>>, PrepareError> {
+        let journal = self.journal.lock()?;
+        let Some(record) =
+            journal.get(claim).filter(|record| record.state == ClaimState::Completed)
+        else {
+            return Ok(None);
+        };
+        self.restore(claim, record, &journal)?;
+        Ok(Some(answer(claim, record)))
+    }
+
+    /// Restores the files of a prepared claim.
+    pub(super) fn restore(
+        &self,
+        claim: &ClaimUid,
+        record: &ClaimRecord,
+        journal: &LockedJournal<'_>,
+    ) -> Result<(), PrepareError> {
+        let mps_gpus = journal.journal().mps_gpus(None);
+        Ok(self.executor.execute(&restore_steps(claim, record, mps_gpus, &self.paths)?)?)
+    }
+
+    /// Unprepares a claim, with nothing but the journal and the file system. A claim that is not
+    /// prepared is no error.
+    ///
+    /// # Errors
+    /// [`UnprepareError`]; doing it again is safe.
+    pub fn unprepare(&self, claim: &ClaimUid) -> Result<(), UnprepareError> {
+        let mut journal = self.journal.lock()?;
+        // First: an attempt that waits would otherwise prepare the claim after this.
+        attempts::end(&self.paths, claim, &journal)?;
+        let Some(record) = journal.get(claim).cloned() else { return Ok(()) };
+        self.roll_back(claim, &record, &mut journal)?;
+        fault::point("unprepare-forgotten");
+        Ok(())
+    }
+
+    /// Undoes all steps of a claim, then removes it from the journal. The one rollback: of
+    /// Unprepare, of a Prepare that failed, and of one whose process died.
+    ///
+    /// # Errors
+    /// [`UnprepareError`]. The claim stays in the journal, so that it is rolled back again.
+    pub(super) fn roll_back(
+        &self,
+        claim: &ClaimUid,
+        record: &ClaimRecord,
+        journal: &mut LockedJournal<'_>,
+    ) -> Result<(), UnprepareError> {
+        let remaining = journal.journal().mps_gpus(Some(claim));
+        self.executor.undo(&undo_steps(claim, record, remaining))?;
+        fault::point("unprepare-undone");
+        Ok(journal.remove(claim)?)
+    }
+}
