@@ -1,4 +1,5 @@
 use std::fs;
+use std::path::Path;
 
 use super::*;
 
@@ -63,6 +64,17 @@ fn restart_delay_doubles_with_each_failure() {
     }
 }
 
+/// Returns paths of the same files by which a status can be read and removed, and not written: the
+/// path of the temporary file would exceed `PATH_MAX` (4,096 bytes with the final zero). Holds for
+/// root as well, which permissions do not stop.
+fn paths_too_long_for_temporary_files(state_dir: &Path) -> MpsPaths {
+    const PATH_MAX: usize = 4096;
+    let own = MpsPaths::new(state_dir).status(&gpu()).as_os_str().len();
+    let padding = PATH_MAX - 2 - own;
+    let state_dir = format!("{}{}", state_dir.display(), "/".repeat(padding));
+    MpsPaths::new(Path::new(&state_dir))
+}
+
 #[test]
 fn unwritable_status_is_removed_and_written_later() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -74,13 +86,12 @@ fn unwritable_status_is_removed_and_written_later() {
     fs::create_dir_all(paths.daemon(&gpu())).expect("made");
     supervisor.publish(&gpu(), State::Ready, String::new());
     assert_eq!(read(), Some(State::Ready));
-    let blocker = paths.daemon(&gpu()).join("status.new");
-    fs::create_dir(&blocker).expect("made");
+    supervisor.paths = paths_too_long_for_temporary_files(directory.path());
     supervisor.publish(&gpu(), State::Failed, "exited".to_owned());
     assert_eq!(read(), None);
     supervisor.advance(true);
     assert_eq!(read(), None);
-    fs::remove_dir(&blocker).expect("there");
+    supervisor.paths = paths.clone();
     supervisor.advance(true);
     assert_eq!(read(), Some(State::Failed));
 }

@@ -10,9 +10,9 @@ pub(crate) fn flags() -> Page {
     text.push_str("Each program prints the same with `--help`. A flag wins over its variable.\n");
     for mut command in [
         tessera_controller::Args::command(),
-        tessera_driver::args::Args::command(),
+        tessera_driver::args::DriverArgs::command(),
         tessera_mps::args::MpsArgs::command(),
-        tessera_cli::args::Args::command(),
+        tessera_cli::args::PluginArgs::command(),
     ] {
         // Propagates global flags and defaults.
         command.build();

@@ -45,7 +45,7 @@ fn flag_defaults(command: clap::Command) -> BTreeMap<String, Option<String>> {
 fn chart_has_the_defaults_of_the_flags() {
     let programs = [
         ("tessera-controller", tessera_controller::Args::command()),
-        ("tessera-driver", tessera_driver::args::Args::command()),
+        ("tessera-driver", tessera_driver::args::DriverArgs::command()),
     ];
     let mut compared = 0;
     for (program, command) in programs {
