@@ -173,7 +173,7 @@ fn pod_behind_older_pods_is_explained() {
     assert!(
         report
             .message
-            .contains("but 4 pending pods of higher priority or older get the devices first"),
+            .contains("but pods of higher priority or age get the devices first (4 pending)"),
         "{}",
         report.message
     );

@@ -107,7 +107,8 @@ impl<'v> ClaimContext<'v> {
             ClaimState::NotGenerated => match &self.template {
                 Some((template, false)) => {
                     format!(
-                        "ResourceClaimTemplate {template} does not exist, so the claim is not generated"
+                        "ResourceClaimTemplate {template} does not exist, so the claim is not \
+                         generated"
                     )
                 }
                 Some((template, true)) => format!(

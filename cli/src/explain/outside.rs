@@ -71,8 +71,9 @@ pub(crate) fn supply(view: &PlanView<'_>) -> Vec<Finding> {
         return vec![Finding { code: message::NO_DEVICES_PUBLISHED, message }];
     }
     if devices().all(|device| device.foreign) {
-        let message = "no device has the taint of managed mode (the chart has mode: stock, or was just \
-                       changed to managed), so kube-scheduler allocates; see `kubectl describe pod`";
+        let message = "no device has the taint of managed mode (the chart has mode: stock, or was \
+                       just changed to managed), so kube-scheduler allocates; see `kubectl \
+                       describe pod`";
         return vec![Finding { code: NOT_MANAGED, message: message.to_owned() }];
     }
     Vec::new()
@@ -108,8 +109,8 @@ fn controller(view: &PlanView<'_>) -> Option<Finding> {
              pods`"
         ),
         _ => format!(
-            "no controller runs: Lease {namespace}/{CONTROLLER_LEASE} of {} was last renewed {} ago; see `kubectl -n \
-             {namespace} get pods`",
+            "no controller runs: Lease {namespace}/{CONTROLLER_LEASE} of {} was last renewed {} \
+             ago; see `kubectl -n {namespace} get pods`",
             holder(lease).unwrap_or("no holder"),
             renewed(lease).map_or_else(|| "never".to_owned(), |at| age(view.now, at))
         ),

@@ -12,7 +12,6 @@ use tessera_messages as message;
 
 use super::claim::{ClaimContext, PodClaimReport};
 use super::{PlanView, PodReport, PodState, outside};
-use crate::output::count;
 
 /// Returns the report of a pod of the index.
 pub(super) fn report(view: &PlanView<'_>, uid: &PodUid) -> PodReport {
@@ -189,10 +188,9 @@ impl<'v> PodContext<'v> {
         let before = self.pods_before(pending);
         let message = match competes.then(alone).iter().flat_map(|plan| &plan.decisions).next() {
             Some(decision) => format!(
-                "it would fit on node {}, but {} of higher priority or older {} the devices first",
+                "it would fit on node {}, but pods of higher priority or age get the devices \
+                 first ({before} pending)",
                 decision.node,
-                count(before, "pending pod"),
-                if before == 1 { "gets" } else { "get" }
             ),
             None => self.refusal(&refusals, plan.kept_for(self.uid)),
         };
