@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! journal --[which shares, of which GPU]--+
-//! ledgers --[busy and GPU time, waits]----+--> Arbiter, one for each GPU --> PublishedPage, in each share's grant
+//! ledgers --[busy and GPU time, waits]----+--> Arbiter per GPU --> PublishedPage of each grant
 //! ```
 //!
 //! Of several drivers on a node only the one that holds the lock publishes: during a rolling update

@@ -1,7 +1,7 @@
 //! Compares prepared claims with the API server and reports orphans.
 //!
 //! ```text
-//! journal, claims from the API --> GPUs of orphaned claims --> publisher, which taints their devices
+//! journal, claims of the API server --> GPUs of orphaned claims --> publisher, which taints them
 //! ```
 //!
 //! A claim can be deleted, replaced or deallocated while the kubelet has it prepared: its finalizer

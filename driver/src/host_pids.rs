@@ -2,7 +2,7 @@
 //! reports it.
 //!
 //! ```text
-//!  <state-dir>/host/pid.sock  ---- the directory, read-only, in each container with a share ---> /dev/tessera/host/pid.sock
+//! <state-dir>/host/pid.sock  --- directory mounted read-only ---> /dev/tessera/host/pid.sock
 //! ```
 //!
 //! Clients are untrusted: the server never reads from a connection. It writes 16 bytes, which fit

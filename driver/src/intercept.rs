@@ -134,6 +134,14 @@ mod tests {
     }
 
     #[test]
+    fn journal_format_of_injection_is_stable() {
+        let json = r#"{"preloaded":false,"inPlaceOf":["/usr/lib64/libcuda.so.1"]}"#;
+        let injection: Injection = serde_json::from_str(json).expect("an injection");
+        assert_eq!(injection.replaced_libraries, [PathBuf::from("/usr/lib64/libcuda.so.1")]);
+        assert_eq!(serde_json::to_string(&injection).expect("JSON"), json);
+    }
+
+    #[test]
     fn refuses_injection_without_libcuda() {
         let nvml = || vec![PathBuf::from("/usr/lib64/libnvidia-ml.so.1")];
         assert_eq!(InterceptMode::Proxy.injection(nvml()), None);

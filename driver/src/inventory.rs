@@ -1,9 +1,10 @@
 //! Watches the GPUs: one thread calls the GPU library, all other parts read watch channels.
 //!
 //! ```text
-//! GpuLibrary::inventory, watch, recovery_action -> thread "gpus" -> base CDI spec -> HardwareState -> publisher, preparer
-//!                                                         |                  \-> HealthReport  -> kubelet
-//!                                         verdicts, other allocators
+//! GpuLibrary --> thread `gpus` --> base CDI spec --> HardwareState --> publisher, preparer
+//!                     ^                         \--> HealthReport  --> kubelet
+//!                     |
+//!         verdicts, other allocators
 //! ```
 
 mod health;
@@ -391,7 +392,7 @@ impl InventoryWatcher {
             events.push((note.clone(), NodeEvent { reason: event::NOT_PUBLISHED, note }));
         }
         for line in lines.difference(&self.logged) {
-            tracing::info!("{line}");
+            tracing::info!(change = line, "inventory of GPUs changed");
         }
         for (_, event) in events.into_iter().filter(|(line, _)| !self.logged.contains(line)) {
             // The receiver is gone when the driver stops.
@@ -403,7 +404,7 @@ impl InventoryWatcher {
     /// Logs an error, unless it is logged already.
     fn log_error(&mut self, error: String) {
         if self.logged.insert(error.clone()) {
-            tracing::error!("{error}");
+            tracing::error!(error, "GPU library failed");
         }
     }
 

@@ -1,8 +1,8 @@
 //! gRPC services that the kubelet calls.
 //!
 //! ```text
-//! <kubelet-root>/plugins_registry/<driver>[-<podUID>]@reg.sock   registration   started last, stopped first
-//! <kubelet-root>/plugins/<driver>/dra[-<podUID>].sock            plugin, health
+//! <kubelet-root>/plugins_registry/<driver>[-<podUID>]@reg.sock  registration; stopped first
+//! <kubelet-root>/plugins/<driver>/dra[-<podUID>].sock           plugin, health; started first
 //! ```
 
 pub mod health;

@@ -3,7 +3,7 @@
 //! ```text
 //! GpuLibrary --inventory--> HardwareState --publisher--> ResourceSlices of this node
 //!                 |                \
-//!                 |                 \--prepare--> plan -> journal -> steps -> grants, ledgers, CDI specs
+//!                 |                 \--prepare--> plan, journal, steps -> grants, ledgers, CDI
 //!                 \--HealthReport--> kubelet           ^
 //!                                       NodePrepareResources <-- kubelet
 //! ```
@@ -15,7 +15,7 @@
 //! |---|---|---|
 //! | thread `gpus` | [`inventory`] | reads the hardware; sends `HardwareState` and `HealthReport` |
 //! | `gpu-stall-watch` | [`inventory`] | taints the GPUs if the thread `gpus` hangs in NVML |
-//! | `other-allocators` | [`other_allocators`] | finds other allocators, whose GPUs are not published |
+//! | `other-allocators` | [`other_allocators`] | finds other allocators of the GPUs |
 //! | `publisher` | [`publisher`] | the only writer of this node's ResourceSlices |
 //! | `claim-audit` | [`audit`] | compares the journal with the API server's claims, finds orphans |
 //! | `usage-audit` | [`usage`] | compares ledgers with the processes that NVML reports |

@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! journal --[Mps::request]--> wanted GPUs --> tessera-mps, which runs the daemons --> status files
-//!                                                                                   |       |
-//!                                            Prepare of a claim waits <--[Mps::check]       [watch]--> metrics, events
+//!
+//! status files --[Mps::check]--> Prepare of a claim
+//!              --[watch]-------> metrics, events
 //! ```
 //!
 //! Daemons are not children of the driver: a restart of the driver would end the CUDA programs on

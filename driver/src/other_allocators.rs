@@ -2,9 +2,9 @@
 //! nothing in Kubernetes prevents it.
 //!
 //! ```text
-//! watch of the Node (capacity) ------\
-//!                                     OtherAllocators -> watch channel -> inventory: such GPUs are not published
-//! watch of the node's slices --------/
+//! watch of the Node (capacity) --\
+//!                                 OtherAllocators -> watch channel -> inventory withholds GPUs
+//! watch of the node's slices ----/
 //! ```
 //!
 //! Device plugins (NVIDIA's, HAMi's, vgpu-manager's, ...) appear as extended resources of the Node,

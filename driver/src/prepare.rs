@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! kubelet call -> own task -> Attempt -> claim from the API -> AllocatedClaim::check
-//!     -> [journal lock] is the attempt still valid? -> plan -> Started -> steps -> Completed [unlock]
+//!     -> [lock] is the attempt current? -> plan -> Started -> steps -> Completed [unlock]
 //! ```
 //!
 //! The kubelet cancels calls (pod deletion, 45 s deadline), sends the same claim twice at the same
@@ -217,7 +217,7 @@ impl ClaimHandler for DetachedClaims {
             let result = preparer.prepare_with_retries(&claim, until).await;
             timer.done(result.is_ok());
             match &result {
-                Ok(devices) => tracing::info!(devices = devices.len(), "prepared"),
+                Ok(devices) => tracing::info!(devices = devices.len(), "prepared claim"),
                 Err(error) => tracing::error!(error = %chain(error), "cannot prepare claim"),
             }
             result
@@ -235,7 +235,7 @@ impl ClaimHandler for DetachedClaims {
             let result = preparer.unprepare_one(&claim).await;
             timer.done(result.is_ok());
             match &result {
-                Ok(()) => tracing::info!("unprepared"),
+                Ok(()) => tracing::info!("unprepared claim"),
                 Err(error) => {
                     tracing::error!(error = %chain(error), "cannot unprepare claim; pod deletion is pending")
                 }

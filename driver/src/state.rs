@@ -6,8 +6,8 @@
 //! <state-dir>/journal.lock                           lock of all instances
 //! <state-dir>/arbitration.lock                       held by the instance that schedules compute
 //! <state-dir>/asked/<claim>                          a Prepare under way (attempts)
-//! <state-dir>/grants/<claim>/<id>/grant              limits of a share (shares); `grants` is a tmpfs
-//! <state-dir>/ledgers/<claim>/<id>/ledger            usage of a share; each `<id>` is a tmpfs
+//! <state-dir>/grants/<claim>/<id>/grant              limits of a share (shares), on a tmpfs
+//! <state-dir>/ledgers/<claim>/<id>/ledger            usage of a share, each on a tmpfs
 //! <state-dir>/lib/<sha256>/libtessera_intercept*.so  interceptor (library)
 //! <state-dir>/ld.so.preload                          list of preloaded libraries
 //! <state-dir>/host/pid.sock                          socket of the PID server (host_pids)

@@ -3,7 +3,7 @@
 //! ```text
 //! journal + ledgers --[Ledgers]--> ShareUsage --[collector]--> metrics, read at each scrape
 //!                                      |
-//!           NVML's processes, /proc --[audit]--> metrics, and events on the Node for memory that no ledger accounts for
+//!           NVML's processes, /proc --[audit]--> metrics and events of unaccounted memory
 //! ```
 //!
 //! Containers can write their ledgers: values are reported as they are, and nothing here relies on

@@ -69,6 +69,22 @@ async fn gpu_of_deleted_claim_is_tainted_until_unprepare() {
 }
 
 #[tokio::test]
+async fn failed_read_of_one_claim_does_not_end_the_audit() {
+    let node = Node::with_gpus(2);
+    let _driver = node.start().await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    kubelet.prepare(node.allocate("a", &[(0, 1, 0)])).await.expect("prepared");
+    kubelet.prepare(node.allocate("b", &[(1, 1, 0)])).await.expect("prepared");
+    node.api.remove_claim("ns", "b");
+    // Claims are read in the order of their UIDs.
+    node.api.fail_claim_reads(1, 503);
+    tokio::time::pause();
+    tokio::time::advance(AUDIT_INTERVAL).await;
+    tokio::time::resume();
+    until_tainted(&node, &[1]).await;
+}
+
+#[tokio::test]
 async fn restart_keeps_taint_of_orphaned_claim() {
     let node = Node::with_gpus(2);
     let driver = node.start().await;

@@ -5,7 +5,7 @@ mod fakes;
 use std::fs;
 
 use fakes::{kubelet::Kubelet, node::Node};
-use tessera_driver::{driver::Driver, http::HttpServer};
+use tessera_driver::{driver::Driver, http::HttpServer, state::journal::JournalStore};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -17,7 +17,11 @@ async fn get(driver: &Driver, path: &str) -> (u16, String) {
     let server = HttpServer::bind(address, driver.endpoints()).await.expect("bound");
     let bound = server.address();
     tokio::spawn(server.run(driver.stopping()));
-    let mut connection = TcpStream::connect(bound).await.expect("a connection");
+    request(bound, path).await
+}
+
+async fn request(address: std::net::SocketAddr, path: &str) -> (u16, String) {
+    let mut connection = TcpStream::connect(address).await.expect("a connection");
     let request = format!("GET {path} HTTP/1.1\r\nHost: driver\r\nConnection: close\r\n\r\n");
     connection.write_all(request.as_bytes()).await.expect("sent");
     let mut answer = String::new();
@@ -62,6 +66,25 @@ async fn unreadable_journal_is_unhealthy() {
     let (code, body) = health(&driver).await;
     assert_eq!(code, 503);
     assert!(body.contains("journal"), "{body}");
+}
+
+#[tokio::test]
+async fn held_journal_lock_is_unhealthy_and_blocks_one_thread() {
+    let node = Node::with_gpus(1);
+    let driver = node.start().await;
+    let other = JournalStore::new(node.paths());
+    let held = other.lock().expect("locked");
+    // With a check per thread, 512 of them would block all threads of the runtime.
+    let address = "127.0.0.1:0".parse().expect("an address");
+    let server = HttpServer::bind(address, driver.endpoints()).await.expect("bound");
+    let bound = server.address();
+    tokio::spawn(server.run(driver.stopping()));
+    let checks = (0..3).map(|_| request(bound, "/healthz"));
+    for (code, body) in futures::future::join_all(checks).await {
+        assert_eq!((code, body.as_str()), (503, "no answer within 3 s\n"));
+    }
+    drop(held);
+    assert_eq!(health(&driver).await.0, 200);
 }
 
 #[tokio::test]

@@ -107,7 +107,7 @@ async fn refuses_controller_features_with_field_and_advice() {
     let event = node.api.wait_for("an event", |api| api.events().first().cloned()).await;
     let note = event["note"].as_str().expect("a note");
     assert!(note.contains("capacity.requests.memory"), "{note}");
-    node.api.put_claim(configured("plain", &[(0, 1, 0)], &json!({"sharing": "InterceptMode"})));
+    node.api.put_claim(configured("plain", &[(0, 1, 0)], &json!({"sharing": "Intercept"})));
     kubelet.prepare(asked("plain")).await.expect("needs no controller");
     node.api.put_claim(configured(
         "spills",

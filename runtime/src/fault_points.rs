@@ -17,7 +17,7 @@
 //! | request | effect |
 //! |---|---|
 //! | `GET /fault-points` | lists declared points with their hits, armed fault and waiting threads |
-//! | `PUT /fault-points/NAME/kill` | the next thread that reaches it kills the process, as `kill -9` |
+//! | `PUT /fault-points/NAME/kill` | the next thread that reaches it kills the process |
 //! | `PUT /fault-points/NAME/hold` | threads that reach it wait |
 //! | `DELETE /fault-points/NAME` | disarms it, and waiting threads continue |
 

@@ -4,10 +4,10 @@
 //! |---|---|---|
 //! | [`error_chain`] | | an error and its causes on one line |
 //! | `atomic_file` | `atomic-file` | files that are replaced in one step |
-//! | `address`, `log`, `signals` | `process` | flags, log lines and signals, the same for each daemon |
+//! | `address`, `log`, `signals` | `process` | flags, log lines and signals |
 //! | `supervisor` | `process` | named tasks whose unexpected end ends the process |
 //! | `cluster` | `cluster` | client of the API server, and back-off of watches |
-//! | `fault_points` | `fault-points` | places where crash tests kill or hold a program; not shipped |
+//! | `fault_points` | `fault-points` | fault injection for crash tests; not shipped |
 
 #![forbid(unsafe_code)]
 

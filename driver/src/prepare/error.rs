@@ -84,7 +84,9 @@ impl PrepareError {
             Self::Read(error) => error.is_transient(),
             Self::Plan(error) => error.is_transient(),
             Self::Mps(error) => error.is_transient(),
-            Self::NoHardware { .. } | Self::NoDriverLibrary => true,
+            Self::NoHardware { .. }
+            | Self::NoDriverLibrary
+            | Self::Journal(JournalError::Busy { .. }) => true,
             _ => false,
         }
     }

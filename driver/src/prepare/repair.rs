@@ -10,12 +10,8 @@ use tessera_api::names::{ClaimName, ClaimUid, Namespace, PoolName};
 use tessera_runtime::error_chain::chain;
 
 use super::{
-    LocalNode, PrepareError,
-    claim::AllocatedClaim,
-    execute::StepError,
-    plan,
-    source::ClaimSource,
-    step::{Step, claim_kind},
+    LocalNode, PrepareError, claim::AllocatedClaim, execute::StepError, plan, source::ClaimSource,
+    step::claim_kind,
 };
 use crate::state::{
     attempts,
@@ -86,7 +82,7 @@ impl LocalNode {
             }
         }
         let gpus = journal.journal().mps_gpus(None);
-        self.executor.take(&Step::RequestMpsDaemons { gpus })?;
+        self.executor.mps().request(&gpus)?;
         repaired.removed = self.remove_unused(journal.journal())?;
         Ok(repaired)
     }

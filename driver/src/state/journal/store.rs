@@ -64,7 +64,7 @@ pub enum JournalError {
     #[error("cannot list files of claims")]
     Shares(#[from] ShareError),
     /// Another thread or process held the lock for too long.
-    #[error("journal `{path}` is locked by another thread or instance for more than {} s", LOCK_TIMEOUT.as_secs(), path = .path.display())]
+    #[error("journal lock `{path}` is held by another thread or instance for too long", path = .path.display())]
     Busy {
         /// The lock file.
         path: PathBuf,
@@ -169,12 +169,17 @@ impl JournalStore {
 
     /// Locks the journal and reads it, if another instance changed it. Blocks while it is locked,
     /// normally for milliseconds: no holder waits for the network. A process that is stopped under
-    /// the lock blocks others for [`LOCK_TIMEOUT`] at most.
+    /// the lock blocks others for 15 s at most.
     ///
     /// # Errors
     /// [`JournalError`]. The lock is not held then.
     pub fn lock(&self) -> Result<LockedJournal<'_>, JournalError> {
-        let (mut cache, lock) = self.lock_both()?;
+        self.lock_within(LOCK_TIMEOUT)
+    }
+
+    /// As [`lock`](Self::lock), with this longest wait.
+    pub(super) fn lock_within(&self, wait: Duration) -> Result<LockedJournal<'_>, JournalError> {
+        let (mut cache, lock) = self.lock_both(wait)?;
         let path = self.paths.journal();
         let identity = identity(&path)?;
         if identity.is_none() && !claims_with_files(&self.paths)?.is_empty() {
@@ -197,7 +202,7 @@ impl JournalStore {
     /// # Errors
     /// [`JournalError`]. The unreadable file is unchanged then.
     pub fn replace_unreadable(&self, journal: Journal) -> Result<Replaced, JournalError> {
-        let (mut cache, _lock) = self.lock_both()?;
+        let (mut cache, _lock) = self.lock_both(LOCK_TIMEOUT)?;
         let path = self.paths.journal();
         let mut aside = None;
         if identity(&path)?.is_some() {
@@ -220,7 +225,7 @@ impl JournalStore {
     /// # Errors
     /// [`JournalError`]. `work` was not run then.
     pub fn exclusively<T>(&self, work: impl FnOnce() -> T) -> Result<T, JournalError> {
-        let (_cache, _lock) = self.lock_both()?;
+        let (_cache, _lock) = self.lock_both(LOCK_TIMEOUT)?;
         Ok(work())
     }
 
@@ -245,8 +250,8 @@ impl JournalStore {
     }
 
     /// Locks out other threads, then other instances.
-    fn lock_both(&self) -> Result<(MutexGuard<'_, Cache>, File), JournalError> {
-        let deadline = Instant::now() + LOCK_TIMEOUT;
+    fn lock_both(&self, wait: Duration) -> Result<(MutexGuard<'_, Cache>, File), JournalError> {
+        let deadline = Instant::now() + wait;
         let mut pause = FIRST_LOCK_PAUSE;
         let cache = loop {
             match self.cache.try_lock() {

@@ -76,6 +76,22 @@ fn lock_excludes_other_instance() {
 }
 
 #[test]
+fn lock_that_is_held_too_long_is_an_error() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (one, two) = (store(&directory), store(&directory));
+    let held = one.lock().expect("locked");
+    let wait = std::time::Duration::from_millis(50);
+    // Another instance, and another thread of the same.
+    for store in [&two, &one] {
+        let error = store.lock_within(wait).expect_err("held");
+        assert!(matches!(error, JournalError::Busy { .. }), "{error}");
+    }
+    drop(held);
+    one.lock_within(wait).expect("released");
+    two.lock_within(wait).expect("released");
+}
+
+#[test]
 fn watcher_is_notified_of_changes_only() {
     let directory = tempfile::tempdir().expect("a directory");
     let store = store(&directory);
