@@ -22,6 +22,12 @@ impl Reporter {
             Self::Driver => "gpu.tessera.dev/driver",
         }
     }
+
+    /// Returns true if `name` is the `reportingController` of one of the programs.
+    #[must_use]
+    pub fn is_tessera(name: &str) -> bool {
+        [Self::Controller, Self::Driver].iter().any(|reporter| reporter.name() == name)
+    }
 }
 
 /// One reason, with the documentation of its events.

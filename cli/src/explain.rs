@@ -22,6 +22,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
 use tessera_allocator::model::{PendingPod, PodUid, Snapshot as Cluster};
 use tessera_allocator::{Plan, Settings, plan};
+use tessera_api::events::Reporter;
 use tessera_api::names::{ClaimName, Namespace, PodName};
 use tessera_index::{ClaimState, Index, Work};
 
@@ -368,7 +369,7 @@ fn latest_events(events: &[Event], bound_at: Option<Timestamp>) -> Vec<EventRepo
     for event in events {
         let component = event.reporting_component.as_deref().filter(|name| !name.is_empty());
         let by = component.or(event.source.as_ref().and_then(|source| source.component.as_deref()));
-        let Some(by) = by.filter(|by| by.starts_with("tessera-")) else { continue };
+        let Some(by) = by.filter(|by| Reporter::is_tessera(by)) else { continue };
         let at = event_time(event);
         let report = EventReport {
             at,

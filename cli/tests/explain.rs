@@ -351,20 +351,20 @@ fn last_event_of_each_reason_is_shown() {
                     "reportingComponent": by, "lastTimestamp": at}))
     };
     let events = [
-        event("tessera-controller", "InsufficientDevices", "old news", "2026-01-10T11:00:00Z"),
+        event("gpu.tessera.dev/controller", "InsufficientDevices", "old news", "2026-01-10T11:00:00Z"),
         event(
             "default-scheduler",
             "FailedScheduling",
             "of another component",
             "2026-01-10T11:30:00Z",
         ),
-        event("tessera-controller", "InsufficientDevices", "news", "2026-01-10T11:58:00Z"),
+        event("gpu.tessera.dev/controller", "InsufficientDevices", "news", "2026-01-10T11:58:00Z"),
     ];
     let report = pod_with(&stage, "trainer", &events);
     let shown: Vec<&str> = report.events.iter().map(|event| event.message.as_str()).collect();
     assert_eq!(shown, ["news"]);
     assert!(
-        text(&report).ends_with("  2m ago, tessera-controller, InsufficientDevices: news\n"),
+        text(&report).ends_with("  2m ago, gpu.tessera.dev/controller, InsufficientDevices: news\n"),
         "{}",
         text(&report)
     );
@@ -447,7 +447,7 @@ fn events_before_the_binding_are_marked() {
     let mut stage = full();
     let event = |reason: &str, at: &str| -> Event {
         read(json!({"metadata": {}, "involvedObject": {}, "reason": reason, "message": "text",
-                    "reportingComponent": "tessera-controller", "lastTimestamp": at}))
+                    "reportingComponent": "gpu.tessera.dev/controller", "lastTimestamp": at}))
     };
     let events = [
         event("InsufficientDevices", "2026-01-10T11:00:00Z"),
@@ -462,9 +462,9 @@ fn events_before_the_binding_are_marked() {
     assert_eq!(marks, [true, false]);
     assert!(
         text(&report).ends_with(
-            "Recent events:\n  2m ago, tessera-controller, Overcommitted: text\n\n\
+            "Recent events:\n  2m ago, gpu.tessera.dev/controller, Overcommitted: text\n\n\
              Earlier events, before the pod was bound:\n  \
-             60m ago, tessera-controller, InsufficientDevices: text\n"
+             60m ago, gpu.tessera.dev/controller, InsufficientDevices: text\n"
         ),
         "{}",
         text(&report)

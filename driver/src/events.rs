@@ -7,8 +7,8 @@ use k8s_openapi::{
 };
 use kube::{Api, Client, api::PostParams};
 use tessera_api::{
-    labels::event,
-    names::{DRIVER_NAME, NodeName},
+    events::{self, EventReason},
+    names::NodeName,
 };
 use tessera_runtime::error_chain::chain;
 use tokio::sync::mpsc;
@@ -27,8 +27,8 @@ const NODE_NAMESPACE: &str = "default";
 /// An event on the Node, for its operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeEvent {
-    /// The reason, one of [`tessera_api::labels::event`].
-    pub reason: &'static str,
+    /// The reason.
+    pub reason: EventReason,
     /// The message.
     pub note: String,
 }
@@ -131,7 +131,7 @@ impl EventRecorder {
                 uid: claim.metadata.uid.clone(),
                 ..ObjectReference::default()
             }),
-            ..self.warning(pod.name.as_str(), namespace, event::PREPARE_FAILED, ACTION, note)
+            ..self.warning(pod.name.as_str(), namespace, events::FAILED_PREPARE, ACTION, note)
         }
     }
 
@@ -140,7 +140,7 @@ impl EventRecorder {
         &self,
         name: &str,
         namespace: &str,
-        reason: &str,
+        reason: EventReason,
         action: &str,
         note: &str,
     ) -> Event {
@@ -154,10 +154,10 @@ impl EventRecorder {
             },
             event_time: Some(MicroTime(now)),
             type_: Some("Warning".to_owned()),
-            reason: Some(reason.to_owned()),
+            reason: Some(reason.name().to_owned()),
             action: Some(action.to_owned()),
             note: Some(note.to_owned()),
-            reporting_controller: Some(DRIVER_NAME.to_owned()),
+            reporting_controller: Some(reason.reporter().name().to_owned()),
             // At most 128 bytes; the name of a node may be longer.
             reporting_instance: Some(prefix(self.node.as_str(), 128).to_owned()),
             ..Event::default()

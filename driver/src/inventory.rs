@@ -21,7 +21,7 @@ use jiff::Timestamp;
 use tessera_api::{
     Inventory,
     gpu::{Health, UnpublishedReason},
-    labels::event,
+    events,
     names::{GpuUuid, PoolName},
 };
 use tessera_gpu::{
@@ -305,7 +305,7 @@ impl InventoryWatcher {
         let unhealthy = inventory.gpus.iter().filter(|gpu| !gpu.is_healthy()).count();
         self.in_trouble =
             unhealthy > 0 || inventory.unpublished.iter().any(|gpu| gpu.reason.is_trouble());
-        self.metrics.set_hardware_known(true);
+        self.metrics.set_nvml_up(true);
         self.metrics.set_gpu_counts(
             inventory.gpus.len(),
             unhealthy,
@@ -329,7 +329,7 @@ impl InventoryWatcher {
         let since = *self.failing_since.get_or_insert(now);
         let is_known = matches!(&**self.outputs.hardware.borrow(), HardwareState::Known(_));
         if is_known && now.saturating_duration_since(since) < WITHDRAW_AFTER {
-            self.metrics.set_hardware_known(false);
+            self.metrics.set_nvml_up(false);
             tracing::warn!(error = reason, "cannot read the inventory of GPUs; trying again");
         } else {
             self.unknown(reason);
@@ -340,7 +340,7 @@ impl InventoryWatcher {
     fn unknown(&mut self, reason: &str) {
         self.logged.retain(|logged| logged == reason);
         self.log_error(reason.to_owned());
-        self.metrics.set_hardware_known(false);
+        self.metrics.set_nvml_up(false);
         self.metrics.set_gpu_counts(0, 0, &BTreeMap::new());
         self.send(HardwareState::Unknown { reason: reason.to_owned(), is_queried: true });
     }
@@ -373,7 +373,7 @@ impl InventoryWatcher {
                     "GPU {} gets no new claims, it is unhealthy ({code}): {message}",
                     gpu.uuid
                 );
-                events.push((line.clone(), NodeEvent { reason: event::UNHEALTHY, note }));
+                events.push((line.clone(), NodeEvent { reason: events::GPU_UNHEALTHY, note }));
             }
             lines.insert(line);
         }
@@ -389,7 +389,7 @@ impl InventoryWatcher {
         for (reason, names) in by_reason.into_iter().filter(|(reason, _)| reason.is_trouble()) {
             let note = format!("not published: {reason} (GPU {})", names.join(", "));
             lines.insert(note.clone());
-            events.push((note.clone(), NodeEvent { reason: event::NOT_PUBLISHED, note }));
+            events.push((note.clone(), NodeEvent { reason: events::GPU_NOT_PUBLISHED, note }));
         }
         for line in lines.difference(&self.logged) {
             tracing::info!(change = line, "inventory of GPUs changed");

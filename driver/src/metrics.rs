@@ -1,18 +1,24 @@
 //! Prometheus metrics. Durations are in seconds. Names that other crates use are in
-//! [`tessera_api::labels::metric`].
+//! [`tessera_api::metrics`].
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, atomic::AtomicI64},
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering},
+    },
     time::Instant,
 };
 
 use prometheus_client::{
     encoding::{EncodeLabelSet, EncodeLabelValue, text::encode},
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram, info::Info},
-    registry::Registry,
+    registry::{Metric, Registry},
 };
-use tessera_api::{labels::metric, names::GpuUuid};
+use tessera_api::{
+    metrics::{self, MetricDescription},
+    names::GpuUuid,
+};
 
 use crate::usage::collector::ShareCollector;
 
@@ -78,7 +84,7 @@ pub struct Metrics {
     published_gpus: Gauge,
     unhealthy_gpus: Gauge,
     unpublished_gpus: Family<ReasonLabel, Gauge>,
-    hardware_known: Gauge<i64, AtomicI64>,
+    nvml_up: Gauge<i64, AtomicI64>,
     slice_writes: Family<VerbLabel, Counter>,
     slice_failures: Counter,
     registered: Gauge,
@@ -86,7 +92,7 @@ pub struct Metrics {
     unaccounted_bytes: Family<GpuLabel, Gauge>,
     audited: Family<GpuLabel, Gauge>,
     mps_ready: Family<GpuLabel, Gauge>,
-    mps_starts: Family<GpuLabel, Gauge>,
+    mps_starts: Family<GpuLabel, Counter>,
 }
 
 /// Buckets from 0.25 ms to 90 s: most calls take one or two milliseconds, and some wait up to 40 s.
@@ -107,7 +113,7 @@ impl Default for Metrics {
             published_gpus: Gauge::default(),
             unhealthy_gpus: Gauge::default(),
             unpublished_gpus: Family::default(),
-            hardware_known: Gauge::default(),
+            nvml_up: Gauge::default(),
             slice_writes: Family::default(),
             slice_failures: Counter::default(),
             registered: Gauge::default(),
@@ -124,94 +130,29 @@ impl Default for Metrics {
 
 impl Metrics {
     fn register(&mut self) {
-        let registry = &mut self.registry;
         let info = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
-        registry.register("tessera_driver_build", "Version of the driver, as a label", info);
-        registry.register(
-            metric::CLAIM_OPERATIONS,
-            "Prepare and Unprepare calls per claim, by operation and outcome",
-            self.operations.clone(),
-        );
-        registry.register(
-            metric::CLAIM_OPERATION_SECONDS,
-            "Duration of Prepare and Unprepare calls per claim in seconds, by operation",
-            self.seconds.clone(),
-        );
-        registry.register(
-            "tessera_driver_prepare_retries",
-            "Retries of Prepare after a transient failure",
-            self.retries.clone(),
-        );
-        registry.register(
-            metric::CLAIMS_PREPARED,
-            "Claims in the journal: prepared, or being prepared",
-            self.prepared_claims.clone(),
-        );
-        registry.register(
-            metric::CLAIMS_ORPHANED,
-            "Prepared claims that were deleted, replaced or deallocated in the API server",
-            self.orphaned_claims.clone(),
-        );
-        registry.register(
-            metric::GPUS_PUBLISHED,
-            "GPUs published in ResourceSlices",
-            self.published_gpus.clone(),
-        );
-        registry.register(
-            "tessera_gpus_unhealthy",
-            "Published GPUs tainted as unhealthy",
-            self.unhealthy_gpus.clone(),
-        );
-        registry.register(
-            metric::GPUS_UNPUBLISHED,
-            "GPUs of the node that are not published, by reason",
-            self.unpublished_gpus.clone(),
-        );
-        registry.register(
-            "tessera_driver_hardware_known",
-            "1 if the GPU library answers, else 0",
-            self.hardware_known.clone(),
-        );
-        registry.register(
-            "tessera_driver_slice_writes",
-            "Writes of ResourceSlices, by verb",
-            self.slice_writes.clone(),
-        );
-        registry.register(
-            "tessera_driver_slice_failures",
-            "Failed attempts to publish ResourceSlices",
-            self.slice_failures.clone(),
-        );
-        registry.register(
-            "tessera_driver_registered",
-            "1 if the driver is registered with the kubelet, else 0",
-            self.registered.clone(),
-        );
-        registry.register(
-            metric::UNACCOUNTED_PROCESSES,
-            "Processes of pods that hold memory of the GPU that no ledger accounts for",
-            self.unaccounted_processes.clone(),
-        );
-        registry.register(
-            metric::UNACCOUNTED_MEMORY,
-            "Memory of the GPU held by processes of pods that no ledger accounts for, in bytes",
-            self.unaccounted_bytes.clone(),
-        );
-        registry.register(
-            metric::AUDITED,
-            "1 if the processes of the GPU were compared with ledgers in the last round, 0 if that was not possible",
-            self.audited.clone(),
-        );
-        registry.register(
-            metric::MPS_DAEMON_READY,
-            "1 if the MPS control daemon of the GPU is ready, else 0; only GPUs that claims share by MPS",
-            self.mps_ready.clone(),
-        );
-        registry.register(
-            metric::MPS_DAEMON_STARTS,
-            "Starts of the MPS control daemon of the GPU since claims share it by MPS",
-            self.mps_starts.clone(),
-        );
+        self.add(metrics::DRIVER_BUILD, info);
+        self.add(metrics::DRIVER_CLAIM_OPERATIONS, self.operations.clone());
+        self.add(metrics::DRIVER_CLAIM_OPERATION_SECONDS, self.seconds.clone());
+        self.add(metrics::DRIVER_PREPARE_RETRIES, self.retries.clone());
+        self.add(metrics::DRIVER_PREPARED_CLAIMS, self.prepared_claims.clone());
+        self.add(metrics::DRIVER_ORPHANED_CLAIMS, self.orphaned_claims.clone());
+        self.add(metrics::DRIVER_PUBLISHED_GPUS, self.published_gpus.clone());
+        self.add(metrics::DRIVER_UNHEALTHY_GPUS, self.unhealthy_gpus.clone());
+        self.add(metrics::DRIVER_UNPUBLISHED_GPUS, self.unpublished_gpus.clone());
+        self.add(metrics::DRIVER_NVML_UP, self.nvml_up.clone());
+        self.add(metrics::DRIVER_SLICE_WRITES, self.slice_writes.clone());
+        self.add(metrics::DRIVER_SLICE_FAILURES, self.slice_failures.clone());
+        self.add(metrics::DRIVER_REGISTERED, self.registered.clone());
+        self.add(metrics::GPU_UNACCOUNTED_PROCESSES, self.unaccounted_processes.clone());
+        self.add(metrics::GPU_UNACCOUNTED_MEMORY, self.unaccounted_bytes.clone());
+        self.add(metrics::GPU_AUDITED, self.audited.clone());
+        self.add(metrics::MPS_DAEMON_READY, self.mps_ready.clone());
+        self.add(metrics::MPS_DAEMON_STARTS, self.mps_starts.clone());
+    }
+
+    fn add(&mut self, description: MetricDescription, metric: impl Metric) {
+        self.registry.register(description.name(), description.help(), metric);
     }
 
     /// Adds the metrics of shares.
@@ -251,8 +192,8 @@ impl Metrics {
     }
 
     /// Sets whether the GPU library answers.
-    pub fn set_hardware_known(&self, is_known: bool) {
-        self.hardware_known.set(i64::from(is_known));
+    pub fn set_nvml_up(&self, is_known: bool) {
+        self.nvml_up.set(i64::from(is_known));
     }
 
     /// Sets the numbers of published GPUs, of unhealthy ones among them, and of GPUs that are not
@@ -313,7 +254,7 @@ impl Metrics {
         for (gpu, (is_ready, starts)) in daemons {
             let label = GpuLabel { uuid: gpu.to_string() };
             self.mps_ready.get_or_create(&label).set((*is_ready).into());
-            self.mps_starts.get_or_create(&label).set(i64::try_from(*starts).unwrap_or(i64::MAX));
+            self.mps_starts.get_or_create(&label).inner().store(*starts, Ordering::Relaxed);
         }
     }
 

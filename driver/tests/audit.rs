@@ -61,7 +61,7 @@ async fn gpu_of_deleted_claim_is_tainted_until_unprepare() {
         tokio::time::resume();
         until_tainted(&node, &[1]).await;
         let metrics = driver.metrics().render();
-        assert!(metrics.contains("tessera_claims_orphaned 1"), "{metrics}");
+        assert!(metrics.contains("tessera_driver_orphaned_claims 1"), "{metrics}");
         kubelet.unprepare(claim).await.expect("unprepared");
         until_tainted(&node, &[]).await;
         driver.stop().await;

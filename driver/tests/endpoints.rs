@@ -98,13 +98,13 @@ async fn metrics_count_operations() {
     let (code, body) = get(&driver, "/metrics").await;
     assert_eq!(code, 200);
     for line in [
-        "tessera_claims_prepared 1",
-        "tessera_gpus_published 2",
+        "tessera_driver_prepared_claims 1",
+        "tessera_driver_published_gpus 2",
         "tessera_driver_registered 1",
-        "tessera_driver_hardware_known 1",
-        r#"tessera_claim_operations_total{operation="Prepare",outcome="Done"} 1"#,
-        r#"tessera_claim_operations_total{operation="Prepare",outcome="Failed"} 1"#,
-        r#"tessera_claim_operation_seconds_count{operation="Prepare"} 2"#,
+        "tessera_driver_nvml_up 1",
+        r#"tessera_driver_claim_operations_total{operation="Prepare",outcome="Done"} 1"#,
+        r#"tessera_driver_claim_operations_total{operation="Prepare",outcome="Failed"} 1"#,
+        r#"tessera_driver_claim_operation_seconds_count{operation="Prepare"} 2"#,
         r#"tessera_driver_slice_writes_total{verb="Create"} 1"#,
     ] {
         assert!(body.contains(line), "{line} is not in:\n{body}");

@@ -290,7 +290,7 @@ async fn publishes_mps_attribute_and_reports_daemon_failure() {
     // The clock is paused: the watch has made its rounds when this ends.
     tokio::time::sleep(Duration::from_secs(10)).await;
     assert!(metric("tessera_mps_daemon_ready"));
-    assert!(metric("tessera_mps_daemon_starts"));
+    assert!(metric("tessera_mps_daemon_starts_total"));
 
     mps.report(0, &json!({"state": "Failed", "message": "signal 9", "starts": 1}));
     let event = node.api.wait_for("an event", |api| api.events().pop()).await;

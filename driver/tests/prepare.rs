@@ -329,7 +329,7 @@ async fn refused_claim_leaves_no_files_and_an_event() {
     let reason = "results[0].pool: `node-b` is not the pool `node-a` of this node";
     assert!(error.contains(reason), "{error}");
     let event = node.api.wait_for("an event", |api| api.events().pop()).await;
-    assert_eq!(event["reason"], "GpuPrepareFailed");
+    assert_eq!(event["reason"], "FailedPrepareDynamicResources");
     assert_eq!(event["regarding"]["name"], "pod-a");
     assert_eq!(event["regarding"]["uid"], "uid-of-pod-a");
     assert!(event["note"].as_str().expect("a note").contains(reason), "{event}");
@@ -383,7 +383,7 @@ async fn unprepare_ends_canceled_prepare_without_waiting() {
     // The API server still holds the read.
     kubelet.unprepare(claim.clone()).await.expect("unprepared");
     node.api.release_claim_reads();
-    let failed = r#"tessera_claim_operations_total{operation="Prepare",outcome="Failed"} 1"#;
+    let failed = r#"tessera_driver_claim_operations_total{operation="Prepare",outcome="Failed"} 1"#;
     let ended = async {
         while !driver.metrics().render().contains(failed) {
             tokio::task::yield_now().await;

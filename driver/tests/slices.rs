@@ -194,7 +194,7 @@ async fn node_without_gpu_library_publishes_empty_slice() {
     let mut driver = node.start().await;
     assert_eq!(devices(&node.api.slices()), Vec::<String>::new());
     let metrics = driver.metrics().render();
-    assert!(metrics.contains("tessera_driver_hardware_known 0"), "{metrics}");
+    assert!(metrics.contains("tessera_driver_nvml_up 0"), "{metrics}");
     let failed = tokio::time::timeout(std::time::Duration::from_millis(50), driver.failed()).await;
     assert!(failed.is_err(), "it continues");
 }

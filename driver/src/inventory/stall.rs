@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tessera_api::{gpu::Health, labels::event};
+use tessera_api::{events, gpu::Health};
 use tokio::{
     sync::{mpsc, watch},
     time::{MissedTickBehavior, interval},
@@ -88,12 +88,12 @@ impl StallWatch {
         let seconds = STALLED_AFTER.as_secs();
         let message = format!("NVML has not answered for {seconds} s");
         tracing::error!(seconds, "NVML hangs; GPUs are tainted until it answers");
-        self.metrics.set_hardware_known(false);
+        self.metrics.set_nvml_up(false);
         let note = format!(
             "{message}: the GPUs of this node get no new claims until it answers; see the kernel log for errors of the NVIDIA driver"
         );
         // The receiver is gone when the driver stops.
-        let _ = self.events.send(NodeEvent { reason: event::UNHEALTHY, note });
+        let _ = self.events.send(NodeEvent { reason: events::GPU_UNHEALTHY, note });
         self.hardware.send_if_modified(|state| {
             let HardwareState::Known(inventory) = &**state else { return false };
             let mut inventory = inventory.clone();

@@ -317,7 +317,7 @@ fn hanging_library_taints_gpus_until_it_answers() {
     };
     assert_eq!(codes(&bed), ["NVMLTimeout", "NVMLTimeout"]);
     let NodeEvent { reason, note } = bed.node_events.try_recv().expect("an event");
-    assert_eq!(reason, "GpuUnhealthy");
+    assert_eq!(reason.name(), "GpuUnhealthy");
     assert!(note.contains("has not answered for 60 s"), "{note}");
     assert!(bed.node_events.try_recv().is_err(), "reported once");
 
@@ -387,7 +387,7 @@ fn gpus_without_libcuda_are_not_published_and_reported_once() {
         assert!(bed.watcher.found(sharable).is_empty());
     }
     let NodeEvent { reason, note } = bed.node_events.try_recv().expect("an event");
-    assert_eq!(reason, "GpuNotPublished");
+    assert_eq!(reason.name(), "GpuNotPublished");
     assert!(note.contains("libcuda.so.1 below /on/the/host") && note.contains(OTHER), "{note}");
     assert!(bed.node_events.try_recv().is_err(), "reported once");
     assert!(bed.watcher.in_trouble, "the next inventory is soon");

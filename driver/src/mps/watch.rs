@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use tessera_api::{labels::event, names::GpuUuid};
+use tessera_api::{events, names::GpuUuid};
 use tessera_mps_protocol::{State, Status};
 use tokio::{
     sync::{mpsc, watch},
@@ -101,7 +101,7 @@ impl MpsWatch {
             if let Some(note) = seen.observe(&gpu, &status) {
                 tracing::warn!(%gpu, note, "MPS control daemon failed");
                 // The receiver is gone when the driver stops.
-                let _ = self.events.send(NodeEvent { reason: event::MPS_DAEMON_FAILED, note });
+                let _ = self.events.send(NodeEvent { reason: events::MPS_DAEMON_FAILED, note });
             }
             daemons.insert(gpu, (status.state == State::Ready, status.starts));
         }

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use tessera_api::{labels::event, names::GpuUuid};
+use tessera_api::{events, names::GpuUuid};
 use tessera_gpu::{GpuLibrary, GpuProcess};
 use tessera_intercept_abi::ProcessReport;
 use tessera_runtime::{error_chain::chain, supervisor::blocking};
@@ -213,7 +213,7 @@ impl UsageAudit {
                 let note = finding.note();
                 tracing::warn!(note, "process holds memory that no ledger accounts for");
                 // The receiver is gone when the driver stops.
-                let _ = self.events.send(NodeEvent { reason: event::MEMORY_UNACCOUNTED, note });
+                let _ = self.events.send(NodeEvent { reason: events::GPU_MEMORY_UNACCOUNTED, note });
             }
         }
         self.suspected = now;

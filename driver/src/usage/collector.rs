@@ -7,7 +7,7 @@ use prometheus_client::{
     encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric},
     metrics::{counter::ConstCounter, gauge::ConstGauge},
 };
-use tessera_api::labels::metric;
+use tessera_api::metrics::{self, MetricDescription};
 
 use super::{LedgerUsage, Ledgers, ShareUsage};
 
@@ -50,56 +50,47 @@ macro_rules! of_ledger {
     };
 }
 
-const GAUGES: [(&str, &str, Value); 6] = [
-    (metric::SHARE_MEMORY_LIMIT, "GPU memory limit of the share, in bytes", |share| {
+const GAUGES: [(MetricDescription, Value); 6] = [
+    (metrics::SHARE_MEMORY_LIMIT, |share| {
         Some(share.limit_bytes)
     }),
     (
-        metric::SHARE_CORES,
-        "Compute of the share, in percent of the GPU; 0 is best effort",
+        metrics::SHARE_CORES,
         |share| Some(share.cores_percent.into()),
     ),
     (
-        metric::SHARE_LEDGER_READABLE,
-        "1 if the ledger of the share is readable and valid, else 0",
+        metrics::SHARE_LEDGER_READABLE,
         |share| Some(share.usage.is_ok().into()),
     ),
     (
-        metric::SHARE_MEMORY_USED,
-        "GPU memory that living processes of the share hold, in bytes",
+        metrics::SHARE_MEMORY_USED,
         of_ledger!(LedgerUsage::used_bytes),
     ),
     (
-        metric::SHARE_MEMORY_PEAK,
-        "Peak of the used GPU memory of the share, in bytes",
+        metrics::SHARE_MEMORY_PEAK,
         of_ledger!(|usage| usage.peak_bytes),
     ),
     (
-        metric::SHARE_PROCESSES,
-        "Living processes that have used the GPU through the share",
+        metrics::SHARE_PROCESSES,
         of_ledger!(|usage| usage.processes.len() as u64),
     ),
 ];
 
-const COUNTERS: [(&str, &str, Value); 4] = [
+const COUNTERS: [(MetricDescription, Value); 4] = [
     (
-        metric::SHARE_MEMORY_REFUSALS,
-        "GPU memory allocations refused because of the limit of the share",
+        metrics::SHARE_MEMORY_REFUSALS,
         of_ledger!(|usage| usage.refused),
     ),
     (
-        metric::SHARE_LAUNCHES,
-        "Kernel launches of processes of the share",
+        metrics::SHARE_LAUNCHES,
         of_ledger!(|usage| usage.launches),
     ),
     (
-        metric::SHARE_THROTTLED_LAUNCHES,
-        "Kernel launches of processes of the share that were throttled",
+        metrics::SHARE_THROTTLED_LAUNCHES,
         of_ledger!(|usage| usage.throttled_launches),
     ),
     (
-        metric::SHARE_UNKNOWN_FUNCTIONS,
-        "Driver functions newer than the interceptor that were returned to programs; their calls are not counted",
+        metrics::SHARE_UNKNOWN_FUNCTIONS,
         of_ledger!(|usage| usage.unknown_functions),
     ),
 ];
@@ -107,15 +98,13 @@ const COUNTERS: [(&str, &str, Value); 4] = [
 /// A duration in a ledger.
 type Time = fn(&LedgerUsage) -> Duration;
 
-const TIMES: [(&str, &str, Time); 2] = [
+const TIMES: [(MetricDescription, Time); 2] = [
     (
-        metric::SHARE_GPU_SECONDS,
-        "GPU time of processes of the share as measured by the interceptor, in seconds",
+        metrics::SHARE_GPU_SECONDS,
         |usage| usage.gpu_time,
     ),
     (
-        metric::SHARE_THROTTLED_SECONDS,
-        "Time that kernel launches were throttled, summed over processes of the share, in seconds",
+        metrics::SHARE_THROTTLED_SECONDS,
         |usage| usage.throttled,
     ),
 ];
@@ -124,17 +113,15 @@ impl Collector for ShareCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let shares = self.0.read();
         let shares: Vec<_> = shares.iter().map(|share| (ShareLabels::of(share), share)).collect();
-        for (name, help, value) in GAUGES {
+        for (description, value) in GAUGES {
             let of = |value: u64| ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
-            encode_all(&mut encoder, (name, help, value), &shares, of)?;
+            encode_all(&mut encoder, (description, value), &shares, of)?;
         }
-        for (name, help, value) in COUNTERS {
-            encode_all(&mut encoder, (name, help, value), &shares, ConstCounter::new)?;
+        for (description, value) in COUNTERS {
+            encode_all(&mut encoder, (description, value), &shares, ConstCounter::new)?;
         }
-        for (name, help, time) in TIMES {
-            let mut family = encoder.encode_descriptor(
-                name,
-                help,
+        for (description, time) in TIMES {
+            let mut family = encoder.encode_descriptor(description.name(), description.help(),
                 None,
                 ConstCounter::new(0.0).metric_type(),
             )?;
@@ -151,12 +138,12 @@ impl Collector for ShareCollector {
 
 fn encode_all<M: EncodeMetric>(
     encoder: &mut DescriptorEncoder<'_>,
-    (name, help, value): (&str, &str, Value),
+    (description, value): (MetricDescription, Value),
     shares: &[(ShareLabels, &ShareUsage)],
     metric: impl Fn(u64) -> M,
 ) -> Result<(), std::fmt::Error> {
     let kind = metric(0).metric_type();
-    let mut family = encoder.encode_descriptor(name, help, None, kind)?;
+    let mut family = encoder.encode_descriptor(description.name(), description.help(), None, kind)?;
     for (labels, share) in shares {
         if let Some(found) = value(share) {
             metric(found).encode(family.encode_family(labels)?)?;

@@ -12,6 +12,7 @@ use kube::runtime::wait::await_condition;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
 use serde_json::Value;
+use tessera_api::events::Reporter;
 
 use super::manifests::{self, POD, TEMPLATE};
 use super::screen::Screen;
@@ -149,7 +150,7 @@ async fn refused(screen: &Screen, client: &Client) -> anyhow::Result<()> {
             if let Some(watcher::Event::Apply(event) | watcher::Event::InitApply(event)) =
                 stream.try_next().await?
                 && event.involved_object.name.as_deref() == Some("pod-5")
-                && event.reporting_component.as_deref() == Some("tessera-controller")
+                && event.reporting_component.as_deref() == Some(Reporter::Controller.name())
             {
                 return Ok::<_, watcher::Error>(event);
             }
