@@ -3,6 +3,7 @@
 //! ```text
 //!  see  -> {"event":"see", ...}
 //!  fill -> see, {"event":"filled", ...} [, {"event":"holding"} until SIGTERM]
+//!  fill --compute-ms N -> see, {"event":"computed", ...}, {"event":"filled", ...}
 //!  hold -> see, {"event":"holding","takenBytes":n} until SIGTERM
 //!  --tamper HOW ... -> {"event":"tampered", ...} before anything else
 //! ```
@@ -11,6 +12,7 @@
 //! `libcuda.so.1` and `libnvidia-ml.so.1` when it runs, and looks its functions up by name.
 
 mod args;
+mod compute;
 mod cuda;
 mod library;
 mod memory;

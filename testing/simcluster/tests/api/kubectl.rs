@@ -46,9 +46,9 @@ impl Kubectl {
             child.wait_with_output().unwrap()
         });
         let output = output.await.unwrap();
-        let output =
+        let text =
             [output.stdout, output.stderr].map(|part| String::from_utf8(part).unwrap()).concat();
-        (output, output.status.success())
+        (text, output.status.success())
     }
 
     async fn ok(&self, arguments: &[&str], input: &str) -> String {
