@@ -120,6 +120,7 @@ async fn show_published_gpus(screen: &Screen, client: &Client) -> anyhow::Result
 async fn show_request(screen: &Screen, client: &Client) -> anyhow::Result<()> {
     screen.step("A user requests a quarter of an H100 (the lines that matter)");
     screen.yaml(manifests::excerpt());
+    screen.say("The selector keeps all pods on GPU 0, which is full after four of them.");
     manifests::create_template(client).await
 }
 

@@ -271,7 +271,7 @@ async fn install(program: &Path, directory: &Path) -> anyhow::Result<PathBuf> {
     let mut install = Command::new("install");
     install.args(["-D", "--mode=755", "--target-directory"]).arg(directory).arg(program);
     output_of(install).await?;
-    Ok(directory.join(program.file_name().context("a program has a name")?))
+    Ok(directory.join(program.file_name().context("program path has no file name")?))
 }
 
 async fn output_of(mut command: Command) -> anyhow::Result<String> {
