@@ -19,12 +19,14 @@ help: ## Show this menu
 
 .PHONY: build
 build: ## Build the programs that the demo and the tests run
-	$(CARGO) build --locked $(addprefix --package=,$(programs))
-	$(CARGO) build --locked --profile intercept --package tessera-intercept --package tessera-intercept-cuda --package tessera-intercept-nvml
+	$(CARGO) build --locked $(QUIET) $(addprefix --package=,$(programs))
+	$(CARGO) build --locked $(QUIET) --profile intercept --package tessera-intercept --package tessera-intercept-cuda --package tessera-intercept-nvml
 
 .PHONY: demo
-demo: build ## Show the whole of Tessera on this machine: no root, no GPU, no Kubernetes needed
-	$(target)/debug/tessera-simcluster demo
+demo: ## Show all of Tessera on this machine: no root, no GPU, no Kubernetes needed
+	@echo "Building, about 2 minutes the first time."
+	@$(MAKE) --silent build QUIET=--quiet
+	@$(target)/debug/tessera-simcluster demo
 
 .PHONY: test
 test: build ## Run every test that needs neither root nor a cluster

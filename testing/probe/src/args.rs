@@ -1,9 +1,11 @@
 //! Command line.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::{Args as ClapArgs, Parser, Subcommand};
 
+use crate::compute;
 use crate::cuda::Cuda;
 use crate::memory::{self, Bytes};
 use crate::nvml::Nvml;
@@ -54,6 +56,9 @@ struct Fill {
     /// Size of an allocation; halved down to 1Mi when it is refused.
     #[arg(long, default_value = "256Mi")]
     chunk: Bytes,
+    /// First launch kernels for this many milliseconds and report their share of the GPU's time.
+    #[arg(long)]
+    compute_ms: Option<u64>,
     /// Hold the memory until SIGTERM or SIGINT.
     #[arg(long)]
     hold: bool,
@@ -72,19 +77,19 @@ struct Hold {
 impl ProbeArgs {
     /// Runs the command.
     pub(crate) fn run(self, signals: &Signals) -> Result<(), Failure> {
-        let Self { command, cuda, nvml, tamper, forge_into, forge_id } = self;
+        let Self { command, cuda: library, nvml, tamper, forge_into, forge_id } = self;
         if let Some(tamper) = tamper {
             report(&Event::Tampered(tamper.attempt(&forge_into, &forge_id)?));
         }
         if matches!(command, Command::Nothing) {
             return Ok(());
         }
-        let cuda = Cuda::open(&cuda)?;
+        let cuda = Cuda::open(&library)?;
         let nvml = Nvml::open(&nvml)?;
         report(&Event::See(devices(&cuda, &nvml)?));
         match command {
             Command::See | Command::Nothing => Ok(()),
-            Command::Fill(options) => fill(&cuda, &nvml, &options, signals),
+            Command::Fill(options) => fill(&cuda, &library, &nvml, &options, signals),
             Command::Hold(options) => hold(&cuda, &options, signals),
         }
     }
@@ -115,9 +120,20 @@ fn describe_device(cuda: &Cuda, nvml: &Nvml, index: i32) -> Result<Device, Failu
     })
 }
 
-fn fill(cuda: &Cuda, nvml: &Nvml, options: &Fill, signals: &Signals) -> Result<(), Failure> {
+fn fill(
+    cuda: &Cuda,
+    library: &Path,
+    nvml: &Nvml,
+    options: &Fill,
+    signals: &Signals,
+) -> Result<(), Failure> {
     let device = cuda.device(options.device)?;
     let context = device.context()?;
+    // Before memory is full: loading a kernel takes some.
+    if let Some(milliseconds) = options.compute_ms {
+        let time = Duration::from_millis(milliseconds);
+        report(&Event::Computed(compute::measure(library, time)?));
+    }
     let (taken_bytes, refused_with) = memory::fill(&context, options.chunk);
     let memory = nvml.memory(&device.uuid()?)?;
     report(&Event::Filled(Filled {

@@ -4,6 +4,7 @@
 //! ```text
 //!  see  -> {"event":"see", ...}
 //!  fill -> see, {"event":"filled", ...} [, {"event":"holding"} until SIGTERM]
+//!  fill --compute-ms N -> see, {"event":"computed", ...}, {"event":"filled", ...}
 //!  hold -> see, {"event":"holding","takenBytes":n} until SIGTERM
 //!  --tamper HOW ... -> {"event":"tampered", ...} before anything else
 //! ```
@@ -13,6 +14,7 @@
 //! name.
 
 mod args;
+mod compute;
 mod cuda;
 mod library;
 mod memory;

@@ -13,6 +13,7 @@ pub(crate) enum Event {
     Tampered(Tampered),
     See(DeviceList),
     Filled(Filled),
+    Computed(Computed),
     Holding {
         #[serde(skip_serializing_if = "Option::is_none")]
         taken_bytes: Option<u64>,
@@ -53,6 +54,16 @@ pub(crate) struct Filled {
     pub(crate) nvml_used_bytes: u64,
     pub(crate) nvml_total_bytes: u64,
     pub(crate) cuda_free_bytes: u64,
+}
+
+/// GPU time of launched kernels, as a share of the elapsed time.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Computed {
+    pub(crate) launches: u32,
+    pub(crate) seconds: f64,
+    pub(crate) gpu_seconds: f64,
+    pub(crate) gpu_percent: f64,
 }
 
 /// A call that failed.

@@ -118,6 +118,8 @@ pub(crate) fn options(directory: PathBuf, worlds: &Path) -> anyhow::Result<TestB
         nodes: nodes.into(),
         sync_period: SYNC_PERIOD,
         clocks: false,
+        any_image: false,
+        metrics: false,
     })
 }
 

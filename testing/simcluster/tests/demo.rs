@@ -1,31 +1,35 @@
-//! The demo, as `make demo` runs it: it shows what it says, and leaves nothing, however it ends.
+//! The demo as `make demo` runs it: it shows every step and leaves nothing, however it ends.
 //!
-//! Runs the real driver, controller, probe and libraries, which lie beside this crate's program
+//! Runs the real driver, controller, probe and libraries, which are beside this crate's program
 //! once they are built (`make build`).
 
-#![expect(clippy::unwrap_used, reason = "a test says by panicking where it stands")]
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::io::{BufRead, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{ApiResource, DynamicObject, GroupVersionKind, LogParams, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::runtime::wait::await_condition;
+use kube::{Api, Client, Config};
 use rustix::process::{Pid, Signal, kill_process};
 use tessera_simcluster::node::namespaces;
 use tessera_test_support::{report_skip, test_name};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tessera-simcluster");
 
-/// The demo takes a second or two; a debug build on a busy machine, more.
+/// Time limit. The demo takes a few seconds, more on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// True where the machine allows no namespaces; said on standard error, for the list of skipped
-/// tests.
+/// Returns true if the machine allows no namespaces. The skip is reported on standard error.
 fn skipped(test: &str) -> bool {
     match namespaces::check_support(Path::new(PROGRAM)) {
         Ok(()) => false,
         Err(reason) => {
-            report_skip(test, format!("no namespaces here: {reason}"));
+            report_skip(test, format!("namespaces are unavailable: {reason}"));
             true
         }
     }
@@ -41,8 +45,7 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
-/// Processes whose command line or working files name the directory: everything that the demo
-/// starts does.
+/// Returns the command lines that name the directory: those of all processes of the demo.
 fn processes_of(directory: &Path) -> Vec<String> {
     let name = directory.display().to_string();
     let mut found = Vec::new();
@@ -65,20 +68,20 @@ fn assert_nothing_left(directory: &Path) {
     assert!(!mounts.contains(&directory.display().to_string()), "{mounts}");
 }
 
-/// Starts `demo --keep` and reads its output up to the line with the kubeconfig.
-fn kept(directory: &Path) -> Child {
+/// Starts `demo --keep` and returns it with the path of its kubeconfig, once it prints that.
+fn kept(directory: &Path) -> (Child, PathBuf) {
     let mut child = demo(directory).arg("--keep").stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let mut said = String::new();
+    let mut output = String::new();
     for line in lines {
         let line = line.unwrap();
-        if line.contains("export KUBECONFIG=") {
-            return child;
+        if let Some((_, path)) = line.split_once("export KUBECONFIG=") {
+            return (child, path.into());
         }
-        said.push_str(&line);
-        said.push('\n');
+        output.push_str(&line);
+        output.push('\n');
     }
-    panic!("the demo ended before it was at its end: {}\n{said}", child.wait().unwrap());
+    panic!("the demo ended early: {}\n{output}", child.wait().unwrap());
 }
 
 fn signal(child: &Child, signal: Signal) {
@@ -86,55 +89,105 @@ fn signal(child: &Child, signal: Signal) {
 }
 
 #[test]
-fn the_demo_shows_each_step_and_leaves_nothing() {
+fn demo_shows_each_step_and_leaves_nothing() {
     if skipped(test_name!()) {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
     let output = demo(directory.path()).output().unwrap();
-    let said = text(&output);
-    assert!(output.status.success(), "{said}");
+    let output_text = text(&output);
+    assert!(output.status.success(), "{output_text}");
     for part in [
-        "NVIDIA H100 80GB HBM3",
-        "NVIDIA A100 80GB PCIe",
+        "node-a  8 x NVIDIA H100 80GB HBM3, 79.65 GiB each",
+        "node-b  4 x NVIDIA A100 80GB PCIe, 80.00 GiB each",
         "kind: ResourceClaimTemplate",
-        "it sees 1 GPU",
-        "19.00 GiB in all",
+        "report 1 GPU",
+        "19.00 GiB by cuMemGetInfo",
         "CUDA_ERROR_OUT_OF_MEMORY",
-        "GPUs available",
-        "room appeared -> allocation written",
+        "% of the GPU's time (limit 25 %)",
+        "tessera_share_memory_used_bytes{",
+        "GPUs available for ResourceClaim pod-5-gpu-",
+        "wrote the allocation",
+        "bound the pod",
         "pod-5 runs",
-        "Everything is taken down",
+        "Cleaned up",
+        "demo --keep",
     ] {
-        assert!(said.contains(part), "no `{part}` in:\n{said}");
+        assert!(output_text.contains(part), "no `{part}` in:\n{output_text}");
     }
     assert_nothing_left(directory.path());
 }
 
 #[test]
-fn a_demo_that_is_kept_ends_at_ctrl_c_and_leaves_nothing() {
+fn kept_demo_ends_at_ctrl_c_and_leaves_nothing() {
     if skipped(test_name!()) {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    let mut child = kept(directory.path());
+    let (mut child, _) = kept(directory.path());
     assert!(!processes_of(directory.path()).is_empty());
     signal(&child, Signal::INT);
     assert!(child.wait().unwrap().success());
     assert_nothing_left(directory.path());
 }
 
-#[test]
-fn a_demo_that_is_killed_takes_its_processes_and_mounts_along() {
+/// Returns the documents of README's first example.
+fn readme_example() -> Vec<DynamicObject> {
+    let readme = include_str!("../../../README.md");
+    let (_, example) = readme.split_once("```yaml\n").unwrap();
+    let (example, _) = example.split_once("```").unwrap();
+    example.split("---\n").map(|text| serde_saphyr::from_str(text).unwrap()).collect()
+}
+
+/// Creates the objects and returns the log of the pod `trainer` once it has succeeded.
+async fn run_readme_example(kubeconfig: &Path) -> String {
+    // The choice fails if a provider is already installed, which is fine.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let kubeconfig = Kubeconfig::read_from(kubeconfig).unwrap();
+    let options = KubeConfigOptions::default();
+    let config = Config::from_custom_kubeconfig(kubeconfig, &options).await.unwrap();
+    let client = Client::try_from(config).unwrap();
+    for object in readme_example() {
+        let types = object.types.clone().unwrap();
+        let kind = GroupVersionKind::try_from(&types).unwrap();
+        let resource = ApiResource::from_gvk(&kind);
+        let api: Api<DynamicObject> = Api::default_namespaced_with(client.clone(), &resource);
+        api.create(&PostParams::default(), &object).await.unwrap();
+    }
+    let pods: Api<Pod> = Api::default_namespaced(client);
+    let has_succeeded = |pod: Option<&Pod>| {
+        let status = pod.and_then(|pod| pod.status.as_ref());
+        status.is_some_and(|status| status.phase.as_deref() == Some("Succeeded"))
+    };
+    let succeeded = await_condition(pods.clone(), "trainer", has_succeeded);
+    tokio::time::timeout(TIMEOUT, succeeded).await.unwrap().unwrap();
+    pods.logs("trainer", &LogParams::default()).await.unwrap()
+}
+
+#[tokio::test]
+async fn kept_demo_runs_the_first_pod_of_readme() {
     if skipped(test_name!()) {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    let mut child = kept(directory.path());
+    let (mut child, kubeconfig) = kept(directory.path());
+    let log = run_readme_example(&kubeconfig).await;
+    assert!(log.contains("\"nvmlTotalBytes\":20401094656"), "{log}");
+    signal(&child, Signal::INT);
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn killed_demo_leaves_no_processes_and_mounts() {
+    if skipped(test_name!()) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let (mut child, _) = kept(directory.path());
     assert!(!processes_of(directory.path()).is_empty());
     signal(&child, Signal::KILL);
     child.wait().unwrap();
-    // The kernel ends the rest; nobody can be waited for.
+    // The kernel ends the other processes, which are not children of this one.
     let began = Instant::now();
     while !processes_of(directory.path()).is_empty() && began.elapsed() < TIMEOUT {
         std::thread::yield_now();
@@ -145,9 +198,9 @@ fn a_demo_that_is_killed_takes_its_processes_and_mounts_along() {
 }
 
 #[test]
-fn without_namespaces_the_demo_says_so_and_shows_the_rest() {
-    // A user namespace that allows no further ones, and a process in it without the right to make
-    // any other kind.
+fn demo_without_namespaces_shows_the_rest() {
+    // A user namespace that allows no further ones, and a process in it without the capability to
+    // create other namespaces.
     let forbid = "echo 0 >/proc/sys/user/max_user_namespaces && exec setpriv --bounding-set -all --inh-caps -all \"$@\"";
     let directory = tempfile::tempdir().unwrap();
     let mut command = Command::new("unshare");
@@ -161,10 +214,10 @@ fn without_namespaces_the_demo_says_so_and_shows_the_rest() {
         Ok(output) => return report_skip(test_name!(), text(&output)),
         Err(error) => return report_skip(test_name!(), format!("unshare: {error}")),
     };
-    let said = text(&output);
-    assert!(output.status.success(), "{said}");
-    for part in ["allows no user namespaces", "NVIDIA H100 80GB HBM3", "it took", "all of it"] {
-        assert!(said.contains(part), "no `{part}` in:\n{said}");
+    let output_text = text(&output);
+    assert!(output.status.success(), "{output_text}");
+    for part in ["allows no user namespaces", "NVIDIA H100 80GB HBM3", "allocated: all of it"] {
+        assert!(output_text.contains(part), "no `{part}` in:\n{output_text}");
     }
     assert_nothing_left(directory.path());
 }

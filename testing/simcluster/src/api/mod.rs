@@ -113,8 +113,8 @@ pub enum StartError {
 pub enum WatchCache {
     /// Watches resume at their resource version.
     Kept,
-    /// Empty, as after a restart of a real server: no earlier resource version can be resumed, watches get
-    /// 410.
+    /// Empty, as after a restart of a real server: no earlier resource version can be resumed,
+    /// watches get 410.
     Fresh,
 }
 

@@ -1,13 +1,13 @@
-//! The objects of the demo. What is shown is what is created.
+//! Objects of the demo. The lines shown are taken from them.
 
 use anyhow::Context as _;
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind, PostParams};
 use kube::{Api, Client};
 
-/// A quarter of a GPU.
-pub(crate) const TEMPLATE: &str = r#"apiVersion: resource.k8s.io/v1
+/// A quarter of an H100. All pods share GPU 0, so that it is full after four.
+const TEMPLATE: &str = r#"apiVersion: resource.k8s.io/v1
 kind: ResourceClaimTemplate
-metadata: {name: quarter-of-a-gpu}
+metadata: {name: h100-quarter}
 spec:
   spec:
     devices:
@@ -16,7 +16,7 @@ spec:
         exactly:
           deviceClassName: h100.gpu.tessera.dev
           capacity: {requests: {memory: 19Gi, cores: "25"}}
-          selectors:     # only for this show: one GPU, so that it fills up
+          selectors:
           - cel: {expression: "device.attributes['gpu.tessera.dev'].index == 0"}
       config:
       - opaque:
@@ -24,40 +24,72 @@ spec:
           parameters:
             apiVersion: gpu.tessera.dev/v1alpha1
             kind: GpuConfig
-            placement: {node: Binpack, device: Binpack}
+            compute: {policy: Fixed}
 "#;
 
-/// A pod that takes all the memory that it can get, and keeps it.
-pub(crate) const POD: &str = r#"apiVersion: v1
+/// A pod that allocates memory until CUDA refuses, launches kernels, and then waits.
+const POD: &str = r#"apiVersion: v1
 kind: Pod
 metadata: {name: pod-1}
 spec:
   restartPolicy: Never
   terminationGracePeriodSeconds: 5
+  resourceClaims: [{name: gpu, resourceClaimTemplateName: h100-quarter}]
   containers:
   - name: cuda
     image: tessera/probe:e2e
     imagePullPolicy: Never
-    command: [tessera-probe, fill, --hold]   # takes memory until CUDA refuses
+    command: [tessera-probe, fill, --compute-ms, "500", --hold]
     resources: {claims: [{name: gpu}]}
-  resourceClaims: [{name: gpu, resourceClaimTemplateName: quarter-of-a-gpu}]
 "#;
 
-/// The pod with another name.
-pub(crate) fn pod(name: &str) -> String {
-    POD.replace("pod-1", name)
+/// Lines of the template that matter to a user.
+const TEMPLATE_FIELDS: [&str; 5] = ["kind: Res", "deviceClass", "capacity", "expression", "policy"];
+
+/// Lines of the pod that matter to a user.
+const POD_FIELDS: [&str; 3] = ["kind: Pod", "resourceClaims", "resources"];
+
+/// Returns the lines to be shown: fields of the template, then of the pod.
+pub(crate) fn excerpt() -> impl Iterator<Item = &'static str> {
+    let lines = |manifest: &'static str, fields: &'static [&str]| {
+        manifest.lines().filter(|line| fields.iter().any(|field| line.contains(field)))
+    };
+    lines(TEMPLATE, &TEMPLATE_FIELDS).chain(lines(POD, &POD_FIELDS)).map(|line| {
+        let text = line.trim_start().trim_start_matches("- ");
+        // The kinds are headings of their fields.
+        if text.starts_with("kind:") { text } else { &line[line.len() - text.len() - 2..] }
+    })
 }
 
-/// Creates the object of a manifest.
-pub(crate) async fn create(client: &Client, manifest: &str) -> anyhow::Result<()> {
-    let object: DynamicObject =
-        serde_saphyr::from_str(manifest).context("a manifest of the demo is not YAML")?;
-    let types = object.types.clone().context("a manifest has a kind")?;
+/// Creates the template.
+pub(crate) async fn create_template(client: &Client) -> anyhow::Result<()> {
+    create(client, TEMPLATE).await
+}
+
+/// Creates the pod under another name.
+pub(crate) async fn create_pod(client: &Client, name: &str) -> anyhow::Result<()> {
+    create(client, &POD.replace("pod-1", name)).await
+}
+
+async fn create(client: &Client, manifest: &str) -> anyhow::Result<()> {
+    let object: DynamicObject = serde_saphyr::from_str(manifest).context("invalid manifest")?;
+    let types = object.types.clone().context("manifest has no kind")?;
     let (group, version) = types.api_version.split_once('/').unwrap_or(("", &types.api_version));
     let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, &types.kind));
     let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), "default", &resource);
     api.create(&PostParams::default(), &object)
         .await
-        .with_context(|| format!("cannot create a {}", types.kind))?;
+        .with_context(|| format!("cannot create {}", types.kind))?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn excerpt_has_every_shown_field_once() {
+        let lines: Vec<_> = excerpt().collect();
+        assert_eq!(lines.len(), TEMPLATE_FIELDS.len() + POD_FIELDS.len(), "{lines:#?}");
+    }
 }

@@ -1,10 +1,11 @@
-//! `demo`: the whole of Tessera in a few seconds, for somebody who sees it for the first time.
+//! `demo`: all of Tessera in a few seconds, for a first look.
 
+mod fallback;
 mod manifests;
+mod metrics;
 mod screen;
+mod steps;
 mod tables;
-mod tour;
-mod without;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -18,13 +19,13 @@ use self::screen::Screen;
 use crate::serve::{self, WORLDS};
 use crate::testbed::{self, TestBed};
 
-/// Nobody watches a demo that waits for production's pauses.
+/// Retry interval of the kubelets, shorter than in production.
 const SYNC_PERIOD: Duration = Duration::from_millis(500);
 
 /// Flags of `demo`.
 #[derive(Debug, Args)]
 pub(crate) struct DemoArgs {
-    /// Leave everything running at the end, for kubectl, until Ctrl-C.
+    /// Keep the cluster running at the end, for kubectl, until Ctrl-C.
     #[arg(long)]
     keep: bool,
     /// Directory of the fake worlds.
@@ -32,12 +33,12 @@ pub(crate) struct DemoArgs {
     worlds: PathBuf,
 }
 
-/// Shows what there is to show. Fails if something does not go as told.
+/// Runs the demo. Fails if a step has an unexpected result.
 pub(crate) fn demo(args: DemoArgs) -> anyhow::Result<ExitCode> {
     let Some(directory) = testbed::namespaces::directory() else {
         return match namespaces::check_support(&std::env::current_exe()?) {
             Ok(()) => testbed::namespaces::run_inside(),
-            Err(reason) => without::run(&Screen::of_stdout(), &args.worlds, &reason),
+            Err(reason) => fallback::run(&Screen::of_stdout(), &args.worlds, &reason),
         };
     };
     testbed::namespaces::isolate()?;
@@ -53,23 +54,26 @@ async fn run(args: DemoArgs, directory: PathBuf) -> anyhow::Result<ExitCode> {
     let screen = Screen::of_stdout();
     let mut options = serve::options(directory, &worlds)?;
     options.sync_period = SYNC_PERIOD;
-    tour::introduce(&screen, &options);
-    // Dropping what is half raised kills it: this is the first process of its namespace.
-    let raised = tokio::select! {
-        raised = TestBed::start(options) => raised?,
+    options.any_image = true;
+    options.metrics = true;
+    steps::introduce(&screen, &options);
+    // Dropping a half-started test bed ends it: this is the first process of its namespace.
+    let started = tokio::select! {
+        started = TestBed::start(options) => started?,
         _ = terminate.recv() => return Ok(ExitCode::FAILURE),
         _ = interrupt.recv() => return Ok(ExitCode::FAILURE),
     };
-    let mut test_bed = raised;
-    let client = test_bed.client();
+    let mut test_bed = started;
+    let (client, metrics) = (test_bed.client(), test_bed.metrics());
     let outcome = tokio::select! {
-        outcome = tour::walk(&screen, &client) => outcome.map(|()| ExitCode::SUCCESS),
+        outcome = steps::run(&screen, &client, &metrics) => outcome.map(|()| ExitCode::SUCCESS),
         exited = test_bed.exited() => Err(exited),
         _ = terminate.recv() => Ok(ExitCode::FAILURE),
         _ = interrupt.recv() => Ok(ExitCode::FAILURE),
     };
-    if keep && outcome.is_ok() {
-        tour::keep(&screen, test_bed.kubeconfig(), test_bed.directory());
+    let keeps = keep && outcome.is_ok();
+    if keeps {
+        steps::keep(&screen, test_bed.kubeconfig(), test_bed.directory(), &metrics)?;
         tokio::select! {
             exited = test_bed.exited() => screen.say(&format!("{exited:#}")),
             _ = terminate.recv() => {}
@@ -80,6 +84,10 @@ async fn run(args: DemoArgs, directory: PathBuf) -> anyhow::Result<ExitCode> {
         test_bed.print_logs();
     }
     test_bed.stop().await?;
-    tour::end(&screen);
+    screen.gap();
+    screen.say("Cleaned up.");
+    if !keeps && outcome.is_ok() {
+        steps::suggest_next(&screen)?;
+    }
     outcome
 }

@@ -1,61 +1,96 @@
-//! What the demo prints on: headings, explanations, YAML, tables.
+//! Output of the demo: headings, explanations, YAML, tables.
 
 use std::cell::Cell;
 use std::io::{IsTerminal, Write};
 
-/// Standard output, in colour where a person looks at it.
+/// Columns available to a wrapped paragraph.
+const WIDTH: usize = 92;
+
+/// Standard output, with colour on a terminal.
 #[derive(Debug)]
 pub(crate) struct Screen {
     colour: bool,
     steps: Cell<u32>,
+    /// True if the last line was empty, so that gaps are never two lines high.
+    after_gap: Cell<bool>,
 }
 
 impl Screen {
     pub(crate) fn of_stdout() -> Self {
         let colour = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-        Self { colour, steps: Cell::new(0) }
+        Self { colour, steps: Cell::new(0), after_gap: Cell::new(false) }
     }
 
     fn paint(&self, style: &str, text: &str) -> String {
         if self.colour { format!("\x1b[{style}m{text}\x1b[0m") } else { text.to_owned() }
     }
 
-    /// The title of everything.
+    /// Prints the title.
     pub(crate) fn title(&self, text: &str) {
-        print(&format!("\n{}\n", self.paint("1;36", text)));
+        self.gap();
+        self.print(&self.paint("1;36", text));
+        self.gap();
     }
 
-    /// An empty line.
+    /// Prints an empty line, unless the last line is empty.
     pub(crate) fn gap(&self) {
-        print("");
+        if !self.after_gap.replace(true) {
+            write_line("");
+        }
     }
 
-    /// A numbered heading.
+    /// Prints a numbered heading.
     pub(crate) fn step(&self, text: &str) {
         self.steps.set(self.steps.get() + 1);
-        print(&format!("\n{}", self.paint("1;33", &format!("{}. {text}", self.steps.get()))));
+        self.gap();
+        self.print(&self.paint("1;33", &format!("{}. {text}", self.steps.get())));
     }
 
-    /// A line of explanation.
+    /// Prints a line of explanation.
     pub(crate) fn say(&self, text: &str) {
-        print(&format!("   {text}"));
+        self.print(&format!("   {text}"));
     }
 
-    /// Something that holds.
+    /// Prints a verified result.
     pub(crate) fn good(&self, text: &str) {
-        print(&format!("   {} {text}", self.paint("32", "✓")));
+        self.print(&format!("   {} {text}", self.paint("32", "✓")));
     }
 
-    /// Text as it stands in a file or came out of a program.
-    pub(crate) fn quote(&self, text: &str) {
-        print("");
-        for line in text.lines() {
-            print(&format!("     {}", self.paint("2", line)));
+    /// Prints the message of an event, wrapped.
+    pub(crate) fn message(&self, text: &str) {
+        let mut line = String::new();
+        for word in text.split_whitespace() {
+            if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > WIDTH {
+                self.print(&format!("     {line}"));
+                line.clear();
+            }
+            if !line.is_empty() {
+                line.push(' ');
+            }
+            line.push_str(word);
         }
-        print("");
+        self.print(&format!("     {line}"));
     }
 
-    /// Columns as wide as their widest cell.
+    /// Prints lines of YAML, dimmed.
+    pub(crate) fn yaml<'a>(&self, lines: impl IntoIterator<Item = &'a str>) {
+        for line in lines {
+            self.print(&format!("     {}", self.paint("2", line)));
+        }
+    }
+
+    /// Prints commands with their purposes in a second column.
+    pub(crate) fn commands(&self, commands: &[(&str, &str)]) {
+        let width = commands.iter().map(|(command, _)| command.chars().count()).max().unwrap_or(0);
+        for (command, purpose) in commands {
+            let padding = " ".repeat(width - command.chars().count());
+            let purpose = if purpose.is_empty() { String::new() } else { format!("  # {purpose}") };
+            let command = self.paint("1", command);
+            self.print(format!("     {command}{padding}{purpose}").trim_end());
+        }
+    }
+
+    /// Prints a table with columns as wide as their widest cells.
     pub(crate) fn table(&self, header: &[&str], rows: &[Vec<String>]) {
         let width = |column: usize| {
             let cells =
@@ -68,16 +103,19 @@ impl Screen {
                 cells.zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
             cells.join("  ").trim_end().to_owned()
         };
-        print(&format!("\n     {}", self.paint("1", &line(&mut header.iter().copied()))));
+        self.print(&format!("     {}", self.paint("1", &line(&mut header.iter().copied()))));
         for row in rows {
-            print(&format!("     {}", line(&mut row.iter().map(String::as_str))));
+            self.print(&format!("     {}", line(&mut row.iter().map(String::as_str))));
         }
-        print("");
+    }
+
+    fn print(&self, line: &str) {
+        self.after_gap.set(line.is_empty());
+        write_line(line);
     }
 }
 
-/// Prints a line. A reader that has seen enough (`demo | head`) is no reason to stop half-way and
-/// leave things running.
-fn print(line: &str) {
+/// Prints a line. A closed pipe (`demo | head`) is ignored, so that the demo ends in order.
+fn write_line(line: &str) {
     let _ = writeln!(std::io::stdout().lock(), "{line}");
 }

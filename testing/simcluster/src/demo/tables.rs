@@ -1,63 +1,83 @@
-//! From API objects to rows.
+//! Summaries of API objects.
+
+use std::collections::BTreeSet;
 
 use k8s_openapi::api::resource::v1::{Device, ResourceClaim, ResourceSlice};
 use serde_json::Value;
+use tessera_simcluster::api::quantity;
 
-/// Columns of [`gpus`].
-pub(crate) const GPU_COLUMNS: [&str; 7] =
-    ["NODE", "GPU", "PRODUCT", "MEMORY", "CORES", "NUMA", "NVLINK CLIQUE"];
-
-/// One row for each published GPU.
-pub(crate) fn gpus(slices: &[ResourceSlice]) -> Vec<Vec<String>> {
-    let rows = slices.iter().flat_map(|slice| {
-        let node = slice.spec.node_name.clone().unwrap_or_default();
-        slice.spec.devices.iter().flatten().map(move |device| {
-            vec![
-                node.clone(),
-                short(&device.name),
-                attribute(device, "productName"),
-                capacity(device, "memory"),
-                capacity(device, "cores"),
-                attribute(device, "resource.kubernetes.io/numaNode"),
-                attribute(device, "nvlinkClique"),
-            ]
-        })
-    });
-    rows.collect()
+/// Returns one line for each node with GPUs, ordered by name.
+pub(crate) fn nodes(slices: &[ResourceSlice]) -> Vec<String> {
+    let names: BTreeSet<_> =
+        slices.iter().filter_map(|slice| slice.spec.node_name.as_deref()).collect();
+    let devices = |name: &str| -> Vec<&Device> {
+        let slices = slices.iter().filter(|slice| slice.spec.node_name.as_deref() == Some(name));
+        slices.flat_map(|slice| slice.spec.devices.iter().flatten()).collect()
+    };
+    names.into_iter().filter_map(|name| node(name, &devices(name))).collect()
 }
 
-/// Where a claim's first device is: node, GPU, memory, cores.
+/// Returns a line like `node-a  8 x NVIDIA H100 80GB HBM3, 79.65 GiB each (2 NUMA nodes, NVLink)`.
+fn node(name: &str, devices: &[&Device]) -> Option<String> {
+    let first = *devices.first()?;
+    let distinct = |attribute_name: &str| -> usize {
+        let values = devices.iter().filter_map(|device| attribute(device, attribute_name));
+        values.collect::<BTreeSet<_>>().len()
+    };
+    let numa_nodes = match distinct("resource.kubernetes.io/numaNode") {
+        1 => "1 NUMA node".to_owned(),
+        count => format!("{count} NUMA nodes"),
+    };
+    let link = if distinct("nvlinkClique") > 0 { "NVLink" } else { "PCIe" };
+    Some(format!(
+        "{name}  {} x {}, {} each ({numa_nodes}, {link})",
+        devices.len(),
+        attribute(first, "productName")?,
+        capacity(first, "memory")?
+    ))
+}
+
+/// Returns node, GPU, memory and compute of a claim's first allocated device.
 pub(crate) fn allocation(claim: &ResourceClaim) -> Option<[String; 4]> {
     let allocation = claim.status.as_ref()?.allocation.as_ref()?;
     let result = allocation.devices.as_ref()?.results.as_ref()?.first()?;
-    let taken = |name: &str| {
-        let amount = result.consumed_capacity.as_ref().and_then(|taken| taken.get(name));
-        amount.map(|amount| amount.0.clone()).unwrap_or_default()
-    };
-    Some([result.pool.clone(), short(&result.device), taken("memory"), taken("cores")])
+    let consumed = |name: &str| result.consumed_capacity.as_ref()?.get(name);
+    let memory = consumed("memory").map(|amount| gib_of_quantity(&amount.0)).unwrap_or_default();
+    let cores = consumed("cores").map(|amount| format!("{} %", amount.0)).unwrap_or_default();
+    Some([result.pool.clone(), short(&result.device), memory, cores])
 }
 
-/// `gpu-1f0c2d3e-…` is long enough to tell one from another.
+/// Returns the first part of a device name: `gpu-1f0c2d3e` of `gpu-1f0c2d3e-…`.
 fn short(device: &str) -> String {
     device.split('-').take(2).collect::<Vec<_>>().join("-")
 }
 
-fn attribute(device: &Device, name: &str) -> String {
-    let value = device.attributes.as_ref().and_then(|attributes| attributes.get(name));
-    let value = value.and_then(|value| serde_json::to_value(value).ok()).unwrap_or_default();
-    match value.as_object().and_then(|fields| fields.values().next()) {
-        Some(Value::String(text)) => text.clone(),
-        Some(other) => other.to_string(),
-        None => "-".into(),
+fn attribute(device: &Device, name: &str) -> Option<String> {
+    let value = device.attributes.as_ref()?.get(name)?;
+    let value = serde_json::to_value(value).ok()?;
+    Some(match value.as_object()?.values().next()? {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    })
+}
+
+fn capacity(device: &Device, name: &str) -> Option<String> {
+    Some(gib_of_quantity(&device.capacity.as_ref()?.get(name)?.value.0))
+}
+
+/// Formats a Kubernetes quantity of bytes in GiB.
+fn gib_of_quantity(quantity: &str) -> String {
+    match quantity::parse(quantity) {
+        Some(quantity::Nano(nano)) => format_gib(nano as f64 / 1e9),
+        None => quantity.to_owned(),
     }
 }
 
-fn capacity(device: &Device, name: &str) -> String {
-    let capacity = device.capacity.as_ref().and_then(|capacity| capacity.get(name));
-    capacity.map_or_else(|| "-".into(), |capacity| capacity.value.0.clone())
+/// Formats a number of bytes in GiB.
+pub(crate) fn gib(bytes: &Value) -> String {
+    format_gib(bytes.as_f64().unwrap_or_default())
 }
 
-/// Bytes as people say them.
-pub(crate) fn gib(bytes: &Value) -> String {
-    format!("{:.2} GiB", bytes.as_f64().unwrap_or_default() / f64::from(1 << 30))
+fn format_gib(bytes: f64) -> String {
+    format!("{:.2} GiB", bytes / f64::from(1 << 30))
 }

@@ -15,7 +15,7 @@ use rustix::process::{getegid, geteuid};
 use rustix::thread::UnshareFlags;
 
 /// Subcommand that runs [`check`].
-pub const CHECK: &str = "namespaces-check";
+pub const CHECK: &str = "namespaces-try-out";
 
 /// Leaves the current mount namespace and enters the namespaces in `flags`.
 ///

@@ -34,7 +34,7 @@ pub(crate) async fn serve(listener: UnixListener, test_bed: &mut TestBed) -> any
             }
         };
         if let Err(error) = handle_connection(stream, test_bed).await {
-            tracing::warn!(error = format!("{error:#}"), "cannot response control request");
+            tracing::warn!(error = format!("{error:#}"), "cannot answer control request");
         }
     }
 }

@@ -16,6 +16,7 @@ pub(crate) mod process;
 pub(crate) mod programs;
 mod slices;
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
@@ -52,6 +53,10 @@ pub(crate) struct TestBedOptions {
     pub(crate) sync_period: std::time::Duration,
     /// True to give driver and controller an adjustable wall clock, for `chaos`.
     pub(crate) clocks: bool,
+    /// True to run the probe for every unknown image.
+    pub(crate) any_image: bool,
+    /// True to serve the metrics of controller and drivers, each on a free port.
+    pub(crate) metrics: bool,
 }
 
 /// A running test bed.
@@ -61,24 +66,42 @@ pub(crate) struct TestBed {
     pub(crate) controller: Process,
     directory: PathBuf,
     chaos: Option<Chaos>,
+    controller_metrics: Option<SocketAddr>,
 }
 
 impl TestBed {
     /// Starts everything and waits until the drivers have registered and published their GPUs.
     pub(crate) async fn start(options: TestBedOptions) -> anyhow::Result<Self> {
-        let TestBedOptions { directory, programs, nodes: worlds, sync_period, clocks } = options;
+        let TestBedOptions {
+            directory,
+            programs,
+            nodes: worlds,
+            sync_period,
+            clocks,
+            any_image,
+            metrics,
+        } = options;
         let cluster = start_cluster(&directory).await?;
         classes::create(&cluster.client()).await?;
         create_lease(&cluster.client()).await?;
         let user = User::service_account(NAMESPACE, "tessera-controller");
         let kubeconfig = cluster.kubeconfig_for(&user)?;
-        let mut controller = controller_spec(&programs, &kubeconfig, &directory);
+        let controller_metrics = metrics.then(process::free_address).transpose()?;
+        let mut controller =
+            controller_spec(&programs, &kubeconfig, &directory, controller_metrics);
         if clocks {
             controller =
                 chaos::with_clock(controller, &programs, &directory.join("controller.clock"))?;
         }
         let controller = Process::start(controller).await?;
-        let settings = NodeSettings { programs: &programs, base: &directory, sync_period, clocks };
+        let settings = NodeSettings {
+            programs: &programs,
+            base: &directory,
+            sync_period,
+            clocks,
+            any_image,
+            metrics,
+        };
         let mut nodes = Vec::new();
         for (name, world) in worlds {
             nodes.push(TestNode::start(&cluster, &settings, name, &world).await?);
@@ -87,7 +110,8 @@ impl TestBed {
             node.wait_until_ready().await?;
         }
         let names: Vec<_> = nodes.iter().map(|node| node.name().to_owned()).collect();
-        let mut test_bed = Self { cluster, nodes, controller, directory, chaos: None };
+        let mut test_bed =
+            Self { cluster, nodes, controller, directory, chaos: None, controller_metrics };
         let client = test_bed.client();
         tokio::select! {
             published = slices::wait_until_published(&client, &names) => published?,
@@ -126,6 +150,16 @@ impl TestBed {
             eprintln!("--- {}", process.log().display());
             eprint!("{}", process.tail());
         }
+    }
+
+    /// Returns the addresses of `/metrics` with the names of the programs.
+    pub(crate) fn metrics(&self) -> Vec<(String, SocketAddr)> {
+        let drivers = self.nodes.iter().filter_map(|node| {
+            Some((format!("tessera-driver on {}", node.name()), node.metrics()?))
+        });
+        let controller =
+            self.controller_metrics.map(|address| ("tessera-controller".to_owned(), address));
+        drivers.chain(controller).collect()
     }
 
     /// Returns the directory of the logs.
@@ -178,10 +212,11 @@ fn controller_spec(
     programs: &Programs,
     kubeconfig: &std::path::Path,
     directory: &std::path::Path,
+    metrics: Option<SocketAddr>,
 ) -> ProcessSpec {
     ProcessSpec::new(&programs.controller, directory.join("controller.log"))
         .argument("--kubeconfig", kubeconfig)
         .argument("--namespace", NAMESPACE)
         .argument("--identity", "tessera-controller-demo")
-        .argument("--metrics-address", "")
+        .argument("--metrics-address", process::address_text(metrics))
 }

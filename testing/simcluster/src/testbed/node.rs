@@ -1,6 +1,7 @@
 //! One node of the test bed: fake GPUs, fake kubelet and container runtime, the real driver.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -14,7 +15,7 @@ use tessera_simcluster::node::kubelet::{Kubelet, KubeletOptions};
 use tessera_simcluster::node::namespaces;
 use tokio::process::Command;
 
-use super::process::{Process, ProcessSpec};
+use super::process::{self, Process, ProcessSpec};
 use super::programs::Programs;
 use super::{NAMESPACE, chaos};
 
@@ -41,6 +42,10 @@ pub(crate) struct NodeSettings<'a> {
     pub(crate) sync_period: Duration,
     /// True to give the driver an adjustable wall clock.
     pub(crate) clocks: bool,
+    /// True to run the probe for every unknown image.
+    pub(crate) any_image: bool,
+    /// True to serve the driver's metrics.
+    pub(crate) metrics: bool,
 }
 
 /// A node.
@@ -52,6 +57,7 @@ pub(crate) struct TestNode {
     kubelet_options: KubeletOptions,
     kubelet: Option<Kubelet>,
     pub(crate) driver: Process,
+    metrics: Option<SocketAddr>,
 }
 
 impl TestNode {
@@ -61,7 +67,7 @@ impl TestNode {
         name: String,
         world: &Path,
     ) -> anyhow::Result<Self> {
-        let NodeSettings { programs, base, sync_period, clocks } = *settings;
+        let NodeSettings { programs, base, sync_period, clocks, any_image, metrics } = *settings;
         let directory = base.join(&name);
         std::fs::create_dir_all(directory.join("run"))?;
         std::fs::create_dir_all(directory.join("cdi"))?;
@@ -72,6 +78,9 @@ impl TestNode {
         let mut images = ImageStore::default();
         let probe =
             Image::of_programs(&[install(&programs.probe, &directory.join("image")).await?])?;
+        if any_image {
+            images.set_fallback(probe.clone().with_fixed_args(&["see"]));
+        }
         images.insert(UNSTARTED_IMAGE, probe.clone().unstarted());
         images.insert(PROBE_IMAGE, probe);
         let runtime = Runtime::new(RuntimeOptions {
@@ -97,7 +106,8 @@ impl TestNode {
         let kubelet = Kubelet::start(kubelet_options.clone()).await?;
         let user = User::service_account(NAMESPACE, "tessera-driver").on_node(&name);
         let kubeconfig = cluster.kubeconfig_for(&user)?;
-        let mut driver = driver_spec(programs, &kubeconfig, &name, &directory);
+        let metrics = metrics.then(process::free_address).transpose()?;
+        let mut driver = driver_spec(programs, &kubeconfig, &name, &directory, metrics);
         if clocks {
             driver = chaos::with_clock(driver, programs, &directory.join("driver.clock"))?;
         }
@@ -111,11 +121,17 @@ impl TestNode {
             kubelet_options,
             kubelet: Some(kubelet),
             driver,
+            metrics,
         })
     }
 
     pub(crate) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Returns the address of the driver's `/metrics`.
+    pub(crate) fn metrics(&self) -> Option<SocketAddr> {
+        self.metrics
     }
 
     /// Waits until the driver has registered. A driver that exits is an error.
@@ -255,7 +271,7 @@ async fn install(program: &Path, directory: &Path) -> anyhow::Result<PathBuf> {
     let mut install = Command::new("install");
     install.args(["-D", "--mode=755", "--target-directory"]).arg(directory).arg(program);
     output_of(install).await?;
-    Ok(directory.join(program.file_name().context("a program has a name")?))
+    Ok(directory.join(program.file_name().context("program path has no file name")?))
 }
 
 async fn output_of(mut command: Command) -> anyhow::Result<String> {
@@ -271,6 +287,7 @@ fn driver_spec(
     kubeconfig: &Path,
     node: &str,
     directory: &Path,
+    metrics: Option<SocketAddr>,
 ) -> ProcessSpec {
     ProcessSpec::new(&programs.driver, directory.join("driver.log"))
         .argument("--node-name", node)
@@ -281,5 +298,5 @@ fn driver_spec(
         .argument("--driver-root", directory.join("driver-root"))
         .argument("--sysfs-root", directory.join("sys"))
         .argument("--intercept-library", &programs.intercept)
-        .argument("--metrics-address", "")
+        .argument("--metrics-address", process::address_text(metrics))
 }

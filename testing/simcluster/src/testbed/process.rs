@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::File;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -15,6 +16,18 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Number of log lines shown after a failure.
 const TAIL_LINES: usize = 40;
+
+/// Returns a free port of the loopback interface.
+///
+/// Another process may take it before the program listens; then the program exits with an error.
+pub(crate) fn free_address() -> std::io::Result<SocketAddr> {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
+}
+
+/// Returns the value of `--metrics-address`: empty for none.
+pub(crate) fn address_text(address: Option<SocketAddr>) -> String {
+    address.map(|address| address.to_string()).unwrap_or_default()
+}
 
 /// Command line, environment and log of a program.
 #[derive(Clone, Debug)]

@@ -63,7 +63,7 @@ async fn no_claim_tolerates_managed_taint_by_key() {
     assert!(
         refusal(claims.create(&PostParams::default(), &tolerating).await)
             .2
-            .contains("tessera-tolerating")
+            .contains("tessera-fence")
     );
     // A toleration of every taint is for other drivers, and harmless, since the write is guarded.
     created(&claims, with(json!({"operator": "Exists"}))).await;

@@ -260,12 +260,12 @@ async fn claim_on_full_node_is_deallocated_for_another_node() {
     };
     let freed = tokio::time::timeout(TIMEOUT, freed).await.unwrap();
     assert_eq!(freed.finalizers().len(), 1, "the finalizer stays");
-    let message = |pod: &Pod| {
+    let is_rejected = |pod: &Pod| {
         unschedulable(pod).is_some_and(|message| {
             message.starts_with(starts) || message.contains("cannot allocate")
         })
     };
-    until(&pods, "p", present(message)).await;
+    until(&pods, "p", present(is_rejected)).await;
     allocate(&client, "shared", "node-b").await;
     assert_eq!(until_bound(&pods, "p").await, "node-b");
 }

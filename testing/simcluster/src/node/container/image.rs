@@ -30,6 +30,8 @@ pub struct Image {
     pub env: BTreeMap<String, String>,
     /// Command that runs if the pod names none.
     pub entrypoint: Vec<String>,
+    /// If true, the entrypoint is run instead of the pod's command and arguments.
+    pub ignores_command: bool,
     /// If true, containers are prepared completely, but their programs are not started.
     pub unstarted: bool,
 }
@@ -88,6 +90,13 @@ impl Image {
     #[must_use]
     pub fn unstarted(self) -> Self {
         Self { unstarted: true, ..self }
+    }
+
+    /// Returns this image with a command that the pod cannot change: the entrypoint with `args`.
+    #[must_use]
+    pub fn with_fixed_args(mut self, args: &[&str]) -> Self {
+        self.entrypoint.extend(args.iter().map(|arg| (*arg).to_owned()));
+        Self { ignores_command: true, ..self }
     }
 
     fn add_program(&mut self, loader: &Path, program: &Path) -> Result<(), ImageError> {
@@ -158,6 +167,7 @@ fn parse_list(listing: &str) -> Vec<ImageFile> {
 #[derive(Clone, Debug, Default)]
 pub struct ImageStore {
     images: BTreeMap<String, Arc<Image>>,
+    fallback: Option<Arc<Image>>,
 }
 
 impl ImageStore {
@@ -166,9 +176,14 @@ impl ImageStore {
         self.images.insert(reference.into(), Arc::new(image));
     }
 
-    /// Returns the image of that reference.
+    /// Sets the image of all other references.
+    pub fn set_fallback(&mut self, image: Image) {
+        self.fallback = Some(Arc::new(image));
+    }
+
+    /// Returns the image of that reference, or the fallback.
     pub fn get(&self, reference: &str) -> Option<Arc<Image>> {
-        self.images.get(reference).cloned()
+        self.images.get(reference).or(self.fallback.as_ref()).cloned()
     }
 }
 

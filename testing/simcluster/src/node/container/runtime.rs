@@ -413,9 +413,13 @@ fn init_spec(
     edits: Edits,
     root: PathBuf,
 ) -> Result<InitSpec, StartError> {
-    let mut command =
-        if config.command.is_empty() { image.entrypoint.clone() } else { config.command };
-    command.extend(config.args);
+    let mut command = image.entrypoint.clone();
+    if !image.ignores_command {
+        if !config.command.is_empty() {
+            command = config.command;
+        }
+        command.extend(config.args);
+    }
     if command.is_empty() {
         return Err(StartError::NoCommand);
     }

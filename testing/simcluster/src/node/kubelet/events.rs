@@ -29,8 +29,8 @@ impl Recorder {
         if before.as_ref() == Some(&text) {
             return;
         }
-        tracing::warn!(pod = pod.name_any(), reason, message);
         let namespace = pod.namespace().unwrap_or_default();
+        tracing::warn!(namespace, pod = pod.name_any(), reason, note = message, "pod event");
         let event = self.event(pod, &namespace, reason, message);
         let api: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
         if let Err(error) = api.create(&PostParams::default(), &event).await {

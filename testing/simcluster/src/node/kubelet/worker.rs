@@ -232,7 +232,7 @@ impl Worker {
         let outcome = if failed { Outcome::Failed } else { Outcome::Succeeded };
         while let Err(error) = self.shared.claims.unprepare(&self.uid).await {
             let message = format!("unprepare dynamic resources: {}", chain(&error));
-            tracing::warn!(uid = self.uid, message);
+            tracing::warn!(uid = self.uid, error = message, "cannot unprepare claims; retrying");
             if let Some(pod) = pod {
                 self.shared.events.warn(pod, "FailedUnprepareDynamicResources", message).await;
             }
@@ -300,7 +300,12 @@ impl Worker {
                     return;
                 }
                 Err(error) => {
-                    tracing::warn!(%error, pod = pod.name_any(), "cannot delete pod; retrying")
+                    tracing::warn!(
+                        %error,
+                        namespace = pod.namespace(),
+                        pod = pod.name_any(),
+                        "cannot delete pod; retrying"
+                    )
                 }
             }
             tokio::time::sleep(self.shared.sync_period).await;
@@ -335,7 +340,12 @@ impl Worker {
             // The watch reports the rest: deletion, or another pod of this name.
             Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => None,
             Err(error) => {
-                tracing::warn!(%error, pod = pod.name_any(), "cannot write pod status; retrying");
+                tracing::warn!(
+                    %error,
+                    namespace = pod.namespace(),
+                    pod = pod.name_any(),
+                    "cannot write pod status; retrying"
+                );
                 Some(self.shared.sync_period)
             }
         }

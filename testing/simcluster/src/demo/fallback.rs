@@ -1,5 +1,4 @@
-//! The demo where namespaces are not allowed: the driver's view of the GPUs, and a probe that
-//! nobody limits.
+//! The demo without namespaces: the driver's view of the GPUs, and a probe without limits.
 
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
@@ -9,21 +8,20 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use super::screen::Screen;
-use super::tables;
+use super::{steps, tables};
 use crate::serve::NODE_WORLD;
 use crate::testbed::programs::Programs;
 
-/// Shows what can be shown. No container can be made, so nothing is limited, and it says so.
+/// Runs the steps that need no container. Nothing is limited, and the output says so.
 pub(crate) fn run(
     screen: &Screen,
     worlds: &Path,
     reason: &std::io::Error,
 ) -> anyhow::Result<ExitCode> {
-    screen.title("Tessera: one GPU, many pods, each held to its share");
+    screen.title(steps::TITLE);
     screen.say(&format!("This machine allows no user namespaces ({reason})."));
-    screen.say(
-        "Without them no container can be made, and shares are enforced in containers only. What is left:",
-    );
+    screen.say("Without them no container can be created, and limits apply only in containers.");
+    screen.say("The remaining steps:");
     let programs = Programs::beside_this()?;
     let directory = TempDir::with_prefix("tsim-")?;
     let root = directory.path().join("driver-root");
@@ -36,23 +34,24 @@ pub(crate) fn run(
             .arg(&world)
             .arg(directory.path().join("sys")),
     )?;
-    published(screen, &programs, &root, &directory.path().join("sys"))?;
-    probed(screen, &programs, &root)?;
+    show_published_gpus(screen, &programs, &root, &directory.path().join("sys"))?;
+    show_unlimited_probe(screen, &programs, &root)?;
     screen.gap();
-    screen.say(
-        "For the rest, allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, or, on Ubuntu,",
-    );
-    screen.say("kernel.apparmor_restrict_unprivileged_userns=0), or run the demo as root.");
+    screen.say("To see the whole demo, allow user namespaces or run it as root:");
+    screen.commands(&[
+        ("sysctl kernel.unprivileged_userns_clone=1", "Debian"),
+        ("sysctl kernel.apparmor_restrict_unprivileged_userns=0", "Ubuntu"),
+    ]);
     Ok(ExitCode::SUCCESS)
 }
 
-fn published(
+fn show_published_gpus(
     screen: &Screen,
     programs: &Programs,
     root: &Path,
     sysfs: &Path,
 ) -> anyhow::Result<()> {
-    screen.step("What tessera-driver finds through NVML, as it would publish it");
+    screen.step("GPUs that tessera-driver finds through NVML and would publish");
     let slices = output(
         Command::new(&programs.driver)
             .args(["--node-name", "node-a", "--print-slices", "--driver-root"])
@@ -65,15 +64,17 @@ fn published(
         .filter(|text| !text.trim().is_empty())
         .map(serde_saphyr::from_str)
         .collect::<Result<_, _>>()
-        .context("the driver printed no slices")?;
-    screen.table(&tables::GPU_COLUMNS, &tables::gpus(&slices));
+        .context("invalid ResourceSlices from tessera-driver")?;
+    for node in tables::nodes(&slices) {
+        screen.good(&node);
+    }
     Ok(())
 }
 
-fn probed(screen: &Screen, programs: &Programs, root: &Path) -> anyhow::Result<()> {
-    screen.step("What a program sees on the first GPU with nobody between");
+fn show_unlimited_probe(screen: &Screen, programs: &Programs, root: &Path) -> anyhow::Result<()> {
+    screen.step("View of a program on the first GPU, without a container and without limits");
     let libraries = root.join("usr/lib/x86_64-linux-gnu");
-    let said = output(
+    let text = output(
         Command::new(&programs.probe)
             .arg("fill")
             .arg("--cuda")
@@ -82,24 +83,25 @@ fn probed(screen: &Screen, programs: &Programs, root: &Path) -> anyhow::Result<(
             .arg(libraries.join("libnvidia-ml.so.1")),
     )?;
     let lines: Vec<Value> =
-        said.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     let find = |event: &str| lines.iter().find(|line| line["event"] == event);
-    let (see, filled) = find("see").zip(find("filled")).context("the probe said nothing")?;
+    let (see, filled) =
+        find("see").zip(find("filled")).context("incomplete output of tessera-probe")?;
     let device = &see["devices"][0];
     screen.good(&format!(
         "{}: {}",
         device["name"].as_str().unwrap_or_default(),
         tables::gib(&device["cudaTotalBytes"])
     ));
-    screen.good(&format!("it took {}: all of it", tables::gib(&filled["takenBytes"])));
+    screen.good(&format!("{} allocated: all of it", tables::gib(&filled["takenBytes"])));
     Ok(())
 }
 
 fn output(command: &mut Command) -> anyhow::Result<String> {
     let name = command.get_program().display().to_string();
     let output =
-        command.stdin(Stdio::null()).output().with_context(|| format!("failed to run `{name}`"))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    anyhow::ensure!(output.status.success(), "`{name}`: {}", said.trim());
+        command.stdin(Stdio::null()).output().with_context(|| format!("cannot run `{name}`"))?;
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    anyhow::ensure!(output.status.success(), "`{name}`: {}", stderr.trim());
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
