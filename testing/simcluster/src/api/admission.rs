@@ -307,4 +307,26 @@ mod tests {
         let template = json!({"metadata": {"name": "t"}, "spec": {"spec": claim["spec"]}});
         assert!(create(group, "resourceclaimtemplates", &template).is_err());
     }
+
+    #[test]
+    fn allows_update_of_slice_without_change_of_content() {
+        let kind = kind::find("resource.k8s.io", "v1", "resourceslices").unwrap();
+        let slice = |generation: u64, owners: Value| {
+            let pool = json!({"name": "n", "generation": generation, "resourceSliceCount": 1});
+            json!({
+                "metadata": {"name": "s", "ownerReferences": owners},
+                "spec": {"driver": "gpu.tessera.dev", "nodeName": "n", "pool": pool},
+            })
+        };
+        let user = User::admin();
+        let current = slice(1, json!([{"kind": "Node", "name": "n"}]));
+        let update = |object: &Value| {
+            let (object, current) = (Some(object), Some(&current));
+            let attempt = Attempt { kind, status: false, user: &user, object, current };
+            Policies::all().admit(&attempt).map_err(|error| error.message)
+        };
+        assert_eq!(update(&slice(1, Value::Null)), Ok(()));
+        let denied = update(&slice(2, Value::Null)).unwrap_err();
+        assert!(denied.contains("only tessera-driver publishes"), "{denied}");
+    }
 }
