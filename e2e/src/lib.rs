@@ -6,7 +6,7 @@
 //!                                           v                                  |
 //!                 any cluster: simcluster, e2e/cluster, kind, yours     trials (restarts, ...)
 //!                                           ^                                  |
-//!                                           +--- operations: $TESSERA_E2E_NODE ---+
+//!                                           +-- operations: $TESSERA_E2E_NODE -+
 //! ```
 //!
 //! No test sleeps for a fixed time: every wait observes a watch or a log stream, has a deadline,
