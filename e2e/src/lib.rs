@@ -1,12 +1,12 @@
 //! End-to-end tests: scenario files and trials that run on any cluster, given its kubeconfig.
 //!
 //! ```text
-//! scenarios/*.yaml -- scenario (parse) --> runner (apply, watch, compare) --> harness (list, run, report)
-//!                                             |  kube client                             ^
-//!                                             v                                          |
-//!                            any cluster: simcluster, e2e/cluster, kind, yours       trials (restarts, 100 pods)
-//!                                             ^                                          |
-//!                                             +------ operations: $TESSERA_E2E_NODE -----+
+//! scenarios/*.yaml -> scenario (parse) -> runner (apply, watch, compare) -> harness (list, run)
+//!                                           |  kube client                     ^
+//!                                           v                                  |
+//!                 any cluster: simcluster, e2e/cluster, kind, yours     trials (restarts, ...)
+//!                                           ^                                  |
+//!                                           +-- operations: $TESSERA_E2E_NODE -+
 //! ```
 //!
 //! No test sleeps for a fixed time: every wait observes a watch or a log stream, has a deadline,

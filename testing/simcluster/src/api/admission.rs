@@ -1,232 +1,332 @@
-//! The chart's admission policies in Rust.
+//! Admission policies of the chart, evaluated by their own CEL expressions.
 //!
-//! They restrict who allocates, who writes slices and who tolerates the managed taint, keep the
-//! finalizer of allocated claims, and forbid mounts over grants. Each corresponds to one
-//! ValidatingAdmissionPolicy; the real ones are CEL and run on the real cluster.
+//! ```text
+//! golden/default.yaml (what helm renders) -- parse once --> policies: rules, conditions, variables, validations
+//! request (object, oldObject, user) -- evaluate --> allowed, or denied with the policy's message
+//! ```
 
-use serde_json::Value;
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock};
+
+use anyhow::Context as _;
+use cel::{Context, Env, Program, extensions};
+use k8s_openapi::api::admissionregistration::v1::{
+    NamedRuleWithOperations, ValidatingAdmissionPolicy,
+};
+use serde_json::{Value, json};
 
 use super::error::ApiError;
 use super::kind::Kind;
 use super::meta;
 use super::user::User;
 
-/// Name of Tessera's DRA driver.
-const DRIVER: &str = "gpu.tessera.dev";
-/// Taint that excludes other allocators.
-const MANAGED_TAINT: &str = "gpu.tessera.dev/managed";
-const CONTROLLER: &str = "system:serviceaccount:tessera-system:tessera-controller";
-const DRIVER_ACCOUNT: &str = "system:serviceaccount:tessera-system:tessera-driver";
-const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
-/// Users besides the controller that may deallocate.
-const DEALLOCATORS: &[&str] = &[
-    CONTROLLER,
-    "system:kube-scheduler",
-    "system:kube-controller-manager",
-    "system:serviceaccount:kube-system:resource-claim-controller",
-];
+/// The chart as helm renders it with its default values; `deploy/chart/check.sh` keeps it current.
+const MANIFESTS: &str = include_str!("../../../../deploy/chart/golden/default.yaml");
 
-/// Admission policies in force.
+/// The chart's policies with compiled expressions.
+static CHART: LazyLock<Vec<Policy>> =
+    LazyLock::new(|| parse(MANIFESTS).expect("invariant: the chart's policies are valid"));
+
+/// The environment in which expressions are compiled and evaluated.
+static ENVIRONMENT: LazyLock<Arc<Env>> = LazyLock::new(|| {
+    let mut env = Env::stdlib().with_optional_support(true);
+    env.add_extension(extensions::strings).expect("invariant: the extension is added once");
+    Arc::new(env)
+});
+
+/// Selects the admission policies in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policies {
-    /// Only the controller allocates claims of Tessera's devices; only it and cluster components
-    /// deallocate them.
-    pub allocation: bool,
-    /// No claim tolerates the managed taint by its key.
-    pub managed_taint: bool,
-    /// A driver writes only slices of its own node, and no other user writes slices of Tessera's
-    /// driver.
-    pub slices: bool,
-    /// The delete-protection finalizer stays while a claim of Tessera's devices is allocated.
-    pub finalizer: bool,
-    /// No pod with claims mounts anything at, above or below the path of its grants.
-    pub mounts: bool,
+    is_enabled: bool,
 }
 
 impl Policies {
     /// Returns no policies, as on a cluster without the chart.
     pub const fn none() -> Self {
-        Self {
-            allocation: false,
-            managed_taint: false,
-            slices: false,
-            finalizer: false,
-            mounts: false,
-        }
+        Self { is_enabled: false }
     }
 
     /// Returns all policies, as on a cluster with the chart.
     pub const fn all() -> Self {
-        Self { allocation: true, managed_taint: true, slices: true, finalizer: true, mounts: true }
+        Self { is_enabled: true }
+    }
+
+    /// Evaluates the policies that match the request.
+    ///
+    /// # Errors
+    /// Returns 403 with the message of the first policy that denies the request.
+    pub(crate) fn admit(&self, attempt: &Attempt<'_>) -> Result<(), ApiError> {
+        if !self.is_enabled {
+            return Ok(());
+        }
+        for policy in CHART.iter().filter(|policy| policy.matches(attempt)) {
+            if let Err(message) = policy.evaluate(attempt) {
+                let name = attempt.object.or(attempt.current).map(meta::name).unwrap_or_default();
+                return Err(ApiError::denied_by_policy(attempt.kind, name, &policy.name, &message));
+            }
+        }
+        Ok(())
     }
 }
 
-/// A request to be admitted.
+/// A write request to be admitted.
 pub(crate) struct Attempt<'a> {
     pub(crate) kind: &'static Kind,
     pub(crate) status: bool,
     pub(crate) user: &'a User,
     /// The object to be stored; `None` for a deletion.
     pub(crate) object: Option<&'a Value>,
-    /// The currently stored object; `None` for a creation.
+    /// The stored object; `None` for a creation.
     pub(crate) current: Option<&'a Value>,
 }
 
-impl Policies {
-    /// Admits the attempt, or returns the denial of the first policy that refuses it.
-    pub(crate) fn admit(&self, attempt: &Attempt<'_>) -> Result<(), ApiError> {
-        let denied = match attempt.kind.plural {
-            "resourceclaims" if attempt.status => self
-                .allocation
-                .then(|| allocation(attempt))
-                .flatten()
-                .map(|message| ("tessera-allocation", message)),
-            "resourceclaims" | "resourceclaimtemplates" => {
-                let managed_taint = self
-                    .managed_taint
-                    .then(|| managed_taint(attempt))
-                    .flatten()
-                    .map(|message| ("tessera-fence", message));
-                managed_taint.or_else(|| {
-                    self.finalizer
-                        .then(|| finalizer(attempt))
-                        .flatten()
-                        .map(|message| ("tessera-finalizer", message))
+impl Attempt<'_> {
+    fn operation(&self) -> &'static str {
+        match (self.object, self.current) {
+            (None, _) => "DELETE",
+            (_, None) => "CREATE",
+            _ => "UPDATE",
+        }
+    }
+
+    /// Returns the resource with its subresource, as policies name it.
+    fn resource(&self) -> String {
+        let plural = self.kind.plural;
+        if self.status { format!("{plural}/status") } else { plural.to_owned() }
+    }
+
+    /// Returns the context of expressions: `object`, `oldObject` and `request`.
+    fn context(&self) -> Result<Context<'static, 'static>, String> {
+        let request = json!({
+            "operation": self.operation(),
+            "kind": {"kind": self.kind.kind},
+            "userInfo": {"username": self.user.name, "extra": self.user.extra},
+        });
+        let mut context = Context::with_env(Arc::clone(&ENVIRONMENT));
+        let values = [
+            ("object", self.object.map(without_nulls).unwrap_or_default()),
+            ("oldObject", self.current.map(without_nulls).unwrap_or_default()),
+            ("request", request),
+        ];
+        for (name, value) in values {
+            let value = cel::to_value(value).map_err(|error| error.to_string())?;
+            context.add_variable_from_value(name, value);
+        }
+        Ok(context)
+    }
+}
+
+/// Returns the value without null fields, which typed objects of the API server do not have.
+fn without_nulls(value: &Value) -> Value {
+    match value {
+        Value::Object(fields) => fields
+            .iter()
+            .filter(|(_, value)| !value.is_null())
+            .map(|(name, value)| (name.clone(), without_nulls(value)))
+            .collect::<serde_json::Map<_, _>>()
+            .into(),
+        Value::Array(values) => values.iter().map(without_nulls).collect(),
+        other => other.clone(),
+    }
+}
+
+/// An expression with its source, for errors.
+struct Expression {
+    source: String,
+    program: Program,
+}
+
+impl Expression {
+    fn compile(source: &str) -> anyhow::Result<Self> {
+        let program =
+            ENVIRONMENT.compile(source).with_context(|| format!("cannot compile `{source}`"))?;
+        Ok(Self { source: source.to_owned(), program })
+    }
+
+    fn evaluate(&self, context: &Context<'_, '_>) -> Result<cel::Value, String> {
+        let failed = |error| format!("expression '{}' resulted in error: {error}", self.source);
+        self.program.execute(context).map_err(failed)
+    }
+
+    fn is_true(&self, context: &Context<'_, '_>) -> Result<bool, String> {
+        Ok(self.evaluate(context)? == cel::Value::Bool(true))
+    }
+}
+
+/// One ValidatingAdmissionPolicy. A failed evaluation denies the request (`failurePolicy: Fail`).
+struct Policy {
+    name: String,
+    rules: Vec<NamedRuleWithOperations>,
+    conditions: Vec<Expression>,
+    variables: Vec<(String, Expression)>,
+    validations: Vec<(Expression, String)>,
+}
+
+impl Policy {
+    fn compile(policy: ValidatingAdmissionPolicy) -> anyhow::Result<Self> {
+        let spec = policy.spec.context("no spec")?;
+        let conditions = spec.match_conditions.into_iter().flatten();
+        let variables = spec.variables.into_iter().flatten();
+        let validations = spec.validations.into_iter().flatten();
+        Ok(Self {
+            name: policy.metadata.name.context("no name")?,
+            rules: spec.match_constraints.and_then(|all| all.resource_rules).unwrap_or_default(),
+            conditions: conditions
+                .map(|condition| Expression::compile(&condition.expression))
+                .collect::<anyhow::Result<_>>()?,
+            variables: variables
+                .map(|variable| Ok((variable.name, Expression::compile(&variable.expression)?)))
+                .collect::<anyhow::Result<_>>()?,
+            validations: validations
+                .map(|validation| {
+                    let message = validation.message.unwrap_or_default();
+                    Ok((Expression::compile(&validation.expression)?, message))
                 })
-            }
-            "resourceslices" => self
-                .slices
-                .then(|| slices(attempt))
-                .flatten()
-                .map(|message| ("tessera-slices", message)),
-            "pods" if attempt.current.is_none() => self
-                .mounts
-                .then(|| mounts(attempt))
-                .flatten()
-                .map(|message| ("tessera-mounts", message)),
-            _ => None,
-        };
-        match denied {
-            None => Ok(()),
-            Some((policy, message)) => {
-                let name = attempt.object.or(attempt.current).map(meta::name).unwrap_or_default();
-                Err(ApiError::denied_by_policy(attempt.kind, name, policy, message))
-            }
-        }
-    }
-}
-
-fn is_tessera_claim(claim: Option<&Value>) -> bool {
-    let results =
-        claim.and_then(|claim| claim["status"]["allocation"]["devices"]["results"].as_array());
-    results.into_iter().flatten().any(|result| result["driver"] == DRIVER)
-}
-
-fn allocation(attempt: &Attempt<'_>) -> Option<&'static str> {
-    let user = attempt.user.name.as_str();
-    match (is_tessera_claim(attempt.current), is_tessera_claim(attempt.object)) {
-        (false, true) if user != CONTROLLER => {
-            Some("only tessera-controller allocates devices of gpu.tessera.dev")
-        }
-        (true, false) if !DEALLOCATORS.contains(&user) => {
-            Some("this user may not end an allocation of gpu.tessera.dev; delete the pod instead")
-        }
-        _ => None,
-    }
-}
-
-fn managed_taint(attempt: &Attempt<'_>) -> Option<&'static str> {
-    let object = attempt.object?;
-    let spec = if attempt.kind.plural == "resourceclaims" {
-        &object["spec"]
-    } else {
-        &object["spec"]["spec"]
-    };
-    let requests = spec["devices"]["requests"].as_array()?;
-    let tolerates = |request: &Value| {
-        request["tolerations"].as_array().into_iter().flatten().any(|toleration| {
-            toleration["key"] == MANAGED_TAINT
-                && ["", "NoSchedule"].contains(&toleration["effect"].as_str().unwrap_or_default())
+                .collect::<anyhow::Result<_>>()?,
         })
-    };
-    let any = requests.iter().any(|request| {
-        tolerates(&request["exactly"])
-            || request["firstAvailable"].as_array().into_iter().flatten().any(tolerates)
-    });
-    any.then_some(
-        "claims must not tolerate gpu.tessera.dev/managed; tessera-controller allocates these devices",
-    )
-}
-
-fn finalizer(attempt: &Attempt<'_>) -> Option<&'static str> {
-    let (object, current) = (attempt.object?, attempt.current?);
-    let dropped = meta::finalizers(current).contains(&FINALIZER)
-        && !meta::finalizers(object).contains(&FINALIZER);
-    (dropped && is_tessera_claim(Some(object)))
-        .then_some("the finalizer resource.kubernetes.io/delete-protection stays while gpu.tessera.dev devices are allocated; delete the pods that use the claim")
-}
-
-/// Returns true for a change of owners, finalizers or labels only.
-fn is_content_unchanged(attempt: &Attempt<'_>) -> bool {
-    let (Some(object), Some(current)) = (attempt.object, attempt.current) else { return false };
-    object["spec"] == current["spec"]
-        && object["metadata"]["annotations"] == current["metadata"]["annotations"]
-}
-
-fn slices(attempt: &Attempt<'_>) -> Option<&'static str> {
-    let slice = attempt.object.or(attempt.current)?;
-    let is_driver = attempt.user.name == DRIVER_ACCOUNT;
-    let spec = &slice["spec"];
-    if attempt.object.is_some()
-        && spec["driver"] == DRIVER
-        && !is_driver
-        && !is_content_unchanged(attempt)
-    {
-        return Some("only tessera-driver publishes slices of gpu.tessera.dev");
     }
-    if !is_driver {
-        return None;
-    }
-    let own = attempt.user.node_name().is_some_and(|node| {
-        spec["driver"] == DRIVER
-            && spec["nodeName"].as_str() == Some(node)
-            // A driver may delete forged slices of its node, whatever pool they name.
-            && (attempt.object.is_none() || spec["pool"]["name"].as_str() == Some(node))
-    });
-    (!own).then_some(
-        "tessera-driver writes only slices of gpu.tessera.dev, and only those of its own node",
-    )
-}
 
-fn mounts(attempt: &Attempt<'_>) -> Option<&'static str> {
-    let spec = &attempt.object?["spec"];
-    if spec["resourceClaims"].as_array().is_none_or(Vec::is_empty) {
-        return None;
-    }
-    let containers =
-        ["containers", "initContainers", "ephemeralContainers"].map(|list| spec[list].as_array());
-    let paths = containers.into_iter().flatten().flatten().flat_map(|container| {
-        let listed = |list: &str, path: &str| -> Vec<&str> {
-            let entries = container[list].as_array().into_iter().flatten();
-            entries.filter_map(|entry| entry[path].as_str()).collect()
+    fn matches(&self, attempt: &Attempt<'_>) -> bool {
+        let has = |list: &Option<Vec<String>>, value: &str| {
+            list.iter().flatten().any(|entry| entry == value)
         };
-        [listed("volumeMounts", "mountPath"), listed("volumeDevices", "devicePath")].concat()
-    });
-    let split = |path: &'_ str| -> Vec<String> {
-        path.split('/').filter(|part| !part.is_empty() && *part != ".").map(str::to_owned).collect()
-    };
-    let paths: Vec<_> = paths.map(split).collect();
-    if paths.iter().flatten().any(|part| part == "..") {
-        return Some(
-            "a pod with resource claims must not use .. in the path of a mount; /dev/tessera is Tessera's",
-        );
+        self.rules.iter().any(|rule| {
+            has(&rule.api_groups, attempt.kind.group)
+                && has(&rule.operations, attempt.operation())
+                && has(&rule.resources, &attempt.resource())
+        })
     }
-    let covers = |parts: &Vec<String>| match &parts[..] {
-        [] => true,
-        [dev] => dev == "dev",
-        [dev, next, ..] => dev == "dev" && next == "tessera",
-    };
-    paths.iter().any(covers).then_some(
-        "a pod with resource claims must not mount anything at, above or under /dev/tessera; mount below /dev elsewhere, for example at /dev/shm",
-    )
+
+    /// Returns the message of the first validation that fails.
+    fn evaluate(&self, attempt: &Attempt<'_>) -> Result<(), String> {
+        let mut context = attempt.context()?;
+        for condition in &self.conditions {
+            if !condition.is_true(&context)? {
+                return Ok(());
+            }
+        }
+        let mut variables = HashMap::new();
+        for (name, expression) in &self.variables {
+            variables.insert(name.clone(), expression.evaluate(&context)?);
+            context.add_variable_from_value("variables", variables.clone());
+        }
+        for (validation, message) in &self.validations {
+            if !validation.is_true(&context)? {
+                return Err(message.clone());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns the policies in a multi-document manifest.
+fn parse(manifests: &str) -> anyhow::Result<Vec<Policy>> {
+    let mut policies = Vec::new();
+    for document in manifests.split("\n---\n") {
+        let object: Value = serde_saphyr::from_str(document)?;
+        if object["kind"] == "ValidatingAdmissionPolicy" {
+            policies.push(Policy::compile(serde_json::from_value(object)?)?);
+        }
+    }
+    Ok(policies)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::kind;
+
+    /// Admits the creation of an object by the administrator.
+    fn create(group: &str, plural: &str, object: &Value) -> Result<(), String> {
+        let kind = kind::find(group, "v1", plural).unwrap();
+        let user = User::admin();
+        let attempt =
+            Attempt { kind, status: false, user: &user, object: Some(object), current: None };
+        Policies::all().admit(&attempt).map_err(|error| error.message)
+    }
+
+    fn container(mounts: &[&str]) -> Value {
+        let mounts: Vec<Value> =
+            mounts.iter().map(|path| json!({"name": "v", "mountPath": path})).collect();
+        json!({"name": "c", "volumeMounts": mounts})
+    }
+
+    fn pod(containers: &[Value]) -> Value {
+        let claims = json!([{"name": "gpu", "resourceClaimName": "c"}]);
+        json!({
+            "metadata": {"name": "p"},
+            "spec": {"containers": containers, "resourceClaims": claims, "volumes": null},
+        })
+    }
+
+    #[test]
+    fn compiles_every_policy_of_the_chart() {
+        let names: Vec<&str> = CHART.iter().map(|policy| policy.name.as_str()).collect();
+        let expected = ["allocation", "finalizer", "fence", "slices", "mounts"];
+        assert_eq!(names, expected.map(|name| format!("tessera-{name}")));
+    }
+
+    #[test]
+    fn denies_mounts_at_above_and_under_grants() {
+        for path in ["/dev/tessera", "/dev/tessera/x", "/dev/", "/", "//dev/./tessera", "./dev"] {
+            let denied = create("", "pods", &pod(&[container(&["/data", path])])).unwrap_err();
+            assert!(denied.contains("at, above or under /dev/tessera"), "{path}: {denied}");
+        }
+        let denied = create("", "pods", &pod(&[container(&["/tmp/../dev"])])).unwrap_err();
+        assert!(denied.contains("must not use .."), "{denied}");
+        for path in ["/dev/shm", "/dev/tessera2", "/data/dev/tessera"] {
+            assert_eq!(create("", "pods", &pod(&[container(&[path])])), Ok(()), "{path}");
+        }
+        let mut unclaimed = pod(&[container(&["/dev"])]);
+        unclaimed["spec"]["resourceClaims"] = Value::Null;
+        assert_eq!(create("", "pods", &unclaimed), Ok(()));
+    }
+
+    #[test]
+    fn evaluates_pod_with_4000_mounts() {
+        let mut containers = vec![container(&["/data"; 40]); 100];
+        assert_eq!(create("", "pods", &pod(&containers)), Ok(()));
+        containers[99]["volumeMounts"][39]["mountPath"] = "/dev/tessera".into();
+        assert!(create("", "pods", &pod(&containers)).is_err());
+    }
+
+    #[test]
+    fn evaluates_tolerations_of_every_alternative() {
+        let toleration = |key: &str| json!({"key": key, "operator": "Exists"});
+        let alternative = json!({"name": "a", "tolerations": vec![toleration("other"); 16]});
+        let request = json!({"name": "r", "firstAvailable": vec![alternative; 8]});
+        let mut claim = json!({
+            "metadata": {"name": "c"}, "spec": {"devices": {"requests": vec![request; 32]}},
+        });
+        let group = "resource.k8s.io";
+        assert_eq!(create(group, "resourceclaims", &claim), Ok(()));
+        claim["spec"]["devices"]["requests"][31]["firstAvailable"][7]["tolerations"][15] =
+            toleration("gpu.tessera.dev/managed");
+        let denied = create(group, "resourceclaims", &claim).unwrap_err();
+        assert!(denied.contains("must not tolerate"), "{denied}");
+        let template = json!({"metadata": {"name": "t"}, "spec": {"spec": claim["spec"]}});
+        assert!(create(group, "resourceclaimtemplates", &template).is_err());
+    }
+
+    #[test]
+    fn allows_update_of_slice_without_change_of_content() {
+        let kind = kind::find("resource.k8s.io", "v1", "resourceslices").unwrap();
+        let slice = |generation: u64, owners: Value| {
+            let pool = json!({"name": "n", "generation": generation, "resourceSliceCount": 1});
+            json!({
+                "metadata": {"name": "s", "ownerReferences": owners},
+                "spec": {"driver": "gpu.tessera.dev", "nodeName": "n", "pool": pool},
+            })
+        };
+        let user = User::admin();
+        let current = slice(1, json!([{"kind": "Node", "name": "n"}]));
+        let update = |object: &Value| {
+            let (object, current) = (Some(object), Some(&current));
+            let attempt = Attempt { kind, status: false, user: &user, object, current };
+            Policies::all().admit(&attempt).map_err(|error| error.message)
+        };
+        assert_eq!(update(&slice(1, Value::Null)), Ok(()));
+        let denied = update(&slice(2, Value::Null)).unwrap_err();
+        assert!(denied.contains("only tessera-driver publishes"), "{denied}");
+    }
 }
