@@ -204,17 +204,16 @@ impl Run<'_> {
         let alternative = &self.search.shape.alternatives[index];
         let is_admin = alternative.request.admin == Some(true);
         let count = self.search.reachable.candidates.len();
-        let is_usable = move |&i: &usize| {
+        let suffices = move |i: usize| {
             let profile = self.search.reachable.candidates[i].profile;
-            let suffices = alternative.profile_match(profile).is_some_and(|found| {
-                found.usable
-                    && match &found.demand {
-                        ProfileDemand::Takes(demand, _) => self.state.has_capacity(i, demand),
-                        _ => false,
-                    }
-            });
+            alternative.profile_match(profile).is_some_and(|found| {
+                let ProfileDemand::Takes(demand, _) = &found.demand else { return false };
+                found.usable && self.state.has_capacity(i, demand)
+            })
+        };
+        let is_usable = move |&i: &usize| {
             self.verdicts[index * count + i] == Verdict::Selected
-                && suffices
+                && suffices(i)
                 && (is_admin || !self.state.is_in_use(0, i, false))
                 && self.state.is_sharing_compatible(i, alternative.required_sharing())
                 && self.has_counters(i)
