@@ -187,7 +187,7 @@ async fn death_after_any_mps_step_leaves_no_daemon_request() {
 }
 
 #[tokio::test]
-async fn death_after_any_undo_step_of_mps_claim_keeps_request_until_unprepare() {
+async fn interrupted_mps_unprepare_is_completed_by_the_next_one() {
     let count = StepRunner::by_mps(&Node::with_gpus(2), "a").undo_steps().len();
     assert_eq!(count, 4, "claim spec, ledger, grant, MPS release");
     for done in 0..=count {

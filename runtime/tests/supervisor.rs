@@ -68,7 +68,7 @@ async fn orderly_stop_is_no_failure() {
     let (stop, mut tasks) = supervisor();
     let token = stop.clone();
     tasks.spawn("orderly", async move { token.cancelled().await });
-    tasks.spawn_thread("blocked", || std::thread::park()).expect("a thread");
+    tasks.spawn_thread("blocked", std::thread::park).expect("a thread");
     stop.cancel();
     let early = timeout(Duration::from_millis(300), tasks.failed()).await;
     assert!(early.is_err(), "{early:?}");

@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_library_is_an_error_that_names_the_flag() {
+    fn missing_library_error_names_the_flag() {
         let directory = tempfile::tempdir().expect("a directory");
         let paths = StatePaths::new(directory.path());
         let error = install(Path::new("/no/such.so"), &paths).expect_err("missing");

@@ -96,12 +96,12 @@ fn line<'s>(status: &'s str, key: &str) -> Option<&'s str> {
     status.lines().find_map(|line| line.strip_prefix(key))
 }
 
-/// Field 22. The second field is the program's name in brackets, which may hold anything.
+/// Returns field 22 of `stat`. The second field, the name in brackets, may contain any character.
 fn start_ticks(stat: &str) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
-/// The inode that `pid:[4026531836]` names.
+/// Returns the inode in a link such as `pid:[4026531836]`.
 fn namespace(link: &Path) -> Option<u64> {
     let target = fs::read_link(link).ok()?;
     target.to_str()?.strip_prefix("pid:[")?.strip_suffix(']')?.parse().ok()

@@ -118,7 +118,7 @@ fn device_order_is_content() {
 }
 
 #[test]
-fn a_node_without_gpus_has_one_empty_slice() {
+fn node_without_gpus_has_one_empty_slice() {
     assert_eq!(
         short(&plan(vec![page("s", &[])], vec![stored("s", &["a"], 2, 1)], 2)),
         ["patch s 2/1"]
