@@ -85,7 +85,7 @@ impl CommitError {
     /// Whether the server would say the same again: a policy or a missing permission, or a feature
     /// that it does not have. 404 is not among them, for a claim that is made anew.
     #[must_use]
-    pub fn will_last(&self) -> bool {
+    pub fn is_lasting(&self) -> bool {
         match self {
             Self::Conflict { .. } => false,
             Self::Dropped { .. } => true,
@@ -182,7 +182,7 @@ impl Writer {
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate).
-    pub async fn take_back(&self, claim: &ResourceClaim) -> Result<ResourceClaim, CommitError> {
+    pub async fn deallocate(&self, claim: &ResourceClaim) -> Result<ResourceClaim, CommitError> {
         self.clear(claim, json!({"allocation": null, "devices": null, "reservedFor": null})).await
     }
 

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  thread "lease"    its own runtime and client: Candidate::acquire, then hold
-//!  thread "planner"  its own runtime: Planner::run
+//!  thread "planner"  its own runtime: Shell::run, with the core
 //!  runtime of main   watches, writes, events, /metrics, /healthz
 //! ```
 //!
@@ -20,8 +20,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use crate::leadership::{Candidate, LeadershipError, Tenure};
-use crate::planner::Planner;
-use crate::watch::Change;
+use crate::shell::Shell;
+use crate::watch::Arrival;
 
 /// Makes a client in the runtime that is to use it: a client's connection belongs to the runtime
 /// that made it.
@@ -105,13 +105,13 @@ impl Leadership {
 /// Leadership is lost, or a thread has ended that must not: the process has to end at once.
 pub async fn lead(
     leadership: Option<Leadership>,
-    planner: Planner,
-    changes: mpsc::Receiver<Change>,
+    shell: Shell,
+    changes: mpsc::Receiver<Arrival>,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
     let (tell_ended, ended) = oneshot::channel();
     on_thread("planner", async move {
-        let _ = tell_ended.send(planner.run(changes, stop).await);
+        let _ = tell_ended.send(shell.run(changes, stop).await);
     })
     .context("cannot start the thread of the planner")?;
     let planned = async { ended.await.context("the planner has ended unexpectedly") };

@@ -25,21 +25,20 @@
 #![forbid(unsafe_code)]
 
 pub mod commit;
-pub mod contention;
+pub mod core;
 pub mod lead;
 pub mod leadership;
 pub mod metrics;
-pub mod planner;
-pub mod retries;
+pub mod reasons;
+pub mod shell;
 pub mod watch;
 
 mod args;
+mod executor;
 #[cfg(feature = "fault-points")]
 pub mod fault;
 #[cfg(not(feature = "fault-points"))]
 mod fault;
-mod notices;
-mod repairs;
 mod run;
 mod server;
 

@@ -1,6 +1,7 @@
 //! Figures about the controller, in Prometheus' format.
 
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -8,6 +9,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
+
+use crate::core::effect::Figures;
 
 /// From 0.5 ms to 16 s, doubling.
 const BUCKETS: [f64; 16] = [
@@ -37,7 +40,7 @@ pub struct Metrics {
     pub write_errors: Counter,
     /// From the arrival of the watch event to the answer to the write, seconds.
     pub latency: Histogram,
-    /// Time of one plan, seconds.
+    /// Time of one plan and of the decisions around it, seconds.
     pub plan_time: Histogram,
     /// Plans that ended before all pods were reached.
     pub plans_cut: Counter,
@@ -109,7 +112,7 @@ impl Metrics {
         );
         registry.register_with_unit(
             "plan",
-            "Time of one plan",
+            "Time of one plan and of the decisions around it",
             Unit::Seconds,
             metrics.plan_time.clone(),
         );
@@ -156,5 +159,39 @@ impl Metrics {
         );
         registry.register("leading", "1 while this process leads", metrics.leading.clone());
         metrics
+    }
+
+    /// Adds the figures of one step of the core, which took this long.
+    pub(crate) fn record(&self, figures: &Figures, took: Duration) {
+        if figures.is_planned {
+            self.plan_time.observe(took.as_secs_f64());
+        }
+        self.allocations.inc_by(figures.allocations.len() as u64);
+        for allocation in &figures.allocations {
+            self.latency.observe(allocation.as_secs_f64());
+        }
+        self.releases.inc_by(figures.releases);
+        self.repairs.inc_by(figures.repairs);
+        self.conflicts.inc_by(figures.conflicts);
+        self.write_errors.inc_by(figures.write_errors);
+        self.plans_cut.inc_by(figures.cut_plans);
+        self.undecided_plans.inc_by(figures.undecided_plans);
+        self.drift.inc_by(figures.drifts);
+        let gauges = [
+            (&self.kept, figures.kept_nodes),
+            (&self.overcommitted, figures.overcommitted),
+            (&self.misplaced, figures.misplaced),
+            (&self.orphaned, figures.orphaned),
+            (&self.unanswered, figures.unanswered),
+        ];
+        for (gauge, value) in gauges {
+            value.map(|value| gauge.set(value));
+        }
+        if let Some(pending) = &figures.pending {
+            self.pending.clear();
+            for (reason, claims) in pending {
+                self.pending.get_or_create(&ReasonLabel { reason }).set(*claims);
+            }
+        }
     }
 }

@@ -16,7 +16,7 @@ use crate::args::Args;
 use crate::lead::{Connect, Leadership, lead};
 use crate::leadership::Tenure;
 use crate::metrics::Metrics;
-use crate::planner::Planner;
+use crate::shell::Shell;
 use crate::{server, watch};
 
 pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
@@ -75,8 +75,8 @@ async fn work(
     // Only now: what a standby had seen could be older than the last writes of the leader before
     // it.
     let changes = watch::start(&client);
-    let planner = Planner::new(client, identity, settings, metrics).during(tenure);
-    lead(leadership, planner, changes, stop).await
+    let shell = Shell::new(client, identity, settings, metrics).during(tenure);
+    lead(leadership, shell, changes, stop).await
 }
 
 fn default_identity() -> String {

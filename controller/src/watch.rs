@@ -6,8 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt};
-use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
 use kube::runtime::utils::{Backoff, ResetTimerBackoff};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
@@ -17,72 +15,19 @@ use tessera_runtime::cluster::patiently;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use crate::core::event::{Change, WatchedKind, WatchedObject};
+
 /// Changes that may wait for the planner. It takes many at a time; a list of a large cluster fills
 /// it, and then the watches wait instead of the memory growing.
 const QUEUE: usize = 4096;
 
-/// Kinds that are watched.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
-    /// ResourceSlice.
-    Slice,
-    /// DeviceTaintRule: in `resource.k8s.io/v1` from 1.37 on; an older API server does not have the
-    /// kind.
-    TaintRule,
-    /// DeviceClass.
-    Class,
-    /// ResourceClaim.
-    Claim,
-    /// Node.
-    Node,
-    /// Pod.
-    Pod,
-}
-
-impl Kind {
-    /// All of them: nothing is planned before each has been listed.
-    pub const ALL: [Self; 6] =
-        [Self::Slice, Self::TaintRule, Self::Class, Self::Claim, Self::Node, Self::Pod];
-}
-
-/// Something that changed, and when we heard of it.
+/// A change, and the time of its arrival.
 #[derive(Debug, Clone)]
-pub struct Change {
-    /// What changed.
-    pub what: What,
-    /// When the event arrived.
+pub struct Arrival {
+    /// The change.
+    pub change: Change,
+    /// The time at which the watch delivered it.
     pub at: Instant,
-}
-
-/// What changed.
-#[derive(Debug, Clone)]
-pub enum What {
-    /// An object is there or is different.
-    Applied(Object),
-    /// An object is gone.
-    Deleted(Object),
-    /// The kind has been listed in whole.
-    Listed(Kind),
-    /// A watch failed, which goes on by itself: the API server is away, or has forgotten where we
-    /// were.
-    Interrupted,
-}
-
-/// An object of one of the kinds.
-#[derive(Debug, Clone)]
-pub enum Object {
-    /// ResourceSlice.
-    Slice(Arc<ResourceSlice>),
-    /// DeviceTaintRule.
-    TaintRule(Arc<DeviceTaintRule>),
-    /// DeviceClass.
-    Class(Arc<DeviceClass>),
-    /// ResourceClaim.
-    Claim(Arc<ResourceClaim>),
-    /// Node.
-    Node(Arc<Node>),
-    /// Pod.
-    Pod(Arc<Pod>),
 }
 
 /// How long a watch that failed waits before the next attempt. A standing error (no permission, API
@@ -122,46 +67,52 @@ impl Backoff for Pause {
 }
 
 /// Starts one task per kind. They end when the receiver is dropped.
-pub fn start(client: &Client) -> mpsc::Receiver<Change> {
+pub fn start(client: &Client) -> mpsc::Receiver<Arrival> {
     let (changes, receiver) = mpsc::channel(QUEUE);
     let ours = watcher::Config::default().fields(&format!("spec.driver={DRIVER_NAME}"));
     let all = watcher::Config::default;
     tokio::spawn(follow(
         Api::all(client.clone()),
         ours,
-        Kind::Slice,
-        Object::Slice,
+        WatchedKind::Slice,
+        WatchedObject::Slice,
         changes.clone(),
     ));
     tokio::spawn(follow(
         Api::all(client.clone()),
         all(),
-        Kind::TaintRule,
-        Object::TaintRule,
+        WatchedKind::TaintRule,
+        WatchedObject::TaintRule,
         changes.clone(),
     ));
     tokio::spawn(follow(
         Api::all(client.clone()),
         all(),
-        Kind::Class,
-        Object::Class,
+        WatchedKind::Class,
+        WatchedObject::Class,
         changes.clone(),
     ));
     tokio::spawn(follow(
         Api::all(client.clone()),
         all(),
-        Kind::Claim,
-        Object::Claim,
+        WatchedKind::Claim,
+        WatchedObject::Claim,
         changes.clone(),
     ));
     tokio::spawn(follow(
         Api::all(client.clone()),
         all(),
-        Kind::Node,
-        Object::Node,
+        WatchedKind::Node,
+        WatchedObject::Node,
         changes.clone(),
     ));
-    tokio::spawn(follow(Api::all(client.clone()), all(), Kind::Pod, Object::Pod, changes));
+    tokio::spawn(follow(
+        Api::all(client.clone()),
+        all(),
+        WatchedKind::Pod,
+        WatchedObject::Pod,
+        changes,
+    ));
     receiver
 }
 
@@ -170,9 +121,9 @@ pub fn start(client: &Client) -> mpsc::Receiver<Change> {
 async fn follow<K>(
     api: Api<K>,
     config: watcher::Config,
-    kind: Kind,
-    wrap: fn(Arc<K>) -> Object,
-    changes: mpsc::Sender<Change>,
+    kind: WatchedKind,
+    wrap: fn(Arc<K>) -> WatchedObject,
+    changes: mpsc::Sender<Arrival>,
 ) where
     K: Resource + Default + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
 {
@@ -185,14 +136,14 @@ async fn follow<K>(
         let at = Instant::now();
         let news = match event {
             Ok(event) => known.take(event, kind, wrap),
-            Err(error) if kind == Kind::TaintRule && is_unavailable(&error) => {
+            Err(error) if kind == WatchedKind::TaintRule && is_unavailable(&error) => {
                 if std::mem::replace(&mut known.told, true) {
                     continue;
                 }
                 tracing::warn!(
                     "DeviceTaintRules cannot be listed (not served, or not permitted): they are not honoured"
                 );
-                vec![What::Listed(kind)]
+                vec![Change::Listed(kind)]
             }
             Err(error) => {
                 tracing::warn!(
@@ -203,11 +154,11 @@ async fn follow<K>(
                 if !is_interruption(&error) {
                     continue;
                 }
-                vec![What::Interrupted]
+                vec![Change::Interrupted]
             }
         };
-        for what in news {
-            if changes.send(Change { what, at }).await.is_err() {
+        for change in news {
+            if changes.send(Arrival { change, at }).await.is_err() {
                 return;
             }
         }
@@ -251,9 +202,9 @@ impl<K: Resource + Default> Known<K> {
     fn take(
         &mut self,
         event: watcher::Event<K>,
-        kind: Kind,
-        wrap: fn(Arc<K>) -> Object,
-    ) -> Vec<What> {
+        kind: WatchedKind,
+        wrap: fn(Arc<K>) -> WatchedObject,
+    ) -> Vec<Change> {
         match event {
             watcher::Event::Init => {
                 self.listing = Some(BTreeMap::new());
@@ -264,26 +215,26 @@ impl<K: Resource + Default> Known<K> {
                 self.listing
                     .get_or_insert_default()
                     .insert(key(object.as_ref()), identity(object.as_ref()));
-                vec![What::Applied(wrap(object))]
+                vec![Change::Applied(wrap(object))]
             }
             watcher::Event::InitDone => {
                 let listed = self.listing.take().unwrap_or_default();
                 let before = std::mem::replace(&mut self.objects, listed);
                 let gone = before.into_iter().filter(|(key, _)| !self.objects.contains_key(key));
-                let mut news: Vec<What> =
-                    gone.map(|(_, object)| What::Deleted(wrap(object))).collect();
-                news.push(What::Listed(kind));
+                let mut news: Vec<Change> =
+                    gone.map(|(_, object)| Change::Deleted(wrap(object))).collect();
+                news.push(Change::Listed(kind));
                 news
             }
             watcher::Event::Apply(object) => {
                 let object = Arc::new(object);
                 self.objects.insert(key(object.as_ref()), identity(object.as_ref()));
-                vec![What::Applied(wrap(object))]
+                vec![Change::Applied(wrap(object))]
             }
             watcher::Event::Delete(object) => {
                 let object = Arc::new(object);
                 self.objects.remove(&key(object.as_ref()));
-                vec![What::Deleted(wrap(object))]
+                vec![Change::Deleted(wrap(object))]
             }
         }
     }

@@ -99,7 +99,7 @@ async fn a_claim_on_a_node_that_is_gone_moves_if_nobody_has_reserved_it() {
         (place(api, "waiting").as_deref() == Some("node-b")).then_some(())
     })
     .await;
-    let note = event(&api, "waiting", "TryingElsewhere").unwrap();
+    let note = event(&api, "waiting", "Rescheduling").unwrap();
     assert!(note.contains("node node-a") && note.contains("does not exist any more"), "{note}");
     seconds(60).await;
     assert_eq!(

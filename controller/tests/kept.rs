@@ -24,7 +24,7 @@ async fn waiting() -> (StandIn, Controller) {
     both["spec"]["devices"]["requests"][0]["exactly"]["count"] = 2.into();
     api.put("resourceclaims", both);
     api.put("pods", pod("large", &["large"]));
-    api.until("an event", |api| event(api, "large", "NoDevices")).await;
+    api.until("an event", |api| event(api, "large", "InsufficientDevices")).await;
     (api, controller)
 }
 
@@ -49,7 +49,7 @@ async fn a_node_is_kept_free_after_patience_and_given_free_after_the_turn_though
     seconds(20).await;
     assert_eq!(controller.metrics.kept.get(), 1, "patience is over");
     add_small(&api, "small");
-    let note = api.until("an event", |api| event(api, "small", "NoDevices")).await;
+    let note = api.until("an event", |api| event(api, "small", "InsufficientDevices")).await;
     assert_eq!(
         note,
         "ResourceClaim small has to wait: 2 devices on 1 node: kept free for pod default/large, which comes first and has \
@@ -76,7 +76,7 @@ async fn the_pod_gets_the_node_as_soon_as_it_fits() {
     let (api, controller) = waiting().await;
     seconds(310).await;
     add_small(&api, "small");
-    api.until("an event", |api| event(api, "small", "NoDevices")).await;
+    api.until("an event", |api| event(api, "small", "InsufficientDevices")).await;
     api.delete("pods", "default", "holder");
     api.delete("resourceclaims", "default", "held");
     api.until("an allocation", |api| allocation(api, "large")).await;

@@ -15,7 +15,7 @@ use stand_in::objects::{claim, lease_given_back, pod};
 use tessera_allocator::Settings;
 use tessera_controller::lead::{Leadership, lead};
 use tessera_controller::metrics::Metrics;
-use tessera_controller::planner::Planner;
+use tessera_controller::shell::Shell;
 use tessera_controller::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -57,11 +57,11 @@ async fn lease_is_renewed_and_writes_are_answered_during_a_plan() {
         Timestamp::UNIX_EPOCH
     };
     let metrics = Metrics::new(&mut Registry::default());
-    let planner = Planner::new(api.client(), "test", Settings::default(), metrics)
+    let shell = Shell::new(api.client(), "test", Settings::default(), metrics)
         .with_clock(clock)
         .during(tenure);
     let leading =
-        tokio::spawn(lead(Some(leadership), planner, watch::start(&api.client()), stop.clone()));
+        tokio::spawn(lead(Some(leadership), shell, watch::start(&api.client()), stop.clone()));
 
     // The first write of the claim is answered only once the planner is held up; the second follows
     // the answer.

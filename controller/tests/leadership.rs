@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use stand_in::objects::lease_given_back;
 use stand_in::{StandIn, failure};
+use tessera_controller::core::event::{Change, WatchedKind};
 use tessera_controller::leadership::{Candidate, LeadershipError};
-use tessera_controller::watch::{Kind, What};
 use tokio::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
@@ -257,12 +257,12 @@ async fn what_a_new_leader_knows_it_has_listed_by_quorum() {
     let api = StandIn::new();
     let mut changes = tessera_controller::watch::start(&api.client());
     let mut kinds = 0;
-    while kinds < Kind::ALL.len() {
+    while kinds < WatchedKind::ALL.len() {
         let change = changes.recv().await.unwrap();
-        kinds += usize::from(matches!(change.what, What::Listed(_)));
+        kinds += usize::from(matches!(change.change, Change::Listed(_)));
     }
     let lists = api.lists();
-    assert_eq!(lists.len(), Kind::ALL.len());
+    assert_eq!(lists.len(), WatchedKind::ALL.len());
     for (resource, query) in lists {
         // Without a version the API server answers with what the quorum has; with "0" from a cache
         // of any age.

@@ -85,7 +85,7 @@ async fn a_pod_whose_status_goes_on_to_lack_a_claim_is_told_and_holds_no_devices
             json!([{"name": listed, "resourceClaimName": format!("p-{listed}")}]);
         api.put("pods", waiting.clone());
     }
-    let note = event(&api, "p", "ClaimNotListed").unwrap();
+    let note = event(&api, "p", "PodStatusMissingClaim").unwrap();
     assert!(note.contains("delete the pod"), "{note}");
     assert_eq!(holds(&api), [false; 2], "nobody else could use the devices");
     let names = ["one", "two"]
@@ -107,7 +107,7 @@ async fn a_pod_that_kube_scheduler_never_tries_gives_its_devices_back() {
     // Nothing else changes any more.
     tokio::time::sleep(Duration::from_secs(180)).await;
     assert_eq!(holds(&api), [false; 2]);
-    let held_back = ReasonLabel { reason: "ClaimNotListed" };
+    let held_back = ReasonLabel { reason: "PodStatusMissingClaim" };
     assert_eq!(controller.metrics.pending.get_or_create(&held_back).get(), 2);
     tokio::time::sleep(Duration::from_secs(600)).await;
     assert_eq!(holds(&api), [false; 2], "nor are they given to it again");
@@ -127,7 +127,8 @@ async fn many_pods_at_once_never_take_more_than_there_is() {
     };
     api.until("twelve allocations", |api| (allocated(api).len() >= 12).then_some(())).await;
     api.until("eight pods told", |api| {
-        ((0..20).filter(|i| event(api, &format!("p{i}"), "NoDevices").is_some()).count() >= 8)
+        ((0..20).filter(|i| event(api, &format!("p{i}"), "InsufficientDevices").is_some()).count()
+            >= 8)
             .then_some(())
     })
     .await;
@@ -155,7 +156,7 @@ async fn a_pod_that_fits_nowhere_is_told_why_and_placed_when_room_appears() {
     reserve_and_bind(&api, "large", &["large"]);
     api.put("resourceclaims", claim("c", "19Gi"));
     api.put("pods", pod("p", &["c"]));
-    let note = api.until("an event", |api| event(api, "p", "NoDevices")).await;
+    let note = api.until("an event", |api| event(api, "p", "InsufficientDevices")).await;
     assert_eq!(
         note,
         "ResourceClaim c has to wait: 1 device on 1 node: too little memory left (short by 9Gi at least)"
@@ -185,7 +186,7 @@ async fn the_capacity_of_a_running_pod_stays_taken_when_its_claim_object_vanishe
     api.delete("resourceclaims", "default", "large");
     api.put("resourceclaims", claim("c", "19Gi"));
     api.put("pods", pod("p", &["c"]));
-    api.until("an event", |api| event(api, "p", "NoDevices")).await;
+    api.until("an event", |api| event(api, "p", "InsufficientDevices")).await;
     assert_eq!(allocation(&api, "c"), None);
     api.delete("pods", "default", "large");
     api.until("an allocation", |api| allocation(api, "c")).await;
@@ -236,7 +237,7 @@ async fn a_write_that_was_carried_out_but_not_answered_is_not_given_out_again() 
     });
     let controller = Controller::start(&api);
     api.until("an allocation and an event", |api| {
-        allocation(api, "a").and(event(api, "b", "NoDevices"))
+        allocation(api, "a").and(event(api, "b", "InsufficientDevices"))
     })
     .await;
     controller.stop().await;
@@ -292,7 +293,7 @@ async fn gated_pods_and_foreign_claims_are_left_alone_and_mixed_claims_refused()
     for name in ["foreign", "mixed", "gated"] {
         assert_eq!(allocation(&api, name), None, "{name}");
     }
-    assert_eq!(event(&api, "foreign", "NoDevices"), None);
+    assert_eq!(event(&api, "foreign", "InsufficientDevices"), None);
     controller.stop().await;
 }
 
@@ -374,7 +375,7 @@ async fn a_pod_that_the_scheduler_cannot_place_is_tried_on_another_node() {
         (pool == "node-b").then_some(())
     };
     api.until("an allocation on the other node", elsewhere).await;
-    let note = event(&api, "p", "TryingElsewhere").unwrap();
+    let note = event(&api, "p", "Rescheduling").unwrap();
     assert!(note.contains("node-a") && note.contains("free ports"), "{note}");
     controller.stop().await;
 }
@@ -396,8 +397,8 @@ async fn an_allocation_that_took_long_to_write_leaves_the_scheduler_its_time() {
     let controller = Controller::start(&api);
     api.until("an allocation", |api| allocation(api, "c")).await;
     tokio::time::sleep(Duration::from_secs(19)).await;
-    assert_eq!(event(&api, "p", "TryingElsewhere"), None, "kube-scheduler gets 20 s");
-    api.until("that it is given up", |api| event(api, "p", "TryingElsewhere")).await;
+    assert_eq!(event(&api, "p", "Rescheduling"), None, "kube-scheduler gets 20 s");
+    api.until("that it is given up", |api| event(api, "p", "Rescheduling")).await;
     controller.stop().await;
 }
 
@@ -414,8 +415,8 @@ async fn kube_scheduler_has_longer_once_watches_were_cut_off() {
     tokio::time::sleep(Duration::from_secs(10)).await;
     api.break_watches();
     tokio::time::sleep(Duration::from_secs(60)).await;
-    assert_eq!(event(&api, "p", "TryingElsewhere"), None);
-    api.until("that it is given up", |api| event(api, "p", "TryingElsewhere")).await;
+    assert_eq!(event(&api, "p", "Rescheduling"), None);
+    api.until("that it is given up", |api| event(api, "p", "Rescheduling")).await;
     controller.stop().await;
 }
 
@@ -442,7 +443,7 @@ async fn one_claim_of_a_pod_is_not_given_up_while_another_is_being_written() {
     let first = api.until("an allocation", |api| allocation(api, "one")).await;
     api.until("the other allocation", |api| allocation(api, "two")).await;
     tokio::time::sleep(Duration::from_secs(19)).await;
-    assert_eq!(event(&api, "p", "TryingElsewhere"), None);
+    assert_eq!(event(&api, "p", "Rescheduling"), None);
     assert_eq!(allocation(&api, "one"), Some(first));
     controller.stop().await;
 }
@@ -471,9 +472,9 @@ async fn after_the_scheduler_takes_an_allocation_back_that_node_is_left_out_for_
     let mut cleared = api.get("resourceclaims", "default", "c").unwrap();
     cleared.as_object_mut().unwrap().remove("status");
     api.put("resourceclaims", cleared);
-    let note = api.until("an event", |api| event(api, "p", "TryingElsewhere")).await;
+    let note = api.until("an event", |api| event(api, "p", "Rescheduling")).await;
     assert!(note.contains("node-a"), "{note}");
-    let note = api.until("an event", |api| event(api, "p", "NoDevices")).await;
+    let note = api.until("an event", |api| event(api, "p", "InsufficientDevices")).await;
     assert!(note.contains("the pod could not run there"), "{note}");
     api.put("nodes", node("node-b"));
     api.put("resourceslices", slice("node-b", 1));
@@ -581,7 +582,7 @@ async fn writes_that_get_no_answer_do_not_hold_up_others() {
     api.put("pods", pod("z", &["z"]));
     api.until("an allocation", |api| allocation(api, "z")).await;
     tokio::time::sleep(Duration::from_secs(90)).await;
-    let note = event(&api, "stuck0", "WriteNotAnswered").unwrap();
+    let note = event(&api, "stuck0", "APIServerTimeout").unwrap();
     assert!(note.contains("ResourceClaim stuck0"), "{note}");
     assert_eq!(controller.metrics.unanswered.get(), 40);
     controller.stop.cancel();
@@ -663,8 +664,9 @@ async fn neighbor_is_allocated_while_expensive_pods_wait() {
     let cut = controller.metrics.plans_cut.get();
     assert!((1..5).contains(&cut), "{cut} plans ended before it");
     // What was found out about selectors is known in later plans.
-    let told =
-        |api: &StandIn| api.list("events").iter().filter(|e| e["reason"] == "NoDevices").count();
+    let told = |api: &StandIn| {
+        api.list("events").iter().filter(|e| e["reason"] == "InsufficientDevices").count()
+    };
     api.until("events on all of them", |api| (told(api) == EXPENSIVE).then_some(())).await;
     controller.stop().await;
 }
@@ -687,7 +689,7 @@ async fn neighbor_is_allocated_while_bound_pods_are_expensive() {
     api.put("pods", pod("neighbor", &["c"]));
     api.until("an allocation", |api| allocation(api, "c")).await;
     let told = |api: &StandIn| {
-        api.list("events").iter().filter(|e| e["reason"] == "ClaimElsewhere").count()
+        api.list("events").iter().filter(|e| e["reason"] == "ClaimNodeMismatch").count()
     };
     api.until("events on all of them", |api| (told(api) == EXPENSIVE).then_some(())).await;
     controller.stop().await;
@@ -700,8 +702,8 @@ async fn pod_that_is_not_decided_counts_as_pending_between_plans() {
         Controller::start_with(&api, Settings { steps_per_pod: 1, ..Settings::default() });
     api.put("resourceclaims", claim("c", "19Gi"));
     api.put("pods", pod("p", &["c"]));
-    api.until("an event", |api| event(api, "p", "NotDecided")).await;
-    let waiting = ReasonLabel { reason: "NotDecided" };
+    api.until("an event", |api| event(api, "p", "SearchBudgetExceeded")).await;
+    let waiting = ReasonLabel { reason: "SearchBudgetExceeded" };
     // Something changes every second, and the pod is not planned for minutes: what is told between
     // plans tells so.
     let mut planned = 0;

@@ -62,13 +62,13 @@ async fn a_claim_that_nobody_can_be_using_is_moved_to_the_node_of_its_pod() {
     assert_eq!(place(&api, "large").unwrap(), "node-b");
     seconds(300).await;
     assert_eq!(claim_writes(&api, "c").len(), 2);
-    let note = event(&api, "p", "ClaimElsewhere").unwrap();
+    let note = event(&api, "p", "ClaimNodeMismatch").unwrap();
     assert!(
         note.contains("bound to node node-a") && note.contains("allocated on node node-b"),
         "{note}"
     );
     let events = api.list("events");
-    let told = events.iter().find(|e| e["reason"] == "ClaimElsewhere").unwrap();
+    let told = events.iter().find(|e| e["reason"] == "ClaimNodeMismatch").unwrap();
     assert_eq!(told["related"]["name"], "node-a", "{told}");
     assert_eq!(controller.metrics.misplaced.get(), 0);
     controller.stop().await;
@@ -88,7 +88,7 @@ async fn a_claim_that_somebody_may_be_using_stays_where_it_is() {
         let controller = Controller::start(&api);
         seconds(600).await;
         assert_eq!(claim_writes(&api, "c"), [Value::Null; 0], "{other}");
-        let note = event(&api, "p", "ClaimElsewhere").unwrap();
+        let note = event(&api, "p", "ClaimNodeMismatch").unwrap();
         assert!(note.contains("another pod may be using it; delete the pod"), "{note}");
         assert_eq!(controller.metrics.misplaced.get(), 1);
         controller.stop().await;
@@ -142,7 +142,7 @@ async fn a_claim_that_does_not_fit_on_the_node_of_its_pod_waits_there_for_room()
     let controller = Controller::start(&api);
     seconds(60).await;
     assert_eq!(claim_writes(&api, "c"), [Value::Null; 0]);
-    let note = event(&api, "p", "ClaimElsewhere").unwrap();
+    let note = event(&api, "p", "ClaimNodeMismatch").unwrap();
     assert!(note.contains("too little memory left (short by 9Gi at least)"), "{note}");
     assert!(note.contains("make room on the node, or delete the pod"), "{note}");
     let note = event(&api, "q", "ClaimInUse").unwrap();
@@ -166,6 +166,7 @@ async fn a_claim_cleared_under_running_containers_gets_back_exactly_what_it_had(
     clear(&api, "c");
     let after = api.until("an allocation", |api| allocation(api, "c")).await;
     assert_eq!(after, before, "the containers go on with it");
+    seconds(1).await;
     assert_eq!(controller.metrics.repairs.get(), 1);
     controller.stop().await;
 }
@@ -178,7 +179,7 @@ async fn a_claim_of_running_containers_of_which_nothing_is_known_is_only_told() 
     let controller = Controller::start(&api);
     seconds(600).await;
     assert_eq!(claim_writes(&api, "c"), [Value::Null; 0]);
-    let note = event(&api, "p", "ClaimElsewhere").unwrap();
+    let note = event(&api, "p", "ClaimNodeMismatch").unwrap();
     assert!(note.contains("not allocated; containers of the pod have run"), "{note}");
     assert_eq!(api.list("events").len(), 1, "told once");
     api.delete("pods", "default", "p");
@@ -222,7 +223,7 @@ async fn a_claim_deleted_under_its_pod_is_told() {
     api.put("resourceclaims", again);
     api.put("pods", pod("q", &["c"]));
     seconds(150).await;
-    let note = event(&api, "p", "ClaimGone").unwrap();
+    let note = event(&api, "p", "ClaimDeletedInUse").unwrap();
     assert!(
         note.contains("ResourceClaim c was deleted") && note.contains("on node node-a"),
         "{note}"
@@ -248,7 +249,7 @@ async fn bound_pod_without_room_is_misplaced_until_room_is_made() {
     api.put("pods", assigned(pod("p", &["c"]), "node-a"));
     let controller = Controller::start(&api);
     seconds(200).await;
-    let note = event(&api, "p", "ClaimElsewhere").unwrap();
+    let note = event(&api, "p", "ClaimNodeMismatch").unwrap();
     assert!(
         note.contains("make room on the node") && note.contains("1 device on 1 node"),
         "{note}"

@@ -148,6 +148,6 @@ async fn a_late_pods_failure_never_takes_the_first_ones_claim() {
     api.put("pods", late);
     seconds(300).await;
     assert_eq!(claim_writes(&api, "c").len(), before);
-    assert_eq!(event(&api, "b", "TryingElsewhere"), None);
+    assert_eq!(event(&api, "b", "Rescheduling"), None);
     controller.stop().await;
 }

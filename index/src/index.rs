@@ -7,15 +7,16 @@ use k8s_openapi::api::core::v1::{Node as ApiNode, Pod};
 use k8s_openapi::api::resource::v1::{
     DeviceClass as ApiClass, DeviceTaintRule, ResourceClaim, ResourceSlice,
 };
+use tessera_allocator::Allotment;
 use tessera_allocator::model::{
-    Device, DeviceClass, DeviceId, Node, PendingPod, PodUid, PoolId, Slice, Snapshot,
+    Device, DeviceClass, DeviceId, Node, PodUid, PoolId, Slice, Snapshot,
 };
-use tessera_allocator::{Allotment, Plan, Planner, Settings};
 use tessera_api::names::{
     ClaimName, ClaimUid, DRIVER_NAME, DeviceClassName, Namespace, NodeName, PodName,
 };
 use tessera_api::quantity::Quantity;
 
+use crate::changes::Changed;
 use crate::claims::{Books, ClaimEntry};
 use crate::convert::{self, AllocatedClaim, ConvertError, Fence};
 use crate::generated::{Generated, made_for};
@@ -38,7 +39,7 @@ pub struct Index {
     /// The names of the slices of each pool.
     pub(crate) slices_of: BTreeMap<PoolId, BTreeSet<String>>,
     rules: BTreeMap<String, TaintRule>,
-    topologies: Topologies,
+    pub(crate) topologies: Topologies,
     pub(crate) classes: BTreeMap<DeviceClassName, (Arc<DeviceClass>, Arc<ApiClass>)>,
     /// Number of changes of classes: what was determined for another number may not hold any more.
     classes_version: u64,
@@ -61,16 +62,7 @@ pub struct Index {
     /// Devices of which more is allocated than there is, as of the last check, each with the
     /// claims to take back.
     pub(crate) exceeded: BTreeMap<DeviceId, Vec<ClaimUid>>,
-    planner: Planner,
-    unplanned: Unplanned,
-}
-
-/// What has changed since the planner was last told.
-#[derive(Debug, Default)]
-struct Unplanned {
-    slices: BTreeSet<String>,
-    nodes: BTreeSet<NodeName>,
-    classes: BTreeSet<DeviceClassName>,
+    pub(crate) changed: Changed,
 }
 
 /// A node and what is booked on it. The requests stay when the node object is not there (yet).
@@ -99,7 +91,7 @@ impl Index {
             return Ok(());
         }
         self.touch_slice(&name);
-        self.unplanned.slices.insert(name.clone());
+        self.changed.slices.insert(name.clone());
         match convert::slice(object, Fence::Managed) {
             Ok(slice) => {
                 let slice = Arc::new(slice);
@@ -146,14 +138,14 @@ impl Index {
             (name.clone(), taints::tainted(slice, self.rules.values()))
         };
         self.slices = self.published.iter().map(taint).collect();
-        self.unplanned.slices.extend(self.published.keys().cloned());
+        self.changed.slices.extend(self.published.keys().cloned());
     }
 
     /// A ResourceSlice is gone.
     pub fn remove_slice(&mut self, object: &ResourceSlice) {
         if let Some(name) = &object.metadata.name {
             self.touch_slice(name);
-            self.unplanned.slices.insert(name.clone());
+            self.changed.slices.insert(name.clone());
             self.withdraw(name);
         }
     }
@@ -201,7 +193,7 @@ impl Index {
         {
             self.classes.remove(&name);
             self.classes_version += 1;
-            self.unplanned.classes.insert(name);
+            self.changed.classes.insert(name);
         }
     }
 
@@ -216,7 +208,7 @@ impl Index {
         let node = Node { used: entry.used.clone(), held: entry.held.clone(), ..node };
         let is_news = entry.node.as_deref() != Some(&node);
         if is_news {
-            self.unplanned.nodes.insert(node.name.clone());
+            self.changed.nodes.insert(node.name.clone());
             entry.node = Some(Arc::new(node));
         }
         Ok(is_news)
@@ -233,7 +225,7 @@ impl Index {
                 self.nodes.remove(&name);
             }
         }
-        self.unplanned.nodes.insert(name);
+        self.changed.nodes.insert(name);
     }
 
     /// Whether the node exists.
@@ -371,49 +363,6 @@ impl Index {
         self.settle_claim(claim, &key);
     }
 
-    /// Plans the pods on the cluster as it is now. Nothing counts as taken before it is
-    /// [assumed](Self::assume).
-    pub fn plan(&mut self, pods: &[PendingPod], settings: Settings) -> Plan {
-        self.tell_planner();
-        self.planner.plan(pods, settings)
-    }
-
-    /// Decides on devices for the pending claims of a pod that is bound to `node`, there and
-    /// nowhere else. Nothing counts as taken before it is [assumed](Self::assume).
-    pub fn plan_on(&mut self, node: &NodeName, pod: &PendingPod, settings: Settings) -> Plan {
-        self.tell_planner();
-        self.planner.plan_on(node, pod, settings)
-    }
-
-    /// Tells the planner what has changed: it is a copy, this index the truth.
-    fn tell_planner(&mut self) {
-        let Unplanned { slices, nodes, classes } = std::mem::take(&mut self.unplanned);
-        for name in classes {
-            match self.classes.get(&name) {
-                Some((class, _)) => self.planner.set_class(class),
-                None => self.planner.remove_class(&name),
-            }
-        }
-        for name in slices {
-            match self.slices.get(&name) {
-                Some(slice) => self.planner.set_slice(slice),
-                None => self.planner.remove_slice(&name),
-            }
-        }
-        for (pool, topology) in self.topologies.take_changed() {
-            self.planner.set_topology(&pool, topology.as_ref());
-        }
-        for device in std::mem::take(&mut self.books.unplanned) {
-            self.planner.set_use(&device, self.books.usage.of(&device));
-        }
-        for name in nodes {
-            match self.nodes.get(&name).and_then(|entry| entry.node.as_ref()) {
-                Some(node) => self.planner.set_node(node),
-                None => self.planner.remove_node(&name),
-            }
-        }
-    }
-
     /// The picture for the allocator.
     pub fn snapshot(&self) -> Snapshot {
         let nodes =
@@ -465,9 +414,20 @@ impl Index {
         self.claims.get(claim).map(|entry| &entry.claim.name)
     }
 
-    /// The classes that a claim names, as objects.
-    pub fn class_objects(&self) -> BTreeMap<String, &ApiClass> {
-        self.classes.iter().map(|(name, (_, object))| (name.to_string(), object.as_ref())).collect()
+    /// Returns the classes that a claim names, as objects, by name.
+    pub fn classes_of(&self, claim: &ResourceClaim) -> BTreeMap<String, Arc<ApiClass>> {
+        let devices = claim.spec.iter().flat_map(|spec| &spec.devices);
+        let requests = devices.flat_map(|devices| devices.requests.iter().flatten());
+        let names = requests.flat_map(|request| {
+            let exactly = request.exactly.iter().map(|exactly| &exactly.device_class_name);
+            let alternatives = request.first_available.iter().flatten();
+            exactly.chain(alternatives.map(|alternative| &alternative.device_class_name))
+        });
+        let class = |name: &String| {
+            let (_, object) = self.classes.get(name.as_str())?;
+            Some((name.clone(), Arc::clone(object)))
+        };
+        names.filter_map(class).collect()
     }
 
     /// After a change of a claim: links it to bound pods, books it, and moves the pods that wait
@@ -608,7 +568,7 @@ impl Index {
 
     /// Adds what is booked for the pod to the sums of the node, or takes it away.
     fn change_requests(&mut self, node: &NodeName, pod: &PodEntry, add: bool) {
-        self.unplanned.nodes.insert(node.clone());
+        self.changed.nodes.insert(node.clone());
         let entry = self.nodes.entry(node.clone()).or_default();
         change(&mut entry.used, &pod.booked_requests, add);
         if pod.booked_as_holder {

@@ -20,6 +20,7 @@
 pub mod convert;
 pub mod message;
 
+mod changes;
 mod claims;
 mod generated;
 mod holdings;
@@ -34,6 +35,7 @@ mod taints;
 mod topology;
 mod work;
 
+pub use changes::ClusterChanges;
 pub use holdings::Holding;
 pub use index::Index;
 pub use overcommit::{Audit, Overcommitted};

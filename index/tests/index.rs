@@ -6,8 +6,8 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use serde_json::{Value, json};
-use tessera_allocator::model::{DeviceId, PodClaim, PodUid, PoolId};
-use tessera_allocator::{Cause, NotSupported, Refusal, Settings, plan};
+use tessera_allocator::model::{DeviceId, PendingPod, PodClaim, PodUid, PoolId};
+use tessera_allocator::{Cause, NotSupported, Plan, Planner, Refusal, Settings, plan};
 use tessera_api::config::Sharing;
 use tessera_api::names::{ClaimUid, DeviceName, DriverName, NodeName, PoolName};
 use tessera_api::quantity::Quantity;
@@ -17,11 +17,12 @@ use tessera_index::{Index, Obstacle, Scope};
 struct Fed {
     index: Index,
     version: u64,
+    planner: Planner,
 }
 
 impl Fed {
     fn new() -> Self {
-        Self { index: Index::new(), version: 0 }
+        Self { index: Index::new(), version: 0, planner: Planner::default() }
     }
 
     /// One node with one GPU of 80Gi and the class for it.
@@ -86,6 +87,12 @@ impl Fed {
         let snapshot = self.index.snapshot();
         let used = snapshot.usage.of(&device).and_then(|u| u.consumed.get("memory").copied());
         used.unwrap_or_default().value_i64().unwrap() >> 30
+    }
+
+    /// A plan by a planner that is told all changes of the index.
+    fn plan(&mut self, pods: &[PendingPod]) -> Plan {
+        self.index.take_changes().apply_to(&mut self.planner);
+        self.planner.plan(pods, Settings::default())
     }
 
     fn pending(&self) -> Vec<String> {
@@ -731,9 +738,7 @@ fn a_gpu_that_is_shared_by_mps_is_left_to_claims_that_share_it_so_until_the_last
         json!([config("FromClaim", json!({"sharing": "MPS"}))]);
     let placed = |fed: &mut Fed| {
         let pending = fed.index.work().pending;
-        let one_by_one = pending
-            .iter()
-            .map(|pod| fed.index.plan(std::slice::from_ref(pod), Settings::default()));
+        let one_by_one = pending.iter().map(|pod| fed.plan(std::slice::from_ref(pod)));
         let decisions: Vec<_> = one_by_one.flat_map(|plan| plan.decisions).collect();
         assert!(!fed.index.audit().drifted);
         decisions.iter().map(|decision| decision.pod.as_str().to_owned()).collect::<Vec<_>>()
@@ -753,20 +758,17 @@ fn a_decision_by_mps_is_seen_as_it_was_made() {
     let object = fed.claim(by_mps);
     fed.pod(pod("p", &["c"]));
     let pending = fed.index.work().pending;
-    let plan = fed.index.plan(&pending, Settings::default());
+    let plan = fed.plan(&pending);
     let allotment = &plan.decisions[0].claims[0];
     let at = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
         k8s_openapi::jiff::Timestamp::UNIX_EPOCH,
     );
     let share =
         || tessera_api::names::ShareId::new("1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77").unwrap();
-    let written = tessera_index::convert::allocation(
-        allotment,
-        &object,
-        &fed.index.class_objects(),
-        at,
-        share,
-    );
+    let classes = fed.index.classes_of(&object);
+    assert_eq!(classes.len(), 1);
+    let classes = classes.iter().map(|(name, class)| (name.clone(), class.as_ref())).collect();
+    let written = tessera_index::convert::allocation(allotment, &object, &classes, at, share);
     let read_back = tessera_index::convert::allocated("c", &written).unwrap();
     // Or both would be booked, what was assumed beside what is seen.
     assert_eq!(read_back.results, allotment.results);
@@ -883,7 +885,7 @@ fn a_claim_for_administrators_is_refused_before_anything_is_allocated() {
     fed.claim(asking);
     fed.pod(pod("p", &["c"]));
     let pending = fed.index.work().pending;
-    let plan = fed.index.plan(&pending, Settings::default());
+    let plan = fed.plan(&pending);
     let [refusal] = plan.refusals.as_slice() else { panic!("{plan:?}") };
     let what = NotSupported::Field("adminAccess");
     assert!(
@@ -922,7 +924,7 @@ fn claim_with_more_than_64_kib_of_selectors_is_refused() {
         fed.claim(with_selectors(claim("c", "gpu.tessera.dev"), selectors));
         fed.pod(pod("p", &["c"]));
         let pending = fed.index.work().pending;
-        let plan = fed.index.plan(&pending, Settings::default());
+        let plan = fed.plan(&pending);
         let what = NotSupported::Field("a claim with more than 64 KiB of selectors");
         let is_it = |refusal: &Refusal| matches!(&*refusal.cause, Cause::NotSupported { what: w, .. } if *w == what);
         assert_eq!(plan.refusals.iter().any(is_it), refused, "{plan:?}");
@@ -950,7 +952,7 @@ fn planning_follows_everything_that_is_applied() {
     fed.pod(pod("p", &["c"]));
     let decided = |fed: &mut Fed| {
         let pending = fed.index.work().pending;
-        let kept = fed.index.plan(&pending, Settings::default()).decisions;
+        let kept = fed.plan(&pending).decisions;
         assert_eq!(kept, plan(&fed.index.snapshot(), &pending, Settings::default()).decisions);
         kept.len()
     };

@@ -6,7 +6,7 @@ use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use tessera_allocator::Settings;
 use tessera_controller::metrics::Metrics;
-use tessera_controller::planner::Planner;
+use tessera_controller::shell::Shell;
 use tessera_controller::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -34,9 +34,9 @@ impl Controller {
         let changes = watch::start(&api.client());
         let started = Instant::now();
         let seconds = move || i64::try_from(started.elapsed().as_secs()).unwrap();
-        let planner = Planner::new(api.client(), "test", settings, metrics.clone())
+        let shell = Shell::new(api.client(), "test", settings, metrics.clone())
             .with_clock(move || Timestamp::from_second(seconds()).unwrap());
-        let task = tokio::spawn(planner.run(changes, stop.clone()));
+        let task = tokio::spawn(shell.run(changes, stop.clone()));
         Self { stop, task, metrics }
     }
 

@@ -15,10 +15,10 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use super::clock::Moment;
 use tessera_allocator::model::PodUid;
 use tessera_api::names::{ClaimUid, NodeName};
 use tessera_index::Waiting;
-use tokio::time::Instant;
 
 /// A failure that kube-scheduler reported after the allocation is acted on after this long: an
 /// attempt that began before it saw the allocation may have been under way.
@@ -61,13 +61,13 @@ const NOT_ALLOCATED: &str = "cannot allocate all claims";
 
 /// What is known about the attempts of each pod.
 #[derive(Debug, Default)]
-pub struct Retries {
+pub(super) struct Retries {
     pods: BTreeMap<PodUid, Attempts>,
     /// Claims that are not to be written yet.
-    claims: BTreeMap<ClaimUid, Instant>,
+    claims: BTreeMap<ClaimUid, Moment>,
     pace: Option<Pace>,
     /// When the API server was last seen to be away.
-    interrupted: Option<Instant>,
+    interrupted: Option<Moment>,
 }
 
 /// How fast kube-scheduler is.
@@ -77,7 +77,7 @@ struct Pace {
     /// that were bound last.
     took: Duration,
     /// When they were bound.
-    seen: Instant,
+    seen: Moment,
 }
 
 #[derive(Debug, Default)]
@@ -90,8 +90,8 @@ struct Attempts {
     write_errors: u32,
     /// How often in a row the search for devices had to be ended.
     undecided: u32,
-    excluded: BTreeMap<NodeName, Instant>,
-    held_until: Option<Instant>,
+    excluded: BTreeMap<NodeName, Moment>,
+    held_until: Option<Moment>,
     placed: Option<Placed>,
 }
 
@@ -103,29 +103,29 @@ struct Placed {
     decided: bool,
     /// From when on the scheduler can have heard of it, as far as is known: when it was made, then
     /// when it was written.
-    since: Instant,
+    since: Moment,
     /// The scheduler's message when it was made.
     message: Option<String>,
     /// When another message was first seen.
-    changed: Option<Instant>,
+    changed: Option<Moment>,
     /// The scheduler has made room on the node since.
     room_made: bool,
 }
 
 /// What to do about a pod that waits for the scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub(super) enum Verdict {
     /// Nothing, until something changes.
     Wait,
     /// Nothing before then.
-    WaitUntil(Instant),
+    WaitUntil(Moment),
     /// Take the allocation back and plan elsewhere.
     GiveUp,
 }
 
 /// Why a decision does not stand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NotWritten {
+pub(super) enum NotWritten {
     /// What it was made from has changed, and is known as it is now.
     Outdated,
     /// It could not be written now.
@@ -136,16 +136,16 @@ pub enum NotWritten {
 
 /// An allocation that somebody else, as a rule kube-scheduler, has taken back.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum TakenBack {
+pub(super) enum Deallocated {
     /// The pod cannot run on this node, which is left out from now on.
-    NotThere(NodeName),
+    Unplaceable(NodeName),
     /// This node is the one to try again: pods are evicted from it for this one.
-    RoomIsMade(NodeName),
+    RoomMade(NodeName),
 }
 
 impl Retries {
     /// Nodes to leave out for a pod.
-    pub fn excluded(&self, pod: &PodUid, now: Instant) -> BTreeSet<NodeName> {
+    pub(super) fn excluded(&self, pod: &PodUid, now: Moment) -> BTreeSet<NodeName> {
         let excluded = self.pods.get(pod).into_iter().flat_map(|a| &a.excluded);
         excluded.filter(|(_, until)| **until > now).map(|(node, _)| node.clone()).collect()
     }
@@ -153,30 +153,36 @@ impl Retries {
     /// Claims have lost their allocation, whoever took it. A PreBind that was under way meets a
     /// conflict, reads the claim again and would take any allocation that it finds then, on
     /// whatever node: it gets time to find none.
-    pub fn deallocated(&mut self, claims: BTreeSet<ClaimUid>, now: Instant) {
+    pub(super) fn deallocated(&mut self, claims: BTreeSet<ClaimUid>, now: Moment) {
         for claim in claims {
             self.hold_claim(claim, now);
         }
     }
 
     /// The claim is not to be written for a moment.
-    pub fn hold_claim(&mut self, claim: ClaimUid, now: Instant) {
+    pub(super) fn hold_claim(&mut self, claim: ClaimUid, now: Moment) {
         self.claims.insert(claim, now + AFTER_RELEASE);
     }
 
     /// Whether the claim is not to be written yet.
-    pub fn is_claim_held(&self, claim: &ClaimUid, now: Instant) -> bool {
+    pub(super) fn is_claim_held(&self, claim: &ClaimUid, now: Moment) -> bool {
         self.claims.get(claim).is_some_and(|until| *until > now)
     }
 
     /// Whether a pod is not to be planned yet.
-    pub fn is_held(&self, pod: &PodUid, now: Instant) -> bool {
+    pub(super) fn is_held(&self, pod: &PodUid, now: Moment) -> bool {
         self.pods.get(pod).and_then(|a| a.held_until).is_some_and(|until| until > now)
     }
 
     /// A decision was made for the pod; `message` is what the scheduler says about it at this
     /// moment.
-    pub fn placed(&mut self, pod: &PodUid, node: NodeName, message: Option<String>, now: Instant) {
+    pub(super) fn placed(
+        &mut self,
+        pod: &PodUid,
+        node: NodeName,
+        message: Option<String>,
+        now: Moment,
+    ) {
         let attempts = self.pods.entry(pod.clone()).or_default();
         attempts.undecided = 0;
         attempts.placed = Some(Placed {
@@ -191,20 +197,20 @@ impl Retries {
 
     /// What was decided for the pod is written. The time until then, which may be long, was not the
     /// scheduler's.
-    pub fn written(&mut self, pod: &PodUid, now: Instant) {
+    pub(super) fn written(&mut self, pod: &PodUid, now: Moment) {
         if let Some(placed) = self.pods.get_mut(pod).and_then(|attempts| attempts.placed.as_mut()) {
             placed.since = now;
         }
     }
 
     /// The API server is away, as we see it, or has been.
-    pub fn interrupted(&mut self, now: Instant) {
+    pub(super) fn interrupted(&mut self, now: Moment) {
         self.interrupted = Some(now);
     }
 
     /// A decision does not stand: it could not be written, or not all of it. Unless that is news,
     /// it is not repeated at once.
-    pub fn not_written(&mut self, pod: &PodUid, why: NotWritten, now: Instant) {
+    pub(super) fn not_written(&mut self, pod: &PodUid, why: NotWritten, now: Moment) {
         let attempts = self.pods.entry(pod.clone()).or_default();
         attempts.placed = None;
         let longest = match why {
@@ -220,21 +226,21 @@ impl Retries {
     /// The search for devices for the pod took more steps than a pod gets. It goes on where it was,
     /// each time after a longer pause: such a pod costs the planner as much as thousands of
     /// others.
-    pub fn not_decided(&mut self, pod: &PodUid, now: Instant) {
+    pub(super) fn not_decided(&mut self, pod: &PodUid, now: Moment) {
         let attempts = self.pods.entry(pod.clone()).or_default();
         attempts.held_until = Some(now + grown(AFTER_UNDECIDED, attempts.undecided));
         attempts.undecided += 1;
     }
 
     /// Whether a pod is not to be planned yet because it could not be decided on.
-    pub fn is_undecided(&self, pod: &PodUid, now: Instant) -> bool {
+    pub(super) fn is_undecided(&self, pod: &PodUid, now: Moment) -> bool {
         self.is_held(pod, now) && self.pods.get(pod).is_some_and(|attempts| attempts.undecided > 0)
     }
 
     /// kube-scheduler has nominated a node for a pod. Where it was placed there, that is kept in
     /// mind: a failed attempt while the claim is held takes the nomination away, and the room
     /// is there all the same.
-    pub fn nominated(&mut self, pod: &PodUid, node: &NodeName) {
+    pub(super) fn nominated(&mut self, pod: &PodUid, node: &NodeName) {
         let placed = self.pods.get_mut(pod).and_then(|attempts| attempts.placed.as_mut());
         if let Some(placed) = placed.filter(|placed| placed.node.as_ref() == Some(node)) {
             placed.room_made = true;
@@ -244,12 +250,12 @@ impl Retries {
     /// A pod has claims to be allocated. If it had been placed, its allocation was taken back by
     /// somebody else: where preemption has just made room (`nominated`) it is tried again,
     /// otherwise that node is left out for a while.
-    pub fn taken_back(
+    pub(super) fn taken_back(
         &mut self,
         pod: &PodUid,
         nominated: Option<&NodeName>,
-        now: Instant,
-    ) -> Option<TakenBack> {
+        now: Moment,
+    ) -> Option<Deallocated> {
         let attempts = self.pods.get_mut(pod)?;
         // A claim that was another pod's before and is free now says nothing about its node.
         let Some(Placed { node: Some(node), decided: true, room_made, .. }) =
@@ -258,27 +264,27 @@ impl Retries {
             return None;
         };
         if room_made || nominated == Some(&node) {
-            return Some(TakenBack::RoomIsMade(node));
+            return Some(Deallocated::RoomMade(node));
         }
         attempts.exclude(node.clone(), now);
-        Some(TakenBack::NotThere(node))
+        Some(Deallocated::Unplaceable(node))
     }
 
     /// Pods that we have decided about have been bound.
-    pub fn bound(&mut self, pods: impl Iterator<Item = PodUid>, now: Instant) {
+    pub(super) fn bound(&mut self, pods: impl Iterator<Item = PodUid>, now: Moment) {
         let placed = |pod| self.pods.remove(&pod)?.placed.filter(|placed| placed.decided);
         let took = pods.filter_map(placed).map(|placed| now - placed.since).max();
         self.pace = took.map(|took| Pace { took, seen: now }).or(self.pace);
     }
 
     /// Pods of which something is known.
-    pub fn pods(&self) -> impl Iterator<Item = &PodUid> {
+    pub(super) fn pods(&self) -> impl Iterator<Item = &PodUid> {
         self.pods.keys()
     }
 
     /// How long the scheduler gets for a pod without news. What it took for another pod counts for
     /// no longer than it would be waited for.
-    fn patience(&self, failures: u32, now: Instant) -> Duration {
+    fn patience(&self, failures: u32, now: Moment) -> Duration {
         let turns = self.pace.map(|pace| (pace.took * TURNS, pace.seen));
         let turns = turns
             .filter(|(turns, seen)| now - *seen < *turns)
@@ -287,7 +293,7 @@ impl Retries {
     }
 
     /// What to do about a pod whose claims are all allocated.
-    pub fn verdict(&mut self, waiting: &Waiting, now: Instant) -> Verdict {
+    pub(super) fn verdict(&mut self, waiting: &Waiting, now: Moment) -> Verdict {
         let patience = self.patience(self.pods.get(&waiting.pod).map_or(0, |a| a.failures), now);
         let attempts = self.pods.entry(waiting.pod.clone()).or_default();
         // All that was decided is written.
@@ -320,7 +326,7 @@ impl Retries {
     }
 
     /// The allocation of a pod is being taken back by us; `node` is where the pod could not run.
-    pub fn gave_up(&mut self, pod: &PodUid, node: Option<&NodeName>, now: Instant) {
+    pub(super) fn gave_up(&mut self, pod: &PodUid, node: Option<&NodeName>, now: Moment) {
         let attempts = self.pods.entry(pod.clone()).or_default();
         attempts.placed = None;
         attempts.held_until = Some(now + AFTER_RELEASE);
@@ -330,7 +336,7 @@ impl Retries {
     }
 
     /// When something that is being waited for is over by itself.
-    pub fn next_wake(&self, now: Instant) -> Option<Instant> {
+    pub(super) fn next_wake(&self, now: Moment) -> Option<Moment> {
         let of = |a: &Attempts| {
             a.excluded.values().copied().chain(a.held_until).filter(|t| *t > now).min()
         };
@@ -339,14 +345,14 @@ impl Retries {
     }
 
     /// Forgets pods that are not waiting any more, and what is over.
-    pub fn retain(&mut self, now: Instant, is_waiting: impl Fn(&PodUid) -> bool) {
+    pub(super) fn retain(&mut self, now: Moment, is_waiting: impl Fn(&PodUid) -> bool) {
         self.claims.retain(|_, until| *until > now);
         self.pods.retain(|pod, _| is_waiting(pod));
     }
 }
 
 impl Attempts {
-    fn exclude(&mut self, node: NodeName, now: Instant) {
+    fn exclude(&mut self, node: NodeName, now: Moment) {
         self.failures += 1;
         self.excluded.insert(node, now + grown(EXCLUSION, self.failures - 1));
     }

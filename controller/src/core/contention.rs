@@ -11,8 +11,8 @@ mod tests;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use super::clock::Moment;
 use tessera_api::names::ClaimUid;
-use tokio::time::Instant;
 
 /// So often a write may fail without a pause.
 const FREE: u32 = 2;
@@ -25,19 +25,19 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// Claims whose last writes failed.
 #[derive(Debug, Default)]
-pub struct Contention {
+pub(super) struct Contention {
     claims: BTreeMap<ClaimUid, Lost>,
 }
 
 #[derive(Debug)]
 struct Lost {
     times: u32,
-    held_until: Instant,
+    held_until: Moment,
 }
 
 impl Contention {
     /// A write of the claim did not go through.
-    pub fn lost(&mut self, claim: &ClaimUid, now: Instant) {
+    pub(super) fn lost(&mut self, claim: &ClaimUid, now: Moment) {
         let lost = self.claims.entry(claim.clone()).or_insert(Lost { times: 0, held_until: now });
         lost.times += 1;
         if let Some(doublings) = lost.times.checked_sub(FREE) {
@@ -47,22 +47,22 @@ impl Contention {
     }
 
     /// A write of the claim went through: the next failure is a first one.
-    pub fn won(&mut self, claim: &ClaimUid) {
+    pub(super) fn won(&mut self, claim: &ClaimUid) {
         self.claims.remove(claim);
     }
 
     /// Whether the claim is not to be written yet.
-    pub fn is_held(&self, claim: &ClaimUid, now: Instant) -> bool {
+    pub(super) fn is_held(&self, claim: &ClaimUid, now: Moment) -> bool {
         self.claims.get(claim).is_some_and(|lost| lost.held_until > now)
     }
 
     /// When the next pause is over.
-    pub fn next_wake(&self, now: Instant) -> Option<Instant> {
+    pub(super) fn next_wake(&self, now: Moment) -> Option<Moment> {
         self.claims.values().map(|lost| lost.held_until).filter(|until| *until > now).min()
     }
 
     /// Forgets claims that are not there any more.
-    pub fn retain(&mut self, is_there: impl Fn(&ClaimUid) -> bool) {
+    pub(super) fn retain(&mut self, is_there: impl Fn(&ClaimUid) -> bool) {
         self.claims.retain(|claim, _| is_there(claim));
     }
 }

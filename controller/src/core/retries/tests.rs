@@ -25,7 +25,7 @@ fn seconds(n: u64) -> Duration {
 
 #[test]
 fn a_new_failure_is_acted_on_soon_and_an_old_one_late() {
-    let now = Instant::now();
+    let now = Moment::START;
     let mut retries = Retries::default();
     retries.placed(&pod(), node("node-a"), Some("old".to_owned()), now);
     assert_eq!(retries.verdict(&waiting(Some("old")), now), Verdict::WaitUntil(now + WITHOUT_NEWS));
@@ -38,7 +38,7 @@ fn a_new_failure_is_acted_on_soon_and_an_old_one_late() {
 
 #[test]
 fn an_old_failure_is_acted_on_after_its_deadline() {
-    let now = Instant::now();
+    let now = Moment::START;
     let mut retries = Retries::default();
     retries.placed(&pod(), node("node-a"), Some("old".to_owned()), now);
     assert_eq!(retries.verdict(&waiting(Some("old")), now + WITHOUT_NEWS), Verdict::GiveUp);
@@ -46,7 +46,7 @@ fn an_old_failure_is_acted_on_after_its_deadline() {
 
 #[test]
 fn the_scheduler_has_its_time_from_when_the_decision_is_written() {
-    let now = Instant::now();
+    let now = Moment::START;
     let mut retries = Retries::default();
     retries.placed(&pod(), node("node-a"), Some("old".to_owned()), now);
     let written = now + seconds(60);
@@ -59,7 +59,7 @@ fn the_scheduler_has_its_time_from_when_the_decision_is_written() {
 
 #[test]
 fn after_an_interruption_the_scheduler_gets_longer_and_not_for_ever() {
-    let now = Instant::now();
+    let now = Moment::START;
     let mut retries = Retries::default();
     retries.placed(&pod(), node("node-a"), Some("old".to_owned()), now);
     let deadline = now + WITHOUT_NEWS + AFTER_INTERRUPTION;
@@ -79,7 +79,7 @@ fn after_an_interruption_the_scheduler_gets_longer_and_not_for_ever() {
 
 #[test]
 fn an_interruption_shortly_before_counts_and_an_older_one_does_not() {
-    let interrupted = Instant::now();
+    let interrupted = Moment::START;
     let mut retries = Retries::default();
     retries.interrupted(interrupted);
     for (after, more) in [(59, AFTER_INTERRUPTION), (60, Duration::ZERO)] {
@@ -92,7 +92,7 @@ fn an_interruption_shortly_before_counts_and_an_older_one_does_not() {
 
 #[test]
 fn an_interruption_delays_nothing_that_the_scheduler_has_said() {
-    let now = Instant::now();
+    let now = Moment::START;
     let mut retries = Retries::default();
     retries.placed(&pod(), node("node-a"), Some("old".to_owned()), now);
     retries.interrupted(now);
@@ -102,7 +102,7 @@ fn an_interruption_delays_nothing_that_the_scheduler_has_said() {
 
 #[test]
 fn a_pod_without_news_waits_for_its_turn_as_long_as_the_queue_is_long() {
-    let now = Instant::now();
+    let now = Moment::START;
     let other = PodUid::new("other");
     let mut retries = Retries::default();
     retries.placed(&other, node("node-a"), None, now);
@@ -120,7 +120,7 @@ fn a_pod_without_news_waits_for_its_turn_as_long_as_the_queue_is_long() {
 
 #[test]
 fn what_the_queue_was_like_is_forgotten_when_nothing_is_bound_any_more() {
-    let now = Instant::now();
+    let now = Moment::START;
     let other = PodUid::new("other");
     let mut retries = Retries::default();
     retries.placed(&other, node("node-a"), None, now);
@@ -135,7 +135,7 @@ fn what_the_queue_was_like_is_forgotten_when_nothing_is_bound_any_more() {
 
 #[test]
 fn a_fast_scheduler_shortens_no_wait() {
-    let now = Instant::now();
+    let now = Moment::START;
     let other = PodUid::new("other");
     let mut retries = Retries::default();
     retries.placed(&other, node("node-a"), None, now);
@@ -149,7 +149,7 @@ fn a_fast_scheduler_shortens_no_wait() {
 
 #[test]
 fn a_failure_from_before_the_allocation_was_seen_is_no_news() {
-    let now = Instant::now();
+    let now = Moment::START;
     let mut retries = Retries::default();
     retries.placed(&pod(), node("node-a"), None, now);
     let stale = waiting(Some("0/2 nodes are available: 2 cannot allocate all claims."));
@@ -158,7 +158,7 @@ fn a_failure_from_before_the_allocation_was_seen_is_no_news() {
 
 #[test]
 fn a_pod_that_has_not_failed_or_has_room_being_made_is_left_alone() {
-    let now = Instant::now();
+    let now = Moment::START;
     let mut retries = Retries::default();
     retries.placed(&pod(), node("node-a"), None, now);
     let later = now + seconds(1000);
@@ -175,7 +175,7 @@ fn a_pod_that_has_not_failed_or_has_room_being_made_is_left_alone() {
 
 #[test]
 fn a_node_is_left_out_for_longer_after_every_failure() {
-    let mut now = Instant::now();
+    let mut now = Moment::START;
     let mut retries = Retries::default();
     for expected in [10, 20, 40] {
         retries.placed(&pod(), node("node-a"), None, now);
@@ -190,7 +190,7 @@ fn a_node_is_left_out_for_longer_after_every_failure() {
 
 #[test]
 fn decisions_that_could_not_be_written_count_for_nothing_but_the_next_try() {
-    let mut now = Instant::now();
+    let mut now = Moment::START;
     let mut retries = Retries::default();
     for pause in [1, 2, 4, 8, 10, 10] {
         retries.placed(&pod(), node("node-a"), None, now);
@@ -215,7 +215,7 @@ fn decisions_that_could_not_be_written_count_for_nothing_but_the_next_try() {
 
 #[test]
 fn what_the_server_will_say_again_is_asked_ever_more_rarely() {
-    let mut now = Instant::now();
+    let mut now = Moment::START;
     let mut retries = Retries::default();
     for pause in [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300] {
         retries.not_written(&pod(), NotWritten::Denied, now);
@@ -227,38 +227,44 @@ fn what_the_server_will_say_again_is_asked_ever_more_rarely() {
 
 #[test]
 fn an_allocation_taken_back_by_others_leaves_the_node_out_unless_room_was_made_there() {
-    let now = Instant::now();
+    let now = Moment::START;
     let mut retries = Retries::default();
     retries.placed(&pod(), node("node-a"), None, now);
-    assert_eq!(retries.taken_back(&pod(), None, now), Some(TakenBack::NotThere(node("node-a"))));
+    assert_eq!(
+        retries.taken_back(&pod(), None, now),
+        Some(Deallocated::Unplaceable(node("node-a")))
+    );
     assert_eq!(retries.excluded(&pod(), now).len(), 1);
     assert_eq!(retries.taken_back(&pod(), None, now), None, "told once");
     let mut retries = Retries::default();
     retries.placed(&pod(), node("node-a"), None, now);
     assert_eq!(
         retries.taken_back(&pod(), Some(&node("node-a")), now),
-        Some(TakenBack::RoomIsMade(node("node-a")))
+        Some(Deallocated::RoomMade(node("node-a")))
     );
     assert_eq!(retries.excluded(&pod(), now).len(), 0);
 }
 
 #[test]
 fn room_that_was_made_is_not_forgotten_with_the_nomination() {
-    let now = Instant::now();
+    let now = Moment::START;
     let mut retries = Retries::default();
     retries.placed(&pod(), node("node-a"), None, now);
     retries.nominated(&pod(), &node("node-b"));
     retries.nominated(&pod(), &node("node-a"));
-    assert_eq!(retries.taken_back(&pod(), None, now), Some(TakenBack::RoomIsMade(node("node-a"))));
+    assert_eq!(retries.taken_back(&pod(), None, now), Some(Deallocated::RoomMade(node("node-a"))));
     assert_eq!(retries.excluded(&pod(), now).len(), 0);
     retries.placed(&pod(), node("node-a"), None, now);
     retries.nominated(&pod(), &node("node-b"));
-    assert_eq!(retries.taken_back(&pod(), None, now), Some(TakenBack::NotThere(node("node-a"))));
+    assert_eq!(
+        retries.taken_back(&pod(), None, now),
+        Some(Deallocated::Unplaceable(node("node-a")))
+    );
 }
 
 #[test]
 fn a_claim_that_was_another_pods_says_nothing_against_its_node() {
-    let now = Instant::now();
+    let now = Moment::START;
     let mut retries = Retries::default();
     retries.verdict(&waiting(Some("no cpu")), now);
     assert_eq!(retries.taken_back(&pod(), None, now), None);
@@ -267,7 +273,7 @@ fn a_claim_that_was_another_pods_says_nothing_against_its_node() {
 
 #[test]
 fn the_next_wake_is_the_first_thing_that_ends() {
-    let now = Instant::now();
+    let now = Moment::START;
     let mut retries = Retries::default();
     assert_eq!(retries.next_wake(now), None);
     retries.gave_up(&pod(), Some(&node("node-a")), now);
@@ -279,7 +285,7 @@ fn the_next_wake_is_the_first_thing_that_ends() {
 
 #[test]
 fn a_claim_that_lost_its_allocation_is_held_for_a_moment_for_every_pod() {
-    let now = Instant::now();
+    let now = Moment::START;
     let claim = ClaimUid::new("c").unwrap();
     let mut retries = Retries::default();
     retries.deallocated([claim.clone()].into(), now);
@@ -294,7 +300,7 @@ fn a_claim_that_lost_its_allocation_is_held_for_a_moment_for_every_pod() {
 
 #[test]
 fn a_node_that_is_gone_is_given_up_at_once_unless_room_is_being_made() {
-    let now = Instant::now();
+    let now = Moment::START;
     let mut retries = Retries::default();
     retries.placed(&pod(), node("node-a"), None, now);
     let gone = Waiting { node_gone: true, ..waiting(None) };
@@ -304,7 +310,7 @@ fn a_node_that_is_gone_is_given_up_at_once_unless_room_is_being_made() {
 
 #[test]
 fn pauses_of_an_undecided_pod_double_up_to_five_minutes() {
-    let mut now = Instant::now();
+    let mut now = Moment::START;
     let mut retries = Retries::default();
     for pause in [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300] {
         retries.not_decided(&pod(), now);

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use super::clock::Moment;
 use tessera_allocator::model::PodUid;
 use tessera_api::names::{ClaimUid, NodeName};
 use tessera_index::Misplaced;
-use tokio::time::Instant;
 
 /// Pods and claims come over different watches, so what is seen may be a moment between two events.
 /// It is also the time that a PreBind under way gets to notice that the claim was taken back,
@@ -22,30 +22,30 @@ const LONGEST_PLAN: Duration = Duration::from_secs(30);
 
 /// What is known of the claims that are not where their pods are.
 #[derive(Debug, Default)]
-pub(crate) struct Repairs {
+pub(super) struct Repairs {
     suspects: BTreeMap<(PodUid, ClaimUid), Suspect>,
 }
 
 #[derive(Debug)]
 struct Suspect {
     allocated: Option<NodeName>,
-    not_before: Instant,
+    not_before: Moment,
     attempts: u32,
     confirmed: bool,
 }
 
 /// When a claim may be acted upon.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Due {
-    pub(crate) at: Instant,
+pub(super) struct Due {
+    pub(super) at: Moment,
     /// It has been elsewhere for longer than a moment.
-    pub(crate) is_confirmed: bool,
+    pub(super) is_confirmed: bool,
 }
 
 impl Repairs {
     /// When the claim may be acted upon, and whether it has been elsewhere for longer than a
     /// moment.
-    pub(crate) fn due(&mut self, misplaced: &Misplaced, now: Instant) -> Due {
+    pub(super) fn due(&mut self, misplaced: &Misplaced, now: Moment) -> Due {
         let fresh = || Suspect {
             allocated: misplaced.allocated.clone(),
             not_before: now + SETTLED,
@@ -61,22 +61,22 @@ impl Repairs {
     }
 
     /// Whether the claim has been elsewhere for longer than a moment.
-    pub(crate) fn is_confirmed(&self, claim: &ClaimUid) -> bool {
+    pub(super) fn is_confirmed(&self, claim: &ClaimUid) -> bool {
         self.suspects.iter().any(|((_, known), suspect)| known == claim && suspect.confirmed)
     }
 
     /// Notes that a write was started for it.
-    pub(crate) fn tried(&mut self, misplaced: &Misplaced, now: Instant) {
+    pub(super) fn tried(&mut self, misplaced: &Misplaced, now: Moment) {
         self.hold(misplaced, LONGEST, now);
     }
 
     /// Notes that a plan was made for it, which may have ended without a decision because all steps
     /// of a pod were spent.
-    pub(crate) fn planned(&mut self, misplaced: &Misplaced, is_undecided: bool, now: Instant) {
+    pub(super) fn planned(&mut self, misplaced: &Misplaced, is_undecided: bool, now: Moment) {
         self.hold(misplaced, if is_undecided { LONGEST } else { LONGEST_PLAN }, now);
     }
 
-    fn hold(&mut self, misplaced: &Misplaced, longest: Duration, now: Instant) {
+    fn hold(&mut self, misplaced: &Misplaced, longest: Duration, now: Moment) {
         if let Some(suspect) = self.suspects.get_mut(&key(misplaced)) {
             suspect.attempts += 1;
             suspect.not_before =
@@ -85,7 +85,7 @@ impl Repairs {
     }
 
     /// Forgets those that are where they should be.
-    pub(crate) fn retain(&mut self, misplaced: &[Misplaced]) {
+    pub(super) fn retain(&mut self, misplaced: &[Misplaced]) {
         self.suspects
             .retain(|known, _| misplaced.iter().any(|m| m.pod == known.0 && m.claim == known.1));
     }

@@ -1,0 +1,294 @@
+//! The core of the controller: `(state, events, now) -> (state, effects)`.
+//!
+//! The core reads no clock, makes no random numbers and performs no I/O, so a test drives it
+//! without an API server, without a runtime and without mocks. The [shell](crate::shell) collects
+//! events, calls [`Core::step`], and has the effects performed.
+//!
+//! # Parts
+//! A step absorbs its events and then runs its parts in this order. Each part is one file. A part
+//! reads the state and acts through the methods of [`Step`]: [`write`](Step::write) refuses a
+//! claim with an open write, so two parts never act on one claim in one step, and an earlier part
+//! takes precedence.
+//!
+//! | part | decides |
+//! |---|---|
+//! | [`absorb`] | nothing: it takes events into the state |
+//! | [`overcommit`] | the claims to release where more of a device is allocated than it has |
+//! | [`repair`] | the writes that move claims to the nodes of the pods bound with them |
+//! | [`allocate`] | the pods to plan, and the writes of their allocations |
+//! | [`explain`] | events and metrics about pods that are pending |
+//! | [`release`] | the allocations to release: unneeded, or on a node where the pod cannot run |
+//! | [`audit`] | once a minute: drift, orphaned claims, writes without an answer |
+//!
+//! The state consists of [`index`](tessera_index::Index) (facts), [`planning`] (the allocator's
+//! view of them), [`writes`] (claims being written), [`retries`], [`contention`] and [`repairs`]
+//! (holds and what they follow from), and [`notices`] (the events that each pod has).
+//!
+//! # Parts to come
+//! | feature | its place |
+//! |---|---|
+//! | gangs | `gang.rs` between [`repair`] and [`allocate`]: groups pending pods into units with one verdict, and holds back units that are incomplete |
+//! | quotas | `quota.rs` before [`allocate`]: withdraws pending pods whose namespace is at its limit, with a reason for [`explain`] |
+//! | preemption | `preempt.rs` after [`allocate`]: chooses victims for refusals; a new effect `Evict` with its own outcome, and a hold on the freed devices |
+//! | drains, defragmentation | `drain.rs`, `defragment.rs` after `preempt.rs`: further producers of `Evict`, with the same budget |
+//! | resize | `resize.rs` after [`repair`]: a new [`ClaimChange`](effect::ClaimChange) on allocated claims |
+//! | templates | `template.rs` before [`allocate`]: default requests of a namespace, applied to pending pods |
+
+pub mod clock;
+pub mod effect;
+pub mod event;
+
+mod absorb;
+mod allocate;
+mod audit;
+mod contention;
+mod explain;
+mod notices;
+mod overcommit;
+mod planning;
+mod release;
+mod repair;
+mod repairs;
+mod retries;
+#[cfg(test)]
+mod tests;
+mod writes;
+
+use std::collections::BTreeSet;
+
+use tessera_allocator::model::PodUid;
+use tessera_allocator::{Kept, Settings};
+use tessera_api::names::{ClaimUid, NodeName};
+use tessera_index::Index;
+
+use self::audit::Audits;
+use self::clock::{Moment, Now};
+use self::contention::Contention;
+use self::effect::{ClaimChange, ClaimWrite, Effect, Figures, Notice, PodReference, StepOutput};
+use self::event::{Event, WatchedKind};
+use self::notices::{Notices, Offer};
+use self::planning::Planning;
+use self::repairs::Repairs;
+use self::retries::Retries;
+use self::writes::{OpenWrites, WritePurpose};
+
+/// The core: all state of the controller, and the function that changes it.
+pub struct Core {
+    state: State,
+    /// The time of the next step if no event comes before.
+    wake: Option<Moment>,
+    /// Only outcomes are awaited any more.
+    is_stopping: bool,
+}
+
+/// The state of the core.
+struct State {
+    index: Index,
+    planning: Planning,
+    writes: OpenWrites,
+    retries: Retries,
+    contention: Contention,
+    repairs: Repairs,
+    notices: Notices,
+    audits: Audits,
+    /// The kinds that have been listed.
+    listed: BTreeSet<WatchedKind>,
+    /// The node that is kept free.
+    kept: Option<Kept>,
+}
+
+/// A step under way: the state, the time, and the output so far.
+struct Step<'s> {
+    state: &'s mut State,
+    now: Moment,
+    wall: i64,
+    /// The arrival of the first event that the step answers.
+    cause: Moment,
+    effects: Vec<Effect>,
+    figures: Figures,
+    wake: Option<Moment>,
+}
+
+impl Core {
+    /// Returns a core that knows nothing yet. `settings` are those of its plans.
+    pub fn new(settings: Settings) -> Self {
+        let state = State {
+            index: Index::new(),
+            planning: Planning::new(settings),
+            writes: OpenWrites::default(),
+            retries: Retries::default(),
+            contention: Contention::default(),
+            repairs: Repairs::default(),
+            notices: Notices::default(),
+            audits: Audits::default(),
+            listed: BTreeSet::new(),
+            kept: None,
+        };
+        Self { state, wake: None, is_stopping: false }
+    }
+
+    /// Absorbs events, and decides if an event or the passing of time gives reason to.
+    pub fn step(&mut self, now: Now, events: impl IntoIterator<Item = Event>) -> StepOutput {
+        let mut step = Step {
+            state: &mut self.state,
+            now: now.monotonic,
+            wall: now.wall,
+            cause: now.monotonic,
+            effects: Vec::new(),
+            figures: Figures::default(),
+            wake: None,
+        };
+        let news = step.absorb(events);
+        let is_due = news.is_some() || self.wake.is_some_and(|wake| wake <= now.monotonic);
+        if !is_due {
+            step.wake_at(self.wake);
+        }
+        if !self.is_stopping {
+            step.audit_if_due();
+            step.resend_notices();
+            let is_due = is_due || step.wake.is_some_and(|wake| wake <= now.monotonic);
+            if is_due && step.state.is_listed() {
+                step.wake = None;
+                step.cause = news.unwrap_or(now.monotonic);
+                step.decide();
+            }
+        }
+        let Step { effects, figures, wake, .. } = step;
+        self.wake = wake;
+        let resend = self.state.notices.next_resend();
+        let wake = wake.into_iter().chain(resend).chain([self.state.audits.next()]).min();
+        StepOutput { effects, figures, wake }
+    }
+
+    /// Ends deciding. Further steps only absorb events.
+    pub fn stop(&mut self) {
+        self.is_stopping = true;
+    }
+
+    /// Returns true if a write has no outcome yet.
+    pub fn has_open_writes(&self) -> bool {
+        !self.state.writes.is_empty()
+    }
+
+    /// Returns true if all kinds have been listed, so that the core decides.
+    pub fn is_listed(&self) -> bool {
+        self.state.is_listed()
+    }
+}
+
+impl State {
+    fn is_listed(&self) -> bool {
+        self.listed.len() == WatchedKind::ALL.len()
+    }
+
+    /// Returns true if a pause forbids to write the claim.
+    fn is_held(&self, claim: &ClaimUid, now: Moment) -> bool {
+        self.retries.is_claim_held(claim, now) || self.contention.is_held(claim, now)
+    }
+
+    /// Returns true if the claim is being written, or a pause forbids to write it.
+    fn is_busy(&self, claim: &ClaimUid, now: Moment) -> bool {
+        self.writes.contains(claim) || self.is_held(claim, now)
+    }
+
+    /// Returns the name of the claim, or its UID where the object is not known.
+    fn claim_name(&self, claim: &ClaimUid) -> String {
+        let object = self.index.claim_object(claim);
+        object.and_then(|o| o.metadata.name.clone()).unwrap_or_else(|| claim.to_string())
+    }
+}
+
+impl Step<'_> {
+    /// Runs the parts. Their order is their precedence.
+    fn decide(&mut self) {
+        self.note_facts();
+        self.release_overcommitted();
+        self.repair_misplaced();
+        let round = self.plan_pending();
+        self.explain(&round);
+        self.hold_undecided(&round.plan);
+        self.release_unneeded(&round);
+        self.forget_gone();
+        self.wake_for_holds();
+    }
+
+    /// Takes over what the index has found out since the last step.
+    fn note_facts(&mut self) {
+        let deallocated = self.state.index.take_deallocated();
+        self.state.retries.deallocated(deallocated, self.now);
+        self.note_bound();
+    }
+
+    /// Forgets holds and notices of what does not exist any more.
+    fn forget_gone(&mut self) {
+        let State { index, retries, contention, notices, .. } = &mut *self.state;
+        let waiting = index.unbound_pods();
+        retries.retain(self.now, |pod| waiting.contains(pod));
+        notices.retain(|pod| index.pod_name(pod).is_some());
+        contention.retain(|claim| index.claim_object(claim).is_some());
+    }
+
+    fn wake_for_holds(&mut self) {
+        self.wake_at(self.state.retries.next_wake(self.now));
+        self.wake_at(self.state.contention.next_wake(self.now));
+    }
+
+    /// Has the next step no later than at this moment.
+    fn wake_at(&mut self, at: Option<Moment>) {
+        self.wake = self.wake.into_iter().chain(at).min();
+    }
+
+    /// Starts a write of the claim. Returns false, and does nothing, while another write of the
+    /// claim is open or its object is not known.
+    fn write(
+        &mut self,
+        claim: &ClaimUid,
+        purpose: WritePurpose,
+        pod: Option<&PodUid>,
+        since: Moment,
+        change: impl FnOnce(&Index) -> ClaimChange,
+    ) -> bool {
+        let Some(object) = self.state.index.claim_object(claim).cloned() else { return false };
+        let Some(id) = self.state.writes.open(claim, purpose, pod, since) else { return false };
+        let change = change(&self.state.index);
+        if let ClaimChange::Allocate(draft) = &change {
+            self.state.index.assume(&draft.allotment);
+        }
+        self.effects.push(Effect::Write(ClaimWrite { id, object, change }));
+        true
+    }
+
+    /// Publishes an event about `pod`, unless it has the same already. `node` is the one that it
+    /// refers to. Other texts of one reason are published at growing intervals.
+    fn notify(
+        &mut self,
+        pod: &PodUid,
+        reason: &'static str,
+        note: String,
+        node: Option<&NodeName>,
+    ) {
+        let Some((namespace, name)) = self.state.index.pod_name(pod) else { return };
+        let id = match self.state.notices.offer(pod, reason, &note, self.now) {
+            Offer::Known => return,
+            Offer::Later(at) => return self.wake_at(Some(at)),
+            Offer::Send(id) => id,
+        };
+        let pod =
+            PodReference { namespace: namespace.clone(), name: name.clone(), uid: pod.clone() };
+        let notice = Notice { id, pod, node: node.cloned(), reason, note };
+        self.state.notices.sent(&notice);
+        self.effects.push(Effect::Notify(notice));
+    }
+
+    /// Publishes again the events that the API server has not taken.
+    fn resend_notices(&mut self) {
+        for notice in self.state.notices.take_due(self.now) {
+            self.effects.push(Effect::Notify(notice));
+        }
+    }
+}
+
+/// Returns a count as gauges take it.
+fn gauge(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
