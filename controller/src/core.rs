@@ -20,9 +20,10 @@
 //! | [`release`] | the allocations to release: unneeded, or on a node where the pod cannot run |
 //! | [`audit`] | once a minute: drift, orphaned claims, writes without an answer |
 //!
-//! The state consists of [`index`](tessera_index::Index) (facts), [`planning`] (the allocator's
-//! view of them), [`writes`] (claims being written), [`retries`], [`contention`] and [`repairs`]
-//! (holds and what they follow from), and [`notices`] (the events that each pod has).
+//! The state consists of [`Index`] (facts), [`planning`] (the allocator's view of them), [`writes`]
+//! (claims being written), [`holds`] (what is left alone for a while, and for how long),
+//! [`placements`] and [`misplacements`] (what the holds follow from), and [`notices`] (the last
+//! event of each pod).
 //!
 //! # Parts to come
 //! | feature | its place |
@@ -41,15 +42,15 @@ pub mod event;
 mod absorb;
 mod allocate;
 mod audit;
-mod contention;
 mod explain;
+mod holds;
+mod misplacements;
 mod notices;
 mod overcommit;
+mod placements;
 mod planning;
 mod release;
 mod repair;
-mod repairs;
-mod retries;
 #[cfg(test)]
 mod tests;
 mod writes;
@@ -63,13 +64,13 @@ use tessera_index::Index;
 
 use self::audit::Audits;
 use self::clock::{Moment, Now};
-use self::contention::Contention;
 use self::effect::{ClaimChange, ClaimWrite, Effect, Figures, Notice, PodReference, StepOutput};
 use self::event::{Event, WatchedKind};
+use self::holds::{CountEnd, HoldReason, Holds, Subject};
+use self::misplacements::Misplacements;
 use self::notices::{Notices, Offer};
+use self::placements::Placements;
 use self::planning::Planning;
-use self::repairs::Repairs;
-use self::retries::Retries;
 use self::writes::{OpenWrites, WritePurpose};
 
 /// The core: all state of the controller, and the function that changes it.
@@ -86,9 +87,9 @@ struct State {
     index: Index,
     planning: Planning,
     writes: OpenWrites,
-    retries: Retries,
-    contention: Contention,
-    repairs: Repairs,
+    holds: Holds,
+    placements: Placements,
+    misplacements: Misplacements,
     notices: Notices,
     audits: Audits,
     /// The kinds that have been listed.
@@ -116,9 +117,9 @@ impl Core {
             index: Index::new(),
             planning: Planning::new(settings),
             writes: OpenWrites::default(),
-            retries: Retries::default(),
-            contention: Contention::default(),
-            repairs: Repairs::default(),
+            holds: Holds::default(),
+            placements: Placements::default(),
+            misplacements: Misplacements::default(),
             notices: Notices::default(),
             audits: Audits::default(),
             listed: BTreeSet::new(),
@@ -155,7 +156,7 @@ impl Core {
         }
         let Step { effects, figures, wake, .. } = step;
         self.wake = wake;
-        let resend = self.state.notices.next_resend();
+        let resend = self.state.notices.next_resend(&self.state.holds, now.monotonic);
         let wake = wake.into_iter().chain(resend).chain([self.state.audits.next()]).min();
         StepOutput { effects, figures, wake }
     }
@@ -183,7 +184,9 @@ impl State {
 
     /// Returns true if a pause forbids to write the claim.
     fn is_held(&self, claim: &ClaimUid, now: Moment) -> bool {
-        self.retries.is_claim_held(claim, now) || self.contention.is_held(claim, now)
+        let reasons =
+            [HoldReason::ClaimDeallocated, HoldReason::ClearingFailed, HoldReason::WriteContended];
+        self.holds.is_held_for_any(&Subject::claim(claim), &reasons, now)
     }
 
     /// Returns true if the claim is being written, or a pause forbids to write it.
@@ -209,28 +212,34 @@ impl Step<'_> {
         self.hold_undecided(&round.plan);
         self.release_unneeded(&round);
         self.forget_gone();
-        self.wake_for_holds();
     }
 
     /// Takes over what the index has found out since the last step.
     fn note_facts(&mut self) {
-        let deallocated = self.state.index.take_deallocated();
-        self.state.retries.deallocated(deallocated, self.now);
+        for claim in self.state.index.take_deallocated() {
+            let subject = Subject::claim(&claim);
+            self.state.holds.hold(subject, HoldReason::ClaimDeallocated, self.now);
+        }
         self.note_bound();
     }
 
     /// Forgets holds and notices of what does not exist any more.
     fn forget_gone(&mut self) {
-        let State { index, retries, contention, notices, .. } = &mut *self.state;
+        let State { index, holds, placements, misplacements, notices, .. } = &mut *self.state;
         let waiting = index.unbound_pods();
-        retries.retain(self.now, |pod| waiting.contains(pod));
-        notices.retain(|pod| index.pod_name(pod).is_some());
-        contention.retain(|claim| index.claim_object(claim).is_some());
-    }
-
-    fn wake_for_holds(&mut self) {
-        self.wake_at(self.state.retries.next_wake(self.now));
-        self.wake_at(self.state.contention.next_wake(self.now));
+        let exists = |pod: &PodUid| index.pod_name(pod).is_some();
+        placements.retain(|pod| waiting.contains(pod));
+        notices.retain(exists);
+        holds.retain(self.now, |subject, end| match (end, subject.parts()) {
+            (CountEnd::WaitingPod, (Some(pod), _)) => waiting.contains(pod),
+            (CountEnd::Pod, (Some(pod), _)) => exists(pod),
+            (CountEnd::Claim, (_, Some(claim))) => index.claim_object(claim).is_some(),
+            (CountEnd::Misplacement, (Some(pod), Some(claim))) => {
+                misplacements.contains(pod, claim)
+            }
+            _ => false,
+        });
+        self.wake_at(self.state.holds.next_end(self.now));
     }
 
     /// Has the next step no later than at this moment.
@@ -268,21 +277,22 @@ impl Step<'_> {
         node: Option<&NodeName>,
     ) {
         let Some((namespace, name)) = self.state.index.pod_name(pod) else { return };
-        let id = match self.state.notices.offer(pod, reason, &note, self.now) {
+        let about =
+            PodReference { namespace: namespace.clone(), name: name.clone(), uid: pod.clone() };
+        let State { notices, holds, .. } = &mut *self.state;
+        let id = match notices.offer(holds, pod, (reason, &note), self.now) {
             Offer::Known => return,
             Offer::Later(at) => return self.wake_at(Some(at)),
             Offer::Send(id) => id,
         };
-        let pod =
-            PodReference { namespace: namespace.clone(), name: name.clone(), uid: pod.clone() };
-        let notice = Notice { id, pod, node: node.cloned(), reason, note };
+        let notice = Notice { id, pod: about, node: node.cloned(), reason, note };
         self.state.notices.sent(&notice);
         self.effects.push(Effect::Notify(notice));
     }
 
     /// Publishes again the events that the API server has not taken.
     fn resend_notices(&mut self) {
-        for notice in self.state.notices.take_due(self.now) {
+        for notice in self.state.notices.take_due(&self.state.holds, self.now) {
             self.effects.push(Effect::Notify(notice));
         }
     }

@@ -4,14 +4,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
+use tessera_allocator::model::PodUid;
 use tessera_api::names::ClaimUid;
 
-use super::Step;
 use super::clock::Moment;
 use super::effect::WriteId;
 use super::event::{Change, Event, WatchedObject, WriteOutcome};
-use super::retries::NotWritten;
+use super::holds::{HoldReason, Subject};
+use super::placements::NotWritten;
 use super::writes::{OpenWrite, WritePurpose};
+use super::{State, Step};
 use crate::reasons;
 
 impl Step<'_> {
@@ -26,7 +28,8 @@ impl Step<'_> {
                     self.absorb_outcome(id, outcome).then_some(self.now)
                 }
                 Event::NoticeEnded { id, is_delivered } => {
-                    self.state.notices.ended(id, is_delivered, self.now);
+                    let State { notices, holds, .. } = &mut *self.state;
+                    notices.ended(holds, id, is_delivered, self.now);
                     None
                 }
             };
@@ -45,7 +48,7 @@ impl Step<'_> {
                 self.state.listed.insert(kind);
             }
             Change::Interrupted => {
-                self.state.retries.interrupted(at);
+                self.state.placements.interrupted(at);
                 is_news = false;
             }
             Change::Applied(WatchedObject::Slice(slice)) => applied = index.apply_slice(&slice),
@@ -98,11 +101,12 @@ impl Step<'_> {
     }
 
     fn note_stored(&mut self, claim: &ClaimUid, write: &OpenWrite) {
-        self.state.contention.won(claim);
+        let subject = Subject::claim(claim);
+        self.state.holds.restart_count(&subject, HoldReason::WriteContended);
         match write.purpose {
             WritePurpose::Allocation => {
                 if let Some(pod) = &write.pod {
-                    self.state.retries.written(pod, self.now);
+                    self.state.placements.written(pod, self.now);
                 }
                 let took: Duration = self.now - write.since;
                 self.figures.allocations.push(took);
@@ -119,7 +123,7 @@ impl Step<'_> {
         write: &OpenWrite,
         failure: WriteOutcome,
     ) -> Option<Arc<ResourceClaim>> {
-        self.state.contention.lost(claim, self.now);
+        self.state.holds.hold(Subject::claim(claim), HoldReason::WriteContended, self.now);
         // Without the claim as it is now, the next decision would be the same until its watch
         // catches up.
         let is_news = matches!(failure, WriteOutcome::Conflict(Some(_)));
@@ -137,13 +141,13 @@ impl Step<'_> {
                 }
                 _ => NotWritten::Failed,
             };
-            self.state.retries.not_written(pod, cause, self.now);
+            self.note_not_written(pod, cause);
             if let WriteOutcome::FieldsDropped { message, .. } = &failure {
                 self.notify(pod, reasons::ALLOCATION_FIELDS_DROPPED, message.clone(), None);
             }
         }
         if !is_allocation && !is_news {
-            self.state.retries.hold_claim(claim.clone(), self.now);
+            self.state.holds.hold(Subject::claim(claim), HoldReason::ClearingFailed, self.now);
         }
         match failure {
             WriteOutcome::Conflict(current) | WriteOutcome::FieldsDropped { current, .. } => {
@@ -151,5 +155,11 @@ impl Step<'_> {
             }
             WriteOutcome::Stored(_) | WriteOutcome::Refused { .. } => None,
         }
+    }
+
+    /// Notes that a decision for the pod is not stored.
+    pub(super) fn note_not_written(&mut self, pod: &PodUid, cause: NotWritten) {
+        let State { placements, holds, .. } = &mut *self.state;
+        placements.not_written(holds, pod, cause, self.now);
     }
 }

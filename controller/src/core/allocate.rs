@@ -6,12 +6,21 @@ use tessera_allocator::model::{PendingPod, PodUid};
 use tessera_allocator::{Allotment, Decision, Plan};
 use tessera_index::{Blocked, Index};
 
-use super::Step;
 use super::effect::{AllocationDraft, ClaimChange};
+use super::holds::{HoldReason, Subject};
+use super::placements::Deallocated;
 use super::planning::{in_seconds, pending_claims};
-use super::retries::Deallocated;
 use super::writes::WritePurpose;
+use super::{State, Step};
 use crate::reasons;
+
+/// The holds during which a pod is not planned.
+const POD_HOLDS: [HoldReason; 4] = [
+    HoldReason::AllocationReleased,
+    HoldReason::WriteFailed,
+    HoldReason::WriteDenied,
+    HoldReason::SearchUndecided,
+];
 
 /// One plan, and the pods around it.
 pub(super) struct Round {
@@ -52,23 +61,27 @@ impl Step<'_> {
         pending.retain(|pod| {
             // A PreBind under way has to notice first, and kube-scheduler to nominate a node where
             // it has made room.
-            let retries = &mut self.state.retries;
-            let is_held = pod.pending_claims().any(|claim| retries.is_claim_held(&claim.uid, now));
+            let State { holds, placements, .. } = &mut *self.state;
+            let reasons = [HoldReason::ClaimDeallocated, HoldReason::ClearingFailed];
+            let is_held = pod
+                .pending_claims()
+                .any(|claim| holds.is_held_for_any(&Subject::claim(&claim.uid), &reasons, now));
             if is_held {
                 deallocated.insert(pod.uid.clone());
                 if let Some(node) = &pod.nominated {
-                    retries.nominated(&pod.uid, node);
+                    placements.nominated(&pod.uid, node);
                 }
             }
             !is_held
         });
         for pod in pending {
-            let lost = self.state.retries.taken_back(&pod.uid, pod.nominated.as_ref(), now);
+            let State { holds, placements, .. } = &mut *self.state;
+            let lost = placements.deallocated(holds, &pod.uid, pod.nominated.as_ref(), now);
             if let Some(lost) = lost {
                 self.note_lost(pod, lost);
                 deallocated.insert(pod.uid.clone());
             }
-            pod.excluded = self.state.retries.excluded(&pod.uid, now);
+            pod.excluded = self.state.holds.excluded_nodes(&pod.uid, now);
         }
         deallocated
     }
@@ -92,15 +105,14 @@ impl Step<'_> {
         let mut undecided = 0;
         let (state, now) = (&*self.state, self.now);
         pending.retain(|pod| {
-            if state.retries.is_undecided(&pod.uid, now) {
+            let subject = Subject::pod(&pod.uid);
+            if state.holds.is_held(&subject, HoldReason::SearchUndecided, now) {
                 undecided += pending_claims(pod);
             }
             let mut claims = pod.pending_claims().map(|claim| &claim.uid);
-            !state.retries.is_held(&pod.uid, now)
+            !state.holds.is_held_for_any(&subject, &POD_HOLDS, now)
                 && !state.audits.is_long_unlisted(&state.index, &pod.uid)
-                && !claims.any(|claim| {
-                    state.writes.contains(claim) || state.contention.is_held(claim, now)
-                })
+                && !claims.any(|claim| state.is_busy(claim, now))
         });
         undecided
     }
@@ -110,7 +122,8 @@ impl Step<'_> {
         let message = self.state.index.unschedulable_message(&decision.pod);
         let (pod, node) = (&decision.pod, decision.node.clone());
         tracing::info!(%pod, %node, claims = decision.claims.len(), "placed");
-        self.state.retries.placed(pod, node, message, self.now);
+        let State { placements, holds, .. } = &mut *self.state;
+        placements.placed(holds, pod, node, message, self.now);
         for allotment in &decision.claims {
             let draft = |index: &Index| draft(index, allotment);
             let purpose = WritePurpose::Allocation;
@@ -124,7 +137,7 @@ impl Step<'_> {
         let pods: BTreeSet<&PodUid> = undecided.map(|refusal| &refusal.pod).collect();
         for pod in pods {
             self.figures.undecided_plans += 1;
-            self.state.retries.not_decided(pod, self.now);
+            self.state.holds.hold(Subject::pod(pod), HoldReason::SearchUndecided, self.now);
         }
     }
 }

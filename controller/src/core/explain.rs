@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use tessera_allocator::{Cause, Kept, Plan};
 use tessera_index::{Blocked, Obstacle, Scope, message};
 
-use super::Step;
 use super::allocate::Round;
 use super::planning::pending_claims;
+use super::{State, Step};
 use crate::reasons;
 
 /// Pending claims by reason.
@@ -54,7 +54,9 @@ impl Step<'_> {
             let reason = reasons::of_obstacle(*obstacle);
             *pending.entry(reason).or_default() += 1;
             // A claim in use may be so only between two events of one cause.
-            if *obstacle == Obstacle::MixedDrivers || self.state.repairs.is_confirmed(claim) {
+            let State { misplacements, holds, .. } = &*self.state;
+            let is_confirmed = || misplacements.is_confirmed(holds, claim, self.now);
+            if *obstacle == Obstacle::MixedDrivers || is_confirmed() {
                 let (_, note) = message::obstacle(&self.state.claim_name(claim), *obstacle);
                 self.notify(pod, reason, note, None);
             }

@@ -1,4 +1,4 @@
-//! Notices: the events that each pod has, so that each text is published once.
+//! Notices: the last event of each pod, so that each text is published once.
 //!
 //! `kube`'s recorder merges events of one reason into a series and keeps the first text, so changed
 //! numbers would never be read. Here the same text is published once, and another text is another
@@ -6,26 +6,22 @@
 //! between the events of a pod grow.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use tessera_allocator::model::PodUid;
 
 use super::clock::Moment;
 use super::effect::{Notice, NoticeId};
-
-/// The shortest interval between two events of a pod, doubled with each event of the same reason.
-const INTERVAL: Duration = Duration::from_secs(2);
-
-/// The longest interval.
-const LONGEST_INTERVAL: Duration = Duration::from_secs(300);
+use super::holds::{HoldReason, Holds, Subject};
 
 /// The last event of each pod.
 #[derive(Debug, Default)]
 pub(super) struct Notices {
     last: BTreeMap<PodUid, LastNotice>,
     sent: u64,
-    /// Notices that have not been delivered yet.
-    open: BTreeMap<NoticeId, OpenNotice>,
+    /// Notices that are being published.
+    open: BTreeMap<NoticeId, Notice>,
+    /// Notices that the API server has not taken, by pod.
+    refused: BTreeMap<PodUid, Notice>,
 }
 
 #[derive(Debug)]
@@ -33,17 +29,6 @@ struct LastNotice {
     id: NoticeId,
     reason: &'static str,
     note: String,
-    /// The number of events of this reason before this one.
-    before: u32,
-    at: Moment,
-}
-
-#[derive(Debug)]
-struct OpenNotice {
-    notice: Notice,
-    failures: u32,
-    /// The time to send it again; none = it is under way.
-    resend: Option<Moment>,
 }
 
 /// The answer to the offer of a text.
@@ -57,88 +42,81 @@ pub(super) enum Offer {
     Send(NoticeId),
 }
 
-impl LastNotice {
-    /// Returns the time before which nothing else of `reason` is published.
-    fn quiet_until(&self, reason: &str) -> Moment {
-        let before = if self.reason == reason { self.before } else { 0 };
-        self.at + grown(before)
-    }
-}
-
 impl Notices {
     /// Decides about a text for `pod`.
     pub(super) fn offer(
         &mut self,
+        holds: &mut Holds,
         pod: &PodUid,
-        reason: &'static str,
-        note: &str,
+        (reason, note): (&'static str, &str),
         now: Moment,
     ) -> Offer {
-        let mut before = 0;
-        if let Some(last) = self.last.get(pod) {
-            if last.note == note {
-                return Offer::Known;
-            }
-            let quiet_until = last.quiet_until(reason);
-            if now < quiet_until {
-                return Offer::Later(quiet_until);
-            }
-            if last.reason == reason {
-                before = last.before + 1;
-            }
+        let subject = Subject::pod(pod);
+        let last = self.last.get(pod);
+        if last.is_some_and(|last| last.note == note) {
+            return Offer::Known;
         }
+        let is_repeated = last.is_some_and(|last| last.reason == reason);
+        let interval =
+            if is_repeated { HoldReason::EventRepeated } else { HoldReason::EventPublished };
+        if let Some(until) = holds.until(&subject, interval, now) {
+            return Offer::Later(until);
+        }
+        if !is_repeated {
+            holds.restart_count(&subject, HoldReason::EventRepeated);
+        }
+        holds.hold(subject.clone(), HoldReason::EventRepeated, now);
+        holds.hold(subject, HoldReason::EventPublished, now);
         self.sent += 1;
         let id = NoticeId(self.sent);
-        let last = LastNotice { id, reason, note: note.to_owned(), before, at: now };
-        if let Some(old) = self.last.insert(pod.clone(), last)
-            && self.open.get(&old.id).is_some_and(|open| open.resend.is_some())
-        {
-            self.open.remove(&old.id);
-        }
+        self.last.insert(pod.clone(), LastNotice { id, reason, note: note.to_owned() });
+        self.refused.remove(pod);
         Offer::Send(id)
     }
 
-    /// Keeps a notice until it is delivered.
+    /// Keeps a notice until its publication has ended.
     pub(super) fn sent(&mut self, notice: &Notice) {
-        let open = OpenNotice { notice: notice.clone(), failures: 0, resend: None };
-        self.open.insert(notice.id, open);
+        self.open.insert(notice.id, notice.clone());
     }
 
-    /// Takes in how the publication of a notice ended. One that was not delivered is sent again
+    /// Notes how the publication of a notice ended. One that was not delivered is sent again
     /// later, unless the pod has had another one since.
-    pub(super) fn ended(&mut self, id: NoticeId, is_delivered: bool, now: Moment) {
-        let Some(mut open) = self.open.remove(&id) else { return };
-        let is_last = self.last.get(&open.notice.pod.uid).is_some_and(|last| last.id == id);
-        if is_delivered || !is_last {
-            return;
+    pub(super) fn ended(
+        &mut self,
+        holds: &mut Holds,
+        id: NoticeId,
+        is_delivered: bool,
+        now: Moment,
+    ) {
+        let Some(notice) = self.open.remove(&id) else { return };
+        let (pod, subject) = (notice.pod.uid.clone(), Subject::pod(&notice.pod.uid));
+        if is_delivered {
+            holds.restart_count(&subject, HoldReason::EventRefused);
+        } else if self.last.get(&pod).is_some_and(|last| last.id == id) {
+            holds.hold(subject, HoldReason::EventRefused, now);
+            self.refused.insert(pod, notice);
         }
-        open.resend = Some(now + grown(open.failures));
-        open.failures += 1;
-        self.open.insert(id, open);
     }
 
     /// Returns the notices that are to be sent again now.
-    pub(super) fn take_due(&mut self, now: Moment) -> Vec<Notice> {
-        let due = self.open.values_mut().filter(|open| open.resend.is_some_and(|at| at <= now));
-        due.map(|open| {
-            open.resend = None;
-            open.notice.clone()
-        })
-        .collect()
+    pub(super) fn take_due(&mut self, holds: &Holds, now: Moment) -> Vec<Notice> {
+        let is_due = |pod: &PodUid, _: &mut Notice| {
+            !holds.is_held(&Subject::pod(pod), HoldReason::EventRefused, now)
+        };
+        let due: Vec<Notice> = self.refused.extract_if(.., is_due).map(|(_, n)| n).collect();
+        due.iter().for_each(|notice| self.sent(notice));
+        due
     }
 
     /// Returns the time at which the next notice is to be sent again.
-    pub(super) fn next_resend(&self) -> Option<Moment> {
-        self.open.values().filter_map(|open| open.resend).min()
+    pub(super) fn next_resend(&self, holds: &Holds, now: Moment) -> Option<Moment> {
+        let until = |pod| holds.until(&Subject::pod(pod), HoldReason::EventRefused, now);
+        self.refused.keys().filter_map(until).min()
     }
 
     /// Forgets pods that do not exist any more.
     pub(super) fn retain(&mut self, exists: impl Fn(&PodUid) -> bool) {
         self.last.retain(|pod, _| exists(pod));
-        self.open.retain(|_, open| open.resend.is_none() || exists(&open.notice.pod.uid));
+        self.refused.retain(|pod, _| exists(pod));
     }
-}
-
-fn grown(before: u32) -> Duration {
-    INTERVAL.saturating_mul(1 << before.min(10)).min(LONGEST_INTERVAL)
 }

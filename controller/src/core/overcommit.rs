@@ -5,7 +5,7 @@ use tessera_api::names::ClaimUid;
 use tessera_index::Overcommitted;
 
 use super::effect::ClaimChange;
-use super::retries::NotWritten;
+use super::placements::NotWritten;
 use super::writes::WritePurpose;
 use super::{Step, gauge};
 use crate::reasons;
@@ -33,7 +33,7 @@ impl Step<'_> {
         );
         for pod in self.state.index.pods_with(claim) {
             // This is no evidence against the node.
-            self.state.retries.not_written(&pod, NotWritten::Outdated, self.now);
+            self.note_not_written(&pod, NotWritten::Outdated);
             self.notify(&pod, reasons::OVERCOMMITTED, note.clone(), None);
         }
         self.release(claim, None);

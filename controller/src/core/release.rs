@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use tessera_allocator::model::PodUid;
 use tessera_index::Waiting;
 
-use super::Step;
 use super::allocate::Round;
-use super::retries::{NotWritten, Verdict};
+use super::placements::{NotWritten, Verdict};
+use super::{State, Step};
 use crate::reasons;
 
 impl Step<'_> {
@@ -15,8 +15,8 @@ impl Step<'_> {
     pub(super) fn note_bound(&mut self) {
         let index = &self.state.index;
         let is_bound = |pod: &&PodUid| index.node_of(pod).is_some();
-        let bound: Vec<PodUid> = self.state.retries.pods().filter(is_bound).cloned().collect();
-        self.state.retries.bound(bound.into_iter(), self.now);
+        let bound: Vec<PodUid> = self.state.placements.pods().filter(is_bound).cloned().collect();
+        self.state.placements.bound(bound.into_iter(), self.now);
     }
 
     /// Releases allocations of pods that went away before they reserved anything, of pods that
@@ -52,28 +52,32 @@ impl Step<'_> {
         let pod = &waiting.pod;
         if self.state.audits.is_long_unlisted(&self.state.index, pod) {
             // kube-scheduler does not come as far as to look at nodes.
-            self.state.retries.not_written(pod, NotWritten::Outdated, self.now);
+            self.note_not_written(pod, NotWritten::Outdated);
             return true;
         }
         if refused.contains(pod) {
             // The rest of its claims cannot follow the first, which is no evidence against the
             // node. Where a node is nominated, room is being made for the rest.
             if !waiting.nominated {
-                self.state.retries.not_written(pod, NotWritten::Outdated, self.now);
+                self.note_not_written(pod, NotWritten::Outdated);
             }
             return !waiting.nominated;
         }
-        if deallocated.contains(pod) || !self.is_stuck(waiting) {
+        if deallocated.contains(pod) || !self.observe_stuck(waiting) {
             return false;
         }
         self.notify_stuck(waiting);
-        self.state.retries.gave_up(pod, waiting.node.as_ref(), self.now);
+        let State { placements, holds, .. } = &mut *self.state;
+        placements.gave_up(holds, pod, waiting.node.as_ref(), self.now);
         true
     }
 
-    /// Returns true if kube-scheduler has had its time to place the pod where its devices are.
-    fn is_stuck(&mut self, waiting: &Waiting) -> bool {
-        match self.state.retries.verdict(waiting, self.now) {
+    /// Observes the pod, and decides if kube-scheduler has had its time to place it where its
+    /// devices are.
+    fn observe_stuck(&mut self, waiting: &Waiting) -> bool {
+        let State { placements, holds, .. } = &mut *self.state;
+        placements.observe(holds, waiting, self.now);
+        match placements.verdict(waiting, self.now) {
             Verdict::Wait => false,
             Verdict::WaitUntil(deadline) => {
                 self.wake_at(Some(deadline));

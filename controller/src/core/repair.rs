@@ -7,10 +7,11 @@ use tessera_allocator::model::PodUid;
 use tessera_allocator::{Plan, Refusal};
 use tessera_index::{Misplaced, Remedy, message};
 
-use super::Step;
 use super::effect::ClaimChange;
-use super::repairs::Due;
+use super::holds::{HoldReason, Subject};
+use super::misplacements::subject;
 use super::writes::WritePurpose;
+use super::{State, Step};
 use crate::reasons;
 
 /// The steps for the claims of bound pods in one step of the core, exceeded at most by those of
@@ -21,18 +22,18 @@ impl Step<'_> {
     /// Moves claims to the nodes of the pods that are bound with them, or reports why not.
     pub(super) fn repair_misplaced(&mut self) {
         let misplaced = self.state.index.misplaced();
-        self.state.repairs.retain(&misplaced);
+        let State { misplacements, holds, .. } = &mut *self.state;
+        misplacements.observe(holds, &misplaced, self.now);
         let mut to_plan: BTreeMap<PodUid, Vec<Misplaced>> = BTreeMap::new();
         let mut confirmed = 0;
         for one in misplaced {
-            let Due { at, is_confirmed } = self.state.repairs.due(&one, self.now);
-            confirmed += i64::from(is_confirmed);
-            if self.now < at {
-                self.wake_at(Some(at));
-                continue;
-            }
-            if self.state.writes.contains(&one.claim)
-                || self.state.contention.is_held(&one.claim, self.now)
+            let (holds, subject) = (&self.state.holds, subject(&one));
+            let unconfirmed = HoldReason::MisplacementUnconfirmed;
+            confirmed += i64::from(!holds.is_held(&subject, unconfirmed, self.now));
+            let contended = HoldReason::WriteContended;
+            if holds.last_end(&subject, self.now).is_some()
+                || holds.is_held(&Subject::claim(&one.claim), contended, self.now)
+                || self.state.writes.contains(&one.claim)
             {
                 continue;
             }
@@ -59,9 +60,13 @@ impl Step<'_> {
             }
             let Some(plan) = self.plan_bound(pod) else { continue };
             left = left.saturating_sub(plan.steps);
-            let is_undecided = plan.refusals.iter().any(Refusal::is_undecided);
+            let reason = if plan.refusals.iter().any(Refusal::is_undecided) {
+                HoldReason::RepairUndecided
+            } else {
+                HoldReason::RepairUnplaced
+            };
             for one in misplaced {
-                self.state.repairs.planned(one, is_undecided, self.now);
+                self.state.holds.hold(subject(one), reason, self.now);
             }
         }
     }
@@ -75,7 +80,7 @@ impl Step<'_> {
         };
         if self.write(claim, WritePurpose::Repair, Some(pod), self.now, |_| change) {
             tracing::warn!(%pod, %claim, %node, "repairing a claim of a bound pod");
-            self.state.repairs.tried(misplaced, self.now);
+            self.state.holds.hold(subject(misplaced), HoldReason::RepairWritten, self.now);
         }
     }
 
