@@ -68,7 +68,7 @@ use self::effect::{ClaimChange, ClaimWrite, Effect, Figures, Notice, PodReferenc
 use self::event::{Event, WatchedKind};
 use self::holds::{CountEnd, HoldReason, Holds, Subject};
 use self::misplacements::Misplacements;
-use self::notices::{Notices, Offer};
+use self::notices::{Notices, Offer, Topic};
 use self::placements::Placements;
 use self::planning::Planning;
 use self::writes::{OpenWrites, WritePurpose};
@@ -156,6 +156,9 @@ impl Core {
         }
         let Step { effects, figures, wake, .. } = step;
         self.wake = wake;
+        if self.is_stopping {
+            return StepOutput { effects, figures, wake: None };
+        }
         let resend = self.state.notices.next_resend(&self.state.holds, now.monotonic);
         let wake = wake.into_iter().chain(resend).chain([self.state.audits.next()]).min();
         StepOutput { effects, figures, wake }
@@ -267,11 +270,12 @@ impl Step<'_> {
         true
     }
 
-    /// Publishes an event about `pod`, unless it has the same already. `node` is the one that it
-    /// refers to. Other texts of one reason are published at growing intervals.
+    /// Publishes an event about `pod`, unless it has the same already about `topic`. `node` is the
+    /// one that it refers to. Other texts of one reason are published at growing intervals.
     fn notify(
         &mut self,
         pod: &PodUid,
+        topic: Topic,
         reason: &'static str,
         note: String,
         node: Option<&NodeName>,
@@ -280,13 +284,13 @@ impl Step<'_> {
         let about =
             PodReference { namespace: namespace.clone(), name: name.clone(), uid: pod.clone() };
         let State { notices, holds, .. } = &mut *self.state;
-        let id = match notices.offer(holds, pod, (reason, &note), self.now) {
+        let id = match notices.offer(holds, (pod, &topic), (reason, &note), self.now) {
             Offer::Known => return,
             Offer::Later(at) => return self.wake_at(Some(at)),
             Offer::Send(id) => id,
         };
         let notice = Notice { id, pod: about, node: node.cloned(), reason, note };
-        self.state.notices.sent(&notice);
+        self.state.notices.sent(topic, &notice);
         self.effects.push(Effect::Notify(notice));
     }
 

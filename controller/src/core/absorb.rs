@@ -11,6 +11,7 @@ use super::clock::Moment;
 use super::effect::WriteId;
 use super::event::{Change, Event, WatchedObject, WriteOutcome};
 use super::holds::{HoldReason, Subject};
+use super::notices::Topic;
 use super::placements::NotWritten;
 use super::writes::{OpenWrite, WritePurpose};
 use super::{State, Step};
@@ -143,7 +144,9 @@ impl Step<'_> {
             };
             self.note_not_written(pod, cause);
             if let WriteOutcome::FieldsDropped { message, .. } = &failure {
-                self.notify(pod, reasons::ALLOCATION_FIELDS_DROPPED, message.clone(), None);
+                let topic = Topic::Claim(claim.clone());
+                let reason = reasons::ALLOCATION_FIELDS_DROPPED;
+                self.notify(pod, topic, reason, message.clone(), None);
             }
         }
         if !is_allocation && !is_news {

@@ -8,6 +8,7 @@ use tessera_index::{Blocked, Index};
 
 use super::effect::{AllocationDraft, ClaimChange};
 use super::holds::{HoldReason, Subject};
+use super::notices::Topic;
 use super::placements::Deallocated;
 use super::planning::{in_seconds, pending_claims};
 use super::writes::WritePurpose;
@@ -93,7 +94,7 @@ impl Step<'_> {
                 let note = format!(
                     "kube-scheduler cannot place the pod on node {node} and released the devices there; trying elsewhere"
                 );
-                self.notify(&pod.uid, reasons::RESCHEDULING, note, Some(&node));
+                self.notify(&pod.uid, Topic::Pod, reasons::RESCHEDULING, note, Some(&node));
             }
             Deallocated::RoomMade(node) => pod.nominated = Some(node),
         }

@@ -9,6 +9,7 @@ use tessera_api::names::ClaimUid;
 use tessera_index::{Index, message};
 
 use super::clock::Moment;
+use super::notices::Topic;
 use super::{Step, gauge};
 use crate::reasons;
 
@@ -89,7 +90,8 @@ impl Step<'_> {
                 let note = format!(
                     "more of device {device} is allocated than there is; this pod is one of those that hold it"
                 );
-                self.notify(&pod, reasons::OVERCOMMITTED, note, None);
+                let topic = Topic::Device(device.clone());
+                self.notify(&pod, topic, reasons::OVERCOMMITTED, note, None);
             }
         }
     }
@@ -113,7 +115,7 @@ impl Step<'_> {
                 "ResourceClaim {claim} was deleted while the pod uses it on node {node}; its devices stay taken until the pod \
                  has ended"
             );
-            self.notify(&pod, reasons::CLAIM_DELETED_IN_USE, note, Some(&node));
+            self.notify(&pod, Topic::Claim(uid), reasons::CLAIM_DELETED_IN_USE, note, Some(&node));
         }
         self.figures.orphaned = Some(confirmed);
     }
@@ -132,7 +134,7 @@ impl Step<'_> {
         for pod in self.state.audits.long_unlisted.clone() {
             tracing::warn!(%pod, "pod status does not name all claims of the pod");
             let note = message::NOT_LISTED_NOTE.to_owned();
-            self.notify(&pod, reasons::POD_STATUS_MISSING_CLAIM, note, None);
+            self.notify(&pod, Topic::Pod, reasons::POD_STATUS_MISSING_CLAIM, note, None);
         }
     }
 
@@ -143,6 +145,7 @@ impl Step<'_> {
         let old: Vec<_> = old.map(|(claim, write)| (claim.clone(), write.pod.clone())).collect();
         self.figures.unanswered = Some(gauge(old.len()));
         for (claim, pod) in old {
+            let topic = Topic::Claim(claim.clone());
             let claim = self.state.claim_name(&claim);
             tracing::error!(claim, "API server does not answer a write");
             let note = format!(
@@ -150,7 +153,7 @@ impl Step<'_> {
                  and the devices stay taken until then (is an admission webhook away?)"
             );
             if let Some(pod) = pod {
-                self.notify(&pod, reasons::API_SERVER_TIMEOUT, note, None);
+                self.notify(&pod, topic, reasons::API_SERVER_TIMEOUT, note, None);
             }
         }
     }

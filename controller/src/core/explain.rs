@@ -6,6 +6,7 @@ use tessera_allocator::{Cause, Kept, Plan};
 use tessera_index::{Blocked, Obstacle, Scope, message};
 
 use super::allocate::Round;
+use super::notices::Topic;
 use super::planning::pending_claims;
 use super::{State, Step};
 use crate::reasons;
@@ -45,7 +46,9 @@ impl Step<'_> {
             let claim = self.state.claim_name(&refusal.claim);
             let note = message::note(&claim, &refusal.cause, kept);
             let node = kept.map(|kept| &kept.node);
-            self.notify(&refusal.pod, reasons::of_cause(&refusal.cause), note, node);
+            let topic = Topic::Claim(refusal.claim.clone());
+            let reason = reasons::of_cause(&refusal.cause);
+            self.notify(&refusal.pod, topic, reason, note, node);
         }
     }
 
@@ -58,7 +61,7 @@ impl Step<'_> {
             let is_confirmed = || misplacements.is_confirmed(holds, claim, self.now);
             if *obstacle == Obstacle::MixedDrivers || is_confirmed() {
                 let (_, note) = message::obstacle(&self.state.claim_name(claim), *obstacle);
-                self.notify(pod, reason, note, None);
+                self.notify(pod, Topic::Claim(claim.clone()), reason, note, None);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Notices: the last event of each pod, so that each text is published once.
+//! Notices: the last events of each pod, so that each text is published once.
 //!
 //! `kube`'s recorder merges events of one reason into a series and keeps the first text, so changed
 //! numbers would never be read. Here the same text is published once, and another text is another
@@ -7,28 +7,50 @@
 
 use std::collections::BTreeMap;
 
-use tessera_allocator::model::PodUid;
+use tessera_allocator::model::{DeviceId, PodUid};
+use tessera_api::names::ClaimUid;
 
 use super::clock::Moment;
 use super::effect::{Notice, NoticeId};
 use super::holds::{HoldReason, Holds, Subject};
 
-/// The last event of each pod.
+/// The last events of each pod.
 #[derive(Debug, Default)]
 pub(super) struct Notices {
-    last: BTreeMap<PodUid, LastNotice>,
+    last: BTreeMap<PodUid, LastNotices>,
     sent: u64,
     /// Notices that are being published.
-    open: BTreeMap<NoticeId, Notice>,
-    /// Notices that the API server has not taken, by pod.
-    refused: BTreeMap<PodUid, Notice>,
+    open: BTreeMap<NoticeId, (Topic, Notice)>,
+    /// Notices that the API server has not taken.
+    refused: BTreeMap<NoticeId, (Topic, Notice)>,
+}
+
+/// The last events of a pod.
+#[derive(Debug)]
+struct LastNotices {
+    /// The reason of the last one.
+    reason: &'static str,
+    /// The last one of each topic. With one for all, the texts of two claims would be published in
+    /// turns for ever.
+    topics: BTreeMap<Topic, LastNotice>,
 }
 
 #[derive(Debug)]
 struct LastNotice {
     id: NoticeId,
-    reason: &'static str,
     note: String,
+}
+
+/// The object that an event about a pod explains: an event takes the place of those before of the
+/// same topic.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Topic {
+    /// The pod itself.
+    Pod,
+    /// One of its claims.
+    Claim(ClaimUid),
+    /// A device that it holds.
+    Device(DeviceId),
 }
 
 /// The answer to the offer of a text.
@@ -47,13 +69,13 @@ impl Notices {
     pub(super) fn offer(
         &mut self,
         holds: &mut Holds,
-        pod: &PodUid,
+        (pod, topic): (&PodUid, &Topic),
         (reason, note): (&'static str, &str),
         now: Moment,
     ) -> Offer {
         let subject = Subject::pod(pod);
         let last = self.last.get(pod);
-        if last.is_some_and(|last| last.note == note) {
+        if last.and_then(|last| last.topics.get(topic)).is_some_and(|last| last.note == note) {
             return Offer::Known;
         }
         let is_repeated = last.is_some_and(|last| last.reason == reason);
@@ -69,18 +91,23 @@ impl Notices {
         holds.hold(subject, HoldReason::EventPublished, now);
         self.sent += 1;
         let id = NoticeId(self.sent);
-        self.last.insert(pod.clone(), LastNotice { id, reason, note: note.to_owned() });
-        self.refused.remove(pod);
+        let fresh = || LastNotices { reason, topics: BTreeMap::new() };
+        let last = self.last.entry(pod.clone()).or_insert_with(fresh);
+        last.reason = reason;
+        let replaced = last.topics.insert(topic.clone(), LastNotice { id, note: note.to_owned() });
+        if let Some(replaced) = replaced {
+            self.refused.remove(&replaced.id);
+        }
         Offer::Send(id)
     }
 
     /// Keeps a notice until its publication has ended.
-    pub(super) fn sent(&mut self, notice: &Notice) {
-        self.open.insert(notice.id, notice.clone());
+    pub(super) fn sent(&mut self, topic: Topic, notice: &Notice) {
+        self.open.insert(notice.id, (topic, notice.clone()));
     }
 
     /// Notes how the publication of a notice ended. One that was not delivered is sent again
-    /// later, unless the pod has had another one since.
+    /// later, unless the pod has had another one of its topic since.
     pub(super) fn ended(
         &mut self,
         holds: &mut Holds,
@@ -88,35 +115,40 @@ impl Notices {
         is_delivered: bool,
         now: Moment,
     ) {
-        let Some(notice) = self.open.remove(&id) else { return };
-        let (pod, subject) = (notice.pod.uid.clone(), Subject::pod(&notice.pod.uid));
+        let Some((topic, notice)) = self.open.remove(&id) else { return };
+        let pod = &notice.pod.uid;
+        let last = self.last.get(pod).and_then(|last| last.topics.get(&topic));
         if is_delivered {
-            holds.restart_count(&subject, HoldReason::EventRefused);
-        } else if self.last.get(&pod).is_some_and(|last| last.id == id) {
-            holds.hold(subject, HoldReason::EventRefused, now);
-            self.refused.insert(pod, notice);
+            holds.restart_count(&Subject::pod(pod), HoldReason::EventRefused);
+        } else if last.is_some_and(|last| last.id == id) {
+            holds.hold(Subject::pod(pod), HoldReason::EventRefused, now);
+            self.refused.insert(id, (topic, notice));
         }
     }
 
     /// Returns the notices that are to be sent again now.
     pub(super) fn take_due(&mut self, holds: &Holds, now: Moment) -> Vec<Notice> {
-        let is_due = |pod: &PodUid, _: &mut Notice| {
-            !holds.is_held(&Subject::pod(pod), HoldReason::EventRefused, now)
+        let is_due = |_: &NoticeId, (_, notice): &mut (Topic, Notice)| {
+            let subject = Subject::pod(&notice.pod.uid);
+            !holds.is_held(&subject, HoldReason::EventRefused, now)
         };
-        let due: Vec<Notice> = self.refused.extract_if(.., is_due).map(|(_, n)| n).collect();
-        due.iter().for_each(|notice| self.sent(notice));
-        due
+        let due: Vec<_> = self.refused.extract_if(.., is_due).collect();
+        let notices = due.iter().map(|(_, (_, notice))| notice.clone()).collect();
+        self.open.extend(due);
+        notices
     }
 
     /// Returns the time at which the next notice is to be sent again.
     pub(super) fn next_resend(&self, holds: &Holds, now: Moment) -> Option<Moment> {
-        let until = |pod| holds.until(&Subject::pod(pod), HoldReason::EventRefused, now);
-        self.refused.keys().filter_map(until).min()
+        let until = |(_, notice): &(Topic, Notice)| {
+            holds.until(&Subject::pod(&notice.pod.uid), HoldReason::EventRefused, now)
+        };
+        self.refused.values().filter_map(until).min()
     }
 
     /// Forgets pods that do not exist any more.
     pub(super) fn retain(&mut self, exists: impl Fn(&PodUid) -> bool) {
         self.last.retain(|pod, _| exists(pod));
-        self.refused.retain(|pod, _| exists(pod));
+        self.refused.retain(|_, (_, notice)| exists(&notice.pod.uid));
     }
 }

@@ -5,6 +5,7 @@ use tessera_api::names::ClaimUid;
 use tessera_index::Overcommitted;
 
 use super::effect::ClaimChange;
+use super::notices::Topic;
 use super::placements::NotWritten;
 use super::writes::WritePurpose;
 use super::{Step, gauge};
@@ -34,7 +35,8 @@ impl Step<'_> {
         for pod in self.state.index.pods_with(claim) {
             // This is no evidence against the node.
             self.note_not_written(&pod, NotWritten::Outdated);
-            self.notify(&pod, reasons::OVERCOMMITTED, note.clone(), None);
+            let topic = Topic::Device(device.clone());
+            self.notify(&pod, topic, reasons::OVERCOMMITTED, note.clone(), None);
         }
         self.release(claim, None);
     }

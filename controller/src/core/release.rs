@@ -6,6 +6,7 @@ use tessera_allocator::model::PodUid;
 use tessera_index::Waiting;
 
 use super::allocate::Round;
+use super::notices::Topic;
 use super::placements::{NotWritten, Verdict};
 use super::{State, Step};
 use crate::reasons;
@@ -101,6 +102,6 @@ impl Step<'_> {
                 "kube-scheduler cannot place the pod {place}, where its devices are: {cause}; trying elsewhere"
             )
         };
-        self.notify(&waiting.pod, reasons::RESCHEDULING, note, node);
+        self.notify(&waiting.pod, Topic::Pod, reasons::RESCHEDULING, note, node);
     }
 }

@@ -10,6 +10,7 @@ use tessera_index::{Misplaced, Remedy, message};
 use super::effect::ClaimChange;
 use super::holds::{HoldReason, Subject};
 use super::misplacements::subject;
+use super::notices::Topic;
 use super::writes::WritePurpose;
 use super::{State, Step};
 use crate::reasons;
@@ -102,14 +103,16 @@ impl Step<'_> {
                 "the pod is bound to node {node} and its claim has to be allocated there: {cause}; \
                  make room on the node, or delete the pod to start over"
             );
-            self.notify(pod, reasons::CLAIM_NODE_MISMATCH, note, Some(&node));
+            let topic = Topic::Claim(refusal.claim.clone());
+            self.notify(pod, topic, reasons::CLAIM_NODE_MISMATCH, note, Some(&node));
         }
         Some(plan)
     }
 
     fn notify_misplaced(&mut self, misplaced: &Misplaced) {
         let note = message::misplaced(&self.state.claim_name(&misplaced.claim), misplaced);
-        let node = Some(&misplaced.node);
-        self.notify(&misplaced.pod, reasons::CLAIM_NODE_MISMATCH, note, node);
+        let Misplaced { pod, claim, node, .. } = misplaced;
+        let topic = Topic::Claim(claim.clone());
+        self.notify(pod, topic, reasons::CLAIM_NODE_MISMATCH, note, Some(node));
     }
 }
