@@ -5,35 +5,34 @@
 //! events, calls [`Core::step`], and has the effects performed.
 //!
 //! # Parts
-//! A step absorbs its events and then runs its parts in this order. Each part is one file. A part
-//! reads the state and acts through the methods of [`Step`]: [`write`](Step::write) refuses a
-//! claim with an open write, so two parts never act on one claim in one step, and an earlier part
-//! takes precedence.
+//! A step absorbs its events and then runs its parts in a fixed order, which is their precedence.
+//! Each part is one file. It reads the state and acts through the methods of `Step`: `write`
+//! refuses a claim with an open write, so two parts never act on one claim in one step.
 //!
 //! | part | decides |
 //! |---|---|
-//! | [`absorb`] | nothing: it takes events into the state |
-//! | [`overcommit`] | the claims to release where more of a device is allocated than it has |
-//! | [`repair`] | the writes that move claims to the nodes of the pods bound with them |
-//! | [`allocate`] | the pods to plan, and the writes of their allocations |
-//! | [`explain`] | events and metrics about pods that are pending |
-//! | [`release`] | the allocations to release: unneeded, or on a node where the pod cannot run |
-//! | [`audit`] | once a minute: drift, orphaned claims, writes without an answer |
+//! | `absorb` | nothing: takes events into the state |
+//! | `audit` | once a minute: reports drift, orphaned claims, unanswered writes |
+//! | `overcommit` | which claims of overcommitted devices to release |
+//! | `repair` | how to move claims to the nodes of the pods bound with them |
+//! | `allocate` | which pods to plan; writes their allocations |
+//! | `explain` | events and metrics about pending pods |
+//! | `release` | which allocations to release: unneeded, or the pod cannot run there |
 //!
-//! The state consists of [`Index`] (facts), [`planning`] (the allocator's view of them), [`writes`]
-//! (claims being written), [`holds`] (what is left alone for a while, and for how long),
-//! [`placements`] and [`misplacements`] (what the holds follow from), and [`notices`] (the last
-//! event of each pod).
+//! The state consists of the index (facts), `planning` (the allocator's view of them), `writes`
+//! (claims being written), `holds` (what is left alone, and for how long), `placements` and
+//! `misplacements` (the causes of holds), and `notices` (the last events of each pod).
 //!
 //! # Parts to come
-//! | feature | its place |
-//! |---|---|
-//! | gangs | `gang.rs` between [`repair`] and [`allocate`]: groups pending pods into units with one verdict, and holds back units that are incomplete |
-//! | quotas | `quota.rs` before [`allocate`]: withdraws pending pods whose namespace is at its limit, with a reason for [`explain`] |
-//! | preemption | `preempt.rs` after [`allocate`]: chooses victims for refusals; a new effect `Evict` with its own outcome, and a hold on the freed devices |
-//! | drains, defragmentation | `drain.rs`, `defragment.rs` after `preempt.rs`: further producers of `Evict`, with the same budget |
-//! | resize | `resize.rs` after [`repair`]: a new [`ClaimChange`](effect::ClaimChange) on allocated claims |
-//! | templates | `template.rs` before [`allocate`]: default requests of a namespace, applied to pending pods |
+//! | feature | file | place and means |
+//! |---|---|---|
+//! | gangs | `gang.rs` | before `allocate`: groups pending pods into units of one verdict |
+//! | quotas | `quota.rs` | before `allocate`: withholds pods of namespaces at their limit |
+//! | templates | `template.rs` | before `allocate`: default requests of a namespace |
+//! | resize | `resize.rs` | after `repair`: a new [`ClaimChange`](effect::ClaimChange) |
+//! | preemption | `preempt.rs` | after `allocate`: effect `Evict`, hold on the freed devices |
+//! | drains | `drain.rs` | after `preempt`: `Evict` with the same budget |
+//! | defragmentation | `defragment.rs` | after `drain`: `Evict` with the same budget |
 
 pub mod clock;
 pub mod effect;

@@ -1,4 +1,4 @@
-//! Watches: what changes in the cluster, as changes for the planner.
+//! Watches: changes of the cluster, as events for the core.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -17,8 +17,8 @@ use tokio::time::Instant;
 
 use crate::core::event::{Change, WatchedKind, WatchedObject};
 
-/// Changes that may wait for the planner. It takes many at a time; a list of a large cluster fills
-/// it, and then the watches wait instead of the memory growing.
+/// Capacity of the queue of changes. The core absorbs many at a time; a list of a large cluster
+/// fills the queue, and then the watches wait, so that memory does not grow.
 const QUEUE: usize = 4096;
 
 /// A change, and the time of its arrival.
@@ -30,17 +30,17 @@ pub struct Arrival {
     pub at: Instant,
 }
 
-/// How long a watch that failed waits before the next attempt. A standing error (no permission, API
-/// server away) is retried ever more slowly, but never given up.
+/// The pause of a watch that failed before its next attempt. A lasting error (no permission, API
+/// server away) is retried ever more slowly, but for ever.
 #[derive(Debug)]
 struct Pause(Duration);
 
 impl Pause {
-    /// kube's default begins at 0.8 s; a watch that merely ended should not cost a waiting pod that
-    /// much.
+    /// kube's default begins at 0.8 s; a watch that merely ended must not delay a pending pod by
+    /// that.
     const SHORTEST: Duration = Duration::from_millis(100);
     const LONGEST: Duration = Duration::from_secs(10);
-    /// Where no pause has begun for so long, they begin anew.
+    /// The time without a failure after which pauses start again with the shortest.
     const GOOD: Duration = Duration::from_secs(30);
 }
 
@@ -66,7 +66,7 @@ impl Backoff for Pause {
     }
 }
 
-/// Starts one task per kind. They end when the receiver is dropped.
+/// Starts one task per kind. The tasks end when the receiver is dropped.
 pub fn start(client: &Client) -> mpsc::Receiver<Arrival> {
     let (changes, receiver) = mpsc::channel(QUEUE);
     let ours = watcher::Config::default().fields(&format!("spec.driver={DRIVER_NAME}"));
@@ -116,8 +116,8 @@ pub fn start(client: &Client) -> mpsc::Receiver<Arrival> {
     receiver
 }
 
-/// Follows one kind for ever. After a gap the watcher lists anew; what is not in the list then was
-/// deleted meanwhile.
+/// Follows one kind for ever. After a gap the watcher lists again; objects that are not in the list
+/// were deleted meanwhile.
 async fn follow<K>(
     api: Api<K>,
     config: watcher::Config,
@@ -136,12 +136,12 @@ async fn follow<K>(
         let at = Instant::now();
         let news = match event {
             Ok(event) => known.take(event, kind, wrap),
-            Err(error) if kind == WatchedKind::TaintRule && is_unavailable(&error) => {
-                if std::mem::replace(&mut known.told, true) {
+            Err(error) if kind == WatchedKind::TaintRule && is_not_served(&error) => {
+                if std::mem::replace(&mut known.is_missing_reported, true) {
                     continue;
                 }
                 tracing::warn!(
-                    "DeviceTaintRules cannot be listed (not served, or not permitted): they are not honoured"
+                    "DeviceTaintRules are not served by this API server and are ignored"
                 );
                 vec![Change::Listed(kind)]
             }
@@ -149,7 +149,7 @@ async fn follow<K>(
                 tracing::warn!(
                     ?kind,
                     error = &error as &dyn std::error::Error,
-                    "watch failed, trying again"
+                    "watch failed, retrying"
                 );
                 if !is_interruption(&error) {
                     continue;
@@ -165,7 +165,8 @@ async fn follow<K>(
     }
 }
 
-/// Others are cut off as well: not so where the API server does not let us watch, which may last.
+/// Returns true if the API server is away, for us and probably for others. A refusal is not that,
+/// and may last.
 fn is_interruption(error: &watcher::Error) -> bool {
     let (watcher::Error::InitialListFailed(kube::Error::Api(status))
     | watcher::Error::WatchStartFailed(kube::Error::Api(status))
@@ -177,24 +178,26 @@ fn is_interruption(error: &watcher::Error) -> bool {
     !matches!(status.code, 401 | 403 | 404)
 }
 
-/// The API server does not have the kind, or does not let us see it.
-fn is_unavailable(error: &watcher::Error) -> bool {
+/// Returns true if the API server does not have the kind. A 403 is retried instead: a restarting
+/// API server that has not synced its RBAC rules refuses everything, and planning without the rules
+/// would allocate tainted devices.
+fn is_not_served(error: &watcher::Error) -> bool {
     let watcher::Error::InitialListFailed(kube::Error::Api(status)) = error else { return false };
-    matches!(status.code, 403 | 404)
+    status.code == 404
 }
 
-/// The objects that a watch has delivered, as far as it takes to say that one is gone: whole pods
-/// of a large cluster are hundreds of megabytes.
+/// The identities of the objects that a watch has delivered, to report deletions after a gap. Whole
+/// pods of a large cluster would take hundreds of megabytes.
 struct Known<K> {
     objects: BTreeMap<String, Arc<K>>,
     listing: Option<BTreeMap<String, Arc<K>>>,
-    /// It has been said that the kind cannot be listed.
-    told: bool,
+    /// It has been logged that the kind is not served.
+    is_missing_reported: bool,
 }
 
 impl<K> Default for Known<K> {
     fn default() -> Self {
-        Self { objects: BTreeMap::new(), listing: None, told: false }
+        Self { objects: BTreeMap::new(), listing: None, is_missing_reported: false }
     }
 }
 
@@ -240,7 +243,7 @@ impl<K: Resource + Default> Known<K> {
     }
 }
 
-/// The object without anything but its name and UID.
+/// Returns an object with only the name and UID of this one.
 fn identity<K: Resource + Default>(object: &K) -> Arc<K> {
     let mut identity = K::default();
     let (to, from) = (identity.meta_mut(), object.meta());
@@ -250,8 +253,8 @@ fn identity<K: Resource + Default>(object: &K) -> Arc<K> {
     Arc::new(identity)
 }
 
-/// Namespaced objects that come and go under one name are told apart by their UID; the others are
-/// known by name.
+/// Returns the key of an object: the UID of a namespaced object, since names are reused, otherwise
+/// the name.
 fn key<K: Resource>(object: &K) -> String {
     let meta = object.meta();
     match (&meta.namespace, &meta.uid) {

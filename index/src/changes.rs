@@ -78,9 +78,9 @@ impl Index {
             let node = self.nodes.get(&name).and_then(|entry| entry.node.clone());
             (name, node)
         };
-        let used = std::mem::take(&mut self.books.unplanned);
+        let used = std::mem::take(&mut self.sums.unplanned);
         let usage = used.into_iter().map(|device| {
-            let used = self.books.usage.of(&device).cloned();
+            let used = self.sums.usage.of(&device).cloned();
             (device, used)
         });
         ClusterChanges {

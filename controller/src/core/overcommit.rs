@@ -16,16 +16,16 @@ impl Step<'_> {
     pub(super) fn release_overcommitted(&mut self) {
         let found = self.state.index.overcommitted();
         self.figures.overcommitted = Some(gauge(found.len()));
-        for Overcommitted { device, losers } in found {
-            for claim in losers {
+        for Overcommitted { device, releasable } in found {
+            for claim in releasable {
                 if !self.state.is_busy(&claim, self.now) {
-                    self.release_loser(&device, &claim);
+                    self.release_one(&device, &claim);
                 }
             }
         }
     }
 
-    fn release_loser(&mut self, device: &DeviceId, claim: &ClaimUid) {
+    fn release_one(&mut self, device: &DeviceId, claim: &ClaimUid) {
         let name = self.state.claim_name(claim);
         tracing::error!(%device, claim = name, "device is overcommitted, releasing a claim");
         let note = format!(

@@ -24,7 +24,7 @@ impl Step<'_> {
     /// kube-scheduler cannot place there or does not try, and of pods of which another claim found
     /// no devices.
     pub(super) fn release_unneeded(&mut self, round: &Round) {
-        for claim in self.state.index.abandoned() {
+        for claim in self.state.index.unneeded() {
             self.release(&claim, None);
         }
         let refused: BTreeSet<&PodUid> = round.plan.refusals.iter().map(|r| &r.pod).collect();

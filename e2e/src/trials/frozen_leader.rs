@@ -89,7 +89,7 @@ async fn later(bench: &Bench, deployment: &ControllerDeployment, old: &Pod) -> a
     let waiting = bench.pods().list(&Default::default()).await?;
     let waiting = waiting.iter().filter(|pod| phase(pod) == "Pending").map(ResourceExt::name_any);
     for pod in waiting.collect::<Vec<_>>() {
-        placement::told(bench, &pod, "NoDevices").await?;
+        placement::told(bench, &pod, "InsufficientDevices").await?;
     }
     Ok(new)
 }

@@ -90,7 +90,7 @@ async fn held(bench: &Bench, plugin: &Plugin) -> anyhow::Result<()> {
 async fn refused(bench: &Bench, plugin: &Plugin) -> anyhow::Result<()> {
     bench.template("too-large", DRIVER, json!({"memory": "900Gi"})).await?;
     bench.holder("large", "too-large").await?;
-    let event = told(bench, "large", "NoDevices").await?;
+    let event = told(bench, "large", "InsufficientDevices").await?;
     let Answer { code, result } =
         plugin.ask(&["explain", "pod", "large", "-n", bench.namespace()], "").await?;
     let message = result["claims"][0]["message"].as_str().context("a message")?;

@@ -83,7 +83,7 @@ async fn taken_back(bench: &Bench, proxy: &HoldingProxy) -> anyhow::Result<()> {
     let nodes = nodes(bench).await?;
     cordon(bench, &nodes, true).await?;
     take_back(bench, &old).await?;
-    placement::told(bench, pod, "NoDevices").await?;
+    placement::told(bench, pod, "InsufficientDevices").await?;
     refused(proxy).await?;
     let failed = |pod: Option<&Pod>| match pod.and_then(|pod| pod.status.as_ref()) {
         Some(status)

@@ -14,7 +14,7 @@ use crate::runner::Outcome;
 const PORT: u16 = 18_765;
 
 /// Of the event that says so.
-const TRYING_ELSEWHERE: &str = "TryingElsewhere";
+const RESCHEDULING: &str = "Rescheduling";
 
 /// The pod, with a port of the node for itself.
 pub(super) fn with_port(mut pod: Value) -> Value {
@@ -71,7 +71,7 @@ async fn moves(bench: &Bench, rival: fn(Value) -> Value) -> TrialOutcome {
     let mut claims = placement::watch(bench).await?;
     bench.create(rival(from_template("second", "share"))).await?;
     placement::seen_allocated(&mut claims, "second", "on the first one's node", on_it).await?;
-    let said = placement::told(bench, "second", TRYING_ELSEWHERE).await?;
+    let said = placement::told(bench, "second", RESCHEDULING).await?;
     anyhow::ensure!(said.contains(&node), "the event does not name {node}: {said}");
     let other = placement::together(bench, "second", "second").await?;
     anyhow::ensure!(other != node, "both run on {node}");
@@ -95,11 +95,11 @@ async fn released(bench: &Bench) -> TrialOutcome {
     placement::seen_allocated(&mut claims, "refused", "allocated", |_| true).await?;
     // One GPU is free and one in part: it has to wait for the others.
     bench.holder("other", "two").await?;
-    let said = placement::told(bench, "refused", TRYING_ELSEWHERE).await?;
+    let said = placement::told(bench, "refused", RESCHEDULING).await?;
     anyhow::ensure!(said.contains(&node), "the event does not name {node}: {said}");
     placement::together(bench, "other", "other").await?;
     placement::unallocated(bench, "refused").await?;
-    placement::told(bench, "refused", "NoDevices").await?;
+    placement::told(bench, "refused", "InsufficientDevices").await?;
     bench.delete(&["blocker".to_owned(), "refused".to_owned(), "other".to_owned()]).await?;
     Ok(Outcome::Held(vec![]))
 }

@@ -27,7 +27,7 @@ pub(super) async fn counted(bench: Bench) -> TrialOutcome {
     policies::without(&bench, strip(&bench, "taken")).await?;
 
     create(&bench, "waiting", "wanted").await?;
-    placement::told(&bench, "waiting", "NoDevices").await?;
+    placement::told(&bench, "waiting", "InsufficientDevices").await?;
     let wanted = bench.claims().get("wanted").await?;
     anyhow::ensure!(
         !holds_device(&wanted),

@@ -39,7 +39,7 @@ async fn crash_at_the_allocation(served: bool) {
     rig.pod("first", "50Gi").await;
     rig.requested(1, is_allocation).await;
     rig.urgent_pod("second", "50Gi").await;
-    rig.told("second", "NoDevices").await;
+    rig.told("second", "InsufficientDevices").await;
     crashed.store(true, Ordering::Relaxed);
     if served {
         serve.cancel();

@@ -37,7 +37,7 @@ async fn after_410_a_new_list_does_not_free_what_is_being_written() {
     rig.api().close_watches();
     rig.requested(lists + 1, is_list).await;
     rig.pod("b", "50Gi").await;
-    rig.told("b", "NoDevices").await;
+    rig.told("b", "InsufficientDevices").await;
     assert!(!rig.is_allocated("a").await && !rig.is_allocated("b").await);
     gate.cancel();
     rig.bound(&["a".to_owned()]).await;
@@ -88,7 +88,7 @@ async fn lagging(resource: &'static str) {
     for name in names("second") {
         rig.pod(&name, "16Gi").await;
     }
-    rig.told("second-0", "NoDevices").await;
+    rig.told("second-0", "InsufficientDevices").await;
     for name in names("first") {
         rig.delete_now(&name).await;
     }
@@ -103,7 +103,7 @@ async fn lagging(resource: &'static str) {
     for name in names("second") {
         assert_eq!(rig.changes_of(&name).await, [Change::Protected, Change::Allocated], "{name}");
     }
-    assert_eq!(rig.events("TryingElsewhere").await, 0);
+    assert_eq!(rig.events("Rescheduling").await, 0);
     rig.finish().await;
 }
 
