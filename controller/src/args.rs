@@ -10,34 +10,33 @@ use tessera_runtime::log::LogFormat;
 #[derive(Debug, Parser)]
 #[command(name = "tessera-controller", version)]
 pub struct Args {
-    /// How to reach the API server; without it the file that KUBECONFIG names or ~/.kube/config,
-    /// then the pod's service account.
+    /// Path of a kubeconfig file. Default: the file that KUBECONFIG names, ~/.kube/config, or the
+    /// service account of the pod.
     #[arg(long, env = "TESSERA_KUBECONFIG")]
     pub kubeconfig: Option<PathBuf>,
     /// Namespace of the Lease.
     #[arg(long, env = "POD_NAMESPACE", default_value = "tessera-system")]
     pub namespace: String,
-    /// Who we are in the Lease and in events; without it the host name and process id.
+    /// Identity in the Lease and in events. Default: host name and process ID.
     #[arg(long, env = "POD_NAME")]
     pub identity: Option<String>,
-    /// Whether to work only while holding the Lease. Off only where there is one process for
-    /// certain.
+    /// Work only while holding the Lease. Turn this off only where exactly one process runs.
     #[arg(long, env = "TESSERA_LEADER_ELECT", default_value_t = true, action = clap::ArgAction::Set)]
     pub leader_elect: bool,
-    /// Seconds that a pod has to wait before a node is kept free for it, by turns, where others
-    /// take what becomes free; 0 = never.
+    /// Seconds that a pod is pending before a node is kept free for it at times, where other pods
+    /// would get the devices that become free; 0 = never.
     #[arg(long, env = "TESSERA_PATIENCE_SECONDS", default_value_t = 300)]
     pub patience_seconds: u32,
-    /// Where /metrics and /healthz are served; empty = nowhere.
+    /// Address of /metrics and /healthz; empty = not served.
     #[arg(long, env = "TESSERA_METRICS_ADDRESS", default_value = "0.0.0.0:9401")]
     pub metrics_address: Address,
-    /// How log lines are written. What is logged is set by RUST_LOG.
+    /// Format of log lines. RUST_LOG sets what is logged.
     #[arg(long, env = "TESSERA_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
 }
 
 impl Args {
-    /// Reads the command line and works until the process is told to stop.
+    /// Parses the command line and runs until a signal stops the process.
     ///
     /// # Errors
     /// The API server cannot be reached at all, an address cannot be bound, or leadership is lost.

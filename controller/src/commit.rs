@@ -1,21 +1,20 @@
-//! Writing decisions: one claim, one allocation, nothing else.
+//! Writes of claims: the allocation of one claim, and nothing else.
 //!
 //! # Order
 //! 1. The finalizer, if it is not there: without it kube-controller-manager never clears the
 //!    allocation.
 //! 2. One merge patch of `/status` with the complete allocation. `reservedFor` stays the
 //!    scheduler's.
-//! 3. What the API server answers is compared with what was sent: one with a gate off drops fields
-//!    silently.
+//! 3. The answer is compared with what was sent: an API server drops fields silently where a
+//!    feature gate is off.
 //!
-//! Both patches carry the `resourceVersion` they were decided on, so whatever happened in between
+//! Both patches carry the `resourceVersion` that they were decided on, so any change in between
 //! makes them fail with a conflict. A crash between the two leaves an unallocated claim with a
 //! finalizer, which is planned again like any other.
 //!
-//! A request without an answer may or may not have been carried out, and the devices must count as
-//! taken as long as that is open. So it is sent again, the same to the letter, until there is an
-//! answer: it succeeds once, and after that its version is a conflict, which shows what was
-//! written.
+//! A request without an answer may have been carried out, and its devices must count as taken until
+//! that is known. So the identical request is sent again until there is an answer: it succeeds
+//! once, and after that its version conflicts, and the claim shows what was written.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,43 +30,44 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use crate::fault;
 use crate::leadership::Tenure;
 
-/// Requests under way at once. An API server with default limits takes this without queueing.
+/// The most requests under way at the same time. An API server with default limits serves this many
+/// without queueing.
 const REQUESTS: usize = 32;
 
-/// No request of ours may be under way longer than this. It is what a new leader waits for, and
-/// less than what lies between the renew deadline and the end of the lease.
+/// The time-out of a request. A new leader waits for this time, and it is shorter than the time
+/// between the renew deadline and the end of the lease.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// Between sendings of a request that was not answered: this long at first, doubled each time.
+/// The first pause before a request without an answer is sent again, doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 
-/// At most this long.
+/// The longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// Our name as a writer of fields.
+/// Our field manager.
 pub const FIELD_MANAGER: &str = "tessera-controller";
 
-/// Why a claim was not written.
+/// The failure of a write of a claim.
 #[derive(Debug, thiserror::Error)]
 pub enum CommitError {
-    /// Somebody else has written it since the decision was made.
+    /// Another client has written it since the decision was made.
     #[error("ResourceClaim {claim} has changed since it was decided on")]
     Conflict {
         /// Namespace and name.
         claim: String,
-        /// How it is now; none if it is gone.
+        /// The claim as it is now; none if it does not exist any more or cannot be read.
         now: Option<Box<ResourceClaim>>,
     },
-    /// The API server took it and kept something else.
+    /// The API server stored it without some field.
     #[error(
-        "the API server did not keep `{field}` of the allocation of {claim}; is a DRA feature gate off there?"
+        "the API server dropped `{field}` of the allocation of ResourceClaim {claim}; is a DRA feature gate off there?"
     )]
     Dropped {
         /// Namespace and name.
         claim: String,
         /// The first field that differs.
         field: String,
-        /// The claim after the allocation was taken back; none if that failed too.
+        /// The claim after the allocation was released; none if that failed too.
         now: Option<Box<ResourceClaim>>,
     },
     /// The API server refused.
@@ -75,17 +75,17 @@ pub enum CommitError {
     Request {
         /// Namespace and name.
         claim: String,
-        /// What it said.
+        /// Its answer.
         #[source]
         source: Box<kube::Error>,
     },
 }
 
 impl CommitError {
-    /// Whether the server would say the same again: a policy or a missing permission, or a feature
-    /// that it does not have. 404 is not among them, for a claim that is made anew.
+    /// Returns true if the API server will refuse it again: a policy, a missing permission, or a
+    /// missing feature. 404 does not count, since a claim may be recreated.
     #[must_use]
-    pub fn will_last(&self) -> bool {
+    pub fn is_lasting(&self) -> bool {
         match self {
             Self::Conflict { .. } => false,
             Self::Dropped { .. } => true,
@@ -96,9 +96,9 @@ impl CommitError {
     }
 }
 
-/// A claim's leave to send. Kept between its writes, for otherwise the second write of the first
-/// claim of a burst would queue behind the first writes of all others, and nobody would have an
-/// allocation before everybody has a finalizer.
+/// The permit of a claim to send requests. It is kept between the two writes of the claim.
+/// Otherwise the second write of the first claim of a burst would queue behind the first writes of
+/// all others, and no claim would be allocated before all have their finalizer.
 #[derive(Default)]
 struct Turn<'w>(Option<SemaphorePermit<'w>>);
 
@@ -107,18 +107,18 @@ struct Turn<'w>(Option<SemaphorePermit<'w>>);
 pub struct Writer {
     client: Client,
     tenure: Tenure,
-    /// One is held while a request is under way, and from one write of a claim to its next. Not
-    /// while a write that got no answer waits to be sent again: that does not hold up others.
+    /// A permit is held while a request is under way, and between the two writes of a claim. It is
+    /// not held while an unanswered write waits to be sent again, so others are not delayed.
     slots: Arc<Semaphore>,
 }
 
 impl Writer {
-    /// A writer that uses `client`. Clones share the number of requests that may be under way.
+    /// Returns a writer that uses `client`. Clones share the limit of requests under way.
     pub fn new(client: Client) -> Self {
         Self { client, tenure: Tenure::endless(), slots: Arc::new(Semaphore::new(REQUESTS)) }
     }
 
-    /// The same writer, which sends nothing outside of `tenure`.
+    /// Returns the writer restricted to `tenure`: it sends nothing outside of it.
     #[must_use]
     pub fn during(self, tenure: Tenure) -> Self {
         Self { tenure, ..self }
@@ -126,11 +126,11 @@ impl Writer {
 
     /// Writes an allocation to `claim`, which must be the object that it was decided on.
     ///
-    /// Returns only when it is certain what happened, so as long as the API server is away it does
-    /// not return.
+    /// Returns only when the outcome is certain, so it does not return while the API server is
+    /// away.
     ///
     /// # Errors
-    /// Nothing was written that stands.
+    /// Nothing is stored.
     pub async fn allocate(
         &self,
         claim: &ResourceClaim,
@@ -150,7 +150,7 @@ impl Writer {
         let written = self.patch(claim, Part::Status, patch, &mut turn).await;
         drop(turn);
         let written = match written {
-            // An earlier sending of it was carried out after all.
+            // An earlier sending was carried out after all.
             Err(CommitError::Conflict { now: Some(now), .. })
                 if difference(allocation, &now).is_none() =>
             {
@@ -168,7 +168,7 @@ impl Writer {
         }
     }
 
-    /// Takes the allocation back. Only for a claim that nobody has reserved, as `claim` shows it.
+    /// Clears the allocation of a claim that is not reserved, as `claim` shows it.
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate).
@@ -176,13 +176,12 @@ impl Writer {
         self.clear(claim, json!({"allocation": null, "devices": null})).await
     }
 
-    /// Takes the allocation back together with its reservations, which the API server does not keep
-    /// without one. Only for a claim that is reserved by nobody but pods that are bound
-    /// elsewhere.
+    /// Clears the allocation together with its reservations, which the API server does not store
+    /// without one. Only for a claim that is reserved by nothing but pods that are bound elsewhere.
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate).
-    pub async fn take_back(&self, claim: &ResourceClaim) -> Result<ResourceClaim, CommitError> {
+    pub async fn deallocate(&self, claim: &ResourceClaim) -> Result<ResourceClaim, CommitError> {
         self.clear(claim, json!({"allocation": null, "devices": null, "reservedFor": null})).await
     }
 
@@ -199,8 +198,8 @@ impl Writer {
         Ok(released)
     }
 
-    /// Sends a patch until there is an answer to it. It is still the claim's `turn` after a write
-    /// that was carried out.
+    /// Sends a patch until it is answered. The claim keeps its `turn` after a write that was
+    /// carried out.
     async fn patch<'w>(
         &'w self,
         claim: &ResourceClaim,
@@ -212,7 +211,7 @@ impl Writer {
             Api::namespaced(self.client.clone(), claim.namespace().as_deref().unwrap_or_default());
         let patch = Patch::Merge(patch);
         let mut pause = FIRST_PAUSE;
-        // Whether an earlier sending may have been carried out.
+        // An earlier sending may have been carried out.
         let mut open = false;
         loop {
             let slot = match turn.0.take() {
@@ -220,8 +219,8 @@ impl Writer {
                 // Never closed.
                 None => self.slots.acquire().await.ok(),
             };
-            // Nothing is known about what was sent before, so this write has no outcome: the next
-            // leader finds out.
+            // An earlier sending may still be carried out, so this write has no outcome: the next
+            // leader lists the claim.
             while self.tenure.is_over() {
                 tokio::time::sleep(LONGEST_PAUSE).await;
             }
@@ -241,13 +240,13 @@ impl Writer {
                         now: self.read(claim, &api, open).await,
                     });
                 }
-                // Who may write is asked before versions are compared: this says nothing about an
+                // Permission is checked before versions are compared: this is no evidence about an
                 // earlier sending.
                 Ok(Err(kube::Error::Api(status))) if open && matches!(status.code, 401 | 403) => {
                     tracing::warn!(
                         claim = name(claim),
                         code = status.code,
-                        "refused after a write without an answer, sending it again"
+                        "write was refused after one without an answer, sending it again"
                     );
                 }
                 Ok(Err(kube::Error::Api(status))) if status.code < 500 && status.code != 429 => {
@@ -259,14 +258,11 @@ impl Writer {
                     tracing::warn!(
                         claim = name(claim),
                         error,
-                        "no answer to a write, sending it again"
+                        "write was not answered, sending it again"
                     );
                 }
                 Err(_) => {
-                    tracing::warn!(
-                        claim = name(claim),
-                        "no answer to a write in time, sending it again"
-                    )
+                    tracing::warn!(claim = name(claim), "write timed out, sending it again")
                 }
             }
             open = true;
@@ -275,10 +271,9 @@ impl Writer {
         }
     }
 
-    /// The claim as it is now; none if it is another one or gone. Where a write of ours is `open`,
-    /// which the conflict may be with, only the claim itself or its absence is an answer: a
-    /// refusal is none, as an API server that has not read its RBAC rules yet refuses
-    /// everything.
+    /// Returns the claim as it is now; none if it does not exist or is another one. Where an
+    /// earlier sending is `open`, with which the conflict may be, a refusal is no answer: an
+    /// API server that has not synced its RBAC rules refuses everything.
     async fn read(
         &self,
         claim: &ResourceClaim,
@@ -299,14 +294,11 @@ impl Writer {
                     tracing::warn!(
                         claim = name(claim),
                         error,
-                        "cannot read a claim after a conflict, trying again"
+                        "cannot read a claim after a conflict, retrying"
                     );
                 }
                 Err(_) => {
-                    tracing::warn!(
-                        claim = name(claim),
-                        "no answer to the read of a claim, trying again"
-                    )
+                    tracing::warn!(claim = name(claim), "read of a claim timed out, retrying")
                 }
             }
             tokio::time::sleep(pause).await;
@@ -328,7 +320,7 @@ async fn send(
     }
 }
 
-/// The first field of the allocation that `claim` does not have as it was sent.
+/// Returns the first field of the allocation that `claim` does not have as it was sent.
 fn difference(allocation: &AllocationResult, claim: &ResourceClaim) -> Option<String> {
     let kept = claim.status.as_ref().and_then(|s| s.allocation.as_ref());
     first_difference(&json!(allocation), &json!(kept))
@@ -344,8 +336,8 @@ fn name(claim: &ResourceClaim) -> String {
     format!("{}/{}", claim.namespace().unwrap_or_default(), claim.name_any())
 }
 
-/// The path of the first thing that was sent and is not there. What the server adds does not
-/// matter, nor how it spells a quantity.
+/// Returns the path of the first value that was sent and is not stored. Values that the API server
+/// adds and other notations of a quantity are no difference.
 fn first_difference(sent: &Value, kept: &Value) -> Option<String> {
     match (sent, kept) {
         (Value::Null, _) => None,

@@ -1,7 +1,7 @@
-//! The places at which crash tests kill or hold the controller: see the crate
-//! `tessera-fault-points`. Without the feature of that name there is nothing here.
+//! Fault points: the places at which crash tests kill or hold the controller (see
+//! `tessera_runtime::fault_points`). Empty without the feature `fault-points`.
 
-/// Every point, in the order in which a claim comes by them.
+/// All points, in the order in which the writes of a claim reach them.
 #[cfg(feature = "fault-points")]
 pub static POINTS: tessera_runtime::fault_points::FaultPoints =
     tessera_runtime::fault_points::FaultPoints::new(&[
@@ -12,13 +12,13 @@ pub static POINTS: tessera_runtime::fault_points::FaultPoints =
         "release-written",
     ]);
 
-/// The caller has come to the point.
+/// Marks that the caller has reached the point, and waits there if a test holds it.
 #[cfg(feature = "fault-points")]
 pub(crate) async fn point_async(name: &'static str) {
     POINTS.reach_async(name).await;
 }
 
-/// The caller has come to the point.
+/// Marks that the caller has reached the point, and waits there if a test holds it.
 #[cfg(not(feature = "fault-points"))]
 #[expect(clippy::unused_async, reason = "with the feature it waits")]
 pub(crate) async fn point_async(_: &'static str) {}

@@ -1,14 +1,14 @@
-//! Leading: the Lease is renewed on a thread of its own and the planner thinks on another, so that
-//! neither waits for the other, nor health, metrics, watches and writes for any of them.
+//! Leading: the Lease is renewed on one thread and the core runs on another, so that neither waits
+//! for the other, and health, metrics, watches and writes wait for none of them.
 //!
 //! ```text
 //!  thread "lease"    its own runtime and client: Candidate::acquire, then hold
-//!  thread "planner"  its own runtime: Planner::run
+//!  thread "core"     its own runtime: Shell::run
 //!  runtime of main   watches, writes, events, /metrics, /healthz
 //! ```
 //!
-//! A plan that takes longer than the Lease is valid for costs time, not leadership; and where the
-//! Lease is lost, [`Tenure`] keeps writes back whatever the other threads do.
+//! A plan that takes longer than the Lease is valid costs time, not leadership. Where the Lease is
+//! lost, [`Tenure`] blocks writes whatever the other threads do.
 
 use std::io;
 use std::thread;
@@ -20,11 +20,11 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use crate::leadership::{Candidate, LeadershipError, Tenure};
-use crate::planner::Planner;
-use crate::watch::Change;
+use crate::shell::Shell;
+use crate::watch::Arrival;
 
-/// Makes a client in the runtime that is to use it: a client's connection belongs to the runtime
-/// that made it.
+/// Creates a client in the runtime that uses it: a connection belongs to the runtime that created
+/// it.
 pub type Connect = Box<dyn FnOnce() -> BoxFuture<'static, anyhow::Result<Client>> + Send>;
 
 /// A candidate for leadership on a thread of its own.
@@ -37,7 +37,7 @@ pub struct Leadership {
 }
 
 impl Leadership {
-    /// Starts to compete for the Lease in `namespace`, until `stop`.
+    /// Starts to compete for the Lease in `namespace` until `stop`.
     ///
     /// # Errors
     /// The thread cannot be started.
@@ -47,31 +47,31 @@ impl Leadership {
         identity: String,
         stop: CancellationToken,
     ) -> io::Result<Self> {
-        let (tell_acquired, acquired) = oneshot::channel();
-        let (tell_ended, ended) = oneshot::channel();
+        let (send_acquired, acquired) = oneshot::channel();
+        let (send_ended, ended) = oneshot::channel();
         let release = CancellationToken::new();
         let (released, stopped) = (release.clone(), stop.clone());
         on_thread("lease", async move {
             let mut candidate = match connect().await {
                 Ok(client) => Candidate::new(client, &namespace, identity),
-                Err(error) => return drop(tell_acquired.send(Err(error))),
+                Err(error) => return drop(send_acquired.send(Err(error))),
             };
             tokio::select! {
                 () = candidate.acquire() => {}
                 () = stopped.cancelled() => return,
             }
-            // Nobody waits any more: the process is ending, and the lease runs out by itself.
-            if tell_acquired.send(Ok(candidate.tenure())).is_ok() {
-                let _ = tell_ended.send(candidate.hold(released).await);
+            // Without a receiver the process is ending, and the Lease expires by itself.
+            if send_acquired.send(Ok(candidate.tenure())).is_ok() {
+                let _ = send_ended.send(candidate.hold(released).await);
             }
         })?;
         Ok(Self { acquired, ended, release, stop })
     }
 
-    /// Waits until this process leads. None if it was stopped before.
+    /// Waits until this process leads. Returns none if it was stopped before.
     ///
     /// # Errors
-    /// There is no client, or the thread has ended by itself.
+    /// There is no client, or the thread has ended unexpectedly.
     pub async fn acquired(&mut self) -> anyhow::Result<Option<Tenure>> {
         match (&mut self.acquired).await {
             Ok(acquired) => acquired.map(Some),
@@ -88,7 +88,7 @@ impl Leadership {
         }
     }
 
-    /// Gives the Lease back. Nothing may be written any more.
+    /// Releases the Lease. Nothing may be written any more.
     async fn release(self) -> anyhow::Result<()> {
         self.release.cancel();
         self.ended
@@ -98,34 +98,34 @@ impl Leadership {
     }
 }
 
-/// Plans until `stop`, or until leadership is lost, if there is one to lose. Then waits for the
-/// writes under way and gives the Lease back.
+/// Runs the shell until `stop`, or until leadership is lost if there is an election. Then waits for
+/// the open writes and releases the Lease.
 ///
 /// # Errors
-/// Leadership is lost, or a thread has ended that must not: the process has to end at once.
+/// Leadership is lost, or a thread has ended unexpectedly: the process has to end at once.
 pub async fn lead(
     leadership: Option<Leadership>,
-    planner: Planner,
-    changes: mpsc::Receiver<Change>,
+    shell: Shell,
+    changes: mpsc::Receiver<Arrival>,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
-    let (tell_ended, ended) = oneshot::channel();
-    on_thread("planner", async move {
-        let _ = tell_ended.send(planner.run(changes, stop).await);
+    let (send_ended, ended) = oneshot::channel();
+    on_thread("core", async move {
+        let _ = send_ended.send(shell.run(changes, stop).await);
     })
-    .context("cannot start the thread of the planner")?;
-    let planned = async { ended.await.context("the planner has ended unexpectedly") };
+    .context("cannot start the thread of the core")?;
+    let planned = async { ended.await.context("the thread of the core has ended unexpectedly") };
     let Some(mut leadership) = leadership else {
         planned.await?;
         return Ok(());
     };
     let all_written = tokio::select! {
-        // No waiting for writes under way: they end by their own time-out before the lease can pass on.
+        // Open writes are not awaited: they time out before another process can lead.
         lost = leadership.lost() => return Err(lost),
         ended = planned => ended?,
     };
     if !all_written {
-        tracing::warn!("a write is still without an answer; the Lease is left to run out");
+        tracing::warn!("not releasing the Lease: a write is still without an answer");
         return Ok(());
     }
     leadership.release().await

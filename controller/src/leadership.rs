@@ -1,15 +1,14 @@
 //! Leader election: client-go's algorithm on a Lease, and the end of the process when leadership is
 //! lost.
 //!
-//! [`decide`] is pure. Expiry goes by how long *we* have seen the lease unchanged, never by the
-//! holder's clock. Every write is a replace with the `resourceVersion` that was read, so of two
-//! candidates that see the same expired lease one wins.
+//! [`decide`] is pure. A lease expires when *we* have seen it unchanged for its duration; the
+//! holder's clock is not used. Every write is a replace with the `resourceVersion` that was read,
+//! so of two candidates that see the same expired lease one succeeds.
 //!
-//! There is no fencing token that the API server would check on writes to claims. What stands in
-//! for it: requests end before the lease can pass to somebody else ([`REQUEST_TIMEOUT`] is shorter
-//! than what lies between the renew deadline and the lease's end), the holder ends its process when
-//! it could not renew, and who takes over from a holder that did not release waits for that long
-//! before it lists and writes.
+//! The API server checks no fencing token on writes of claims. Instead, requests end before another
+//! process can lead ([`REQUEST_TIMEOUT`] is shorter than the time between the renew deadline and
+//! the end of the lease), the holder ends its process when it cannot renew, and a process that
+//! takes over from a holder that did not release waits for that time before it lists and writes.
 
 #[cfg(test)]
 mod tests;
@@ -33,49 +32,47 @@ const LEASE_DURATION: Duration = Duration::from_secs(15);
 const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 const RETRY_PERIOD: Duration = Duration::from_secs(2);
 
-/// How often the lease is renewed by a candidate that waits until it may lead.
+/// The interval of renewals by a candidate that waits until it may lead.
 const RENEW_PERIOD_BEFORE_LEADING: Duration = Duration::from_secs(5);
 
 const _: () =
     assert!(REQUEST_TIMEOUT.as_millis() < LEASE_DURATION.as_millis() - RENEW_DEADLINE.as_millis());
 
-/// Why leadership ended.
+/// The end of leadership.
 #[derive(Debug, thiserror::Error)]
 pub enum LeadershipError {
     /// Another process holds the lease.
-    #[error(
-        "the Lease is held by `{holder}` now; this process stops, so that there is only one writer"
-    )]
+    #[error("the Lease is now held by `{holder}`; stopping, so that there is one writer")]
     Taken {
         /// The holder.
         holder: String,
     },
     /// It could not be renewed in time.
     #[error(
-        "the Lease could not be renewed within {RENEW_DEADLINE:?}; this process stops, so that there is only one writer"
+        "cannot renew the Lease within {RENEW_DEADLINE:?}; stopping, so that there is one writer"
     )]
     NotRenewed,
 }
 
-/// What to do about a lease.
+/// The next action on a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision {
-    /// There is none: make it.
+    /// It does not exist: create it.
     Create,
     /// It is ours: renew it.
     Renew,
-    /// Its holder has given it back: take it.
+    /// Its holder has released it: acquire it.
     Acquire,
-    /// It was made, and nobody has held it: take it, and wait as after [`Create`](Self::Create). It
-    /// may have taken the place of one that is held.
+    /// It exists and has never been held: acquire it, and wait as after [`Create`](Self::Create).
+    /// It may have replaced one that is held.
     TakeFirst,
-    /// Its holder is gone: take it, and wait before writing anything.
+    /// Its holder is gone: acquire it, and wait before writing anything.
     TakeOver,
-    /// Somebody else holds it.
+    /// Another process holds it.
     Wait,
 }
 
-/// Decides about `lease`, which we have seen unchanged since `unchanged_since`.
+/// Returns the action on `lease`, which we have seen unchanged since `unchanged_since`.
 pub fn decide(
     lease: Option<&LeaseSpec>,
     identity: &str,
@@ -99,14 +96,14 @@ pub fn decide(
     }
 }
 
-/// For how long a candidate that has just written the lease waits before it lists and writes.
+/// Returns the time that a candidate that has just written the lease waits before it leads.
 ///
-/// | decision | who may still write | for how long |
+/// | decision | processes that may still write | for how long |
 /// |---|---|---|
-/// | `Acquire` | nobody: the lease was given back after the last write | |
-/// | `TakeOver` | the holder before, requests that it sent before its renew deadline | [`REQUEST_TIMEOUT`] |
-/// | `Renew` | a process of the same name before this one: likewise | [`REQUEST_TIMEOUT`] |
-/// | `Create`, `TakeFirst` | a holder whose lease was deleted or replaced and that has not looked since: until its renew deadline, and then likewise | both |
+/// | `Acquire` | none: the lease was released after the last write | |
+/// | `TakeOver` | the previous holder: requests sent before its renew deadline | [`REQUEST_TIMEOUT`] |
+/// | `Renew` | a previous process of the same name: likewise | [`REQUEST_TIMEOUT`] |
+/// | `Create`, `TakeFirst` | a holder that has not seen its lease deleted or replaced | until its renew deadline, and then likewise |
 pub fn wait_before_leading(decision: Decision) -> Duration {
     match decision {
         Decision::Acquire | Decision::Wait => Duration::ZERO,
@@ -115,32 +112,31 @@ pub fn wait_before_leading(decision: Decision) -> Duration {
     }
 }
 
-/// For how long writes may be sent. It ends by itself, also while the task that renews the lease
-/// gets no time to run: a process that slept wakes up without it.
+/// The time during which writes may be sent. It ends by itself, also while the task that renews the
+/// lease does not run: a process that was suspended resumes without it.
 #[derive(Debug, Clone)]
 pub struct Tenure(Option<watch::Receiver<Instant>>);
 
 impl Tenure {
-    /// Without end: for a process that is the only one.
+    /// Returns a tenure without end, for a process that is the only one.
     pub fn endless() -> Self {
         Self(None)
     }
 
-    /// Whether nothing may be sent any more. A request sent before ends before the lease can pass
-    /// on.
+    /// Returns true if nothing may be sent any more. A request sent before ends before another
+    /// process can lead.
     pub fn is_over(&self) -> bool {
         self.0.as_ref().is_some_and(|renewed| renewed.borrow().elapsed() >= RENEW_DEADLINE)
     }
 }
 
-/// Why an attempt to read and write the lease came to nothing.
+/// The failure of an attempt to read and write the lease.
 #[derive(Debug, thiserror::Error)]
 enum AttemptError {
-    /// The request was given up, so that a connection that swallows it costs an attempt and not the
-    /// lease.
+    /// The request timed out, so that a dead connection costs an attempt and not the lease.
     #[error("no answer within {REQUEST_TIMEOUT:?}")]
     Late,
-    /// The server's answer, or that it cannot be reached.
+    /// The API server refused the request or cannot be reached.
     #[error(transparent)]
     Request(kube::Error),
 }
@@ -157,21 +153,22 @@ async fn answered<T>(
 pub struct Candidate {
     leases: Api<Lease>,
     identity: String,
-    /// The lease as last read, and since when it reads so.
+    /// The lease as last read, and the time of its last change.
     seen: Option<(Lease, Instant)>,
-    /// Just before the last write of the lease that succeeded was sent. The others count from when
-    /// it arrived, which is later than this and may be much earlier than its answer.
+    /// The time just before the last successful write of the lease was sent. Other candidates
+    /// count from its arrival, which is later than this and may be much earlier than its
+    /// answer.
     renewed: watch::Sender<Instant>,
 }
 
 impl Candidate {
-    /// A candidate named `identity` for the lease in `namespace`.
+    /// Returns a candidate named `identity` for the lease in `namespace`.
     pub fn new(client: Client, namespace: &str, identity: String) -> Self {
         let renewed = watch::Sender::new(Instant::now());
         Self { leases: Api::namespaced(client, namespace), identity, seen: None, renewed }
     }
 
-    /// How long this candidate, once it leads, may write.
+    /// Returns the tenure of this candidate once it leads.
     pub fn tenure(&self) -> Tenure {
         Tenure(Some(self.renewed.subscribe()))
     }
@@ -185,7 +182,7 @@ impl Candidate {
                     tracing::info!(
                         ?decision,
                         ?wait,
-                        "waiting until nothing of a leader before can be under way"
+                        "waiting until no write of a previous leader can be under way"
                     );
                 }
                 if self.keep_for(wait).await {
@@ -197,8 +194,8 @@ impl Candidate {
         }
     }
 
-    /// Keeps the lease for so long. Gives whether it is still ours then, and renewed at the end:
-    /// the work begins with a lease that is fresh.
+    /// Keeps the lease for this time. Returns true if it is still ours then, renewed at the end:
+    /// work begins with a fresh lease.
     async fn keep_for(&mut self, wait: Duration) -> bool {
         let end = Instant::now() + wait;
         loop {
@@ -216,22 +213,22 @@ impl Candidate {
         }
     }
 
-    /// [`attempt`](Self::attempt), given up after `limit`; none if it failed.
+    /// Makes an [`attempt`](Self::attempt) of at most `limit`. Returns none if it failed.
     async fn attempt_in(&mut self, limit: Duration) -> Option<Option<Decision>> {
         match tokio::time::timeout(limit, self.attempt()).await {
             Ok(Ok(decision)) => return Some(decision),
             Ok(Err(error)) => {
                 let error = &error as &dyn std::error::Error;
-                tracing::warn!(error, "cannot read or write the Lease, trying again");
+                tracing::warn!(error, "cannot read or write the Lease, retrying");
             }
             Err(_) => {
-                tracing::warn!("the Lease could not be read and written in time, trying again")
+                tracing::warn!("cannot read and write the Lease in time, retrying")
             }
         }
         None
     }
 
-    /// Renews until `stop`, then gives the lease back.
+    /// Renews until `stop`, then releases the lease.
     ///
     /// # Errors
     /// Leadership is lost: the process has to end at once.
@@ -240,7 +237,7 @@ impl Candidate {
             let left = RENEW_DEADLINE.saturating_sub(self.renewed.borrow().elapsed());
             tokio::select! {
                 () = stop.cancelled() => {
-                    self.give_back().await;
+                    self.release().await;
                     return Ok(());
                 }
                 () = tokio::time::sleep(RETRY_PERIOD.min(left)) => {}
@@ -260,12 +257,13 @@ impl Candidate {
         spec.and_then(|s| s.holder_identity.clone()).unwrap_or_default()
     }
 
-    /// Reads the lease and writes it if that is ours to do; gives the decision if we lead now.
+    /// Reads the lease and writes it unless another process holds it. Returns the decision if we
+    /// lead now.
     async fn attempt(&mut self) -> Result<Option<Decision>, AttemptError> {
         let lease = answered(self.leases.get_opt(CONTROLLER_LEASE)).await?;
         let now = Instant::now();
         let unchanged_since = self.observe(lease.as_ref(), now);
-        // One without a spec is there, and nobody has held it.
+        // A lease without a spec exists and has never been held.
         let spec = lease.as_ref().map(|l| l.spec.clone().unwrap_or_default());
         let decision = decide(spec.as_ref(), &self.identity, unchanged_since, now);
         let written = match (decision, lease) {
@@ -283,7 +281,7 @@ impl Candidate {
                 self.renewed.send_replace(now);
                 Ok(Some(decision))
             }
-            // Somebody was faster. If we lead, the next reading says who.
+            // Another process was faster. If we lead, the next read shows which.
             Err(AttemptError::Request(kube::Error::Api(status)))
                 if status.code == 409 && decision != Decision::Renew =>
             {
@@ -293,7 +291,7 @@ impl Candidate {
         }
     }
 
-    /// Since when the lease reads as it does.
+    /// Returns the time of the last change of the lease that we have seen.
     fn observe(&mut self, lease: Option<&Lease>, now: Instant) -> Instant {
         let same = |(seen, _): &(Lease, Instant)| {
             lease.is_some_and(|l| l.resource_version() == seen.resource_version())
@@ -330,22 +328,20 @@ impl Candidate {
         lease
     }
 
-    /// Lets the next one in without waiting. Called when nothing of ours is being written any more.
-    async fn give_back(&self) {
+    /// Releases the lease, so that the next process leads without waiting. Called when none of our
+    /// writes is under way any more.
+    async fn release(&self) {
         match tokio::time::timeout(REQUEST_TIMEOUT, self.clear()).await {
-            Ok(Ok(())) => tracing::info!("gave the Lease back"),
+            Ok(Ok(())) => tracing::info!("released the Lease"),
             Ok(Err(error)) => {
-                tracing::warn!(
-                    error = &error as &dyn std::error::Error,
-                    "cannot give the Lease back"
-                )
+                tracing::warn!(error = &error as &dyn std::error::Error, "cannot release the Lease")
             }
-            Err(_) => tracing::warn!("cannot give the Lease back in time"),
+            Err(_) => tracing::warn!("cannot release the Lease in time"),
         }
     }
 
-    /// Writes that nobody holds the lease. As it is now, since a renewal without an answer may have
-    /// been served; unless it is another's.
+    /// Clears the holder of the lease as it is now, since a renewal without an answer may have been
+    /// served. Leaves a lease that another process holds.
     async fn clear(&self) -> Result<(), kube::Error> {
         let Some(mut lease) = self.leases.get_opt(CONTROLLER_LEASE).await? else { return Ok(()) };
         let Some(spec) = lease

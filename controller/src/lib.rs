@@ -1,45 +1,42 @@
-//! The allocating controller: the one writer of allocations of our devices.
+//! The allocating controller: the only writer of allocations of our devices.
 //!
 //! ```text
-//!  API server --watch--> watch ---Change---> planner --Task--> commit ----PATCH status---> API server
-//!                                             | owns Index        |
-//!                                             |<-----Outcome------'
-//!                                             '--Notice--> notices ---events---> API server
-//!  leadership: Lease; the planner only exists while this process leads, and the process ends when it no longer does
+//!  API server --watch--> watch ---Change---> shell ---events---> core
+//!                                              ^                   | effects
+//!                                              '--outcomes-- executor --PATCH, POST--> API server
+//!  leadership: renews the Lease; the process ends when it no longer leads
 //! ```
 //!
-//! The [`planner`] owns all state: it applies every change to the index, plans when something
-//! changed (never by a timer), and hands writes to tasks that report back over a channel. A
-//! decision counts as taken from the moment it is made. A plan has a budget of steps: when they are
-//! spent, what was decided is written, and the next plan goes on. Planner and Lease have threads of
-//! their own (see [`lead`]).
+//! The [`core`] holds all state. It decides when something has changed, never by a timer, and
+//! returns writes and events of Kubernetes as data. The executor performs them and reports their
+//! outcomes as events. A decision counts as taken from the moment it is made. A plan has a budget
+//! of steps: when they are spent, its decisions are written, and the next plan continues.
 //!
 //! | task | thread | owns | talks to |
 //! |---|---|---|---|
-//! | `watch`, one per kind | runtime | the keys it has seen | planner |
-//! | `planner` | its own | `Index`, `Retries`, `Repairs`, what has been told to whom | `commit`, `notices` |
-//! | `commit`, one per claim being written | runtime | one claim object | planner |
-//! | `notices` | runtime | nothing | API server |
-//! | `leadership` | its own | the Lease | everybody, by ending the process |
+//! | [`watch`], one per kind | runtime | the keys that it has delivered | shell |
+//! | [`shell`] with the core | its own | all state | executor |
+//! | executor, one task per write | runtime | one write | shell |
+//! | executor, events | runtime | the queue of events | shell |
+//! | [`leadership`] | its own | the Lease | all, by ending the process |
 
 #![forbid(unsafe_code)]
 
 pub mod commit;
-pub mod contention;
+pub mod core;
 pub mod lead;
 pub mod leadership;
 pub mod metrics;
-pub mod planner;
-pub mod retries;
+pub mod reasons;
+pub mod shell;
 pub mod watch;
 
 mod args;
+mod executor;
 #[cfg(feature = "fault-points")]
 pub mod fault;
 #[cfg(not(feature = "fault-points"))]
 mod fault;
-mod notices;
-mod repairs;
 mod run;
 mod server;
 

@@ -1,6 +1,7 @@
-//! Figures about the controller, in Prometheus' format.
+//! Metrics of the controller in Prometheus' format.
 
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -9,60 +10,62 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
-/// From 0.5 ms to 16 s, doubling.
+use crate::core::effect::Figures;
+
+/// Buckets of durations, from 0.5 ms to 16 s.
 const BUCKETS: [f64; 16] = [
     0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.0, 2.0, 4.0,
     8.0, 16.0,
 ];
 
-/// Why claims wait.
+/// The label of pending claims.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ReasonLabel {
-    /// A short word; the event on the pod has the details.
+    /// The reason; the event about the pod has the details.
     pub reason: &'static str,
 }
 
-/// All figures. Cloning shares them.
+/// All metrics. Clones share them.
 #[derive(Debug, Clone)]
 pub struct Metrics {
-    /// Claims allocated.
+    /// Number of claims allocated.
     pub allocations: Counter,
-    /// Allocations taken back because the pod went away or could not run there.
+    /// Number of allocations released because the pod ended or could not run there.
     pub releases: Counter,
-    /// Writes that brought claims to the pods bound with them.
+    /// Number of writes that moved or restored claims of bound pods.
     pub repairs: Counter,
-    /// Writes dropped because the claim had changed.
+    /// Number of writes dropped because the claim had changed.
     pub conflicts: Counter,
-    /// Writes that failed for another reason.
+    /// Number of writes that failed for another reason.
     pub write_errors: Counter,
-    /// From the arrival of the watch event to the answer to the write, seconds.
+    /// Seconds from the arrival of the watch event to the stored allocation.
     pub latency: Histogram,
-    /// Time of one plan, seconds.
+    /// Seconds of one plan and of the decisions around it.
     pub plan_time: Histogram,
-    /// Plans that ended before all pods were reached.
+    /// Number of plans that ended before all pods were reached.
     pub plans_cut: Counter,
-    /// Searches for a pod that ended without a decision because all steps of a pod were spent.
+    /// Number of searches that ended without a decision because the steps of a pod were spent.
     pub undecided_plans: Counter,
-    /// Claims that wait, by reason.
+    /// Pending claims by reason.
     pub pending: Family<ReasonLabel, Gauge>,
-    /// Nodes kept free for a pod that has waited long: one or none.
+    /// Nodes kept free for a pod that has been pending for long: one or none.
     pub kept: Gauge,
-    /// Devices of which more is allocated than there is.
+    /// Devices of which more is allocated than they have.
     pub overcommitted: Gauge,
-    /// Claims of bound pods that are not on the pod's node.
+    /// Claims of bound pods that are not on the node of the pod.
     pub misplaced: Gauge,
-    /// Claims gone while a bound pod uses them.
+    /// Claims deleted while a bound pod uses them.
     pub orphaned: Gauge,
-    /// Writes that have had no answer for long.
+    /// Writes without an answer for 30 seconds or longer.
     pub unanswered: Gauge,
-    /// Times that the running sums were found to be wrong.
+    /// Number of times that the running sums differed from a fresh count.
     pub drift: Counter,
     /// 1 while this process leads.
     pub leading: Gauge<f64, AtomicU64>,
 }
 
 impl Metrics {
-    /// Makes the figures and registers them.
+    /// Creates the metrics and registers them.
     pub fn new(registry: &mut Registry) -> Self {
         let metrics = Self {
             allocations: Counter::default(),
@@ -85,10 +88,10 @@ impl Metrics {
         };
         let registry = registry.sub_registry_with_prefix("tessera_controller");
         registry.register("allocations", "Claims allocated", metrics.allocations.clone());
-        registry.register("releases", "Allocations taken back", metrics.releases.clone());
+        registry.register("releases", "Allocations released", metrics.releases.clone());
         registry.register(
             "repairs",
-            "Writes that brought claims to the nodes of the pods bound with them",
+            "Writes that moved or restored claims of bound pods",
             metrics.repairs.clone(),
         );
         registry.register(
@@ -98,40 +101,40 @@ impl Metrics {
         );
         registry.register(
             "write_errors",
-            "Writes that failed otherwise",
+            "Writes that failed for another reason than a changed claim",
             metrics.write_errors.clone(),
         );
         registry.register_with_unit(
             "allocation_latency",
-            "From the arrival of the watch event to the answer to the write",
+            "Time from watch event to stored allocation",
             Unit::Seconds,
             metrics.latency.clone(),
         );
         registry.register_with_unit(
             "plan",
-            "Time of one plan",
+            "Time of one plan and of the decisions around it",
             Unit::Seconds,
             metrics.plan_time.clone(),
         );
         registry.register(
             "plans_cut",
-            "Plans that ended before all pods were reached, and were continued by the next",
+            "Plans that ended before all pods were reached; the next plan continues",
             metrics.plans_cut.clone(),
         );
         registry.register(
             "undecided_plans",
-            "Plans of a pod that ended without a decision, because they took too many steps",
+            "Searches that ended without a decision because the steps of a pod were spent",
             metrics.undecided_plans.clone(),
         );
-        registry.register("pending_claims", "Claims that wait, by reason", metrics.pending.clone());
+        registry.register("pending_claims", "Pending claims by reason", metrics.pending.clone());
         registry.register(
             "kept_nodes",
-            "Nodes kept free for a pod that has waited long",
+            "Nodes kept free for a pod that has been pending for long",
             metrics.kept.clone(),
         );
         registry.register(
             "overcommitted_devices",
-            "Devices of which more is allocated than there is",
+            "Devices of which more is allocated than they have",
             metrics.overcommitted.clone(),
         );
         registry.register(
@@ -141,20 +144,54 @@ impl Metrics {
         );
         registry.register(
             "orphaned_claims",
-            "Claims gone while a bound pod uses them",
+            "Claims deleted while a bound pod uses them",
             metrics.orphaned.clone(),
         );
         registry.register(
             "unanswered_writes",
-            "Writes that have had no answer for 30 seconds or longer",
+            "Writes without an answer for 30 seconds or longer",
             metrics.unanswered.clone(),
         );
         registry.register(
             "usage_drift",
-            "Times that running sums were wrong and put right",
+            "Times that running sums differed from a fresh count and were corrected",
             metrics.drift.clone(),
         );
         registry.register("leading", "1 while this process leads", metrics.leading.clone());
         metrics
+    }
+
+    /// Adds the figures of one step of the core, which took this long.
+    pub(crate) fn record(&self, figures: &Figures, took: Duration) {
+        if figures.is_planned {
+            self.plan_time.observe(took.as_secs_f64());
+        }
+        self.allocations.inc_by(figures.allocations.len() as u64);
+        for allocation in &figures.allocations {
+            self.latency.observe(allocation.as_secs_f64());
+        }
+        self.releases.inc_by(figures.releases);
+        self.repairs.inc_by(figures.repairs);
+        self.conflicts.inc_by(figures.conflicts);
+        self.write_errors.inc_by(figures.write_errors);
+        self.plans_cut.inc_by(figures.cut_plans);
+        self.undecided_plans.inc_by(figures.undecided_plans);
+        self.drift.inc_by(figures.drifts);
+        let gauges = [
+            (&self.kept, figures.kept_nodes),
+            (&self.overcommitted, figures.overcommitted),
+            (&self.misplaced, figures.misplaced),
+            (&self.orphaned, figures.orphaned),
+            (&self.unanswered, figures.unanswered),
+        ];
+        for (gauge, value) in gauges {
+            value.map(|value| gauge.set(value));
+        }
+        if let Some(pending) = &figures.pending {
+            self.pending.clear();
+            for (reason, claims) in pending {
+                self.pending.get_or_create(&ReasonLabel { reason }).set(*claims);
+            }
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Wiring.
+//! Starts the parts of the controller and connects them.
 
 use std::path::PathBuf;
 
@@ -16,7 +16,7 @@ use crate::args::Args;
 use crate::lead::{Connect, Leadership, lead};
 use crate::leadership::Tenure;
 use crate::metrics::Metrics;
-use crate::planner::Planner;
+use crate::shell::Shell;
 use crate::{server, watch};
 
 pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
@@ -44,8 +44,8 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
         .context("cannot start the thread that renews the Lease")?;
     let worked = work(client, leadership, &identity, settings, metrics, stop.clone()).await;
     stop.cancel();
-    // If leadership was lost, at once: tasks that write live as long as the process, and a scraper
-    // that reads slowly must not prolong it.
+    // A lost leadership ends the process at once: tasks that write live as long as the process, and
+    // a slow scraper must not prolong it.
     worked?;
     serving.await.context("the metrics server panicked")?.context("cannot serve metrics")
 }
@@ -54,8 +54,8 @@ fn connect(kubeconfig: Option<PathBuf>) -> Connect {
     Box::new(move || Box::pin(async move { Ok(client(kubeconfig.as_deref()).await?) }))
 }
 
-/// Waits for leadership, where there is one to wait for, and plans until `stop` or until it is
-/// lost.
+/// Waits for leadership, if there is an election, and runs the core until `stop` or until
+/// leadership is lost.
 async fn work(
     client: Client,
     mut leadership: Option<Leadership>,
@@ -72,11 +72,10 @@ async fn work(
         },
     };
     metrics.leading.set(1.0);
-    // Only now: what a standby had seen could be older than the last writes of the leader before
-    // it.
+    // Only now: the cache of a standby could be older than the last writes of the previous leader.
     let changes = watch::start(&client);
-    let planner = Planner::new(client, identity, settings, metrics).during(tenure);
-    lead(leadership, planner, changes, stop).await
+    let shell = Shell::new(client, identity, settings, metrics).during(tenure);
+    lead(leadership, shell, changes, stop).await
 }
 
 fn default_identity() -> String {

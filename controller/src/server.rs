@@ -13,8 +13,8 @@ use tokio_util::sync::CancellationToken;
 
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Serves until `stop`. Healthy means that the process runs: a standby is healthy too, and what is
-/// stuck is seen in the figures, not cured by a restart.
+/// Serves until `stop`. Healthy means that the process runs. A standby is healthy too; what is
+/// stuck is visible in the metrics, and a restart does not cure it.
 pub(crate) async fn serve(
     address: SocketAddr,
     registry: Registry,

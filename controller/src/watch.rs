@@ -1,4 +1,4 @@
-//! Watches: what changes in the cluster, as changes for the planner.
+//! Watches: changes of the cluster, as events for the core.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -6,8 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt};
-use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
 use kube::runtime::utils::{Backoff, ResetTimerBackoff};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
@@ -17,85 +15,32 @@ use tessera_runtime::cluster::patiently;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-/// Changes that may wait for the planner. It takes many at a time; a list of a large cluster fills
-/// it, and then the watches wait instead of the memory growing.
+use crate::core::event::{Change, WatchedKind, WatchedObject};
+
+/// Capacity of the queue of changes. The core absorbs many at a time; a list of a large cluster
+/// fills the queue, and then the watches wait, so that memory does not grow.
 const QUEUE: usize = 4096;
 
-/// Kinds that are watched.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
-    /// ResourceSlice.
-    Slice,
-    /// DeviceTaintRule: in `resource.k8s.io/v1` from 1.37 on; an older API server does not have the
-    /// kind.
-    TaintRule,
-    /// DeviceClass.
-    Class,
-    /// ResourceClaim.
-    Claim,
-    /// Node.
-    Node,
-    /// Pod.
-    Pod,
-}
-
-impl Kind {
-    /// All of them: nothing is planned before each has been listed.
-    pub const ALL: [Self; 6] =
-        [Self::Slice, Self::TaintRule, Self::Class, Self::Claim, Self::Node, Self::Pod];
-}
-
-/// Something that changed, and when we heard of it.
+/// A change, and the time of its arrival.
 #[derive(Debug, Clone)]
-pub struct Change {
-    /// What changed.
-    pub what: What,
-    /// When the event arrived.
+pub struct Arrival {
+    /// The change.
+    pub change: Change,
+    /// The time at which the watch delivered it.
     pub at: Instant,
 }
 
-/// What changed.
-#[derive(Debug, Clone)]
-pub enum What {
-    /// An object is there or is different.
-    Applied(Object),
-    /// An object is gone.
-    Deleted(Object),
-    /// The kind has been listed in whole.
-    Listed(Kind),
-    /// A watch failed, which goes on by itself: the API server is away, or has forgotten where we
-    /// were.
-    Interrupted,
-}
-
-/// An object of one of the kinds.
-#[derive(Debug, Clone)]
-pub enum Object {
-    /// ResourceSlice.
-    Slice(Arc<ResourceSlice>),
-    /// DeviceTaintRule.
-    TaintRule(Arc<DeviceTaintRule>),
-    /// DeviceClass.
-    Class(Arc<DeviceClass>),
-    /// ResourceClaim.
-    Claim(Arc<ResourceClaim>),
-    /// Node.
-    Node(Arc<Node>),
-    /// Pod.
-    Pod(Arc<Pod>),
-}
-
-/// How long a watch that failed waits before the next attempt. A standing error (no permission, API
-/// server away) is retried ever more slowly, but never given up.
+/// The pause of a watch that failed before its next attempt. A lasting error (no permission, API
+/// server away) is retried ever more slowly, but for ever.
 #[derive(Debug)]
 struct Pause(Duration);
 
 impl Pause {
-    /// kube's default begins at 0.8 s; a watch that merely ended should not cost a waiting pod that
-    /// much.
+    /// kube's default begins at 0.8 s; a watch that merely ended must not delay a pending pod by
+    /// that.
     const SHORTEST: Duration = Duration::from_millis(100);
     const LONGEST: Duration = Duration::from_secs(10);
-    /// Where no pause has begun for so long, they begin anew.
+    /// The time without a failure after which pauses start again with the shortest.
     const GOOD: Duration = Duration::from_secs(30);
 }
 
@@ -121,58 +66,64 @@ impl Backoff for Pause {
     }
 }
 
-/// Starts one task per kind. They end when the receiver is dropped.
-pub fn start(client: &Client) -> mpsc::Receiver<Change> {
+/// Starts one task per kind. The tasks end when the receiver is dropped.
+pub fn start(client: &Client) -> mpsc::Receiver<Arrival> {
     let (changes, receiver) = mpsc::channel(QUEUE);
     let ours = watcher::Config::default().fields(&format!("spec.driver={DRIVER_NAME}"));
     let all = watcher::Config::default;
     tokio::spawn(follow(
         Api::all(client.clone()),
         ours,
-        Kind::Slice,
-        Object::Slice,
+        WatchedKind::Slice,
+        WatchedObject::Slice,
         changes.clone(),
     ));
     tokio::spawn(follow(
         Api::all(client.clone()),
         all(),
-        Kind::TaintRule,
-        Object::TaintRule,
+        WatchedKind::TaintRule,
+        WatchedObject::TaintRule,
         changes.clone(),
     ));
     tokio::spawn(follow(
         Api::all(client.clone()),
         all(),
-        Kind::Class,
-        Object::Class,
+        WatchedKind::Class,
+        WatchedObject::Class,
         changes.clone(),
     ));
     tokio::spawn(follow(
         Api::all(client.clone()),
         all(),
-        Kind::Claim,
-        Object::Claim,
+        WatchedKind::Claim,
+        WatchedObject::Claim,
         changes.clone(),
     ));
     tokio::spawn(follow(
         Api::all(client.clone()),
         all(),
-        Kind::Node,
-        Object::Node,
+        WatchedKind::Node,
+        WatchedObject::Node,
         changes.clone(),
     ));
-    tokio::spawn(follow(Api::all(client.clone()), all(), Kind::Pod, Object::Pod, changes));
+    tokio::spawn(follow(
+        Api::all(client.clone()),
+        all(),
+        WatchedKind::Pod,
+        WatchedObject::Pod,
+        changes,
+    ));
     receiver
 }
 
-/// Follows one kind for ever. After a gap the watcher lists anew; what is not in the list then was
-/// deleted meanwhile.
+/// Follows one kind for ever. After a gap the watcher lists again; objects that are not in the list
+/// were deleted meanwhile.
 async fn follow<K>(
     api: Api<K>,
     config: watcher::Config,
-    kind: Kind,
-    wrap: fn(Arc<K>) -> Object,
-    changes: mpsc::Sender<Change>,
+    kind: WatchedKind,
+    wrap: fn(Arc<K>) -> WatchedObject,
+    changes: mpsc::Sender<Arrival>,
 ) where
     K: Resource + Default + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
 {
@@ -185,36 +136,37 @@ async fn follow<K>(
         let at = Instant::now();
         let news = match event {
             Ok(event) => known.take(event, kind, wrap),
-            Err(error) if kind == Kind::TaintRule && is_unavailable(&error) => {
-                if std::mem::replace(&mut known.told, true) {
+            Err(error) if kind == WatchedKind::TaintRule && is_not_served(&error) => {
+                if std::mem::replace(&mut known.is_missing_reported, true) {
                     continue;
                 }
                 tracing::warn!(
-                    "DeviceTaintRules cannot be listed (not served, or not permitted): they are not honoured"
+                    "DeviceTaintRules are not served by this API server and are ignored"
                 );
-                vec![What::Listed(kind)]
+                vec![Change::Listed(kind)]
             }
             Err(error) => {
                 tracing::warn!(
                     ?kind,
                     error = &error as &dyn std::error::Error,
-                    "watch failed, trying again"
+                    "watch failed, retrying"
                 );
                 if !is_interruption(&error) {
                     continue;
                 }
-                vec![What::Interrupted]
+                vec![Change::Interrupted]
             }
         };
-        for what in news {
-            if changes.send(Change { what, at }).await.is_err() {
+        for change in news {
+            if changes.send(Arrival { change, at }).await.is_err() {
                 return;
             }
         }
     }
 }
 
-/// Others are cut off as well: not so where the API server does not let us watch, which may last.
+/// Returns true if the API server is away, for us and probably for others. A refusal is not that,
+/// and may last.
 fn is_interruption(error: &watcher::Error) -> bool {
     let (watcher::Error::InitialListFailed(kube::Error::Api(status))
     | watcher::Error::WatchStartFailed(kube::Error::Api(status))
@@ -226,24 +178,26 @@ fn is_interruption(error: &watcher::Error) -> bool {
     !matches!(status.code, 401 | 403 | 404)
 }
 
-/// The API server does not have the kind, or does not let us see it.
-fn is_unavailable(error: &watcher::Error) -> bool {
+/// Returns true if the API server does not have the kind. A 403 is retried instead: a restarting
+/// API server that has not synced its RBAC rules refuses everything, and planning without the rules
+/// would allocate tainted devices.
+fn is_not_served(error: &watcher::Error) -> bool {
     let watcher::Error::InitialListFailed(kube::Error::Api(status)) = error else { return false };
-    matches!(status.code, 403 | 404)
+    status.code == 404
 }
 
-/// The objects that a watch has delivered, as far as it takes to say that one is gone: whole pods
-/// of a large cluster are hundreds of megabytes.
+/// The identities of the objects that a watch has delivered, to report deletions after a gap. Whole
+/// pods of a large cluster would take hundreds of megabytes.
 struct Known<K> {
     objects: BTreeMap<String, Arc<K>>,
     listing: Option<BTreeMap<String, Arc<K>>>,
-    /// It has been said that the kind cannot be listed.
-    told: bool,
+    /// It has been logged that the kind is not served.
+    is_missing_reported: bool,
 }
 
 impl<K> Default for Known<K> {
     fn default() -> Self {
-        Self { objects: BTreeMap::new(), listing: None, told: false }
+        Self { objects: BTreeMap::new(), listing: None, is_missing_reported: false }
     }
 }
 
@@ -251,9 +205,9 @@ impl<K: Resource + Default> Known<K> {
     fn take(
         &mut self,
         event: watcher::Event<K>,
-        kind: Kind,
-        wrap: fn(Arc<K>) -> Object,
-    ) -> Vec<What> {
+        kind: WatchedKind,
+        wrap: fn(Arc<K>) -> WatchedObject,
+    ) -> Vec<Change> {
         match event {
             watcher::Event::Init => {
                 self.listing = Some(BTreeMap::new());
@@ -264,32 +218,32 @@ impl<K: Resource + Default> Known<K> {
                 self.listing
                     .get_or_insert_default()
                     .insert(key(object.as_ref()), identity(object.as_ref()));
-                vec![What::Applied(wrap(object))]
+                vec![Change::Applied(wrap(object))]
             }
             watcher::Event::InitDone => {
                 let listed = self.listing.take().unwrap_or_default();
                 let before = std::mem::replace(&mut self.objects, listed);
                 let gone = before.into_iter().filter(|(key, _)| !self.objects.contains_key(key));
-                let mut news: Vec<What> =
-                    gone.map(|(_, object)| What::Deleted(wrap(object))).collect();
-                news.push(What::Listed(kind));
+                let mut news: Vec<Change> =
+                    gone.map(|(_, object)| Change::Deleted(wrap(object))).collect();
+                news.push(Change::Listed(kind));
                 news
             }
             watcher::Event::Apply(object) => {
                 let object = Arc::new(object);
                 self.objects.insert(key(object.as_ref()), identity(object.as_ref()));
-                vec![What::Applied(wrap(object))]
+                vec![Change::Applied(wrap(object))]
             }
             watcher::Event::Delete(object) => {
                 let object = Arc::new(object);
                 self.objects.remove(&key(object.as_ref()));
-                vec![What::Deleted(wrap(object))]
+                vec![Change::Deleted(wrap(object))]
             }
         }
     }
 }
 
-/// The object without anything but its name and UID.
+/// Returns an object with only the name and UID of this one.
 fn identity<K: Resource + Default>(object: &K) -> Arc<K> {
     let mut identity = K::default();
     let (to, from) = (identity.meta_mut(), object.meta());
@@ -299,8 +253,8 @@ fn identity<K: Resource + Default>(object: &K) -> Arc<K> {
     Arc::new(identity)
 }
 
-/// Namespaced objects that come and go under one name are told apart by their UID; the others are
-/// known by name.
+/// Returns the key of an object: the UID of a namespaced object, since names are reused, otherwise
+/// the name.
 fn key<K: Resource>(object: &K) -> String {
     let meta = object.meta();
     match (&meta.namespace, &meta.uid) {

@@ -1,11 +1,11 @@
-//! What is written for a decision, in which order, and what happens when it fails half-way.
+//! Writes of decisions: their order, and failures between them.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod stand_in;
+mod fake_api;
 
+use fake_api::{FakeApi, failure, objects};
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
 use serde_json::{Value, json};
-use stand_in::{StandIn, failure, objects};
 use tessera_controller::commit::{CommitError, Writer};
 use tessera_controller::leadership::Candidate;
 use tokio::time::Duration;
@@ -25,17 +25,17 @@ fn allocation() -> AllocationResult {
     .unwrap()
 }
 
-fn stored(api: &StandIn) -> ResourceClaim {
+fn stored(api: &FakeApi) -> ResourceClaim {
     serde_json::from_value(api.put("resourceclaims", objects::claim("c", "19Gi"))).unwrap()
 }
 
-fn status(api: &StandIn) -> Value {
+fn status(api: &FakeApi) -> Value {
     api.get("resourceclaims", "default", "c").unwrap()["status"].clone()
 }
 
 #[tokio::test]
-async fn the_finalizer_is_written_first_and_then_the_allocation_and_nothing_else() {
-    let api = StandIn::new();
+async fn finalizer_then_allocation_and_nothing_else_is_written() {
+    let api = FakeApi::new();
     let claim = stored(&api);
     let written = Writer::new(api.client()).allocate(&claim, &allocation()).await.unwrap();
     assert_eq!(
@@ -55,8 +55,8 @@ async fn the_finalizer_is_written_first_and_then_the_allocation_and_nothing_else
 }
 
 #[tokio::test]
-async fn in_a_burst_the_first_claims_are_allocated_before_the_last_have_their_finalizer() {
-    let api = StandIn::new();
+async fn first_claims_of_a_burst_are_allocated_before_the_last() {
+    let api = FakeApi::new();
     let writer = Writer::new(api.client());
     let claims: Vec<ResourceClaim> = (0..200)
         .map(|n| {
@@ -78,8 +78,8 @@ async fn in_a_burst_the_first_claims_are_allocated_before_the_last_have_their_fi
 }
 
 #[tokio::test]
-async fn finalizers_of_others_stay() {
-    let api = StandIn::new();
+async fn foreign_finalizers_stay() {
+    let api = FakeApi::new();
     let mut object = objects::claim("c", "19Gi");
     object["metadata"]["finalizers"] = json!(["example.com/theirs"]);
     let claim: ResourceClaim = serde_json::from_value(api.put("resourceclaims", object)).unwrap();
@@ -91,8 +91,8 @@ async fn finalizers_of_others_stay() {
 }
 
 #[tokio::test]
-async fn a_claim_that_changed_since_is_a_conflict_and_stays_as_it_is() {
-    let api = StandIn::new();
+async fn changed_claim_is_a_conflict_and_stays() {
+    let api = FakeApi::new();
     let claim = stored(&api);
     let mut changed = objects::claim("c", "19Gi");
     changed["metadata"]["labels"] = json!({"somebody": "else"});
@@ -108,8 +108,8 @@ async fn a_claim_that_changed_since_is_a_conflict_and_stays_as_it_is() {
 }
 
 #[tokio::test]
-async fn a_change_between_the_two_writes_is_a_conflict_too() {
-    let api = StandIn::new();
+async fn change_between_the_two_writes_is_a_conflict() {
+    let api = FakeApi::new();
     let claim = stored(&api);
     api.fault(|store, request| {
         if request.path.ends_with("/status") && store.writes.len() == 1 {
@@ -125,8 +125,8 @@ async fn a_change_between_the_two_writes_is_a_conflict_too() {
 }
 
 #[tokio::test]
-async fn a_claim_that_is_gone_is_a_conflict_without_a_claim() {
-    let api = StandIn::new();
+async fn deleted_claim_is_a_conflict_without_object() {
+    let api = FakeApi::new();
     let claim = stored(&api);
     api.delete("resourceclaims", "default", "c");
     let error = Writer::new(api.client()).allocate(&claim, &allocation()).await.unwrap_err();
@@ -134,8 +134,8 @@ async fn a_claim_that_is_gone_is_a_conflict_without_a_claim() {
 }
 
 #[tokio::test]
-async fn a_field_that_the_server_drops_is_named_and_the_allocation_taken_back() {
-    let api = StandIn::new();
+async fn dropped_field_is_named_and_allocation_released() {
+    let api = FakeApi::new();
     let claim = stored(&api);
     // As an API server without DRAConsumableCapacity does it.
     let mut dropped = false;
@@ -160,8 +160,8 @@ async fn a_field_that_the_server_drops_is_named_and_the_allocation_taken_back() 
 }
 
 #[tokio::test]
-async fn quantities_that_the_server_spells_differently_are_the_same() {
-    let api = StandIn::new();
+async fn equal_quantities_in_other_notation_are_no_difference() {
+    let api = FakeApi::new();
     let claim = stored(&api);
     api.fault(|store, request| {
         if !request.path.ends_with("/status") {
@@ -178,8 +178,8 @@ async fn quantities_that_the_server_spells_differently_are_the_same() {
 }
 
 #[tokio::test]
-async fn a_refused_write_says_what_the_server_said() {
-    let api = StandIn::new();
+async fn refused_write_reports_the_server_message() {
+    let api = FakeApi::new();
     let claim = stored(&api);
     api.fault(|_, _| Some(failure(403, "Forbidden")));
     let error = Writer::new(api.client()).allocate(&claim, &allocation()).await.unwrap_err();
@@ -191,8 +191,8 @@ async fn a_refused_write_says_what_the_server_said() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_write_without_an_answer_is_sent_again_until_there_is_one() {
-    let api = StandIn::new();
+async fn unanswered_write_is_sent_until_it_is_answered() {
+    let api = FakeApi::new();
     let claim = stored(&api);
     let mut failures = 0;
     api.fault(move |_, _| {
@@ -203,8 +203,8 @@ async fn a_write_without_an_answer_is_sent_again_until_there_is_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_write_whose_answer_was_lost_is_recognised() {
-    let api = StandIn::new();
+async fn write_with_a_lost_answer_is_recognized() {
+    let api = FakeApi::new();
     let claim = stored(&api);
     let mut lost = false;
     api.fault(move |store, request| {
@@ -222,8 +222,8 @@ async fn a_write_whose_answer_was_lost_is_recognised() {
 }
 
 #[tokio::test]
-async fn releasing_clears_the_allocation_at_the_version_it_was_seen() {
-    let api = StandIn::new();
+async fn release_clears_the_allocation_at_the_seen_version() {
+    let api = FakeApi::new();
     let claim = stored(&api);
     let writer = Writer::new(api.client());
     let allocated = writer.allocate(&claim, &allocation()).await.unwrap();
@@ -234,8 +234,8 @@ async fn releasing_clears_the_allocation_at_the_version_it_was_seen() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refusal_after_a_lost_answer_does_not_mean_that_nothing_was_written() {
-    let api = StandIn::new();
+async fn refusal_after_a_lost_answer_is_not_final() {
+    let api = FakeApi::new();
     let claim = stored(&api);
     let mut sent = 0;
     api.fault(move |store, request| {
@@ -260,7 +260,7 @@ async fn a_refusal_after_a_lost_answer_does_not_mean_that_nothing_was_written() 
 
 #[tokio::test(start_paused = true)]
 async fn refused_read_after_a_lost_answer_is_repeated() {
-    let api = StandIn::new();
+    let api = FakeApi::new();
     let claim = stored(&api);
     let mut lost = false;
     api.fault(move |store, request| {
@@ -279,8 +279,8 @@ async fn refused_read_after_a_lost_answer_is_repeated() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn refused_read_after_a_conflict_with_others_ends_the_write() {
-    let api = StandIn::new();
+async fn refused_read_after_a_conflict_ends_the_write() {
+    let api = FakeApi::new();
     let claim = stored(&api);
     api.put("resourceclaims", api.get("resourceclaims", "default", "c").unwrap());
     api.refuse_reads(&[403]);
@@ -293,13 +293,13 @@ async fn refused_read_after_a_conflict_with_others_ends_the_write() {
 
 #[tokio::test(start_paused = true)]
 async fn nothing_is_sent_after_the_tenure() {
-    let api = StandIn::new();
-    api.put("leases", objects::lease_given_back());
+    let api = FakeApi::new();
+    api.put("leases", objects::released_lease());
     let mut leader = Candidate::new(api.client(), "tessera-system", "a".to_owned());
     leader.acquire().await;
     let writer = Writer::new(api.client()).during(leader.tenure());
     let claim = stored(&api);
-    // As after the process was stopped for a while: the lease was not renewed, and nobody has
+    // As after the process was suspended: the lease was not renewed, and no task has
     // noticed yet.
     tokio::time::advance(Duration::from_secs(10)).await;
     let (claims, given) =

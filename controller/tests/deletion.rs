@@ -1,13 +1,13 @@
 //! Pods and nodes that go away between allocation and binding, and after. Time is simulated.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod stand_in;
+mod fake_api;
 
-use serde_json::{Value, json};
-use stand_in::controller::{
+use fake_api::controller::{
     Controller, add_node, allocation, claim_writes, clear, cluster, event, place, reserve_and_bind,
 };
-use stand_in::objects::{claim, pod};
+use fake_api::objects::{claim, pod};
+use serde_json::{Value, json};
 use tokio::time::{Duration, Instant};
 
 async fn seconds(n: u64) {
@@ -26,7 +26,7 @@ fn with_template() -> (Value, Value) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_deleted_before_it_was_bound_gives_its_share_back_in_answer_to_that() {
+async fn pod_deleted_before_binding_releases_its_share_at_once() {
     let users = (pod("p", &["c"]), claim("c", "70Gi"));
     for (owner, object) in [users, with_template()] {
         for gone in [true, false] {
@@ -56,7 +56,7 @@ async fn a_pod_deleted_before_it_was_bound_gives_its_share_back_in_answer_to_tha
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_is_being_deleted_is_left_to_kube_controller_manager() {
+async fn claim_being_deleted_is_not_written() {
     let api = cluster(1);
     let (owner, object) = with_template();
     api.put("resourceclaims", object);
@@ -79,7 +79,7 @@ async fn a_claim_that_is_being_deleted_is_left_to_kube_controller_manager() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_on_a_node_that_is_gone_moves_if_nobody_has_reserved_it() {
+async fn unreserved_claim_on_deleted_node_moves() {
     let api = cluster(1);
     for name in ["waiting", "running"] {
         api.put("resourceclaims", claim(name, "19Gi"));
@@ -99,7 +99,7 @@ async fn a_claim_on_a_node_that_is_gone_moves_if_nobody_has_reserved_it() {
         (place(api, "waiting").as_deref() == Some("node-b")).then_some(())
     })
     .await;
-    let note = event(&api, "waiting", "TryingElsewhere").unwrap();
+    let note = event(&api, "waiting", "Rescheduling").unwrap();
     assert!(note.contains("node node-a") && note.contains("does not exist any more"), "{note}");
     seconds(60).await;
     assert_eq!(

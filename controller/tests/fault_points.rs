@@ -2,16 +2,16 @@
 //! fault-points`.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod stand_in;
+mod fake_api;
 
+use fake_api::FakeApi;
+use fake_api::objects::{claim, given};
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
-use stand_in::StandIn;
-use stand_in::objects::{claim, given};
 use tessera_controller::commit::Writer;
 use tessera_controller::fault::POINTS;
 use tessera_runtime::fault_points::Fault;
 
-/// Waits until somebody is held at the point.
+/// Waits until a write is held at the point.
 async fn until_held(point: &str) {
     while POINTS.all()[point].waiting == 0 {
         tokio::task::yield_now().await;
@@ -19,8 +19,8 @@ async fn until_held(point: &str) {
 }
 
 #[tokio::test]
-async fn a_claim_is_held_at_each_point_with_just_what_was_written_before_it() {
-    let api = StandIn::new();
+async fn each_fault_point_is_reached_after_the_write_before_it() {
+    let api = FakeApi::new();
     let object: ResourceClaim =
         serde_json::from_value(api.put("resourceclaims", claim("c", "19Gi"))).unwrap();
     let allocation: AllocationResult =

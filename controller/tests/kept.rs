@@ -1,11 +1,11 @@
 //! A node is kept free for a pod that has waited long, and only for a while. Time is simulated.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod stand_in;
+mod fake_api;
 
-use stand_in::StandIn;
-use stand_in::controller::{Controller, allocation, cluster, event, reserve_and_bind};
-use stand_in::objects::{claim, pod};
+use fake_api::FakeApi;
+use fake_api::controller::{Controller, allocation, cluster, event, reserve_and_bind};
+use fake_api::objects::{claim, pod};
 use tokio::time::Duration;
 
 async fn seconds(n: u64) {
@@ -13,7 +13,7 @@ async fn seconds(n: u64) {
 }
 
 /// `node-a` has two GPUs, of which `holder` uses one. `large` wants both.
-async fn waiting() -> (StandIn, Controller) {
+async fn waiting() -> (FakeApi, Controller) {
     let api = cluster(2);
     let controller = Controller::start(&api);
     api.put("resourceclaims", claim("held", "70Gi"));
@@ -28,21 +28,21 @@ async fn waiting() -> (StandIn, Controller) {
     (api, controller)
 }
 
-fn add_small(api: &StandIn, name: &str) {
+fn add_small(api: &FakeApi, name: &str) {
     api.put("resourceclaims", claim(name, "19Gi"));
     let mut small = pod(name, &[name]);
     small["metadata"]["creationTimestamp"] = "1970-01-01T00:01:00Z".into();
     api.put("pods", small);
 }
 
-fn notes(api: &StandIn, pod: &str) -> Vec<String> {
+fn notes(api: &FakeApi, pod: &str) -> Vec<String> {
     let events = api.list("events");
     let of_pod = events.iter().filter(|e| e["regarding"]["name"] == pod);
     of_pod.map(|e| e["note"].as_str().unwrap().to_owned()).collect()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_is_kept_free_after_patience_and_given_free_after_the_turn_though_nothing_happens() {
+async fn node_is_kept_free_for_a_turn_without_any_change() {
     let (api, controller) = waiting().await;
     seconds(290).await;
     assert_eq!(controller.metrics.kept.get(), 0);
@@ -55,7 +55,7 @@ async fn a_node_is_kept_free_after_patience_and_given_free_after_the_turn_though
         "0/2 GPUs available for ResourceClaim small: 2 on nodes reserved for long-pending pod \
          default/large"
     );
-    // An event of the same reason is told five minutes after the last one.
+    // An event of the same reason is published five minutes after the last one.
     seconds(300).await;
     assert_eq!(allocation(&api, "small"), None);
     let told = notes(&api, "large");
@@ -72,7 +72,7 @@ async fn a_node_is_kept_free_after_patience_and_given_free_after_the_turn_though
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_pod_gets_the_node_as_soon_as_it_fits() {
+async fn pod_gets_the_kept_node_once_it_fits() {
     let (api, controller) = waiting().await;
     seconds(310).await;
     add_small(&api, "small");

@@ -1,30 +1,30 @@
-//! What goes on while the planner computes. On real threads and in real time: a plan is held up
+//! Lease, writes and health during a long plan, on real threads and in real time: a plan is blocked
 //! until the test has seen what it waits for.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod stand_in;
+mod fake_api;
 
 use std::sync::{Mutex, mpsc};
 
+use fake_api::FakeApi;
+use fake_api::controller::{allocation, cluster};
+use fake_api::objects::{claim, pod, released_lease};
 use k8s_openapi::jiff::Timestamp;
 use prometheus_client::registry::Registry;
 use serde_json::Value;
-use stand_in::StandIn;
-use stand_in::controller::{allocation, cluster};
-use stand_in::objects::{claim, lease_given_back, pod};
 use tessera_allocator::Settings;
 use tessera_controller::lead::{Leadership, lead};
 use tessera_controller::metrics::Metrics;
-use tessera_controller::planner::Planner;
+use tessera_controller::shell::Shell;
 use tessera_controller::watch;
 use tokio_util::sync::CancellationToken;
 
-fn lease(api: &StandIn) -> Value {
+fn lease(api: &FakeApi) -> Value {
     api.get("leases", "tessera-system", "tessera-controller").unwrap()["spec"].clone()
 }
 
 /// Waits until the Lease has been renewed.
-async fn renewed(api: &StandIn) {
+async fn renewed(api: &FakeApi) {
     let before = lease(api)["renewTime"].clone();
     api.until("a renewal", |api| (lease(api)["renewTime"] != before).then_some(())).await;
 }
@@ -32,7 +32,7 @@ async fn renewed(api: &StandIn) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn lease_is_renewed_and_writes_are_answered_during_a_plan() {
     let api = cluster(1);
-    api.put("leases", lease_given_back());
+    api.put("leases", released_lease());
     let stop = CancellationToken::new();
     let of_lease = api.clone();
     let connect = Box::new(|| -> futures::future::BoxFuture<'static, _> {
@@ -43,7 +43,7 @@ async fn lease_is_renewed_and_writes_are_answered_during_a_plan() {
             .unwrap();
     let tenure = leadership.acquired().await.unwrap().unwrap();
 
-    // The planner asks what time it is before each plan: there it is held up, from the second plan
+    // The shell reads the wall clock before each step: there it is blocked, from the second step
     // for a pod on.
     let (entered, plans) = mpsc::channel();
     let (open, gate) = mpsc::channel::<()>();
@@ -57,11 +57,11 @@ async fn lease_is_renewed_and_writes_are_answered_during_a_plan() {
         Timestamp::UNIX_EPOCH
     };
     let metrics = Metrics::new(&mut Registry::default());
-    let planner = Planner::new(api.client(), "test", Settings::default(), metrics)
+    let shell = Shell::new(api.client(), "test", Settings::default(), metrics)
         .with_clock(clock)
         .during(tenure);
     let leading =
-        tokio::spawn(lead(Some(leadership), planner, watch::start(&api.client()), stop.clone()));
+        tokio::spawn(lead(Some(leadership), shell, watch::start(&api.client()), stop.clone()));
 
     // The first write of the claim is answered only once the planner is held up; the second follows
     // the answer.
@@ -93,12 +93,12 @@ async fn lease_is_renewed_and_writes_are_answered_during_a_plan() {
     api.until("an allocation", |api| allocation(api, "c")).await;
     renewed(&api).await;
     renewed(&api).await;
-    assert_eq!(allocation(&api, "other"), None, "the planner is held up");
+    assert_eq!(allocation(&api, "other"), None, "the core is blocked");
     // From here on nothing is held up: a sender that is gone answers at once.
     drop(open);
     api.until("another allocation", |api| allocation(api, "other")).await;
     drop((plans, first_write));
     stop.cancel();
     leading.await.unwrap().unwrap();
-    assert_eq!(lease(&api)["holderIdentity"], "", "the Lease is given back");
+    assert_eq!(lease(&api)["holderIdentity"], "", "the Lease is released");
 }

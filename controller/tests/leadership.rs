@@ -1,36 +1,36 @@
 //! Candidates for one lease, against an API server in this process. Time is simulated.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod stand_in;
+mod fake_api;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use stand_in::objects::lease_given_back;
-use stand_in::{StandIn, failure};
+use fake_api::objects::released_lease;
+use fake_api::{FakeApi, failure};
+use tessera_controller::core::event::{Change, WatchedKind};
 use tessera_controller::leadership::{Candidate, LeadershipError};
-use tessera_controller::watch::{Kind, What};
 use tokio::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
-/// An API server with a Lease that a leader before has given back.
-fn installed() -> StandIn {
-    let api = StandIn::new();
-    api.put("leases", lease_given_back());
+/// Returns an API server with a Lease that a previous leader has released.
+fn installed() -> FakeApi {
+    let api = FakeApi::new();
+    api.put("leases", released_lease());
     api
 }
 
-fn candidate(api: &StandIn, identity: &str) -> Candidate {
+fn candidate(api: &FakeApi, identity: &str) -> Candidate {
     Candidate::new(api.client(), "tessera-system", identity.to_owned())
 }
 
-fn holder(api: &StandIn) -> String {
+fn holder(api: &FakeApi) -> String {
     let lease = api.get("leases", "tessera-system", "tessera-controller").unwrap();
     lease["spec"]["holderIdentity"].as_str().unwrap().to_owned()
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_first_candidate_leads_at_once_and_the_second_waits() {
+async fn first_candidate_leads_and_second_waits() {
     let api = installed();
     let start = Instant::now();
     candidate(&api, "a").acquire().await;
@@ -42,7 +42,7 @@ async fn the_first_candidate_leads_at_once_and_the_second_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dead_leader_is_followed_after_the_lease_and_its_last_requests() {
+async fn lease_is_taken_over_after_expiry_and_request_timeout() {
     let api = installed();
     candidate(&api, "dead").acquire().await;
     let start = Instant::now();
@@ -53,7 +53,7 @@ async fn a_dead_leader_is_followed_after_the_lease_and_its_last_requests() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_given_back_is_taken_at_once() {
+async fn released_lease_is_acquired_at_once() {
     let api = installed();
     let mut first = candidate(&api, "a");
     first.acquire().await;
@@ -67,7 +67,7 @@ async fn a_lease_given_back_is_taken_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_leader_that_cannot_renew_stops_before_its_lease_can_pass_on() {
+async fn leader_without_renewal_stops_before_its_lease_expires() {
     let api = installed();
     let mut leader = candidate(&api, "a");
     leader.acquire().await;
@@ -81,7 +81,7 @@ async fn a_leader_that_cannot_renew_stops_before_its_lease_can_pass_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_leader_that_finds_another_holder_stops() {
+async fn leader_stops_when_another_holds_the_lease() {
     let api = installed();
     let mut leader = candidate(&api, "a");
     leader.acquire().await;
@@ -93,7 +93,7 @@ async fn a_leader_that_finds_another_holder_stops() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_two_candidates_that_see_a_dead_leader_one_wins() {
+async fn one_of_two_candidates_takes_over_an_expired_lease() {
     let api = installed();
     candidate(&api, "dead").acquire().await;
     let (mut b, mut c) = (candidate(&api, "b"), candidate(&api, "c"));
@@ -105,7 +105,7 @@ async fn of_two_candidates_that_see_a_dead_leader_one_wins() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_renewal_that_is_answered_late_counts_from_when_it_was_sent() {
+async fn late_renewal_counts_from_its_sending() {
     let api = installed();
     let mut leader = candidate(&api, "a");
     leader.acquire().await;
@@ -130,7 +130,7 @@ async fn a_renewal_that_is_answered_late_counts_from_when_it_was_sent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_renewal_that_is_never_answered_is_sent_again_in_time() {
+async fn unanswered_renewal_is_sent_again_in_time() {
     let api = installed();
     let mut leader = candidate(&api, "a");
     leader.acquire().await;
@@ -152,7 +152,7 @@ async fn a_renewal_that_is_never_answered_is_sent_again_in_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_is_given_back_although_a_renewal_that_was_served_got_no_answer() {
+async fn lease_is_released_after_an_unanswered_renewal() {
     let api = installed();
     let mut leader = candidate(&api, "a");
     leader.acquire().await;
@@ -171,7 +171,7 @@ async fn a_lease_is_given_back_although_a_renewal_that_was_served_got_no_answer(
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_time_waited_after_taking_over_does_not_lengthen_the_tenure() {
+async fn wait_after_takeover_does_not_extend_the_tenure() {
     let api = installed();
     candidate(&api, "dead").acquire().await;
     let mut leader = candidate(&api, "a");
@@ -188,7 +188,7 @@ async fn the_time_waited_after_taking_over_does_not_lengthen_the_tenure() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_candidate_that_gets_no_answer_tries_again() {
+async fn candidate_without_answer_tries_again() {
     let api = installed();
     api.answer_late(Duration::from_secs(3600));
     let mut leader = candidate(&api, "a");
@@ -201,7 +201,7 @@ async fn a_candidate_that_gets_no_answer_tries_again() {
 
 /// Deletes the Lease under a leader that does not look: its renewals are swallowed.
 #[tokio::test(start_paused = true)]
-async fn no_candidate_leads_beside_a_leader_whose_lease_was_deleted() {
+async fn candidate_waits_for_leader_of_a_deleted_lease() {
     let api = installed();
     let mut leader = candidate(&api, "a");
     leader.acquire().await;
@@ -220,8 +220,8 @@ async fn no_candidate_leads_beside_a_leader_whose_lease_was_deleted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn candidate_that_waits_to_lead_keeps_its_lease() {
-    let api = StandIn::new();
+async fn candidate_renews_while_it_waits_to_lead() {
+    let api = FakeApi::new();
     let (mut b, mut c) = (candidate(&api, "b"), candidate(&api, "c"));
     let first = tokio::select! {
         () = b.acquire() => "b",
@@ -238,7 +238,7 @@ async fn candidate_that_waits_to_lead_keeps_its_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_candidate_leads_beside_a_leader_whose_lease_was_replaced() {
+async fn candidate_waits_for_leader_of_a_replaced_lease() {
     let api = installed();
     let mut leader = candidate(&api, "a");
     leader.acquire().await;
@@ -253,18 +253,18 @@ async fn no_candidate_leads_beside_a_leader_whose_lease_was_replaced() {
 }
 
 #[tokio::test]
-async fn what_a_new_leader_knows_it_has_listed_by_quorum() {
-    let api = StandIn::new();
+async fn new_leader_lists_by_quorum() {
+    let api = FakeApi::new();
     let mut changes = tessera_controller::watch::start(&api.client());
     let mut kinds = 0;
-    while kinds < Kind::ALL.len() {
+    while kinds < WatchedKind::ALL.len() {
         let change = changes.recv().await.unwrap();
-        kinds += usize::from(matches!(change.what, What::Listed(_)));
+        kinds += usize::from(matches!(change.change, Change::Listed(_)));
     }
     let lists = api.lists();
-    assert_eq!(lists.len(), Kind::ALL.len());
+    assert_eq!(lists.len(), WatchedKind::ALL.len());
     for (resource, query) in lists {
-        // Without a version the API server answers with what the quorum has; with "0" from a cache
+        // Without a version the API server reads from the quorum; with "0" from a cache
         // of any age.
         assert_eq!(query.get("resourceVersion"), None, "{resource}");
         assert_eq!(query.get("resourceVersionMatch"), None, "{resource}");

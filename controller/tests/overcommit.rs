@@ -1,16 +1,16 @@
-//! Devices that were given out twice, as a write that is carried out long after its client has gone
+//! Overcommitted devices, as a write that is carried out long after its client has gone
 //! away can do it. Time is simulated.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod stand_in;
+mod fake_api;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use fake_api::FakeApi;
+use fake_api::controller::{Controller, add_node, allocation, claim_writes, cluster, event, place};
+use fake_api::objects::{allocated, bound, claim, given, nominated, pod, reserved};
 use serde_json::{Value, json};
-use stand_in::StandIn;
-use stand_in::controller::{Controller, add_node, allocation, claim_writes, cluster, event, place};
-use stand_in::objects::{allocated, bound, claim, given, nominated, pod, reserved};
 use tokio::time::Duration;
 
 /// The claim with so much of the one GPU of `node-a`, allocated at that second.
@@ -24,8 +24,8 @@ async fn seconds(n: u64) {
     tokio::time::sleep(Duration::from_secs(n)).await;
 }
 
-/// Puts claims there that nobody has reserved, each with a pod that waits for it.
-fn put_waiting(api: &StandIn, claims: &[(&str, &str, u32)]) {
+/// Adds claims that are not reserved, each with a pod that waits for it.
+fn put_waiting(api: &FakeApi, claims: &[(&str, &str, u32)]) {
     for (name, memory, second) in claims {
         api.put("resourceclaims", taken(name, memory, *second));
         api.put("pods", pod(name, &[name]));
@@ -33,7 +33,7 @@ fn put_waiting(api: &StandIn, claims: &[(&str, &str, u32)]) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_write_of_the_leader_before_that_is_carried_out_late_is_undone() {
+async fn late_write_of_previous_leader_is_undone() {
     let api = cluster(1);
     api.put("resourceclaims", claim("a", "50Gi"));
     api.put("resourceclaims", claim("b", "50Gi"));
@@ -62,7 +62,7 @@ async fn a_write_of_the_leader_before_that_is_carried_out_late_is_undone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_youngest_go_until_the_device_holds() {
+async fn youngest_claims_are_released_until_the_rest_fits() {
     let api = cluster(1);
     put_waiting(&api, &[("young", "20Gi", 3), ("old", "50Gi", 1), ("middle", "25Gi", 2)]);
     let controller = Controller::start(&api);
@@ -77,7 +77,7 @@ async fn the_youngest_go_until_the_device_holds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_reserved_one_stays_however_young_it_is() {
+async fn reserved_claim_stays_however_young() {
     let api = cluster(1);
     put_waiting(&api, &[("old", "50Gi", 1)]);
     api.put("resourceclaims", reserved(taken("young", "50Gi", 9), &["young"]));
@@ -90,7 +90,7 @@ async fn the_reserved_one_stays_however_young_it_is() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_reserved_or_has_room_being_made_is_only_told() {
+async fn reserved_or_nominated_overcommitment_is_only_reported() {
     let api = cluster(1);
     for (name, second) in [("a", 1), ("b", 2)] {
         api.put("resourceclaims", reserved(taken(name, "30Gi", second), &[name]));
@@ -109,12 +109,12 @@ async fn what_is_reserved_or_has_room_being_made_is_only_told() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_that_is_refused_is_not_sent_over_and_over() {
+async fn refused_release_is_not_sent_in_a_loop() {
     let api = cluster(1);
     put_waiting(&api, &[("a", "50Gi", 1), ("b", "50Gi", 2)]);
     api.fault(|_, request| {
         let releases = request.body.pointer("/status/allocation") == Some(&json!(null));
-        releases.then(|| stand_in::failure(403, "Forbidden"))
+        releases.then(|| fake_api::failure(403, "Forbidden"))
     });
     let controller = Controller::start(&api);
     seconds(20).await;
@@ -123,14 +123,14 @@ async fn a_release_that_is_refused_is_not_sent_over_and_over() {
     controller.stop().await;
 }
 
-/// Whether the request releases the claim.
-fn is_release(request: &stand_in::Request, claim: &str) -> bool {
+/// Returns true if the request releases the claim.
+fn is_release(request: &fake_api::Request, claim: &str) -> bool {
     request.path.ends_with(&format!("resourceclaims/{claim}/status"))
         && request.body.pointer("/status/allocation") == Some(&Value::Null)
 }
 
-/// Whether the request allocates the claim.
-fn is_allocation(request: &stand_in::Request, claim: &str) -> bool {
+/// Returns true if the request allocates the claim.
+fn is_allocation(request: &fake_api::Request, claim: &str) -> bool {
     request.path.ends_with(&format!("resourceclaims/{claim}/status")) && !is_release(request, claim)
 }
 
@@ -153,10 +153,10 @@ async fn device_of_an_unanswered_release_is_allocated_once() {
             if released.as_object_mut().unwrap().remove("status").is_some() {
                 store.put("resourceclaims", released);
             }
-            return Some(stand_in::failure(504, "Timeout"));
+            return Some(fake_api::failure(504, "Timeout"));
         }
         let is_lost = is_allocation(request, "a") && (1..ALL_ANSWERED).contains(&phase);
-        is_lost.then(|| stand_in::failure(504, "Timeout"))
+        is_lost.then(|| fake_api::failure(504, "Timeout"))
     });
     let controller = Controller::start(&api);
     api.put("resourceclaims", claim("a", "50Gi"));
@@ -165,7 +165,7 @@ async fn device_of_an_unanswered_release_is_allocated_once() {
     phase.store(RELEASES_UNANSWERED, Ordering::Relaxed);
     api.delete("pods", "default", "a");
     api.until("the release", |api| allocation(api, "a").is_none().then_some(())).await;
-    // The next pod for the claim, while nobody has told whether the release stands.
+    // The next pod for the claim, while the outcome of the release is not known.
     api.put("pods", pod("next", &["a"]));
     seconds(10).await;
     phase.store(ALLOCATIONS_UNANSWERED, Ordering::Relaxed);

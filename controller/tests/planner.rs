@@ -1,20 +1,20 @@
 //! The whole controller but for leadership, against an API server in this process.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod stand_in;
+mod fake_api;
 
-use serde_json::{Value, json};
-use stand_in::StandIn;
-use stand_in::controller::{
+use fake_api::FakeApi;
+use fake_api::controller::{
     Controller, add_node, allocation, cluster, event, place, reserve_and_bind,
 };
-use stand_in::objects::{bound, claim, class, node, pod, slice, unschedulable};
+use fake_api::objects::{bound, claim, class, node, pod, slice, unschedulable};
+use serde_json::{Value, json};
 use tessera_allocator::Settings;
 use tessera_controller::metrics::ReasonLabel;
 use tokio::time::{Duration, Instant};
 
 #[tokio::test]
-async fn a_pending_pod_gets_its_claim_allocated() {
+async fn pending_pod_gets_its_claim_allocated() {
     let api = cluster(1);
     let controller = Controller::start(&api);
     api.put("resourceclaims", claim("c", "19Gi"));
@@ -28,8 +28,7 @@ async fn a_pending_pod_gets_its_claim_allocated() {
 }
 
 #[tokio::test]
-async fn a_generated_claim_is_allocated_before_the_pods_status_names_it_and_given_back_with_the_pod()
- {
+async fn generated_claim_is_allocated_early_and_released_with_pod() {
     let api = cluster(1);
     let controller = Controller::start(&api);
     let mut waiting = pod("p", &[]);
@@ -48,7 +47,7 @@ async fn a_generated_claim_is_allocated_before_the_pods_status_names_it_and_give
 }
 
 /// A pod of two claims from templates, both made, of which its status names one.
-fn half_listed(api: &StandIn, listed: &str) -> Value {
+fn half_listed(api: &FakeApi, listed: &str) -> Value {
     let mut waiting = pod("p", &[]);
     let entries = ["one", "two"];
     waiting["spec"]["resourceClaims"] = entries
@@ -69,16 +68,16 @@ fn half_listed(api: &StandIn, listed: &str) -> Value {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_whose_status_goes_on_to_lack_a_claim_is_told_and_holds_no_devices() {
+async fn pod_status_without_a_claim_is_reported_and_gets_nothing() {
     let api = cluster(1);
     let controller = Controller::start(&api);
-    let holds = |api: &StandIn| ["p-one", "p-two"].map(|claim| allocation(api, claim).is_some());
+    let holds = |api: &FakeApi| ["p-one", "p-two"].map(|claim| allocation(api, claim).is_some());
     const TRIED_BEFORE: &str =
         "0/1 nodes are available: pod \"default/p\": ResourceClaim not created yet.";
     let mut waiting = unschedulable(half_listed(&api, "one"), TRIED_BEFORE);
     api.put("pods", waiting.clone());
     api.until("both allocations", |api| (holds(api) == [true; 2]).then_some(())).await;
-    // As kube-controller-manager before 1.37 goes on to do.
+    // As kube-controller-manager before 1.37 repeatedly does.
     for listed in ["two", "one", "two", "one", "two"] {
         tokio::time::sleep(Duration::from_secs(60)).await;
         waiting["status"]["resourceClaimStatuses"] =
@@ -87,7 +86,7 @@ async fn a_pod_whose_status_goes_on_to_lack_a_claim_is_told_and_holds_no_devices
     }
     let note = event(&api, "p", "PodStatusMissingClaim").unwrap();
     assert!(note.contains("delete the pod"), "{note}");
-    assert_eq!(holds(&api), [false; 2], "nobody else could use the devices");
+    assert_eq!(holds(&api), [false; 2], "no other pod could use the devices");
     let names = ["one", "two"]
         .map(|entry| json!({"name": entry, "resourceClaimName": format!("p-{entry}")}));
     waiting["status"]["resourceClaimStatuses"] = names.into_iter().collect();
@@ -97,10 +96,10 @@ async fn a_pod_whose_status_goes_on_to_lack_a_claim_is_told_and_holds_no_devices
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_kube_scheduler_never_tries_gives_its_devices_back() {
+async fn pod_that_is_never_scheduled_releases_its_devices() {
     let api = cluster(1);
     let controller = Controller::start(&api);
-    let holds = |api: &StandIn| ["p-one", "p-two"].map(|claim| allocation(api, claim).is_some());
+    let holds = |api: &FakeApi| ["p-one", "p-two"].map(|claim| allocation(api, claim).is_some());
     let waiting = half_listed(&api, "one");
     api.put("pods", waiting);
     api.until("both allocations", |api| (holds(api) == [true; 2]).then_some(())).await;
@@ -115,14 +114,14 @@ async fn a_pod_that_kube_scheduler_never_tries_gives_its_devices_back() {
 }
 
 #[tokio::test]
-async fn many_pods_at_once_never_take_more_than_there_is() {
+async fn burst_of_pods_never_exceeds_capacity() {
     let api = cluster(3);
     for i in 0..20 {
         api.put("resourceclaims", claim(&format!("c{i}"), "19Gi"));
         api.put("pods", pod(&format!("p{i}"), &[&format!("c{i}")]));
     }
     let controller = Controller::start(&api);
-    let allocated = |api: &StandIn| {
+    let allocated = |api: &FakeApi| {
         (0..20).filter_map(|i| allocation(api, &format!("c{i}"))).collect::<Vec<_>>()
     };
     api.until("twelve allocations", |api| (allocated(api).len() >= 12).then_some(())).await;
@@ -147,7 +146,7 @@ async fn many_pods_at_once_never_take_more_than_there_is() {
 }
 
 #[tokio::test]
-async fn a_pod_that_fits_nowhere_is_told_why_and_placed_when_room_appears() {
+async fn pod_without_room_is_explained_and_placed_later() {
     let api = cluster(1);
     api.put("resourceclaims", claim("large", "70Gi"));
     api.put("pods", pod("large", &["large"]));
@@ -168,7 +167,7 @@ async fn a_pod_that_fits_nowhere_is_told_why_and_placed_when_room_appears() {
 }
 
 #[tokio::test]
-async fn the_capacity_of_a_running_pod_stays_taken_when_its_claim_object_vanishes() {
+async fn capacity_of_running_pod_stays_taken_without_its_claim() {
     let api = cluster(1);
     api.put("resourceclaims", claim("large", "70Gi"));
     api.put("pods", pod("large", &["large"]));
@@ -191,7 +190,7 @@ async fn the_capacity_of_a_running_pod_stays_taken_when_its_claim_object_vanishe
 }
 
 #[tokio::test]
-async fn a_conflict_drops_the_decision_and_plans_again() {
+async fn conflict_drops_the_decision_and_plans_again() {
     let api = cluster(1);
     api.put("resourceclaims", claim("c", "19Gi"));
     api.put("pods", pod("p", &["c"]));
@@ -213,7 +212,7 @@ async fn a_conflict_drops_the_decision_and_plans_again() {
 }
 
 #[tokio::test]
-async fn a_write_that_was_carried_out_but_not_answered_is_not_given_out_again() {
+async fn devices_of_an_unanswered_write_are_not_allocated_again() {
     let api = cluster(1);
     for name in ["a", "b"] {
         api.put("resourceclaims", claim(name, "50Gi"));
@@ -230,7 +229,7 @@ async fn a_write_that_was_carried_out_but_not_answered_is_not_given_out_again() 
             object["status"] = request.body["status"].clone();
             store.put("resourceclaims", object);
         }
-        Some(stand_in::failure(504, "Timeout"))
+        Some(fake_api::failure(504, "Timeout"))
     });
     let controller = Controller::start(&api);
     api.until("an allocation and an event", |api| {
@@ -242,7 +241,7 @@ async fn a_write_that_was_carried_out_but_not_answered_is_not_given_out_again() 
 }
 
 #[tokio::test]
-async fn what_a_crash_left_between_finalizer_and_allocation_is_finished_later() {
+async fn claim_with_finalizer_only_is_allocated_after_a_crash() {
     let api = cluster(1);
     let mut half = claim("c", "19Gi");
     half["metadata"]["finalizers"] = json!(["resource.kubernetes.io/delete-protection"]);
@@ -259,7 +258,7 @@ async fn what_a_crash_left_between_finalizer_and_allocation_is_finished_later() 
 }
 
 #[tokio::test]
-async fn gated_pods_and_foreign_claims_are_left_alone_and_mixed_claims_refused() {
+async fn gated_and_foreign_are_ignored_and_mixed_claims_refused() {
     let api = cluster(1);
     let mut other = class();
     other["metadata"]["name"] = "nic.example.com".into();
@@ -295,7 +294,7 @@ async fn gated_pods_and_foreign_claims_are_left_alone_and_mixed_claims_refused()
 }
 
 #[tokio::test]
-async fn an_unknown_class_and_a_bad_config_are_told_by_name() {
+async fn unknown_class_and_invalid_config_are_reported() {
     let api = cluster(1);
     let mut lost = claim("lost", "19Gi");
     lost["spec"]["devices"]["requests"][0]["exactly"]["deviceClassName"] =
@@ -317,7 +316,7 @@ async fn an_unknown_class_and_a_bad_config_are_told_by_name() {
 }
 
 #[tokio::test]
-async fn an_allocation_that_nobody_reserved_is_taken_back_when_the_pod_goes() {
+async fn unreserved_allocation_is_released_when_the_pod_ends() {
     let api = cluster(1);
     api.put("resourceclaims", claim("c", "19Gi"));
     api.put("pods", pod("p", &["c"]));
@@ -329,7 +328,7 @@ async fn an_allocation_that_nobody_reserved_is_taken_back_when_the_pod_goes() {
 }
 
 #[tokio::test]
-async fn a_late_second_pod_on_a_claim_does_not_disturb_the_first() {
+async fn second_pod_of_a_claim_does_not_disturb_the_first() {
     let api = cluster(1);
     api.put("resourceclaims", claim("c", "19Gi"));
     api.put("pods", pod("p", &["c"]));
@@ -349,7 +348,7 @@ async fn a_late_second_pod_on_a_claim_does_not_disturb_the_first() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_the_scheduler_cannot_place_is_tried_on_another_node() {
+async fn unschedulable_pod_is_placed_on_another_node() {
     let api = cluster(1);
     api.put("resourceclaims", claim("c", "19Gi"));
     api.put(
@@ -367,18 +366,18 @@ async fn a_pod_that_the_scheduler_cannot_place_is_tried_on_another_node() {
             "0/2 nodes are available: 1 node(s) didn't have free ports.",
         ),
     );
-    let elsewhere = |api: &StandIn| {
+    let elsewhere = |api: &FakeApi| {
         let pool = allocation(api, "c")?["devices"]["results"][0]["pool"].clone();
         (pool == "node-b").then_some(())
     };
     api.until("an allocation on the other node", elsewhere).await;
-    let note = event(&api, "p", "TryingElsewhere").unwrap();
+    let note = event(&api, "p", "Rescheduling").unwrap();
     assert!(note.contains("node-a") && note.contains("free ports"), "{note}");
     controller.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_allocation_that_took_long_to_write_leaves_the_scheduler_its_time() {
+async fn slow_write_does_not_shorten_the_scheduler_deadline() {
     let api = cluster(1);
     api.put("resourceclaims", claim("c", "19Gi"));
     api.put(
@@ -389,18 +388,18 @@ async fn an_allocation_that_took_long_to_write_leaves_the_scheduler_its_time() {
     api.fault(move |_, request| {
         let is_early = begun.elapsed() < Duration::from_secs(25);
         (is_early && request.path.ends_with("c/status"))
-            .then(|| stand_in::failure(503, "ServiceUnavailable"))
+            .then(|| fake_api::failure(503, "ServiceUnavailable"))
     });
     let controller = Controller::start(&api);
     api.until("an allocation", |api| allocation(api, "c")).await;
     tokio::time::sleep(Duration::from_secs(19)).await;
-    assert_eq!(event(&api, "p", "TryingElsewhere"), None, "kube-scheduler gets 20 s");
-    api.until("that it is given up", |api| event(api, "p", "TryingElsewhere")).await;
+    assert_eq!(event(&api, "p", "Rescheduling"), None, "kube-scheduler gets 20 s");
+    api.until("that it is given up", |api| event(api, "p", "Rescheduling")).await;
     controller.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn kube_scheduler_has_longer_once_watches_were_cut_off() {
+async fn interrupted_watches_extend_the_scheduler_deadline() {
     let api = cluster(1);
     api.put("resourceclaims", claim("c", "19Gi"));
     api.put(
@@ -412,13 +411,13 @@ async fn kube_scheduler_has_longer_once_watches_were_cut_off() {
     tokio::time::sleep(Duration::from_secs(10)).await;
     api.break_watches();
     tokio::time::sleep(Duration::from_secs(60)).await;
-    assert_eq!(event(&api, "p", "TryingElsewhere"), None);
-    api.until("that it is given up", |api| event(api, "p", "TryingElsewhere")).await;
+    assert_eq!(event(&api, "p", "Rescheduling"), None);
+    api.until("that it is given up", |api| event(api, "p", "Rescheduling")).await;
     controller.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_claim_of_a_pod_is_not_given_up_while_another_is_being_written() {
+async fn no_claim_is_released_while_another_is_written() {
     let api = cluster(2);
     for name in ["one", "two"] {
         api.put("resourceclaims", claim(name, "19Gi"));
@@ -434,19 +433,19 @@ async fn one_claim_of_a_pod_is_not_given_up_while_another_is_being_written() {
     api.fault(move |_, request| {
         let is_early = begun.elapsed() < Duration::from_secs(25);
         (is_early && request.path.ends_with("two/status"))
-            .then(|| stand_in::failure(503, "ServiceUnavailable"))
+            .then(|| fake_api::failure(503, "ServiceUnavailable"))
     });
     let controller = Controller::start(&api);
     let first = api.until("an allocation", |api| allocation(api, "one")).await;
     api.until("the other allocation", |api| allocation(api, "two")).await;
     tokio::time::sleep(Duration::from_secs(19)).await;
-    assert_eq!(event(&api, "p", "TryingElsewhere"), None);
+    assert_eq!(event(&api, "p", "Rescheduling"), None);
     assert_eq!(allocation(&api, "one"), Some(first));
     controller.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_kind_that_the_server_does_not_have_is_asked_for_ever_more_rarely() {
+async fn missing_kind_is_listed_ever_more_rarely() {
     let api = cluster(1);
     api.lacks("devicetaintrules");
     let controller = Controller::start(&api);
@@ -460,7 +459,7 @@ async fn a_kind_that_the_server_does_not_have_is_asked_for_ever_more_rarely() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_the_scheduler_takes_an_allocation_back_that_node_is_left_out_for_the_pod() {
+async fn node_of_a_cleared_allocation_is_excluded_for_the_pod() {
     let api = cluster(1);
     api.put("resourceclaims", claim("c", "19Gi"));
     api.put("pods", pod("p", &["c"]));
@@ -469,7 +468,7 @@ async fn after_the_scheduler_takes_an_allocation_back_that_node_is_left_out_for_
     let mut cleared = api.get("resourceclaims", "default", "c").unwrap();
     cleared.as_object_mut().unwrap().remove("status");
     api.put("resourceclaims", cleared);
-    let note = api.until("an event", |api| event(api, "p", "TryingElsewhere")).await;
+    let note = api.until("an event", |api| event(api, "p", "Rescheduling")).await;
     assert!(note.contains("node-a"), "{note}");
     let note = api.until("an event", |api| event(api, "p", "InsufficientDevices")).await;
     assert!(note.contains("1 on nodes where the pod failed"), "{note}");
@@ -481,7 +480,7 @@ async fn after_the_scheduler_takes_an_allocation_back_that_node_is_left_out_for_
 }
 
 #[tokio::test(start_paused = true)]
-async fn where_preemption_made_room_the_same_node_is_taken_again() {
+async fn preempted_node_is_allocated_again() {
     let api = cluster(1);
     api.put("resourceclaims", claim("c", "19Gi"));
     api.put("pods", pod("p", &["c"]));
@@ -493,7 +492,7 @@ async fn where_preemption_made_room_the_same_node_is_taken_again() {
     let mut cleared = api.get("resourceclaims", "default", "c").unwrap();
     cleared.as_object_mut().unwrap().remove("status");
     let version = api.put("resourceclaims", cleared)["metadata"]["resourceVersion"].clone();
-    let again = |api: &StandIn| {
+    let again = |api: &FakeApi| {
         let object = api.get("resourceclaims", "default", "c")?;
         (object["metadata"]["resourceVersion"] != version).then(|| allocation(api, "c")).flatten()
     };
@@ -503,7 +502,7 @@ async fn where_preemption_made_room_the_same_node_is_taken_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn room_that_preemption_made_is_remembered_when_the_nomination_goes() {
+async fn room_made_is_remembered_without_the_nomination() {
     let api = cluster(1);
     api.put("resourceclaims", claim("c", "19Gi"));
     api.put("pods", pod("p", &["c"]));
@@ -527,7 +526,7 @@ async fn room_that_preemption_made_is_remembered_when_the_nomination_goes() {
 }
 
 #[tokio::test]
-async fn a_restart_takes_over_what_is_allocated() {
+async fn restart_takes_over_allocations() {
     let api = cluster(1);
     api.put("resourceclaims", claim("large", "70Gi"));
     api.put("pods", pod("large", &["large"]));
@@ -547,7 +546,7 @@ async fn a_restart_takes_over_what_is_allocated() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_is_gone_before_its_watch_says_so_is_not_written_over_and_over() {
+async fn deleted_claim_is_not_written_in_a_loop_before_its_watch() {
     let api = cluster(1);
     api.put("resourceclaims", claim("c", "19Gi"));
     let controller = Controller::start(&api);
@@ -563,7 +562,7 @@ async fn a_claim_that_is_gone_before_its_watch_says_so_is_not_written_over_and_o
 }
 
 #[tokio::test(start_paused = true)]
-async fn writes_that_get_no_answer_do_not_hold_up_others() {
+async fn unanswered_writes_do_not_delay_others() {
     let api = cluster(11);
     let stuck = |i: usize| format!("stuck{i}");
     for i in 0..40 {
@@ -572,14 +571,14 @@ async fn writes_that_get_no_answer_do_not_hold_up_others() {
     }
     // As an admission webhook that is away, for the objects that it is asked about.
     api.fault(|_, request| {
-        request.path.contains("stuck").then(|| stand_in::failure(500, "InternalError"))
+        request.path.contains("stuck").then(|| fake_api::failure(500, "InternalError"))
     });
     let controller = Controller::start(&api);
     api.put("resourceclaims", claim("z", "1Gi"));
     api.put("pods", pod("z", &["z"]));
     api.until("an allocation", |api| allocation(api, "z")).await;
     tokio::time::sleep(Duration::from_secs(90)).await;
-    let note = event(&api, "stuck0", "WriteNotAnswered").unwrap();
+    let note = event(&api, "stuck0", "APIServerTimeout").unwrap();
     assert!(note.contains("ResourceClaim stuck0"), "{note}");
     assert_eq!(controller.metrics.unanswered.get(), 40);
     controller.stop.cancel();
@@ -587,7 +586,7 @@ async fn writes_that_get_no_answer_do_not_hold_up_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_waits_long_is_told_less_and_less_often_and_the_last_state_in_the_end() {
+async fn pending_pod_gets_events_ever_more_rarely() {
     let api = cluster(1);
     api.put("resourceclaims", claim("c", "90Gi"));
     api.put("pods", pod("p", &["c"]));
@@ -606,7 +605,7 @@ async fn a_pod_that_waits_long_is_told_less_and_less_often_and_the_last_state_in
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_lacks_something_else_does_not_take_a_shared_claim_from_one_that_can_run() {
+async fn incomplete_pod_does_not_move_a_shared_claim() {
     let api = cluster(1);
     api.put("resourceclaims", claim("shared", "19Gi"));
     api.put("resourceclaims", claim("huge", "90Gi"));
@@ -631,7 +630,7 @@ async fn a_pod_that_lacks_something_else_does_not_take_a_shared_claim_from_one_t
 
 /// A claim whose selector goes over tens of thousands of numbers, and its pod, in a namespace of
 /// their own.
-fn put_expensive(api: &StandIn, number: usize) {
+fn put_expensive(api: &FakeApi, number: usize) {
     let name = format!("expensive-{number:02}");
     let expression =
         format!("lists.range(40000).all(i, i >= -{number}) && device.driver == 'gpu.tessera.dev'");
@@ -660,8 +659,8 @@ async fn neighbor_is_allocated_while_expensive_pods_wait() {
     api.until("an allocation", |api| allocation(api, "c")).await;
     let cut = controller.metrics.plans_cut.get();
     assert!((1..5).contains(&cut), "{cut} plans ended before it");
-    // What was found out about selectors is known in later plans.
-    let told = |api: &StandIn| {
+    // Results of selectors are known in later plans.
+    let told = |api: &FakeApi| {
         api.list("events").iter().filter(|e| e["reason"] == "InsufficientDevices").count()
     };
     api.until("events on all of them", |api| (told(api) == EXPENSIVE).then_some(())).await;
@@ -685,8 +684,8 @@ async fn neighbor_is_allocated_while_bound_pods_are_expensive() {
     api.put("resourceclaims", claim("c", "19Gi"));
     api.put("pods", pod("neighbor", &["c"]));
     api.until("an allocation", |api| allocation(api, "c")).await;
-    let told = |api: &StandIn| {
-        api.list("events").iter().filter(|e| e["reason"] == "ClaimElsewhere").count()
+    let told = |api: &FakeApi| {
+        api.list("events").iter().filter(|e| e["reason"] == "ClaimNodeMismatch").count()
     };
     api.until("events on all of them", |api| (told(api) == EXPENSIVE).then_some(())).await;
     controller.stop().await;
@@ -701,8 +700,8 @@ async fn pod_that_is_not_decided_counts_as_pending_between_plans() {
     api.put("pods", pod("p", &["c"]));
     api.until("an event", |api| event(api, "p", "SearchBudgetExceeded")).await;
     let waiting = ReasonLabel { reason: "SearchBudgetExceeded" };
-    // Something changes every second, and the pod is not planned for minutes: what is told between
-    // plans tells so.
+    // Something changes every second, and the pod is not planned for minutes: the metric counts it
+    // between plans.
     let mut planned = 0;
     for change in 0..600 {
         let before = controller.metrics.undecided_plans.get();

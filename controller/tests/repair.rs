@@ -1,20 +1,20 @@
 //! Pods that are bound to one node while their claim is on another, or nowhere. Time is simulated.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod stand_in;
+mod fake_api;
 
-use serde_json::{Value, json};
-use stand_in::StandIn;
-use stand_in::controller::{
+use fake_api::FakeApi;
+use fake_api::controller::{
     Controller, add_node, allocation, claim_writes, clear, cluster, event, place, reserve,
     reserve_and_bind,
 };
-use stand_in::objects::{allocated, assigned, bound, claim, given, pod, reserved};
+use fake_api::objects::{allocated, assigned, bound, claim, given, pod, reserved};
+use serde_json::{Value, json};
 use tokio::time::{Duration, Instant};
 
 /// Two nodes with a GPU each; claim `c` is allocated on `node-b` and pod `p` bound to `node-a`, as
-/// after a PreBind that met a conflict and added its pod to what was there then.
-fn split(consumers: &[&str]) -> StandIn {
+/// after a PreBind that met a conflict and reserved the allocation that it found.
+fn split(consumers: &[&str]) -> FakeApi {
     let api = cluster(1);
     add_node(&api, "node-b", 1);
     let there = allocated(claim("c", "19Gi"), given("node-b", "gpu-0", "19Gi"));
@@ -28,7 +28,7 @@ async fn seconds(n: u64) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_nobody_can_be_using_is_moved_to_the_node_of_its_pod() {
+async fn unused_misplaced_claim_is_moved_to_its_pod() {
     let api = split(&["p"]);
     let controller = Controller::start(&api);
     api.until("the end of the allocation there", |api| {
@@ -62,21 +62,21 @@ async fn a_claim_that_nobody_can_be_using_is_moved_to_the_node_of_its_pod() {
     assert_eq!(place(&api, "large").unwrap(), "node-b");
     seconds(300).await;
     assert_eq!(claim_writes(&api, "c").len(), 2);
-    let note = event(&api, "p", "ClaimElsewhere").unwrap();
+    let note = event(&api, "p", "ClaimNodeMismatch").unwrap();
     assert!(
         note.contains("bound to node node-a") && note.contains("allocated on node node-b"),
         "{note}"
     );
     let events = api.list("events");
-    let told = events.iter().find(|e| e["reason"] == "ClaimElsewhere").unwrap();
+    let told = events.iter().find(|e| e["reason"] == "ClaimNodeMismatch").unwrap();
     assert_eq!(told["related"]["name"], "node-a", "{told}");
     assert_eq!(controller.metrics.misplaced.get(), 0);
     controller.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_somebody_may_be_using_stays_where_it_is() {
-    // Who else has reserved it: a pod that is bound there, one that may yet be, one that we do not
+async fn misplaced_claim_that_may_be_in_use_stays() {
+    // It is also reserved by a pod that is bound there, one that may yet be, one that we do not
     // know.
     for other in ["there", "waiting", "unknown"] {
         let api = split(&["p", other]);
@@ -88,7 +88,7 @@ async fn a_claim_that_somebody_may_be_using_stays_where_it_is() {
         let controller = Controller::start(&api);
         seconds(600).await;
         assert_eq!(claim_writes(&api, "c"), [Value::Null; 0], "{other}");
-        let note = event(&api, "p", "ClaimElsewhere").unwrap();
+        let note = event(&api, "p", "ClaimNodeMismatch").unwrap();
         assert!(note.contains("another pod may be using it; delete the pod"), "{note}");
         assert_eq!(controller.metrics.misplaced.get(), 1);
         controller.stop().await;
@@ -96,7 +96,7 @@ async fn a_claim_that_somebody_may_be_using_stays_where_it_is() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_a_group_of_pods_has_reserved_stays_where_it_is() {
+async fn claim_reserved_by_a_pod_group_stays() {
     let api = split(&["p"]);
     let mut object = api.get("resourceclaims", "default", "c").unwrap();
     object["status"]["reservedFor"][0] = json!({"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "p", "uid": "uid-p"});
@@ -108,7 +108,7 @@ async fn a_claim_that_a_group_of_pods_has_reserved_stays_where_it_is() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_comes_to_the_claim_while_it_is_moved_keeps_it() {
+async fn pod_joining_a_claim_during_its_move_keeps_it() {
     let api = split(&["p"]);
     let mut met = false;
     api.fault(move |store, request| {
@@ -128,7 +128,7 @@ async fn a_pod_that_comes_to_the_claim_while_it_is_moved_keeps_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_does_not_fit_on_the_node_of_its_pod_waits_there_for_room() {
+async fn claim_of_bound_pod_waits_for_room_on_its_node() {
     let api = cluster(1);
     add_node(&api, "node-b", 1);
     let large = allocated(claim("large", "70Gi"), given("node-a", "gpu-0", "70Gi"));
@@ -142,7 +142,7 @@ async fn a_claim_that_does_not_fit_on_the_node_of_its_pod_waits_there_for_room()
     let controller = Controller::start(&api);
     seconds(60).await;
     assert_eq!(claim_writes(&api, "c"), [Value::Null; 0]);
-    let note = event(&api, "p", "ClaimElsewhere").unwrap();
+    let note = event(&api, "p", "ClaimNodeMismatch").unwrap();
     assert!(note.contains("insufficient memory (9Gi short)"), "{note}");
     assert!(note.contains("make room on the node, or delete the pod"), "{note}");
     let note = event(&api, "q", "ClaimInUse").unwrap();
@@ -155,7 +155,7 @@ async fn a_claim_that_does_not_fit_on_the_node_of_its_pod_waits_there_for_room()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_cleared_under_running_containers_gets_back_exactly_what_it_had() {
+async fn claim_cleared_under_running_containers_is_restored() {
     let api = cluster(4);
     api.put("resourceclaims", claim("c", "19Gi"));
     api.put("pods", pod("p", &["c"]));
@@ -166,21 +166,22 @@ async fn a_claim_cleared_under_running_containers_gets_back_exactly_what_it_had(
     clear(&api, "c");
     let after = api.until("an allocation", |api| allocation(api, "c")).await;
     assert_eq!(after, before, "the containers go on with it");
+    seconds(1).await;
     assert_eq!(controller.metrics.repairs.get(), 1);
     controller.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_of_running_containers_of_which_nothing_is_known_is_only_told() {
+async fn unknown_devices_of_running_containers_are_only_reported() {
     let api = cluster(1);
     api.put("resourceclaims", claim("c", "19Gi"));
     api.put("pods", bound(pod("p", &["c"]), "node-a"));
     let controller = Controller::start(&api);
     seconds(600).await;
     assert_eq!(claim_writes(&api, "c"), [Value::Null; 0]);
-    let note = event(&api, "p", "ClaimElsewhere").unwrap();
+    let note = event(&api, "p", "ClaimNodeMismatch").unwrap();
     assert!(note.contains("not allocated; containers of the pod have run"), "{note}");
-    assert_eq!(api.list("events").len(), 1, "told once");
+    assert_eq!(api.list("events").len(), 1, "reported once");
     api.delete("pods", "default", "p");
     seconds(10).await;
     assert_eq!(controller.metrics.misplaced.get(), 0);
@@ -188,7 +189,7 @@ async fn a_claim_of_running_containers_of_which_nothing_is_known_is_only_told() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_kube_controller_manager_ends_is_not_mistaken_for_a_lost_one() {
+async fn claim_ended_by_kube_controller_manager_is_no_failure() {
     let api = cluster(1);
     api.put("resourceclaims", claim("c", "19Gi"));
     api.put("pods", pod("p", &["c"]));
@@ -197,7 +198,7 @@ async fn a_claim_that_kube_controller_manager_ends_is_not_mistaken_for_a_lost_on
     reserve_and_bind(&api, "p", &["c"]);
     seconds(1).await;
     let before = claim_writes(&api, "c").len();
-    // The pod has ended, which its own watch tells a moment later.
+    // The pod has ended, which its own watch delivers a moment later.
     clear(&api, "c");
     seconds(1).await;
     api.delete("pods", "default", "p");
@@ -207,7 +208,7 @@ async fn a_claim_that_kube_controller_manager_ends_is_not_mistaken_for_a_lost_on
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_deleted_under_its_pod_is_told() {
+async fn claim_deleted_in_use_is_reported() {
     let api = cluster(1);
     api.put("resourceclaims", claim("c", "70Gi"));
     api.put("pods", pod("p", &["c"]));
@@ -215,14 +216,14 @@ async fn a_claim_deleted_under_its_pod_is_told() {
     api.until("an allocation", |api| allocation(api, "c")).await;
     reserve_and_bind(&api, "p", &["c"]);
     seconds(1).await;
-    // Somebody has stripped the finalizer, and makes another claim of the name.
+    // A client has removed the finalizer, and creates another claim of the name.
     api.delete("resourceclaims", "default", "c");
     let mut again = claim("c", "70Gi");
     again["metadata"]["uid"] = "uid-again".into();
     api.put("resourceclaims", again);
     api.put("pods", pod("q", &["c"]));
     seconds(150).await;
-    let note = event(&api, "p", "ClaimGone").unwrap();
+    let note = event(&api, "p", "ClaimDeletedInUse").unwrap();
     assert!(
         note.contains("ResourceClaim c was deleted") && note.contains("on node node-a"),
         "{note}"
@@ -248,7 +249,7 @@ async fn bound_pod_without_room_is_misplaced_until_room_is_made() {
     api.put("pods", assigned(pod("p", &["c"]), "node-a"));
     let controller = Controller::start(&api);
     seconds(200).await;
-    let note = event(&api, "p", "ClaimElsewhere").unwrap();
+    let note = event(&api, "p", "ClaimNodeMismatch").unwrap();
     assert!(
         note.contains("make room on the node")
             && note.contains("0/1 GPUs available for ResourceClaim c"),

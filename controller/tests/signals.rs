@@ -1,14 +1,14 @@
-//! What kube-scheduler says about pods that it cannot place where their devices are. Time is
+//! Signals of kube-scheduler about pods that it cannot place where their devices are. Time is
 //! simulated.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod stand_in;
+mod fake_api;
 
-use serde_json::Value;
-use stand_in::controller::{
+use fake_api::controller::{
     Controller, add_node, allocation, claim_writes, clear, cluster, event, place, reserve_and_bind,
 };
-use stand_in::objects::{claim, nominated, pod, unschedulable};
+use fake_api::objects::{claim, nominated, pod, unschedulable};
+use serde_json::Value;
 use tokio::time::{Duration, Instant};
 
 const NO_PORT: &str =
@@ -19,7 +19,7 @@ async fn seconds(n: u64) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn where_preemption_makes_room_the_claim_stays_although_the_nomination_is_told_later() {
+async fn late_nomination_keeps_the_node_of_a_cleared_claim() {
     let api = cluster(1);
     api.put("resourceclaims", claim("c", "19Gi"));
     api.put("pods", pod("p", &["c"]));
@@ -38,7 +38,7 @@ async fn where_preemption_makes_room_the_claim_stays_although_the_nomination_is_
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_cleared_claim_of_two_takes_the_other_with_it_to_another_node() {
+async fn second_claim_follows_a_cleared_one_to_another_node() {
     let api = cluster(1);
     for name in ["one", "two"] {
         api.put("resourceclaims", claim(name, "19Gi"));
@@ -49,13 +49,13 @@ async fn one_cleared_claim_of_two_takes_the_other_with_it_to_another_node() {
     add_node(&api, "node-b", 1);
     seconds(1).await;
     clear(&api, "one");
-    let moved = |api: &stand_in::StandIn, name| place(api, name).as_deref() == Some("node-b");
+    let moved = |api: &fake_api::FakeApi, name| place(api, name).as_deref() == Some("node-b");
     api.until("both elsewhere", |api| (moved(api, "one") && moved(api, "two")).then_some(())).await;
     controller.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn while_room_is_being_made_the_claims_that_are_left_stay_and_the_cleared_one_comes_back() {
+async fn nominated_pod_keeps_claims_and_regains_the_cleared_one() {
     let api = cluster(1);
     for (name, memory) in [("one", "40Gi"), ("two", "20Gi"), ("victim", "60Gi")] {
         api.put("resourceclaims", claim(name, memory));
@@ -68,13 +68,13 @@ async fn while_room_is_being_made_the_claims_that_are_left_stay_and_the_cleared_
     api.put("pods", nominated(pod("p", &["one", "two"]), "node-a"));
     clear(&api, "one");
     // Something takes the room meanwhile and goes later, as a victim does that ends slowly.
-    let mut blocker = stand_in::objects::allocated(
+    let mut blocker = fake_api::objects::allocated(
         claim("victim", "60Gi"),
-        stand_in::objects::given("node-a", "gpu-0", "60Gi"),
+        fake_api::objects::given("node-a", "gpu-0", "60Gi"),
     );
-    blocker = stand_in::objects::reserved(blocker, &["victim"]);
+    blocker = fake_api::objects::reserved(blocker, &["victim"]);
     api.put("resourceclaims", blocker);
-    api.put("pods", stand_in::objects::bound(pod("victim", &["victim"]), "node-a"));
+    api.put("pods", fake_api::objects::bound(pod("victim", &["victim"]), "node-a"));
     seconds(60).await;
     assert_eq!(
         allocation(&api, "two"),
@@ -90,7 +90,7 @@ async fn while_room_is_being_made_the_claims_that_are_left_stay_and_the_cleared_
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_taken_back_while_a_node_is_nominated() {
+async fn nothing_is_released_while_a_node_is_nominated() {
     let api = cluster(1);
     api.put("resourceclaims", claim("c", "19Gi"));
     api.put("pods", pod("p", &["c"]));
@@ -107,7 +107,7 @@ async fn nothing_is_taken_back_while_a_node_is_nominated() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_an_allocation_was_taken_back_the_next_one_waits_for_whichever_pod_it_is() {
+async fn deallocated_claim_is_held_for_every_pod() {
     let api = cluster(1);
     add_node(&api, "node-b", 1);
     api.put("resourceclaims", claim("c", "19Gi"));
@@ -129,7 +129,7 @@ async fn after_an_allocation_was_taken_back_the_next_one_waits_for_whichever_pod
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_late_pods_failure_never_takes_the_first_ones_claim() {
+async fn failure_of_second_pod_keeps_the_claim_of_the_first() {
     let api = cluster(1);
     api.put("resourceclaims", claim("c", "19Gi"));
     api.put("pods", pod("a", &["c"]));
@@ -148,6 +148,6 @@ async fn a_late_pods_failure_never_takes_the_first_ones_claim() {
     api.put("pods", late);
     seconds(300).await;
     assert_eq!(claim_writes(&api, "c").len(), before);
-    assert_eq!(event(&api, "b", "TryingElsewhere"), None);
+    assert_eq!(event(&api, "b", "Rescheduling"), None);
     controller.stop().await;
 }

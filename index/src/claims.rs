@@ -1,4 +1,4 @@
-//! Claims and what they take.
+//! Claims and their usage of devices.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,13 +14,13 @@ use crate::convert::{self, AllocatedClaim, ConvertError};
 use crate::multimap;
 use crate::scope::Scope;
 
-/// The running sums.
+/// The running sums of allocated capacity.
 #[derive(Debug, Default)]
-pub(crate) struct Books {
+pub(crate) struct UsageSums {
     pub(crate) usage: Usage,
-    /// Devices of which something has changed and that have not been looked at since.
+    /// Devices that have changed since they were last checked for overcommitment.
     pub(crate) touched: BTreeSet<DeviceId>,
-    /// The same, for the planner to be told.
+    /// Devices whose usage has changed since [`Index::take_changes`](crate::Index::take_changes).
     pub(crate) unplanned: BTreeSet<DeviceId>,
     /// The claims that hold each device.
     pub(crate) holders: Holders,
@@ -30,39 +30,39 @@ pub(crate) struct Books {
 pub(crate) type Holders = BTreeMap<DeviceId, BTreeSet<ClaimUid>>;
 
 /// Adds a claim to the holders of its devices.
-pub(crate) fn hold(holders: &mut Holders, claim: &ClaimUid, devices: &[DeviceResult]) {
+pub(crate) fn add_holder(holders: &mut Holders, claim: &ClaimUid, devices: &[DeviceResult]) {
     for result in devices {
         holders.entry(result.device.clone()).or_default().insert(claim.clone());
     }
 }
 
 /// Removes a claim from the holders of these devices.
-fn let_go(holders: &mut Holders, claim: &ClaimUid, devices: &[DeviceResult]) {
+fn remove_holder(holders: &mut Holders, claim: &ClaimUid, devices: &[DeviceResult]) {
     for result in devices {
         multimap::remove(holders, &result.device, claim);
     }
 }
 
-/// One claim, by UID. It stays after the object is gone for as long as a bound pod refers to it.
+/// A claim. It stays after the object is deleted while a bound pod refers to it.
 #[derive(Debug)]
 pub(crate) struct ClaimEntry {
-    /// The object as last seen; none once it is deleted.
+    /// The object as last seen; none after it is deleted.
     pub(crate) object: Option<Arc<ResourceClaim>>,
-    /// What it asks for.
+    /// Its requests.
     pub(crate) claim: Arc<Claim>,
-    /// `resourceVersion` of the object: older news of it is not news.
+    /// `resourceVersion` of the object: older versions are ignored.
     pub(crate) version: u64,
-    /// What its status says.
+    /// The allocation in its status.
     pub(crate) observed: Option<AllocatedClaim>,
-    /// What we have decided and not seen yet.
+    /// The assumed allocation: decided, and not seen yet.
     pub(crate) assumed: Option<AllocatedClaim>,
-    /// Bound pods that refer to it, and where they are.
+    /// Bound pods that refer to it, with their nodes.
     pub(crate) users: BTreeMap<PodUid, NodeName>,
-    /// What is booked for it in the usage.
-    booked: Vec<DeviceResult>,
-    /// Its scope, and the version of the classes for which it was determined.
+    /// The devices that are counted for it in the usage.
+    counted: Vec<DeviceResult>,
+    /// Its scope, and the version of the classes that it was determined for.
     pub(crate) scope: Cell<Option<(u64, Scope)>>,
-    /// The object as it was before its allocation changed under the bound pods that use it.
+    /// The object before its allocation was changed under the bound pods that use it.
     lost: Option<(AllocatedClaim, Arc<ResourceClaim>)>,
 }
 
@@ -75,13 +75,13 @@ impl ClaimEntry {
             observed: None,
             assumed: None,
             users: BTreeMap::new(),
-            booked: Vec::new(),
+            counted: Vec::new(),
             scope: Cell::new(None),
             lost: None,
         })
     }
 
-    /// Takes over a newer state of the object. `false` = it is no newer than what is known.
+    /// Takes over a newer version of the object. Returns false if it is not newer.
     pub(crate) fn observe(&mut self, object: &Arc<ResourceClaim>) -> Result<bool, ConvertError> {
         let version = resource_version(object);
         if version < self.version
@@ -104,7 +104,7 @@ impl ClaimEntry {
         Ok(true)
     }
 
-    /// Nobody is bound with the claim any more.
+    /// Removes a pod that is not bound with the claim any more.
     pub(crate) fn remove_user(&mut self, pod: &PodUid) {
         self.users.remove(pod);
         if self.users.is_empty() {
@@ -112,13 +112,13 @@ impl ClaimEntry {
         }
     }
 
-    /// The allocation that was there when a pod was bound and was changed since.
+    /// Returns the allocation that a pod was bound with and that was changed since.
     pub(crate) fn lost_allocation(&self) -> Option<(&AllocatedClaim, &AllocationResult)> {
         let (known, object) = self.lost.as_ref()?;
         Some((known, object.status.as_ref()?.allocation.as_ref()?))
     }
 
-    /// Where the claim is or is about to be.
+    /// Returns the assumed allocation, or the one in the status.
     pub(crate) fn allocation(&self) -> Option<&AllocatedClaim> {
         self.assumed.as_ref().or(self.observed.as_ref())
     }
@@ -127,26 +127,26 @@ impl ClaimEntry {
         self.allocation().and_then(|a| a.nodes.as_ref())
     }
 
-    /// Whether anything still depends on it.
+    /// Returns true if anything still depends on the claim.
     pub(crate) fn is_alive(&self) -> bool {
         self.object.is_some() || self.assumed.is_some() || !self.users.is_empty()
     }
 
-    /// Who has reserved it.
+    /// Returns `reservedFor`.
     pub(crate) fn reserved_for(&self) -> &[ResourceClaimConsumerReference] {
         let status = self.object.as_ref().and_then(|o| o.status.as_ref());
         status.and_then(|s| s.reserved_for.as_deref()).unwrap_or_default()
     }
 
-    /// When it was allocated, in seconds since the epoch.
+    /// Returns the time of the allocation in seconds since the epoch.
     pub(crate) fn allocated_at(&self) -> i64 {
         let status = self.object.as_ref().and_then(|o| o.status.as_ref());
         let allocation = status.and_then(|s| s.allocation.as_ref());
         allocation.and_then(|a| a.allocation_timestamp.as_ref()).map_or(0, |t| t.0.as_second())
     }
 
-    /// Whether it is allocated, nobody has reserved it or is bound with it, and nobody is writing
-    /// or deleting it.
+    /// Returns true if the claim is allocated, not reserved, not in use by a bound pod, and not
+    /// being written or deleted.
     pub(crate) fn is_idle(&self) -> bool {
         self.observed.is_some()
             && self.assumed.is_none()
@@ -159,43 +159,42 @@ impl ClaimEntry {
         self.object.as_ref().is_none_or(|o| o.metadata.deletion_timestamp.is_some())
     }
 
-    /// What has to count as taken now: both the state that is seen and the one that is assumed, and
-    /// while a bound pod uses the claim also what was booked on its node when it came. (Our
-    /// pools are named after their nodes.)
+    /// Returns the devices that have to count as taken: those of the status and the assumed ones,
+    /// and while a bound pod uses the claim also those that were counted on its node before.
+    /// (Our pools are named after their nodes.)
     fn due(&self) -> Vec<DeviceResult> {
         let mut due: Vec<DeviceResult> = Vec::new();
         let is_held = |r: &&DeviceResult| {
             self.users.values().any(|n| n.as_str() == r.device.pool.pool.as_str())
         };
-        for stated in [&self.observed, &self.assumed].into_iter().flatten() {
-            include(&mut due, stated.results.iter());
+        for allocation in [&self.observed, &self.assumed].into_iter().flatten() {
+            include(&mut due, allocation.results.iter());
         }
-        include(&mut due, self.booked.iter().filter(is_held));
+        include(&mut due, self.counted.iter().filter(is_held));
         due
     }
 
-    /// Brings the usage up to date with this claim.
-    pub(crate) fn book(&mut self, books: &mut Books) {
+    /// Updates the usage with this claim.
+    pub(crate) fn count(&mut self, sums: &mut UsageSums) {
         let due = self.due();
-        if due != self.booked {
-            books.touched.extend(self.booked.iter().chain(&due).map(|r| r.device.clone()));
-            books.unplanned.extend(self.booked.iter().chain(&due).map(|r| r.device.clone()));
-            books.usage.remove(&self.booked);
-            books.usage.add(&due);
-            let_go(&mut books.holders, &self.claim.uid, &self.booked);
-            hold(&mut books.holders, &self.claim.uid, &due);
-            self.booked = due;
+        if due != self.counted {
+            sums.touched.extend(self.counted.iter().chain(&due).map(|r| r.device.clone()));
+            sums.unplanned.extend(self.counted.iter().chain(&due).map(|r| r.device.clone()));
+            sums.usage.remove(&self.counted);
+            sums.usage.add(&due);
+            remove_holder(&mut sums.holders, &self.claim.uid, &self.counted);
+            add_holder(&mut sums.holders, &self.claim.uid, &due);
+            self.counted = due;
         }
     }
 
-    /// What is booked.
-    pub(crate) fn booked(&self) -> &[DeviceResult] {
-        &self.booked
+    /// Returns the devices that are counted.
+    pub(crate) fn counted(&self) -> &[DeviceResult] {
+        &self.counted
     }
 }
 
-/// Our driver has no access for administrators yet: a claim that asks for it is told so before
-/// anything is allocated.
+/// Marks requests with `adminAccess`, which our driver does not support yet, as unsupported.
 fn without_admin_access(mut claim: Claim) -> Claim {
     let alternatives = claim.requests.iter_mut().flat_map(|request| &mut request.alternatives);
     for alternative in alternatives.filter(|a| a.admin == Some(true)) {
@@ -204,12 +203,12 @@ fn without_admin_access(mut claim: Claim) -> Claim {
     claim
 }
 
-/// The most bytes of selectors that a claim may have. The API server takes 32 requests of 32
-/// selectors of 10 KiB, and compiling 10 KiB takes 25 ms of the one thread that plans for
-/// everybody.
+/// The most bytes of selectors that a claim may have. The API server accepts 32 requests of 32
+/// selectors of 10 KiB, and compiling 10 KiB takes 25 ms of the one thread that plans all pods.
 const MAX_SELECTOR_BYTES: usize = 64 << 10;
 
-/// Refuses a claim with too many bytes of selectors, and drops them: they are never compiled.
+/// Marks a claim with too many bytes of selectors as unsupported, and drops the selectors, so that
+/// they are never compiled.
 fn within_limits(mut claim: Claim) -> Claim {
     if claim.selector_bytes() > MAX_SELECTOR_BYTES {
         for alternative in claim.requests.iter_mut().flat_map(|request| &mut request.alternatives) {
@@ -220,27 +219,27 @@ fn within_limits(mut claim: Claim) -> Claim {
     claim
 }
 
-/// Adds what is stated of our devices to what is due. The same device for the same request is the
-/// same grant, told twice; but told twice in one statement it is two: kube-scheduler gives a
-/// request several shares of one device.
-fn include<'r>(due: &mut Vec<DeviceResult>, stated: impl Iterator<Item = &'r DeviceResult>) {
-    let mut told: Vec<bool> = vec![false; due.len()];
-    for result in stated.filter(|r| r.device.pool.driver.as_str() == DRIVER_NAME) {
-        let is_it = |(d, told): (&DeviceResult, &bool)| {
-            !told && d.device == result.device && d.request == result.request
+/// Adds the results of our devices to those that are due. A device for the same request in two
+/// allocations is one result; twice in one allocation it is two, since kube-scheduler allocates
+/// several shares of one device for a request.
+fn include<'r>(due: &mut Vec<DeviceResult>, results: impl Iterator<Item = &'r DeviceResult>) {
+    let mut included: Vec<bool> = vec![false; due.len()];
+    for result in results.filter(|r| r.device.pool.driver.as_str() == DRIVER_NAME) {
+        let is_it = |(d, is_included): (&DeviceResult, &bool)| {
+            !is_included && d.device == result.device && d.request == result.request
         };
-        let known = due.iter().zip(&told).position(is_it);
+        let known = due.iter().zip(&included).position(is_it);
         let at = known.unwrap_or(due.len());
         if known.is_none() {
             due.push(result.clone());
-            told.push(true);
+            included.push(true);
         }
-        told[at] = true;
+        included[at] = true;
     }
 }
 
-/// The version as a number: since 1.35 the API promises that they can be compared. Text that is no
-/// number is taken for new.
+/// Returns the version as a number: since 1.35 the API allows to compare versions. Text that is not
+/// a number counts as new.
 pub(crate) fn resource_version(object: &ResourceClaim) -> u64 {
     object.metadata.resource_version.as_deref().and_then(|v| v.parse().ok()).unwrap_or(u64::MAX)
 }

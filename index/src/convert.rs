@@ -1,4 +1,4 @@
-//! Between Kubernetes objects and the allocator's terms.
+//! Conversion between Kubernetes objects and the model of the allocator.
 
 mod allocation;
 mod claim;
@@ -16,11 +16,11 @@ pub use pod::{requests as pod_requests, scheduling};
 pub(crate) use slice::taint;
 pub use slice::{Fence, slice};
 
-/// Why an object cannot be used. The object is left out and the error logged; an API server would
-/// not have accepted it.
+/// The failure to read an object. The object is ignored and the error logged; an API server would
+/// not have stored it.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum ConvertError {
-    /// A field that must be there is not.
+    /// A required field is missing.
     #[error("{kind} `{name}` has no `{field}`")]
     Missing {
         /// Kind of the object.
@@ -30,8 +30,8 @@ pub enum ConvertError {
         /// The field.
         field: &'static str,
     },
-    /// A field does not hold what it should.
-    #[error("{kind} `{name}` has an unusable `{field}`")]
+    /// A field has an invalid value.
+    #[error("{kind} `{name}` has an invalid `{field}`")]
     Field {
         /// Kind of the object.
         kind: &'static str,
@@ -39,33 +39,33 @@ pub enum ConvertError {
         name: String,
         /// The field.
         field: String,
-        /// What is wrong.
+        /// The cause.
         #[source]
         source: Box<FieldError>,
     },
     /// The links of a slice's GPUs cannot be read.
-    #[error("ResourceSlice `{name}` does not tell how its GPUs are joined")]
+    #[error("cannot read the GPU links of ResourceSlice `{name}`")]
     Topology {
         /// Name of the slice.
         name: String,
-        /// What is wrong.
+        /// The cause.
         #[source]
         source: Arc<tessera_api::slice::TopologyError>,
     },
 }
 
-/// What is wrong with a field.
+/// The cause of an invalid field.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FieldError {
-    /// Not a name of that kind.
+    /// It is not a name of that kind.
     #[error(transparent)]
     Name(#[from] tessera_api::names::NameError),
-    /// Not a quantity.
+    /// It is not a quantity.
     #[error(transparent)]
     Quantity(#[from] tessera_api::quantity::QuantityError),
 }
 
-/// Names the object in errors.
+/// The object that an error names.
 #[derive(Clone, Copy)]
 pub(crate) struct Subject<'a> {
     kind: &'static str,

@@ -1,13 +1,13 @@
-//! Claims made from templates, known as a pod's before the pod's status names them.
+//! Generated claims: claims from templates, before the pod's status names them.
 //!
-//! kube-controller-manager makes all claims of a pod and then writes their names into its status;
-//! until then kube-scheduler leaves the pod alone. What is planned in between keeps nobody waiting.
-//! Which entry of which pod a claim was made for is told as kube-controller-manager tells it: by
-//! the owner that controls it and an annotation. Where there are two for one entry, it may name
-//! either, so neither counts before it has.
+//! kube-controller-manager creates all claims of a pod and then writes their names into its status;
+//! until then kube-scheduler ignores the pod. Planning in between saves that time. The pod and the
+//! entry of a claim follow from its controlling owner and an annotation, as in
+//! kube-controller-manager. Where an entry has two claims, either may be named, so neither counts
+//! before.
 //!
-//! This holds for pods without a node only. A bound pod is tied to its claims for good, so there
-//! only its status counts.
+//! This holds for unbound pods only. A bound pod never changes its claims, so only its status
+//! counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,14 +21,14 @@ use crate::multimap;
 use crate::pods::PodEntry;
 use crate::scope::Scope;
 
-/// The pod that a claim was made for, and the name of its entry in `spec.resourceClaims`.
-pub(crate) type MadeFor = (PodUid, String);
+/// The pod of a generated claim, and the name of the entry in its `spec.resourceClaims`.
+pub(crate) type GeneratedFor = (PodUid, String);
 
-/// Which claims were made for which entry.
-pub(crate) type Generated = BTreeMap<MadeFor, BTreeSet<ClaimUid>>;
+/// The generated claims of each entry.
+pub(crate) type Generated = BTreeMap<GeneratedFor, BTreeSet<ClaimUid>>;
 
-/// What the claim was made for, if for a pod.
-pub(crate) fn made_for(claim: &ResourceClaim) -> Option<MadeFor> {
+/// Returns the pod and the entry that the claim was generated for.
+pub(crate) fn generated_for(claim: &ResourceClaim) -> Option<GeneratedFor> {
     let entry = claim.metadata.annotations.as_ref()?.get(POD_CLAIM_NAME_ANNOTATION)?;
     let owner =
         claim.metadata.owner_references.iter().flatten().find(|owner| is_controlling_pod(owner))?;
@@ -40,38 +40,38 @@ fn is_controlling_pod(owner: &OwnerReference) -> bool {
 }
 
 impl Index {
-    /// A claim that was made for `before` is now known to be made for `after`; none = it is not
-    /// there.
+    /// Notes that a claim for the entry `before` is one for the entry `after`; none = it does not
+    /// exist.
     pub(crate) fn regenerate(
         &mut self,
         claim: &ClaimUid,
-        before: Option<MadeFor>,
-        after: Option<MadeFor>,
+        before: Option<GeneratedFor>,
+        after: Option<GeneratedFor>,
     ) {
         if before == after {
             return;
         }
         if let Some(before) = before {
             multimap::remove(&mut self.generated, &before, claim);
-            self.name_again(&before.0);
+            self.update_names(&before.0);
         }
         if let Some(after) = after {
             self.generated.entry(after.clone()).or_default().insert(claim.clone());
-            self.name_again(&after.0);
+            self.update_names(&after.0);
         }
     }
 
-    /// Finds the pod by the names that its claims have now.
-    fn name_again(&mut self, uid: &PodUid) {
+    /// Updates the names of the claims of a pod.
+    fn update_names(&mut self, uid: &PodUid) {
         let Some(mut pod) = self.pods.remove(uid) else { return };
         self.unlink(&pod);
         self.name_claims(&mut pod);
         self.list_by_claims(&pod);
         self.pods.insert(uid.clone(), pod);
-        self.rebook(uid);
+        self.recount_requests(uid);
     }
 
-    /// Fills in the names that the pod's status does not tell yet.
+    /// Sets the names of claims that the pod's status does not name yet.
     pub(crate) fn name_claims(&self, pod: &mut PodEntry) {
         if !pod.is_waiting() {
             return;
@@ -82,14 +82,13 @@ impl Index {
         }
     }
 
-    /// Pods of which [`is_unlisted`](Self::is_unlisted) holds. As a rule that is so for moments
-    /// only.
+    /// Returns the pods that are [unlisted](Self::is_unlisted), usually for a moment only.
     pub fn unlisted(&self) -> BTreeSet<PodUid> {
         self.unbound.iter().filter(|pod| self.is_unlisted(pod)).cloned().collect()
     }
 
-    /// Whether a pod waits for a node and for devices of ours, and one of its claims is there that
-    /// its status does not name.
+    /// Returns true if the pod is unbound and needs devices of ours, and its status does not name
+    /// one of its claims, which exists.
     pub fn is_unlisted(&self, pod: &PodUid) -> bool {
         let Some(pod) = self.pods.get(pod).filter(|pod| pod.is_waiting()) else { return false };
         let is_ours = |name| {
@@ -108,8 +107,8 @@ impl Index {
     ) -> Option<ClaimName> {
         let claims = self.generated.get(&(pod.clone(), entry.to_owned()))?;
         let claims = claims.iter().filter_map(|uid| self.claims.get(uid)).map(|entry| &entry.claim);
-        // Owners are in the namespace of what they own: a claim elsewhere with such an owner is
-        // somebody's mistake, or attempt.
+        // Owners are in the namespace of their dependents: a claim with such an owner in another
+        // namespace is a mistake or an attack.
         let mut names =
             claims.filter(|claim| claim.namespace == *namespace).map(|claim| &claim.name);
         let name = names.next()?;

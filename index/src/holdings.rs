@@ -1,4 +1,4 @@
-//! What claims hold, and for whom: for people who look, and for nobody who decides.
+//! Holdings: the devices of each claim and its pods, for display only.
 
 use tessera_allocator::model::DeviceResult;
 use tessera_api::names::{ClaimName, ClaimUid, Namespace, PodName};
@@ -14,20 +14,20 @@ pub struct Holding<'i> {
     pub namespace: &'i Namespace,
     /// Its name.
     pub name: &'i ClaimName,
-    /// What it holds; shares with the amounts they take.
+    /// Its devices; shares with their amounts.
     pub results: &'i [DeviceResult],
-    /// The pods that are bound with it or wait to be, by name.
+    /// The pods that are bound with it or wait for a node, by name.
     pub pods: Vec<&'i PodName>,
-    /// The object is gone: a pod that is still bound keeps the devices taken.
+    /// The object is deleted; a bound pod keeps the devices taken.
     pub gone: bool,
 }
 
 impl Index {
-    /// All claims that hold devices of ours, by UID.
+    /// Returns all claims that hold devices of ours, by UID.
     pub fn holdings(&self) -> impl Iterator<Item = Holding<'_>> {
-        let holding = self.claims.values().filter(|entry| !entry.booked().is_empty());
+        let holding = self.claims.values().filter(|entry| !entry.counted().is_empty());
         holding.map(|entry| {
-            // Once the object is gone, its name means another one to those that still wait.
+            // After the object is deleted, its name refers to another one for unbound pods.
             let named = self.pods_of(entry).filter(|_| entry.object.is_some());
             let waiting =
                 named.filter(|uid| self.pods.get(*uid).is_some_and(|pod| pod.is_waiting()));
@@ -39,7 +39,7 @@ impl Index {
                 claim: &entry.claim.uid,
                 namespace: &entry.claim.namespace,
                 name: &entry.claim.name,
-                results: entry.booked(),
+                results: entry.counted(),
                 pods,
                 gone: entry.object.is_none(),
             }

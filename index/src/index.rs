@@ -1,4 +1,4 @@
-//! The index: every object that planning depends on, and the sums over them.
+//! The index: the objects that planning depends on, and running sums over them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -7,18 +7,19 @@ use k8s_openapi::api::core::v1::{Node as ApiNode, Pod};
 use k8s_openapi::api::resource::v1::{
     DeviceClass as ApiClass, DeviceTaintRule, ResourceClaim, ResourceSlice,
 };
+use tessera_allocator::Allotment;
 use tessera_allocator::model::{
-    Device, DeviceClass, DeviceId, Node, PendingPod, PodUid, PoolId, Slice, Snapshot,
+    Device, DeviceClass, DeviceId, Node, PodUid, PoolId, Slice, Snapshot,
 };
-use tessera_allocator::{Allotment, Plan, Planner, Settings};
 use tessera_api::names::{
     ClaimName, ClaimUid, DRIVER_NAME, DeviceClassName, Namespace, NodeName, PodName,
 };
 use tessera_api::quantity::Quantity;
 
-use crate::claims::{Books, ClaimEntry};
+use crate::changes::Changed;
+use crate::claims::{ClaimEntry, UsageSums};
 use crate::convert::{self, AllocatedClaim, ConvertError, Fence};
-use crate::generated::{Generated, made_for};
+use crate::generated::{Generated, generated_for};
 use crate::multimap;
 use crate::pods::PodEntry;
 use crate::scope::{self, Scope};
@@ -27,79 +28,69 @@ use crate::topology::Topologies;
 
 pub(crate) type ClaimKey = (Namespace, ClaimName);
 
-/// All state of the controller that comes from objects. One owner, one writer.
+/// The state that follows from objects. It has one owner, its only writer.
 #[derive(Debug, Default)]
 pub struct Index {
     pub(crate) nodes: BTreeMap<NodeName, NodeEntry>,
     /// Slices as published, by object name.
     published: BTreeMap<String, Arc<Slice>>,
-    /// The same with the taints of rules.
+    /// Slices with the taints of rules.
     pub(crate) slices: BTreeMap<String, Arc<Slice>>,
     /// The names of the slices of each pool.
     pub(crate) slices_of: BTreeMap<PoolId, BTreeSet<String>>,
     rules: BTreeMap<String, TaintRule>,
-    topologies: Topologies,
+    pub(crate) topologies: Topologies,
     pub(crate) classes: BTreeMap<DeviceClassName, (Arc<DeviceClass>, Arc<ApiClass>)>,
-    /// Number of changes of classes: what was determined for another number may not hold any more.
+    /// The number of changes of classes: results for another number are outdated.
     classes_version: u64,
     pub(crate) claims: BTreeMap<ClaimUid, ClaimEntry>,
     pub(crate) claim_names: BTreeMap<ClaimKey, ClaimUid>,
     pub(crate) pods: BTreeMap<PodUid, PodEntry>,
     pub(crate) pods_by_claim: BTreeMap<ClaimKey, BTreeSet<PodUid>>,
     pub(crate) generated: Generated,
-    /// Pods with claims that wait for a node: all that planning looks at.
+    /// Pods with claims that wait for a node: all that planning reads.
     pub(crate) unbound: BTreeSet<PodUid>,
-    /// Bound pods of which a claim may not be where they are.
+    /// Bound pods of which a claim may be misplaced.
     pub(crate) stranded: BTreeSet<PodUid>,
-    /// Claims that were allocated and are not any more, since they were last asked for.
+    /// Claims that lost their allocation since [`take_deallocated`](Self::take_deallocated).
     deallocated: BTreeSet<ClaimUid>,
     /// Claims that have changed, or whose pods have, since [`check_claims`](Self::check_claims).
     pub(crate) unchecked: BTreeSet<ClaimUid>,
-    /// As of then: claims that hold devices and that no pod needs.
-    pub(crate) abandoned: BTreeSet<ClaimUid>,
-    pub(crate) books: Books,
-    /// Devices of which more is allocated than there is, as of the last check, each with the
-    /// claims to take back.
+    /// Claims that hold devices and that no pod needs, as of then.
+    pub(crate) unneeded: BTreeSet<ClaimUid>,
+    pub(crate) sums: UsageSums,
+    /// Overcommitted devices as of the last check, each with the claims to release.
     pub(crate) exceeded: BTreeMap<DeviceId, Vec<ClaimUid>>,
-    planner: Planner,
-    unplanned: Unplanned,
+    pub(crate) changed: Changed,
 }
 
-/// What has changed since the planner was last told.
-#[derive(Debug, Default)]
-struct Unplanned {
-    slices: BTreeSet<String>,
-    nodes: BTreeSet<NodeName>,
-    classes: BTreeSet<DeviceClassName>,
-}
-
-/// A node and what is booked on it. The requests stay when the node object is not there (yet).
+/// A node and the requests that are counted on it. They stay while the node object does not exist.
 #[derive(Debug, Default)]
 pub(crate) struct NodeEntry {
     pub(crate) node: Option<Arc<Node>>,
     used: BTreeMap<String, Quantity>,
-    /// What of it is of pods that hold devices of ours.
+    /// The part of it that pods request that hold devices of ours.
     held: BTreeMap<String, Quantity>,
 }
 
 impl Index {
-    /// An empty index.
+    /// Returns an empty index.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A ResourceSlice was made or changed. Slices of other drivers are ignored.
+    /// Takes over a ResourceSlice. Slices of other drivers are ignored.
     ///
     /// # Errors
-    /// It cannot be read; its pool is then short of a slice and nothing is taken from it. Where
-    /// only its links cannot be read, it counts, without them.
+    /// It cannot be read; its pool is then incomplete and not allocated. If only its links cannot
+    /// be read, it counts without them.
     pub fn apply_slice(&mut self, object: &ResourceSlice) -> Result<(), ConvertError> {
         let Some(name) = object.metadata.name.clone() else { return Ok(()) };
         if object.spec.driver != DRIVER_NAME {
             return Ok(());
         }
         self.touch_slice(&name);
-        self.unplanned.slices.insert(name.clone());
+        self.changed.slices.insert(name.clone());
         match convert::slice(object, Fence::Managed) {
             Ok(slice) => {
                 let slice = Arc::new(slice);
@@ -120,7 +111,7 @@ impl Index {
         }
     }
 
-    /// A DeviceTaintRule was made or changed.
+    /// Takes over a DeviceTaintRule.
     pub fn apply_taint_rule(&mut self, object: &DeviceTaintRule) {
         let Some(name) = object.metadata.name.clone() else { return };
         let rule = TaintRule::new(object);
@@ -133,7 +124,7 @@ impl Index {
         }
     }
 
-    /// A DeviceTaintRule is gone.
+    /// Removes a deleted DeviceTaintRule.
     pub fn remove_taint_rule(&mut self, object: &DeviceTaintRule) {
         let name = object.metadata.name.as_deref().unwrap_or_default();
         if self.rules.remove(name).is_some() {
@@ -146,19 +137,19 @@ impl Index {
             (name.clone(), taints::tainted(slice, self.rules.values()))
         };
         self.slices = self.published.iter().map(taint).collect();
-        self.unplanned.slices.extend(self.published.keys().cloned());
+        self.changed.slices.extend(self.published.keys().cloned());
     }
 
-    /// A ResourceSlice is gone.
+    /// Removes a deleted ResourceSlice.
     pub fn remove_slice(&mut self, object: &ResourceSlice) {
         if let Some(name) = &object.metadata.name {
             self.touch_slice(name);
-            self.unplanned.slices.insert(name.clone());
+            self.changed.slices.insert(name.clone());
             self.withdraw(name);
         }
     }
 
-    /// Removes a slice from everything that is kept of slices.
+    /// Removes a slice from all maps of slices.
     fn withdraw(&mut self, name: &str) {
         self.slices.remove(name);
         let Some(old) = self.published.remove(name) else { return };
@@ -166,25 +157,25 @@ impl Index {
         multimap::remove(&mut self.slices_of, &old.pool, name);
     }
 
-    /// The devices of the slice may have become more or less than they were.
+    /// Marks the devices of the slice as changed.
     fn touch_slice(&mut self, name: &str) {
         let Some(slice) = self.published.get(name) else { return };
         let device =
             |d: &Arc<Device>| DeviceId { pool: slice.pool.clone(), device: d.name.clone() };
-        self.books.touched.extend(slice.devices.iter().map(device));
+        self.sums.touched.extend(slice.devices.iter().map(device));
     }
 
-    /// A DeviceClass was made or changed.
+    /// Takes over a DeviceClass.
     ///
     /// # Errors
-    /// It cannot be read; it is then as if it were not there.
+    /// It cannot be read; it then counts as deleted.
     pub fn apply_class(&mut self, object: ApiClass) -> Result<(), ConvertError> {
         let class = convert::class(&object);
         if let Ok(class) = &class
             && let Some((known, known_object)) = self.classes.get_mut(&class.name)
             && **known == *class
         {
-            // Labels, for example: nothing of what was found out with the class changes.
+            // Labels, for example: results that follow from the class stay valid.
             *known_object = Arc::new(object);
             return Ok(());
         }
@@ -194,19 +185,19 @@ impl Index {
         Ok(())
     }
 
-    /// A DeviceClass is gone.
+    /// Removes a deleted DeviceClass.
     pub fn remove_class(&mut self, object: &ApiClass) {
         if let Some(name) =
             object.metadata.name.as_deref().and_then(|n| DeviceClassName::new(n).ok())
         {
             self.classes.remove(&name);
             self.classes_version += 1;
-            self.unplanned.classes.insert(name);
+            self.changed.classes.insert(name);
         }
     }
 
-    /// A Node was made or changed. Gives whether in something that planning looks at: most changes
-    /// of nodes are their heartbeats.
+    /// Takes over a Node. Returns true if anything changed that planning reads: most changes of
+    /// nodes are heartbeats.
     ///
     /// # Errors
     /// It cannot be read.
@@ -216,13 +207,13 @@ impl Index {
         let node = Node { used: entry.used.clone(), held: entry.held.clone(), ..node };
         let is_news = entry.node.as_deref() != Some(&node);
         if is_news {
-            self.unplanned.nodes.insert(node.name.clone());
+            self.changed.nodes.insert(node.name.clone());
             entry.node = Some(Arc::new(node));
         }
         Ok(is_news)
     }
 
-    /// A Node is gone.
+    /// Removes a deleted Node.
     pub fn remove_node(&mut self, object: &ApiNode) {
         let Some(name) = object.metadata.name.as_deref().and_then(|n| NodeName::new(n).ok()) else {
             return;
@@ -233,24 +224,24 @@ impl Index {
                 self.nodes.remove(&name);
             }
         }
-        self.unplanned.nodes.insert(name);
+        self.changed.nodes.insert(name);
     }
 
-    /// Whether the node exists.
+    /// Returns true if the node exists.
     pub(crate) fn has_node(&self, node: &NodeName) -> bool {
         self.nodes.get(node).is_some_and(|entry| entry.node.is_some())
     }
 
-    /// A Pod was made or changed. Returns `true` if anything changed that planning reads: most
-    /// changes of pods are those of their containers' statuses.
+    /// Takes over a Pod. Returns true if anything changed that planning reads: most changes of pods
+    /// are statuses of containers.
     pub fn apply_pod(&mut self, object: &Pod) -> bool {
         let Some(mut pod) = PodEntry::new(object) else { return false };
         let old = self.pods.get(&pod.uid);
         if let Some(old) = old {
             pod.links.clone_from(&old.links);
-            pod.booked_on.clone_from(&old.booked_on);
-            pod.booked_requests.clone_from(&old.booked_requests);
-            pod.booked_as_holder = old.booked_as_holder;
+            pod.counted_on.clone_from(&old.counted_on);
+            pod.counted_requests.clone_from(&old.counted_requests);
+            pod.counted_as_holder = old.counted_as_holder;
         }
         self.name_claims(&mut pod);
         if old == Some(&pod) {
@@ -267,27 +258,27 @@ impl Index {
             self.unbound.remove(&uid);
         }
         self.pods.insert(uid.clone(), pod);
-        self.settle_pod(&uid);
+        self.update_pod(&uid);
         true
     }
 
-    /// A Pod is gone.
+    /// Removes a deleted Pod.
     pub fn remove_pod(&mut self, object: &Pod) {
         let Some(uid) = object.metadata.uid.as_deref().map(PodUid::new) else { return };
         let Some(mut pod) = self.pods.remove(&uid) else { return };
         self.unbound.remove(&uid);
         self.stranded.remove(&uid);
         self.unlink(&pod);
-        self.book_requests(&mut pod, None);
+        self.count_requests(&mut pod, None);
         for claim in pod.links.values() {
             self.release_user(claim, &uid);
         }
     }
 
-    /// A ResourceClaim was made or changed.
+    /// Takes over a ResourceClaim.
     ///
     /// # Errors
-    /// It cannot be read. What was known of it stays.
+    /// It cannot be read. The last readable version stays.
     pub fn apply_claim(&mut self, object: &Arc<ResourceClaim>) -> Result<(), ConvertError> {
         let known = object.metadata.uid.as_deref().and_then(|uid| self.claims.get_key_value(uid));
         let uid = match known {
@@ -301,7 +292,7 @@ impl Index {
         };
         let Some(entry) = self.claims.get_mut(&uid) else { return Ok(()) };
         let was_allocated = entry.observed.is_some();
-        let was_made_for = entry.object.as_deref().and_then(made_for);
+        let was_generated_for = entry.object.as_deref().and_then(generated_for);
         if !entry.observe(object)? {
             return Ok(());
         }
@@ -310,18 +301,18 @@ impl Index {
         }
         let key = (entry.claim.namespace.clone(), entry.claim.name.clone());
         self.claim_names.insert(key.clone(), uid.clone());
-        self.regenerate(&uid, was_made_for, made_for(object));
-        self.settle_claim(&uid, &key);
+        self.regenerate(&uid, was_generated_for, generated_for(object));
+        self.update_claim(&uid, &key);
         Ok(())
     }
 
-    /// Claims that were allocated and are not any more, told once.
+    /// Returns the claims that lost their allocation since the last call.
     pub fn take_deallocated(&mut self) -> BTreeSet<ClaimUid> {
         std::mem::take(&mut self.deallocated)
     }
 
-    /// Takes in what the API server answered to a write of ours. It only counts for a claim that is
-    /// there: the news that it was deleted may have come before the answer.
+    /// Takes over the answer to a write of ours. It is ignored for a claim that does not exist: its
+    /// deletion may have been seen before the answer.
     ///
     /// # Errors
     /// As [`apply_claim`](Self::apply_claim).
@@ -334,24 +325,24 @@ impl Index {
         }
     }
 
-    /// A ResourceClaim is gone.
+    /// Removes a deleted ResourceClaim.
     pub fn remove_claim(&mut self, object: &ResourceClaim) {
         let Some(uid) = object.metadata.uid.as_deref().and_then(|u| ClaimUid::new(u).ok()) else {
             return;
         };
         let Some(entry) = self.claims.get_mut(&uid) else { return };
-        let was_made_for = entry.object.take().as_deref().and_then(made_for);
+        let was_generated_for = entry.object.take().as_deref().and_then(generated_for);
         entry.observed = None;
         entry.assumed = None;
         let key = (entry.claim.namespace.clone(), entry.claim.name.clone());
         if self.claim_names.get(&key) == Some(&uid) {
             self.claim_names.remove(&key);
         }
-        self.regenerate(&uid, was_made_for, None);
-        self.settle_claim(&uid, &key);
+        self.regenerate(&uid, was_generated_for, None);
+        self.update_claim(&uid, &key);
     }
 
-    /// Counts a decision as taken from now on, before the API server knows of it.
+    /// Counts the devices of a decision as taken, before it is stored.
     pub fn assume(&mut self, allotment: &Allotment) {
         let Some(entry) = self.claims.get_mut(&allotment.claim) else { return };
         entry.assumed = Some(AllocatedClaim {
@@ -359,62 +350,19 @@ impl Index {
             nodes: allotment.nodes.clone(),
         });
         let key = (entry.claim.namespace.clone(), entry.claim.name.clone());
-        self.settle_claim(&allotment.claim, &key);
+        self.update_claim(&allotment.claim, &key);
     }
 
-    /// Ends an assumption: the decision was dropped, or [`apply_claim`](Self::apply_claim) has
-    /// shown its result.
+    /// Ends an assumption: the decision was dropped, or its result was
+    /// [taken over](Self::apply_claim).
     pub fn forget(&mut self, claim: &ClaimUid) {
         let Some(entry) = self.claims.get_mut(claim) else { return };
         entry.assumed = None;
         let key = (entry.claim.namespace.clone(), entry.claim.name.clone());
-        self.settle_claim(claim, &key);
+        self.update_claim(claim, &key);
     }
 
-    /// Plans the pods on the cluster as it is now. Nothing counts as taken before it is
-    /// [assumed](Self::assume).
-    pub fn plan(&mut self, pods: &[PendingPod], settings: Settings) -> Plan {
-        self.tell_planner();
-        self.planner.plan(pods, settings)
-    }
-
-    /// Decides on devices for the pending claims of a pod that is bound to `node`, there and
-    /// nowhere else. Nothing counts as taken before it is [assumed](Self::assume).
-    pub fn plan_on(&mut self, node: &NodeName, pod: &PendingPod, settings: Settings) -> Plan {
-        self.tell_planner();
-        self.planner.plan_on(node, pod, settings)
-    }
-
-    /// Tells the planner what has changed: it is a copy, this index the truth.
-    fn tell_planner(&mut self) {
-        let Unplanned { slices, nodes, classes } = std::mem::take(&mut self.unplanned);
-        for name in classes {
-            match self.classes.get(&name) {
-                Some((class, _)) => self.planner.set_class(class),
-                None => self.planner.remove_class(&name),
-            }
-        }
-        for name in slices {
-            match self.slices.get(&name) {
-                Some(slice) => self.planner.set_slice(slice),
-                None => self.planner.remove_slice(&name),
-            }
-        }
-        for (pool, topology) in self.topologies.take_changed() {
-            self.planner.set_topology(&pool, topology.as_ref());
-        }
-        for device in std::mem::take(&mut self.books.unplanned) {
-            self.planner.set_use(&device, self.books.usage.of(&device));
-        }
-        for name in nodes {
-            match self.nodes.get(&name).and_then(|entry| entry.node.as_ref()) {
-                Some(node) => self.planner.set_node(node),
-                None => self.planner.remove_node(&name),
-            }
-        }
-    }
-
-    /// The picture for the allocator.
+    /// Returns a snapshot for the allocator.
     pub fn snapshot(&self) -> Snapshot {
         let nodes =
             self.nodes.iter().filter_map(|(name, entry)| Some((name.clone(), entry.node.clone()?)));
@@ -426,12 +374,12 @@ impl Index {
                 .iter()
                 .map(|(name, (class, _))| (name.clone(), Arc::clone(class)))
                 .collect(),
-            usage: self.books.usage.clone(),
+            usage: self.sums.usage.clone(),
             topology: self.topologies.snapshot(),
         }
     }
 
-    /// Whose devices a claim asks for; none if it is not known.
+    /// Returns the drivers whose devices a claim requests; none if the claim is not known.
     pub fn scope(&self, claim: &ClaimUid) -> Option<Scope> {
         let entry = self.claims.get(claim)?;
         let known = entry.scope.get().filter(|(version, _)| *version == self.classes_version);
@@ -445,34 +393,45 @@ impl Index {
         Some(scope)
     }
 
-    /// The claim as last seen; none if it is not known or gone.
+    /// Returns the claim as last seen; none if it is not known or deleted.
     pub fn claim_object(&self, claim: &ClaimUid) -> Option<&Arc<ResourceClaim>> {
         self.claims.get(claim)?.object.as_ref()
     }
 
-    /// What the pod is called; none if it is gone.
+    /// Returns the name of the pod; none if it does not exist.
     pub fn pod_name(&self, pod: &PodUid) -> Option<(&Namespace, &PodName)> {
         self.pods.get(pod).map(|p| (&p.namespace, &p.name))
     }
 
-    /// Where the pod is bound.
+    /// Returns the node that the pod is bound to.
     pub fn node_of(&self, pod: &PodUid) -> Option<&NodeName> {
         self.pods.get(pod)?.node.as_ref()
     }
 
-    /// What the claim is or was called.
+    /// Returns the name of the claim, also of a deleted one in use.
     pub fn claim_called(&self, claim: &ClaimUid) -> Option<&ClaimName> {
         self.claims.get(claim).map(|entry| &entry.claim.name)
     }
 
-    /// The classes that a claim names, as objects.
-    pub fn class_objects(&self) -> BTreeMap<String, &ApiClass> {
-        self.classes.iter().map(|(name, (_, object))| (name.to_string(), object.as_ref())).collect()
+    /// Returns the classes that a claim names, as objects, by name.
+    pub fn classes_of(&self, claim: &ResourceClaim) -> BTreeMap<String, Arc<ApiClass>> {
+        let devices = claim.spec.iter().flat_map(|spec| &spec.devices);
+        let requests = devices.flat_map(|devices| devices.requests.iter().flatten());
+        let names = requests.flat_map(|request| {
+            let exactly = request.exactly.iter().map(|exactly| &exactly.device_class_name);
+            let alternatives = request.first_available.iter().flatten();
+            exactly.chain(alternatives.map(|alternative| &alternative.device_class_name))
+        });
+        let class = |name: &String| {
+            let (_, object) = self.classes.get(name.as_str())?;
+            Some((name.clone(), Arc::clone(object)))
+        };
+        names.filter_map(class).collect()
     }
 
-    /// After a change of a claim: links it to bound pods, books it, and moves the pods that wait
-    /// for it.
-    fn settle_claim(&mut self, uid: &ClaimUid, key: &ClaimKey) {
+    /// Updates what follows from a claim that has changed: links of bound pods, usage, requests of
+    /// waiting pods.
+    fn update_claim(&mut self, uid: &ClaimUid, key: &ClaimKey) {
         self.unchecked.insert(uid.clone());
         let pods: Vec<PodUid> =
             self.pods_by_claim.get(key).into_iter().flatten().cloned().collect();
@@ -480,18 +439,18 @@ impl Index {
             self.link(pod);
         }
         if let Some(entry) = self.claims.get_mut(uid) {
-            entry.book(&mut self.books);
+            entry.count(&mut self.sums);
             if !entry.is_alive() {
                 self.claims.remove(uid);
             }
         }
         for pod in &pods {
-            self.rebook(pod);
+            self.recount_requests(pod);
         }
     }
 
-    /// After a change of a pod: the same from its side.
-    fn settle_pod(&mut self, uid: &PodUid) {
+    /// Updates what follows from a pod that has changed.
+    fn update_pod(&mut self, uid: &PodUid) {
         self.link(uid);
         let Some(pod) = self.pods.get(uid) else { return };
         if !pod.is_running() && !pod.links.is_empty() {
@@ -503,11 +462,10 @@ impl Index {
                 pod.links.clear();
             }
         }
-        self.rebook(uid);
+        self.recount_requests(uid);
     }
 
-    /// Ties a bound pod to the claims that its names mean now. A tie once made stays until the pod
-    /// has ended.
+    /// Links a bound pod to the claims of its names. A link stays until the pod has ended.
     fn link(&mut self, uid: &PodUid) {
         let Some(pod) = self.pods.get_mut(uid).filter(|p| p.is_running()) else { return };
         for name in pod.claims.iter().filter_map(|c| c.name.as_ref()) {
@@ -518,7 +476,7 @@ impl Index {
             let Some(claim) = self.claim_names.get(&key) else { continue };
             if let Some((entry, node)) = self.claims.get_mut(claim).zip(pod.node.as_ref()) {
                 entry.users.insert(uid.clone(), node.clone());
-                entry.book(&mut self.books);
+                entry.count(&mut self.sums);
                 self.unchecked.insert(claim.clone());
                 pod.links.insert(name.clone(), claim.clone());
             }
@@ -529,13 +487,13 @@ impl Index {
         let Some(entry) = self.claims.get_mut(claim) else { return };
         self.unchecked.insert(claim.clone());
         entry.remove_user(pod);
-        entry.book(&mut self.books);
+        entry.count(&mut self.sums);
         if !entry.is_alive() {
             self.claims.remove(claim);
         }
     }
 
-    /// Has the pod found by the names of its claims.
+    /// Adds the pod to the lists of its claims' names.
     pub(crate) fn list_by_claims(&mut self, pod: &PodEntry) {
         for name in pod.claims.iter().filter_map(|c| c.name.clone()) {
             let key = (pod.namespace.clone(), name);
@@ -544,7 +502,7 @@ impl Index {
         }
     }
 
-    /// Forgets by which names the pod is found.
+    /// Removes the pod from the lists of its claims' names.
     pub(crate) fn unlink(&mut self, pod: &PodEntry) {
         for name in pod.claims.iter().filter_map(|c| c.name.clone()) {
             let key = (pod.namespace.clone(), name);
@@ -553,8 +511,8 @@ impl Index {
         }
     }
 
-    /// Books the pod's requests where it runs, or where its allocated claims will have it go.
-    pub(crate) fn rebook(&mut self, uid: &PodUid) {
+    /// Counts the requests of the pod on its node, or on the node of its allocated claims.
+    pub(crate) fn recount_requests(&mut self, uid: &PodUid) {
         let Some(mut pod) = self.pods.remove(uid) else { return };
         let node = if pod.is_running() {
             pod.node.clone()
@@ -563,7 +521,7 @@ impl Index {
         } else {
             None
         };
-        self.book_requests(&mut pod, node);
+        self.count_requests(&mut pod, node);
         if self.is_stranded(&pod) {
             self.stranded.insert(uid.clone());
         } else {
@@ -581,38 +539,38 @@ impl Index {
         })
     }
 
-    /// Whether a claim of the pod has devices of ours.
+    /// Returns true if a claim of the pod has devices of ours.
     fn holds_devices(&self, pod: &PodEntry) -> bool {
         let named = pod.claims.iter().filter_map(|c| self.claim_named(pod, c.name.as_ref()?));
         let linked = pod.links.values().filter_map(|claim| self.claims.get(claim));
-        named.chain(linked).any(|entry| !entry.booked().is_empty())
+        named.chain(linked).any(|entry| !entry.counted().is_empty())
     }
 
-    fn book_requests(&mut self, pod: &mut PodEntry, node: Option<NodeName>) {
+    fn count_requests(&mut self, pod: &mut PodEntry, node: Option<NodeName>) {
         let as_holder = node.is_some() && self.holds_devices(pod);
         let is_same =
-            pod.booked_requests == pod.scheduling.requests && pod.booked_as_holder == as_holder;
-        if pod.booked_on == node && (node.is_none() || is_same) {
+            pod.counted_requests == pod.scheduling.requests && pod.counted_as_holder == as_holder;
+        if pod.counted_on == node && (node.is_none() || is_same) {
             return;
         }
-        if let Some(old) = pod.booked_on.take() {
+        if let Some(old) = pod.counted_on.take() {
             self.change_requests(&old, pod, false);
         }
         if let Some(new) = &node {
-            pod.booked_requests = pod.scheduling.requests.clone();
-            pod.booked_as_holder = as_holder;
+            pod.counted_requests = pod.scheduling.requests.clone();
+            pod.counted_as_holder = as_holder;
             self.change_requests(new, pod, true);
         }
-        pod.booked_on = node;
+        pod.counted_on = node;
     }
 
-    /// Adds what is booked for the pod to the sums of the node, or takes it away.
+    /// Adds the counted requests of the pod to the sums of the node, or subtracts them.
     fn change_requests(&mut self, node: &NodeName, pod: &PodEntry, add: bool) {
-        self.unplanned.nodes.insert(node.clone());
+        self.changed.nodes.insert(node.clone());
         let entry = self.nodes.entry(node.clone()).or_default();
-        change(&mut entry.used, &pod.booked_requests, add);
-        if pod.booked_as_holder {
-            change(&mut entry.held, &pod.booked_requests, add);
+        change(&mut entry.used, &pod.counted_requests, add);
+        if pod.counted_as_holder {
+            change(&mut entry.held, &pod.counted_requests, add);
         }
         if let Some(node) = &mut entry.node {
             let node = Arc::make_mut(node);

@@ -1,24 +1,25 @@
-//! Kubernetes objects in, allocator snapshot out.
+//! The index of Kubernetes objects: the facts that planning depends on.
 //!
 //! ```text
 //!   ResourceSlice, DeviceTaintRule, DeviceClass,
-//!   ResourceClaim, Node, Pod --apply/remove--> Index --snapshot()--> allocator::Snapshot
-//!                                                                            |----work()------> pods to plan, and why others are not
-//!                         decision --assume/confirm/forget-----------------> |
+//!   ResourceClaim, Node, Pod --apply/remove--> Index --take_changes()--> allocator::Planner
+//!                                               |----work()----------> pods to plan, blocked pods
+//!               decision --assume, forget-----> |
 //! ```
 //!
-//! One [`Index`] is owned by one task, which is the only one to change it. It keeps what allocated
-//! claims consume and what bound pods request up to date with every object, and never adds
-//! everything up again; [`Index::audit`] does, to prove the running sums right.
+//! An [`Index`] has one owner, which is its only writer. It keeps running sums of the capacity of
+//! allocated claims and of the requests of bound pods; [`Index::audit`] recounts them. It decides
+//! nothing and owns no planner.
 //!
-//! A claim's devices count as taken from the moment a decision is assumed until the claim is
-//! deallocated or gone *and* no bound pod refers to it: an editor can strip a finalizer, a
+//! The devices of a claim count as taken from the moment a decision is assumed until the claim is
+//! deallocated or deleted *and* no bound pod refers to it: a client can remove a finalizer while a
 //! container keeps running.
 
 #![forbid(unsafe_code)]
 
 pub mod convert;
 
+mod changes;
 mod claims;
 mod generated;
 mod holdings;
@@ -33,6 +34,7 @@ mod taints;
 mod topology;
 mod work;
 
+pub use changes::ClusterChanges;
 pub use holdings::Holding;
 pub use index::Index;
 pub use overcommit::{Audit, Overcommitted};

@@ -1,69 +1,68 @@
-//! Devices of which more is allocated than there is, and whose allocation can be taken back.
+//! Overcommitment: devices of which more is allocated than they have, and the claims to release.
 
 use std::collections::BTreeSet;
 
 use tessera_allocator::model::{Device, DeviceId, DeviceUse, PodUid, Usage};
 use tessera_api::names::ClaimUid;
 
-use crate::claims::{ClaimEntry, Holders, hold};
+use crate::claims::{ClaimEntry, Holders, add_holder};
 use crate::index::Index;
 use crate::repair::is_ours;
 
-/// What an audit of the running sums found.
+/// The result of an audit of the running sums.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Audit {
-    /// Devices of which more is taken than there is, or that are taken twice as a whole.
+    /// Devices of which more is allocated than they have, or that are allocated exclusively twice.
     pub overcommitted: Vec<DeviceId>,
-    /// The running sums differ from a fresh count: a defect of ours. They have been put right.
+    /// The running sums differed from a fresh count, which is a defect. They are corrected.
     pub drifted: bool,
 }
 
-/// A device of which more is taken than there is.
+/// A device of which more is allocated than it has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Overcommitted {
     /// The device.
     pub device: DeviceId,
-    /// The claims to take back until it holds, the youngest first. Empty if all that could be
-    /// taken back is reserved.
-    pub losers: Vec<ClaimUid>,
+    /// The claims to release until the rest fits, the youngest first. Empty if none can be
+    /// released.
+    pub releasable: Vec<ClaimUid>,
 }
 
 impl Index {
-    /// Recounts the running sums and compares.
+    /// Recounts the running sums and corrects them.
     pub fn audit(&mut self) -> Audit {
         let (mut usage, mut holders) = (Usage::default(), Holders::default());
         for entry in self.claims.values() {
-            usage.add(entry.booked());
-            hold(&mut holders, &entry.claim.uid, entry.booked());
+            usage.add(entry.counted());
+            add_holder(&mut holders, &entry.claim.uid, entry.counted());
         }
-        let drifted = usage != self.books.usage || holders != self.books.holders;
+        let drifted = usage != self.sums.usage || holders != self.sums.holders;
         if drifted {
-            let all = usage.iter().chain(self.books.usage.iter());
-            self.books.unplanned.extend(all.map(|(device, _)| device.clone()));
+            let all = usage.iter().chain(self.sums.usage.iter());
+            self.sums.unplanned.extend(all.map(|(device, _)| device.clone()));
         }
-        self.books.usage = usage;
-        self.books.holders = holders;
-        self.books.touched.extend(self.books.usage.iter().map(|(device, _)| device.clone()));
+        self.sums.usage = usage;
+        self.sums.holders = holders;
+        self.sums.touched.extend(self.sums.usage.iter().map(|(device, _)| device.clone()));
         let overcommitted = self.overcommitted().into_iter().map(|over| over.device).collect();
         Audit { overcommitted, drifted }
     }
 
-    /// Devices of which more is allocated than there is. Only those are checked that have changed,
-    /// or whose holders have, since the last call; each costs what its pool and its holders
-    /// are.
+    /// Returns the overcommitted devices. Checks only those that have changed, or whose holders
+    /// have, since the last call; the cost of each is that of its pool and its holders.
     pub fn overcommitted(&mut self) -> Vec<Overcommitted> {
         self.check_claims();
-        for device in std::mem::take(&mut self.books.touched) {
-            if self.is_exceeded(&device, self.books.usage.of(&device)) {
-                let losers = self.losers(&device);
-                self.exceeded.insert(device, losers);
+        for device in std::mem::take(&mut self.sums.touched) {
+            if self.is_exceeded(&device, self.sums.usage.of(&device)) {
+                let releasable = self.releasable(&device);
+                self.exceeded.insert(device, releasable);
             } else {
                 self.exceeded.remove(&device);
             }
         }
-        let found = |(device, losers): (&DeviceId, &Vec<ClaimUid>)| Overcommitted {
+        let found = |(device, releasable): (&DeviceId, &Vec<ClaimUid>)| Overcommitted {
             device: device.clone(),
-            losers: losers.clone(),
+            releasable: releasable.clone(),
         };
         self.exceeded.iter().map(found).collect()
     }
@@ -72,8 +71,7 @@ impl Index {
         used.zip(self.published_device(id)).is_some_and(|(used, device)| used.exceeds(device))
     }
 
-    /// The device as published; in the slice of the highest generation, where several slices list
-    /// it.
+    /// Returns the device as published: of the slice of the highest generation, if several list it.
     fn published_device(&self, id: &DeviceId) -> Option<&Device> {
         let slices = self.slices_of.get(&id.pool)?.iter().filter_map(|name| self.slices.get(name));
         let listing = slices.filter_map(|slice| {
@@ -84,27 +82,27 @@ impl Index {
     }
 
     fn holders_of(&self, device: &DeviceId) -> impl Iterator<Item = &ClaimEntry> {
-        let holders = self.books.holders.get(device).into_iter().flatten();
+        let holders = self.sums.holders.get(device).into_iter().flatten();
         holders.filter_map(|claim| self.claims.get(claim))
     }
 
-    fn losers(&self, device: &DeviceId) -> Vec<ClaimUid> {
+    fn releasable(&self, device: &DeviceId) -> Vec<ClaimUid> {
         let mut free: Vec<&ClaimEntry> =
             self.holders_of(device).filter(|entry| self.is_releasable(entry)).collect();
         free.sort_by_key(|entry| std::cmp::Reverse((entry.allocated_at(), entry.version)));
-        let Some(mut used) = self.books.usage.of(device).cloned() else { return Vec::new() };
-        let mut losers = Vec::new();
+        let Some(mut used) = self.sums.usage.of(device).cloned() else { return Vec::new() };
+        let mut releasable = Vec::new();
         for entry in free {
             if !self.is_exceeded(device, Some(&used)) {
                 break;
             }
-            used = used.without(device, entry.booked());
-            losers.push(entry.claim.uid.clone());
+            used = used.without(device, entry.counted());
+            releasable.push(entry.claim.uid.clone());
         }
-        losers
+        releasable
     }
 
-    /// Whether nobody has reserved the claim, is bound with it, or has room made for it.
+    /// Returns true if the claim is idle and no node is nominated for its pods.
     fn is_releasable(&self, entry: &ClaimEntry) -> bool {
         entry.is_idle()
             && entry.observed.as_ref().is_some_and(is_ours)
@@ -114,18 +112,18 @@ impl Index {
                 .any(|pod| pod.nominated.is_some())
     }
 
-    /// The pods that name the claim.
+    /// Returns the pods that name the claim.
     pub(crate) fn pods_of(&self, entry: &ClaimEntry) -> impl Iterator<Item = &PodUid> {
         let key = (entry.claim.namespace.clone(), entry.claim.name.clone());
         self.pods_by_claim.get(&key).into_iter().flatten()
     }
 
-    /// The pods that name the claim.
+    /// Returns the pods that name the claim.
     pub fn pods_with(&self, claim: &ClaimUid) -> BTreeSet<PodUid> {
         self.claims.get(claim).into_iter().flat_map(|entry| self.pods_of(entry)).cloned().collect()
     }
 
-    /// The pods whose claims hold the device.
+    /// Returns the pods whose claims hold the device.
     pub fn pods_on(&self, device: &DeviceId) -> BTreeSet<PodUid> {
         self.holders_of(device).flat_map(|entry| self.pods_of(entry)).cloned().collect()
     }

@@ -1,4 +1,4 @@
-//! Pods, as far as they need devices or take room on a node.
+//! Pods: their claims and their requests of nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use tessera_api::quantity::Quantity;
 
 use crate::convert;
 
-/// One pod.
+/// A pod.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct PodEntry {
     pub(crate) uid: PodUid,
@@ -18,10 +18,10 @@ pub(crate) struct PodEntry {
     pub(crate) name: PodName,
     /// `spec.nodeName`.
     pub(crate) node: Option<NodeName>,
-    /// Succeeded or failed: nothing of it runs any more.
+    /// Its phase is `Succeeded` or `Failed`: no container runs any more.
     pub(crate) finished: bool,
     pub(crate) deleting: bool,
-    /// It has scheduling gates: not to be planned yet.
+    /// It has scheduling gates, so it is not planned yet.
     pub(crate) gated: bool,
     pub(crate) priority: i32,
     pub(crate) created: i64,
@@ -29,21 +29,20 @@ pub(crate) struct PodEntry {
     /// Its claims in pod order.
     pub(crate) claims: Vec<ClaimRef>,
     pub(crate) scheduling: Arc<Scheduling>,
-    /// A container of it has been there, so its devices may be in use. What kubelet has not
-    /// reported yet is not seen.
+    /// A container of it has run, so its devices may be in use. Containers that the kubelet has
+    /// not reported yet are not seen.
     pub(crate) started: bool,
-    /// While it waits: condition `PodScheduled` is `False` with reason `Unschedulable`; its
-    /// message.
+    /// The message of the condition `PodScheduled`, if the pod is unbound and the condition is
+    /// `False` with reason `Unschedulable`.
     pub(crate) unschedulable: Option<String>,
-    /// Which claim a name meant when the pod was bound: an object made anew under the name is
-    /// another one.
+    /// The claim of each name at the time of binding: a recreated object is another claim.
     pub(crate) links: BTreeMap<ClaimName, ClaimUid>,
-    /// What is booked for it on a node, as it was when it was booked.
-    pub(crate) booked_requests: BTreeMap<String, Quantity>,
-    /// The node on which its requests are booked.
-    pub(crate) booked_on: Option<NodeName>,
-    /// Whether they are booked as those of a pod that holds devices of ours.
-    pub(crate) booked_as_holder: bool,
+    /// The requests that are counted for it on a node.
+    pub(crate) counted_requests: BTreeMap<String, Quantity>,
+    /// The node on which its requests are counted.
+    pub(crate) counted_on: Option<NodeName>,
+    /// They are counted as those of a pod that holds devices of ours.
+    pub(crate) counted_as_holder: bool,
 }
 
 /// One entry of `spec.resourceClaims`.
@@ -51,17 +50,16 @@ pub(crate) struct PodEntry {
 pub(crate) struct ClaimRef {
     /// The entry's own name.
     pub(crate) entry: String,
-    /// The claim's name; none = not generated yet.
+    /// The name of the claim; none = not generated yet.
     pub(crate) name: Option<ClaimName>,
-    /// The pod itself says what the claim is called, or would if it were a name; otherwise see
-    /// [`crate::generated`].
+    /// The pod itself names the claim, validly or not; otherwise see [`crate::generated`].
     pub(crate) stated: bool,
-    /// It is made from a template, so it has to be owned by the pod.
+    /// It is generated from a template, so it has to be owned by the pod.
     pub(crate) generated: bool,
 }
 
 impl PodEntry {
-    /// Reads a pod; `None` for an object that the API server cannot have made.
+    /// Reads a pod. Returns none for an object that the API server cannot have stored.
     pub(crate) fn new(object: &Pod) -> Option<Self> {
         let metadata = &object.metadata;
         let spec = object.spec.as_ref()?;
@@ -82,7 +80,7 @@ impl PodEntry {
             claims: claims(object),
             scheduling: Arc::new(match spec.node_name {
                 None => convert::scheduling(spec),
-                // Of bound pods only what they take of the node is needed.
+                // Of bound pods only the requests are needed.
                 Some(_) => {
                     Scheduling { requests: convert::pod_requests(spec), ..Scheduling::default() }
                 }
@@ -90,13 +88,13 @@ impl PodEntry {
             started: status.is_some_and(|s| phase == Some("Running") || has_started(s)),
             unschedulable: status.and_then(unschedulable).filter(|_| spec.node_name.is_none()),
             links: BTreeMap::new(),
-            booked_requests: BTreeMap::new(),
-            booked_on: None,
-            booked_as_holder: false,
+            counted_requests: BTreeMap::new(),
+            counted_on: None,
+            counted_as_holder: false,
         })
     }
 
-    /// The pod as the allocator is to see it.
+    /// Returns the pod as the allocator's input.
     pub(crate) fn pending(&self, claims: Vec<PodClaim>) -> PendingPod {
         PendingPod {
             uid: self.uid.clone(),
@@ -111,12 +109,12 @@ impl PodEntry {
         }
     }
 
-    /// Bound to a node, and something of it may run there.
+    /// Returns true if the pod is bound to a node and containers of it may run there.
     pub(crate) fn is_running(&self) -> bool {
         self.node.is_some() && !self.finished
     }
 
-    /// Waits for a node.
+    /// Returns true if the pod waits for a node.
     pub(crate) fn is_waiting(&self) -> bool {
         self.node.is_none() && !self.finished && !self.deleting
     }
@@ -158,7 +156,7 @@ fn claims(object: &Pod) -> Vec<ClaimRef> {
             continue;
         }
         let status = statuses().find(|s| s.name == entry.name);
-        // A status without a name: the pod does not need the claim (KEP-3063, optional claims).
+        // With a status without a name the pod does not need the claim (KEP-3063, optional claims).
         if let Some(status) = status {
             if let Some(name) = &status.resource_claim_name {
                 claims.push(ClaimRef {

@@ -1,5 +1,5 @@
-//! Bound pods whose claims are not where they are, and what can be done about it: a bound pod's
-//! node wins.
+//! Repair: bound pods whose claims are on another node, and the possible repairs. The node of a
+//! bound pod takes precedence.
 
 use std::sync::Arc;
 
@@ -13,48 +13,48 @@ use crate::index::Index;
 use crate::pods::PodEntry;
 use crate::scope::Scope;
 
-/// A bound pod with a claim of ours that is not where the pod is. kube-scheduler makes one when its
-/// PreBind meets a conflict: it adds its pod to whatever allocation is there then. Others can, by
-/// clearing a claim in use or by binding a pod past kube-scheduler.
+/// A bound pod with a claim of ours that is not on the node of the pod. kube-scheduler causes it
+/// when its PreBind meets a conflict: it then reserves whatever allocation it finds. Other clients
+/// cause it by clearing a claim in use or by binding a pod without kube-scheduler.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Misplaced {
     /// The pod.
     pub pod: PodUid,
     /// The claim.
     pub claim: ClaimUid,
-    /// Where the pod is.
+    /// The node of the pod.
     pub node: NodeName,
-    /// Where the claim is; none if it is not allocated.
+    /// The node of the claim; none if it is not allocated.
     pub allocated: Option<NodeName>,
-    /// What can be done.
+    /// The possible repair.
     pub remedy: Remedy,
 }
 
-/// How a claim comes to the node of the pod that is bound with it.
+/// The repair of a misplaced claim.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Remedy {
-    /// Nobody can be using it where it is. An allocation cannot be changed, so it is ended there,
-    /// reservations included.
+    /// No pod can be using it where it is. An allocation cannot be changed, so it is cleared, with
+    /// its reservations.
     TakeBack,
-    /// The pod's containers may be using what was allocated before: just that is written again.
+    /// The containers of the pod may be using the previous allocation, so that is written again.
     Restore(Box<AllocationResult>),
-    /// It is planned, with no other node to choose from.
+    /// The claim is planned on the node of the pod only.
     Plan,
-    /// Nothing.
+    /// No repair is possible.
     None(Hindrance),
 }
 
-/// Why nothing can be done.
+/// The cause that prevents a repair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Hindrance {
-    /// Containers of the pod have run, and it is not known any more with which devices.
+    /// Containers of the pod have run with devices that are not known any more.
     Started,
-    /// Somebody else may be using the claim where it is, or has to have it first.
+    /// Another pod may be using the claim where it is, or precedes this one.
     InUse,
 }
 
 impl Index {
-    /// Bound pods that cannot have the devices of one of their claims where they are.
+    /// Returns the misplaced claims of bound pods.
     pub fn misplaced(&self) -> Vec<Misplaced> {
         let stranded = self.stranded.iter().filter_map(|uid| self.pods.get(uid));
         stranded
@@ -62,7 +62,8 @@ impl Index {
             .collect()
     }
 
-    /// Whether one of the pod's claims may have to be repaired. What is going away is left to go.
+    /// Returns true if a claim of the pod may be misplaced. Pods and claims that are being deleted
+    /// do not count.
     pub(crate) fn is_stranded(&self, pod: &PodEntry) -> bool {
         let Some(node) = pod.node.as_ref().filter(|_| pod.is_running() && !pod.deleting) else {
             return false;
@@ -112,15 +113,14 @@ impl Index {
         }
     }
 
-    /// The bound pod that a claim follows: one whose containers have run before the others, then
-    /// the older.
+    /// Returns the bound pod that a claim follows: one whose containers have run, then the oldest.
     fn first_user<'e>(&self, entry: &'e ClaimEntry) -> Option<&'e PodUid> {
         let users = entry.users.keys().filter_map(|uid| Some((uid, self.pods.get(uid)?)));
         users.min_by_key(|(uid, pod)| (!pod.started, pod.created, *uid)).map(|(uid, _)| uid)
     }
 
-    /// Whether nobody can be using the claim on `node`: whoever has reserved it is a pod that is
-    /// known to be bound elsewhere, and kubelet lets nobody else use it.
+    /// Returns true if no pod can be using the claim on `node`: it is reserved by pods only that
+    /// are known to be bound elsewhere, and the kubelet allows no other pod to use it.
     fn is_unused(&self, entry: &ClaimEntry, node: &NodeName) -> bool {
         let is_pod = |consumer: &ResourceClaimConsumerReference| {
             consumer.resource == "pods"
@@ -134,8 +134,8 @@ impl Index {
             && entry.users.values().all(|bound| bound != node)
     }
 
-    /// A bound pod as [`plan_on`](Self::plan_on) is to see it. None while one of its claims is
-    /// still elsewhere.
+    /// Returns a bound pod as the allocator's input. None while one of its claims is still on
+    /// another node.
     pub fn bound_pending(&self, pod: &PodUid) -> Option<PendingPod> {
         let pod = self.pods.get(pod)?;
         let node = pod.node.as_ref()?;
@@ -151,12 +151,12 @@ impl Index {
                 None => {}
             }
         }
-        // What it requests of its node is booked there already.
+        // Its requests are counted on its node already.
         Some(PendingPod { scheduling: Arc::new(Scheduling::default()), ..pod.pending(claims) })
     }
 
-    /// Claims that are gone although a bound pod uses them, each with such a pod and its node:
-    /// somebody has stripped the finalizer.
+    /// Returns claims that were deleted although a bound pod uses them, each with such a pod and
+    /// its node: a client has removed the finalizer.
     pub fn orphaned(&self) -> Vec<(PodUid, ClaimUid, NodeName)> {
         let gone = self.claims.values().filter(|entry| entry.object.is_none());
         let used = gone.filter_map(|entry| {
@@ -168,12 +168,12 @@ impl Index {
     }
 }
 
-/// Whether all of the devices are ours.
+/// Returns true if all of the devices are ours.
 pub(crate) fn is_ours(allocation: &AllocatedClaim) -> bool {
     allocation.results.iter().all(|r| r.device.pool.driver.as_str() == DRIVER_NAME)
 }
 
-/// The node that the allocation is on, if it is one and not `node`.
+/// Returns the node of the allocation, if it has one and it is not `node`.
 fn is_elsewhere(allocation: &AllocatedClaim, node: &NodeName) -> Option<NodeName> {
     let there = allocation.nodes.as_ref()?.single_node().filter(|there| *there != node.as_str())?;
     NodeName::new(there).ok()

@@ -1,28 +1,28 @@
-//! Whose devices a claim asks for.
+//! Scope: the drivers whose devices a claim requests.
 //!
-//! Nothing in a claim names a driver, so this is read off the selectors of its classes and
-//! requests. It must be known before anything is allocated, because a claim that asks several
-//! drivers can be allocated by nobody as a whole.
+//! Nothing in a claim names a driver, so the scope follows from the selectors of its classes and
+//! requests. It has to be known before anything is allocated, because a claim is allocated as a
+//! whole, and no allocator can allocate devices of several drivers.
 
 use tessera_allocator::model::{Alternative, Claim, DeviceClass, Selector};
 use tessera_allocator::selector::Drivers;
 use tessera_api::names::DeviceClassName;
 
-/// Whose devices a claim asks for.
+/// The drivers whose devices a claim requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
-    /// Ours, and nobody else's.
+    /// Our driver only.
     Ours,
-    /// Those of any driver: ours will do, and so would others.
+    /// Any driver: ours fits, and others do too.
     Any,
-    /// Those of others.
+    /// Other drivers only.
     Foreign,
-    /// Ours in one request or alternative, those of others in another.
+    /// Our driver in one request or alternative, others in another.
     Mixed,
 }
 
-/// The scope of a claim, given how to look up a class. A class that is not there is taken for ours:
-/// it is us then who say so.
+/// Returns the scope of a claim. `class` looks up a class. One that does not exist counts as any
+/// driver's, so that we report it.
 pub(crate) fn of_claim<'c>(
     claim: &Claim,
     class: impl Fn(&DeviceClassName) -> Option<&'c DeviceClass>,
@@ -33,8 +33,8 @@ pub(crate) fn of_claim<'c>(
     scopes.fold(first, join)
 }
 
-/// The class is asked first: an administrator writes it, and where it names our driver and no
-/// other, the request's own selectors, which any tenant writes, do not have to be compiled.
+/// The class is read first: an administrator writes it, and where it names our driver only, the
+/// selectors of the request, which any tenant writes, do not have to be compiled.
 fn of_alternative(request: &Alternative, class: Option<&DeviceClass>) -> Scope {
     if request.class.is_some() && class.is_none() {
         return Scope::Any;
@@ -56,7 +56,7 @@ fn of_alternative(request: &Alternative, class: Option<&DeviceClass>) -> Scope {
     }
 }
 
-/// Devices of which drivers all of the selectors together may select.
+/// Returns the drivers whose devices all of the selectors together may select.
 fn drivers(selectors: &[Selector]) -> Drivers {
     let any = Drivers { ours: true, unnamed: true, others: true };
     selectors.iter().filter_map(|selector| selector.compiled().ok()).fold(any, |all, compiled| {

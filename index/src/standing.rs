@@ -1,5 +1,4 @@
-//! Where one pod is on its way to its devices, and what each of its claims waits for: for people
-//! who ask.
+//! Standing: the stage of one pod and the state of each of its claims, for display.
 
 use std::sync::Arc;
 
@@ -12,7 +11,7 @@ use crate::pods::{ClaimRef, PodEntry};
 use crate::scope::Scope;
 use crate::work::{Blocked, is_owned_by};
 
-/// Where a pod is on its way to its devices.
+/// The stage of a pod on the way to its devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Stage {
     /// Succeeded or failed.
@@ -21,7 +20,7 @@ pub enum Stage {
     Deleting,
     /// Bound to a node.
     Bound(NodeName),
-    /// Somebody's scheduling gate holds it back, so it is not planned.
+    /// It has a scheduling gate, so it is not planned.
     Gated,
     /// It waits for a node.
     Waiting,
@@ -32,52 +31,52 @@ pub enum Stage {
 pub struct ClaimStanding {
     /// The entry's own name.
     pub entry: String,
-    /// The claim's name; none where it is to be made from a template and is not yet.
+    /// The name of the claim; none if it has not been generated from its template yet.
     pub name: Option<ClaimName>,
-    /// The claim; none where there is none.
+    /// The claim; none if it does not exist.
     pub claim: Option<ClaimUid>,
-    /// What it waits for.
+    /// Its state.
     pub state: ClaimState,
 }
 
-/// What a claim of a pod waits for.
+/// The state of a claim of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClaimState {
-    /// kube-controller-manager has not made it from its template.
+    /// kube-controller-manager has not generated it from its template.
     NotGenerated,
-    /// There is no claim of that name.
+    /// No claim of that name exists.
     Missing,
     /// It is being deleted.
     Deleting,
-    /// It is called as the pod's own claim would be, and belongs to something else.
+    /// A claim of the name exists and is not owned by the pod.
     NotThePods,
-    /// Nothing: it is allocated.
+    /// It is allocated.
     Allocated(AllocatedClaim),
-    /// Another driver's devices: kube-scheduler allocates it.
+    /// It requests devices of other drivers, and kube-scheduler allocates it.
     Foreign,
-    /// An allocation by us.
+    /// It waits for an allocation by us.
     Pending,
 }
 
 impl Index {
-    /// The pod of that name.
+    /// Returns the pod of that name.
     pub fn pod_called(&self, namespace: &Namespace, name: &PodName) -> Option<&PodUid> {
         let mut pods =
             self.pods.values().filter(|pod| pod.namespace == *namespace && pod.name == *name);
         pods.next().map(|pod| &pod.uid)
     }
 
-    /// The claim of that name.
+    /// Returns the claim of that name.
     pub fn claim_of_name(&self, namespace: &Namespace, name: &ClaimName) -> Option<&ClaimUid> {
         self.claim_names.get(&(namespace.clone(), name.clone()))
     }
 
-    /// What a claim asks for; none if it is not known.
+    /// Returns the requests of a claim; none if it is not known.
     pub fn asked(&self, claim: &ClaimUid) -> Option<&Arc<Claim>> {
         self.claims.get(claim).map(|entry| &entry.claim)
     }
 
-    /// Where the pod is on its way; none if it is not known.
+    /// Returns the stage of the pod; none if it is not known.
     pub fn stage(&self, pod: &PodUid) -> Option<Stage> {
         let pod = self.pods.get(pod)?;
         Some(match &pod.node {
@@ -89,7 +88,7 @@ impl Index {
         })
     }
 
-    /// The pod's claims, in pod order.
+    /// Returns the claims of the pod, in pod order.
     pub fn claims_standing(&self, pod: &PodUid) -> Vec<ClaimStanding> {
         let Some(pod) = self.pods.get(pod) else { return Vec::new() };
         pod.claims.iter().map(|reference| self.claim_standing(pod, reference)).collect()
@@ -119,7 +118,7 @@ impl Index {
         ClaimStanding { entry, name: Some(name.clone()), claim, state }
     }
 
-    /// What a claim waits for, whoever uses it.
+    /// Returns the state of a claim, for any pod.
     pub fn claim_state(&self, claim: &ClaimUid) -> ClaimState {
         let Some(entry) = self.claims.get(claim) else { return ClaimState::Missing };
         match (entry.allocation(), self.scope(claim)) {
@@ -130,8 +129,8 @@ impl Index {
         }
     }
 
-    /// The pod as the allocator is to see it, whether its turn has come or not; none if it is not
-    /// complete yet or has nothing to be decided.
+    /// Returns the pod as the allocator's input, also while it is gated; none if a claim is missing
+    /// or nothing is to be decided.
     ///
     /// # Errors
     /// It cannot be planned.

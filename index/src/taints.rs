@@ -1,7 +1,7 @@
-//! DeviceTaintRules: taints that somebody puts on devices from outside of their slices.
+//! DeviceTaintRules: taints of devices that are not in their slices.
 //!
 //! Upstream's allocator sees slices with the rules merged in (`resourceslice/tracker`), so ours
-//! does as well.
+//! does too.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use tessera_api::names::MANAGED_TAINT_KEY;
 
 use crate::convert;
 
-/// One rule.
+/// One DeviceTaintRule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TaintRule {
     driver: Option<String>,
@@ -21,8 +21,8 @@ pub(crate) struct TaintRule {
 }
 
 impl TaintRule {
-    /// Reads a rule; `None` for one that taints nothing: without a selector, or with our own fence,
-    /// which means nothing to our claims wherever it comes from.
+    /// Reads a rule. Returns none for one that taints nothing: without a selector, or with the
+    /// managed taint, which does not repel our claims from any source.
     pub(crate) fn new(object: &DeviceTaintRule) -> Option<Self> {
         let selector = object.spec.device_selector.as_ref()?;
         let taint = convert::taint(&object.spec.taint);
@@ -41,8 +41,8 @@ impl TaintRule {
     }
 }
 
-/// The slice with the taints of all rules that select its devices. Without any it is the same
-/// slice.
+/// Returns the slice with the taints of all rules that select its devices; without any, the slice
+/// itself.
 pub(crate) fn tainted<'r>(
     slice: &Arc<Slice>,
     rules: impl Iterator<Item = &'r TaintRule>,

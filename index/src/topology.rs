@@ -1,4 +1,4 @@
-//! How the devices of each pool are joined, kept as its slices come and go.
+//! Topologies: the links between the devices of each pool, from its slices.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -13,16 +13,16 @@ use tessera_api::slice::{Topology, TopologyError};
 /// The topologies of all pools.
 #[derive(Debug, Default)]
 pub(crate) struct Topologies {
-    /// By pool and name, the slices.
+    /// The slices by pool and name.
     parts: BTreeMap<PoolId, BTreeMap<String, Part>>,
     pools: Arc<BTreeMap<PoolId, Arc<PoolTopology>>>,
-    /// Each matrix once, however many pools have it.
+    /// Each matrix once, for all pools that have it.
     matrices: HashSet<Arc<LinkMatrix>>,
-    /// Pools that have changed since somebody asked.
+    /// Pools that have changed since the last [`take_changed`](Self::take_changed).
     changed: BTreeSet<PoolId>,
 }
 
-/// What one slice adds to its pool.
+/// The devices and links of one slice.
 #[derive(Debug)]
 struct Part {
     slice: Arc<Slice>,
@@ -30,22 +30,22 @@ struct Part {
 }
 
 impl Topologies {
-    /// All of them, as they are now.
+    /// Returns all topologies as they are now.
     pub(crate) fn snapshot(&self) -> Arc<BTreeMap<PoolId, Arc<PoolTopology>>> {
         Arc::clone(&self.pools)
     }
 
-    /// The pools that have changed since the last call, each with what it is now.
+    /// Returns the pools that have changed since the last call, each as it is now.
     pub(crate) fn take_changed(&mut self) -> Vec<(PoolId, Option<Arc<PoolTopology>>)> {
         let changed = std::mem::take(&mut self.changed).into_iter();
         changed.map(|pool| (pool.clone(), self.pools.get(&pool).map(Arc::clone))).collect()
     }
 
-    /// A slice was made or changed.
+    /// Takes over a slice that was created or changed.
     ///
     /// # Errors
-    /// Its annotation cannot be read; its devices then count as joined by nothing but the farthest
-    /// PCIe level.
+    /// Its annotation cannot be read; its devices then count as linked by the farthest PCIe level
+    /// only.
     pub(crate) fn apply(
         &mut self,
         slice: &Arc<Slice>,
@@ -59,7 +59,7 @@ impl Topologies {
         topology.map(|_| ())
     }
 
-    /// A slice is gone.
+    /// Removes a slice that was deleted.
     pub(crate) fn remove(&mut self, slice: &Slice) {
         if let Some(parts) = self.parts.get_mut(&slice.pool) {
             parts.remove(&slice.name);
@@ -98,8 +98,8 @@ impl Topologies {
     }
 }
 
-/// Positions of devices, and how they are joined; `None` for a pool that tells nothing of it, or of
-/// more devices than a matrix can hold.
+/// Returns the positions of the devices and the matrix of their links; none for a pool without such
+/// data, or with more devices than a matrix can hold.
 fn topology(parts: &BTreeMap<String, Part>) -> Option<(BTreeMap<DeviceName, usize>, LinkMatrix)> {
     let newest = parts.values().map(|part| part.slice.generation).max()?;
     let current = || parts.values().filter(|part| part.slice.generation == newest);
@@ -114,8 +114,8 @@ fn topology(parts: &BTreeMap<String, Part>) -> Option<(BTreeMap<DeviceName, usiz
     if links.links().is_empty() && !devices.iter().any(placed) {
         return None;
     }
-    // By NVML's index, whatever order they are published in, so that machines that are built alike
-    // have equal matrices.
+    // By NVML's index, whatever order they are published in, so that identical machines have equal
+    // matrices.
     devices.sort_by_key(|device| (device.attributes.get(attribute::INDEX), &device.name));
     let uuids: Vec<Option<GpuUuid>> =
         devices.iter().map(|device| GpuUuid::from_device_name(&device.name).ok()).collect();
@@ -128,7 +128,7 @@ fn topology(parts: &BTreeMap<String, Part>) -> Option<(BTreeMap<DeviceName, usiz
     Some((positions.collect(), matrix))
 }
 
-/// Where the devices are.
+/// Returns the PCIe root and the NUMA node of each device.
 fn places(devices: &[&Device]) -> Vec<Place> {
     let roots = numbered(devices, attribute::PCIE_ROOT);
     let nodes = numbered(devices, attribute::NUMA_NODE);
@@ -139,8 +139,7 @@ fn places(devices: &[&Device]) -> Vec<Place> {
         .collect()
 }
 
-/// A number for each value of an attribute, in the order in which they are met; `None` where a
-/// device has none.
+/// Numbers the values of an attribute in the order of the devices; none where a device lacks it.
 fn numbered(devices: &[&Device], name: &str) -> Vec<Option<u32>> {
     let mut numbers: BTreeMap<&Attribute, u32> = BTreeMap::new();
     let values = devices.iter().map(|device| device.attributes.get(name));

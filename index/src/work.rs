@@ -1,4 +1,5 @@
-//! What there is to do: pods to plan, pods that cannot be planned and why, claims to give back.
+//! Work: pods to plan, pods that cannot be planned, pods that wait for kube-scheduler, and unneeded
+//! allocations.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,12 +12,12 @@ use crate::index::Index;
 use crate::pods::PodEntry;
 use crate::scope::Scope;
 
-/// What the index has to say to whoever plans.
+/// The pods that have claims to allocate.
 #[derive(Debug, Default)]
 pub struct Work {
-    /// Pods with claims of ours to allocate.
+    /// Pods to plan.
     pub pending: Vec<PendingPod>,
-    /// Pods that will not be planned until somebody changes something.
+    /// Pods that cannot be planned until something is changed.
     pub blocked: Vec<Blocked>,
 }
 
@@ -25,43 +26,43 @@ pub struct Work {
 pub struct Blocked {
     /// The pod.
     pub pod: PodUid,
-    /// The claim that stands in the way.
+    /// The claim that blocks it.
     pub claim: ClaimUid,
-    /// Why.
+    /// The cause.
     pub obstacle: Obstacle,
 }
 
-/// Why a pod cannot be planned.
+/// The cause that blocks a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Obstacle {
-    /// One claim asks our driver and another for devices, and a claim is allocated as a whole or
-    /// not at all.
+    /// The claim requests devices of our driver and of another, and a claim is allocated as a
+    /// whole.
     MixedDrivers,
-    /// A pod that is bound already has the claim without an allocation, and it has to be allocated
-    /// on that pod's node.
+    /// Another pod is bound with the claim, which is not allocated and has to be on that pod's
+    /// node.
     BoundPod,
 }
 
-/// A pod whose claims of ours are all allocated and that is not bound: kube-scheduler's turn.
+/// An unbound pod whose claims of ours are all allocated: it waits for kube-scheduler.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Waiting {
     /// The pod.
     pub pod: PodUid,
-    /// Its claims that hold devices of ours, that nobody has reserved, and that no other pod needs
-    /// where they are.
+    /// Its claims with devices of ours that are not reserved and that no other pod needs where
+    /// they are.
     pub movable: Vec<ClaimUid>,
-    /// The node that the claims are on.
+    /// The node of the claims.
     pub node: Option<NodeName>,
-    /// The node of one of the claims does not exist any more.
+    /// The node of a claim does not exist any more.
     pub node_gone: bool,
-    /// `status.nominatedNodeName` is set: the scheduler is making room.
+    /// `status.nominatedNodeName` is set: kube-scheduler is making room.
     pub nominated: bool,
-    /// Condition `PodScheduled` is `False` with reason `Unschedulable`: its message.
+    /// The message of the condition `PodScheduled`, if it is `False` with reason `Unschedulable`.
     pub unschedulable: Option<String>,
 }
 
 impl Index {
-    /// The pods to plan and those that cannot be planned.
+    /// Returns the pods to plan and those that cannot be planned.
     pub fn work(&self) -> Work {
         let mut work = Work::default();
         for pod in self.unbound_entries() {
@@ -74,7 +75,7 @@ impl Index {
         work
     }
 
-    /// The pod as the allocator is to see it; none if it is not complete yet or has nothing to be
+    /// Returns the pod as the allocator's input; none if a claim is missing or nothing is to be
     /// decided.
     pub(crate) fn plan_of(&self, pod: &PodEntry) -> Result<Option<PendingPod>, Blocked> {
         let Some(entries) = self.claims_of(pod) else { return Ok(None) };
@@ -109,14 +110,14 @@ impl Index {
                         obstacle: Obstacle::MixedDrivers,
                     });
                 }
-                // kube-scheduler allocates it, at the node that our claims will force.
+                // kube-scheduler allocates it, on the node of our claims.
                 Some(Scope::Foreign) | None => {}
             }
         }
         Ok(ours.then(|| pod.pending(claims)))
     }
 
-    /// The claims of a pod; none unless all are there, alive and the pod's to use.
+    /// Returns the claims of a pod; none unless all exist, are not being deleted and belong to it.
     pub(crate) fn claims_of(&self, pod: &PodEntry) -> Option<Vec<&ClaimEntry>> {
         let mut entries = Vec::with_capacity(pod.claims.len());
         for reference in &pod.claims {
@@ -134,20 +135,19 @@ impl Index {
         self.claims.get(uid)
     }
 
-    /// Pods that have all they need from us and are not bound.
+    /// Returns the unbound pods whose claims of ours are all allocated.
     pub fn waiting(&self) -> Vec<Waiting> {
         self.unbound_entries().filter_map(|pod| self.waiting_of(pod)).collect()
     }
 
-    /// Pods that wait for a node, without those that somebody else's scheduling gate still holds
-    /// back.
+    /// Returns the pods that wait for a node, without gated ones.
     fn unbound_entries(&self) -> impl Iterator<Item = &PodEntry> {
         self.unbound.iter().filter_map(|uid| self.pods.get(uid)).filter(|pod| !pod.gated)
     }
 
     fn waiting_of(&self, pod: &PodEntry) -> Option<Waiting> {
         let entries = self.claims_of(pod)?;
-        let ours: Vec<&&ClaimEntry> = entries.iter().filter(|e| !e.booked().is_empty()).collect();
+        let ours: Vec<&&ClaimEntry> = entries.iter().filter(|e| !e.counted().is_empty()).collect();
         if ours.is_empty() {
             return None;
         }
@@ -164,20 +164,20 @@ impl Index {
         })
     }
 
-    /// Whether the allocation may be taken back for the sake of `pod`: nobody has reserved it, it
-    /// is not in the middle of being written, no other pod is bound to it, and of the pods that
-    /// wait for it `pod` is the first.
+    /// Returns true if the allocation may be released for `pod`: it is not reserved, not being
+    /// written and not in use by a bound pod, and of the pods that wait for it `pod` is the
+    /// first.
     fn is_movable(&self, entry: &ClaimEntry, pod: &PodEntry) -> bool {
         let others = self.pods_of(entry).filter(|uid| **uid != pod.uid);
         let mut others =
             others.filter_map(|uid| self.pods.get(uid)).filter(|other| other.is_waiting());
-        entry.is_idle() && !others.any(|other| self.turn(other) < self.turn(pod))
+        entry.is_idle() && !others.any(|other| self.precedence(other) < self.precedence(pod))
     }
 
-    /// Whose failure counts among pods that wait for the same claim. The older comes first, but
-    /// after all those that could be bound where the claim is: a pod that lacks something else
-    /// would otherwise take the claim from them again and again.
-    fn turn<'p>(&self, pod: &'p PodEntry) -> (bool, i64, &'p PodUid) {
+    /// Returns the precedence of a pod among those that wait for the same claim. The oldest is
+    /// first, but after all that could be bound where the claim is: a pod that lacks another
+    /// claim would otherwise move this one again and again.
+    fn precedence<'p>(&self, pod: &'p PodEntry) -> (bool, i64, &'p PodUid) {
         let lacks = |entry: &&ClaimEntry| {
             entry.allocation().is_none()
                 && matches!(
@@ -190,50 +190,50 @@ impl Index {
         (!complete, pod.created, &pod.uid)
     }
 
-    /// The pods with claims that wait for a node.
+    /// Returns the pods with claims that wait for a node.
     pub fn unbound_pods(&self) -> &BTreeSet<PodUid> {
         &self.unbound
     }
 
-    /// What kube-scheduler says about a pod that it could not place.
+    /// Returns kube-scheduler's message about a pod that it could not place.
     pub fn unschedulable_message(&self, pod: &PodUid) -> Option<String> {
         self.pods.get(pod)?.unschedulable.clone()
     }
 
-    /// Claims that hold devices of ours although no living pod needs them and nobody ever reserved
-    /// them. Nobody else gives them back: kube-controller-manager acts when the last
-    /// reservation goes, and there was none.
+    /// Returns the claims with devices of ours that no pod needs and that were never reserved.
+    /// kube-controller-manager does not deallocate them: it acts when the last reservation is
+    /// removed, and there was none.
     ///
-    /// Costs what has changed since the last call, and what is found.
-    pub fn abandoned(&mut self) -> Vec<ClaimUid> {
+    /// The cost is that of the claims that have changed since the last call, and of the result.
+    pub fn unneeded(&mut self) -> Vec<ClaimUid> {
         self.check_claims();
-        self.abandoned.iter().cloned().collect()
+        self.unneeded.iter().cloned().collect()
     }
 
-    /// Brings what follows from claims up to date with those that have changed.
+    /// Updates what follows from claims with those that have changed.
     pub(crate) fn check_claims(&mut self) {
         for claim in std::mem::take(&mut self.unchecked) {
             let entry = self.claims.get(&claim);
             if let Some(entry) = entry {
                 let exceeded = entry
-                    .booked()
+                    .counted()
                     .iter()
                     .map(|r| &r.device)
                     .filter(|d| self.exceeded.contains_key(d));
-                self.books.touched.extend(exceeded.cloned());
+                self.sums.touched.extend(exceeded.cloned());
             }
-            if entry.is_some_and(|entry| self.is_abandoned(entry)) {
-                self.abandoned.insert(claim);
+            if entry.is_some_and(|entry| self.is_unneeded(entry)) {
+                self.unneeded.insert(claim);
             } else {
-                self.abandoned.remove(&claim);
+                self.unneeded.remove(&claim);
             }
         }
     }
 
-    fn is_abandoned(&self, entry: &ClaimEntry) -> bool {
+    fn is_unneeded(&self, entry: &ClaimEntry) -> bool {
         let mut pods = self.pods_of(entry).filter_map(|uid| self.pods.get(uid));
         entry.is_idle()
-            && !entry.booked().is_empty()
+            && !entry.counted().is_empty()
             && !pods.any(|p| p.is_waiting() || p.is_running())
     }
 }

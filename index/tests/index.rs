@@ -6,8 +6,8 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use serde_json::{Value, json};
-use tessera_allocator::model::{DeviceId, PodClaim, PodUid, PoolId};
-use tessera_allocator::{Cause, NotSupported, Refusal, Settings, plan};
+use tessera_allocator::model::{DeviceId, PendingPod, PodClaim, PodUid, PoolId};
+use tessera_allocator::{Cause, NotSupported, Plan, Planner, Refusal, Settings, plan};
 use tessera_api::config::Sharing;
 use tessera_api::names::{ClaimUid, DeviceName, DriverName, NodeName, PoolName};
 use tessera_api::quantity::Quantity;
@@ -17,11 +17,12 @@ use tessera_index::{Index, Obstacle, Scope};
 struct Fed {
     index: Index,
     version: u64,
+    planner: Planner,
 }
 
 impl Fed {
     fn new() -> Self {
-        Self { index: Index::new(), version: 0 }
+        Self { index: Index::new(), version: 0, planner: Planner::default() }
     }
 
     /// One node with one GPU of 80Gi and the class for it.
@@ -88,6 +89,12 @@ impl Fed {
         used.unwrap_or_default().value_i64().unwrap() >> 30
     }
 
+    /// Plans with a planner that gets all changes of the index.
+    fn plan(&mut self, pods: &[PendingPod]) -> Plan {
+        self.index.take_changes().apply_to(&mut self.planner);
+        self.planner.plan(pods, Settings::default())
+    }
+
     fn pending(&self) -> Vec<String> {
         self.index.work().pending.iter().map(|p| p.name.to_string()).collect()
     }
@@ -98,7 +105,7 @@ impl Fed {
         node.used.get("cpu").copied().unwrap_or_default()
     }
 
-    /// What of it is of pods that hold devices.
+    /// The part of it that pods with devices request.
     fn cpu_held(&self) -> Quantity {
         let snapshot = self.index.snapshot();
         let node = &snapshot.nodes[&NodeName::new("node-a").unwrap()];
@@ -173,7 +180,7 @@ fn on_node(mut pod: Value, phase: &str) -> Value {
 }
 
 #[test]
-fn a_pod_is_planned_once_its_claims_are_there_and_its_gates_are_gone() {
+fn pod_is_planned_with_all_claims_and_without_gates() {
     let mut fed = Fed::with_gpu();
     let mut gated = pod("p", &["c"]);
     gated["spec"]["schedulingGates"] = json!([{"name": "somebody.example.com/gate"}]);
@@ -187,7 +194,7 @@ fn a_pod_is_planned_once_its_claims_are_there_and_its_gates_are_gone() {
 }
 
 #[test]
-fn a_generated_claim_counts_only_for_the_pod_that_owns_it() {
+fn generated_claim_counts_only_for_its_owner() {
     let mut fed = Fed::with_gpu();
     let mut waiting = pod("p", &[]);
     waiting["spec"]["resourceClaims"] = json!([{"name": "gpu", "resourceClaimTemplateName": "t"}]);
@@ -198,7 +205,7 @@ fn a_generated_claim_counts_only_for_the_pod_that_owns_it() {
     fed.pod(waiting);
     let mut generated = claim("p-gpu-x", "gpu.tessera.dev");
     fed.claim(generated.clone());
-    assert_eq!(fed.pending(), [""; 0], "somebody else's claim of that name");
+    assert_eq!(fed.pending(), [""; 0], "another owner's claim of that name");
     generated["metadata"]["ownerReferences"] = json!([{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "uid-p", "controller": true}]);
     fed.claim(generated);
     assert_eq!(fed.pending(), ["p"]);
@@ -226,7 +233,7 @@ fn made_for(mut claim: Value, pod: &str) -> Value {
 }
 
 #[test]
-fn a_generated_claim_is_planned_before_the_pods_status_names_it() {
+fn generated_claim_is_planned_before_pod_status_names_it() {
     let made = made_for(claim("p-gpu-x", "gpu.tessera.dev"), "p");
     let mut fed = Fed::with_gpu();
     fed.pod(pod_from_template("p"));
@@ -240,14 +247,14 @@ fn a_generated_claim_is_planned_before_the_pods_status_names_it() {
     fed.claim(allocated(made, 19));
     assert_eq!(fed.pending(), [""; 0]);
     assert_eq!(fed.cpu_used(), Quantity::from_integer(2), "the pod is expected where its claim is");
-    assert_eq!(fed.index.abandoned(), Vec::<ClaimUid>::new(), "a pod waits for it");
+    assert_eq!(fed.index.unneeded(), Vec::<ClaimUid>::new(), "a pod waits for it");
     fed.pod(naming(pod_from_template("p"), "p-gpu-x"));
     assert_eq!(fed.cpu_used(), Quantity::from_integer(2));
     assert_eq!(fed.index.waiting().len(), 1);
 }
 
 #[test]
-fn claims_of_other_pods_entries_and_namespaces_are_not_taken_for_the_pods() {
+fn generated_claim_matches_pod_entry_and_namespace() {
     let made = || made_for(claim("p-gpu-x", "gpu.tessera.dev"), "p");
     let mut other_pod = made();
     other_pod["metadata"]["ownerReferences"][0]["uid"] = "uid-of-the-pod-before".into();
@@ -268,7 +275,7 @@ fn claims_of_other_pods_entries_and_namespaces_are_not_taken_for_the_pods() {
 }
 
 #[test]
-fn a_pod_is_unlisted_while_a_claim_is_there_that_its_status_does_not_name() {
+fn pod_is_unlisted_while_its_status_lacks_a_claim() {
     let unlisted =
         |fed: &Fed| fed.index.unlisted().iter().map(ToString::to_string).collect::<Vec<_>>();
     let mut fed = Fed::with_gpu();
@@ -289,7 +296,7 @@ fn a_pod_is_unlisted_while_a_claim_is_there_that_its_status_does_not_name() {
 }
 
 #[test]
-fn of_two_claims_for_one_entry_the_pods_status_chooses() {
+fn pod_status_chooses_between_two_generated_claims() {
     let mut fed = Fed::with_gpu();
     fed.pod(pod_from_template("p"));
     let one = made_for(claim("p-gpu-x", "gpu.tessera.dev"), "p");
@@ -300,14 +307,14 @@ fn of_two_claims_for_one_entry_the_pods_status_chooses() {
     fed.pod(naming(pod_from_template("p"), "p-gpu-y"));
     assert_eq!(fed.pending(), ["p"]);
     assert_eq!(
-        fed.index.abandoned(),
+        fed.index.unneeded(),
         [ClaimUid::new("uid-p-gpu-x").unwrap()],
         "what was allocated early goes back"
     );
 }
 
 #[test]
-fn a_generated_claim_that_is_gone_again_is_not_waited_with() {
+fn deleted_generated_claim_does_not_count() {
     let mut fed = Fed::with_gpu();
     fed.pod(pod_from_template("p"));
     let made = fed.claim(allocated(made_for(claim("p-gpu-x", "gpu.tessera.dev"), "p"), 19));
@@ -319,18 +326,18 @@ fn a_generated_claim_that_is_gone_again_is_not_waited_with() {
 }
 
 #[test]
-fn a_bound_pod_is_tied_only_to_claims_that_its_status_names() {
+fn bound_pod_uses_only_claims_of_its_status() {
     let mut fed = Fed::with_gpu();
     fed.claim(allocated(made_for(claim("p-gpu-x", "gpu.tessera.dev"), "p"), 19));
     fed.pod(pod_from_template("p"));
     fed.pod(on_node(pod_from_template("p"), "Pending"));
-    assert_eq!(fed.index.abandoned(), [ClaimUid::new("uid-p-gpu-x").unwrap()]);
+    assert_eq!(fed.index.unneeded(), [ClaimUid::new("uid-p-gpu-x").unwrap()]);
     fed.pod(naming(on_node(pod_from_template("p"), "Pending"), "p-gpu-x"));
-    assert_eq!(fed.index.abandoned(), Vec::<ClaimUid>::new());
+    assert_eq!(fed.index.unneeded(), Vec::<ClaimUid>::new());
 }
 
 #[test]
-fn a_claim_being_deleted_is_not_planned() {
+fn claim_being_deleted_is_not_planned() {
     let mut fed = Fed::with_gpu();
     let mut going = claim("c", "gpu.tessera.dev");
     going["metadata"]["deletionTimestamp"] = "2026-11-21T00:00:00Z".into();
@@ -340,7 +347,7 @@ fn a_claim_being_deleted_is_not_planned() {
 }
 
 #[test]
-fn an_assumed_decision_counts_until_it_is_seen_or_forgotten() {
+fn assumed_decision_counts_until_seen_or_forgotten() {
     let mut fed = Fed::with_gpu();
     fed.claim(claim("c", "gpu.tessera.dev"));
     fed.pod(pod("p", &["c"]));
@@ -352,13 +359,13 @@ fn an_assumed_decision_counts_until_it_is_seen_or_forgotten() {
     assert_eq!((fed.taken(), fed.pending().len()), (0, 1));
     fed.index.assume(allotment);
     fed.claim(allocated(claim("c", "gpu.tessera.dev"), 80));
-    assert_eq!(fed.taken(), 80, "what is assumed and what is seen are one grant");
+    assert_eq!(fed.taken(), 80, "assumed and seen allocation count once");
     fed.index.forget(&allotment.claim);
     assert_eq!(fed.taken(), 80);
 }
 
 #[test]
-fn old_news_of_a_claim_is_ignored() {
+fn older_version_of_a_claim_is_ignored() {
     let mut fed = Fed::with_gpu();
     let old = fed.object(claim("c", "gpu.tessera.dev"));
     fed.claim(allocated(claim("c", "gpu.tessera.dev"), 19));
@@ -367,7 +374,7 @@ fn old_news_of_a_claim_is_ignored() {
 }
 
 #[test]
-fn an_answer_to_a_write_does_not_bring_a_deleted_claim_back() {
+fn answer_to_a_write_does_not_revive_a_deleted_claim() {
     let mut fed = Fed::with_gpu();
     let claim_object = fed.claim(claim("c", "gpu.tessera.dev"));
     let answer = fed.object(allocated(claim("c", "gpu.tessera.dev"), 19));
@@ -377,7 +384,7 @@ fn an_answer_to_a_write_does_not_bring_a_deleted_claim_back() {
 }
 
 #[test]
-fn capacity_stays_taken_until_no_bound_pod_refers_to_the_claim() {
+fn capacity_stays_taken_while_a_bound_pod_uses_the_claim() {
     let mut fed = Fed::with_gpu();
     let object = fed.claim(reserved(allocated(claim("c", "gpu.tessera.dev"), 19), "p"));
     fed.pod(on_node(pod("p", &["c"]), "Running"));
@@ -411,7 +418,7 @@ fn two_shares_of_one_device_for_one_request_count_twice() {
 }
 
 #[test]
-fn a_claim_moved_under_a_running_pod_takes_both_places() {
+fn claim_moved_under_a_running_pod_counts_twice() {
     let mut fed = Fed::with_gpu();
     fed.slice("node-a", 2, 1, json!([gpu("gpu-0"), gpu("gpu-1")]));
     fed.claim(allocated(claim("c", "gpu.tessera.dev"), 19));
@@ -425,7 +432,7 @@ fn a_claim_moved_under_a_running_pod_takes_both_places() {
 }
 
 #[test]
-fn a_claim_made_anew_under_the_same_name_is_another_claim() {
+fn recreated_claim_is_another_claim() {
     let mut fed = Fed::with_gpu();
     let first = fed.claim(allocated(claim("c", "gpu.tessera.dev"), 19));
     fed.pod(on_node(pod("p", &["c"]), "Running"));
@@ -439,7 +446,7 @@ fn a_claim_made_anew_under_the_same_name_is_another_claim() {
 }
 
 #[test]
-fn requests_are_booked_where_a_pod_runs_or_its_claims_will_have_it_go() {
+fn pod_requests_count_on_its_node_or_that_of_its_claims() {
     let mut fed = Fed::with_gpu();
     fed.claim(claim("c", "gpu.tessera.dev"));
     fed.pod(pod("p", &["c"]));
@@ -455,7 +462,7 @@ fn requests_are_booked_where_a_pod_runs_or_its_claims_will_have_it_go() {
 }
 
 #[test]
-fn what_pods_that_hold_devices_request_is_told_from_what_others_do() {
+fn requests_of_device_holders_are_counted_apart() {
     let mut fed = Fed::with_gpu();
     let two = Quantity::from_integer(2);
     fed.pod(on_node(pod("daemon", &[]), "Running"));
@@ -472,7 +479,7 @@ fn what_pods_that_hold_devices_request_is_told_from_what_others_do() {
 }
 
 #[test]
-fn only_what_planning_looks_at_is_news_of_a_node() {
+fn only_planning_input_is_a_change_of_a_node() {
     let node = json!({
         "metadata": {"name": "node-a", "resourceVersion": "1", "labels": {"zone": "a"}},
         "status": {
@@ -507,7 +514,7 @@ fn only_what_planning_looks_at_is_news_of_a_node() {
 }
 
 #[test]
-fn the_scope_of_a_claim_is_read_off_its_selectors() {
+fn scope_of_a_claim_follows_its_selectors() {
     let mut fed = Fed::with_gpu();
     fed.class(
         "nic",
@@ -535,7 +542,7 @@ fn the_scope_of_a_claim_is_read_off_its_selectors() {
 }
 
 #[test]
-fn a_claim_for_two_drivers_blocks_its_pod() {
+fn claim_for_two_drivers_blocks_its_pod() {
     let mut fed = Fed::with_gpu();
     fed.class("nic", "device.driver == 'nic.example.com'");
     let mut mixed = claim("c", "gpu.tessera.dev");
@@ -549,7 +556,7 @@ fn a_claim_for_two_drivers_blocks_its_pod() {
 }
 
 #[test]
-fn a_foreign_claim_narrows_the_nodes_once_it_is_allocated() {
+fn allocated_foreign_claim_restricts_the_nodes() {
     let mut fed = Fed::with_gpu();
     fed.class("nic", "device.driver == 'nic.example.com'");
     fed.claim(claim("ours", "gpu.tessera.dev"));
@@ -563,11 +570,11 @@ fn a_foreign_claim_narrows_the_nodes_once_it_is_allocated() {
     assert!(
         matches!(&pending.claims[1], PodClaim::Allocated { nodes: Some(nodes), .. } if nodes.single_node() == Some("node-a"))
     );
-    assert_eq!(fed.taken(), 0, "devices of others are not ours to count");
+    assert_eq!(fed.taken(), 0, "devices of other drivers are not counted");
 }
 
 #[test]
-fn slices_of_other_drivers_and_devices_outside_the_fence_are_not_given_out() {
+fn foreign_and_unmanaged_devices_are_not_allocated() {
     let mut fed = Fed::new();
     fed.node("node-a", "8");
     fed.class("gpu.tessera.dev", "device.driver == 'gpu.tessera.dev'");
@@ -588,7 +595,7 @@ fn slices_of_other_drivers_and_devices_outside_the_fence_are_not_given_out() {
 }
 
 #[test]
-fn a_device_that_leaves_stock_mode_is_not_given_out_whatever_a_claim_tolerates() {
+fn device_leaving_stock_mode_is_never_allocated() {
     let mut fed = Fed::new();
     fed.node("node-a", "8");
     fed.class("gpu.tessera.dev", "device.driver == 'gpu.tessera.dev'");
@@ -615,7 +622,7 @@ fn a_device_that_leaves_stock_mode_is_not_given_out_whatever_a_claim_tolerates()
 }
 
 #[test]
-fn a_device_that_publishes_more_memory_than_it_has_goes_only_to_claims_that_may_spill() {
+fn oversubscribed_gpu_needs_claims_that_allow_it() {
     let mut may_spill = claim("c", "gpu.tessera.dev");
     may_spill["spec"]["devices"]["config"] = json!([{"opaque": {"driver": "gpu.tessera.dev", "parameters": {
         "apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuConfig", "memory": {"oversubscribe": true},
@@ -652,7 +659,7 @@ fn a_device_that_publishes_more_memory_than_it_has_goes_only_to_claims_that_may_
     }
 }
 
-/// A GpuConfig of ours as an allocation has it.
+/// A GpuConfig in an allocation.
 fn config(source: &str, fields: Value) -> Value {
     let mut parameters = json!({"apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuConfig"});
     parameters.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
@@ -660,7 +667,7 @@ fn config(source: &str, fields: Value) -> Value {
 }
 
 #[test]
-fn an_allocation_tells_how_its_gpu_is_shared_by_the_configs_for_its_request() {
+fn sharing_of_an_allocation_follows_its_configs() {
     let by_mps = |source: &str| config(source, json!({"sharing": "MPS"}));
     let of_request = |name: &str| {
         let mut config = by_mps("FromClaim");
@@ -711,7 +718,7 @@ fn an_allocation_tells_how_its_gpu_is_shared_by_the_configs_for_its_request() {
 }
 
 #[test]
-fn a_gpu_that_is_shared_by_mps_is_left_to_claims_that_share_it_so_until_the_last_of_them_is_gone() {
+fn gpu_shared_by_mps_is_for_mps_claims_until_the_last_ends() {
     let spec_of = |name: &str, fields: Value| {
         let mut claim = claim(name, "gpu.tessera.dev");
         claim["spec"]["devices"]["requests"][0]["exactly"]["capacity"] =
@@ -731,9 +738,7 @@ fn a_gpu_that_is_shared_by_mps_is_left_to_claims_that_share_it_so_until_the_last
         json!([config("FromClaim", json!({"sharing": "MPS"}))]);
     let placed = |fed: &mut Fed| {
         let pending = fed.index.work().pending;
-        let one_by_one = pending
-            .iter()
-            .map(|pod| fed.index.plan(std::slice::from_ref(pod), Settings::default()));
+        let one_by_one = pending.iter().map(|pod| fed.plan(std::slice::from_ref(pod)));
         let decisions: Vec<_> = one_by_one.flat_map(|plan| plan.decisions).collect();
         assert!(!fed.index.audit().drifted);
         decisions.iter().map(|decision| decision.pod.as_str().to_owned()).collect::<Vec<_>>()
@@ -746,35 +751,32 @@ fn a_gpu_that_is_shared_by_mps_is_left_to_claims_that_share_it_so_until_the_last
 }
 
 #[test]
-fn a_decision_by_mps_is_seen_as_it_was_made() {
+fn decision_with_mps_is_read_back_as_decided() {
     let mut fed = Fed::with_attributes(json!({"mps": {"bool": true}}));
     let mut by_mps = claim("c", "gpu.tessera.dev");
     by_mps["spec"]["devices"]["config"] = json!([config("", json!({"sharing": "MPS"}))]);
     let object = fed.claim(by_mps);
     fed.pod(pod("p", &["c"]));
     let pending = fed.index.work().pending;
-    let plan = fed.index.plan(&pending, Settings::default());
+    let plan = fed.plan(&pending);
     let allotment = &plan.decisions[0].claims[0];
     let at = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
         k8s_openapi::jiff::Timestamp::UNIX_EPOCH,
     );
     let share =
         || tessera_api::names::ShareId::new("1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77").unwrap();
-    let written = tessera_index::convert::allocation(
-        allotment,
-        &object,
-        &fed.index.class_objects(),
-        at,
-        share,
-    );
+    let classes = fed.index.classes_of(&object);
+    assert_eq!(classes.len(), 1);
+    let classes = classes.iter().map(|(name, class)| (name.clone(), class.as_ref())).collect();
+    let written = tessera_index::convert::allocation(allotment, &object, &classes, at, share);
     let read_back = tessera_index::convert::allocated("c", &written).unwrap();
-    // Or both would be booked, what was assumed beside what is seen.
+    // Otherwise the assumed and the seen allocation would both be counted.
     assert_eq!(read_back.results, allotment.results);
     assert_eq!(read_back.results[0].sharing, Sharing::Mps);
 }
 
 #[test]
-fn a_device_that_says_so_goes_to_claims_that_share_by_mps() {
+fn mps_claims_need_a_device_with_mps() {
     let mut by_mps = claim("c", "gpu.tessera.dev");
     by_mps["spec"]["devices"]["config"] = json!([config("", json!({"sharing": "MPS"}))]);
     let plans = |attributes: Value| {
@@ -797,7 +799,7 @@ fn a_device_that_says_so_goes_to_claims_that_share_by_mps() {
 }
 
 #[test]
-fn a_taint_rule_keeps_claims_off_a_device_until_it_is_gone() {
+fn taint_rule_blocks_a_device_until_it_is_deleted() {
     let mut fed = Fed::with_gpu();
     fed.claim(claim("c", "gpu.tessera.dev"));
     fed.pod(pod("p", &["c"]));
@@ -820,7 +822,7 @@ fn a_taint_rule_keeps_claims_off_a_device_until_it_is_gone() {
 }
 
 #[test]
-fn nothing_is_planned_from_a_slice_that_cannot_be_read() {
+fn unreadable_slice_is_not_planned() {
     let mut fed = Fed::with_gpu();
     let mut broken = gpu("gpu-0");
     broken["capacity"]["memory"]["value"] = "much".into();
@@ -831,23 +833,23 @@ fn nothing_is_planned_from_a_slice_that_cannot_be_read() {
 }
 
 #[test]
-fn allocations_that_nobody_needs_are_found() {
+fn unneeded_allocations_are_found() {
     let mut fed = Fed::with_gpu();
     fed.claim(allocated(claim("c", "gpu.tessera.dev"), 19));
     fed.pod(pod("p", &["c"]));
-    assert_eq!(fed.index.abandoned(), Vec::<ClaimUid>::new(), "a pod waits for it");
+    assert_eq!(fed.index.unneeded(), Vec::<ClaimUid>::new(), "a pod waits for it");
     fed.index.remove_pod(&read(pod("p", &["c"])));
-    assert_eq!(fed.index.abandoned(), [ClaimUid::new("uid-c").unwrap()]);
+    assert_eq!(fed.index.unneeded(), [ClaimUid::new("uid-c").unwrap()]);
     fed.claim(reserved(allocated(claim("c", "gpu.tessera.dev"), 19), "p"));
     assert_eq!(
-        fed.index.abandoned(),
+        fed.index.unneeded(),
         Vec::<ClaimUid>::new(),
         "what is reserved is kube-controller-manager's to clear"
     );
 }
 
 #[test]
-fn only_unreserved_claims_of_the_oldest_waiting_pod_can_be_taken_back() {
+fn only_unreserved_claims_of_oldest_waiting_pod_are_movable() {
     let mut fed = Fed::with_gpu();
     let (mut old, mut young) = (pod("old", &["c"]), pod("young", &["c"]));
     old["metadata"]["creationTimestamp"] = "2026-11-21T00:00:00Z".into();
@@ -865,7 +867,7 @@ fn only_unreserved_claims_of_the_oldest_waiting_pod_can_be_taken_back() {
 }
 
 #[test]
-fn an_audit_reports_a_device_that_is_given_out_twice() {
+fn audit_reports_an_overcommitted_device() {
     let mut fed = Fed::with_gpu();
     fed.claim(allocated(claim("a", "gpu.tessera.dev"), 50));
     assert_eq!(fed.index.audit().overcommitted, []);
@@ -876,14 +878,14 @@ fn an_audit_reports_a_device_that_is_given_out_twice() {
 }
 
 #[test]
-fn a_claim_for_administrators_is_refused_before_anything_is_allocated() {
+fn claim_with_admin_access_is_refused() {
     let mut fed = Fed::with_gpu();
     let mut asking = claim("c", "gpu.tessera.dev");
     asking["spec"]["devices"]["requests"][0]["exactly"]["adminAccess"] = json!(true);
     fed.claim(asking);
     fed.pod(pod("p", &["c"]));
     let pending = fed.index.work().pending;
-    let plan = fed.index.plan(&pending, Settings::default());
+    let plan = fed.plan(&pending);
     let [refusal] = plan.refusals.as_slice() else { panic!("{plan:?}") };
     let what = NotSupported::Field("adminAccess");
     assert!(
@@ -907,7 +909,7 @@ fn scope_of_a_class_of_two_drivers_is_that_of_the_request() {
     assert_eq!(of_request("device.driver == 'gpu.tessera.dev'"), Some(Scope::Ours));
 }
 
-/// The claim with so many selectors of 8 KiB.
+/// The claim with this number of selectors of 8 KiB.
 fn with_selectors(mut claim: Value, count: usize) -> Value {
     let expression = format!("[{}0].size() > 0", "1,".repeat(4000));
     let selectors = vec![json!({"cel": {"expression": expression}}); count];
@@ -922,7 +924,7 @@ fn claim_with_more_than_64_kib_of_selectors_is_refused() {
         fed.claim(with_selectors(claim("c", "gpu.tessera.dev"), selectors));
         fed.pod(pod("p", &["c"]));
         let pending = fed.index.work().pending;
-        let plan = fed.index.plan(&pending, Settings::default());
+        let plan = fed.plan(&pending);
         let what = NotSupported::Field("a claim with more than 64 KiB of selectors");
         let is_it = |refusal: &Refusal| matches!(&*refusal.cause, Cause::NotSupported { what: w, .. } if *w == what);
         assert_eq!(plan.refusals.iter().any(is_it), refused, "{plan:?}");
@@ -930,7 +932,7 @@ fn claim_with_more_than_64_kib_of_selectors_is_refused() {
 }
 
 #[test]
-fn only_what_planning_reads_is_news_of_a_pod() {
+fn only_planning_input_is_a_change_of_a_pod() {
     let mut fed = Fed::with_gpu();
     let waiting = pod("p", &["c"]);
     assert!(fed.index.apply_pod(&read(waiting.clone())));
@@ -950,7 +952,7 @@ fn planning_follows_everything_that_is_applied() {
     fed.pod(pod("p", &["c"]));
     let decided = |fed: &mut Fed| {
         let pending = fed.index.work().pending;
-        let kept = fed.index.plan(&pending, Settings::default()).decisions;
+        let kept = fed.plan(&pending).decisions;
         assert_eq!(kept, plan(&fed.index.snapshot(), &pending, Settings::default()).decisions);
         kept.len()
     };

@@ -1,4 +1,4 @@
-//! What is done about claims that are not where their pods are, and about devices given out twice.
+//! Repairs of misplaced claims, and overcommitted devices.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::sync::Arc;
@@ -95,20 +95,20 @@ fn running() -> Value {
 }
 
 #[test]
-fn an_allocation_elsewhere_is_ended_and_then_planned_on_the_pods_node() {
+fn misplaced_claim_is_deallocated_and_then_planned() {
     let mut fed = Fed::new();
     fed.claim("c", Some("node-b"), &["p"]);
     fed.pod("p", "node-a", pending());
     assert_eq!(fed.remedies(), [("p".to_owned(), Remedy::TakeBack)]);
     fed.claim("c", None, &[]);
     assert_eq!(fed.remedies(), [("p".to_owned(), Remedy::Plan)]);
-    assert_eq!(fed.shares("node-b"), 0, "nobody was there");
+    assert_eq!(fed.shares("node-b"), 0, "no pod was there");
     fed.claim("c", Some("node-a"), &[]);
     assert_eq!(fed.remedies(), []);
 }
 
 #[test]
-fn a_container_that_has_run_once_counts_as_started() {
+fn container_that_ran_once_counts_as_started() {
     let mut fed = Fed::new();
     fed.claim("c", None, &[]);
     let mut crashed = pending();
@@ -122,7 +122,7 @@ fn a_container_that_has_run_once_counts_as_started() {
 }
 
 #[test]
-fn what_the_pod_had_is_restored_and_counts_meanwhile() {
+fn lost_allocation_is_restored_and_counts_meanwhile() {
     let mut fed = Fed::new();
     fed.claim("c", Some("node-a"), &["p"]);
     fed.pod("p", "node-a", running());
@@ -143,7 +143,7 @@ fn what_the_pod_had_is_restored_and_counts_meanwhile() {
 }
 
 #[test]
-fn of_two_bound_pods_the_one_that_runs_has_the_claim() {
+fn running_pod_precedes_another_bound_pod() {
     let mut fed = Fed::new();
     fed.claim("c", None, &[]);
     fed.pod("a", "node-a", pending());
@@ -156,7 +156,7 @@ fn of_two_bound_pods_the_one_that_runs_has_the_claim() {
 }
 
 #[test]
-fn the_end_of_the_pod_ends_the_concern() {
+fn ended_pod_is_not_misplaced() {
     for end in [json!({"phase": "Failed"}), json!({"phase": "Succeeded"})] {
         let mut fed = Fed::new();
         fed.claim("c", Some("node-b"), &["p"]);
@@ -167,7 +167,7 @@ fn the_end_of_the_pod_ends_the_concern() {
 }
 
 #[test]
-fn an_overcommitted_device_names_the_youngest_that_nobody_has_reserved() {
+fn overcommitted_device_names_youngest_unreserved_claim() {
     let mut fed = Fed::new();
     for name in ["one", "two"] {
         fed.claim(name, Some("node-a"), &[]);
@@ -176,7 +176,7 @@ fn an_overcommitted_device_names_the_youngest_that_nobody_has_reserved() {
     fed.claim("three", Some("node-a"), &["somebody"]);
     let over = fed.index.overcommitted();
     assert_eq!(over.len(), 1);
-    assert_eq!(over[0].losers, [tessera_api::names::ClaimUid::new("two").unwrap()]);
+    assert_eq!(over[0].releasable, [tessera_api::names::ClaimUid::new("two").unwrap()]);
     fed.claim("two", None, &[]);
     assert_eq!(fed.index.overcommitted(), []);
 }

@@ -1,6 +1,6 @@
-//! What a step costs as the cluster grows: CPU time of this thread on a cluster beside that on one
-//! of a quarter of its size, in the same run. What costs the same for each node takes four times as
-//! much, what is quadratic sixteen times.
+//! Cost of a step as the cluster grows: CPU time of this thread on a cluster compared with one of a
+//! quarter of its size, in the same run. Linear work takes four times as much, quadratic work
+//! sixteen times.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use tessera_index::Index;
 const NODES: usize = 60;
 const GPUS: usize = 8;
 
-/// The most that four times as many nodes may cost.
+/// The highest cost ratio of four times as many nodes.
 const LINEAR: f64 = 8.0;
 
 fn read<T: serde::de::DeserializeOwned>(object: Value) -> T {
@@ -126,7 +126,7 @@ fn check_of_overcommitted_devices_is_linear_in_nodes() {
     });
 }
 
-/// The most that a step after a change of one claim may cost of what the first check costs.
+/// The highest cost of a step after a change of one claim, as a part of the first check.
 const OF_THE_FIRST: f64 = 0.05;
 
 #[test]
@@ -135,7 +135,7 @@ fn step_after_a_change_of_one_claim_does_not_pay_for_all() {
         || cluster(NODES, 80),
         |mut index| {
             index.overcommitted();
-            assert!(index.abandoned().is_empty());
+            assert!(index.unneeded().is_empty());
             index
         },
     );
@@ -143,13 +143,13 @@ fn step_after_a_change_of_one_claim_does_not_pay_for_all() {
         || {
             let mut index = cluster(NODES, 80);
             index.overcommitted();
-            index.abandoned();
+            index.unneeded();
             index.remove_pod(&read(pod(0)));
             index
         },
         |mut index| {
             index.overcommitted();
-            assert_eq!(index.abandoned().len(), 1);
+            assert_eq!(index.unneeded().len(), 1);
             index
         },
     );

@@ -1,4 +1,4 @@
-//! What selectors cost that no pod waits for. A program of its own with one test: CPU time is that
+//! Cost of selectors that no pod waits for. A program of its own with one test: CPU time is that
 //! of the whole process, since selectors are compiled on threads of their own.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -47,7 +47,7 @@ fn claim_that_no_pod_waits_for_is_not_compiled() {
         index.apply_claim(&claim).unwrap();
     }
     index.overcommitted();
-    index.abandoned();
+    index.unneeded();
     assert!(index.work().pending.is_empty());
     let applied = cpu_time() - start;
     assert!(

@@ -1,4 +1,4 @@
-//! Where pods stand and what claims hold, as people are told.
+//! Stages of pods and holdings of claims.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::sync::Arc;
@@ -12,7 +12,7 @@ fn read<T: serde::de::DeserializeOwned>(object: Value) -> T {
     serde_json::from_value(object).unwrap()
 }
 
-/// An index with our class, and one of somebody else.
+/// An index with our class, and one of another driver.
 fn index() -> Index {
     let mut index = Index::new();
     for (name, driver) in [("gpu.tessera.dev", "gpu.tessera.dev"), ("foreign", "example.com")] {
@@ -62,7 +62,7 @@ fn states(index: &Index, pod: &PodUid) -> Vec<ClaimState> {
 }
 
 #[test]
-fn each_claim_of_a_pod_is_told_by_what_it_waits_for() {
+fn claim_states_of_a_pod_are_reported() {
     let mut index = index();
     claim(&mut index, "ours", "gpu.tessera.dev", |_| {});
     claim(&mut index, "theirs", "foreign", |_| {});
@@ -83,7 +83,7 @@ fn each_claim_of_a_pod_is_told_by_what_it_waits_for() {
 }
 
 #[test]
-fn a_claim_from_a_template_has_to_be_made_and_has_to_be_the_pods() {
+fn template_claim_has_to_exist_and_belong_to_the_pod() {
     let mut index = index();
     let from_template = |pod: &mut Value| {
         pod["spec"]["resourceClaims"] = json!([
@@ -107,7 +107,7 @@ fn a_claim_from_a_template_has_to_be_made_and_has_to_be_the_pods() {
 }
 
 #[test]
-fn a_pod_is_on_one_stage_of_its_way() {
+fn pod_has_one_stage() {
     let mut index = index();
     let mut at = |name: &str, change: fn(&mut Value)| {
         let uid = pod(&mut index, name, &[], change);
@@ -129,7 +129,7 @@ fn a_pod_is_on_one_stage_of_its_way() {
 }
 
 #[test]
-fn a_gated_pod_is_not_work_but_can_be_asked_for() {
+fn gated_pod_is_not_planned_but_can_be_queried() {
     let mut index = index();
     claim(&mut index, "c", "gpu.tessera.dev", |_| {});
     let gated =
@@ -139,7 +139,7 @@ fn a_gated_pod_is_not_work_but_can_be_asked_for() {
 }
 
 #[test]
-fn what_a_claim_holds_is_told_with_its_pods_also_when_the_claim_is_gone() {
+fn holdings_name_pods_even_of_deleted_claims() {
     let mut index = index();
     claim(&mut index, "c", "gpu.tessera.dev", allocate);
     claim(&mut index, "unallocated", "gpu.tessera.dev", |_| {});
@@ -176,7 +176,7 @@ fn pods_and_claims_are_found_by_name() {
 }
 
 #[test]
-fn unreserved_claim_moves_to_the_node_of_its_bound_pod() {
+fn misplaced_claim_explains_its_repair() {
     let mut index = index();
     claim(&mut index, "c", "gpu.tessera.dev", |claim| {
         allocate(claim);

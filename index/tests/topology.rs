@@ -77,7 +77,7 @@ fn position(topology: &PoolTopology, node: &str, gpu: u32) -> usize {
 }
 
 #[test]
-fn links_and_places_become_the_matrix_of_the_pool() {
+fn links_and_locations_become_the_pool_matrix() {
     let mut index = Index::new();
     index.apply_slice(&machine("node-a", [2, 0, 1])).unwrap();
     let topology = topology(&index, "node-a").unwrap();
@@ -99,7 +99,7 @@ fn links_and_places_become_the_matrix_of_the_pool() {
 }
 
 #[test]
-fn machines_that_are_built_alike_share_one_matrix_whatever_their_order() {
+fn identical_machines_share_one_matrix() {
     let mut index = Index::new();
     index.apply_slice(&machine("node-a", [0, 1, 2])).unwrap();
     index.apply_slice(&machine("node-b", [2, 1, 0])).unwrap();
@@ -113,7 +113,7 @@ fn machines_that_are_built_alike_share_one_matrix_whatever_their_order() {
 }
 
 #[test]
-fn the_slices_of_the_newest_generation_make_the_pool() {
+fn newest_generation_makes_the_pool() {
     let mut index = Index::new();
     index.apply_slice(&machine("node-a", [0, 1, 2])).unwrap();
     // The link between 0 and 1 is in the slice of 0.
@@ -137,7 +137,7 @@ fn the_slices_of_the_newest_generation_make_the_pool() {
 }
 
 #[test]
-fn an_annotation_that_cannot_be_read_costs_the_links_and_not_the_gpus() {
+fn unreadable_annotation_loses_links_not_gpus() {
     let mut index = Index::new();
     index.apply_slice(&machine("node-a", [0, 1, 2])).unwrap();
     let gpus = [gpu("node-a", 0, 0), gpu("node-a", 2, 0)];
@@ -148,10 +148,7 @@ fn an_annotation_that_cannot_be_read_costs_the_links_and_not_the_gpus() {
         json!({"links": [["x", "y", "NVLink", 1]]}),
     ] {
         let error = index.apply_slice(&slice("node-a", 0, 1, 1, &gpus, Some(bad))).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "ResourceSlice `node-a-1-0` does not tell how its GPUs are joined"
-        );
+        assert_eq!(error.to_string(), "cannot read the GPU links of ResourceSlice `node-a-1-0`");
         assert!(
             error.source().unwrap().to_string().starts_with("annotation gpu.tessera.dev/topology"),
             "{error:?}"
@@ -168,7 +165,7 @@ fn an_annotation_that_cannot_be_read_costs_the_links_and_not_the_gpus() {
 }
 
 #[test]
-fn a_pool_with_more_devices_than_a_matrix_holds_or_that_tells_nothing_has_no_topology() {
+fn pool_too_large_or_without_links_has_no_topology() {
     let mut index = Index::new();
     let bare =
         slice("node-b", 0, 1, 1, &[json!({"name": "gpu-0"}), json!({"name": "gpu-1"})], None);
@@ -183,7 +180,7 @@ fn a_pool_with_more_devices_than_a_matrix_holds_or_that_tells_nothing_has_no_top
 }
 
 #[test]
-fn what_is_not_a_gpu_of_the_pool_has_no_link_in_it() {
+fn links_to_unknown_gpus_are_ignored() {
     let mut index = Index::new();
     let links = json!({"links": [
         link("node-a", 0, 4, "NVLink", 4), link("node-a", 0, 0, "NVLink", 4), link("node-a", 0, 1, "NVLink", u32::MAX),

@@ -9,7 +9,7 @@ fn lease(holder: &str, seconds: i32) -> LeaseSpec {
 }
 
 #[test]
-fn a_lease_is_taken_over_only_after_it_was_seen_unchanged_for_its_duration() {
+fn lease_is_taken_over_once_unchanged_for_its_duration() {
     let seen = Instant::now();
     let at = |seconds| {
         decide(Some(&lease("other", 15)), "me", seen, seen + Duration::from_secs(seconds))
@@ -20,13 +20,12 @@ fn a_lease_is_taken_over_only_after_it_was_seen_unchanged_for_its_duration() {
 }
 
 #[test]
-fn what_is_not_held_is_taken_at_once() {
+fn lease_without_holder_is_taken_at_once() {
     let now = Instant::now();
     assert_eq!(decide(None, "me", now, now), Decision::Create);
     assert_eq!(decide(Some(&LeaseSpec::default()), "me", now, now), Decision::TakeFirst);
     assert_eq!(decide(Some(&lease("", 1)), "me", now, now), Decision::TakeFirst);
-    let given_back =
-        LeaseSpec { renew_time: Some(MicroTime(Timestamp::UNIX_EPOCH)), ..lease("", 1) };
-    assert_eq!(decide(Some(&given_back), "me", now, now), Decision::Acquire);
+    let released = LeaseSpec { renew_time: Some(MicroTime(Timestamp::UNIX_EPOCH)), ..lease("", 1) };
+    assert_eq!(decide(Some(&released), "me", now, now), Decision::Acquire);
     assert_eq!(decide(Some(&lease("me", 15)), "me", now, now), Decision::Renew);
 }

@@ -1,4 +1,4 @@
-//! Allocations: what a claim's status says, and what it is to say.
+//! Allocations: reads those of a claim's status, and renders new ones.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use tessera_api::quantity::Quantity;
 use super::selector::{node_selector, to_api};
 use super::{ConvertError, Subject};
 
-/// An allocation as far as it matters to others.
+/// The devices of an allocated claim and the nodes that can use them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AllocatedClaim {
     /// Its devices.
     pub results: Vec<DeviceResult>,
-    /// From where they can be used; none = everywhere.
+    /// The nodes that can use them; none = all.
     pub nodes: Option<NodeSelector>,
 }
 
@@ -72,8 +72,8 @@ fn result(
     })
 }
 
-/// How the devices of a request are shared. What the configs come to may be nothing that there is:
-/// then the driver refuses the claim, which never comes to share them.
+/// Returns how the devices of a request are shared. If the configs are invalid the driver refuses
+/// the claim, so it never shares them.
 fn sharing(
     driver: &DriverName,
     configs: &[api::DeviceAllocationConfiguration],
@@ -82,18 +82,18 @@ fn sharing(
     let is_ours = |config: &api::DeviceAllocationConfiguration| {
         config.opaque.as_ref().is_some_and(|opaque| opaque.driver == DRIVER_NAME)
     };
-    // Most claims have none, and every claim that changes comes by here.
+    // Most claims have none, and this runs for every claim that changes.
     if driver.as_str() != DRIVER_NAME || !configs.iter().any(is_ours) {
         return Sharing::Intercept;
     }
     effective_config(configs, request).map_or(Sharing::Intercept, |config| config.sharing)
 }
 
-/// Writes the allocation of a decision: results in the order decided, configurations of the
-/// classes, then those of the claim, as upstream's allocator orders them. `share` makes a fresh ID
+/// Renders the allocation of a decision: results in the order decided, configurations of the
+/// classes, then those of the claim, as upstream's allocator orders them. `share` returns a new ID
 /// for each share.
 ///
-/// `at` has to be there: kube-scheduler sets a missing timestamp itself when it binds, and the API
+/// `at` is required: kube-scheduler sets a missing timestamp itself when it binds, and the API
 /// server refuses that.
 pub fn allocation(
     allotment: &Allotment,
@@ -115,7 +115,7 @@ pub fn allocation(
     }
 }
 
-/// What was asked for, and is served: a request, or the alternative of it that was chosen.
+/// A request that is allocated, or the alternative of it that was chosen.
 struct Asked<'c> {
     /// `request`, or `request/subrequest`.
     name: RequestName,
@@ -206,8 +206,8 @@ fn configs(
     configs
 }
 
-/// The configurations of each class once, where its first request stands, for all requests that use
-/// it.
+/// Returns the configurations of each class once, at the position of its first request, for all
+/// requests that use it.
 fn class_configs(
     asked: &[Asked<'_>],
     classes: &BTreeMap<String, &api::DeviceClass>,

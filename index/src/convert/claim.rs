@@ -27,7 +27,7 @@ pub fn class(object: &api::DeviceClass) -> Result<DeviceClass, ConvertError> {
     })
 }
 
-/// Reads what a ResourceClaim asks for.
+/// Reads the requests of a ResourceClaim.
 ///
 /// # Errors
 /// A name or quantity in it is not one.
@@ -66,7 +66,7 @@ fn request(request: &api::DeviceRequest, subject: Subject<'_>) -> Result<Request
     Ok(Request { name, alternatives })
 }
 
-/// For a request of a kind that this version does not know.
+/// Returns the alternative for a request of a kind that this version does not support.
 fn of_the_future(name: RequestName) -> Alternative {
     Alternative {
         name,
@@ -127,7 +127,7 @@ fn class_name(name: &str, subject: Subject<'_>) -> Result<Option<DeviceClassName
 
 fn mode(mode: Option<&str>, count: Option<i64>) -> Mode {
     match mode {
-        // The API server fills in the default.
+        // The API server sets the default.
         None | Some("ExactCount") => Mode::Exact(u64::try_from(count.unwrap_or(1)).unwrap_or(0)),
         Some("All") => Mode::All,
         Some(_) => Mode::Unknown,

@@ -9,10 +9,10 @@ use tessera_api::quantity::Quantity;
 
 use super::{ConvertError, Subject};
 
-/// Reads a Node; nothing is used on it yet.
+/// Reads a Node, without usage.
 ///
 /// # Errors
-/// Its name is not one. A quantity that cannot be read counts as nothing there.
+/// Its name is not one. A quantity that cannot be read counts as zero.
 pub fn node(object: &api::Node) -> Result<Node, ConvertError> {
     let subject = Subject::new("Node", object.metadata.name.as_ref());
     let name = object.metadata.name.as_ref().ok_or_else(|| subject.missing("metadata.name"))?;

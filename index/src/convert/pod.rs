@@ -1,4 +1,4 @@
-//! What pods demand of nodes.
+//! Requirements of pods on nodes.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use super::selector::node_selector;
 
 type Amounts = BTreeMap<String, Quantity>;
 
-/// What the pod demands of its node.
+/// Returns the requirements of a pod on its node.
 pub fn scheduling(spec: &api::PodSpec) -> Scheduling {
     let affinity = spec.affinity.as_ref().and_then(|a| a.node_affinity.as_ref());
     let required =
@@ -33,10 +33,10 @@ fn toleration(toleration: &api::Toleration) -> PodToleration {
     }
 }
 
-/// What the pod requests in all, as kube-scheduler adds it up (`PodRequests` of
-/// k8s.io/component-helpers/resource): the larger of what runs together and what runs first,
-/// restartable init containers counting with everything after them; plus the overhead; `pods: 1`.
-/// Requests of the pod itself replace those of its containers.
+/// Returns the requests of the whole pod, as kube-scheduler adds them up (`PodRequests` of
+/// k8s.io/component-helpers/resource): the larger of the containers that run together and those
+/// that run first, restartable init containers counting with everything after them; plus the
+/// overhead; `pods: 1`. Requests of the pod itself replace those of its containers.
 pub fn requests(spec: &api::PodSpec) -> Amounts {
     let mut together = Amounts::new();
     for container in &spec.containers {

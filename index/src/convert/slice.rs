@@ -18,12 +18,12 @@ use tessera_api::quantity::Quantity;
 use super::selector::node_selector;
 use super::{ConvertError, Subject};
 
-/// What tells a device that we may hand out.
+/// The devices that may be allocated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fence {
-    /// It carries the taint [`MANAGED_TAINT_KEY`]; that taint then means nothing to our claims.
+    /// Devices with the taint [`MANAGED_TAINT_KEY`]; the taint does not repel our claims.
     Managed,
-    /// Every device: for simulations in which we are the only allocator.
+    /// All devices: for simulations in which we are the only allocator.
     None,
 }
 
@@ -156,8 +156,8 @@ fn device(
         }),
         ..Device::new(name)
     };
-    // What kube-scheduler had begun to allocate may still be written: no toleration makes the
-    // device ours before.
+    // An allocation that kube-scheduler has begun may still be written: no toleration makes the
+    // device available before.
     let leaving_stock = converted.taints.iter().any(|taint| taint.key == LEAVING_STOCK_TAINT_KEY);
     converted.foreign = fence == Fence::Managed && (fences.is_empty() || leaving_stock);
     let allocatable = device.node_allocatable_resources.as_ref();
@@ -165,8 +165,8 @@ fn device(
     Ok(converted)
 }
 
-/// Whether it says that its memory is more than what is there. A value that is none is no reason to
-/// believe that all of it is.
+/// Returns true if the device publishes more memory than it has. A value of another type counts as
+/// true.
 fn is_oversubscribed(device: &Device, driver: &DriverName) -> bool {
     let qualified = format!("{DRIVER_NAME}/{}", names::attribute::PHYSICAL_MEMORY);
     let physical = match device.attribute(driver, &qualified) {
@@ -177,7 +177,7 @@ fn is_oversubscribed(device: &Device, driver: &DriverName) -> bool {
     device.capacity.get(names::capacity::MEMORY).is_some_and(|memory| memory.value > physical)
 }
 
-/// Whether it says that claims can share it by MPS.
+/// Returns true if claims can share the device by MPS.
 fn shares_by_mps(device: &Device, driver: &DriverName) -> bool {
     let qualified = format!("{DRIVER_NAME}/{}", names::attribute::MPS);
     device.attribute(driver, &qualified) == Some(&Attribute::Bool(true))
@@ -191,7 +191,7 @@ fn is_empty<T>(list: &Option<Vec<T>>) -> bool {
     list.as_ref().is_none_or(Vec::is_empty)
 }
 
-/// With the gate off, upstream acts as if such a slice were not there.
+/// With the gate off, upstream ignores such a slice.
 fn uses_compatibility_groups(device: &api::Device) -> bool {
     device.consumes_counters.iter().flatten().any(|c| !is_empty(&c.compatibility_groups))
 }
@@ -273,7 +273,7 @@ fn policy(
     })
 }
 
-/// A quantity; the empty text, which a required field holds that is not there, is none.
+/// Reads a quantity. An empty text, as an absent required field has it, is none.
 fn quantity(
     quantity: &ApiQuantity,
     capacity: &str,

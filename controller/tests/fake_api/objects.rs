@@ -1,4 +1,4 @@
-//! Objects for the stand-in.
+//! Objects for tests.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 use serde_json::{Value, json};
@@ -11,8 +11,8 @@ pub(crate) fn class() -> Value {
     })
 }
 
-/// The Lease as a leader leaves it that has given it back.
-pub(crate) fn lease_given_back() -> Value {
+/// The Lease after its holder has released it.
+pub(crate) fn released_lease() -> Value {
     json!({
         "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
         "metadata": {"name": "tessera-controller", "namespace": "tessera-system"},
@@ -89,7 +89,7 @@ pub(crate) fn given(node: &str, device: &str, memory: &str) -> Value {
     })
 }
 
-/// The claim with that allocation, as somebody else wrote it.
+/// The claim with that allocation, as another client wrote it.
 pub(crate) fn allocated(mut claim: Value, allocation: Value) -> Value {
     claim["metadata"]["finalizers"] = json!(["resource.kubernetes.io/delete-protection"]);
     claim["status"] = json!({"allocation": allocation});
@@ -125,7 +125,7 @@ pub(crate) fn bound(mut pod: Value, node: &str) -> Value {
     pod
 }
 
-/// The pod after it was bound, before kubelet has started anything of it.
+/// The pod after it was bound, before the kubelet has started containers.
 pub(crate) fn assigned(mut pod: Value, node: &str) -> Value {
     pod["spec"]["nodeName"] = node.into();
     pod
@@ -138,7 +138,7 @@ pub(crate) fn reserved(mut claim: Value, pods: &[&str]) -> Value {
     claim
 }
 
-/// The pod with room being made for it on `node`.
+/// The pod nominated for `node`, where room is being made for it.
 pub(crate) fn nominated(mut pod: Value, node: &str) -> Value {
     pod["status"]["nominatedNodeName"] = node.into();
     pod

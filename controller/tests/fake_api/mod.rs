@@ -1,5 +1,5 @@
 //! An API server in this process, as far as the controller uses one: list, watch, get, merge patch
-//! with `resourceVersion` preconditions, create. It knows nothing of DRA.
+//! with `resourceVersion` preconditions, create. It implements nothing of DRA.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 pub(crate) mod controller;
@@ -20,10 +20,10 @@ use kube::Client;
 use serde_json::{Value, json};
 use tokio::sync::{broadcast, watch};
 
-/// What happens to a write before it is served.
+/// A fault that is applied to a write before it is served.
 pub(crate) type Fault = Box<dyn FnMut(&mut Store, &Request) -> Option<Response> + Send>;
 
-/// A request as faults and assertions see it.
+/// A request.
 #[derive(Debug, Clone)]
 pub(crate) struct Request {
     pub(crate) method: Method,
@@ -49,20 +49,20 @@ pub(crate) struct Store {
     watchers: BTreeMap<String, broadcast::Sender<Value>>,
 }
 
-/// The stand-in; clones share the store.
+/// The fake API server; clones share the store.
 #[derive(Clone)]
-pub(crate) struct StandIn {
+pub(crate) struct FakeApi {
     store: Arc<Mutex<Store>>,
     changed: watch::Sender<u64>,
-    /// So long after a write was served is it answered.
+    /// The delay of the answers to writes.
     lag: Arc<Mutex<Duration>>,
-    /// Is called before a write that was served is answered, on a thread of its own.
+    /// Called before a write that was served is answered, on a thread of its own.
     hold: Arc<Mutex<Option<Hold>>>,
 }
 
 type Hold = Box<dyn FnMut(&Request) + Send>;
 
-impl StandIn {
+impl FakeApi {
     pub(crate) fn new() -> Self {
         Self {
             store: Arc::default(),
@@ -80,7 +80,7 @@ impl StandIn {
         Client::new(router, "default")
     }
 
-    /// Makes or replaces an object, as some other client would.
+    /// Creates or replaces an object, as another client.
     pub(crate) fn put(&self, resource: &str, object: Value) -> Value {
         let stored = self.store.lock().unwrap().put(resource, object);
         self.notify();
@@ -108,7 +108,7 @@ impl StandIn {
         self.store.lock().unwrap().lists.clone()
     }
 
-    /// Does something to the writes that come; the fault is asked before each.
+    /// Adds a fault, which is called before each write.
     pub(crate) fn fault(
         &self,
         fault: impl FnMut(&mut Store, &Request) -> Option<Response> + Send + 'static,
@@ -121,17 +121,17 @@ impl StandIn {
         self.store.lock().unwrap().refused_reads = codes.iter().rev().copied().collect();
     }
 
-    /// Does not serve a resource, as an older API server.
+    /// Stops serving a resource, as an older API server.
     pub(crate) fn lacks(&self, resource: &str) {
         self.store.lock().unwrap().missing.insert(resource.to_owned());
     }
 
-    /// Breaks the connection of every watch, which may begin again.
+    /// Breaks the connection of every watch; watches may start again.
     pub(crate) fn break_watches(&self) {
         self.store.lock().unwrap().watchers.clear();
     }
 
-    /// From now on writes are answered so long after they were served.
+    /// Delays the answers to writes from now on.
     pub(crate) fn answer_late(&self, lag: Duration) {
         *self.lag.lock().unwrap() = lag;
     }
@@ -141,7 +141,7 @@ impl StandIn {
         *self.hold.lock().unwrap() = Some(Box::new(hold));
     }
 
-    /// Removes an object without telling those who watch.
+    /// Removes an object without an event for watches.
     pub(crate) fn vanish(&self, resource: &str, namespace: &str, name: &str) {
         self.store.lock().unwrap().objects.remove(&key(resource, namespace, name));
     }
@@ -161,7 +161,7 @@ impl StandIn {
         response
     }
 
-    /// Waits until `condition` holds; every change of the store is looked at.
+    /// Waits until `condition` returns a value; it is called at every change of the store.
     pub(crate) async fn until<T>(&self, what: &str, condition: impl Fn(&Self) -> Option<T>) -> T {
         let mut changed = self.changed.subscribe();
         let wait = async {
@@ -224,7 +224,7 @@ impl StandIn {
         )
     }
 
-    /// Streams what is newer than the asked version, then what comes.
+    /// Streams objects newer than the requested version, then changes.
     fn watch(&self, resource: &str, query: &BTreeMap<String, String>) -> Response {
         let since: u64 = query.get("resourceVersion").and_then(|v| v.parse().ok()).unwrap_or(0);
         let mut store = self.store.lock().unwrap();
@@ -267,7 +267,7 @@ impl Store {
 
     fn tell(&self, resource: &str, kind: &str, object: &Value) {
         if let Some(sender) = self.watchers.get(resource) {
-            // Nobody watching is fine.
+            // A send without watchers fails, which is fine.
             let _ = sender.send(json!({"type": kind, "object": object}));
         }
     }
@@ -376,7 +376,7 @@ pub(crate) fn failure(code: u16, reason: &str) -> Response {
 }
 
 async fn grouped(
-    State(api): State<StandIn>,
+    State(api): State<FakeApi>,
     Path((_, _, path)): Path<(String, String, String)>,
     Query(query): Query<BTreeMap<String, String>>,
     method: Method,
@@ -386,7 +386,7 @@ async fn grouped(
 }
 
 async fn core(
-    State(api): State<StandIn>,
+    State(api): State<FakeApi>,
     Path((_, path)): Path<(String, String)>,
     Query(query): Query<BTreeMap<String, String>>,
     method: Method,

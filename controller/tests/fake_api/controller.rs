@@ -1,4 +1,4 @@
-//! The controller at work on a stand-in, and what the cluster around it does.
+//! The controller on a fake API server, and the other clients of the cluster.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 use k8s_openapi::jiff::Timestamp;
@@ -6,17 +6,17 @@ use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use tessera_allocator::Settings;
 use tessera_controller::metrics::Metrics;
-use tessera_controller::planner::Planner;
+use tessera_controller::shell::Shell;
 use tessera_controller::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::StandIn;
+use super::FakeApi;
 use super::objects::{bound, class, node, pod, slice};
 
-/// A controller at work. It starts at the epoch, when pods that do not say when were created, and
-/// its clock is tokio's.
+/// A running controller. It starts at the epoch, the creation time of pods without one, and its
+/// clock is tokio's.
 pub(crate) struct Controller {
     pub(crate) stop: CancellationToken,
     pub(crate) task: JoinHandle<bool>,
@@ -24,52 +24,52 @@ pub(crate) struct Controller {
 }
 
 impl Controller {
-    pub(crate) fn start(api: &StandIn) -> Self {
+    pub(crate) fn start(api: &FakeApi) -> Self {
         Self::start_with(api, Settings::default())
     }
 
-    pub(crate) fn start_with(api: &StandIn, settings: Settings) -> Self {
+    pub(crate) fn start_with(api: &FakeApi, settings: Settings) -> Self {
         let stop = CancellationToken::new();
         let metrics = Metrics::new(&mut Registry::default());
         let changes = watch::start(&api.client());
         let started = Instant::now();
         let seconds = move || i64::try_from(started.elapsed().as_secs()).unwrap();
-        let planner = Planner::new(api.client(), "test", settings, metrics.clone())
+        let shell = Shell::new(api.client(), "test", settings, metrics.clone())
             .with_clock(move || Timestamp::from_second(seconds()).unwrap());
-        let task = tokio::spawn(planner.run(changes, stop.clone()));
+        let task = tokio::spawn(shell.run(changes, stop.clone()));
         Self { stop, task, metrics }
     }
 
     pub(crate) async fn stop(self) {
         self.stop.cancel();
-        assert!(self.task.await.unwrap(), "no write is left without an answer");
+        assert!(self.task.await.unwrap(), "each write is answered");
     }
 }
 
-/// One node, `node-a`, with so many GPUs, and the class for them.
-pub(crate) fn cluster(gpus: usize) -> StandIn {
-    let api = StandIn::new();
+/// Returns a cluster of one node, `node-a`, with this number of GPUs, and their class.
+pub(crate) fn cluster(gpus: usize) -> FakeApi {
+    let api = FakeApi::new();
     api.put("deviceclasses", class());
     add_node(&api, "node-a", gpus);
     api
 }
 
-pub(crate) fn add_node(api: &StandIn, name: &str, gpus: usize) {
+pub(crate) fn add_node(api: &FakeApi, name: &str, gpus: usize) {
     api.put("nodes", node(name));
     api.put("resourceslices", slice(name, gpus));
 }
 
-pub(crate) fn allocation(api: &StandIn, claim: &str) -> Option<Value> {
+pub(crate) fn allocation(api: &FakeApi, claim: &str) -> Option<Value> {
     let object = api.get("resourceclaims", "default", claim)?;
     Some(object["status"]["allocation"].clone()).filter(|a| !a.is_null())
 }
 
-/// The node on which the claim's first device is.
-pub(crate) fn place(api: &StandIn, claim: &str) -> Option<String> {
+/// Returns the node of the claim's first device.
+pub(crate) fn place(api: &FakeApi, claim: &str) -> Option<String> {
     Some(allocation(api, claim)?["devices"]["results"][0]["pool"].as_str().unwrap().to_owned())
 }
 
-pub(crate) fn event(api: &StandIn, pod: &str, reason: &str) -> Option<String> {
+pub(crate) fn event(api: &FakeApi, pod: &str, reason: &str) -> Option<String> {
     let events = api.list("events");
     let event = events.iter().find(|e| e["regarding"]["name"] == pod && e["reason"] == reason)?;
     Some(event["note"].as_str().unwrap().to_owned())
@@ -77,7 +77,7 @@ pub(crate) fn event(api: &StandIn, pod: &str, reason: &str) -> Option<String> {
 
 /// Adds the pod to `reservedFor` of a claim, as kube-scheduler's PreBind and
 /// kube-controller-manager do.
-pub(crate) fn reserve(api: &StandIn, pod_name: &str, claim: &str) {
+pub(crate) fn reserve(api: &FakeApi, pod_name: &str, claim: &str) {
     let mut object = api.get("resourceclaims", "default", claim).unwrap();
     let entry = json!({"resource": "pods", "name": pod_name, "uid": format!("uid-{pod_name}")});
     match object["status"]["reservedFor"].as_array_mut() {
@@ -87,24 +87,24 @@ pub(crate) fn reserve(api: &StandIn, pod_name: &str, claim: &str) {
     api.put("resourceclaims", object);
 }
 
-/// Does what kube-scheduler does with a pod whose claims are allocated on `node-a`.
-pub(crate) fn reserve_and_bind(api: &StandIn, pod_name: &str, claims: &[&str]) {
+/// Reserves and binds a pod whose claims are allocated on `node-a`, as kube-scheduler does.
+pub(crate) fn reserve_and_bind(api: &FakeApi, pod_name: &str, claims: &[&str]) {
     for name in claims {
         reserve(api, pod_name, name);
     }
     api.put("pods", bound(pod(pod_name, claims), "node-a"));
 }
 
-/// Clears a claim's status, as kube-scheduler's PostFilter and kube-controller-manager do. Gives
+/// Clears a claim's status, as kube-scheduler's PostFilter and kube-controller-manager do. Returns
 /// the object.
-pub(crate) fn clear(api: &StandIn, claim: &str) -> Value {
+pub(crate) fn clear(api: &FakeApi, claim: &str) -> Value {
     let mut cleared = api.get("resourceclaims", "default", claim).unwrap();
     cleared.as_object_mut().unwrap().remove("status");
     api.put("resourceclaims", cleared)
 }
 
-/// Writes of claims that the stand-in has served, as (claim, what).
-pub(crate) fn claim_writes(api: &StandIn, claim: &str) -> Vec<Value> {
+/// Returns the bodies of the writes of a claim that the fake has served.
+pub(crate) fn claim_writes(api: &FakeApi, claim: &str) -> Vec<Value> {
     let path = format!("resourceclaims/{claim}");
     let ours =
         |path_of: &str| path_of.ends_with(&path) || path_of.ends_with(&format!("{path}/status"));

@@ -1,0 +1,307 @@
+//! The core of the controller: `(state, events, now) -> (state, effects)`.
+//!
+//! The core reads no clock, makes no random numbers and performs no I/O, so a test drives it
+//! without an API server, without a runtime and without mocks. The [shell](crate::shell) collects
+//! events, calls [`Core::step`], and has the effects performed.
+//!
+//! # Parts
+//! A step absorbs its events and then runs its parts in a fixed order, which is their precedence.
+//! Each part is one file. It reads the state and acts through the methods of `Step`: `write`
+//! refuses a claim with an open write, so two parts never act on one claim in one step.
+//!
+//! | part | decides |
+//! |---|---|
+//! | `absorb` | nothing: takes events into the state |
+//! | `audit` | once a minute: reports drift, orphaned claims, unanswered writes |
+//! | `overcommit` | which claims of overcommitted devices to release |
+//! | `repair` | how to move claims to the nodes of the pods bound with them |
+//! | `allocate` | which pods to plan; writes their allocations |
+//! | `explain` | events and metrics about pending pods |
+//! | `release` | which allocations to release: unneeded, or the pod cannot run there |
+//!
+//! The state consists of the index (facts), `planning` (the allocator's view of them), `writes`
+//! (claims being written), `holds` (what is left alone, and for how long), `placements` and
+//! `misplacements` (the causes of holds), and `notices` (the last events of each pod).
+//!
+//! # Parts to come
+//! | feature | file | place and means |
+//! |---|---|---|
+//! | gangs | `gang.rs` | before `allocate`: groups pending pods into units of one verdict |
+//! | quotas | `quota.rs` | before `allocate`: withholds pods of namespaces at their limit |
+//! | templates | `template.rs` | before `allocate`: default requests of a namespace |
+//! | resize | `resize.rs` | after `repair`: a new [`ClaimChange`](effect::ClaimChange) |
+//! | preemption | `preempt.rs` | after `allocate`: effect `Evict`, hold on the freed devices |
+//! | drains | `drain.rs` | after `preempt`: `Evict` with the same budget |
+//! | defragmentation | `defragment.rs` | after `drain`: `Evict` with the same budget |
+
+pub mod clock;
+pub mod effect;
+pub mod event;
+
+mod absorb;
+mod allocate;
+mod audit;
+mod explain;
+mod holds;
+mod misplacements;
+mod notices;
+mod overcommit;
+mod placements;
+mod planning;
+mod release;
+mod repair;
+#[cfg(test)]
+mod tests;
+mod writes;
+
+use std::collections::BTreeSet;
+
+use tessera_allocator::model::PodUid;
+use tessera_allocator::{Kept, Settings};
+use tessera_api::names::{ClaimUid, NodeName};
+use tessera_index::Index;
+
+use self::audit::Audits;
+use self::clock::{Moment, Now};
+use self::effect::{ClaimChange, ClaimWrite, Effect, Figures, Notice, PodReference, StepOutput};
+use self::event::{Event, WatchedKind};
+use self::holds::{CountEnd, HoldReason, Holds, Subject};
+use self::misplacements::Misplacements;
+use self::notices::{Notices, Offer, Topic};
+use self::placements::Placements;
+use self::planning::Planning;
+use self::writes::{OpenWrites, WritePurpose};
+
+/// The core: all state of the controller, and the function that changes it.
+pub struct Core {
+    state: State,
+    /// The time of the next step if no event comes before.
+    wake: Option<Moment>,
+    /// Only outcomes are awaited any more.
+    is_stopping: bool,
+}
+
+/// The state of the core.
+struct State {
+    index: Index,
+    planning: Planning,
+    writes: OpenWrites,
+    holds: Holds,
+    placements: Placements,
+    misplacements: Misplacements,
+    notices: Notices,
+    audits: Audits,
+    /// The kinds that have been listed.
+    listed: BTreeSet<WatchedKind>,
+    /// The node that is kept free.
+    kept: Option<Kept>,
+}
+
+/// A step under way: the state, the time, and the output so far.
+struct Step<'s> {
+    state: &'s mut State,
+    now: Moment,
+    wall: i64,
+    /// The arrival of the first event that the step answers.
+    cause: Moment,
+    effects: Vec<Effect>,
+    figures: Figures,
+    wake: Option<Moment>,
+}
+
+impl Core {
+    /// Returns a core that knows nothing yet. `settings` are those of its plans.
+    pub fn new(settings: Settings) -> Self {
+        let state = State {
+            index: Index::new(),
+            planning: Planning::new(settings),
+            writes: OpenWrites::default(),
+            holds: Holds::default(),
+            placements: Placements::default(),
+            misplacements: Misplacements::default(),
+            notices: Notices::default(),
+            audits: Audits::default(),
+            listed: BTreeSet::new(),
+            kept: None,
+        };
+        Self { state, wake: None, is_stopping: false }
+    }
+
+    /// Absorbs events, and decides if an event or the passing of time gives reason to.
+    pub fn step(&mut self, now: Now, events: impl IntoIterator<Item = Event>) -> StepOutput {
+        let mut step = Step {
+            state: &mut self.state,
+            now: now.monotonic,
+            wall: now.wall,
+            cause: now.monotonic,
+            effects: Vec::new(),
+            figures: Figures::default(),
+            wake: None,
+        };
+        let news = step.absorb(events);
+        let is_due = news.is_some() || self.wake.is_some_and(|wake| wake <= now.monotonic);
+        if !is_due {
+            step.wake_at(self.wake);
+        }
+        if !self.is_stopping {
+            step.audit_if_due();
+            step.resend_notices();
+            let is_due = is_due || step.wake.is_some_and(|wake| wake <= now.monotonic);
+            if is_due && step.state.is_listed() {
+                step.wake = None;
+                step.cause = news.unwrap_or(now.monotonic);
+                step.decide();
+            }
+        }
+        let Step { effects, figures, wake, .. } = step;
+        self.wake = wake;
+        if self.is_stopping {
+            return StepOutput { effects, figures, wake: None };
+        }
+        let resend = self.state.notices.next_resend(&self.state.holds, now.monotonic);
+        let wake = wake.into_iter().chain(resend).chain([self.state.audits.next()]).min();
+        StepOutput { effects, figures, wake }
+    }
+
+    /// Ends deciding. Further steps only absorb events.
+    pub fn stop(&mut self) {
+        self.is_stopping = true;
+    }
+
+    /// Returns true if a write has no outcome yet.
+    pub fn has_open_writes(&self) -> bool {
+        !self.state.writes.is_empty()
+    }
+
+    /// Returns true if all kinds have been listed, so that the core decides.
+    pub fn is_listed(&self) -> bool {
+        self.state.is_listed()
+    }
+}
+
+impl State {
+    fn is_listed(&self) -> bool {
+        self.listed.len() == WatchedKind::ALL.len()
+    }
+
+    /// Returns true if a pause forbids to write the claim.
+    fn is_held(&self, claim: &ClaimUid, now: Moment) -> bool {
+        let reasons =
+            [HoldReason::ClaimDeallocated, HoldReason::ClearingFailed, HoldReason::WriteContended];
+        self.holds.is_held_for_any(&Subject::claim(claim), &reasons, now)
+    }
+
+    /// Returns true if the claim is being written, or a pause forbids to write it.
+    fn is_busy(&self, claim: &ClaimUid, now: Moment) -> bool {
+        self.writes.contains(claim) || self.is_held(claim, now)
+    }
+
+    /// Returns the name of the claim, or its UID where the object is not known.
+    fn claim_name(&self, claim: &ClaimUid) -> String {
+        let object = self.index.claim_object(claim);
+        object.and_then(|o| o.metadata.name.clone()).unwrap_or_else(|| claim.to_string())
+    }
+}
+
+impl Step<'_> {
+    /// Runs the parts. Their order is their precedence.
+    fn decide(&mut self) {
+        self.note_facts();
+        self.release_overcommitted();
+        self.repair_misplaced();
+        let round = self.plan_pending();
+        self.explain(&round);
+        self.hold_undecided(&round.plan);
+        self.release_unneeded(&round);
+        self.forget_gone();
+    }
+
+    /// Takes over what the index has found out since the last step.
+    fn note_facts(&mut self) {
+        for claim in self.state.index.take_deallocated() {
+            let subject = Subject::claim(&claim);
+            self.state.holds.hold(subject, HoldReason::ClaimDeallocated, self.now);
+        }
+        self.note_bound();
+    }
+
+    /// Forgets holds and notices of what does not exist any more.
+    fn forget_gone(&mut self) {
+        let State { index, holds, placements, misplacements, notices, .. } = &mut *self.state;
+        let waiting = index.unbound_pods();
+        let exists = |pod: &PodUid| index.pod_name(pod).is_some();
+        placements.retain(|pod| waiting.contains(pod));
+        notices.retain(exists);
+        holds.retain(self.now, |subject, end| match (end, subject.parts()) {
+            (CountEnd::WaitingPod, (Some(pod), _)) => waiting.contains(pod),
+            (CountEnd::Pod, (Some(pod), _)) => exists(pod),
+            (CountEnd::Claim, (_, Some(claim))) => index.claim_object(claim).is_some(),
+            (CountEnd::Misplacement, (Some(pod), Some(claim))) => {
+                misplacements.contains(pod, claim)
+            }
+            _ => false,
+        });
+        self.wake_at(self.state.holds.next_end(self.now));
+    }
+
+    /// Has the next step no later than at this moment.
+    fn wake_at(&mut self, at: Option<Moment>) {
+        self.wake = self.wake.into_iter().chain(at).min();
+    }
+
+    /// Starts a write of the claim. Returns false, and does nothing, while another write of the
+    /// claim is open or its object is not known.
+    fn write(
+        &mut self,
+        claim: &ClaimUid,
+        purpose: WritePurpose,
+        pod: Option<&PodUid>,
+        since: Moment,
+        change: impl FnOnce(&Index) -> ClaimChange,
+    ) -> bool {
+        let Some(object) = self.state.index.claim_object(claim).cloned() else { return false };
+        let Some(id) = self.state.writes.open(claim, purpose, pod, since) else { return false };
+        let change = change(&self.state.index);
+        if let ClaimChange::Allocate(draft) = &change {
+            self.state.index.assume(&draft.allotment);
+        }
+        self.effects.push(Effect::Write(ClaimWrite { id, object, change }));
+        true
+    }
+
+    /// Publishes an event about `pod`, unless it has the same already about `topic`. `node` is the
+    /// one that it refers to. Other texts of one reason are published at growing intervals.
+    fn notify(
+        &mut self,
+        pod: &PodUid,
+        topic: Topic,
+        reason: &'static str,
+        note: String,
+        node: Option<&NodeName>,
+    ) {
+        let Some((namespace, name)) = self.state.index.pod_name(pod) else { return };
+        let about =
+            PodReference { namespace: namespace.clone(), name: name.clone(), uid: pod.clone() };
+        let State { notices, holds, .. } = &mut *self.state;
+        let id = match notices.offer(holds, (pod, &topic), (reason, &note), self.now) {
+            Offer::Known => return,
+            Offer::Later(at) => return self.wake_at(Some(at)),
+            Offer::Send(id) => id,
+        };
+        let notice = Notice { id, pod: about, node: node.cloned(), reason, note };
+        self.state.notices.sent(topic, &notice);
+        self.effects.push(Effect::Notify(notice));
+    }
+
+    /// Publishes again the events that the API server has not taken.
+    fn resend_notices(&mut self) {
+        for notice in self.state.notices.take_due(&self.state.holds, self.now) {
+            self.effects.push(Effect::Notify(notice));
+        }
+    }
+}
+
+/// Returns a count as gauges take it.
+fn gauge(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}

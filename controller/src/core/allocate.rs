@@ -1,0 +1,150 @@
+//! Allocation: the pods that are planned, and the writes of what a plan decides.
+
+use std::collections::BTreeSet;
+
+use tessera_allocator::model::{PendingPod, PodUid};
+use tessera_allocator::{Allotment, Decision, Plan};
+use tessera_index::{Blocked, Index};
+
+use super::effect::{AllocationDraft, ClaimChange};
+use super::holds::{HoldReason, Subject};
+use super::notices::Topic;
+use super::placements::Deallocated;
+use super::planning::{in_seconds, pending_claims};
+use super::writes::WritePurpose;
+use super::{State, Step};
+use crate::reasons;
+
+/// The holds during which a pod is not planned.
+const POD_HOLDS: [HoldReason; 4] = [
+    HoldReason::AllocationReleased,
+    HoldReason::WriteFailed,
+    HoldReason::WriteDenied,
+    HoldReason::SearchUndecided,
+];
+
+/// One plan, and the pods around it.
+pub(super) struct Round {
+    pub(super) plan: Plan,
+    /// Pods that cannot be planned before something else is changed.
+    pub(super) blocked: Vec<Blocked>,
+    /// Pods that lost an allocation just now.
+    pub(super) deallocated: BTreeSet<PodUid>,
+    /// Pending claims of pods that are not planned because their last search was not decided.
+    pub(super) undecided_claims: i64,
+}
+
+impl Step<'_> {
+    /// Plans the pending pods and starts the writes of their allocations.
+    pub(super) fn plan_pending(&mut self) -> Round {
+        let mut work = self.state.index.work();
+        let deallocated = self.note_deallocated(&mut work.pending);
+        let undecided_claims = self.withhold(&mut work.pending);
+        let plan = self.state.planning.plan(&mut self.state.index, &work.pending, self.wall);
+        self.figures.is_planned = true;
+        for decision in &plan.decisions {
+            self.carry_out(decision);
+        }
+        if !plan.unreached.is_empty() {
+            self.figures.cut_plans += 1;
+            self.wake_at(Some(self.now));
+        }
+        let again = plan.again.map(|again| again.saturating_sub(self.wall));
+        self.wake_at(again.map(|seconds| in_seconds(self.now, seconds)));
+        Round { plan, blocked: work.blocked, deallocated, undecided_claims }
+    }
+
+    /// Takes in which pods have lost their allocation, and excludes the nodes where they failed.
+    /// Removes pods of which a claim was allocated until just now, and returns all of them.
+    fn note_deallocated(&mut self, pending: &mut Vec<PendingPod>) -> BTreeSet<PodUid> {
+        let mut deallocated = BTreeSet::new();
+        let now = self.now;
+        pending.retain(|pod| {
+            // A PreBind under way has to notice first, and kube-scheduler to nominate a node where
+            // it has made room.
+            let State { holds, placements, .. } = &mut *self.state;
+            let reasons = [HoldReason::ClaimDeallocated, HoldReason::ClearingFailed];
+            let is_held = pod
+                .pending_claims()
+                .any(|claim| holds.is_held_for_any(&Subject::claim(&claim.uid), &reasons, now));
+            if is_held {
+                deallocated.insert(pod.uid.clone());
+                if let Some(node) = &pod.nominated {
+                    placements.nominated(&pod.uid, node);
+                }
+            }
+            !is_held
+        });
+        for pod in pending {
+            let State { holds, placements, .. } = &mut *self.state;
+            let lost = placements.deallocated(holds, &pod.uid, pod.nominated.as_ref(), now);
+            if let Some(lost) = lost {
+                self.note_lost(pod, lost);
+                deallocated.insert(pod.uid.clone());
+            }
+            pod.excluded = self.state.holds.excluded_nodes(&pod.uid, now);
+        }
+        deallocated
+    }
+
+    fn note_lost(&mut self, pod: &mut PendingPod, lost: Deallocated) {
+        tracing::info!(pod = %pod.name, namespace = %pod.namespace, ?lost, "allocation was cleared, planning again");
+        match lost {
+            Deallocated::Unplaceable(node) => {
+                let note = format!(
+                    "kube-scheduler cannot place the pod on node {node} and released the devices there; trying elsewhere"
+                );
+                self.notify(&pod.uid, Topic::Pod, reasons::RESCHEDULING, note, Some(&node));
+            }
+            Deallocated::RoomMade(node) => pod.nominated = Some(node),
+        }
+    }
+
+    /// Removes the pods that are not to be planned yet. Returns the number of pending claims of
+    /// those whose last search was not decided.
+    fn withhold(&mut self, pending: &mut Vec<PendingPod>) -> i64 {
+        let mut undecided = 0;
+        let (state, now) = (&*self.state, self.now);
+        pending.retain(|pod| {
+            let subject = Subject::pod(&pod.uid);
+            if state.holds.is_held(&subject, HoldReason::SearchUndecided, now) {
+                undecided += pending_claims(pod);
+            }
+            let mut claims = pod.pending_claims().map(|claim| &claim.uid);
+            !state.holds.is_held_for_any(&subject, &POD_HOLDS, now)
+                && !state.audits.is_long_unlisted(&state.index, &pod.uid)
+                && !claims.any(|claim| state.is_busy(claim, now))
+        });
+        undecided
+    }
+
+    /// Counts a decision as taken and starts to write it.
+    pub(super) fn carry_out(&mut self, decision: &Decision) {
+        let message = self.state.index.unschedulable_message(&decision.pod);
+        let (pod, node) = (&decision.pod, decision.node.clone());
+        tracing::info!(%pod, %node, claims = decision.claims.len(), "placed");
+        let State { placements, holds, .. } = &mut *self.state;
+        placements.placed(holds, pod, node, message, self.now);
+        for allotment in &decision.claims {
+            let draft = |index: &Index| draft(index, allotment);
+            let purpose = WritePurpose::Allocation;
+            self.write(&allotment.claim, purpose, Some(pod), self.cause, draft);
+        }
+    }
+
+    /// Holds the pods that were not decided with all steps of a pod.
+    pub(super) fn hold_undecided(&mut self, plan: &Plan) {
+        let undecided = plan.refusals.iter().filter(|refusal| refusal.is_undecided());
+        let pods: BTreeSet<&PodUid> = undecided.map(|refusal| &refusal.pod).collect();
+        for pod in pods {
+            self.figures.undecided_plans += 1;
+            self.state.holds.hold(Subject::pod(pod), HoldReason::SearchUndecided, self.now);
+        }
+    }
+}
+
+fn draft(index: &Index, allotment: &Allotment) -> ClaimChange {
+    let claim = index.claim_object(&allotment.claim).cloned().unwrap_or_default();
+    let classes = index.classes_of(&claim);
+    ClaimChange::Allocate(AllocationDraft { allotment: allotment.clone(), claim, classes })
+}

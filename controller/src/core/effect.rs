@@ -1,0 +1,152 @@
+//! Effects: everything that the core has done by others, as data.
+//!
+//! An executor performs effects in any order and reports each by its id, once, as an
+//! [`Event`](super::event::Event).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::resource::v1::{AllocationResult, DeviceClass, ResourceClaim};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use tessera_allocator::Allotment;
+use tessera_allocator::model::PodUid;
+use tessera_api::names::{Namespace, NodeName, PodName, ShareId};
+use tessera_index::convert;
+
+use super::clock::Moment;
+
+/// The result of one step of the core.
+#[derive(Debug, Default)]
+pub struct StepOutput {
+    /// The effects to perform.
+    pub effects: Vec<Effect>,
+    /// The figures to publish.
+    pub figures: Figures,
+    /// The time of the next step if no event comes before; none = an event has to come.
+    pub wake: Option<Moment>,
+}
+
+/// Something to be done outside of the core.
+#[derive(Debug, Clone)]
+pub enum Effect {
+    /// Write a claim; reported by [`Event::WriteEnded`](super::event::Event::WriteEnded).
+    Write(ClaimWrite),
+    /// Publish a Kubernetes event about a pod; reported by
+    /// [`Event::NoticeEnded`](super::event::Event::NoticeEnded).
+    Notify(Notice),
+}
+
+/// The number of a write. An outcome ends the write of this number and no other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct WriteId(pub u64);
+
+/// The number of a notice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NoticeId(pub u64);
+
+/// A write of one claim.
+#[derive(Debug, Clone)]
+pub struct ClaimWrite {
+    /// The number of the write.
+    pub id: WriteId,
+    /// The object that it was decided on. Its `resourceVersion` is the precondition.
+    pub object: Arc<ResourceClaim>,
+    /// The change of its status.
+    pub change: ClaimChange,
+}
+
+/// A change of a claim's status.
+#[derive(Debug, Clone)]
+pub enum ClaimChange {
+    /// Adds the finalizer and writes a new allocation.
+    Allocate(AllocationDraft),
+    /// Writes an allocation that the claim had before.
+    Restore(Box<AllocationResult>),
+    /// Clears the allocation of a claim that is not reserved.
+    Release,
+    /// Clears the allocation and `reservedFor`. Only for a claim that is reserved by nothing but
+    /// pods that are bound elsewhere.
+    Deallocate,
+}
+
+/// A decision, and the objects that it takes to write it as an allocation.
+#[derive(Debug, Clone)]
+pub struct AllocationDraft {
+    /// The decision.
+    pub allotment: Allotment,
+    /// The claim that it is for.
+    pub claim: Arc<ResourceClaim>,
+    /// The classes that the claim names.
+    pub classes: BTreeMap<String, Arc<DeviceClass>>,
+}
+
+impl AllocationDraft {
+    /// Returns the allocation, made at `at`. `share` returns a new ID for each share.
+    pub fn render(&self, at: Time, share: impl FnMut() -> ShareId) -> AllocationResult {
+        let classes =
+            self.classes.iter().map(|(name, class)| (name.clone(), class.as_ref())).collect();
+        convert::allocation(&self.allotment, &self.claim, &classes, at, share)
+    }
+}
+
+/// A Kubernetes event about a pod, to be published.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Notice {
+    /// The number of the notice.
+    pub id: NoticeId,
+    /// The pod.
+    pub pod: PodReference,
+    /// The node that it also refers to.
+    pub node: Option<NodeName>,
+    /// One of [`reasons`](crate::reasons).
+    pub reason: &'static str,
+    /// The message.
+    pub note: String,
+}
+
+/// A pod as events refer to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodReference {
+    /// Its namespace.
+    pub namespace: Namespace,
+    /// Its name.
+    pub name: PodName,
+    /// Its UID.
+    pub uid: PodUid,
+}
+
+/// The figures of one step. Counters are increments; a gauge is absent where it was not determined.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// The step planned pods.
+    pub is_planned: bool,
+    /// Claims allocated, each with the time from the first event to the answer.
+    pub allocations: Vec<Duration>,
+    /// Allocations released.
+    pub releases: u64,
+    /// Writes that moved or restored claims of bound pods.
+    pub repairs: u64,
+    /// Writes dropped because the claim had changed.
+    pub conflicts: u64,
+    /// Writes that failed for another reason.
+    pub write_errors: u64,
+    /// Plans that ended before all pods were reached.
+    pub cut_plans: u64,
+    /// Searches that ended without a decision.
+    pub undecided_plans: u64,
+    /// Times that the running sums differed from a fresh count.
+    pub drifts: u64,
+    /// Pending claims by reason.
+    pub pending: Option<BTreeMap<&'static str, i64>>,
+    /// Nodes kept free.
+    pub kept_nodes: Option<i64>,
+    /// Devices of which more is allocated than they have.
+    pub overcommitted: Option<i64>,
+    /// Claims of bound pods that are on another node.
+    pub misplaced: Option<i64>,
+    /// Deleted claims that bound pods use.
+    pub orphaned: Option<i64>,
+    /// Writes that have been open for long.
+    pub unanswered: Option<i64>,
+}

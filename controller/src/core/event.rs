@@ -1,0 +1,110 @@
+//! Events: everything that the core learns.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
+
+use super::clock::Moment;
+use super::effect::{NoticeId, WriteId};
+
+/// Something that happened outside of the core.
+#[derive(Debug, Clone)]
+pub enum Event {
+    /// A watch delivered a change.
+    Changed {
+        /// The change.
+        change: Change,
+        /// The time of its arrival.
+        at: Moment,
+    },
+    /// A write of a claim has ended.
+    WriteEnded {
+        /// The write.
+        id: WriteId,
+        /// Its outcome.
+        outcome: WriteOutcome,
+    },
+    /// The API server has taken a notice, or it is certain that it has not.
+    NoticeEnded {
+        /// The notice.
+        id: NoticeId,
+        /// True if the event is stored.
+        is_delivered: bool,
+    },
+}
+
+/// A change that a watch delivers.
+#[derive(Debug, Clone)]
+pub enum Change {
+    /// An object exists, in a new version.
+    Applied(WatchedObject),
+    /// An object does not exist any more.
+    Deleted(WatchedObject),
+    /// All objects of the kind have been delivered once.
+    Listed(WatchedKind),
+    /// A watch failed and will be retried: the API server is away, or has expired our version.
+    Interrupted,
+}
+
+/// The kinds that are watched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum WatchedKind {
+    /// ResourceSlice.
+    Slice,
+    /// DeviceTaintRule, in `resource.k8s.io/v1` from Kubernetes 1.37 on.
+    TaintRule,
+    /// DeviceClass.
+    Class,
+    /// ResourceClaim.
+    Claim,
+    /// Node.
+    Node,
+    /// Pod.
+    Pod,
+}
+
+impl WatchedKind {
+    /// All kinds. Nothing is planned before each has been listed.
+    pub const ALL: [Self; 6] =
+        [Self::Slice, Self::TaintRule, Self::Class, Self::Claim, Self::Node, Self::Pod];
+}
+
+/// An object of one of the watched kinds.
+#[derive(Debug, Clone)]
+pub enum WatchedObject {
+    /// ResourceSlice.
+    Slice(Arc<ResourceSlice>),
+    /// DeviceTaintRule.
+    TaintRule(Arc<DeviceTaintRule>),
+    /// DeviceClass.
+    Class(Arc<DeviceClass>),
+    /// ResourceClaim.
+    Claim(Arc<ResourceClaim>),
+    /// Node.
+    Node(Arc<Node>),
+    /// Pod.
+    Pod(Arc<Pod>),
+}
+
+/// The outcome of a write of a claim. It is final: nothing of the write is under way any more.
+#[derive(Debug, Clone)]
+pub enum WriteOutcome {
+    /// The write is stored; the claim as it was answered.
+    Stored(Arc<ResourceClaim>),
+    /// Nothing is stored, because the claim was changed by another writer; the claim as it is now,
+    /// if it was read.
+    Conflict(Option<Arc<ResourceClaim>>),
+    /// The API server dropped a field of the allocation, so it was released again.
+    FieldsDropped {
+        /// The claim after the release, if that succeeded.
+        current: Option<Arc<ResourceClaim>>,
+        /// The message for the pod.
+        message: String,
+    },
+    /// The API server refused the write.
+    Refused {
+        /// True if it will refuse again: a policy, a missing permission, a missing feature.
+        is_lasting: bool,
+    },
+}

@@ -1,0 +1,319 @@
+//! Holds: objects that are left alone for a while, all by one type and one table.
+//!
+//! A hold has a subject and a reason. The reason's [`Rule`] gives the first pause, its growth with
+//! each further hold of the same subject and reason, the longest pause, and the object whose end
+//! ends the count. Questions do not change a hold.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use tessera_allocator::model::PodUid;
+use tessera_api::names::{ClaimUid, NodeName};
+
+use super::clock::Moment;
+
+/// The subject of a hold: a claim, a pod, or a pod together with a claim or a node.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Subject {
+    // The order of the fields has all subjects of one pod side by side.
+    pod: Option<PodUid>,
+    claim: Option<ClaimUid>,
+    node: Option<NodeName>,
+}
+
+impl Subject {
+    pub(super) fn claim(claim: &ClaimUid) -> Self {
+        Self { pod: None, claim: Some(claim.clone()), node: None }
+    }
+
+    pub(super) fn pod(pod: &PodUid) -> Self {
+        Self { pod: Some(pod.clone()), claim: None, node: None }
+    }
+
+    pub(super) fn pod_on(pod: &PodUid, node: &NodeName) -> Self {
+        Self { pod: Some(pod.clone()), claim: None, node: Some(node.clone()) }
+    }
+
+    pub(super) fn pod_with(pod: &PodUid, claim: &ClaimUid) -> Self {
+        Self { pod: Some(pod.clone()), claim: Some(claim.clone()), node: None }
+    }
+}
+
+/// The reason of a hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum HoldReason {
+    /// A claim lost its allocation. A PreBind under way meets a conflict, reads the claim again and
+    /// would accept any allocation that it finds then, on any node: it gets time to find none.
+    ClaimDeallocated,
+    /// A write that clears a claim was refused.
+    ClearingFailed,
+    /// Writes of a claim were overtaken by others. The first is decided again at once; a storm of
+    /// foreign writes must not be answered by one of ours for each.
+    WriteContended,
+    /// An allocation of a pod was released: kube-scheduler gets time to notice.
+    AllocationReleased,
+    /// An allocation could not be written. The longest pause is kube-scheduler's own longest
+    /// back-off.
+    WriteFailed,
+    /// The API server refuses an allocation and will refuse it again.
+    WriteDenied,
+    /// A search was ended without a decision because the steps of a pod were spent. Such a pod
+    /// costs as much as thousands of others.
+    SearchUndecided,
+    /// A pod could not run on a node, which is left out for the pod. The pauses grow with the
+    /// failures of the pod on all nodes.
+    NodeFailed,
+    /// A claim was seen on another node than its pod. Pods and claims arrive by different watches,
+    /// so it may be so only between two events.
+    MisplacementUnconfirmed,
+    /// A write to repair a misplaced claim was started.
+    RepairWritten,
+    /// A plan found no devices on the node of a bound pod. Users wait for devices that they have
+    /// just freed, so the pauses stay short.
+    RepairUnplaced,
+    /// A search on the node of a bound pod was ended without a decision.
+    RepairUndecided,
+    /// An event was published about a pod: events of other reasons wait.
+    EventPublished,
+    /// An event was published about a pod: other texts of the same reason wait.
+    EventRepeated,
+    /// The API server has not taken an event.
+    EventRefused,
+}
+
+/// The object that keeps the count of a hold. The count ends with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum CountEnd {
+    /// The hold itself: the next one is a first one.
+    Hold,
+    /// The claim is deleted, or a write of it is stored.
+    Claim,
+    /// The pod is bound or deleted, or what the hold waits for succeeds.
+    WaitingPod,
+    /// The pod is deleted.
+    Pod,
+    /// The claim is on the node of its pod, or on another node than before.
+    Misplacement,
+}
+
+/// The pauses of one reason.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Rule {
+    /// The first pause.
+    pub(super) first: Duration,
+    /// The factor of each further pause.
+    pub(super) factor: u32,
+    /// The longest pause.
+    pub(super) longest: Duration,
+    /// The number of holds without a pause before the first.
+    pub(super) free: u32,
+    /// The end of the count.
+    pub(super) count_end: CountEnd,
+    /// True if the core decides again when the hold ends.
+    pub(super) wakes: bool,
+}
+
+impl HoldReason {
+    /// Returns the rule of the reason. This is the table of all pauses (ADR 32).
+    pub(super) const fn rule(self) -> Rule {
+        use CountEnd::{Claim, Hold, Misplacement, Pod, WaitingPod};
+        //                                    first    factor longest free count ends    wakes
+        match self {
+            Self::ClaimDeallocated => rule(ms(2_000), 1, secs(2), 0, Hold, true),
+            Self::ClearingFailed => rule(ms(2_000), 1, secs(2), 0, Hold, true),
+            Self::WriteContended => rule(ms(50), 2, secs(2), 1, Claim, true),
+            Self::AllocationReleased => rule(ms(2_000), 1, secs(2), 0, Hold, true),
+            Self::WriteFailed => rule(ms(1_000), 2, secs(10), 0, WaitingPod, true),
+            Self::WriteDenied => rule(ms(1_000), 2, secs(300), 0, WaitingPod, true),
+            Self::SearchUndecided => rule(ms(1_000), 2, secs(300), 0, WaitingPod, true),
+            Self::NodeFailed => rule(ms(10_000), 2, secs(300), 0, WaitingPod, true),
+            Self::MisplacementUnconfirmed => rule(ms(2_000), 1, secs(2), 0, Misplacement, true),
+            Self::RepairWritten => rule(ms(4_000), 2, secs(300), 0, Misplacement, true),
+            Self::RepairUnplaced => rule(ms(4_000), 2, secs(30), 0, Misplacement, true),
+            Self::RepairUndecided => rule(ms(4_000), 2, secs(300), 0, Misplacement, true),
+            Self::EventPublished => rule(ms(2_000), 1, secs(2), 0, Pod, false),
+            Self::EventRepeated => rule(ms(2_000), 2, secs(300), 0, Pod, false),
+            Self::EventRefused => rule(ms(2_000), 2, secs(300), 0, Pod, false),
+        }
+    }
+}
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+const fn secs(secs: u64) -> Duration {
+    Duration::from_secs(secs)
+}
+
+const fn rule(
+    first: Duration,
+    factor: u32,
+    longest: Duration,
+    free: u32,
+    count_end: CountEnd,
+    wakes: bool,
+) -> Rule {
+    Rule { first, factor, longest, free, count_end, wakes }
+}
+
+impl Rule {
+    /// Returns the pause of the hold after `before` others.
+    fn pause(self, before: u32) -> Duration {
+        match before.checked_sub(self.free) {
+            None => Duration::ZERO,
+            Some(grown) => {
+                self.first.saturating_mul(self.factor.saturating_pow(grown)).min(self.longest)
+            }
+        }
+    }
+}
+
+/// One hold: its end, and the number of holds so far.
+#[derive(Debug, Clone, Copy)]
+struct Hold {
+    until: Moment,
+    count: u32,
+}
+
+/// All holds.
+#[derive(Debug, Default)]
+pub(super) struct Holds {
+    holds: BTreeMap<Subject, BTreeMap<HoldReason, Hold>>,
+    /// The ends of the holds that wake the core, for the next wake.
+    ends: BTreeSet<(Moment, Subject, HoldReason)>,
+}
+
+impl Holds {
+    /// Holds the subject, longer than the last time. Returns the end of the hold.
+    pub(super) fn hold(&mut self, subject: Subject, reason: HoldReason, now: Moment) -> Moment {
+        let before = self.get(&subject, reason).map_or(0, |hold| hold.count);
+        self.hold_after(subject, reason, before, now)
+    }
+
+    /// Holds the subject as after this number of holds before.
+    pub(super) fn hold_after(
+        &mut self,
+        subject: Subject,
+        reason: HoldReason,
+        before: u32,
+        now: Moment,
+    ) -> Moment {
+        let rule = reason.rule();
+        let until = now + rule.pause(before);
+        self.forget_end(&subject, reason);
+        if rule.wakes && until > now {
+            self.ends.insert((until, subject.clone(), reason));
+        }
+        let hold = Hold { until, count: before.saturating_add(1) };
+        self.holds.entry(subject).or_default().insert(reason, hold);
+        until
+    }
+
+    fn get(&self, subject: &Subject, reason: HoldReason) -> Option<Hold> {
+        self.holds.get(subject)?.get(&reason).copied()
+    }
+
+    /// Returns the end of the hold; none if the subject is not held for this reason.
+    pub(super) fn until(
+        &self,
+        subject: &Subject,
+        reason: HoldReason,
+        now: Moment,
+    ) -> Option<Moment> {
+        self.get(subject, reason).map(|hold| hold.until).filter(|until| *until > now)
+    }
+
+    /// Returns true if the subject is held for this reason.
+    pub(super) fn is_held(&self, subject: &Subject, reason: HoldReason, now: Moment) -> bool {
+        self.until(subject, reason, now).is_some()
+    }
+
+    /// Returns true if the subject is held for one of these reasons.
+    pub(super) fn is_held_for_any(
+        &self,
+        subject: &Subject,
+        reasons: &[HoldReason],
+        now: Moment,
+    ) -> bool {
+        reasons.iter().any(|reason| self.is_held(subject, *reason, now))
+    }
+
+    /// Returns the end of the last hold of the subject, for any reason.
+    pub(super) fn last_end(&self, subject: &Subject, now: Moment) -> Option<Moment> {
+        let ends = self.holds.get(subject)?.values().map(|hold| hold.until);
+        ends.filter(|until| *until > now).max()
+    }
+
+    /// Returns the nodes that are left out for a pod.
+    pub(super) fn excluded_nodes(&self, pod: &PodUid, now: Moment) -> BTreeSet<NodeName> {
+        let first = Subject::pod(pod);
+        let of_pod = self.holds.range(first..).take_while(|(s, _)| s.pod.as_ref() == Some(pod));
+        let is_excluded = |holds: &BTreeMap<HoldReason, Hold>| {
+            holds.get(&HoldReason::NodeFailed).is_some_and(|hold| hold.until > now)
+        };
+        of_pod
+            .filter(|(_, holds)| is_excluded(holds))
+            .filter_map(|(subject, _)| subject.node.clone())
+            .collect()
+    }
+
+    /// Has the next hold be a first one. A hold under way lasts.
+    pub(super) fn restart_count(&mut self, subject: &Subject, reason: HoldReason) {
+        if let Some(hold) = self.holds.get_mut(subject).and_then(|holds| holds.get_mut(&reason)) {
+            hold.count = 0;
+        }
+    }
+
+    /// Ends all holds of the subject and their counts.
+    pub(super) fn end(&mut self, subject: &Subject) {
+        for reason in self.holds.remove(subject).into_iter().flatten() {
+            self.ends.remove(&(reason.1.until, subject.clone(), reason.0));
+        }
+    }
+
+    /// Returns the end of the next hold that wakes the core.
+    pub(super) fn next_end(&self, now: Moment) -> Option<Moment> {
+        self.ends.iter().map(|(until, _, _)| *until).find(|until| *until > now)
+    }
+
+    /// Forgets holds that are over, and counts whose object `exists` no more.
+    pub(super) fn retain(&mut self, now: Moment, exists: impl Fn(&Subject, CountEnd) -> bool) {
+        while let Some((until, _, _)) = self.ends.first()
+            && *until <= now
+        {
+            self.ends.pop_first();
+        }
+        let ends = &mut self.ends;
+        self.holds.retain(|subject, holds| {
+            holds.retain(|reason, hold| {
+                let is_counted = hold.count > 0 && exists(subject, reason.rule().count_end);
+                let is_kept = match reason.rule().count_end {
+                    CountEnd::Hold => hold.until > now,
+                    _ => is_counted || (hold.count == 0 && hold.until > now),
+                };
+                if !is_kept {
+                    ends.remove(&(hold.until, subject.clone(), *reason));
+                }
+                is_kept
+            });
+            !holds.is_empty()
+        });
+    }
+
+    fn forget_end(&mut self, subject: &Subject, reason: HoldReason) {
+        if let Some(hold) = self.get(subject, reason) {
+            self.ends.remove(&(hold.until, subject.clone(), reason));
+        }
+    }
+}
+
+impl Subject {
+    /// Returns the pod, and the claim of this pod that the subject names.
+    pub(super) fn parts(&self) -> (Option<&PodUid>, Option<&ClaimUid>) {
+        (self.pod.as_ref(), self.claim.as_ref())
+    }
+}

@@ -1,0 +1,154 @@
+//! Notices: the last events of each pod, so that each text is published once.
+//!
+//! `kube`'s recorder merges events of one reason into a series and keeps the first text, so changed
+//! numbers would never be read. Here the same text is published once, and another text is another
+//! event. Numbers change with every pod that comes and goes, for each pending pod, so the intervals
+//! between the events of a pod grow.
+
+use std::collections::BTreeMap;
+
+use tessera_allocator::model::{DeviceId, PodUid};
+use tessera_api::names::ClaimUid;
+
+use super::clock::Moment;
+use super::effect::{Notice, NoticeId};
+use super::holds::{HoldReason, Holds, Subject};
+
+/// The last events of each pod.
+#[derive(Debug, Default)]
+pub(super) struct Notices {
+    last: BTreeMap<PodUid, LastNotices>,
+    sent: u64,
+    /// Notices that are being published.
+    open: BTreeMap<NoticeId, (Topic, Notice)>,
+    /// Notices that the API server has not taken.
+    refused: BTreeMap<NoticeId, (Topic, Notice)>,
+}
+
+/// The last events of a pod.
+#[derive(Debug)]
+struct LastNotices {
+    /// The reason of the last one.
+    reason: &'static str,
+    /// The last one of each topic. With one for all, the texts of two claims would be published in
+    /// turns for ever.
+    topics: BTreeMap<Topic, LastNotice>,
+}
+
+#[derive(Debug)]
+struct LastNotice {
+    id: NoticeId,
+    note: String,
+}
+
+/// The object that an event about a pod explains: an event takes the place of those before of the
+/// same topic.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Topic {
+    /// The pod itself.
+    Pod,
+    /// One of its claims.
+    Claim(ClaimUid),
+    /// A device that it holds.
+    Device(DeviceId),
+}
+
+/// The answer to the offer of a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Offer {
+    /// The pod has it already.
+    Known,
+    /// Another event was published recently: offer it again at this time.
+    Later(Moment),
+    /// It is to be published.
+    Send(NoticeId),
+}
+
+impl Notices {
+    /// Decides about a text for `pod`.
+    pub(super) fn offer(
+        &mut self,
+        holds: &mut Holds,
+        (pod, topic): (&PodUid, &Topic),
+        (reason, note): (&'static str, &str),
+        now: Moment,
+    ) -> Offer {
+        let subject = Subject::pod(pod);
+        let last = self.last.get(pod);
+        if last.and_then(|last| last.topics.get(topic)).is_some_and(|last| last.note == note) {
+            return Offer::Known;
+        }
+        let is_repeated = last.is_some_and(|last| last.reason == reason);
+        let interval =
+            if is_repeated { HoldReason::EventRepeated } else { HoldReason::EventPublished };
+        if let Some(until) = holds.until(&subject, interval, now) {
+            return Offer::Later(until);
+        }
+        if !is_repeated {
+            holds.restart_count(&subject, HoldReason::EventRepeated);
+        }
+        holds.hold(subject.clone(), HoldReason::EventRepeated, now);
+        holds.hold(subject, HoldReason::EventPublished, now);
+        self.sent += 1;
+        let id = NoticeId(self.sent);
+        let fresh = || LastNotices { reason, topics: BTreeMap::new() };
+        let last = self.last.entry(pod.clone()).or_insert_with(fresh);
+        last.reason = reason;
+        let replaced = last.topics.insert(topic.clone(), LastNotice { id, note: note.to_owned() });
+        if let Some(replaced) = replaced {
+            self.refused.remove(&replaced.id);
+        }
+        Offer::Send(id)
+    }
+
+    /// Keeps a notice until its publication has ended.
+    pub(super) fn sent(&mut self, topic: Topic, notice: &Notice) {
+        self.open.insert(notice.id, (topic, notice.clone()));
+    }
+
+    /// Notes how the publication of a notice ended. One that was not delivered is sent again
+    /// later, unless the pod has had another one of its topic since.
+    pub(super) fn ended(
+        &mut self,
+        holds: &mut Holds,
+        id: NoticeId,
+        is_delivered: bool,
+        now: Moment,
+    ) {
+        let Some((topic, notice)) = self.open.remove(&id) else { return };
+        let pod = &notice.pod.uid;
+        let last = self.last.get(pod).and_then(|last| last.topics.get(&topic));
+        if is_delivered {
+            holds.restart_count(&Subject::pod(pod), HoldReason::EventRefused);
+        } else if last.is_some_and(|last| last.id == id) {
+            holds.hold(Subject::pod(pod), HoldReason::EventRefused, now);
+            self.refused.insert(id, (topic, notice));
+        }
+    }
+
+    /// Returns the notices that are to be sent again now.
+    pub(super) fn take_due(&mut self, holds: &Holds, now: Moment) -> Vec<Notice> {
+        let is_due = |_: &NoticeId, (_, notice): &mut (Topic, Notice)| {
+            let subject = Subject::pod(&notice.pod.uid);
+            !holds.is_held(&subject, HoldReason::EventRefused, now)
+        };
+        let due: Vec<_> = self.refused.extract_if(.., is_due).collect();
+        let notices = due.iter().map(|(_, (_, notice))| notice.clone()).collect();
+        self.open.extend(due);
+        notices
+    }
+
+    /// Returns the time at which the next notice is to be sent again.
+    pub(super) fn next_resend(&self, holds: &Holds, now: Moment) -> Option<Moment> {
+        let until = |(_, notice): &(Topic, Notice)| {
+            holds.until(&Subject::pod(&notice.pod.uid), HoldReason::EventRefused, now)
+        };
+        self.refused.values().filter_map(until).min()
+    }
+
+    /// Forgets pods that do not exist any more.
+    pub(super) fn retain(&mut self, exists: impl Fn(&PodUid) -> bool) {
+        self.last.retain(|pod, _| exists(pod));
+        self.refused.retain(|_, (_, notice)| exists(&notice.pod.uid));
+    }
+}

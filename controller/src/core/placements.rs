@@ -1,0 +1,327 @@
+//! Placements: decisions that wait for kube-scheduler, and the pods that could not run where their
+//! devices are.
+//!
+//! kube-scheduler may find that a pod does not fit where we allocated (a port, a volume, a pod that
+//! was faster). Two signals show it: it clears an allocation itself, or the pod stays
+//! unschedulable. Then the node is left out for this pod for a while that grows with every failure,
+//! and the pod is planned elsewhere.
+//!
+//! Time stamps in the pod do not show if a failure is newer than the allocation (identical failures
+//! are not written again). So a message that differs from the one at the decision counts as new,
+//! and otherwise a deadline does.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tessera_allocator::model::PodUid;
+use tessera_api::names::NodeName;
+use tessera_index::Waiting;
+
+use super::clock::Moment;
+use super::holds::{HoldReason, Holds, Subject};
+
+/// The time from a new failure message to the release: an attempt that began before kube-scheduler
+/// saw the allocation may have been under way.
+const AFTER_NEW_FAILURE: Duration = Duration::from_secs(2);
+
+/// The time that kube-scheduler gets without a new message; its own back-off is at most 10 s.
+const WITHOUT_NEWS: Duration = Duration::from_secs(20);
+
+/// With a queue of pods before this one, kube-scheduler gets this multiple of the time that it took
+/// for the pod that it bound last: a pod that has failed waits for its turn again.
+const TURNS: u32 = 2;
+
+/// The further time where the API server was away while the pod waited, or this long before:
+/// kube-scheduler may learn of it later than we. client-go's reflector waits up to 30 s between
+/// attempts, and its jitter doubles that.
+const AFTER_INTERRUPTION: Duration = Duration::from_secs(60);
+
+/// No time grows beyond this.
+const LONGEST: Duration = Duration::from_secs(300);
+
+/// The message of the plugin DynamicResources about a pod whose claims are not allocated. It is
+/// outdated once they are.
+const NOT_ALLOCATED: &str = "cannot allocate all claims";
+
+/// The placements of pods, and the speed of kube-scheduler.
+#[derive(Debug, Default)]
+pub(super) struct Placements {
+    pods: BTreeMap<PodUid, Attempts>,
+    pace: Option<Pace>,
+    /// The last time that the API server was seen to be away.
+    interrupted: Option<Moment>,
+}
+
+/// The speed of kube-scheduler.
+#[derive(Debug, Clone, Copy)]
+struct Pace {
+    /// The time from the write of our decision to the binding, for the slowest of the pods that
+    /// were bound last.
+    took: Duration,
+    /// The time of their binding.
+    seen: Moment,
+}
+
+#[derive(Debug, Default)]
+struct Attempts {
+    /// The number of times that the pod could not run where it was placed. Failed writes do not
+    /// count: they are no evidence against nodes.
+    failures: u32,
+    placed: Option<Placement>,
+}
+
+/// A decision that waits for kube-scheduler.
+#[derive(Debug)]
+struct Placement {
+    node: Option<NodeName>,
+    /// It was decided for this pod. Otherwise the pod came to a claim that was allocated already.
+    is_decided: bool,
+    /// The time from which kube-scheduler can know it: of the decision, then of its write.
+    since: Moment,
+    /// kube-scheduler's message at that time.
+    message: Option<String>,
+    /// The time at which another message was first seen.
+    changed: Option<Moment>,
+    /// kube-scheduler has made room on the node since.
+    has_room: bool,
+}
+
+/// The treatment of a pod that waits for kube-scheduler.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Nothing is done until something changes.
+    Wait,
+    /// Nothing is done before this time.
+    WaitUntil(Moment),
+    /// The allocation is released, and the pod is planned elsewhere.
+    GiveUp,
+}
+
+/// The cause of a decision that is not stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NotWritten {
+    /// The objects that it was based on have changed, and are known as they are now.
+    Outdated,
+    /// It could not be written now.
+    Failed,
+    /// The API server refuses it until something is changed.
+    Denied,
+}
+
+/// An allocation that another client, as a rule kube-scheduler, has cleared.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Deallocated {
+    /// The pod cannot run on this node, which is left out from now on.
+    Unplaceable(NodeName),
+    /// Pods are evicted from this node to make room, so it is tried again.
+    RoomMade(NodeName),
+}
+
+impl Placements {
+    /// Notes a decision for the pod. `message` is kube-scheduler's at this time.
+    pub(super) fn placed(
+        &mut self,
+        holds: &mut Holds,
+        pod: &PodUid,
+        node: NodeName,
+        message: Option<String>,
+        now: Moment,
+    ) {
+        holds.restart_count(&Subject::pod(pod), HoldReason::SearchUndecided);
+        let attempts = self.pods.entry(pod.clone()).or_default();
+        attempts.placed = Some(Placement {
+            node: Some(node),
+            is_decided: true,
+            since: now,
+            message,
+            changed: None,
+            has_room: false,
+        });
+    }
+
+    /// Notes that a decision for the pod is stored. The time until then, which may be long, was not
+    /// kube-scheduler's.
+    pub(super) fn written(&mut self, pod: &PodUid, now: Moment) {
+        if let Some(placed) = self.pods.get_mut(pod).and_then(|attempts| attempts.placed.as_mut()) {
+            placed.since = now;
+        }
+    }
+
+    /// Notes that the API server is or was away.
+    pub(super) fn interrupted(&mut self, at: Moment) {
+        self.interrupted = Some(at);
+    }
+
+    /// Notes that a decision is not stored, or not all of it. Unless its basis has changed, the pod
+    /// is held before the next try.
+    pub(super) fn not_written(
+        &mut self,
+        holds: &mut Holds,
+        pod: &PodUid,
+        cause: NotWritten,
+        now: Moment,
+    ) {
+        self.pods.entry(pod.clone()).or_default().placed = None;
+        let reason = match cause {
+            NotWritten::Outdated => return,
+            NotWritten::Failed => HoldReason::WriteFailed,
+            NotWritten::Denied => HoldReason::WriteDenied,
+        };
+        holds.hold(Subject::pod(pod), reason, now);
+    }
+
+    /// Notes that kube-scheduler has nominated a node for a pod. A failed attempt while the claim
+    /// is held takes the nomination away, and the room exists all the same.
+    pub(super) fn nominated(&mut self, pod: &PodUid, node: &NodeName) {
+        let placed = self.pods.get_mut(pod).and_then(|attempts| attempts.placed.as_mut());
+        if let Some(placed) = placed.filter(|placed| placed.node.as_ref() == Some(node)) {
+            placed.has_room = true;
+        }
+    }
+
+    /// Notes that a pod has claims to be allocated. If it had been placed, another client has
+    /// cleared its allocation. Where preemption has just made room (`nominated`) the node is tried
+    /// again, otherwise it is left out for a while.
+    pub(super) fn deallocated(
+        &mut self,
+        holds: &mut Holds,
+        pod: &PodUid,
+        nominated: Option<&NodeName>,
+        now: Moment,
+    ) -> Option<Deallocated> {
+        let attempts = self.pods.get_mut(pod)?;
+        // A claim that was another pod's and is free now is no evidence against its node.
+        let Some(Placement { node: Some(node), is_decided: true, has_room, .. }) =
+            attempts.placed.take()
+        else {
+            return None;
+        };
+        if has_room || nominated == Some(&node) {
+            return Some(Deallocated::RoomMade(node));
+        }
+        attempts.exclude(holds, pod, &node, now);
+        Some(Deallocated::Unplaceable(node))
+    }
+
+    /// Notes that pods that were placed have been bound.
+    pub(super) fn bound(&mut self, pods: impl Iterator<Item = PodUid>, now: Moment) {
+        let placed = |pod| self.pods.remove(&pod)?.placed.filter(|placed| placed.is_decided);
+        let took = pods.filter_map(placed).map(|placed| now - placed.since).max();
+        self.pace = took.map(|took| Pace { took, seen: now }).or(self.pace);
+    }
+
+    /// Returns the pods that something is known of.
+    pub(super) fn pods(&self) -> impl Iterator<Item = &PodUid> {
+        self.pods.keys()
+    }
+
+    /// Notes the state of a pod whose claims are all allocated: its verdict depends on it.
+    pub(super) fn observe(&mut self, holds: &mut Holds, waiting: &Waiting, now: Moment) {
+        // All that was decided is stored.
+        let subject = Subject::pod(&waiting.pod);
+        holds.restart_count(&subject, HoldReason::WriteFailed);
+        holds.restart_count(&subject, HoldReason::WriteDenied);
+        let attempts = self.pods.entry(waiting.pod.clone()).or_default();
+        let placed = attempts.placed.get_or_insert_with(|| Placement {
+            node: waiting.node.clone(),
+            is_decided: false,
+            since: now,
+            message: waiting.unschedulable.clone(),
+            changed: None,
+            has_room: false,
+        });
+        if may_give_up(waiting) && placed.has_news(waiting) {
+            placed.changed.get_or_insert(now);
+        }
+    }
+
+    /// Returns the treatment of a pod that was [observed](Self::observe).
+    pub(super) fn verdict(&self, waiting: &Waiting, now: Moment) -> Verdict {
+        let Some(attempts) = self.pods.get(&waiting.pod) else { return Verdict::Wait };
+        let Some(placed) = attempts.placed.as_ref().filter(|_| may_give_up(waiting)) else {
+            return Verdict::Wait;
+        };
+        if waiting.node_gone {
+            return Verdict::GiveUp;
+        }
+        if waiting.unschedulable.is_none() {
+            return Verdict::Wait;
+        }
+        let deadline = match placed.changed.filter(|_| placed.has_news(waiting)) {
+            Some(changed) => changed + grown(AFTER_NEW_FAILURE, attempts.failures),
+            None => {
+                let patience = self.patience(attempts.failures, now);
+                let further = self.further_patience(placed);
+                placed.since + (patience + further).min(LONGEST)
+            }
+        };
+        if now >= deadline { Verdict::GiveUp } else { Verdict::WaitUntil(deadline) }
+    }
+
+    /// Returns the time that kube-scheduler gets for a pod without a new message. The time that it
+    /// took for another pod counts for no longer than it would be waited for.
+    fn patience(&self, failures: u32, now: Moment) -> Duration {
+        let turns = self.pace.map(|pace| (pace.took * TURNS, pace.seen));
+        let turns = turns.filter(|(turns, seen)| now - *seen < *turns);
+        let turns = turns.map_or(Duration::ZERO, |(turns, _)| turns);
+        grown(WITHOUT_NEWS, failures).max(turns).min(LONGEST)
+    }
+
+    fn further_patience(&self, placed: &Placement) -> Duration {
+        let is_affected = |at: Moment| at + AFTER_INTERRUPTION > placed.since;
+        let was_interrupted = self.interrupted.is_some_and(is_affected);
+        if was_interrupted { AFTER_INTERRUPTION } else { Duration::ZERO }
+    }
+
+    /// Notes that we release the allocation of the pod. `node` is the one where it could not run.
+    pub(super) fn gave_up(
+        &mut self,
+        holds: &mut Holds,
+        pod: &PodUid,
+        node: Option<&NodeName>,
+        now: Moment,
+    ) {
+        let attempts = self.pods.entry(pod.clone()).or_default();
+        attempts.placed = None;
+        holds.hold(Subject::pod(pod), HoldReason::AllocationReleased, now);
+        if let Some(node) = node {
+            attempts.exclude(holds, pod, node, now);
+        }
+    }
+
+    /// Forgets pods that do not wait any more.
+    pub(super) fn retain(&mut self, is_waiting: impl Fn(&PodUid) -> bool) {
+        self.pods.retain(|pod, _| is_waiting(pod));
+    }
+}
+
+impl Placement {
+    /// Returns true if kube-scheduler's message is newer than the decision.
+    fn has_news(&self, waiting: &Waiting) -> bool {
+        waiting.unschedulable.as_ref().is_some_and(|message| {
+            Some(message) != self.message.as_ref() && !message.contains(NOT_ALLOCATED)
+        })
+    }
+}
+
+impl Attempts {
+    fn exclude(&mut self, holds: &mut Holds, pod: &PodUid, node: &NodeName, now: Moment) {
+        let subject = Subject::pod_on(pod, node);
+        holds.hold_after(subject, HoldReason::NodeFailed, self.failures, now);
+        self.failures += 1;
+    }
+}
+
+/// Returns true if the allocations of the pod can be released: no room is being made for it, and
+/// its claims are not reserved.
+fn may_give_up(waiting: &Waiting) -> bool {
+    !waiting.nominated && !waiting.movable.is_empty()
+}
+
+/// Returns `base`, doubled for each failure.
+fn grown(base: Duration, failures: u32) -> Duration {
+    base.saturating_mul(1 << failures.min(10)).min(LONGEST)
+}

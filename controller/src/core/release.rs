@@ -1,0 +1,107 @@
+//! Release: allocations that no pod needs, and allocations on nodes where the pod cannot run.
+
+use std::collections::BTreeSet;
+
+use tessera_allocator::model::PodUid;
+use tessera_index::Waiting;
+
+use super::allocate::Round;
+use super::notices::Topic;
+use super::placements::{NotWritten, Verdict};
+use super::{State, Step};
+use crate::reasons;
+
+impl Step<'_> {
+    /// Counts how long kube-scheduler took for the pods that it has bound.
+    pub(super) fn note_bound(&mut self) {
+        let index = &self.state.index;
+        let is_bound = |pod: &&PodUid| index.node_of(pod).is_some();
+        let bound: Vec<PodUid> = self.state.placements.pods().filter(is_bound).cloned().collect();
+        self.state.placements.bound(bound.into_iter(), self.now);
+    }
+
+    /// Releases allocations of pods that went away before they reserved anything, of pods that
+    /// kube-scheduler cannot place there or does not try, and of pods of which another claim found
+    /// no devices.
+    pub(super) fn release_unneeded(&mut self, round: &Round) {
+        for claim in self.state.index.unneeded() {
+            self.release(&claim, None);
+        }
+        let refused: BTreeSet<&PodUid> = round.plan.refusals.iter().map(|r| &r.pod).collect();
+        let written = self.state.writes.pods();
+        for waiting in self.state.index.waiting() {
+            // Where one claim cannot be written now, none is released: the node would be blamed.
+            let is_busy = |claim| self.state.is_busy(claim, self.now);
+            if written.contains(&waiting.pod) || waiting.movable.iter().any(is_busy) {
+                continue;
+            }
+            if self.gives_up(&waiting, &refused, &round.deallocated) {
+                for claim in &waiting.movable {
+                    self.release(claim, Some(&waiting.pod));
+                }
+            }
+        }
+    }
+
+    /// Decides if the claims of a waiting pod are released, and notes why.
+    fn gives_up(
+        &mut self,
+        waiting: &Waiting,
+        refused: &BTreeSet<&PodUid>,
+        deallocated: &BTreeSet<PodUid>,
+    ) -> bool {
+        let pod = &waiting.pod;
+        if self.state.audits.is_long_unlisted(&self.state.index, pod) {
+            // kube-scheduler does not come as far as to look at nodes.
+            self.note_not_written(pod, NotWritten::Outdated);
+            return true;
+        }
+        if refused.contains(pod) {
+            // The rest of its claims cannot follow the first, which is no evidence against the
+            // node. Where a node is nominated, room is being made for the rest.
+            if !waiting.nominated {
+                self.note_not_written(pod, NotWritten::Outdated);
+            }
+            return !waiting.nominated;
+        }
+        if deallocated.contains(pod) || !self.observe_stuck(waiting) {
+            return false;
+        }
+        self.notify_stuck(waiting);
+        let State { placements, holds, .. } = &mut *self.state;
+        placements.gave_up(holds, pod, waiting.node.as_ref(), self.now);
+        true
+    }
+
+    /// Observes the pod, and decides if kube-scheduler has had its time to place it where its
+    /// devices are.
+    fn observe_stuck(&mut self, waiting: &Waiting) -> bool {
+        let State { placements, holds, .. } = &mut *self.state;
+        placements.observe(holds, waiting, self.now);
+        match placements.verdict(waiting, self.now) {
+            Verdict::Wait => false,
+            Verdict::WaitUntil(deadline) => {
+                self.wake_at(Some(deadline));
+                false
+            }
+            Verdict::GiveUp => true,
+        }
+    }
+
+    fn notify_stuck(&mut self, waiting: &Waiting) {
+        let node = waiting.node.as_ref();
+        let note = if waiting.node_gone {
+            let node = node.map_or_else(String::new, ToString::to_string);
+            format!(
+                "node {node}, where the devices of the pod are, does not exist any more; trying elsewhere"
+            )
+        } else {
+            let place = node.map_or_else(|| "anywhere".to_owned(), |n| format!("on node {n}"));
+            let cause = waiting.unschedulable.as_deref().unwrap_or_default();
+            format!(
+                "kube-scheduler cannot place the pod {place}, where its devices are: {cause}; trying elsewhere"
+            )
+        };
+        self.notify(&waiting.pod, Topic::Pod, reasons::RESCHEDULING, note, node);
+    }
+}

@@ -1,0 +1,119 @@
+//! Repair: claims that are not on the node of the pod that is bound with them (ADR 50). The node
+//! of a bound pod takes precedence.
+
+use std::collections::BTreeMap;
+
+use tessera_allocator::model::PodUid;
+use tessera_allocator::{Plan, Refusal};
+use tessera_index::{Misplaced, Remedy};
+use tessera_messages as message;
+
+use super::effect::ClaimChange;
+use super::holds::{HoldReason, Subject};
+use super::misplacements::subject;
+use super::notices::Topic;
+use super::writes::WritePurpose;
+use super::{State, Step};
+use crate::reasons;
+
+/// The steps for the claims of bound pods in one step of the core, exceeded at most by those of
+/// one pod. Any tenant can make such pods with `spec.nodeName`.
+const STEPS_FOR_BOUND: u64 = 500_000;
+
+impl Step<'_> {
+    /// Moves claims to the nodes of the pods that are bound with them, or reports why not.
+    pub(super) fn repair_misplaced(&mut self) {
+        let misplaced = self.state.index.misplaced();
+        let State { misplacements, holds, .. } = &mut *self.state;
+        misplacements.observe(holds, &misplaced, self.now);
+        let mut to_plan: BTreeMap<PodUid, Vec<Misplaced>> = BTreeMap::new();
+        let mut confirmed = 0;
+        for one in misplaced {
+            let (holds, subject) = (&self.state.holds, subject(&one));
+            let unconfirmed = HoldReason::MisplacementUnconfirmed;
+            confirmed += i64::from(!holds.is_held(&subject, unconfirmed, self.now));
+            let contended = HoldReason::WriteContended;
+            if holds.last_end(&subject, self.now).is_some()
+                || holds.is_held(&Subject::claim(&one.claim), contended, self.now)
+                || self.state.writes.contains(&one.claim)
+            {
+                continue;
+            }
+            match &one.remedy {
+                Remedy::Plan => to_plan.entry(one.pod.clone()).or_default().push(one),
+                Remedy::None(_) => self.notify_misplaced(&one),
+                Remedy::TakeBack | Remedy::Restore(_) => {
+                    self.notify_misplaced(&one);
+                    self.repair(&one);
+                }
+            }
+        }
+        self.figures.misplaced = Some(confirmed);
+        self.plan_bound_pods(&to_plan);
+    }
+
+    /// Plans the claims of bound pods as far as the steps last; the next step continues with the
+    /// others. A pod that was planned is held, so that each gets its turn.
+    fn plan_bound_pods(&mut self, pods: &BTreeMap<PodUid, Vec<Misplaced>>) {
+        let mut left = STEPS_FOR_BOUND;
+        for (pod, misplaced) in pods {
+            if left == 0 {
+                return self.wake_at(Some(self.now));
+            }
+            let Some(plan) = self.plan_bound(pod) else { continue };
+            left = left.saturating_sub(plan.steps);
+            let reason = if plan.refusals.iter().any(Refusal::is_undecided) {
+                HoldReason::RepairUndecided
+            } else {
+                HoldReason::RepairUnplaced
+            };
+            for one in misplaced {
+                self.state.holds.hold(subject(one), reason, self.now);
+            }
+        }
+    }
+
+    /// Starts the write that brings the claim nearer to the node of its pod.
+    fn repair(&mut self, misplaced: &Misplaced) {
+        let Misplaced { pod, claim, node, .. } = misplaced;
+        let change = match &misplaced.remedy {
+            Remedy::Restore(allocation) => ClaimChange::Restore(allocation.clone()),
+            _ => ClaimChange::Deallocate,
+        };
+        if self.write(claim, WritePurpose::Repair, Some(pod), self.now, |_| change) {
+            tracing::warn!(%pod, %claim, %node, "repairing a claim of a bound pod");
+            self.state.holds.hold(subject(misplaced), HoldReason::RepairWritten, self.now);
+        }
+    }
+
+    /// Plans the claims of a bound pod on its node. Returns none if they cannot be planned now.
+    fn plan_bound(&mut self, pod: &PodUid) -> Option<Plan> {
+        let pending = self.state.index.bound_pending(pod)?;
+        let node = self.state.index.node_of(pod).cloned()?;
+        if pending.pending_claims().any(|claim| self.state.is_busy(&claim.uid, self.now)) {
+            return None;
+        }
+        let plan = self.state.planning.plan_on(&mut self.state.index, &node, &pending);
+        for decision in &plan.decisions {
+            self.carry_out(decision);
+        }
+        for refusal in &plan.refusals {
+            let claim = self.state.claim_name(&refusal.claim);
+            let cause = message::note(&claim, &refusal.cause, None);
+            let note = format!(
+                "the pod is bound to node {node} and its claim has to be allocated there: {cause}; \
+                 make room on the node, or delete the pod to start over"
+            );
+            let topic = Topic::Claim(refusal.claim.clone());
+            self.notify(pod, topic, reasons::CLAIM_NODE_MISMATCH, note, Some(&node));
+        }
+        Some(plan)
+    }
+
+    fn notify_misplaced(&mut self, misplaced: &Misplaced) {
+        let note = message::misplaced(&self.state.claim_name(&misplaced.claim), misplaced);
+        let Misplaced { pod, claim, node, .. } = misplaced;
+        let topic = Topic::Claim(claim.clone());
+        self.notify(pod, topic, reasons::CLAIM_NODE_MISMATCH, note, Some(node));
+    }
+}

@@ -1,0 +1,193 @@
+//! The executor: performs the effects of the core and reports their outcomes as events.
+//!
+//! Writes of claims run side by side, each as a task of its own; events of Kubernetes are
+//! published one by one, from a bounded queue.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use kube::Client;
+use kube::runtime::events::{Event as ApiEvent, EventType, Recorder, Reporter};
+use tessera_api::names::{NodeName, ShareId};
+use tessera_api::reason::MAX_EVENT_BYTES;
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+
+use crate::commit::{CommitError, Writer};
+use crate::core::effect::{ClaimChange, ClaimWrite, Effect, Notice, PodReference};
+use crate::core::event::{Event, WriteOutcome};
+use crate::leadership::Tenure;
+
+/// The notices that may wait to be published. The core sends those beyond again later.
+const QUEUE: usize = 1024;
+
+/// Performs effects on the runtime in which it was made.
+pub(crate) struct Executor {
+    runtime: Handle,
+    writer: Writer,
+    notices: mpsc::Sender<Notice>,
+    reports: mpsc::UnboundedSender<Event>,
+}
+
+impl Executor {
+    /// Returns an executor, and the events that it reports. `identity` is the reporting instance
+    /// of Kubernetes events.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime.
+    pub(crate) fn new(client: Client, identity: &str) -> (Self, mpsc::UnboundedReceiver<Event>) {
+        let (reports, reported) = mpsc::unbounded_channel();
+        let (notices, queue) = mpsc::channel(QUEUE);
+        let reporter = Reporter {
+            controller: "tessera-controller".to_owned(),
+            instance: Some(identity.to_owned()),
+        };
+        tokio::spawn(publish(client.clone(), reporter, queue, reports.clone()));
+        let runtime = Handle::current();
+        (Self { runtime, writer: Writer::new(client), notices, reports }, reported)
+    }
+
+    /// Returns the executor with writes restricted to `tenure`.
+    pub(crate) fn during(self, tenure: Tenure) -> Self {
+        Self { writer: self.writer.during(tenure), ..self }
+    }
+
+    /// Starts an effect.
+    pub(crate) fn perform(&self, effect: Effect) {
+        match effect {
+            Effect::Write(write) => self.write(write),
+            Effect::Notify(notice) => {
+                let id = notice.id;
+                if self.notices.try_send(notice).is_err() {
+                    // Only a core that has ended does not receive it.
+                    let _ = self.reports.send(Event::NoticeEnded { id, is_delivered: false });
+                }
+            }
+        }
+    }
+
+    fn write(&self, write: ClaimWrite) {
+        let ClaimWrite { id, object, change } = write;
+        let (writer, reports) = (self.writer.clone(), self.reports.clone());
+        self.runtime.spawn(async move {
+            let outcome = outcome(write_claim(&writer, &object, change).await);
+            // The core ends only after it has received the outcome of every write.
+            let _ = reports.send(Event::WriteEnded { id, outcome });
+        });
+    }
+}
+
+async fn write_claim(
+    writer: &Writer,
+    object: &ResourceClaim,
+    change: ClaimChange,
+) -> Result<ResourceClaim, CommitError> {
+    match change {
+        ClaimChange::Allocate(draft) => {
+            let allocation = draft.render(Time(now_in_seconds()), new_share);
+            writer.allocate(object, &allocation).await
+        }
+        ClaimChange::Restore(allocation) => writer.allocate(object, &allocation).await,
+        ClaimChange::Release => writer.release(object).await,
+        ClaimChange::Deallocate => writer.deallocate(object).await,
+    }
+}
+
+/// Logs a failure and returns what the core has to know of it.
+fn outcome(result: Result<ResourceClaim, CommitError>) -> WriteOutcome {
+    let error = match result {
+        Ok(stored) => return WriteOutcome::Stored(Arc::new(stored)),
+        Err(error) => error,
+    };
+    if let CommitError::Conflict { .. } = error {
+        tracing::debug!(%error, "write conflicts, planning again");
+    } else {
+        tracing::warn!(error = &error as &dyn std::error::Error, "write failed");
+    }
+    let is_lasting = error.is_lasting();
+    let message = error.to_string();
+    match error {
+        CommitError::Conflict { now, .. } => WriteOutcome::Conflict(now.map(|now| now.into())),
+        CommitError::Dropped { now, .. } => {
+            WriteOutcome::FieldsDropped { current: now.map(|now| now.into()), message }
+        }
+        CommitError::Request { .. } => WriteOutcome::Refused { is_lasting },
+    }
+}
+
+/// Publishes notices until the executor ends.
+async fn publish(
+    client: Client,
+    reporter: Reporter,
+    mut queue: mpsc::Receiver<Notice>,
+    reports: mpsc::UnboundedSender<Event>,
+) {
+    while let Some(notice) = queue.recv().await {
+        // A recorder would put a new text into the series of an old event, so each notice has its
+        // own.
+        let recorder = Recorder::new(client.clone(), reporter.clone());
+        let (id, reason) = (notice.id, notice.reason);
+        let pod = format!("{}/{}", notice.pod.namespace, notice.pod.name);
+        let regarding = pod_reference(&notice.pod);
+        let event = ApiEvent {
+            type_: EventType::Warning,
+            reason: reason.to_owned(),
+            note: Some(truncated(notice.note)),
+            action: "Allocating".to_owned(),
+            secondary: notice.node.as_ref().map(node_reference),
+        };
+        let published = recorder.publish(&event, &regarding).await;
+        let is_delivered = published.is_ok();
+        if let Err(error) = published {
+            let error = &error as &dyn std::error::Error;
+            tracing::warn!(pod, reason, error, "cannot publish event, trying again later");
+        }
+        if reports.send(Event::NoticeEnded { id, is_delivered }).is_err() {
+            return;
+        }
+    }
+}
+
+fn pod_reference(pod: &PodReference) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Pod".to_owned()),
+        namespace: Some(pod.namespace.to_string()),
+        name: Some(pod.name.to_string()),
+        uid: Some(pod.uid.to_string()),
+        ..ObjectReference::default()
+    }
+}
+
+fn node_reference(node: &NodeName) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Node".to_owned()),
+        name: Some(node.to_string()),
+        ..ObjectReference::default()
+    }
+}
+
+/// Shortens a note to what an event can hold.
+fn truncated(mut note: String) -> String {
+    if note.len() > MAX_EVENT_BYTES {
+        note.truncate(note.floor_char_boundary(MAX_EVENT_BYTES - '…'.len_utf8()));
+        note.push('…');
+    }
+    note
+}
+
+/// Returns the time in whole seconds, as `metav1.Time` stores it: a fraction would be read back
+/// as a difference.
+fn now_in_seconds() -> Timestamp {
+    let now = Timestamp::now();
+    Timestamp::from_second(now.as_second()).unwrap_or(now)
+}
+
+fn new_share() -> ShareId {
+    ShareId::new(uuid::Uuid::new_v4().to_string())
+        .expect("invariant: a UUID prints as a lowercase UUID")
+}

@@ -1,0 +1,149 @@
+//! The shell around the [core](crate::core): receives events, tells the time, and passes effects to
+//! the executor and figures to the metrics.
+
+use std::time::Duration;
+
+use k8s_openapi::jiff::Timestamp;
+use kube::Client;
+use tessera_allocator::Settings;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::commit::REQUEST_TIMEOUT;
+use crate::core::Core;
+use crate::core::clock::{Moment, Now};
+use crate::core::event::Event;
+use crate::executor::Executor;
+use crate::leadership::Tenure;
+use crate::metrics::Metrics;
+use crate::watch::Arrival;
+
+/// The time between the cause of a step and the step. Pods, claims and statuses of one change
+/// arrive within moments, so events are collected meanwhile.
+const DEBOUNCE: Duration = Duration::from_millis(2);
+
+/// The most changes that are absorbed by one step, so that a busy cluster does not keep the core
+/// from deciding.
+const CHANGES_PER_STEP: usize = 4096;
+
+/// The core and its connections to the outside.
+pub struct Shell {
+    core: Core,
+    executor: Executor,
+    /// Outcomes of effects.
+    reports: mpsc::UnboundedReceiver<Event>,
+    metrics: Metrics,
+    /// The beginning of the core's monotonic clock.
+    started: Instant,
+    clock: Box<dyn Fn() -> Timestamp + Send + Sync>,
+}
+
+impl Shell {
+    /// Returns a shell around a core that knows nothing yet. `identity` is the reporting instance
+    /// of Kubernetes events. Effects are performed by the runtime in which it is made, wherever it
+    /// [runs](Self::run).
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime.
+    pub fn new(client: Client, identity: &str, settings: Settings, metrics: Metrics) -> Self {
+        let (executor, reports) = Executor::new(client, identity);
+        Self {
+            core: Core::new(settings),
+            executor,
+            reports,
+            metrics,
+            started: Instant::now(),
+            clock: Box::new(Timestamp::now),
+        }
+    }
+
+    /// Returns the shell with this wall clock.
+    #[must_use]
+    pub fn with_clock(self, clock: impl Fn() -> Timestamp + Send + Sync + 'static) -> Self {
+        Self { clock: Box::new(clock), ..self }
+    }
+
+    /// Returns the shell with writes restricted to `tenure`.
+    #[must_use]
+    pub fn during(self, tenure: Tenure) -> Self {
+        Self { executor: self.executor.during(tenure), ..self }
+    }
+
+    /// Runs the core until `stop`, then waits for the open writes. Returns true if all of them
+    /// have ended.
+    pub async fn run(
+        mut self,
+        mut changes: mpsc::Receiver<Arrival>,
+        stop: CancellationToken,
+    ) -> bool {
+        let mut wake = None;
+        loop {
+            let mut events = Vec::new();
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                Some(report) = self.reports.recv() => events.push(report),
+                change = changes.recv() => match change {
+                    Some(change) => events.push(self.event(change)),
+                    None => break,
+                },
+                () = tokio::time::sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {}
+            }
+            self.collect(&mut events, &mut changes).await;
+            wake = self.step(events);
+        }
+        self.finish().await
+    }
+
+    /// Collects the events that have arrived, after a moment.
+    async fn collect(&mut self, events: &mut Vec<Event>, changes: &mut mpsc::Receiver<Arrival>) {
+        if self.core.is_listed() {
+            tokio::time::sleep(DEBOUNCE).await;
+        }
+        while events.len() < CHANGES_PER_STEP
+            && let Ok(change) = changes.try_recv()
+        {
+            events.push(self.event(change));
+        }
+        while let Ok(report) = self.reports.try_recv() {
+            events.push(report);
+        }
+    }
+
+    /// Has the core take a step, and its effects performed. Returns the time of the next step.
+    fn step(&mut self, events: Vec<Event>) -> Option<Instant> {
+        let started = Instant::now();
+        let now = Now { monotonic: self.moment(started), wall: (self.clock)().as_second() };
+        let output = self.core.step(now, events);
+        self.metrics.record(&output.figures, started.elapsed());
+        for effect in output.effects {
+            self.executor.perform(effect);
+        }
+        output.wake.and_then(|wake| self.started.checked_add(wake.since_start()))
+    }
+
+    fn event(&self, Arrival { change, at }: Arrival) -> Event {
+        Event::Changed { change, at: self.moment(at) }
+    }
+
+    fn moment(&self, at: Instant) -> Moment {
+        Moment::after_start(at.saturating_duration_since(self.started))
+    }
+
+    /// Waits for the open writes, so that the Lease is not released before they have ended.
+    /// Returns true if they have: a write without an answer is left to the next leader.
+    async fn finish(mut self) -> bool {
+        let patience = Instant::now() + REQUEST_TIMEOUT;
+        self.core.stop();
+        while self.core.has_open_writes() {
+            match tokio::time::timeout_at(patience, self.reports.recv()).await {
+                Ok(Some(report)) => {
+                    self.step(vec![report]);
+                }
+                Ok(None) | Err(_) => return false,
+            }
+        }
+        true
+    }
+}

@@ -1,0 +1,330 @@
+//! Decisions: allocation, failed writes, release, repair and overcommitment.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tessera_controller::core::effect::ClaimChange;
+use tessera_controller::core::event::WatchedKind;
+
+use crate::objects;
+use crate::world::World;
+
+fn seconds(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
+
+fn millis(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+/// A cluster with one node of this number of GPUs.
+fn cluster(gpus: usize) -> World {
+    let mut world = World::new();
+    world.add_node("node-a", gpus);
+    world
+}
+
+/// Changes of claims that the core has started, by name of the claim.
+fn changes(world: &World) -> Vec<(String, &'static str)> {
+    let changes = world.writes.iter().map(|write| {
+        let change = match &write.change {
+            ClaimChange::Allocate(_) => "allocate",
+            ClaimChange::Restore(_) => "restore",
+            ClaimChange::Release => "release",
+            ClaimChange::Deallocate => "deallocate",
+        };
+        (write.object.metadata.name.clone().unwrap(), change)
+    });
+    changes.collect()
+}
+
+fn count(world: &World, claim: &str, change: &str) -> usize {
+    changes(world).iter().filter(|(of, what)| of == claim && *what == change).count()
+}
+
+#[test]
+fn pod_is_allocated_when_all_kinds_are_listed() {
+    let mut world = cluster(1);
+    world.add_pod("a", "50Gi");
+    assert_eq!(changes(&world), [("a".to_owned(), "allocate")]);
+    world.settle();
+    assert_eq!(world.place("a").unwrap(), "node-a/gpu-0");
+    assert!(!world.has_open_writes());
+}
+
+#[test]
+fn open_write_counts_as_taken() {
+    let mut world = cluster(1);
+    world.add_pod("a", "50Gi");
+    world.add_pod("b", "50Gi");
+    assert_eq!(changes(&world), [("a".to_owned(), "allocate")]);
+    world.settle();
+    assert_eq!(world.place("b"), None);
+    // The answer to a write that was not stored frees the devices.
+    world.end_pod("a");
+    world.settle();
+    world.pass(seconds(3));
+    world.settle();
+    assert_eq!(world.place("b").unwrap(), "node-a/gpu-0");
+}
+
+#[test]
+fn conflict_is_decided_again_at_once_and_then_after_pauses() {
+    let mut world = cluster(1);
+    world.add_pod("a", "50Gi");
+    for (conflicts, pause) in [(1, 0), (2, 50), (3, 100), (4, 200)] {
+        let id = world.open_of("a").unwrap();
+        world.touch("a");
+        world.carry_out(id);
+        world.answer(id);
+        if pause > 0 {
+            assert_eq!(world.open_of("a"), None, "after {conflicts} conflicts");
+            world.pass(millis(pause - 1));
+            assert_eq!(world.open_of("a"), None, "after {conflicts} conflicts");
+            world.pass(millis(1));
+        }
+        assert!(world.open_of("a").is_some(), "after {conflicts} conflicts");
+    }
+    world.settle();
+    assert!(world.place("a").is_some());
+}
+
+#[test]
+fn refused_write_is_repeated_ever_more_rarely() {
+    for (is_lasting, pauses) in [(false, [1, 2, 4, 8, 10, 10]), (true, [1, 2, 4, 8, 16, 32])] {
+        let mut world = cluster(1);
+        world.add_pod("a", "50Gi");
+        for pause in pauses {
+            let id = world.open_of("a").unwrap();
+            world.refuse(id, is_lasting);
+            world.pass(seconds(pause) - millis(1));
+            assert_eq!(world.open_of("a"), None);
+            world.pass(millis(1));
+            assert!(world.open_of("a").is_some(), "{pause} s after a refusal");
+        }
+    }
+}
+
+#[test]
+fn repeated_outcome_of_an_ended_write_is_ignored() {
+    let mut world = cluster(1);
+    world.add_pod("a", "50Gi");
+    let first = world.open_of("a").unwrap();
+    world.touch("a");
+    world.carry_out(first);
+    world.answer(first);
+    let second = world.open_of("a").unwrap();
+    world.answer_again(0);
+    assert_eq!(world.open_of("a"), Some(second), "the second write is not ended by the first");
+    world.add_pod("b", "50Gi");
+    assert_eq!(world.open_of("b"), None, "its devices stay taken");
+}
+
+#[test]
+fn claim_with_an_unanswered_release_is_not_allocated() {
+    let mut world = cluster(1);
+    world.add_pod("a", "50Gi");
+    world.settle();
+    world.delete(WatchedKind::Pod, "a");
+    world.deliver_all();
+    let release = world.open_of("a").unwrap();
+    // The release is carried out, its answer is lost, and the watch shows it.
+    world.carry_out(release);
+    world.lose_answer(release);
+    world.deliver_all();
+    world.put(WatchedKind::Pod, objects::pod("next", &["a"]));
+    world.deliver_all();
+    world.pass(seconds(10));
+    assert_eq!(world.open_of("a"), Some(release), "nothing is decided before its outcome");
+    world.add_pod("b", "50Gi");
+    world.settle();
+    world.pass(seconds(3));
+    world.settle();
+    let places = [world.place("a"), world.place("b")];
+    assert_eq!(places.iter().flatten().count(), 1, "{places:?}");
+}
+
+#[test]
+fn deleted_pod_releases_its_claim_unless_it_is_reserved() {
+    let mut world = cluster(1);
+    world.add_pod("a", "20Gi");
+    world.add_pod("b", "20Gi");
+    world.settle();
+    world.reserve("b");
+    world.delete(WatchedKind::Pod, "a");
+    world.delete(WatchedKind::Pod, "b");
+    world.settle();
+    world.pass(seconds(60));
+    assert_eq!(count(&world, "a", "release"), 1);
+    assert_eq!(count(&world, "b", "release"), 0);
+    assert_eq!(world.place("a"), None);
+    assert!(world.place("b").is_some());
+}
+
+#[test]
+fn new_failure_of_kube_scheduler_moves_the_pod() {
+    let mut world = cluster(1);
+    world.add_pod("a", "20Gi");
+    world.settle();
+    world.add_node("node-b", 1);
+    world.report_unschedulable("a", "0/2 nodes are available: 1 Insufficient cpu.");
+    world.deliver_all();
+    world.pass(seconds(2) - millis(1));
+    assert_eq!(count(&world, "a", "release"), 0, "an attempt may have been under way");
+    world.pass(millis(1));
+    assert_eq!(count(&world, "a", "release"), 1);
+    world.settle();
+    world.pass(seconds(3));
+    world.settle();
+    assert_eq!(world.place("a").unwrap(), "node-b/gpu-0");
+}
+
+#[test]
+fn cleared_claim_is_held_before_it_is_allocated_again() {
+    let mut world = cluster(1);
+    world.add_pod("a", "20Gi");
+    world.settle();
+    world.add_node("node-b", 1);
+    world.clear("a");
+    world.deliver_all();
+    world.pass(seconds(2) - millis(1));
+    assert_eq!(count(&world, "a", "allocate"), 1, "a PreBind under way has to find none");
+    world.pass(millis(1));
+    assert_eq!(count(&world, "a", "allocate"), 2);
+    world.settle();
+    assert_eq!(world.place("a").unwrap(), "node-b/gpu-0", "node-a is excluded");
+}
+
+#[test]
+fn overcommitted_device_loses_its_youngest_claim_first() {
+    let mut world = cluster(1);
+    for name in ["a", "b", "c"] {
+        world.add_pod(name, "20Gi");
+        world.settle();
+    }
+    world.reserve("c");
+    world.deliver_all();
+    let mut smaller = objects::slice("node-a", 1);
+    smaller["spec"]["devices"][0]["capacity"]["memory"]["value"] = "50Gi".into();
+    world.put_slice_of_less(smaller);
+    assert_eq!(count(&world, "c", "release"), 0, "it is reserved");
+    assert_eq!(count(&world, "b", "release"), 1);
+    assert_eq!(count(&world, "a", "release"), 0, "what is left fits");
+    assert!(
+        world.notices.iter().any(|n| n.reason == "Overcommitted" && n.pod.name.as_str() == "b")
+    );
+}
+
+/// A pod that is bound to `node-a` while its claim is allocated on `node-b`.
+fn misplaced() -> World {
+    let mut world = cluster(1);
+    world.add_node("node-b", 1);
+    let claim = objects::claim("a", "20Gi");
+    world.put(
+        WatchedKind::Claim,
+        objects::allocated(claim, objects::given("node-b", "gpu-0", "20Gi")),
+    );
+    world.put(WatchedKind::Pod, objects::assigned(objects::pod("a", &["a"]), "node-a"));
+    // The claim alone would be released, since no pod needs it.
+    world.deliver(WatchedKind::Pod);
+    world.deliver_all();
+    world
+}
+
+#[test]
+fn misplaced_claim_is_moved_to_the_node_of_its_pod() {
+    let mut world = misplaced();
+    world.pass(seconds(2) - millis(1));
+    assert_eq!(changes(&world), [], "it may be so only between two events");
+    world.pass(millis(1));
+    assert_eq!(changes(&world), [("a".to_owned(), "deallocate")]);
+    world.settle();
+    world.pass(seconds(10));
+    world.settle();
+    assert_eq!(world.place("a").unwrap(), "node-a/gpu-0");
+    let reasons: Vec<_> = world.notices.iter().map(|notice| notice.reason).collect();
+    assert_eq!(reasons, ["ClaimNodeMismatch"]);
+}
+
+#[test]
+fn repair_without_room_is_planned_ever_more_rarely() {
+    let mut world = misplaced();
+    world.put(
+        WatchedKind::Claim,
+        objects::reserved(
+            objects::allocated(
+                objects::claim("large", "79Gi"),
+                objects::given("node-a", "gpu-0", "79Gi"),
+            ),
+            &["large"],
+        ),
+    );
+    world.put(WatchedKind::Pod, objects::bound(objects::pod("large", &["large"]), "node-a"));
+    world.deliver_all();
+    world.pass(seconds(2));
+    world.settle();
+    world.pass(seconds(60));
+    assert_eq!(count(&world, "a", "allocate"), 0);
+    let said = |text: &str| world.notices.iter().filter(|n| n.note.contains(text)).count();
+    assert_eq!(said("make room on the node"), 1, "{:?}", world.notices);
+}
+
+#[test]
+fn claim_cleared_under_running_containers_is_restored() {
+    let mut world = cluster(2);
+    world.add_pod("a", "20Gi");
+    world.settle();
+    world.bind("a");
+    world.settle();
+    let before = world.get(WatchedKind::Claim, "a").unwrap()["status"]["allocation"].clone();
+    world.edit(WatchedKind::Claim, "a", |claim| claim["status"] = Value::Null);
+    world.settle();
+    world.pass(seconds(3));
+    world.settle();
+    assert_eq!(count(&world, "a", "restore"), 1);
+    let after = world.get(WatchedKind::Claim, "a").unwrap();
+    assert_eq!(after["status"]["allocation"], before);
+}
+
+#[test]
+fn stopped_core_absorbs_outcomes_and_decides_nothing() {
+    let mut world = cluster(1);
+    world.add_pod("a", "20Gi");
+    world.stop();
+    world.add_pod("b", "20Gi");
+    world.settle();
+    world.pass(seconds(600));
+    assert_eq!(changes(&world), [("a".to_owned(), "allocate")]);
+    assert!(!world.has_open_writes());
+}
+
+#[test]
+fn nothing_is_decided_before_all_kinds_are_listed() {
+    let mut world = World::unlisted();
+    world.add_node("node-a", 1);
+    world.add_pod("a", "20Gi");
+    for kind in WatchedKind::ALL {
+        assert_eq!(changes(&world), [], "{kind:?} is not listed");
+        world.relist(kind);
+    }
+    assert_eq!(changes(&world), [("a".to_owned(), "allocate")]);
+}
+
+#[test]
+fn two_claims_of_a_pod_are_on_one_node_or_pending() {
+    let mut world = cluster(1);
+    world.add_node("node-b", 1);
+    for name in ["x", "y"] {
+        world.put(WatchedKind::Claim, objects::claim(name, "50Gi"));
+    }
+    world.put(WatchedKind::Pod, objects::pod("both", &["x", "y"]));
+    world.settle();
+    assert_eq!(changes(&world), [], "no node has room for both");
+    world.edit(WatchedKind::Slice, "slice-node-b", |slice| {
+        *slice = objects::slice("node-b", 2);
+        slice["spec"]["pool"]["generation"] = json!(2);
+    });
+    world.settle();
+    let node = |claim: &str| world.place(claim).unwrap().split('/').next().unwrap().to_owned();
+    assert_eq!((node("x"), node("y")), ("node-b".to_owned(), "node-b".to_owned()));
+}

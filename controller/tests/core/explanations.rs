@@ -1,0 +1,136 @@
+//! Explanations: events, each text once, and the reports of the audit.
+
+use std::time::Duration;
+
+use tessera_controller::core::event::WatchedKind;
+use tessera_controller::reasons;
+
+use crate::objects;
+use crate::world::World;
+
+fn seconds(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
+
+/// A node with one GPU that is full, and a pod that does not fit.
+fn full() -> World {
+    let mut world = World::new();
+    world.add_node("node-a", 1);
+    world.add_pod("first", "80Gi");
+    world.settle();
+    world.bind("first");
+    world.settle();
+    world.add_pod("second", "20Gi");
+    world
+}
+
+fn reasons_of(world: &World, pod: &str) -> Vec<&'static str> {
+    let notices = world.notices.iter().filter(|notice| notice.pod.name.as_str() == pod);
+    notices.map(|notice| notice.reason).collect()
+}
+
+#[test]
+fn pending_pod_gets_one_event_and_counts_as_pending() {
+    let mut world = full();
+    assert_eq!(reasons_of(&world, "second"), [reasons::INSUFFICIENT_DEVICES]);
+    world.touch("first");
+    world.deliver_all();
+    let pending = world.figures.pending.clone().unwrap();
+    assert_eq!(pending.values().sum::<i64>(), 1, "{pending:?}");
+    world.pass(seconds(600));
+    assert_eq!(reasons_of(&world, "second").len(), 1, "the same text is published once");
+    world.end_pod("first");
+    world.settle();
+    world.pass(seconds(3));
+    world.settle();
+    assert!(world.place("second").is_some());
+    assert_eq!(world.figures.pending.clone().unwrap_or_default().len(), 0);
+}
+
+#[test]
+fn refused_event_is_published_again_until_it_is_taken() {
+    let mut world = full();
+    world.report_notices(false);
+    for pause in [2, 4, 8] {
+        assert_eq!(world.take_notices(), 1, "before a pause of {pause} s");
+        world.report_notices(false);
+        world.pass(seconds(pause) - Duration::from_millis(1));
+        assert_eq!(world.take_notices(), 0);
+        world.pass(Duration::from_millis(1));
+    }
+    assert_eq!(world.take_notices(), 1);
+    world.report_notices(true);
+    world.pass(seconds(900));
+    assert_eq!(world.take_notices(), 0, "it was taken");
+}
+
+#[test]
+fn events_of_one_reason_are_published_at_growing_intervals() {
+    let mut world = full();
+    let before = world.notices.len();
+    // The text changes every second, since the number of devices does.
+    for node in 0..300 {
+        world.pass(seconds(1));
+        let mut slice = objects::slice(&format!("node-{node}"), 1);
+        slice["spec"]["devices"][0]["capacity"]["memory"]["value"] = "1Gi".into();
+        world.put(WatchedKind::Node, objects::node(&format!("node-{node}")));
+        world.put(WatchedKind::Slice, slice);
+        world.deliver_all();
+    }
+    let published = world.notices.len() - before;
+    assert!((6..=8).contains(&published), "{published} events in 300 s");
+}
+
+#[test]
+fn two_claims_of_a_pod_are_explained_once_each() {
+    let mut world = full();
+    for name in ["x", "y"] {
+        world.put(WatchedKind::Claim, objects::claim(name, "30Gi"));
+    }
+    world.put(WatchedKind::Pod, objects::pod("both", &["x", "y"]));
+    world.deliver_all();
+    world.pass(seconds(3600));
+    let notes = world.notices.iter().filter(|notice| notice.pod.name.as_str() == "both");
+    assert!(notes.count() <= 2, "{:?}", world.notices);
+}
+
+#[test]
+fn write_without_an_answer_is_reported_after_a_minute() {
+    let mut world = World::new();
+    world.add_node("node-a", 1);
+    world.pass(seconds(10));
+    world.add_pod("a", "20Gi");
+    world.pass(seconds(49));
+    assert_eq!(reasons_of(&world, "a"), [] as [&str; 0]);
+    world.pass(seconds(1));
+    assert_eq!(reasons_of(&world, "a"), [reasons::API_SERVER_TIMEOUT]);
+    assert_eq!(world.figures.unanswered, Some(1));
+    world.settle();
+    world.pass(seconds(60));
+    assert_eq!(world.figures.unanswered, Some(0));
+}
+
+#[test]
+fn claim_deleted_in_use_is_reported_by_the_second_audit() {
+    let mut world = full();
+    world.delete(WatchedKind::Claim, "first");
+    world.deliver_all();
+    world.pass(seconds(60));
+    assert_eq!(reasons_of(&world, "first"), [] as [&str; 0], "the pod may have just ended");
+    world.pass(seconds(60));
+    assert_eq!(reasons_of(&world, "first"), [reasons::CLAIM_DELETED_IN_USE]);
+    assert_eq!(world.place("second"), None, "its devices stay taken until the pod has ended");
+}
+
+#[test]
+fn deleted_node_is_given_up_at_once() {
+    let mut world = World::new();
+    world.add_node("node-a", 1);
+    world.add_pod("a", "20Gi");
+    world.settle();
+    world.delete(WatchedKind::Slice, "slice-node-a");
+    world.delete(WatchedKind::Node, "node-a");
+    world.deliver_all();
+    assert_eq!(reasons_of(&world, "a")[0], reasons::RESCHEDULING);
+    assert!(world.open_of("a").is_some(), "its allocation is released");
+}

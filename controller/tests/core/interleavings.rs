@@ -1,0 +1,188 @@
+//! Random interleavings of other writers, late answers and lost changes.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use tessera_controller::core::event::WatchedKind;
+
+use crate::objects;
+use crate::world::World;
+
+const KINDS: [WatchedKind; 2] = [WatchedKind::Claim, WatchedKind::Pod];
+const MEMORIES: [&str; 4] = ["19Gi", "40Gi", "60Gi", "80Gi"];
+
+/// One thing that happens. Numbers choose among what exists.
+#[derive(Debug, Clone)]
+enum Happening {
+    AddPod(u8),
+    AddPodWithTwoClaims(u8, u8),
+    SharePod(u8),
+    EndPod(u8),
+    Bind(u8),
+    Reserve(u8),
+    Assign(u8),
+    Unschedulable(u8, u8),
+    Clear(u8),
+    Touch(u8),
+    Recreate(u8),
+    Deliver(u8),
+    DeliverAgain(u8),
+    Relist(u8),
+    CarryOut(u8),
+    Answer(u8),
+    AnswerAgain(u8),
+    LoseAnswer(u8),
+    Refuse(u8, bool),
+    Pass(u16),
+}
+
+fn happening() -> impl Strategy<Value = Happening> {
+    use Happening::*;
+    prop_oneof![
+        3 => any::<u8>().prop_map(AddPod),
+        1 => any::<(u8, u8)>().prop_map(|(a, b)| AddPodWithTwoClaims(a, b)),
+        1 => any::<u8>().prop_map(SharePod),
+        1 => any::<u8>().prop_map(EndPod),
+        2 => any::<u8>().prop_map(Bind),
+        1 => any::<u8>().prop_map(Reserve),
+        1 => any::<u8>().prop_map(Assign),
+        2 => any::<(u8, u8)>().prop_map(|(pod, text)| Unschedulable(pod, text)),
+        1 => any::<u8>().prop_map(Clear),
+        1 => any::<u8>().prop_map(Touch),
+        1 => any::<u8>().prop_map(Recreate),
+        10 => any::<u8>().prop_map(Deliver),
+        1 => any::<u8>().prop_map(DeliverAgain),
+        1 => any::<u8>().prop_map(Relist),
+        5 => any::<u8>().prop_map(CarryOut),
+        5 => any::<u8>().prop_map(Answer),
+        1 => any::<u8>().prop_map(AnswerAgain),
+        1 => any::<u8>().prop_map(LoseAnswer),
+        1 => any::<(u8, bool)>().prop_map(|(write, lasts)| Refuse(write, lasts)),
+        4 => (0..4000u16).prop_map(Pass),
+    ]
+}
+
+fn choose<T: Clone>(of: &[T], which: u8) -> Option<T> {
+    of.get(usize::from(which) % of.len().max(1)).cloned()
+}
+
+/// A world under random happenings.
+struct Storm {
+    world: World,
+    made: u64,
+}
+
+impl Storm {
+    fn name(&mut self, what: &str) -> String {
+        self.made += 1;
+        format!("{what}-{:03}", self.made)
+    }
+
+    fn add_claim(&mut self, memory: u8) -> String {
+        let name = self.name("claim");
+        let memory = choose(&MEMORIES, memory).unwrap();
+        self.world.put(WatchedKind::Claim, objects::claim(&name, memory));
+        name
+    }
+
+    fn add_pod(&mut self, claims: &[&str]) {
+        let name = self.name("pod");
+        self.world.put(WatchedKind::Pod, objects::pod(&name, claims));
+    }
+
+    fn happen(&mut self, happening: &Happening) {
+        use Happening::*;
+        let pods = self.world.names(WatchedKind::Pod);
+        let claims = self.world.names(WatchedKind::Claim);
+        let writes = self.world.open();
+        let world = &mut self.world;
+        match *happening {
+            AddPod(memory) => {
+                let claim = self.add_claim(memory);
+                self.add_pod(&[&claim]);
+            }
+            AddPodWithTwoClaims(a, b) => {
+                let (a, b) = (self.add_claim(a), self.add_claim(b));
+                self.add_pod(&[&a, &b]);
+            }
+            SharePod(claim) => {
+                if let Some(claim) = choose(&claims, claim) {
+                    self.add_pod(&[&claim]);
+                }
+            }
+            EndPod(pod) => choose(&pods, pod).iter().for_each(|pod| world.end_pod(pod)),
+            Bind(pod) => choose(&pods, pod).iter().for_each(|pod| world.bind(pod)),
+            Reserve(pod) => choose(&pods, pod).iter().for_each(|pod| world.reserve(pod)),
+            Assign(pod) => choose(&pods, pod).iter().for_each(|pod| world.assign(pod)),
+            Unschedulable(pod, text) => {
+                let message = format!("0/2 nodes are available: {text}");
+                let pod = choose(&pods, pod);
+                pod.iter().for_each(|pod| world.report_unschedulable(pod, &message));
+            }
+            Clear(claim) => choose(&claims, claim).iter().for_each(|claim| world.clear(claim)),
+            Touch(claim) => choose(&claims, claim).iter().for_each(|claim| world.touch(claim)),
+            Recreate(claim) => {
+                self.made += 1;
+                let claim = choose(&claims, claim);
+                claim.iter().for_each(|claim| world.recreate_claim(claim, self.made));
+            }
+            Deliver(kind) => world.deliver(choose(&KINDS, kind).unwrap()),
+            DeliverAgain(kind) => world.deliver_again(choose(&KINDS, kind).unwrap()),
+            Relist(kind) => world.relist(choose(&KINDS, kind).unwrap()),
+            CarryOut(id) => choose(&writes, id).iter().for_each(|id| world.carry_out(*id)),
+            Answer(id) => choose(&writes, id).iter().for_each(|id| world.answer(*id)),
+            AnswerAgain(which) => world.answer_again(usize::from(which)),
+            LoseAnswer(id) => choose(&writes, id).iter().for_each(|id| world.lose_answer(*id)),
+            Refuse(id, lasts) => {
+                choose(&writes, id).iter().for_each(|id| world.refuse(*id, lasts));
+            }
+            Pass(millis) => world.pass(Duration::from_millis(millis.into())),
+        }
+    }
+
+    /// Lets the cluster come to rest: everything is delivered and answered, kube-scheduler binds
+    /// what it can, and time passes.
+    fn calm(&mut self) {
+        for _ in 0..30 {
+            self.world.settle();
+            for pod in self.world.names(WatchedKind::Pod) {
+                self.world.edit(WatchedKind::Pod, &pod, |pod| {
+                    pod["status"].as_object_mut().unwrap().remove("conditions");
+                });
+                self.world.bind(&pod);
+            }
+            self.world.settle();
+            self.world.pass(Duration::from_secs(31));
+        }
+        self.world.settle();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
+
+    /// The world checks after every step: no device is allocated beyond its capacity, a reserved
+    /// claim is never released, a claim has one open write, and each number is used once.
+    #[test]
+    fn invariants_hold_in_every_interleaving(
+        happenings in prop::collection::vec(happening(), 1..120),
+    ) {
+        let mut world = World::new();
+        world.add_node("node-a", 1);
+        world.add_node("node-b", 2);
+        let mut storm = Storm { world, made: 0 };
+        for happening in &happenings {
+            storm.happen(happening);
+        }
+        storm.calm();
+        let world = &mut storm.world;
+        prop_assert!(!world.has_open_writes(), "each write has ended");
+        prop_assert_eq!(world.starving(), Vec::<String>::new());
+        // Events are withheld for five minutes at most.
+        world.pass(Duration::from_secs(310));
+        let (writes, notices) = (world.writes.len(), world.notices.len());
+        world.pass(Duration::from_secs(600));
+        prop_assert_eq!(world.writes.len(), writes, "a quiet cluster has no writes");
+        prop_assert_eq!(&world.notices[notices..], &[], "a quiet cluster has no events");
+    }
+}

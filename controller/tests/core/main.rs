@@ -1,0 +1,11 @@
+//! The core, without an API server, a runtime or mocks: scenes and interleavings.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "../fake_api/objects.rs"]
+mod objects;
+
+mod actors;
+mod decisions;
+mod explanations;
+mod interleavings;
+mod world;

@@ -1,0 +1,583 @@
+//! A small, pure API server around the core: it stores objects, carries out the writes of the core
+//! in any order, and delivers changes and outcomes late, twice or not at all.
+//!
+//! It also checks after every step what has to hold at any time: see [`World::check`].
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim, ResourceClaimStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use serde_json::{Value, json};
+use tessera_allocator::Settings;
+use tessera_api::names::ShareId;
+use tessera_api::quantity::Quantity;
+use tessera_controller::core::Core;
+use tessera_controller::core::clock::{Moment, Now};
+use tessera_controller::core::effect::{ClaimChange, ClaimWrite, Effect, Figures, Notice, WriteId};
+use tessera_controller::core::event::{Change, Event, WatchedKind, WatchedObject, WriteOutcome};
+
+use crate::objects;
+
+const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
+
+/// The memory and the cores of one GPU of [`objects::slice`].
+const MEMORY: &str = "80Gi";
+const CORES: &str = "100";
+
+/// A write that the core has started.
+struct OpenWrite {
+    write: ClaimWrite,
+    /// The allocation that it writes, if it writes one.
+    allocation: Option<AllocationResult>,
+    /// It was carried out, and its answer was lost.
+    is_answer_lost: bool,
+    /// It has ended, and the core has not been told.
+    outcome: Option<WriteOutcome>,
+}
+
+/// The core, and all that it can see.
+pub(crate) struct World {
+    core: Core,
+    now: Moment,
+    /// The time of the next step, as the core asked for.
+    wake: Option<Moment>,
+    version: u64,
+    objects: BTreeMap<(WatchedKind, String), Value>,
+    /// The claims among them.
+    claims: BTreeMap<String, ResourceClaim>,
+    /// Changes by kind that have not been delivered.
+    undelivered: BTreeMap<WatchedKind, VecDeque<Change>>,
+    /// The last change of each kind that was delivered.
+    delivered: BTreeMap<WatchedKind, Change>,
+    /// Names of each kind that a watch has delivered.
+    known: BTreeMap<(WatchedKind, String), Value>,
+    open: BTreeMap<WriteId, OpenWrite>,
+    ended: Vec<(WriteId, WriteOutcome)>,
+    /// The effects of all steps.
+    pub(crate) writes: Vec<ClaimWrite>,
+    pub(crate) notices: Vec<Notice>,
+    /// Figures of the last step.
+    pub(crate) figures: Figures,
+    shares: u64,
+    /// The notices that were taken by [`take_notices`](Self::take_notices).
+    taken: usize,
+    /// Devices may have less than is allocated of them.
+    is_shrunk: bool,
+}
+
+impl World {
+    /// Returns an empty cluster with our class, all kinds listed.
+    pub(crate) fn new() -> Self {
+        let mut world = Self::unlisted();
+        let listed = WatchedKind::ALL.map(|kind| world.changed(Change::Listed(kind)));
+        world.step(listed);
+        world
+    }
+
+    /// Returns an empty cluster with our class, before any kind has been listed.
+    pub(crate) fn unlisted() -> Self {
+        let settings = Settings { patience: None, ..Settings::default() };
+        let mut world = Self {
+            core: Core::new(settings),
+            now: Moment::START,
+            wake: None,
+            version: 0,
+            objects: BTreeMap::new(),
+            claims: BTreeMap::new(),
+            undelivered: BTreeMap::new(),
+            delivered: BTreeMap::new(),
+            known: BTreeMap::new(),
+            open: BTreeMap::new(),
+            ended: Vec::new(),
+            writes: Vec::new(),
+            notices: Vec::new(),
+            figures: Figures::default(),
+            shares: 0,
+            taken: 0,
+            is_shrunk: false,
+        };
+        world.put(WatchedKind::Class, objects::class());
+        world.deliver_all();
+        world
+    }
+
+    /// Adds a node with this number of GPUs.
+    pub(crate) fn add_node(&mut self, name: &str, gpus: usize) {
+        self.put(WatchedKind::Node, objects::node(name));
+        self.put(WatchedKind::Slice, objects::slice(name, gpus));
+        self.deliver_all();
+    }
+
+    /// Adds a claim for one share, and a pod with it.
+    pub(crate) fn add_pod(&mut self, name: &str, memory: &str) {
+        self.put(WatchedKind::Claim, objects::claim(name, memory));
+        self.put(WatchedKind::Pod, objects::pod(name, &[name]));
+        self.deliver_all();
+    }
+
+    // Time and steps.
+
+    /// Lets time pass, with a step at its end and at each time that the core asked for.
+    pub(crate) fn pass(&mut self, duration: Duration) {
+        let end = self.now + duration;
+        let mut steps = 0;
+        while let Some(wake) = self.wake
+            && wake < end
+        {
+            steps += 1;
+            assert!(steps < 10_000, "the core asks for steps without end");
+            self.now = self.now.max(wake);
+            self.step([]);
+        }
+        self.now = end;
+        self.step([]);
+    }
+
+    fn changed(&self, change: Change) -> Event {
+        Event::Changed { change, at: self.now }
+    }
+
+    /// Has the core take a step with these events, and takes over its effects.
+    pub(crate) fn step(&mut self, events: impl IntoIterator<Item = Event>) {
+        let wall = i64::try_from(self.now.since_start().as_secs()).unwrap();
+        let output = self.core.step(Now { monotonic: self.now, wall }, events);
+        self.wake = output.wake;
+        self.figures = output.figures;
+        for effect in output.effects {
+            match effect {
+                Effect::Write(write) => self.start(write),
+                Effect::Notify(notice) => self.notices.push(notice),
+            }
+        }
+        self.check();
+    }
+
+    fn start(&mut self, write: ClaimWrite) {
+        let reserved = write.object.status.iter().flat_map(|s| s.reserved_for.iter().flatten());
+        match &write.change {
+            ClaimChange::Release => {
+                assert_eq!(reserved.count(), 0, "a reserved claim is never released");
+            }
+            ClaimChange::Deallocate => {
+                let node = node_of(&write.object);
+                for consumer in reserved {
+                    let pod = self.known.get(&(WatchedKind::Pod, consumer.name.clone())).unwrap();
+                    let bound = pod["spec"]["nodeName"].as_str().unwrap();
+                    assert_ne!(Some(bound), node.as_deref(), "its pod may be using it there");
+                }
+            }
+            ClaimChange::Allocate(_) | ClaimChange::Restore(_) => {}
+        }
+        let allocation = match &write.change {
+            ClaimChange::Allocate(draft) => {
+                let shares = &mut self.shares;
+                let share = || {
+                    *shares += 1;
+                    ShareId::new(format!("1f0c2d3e-9a41-7c3b-8e55-{shares:012x}")).unwrap()
+                };
+                Some(draft.render(Time(Timestamp::UNIX_EPOCH), share))
+            }
+            ClaimChange::Restore(allocation) => Some((**allocation).clone()),
+            ClaimChange::Release | ClaimChange::Deallocate => None,
+        };
+        let uid = &write.object.metadata.uid;
+        let is_open = self.open.values().any(|open| open.write.object.metadata.uid == *uid);
+        assert!(!is_open, "a claim has one open write");
+        let (id, copy) = (write.id, write.clone());
+        let open = OpenWrite { write, allocation, is_answer_lost: false, outcome: None };
+        assert!(self.open.insert(id, open).is_none(), "a number is used once");
+        assert!(self.ended.iter().all(|(ended, _)| *ended != id), "a number is used once");
+        self.writes.push(copy);
+    }
+
+    // The store.
+
+    /// Makes or replaces an object. The watch will deliver it.
+    pub(crate) fn put(&mut self, kind: WatchedKind, mut object: Value) {
+        self.version += 1;
+        object["metadata"]["resourceVersion"] = self.version.to_string().into();
+        let name = object["metadata"]["name"].as_str().unwrap().to_owned();
+        if kind == WatchedKind::Claim {
+            self.claims.insert(name.clone(), read(object.clone()));
+        }
+        self.objects.insert((kind, name), object.clone());
+        let change = Change::Applied(watched(kind, &object));
+        self.undelivered.entry(kind).or_default().push_back(change);
+    }
+
+    /// Deletes an object. The watch will deliver it.
+    pub(crate) fn delete(&mut self, kind: WatchedKind, name: &str) {
+        if let Some(object) = self.objects.remove(&(kind, name.to_owned())) {
+            self.version += 1;
+            if kind == WatchedKind::Claim {
+                self.claims.remove(name);
+            }
+            let change = Change::Deleted(watched(kind, &object));
+            self.undelivered.entry(kind).or_default().push_back(change);
+        }
+    }
+
+    pub(crate) fn get(&self, kind: WatchedKind, name: &str) -> Option<Value> {
+        self.objects.get(&(kind, name.to_owned())).cloned()
+    }
+
+    /// Publishes a slice with less than is allocated.
+    pub(crate) fn put_slice_of_less(&mut self, slice: Value) {
+        self.is_shrunk = true;
+        self.put(WatchedKind::Slice, slice);
+        self.deliver_all();
+    }
+
+    /// Changes an object, as another client does.
+    pub(crate) fn edit(&mut self, kind: WatchedKind, name: &str, edit: impl FnOnce(&mut Value)) {
+        if let Some(mut object) = self.get(kind, name) {
+            edit(&mut object);
+            self.put(kind, object);
+        }
+    }
+
+    /// Returns the names of all objects of a kind.
+    pub(crate) fn names(&self, kind: WatchedKind) -> Vec<String> {
+        let keys = self.objects.keys().filter(|(of, _)| *of == kind);
+        keys.map(|(_, name)| name.clone()).collect()
+    }
+
+    fn claim(&self, name: &str) -> Option<ResourceClaim> {
+        self.claims.get(name).cloned()
+    }
+
+    /// Returns the node and the device of an allocated claim.
+    pub(crate) fn place(&self, claim: &str) -> Option<String> {
+        let claim = self.claim(claim)?;
+        let allocation = claim.status?.allocation?;
+        let results = allocation.devices?.results?;
+        Some(format!("{}/{}", results[0].pool, results[0].device))
+    }
+
+    // Watches.
+
+    /// Delivers the next change of a kind.
+    pub(crate) fn deliver(&mut self, kind: WatchedKind) {
+        if let Some(change) = self.undelivered.entry(kind).or_default().pop_front() {
+            self.note_known(kind, &change);
+            self.delivered.insert(kind, change.clone());
+            let event = self.changed(change);
+            self.step([event]);
+        }
+    }
+
+    /// Delivers the last change of a kind once more.
+    pub(crate) fn deliver_again(&mut self, kind: WatchedKind) {
+        if let Some(change) = self.delivered.get(&kind).cloned() {
+            self.note_known(kind, &change);
+            let event = self.changed(change);
+            self.step([event]);
+        }
+    }
+
+    /// Loses the undelivered changes of a kind: the watch is interrupted and lists again.
+    pub(crate) fn relist(&mut self, kind: WatchedKind) {
+        self.undelivered.remove(&kind);
+        let known: Vec<_> = self.known.iter().filter(|((of, _), _)| *of == kind).collect();
+        let is_gone = |name: &String, object: &Value| {
+            let now = self.objects.get(&(kind, name.clone()));
+            now.is_none_or(|now| now["metadata"]["uid"] != object["metadata"]["uid"])
+        };
+        let gone = known.iter().filter(|((_, name), object)| is_gone(name, object));
+        let mut changes: Vec<Change> =
+            gone.map(|(_, object)| Change::Deleted(watched(kind, object))).collect();
+        changes.insert(0, Change::Interrupted);
+        let now = self.objects.iter().filter(|((of, _), _)| *of == kind);
+        changes.extend(now.map(|(_, object)| Change::Applied(watched(kind, object))));
+        changes.push(Change::Listed(kind));
+        for change in changes {
+            self.note_known(kind, &change);
+            let event = self.changed(change);
+            self.step([event]);
+        }
+    }
+
+    fn note_known(&mut self, kind: WatchedKind, change: &Change) {
+        let (object, is_there) = match change {
+            Change::Applied(object) => (object, true),
+            Change::Deleted(object) => (object, false),
+            Change::Listed(_) | Change::Interrupted => return,
+        };
+        let object = written(object);
+        let key = (kind, object["metadata"]["name"].as_str().unwrap().to_owned());
+        if is_there {
+            self.known.insert(key, object);
+        } else {
+            self.known.remove(&key);
+        }
+    }
+
+    /// Delivers all changes.
+    pub(crate) fn deliver_all(&mut self) {
+        for kind in WatchedKind::ALL {
+            while self.undelivered.get(&kind).is_some_and(|changes| !changes.is_empty()) {
+                self.deliver(kind);
+            }
+        }
+    }
+
+    // Writes.
+
+    /// Returns the open writes.
+    pub(crate) fn open(&self) -> Vec<WriteId> {
+        self.open.keys().copied().collect()
+    }
+
+    /// Returns the open write of a claim.
+    pub(crate) fn open_of(&self, claim: &str) -> Option<WriteId> {
+        let is_it = |open: &OpenWrite| open.write.object.metadata.name.as_deref() == Some(claim);
+        self.open.iter().find(|(_, open)| is_it(open)).map(|(id, _)| *id)
+    }
+
+    /// Carries out a write, unless it has ended. Its answer is under way afterwards.
+    pub(crate) fn carry_out(&mut self, id: WriteId) {
+        let Some(open) = self.open.get(&id).filter(|open| open.outcome.is_none()) else { return };
+        let object = &open.write.object;
+        let name = object.metadata.name.clone().unwrap();
+        let (allocation, is_answer_lost) = (open.allocation.clone(), open.is_answer_lost);
+        let current = self.claim(&name).filter(|now| now.metadata.uid == object.metadata.uid);
+        let version = &object.metadata.resource_version;
+        let outcome = match current {
+            Some(current) if current.metadata.resource_version == *version => {
+                WriteOutcome::Stored(self.store(current, &open.write.change.clone(), allocation))
+            }
+            // An earlier sending of it was carried out after all.
+            Some(current)
+                if is_answer_lost
+                    && allocation.is_some()
+                    && current.status.as_ref().and_then(|s| s.allocation.as_ref())
+                        == allocation.as_ref() =>
+            {
+                WriteOutcome::Stored(Arc::new(current))
+            }
+            current => WriteOutcome::Conflict(current.map(Arc::new)),
+        };
+        self.open.get_mut(&id).unwrap().outcome = Some(outcome);
+        self.check();
+    }
+
+    fn store(
+        &mut self,
+        mut claim: ResourceClaim,
+        change: &ClaimChange,
+        allocation: Option<AllocationResult>,
+    ) -> Arc<ResourceClaim> {
+        let name = claim.metadata.name.clone().unwrap();
+        if allocation.is_some() && claim.metadata.finalizers.is_none() {
+            claim.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
+            self.put(WatchedKind::Claim, json!(claim));
+            claim = self.claim(&name).unwrap();
+        }
+        let status = claim.status.take().unwrap_or_default();
+        let reserved_for = match change {
+            ClaimChange::Deallocate => None,
+            _ => status.reserved_for,
+        };
+        claim.status = Some(ResourceClaimStatus {
+            allocation,
+            reserved_for,
+            ..ResourceClaimStatus::default()
+        });
+        self.put(WatchedKind::Claim, json!(claim));
+        Arc::new(self.claim(&name).unwrap())
+    }
+
+    /// Delivers the answer to a write that was carried out.
+    pub(crate) fn answer(&mut self, id: WriteId) {
+        if self.open.get(&id).is_none_or(|open| open.outcome.is_none()) {
+            return;
+        }
+        let outcome = self.open.remove(&id).and_then(|open| open.outcome).unwrap();
+        self.end(id, outcome);
+    }
+
+    fn end(&mut self, id: WriteId, outcome: WriteOutcome) {
+        self.ended.push((id, outcome.clone()));
+        self.step([Event::WriteEnded { id, outcome }]);
+    }
+
+    /// Delivers the answer to an ended write once more.
+    pub(crate) fn answer_again(&mut self, which: usize) {
+        if let Some((id, outcome)) = self.ended.get(which % self.ended.len().max(1)).cloned() {
+            self.step([Event::WriteEnded { id, outcome }]);
+        }
+    }
+
+    /// Loses the answer to a write: it is sent again.
+    pub(crate) fn lose_answer(&mut self, id: WriteId) {
+        if let Some(open) = self.open.get_mut(&id)
+            && open.outcome.take().is_some()
+        {
+            open.is_answer_lost = true;
+        }
+    }
+
+    /// Refuses a write that has not been carried out.
+    pub(crate) fn refuse(&mut self, id: WriteId, is_lasting: bool) {
+        let is_unsent = |open: &OpenWrite| open.outcome.is_none() && !open.is_answer_lost;
+        if self.open.get(&id).is_some_and(is_unsent) {
+            self.open.remove(&id);
+            self.end(id, WriteOutcome::Refused { is_lasting });
+        }
+    }
+
+    /// Carries out and answers all writes, and delivers all changes, until nothing is under way.
+    pub(crate) fn settle(&mut self) {
+        loop {
+            self.deliver_all();
+            let Some(id) = self.open.keys().next().copied() else { return };
+            self.carry_out(id);
+            self.answer(id);
+        }
+    }
+
+    /// Returns true if the core awaits outcomes.
+    pub(crate) fn has_open_writes(&self) -> bool {
+        self.core.has_open_writes()
+    }
+
+    pub(crate) fn stop(&mut self) {
+        self.core.stop();
+    }
+
+    // Notices.
+
+    /// Returns the number of notices since the last call.
+    pub(crate) fn take_notices(&mut self) -> usize {
+        let new = self.notices.len() - self.taken;
+        self.taken = self.notices.len();
+        new
+    }
+
+    /// Reports how the publication of the last notice has ended.
+    pub(crate) fn report_notices(&mut self, is_delivered: bool) {
+        let id = self.notices.last().unwrap().id;
+        self.step([Event::NoticeEnded { id, is_delivered }]);
+    }
+
+    // Invariants.
+
+    /// Checks that no device is allocated beyond its capacity, with all writes that may still be
+    /// carried out, and that the core awaits the outcome of each open write.
+    fn check(&self) {
+        let mut taken: BTreeMap<String, (Quantity, Quantity)> = BTreeMap::new();
+        for claim in self.claims.values() {
+            let stored = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
+            let may_come = self.open.values().filter(|open| {
+                open.outcome.is_none()
+                    && open.write.object.metadata.uid == claim.metadata.uid
+                    && open.write.object.metadata.resource_version
+                        == claim.metadata.resource_version
+            });
+            let coming = may_come.filter_map(|open| open.allocation.as_ref()).next();
+            if let Some(allocation) = stored.or(coming) {
+                add(&mut taken, allocation);
+            }
+        }
+        let (memory, cores) = (quantity(MEMORY), quantity(CORES));
+        for (device, (of_memory, of_cores)) in taken.iter().filter(|_| !self.is_shrunk) {
+            assert!(*of_memory <= memory, "{device}: {of_memory} of {memory}");
+            assert!(*of_cores <= cores, "{device}: {of_cores} of {cores}");
+        }
+        assert_eq!(self.core.has_open_writes(), !self.open.is_empty());
+    }
+
+    /// Returns the unbound pods whose only claim is not allocated although a GPU has room for it.
+    pub(crate) fn starving(&self) -> Vec<String> {
+        let mut taken: BTreeMap<String, (Quantity, Quantity)> = BTreeMap::new();
+        for claim in self.claims.values() {
+            let status = claim.status.as_ref();
+            if let Some(allocation) = status.and_then(|status| status.allocation.as_ref()) {
+                add(&mut taken, allocation);
+            }
+        }
+        let devices = self.devices();
+        let fits = |memory: Quantity| {
+            devices.iter().any(|device| {
+                let (of_memory, of_cores) = taken.get(device).copied().unwrap_or_default();
+                of_memory.checked_add(memory).unwrap() <= quantity(MEMORY)
+                    && of_cores.checked_add(quantity("25")).unwrap() <= quantity(CORES)
+            })
+        };
+        let is_starving = |name: &String| {
+            let pod = self.get(WatchedKind::Pod, name).unwrap();
+            let claims = pod["spec"]["resourceClaims"].as_array().unwrap();
+            let claim = claims[0]["resourceClaimName"].as_str().unwrap();
+            let Some(object) = self.get(WatchedKind::Claim, claim) else { return false };
+            let exactly = &object["spec"]["devices"]["requests"][0]["exactly"];
+            let memory = exactly["capacity"]["requests"]["memory"].as_str().unwrap();
+            pod["spec"]["nodeName"].is_null()
+                && claims.len() == 1
+                && self.place(claim).is_none()
+                && fits(quantity(memory))
+        };
+        self.names(WatchedKind::Pod).into_iter().filter(is_starving).collect()
+    }
+
+    fn devices(&self) -> BTreeSet<String> {
+        let slices = self.objects.iter().filter(|((kind, _), _)| *kind == WatchedKind::Slice);
+        let devices = slices.flat_map(|(_, slice)| {
+            let pool = slice["spec"]["pool"]["name"].as_str().unwrap();
+            let devices = slice["spec"]["devices"].as_array().unwrap();
+            devices.iter().map(move |device| format!("{pool}/{}", device["name"].as_str().unwrap()))
+        });
+        devices.collect()
+    }
+}
+
+fn add(taken: &mut BTreeMap<String, (Quantity, Quantity)>, allocation: &AllocationResult) {
+    let results = allocation.devices.iter().flat_map(|devices| devices.results.iter().flatten());
+    for result in results {
+        let amount = |name: &str| {
+            let amount = result.consumed_capacity.as_ref().and_then(|all| all.get(name));
+            amount.map_or_else(Quantity::default, |amount| quantity(&amount.0))
+        };
+        let sums = taken.entry(format!("{}/{}", result.pool, result.device)).or_default();
+        sums.0 = sums.0.checked_add(amount("memory")).unwrap();
+        sums.1 = sums.1.checked_add(amount("cores")).unwrap();
+    }
+}
+
+fn node_of(claim: &ResourceClaim) -> Option<String> {
+    let allocation = claim.status.as_ref()?.allocation.as_ref()?;
+    Some(allocation.devices.as_ref()?.results.as_ref()?[0].pool.clone())
+}
+
+fn quantity(text: &str) -> Quantity {
+    Quantity::parse(text).unwrap()
+}
+
+fn read<T: serde::de::DeserializeOwned>(object: Value) -> T {
+    serde_json::from_value(object).unwrap()
+}
+
+fn watched(kind: WatchedKind, object: &Value) -> WatchedObject {
+    let object = object.clone();
+    match kind {
+        WatchedKind::Slice => WatchedObject::Slice(Arc::new(read(object))),
+        WatchedKind::TaintRule => WatchedObject::TaintRule(Arc::new(read(object))),
+        WatchedKind::Class => WatchedObject::Class(Arc::new(read(object))),
+        WatchedKind::Claim => WatchedObject::Claim(Arc::new(read(object))),
+        WatchedKind::Node => WatchedObject::Node(Arc::new(read(object))),
+        WatchedKind::Pod => WatchedObject::Pod(Arc::new(read(object))),
+    }
+}
+
+fn written(object: &WatchedObject) -> Value {
+    match object {
+        WatchedObject::Slice(object) => json!(**object),
+        WatchedObject::TaintRule(object) => json!(**object),
+        WatchedObject::Class(object) => json!(**object),
+        WatchedObject::Claim(object) => json!(**object),
+        WatchedObject::Node(object) => json!(**object),
+        WatchedObject::Pod(object) => json!(**object),
+    }
+}
