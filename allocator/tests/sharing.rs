@@ -73,7 +73,10 @@ fn gpu_in_use_refuses_other_sharing_with_reason() {
         let mut cluster = node_of(vec![mps("gpu-0")]);
         cluster.0.usage.add(&[usage_result("gpu-0", used, 1)]);
         let refused = decide_one(&cluster, vec![share_claim("c", own, 1)]);
-        assert_eq!(explanation(&refused), format!("0/1 GPUs available: 1 allocated with sharing {used}"));
+        assert_eq!(
+            explanation(&refused),
+            format!("0/1 GPUs available: 1 allocated with sharing {used}")
+        );
         let placed = decide_one(&cluster, vec![share_claim("c", used, 1)]);
         assert_eq!(placements(&placed), [["gpu-0"]]);
     }
@@ -91,12 +94,15 @@ fn sharing_defaults_to_intercept() {
 fn gpu_with_mixed_sharing_is_not_allocated() {
     for (own, other) in BOTH {
         let mut cluster = node_of(vec![mps("gpu-0")]);
-        cluster
-            .0
-            .usage
-            .add(&[usage_result("gpu-0", Sharing::Mps, 1), usage_result("gpu-0", Sharing::Intercept, 1)]);
+        cluster.0.usage.add(&[
+            usage_result("gpu-0", Sharing::Mps, 1),
+            usage_result("gpu-0", Sharing::Intercept, 1),
+        ]);
         let refused = decide_one(&cluster, vec![share_claim("c", own, 1)]);
-        assert_eq!(explanation(&refused), format!("0/1 GPUs available: 1 allocated with sharing {other}"));
+        assert_eq!(
+            explanation(&refused),
+            format!("0/1 GPUs available: 1 allocated with sharing {other}")
+        );
     }
 }
 

@@ -16,7 +16,6 @@
 pub mod config;
 pub mod events;
 pub mod gpu;
-pub mod labels;
 pub mod metrics;
 pub mod names;
 pub mod quantity;

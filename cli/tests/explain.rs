@@ -110,7 +110,7 @@ fn message_is_that_of_the_event() {
         report.claims[0].message,
         message::note("trainer-gpu", &refusal.cause, plan.kept_for(&refusal.pod))
     );
-    assert_eq!(report.claims[0].reason, message::reason(&refusal.cause));
+    assert_eq!(report.claims[0].reason, message::reason(&refusal.cause).name());
 }
 
 #[test]
@@ -351,7 +351,12 @@ fn last_event_of_each_reason_is_shown() {
                     "reportingComponent": by, "lastTimestamp": at}))
     };
     let events = [
-        event("gpu.tessera.dev/controller", "InsufficientDevices", "old news", "2026-01-10T11:00:00Z"),
+        event(
+            "gpu.tessera.dev/controller",
+            "InsufficientDevices",
+            "old news",
+            "2026-01-10T11:00:00Z",
+        ),
         event(
             "default-scheduler",
             "FailedScheduling",
@@ -364,7 +369,8 @@ fn last_event_of_each_reason_is_shown() {
     let shown: Vec<&str> = report.events.iter().map(|event| event.message.as_str()).collect();
     assert_eq!(shown, ["news"]);
     assert!(
-        text(&report).ends_with("  2m ago, gpu.tessera.dev/controller, InsufficientDevices: news\n"),
+        text(&report)
+            .ends_with("  2m ago, gpu.tessera.dev/controller, InsufficientDevices: news\n"),
         "{}",
         text(&report)
     );

@@ -58,6 +58,7 @@ use std::collections::BTreeSet;
 
 use tessera_allocator::model::PodUid;
 use tessera_allocator::{Kept, Settings};
+use tessera_api::events::EventReason;
 use tessera_api::names::{ClaimUid, NodeName};
 use tessera_index::Index;
 
@@ -275,7 +276,7 @@ impl Step<'_> {
         &mut self,
         pod: &PodUid,
         topic: Topic,
-        reason: &'static str,
+        reason: EventReason,
         note: String,
         node: Option<&NodeName>,
     ) {

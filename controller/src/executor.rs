@@ -11,6 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use kube::runtime::events::{Event as ApiEvent, EventType, Recorder, Reporter};
+use tessera_api::events;
 use tessera_api::names::{NodeName, ShareId};
 use tessera_api::reason::MAX_EVENT_BYTES;
 use tokio::runtime::Handle;
@@ -42,7 +43,7 @@ impl Executor {
         let (reports, reported) = mpsc::unbounded_channel();
         let (notices, queue) = mpsc::channel(QUEUE);
         let reporter = Reporter {
-            controller: "tessera-controller".to_owned(),
+            controller: events::Reporter::Controller.name().to_owned(),
             instance: Some(identity.to_owned()),
         };
         tokio::spawn(publish(client.clone(), reporter, queue, reports.clone()));
@@ -129,7 +130,7 @@ async fn publish(
         // A recorder would put a new text into the series of an old event, so each notice has its
         // own.
         let recorder = Recorder::new(client.clone(), reporter.clone());
-        let (id, reason) = (notice.id, notice.reason);
+        let (id, reason) = (notice.id, notice.reason.name());
         let pod = format!("{}/{}", notice.pod.namespace, notice.pod.name);
         let regarding = pod_reference(&notice.pod);
         let event = ApiEvent {

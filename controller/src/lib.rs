@@ -27,7 +27,6 @@ pub mod core;
 pub mod lead;
 pub mod leadership;
 pub mod metrics;
-pub mod reasons;
 pub mod shell;
 pub mod watch;
 

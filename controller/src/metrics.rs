@@ -8,7 +8,8 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::{Registry, Unit};
+use prometheus_client::registry::{Metric, Registry};
+use tessera_api::metrics::{self, MetricDescription};
 
 use crate::core::effect::Figures;
 
@@ -67,7 +68,7 @@ pub struct Metrics {
 impl Metrics {
     /// Creates the metrics and registers them.
     pub fn new(registry: &mut Registry) -> Self {
-        let metrics = Self {
+        let created = Self {
             allocations: Counter::default(),
             releases: Counter::default(),
             repairs: Counter::default(),
@@ -86,79 +87,24 @@ impl Metrics {
             drift: Counter::default(),
             leading: Gauge::default(),
         };
-        let registry = registry.sub_registry_with_prefix("tessera_controller");
-        registry.register("allocations", "Claims allocated", metrics.allocations.clone());
-        registry.register("releases", "Allocations released", metrics.releases.clone());
-        registry.register(
-            "repairs",
-            "Writes that moved or restored claims of bound pods",
-            metrics.repairs.clone(),
-        );
-        registry.register(
-            "conflicts",
-            "Writes dropped because the claim had changed",
-            metrics.conflicts.clone(),
-        );
-        registry.register(
-            "write_errors",
-            "Writes that failed for another reason than a changed claim",
-            metrics.write_errors.clone(),
-        );
-        registry.register_with_unit(
-            "allocation_latency",
-            "Time from watch event to stored allocation",
-            Unit::Seconds,
-            metrics.latency.clone(),
-        );
-        registry.register_with_unit(
-            "plan",
-            "Time of one plan and of the decisions around it",
-            Unit::Seconds,
-            metrics.plan_time.clone(),
-        );
-        registry.register(
-            "plans_cut",
-            "Plans that ended before all pods were reached; the next plan continues",
-            metrics.plans_cut.clone(),
-        );
-        registry.register(
-            "undecided_plans",
-            "Searches that ended without a decision because the steps of a pod were spent",
-            metrics.undecided_plans.clone(),
-        );
-        registry.register("pending_claims", "Pending claims by reason", metrics.pending.clone());
-        registry.register(
-            "kept_nodes",
-            "Nodes kept free for a pod that has been pending for long",
-            metrics.kept.clone(),
-        );
-        registry.register(
-            "overcommitted_devices",
-            "Devices of which more is allocated than they have",
-            metrics.overcommitted.clone(),
-        );
-        registry.register(
-            "misplaced_claims",
-            "Claims of bound pods that are not on the node of the pod",
-            metrics.misplaced.clone(),
-        );
-        registry.register(
-            "orphaned_claims",
-            "Claims deleted while a bound pod uses them",
-            metrics.orphaned.clone(),
-        );
-        registry.register(
-            "unanswered_writes",
-            "Writes without an answer for 30 seconds or longer",
-            metrics.unanswered.clone(),
-        );
-        registry.register(
-            "usage_drift",
-            "Times that running sums differed from a fresh count and were corrected",
-            metrics.drift.clone(),
-        );
-        registry.register("leading", "1 while this process leads", metrics.leading.clone());
-        metrics
+        add(registry, metrics::CONTROLLER_ALLOCATIONS, created.allocations.clone());
+        add(registry, metrics::CONTROLLER_RELEASES, created.releases.clone());
+        add(registry, metrics::CONTROLLER_REPAIRS, created.repairs.clone());
+        add(registry, metrics::CONTROLLER_CONFLICTS, created.conflicts.clone());
+        add(registry, metrics::CONTROLLER_WRITE_ERRORS, created.write_errors.clone());
+        add(registry, metrics::CONTROLLER_ALLOCATION_LATENCY, created.latency.clone());
+        add(registry, metrics::CONTROLLER_PLAN, created.plan_time.clone());
+        add(registry, metrics::CONTROLLER_PLANS_CUT, created.plans_cut.clone());
+        add(registry, metrics::CONTROLLER_SEARCH_BUDGETS_EXCEEDED, created.undecided_plans.clone());
+        add(registry, metrics::CONTROLLER_PENDING_CLAIMS, created.pending.clone());
+        add(registry, metrics::CONTROLLER_RESERVED_NODES, created.kept.clone());
+        add(registry, metrics::CONTROLLER_OVERCOMMITTED_DEVICES, created.overcommitted.clone());
+        add(registry, metrics::CONTROLLER_MISPLACED_CLAIMS, created.misplaced.clone());
+        add(registry, metrics::CONTROLLER_ORPHANED_CLAIMS, created.orphaned.clone());
+        add(registry, metrics::CONTROLLER_UNANSWERED_WRITES, created.unanswered.clone());
+        add(registry, metrics::CONTROLLER_USAGE_DRIFT, created.drift.clone());
+        add(registry, metrics::CONTROLLER_LEADING, created.leading.clone());
+        created
     }
 
     /// Adds the figures of one step of the core, which took this long.
@@ -194,4 +140,8 @@ impl Metrics {
             }
         }
     }
+}
+
+fn add(registry: &mut Registry, description: MetricDescription, metric: impl Metric) {
+    registry.register(description.name(), description.help(), metric);
 }

@@ -19,9 +19,8 @@ use std::{
 
 use jiff::Timestamp;
 use tessera_api::{
-    Inventory,
+    Inventory, events,
     gpu::{Health, UnpublishedReason},
-    events,
     names::{GpuUuid, PoolName},
 };
 use tessera_gpu::{

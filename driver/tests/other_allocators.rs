@@ -52,7 +52,10 @@ async fn device_plugin_withholds_all_gpus_with_event() {
     node.api.set_capacity("nvidia.com/gpu", "2");
     publishes(&node, []).await;
     let metrics = driver.metrics().render();
-    assert!(metrics.contains("tessera_driver_unpublished_gpus{reason=\"OtherAllocator\"} 2"), "{metrics}");
+    assert!(
+        metrics.contains("tessera_driver_unpublished_gpus{reason=\"OtherAllocator\"} 2"),
+        "{metrics}"
+    );
     let event = node.api.wait_for("an event", |api| api.events().first().cloned()).await;
     assert_eq!(event["reason"], "GpuNotPublished");
     assert_eq!(

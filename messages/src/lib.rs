@@ -12,40 +12,13 @@
 
 use k8s_openapi::jiff::Timestamp;
 use tessera_allocator::{Cause, Kept};
+use tessera_api::events::{self, EventReason};
 use tessera_api::names::DRIVER_NAME;
 use tessera_api::reason::MAX_EVENT_BYTES;
 use tessera_index::{Hindrance, Misplaced, Obstacle, Remedy};
 
-/// Event reason: no node has the devices that the claim requests.
-pub const INSUFFICIENT_DEVICES: &str = "InsufficientDevices";
-
-/// Metric label and finding: no ResourceSlice of the driver publishes a device.
-pub const NO_DEVICES_PUBLISHED: &str = "NoDevicesPublished";
-
-/// Event reason: the search ended without an answer because its budget was spent.
-pub const SEARCH_BUDGET_EXCEEDED: &str = "SearchBudgetExceeded";
-
-/// Event reason: a request refers to a DeviceClass that does not exist.
-pub const UNKNOWN_DEVICE_CLASS: &str = "UnknownDeviceClass";
-
-/// Event reason: a request uses a feature that this version does not support.
-pub const NOT_SUPPORTED: &str = "NotSupported";
-
-/// Event reason: a configuration of the DeviceClass or the claim is invalid.
-pub const INVALID_CONFIG: &str = "InvalidConfig";
-
-/// Event reason: a claim requests devices of several drivers.
-pub const MIXED_DRIVERS: &str = "MixedDrivers";
-
-/// Event reason: another pod is bound with the claim, which is not allocated.
-pub const CLAIM_IN_USE: &str = "ClaimInUse";
-
-/// Event reason: the pod's status does not list all of its claims for a long time.
-///
-/// See [`Index::is_unlisted`](tessera_index::Index::is_unlisted).
-pub const NOT_LISTED: &str = "PodStatusMissingClaim";
-
-/// Message of [`NOT_LISTED`].
+/// Message of [`events::POD_STATUS_MISSING_CLAIM`]; see
+/// [`Index::is_unlisted`](tessera_index::Index::is_unlisted).
 pub const NOT_LISTED_NOTE: &str = "the pod's status does not list all ResourceClaims that were \
      created for the pod, so kube-scheduler ignores the pod and Tessera allocates no devices for \
      it; kube-controller-manager writes that status: check that it runs. Before Kubernetes 1.37 \
@@ -53,13 +26,13 @@ pub const NOT_LISTED_NOTE: &str = "the pod's status does not list all ResourceCl
      delete the pod to start over";
 
 /// Returns the event reason of a claim that cannot be allocated.
-pub fn reason(cause: &Cause) -> &'static str {
+pub fn reason(cause: &Cause) -> EventReason {
     match cause {
-        Cause::NoFit(_) => INSUFFICIENT_DEVICES,
-        Cause::NotDecided => SEARCH_BUDGET_EXCEEDED,
-        Cause::UnknownClass { .. } => UNKNOWN_DEVICE_CLASS,
-        Cause::NotSupported { .. } => NOT_SUPPORTED,
-        Cause::Config { .. } => INVALID_CONFIG,
+        Cause::NoFit(_) => events::INSUFFICIENT_DEVICES,
+        Cause::NotDecided => events::SEARCH_BUDGET_EXCEEDED,
+        Cause::UnknownClass { .. } => events::UNKNOWN_DEVICE_CLASS,
+        Cause::NotSupported { .. } => events::NOT_SUPPORTED,
+        Cause::Config { .. } => events::INVALID_CONFIG,
     }
 }
 
@@ -104,23 +77,23 @@ pub fn kept_free(kept: &Kept) -> String {
 /// Returns the metric label of a cause: few values, none from users. Of several reasons the one
 /// with most devices.
 pub fn label(cause: &Cause) -> &'static str {
-    let Cause::NoFit(explanation) = cause else { return reason(cause) };
+    let Cause::NoFit(explanation) = cause else { return reason(cause).name() };
     let most = explanation.tallies().max_by_key(|(_, tally)| tally.devices());
-    most.map_or(NO_DEVICES_PUBLISHED, |(reason, _)| reason.code())
+    most.map_or(events::NO_DEVICES_PUBLISHED.name(), |(reason, _)| reason.code())
 }
 
 /// Returns reason and message of the event about a pod that cannot be planned because of a claim.
-pub fn obstacle(claim: &str, obstacle: Obstacle) -> (&'static str, String) {
+pub fn obstacle(claim: &str, obstacle: Obstacle) -> (EventReason, String) {
     match obstacle {
         Obstacle::MixedDrivers => (
-            MIXED_DRIVERS,
+            events::MIXED_DRIVERS,
             format!(
                 "ResourceClaim {claim} requests devices of {DRIVER_NAME} and of another driver; \
                  split it into one claim per driver"
             ),
         ),
         Obstacle::BoundPod => (
-            CLAIM_IN_USE,
+            events::CLAIM_IN_USE,
             format!(
                 "ResourceClaim {claim} is not allocated, and another pod that uses it is bound; \
                  it must be allocated on the node of that pod first"

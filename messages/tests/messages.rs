@@ -3,13 +3,12 @@
 
 use tessera_allocator::model::PodUid;
 use tessera_allocator::{Cause, Kept};
+use tessera_api::events;
 use tessera_api::names::{ClaimUid, DeviceClassName, Namespace, NodeName, PodName, RequestName};
 use tessera_api::quantity::Quantity;
 use tessera_api::reason::{Explanation, MAX_EVENT_BYTES, Reason};
 use tessera_index::{Hindrance, Misplaced, Remedy};
-use tessera_messages::{
-    INSUFFICIENT_DEVICES, NO_DEVICES_PUBLISHED, label, misplaced, note, reason,
-};
+use tessera_messages::{label, misplaced, note, reason};
 
 fn node(name: &str) -> NodeName {
     NodeName::new(name).unwrap()
@@ -36,7 +35,7 @@ fn insufficient_devices_begins_with_the_totals() {
     let class = Reason::ClassSelector { class: "h100.gpu.tessera.dev".to_owned() };
     explanation.count(class, &node("node-b"), 11);
     let cause = Cause::NoFit(explanation);
-    assert_eq!(reason(&cause), INSUFFICIENT_DEVICES);
+    assert_eq!(reason(&cause), events::INSUFFICIENT_DEVICES);
     assert_eq!(
         note("c", &cause, Some(&kept())),
         "0/12 GPUs available for ResourceClaim c: 1 insufficient cores (25 short), 11 not selected \
@@ -60,7 +59,7 @@ fn insufficient_devices_fits_into_an_event() {
 
 #[test]
 fn cluster_without_devices_has_its_own_label() {
-    assert_eq!(label(&Cause::NoFit(Explanation::new())), NO_DEVICES_PUBLISHED);
+    assert_eq!(label(&Cause::NoFit(Explanation::new())), events::NO_DEVICES_PUBLISHED.name());
 }
 
 #[test]

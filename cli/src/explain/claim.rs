@@ -196,7 +196,7 @@ impl<'v> ClaimContext<'v> {
         let cause = &*refusal.cause;
         let name = self.name.as_deref().unwrap_or_default();
         PodClaimReport {
-            reason: message::reason(cause).to_owned(),
+            reason: message::reason(cause).name().to_owned(),
             message: message::note(name, cause, plan.kept_for(&refusal.pod)),
             reasons: explanation(cause),
             requests: match cause {

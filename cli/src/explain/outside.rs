@@ -5,6 +5,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 use tessera_allocator::model::PodUid;
+use tessera_api::events;
 use tessera_api::names::{CONTROLLER_LEASE, DRIVER_NAME};
 use tessera_messages as message;
 
@@ -55,8 +56,10 @@ pub(super) fn findings(
 fn unlisted(view: &PlanView<'_>, uid: &PodUid, pod: Option<&Pod>) -> Option<Finding> {
     let created = pod?.metadata.creation_timestamp.as_ref()?;
     let is_new = view.now.duration_since(created.0) < NEW_POD_AGE;
-    let finding =
-        || Finding { code: message::NOT_LISTED, message: message::NOT_LISTED_NOTE.to_owned() };
+    let finding = || Finding {
+        code: events::POD_STATUS_MISSING_CLAIM.name(),
+        message: message::NOT_LISTED_NOTE.to_owned(),
+    };
     (!is_new && view.index.is_unlisted(uid)).then(finding)
 }
 
@@ -68,7 +71,7 @@ pub(crate) fn supply(view: &PlanView<'_>) -> Vec<Finding> {
             "no ResourceSlice of {DRIVER_NAME} has a device; check that the DaemonSet tessera-driver \
              runs on the GPU nodes"
         );
-        return vec![Finding { code: message::NO_DEVICES_PUBLISHED, message }];
+        return vec![Finding { code: events::NO_DEVICES_PUBLISHED.name(), message }];
     }
     if devices().all(|device| device.foreign) {
         let message = "no device has the taint of managed mode (the chart has mode: stock, or was \

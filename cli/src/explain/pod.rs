@@ -149,7 +149,7 @@ impl<'v> PodContext<'v> {
             if claim.uid() != Some(&blocked.claim) {
                 return report;
             }
-            PodClaimReport { reason: reason.to_owned(), message: message.clone(), ..report }
+            PodClaimReport { reason: reason.name().to_owned(), message: message.clone(), ..report }
         };
         let claims = self.claims.iter().map(report).collect();
         PodAnswer {

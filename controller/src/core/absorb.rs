@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use tessera_allocator::model::PodUid;
+use tessera_api::events;
 use tessera_api::names::ClaimUid;
 
 use super::clock::Moment;
@@ -15,7 +16,6 @@ use super::notices::Topic;
 use super::placements::NotWritten;
 use super::writes::{OpenWrite, WritePurpose};
 use super::{State, Step};
-use crate::reasons;
 
 impl Step<'_> {
     /// Takes events into the state. Returns the arrival of the first one that may change a
@@ -145,7 +145,7 @@ impl Step<'_> {
             self.note_not_written(pod, cause);
             if let WriteOutcome::FieldsDropped { message, .. } = &failure {
                 let topic = Topic::Claim(claim.clone());
-                let reason = reasons::ALLOCATION_FIELDS_DROPPED;
+                let reason = events::ALLOCATION_FIELDS_DROPPED;
                 self.notify(pod, topic, reason, message.clone(), None);
             }
         }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use tessera_allocator::model::{PendingPod, PodUid};
 use tessera_allocator::{Allotment, Decision, Plan};
+use tessera_api::events;
 use tessera_index::{Blocked, Index};
 
 use super::effect::{AllocationDraft, ClaimChange};
@@ -13,7 +14,6 @@ use super::placements::Deallocated;
 use super::planning::{in_seconds, pending_claims};
 use super::writes::WritePurpose;
 use super::{State, Step};
-use crate::reasons;
 
 /// The holds during which a pod is not planned.
 const POD_HOLDS: [HoldReason; 4] = [
@@ -94,7 +94,7 @@ impl Step<'_> {
                 let note = format!(
                     "kube-scheduler cannot place the pod on node {node} and released the devices there; trying elsewhere"
                 );
-                self.notify(&pod.uid, Topic::Pod, reasons::RESCHEDULING, note, Some(&node));
+                self.notify(&pod.uid, Topic::Pod, events::RESCHEDULING, note, Some(&node));
             }
             Deallocated::RoomMade(node) => pod.nominated = Some(node),
         }

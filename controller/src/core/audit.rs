@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use tessera_allocator::model::PodUid;
+use tessera_api::events;
 use tessera_api::names::ClaimUid;
 use tessera_index::Index;
 use tessera_messages as message;
@@ -12,7 +13,6 @@ use tessera_messages as message;
 use super::clock::Moment;
 use super::notices::Topic;
 use super::{Step, gauge};
-use crate::reasons;
 
 /// The interval between audits.
 const INTERVAL: Duration = Duration::from_secs(60);
@@ -92,7 +92,7 @@ impl Step<'_> {
                     "more of device {device} is allocated than there is; this pod is one of those that hold it"
                 );
                 let topic = Topic::Device(device.clone());
-                self.notify(&pod, topic, reasons::OVERCOMMITTED, note, None);
+                self.notify(&pod, topic, events::OVERCOMMITTED, note, None);
             }
         }
     }
@@ -116,7 +116,7 @@ impl Step<'_> {
                 "ResourceClaim {claim} was deleted while the pod uses it on node {node}; its devices stay taken until the pod \
                  has ended"
             );
-            self.notify(&pod, Topic::Claim(uid), reasons::CLAIM_DELETED_IN_USE, note, Some(&node));
+            self.notify(&pod, Topic::Claim(uid), events::CLAIM_DELETED_IN_USE, note, Some(&node));
         }
         self.figures.orphaned = Some(confirmed);
     }
@@ -135,7 +135,7 @@ impl Step<'_> {
         for pod in self.state.audits.long_unlisted.clone() {
             tracing::warn!(%pod, "pod status does not name all claims of the pod");
             let note = message::NOT_LISTED_NOTE.to_owned();
-            self.notify(&pod, Topic::Pod, reasons::POD_STATUS_MISSING_CLAIM, note, None);
+            self.notify(&pod, Topic::Pod, events::POD_STATUS_MISSING_CLAIM, note, None);
         }
     }
 
@@ -154,7 +154,7 @@ impl Step<'_> {
                  and the devices stay taken until then (is an admission webhook away?)"
             );
             if let Some(pod) = pod {
-                self.notify(&pod, topic, reasons::API_SERVER_TIMEOUT, note, None);
+                self.notify(&pod, topic, events::API_SERVER_TIMEOUT, note, None);
             }
         }
     }

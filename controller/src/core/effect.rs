@@ -11,6 +11,7 @@ use k8s_openapi::api::resource::v1::{AllocationResult, DeviceClass, ResourceClai
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tessera_allocator::Allotment;
 use tessera_allocator::model::PodUid;
+use tessera_api::events::EventReason;
 use tessera_api::names::{Namespace, NodeName, PodName, ShareId};
 use tessera_index::convert;
 
@@ -99,8 +100,8 @@ pub struct Notice {
     pub pod: PodReference,
     /// The node that it also refers to.
     pub node: Option<NodeName>,
-    /// One of [`reasons`](crate::reasons).
-    pub reason: &'static str,
+    /// The reason.
+    pub reason: EventReason,
     /// The message.
     pub note: String,
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use tessera_allocator::{Cause, Kept, Plan};
+use tessera_api::events;
 use tessera_index::{Blocked, Obstacle, Scope};
 use tessera_messages as message;
 
@@ -10,7 +11,6 @@ use super::allocate::Round;
 use super::notices::Topic;
 use super::planning::pending_claims;
 use super::{State, Step};
-use crate::reasons;
 
 /// Pending claims by reason.
 type Pending = BTreeMap<&'static str, i64>;
@@ -21,13 +21,13 @@ impl Step<'_> {
         self.note_kept(round.plan.kept.as_ref());
         let mut pending = Pending::new();
         if round.undecided_claims > 0 {
-            pending.insert(reasons::metric_label(&Cause::NotDecided), round.undecided_claims);
+            pending.insert(message::label(&Cause::NotDecided), round.undecided_claims);
         }
         self.explain_refusals(&round.plan, &mut pending);
         self.explain_blocked(&round.blocked, &mut pending);
         for pod in self.state.audits.long_unlisted(&self.state.index) {
             if let Ok(Some(withheld)) = self.state.index.pending(pod) {
-                let claims = pending.entry(reasons::POD_STATUS_MISSING_CLAIM).or_default();
+                let claims = pending.entry(events::POD_STATUS_MISSING_CLAIM.name()).or_default();
                 *claims += pending_claims(&withheld);
             }
         }
@@ -42,26 +42,25 @@ impl Step<'_> {
             if is_any && !matches!(*refusal.cause, Cause::UnknownClass { .. }) {
                 continue;
             }
-            *pending.entry(reasons::metric_label(&refusal.cause)).or_default() += 1;
+            *pending.entry(message::label(&refusal.cause)).or_default() += 1;
             let kept = plan.kept_for(&refusal.pod);
             let claim = self.state.claim_name(&refusal.claim);
             let note = message::note(&claim, &refusal.cause, kept);
             let node = kept.map(|kept| &kept.node);
             let topic = Topic::Claim(refusal.claim.clone());
-            let reason = reasons::of_cause(&refusal.cause);
+            let reason = message::reason(&refusal.cause);
             self.notify(&refusal.pod, topic, reason, note, node);
         }
     }
 
     fn explain_blocked(&mut self, blocked: &[Blocked], pending: &mut Pending) {
         for Blocked { pod, claim, obstacle } in blocked {
-            let reason = reasons::of_obstacle(*obstacle);
-            *pending.entry(reason).or_default() += 1;
+            let (reason, note) = message::obstacle(&self.state.claim_name(claim), *obstacle);
+            *pending.entry(reason.name()).or_default() += 1;
             // A claim in use may be so only between two events of one cause.
             let State { misplacements, holds, .. } = &*self.state;
             let is_confirmed = || misplacements.is_confirmed(holds, claim, self.now);
             if *obstacle == Obstacle::MixedDrivers || is_confirmed() {
-                let (_, note) = message::obstacle(&self.state.claim_name(claim), *obstacle);
                 self.notify(pod, Topic::Claim(claim.clone()), reason, note, None);
             }
         }

@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 
 use tessera_allocator::model::{DeviceId, PodUid};
+use tessera_api::events::EventReason;
 use tessera_api::names::ClaimUid;
 
 use super::clock::Moment;
@@ -29,7 +30,7 @@ pub(super) struct Notices {
 #[derive(Debug)]
 struct LastNotices {
     /// The reason of the last one.
-    reason: &'static str,
+    reason: EventReason,
     /// The last one of each topic. With one for all, the texts of two claims would be published in
     /// turns for ever.
     topics: BTreeMap<Topic, LastNotice>,
@@ -70,7 +71,7 @@ impl Notices {
         &mut self,
         holds: &mut Holds,
         (pod, topic): (&PodUid, &Topic),
-        (reason, note): (&'static str, &str),
+        (reason, note): (EventReason, &str),
         now: Moment,
     ) -> Offer {
         let subject = Subject::pod(pod);

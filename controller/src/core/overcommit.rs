@@ -1,6 +1,7 @@
 //! Overcommitment: devices of which more is allocated than they have (ADR 51).
 
 use tessera_allocator::model::DeviceId;
+use tessera_api::events;
 use tessera_api::names::ClaimUid;
 use tessera_index::Overcommitted;
 
@@ -9,7 +10,6 @@ use super::notices::Topic;
 use super::placements::NotWritten;
 use super::writes::WritePurpose;
 use super::{Step, gauge};
-use crate::reasons;
 
 impl Step<'_> {
     /// Releases claims on overcommitted devices that are not reserved, the youngest first.
@@ -36,7 +36,7 @@ impl Step<'_> {
             // This is no evidence against the node.
             self.note_not_written(&pod, NotWritten::Outdated);
             let topic = Topic::Device(device.clone());
-            self.notify(&pod, topic, reasons::OVERCOMMITTED, note.clone(), None);
+            self.notify(&pod, topic, events::OVERCOMMITTED, note.clone(), None);
         }
         self.release(claim, None);
     }

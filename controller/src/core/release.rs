@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 
 use tessera_allocator::model::PodUid;
+use tessera_api::events;
 use tessera_index::Waiting;
 
 use super::allocate::Round;
 use super::notices::Topic;
 use super::placements::{NotWritten, Verdict};
 use super::{State, Step};
-use crate::reasons;
 
 impl Step<'_> {
     /// Counts how long kube-scheduler took for the pods that it has bound.
@@ -102,6 +102,6 @@ impl Step<'_> {
                 "kube-scheduler cannot place the pod {place}, where its devices are: {cause}; trying elsewhere"
             )
         };
-        self.notify(&waiting.pod, Topic::Pod, reasons::RESCHEDULING, note, node);
+        self.notify(&waiting.pod, Topic::Pod, events::RESCHEDULING, note, node);
     }
 }

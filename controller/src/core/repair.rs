@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use tessera_allocator::model::PodUid;
 use tessera_allocator::{Plan, Refusal};
+use tessera_api::events;
 use tessera_index::{Misplaced, Remedy};
 use tessera_messages as message;
 
@@ -14,7 +15,6 @@ use super::misplacements::subject;
 use super::notices::Topic;
 use super::writes::WritePurpose;
 use super::{State, Step};
-use crate::reasons;
 
 /// The steps for the claims of bound pods in one step of the core, exceeded at most by those of
 /// one pod. Any tenant can make such pods with `spec.nodeName`.
@@ -105,7 +105,7 @@ impl Step<'_> {
                  make room on the node, or delete the pod to start over"
             );
             let topic = Topic::Claim(refusal.claim.clone());
-            self.notify(pod, topic, reasons::CLAIM_NODE_MISMATCH, note, Some(&node));
+            self.notify(pod, topic, events::CLAIM_NODE_MISMATCH, note, Some(&node));
         }
         Some(plan)
     }
@@ -114,6 +114,6 @@ impl Step<'_> {
         let note = message::misplaced(&self.state.claim_name(&misplaced.claim), misplaced);
         let Misplaced { pod, claim, node, .. } = misplaced;
         let topic = Topic::Claim(claim.clone());
-        self.notify(pod, topic, reasons::CLAIM_NODE_MISMATCH, note, Some(node));
+        self.notify(pod, topic, events::CLAIM_NODE_MISMATCH, note, Some(node));
     }
 }

@@ -211,7 +211,10 @@ fn overcommitted_device_loses_its_youngest_claim_first() {
     assert_eq!(count(&world, "b", "release"), 1);
     assert_eq!(count(&world, "a", "release"), 0, "what is left fits");
     assert!(
-        world.notices.iter().any(|n| n.reason == "Overcommitted" && n.pod.name.as_str() == "b")
+        world
+            .notices
+            .iter()
+            .any(|n| n.reason.name() == "Overcommitted" && n.pod.name.as_str() == "b")
     );
 }
 
@@ -242,7 +245,7 @@ fn misplaced_claim_is_moved_to_the_node_of_its_pod() {
     world.pass(seconds(10));
     world.settle();
     assert_eq!(world.place("a").unwrap(), "node-a/gpu-0");
-    let reasons: Vec<_> = world.notices.iter().map(|notice| notice.reason).collect();
+    let reasons: Vec<_> = world.notices.iter().map(|notice| notice.reason.name()).collect();
     assert_eq!(reasons, ["ClaimNodeMismatch"]);
 }
 

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use tessera_api::events::{self, EventReason};
 use tessera_controller::core::event::WatchedKind;
-use tessera_controller::reasons;
 
 use crate::objects;
 use crate::world::World;
@@ -24,7 +24,7 @@ fn full() -> World {
     world
 }
 
-fn reasons_of(world: &World, pod: &str) -> Vec<&'static str> {
+fn reasons_of(world: &World, pod: &str) -> Vec<EventReason> {
     let notices = world.notices.iter().filter(|notice| notice.pod.name.as_str() == pod);
     notices.map(|notice| notice.reason).collect()
 }
@@ -32,7 +32,7 @@ fn reasons_of(world: &World, pod: &str) -> Vec<&'static str> {
 #[test]
 fn pending_pod_gets_one_event_and_counts_as_pending() {
     let mut world = full();
-    assert_eq!(reasons_of(&world, "second"), [reasons::INSUFFICIENT_DEVICES]);
+    assert_eq!(reasons_of(&world, "second"), [events::INSUFFICIENT_DEVICES]);
     world.touch("first");
     world.deliver_all();
     let pending = world.figures.pending.clone().unwrap();
@@ -101,9 +101,9 @@ fn write_without_an_answer_is_reported_after_a_minute() {
     world.pass(seconds(10));
     world.add_pod("a", "20Gi");
     world.pass(seconds(49));
-    assert_eq!(reasons_of(&world, "a"), [] as [&str; 0]);
+    assert_eq!(reasons_of(&world, "a"), [] as [EventReason; 0]);
     world.pass(seconds(1));
-    assert_eq!(reasons_of(&world, "a"), [reasons::API_SERVER_TIMEOUT]);
+    assert_eq!(reasons_of(&world, "a"), [events::API_SERVER_TIMEOUT]);
     assert_eq!(world.figures.unanswered, Some(1));
     world.settle();
     world.pass(seconds(60));
@@ -116,9 +116,9 @@ fn claim_deleted_in_use_is_reported_by_the_second_audit() {
     world.delete(WatchedKind::Claim, "first");
     world.deliver_all();
     world.pass(seconds(60));
-    assert_eq!(reasons_of(&world, "first"), [] as [&str; 0], "the pod may have just ended");
+    assert_eq!(reasons_of(&world, "first"), [] as [EventReason; 0], "the pod may have just ended");
     world.pass(seconds(60));
-    assert_eq!(reasons_of(&world, "first"), [reasons::CLAIM_DELETED_IN_USE]);
+    assert_eq!(reasons_of(&world, "first"), [events::CLAIM_DELETED_IN_USE]);
     assert_eq!(world.place("second"), None, "its devices stay taken until the pod has ended");
 }
 
@@ -131,6 +131,6 @@ fn deleted_node_is_given_up_at_once() {
     world.delete(WatchedKind::Slice, "slice-node-a");
     world.delete(WatchedKind::Node, "node-a");
     world.deliver_all();
-    assert_eq!(reasons_of(&world, "a")[0], reasons::RESCHEDULING);
+    assert_eq!(reasons_of(&world, "a")[0], events::RESCHEDULING);
     assert!(world.open_of("a").is_some(), "its allocation is released");
 }

@@ -213,7 +213,8 @@ impl UsageAudit {
                 let note = finding.note();
                 tracing::warn!(note, "process holds memory that no ledger accounts for");
                 // The receiver is gone when the driver stops.
-                let _ = self.events.send(NodeEvent { reason: events::GPU_MEMORY_UNACCOUNTED, note });
+                let _ =
+                    self.events.send(NodeEvent { reason: events::GPU_MEMORY_UNACCOUNTED, note });
             }
         }
         self.suspected = now;

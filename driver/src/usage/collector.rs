@@ -51,62 +51,27 @@ macro_rules! of_ledger {
 }
 
 const GAUGES: [(MetricDescription, Value); 6] = [
-    (metrics::SHARE_MEMORY_LIMIT, |share| {
-        Some(share.limit_bytes)
-    }),
-    (
-        metrics::SHARE_CORES,
-        |share| Some(share.cores_percent.into()),
-    ),
-    (
-        metrics::SHARE_LEDGER_READABLE,
-        |share| Some(share.usage.is_ok().into()),
-    ),
-    (
-        metrics::SHARE_MEMORY_USED,
-        of_ledger!(LedgerUsage::used_bytes),
-    ),
-    (
-        metrics::SHARE_MEMORY_PEAK,
-        of_ledger!(|usage| usage.peak_bytes),
-    ),
-    (
-        metrics::SHARE_PROCESSES,
-        of_ledger!(|usage| usage.processes.len() as u64),
-    ),
+    (metrics::SHARE_MEMORY_LIMIT, |share| Some(share.limit_bytes)),
+    (metrics::SHARE_CORES, |share| Some(share.cores_percent.into())),
+    (metrics::SHARE_LEDGER_READABLE, |share| Some(share.usage.is_ok().into())),
+    (metrics::SHARE_MEMORY_USED, of_ledger!(LedgerUsage::used_bytes)),
+    (metrics::SHARE_MEMORY_PEAK, of_ledger!(|usage| usage.peak_bytes)),
+    (metrics::SHARE_PROCESSES, of_ledger!(|usage| usage.processes.len() as u64)),
 ];
 
 const COUNTERS: [(MetricDescription, Value); 4] = [
-    (
-        metrics::SHARE_MEMORY_REFUSALS,
-        of_ledger!(|usage| usage.refused),
-    ),
-    (
-        metrics::SHARE_LAUNCHES,
-        of_ledger!(|usage| usage.launches),
-    ),
-    (
-        metrics::SHARE_THROTTLED_LAUNCHES,
-        of_ledger!(|usage| usage.throttled_launches),
-    ),
-    (
-        metrics::SHARE_UNKNOWN_FUNCTIONS,
-        of_ledger!(|usage| usage.unknown_functions),
-    ),
+    (metrics::SHARE_MEMORY_REFUSALS, of_ledger!(|usage| usage.refused)),
+    (metrics::SHARE_LAUNCHES, of_ledger!(|usage| usage.launches)),
+    (metrics::SHARE_THROTTLED_LAUNCHES, of_ledger!(|usage| usage.throttled_launches)),
+    (metrics::SHARE_UNKNOWN_FUNCTIONS, of_ledger!(|usage| usage.unknown_functions)),
 ];
 
 /// A duration in a ledger.
 type Time = fn(&LedgerUsage) -> Duration;
 
 const TIMES: [(MetricDescription, Time); 2] = [
-    (
-        metrics::SHARE_GPU_SECONDS,
-        |usage| usage.gpu_time,
-    ),
-    (
-        metrics::SHARE_THROTTLED_SECONDS,
-        |usage| usage.throttled,
-    ),
+    (metrics::SHARE_GPU_SECONDS, |usage| usage.gpu_time),
+    (metrics::SHARE_THROTTLED_SECONDS, |usage| usage.throttled),
 ];
 
 impl Collector for ShareCollector {
@@ -121,7 +86,9 @@ impl Collector for ShareCollector {
             encode_all(&mut encoder, (description, value), &shares, ConstCounter::new)?;
         }
         for (description, time) in TIMES {
-            let mut family = encoder.encode_descriptor(description.name(), description.help(),
+            let mut family = encoder.encode_descriptor(
+                description.name(),
+                description.help(),
                 None,
                 ConstCounter::new(0.0).metric_type(),
             )?;
@@ -143,7 +110,8 @@ fn encode_all<M: EncodeMetric>(
     metric: impl Fn(u64) -> M,
 ) -> Result<(), std::fmt::Error> {
     let kind = metric(0).metric_type();
-    let mut family = encoder.encode_descriptor(description.name(), description.help(), None, kind)?;
+    let mut family =
+        encoder.encode_descriptor(description.name(), description.help(), None, kind)?;
     for (labels, share) in shares {
         if let Some(found) = value(share) {
             metric(found).encode(family.encode_family(labels)?)?;
