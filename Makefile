@@ -35,7 +35,7 @@ test: build ## Run every test that needs neither root nor a cluster
 	$(CARGO) test --locked --package tessera-e2e --lib --test layers --test docs --test faults
 	$(CARGO) test --locked --package tessera-e2e --test simcluster --test chaos
 
-# On the stand-ins; trials of faults and clocks are in a program of their own.
+# On the simulated cluster. Tests of faults and clocks are in a program of their own.
 trials_of = $(if $(filter trial/chaos trial/wrong-clock,$(TEST)),chaos,simcluster)
 
 .PHONY: test-one
@@ -57,7 +57,7 @@ judge: ## Judge the allocator by published results and golden cases, in full (op
 	$(CARGO) test --locked --release --package tessera-judge
 
 .PHONY: soak
-soak: build ## The long trials on the cluster of stand-ins, in full: PODS=10000 CLAIMS=10000 (SEED=... repeats one)
+soak: build ## The long tests on the simulated cluster, in full: PODS=10000 CLAIMS=10000 (SEED=... repeats one)
 	TESSERA_SOAK_PODS=$(or $(PODS),10000) TESSERA_FENCE_CLAIMS=$(or $(CLAIMS),10000) $(if $(SEED),TESSERA_SOAK_SEED=$(SEED)) \
 	  $(CARGO) test --locked --package tessera-e2e --test simcluster -- two-allocators trial/soak
 

@@ -149,12 +149,12 @@ impl<'a> Allocator<'a> {
         let classes = self.devices.objects();
         let mut allocations = Allocations::new();
         for (index, claim) in &self.wanted {
-            if let Some(allotment) =
-                decision.claims.iter().find(|allotment| allotment.claim == claim.uid)
+            if let Some(allocated) =
+                decision.claims.iter().find(|allocated| allocated.claim == claim.uid)
             {
                 let object = &self.claims[*index];
                 let allocation =
-                    convert::allocation(allotment, object, &classes, now(), fresh_share);
+                    convert::allocation(allocated, object, &classes, now(), fresh_share);
                 allocations.insert(*index, allocation);
             }
         }

@@ -1,11 +1,12 @@
 //! `container-init`: the process between the runtime and a container's program.
 //!
 //! ```text
-//! runtime --socket (orders down, reports up)--> container-init   new mount, pid, uts, ipc namespaces
-//!                                    |  pipe: a setup error, or end of file at exec
-//!                                    v
-//!                                  container-enter  builds the root, becomes the program (pid 1)
+//! runtime        --socket: orders down, reports up------------>  container-init
+//! container-init --pipe: a setup error, or end of file at exec->  container-enter
 //! ```
+//!
+//! `container-init` runs in new mount, pid, uts and ipc namespaces. `container-enter` builds the
+//! root file system, then becomes the program (pid 1).
 //!
 //! The socket is the supervisor's standard input. When it closes, the runtime has ended and the
 //! container is killed, so no container outlives the runtime.
