@@ -29,7 +29,7 @@
 //! | gangs | `gang.rs` | before `allocate`: groups pending pods into units of one verdict |
 //! | quotas | `quota.rs` | before `allocate`: withholds pods of namespaces at their limit |
 //! | templates | `template.rs` | before `allocate`: default requests of a namespace |
-//! | resize | `resize.rs` | after `repair`: a new [`ClaimChange`](effect::ClaimChange) |
+//! | resize | `resize.rs` | after `repair`: a new [`ClaimChange`] |
 //! | preemption | `preempt.rs` | after `allocate`: effect `Evict`, hold on the freed devices |
 //! | drains | `drain.rs` | after `preempt`: `Evict` with the same budget |
 //! | defragmentation | `defragment.rs` | after `drain`: `Evict` with the same budget |

@@ -1,5 +1,5 @@
-//! The shell around the [core](crate::core): receives events, tells the time, and passes effects to
-//! the executor and figures to the metrics.
+//! The shell around the [core](crate::core): receives events, reads the clocks, and passes effects
+//! to the executor and figures to the metrics.
 
 use std::time::Duration;
 

@@ -54,7 +54,7 @@ async fn late_write_of_previous_leader_is_undone() {
     assert_eq!(allocation(&api, "a"), Some(first));
     let note = event(&api, "b", "Overcommitted").unwrap();
     assert!(
-        note.contains("node-a") && note.contains("gpu-0") && note.contains("allocated anew"),
+        note.contains("node-a") && note.contains("gpu-0") && note.contains("allocated again"),
         "{note}"
     );
     assert_eq!(controller.metrics.overcommitted.get(), 0);

@@ -1,7 +1,7 @@
 //! Changes of the cluster since they were last taken, for an allocator that plans on it.
 //!
-//! The allocator keeps what it has found out about each node until the node changes, so it is told
-//! of changes instead of getting a snapshot for each plan.
+//! The allocator keeps what it has found out about each node until the node changes, so it gets
+//! changes instead of a snapshot for each plan.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ pub struct ClusterChanges {
 }
 
 impl ClusterChanges {
-    /// Brings a planner up to date. It has to be told all changes, in order.
+    /// Updates a planner. It has to get all changes, in order.
     pub fn apply_to(self, planner: &mut Planner) {
         for (name, class) in self.classes {
             match class {

@@ -34,7 +34,7 @@ impl Fed {
         fed
     }
 
-    /// The same with a GPU that has these attributes.
+    /// One node with one GPU that has these attributes.
     fn with_attributes(attributes: Value) -> Self {
         let mut fed = Self::with_gpu();
         let mut published = gpu("gpu-0");

@@ -1,4 +1,4 @@
-//! How the GPUs of a pool are joined, as the index reads it from slices.
+//! Topologies of pools, read from slices.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::error::Error;

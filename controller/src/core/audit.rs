@@ -29,7 +29,7 @@ pub(super) struct Audits {
     orphans: BTreeSet<(PodUid, ClaimUid)>,
     /// Pods whose status lacks a claim that the last audit saw.
     unlisted: BTreeSet<PodUid>,
-    /// Those of them that the audit before it saw too.
+    /// Pods among them that the audit before it saw too.
     long_unlisted: BTreeSet<PodUid>,
 }
 

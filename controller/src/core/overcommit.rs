@@ -1,6 +1,6 @@
 //! Overcommitment: devices of which more is allocated than they have (ADR 51).
 
-use tessera_allocator::model::DeviceId;
+use tessera_allocator::model::{DeviceId, PodUid};
 use tessera_api::events;
 use tessera_api::names::ClaimUid;
 use tessera_index::Overcommitted;
@@ -30,7 +30,7 @@ impl Step<'_> {
         tracing::error!(%device, claim = name, "device is overcommitted, releasing a claim");
         let note = format!(
             "more of device {device} was allocated than there is; ResourceClaim {name}, which is not in use yet, is \
-             allocated anew"
+             allocated again"
         );
         for pod in self.state.index.pods_with(claim) {
             // This is no evidence against the node.
@@ -42,11 +42,7 @@ impl Step<'_> {
     }
 
     /// Releases the allocation of a claim that is not reserved.
-    pub(super) fn release(
-        &mut self,
-        claim: &ClaimUid,
-        pod: Option<&tessera_allocator::model::PodUid>,
-    ) {
+    pub(super) fn release(&mut self, claim: &ClaimUid, pod: Option<&PodUid>) {
         if self.state.is_held(claim, self.now) {
             return;
         }

@@ -79,7 +79,7 @@ struct Placement {
     node: Option<NodeName>,
     /// It was decided for this pod. Otherwise the pod came to a claim that was allocated already.
     is_decided: bool,
-    /// The time from which kube-scheduler can know it: of the decision, then of its write.
+    /// The time from which kube-scheduler can see it: of the decision, then of its write.
     since: Moment,
     /// kube-scheduler's message at that time.
     message: Option<String>,

@@ -13,7 +13,7 @@ use super::clock::Moment;
 /// the next plan continues.
 const STEPS_PER_PLAN: u64 = 2_000_000;
 
-/// The allocator, which is told the changes of the index before each plan.
+/// The allocator, which gets the changes of the index before each plan.
 #[derive(Debug)]
 pub(super) struct Planning {
     planner: Planner,

@@ -8,4 +8,5 @@ mod actors;
 mod decisions;
 mod explanations;
 mod interleavings;
+mod purity;
 mod world;

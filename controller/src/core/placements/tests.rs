@@ -256,7 +256,7 @@ fn failed_writes_count_only_for_the_next_try() {
     assert_eq!(fixture.verdict(&waiting(Some("old")), now), Verdict::GiveUp);
     fixture.gave_up(now);
     assert!(fixture.excluded(now + HoldReason::NodeFailed.rule().first).is_empty(), "one failure");
-    // Once one was written, the count begins anew.
+    // After a stored write the count starts again.
     now += HoldReason::NodeFailed.rule().first;
     fixture.not_written(NotWritten::Failed, now);
     assert!(!fixture.is_held(HoldReason::WriteFailed, now + HoldReason::WriteFailed.rule().first));
