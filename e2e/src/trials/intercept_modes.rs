@@ -23,8 +23,8 @@ struct InjectionMode {
 const IN_IMAGES: &str = "/usr/lib/x86_64-linux-gnu/libcuda.so.1";
 const BEHIND_PROXY: &str = "/usr/local/lib/tessera/driver/libcuda.so.1";
 
-/// Known bypasses as listed in docs/reference/intercept-bypasses.md. The routes that preload does not
-/// intercept show that the test program uses each of them.
+/// Known bypasses as listed in docs/reference/intercept-bypasses.md. The routes that preload does
+/// not intercept show that the test program uses each of them.
 const MODES: [InjectionMode; 3] = [
     InjectionMode {
         name: "preload",

@@ -66,7 +66,8 @@ export! {
         flags: u64,
         found: OutPtr<c_int>,
     ) {
-        // Since CUDA 12 an unknown function is not an error: the status and a NULL pointer report it.
+        // Since CUDA 12 an unknown function is not an error: the status and a NULL pointer report
+        // it.
         let outcome = get(name, function, version, flags)?.err().unwrap_or(QueryResult::Yes);
         found.set_unless_null(outcome as c_int);
         Ok(())

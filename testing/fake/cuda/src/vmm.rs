@@ -171,7 +171,8 @@ export! {
         if flags != 0 || bytes == 0 || !bytes.is_multiple_of(GRANULARITY) || is_invalid {
             return Err(Status::InvalidValue);
         }
-        // The requested address is only a hint. Ranges without a GPU use the addresses of the first.
+        // The requested address is only a hint. Ranges without a GPU use the addresses of the
+        // first.
         let _ = wanted;
         let mut state = state::lock()?;
         let address = state.new_addresses(0, bytes, alignment.max(GRANULARITY))?;

@@ -124,7 +124,8 @@ export! {
         info.device = base.device;
         info.pciDeviceId = base.pciDeviceId;
         info.pciSubSystemId = base.pciSubSystemId;
-        // GPUs without a display are 3D controllers (0x0302); VGA-compatible controllers are 0x0300.
+        // GPUs without a display are 3D controllers (0x0302); VGA-compatible controllers are
+        // 0x0300.
         (info.baseClass, info.subClass) = (0x03, 0x02);
         info.busId = base.busId;
         pci.set(info)

@@ -1,5 +1,5 @@
-//! Waits two hours and a millisecond with every kind of wait, and prints the elapsed time. Used by the test;
-//! it has one thread and no test harness.
+//! Waits two hours and a millisecond with every kind of wait, and prints the elapsed time. Used by
+//! the test; it has one thread and no test harness.
 
 use std::ffi::c_long;
 use std::io::Error;
