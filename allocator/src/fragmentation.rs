@@ -38,7 +38,7 @@
 
 pub use mix::{Learner, RequestMix};
 pub use potential::{Potential, Rise};
-pub use request::{Gpu, GpuMilli, GpuType, GpuTypes, NodeView, Request};
+pub use request::{GpuMilli, GpuState, GpuType, GpuTypes, NodeCapacity, Request};
 
 mod mix;
 mod potential;

@@ -46,7 +46,7 @@ mod starvation;
 
 pub use capacity::CapacityError;
 pub use features::Features;
-pub use outcome::{Allotment, Cause, Decision, Kept, NotSupported, Plan, Refusal};
+pub use outcome::{Cause, ClaimAllocation, Decision, Kept, NotSupported, Plan, Refusal};
 pub use plan::plan;
 pub use planner::{Planner, Unallocated};
 pub use policy::Policy;

@@ -43,7 +43,7 @@ use tessera_api::names::{DeviceClassName, NodeName};
 
 /// State of the cluster at one moment.
 #[derive(Debug, Clone, Default)]
-pub struct Snapshot {
+pub struct ClusterSnapshot {
     /// Nodes by name.
     pub nodes: BTreeMap<NodeName, Arc<Node>>,
     /// ResourceSlices by object name, which is upstream's order of the slices of a pool.

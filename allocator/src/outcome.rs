@@ -58,12 +58,12 @@ pub struct Decision {
     /// Node on which the devices are allocated.
     pub node: NodeName,
     /// Allocations of the pending claims, in pod order.
-    pub claims: Vec<Allotment>,
+    pub claims: Vec<ClaimAllocation>,
 }
 
 /// Allocation of one claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Allotment {
+pub struct ClaimAllocation {
     /// UID of the claim.
     pub claim: ClaimUid,
     /// Devices in upstream's order: by request, within a request in the order of the search.

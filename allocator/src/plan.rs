@@ -1,7 +1,7 @@
 //! Entry point of planning.
 
 use crate::features::Features;
-use crate::model::{PendingPod, Snapshot};
+use crate::model::{ClusterSnapshot, PendingPod};
 use crate::outcome::Plan;
 use crate::planner::Planner;
 use crate::settings::Settings;
@@ -21,6 +21,6 @@ use crate::settings::Settings;
 /// pods, and that would fit on the node after they release it. Pods that come later in the order
 /// are not placed there. The reservation alternates with pauses, and both double in length, so a
 /// pod that never fits blocks a node for at most half of the time.
-pub fn plan(snapshot: &Snapshot, pods: &[PendingPod], settings: Settings) -> Plan {
+pub fn plan(snapshot: &ClusterSnapshot, pods: &[PendingPod], settings: Settings) -> Plan {
     Planner::of(snapshot, Features::default()).plan(pods, settings)
 }

@@ -18,11 +18,11 @@ use crate::features::Features;
 use crate::forecast::Forecast;
 use crate::fragmentation::Potential;
 use crate::model::{
-    Claim, DeviceClass, DeviceId, DeviceResult, DeviceUse, Node, PoolId, PoolTopology, Slice,
-    Snapshot,
+    Claim, ClusterSnapshot, DeviceClass, DeviceId, DeviceResult, DeviceUse, Node, PoolId,
+    PoolTopology, Slice,
 };
 use crate::node_selector;
-use crate::outcome::{Allotment, Plan};
+use crate::outcome::{ClaimAllocation, Plan};
 use crate::policy::Policy;
 use crate::search::{Failure, SearchOutcome};
 use crate::settings::Settings;
@@ -70,7 +70,7 @@ impl Planner {
     }
 
     /// Creates a planner for the cluster in `snapshot`.
-    pub fn of(snapshot: &Snapshot, features: Features) -> Self {
+    pub fn of(snapshot: &ClusterSnapshot, features: Features) -> Self {
         let mut planner = Self::new(features);
         snapshot.classes.values().for_each(|class| planner.set_class(class));
         snapshot.slices.values().for_each(|slice| planner.set_slice(slice));
@@ -194,7 +194,7 @@ impl Planner {
         claims: &[Arc<Claim>],
         policy: Policy,
         steps: u64,
-    ) -> Result<Vec<Allotment>, Unallocated> {
+    ) -> Result<Vec<ClaimAllocation>, Unallocated> {
         let nothing = Unallocated::NoFit { invalid_pool: false };
         let index = self.cluster.node_index(node).ok_or(nothing)?;
         let shape = self.shapes.of(claims, 0, &mut self.cluster, &mut self.selections, policy);
@@ -246,14 +246,14 @@ impl Planner {
         claims: &[Arc<Claim>],
         node: usize,
         chosen: &[Vec<Chosen>],
-    ) -> Vec<Allotment> {
+    ) -> Vec<ClaimAllocation> {
         let Some(reachable) = self.cluster.reachable(node) else { return Vec::new() };
         let name = &self.cluster.nodes[node].name;
         let shape = &self.shapes.get(shape).shape;
         let allocation = |(c, claim): (usize, &Arc<Claim>)| {
             let devices = chosen.get(c).map_or(&[][..], Vec::as_slice);
             let result = |chosen: &Chosen| self.result(shape, c, chosen, reachable);
-            Allotment {
+            ClaimAllocation {
                 claim: claim.uid.clone(),
                 results: devices.iter().map(result).collect(),
                 nodes: node_selector::of(devices, reachable, name),

@@ -20,7 +20,7 @@ use crate::features::Features;
 use crate::model::{Alternative, Claim, Constraint, ConstraintKind, Device, DeviceClass, Mode};
 use crate::outcome::{Cause, NotSupported};
 use crate::policy::Policy;
-use crate::topology::Wishes;
+use crate::topology::TopologyPreferences;
 
 pub(crate) use selection::{Selection, Selections};
 
@@ -71,7 +71,7 @@ pub(crate) struct Resolved {
     pub(crate) node: Policy,
     pub(crate) device: Policy,
     /// Required and preferred topology of the devices.
-    pub(crate) topology: Wishes,
+    pub(crate) topology: TopologyPreferences,
     memory_percent: Option<Percent>,
     /// The memory may be oversubscribed.
     pub(crate) oversubscribe: bool,
@@ -150,7 +150,9 @@ impl Shape {
     pub(crate) fn uses_topology(&self) -> bool {
         self.alternatives.iter().any(|alternative| {
             let resolved = alternative.resolved.as_ref().ok();
-            resolved.is_some_and(|r| r.device.uses_forecast() || r.topology != Wishes::default())
+            resolved.is_some_and(|r| {
+                r.device.uses_forecast() || r.topology != TopologyPreferences::default()
+            })
         })
     }
 
@@ -411,7 +413,7 @@ fn resolve(
         selection: selections.of(class.selectors.iter().chain(&alternative.selectors)),
         node: choice(config.placement.node),
         device: choice(config.placement.device),
-        topology: Wishes::new(config.topology.as_deref().unwrap_or_default()),
+        topology: TopologyPreferences::new(config.topology.as_deref().unwrap_or_default()),
         memory_percent: config.memory.percent,
         oversubscribe: config.memory.oversubscribe == Some(true),
         sharing,

@@ -41,7 +41,7 @@ mod value;
 pub use chooser::SetChooser;
 pub use device_set::DeviceSet;
 pub use matrix::{LinkMatrix, Pair, Place, Score, TooManyDevices};
-pub use preferences::Wishes;
+pub use preferences::TopologyPreferences;
 pub use request::{OutOfSteps, SetChoice, SetRequest};
 pub use sets::RankedSets;
 pub use shortfall::{ScopeShortfall, Shortfall};

@@ -92,11 +92,11 @@ fn check_claims(cluster: &Cluster, pods: &[PendingPod], plan: &Plan) {
     for decision in &plan.decisions {
         let pod = pods.iter().find(|p| p.uid == decision.pod).unwrap();
         assert_eq!(decision.claims.len(), pod.claims.len(), "all claims or none");
-        for (allotment, claim) in decision.claims.iter().zip(&pod.claims) {
+        for (claim_allocation, claim) in decision.claims.iter().zip(&pod.claims) {
             let tessera_allocator::model::PodClaim::Pending(claim) = claim else { panic!() };
             let mut by_request: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
             let mut numa = Vec::new();
-            for result in &allotment.results {
+            for result in &claim_allocation.results {
                 assert_eq!(result.device.pool.pool.as_str(), decision.node.as_str());
                 by_request
                     .entry(result.request.as_str())

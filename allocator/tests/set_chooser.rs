@@ -7,7 +7,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use tessera_allocator::topology::{
     DeviceSet, LinkMatrix, OutOfSteps, Pair, Place, ResidualValue, SetChoice, SetChooser,
-    SetRequest, SizeMix, TooManyDevices, Wishes,
+    SetRequest, SizeMix, TooManyDevices, TopologyPreferences,
 };
 use tessera_api::config::{TopologyMode, TopologyScope, TopologyTerm};
 use tessera_api::gpu::PcieLevel;
@@ -109,7 +109,7 @@ fn chooser(machine: &Machine) -> SetChooser {
 }
 
 fn request(count: usize, free: DeviceSet) -> SetRequest {
-    SetRequest { count, candidates: free, free, wishes: Wishes::default() }
+    SetRequest { count, candidates: free, free, preferences: TopologyPreferences::default() }
 }
 
 fn choose(chooser: &SetChooser, request: &SetRequest) -> Option<SetChoice> {
@@ -193,9 +193,12 @@ fn shared_gpu_is_chosen_before_free_one() {
 #[test]
 fn required_nvlink_holds_for_every_pair() {
     let chooser = chooser(&dgx1v());
-    let nvlink =
-        Wishes::new(&[TopologyTerm { scope: TopologyScope::NvLink, mode: TopologyMode::Require }]);
-    let of = |count, free: &[usize]| SetRequest { wishes: nvlink, ..request(count, set(free)) };
+    let nvlink = TopologyPreferences::new(&[TopologyTerm {
+        scope: TopologyScope::NvLink,
+        mode: TopologyMode::Require,
+    }]);
+    let of =
+        |count, free: &[usize]| SetRequest { preferences: nvlink, ..request(count, set(free)) };
     assert_eq!(choose(&chooser, &of(3, &[0, 1, 2, 4, 5])).unwrap().devices, set(&[0, 1, 2]));
     assert_eq!(choose(&chooser, &of(4, &[0, 1, 2, 4, 5])), None);
     assert_eq!(choose(&chooser, &of(5, &[0, 1, 2, 3, 4, 5, 6, 7])), None);
@@ -205,8 +208,9 @@ fn required_nvlink_holds_for_every_pair() {
 #[test]
 fn shortfall_counts_groups_per_required_scope() {
     let machine = dgx1v();
-    let wishes = Wishes::default().require(TopologyScope::NvLink).require(TopologyScope::Numa);
-    let asked = SetRequest { wishes, ..request(4, set(&[0, 1, 2, 4, 5, 6, 7])) };
+    let preferences =
+        TopologyPreferences::default().require(TopologyScope::NvLink).require(TopologyScope::Numa);
+    let asked = SetRequest { preferences, ..request(4, set(&[0, 1, 2, 4, 5, 6, 7])) };
     let shortfall = chooser(&machine).shortfall(&SetRequest { count: 5, ..asked });
     assert_eq!((shortfall.count, shortfall.candidates, shortfall.largest_group), (5, 7, 4));
     let groups: Vec<_> = shortfall.scopes.iter().map(|s| (s.scope, s.groups.clone())).collect();
@@ -219,8 +223,10 @@ fn device_without_location_shares_no_scope() {
     machine.places[1] = Place::default();
     let chooser = chooser(&machine);
     for scope in [TopologyScope::Numa, TopologyScope::Pcie] {
-        let asked =
-            SetRequest { wishes: Wishes::default().require(scope), ..request(2, set(&[0, 1, 2])) };
+        let asked = SetRequest {
+            preferences: TopologyPreferences::default().require(scope),
+            ..request(2, set(&[0, 1, 2]))
+        };
         assert_eq!(choose(&chooser, &asked).unwrap().devices, set(&[0, 2]), "{scope}");
         assert_eq!(choose(&chooser, &SetRequest { count: 3, ..asked }), None);
     }
@@ -229,13 +235,13 @@ fn device_without_location_shares_no_scope() {
 #[test]
 fn preferred_scope_precedes_score_and_is_optional() {
     let chooser = chooser(&two_bridges());
-    let numa = Wishes::default().prefer(TopologyScope::Numa);
-    let asked = SetRequest { wishes: numa, ..request(2, set(&[0, 1, 2, 3])) };
+    let numa = TopologyPreferences::default().prefer(TopologyScope::Numa);
+    let asked = SetRequest { preferences: numa, ..request(2, set(&[0, 1, 2, 3])) };
     assert_eq!(choose(&chooser, &asked).unwrap().devices, set(&[0, 1]));
-    let asked = SetRequest { wishes: numa, ..request(2, set(&[0, 3])) };
+    let asked = SetRequest { preferences: numa, ..request(2, set(&[0, 3])) };
     assert_eq!(choose(&chooser, &asked).unwrap().devices, set(&[0, 3]));
-    let nvlink = Wishes::default().prefer(TopologyScope::NvLink);
-    let asked = SetRequest { wishes: nvlink, ..request(2, set(&[0, 1, 3])) };
+    let nvlink = TopologyPreferences::default().prefer(TopologyScope::NvLink);
+    let asked = SetRequest { preferences: nvlink, ..request(2, set(&[0, 1, 3])) };
     assert_eq!(choose(&chooser, &asked).unwrap().devices, set(&[0, 3]));
 }
 
@@ -268,8 +274,10 @@ fn branch_and_bound_finds_one_machine_within_steps() {
     let choice = chooser.choose(&request(8, free), &mut steps).unwrap().unwrap();
     assert_eq!(choice.devices, (48..56).collect());
     assert!(steps < 100_000);
-    let nvlink =
-        SetRequest { wishes: Wishes::default().require(TopologyScope::NvLink), ..request(9, free) };
+    let nvlink = SetRequest {
+        preferences: TopologyPreferences::default().require(TopologyScope::NvLink),
+        ..request(9, free)
+    };
     assert_eq!(chooser.choose(&nvlink, &mut steps), Ok(None));
     assert_eq!(chooser.choose(&nvlink, &mut 10), Err(OutOfSteps));
 }
@@ -317,17 +325,23 @@ fn machines(most: usize) -> impl Strategy<Value = Machine> {
     })
 }
 
-fn wishes() -> impl Strategy<Value = Wishes> {
+fn preferences() -> impl Strategy<Value = TopologyPreferences> {
     let scope = || prop::option::of(prop::sample::select(TopologyScope::ALL.to_vec()));
     (scope(), scope()).prop_map(|(required, preferred)| {
-        let wishes = required.map_or(Wishes::default(), |scope| Wishes::default().require(scope));
-        preferred.map_or(wishes, |scope| wishes.prefer(scope))
+        let preferences = required.map_or(TopologyPreferences::default(), |scope| {
+            TopologyPreferences::default().require(scope)
+        });
+        preferred.map_or(preferences, |scope| preferences.prefer(scope))
     })
 }
 
-fn meets_requirements(matrix: &LinkMatrix, wishes: Wishes, set: DeviceSet) -> bool {
+fn meets_requirements(
+    matrix: &LinkMatrix,
+    preferences: TopologyPreferences,
+    set: DeviceSet,
+) -> bool {
     let pairs = set.len() * set.len().saturating_sub(1) / 2;
-    wishes.required().all(|scope| matrix.pairs_sharing(scope, set) == pairs)
+    preferences.required().all(|scope| matrix.pairs_sharing(scope, set) == pairs)
 }
 
 proptest! {
@@ -337,13 +351,13 @@ proptest! {
         candidates in 0u64..128,
         free in 0u64..128,
         count in 0usize..5,
-        wishes in wishes(),
+        preferences in preferences(),
     ) {
         let matrix = machine.matrix();
         let all = matrix.devices();
         let (candidates, free) =
             (DeviceSet::from_bits(candidates) & all, DeviceSet::from_bits(free) & all);
-        let asked = SetRequest { count, candidates, free, wishes };
+        let asked = SetRequest { count, candidates, free, preferences };
         let chooser = chooser(&machine);
         let mut sets = chooser.sets(&asked);
         let mut found = Vec::new();
@@ -354,7 +368,7 @@ proptest! {
         let mut sorted = found.clone();
         sorted.sort();
         let mut expected = all_sets(candidates, count);
-        expected.retain(|set| meets_requirements(&matrix, wishes, *set));
+        expected.retain(|set| meets_requirements(&matrix, preferences, *set));
         prop_assert_eq!(sorted, expected.clone());
         prop_assert_eq!(
             choose(&chooser, &asked).map(|choice| choice.devices),
@@ -364,7 +378,7 @@ proptest! {
         // Preferred pairs first, then four fifths of the best score, then score plus residual
         // value.
         let counts = |scope: &TopologyScope| {
-            *scope != TopologyScope::NvLink && wishes == wishes.prefer(*scope)
+            *scope != TopologyScope::NvLink && preferences == preferences.prefer(*scope)
         };
         let preferred = |set: DeviceSet| -> usize {
             TopologyScope::ALL
@@ -399,7 +413,7 @@ proptest! {
         machine in machines(7),
         free in 0u64..128,
         count in 1usize..5,
-        wishes in wishes(),
+        preferences in preferences(),
         shift in 0usize..7,
         reverse: bool,
     ) {
@@ -413,8 +427,8 @@ proptest! {
         let moved: DeviceSet = (0..n).filter(|new| free.contains(order[*new])).collect();
         let other = machine.reordered(&order);
         let (here, there) = (chooser(&machine), chooser(&other));
-        let one = choose(&here, &SetRequest { wishes, ..request(count, free) });
-        let two = choose(&there, &SetRequest { wishes, ..request(count, moved) });
+        let one = choose(&here, &SetRequest { preferences, ..request(count, free) });
+        let two = choose(&there, &SetRequest { preferences, ..request(count, moved) });
         let properties = |choice: SetChoice, chooser: &SetChooser, free: DeviceSet| {
             let left = chooser.value().points(chooser.matrix(), free - choice.devices);
             (choice.score, choice.weakest_pair, left)

@@ -349,7 +349,7 @@ proptest! {
         let found = planner.allocate_on(&node, &waiting, policy, 1_000_000);
         prop_assert_eq!(found.is_ok(), fits(&gpus, &claims));
         let mut usage = cluster.0.usage.clone();
-        found.into_iter().flatten().for_each(|allotment| usage.add(&allotment.results));
+        found.into_iter().flatten().for_each(|claim_allocation| usage.add(&claim_allocation.results));
         for (i, (_, users, _)) in gpus.iter().enumerate() {
             let used = usage.of(&device_id("node-a", &format!("gpu-{i}")));
             let is_mixed = used.is_some_and(|used| used.sharing().is_none());

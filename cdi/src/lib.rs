@@ -19,8 +19,8 @@ mod store;
 mod validate;
 mod version;
 
-pub use name::{DeviceName, Kind, NameError, QualifiedName};
-pub use spec::{ContainerEdits, Device, DeviceNode, Hook, Mount, Spec};
+pub use name::{CdiNameError, DeviceName, Kind, QualifiedName};
+pub use spec::{CdiDevice, ContainerEdits, DeviceNode, Hook, Mount, Spec};
 pub use store::{Cleaned, SpecFile, SpecStore, StoreError, Written};
 pub use validate::ValidationError;
 pub use version::Version;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 /// Error of an invalid CDI name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NameError {
+pub enum CdiNameError {
     /// A kind is not `<vendor>/<class>`.
     #[error("invalid CDI kind `{0}`: expected <vendor>/<class>")]
     NotAKind(String),
@@ -42,10 +42,10 @@ impl Kind {
     ///
     /// # Errors
     /// Returns [`NameError::VendorOrClass`] with the invalid part.
-    pub fn new(vendor: &str, class: &str) -> Result<Self, NameError> {
+    pub fn new(vendor: &str, class: &str) -> Result<Self, CdiNameError> {
         for part in [vendor, class] {
             if !is_vendor_or_class(part) {
-                return Err(NameError::VendorOrClass(part.to_owned()));
+                return Err(CdiNameError::VendorOrClass(part.to_owned()));
             }
         }
         Ok(Self { vendor: vendor.to_owned(), class: class.to_owned() })
@@ -77,19 +77,19 @@ impl fmt::Display for Kind {
 }
 
 impl FromStr for Kind {
-    type Err = NameError;
+    type Err = CdiNameError;
 
-    fn from_str(text: &str) -> Result<Self, NameError> {
+    fn from_str(text: &str) -> Result<Self, CdiNameError> {
         let (vendor, class) =
-            text.split_once('/').ok_or_else(|| NameError::NotAKind(text.to_owned()))?;
+            text.split_once('/').ok_or_else(|| CdiNameError::NotAKind(text.to_owned()))?;
         Self::new(vendor, class)
     }
 }
 
 impl TryFrom<String> for Kind {
-    type Error = NameError;
+    type Error = CdiNameError;
 
-    fn try_from(text: String) -> Result<Self, NameError> {
+    fn try_from(text: String) -> Result<Self, CdiNameError> {
         text.parse()
     }
 }
@@ -120,20 +120,20 @@ impl fmt::Display for DeviceName {
 }
 
 impl FromStr for DeviceName {
-    type Err = NameError;
+    type Err = CdiNameError;
 
-    fn from_str(text: &str) -> Result<Self, NameError> {
+    fn from_str(text: &str) -> Result<Self, CdiNameError> {
         if !is_device_name(text) {
-            return Err(NameError::Device(text.to_owned()));
+            return Err(CdiNameError::Device(text.to_owned()));
         }
         Ok(Self(text.to_owned()))
     }
 }
 
 impl TryFrom<String> for DeviceName {
-    type Error = NameError;
+    type Error = CdiNameError;
 
-    fn try_from(text: String) -> Result<Self, NameError> {
+    fn try_from(text: String) -> Result<Self, CdiNameError> {
         text.parse()
     }
 }
@@ -174,19 +174,19 @@ impl fmt::Display for QualifiedName {
 }
 
 impl FromStr for QualifiedName {
-    type Err = NameError;
+    type Err = CdiNameError;
 
-    fn from_str(text: &str) -> Result<Self, NameError> {
+    fn from_str(text: &str) -> Result<Self, CdiNameError> {
         let (kind, name) =
-            text.split_once('=').ok_or_else(|| NameError::NotQualified(text.to_owned()))?;
+            text.split_once('=').ok_or_else(|| CdiNameError::NotQualified(text.to_owned()))?;
         Ok(Self { kind: kind.parse()?, name: name.parse()? })
     }
 }
 
 impl TryFrom<String> for QualifiedName {
-    type Error = NameError;
+    type Error = CdiNameError;
 
-    fn try_from(text: String) -> Result<Self, NameError> {
+    fn try_from(text: String) -> Result<Self, CdiNameError> {
         text.parse()
     }
 }

@@ -24,7 +24,7 @@ pub struct Spec {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
     /// Devices of the spec.
-    pub devices: Vec<Device>,
+    pub devices: Vec<CdiDevice>,
     /// Edits of each container that gets any of the devices, applied before the devices' own
     /// edits.
     #[serde(default, skip_serializing_if = "ContainerEdits::is_empty")]
@@ -34,7 +34,7 @@ pub struct Spec {
 /// A device that can be added to a container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Device {
+pub struct CdiDevice {
     /// Name within the kind.
     pub name: DeviceName,
     /// Free-form annotations; need 0.6.0.
@@ -135,7 +135,7 @@ pub struct Hook {
 impl Spec {
     /// Returns a spec of these devices that declares the lowest version that they need.
     #[must_use]
-    pub fn new(kind: Kind, devices: Vec<Device>, container_edits: ContainerEdits) -> Self {
+    pub fn new(kind: Kind, devices: Vec<CdiDevice>, container_edits: ContainerEdits) -> Self {
         let mut spec = Self {
             cdi_version: Version::V0_5,
             kind,

@@ -10,15 +10,15 @@ use container_device_interface::{
 };
 use oci_spec::runtime as oci;
 use tessera_cdi::{
-    ContainerEdits, Device, DeviceNode, Hook, Kind, Mount, Spec, SpecFile, SpecStore, Version,
+    CdiDevice, ContainerEdits, DeviceNode, Hook, Kind, Mount, Spec, SpecFile, SpecStore, Version,
 };
 
 fn kind() -> Kind {
     Kind::new("k8s.gpu.example", "claim").expect("a kind")
 }
 
-fn device(name: &str, container_edits: ContainerEdits) -> Device {
-    Device {
+fn device(name: &str, container_edits: ContainerEdits) -> CdiDevice {
+    CdiDevice {
         name: name.parse().expect("a device name"),
         annotations: Default::default(),
         container_edits,

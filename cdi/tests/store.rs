@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, fs, path::Path};
 
 use tessera_cdi::{
-    ContainerEdits, Device, Kind, Mount, Spec, SpecFile, SpecStore, StoreError, ValidationError,
+    CdiDevice, ContainerEdits, Kind, Mount, Spec, SpecFile, SpecStore, StoreError, ValidationError,
     Version, Written,
 };
 
@@ -13,7 +13,7 @@ fn kind() -> Kind {
 
 fn spec(entry: &str) -> Spec {
     let container_edits = ContainerEdits { env: vec![entry.to_owned()], ..Default::default() };
-    let device = Device {
+    let device = CdiDevice {
         name: "d".parse().expect("a name"),
         annotations: Default::default(),
         container_edits,

@@ -20,7 +20,7 @@ use k8s_openapi::api::core::v1::{Event, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
-use tessera_allocator::model::{PendingPod, PodUid, Snapshot as Cluster};
+use tessera_allocator::model::{ClusterSnapshot as Cluster, PendingPod, PodUid};
 use tessera_allocator::{Plan, Settings, plan};
 use tessera_api::events::Reporter;
 use tessera_api::names::{ClaimName, Namespace, PodName};

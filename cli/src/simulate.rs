@@ -121,8 +121,8 @@ pub fn simulate(
 /// Returns the usage of all GPUs after the allocations of a plan.
 fn totals(snapshot: &Snapshot, plan: &Plan) -> SimulatedTotals {
     let mut index = snapshot.indexed().index;
-    let allotments = plan.decisions.iter().flat_map(|decision| &decision.claims);
-    allotments.for_each(|allotment| index.assume(allotment));
+    let claim_allocations = plan.decisions.iter().flat_map(|decision| &decision.claims);
+    claim_allocations.for_each(|claim_allocation| index.assume(claim_allocation));
     let tree = GpuTree::read(&index, &TreeFilter::default());
     let (memory, cores) = tree.usage();
     let free_gpus = tree.gpus().filter(|gpu| gpu.is_free()).count();

@@ -264,7 +264,7 @@ impl Step<'_> {
         let Some(id) = self.state.writes.open(claim, purpose, pod, since) else { return false };
         let change = change(&self.state.index);
         if let ClaimChange::Allocate(draft) = &change {
-            self.state.index.assume(&draft.allotment);
+            self.state.index.assume(&draft.claim_allocation);
         }
         self.effects.push(Effect::Write(ClaimWrite { id, object, change }));
         true

@@ -56,7 +56,7 @@ pub enum LeadershipError {
 
 /// The next action on a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Decision {
+pub enum LeaseDecision {
     /// It does not exist: create it.
     Create,
     /// It is ours: renew it.
@@ -78,19 +78,19 @@ pub fn decide(
     identity: &str,
     unchanged_since: Instant,
     now: Instant,
-) -> Decision {
-    let Some(lease) = lease else { return Decision::Create };
+) -> LeaseDecision {
+    let Some(lease) = lease else { return LeaseDecision::Create };
     match lease.holder_identity.as_deref() {
-        None | Some("") if lease.renew_time.is_none() => Decision::TakeFirst,
-        None | Some("") => Decision::Acquire,
-        Some(holder) if holder == identity => Decision::Renew,
+        None | Some("") if lease.renew_time.is_none() => LeaseDecision::TakeFirst,
+        None | Some("") => LeaseDecision::Acquire,
+        Some(holder) if holder == identity => LeaseDecision::Renew,
         Some(_) => {
             let duration = lease.lease_duration_seconds.and_then(|s| u64::try_from(s).ok());
             let duration = duration.map_or(LEASE_DURATION, Duration::from_secs);
             if now.duration_since(unchanged_since) >= duration {
-                Decision::TakeOver
+                LeaseDecision::TakeOver
             } else {
-                Decision::Wait
+                LeaseDecision::Wait
             }
         }
     }
@@ -104,11 +104,11 @@ pub fn decide(
 /// | `TakeOver` | the previous holder: requests sent before its renew deadline | [`REQUEST_TIMEOUT`] |
 /// | `Renew` | a previous process of the same name: likewise | [`REQUEST_TIMEOUT`] |
 /// | `Create`, `TakeFirst` | a holder that has not seen its lease deleted or replaced | until its renew deadline, and then likewise |
-pub fn wait_before_leading(decision: Decision) -> Duration {
+pub fn wait_before_leading(decision: LeaseDecision) -> Duration {
     match decision {
-        Decision::Acquire | Decision::Wait => Duration::ZERO,
-        Decision::TakeOver | Decision::Renew => REQUEST_TIMEOUT,
-        Decision::Create | Decision::TakeFirst => RENEW_DEADLINE + REQUEST_TIMEOUT,
+        LeaseDecision::Acquire | LeaseDecision::Wait => Duration::ZERO,
+        LeaseDecision::TakeOver | LeaseDecision::Renew => REQUEST_TIMEOUT,
+        LeaseDecision::Create | LeaseDecision::TakeFirst => RENEW_DEADLINE + REQUEST_TIMEOUT,
     }
 }
 
@@ -214,7 +214,7 @@ impl Candidate {
     }
 
     /// Makes an [`attempt`](Self::attempt) of at most `limit`. Returns none if it failed.
-    async fn attempt_in(&mut self, limit: Duration) -> Option<Option<Decision>> {
+    async fn attempt_in(&mut self, limit: Duration) -> Option<Option<LeaseDecision>> {
         match tokio::time::timeout(limit, self.attempt()).await {
             Ok(Ok(decision)) => return Some(decision),
             Ok(Err(error)) => {
@@ -259,7 +259,7 @@ impl Candidate {
 
     /// Reads the lease and writes it unless another process holds it. Returns the decision if we
     /// lead now.
-    async fn attempt(&mut self) -> Result<Option<Decision>, AttemptError> {
+    async fn attempt(&mut self) -> Result<Option<LeaseDecision>, AttemptError> {
         let lease = answered(self.leases.get_opt(CONTROLLER_LEASE)).await?;
         let now = Instant::now();
         let unchanged_since = self.observe(lease.as_ref(), now);
@@ -267,7 +267,7 @@ impl Candidate {
         let spec = lease.as_ref().map(|l| l.spec.clone().unwrap_or_default());
         let decision = decide(spec.as_ref(), &self.identity, unchanged_since, now);
         let written = match (decision, lease) {
-            (Decision::Wait, _) => return Ok(None),
+            (LeaseDecision::Wait, _) => return Ok(None),
             (_, None) => answered(self.leases.create(&PostParams::default(), &self.fresh())).await,
             (_, Some(lease)) => {
                 let lease = self.renewed(lease, decision);
@@ -283,7 +283,7 @@ impl Candidate {
             }
             // Another process was faster. If we lead, the next read shows which.
             Err(AttemptError::Request(kube::Error::Api(status)))
-                if status.code == 409 && decision != Decision::Renew =>
+                if status.code == 409 && decision != LeaseDecision::Renew =>
             {
                 Ok(None)
             }
@@ -308,15 +308,15 @@ impl Candidate {
 
     fn fresh(&self) -> Lease {
         let metadata = ObjectMeta { name: Some(CONTROLLER_LEASE.to_owned()), ..Default::default() };
-        self.renewed(Lease { metadata, spec: None }, Decision::Create)
+        self.renewed(Lease { metadata, spec: None }, LeaseDecision::Create)
     }
 
-    fn renewed(&self, mut lease: Lease, decision: Decision) -> Lease {
+    fn renewed(&self, mut lease: Lease, decision: LeaseDecision) -> Lease {
         let now = MicroTime(Timestamp::now());
         let old = lease.spec.take().unwrap_or_default();
-        let ours = decision == Decision::Renew;
+        let ours = decision == LeaseDecision::Renew;
         let transitions = old.lease_transitions.unwrap_or(0)
-            + i32::from(matches!(decision, Decision::Acquire | Decision::TakeOver));
+            + i32::from(matches!(decision, LeaseDecision::Acquire | LeaseDecision::TakeOver));
         lease.spec = Some(LeaseSpec {
             holder_identity: Some(self.identity.clone()),
             lease_duration_seconds: i32::try_from(LEASE_DURATION.as_secs()).ok(),

@@ -95,12 +95,12 @@ async fn changed_claim_is_a_conflict_and_stays() {
     let api = FakeApi::new();
     let claim = stored(&api);
     let mut changed = objects::claim("c", "19Gi");
-    changed["metadata"]["labels"] = json!({"somebody": "else"});
+    changed["metadata"]["labels"] = json!({"owner": "else"});
     api.put("resourceclaims", changed);
     let error = Writer::new(api.client()).allocate(&claim, &allocation()).await.unwrap_err();
     let CommitError::Conflict { now: Some(now), .. } = error else { panic!("{error}") };
     assert_eq!(
-        now.metadata.labels.unwrap()["somebody"],
+        now.metadata.labels.unwrap()["owner"],
         "else",
         "the error brings the claim as it is now"
     );

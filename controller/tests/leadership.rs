@@ -231,7 +231,7 @@ async fn candidate_renews_while_it_waits_to_lead() {
     let lease = api.get("leases", "tessera-system", "tessera-controller").unwrap();
     assert_eq!(
         lease["spec"]["leaseTransitions"], 0,
-        "nobody has taken it over while the first waited"
+        "no other candidate has acquired it while the first waited"
     );
     let written = api.writes().iter().filter(|write| write.method != "POST").count();
     assert!(written >= 3, "renewed while it waited, and at the end: {written}");

@@ -37,7 +37,7 @@ use tessera_driver::{
     intercept::InterceptMode,
     inventory::HardwareState,
     mps::Mps,
-    prepare::{LocalNode, claim::AllocatedClaim, execute::Executor},
+    prepare::{LocalNode, claim::PreparableClaim, execute::Executor},
     state::{
         StatePaths,
         attempts::Attempt,
@@ -126,21 +126,21 @@ fn without_api(mounts: Arc<dyn Mounts>, what: &str) -> anyhow::Result<()> {
         context_memory,
         memory_ratio: Default::default(),
     };
-    let prepare = |claim: &AllocatedClaim, hardware| {
+    let prepare = |claim: &PreparableClaim, hardware| {
         let attempt = Attempt::begin(&node.paths, &claim.uid)?;
         node.prepare(claim, hardware, &attempt)
     };
     let gpus = (0..GPUS).map(gpus::gpu).collect();
     let hardware = HardwareState::Known(Inventory::new(gpus, vec![], vec![]));
 
-    let allocated = |name: &str, number: usize| -> anyhow::Result<AllocatedClaim> {
+    let allocated = |name: &str, number: usize| -> anyhow::Result<PreparableClaim> {
         let mut object = claim(name, &[(u32::try_from(number)? % GPUS, 1, 1)]);
         object["status"]["allocation"]["devices"]["results"][0]["consumedCapacity"]["memory"] =
             json!("512Mi");
         let object = serde_json::from_value(object)?;
         let uid = ClaimUid::new(uid(name))?;
         let (namespace, name) = (Namespace::new("ns")?, ClaimName::new(name)?);
-        Ok(AllocatedClaim::check(&object, &uid, &namespace, &name, &PoolName::new("node-a")?)?)
+        Ok(PreparableClaim::check(&object, &uid, &namespace, &name, &PoolName::new("node-a")?)?)
     };
     for number in 0..PREPARED {
         prepare(&allocated(&format!("prepared-{number}"), number)?, &hardware)?;

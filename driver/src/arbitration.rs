@@ -38,7 +38,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     state::{
         StatePaths,
-        journal::{ClaimState, ComputeCap, ComputePriority, Journal, ShareRecord},
+        journal::{ComputeCap, ComputePriority, Journal, RecordState, ShareRecord},
         sole_lock,
     },
     usage::{is_alive, read_ledger},
@@ -127,7 +127,7 @@ impl Arbitration {
     fn read_journal(&mut self) {
         let journal = Arc::clone(&self.journal.borrow_and_update());
         let prepared =
-            journal.claims.iter().filter(|(_, record)| record.state == ClaimState::Completed);
+            journal.claims.iter().filter(|(_, record)| record.state == RecordState::Completed);
         let mut by_gpu: BTreeMap<&GpuUuid, BTreeMap<ClaimDeviceName, &ShareRecord>> =
             BTreeMap::new();
         for (uid, record) in prepared {

@@ -21,7 +21,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    metrics::Metrics,
+    metrics::DriverMetrics,
     prepare::source::{ClaimSource, ReadError},
     state::journal::{ClaimRecord, Journal},
 };
@@ -51,7 +51,7 @@ pub struct AuditFindings {
 pub struct ClaimAudit {
     source: ClaimSource,
     journal: watch::Receiver<Arc<Journal>>,
-    metrics: Arc<Metrics>,
+    metrics: Arc<DriverMetrics>,
     orphaned: watch::Sender<AuditFindings>,
     /// Orphaned claims.
     found: BTreeSet<ClaimUid>,
@@ -65,7 +65,7 @@ impl ClaimAudit {
     pub fn new(
         source: ClaimSource,
         journal: watch::Receiver<Arc<Journal>>,
-        metrics: Arc<Metrics>,
+        metrics: Arc<DriverMetrics>,
         orphaned: watch::Sender<AuditFindings>,
     ) -> Self {
         Self { source, journal, metrics, orphaned, found: BTreeSet::new(), is_complete: false }

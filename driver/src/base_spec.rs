@@ -20,7 +20,8 @@ use std::{
 pub use driver_root::{DriverFile, DriverFiles, DriverRoot};
 use tessera_api::names::{CDI_DRIVER_KIND, GpuUuid};
 use tessera_cdi::{
-    ContainerEdits, Device, DeviceNode, Kind, Mount, Spec, SpecFile, SpecStore, StoreError, Written,
+    CdiDevice, ContainerEdits, DeviceNode, Kind, Mount, Spec, SpecFile, SpecStore, StoreError,
+    Written,
 };
 
 use crate::intercept::ProxiedLibrary;
@@ -88,7 +89,7 @@ impl BaseSpec {
     ) -> Result<Written, StoreError> {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         let files = self.root.files();
-        let mut devices: BTreeMap<String, Device> =
+        let mut devices: BTreeMap<String, CdiDevice> =
             gpus.iter().map(|gpu| (gpu.gpu.to_string(), device(gpu, &files))).collect();
         let old = self.store.read(&self.file)?.map(|spec| spec.devices).unwrap_or_default();
         for gpu in keep {
@@ -136,7 +137,7 @@ fn kind() -> Kind {
     CDI_DRIVER_KIND.parse().expect("invariant: the kind is a constant")
 }
 
-fn device(gpu: &BaseDevice, files: &DriverFiles) -> Device {
+fn device(gpu: &BaseDevice, files: &DriverFiles) -> CdiDevice {
     let node = gpu.minor.map(|minor| format!("nvidia{minor}"));
     let node = node.and_then(|name| files.device_nodes.iter().find(|node| node.name == name));
     let container_edits = ContainerEdits {
@@ -148,7 +149,7 @@ fn device(gpu: &BaseDevice, files: &DriverFiles) -> Device {
         ..ContainerEdits::default()
     };
     let name = gpu.gpu.as_str().parse().expect("invariant: a GPU UUID is a CDI device name");
-    Device { name, annotations: BTreeMap::new(), container_edits }
+    CdiDevice { name, annotations: BTreeMap::new(), container_edits }
 }
 
 /// Returns mounts of the real libraries at the paths that the proxies load.

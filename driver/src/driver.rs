@@ -22,7 +22,7 @@ use crate::{
     intercept::InterceptMode,
     inventory::InventoryWatcherHandle,
     kubelet::{server::KubeletServers, socket::SocketPaths},
-    metrics::Metrics,
+    metrics::DriverMetrics,
     mode::AllocationMode,
     other_allocators::OtherAllocatorPolicy,
     prepare::DetachedClaims,
@@ -95,7 +95,7 @@ pub struct Driver {
     /// removed state directory.
     stop_on_drop: DropGuard,
     sockets: SocketPaths,
-    metrics: Arc<Metrics>,
+    metrics: Arc<DriverMetrics>,
     journal: Arc<JournalStore>,
     claims: Arc<DetachedClaims>,
     _watcher: InventoryWatcherHandle,
@@ -155,7 +155,7 @@ impl Driver {
 
     /// Returns its metrics.
     #[must_use]
-    pub fn metrics(&self) -> &Arc<Metrics> {
+    pub fn metrics(&self) -> &Arc<DriverMetrics> {
         &self.metrics
     }
 

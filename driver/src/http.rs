@@ -18,12 +18,12 @@ use tokio::{net::TcpListener, sync::Mutex};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::{kubelet::socket::SocketPaths, metrics::Metrics, state::journal::JournalStore};
+use crate::{kubelet::socket::SocketPaths, metrics::DriverMetrics, state::journal::JournalStore};
 
 /// The parts that the endpoints read.
 #[derive(Clone, Debug)]
 pub struct Endpoints {
-    metrics: Arc<Metrics>,
+    metrics: Arc<DriverMetrics>,
     sockets: SocketPaths,
     journal: Arc<JournalStore>,
     /// Held by the health check that uses the journal. One that hangs there would otherwise take
@@ -35,7 +35,11 @@ impl Endpoints {
     /// Returns endpoints that serve `metrics`, and are healthy if `sockets` answer and `journal`
     /// can be read.
     #[must_use]
-    pub fn new(metrics: Arc<Metrics>, sockets: SocketPaths, journal: Arc<JournalStore>) -> Self {
+    pub fn new(
+        metrics: Arc<DriverMetrics>,
+        sockets: SocketPaths,
+        journal: Arc<JournalStore>,
+    ) -> Self {
         Self { metrics, sockets, journal, journal_check: Arc::default() }
     }
 }

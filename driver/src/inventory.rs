@@ -38,7 +38,7 @@ use crate::{
     base_spec::{BaseDevice, BaseSpec},
     events::NodeEvent,
     kubelet::health::HealthReport,
-    metrics::Metrics,
+    metrics::DriverMetrics,
     other_allocators::{self, OtherAllocators},
     state::journal::Journal,
 };
@@ -112,7 +112,7 @@ pub struct InventoryWatcher {
     pool: PoolName,
     base: Arc<BaseSpec>,
     inputs: InventoryInputs,
-    metrics: Arc<Metrics>,
+    metrics: Arc<DriverMetrics>,
     outputs: InventoryOutputs,
     verdicts: Verdicts,
     /// True if the last inventory had problems whose end no event reports.
@@ -147,7 +147,7 @@ impl InventoryWatcher {
         pool: PoolName,
         base: Arc<BaseSpec>,
         inputs: InventoryInputs,
-        metrics: Arc<Metrics>,
+        metrics: Arc<DriverMetrics>,
         outputs: InventoryOutputs,
     ) -> Self {
         Self {

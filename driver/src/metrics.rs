@@ -74,7 +74,7 @@ struct ReasonLabel {
 
 /// All metrics of the driver.
 #[derive(Debug)]
-pub struct Metrics {
+pub struct DriverMetrics {
     registry: Registry,
     operations: Family<OutcomeLabels, Counter>,
     seconds: Family<OperationLabel, Histogram, fn() -> Histogram>,
@@ -101,7 +101,7 @@ const BUCKETS: [f64; 16] = [
     90.0,
 ];
 
-impl Default for Metrics {
+impl Default for DriverMetrics {
     fn default() -> Self {
         let mut metrics = Self {
             registry: Registry::default(),
@@ -128,7 +128,7 @@ impl Default for Metrics {
     }
 }
 
-impl Metrics {
+impl DriverMetrics {
     fn register(&mut self) {
         let info = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
         self.add(metrics::DRIVER_BUILD, info);
@@ -267,7 +267,7 @@ impl Metrics {
 /// The timer of a call.
 #[derive(Debug)]
 pub struct OperationTimer {
-    metrics: Arc<Metrics>,
+    metrics: Arc<DriverMetrics>,
     operation: Operation,
     begun: Instant,
 }

@@ -17,7 +17,7 @@ use std::{collections::BTreeSet, io};
 
 use tessera_api::names::GpuUuid;
 use tessera_mps_protocol::{
-    MpsPaths, State, Status, keeper_is_alive, keeper_pid, status::StatusError, want,
+    MpsPaths, State, Status, status::StatusError, supervisor_is_running, supervisor_pid, want,
 };
 
 use crate::state::{StatePaths, journal::ClaimRecord};
@@ -34,7 +34,7 @@ pub enum MpsError {
     #[error(
         "tessera-mps is not running on this node: see why its pod of the DaemonSet tessera-mps does not run here"
     )]
-    NoKeeper,
+    NoSupervisor,
     /// The daemon is not ready.
     #[error("MPS control daemon of GPU {gpu} is not ready: {why}")]
     NotReady {
@@ -55,7 +55,7 @@ impl MpsError {
     /// Returns true if another attempt may succeed without any change by an operator.
     #[must_use]
     pub fn is_transient(&self) -> bool {
-        matches!(self, Self::NoKeeper | Self::NotReady { .. } | Self::Status(_))
+        matches!(self, Self::NoSupervisor | Self::NotReady { .. } | Self::Status(_))
     }
 }
 
@@ -103,8 +103,8 @@ impl Mps {
     /// # Errors
     /// [`MpsError`].
     pub fn check(&self, gpu: &GpuUuid) -> Result<(), MpsError> {
-        if !keeper_is_alive(&self.paths)? {
-            return Err(MpsError::NoKeeper);
+        if !supervisor_is_running(&self.paths)? {
+            return Err(MpsError::NoSupervisor);
         }
         let why = match Status::read(&self.paths, gpu)? {
             Some(Status { state: State::Ready, .. }) => return Ok(()),
@@ -123,13 +123,13 @@ impl Mps {
 
     /// Returns the PID of tessera-mps, or `None` if it is not running.
     #[must_use]
-    pub fn keeper_pid(&self) -> Option<u32> {
-        keeper_pid(&self.paths).ok().flatten()
+    pub fn supervisor_pid(&self) -> Option<u32> {
+        supervisor_pid(&self.paths).ok().flatten()
     }
 
     /// Returns true if tessera-mps is running.
     #[must_use]
-    pub fn has_keeper(&self) -> bool {
-        keeper_is_alive(&self.paths).unwrap_or(false)
+    pub fn has_supervisor(&self) -> bool {
+        supervisor_is_running(&self.paths).unwrap_or(false)
     }
 }

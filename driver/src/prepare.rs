@@ -35,7 +35,7 @@ use tokio::{
 };
 use tracing::Instrument;
 
-use self::{claim::AllocatedClaim, source::ClaimSource};
+use self::{claim::PreparableClaim, source::ClaimSource};
 pub use self::{
     error::{PrepareError, UnprepareError},
     node::LocalNode,
@@ -45,7 +45,7 @@ use crate::{
     fault,
     inventory::HardwareState,
     kubelet::plugin::{ClaimHandler, ClaimRef, PreparedDevice},
-    metrics::{Metrics, Operation},
+    metrics::{DriverMetrics, Operation},
     mode::AllocationMode,
     state::attempts::Attempt,
 };
@@ -66,7 +66,7 @@ pub struct Preparer {
     hardware: watch::Receiver<Arc<HardwareState>>,
     source: ClaimSource,
     events: EventRecorder,
-    metrics: Arc<Metrics>,
+    metrics: Arc<DriverMetrics>,
     mode: AllocationMode,
 }
 
@@ -99,7 +99,7 @@ impl Preparer {
         hardware: watch::Receiver<Arc<HardwareState>>,
         source: ClaimSource,
         events: EventRecorder,
-        metrics: Arc<Metrics>,
+        metrics: Arc<DriverMetrics>,
     ) -> Self {
         Self { node, pool, hardware, source, events, metrics, mode: AllocationMode::Managed }
     }
@@ -182,8 +182,13 @@ impl Preparer {
             Err(error) => return Err(error.into()),
         };
         fault::point_async("prepare-claim-read").await;
-        let allocated =
-            AllocatedClaim::check(from_api, &claim.uid, &claim.namespace, &claim.name, &self.pool)?;
+        let allocated = PreparableClaim::check(
+            from_api,
+            &claim.uid,
+            &claim.namespace,
+            &claim.name,
+            &self.pool,
+        )?;
         // A claim that is prepared already stays as it is.
         if self.mode == AllocationMode::Stock
             && !self.node.journal.watch().borrow().claims.contains_key(&claim.uid)

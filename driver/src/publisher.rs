@@ -44,7 +44,7 @@ use self::{
 use crate::{
     audit::{AuditFindings, OrphanedGpus},
     inventory::HardwareState,
-    metrics::{Metrics, SliceWrite},
+    metrics::{DriverMetrics, SliceWrite},
     mode::AllocationMode,
     slices::SliceSource,
     state::journal::Journal,
@@ -99,7 +99,7 @@ pub struct Publisher {
     journal: Option<watch::Receiver<Arc<Journal>>>,
     /// GPUs of orphaned claims.
     orphaned: watch::Receiver<AuditFindings>,
-    metrics: Arc<Metrics>,
+    metrics: Arc<DriverMetrics>,
     /// This node's slices by name: from the watch, and from the responses to own writes.
     observed: BTreeMap<String, ResourceSlice>,
     /// The highest generation that was seen or written. It never decreases, even if all slices are
@@ -124,7 +124,7 @@ impl Publisher {
         hardware: watch::Receiver<Arc<HardwareState>>,
         journal: watch::Receiver<Arc<Journal>>,
         orphaned: watch::Receiver<AuditFindings>,
-        metrics: Arc<Metrics>,
+        metrics: Arc<DriverMetrics>,
     ) -> Self {
         let (slices, nodes) = (Api::all(client.clone()), Api::all(client));
         let journal = source.depends_on_usage().then_some(journal);

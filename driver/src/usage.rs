@@ -36,7 +36,7 @@ use process::FileIdentity;
 
 use crate::state::{
     StatePaths,
-    journal::{ClaimState, Journal},
+    journal::{Journal, RecordState},
 };
 
 /// A prepared share and its usage.
@@ -124,7 +124,7 @@ impl Ledgers {
     pub fn read(&self) -> Vec<ShareUsage> {
         let journal = Arc::clone(&self.journal.borrow());
         let prepared =
-            journal.claims.iter().filter(|(_, record)| record.state == ClaimState::Completed);
+            journal.claims.iter().filter(|(_, record)| record.state == RecordState::Completed);
         let shares = prepared
             .flat_map(|(uid, record)| record.shares.iter().map(move |share| (uid, record, share)));
         let read = shares.map(|(uid, record, share)| {

@@ -25,7 +25,7 @@ use tessera_api::{
 use tessera_driver::{
     audit::{AuditFindings, OrphanedGpus},
     inventory::HardwareState,
-    metrics::Metrics,
+    metrics::DriverMetrics,
     mode::AllocationMode,
     publisher::Publisher,
     slices::SliceSource,
@@ -114,7 +114,7 @@ impl TestBed {
             of_hardware,
             journal,
             of_orphaned,
-            Arc::new(Metrics::default()),
+            Arc::new(DriverMetrics::default()),
         );
         tokio::spawn(publisher.run(stop.clone()));
         let (failing, gone) = (BTreeSet::new(), BTreeSet::new());

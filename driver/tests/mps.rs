@@ -16,20 +16,20 @@ use tessera_driver::{
     kubelet::plugin::{ClaimHandler, ClaimRef, PreparedDevice},
 };
 use tessera_intercept_abi::Grant;
-use tessera_mps_protocol::{MpsPaths, lock::KeeperLock};
+use tessera_mps_protocol::{MpsPaths, lock::SupervisorLock};
 use tessera_proto::dra_v1;
 use tokio::task::JoinHandle;
 
 /// A fake tessera-mps.
 struct FakeMps {
     paths: MpsPaths,
-    _lock: KeeperLock,
+    _lock: SupervisorLock,
 }
 
 impl FakeMps {
     fn start(node: &Node) -> Self {
         let paths = mps_paths(node);
-        let lock = KeeperLock::take(&paths).expect("a lock").expect("the lock is free");
+        let lock = SupervisorLock::take(&paths).expect("a lock").expect("the lock is free");
         Self { paths, _lock: lock }
     }
 

@@ -20,13 +20,13 @@ use tessera_driver::{
     driver::DriverSettings,
     mps::Mps,
     prepare::{
-        claim::AllocatedClaim,
+        claim::PreparableClaim,
         execute::Executor,
         plan::{PrepareDecision, plan},
         step::{Step, UndoStep, steps, undo_steps},
     },
     state::{
-        journal::{ClaimRecord, ClaimState, Journal, JournalStore},
+        journal::{ClaimRecord, Journal, JournalStore, RecordState},
         library::InstalledLibrary,
         mounts::{Mounts, Tmpfs},
         shares::ShareFiles,
@@ -66,7 +66,7 @@ impl StepRunner {
         )
         .expect("installed");
         let object = serde_json::from_value(object).expect("a claim");
-        let claim = AllocatedClaim::check(
+        let claim = PreparableClaim::check(
             &object,
             &ClaimUid::new(uid(name)).expect("a UID"),
             &Namespace::new("ns").expect("a namespace"),
@@ -103,7 +103,7 @@ impl StepRunner {
         }
     }
 
-    fn record(&self, state: ClaimState) {
+    fn record(&self, state: RecordState) {
         let record = ClaimRecord { state, ..self.record.clone() };
         self.journal.lock().expect("locked").put(self.claim.clone(), record).expect("written");
     }
@@ -116,7 +116,7 @@ async fn death_after_any_step_of_prepare_leaves_nothing() {
     for done in 0..=count {
         let node = Node::with_gpus(2);
         let runner = StepRunner::of(&node, "a");
-        runner.record(ClaimState::Started);
+        runner.record(RecordState::Started);
         runner.take(done);
         drop(runner);
 
@@ -137,7 +137,7 @@ async fn running_driver_rolls_back_claim_of_dead_instance() {
         let node = Node::with_gpus(2);
         let _driver = node.start().await;
         let runner = StepRunner::of(&node, "a");
-        runner.record(ClaimState::Started);
+        runner.record(RecordState::Started);
         runner.take(done);
         let kubelet = Kubelet::register(&node.path("kubelet")).await;
         // Allocated again meanwhile: one share, of the other GPU.
@@ -154,7 +154,7 @@ async fn next_unprepare_completes_an_interrupted_one() {
     for done in 0..=count {
         let node = Node::with_gpus(2);
         let runner = StepRunner::of(&node, "a");
-        runner.record(ClaimState::Completed);
+        runner.record(RecordState::Completed);
         runner.executor.execute(&runner.steps).expect("taken");
         runner.executor.undo(&runner.undo_steps()[..done]).expect("undone");
         drop(runner);
@@ -174,7 +174,7 @@ async fn death_after_any_mps_step_leaves_no_daemon_request() {
     for done in 0..=count {
         let node = Node::with_gpus(2);
         let runner = StepRunner::by_mps(&node, "a");
-        runner.record(ClaimState::Started);
+        runner.record(RecordState::Started);
         runner.take(done);
         drop(runner);
         assert_eq!(node.requested_daemons().len(), usize::from(done > 0));
@@ -193,7 +193,7 @@ async fn interrupted_mps_unprepare_is_completed_by_the_next_one() {
     for done in 0..=count {
         let node = Node::with_gpus(2);
         let runner = StepRunner::by_mps(&node, "a");
-        runner.record(ClaimState::Completed);
+        runner.record(RecordState::Completed);
         runner.take(runner.steps.len());
         runner.executor.undo(&runner.undo_steps()[..done]).expect("undone");
         drop(runner);
@@ -213,7 +213,7 @@ async fn interrupted_mps_unprepare_is_completed_by_the_next_one() {
 async fn failed_undo_step_keeps_daemon_request() {
     let node = Node::with_gpus(2);
     let runner = StepRunner::by_mps(&node, "a");
-    runner.record(ClaimState::Completed);
+    runner.record(RecordState::Completed);
     runner.take(runner.steps.len());
     node.mounts.refuse_unmounts(true);
     runner.executor.undo(&runner.undo_steps()).expect_err("the ledger is mounted");

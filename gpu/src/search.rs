@@ -24,14 +24,14 @@ const DRIVER_CONTAINER: &str = "run/nvidia/driver";
 
 /// A candidate for the library.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Candidate {
+pub enum LibraryCandidate {
     /// A file.
     File(PathBuf),
     /// The library that the dynamic loader finds.
     Loader,
 }
 
-impl Candidate {
+impl LibraryCandidate {
     /// Returns the argument for `dlopen`.
     pub fn to_os_string(&self) -> OsString {
         match self {
@@ -41,7 +41,7 @@ impl Candidate {
     }
 }
 
-impl std::fmt::Display for Candidate {
+impl std::fmt::Display for LibraryCandidate {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::File(path) => write!(f, "{}", path.display()),
@@ -55,15 +55,19 @@ impl std::fmt::Display for Candidate {
 /// An explicit path is the only candidate, so that no other library is used by mistake. Otherwise
 /// the candidates are the existing files below the driver root, then below a driver container's
 /// root in it, and last the library that the loader finds.
-pub fn candidates(explicit: Option<&Path>, driver_root: &Path) -> Vec<Candidate> {
+pub fn candidates(explicit: Option<&Path>, driver_root: &Path) -> Vec<LibraryCandidate> {
     if let Some(path) = explicit {
-        return vec![Candidate::File(path.to_owned())];
+        return vec![LibraryCandidate::File(path.to_owned())];
     }
     let roots = [driver_root.to_owned(), driver_root.join(DRIVER_CONTAINER)];
     let files = roots
         .iter()
         .flat_map(|root| DIRECTORIES.iter().map(|directory| root.join(directory).join(NVML)));
-    files.filter(|path| path.exists()).map(Candidate::File).chain([Candidate::Loader]).collect()
+    files
+        .filter(|path| path.exists())
+        .map(LibraryCandidate::File)
+        .chain([LibraryCandidate::Loader])
+        .collect()
 }
 
 #[cfg(test)]
@@ -87,7 +91,10 @@ mod tests {
     #[test]
     fn explicit_library_is_the_only_candidate() {
         let path = Path::new("/opt/libnvidia-ml.so.1");
-        assert_eq!(candidates(Some(path), Path::new("/")), [Candidate::File(path.to_owned())]);
+        assert_eq!(
+            candidates(Some(path), Path::new("/")),
+            [LibraryCandidate::File(path.to_owned())]
+        );
     }
 
     #[test]
@@ -95,12 +102,15 @@ mod tests {
         let inner = "run/nvidia/driver/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1";
         let outer = "usr/lib/aarch64-linux-gnu/libnvidia-ml.so.1";
         let root = with_files(&[inner, outer]);
-        let file = |name: &str| Candidate::File(root.path().join(name));
-        assert_eq!(candidates(None, root.path()), [file(outer), file(inner), Candidate::Loader]);
+        let file = |name: &str| LibraryCandidate::File(root.path().join(name));
+        assert_eq!(
+            candidates(None, root.path()),
+            [file(outer), file(inner), LibraryCandidate::Loader]
+        );
     }
 
     #[test]
     fn falls_back_to_loader_without_files() {
-        assert_eq!(candidates(None, TempDir::new().unwrap().path()), [Candidate::Loader]);
+        assert_eq!(candidates(None, TempDir::new().unwrap().path()), [LibraryCandidate::Loader]);
     }
 }

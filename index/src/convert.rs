@@ -14,7 +14,7 @@ pub use claim::{claim, class};
 pub use node::node;
 pub use pod::{requests as pod_requests, scheduling};
 pub(crate) use slice::taint;
-pub use slice::{Fence, slice};
+pub use slice::{DeviceFilter, slice};
 
 /// The failure to read an object. The object is ignored and the error logged; an API server would
 /// not have stored it.

@@ -7,9 +7,9 @@ use k8s_openapi::api::core::v1::{Node as ApiNode, Pod};
 use k8s_openapi::api::resource::v1::{
     DeviceClass as ApiClass, DeviceTaintRule, ResourceClaim, ResourceSlice,
 };
-use tessera_allocator::Allotment;
+use tessera_allocator::ClaimAllocation;
 use tessera_allocator::model::{
-    Device, DeviceClass, DeviceId, Node, PodUid, PoolId, Slice, Snapshot,
+    ClusterSnapshot, Device, DeviceClass, DeviceId, Node, PodUid, PoolId, Slice,
 };
 use tessera_api::names::{
     ClaimName, ClaimUid, DRIVER_NAME, DeviceClassName, Namespace, NodeName, PodName,
@@ -18,7 +18,7 @@ use tessera_api::quantity::Quantity;
 
 use crate::changes::Changed;
 use crate::claims::{ClaimEntry, UsageSums};
-use crate::convert::{self, AllocatedClaim, ConvertError, Fence};
+use crate::convert::{self, AllocatedClaim, ConvertError, DeviceFilter};
 use crate::generated::{Generated, generated_for};
 use crate::multimap;
 use crate::pods::PodEntry;
@@ -91,7 +91,7 @@ impl Index {
         }
         self.touch_slice(&name);
         self.changed.slices.insert(name.clone());
-        match convert::slice(object, Fence::Managed) {
+        match convert::slice(object, DeviceFilter::Managed) {
             Ok(slice) => {
                 let slice = Arc::new(slice);
                 if self.published.get(&name).is_some_and(|old| old.pool != slice.pool) {
@@ -343,14 +343,14 @@ impl Index {
     }
 
     /// Counts the devices of a decision as taken, before it is stored.
-    pub fn assume(&mut self, allotment: &Allotment) {
-        let Some(entry) = self.claims.get_mut(&allotment.claim) else { return };
+    pub fn assume(&mut self, claim_allocation: &ClaimAllocation) {
+        let Some(entry) = self.claims.get_mut(&claim_allocation.claim) else { return };
         entry.assumed = Some(AllocatedClaim {
-            results: allotment.results.clone(),
-            nodes: allotment.nodes.clone(),
+            results: claim_allocation.results.clone(),
+            nodes: claim_allocation.nodes.clone(),
         });
         let key = (entry.claim.namespace.clone(), entry.claim.name.clone());
-        self.update_claim(&allotment.claim, &key);
+        self.update_claim(&claim_allocation.claim, &key);
     }
 
     /// Ends an assumption: the decision was dropped, or its result was
@@ -363,10 +363,10 @@ impl Index {
     }
 
     /// Returns a snapshot for the allocator.
-    pub fn snapshot(&self) -> Snapshot {
+    pub fn snapshot(&self) -> ClusterSnapshot {
         let nodes =
             self.nodes.iter().filter_map(|(name, entry)| Some((name.clone(), entry.node.clone()?)));
-        Snapshot {
+        ClusterSnapshot {
             nodes: nodes.collect(),
             slices: self.slices.clone(),
             classes: self

@@ -38,7 +38,7 @@ pub use changes::ClusterChanges;
 pub use holdings::Holding;
 pub use index::Index;
 pub use overcommit::{Audit, Overcommitted};
-pub use repair::{Hindrance, Misplaced, Remedy};
+pub use repair::{Misplaced, RepairAction, RepairBlocker};
 pub use scope::Scope;
 pub use standing::{ClaimStanding, ClaimState, Stage};
 pub use work::{Blocked, Obstacle, Waiting, Work};

@@ -27,12 +27,12 @@ pub struct Misplaced {
     /// The node of the claim; none if it is not allocated.
     pub allocated: Option<NodeName>,
     /// The possible repair.
-    pub remedy: Remedy,
+    pub repair_action: RepairAction,
 }
 
 /// The repair of a misplaced claim.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Remedy {
+pub enum RepairAction {
     /// No pod can be using it where it is. An allocation cannot be changed, so it is cleared, with
     /// its reservations.
     TakeBack,
@@ -41,12 +41,12 @@ pub enum Remedy {
     /// The claim is planned on the node of the pod only.
     Plan,
     /// No repair is possible.
-    None(Hindrance),
+    None(RepairBlocker),
 }
 
 /// The cause that prevents a repair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Hindrance {
+pub enum RepairBlocker {
     /// Containers of the pod have run with devices that are not known any more.
     Started,
     /// Another pod may be using the claim where it is, or precedes this one.
@@ -85,31 +85,37 @@ impl Index {
             None if self.scope(claim) != Some(Scope::Ours) => return None,
             None => None,
         };
-        let remedy = self.remedy(pod, entry, &node, allocated.as_ref());
-        Some(Misplaced { pod: pod.uid.clone(), claim: claim.clone(), node, allocated, remedy })
+        let repair_action = self.repair_action(pod, entry, &node, allocated.as_ref());
+        Some(Misplaced {
+            pod: pod.uid.clone(),
+            claim: claim.clone(),
+            node,
+            allocated,
+            repair_action,
+        })
     }
 
-    fn remedy(
+    fn repair_action(
         &self,
         pod: &PodEntry,
         entry: &ClaimEntry,
         node: &NodeName,
         allocated: Option<&NodeName>,
-    ) -> Remedy {
+    ) -> RepairAction {
         if self.first_user(entry) != Some(&pod.uid)
             || allocated.is_some_and(|there| !self.is_unused(entry, there))
         {
-            return Remedy::None(Hindrance::InUse);
+            return RepairAction::None(RepairBlocker::InUse);
         }
         let before = entry.lost_allocation().filter(|(known, _)| {
             is_ours(known)
                 && known.nodes.as_ref().and_then(NodeSelector::single_node) == Some(node.as_str())
         });
         match (before, allocated) {
-            (None, _) if pod.started => Remedy::None(Hindrance::Started),
-            (_, Some(_)) => Remedy::TakeBack,
-            (Some((_, object)), None) => Remedy::Restore(Box::new(object.clone())),
-            (None, None) => Remedy::Plan,
+            (None, _) if pod.started => RepairAction::None(RepairBlocker::Started),
+            (_, Some(_)) => RepairAction::TakeBack,
+            (Some((_, object)), None) => RepairAction::Restore(Box::new(object.clone())),
+            (None, None) => RepairAction::Plan,
         }
     }
 

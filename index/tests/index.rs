@@ -183,7 +183,7 @@ fn on_node(mut pod: Value, phase: &str) -> Value {
 fn pod_is_planned_with_all_claims_and_without_gates() {
     let mut fed = Fed::with_gpu();
     let mut gated = pod("p", &["c"]);
-    gated["spec"]["schedulingGates"] = json!([{"name": "somebody.example.com/gate"}]);
+    gated["spec"]["schedulingGates"] = json!([{"name": "controller.example.com/gate"}]);
     fed.pod(gated);
     fed.claim(claim("c", "gpu.tessera.dev"));
     assert_eq!(fed.pending(), [""; 0]);
@@ -270,7 +270,7 @@ fn generated_claim_matches_pod_entry_and_namespace() {
         fed.claim(not_the_pods);
         assert_eq!(fed.pending(), [""; 0]);
         fed.claim(made_for(claim("p-gpu-y", "gpu.tessera.dev"), "p"));
-        assert_eq!(fed.pending(), ["p"], "nor do they stand in the way of the pod's own");
+        assert_eq!(fed.pending(), ["p"], "nor do they block the pod's own");
     }
 }
 
@@ -352,15 +352,15 @@ fn assumed_decision_counts_until_seen_or_forgotten() {
     fed.claim(claim("c", "gpu.tessera.dev"));
     fed.pod(pod("p", &["c"]));
     let decided = plan(&fed.index.snapshot(), &fed.index.work().pending, Settings::default());
-    let allotment = &decided.decisions[0].claims[0];
-    fed.index.assume(allotment);
+    let claim_allocation = &decided.decisions[0].claims[0];
+    fed.index.assume(claim_allocation);
     assert_eq!((fed.taken(), fed.pending().len()), (80, 0));
-    fed.index.forget(&allotment.claim);
+    fed.index.forget(&claim_allocation.claim);
     assert_eq!((fed.taken(), fed.pending().len()), (0, 1));
-    fed.index.assume(allotment);
+    fed.index.assume(claim_allocation);
     fed.claim(allocated(claim("c", "gpu.tessera.dev"), 80));
     assert_eq!(fed.taken(), 80, "assumed and seen allocation count once");
-    fed.index.forget(&allotment.claim);
+    fed.index.forget(&claim_allocation.claim);
     assert_eq!(fed.taken(), 80);
 }
 
@@ -759,7 +759,7 @@ fn decision_with_mps_is_read_back_as_decided() {
     fed.pod(pod("p", &["c"]));
     let pending = fed.index.work().pending;
     let plan = fed.plan(&pending);
-    let allotment = &plan.decisions[0].claims[0];
+    let claim_allocation = &plan.decisions[0].claims[0];
     let at = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
         k8s_openapi::jiff::Timestamp::UNIX_EPOCH,
     );
@@ -768,10 +768,11 @@ fn decision_with_mps_is_read_back_as_decided() {
     let classes = fed.index.classes_of(&object);
     assert_eq!(classes.len(), 1);
     let classes = classes.iter().map(|(name, class)| (name.clone(), class.as_ref())).collect();
-    let written = tessera_index::convert::allocation(allotment, &object, &classes, at, share);
+    let written =
+        tessera_index::convert::allocation(claim_allocation, &object, &classes, at, share);
     let read_back = tessera_index::convert::allocated("c", &written).unwrap();
     // Otherwise the assumed and the seen allocation would both be counted.
-    assert_eq!(read_back.results, allotment.results);
+    assert_eq!(read_back.results, claim_allocation.results);
     assert_eq!(read_back.results[0].sharing, Sharing::Mps);
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Node;
 use serde_json::{Value, json};
-use tessera_index::{Hindrance, Index, Remedy};
+use tessera_index::{Index, RepairAction, RepairBlocker};
 
 /// An index with two nodes and claims that are given later versions as they come.
 struct Fed {
@@ -73,8 +73,8 @@ impl Fed {
         })));
     }
 
-    fn remedies(&self) -> Vec<(String, Remedy)> {
-        self.index.misplaced().into_iter().map(|m| (m.pod.to_string(), m.remedy)).collect()
+    fn repair_actions(&self) -> Vec<(String, RepairAction)> {
+        self.index.misplaced().into_iter().map(|m| (m.pod.to_string(), m.repair_action)).collect()
     }
 
     /// Shares booked on the GPU of `node`.
@@ -99,12 +99,12 @@ fn misplaced_claim_is_deallocated_and_then_planned() {
     let mut fed = Fed::new();
     fed.claim("c", Some("node-b"), &["p"]);
     fed.pod("p", "node-a", pending());
-    assert_eq!(fed.remedies(), [("p".to_owned(), Remedy::TakeBack)]);
+    assert_eq!(fed.repair_actions(), [("p".to_owned(), RepairAction::TakeBack)]);
     fed.claim("c", None, &[]);
-    assert_eq!(fed.remedies(), [("p".to_owned(), Remedy::Plan)]);
+    assert_eq!(fed.repair_actions(), [("p".to_owned(), RepairAction::Plan)]);
     assert_eq!(fed.shares("node-b"), 0, "no pod was there");
     fed.claim("c", Some("node-a"), &[]);
-    assert_eq!(fed.remedies(), []);
+    assert_eq!(fed.repair_actions(), []);
 }
 
 #[test]
@@ -117,7 +117,10 @@ fn container_that_ran_once_counts_as_started() {
     created["containerStatuses"][0]["containerID"] = "containerd://1".into();
     for status in [crashed, created, running()] {
         fed.pod("p", "node-a", status);
-        assert_eq!(fed.remedies(), [("p".to_owned(), Remedy::None(Hindrance::Started))]);
+        assert_eq!(
+            fed.repair_actions(),
+            [("p".to_owned(), RepairAction::None(RepairBlocker::Started))]
+        );
     }
 }
 
@@ -126,19 +129,21 @@ fn lost_allocation_is_restored_and_counts_meanwhile() {
     let mut fed = Fed::new();
     fed.claim("c", Some("node-a"), &["p"]);
     fed.pod("p", "node-a", running());
-    assert_eq!(fed.remedies(), []);
+    assert_eq!(fed.repair_actions(), []);
     // Another client ends it and gives the claim something elsewhere.
     fed.claim("c", None, &[]);
     fed.claim("c", Some("node-b"), &[]);
     assert_eq!((fed.shares("node-a"), fed.shares("node-b")), (1, 1));
-    assert_eq!(fed.remedies(), [("p".to_owned(), Remedy::TakeBack)]);
+    assert_eq!(fed.repair_actions(), [("p".to_owned(), RepairAction::TakeBack)]);
     fed.claim("c", None, &[]);
-    let remedies = fed.remedies();
-    let [(_, Remedy::Restore(allocation))] = remedies.as_slice() else { panic!("{remedies:?}") };
+    let repair_actions = fed.repair_actions();
+    let [(_, RepairAction::Restore(allocation))] = repair_actions.as_slice() else {
+        panic!("{repair_actions:?}")
+    };
     let results = allocation.devices.as_ref().unwrap().results.as_ref().unwrap();
     assert_eq!((results[0].pool.as_str(), results[0].share_id.is_some()), ("node-a", true));
     fed.claim("c", Some("node-a"), &[]);
-    assert_eq!(fed.remedies(), []);
+    assert_eq!(fed.repair_actions(), []);
     assert_eq!((fed.shares("node-a"), fed.shares("node-b")), (1, 0));
 }
 
@@ -148,10 +153,10 @@ fn running_pod_precedes_another_bound_pod() {
     fed.claim("c", None, &[]);
     fed.pod("a", "node-a", pending());
     fed.pod("b", "node-b", running());
-    let in_use = Remedy::None(Hindrance::InUse);
+    let in_use = RepairAction::None(RepairBlocker::InUse);
     assert_eq!(
-        fed.remedies(),
-        [("a".to_owned(), in_use), ("b".to_owned(), Remedy::None(Hindrance::Started))]
+        fed.repair_actions(),
+        [("a".to_owned(), in_use), ("b".to_owned(), RepairAction::None(RepairBlocker::Started))]
     );
 }
 
@@ -162,7 +167,7 @@ fn ended_pod_is_not_misplaced() {
         fed.claim("c", Some("node-b"), &["p"]);
         fed.pod("p", "node-a", pending());
         fed.pod("p", "node-a", end);
-        assert_eq!(fed.remedies(), []);
+        assert_eq!(fed.repair_actions(), []);
     }
 }
 
@@ -173,7 +178,7 @@ fn overcommitted_device_names_youngest_unreserved_claim() {
         fed.claim(name, Some("node-a"), &[]);
     }
     assert_eq!(fed.index.overcommitted(), []);
-    fed.claim("three", Some("node-a"), &["somebody"]);
+    fed.claim("three", Some("node-a"), &["pod-3"]);
     let over = fed.index.overcommitted();
     assert_eq!(over.len(), 1);
     assert_eq!(over[0].releasable, [tessera_api::names::ClaimUid::new("two").unwrap()]);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use tessera_allocator::model::PodUid;
 use tessera_api::names::{ClaimName, ClaimUid, Namespace, PodName};
-use tessera_index::{ClaimState, Index, Remedy, Stage};
+use tessera_index::{ClaimState, Index, RepairAction, Stage};
 
 fn read<T: serde::de::DeserializeOwned>(object: Value) -> T {
     serde_json::from_value(object).unwrap()
@@ -188,5 +188,5 @@ fn misplaced_claim_explains_its_repair() {
     let [misplaced] = index.misplaced().try_into().unwrap();
     assert_eq!(misplaced.node.as_str(), "node-b");
     assert_eq!(misplaced.allocated.unwrap(), "node-a");
-    assert_eq!(misplaced.remedy, Remedy::TakeBack);
+    assert_eq!(misplaced.repair_action, RepairAction::TakeBack);
 }

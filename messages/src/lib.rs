@@ -15,7 +15,7 @@ use tessera_allocator::{Cause, Kept};
 use tessera_api::events::{self, EventReason};
 use tessera_api::names::DRIVER_NAME;
 use tessera_api::reason::MAX_EVENT_BYTES;
-use tessera_index::{Hindrance, Misplaced, Obstacle, Remedy};
+use tessera_index::{Misplaced, Obstacle, RepairAction, RepairBlocker};
 
 /// Message of [`events::POD_STATUS_MISSING_CLAIM`]; see
 /// [`Index::is_unlisted`](tessera_index::Index::is_unlisted).
@@ -104,24 +104,24 @@ pub fn obstacle(claim: &str, obstacle: Obstacle) -> (EventReason, String) {
 
 /// Returns the event message of a bound pod with a claim that is not allocated on its node.
 pub fn misplaced(claim: &str, misplaced: &Misplaced) -> String {
-    let Misplaced { node, allocated, remedy, .. } = misplaced;
+    let Misplaced { node, allocated, repair_action, .. } = misplaced;
     let place = allocated
         .as_ref()
         .map_or_else(|| "not allocated".to_owned(), |there| format!("allocated on node {there}"));
-    let repair = repair(remedy);
+    let repair = repair(repair_action);
     format!("the pod is bound to node {node}, but ResourceClaim {claim} is {place}; {repair}")
 }
 
-fn repair(remedy: &Remedy) -> &'static str {
-    match remedy {
-        Remedy::TakeBack => "no pod uses it there, so it will be moved to the pod's node",
-        Remedy::Restore(_) => "its previous allocation will be restored",
-        Remedy::Plan => "it will be allocated there",
-        Remedy::None(Hindrance::Started) => {
+fn repair(repair_action: &RepairAction) -> &'static str {
+    match repair_action {
+        RepairAction::TakeBack => "no pod uses it there, so it will be moved to the pod's node",
+        RepairAction::Restore(_) => "its previous allocation will be restored",
+        RepairAction::Plan => "it will be allocated there",
+        RepairAction::None(RepairBlocker::Started) => {
             "containers of the pod have run, and it is not known with which devices; delete the \
              pod to start over"
         }
-        Remedy::None(Hindrance::InUse) => {
+        RepairAction::None(RepairBlocker::InUse) => {
             "another pod may be using it; delete the pod to start over"
         }
     }

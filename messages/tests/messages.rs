@@ -7,7 +7,7 @@ use tessera_api::events;
 use tessera_api::names::{ClaimUid, DeviceClassName, Namespace, NodeName, PodName, RequestName};
 use tessera_api::quantity::Quantity;
 use tessera_api::reason::{Explanation, MAX_EVENT_BYTES, Reason};
-use tessera_index::{Hindrance, Misplaced, Remedy};
+use tessera_index::{Misplaced, RepairAction, RepairBlocker};
 use tessera_messages::{label, misplaced, note, reason};
 
 fn node(name: &str) -> NodeName {
@@ -77,18 +77,18 @@ fn unknown_class_is_named_with_the_request() {
 
 #[test]
 fn misplaced_claim_is_reported_with_its_repair() {
-    let of = |remedy| Misplaced {
+    let of = |repair_action| Misplaced {
         pod: PodUid::new("uid"),
         claim: ClaimUid::new("claim").unwrap(),
         node: node("node-b"),
         allocated: Some(node("node-a")),
-        remedy,
+        repair_action,
     };
     assert_eq!(
-        misplaced("c", &of(Remedy::TakeBack)),
+        misplaced("c", &of(RepairAction::TakeBack)),
         "the pod is bound to node node-b, but ResourceClaim c is allocated on node node-a; no pod \
          uses it there, so it will be moved to the pod's node"
     );
-    let in_use = misplaced("c", &of(Remedy::None(Hindrance::InUse)));
+    let in_use = misplaced("c", &of(RepairAction::None(RepairBlocker::InUse)));
     assert!(in_use.ends_with("another pod may be using it; delete the pod to start over"));
 }

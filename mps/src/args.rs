@@ -76,12 +76,12 @@ pub struct MpsArgs {
 
     /// Internal subcommand that the supervisor runs itself with.
     #[command(subcommand)]
-    pub stage: Option<Stage>,
+    pub stage: Option<SupervisorStage>,
 }
 
 /// Internal subcommand that the supervisor runs itself with.
 #[derive(Clone, Debug, Subcommand)]
-pub enum Stage {
+pub enum SupervisorStage {
     /// Becomes the daemon.
     #[command(hide = true)]
     Enter(EnterArgs),

@@ -6,7 +6,7 @@
 //!     v                                    |                                   | directory, tmpfs: creates, mounts
 //! <state-dir>/mps/wanted/<GPU UUID> ------>+                                   | enter: own mount namespace
 //!                                                                              v
-//! <state-dir>/mps/keeper.lock  <-- lock                           nvidia-cuda-mps-control -f
+//! <state-dir>/mps/supervisor.lock  <-- lock                           nvidia-cuda-mps-control -f
 //! <state-dir>/mps/daemons/<GPU UUID>/status.json  <-- status                   |
 //!                                   /pipe, /shm   ----> containers             | its /dev/shm is shm/
 //!                                    /log  <------------------------------------+

@@ -4,14 +4,14 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use tessera_mps::{
-    args::{MpsArgs, Stage},
+    args::{MpsArgs, SupervisorStage},
     run,
 };
 
 fn main() -> anyhow::Result<ExitCode> {
     let mut args = MpsArgs::parse();
     match args.stage.take() {
-        Some(Stage::Enter(enter)) => Ok(enter.run()),
+        Some(SupervisorStage::Enter(enter)) => Ok(enter.run()),
         None => run::run(args).map(|()| ExitCode::SUCCESS),
     }
 }

@@ -98,7 +98,7 @@ pub enum KillReason {
 
 /// Next step for a daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum DaemonStep {
     /// Start the daemon.
     Start,
     /// Send a health check.
@@ -148,44 +148,46 @@ pub fn plan(
     now: Instant,
     desired: &DesiredState,
     phases: &BTreeMap<GpuUuid, Phase>,
-) -> Vec<(GpuUuid, Step)> {
+) -> Vec<(GpuUuid, DaemonStep)> {
     let new = desired
         .wanted()
         .filter(|gpu| !phases.contains_key(*gpu))
-        .map(|gpu| (gpu.clone(), Step::Start));
+        .map(|gpu| (gpu.clone(), DaemonStep::Start));
     let known = phases
         .iter()
         .filter_map(|(gpu, phase)| Some((gpu.clone(), step(now, desired.action(gpu), *phase)?)));
     known.chain(new).collect()
 }
 
-fn step(now: Instant, action: DaemonAction, phase: Phase) -> Option<Step> {
+fn step(now: Instant, action: DaemonAction, phase: Phase) -> Option<DaemonStep> {
     let is_due = |at: Instant| at <= now;
     match (phase, action) {
         (Phase::Down { .. } | Phase::Removing { .. }, DaemonAction::Stop)
         | (Phase::Killed { .. }, _) => None,
-        (Phase::Down { start_at }, DaemonAction::Run) => is_due(start_at).then_some(Step::Start),
-        (Phase::Down { .. }, DaemonAction::Remove) => Some(Step::Remove),
+        (Phase::Down { start_at }, DaemonAction::Run) => {
+            is_due(start_at).then_some(DaemonStep::Start)
+        }
+        (Phase::Down { .. }, DaemonAction::Remove) => Some(DaemonStep::Remove),
         (Phase::Removing { retry_at }, DaemonAction::Run | DaemonAction::Remove) => {
-            is_due(retry_at).then_some(Step::Remove)
+            is_due(retry_at).then_some(DaemonStep::Remove)
         }
         (Phase::Starting { .. } | Phase::Ready { .. }, DaemonAction::Remove) => {
-            Some(Step::Quit(AfterExit::Remove))
+            Some(DaemonStep::Quit(AfterExit::Remove))
         }
         (Phase::Starting { .. } | Phase::Ready { .. }, DaemonAction::Stop) => {
-            Some(Step::Quit(AfterExit::Keep))
+            Some(DaemonStep::Quit(AfterExit::Keep))
         }
         (Phase::Starting { kill_at, .. }, DaemonAction::Run) if is_due(kill_at) => {
-            Some(Step::Kill(KillReason::StartTimeout, AfterExit::Restart))
+            Some(DaemonStep::Kill(KillReason::StartTimeout, AfterExit::Restart))
         }
         (Phase::Ready { missed_checks: MAX_MISSED_HEALTH_CHECKS.., .. }, DaemonAction::Run) => {
-            Some(Step::Kill(KillReason::Unresponsive, AfterExit::Restart))
+            Some(DaemonStep::Kill(KillReason::Unresponsive, AfterExit::Restart))
         }
         (Phase::Starting { check_at, .. } | Phase::Ready { check_at, .. }, DaemonAction::Run) => {
-            check_at.is_some_and(is_due).then_some(Step::CheckHealth)
+            check_at.is_some_and(is_due).then_some(DaemonStep::CheckHealth)
         }
         (Phase::Quitting { kill_at, after }, _) => {
-            is_due(kill_at).then_some(Step::Kill(KillReason::StopTimeout, after))
+            is_due(kill_at).then_some(DaemonStep::Kill(KillReason::StopTimeout, after))
         }
     }
 }
@@ -205,7 +207,7 @@ mod tests {
     }
 
     /// Returns the step for a single daemon.
-    fn next(now: Instant, desired: &DesiredState, phase: Phase) -> Option<Step> {
+    fn next(now: Instant, desired: &DesiredState, phase: Phase) -> Option<DaemonStep> {
         let steps = plan(now, desired, &BTreeMap::from([(gpu(1), phase)]));
         assert!(steps.len() <= 1 && steps.iter().all(|(of, _)| *of == gpu(1)), "{steps:?}");
         steps.first().map(|(_, step)| *step)
@@ -221,24 +223,30 @@ mod tests {
     fn starts_wanted_daemon_and_removes_unwanted_directory() {
         let (now, later) = times();
         let phases = BTreeMap::from([(gpu(2), Phase::Down { start_at: later })]);
-        assert_eq!(plan(now, &run(&[1]), &phases), [(gpu(2), Step::Remove), (gpu(1), Step::Start)]);
+        assert_eq!(
+            plan(now, &run(&[1]), &phases),
+            [(gpu(2), DaemonStep::Remove), (gpu(1), DaemonStep::Start)]
+        );
     }
 
     #[test]
     fn exited_daemon_restarts_after_delay() {
         let (now, later) = times();
         let down = Phase::Down { start_at: later };
-        assert_eq!([now, later].map(|at| next(at, &run(&[1]), down)), [None, Some(Step::Start)]);
+        assert_eq!(
+            [now, later].map(|at| next(at, &run(&[1]), down)),
+            [None, Some(DaemonStep::Start)]
+        );
     }
 
     #[test]
     fn starting_daemon_is_checked_until_timeout() {
         let (now, later) = times();
         let starting = |check_at| Phase::Starting { kill_at: later, check_at };
-        assert_eq!(next(now, &run(&[1]), starting(Some(now))), Some(Step::CheckHealth));
+        assert_eq!(next(now, &run(&[1]), starting(Some(now))), Some(DaemonStep::CheckHealth));
         assert_eq!(next(now, &run(&[1]), starting(Some(later))), None);
         assert_eq!(next(now, &run(&[1]), starting(None)), None, "a check is running");
-        let killed = Some(Step::Kill(KillReason::StartTimeout, AfterExit::Restart));
+        let killed = Some(DaemonStep::Kill(KillReason::StartTimeout, AfterExit::Restart));
         assert_eq!(next(later, &run(&[1]), starting(Some(now))), killed);
     }
 
@@ -246,10 +254,10 @@ mod tests {
     fn ready_daemon_is_killed_after_three_missed_checks() {
         let (now, _) = times();
         let ready = |missed_checks| Phase::Ready { check_at: Some(now), missed_checks };
-        assert_eq!(next(now, &run(&[1]), ready(2)), Some(Step::CheckHealth));
+        assert_eq!(next(now, &run(&[1]), ready(2)), Some(DaemonStep::CheckHealth));
         assert_eq!(
             next(now, &run(&[1]), ready(3)),
-            Some(Step::Kill(KillReason::Unresponsive, AfterExit::Restart))
+            Some(DaemonStep::Kill(KillReason::Unresponsive, AfterExit::Restart))
         );
     }
 
@@ -260,13 +268,16 @@ mod tests {
             Phase::Starting { kill_at: now, check_at: Some(now) },
             Phase::Ready { check_at: Some(now), missed_checks: 3 },
         ] {
-            assert_eq!(next(now, &run(&[]), running), Some(Step::Quit(AfterExit::Remove)));
+            assert_eq!(next(now, &run(&[]), running), Some(DaemonStep::Quit(AfterExit::Remove)));
         }
         let quitting = Phase::Quitting { kill_at: later, after: AfterExit::Remove };
-        let killed = Some(Step::Kill(KillReason::StopTimeout, AfterExit::Remove));
+        let killed = Some(DaemonStep::Kill(KillReason::StopTimeout, AfterExit::Remove));
         assert_eq!([now, later].map(|at| next(at, &run(&[]), quitting)), [None, killed]);
         assert_eq!(next(later, &run(&[]), Phase::Killed { after: AfterExit::Remove }), None);
-        assert_eq!(next(now, &run(&[]), Phase::Removing { retry_at: now }), Some(Step::Remove));
+        assert_eq!(
+            next(now, &run(&[]), Phase::Removing { retry_at: now }),
+            Some(DaemonStep::Remove)
+        );
     }
 
     #[test]
@@ -274,7 +285,10 @@ mod tests {
         let (now, later) = times();
         let quitting = Phase::Quitting { kill_at: later, after: AfterExit::Remove };
         assert_eq!(next(now, &run(&[1]), quitting), None);
-        assert_eq!(next(now, &run(&[1]), Phase::Removing { retry_at: now }), Some(Step::Remove));
+        assert_eq!(
+            next(now, &run(&[1]), Phase::Removing { retry_at: now }),
+            Some(DaemonStep::Remove)
+        );
     }
 
     #[test]
@@ -282,7 +296,7 @@ mod tests {
         let (now, _) = times();
         assert_eq!(plan(now, &DesiredState::Stop, &BTreeMap::new()), []);
         let ready = Phase::Ready { check_at: Some(now), missed_checks: 0 };
-        assert_eq!(next(now, &DesiredState::Stop, ready), Some(Step::Quit(AfterExit::Keep)));
+        assert_eq!(next(now, &DesiredState::Stop, ready), Some(DaemonStep::Quit(AfterExit::Keep)));
         for down in [Phase::Down { start_at: now }, Phase::Removing { retry_at: now }] {
             assert_eq!((next(now, &DesiredState::Stop, down), down.is_running()), (None, false));
         }

@@ -33,12 +33,12 @@ use crate::{
     daemon::{DaemonExit, DaemonProcess},
     directory::{self, DirectoryError},
     log_tail,
-    plan::{AfterExit, DesiredState, KillReason, Phase, Step, plan},
+    plan::{AfterExit, DaemonStep, DesiredState, KillReason, Phase, plan},
     shm::ShmSize,
 };
 use tessera_mps_protocol::{
     layout::MpsPaths,
-    lock::KeeperLock,
+    lock::SupervisorLock,
     status::{State, Status},
     wanted,
 };
@@ -130,11 +130,11 @@ async fn lock(
     paths: &MpsPaths,
     pause: Duration,
     stop: &CancellationToken,
-) -> Result<Option<KeeperLock>, SupervisorError> {
+) -> Result<Option<SupervisorLock>, SupervisorError> {
     let mut logged = false;
     while !stop.is_cancelled() {
         let failed = |source| SupervisorError::Lock { path: paths.lock(), source };
-        if let Some(lock) = KeeperLock::take(paths).map_err(failed)? {
+        if let Some(lock) = SupervisorLock::take(paths).map_err(failed)? {
             return Ok(Some(lock));
         }
         if !std::mem::replace(&mut logged, true) {
@@ -278,11 +278,11 @@ impl MpsSupervisor {
         let phases = self.daemons.iter().map(|(gpu, daemon)| (gpu.clone(), daemon.phase)).collect();
         for (gpu, step) in plan(Instant::now(), &desired, &phases) {
             match step {
-                Step::Start => self.start(&gpu),
-                Step::CheckHealth => self.check_health(&gpu),
-                Step::Quit(after) => self.quit(&gpu, after),
-                Step::Kill(reason, after) => self.kill(&gpu, reason, after),
-                Step::Remove => self.remove(&gpu),
+                DaemonStep::Start => self.start(&gpu),
+                DaemonStep::CheckHealth => self.check_health(&gpu),
+                DaemonStep::Quit(after) => self.quit(&gpu, after),
+                DaemonStep::Kill(reason, after) => self.kill(&gpu, reason, after),
+                DaemonStep::Remove => self.remove(&gpu),
             }
         }
     }

@@ -4,7 +4,7 @@ mod testbed;
 
 use std::{fs, os::unix::fs::PermissionsExt, time::Instant};
 
-use tessera_mps_protocol::{State, Status, keeper_is_alive, keeper_pid};
+use tessera_mps_protocol::{State, Status, supervisor_is_running, supervisor_pid};
 use tessera_test_support::test_name;
 use testbed::{TestBed, eventually, gpu, identity};
 
@@ -171,7 +171,7 @@ fn status_of_killed_supervisor_is_replaced() {
     testbed.want(&[1]);
     testbed.ready(1);
     supervisor.kill();
-    assert!(!keeper_is_alive(&testbed.paths).expect("the lock can be tested"));
+    assert!(!supervisor_is_running(&testbed.paths).expect("the lock can be tested"));
     let _supervisor = testbed.supervisor_with(|supervisor| {
         supervisor.env("TESSERA_MPS_CONTROL", "no-such-mps-control");
     });
@@ -198,13 +198,13 @@ fn orphaned_server_is_killed_before_next_start() {
 #[test]
 fn second_supervisor_waits_for_first_to_exit() {
     let Some(testbed) = TestBed::new(test_name!()) else { return };
-    let is_alive = || keeper_is_alive(&testbed.paths).expect("the lock can be tested");
+    let is_alive = || supervisor_is_running(&testbed.paths).expect("the lock can be tested");
     assert!(!is_alive());
     testbed.want(&[1]);
     let first = testbed.supervisor();
     testbed.ready(1);
     assert!(is_alive());
-    assert_eq!(keeper_pid(&testbed.paths).expect("readable"), Some(first.pid()));
+    assert_eq!(supervisor_pid(&testbed.paths).expect("readable"), Some(first.pid()));
     let _second = testbed.supervisor();
     assert!(first.stop().success());
     testbed
@@ -223,7 +223,7 @@ fn stopped_supervisor_leaves_no_process() {
     assert_eq!(testbed.mounts(), testbed.mounts_of(1));
     let status = Status::read(&testbed.paths, &gpu(1)).expect("valid").expect("there");
     assert_eq!((status.state, status.message.as_str()), (State::Failed, "tessera-mps was stopped"));
-    assert!(!keeper_is_alive(&testbed.paths).expect("the lock can be tested"));
+    assert!(!supervisor_is_running(&testbed.paths).expect("the lock can be tested"));
 }
 
 #[test]

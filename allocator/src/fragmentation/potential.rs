@@ -2,7 +2,7 @@
 
 use super::mix::RequestMix;
 use super::prices::RemainderValue;
-use super::request::{NodeView, Request};
+use super::request::{NodeCapacity, Request};
 use super::usable::UsabilityTable;
 
 /// Fragmentation potential of nodes for one mix of requests.
@@ -80,7 +80,7 @@ impl Potential {
 
     /// Returns the potential of a node, in thousandths of a GPU.
     #[must_use]
-    pub fn of(&self, node: &NodeView<'_>) -> f64 {
+    pub fn of(&self, node: &NodeCapacity<'_>) -> f64 {
         let left: u32 = node.gpus.iter().map(|gpu| gpu.left.thousandths()).sum();
         let value: f64 =
             node.gpus.iter().map(|gpu| self.remainder.at(gpu.left.thousandths())).sum();
@@ -94,7 +94,7 @@ impl Potential {
     /// `after`.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "a node has fewer than 2^50 GPUs")]
-    pub fn rise(&self, before: f64, after: &NodeView<'_>) -> Rise {
+    pub fn rise(&self, before: f64, after: &NodeCapacity<'_>) -> Rise {
         Rise(((self.of(after) - before) / STEP).floor() as i64)
     }
 }
@@ -142,7 +142,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::fragmentation::{Gpu, GpuMilli, GpuType, GpuTypes};
+    use crate::fragmentation::{GpuMilli, GpuState, GpuType, GpuTypes};
 
     fn request(cpu_milli: u64, gpus: u32, share: u32) -> Request {
         Request { cpu_milli, gpus, share: GpuMilli::new(share), types: GpuTypes::ANY }
@@ -154,12 +154,12 @@ mod tests {
         Potential::new(&mix)
     }
 
-    fn gpus(left: &[u32]) -> Vec<Gpu> {
-        left.iter().map(|&left| Gpu { kind: GpuType(0), left: GpuMilli::new(left) }).collect()
+    fn gpus(left: &[u32]) -> Vec<GpuState> {
+        left.iter().map(|&left| GpuState { kind: GpuType(0), left: GpuMilli::new(left) }).collect()
     }
 
     fn of(potential: &Potential, cpu_milli: u64, left: &[u32]) -> f64 {
-        potential.of(&NodeView { cpu_milli, gpus: &gpus(left) })
+        potential.of(&NodeCapacity { cpu_milli, gpus: &gpus(left) })
     }
 
     #[test]
@@ -185,7 +185,7 @@ mod tests {
             potential(&[request(4000, 1, 650), request(4000, 1, 320), request(8000, 1, 1000)]);
         let before = of(&mix, 64_000, &[1000, 350, 700]);
         let rise =
-            |left: &[u32]| mix.rise(before, &NodeView { cpu_milli: 60_000, gpus: &gpus(left) });
+            |left: &[u32]| mix.rise(before, &NodeCapacity { cpu_milli: 60_000, gpus: &gpus(left) });
         let (beside, off, whole) =
             (rise(&[1000, 30, 700]), rise(&[1000, 350, 380]), rise(&[680, 350, 700]));
         assert!(beside < off && beside < whole, "{beside:?} {off:?} {whole:?}");
@@ -196,9 +196,9 @@ mod tests {
         let picky = Request { types: GpuTypes::of([GpuType(7)]), ..request(8000, 1, 1000) };
         let mix = potential(&[picky, request(8000, 1, 1000), request(8000, 1, 1000)]);
         let rise = |kind| {
-            let gpu = |left| [Gpu { kind: GpuType(kind), left: GpuMilli::new(left) }];
-            let before = mix.of(&NodeView { cpu_milli: 8000, gpus: &gpu(1000) });
-            mix.rise(before, &NodeView { cpu_milli: 0, gpus: &gpu(0) })
+            let gpu = |left| [GpuState { kind: GpuType(kind), left: GpuMilli::new(left) }];
+            let before = mix.of(&NodeCapacity { cpu_milli: 8000, gpus: &gpu(1000) });
+            mix.rise(before, &NodeCapacity { cpu_milli: 0, gpus: &gpu(0) })
         };
         assert!(rise(0) < rise(7));
     }
@@ -209,8 +209,9 @@ mod tests {
         let mut mix = RequestMix::empty();
         [small, small, large].into_iter().for_each(|request| mix.observe(request));
         let alone = gpus(&[1000, 0]);
-        let of =
-            |mix: &RequestMix| Potential::new(mix).of(&NodeView { cpu_milli: 8000, gpus: &alone });
+        let of = |mix: &RequestMix| {
+            Potential::new(mix).of(&NodeCapacity { cpu_milli: 8000, gpus: &alone })
+        };
         let before = of(&mix);
         mix.observe_refusal(large);
         // A third of the requests cannot use one free GPU.

@@ -87,7 +87,7 @@ impl Request {
 
 /// A GPU of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Gpu {
+pub struct GpuState {
     /// GPU type.
     pub kind: GpuType,
     /// Free share: the smaller of the free fractions of memory and compute.
@@ -96,9 +96,9 @@ pub struct Gpu {
 
 /// Free capacity of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct NodeView<'a> {
+pub struct NodeCapacity<'a> {
     /// Free CPU, in millicores.
     pub cpu_milli: u64,
     /// GPUs of the node, in any order.
-    pub gpus: &'a [Gpu],
+    pub gpus: &'a [GpuState],
 }

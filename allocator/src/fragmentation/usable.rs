@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::request::{GpuMilli, GpuType, NodeView, Request};
+use super::request::{GpuMilli, GpuType, NodeCapacity, Request};
 
 /// Classes of a mix, arranged to compute the fraction that cannot use a GPU.
 ///
@@ -82,7 +82,7 @@ impl UsabilityTable {
     /// Returns F of FGD, in thousandths of a GPU.
     ///
     /// It is the average capacity of the node's GPUs that a request of the mix cannot use.
-    pub(super) fn fragments(&self, node: &NodeView<'_>) -> f64 {
+    pub(super) fn fragments(&self, node: &NodeCapacity<'_>) -> f64 {
         let (rows, columns) = (self.cpu.len() + 1, self.shares.len() + 1);
         let row = self.cpu.partition_point(|&cpu| cpu <= node.cpu_milli);
         let mut sum = 0.0;
@@ -101,7 +101,7 @@ impl UsabilityTable {
 }
 
 /// Returns the capacity of the node's GPUs that one request for several GPUs cannot use.
-fn fragment(request: &Request, node: &NodeView<'_>) -> f64 {
+fn fragment(request: &Request, node: &NodeCapacity<'_>) -> f64 {
     let (mut all, mut usable, mut number) = (0, 0, 0);
     for gpu in node.gpus {
         all += gpu.left.thousandths();
@@ -156,14 +156,14 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::fragmentation::{Gpu, GpuMilli, GpuTypes};
+    use crate::fragmentation::{GpuMilli, GpuState, GpuTypes};
 
     fn request(cpu_milli: u64, gpus: u32, share: u32, types: GpuTypes) -> Request {
         Request { cpu_milli, gpus, share: GpuMilli::new(share), types }
     }
 
-    fn gpu(kind: u16, left: u32) -> Gpu {
-        Gpu { kind: GpuType(kind), left: GpuMilli::new(left) }
+    fn gpu(kind: u16, left: u32) -> GpuState {
+        GpuState { kind: GpuType(kind), left: GpuMilli::new(left) }
     }
 
     #[test]
@@ -179,12 +179,12 @@ mod tests {
         let gpus = [gpu(0, 1000), gpu(0, 600), gpu(0, 100)];
         // The first can use all but 100; the second all but 700; the third finds no two GPUs, so it
         // cannot use any of the 1700.
-        let node = NodeView { cpu_milli: 8000, gpus: &gpus };
+        let node = NodeCapacity { cpu_milli: 8000, gpus: &gpus };
         assert!(
             (usable.fragments(&node) - (0.25 * 100.0 + 0.25 * 700.0 + 0.5 * 1700.0)).abs() < 1e-9
         );
         // With less than 8 cores only the first can use a GPU.
-        let node = NodeView { cpu_milli: 7999, gpus: &gpus };
+        let node = NodeCapacity { cpu_milli: 7999, gpus: &gpus };
         assert!((usable.fragments(&node) - (0.25 * 100.0 + 0.75 * 1700.0)).abs() < 1e-9);
     }
 
@@ -194,7 +194,7 @@ mod tests {
             (request(0, 1, 1000, GpuTypes::of([GpuType(1)])), 0.5),
             (request(0, 1, 1000, GpuTypes::ANY), 0.5),
         ]);
-        let of = |kind| usable.fragments(&NodeView { cpu_milli: 0, gpus: &[gpu(kind, 1000)] });
+        let of = |kind| usable.fragments(&NodeCapacity { cpu_milli: 0, gpus: &[gpu(kind, 1000)] });
         assert!((of(1) - 0.0).abs() < 1e-9);
         assert!((of(0) - 500.0).abs() < 1e-9);
         assert!((of(2) - 500.0).abs() < 1e-9);
@@ -214,7 +214,7 @@ mod tests {
         assert!(usable.shares.len() <= 2 * MAX_SHARES, "{} shares", usable.shares.len());
         let error = |left| {
             let gpus = [gpu(0, left)];
-            let node = NodeView { cpu_milli: 0, gpus: &gpus };
+            let node = NodeCapacity { cpu_milli: 0, gpus: &gpus };
             let exact: f64 =
                 parts.iter().map(|(request, part)| part * fragment(request, &node)).sum();
             (usable.fragments(&node) - exact).abs() / f64::from(left)
@@ -249,9 +249,9 @@ mod tests {
             cpu in 0_u64..24,
             gpus in prop::collection::vec((0_u16..4, 0_u32..=10), 0..8),
         ) {
-            let gpus: Vec<Gpu> =
+            let gpus: Vec<GpuState> =
                 gpus.into_iter().map(|(kind, left)| gpu(kind, left * 100)).collect();
-            let node = NodeView { cpu_milli: cpu * 1000, gpus: &gpus };
+            let node = NodeCapacity { cpu_milli: cpu * 1000, gpus: &gpus };
             let expected: f64 =
                 parts.iter().map(|(request, part)| part * fragment(request, &node)).sum();
             prop_assert!((UsabilityTable::new(&parts).fragments(&node) - expected).abs() < 1e-6);

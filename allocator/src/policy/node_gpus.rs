@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use super::scorer::Ranking;
-use crate::fragmentation::{Gpu, GpuMilli, NodeView, Potential, Rise};
+use crate::fragmentation::{GpuMilli, GpuState, NodeCapacity, Potential, Rise};
 use crate::shape::{AlternativeShape, ProfileDemand};
 
 /// Forecast, and the CPU of a node and of a pod to place there.
@@ -19,13 +19,13 @@ pub(crate) struct ForecastView<'a> {
 /// GPUs of a node. Devices that are not managed are not included.
 #[derive(Debug)]
 pub(crate) struct NodeGpuState {
-    gpus: Vec<Gpu>,
+    gpus: Vec<GpuState>,
     /// Index of each candidate in `gpus`.
     gpu_indices: Vec<Option<usize>>,
     /// Fragmentation potential of the current state.
     level: f64,
     /// Cached rises for taking a share of one GPU.
-    known: RefCell<Vec<(Gpu, GpuMilli, Rise)>>,
+    known: RefCell<Vec<(GpuState, GpuMilli, Rise)>>,
 }
 
 impl NodeGpuState {
@@ -37,13 +37,13 @@ impl NodeGpuState {
             let is_allocatable = compiled.device.is_allocatable();
             gpu_indices.push(is_allocatable.then_some(gpus.len()));
             if is_allocatable {
-                gpus.push(Gpu { kind: compiled.kind, left: left(ranking, candidate) });
+                gpus.push(GpuState { kind: compiled.kind, left: left(ranking, candidate) });
             }
         }
         let forecast_view = &ranking.forecast_view;
         let level = forecast_view
             .potential
-            .of(&NodeView { cpu_milli: forecast_view.cpu_free, gpus: &gpus });
+            .of(&NodeCapacity { cpu_milli: forecast_view.cpu_free, gpus: &gpus });
         Self { gpus, gpu_indices, level, known: RefCell::default() }
     }
 
@@ -94,7 +94,8 @@ impl NodeGpuState {
             }
         }
         let cpu_milli = forecast_view.cpu_free.saturating_sub(forecast_view.cpu_requested);
-        let rise = forecast_view.potential.rise(self.level, &NodeView { cpu_milli, gpus: &gpus });
+        let rise =
+            forecast_view.potential.rise(self.level, &NodeCapacity { cpu_milli, gpus: &gpus });
         self.known.borrow_mut().extend(only.map(|(gpu, share)| (gpu, share, rise)));
         rise
     }

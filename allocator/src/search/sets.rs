@@ -8,7 +8,7 @@ use super::outcome::MAX_RESULTS;
 use super::run::{Progress, Run, Stop};
 use super::state::Target;
 use crate::cluster::{MachineTopology, MatrixPositions, ReachableDevices};
-use crate::topology::{DeviceSet, SetRequest, Wishes};
+use crate::topology::{DeviceSet, SetRequest, TopologyPreferences};
 
 /// Number of sets after which devices are tried individually, unless a topology is required.
 const MAX_SETS: usize = 64;
@@ -22,7 +22,7 @@ impl Run<'_> {
         let alternative = &self.search.shape.alternatives[index];
         let resolved = alternative.resolved.as_ref().ok()?;
         self.search.reachable.matrix_positions.as_ref()?;
-        let matters = resolved.topology != Wishes::default()
+        let matters = resolved.topology != TopologyPreferences::default()
             || resolved.device.uses_forecast()
                 && self.usable(index, 0).all(|i| self.state.is_unused(i));
         let count =
@@ -77,7 +77,7 @@ impl Run<'_> {
             count,
             candidates: positions.set(usable.iter().copied()),
             free: positions.set(all.filter(|&i| self.state.is_unused(i))),
-            wishes: resolved.topology,
+            preferences: resolved.topology,
         };
         let mut sets = machine.chooser().sets(&request);
         let mut failed = BTreeSet::new();
@@ -138,13 +138,18 @@ impl Run<'_> {
 }
 
 /// Returns true if two candidates share the required scopes.
-fn share_scopes(reachable: &ReachableDevices, wishes: &Wishes, one: usize, other: usize) -> bool {
+fn share_scopes(
+    reachable: &ReachableDevices,
+    preferences: &TopologyPreferences,
+    one: usize,
+    other: usize,
+) -> bool {
     let Some(positions) = &reachable.matrix_positions else { return false };
     let pool = reachable.candidates[one].pool;
     let position = |i: usize| positions.get(i).filter(|_| reachable.candidates[i].pool == pool);
     let pair = position(one).zip(position(other)).zip(positions.machine(pool));
     pair.is_some_and(|((one, other), machine)| {
-        wishes.required().all(|scope| machine.matrix().sharing(scope, one).contains(other))
+        preferences.required().all(|scope| machine.matrix().sharing(scope, one).contains(other))
     })
 }
 
@@ -166,7 +171,7 @@ pub(super) fn least_disruptive(
         count: 1,
         candidates: positions.set(equals.iter().copied()),
         free: positions.set(all.filter(is_free)),
-        wishes: Wishes::default(),
+        preferences: TopologyPreferences::default(),
     };
     let choice = machine.chooser().choose(&request, &mut (DeviceSet::MAX as u64)).ok()??;
     equals
@@ -178,13 +183,14 @@ pub(super) fn least_disruptive(
 pub(crate) fn largest_joint_set(
     reachable: &ReachableDevices,
     usable: &[usize],
-    wishes: Wishes,
+    preferences: TopologyPreferences,
 ) -> usize {
     let Some(positions) = &reachable.matrix_positions else { return 0 };
     let of_pool = |pool: u32| {
         let machine = positions.machine(pool)?;
         let candidates = positions.set(in_pool(reachable, positions, pool, usable.iter().copied()));
-        let request = SetRequest { count: candidates.len(), candidates, free: candidates, wishes };
+        let request =
+            SetRequest { count: candidates.len(), candidates, free: candidates, preferences };
         Some(machine.chooser().shortfall(&request).largest_group)
     };
     let alone = usize::from(!usable.is_empty());

@@ -62,7 +62,7 @@ impl<'m> BranchAndBound<'m> {
         let Ok(Some((highest, found))) = self.maximize(&self.objective(false), steps) else {
             return Ok(Some((set, false)));
         };
-        let preferred = |set| self.request.wishes.preferred_pairs(self.matrix, set);
+        let preferred = |set| self.request.preferences.preferred_pairs(self.matrix, set);
         let score = |set| u64::from(self.matrix.score(set));
         let meets_floor = preferred(set) == preferred(highest)
             && score(set) * FLOOR.1 >= score(highest) * FLOOR.0;
@@ -87,7 +87,8 @@ impl<'m> BranchAndBound<'m> {
         let bonus = 4 * (whole + part) * (total + 1);
         let pair = |a: usize, b: usize| {
             let factor = if free(a) && free(b) { whole + part } else { whole };
-            let preferred = self.request.wishes.preferred_with(self.matrix, a, DeviceSet::one(b));
+            let preferred =
+                self.request.preferences.preferred_with(self.matrix, a, DeviceSet::one(b));
             2 * factor * score_of(a, b) + bonus * DoubledValue::from(preferred)
         };
         let device = |d: usize| match free(d) {
@@ -155,7 +156,7 @@ impl Search<'_> {
                 return Ok(());
             }
             left = left - DeviceSet::one(device);
-            let next = self.bound.request.wishes.companions(self.bound.matrix, device, left);
+            let next = self.bound.request.preferences.companions(self.bound.matrix, device, left);
             self.extend(set | DeviceSet::one(device), value + gain, next)?;
         }
         Ok(())
@@ -196,7 +197,7 @@ mod tests {
     use tessera_api::gpu::PcieLevel;
 
     use super::*;
-    use crate::topology::{Pair, Place, Wishes};
+    use crate::topology::{Pair, Place, TopologyPreferences};
 
     proptest! {
         #[test]
@@ -204,7 +205,7 @@ mod tests {
             links in prop::collection::vec(0u32..3, 100),
             count in 1usize..6,
             free in 0u64..1024,
-            wish in 0usize..4,
+            preference in 0usize..4,
         ) {
             let place = |at: usize| Place { pcie_root: None, numa_node: Some(at as u32 % 3) };
             let places: Vec<Place> = (0..10).map(place).collect();
@@ -213,17 +214,17 @@ mod tests {
                 pcie: PcieLevel::ALL[(a + b) % 6],
             };
             let matrix = LinkMatrix::new(&places, pair).unwrap();
-            let wishes = match wish {
-                0 => Wishes::default(),
-                1 => Wishes::default().prefer(TopologyScope::Numa),
-                2 => Wishes::default().require(TopologyScope::NvLink),
-                _ => Wishes::default().require(TopologyScope::Numa),
+            let preferences = match preference {
+                0 => TopologyPreferences::default(),
+                1 => TopologyPreferences::default().prefer(TopologyScope::Numa),
+                2 => TopologyPreferences::default().require(TopologyScope::NvLink),
+                _ => TopologyPreferences::default().require(TopologyScope::Numa),
             };
             let request = SetRequest {
                 count,
                 candidates: matrix.devices(),
                 free: DeviceSet::from_bits(free),
-                wishes,
+                preferences,
             };
             let bound = BranchAndBound::new(&matrix, &request);
             for with_value in [false, true] {
@@ -235,7 +236,7 @@ mod tests {
                 };
                 let sets = (0..1024).map(DeviceSet::from_bits).filter(|set| {
                     let together =
-                        |d: usize| *set - DeviceSet::one(d) == wishes.companions(&matrix, d, *set);
+                        |d: usize| *set - DeviceSet::one(d) == preferences.companions(&matrix, d, *set);
                     set.len() == count && set.iter().all(together)
                 });
                 let best = sets.map(value).max();
@@ -266,7 +267,7 @@ mod tests {
                 count: 0,
                 candidates: matrix.devices(),
                 free,
-                wishes: Wishes::default(),
+                preferences: TopologyPreferences::default(),
             };
             let objective = BranchAndBound::new(&matrix, &request).objective(true);
             let value = |set: DeviceSet| -> DoubledValue {

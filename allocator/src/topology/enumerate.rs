@@ -3,7 +3,7 @@
 use super::matrix::Score;
 use super::request::SetRequest;
 use super::value::Remaining;
-use super::{DeviceSet, LinkMatrix, Wishes};
+use super::{DeviceSet, LinkMatrix, TopologyPreferences};
 
 /// A set with its score.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,7 +57,7 @@ impl Kinds {
     pub(super) fn enumerate(
         &self,
         matrix: &LinkMatrix,
-        preferences: &Wishes,
+        preferences: &TopologyPreferences,
         remaining: &Remaining<'_>,
     ) -> Vec<ScoredSet> {
         if self.count == 0 {
@@ -106,7 +106,7 @@ impl Kinds {
 
 struct Enumeration<'e> {
     matrix: &'e LinkMatrix,
-    preferences: &'e Wishes,
+    preferences: &'e TopologyPreferences,
     count: usize,
     pairs: Vec<Vec<Score>>,
     /// Kinds that can be in one set with each kind, as bits.

@@ -6,17 +6,17 @@ use super::{DeviceSet, LinkMatrix};
 
 /// Required and preferred topology scopes of a request. Without any, the best score decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct Wishes {
+pub struct TopologyPreferences {
     required: [bool; TopologyScope::ALL.len()],
     preferred: [bool; TopologyScope::ALL.len()],
 }
 
-impl Wishes {
+impl TopologyPreferences {
     /// Creates the preferences from the terms of a configuration.
     pub fn new(terms: &[TopologyTerm]) -> Self {
-        terms.iter().fold(Self::default(), |wishes, term| match term.mode {
-            TopologyMode::Require => wishes.require(term.scope),
-            TopologyMode::Prefer => wishes.prefer(term.scope),
+        terms.iter().fold(Self::default(), |preferences, term| match term.mode {
+            TopologyMode::Require => preferences.require(term.scope),
+            TopologyMode::Prefer => preferences.prefer(term.scope),
         })
     }
 

@@ -1,7 +1,7 @@
 //! Requests for sets of devices, and their results.
 
 use super::matrix::Score;
-use super::{DeviceSet, Wishes};
+use super::{DeviceSet, TopologyPreferences};
 
 /// A request for a set of devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,7 +15,7 @@ pub struct SetRequest {
     /// requests.
     pub free: DeviceSet,
     /// Required and preferred topology.
-    pub wishes: Wishes,
+    pub preferences: TopologyPreferences,
 }
 
 /// A feasible set of devices.

@@ -81,9 +81,9 @@ impl<'c> RankedSets<'c> {
             return self.search(steps);
         }
         *steps = steps.checked_sub(count).ok_or(OutOfSteps)?;
-        let (matrix, wishes) = (self.chooser.matrix(), &self.request.wishes);
+        let (matrix, preferences) = (self.chooser.matrix(), &self.request.preferences);
         let remaining = self.chooser.value().remaining(matrix, self.request.free);
-        let mut sets = self.kinds.enumerate(matrix, wishes, &remaining);
+        let mut sets = self.kinds.enumerate(matrix, preferences, &remaining);
         let Some(best) = Ranking::new(matrix, remaining, &sets).best(&sets) else {
             self.stage = Stage::SearchOutcome;
             return Ok(None);
@@ -232,7 +232,7 @@ impl Lexicographic {
                 let set = self.chosen.iter().copied().chain([device]).collect();
                 return Ok(Some(set));
             }
-            let next = request.wishes.companions(matrix, device, *left);
+            let next = request.preferences.companions(matrix, device, *left);
             self.chosen.push(device);
             self.left.push(next);
         }

@@ -3,7 +3,7 @@
 use tessera_api::config::TopologyScope;
 
 use super::request::SetRequest;
-use super::{DeviceSet, LinkMatrix, Wishes};
+use super::{DeviceSet, LinkMatrix, TopologyPreferences};
 
 /// Maximum number of steps to find a largest group; beyond it the largest one found counts.
 const STEPS: u32 = 10_000;
@@ -36,21 +36,25 @@ impl Shortfall {
         let candidates = request.candidates & matrix.devices();
         let scope = |scope| ScopeShortfall {
             scope,
-            groups: groups(matrix, Wishes::default().require(scope), candidates),
+            groups: groups(matrix, TopologyPreferences::default().require(scope), candidates),
         };
         Self {
             count: request.count,
             candidates: candidates.len(),
-            scopes: request.wishes.required().map(scope).collect(),
-            largest_group: largest(matrix, request.wishes, candidates).len(),
+            scopes: request.preferences.required().map(scope).collect(),
+            largest_group: largest(matrix, request.preferences, candidates).len(),
         }
     }
 }
 
-fn groups(matrix: &LinkMatrix, wishes: Wishes, mut left: DeviceSet) -> Vec<usize> {
+fn groups(
+    matrix: &LinkMatrix,
+    preferences: TopologyPreferences,
+    mut left: DeviceSet,
+) -> Vec<usize> {
     let mut sizes = Vec::new();
     while !left.is_empty() {
-        let group = largest(matrix, wishes, left);
+        let group = largest(matrix, preferences, left);
         sizes.push(group.len());
         left = left - group;
     }
@@ -59,15 +63,15 @@ fn groups(matrix: &LinkMatrix, wishes: Wishes, mut left: DeviceSet) -> Vec<usize
 
 /// Returns the largest set that meets the requirements; of several the one with the lowest
 /// positions.
-fn largest(matrix: &LinkMatrix, wishes: Wishes, among: DeviceSet) -> DeviceSet {
-    let mut search = Search { matrix, wishes, best: DeviceSet::EMPTY, steps: 0 };
+fn largest(matrix: &LinkMatrix, preferences: TopologyPreferences, among: DeviceSet) -> DeviceSet {
+    let mut search = Search { matrix, preferences, best: DeviceSet::EMPTY, steps: 0 };
     search.extend(DeviceSet::EMPTY, among);
     search.best
 }
 
 struct Search<'m> {
     matrix: &'m LinkMatrix,
-    wishes: Wishes,
+    preferences: TopologyPreferences,
     best: DeviceSet,
     steps: u32,
 }
@@ -85,7 +89,7 @@ impl Search<'_> {
             left = left - DeviceSet::one(device);
             self.extend(
                 set | DeviceSet::one(device),
-                self.wishes.companions(self.matrix, device, left),
+                self.preferences.companions(self.matrix, device, left),
             );
         }
     }

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tessera_allocator::model::{
-    Alternative, Attribute, Capacity, Claim, Constraint, ConstraintKind, Device, DeviceClass,
-    DeviceId, DeviceResult, Mode, Node, NodeChoice, PendingPod, PodClaim, PodUid, PoolId, Request,
-    RequestPolicy, Scheduling, Selector, Slice, Snapshot, Taint, TaintEffect, ValidRange,
+    Alternative, Attribute, Capacity, Claim, ClusterSnapshot, Constraint, ConstraintKind, Device,
+    DeviceClass, DeviceId, DeviceResult, Mode, Node, NodeChoice, PendingPod, PodClaim, PodUid,
+    PoolId, Request, RequestPolicy, Scheduling, Selector, Slice, Taint, TaintEffect, ValidRange,
 };
 use tessera_allocator::{Decision, Plan, Settings, plan};
 use tessera_api::config::Sharing;
@@ -76,7 +76,7 @@ impl DeviceBuilder for Device {
 
 /// A cluster under construction.
 #[derive(Default)]
-pub(crate) struct Cluster(pub(crate) Snapshot);
+pub(crate) struct Cluster(pub(crate) ClusterSnapshot);
 
 impl Cluster {
     pub(crate) fn new() -> Self {

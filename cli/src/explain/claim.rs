@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use tessera_allocator::model::{Alternative, Claim, Mode, NodeSelector, PendingPod, PodClaim};
-use tessera_allocator::{Allotment, Cause, Plan, Refusal};
+use tessera_allocator::{Cause, ClaimAllocation, Plan, Refusal};
 use tessera_api::names::{ClaimUid, DRIVER_NAME, RequestName};
 use tessera_api::reason::Explanation;
 use tessera_index::{ClaimStanding, ClaimState, Scope};
@@ -177,11 +177,11 @@ impl<'v> ClaimContext<'v> {
     }
 
     /// Returns the report of a claim that would get these devices.
-    pub(crate) fn placed(&self, allotment: &Allotment, node: &str) -> PodClaimReport {
+    pub(crate) fn placed(&self, claim_allocation: &ClaimAllocation, node: &str) -> PodClaimReport {
         PodClaimReport {
             reason: "Schedulable".to_owned(),
             message: format!("it fits on node {node}"),
-            devices: allotment.results.iter().map(AllocatedDevice::from).collect(),
+            devices: claim_allocation.results.iter().map(AllocatedDevice::from).collect(),
             ..self.report()
         }
     }

@@ -231,7 +231,7 @@ impl<'v> PodContext<'v> {
     }
 
     fn schedulable(&self, plan: &Plan) -> PodAnswer {
-        let allotments: BTreeMap<&ClaimUid, (&Decision, usize)> = plan
+        let claim_allocations: BTreeMap<&ClaimUid, (&Decision, usize)> = plan
             .decisions
             .iter()
             .flat_map(|decision| {
@@ -240,7 +240,8 @@ impl<'v> PodContext<'v> {
             .collect();
         let mut node = None;
         let mut report =
-            |claim: &ClaimContext<'_>| match claim.uid().and_then(|uid| allotments.get(uid)) {
+            |claim: &ClaimContext<'_>| match claim.uid().and_then(|uid| claim_allocations.get(uid))
+            {
                 Some((decision, i)) => {
                     node.get_or_insert_with(|| decision.node.to_string());
                     claim.placed(&decision.claims[*i], decision.node.as_str())

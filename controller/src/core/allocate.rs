@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use tessera_allocator::model::{PendingPod, PodUid};
-use tessera_allocator::{Allotment, Decision, Plan};
+use tessera_allocator::{ClaimAllocation, Decision, Plan};
 use tessera_api::events;
 use tessera_index::{Blocked, Index};
 
@@ -125,10 +125,10 @@ impl Step<'_> {
         tracing::info!(%pod, %node, claims = decision.claims.len(), "placed");
         let State { placements, holds, .. } = &mut *self.state;
         placements.placed(holds, pod, node, message, self.now);
-        for allotment in &decision.claims {
-            let draft = |index: &Index| draft(index, allotment);
+        for claim_allocation in &decision.claims {
+            let draft = |index: &Index| draft(index, claim_allocation);
             let purpose = WritePurpose::Allocation;
-            self.write(&allotment.claim, purpose, Some(pod), self.cause, draft);
+            self.write(&claim_allocation.claim, purpose, Some(pod), self.cause, draft);
         }
     }
 
@@ -143,8 +143,12 @@ impl Step<'_> {
     }
 }
 
-fn draft(index: &Index, allotment: &Allotment) -> ClaimChange {
-    let claim = index.claim_object(&allotment.claim).cloned().unwrap_or_default();
+fn draft(index: &Index, claim_allocation: &ClaimAllocation) -> ClaimChange {
+    let claim = index.claim_object(&claim_allocation.claim).cloned().unwrap_or_default();
     let classes = index.classes_of(&claim);
-    ClaimChange::Allocate(AllocationDraft { allotment: allotment.clone(), claim, classes })
+    ClaimChange::Allocate(AllocationDraft {
+        claim_allocation: claim_allocation.clone(),
+        claim,
+        classes,
+    })
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::{AllocationResult, DeviceClass, ResourceClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use tessera_allocator::Allotment;
+use tessera_allocator::ClaimAllocation;
 use tessera_allocator::model::PodUid;
 use tessera_api::events::EventReason;
 use tessera_api::names::{Namespace, NodeName, PodName, ShareId};
@@ -75,7 +75,7 @@ pub enum ClaimChange {
 #[derive(Debug, Clone)]
 pub struct AllocationDraft {
     /// The decision.
-    pub allotment: Allotment,
+    pub claim_allocation: ClaimAllocation,
     /// The claim that it is for.
     pub claim: Arc<ResourceClaim>,
     /// The classes that the claim names.
@@ -87,7 +87,7 @@ impl AllocationDraft {
     pub fn render(&self, at: Time, share: impl FnMut() -> ShareId) -> AllocationResult {
         let classes =
             self.classes.iter().map(|(name, class)| (name.clone(), class.as_ref())).collect();
-        convert::allocation(&self.allotment, &self.claim, &classes, at, share)
+        convert::allocation(&self.claim_allocation, &self.claim, &classes, at, share)
     }
 }
 

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use tessera_allocator::model::PodUid;
 use tessera_allocator::{Plan, Refusal};
 use tessera_api::events;
-use tessera_index::{Misplaced, Remedy};
+use tessera_index::{Misplaced, RepairAction};
 use tessera_messages as message;
 
 use super::effect::ClaimChange;
@@ -39,10 +39,10 @@ impl Step<'_> {
             {
                 continue;
             }
-            match &one.remedy {
-                Remedy::Plan => to_plan.entry(one.pod.clone()).or_default().push(one),
-                Remedy::None(_) => self.notify_misplaced(&one),
-                Remedy::TakeBack | Remedy::Restore(_) => {
+            match &one.repair_action {
+                RepairAction::Plan => to_plan.entry(one.pod.clone()).or_default().push(one),
+                RepairAction::None(_) => self.notify_misplaced(&one),
+                RepairAction::TakeBack | RepairAction::Restore(_) => {
                     self.notify_misplaced(&one);
                     self.repair(&one);
                 }
@@ -76,8 +76,8 @@ impl Step<'_> {
     /// Starts the write that brings the claim nearer to the node of its pod.
     fn repair(&mut self, misplaced: &Misplaced) {
         let Misplaced { pod, claim, node, .. } = misplaced;
-        let change = match &misplaced.remedy {
-            Remedy::Restore(allocation) => ClaimChange::Restore(allocation.clone()),
+        let change = match &misplaced.repair_action {
+            RepairAction::Restore(allocation) => ClaimChange::Restore(allocation.clone()),
             _ => ClaimChange::Deallocate,
         };
         if self.write(claim, WritePurpose::Repair, Some(pod), self.now, |_| change) {

@@ -25,7 +25,7 @@ use crate::{
         server::KubeletServers,
         socket::{self, SocketPaths},
     },
-    metrics::Metrics,
+    metrics::DriverMetrics,
     mps::{Mps, watch::MpsWatch},
     other_allocators,
     prepare::{
@@ -53,7 +53,7 @@ pub(super) struct Startup {
     paths: StatePaths,
     journal: Arc<JournalStore>,
     ledgers: Ledgers,
-    metrics: Arc<Metrics>,
+    metrics: Arc<DriverMetrics>,
     base: Arc<BaseSpec>,
     mps: Mps,
     node: Arc<LocalNode>,
@@ -86,7 +86,8 @@ impl Startup {
         let paths = StatePaths::new(settings.state_dir.clone());
         let journal = Arc::new(JournalStore::new(paths.clone()));
         let ledgers = Ledgers::new(paths.clone(), journal.watch());
-        let metrics = Arc::new(Metrics::default().with_shares(ShareCollector(ledgers.clone())));
+        let metrics =
+            Arc::new(DriverMetrics::default().with_shares(ShareCollector(ledgers.clone())));
         let library = InstalledLibrary::install(
             &settings.intercept_library,
             settings.intercept,
@@ -295,7 +296,7 @@ impl Startup {
 async fn update_gauges(
     mut journal: watch::Receiver<Arc<Journal>>,
     mut registered: watch::Receiver<RegistrationState>,
-    metrics: Arc<Metrics>,
+    metrics: Arc<DriverMetrics>,
     begun: Instant,
     stop: CancellationToken,
 ) {

@@ -13,7 +13,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::HardwareState;
-use crate::{events::NodeEvent, metrics::Metrics};
+use crate::{events::NodeEvent, metrics::DriverMetrics};
 
 /// Interval of checks.
 const INTERVAL: Duration = Duration::from_secs(5);
@@ -65,7 +65,7 @@ impl Progress {
 pub(super) struct StallWatch {
     pub(super) progress: Progress,
     pub(super) hardware: watch::Sender<Arc<HardwareState>>,
-    pub(super) metrics: Arc<Metrics>,
+    pub(super) metrics: Arc<DriverMetrics>,
     pub(super) events: mpsc::UnboundedSender<NodeEvent>,
 }
 

@@ -15,7 +15,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::Mps;
-use crate::{events::NodeEvent, metrics::Metrics, state::journal::Journal};
+use crate::{events::NodeEvent, metrics::DriverMetrics, state::journal::Journal};
 
 /// Interval of rounds. Each reads a few small files on a tmpfs.
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -25,7 +25,7 @@ const INTERVAL: Duration = Duration::from_secs(2);
 pub struct MpsWatch {
     mps: Mps,
     journal: watch::Receiver<Arc<Journal>>,
-    metrics: Arc<Metrics>,
+    metrics: Arc<DriverMetrics>,
     events: mpsc::UnboundedSender<NodeEvent>,
     /// The last observation of each daemon.
     seen: BTreeMap<GpuUuid, DaemonObservation>,
@@ -48,7 +48,7 @@ impl MpsWatch {
     pub fn new(
         mps: Mps,
         journal: watch::Receiver<Arc<Journal>>,
-        metrics: Arc<Metrics>,
+        metrics: Arc<DriverMetrics>,
         events: mpsc::UnboundedSender<NodeEvent>,
     ) -> Self {
         Self { mps, journal, metrics, events, seen: BTreeMap::new() }
@@ -81,11 +81,11 @@ impl MpsWatch {
     /// Reads the status of each daemon once.
     pub fn round(&mut self) {
         let gpus = self.retain_shared();
-        let has_keeper = gpus.is_empty() || self.mps.has_keeper();
+        let has_supervisor = gpus.is_empty() || self.mps.has_supervisor();
         let mut daemons = BTreeMap::new();
         for gpu in gpus {
             // The last status of a tessera-mps that is gone is not valid any more.
-            let status = self.mps.status(&gpu).map(|status| match has_keeper {
+            let status = self.mps.status(&gpu).map(|status| match has_supervisor {
                 true => status,
                 false => Status {
                     state: State::Failed,

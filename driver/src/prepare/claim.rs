@@ -18,7 +18,7 @@ use crate::state::journal::ComputeCap;
 
 /// A validated claim with shares of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AllocatedClaim {
+pub struct PreparableClaim {
     /// The UID of the claim.
     pub uid: ClaimUid,
     /// The namespace of the claim.
@@ -193,7 +193,7 @@ pub enum ClaimError {
     },
 }
 
-impl AllocatedClaim {
+impl PreparableClaim {
     /// Validates `claim` for preparation on the node of pool `own_pool`. Results and parameters of
     /// other drivers are ignored.
     ///

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     mps::MpsError,
-    state::{attempts::AttemptError, journal::JournalError, library::LibraryError},
+    state::{attempts::AttemptError, journal::JournalError, library::InstallError},
 };
 
 /// Errors of Prepare.
@@ -45,7 +45,7 @@ pub enum PrepareError {
     Grant(#[from] GrantTextError),
     /// The interceptor library could not be installed.
     #[error("interceptor library is not installed")]
-    Library(#[from] LibraryError),
+    Library(#[from] InstallError),
     /// The claim shares a GPU by MPS, which is not possible now.
     #[error("cannot share GPU by MPS")]
     Mps(#[source] MpsError),

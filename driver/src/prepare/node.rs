@@ -6,7 +6,7 @@ use tessera_api::{Inventory, names::ClaimUid, slice::MemoryRatio};
 use tessera_runtime::error_chain::chain;
 
 use super::{
-    claim::AllocatedClaim,
+    claim::PreparableClaim,
     error::{PrepareError, UnprepareError},
     execute::Executor,
     plan::{PrepareDecision, plan},
@@ -21,7 +21,7 @@ use crate::{
     state::{
         StatePaths,
         attempts::{self, Attempt},
-        journal::{ClaimRecord, ClaimState, JournalStore, LockedJournal},
+        journal::{ClaimRecord, JournalStore, LockedJournal, RecordState},
         library::InstalledLibrary,
     },
 };
@@ -58,7 +58,7 @@ impl LocalNode {
     /// [`PrepareError`].
     pub fn prepare(
         &self,
-        claim: &AllocatedClaim,
+        claim: &PreparableClaim,
         hardware: &HardwareState,
         attempt: &Attempt,
     ) -> Result<Vec<PreparedDevice>, PrepareError> {
@@ -70,7 +70,7 @@ impl LocalNode {
         let inventory = match (hardware, journal.get(&claim.uid)) {
             (HardwareState::Known(inventory), _) => inventory,
             // The answer for a prepared claim does not depend on the hardware.
-            (_, Some(record)) if record.state == ClaimState::Completed => &nothing,
+            (_, Some(record)) if record.state == RecordState::Completed => &nothing,
             (HardwareState::Unknown { reason, .. }, _) => {
                 return Err(PrepareError::NoHardware { reason: reason.clone() });
             }
@@ -137,7 +137,7 @@ impl LocalNode {
         journal: &mut LockedJournal<'_>,
     ) -> Result<Vec<PreparedDevice>, PrepareError> {
         self.executor.execute(steps)?;
-        let completed = ClaimRecord { state: ClaimState::Completed, ..record.clone() };
+        let completed = ClaimRecord { state: RecordState::Completed, ..record.clone() };
         let devices = answer(claim, &completed);
         journal.put(claim.clone(), completed)?;
         fault::point("prepare-completed");
@@ -161,7 +161,7 @@ impl LocalNode {
     pub fn repeat(&self, claim: &ClaimUid) -> Result<Option<Vec<PreparedDevice>>, PrepareError> {
         let journal = self.journal.lock()?;
         let Some(record) =
-            journal.get(claim).filter(|record| record.state == ClaimState::Completed)
+            journal.get(claim).filter(|record| record.state == RecordState::Completed)
         else {
             return Ok(None);
         };

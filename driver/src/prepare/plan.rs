@@ -7,9 +7,9 @@ use tessera_api::{
     slice::MemoryRatio,
 };
 
-use super::claim::{AllocatedClaim, AllocatedShare};
+use super::claim::{AllocatedShare, PreparableClaim};
 use crate::intercept::Injection;
-use crate::state::journal::{ClaimRecord, ClaimState, GpuUsage, Journal, ShareRecord};
+use crate::state::journal::{ClaimRecord, GpuUsage, Journal, RecordState, ShareRecord};
 
 /// Decision about a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -122,7 +122,7 @@ const WHOLE_GPU_PERCENT: u32 = 100;
 /// # Errors
 /// [`PlanError`].
 pub fn plan(
-    claim: &AllocatedClaim,
+    claim: &PreparableClaim,
     inventory: &Inventory,
     ratio: MemoryRatio,
     journal: &Journal,
@@ -130,7 +130,7 @@ pub fn plan(
 ) -> Result<PrepareDecision, PlanError> {
     let record = record(claim, library)?;
     if let Some(prepared) =
-        journal.claims.get(&claim.uid).filter(|prepared| prepared.state == ClaimState::Completed)
+        journal.claims.get(&claim.uid).filter(|prepared| prepared.state == RecordState::Completed)
     {
         // Also if the GPU is missing since: a prepared claim does not change.
         return if prepared.shares == record.shares {
@@ -150,11 +150,11 @@ pub fn plan(
 ///
 /// # Errors
 /// [`PlanError::NotAGpu`].
-pub fn record(claim: &AllocatedClaim, library: &str) -> Result<ClaimRecord, PlanError> {
+pub fn record(claim: &PreparableClaim, library: &str) -> Result<ClaimRecord, PlanError> {
     Ok(ClaimRecord {
         namespace: claim.namespace.clone(),
         name: claim.name.clone(),
-        state: ClaimState::Started,
+        state: RecordState::Started,
         library: library.to_owned(),
         intercept: Injection::default(),
         context_bytes: 0,
@@ -194,7 +194,7 @@ fn find<'i>(gpu: &GpuUuid, inventory: &'i Inventory) -> Result<&'i Gpu, PlanErro
 
 /// Checks that the shares of the claim fit on a GPU beside those of other claims.
 fn fits(
-    claim: &AllocatedClaim,
+    claim: &PreparableClaim,
     record: &ClaimRecord,
     hardware: &Gpu,
     ratio: MemoryRatio,

@@ -10,12 +10,12 @@ use tessera_api::names::{ClaimName, ClaimUid, Namespace, PoolName};
 use tessera_runtime::error_chain::chain;
 
 use super::{
-    LocalNode, PrepareError, claim::AllocatedClaim, execute::StepError, plan, source::ClaimSource,
+    LocalNode, PrepareError, claim::PreparableClaim, execute::StepError, plan, source::ClaimSource,
     step::claim_kind,
 };
 use crate::state::{
     attempts,
-    journal::{ClaimRecord, ClaimState, Journal, JournalError, Replaced},
+    journal::{ClaimRecord, Journal, JournalError, RecordState, Replaced},
 };
 
 /// Findings and actions of a repair.
@@ -60,17 +60,17 @@ impl LocalNode {
             let (namespace, name) = (&record.namespace, &record.name);
             match record.state {
                 // The other instance of an update waits for the claim's MPS control daemon.
-                ClaimState::Started if attempts::is_under_way(&self.paths, &claim) => {
+                RecordState::Started if attempts::is_under_way(&self.paths, &claim) => {
                     repaired.waiting.push(claim);
                 }
-                ClaimState::Started => match self.roll_back(&claim, &record, &mut journal) {
+                RecordState::Started => match self.roll_back(&claim, &record, &mut journal) {
                     Ok(()) => repaired.rolled_back.push(claim),
                     Err(error) => tracing::error!(
                         %namespace, claim = %name, uid = %claim, error = %chain(&error),
                         "cannot roll back interrupted Prepare; the claim stays in the journal as Started"
                     ),
                 },
-                ClaimState::Completed => {
+                RecordState::Completed => {
                     if let Err(error) = self.restore(&claim, &record, &journal) {
                         tracing::error!(
                             %namespace, claim = %name, uid = %claim, error = %chain(&error),
@@ -132,7 +132,7 @@ impl LocalNode {
                 continue;
             };
             let Ok(mut record) = plan::record(&checked, &self.library.hash) else { continue };
-            record.state = ClaimState::Completed;
+            record.state = RecordState::Completed;
             // The injection and the context memory are lost with the journal: those of claims that
             // are prepared now are used, or the preload library alone.
             record.intercept = self.injection().unwrap_or_default();
@@ -153,12 +153,12 @@ impl LocalNode {
 fn checked(
     claim: &k8s_openapi::api::resource::v1::ResourceClaim,
     pool: &PoolName,
-) -> Option<AllocatedClaim> {
+) -> Option<PreparableClaim> {
     let metadata = &claim.metadata;
     let uid = ClaimUid::new(metadata.uid.as_deref()?).ok()?;
     let namespace = Namespace::new(metadata.namespace.as_deref()?).ok()?;
     let name = ClaimName::new(metadata.name.as_deref()?).ok()?;
-    AllocatedClaim::check(claim, &uid, &namespace, &name, pool).ok()
+    PreparableClaim::check(claim, &uid, &namespace, &name, pool).ok()
 }
 
 /// Repairs the node.

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, path::Path};
 
 use tessera_api::names::{CDI_CLAIM_KIND, ClaimDeviceName, ClaimUid, GpuUuid};
-use tessera_cdi::{ContainerEdits, Device, Kind, Mount, Spec};
+use tessera_cdi::{CdiDevice, ContainerEdits, Kind, Mount, Spec};
 use tessera_intercept_abi::{
     ComputePolicy, GRANT_FILE, Grant, GrantError, HOST_DIR, LEDGER_FILE, SHARES_DIR, Text,
     UuidError, mps,
@@ -235,7 +235,7 @@ fn claim_device(
     record: &ClaimRecord,
     share: &ShareRecord,
     paths: &StatePaths,
-) -> Device {
+) -> CdiDevice {
     let id = share.id(claim);
     let name = id.to_string();
     let inside = Path::new(SHARES_DIR).join(&name);
@@ -252,7 +252,7 @@ fn claim_device(
         container_edits.mounts.extend(mps_mounts(share, paths));
     }
     let name = name.parse().expect("invariant: UIDs, share ids and numbers make a CDI device name");
-    Device { name, annotations: Default::default(), container_edits }
+    CdiDevice { name, annotations: Default::default(), container_edits }
 }
 
 /// Returns the variables that make processes clients of MPS and limit them

@@ -4,7 +4,7 @@ mod schema;
 mod store;
 
 pub use schema::{
-    ClaimRecord, ClaimState, ComputeCap, ComputePriority, GpuUsage, Journal, ShareRecord,
+    ClaimRecord, ComputeCap, ComputePriority, GpuUsage, Journal, RecordState, ShareRecord,
 };
 pub use store::{JournalError, JournalStore, LockedJournal, Replaced};
 

@@ -28,7 +28,7 @@ pub const CONTAINER_PRELOAD_PATH: &str = "/etc/ld.so.preload";
 
 /// Errors of installing the library.
 #[derive(Debug, thiserror::Error)]
-pub enum LibraryError {
+pub enum InstallError {
     /// The file cannot be read.
     #[error("cannot read interceptor library `{path}`: set --intercept-library to its path", path = .path.display())]
     Missing {
@@ -90,7 +90,7 @@ impl InstalledLibrary {
         paths: &StatePaths,
         journal: &JournalStore,
         mounts: &dyn Mounts,
-    ) -> Result<Self, LibraryError> {
+    ) -> Result<Self, InstallError> {
         let sources = sources(source, intercept);
         let (contents, hash) = read(&sources)?;
         journal.exclusively(|| {
@@ -108,7 +108,7 @@ impl InstalledLibrary {
     ///
     /// # Errors
     /// [`LibraryError`].
-    pub fn ensure(&self, paths: &StatePaths) -> Result<(), LibraryError> {
+    pub fn ensure(&self, paths: &StatePaths) -> Result<(), InstallError> {
         let is_missing = |source: &Source| {
             let installed = path(paths, &self.hash, source.name);
             installed.try_exists().map(|exists| !exists).map_err(io_error("stat", &installed))
@@ -120,7 +120,7 @@ impl InstalledLibrary {
         let Some(first) = missing.first() else { return Ok(()) };
         let (contents, hash) = read(&self.sources)?;
         if hash != self.hash {
-            return Err(LibraryError::Replaced { path: first.path.clone() });
+            return Err(InstallError::Replaced { path: first.path.clone() });
         }
         write_missing(&self.sources, &contents, paths, &hash)
     }
@@ -133,7 +133,7 @@ impl InstalledLibrary {
         &self,
         paths: &StatePaths,
         in_use: &BTreeSet<String>,
-    ) -> Result<(), LibraryError> {
+    ) -> Result<(), InstallError> {
         let directory = paths.libraries();
         let entries = fs::read_dir(&directory).map_err(io_error("list", &directory))?;
         for entry in entries {
@@ -167,9 +167,9 @@ fn sources(library: &Path, intercept: InterceptMode) -> Vec<Source> {
 }
 
 /// Returns the content of the files and their hash.
-fn read(sources: &[Source]) -> Result<(Vec<Vec<u8>>, String), LibraryError> {
+fn read(sources: &[Source]) -> Result<(Vec<Vec<u8>>, String), InstallError> {
     let content = |Source { path, .. }: &Source| {
-        fs::read(path).map_err(|source| LibraryError::Missing { path: path.clone(), source })
+        fs::read(path).map_err(|source| InstallError::Missing { path: path.clone(), source })
     };
     let contents = sources.iter().map(content).collect::<Result<Vec<_>, _>>()?;
     let hash = contents.iter().fold(Sha256::new(), |hash, content| hash.chain_update(content));
@@ -181,7 +181,7 @@ fn write_missing(
     contents: &[Vec<u8>],
     paths: &StatePaths,
     hash: &str,
-) -> Result<(), LibraryError> {
+) -> Result<(), InstallError> {
     let mut files = sources.iter().zip(contents);
     files.try_for_each(|(source, content)| {
         write_if_changed(&path(paths, hash, source.name), content)
@@ -196,7 +196,7 @@ fn make_executable_directory(
     directory: &Path,
     length: usize,
     mounts: &dyn Mounts,
-) -> Result<(), LibraryError> {
+) -> Result<(), InstallError> {
     /// Room for several versions at the same time.
     const VERSIONS: u64 = 16;
     fs::create_dir_all(directory).map_err(io_error("create", directory))?;
@@ -209,7 +209,7 @@ fn make_executable_directory(
 }
 
 /// Writes a file, unless it exists with this content. Never changes an existing file in place.
-fn write_if_changed(path: &Path, content: &[u8]) -> Result<(), LibraryError> {
+fn write_if_changed(path: &Path, content: &[u8]) -> Result<(), InstallError> {
     if fs::read(path).is_ok_and(|found| found == content) {
         return Ok(());
     }
@@ -222,9 +222,9 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn io_error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> LibraryError {
+fn io_error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> InstallError {
     let path = path.to_owned();
-    move |source| LibraryError::Io { operation, path, source }
+    move |source| InstallError::Io { operation, path, source }
 }
 
 #[cfg(test)]
@@ -232,7 +232,7 @@ mod tests {
     use super::*;
     use crate::state::mounts::KernelMounts;
 
-    fn install(source: &Path, paths: &StatePaths) -> Result<InstalledLibrary, LibraryError> {
+    fn install(source: &Path, paths: &StatePaths) -> Result<InstalledLibrary, InstallError> {
         install_as(InterceptMode::Preload, source, paths)
     }
 
@@ -240,7 +240,7 @@ mod tests {
         intercept: InterceptMode,
         source: &Path,
         paths: &StatePaths,
-    ) -> Result<InstalledLibrary, LibraryError> {
+    ) -> Result<InstalledLibrary, InstallError> {
         let journal = JournalStore::new(paths.clone());
         InstalledLibrary::install(source, intercept, paths, &journal, &KernelMounts)
     }
@@ -316,7 +316,7 @@ mod tests {
         remove();
         fs::write(&source, "two").expect("written");
         let error = library.ensure(&paths).expect_err("not the library of that hash");
-        assert!(matches!(error, LibraryError::Replaced { .. }), "{error}");
+        assert!(matches!(error, InstallError::Replaced { .. }), "{error}");
         assert!(!path(&paths, &library.hash).exists());
     }
 

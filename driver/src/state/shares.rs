@@ -48,7 +48,7 @@ pub enum ShareError {
 
 /// Result of [`ShareFiles::retain`].
 #[derive(Debug, Default)]
-pub struct Cleaned {
+pub struct CleanupResult {
     /// Shares whose files were removed.
     pub removed: BTreeSet<String>,
     /// Unknown files, which stay.
@@ -188,8 +188,8 @@ impl ShareFiles {
     ///
     /// # Errors
     /// [`ShareError::Io`], if the directories cannot be listed.
-    pub fn retain(&self, keep: &BTreeSet<ClaimDeviceName>) -> Result<Cleaned, ShareError> {
-        let mut cleaned = Cleaned::default();
+    pub fn retain(&self, keep: &BTreeSet<ClaimDeviceName>) -> Result<CleanupResult, ShareError> {
+        let mut cleaned = CleanupResult::default();
         for (parent, ledgers) in [(self.paths.grants(), false), (self.paths.ledgers(), true)] {
             let found = survey(&parent)?;
             for (claim, shares) in found.claims {

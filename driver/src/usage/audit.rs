@@ -21,7 +21,9 @@ use super::{
     Ledgers, ShareUsage,
     process::{HostProcess, ProcFs},
 };
-use crate::{context_memory::MAX_UNCHARGED_BYTES, events::NodeEvent, metrics::Metrics, mps::Mps};
+use crate::{
+    context_memory::MAX_UNCHARGED_BYTES, events::NodeEvent, metrics::DriverMetrics, mps::Mps,
+};
 
 /// Interval of rounds. Each makes a few calls to NVML per GPU in use.
 const INTERVAL: Duration = Duration::from_secs(30);
@@ -31,7 +33,7 @@ pub struct UsageAudit {
     ledgers: Ledgers,
     gpus: Arc<dyn GpuLibrary>,
     processes: ProcFs,
-    metrics: Arc<Metrics>,
+    metrics: Arc<DriverMetrics>,
     events: mpsc::UnboundedSender<NodeEvent>,
     /// The MPS daemons, whose servers hold memory for other processes.
     mps: Mps,
@@ -118,7 +120,7 @@ impl UsageAudit {
         ledgers: Ledgers,
         gpus: Arc<dyn GpuLibrary>,
         processes: ProcFs,
-        metrics: Arc<Metrics>,
+        metrics: Arc<DriverMetrics>,
         events: mpsc::UnboundedSender<NodeEvent>,
         mps: Mps,
     ) -> Self {
@@ -161,7 +163,8 @@ impl UsageAudit {
     pub fn round(&mut self) {
         let shares = self.ledgers.read();
         let gpus: BTreeSet<_> = shares.iter().map(|share| share.gpu.clone()).collect();
-        let servers = self.mps.keeper_pid().and_then(|pid| self.processes.process(pid)?.pod_uid);
+        let servers =
+            self.mps.supervisor_pid().and_then(|pid| self.processes.process(pid)?.pod_uid);
         self.audited.clear();
         let mut found = Vec::new();
         for gpu in gpus {

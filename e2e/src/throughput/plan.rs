@@ -30,7 +30,7 @@ impl fmt::Display for Allocator {
 pub enum Limits {
     /// Default limits: 20 and 50 requests per second, bursts of 30 and 100.
     Default,
-    /// The same limit for the rate and for bursts.
+    /// One limit for both the rate and bursts.
     PerSecond(u32),
 }
 

@@ -66,7 +66,7 @@ async fn clocks_jump(ahead: i64) {
     let wrong = allocated_ahead(&harness, "meanwhile").await;
     assert!((wrong - ahead).abs() < 60, "the clock did not jump: {wrong}");
     wait_renewed(&harness, "leader").await;
-    assert!(leader.is_running() && standby.is_running());
+    assert!(leader.check_running() && standby.check_running());
     // The renew time in the lease of the dead leader is one hour off.
     leader.kill().await;
     let renewals = harness.requests(is_lease_write);
@@ -108,6 +108,6 @@ async fn binds_pods_while_api_server_clock_jumps() {
         // Free the GPU for the next pod, which does not fit twice.
         harness.delete_now(name).await;
     }
-    assert!(controller.is_running());
+    assert!(controller.check_running());
     harness.finish().await;
 }

@@ -47,7 +47,7 @@ async fn expensive_selectors_delay_only_their_tenant() {
     let now = harness.leases().get("tessera-controller").await.unwrap();
     let terms = [lease, now].map(|lease| lease.spec.unwrap().lease_transitions);
     assert_eq!(terms[0], terms[1], "the first leader still leads");
-    assert!(controller.is_running(), "{}", controller.log());
+    assert!(controller.check_running(), "{}", controller.log());
     harness.finish().await;
 }
 
@@ -73,7 +73,7 @@ async fn large_claims_without_pods_delay_no_other_tenant() {
     harness.wait_leader("a").await;
     harness.pod("other-tenant", "19Gi").await;
     harness.wait_allocated("other-tenant").await;
-    assert!(controller.is_running(), "{}", controller.log());
+    assert!(controller.check_running(), "{}", controller.log());
     // Compiled, the selectors take 190 MiB, and more than a minute in a debug build.
     let resident = controller.resident_mib();
     assert!(resident < 128, "{resident} MiB");

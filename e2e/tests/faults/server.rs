@@ -55,7 +55,7 @@ async fn crash_during_allocation(served: bool) {
     harness.pod("third", "20Gi").await;
     harness.wait_bound(&["third".to_owned()]).await;
     assert!(!harness.is_allocated("second").await, "50Gi and 50Gi do not fit into 80Gi");
-    assert!(controller.is_running());
+    assert!(controller.check_running());
     let now = harness.leases().get("tessera-controller").await.unwrap();
     let transitions = |lease: &k8s_openapi::api::coordination::v1::Lease| {
         lease.spec.as_ref().unwrap().lease_transitions

@@ -8,13 +8,13 @@ use tessera_api::gpu::CudaVersion;
 
 use super::NvmlOptions;
 use crate::library::LibraryError;
-use crate::search::{Candidate, candidates};
+use crate::search::{LibraryCandidate, candidates};
 
 /// NVML between initialisation and shutdown. It is shut down when the last reference is dropped.
 #[derive(Debug)]
 pub(super) struct Session {
     nvml: Nvml,
-    library: Candidate,
+    library: LibraryCandidate,
 }
 
 /// Driver versions of the node.
@@ -53,8 +53,8 @@ impl Session {
 
     pub(super) fn library_path(&self) -> Option<PathBuf> {
         match &self.library {
-            Candidate::File(path) => Some(path.clone()),
-            Candidate::Loader => None,
+            LibraryCandidate::File(path) => Some(path.clone()),
+            LibraryCandidate::Loader => None,
         }
     }
 

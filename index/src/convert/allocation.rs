@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::resource::v1 as api;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use tessera_allocator::Allotment;
+use tessera_allocator::ClaimAllocation;
 use tessera_allocator::model::{Binding, DeviceId, DeviceResult, NodeSelector, PoolId};
 use tessera_api::config::{Sharing, effective_config};
 use tessera_api::names::{DRIVER_NAME, DeviceName, DriverName, PoolName, RequestName, ShareId};
@@ -96,14 +96,15 @@ fn sharing(
 /// `at` is required: kube-scheduler sets a missing timestamp itself when it binds, and the API
 /// server refuses that.
 pub fn allocation(
-    allotment: &Allotment,
+    claim_allocation: &ClaimAllocation,
     claim: &api::ResourceClaim,
     classes: &BTreeMap<String, &api::DeviceClass>,
     at: Time,
     mut share: impl FnMut() -> ShareId,
 ) -> api::AllocationResult {
-    let asked = asked(claim, allotment);
-    let results = allotment.results.iter().map(|r| api_result(r, &asked, &mut share)).collect();
+    let asked = asked(claim, claim_allocation);
+    let results =
+        claim_allocation.results.iter().map(|r| api_result(r, &asked, &mut share)).collect();
     let configs = configs(claim, &asked, classes);
     api::AllocationResult {
         allocation_timestamp: Some(at),
@@ -111,7 +112,7 @@ pub fn allocation(
             results: Some(results),
             config: (!configs.is_empty()).then_some(configs),
         }),
-        node_selector: allotment.nodes.as_ref().map(to_api),
+        node_selector: claim_allocation.nodes.as_ref().map(to_api),
     }
 }
 
@@ -129,7 +130,7 @@ impl Asked<'_> {
     }
 }
 
-fn asked<'c>(claim: &'c api::ResourceClaim, allotment: &Allotment) -> Vec<Asked<'c>> {
+fn asked<'c>(claim: &'c api::ResourceClaim, claim_allocation: &ClaimAllocation) -> Vec<Asked<'c>> {
     let requests = devices(claim).and_then(|d| d.requests.as_deref()).unwrap_or_default();
     let served = |request: &'c api::DeviceRequest| {
         if let Some(exactly) = &request.exactly {
@@ -140,7 +141,8 @@ fn asked<'c>(claim: &'c api::ResourceClaim, allotment: &Allotment) -> Vec<Asked<
                 tolerations: &exactly.tolerations,
             });
         }
-        let result = allotment.results.iter().find(|r| r.request.parent() == request.name)?;
+        let result =
+            claim_allocation.results.iter().find(|r| r.request.parent() == request.name)?;
         let chosen = result.request.subrequest()?;
         let sub = request.first_available.iter().flatten().find(|sub| sub.name == chosen)?;
         let name = result.request.clone();

@@ -20,7 +20,7 @@ use super::{ConvertError, Subject};
 
 /// The devices that may be allocated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fence {
+pub enum DeviceFilter {
     /// Devices with the taint [`MANAGED_TAINT_KEY`]; the taint does not repel our claims.
     Managed,
     /// All devices: for simulations in which we are the only allocator.
@@ -31,7 +31,7 @@ pub enum Fence {
 ///
 /// # Errors
 /// A name or quantity in it is not one.
-pub fn slice(object: &api::ResourceSlice, fence: Fence) -> Result<Slice, ConvertError> {
+pub fn slice(object: &api::ResourceSlice, fence: DeviceFilter) -> Result<Slice, ConvertError> {
     let subject = Subject::new("ResourceSlice", object.metadata.name.as_ref());
     let spec = &object.spec;
     let published = spec.devices.as_deref().unwrap_or_default();
@@ -126,7 +126,7 @@ fn choice(
 
 fn device(
     device: &api::Device,
-    fence: Fence,
+    fence: DeviceFilter,
     subject: Subject<'_>,
 ) -> Result<Device, ConvertError> {
     let name = DeviceName::new(&device.name).map_err(subject.field("spec.devices[].name"))?;
@@ -135,7 +135,7 @@ fn device(
         .iter()
         .flatten()
         .map(taint)
-        .partition(|taint| fence == Fence::Managed && is_fence(taint));
+        .partition(|taint| fence == DeviceFilter::Managed && is_fence(taint));
     let attributes = device.attributes.iter().flatten();
     let mut converted = Device {
         attributes: attributes.map(|(name, value)| (name.clone(), attribute(value))).collect(),
@@ -159,7 +159,7 @@ fn device(
     // An allocation that kube-scheduler has begun may still be written: no toleration makes the
     // device available before.
     let leaving_stock = converted.taints.iter().any(|taint| taint.key == LEAVING_STOCK_TAINT_KEY);
-    converted.foreign = fence == Fence::Managed && (fences.is_empty() || leaving_stock);
+    converted.foreign = fence == DeviceFilter::Managed && (fences.is_empty() || leaving_stock);
     let allocatable = device.node_allocatable_resources.as_ref();
     converted.unsupported = allocatable.is_some_and(|r| !r.is_empty()).then_some(NODE_ALLOCATABLE);
     Ok(converted)

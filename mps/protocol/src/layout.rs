@@ -39,7 +39,7 @@ impl MpsPaths {
     /// Returns the file that the supervisor locks while it runs, and that has its PID.
     #[must_use]
     pub fn lock(&self) -> PathBuf {
-        self.root.join("keeper.lock")
+        self.root.join("supervisor.lock")
     }
 
     /// Returns the parent of the daemons' directories. The supervisor writes here, and daemons
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn files_are_below_mps_in_state_directory() {
         let (paths, gpu) = (MpsPaths::new("/run/tessera"), GpuUuid::new(GPU).expect("a UUID"));
-        assert_eq!(paths.lock(), Path::new("/run/tessera/mps/keeper.lock"));
+        assert_eq!(paths.lock(), Path::new("/run/tessera/mps/supervisor.lock"));
         assert_eq!(paths.wanted_of(&gpu), Path::new("/run/tessera/mps/wanted").join(GPU));
         let daemon = Path::new("/run/tessera/mps/daemons").join(GPU);
         assert_eq!(paths.status(&gpu), daemon.join("status.json"));

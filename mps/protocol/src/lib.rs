@@ -6,7 +6,7 @@
 //! | file, below `<state-dir>/mps/` | contents | writer |
 //! |---|---|---|
 //! | `wanted/<GPU UUID>` | requests a daemon for a GPU ([`wanted`]) | tessera-driver |
-//! | `keeper.lock` | locked while tessera-mps runs ([`lock`]) | tessera-mps |
+//! | `supervisor.lock` | locked while tessera-mps runs ([`lock`]) | tessera-mps |
 //! | `daemons/<GPU UUID>/status.json` | status of the daemon ([`status`]) | tessera-mps |
 //! | `daemons/<GPU UUID>/pipe/`, `shm/` | directories that are mounted into containers ([`layout`]) | tessera-mps |
 
@@ -18,6 +18,6 @@ pub mod status;
 pub mod wanted;
 
 pub use layout::MpsPaths;
-pub use lock::{keeper_is_alive, keeper_pid};
+pub use lock::{supervisor_is_running, supervisor_pid};
 pub use status::{State, Status};
 pub use wanted::want;

@@ -15,11 +15,11 @@ const MAX_LENGTH: u64 = 16;
 /// Lock of the one supervisor, held until it is dropped or the process exits. Children do not
 /// inherit it: the file is closed on exec.
 #[derive(Debug)]
-pub struct KeeperLock {
+pub struct SupervisorLock {
     _file: File,
 }
 
-impl KeeperLock {
+impl SupervisorLock {
     /// Takes the lock and writes the PID to the file. Returns `None` if the lock is held, be it
     /// only by a process that tests it.
     ///
@@ -43,7 +43,7 @@ impl KeeperLock {
 ///
 /// # Errors
 /// The file exists and cannot be opened or locked.
-pub fn keeper_is_alive(paths: &MpsPaths) -> io::Result<bool> {
+pub fn supervisor_is_running(paths: &MpsPaths) -> io::Result<bool> {
     Ok(open_if_locked(paths)?.is_some())
 }
 
@@ -54,7 +54,7 @@ pub fn keeper_is_alive(paths: &MpsPaths) -> io::Result<bool> {
 ///
 /// # Errors
 /// The file exists and cannot be opened, locked or read.
-pub fn keeper_pid(paths: &MpsPaths) -> io::Result<Option<u32>> {
+pub fn supervisor_pid(paths: &MpsPaths) -> io::Result<Option<u32>> {
     let Some(file) = open_if_locked(paths)? else { return Ok(None) };
     let mut text = String::new();
     match file.take(MAX_LENGTH).read_to_string(&mut text) {
@@ -90,7 +90,7 @@ mod tests {
     /// process until it executes a program.
     fn wait_until_released(paths: &MpsPaths) {
         let mut polls = 0;
-        while keeper_is_alive(paths).expect("readable") {
+        while supervisor_is_running(paths).expect("readable") {
             polls += 1;
             assert!(polls < 300_000, "the lock is held");
             std::thread::park_timeout(std::time::Duration::from_millis(1));
@@ -101,10 +101,10 @@ mod tests {
     fn only_one_supervisor_holds_the_lock() {
         let directory = tempfile::tempdir().expect("a directory");
         let paths = MpsPaths::new(directory.path());
-        assert!(!keeper_is_alive(&paths).expect("never locked"));
-        let lock = KeeperLock::take(&paths).expect("lockable").expect("free");
-        assert!(keeper_is_alive(&paths).expect("readable"));
-        assert!(KeeperLock::take(&paths).expect("lockable").is_none(), "already locked");
+        assert!(!supervisor_is_running(&paths).expect("never locked"));
+        let lock = SupervisorLock::take(&paths).expect("lockable").expect("free");
+        assert!(supervisor_is_running(&paths).expect("readable"));
+        assert!(SupervisorLock::take(&paths).expect("lockable").is_none(), "already locked");
         drop(lock);
         wait_until_released(&paths);
     }
@@ -113,12 +113,12 @@ mod tests {
     fn lock_file_has_pid_of_running_supervisor() {
         let directory = tempfile::tempdir().expect("a directory");
         let paths = MpsPaths::new(directory.path());
-        let pid = || keeper_pid(&paths).expect("readable");
+        let pid = || supervisor_pid(&paths).expect("readable");
         assert_eq!(pid(), None, "never locked");
         fs::create_dir_all(paths.root()).expect("made");
         fs::write(paths.lock(), "4000000000\n and more").expect("written");
         assert_eq!(pid(), None, "not locked");
-        let lock = KeeperLock::take(&paths).expect("lockable").expect("free");
+        let lock = SupervisorLock::take(&paths).expect("lockable").expect("free");
         assert_eq!(pid(), Some(std::process::id()));
         for no_pid in [&b""[..], b"12", b"x\n", b"-1\n", b"\xff\n", b"11111111111111111111\n"] {
             fs::write(paths.lock(), no_pid).expect("written");

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use tessera_allocator::model::{Claim, DeviceId, PendingPod, PodClaim, PodUid, Scheduling, Usage};
-use tessera_allocator::{Allotment, Features, Planner, Policy, Settings};
+use tessera_allocator::{ClaimAllocation, Features, Planner, Policy, Settings};
 use tessera_api::names::{ClaimName, ClaimUid, Namespace, NodeName, PodName};
 use tessera_index::convert;
 
@@ -177,9 +177,9 @@ impl Bench<'_> {
                 self.sequence_once(&named(claim, n))
             });
             times.push(time);
-            if let Some(allotments) = chosen {
+            if let Some(claim_allocations) = chosen {
                 fits += 1;
-                let results = allotments.iter().flat_map(|a| &a.results);
+                let results = claim_allocations.iter().flat_map(|a| &a.results);
                 results.clone().for_each(|r| self.usage.add(std::slice::from_ref(r)));
                 self.update_planner(results.map(|r| &r.device));
             }
@@ -193,7 +193,7 @@ impl Bench<'_> {
         }
     }
 
-    fn sequence_once(&mut self, claim: &Arc<Claim>) -> Option<Vec<Allotment>> {
+    fn sequence_once(&mut self, claim: &Arc<Claim>) -> Option<Vec<ClaimAllocation>> {
         self.begin();
         let claims = std::slice::from_ref(claim);
         if self.cache_state == CacheState::Warm {
@@ -211,9 +211,9 @@ fn allocate(
     node: &NodeName,
     claims: &[Arc<Claim>],
     undecided: &mut usize,
-) -> Option<Vec<Allotment>> {
+) -> Option<Vec<ClaimAllocation>> {
     match planner.allocate_on(node, claims, Policy::FirstFit, STEPS) {
-        Ok(allotments) => Some(allotments),
+        Ok(claim_allocations) => Some(claim_allocations),
         Err(tessera_allocator::Unallocated::OutOfSteps) => {
             *undecided += 1;
             None

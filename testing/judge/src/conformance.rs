@@ -13,7 +13,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use tessera_allocator::selector::SelectorError;
 use tessera_allocator::{
-    Allotment, CapacityError, Cause, Failure, NotSupported, Planner, Policy, Unallocated,
+    CapacityError, Cause, ClaimAllocation, Failure, NotSupported, Planner, Policy, Unallocated,
 };
 use tessera_api::names::{NodeName, ShareId};
 use tessera_api::quantity::Quantity;
@@ -55,7 +55,7 @@ pub fn answer(scenario: &Scenario, policy: Policy) -> BTreeMap<String, Value> {
 
 fn answer_on(scenario: &Scenario, planner: &mut Planner, node: &NodeName, policy: Policy) -> Value {
     match planner.allocate_on(node, &scenario.claims, policy, STEPS) {
-        Ok(allotments) => allocations(scenario, &allotments),
+        Ok(claim_allocations) => allocations(scenario, &claim_allocations),
         Err(Unallocated::NoFit { invalid_pool: false }) => Value::Null,
         Err(Unallocated::NoFit { invalid_pool: true }) => {
             error("invalidPools", false, "an invalid pool")
@@ -97,25 +97,30 @@ fn class(failure: &Failure) -> &'static str {
     }
 }
 
-fn allocations(scenario: &Scenario, allotments: &[Allotment]) -> Value {
+fn allocations(scenario: &Scenario, claim_allocations: &[ClaimAllocation]) -> Value {
     let classes: BTreeMap<String, &api::DeviceClass> =
         scenario.class_objects.iter().map(|(name, class)| (name.clone(), class)).collect();
     let mut shares = 0;
-    let write = |(allotment, claim): (&Allotment, &api::ResourceClaim)| {
+    let write = |(claim_allocation, claim): (&ClaimAllocation, &api::ResourceClaim)| {
         let share = || {
             shares += 1;
             ShareId::new(format!("00000000-0000-0000-0000-{shares:012}"))
                 .expect("invariant: a UUID by its form")
         };
-        let allocation =
-            convert::allocation(allotment, claim, &classes, Time(Timestamp::UNIX_EPOCH), share);
+        let allocation = convert::allocation(
+            claim_allocation,
+            claim,
+            &classes,
+            Time(Timestamp::UNIX_EPOCH),
+            share,
+        );
         let mut value = serde_json::to_value(allocation).unwrap_or_default();
         if let Some(fields) = value.as_object_mut() {
             fields.remove("allocationTimestamp");
         }
         value
     };
-    allotments.iter().zip(&scenario.claim_objects).map(write).collect()
+    claim_allocations.iter().zip(&scenario.claim_objects).map(write).collect()
 }
 
 /// Compares results with upstream's.

@@ -7,10 +7,10 @@ use k8s_openapi::api::core::v1::Node as ApiNode;
 use k8s_openapi::api::resource::v1 as api;
 use serde::Deserialize;
 use serde_json::Value;
-use tessera_allocator::model::{Claim, Slice, Snapshot, Usage};
+use tessera_allocator::model::{Claim, ClusterSnapshot, Slice, Usage};
 use tessera_allocator::{Features, Planner};
 use tessera_api::names::NodeName;
-use tessera_index::convert::{self, Fence};
+use tessera_index::convert::{self, DeviceFilter};
 
 /// A parsed scenario.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ pub struct Scenario {
     /// Feature gates.
     pub features: Features,
     /// Cluster.
-    pub snapshot: Snapshot,
+    pub snapshot: ClusterSnapshot,
     /// Claims of one pod, which are allocated together.
     pub claims: Vec<Arc<Claim>>,
     /// The claims as API objects.
@@ -138,10 +138,14 @@ impl Document {
         })
     }
 
-    fn snapshot(&self, name: &str) -> Result<(Snapshot, Vec<NodeName>), convert::ConvertError> {
-        let mut snapshot = Snapshot { usage: self.usage(name)?, ..Snapshot::default() };
+    fn snapshot(
+        &self,
+        name: &str,
+    ) -> Result<(ClusterSnapshot, Vec<NodeName>), convert::ConvertError> {
+        let mut snapshot =
+            ClusterSnapshot { usage: self.usage(name)?, ..ClusterSnapshot::default() };
         for (i, slice) in self.resource_slices.iter().enumerate() {
-            let slice = Slice { listed: Some(i), ..convert::slice(slice, Fence::None)? };
+            let slice = Slice { listed: Some(i), ..convert::slice(slice, DeviceFilter::None)? };
             snapshot.slices.insert(slice.name.clone(), Arc::new(slice));
         }
         for class in &self.device_classes {

@@ -108,7 +108,7 @@ pub(crate) fn config() -> Page {
 pub(crate) fn attributes() -> Page {
     let mut text = header("Device attributes, capacities and taints", "api/src/names.rs");
     text.push_str(&format!(
-        "Names without a domain belong to `{domain}`: in CEL \
+        "Names without a domain belong to `{domain}`: in CEL\n\
          `device.attributes[\"{domain}\"].productName`.\n\n## Attributes\n\n",
         domain = names::DRIVER_NAME,
     ));

@@ -87,7 +87,7 @@ async fn run(args: ServeArgs, directory: PathBuf) -> anyhow::Result<()> {
         atomic_file::write(&run_directory.join(path), text.as_bytes(), 0o644)
     };
     publish("observer.kubeconfig", &test_bed.observer_kubeconfig())?;
-    // Last: whoever waits for this file finds everything ready.
+    // Last: a process that waits for this file finds everything ready.
     publish("kubeconfig", &std::fs::read_to_string(test_bed.kubeconfig())?)?;
     println!("export KUBECONFIG={}", run_directory.join("kubeconfig").display());
     let outcome = tokio::select! {

@@ -39,8 +39,8 @@ fn claim(results: Value, config: Value) -> ResourceClaim {
     .expect("a claim")
 }
 
-fn check(claim: &ResourceClaim) -> Result<AllocatedClaim, ClaimError> {
-    AllocatedClaim::check(
+fn check(claim: &ResourceClaim) -> Result<PreparableClaim, ClaimError> {
+    PreparableClaim::check(
         claim,
         &ClaimUid::new(UID).expect("a UID"),
         &Namespace::new("ns").expect("a namespace"),

@@ -48,8 +48,8 @@ fn share(index: usize, gpu: u8, memory_bytes: u64, cores_percent: u8) -> Allocat
     }
 }
 
-fn claim(uid: &str, shares: Vec<AllocatedShare>) -> AllocatedClaim {
-    AllocatedClaim {
+fn claim(uid: &str, shares: Vec<AllocatedShare>) -> PreparableClaim {
+    PreparableClaim {
         uid: ClaimUid::new(uid).expect("a UID"),
         namespace: Namespace::new("ns").expect("a namespace"),
         name: ClaimName::new("claim").expect("a name"),
@@ -68,13 +68,13 @@ fn inventory() -> Inventory {
 }
 
 /// Returns the journal after these claims were prepared.
-fn journal(claims: &[AllocatedClaim]) -> Journal {
+fn journal(claims: &[PreparableClaim]) -> Journal {
     let mut journal = Journal::default();
     for claim in claims {
         let Ok(PrepareDecision::Prepare(mut record)) = planned(claim, &journal) else {
             panic!("{claim:?}")
         };
-        record.state = ClaimState::Completed;
+        record.state = RecordState::Completed;
         journal.claims.insert(claim.uid.clone(), record);
     }
     journal
@@ -112,7 +112,7 @@ fn sums_shares_of_one_claim() {
 fn refuses_mixed_sharing_modes() {
     let by_mps = |uid: &str| claim(uid, vec![AllocatedShare { mps: true, ..share(0, 0, GIB, 10) }]);
     let plain = |uid: &str| claim(uid, vec![share(0, 0, GIB, 10)]);
-    let refused = |claim: &AllocatedClaim, beside: AllocatedClaim| {
+    let refused = |claim: &PreparableClaim, beside: PreparableClaim| {
         let error = planned(claim, &journal(&[beside])).expect_err("another sharing mode");
         assert!(error.is_transient(), "the other claim may be unprepared");
         error.to_string()
@@ -129,12 +129,12 @@ fn oversubscribed_share(index: usize, gpu: u8, memory_bytes: u64) -> AllocatedSh
     AllocatedShare { oversubscribe: true, ..share(index, gpu, memory_bytes, 0) }
 }
 
-fn planned(claim: &AllocatedClaim, journal: &Journal) -> Result<PrepareDecision, PlanError> {
+fn planned(claim: &PreparableClaim, journal: &Journal) -> Result<PrepareDecision, PlanError> {
     plan(claim, &inventory(), MemoryRatio::WHOLE, journal, "lib")
 }
 
 fn planned_at_twice(
-    claim: &AllocatedClaim,
+    claim: &PreparableClaim,
     journal: &Journal,
 ) -> Result<PrepareDecision, PlanError> {
     plan(claim, &inventory(), twice(), journal, "lib")
@@ -145,7 +145,7 @@ fn twice() -> MemoryRatio {
 }
 
 /// Returns the journal after these claims were prepared at 200 percent of the memory.
-fn oversubscribed(claims: &[AllocatedClaim]) -> Journal {
+fn oversubscribed(claims: &[PreparableClaim]) -> Journal {
     let mut journal = Journal::default();
     for claim in claims {
         let decision = planned_at_twice(claim, &journal);
@@ -226,7 +226,7 @@ fn unpublished_fraction_of_mib_is_not_allocated() {
 fn started_claim_is_planned_again_and_counts() {
     let a = claim("a", vec![share(0, 0, 16 * GIB, 0)]);
     let mut journal = journal(std::slice::from_ref(&a));
-    journal.claims.get_mut(&a.uid).expect("there").state = ClaimState::Started;
+    journal.claims.get_mut(&a.uid).expect("there").state = RecordState::Started;
     assert!(matches!(planned(&a, &journal), Ok(PrepareDecision::Prepare(_))));
     let b = claim("b", vec![share(0, 0, MIB, 0)]);
     assert!(matches!(planned(&b, &journal), Err(PlanError::Memory { .. })));

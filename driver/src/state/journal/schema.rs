@@ -27,7 +27,7 @@ pub struct ClaimRecord {
     /// The claim's name.
     pub name: ClaimName,
     /// The progress of Prepare.
-    pub state: ClaimState,
+    pub state: RecordState,
     /// Hash of the interceptor library of its containers. It does not change while the claim is
     /// prepared, so that all processes of one ledger run the same code.
     pub library: String,
@@ -53,7 +53,7 @@ fn is_false(value: &bool) -> bool {
 
 /// Progress of the Prepare of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum ClaimState {
+pub enum RecordState {
     /// Steps may have been taken. Under the lock, this record was left by a dead process, or its
     /// claim waits for its MPS control daemon.
     Started,

@@ -27,7 +27,7 @@ fn record(gpu: &str, memory_bytes: u64, cores_percent: u8) -> ClaimRecord {
     ClaimRecord {
         namespace: Namespace::new("ns").expect("a namespace"),
         name: ClaimName::new("claim").expect("a name"),
-        state: ClaimState::Started,
+        state: RecordState::Started,
         library: "ab12".into(),
         intercept: Default::default(),
         context_bytes: 0,

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use tessera_allocator::fragmentation::{Gpu, GpuMilli, GpuType, NodeView, Rise};
+use tessera_allocator::fragmentation::{GpuMilli, GpuState, GpuType, NodeCapacity, Rise};
 use tessera_allocator::model::{
     Alternative, Attribute, Capacity, Claim, Device, DeviceClass, DeviceId, DeviceResult, Mode,
     Node as ModelNode, NodeAffinityTerm, NodeChoice, NodeSelector, PendingPod, PodClaim, PodUid,
@@ -125,12 +125,14 @@ impl AllocatorPlacer {
             GpuType(self.kinds.iter().position(|kind| *kind == at).map_or(0, |kind| kind as u16))
         };
         let kind = node.model.positions().next().map_or(GpuType(0), kind);
-        let gpus: Vec<Gpu> =
-            node.gpus.iter().map(|&left| Gpu { kind, left: GpuMilli::new(left) }).collect();
+        let gpus: Vec<GpuState> =
+            node.gpus.iter().map(|&left| GpuState { kind, left: GpuMilli::new(left) }).collect();
         let potential = self.planner.expected();
-        let before = potential.of(&NodeView { cpu_milli: node.cpu_milli, gpus: &gpus });
-        potential
-            .rise(before, &NodeView { cpu_milli: node.cpu_milli - demand.cpu_milli, gpus: &gpus })
+        let before = potential.of(&NodeCapacity { cpu_milli: node.cpu_milli, gpus: &gpus });
+        potential.rise(
+            before,
+            &NodeCapacity { cpu_milli: node.cpu_milli - demand.cpu_milli, gpus: &gpus },
+        )
     }
 
     fn pod(&self, demand: &Demand) -> PendingPod {

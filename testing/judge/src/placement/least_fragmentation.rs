@@ -4,7 +4,8 @@
 use std::collections::HashMap;
 
 use tessera_allocator::fragmentation::{
-    Gpu, GpuMilli, GpuType, GpuTypes, Learner, NodeView, Potential, Request, RequestMix, Rise,
+    GpuMilli, GpuState, GpuType, GpuTypes, Learner, NodeCapacity, Potential, Request, RequestMix,
+    Rise,
 };
 
 use super::best_fit::free;
@@ -104,11 +105,11 @@ fn choices(demand: &Demand, node: &Node) -> Vec<Vec<usize>> {
     enough.filter(differs).map(|gpu| vec![gpu]).collect()
 }
 
-fn view<T>(node: &Node, read: impl FnOnce(&NodeView<'_>) -> T) -> T {
+fn view<T>(node: &Node, read: impl FnOnce(&NodeCapacity<'_>) -> T) -> T {
     let kind = types(node.model).next().unwrap_or(GpuType(u16::MAX));
-    let gpus: Vec<Gpu> =
-        node.gpus.iter().map(|&left| Gpu { kind, left: GpuMilli::new(left) }).collect();
-    read(&NodeView { cpu_milli: node.cpu_milli, gpus: &gpus })
+    let gpus: Vec<GpuState> =
+        node.gpus.iter().map(|&left| GpuState { kind, left: GpuMilli::new(left) }).collect();
+    read(&NodeCapacity { cpu_milli: node.cpu_milli, gpus: &gpus })
 }
 
 fn request(demand: &Demand) -> Request {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use tessera_allocator::topology::{
-    DeviceSet, LinkMatrix, ResidualValue, SetChooser, SetRequest, SizeMix, Wishes,
+    DeviceSet, LinkMatrix, ResidualValue, SetChooser, SetRequest, SizeMix, TopologyPreferences,
 };
 
 use super::best_effort::BestEffort;
@@ -111,7 +111,8 @@ impl SetPolicy for Tessera {
 }
 
 fn choose(chooser: &SetChooser, free: DeviceSet, count: usize) -> DeviceSet {
-    let request = SetRequest { count, candidates: free, free, wishes: Wishes::default() };
+    let request =
+        SetRequest { count, candidates: free, free, preferences: TopologyPreferences::default() };
     let choice = chooser.choose(&request, &mut u64::MAX.clone());
     choice.ok().flatten().expect("enough GPUs are free").devices
 }

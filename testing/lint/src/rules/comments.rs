@@ -7,7 +7,7 @@ use proc_macro2::{TokenStream, TokenTree};
 
 use super::{Finding, Rule};
 
-/// Columns of a line that has a comment.
+/// Columns of a line that has a comment. Fenced diagrams and tables may be wider.
 pub(super) const WIDTH: usize = 100;
 
 /// Reports comments that are too wide.
@@ -15,11 +15,24 @@ pub(super) fn check(path: &str, text: &str, findings: &mut Vec<Finding>) -> anyh
     let mut literals = Vec::new();
     let tokens = TokenStream::from_str(text).map_err(|error| anyhow!("{path}: {error}"))?;
     literal_lines(tokens, &mut literals);
+    let mut is_fenced = false;
     for (number, line) in (1..).zip(text.lines()) {
         let columns = line.chars().count();
+        let comment = line.trim_start().trim_start_matches(['/', '!']).trim_start();
+        if !line.trim_start().starts_with("//") {
+            is_fenced = false;
+        } else if comment.starts_with("```") {
+            is_fenced = !is_fenced;
+        }
         let is_literal = literals.iter().any(|(first, last)| (*first..=*last).contains(&number));
         // A link cannot be wrapped.
-        if columns <= WIDTH || is_literal || !line.contains("//") || line.contains("://") {
+        if columns <= WIDTH
+            || is_literal
+            || is_fenced
+            || comment.starts_with('|')
+            || !line.contains("//")
+            || line.contains("://")
+        {
             continue;
         }
         findings.push(Finding {
@@ -64,5 +77,7 @@ mod tests {
         let wide = "word ".repeat(30);
         let text = format!("/// {wide}\nfn f() {{\n    // {wide}\n    g(\"\n// {wide}\n\");\n}}\n");
         assert_eq!(lines_of(&text), [1, 3]);
+        let diagram = format!("//! ```text\n//! {wide}\n//! ```\n//! {wide}\n");
+        assert_eq!(lines_of(&diagram), [4]);
     }
 }

@@ -15,7 +15,12 @@ pub(super) fn check(path: &str, text: &str, findings: &mut Vec<Finding>) {
             continue;
         }
         let columns = line.chars().count();
-        if is_code || columns <= WIDTH || start.starts_with(['|', '#', '<', '!']) {
+        let is_indented_code = line.starts_with("    ") && !start.starts_with(['-', '*']);
+        if is_code
+            || is_indented_code
+            || columns <= WIDTH
+            || start.starts_with(['|', '#', '<', '!'])
+        {
             continue;
         }
         // A word that is too long by itself cannot be wrapped.

@@ -47,7 +47,6 @@ const BANNED: &[(&str, &str)] = &[
     ("stand-ins", "fakes"),
     ("bookkeeping", "accounting"),
     ("ruined", "corrupted"),
-    ("utils", "name the module for what it has"),
 ];
 
 /// Reports banned words anywhere in a file: comments, texts and names, whose parts count as words.

@@ -18,11 +18,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use tessera_allocator::model::{
-    self, Claim, DeviceClass, PendingPod, PodClaim, PodUid, Scheduling, Slice, Snapshot, Usage,
+    self, Claim, ClusterSnapshot, DeviceClass, PendingPod, PodClaim, PodUid, Scheduling, Slice,
+    Usage,
 };
 use tessera_allocator::{Decision, Policy, Settings, plan};
 use tessera_api::names::{DeviceClassName, Namespace, PodName, ShareId};
-use tessera_index::convert::{self, ConvertError, Fence};
+use tessera_index::convert::{self, ConvertError, DeviceFilter};
 
 use crate::pod_claim;
 
@@ -40,7 +41,7 @@ impl Devices {
     /// Stores a new or changed slice. An invalid slice provides no devices.
     pub(super) fn put_slice(&mut self, slice: &ResourceSlice) {
         let name = slice.name_any();
-        match convert::slice(slice, Fence::None) {
+        match convert::slice(slice, DeviceFilter::None) {
             Ok(slice) => drop(self.slices.insert(name, Arc::new(slice))),
             Err(_) => drop(self.slices.remove(&name)),
         }
@@ -79,7 +80,7 @@ impl Devices {
 pub(super) struct Allocator<'a> {
     devices: &'a Devices,
     claims: &'a [Arc<ResourceClaim>],
-    snapshot: Snapshot,
+    snapshot: ClusterSnapshot,
     wanted: Vec<(usize, Arc<Claim>)>,
 }
 
@@ -105,7 +106,7 @@ impl<'a> Allocator<'a> {
             return Ok(None);
         }
         let classes = devices.classes.iter();
-        let snapshot = Snapshot {
+        let snapshot = ClusterSnapshot {
             slices: devices.slices.clone(),
             classes: classes
                 .filter_map(|(name, (class, _))| {
@@ -113,7 +114,7 @@ impl<'a> Allocator<'a> {
                 })
                 .collect(),
             usage: usage(all)?,
-            ..Snapshot::default()
+            ..ClusterSnapshot::default()
         };
         Ok(Some(Self { devices, claims, snapshot, wanted }))
     }
@@ -124,7 +125,8 @@ impl<'a> Allocator<'a> {
         let node = convert::node(node).ok()?;
         let node = model::Node { ready: true, cordoned: false, taints: Vec::new(), ..node };
         let name = node.name.clone();
-        let snapshot = Snapshot { nodes: [(name, Arc::new(node))].into(), ..self.snapshot.clone() };
+        let snapshot =
+            ClusterSnapshot { nodes: [(name, Arc::new(node))].into(), ..self.snapshot.clone() };
         let settings = Settings { policy: Policy::FirstFit, ..Settings::default() };
         let decision = plan(&snapshot, &[self.pod()?], settings).decisions.pop()?;
         Some(self.results(&decision))
