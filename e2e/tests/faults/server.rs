@@ -90,7 +90,7 @@ async fn an_outage_longer_than_the_lease_ends_the_leader_and_the_next_one_takes_
     rig.api().go_down();
     let ended = tokio::time::timeout(PATIENCE, first.ended()).await;
     assert!(!ended.expect("it goes on without a lease").success());
-    assert!(first.log().contains("could not be renewed"), "{}", first.log());
+    assert!(first.log().contains("cannot renew the Lease"), "{}", first.log());
     rig.api().come_back(WatchCache::Fresh);
     let _second = rig.controller("b", true);
     rig.pod("second", "50Gi").await;
