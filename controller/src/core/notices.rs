@@ -95,6 +95,13 @@ impl Notices {
         let fresh = || LastNotices { reason, topics: BTreeMap::new() };
         let last = self.last.entry(pod.clone()).or_insert_with(fresh);
         last.reason = reason;
+        // What happens to the pod itself changes the state of its claims, so the same text
+        // about a claim is published again afterwards, and the other way round.
+        if *topic == Topic::Pod {
+            last.topics.retain(|known, _| known == topic);
+        } else {
+            last.topics.remove(&Topic::Pod);
+        }
         let replaced = last.topics.insert(topic.clone(), LastNotice { id, note: note.to_owned() });
         if let Some(replaced) = replaced {
             self.refused.remove(&replaced.id);

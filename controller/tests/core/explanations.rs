@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use serde_json::json;
 use tessera_api::events::{self, EventReason};
 use tessera_controller::core::event::WatchedKind;
 
@@ -133,4 +134,64 @@ fn deleted_node_is_given_up_at_once() {
     world.deliver_all();
     assert_eq!(reasons_of(&world, "a")[0], events::RESCHEDULING);
     assert!(world.open_of("a").is_some(), "its allocation is released");
+}
+
+#[test]
+fn pod_whose_status_lacks_a_claim_for_long_gets_nothing() {
+    let mut world = World::new();
+    world.add_node("node-a", 1);
+    // Two generated claims of which the status names one.
+    let mut pod = objects::pod("p", &[]);
+    pod["spec"]["resourceClaims"] = json!([
+        {"name": "x", "resourceClaimTemplateName": "t"},
+        {"name": "y", "resourceClaimTemplateName": "t"},
+    ]);
+    let status = json!([{"name": "x", "resourceClaimName": "x"}]);
+    pod["status"]["resourceClaimStatuses"] = status;
+    for name in ["x", "y"] {
+        let mut claim = objects::claim(name, "20Gi");
+        claim["metadata"]["annotations"] = json!({"resource.kubernetes.io/pod-claim-name": name});
+        claim["metadata"]["ownerReferences"] = json!([{
+            "apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "uid-p", "controller": true,
+        }]);
+        world.put(WatchedKind::Claim, claim);
+    }
+    world.put(WatchedKind::Pod, pod.clone());
+    world.deliver(WatchedKind::Pod);
+    world.settle();
+    assert!(world.place("x").is_some() && world.place("y").is_some(), "planned before the status");
+    world.pass(seconds(120));
+    assert_eq!(reasons_of(&world, "p"), [events::POD_STATUS_MISSING_CLAIM]);
+    world.settle();
+    world.pass(seconds(10));
+    world.settle();
+    assert_eq!((world.place("x"), world.place("y")), (None, None));
+    let both = json!([
+        {"name": "x", "resourceClaimName": "x"}, {"name": "y", "resourceClaimName": "y"},
+    ]);
+    world.edit(WatchedKind::Pod, "p", |pod| pod["status"]["resourceClaimStatuses"] = both);
+    world.settle();
+    world.pass(seconds(10));
+    world.settle();
+    assert!(world.place("x").is_some() && world.place("y").is_some());
+}
+
+#[test]
+fn same_text_is_published_again_after_the_pod_has_moved() {
+    let mut world = World::new();
+    world.add_node("node-a", 1);
+    world.add_pod("a", "20Gi");
+    world.settle();
+    world.report_unschedulable("a", "0/1 nodes are available: 1 Insufficient cpu.");
+    for _ in 0..100 {
+        world.settle();
+        world.pass(seconds(1));
+    }
+    let expected = [
+        events::RESCHEDULING,
+        events::INSUFFICIENT_DEVICES,
+        events::RESCHEDULING,
+        events::INSUFFICIENT_DEVICES,
+    ];
+    assert_eq!(reasons_of(&world, "a")[..4], expected);
 }

@@ -3,12 +3,21 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
+use serde_json::Value;
 use tessera_controller::core::event::WatchedKind;
 
 use crate::objects;
 use crate::world::World;
 
-const KINDS: [WatchedKind; 2] = [WatchedKind::Claim, WatchedKind::Pod];
+/// Claims and pods change most.
+const KINDS: [WatchedKind; 6] = [
+    WatchedKind::Claim,
+    WatchedKind::Pod,
+    WatchedKind::Claim,
+    WatchedKind::Pod,
+    WatchedKind::Node,
+    WatchedKind::Slice,
+];
 const MEMORIES: [&str; 4] = ["19Gi", "40Gi", "60Gi", "80Gi"];
 
 /// One thing that happens. Numbers choose among what exists.
@@ -25,6 +34,8 @@ enum Happening {
     Clear(u8),
     Touch(u8),
     Recreate(u8),
+    ToggleNode,
+    ToggleSlice,
     Deliver(u8),
     DeliverAgain(u8),
     Relist(u8),
@@ -50,7 +61,9 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => any::<u8>().prop_map(Clear),
         1 => any::<u8>().prop_map(Touch),
         1 => any::<u8>().prop_map(Recreate),
-        10 => any::<u8>().prop_map(Deliver),
+        1 => Just(ToggleNode),
+        1 => Just(ToggleSlice),
+        12 => any::<u8>().prop_map(Deliver),
         1 => any::<u8>().prop_map(DeliverAgain),
         1 => any::<u8>().prop_map(Relist),
         5 => any::<u8>().prop_map(CarryOut),
@@ -126,6 +139,8 @@ impl Storm {
                 let claim = choose(&claims, claim);
                 claim.iter().for_each(|claim| world.recreate_claim(claim, self.made));
             }
+            ToggleNode => self.toggle(WatchedKind::Node, objects::node("node-b")),
+            ToggleSlice => self.toggle(WatchedKind::Slice, objects::slice("node-b", 2)),
             Deliver(kind) => world.deliver(choose(&KINDS, kind).unwrap()),
             DeliverAgain(kind) => world.deliver_again(choose(&KINDS, kind).unwrap()),
             Relist(kind) => world.relist(choose(&KINDS, kind).unwrap()),
@@ -140,9 +155,21 @@ impl Storm {
         }
     }
 
+    /// Deletes the object, or creates it again.
+    fn toggle(&mut self, kind: WatchedKind, object: Value) {
+        let name = object["metadata"]["name"].as_str().unwrap();
+        if self.world.get(kind, name).is_some() {
+            self.world.delete(kind, name);
+        } else {
+            self.world.put(kind, object);
+        }
+    }
+
     /// Lets the cluster come to rest: everything is delivered and answered, kube-scheduler binds
     /// what it can, and time passes.
     fn calm(&mut self) {
+        self.world.put(WatchedKind::Node, objects::node("node-b"));
+        self.world.put(WatchedKind::Slice, objects::slice("node-b", 2));
         for _ in 0..30 {
             self.world.settle();
             for pod in self.world.names(WatchedKind::Pod) {

@@ -281,6 +281,8 @@ impl World {
     /// Loses the undelivered changes of a kind: the watch is interrupted and lists again.
     pub(crate) fn relist(&mut self, kind: WatchedKind) {
         self.undelivered.remove(&kind);
+        // A list is newer than all that was delivered before.
+        self.delivered.remove(&kind);
         let known: Vec<_> = self.known.iter().filter(|((of, _), _)| *of == kind).collect();
         let is_gone = |name: &String, object: &Value| {
             let now = self.objects.get(&(kind, name.clone()));

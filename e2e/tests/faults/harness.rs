@@ -409,7 +409,7 @@ impl Controller {
         self.child.wait().await.unwrap()
     }
 
-    pub(crate) fn is_running(&mut self) -> bool {
+    pub(crate) fn check_running(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
     }
 

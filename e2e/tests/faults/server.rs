@@ -88,7 +88,7 @@ async fn outage_longer_than_lease_leads_to_takeover() {
     harness.api().go_down();
     let ended = tokio::time::timeout(TIMEOUT, first.wait_exit()).await;
     assert!(!ended.expect("the controller continued without a lease").success());
-    assert!(first.log().contains("could not be renewed"), "{}", first.log());
+    assert!(first.log().contains("cannot renew the Lease"), "{}", first.log());
     harness.api().come_back(WatchCache::Fresh);
     let _second = harness.controller("b", true);
     harness.pod("second", "50Gi").await;
