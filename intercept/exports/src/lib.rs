@@ -70,9 +70,8 @@ pub unsafe fn hide(
         let symbol = unsafe { &mut *tables.symbols.add(index) };
         let is_function = symbol.st_info & 0xf == 2 && symbol.st_shndx != 0;
         // SAFETY: names are offsets into the string table, whose strings are terminated.
-        if is_function
-            && is_hidden(unsafe { CStr::from_ptr(tables.strings.add(symbol.st_name as usize)) })
-        {
+        let name = || unsafe { CStr::from_ptr(tables.strings.add(symbol.st_name as usize)) };
+        if is_function && is_hidden(name()) {
             symbol.st_shndx = 0;
             symbol.st_value = 0;
         }

@@ -121,9 +121,9 @@ unsafe fn entry_of(entry: *const u8) -> (u64, usize) {
     let (kind, header, length) = unsafe {
         (at::<u16>(entry, KIND_AT), at::<u32>(entry, HEADER_AT), at::<u64>(entry, LENGTH_AT))
     };
+    let has_unpacked = header as usize > UNPACKED_AT;
     // SAFETY: as above; the field is there where the header is long enough.
-    let unpacked =
-        if header as usize > UNPACKED_AT { unsafe { at::<u64>(entry, UNPACKED_AT) } } else { 0 };
+    let unpacked = if has_unpacked { unsafe { at::<u64>(entry, UNPACKED_AT) } } else { 0 };
     let bytes = match (kind, unpacked) {
         // SAFETY: it follows its header.
         (ELF, 0) => unsafe { sections(entry.add(header as usize)) },
