@@ -41,7 +41,7 @@ impl Kind {
     /// Returns the kind of a vendor and a class.
     ///
     /// # Errors
-    /// Returns [`NameError::VendorOrClass`] with the invalid part.
+    /// Returns [`CdiNameError::VendorOrClass`] with the invalid part.
     pub fn new(vendor: &str, class: &str) -> Result<Self, CdiNameError> {
         for part in [vendor, class] {
             if !is_vendor_or_class(part) {

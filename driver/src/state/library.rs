@@ -83,7 +83,7 @@ impl InstalledLibrary {
     /// instance may be installing at the same time.
     ///
     /// # Errors
-    /// [`LibraryError`]. Without the library no limit is enforced, so no claim can be prepared.
+    /// [`InstallError`]. Without the library no limit is enforced, so no claim can be prepared.
     pub fn install(
         source: &Path,
         intercept: InterceptMode,
@@ -107,7 +107,7 @@ impl InstalledLibrary {
     /// claims. Callers hold the journal's lock, as the instance that removes does.
     ///
     /// # Errors
-    /// [`LibraryError`].
+    /// [`InstallError`].
     pub fn ensure(&self, paths: &StatePaths) -> Result<(), InstallError> {
         let is_missing = |source: &Source| {
             let installed = path(paths, &self.hash, source.name);
@@ -128,7 +128,7 @@ impl InstalledLibrary {
     /// Removes libraries that no prepared claim uses, except this one.
     ///
     /// # Errors
-    /// [`LibraryError::Io`].
+    /// [`InstallError::Io`].
     pub fn remove_others(
         &self,
         paths: &StatePaths,

@@ -17,7 +17,7 @@ pub enum Rule {
     DocSentence,
     /// A word that the field does not use.
     BannedWord,
-    /// The name of a test is longer than [`items::LONGEST_TEST_NAME`] characters.
+    /// The name of a test is longer than 70 characters.
     TestName,
     /// A predicate (`is_`, `has_`, `can_`) takes `&mut self`.
     Predicate,
@@ -25,13 +25,13 @@ pub enum Rule {
     VagueType,
     /// Two shipped crates have a public type of one name.
     AmbiguousType,
-    /// A comment is wider than [`comments::WIDTH`] columns.
+    /// A comment is wider than 100 columns.
     CommentWidth,
-    /// A paragraph of Markdown is wider than [`markdown::WIDTH`] columns.
+    /// A paragraph of Markdown is wider than 100 columns.
     MarkdownWidth,
-    /// A function is longer than [`items::LONGEST_FUNCTION`] lines.
+    /// A function is longer than 100 lines.
     FunctionLength,
-    /// A file of a shipped crate is longer than [`items::LONGEST_FILE`] lines.
+    /// A file of a shipped crate is longer than 600 lines.
     FileLength,
     /// An exemption that nothing needs.
     StaleExemption,
