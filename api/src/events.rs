@@ -97,9 +97,6 @@ reasons! {
     /// them out.
     INSUFFICIENT_DEVICES = "InsufficientDevices", Controller, "Pod",
         "Wait, free GPUs, add nodes, or ask for less; `kubectl tessera explain pod NAME` has the details.";
-    /// No ResourceSlice of Tessera has a device.
-    NO_DEVICES_PUBLISHED = "NoDevicesPublished", Controller, "Pod",
-        "Check that `tessera-driver` runs on the GPU nodes and that it publishes (events of the Nodes).";
     /// The search for devices ended at its step budget, before an answer.
     SEARCH_BUDGET_EXCEEDED = "SearchBudgetExceeded", Controller, "Pod",
         "Ask for fewer devices, constraints or CEL selectors in one claim.";
@@ -139,10 +136,10 @@ reasons! {
     /// The driver cannot prepare the claim on the node, so the pod's containers do not start.
     FAILED_PREPARE = "FailedPrepareDynamicResources", Driver, "Pod",
         "Follow the message; the kubelet retries.";
-    /// GPUs of the node are not published.
+    /// GPUs of the node are not published, or have vanished.
     GPU_NOT_PUBLISHED = "GpuNotPublished", Driver, "Node",
-        "Remove the cause that the message names, such as another device plugin or MIG mode.";
-    /// A GPU failed its health check or vanished; new claims do not get it.
+        "Remove the cause that the message names, such as another device plugin.";
+    /// A GPU failed its health check, or NVML does not answer; new claims do not get it.
     GPU_UNHEALTHY = "GpuUnhealthy", Driver, "Node",
         "Drain the node and reset or replace the GPU, as the message says.";
     /// A process of a pod holds GPU memory that no ledger accounts for.

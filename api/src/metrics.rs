@@ -110,13 +110,13 @@ metrics! {
     CONTROLLER_ALLOCATION_LATENCY = Histogram "tessera_controller_allocation_latency_seconds" []
         "Seconds from the watch event to the persisted allocation";
     CONTROLLER_PLAN = Histogram "tessera_controller_plan_seconds" []
-        "Seconds that one plan took";
+        "Seconds of one step of the controller that planned, from its events to its effects";
     CONTROLLER_PLANS_CUT = Counter "tessera_controller_plans_cut" []
         "Plans that ended at their budget before all pods were planned, and were continued by the next";
     CONTROLLER_SEARCH_BUDGETS_EXCEEDED = Counter "tessera_controller_search_budgets_exceeded" []
         "Searches for the devices of a pod that ended at the step budget without a decision";
     CONTROLLER_PENDING_CLAIMS = Gauge "tessera_controller_pending_claims" ["reason"]
-        "Claims that are not allocated, by the reason of the pod's event";
+        "Claims that are not allocated, by event reason; of insufficient devices by the most frequent cause";
     CONTROLLER_RESERVED_NODES = Gauge "tessera_controller_reserved_nodes" []
         "Nodes reserved for starved pods (0 or 1)";
     CONTROLLER_OVERCOMMITTED_DEVICES = Gauge "tessera_controller_overcommitted_devices" []

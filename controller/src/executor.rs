@@ -17,13 +17,12 @@ use tessera_api::reason::MAX_EVENT_BYTES;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
-use crate::commit::{CommitError, Writer};
-use crate::core::effect::{ClaimChange, ClaimWrite, Effect, Notice, PodReference};
+use crate::commit::{CommitError, REQUEST_TIMEOUT, Writer};
+use crate::core::effect::{
+    ClaimChange, ClaimWrite, Effect, MAX_OPEN_NOTICES, Notice, PodReference,
+};
 use crate::core::event::{Event, WriteOutcome};
 use crate::leadership::Tenure;
-
-/// The notices that may wait to be published. The core sends those beyond again later.
-const QUEUE: usize = 1024;
 
 /// Performs effects on the runtime in which it was made.
 pub(crate) struct Executor {
@@ -41,7 +40,7 @@ impl Executor {
     /// Outside of a tokio runtime.
     pub(crate) fn new(client: Client, identity: &str) -> (Self, mpsc::UnboundedReceiver<Event>) {
         let (reports, reported) = mpsc::unbounded_channel();
-        let (notices, queue) = mpsc::channel(QUEUE);
+        let (notices, queue) = mpsc::channel(MAX_OPEN_NOTICES);
         let reporter = Reporter {
             controller: events::Reporter::Controller.name().to_owned(),
             instance: Some(identity.to_owned()),
@@ -73,10 +72,20 @@ impl Executor {
     fn write(&self, write: ClaimWrite) {
         let ClaimWrite { id, object, change } = write;
         let (writer, reports) = (self.writer.clone(), self.reports.clone());
+        let task =
+            self.runtime.spawn(async move { outcome(write_claim(&writer, &object, change).await) });
         self.runtime.spawn(async move {
-            let outcome = outcome(write_claim(&writer, &object, change).await);
-            // The core ends only after it has received the outcome of every write.
-            let _ = reports.send(Event::WriteEnded { id, outcome });
+            match task.await {
+                // The core ends only after it has received the outcome of every write.
+                Ok(outcome) => drop(reports.send(Event::WriteEnded { id, outcome })),
+                // The outcome is unknown, and the claim would be held for ever: the next leader
+                // lists it.
+                Err(error) if error.is_panic() => {
+                    tracing::error!("a write of a claim panicked; ending the process");
+                    std::process::abort();
+                }
+                Err(_) => {}
+            }
         });
     }
 }
@@ -140,16 +149,30 @@ async fn publish(
             action: "Allocating".to_owned(),
             secondary: notice.node.as_ref().map(node_reference),
         };
-        let published = recorder.publish(&event, &regarding).await;
-        let is_delivered = published.is_ok();
-        if let Err(error) = published {
-            let error = &error as &dyn std::error::Error;
-            tracing::warn!(pod, reason, error, "cannot publish event, trying again later");
-        }
+        let publish = recorder.publish(&event, &regarding);
+        let is_delivered = match tokio::time::timeout(REQUEST_TIMEOUT, publish).await {
+            Ok(Ok(())) => true,
+            Ok(Err(error)) => {
+                let is_final = is_refused_for_good(&error);
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(pod, reason, error, is_final, "cannot publish event");
+                is_final
+            }
+            Err(_) => {
+                tracing::warn!(pod, reason, "cannot publish event: no answer");
+                false
+            }
+        };
         if reports.send(Event::NoticeEnded { id, is_delivered }).is_err() {
             return;
         }
     }
+}
+
+/// Returns true if the API server will refuse the same event again. A missing permission may be
+/// granted.
+fn is_refused_for_good(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if matches!(status.code, 400 | 404 | 405 | 413 | 422))
 }
 
 fn pod_reference(pod: &PodReference) -> ObjectReference {

@@ -188,6 +188,8 @@ impl InventoryWatcher {
     }
 
     fn run(&mut self, stop: &mpsc::Receiver<()>) {
+        // The first call may hang as well.
+        self.progress.record(Instant::now());
         loop {
             let pause = match self.library.inventory() {
                 Ok(inventory) => {
@@ -237,7 +239,10 @@ impl InventoryWatcher {
             match self.next_events(&gpus) {
                 Ok(events) => {
                     let was_stalled = self.progress.record(Instant::now());
-                    self.refresh_health();
+                    // After a stall the state still has the taints of the stall: `found` reports.
+                    if !was_stalled {
+                        self.refresh_health();
+                    }
                     if self.remember(&events) || was_stalled {
                         return Duration::ZERO;
                     }

@@ -17,6 +17,9 @@ use tessera_api::names::DRIVER_NAME;
 use tessera_api::reason::MAX_EVENT_BYTES;
 use tessera_index::{Misplaced, Obstacle, RepairAction, RepairBlocker};
 
+/// Metric label and finding: no ResourceSlice of the driver has a device.
+pub const NO_DEVICES_PUBLISHED: &str = "NoDevicesPublished";
+
 /// Message of [`events::POD_STATUS_MISSING_CLAIM`]; see
 /// [`Index::is_unlisted`](tessera_index::Index::is_unlisted).
 pub const NOT_LISTED_NOTE: &str = "the pod's status does not list all ResourceClaims that were \
@@ -79,7 +82,7 @@ pub fn kept_free(kept: &Kept) -> String {
 pub fn label(cause: &Cause) -> &'static str {
     let Cause::NoFit(explanation) = cause else { return reason(cause).name() };
     let most = explanation.tallies().max_by_key(|(_, tally)| tally.devices());
-    most.map_or(events::NO_DEVICES_PUBLISHED.name(), |(reason, _)| reason.code())
+    most.map_or(NO_DEVICES_PUBLISHED, |(reason, _)| reason.code())
 }
 
 /// Returns reason and message of the event about a pod that cannot be planned because of a claim.

@@ -8,7 +8,7 @@ use tessera_api::names::{ClaimUid, DeviceClassName, Namespace, NodeName, PodName
 use tessera_api::quantity::Quantity;
 use tessera_api::reason::{Explanation, MAX_EVENT_BYTES, Reason};
 use tessera_index::{Misplaced, RepairAction, RepairBlocker};
-use tessera_messages::{label, misplaced, note, reason};
+use tessera_messages::{NO_DEVICES_PUBLISHED, label, misplaced, note, reason};
 
 fn node(name: &str) -> NodeName {
     NodeName::new(name).unwrap()
@@ -59,7 +59,7 @@ fn insufficient_devices_fits_into_an_event() {
 
 #[test]
 fn cluster_without_devices_has_its_own_label() {
-    assert_eq!(label(&Cause::NoFit(Explanation::new())), events::NO_DEVICES_PUBLISHED.name());
+    assert_eq!(label(&Cause::NoFit(Explanation::new())), NO_DEVICES_PUBLISHED);
 }
 
 #[test]

@@ -71,7 +71,7 @@ pub(crate) fn supply(view: &PlanView<'_>) -> Vec<Finding> {
             "no ResourceSlice of {DRIVER_NAME} has a device; check that the DaemonSet tessera-driver \
              runs on the GPU nodes"
         );
-        return vec![Finding { code: events::NO_DEVICES_PUBLISHED.name(), message }];
+        return vec![Finding { code: message::NO_DEVICES_PUBLISHED, message }];
     }
     if devices().all(|device| device.foreign) {
         let message = "no device has the taint of managed mode (the chart has mode: stock, or was \

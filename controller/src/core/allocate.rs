@@ -122,8 +122,12 @@ impl Step<'_> {
     pub(super) fn carry_out(&mut self, decision: &Decision) {
         let message = self.state.index.unschedulable_message(&decision.pod);
         let (pod, node) = (&decision.pod, decision.node.clone());
-        tracing::info!(%pod, %node, claims = decision.claims.len(), "placed");
-        let State { placements, holds, .. } = &mut *self.state;
+        let (namespace, name) = self.state.index.pod_name(pod).unzip();
+        let (namespace, name) =
+            (namespace.map(tracing::field::display), name.map(tracing::field::display));
+        tracing::info!(namespace, name, %pod, %node, claims = decision.claims.len(), "allocated claims");
+        let State { placements, holds, notices, .. } = &mut *self.state;
+        notices.placed(pod);
         placements.placed(holds, pod, node, message, self.now);
         for claim_allocation in &decision.claims {
             let draft = |index: &Index| draft(index, claim_allocation);

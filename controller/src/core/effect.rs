@@ -46,6 +46,10 @@ pub struct WriteId(pub u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NoticeId(pub u64);
 
+/// Upper bound of the notices that are sent and have not ended. The executor's queue has room for
+/// all of them.
+pub const MAX_OPEN_NOTICES: usize = 1024;
+
 /// A write of one claim.
 #[derive(Debug, Clone)]
 pub struct ClaimWrite {

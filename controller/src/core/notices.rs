@@ -12,7 +12,7 @@ use tessera_api::events::EventReason;
 use tessera_api::names::ClaimUid;
 
 use super::clock::Moment;
-use super::effect::{Notice, NoticeId};
+use super::effect::{MAX_OPEN_NOTICES, Notice, NoticeId};
 use super::holds::{HoldReason, Holds, Subject};
 
 /// The last events of each pod.
@@ -79,10 +79,14 @@ impl Notices {
         if last.and_then(|last| last.topics.get(topic)).is_some_and(|last| last.note == note) {
             return Offer::Known;
         }
+        if self.open.len() >= MAX_OPEN_NOTICES {
+            return Offer::Later(now + HoldReason::EventPublished.rule().first);
+        }
         let is_repeated = last.is_some_and(|last| last.reason == reason);
         let interval =
             if is_repeated { HoldReason::EventRepeated } else { HoldReason::EventPublished };
         if let Some(until) = holds.until(&subject, interval, now) {
+            self.drop_refused(pod, topic);
             return Offer::Later(until);
         }
         if !is_repeated {
@@ -97,16 +101,34 @@ impl Notices {
         last.reason = reason;
         // What happens to the pod itself changes the state of its claims, so the same text
         // about a claim is published again afterwards, and the other way round.
-        if *topic == Topic::Pod {
-            last.topics.retain(|known, _| known == topic);
-        } else {
-            last.topics.remove(&Topic::Pod);
+        let is_over =
+            |known: &Topic, _: &mut LastNotice| (*topic == Topic::Pod) != (*known == Topic::Pod);
+        for (_, over) in last.topics.extract_if(.., is_over) {
+            self.refused.remove(&over.id);
         }
         let replaced = last.topics.insert(topic.clone(), LastNotice { id, note: note.to_owned() });
         if let Some(replaced) = replaced {
             self.refused.remove(&replaced.id);
         }
         Offer::Send(id)
+    }
+
+    /// Drops a text that the API server has not taken and that is outdated.
+    fn drop_refused(&mut self, pod: &PodUid, topic: &Topic) {
+        let Some(last) = self.last.get_mut(pod) else { return };
+        let is_refused = |last: &LastNotice| self.refused.remove(&last.id).is_some();
+        if last.topics.get(topic).is_some_and(is_refused) {
+            last.topics.remove(topic);
+        }
+    }
+
+    /// Ends the texts about the claims of a pod: they are allocated.
+    pub(super) fn placed(&mut self, pod: &PodUid) {
+        let Some(last) = self.last.get_mut(pod) else { return };
+        let is_claim = |topic: &Topic, _: &mut LastNotice| matches!(topic, Topic::Claim(_));
+        for (_, over) in last.topics.extract_if(.., is_claim) {
+            self.refused.remove(&over.id);
+        }
     }
 
     /// Keeps a notice until its publication has ended.
@@ -129,18 +151,23 @@ impl Notices {
         if is_delivered {
             holds.restart_count(&Subject::pod(pod), HoldReason::EventRefused);
         } else if last.is_some_and(|last| last.id == id) {
-            holds.hold(Subject::pod(pod), HoldReason::EventRefused, now);
+            // Once for all notices of the pod that were sent together.
+            if !holds.is_held(&Subject::pod(pod), HoldReason::EventRefused, now) {
+                holds.hold(Subject::pod(pod), HoldReason::EventRefused, now);
+            }
             self.refused.insert(id, (topic, notice));
         }
     }
 
-    /// Returns the notices that are to be sent again now.
+    /// Returns the notices that are to be sent again now, as many as may be open. Each that ends
+    /// causes a step, in which the rest follows.
     pub(super) fn take_due(&mut self, holds: &Holds, now: Moment) -> Vec<Notice> {
         let is_due = |_: &NoticeId, (_, notice): &mut (Topic, Notice)| {
             let subject = Subject::pod(&notice.pod.uid);
             !holds.is_held(&subject, HoldReason::EventRefused, now)
         };
-        let due: Vec<_> = self.refused.extract_if(.., is_due).collect();
+        let free = MAX_OPEN_NOTICES.saturating_sub(self.open.len());
+        let due: Vec<_> = self.refused.extract_if(.., is_due).take(free).collect();
         let notices = due.iter().map(|(_, (_, notice))| notice.clone()).collect();
         self.open.extend(due);
         notices

@@ -1,4 +1,4 @@
-//! Overcommitment: devices of which more is allocated than they have (ADR 51).
+//! Overcommitment: devices of which more is allocated than they have (ADR 32).
 
 use tessera_allocator::model::{DeviceId, PodUid};
 use tessera_api::events;
@@ -35,8 +35,8 @@ impl Step<'_> {
         for pod in self.state.index.pods_with(claim) {
             // This is no evidence against the node.
             self.note_not_written(&pod, NotWritten::Outdated);
-            let topic = Topic::Device(device.clone());
-            self.notify(&pod, topic, events::OVERCOMMITTED, note.clone(), None);
+            // Its claims are planned again, so what was published about them is outdated.
+            self.notify(&pod, Topic::Pod, events::OVERCOMMITTED, note.clone(), None);
         }
         self.release(claim, None);
     }

@@ -1,4 +1,4 @@
-//! Repair: claims that are not on the node of the pod that is bound with them (ADR 50). The node
+//! Repair: claims that are not on the node of the pod that is bound with them (ADR 32). The node
 //! of a bound pod takes precedence.
 
 use std::collections::BTreeMap;

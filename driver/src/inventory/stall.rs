@@ -30,13 +30,14 @@ pub(super) struct Progress(Arc<Mutex<ProgressState>>);
 
 #[derive(Debug, Default)]
 struct ProgressState {
-    /// The last answer of the library, or `None` before the first.
+    /// The last answer of the library or the start of the thread. `None` while the thread waits for
+    /// something else.
     last: Option<Instant>,
     is_stalled: bool,
 }
 
 impl Progress {
-    /// Records that the library answered, be it with an error. Returns true if it was stalled: the
+    /// Records that the library answered, be it with an error, or that the thread starts. Returns true if it was stalled: the
     /// inventory must be read again.
     pub(super) fn record(&self, now: Instant) -> bool {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -47,6 +48,11 @@ impl Progress {
     /// Stops the detection until the next answer: the thread waits for something else.
     pub(super) fn suspend(&self) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).last = None;
+    }
+
+    /// Returns true while the library hangs.
+    fn is_stalled(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_stalled
     }
 
     /// Returns true if the library has just been found to hang.
@@ -95,12 +101,23 @@ impl StallWatch {
         // The receiver is gone when the driver stops.
         let _ = self.events.send(NodeEvent { reason: events::GPU_UNHEALTHY, note });
         self.hardware.send_if_modified(|state| {
-            let HardwareState::Known(inventory) = &**state else { return false };
+            // The thread may have sent an answer in between.
+            if !self.progress.is_stalled() {
+                return false;
+            }
+            let HardwareState::Known(inventory) = &**state else {
+                // Nothing was ever read: what an earlier process published must not stay.
+                let reason = message.clone();
+                *state = Arc::new(HardwareState::Unknown { reason, is_queried: true });
+                return true;
+            };
             let mut inventory = inventory.clone();
             for gpu in inventory.gpus.iter_mut().filter(|gpu| gpu.is_healthy()) {
                 let code = STALLED_CODE.to_owned();
                 gpu.health = Health::Unhealthy { code, message: message.clone() };
             }
+            let gpus = inventory.gpus.len();
+            self.metrics.set_gpu_counts(gpus, gpus, &inventory.unpublished_by_reason());
             *state = Arc::new(HardwareState::Known(inventory));
             true
         });

@@ -8,7 +8,7 @@ use tessera_runtime::error_chain::chain;
 use super::{
     claim::PreparableClaim,
     error::{PrepareError, UnprepareError},
-    execute::Executor,
+    execute::{Executor, StepError},
     plan::{PrepareDecision, plan},
     step::{Step, answer, restore_steps, steps, undo_steps},
 };
@@ -165,7 +165,9 @@ impl LocalNode {
         else {
             return Ok(None);
         };
-        self.restore(claim, record, &journal)?;
+        self.restore(claim, record)?;
+        // Another pod that shares the claim may begin now: it needs the MPS daemon, too.
+        self.executor.mps().request(&journal.journal().mps_gpus(None)).map_err(StepError::from)?;
         Ok(Some(answer(claim, record)))
     }
 
@@ -174,10 +176,8 @@ impl LocalNode {
         &self,
         claim: &ClaimUid,
         record: &ClaimRecord,
-        journal: &LockedJournal<'_>,
     ) -> Result<(), PrepareError> {
-        let mps_gpus = journal.journal().mps_gpus(None);
-        Ok(self.executor.execute(&restore_steps(claim, record, mps_gpus, &self.paths)?)?)
+        Ok(self.executor.execute(&restore_steps(claim, record, &self.paths)?)?)
     }
 
     /// Unprepares a claim, with nothing but the journal and the file system. A claim that is not

@@ -71,7 +71,7 @@ impl LocalNode {
                     ),
                 },
                 RecordState::Completed => {
-                    if let Err(error) = self.restore(&claim, &record, &journal) {
+                    if let Err(error) = self.restore(&claim, &record) {
                         tracing::error!(
                             %namespace, claim = %name, uid = %claim, error = %chain(&error),
                             "cannot restore files of prepared claim; its containers may fail to restart"
@@ -173,17 +173,25 @@ pub async fn repair(
     source: &ClaimSource,
     pool: &PoolName,
 ) -> Result<RepairResult, PrepareError> {
-    /// Pause between attempts to reach the API server.
+    /// Pause between attempts to reach the API server or to lock the journal.
     const PAUSE: Duration = Duration::from_secs(2);
 
-    let worker = Arc::clone(node);
-    match tokio::task::spawn_blocking(move || worker.repair()).await? {
-        Err(PrepareError::Journal(
-            error @ (JournalError::Unreadable { .. } | JournalError::Lost { .. }),
-        )) => {
-            tracing::error!(error = %chain(&error), "rebuilding the journal from the claims of the API server");
+    loop {
+        let worker = Arc::clone(node);
+        match tokio::task::spawn_blocking(move || worker.repair()).await? {
+            // The other instance of an update holds the lock.
+            Err(PrepareError::Journal(error @ JournalError::Busy { .. })) => {
+                tracing::warn!(error = %chain(&error), "waiting for the journal's lock");
+                tokio::time::sleep(PAUSE).await;
+            }
+            Err(PrepareError::Journal(
+                error @ (JournalError::Unreadable { .. } | JournalError::Lost { .. }),
+            )) => {
+                tracing::error!(error = %chain(&error), "rebuilding the journal from the claims of the API server");
+                break;
+            }
+            result => return result,
         }
-        result => return result,
     }
     let claims = loop {
         match source.list(|claim| checked(claim, pool).is_some()).await {

@@ -117,19 +117,20 @@ pub fn steps(
     Ok(steps)
 }
 
-/// Returns the steps that restore a prepared claim: those of [`steps`] without the wait for its MPS
-/// control daemon, which must not keep its files from being restored.
+/// Returns the steps that restore the files of a prepared claim: those of [`steps`] without its MPS
+/// control daemon, whose failure must not keep the files from being restored.
 ///
 /// # Errors
 /// As [`steps`].
 pub fn restore_steps(
     claim: &ClaimUid,
     record: &ClaimRecord,
-    mps_gpus: BTreeSet<GpuUuid>,
     paths: &StatePaths,
 ) -> Result<Vec<Step>, GrantTextError> {
-    let mut steps = steps(claim, record, mps_gpus, paths)?;
-    steps.retain(|step| !matches!(step, Step::AwaitMpsDaemon { .. }));
+    let mut steps = steps(claim, record, BTreeSet::new(), paths)?;
+    steps.retain(|step| {
+        !matches!(step, Step::RequestMpsDaemons { .. } | Step::AwaitMpsDaemon { .. })
+    });
     Ok(steps)
 }
 

@@ -101,7 +101,7 @@ impl UnaccountedProcess {
         });
         format!(
             "process {pid} ({}) of the pod with UID {pod_uid} holds {held} of {gpu} and {accounted}: it has no share of that GPU, \
-             runs without the interceptor, allocates memory that the interceptor does not count yet (README), or has overwritten its ledger. \
+             runs without the interceptor, allocates memory that the interceptor does not count yet (docs/operator/limitations.md), or has overwritten its ledger. \
              Find the pod with `kubectl get pods -A -o json | jq '.items[].metadata | select(.uid == \"{pod_uid}\")'`",
             process.name
         )

@@ -48,7 +48,8 @@ struct tessera_compute_page {
     uint64_t waits;
     /* Wall ns in which processes that are gone had work, added up. */
     uint64_t past_busy_ns;
-    /* What a process with work all the time would have had of the GPU: grows slower the more there are. GPU-ns. */
+    /* What a process with work all the time would have had of the GPU: grows slower the more
+     * there are. GPU-ns. */
     uint64_t turn_ns;
     /* Monotonic ns up to which turn_ns is. */
     uint64_t turn_at_ns;
@@ -77,7 +78,8 @@ struct tessera_compute_slot {
     uint64_t busy_ns;
     /* Monotonic ns since when it waits; 0: it does not. */
     uint64_t waiting_since_ns;
-    /* Monotonic ns by which its work should be done: a process that launches no more may never look. */
+    /* Monotonic ns by which its work should be done: a process that launches no more may never
+     * look. */
     uint64_t done_by_ns;
 };
 TESSERA_ASSERT(offsetof(struct tessera_compute_slot, gpu_ns) == 0);
@@ -88,12 +90,14 @@ TESSERA_ASSERT(offsetof(struct tessera_compute_slot, waiting_since_ns) == 32);
 TESSERA_ASSERT(offsetof(struct tessera_compute_slot, done_by_ns) == 40);
 TESSERA_ASSERT(sizeof(struct tessera_compute_slot) == 48);
 
-/* Written by the host, read-only in the container: 16 bytes for each share of a GPU, in words that are written one after the
- * other. A reader between them is off by one interval of the host's. */
+/* Written by the host, read-only in the container: 16 bytes for each share of a GPU, in words that
+ * are written one after the other. A reader between them is off by one interval of the host's. */
 struct tessera_published_page {
-    /* Bits 0..16 rate in 1/100 percent (0: never written), 16..32 others in 1/256 contexts, 32..64 monotonic ms, the low bits. */
+    /* Bits 0..16 rate in 1/100 percent (0: never written), 16..32 others in 1/256 contexts,
+     * 32..64 monotonic ms, the low bits. */
     uint64_t word;
-    /* Busy ns of all others' processes, added up since the host looks: grows by one second a second for each that always has work. */
+    /* Busy ns of all others' processes, added up since the host looks: grows by one second a
+     * second for each that always has work. */
     uint64_t others_busy_ns;
 };
 TESSERA_ASSERT(offsetof(struct tessera_published_page, word) == 0);
@@ -118,7 +122,8 @@ struct tessera_grant_page {
     uint32_t cores_percent;
     /* ComputePolicy as a number. */
     uint32_t policy;
-    /* Bits of features that must be understood: an unknown bit refuses the grant. GRANT_OVERSUBSCRIBE, GRANT_MPS. */
+    /* Bits of features that must be understood: an unknown bit refuses the grant.
+     * GRANT_OVERSUBSCRIBE, GRANT_MPS. */
     uint64_t flags;
     /* The GPU. */
     uint8_t gpu_uuid[16];
@@ -128,8 +133,9 @@ struct tessera_grant_page {
     uint8_t id[128];
     /* Zero; room to grow. */
     uint8_t reserved[3768];
-    /* What the host says of the GPU's other users, some times a second: beside sequence, which does not count it, and in a cache
-     * line of its own, so that readers of the rest notice nothing. */
+    /* What the host says of the GPU's other users, some times a second: beside sequence, which
+     * does not count it, and in a cache line of its own, so that readers of the rest notice
+     * nothing. */
     struct tessera_published_page published;
     uint8_t reserved1[48];
 };
@@ -150,9 +156,9 @@ TESSERA_ASSERT(sizeof(struct tessera_grant_page) == 4096);
 
 /* A process's part of the ledger.
  *
- * A change of used_bytes is numbered: next_used_bytes and begun say what is about to happen, total takes it
- * together with slot and number, settled closes it. Whoever finds the slot of a dead process can tell from these how
- * far it came, and finishes or drops the change. */
+ * A change of used_bytes is numbered: next_used_bytes and begun say what is about to happen,
+ * total takes it together with slot and number, settled closes it. Whoever finds the slot of a
+ * dead process can tell from these how far it came, and finishes or drops the change. */
 struct tessera_slot_page {
     /* SLOT_FREE or SLOT_LIVE; for readers, the lock is what counts. */
     uint32_t state;
@@ -176,9 +182,11 @@ struct tessera_slot_page {
     uint64_t launches;
     /* Its use of the GPU's time. */
     struct tessera_compute_slot compute;
-    /* The process as the host's driver knows it; 0 where nobody has told. The process's own word, as all that is in here. */
+    /* The process as the host's driver knows it; 0 where nobody has told. The process's own word,
+     * as all that is in here. */
     uint32_t host_pid;
-    /* The low half of the start_ticks that host_pid belongs to. A library that knows neither may have taken the slot since. */
+    /* The low half of the start_ticks that host_pid belongs to. A library that knows neither
+     * may have taken the slot since. */
     uint32_t host_pid_start;
 };
 TESSERA_ASSERT(offsetof(struct tessera_slot_page, state) == 0);
@@ -223,7 +231,8 @@ struct tessera_ledger_page {
     /* What the processes share about compute. */
     struct tessera_compute_page compute;
     uint64_t reserved2[487];
-    /* How often a program was handed out a function that no release has that the library knows. In the last word of the header. */
+    /* How often a program was handed out a function that no release has that the library knows.
+     * In the last word of the header. */
     uint64_t unknown_functions;
     /* One for each process. */
     struct tessera_slot_page slot[448];
