@@ -1,4 +1,4 @@
-//! Cache: would a shape fit on a node if all releasable devices were free?
+//! Cached feasibility of shapes on nodes whose releasable devices are all free.
 //!
 //! An entry is valid until the node reaches other devices.
 
@@ -25,8 +25,7 @@ struct CachedResult {
     would_fit: bool,
 }
 
-/// A search that takes more than this fraction of the steps is stopped: the node counts as
-/// infeasible.
+/// A search is stopped at the step budget divided by this: the node counts as infeasible.
 const STEP_FRACTION: u64 = 8;
 
 impl CachedResult {

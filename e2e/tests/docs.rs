@@ -411,7 +411,10 @@ fn named_flags_exist() {
 fn named_metrics_exist() {
     let reference = read("docs/reference/metrics.md");
     let (mut problems, mut named) = (Vec::new(), 0);
-    for page in pages().iter().filter(|page| !page.starts_with("docs/reference/")) {
+    // The changelog lists former names.
+    let is_current =
+        |page: &&String| !page.starts_with("docs/reference/") && *page != "CHANGELOG.md";
+    for page in pages().iter().filter(is_current) {
         let text = read(page);
         for line in lines(&text).iter().filter(|line| line.code.is_none()) {
             for span in spans(line.text) {

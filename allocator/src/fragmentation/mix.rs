@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use super::potential::Potential;
 use super::request::{GpuMilli, GpuTypes, Request};
 
-/// Number of later requests after which a request has the weight 1/e: about a week of a busy
-/// cluster.
+/// Decay constant in requests: after this many later requests, a request has the weight 1/e. About
+/// a week of a busy cluster.
 const DECAY_REQUESTS: f64 = 8192.0;
 
 /// Weight of the default mix, in requests.
 const PRIOR_REQUESTS: f64 = 64.0;
 
-/// Default mix: shares of a GPU, one GPU and several GPUs, with 8 CPU cores per GPU, in percent.
+/// Default mix: shares of a GPU, one GPU and several GPUs, with their CPU requests, in percent.
 const PRIOR_CLASSES: [(u64, u32, u32, f64); 7] = [
     // CPU in millicores, GPUs, thousandths of each GPU, percent
     (4000, 1, 125, 8.0),
@@ -115,14 +115,14 @@ impl RequestMix {
     }
 }
 
-/// A [`RequestMix`] that learns, and the potential for it.
+/// A [`RequestMix`] that is updated by each request, with its potential.
 ///
 /// Each pod is reported at most twice, however often it is planned: [`Learner::observe`] when it is
 /// first seen, and [`Learner::refused`] at its first refusal for lack of capacity. Either call is a
 /// map look-up.
 ///
 /// The potential is computed again only after the mix has changed enough: often at first, then
-/// every few hundred requests.
+/// at most every `MAX_BETWEEN_UPDATES` requests.
 #[derive(Debug, Clone)]
 pub struct Learner {
     mix: RequestMix,

@@ -10,11 +10,11 @@
 /// Maximum number of distinct sizes; the others count as the next larger one.
 const MAX_SIZES: usize = 32;
 
-/// Maximum number of pivots per size. If the program is not solved by then, the prices are too high
-/// by a factor that [`RemainderValue`] scales away.
+/// Maximum number of pivots per size. If the linear program is not solved by then, the prices are
+/// too high by a factor that [`RemainderValue`] scales away.
 const MAX_PIVOTS_PER_SIZE: usize = 50;
 
-/// Smaller numbers count as rounding errors.
+/// Numerical tolerance.
 const EPSILON: f64 = 1e-9;
 
 const WHOLE: usize = 1000;
@@ -72,7 +72,7 @@ fn grouped(demand: &[(usize, f64)]) -> (Vec<usize>, Vec<f64>) {
     (sizes, counts)
 }
 
-/// Linear program "cut as few GPUs as serve the demand", solved by column generation.
+/// Linear program for the minimum number of GPUs that serve the demand, by column generation.
 struct CuttingStock<'a> {
     sizes: &'a [usize],
     /// Inverse of the basis: a row for each pattern in use, a column for each size.
@@ -124,7 +124,7 @@ impl<'a> CuttingStock<'a> {
         best
     }
 
-    /// Adds a pattern to the basis in place of the one that reaches zero first. Returns false if
+    /// Adds a pattern to the basis in place of the one chosen by the ratio test. Returns false if
     /// there is none.
     fn enter(&mut self, pattern: &[f64]) -> bool {
         let dot = |row: &Vec<f64>| row.iter().zip(pattern).map(|(a, b)| a * b).sum();

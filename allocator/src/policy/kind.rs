@@ -1,4 +1,4 @@
-//! The placement policies that a pod can choose.
+//! Placement policies. `FirstFit` cannot be set in a GpuConfig: `simulate` has it.
 
 use tessera_api::config::PlacementPolicy;
 

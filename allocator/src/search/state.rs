@@ -90,7 +90,7 @@ impl<'a> SearchState<'a> {
         &self.left
     }
 
-    /// Returns the exclusive devices of this search, by candidate: not 0.
+    /// Returns, by candidate, the claims of this search that hold it exclusively, as a bit set.
     pub(super) fn holders(&self) -> &[u128] {
         &self.holders
     }

@@ -11,8 +11,8 @@ use crate::model::{Attribute, Device};
 
 /// Value of the variable `device`, built once per device.
 ///
-/// A version attribute that is not a semantic version makes it an error: upstream fails every
-/// evaluation on such a device, even if the expression does not read the attribute.
+/// A version attribute that is not a semantic version makes the whole view an error: upstream fails
+/// every evaluation on such a device, even if the expression does not read the attribute.
 #[derive(Debug, Clone)]
 pub struct DeviceView(Result<Arc<Fields>, SelectorError>);
 

@@ -1,12 +1,12 @@
-//! NVLink cliques: groups of GPUs in which every two are joined by NVLink.
+//! NVLink cliques: groups of GPUs that are pairwise connected by NVLink.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Link;
 use crate::names::GpuUuid;
 
-/// Steps that the search for one largest clique may take. Real machines need a few dozen: all their
-/// GPUs are joined to all, or to a handful. Beyond it the largest clique found so far is taken,
+/// Steps that the search for one largest clique may take. Real machines need a few dozen: each
+/// GPU is connected to all others or to a few. Beyond it the largest clique found so far is taken,
 /// which is still a clique and still deterministic.
 const STEP_BUDGET: u32 = 200_000;
 
@@ -21,10 +21,10 @@ pub struct NvlinkClique {
 }
 
 /// Partitions GPUs into NVLink cliques: the largest first, of equally large ones the one with the
-/// lowest members, by the order of `gpus`; then again among those left. On a mesh that is not
-/// complete (DGX-1V: two quads with single links between them) a GPU belongs to the largest group
-/// only, so that a constraint on the clique never pairs GPUs without a link. A GPU left alone is in
-/// no clique.
+/// lowest members, by the order of `gpus`; then repeated for the remaining GPUs. On a mesh that is
+/// not complete (DGX-1V: two quads with single links between them) a GPU belongs to the largest
+/// group only, so that a constraint on the clique never pairs GPUs without a link. A GPU without a
+/// partner is in no clique.
 pub fn nvlink_cliques<'g>(
     gpus: impl IntoIterator<Item = &'g GpuUuid>,
     links: &[Link],

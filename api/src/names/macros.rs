@@ -1,6 +1,6 @@
-//! The one macro that makes a name type.
+//! `name_type!`: newtypes of validated strings.
 
-/// Defines a name: a shared string that obeys a rule.
+/// Defines a name: a reference-counted string with validated syntax.
 ///
 /// `$canonical` turns text into the stored form, or `None` where the text breaks the rule.
 macro_rules! name_type {
@@ -10,7 +10,7 @@ macro_rules! name_type {
         pub struct $name(std::sync::Arc<str>);
 
         impl $name {
-            /// What the name must look like, in words.
+            /// Valid syntax, for error messages.
             pub const RULE: &'static str = $rule;
 
             /// Parses the text.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use tessera_api::events::{self, EventReason};
+use tessera_controller::core::effect::MAX_OPEN_NOTICES;
 use tessera_controller::core::event::WatchedKind;
 
 use crate::objects;
@@ -63,6 +64,35 @@ fn refused_event_is_published_again_until_it_is_taken() {
     world.report_notices(true);
     world.pass(seconds(900));
     assert_eq!(world.take_notices(), 0, "it was taken");
+}
+
+#[test]
+fn refused_event_about_a_placed_pod_is_dropped() {
+    let mut world = full();
+    world.report_notices(false);
+    assert_eq!(world.take_notices(), 1);
+    world.end_pod("first");
+    world.settle();
+    // The pod is placed before the event is due again.
+    world.pass(Duration::from_millis(1500));
+    world.settle();
+    assert!(world.place("second").is_some());
+    world.pass(seconds(900));
+    assert_eq!(world.take_notices(), 0, "the pod has its devices");
+}
+
+#[test]
+fn open_notices_are_bounded_and_the_rest_follows() {
+    let mut world = full();
+    let pods = MAX_OPEN_NOTICES + 50;
+    for number in 1..pods {
+        world.add_pod(&format!("pod-{number}"), "20Gi");
+    }
+    assert_eq!(world.notices.len(), MAX_OPEN_NOTICES);
+    world.report_all_notices();
+    world.pass(seconds(3));
+    world.report_all_notices();
+    assert_eq!(world.notices.len(), pods, "each pod has one event");
 }
 
 #[test]

@@ -465,6 +465,13 @@ impl World {
         self.step([Event::NoticeEnded { id, is_delivered }]);
     }
 
+    /// Reports that every notice so far was delivered.
+    pub(crate) fn report_all_notices(&mut self) {
+        let ended = |notice: &Notice| Event::NoticeEnded { id: notice.id, is_delivered: true };
+        let events: Vec<Event> = self.notices.iter().map(ended).collect();
+        self.step(events);
+    }
+
     // Invariants.
 
     /// Checks that no device is allocated beyond its capacity, with all writes that may still be

@@ -37,8 +37,8 @@ struct ProgressState {
 }
 
 impl Progress {
-    /// Records that the library answered, be it with an error, or that the thread starts. Returns true if it was stalled: the
-    /// inventory must be read again.
+    /// Records that the library answered, be it with an error, or that the thread starts. Returns
+    /// true if it was stalled: the inventory must be read again.
     pub(super) fn record(&self, now: Instant) -> bool {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         state.last = Some(now);

@@ -327,6 +327,19 @@ fn hanging_library_taints_gpus_until_it_answers() {
 }
 
 #[test]
+fn first_call_that_hangs_withdraws_what_was_published_before() {
+    let mut bed = test_bed();
+    let stall_watch = bed.watcher.stall_watch();
+    let now = Instant::now();
+    bed.watcher.progress.record(now);
+    stall_watch.check(now + STALLED_AFTER + Duration::from_secs(1));
+    let state = Arc::clone(&bed.hardware.borrow());
+    let HardwareState::Unknown { reason, is_queried } = &*state else { panic!("known") };
+    assert!(*is_queried && reason.contains("has not answered"), "{reason}");
+    assert_eq!(bed.node_events.try_recv().expect("an event").reason.name(), "GpuUnhealthy");
+}
+
+#[test]
 fn unchanged_inventory_refreshes_time_only() {
     let mut bed = test_bed();
     bed.watcher.found(inventory(&[GPU]));

@@ -1,4 +1,4 @@
-//! Takes and undoes steps.
+//! Executes and undoes steps.
 
 use std::sync::Arc;
 
@@ -70,7 +70,7 @@ impl Executor {
     /// of a claim that is already prepared may be running.
     ///
     /// # Errors
-    /// The error of the step that failed. The step may be taken in part.
+    /// The error of the step that failed. The step may be executed in part.
     pub fn execute(&self, steps: &[Step]) -> Result<(), StepError> {
         steps.iter().try_for_each(|step| self.take(step))
     }
@@ -107,11 +107,11 @@ impl Executor {
         Ok(())
     }
 
-    /// Undoes steps in order. Steps after one that fails are undone nevertheless, but for the
+    /// Undoes steps in order. Steps after one that fails are undone nevertheless, except the
     /// release of the MPS control daemon.
     ///
     /// # Errors
-    /// The first error. Undoing all of them again is safe.
+    /// The first error. Undo is idempotent.
     pub fn undo(&self, steps: &[UndoStep]) -> Result<(), StepError> {
         let mut first = None;
         for step in steps {

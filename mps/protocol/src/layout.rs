@@ -17,7 +17,7 @@ impl MpsPaths {
         Self { root: state_dir.as_ref().join("mps") }
     }
 
-    /// Returns the directory that has all files of the protocol.
+    /// Returns the directory that contains all files of the protocol.
     #[must_use]
     pub fn root(&self) -> &Path {
         &self.root
@@ -36,7 +36,7 @@ impl MpsPaths {
         self.wanted().join(gpu.as_str())
     }
 
-    /// Returns the file that the supervisor locks while it runs, and that has its PID.
+    /// Returns the file that the supervisor locks while it runs, and that contains its PID.
     #[must_use]
     pub fn lock(&self) -> PathBuf {
         self.root.join("supervisor.lock")

@@ -20,7 +20,7 @@ pub struct WantedGpus {
     pub invalid_names: BTreeSet<OsString>,
 }
 
-/// Requests daemons for exactly these GPUs. Files with other names are left alone. Only
+/// Requests daemons for exactly these GPUs. Files with other names are not changed. Only
 /// tessera-driver calls this: there is one writer.
 ///
 /// # Errors

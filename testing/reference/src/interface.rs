@@ -164,6 +164,7 @@ pub(crate) fn exit_codes() -> Page {
         })
         .collect();
     text.push_str(&table(&["Program", "Code", "Meaning"], &rows));
-    text.push_str("\nThe daemons exit with 2 if their command line is invalid.\n");
+    text.push_str("\nThe daemons exit with 2 if the command line cannot be parsed, and with 1 if flags exclude each\n\
+         other.\n");
     Page { path: "docs/reference/exit-codes.md", text }
 }
