@@ -50,7 +50,7 @@ async fn allocates_two_of_three(test_bed: &TestBed) -> TrialOutcome {
         wait_allocated(test_bed, name).await?;
     }
     test_bed.create(partition_pod("third")).await?;
-    wait_event_text(test_bed, "third", &["shared counters spent"]).await?;
+    wait_event_text(test_bed, "third", &["insufficient shared counters"]).await?;
     let third =
         claim_of(&test_bed.claims().list(&Default::default()).await?.items, "third").cloned();
     anyhow::ensure!(

@@ -32,8 +32,7 @@ pub(super) async fn switched_and_restored(test_bed: TestBed) -> TrialOutcome {
     templates(&test_bed).await?;
     // Before MPS is enabled, a claim for it is pending with an event.
     test_bed.create_holder("first", "by-mps").await?;
-    wait_event_text(&test_bed, "first", &["it is not shared by MPS (mps.enabled of the chart"])
-        .await?;
+    wait_event_text(&test_bed, "first", &["without MPS (needs mps.enabled of the chart"]).await?;
 
     helm.upgrade(&["mps.enabled=true"]).await?;
     DriverInstances::new(&test_bed.client).wait_argument("--mps").await?;

@@ -19,7 +19,7 @@ use crate::wait::{self, CheckResult};
 const GRANTED: u64 = 100 << 30;
 
 /// Text of the event on the pod that does not allow oversubscription.
-const REASON: &str = "memory is oversubscribed; the claim must say memory.oversubscribe: true";
+const REASON: &str = "oversubscribed (the claim must set memory.oversubscribe: true)";
 
 pub(super) async fn switched_and_restored(test_bed: TestBed) -> TrialOutcome {
     let helm = helm()?;
