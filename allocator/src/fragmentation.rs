@@ -19,7 +19,7 @@
 //! # Example
 //! ```
 //! use tessera_allocator::fragmentation::{
-//!     Gpu, GpuMilli, GpuType, GpuTypes, Learner, NodeView, Request,
+//!     GpuMilli, GpuState, GpuType, GpuTypes, Learner, NodeCapacity, Request,
 //! };
 //!
 //! let mut learner = Learner::default();
@@ -29,10 +29,10 @@
 //! let potential = learner.potential();
 //!
 //! // A half share is placed beside another half, and the free GPU stays whole.
-//! let gpu = |left| Gpu { kind: GpuType(0), left: GpuMilli::new(left) };
+//! let gpu = |left| GpuState { kind: GpuType(0), left: GpuMilli::new(left) };
 //! let node = |left: [u32; 2]| left.map(gpu);
-//! let before = potential.of(&NodeView { cpu_milli: 32_000, gpus: &node([1000, 500]) });
-//! let rise = |left| potential.rise(before, &NodeView { cpu_milli: 24_000, gpus: &node(left) });
+//! let before = potential.of(&NodeCapacity { cpu_milli: 32_000, gpus: &node([1000, 500]) });
+//! let rise = |left| potential.rise(before, &NodeCapacity { cpu_milli: 24_000, gpus: &node(left) });
 //! assert!(rise([1000, 0]) < rise([500, 500]));
 //! ```
 
