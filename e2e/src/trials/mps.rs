@@ -81,7 +81,7 @@ async fn share_gpu(test_bed: &TestBed, helm: &Helm) -> anyhow::Result<()> {
         .create_template_with("plain", json!({"requests": [{"name": "gpu", "exactly": exactly}]}))
         .await?;
     test_bed.create_holder("plain", "plain").await?;
-    wait_event_text(test_bed, "plain", &["in use with sharing MPS"]).await?;
+    wait_event_text(test_bed, "plain", &["allocated with sharing MPS"]).await?;
 
     // A driver update restarts no MPS daemon: existing and new clients continue.
     let rolled = ["mps.enabled=true", "driver.podAnnotations.rolled=yes"];
