@@ -19,6 +19,17 @@ fn uuid(text: &str) -> GpuUuid {
     GpuUuid::new(text).expect("a UUID")
 }
 
+/// The inventory of a node that has lost [`GPU`].
+fn inventory_without_gpu() -> Inventory {
+    let lost = Unpublished {
+        uuid: Some(uuid(GPU)),
+        index: None,
+        pci_bus_id: None,
+        reason: UnpublishedReason::Lost,
+    };
+    Inventory::new(vec![gpu(OTHER)], vec![], vec![lost])
+}
+
 fn gpu(uuid_text: &str) -> Gpu {
     Gpu {
         uuid: uuid(uuid_text),
@@ -166,13 +177,7 @@ fn xid_makes_gpu_unhealthy_until_reset() {
         [(GPU.to_lowercase(), Some(false)), (OTHER.to_lowercase(), Some(true))]
     );
 
-    let lost = Unpublished {
-        uuid: Some(uuid(GPU)),
-        index: None,
-        pci_bus_id: None,
-        reason: UnpublishedReason::Lost,
-    };
-    bed.watcher.found(Inventory::new(vec![gpu(OTHER)], vec![], vec![lost]));
+    bed.watcher.found(inventory_without_gpu());
     bed.watcher.found(inventory(&[GPU, OTHER]));
     assert_eq!(healths_of_slice(&bed), ["", ""]);
     assert_eq!(
@@ -240,13 +245,7 @@ fn missing_gpu_of_claim_is_reported_unhealthy() {
     let mut bed = test_bed();
     in_use(&bed);
     bed.watcher.found(inventory(&[GPU, OTHER]));
-    let lost = Unpublished {
-        uuid: Some(uuid(GPU)),
-        index: None,
-        pci_bus_id: None,
-        reason: UnpublishedReason::Lost,
-    };
-    bed.watcher.found(Inventory::new(vec![gpu(OTHER)], vec![], vec![lost]));
+    bed.watcher.found(inventory_without_gpu());
     assert!(bed.watcher.in_trouble, "the next inventory is soon");
 
     assert_eq!(

@@ -10,7 +10,7 @@ use super::{
     error::{PrepareError, UnprepareError},
     execute::{Executor, StepError},
     plan::{PrepareDecision, plan},
-    step::{Step, answer, restore_steps, steps, undo_steps},
+    step::{Step, answer, file_steps, steps, undo_steps},
 };
 use crate::{
     context_memory::ContextMemory,
@@ -177,7 +177,7 @@ impl LocalNode {
         claim: &ClaimUid,
         record: &ClaimRecord,
     ) -> Result<(), PrepareError> {
-        Ok(self.executor.execute(&restore_steps(claim, record, &self.paths)?)?)
+        Ok(self.executor.execute(&file_steps(claim, record, &self.paths)?)?)
     }
 
     /// Unprepares a claim, with nothing but the journal and the file system. A claim that is not

@@ -105,7 +105,21 @@ pub fn steps(
     let mut steps = vec![Step::RequestMpsDaemons { gpus: mps_gpus }];
     // Before anything else exists: a process that starts before the daemon would run without MPS.
     steps.extend(record.mps_gpu().map(|gpu| Step::AwaitMpsDaemon { gpu: gpu.clone() }));
-    steps.push(Step::EnsureBaseSpec);
+    steps.extend(file_steps(claim, record, paths)?);
+    Ok(steps)
+}
+
+/// Returns the steps that make the files of a claim, and restore those of a prepared one: the last
+/// of [`steps`]. Its MPS control daemon must not keep the files from being restored.
+///
+/// # Errors
+/// As [`steps`].
+pub fn file_steps(
+    claim: &ClaimUid,
+    record: &ClaimRecord,
+    paths: &StatePaths,
+) -> Result<Vec<Step>, GrantTextError> {
+    let mut steps = vec![Step::EnsureBaseSpec];
     for share in &record.shares {
         let id = share.id(claim);
         let grant = Box::new(grant(claim, share, record.context_bytes)?);
@@ -114,23 +128,6 @@ pub fn steps(
     }
     let spec = Box::new(claim_spec(claim, record, paths));
     steps.push(Step::WriteClaimSpec { claim: claim.clone(), spec });
-    Ok(steps)
-}
-
-/// Returns the steps that restore the files of a prepared claim: those of [`steps`] without its MPS
-/// control daemon, whose failure must not keep the files from being restored.
-///
-/// # Errors
-/// As [`steps`].
-pub fn restore_steps(
-    claim: &ClaimUid,
-    record: &ClaimRecord,
-    paths: &StatePaths,
-) -> Result<Vec<Step>, GrantTextError> {
-    let mut steps = steps(claim, record, BTreeSet::new(), paths)?;
-    steps.retain(|step| {
-        !matches!(step, Step::RequestMpsDaemons { .. } | Step::AwaitMpsDaemon { .. })
-    });
     Ok(steps)
 }
 
