@@ -56,6 +56,7 @@ mod writes;
 
 use std::collections::BTreeSet;
 
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use tessera_allocator::model::PodUid;
 use tessera_allocator::{Kept, Settings};
 use tessera_api::events::EventReason;
@@ -258,11 +259,11 @@ impl Step<'_> {
         purpose: WritePurpose,
         pod: Option<&PodUid>,
         since: Moment,
-        change: impl FnOnce(&Index) -> ClaimChange,
+        change: impl FnOnce(&Index, &ResourceClaim) -> ClaimChange,
     ) -> bool {
         let Some(object) = self.state.index.claim_object(claim).cloned() else { return false };
         let Some(id) = self.state.writes.open(claim, purpose, pod, since) else { return false };
-        let change = change(&self.state.index);
+        let change = change(&self.state.index, &object);
         if let ClaimChange::Allocate(draft) = &change {
             self.state.index.assume(&draft.claim_allocation);
         }

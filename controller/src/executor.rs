@@ -3,8 +3,10 @@
 //! Writes of claims run side by side, each as a task of its own; events of Kubernetes are
 //! published one by one, from a bounded queue.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
+use futures::FutureExt as _;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -72,20 +74,16 @@ impl Executor {
     fn write(&self, write: ClaimWrite) {
         let ClaimWrite { id, object, change } = write;
         let (writer, reports) = (self.writer.clone(), self.reports.clone());
-        let task =
-            self.runtime.spawn(async move { outcome(write_claim(&writer, &object, change).await) });
         self.runtime.spawn(async move {
-            match task.await {
-                // The core ends only after it has received the outcome of every write.
-                Ok(outcome) => drop(reports.send(Event::WriteEnded { id, outcome })),
+            let write = async { outcome(write_claim(&writer, &object, change).await) };
+            let Ok(outcome) = AssertUnwindSafe(write).catch_unwind().await else {
                 // The outcome is unknown, and the claim would be held for ever: the next leader
                 // lists it.
-                Err(error) if error.is_panic() => {
-                    tracing::error!("a write of a claim panicked; ending the process");
-                    std::process::abort();
-                }
-                Err(_) => {}
-            }
+                tracing::error!("a write of a claim panicked; ending the process");
+                std::process::abort();
+            };
+            // The core ends only after it has received the outcome of every write.
+            let _ = reports.send(Event::WriteEnded { id, outcome });
         });
     }
 }
@@ -97,7 +95,7 @@ async fn write_claim(
 ) -> Result<ResourceClaim, CommitError> {
     match change {
         ClaimChange::Allocate(draft) => {
-            let allocation = draft.render(Time(now_in_seconds()), new_share);
+            let allocation = draft.render(object, Time(now_in_seconds()), new_share);
             writer.allocate(object, &allocation).await
         }
         ClaimChange::Restore(allocation) => writer.allocate(object, &allocation).await,

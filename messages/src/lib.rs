@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!   allocator::Cause, Kept        --reason, note, label--> event, metric label, explain
-//!   index::Obstacle, Misplaced    --obstacle, misplaced--> event, explain
+//!   index::Obstacle, Misplaced    --obstacle_reason, obstacle, misplaced--> event, explain
 //! ```
 
 #![forbid(unsafe_code)]
@@ -85,22 +85,24 @@ pub fn label(cause: &Cause) -> &'static str {
     most.map_or(NO_DEVICES_PUBLISHED, |(reason, _)| reason.code())
 }
 
-/// Returns reason and message of the event about a pod that cannot be planned because of a claim.
-pub fn obstacle(claim: &str, obstacle: Obstacle) -> (EventReason, String) {
+/// Returns the event reason of a pod that cannot be planned because of a claim.
+pub fn obstacle_reason(obstacle: Obstacle) -> EventReason {
     match obstacle {
-        Obstacle::MixedDrivers => (
-            events::MIXED_DRIVERS,
-            format!(
-                "ResourceClaim {claim} requests devices of {DRIVER_NAME} and of another driver; \
-                 split it into one claim per driver"
-            ),
+        Obstacle::MixedDrivers => events::MIXED_DRIVERS,
+        Obstacle::BoundPod => events::CLAIM_IN_USE,
+    }
+}
+
+/// Returns the event message of a pod that cannot be planned because of a claim.
+pub fn obstacle(claim: &str, obstacle: Obstacle) -> String {
+    match obstacle {
+        Obstacle::MixedDrivers => format!(
+            "ResourceClaim {claim} requests devices of {DRIVER_NAME} and of another driver; \
+             split it into one claim per driver"
         ),
-        Obstacle::BoundPod => (
-            events::CLAIM_IN_USE,
-            format!(
-                "ResourceClaim {claim} is not allocated, and another pod that uses it is bound; \
-                 it must be allocated on the node of that pod first"
-            ),
+        Obstacle::BoundPod => format!(
+            "ResourceClaim {claim} is not allocated, and another pod that uses it is bound; \
+             it must be allocated on the node of that pod first"
         ),
     }
 }

@@ -143,7 +143,8 @@ impl<'v> PodContext<'v> {
             .claim_called(&blocked.claim)
             .map(ToString::to_string)
             .unwrap_or_default();
-        let (reason, message) = message::obstacle(&name, blocked.obstacle);
+        let reason = message::obstacle_reason(blocked.obstacle);
+        let message = message::obstacle(&name, blocked.obstacle);
         let report = |claim: &ClaimContext<'_>| {
             let report = claim.report();
             if claim.uid() != Some(&blocked.claim) {

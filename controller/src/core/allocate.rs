@@ -2,10 +2,12 @@
 
 use std::collections::BTreeSet;
 
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use tessera_allocator::model::{PendingPod, PodUid};
-use tessera_allocator::{ClaimAllocation, Decision, Plan};
+use tessera_allocator::{Decision, Plan};
 use tessera_api::events;
 use tessera_index::{Blocked, Index};
+use tracing::field::display;
 
 use super::effect::{AllocationDraft, ClaimChange};
 use super::holds::{HoldReason, Subject};
@@ -123,16 +125,19 @@ impl Step<'_> {
         let message = self.state.index.unschedulable_message(&decision.pod);
         let (pod, node) = (&decision.pod, decision.node.clone());
         let (namespace, name) = self.state.index.pod_name(pod).unzip();
-        let (namespace, name) =
-            (namespace.map(tracing::field::display), name.map(tracing::field::display));
+        let (namespace, name) = (namespace.map(display), name.map(display));
         tracing::info!(namespace, name, %pod, %node, claims = decision.claims.len(), "allocated claims");
         let State { placements, holds, notices, .. } = &mut *self.state;
         notices.placed(pod);
         placements.placed(holds, pod, node, message, self.now);
         for claim_allocation in &decision.claims {
-            let draft = |index: &Index| draft(index, claim_allocation);
-            let purpose = WritePurpose::Allocation;
-            self.write(&claim_allocation.claim, purpose, Some(pod), self.cause, draft);
+            let claim_allocation = claim_allocation.clone();
+            let uid = claim_allocation.claim.clone();
+            let draft = |index: &Index, claim: &ResourceClaim| {
+                let classes = index.classes_of(claim);
+                ClaimChange::Allocate(AllocationDraft { claim_allocation, classes })
+            };
+            self.write(&uid, WritePurpose::Allocation, Some(pod), self.cause, draft);
         }
     }
 
@@ -145,14 +150,4 @@ impl Step<'_> {
             self.state.holds.hold(Subject::pod(pod), HoldReason::SearchUndecided, self.now);
         }
     }
-}
-
-fn draft(index: &Index, claim_allocation: &ClaimAllocation) -> ClaimChange {
-    let claim = index.claim_object(&claim_allocation.claim).cloned().unwrap_or_default();
-    let classes = index.classes_of(&claim);
-    ClaimChange::Allocate(AllocationDraft {
-        claim_allocation: claim_allocation.clone(),
-        claim,
-        classes,
-    })
 }

@@ -75,23 +75,27 @@ pub enum ClaimChange {
     Deallocate,
 }
 
-/// A decision, and the objects that it takes to write it as an allocation.
+/// A decision, and the classes that it takes to write it as an allocation.
 #[derive(Debug, Clone)]
 pub struct AllocationDraft {
     /// The decision.
     pub claim_allocation: ClaimAllocation,
-    /// The claim that it is for.
-    pub claim: Arc<ResourceClaim>,
     /// The classes that the claim names.
     pub classes: BTreeMap<String, Arc<DeviceClass>>,
 }
 
 impl AllocationDraft {
-    /// Returns the allocation, made at `at`. `share` returns a new ID for each share.
-    pub fn render(&self, at: Time, share: impl FnMut() -> ShareId) -> AllocationResult {
+    /// Returns the allocation of `claim`, the object of the write, made at `at`. `share` returns a
+    /// new ID for each share.
+    pub fn render(
+        &self,
+        claim: &ResourceClaim,
+        at: Time,
+        share: impl FnMut() -> ShareId,
+    ) -> AllocationResult {
         let classes =
             self.classes.iter().map(|(name, class)| (name.clone(), class.as_ref())).collect();
-        convert::allocation(&self.claim_allocation, &self.claim, &classes, at, share)
+        convert::allocation(&self.claim_allocation, claim, &classes, at, share)
     }
 }
 

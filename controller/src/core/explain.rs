@@ -55,12 +55,13 @@ impl Step<'_> {
 
     fn explain_blocked(&mut self, blocked: &[Blocked], pending: &mut Pending) {
         for Blocked { pod, claim, obstacle } in blocked {
-            let (reason, note) = message::obstacle(&self.state.claim_name(claim), *obstacle);
+            let reason = message::obstacle_reason(*obstacle);
             *pending.entry(reason.name()).or_default() += 1;
             // A claim in use may be so only between two events of one cause.
             let State { misplacements, holds, .. } = &*self.state;
             let is_confirmed = || misplacements.is_confirmed(holds, claim, self.now);
             if *obstacle == Obstacle::MixedDrivers || is_confirmed() {
+                let note = message::obstacle(&self.state.claim_name(claim), *obstacle);
                 self.notify(pod, Topic::Claim(claim.clone()), reason, note, None);
             }
         }

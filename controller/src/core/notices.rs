@@ -94,18 +94,14 @@ impl Notices {
         }
         holds.hold(subject.clone(), HoldReason::EventRepeated, now);
         holds.hold(subject, HoldReason::EventPublished, now);
+        // What happens to the pod itself changes the state of its claims, so the same text
+        // about a claim is published again afterwards, and the other way round.
+        self.end_topics(pod, |known| (*topic == Topic::Pod) != (*known == Topic::Pod));
         self.sent += 1;
         let id = NoticeId(self.sent);
         let fresh = || LastNotices { reason, topics: BTreeMap::new() };
         let last = self.last.entry(pod.clone()).or_insert_with(fresh);
         last.reason = reason;
-        // What happens to the pod itself changes the state of its claims, so the same text
-        // about a claim is published again afterwards, and the other way round.
-        let is_over =
-            |known: &Topic, _: &mut LastNotice| (*topic == Topic::Pod) != (*known == Topic::Pod);
-        for (_, over) in last.topics.extract_if(.., is_over) {
-            self.refused.remove(&over.id);
-        }
         let replaced = last.topics.insert(topic.clone(), LastNotice { id, note: note.to_owned() });
         if let Some(replaced) = replaced {
             self.refused.remove(&replaced.id);
@@ -124,9 +120,14 @@ impl Notices {
 
     /// Ends the texts about the claims of a pod: they are allocated.
     pub(super) fn placed(&mut self, pod: &PodUid) {
+        self.end_topics(pod, |topic| matches!(topic, Topic::Claim(_)));
+    }
+
+    /// Forgets the texts of these topics, and does not send again those that the API server has not
+    /// taken.
+    fn end_topics(&mut self, pod: &PodUid, is_over: impl Fn(&Topic) -> bool) {
         let Some(last) = self.last.get_mut(pod) else { return };
-        let is_claim = |topic: &Topic, _: &mut LastNotice| matches!(topic, Topic::Claim(_));
-        for (_, over) in last.topics.extract_if(.., is_claim) {
+        for (_, over) in last.topics.extract_if(.., |topic, _| is_over(topic)) {
             self.refused.remove(&over.id);
         }
     }

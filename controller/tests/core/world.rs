@@ -178,7 +178,7 @@ impl World {
                     *shares += 1;
                     ShareId::new(format!("1f0c2d3e-9a41-7c3b-8e55-{shares:012x}")).unwrap()
                 };
-                Some(draft.render(Time(Timestamp::UNIX_EPOCH), share))
+                Some(draft.render(&write.object, Time(Timestamp::UNIX_EPOCH), share))
             }
             ClaimChange::Restore(allocation) => Some((**allocation).clone()),
             ClaimChange::Release | ClaimChange::Deallocate => None,
