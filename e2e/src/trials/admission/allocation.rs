@@ -5,7 +5,8 @@ use serde_json::json;
 
 use super::harness::{
     ADMINISTRATOR, AdmissionHarness, CLAIM_CONTROLLER, CONTROLLER, CONTROLLER_MANAGER, FINALIZER,
-    OTHER_DRIVER, OWN_DRIVER, SCHEDULER, Target, User, all, allocation, claim, no_allocation,
+    OTHER_DRIVER, OWN_DRIVER, SCHEDULER, Target, User, all, allocation, claim, expect_allocation,
+    no_allocation,
 };
 use super::harness::{Action, EDITOR};
 
@@ -85,14 +86,7 @@ async fn other_drivers_are_unrestricted(harness: &AdmissionHarness) {
 /// Only the API server keeps the content of an allocation. The scheduler and the claim controller
 /// write its consumers.
 async fn allocation_is_immutable(harness: &AdmissionHarness) {
-    harness
-        .expect_allowed(
-            CONTROLLER,
-            "an allocation",
-            CLAIM_STATUS,
-            Action::Merge(allocation(&[OWN_DRIVER])),
-        )
-        .await;
+    expect_allocation(harness, CLAIM_STATUS).await;
     for results in [&[OTHER_DRIVER][..], &[OWN_DRIVER, OWN_DRIVER], &[OTHER_DRIVER, OWN_DRIVER]] {
         let other = Action::Merge(allocation(results));
         // "field cannot be modified once set" in 1.37, "field is immutable" in 1.36.
@@ -142,14 +136,7 @@ async fn cluster_components_release(harness: &AdmissionHarness) {
             )
             .await;
         harness.expect_allowed(by, "ending an allocation", CLAIM_STATUS, end()).await;
-        harness
-            .expect_allowed(
-                CONTROLLER,
-                "an allocation",
-                CLAIM_STATUS,
-                Action::Merge(allocation(&[OWN_DRIVER])),
-            )
-            .await;
+        expect_allocation(harness, CLAIM_STATUS).await;
     }
     harness.expect_allowed(CONTROLLER, "ending an allocation", CLAIM_STATUS, end()).await;
     let strip = Action::Merge(json!({"metadata": {"finalizers": null}}));

@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::harness::{
-    ADMINISTRATOR, Action, AdmissionHarness, CLAIM_CONTROLLER, CONTROLLER, EDITOR, FINALIZER,
-    GARBAGE_COLLECTOR, OTHER_DRIVER, OWN_DRIVER, SCHEDULER, Target, allocation, claim,
+    ADMINISTRATOR, Action, AdmissionHarness, CLAIM_CONTROLLER, EDITOR, FINALIZER,
+    GARBAGE_COLLECTOR, OTHER_DRIVER, SCHEDULER, Target, allocation, claim, expect_allocation,
     no_allocation,
 };
 
@@ -20,14 +20,7 @@ pub(super) async fn check(harness: &AdmissionHarness) -> anyhow::Result<()> {
     harness
         .expect_allowed(EDITOR, "a claim with finalizers", CLAIM, Action::Apply(MANAGER, applied))
         .await;
-    harness
-        .expect_allowed(
-            CONTROLLER,
-            "an allocation",
-            CLAIM_STATUS,
-            Action::Merge(allocation(&[OWN_DRIVER])),
-        )
-        .await;
+    expect_allocation(harness, CLAIM_STATUS).await;
     cannot_be_removed(harness).await?;
     is_removed_after_release(harness).await
 }

@@ -356,6 +356,12 @@ pub(super) fn allocation(drivers: &[&str]) -> Value {
     }})
 }
 
+/// Allocates a claim as tessera-controller, which the policies allow. `status` is the claim's.
+pub(super) async fn expect_allocation(harness: &AdmissionHarness, status: Target<'_>) {
+    let allocate = Action::Merge(allocation(&[OWN_DRIVER]));
+    harness.expect_allowed(CONTROLLER, "an allocation", status, allocate).await;
+}
+
 /// Returns the patch that releases an allocation.
 pub(super) fn no_allocation() -> Value {
     json!({"status": {"allocation": null, "reservedFor": null}})
