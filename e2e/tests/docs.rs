@@ -19,8 +19,6 @@ use tessera_api::names::DRIVER_NAME;
 const README_LINES: usize = 130;
 /// Longest decision record, in words after its status line.
 const RECORD_WORDS: usize = 300;
-/// Longest line of prose.
-const WIDTH: usize = 100;
 /// Flags in backquotes that belong to programs of others.
 const FOREIGN_FLAGS: [&str; 9] = [
     "check",       // intercept/symbols/generate.py
@@ -541,24 +539,4 @@ fn readme_is_short_and_begins_with_the_status() {
     let lines: Vec<&str> = text.lines().collect();
     assert!(lines.len() <= README_LINES, "{} lines, at most {README_LINES}", lines.len());
     assert!(lines[2].starts_with("**Status: "), "the third line has the status: {}", lines[2]);
-}
-
-#[test]
-fn prose_is_at_most_100_columns_wide() {
-    let mut problems = Vec::new();
-    for page in pages() {
-        // Written by tests from texts in the code.
-        if page.starts_with("docs/reference/") {
-            continue;
-        }
-        let text = read(&page);
-        for line in lines(&text).iter().filter(|line| line.code.is_none()) {
-            let is_table = line.text.trim_start().starts_with('|');
-            let breaks = line.text.trim_start().contains(' ') && !line.text.contains("](");
-            if !is_table && breaks && line.text.chars().count() > WIDTH {
-                problems.push(format!("{page}:{}: wider than {WIDTH}", line.number));
-            }
-        }
-    }
-    report(&problems);
 }

@@ -63,7 +63,7 @@ async fn names_the_panic_and_not_its_consequence() {
     assert_eq!(failure_of(tasks).await, "task producer ended unexpectedly: it panicked: cause");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn orderly_stop_is_no_failure() {
     let (stop, mut tasks) = supervisor();
     let token = stop.clone();
