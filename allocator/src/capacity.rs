@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use tessera_api::quantity::Quantity;
 
-use crate::features::Features;
+use crate::features::FeatureGates;
 use crate::model::{Capacity, Device, RequestPolicy, ValidRange};
 
 /// Fatal error in the capacity of a request; the claim cannot be allocated on any device.
@@ -54,7 +54,7 @@ pub(crate) enum Demand {
 pub(crate) fn demand(
     requests: &BTreeMap<String, Quantity>,
     device: &Device,
-    features: &Features,
+    features: &FeatureGates,
 ) -> Result<Demand, CapacityError> {
     if let Some(name) = requests.keys().find(|name| !device.capacity.contains_key(*name)) {
         return Ok(Demand::UnknownCapacity(name.clone()));
@@ -84,7 +84,7 @@ fn consumed(
     name: &str,
     requested: Option<&Quantity>,
     capacity: &Capacity,
-    features: &Features,
+    features: &FeatureGates,
 ) -> Result<Quantity, CapacityError> {
     let Some(requested) = requested else {
         let default = capacity.policy.as_ref().and_then(|p| p.default);
@@ -104,7 +104,7 @@ fn round_into_range(
     name: &str,
     requested: Quantity,
     range: &ValidRange,
-    features: &Features,
+    features: &FeatureGates,
 ) -> Result<Quantity, CapacityError> {
     let min = range.min.unwrap_or_default();
     if requested < min {
@@ -125,7 +125,7 @@ fn round_into_range(
     Ok(grid.quantity(rounded).in_format(step.format()))
 }
 
-fn violates(amount: Quantity, policy: &RequestPolicy, features: &Features) -> bool {
+fn violates(amount: Quantity, policy: &RequestPolicy, features: &FeatureGates) -> bool {
     // The default is always valid, even if it is off the grid: an object stored before validation
     // may have such a default.
     if policy.default == Some(amount) {
@@ -137,7 +137,7 @@ fn violates(amount: Quantity, policy: &RequestPolicy, features: &Features) -> bo
     !policy.valid_values.is_empty() && !policy.valid_values.contains(&amount)
 }
 
-fn violates_range(amount: Quantity, range: &ValidRange, features: &Features) -> bool {
+fn violates_range(amount: Quantity, range: &ValidRange, features: &FeatureGates) -> bool {
     if range.max.is_some_and(|max| amount > max) {
         return true;
     }
@@ -164,7 +164,7 @@ enum Grid {
 }
 
 impl Grid {
-    fn of(range: &ValidRange, features: &Features) -> Self {
+    fn of(range: &ValidRange, features: &FeatureGates) -> Self {
         let lossless = |q: Quantity| exact_milli(q).is_some();
         let all = [range.min, range.max, range.step].into_iter().flatten().all(lossless);
         let step = range.step.is_none_or(|s| s.milli() >= 1);

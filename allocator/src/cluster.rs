@@ -22,9 +22,9 @@ use std::sync::Arc;
 
 use tessera_api::names::{DeviceClassName, NodeName};
 
-use crate::features::Features;
+use crate::features::FeatureGates;
 use crate::model::{
-    DeviceClass, DeviceId, DeviceUse, Node, NodeChoice, PoolId, PoolTopology, Slice, Usage,
+    DeviceClass, DeviceId, DeviceUsage, Node, NodeChoice, PoolId, PoolTopology, Slice, Usage,
 };
 
 pub(crate) use intern::{
@@ -68,7 +68,7 @@ pub(crate) struct NodeEntry {
 /// Interned cluster state. See the module documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Cluster {
-    features: Features,
+    features: FeatureGates,
     pub(crate) interner: Interner,
     slice_index: SliceIndex,
     machines: MachineTopologies,
@@ -89,11 +89,11 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    pub(crate) fn new(features: Features) -> Self {
+    pub(crate) fn new(features: FeatureGates) -> Self {
         Self { features, ..Self::default() }
     }
 
-    pub(crate) fn features(&self) -> &Features {
+    pub(crate) fn features(&self) -> &FeatureGates {
         &self.features
     }
 
@@ -322,13 +322,13 @@ impl Cluster {
     }
 
     /// Returns the consumption of a device.
-    pub(crate) fn used(&self, device: &DeviceId) -> Option<&DeviceUse> {
-        self.usage.of(device)
+    pub(crate) fn used(&self, device: &DeviceId) -> Option<&DeviceUsage> {
+        self.usage.get(device)
     }
 
     /// Sets the consumption of a device.
-    pub(crate) fn set_use(&mut self, device: &DeviceId, used: Option<&DeviceUse>) {
-        if self.usage.of(device) == used {
+    pub(crate) fn set_use(&mut self, device: &DeviceId, used: Option<&DeviceUsage>) {
+        if self.usage.get(device) == used {
             return;
         }
         self.usage.set(device, used.cloned());
@@ -382,7 +382,7 @@ impl Cluster {
             for device in pool.all_devices().filter(|device| !(is_own && device.is_allocatable())) {
                 is_final = false;
                 let id = DeviceId { pool: pool.id.clone(), device: device.name.clone() };
-                stays.set(&id, self.usage.of(&id).cloned());
+                stays.set(&id, self.usage.get(&id).cloned());
             }
         }
         let mut reachable =
@@ -395,7 +395,7 @@ impl Cluster {
     pub(crate) fn drained_search_inputs(
         &mut self,
         node: NodeIndex,
-    ) -> Option<((ReachableDevices, bool), &mut Interner, &Features)> {
+    ) -> Option<((ReachableDevices, bool), &mut Interner, &FeatureGates)> {
         Some((self.drained(node)?, &mut self.interner, &self.features))
     }
 
@@ -415,7 +415,7 @@ impl Cluster {
     pub(crate) fn search_inputs(
         &mut self,
         node: NodeIndex,
-    ) -> Option<(&ReachableDevices, &mut Interner, &Features)> {
+    ) -> Option<(&ReachableDevices, &mut Interner, &FeatureGates)> {
         self.gather(node);
         Some((self.nodes[node].reachable.as_ref()?, &mut self.interner, &self.features))
     }

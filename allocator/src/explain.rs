@@ -7,9 +7,9 @@ use tessera_api::reason::{Explanation, NearestMiss, NodeReason, Reason};
 
 use crate::capacity::Demand;
 use crate::cluster::{Interner, PoolState, ReachableDevices};
-use crate::model::Mode;
-use crate::outcome::Cause;
-use crate::search::{Failure, sets};
+use crate::model::AllocationMode;
+use crate::outcome::RefusalCause;
+use crate::search::{SearchFailure, sets};
 use crate::selector::SelectorError;
 use crate::shape::{AlternativeShape, ProfileDemand, Selections, Shape};
 
@@ -38,7 +38,7 @@ pub(crate) struct OnNode<'a> {
     /// The reason why the pod cannot run there, regardless of devices.
     pub(crate) fault: Option<NodeReason>,
     /// The claim at which the search failed, and the failure.
-    pub(crate) failed: Option<(usize, &'a Failure)>,
+    pub(crate) failed: Option<(usize, &'a SearchFailure)>,
     /// Remaining budget for the evaluation of selectors. Results of the search are cached.
     pub(crate) steps: &'a mut u64,
 }
@@ -79,8 +79,8 @@ impl Explainer {
     }
 
     /// Returns the cause to report for each claim.
-    pub(crate) fn causes(self) -> Vec<Cause> {
-        self.counts.into_iter().map(|claim| Cause::NoFit(decisive(claim))).collect()
+    pub(crate) fn causes(self) -> Vec<RefusalCause> {
+        self.counts.into_iter().map(|claim| RefusalCause::NoFit(decisive(claim))).collect()
     }
 }
 
@@ -116,7 +116,8 @@ impl Count {
             })
             .collect();
         on.check_topology(alternative, self.wanted, &mut rejections);
-        let usable = rejections.iter().filter(|(reason, _)| *reason == Reason::Together).count();
+        let usable =
+            rejections.iter().filter(|(reason, _)| *reason == Reason::NoCombination).count();
         let usable = usable as u64;
         self.served |= usable >= self.wanted.max(1);
         self.near_miss(name, usable, &rejections);
@@ -124,7 +125,7 @@ impl Count {
         for (reason, missing) in rejections {
             match missing {
                 Some(missing) => self.explanation.count_short(reason, name, missing),
-                None if reason == Reason::Together => {
+                None if reason == Reason::NoCombination => {
                     self.explanation.count(combined.clone(), name, 1);
                 }
                 None => self.explanation.count(reason, name, 1),
@@ -149,7 +150,7 @@ impl Count {
         rejections: &[Rejection],
     ) -> Option<(u64, Reason, Option<Quantity>)> {
         let lacking = self.wanted.checked_sub(usable).filter(|lacking| *lacking > 0)?;
-        let may_pass = rejections.iter().filter(|(reason, _)| reason.may_pass());
+        let may_pass = rejections.iter().filter(|(reason, _)| reason.is_transient());
         let mut near: Vec<_> =
             may_pass.map(|(reason, missing)| (std::cmp::Reverse(reason), missing)).collect();
         near.sort_unstable();
@@ -160,7 +161,7 @@ impl Count {
 
 /// Returns the near miss of a node whose usable devices share too little topology.
 fn scattered(rejections: &[Rejection]) -> Option<(u64, Reason, Option<Quantity>)> {
-    let is_scattered = |reason: &Reason| matches!(reason, Reason::Scattered { .. });
+    let is_scattered = |reason: &Reason| matches!(reason, Reason::TopologyTooSmall { .. });
     let (reason, missing) = rejections.iter().find(|(reason, _)| is_scattered(reason))?;
     Some((u64::try_from(missing.as_ref()?.value()).ok()?, reason.clone(), None))
 }
@@ -177,13 +178,13 @@ impl OnNode<'_> {
         if usable < wanted {
             return Reason::TooFewOnNode { requested: wanted };
         }
-        let [claim] = self.shape.claims.as_slice() else { return Reason::Together };
+        let [claim] = self.shape.claims.as_slice() else { return Reason::NoCombination };
         let attribute = claim.constraints.iter().find_map(|constraint| constraint.attribute());
         match attribute {
             Some(attribute) if claim.len() == 1 => {
                 Reason::Constraint { attribute: attribute.to_owned() }
             }
-            _ => Reason::Together,
+            _ => Reason::NoCombination,
         }
     }
 
@@ -199,7 +200,7 @@ impl OnNode<'_> {
             return;
         }
         let usable =
-            |(i, (reason, _)): (usize, &Rejection)| (*reason == Reason::Together).then_some(i);
+            |(i, (reason, _)): (usize, &Rejection)| (*reason == Reason::NoCombination).then_some(i);
         let usable: Vec<usize> = rejections.iter().enumerate().filter_map(usable).collect();
         let most = sets::largest_joint_set(self.reach, &usable, resolved.topology) as u64;
         if most >= wanted || wanted > usable.len() as u64 {
@@ -207,7 +208,7 @@ impl OnNode<'_> {
         }
         let scopes = resolved.topology.required().collect();
         let missing = Quantity::from_integer(i64::try_from(wanted - most).unwrap_or(i64::MAX));
-        let scattered = (Reason::Scattered { scopes }, Some(missing));
+        let scattered = (Reason::TopologyTooSmall { scopes }, Some(missing));
         usable.into_iter().for_each(|i| rejections[i] = scattered.clone());
     }
 
@@ -217,7 +218,7 @@ impl OnNode<'_> {
         if let Some(reason) = self.unselected(alternative, i) {
             return (reason, None);
         }
-        if device.foreign {
+        if device.is_unmanaged {
             return (Reason::NotManaged, None);
         }
         if !alternative.accepts_oversubscription_of(device) {
@@ -227,7 +228,7 @@ impl OnNode<'_> {
             return (Reason::NoMps, None);
         }
         if self.reach.exclusive[i] > 0 && alternative.request.admin != Some(true) {
-            return (Reason::InUse, None);
+            return (Reason::AllocatedExclusively, None);
         }
         if let Some(used) =
             alternative.required_sharing().and_then(|own| self.reach.conflicting_sharing(i, own))
@@ -241,13 +242,17 @@ impl OnNode<'_> {
             return reason;
         }
         if !self.has_counters(i) {
-            return (Reason::CountersSpent, None);
+            return (Reason::InsufficientCounters, None);
         }
         if let Some(taint) = device.untolerated_taint(&alternative.request.tolerations) {
             return (Reason::Tainted { key: taint.key.clone() }, None);
         }
         (
-            if alternative.request.mode == Mode::All { Reason::NotAll } else { Reason::Together },
+            if alternative.request.mode == AllocationMode::All {
+                Reason::NotAllAvailable
+            } else {
+                Reason::NoCombination
+            },
             None,
         )
     }
@@ -276,7 +281,7 @@ impl OnNode<'_> {
     fn short(&self, alternative: &AlternativeShape, i: usize) -> Option<Rejection> {
         let candidate = &self.reach.candidates[i];
         let device = candidate.device();
-        let features = crate::features::Features::default();
+        let features = crate::features::FeatureGates::default();
         let amounts = match alternative.demand(device, &features) {
             Err(error) => {
                 return Some((Reason::RequestRefused { message: error.to_string() }, None));
@@ -292,7 +297,7 @@ impl OnNode<'_> {
         for ((name, amount), whole) in amounts.iter().zip(device.capacity.values()) {
             if *amount > whole.value {
                 let missing = amount.saturating_sub(whole.value);
-                return Some((Reason::TooSmall { capacity: name.clone() }, Some(missing)));
+                return Some((Reason::InsufficientTotal { capacity: name.clone() }, Some(missing)));
             }
         }
         let ProfileDemand::Takes(demand, _) = &alternative.profile_match(candidate.profile)?.demand
@@ -306,7 +311,7 @@ impl OnNode<'_> {
         let used = Quantity::from_nano(left).in_format(amount.format());
         let whole = device.capacity.get(name)?.value;
         let missing = amount.checked_add(used).map_or(*amount, |total| total.saturating_sub(whole));
-        Some((Reason::Short { capacity: name.clone() }, Some(missing)))
+        Some((Reason::Insufficient { capacity: name.clone() }, Some(missing)))
     }
 
     fn has_counters(&self, i: usize) -> bool {
@@ -321,23 +326,23 @@ impl OnNode<'_> {
 
 /// Returns the reason that a failed search gives for every device of its node. None if the checks
 /// of the single devices report the failure.
-fn of_failure(failure: &Failure) -> Option<Reason> {
+fn of_failure(failure: &SearchFailure) -> Option<Reason> {
     let message = match failure {
-        Failure::Selector(_)
-        | Failure::Capacity(_)
-        | Failure::AllButPoolIncomplete(_)
-        | Failure::AllButPoolInvalid(_)
-        | Failure::Request(_) => return None,
-        Failure::AllAgainstConstraint(attribute) => {
+        SearchFailure::Selector(_)
+        | SearchFailure::Capacity(_)
+        | SearchFailure::AllWithIncompletePool(_)
+        | SearchFailure::AllWithInvalidPool(_)
+        | SearchFailure::Request(_) => return None,
+        SearchFailure::AllViolatesConstraint(attribute) => {
             return Some(Reason::Constraint { attribute: attribute.clone() });
         }
-        Failure::TooManyDevices(count) => {
+        SearchFailure::TooManyDevices(count) => {
             format!("the claim needs {count} devices, the limit is 32")
         }
-        Failure::UnknownConstraint => {
+        SearchFailure::UnknownConstraint => {
             "this version does not support this kind of constraint".to_owned()
         }
-        Failure::NodeSelector(problem) => {
+        SearchFailure::NodeSelector(problem) => {
             format!("invalid node selector in a ResourceSlice: {problem}")
         }
     };

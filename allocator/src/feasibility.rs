@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::cluster::{Cluster, NodeIndex};
 use crate::forecast::Forecast;
 use crate::policy::{ForecastView, Rank, Ranking};
-use crate::search::{Failure, Search, SearchOutcome};
+use crate::search::{Search, SearchFailure, SearchOutcome};
 use crate::shape::{Chosen, Selections, Shape};
 
 /// Search results of all nodes for one shape.
@@ -52,7 +52,7 @@ pub(crate) enum NodeFeasibility {
     /// The shape does not fit.
     Infeasible,
     /// The search failed, at this claim.
-    Failed(usize, Box<Failure>),
+    Failed(usize, Box<SearchFailure>),
     /// The search exhausted the steps.
     Undecided,
 }

@@ -2,7 +2,7 @@
 
 /// Enabled feature gates of upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Features {
+pub struct FeatureGates {
     /// `DRAAdminAccess`
     pub admin_access: bool,
     /// `DRAPrioritizedList`: `firstAvailable`.
@@ -21,7 +21,7 @@ pub struct Features {
     pub list_attributes: bool,
 }
 
-impl Default for Features {
+impl Default for FeatureGates {
     fn default() -> Self {
         Self {
             admin_access: true,
@@ -36,9 +36,9 @@ impl Default for Features {
     }
 }
 
-impl Features {
+impl FeatureGates {
     /// Enables exactly the named gates. Unknown names are ignored.
-    pub fn only<'n>(names: impl IntoIterator<Item = &'n str>) -> Self {
+    pub fn with_names<'n>(names: impl IntoIterator<Item = &'n str>) -> Self {
         let mut features = Self {
             admin_access: false,
             prioritized_list: false,

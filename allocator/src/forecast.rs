@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::fragmentation::{Learner, Potential, Request};
+use crate::fragmentation::{GpuRequest, Potential, RequestMixLearner};
 use crate::model::PodUid;
 
 /// Maximum number of pods remembered as counted, unless more of them are pending.
@@ -14,7 +14,7 @@ const MAX_COUNTED: usize = 100_000;
 /// Forecast of future requests, learned from the pods seen.
 #[derive(Debug, Default)]
 pub(crate) struct Forecast {
-    learner: Learner,
+    learner: RequestMixLearner,
     /// Counted pods; not every plan contains all pending pods.
     counted: BTreeMap<PodUid, Counted>,
     /// Number of changes of the potential.
@@ -23,7 +23,7 @@ pub(crate) struct Forecast {
 
 #[derive(Debug, Clone, Copy)]
 struct Counted {
-    request: Request,
+    request: GpuRequest,
     refused: bool,
 }
 
@@ -45,7 +45,11 @@ impl Forecast {
     }
 
     /// Counts these pods. If too many pods are remembered, drops those that are not pending.
-    pub(crate) fn observe(&mut self, new: BTreeMap<PodUid, Request>, waiting: &BTreeSet<&PodUid>) {
+    pub(crate) fn observe(
+        &mut self,
+        new: BTreeMap<PodUid, GpuRequest>,
+        waiting: &BTreeSet<&PodUid>,
+    ) {
         if self.counted.len() > MAX_COUNTED {
             self.counted.retain(|pod, _| waiting.contains(pod));
         }
@@ -59,7 +63,7 @@ impl Forecast {
     pub(crate) fn count_refusal(&mut self, pod: &PodUid) {
         if let Some(counted) = self.counted.get_mut(pod).filter(|counted| !counted.refused) {
             counted.refused = true;
-            self.learner.refused(counted.request);
+            self.learner.observe_refusal(counted.request);
         }
     }
 }

@@ -36,9 +36,9 @@
 //! assert!(rise([1000, 0]) < rise([500, 500]));
 //! ```
 
-pub use mix::{Learner, RequestMix};
-pub use potential::{Potential, Rise};
-pub use request::{GpuMilli, GpuState, GpuType, GpuTypes, NodeCapacity, Request};
+pub use mix::{RequestMix, RequestMixLearner};
+pub use potential::{Potential, PotentialRise};
+pub use request::{GpuFraction, GpuRequest, GpuState, GpuType, GpuTypes, NodeCapacity};
 
 mod mix;
 mod potential;

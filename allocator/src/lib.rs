@@ -45,10 +45,13 @@ mod shape;
 mod starvation;
 
 pub use capacity::CapacityError;
-pub use features::Features;
-pub use outcome::{Cause, ClaimAllocation, Decision, Kept, NotSupported, Plan, Refusal};
+pub use features::FeatureGates;
+pub use outcome::{
+    AllocationPlan, ClaimAllocation, Decision, Refusal, RefusalCause, ReservedNode,
+    UnsupportedFeature,
+};
 pub use plan::plan;
-pub use planner::{Planner, Unallocated};
+pub use planner::{AllocateError, Planner};
 pub use policy::Policy;
-pub use search::Failure;
-pub use settings::Settings;
+pub use search::SearchFailure;
+pub use settings::PlanSettings;

@@ -20,21 +20,21 @@ mod pod;
 mod topology;
 mod usage;
 
-pub use claim::{Alternative, Claim, Constraint, ConstraintKind, Mode, Request};
-pub use class::{DeviceClass, Selector};
+pub use claim::{AllocationMode, Alternative, Claim, Constraint, ConstraintKind, Request};
+pub use class::{DeviceClass, DeviceSelector};
 pub use device::{
-    Attribute, Binding, Capacity, CounterSet, CounterUse, Device, DeviceId, NODE_ALLOCATABLE,
-    NodeChoice, PoolId, RequestPolicy, Slice, Taint, TaintEffect, Toleration, TolerationOperator,
-    ValidRange,
+    Attribute, BindingConditions, Capacity, CounterSet, CounterUse, Device, DeviceId,
+    NODE_ALLOCATABLE, NodeChoice, PoolId, RequestPolicy, Slice, Taint, TaintEffect, Toleration,
+    TolerationOperator, ValidRange,
 };
 pub(crate) use node::cpu_milli_of;
 pub use node::{
     Node, NodeAffinityTerm, NodeSelector, NodeTaint, PodToleration, Requirement, SelectorOperator,
 };
-pub use pod::{PendingPod, PodClaim, PodUid, Scheduling};
+pub use pod::{PendingPod, PodClaim, PodUid, SchedulingConstraints};
 pub use topology::PoolTopology;
 pub(crate) use usage::conflicting_sharing;
-pub use usage::{DeviceResult, DeviceUse, Usage};
+pub use usage::{DeviceResult, DeviceUsage, Usage};
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

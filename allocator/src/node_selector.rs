@@ -18,7 +18,7 @@ pub(crate) fn of(
     for candidate in chosen.iter().map(|c| &reachable.candidates[c.candidate]) {
         let choice = choice(candidate);
         if matches!(choice, NodeChoice::Node(_)) || candidate.device().binds_to_node {
-            return Some(NodeSelector::of_node(node));
+            return Some(NodeSelector::for_node(node));
         }
         if let NodeChoice::Selector(selector) = choice
             && let [term] = selector.terms.as_slice()

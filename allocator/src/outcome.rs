@@ -10,7 +10,7 @@ use crate::model::{DeviceResult, NodeSelector, PodUid};
 
 /// Result of [`plan`](crate::plan()).
 #[derive(Debug, Clone, Default)]
-pub struct Plan {
+pub struct AllocationPlan {
     /// Pods whose claims can be allocated, in the order of decision.
     pub decisions: Vec<Decision>,
     /// Claims that cannot be allocated, with the reasons.
@@ -21,16 +21,16 @@ pub struct Plan {
     /// Steps spent, in devices tested by the search.
     pub steps: u64,
     /// Node that is reserved for a refused pod.
-    pub kept: Option<Kept>,
+    pub reserved: Option<ReservedNode>,
     /// Next time at which the plan can change by itself, in seconds since the epoch.
     ///
     /// `None` means never.
-    pub again: Option<i64>,
+    pub replan_at: Option<i64>,
 }
 
 /// A node reserved for a pod: see [`plan`](crate::plan()).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Kept {
+pub struct ReservedNode {
     /// UID of the pod.
     pub pod: PodUid,
     /// Namespace of the pod.
@@ -43,10 +43,10 @@ pub struct Kept {
     pub until: i64,
 }
 
-impl Plan {
+impl AllocationPlan {
     /// Returns the node reserved for this pod.
-    pub fn kept_for(&self, pod: &PodUid) -> Option<&Kept> {
-        self.kept.as_ref().filter(|kept| kept.pod == *pod)
+    pub fn reserved_for(&self, pod: &PodUid) -> Option<&ReservedNode> {
+        self.reserved.as_ref().filter(|reserved| reserved.pod == *pod)
     }
 }
 
@@ -80,19 +80,19 @@ pub struct Refusal {
     /// Claim to which the cause applies.
     pub claim: ClaimUid,
     /// Cause of the refusal, shared by pods with equal claims.
-    pub cause: Arc<Cause>,
+    pub cause: Arc<RefusalCause>,
 }
 
 impl Refusal {
     /// Returns true if the step budget was spent before the search ended.
     pub fn is_undecided(&self) -> bool {
-        matches!(*self.cause, Cause::NotDecided)
+        matches!(*self.cause, RefusalCause::BudgetExceeded)
     }
 }
 
 /// Cause of a refusal.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Cause {
+pub enum RefusalCause {
     /// The DeviceClass of the request does not exist.
     UnknownClass {
         /// Request name.
@@ -105,7 +105,7 @@ pub enum Cause {
         /// Request name.
         request: RequestName,
         /// Unsupported feature.
-        what: NotSupported,
+        what: UnsupportedFeature,
     },
     /// A configuration of the class or the claim is invalid.
     Config {
@@ -117,12 +117,12 @@ pub enum Cause {
     /// No node has suitable devices.
     NoFit(Explanation),
     /// The search exceeded the step budget.
-    NotDecided,
+    BudgetExceeded,
 }
 
 /// An unsupported feature of a request. Its text names the feature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum NotSupported {
+pub enum UnsupportedFeature {
     /// An unsupported field.
     #[error("{0}")]
     Field(&'static str),
@@ -142,5 +142,5 @@ pub enum NotSupported {
     #[error(
         "sharing: MPS with several GPUs (limit: one GPU per claim, one such claim per container)"
     )]
-    MpsOfSeveral,
+    MpsWithSeveralGpus,
 }

@@ -1,10 +1,10 @@
 //! Entry point of planning.
 
-use crate::features::Features;
+use crate::features::FeatureGates;
 use crate::model::{ClusterSnapshot, PendingPod};
-use crate::outcome::Plan;
+use crate::outcome::AllocationPlan;
 use crate::planner::Planner;
-use crate::settings::Settings;
+use crate::settings::PlanSettings;
 
 /// Decides for each pod which devices its pending claims get on which node, or why none.
 ///
@@ -16,11 +16,15 @@ use crate::settings::Settings;
 /// steps come last in the following plans, until a plan reaches all pods. So expensive requests
 /// delay only their own namespace.
 ///
-/// At most one node is reserved ([`Plan::kept`]), to avoid starvation: for the first pod in this
-/// order that has waited longer than [`Settings::patience`], that lacks only capacity held by other
-/// pods, and that would fit on the node after they release it. Pods that come later in the order
-/// are not placed there. The reservation alternates with pauses, and both double in length, so a
-/// pod that never fits blocks a node for at most half of the time.
-pub fn plan(snapshot: &ClusterSnapshot, pods: &[PendingPod], settings: Settings) -> Plan {
-    Planner::of(snapshot, Features::default()).plan(pods, settings)
+/// At most one node is reserved ([`AllocationPlan::reserved`]), to avoid starvation: for the first
+/// pod in this order that has waited longer than [`PlanSettings::reservation_delay`], that lacks
+/// only capacity held by other pods, and that would fit on the node after they release it. Pods
+/// that come later in the order are not placed there. The reservation alternates with pauses, and
+/// both double in length, so a pod that never fits blocks a node for at most half of the time.
+pub fn plan(
+    snapshot: &ClusterSnapshot,
+    pods: &[PendingPod],
+    settings: PlanSettings,
+) -> AllocationPlan {
+    Planner::from_snapshot(snapshot, FeatureGates::default()).plan(pods, settings)
 }

@@ -14,18 +14,18 @@ use tessera_api::names::{DeviceClassName, NodeName};
 
 use crate::cluster::Cluster;
 use crate::feasibility::{self, FitContext};
-use crate::features::Features;
+use crate::features::FeatureGates;
 use crate::forecast::Forecast;
 use crate::fragmentation::Potential;
 use crate::model::{
-    Claim, ClusterSnapshot, DeviceClass, DeviceId, DeviceResult, DeviceUse, Node, PoolId,
+    Claim, ClusterSnapshot, DeviceClass, DeviceId, DeviceResult, DeviceUsage, Node, PoolId,
     PoolTopology, Slice,
 };
 use crate::node_selector;
-use crate::outcome::{ClaimAllocation, Plan};
+use crate::outcome::{AllocationPlan, ClaimAllocation};
 use crate::policy::Policy;
-use crate::search::{Failure, SearchOutcome};
-use crate::settings::Settings;
+use crate::search::{SearchFailure, SearchOutcome};
+use crate::settings::PlanSettings;
 use crate::shape::{Chosen, Selections, Shape};
 
 use fair_share::FairShare;
@@ -35,10 +35,10 @@ use shape_cache::{ShapeCache, ShapeId};
 /// Plans pods on a cluster and caches search results per node until the node changes.
 ///
 /// The owner reports every change of the cluster to the planner. Planning does not change the
-/// cluster state: a decision counts as usage only after [`set_use`](Self::set_use). The same
-/// cluster, pods and settings give the same plan, independent of earlier calls, as long as the
-/// steps suffice. [`Policy::LeastFragmentation`] is the exception: it learns the expected requests
-/// from the pods that were planned.
+/// cluster state: a decision counts as usage only after [`set_device_use`](Self::set_device_use).
+/// The same cluster, pods and settings give the same plan, independent of earlier calls, as long as
+/// the steps suffice. [`Policy::LeastFragmentation`] is the exception: it learns the expected
+/// requests from the pods that were planned.
 #[derive(Debug, Default)]
 pub struct Planner {
     cluster: Cluster,
@@ -51,26 +51,26 @@ pub struct Planner {
 
 /// Error of [`Planner::allocate_on`].
 #[derive(Debug, Clone, PartialEq)]
-pub enum Unallocated {
+pub enum AllocateError {
     /// The claims do not fit on the node.
     NoFit {
         /// True if the node sees an inconsistent pool; upstream reports that instead.
         invalid_pool: bool,
     },
     /// The search failed, as upstream's would.
-    Failed(Failure),
+    Failed(SearchFailure),
     /// The steps did not suffice.
     OutOfSteps,
 }
 
 impl Planner {
     /// Creates a planner for an empty cluster with these feature gates.
-    pub fn new(features: Features) -> Self {
+    pub fn new(features: FeatureGates) -> Self {
         Self { cluster: Cluster::new(features), ..Self::default() }
     }
 
     /// Creates a planner for the cluster in `snapshot`.
-    pub fn of(snapshot: &ClusterSnapshot, features: Features) -> Self {
+    pub fn from_snapshot(snapshot: &ClusterSnapshot, features: FeatureGates) -> Self {
         let mut planner = Self::new(features);
         snapshot.classes.values().for_each(|class| planner.set_class(class));
         snapshot.slices.values().for_each(|slice| planner.set_slice(slice));
@@ -92,7 +92,7 @@ impl Planner {
     /// Resets all caches when most entries must belong to objects that no longer exist.
     fn reset_if_full(&mut self) {
         if self.cluster.is_full() {
-            self.forget();
+            self.clear_caches();
             self.cluster.renumber();
             // GPU types are numbered anew.
             self.forecast = Forecast::default();
@@ -138,31 +138,35 @@ impl Planner {
     }
 
     /// Sets the consumption of a device; `None` means unused.
-    pub fn set_use(&mut self, device: &DeviceId, used: Option<&DeviceUse>) {
+    pub fn set_device_use(&mut self, device: &DeviceId, used: Option<&DeviceUsage>) {
         self.cluster.set_use(device, used);
     }
 
     /// Collects the reachable devices of every node. Otherwise that is done when a node is first
     /// searched.
-    pub fn gather(&mut self) {
+    pub fn collect_devices(&mut self) {
         (0..self.cluster.nodes.len()).for_each(|node| self.cluster.gather(node));
     }
 
     /// Drops all cached results about shapes of claims; keeps the cluster state.
-    pub fn forget(&mut self) {
+    pub fn clear_caches(&mut self) {
         self.shapes.clear();
         self.selections = Selections::default();
     }
 
     /// Returns the forecast of future requests, which [`Policy::LeastFragmentation`] uses.
-    pub fn expected(&self) -> &Potential {
+    pub fn forecast(&self) -> &Potential {
         self.forecast.potential()
     }
 
     /// Decides for each pod which devices its pending claims get on which node.
     ///
     /// See [`plan`](crate::plan()).
-    pub fn plan(&mut self, pods: &[crate::model::PendingPod], settings: Settings) -> Plan {
+    pub fn plan(
+        &mut self,
+        pods: &[crate::model::PendingPod],
+        settings: PlanSettings,
+    ) -> AllocationPlan {
         self.reset_if_full();
         pass::plan(self, pods, settings)
     }
@@ -171,12 +175,12 @@ impl Planner {
     ///
     /// Only this node is considered, whatever its conditions. No node is reserved for the pod, and
     /// its requests do not count for the forecast.
-    pub fn plan_on(
+    pub fn plan_bound_pod(
         &mut self,
         node: &NodeName,
         pod: &crate::model::PendingPod,
-        settings: Settings,
-    ) -> Plan {
+        settings: PlanSettings,
+    ) -> AllocationPlan {
         self.reset_if_full();
         pass::plan_on(self, node, pod, settings)
     }
@@ -194,8 +198,8 @@ impl Planner {
         claims: &[Arc<Claim>],
         policy: Policy,
         steps: u64,
-    ) -> Result<Vec<ClaimAllocation>, Unallocated> {
-        let nothing = Unallocated::NoFit { invalid_pool: false };
+    ) -> Result<Vec<ClaimAllocation>, AllocateError> {
+        let nothing = AllocateError::NoFit { invalid_pool: false };
         let index = self.cluster.node_index(node).ok_or(nothing)?;
         let shape = self.shapes.of(claims, 0, &mut self.cluster, &mut self.selections, policy);
         let mut steps = steps;
@@ -215,10 +219,10 @@ impl Planner {
                     .cluster
                     .reachable(index)
                     .is_some_and(crate::cluster::ReachableDevices::has_invalid_pool);
-                Err(Unallocated::NoFit { invalid_pool })
+                Err(AllocateError::NoFit { invalid_pool })
             }
-            SearchOutcome::Failed(_, failure) => Err(Unallocated::Failed(failure)),
-            SearchOutcome::OutOfSteps => Err(Unallocated::OutOfSteps),
+            SearchOutcome::Failed(_, failure) => Err(AllocateError::Failed(failure)),
+            SearchOutcome::OutOfSteps => Err(AllocateError::OutOfSteps),
         }
     }
 

@@ -9,7 +9,7 @@ use tessera_api::reason::NodeReason;
 
 use std::sync::LazyLock;
 
-use crate::model::{Node, NodeSelector, NodeTaint, PendingPod, Scheduling};
+use crate::model::{Node, NodeSelector, NodeTaint, PendingPod, SchedulingConstraints};
 
 /// Taint that Kubernetes sets on a cordoned node; a pod that tolerates it ignores the cordon.
 static CORDON: LazyLock<NodeTaint> = LazyLock::new(|| NodeTaint {
@@ -42,9 +42,9 @@ pub(crate) fn rejection(
     counted: CountedUsage,
 ) -> Option<NodeReason> {
     if let Some(allocated) = claim_nodes.iter().find(|allocated| !allocated.nodes.matches(node)) {
-        return Some(NodeReason::ClaimElsewhere { claim: allocated.claim.to_string() });
+        return Some(NodeReason::ClaimNodeMismatch { claim: allocated.claim.to_string() });
     }
-    if pod.excluded.contains(&node.name) {
+    if pod.excluded_nodes.contains(&node.name) {
         return Some(NodeReason::BackedOff);
     }
     if !node.ready {
@@ -69,7 +69,7 @@ pub(crate) fn rejection(
         let used = match counted {
             CountedUsage::Current => amount_of(&node.used),
             CountedUsage::AfterRelease => {
-                amount_of(&node.used).saturating_sub(amount_of(&node.held))
+                amount_of(&node.used).saturating_sub(amount_of(&node.releasable))
             }
         };
         !amount.is_zero()
@@ -79,7 +79,7 @@ pub(crate) fn rejection(
 }
 
 /// Returns true if the node matches the node selector and the required affinity.
-pub(crate) fn is_selected(constraints: &Scheduling, node: &Node) -> bool {
+pub(crate) fn is_selected(constraints: &SchedulingConstraints, node: &Node) -> bool {
     let is_labeled =
         constraints.node_selector.iter().all(|(key, value)| node.labels.get(key) == Some(value));
     is_labeled && constraints.affinity.as_ref().is_none_or(|affinity| affinity.matches(node))

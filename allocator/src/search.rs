@@ -27,11 +27,11 @@ mod single;
 mod state;
 mod symmetry;
 
-pub use outcome::Failure;
+pub use outcome::SearchFailure;
 pub(crate) use outcome::{MAX_RESULTS, SearchOutcome};
 pub(crate) use run::Search;
 
-use crate::model::Mode;
+use crate::model::AllocationMode;
 use crate::policy::Ranking;
 use crate::selector::SelectorError;
 use crate::shape::{Chosen, ProfileDemand};
@@ -47,7 +47,7 @@ impl Search<'_> {
     /// Runs the search. The shape must have resolved all device profiles of the node.
     pub(crate) fn run(mut self) -> SearchOutcome {
         if let Some(defect) = &self.reachable.defect {
-            return SearchOutcome::Failed(0, Failure::NodeSelector(defect.problem.clone()));
+            return SearchOutcome::Failed(0, SearchFailure::NodeSelector(defect.problem.clone()));
         }
         if let Some(alternative) = single::alternative(self.shape) {
             return self.single(alternative);
@@ -82,7 +82,7 @@ impl Run<'_> {
         for index in claim.alternatives(r) {
             let target = Target { claim: c, request: r, index };
             let done = match shape.alternatives[index].request.mode {
-                Mode::All => self.take_all_from(target, 0)?,
+                AllocationMode::All => self.take_all_from(target, 0)?,
                 _ => self.choose_exact_count(target)?,
             };
             if done {
@@ -215,7 +215,7 @@ impl Run<'_> {
             ProfileDemand::Takes(demand, _) => demand,
             ProfileDemand::Never => return Ok(false),
             ProfileDemand::Error(error) => {
-                return Err(Stop::Failed(target.claim, Failure::Capacity(error.clone())));
+                return Err(Stop::Failed(target.claim, SearchFailure::Capacity(error.clone())));
             }
         };
         let is_sharing_compatible =
@@ -259,7 +259,10 @@ impl Run<'_> {
         if let Err(attribute) =
             self.state.add_to_constraints(target, i, self.search.interner, self.search.features)
         {
-            return Err(Stop::Failed(target.claim, Failure::AllAgainstConstraint(attribute)));
+            return Err(Stop::Failed(
+                target.claim,
+                SearchFailure::AllViolatesConstraint(attribute),
+            ));
         }
         // Upstream tests constraints before the remaining capacity.
         match &answer.demand {
@@ -313,7 +316,7 @@ impl Run<'_> {
             Verdict::Selected => Ok(true),
             Verdict::Failed => {
                 let error = self.select(target.index, i).err().unwrap_or(SelectorError::NotBoolean);
-                Err(Stop::Failed(target.claim, Failure::Selector(error)))
+                Err(Stop::Failed(target.claim, SearchFailure::Selector(error)))
             }
             _ => Ok(false),
         }

@@ -35,7 +35,7 @@ use std::sync::Arc;
 
 use tessera_api::names::DRIVER_NAME;
 
-pub use driver::Drivers;
+pub use driver::MatchableDrivers;
 pub use error::SelectorError;
 pub(crate) use reads::{Read, Reads};
 pub use view::DeviceView;
@@ -59,7 +59,7 @@ const STEPS_PER_PROGRAM: u64 = 200;
 pub struct CompiledSelector {
     checked: check::Checked,
     reads: Reads,
-    drivers: Drivers,
+    drivers: MatchableDrivers,
 }
 
 impl CompiledSelector {
@@ -93,7 +93,7 @@ impl CompiledSelector {
             let syntax = parse::parse(expression)?;
             let checked = check::check(&syntax)?;
             let reads = Reads::of(&checked.code);
-            let drivers = Drivers::of(&syntax, DRIVER_NAME);
+            let drivers = MatchableDrivers::of(&syntax, DRIVER_NAME);
             Ok(Self { checked, reads, drivers })
         };
         std::thread::scope(|scope| {
@@ -137,7 +137,7 @@ impl CompiledSelector {
     }
 
     /// Returns the drivers whose devices the selector can match.
-    pub fn drivers(&self) -> Drivers {
+    pub fn drivers(&self) -> MatchableDrivers {
         self.drivers
     }
 

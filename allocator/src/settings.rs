@@ -4,11 +4,11 @@ use crate::policy::Policy;
 
 /// Settings of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Settings {
+pub struct PlanSettings {
     /// Maximum number of devices tested for one pod, on all nodes. Beyond it the pod is undecided.
     pub steps_per_pod: u64,
     /// Maximum number of devices tested in one plan, but at least `steps_per_pod`. Pods beyond it
-    /// are listed in [`Plan::unreached`](crate::Plan::unreached).
+    /// are listed in [`AllocationPlan::unreached`](crate::AllocationPlan::unreached).
     pub steps_per_plan: u64,
     /// Policy of pods whose configuration sets none.
     pub policy: Policy,
@@ -20,13 +20,13 @@ pub struct Settings {
     pub now: i64,
     /// Minimum waiting time before a node is reserved for a pod, in seconds: see
     /// [`plan`](crate::plan()). `None` disables reservations.
-    pub patience: Option<u32>,
+    pub reservation_delay: Option<u32>,
 }
 
-/// Default of [`Settings::patience`], in seconds.
+/// Default of [`PlanSettings::reservation_delay`], in seconds.
 const DEFAULT_MIN_WAIT: u32 = 300;
 
-impl Default for Settings {
+impl Default for PlanSettings {
     fn default() -> Self {
         Self {
             steps_per_pod: 1_000_000,
@@ -34,7 +34,7 @@ impl Default for Settings {
             policy: Policy::default(),
             seed: 0,
             now: 0,
-            patience: Some(DEFAULT_MIN_WAIT),
+            reservation_delay: Some(DEFAULT_MIN_WAIT),
         }
     }
 }

@@ -16,9 +16,11 @@ use tessera_api::quantity::Quantity;
 
 use crate::capacity::{self, CapacityError, Demand};
 use crate::cluster::{Candidate, Cluster, Interner, ProfileId};
-use crate::features::Features;
-use crate::model::{Alternative, Claim, Constraint, ConstraintKind, Device, DeviceClass, Mode};
-use crate::outcome::{Cause, NotSupported};
+use crate::features::FeatureGates;
+use crate::model::{
+    AllocationMode, Alternative, Claim, Constraint, ConstraintKind, Device, DeviceClass,
+};
+use crate::outcome::{RefusalCause, UnsupportedFeature};
 use crate::policy::Policy;
 use crate::topology::TopologyPreferences;
 
@@ -57,7 +59,7 @@ pub(crate) struct ConstraintShape {
 pub(crate) struct AlternativeShape {
     pub(crate) request: Alternative,
     /// References of the alternative, or the reason why it can never be allocated.
-    pub(crate) resolved: Result<Resolved, Cause>,
+    pub(crate) resolved: Result<Resolved, RefusalCause>,
     /// Result per device profile.
     profile_matches: Vec<Option<ProfileMatch>>,
 }
@@ -170,7 +172,7 @@ impl Shape {
     }
 
     /// Returns the first claim that can never be allocated, and the cause.
-    pub(crate) fn defect(&self) -> Option<(usize, &Cause)> {
+    pub(crate) fn defect(&self) -> Option<(usize, &RefusalCause)> {
         self.claims.iter().enumerate().find_map(|(c, claim)| {
             let own = claim.requests[0]..*claim.requests.last().unwrap_or(&0);
             let cause = self.alternatives[own].iter().find_map(|a| a.resolved.as_ref().err())?;
@@ -212,7 +214,7 @@ impl Shape {
         &mut self,
         profiles: impl Iterator<Item = ProfileId>,
         interner: &Interner,
-        features: &Features,
+        features: &FeatureGates,
     ) {
         for profile in profiles {
             let device = &interner.profile(profile).device;
@@ -283,8 +285,8 @@ impl AlternativeShape {
     /// Returns the number of devices; `None` for "all".
     pub(crate) fn count(&self) -> Option<u64> {
         match self.request.mode {
-            Mode::Exact(count) => Some(count),
-            Mode::All | Mode::Unknown => None,
+            AllocationMode::Exact(count) => Some(count),
+            AllocationMode::All | AllocationMode::Unknown => None,
         }
     }
 
@@ -308,7 +310,7 @@ impl AlternativeShape {
 
     /// Returns true if the device supports the sharing mechanism of the claim.
     pub(crate) fn can_share(&self, device: &Device) -> bool {
-        device.mps || self.sharing() != Sharing::Mps
+        device.supports_mps || self.sharing() != Sharing::Mps
     }
 
     /// Returns the requested capacities, with a memory percentage resolved for this device.
@@ -331,12 +333,12 @@ impl AlternativeShape {
     pub(crate) fn demand(
         &self,
         device: &Device,
-        features: &Features,
+        features: &FeatureGates,
     ) -> Result<Demand, CapacityError> {
         capacity::demand(&self.amounts(device), device, features)
     }
 
-    fn match_profile(&self, device: &Device, features: &Features) -> ProfileMatch {
+    fn match_profile(&self, device: &Device, features: &FeatureGates) -> ProfileMatch {
         let demand = match self.demand(device, features) {
             _ if !features.consumable_capacity => ProfileDemand::Takes(Box::default(), true),
             Ok(Demand::Takes(amounts)) => {
@@ -363,31 +365,32 @@ fn resolve(
     cluster: &Cluster,
     selections: &mut Selections,
     policy: Policy,
-) -> Result<Resolved, Cause> {
+) -> Result<Resolved, RefusalCause> {
     let features = cluster.features();
     let request = || alternative.name.clone();
-    let refuse = |what: NotSupported| Err(Cause::NotSupported { request: request(), what });
+    let refuse =
+        |what: UnsupportedFeature| Err(RefusalCause::NotSupported { request: request(), what });
     if alternative.name.subrequest().is_some() && !features.prioritized_list {
-        return refuse(NotSupported::Gate("DRAPrioritizedList"));
+        return refuse(UnsupportedFeature::Gate("DRAPrioritizedList"));
     }
     if !alternative.capacity.is_empty() && !features.consumable_capacity {
-        return refuse(NotSupported::Gate("DRAConsumableCapacity"));
+        return refuse(UnsupportedFeature::Gate("DRAConsumableCapacity"));
     }
     if let Some(feature) = alternative.unsupported {
-        return refuse(NotSupported::Field(feature));
+        return refuse(UnsupportedFeature::Field(feature));
     }
-    if alternative.selectors.iter().any(crate::model::Selector::is_unknown) {
-        return refuse(NotSupported::Selector);
+    if alternative.selectors.iter().any(crate::model::DeviceSelector::is_unknown) {
+        return refuse(UnsupportedFeature::Selector);
     }
     if alternative.admin.is_some() && !features.admin_access {
-        return refuse(NotSupported::Gate("DRAAdminAccess"));
+        return refuse(UnsupportedFeature::Gate("DRAAdminAccess"));
     }
-    let Some(class) = &alternative.class else { return refuse(NotSupported::NoClass) };
+    let Some(class) = &alternative.class else { return refuse(UnsupportedFeature::NoClass) };
     let Some(class) = cluster.classes.get(class) else {
-        return Err(Cause::UnknownClass { request: request(), class: class.clone() });
+        return Err(RefusalCause::UnknownClass { request: request(), class: class.clone() });
     };
-    if alternative.mode == Mode::Unknown {
-        return refuse(NotSupported::Mode);
+    if alternative.mode == AllocationMode::Unknown {
+        return refuse(UnsupportedFeature::Mode);
     }
     let config = config(class, claim, &alternative.name)?;
     if let Some(percent) =
@@ -399,13 +402,15 @@ fn resolve(
             by: "capacity.requests.memory of the request",
             instead: "one of the two",
         };
-        return Err(Cause::Config { request: request(), error });
+        return Err(RefusalCause::Config { request: request(), error });
     }
     let sharing = config.sharing.unwrap_or(Sharing::Intercept);
     // A CUDA process connects to one MPS control daemon, and each GPU that is shared by MPS has its
     // own daemon.
-    if sharing == Sharing::Mps && (claim.requests.len() > 1 || alternative.mode != Mode::Exact(1)) {
-        return refuse(NotSupported::MpsOfSeveral);
+    if sharing == Sharing::Mps
+        && (claim.requests.len() > 1 || alternative.mode != AllocationMode::Exact(1))
+    {
+        return refuse(UnsupportedFeature::MpsWithSeveralGpus);
     }
     let choice = |chosen: Option<_>| chosen.map_or(policy, Policy::from);
     Ok(Resolved {
@@ -421,7 +426,11 @@ fn resolve(
 }
 
 /// Merges the configurations of class and claim for the request.
-fn config(class: &DeviceClass, claim: &Claim, request: &RequestName) -> Result<GpuConfig, Cause> {
+fn config(
+    class: &DeviceClass,
+    claim: &Claim,
+    request: &RequestName,
+) -> Result<GpuConfig, RefusalCause> {
     if class.configs.is_empty() && claim.configs.is_empty() {
         return Ok(GpuConfig::default());
     }
@@ -430,5 +439,5 @@ fn config(class: &DeviceClass, claim: &Claim, request: &RequestName) -> Result<G
     let of_claim =
         claim.configs.iter().enumerate().map(|(i, config)| ConfigEntry::of_claim(i, config));
     merged_config(of_class.chain(of_claim), request)
-        .map_err(|error| Cause::Config { request: request.clone(), error })
+        .map_err(|error| RefusalCause::Config { request: request.clone(), error })
 }

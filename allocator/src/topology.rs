@@ -40,7 +40,7 @@ mod value;
 
 pub use chooser::SetChooser;
 pub use device_set::DeviceSet;
-pub use matrix::{LinkMatrix, Pair, Place, Score, TooManyDevices};
+pub use matrix::{DeviceLinks, DeviceLocation, LinkMatrix, Score, TooManyDevices};
 pub use preferences::TopologyPreferences;
 pub use request::{OutOfSteps, SetChoice, SetRequest};
 pub use sets::RankedSets;

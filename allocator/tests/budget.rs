@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use builders::*;
-use tessera_allocator::model::{Attribute, PendingPod, PodUid, Selector};
-use tessera_allocator::{Cause, Features, Plan, Planner, Settings};
+use tessera_allocator::model::{Attribute, DeviceSelector, PendingPod, PodUid};
+use tessera_allocator::{AllocationPlan, FeatureGates, PlanSettings, Planner, RefusalCause};
 use tessera_api::names::{Namespace, NodeName};
 
 const NODES: usize = 20;
@@ -26,12 +26,12 @@ fn cluster(nodes: usize) -> Cluster {
 }
 
 fn planner(nodes: usize) -> Planner {
-    Planner::of(&cluster(nodes).0, Features::default())
+    Planner::from_snapshot(&cluster(nodes).0, FeatureGates::default())
 }
 
 /// Budget for two or three shapes on all nodes.
-fn bounded() -> Settings {
-    Settings { steps_per_pod: 500, steps_per_plan: 500, ..Settings::default() }
+fn bounded() -> PlanSettings {
+    PlanSettings { steps_per_pod: 500, steps_per_plan: 500, ..PlanSettings::default() }
 }
 
 /// Creates a pod with a shape of its own that fits on no node.
@@ -45,7 +45,7 @@ fn expensive(number: usize) -> PendingPod {
     let selector = format!(
         "lists.range(2000).all(i, i >= -{number}) && device.attributes['gpu.tessera.dev'].index == -1"
     );
-    request.alternatives[0].selectors.push(Selector::new(&selector));
+    request.alternatives[0].selectors.push(DeviceSelector::new(&selector));
     let name = format!("expensive-{number:03}");
     PendingPod { namespace: namespace("tenant"), ..pod(&name, vec![claim(&name, vec![request])]) }
 }
@@ -54,14 +54,14 @@ fn namespace(name: &str) -> Namespace {
     Namespace::new(name).unwrap()
 }
 
-fn decided(plan: &Plan) -> BTreeSet<PodUid> {
+fn decided(plan: &AllocationPlan) -> BTreeSet<PodUid> {
     plan.decisions.iter().map(|decision| decision.pod.clone()).collect()
 }
 
 /// Plans until a plan reaches all pods. Panics after a hundred plans.
 fn plan_until_all_reached(planner: &mut Planner, pods: &[PendingPod]) {
     let settings =
-        Settings { steps_per_pod: 10_000, steps_per_plan: 10_000, ..Settings::default() };
+        PlanSettings { steps_per_pod: 10_000, steps_per_plan: 10_000, ..PlanSettings::default() };
     let mut plans = 0;
     while !planner.plan(pods, settings).unreached.is_empty() {
         plans += 1;
@@ -113,13 +113,14 @@ fn pod_with_cached_result_keeps_its_position() {
     for gpu in 0..8 {
         cluster.use_share("node-00", &format!("gpu-{gpu}"), "80Gi", "1");
     }
-    let mut planner = Planner::of(&cluster.0, Features::default());
-    let settings = Settings { steps_per_pod: 60, steps_per_plan: 60, ..Settings::default() };
+    let mut planner = Planner::from_snapshot(&cluster.0, FeatureGates::default());
+    let settings =
+        PlanSettings { steps_per_pod: 60, steps_per_plan: 60, ..PlanSettings::default() };
     let mut pods = vec![PendingPod { priority: 1000, ..share_pod("urgent", "80Gi", "1") }];
     pods.extend((0..20).map(too_large));
     let first = planner.plan(&pods, settings);
     assert!(!first.unreached.is_empty() && first.decisions.is_empty());
-    planner.set_use(&device_id("node-00", "gpu-3"), None);
+    planner.set_device_use(&device_id("node-00", "gpu-3"), None);
     pods.push(PendingPod { namespace: namespace("other"), ..share_pod("other", "80Gi", "1") });
     assert_eq!(decided(&planner.plan(&pods, settings)), [PodUid::new("urgent")].into());
 }
@@ -130,12 +131,13 @@ fn refused_pod_is_planned_again_after_change() {
     for gpu in 0..8 {
         cluster.use_share("node-00", &format!("gpu-{gpu}"), "80Gi", "1");
     }
-    let mut planner = Planner::of(&cluster.0, Features::default());
-    let settings = Settings { steps_per_pod: 60, steps_per_plan: 60, ..Settings::default() };
+    let mut planner = Planner::from_snapshot(&cluster.0, FeatureGates::default());
+    let settings =
+        PlanSettings { steps_per_pod: 60, steps_per_plan: 60, ..PlanSettings::default() };
     let mut pods: Vec<PendingPod> = (0..20).map(too_large).collect();
     pods.insert(0, PendingPod { created: -1, ..share_pod("a", "80Gi", "1") });
     assert!(!planner.plan(&pods, settings).unreached.is_empty());
-    planner.set_use(&device_id("node-00", "gpu-3"), None);
+    planner.set_device_use(&device_id("node-00", "gpu-3"), None);
     for _ in 0..20 {
         let plan = planner.plan(&pods, settings);
         if plan.decisions.is_empty() {
@@ -162,9 +164,9 @@ fn reduced_budget_never_places_on_partial_results() {
         pod("choosy", vec![claim("choosy", vec![first_available("gpu", requests.into())])]);
     let pods = [PendingPod { created: -1, ..too_large(1) }, selective];
     for steps in (NODES as u64 * 8)..(NODES as u64 * 8 * 4) {
-        let mut planner = Planner::of(&cluster.0, Features::default());
+        let mut planner = Planner::from_snapshot(&cluster.0, FeatureGates::default());
         let settings =
-            Settings { steps_per_pod: steps, steps_per_plan: steps, ..Settings::default() };
+            PlanSettings { steps_per_pod: steps, steps_per_plan: steps, ..PlanSettings::default() };
         let plan = planner.plan(&pods, settings);
         for decision in &plan.decisions {
             assert_eq!(decision.node.as_str(), last, "with {steps} steps");
@@ -177,7 +179,7 @@ fn reduced_budget_never_places_on_partial_results() {
 fn expensive_requests_delay_only_their_namespace() {
     let mut planner = planner(NODES);
     let settings =
-        Settings { steps_per_pod: 50_000, steps_per_plan: 100_000, ..Settings::default() };
+        PlanSettings { steps_per_pod: 50_000, steps_per_plan: 100_000, ..PlanSettings::default() };
     let mut pods: Vec<PendingPod> = (0..50).map(expensive).collect();
     pods.push(PendingPod { created: 1, ..share_pod("neighbor", "1Gi", "1") });
     let first = planner.plan(&pods, settings);
@@ -199,8 +201,8 @@ fn priority_decides_while_steps_suffice() {
         PendingPod { priority: 1, namespace: namespace("other"), ..urgent }
     }));
     for _ in 0..3 {
-        let plan =
-            planner.plan(&pods, Settings { steps_per_plan: 1_000_000, ..Settings::default() });
+        let plan = planner
+            .plan(&pods, PlanSettings { steps_per_plan: 1_000_000, ..PlanSettings::default() });
         let urgent = plan.decisions.iter().filter(|d| d.pod.as_str().starts_with("urgent")).count();
         assert_eq!((urgent, plan.decisions.len(), plan.unreached.len()), (4, 8, 0));
     }
@@ -219,7 +221,7 @@ fn pods_of_one_shape_share_final_explanation() {
             [refused, placed]
         })
         .collect();
-    let plan = planner.plan(&pods, Settings::default());
+    let plan = planner.plan(&pods, PlanSettings::default());
     assert_eq!(plan.decisions.len(), 8);
     let too_large: Vec<_> = plan
         .refusals
@@ -235,9 +237,11 @@ fn explanation_reflects_state_after_all_decisions() {
     let mut planner = planner(1);
     let mut pods = vec![PendingPod { priority: 1, ..pod_for_all("all") }];
     pods.push(share_pod("small", "10Gi", "1"));
-    let plan = planner.plan(&pods, Settings::default());
+    let plan = planner.plan(&pods, PlanSettings::default());
     assert_eq!(decided(&plan), [PodUid::new("small")].into());
-    let Cause::NoFit(explanation) = &*plan.refusals[0].cause else { panic!("{:?}", plan.refusals) };
+    let RefusalCause::NoFit(explanation) = &*plan.refusals[0].cause else {
+        panic!("{:?}", plan.refusals)
+    };
     let text = explanation.render(1024);
     assert!(text.contains("10Gi"), "the share of the small pod counts: {text}");
 }
@@ -255,17 +259,17 @@ fn bound_pod_is_planned_only_on_its_node() {
         cluster.use_share("node-01", &format!("gpu-{gpu}"), "70Gi", "1");
     }
     cluster.put_node("node-02", |node| (node.ready, node.cordoned) = (false, true));
-    let mut planner = Planner::of(&cluster.0, Features::default());
+    let mut planner = Planner::from_snapshot(&cluster.0, FeatureGates::default());
     let node = |name: &str| NodeName::new(name).unwrap();
     let bound = share_pod("p", "20Gi", "1");
     for free in ["node-00", "node-02"] {
-        let plan = planner.plan_on(&node(free), &bound, Settings::default());
+        let plan = planner.plan_bound_pod(&node(free), &bound, PlanSettings::default());
         assert_eq!(plan.decisions[0].node, node(free), "conditions of the node are ignored");
     }
     for _ in 0..2 {
-        let plan = planner.plan_on(&node("node-01"), &bound, Settings::default());
+        let plan = planner.plan_bound_pod(&node("node-01"), &bound, PlanSettings::default());
         assert!(plan.decisions.is_empty());
-        let Cause::NoFit(explanation) = &*plan.refusals[0].cause else {
+        let RefusalCause::NoFit(explanation) = &*plan.refusals[0].cause else {
             panic!("{:?}", plan.refusals)
         };
         assert!(
@@ -275,14 +279,17 @@ fn bound_pod_is_planned_only_on_its_node() {
         );
     }
     assert_eq!(
-        planner.plan_on(&node("node-01"), &bound, Settings::default()).steps,
+        planner.plan_bound_pod(&node("node-01"), &bound, PlanSettings::default()).steps,
         0,
         "the node has not changed"
     );
-    planner.set_use(&device_id("node-01", "gpu-3"), None);
-    assert_eq!(planner.plan_on(&node("node-01"), &bound, Settings::default()).decisions.len(), 1);
+    planner.set_device_use(&device_id("node-01", "gpu-3"), None);
     assert_eq!(
-        planner.plan(&[bound], Settings::default()).decisions.len(),
+        planner.plan_bound_pod(&node("node-01"), &bound, PlanSettings::default()).decisions.len(),
+        1
+    );
+    assert_eq!(
+        planner.plan(&[bound], PlanSettings::default()).decisions.len(),
         1,
         "planning on all nodes still works"
     );

@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use builders::*;
 use tessera_allocator::model::{
-    Attribute, Claim, Constraint, ConstraintKind, Device, Mode, Selector,
+    AllocationMode, Attribute, Claim, Constraint, ConstraintKind, Device, DeviceSelector,
 };
-use tessera_allocator::{Failure, Planner, Policy, Settings, Unallocated, plan};
+use tessera_allocator::{AllocateError, PlanSettings, Planner, Policy, SearchFailure, plan};
 use tessera_api::names::{NodeName, PoolName};
 
-fn allocate(cluster: &Cluster, claim: Claim) -> Result<(), Unallocated> {
-    let mut planner = Planner::of(&cluster.0, Default::default());
+fn allocate(cluster: &Cluster, claim: Claim) -> Result<(), AllocateError> {
+    let mut planner = Planner::from_snapshot(&cluster.0, Default::default());
     let node = NodeName::new("node-a").unwrap();
     planner.allocate_on(&node, &[Arc::new(claim)], Policy::FirstFit, 1_000_000).map(drop)
 }
@@ -23,7 +23,7 @@ fn error_on_unreached_device_is_ignored() {
     let selecting = |name: &str| {
         let mut request = request(name, 1, &[("memory", "1Gi")]);
         let expression = "device.attributes['gpu.tessera.dev'].x == 1";
-        request.alternatives[0].selectors.push(Selector::new(expression));
+        request.alternatives[0].selectors.push(DeviceSelector::new(expression));
         request
     };
     let with_x = gpu("gpu-0", "80Gi").with("x", Attribute::Int(1));
@@ -31,7 +31,8 @@ fn error_on_unreached_device_is_ignored() {
     // The selector fails on the more utilized device, which binpack prefers.
     cluster.use_share("node-0", "gpu-1", "1Gi", "1");
     for requests in [vec![selecting("a")], vec![selecting("a"), selecting("b")]] {
-        let plan = plan(&cluster.0, &[pod("p", vec![claim("c", requests)])], Settings::default());
+        let plan =
+            plan(&cluster.0, &[pod("p", vec![claim("c", requests)])], PlanSettings::default());
         assert_eq!(plan.decisions.len(), 1, "{:?}", plan.refusals);
     }
 }
@@ -43,7 +44,7 @@ fn interchangeable_device_is_tried_if_errors_are_possible() {
     let cluster = Cluster::new()
         .node("node-a", gpus.map(|device| Device { shared: false, ..device }).collect());
     let mut all = request("all", 1, &[]);
-    all.alternatives[0].mode = Mode::All;
+    all.alternatives[0].mode = AllocationMode::All;
     let mut claim = claim(
         "c",
         vec![request("one", 1, &[]), first_available("rest", vec![all, request("other", 1, &[])])],
@@ -54,7 +55,7 @@ fn interchangeable_device_is_tried_if_errors_are_possible() {
     // constraint.
     let answer = allocate(&cluster, claim);
     assert!(
-        matches!(answer, Err(Unallocated::Failed(Failure::AllAgainstConstraint(_)))),
+        matches!(answer, Err(AllocateError::Failed(SearchFailure::AllViolatesConstraint(_)))),
         "{answer:?}"
     );
 }
@@ -65,8 +66,8 @@ fn device_error_precedes_error_of_later_invalid_pool() {
     let twins = ["gpu-0", "gpu-0"].map(|name| gpu(name, "80Gi")).to_vec();
     let all_of = |expression: &str| {
         let mut all = request("all", 1, &[]);
-        all.alternatives[0].mode = Mode::All;
-        all.alternatives[0].selectors.push(Selector::new(expression));
+        all.alternatives[0].mode = AllocationMode::All;
+        all.alternatives[0].selectors.push(DeviceSelector::new(expression));
         claim("c", vec![all])
     };
     let broken = |pool: &str| {
@@ -77,16 +78,16 @@ fn device_error_precedes_error_of_later_invalid_pool() {
     };
     cluster.0.slices.insert("later".to_owned(), broken("node-b"));
     let answer = allocate(&cluster, all_of("device.nothing"));
-    assert!(matches!(answer, Err(Unallocated::Failed(Failure::Selector(_)))), "{answer:?}");
+    assert!(matches!(answer, Err(AllocateError::Failed(SearchFailure::Selector(_)))), "{answer:?}");
     let answer = allocate(&cluster, all_of("true"));
     assert!(
-        matches!(answer, Err(Unallocated::Failed(Failure::AllButPoolInvalid(_)))),
+        matches!(answer, Err(AllocateError::Failed(SearchFailure::AllWithInvalidPool(_)))),
         "{answer:?}"
     );
     cluster.0.slices.insert("earlier".to_owned(), broken("a-pool"));
     let answer = allocate(&cluster, all_of("device.nothing"));
     assert!(
-        matches!(answer, Err(Unallocated::Failed(Failure::AllButPoolInvalid(_)))),
+        matches!(answer, Err(AllocateError::Failed(SearchFailure::AllWithInvalidPool(_)))),
         "{answer:?}"
     );
 }

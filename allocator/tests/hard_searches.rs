@@ -11,16 +11,17 @@ use std::sync::Arc;
 
 use builders::*;
 use tessera_allocator::model::{
-    Attribute, Constraint, CounterSet, CounterUse, Device, DeviceClass, Request, Selector, Slice,
+    Attribute, Constraint, CounterSet, CounterUse, Device, DeviceClass, DeviceSelector, Request,
+    Slice,
 };
-use tessera_allocator::{Policy, Settings, plan};
+use tessera_allocator::{PlanSettings, Policy, plan};
 use tessera_api::names::DeviceName;
 
 /// Maximum number of steps of a search.
 const MAX_STEPS: u64 = 20_000;
 
-fn first_fit() -> Settings {
-    Settings { policy: Policy::FirstFit, ..Settings::default() }
+fn first_fit() -> PlanSettings {
+    PlanSettings { policy: Policy::FirstFit, ..PlanSettings::default() }
 }
 
 /// Returns true if the claim fits on the cluster, and asserts that few steps were needed.
@@ -46,7 +47,7 @@ fn single(n: usize) -> Request {
 
 fn selecting(request: Request, expression: &str) -> Request {
     let mut request = request;
-    request.alternatives[0].selectors.push(Selector::new(expression));
+    request.alternatives[0].selectors.push(DeviceSelector::new(expression));
     request
 }
 
@@ -128,7 +129,7 @@ fn partitioned(gpus: usize) -> Cluster {
         let name = tessera_api::names::DeviceClassName::new(size).unwrap();
         Arc::new(DeviceClass {
             name,
-            selectors: vec![Selector::new(&expression)],
+            selectors: vec![DeviceSelector::new(&expression)],
             configs: Vec::new(),
         })
     };

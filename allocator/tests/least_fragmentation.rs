@@ -7,16 +7,18 @@ use std::sync::Arc;
 
 use builders::*;
 use serde_json::json;
-use tessera_allocator::model::{Attribute, Mode, PendingPod, PodClaim, Scheduling, Selector};
-use tessera_allocator::{Plan, Planner, Policy, Settings};
+use tessera_allocator::model::{
+    AllocationMode, Attribute, DeviceSelector, PendingPod, PodClaim, SchedulingConstraints,
+};
+use tessera_allocator::{AllocationPlan, PlanSettings, Planner, Policy};
 
-const SETTINGS: Settings = Settings {
+const SETTINGS: PlanSettings = PlanSettings {
     steps_per_plan: u64::MAX,
     policy: Policy::LeastFragmentation,
     steps_per_pod: 1_000_000,
     seed: 0,
     now: 0,
-    patience: None,
+    reservation_delay: None,
 };
 
 /// Creates a pod with a share of one GPU, in percent, and a CPU request.
@@ -26,7 +28,8 @@ fn share(name: &str, percent: u32, cpu: &str) -> PendingPod {
         amounts.iter().map(|(name, amount)| (*name, amount.as_str())).collect();
     let mut pod = pod(name, vec![claim(name, vec![request("gpu", 1, &amounts)])]);
     let requests = [("cpu".to_owned(), quantity(cpu)), ("pods".to_owned(), quantity("1"))].into();
-    pod.scheduling = Arc::new(Scheduling { requests, ..Scheduling::default() });
+    pod.scheduling =
+        Arc::new(SchedulingConstraints { requests, ..SchedulingConstraints::default() });
     pod
 }
 
@@ -40,10 +43,10 @@ fn use_percent(cluster: &mut Cluster, node: &str, gpu: &str, percent: u32) {
 }
 
 fn planner(cluster: &Cluster) -> Planner {
-    Planner::of(&cluster.0, Default::default())
+    Planner::from_snapshot(&cluster.0, Default::default())
 }
 
-fn placement(plan: &Plan) -> String {
+fn placement(plan: &AllocationPlan) -> String {
     let decision = &plan.decisions[0];
     format!("{}/{}", decision.node, decision.claims[0].results[0].device.device)
 }
@@ -129,7 +132,7 @@ fn repeatedly_refused_pod_is_counted_once() {
     // The next potential is computed at the 32nd request.
     learn(&mut repeated, many(32, 20, "1"));
     learn(&mut once, many(32, 20, "1"));
-    assert_eq!(repeated.expected(), once.expected());
+    assert_eq!(repeated.forecast(), once.forecast());
 }
 
 #[test]
@@ -143,7 +146,8 @@ fn untyped_request_avoids_requested_type() {
     let typed_request = |i: usize| {
         let mut pod = share(&format!("picky-{i}"), 100, "1");
         let PodClaim::Pending(claim) = &mut pod.claims[0] else { unreachable!() };
-        let selector = Selector::new("device.attributes['gpu.tessera.dev'].productName == 'H100'");
+        let selector =
+            DeviceSelector::new("device.attributes['gpu.tessera.dev'].productName == 'H100'");
         Arc::make_mut(claim).requests[0].alternatives[0].selectors.push(selector);
         pod
     };
@@ -165,8 +169,10 @@ fn types_of_selected_nodes_count_as_requested() {
     let typed_request = |i: usize| {
         let mut pod = share(&format!("picky-{i}"), 100, "1");
         let selected = [("gpu".to_owned(), "H100".to_owned())].into();
-        pod.scheduling =
-            Arc::new(Scheduling { node_selector: selected, ..(*pod.scheduling).clone() });
+        pod.scheduling = Arc::new(SchedulingConstraints {
+            node_selector: selected,
+            ..(*pod.scheduling).clone()
+        });
         pod
     };
     let mut planner = planner(&cluster);
@@ -190,7 +196,7 @@ fn pod_missing_in_some_plans_is_counted_once() {
     }
     learn(&mut repeated, many(32, 20, "1"));
     learn(&mut once, many(32, 20, "1"));
-    assert_eq!(repeated.expected(), once.expected());
+    assert_eq!(repeated.forecast(), once.forecast());
 }
 
 #[test]
@@ -199,12 +205,12 @@ fn unsatisfiable_requests_do_not_change_forecast() {
         let mut planner = planner(&node(Cluster::new(), "node-a", 2));
         learn(&mut planner, unsatisfiable);
         learn(&mut planner, many(40, 50, "8"));
-        format!("{:?}", planner.expected())
+        format!("{:?}", planner.forecast())
     };
     let count = |count: u64| {
         let mut pod = share("strange", 100, "1m");
         let PodClaim::Pending(claim) = &mut pod.claims[0] else { unreachable!() };
-        Arc::make_mut(claim).requests[0].alternatives[0].mode = Mode::Exact(count);
+        Arc::make_mut(claim).requests[0].alternatives[0].mode = AllocationMode::Exact(count);
         pod
     };
     let usual = with(Vec::new());
@@ -217,9 +223,9 @@ fn unsatisfiable_requests_do_not_change_forecast() {
     let mut unsatisfiable = share("strange", 100, "1m");
     unsatisfiable.claims = unsatisfiable.claims.iter().map(by_mps).collect();
     assert_eq!(with(vec![unsatisfiable]), usual, "no node supports MPS");
-    let nowhere = Scheduling {
+    let nowhere = SchedulingConstraints {
         node_selector: [("gpu".to_owned(), "none".to_owned())].into(),
-        ..Scheduling::default()
+        ..SchedulingConstraints::default()
     };
     let nowhere = PendingPod { scheduling: Arc::new(nowhere), ..share("strange", 100, "1m") };
     assert_eq!(with(vec![nowhere]), usual);
@@ -236,7 +242,7 @@ fn shared_claim_counts_once_in_forecast() {
     let expected = |pod: PendingPod| {
         let mut planner = planner(&cluster());
         learn(&mut planner, [pod].into_iter().chain(many(40, 50, "8")));
-        format!("{:?}", planner.expected())
+        format!("{:?}", planner.forecast())
     };
     assert_eq!(expected(twice()), expected(share("shared", 70, "1")));
 }

@@ -9,16 +9,18 @@ use std::sync::Arc;
 use builders::*;
 use serde_json::json;
 use tessera_allocator::model::{
-    Attribute, Claim, Constraint, Device, Mode, NodeSelector, NodeTaint, PendingPod, PodClaim,
-    PodToleration, Selector, Toleration, TolerationOperator,
+    AllocationMode, Attribute, Claim, Constraint, Device, DeviceSelector, NodeSelector, NodeTaint,
+    PendingPod, PodClaim, PodToleration, Toleration, TolerationOperator,
 };
-use tessera_allocator::{Cause, Plan, Settings, plan};
+use tessera_allocator::{AllocationPlan, PlanSettings, RefusalCause, plan};
 use tessera_api::names::{ClaimName, ClaimUid, NodeName};
 use tessera_api::reason::{NodeReason, Reason};
 
 /// Returns the number of devices and nodes per reason.
-fn reasons(plan: &Plan) -> BTreeMap<Reason, (u64, usize)> {
-    let Cause::NoFit(explanation) = &*plan.refusals[0].cause else { panic!("{:?}", plan.refusals) };
+fn reasons(plan: &AllocationPlan) -> BTreeMap<Reason, (u64, usize)> {
+    let RefusalCause::NoFit(explanation) = &*plan.refusals[0].cause else {
+        panic!("{:?}", plan.refusals)
+    };
     explanation
         .tallies()
         .map(|(reason, tally)| (reason.clone(), (tally.devices(), tally.nodes().len())))
@@ -26,7 +28,7 @@ fn reasons(plan: &Plan) -> BTreeMap<Reason, (u64, usize)> {
 }
 
 fn short_of(capacity: &str) -> Reason {
-    Reason::Short { capacity: capacity.to_owned() }
+    Reason::Insufficient { capacity: capacity.to_owned() }
 }
 
 #[test]
@@ -83,7 +85,7 @@ fn refusal_counts_devices_and_nodes_per_reason() {
     let plan = decide(&cluster, &[share_pod("p", "60Gi", "0")]);
     let expected = BTreeMap::from([
         (Reason::Node(NodeReason::NotReady), (4, 1)),
-        (Reason::TooSmall { capacity: "memory".to_owned() }, (2, 1)),
+        (Reason::InsufficientTotal { capacity: "memory".to_owned() }, (2, 1)),
         (short_of("memory"), (1, 1)),
         (Reason::Tainted { key: "example.com/broken".to_owned() }, (1, 1)),
     ]);
@@ -145,7 +147,7 @@ fn all_allocates_every_matching_gpu_of_a_node() {
     let mut cluster = two_nodes();
     cluster.use_share("node-a", "gpu-3", "1Gi", "0");
     let mut all = request("gpus", 1, &[]);
-    all.alternatives[0].mode = Mode::All;
+    all.alternatives[0].mode = AllocationMode::All;
     let got = placements(&decide(&cluster, &[pod("p", vec![claim("all", vec![all])])]));
     assert_eq!(got, [["node-b/gpu-0", "node-b/gpu-1", "node-b/gpu-2", "node-b/gpu-3"]]);
 }
@@ -157,7 +159,7 @@ fn pod_follows_its_allocated_claim() {
     second.claims.push(PodClaim::Allocated {
         uid: ClaimUid::new("other").unwrap(),
         name: ClaimName::new("other").unwrap(),
-        nodes: Some(NodeSelector::of_node(&NodeName::new("node-b").unwrap())),
+        nodes: Some(NodeSelector::for_node(&NodeName::new("node-b").unwrap())),
     });
     assert_eq!(placements(&decide(&cluster, &[second])), [["node-b/gpu-0"]]);
 }
@@ -192,9 +194,9 @@ fn pods_are_ordered_by_priority_and_age() {
 fn nominated_node_is_first_and_excluded_nodes_are_skipped() {
     let cluster = two_nodes();
     let mut nominated = share_pod("p", "1Gi", "0");
-    nominated.nominated = Some(NodeName::new("node-b").unwrap());
+    nominated.nominated_node = Some(NodeName::new("node-b").unwrap());
     assert_eq!(placements(&decide(&cluster, &[nominated.clone()])), [["node-b/gpu-0"]]);
-    nominated.excluded.insert(NodeName::new("node-b").unwrap());
+    nominated.excluded_nodes.insert(NodeName::new("node-b").unwrap());
     assert_eq!(placements(&decide(&cluster, &[nominated])), [["node-a/gpu-0"]]);
 }
 
@@ -289,7 +291,7 @@ fn tainted_device_requires_toleration() {
 #[test]
 fn unmanaged_device_is_never_allocated() {
     let mut unmanaged = gpu("gpu-0", "80Gi");
-    unmanaged.foreign = true;
+    unmanaged.is_unmanaged = true;
     let cluster = Cluster::new().node("node-a", vec![unmanaged]);
     let plan = decide(&cluster, &[share_pod("p", "1Gi", "0")]);
     assert_eq!(reasons(&plan), BTreeMap::from([(Reason::NotManaged, (1, 1))]));
@@ -316,7 +318,7 @@ fn oversubscribed_gpu_requires_opt_in() {
         // Even the smallest share is refused.
         let plan = decide(&cluster, &[pod_with_config(&[("memory", "1Gi")], refused)]);
         assert_eq!(reasons(&plan), BTreeMap::from([(Reason::Oversubscribed, (1, 1))]));
-        let Cause::NoFit(explanation) = &*plan.refusals[0].cause else {
+        let RefusalCause::NoFit(explanation) = &*plan.refusals[0].cause else {
             panic!("{:?}", plan.refusals)
         };
         assert_eq!(
@@ -380,11 +382,11 @@ fn all_mode_fails_if_one_gpu_is_oversubscribed() {
     let cluster =
         Cluster::new().node("node-a", vec![oversubscribed("gpu-0"), gpu("gpu-1", "80Gi")]);
     let mut all = request("gpu", 1, &[]);
-    all.alternatives[0].mode = Mode::All;
+    all.alternatives[0].mode = AllocationMode::All;
     let plan = decide(&cluster, &[pod("p", vec![claim("c", vec![all.clone()])])]);
     assert_eq!(
         reasons(&plan),
-        BTreeMap::from([(Reason::Oversubscribed, (1, 1)), (Reason::NotAll, (1, 1))])
+        BTreeMap::from([(Reason::Oversubscribed, (1, 1)), (Reason::NotAllAvailable, (1, 1))])
     );
     let spilling = configured(claim("c", vec![all]), json!({"memory": {"oversubscribe": true}}));
     assert_eq!(
@@ -402,14 +404,14 @@ fn unknown_class_and_invalid_config_are_named() {
     let plan = decide(&cluster, &[pod("p", vec![claim("c", vec![lost])])]);
     assert!(matches!(
         &*plan.refusals[0].cause,
-        Cause::UnknownClass { class, .. } if class.as_str() == "h200.gpu.tessera.dev"
+        RefusalCause::UnknownClass { class, .. } if class.as_str() == "h200.gpu.tessera.dev"
     ));
     let bad = configured(
         claim("c", vec![request("gpu", 1, &[])]),
         json!({"placement": {"node": "Tightest"}}),
     );
     let plan = decide(&cluster, &[pod("p", vec![bad])]);
-    let Cause::Config { error, .. } = &*plan.refusals[0].cause else {
+    let RefusalCause::Config { error, .. } = &*plan.refusals[0].cause else {
         panic!("{:?}", plan.refusals)
     };
     assert!(error.to_string().contains("placement.node"), "{error}");
@@ -424,7 +426,7 @@ fn refuses_memory_in_both_percent_and_bytes() {
     };
     assert_eq!(asking(&[("cores", "25")]).decisions.len(), 1);
     let plan = asking(&[("memory", "90Gi")]);
-    let Cause::Config { error, .. } = &*plan.refusals[0].cause else {
+    let RefusalCause::Config { error, .. } = &*plan.refusals[0].cause else {
         panic!("{:?}", plan.refusals)
     };
     let text = error.to_string();
@@ -439,7 +441,7 @@ fn failing_selector_is_a_reason_on_its_devices() {
     let mut selective = request("gpu", 1, &[]);
     selective.alternatives[0]
         .selectors
-        .push(Selector::new("device.attributes['gpu.tessera.dev'].generation > 8"));
+        .push(DeviceSelector::new("device.attributes['gpu.tessera.dev'].generation > 8"));
     let both = decide(&cluster, &[pod("p", vec![claim("c", vec![selective.clone()])])]);
     assert_eq!(placements(&both), [["node-b/gpu-0"]]);
     let alone = Cluster::new().node("node-a", vec![gpu("gpu-0", "80Gi")]);
@@ -471,9 +473,9 @@ fn search_beyond_step_budget_is_undecided() {
     hopeless.constraints.push(matching("gpu.tessera.dev/none"));
     hopeless.constraints.swap(0, 1);
     hopeless.constraints[0].requests = vec!["r5".to_owned()];
-    let settings = Settings { steps_per_pod: 1000, ..Settings::default() };
+    let settings = PlanSettings { steps_per_pod: 1000, ..PlanSettings::default() };
     let plan = plan(&cluster.0, &[pod("p", vec![hopeless])], settings);
-    assert_eq!(*plan.refusals[0].cause, Cause::NotDecided);
+    assert_eq!(*plan.refusals[0].cause, RefusalCause::BudgetExceeded);
     assert_eq!(plan.steps, 1000);
 }
 
@@ -531,7 +533,8 @@ fn capacity_without_domain_belongs_to_its_driver() {
     let mut request = request("gpu", 1, &[]);
     request.alternatives[0].class =
         Some(tessera_api::names::DeviceClassName::new("of-ours").unwrap());
-    let plan = plan(&cluster.0, &[pod("p", vec![claim("c", vec![request])])], Settings::default());
+    let plan =
+        plan(&cluster.0, &[pod("p", vec![claim("c", vec![request])])], PlanSettings::default());
     assert_eq!(plan.decisions.len(), 1, "{:?}", plan.refusals);
 }
 
@@ -542,7 +545,7 @@ fn too_few_available_devices_are_reported_by_node() {
     cluster.use_share("node-a", "gpu-0", "76Gi", "0");
     let text = |requests| {
         let waiting = decide(&cluster, &[pod("p", vec![claim("c", requests)])]);
-        let Cause::NoFit(explanation) = &*waiting.refusals[0].cause else {
+        let RefusalCause::NoFit(explanation) = &*waiting.refusals[0].cause else {
             panic!("{:?}", waiting.refusals)
         };
         explanation.render(1024)
@@ -576,7 +579,7 @@ fn nearest_miss_is_the_node_that_lacks_least() {
     let nearest = |cluster: &Cluster, count| {
         let wanted = vec![request("gpu", count, &[("memory", "40Gi")])];
         let waiting = decide(cluster, &[pod("p", vec![claim("c", wanted)])]);
-        let Cause::NoFit(explanation) = &*waiting.refusals[0].cause else {
+        let RefusalCause::NoFit(explanation) = &*waiting.refusals[0].cause else {
             panic!("{:?}", waiting.refusals)
         };
         explanation.nearest_clause()

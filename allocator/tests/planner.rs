@@ -8,8 +8,8 @@ use std::sync::Arc;
 use builders::*;
 use proptest::prelude::*;
 use serde_json::json;
-use tessera_allocator::model::{Attribute, Device, NodeChoice, PendingPod, Selector, Slice};
-use tessera_allocator::{Cause, Features, Planner, Settings, plan};
+use tessera_allocator::model::{Attribute, Device, DeviceSelector, NodeChoice, PendingPod, Slice};
+use tessera_allocator::{FeatureGates, PlanSettings, Planner, RefusalCause, plan};
 use tessera_api::names::NodeName;
 
 /// A change of a cluster with a few nodes and GPUs.
@@ -75,7 +75,7 @@ fn pods(memory: u32, count: u64, policy: &str) -> Vec<PendingPod> {
 fn apply(cluster: &mut Cluster, planner: &mut Planner, change: &Change) {
     let report = |cluster: &Cluster, planner: &mut Planner, node: usize, gpu: usize| {
         let id = device_id(&name(node), &format!("gpu-{gpu}"));
-        planner.set_use(&id, cluster.0.usage.of(&id));
+        planner.set_device_use(&id, cluster.0.usage.get(&id));
     };
     match change {
         Change::Take { node, gpu, memory } => {
@@ -117,12 +117,12 @@ proptest! {
     fn cached_and_fresh_plans_are_equal(changes in changes()) {
         let mut cluster =
             (0..3).fold(Cluster::new(), |c, node| c.node(&name(node), devices(&[80, 40])));
-        let mut planner = Planner::of(&cluster.0, Features::default());
+        let mut planner = Planner::from_snapshot(&cluster.0, FeatureGates::default());
         for change in &changes {
             apply(&mut cluster, &mut planner, change);
             if let Change::Plan { memory, count, policy } = change {
                 let pods = pods(*memory, *count, policy);
-                let settings = Settings { seed: 5, ..Settings::default() };
+                let settings = PlanSettings { seed: 5, ..PlanSettings::default() };
                 let (cached, fresh) =
                     (planner.plan(&pods, settings), plan(&cluster.0, &pods, settings));
                 prop_assert_eq!(cached.decisions, fresh.decisions);
@@ -135,11 +135,11 @@ proptest! {
 #[test]
 fn decision_is_no_usage_until_reported() {
     let cluster = Cluster::new().node("node-0", devices(&[80]));
-    let mut planner = Planner::of(&cluster.0, Features::default());
+    let mut planner = Planner::from_snapshot(&cluster.0, FeatureGates::default());
     let pods = [share_pod("a", "80Gi", "0")];
-    let first = planner.plan(&pods, Settings::default());
+    let first = planner.plan(&pods, PlanSettings::default());
     assert_eq!(first.decisions.len(), 1);
-    assert_eq!(planner.plan(&pods, Settings::default()).decisions, first.decisions);
+    assert_eq!(planner.plan(&pods, PlanSettings::default()).decisions, first.decisions);
 }
 
 /// Creates a pod whose selector iterates over `numbers` numbers per device.
@@ -150,7 +150,7 @@ fn expensive(numbers: u32) -> PendingPod {
     let expression = format!(
         "lists.range({numbers}).all(i, i >= 0) && device.attributes['gpu.tessera.dev'].index == 100"
     );
-    request.alternatives[0].selectors.push(Selector::new(&expression));
+    request.alternatives[0].selectors.push(DeviceSelector::new(&expression));
     pod("p", vec![claim("c", vec![request])])
 }
 
@@ -158,20 +158,20 @@ fn expensive(numbers: u32) -> PendingPod {
 fn selector_evaluation_is_charged_once() {
     let numbered = |i: i64| gpu(&format!("gpu-{i}"), "80Gi").with("index", Attribute::Int(i));
     let cluster = Cluster::new().node("node-0", (0..8).map(numbered).collect());
-    let mut planner = Planner::of(&cluster.0, Features::default());
+    let mut planner = Planner::from_snapshot(&cluster.0, FeatureGates::default());
     let (cheap, expensive) = ([expensive(1)], [expensive(2000)]);
-    let settings = Settings::default();
+    let settings = PlanSettings::default();
     let little = planner.plan(&cheap, settings).steps;
     let first = planner.plan(&expensive, settings).steps;
     assert!(first > 100 * little.max(1), "{first} steps, where an easy one takes {little}");
-    planner.set_use(&device_id("node-0", "gpu-0"), None);
+    planner.set_device_use(&device_id("node-0", "gpu-0"), None);
     assert!(planner.plan(&expensive, settings).steps < first / 10, "selector results are cached");
-    let bounded = Settings { steps_per_pod: first / 2, ..settings };
-    planner.forget();
+    let bounded = PlanSettings { steps_per_pod: first / 2, ..settings };
+    planner.clear_caches();
     let refusals = planner.plan(&expensive, bounded).refusals;
-    assert!(matches!(*refusals[0].cause, Cause::NotDecided), "{refusals:?}");
+    assert!(matches!(*refusals[0].cause, RefusalCause::BudgetExceeded), "{refusals:?}");
     assert!(
-        matches!(*planner.plan(&expensive, bounded).refusals[0].cause, Cause::NoFit(_)),
+        matches!(*planner.plan(&expensive, bounded).refusals[0].cause, RefusalCause::NoFit(_)),
         "it continues with cached results"
     );
 }
@@ -179,10 +179,10 @@ fn selector_evaluation_is_charged_once() {
 #[test]
 fn unused_shapes_are_evicted() {
     let cluster = Cluster::new().node("node-0", devices(&[80]));
-    let mut planner = Planner::of(&cluster.0, Features::default());
+    let mut planner = Planner::from_snapshot(&cluster.0, FeatureGates::default());
     for i in 0..10_000u32 {
         let pods = [share_pod("a", &format!("{i}Mi"), "1"), share_pod("b", "90Gi", "1")];
-        let plan = planner.plan(&pods, Settings::default());
+        let plan = planner.plan(&pods, PlanSettings::default());
         assert_eq!((plan.decisions.len(), plan.refusals.len()), (1, 1));
     }
 }
@@ -191,8 +191,8 @@ fn unused_shapes_are_evicted() {
 fn plan_ends_without_steps_to_search_full_nodes() {
     let gpus = || (0..8).map(|i| gpu(&format!("gpu-{i}"), "80Gi")).collect::<Vec<_>>();
     let mut cluster = (0..4).fold(Cluster::new(), |c, node| c.node(&name(node), gpus()));
-    let mut planner = Planner::of(&cluster.0, Features::default());
-    let settings = Settings { steps_per_pod: 10, ..Settings::default() };
+    let mut planner = Planner::from_snapshot(&cluster.0, FeatureGates::default());
+    let settings = PlanSettings { steps_per_pod: 10, ..PlanSettings::default() };
     let pods = [share_pod("a", "80Gi", "1")];
     for _ in 0..6 {
         planner.plan(&pods, settings);
@@ -200,7 +200,8 @@ fn plan_ends_without_steps_to_search_full_nodes() {
     for (node, gpu) in (0..4).flat_map(|node| (0..8).map(move |gpu| (node, gpu))) {
         let (node, gpu) = (name(node), format!("gpu-{gpu}"));
         cluster.use_share(&node, &gpu, "80Gi", "1");
-        planner.set_use(&device_id(&node, &gpu), cluster.0.usage.of(&device_id(&node, &gpu)));
+        planner
+            .set_device_use(&device_id(&node, &gpu), cluster.0.usage.get(&device_id(&node, &gpu)));
     }
     assert!(planner.plan(&pods, settings).decisions.is_empty());
 }

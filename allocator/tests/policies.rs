@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use builders::*;
 use serde_json::json;
 use tessera_allocator::model::PendingPod;
-use tessera_allocator::{Plan, Policy, Settings, plan};
+use tessera_allocator::{AllocationPlan, PlanSettings, Policy, plan};
 use tessera_api::names::NodeName;
 
 fn four_pods(parameters: &serde_json::Value) -> Vec<PendingPod> {
@@ -64,14 +64,14 @@ fn better_alternative_outranks_node_policy() {
             vec![request("two", 2, &[]), request("share", 1, &[("memory", "10Gi")])],
         )
     };
-    let chosen = |plan: &Plan| -> Vec<String> {
+    let chosen = |plan: &AllocationPlan| -> Vec<String> {
         plan.decisions
             .iter()
             .flat_map(|d| &d.claims[0].results)
             .map(|r| r.request.to_string())
             .collect()
     };
-    let binpack = Settings { policy: Policy::Binpack, ..Settings::default() };
+    let binpack = PlanSettings { policy: Policy::Binpack, ..PlanSettings::default() };
     let decide = |cluster: &Cluster, pods: &[PendingPod]| plan(&cluster.0, pods, binpack);
     let first = decide(&cluster, &[pod("p", vec![claim("c", vec![either()])])]);
     assert_eq!(placements(&first), [["node-a/gpu-0", "node-a/gpu-1"]]);
@@ -97,6 +97,6 @@ fn nominated_node_outranks_better_alternative() {
         vec![request("two", 2, &[]), request("share", 1, &[("memory", "10Gi")])],
     );
     let mut nominated = pod("p", vec![claim("c", vec![either])]);
-    nominated.nominated = Some(NodeName::new("node-b").unwrap());
+    nominated.nominated_node = Some(NodeName::new("node-b").unwrap());
     assert_eq!(placements(&decide(&cluster, &[nominated])), [["node-b/gpu-0"]]);
 }

@@ -10,10 +10,12 @@ use builders::*;
 use proptest::prelude::*;
 use serde_json::json;
 use tessera_allocator::model::{
-    Attribute, Claim, Constraint, ConstraintKind, Device, DeviceResult, Mode, PendingPod, PodClaim,
-    Slice, Usage,
+    AllocationMode, Attribute, Claim, Constraint, ConstraintKind, Device, DeviceResult, PendingPod,
+    PodClaim, Slice, Usage,
 };
-use tessera_allocator::{Cause, Decision, Plan, Planner, Policy, Settings, plan};
+use tessera_allocator::{
+    AllocationPlan, Decision, PlanSettings, Planner, Policy, RefusalCause, plan,
+};
 use tessera_api::names::{DeviceName, NodeName};
 
 fn devices() -> impl Strategy<Value = Vec<Device>> {
@@ -73,7 +75,7 @@ fn cluster(nodes: Vec<Vec<Device>>) -> Cluster {
 }
 
 /// Adds the plan to the usage and checks the capacity of every device.
-fn check_capacity(cluster: &Cluster, plan: &Plan) {
+fn check_capacity(cluster: &Cluster, plan: &AllocationPlan) {
     let mut usage: Usage = cluster.0.usage.clone();
     for claim in plan.decisions.iter().flat_map(|d| &d.claims) {
         usage.add(&claim.results);
@@ -81,14 +83,14 @@ fn check_capacity(cluster: &Cluster, plan: &Plan) {
     for (slice, device) in
         cluster.0.slices.values().flat_map(|s| s.devices.iter().map(move |d| (s, d)))
     {
-        if let Some(used) = usage.of(&device_id(&slice.name, device.name.as_str())) {
+        if let Some(used) = usage.get(&device_id(&slice.name, device.name.as_str())) {
             assert!(!used.exceeds(device), "{} on {} takes {used:?}", device.name, slice.name);
         }
     }
 }
 
 /// Checks each claim: counts, distinct devices per request, constraints, one node.
-fn check_claims(cluster: &Cluster, pods: &[PendingPod], plan: &Plan) {
+fn check_claims(cluster: &Cluster, pods: &[PendingPod], plan: &AllocationPlan) {
     for decision in &plan.decisions {
         let pod = pods.iter().find(|p| p.uid == decision.pod).unwrap();
         assert_eq!(decision.claims.len(), pod.claims.len(), "all claims or none");
@@ -119,7 +121,7 @@ fn check_claims(cluster: &Cluster, pods: &[PendingPod], plan: &Plan) {
                     "a device was allocated twice to one request"
                 );
                 assert_eq!(
-                    tessera_allocator::model::Mode::Exact(devices.len() as u64),
+                    tessera_allocator::model::AllocationMode::Exact(devices.len() as u64),
                     request.alternatives[0].mode
                 );
             }
@@ -137,7 +139,7 @@ proptest! {
     #[test]
     fn plans_never_overcommit(nodes in prop::collection::vec(devices(), 1..4), pods in pods()) {
         let cluster = cluster(nodes);
-        let plan = plan(&cluster.0, &pods, Settings::default());
+        let plan = plan(&cluster.0, &pods, PlanSettings::default());
         check_capacity(&cluster, &plan);
         check_claims(&cluster, &pods, &plan);
     }
@@ -148,9 +150,9 @@ proptest! {
         pods in pods(),
     ) {
         let cluster = cluster(nodes);
-        let first = plan(&cluster.0, &pods, Settings::default());
+        let first = plan(&cluster.0, &pods, PlanSettings::default());
         let reversed: Vec<PendingPod> = pods.into_iter().rev().collect();
-        let second = plan(&cluster.0, &reversed, Settings::default());
+        let second = plan(&cluster.0, &reversed, PlanSettings::default());
         prop_assert_eq!(first.decisions, second.decisions);
         prop_assert_eq!(first.steps, second.steps);
     }
@@ -161,7 +163,7 @@ proptest! {
         pods in pods(),
     ) {
         let cluster = cluster(nodes);
-        let plan = plan(&cluster.0, &pods, Settings::default());
+        let plan = plan(&cluster.0, &pods, PlanSettings::default());
         for pod in &pods {
             let placed = plan.decisions.iter().any(|d| d.pod == pod.uid);
             let refused = plan.refusals.iter().any(|r| r.pod == pod.uid);
@@ -200,7 +202,7 @@ proptest! {
                 .collect();
             let fits = |cluster: &Cluster| {
                 let node = NodeName::new("node-0").unwrap();
-                Planner::of(&cluster.0, Default::default())
+                Planner::from_snapshot(&cluster.0, Default::default())
                     .allocate_on(&node, &claims, policy, 1_000_000)
                     .is_ok()
             };
@@ -215,11 +217,11 @@ proptest! {
     ) {
         let cluster = cluster(nodes);
         // Only one pod is planned, so no other pod comes before it.
-        let plan = plan(&cluster.0, &pods[..1], Settings::default());
+        let plan = plan(&cluster.0, &pods[..1], PlanSettings::default());
         let count = |slice: &Slice| slice.devices.len() as u64;
         let published: u64 = cluster.0.slices.values().map(|slice| count(slice)).sum();
         for refusal in &plan.refusals {
-            let Cause::NoFit(explanation) = &*refusal.cause else { panic!("{refusal:?}") };
+            let RefusalCause::NoFit(explanation) = &*refusal.cause else { panic!("{refusal:?}") };
             prop_assert_eq!(
                 explanation.tallies().map(|(_, tally)| tally.devices()).sum::<u64>(),
                 published
@@ -228,7 +230,7 @@ proptest! {
             let is_only_request = pods[0].claims.len() == 1
                 && claim.requests.len() == 1
                 && claim.constraints.is_empty();
-            let Mode::Exact(wanted) = claim.requests[0].alternatives[0].mode else { panic!() };
+            let AllocationMode::Exact(wanted) = claim.requests[0].alternatives[0].mode else { panic!() };
             for (reason, tally) in explanation.tallies().filter(|_| is_only_request) {
                 prop_assert!(!reason.is_available() || tally.devices() < wanted * tally.nodes().len() as u64);
             }
@@ -246,7 +248,7 @@ proptest! {
         let policy = if policy == "FirstFit" { Policy::FirstFit } else { Policy::default() };
         let outcome = |rotation: usize| {
             let cluster = cluster(kinds.iter().map(|kinds| named(kinds, rotation)).collect());
-            let plan = plan(&cluster.0, &pods, Settings { policy, ..Settings::default() });
+            let plan = plan(&cluster.0, &pods, PlanSettings { policy, ..PlanSettings::default() });
             let kind = |result: &DeviceResult| {
                 let devices = &cluster.0.slices[result.device.pool.pool.as_str()].devices;
                 devices.iter().position(|device| device.name == result.device.device)

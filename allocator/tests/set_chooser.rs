@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use tessera_allocator::topology::{
-    DeviceSet, LinkMatrix, OutOfSteps, Pair, Place, ResidualValue, SetChoice, SetChooser,
-    SetRequest, SizeMix, TooManyDevices, TopologyPreferences,
+    DeviceLinks, DeviceLocation, DeviceSet, LinkMatrix, OutOfSteps, ResidualValue, SetChoice,
+    SetChooser, SetRequest, SizeMix, TooManyDevices, TopologyPreferences,
 };
 use tessera_api::config::{TopologyMode, TopologyScope, TopologyTerm};
 use tessera_api::gpu::PcieLevel;
@@ -15,14 +15,17 @@ use tessera_api::gpu::PcieLevel;
 /// A machine under construction: without NVLinks, PCIe across sockets, unknown locations.
 #[derive(Debug)]
 struct Machine {
-    places: Vec<Place>,
-    pairs: Vec<Vec<Pair>>,
+    places: Vec<DeviceLocation>,
+    pairs: Vec<Vec<DeviceLinks>>,
 }
 
 impl Machine {
     fn of(count: usize) -> Self {
-        let pair = Pair { nvlinks: 0, pcie: PcieLevel::System };
-        Self { places: vec![Place::default(); count], pairs: vec![vec![pair; count]; count] }
+        let pair = DeviceLinks { nvlinks: 0, pcie: PcieLevel::System };
+        Self {
+            places: vec![DeviceLocation::default(); count],
+            pairs: vec![vec![pair; count]; count],
+        }
     }
 
     fn nvlinks(mut self, count: u32, pairs: &[(usize, usize)]) -> Self {
@@ -220,7 +223,7 @@ fn shortfall_counts_groups_per_required_scope() {
 #[test]
 fn device_without_location_shares_no_scope() {
     let mut machine = Machine::of(3).numa(&[0, 0, 0]).pcie_roots(&[7, 7, 7]);
-    machine.places[1] = Place::default();
+    machine.places[1] = DeviceLocation::default();
     let chooser = chooser(&machine);
     for scope in [TopologyScope::Numa, TopologyScope::Pcie] {
         let asked = SetRequest {
@@ -247,9 +250,9 @@ fn preferred_scope_precedes_score_and_is_optional() {
 
 #[test]
 fn refuses_more_devices_than_matrix_supports() {
-    let pair = |_, _| Pair { nvlinks: 0, pcie: PcieLevel::System };
-    assert_eq!(LinkMatrix::new(&[Place::default(); 65], pair), Err(TooManyDevices(65)));
-    assert_eq!(LinkMatrix::new(&[Place::default(); 64], pair).unwrap().len(), 64);
+    let pair = |_, _| DeviceLinks { nvlinks: 0, pcie: PcieLevel::System };
+    assert_eq!(LinkMatrix::new(&[DeviceLocation::default(); 65], pair), Err(TooManyDevices(65)));
+    assert_eq!(LinkMatrix::new(&[DeviceLocation::default(); 64], pair).unwrap().len(), 64);
 }
 
 #[test]
@@ -310,8 +313,9 @@ fn machines(most: usize) -> impl Strategy<Value = Machine> {
         prop::collection::vec((prop::option::of(0u32..2), prop::option::of(0u32..3)), most);
     (1..=most, pairs, places).prop_map(|(count, pairs, places)| {
         let mut machine = Machine::of(count);
-        let places =
-            places.into_iter().map(|(numa_node, pcie_root)| Place { pcie_root, numa_node });
+        let places = places
+            .into_iter()
+            .map(|(numa_node, pcie_root)| DeviceLocation { pcie_root, numa_node });
         machine.places = places.take(count).collect();
         let mut pairs = pairs.into_iter();
         for a in 0..count {

@@ -8,8 +8,10 @@ use std::sync::Arc;
 use builders::*;
 use proptest::prelude::*;
 use serde_json::json;
-use tessera_allocator::model::{Claim, Device, DeviceResult, Mode, PendingPod, Request};
-use tessera_allocator::{Cause, NotSupported, Plan, Planner, Policy, Settings, plan};
+use tessera_allocator::model::{AllocationMode, Claim, Device, DeviceResult, PendingPod, Request};
+use tessera_allocator::{
+    AllocationPlan, PlanSettings, Planner, Policy, RefusalCause, UnsupportedFeature, plan,
+};
 use tessera_api::config::Sharing;
 use tessera_api::names::NodeName;
 
@@ -18,7 +20,7 @@ const EVERY_POLICY: [Policy; 5] =
 
 /// Creates a GPU on a node with MPS.
 fn mps(name: &str) -> Device {
-    Device { mps: true, ..gpu(name, "80Gi") }
+    Device { supports_mps: true, ..gpu(name, "80Gi") }
 }
 
 fn node_of(devices: Vec<Device>) -> Cluster {
@@ -42,24 +44,24 @@ fn usage_result(device: &str, sharing: Sharing, gib: u32) -> DeviceResult {
     DeviceResult { sharing, ..share("node-a", device, &format!("{gib}Gi"), "0") }
 }
 
-fn decide(cluster: &Cluster, pods: &[PendingPod]) -> Plan {
-    plan(&cluster.0, pods, Settings::default())
+fn decide(cluster: &Cluster, pods: &[PendingPod]) -> AllocationPlan {
+    plan(&cluster.0, pods, PlanSettings::default())
 }
 
-fn decide_one(cluster: &Cluster, claims: Vec<Claim>) -> Plan {
+fn decide_one(cluster: &Cluster, claims: Vec<Claim>) -> AllocationPlan {
     decide(cluster, &[pod("p", claims)])
 }
 
 /// Returns the devices of each placed pod, claim by claim.
-fn placements(plan: &Plan) -> Vec<Vec<&str>> {
+fn placements(plan: &AllocationPlan) -> Vec<Vec<&str>> {
     let results = |d: usize| plan.decisions[d].claims.iter().flat_map(|claim| &claim.results);
     let names = |d: usize| results(d).map(|result| result.device.device.as_str()).collect();
     (0..plan.decisions.len()).map(names).collect()
 }
 
-fn explanation(plan: &Plan) -> String {
+fn explanation(plan: &AllocationPlan) -> String {
     match &*plan.refusals[0].cause {
-        Cause::NoFit(explanation) => explanation.render(1024),
+        RefusalCause::NoFit(explanation) => explanation.render(1024),
         other => panic!("{other:?}"),
     }
 }
@@ -110,14 +112,14 @@ fn gpu_with_mixed_sharing_is_not_allocated() {
 fn sharing_can_change_after_last_user() {
     let mut cluster = node_of(vec![mps("gpu-0")]);
     let users = [usage_result("gpu-0", Sharing::Mps, 1), usage_result("gpu-0", Sharing::Mps, 2)];
-    let mut planner = Planner::of(&cluster.0, Default::default());
+    let mut planner = Planner::from_snapshot(&cluster.0, Default::default());
     let mut is_placed = |users: &[DeviceResult]| {
         cluster.0.usage = Default::default();
         cluster.0.usage.add(users);
         let device = device_id("node-a", "gpu-0");
-        planner.set_use(&device, cluster.0.usage.of(&device));
+        planner.set_device_use(&device, cluster.0.usage.get(&device));
         let waiting = pod("p", vec![share_claim("c", Sharing::Intercept, 1)]);
-        !planner.plan(&[waiting], Settings::default()).decisions.is_empty()
+        !planner.plan(&[waiting], PlanSettings::default()).decisions.is_empty()
     };
     let placed = [&users[..], &users[..1], &[], &users[..1]].map(&mut is_placed);
     assert_eq!(placed, [false, false, true, false]);
@@ -141,8 +143,11 @@ fn pods_share_a_gpu_only_with_equal_sharing() {
         claims.map(|(name, sharing)| pod(name, vec![share_claim(name, sharing, 30)]))
     };
     let placed = |cluster: &Cluster, pods: &[PendingPod]| {
-        let plan =
-            plan(&cluster.0, pods, Settings { policy: Policy::Binpack, ..Settings::default() });
+        let plan = plan(
+            &cluster.0,
+            pods,
+            PlanSettings { policy: Policy::Binpack, ..PlanSettings::default() },
+        );
         let sharing = plan.decisions.iter().flat_map(|d| &d.claims).flat_map(|c| &c.results);
         let sharing: Vec<Sharing> = sharing.map(|result| result.sharing).collect();
         (placements(&plan).concat().join(" "), sharing)
@@ -198,7 +203,7 @@ fn mps_claim_requires_gpu_with_mps() {
 fn refuses_mps_claim_for_several_gpus() {
     let cluster = node_of(vec![mps("gpu-0"), mps("gpu-1")]);
     let mut all = request("gpu", 1, &[]);
-    all.alternatives[0].mode = Mode::All;
+    all.alternatives[0].mode = AllocationMode::All;
     let either = first_available("gpu", vec![memory("one", 1), request("two", 2, &[])]);
     for requests in [
         vec![request("gpu", 2, &[])],
@@ -207,10 +212,10 @@ fn refuses_mps_claim_for_several_gpus() {
         vec![either],
     ] {
         let plan = decide_one(&cluster, vec![of_requests("c", Sharing::Mps, requests.clone())]);
-        let Cause::NotSupported { what, .. } = &*plan.refusals[0].cause else {
+        let RefusalCause::NotSupported { what, .. } = &*plan.refusals[0].cause else {
             panic!("{:?}", plan.refusals)
         };
-        assert_eq!(*what, NotSupported::MpsOfSeveral);
+        assert_eq!(*what, UnsupportedFeature::MpsWithSeveralGpus);
         assert_eq!(
             what.to_string(),
             "sharing: MPS with several GPUs (limit: one GPU per claim, one such claim per container)"
@@ -228,7 +233,7 @@ fn refuses_mps_claim_for_several_gpus() {
 fn all_mode_fails_if_one_gpu_is_shared_by_mps() {
     let mut cluster = node_of(vec![mps("gpu-0"), mps("gpu-1")]);
     let mut all = memory("gpu", 1);
-    all.alternatives[0].mode = Mode::All;
+    all.alternatives[0].mode = AllocationMode::All;
     let all = || vec![claim("c", vec![all.clone()])];
     assert_eq!(decide_one(&cluster, all()).decisions.len(), 1);
     cluster.0.usage.add(&[usage_result("gpu-1", Sharing::Mps, 1)]);
@@ -248,7 +253,7 @@ fn preferred_gpu_is_left_to_claim_without_alternative() {
         vec![share_claim("c0", Sharing::Mps, 10), share_claim("c1", Sharing::Intercept, 10)],
     )];
     for policy in EVERY_POLICY {
-        let plan = plan(&cluster.0, &pods, Settings { policy, ..Settings::default() });
+        let plan = plan(&cluster.0, &pods, PlanSettings { policy, ..PlanSettings::default() });
         assert_eq!(placements(&plan), [["gpu-0", "gpu-1"]], "{policy:?}");
     }
 }
@@ -329,7 +334,7 @@ proptest! {
         };
         let gpus: Vec<Kind> = gpus.into_iter().map(without_usage_by_no_user).collect();
         let device = |(i, (can, _, _)): (usize, &Kind)| Device {
-            mps: *can,
+            supports_mps: *can,
             ..gpu(&format!("gpu-{i}"), "4Gi")
         };
         let mut cluster = node_of(gpus.iter().enumerate().map(device).collect());
@@ -345,13 +350,13 @@ proptest! {
         };
         let waiting: Vec<Arc<Claim>> = claims.iter().enumerate().map(named).collect();
         let node = NodeName::new("node-a").unwrap();
-        let mut planner = Planner::of(&cluster.0, Default::default());
+        let mut planner = Planner::from_snapshot(&cluster.0, Default::default());
         let found = planner.allocate_on(&node, &waiting, policy, 1_000_000);
         prop_assert_eq!(found.is_ok(), fits(&gpus, &claims));
         let mut usage = cluster.0.usage.clone();
         found.into_iter().flatten().for_each(|claim_allocation| usage.add(&claim_allocation.results));
         for (i, (_, users, _)) in gpus.iter().enumerate() {
-            let used = usage.of(&device_id("node-a", &format!("gpu-{i}")));
+            let used = usage.get(&device_id("node-a", &format!("gpu-{i}")));
             let is_mixed = used.is_some_and(|used| used.sharing().is_none());
             prop_assert_eq!(is_mixed, users.windows(2).any(|pair| pair[0] != pair[1]));
         }

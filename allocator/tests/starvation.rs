@@ -11,9 +11,10 @@ use std::sync::Arc;
 use builders::*;
 use proptest::prelude::*;
 use tessera_allocator::model::{
-    Device, DeviceResult, NodeChoice, NodeSelector, PendingPod, PodClaim, Scheduling, Slice,
+    Device, DeviceResult, NodeChoice, NodeSelector, PendingPod, PodClaim, SchedulingConstraints,
+    Slice,
 };
-use tessera_allocator::{Cause, Kept, Plan, Planner, Settings, plan};
+use tessera_allocator::{AllocationPlan, PlanSettings, Planner, RefusalCause, ReservedNode, plan};
 use tessera_api::names::{ClaimName, ClaimUid, Namespace, NodeName};
 use tessera_api::reason::{NodeReason, Reason};
 
@@ -41,31 +42,34 @@ fn two_nodes() -> Cluster {
     cluster
 }
 
-fn at(now: i64) -> Settings {
-    Settings { now, ..Settings::default() }
+fn at(now: i64) -> PlanSettings {
+    PlanSettings { now, ..PlanSettings::default() }
 }
 
-fn plan_in_window(cluster: &Cluster, pods: &[PendingPod]) -> Plan {
+fn plan_in_window(cluster: &Cluster, pods: &[PendingPod]) -> AllocationPlan {
     plan(&cluster.0, pods, at(MIN_WAIT))
 }
 
-fn placed(plan: &Plan) -> Vec<String> {
+fn placed(plan: &AllocationPlan) -> Vec<String> {
     plan.decisions.iter().map(|d| format!("{} on {}", d.pod, d.node)).collect()
 }
 
-fn reservation(plan: &Plan) -> Option<String> {
-    plan.kept.as_ref().map(|reservation| format!("{} for {}", reservation.node, reservation.name))
+fn reservation(plan: &AllocationPlan) -> Option<String> {
+    plan.reserved
+        .as_ref()
+        .map(|reservation| format!("{} for {}", reservation.node, reservation.name))
 }
 
-fn reasons_of(plan: &Plan, pod: &str) -> Vec<Reason> {
+fn reasons_of(plan: &AllocationPlan, pod: &str) -> Vec<Reason> {
     let refusal = plan.refusals.iter().find(|r| r.pod.as_str() == pod).unwrap();
-    let Cause::NoFit(explanation) = &*refusal.cause else { panic!("{refusal:?}") };
+    let RefusalCause::NoFit(explanation) = &*refusal.cause else { panic!("{refusal:?}") };
     explanation.tallies().map(|(reason, _)| reason.clone()).collect()
 }
 
 fn with_cpu_request(pod: PendingPod, cpu: &str) -> PendingPod {
     let requests = BTreeMap::from([("cpu".to_owned(), quantity(cpu))]);
-    let scheduling = Scheduling { requests, ..Scheduling::clone(&pod.scheduling) };
+    let scheduling =
+        SchedulingConstraints { requests, ..SchedulingConstraints::clone(&pod.scheduling) };
     PendingPod { scheduling: Arc::new(scheduling), ..pod }
 }
 
@@ -77,11 +81,11 @@ fn reserves_node_with_fewest_releases_after_min_wait() {
         (placed(&before), reservation(&before)),
         (vec!["three on node-a".to_owned(), "two on node-b".to_owned()], None)
     );
-    assert_eq!(before.again, Some(MIN_WAIT));
+    assert_eq!(before.replan_at, Some(MIN_WAIT));
     let after = plan_in_window(&two_nodes(), &pods);
     assert_eq!(placed(&after), ["two on node-b"]);
     assert_eq!(reservation(&after).unwrap(), "node-a for large");
-    let disabled = Settings { patience: None, ..at(MIN_WAIT) };
+    let disabled = PlanSettings { reservation_delay: None, ..at(MIN_WAIT) };
     assert_eq!(plan(&two_nodes().0, &pods, disabled).decisions, before.decisions);
 }
 
@@ -114,12 +118,12 @@ fn refusal_hides_reserving_pod_of_other_namespace() {
     let four = PendingPod { namespace: elsewhere, ..requesting("other", 3, 200) };
     let plan = plan_in_window(&two_nodes(), &[requesting("large", 4, 0), three, four]);
     let reservation =
-        |pod: Option<&str>| Reason::Node(NodeReason::KeptFree { pod: pod.map(str::to_owned) });
+        |pod: Option<&str>| Reason::Node(NodeReason::Reserved { pod: pod.map(str::to_owned) });
     assert!(reasons_of(&plan, "three").contains(&reservation(Some("default/large"))), "{plan:?}");
     assert!(reasons_of(&plan, "other").contains(&reservation(None)), "{plan:?}");
     assert!(!format!("{:?}", reasons_of(&plan, "other")).contains("large"));
     assert!(
-        !format!("{:?}", reasons_of(&plan, "large")).contains("KeptFree"),
+        !format!("{:?}", reasons_of(&plan, "large")).contains("Reserved"),
         "the reservation does not apply to the pod itself"
     );
 }
@@ -128,16 +132,16 @@ fn refusal_hides_reserving_pod_of_other_namespace() {
 fn windows_and_pauses_alternate_at_reported_times() {
     let pods = [requesting("large", 4, 0), requesting("three", 3, 200)];
     let window = plan_in_window(&two_nodes(), &pods);
-    let Kept { until, .. } = window.kept.clone().unwrap();
+    let ReservedNode { until, .. } = window.reserved.clone().unwrap();
     assert!((MIN_WAIT + 600..MIN_WAIT + 1200).contains(&until), "{until}");
-    assert_eq!(window.again, Some(until));
+    assert_eq!(window.replan_at, Some(until));
     let last = plan(&two_nodes().0, &pods, at(until - 1));
-    assert_eq!((placed(&last).len(), last.kept), (0, window.kept));
+    assert_eq!((placed(&last).len(), last.reserved), (0, window.reserved));
     let pause = plan(&two_nodes().0, &pods, at(until));
     assert_eq!((placed(&pause), reservation(&pause)), (vec!["three on node-a".to_owned()], None));
-    let next = pause.again.unwrap();
+    let next = pause.replan_at.unwrap();
     assert_eq!(next - until, until - MIN_WAIT, "the pause is as long as the window");
-    let again = plan(&two_nodes().0, &pods, at(next)).kept.unwrap();
+    let again = plan(&two_nodes().0, &pods, at(next)).reserved.unwrap();
     assert_eq!(again.until - next, 2 * (until - MIN_WAIT), "the next window is twice as long");
 }
 
@@ -151,7 +155,8 @@ fn reservation_does_not_affect_earlier_pods() {
 #[test]
 fn reservation_does_not_affect_nominated_or_bound_pods() {
     let node = NodeName::new("node-a").unwrap();
-    let nominated = PendingPod { nominated: Some(node.clone()), ..requesting("nominated", 3, 200) };
+    let nominated =
+        PendingPod { nominated_node: Some(node.clone()), ..requesting("nominated", 3, 200) };
     let pods = [requesting("large", 4, 0), nominated];
     assert_eq!(placed(&plan_in_window(&two_nodes(), &pods)), ["nominated on node-a"]);
     let bound = |nodes| {
@@ -160,7 +165,7 @@ fn reservation_does_not_affect_nominated_or_bound_pods() {
         bound.claims.push(PodClaim::Allocated { uid, name, nodes });
         placed(&plan_in_window(&two_nodes(), &[requesting("large", 4, 0), bound]))
     };
-    assert_eq!(bound(Some(NodeSelector::of_node(&node))), ["bound on node-a"]);
+    assert_eq!(bound(Some(NodeSelector::for_node(&node))), ["bound on node-a"]);
     assert!(bound(None).is_empty(), "a claim for all nodes does not restrict the pod");
 }
 
@@ -169,22 +174,28 @@ fn reserves_only_for_pods_that_lack_held_capacity() {
     let three = requesting("three", 3, 200);
     let mut cluster = two_nodes();
     let too_large = plan_in_window(&cluster, &[requesting("large", 5, 0), three.clone()]);
-    assert_eq!((placed(&too_large), too_large.kept), (vec!["three on node-a".to_owned()], None));
+    assert_eq!(
+        (placed(&too_large), too_large.reserved),
+        (vec!["three on node-a".to_owned()], None)
+    );
     ["node-a", "node-b"]
         .iter()
         .for_each(|node| cluster.put_node(node, |node| node.cordoned = true));
-    assert_eq!(plan_in_window(&cluster, &[requesting("large", 4, 0)]).kept, None);
+    assert_eq!(plan_in_window(&cluster, &[requesting("large", 4, 0)]).reserved, None);
     let mut picky = requesting("large", 4, 0);
     let selector = BTreeMap::from([("zone".to_owned(), "moon".to_owned())]);
-    picky.scheduling = Arc::new(Scheduling { node_selector: selector, ..Scheduling::default() });
-    assert_eq!(plan_in_window(&two_nodes(), &[picky]).kept, None);
+    picky.scheduling = Arc::new(SchedulingConstraints {
+        node_selector: selector,
+        ..SchedulingConstraints::default()
+    });
+    assert_eq!(plan_in_window(&two_nodes(), &[picky]).reserved, None);
 }
 
 #[test]
 fn unmanaged_devices_do_not_count_as_releasable() {
     let with_foreign = |is_foreign| {
         let mut devices = gpus(4);
-        devices[0].foreign = is_foreign;
+        devices[0].is_unmanaged = is_foreign;
         let mut cluster = Cluster::new().node("node-a", devices);
         use_whole(&mut cluster, "node-a", 0..2);
         reservation(&plan_in_window(&cluster, &[requesting("large", 4, 0)]))
@@ -226,17 +237,17 @@ fn change_of_shared_device_renews_drained_result() {
     cluster.0.slices.insert("fabric".to_owned(), Arc::new(shared));
     use_whole(&mut cluster, "node-a", 0..1);
     use_whole(&mut cluster, "fabric", 0..1);
-    let mut planner = Planner::of(&cluster.0, Default::default());
+    let mut planner = Planner::from_snapshot(&cluster.0, Default::default());
     let large = [requesting("large", 5, 0)];
     assert_eq!(reservation(&planner.plan(&large, at(MIN_WAIT))), None);
-    planner.set_use(&device_id("fabric", "gpu-0"), None);
+    planner.set_device_use(&device_id("fabric", "gpu-0"), None);
     assert_eq!(reservation(&planner.plan(&large, at(MIN_WAIT))).unwrap(), "node-a for large");
 }
 
 #[test]
 fn node_with_new_devices_is_searched_again() {
     let cluster = two_nodes();
-    let mut planner = Planner::of(&cluster.0, Default::default());
+    let mut planner = Planner::from_snapshot(&cluster.0, Default::default());
     let large = [requesting("large", 5, 0)];
     assert_eq!(reservation(&planner.plan(&large, at(MIN_WAIT))), None);
     planner.set_slice(&Arc::new(slice("node-b", gpus(5))));
@@ -250,7 +261,7 @@ fn only_cpu_of_pods_with_devices_is_releasable() {
         use_whole(&mut cluster, "node-a", 0..4);
         cluster.put_node("node-a", |node| {
             node.used.insert("cpu".to_owned(), quantity(used));
-            node.held.insert("cpu".to_owned(), quantity(held));
+            node.releasable.insert("cpu".to_owned(), quantity(held));
         });
         reservation(&plan_in_window(&cluster, &[with_cpu_request(requesting("large", 4, 0), "40")]))
     };
@@ -284,8 +295,8 @@ fn reservation_search_continues_in_next_plan() {
     let infeasible = |i: u64| requesting(&format!("hopeless-{i}"), 5 + i, 0);
     let mut pods: Vec<PendingPod> = (0..20).map(infeasible).collect();
     pods.push(requesting("large", 4, 100));
-    let settings = Settings { steps_per_pod: 240, ..at(MIN_WAIT + 100) };
-    let mut planner = Planner::of(&two_nodes().0, Default::default());
+    let settings = PlanSettings { steps_per_pod: 240, ..at(MIN_WAIT + 100) };
+    let mut planner = Planner::from_snapshot(&two_nodes().0, Default::default());
     let reservation: Vec<_> = (0..4).map(|_| reservation(&planner.plan(&pods, settings))).collect();
     assert_eq!(
         (&reservation[0], reservation[3].as_deref()),
@@ -301,10 +312,10 @@ fn no_reservation_without_enough_steps() {
         nodes.clone().fold(Cluster::new(), |cluster, name| cluster.node(&name, gpus(4)));
     nodes.for_each(|name| use_whole(&mut cluster, &name, 0..2));
     let pods = [requesting("large", 4, 0), requesting("two", 2, 200)];
-    let without = plan(&cluster.0, &pods, Settings { patience: None, ..at(MIN_WAIT) });
+    let without = plan(&cluster.0, &pods, PlanSettings { reservation_delay: None, ..at(MIN_WAIT) });
     let costly = plan(&cluster.0, &pods, at(MIN_WAIT));
-    assert!(costly.kept.is_some());
-    let scarce = Settings { steps_per_pod: 240, ..at(MIN_WAIT) };
+    assert!(costly.reserved.is_some());
+    let scarce = PlanSettings { steps_per_pod: 240, ..at(MIN_WAIT) };
     let scarce = plan(&cluster.0, &pods, scarce);
     assert_eq!((reservation(&scarce), placed(&scarce)), (None, placed(&without)));
 }
@@ -318,11 +329,11 @@ fn drained_infeasibility_is_cached_after_one_plan() {
     let pods: Vec<PendingPod> =
         (0..1000).map(|i| requesting(&format!("p-{i}"), 9 + i % 24, 0)).collect();
     let planned = |settings| {
-        let mut planner = Planner::of(&cluster.0, Default::default());
+        let mut planner = Planner::from_snapshot(&cluster.0, Default::default());
         [planner.plan(&pods, settings).steps, planner.plan(&pods, settings).steps]
     };
     let [_, second] = planned(at(MIN_WAIT));
-    let [_, second_without] = planned(Settings { patience: None, ..at(MIN_WAIT) });
+    let [_, second_without] = planned(PlanSettings { reservation_delay: None, ..at(MIN_WAIT) });
     assert_eq!(second, second_without, "infeasibility is cached");
 }
 
@@ -331,9 +342,9 @@ fn equal_pods_are_searched_once() {
     let mut cluster = two_nodes();
     use_whole(&mut cluster, "node-a", 1..2);
     let alike = |i: i64| with_cpu_request(requesting(&format!("p-{i}"), 4, i), "65");
-    let steps = |pods: i64, patience| {
+    let steps = |pods: i64, reservation_delay| {
         let pods: Vec<PendingPod> = (0..pods).map(alike).collect();
-        plan(&cluster.0, &pods, Settings { patience, ..at(MIN_WAIT + 100) }).steps
+        plan(&cluster.0, &pods, PlanSettings { reservation_delay, ..at(MIN_WAIT + 100) }).steps
     };
     let search_steps = |pods| steps(pods, Some(300)) - steps(pods, None);
     assert_eq!(search_steps(100), search_steps(1));
@@ -355,9 +366,9 @@ impl Random {
 /// Simulates small pods that arrive all the time, and one pod for a whole node.
 ///
 /// Small pods run for up to 20 minutes. Returns the seconds that the large pod waits.
-fn waiting_time_of_large(seed: u64, patience: Option<u32>) -> Option<i64> {
+fn waiting_time_of_large(seed: u64, delay: Option<u32>) -> Option<i64> {
     let cluster = Cluster::new().node("node-a", gpus(8)).node("node-b", gpus(8));
-    let mut planner = Planner::of(&cluster.0, Default::default());
+    let mut planner = Planner::from_snapshot(&cluster.0, Default::default());
     let mut usage = cluster.0.usage.clone();
     let mut random = Random(seed);
     let mut running: Vec<(i64, Vec<DeviceResult>)> = Vec::new();
@@ -373,13 +384,16 @@ fn waiting_time_of_large(seed: u64, patience: Option<u32>) -> Option<i64> {
         let report = |planner: &mut Planner,
                       usage: &tessera_allocator::model::Usage,
                       results: &[DeviceResult]| {
-            results.iter().for_each(|r| planner.set_use(&r.device, usage.of(&r.device)));
+            results.iter().for_each(|r| planner.set_device_use(&r.device, usage.get(&r.device)));
         };
         for (_, results) in &ended {
             usage.remove(results);
             report(&mut planner, &usage, results);
         }
-        let plan = planner.plan(&waiting, Settings { now, patience, ..Settings::default() });
+        let plan = planner.plan(
+            &waiting,
+            PlanSettings { now, reservation_delay: delay, ..PlanSettings::default() },
+        );
         for decision in plan.decisions {
             if decision.pod.as_str() == "large" {
                 return Some(now - 3000);
@@ -426,23 +440,23 @@ proptest! {
             ..requesting(&format!("p-{i}"), *count, *created * 100)
         };
         let mut pods: Vec<PendingPod> = pods.iter().enumerate().map(made).collect();
-        let mut planner = Planner::of(&cluster.0, Default::default());
+        let mut planner = Planner::from_snapshot(&cluster.0, Default::default());
         let first = planner.plan(&pods, at(now));
         planner.plan(&pods[..1], at(now + 100_000));
         let by = shuffled.index(pods.len());
         pods.rotate_left(by);
         let second = planner.plan(&pods, at(now));
         prop_assert_eq!(&first.decisions, &second.decisions);
-        prop_assert_eq!(&first.kept, &second.kept);
-        prop_assert_eq!(first.again, second.again);
+        prop_assert_eq!(&first.reserved, &second.reserved);
+        prop_assert_eq!(first.replan_at, second.replan_at);
         // A pod before the one with the reservation never loses capacity.
-        let without = plan(&cluster.0, &pods, Settings { patience: None, ..at(now) });
+        let without = plan(&cluster.0, &pods, PlanSettings { reservation_delay: None, ..at(now) });
         let order = |uid: &str| {
             let pod = pods.iter().find(|pod| pod.uid.as_str() == uid).unwrap();
             (std::cmp::Reverse(pod.priority), pod.created, pod.name.clone())
         };
-        if let Some(reservation) = &first.kept {
-            let before = |plan: &Plan| -> Vec<_> {
+        if let Some(reservation) = &first.reserved {
+            let before = |plan: &AllocationPlan| -> Vec<_> {
                 let decisions = plan.decisions.iter().cloned();
                 decisions
                     .filter(|d| order(d.pod.as_str()) < order(reservation.pod.as_str()))

@@ -10,8 +10,8 @@ use builders::*;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use tessera_allocator::model::{Attribute, PendingPod, PoolTopology};
-use tessera_allocator::topology::{LinkMatrix, Pair, Place};
-use tessera_allocator::{Cause, Plan, Policy, Settings, plan};
+use tessera_allocator::topology::{DeviceLinks, DeviceLocation, LinkMatrix};
+use tessera_allocator::{AllocationPlan, PlanSettings, Policy, RefusalCause, plan};
 use tessera_api::config::TopologyScope;
 use tessera_api::gpu::PcieLevel;
 use tessera_api::names::DeviceName;
@@ -29,8 +29,9 @@ fn link_gpus(
     linked: impl Fn(usize, usize) -> bool,
     numa: impl Fn(u32) -> u32,
 ) {
-    let place = |gpu| Place { pcie_root: Some(gpu), numa_node: Some(numa(gpu)) };
-    let pair = |a, b| Pair { nvlinks: if linked(a, b) { 4 } else { 0 }, pcie: PcieLevel::System };
+    let place = |gpu| DeviceLocation { pcie_root: Some(gpu), numa_node: Some(numa(gpu)) };
+    let pair =
+        |a, b| DeviceLinks { nvlinks: if linked(a, b) { 4 } else { 0 }, pcie: PcieLevel::System };
     let matrix = LinkMatrix::new(&(0..8).map(place).collect::<Vec<_>>(), pair).unwrap();
     let name = |gpu: usize| DeviceName::new(format!("gpu-{gpu}")).unwrap();
     let topology =
@@ -57,13 +58,13 @@ fn requesting(count: u64, topology: Value) -> PendingPod {
     pod("p", vec![configured(claim("p", vec![whole]), json!({ "topology": topology }))])
 }
 
-fn gpus(plan: &Plan) -> Vec<String> {
+fn gpus(plan: &AllocationPlan) -> Vec<String> {
     let results = plan.decisions.iter().flat_map(|d| &d.claims).flat_map(|c| &c.results);
     results.map(|result| result.device.device.to_string()).collect()
 }
 
 fn chosen(cluster: &Cluster, policy: Policy, pod: PendingPod) -> Vec<String> {
-    gpus(&plan(&cluster.0, &[pod], Settings { policy, ..Settings::default() }))
+    gpus(&plan(&cluster.0, &[pod], PlanSettings { policy, ..PlanSettings::default() }))
 }
 
 fn require(scope: &str) -> Value {
@@ -104,11 +105,12 @@ fn unknown_topology_shares_no_scope() {
 
 #[test]
 fn refusal_counts_devices_missing_for_required_scope() {
-    let waiting = plan(&linked_pairs().0, &[requesting(3, require("NVLink"))], Settings::default());
-    let Cause::NoFit(explanation) = &*waiting.refusals[0].cause else {
+    let waiting =
+        plan(&linked_pairs().0, &[requesting(3, require("NVLink"))], PlanSettings::default());
+    let RefusalCause::NoFit(explanation) = &*waiting.refusals[0].cause else {
         panic!("{:?}", waiting.refusals)
     };
-    let scattered = Reason::Scattered { scopes: vec![TopologyScope::NvLink] };
+    let scattered = Reason::TopologyTooSmall { scopes: vec![TopologyScope::NvLink] };
     let (reason, tally) = explanation.tallies().next().unwrap();
     assert_eq!(
         (reason, tally.devices(), tally.least_missing()),
@@ -144,7 +146,7 @@ fn all_mode_fails_without_required_scope() {
         "p",
         vec![{
             let mut request = request("gpu", 1, &[]);
-            request.alternatives[0].mode = tessera_allocator::model::Mode::All;
+            request.alternatives[0].mode = tessera_allocator::model::AllocationMode::All;
             request
         }],
     );
@@ -179,10 +181,10 @@ fn pod_of(count: u64) -> PendingPod {
 #[test]
 fn planner_uses_latest_topology() {
     let cluster = linked_pairs();
-    let mut planner = tessera_allocator::Planner::of(&cluster.0, Default::default());
+    let mut planner = tessera_allocator::Planner::from_snapshot(&cluster.0, Default::default());
     let mut planned = |topology| {
         planner.set_topology(&device_id("node-a", "gpu-0").pool, topology);
-        gpus(&planner.plan(&[requesting(2, require("NVLink"))], Settings::default()))
+        gpus(&planner.plan(&[requesting(2, require("NVLink"))], PlanSettings::default()))
     };
     let known = cluster.0.topology.values().next().unwrap();
     assert_eq!(planned(Some(known)).len(), 2);
@@ -192,8 +194,8 @@ fn planner_uses_latest_topology() {
 
 /// Adds sixteen GPUs with equal links between all of them.
 fn switched(cluster: &mut Cluster, node: &str) {
-    let place = |_| Place { pcie_root: Some(0), numa_node: Some(0) };
-    let pair = |_, _| Pair { nvlinks: 4, pcie: PcieLevel::System };
+    let place = |_| DeviceLocation { pcie_root: Some(0), numa_node: Some(0) };
+    let pair = |_, _| DeviceLinks { nvlinks: 4, pcie: PcieLevel::System };
     let matrix = LinkMatrix::new(&(0..16).map(place).collect::<Vec<_>>(), pair).unwrap();
     let name = |gpu: usize| DeviceName::new(format!("gpu-{gpu}")).unwrap();
     let topology =
@@ -220,9 +222,10 @@ fn interchangeable_sets_are_not_all_tried() {
         // A required topology is searched over all sets, which are enumerated but not tried.
         (wanting(require("NVLink")), 3 * 2 * 12_870),
     ] {
-        let settings = Settings { policy: Policy::LeastFragmentation, ..Settings::default() };
+        let settings =
+            PlanSettings { policy: Policy::LeastFragmentation, ..PlanSettings::default() };
         let plan = plan(&cluster.0, &[pod], settings);
-        assert!(matches!(*plan.refusals[0].cause, Cause::NoFit(_)), "{:?}", plan.refusals);
+        assert!(matches!(*plan.refusals[0].cause, RefusalCause::NoFit(_)), "{:?}", plan.refusals);
         assert!(plan.steps < most, "{} of {most}", plan.steps);
     }
 }

@@ -73,24 +73,24 @@ pub enum Reason {
         capacity: String,
     },
     /// The device's total capacity is insufficient.
-    TooSmall {
+    InsufficientTotal {
         /// The capacity.
         capacity: String,
     },
     /// The device is allocated exclusively.
-    InUse,
+    AllocatedExclusively,
     /// The device is allocated with another mode of sharing.
     SharingDiffers {
         /// The mode in use.
         used: Sharing,
     },
     /// The device's free capacity is insufficient.
-    Short {
+    Insufficient {
         /// The capacity.
         capacity: String,
     },
     /// A shared counter of the device's counter set is exhausted.
-    CountersSpent,
+    InsufficientCounters,
     /// The device has a taint that the request does not tolerate.
     Tainted {
         /// The taint's key.
@@ -107,14 +107,14 @@ pub enum Reason {
         requested: u64,
     },
     /// The device is available, and too few devices share the topology that the request requires.
-    Scattered {
+    TopologyTooSmall {
         /// The topology to share.
         scopes: Vec<TopologyScope>,
     },
     /// The device is available, but the request asks for all devices and another one is not.
-    NotAll,
+    NotAllAvailable,
     /// The device is available, but not in a combination that satisfies the pod's requests.
-    Together,
+    NoCombination,
 }
 
 /// The reason why a pod cannot run on a node.
@@ -139,14 +139,14 @@ pub enum NodeReason {
         resource: String,
     },
     /// An allocated claim of the pod is not usable on the node.
-    ClaimElsewhere {
+    ClaimNodeMismatch {
         /// The claim.
         claim: String,
     },
     /// The pod failed on the node before; the node is retried later.
     BackedOff,
     /// The node is reserved for a starved pod of higher precedence.
-    KeptFree {
+    Reserved {
         /// The starved pod, as `namespace/name`; none if it is in another namespace than the
         /// pending pod.
         pod: Option<String>,
@@ -155,25 +155,25 @@ pub enum NodeReason {
 
 impl Reason {
     /// Returns true if a release of other claims or the removal of a taint can end the reason.
-    pub fn may_pass(&self) -> bool {
+    pub fn is_transient(&self) -> bool {
         matches!(
             self,
-            Self::InUse
+            Self::AllocatedExclusively
                 | Self::SharingDiffers { .. }
-                | Self::Short { .. }
-                | Self::CountersSpent
+                | Self::Insufficient { .. }
+                | Self::InsufficientCounters
                 | Self::Tainted { .. }
         )
     }
 
     /// Returns true if other claims or pods hold the missing capacity.
-    pub fn is_held_by_others(&self) -> bool {
+    pub fn is_contended(&self) -> bool {
         matches!(
             self,
-            Self::InUse
+            Self::AllocatedExclusively
                 | Self::SharingDiffers { .. }
-                | Self::Short { .. }
-                | Self::CountersSpent
+                | Self::Insufficient { .. }
+                | Self::InsufficientCounters
                 | Self::Node(NodeReason::ResourceShort { .. })
         )
     }
@@ -182,7 +182,10 @@ impl Reason {
     pub fn is_available(&self) -> bool {
         matches!(
             self,
-            Self::TooFewOnNode { .. } | Self::Scattered { .. } | Self::NotAll | Self::Together
+            Self::TooFewOnNode { .. }
+                | Self::TopologyTooSmall { .. }
+                | Self::NotAllAvailable
+                | Self::NoCombination
         )
     }
 
@@ -203,17 +206,17 @@ impl Reason {
             Self::Unsupported { .. } => "Unsupported",
             Self::NoSuchCapacity { .. } => "NoSuchCapacity",
             Self::AgainstPolicy { .. } => "AgainstPolicy",
-            Self::TooSmall { .. } => "TooSmall",
-            Self::InUse => "InUse",
+            Self::InsufficientTotal { .. } => "TooSmall",
+            Self::AllocatedExclusively => "InUse",
             Self::SharingDiffers { .. } => "SharingDiffers",
-            Self::Short { .. } => "Short",
-            Self::CountersSpent => "CountersSpent",
+            Self::Insufficient { .. } => "Short",
+            Self::InsufficientCounters => "CountersSpent",
             Self::Tainted { .. } => "Tainted",
             Self::Constraint { .. } => "Constraint",
             Self::TooFewOnNode { .. } => "TooFewOnNode",
-            Self::Scattered { .. } => "Scattered",
-            Self::NotAll => "NotAll",
-            Self::Together => "Together",
+            Self::TopologyTooSmall { .. } => "Scattered",
+            Self::NotAllAvailable => "NotAll",
+            Self::NoCombination => "Together",
         }
     }
 }
@@ -228,9 +231,9 @@ impl NodeReason {
             Self::Tainted { .. } => "NodeTainted",
             Self::NotSelected => "NodeNotSelected",
             Self::ResourceShort { .. } => "NodeResourceShort",
-            Self::ClaimElsewhere { .. } => "ClaimElsewhere",
+            Self::ClaimNodeMismatch { .. } => "ClaimElsewhere",
             Self::BackedOff => "NodeBackedOff",
-            Self::KeptFree { .. } => "NodeKeptFree",
+            Self::Reserved { .. } => "NodeReserved",
         }
     }
 }
@@ -263,11 +266,11 @@ impl fmt::Display for Reason {
             Self::AgainstPolicy { capacity } => {
                 write!(f, "with a request policy that refuses this amount of {capacity}")
             }
-            Self::TooSmall { capacity } => write!(f, "insufficient total {capacity}"),
-            Self::InUse => f.write_str("allocated exclusively"),
+            Self::InsufficientTotal { capacity } => write!(f, "insufficient total {capacity}"),
+            Self::AllocatedExclusively => f.write_str("allocated exclusively"),
             Self::SharingDiffers { used } => write!(f, "allocated with sharing {used}"),
-            Self::Short { capacity } => write!(f, "insufficient {capacity}"),
-            Self::CountersSpent => f.write_str("insufficient shared counters"),
+            Self::Insufficient { capacity } => write!(f, "insufficient {capacity}"),
+            Self::InsufficientCounters => f.write_str("insufficient shared counters"),
             Self::Tainted { key } => write!(f, "with untolerated taint {key}"),
             Self::Constraint { attribute } => {
                 write!(f, "not meeting the constraint on {attribute}")
@@ -275,12 +278,12 @@ impl fmt::Display for Reason {
             Self::TooFewOnNode { requested } => {
                 write!(f, "available but fewer than {requested} on one node")
             }
-            Self::Scattered { scopes } => {
+            Self::TopologyTooSmall { scopes } => {
                 let scopes: Vec<_> = scopes.iter().map(ToString::to_string).collect();
                 write!(f, "available but too few share {}", scopes.join(" and "))
             }
-            Self::NotAll => f.write_str("available but not all requested GPUs are"),
-            Self::Together => f.write_str("available but not in the requested combination"),
+            Self::NotAllAvailable => f.write_str("available but not all requested GPUs are"),
+            Self::NoCombination => f.write_str("available but not in the requested combination"),
         }
     }
 }
@@ -294,14 +297,14 @@ impl fmt::Display for NodeReason {
             Self::Tainted { key } => write!(f, "on nodes with untolerated taint {key}"),
             Self::NotSelected => f.write_str("on nodes not selected by the pod"),
             Self::ResourceShort { resource } => write!(f, "on nodes with insufficient {resource}"),
-            Self::ClaimElsewhere { claim } => {
+            Self::ClaimNodeMismatch { claim } => {
                 write!(f, "on other nodes than allocated claim {claim}")
             }
             Self::BackedOff => f.write_str("on nodes where the pod failed (retried later)"),
-            Self::KeptFree { pod: Some(pod) } => {
+            Self::Reserved { pod: Some(pod) } => {
                 write!(f, "on nodes reserved for long-pending pod {pod}")
             }
-            Self::KeptFree { pod: None } => {
+            Self::Reserved { pod: None } => {
                 f.write_str("on nodes reserved for a long-pending pod of another namespace")
             }
         }

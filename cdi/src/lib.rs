@@ -19,8 +19,8 @@ mod store;
 mod validate;
 mod version;
 
-pub use name::{CdiNameError, DeviceName, Kind, QualifiedName};
+pub use name::{CdiKind, CdiNameError, DeviceName, QualifiedName};
 pub use spec::{CdiDevice, ContainerEdits, DeviceNode, Hook, Mount, Spec};
-pub use store::{Cleaned, SpecFile, SpecStore, StoreError, Written};
+pub use store::{RetainOutcome, SpecFile, SpecStore, SpecWriteOutcome, StoreError};
 pub use validate::ValidationError;
 pub use version::Version;

@@ -32,12 +32,12 @@ pub enum CdiNameError {
 /// Kind of a spec's devices: `<vendor>/<class>`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Kind {
+pub struct CdiKind {
     vendor: String,
     class: String,
 }
 
-impl Kind {
+impl CdiKind {
     /// Returns the kind of a vendor and a class.
     ///
     /// # Errors
@@ -70,13 +70,13 @@ impl Kind {
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for CdiKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.vendor, self.class)
     }
 }
 
-impl FromStr for Kind {
+impl FromStr for CdiKind {
     type Err = CdiNameError;
 
     fn from_str(text: &str) -> Result<Self, CdiNameError> {
@@ -86,7 +86,7 @@ impl FromStr for Kind {
     }
 }
 
-impl TryFrom<String> for Kind {
+impl TryFrom<String> for CdiKind {
     type Error = CdiNameError;
 
     fn try_from(text: String) -> Result<Self, CdiNameError> {
@@ -94,8 +94,8 @@ impl TryFrom<String> for Kind {
     }
 }
 
-impl From<Kind> for String {
-    fn from(kind: Kind) -> Self {
+impl From<CdiKind> for String {
+    fn from(kind: CdiKind) -> Self {
         kind.to_string()
     }
 }
@@ -149,14 +149,14 @@ impl From<DeviceName> for String {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct QualifiedName {
-    kind: Kind,
+    kind: CdiKind,
     name: DeviceName,
 }
 
 impl QualifiedName {
     /// Returns the device's kind.
     #[must_use]
-    pub fn kind(&self) -> &Kind {
+    pub fn kind(&self) -> &CdiKind {
         &self.kind
     }
 
@@ -233,7 +233,7 @@ mod tests {
             "vendor/cl*ss",
             "a/b/c",
         ] {
-            assert!(kind.parse::<Kind>().is_err(), "{kind:?}");
+            assert!(kind.parse::<CdiKind>().is_err(), "{kind:?}");
         }
         for device in ["", "-a", "a-", "a b", "_a", "a/b", "ä", "../x"] {
             assert!(device.parse::<DeviceName>().is_err(), "{device:?}");

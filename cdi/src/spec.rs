@@ -8,7 +8,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    name::{DeviceName, Kind},
+    name::{CdiKind, DeviceName},
     version::Version,
 };
 
@@ -19,7 +19,7 @@ pub struct Spec {
     /// Declared version; [`Spec::new`] sets the lowest that the content needs.
     pub cdi_version: Version,
     /// Kind of the devices.
-    pub kind: Kind,
+    pub kind: CdiKind,
     /// Free-form annotations; need 0.6.0.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
@@ -135,7 +135,7 @@ pub struct Hook {
 impl Spec {
     /// Returns a spec of these devices that declares the lowest version that they need.
     #[must_use]
-    pub fn new(kind: Kind, devices: Vec<CdiDevice>, container_edits: ContainerEdits) -> Self {
+    pub fn new(kind: CdiKind, devices: Vec<CdiDevice>, container_edits: ContainerEdits) -> Self {
         let mut spec = Self {
             cdi_version: Version::V0_5,
             kind,
@@ -166,7 +166,7 @@ impl DeviceNode {
     /// Returns a node of the host at `path` in the container. The runtime reads type and numbers
     /// from the host.
     #[must_use]
-    pub fn of_host(path: &Path, host_path: &Path) -> Self {
+    pub fn from_host(path: &Path, host_path: &Path) -> Self {
         Self {
             path: path.to_owned(),
             host_path: (path != host_path).then(|| host_path.to_owned()),

@@ -9,7 +9,7 @@ use std::{
 use serde::Deserialize;
 use tessera_runtime::atomic_file;
 
-use crate::{name::Kind, spec::Spec, validate::ValidationError};
+use crate::{name::CdiKind, spec::Spec, validate::ValidationError};
 
 /// Error of a read or change of the directory.
 #[derive(Debug, thiserror::Error)]
@@ -24,7 +24,7 @@ pub enum StoreError {
     },
     /// The file exists and was not created by Tessera.
     #[error("refusing to overwrite CDI spec `{path}`: not created by Tessera (remove it or set --cdi-dir)", path = .path.display())]
-    Foreign {
+    NotManaged {
         /// Path of the file.
         path: PathBuf,
     },
@@ -44,14 +44,14 @@ pub enum StoreError {
 /// kind has several.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SpecFile {
-    kind: Kind,
+    kind: CdiKind,
     id: Option<String>,
 }
 
 impl SpecFile {
     /// Returns the only file of this kind.
     #[must_use]
-    pub fn only(kind: Kind) -> Self {
+    pub fn for_kind(kind: CdiKind) -> Self {
         Self { kind, id: None }
     }
 
@@ -60,7 +60,7 @@ impl SpecFile {
     /// # Panics
     /// Panics if `id` is empty or has a path separator. Callers pass UIDs.
     #[must_use]
-    pub fn of(kind: Kind, id: &str) -> Self {
+    pub fn for_id(kind: CdiKind, id: &str) -> Self {
         assert!(
             !id.is_empty() && !id.contains(['/', '\0']),
             "invariant: ids of CDI files are UIDs"
@@ -79,7 +79,7 @@ impl SpecFile {
 
 /// Result of [`SpecStore::write`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Written {
+pub enum SpecWriteOutcome {
     /// The file had the same content and was not written.
     Unchanged,
     /// The file was created or replaced.
@@ -88,17 +88,17 @@ pub enum Written {
 
 /// Result of [`SpecStore::retain`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Cleaned {
+pub struct RetainOutcome {
     /// Ids of the removed files.
     pub removed: Vec<String>,
     /// Files with a matching name that are of another kind or invalid. They are left alone.
-    pub foreign: Vec<PathBuf>,
+    pub unmanaged: Vec<PathBuf>,
 }
 
 /// The field that identifies the writer of a file; the rest may be anything.
 #[derive(Deserialize)]
 struct KindOnly {
-    kind: Kind,
+    kind: CdiKind,
 }
 
 /// A directory of CDI specs.
@@ -127,9 +127,9 @@ impl SpecStore {
     /// Writes `spec` to a temporary file, which runtimes ignore, and renames it.
     ///
     /// # Errors
-    /// Returns [`StoreError::Invalid`] if the spec is invalid, [`StoreError::Foreign`] if the file
-    /// is of another kind, and [`StoreError::Io`] if it cannot be written.
-    pub fn write(&self, file: &SpecFile, spec: &Spec) -> Result<Written, StoreError> {
+    /// Returns [`StoreError::Invalid`] if the spec is invalid, [`StoreError::NotManaged`] if the
+    /// file is of another kind, and [`StoreError::Io`] if it cannot be written.
+    pub fn write(&self, file: &SpecFile, spec: &Spec) -> Result<SpecWriteOutcome, StoreError> {
         let path = self.path(file);
         spec.validate().map_err(|source| StoreError::Invalid { path: path.clone(), source })?;
         debug_assert_eq!(spec.kind, file.kind, "file name and content have the same kind");
@@ -138,9 +138,9 @@ impl SpecStore {
         content.push(b'\n');
 
         match read(&path)? {
-            Some(found) if found == content => return Ok(Written::Unchanged),
+            Some(found) if found == content => return Ok(SpecWriteOutcome::Unchanged),
             Some(found) if !is_of_kind(&found, &file.kind) => {
-                return Err(StoreError::Foreign { path });
+                return Err(StoreError::NotManaged { path });
             }
             _ => {}
         }
@@ -148,7 +148,7 @@ impl SpecStore {
         // Runtimes read only `.json` and `.yaml`: the suffix of the temporary file hides it from
         // them.
         atomic_file::write(&path, &content, 0o644).map_err(io_error("write", &path))?;
-        Ok(Written::Changed)
+        Ok(SpecWriteOutcome::Changed)
     }
 
     /// Returns the spec in `file`, or `None` if the file does not exist or is not a spec of this
@@ -186,7 +186,7 @@ impl SpecStore {
     ///
     /// # Errors
     /// Returns [`StoreError::Io`] if the directory cannot be read.
-    pub fn ids(&self, kind: &Kind) -> Result<BTreeSet<String>, StoreError> {
+    pub fn ids(&self, kind: &CdiKind) -> Result<BTreeSet<String>, StoreError> {
         let (managed, _) = self.scan(kind)?;
         Ok(managed)
     }
@@ -198,11 +198,15 @@ impl SpecStore {
     ///
     /// # Errors
     /// Returns [`StoreError::Io`] at the first error; files before it have been removed.
-    pub fn retain(&self, kind: &Kind, keep: &BTreeSet<String>) -> Result<Cleaned, StoreError> {
+    pub fn retain(
+        &self,
+        kind: &CdiKind,
+        keep: &BTreeSet<String>,
+    ) -> Result<RetainOutcome, StoreError> {
         let (managed, foreign) = self.scan(kind)?;
-        let mut cleaned = Cleaned { removed: Vec::new(), foreign };
+        let mut cleaned = RetainOutcome { removed: Vec::new(), unmanaged: foreign };
         for id in managed.difference(keep) {
-            if self.remove(&SpecFile::of(kind.clone(), id))? {
+            if self.remove(&SpecFile::for_id(kind.clone(), id))? {
                 cleaned.removed.push(id.clone());
             }
         }
@@ -217,7 +221,7 @@ impl SpecStore {
 
     /// Returns the ids of the managed files of this kind, and the paths of files that only have a
     /// matching name.
-    fn scan(&self, kind: &Kind) -> Result<(BTreeSet<String>, Vec<PathBuf>), StoreError> {
+    fn scan(&self, kind: &CdiKind) -> Result<(BTreeSet<String>, Vec<PathBuf>), StoreError> {
         let prefix = format!("{}-{}_", kind.vendor(), kind.class());
         let (mut managed, mut foreign) = (BTreeSet::new(), Vec::new());
         for name in self.entries()? {
@@ -254,11 +258,11 @@ impl SpecStore {
 /// Suffix of temporary files of [`atomic_file`].
 const TEMPORARY_SUFFIX: &str = ".tmp";
 
-fn temporary_prefix(kind: &Kind) -> String {
+fn temporary_prefix(kind: &CdiKind) -> String {
     format!(".{}-{}_", kind.vendor(), kind.class())
 }
 
-fn is_of_kind(content: &[u8], kind: &Kind) -> bool {
+fn is_of_kind(content: &[u8], kind: &CdiKind) -> bool {
     serde_json::from_slice::<KindOnly>(content).is_ok_and(|found| found.kind == *kind)
 }
 

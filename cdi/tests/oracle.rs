@@ -10,11 +10,11 @@ use container_device_interface::{
 };
 use oci_spec::runtime as oci;
 use tessera_cdi::{
-    CdiDevice, ContainerEdits, DeviceNode, Hook, Kind, Mount, Spec, SpecFile, SpecStore, Version,
+    CdiDevice, CdiKind, ContainerEdits, DeviceNode, Hook, Mount, Spec, SpecFile, SpecStore, Version,
 };
 
-fn kind() -> Kind {
-    Kind::new("k8s.gpu.example", "claim").expect("a kind")
+fn kind() -> CdiKind {
+    CdiKind::new("k8s.gpu.example", "claim").expect("a kind")
 }
 
 fn device(name: &str, container_edits: ContainerEdits) -> CdiDevice {
@@ -60,7 +60,7 @@ fn full_spec() -> Spec {
         permissions: Some("rw".into()),
         uid: Some(1000),
         gid: Some(1000),
-        ..DeviceNode::of_host(Path::new("/dev/nvidia0"), Path::new("/dev/null"))
+        ..DeviceNode::from_host(Path::new("/dev/nvidia0"), Path::new("/dev/null"))
     };
     let hook = Hook {
         hook_name: "createContainer".into(),
@@ -101,7 +101,7 @@ fn written_specs_are_valid_and_read_back() {
     for spec in [claim_spec(), full_spec()] {
         let directory = tempfile::tempdir().expect("a directory");
         let store = SpecStore::new(directory.path());
-        let file = SpecFile::of(kind(), "uid");
+        let file = SpecFile::for_id(kind(), "uid");
         store.write(&file, &spec).expect("a valid spec");
 
         let parsed = parse_spec(&store.path(&file)).expect("the oracle parses it");
@@ -122,7 +122,7 @@ fn declares_lowest_version_from_0_5_0() {
     grouped.container_edits.additional_gids = vec![5];
     let plain = Spec::new(kind(), vec![device("gpu", env("A=b"))], ContainerEdits::default());
     let dotted = Spec::new(
-        Kind::new("vendor", "class.with.dots").expect("a kind"),
+        CdiKind::new("vendor", "class.with.dots").expect("a kind"),
         vec![device("gpu", env("A=b"))],
         ContainerEdits::default(),
     );
@@ -148,7 +148,7 @@ fn declares_lowest_version_from_0_5_0() {
 fn injects_two_devices_of_a_claim() {
     let directory = tempfile::tempdir().expect("a directory");
     SpecStore::new(directory.path())
-        .write(&SpecFile::of(kind(), "uid"), &claim_spec())
+        .write(&SpecFile::for_id(kind(), "uid"), &claim_spec())
         .expect("a valid spec");
     let mut container = oci::Spec::default();
 
@@ -189,10 +189,12 @@ fn injects_two_devices_of_a_claim() {
 #[test]
 fn device_node_gets_numbers_of_host_node() {
     let directory = tempfile::tempdir().expect("a directory");
-    let node = DeviceNode::of_host(Path::new("/dev/nvidia0"), Path::new("/dev/null"));
+    let node = DeviceNode::from_host(Path::new("/dev/nvidia0"), Path::new("/dev/null"));
     let edits = ContainerEdits { device_nodes: vec![node], ..Default::default() };
     let spec = Spec::new(kind(), vec![device("GPU-1", edits)], ContainerEdits::default());
-    SpecStore::new(directory.path()).write(&SpecFile::only(kind()), &spec).expect("a valid spec");
+    SpecStore::new(directory.path())
+        .write(&SpecFile::for_kind(kind()), &spec)
+        .expect("a valid spec");
 
     let mut container = oci::Spec::default();
     let names = vec![format!("{}=GPU-1", kind())];

@@ -3,12 +3,12 @@
 use std::{collections::BTreeSet, fs, path::Path};
 
 use tessera_cdi::{
-    CdiDevice, ContainerEdits, Kind, Mount, Spec, SpecFile, SpecStore, StoreError, ValidationError,
-    Version, Written,
+    CdiDevice, CdiKind, ContainerEdits, Mount, Spec, SpecFile, SpecStore, SpecWriteOutcome,
+    StoreError, ValidationError, Version,
 };
 
-fn kind() -> Kind {
-    Kind::new("k8s.gpu.example", "claim").expect("a kind")
+fn kind() -> CdiKind {
+    CdiKind::new("k8s.gpu.example", "claim").expect("a kind")
 }
 
 fn spec(entry: &str) -> Spec {
@@ -39,8 +39,8 @@ fn write_creates_directory_and_leaves_no_temporary_file() {
     let store = SpecStore::new(&deep);
 
     assert_eq!(
-        store.write(&SpecFile::of(kind(), "u1"), &spec("A=1")).expect("written"),
-        Written::Changed
+        store.write(&SpecFile::for_id(kind(), "u1"), &spec("A=1")).expect("written"),
+        SpecWriteOutcome::Changed
     );
     assert_eq!(names(&deep), set(["k8s.gpu.example-claim_u1.json"]));
 }
@@ -50,13 +50,13 @@ fn rewriting_same_content_keeps_the_file() {
     use std::os::unix::fs::MetadataExt;
     let directory = tempfile::tempdir().expect("a directory");
     let store = SpecStore::new(directory.path());
-    let file = SpecFile::of(kind(), "u1");
+    let file = SpecFile::for_id(kind(), "u1");
     store.write(&file, &spec("A=1")).expect("written");
     let before = fs::metadata(store.path(&file)).expect("the file").ino();
 
-    assert_eq!(store.write(&file, &spec("A=1")).expect("written"), Written::Unchanged);
+    assert_eq!(store.write(&file, &spec("A=1")).expect("written"), SpecWriteOutcome::Unchanged);
     assert_eq!(fs::metadata(store.path(&file)).expect("the file").ino(), before);
-    assert_eq!(store.write(&file, &spec("A=2")).expect("written"), Written::Changed);
+    assert_eq!(store.write(&file, &spec("A=2")).expect("written"), SpecWriteOutcome::Changed);
     assert_eq!(store.read(&file).expect("read"), Some(spec("A=2")));
 }
 
@@ -64,7 +64,7 @@ fn rewriting_same_content_keeps_the_file() {
 fn reader_never_sees_partial_file() {
     let directory = tempfile::tempdir().expect("a directory");
     let store = SpecStore::new(directory.path());
-    let file = SpecFile::of(kind(), "u1");
+    let file = SpecFile::for_id(kind(), "u1");
     let long = |letter: &str| spec(&format!("A={}", letter.repeat(300_000)));
     store.write(&file, &long("x")).expect("written");
 
@@ -85,7 +85,7 @@ fn reader_never_sees_partial_file() {
 fn removing_missing_file_succeeds() {
     let directory = tempfile::tempdir().expect("a directory");
     let store = SpecStore::new(directory.path());
-    let file = SpecFile::of(kind(), "u1");
+    let file = SpecFile::for_id(kind(), "u1");
     assert!(!store.remove(&file).expect("no error"));
     store.write(&file, &spec("A=1")).expect("written");
     assert!(store.remove(&file).expect("removed"));
@@ -97,7 +97,7 @@ fn retain_removes_only_files_of_own_name_and_kind() {
     let directory = tempfile::tempdir().expect("a directory");
     let store = SpecStore::new(directory.path());
     for id in ["kept", "removed"] {
-        store.write(&SpecFile::of(kind(), id), &spec("A=1")).expect("written");
+        store.write(&SpecFile::for_id(kind(), id), &spec("A=1")).expect("written");
     }
     let foreign = [
         // A matching name with another kind, without kind, and not JSON.
@@ -122,7 +122,7 @@ fn retain_removes_only_files_of_own_name_and_kind() {
 
     assert_eq!(cleaned.removed, ["removed"]);
     let unmanaged: BTreeSet<_> = cleaned
-        .foreign
+        .unmanaged
         .iter()
         .map(|path| path.file_name().expect("a name").to_str().expect("UTF-8"))
         .collect();
@@ -144,12 +144,12 @@ fn retain_removes_only_files_of_own_name_and_kind() {
 fn foreign_file_is_neither_overwritten_nor_removed() {
     let directory = tempfile::tempdir().expect("a directory");
     let store = SpecStore::new(directory.path());
-    let file = SpecFile::of(kind(), "u1");
+    let file = SpecFile::for_id(kind(), "u1");
     let content = r#"{"cdiVersion":"0.6.0","kind":"nvidia.com/gpu","devices":[]}"#;
     fs::write(store.path(&file), content).expect("a file");
 
     let error = store.write(&file, &spec("A=1")).expect_err("not created by Tessera");
-    assert!(matches!(error, StoreError::Foreign { .. }), "{error}");
+    assert!(matches!(error, StoreError::NotManaged { .. }), "{error}");
     assert!(!store.remove(&file).expect("no error"));
     assert_eq!(fs::read_to_string(store.path(&file)).expect("the file"), content);
 }
@@ -166,7 +166,7 @@ fn missing_directory_is_empty() {
 fn invalid_spec_is_not_written() {
     let directory = tempfile::tempdir().expect("a directory");
     let store = SpecStore::new(directory.path());
-    let file = SpecFile::of(kind(), "u1");
+    let file = SpecFile::for_id(kind(), "u1");
 
     let empty = Spec { devices: vec![], ..spec("A=1") };
     let mut twice = spec("A=1");

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use tessera_allocator::{Policy, Settings};
+use tessera_allocator::{PlanSettings, Policy};
 
 use crate::cluster::ClusterTarget;
 use crate::output::OutputFormat;
@@ -314,16 +314,16 @@ pub enum PolicyName {
 
 impl PolicyName {
     /// Returns the controller's default settings with this policy.
-    pub fn settings(chosen: Option<Self>) -> Settings {
+    pub fn settings(chosen: Option<Self>) -> PlanSettings {
         let policy = match chosen {
-            None => return Settings::default(),
+            None => return PlanSettings::default(),
             Some(Self::FirstFit) => Policy::FirstFit,
             Some(Self::Binpack) => Policy::Binpack,
             Some(Self::Spread) => Policy::Spread,
             Some(Self::Random) => Policy::Random,
             Some(Self::LeastFragmentation) => Policy::LeastFragmentation,
         };
-        Settings { policy, ..Settings::default() }
+        PlanSettings { policy, ..PlanSettings::default() }
     }
 }
 

@@ -21,7 +21,7 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
 use tessera_allocator::model::{ClusterSnapshot as Cluster, PendingPod, PodUid};
-use tessera_allocator::{Plan, Settings, plan};
+use tessera_allocator::{AllocationPlan, PlanSettings, plan};
 use tessera_api::events::Reporter;
 use tessera_api::names::{ClaimName, Namespace, PodName};
 use tessera_index::{ClaimState, Index, Work};
@@ -40,16 +40,16 @@ pub struct PlanView<'v> {
     /// The pods that the controller would plan, and the blocked ones.
     pub(crate) work: Work,
     /// The decisions that the controller would make.
-    pub(crate) plan: Plan,
-    pub(crate) settings: Settings,
+    pub(crate) plan: AllocationPlan,
+    pub(crate) settings: PlanSettings,
     /// The time to which ages are counted.
     pub(crate) now: Timestamp,
 }
 
 impl PlanView<'_> {
     /// Returns the plan if these pods were the only pending ones.
-    pub(crate) fn plan_alone(&self, pods: &[PendingPod]) -> Plan {
-        plan(&self.cluster, pods, Settings { patience: None, ..self.settings })
+    pub(crate) fn plan_alone(&self, pods: &[PendingPod]) -> AllocationPlan {
+        plan(&self.cluster, pods, PlanSettings { reservation_delay: None, ..self.settings })
     }
 }
 
@@ -58,12 +58,12 @@ impl<'v> PlanView<'v> {
     pub fn new(
         snapshot: &'v Snapshot,
         indexed: &'v IndexedSnapshot,
-        settings: Settings,
+        settings: PlanSettings,
         now: Timestamp,
     ) -> Self {
         let index = &indexed.index;
         let (cluster, work) = (index.snapshot(), index.work());
-        let settings = Settings { now: now.as_second(), ..settings };
+        let settings = PlanSettings { now: now.as_second(), ..settings };
         let plan = plan(&cluster, &work.pending, settings);
         Self { snapshot, index, cluster, work, plan, settings, now }
     }
@@ -243,7 +243,7 @@ fn find_pod<'v>(
     namespace: &Namespace,
     name: &PodName,
 ) -> Result<&'v PodUid, ExplainError> {
-    view.index.pod_called(namespace, name).ok_or_else(|| {
+    view.index.pod_by_name(namespace, name).ok_or_else(|| {
         let pods = view.snapshot.pods.iter().map(|pod| &pod.metadata);
         let named = pods.filter(|metadata| metadata.name.as_deref() == Some(name.as_str()));
         let elsewhere = elsewhere(named.filter_map(|metadata| metadata.namespace.as_deref()));
@@ -272,7 +272,7 @@ pub fn claim_of_entry(
     pod: &PodName,
     entry: &str,
 ) -> Result<ClaimName, ExplainError> {
-    let claims = view.index.claims_standing(find_pod(view, namespace, pod)?);
+    let claims = view.index.claim_standings(find_pod(view, namespace, pod)?);
     let (pod, entry) = (pod.clone(), entry.to_owned());
     match claims.iter().find(|claim| claim.entry == entry) {
         Some(claim) => claim.name.clone().ok_or(ExplainError::NotGenerated { pod, entry }),
@@ -297,7 +297,7 @@ pub fn claim(
     let named = || all().filter(|claim| claim.metadata.name.as_deref() == Some(name.as_str()));
     let found =
         named().find(|claim| claim.metadata.namespace.as_deref() == Some(namespace.as_str()));
-    let uid = view.index.claim_of_name(namespace, name);
+    let uid = view.index.claim_by_name(namespace, name);
     let Some((object, uid)) = found.zip(uid) else {
         let elsewhere = elsewhere(named().filter_map(|claim| claim.metadata.namespace.as_deref()));
         return Err(ExplainError::NoClaim {

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Parser;
 use k8s_openapi::jiff::Timestamp;
-use tessera_allocator::Settings;
+use tessera_allocator::PlanSettings;
 use tessera_api::names::{ClaimName, Namespace, PodName};
 
 use crate::args::{
@@ -185,7 +185,7 @@ async fn simulate(
     let manifests = read_all(&args.files)?;
     let source = Source::open(&args.source, connection).await?;
     let namespace = source.namespace(connection)?;
-    let settings = Settings { seed: args.seed, ..PolicyName::settings(args.policy) };
+    let settings = PlanSettings { seed: args.seed, ..PolicyName::settings(args.policy) };
     let result = simulate::simulate(&source.snapshot, &manifests, &namespace, settings)
         .with_context(|| format!("cannot simulate {}", names(&args.files)))?;
     let headers = !args.output.no_headers;

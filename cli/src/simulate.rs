@@ -12,7 +12,7 @@ pub use manifest::ManifestError;
 pub use render::text;
 
 use serde::Serialize;
-use tessera_allocator::{Plan, Settings};
+use tessera_allocator::{AllocationPlan, PlanSettings};
 use tessera_api::names::{Namespace, PodName};
 
 use crate::explain::{self, ExplainError, PlanView, PodClaimReport, PodReport, PodState};
@@ -97,7 +97,7 @@ pub fn simulate(
     snapshot: &Snapshot,
     manifests: &str,
     namespace: &Namespace,
-    settings: Settings,
+    settings: PlanSettings,
 ) -> Result<Simulation, ManifestError> {
     let added = manifest::read(manifests, namespace)?;
     let before = snapshot.indexed();
@@ -119,7 +119,7 @@ pub fn simulate(
 }
 
 /// Returns the usage of all GPUs after the allocations of a plan.
-fn totals(snapshot: &Snapshot, plan: &Plan) -> SimulatedTotals {
+fn totals(snapshot: &Snapshot, plan: &AllocationPlan) -> SimulatedTotals {
     let mut index = snapshot.indexed().index;
     let claim_allocations = plan.decisions.iter().flat_map(|decision| &decision.claims);
     claim_allocations.for_each(|claim_allocation| index.assume(claim_allocation));

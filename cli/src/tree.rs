@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use tessera_allocator::model::{
-    Attribute, Device, DeviceId, DeviceUse, Node, NodeChoice, PoolId, Slice,
+    Attribute, Device, DeviceId, DeviceUsage, Node, NodeChoice, PoolId, Slice,
 };
 use tessera_api::names::{DRIVER_NAME, Namespace, attribute, capacity};
 use tessera_api::quantity::Quantity;
@@ -261,12 +261,12 @@ fn gpus(
     let mut gpus: Vec<GpuView> = Vec::new();
     for device in published.devices() {
         let id = id(device);
-        gpus.push(gpu(device, usage.of(&id), shares.get(&id).map_or(&[][..], Vec::as_slice)));
+        gpus.push(gpu(device, usage.get(&id), shares.get(&id).map_or(&[][..], Vec::as_slice)));
     }
     for (id, held) in shares.iter().filter(|(id, _)| id.pool == *pool) {
         if !published.devices().any(|device| device.name == id.device) {
             let vanished = Device::new(id.device.clone());
-            let mut view = gpu(&vanished, usage.of(id), held);
+            let mut view = gpu(&vanished, usage.get(id), held);
             view.state = vec!["NotPublished".to_owned()];
             gpus.push(view);
         }
@@ -284,7 +284,7 @@ fn gpus(
 
 fn gpu(
     device: &Device,
-    used: Option<&DeviceUse>,
+    used: Option<&DeviceUsage>,
     held: &[(&tessera_allocator::model::DeviceResult, Holding<'_>)],
 ) -> GpuView {
     let whole = |name: &str| device.capacity.get(name).map(|c| c.value).unwrap_or_default();
@@ -343,13 +343,13 @@ fn taint(taint: &tessera_allocator::model::Taint) -> String {
     format!("{}{value}:{}", taint.key, taint.effect.as_str())
 }
 
-fn state(device: &Device, used: Option<&DeviceUse>) -> Vec<String> {
+fn state(device: &Device, used: Option<&DeviceUsage>) -> Vec<String> {
     let unhealthy =
         device.taints.iter().any(|taint| taint.key == tessera_api::names::UNHEALTHY_TAINT_KEY);
     let is_overcommitted = used.is_some_and(|used| used.exceeds(device));
     let all = [
         ("Unhealthy", unhealthy),
-        ("NotManaged", device.foreign),
+        ("NotManaged", device.is_unmanaged),
         ("Oversubscribed", device.oversubscribed),
         ("Overcommitted", is_overcommitted),
     ];

@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::json;
 use stage::{Stage, device, golden, read, share};
-use tessera_allocator::{Settings, plan};
+use tessera_allocator::{PlanSettings, plan};
 use tessera_api::names::{ClaimName, Namespace, PodName};
 use tessera_cli::explain::{self, ClaimReport, ExplainError, PlanView, PodReport, PodState};
 use tessera_cli::output::{OutputFormat, render};
@@ -28,7 +28,7 @@ fn full() -> Stage {
 fn pod_with(stage: &Stage, name: &str, events: &[Event]) -> PodReport {
     let indexed = stage.snapshot.indexed();
     let view =
-        PlanView::new(&stage.snapshot, &indexed, Settings::default(), stage.snapshot.taken_at);
+        PlanView::new(&stage.snapshot, &indexed, PlanSettings::default(), stage.snapshot.taken_at);
     explain::pod(&view, &Namespace::new("team-a").unwrap(), &PodName::new(name).unwrap(), events)
         .unwrap()
 }
@@ -40,7 +40,7 @@ fn pod(stage: &Stage, name: &str) -> PodReport {
 fn claim(stage: &Stage, name: &str) -> ClaimReport {
     let indexed = stage.snapshot.indexed();
     let view =
-        PlanView::new(&stage.snapshot, &indexed, Settings::default(), stage.snapshot.taken_at);
+        PlanView::new(&stage.snapshot, &indexed, PlanSettings::default(), stage.snapshot.taken_at);
     explain::claim(&view, &Namespace::new("team-a").unwrap(), &ClaimName::new(name).unwrap())
         .unwrap()
 }
@@ -102,15 +102,18 @@ fn message_is_that_of_the_event() {
     stage.pod("trainer", &["trainer-gpu"]);
     let index = stage.snapshot.indexed().index;
     let now = stage::NOW.parse::<Timestamp>().unwrap().as_second();
-    let plan =
-        plan(&index.snapshot(), &index.work().pending, Settings { now, ..Settings::default() });
+    let plan = plan(
+        &index.snapshot(),
+        &index.work().pending,
+        PlanSettings { now, ..PlanSettings::default() },
+    );
     let [refusal] = plan.refusals.as_slice() else { panic!("one claim is refused") };
     let report = pod(&stage, "trainer");
     assert_eq!(
         report.claims[0].message,
-        message::note("trainer-gpu", &refusal.cause, plan.kept_for(&refusal.pod))
+        message::refusal_message("trainer-gpu", &refusal.cause, plan.reserved_for(&refusal.pod))
     );
-    assert_eq!(report.claims[0].reason, message::reason(&refusal.cause).name());
+    assert_eq!(report.claims[0].reason, message::refusal_reason(&refusal.cause).name());
 }
 
 #[test]
@@ -412,7 +415,7 @@ fn other_namespaces_with_the_name_are_listed() {
     stage.pod("trainer", &[]);
     let indexed = stage.snapshot.indexed();
     let view =
-        PlanView::new(&stage.snapshot, &indexed, Settings::default(), stage.snapshot.taken_at);
+        PlanView::new(&stage.snapshot, &indexed, PlanSettings::default(), stage.snapshot.taken_at);
     let error = explain::pod(
         &view,
         &Namespace::new("default").unwrap(),
@@ -489,7 +492,7 @@ fn claim_is_found_by_pod_and_entry() {
     stage.pod("trainer", &[]).spec.as_mut().unwrap().resource_claims = read(entries);
     let indexed = stage.snapshot.indexed();
     let view =
-        PlanView::new(&stage.snapshot, &indexed, Settings::default(), stage.snapshot.taken_at);
+        PlanView::new(&stage.snapshot, &indexed, PlanSettings::default(), stage.snapshot.taken_at);
     let (namespace, pod) = (Namespace::new("team-a").unwrap(), PodName::new("trainer").unwrap());
     let find = |entry| explain::claim_of_entry(&view, &namespace, &pod, entry);
     assert_eq!(find("gpu").unwrap().as_str(), "trainer-gpu-x");

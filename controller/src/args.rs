@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Parser;
-use tessera_runtime::address::Address;
+use tessera_runtime::address::ListenAddress;
 use tessera_runtime::log::LogFormat;
 
 /// Allocates GPU claims of the driver gpu.tessera.dev.
@@ -23,13 +23,13 @@ pub struct Args {
     /// Work only while holding the Lease. Turn this off only where exactly one process runs.
     #[arg(long, env = "TESSERA_LEADER_ELECT", default_value_t = true, action = clap::ArgAction::Set)]
     pub leader_elect: bool,
-    /// Seconds that a pod is pending before a node is kept free for it at times, where other pods
+    /// Seconds that a pod is pending before a node is reserved for it at times, where other pods
     /// would get the devices that become free; 0 = never.
-    #[arg(long, env = "TESSERA_PATIENCE_SECONDS", default_value_t = 300)]
-    pub patience_seconds: u32,
+    #[arg(long, env = "TESSERA_RESERVATION_DELAY_SECONDS", default_value_t = 300)]
+    pub reservation_delay_seconds: u32,
     /// Address of /metrics and /healthz; empty = not served.
     #[arg(long, env = "TESSERA_METRICS_ADDRESS", default_value = "0.0.0.0:9401")]
-    pub metrics_address: Address,
+    pub metrics_address: ListenAddress,
     /// Format of log lines. RUST_LOG sets what is logged.
     #[arg(long, env = "TESSERA_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,

@@ -58,7 +58,7 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use tessera_allocator::model::PodUid;
-use tessera_allocator::{Kept, Settings};
+use tessera_allocator::{PlanSettings, ReservedNode};
 use tessera_api::events::EventReason;
 use tessera_api::names::{ClaimUid, NodeName};
 use tessera_index::Index;
@@ -95,8 +95,8 @@ struct State {
     audits: Audits,
     /// The kinds that have been listed.
     listed: BTreeSet<WatchedKind>,
-    /// The node that is kept free.
-    kept: Option<Kept>,
+    /// The node that is reserved.
+    reserved: Option<ReservedNode>,
 }
 
 /// A step under way: the state, the time, and the output so far.
@@ -113,7 +113,7 @@ struct Step<'s> {
 
 impl Core {
     /// Returns a core that knows nothing yet. `settings` are those of its plans.
-    pub fn new(settings: Settings) -> Self {
+    pub fn new(settings: PlanSettings) -> Self {
         let state = State {
             index: Index::new(),
             planning: Planning::new(settings),
@@ -124,7 +124,7 @@ impl Core {
             notices: Notices::default(),
             audits: Audits::default(),
             listed: BTreeSet::new(),
-            kept: None,
+            reserved: None,
         };
         Self { state, wake: None, is_stopping: false }
     }

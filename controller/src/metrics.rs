@@ -49,8 +49,8 @@ pub struct Metrics {
     pub undecided_plans: Counter,
     /// Pending claims by reason.
     pub pending: Family<ReasonLabel, Gauge>,
-    /// Nodes kept free for a pod that has been pending for long: one or none.
-    pub kept: Gauge,
+    /// Nodes that are reserved for a pod that has been pending for long: one or none.
+    pub reserved_nodes: Gauge,
     /// Devices of which more is allocated than they have.
     pub overcommitted: Gauge,
     /// Claims of bound pods that are not on the node of the pod.
@@ -79,7 +79,7 @@ impl Metrics {
             plans_cut: Counter::default(),
             undecided_plans: Counter::default(),
             pending: Family::default(),
-            kept: Gauge::default(),
+            reserved_nodes: Gauge::default(),
             overcommitted: Gauge::default(),
             misplaced: Gauge::default(),
             orphaned: Gauge::default(),
@@ -97,7 +97,7 @@ impl Metrics {
         add(registry, metrics::CONTROLLER_PLANS_CUT, created.plans_cut.clone());
         add(registry, metrics::CONTROLLER_SEARCH_BUDGETS_EXCEEDED, created.undecided_plans.clone());
         add(registry, metrics::CONTROLLER_PENDING_CLAIMS, created.pending.clone());
-        add(registry, metrics::CONTROLLER_RESERVED_NODES, created.kept.clone());
+        add(registry, metrics::CONTROLLER_RESERVED_NODES, created.reserved_nodes.clone());
         add(registry, metrics::CONTROLLER_OVERCOMMITTED_DEVICES, created.overcommitted.clone());
         add(registry, metrics::CONTROLLER_MISPLACED_CLAIMS, created.misplaced.clone());
         add(registry, metrics::CONTROLLER_ORPHANED_CLAIMS, created.orphaned.clone());
@@ -124,7 +124,7 @@ impl Metrics {
         self.undecided_plans.inc_by(figures.undecided_plans);
         self.drift.inc_by(figures.drifts);
         let gauges = [
-            (&self.kept, figures.kept_nodes),
+            (&self.reserved_nodes, figures.reserved_nodes),
             (&self.overcommitted, figures.overcommitted),
             (&self.misplaced, figures.misplaced),
             (&self.orphaned, figures.orphaned),

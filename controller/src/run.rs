@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use anyhow::Context;
 use kube::Client;
 use prometheus_client::registry::Registry;
-use tessera_allocator::Settings;
-use tessera_runtime::address::Address;
+use tessera_allocator::PlanSettings;
+use tessera_runtime::address::ListenAddress;
 use tessera_runtime::cluster::client;
 use tessera_runtime::log;
 use tessera_runtime::signals::stop_on_signal;
@@ -21,7 +21,7 @@ use crate::{server, watch};
 
 pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     let Args { kubeconfig, namespace, identity, leader_elect, log_format, .. } = args;
-    let (patience, Address(address)) = (args.patience_seconds, args.metrics_address);
+    let (delay, ListenAddress(address)) = (args.reservation_delay_seconds, args.metrics_address);
     log::start(log_format);
     let identity = identity.filter(|i| !i.is_empty()).unwrap_or_else(default_identity);
     let stop = stop_on_signal("stopping").context("cannot wait for signals")?;
@@ -37,7 +37,8 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
             }
         }
     });
-    let settings = Settings { patience: (patience > 0).then_some(patience), ..Settings::default() };
+    let settings =
+        PlanSettings { reservation_delay: (delay > 0).then_some(delay), ..PlanSettings::default() };
     let leadership = leader_elect
         .then(|| Leadership::start(connect(kubeconfig), namespace, identity.clone(), stop.clone()))
         .transpose()
@@ -60,7 +61,7 @@ async fn work(
     client: Client,
     mut leadership: Option<Leadership>,
     identity: &str,
-    settings: Settings,
+    settings: PlanSettings,
     metrics: Metrics,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {

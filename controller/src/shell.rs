@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
-use tessera_allocator::Settings;
+use tessera_allocator::PlanSettings;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -46,7 +46,7 @@ impl Shell {
     ///
     /// # Panics
     /// Outside of a tokio runtime.
-    pub fn new(client: Client, identity: &str, settings: Settings, metrics: Metrics) -> Self {
+    pub fn new(client: Client, identity: &str, settings: PlanSettings, metrics: Metrics) -> Self {
         let (executor, reports) = Executor::new(client, identity);
         Self {
             core: Core::new(settings),
@@ -134,10 +134,10 @@ impl Shell {
     /// Waits for the open writes, so that the Lease is not released before they have ended.
     /// Returns true if they have: a write without an answer is left to the next leader.
     async fn finish(mut self) -> bool {
-        let patience = Instant::now() + REQUEST_TIMEOUT;
+        let deadline = Instant::now() + REQUEST_TIMEOUT;
         self.core.stop();
         while self.core.has_open_writes() {
-            match tokio::time::timeout_at(patience, self.reports.recv()).await {
+            match tokio::time::timeout_at(deadline, self.reports.recv()).await {
                 Ok(Some(report)) => {
                     self.step(vec![report]);
                 }

@@ -11,7 +11,7 @@ use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use tessera_api::names::DRIVER_NAME;
-use tessera_runtime::cluster::patiently;
+use tessera_runtime::cluster::with_backoff;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -129,7 +129,7 @@ async fn follow<K>(
 {
     let mut known = Known::default();
     let pause = ResetTimerBackoff::new(Pause::default(), Pause::GOOD);
-    let events = patiently(watcher(api, config), pause);
+    let events = with_backoff(watcher(api, config), pause);
     let mut events =
         std::pin::pin!(events.modify(|object| object.managed_fields_mut().clear()).into_stream());
     while let Some(event) = events.next().await {

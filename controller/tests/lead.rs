@@ -12,7 +12,7 @@ use fake_api::objects::{claim, pod, released_lease};
 use k8s_openapi::jiff::Timestamp;
 use prometheus_client::registry::Registry;
 use serde_json::Value;
-use tessera_allocator::Settings;
+use tessera_allocator::PlanSettings;
 use tessera_controller::lead::{Leadership, lead};
 use tessera_controller::metrics::Metrics;
 use tessera_controller::shell::Shell;
@@ -57,7 +57,7 @@ async fn lease_is_renewed_and_writes_are_answered_during_a_plan() {
         Timestamp::UNIX_EPOCH
     };
     let metrics = Metrics::new(&mut Registry::default());
-    let shell = Shell::new(api.client(), "test", Settings::default(), metrics)
+    let shell = Shell::new(api.client(), "test", PlanSettings::default(), metrics)
         .with_clock(clock)
         .during(tenure);
     let leading =

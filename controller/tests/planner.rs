@@ -9,7 +9,7 @@ use fake_api::controller::{
 };
 use fake_api::objects::{bound, claim, class, node, pod, slice, unschedulable};
 use serde_json::{Value, json};
-use tessera_allocator::Settings;
+use tessera_allocator::PlanSettings;
 use tessera_controller::metrics::ReasonLabel;
 use tokio::time::{Duration, Instant};
 
@@ -654,7 +654,7 @@ async fn neighbor_is_allocated_while_expensive_pods_wait() {
     api.put("resourceclaims", claim("c", "19Gi"));
     api.put("pods", neighbor);
     let settings =
-        Settings { steps_per_pod: 20_000, steps_per_plan: 20_000, ..Settings::default() };
+        PlanSettings { steps_per_pod: 20_000, steps_per_plan: 20_000, ..PlanSettings::default() };
     let controller = Controller::start_with(&api, settings);
     api.until("an allocation", |api| allocation(api, "c")).await;
     let cut = controller.metrics.plans_cut.get();
@@ -679,8 +679,10 @@ async fn neighbor_is_allocated_while_bound_pods_are_expensive() {
         api.put("pods", placed);
     }
     // Each takes more than the steps for all of them, so that one is planned in a step.
-    let controller =
-        Controller::start_with(&api, Settings { steps_per_pod: 1_000_000, ..Settings::default() });
+    let controller = Controller::start_with(
+        &api,
+        PlanSettings { steps_per_pod: 1_000_000, ..PlanSettings::default() },
+    );
     api.put("resourceclaims", claim("c", "19Gi"));
     api.put("pods", pod("neighbor", &["c"]));
     api.until("an allocation", |api| allocation(api, "c")).await;
@@ -695,7 +697,7 @@ async fn neighbor_is_allocated_while_bound_pods_are_expensive() {
 async fn pod_that_is_not_decided_counts_as_pending_between_plans() {
     let api = cluster(2);
     let controller =
-        Controller::start_with(&api, Settings { steps_per_pod: 1, ..Settings::default() });
+        Controller::start_with(&api, PlanSettings { steps_per_pod: 1, ..PlanSettings::default() });
     api.put("resourceclaims", claim("c", "19Gi"));
     api.put("pods", pod("p", &["c"]));
     api.until("an event", |api| event(api, "p", "SearchBudgetExceeded")).await;

@@ -7,10 +7,10 @@ use tessera_api::{
     names::{GpuUuid, NodeName},
     slice::{DeviceOrder, MemoryRatio},
 };
-use tessera_runtime::{address::Address, log::LogFormat};
+use tessera_runtime::{address::ListenAddress, log::LogFormat};
 
 use crate::{
-    context_memory::ContextMemory, intercept::InterceptMode, mode::AllocationMode,
+    context_memory::ContextMemory, intercept::InterceptMode, mode::DriverMode,
     other_allocators::OtherAllocatorPolicy,
 };
 
@@ -115,7 +115,7 @@ pub struct DriverArgs {
     /// Allocator of the GPUs: managed (tessera-controller) or stock (kube-scheduler, without
     /// features that need the controller).
     #[arg(long, env = "TESSERA_MODE", default_value = "managed")]
-    pub mode: AllocationMode,
+    pub mode: DriverMode,
 
     /// Seconds for which a GPU is not allocated after the mode changes from stock to managed:
     /// kube-scheduler may write an earlier decision until its binding timeout.
@@ -134,7 +134,7 @@ pub struct DriverArgs {
 
     /// Address of /metrics and /healthz; empty disables both.
     #[arg(long, env = "TESSERA_METRICS_ADDRESS", default_value = "0.0.0.0:9400")]
-    pub metrics_address: Address,
+    pub metrics_address: ListenAddress,
 
     /// Format of log lines. RUST_LOG sets the log level.
     #[arg(long, env = "TESSERA_LOG_FORMAT", default_value = "text")]
@@ -168,11 +168,11 @@ impl DriverArgs {
     /// [`ArgsError`].
     pub fn check(&self) -> Result<(), ArgsError> {
         match self.mode {
-            AllocationMode::Stock if self.memory_percent.is_oversubscribed() => {
+            DriverMode::Stock if self.memory_percent.is_oversubscribed() => {
                 Err(ArgsError::OversubscribedStock(self.memory_percent))
             }
-            AllocationMode::Stock if self.mps => Err(ArgsError::MpsStock),
-            AllocationMode::Stock | AllocationMode::Managed => Ok(()),
+            DriverMode::Stock if self.mps => Err(ArgsError::MpsStock),
+            DriverMode::Stock | DriverMode::Managed => Ok(()),
         }
     }
 }
@@ -249,6 +249,6 @@ mod tests {
         let args =
             DriverArgs::try_parse_from(["driver", "--node-name", "n", "--metrics-address", ""])
                 .expect("flags");
-        assert_eq!(args.metrics_address, Address(None));
+        assert_eq!(args.metrics_address, ListenAddress(None));
     }
 }

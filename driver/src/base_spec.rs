@@ -20,8 +20,8 @@ use std::{
 pub use driver_root::{DriverFile, DriverFiles, DriverRoot};
 use tessera_api::names::{CDI_DRIVER_KIND, GpuUuid};
 use tessera_cdi::{
-    CdiDevice, ContainerEdits, DeviceNode, Kind, Mount, Spec, SpecFile, SpecStore, StoreError,
-    Written,
+    CdiDevice, CdiKind, ContainerEdits, DeviceNode, Mount, Spec, SpecFile, SpecStore,
+    SpecWriteOutcome, StoreError,
 };
 
 use crate::intercept::ProxiedLibrary;
@@ -54,7 +54,7 @@ impl BaseSpec {
     /// Returns the base spec in `store`, with the driver files under `root`.
     #[must_use]
     pub fn new(store: SpecStore, root: DriverRoot) -> Self {
-        let file = SpecFile::only(kind());
+        let file = SpecFile::for_kind(kind());
         Self {
             store,
             file,
@@ -86,7 +86,7 @@ impl BaseSpec {
         &self,
         gpus: &[BaseDevice],
         keep: &BTreeSet<GpuUuid>,
-    ) -> Result<Written, StoreError> {
+    ) -> Result<SpecWriteOutcome, StoreError> {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         let files = self.root.files();
         let mut devices: BTreeMap<String, CdiDevice> =
@@ -101,7 +101,7 @@ impl BaseSpec {
             // A spec without devices is invalid, and no claim refers to it.
             *current = None;
             self.store.remove(&self.file)?;
-            return Ok(Written::Changed);
+            return Ok(SpecWriteOutcome::Changed);
         }
         let mut common = common_edits(&files);
         if self.has_real_libraries.load(Ordering::Relaxed) {
@@ -133,7 +133,7 @@ impl BaseSpec {
 }
 
 /// Returns the kind of the base spec.
-fn kind() -> Kind {
+fn kind() -> CdiKind {
     CDI_DRIVER_KIND.parse().expect("invariant: the kind is a constant")
 }
 
@@ -143,7 +143,7 @@ fn device(gpu: &BaseDevice, files: &DriverFiles) -> CdiDevice {
     let container_edits = ContainerEdits {
         env: vec![NO_LEGACY_DEVICES.to_owned()],
         device_nodes: node
-            .map(|node| DeviceNode::of_host(&node.container_path, &node.host_path))
+            .map(|node| DeviceNode::from_host(&node.container_path, &node.host_path))
             .into_iter()
             .collect(),
         ..ContainerEdits::default()
@@ -171,7 +171,7 @@ fn common_edits(files: &DriverFiles) -> ContainerEdits {
         files.device_nodes.iter().filter(|node| CONTROL_NODES.contains(&node.name.as_str()));
     ContainerEdits {
         device_nodes: control
-            .map(|node| DeviceNode::of_host(&node.container_path, &node.host_path))
+            .map(|node| DeviceNode::from_host(&node.container_path, &node.host_path))
             .collect(),
         mounts: files
             .mounts

@@ -23,7 +23,7 @@ use crate::{
     inventory::InventoryWatcherHandle,
     kubelet::{server::KubeletServers, socket::SocketPaths},
     metrics::DriverMetrics,
-    mode::AllocationMode,
+    mode::DriverMode,
     other_allocators::OtherAllocatorPolicy,
     prepare::DetachedClaims,
     state::{journal::JournalStore, mounts::Mounts},
@@ -60,7 +60,7 @@ pub struct DriverSettings {
     /// The order of GPUs in slices.
     pub device_order: DeviceOrder,
     /// The allocator of the GPUs.
-    pub mode: AllocationMode,
+    pub mode: DriverMode,
     /// Time between the end of stock mode and the first allocation by the controller.
     pub stock_drain: Duration,
     /// The policy for GPUs that another allocator publishes.

@@ -24,7 +24,8 @@ use tessera_api::{
     names::{GpuUuid, PoolName},
 };
 use tessera_gpu::{
-    GpuLibrary, HealthEvent, HealthEventKind, HealthWatch, LibraryError, RecoveryAction, Verdict,
+    GpuLibrary, HealthEvent, HealthEventKind, HealthImpact, HealthWatch, LibraryError,
+    RecoveryAction,
 };
 use tessera_runtime::{error_chain::chain, supervisor::Supervisor};
 use tokio::sync::watch;
@@ -289,7 +290,7 @@ impl InventoryWatcher {
             is_due |= match event.kind {
                 // The next inventory shows whether a GPU is there, and its recovery action.
                 HealthEventKind::Lost | HealthEventKind::Back => true,
-                kind if kind.verdict() == Some(Verdict::RecoveryAction) => true,
+                kind if kind.verdict() == Some(HealthImpact::RecoveryAction) => true,
                 _ => self.verdicts.remember(event, Instant::now()),
             };
         }

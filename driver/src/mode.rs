@@ -5,7 +5,7 @@ use tessera_api::slice::Fence;
 
 /// The allocator of the GPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum AllocationMode {
+pub enum DriverMode {
     /// tessera-controller: every device has the managed taint.
     #[default]
     Managed,
@@ -13,7 +13,7 @@ pub enum AllocationMode {
     Stock,
 }
 
-impl AllocationMode {
+impl DriverMode {
     /// Returns the taint policy of devices.
     #[must_use]
     pub const fn fence(self) -> Fence {

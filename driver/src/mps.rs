@@ -17,7 +17,8 @@ use std::{collections::BTreeSet, io};
 
 use tessera_api::names::GpuUuid;
 use tessera_mps_protocol::{
-    MpsPaths, State, Status, status::StatusError, supervisor_is_running, supervisor_pid, want,
+    MpsDaemonState, MpsDaemonStatus, MpsPaths, set_wanted_gpus, status::MpsDaemonStatusError,
+    supervisor_is_running, supervisor_pid,
 };
 
 use crate::state::{StatePaths, journal::ClaimRecord};
@@ -48,7 +49,7 @@ pub enum MpsError {
     Io(#[from] io::Error),
     /// The status file could not be read.
     #[error("cannot read MPS daemon status")]
-    Status(#[from] StatusError),
+    Status(#[from] MpsDaemonStatusError),
 }
 
 impl MpsError {
@@ -86,7 +87,7 @@ impl Mps {
         if gpus.is_empty() && !self.paths.wanted().exists() {
             Ok(())
         } else {
-            Ok(want(&self.paths, gpus)?)
+            Ok(set_wanted_gpus(&self.paths, gpus)?)
         }
     }
 
@@ -106,10 +107,12 @@ impl Mps {
         if !supervisor_is_running(&self.paths)? {
             return Err(MpsError::NoSupervisor);
         }
-        let why = match Status::read(&self.paths, gpu)? {
-            Some(Status { state: State::Ready, .. }) => return Ok(()),
-            Some(Status { state: State::Starting, .. }) => "it is starting".to_owned(),
-            Some(Status { message, .. }) => message,
+        let why = match MpsDaemonStatus::read(&self.paths, gpu)? {
+            Some(MpsDaemonStatus { state: MpsDaemonState::Ready, .. }) => return Ok(()),
+            Some(MpsDaemonStatus { state: MpsDaemonState::Starting, .. }) => {
+                "it is starting".to_owned()
+            }
+            Some(MpsDaemonStatus { message, .. }) => message,
             None => "tessera-mps has not started it yet".to_owned(),
         };
         Err(MpsError::NotReady { gpu: gpu.clone(), why })
@@ -117,8 +120,8 @@ impl Mps {
 
     /// Returns the status of the daemon of a GPU, or `None` if there is no readable status.
     #[must_use]
-    pub fn status(&self, gpu: &GpuUuid) -> Option<Status> {
-        Status::read(&self.paths, gpu).ok().flatten()
+    pub fn status(&self, gpu: &GpuUuid) -> Option<MpsDaemonStatus> {
+        MpsDaemonStatus::read(&self.paths, gpu).ok().flatten()
     }
 
     /// Returns the PID of tessera-mps, or `None` if it is not running.

@@ -23,7 +23,7 @@ use kube::{
     runtime::watcher::{self, DefaultBackoff, watcher},
 };
 use tessera_api::names::{DRIVER_NAME, NodeName};
-use tessera_runtime::cluster::patiently;
+use tessera_runtime::cluster::with_backoff;
 use tessera_runtime::{error_chain::chain, supervisor::Supervisor};
 use tokio::sync::watch;
 
@@ -65,10 +65,10 @@ pub fn watch(
     let (sender, known) = watch::channel(None);
     let nodes = watcher::Config::default().fields(&format!("metadata.name={node}"));
     let nodes =
-        patiently(watcher(Api::<Node>::all(client.clone()), nodes), DefaultBackoff::default());
+        with_backoff(watcher(Api::<Node>::all(client.clone()), nodes), DefaultBackoff::default());
     let slices = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
     let slices =
-        patiently(watcher(Api::<ResourceSlice>::all(client), slices), DefaultBackoff::default());
+        with_backoff(watcher(Api::<ResourceSlice>::all(client), slices), DefaultBackoff::default());
     tasks.spawn(TASK, async move {
         tokio::select! {
             () = stop.cancelled() => {}

@@ -46,7 +46,7 @@ use crate::{
     inventory::HardwareState,
     kubelet::plugin::{ClaimHandler, ClaimRef, PreparedDevice},
     metrics::{DriverMetrics, Operation},
-    mode::AllocationMode,
+    mode::DriverMode,
     state::attempts::Attempt,
 };
 
@@ -67,7 +67,7 @@ pub struct Preparer {
     source: ClaimSource,
     events: EventRecorder,
     metrics: Arc<DriverMetrics>,
-    mode: AllocationMode,
+    mode: DriverMode,
 }
 
 /// A claim reference from the kubelet, validated.
@@ -101,12 +101,12 @@ impl Preparer {
         events: EventRecorder,
         metrics: Arc<DriverMetrics>,
     ) -> Self {
-        Self { node, pool, hardware, source, events, metrics, mode: AllocationMode::Managed }
+        Self { node, pool, hardware, source, events, metrics, mode: DriverMode::Managed }
     }
 
     /// Sets the allocation mode.
     #[must_use]
-    pub fn in_mode(self, mode: AllocationMode) -> Self {
+    pub fn in_mode(self, mode: DriverMode) -> Self {
         Self { mode, ..self }
     }
 
@@ -190,7 +190,7 @@ impl Preparer {
             &self.pool,
         )?;
         // A claim that is prepared already stays as it is.
-        if self.mode == AllocationMode::Stock
+        if self.mode == DriverMode::Stock
             && !self.node.journal.watch().borrow().claims.contains_key(&claim.uid)
         {
             claim::check_without_controller(from_api)?;

@@ -32,7 +32,7 @@ use tessera_api::{
     names::{DRIVER_NAME, DeviceName, GpuUuid, NodeName, ORPHANED_TAINT_KEY},
     slice::same_content,
 };
-use tessera_runtime::cluster::patiently;
+use tessera_runtime::cluster::with_backoff;
 use tessera_runtime::error_chain::chain;
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
@@ -45,7 +45,7 @@ use crate::{
     audit::{AuditFindings, OrphanedGpus},
     inventory::HardwareState,
     metrics::{DriverMetrics, SliceWrite},
-    mode::AllocationMode,
+    mode::DriverMode,
     slices::SliceSource,
     state::journal::Journal,
 };
@@ -147,15 +147,14 @@ impl Publisher {
     /// allocators, before the controller may allocate it.
     #[must_use]
     pub fn draining(mut self, stock: Duration) -> Self {
-        self.drain =
-            (self.source.mode() == AllocationMode::Managed).then(|| StockDrain::new(stock));
+        self.drain = (self.source.mode() == DriverMode::Managed).then(|| StockDrain::new(stock));
         self
     }
 
     /// Publishes until `stop`. The slices stay: a restart of the driver changes nothing.
     pub async fn run(mut self, stop: CancellationToken) {
         let fields = format!("spec.driver={DRIVER_NAME},spec.nodeName={}", self.source.node());
-        let events = patiently(
+        let events = with_backoff(
             watcher(self.slices.clone(), watcher::Config::default().fields(&fields)),
             DefaultBackoff::default(),
         );

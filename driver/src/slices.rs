@@ -10,7 +10,7 @@ use tessera_api::{
 };
 
 use crate::{
-    audit::OrphanedGpus, inventory::HardwareState, mode::AllocationMode, state::journal::Journal,
+    audit::OrphanedGpus, inventory::HardwareState, mode::DriverMode, state::journal::Journal,
 };
 
 /// Builder of the slices of one node.
@@ -18,7 +18,7 @@ use crate::{
 pub struct SliceSource {
     node: NodeName,
     order: DeviceOrder,
-    mode: AllocationMode,
+    mode: DriverMode,
     memory_ratio: MemoryRatio,
     mps: bool,
 }
@@ -27,7 +27,7 @@ impl SliceSource {
     /// Returns a builder for `node`, with devices in this order and tainted for this mode. All
     /// memory is published, and no sharing by MPS.
     #[must_use]
-    pub fn new(node: NodeName, order: DeviceOrder, mode: AllocationMode) -> Self {
+    pub fn new(node: NodeName, order: DeviceOrder, mode: DriverMode) -> Self {
         Self { node, order, mode, memory_ratio: MemoryRatio::WHOLE, mps: false }
     }
 
@@ -45,7 +45,7 @@ impl SliceSource {
 
     /// Returns the allocation mode.
     #[must_use]
-    pub fn mode(&self) -> AllocationMode {
+    pub fn mode(&self) -> DriverMode {
         self.mode
     }
 

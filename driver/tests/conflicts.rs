@@ -26,7 +26,7 @@ use tessera_driver::{
     audit::{AuditFindings, OrphanedGpus},
     inventory::HardwareState,
     metrics::DriverMetrics,
-    mode::AllocationMode,
+    mode::DriverMode,
     publisher::Publisher,
     slices::SliceSource,
 };
@@ -46,7 +46,7 @@ const STORM: Duration = Duration::from_secs(60);
 const MOST_WRITES: usize = 30;
 
 /// A little more than the longest pause.
-const PATIENCE: Duration = Duration::from_secs(31);
+const RECOVERY_BOUND: Duration = Duration::from_secs(31);
 
 /// A disturbance of the driver.
 #[derive(Clone, Copy, Debug)]
@@ -103,7 +103,7 @@ impl TestBed {
         let source = SliceSource::new(
             "node-a".parse().expect("a name"),
             DeviceOrder::Index,
-            AllocationMode::Managed,
+            DriverMode::Managed,
         );
         let (hardware, of_hardware) = watch::channel(Arc::default());
         let (_, journal) = watch::channel(Arc::default());
@@ -237,7 +237,7 @@ async fn survives(storm: Storm) {
     stormy.store(false, Ordering::Relaxed);
     let calm = Instant::now();
     site.wait_until_current().await;
-    assert!(calm.elapsed() <= PATIENCE, "{:?} after the storm", calm.elapsed());
+    assert!(calm.elapsed() <= RECOVERY_BOUND, "{:?} after the storm", calm.elapsed());
     read_along(events);
 }
 

@@ -29,7 +29,7 @@ struct FakeMps {
 impl FakeMps {
     fn start(node: &Node) -> Self {
         let paths = mps_paths(node);
-        let lock = SupervisorLock::take(&paths).expect("a lock").expect("the lock is free");
+        let lock = SupervisorLock::acquire(&paths).expect("a lock").expect("the lock is free");
         Self { paths, _lock: lock }
     }
 
@@ -250,8 +250,8 @@ async fn start_restores_daemon_requests_from_journal() {
         })
         .await;
     driver.stop().await;
-    fs::remove_file(mps.paths.wanted_of(&uuid(0))).expect("there");
-    fs::write(mps.paths.wanted_of(&uuid(2)), "").expect("written");
+    fs::remove_file(mps.paths.wanted_file(&uuid(0))).expect("there");
+    fs::write(mps.paths.wanted_file(&uuid(2)), "").expect("written");
 
     // Its Prepare continues beside the next driver, as in the old instance of an update.
     tokio::time::resume();

@@ -9,7 +9,7 @@ use fakes::{
     node::{Node, asked, configured},
 };
 use serde_json::{Value, json};
-use tessera_driver::{driver::DriverSettings, mode::AllocationMode};
+use tessera_driver::{driver::DriverSettings, mode::DriverMode};
 
 fn taints(node: &Node) -> Vec<Vec<String>> {
     let slices = node.api.slices();
@@ -41,7 +41,7 @@ async fn sees_slices(node: &Node) {
     node.api.wait_for("the restored slice", |api| is_right(&api.slices()[0]).then_some(())).await;
 }
 
-async fn start(node: &Node, mode: AllocationMode) -> tessera_driver::driver::Driver {
+async fn start(node: &Node, mode: DriverMode) -> tessera_driver::driver::Driver {
     let settings = DriverSettings { mode, ..node.settings() };
     node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts")
 }
@@ -49,18 +49,18 @@ async fn start(node: &Node, mode: AllocationMode) -> tessera_driver::driver::Dri
 #[tokio::test]
 async fn change_from_stock_to_managed_waits_for_the_drain() {
     let node = Node::with_gpus(2);
-    let driver = start(&node, AllocationMode::Stock).await;
+    let driver = start(&node, DriverMode::Stock).await;
     taints_are(&node, &[]).await;
     driver.stop().await;
 
-    let driver = start(&node, AllocationMode::Managed).await;
+    let driver = start(&node, DriverMode::Managed).await;
     taints_are(&node, &["managed", "leaving-stock"]).await;
     node.api.wipe_slices();
     taints_are(&node, &["managed", "leaving-stock"]).await;
     driver.stop().await;
 
     // A restart restarts the wait.
-    let _driver = start(&node, AllocationMode::Managed).await;
+    let _driver = start(&node, DriverMode::Managed).await;
     sees_slices(&node).await;
     tokio::time::pause();
     // Real time has passed before the clock was paused.
@@ -73,24 +73,24 @@ async fn change_from_stock_to_managed_waits_for_the_drain() {
 #[tokio::test]
 async fn change_from_managed_to_stock_does_not_wait() {
     let node = Node::with_gpus(1);
-    let driver = start(&node, AllocationMode::Managed).await;
+    let driver = start(&node, DriverMode::Managed).await;
     taints_are(&node, &["managed"]).await;
     driver.stop().await;
-    let _driver = start(&node, AllocationMode::Stock).await;
+    let _driver = start(&node, DriverMode::Stock).await;
     taints_are(&node, &[]).await;
 }
 
 #[tokio::test]
 async fn refuses_controller_features_with_field_and_advice() {
     let node = Node::with_gpus(1);
-    let driver = start(&node, AllocationMode::Managed).await;
+    let driver = start(&node, DriverMode::Managed).await;
     taints_are(&node, &["managed"]).await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
     node.api.put_claim(configured("before", &[(0, 1, 0)], &json!({"memory": {"percent": 10}})));
     let before = kubelet.prepare(asked("before")).await.expect("allocated by the controller");
     driver.stop().await;
 
-    let _driver = start(&node, AllocationMode::Stock).await;
+    let _driver = start(&node, DriverMode::Stock).await;
     taints_are(&node, &[]).await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
     assert_eq!(kubelet.prepare(asked("before")).await.expect("unchanged"), before);
@@ -122,7 +122,7 @@ async fn burst_of_claims_causes_few_slice_writes() {
     let node = Node::with_gpus(4);
     let order = tessera_api::slice::DeviceOrder::FreeFirst;
     let settings =
-        DriverSettings { mode: AllocationMode::Stock, device_order: order, ..node.settings() };
+        DriverSettings { mode: DriverMode::Stock, device_order: order, ..node.settings() };
     let driver = node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
     taints_are(&node, &[]).await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;

@@ -354,7 +354,7 @@ async fn processes_of_mps_pod_are_not_audited() {
     const MPS_POD: &str = "2e1d3c4f-0b52-4d4c-9f66-1e7a3c2b5d88";
     let node = Node::with_gpus(1);
     let driver = with_share(&node).await;
-    let _lock = SupervisorLock::take(&MpsPaths::new(node.paths().root()))
+    let _lock = SupervisorLock::acquire(&MpsPaths::new(node.paths().root()))
         .expect("a lock")
         .expect("the lock is free");
     let of_mps = format!("/kubepods/besteffort/pod{MPS_POD}/77aa");

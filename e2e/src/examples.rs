@@ -13,7 +13,7 @@ use crate::runner::Runner;
 use crate::scenario::ScenarioFile;
 
 /// Seconds until an event is there.
-const PATIENCE: u64 = 300;
+const READY_SECONDS: u64 = 300;
 
 fn directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples")
@@ -93,7 +93,7 @@ fn file_steps(objects: &[Value]) -> anyhow::Result<Vec<Value>> {
     let mut steps = vec![json!({"apply": {"objects": applied}})];
     if template.to_string().contains(r#""sharing":"MPS""#) {
         // No GPU of the test clusters is shared by MPS unless `trial/mps` runs: the pod is told so.
-        let event = json!({"on": format!("Pod/{name}"), "says": ["MPS"], "within": PATIENCE});
+        let event = json!({"on": format!("Pod/{name}"), "says": ["MPS"], "within": READY_SECONDS});
         steps.push(json!({ "event": event }));
         steps.push(json!({ "unallocated": [of] }));
     } else {

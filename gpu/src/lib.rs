@@ -25,4 +25,4 @@ pub use library::{
 };
 pub use nvml::{NvmlLibrary, NvmlOptions};
 pub use recovery::RecoveryAction;
-pub use xid::{Verdict, Xid};
+pub use xid::{HealthImpact, Xid};

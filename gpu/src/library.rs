@@ -7,7 +7,7 @@ use tessera_api::gpu::{Health, Inventory};
 use tessera_api::names::GpuUuid;
 
 use crate::recovery::RecoveryAction;
-use crate::xid::{Verdict, Xid};
+use crate::xid::{HealthImpact, Xid};
 
 /// Access to a node's GPUs. All calls block. They take microseconds to milliseconds, except
 /// [`HealthWatch::wait`], and may be made from any thread.
@@ -96,17 +96,17 @@ impl HealthEventKind {
 
     /// Returns the effect on the GPU's health, or `None` for [`HealthEventKind::Back`], which only
     /// reverts a loss.
-    pub fn verdict(self) -> Option<Verdict> {
+    pub fn verdict(self) -> Option<HealthImpact> {
         match self {
-            Self::Lost | Self::DoubleBitEcc => Some(Verdict::Unhealthy),
-            Self::Xid(xid) => Some(xid.verdict()),
+            Self::Lost | Self::DoubleBitEcc => Some(HealthImpact::Unhealthy),
+            Self::Xid(xid) => Some(xid.health_impact()),
             Self::Back => None,
         }
     }
 
     /// Returns the GPU's new health, or `None` if the event does not change it.
     pub fn health(self) -> Option<Health> {
-        if self.verdict() != Some(Verdict::Unhealthy) {
+        if self.verdict() != Some(HealthImpact::Unhealthy) {
             return None;
         }
         let (code, message) = match self {

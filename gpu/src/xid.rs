@@ -14,7 +14,7 @@ pub struct Xid(pub u64);
 
 /// Effect of an XID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum HealthImpact {
     /// The application that caused the XID is terminated; the GPU is healthy.
     Application,
     /// The GPU continues to work and should be inspected at a convenient time.
@@ -120,15 +120,15 @@ const SETS_RECOVERY_ACTION: &[RangeInclusive<u64>] = &[
 impl Xid {
     /// Returns the effect on the GPU's health. An unlisted XID is unhealthy, because new ones are
     /// added for new failures.
-    pub fn verdict(self) -> Verdict {
+    pub fn health_impact(self) -> HealthImpact {
         if self.0 == RECOVERY_ACTION_CHANGED {
-            Verdict::RecoveryAction
+            HealthImpact::RecoveryAction
         } else if self.description_in(APPLICATION).is_some() {
-            Verdict::Application
+            HealthImpact::Application
         } else if self.description_in(NOTICE).is_some() {
-            Verdict::Notice
+            HealthImpact::Notice
         } else {
-            Verdict::Unhealthy
+            HealthImpact::Unhealthy
         }
     }
 
@@ -158,14 +158,14 @@ mod tests {
     #[test]
     fn application_errors_keep_gpu_healthy() {
         for code in [8, 13, 31, 43, 45, 68, 69, 94, 101, 109] {
-            assert_eq!(Xid(code).verdict(), Verdict::Application, "{code}");
+            assert_eq!(Xid(code).health_impact(), HealthImpact::Application, "{code}");
         }
     }
 
     #[test]
     fn hardware_errors_and_unknown_xids_are_unhealthy() {
         for code in [48, 64, 74, 79, 95, 119, 120, 140, 9999] {
-            assert_eq!(Xid(code).verdict(), Verdict::Unhealthy, "{code}");
+            assert_eq!(Xid(code).health_impact(), HealthImpact::Unhealthy, "{code}");
         }
         assert_eq!(Xid(79).description(), "GPU has fallen off the bus");
         assert_eq!(Xid(9999).description(), "see NVIDIA's XID catalogue");
@@ -174,13 +174,13 @@ mod tests {
     #[test]
     fn repaired_gpu_is_noticed_and_stays_healthy() {
         for code in [37, 63, 92, 121] {
-            assert_eq!(Xid(code).verdict(), Verdict::Notice, "{code}");
+            assert_eq!(Xid(code).health_impact(), HealthImpact::Notice, "{code}");
         }
     }
 
     #[test]
     fn xid_154_refers_to_recovery_action() {
-        assert_eq!(Xid(154).verdict(), Verdict::RecoveryAction);
+        assert_eq!(Xid(154).health_impact(), HealthImpact::RecoveryAction);
         assert!(Xid(48).sets_recovery_action() && Xid(145).sets_recovery_action());
         assert!(!Xid(119).sets_recovery_action() && !Xid(9999).sets_recovery_action());
     }

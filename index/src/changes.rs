@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use tessera_allocator::Planner;
 use tessera_allocator::model::{
-    DeviceClass, DeviceId, DeviceUse, Node, PoolId, PoolTopology, Slice,
+    DeviceClass, DeviceId, DeviceUsage, Node, PoolId, PoolTopology, Slice,
 };
 use tessera_api::names::{DeviceClassName, NodeName};
 
@@ -28,7 +28,7 @@ pub struct ClusterChanges {
     classes: Vec<(DeviceClassName, Option<Arc<DeviceClass>>)>,
     slices: Vec<(String, Option<Arc<Slice>>)>,
     topologies: Vec<(PoolId, Option<Arc<PoolTopology>>)>,
-    usage: Vec<(DeviceId, Option<DeviceUse>)>,
+    usage: Vec<(DeviceId, Option<DeviceUsage>)>,
     nodes: Vec<(NodeName, Option<Arc<Node>>)>,
 }
 
@@ -51,7 +51,7 @@ impl ClusterChanges {
             planner.set_topology(&pool, topology.as_ref());
         }
         for (device, used) in self.usage {
-            planner.set_use(&device, used.as_ref());
+            planner.set_device_use(&device, used.as_ref());
         }
         for (name, node) in self.nodes {
             match node {
@@ -80,7 +80,7 @@ impl Index {
         };
         let used = std::mem::take(&mut self.sums.unplanned);
         let usage = used.into_iter().map(|device| {
-            let used = self.sums.usage.of(&device).cloned();
+            let used = self.sums.usage.get(&device).cloned();
             (device, used)
         });
         ClusterChanges {

@@ -204,7 +204,7 @@ impl Index {
     pub fn apply_node(&mut self, object: &ApiNode) -> Result<bool, ConvertError> {
         let node = convert::node(object)?;
         let entry = self.nodes.entry(node.name.clone()).or_default();
-        let node = Node { used: entry.used.clone(), held: entry.held.clone(), ..node };
+        let node = Node { used: entry.used.clone(), releasable: entry.held.clone(), ..node };
         let is_news = entry.node.as_deref() != Some(&node);
         if is_news {
             self.changed.nodes.insert(node.name.clone());
@@ -575,7 +575,7 @@ impl Index {
         if let Some(node) = &mut entry.node {
             let node = Arc::make_mut(node);
             node.used.clone_from(&entry.used);
-            node.held.clone_from(&entry.held);
+            node.releasable.clone_from(&entry.held);
         } else if entry.used.is_empty() {
             self.nodes.remove(node);
         }

@@ -40,5 +40,5 @@ pub use index::Index;
 pub use overcommit::{Audit, Overcommitted};
 pub use repair::{Misplaced, RepairAction, RepairBlocker};
 pub use scope::Scope;
-pub use standing::{ClaimStanding, ClaimState, Stage};
-pub use work::{Blocked, Obstacle, Waiting, Work};
+pub use standing::{ClaimStanding, ClaimState, PodStage};
+pub use work::{Blocked, PlanningBlocker, Waiting, Work};

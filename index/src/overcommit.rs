@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use tessera_allocator::model::{Device, DeviceId, DeviceUse, PodUid, Usage};
+use tessera_allocator::model::{Device, DeviceId, DeviceUsage, PodUid, Usage};
 use tessera_api::names::ClaimUid;
 
 use crate::claims::{ClaimEntry, Holders, add_holder};
@@ -53,7 +53,7 @@ impl Index {
     pub fn overcommitted(&mut self) -> Vec<Overcommitted> {
         self.check_claims();
         for device in std::mem::take(&mut self.sums.touched) {
-            if self.is_exceeded(&device, self.sums.usage.of(&device)) {
+            if self.is_exceeded(&device, self.sums.usage.get(&device)) {
                 let releasable = self.releasable(&device);
                 self.exceeded.insert(device, releasable);
             } else {
@@ -67,7 +67,7 @@ impl Index {
         self.exceeded.iter().map(found).collect()
     }
 
-    fn is_exceeded(&self, id: &DeviceId, used: Option<&DeviceUse>) -> bool {
+    fn is_exceeded(&self, id: &DeviceId, used: Option<&DeviceUsage>) -> bool {
         used.zip(self.published_device(id)).is_some_and(|(used, device)| used.exceeds(device))
     }
 
@@ -90,13 +90,13 @@ impl Index {
         let mut free: Vec<&ClaimEntry> =
             self.holders_of(device).filter(|entry| self.is_releasable(entry)).collect();
         free.sort_by_key(|entry| std::cmp::Reverse((entry.allocated_at(), entry.version)));
-        let Some(mut used) = self.sums.usage.of(device).cloned() else { return Vec::new() };
+        let Some(mut used) = self.sums.usage.get(device).cloned() else { return Vec::new() };
         let mut releasable = Vec::new();
         for entry in free {
             if !self.is_exceeded(device, Some(&used)) {
                 break;
             }
-            used = used.without(device, entry.counted());
+            used = used.minus(device, entry.counted());
             releasable.push(entry.claim.uid.clone());
         }
         releasable

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
-use tessera_allocator::model::{PendingPod, PodClaim, PodUid, Scheduling};
+use tessera_allocator::model::{PendingPod, PodClaim, PodUid, SchedulingConstraints};
 use tessera_api::names::{ClaimName, ClaimUid, Namespace, NodeName, PodName};
 use tessera_api::quantity::Quantity;
 
@@ -28,7 +28,7 @@ pub(crate) struct PodEntry {
     pub(crate) nominated: Option<NodeName>,
     /// Its claims in pod order.
     pub(crate) claims: Vec<ClaimRef>,
-    pub(crate) scheduling: Arc<Scheduling>,
+    pub(crate) scheduling: Arc<SchedulingConstraints>,
     /// A container of it has run, so its devices may be in use. Containers that the kubelet has
     /// not reported yet are not seen.
     pub(crate) started: bool,
@@ -81,9 +81,10 @@ impl PodEntry {
             scheduling: Arc::new(match spec.node_name {
                 None => convert::scheduling(spec),
                 // Of bound pods only the requests are needed.
-                Some(_) => {
-                    Scheduling { requests: convert::pod_requests(spec), ..Scheduling::default() }
-                }
+                Some(_) => SchedulingConstraints {
+                    requests: convert::pod_requests(spec),
+                    ..SchedulingConstraints::default()
+                },
             }),
             started: status.is_some_and(|s| phase == Some("Running") || has_started(s)),
             unschedulable: status.and_then(unschedulable).filter(|_| spec.node_name.is_none()),
@@ -104,8 +105,8 @@ impl PodEntry {
             created: self.created,
             claims,
             scheduling: Arc::clone(&self.scheduling),
-            nominated: self.nominated.clone(),
-            excluded: BTreeSet::new(),
+            nominated_node: self.nominated.clone(),
+            excluded_nodes: BTreeSet::new(),
         }
     }
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaimConsumerReference};
-use tessera_allocator::model::{NodeSelector, PendingPod, PodClaim, PodUid, Scheduling};
+use tessera_allocator::model::{NodeSelector, PendingPod, PodClaim, PodUid, SchedulingConstraints};
 use tessera_api::names::{ClaimUid, DRIVER_NAME, NodeName};
 
 use crate::claims::ClaimEntry;
@@ -35,13 +35,13 @@ pub struct Misplaced {
 pub enum RepairAction {
     /// No pod can be using it where it is. An allocation cannot be changed, so it is cleared, with
     /// its reservations.
-    TakeBack,
+    Deallocate,
     /// The containers of the pod may be using the previous allocation, so that is written again.
     Restore(Box<AllocationResult>),
     /// The claim is planned on the node of the pod only.
     Plan,
     /// No repair is possible.
-    None(RepairBlocker),
+    Blocked(RepairBlocker),
 }
 
 /// The cause that prevents a repair.
@@ -105,15 +105,15 @@ impl Index {
         if self.first_user(entry) != Some(&pod.uid)
             || allocated.is_some_and(|there| !self.is_unused(entry, there))
         {
-            return RepairAction::None(RepairBlocker::InUse);
+            return RepairAction::Blocked(RepairBlocker::InUse);
         }
         let before = entry.lost_allocation().filter(|(known, _)| {
             is_ours(known)
                 && known.nodes.as_ref().and_then(NodeSelector::single_node) == Some(node.as_str())
         });
         match (before, allocated) {
-            (None, _) if pod.started => RepairAction::None(RepairBlocker::Started),
-            (_, Some(_)) => RepairAction::TakeBack,
+            (None, _) if pod.started => RepairAction::Blocked(RepairBlocker::Started),
+            (_, Some(_)) => RepairAction::Deallocate,
             (Some((_, object)), None) => RepairAction::Restore(Box::new(object.clone())),
             (None, None) => RepairAction::Plan,
         }
@@ -158,7 +158,10 @@ impl Index {
             }
         }
         // Its requests are counted on its node already.
-        Some(PendingPod { scheduling: Arc::new(Scheduling::default()), ..pod.pending(claims) })
+        Some(PendingPod {
+            scheduling: Arc::new(SchedulingConstraints::default()),
+            ..pod.pending(claims)
+        })
     }
 
     /// Returns claims that were deleted although a bound pod uses them, each with such a pod and

@@ -4,8 +4,8 @@
 //! requests. It has to be known before anything is allocated, because a claim is allocated as a
 //! whole, and no allocator can allocate devices of several drivers.
 
-use tessera_allocator::model::{Alternative, Claim, DeviceClass, Selector};
-use tessera_allocator::selector::Drivers;
+use tessera_allocator::model::{Alternative, Claim, DeviceClass, DeviceSelector};
+use tessera_allocator::selector::MatchableDrivers;
 use tessera_api::names::DeviceClassName;
 
 /// The drivers whose devices a claim requests.
@@ -40,14 +40,14 @@ fn of_alternative(request: &Alternative, class: Option<&DeviceClass>) -> Scope {
         return Scope::Any;
     }
     let of_class = drivers(class.map_or(&[], |class| &class.selectors));
-    if !of_class.ours {
+    if !of_class.tessera {
         return Scope::Foreign;
     }
-    if !of_class.others {
+    if !of_class.other {
         return Scope::Ours;
     }
     let of_request = drivers(&request.selectors);
-    if !of_request.ours {
+    if !of_request.tessera {
         Scope::Foreign
     } else if of_class.unnamed && of_request.unnamed {
         Scope::Any
@@ -57,14 +57,14 @@ fn of_alternative(request: &Alternative, class: Option<&DeviceClass>) -> Scope {
 }
 
 /// Returns the drivers whose devices all of the selectors together may select.
-fn drivers(selectors: &[Selector]) -> Drivers {
-    let any = Drivers { ours: true, unnamed: true, others: true };
+fn drivers(selectors: &[DeviceSelector]) -> MatchableDrivers {
+    let any = MatchableDrivers { tessera: true, unnamed: true, other: true };
     selectors.iter().filter_map(|selector| selector.compiled().ok()).fold(any, |all, compiled| {
         let drivers = compiled.drivers();
-        Drivers {
-            ours: all.ours && drivers.ours,
+        MatchableDrivers {
+            tessera: all.tessera && drivers.tessera,
             unnamed: all.unnamed && drivers.unnamed,
-            others: all.others && drivers.others,
+            other: all.other && drivers.other,
         }
     })
 }

@@ -13,7 +13,7 @@ use crate::work::{Blocked, is_owned_by};
 
 /// The stage of a pod on the way to its devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Stage {
+pub enum PodStage {
     /// Succeeded or failed.
     Ended,
     /// Being deleted.
@@ -49,7 +49,7 @@ pub enum ClaimState {
     /// It is being deleted.
     Deleting,
     /// A claim of the name exists and is not owned by the pod.
-    NotThePods,
+    ForeignOwner,
     /// It is allocated.
     Allocated(AllocatedClaim),
     /// It requests devices of other drivers, and kube-scheduler allocates it.
@@ -60,36 +60,36 @@ pub enum ClaimState {
 
 impl Index {
     /// Returns the pod of that name.
-    pub fn pod_called(&self, namespace: &Namespace, name: &PodName) -> Option<&PodUid> {
+    pub fn pod_by_name(&self, namespace: &Namespace, name: &PodName) -> Option<&PodUid> {
         let mut pods =
             self.pods.values().filter(|pod| pod.namespace == *namespace && pod.name == *name);
         pods.next().map(|pod| &pod.uid)
     }
 
     /// Returns the claim of that name.
-    pub fn claim_of_name(&self, namespace: &Namespace, name: &ClaimName) -> Option<&ClaimUid> {
+    pub fn claim_by_name(&self, namespace: &Namespace, name: &ClaimName) -> Option<&ClaimUid> {
         self.claim_names.get(&(namespace.clone(), name.clone()))
     }
 
     /// Returns the requests of a claim; none if it is not known.
-    pub fn asked(&self, claim: &ClaimUid) -> Option<&Arc<Claim>> {
+    pub fn requests_of(&self, claim: &ClaimUid) -> Option<&Arc<Claim>> {
         self.claims.get(claim).map(|entry| &entry.claim)
     }
 
     /// Returns the stage of the pod; none if it is not known.
-    pub fn stage(&self, pod: &PodUid) -> Option<Stage> {
+    pub fn stage(&self, pod: &PodUid) -> Option<PodStage> {
         let pod = self.pods.get(pod)?;
         Some(match &pod.node {
-            _ if pod.finished => Stage::Ended,
-            _ if pod.deleting => Stage::Deleting,
-            Some(node) => Stage::Bound(node.clone()),
-            None if pod.gated => Stage::Gated,
-            None => Stage::Waiting,
+            _ if pod.finished => PodStage::Ended,
+            _ if pod.deleting => PodStage::Deleting,
+            Some(node) => PodStage::Bound(node.clone()),
+            None if pod.gated => PodStage::Gated,
+            None => PodStage::Waiting,
         })
     }
 
     /// Returns the claims of the pod, in pod order.
-    pub fn claims_standing(&self, pod: &PodUid) -> Vec<ClaimStanding> {
+    pub fn claim_standings(&self, pod: &PodUid) -> Vec<ClaimStanding> {
         let Some(pod) = self.pods.get(pod) else { return Vec::new() };
         pod.claims.iter().map(|reference| self.claim_standing(pod, reference)).collect()
     }
@@ -109,7 +109,7 @@ impl Index {
             Some(entry)
                 if reference.generated && !entry.is_deleting() && !is_owned_by(entry, pod) =>
             {
-                ClaimState::NotThePods
+                ClaimState::ForeignOwner
             }
             Some(entry) => self.claim_state(&entry.claim.uid),
             None => ClaimState::Missing,

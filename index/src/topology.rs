@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use tessera_allocator::model::{Attribute, Device, PoolId, PoolTopology, Slice};
-use tessera_allocator::topology::{LinkMatrix, Pair, Place};
+use tessera_allocator::topology::{DeviceLinks, DeviceLocation, LinkMatrix};
 use tessera_api::gpu::Link;
 use tessera_api::names::{DeviceName, GpuUuid, attribute};
 use tessera_api::slice::{Topology, TopologyError};
@@ -120,8 +120,8 @@ fn topology(parts: &BTreeMap<String, Part>) -> Option<(BTreeMap<DeviceName, usiz
     let uuids: Vec<Option<GpuUuid>> =
         devices.iter().map(|device| GpuUuid::from_device_name(&device.name).ok()).collect();
     let pair = |a: usize, b: usize| match (&uuids[a], &uuids[b]) {
-        (Some(a), Some(b)) => Pair { nvlinks: links.nvlinks(a, b), pcie: links.pcie(a, b) },
-        _ => Pair::FARTHEST,
+        (Some(a), Some(b)) => DeviceLinks { nvlinks: links.nvlinks(a, b), pcie: links.pcie(a, b) },
+        _ => DeviceLinks::FARTHEST,
     };
     let matrix = LinkMatrix::new(&places(&devices), pair).ok()?;
     let positions = devices.iter().enumerate().map(|(at, device)| (device.name.clone(), at));
@@ -129,13 +129,13 @@ fn topology(parts: &BTreeMap<String, Part>) -> Option<(BTreeMap<DeviceName, usiz
 }
 
 /// Returns the PCIe root and the NUMA node of each device.
-fn places(devices: &[&Device]) -> Vec<Place> {
+fn places(devices: &[&Device]) -> Vec<DeviceLocation> {
     let roots = numbered(devices, attribute::PCIE_ROOT);
     let nodes = numbered(devices, attribute::NUMA_NODE);
     roots
         .into_iter()
         .zip(nodes)
-        .map(|(pcie_root, numa_node)| Place { pcie_root, numa_node })
+        .map(|(pcie_root, numa_node)| DeviceLocation { pcie_root, numa_node })
         .collect()
 }
 

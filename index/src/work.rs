@@ -29,12 +29,12 @@ pub struct Blocked {
     /// The claim that blocks it.
     pub claim: ClaimUid,
     /// The cause.
-    pub obstacle: Obstacle,
+    pub blocker: PlanningBlocker,
 }
 
 /// The cause that blocks a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Obstacle {
+pub enum PlanningBlocker {
     /// The claim requests devices of our driver and of another, and a claim is allocated as a
     /// whole.
     MixedDrivers,
@@ -96,7 +96,7 @@ impl Index {
                     return Err(Blocked {
                         pod: pod.uid.clone(),
                         claim: uid,
-                        obstacle: Obstacle::BoundPod,
+                        blocker: PlanningBlocker::BoundPod,
                     });
                 }
                 Some(Scope::Ours | Scope::Any) => {
@@ -107,7 +107,7 @@ impl Index {
                     return Err(Blocked {
                         pod: pod.uid.clone(),
                         claim: uid,
-                        obstacle: Obstacle::MixedDrivers,
+                        blocker: PlanningBlocker::MixedDrivers,
                     });
                 }
                 // kube-scheduler allocates it, on the node of our claims.

@@ -7,11 +7,13 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use serde_json::{Value, json};
 use tessera_allocator::model::{DeviceId, PendingPod, PodClaim, PodUid, PoolId};
-use tessera_allocator::{Cause, NotSupported, Plan, Planner, Refusal, Settings, plan};
+use tessera_allocator::{
+    AllocationPlan, PlanSettings, Planner, Refusal, RefusalCause, UnsupportedFeature, plan,
+};
 use tessera_api::config::Sharing;
 use tessera_api::names::{ClaimUid, DeviceName, DriverName, NodeName, PoolName};
 use tessera_api::quantity::Quantity;
-use tessera_index::{Index, Obstacle, Scope};
+use tessera_index::{Index, PlanningBlocker, Scope};
 
 /// An index that is fed with JSON.
 struct Fed {
@@ -85,14 +87,14 @@ impl Fed {
         let pool = PoolId { driver: DriverName::ours(), pool: PoolName::new("node-a").unwrap() };
         let device = DeviceId { pool, device: DeviceName::new("gpu-0").unwrap() };
         let snapshot = self.index.snapshot();
-        let used = snapshot.usage.of(&device).and_then(|u| u.consumed.get("memory").copied());
+        let used = snapshot.usage.get(&device).and_then(|u| u.consumed.get("memory").copied());
         used.unwrap_or_default().value_i64().unwrap() >> 30
     }
 
     /// Plans with a planner that gets all changes of the index.
-    fn plan(&mut self, pods: &[PendingPod]) -> Plan {
+    fn plan(&mut self, pods: &[PendingPod]) -> AllocationPlan {
         self.index.take_changes().apply_to(&mut self.planner);
-        self.planner.plan(pods, Settings::default())
+        self.planner.plan(pods, PlanSettings::default())
     }
 
     fn pending(&self) -> Vec<String> {
@@ -109,7 +111,7 @@ impl Fed {
     fn cpu_held(&self) -> Quantity {
         let snapshot = self.index.snapshot();
         let node = &snapshot.nodes[&NodeName::new("node-a").unwrap()];
-        node.held.get("cpu").copied().unwrap_or_default()
+        node.releasable.get("cpu").copied().unwrap_or_default()
     }
 }
 
@@ -351,7 +353,7 @@ fn assumed_decision_counts_until_seen_or_forgotten() {
     let mut fed = Fed::with_gpu();
     fed.claim(claim("c", "gpu.tessera.dev"));
     fed.pod(pod("p", &["c"]));
-    let decided = plan(&fed.index.snapshot(), &fed.index.work().pending, Settings::default());
+    let decided = plan(&fed.index.snapshot(), &fed.index.work().pending, PlanSettings::default());
     let claim_allocation = &decided.decisions[0].claims[0];
     fed.index.assume(claim_allocation);
     assert_eq!((fed.taken(), fed.pending().len()), (80, 0));
@@ -552,7 +554,7 @@ fn claim_for_two_drivers_blocks_its_pod() {
     fed.pod(pod("p", &["c"]));
     let work = fed.index.work();
     assert!(work.pending.is_empty());
-    assert_eq!(work.blocked[0].obstacle, Obstacle::MixedDrivers);
+    assert_eq!(work.blocked[0].blocker, PlanningBlocker::MixedDrivers);
 }
 
 #[test]
@@ -588,7 +590,7 @@ fn foreign_and_unmanaged_devices_are_not_allocated() {
     fed.claim(claim("c", "gpu.tessera.dev"));
     fed.pod(pod("p", &["c"]));
     assert!(
-        plan(&fed.index.snapshot(), &fed.index.work().pending, Settings::default())
+        plan(&fed.index.snapshot(), &fed.index.work().pending, PlanSettings::default())
             .decisions
             .is_empty()
     );
@@ -609,14 +611,16 @@ fn device_leaving_stock_mode_is_never_allocated() {
     fed.claim(tolerant);
     fed.pod(pod("p", &["c"]));
     assert!(
-        plan(&fed.index.snapshot(), &fed.index.work().pending, Settings::default())
+        plan(&fed.index.snapshot(), &fed.index.work().pending, PlanSettings::default())
             .decisions
             .is_empty()
     );
     // Once that is over, the toleration changes nothing.
     fed.slice("node-a", 2, 1, json!([gpu("gpu-0")]));
     assert_eq!(
-        plan(&fed.index.snapshot(), &fed.index.work().pending, Settings::default()).decisions.len(),
+        plan(&fed.index.snapshot(), &fed.index.work().pending, PlanSettings::default())
+            .decisions
+            .len(),
         1
     );
 }
@@ -636,7 +640,9 @@ fn oversubscribed_gpu_needs_claims_that_allow_it() {
         fed.slice("node-a", 1, 1, json!([published]));
         fed.claim(claim.clone());
         fed.pod(pod("p", &["c"]));
-        plan(&fed.index.snapshot(), &fed.index.work().pending, Settings::default()).decisions.len()
+        plan(&fed.index.snapshot(), &fed.index.work().pending, PlanSettings::default())
+            .decisions
+            .len()
     };
     let plain = claim("c", "gpu.tessera.dev");
     for oversubscribed in [
@@ -784,7 +790,9 @@ fn mps_claims_need_a_device_with_mps() {
         let mut fed = Fed::with_attributes(attributes);
         fed.claim(by_mps.clone());
         fed.pod(pod("p", &["c"]));
-        plan(&fed.index.snapshot(), &fed.index.work().pending, Settings::default()).decisions.len()
+        plan(&fed.index.snapshot(), &fed.index.work().pending, PlanSettings::default())
+            .decisions
+            .len()
     };
     for yes in [json!({"mps": {"bool": true}}), json!({"gpu.tessera.dev/mps": {"bool": true}})] {
         assert_eq!(plans(yes), 1);
@@ -812,7 +820,9 @@ fn taint_rule_blocks_a_device_until_it_is_deleted() {
         },
     }));
     let decisions = |fed: &Fed| {
-        plan(&fed.index.snapshot(), &fed.index.work().pending, Settings::default()).decisions.len()
+        plan(&fed.index.snapshot(), &fed.index.work().pending, PlanSettings::default())
+            .decisions
+            .len()
     };
     fed.index.apply_taint_rule(&rule);
     assert_eq!(decisions(&fed), 0);
@@ -888,9 +898,9 @@ fn claim_with_admin_access_is_refused() {
     let pending = fed.index.work().pending;
     let plan = fed.plan(&pending);
     let [refusal] = plan.refusals.as_slice() else { panic!("{plan:?}") };
-    let what = NotSupported::Field("adminAccess");
+    let what = UnsupportedFeature::Field("adminAccess");
     assert!(
-        matches!(&*refusal.cause, Cause::NotSupported { what: w, .. } if *w == what),
+        matches!(&*refusal.cause, RefusalCause::NotSupported { what: w, .. } if *w == what),
         "{refusal:?}"
     );
 }
@@ -926,8 +936,8 @@ fn claim_with_more_than_64_kib_of_selectors_is_refused() {
         fed.pod(pod("p", &["c"]));
         let pending = fed.index.work().pending;
         let plan = fed.plan(&pending);
-        let what = NotSupported::Field("a claim with more than 64 KiB of selectors");
-        let is_it = |refusal: &Refusal| matches!(&*refusal.cause, Cause::NotSupported { what: w, .. } if *w == what);
+        let what = UnsupportedFeature::Field("a claim with more than 64 KiB of selectors");
+        let is_it = |refusal: &Refusal| matches!(&*refusal.cause, RefusalCause::NotSupported { what: w, .. } if *w == what);
         assert_eq!(plan.refusals.iter().any(is_it), refused, "{plan:?}");
     }
 }
@@ -954,7 +964,7 @@ fn planning_follows_everything_that_is_applied() {
     let decided = |fed: &mut Fed| {
         let pending = fed.index.work().pending;
         let kept = fed.plan(&pending).decisions;
-        assert_eq!(kept, plan(&fed.index.snapshot(), &pending, Settings::default()).decisions);
+        assert_eq!(kept, plan(&fed.index.snapshot(), &pending, PlanSettings::default()).decisions);
         kept.len()
     };
     assert_eq!(decided(&mut fed), 1);

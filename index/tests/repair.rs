@@ -99,7 +99,7 @@ fn misplaced_claim_is_deallocated_and_then_planned() {
     let mut fed = Fed::new();
     fed.claim("c", Some("node-b"), &["p"]);
     fed.pod("p", "node-a", pending());
-    assert_eq!(fed.repair_actions(), [("p".to_owned(), RepairAction::TakeBack)]);
+    assert_eq!(fed.repair_actions(), [("p".to_owned(), RepairAction::Deallocate)]);
     fed.claim("c", None, &[]);
     assert_eq!(fed.repair_actions(), [("p".to_owned(), RepairAction::Plan)]);
     assert_eq!(fed.shares("node-b"), 0, "no pod was there");
@@ -119,7 +119,7 @@ fn container_that_ran_once_counts_as_started() {
         fed.pod("p", "node-a", status);
         assert_eq!(
             fed.repair_actions(),
-            [("p".to_owned(), RepairAction::None(RepairBlocker::Started))]
+            [("p".to_owned(), RepairAction::Blocked(RepairBlocker::Started))]
         );
     }
 }
@@ -134,7 +134,7 @@ fn lost_allocation_is_restored_and_counts_meanwhile() {
     fed.claim("c", None, &[]);
     fed.claim("c", Some("node-b"), &[]);
     assert_eq!((fed.shares("node-a"), fed.shares("node-b")), (1, 1));
-    assert_eq!(fed.repair_actions(), [("p".to_owned(), RepairAction::TakeBack)]);
+    assert_eq!(fed.repair_actions(), [("p".to_owned(), RepairAction::Deallocate)]);
     fed.claim("c", None, &[]);
     let repair_actions = fed.repair_actions();
     let [(_, RepairAction::Restore(allocation))] = repair_actions.as_slice() else {
@@ -153,10 +153,10 @@ fn running_pod_precedes_another_bound_pod() {
     fed.claim("c", None, &[]);
     fed.pod("a", "node-a", pending());
     fed.pod("b", "node-b", running());
-    let in_use = RepairAction::None(RepairBlocker::InUse);
+    let in_use = RepairAction::Blocked(RepairBlocker::InUse);
     assert_eq!(
         fed.repair_actions(),
-        [("a".to_owned(), in_use), ("b".to_owned(), RepairAction::None(RepairBlocker::Started))]
+        [("a".to_owned(), in_use), ("b".to_owned(), RepairAction::Blocked(RepairBlocker::Started))]
     );
 }
 

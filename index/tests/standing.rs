@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use tessera_allocator::model::PodUid;
 use tessera_api::names::{ClaimName, ClaimUid, Namespace, PodName};
-use tessera_index::{ClaimState, Index, RepairAction, Stage};
+use tessera_index::{ClaimState, Index, PodStage, RepairAction};
 
 fn read<T: serde::de::DeserializeOwned>(object: Value) -> T {
     serde_json::from_value(object).unwrap()
@@ -58,7 +58,7 @@ fn pod(index: &mut Index, name: &str, claims: &[&str], change: impl FnOnce(&mut 
 }
 
 fn states(index: &Index, pod: &PodUid) -> Vec<ClaimState> {
-    index.claims_standing(pod).into_iter().map(|standing| standing.state).collect()
+    index.claim_standings(pod).into_iter().map(|standing| standing.state).collect()
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn claim_states_of_a_pod_are_reported() {
     );
     assert_eq!(states[4], ClaimState::Missing);
     let entries: Vec<String> =
-        index.claims_standing(&pod).into_iter().map(|standing| standing.entry).collect();
+        index.claim_standings(&pod).into_iter().map(|standing| standing.entry).collect();
     assert_eq!(entries, ["entry-ours", "entry-theirs", "entry-going", "entry-held", "entry-none"]);
 }
 
@@ -94,7 +94,7 @@ fn template_claim_has_to_exist_and_belong_to_the_pod() {
     };
     claim(&mut index, "p-gpu", "gpu.tessera.dev", |_| {});
     let uid = pod(&mut index, "p", &[], from_template);
-    assert_eq!(states(&index, &uid), [ClaimState::NotGenerated, ClaimState::NotThePods]);
+    assert_eq!(states(&index, &uid), [ClaimState::NotGenerated, ClaimState::ForeignOwner]);
     let owned = |claim: &mut Value| {
         claim["metadata"]["resourceVersion"] = "1".into();
         claim["metadata"]["ownerReferences"] = json!([{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "uid-p", "controller": true}]);
@@ -113,18 +113,18 @@ fn pod_has_one_stage() {
         let uid = pod(&mut index, name, &[], change);
         index.stage(&uid).unwrap()
     };
-    assert_eq!(at("waits", |_| {}), Stage::Waiting);
+    assert_eq!(at("waits", |_| {}), PodStage::Waiting);
     assert_eq!(
         at("gated", |pod| pod["spec"]["schedulingGates"] = json!([{"name": "g"}])),
-        Stage::Gated
+        PodStage::Gated
     );
     assert_eq!(
         at("going", |pod| pod["metadata"]["deletionTimestamp"] = "2026-01-10T12:00:00Z".into()),
-        Stage::Deleting
+        PodStage::Deleting
     );
-    assert_eq!(at("ended", |pod| pod["status"] = json!({"phase": "Failed"})), Stage::Ended);
+    assert_eq!(at("ended", |pod| pod["status"] = json!({"phase": "Failed"})), PodStage::Ended);
     assert!(
-        matches!(at("bound", |pod| pod["spec"]["nodeName"] = "node-a".into()), Stage::Bound(node) if node == "node-a")
+        matches!(at("bound", |pod| pod["spec"]["nodeName"] = "node-a".into()), PodStage::Bound(node) if node == "node-a")
     );
 }
 
@@ -167,10 +167,10 @@ fn pods_and_claims_are_found_by_name() {
     claim(&mut index, "c", "gpu.tessera.dev", |_| {});
     let uid = pod(&mut index, "p", &["c"], |_| {});
     let namespace = Namespace::new("n").unwrap();
-    assert_eq!(index.pod_called(&namespace, &PodName::new("p").unwrap()), Some(&uid));
-    assert_eq!(index.pod_called(&namespace, &PodName::new("q").unwrap()), None);
+    assert_eq!(index.pod_by_name(&namespace, &PodName::new("p").unwrap()), Some(&uid));
+    assert_eq!(index.pod_by_name(&namespace, &PodName::new("q").unwrap()), None);
     assert_eq!(
-        index.claim_of_name(&namespace, &ClaimName::new("c").unwrap()),
+        index.claim_by_name(&namespace, &ClaimName::new("c").unwrap()),
         Some(&ClaimUid::new("c").unwrap())
     );
 }
@@ -188,5 +188,5 @@ fn misplaced_claim_explains_its_repair() {
     let [misplaced] = index.misplaced().try_into().unwrap();
     assert_eq!(misplaced.node.as_str(), "node-b");
     assert_eq!(misplaced.allocated.unwrap(), "node-a");
-    assert_eq!(misplaced.repair_action, RepairAction::TakeBack);
+    assert_eq!(misplaced.repair_action, RepairAction::Deallocate);
 }

@@ -90,7 +90,7 @@ fn links_and_locations_become_the_pool_matrix() {
         [(TopologyScope::NvLink, 2), (TopologyScope::Numa, 1), (TopologyScope::Pcie, 1)]
     {
         assert_eq!(
-            matrix.sharing(scope, at(0)).iter().collect::<Vec<_>>(),
+            matrix.peers_in_scope(scope, at(0)).iter().collect::<Vec<_>>(),
             [at(shared)],
             "{scope}"
         );
@@ -157,7 +157,7 @@ fn unreadable_annotation_loses_links_not_gpus() {
         let topology = topology(&index, "node-a").unwrap();
         assert_eq!((topology.matrix().len(), topology.matrix().pair(0, 1)), (2, 10));
         assert_eq!(
-            topology.matrix().sharing(TopologyScope::Numa, 0).len(),
+            topology.matrix().peers_in_scope(TopologyScope::Numa, 0).len(),
             1,
             "attributes still tell"
         );

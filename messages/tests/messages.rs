@@ -2,20 +2,22 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use tessera_allocator::model::PodUid;
-use tessera_allocator::{Cause, Kept};
+use tessera_allocator::{RefusalCause, ReservedNode};
 use tessera_api::events;
 use tessera_api::names::{ClaimUid, DeviceClassName, Namespace, NodeName, PodName, RequestName};
 use tessera_api::quantity::Quantity;
 use tessera_api::reason::{Explanation, MAX_EVENT_BYTES, Reason};
 use tessera_index::{Misplaced, RepairAction, RepairBlocker};
-use tessera_messages::{NO_DEVICES_PUBLISHED, label, misplaced, note, reason};
+use tessera_messages::{
+    NO_DEVICES_PUBLISHED, metric_label, node_mismatch_message, refusal_message, refusal_reason,
+};
 
 fn node(name: &str) -> NodeName {
     NodeName::new(name).unwrap()
 }
 
-fn kept() -> Kept {
-    Kept {
+fn reserved() -> ReservedNode {
+    ReservedNode {
         pod: PodUid::new("uid"),
         namespace: Namespace::new("default").unwrap(),
         name: PodName::new("p").unwrap(),
@@ -25,7 +27,7 @@ fn kept() -> Kept {
 }
 
 fn short_of_cores() -> Reason {
-    Reason::Short { capacity: "cores".to_owned() }
+    Reason::Insufficient { capacity: "cores".to_owned() }
 }
 
 #[test]
@@ -34,15 +36,15 @@ fn insufficient_devices_begins_with_the_totals() {
     explanation.count_short(short_of_cores(), &node("node-a"), Quantity::from_integer(25));
     let class = Reason::ClassSelector { class: "h100.gpu.tessera.dev".to_owned() };
     explanation.count(class, &node("node-b"), 11);
-    let cause = Cause::NoFit(explanation);
-    assert_eq!(reason(&cause), events::INSUFFICIENT_DEVICES);
+    let cause = RefusalCause::NoFit(explanation);
+    assert_eq!(refusal_reason(&cause), events::INSUFFICIENT_DEVICES);
     assert_eq!(
-        note("c", &cause, Some(&kept())),
+        refusal_message("c", &cause, Some(&reserved())),
         "0/12 GPUs available for ResourceClaim c: 1 insufficient cores (25 short), 11 not selected \
          by DeviceClass h100.gpu.tessera.dev; node node-a is reserved for the pod until \
          1970-01-01T00:10:00Z"
     );
-    assert_eq!(label(&cause), "ClassSelector");
+    assert_eq!(metric_label(&cause), "ClassSelector");
 }
 
 #[test]
@@ -52,24 +54,25 @@ fn insufficient_devices_fits_into_an_event() {
         let class = Reason::ClassSelector { class: format!("class-{number}.example.com") };
         explanation.count(class, &node("node-a"), 1);
     }
-    let text = note(&"c".repeat(253), &Cause::NoFit(explanation), Some(&kept()));
+    let text =
+        refusal_message(&"c".repeat(253), &RefusalCause::NoFit(explanation), Some(&reserved()));
     assert!(text.len() <= MAX_EVENT_BYTES, "{} bytes: {text}", text.len());
     assert!(text.ends_with("is reserved for the pod until 1970-01-01T00:10:00Z"), "{text}");
 }
 
 #[test]
 fn cluster_without_devices_has_its_own_label() {
-    assert_eq!(label(&Cause::NoFit(Explanation::new())), NO_DEVICES_PUBLISHED);
+    assert_eq!(metric_label(&RefusalCause::NoFit(Explanation::new())), NO_DEVICES_PUBLISHED);
 }
 
 #[test]
 fn unknown_class_is_named_with_the_request() {
-    let cause = Cause::UnknownClass {
+    let cause = RefusalCause::UnknownClass {
         request: RequestName::new("gpu").unwrap(),
         class: DeviceClassName::new("h200.gpu.tessera.dev").unwrap(),
     };
     assert_eq!(
-        note("c", &cause, None),
+        refusal_message("c", &cause, None),
         "ResourceClaim c: request `gpu` refers to DeviceClass `h200.gpu.tessera.dev`, which does \
          not exist; list classes with `kubectl get deviceclasses`"
     );
@@ -85,10 +88,10 @@ fn misplaced_claim_is_reported_with_its_repair() {
         repair_action,
     };
     assert_eq!(
-        misplaced("c", &of(RepairAction::TakeBack)),
+        node_mismatch_message("c", &of(RepairAction::Deallocate)),
         "the pod is bound to node node-b, but ResourceClaim c is allocated on node node-a; no pod \
          uses it there, so it will be moved to the pod's node"
     );
-    let in_use = misplaced("c", &of(RepairAction::None(RepairBlocker::InUse)));
+    let in_use = node_mismatch_message("c", &of(RepairAction::Blocked(RepairBlocker::InUse)));
     assert!(in_use.ends_with("another pod may be using it; delete the pod to start over"));
 }

@@ -39,7 +39,7 @@ use crate::{
 use tessera_mps_protocol::{
     layout::MpsPaths,
     lock::SupervisorLock,
-    status::{State, Status},
+    status::{MpsDaemonState, MpsDaemonStatus},
     wanted,
 };
 
@@ -134,7 +134,7 @@ async fn lock(
     let mut logged = false;
     while !stop.is_cancelled() {
         let failed = |source| SupervisorError::Lock { path: paths.lock(), source };
-        if let Some(lock) = SupervisorLock::take(paths).map_err(failed)? {
+        if let Some(lock) = SupervisorLock::acquire(paths).map_err(failed)? {
             return Ok(Some(lock));
         }
         if !std::mem::replace(&mut logged, true) {
@@ -176,9 +176,9 @@ struct DaemonState {
     /// Last failure; empty once the daemon is ready.
     failure: String,
     /// Status on disk; `None` if there is none.
-    published: Option<Status>,
+    published: Option<MpsDaemonStatus>,
     /// Status that could not be written.
-    unpublished: Option<Status>,
+    unpublished: Option<MpsDaemonStatus>,
 }
 
 impl DaemonState {
@@ -200,7 +200,7 @@ impl DaemonState {
 
 impl DaemonState {
     /// Writes a status. If that fails, removes the old status, which would be out of date.
-    fn publish(&mut self, paths: &MpsPaths, gpu: &GpuUuid, status: Status) {
+    fn publish(&mut self, paths: &MpsPaths, gpu: &GpuUuid, status: MpsDaemonStatus) {
         let Err(error) = status.write(paths, gpu) else {
             (self.published, self.unpublished) = (Some(status), None);
             return;
@@ -208,7 +208,7 @@ impl DaemonState {
         if self.unpublished.as_ref() != Some(&status) {
             tracing::warn!(%gpu, error = %chain(&error), "cannot publish MPS daemon status");
         }
-        if let Err(error) = Status::remove(paths, gpu) {
+        if let Err(error) = MpsDaemonStatus::remove(paths, gpu) {
             tracing::warn!(%gpu, error = %chain(&error), "cannot remove outdated MPS daemon status");
         }
         (self.published, self.unpublished) = (None, Some(status));
@@ -255,7 +255,7 @@ impl MpsSupervisor {
             answer_timeout: settings.answer_timeout,
         };
         let starts = |gpu: &GpuUuid| {
-            Status::read(&paths, gpu).ok().flatten().map_or(0, |status| status.starts)
+            MpsDaemonStatus::read(&paths, gpu).ok().flatten().map_or(0, |status| status.starts)
         };
         let existing = directory::list(&paths)?;
         let daemons = existing
@@ -290,7 +290,7 @@ impl MpsSupervisor {
     /// Returns the wanted GPUs. Returns the last known ones if the directory cannot be read, so
     /// that a read error stops no daemon.
     fn read_wanted(&mut self) -> BTreeSet<GpuUuid> {
-        match wanted::read(&self.paths) {
+        match wanted::read_wanted_gpus(&self.paths) {
             Ok(wanted) => {
                 for name in wanted.invalid_names.difference(&self.logged_names) {
                     tracing::warn!(?name, directory = %self.paths.wanted().display(), "ignoring file that is not named after a GPU");
@@ -321,11 +321,11 @@ impl MpsSupervisor {
                     check_at: Some(now),
                 };
                 let failure = daemon.failure.clone();
-                self.publish(gpu, State::Starting, failure);
+                self.publish(gpu, MpsDaemonState::Starting, failure);
             }
             Err(StartError::Orphans) => {
                 daemon.phase = Phase::Down { start_at: now + RETRY };
-                self.publish(gpu, State::Failed, StartError::Orphans.to_string());
+                self.publish(gpu, MpsDaemonState::Failed, StartError::Orphans.to_string());
             }
             Err(error) => self.record_failure(gpu, chain(&error)),
         }
@@ -359,14 +359,14 @@ impl MpsSupervisor {
         let before = self.daemons.get(gpu).and_then(|daemon| daemon.published.clone());
         self.publish(
             gpu,
-            State::Failed,
+            MpsDaemonState::Failed,
             if after == AfterExit::Keep { STOPPED } else { UNWANTED }.to_owned(),
         );
         // tessera-driver writes the wanted file first and reads the status second. Here the order
         // is reversed, so one of the two sees the other's write, and no container gets a daemon
         // that is about to quit.
         if let (AfterExit::Remove, true, Some(before)) =
-            (after, self.paths.wanted_of(gpu).exists(), before)
+            (after, self.paths.wanted_file(gpu).exists(), before)
         {
             return self.publish(gpu, before.state, before.message);
         }
@@ -410,7 +410,7 @@ impl MpsSupervisor {
             process.kill();
         }
         let failure = daemon.failure.clone();
-        self.publish(gpu, State::Failed, failure);
+        self.publish(gpu, MpsDaemonState::Failed, failure);
     }
 
     fn remove(&mut self, gpu: &GpuUuid) {
@@ -456,7 +456,7 @@ impl MpsSupervisor {
                 daemon.ready_since = Some(now);
                 daemon.failure.clear();
                 tracing::info!(%gpu, "MPS daemon is ready");
-                self.publish(gpu, State::Ready, String::new());
+                self.publish(gpu, MpsDaemonState::Ready, String::new());
             }
             (Phase::Starting { check_at, .. }, Err(error)) => {
                 tracing::debug!(%gpu, error = %chain(&error), "MPS daemon is not ready yet");
@@ -516,13 +516,13 @@ impl MpsSupervisor {
         daemon.phase = Phase::Down { start_at: now + pause };
         daemon.failure.clone_from(&failure);
         tracing::warn!(%gpu, failure, retry_in = ?pause, "MPS daemon failed");
-        self.publish(gpu, State::Failed, failure);
+        self.publish(gpu, MpsDaemonState::Failed, failure);
     }
 
     /// Writes a status, unless the file already has it.
-    fn publish(&mut self, gpu: &GpuUuid, state: State, message: String) {
+    fn publish(&mut self, gpu: &GpuUuid, state: MpsDaemonState, message: String) {
         let Some(daemon) = self.daemons.get_mut(gpu) else { return };
-        let status = Status { state, message, starts: daemon.starts };
+        let status = MpsDaemonStatus { state, message, starts: daemon.starts };
         if daemon.published.as_ref() != Some(&status) {
             daemon.publish(&self.paths, gpu, status);
         }
@@ -547,7 +547,7 @@ impl MpsSupervisor {
 
     fn publish_failed_for_all(&mut self, failure: &str) {
         for gpu in self.daemons.keys().cloned().collect::<Vec<_>>() {
-            self.publish(&gpu, State::Failed, failure.to_owned());
+            self.publish(&gpu, MpsDaemonState::Failed, failure.to_owned());
         }
     }
 }

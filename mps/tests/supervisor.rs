@@ -4,7 +4,9 @@ mod testbed;
 
 use std::{fs, os::unix::fs::PermissionsExt, time::Instant};
 
-use tessera_mps_protocol::{State, Status, supervisor_is_running, supervisor_pid};
+use tessera_mps_protocol::{
+    MpsDaemonState, MpsDaemonStatus, supervisor_is_running, supervisor_pid,
+};
 use tessera_test_support::test_name;
 use testbed::{TestBed, eventually, gpu, identity};
 
@@ -16,7 +18,7 @@ fn wanted_gpu_gets_daemon_with_own_shared_memory() {
     for digit in [1, 2] {
         assert_eq!(
             testbed.ready(digit),
-            Status { state: State::Ready, message: String::new(), starts: 1 }
+            MpsDaemonStatus { state: MpsDaemonState::Ready, message: String::new(), starts: 1 }
         );
         let (daemon, gpu) = (testbed.daemon(digit), gpu(digit));
         assert_eq!(daemon.sees("/dev/shm"), identity(&testbed.paths.shm(&gpu)));
@@ -60,7 +62,7 @@ fn ready_status_means_running_daemon() {
         testbed.want(&[]);
         // The reads only vary the moment at which the supervisor sees the request.
         for _ in 0..reads * 5 {
-            let _ = Status::read(&testbed.paths, &gpu(1));
+            let _ = MpsDaemonStatus::read(&testbed.paths, &gpu(1));
         }
         testbed.want(&[1]);
         testbed.ready(1);
@@ -88,8 +90,9 @@ fn killed_daemon_restarts_with_same_directories() {
         || [testbed.paths.pipe(&gpu(1)), testbed.paths.shm(&gpu(1))].map(|path| identity(&path));
     let before = inodes();
     testbed.daemon(1).kill();
-    testbed
-        .status(1, "is ready again", |status| status.state == State::Ready && status.starts == 2);
+    testbed.status(1, "is ready again", |status| {
+        status.state == MpsDaemonState::Ready && status.starts == 2
+    });
     // The status has this message for a second only.
     let log = testbed.log();
     assert!(log.contains("SIGKILL") && log.contains("Starting control daemon"), "{log}");
@@ -108,8 +111,9 @@ fn tenant_files_block_neither_restart_nor_removal() {
     std::os::unix::fs::symlink("/etc/passwd", pipe.join("link.pid")).expect("made");
     fs::read(pipe.join("link.pid")).expect_err("links are not followed");
     testbed.daemon(1).kill();
-    testbed
-        .status(1, "is ready again", |status| status.state == State::Ready && status.starts == 2);
+    testbed.status(1, "is ready again", |status| {
+        status.state == MpsDaemonState::Ready && status.starts == 2
+    });
     assert!(pipe.join("x.pid/y").exists() && fs::symlink_metadata(pipe.join("link.pid")).is_err());
     assert!(testbed::nest(&pipe, 5000) < 256, "limited by the tmpfs");
     testbed.want(&[]);
@@ -154,8 +158,9 @@ fn killed_supervisor_kills_daemons_and_next_restarts_them() {
     // One of them is no longer wanted when the next supervisor starts.
     testbed.want(&[1]);
     let _supervisor = testbed.supervisor();
-    testbed
-        .status(1, "is ready again", |status| status.state == State::Ready && status.starts == 2);
+    testbed.status(1, "is ready again", |status| {
+        status.state == MpsDaemonState::Ready && status.starts == 2
+    });
     eventually(
         || !testbed.paths.daemon(&gpu(2)).exists(),
         || "the old directory is removed".to_owned(),
@@ -175,7 +180,9 @@ fn status_of_killed_supervisor_is_replaced() {
     let _supervisor = testbed.supervisor_with(|supervisor| {
         supervisor.env("TESSERA_MPS_CONTROL", "no-such-mps-control");
     });
-    testbed.status(1, "has failed", |status| status.state == State::Failed && status.starts >= 2);
+    testbed.status(1, "has failed", |status| {
+        status.state == MpsDaemonState::Failed && status.starts >= 2
+    });
 }
 
 #[test]
@@ -190,8 +197,9 @@ fn orphaned_server_is_killed_before_next_start() {
     let mut orphan = orphan.arg("1000").env("TESSERA_MPS_DAEMON", mark).spawn().expect("started");
     supervisor.kill();
     let _supervisor = testbed.supervisor();
-    testbed
-        .status(1, "is ready again", |status| status.state == State::Ready && status.starts == 2);
+    testbed.status(1, "is ready again", |status| {
+        status.state == MpsDaemonState::Ready && status.starts == 2
+    });
     assert!(!orphan.wait().expect("exited").success());
 }
 
@@ -207,8 +215,9 @@ fn second_supervisor_waits_for_first_to_exit() {
     assert_eq!(supervisor_pid(&testbed.paths).expect("readable"), Some(first.pid()));
     let _second = testbed.supervisor();
     assert!(first.stop().success());
-    testbed
-        .status(1, "is the second's", |status| status.state == State::Ready && status.starts == 2);
+    testbed.status(1, "is the second's", |status| {
+        status.state == MpsDaemonState::Ready && status.starts == 2
+    });
     assert!(is_alive());
 }
 
@@ -221,8 +230,11 @@ fn stopped_supervisor_leaves_no_process() {
     assert!(supervisor.stop().success());
     assert_eq!(testbed.processes(), Vec::<i32>::new());
     assert_eq!(testbed.mounts(), testbed.mounts_of(1));
-    let status = Status::read(&testbed.paths, &gpu(1)).expect("valid").expect("there");
-    assert_eq!((status.state, status.message.as_str()), (State::Failed, "tessera-mps was stopped"));
+    let status = MpsDaemonStatus::read(&testbed.paths, &gpu(1)).expect("valid").expect("there");
+    assert_eq!(
+        (status.state, status.message.as_str()),
+        (MpsDaemonState::Failed, "tessera-mps was stopped")
+    );
     assert!(!supervisor_is_running(&testbed.paths).expect("the lock can be tested"));
 }
 
@@ -233,7 +245,7 @@ fn missing_program_error_names_the_flag() {
         supervisor.env("TESSERA_MPS_CONTROL", "no-such-mps-control");
     });
     testbed.want(&[1]);
-    let failed = testbed.status(1, "has failed", |status| status.state == State::Failed);
+    let failed = testbed.status(1, "has failed", |status| status.state == MpsDaemonState::Failed);
     assert!(
         failed
             .message
@@ -255,7 +267,7 @@ fn failed_daemon_restarts_after_delay_and_shows_log() {
     let third = testbed.status(1, "is started a third time", |status| status.starts >= 3);
     // The delays before the third start are 1 s and 2 s.
     assert!(begun.elapsed().as_secs() >= 3, "{:?}", begun.elapsed());
-    assert_ne!(third.state, State::Ready);
+    assert_ne!(third.state, MpsDaemonState::Ready);
     for words in [
         "exit status: 1",
         "control.log:",
@@ -280,13 +292,13 @@ fn daemon_that_never_answers_is_killed() {
     };
     let _supervisor = testbed.supervisor_with(hang);
     testbed.want(&[1]);
-    let failed = testbed.status(1, "has failed", |status| status.state == State::Failed);
+    let failed = testbed.status(1, "has failed", |status| status.state == MpsDaemonState::Failed);
     let reason = "the daemon did not answer within 1.5s";
     assert!(failed.message.starts_with(reason), "{failed:?}");
     // On a busy machine the daemon may be killed before it has printed anything.
     let again = testbed.status(1, "restarts with its previous output", |status| {
-        assert_ne!(status.state, State::Ready);
-        status.state == State::Starting
+        assert_ne!(status.state, MpsDaemonState::Ready);
+        status.state == MpsDaemonState::Starting
             && status.starts >= 2
             && status.message.contains("control.log:")
     });
@@ -310,8 +322,9 @@ fn unresponsive_daemon_is_killed_and_restarted() {
     testbed.want(&[1]);
     testbed.ready(1);
     testbed.daemon(1).suspend();
-    testbed
-        .status(1, "is ready again", |status| status.state == State::Ready && status.starts >= 2);
+    testbed.status(1, "is ready again", |status| {
+        status.state == MpsDaemonState::Ready && status.starts >= 2
+    });
     assert!(
         testbed.log().contains("the daemon did not answer several times in a row"),
         "{}",
@@ -324,7 +337,7 @@ fn unprivileged_supervisor_reports_required_privilege() {
     let Some(testbed) = TestBed::new(test_name!()) else { return };
     let _supervisor = testbed.supervisor_without_privileges();
     testbed.want(&[1]);
-    let failed = testbed.status(1, "has failed", |status| status.state == State::Failed);
+    let failed = testbed.status(1, "has failed", |status| status.state == MpsDaemonState::Failed);
     assert!(failed.message.contains("privileged: true"), "{failed:?}");
     testbed.want(&[]);
     testbed.gone(1);
@@ -341,9 +354,9 @@ fn daemon_runs_in_driver_root_without_other_files() {
             .env("TESSERA_MPS_CONTROL", testbed::PROGRAM);
     });
     testbed.want(&[1]);
-    let status =
-        testbed.status(1, "is ready or has failed", |status| status.state != State::Starting);
-    assert_eq!(status.state, State::Ready, "{status:?}");
+    let status = testbed
+        .status(1, "is ready or has failed", |status| status.state != MpsDaemonState::Starting);
+    assert_eq!(status.state, MpsDaemonState::Ready, "{status:?}");
     let (daemon, gpu) = (testbed.daemon(1), gpu(1));
     for (path, target) in [
         ("/tmp/nvidia-mps", testbed.paths.pipe(&gpu)),
@@ -372,7 +385,7 @@ fn driver_root_may_be_mounted_after_start() {
         supervisor.arg("--driver-root").arg(&target).env("TESSERA_MPS_CONTROL", testbed::PROGRAM);
     });
     testbed.want(&[1]);
-    let failed = testbed.status(1, "has failed", |status| status.state == State::Failed);
+    let failed = testbed.status(1, "has failed", |status| status.state == MpsDaemonState::Failed);
     assert!(failed.message.contains("--driver-root"), "{failed:?}");
     fs::rename(root.path(), &target).expect("moved");
     testbed.ready(1);

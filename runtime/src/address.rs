@@ -7,9 +7,9 @@ use std::{
 
 /// An address to listen at. The empty text means none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Address(pub Option<SocketAddr>);
+pub struct ListenAddress(pub Option<SocketAddr>);
 
-impl FromStr for Address {
+impl FromStr for ListenAddress {
     type Err = AddrParseError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -27,11 +27,11 @@ mod tests {
 
     #[test]
     fn accepts_address_or_empty_text_only() {
-        assert_eq!("".parse(), Ok(Address(None)));
+        assert_eq!("".parse(), Ok(ListenAddress(None)));
         assert_eq!(
             "[::1]:9400".parse(),
-            Ok(Address(Some(SocketAddr::from(([0, 0, 0, 0, 0, 0, 0, 1], 9400)))))
+            Ok(ListenAddress(Some(SocketAddr::from(([0, 0, 0, 0, 0, 0, 0, 1], 9400)))))
         );
-        assert!("9400".parse::<Address>().is_err());
+        assert!("9400".parse::<ListenAddress>().is_err());
     }
 }

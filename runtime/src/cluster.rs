@@ -4,4 +4,4 @@ mod client;
 mod watching;
 
 pub use client::{ClientError, client};
-pub use watching::patiently;
+pub use watching::with_backoff;

@@ -40,7 +40,7 @@ pub enum Fault {
 
 /// State of a point.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Point {
+pub struct FaultPointState {
     /// Number of times that it was reached.
     pub hits: u64,
     /// The armed fault.
@@ -51,7 +51,7 @@ pub struct Point {
 
 /// Error for a name that is not declared.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Undeclared(pub String);
+pub struct UndeclaredPoint(pub String);
 
 impl std::fmt::Display for Undeclared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -7,7 +7,7 @@ use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::runtime::utils::Backoff;
 use kube::runtime::watcher::{Error, Event, Result};
-use tessera_runtime::cluster::patiently;
+use tessera_runtime::cluster::with_backoff;
 use tokio::time::Instant;
 
 /// One second, two seconds, and so on; without a timer.
@@ -32,7 +32,7 @@ impl Backoff for Seconds {
 async fn seconds_of(round: fn() -> Vec<Result<Event<ConfigMap>>>, rounds: usize) -> Vec<u64> {
     let begun = Instant::now();
     let events = stream::iter((0..rounds).flat_map(|_| round()));
-    patiently(events, Seconds(0)).map(|_| begun.elapsed().as_secs()).collect().await
+    with_backoff(events, Seconds(0)).map(|_| begun.elapsed().as_secs()).collect().await
 }
 
 fn refused() -> Result<Event<ConfigMap>> {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use tessera_api::names::NodeName;
 
-use crate::features::Features;
+use crate::features::FeatureGates;
 use crate::model::{Device, Node, NodeChoice, PoolId, Slice};
 
 use super::CompiledSlice;
@@ -100,7 +100,7 @@ impl SliceIndex {
     pub(crate) fn gather(
         &self,
         node: &Node,
-        features: &Features,
+        features: &FeatureGates,
     ) -> Result<Vec<NodePool>, BadNodeSelector> {
         let own = self.by_node.get(node.name.as_str()).into_iter().flatten();
         let mut seen: BTreeMap<&PoolId, Vec<&Arc<CompiledSlice>>> = BTreeMap::new();
@@ -121,15 +121,15 @@ impl SliceIndex {
         &self,
         id: &PoolId,
         slices: Vec<&Arc<CompiledSlice>>,
-        features: &Features,
+        features: &FeatureGates,
     ) -> Option<NodePool> {
         // Upstream visits the slices that name the node first.
         let rank = |s: &&&Arc<CompiledSlice>| {
-            (!matches!(s.slice.nodes, NodeChoice::Node(_)), s.slice.listed)
+            (!matches!(s.slice.nodes, NodeChoice::Node(_)), s.slice.list_position)
         };
         let first = &slices.iter().min_by_key(rank)?.slice;
         let (generation, expected) = (first.generation, first.slice_count);
-        if first.listed.is_none() && slices.iter().any(|s| s.slice.slice_count != expected) {
+        if first.list_position.is_none() && slices.iter().any(|s| s.slice.slice_count != expected) {
             return Some(NodePool::empty(id, PoolState::Incomplete));
         }
         let mut other_slices = Vec::new();
@@ -167,7 +167,7 @@ impl NodePool {
         id: &PoolId,
         slices: &[&Arc<CompiledSlice>],
         other_slices: &[&Arc<CompiledSlice>],
-        features: &Features,
+        features: &FeatureGates,
     ) -> Self {
         let has_counters =
             |s: &&Arc<CompiledSlice>| features.partitionable && !s.slice.counter_sets.is_empty();
@@ -248,7 +248,7 @@ where
 }
 
 /// Returns true if upstream ignores the slice.
-fn is_ignored(slice: &Slice, features: &Features) -> bool {
+fn is_ignored(slice: &Slice, features: &FeatureGates) -> bool {
     let partitions = slice.nodes == NodeChoice::PerDevice || !slice.counter_sets.is_empty();
     slice.ignored || (!features.partitionable && partitions)
 }

@@ -8,9 +8,9 @@ use tessera_api::quantity::Quantity;
 
 use super::pools::{BadNodeSelector, NodePool, PoolState, includes};
 use super::{CompiledDevice, CompiledSlice, Interner, MatrixPositions, ProfileId};
-use crate::features::Features;
+use crate::features::FeatureGates;
 use crate::model::{
-    CounterUse, Device, DeviceId, DeviceUse, Node, NodeChoice, Slice, Usage, conflicting_sharing,
+    CounterUse, Device, DeviceId, DeviceUsage, Node, NodeChoice, Slice, Usage, conflicting_sharing,
 };
 
 /// Candidate devices of a node in all complete pools, and their consumption.
@@ -98,7 +98,7 @@ impl ReachableDevices {
         node: &Node,
         interner: &Interner,
         usage: &Usage,
-        features: &Features,
+        features: &FeatureGates,
     ) -> Self {
         let mut reachable = Self { pools, offset: vec![0], ..Self::default() };
         reachable.add_candidates(node, interner, usage);
@@ -124,10 +124,10 @@ impl ReachableDevices {
                 let driver = slice.driver;
                 let candidate =
                     Candidate { slice: Arc::clone(slice), at, pool, profile, driver, is_reachable };
-                let used = if usage.is_empty() { None } else { usage.of(&candidate.id()) };
+                let used = if usage.is_empty() { None } else { usage.get(&candidate.id()) };
                 self.exclusive.push(used.map_or(0, |u| u.exclusive));
                 self.shares.push(used.map_or(0, |u| u.shares));
-                self.by_mps.push(used.map_or(0, |u| u.by_mps));
+                self.by_mps.push(used.map_or(0, |u| u.mps_allocations));
                 self.left.extend_from_slice(&interner.profile(profile).capacity);
                 let from = *self.offset.last().unwrap_or(&0) as usize;
                 if let Some(used) = used {
@@ -174,7 +174,7 @@ impl ReachableDevices {
                     slice.slice.devices.iter().filter(|device| !device.consumes.is_empty())
                 {
                     let id = DeviceId { pool: pool.id.clone(), device: device.name.clone() };
-                    let allocated = usage.of(&id).is_some();
+                    let allocated = usage.get(&id).is_some();
                     self.unreachable.push(UnreachableDevice {
                         id,
                         consumes: amounts(&device.consumes, counter_indices),
@@ -192,7 +192,7 @@ impl ReachableDevices {
     }
 
     /// Sets the consumption of a device. Returns false if the device is not in the lists.
-    pub(super) fn set_use(&mut self, id: &DeviceId, used: Option<&DeviceUse>) -> bool {
+    pub(super) fn set_use(&mut self, id: &DeviceId, used: Option<&DeviceUsage>) -> bool {
         let is_allocated = used.is_some();
         let mut is_known = false;
         // A name can occur twice: here, and on another node of the pool.
@@ -205,7 +205,7 @@ impl ReachableDevices {
             let was_allocated = self.exclusive[i] > 0 || self.shares[i] > 0;
             self.exclusive[i] = used.map_or(0, |u| u.exclusive);
             self.shares[i] = used.map_or(0, |u| u.shares);
-            self.by_mps[i] = used.map_or(0, |u| u.by_mps);
+            self.by_mps[i] = used.map_or(0, |u| u.mps_allocations);
             let device = Arc::clone(self.candidates[i].device());
             let left = &mut self.left[self.offset[i] as usize..self.offset[i + 1] as usize];
             for (left, capacity) in left.iter_mut().zip(device.capacity.values()) {
@@ -246,7 +246,7 @@ impl ReachableDevices {
     }
 }
 
-fn subtract(left: &mut [i128], device: &Device, used: &DeviceUse) {
+fn subtract(left: &mut [i128], device: &Device, used: &DeviceUsage) {
     for (left, name) in left.iter_mut().zip(device.capacity.keys()) {
         let taken = used.consumed.get(name).map_or(0, Quantity::nano);
         *left = left.saturating_sub(taken);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::potential::Potential;
-use super::request::{GpuMilli, GpuTypes, Request};
+use super::request::{GpuFraction, GpuRequest, GpuTypes};
 
 /// Decay constant in requests: after this many later requests, a request has the weight 1/e. About
 /// a week of a busy cluster.
@@ -41,7 +41,7 @@ const MAX_CLASSES: usize = 4096;
 #[derive(Debug, Clone, PartialEq)]
 pub struct RequestMix {
     /// Counts times `scale`.
-    classes: BTreeMap<Request, Count>,
+    classes: BTreeMap<GpuRequest, Count>,
     /// Weight of a new request. It grows, which is equivalent to decreasing all older weights.
     scale: f64,
 }
@@ -57,10 +57,10 @@ impl RequestMix {
     #[must_use]
     pub fn prior() -> Self {
         let request = |&(cpu_milli, gpus, share, percent): &(u64, u32, u32, f64)| {
-            let share = GpuMilli::new(share);
+            let share = GpuFraction::new(share);
             let observed = percent / 100.0 * PRIOR_REQUESTS;
             (
-                Request { cpu_milli, gpus, share, types: GpuTypes::ANY },
+                GpuRequest { cpu_milli, gpus, share, types: GpuTypes::ANY },
                 Count { observed, refused: 0.0 },
             )
         };
@@ -68,7 +68,7 @@ impl RequestMix {
     }
 
     /// Counts a new request, whether it is placed or not.
-    pub fn observe(&mut self, request: Request) {
+    pub fn observe(&mut self, request: GpuRequest) {
         if self.scale > LARGE {
             for count in self.classes.values_mut() {
                 count.observed /= self.scale;
@@ -84,7 +84,7 @@ impl RequestMix {
     }
 
     /// Counts a refusal of an observed request. Unknown requests are ignored.
-    pub fn observe_refusal(&mut self, request: Request) {
+    pub fn observe_refusal(&mut self, request: GpuRequest) {
         if let Some(count) = self.classes.get_mut(&request) {
             count.refused += self.scale;
         }
@@ -100,13 +100,13 @@ impl RequestMix {
     }
 
     /// Returns the classes that need GPUs, with their fractions of these requests; the sum is 1.
-    pub(super) fn parts(&self) -> Vec<(Request, f64)> {
+    pub(super) fn parts(&self) -> Vec<(GpuRequest, f64)> {
         self.weighted(0.0)
     }
 
     /// Returns the classes with refusals weighted by `times`. The fractions refer to all requests,
     /// so their sum exceeds 1.
-    pub(super) fn weighted(&self, times: f64) -> Vec<(Request, f64)> {
+    pub(super) fn weighted(&self, times: f64) -> Vec<(GpuRequest, f64)> {
         let of_gpus = || self.classes.iter().filter(|(request, _)| request.total_milli() > 0);
         let sum: f64 = of_gpus().map(|(_, count)| count.observed).sum();
         of_gpus()
@@ -117,14 +117,14 @@ impl RequestMix {
 
 /// A [`RequestMix`] that is updated by each request, with its potential.
 ///
-/// Each pod is reported at most twice, however often it is planned: [`Learner::observe`] when it is
-/// first seen, and [`Learner::refused`] at its first refusal for lack of capacity. Either call is a
-/// map look-up.
+/// Each pod is reported at most twice, however often it is planned: [`RequestMixLearner::observe`]
+/// when it is first seen, and [`RequestMixLearner::observe_refusal`] at its first refusal for lack
+/// of capacity. Either call is a map look-up.
 ///
 /// The potential is computed again only after the mix has changed enough: often at first, then
 /// at most every `MAX_BETWEEN_UPDATES` requests.
 #[derive(Debug, Clone)]
-pub struct Learner {
+pub struct RequestMixLearner {
     mix: RequestMix,
     potential: Potential,
     observed: u64,
@@ -137,7 +137,7 @@ const FIRST_UPDATE: u64 = 32;
 /// Later computations follow after an eighth more requests, but at most this number.
 const MAX_BETWEEN_UPDATES: u64 = 1024;
 
-impl Learner {
+impl RequestMixLearner {
     /// Creates a learner that starts with `mix`.
     #[must_use]
     pub fn new(mix: RequestMix) -> Self {
@@ -147,7 +147,7 @@ impl Learner {
 
     /// Counts a request. Returns true if the potential changed, so that earlier results are
     /// outdated.
-    pub fn observe(&mut self, request: Request) -> bool {
+    pub fn observe(&mut self, request: GpuRequest) -> bool {
         self.mix.observe(request);
         self.observed += 1;
         let is_due = self.observed >= self.due;
@@ -159,8 +159,8 @@ impl Learner {
     }
 
     /// Counts the refusal of an observed request; call it once per pod. The potential does not
-    /// change before [`Learner::observe`] returns true.
-    pub fn refused(&mut self, request: Request) {
+    /// change before [`RequestMixLearner::observe`] returns true.
+    pub fn observe_refusal(&mut self, request: GpuRequest) {
         self.mix.observe_refusal(request);
     }
 
@@ -171,7 +171,7 @@ impl Learner {
     }
 }
 
-impl Default for Learner {
+impl Default for RequestMixLearner {
     fn default() -> Self {
         Self::new(RequestMix::prior())
     }
@@ -181,11 +181,11 @@ impl Default for Learner {
 mod tests {
     use super::*;
 
-    fn request(cpu_milli: u64, share: u32) -> Request {
-        Request { cpu_milli, gpus: 1, share: GpuMilli::new(share), types: GpuTypes::ANY }
+    fn request(cpu_milli: u64, share: u32) -> GpuRequest {
+        GpuRequest { cpu_milli, gpus: 1, share: GpuFraction::new(share), types: GpuTypes::ANY }
     }
 
-    fn part(mix: &RequestMix, of: Request) -> f64 {
+    fn part(mix: &RequestMix, of: GpuRequest) -> f64 {
         mix.parts().into_iter().find(|(request, _)| *request == of).map_or(0.0, |(_, part)| part)
     }
 
@@ -212,7 +212,7 @@ mod tests {
         [placed, refused].into_iter().for_each(|request| mix.observe(request));
         mix.observe_refusal(refused);
         mix.observe_refusal(request(1, 1));
-        let weighted: Vec<(Request, i64)> = mix
+        let weighted: Vec<(GpuRequest, i64)> = mix
             .weighted(30.0)
             .iter()
             .map(|&(request, part)| (request, (part * 100.0).round() as i64))
@@ -224,7 +224,7 @@ mod tests {
     #[test]
     fn pods_without_gpus_are_not_in_the_mix() {
         let mut mix = RequestMix::empty();
-        mix.observe(Request { gpus: 0, share: GpuMilli::NONE, ..request(3000, 0) });
+        mix.observe(GpuRequest { gpus: 0, share: GpuFraction::NONE, ..request(3000, 0) });
         mix.observe(request(3000, 810));
         assert_eq!(mix.parts(), [(request(3000, 810), 1.0)]);
     }
@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn potential_is_updated_less_often_over_time() {
-        let mut learner = Learner::new(RequestMix::empty());
+        let mut learner = RequestMixLearner::new(RequestMix::empty());
         let learned: Vec<u64> =
             (1..=20_000).filter(|_| learner.observe(request(8000, 500))).collect();
         assert_eq!(learned[0], FIRST_UPDATE);

@@ -2,7 +2,7 @@
 
 use super::mix::RequestMix;
 use super::prices::RemainderValue;
-use super::request::{NodeCapacity, Request};
+use super::request::{GpuRequest, NodeCapacity};
 use super::usable::UsabilityTable;
 
 /// Fragmentation potential of nodes for one mix of requests.
@@ -51,9 +51,9 @@ const LEAST_PART: f64 = 0.25;
 
 /// Rise of a node's potential by a placement, in steps; less is better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Rise(i64);
+pub struct PotentialRise(i64);
 
-impl Rise {
+impl PotentialRise {
     /// Returns the number of steps.
     #[must_use]
     pub const fn steps(self) -> i64 {
@@ -81,9 +81,9 @@ impl Potential {
     /// Returns the potential of a node, in thousandths of a GPU.
     #[must_use]
     pub fn of(&self, node: &NodeCapacity<'_>) -> f64 {
-        let left: u32 = node.gpus.iter().map(|gpu| gpu.left.thousandths()).sum();
+        let left: u32 = node.gpus.iter().map(|gpu| gpu.free.thousandths()).sum();
         let value: f64 =
-            node.gpus.iter().map(|gpu| self.remainder.at(gpu.left.thousandths())).sum();
+            node.gpus.iter().map(|gpu| self.remainder.at(gpu.free.thousandths())).sum();
         FRAGMENTS * self.usable.fragments(node)
             + WASTE * (f64::from(left) - value)
             + STRANDED * stranded(left, node.cpu_milli, self.mean)
@@ -94,8 +94,8 @@ impl Potential {
     /// `after`.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "a node has fewer than 2^50 GPUs")]
-    pub fn rise(&self, before: f64, after: &NodeCapacity<'_>) -> Rise {
-        Rise(((self.of(after) - before) / STEP).floor() as i64)
+    pub fn rise(&self, before: f64, after: &NodeCapacity<'_>) -> PotentialRise {
+        PotentialRise(((self.of(after) - before) / STEP).floor() as i64)
     }
 }
 
@@ -110,10 +110,10 @@ struct Densities(Vec<(f64, f64)>);
 
 impl Densities {
     #[expect(clippy::cast_precision_loss, reason = "less than 2^52 thousandths")]
-    fn of(parts: &[(Request, f64)]) -> Self {
+    fn of(parts: &[(GpuRequest, f64)]) -> Self {
         let total: f64 =
             parts.iter().map(|(request, part)| part * request.total_milli() as f64).sum();
-        let class = |(request, part): &(Request, f64)| {
+        let class = |(request, part): &(GpuRequest, f64)| {
             let milli = request.total_milli() as f64;
             (request.cpu_milli as f64 / milli, part * milli / total)
         };
@@ -142,20 +142,22 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::fragmentation::{GpuMilli, GpuState, GpuType, GpuTypes};
+    use crate::fragmentation::{GpuFraction, GpuState, GpuType, GpuTypes};
 
-    fn request(cpu_milli: u64, gpus: u32, share: u32) -> Request {
-        Request { cpu_milli, gpus, share: GpuMilli::new(share), types: GpuTypes::ANY }
+    fn request(cpu_milli: u64, gpus: u32, share: u32) -> GpuRequest {
+        GpuRequest { cpu_milli, gpus, share: GpuFraction::new(share), types: GpuTypes::ANY }
     }
 
-    fn potential(requests: &[Request]) -> Potential {
+    fn potential(requests: &[GpuRequest]) -> Potential {
         let mut mix = RequestMix::empty();
         requests.iter().for_each(|&request| mix.observe(request));
         Potential::new(&mix)
     }
 
     fn gpus(left: &[u32]) -> Vec<GpuState> {
-        left.iter().map(|&left| GpuState { kind: GpuType(0), left: GpuMilli::new(left) }).collect()
+        left.iter()
+            .map(|&left| GpuState { gpu_type: GpuType(0), free: GpuFraction::new(left) })
+            .collect()
     }
 
     fn of(potential: &Potential, cpu_milli: u64, left: &[u32]) -> f64 {
@@ -193,10 +195,10 @@ mod tests {
 
     #[test]
     fn request_for_any_type_avoids_type_that_others_require() {
-        let picky = Request { types: GpuTypes::of([GpuType(7)]), ..request(8000, 1, 1000) };
+        let picky = GpuRequest { types: GpuTypes::of([GpuType(7)]), ..request(8000, 1, 1000) };
         let mix = potential(&[picky, request(8000, 1, 1000), request(8000, 1, 1000)]);
         let rise = |kind| {
-            let gpu = |left| [GpuState { kind: GpuType(kind), left: GpuMilli::new(left) }];
+            let gpu = |left| [GpuState { gpu_type: GpuType(kind), free: GpuFraction::new(left) }];
             let before = mix.of(&NodeCapacity { cpu_milli: 8000, gpus: &gpu(1000) });
             mix.rise(before, &NodeCapacity { cpu_milli: 0, gpus: &gpu(0) })
         };
@@ -237,7 +239,7 @@ mod tests {
             mut left in prop::collection::vec(0_u32..=1000, 1..8),
             cpu in 0_u64..64_000,
         ) {
-            let requests: Vec<Request> = requests
+            let requests: Vec<GpuRequest> = requests
                 .into_iter()
                 .map(|(cpu, gpus, share)| request(cpu * 1000, gpus, share * 50))
                 .collect();

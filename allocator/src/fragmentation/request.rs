@@ -2,9 +2,9 @@
 
 /// A fraction of one GPU in thousandths, from 0 to 1000.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub struct GpuMilli(u16);
+pub struct GpuFraction(u16);
 
-impl GpuMilli {
+impl GpuFraction {
     /// No part of a GPU.
     pub const NONE: Self = Self(0);
     /// One whole GPU.
@@ -66,18 +66,18 @@ impl GpuTypes {
 
 /// Request of one pod. Equal requests form a class of the [`RequestMix`](super::RequestMix).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Request {
+pub struct GpuRequest {
     /// CPU request, in millicores.
     pub cpu_milli: u64,
     /// Number of GPUs; 0 if the pod needs none.
     pub gpus: u32,
     /// Share of each GPU: the larger of its fractions of memory and compute.
-    pub share: GpuMilli,
+    pub share: GpuFraction,
     /// Accepted GPU types.
     pub types: GpuTypes,
 }
 
-impl Request {
+impl GpuRequest {
     /// Returns the total GPU share, in thousandths.
     #[must_use]
     pub fn total_milli(&self) -> u64 {
@@ -89,9 +89,9 @@ impl Request {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GpuState {
     /// GPU type.
-    pub kind: GpuType,
+    pub gpu_type: GpuType,
     /// Free share: the smaller of the free fractions of memory and compute.
-    pub left: GpuMilli,
+    pub free: GpuFraction,
 }
 
 /// Free capacity of a node.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::request::{GpuMilli, GpuType, NodeCapacity, Request};
+use super::request::{GpuFraction, GpuRequest, GpuType, NodeCapacity};
 
 /// Classes of a mix, arranged to compute the fraction that cannot use a GPU.
 ///
@@ -23,7 +23,7 @@ pub(super) struct UsabilityTable {
     /// Indexed by type, then by number of satisfied `cpu` amounts, then by number of satisfied
     /// `shares`.
     unusable: Vec<f64>,
-    multi_gpu: Vec<(Request, f64)>,
+    multi_gpu: Vec<(GpuRequest, f64)>,
 }
 
 /// Half the maximum number of distinct shares; tenants choose shares, so the tables must be
@@ -38,8 +38,8 @@ const NO_NAMED_TYPE: GpuType = GpuType(u16::MAX);
 
 impl UsabilityTable {
     /// Creates the tables for requests for GPUs, each with its fraction.
-    pub(super) fn new(parts: &[(Request, f64)]) -> Self {
-        let single: Vec<(Request, f64)> =
+    pub(super) fn new(parts: &[(GpuRequest, f64)]) -> Self {
+        let single: Vec<(GpuRequest, f64)> =
             parts.iter().copied().filter(|(r, _)| r.gpus == 1).collect();
         let multi_gpu = heaviest(parts.iter().copied().filter(|(r, _)| r.gpus > 1).collect());
         let cpu = distinct(single.iter().map(|(request, _)| request.cpu_milli));
@@ -57,7 +57,7 @@ impl UsabilityTable {
     }
 
     /// Computes the table of one type: the total minus the sum of the classes that can use the GPU.
-    fn table(&self, single: &[(Request, f64)], kind: GpuType) -> Vec<f64> {
+    fn table(&self, single: &[(GpuRequest, f64)], kind: GpuType) -> Vec<f64> {
         let (rows, columns) = (self.cpu.len() + 1, self.shares.len() + 1);
         let mut table = vec![0.0; rows * columns];
         for (request, part) in single.iter().filter(|(request, _)| request.types.contains(kind)) {
@@ -87,8 +87,8 @@ impl UsabilityTable {
         let row = self.cpu.partition_point(|&cpu| cpu <= node.cpu_milli);
         let mut sum = 0.0;
         for gpu in node.gpus {
-            let table = self.types.binary_search(&gpu.kind).unwrap_or(self.types.len());
-            let left = gpu.left.thousandths();
+            let table = self.types.binary_search(&gpu.gpu_type).unwrap_or(self.types.len());
+            let left = gpu.free.thousandths();
             let column = self.shares.partition_point(|&share| share <= left);
             sum += f64::from(left) * self.unusable[(table * rows + row) * columns + column];
         }
@@ -101,12 +101,12 @@ impl UsabilityTable {
 }
 
 /// Returns the capacity of the node's GPUs that one request for several GPUs cannot use.
-fn fragment(request: &Request, node: &NodeCapacity<'_>) -> f64 {
+fn fragment(request: &GpuRequest, node: &NodeCapacity<'_>) -> f64 {
     let (mut all, mut usable, mut number) = (0, 0, 0);
     for gpu in node.gpus {
-        all += gpu.left.thousandths();
-        if gpu.left >= request.share && request.types.contains(gpu.kind) {
-            usable += gpu.left.thousandths();
+        all += gpu.free.thousandths();
+        if gpu.free >= request.share && request.types.contains(gpu.gpu_type) {
+            usable += gpu.free.thousandths();
             number += 1;
         }
     }
@@ -118,7 +118,7 @@ fn fragment(request: &Request, node: &NodeCapacity<'_>) -> f64 {
 ///
 /// Otherwise returns the most requested ones and the largest of each of [`MAX_SHARES`] ranges of
 /// equal length. A share between two of these counts as the larger one.
-fn representative_shares(single: &[(Request, f64)]) -> Vec<u32> {
+fn representative_shares(single: &[(GpuRequest, f64)]) -> Vec<u32> {
     let mut asked: BTreeMap<u32, f64> = BTreeMap::new();
     for (request, part) in single {
         *asked.entry(request.share.thousandths()).or_default() += part;
@@ -126,7 +126,7 @@ fn representative_shares(single: &[(Request, f64)]) -> Vec<u32> {
     if asked.len() <= 2 * MAX_SHARES {
         return asked.into_keys().collect();
     }
-    let length = GpuMilli::WHOLE.thousandths().div_ceil(MAX_SHARES as u32);
+    let length = GpuFraction::WHOLE.thousandths().div_ceil(MAX_SHARES as u32);
     let largest: BTreeMap<u32, u32> =
         asked.keys().map(|share| (share.div_ceil(length), *share)).collect();
     let mut by_part: Vec<(u32, f64)> = asked.into_iter().collect();
@@ -136,7 +136,7 @@ fn representative_shares(single: &[(Request, f64)]) -> Vec<u32> {
 }
 
 /// Returns the most frequent requests.
-fn heaviest(mut requests: Vec<(Request, f64)>) -> Vec<(Request, f64)> {
+fn heaviest(mut requests: Vec<(GpuRequest, f64)>) -> Vec<(GpuRequest, f64)> {
     if requests.len() > MAX_MULTI_GPU {
         requests.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         requests.truncate(MAX_MULTI_GPU);
@@ -156,14 +156,14 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::fragmentation::{GpuMilli, GpuState, GpuTypes};
+    use crate::fragmentation::{GpuFraction, GpuState, GpuTypes};
 
-    fn request(cpu_milli: u64, gpus: u32, share: u32, types: GpuTypes) -> Request {
-        Request { cpu_milli, gpus, share: GpuMilli::new(share), types }
+    fn request(cpu_milli: u64, gpus: u32, share: u32, types: GpuTypes) -> GpuRequest {
+        GpuRequest { cpu_milli, gpus, share: GpuFraction::new(share), types }
     }
 
     fn gpu(kind: u16, left: u32) -> GpuState {
-        GpuState { kind: GpuType(kind), left: GpuMilli::new(left) }
+        GpuState { gpu_type: GpuType(kind), free: GpuFraction::new(left) }
     }
 
     #[test]
@@ -200,7 +200,7 @@ mod tests {
         assert!((of(2) - 500.0).abs() < 1e-9);
     }
 
-    fn requests() -> impl Strategy<Value = Vec<(Request, f64)>> {
+    fn requests() -> impl Strategy<Value = Vec<(GpuRequest, f64)>> {
         let types =
             prop_oneof![Just(GpuTypes::ANY), (0_u16..3).prop_map(|t| GpuTypes::of([GpuType(t)]))];
         let one = (0_u64..20, 1_u32..4, 1_u32..=10, types)
@@ -209,7 +209,7 @@ mod tests {
     }
 
     /// Returns the largest error of the tables, as a fraction of the free share of a GPU.
-    fn largest_error(parts: &[(Request, f64)]) -> f64 {
+    fn largest_error(parts: &[(GpuRequest, f64)]) -> f64 {
         let usable = UsabilityTable::new(parts);
         assert!(usable.shares.len() <= 2 * MAX_SHARES, "{} shares", usable.shares.len());
         let error = |left| {

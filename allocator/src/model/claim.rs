@@ -6,7 +6,7 @@ use k8s_openapi::api::resource::v1::DeviceClaimConfiguration;
 use tessera_api::names::{ClaimName, ClaimUid, DeviceClassName, Namespace, RequestName};
 use tessera_api::quantity::Quantity;
 
-use super::class::Selector;
+use super::class::DeviceSelector;
 use super::device::Toleration;
 
 /// A ResourceClaim that is not allocated.
@@ -57,9 +57,9 @@ pub struct Alternative {
     /// DeviceClass; `None` if the request has an unknown type without a class.
     pub class: Option<DeviceClassName>,
     /// Selectors that must all match, in addition to those of the class.
-    pub selectors: Vec<Selector>,
+    pub selectors: Vec<DeviceSelector>,
     /// Number of devices.
-    pub mode: Mode,
+    pub mode: AllocationMode,
     /// Tolerated device taints.
     pub tolerations: Vec<Toleration>,
     /// `capacity.requests`: share of a shared device, lower bound of an exclusive one.
@@ -72,7 +72,7 @@ pub struct Alternative {
 
 /// Number of devices of a request (`allocationMode`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Mode {
+pub enum AllocationMode {
     /// A fixed number of devices.
     Exact(u64),
     /// All matching devices of one node.

@@ -13,7 +13,7 @@ pub struct DeviceClass {
     /// Name of the class.
     pub name: DeviceClassName,
     /// Selectors that must all match.
-    pub selectors: Vec<Selector>,
+    pub selectors: Vec<DeviceSelector>,
     /// Configurations in the order of the spec. Those of other drivers are ignored.
     pub configs: Vec<DeviceClassConfiguration>,
 }
@@ -23,12 +23,12 @@ pub struct DeviceClass {
 /// It is compiled when the first device is tested, so that an unused selector costs nothing. A
 /// compile error has no effect before that.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Selector {
+pub struct DeviceSelector {
     /// The CEL source; empty for a selector that is not CEL.
     pub expression: Arc<str>,
 }
 
-impl Selector {
+impl DeviceSelector {
     /// Returns true if the selector has a type of a later API version.
     pub fn is_unknown(&self) -> bool {
         self.expression.is_empty()

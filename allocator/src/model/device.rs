@@ -53,7 +53,7 @@ pub struct Slice {
     ///
     /// It matters only if slices of one generation disagree about `slice_count`: upstream uses the
     /// first slice. If the position is unknown, such a pool is incomplete.
-    pub listed: Option<usize>,
+    pub list_position: Option<usize>,
     /// Nodes on which the devices can be used.
     pub nodes: NodeChoice,
     /// Devices in published order; empty if the slice carries shared counters.
@@ -85,7 +85,7 @@ pub struct CounterUse {
 
 /// Binding conditions: set on the claim by a controller before its pod can be bound (KEP-5007).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
-pub struct Binding {
+pub struct BindingConditions {
     /// Conditions that must all be true.
     pub conditions: Vec<String>,
     /// Conditions of which none may be true.
@@ -125,16 +125,16 @@ pub struct Device {
     /// An allocation restricts the claim to the chosen node.
     pub binds_to_node: bool,
     /// The device has no managed taint: another allocator may allocate it, so it is never used.
-    pub foreign: bool,
+    pub is_unmanaged: bool,
     /// The device publishes more memory than it has; only claims that allow oversubscription use
     /// it.
     pub oversubscribed: bool,
     /// Claims can share the device by MPS.
-    pub mps: bool,
+    pub supports_mps: bool,
     /// Consumption of counter sets of the pool.
     pub consumes: Vec<CounterUse>,
     /// `bindingConditions` and `bindingFailureConditions`, if the former are set.
-    pub binding: Option<Arc<Binding>>,
+    pub binding: Option<Arc<BindingConditions>>,
     /// Name of an unsupported feature; such a device is never allocated.
     pub unsupported: Option<&'static str>,
     /// View of the device for selectors, built when the first selector is evaluated.
@@ -268,7 +268,7 @@ impl Toleration {
 impl Device {
     /// Returns true if the device is managed and uses no unsupported feature.
     pub(crate) fn is_allocatable(&self) -> bool {
-        !self.foreign && self.unsupported.is_none()
+        !self.is_unmanaged && self.unsupported.is_none()
     }
 
     /// Creates a device without attributes, capacities and taints, for the nodes of its slice.
@@ -281,9 +281,9 @@ impl Device {
             taints: Vec::new(),
             nodes: NodeChoice::Unknown,
             binds_to_node: false,
-            foreign: false,
+            is_unmanaged: false,
             oversubscribed: false,
-            mps: false,
+            supports_mps: false,
             consumes: Vec::new(),
             binding: None,
             unsupported: None,
@@ -302,9 +302,9 @@ impl Device {
     /// Returns true if both devices are equal apart from names, attributes and counters.
     pub(crate) fn has_same_profile(&self, other: &Self) -> bool {
         self.shared == other.shared
-            && self.foreign == other.foreign
+            && self.is_unmanaged == other.is_unmanaged
             && self.oversubscribed == other.oversubscribed
-            && self.mps == other.mps
+            && self.supports_mps == other.supports_mps
             && self.unsupported == other.unsupported
             && self.binds_to_node == other.binds_to_node
             && self.binding == other.binding

@@ -29,7 +29,7 @@ pub struct Node {
     pub used: BTreeMap<String, Quantity>,
     /// Part of [`used`](Self::used) that belongs to pods with managed devices on this node. It is
     /// released together with the devices.
-    pub held: BTreeMap<String, Quantity>,
+    pub releasable: BTreeMap<String, Quantity>,
 }
 
 /// A node taint.
@@ -64,7 +64,7 @@ impl Node {
 
     /// Adds the requests of a pod that gets devices on this node.
     pub(crate) fn add_requests(&mut self, requests: &BTreeMap<String, Quantity>) {
-        for sums in [&mut self.used, &mut self.held] {
+        for sums in [&mut self.used, &mut self.releasable] {
             for (name, amount) in requests {
                 let sum = sums.entry(name.clone()).or_default();
                 *sum = sum.checked_add(*amount).unwrap_or(*sum);
@@ -150,7 +150,7 @@ const NAME_FIELD: &str = tessera_api::names::NODE_NAME_FIELD;
 
 impl NodeSelector {
     /// Creates a selector for one node by name, as in allocations of node-local devices.
-    pub fn of_node(node: &NodeName) -> Self {
+    pub fn for_node(node: &NodeName) -> Self {
         let name = Requirement {
             key: NAME_FIELD.to_owned(),
             operator: SelectorOperator::In,

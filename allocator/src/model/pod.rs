@@ -47,12 +47,12 @@ pub struct PendingPod {
     /// Claims in pod order, without unallocated claims for other drivers.
     pub claims: Vec<PodClaim>,
     /// Scheduling constraints of the pod.
-    pub scheduling: Arc<Scheduling>,
+    pub scheduling: Arc<SchedulingConstraints>,
     /// `status.nominatedNodeName`. Preemption freed capacity there, so the node is tried first.
-    pub nominated: Option<NodeName>,
+    pub nominated_node: Option<NodeName>,
     /// Nodes that are not tried: the pod could not run there although its devices were allocated.
     /// The caller removes them again.
-    pub excluded: BTreeSet<NodeName>,
+    pub excluded_nodes: BTreeSet<NodeName>,
 }
 
 impl PendingPod {
@@ -83,7 +83,7 @@ pub enum PodClaim {
 
 /// Scheduling constraints of a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Scheduling {
+pub struct SchedulingConstraints {
     /// `spec.nodeSelector`.
     pub node_selector: BTreeMap<String, String>,
     /// `requiredDuringSchedulingIgnoredDuringExecution` of the node affinity.

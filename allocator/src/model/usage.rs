@@ -7,7 +7,7 @@ use tessera_api::config::Sharing;
 use tessera_api::names::RequestName;
 use tessera_api::quantity::Quantity;
 
-use super::device::{Binding, Device, DeviceId};
+use super::device::{BindingConditions, Device, DeviceId};
 
 /// Allocation result: one device for one request of a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,23 +25,23 @@ pub struct DeviceResult {
     /// Mechanism that isolates the claims on the device.
     pub sharing: Sharing,
     /// Conditions that must hold before the pod can be bound.
-    pub binding: Option<Arc<Binding>>,
+    pub binding: Option<Arc<BindingConditions>>,
 }
 
 /// Consumption of one device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct DeviceUse {
+pub struct DeviceUsage {
     /// Number of exclusive allocations.
     pub exclusive: u32,
     /// Number of shares.
     pub shares: u32,
     /// Number of allocations of both kinds that are shared by MPS; the others use the interceptor.
-    pub by_mps: u32,
+    pub mps_allocations: u32,
     /// Sum of the capacity that the shares consume.
     pub consumed: BTreeMap<String, Quantity>,
 }
 
-impl DeviceUse {
+impl DeviceUsage {
     /// Returns true if the device is overcommitted or allocated exclusively more than once.
     pub fn exceeds(&self, device: &Device) -> bool {
         let twice = self.exclusive > 1 || (self.exclusive == 1 && self.shares > 0);
@@ -54,14 +54,14 @@ impl DeviceUse {
     /// Returns the sharing mechanism that all allocations use; `None` if there are none or several.
     pub fn sharing(&self) -> Option<Sharing> {
         let users = self.exclusive + self.shares;
-        [Sharing::Intercept, Sharing::Mps]
-            .into_iter()
-            .find(|own| users > 0 && conflicting_sharing(users, self.by_mps, *own).is_none())
+        [Sharing::Intercept, Sharing::Mps].into_iter().find(|own| {
+            users > 0 && conflicting_sharing(users, self.mps_allocations, *own).is_none()
+        })
     }
 
     /// Adds a non-administrative allocation result.
     pub(crate) fn add(&mut self, result: &DeviceResult) {
-        self.by_mps += u32::from(result.sharing == Sharing::Mps);
+        self.mps_allocations += u32::from(result.sharing == Sharing::Mps);
         if !result.shared {
             self.exclusive += 1;
             return;
@@ -77,7 +77,8 @@ impl DeviceUse {
 
     /// Subtracts an allocation result that was added before.
     fn subtract(&mut self, result: &DeviceResult) {
-        self.by_mps = self.by_mps.saturating_sub(u32::from(result.sharing == Sharing::Mps));
+        self.mps_allocations =
+            self.mps_allocations.saturating_sub(u32::from(result.sharing == Sharing::Mps));
         if !result.shared {
             self.exclusive = self.exclusive.saturating_sub(1);
             return;
@@ -93,7 +94,7 @@ impl DeviceUse {
 
     /// Returns the consumption without those `results` that belong to `device`.
     #[must_use]
-    pub fn without(&self, device: &DeviceId, results: &[DeviceResult]) -> Self {
+    pub fn minus(&self, device: &DeviceId, results: &[DeviceResult]) -> Self {
         let mut rest = self.clone();
         for result in results.iter().filter(|r| !r.admin && r.device == *device) {
             rest.subtract(result);
@@ -123,7 +124,7 @@ pub(crate) fn conflicting_sharing(users: u32, by_mps: u32, own: Sharing) -> Opti
 /// Cloning is cheap; the first change after a clone copies the map.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Usage {
-    devices: Arc<BTreeMap<DeviceId, DeviceUse>>,
+    devices: Arc<BTreeMap<DeviceId, DeviceUsage>>,
 }
 
 impl Usage {
@@ -148,7 +149,7 @@ impl Usage {
     }
 
     /// Sets the consumption of a device; `None` removes the entry.
-    pub fn set(&mut self, device: &DeviceId, used: Option<DeviceUse>) {
+    pub fn set(&mut self, device: &DeviceId, used: Option<DeviceUsage>) {
         let devices = Arc::make_mut(&mut self.devices);
         match used {
             Some(used) => devices.insert(device.clone(), used),
@@ -157,7 +158,7 @@ impl Usage {
     }
 
     /// Returns the consumption of a device; `None` if it has no entry.
-    pub fn of(&self, device: &DeviceId) -> Option<&DeviceUse> {
+    pub fn get(&self, device: &DeviceId) -> Option<&DeviceUsage> {
         self.devices.get(device)
     }
 
@@ -167,7 +168,7 @@ impl Usage {
     }
 
     /// Returns all devices with consumption, in order.
-    pub fn iter(&self) -> impl Iterator<Item = (&DeviceId, &DeviceUse)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&DeviceId, &DeviceUsage)> {
         self.devices.iter()
     }
 }
@@ -216,7 +217,7 @@ mod tests {
         let sharing = |results: &[DeviceResult]| {
             let mut usage = Usage::default();
             usage.add(results);
-            usage.of(&share(0, 0).device).and_then(DeviceUse::sharing)
+            usage.get(&share(0, 0).device).and_then(DeviceUsage::sharing)
         };
         let whole_by_mps = DeviceResult { shared: false, ..by_mps() };
         let admin_by_mps = DeviceResult { admin: true, ..by_mps() };

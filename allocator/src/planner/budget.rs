@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use tessera_api::names::Namespace;
 
-use crate::settings::Settings;
+use crate::settings::PlanSettings;
 
 /// Step budget of a plan.
 pub(super) struct Budget {
@@ -16,7 +16,7 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    pub(super) fn new(settings: Settings) -> Self {
+    pub(super) fn new(settings: PlanSettings) -> Self {
         let of_pod = settings.steps_per_pod;
         let of_plan = settings.steps_per_plan.max(of_pod);
         Self { of_plan, of_pod, left: of_plan, spent: BTreeMap::new() }

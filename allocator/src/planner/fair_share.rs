@@ -7,8 +7,8 @@ use tessera_api::names::Namespace;
 use tessera_api::reason::NodeReason;
 
 use super::shape_cache::ShapeId;
-use crate::model::{PendingPod, PodUid, Scheduling};
-use crate::outcome::Cause;
+use crate::model::{PendingPod, PodUid, SchedulingConstraints};
+use crate::outcome::RefusalCause;
 
 /// A namespace's share is this fraction of the steps of a plan.
 const STEP_FRACTION: u64 = 4;
@@ -17,11 +17,11 @@ const STEP_FRACTION: u64 = 4;
 #[derive(Debug)]
 pub(super) struct CommonExplanation {
     pub(super) shape: ShapeId,
-    pub(super) scheduling: Arc<Scheduling>,
+    pub(super) scheduling: Arc<SchedulingConstraints>,
     /// Reason for these pods on the reserved node.
     pub(super) reserved_reason: Option<NodeReason>,
     /// Causes per claim.
-    pub(super) causes: Vec<Arc<Cause>>,
+    pub(super) causes: Vec<Arc<RefusalCause>>,
 }
 
 impl CommonExplanation {
@@ -29,7 +29,7 @@ impl CommonExplanation {
     pub(super) fn applies_to(
         &self,
         shape: ShapeId,
-        scheduling: &Arc<Scheduling>,
+        scheduling: &Arc<SchedulingConstraints>,
         reserved_reason: Option<&NodeReason>,
     ) -> bool {
         self.shape == shape

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::Planner;
 use crate::cluster::{Cluster, NodeIndex, ProfileId};
-use crate::fragmentation::{GpuMilli, GpuType, GpuTypes, Request};
-use crate::model::{Claim, Device, PendingPod, PodUid, Scheduling, cpu_milli_of};
+use crate::fragmentation::{GpuFraction, GpuRequest, GpuType, GpuTypes};
+use crate::model::{Claim, Device, PendingPod, PodUid, SchedulingConstraints, cpu_milli_of};
 use crate::policy::{Policy, share};
 use crate::predicate;
 use crate::search::MAX_RESULTS;
@@ -23,7 +23,7 @@ pub(super) struct AcceptedTypes {
     /// One sample device per type and profile.
     samples: Vec<Sample>,
     /// Types on the nodes that match scheduling constraints.
-    of_nodes: Vec<(Arc<Scheduling>, BTreeSet<GpuType>)>,
+    of_nodes: Vec<(Arc<SchedulingConstraints>, BTreeSet<GpuType>)>,
     /// Pods whose requests can never be met.
     impossible: BTreeSet<PodUid>,
 }
@@ -72,7 +72,7 @@ impl Planner {
     }
 
     /// Returns the request of the pod; `None` if it can never be met.
-    fn request(&mut self, pod: &PendingPod, policy: Policy, steps: &mut u64) -> Option<Request> {
+    fn request(&mut self, pod: &PendingPod, policy: Policy, steps: &mut u64) -> Option<GpuRequest> {
         let mut pending: Vec<Arc<Claim>> = pod.pending_claims().cloned().collect();
         let mut known = BTreeSet::new();
         pending.retain(|claim| known.insert(claim.uid.clone()));
@@ -90,7 +90,7 @@ impl Planner {
         }
         let is_any = types.len() == accepted.types().len();
         let types = if is_any { GpuTypes::ANY } else { GpuTypes::of(types) };
-        Some(Request { cpu_milli, gpus, share, types })
+        Some(GpuRequest { cpu_milli, gpus, share, types })
     }
 }
 
@@ -138,7 +138,7 @@ impl AcceptedTypes {
         cluster: &mut Cluster,
         selections: &mut Selections,
         steps: &mut u64,
-    ) -> Option<(u32, GpuMilli, BTreeSet<GpuType>)> {
+    ) -> Option<(u32, GpuFraction, BTreeSet<GpuType>)> {
         let (mut gpus, mut total, mut types) = (0_u64, 0_u64, self.types());
         let requests: Vec<_> = shape
             .claims
@@ -173,13 +173,13 @@ impl AcceptedTypes {
             types.retain(|kind| found.iter().any(|(accepted, _, _)| accepted == kind));
         }
         let share = u32::try_from(total.checked_div(gpus)?).unwrap_or(u32::MAX);
-        Some((u32::try_from(gpus).unwrap_or(u32::MAX), GpuMilli::new(share), types))
+        Some((u32::try_from(gpus).unwrap_or(u32::MAX), GpuFraction::new(share), types))
     }
 
     /// Returns the GPU types on the nodes that the pod selects; `None` if it selects none.
     fn of_nodes(
         &mut self,
-        scheduling: &Arc<Scheduling>,
+        scheduling: &Arc<SchedulingConstraints>,
         cluster: &Cluster,
     ) -> Option<&BTreeSet<GpuType>> {
         let affinity = scheduling.affinity.as_ref();
@@ -189,7 +189,7 @@ impl AcceptedTypes {
         if is_bound || scheduling.node_selector.is_empty() && affinity.is_none() {
             return None;
         }
-        let is_same = |known: &Scheduling| {
+        let is_same = |known: &SchedulingConstraints| {
             known.node_selector == scheduling.node_selector && known.affinity == scheduling.affinity
         };
         let known = self.of_nodes.iter().position(|(known, _)| is_same(known));
@@ -217,12 +217,12 @@ fn of_device(
     profile: ProfileId,
     whole: &[i128],
     device: &Device,
-) -> Option<GpuMilli> {
+) -> Option<GpuFraction> {
     let is_possible =
         alternative.accepts_oversubscription_of(device) && alternative.can_share(device);
     match &alternative.profile_match(profile).filter(|_| is_possible)?.demand {
         ProfileDemand::Takes(demand, true) if device.shared => Some(share(demand, whole)),
-        ProfileDemand::Takes(_, true) => Some(GpuMilli::WHOLE),
+        ProfileDemand::Takes(_, true) => Some(GpuFraction::WHOLE),
         _ => None,
     }
 }

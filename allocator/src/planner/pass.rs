@@ -16,17 +16,21 @@ use crate::cluster::NodeIndex;
 use crate::explain::Explainer;
 use crate::feasibility::{self, NodeFeasibility};
 use crate::model::{
-    DeviceId, DeviceResult, DeviceUse, Node, NodeSelector, PendingPod, PodClaim, cpu_milli_of,
+    DeviceId, DeviceResult, DeviceUsage, Node, NodeSelector, PendingPod, PodClaim, cpu_milli_of,
 };
-use crate::outcome::{Cause, Decision, Plan, Refusal};
+use crate::outcome::{AllocationPlan, Decision, Refusal, RefusalCause};
 use crate::policy::seeded_hash;
 use crate::predicate::{self, CountedUsage};
 use crate::search::SearchOutcome;
-use crate::settings::Settings;
+use crate::settings::PlanSettings;
 use crate::shape::Chosen;
 
 /// Plans the pods. Decisions count as usage during the pass and are undone at its end.
-pub(super) fn plan(planner: &mut Planner, pods: &[PendingPod], settings: Settings) -> Plan {
+pub(super) fn plan(
+    planner: &mut Planner,
+    pods: &[PendingPod],
+    settings: PlanSettings,
+) -> AllocationPlan {
     let mut order: Vec<&PendingPod> = pods.iter().collect();
     order
         .sort_by_key(|p| (std::cmp::Reverse(p.priority), p.created, &p.namespace, &p.name, &p.uid));
@@ -34,7 +38,7 @@ pub(super) fn plan(planner: &mut Planner, pods: &[PendingPod], settings: Setting
     planner.observe(&order, settings.policy, &mut (budget.of_plan / 2));
     planner.fair_share.begin_plan(&order, budget.of_plan);
     let mut pass = PlanningPass::new(planner, settings);
-    let mut plan = Plan::default();
+    let mut plan = AllocationPlan::default();
     let mut deferred = Vec::new();
     for pod in order {
         if pass.is_deferred(pod, &budget) {
@@ -54,7 +58,7 @@ pub(super) fn plan(planner: &mut Planner, pods: &[PendingPod], settings: Setting
         pass.renew_explanations(&mut plan);
     }
     let explained = pass.explained.drain(..).map(|explained| explained.common).collect();
-    (plan.kept, plan.again) = std::mem::take(&mut pass.reservation).end();
+    (plan.reserved, plan.replan_at) = std::mem::take(&mut pass.reservation).end();
     pass.undo();
     let refused = plan.refusals.iter().map(|refusal| &refusal.pod);
     let Planner { fair_share, cluster, .. } = planner;
@@ -67,10 +71,10 @@ pub(super) fn plan_on(
     planner: &mut Planner,
     node: &NodeName,
     pod: &PendingPod,
-    settings: Settings,
-) -> Plan {
+    settings: PlanSettings,
+) -> AllocationPlan {
     let mut pass = PlanningPass::new(planner, settings);
-    let mut plan = Plan::default();
+    let mut plan = AllocationPlan::default();
     let mut steps = settings.steps_per_pod;
     match pass.place_pod_on(node, pod, &mut steps) {
         Ok(decision) => plan.decisions.extend(decision),
@@ -82,19 +86,19 @@ pub(super) fn plan_on(
 }
 
 /// Returns true if the pod is pending for lack of capacity that can become free.
-fn lacks_capacity(cause: &Cause) -> bool {
-    let Cause::NoFit(explanation) = cause else { return false };
-    explanation.tallies().any(|(reason, _)| reason.may_pass())
+fn lacks_capacity(cause: &RefusalCause) -> bool {
+    let RefusalCause::NoFit(explanation) = cause else { return false };
+    explanation.tallies().any(|(reason, _)| reason.is_transient())
 }
 
 /// A planning pass: its decisions on top of the cluster state.
 pub(super) struct PlanningPass<'p> {
     pub(super) planner: &'p mut Planner,
-    pub(super) settings: Settings,
+    pub(super) settings: PlanSettings,
     /// Nodes with the requests of pods decided in this pass.
     nodes: BTreeMap<NodeIndex, Node>,
     /// Device consumption before the pass.
-    usage_before: Vec<(DeviceId, Option<DeviceUse>)>,
+    usage_before: Vec<(DeviceId, Option<DeviceUsage>)>,
     /// Free CPU of nodes before the pass.
     cpu_before: Vec<(NodeIndex, u64)>,
     /// Claims decided in this pass and their nodes. A later pod that shares a claim is restricted
@@ -118,7 +122,7 @@ struct Explained<'p> {
 }
 
 impl<'p> PlanningPass<'p> {
-    fn new(planner: &'p mut Planner, settings: Settings) -> Self {
+    fn new(planner: &'p mut Planner, settings: PlanSettings) -> Self {
         Self {
             planner,
             settings,
@@ -162,7 +166,7 @@ impl<'p> PlanningPass<'p> {
     }
 
     /// Plans one pod with the rest of the budget.
-    fn plan_pod(&mut self, pod: &'p PendingPod, budget: &mut Budget, plan: &mut Plan) {
+    fn plan_pod(&mut self, pod: &'p PendingPod, budget: &mut Budget, plan: &mut AllocationPlan) {
         let given = budget.of_pod.min(budget.left);
         // The next plan does not have to continue for a pod that was refused on the same cluster
         // state.
@@ -330,8 +334,11 @@ impl<'p> PlanningPass<'p> {
             !failed.contains(node) && self.node(*node).is_some_and(|n| is_accepted(*node, n))
         };
         // Preemption freed capacity on this node only.
-        let nominated =
-            to_place.pod.nominated.as_ref().and_then(|name| self.planner.cluster.node_index(name));
+        let nominated = to_place
+            .pod
+            .nominated_node
+            .as_ref()
+            .and_then(|name| self.planner.cluster.node_index(name));
         if let Some(node) = nominated.filter(|n| {
             matches!(entry.feasibility.result(*n), NodeFeasibility::Feasible(_)) && is_usable(n)
         }) {
@@ -454,8 +461,8 @@ impl<'p> PlanningPass<'p> {
     }
 
     /// Renews explanations that later decisions of this pass have changed, once for each.
-    fn renew_explanations(&mut self, plan: &mut Plan) {
-        let mut renewed: BTreeMap<*const Cause, Arc<Cause>> = BTreeMap::new();
+    fn renew_explanations(&mut self, plan: &mut AllocationPlan) {
+        let mut renewed: BTreeMap<*const RefusalCause, Arc<RefusalCause>> = BTreeMap::new();
         for old in std::mem::take(&mut self.explained) {
             if old.decisions == self.decisions {
                 continue;
@@ -482,7 +489,7 @@ impl<'p> PlanningPass<'p> {
         shape: ShapeId,
         reserved_reason: Option<&NodeReason>,
         steps: &mut u64,
-    ) -> Option<Vec<Arc<Cause>>> {
+    ) -> Option<Vec<Arc<RefusalCause>>> {
         let nodes: Vec<NodeIndex> =
             self.planner.cluster.by_name().map(|(index, _)| index).collect();
         let mut explainer = Explainer::new(&self.planner.shapes.get(shape).shape);
@@ -533,6 +540,6 @@ impl<'p> PlanningPass<'p> {
 }
 
 /// Wraps the causes that refusals share.
-fn shared(causes: Vec<Cause>) -> Vec<Arc<Cause>> {
+fn shared(causes: Vec<RefusalCause>) -> Vec<Arc<RefusalCause>> {
     causes.into_iter().map(Arc::new).collect()
 }

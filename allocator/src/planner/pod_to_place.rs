@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tessera_api::names::ClaimName;
 
 use crate::model::{Claim, NodeSelector, PendingPod};
-use crate::outcome::{Cause, Refusal};
+use crate::outcome::{Refusal, RefusalCause};
 use crate::predicate::ClaimNodes;
 
 /// A pod to place: the part that is not decided yet.
@@ -21,7 +21,7 @@ pub(super) struct PodToPlace<'s> {
 impl PodToPlace<'_> {
     /// Returns true if results apply to every pod with the same claims and constraints.
     pub(super) fn has_shared_results(&self) -> bool {
-        self.claim_nodes.is_empty() && self.pod.excluded.is_empty()
+        self.claim_nodes.is_empty() && self.pod.excluded_nodes.is_empty()
     }
 
     pub(super) fn restrict_to(&mut self, claim: &ClaimName, nodes: Option<&NodeSelector>) {
@@ -30,8 +30,8 @@ impl PodToPlace<'_> {
     }
 
     /// Refuses each pending claim with its cause.
-    pub(super) fn refused(&self, causes: &[Arc<Cause>]) -> Vec<Refusal> {
-        let refuse = |(claim, cause): (&Arc<Claim>, &Arc<Cause>)| Refusal {
+    pub(super) fn refused(&self, causes: &[Arc<RefusalCause>]) -> Vec<Refusal> {
+        let refuse = |(claim, cause): (&Arc<Claim>, &Arc<RefusalCause>)| Refusal {
             pod: self.pod.uid.clone(),
             claim: claim.uid.clone(),
             cause: Arc::clone(cause),
@@ -41,7 +41,7 @@ impl PodToPlace<'_> {
 
     /// Refuses each pending claim because the step budget was spent.
     pub(super) fn undecided(&self) -> Vec<Refusal> {
-        let cause = Arc::new(Cause::NotDecided);
+        let cause = Arc::new(RefusalCause::BudgetExceeded);
         self.refused(&self.pending.iter().map(|_| Arc::clone(&cause)).collect::<Vec<_>>())
     }
 }

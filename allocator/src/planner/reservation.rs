@@ -15,21 +15,21 @@ use super::pass::PlanningPass;
 use super::pod_to_place::PodToPlace;
 use super::shape_cache::ShapeId;
 use crate::cluster::{NodeIndex, ReachableDevices};
-use crate::model::{Node, NodeSelector, Scheduling};
-use crate::outcome::{Cause, Kept, Refusal};
+use crate::model::{Node, NodeSelector, SchedulingConstraints};
+use crate::outcome::{Refusal, RefusalCause, ReservedNode};
 use crate::predicate::{self, CountedUsage};
 use crate::starvation::{self, Window};
 
 /// Node reservation of a plan.
 #[derive(Debug, Default)]
 pub(super) struct NodeReservation {
-    reserved: Option<(NodeIndex, Kept)>,
+    reserved: Option<(NodeIndex, ReservedNode)>,
     /// Next start of a reservation window, over the pods that had none open.
     next_change: Option<i64>,
     /// Steps left for all reservation searches.
     steps: u64,
     /// Shapes without a suitable node: equal pods are not searched again.
-    without_node: Vec<(ShapeId, Arc<Scheduling>)>,
+    without_node: Vec<(ShapeId, Arc<SchedulingConstraints>)>,
 }
 
 /// Allocations to release on a node: on the devices that need the fewest, and in total.
@@ -45,7 +45,7 @@ impl NodeReservation {
     }
 
     /// Returns the reserved node and the time of the next change.
-    pub(super) fn end(self) -> (Option<Kept>, Option<i64>) {
+    pub(super) fn end(self) -> (Option<ReservedNode>, Option<i64>) {
         let until = self.reserved.as_ref().map(|(_, reserved)| reserved.until);
         let next_change = until.into_iter().chain(self.next_change).min();
         (self.reserved.map(|(_, reserved)| reserved), next_change)
@@ -57,13 +57,13 @@ impl NodeReservation {
         let is_there = |nodes: &NodeSelector| nodes.single_node() == Some(reserved.node.as_str());
         let is_bound = to_place.claim_nodes.iter().any(|claim| is_there(&claim.nodes));
         // Preemption freed the capacity there for this pod.
-        if is_bound || to_place.pod.nominated.as_ref() == Some(&reserved.node) {
+        if is_bound || to_place.pod.nominated_node.as_ref() == Some(&reserved.node) {
             return None;
         }
         // Users without access to a namespace must not learn names of its objects.
         let is_named = reserved.namespace == to_place.pod.namespace;
         let pod = is_named.then(|| format!("{}/{}", reserved.namespace, reserved.name));
-        Some(NodeReason::KeptFree { pod })
+        Some(NodeReason::Reserved { pod })
     }
 
     /// Returns the reserved node.
@@ -72,7 +72,7 @@ impl NodeReservation {
     }
 
     fn is_known_without_node(&self, to_place: &PodToPlace<'_>, shape: ShapeId) -> bool {
-        let is_like = |(known, scheduling): &(ShapeId, Arc<Scheduling>)| {
+        let is_like = |(known, scheduling): &(ShapeId, Arc<SchedulingConstraints>)| {
             *known == shape && *scheduling == to_place.pod.scheduling
         };
         to_place.has_shared_results() && self.without_node.iter().any(is_like)
@@ -87,7 +87,8 @@ impl PlanningPass<'_> {
         shape: ShapeId,
         refusals: &[Refusal],
     ) {
-        let Some(min_wait) = self.settings.patience.filter(|_| self.reservation.reserved.is_none())
+        let Some(min_wait) =
+            self.settings.reservation_delay.filter(|_| self.reservation.reserved.is_none())
         else {
             return;
         };
@@ -110,8 +111,13 @@ impl PlanningPass<'_> {
             Some(node) => {
                 let name = self.planner.cluster.nodes[node].name.clone();
                 let (namespace, pod_name) = (pod.namespace.clone(), pod.name.clone());
-                let reserved =
-                    Kept { pod: pod.uid.clone(), namespace, name: pod_name, node: name, until };
+                let reserved = ReservedNode {
+                    pod: pod.uid.clone(),
+                    namespace,
+                    name: pod_name,
+                    node: name,
+                    until,
+                };
                 self.reservation.reserved = Some((node, reserved));
             }
             None if to_place.has_shared_results() => {
@@ -222,10 +228,10 @@ fn allocation_count(reachable: &ReachableDevices, candidate: usize) -> u64 {
 
 /// Returns true if the pod lacks only capacity that others hold.
 fn lacks_held_capacity(refusals: &[Refusal]) -> bool {
-    let is_no_fit = |refusal: &Refusal| matches!(*refusal.cause, Cause::NoFit(_));
+    let is_no_fit = |refusal: &Refusal| matches!(*refusal.cause, RefusalCause::NoFit(_));
     let lacks = |refusal: &Refusal| match &*refusal.cause {
-        Cause::NoFit(explanation) => {
-            explanation.tallies().any(|(reason, _)| reason.is_held_by_others())
+        RefusalCause::NoFit(explanation) => {
+            explanation.tallies().any(|(reason, _)| reason.is_contended())
         }
         _ => false,
     };

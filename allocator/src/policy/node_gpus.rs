@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use super::scorer::Ranking;
-use crate::fragmentation::{GpuMilli, GpuState, NodeCapacity, Potential, Rise};
+use crate::fragmentation::{GpuFraction, GpuState, NodeCapacity, Potential, PotentialRise};
 use crate::shape::{AlternativeShape, ProfileDemand};
 
 /// Forecast, and the CPU of a node and of a pod to place there.
@@ -25,7 +25,7 @@ pub(crate) struct NodeGpuState {
     /// Fragmentation potential of the current state.
     level: f64,
     /// Cached rises for taking a share of one GPU.
-    known: RefCell<Vec<(GpuState, GpuMilli, Rise)>>,
+    known: RefCell<Vec<(GpuState, GpuFraction, PotentialRise)>>,
 }
 
 impl NodeGpuState {
@@ -37,7 +37,7 @@ impl NodeGpuState {
             let is_allocatable = compiled.device.is_allocatable();
             gpu_indices.push(is_allocatable.then_some(gpus.len()));
             if is_allocatable {
-                gpus.push(GpuState { kind: compiled.kind, left: left(ranking, candidate) });
+                gpus.push(GpuState { gpu_type: compiled.kind, free: left(ranking, candidate) });
             }
         }
         let forecast_view = &ranking.forecast_view;
@@ -53,28 +53,28 @@ impl NodeGpuState {
         ranking: &Ranking<'_>,
         alternative: &AlternativeShape,
         candidate: usize,
-    ) -> GpuMilli {
+    ) -> GpuFraction {
         let candidate = &ranking.reachable.candidates[candidate];
         let whole = &ranking.interner.profile(candidate.profile).capacity;
         match alternative.profile_match(candidate.profile).map(|answer| &answer.demand) {
             Some(ProfileDemand::Takes(demand, _)) if candidate.device().shared => {
                 share(demand, whole)
             }
-            _ => GpuMilli::WHOLE,
+            _ => GpuFraction::WHOLE,
         }
     }
 
     /// Returns the free share of a candidate.
-    pub(super) fn left(&self, candidate: usize) -> GpuMilli {
-        self.gpu_indices[candidate].map_or(GpuMilli::NONE, |index| self.gpus[index].left)
+    pub(super) fn left(&self, candidate: usize) -> GpuFraction {
+        self.gpu_indices[candidate].map_or(GpuFraction::NONE, |index| self.gpus[index].free)
     }
 
     /// Returns the rise of the potential if these shares of candidates are taken.
     pub(super) fn rise(
         &self,
         forecast_view: &ForecastView<'_>,
-        taken: &[(usize, GpuMilli)],
-    ) -> Rise {
+        taken: &[(usize, GpuFraction)],
+    ) -> PotentialRise {
         let only = match taken {
             [(candidate, share)] => {
                 self.gpu_indices[*candidate].map(|index| (self.gpus[index], *share))
@@ -90,7 +90,7 @@ impl NodeGpuState {
         let mut gpus = self.gpus.clone();
         for (candidate, share) in taken {
             if let Some(index) = self.gpu_indices[*candidate] {
-                gpus[index].left = gpus[index].left.saturating_sub(*share);
+                gpus[index].free = gpus[index].free.saturating_sub(*share);
             }
         }
         let cpu_milli = forecast_view.cpu_free.saturating_sub(forecast_view.cpu_requested);
@@ -102,10 +102,10 @@ impl NodeGpuState {
 }
 
 /// Returns the free share of a device: the minimum over its capacities.
-fn left(ranking: &Ranking<'_>, candidate: usize) -> GpuMilli {
+fn left(ranking: &Ranking<'_>, candidate: usize) -> GpuFraction {
     let is_held = ranking.holders.get(candidate).is_some_and(|holders| *holders != 0);
     if is_held || ranking.reachable.exclusive[candidate] > 0 {
-        return GpuMilli::NONE;
+        return GpuFraction::NONE;
     }
     let whole = &ranking.interner.profile(ranking.reachable.candidates[candidate].profile).capacity;
     let from = ranking.reachable.offset[candidate] as usize;
@@ -117,7 +117,7 @@ fn left(ranking: &Ranking<'_>, candidate: usize) -> GpuMilli {
         .zip(left)
         .filter(|(whole, _)| **whole > 0)
         .map(|(whole, left)| part((left, whole)));
-    parts.min().map_or(GpuMilli::WHOLE, GpuMilli::new)
+    parts.min().map_or(GpuFraction::WHOLE, GpuFraction::new)
 }
 
 fn thousandths(milli: i128, whole: i128) -> u32 {
@@ -125,10 +125,10 @@ fn thousandths(milli: i128, whole: i128) -> u32 {
 }
 
 /// Returns the share of a device that a demand consumes, rounded up.
-pub(crate) fn share(demand: &[i128], whole: &[i128]) -> GpuMilli {
+pub(crate) fn share(demand: &[i128], whole: &[i128]) -> GpuFraction {
     let part = |(amount, whole): (&i128, &i128)| {
         thousandths((*amount).max(0).saturating_mul(1000).saturating_add(whole - 1), *whole)
     };
     let parts = demand.iter().zip(whole).filter(|(_, whole)| **whole > 0).map(part);
-    parts.max().map_or(GpuMilli::NONE, GpuMilli::new)
+    parts.max().map_or(GpuFraction::NONE, GpuFraction::new)
 }

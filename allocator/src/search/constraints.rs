@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::cluster::{Interner, ReachableDevices, ValueId};
-use crate::features::Features;
+use crate::features::FeatureGates;
 use crate::model::{Attribute, ConstraintKind};
 use crate::shape::ConstraintShape;
 
@@ -70,7 +70,7 @@ impl<'a> ConstraintState<'a> {
         index: usize,
         i: usize,
         interner: &Interner,
-        features: &Features,
+        features: &FeatureGates,
     ) -> bool {
         if !self.applies_to(index) {
             return true;

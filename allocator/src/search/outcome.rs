@@ -1,7 +1,7 @@
 //! Results of a search.
 
 use crate::capacity::CapacityError;
-use crate::outcome::Cause;
+use crate::outcome::RefusalCause;
 use crate::selector::SelectorError;
 use crate::shape::Chosen;
 
@@ -16,26 +16,26 @@ pub(crate) enum SearchOutcome {
     /// There is no solution.
     Infeasible,
     /// The search failed; index of the claim, and the reason.
-    Failed(usize, Failure),
+    Failed(usize, SearchFailure),
     /// The step budget is spent.
     OutOfSteps,
 }
 
 /// Failure of a search; upstream also stops for this pod.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Failure {
+pub enum SearchFailure {
     /// The request can never be served.
-    Request(Cause),
+    Request(RefusalCause),
     /// A selector failed on a device.
     Selector(SelectorError),
     /// An amount cannot be computed.
     Capacity(CapacityError),
     /// "All" devices violate a constraint on this attribute.
-    AllAgainstConstraint(String),
+    AllViolatesConstraint(String),
     /// "All" devices are requested, and this pool is incomplete.
-    AllButPoolIncomplete(String),
+    AllWithIncompletePool(String),
     /// "All" devices are requested, and this pool is invalid.
-    AllButPoolInvalid(String),
+    AllWithInvalidPool(String),
     /// More than 32 devices for one claim.
     TooManyDevices(u64),
     /// A constraint of an unknown type.

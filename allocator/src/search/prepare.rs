@@ -1,11 +1,11 @@
 //! Preparation of the search: upstream's checks, the devices of "all" requests, and counting.
 
-use super::outcome::{Failure, MAX_RESULTS};
+use super::outcome::{MAX_RESULTS, SearchFailure};
 use super::run::{Progress, Run, Stop};
 use super::state::Target;
 use super::symmetry::{Symmetry, Verdict};
 use crate::cluster::PoolState;
-use crate::model::{ConstraintKind, Mode};
+use crate::model::{AllocationMode, ConstraintKind};
 use crate::selector::SelectorError;
 use crate::shape::ProfileDemand;
 
@@ -23,11 +23,11 @@ impl Run<'_> {
                 }
                 least = least.saturating_add(fewest);
                 if least > MAX_RESULTS as u64 {
-                    return Err(Stop::Failed(c, Failure::TooManyDevices(least)));
+                    return Err(Stop::Failed(c, SearchFailure::TooManyDevices(least)));
                 }
             }
             if claim.constraints.iter().any(|c| c.constraint.kind == ConstraintKind::Unknown) {
-                return Err(Stop::Failed(c, Failure::UnknownConstraint));
+                return Err(Stop::Failed(c, SearchFailure::UnknownConstraint));
             }
         }
         self.state.prepare_constraints(self.search.interner);
@@ -55,9 +55,9 @@ impl Run<'_> {
     fn count(&mut self, claim: usize, index: usize) -> Result<u64, Stop> {
         let alternative = &self.search.shape.alternatives[index];
         if let Err(cause) = &alternative.resolved {
-            return Err(Stop::Failed(claim, Failure::Request(cause.clone())));
+            return Err(Stop::Failed(claim, SearchFailure::Request(cause.clone())));
         }
-        if alternative.request.mode == Mode::All {
+        if alternative.request.mode == AllocationMode::All {
             self.count_all(claim, index)?;
         }
         Ok(self.wanted(index))
@@ -75,10 +75,10 @@ impl Run<'_> {
             match pool.state {
                 PoolState::Complete => {}
                 PoolState::Incomplete => {
-                    return Err(Stop::Failed(claim, Failure::AllButPoolIncomplete(name())));
+                    return Err(Stop::Failed(claim, SearchFailure::AllWithIncompletePool(name())));
                 }
                 PoolState::Invalid => {
-                    return Err(Stop::Failed(claim, Failure::AllButPoolInvalid(name())));
+                    return Err(Stop::Failed(claim, SearchFailure::AllWithInvalidPool(name())));
                 }
             }
             while let Some(i) = candidates.next_if(|&i| reachable.candidates[i].pool as usize == p)
@@ -103,7 +103,7 @@ impl Run<'_> {
             // and makes the request fail.
             Some(ProfileDemand::Takes(_, true)) => Ok(true),
             Some(ProfileDemand::Error(error)) => {
-                Err(Stop::Failed(target.claim, Failure::Capacity(error.clone())))
+                Err(Stop::Failed(target.claim, SearchFailure::Capacity(error.clone())))
             }
             _ => Ok(false),
         }
@@ -174,7 +174,7 @@ impl Run<'_> {
         let constrained_all = shape.claims.iter().any(|claim| {
             let own = claim.requests[0]..*claim.requests.last().unwrap_or(&0);
             !claim.constraints.is_empty()
-                && shape.alternatives[own].iter().any(|a| a.request.mode == Mode::All)
+                && shape.alternatives[own].iter().any(|a| a.request.mode == AllocationMode::All)
         });
         let pairs = |index| (0..count).map(move |i| (index, i));
         constrained_all || (0..shape.alternatives.len()).flat_map(pairs).any(is_error)
@@ -187,7 +187,8 @@ impl Run<'_> {
             (0..claim.len()).all(|request| {
                 claim.alternatives(request).any(|index| {
                     let wanted = self.wanted(index);
-                    let is_all = self.search.shape.alternatives[index].request.mode == Mode::All;
+                    let is_all =
+                        self.search.shape.alternatives[index].request.mode == AllocationMode::All;
                     if is_all {
                         wanted > 0
                     } else {

@@ -1,10 +1,10 @@
 //! Inputs and state of a search in progress.
 
-use super::outcome::Failure;
+use super::outcome::SearchFailure;
 use super::state::SearchState;
 use super::symmetry::{Hash, Symmetry, Verdict};
 use crate::cluster::{Interner, ReachableDevices};
-use crate::features::Features;
+use crate::features::FeatureGates;
 use crate::policy::ForecastView;
 use crate::shape::{Selections, Shape};
 
@@ -12,7 +12,7 @@ use crate::shape::{Selections, Shape};
 pub(crate) struct Search<'a> {
     pub(crate) shape: &'a Shape,
     pub(crate) reachable: &'a ReachableDevices,
-    pub(crate) features: &'a Features,
+    pub(crate) features: &'a FeatureGates,
     pub(crate) interner: &'a mut Interner,
     pub(crate) selections: &'a mut Selections,
     /// Remaining budget; one step is one device tested.
@@ -25,7 +25,7 @@ pub(crate) struct Search<'a> {
 
 /// Reason why the recursion stops without a result.
 pub(super) enum Stop {
-    Failed(usize, Failure),
+    Failed(usize, SearchFailure),
     OutOfSteps,
 }
 

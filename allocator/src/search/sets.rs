@@ -149,7 +149,9 @@ fn share_scopes(
     let position = |i: usize| positions.get(i).filter(|_| reachable.candidates[i].pool == pool);
     let pair = position(one).zip(position(other)).zip(positions.machine(pool));
     pair.is_some_and(|((one, other), machine)| {
-        preferences.required().all(|scope| machine.matrix().sharing(scope, one).contains(other))
+        preferences
+            .required()
+            .all(|scope| machine.matrix().peers_in_scope(scope, one).contains(other))
     })
 }
 

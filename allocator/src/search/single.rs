@@ -2,11 +2,11 @@
 //!
 //! The tests and their order are the same, but there is no backtracking.
 
-use super::outcome::{Failure, SearchOutcome};
+use super::outcome::{SearchFailure, SearchOutcome};
 use super::run::Search;
 use super::sets;
 use crate::cluster::ReachableDevices;
-use crate::features::Features;
+use crate::features::FeatureGates;
 use crate::policy::{Policy, Rank, Ranking};
 use crate::shape::{AlternativeShape, Chosen, ProfileDemand, Shape};
 
@@ -25,7 +25,7 @@ impl Search<'_> {
     pub(super) fn single(&mut self, alternative: &AlternativeShape) -> SearchOutcome {
         let resolved = match &alternative.resolved {
             Ok(resolved) => resolved,
-            Err(cause) => return SearchOutcome::Failed(0, Failure::Request(cause.clone())),
+            Err(cause) => return SearchOutcome::Failed(0, SearchFailure::Request(cause.clone())),
         };
         let policy = resolved.device;
         let mut passing = Vec::new();
@@ -76,7 +76,7 @@ impl Search<'_> {
         Some(set.flatten().unwrap_or(first))
     }
 
-    fn passes(&mut self, alternative: &AlternativeShape, i: usize) -> Result<bool, Failure> {
+    fn passes(&mut self, alternative: &AlternativeShape, i: usize) -> Result<bool, SearchFailure> {
         let reachable = self.reachable;
         if reachable.exclusive[i] > 0 && alternative.request.admin != Some(true) {
             return Ok(false);
@@ -88,7 +88,7 @@ impl Search<'_> {
         }
         let selected =
             self.selections.selects(resolved.selection, candidate, self.interner, self.steps);
-        if !selected.map_err(Failure::Selector)? || !candidate.is_reachable {
+        if !selected.map_err(SearchFailure::Selector)? || !candidate.is_reachable {
             return Ok(false);
         }
         let Some(answer) = alternative.profile_match(candidate.profile) else { return Ok(false) };
@@ -97,7 +97,7 @@ impl Search<'_> {
                 demand.iter().zip(reachable.left(i)).all(|(wanted, left)| wanted <= left)
             }
             ProfileDemand::Never => false,
-            ProfileDemand::Error(error) => return Err(Failure::Capacity(error.clone())),
+            ProfileDemand::Error(error) => return Err(SearchFailure::Capacity(error.clone())),
         };
         let is_sharing_compatible = alternative
             .required_sharing()
@@ -110,7 +110,7 @@ impl Search<'_> {
 }
 
 /// Returns true if enough counters are free to allocate the device.
-fn has_counters(reachable: &ReachableDevices, i: usize, features: &Features) -> bool {
+fn has_counters(reachable: &ReachableDevices, i: usize, features: &FeatureGates) -> bool {
     if !features.partitionable {
         return reachable.candidates[i].device().consumes.is_empty();
     }

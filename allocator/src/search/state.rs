@@ -4,7 +4,7 @@ use tessera_api::config::Sharing;
 
 use super::constraints::ConstraintState;
 use crate::cluster::{Interner, ReachableDevices};
-use crate::features::Features;
+use crate::features::FeatureGates;
 use crate::model::conflicting_sharing;
 use crate::shape::{Chosen, Shape};
 
@@ -143,13 +143,13 @@ impl<'a> SearchState<'a> {
         demand.iter().zip(self.left_of(i)).all(|(wanted, left)| wanted <= left)
     }
 
-    fn is_shared(&self, i: usize, features: &Features) -> bool {
+    fn is_shared(&self, i: usize, features: &FeatureGates) -> bool {
         features.consumable_capacity && self.reachable.candidates[i].device().shared
     }
 
     /// Returns true if enough counters are free to allocate the device. Further shares of a shared
     /// device need none.
-    pub(super) fn has_counters(&self, i: usize, features: &Features) -> bool {
+    pub(super) fn has_counters(&self, i: usize, features: &FeatureGates) -> bool {
         let Some(consumes) = self.reachable.consumes.get(i).filter(|list| !list.is_empty()) else {
             return true;
         };
@@ -162,7 +162,7 @@ impl<'a> SearchState<'a> {
     }
 
     /// Returns true if the device has a share already, so that another one needs no counters.
-    pub(super) fn needs_no_counters(&self, i: usize, features: &Features) -> bool {
+    pub(super) fn needs_no_counters(&self, i: usize, features: &FeatureGates) -> bool {
         self.is_shared(i, features) && (self.shares[i] > 0 || self.reachable.shares[i] > 0)
     }
 
@@ -175,7 +175,7 @@ impl<'a> SearchState<'a> {
         target: Target,
         i: usize,
         interner: &Interner,
-        features: &Features,
+        features: &FeatureGates,
     ) -> Result<(), String> {
         let Some(constraints) = self.constraints.get_mut(target.claim) else { return Ok(()) };
         let index = target.index - self.shape.claims[target.claim].requests[0];
@@ -201,7 +201,7 @@ impl<'a> SearchState<'a> {
         i: usize,
         demand: &[i128],
         chosen: Chosen,
-        features: &Features,
+        features: &FeatureGates,
     ) {
         self.chosen[claim].push(chosen);
         if let Some(sharing_index) = self.sharing_index(claim, chosen) {
@@ -225,7 +225,7 @@ impl<'a> SearchState<'a> {
         claim: usize,
         i: usize,
         demand: &[i128],
-        features: &Features,
+        features: &FeatureGates,
     ) {
         let chosen = self.chosen[claim].pop();
         if let Some(sharing_index) = chosen.and_then(|chosen| self.sharing_index(claim, chosen)) {

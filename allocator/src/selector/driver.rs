@@ -12,19 +12,19 @@ const UNKNOWN_DRIVER: &str = "unknown.invalid";
 
 /// Drivers whose devices an expression can match, whatever their attributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Drivers {
+pub struct MatchableDrivers {
     /// True for the Tessera driver.
-    pub ours: bool,
+    pub tessera: bool,
     /// True for a driver that the expression does not name.
     pub unnamed: bool,
     /// True for any driver other than Tessera, named or not.
-    pub others: bool,
+    pub other: bool,
 }
 
 /// Three-valued result; `None` depends on more than the driver.
 type Truth = Option<bool>;
 
-impl Drivers {
+impl MatchableDrivers {
     /// Analyzes `expr`; `ours` is the name of the Tessera driver.
     pub(super) fn of(expr: &IdedExpr, ours: &str) -> Self {
         let may = |driver: &str| truth(expr, driver) != Some(false);
@@ -32,7 +32,7 @@ impl Drivers {
         let mut named = Vec::new();
         strings(expr, &mut named);
         let others = unnamed || named.iter().any(|name| *name != ours && may(name));
-        Self { ours: may(ours), unnamed, others }
+        Self { tessera: may(ours), unnamed, other: others }
     }
 }
 

@@ -166,6 +166,10 @@ fn drivers_are_derived_from_the_expression() {
         ("device.attributes['x.example.com'].model == 'y'", true, true, true),
     ] {
         let drivers = CompiledSelector::cached(expression).unwrap().drivers();
-        assert_eq!(drivers, Drivers { ours, unnamed, others }, "{expression}");
+        assert_eq!(
+            drivers,
+            MatchableDrivers { tessera: ours, unnamed, other: others },
+            "{expression}"
+        );
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::cluster::{Candidate, CompiledDevice, FastMap, Interner, NameId};
-use crate::model::{Claim, Selector};
+use crate::model::{Claim, DeviceSelector};
 use crate::selector::{DeviceView, Read, Reads, SelectorError};
 
 /// Index of a list of selectors in [`Selections`].
@@ -42,7 +42,7 @@ pub(crate) struct Selections {
 
 #[derive(Debug)]
 struct List {
-    selectors: Vec<Selector>,
+    selectors: Vec<DeviceSelector>,
     reads: ListReads,
     answers: FastMap<Box<[u32]>, Result<bool, SelectorError>>,
 }
@@ -73,8 +73,11 @@ impl Selections {
     }
 
     /// Returns the list of these selectors, and creates it if it is new.
-    pub(crate) fn of<'s>(&mut self, selectors: impl Iterator<Item = &'s Selector>) -> Selection {
-        let selectors: Vec<Selector> = selectors.cloned().collect();
+    pub(crate) fn of<'s>(
+        &mut self,
+        selectors: impl Iterator<Item = &'s DeviceSelector>,
+    ) -> Selection {
+        let selectors: Vec<DeviceSelector> = selectors.cloned().collect();
         let source: Vec<Arc<str>> = selectors.iter().map(|s| Arc::clone(&s.expression)).collect();
         if let Some(known) = self.by_source.get(&source) {
             return Selection(*known);
@@ -188,7 +191,7 @@ impl List {
 
 /// Returns the properties that the selectors read together; `None` means everything. A selector
 /// that does not compile reads nothing.
-fn reads(selectors: &[Selector], steps: &mut u64) -> Option<BTreeSet<Read>> {
+fn reads(selectors: &[DeviceSelector], steps: &mut u64) -> Option<BTreeSet<Read>> {
     let mut all = BTreeSet::new();
     for compiled in selectors.iter().filter_map(|selector| selector.compiled_in(steps).ok()) {
         match compiled.reads() {

@@ -197,7 +197,7 @@ mod tests {
     use tessera_api::gpu::PcieLevel;
 
     use super::*;
-    use crate::topology::{Pair, Place, TopologyPreferences};
+    use crate::topology::{DeviceLinks, DeviceLocation, TopologyPreferences};
 
     proptest! {
         #[test]
@@ -207,9 +207,9 @@ mod tests {
             free in 0u64..1024,
             preference in 0usize..4,
         ) {
-            let place = |at: usize| Place { pcie_root: None, numa_node: Some(at as u32 % 3) };
-            let places: Vec<Place> = (0..10).map(place).collect();
-            let pair = |a: usize, b: usize| Pair {
+            let place = |at: usize| DeviceLocation { pcie_root: None, numa_node: Some(at as u32 % 3) };
+            let places: Vec<DeviceLocation> = (0..10).map(place).collect();
+            let pair = |a: usize, b: usize| DeviceLinks {
                 nvlinks: links[a * 10 + b],
                 pcie: PcieLevel::ALL[(a + b) % 6],
             };
@@ -256,8 +256,8 @@ mod tests {
             other in 0u64..256,
         ) {
             let pair =
-                |a: usize, b: usize| Pair { nvlinks: links[a * 8 + b], pcie: PcieLevel::System };
-            let matrix = LinkMatrix::new(&[Place::default(); 8], pair).unwrap();
+                |a: usize, b: usize| DeviceLinks { nvlinks: links[a * 8 + b], pcie: PcieLevel::System };
+            let matrix = LinkMatrix::new(&[DeviceLocation::default(); 8], pair).unwrap();
             let (free, one, other) = (
                 DeviceSet::from_bits(free),
                 DeviceSet::from_bits(one),

@@ -10,21 +10,21 @@ pub type Score = u32;
 
 /// Links between two devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pair {
+pub struct DeviceLinks {
     /// Number of NVLinks between them, direct or through switches.
     pub nvlinks: u32,
     /// PCIe level between them.
     pub pcie: PcieLevel,
 }
 
-impl Pair {
+impl DeviceLinks {
     /// Two devices in one machine without known links.
     pub const FARTHEST: Self = Self { nvlinks: 0, pcie: PcieLevel::System };
 }
 
 /// Location of a device in its machine. The numbers only distinguish locations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Place {
+pub struct DeviceLocation {
     /// PCIe root complex; `None` if unknown, which is shared with no other device.
     pub pcie_root: Option<u32>,
     /// NUMA node; `None` if unknown, which is shared with no other device.
@@ -61,8 +61,8 @@ impl LinkMatrix {
     /// # Errors
     /// Returns [`TooManyDevices`] for more than 64 devices.
     pub fn new(
-        places: &[Place],
-        mut pair: impl FnMut(usize, usize) -> Pair,
+        places: &[DeviceLocation],
+        mut pair: impl FnMut(usize, usize) -> DeviceLinks,
     ) -> Result<Self, TooManyDevices> {
         let count = places.len();
         if count > DeviceSet::MAX {
@@ -160,7 +160,7 @@ impl LinkMatrix {
     ///
     /// # Panics
     /// Panics if a position is not below [`len`](Self::len).
-    pub fn sharing(&self, scope: TopologyScope, device: usize) -> DeviceSet {
+    pub fn peers_in_scope(&self, scope: TopologyScope, device: usize) -> DeviceSet {
         self.shared[scope as usize][device]
     }
 
@@ -169,7 +169,7 @@ impl LinkMatrix {
     /// # Panics
     /// Panics if a position is not below [`len`](Self::len).
     pub fn pairs_sharing(&self, scope: TopologyScope, set: DeviceSet) -> usize {
-        set.iter().map(|a| (self.sharing(scope, a) & set.above(a)).len()).sum()
+        set.iter().map(|a| (self.peers_in_scope(scope, a) & set.above(a)).len()).sum()
     }
 
     /// Returns the groups of twins: devices with equal links to every other device. Each device is

@@ -54,8 +54,9 @@ impl TopologyPreferences {
         device: usize,
         among: DeviceSet,
     ) -> DeviceSet {
-        self.required()
-            .fold(among - DeviceSet::one(device), |set, scope| set & matrix.sharing(scope, device))
+        self.required().fold(among - DeviceSet::one(device), |set, scope| {
+            set & matrix.peers_in_scope(scope, device)
+        })
     }
 
     /// Returns the number of pairs that share preferred scopes, counted per scope.
@@ -70,6 +71,6 @@ impl TopologyPreferences {
         device: usize,
         with: DeviceSet,
     ) -> u32 {
-        self.counted().map(|scope| (matrix.sharing(scope, device) & with).len() as u32).sum()
+        self.counted().map(|scope| (matrix.peers_in_scope(scope, device) & with).len() as u32).sum()
     }
 }

@@ -5,11 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tessera_allocator::model::{
-    Alternative, Attribute, Capacity, Claim, ClusterSnapshot, Constraint, ConstraintKind, Device,
-    DeviceClass, DeviceId, DeviceResult, Mode, Node, NodeChoice, PendingPod, PodClaim, PodUid,
-    PoolId, Request, RequestPolicy, Scheduling, Selector, Slice, Taint, TaintEffect, ValidRange,
+    AllocationMode, Alternative, Attribute, Capacity, Claim, ClusterSnapshot, Constraint,
+    ConstraintKind, Device, DeviceClass, DeviceId, DeviceResult, DeviceSelector, Node, NodeChoice,
+    PendingPod, PodClaim, PodUid, PoolId, Request, RequestPolicy, SchedulingConstraints, Slice,
+    Taint, TaintEffect, ValidRange,
 };
-use tessera_allocator::{Decision, Plan, Settings, plan};
+use tessera_allocator::{AllocationPlan, Decision, PlanSettings, plan};
 use tessera_api::config::Sharing;
 use tessera_api::names::{
     ClaimName, ClaimUid, DeviceClassName, DeviceName, DriverName, Namespace, NodeName, PodName,
@@ -87,7 +88,7 @@ impl Cluster {
 
     pub(crate) fn class(&mut self, name: &str, selectors: &[&str]) -> &mut Self {
         let name = DeviceClassName::new(name).unwrap();
-        let selectors = selectors.iter().map(|s| Selector::new(s)).collect();
+        let selectors = selectors.iter().map(|s| DeviceSelector::new(s)).collect();
         let class = DeviceClass { name: name.clone(), selectors, configs: Vec::new() };
         self.0.classes.insert(name, Arc::new(class));
         self
@@ -111,7 +112,7 @@ impl Cluster {
                 ("pods".to_owned(), quantity("110")),
             ]),
             used: BTreeMap::new(),
-            held: BTreeMap::new(),
+            releasable: BTreeMap::new(),
         };
         change(&mut node);
         self.0.nodes.insert(node.name.clone(), Arc::new(node));
@@ -143,7 +144,7 @@ pub(crate) fn slice(node: &str, devices: Vec<Device>) -> Slice {
         pool: PoolId { driver: DriverName::ours(), pool: PoolName::new(node).unwrap() },
         generation: 1,
         slice_count: 1,
-        listed: None,
+        list_position: None,
         nodes: NodeChoice::Node(NodeName::new(node).unwrap()),
         devices: devices.into_iter().map(Arc::new).collect(),
         counter_sets: Vec::new(),
@@ -157,7 +158,7 @@ pub(crate) fn request(name: &str, count: u64, amounts: &[(&str, &str)]) -> Reque
         name: name.clone(),
         class: Some(DeviceClassName::new(CLASS).unwrap()),
         selectors: Vec::new(),
-        mode: Mode::Exact(count),
+        mode: AllocationMode::Exact(count),
         tolerations: Vec::new(),
         capacity: amounts
             .iter()
@@ -213,12 +214,12 @@ pub(crate) fn pod(name: &str, claims: Vec<Claim>) -> PendingPod {
         priority: 0,
         created: 0,
         claims: claims.into_iter().map(|c| PodClaim::Pending(Arc::new(c))).collect(),
-        scheduling: Arc::new(Scheduling {
+        scheduling: Arc::new(SchedulingConstraints {
             requests: BTreeMap::from([("pods".to_owned(), quantity("1"))]),
             ..Default::default()
         }),
-        nominated: None,
-        excluded: BTreeSet::new(),
+        nominated_node: None,
+        excluded_nodes: BTreeSet::new(),
     }
 }
 
@@ -227,12 +228,12 @@ pub(crate) fn share_pod(name: &str, memory: &str, cores: &str) -> PendingPod {
     pod(name, vec![claim(name, vec![request("gpu", 1, &[("memory", memory), ("cores", cores)])])])
 }
 
-pub(crate) fn decide(cluster: &Cluster, pods: &[PendingPod]) -> Plan {
-    plan(&cluster.0, pods, Settings::default())
+pub(crate) fn decide(cluster: &Cluster, pods: &[PendingPod]) -> AllocationPlan {
+    plan(&cluster.0, pods, PlanSettings::default())
 }
 
 /// Returns the devices of each decision as `node/device`.
-pub(crate) fn placements(plan: &Plan) -> Vec<Vec<String>> {
+pub(crate) fn placements(plan: &AllocationPlan) -> Vec<Vec<String>> {
     let placement = |d: &Decision| {
         let results = d.claims.iter().flat_map(|c| &c.results);
         results.map(|r| format!("{}/{}", d.node, r.device.device)).collect()

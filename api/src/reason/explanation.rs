@@ -142,7 +142,7 @@ impl Explanation {
     pub fn nearest_clause(&self) -> Option<String> {
         let NearestMiss { reason, node, wanted, .. } = self.nearest.as_deref()?;
         let is_only_node = self.tallies.values().all(|tally| tally.nodes.keys().eq([node]));
-        let is_told = *wanted == 1 || matches!(reason.0, Reason::Scattered { .. });
+        let is_told = *wanted == 1 || matches!(reason.0, Reason::TopologyTooSmall { .. });
         let is_only_device = self.tallies.get(&reason.0)?.devices() == 1;
         if is_only_node && is_told || is_only_device && (*wanted == 1 || self.names_largest(node)) {
             return None;

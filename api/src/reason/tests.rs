@@ -7,7 +7,7 @@ fn node(name: &str) -> NodeName {
 }
 
 fn short_of_memory() -> Reason {
-    Reason::Short { capacity: "memory".to_owned() }
+    Reason::Insufficient { capacity: "memory".to_owned() }
 }
 
 fn explanation() -> Explanation {

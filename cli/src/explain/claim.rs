@@ -1,8 +1,10 @@
 //! One claim of a pod: its requests, and the reasons why it is pending or its devices.
 
 use serde::Serialize;
-use tessera_allocator::model::{Alternative, Claim, Mode, NodeSelector, PendingPod, PodClaim};
-use tessera_allocator::{Cause, ClaimAllocation, Plan, Refusal};
+use tessera_allocator::model::{
+    AllocationMode, Alternative, Claim, NodeSelector, PendingPod, PodClaim,
+};
+use tessera_allocator::{AllocationPlan, ClaimAllocation, Refusal, RefusalCause};
 use tessera_api::names::{ClaimUid, DRIVER_NAME, RequestName};
 use tessera_api::reason::Explanation;
 use tessera_index::{ClaimStanding, ClaimState, Scope};
@@ -123,7 +125,7 @@ impl<'v> ClaimContext<'v> {
             },
             ClaimState::Missing => format!("ResourceClaim {name} does not exist"),
             ClaimState::Deleting => format!("ResourceClaim {name} is being deleted"),
-            ClaimState::NotThePods => format!(
+            ClaimState::ForeignOwner => format!(
                 "ResourceClaim {name} has the name of this pod's claim but another owner; delete the \
                  claim or the pod"
             ),
@@ -145,7 +147,7 @@ impl<'v> ClaimContext<'v> {
             ClaimState::NotGenerated => "NotGenerated",
             ClaimState::Missing => "Missing",
             ClaimState::Deleting => "Terminating",
-            ClaimState::NotThePods => "NotOwnedByPod",
+            ClaimState::ForeignOwner => "NotOwnedByPod",
             ClaimState::Allocated(_) => "Allocated",
             ClaimState::Foreign => "NotManaged",
             ClaimState::Pending => "Pending",
@@ -168,7 +170,7 @@ impl<'v> ClaimContext<'v> {
             specs: self
                 .uid
                 .as_ref()
-                .and_then(|uid| self.view.index.asked(uid))
+                .and_then(|uid| self.view.index.requests_of(uid))
                 .map_or_else(Vec::new, |c| request_specs(c)),
             devices,
             reasons: None,
@@ -190,17 +192,17 @@ impl<'v> ClaimContext<'v> {
     pub(crate) fn refused(
         &self,
         refusal: &Refusal,
-        plan: &Plan,
+        plan: &AllocationPlan,
         pod: &PendingPod,
     ) -> PodClaimReport {
         let cause = &*refusal.cause;
         let name = self.name.as_deref().unwrap_or_default();
         PodClaimReport {
-            reason: message::reason(cause).name().to_owned(),
-            message: message::note(name, cause, plan.kept_for(&refusal.pod)),
+            reason: message::refusal_reason(cause).name().to_owned(),
+            message: message::refusal_message(name, cause, plan.reserved_for(&refusal.pod)),
             reasons: explanation(cause),
             requests: match cause {
-                Cause::NoFit(_) => self.each_request(pod),
+                RefusalCause::NoFit(_) => self.each_request(pod),
                 _ => Vec::new(),
             },
             ..self.report()
@@ -210,7 +212,7 @@ impl<'v> ClaimContext<'v> {
     /// Explains each request of the claim as if it were the only one. Empty for a claim with one
     /// request, which the claim's own reasons explain.
     fn each_request(&self, pod: &PendingPod) -> Vec<RequestReport> {
-        let Some(claim) = self.uid.as_ref().and_then(|uid| self.view.index.asked(uid)) else {
+        let Some(claim) = self.uid.as_ref().and_then(|uid| self.view.index.requests_of(uid)) else {
             return Vec::new();
         };
         if claim.requests.len() < 2 {
@@ -232,7 +234,7 @@ impl<'v> ClaimContext<'v> {
                 fits: cause.is_none(),
                 reasons,
                 message: other.map(|cause| {
-                    message::note(self.name.as_deref().unwrap_or_default(), cause, None)
+                    message::refusal_message(self.name.as_deref().unwrap_or_default(), cause, None)
                 }),
             }
         };
@@ -250,9 +252,9 @@ impl<'v> ClaimContext<'v> {
     }
 }
 
-fn explanation(cause: &Cause) -> Option<Explanation> {
+fn explanation(cause: &RefusalCause) -> Option<Explanation> {
     match cause {
-        Cause::NoFit(explanation) => Some(explanation.clone()),
+        RefusalCause::NoFit(explanation) => Some(explanation.clone()),
         _ => None,
     }
 }
@@ -272,9 +274,9 @@ fn request_specs(claim: &Claim) -> Vec<RequestSpec> {
 /// Returns an alternative as text: `1 x gpu.tessera.dev with memory 19Gi`.
 fn alternative_text(alternative: &Alternative, request: &RequestName) -> String {
     let number = match alternative.mode {
-        Mode::Exact(count) => count.to_string(),
-        Mode::All => "all".to_owned(),
-        Mode::Unknown => "?".to_owned(),
+        AllocationMode::Exact(count) => count.to_string(),
+        AllocationMode::All => "all".to_owned(),
+        AllocationMode::Unknown => "?".to_owned(),
     };
     let class = alternative.class.as_ref().map_or("no class", |class| class.as_str());
     let mut text = format!("{number} x {class}");

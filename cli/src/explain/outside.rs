@@ -73,7 +73,7 @@ pub(crate) fn supply(view: &PlanView<'_>) -> Vec<Finding> {
         );
         return vec![Finding { code: message::NO_DEVICES_PUBLISHED, message }];
     }
-    if devices().all(|device| device.foreign) {
+    if devices().all(|device| device.is_unmanaged) {
         let message = "no device has the taint of managed mode (the chart has mode: stock, or was \
                        just changed to managed), so kube-scheduler allocates; see `kubectl \
                        describe pod`";

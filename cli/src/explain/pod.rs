@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Pod;
 use tessera_allocator::model::{PendingPod, PodUid};
-use tessera_allocator::{Cause, Decision, Kept, Plan, Refusal};
+use tessera_allocator::{AllocationPlan, Decision, Refusal, RefusalCause, ReservedNode};
 use tessera_api::names::{ClaimUid, NodeName};
 use tessera_api::reason::Reason;
-use tessera_index::{Blocked, ClaimState, Stage};
+use tessera_index::{Blocked, ClaimState, PodStage};
 use tessera_messages as message;
 
 use super::claim::{ClaimContext, PodClaimReport};
@@ -48,7 +48,7 @@ struct PodContext<'v> {
 impl<'v> PodContext<'v> {
     fn new(view: &'v PlanView<'v>, uid: &'v PodUid) -> Self {
         let object = super::find_object(view, uid);
-        let standing = view.index.claims_standing(uid);
+        let standing = view.index.claim_standings(uid);
         let claims = standing.into_iter().map(|standing| {
             let template = object.and_then(|pod| template(view, pod, &standing.entry));
             ClaimContext::of_pod(view, standing, template)
@@ -68,11 +68,13 @@ impl<'v> PodContext<'v> {
             return plain(PodState::NoClaims, "it uses no ResourceClaims");
         }
         match self.view.index.stage(self.uid) {
-            None | Some(Stage::Ended) => plain(PodState::Completed, "it has succeeded or failed"),
-            Some(Stage::Deleting) => plain(PodState::Terminating, "it is being deleted"),
-            Some(Stage::Bound(node)) => self.bound(&node),
-            Some(Stage::Gated) => self.gated(),
-            Some(Stage::Waiting) => self.unbound(),
+            None | Some(PodStage::Ended) => {
+                plain(PodState::Completed, "it has succeeded or failed")
+            }
+            Some(PodStage::Deleting) => plain(PodState::Terminating, "it is being deleted"),
+            Some(PodStage::Bound(node)) => self.bound(&node),
+            Some(PodStage::Gated) => self.gated(),
+            Some(PodStage::Waiting) => self.unbound(),
         }
     }
 
@@ -85,7 +87,10 @@ impl<'v> PodContext<'v> {
         let (state, message) = match misplaced {
             Some(misplaced) => {
                 let claim = self.view.index.claim_called(&misplaced.claim).map(ToString::to_string);
-                (PodState::NodeMismatch, message::misplaced(&claim.unwrap_or_default(), &misplaced))
+                (
+                    PodState::NodeMismatch,
+                    message::node_mismatch_message(&claim.unwrap_or_default(), &misplaced),
+                )
             }
             None => (
                 PodState::Bound,
@@ -143,8 +148,8 @@ impl<'v> PodContext<'v> {
             .claim_called(&blocked.claim)
             .map(ToString::to_string)
             .unwrap_or_default();
-        let reason = message::obstacle_reason(blocked.obstacle);
-        let message = message::obstacle(&name, blocked.obstacle);
+        let reason = message::blocker_reason(blocked.blocker);
+        let message = message::blocker_message(&name, blocked.blocker);
         let report = |claim: &ClaimContext<'_>| {
             let report = claim.report();
             if claim.uid() != Some(&blocked.claim) {
@@ -185,7 +190,7 @@ impl<'v> PodContext<'v> {
         };
         let claims: Vec<PodClaimReport> = self.claims.iter().map(report).collect();
         // Without decisions and reservations no other pod takes devices before this one.
-        let competes = is_queued && !(plan.decisions.is_empty() && plan.kept.is_none());
+        let competes = is_queued && !(plan.decisions.is_empty() && plan.reserved.is_none());
         let before = self.pods_before(pending);
         let message = match competes.then(alone).iter().flat_map(|plan| &plan.decisions).next() {
             Some(decision) => format!(
@@ -193,31 +198,37 @@ impl<'v> PodContext<'v> {
                  first ({before} pending)",
                 decision.node,
             ),
-            None => self.refusal(&refusals, plan.kept_for(self.uid)),
+            None => self.refusal(&refusals, plan.reserved_for(self.uid)),
         };
         PodAnswer {
             state: PodState::Pending,
             message,
             node: None,
             claims,
-            hint: Some(hint(&refusals, plan.kept_for(self.uid))),
+            hint: Some(hint(&refusals, plan.reserved_for(self.uid))),
         }
     }
 
     /// Returns the refusals of the pod's claims in one sentence.
-    fn refusal(&self, refusals: &[&Refusal], kept: Option<&Kept>) -> String {
+    fn refusal(&self, refusals: &[&Refusal], reserved: Option<&ReservedNode>) -> String {
         let name = |refusal: &&Refusal| {
             self.view.index.claim_called(&refusal.claim).map(ToString::to_string)
         };
-        let invalid = refusals.iter().find(|refusal| !matches!(*refusal.cause, Cause::NoFit(_)));
+        let invalid =
+            refusals.iter().find(|refusal| !matches!(*refusal.cause, RefusalCause::NoFit(_)));
         if let Some(invalid) = invalid {
-            return message::note(&name(invalid).unwrap_or_default(), &invalid.cause, None);
+            return message::refusal_message(
+                &name(invalid).unwrap_or_default(),
+                &invalid.cause,
+                None,
+            );
         }
         let names: Vec<String> = refusals.iter().filter_map(name).collect();
-        let reserved =
-            kept.map(|kept| format!("; {}", message::kept_free(kept))).unwrap_or_default();
+        let reserved = reserved
+            .map(|reserved| format!("; {}", message::reservation_message(reserved)))
+            .unwrap_or_default();
         let answer = match refusals {
-            [Refusal { cause, .. }] if let Cause::NoFit(explanation) = &**cause => {
+            [Refusal { cause, .. }] if let RefusalCause::NoFit(explanation) = &**cause => {
                 explanation.summary(&format!("claim {}", names.join(", ")))
             }
             _ => format!("no node has the GPUs of claims {}", names.join(", ")),
@@ -231,7 +242,7 @@ impl<'v> PodContext<'v> {
         self.view.work.pending.iter().filter(|other| turn(other) < turn(pending)).count()
     }
 
-    fn schedulable(&self, plan: &Plan) -> PodAnswer {
+    fn schedulable(&self, plan: &AllocationPlan) -> PodAnswer {
         let claim_allocations: BTreeMap<&ClaimUid, (&Decision, usize)> = plan
             .decisions
             .iter()
@@ -294,19 +305,19 @@ impl<'v> PodContext<'v> {
 }
 
 /// Returns advice for the user of a pending pod.
-fn hint(refusals: &[&Refusal], kept: Option<&Kept>) -> String {
+fn hint(refusals: &[&Refusal], reserved: Option<&ReservedNode>) -> String {
     let invalid = "correct the claim or its template, and create the pod again".to_owned();
     let explanations = refusals.iter().map(|refusal| match &*refusal.cause {
-        Cause::NoFit(explanation) => Some(explanation),
+        RefusalCause::NoFit(explanation) => Some(explanation),
         _ => None,
     });
     let Some(explanations) = explanations.collect::<Option<Vec<_>>>() else { return invalid };
     let has = |test: fn(&Reason) -> bool| {
         explanations.iter().any(|e| e.tallies().any(|(reason, _)| test(reason)))
     };
-    if has(Reason::is_held_by_others) {
+    if has(Reason::is_contended) {
         let wait = "wait until other pods release GPUs; `kubectl tessera tree` shows them";
-        return match kept {
+        return match reserved {
             Some(_) => wait.to_owned(),
             None => format!("{wait}. A pod that stays pending gets a node reservation"),
         };
@@ -327,7 +338,7 @@ fn is_missing(state: &ClaimState) -> bool {
         ClaimState::NotGenerated
             | ClaimState::Missing
             | ClaimState::Deleting
-            | ClaimState::NotThePods
+            | ClaimState::ForeignOwner
     )
 }
 

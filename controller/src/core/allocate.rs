@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use tessera_allocator::model::{PendingPod, PodUid};
-use tessera_allocator::{Decision, Plan};
+use tessera_allocator::{AllocationPlan, Decision};
 use tessera_api::events;
 use tessera_index::{Blocked, Index};
 use tracing::field::display;
@@ -27,7 +27,7 @@ const POD_HOLDS: [HoldReason; 4] = [
 
 /// One plan, and the pods around it.
 pub(super) struct Round {
-    pub(super) plan: Plan,
+    pub(super) plan: AllocationPlan,
     /// Pods that cannot be planned before something else is changed.
     pub(super) blocked: Vec<Blocked>,
     /// Pods that lost an allocation just now.
@@ -51,7 +51,7 @@ impl Step<'_> {
             self.figures.cut_plans += 1;
             self.wake_at(Some(self.now));
         }
-        let again = plan.again.map(|again| again.saturating_sub(self.wall));
+        let again = plan.replan_at.map(|again| again.saturating_sub(self.wall));
         self.wake_at(again.map(|seconds| in_seconds(self.now, seconds)));
         Round { plan, blocked: work.blocked, deallocated, undecided_claims }
     }
@@ -71,7 +71,7 @@ impl Step<'_> {
                 .any(|claim| holds.is_held_for_any(&Subject::claim(&claim.uid), &reasons, now));
             if is_held {
                 deallocated.insert(pod.uid.clone());
-                if let Some(node) = &pod.nominated {
+                if let Some(node) = &pod.nominated_node {
                     placements.nominated(&pod.uid, node);
                 }
             }
@@ -79,12 +79,12 @@ impl Step<'_> {
         });
         for pod in pending {
             let State { holds, placements, .. } = &mut *self.state;
-            let lost = placements.deallocated(holds, &pod.uid, pod.nominated.as_ref(), now);
+            let lost = placements.deallocated(holds, &pod.uid, pod.nominated_node.as_ref(), now);
             if let Some(lost) = lost {
                 self.note_lost(pod, lost);
                 deallocated.insert(pod.uid.clone());
             }
-            pod.excluded = self.state.holds.excluded_nodes(&pod.uid, now);
+            pod.excluded_nodes = self.state.holds.excluded_nodes(&pod.uid, now);
         }
         deallocated
     }
@@ -98,7 +98,7 @@ impl Step<'_> {
                 );
                 self.notify(&pod.uid, Topic::Pod, events::RESCHEDULING, note, Some(&node));
             }
-            Deallocated::RoomMade(node) => pod.nominated = Some(node),
+            Deallocated::RoomMade(node) => pod.nominated_node = Some(node),
         }
     }
 
@@ -142,7 +142,7 @@ impl Step<'_> {
     }
 
     /// Holds the pods that were not decided with all steps of a pod.
-    pub(super) fn hold_undecided(&mut self, plan: &Plan) {
+    pub(super) fn hold_undecided(&mut self, plan: &AllocationPlan) {
         let undecided = plan.refusals.iter().filter(|refusal| refusal.is_undecided());
         let pods: BTreeSet<&PodUid> = undecided.map(|refusal| &refusal.pod).collect();
         for pod in pods {

@@ -148,8 +148,8 @@ pub struct Figures {
     pub drifts: u64,
     /// Pending claims by reason.
     pub pending: Option<BTreeMap<&'static str, i64>>,
-    /// Nodes kept free.
-    pub kept_nodes: Option<i64>,
+    /// Reserved nodes.
+    pub reserved_nodes: Option<i64>,
     /// Devices of which more is allocated than they have.
     pub overcommitted: Option<i64>,
     /// Claims of bound pods that are on another node.

@@ -1,10 +1,10 @@
-//! Explanation: events and metrics about pods that are pending, and the node that is kept free.
+//! Explanation: events and metrics about pods that are pending, and the node that is reserved.
 
 use std::collections::BTreeMap;
 
-use tessera_allocator::{Cause, Kept, Plan};
+use tessera_allocator::{AllocationPlan, RefusalCause, ReservedNode};
 use tessera_api::events;
-use tessera_index::{Blocked, Obstacle, Scope};
+use tessera_index::{Blocked, PlanningBlocker, Scope};
 use tessera_messages as message;
 
 use super::allocate::Round;
@@ -18,10 +18,13 @@ type Pending = BTreeMap<&'static str, i64>;
 impl Step<'_> {
     /// Reports to the pending pods what they wait for, and counts their claims.
     pub(super) fn explain(&mut self, round: &Round) {
-        self.note_kept(round.plan.kept.as_ref());
+        self.note_reserved(round.plan.reserved.as_ref());
         let mut pending = Pending::new();
         if round.undecided_claims > 0 {
-            pending.insert(message::label(&Cause::NotDecided), round.undecided_claims);
+            pending.insert(
+                message::metric_label(&RefusalCause::BudgetExceeded),
+                round.undecided_claims,
+            );
         }
         self.explain_refusals(&round.plan, &mut pending);
         self.explain_blocked(&round.blocked, &mut pending);
@@ -34,51 +37,51 @@ impl Step<'_> {
         self.figures.pending = Some(pending);
     }
 
-    fn explain_refusals(&mut self, plan: &Plan, pending: &mut Pending) {
+    fn explain_refusals(&mut self, plan: &AllocationPlan, pending: &mut Pending) {
         for refusal in &plan.refusals {
             // Another driver may serve a claim that does not name ours, so only its mistakes are
             // reported.
             let is_any = self.state.index.scope(&refusal.claim) == Some(Scope::Any);
-            if is_any && !matches!(*refusal.cause, Cause::UnknownClass { .. }) {
+            if is_any && !matches!(*refusal.cause, RefusalCause::UnknownClass { .. }) {
                 continue;
             }
-            *pending.entry(message::label(&refusal.cause)).or_default() += 1;
-            let kept = plan.kept_for(&refusal.pod);
+            *pending.entry(message::metric_label(&refusal.cause)).or_default() += 1;
+            let reserved = plan.reserved_for(&refusal.pod);
             let claim = self.state.claim_name(&refusal.claim);
-            let note = message::note(&claim, &refusal.cause, kept);
-            let node = kept.map(|kept| &kept.node);
+            let note = message::refusal_message(&claim, &refusal.cause, reserved);
+            let node = reserved.map(|reserved| &reserved.node);
             let topic = Topic::Claim(refusal.claim.clone());
-            let reason = message::reason(&refusal.cause);
+            let reason = message::refusal_reason(&refusal.cause);
             self.notify(&refusal.pod, topic, reason, note, node);
         }
     }
 
     fn explain_blocked(&mut self, blocked: &[Blocked], pending: &mut Pending) {
-        for Blocked { pod, claim, obstacle } in blocked {
-            let reason = message::obstacle_reason(*obstacle);
+        for Blocked { pod, claim, blocker } in blocked {
+            let reason = message::blocker_reason(*blocker);
             *pending.entry(reason.name()).or_default() += 1;
             // A claim in use may be so only between two events of one cause.
             let State { misplacements, holds, .. } = &*self.state;
             let is_confirmed = || misplacements.is_confirmed(holds, claim, self.now);
-            if *obstacle == Obstacle::MixedDrivers || is_confirmed() {
-                let note = message::obstacle(&self.state.claim_name(claim), *obstacle);
+            if *blocker == PlanningBlocker::MixedDrivers || is_confirmed() {
+                let note = message::blocker_message(&self.state.claim_name(claim), *blocker);
                 self.notify(pod, Topic::Claim(claim.clone()), reason, note, None);
             }
         }
     }
 
-    /// Logs once which node is kept free, and counts it.
-    fn note_kept(&mut self, kept: Option<&Kept>) {
-        self.figures.kept_nodes = Some(i64::from(kept.is_some()));
-        if self.state.kept.as_ref() == kept {
+    /// Logs once which node is reserved, and counts it.
+    fn note_reserved(&mut self, reserved: Option<&ReservedNode>) {
+        self.figures.reserved_nodes = Some(i64::from(reserved.is_some()));
+        if self.state.reserved.as_ref() == reserved {
             return;
         }
-        self.state.kept = kept.cloned();
-        match kept {
-            Some(Kept { namespace, name, node, until, .. }) => {
+        self.state.reserved = reserved.cloned();
+        match reserved {
+            Some(ReservedNode { namespace, name, node, until, .. }) => {
                 tracing::info!(%node, pod = %name, %namespace, until, "keeping a node free for a pod");
             }
-            None => tracing::info!("no node is kept free any more"),
+            None => tracing::info!("no node is reserved any more"),
         }
     }
 }

@@ -253,9 +253,9 @@ impl Placements {
         let deadline = match placed.changed.filter(|_| placed.has_news(waiting)) {
             Some(changed) => changed + grown(AFTER_NEW_FAILURE, attempts.failures),
             None => {
-                let patience = self.patience(attempts.failures, now);
-                let further = self.further_patience(placed);
-                placed.since + (patience + further).min(LONGEST)
+                let grace = self.grace_period(attempts.failures, now);
+                let further = self.interruption_grace(placed);
+                placed.since + (grace + further).min(LONGEST)
             }
         };
         if now >= deadline { Verdict::GiveUp } else { Verdict::WaitUntil(deadline) }
@@ -263,14 +263,14 @@ impl Placements {
 
     /// Returns the time that kube-scheduler gets for a pod without a new message. The time that it
     /// took for another pod counts for no longer than it would be waited for.
-    fn patience(&self, failures: u32, now: Moment) -> Duration {
+    fn grace_period(&self, failures: u32, now: Moment) -> Duration {
         let turns = self.pace.map(|pace| (pace.took * TURNS, pace.seen));
         let turns = turns.filter(|(turns, seen)| now - *seen < *turns);
         let turns = turns.map_or(Duration::ZERO, |(turns, _)| turns);
         grown(WITHOUT_NEWS, failures).max(turns).min(LONGEST)
     }
 
-    fn further_patience(&self, placed: &Placement) -> Duration {
+    fn interruption_grace(&self, placed: &Placement) -> Duration {
         let is_affected = |at: Moment| at + AFTER_INTERRUPTION > placed.since;
         let was_interrupted = self.interrupted.is_some_and(is_affected);
         if was_interrupted { AFTER_INTERRUPTION } else { Duration::ZERO }

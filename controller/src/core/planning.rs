@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tessera_allocator::model::PendingPod;
-use tessera_allocator::{Plan, Planner, Settings};
+use tessera_allocator::{AllocationPlan, PlanSettings, Planner};
 use tessera_api::names::NodeName;
 use tessera_index::Index;
 
@@ -17,27 +17,37 @@ const STEPS_PER_PLAN: u64 = 2_000_000;
 #[derive(Debug)]
 pub(super) struct Planning {
     planner: Planner,
-    settings: Settings,
+    settings: PlanSettings,
 }
 
 impl Planning {
-    pub(super) fn new(settings: Settings) -> Self {
+    pub(super) fn new(settings: PlanSettings) -> Self {
         let steps_per_plan = settings.steps_per_plan.min(STEPS_PER_PLAN);
-        let settings = Settings { steps_per_plan, ..settings };
+        let settings = PlanSettings { steps_per_plan, ..settings };
         Self { planner: Planner::default(), settings }
     }
 
     /// Plans the pods. `wall` is the time in seconds since the epoch. Nothing counts as taken
     /// before it is [assumed](Index::assume).
-    pub(super) fn plan(&mut self, index: &mut Index, pods: &[PendingPod], wall: i64) -> Plan {
+    pub(super) fn plan(
+        &mut self,
+        index: &mut Index,
+        pods: &[PendingPod],
+        wall: i64,
+    ) -> AllocationPlan {
         index.take_changes().apply_to(&mut self.planner);
-        self.planner.plan(pods, Settings { now: wall, ..self.settings })
+        self.planner.plan(pods, PlanSettings { now: wall, ..self.settings })
     }
 
     /// Plans the pending claims of a pod that is bound to `node`, on this node only.
-    pub(super) fn plan_on(&mut self, index: &mut Index, node: &NodeName, pod: &PendingPod) -> Plan {
+    pub(super) fn plan_on(
+        &mut self,
+        index: &mut Index,
+        node: &NodeName,
+        pod: &PendingPod,
+    ) -> AllocationPlan {
         index.take_changes().apply_to(&mut self.planner);
-        self.planner.plan_on(node, pod, self.settings)
+        self.planner.plan_bound_pod(node, pod, self.settings)
     }
 }
 

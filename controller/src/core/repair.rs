@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use tessera_allocator::model::PodUid;
-use tessera_allocator::{Plan, Refusal};
+use tessera_allocator::{AllocationPlan, Refusal};
 use tessera_api::events;
 use tessera_index::{Misplaced, RepairAction};
 use tessera_messages as message;
@@ -41,8 +41,8 @@ impl Step<'_> {
             }
             match &one.repair_action {
                 RepairAction::Plan => to_plan.entry(one.pod.clone()).or_default().push(one),
-                RepairAction::None(_) => self.notify_misplaced(&one),
-                RepairAction::TakeBack | RepairAction::Restore(_) => {
+                RepairAction::Blocked(_) => self.notify_misplaced(&one),
+                RepairAction::Deallocate | RepairAction::Restore(_) => {
                     self.notify_misplaced(&one);
                     self.repair(&one);
                 }
@@ -87,7 +87,7 @@ impl Step<'_> {
     }
 
     /// Plans the claims of a bound pod on its node. Returns none if they cannot be planned now.
-    fn plan_bound(&mut self, pod: &PodUid) -> Option<Plan> {
+    fn plan_bound(&mut self, pod: &PodUid) -> Option<AllocationPlan> {
         let pending = self.state.index.bound_pending(pod)?;
         let node = self.state.index.node_of(pod).cloned()?;
         if pending.pending_claims().any(|claim| self.state.is_busy(&claim.uid, self.now)) {
@@ -99,7 +99,7 @@ impl Step<'_> {
         }
         for refusal in &plan.refusals {
             let claim = self.state.claim_name(&refusal.claim);
-            let cause = message::note(&claim, &refusal.cause, None);
+            let cause = message::refusal_message(&claim, &refusal.cause, None);
             let note = format!(
                 "the pod is bound to node {node} and its claim has to be allocated there: {cause}; \
                  make room on the node, or delete the pod to start over"
@@ -111,7 +111,8 @@ impl Step<'_> {
     }
 
     fn notify_misplaced(&mut self, misplaced: &Misplaced) {
-        let note = message::misplaced(&self.state.claim_name(&misplaced.claim), misplaced);
+        let note =
+            message::node_mismatch_message(&self.state.claim_name(&misplaced.claim), misplaced);
         let Misplaced { pod, claim, node, .. } = misplaced;
         let topic = Topic::Claim(claim.clone());
         self.notify(pod, topic, events::CLAIM_NODE_MISMATCH, note, Some(node));

@@ -19,7 +19,7 @@ fn node(heartbeat: &str, ready: &str) -> Event {
 
 #[test]
 fn heartbeat_of_node_leads_to_no_plan() {
-    let mut core = Core::new(Settings::default());
+    let mut core = Core::new(PlanSettings::default());
     let now = Now { monotonic: Moment::START, wall: 0 };
     let listed = WatchedKind::ALL
         .map(|kind| Event::Changed { change: Change::Listed(kind), at: Moment::START });

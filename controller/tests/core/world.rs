@@ -11,7 +11,7 @@ use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim, ResourceCl
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
-use tessera_allocator::Settings;
+use tessera_allocator::PlanSettings;
 use tessera_api::names::ShareId;
 use tessera_api::quantity::Quantity;
 use tessera_controller::core::Core;
@@ -79,7 +79,7 @@ impl World {
 
     /// Returns an empty cluster with our class, before any kind has been listed.
     pub(crate) fn unlisted() -> Self {
-        let settings = Settings { patience: None, ..Settings::default() };
+        let settings = PlanSettings { reservation_delay: None, ..PlanSettings::default() };
         let mut world = Self {
             core: Core::new(settings),
             now: Moment::START,

@@ -4,7 +4,7 @@
 use k8s_openapi::jiff::Timestamp;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
-use tessera_allocator::Settings;
+use tessera_allocator::PlanSettings;
 use tessera_controller::metrics::Metrics;
 use tessera_controller::shell::Shell;
 use tessera_controller::watch;
@@ -25,10 +25,10 @@ pub(crate) struct Controller {
 
 impl Controller {
     pub(crate) fn start(api: &FakeApi) -> Self {
-        Self::start_with(api, Settings::default())
+        Self::start_with(api, PlanSettings::default())
     }
 
-    pub(crate) fn start_with(api: &FakeApi, settings: Settings) -> Self {
+    pub(crate) fn start_with(api: &FakeApi, settings: PlanSettings) -> Self {
         let stop = CancellationToken::new();
         let metrics = Metrics::new(&mut Registry::default());
         let changes = watch::start(&api.client());

@@ -37,7 +37,7 @@ fn base_spec(directory: &Path) -> (BaseSpec, SpecStore) {
 }
 
 fn written(store: &SpecStore) -> Spec {
-    store.read(&SpecFile::only(kind())).expect("readable").expect("written")
+    store.read(&SpecFile::for_kind(kind())).expect("readable").expect("written")
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn missing_gpu_of_claim_stays_in_the_spec() {
     assert_eq!(names, [GPU]);
 
     base.update(&[], &BTreeSet::new()).expect("removed");
-    assert_eq!(store.read(&SpecFile::only(kind())).expect("readable"), None);
+    assert_eq!(store.read(&SpecFile::for_kind(kind())).expect("readable"), None);
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn removed_file_is_restored() {
     base.update(&[gpu(GPU, Some(0))], &BTreeSet::new()).expect("written");
     let before = written(&store);
 
-    store.remove(&SpecFile::only(kind())).expect("removed");
+    store.remove(&SpecFile::for_kind(kind())).expect("removed");
     base.ensure().expect("written");
     assert_eq!(written(&store), before);
 }
@@ -145,12 +145,12 @@ fn removed_file_is_restored() {
 fn foreign_file_prevents_prepare() {
     let directory = tempfile::tempdir().expect("a directory");
     let (base, store) = base_spec(directory.path());
-    let path = store.path(&SpecFile::only(kind()));
+    let path = store.path(&SpecFile::for_kind(kind()));
     fs::create_dir_all(directory.path().join("cdi")).expect("a directory");
     fs::write(&path, r#"{"kind": "nvidia.com/gpu"}"#).expect("written");
 
     base.update(&[gpu(GPU, Some(0))], &BTreeSet::new()).expect_err("it is foreign");
-    assert!(matches!(base.ensure(), Err(StoreError::Foreign { .. })));
+    assert!(matches!(base.ensure(), Err(StoreError::NotManaged { .. })));
     fs::remove_file(&path).expect("removed");
     base.ensure().expect("written");
     assert_eq!(written(&store).devices.len(), 1);

@@ -30,8 +30,8 @@ pub(super) struct Progress(Arc<Mutex<ProgressState>>);
 
 #[derive(Debug, Default)]
 struct ProgressState {
-    /// The last answer of the library or the start of the thread. `None` while the thread waits for
-    /// something else.
+    /// The last answer of the library or the start of the thread. `None` while the thread waits
+    /// for something else.
     last: Option<Instant>,
     is_stalled: bool,
 }

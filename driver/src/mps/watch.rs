@@ -7,7 +7,7 @@ use std::{
 };
 
 use tessera_api::{events, names::GpuUuid};
-use tessera_mps_protocol::{State, Status};
+use tessera_mps_protocol::{MpsDaemonState, MpsDaemonStatus};
 use tokio::{
     sync::{mpsc, watch},
     time::{MissedTickBehavior, interval},
@@ -87,8 +87,8 @@ impl MpsWatch {
             // The last status of a tessera-mps that is gone is not valid any more.
             let status = self.mps.status(&gpu).map(|status| match has_supervisor {
                 true => status,
-                false => Status {
-                    state: State::Failed,
+                false => MpsDaemonStatus {
+                    state: MpsDaemonState::Failed,
                     message: "tessera-mps is not running".to_owned(),
                     ..status
                 },
@@ -103,7 +103,7 @@ impl MpsWatch {
                 // The receiver is gone when the driver stops.
                 let _ = self.events.send(NodeEvent { reason: events::MPS_DAEMON_FAILED, note });
             }
-            daemons.insert(gpu, (status.state == State::Ready, status.starts));
+            daemons.insert(gpu, (status.state == MpsDaemonState::Ready, status.starts));
         }
         self.metrics.set_mps_daemons(&daemons);
     }
@@ -112,8 +112,8 @@ impl MpsWatch {
 impl DaemonObservation {
     /// Returns the note of an event: once for each failure after it was ready, also if it was
     /// restarted between two rounds.
-    fn observe(&mut self, gpu: &GpuUuid, status: &Status) -> Option<String> {
-        let is_ready = status.state == State::Ready;
+    fn observe(&mut self, gpu: &GpuUuid, status: &MpsDaemonStatus) -> Option<String> {
+        let is_ready = status.state == MpsDaemonState::Ready;
         let restarted = self.was_ready && status.starts > self.starts;
         let failed = self.was_ready && !is_ready;
         let is_reported = (failed || restarted) && !self.has_failed;
@@ -134,8 +134,8 @@ impl DaemonObservation {
 mod tests {
     use super::*;
 
-    fn status(state: State, starts: u64) -> Status {
-        Status { state, message: "signal 9".to_owned(), starts }
+    fn status(state: MpsDaemonState, starts: u64) -> MpsDaemonStatus {
+        MpsDaemonStatus { state, message: "signal 9".to_owned(), starts }
     }
 
     #[test]
@@ -143,14 +143,14 @@ mod tests {
         let gpu = GpuUuid::new("GPU-1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77").expect("a UUID");
         let mut seen = DaemonObservation::default();
         let mut is_reported = |state, starts| seen.observe(&gpu, &status(state, starts)).is_some();
-        assert!(!is_reported(State::Failed, 1), "a waiting claim has an event of its own");
-        assert!(!is_reported(State::Ready, 2) && !is_reported(State::Ready, 2));
+        assert!(!is_reported(MpsDaemonState::Failed, 1), "a waiting claim has an event of its own");
+        assert!(!is_reported(MpsDaemonState::Ready, 2) && !is_reported(MpsDaemonState::Ready, 2));
         assert!(
-            is_reported(State::Failed, 2)
-                && !is_reported(State::Failed, 2)
-                && !is_reported(State::Starting, 3)
+            is_reported(MpsDaemonState::Failed, 2)
+                && !is_reported(MpsDaemonState::Failed, 2)
+                && !is_reported(MpsDaemonState::Starting, 3)
         );
-        assert!(!is_reported(State::Ready, 3), "it was reported when it failed");
-        assert!(is_reported(State::Ready, 4), "it was restarted between two rounds");
+        assert!(!is_reported(MpsDaemonState::Ready, 3), "it was reported when it failed");
+        assert!(is_reported(MpsDaemonState::Ready, 4), "it was restarted between two rounds");
     }
 }

@@ -100,7 +100,7 @@ impl Executor {
                 fault::point("prepare-ledger");
             }
             Step::WriteClaimSpec { claim, spec } => {
-                self.specs.write(&SpecFile::of(claim_kind(), claim.as_str()), spec)?;
+                self.specs.write(&SpecFile::for_id(claim_kind(), claim.as_str()), spec)?;
                 fault::point("prepare-claim-spec");
             }
         }
@@ -136,7 +136,7 @@ impl Executor {
                 fault::point("unprepare-ledger");
             }
             UndoStep::RemoveClaimSpec(claim) => {
-                self.specs.remove(&SpecFile::of(claim_kind(), claim.as_str()))?;
+                self.specs.remove(&SpecFile::for_id(claim_kind(), claim.as_str()))?;
                 fault::point("unprepare-claim-spec");
             }
             UndoStep::ReleaseMpsDaemon { remaining } => {

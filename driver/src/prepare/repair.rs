@@ -100,7 +100,7 @@ impl LocalNode {
         }
         let specs: BTreeSet<String> = claims.keys().map(ToString::to_string).collect();
         let specs = self.executor.specs().retain(&claim_kind(), &specs).map_err(StepError::from)?;
-        for path in files.foreign.iter().chain(&specs.foreign) {
+        for path in files.foreign.iter().chain(&specs.unmanaged) {
             tracing::warn!(path = %path.display(), "ignoring unknown file in state directory");
         }
         let libraries = claims.values().map(|record| record.library.clone()).collect();

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, path::Path};
 
 use tessera_api::names::{CDI_CLAIM_KIND, ClaimDeviceName, ClaimUid, GpuUuid};
-use tessera_cdi::{CdiDevice, ContainerEdits, Kind, Mount, Spec};
+use tessera_cdi::{CdiDevice, CdiKind, ContainerEdits, Mount, Spec};
 use tessera_intercept_abi::{
     ComputePolicy, GRANT_FILE, Grant, GrantError, HOST_DIR, LEDGER_FILE, SHARES_DIR, Text,
     UuidError, mps,
@@ -164,7 +164,7 @@ pub fn answer(claim: &ClaimUid, record: &ClaimRecord) -> Vec<PreparedDevice> {
 
 /// Returns the CDI kind of claim specs.
 #[must_use]
-pub fn claim_kind() -> Kind {
+pub fn claim_kind() -> CdiKind {
     CDI_CLAIM_KIND.parse().expect("invariant: the kind is a constant")
 }
 

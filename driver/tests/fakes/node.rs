@@ -13,7 +13,7 @@ use tessera_driver::{
     base_spec::DriverRoot,
     driver::{Driver, DriverDependencies, DriverSettings},
     intercept::InterceptMode,
-    mode::AllocationMode,
+    mode::DriverMode,
     other_allocators::OtherAllocatorPolicy,
     state::{
         StatePaths,
@@ -76,7 +76,7 @@ impl Node {
             memory_ratio: Default::default(),
             mps: false,
             device_order: DeviceOrder::Index,
-            mode: AllocationMode::Managed,
+            mode: DriverMode::Managed,
             stock_drain: Duration::from_secs(600),
             on_other_allocator: OtherAllocatorPolicy::Refuse,
             proc: self.path("proc"),

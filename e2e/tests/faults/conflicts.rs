@@ -34,7 +34,7 @@ fn force_conflicts(harness: &FaultHarness) -> Arc<AtomicBool> {
     let is_active = active.clone();
     harness.set_faults(move |request| {
         match is_claim_write(request) && is_active.load(Ordering::Relaxed) {
-            true => Fault::Overtake,
+            true => Fault::ConflictingWrite,
             false => Fault::None,
         }
     });

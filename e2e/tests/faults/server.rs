@@ -32,7 +32,7 @@ async fn crash_during_allocation(served: bool) {
             return Fault::None;
         }
         // The test crashes the server after the request has arrived.
-        Fault::HoldAnswer { serve: held.clone(), answer: CancellationToken::new() }
+        Fault::HoldResponse { serve: held.clone(), answer: CancellationToken::new() }
     });
     let mut controller = harness.controller("a", true);
     let lease = harness.wait_leader("a").await;
@@ -45,10 +45,10 @@ async fn crash_during_allocation(served: bool) {
         serve.cancel();
         harness.wait_allocated("first").await;
     }
-    api.go_down();
+    api.simulate_crash();
     tokio::time::sleep(OUTAGE).await;
     assert_eq!(harness.is_allocated("first").await, served);
-    api.come_back(WatchCache::Fresh);
+    api.restart_after_crash(WatchCache::Fresh);
     harness.wait_bound(&["first".to_owned()]).await;
     assert_eq!(harness.shares_of("first").await, 1);
     // A new allocation shows that the controller's watches work again.
@@ -85,11 +85,11 @@ async fn outage_longer_than_lease_leads_to_takeover() {
     harness.wait_leader("a").await;
     harness.pod("before", "50Gi").await;
     harness.wait_bound(&["before".to_owned()]).await;
-    harness.api().go_down();
+    harness.api().simulate_crash();
     let ended = tokio::time::timeout(TIMEOUT, first.wait_exit()).await;
     assert!(!ended.expect("the controller continued without a lease").success());
     assert!(first.log().contains("cannot renew the Lease"), "{}", first.log());
-    harness.api().come_back(WatchCache::Fresh);
+    harness.api().restart_after_crash(WatchCache::Fresh);
     let _second = harness.controller("b", true);
     harness.pod("second", "50Gi").await;
     harness.pod("third", "20Gi").await;

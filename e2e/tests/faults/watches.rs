@@ -33,7 +33,7 @@ async fn relist_after_410_keeps_allocation_in_flight() {
     harness.pod("a", "50Gi").await;
     harness.wait_requests(1, is_allocation).await;
     let lists = harness.requests(is_list).len();
-    harness.api().forget_past();
+    harness.api().reset_watch_cache();
     harness.api().close_watches();
     harness.wait_requests(lists + 1, is_list).await;
     harness.pod("b", "50Gi").await;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use k8s_openapi::api::resource::v1 as api;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tessera_allocator::ClaimAllocation;
-use tessera_allocator::model::{Binding, DeviceId, DeviceResult, NodeSelector, PoolId};
+use tessera_allocator::model::{BindingConditions, DeviceId, DeviceResult, NodeSelector, PoolId};
 use tessera_api::config::{Sharing, effective_config};
 use tessera_api::names::{DRIVER_NAME, DeviceName, DriverName, PoolName, RequestName, ShareId};
 use tessera_api::quantity::Quantity;
@@ -67,7 +67,7 @@ fn result(
         admin: result.admin_access == Some(true),
         binding: result.binding_conditions.as_ref().map(|conditions| {
             let failure_conditions = result.binding_failure_conditions.clone().unwrap_or_default();
-            Arc::new(Binding { conditions: conditions.clone(), failure_conditions })
+            Arc::new(BindingConditions { conditions: conditions.clone(), failure_conditions })
         }),
     })
 }
@@ -163,7 +163,7 @@ fn api_result(
     let request = asked.iter().find(|asked| asked.name == result.request);
     let consumed =
         || result.consumed.iter().map(|(name, amount)| (name.clone(), amount.into())).collect();
-    let conditions = |of: fn(&Binding) -> &Vec<String>| {
+    let conditions = |of: fn(&BindingConditions) -> &Vec<String>| {
         result.binding.as_deref().map(of).filter(|conditions| !conditions.is_empty()).cloned()
     };
     api::DeviceRequestAllocationResult {

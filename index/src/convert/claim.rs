@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::resource::v1 as api;
 use tessera_allocator::model::{
-    Alternative, Claim, Constraint, ConstraintKind, DeviceClass, Mode, Request, Selector,
-    Toleration, TolerationOperator,
+    AllocationMode, Alternative, Claim, Constraint, ConstraintKind, DeviceClass, DeviceSelector,
+    Request, Toleration, TolerationOperator,
 };
 use tessera_api::names::{ClaimName, ClaimUid, DeviceClassName, Namespace, RequestName};
 use tessera_api::quantity::Quantity;
@@ -72,7 +72,7 @@ fn of_the_future(name: RequestName) -> Alternative {
         name,
         class: None,
         selectors: Vec::new(),
-        mode: Mode::Unknown,
+        mode: AllocationMode::Unknown,
         tolerations: Vec::new(),
         capacity: BTreeMap::new(),
         admin: None,
@@ -125,12 +125,14 @@ fn class_name(name: &str, subject: Subject<'_>) -> Result<Option<DeviceClassName
     DeviceClassName::new(name).map(Some).map_err(subject.field(field))
 }
 
-fn mode(mode: Option<&str>, count: Option<i64>) -> Mode {
+fn mode(mode: Option<&str>, count: Option<i64>) -> AllocationMode {
     match mode {
         // The API server sets the default.
-        None | Some("ExactCount") => Mode::Exact(u64::try_from(count.unwrap_or(1)).unwrap_or(0)),
-        Some("All") => Mode::All,
-        Some(_) => Mode::Unknown,
+        None | Some("ExactCount") => {
+            AllocationMode::Exact(u64::try_from(count.unwrap_or(1)).unwrap_or(0))
+        }
+        Some("All") => AllocationMode::All,
+        Some(_) => AllocationMode::Unknown,
     }
 }
 
@@ -148,9 +150,11 @@ fn amounts(
     requests.map(read).collect()
 }
 
-fn selectors(selectors: Option<&[api::DeviceSelector]>) -> Vec<Selector> {
+fn selectors(selectors: Option<&[api::DeviceSelector]>) -> Vec<DeviceSelector> {
     let read = |s: &api::DeviceSelector| {
-        s.cel.as_ref().map_or_else(Selector::unknown, |cel| Selector::new(&cel.expression))
+        s.cel
+            .as_ref()
+            .map_or_else(DeviceSelector::unknown, |cel| DeviceSelector::new(&cel.expression))
     };
     selectors.unwrap_or_default().iter().map(read).collect()
 }

@@ -28,7 +28,7 @@ pub fn node(object: &api::Node) -> Result<Node, ConvertError> {
         taints: spec.taints.into_iter().flatten().map(taint).collect(),
         allocatable: amounts(allocatable),
         used: BTreeMap::new(),
-        held: BTreeMap::new(),
+        releasable: BTreeMap::new(),
     })
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1 as api;
-use tessera_allocator::model::{PodToleration, Scheduling};
+use tessera_allocator::model::{PodToleration, SchedulingConstraints};
 use tessera_api::quantity::Quantity;
 
 use super::node::amounts;
@@ -12,11 +12,11 @@ use super::selector::node_selector;
 type Amounts = BTreeMap<String, Quantity>;
 
 /// Returns the requirements of a pod on its node.
-pub fn scheduling(spec: &api::PodSpec) -> Scheduling {
+pub fn scheduling(spec: &api::PodSpec) -> SchedulingConstraints {
     let affinity = spec.affinity.as_ref().and_then(|a| a.node_affinity.as_ref());
     let required =
         affinity.and_then(|a| a.required_during_scheduling_ignored_during_execution.as_ref());
-    Scheduling {
+    SchedulingConstraints {
         node_selector: spec.node_selector.clone().unwrap_or_default(),
         affinity: required.map(node_selector),
         tolerations: spec.tolerations.iter().flatten().map(toleration).collect(),

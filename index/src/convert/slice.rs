@@ -6,8 +6,8 @@ use std::sync::Arc;
 use k8s_openapi::api::resource::v1 as api;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use tessera_allocator::model::{
-    Attribute, Binding, Capacity, CounterSet, CounterUse, Device, NODE_ALLOCATABLE, NodeChoice,
-    PoolId, RequestPolicy, Slice, Taint, TaintEffect, ValidRange,
+    Attribute, BindingConditions, Capacity, CounterSet, CounterUse, Device, NODE_ALLOCATABLE,
+    NodeChoice, PoolId, RequestPolicy, Slice, Taint, TaintEffect, ValidRange,
 };
 use tessera_api::names::{
     self, DRIVER_NAME, DeviceName, DriverName, LEAVING_STOCK_TAINT_KEY, MANAGED_TAINT_KEY,
@@ -41,7 +41,7 @@ pub fn slice(object: &api::ResourceSlice, fence: DeviceFilter) -> Result<Slice, 
         let device = self::device(device, fence, subject)?;
         let (oversubscribed, mps) =
             (is_oversubscribed(&device, &driver), shares_by_mps(&device, &driver));
-        Ok(Arc::new(Device { oversubscribed, mps, ..device }))
+        Ok(Arc::new(Device { oversubscribed, supports_mps: mps, ..device }))
     };
     Ok(Slice {
         name: object.metadata.name.clone().ok_or_else(|| subject.missing("metadata.name"))?,
@@ -51,7 +51,7 @@ pub fn slice(object: &api::ResourceSlice, fence: DeviceFilter) -> Result<Slice, 
         },
         generation: spec.pool.generation,
         slice_count: spec.pool.resource_slice_count,
-        listed: None,
+        list_position: None,
         nodes: slice_nodes(spec, subject)?,
         // A slice with counters never provides devices, even if it has some.
         devices: if counter_sets.is_empty() {
@@ -152,14 +152,14 @@ fn device(
         consumes: counter_uses(device, subject)?,
         binding: device.binding_conditions.as_ref().map(|conditions| {
             let failure_conditions = device.binding_failure_conditions.clone().unwrap_or_default();
-            Arc::new(Binding { conditions: conditions.clone(), failure_conditions })
+            Arc::new(BindingConditions { conditions: conditions.clone(), failure_conditions })
         }),
         ..Device::new(name)
     };
     // An allocation that kube-scheduler has begun may still be written: no toleration makes the
     // device available before.
     let leaving_stock = converted.taints.iter().any(|taint| taint.key == LEAVING_STOCK_TAINT_KEY);
-    converted.foreign = fence == DeviceFilter::Managed && (fences.is_empty() || leaving_stock);
+    converted.is_unmanaged = fence == DeviceFilter::Managed && (fences.is_empty() || leaving_stock);
     let allocatable = device.node_allocatable_resources.as_ref();
     converted.unsupported = allocatable.is_some_and(|r| !r.is_empty()).then_some(NODE_ALLOCATABLE);
     Ok(converted)

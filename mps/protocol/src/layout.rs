@@ -32,7 +32,7 @@ impl MpsPaths {
 
     /// Returns the file that exists while the GPU needs a daemon.
     #[must_use]
-    pub fn wanted_of(&self, gpu: &GpuUuid) -> PathBuf {
+    pub fn wanted_file(&self, gpu: &GpuUuid) -> PathBuf {
         self.wanted().join(gpu.as_str())
     }
 
@@ -55,7 +55,7 @@ impl MpsPaths {
         self.daemons().join(gpu.as_str())
     }
 
-    /// Returns the path of the daemon's [`Status`](crate::Status).
+    /// Returns the path of the daemon's [`MpsDaemonStatus`](crate::MpsDaemonStatus).
     #[must_use]
     pub fn status(&self, gpu: &GpuUuid) -> PathBuf {
         self.daemon(gpu).join("status.json")
@@ -99,7 +99,7 @@ mod tests {
     fn files_are_below_mps_in_state_directory() {
         let (paths, gpu) = (MpsPaths::new("/run/tessera"), GpuUuid::new(GPU).expect("a UUID"));
         assert_eq!(paths.lock(), Path::new("/run/tessera/mps/supervisor.lock"));
-        assert_eq!(paths.wanted_of(&gpu), Path::new("/run/tessera/mps/wanted").join(GPU));
+        assert_eq!(paths.wanted_file(&gpu), Path::new("/run/tessera/mps/wanted").join(GPU));
         let daemon = Path::new("/run/tessera/mps/daemons").join(GPU);
         assert_eq!(paths.status(&gpu), daemon.join("status.json"));
         assert_eq!(

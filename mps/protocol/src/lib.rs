@@ -19,5 +19,5 @@ pub mod wanted;
 
 pub use layout::MpsPaths;
 pub use lock::{supervisor_is_running, supervisor_pid};
-pub use status::{State, Status};
-pub use wanted::want;
+pub use status::{MpsDaemonState, MpsDaemonStatus};
+pub use wanted::set_wanted_gpus;

@@ -20,12 +20,12 @@ pub struct SupervisorLock {
 }
 
 impl SupervisorLock {
-    /// Takes the lock and writes the PID to the file. Returns `None` if the lock is held, be it
+    /// Acquires the lock and writes the PID to the file. Returns `None` if the lock is held, be it
     /// only by a process that tests it.
     ///
     /// # Errors
     /// The file cannot be created, locked or written.
-    pub fn take(paths: &MpsPaths) -> io::Result<Option<Self>> {
+    pub fn acquire(paths: &MpsPaths) -> io::Result<Option<Self>> {
         fs::create_dir_all(paths.root())?;
         let mut file =
             File::options().write(true).create(true).truncate(false).open(paths.lock())?;
@@ -102,9 +102,9 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let paths = MpsPaths::new(directory.path());
         assert!(!supervisor_is_running(&paths).expect("never locked"));
-        let lock = SupervisorLock::take(&paths).expect("lockable").expect("free");
+        let lock = SupervisorLock::acquire(&paths).expect("lockable").expect("free");
         assert!(supervisor_is_running(&paths).expect("readable"));
-        assert!(SupervisorLock::take(&paths).expect("lockable").is_none(), "already locked");
+        assert!(SupervisorLock::acquire(&paths).expect("lockable").is_none(), "already locked");
         drop(lock);
         wait_until_released(&paths);
     }
@@ -118,7 +118,7 @@ mod tests {
         fs::create_dir_all(paths.root()).expect("made");
         fs::write(paths.lock(), "4000000000\n and more").expect("written");
         assert_eq!(pid(), None, "not locked");
-        let lock = SupervisorLock::take(&paths).expect("lockable").expect("free");
+        let lock = SupervisorLock::acquire(&paths).expect("lockable").expect("free");
         assert_eq!(pid(), Some(std::process::id()));
         for no_pid in [&b""[..], b"12", b"x\n", b"-1\n", b"\xff\n", b"11111111111111111111\n"] {
             fs::write(paths.lock(), no_pid).expect("written");

@@ -10,7 +10,7 @@ use crate::layout::MpsPaths;
 
 /// State of a daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum State {
+pub enum MpsDaemonState {
     /// The daemon has not answered yet.
     Starting,
     /// The daemon answers and serves clients.
@@ -22,9 +22,9 @@ pub enum State {
 /// Content of `status.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Status {
+pub struct MpsDaemonStatus {
     /// State of the daemon.
-    pub state: State,
+    pub state: MpsDaemonState,
     /// Reason in plain text, if the daemon failed now or before this start. Empty while it is
     /// ready.
     pub message: String,
@@ -35,7 +35,7 @@ pub struct Status {
 
 /// Error of a read or write of a status.
 #[derive(Debug, thiserror::Error)]
-pub enum StatusError {
+pub enum MpsDaemonStatusError {
     /// The file cannot be read or written.
     #[error("cannot {operation} `{path}`", path = .path.display())]
     Io {
@@ -56,31 +56,31 @@ pub enum StatusError {
     },
 }
 
-impl Status {
+impl MpsDaemonStatus {
     /// Returns the status of a GPU's daemon, or `None` if the supervisor has not written one.
     ///
     /// # Errors
-    /// Returns [`StatusError`] if the file cannot be read or parsed.
-    pub fn read(paths: &MpsPaths, gpu: &GpuUuid) -> Result<Option<Self>, StatusError> {
+    /// Returns [`MpsDaemonStatusError`] if the file cannot be read or parsed.
+    pub fn read(paths: &MpsPaths, gpu: &GpuUuid) -> Result<Option<Self>, MpsDaemonStatusError> {
         let path = paths.status(gpu);
         match fs::read(&path) {
             Ok(text) => match serde_json::from_slice(&text) {
                 Ok(status) => Ok(Some(status)),
-                Err(source) => Err(StatusError::Malformed { path, source }),
+                Err(source) => Err(MpsDaemonStatusError::Malformed { path, source }),
             },
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(source) => Err(StatusError::Io { operation: "read", path, source }),
+            Err(source) => Err(MpsDaemonStatusError::Io { operation: "read", path, source }),
         }
     }
 
     /// Replaces the status file atomically.
     ///
     /// # Errors
-    /// Returns [`StatusError`] if the file cannot be written.
-    pub fn write(&self, paths: &MpsPaths, gpu: &GpuUuid) -> Result<(), StatusError> {
+    /// Returns [`MpsDaemonStatusError`] if the file cannot be written.
+    pub fn write(&self, paths: &MpsPaths, gpu: &GpuUuid) -> Result<(), MpsDaemonStatusError> {
         let path = paths.status(gpu);
         let text = serde_json::to_vec(self).expect("invariant: a status is plain data");
-        atomic_file::write(&path, &text, 0o644).map_err(|source| StatusError::Io {
+        atomic_file::write(&path, &text, 0o644).map_err(|source| MpsDaemonStatusError::Io {
             operation: "write",
             path,
             source,
@@ -90,12 +90,12 @@ impl Status {
     /// Removes the status file.
     ///
     /// # Errors
-    /// Returns [`StatusError`] if the file cannot be removed.
-    pub fn remove(paths: &MpsPaths, gpu: &GpuUuid) -> Result<(), StatusError> {
+    /// Returns [`MpsDaemonStatusError`] if the file cannot be removed.
+    pub fn remove(paths: &MpsPaths, gpu: &GpuUuid) -> Result<(), MpsDaemonStatusError> {
         let path = paths.status(gpu);
         match fs::remove_file(&path) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                Err(StatusError::Io { operation: "remove", path, source })
+                Err(MpsDaemonStatusError::Io { operation: "remove", path, source })
             }
             _ => Ok(()),
         }
@@ -111,13 +111,17 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let paths = MpsPaths::new(directory.path());
         let gpu = GpuUuid::new("GPU-1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77").expect("a UUID");
-        assert_eq!(Status::read(&paths, &gpu).expect("nothing yet"), None);
+        assert_eq!(MpsDaemonStatus::read(&paths, &gpu).expect("nothing yet"), None);
         fs::create_dir_all(paths.daemon(&gpu)).expect("made");
-        let status = Status { state: State::Failed, message: "exited".to_owned(), starts: 3 };
+        let status = MpsDaemonStatus {
+            state: MpsDaemonState::Failed,
+            message: "exited".to_owned(),
+            starts: 3,
+        };
         status.write(&paths, &gpu).expect("written");
         let text = fs::read_to_string(paths.status(&gpu)).expect("readable");
         assert_eq!(text, r#"{"state":"Failed","message":"exited","starts":3}"#);
-        assert_eq!(Status::read(&paths, &gpu).expect("readable"), Some(status));
+        assert_eq!(MpsDaemonStatus::read(&paths, &gpu).expect("readable"), Some(status));
         assert_eq!(
             fs::read_dir(paths.daemon(&gpu)).expect("there").count(),
             1,
@@ -132,7 +136,7 @@ mod tests {
         let gpu = GpuUuid::new("GPU-1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77").expect("a UUID");
         fs::create_dir_all(paths.daemon(&gpu)).expect("made");
         fs::write(paths.status(&gpu), "{").expect("written");
-        let error = Status::read(&paths, &gpu).expect_err("malformed").to_string();
+        let error = MpsDaemonStatus::read(&paths, &gpu).expect_err("malformed").to_string();
         assert!(error.contains("status.json"), "{error}");
     }
 }

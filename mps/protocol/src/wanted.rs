@@ -26,14 +26,14 @@ pub struct WantedGpus {
 /// # Errors
 /// The directory or a file cannot be created or removed. The remaining files may have their old
 /// or their new state.
-pub fn want(paths: &MpsPaths, gpus: &BTreeSet<GpuUuid>) -> io::Result<()> {
+pub fn set_wanted_gpus(paths: &MpsPaths, gpus: &BTreeSet<GpuUuid>) -> io::Result<()> {
     fs::create_dir_all(paths.wanted())?;
-    let wanted = read(paths)?.gpus;
+    let wanted = read_wanted_gpus(paths)?.gpus;
     for gpu in gpus.difference(&wanted) {
-        File::create(paths.wanted_of(gpu))?;
+        File::create(paths.wanted_file(gpu))?;
     }
     for gpu in wanted.difference(gpus) {
-        fs::remove_file(paths.wanted_of(gpu))?;
+        fs::remove_file(paths.wanted_file(gpu))?;
     }
     Ok(())
 }
@@ -42,7 +42,7 @@ pub fn want(paths: &MpsPaths, gpus: &BTreeSet<GpuUuid>) -> io::Result<()> {
 ///
 /// # Errors
 /// The directory cannot be read.
-pub fn read(paths: &MpsPaths) -> io::Result<WantedGpus> {
+pub fn read_wanted_gpus(paths: &MpsPaths) -> io::Result<WantedGpus> {
     let entries = match fs::read_dir(paths.wanted()) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(WantedGpus::default()),
         entries => entries?,
@@ -70,15 +70,15 @@ mod tests {
     fn want_replaces_the_set_and_is_idempotent() {
         let directory = tempfile::tempdir().expect("a directory");
         let paths = MpsPaths::new(directory.path());
-        assert_eq!(read(&paths).expect("empty"), WantedGpus::default());
+        assert_eq!(read_wanted_gpus(&paths).expect("empty"), WantedGpus::default());
         for gpus in [
             BTreeSet::from([gpu('1'), gpu('2')]),
             BTreeSet::from([gpu('2'), gpu('3')]),
             BTreeSet::new(),
         ] {
             for _ in 0..2 {
-                want(&paths, &gpus).expect("written");
-                assert_eq!(read(&paths).expect("readable").gpus, gpus);
+                set_wanted_gpus(&paths, &gpus).expect("written");
+                assert_eq!(read_wanted_gpus(&paths).expect("readable").gpus, gpus);
             }
         }
     }
@@ -87,12 +87,12 @@ mod tests {
     fn files_with_other_names_are_left_alone() {
         let directory = tempfile::tempdir().expect("a directory");
         let paths = MpsPaths::new(directory.path());
-        want(&paths, &BTreeSet::from([gpu('1')])).expect("written");
+        set_wanted_gpus(&paths, &BTreeSet::from([gpu('1')])).expect("written");
         fs::write(paths.wanted().join("README"), "").expect("written");
-        want(&paths, &BTreeSet::new()).expect("written");
+        set_wanted_gpus(&paths, &BTreeSet::new()).expect("written");
         let invalid_names = BTreeSet::from([OsString::from("README")]);
         assert_eq!(
-            read(&paths).expect("readable"),
+            read_wanted_gpus(&paths).expect("readable"),
             WantedGpus { gpus: BTreeSet::new(), invalid_names }
         );
     }

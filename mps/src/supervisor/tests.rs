@@ -81,17 +81,17 @@ fn unwritable_status_is_removed_and_written_later() {
     let mut supervisor = supervisor(&directory);
     let paths = supervisor.paths.clone();
     supervisor.daemons.insert(gpu(), DaemonState::down(1));
-    let read = || Status::read(&paths, &gpu()).expect("whole").map(|status| status.state);
+    let read = || MpsDaemonStatus::read(&paths, &gpu()).expect("whole").map(|status| status.state);
     fs::remove_file(paths.daemons()).expect("there");
     fs::create_dir_all(paths.daemon(&gpu())).expect("made");
-    supervisor.publish(&gpu(), State::Ready, String::new());
-    assert_eq!(read(), Some(State::Ready));
+    supervisor.publish(&gpu(), MpsDaemonState::Ready, String::new());
+    assert_eq!(read(), Some(MpsDaemonState::Ready));
     supervisor.paths = paths_too_long_for_temporary_files(directory.path());
-    supervisor.publish(&gpu(), State::Failed, "exited".to_owned());
+    supervisor.publish(&gpu(), MpsDaemonState::Failed, "exited".to_owned());
     assert_eq!(read(), None);
     supervisor.advance(true);
     assert_eq!(read(), None);
     supervisor.paths = paths.clone();
     supervisor.advance(true);
-    assert_eq!(read(), Some(State::Failed));
+    assert_eq!(read(), Some(MpsDaemonState::Failed));
 }

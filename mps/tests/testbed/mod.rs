@@ -19,7 +19,7 @@ use rustix::{
     process::{Pid, Signal, kill_process},
 };
 use tessera_api::names::GpuUuid;
-use tessera_mps_protocol::{MpsPaths, State, Status, want};
+use tessera_mps_protocol::{MpsDaemonState, MpsDaemonStatus, MpsPaths, set_wanted_gpus};
 use tessera_test_support::report_skip;
 
 const SUPERVISOR: &str = env!("CARGO_BIN_EXE_tessera-mps");
@@ -121,16 +121,21 @@ impl TestBed {
     }
 
     pub(crate) fn want(&self, gpus: &[u8]) {
-        want(&self.paths, &gpus.iter().copied().map(gpu).collect::<BTreeSet<_>>())
+        set_wanted_gpus(&self.paths, &gpus.iter().copied().map(gpu).collect::<BTreeSet<_>>())
             .expect("written");
     }
 
     /// Waits for a status of the GPU's daemon that satisfies `holds`, and returns it.
-    pub(crate) fn status(&self, of: u8, what: &str, holds: impl Fn(&Status) -> bool) -> Status {
+    pub(crate) fn status(
+        &self,
+        of: u8,
+        what: &str,
+        holds: impl Fn(&MpsDaemonStatus) -> bool,
+    ) -> MpsDaemonStatus {
         let mut last = None;
         eventually(
             || {
-                last = Status::read(&self.paths, &gpu(of)).expect("a status is valid");
+                last = MpsDaemonStatus::read(&self.paths, &gpu(of)).expect("a status is valid");
                 last.as_ref().is_some_and(&holds)
             },
             || format!("GPU {of} {what}"),
@@ -138,8 +143,8 @@ impl TestBed {
         last.expect("it holds for one")
     }
 
-    pub(crate) fn ready(&self, of: u8) -> Status {
-        self.status(of, "is ready", |status| status.state == State::Ready)
+    pub(crate) fn ready(&self, of: u8) -> MpsDaemonStatus {
+        self.status(of, "is ready", |status| status.state == MpsDaemonState::Ready)
     }
 
     /// Waits until nothing is left of the GPU's daemon.

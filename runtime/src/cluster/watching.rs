@@ -17,7 +17,7 @@ use kube::runtime::watcher;
 /// [`DefaultBackoff`]: watcher::DefaultBackoff
 /// [`ResetTimerBackoff`]: kube::runtime::utils::ResetTimerBackoff
 /// [`WatchStreamExt::backoff`]: kube::runtime::WatchStreamExt::backoff
-pub fn patiently<K: Send>(
+pub fn with_backoff<K: Send>(
     events: impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send,
     pause: impl Backoff,
 ) -> impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send {

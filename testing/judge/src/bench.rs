@@ -12,8 +12,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use tessera_allocator::model::{Claim, DeviceId, PendingPod, PodClaim, PodUid, Scheduling, Usage};
-use tessera_allocator::{ClaimAllocation, Features, Planner, Policy, Settings};
+use tessera_allocator::model::{
+    Claim, DeviceId, PendingPod, PodClaim, PodUid, SchedulingConstraints, Usage,
+};
+use tessera_allocator::{ClaimAllocation, FeatureGates, PlanSettings, Planner, Policy};
 use tessera_api::names::{ClaimName, ClaimUid, Namespace, NodeName, PodName};
 use tessera_index::convert;
 
@@ -107,8 +109,8 @@ pub fn run(scenario: &Scenario, mode: BenchMode, cache_state: CacheState) -> Ben
 const STEPS: u64 = 50_000_000;
 
 fn indexed(scenario: &Scenario) -> Planner {
-    let mut planner = Planner::of(&scenario.snapshot, scenario.features);
-    planner.gather();
+    let mut planner = Planner::from_snapshot(&scenario.snapshot, scenario.features);
+    planner.collect_devices();
     planner
 }
 
@@ -152,9 +154,9 @@ impl Bench<'_> {
             CacheState::Fresh => {
                 let mut snapshot = self.scenario.snapshot.clone();
                 snapshot.usage = self.usage.clone();
-                self.planner = Planner::of(&snapshot, self.scenario.features);
+                self.planner = Planner::from_snapshot(&snapshot, self.scenario.features);
             }
-            CacheState::Cold => self.planner.forget(),
+            CacheState::Cold => self.planner.clear_caches(),
             CacheState::Warm => {}
         }
     }
@@ -189,7 +191,7 @@ impl Bench<'_> {
 
     fn update_planner<'d>(&mut self, devices: impl Iterator<Item = &'d DeviceId>) {
         for device in devices {
-            self.planner.set_use(device, self.usage.of(device));
+            self.planner.set_device_use(device, self.usage.get(device));
         }
     }
 
@@ -197,8 +199,11 @@ impl Bench<'_> {
         self.begin();
         let claims = std::slice::from_ref(claim);
         if self.cache_state == CacheState::Warm {
-            let settings =
-                Settings { policy: Policy::FirstFit, steps_per_pod: STEPS, ..Settings::default() };
+            let settings = PlanSettings {
+                policy: Policy::FirstFit,
+                steps_per_pod: STEPS,
+                ..PlanSettings::default()
+            };
             return self.planner.plan(&[pod(claim)], settings).decisions.pop().map(|d| d.claims);
         }
         let mut nodes = self.scenario.nodes.iter();
@@ -214,7 +219,7 @@ fn allocate(
 ) -> Option<Vec<ClaimAllocation>> {
     match planner.allocate_on(node, claims, Policy::FirstFit, STEPS) {
         Ok(claim_allocations) => Some(claim_allocations),
-        Err(tessera_allocator::Unallocated::OutOfSteps) => {
+        Err(tessera_allocator::AllocateError::OutOfSteps) => {
             *undecided += 1;
             None
         }
@@ -234,8 +239,9 @@ fn with_devices(claim: Arc<Claim>, devices: Option<u64>) -> Arc<Claim> {
     let Some(devices) = devices else { return claim };
     let mut claim = Arc::unwrap_or_clone(claim);
     let alternatives = claim.requests.iter_mut().flat_map(|request| &mut request.alternatives);
-    alternatives
-        .for_each(|alternative| alternative.mode = tessera_allocator::model::Mode::Exact(devices));
+    alternatives.for_each(|alternative| {
+        alternative.mode = tessera_allocator::model::AllocationMode::Exact(devices)
+    });
     Arc::new(claim)
 }
 
@@ -247,9 +253,9 @@ fn pod(claim: &Arc<Claim>) -> PendingPod {
         priority: 0,
         created: 0,
         claims: vec![PodClaim::Pending(Arc::clone(claim))],
-        scheduling: Arc::new(Scheduling::default()),
-        nominated: None,
-        excluded: Default::default(),
+        scheduling: Arc::new(SchedulingConstraints::default()),
+        nominated_node: None,
+        excluded_nodes: Default::default(),
     }
 }
 
@@ -282,12 +288,12 @@ pub struct PendingBatch {
 /// Plans pods with the scenario's claims, and measures the update of one device's usage.
 pub fn batch(scenario: &Scenario, batch: PendingBatch, policy: Policy) -> BatchReport {
     let PendingBatch { pods, devices, waited } = batch;
-    let mut planner = Planner::of(&scenario.snapshot, Features::default());
-    planner.gather();
+    let mut planner = Planner::from_snapshot(&scenario.snapshot, FeatureGates::default());
+    planner.collect_devices();
     let claims = scenario.claims.iter().cycle().take(pods).enumerate();
     let pending: Vec<PendingPod> =
         claims.map(|(n, claim)| pod(&with_devices(named(claim, n), devices))).collect();
-    let settings = Settings { policy, now: i64::from(waited), ..Settings::default() };
+    let settings = PlanSettings { policy, now: i64::from(waited), ..PlanSettings::default() };
     let (plan, time) = timed(|| planner.plan(&pending, settings));
     let results: Vec<_> =
         plan.decisions.iter().flat_map(|d| &d.claims).flat_map(|c| &c.results).collect();
@@ -296,7 +302,7 @@ pub fn batch(scenario: &Scenario, batch: PendingBatch, policy: Policy) -> BatchR
         .iter()
         .map(|result| {
             usage.add(std::slice::from_ref(result));
-            timed(|| planner.set_use(&result.device, usage.of(&result.device))).1
+            timed(|| planner.set_device_use(&result.device, usage.get(&result.device))).1
         })
         .collect();
     updates.sort_unstable();

@@ -13,7 +13,8 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use tessera_allocator::selector::SelectorError;
 use tessera_allocator::{
-    CapacityError, Cause, ClaimAllocation, Failure, NotSupported, Planner, Policy, Unallocated,
+    AllocateError, CapacityError, ClaimAllocation, Planner, Policy, RefusalCause, SearchFailure,
+    UnsupportedFeature,
 };
 use tessera_api::names::{NodeName, ShareId};
 use tessera_api::quantity::Quantity;
@@ -56,12 +57,14 @@ pub fn answer(scenario: &Scenario, policy: Policy) -> BTreeMap<String, Value> {
 fn answer_on(scenario: &Scenario, planner: &mut Planner, node: &NodeName, policy: Policy) -> Value {
     match planner.allocate_on(node, &scenario.claims, policy, STEPS) {
         Ok(claim_allocations) => allocations(scenario, &claim_allocations),
-        Err(Unallocated::NoFit { invalid_pool: false }) => Value::Null,
-        Err(Unallocated::NoFit { invalid_pool: true }) => {
+        Err(AllocateError::NoFit { invalid_pool: false }) => Value::Null,
+        Err(AllocateError::NoFit { invalid_pool: true }) => {
             error("invalidPools", false, "an invalid pool")
         }
-        Err(Unallocated::OutOfSteps) => error("aborted", true, "out of steps"),
-        Err(Unallocated::Failed(failure)) => error(class(&failure), true, &format!("{failure:?}")),
+        Err(AllocateError::OutOfSteps) => error("aborted", true, "out of steps"),
+        Err(AllocateError::Failed(failure)) => {
+            error(class(&failure), true, &format!("{failure:?}"))
+        }
     }
 }
 
@@ -70,30 +73,32 @@ fn error(class: &str, fatal: bool, message: &str) -> Value {
 }
 
 /// Returns the oracle's name of a failure's class.
-fn class(failure: &Failure) -> &'static str {
+fn class(failure: &SearchFailure) -> &'static str {
     match failure {
-        Failure::Request(Cause::UnknownClass { .. }) => "classNotFound",
-        Failure::Request(Cause::NotSupported { what, .. }) => match what {
-            NotSupported::Field(_) | NotSupported::Gate(_) => "featureDisabled",
-            NotSupported::Selector => "selectorUnsupported",
-            NotSupported::NoClass => "classMissing",
-            NotSupported::Mode => "modeUnsupported",
+        SearchFailure::Request(RefusalCause::UnknownClass { .. }) => "classNotFound",
+        SearchFailure::Request(RefusalCause::NotSupported { what, .. }) => match what {
+            UnsupportedFeature::Field(_) | UnsupportedFeature::Gate(_) => "featureDisabled",
+            UnsupportedFeature::Selector => "selectorUnsupported",
+            UnsupportedFeature::NoClass => "classMissing",
+            UnsupportedFeature::Mode => "modeUnsupported",
             // Tessera's own check, which upstream does not have.
-            NotSupported::MpsOfSeveral => "configuration",
+            UnsupportedFeature::MpsWithSeveralGpus => "configuration",
         },
-        Failure::Request(_) => "configuration",
-        Failure::Selector(SelectorError::Compile { .. } | SelectorError::Unsupported { .. }) => {
-            "celCompile"
+        SearchFailure::Request(_) => "configuration",
+        SearchFailure::Selector(
+            SelectorError::Compile { .. } | SelectorError::Unsupported { .. },
+        ) => "celCompile",
+        SearchFailure::Selector(_) => "celRuntime",
+        SearchFailure::Capacity(CapacityError::NotRepresentable { .. }) => {
+            "capacityNotRepresentable"
         }
-        Failure::Selector(_) => "celRuntime",
-        Failure::Capacity(CapacityError::NotRepresentable { .. }) => "capacityNotRepresentable",
-        Failure::Capacity(CapacityError::Negative { .. }) => "capacityNegative",
-        Failure::AllAgainstConstraint(_) => "allConstraint",
-        Failure::AllButPoolIncomplete(_) => "allPoolIncomplete",
-        Failure::AllButPoolInvalid(_) => "allPoolInvalid",
-        Failure::TooManyDevices(_) => "tooManyDevices",
-        Failure::UnknownConstraint => "constraintUnsupported",
-        Failure::NodeSelector(_) => "nodeSelectorInvalid",
+        SearchFailure::Capacity(CapacityError::Negative { .. }) => "capacityNegative",
+        SearchFailure::AllViolatesConstraint(_) => "allConstraint",
+        SearchFailure::AllWithIncompletePool(_) => "allPoolIncomplete",
+        SearchFailure::AllWithInvalidPool(_) => "allPoolInvalid",
+        SearchFailure::TooManyDevices(_) => "tooManyDevices",
+        SearchFailure::UnknownConstraint => "constraintUnsupported",
+        SearchFailure::NodeSelector(_) => "nodeSelectorInvalid",
     }
 }
 

@@ -8,7 +8,7 @@ use k8s_openapi::api::resource::v1 as api;
 use serde::Deserialize;
 use serde_json::Value;
 use tessera_allocator::model::{Claim, ClusterSnapshot, Slice, Usage};
-use tessera_allocator::{Features, Planner};
+use tessera_allocator::{FeatureGates, Planner};
 use tessera_api::names::NodeName;
 use tessera_index::convert::{self, DeviceFilter};
 
@@ -18,7 +18,7 @@ pub struct Scenario {
     /// Name.
     pub name: String,
     /// Feature gates.
-    pub features: Features,
+    pub features: FeatureGates,
     /// Cluster.
     pub snapshot: ClusterSnapshot,
     /// Claims of one pod, which are allocated together.
@@ -108,7 +108,7 @@ impl Scenario {
 
     /// Returns a planner for the cluster.
     pub fn planner(&self) -> Planner {
-        Planner::of(&self.snapshot, self.features)
+        Planner::from_snapshot(&self.snapshot, self.features)
     }
 }
 
@@ -119,8 +119,10 @@ impl Document {
         }
         let claims = self.claims.iter().map(|c| convert::claim(c).map(Arc::new));
         let (snapshot, nodes) = self.snapshot(name)?;
-        let features =
-            self.features.as_ref().map(|names| Features::only(names.iter().map(String::as_str)));
+        let features = self
+            .features
+            .as_ref()
+            .map(|names| FeatureGates::with_names(names.iter().map(String::as_str)));
         let named =
             |class: api::DeviceClass| (class.metadata.name.clone().unwrap_or_default(), class);
         Ok(Scenario {
@@ -145,7 +147,8 @@ impl Document {
         let mut snapshot =
             ClusterSnapshot { usage: self.usage(name)?, ..ClusterSnapshot::default() };
         for (i, slice) in self.resource_slices.iter().enumerate() {
-            let slice = Slice { listed: Some(i), ..convert::slice(slice, DeviceFilter::None)? };
+            let slice =
+                Slice { list_position: Some(i), ..convert::slice(slice, DeviceFilter::None)? };
             snapshot.slices.insert(slice.name.clone(), Arc::new(slice));
         }
         for class in &self.device_classes {

@@ -6,13 +6,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use tessera_allocator::fragmentation::{GpuMilli, GpuState, GpuType, NodeCapacity, Rise};
-use tessera_allocator::model::{
-    Alternative, Attribute, Capacity, Claim, Device, DeviceClass, DeviceId, DeviceResult, Mode,
-    Node as ModelNode, NodeAffinityTerm, NodeChoice, NodeSelector, PendingPod, PodClaim, PodUid,
-    PoolId, Request, Requirement, Scheduling, Selector, SelectorOperator, Slice, Usage,
+use tessera_allocator::fragmentation::{
+    GpuFraction, GpuState, GpuType, NodeCapacity, PotentialRise,
 };
-use tessera_allocator::{Features, Planner, Policy, Settings};
+use tessera_allocator::model::{
+    AllocationMode, Alternative, Attribute, Capacity, Claim, Device, DeviceClass, DeviceId,
+    DeviceResult, DeviceSelector, Node as ModelNode, NodeAffinityTerm, NodeChoice, NodeSelector,
+    PendingPod, PodClaim, PodUid, PoolId, Request, Requirement, SchedulingConstraints,
+    SelectorOperator, Slice, Usage,
+};
+use tessera_allocator::{FeatureGates, PlanSettings, Planner, Policy};
 use tessera_api::config::Sharing;
 use tessera_api::names::{
     ClaimName, ClaimUid, DRIVER_NAME, DeviceClassName, DeviceName, DriverName, Namespace, NodeName,
@@ -72,7 +75,7 @@ impl AllocatorPlacer {
         node_rank: &[usize],
     ) -> Self {
         let models = Models::of(rows);
-        let mut planner = Planner::new(Features::default());
+        let mut planner = Planner::new(FeatureGates::default());
         planner.set_class(&Arc::new(class()));
         let nodes: Vec<_> =
             rows.iter().zip(node_rank).map(|(row, rank)| node(row, *rank)).collect();
@@ -95,7 +98,7 @@ impl AllocatorPlacer {
     }
 
     fn plan(&mut self, demand: &Demand) -> Option<Placement> {
-        let settings = Settings { policy: self.policy, ..Settings::default() };
+        let settings = PlanSettings { policy: self.policy, ..PlanSettings::default() };
         let decision = self.planner.plan(&[self.pod(demand)], settings).decisions.pop()?;
         let results = decision.claims.iter().flat_map(|claim| &claim.results);
         let gpus = results.map(|result| gpu_of(&result.device.device)).collect();
@@ -119,15 +122,18 @@ impl AllocatorPlacer {
         i64::try_from(rank).unwrap_or(i64::MAX)
     }
 
-    fn rise(&self, demand: &Demand, node: &Node) -> Rise {
+    fn rise(&self, demand: &Demand, node: &Node) -> PotentialRise {
         // The planner numbers models in the order in which it meets them.
         let kind = |at: usize| {
             GpuType(self.kinds.iter().position(|kind| *kind == at).map_or(0, |kind| kind as u16))
         };
         let kind = node.model.positions().next().map_or(GpuType(0), kind);
-        let gpus: Vec<GpuState> =
-            node.gpus.iter().map(|&left| GpuState { kind, left: GpuMilli::new(left) }).collect();
-        let potential = self.planner.expected();
+        let gpus: Vec<GpuState> = node
+            .gpus
+            .iter()
+            .map(|&left| GpuState { gpu_type: kind, free: GpuFraction::new(left) })
+            .collect();
+        let potential = self.planner.forecast();
         let before = potential.of(&NodeCapacity { cpu_milli: node.cpu_milli, gpus: &gpus });
         potential.rise(
             before,
@@ -145,12 +151,12 @@ impl AllocatorPlacer {
             created: 0,
             claims: vec![PodClaim::Pending(Arc::new(claim(&name, demand)))],
             scheduling: Arc::new(self.scheduling(demand)),
-            nominated: None,
-            excluded: BTreeSet::new(),
+            nominated_node: None,
+            excluded_nodes: BTreeSet::new(),
         }
     }
 
-    fn scheduling(&self, demand: &Demand) -> Scheduling {
+    fn scheduling(&self, demand: &Demand) -> SchedulingConstraints {
         let affinity = (demand.models != ModelSet::ANY).then(|| {
             let values = demand.models.positions().map(|at| self.models[at].clone()).collect();
             let label =
@@ -160,7 +166,7 @@ impl AllocatorPlacer {
             }
         });
         let requests = resources(demand.cpu_milli, demand.memory_mib);
-        Scheduling { affinity, requests, ..Scheduling::default() }
+        SchedulingConstraints { affinity, requests, ..SchedulingConstraints::default() }
     }
 
     /// Updates the planner with the remaining resources of the node and the GPUs.
@@ -176,7 +182,7 @@ impl AllocatorPlacer {
         self.planner.set_node(&Arc::new(node.clone()));
         for gpu in &placement.gpus {
             let device = device(&node.name, *gpu);
-            self.planner.set_use(&device, self.usage.of(&device));
+            self.planner.set_device_use(&device, self.usage.get(&device));
         }
     }
 
@@ -226,7 +232,7 @@ fn in_order_of_appearance(rows: &[NodeRow], models: &Models) -> Vec<usize> {
 }
 
 fn class() -> DeviceClass {
-    let selectors = vec![Selector::new(&format!("device.driver == '{DRIVER_NAME}'"))];
+    let selectors = vec![DeviceSelector::new(&format!("device.driver == '{DRIVER_NAME}'"))];
     DeviceClass { name: valid(DeviceClassName::new(DRIVER_NAME)), selectors, configs: Vec::new() }
 }
 
@@ -239,7 +245,7 @@ fn node(row: &NodeRow, rank: usize) -> ModelNode {
         taints: Vec::new(),
         allocatable: resources(row.cpu_milli, row.memory_mib),
         used: BTreeMap::new(),
-        held: BTreeMap::new(),
+        releasable: BTreeMap::new(),
     }
 }
 
@@ -261,7 +267,7 @@ fn slice(row: &NodeRow, node: &NodeName) -> Slice {
         pool: pool(node),
         generation: 1,
         slice_count: 1,
-        listed: None,
+        list_position: None,
         nodes: NodeChoice::Node(node.clone()),
         devices: (0..row.gpu).map(gpu).collect(),
         counter_sets: Vec::new(),
@@ -274,7 +280,7 @@ fn claim(name: &str, demand: &Demand) -> Claim {
         name: request_name(),
         class: Some(valid(DeviceClassName::new(DRIVER_NAME))),
         selectors: Vec::new(),
-        mode: Mode::Exact(demand.gpus as u64),
+        mode: AllocationMode::Exact(demand.gpus as u64),
         tolerations: Vec::new(),
         capacity: cores(demand.gpu_milli),
         admin: None,

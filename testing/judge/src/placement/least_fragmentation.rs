@@ -4,8 +4,8 @@
 use std::collections::HashMap;
 
 use tessera_allocator::fragmentation::{
-    GpuMilli, GpuState, GpuType, GpuTypes, Learner, NodeCapacity, Potential, Request, RequestMix,
-    Rise,
+    GpuFraction, GpuRequest, GpuState, GpuType, GpuTypes, NodeCapacity, Potential, PotentialRise,
+    RequestMix, RequestMixLearner,
 };
 
 use super::best_fit::free;
@@ -16,7 +16,7 @@ use super::placer::Score;
 #[derive(Debug, Clone)]
 enum MixSource {
     /// Learned from previous arrivals, as in a real cluster.
-    Learned(Learner),
+    Learned(RequestMixLearner),
     /// Known from the whole trace in advance; only for comparison.
     Oracle(Potential),
 }
@@ -33,7 +33,7 @@ impl LeastFragmentation {
     /// Returns a policy that starts with the prior and learns.
     #[must_use]
     pub fn learning() -> Self {
-        Self { mix: MixSource::Learned(Learner::default()), cache: HashMap::new() }
+        Self { mix: MixSource::Learned(RequestMixLearner::default()), cache: HashMap::new() }
     }
 
     /// Returns a policy that knows the whole trace.
@@ -60,13 +60,13 @@ impl LeastFragmentation {
         level
     }
 
-    fn rise(&self, before: f64, after: &Node) -> Rise {
+    fn rise(&self, before: f64, after: &Node) -> PotentialRise {
         view(after, |view| self.potential().rise(before, view))
     }
 }
 
 impl Score for LeastFragmentation {
-    type Value = std::cmp::Reverse<Rise>;
+    type Value = std::cmp::Reverse<PotentialRise>;
 
     fn arrival(&mut self, demand: &Demand) -> bool {
         let MixSource::Learned(learner) = &mut self.mix else { return false };
@@ -79,7 +79,7 @@ impl Score for LeastFragmentation {
 
     fn rejected(&mut self, demand: &Demand) {
         if let MixSource::Learned(learner) = &mut self.mix {
-            learner.refused(request(demand));
+            learner.observe_refusal(request(demand));
         }
     }
 
@@ -107,17 +107,20 @@ fn choices(demand: &Demand, node: &Node) -> Vec<Vec<usize>> {
 
 fn view<T>(node: &Node, read: impl FnOnce(&NodeCapacity<'_>) -> T) -> T {
     let kind = types(node.model).next().unwrap_or(GpuType(u16::MAX));
-    let gpus: Vec<GpuState> =
-        node.gpus.iter().map(|&left| GpuState { kind, left: GpuMilli::new(left) }).collect();
+    let gpus: Vec<GpuState> = node
+        .gpus
+        .iter()
+        .map(|&left| GpuState { gpu_type: kind, free: GpuFraction::new(left) })
+        .collect();
     read(&NodeCapacity { cpu_milli: node.cpu_milli, gpus: &gpus })
 }
 
-fn request(demand: &Demand) -> Request {
+fn request(demand: &Demand) -> GpuRequest {
     let is_free = demand.models == ModelSet::ANY;
-    Request {
+    GpuRequest {
         cpu_milli: demand.cpu_milli,
         gpus: u32::try_from(demand.gpus).unwrap_or(u32::MAX),
-        share: GpuMilli::new(demand.gpu_milli),
+        share: GpuFraction::new(demand.gpu_milli),
         types: if is_free { GpuTypes::ANY } else { GpuTypes::of(types(demand.models)) },
     }
 }

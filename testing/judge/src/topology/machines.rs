@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use tessera_allocator::topology::{DeviceSet, LinkMatrix, Pair, Place};
+use tessera_allocator::topology::{DeviceLinks, DeviceLocation, DeviceSet, LinkMatrix};
 use tessera_api::gpu::PcieLevel;
 
 /// A machine of the file.
@@ -102,9 +102,12 @@ impl MachineDescription {
                 return Err(format!("links of GPUs {a} and {b} differ by direction"));
             }
         }
-        let places: Vec<Place> = (0..n).map(|gpu| self.place(gpu, &level)).collect();
-        LinkMatrix::new(&places, |a, b| Pair { nvlinks: self.nvlink[a][b], pcie: level(a, b) })
-            .map_err(|error| error.to_string())
+        let places: Vec<DeviceLocation> = (0..n).map(|gpu| self.place(gpu, &level)).collect();
+        LinkMatrix::new(&places, |a, b| DeviceLinks {
+            nvlinks: self.nvlink[a][b],
+            pcie: level(a, b),
+        })
+        .map_err(|error| error.to_string())
     }
 
     /// Returns the PCIe level of each pair, row by row; the diagonal is unused.
@@ -121,9 +124,12 @@ impl MachineDescription {
 
     /// Returns the location of a GPU. GPUs that share a host bridge or are closer have the same
     /// root complex, which is numbered by the lowest of them.
-    fn place(&self, gpu: usize, level: &impl Fn(usize, usize) -> PcieLevel) -> Place {
+    fn place(&self, gpu: usize, level: &impl Fn(usize, usize) -> PcieLevel) -> DeviceLocation {
         let root =
             (0..self.n).find(|&other| level(gpu, other) >= PcieLevel::HostBridge).unwrap_or(gpu);
-        Place { pcie_root: Some(root as u32), numa_node: u32::try_from(self.numa[gpu]).ok() }
+        DeviceLocation {
+            pcie_root: Some(root as u32),
+            numa_node: u32::try_from(self.numa[gpu]).ok(),
+        }
     }
 }

@@ -38,15 +38,15 @@ pub enum Fault {
     /// The request is not served; the client gets this error.
     Refuse(ApiError),
     /// The request is served, but the client gets this error as the response.
-    LoseAnswer(ApiError),
+    DropResponse(ApiError),
     /// Another client writes an annotation of the object first; then the request is served with a
     /// stale version.
-    Overtake,
+    ConflictingWrite,
     /// The request is served once the token is cancelled, unless the client has disconnected.
     Hold(CancellationToken),
     /// The request is served once `serve` is cancelled, and the response sent once `answer` is,
     /// unless the client has disconnected.
-    HoldAnswer {
+    HoldResponse {
         /// Cancelled to serve the request.
         serve: CancellationToken,
         /// Cancelled to send the response.

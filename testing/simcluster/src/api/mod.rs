@@ -266,22 +266,23 @@ impl ApiServer {
     /// Simulates a crash: the port closes and every connection breaks.
     ///
     /// Objects are kept. Requests in progress may or may not be served; no response is sent.
-    pub fn go_down(&self) {
+    pub fn simulate_crash(&self) {
         if let Some(open) = self.listener.send_replace(None) {
             open.cancel();
         }
     }
 
-    /// Restarts after [`Self::go_down`], on the same port, with the same objects and versions.
-    pub fn come_back(&self, cache: WatchCache) {
+    /// Restarts after [`Self::simulate_crash`], on the same port, with the same objects and
+    /// versions.
+    pub fn restart_after_crash(&self, cache: WatchCache) {
         if cache == WatchCache::Fresh {
-            self.forget_past();
+            self.reset_watch_cache();
         }
         self.listener.send_replace(Some(CancellationToken::new()));
     }
 
     /// Makes all earlier resource versions impossible to resume. Running watches continue.
-    pub fn forget_past(&self) {
+    pub fn reset_watch_cache(&self) {
         // The first resumable version is one issued after this moment.
         self.shared
             .signals
@@ -289,7 +290,8 @@ impl ApiServer {
             .store(self.shared.store.skip_revision(), Ordering::Relaxed);
     }
 
-    /// Returns the number of watches that could not be resumed because of [`Self::forget_past`].
+    /// Returns the number of watches that could not be resumed because of
+    /// [`Self::reset_watch_cache`].
     pub fn expired_resumptions(&self) -> u64 {
         self.shared.signals.expired.load(Ordering::Relaxed)
     }

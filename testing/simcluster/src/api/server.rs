@@ -119,13 +119,13 @@ async fn handle_request(
     match if call.faults_disabled { Fault::None } else { shared.faults.decide(&info) } {
         Fault::None => {}
         Fault::Refuse(error) => return Err(error),
-        Fault::LoseAnswer(error) => {
+        Fault::DropResponse(error) => {
             drop(call.run(&parts.method).await);
             return Err(error);
         }
-        Fault::Overtake => call.write_conflicting_change(&info.name)?,
+        Fault::ConflictingWrite => call.write_conflicting_change(&info.name)?,
         Fault::Hold(until) => until.cancelled().await,
-        Fault::HoldAnswer { serve, answer } => {
+        Fault::HoldResponse { serve, answer } => {
             serve.cancelled().await;
             let response = call.run(&parts.method).await;
             answer.cancelled().await;

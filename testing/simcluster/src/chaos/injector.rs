@@ -77,11 +77,11 @@ impl Injector {
     fn begin(&self, kind: &EpisodeKind) -> std::io::Result<()> {
         match *kind {
             EpisodeKind::Outage { .. } => {
-                self.api.go_down();
+                self.api.simulate_crash();
                 locked(&self.state).count(FaultKind::Restart);
             }
             EpisodeKind::WatchCacheLoss => {
-                self.api.forget_past();
+                self.api.reset_watch_cache();
                 self.api.close_watches();
             }
             EpisodeKind::ServerClock { ahead } => {
@@ -104,7 +104,11 @@ impl Injector {
     fn end(&self, kind: &EpisodeKind) -> std::io::Result<()> {
         match *kind {
             EpisodeKind::Outage { keeps_cache } => {
-                self.api.come_back(if keeps_cache { WatchCache::Kept } else { WatchCache::Fresh });
+                self.api.restart_after_crash(if keeps_cache {
+                    WatchCache::Kept
+                } else {
+                    WatchCache::Fresh
+                });
             }
             EpisodeKind::WatchCacheLoss => {}
             EpisodeKind::ServerClock { .. } => self.api.set_clock_ahead(0),
@@ -170,7 +174,7 @@ impl State {
                 "resourceslices" => FaultKind::ConflictOnSlice,
                 _ => FaultKind::ConflictOnClaim,
             });
-            return Fault::Overtake;
+            return Fault::ConflictingWrite;
         }
         match self.failure_interval() {
             // A lease that is not renewed ends the leader, so only some of its renewals fail.
@@ -179,7 +183,7 @@ impl State {
                 let kind = self.less_frequent(FaultKind::DroppedResponse, FaultKind::Refusal);
                 self.count(kind);
                 if kind == FaultKind::DroppedResponse {
-                    Fault::LoseAnswer(error)
+                    Fault::DropResponse(error)
                 } else {
                     Fault::Refuse(error)
                 }

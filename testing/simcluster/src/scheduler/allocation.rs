@@ -18,10 +18,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use tessera_allocator::model::{
-    self, Claim, ClusterSnapshot, DeviceClass, PendingPod, PodClaim, PodUid, Scheduling, Slice,
-    Usage,
+    self, Claim, ClusterSnapshot, DeviceClass, PendingPod, PodClaim, PodUid, SchedulingConstraints,
+    Slice, Usage,
 };
-use tessera_allocator::{Decision, Policy, Settings, plan};
+use tessera_allocator::{Decision, PlanSettings, Policy, plan};
 use tessera_api::names::{DeviceClassName, Namespace, PodName, ShareId};
 use tessera_index::convert::{self, ConvertError, DeviceFilter};
 
@@ -127,7 +127,7 @@ impl<'a> Allocator<'a> {
         let name = node.name.clone();
         let snapshot =
             ClusterSnapshot { nodes: [(name, Arc::new(node))].into(), ..self.snapshot.clone() };
-        let settings = Settings { policy: Policy::FirstFit, ..Settings::default() };
+        let settings = PlanSettings { policy: Policy::FirstFit, ..PlanSettings::default() };
         let decision = plan(&snapshot, &[self.pod()?], settings).decisions.pop()?;
         Some(self.results(&decision))
     }
@@ -141,9 +141,9 @@ impl<'a> Allocator<'a> {
             priority: 0,
             created: 0,
             claims: self.wanted.iter().map(|(_, claim)| PodClaim::Pending(claim.clone())).collect(),
-            scheduling: Arc::new(Scheduling::default()),
-            nominated: None,
-            excluded: Default::default(),
+            scheduling: Arc::new(SchedulingConstraints::default()),
+            nominated_node: None,
+            excluded_nodes: Default::default(),
         })
     }
 

@@ -30,13 +30,13 @@ async fn server_restart_breaks_connections_and_keeps_objects() {
     created(&maps, config_map("a")).await;
     let before = version(&maps).await;
     let mut watch = maps.watch(&WatchParams::default(), &before).await.unwrap().boxed();
-    api.go_down();
+    api.simulate_crash();
     let ended = tokio::time::timeout(TIMEOUT, watch.next()).await.expect("the watch did not end");
     assert!(matches!(ended, None | Some(Err(_))), "{ended:?}");
     assert!(matches!(maps.get("a").await, Err(Error::HyperError(_) | Error::Service(_))));
     let observed: Api<ConfigMap> = Api::default_namespaced(api.observer());
     created(&observed, config_map("b")).await;
-    api.come_back(WatchCache::Kept);
+    api.restart_after_crash(WatchCache::Kept);
     let connected = async {
         while let Err(error) = maps.get("a").await {
             assert!(!matches!(error, Error::Api(_)), "{error}");
@@ -54,8 +54,8 @@ async fn fresh_watch_cache_resumes_no_earlier_version() {
     let (api, client) = sim().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
     let before = version(&maps).await;
-    api.go_down();
-    api.come_back(WatchCache::Fresh);
+    api.simulate_crash();
+    api.restart_after_crash(WatchCache::Fresh);
     let next = async |version: &str| {
         let mut watch = loop {
             if let Ok(watch) = maps.watch(&WatchParams::default(), version).await {
@@ -130,7 +130,7 @@ async fn conflicting_write_makes_the_request_stale() {
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
     let map = created(&maps, config_map("a")).await;
     api.set_fault_hook(Some(Arc::new(|request| match request.verb {
-        "patch" => Fault::Overtake,
+        "patch" => Fault::ConflictingWrite,
         _ => Fault::None,
     })));
     let patch =
@@ -169,7 +169,7 @@ async fn request_with_held_response_is_served() {
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
     let observed: Api<ConfigMap> = Api::default_namespaced(api.observer());
     let (serve, answer) = (CancellationToken::new(), CancellationToken::new());
-    let held = Fault::HoldAnswer { serve: serve.clone(), answer: answer.clone() };
+    let held = Fault::HoldResponse { serve: serve.clone(), answer: answer.clone() };
     api.set_fault_hook(Some(Arc::new(move |_| held.clone())));
     let mut watch = observed.watch(&WatchParams::default(), "0").await.unwrap().boxed();
     let mut creating = tokio::spawn(async move { created(&maps, config_map("a")).await });

@@ -116,7 +116,7 @@ async fn fault_hook_refuses_requests_and_drops_responses() {
     let down = tessera_simcluster::api::ApiError::internal("etcdserver: leader changed");
     let lost = down.clone();
     api.set_fault_hook(Some(std::sync::Arc::new(move |request| match request.verb {
-        "create" => Fault::LoseAnswer(lost.clone()),
+        "create" => Fault::DropResponse(lost.clone()),
         "delete" => Fault::Refuse(down.clone()),
         _ => Fault::None,
     })));

@@ -1,4 +1,4 @@
-//! A node is kept free for a pod that has waited long, and only for a while. Time is simulated.
+//! A node is reserved for a pod that has waited long, and only for a while. Time is simulated.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod fake_api;
@@ -42,12 +42,12 @@ fn notes(api: &FakeApi, pod: &str) -> Vec<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn node_is_kept_free_for_a_turn_without_any_change() {
+async fn node_is_reserved_for_a_turn_without_any_change() {
     let (api, controller) = waiting().await;
     seconds(290).await;
-    assert_eq!(controller.metrics.kept.get(), 0);
+    assert_eq!(controller.metrics.reserved_nodes.get(), 0);
     seconds(20).await;
-    assert_eq!(controller.metrics.kept.get(), 1, "patience is over");
+    assert_eq!(controller.metrics.reserved_nodes.get(), 1, "the reservation delay is over");
     add_small(&api, "small");
     let note = api.until("an event", |api| event(api, "small", "InsufficientDevices")).await;
     assert_eq!(
@@ -67,12 +67,12 @@ async fn node_is_kept_free_for_a_turn_without_any_change() {
     );
     seconds(900).await;
     assert!(allocation(&api, "small").is_some(), "the turn is over");
-    assert_eq!(controller.metrics.kept.get(), 0);
+    assert_eq!(controller.metrics.reserved_nodes.get(), 0);
     controller.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn pod_gets_the_kept_node_once_it_fits() {
+async fn pod_gets_the_reserved_node_once_it_fits() {
     let (api, controller) = waiting().await;
     seconds(310).await;
     add_small(&api, "small");
@@ -82,6 +82,6 @@ async fn pod_gets_the_kept_node_once_it_fits() {
     api.until("an allocation", |api| allocation(api, "large")).await;
     assert_eq!(allocation(&api, "small"), None);
     seconds(1).await;
-    assert_eq!(controller.metrics.kept.get(), 0);
+    assert_eq!(controller.metrics.reserved_nodes.get(), 0);
     controller.stop().await;
 }
