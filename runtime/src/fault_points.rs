@@ -53,20 +53,20 @@ pub struct FaultPointState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UndeclaredPoint(pub String);
 
-impl std::fmt::Display for Undeclared {
+impl std::fmt::Display for UndeclaredPoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "unknown fault point `{}`: see GET /fault-points", self.0)
     }
 }
 
-impl std::error::Error for Undeclared {}
+impl std::error::Error for UndeclaredPoint {}
 
 /// The fault points of a program.
 #[derive(Debug)]
 pub struct FaultPoints {
     names: &'static [&'static str],
     /// The points that were reached or armed.
-    points: Mutex<BTreeMap<&'static str, Point>>,
+    points: Mutex<BTreeMap<&'static str, FaultPointState>>,
     disarmed: Condvar,
 }
 
@@ -91,7 +91,7 @@ impl FaultPoints {
             Some(Fault::Kill) => kill_this_process(),
             Some(Fault::Hold) => point.waiting += 1,
         }
-        let is_held = |points: &mut BTreeMap<_, Point>| points[name].armed == Some(Fault::Hold);
+        let is_held = |points: &mut BTreeMap<_, FaultPointState>| points[name].armed == Some(Fault::Hold);
         let mut points =
             self.disarmed.wait_while(points, is_held).unwrap_or_else(PoisonError::into_inner);
         points.entry(name).or_default().waiting -= 1;
@@ -109,7 +109,7 @@ impl FaultPoints {
     ///
     /// # Errors
     /// The point is not declared.
-    pub fn arm(&self, name: &str, fault: Fault) -> Result<(), Undeclared> {
+    pub fn arm(&self, name: &str, fault: Fault) -> Result<(), UndeclaredPoint> {
         self.set(name, Some(fault))
     }
 
@@ -117,13 +117,13 @@ impl FaultPoints {
     ///
     /// # Errors
     /// The point is not declared.
-    pub fn disarm(&self, name: &str) -> Result<(), Undeclared> {
+    pub fn disarm(&self, name: &str) -> Result<(), UndeclaredPoint> {
         self.set(name, None)
     }
 
     /// Returns all declared points.
     #[must_use]
-    pub fn all(&self) -> BTreeMap<&'static str, Point> {
+    pub fn all(&self) -> BTreeMap<&'static str, FaultPointState> {
         let points = self.lock();
         self.names
             .iter()
@@ -131,15 +131,15 @@ impl FaultPoints {
             .collect()
     }
 
-    fn set(&self, name: &str, fault: Option<Fault>) -> Result<(), Undeclared> {
+    fn set(&self, name: &str, fault: Option<Fault>) -> Result<(), UndeclaredPoint> {
         let declared = self.names.iter().find(|declared| **declared == name);
-        let declared = declared.ok_or_else(|| Undeclared(name.to_owned()))?;
+        let declared = declared.ok_or_else(|| UndeclaredPoint(name.to_owned()))?;
         self.lock().entry(declared).or_default().armed = fault;
         self.disarmed.notify_all();
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<&'static str, Point>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<&'static str, FaultPointState>> {
         self.points.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -4,7 +4,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use std::sync::mpsc;
 
-use tessera_runtime::fault_points::{Fault, FaultPoints, Undeclared};
+use tessera_runtime::fault_points::{Fault, FaultPoints, UndeclaredPoint};
 
 static POINTS: FaultPoints = FaultPoints::new(&["held", "killed", "unarmed"]);
 
@@ -53,7 +53,7 @@ fn armed_point_kills_the_process() {
 
 #[test]
 fn undeclared_point_cannot_be_armed() {
-    assert_eq!(POINTS.arm("kild", Fault::Kill), Err(Undeclared("kild".to_owned())));
+    assert_eq!(POINTS.arm("kild", Fault::Kill), Err(UndeclaredPoint("kild".to_owned())));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use axum::http::StatusCode;
 use axum::routing::{delete, get, put};
 use axum::{Json, Router};
 
-use super::{Fault, FaultPoints, Point, Undeclared};
+use super::{Fault, FaultPoints, FaultPointState, UndeclaredPoint};
 
 impl FaultPoints {
     /// Returns the routes described in [`super`], to be merged into the program's own server.
@@ -36,8 +36,8 @@ impl FaultPoints {
 
     fn respond(
         &self,
-        done: Result<(), Undeclared>,
-    ) -> Result<Json<BTreeMap<&'static str, Point>>, (StatusCode, String)> {
+        done: Result<(), UndeclaredPoint>,
+    ) -> Result<Json<BTreeMap<&'static str, FaultPointState>>, (StatusCode, String)> {
         done.map(|()| Json(self.all()))
             .map_err(|error| (StatusCode::NOT_FOUND, format!("{error}\n")))
     }
