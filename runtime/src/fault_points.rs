@@ -91,7 +91,8 @@ impl FaultPoints {
             Some(Fault::Kill) => kill_this_process(),
             Some(Fault::Hold) => point.waiting += 1,
         }
-        let is_held = |points: &mut BTreeMap<_, FaultPointState>| points[name].armed == Some(Fault::Hold);
+        let is_held =
+            |points: &mut BTreeMap<_, FaultPointState>| points[name].armed == Some(Fault::Hold);
         let mut points =
             self.disarmed.wait_while(points, is_held).unwrap_or_else(PoisonError::into_inner);
         points.entry(name).or_default().waiting -= 1;

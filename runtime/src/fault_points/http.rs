@@ -7,7 +7,7 @@ use axum::http::StatusCode;
 use axum::routing::{delete, get, put};
 use axum::{Json, Router};
 
-use super::{Fault, FaultPoints, FaultPointState, UndeclaredPoint};
+use super::{Fault, FaultPointState, FaultPoints, UndeclaredPoint};
 
 impl FaultPoints {
     /// Returns the routes described in [`super`], to be merged into the program's own server.
