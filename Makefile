@@ -1,15 +1,17 @@
-# The menu. `make help` lists it; everything behind it is cargo, or a script that can be run by itself.
+# Commands of developers, listed by `make help`. Each runs cargo, or a script that can be run by
+# itself.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 CARGO ?= cargo
 target := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 
-# What runs as a process of its own in the demo and in the tests.
+# Programs that run as processes in the demo and in the tests.
 programs := tessera-driver tessera-controller tessera-probe tessera-fake-world tessera-fake-nvml tessera-fake-cuda \
             tessera-mps tessera-fake-mps-control tessera-fake-clock tessera-simcluster tessera-cli
 
-# Built with fault points, the programs lie where those that ship do, until the next build without: so that one comes after.
+# A build with fault points replaces the shipped programs in the target directory, until the next
+# build without them: so that one follows.
 fault_points := --package=tessera-driver --package=tessera-controller --package=tessera-runtime \
                 --features=tessera-driver/fault-points,tessera-controller/fault-points
 
@@ -80,6 +82,10 @@ lint: ## Formatting, words, clippy, documentation, dependencies, shell scripts, 
 	$(CARGO) deny --locked check --hide-inclusion-graph bans licenses sources
 	e2e/cluster/lint.sh
 
+.PHONY: advisories
+advisories: ## Check the dependencies against the RustSec database, which it fetches (needs cargo-deny)
+	$(CARGO) deny --locked check --hide-inclusion-graph advisories
+
 .PHONY: reference
 reference: ## Write the generated pages of docs/reference anew
 	$(CARGO) run --locked --quiet --package tessera-reference
@@ -113,7 +119,8 @@ goldens: oracle ## Write the golden files again, after a change of testing/oracl
 bench-intercept: ## Time calls with the interceptor beside the same calls without it, in turn (a C compiler): ROUNDS=3
 	$(if $(ROUNDS),ROUNDS=$(ROUNDS)) $(CARGO) bench --locked --package tessera-intercept --bench intercept
 
-# Who borrows what is not followed: both crates forbid unsafe code, and a ledger of 60 KiB takes seconds for each look at it.
+# Stacked borrows are not checked: both crates forbid unsafe code, and each access to a ledger of
+# 60 KiB would take seconds.
 .PHONY: miri
 miri: ## Run the tests of the interceptor's layouts and limiter by Miri, smaller than usual (nightly Rust; minutes)
 	@$(CARGO) +nightly miri --version >/dev/null 2>&1 || \

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Fuzzes each target for the given minutes: testing/fuzz/run.sh 5. The corpus is kept in testing/fuzz/corpus. An
-# input that crashes a target is kept in testing/fuzz/artifacts, and the target ends.
+# Fuzzes each target for the given minutes: testing/fuzz/run.sh 5. The corpus is stored in
+# testing/fuzz/corpus. An input that crashes a target is stored in testing/fuzz/artifacts, and the
+# target ends.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Compares fresh random cases of upstream's allocator, of all profiles, with Tessera's until the time is up or a
-# result differs.
+# Compares new random cases of upstream's allocator, of all profiles, with Tessera's until the time
+# is up or a result differs.
 #
 #   fuzz.sh ORACLE CONFORMANCE   the two programs (make fuzz-allocator builds them)
 #
-# MINUTES: duration (default 10). SEED: first seed (default: from the clock); it is printed and reproduces a run.
-# COUNT: cases of each profile and seed (default 60).
-# Policies other than first fit are compared by outcome, and their allocations are replayed on upstream.
+# MINUTES: duration (default 10). SEED: first seed (default: from the clock); it is printed and
+# reproduces a run. COUNT: cases of each profile and seed (default 60).
+# Policies other than first fit are compared by outcome, and their allocations are replayed on
+# upstream.
 set -euo pipefail
 
 oracle=${1:?path of the oracle}
@@ -45,7 +46,7 @@ while [ "$SECONDS" -lt "$end" ]; do
   golden=$work/golden.jsonl
   : >"$golden"
   for profile in "${profiles[@]}"; do
-    # The oracle skips a case if upstream contradicts itself, because there is nothing to compare with.
+    # The oracle skips a case if upstream contradicts itself: there is nothing to compare with.
     if "$oracle" generate --seed "$seed" --count "$count" --profile "$profile" >"$work/profile.jsonl" 2>"$work/log"; then
       cat "$work/profile.jsonl" >>"$golden"
     else

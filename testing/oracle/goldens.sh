@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Regenerates the golden files with Kubernetes' allocator: the cases of the conformance suite, with the
-# number of each profile in testing/data/conformance/manifest.tsv, and the outcomes of selectors.
+# Regenerates the golden files with Kubernetes' allocator: the cases of the conformance suite, with
+# the number of each profile in testing/data/conformance/manifest.tsv, and the outcomes of
+# selectors.
 #
 #   goldens.sh check ORACLE    fails if a regenerated file differs from the stored one by a byte (make goldens-check)
 #   goldens.sh write ORACLE    writes the files (make goldens)

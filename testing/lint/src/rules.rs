@@ -1,6 +1,7 @@
 //! The rules, and the findings they report.
 
 mod comments;
+mod hash_comments;
 mod items;
 mod markdown;
 mod words;
@@ -13,7 +14,8 @@ use anyhow::Context as _;
 /// One rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rule {
-    /// The first sentence of a doc comment is a noun clause, such as "What a pod asks for".
+    /// The first sentence of a doc comment, or of a comment that begins with `#`, is a noun clause,
+    /// such as "What a pod asks for".
     DocSentence,
     /// A word that the field does not use.
     BannedWord,
@@ -108,7 +110,7 @@ pub fn check(root: &Path, files: &[String]) -> anyhow::Result<Vec<Finding>> {
     for path in files {
         let is_rust = path.ends_with(".rs");
         let is_markdown = path.ends_with(".md");
-        let is_script = path.ends_with(".sh") || path.ends_with(".yaml") || path == "Makefile";
+        let is_script = hash_comments::has_hash_comments(path);
         if !(is_rust || is_markdown || is_script) || is_data(path) {
             continue;
         }
@@ -123,6 +125,9 @@ pub fn check(root: &Path, files: &[String]) -> anyhow::Result<Vec<Finding>> {
         if is_markdown {
             documents += 1;
             markdown::check(path, &text, &mut findings);
+        }
+        if is_script {
+            hash_comments::check(path, &text, &mut findings);
         }
         if !lists_banned_words(path) {
             words::check(path, &text, &mut findings);

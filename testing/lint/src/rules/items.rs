@@ -57,6 +57,15 @@ impl PublicTypes {
     }
 }
 
+/// Returns the noun clause that a sentence begins with.
+pub(super) fn noun_clause(sentence: &str) -> Option<&'static str> {
+    let plain = sentence.trim().to_lowercase();
+    let is_clause = |clause: &&&str| {
+        plain.strip_prefix(**clause).is_some_and(|rest| !rest.starts_with(char::is_alphanumeric))
+    };
+    NOUN_CLAUSES.iter().find(is_clause).copied()
+}
+
 /// Checks one parsed file.
 pub(super) fn check(
     path: &str,
@@ -99,13 +108,7 @@ impl Visitor<'_> {
     /// Checks the first sentence of a doc comment, if `attribute` is its first line.
     fn doc(&mut self, attribute: &syn::Attribute) {
         let Some((line, first)) = doc_line(attribute) else { return };
-        let plain = first.trim().to_lowercase();
-        let is_clause = |clause: &&&str| {
-            plain
-                .strip_prefix(**clause)
-                .is_some_and(|rest| !rest.starts_with(char::is_alphanumeric))
-        };
-        if let Some(clause) = NOUN_CLAUSES.iter().find(is_clause) {
+        if let Some(clause) = noun_clause(&first) {
             let message =
                 format!("begins with `{clause}`; say what it is or does: {}", first.trim());
             self.report(Rule::DocSentence, line, message);
