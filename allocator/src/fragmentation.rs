@@ -19,17 +19,17 @@
 //! # Example
 //! ```
 //! use tessera_allocator::fragmentation::{
-//!     GpuMilli, GpuState, GpuType, GpuTypes, Learner, NodeCapacity, Request,
+//!     GpuFraction, GpuRequest, GpuState, GpuType, GpuTypes, NodeCapacity, RequestMixLearner,
 //! };
 //!
-//! let mut learner = Learner::default();
-//! let request =
-//!     Request { cpu_milli: 8000, gpus: 1, share: GpuMilli::new(500), types: GpuTypes::ANY };
+//! let mut learner = RequestMixLearner::default();
+//! let share = GpuFraction::new(500);
+//! let request = GpuRequest { cpu_milli: 8000, gpus: 1, share, types: GpuTypes::ANY };
 //! learner.observe(request);
 //! let potential = learner.potential();
 //!
 //! // A half share is placed beside another half, and the free GPU stays whole.
-//! let gpu = |left| GpuState { kind: GpuType(0), left: GpuMilli::new(left) };
+//! let gpu = |left| GpuState { gpu_type: GpuType(0), free: GpuFraction::new(left) };
 //! let node = |left: [u32; 2]| left.map(gpu);
 //! let before = potential.of(&NodeCapacity { cpu_milli: 32_000, gpus: &node([1000, 500]) });
 //! let rise = |left| potential.rise(before, &NodeCapacity { cpu_milli: 24_000, gpus: &node(left) });

@@ -1,8 +1,8 @@
 //! Device allocation: decides which devices serve which ResourceClaim, and on which node.
 //!
 //! ```text
-//! Snapshot, or single changes --> Planner        caches results per node until the node changes
-//! pending pods -----------------> Planner::plan --> Plan = decisions (pod, node, devices)
+//! ClusterSnapshot, or changes --> Planner        caches results per node until the node changes
+//! pending pods -----------------> Planner::plan --> AllocationPlan = decisions (pod, node, devices)
 //!                                   |                    + refusals (reasons as data)
 //!                                   |
 //!                                   |- shape        requests of a pod's claims

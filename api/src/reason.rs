@@ -231,7 +231,7 @@ impl NodeReason {
             Self::Tainted { .. } => "NodeTainted",
             Self::NotSelected => "NodeNotSelected",
             Self::ResourceShort { .. } => "NodeResourceShort",
-            Self::ClaimNodeMismatch { .. } => "ClaimElsewhere",
+            Self::ClaimNodeMismatch { .. } => "ClaimNodeMismatch",
             Self::BackedOff => "NodeBackedOff",
             Self::Reserved { .. } => "NodeReserved",
         }

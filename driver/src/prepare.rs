@@ -1,7 +1,7 @@
 //! Prepares and unprepares claims.
 //!
 //! ```text
-//! kubelet call -> own task -> Attempt -> claim from the API -> AllocatedClaim::check
+//! kubelet call -> own task -> Attempt -> claim from the API -> PreparableClaim::check
 //!     -> [lock] is the attempt current? -> plan -> Started -> steps -> Completed [unlock]
 //! ```
 //!

@@ -4,8 +4,8 @@
 //! agree word for word.
 //!
 //! ```text
-//!   allocator::Cause, Kept        --reason, note, label--> event, metric label, explain
-//!   index::Obstacle, Misplaced    --blocker_reason, blocker, misplaced--> event, explain
+//!   allocator::RefusalCause, ReservedNode   --refusal_*, metric_label-->   event, metric, explain
+//!   index::PlanningBlocker, Misplaced       --blocker_*, node_mismatch_*--> event, explain
 //! ```
 
 #![forbid(unsafe_code)]
