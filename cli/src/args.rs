@@ -67,11 +67,13 @@ Examples:
   kubectl tessera tree
   kubectl tessera tree node-a node-b         only these nodes
   kubectl tessera tree --claims -n team-a    one line for each allocation of a namespace
+  kubectl tessera tree --usage               with the actual use of each allocation
   kubectl tessera tree -o json | jq '.nodes[].gpus[] | select(.shares == []) | .device'
 
-Memory and compute are allocated/total: memory in GiB, compute in percent of one GPU. They are \
-allocations of the scheduler. The actual use is known to the node's driver only: see the metrics \
-tessera_share_memory_used_bytes and tessera_share_gpu_seconds_total, or nvidia-smi in the pod.
+Memory and compute are allocated/total: memory in GiB, compute in percent of one GPU. With --usage \
+those of an allocation are used/allocated: memory that its processes hold, and their GPU time, \
+averaged over 2 s. It is read from the metrics of each node's driver, and needs the permission \
+`get` on pods/proxy in the namespace of the driver (Role tessera-usage-viewer of the Helm chart).
 
 STATE:
   free             nothing is allocated
@@ -186,6 +188,9 @@ pub struct TreeArgs {
     /// Print one line for each allocation
     #[arg(long)]
     pub claims: bool,
+    /// Show the actual use of each allocation, read from the drivers of the nodes
+    #[arg(long, conflicts_with = "snapshot")]
+    pub usage: bool,
     /// The source of the objects.
     #[command(flatten)]
     pub source: SourceArgs,

@@ -150,6 +150,11 @@ impl Cluster {
         Self { page, ..self }
     }
 
+    /// Returns the client.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
     /// Returns the namespace of the context.
     pub fn namespace(&self) -> &str {
         &self.namespace

@@ -13,8 +13,8 @@
 //!        '------------------ output ------------------ '                  text for people
 //! ```
 //!
-//! The plugin only lists objects. `cluster` is the only module with a client; everything between a
-//! snapshot and its text is pure.
+//! The plugin only reads. `cluster` lists objects and `usage` asks the drivers for the actual use
+//! of the tree's allocations; everything between a snapshot and its text is pure.
 //!
 //! Exit codes: 0 success, 1 error, 2 the pod or claim is pending or does not fit
 //! ([`run::ExitStatus`]).
@@ -29,5 +29,6 @@ pub mod run;
 pub mod simulate;
 pub mod snapshot;
 pub mod tree;
+pub mod usage;
 
 mod devices;

@@ -18,7 +18,7 @@ use crate::cluster::Cluster;
 use crate::explain::PlanView;
 use crate::output::{count, render};
 use crate::snapshot::{IndexedSnapshot, Snapshot, VERSION};
-use crate::{explain, simulate, tree};
+use crate::{explain, simulate, tree, usage};
 
 /// Exit status of a command without errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,13 +123,18 @@ async fn show_tree(
     let namespace =
         connection.namespace.as_ref().map(|_| source.namespace(connection)).transpose()?;
     let filter = tree::TreeFilter { nodes: args.nodes.iter().cloned().collect(), namespace };
-    let gpus = tree::GpuTree::read(&source.indexed().index, &filter);
+    let mut gpus = tree::GpuTree::read(&source.indexed().index, &filter);
     let unknown = args.nodes.iter().find(|name| !gpus.nodes.iter().any(|node| node.name == **name));
     if let Some(unknown) = unknown.filter(|_| filter.namespace.is_none()) {
         anyhow::bail!(
             "node `{unknown}` publishes no GPUs through Tessera (list nodes with `kubectl tessera \
              tree`)"
         );
+    }
+    if let Some(cluster) = source.cluster.as_ref().filter(|_| args.usage) {
+        for error in usage::add_usage(cluster.client(), &mut gpus).await? {
+            eprintln!("warning: {}", error_text(&error.into()));
+        }
     }
     let headers = !args.output.no_headers;
     let text = |gpus: &tree::GpuTree| {

@@ -17,6 +17,7 @@ use tessera_api::quantity::Quantity;
 use tessera_index::{Holding, Index};
 
 use crate::devices::sharing_mode;
+use crate::usage::ShareUse;
 
 /// Selection of the nodes and allocations to show.
 #[derive(Debug, Clone, Default)]
@@ -61,6 +62,9 @@ pub struct GpuView {
     /// The NVML index.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub index: Option<i64>,
+    /// The UUID that NVML and `nvidia-smi` print.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uuid: Option<String>,
     /// The product name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub product: Option<String>,
@@ -102,6 +106,9 @@ pub struct GpuShare {
     pub memory: Quantity,
     /// Compute, in percent.
     pub cores: Quantity,
+    /// Actual use, if it was read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub used: Option<ShareUse>,
     /// True if the claim was deleted while a pod uses it.
     #[serde(rename = "claimGone", skip_serializing_if = "std::ops::Not::not")]
     pub claim_deleted: bool,
@@ -309,6 +316,7 @@ fn gpu(
             sharing: sharing_mode(result),
             memory: of(capacity::MEMORY),
             cores: of(capacity::CORES),
+            used: None,
             claim_deleted: holding.gone,
         }
     };
@@ -322,15 +330,20 @@ fn gpu(
             Some(Attribute::Int(index)) => Some(*index),
             _ => None,
         },
-        product: match attribute_of(device, attribute::PRODUCT_NAME) {
-            Some(Attribute::String(product)) => Some(product.to_string()),
-            _ => None,
-        },
+        uuid: text_of(device, attribute::UUID),
+        product: text_of(device, attribute::PRODUCT_NAME),
         memory: amount(capacity::MEMORY),
         cores: amount(capacity::CORES),
         taints: device.taints.iter().map(taint).collect(),
         state: state(device, used),
         shares,
+    }
+}
+
+fn text_of(device: &Device, name: &str) -> Option<String> {
+    match attribute_of(device, name) {
+        Some(Attribute::String(text)) => Some(text.to_string()),
+        _ => None,
     }
 }
 

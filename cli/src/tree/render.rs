@@ -8,6 +8,7 @@ use tessera_api::quantity::Quantity;
 use super::{CapacityUsage, GpuShare, GpuTree, GpuView, NodeView};
 use crate::devices::short;
 use crate::output::{Table, count};
+use crate::usage::ShareUse;
 
 const TREE_HEADERS: [&str; 5] = ["NODE/GPU/POD", "MODEL", "MEMORY (GiB)", "COMPUTE", "STATE"];
 
@@ -74,8 +75,8 @@ pub fn claims_text(tree: &GpuTree, headers: bool) -> String {
             pods,
             node.name.clone(),
             short(&gpu.device).to_owned(),
-            gib(share.memory),
-            format!("{}%", percent(share.cores)),
+            used_and(share.used.map(|used| gib(used.memory)), &gib(share.memory)),
+            used_and(share.used.map(used_compute), &format!("{}%", percent(share.cores))),
             share_state(share),
         ]);
     }
@@ -146,10 +147,29 @@ impl Columns {
         vec![
             format!("{branch} {user}"),
             String::new(),
-            format!("{:>1$}", gib(share.memory), self.allocated_gib),
-            format!("{:>1$}%", percent(share.cores), self.allocated_percent),
+            self.share_memory(share),
+            self.share_compute(share),
             share_state(share),
         ]
+    }
+
+    /// Returns the memory of an allocation; below `allocated/total` of its GPU it is
+    /// `used/allocated` if the actual use was read.
+    fn share_memory(&self, share: &GpuShare) -> String {
+        let (allocated, left) = (gib(share.memory), self.allocated_gib);
+        match share.used {
+            Some(used) => format!("{:>left$}/{allocated}", gib(used.memory)),
+            None => format!("{allocated:>left$}"),
+        }
+    }
+
+    /// Returns the compute of an allocation, as [`Self::share_memory`] does.
+    fn share_compute(&self, share: &GpuShare) -> String {
+        let (allocated, left) = (percent(share.cores), self.allocated_percent);
+        match share.used {
+            Some(used) => format!("{:>left$}/{allocated}%", used_compute(used)),
+            None => format!("{allocated:>left$}%"),
+        }
     }
 
     fn memory(&self, memory: CapacityUsage) -> String {
@@ -239,6 +259,16 @@ fn gpu_state(gpu: &GpuView) -> String {
     }
     states.extend(gpu.state.iter().filter(|state| *state != "Unhealthy").cloned());
     states.join(", ")
+}
+
+/// Returns `used/allocated`, or only the latter if the actual use was not read.
+fn used_and(used: Option<String>, allocated: &str) -> String {
+    used.map_or_else(|| allocated.to_owned(), |used| format!("{used}/{allocated}"))
+}
+
+/// Returns the percentage of a GPU that an allocation used; `?` if it is unknown.
+fn used_compute(used: ShareUse) -> String {
+    used.cores.map_or_else(|| "?".to_owned(), |cores| cores.to_string())
 }
 
 fn share_state(share: &GpuShare) -> String {

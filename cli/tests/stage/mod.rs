@@ -227,6 +227,11 @@ pub(crate) fn device(mark: &str) -> String {
     format!("gpu-1f0c2d{mark}-9a41-7c3b-8e55-0d6f2b1a4c77")
 }
 
+/// Returns the UUID of that device.
+pub(crate) fn uuid(mark: &str) -> String {
+    format!("GPU-1f0c2d{mark}-9a41-7c3b-8e55-0d6f2b1a4c77")
+}
+
 /// Returns H100s with the indices from 0.
 pub(crate) fn h100s(number: i64) -> Value {
     (0..number).map(|index| h100(index, &format!("{index:02}"))).collect()
@@ -246,7 +251,10 @@ pub(crate) fn oversubscribed(mark: &str) -> Value {
 fn gpu(index: i64, mark: &str, product: &str, memory: &str) -> Value {
     json!({
         "name": device(mark), "allowMultipleAllocations": true,
-        "attributes": {"index": {"int": index}, "productName": {"string": product}, "type": {"string": "gpu"}},
+        "attributes": {
+            "index": {"int": index}, "productName": {"string": product}, "type": {"string": "gpu"},
+            "uuid": {"string": uuid(mark)},
+        },
         "capacity": {
             "memory": {"value": memory, "requestPolicy": {"default": memory, "validRange": {"min": "1Mi", "step": "1Mi"}}},
             "cores": {"value": "100", "requestPolicy": {"default": "0", "validRange": {"min": "0", "step": "1"}}},

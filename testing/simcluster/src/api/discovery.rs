@@ -91,6 +91,7 @@ fn subresources(kind: &Kind) -> Vec<(&'static str, &'static str, Vec<&'static st
             list.push(("binding", "Binding", vec!["create"]));
             list.push(("eviction", "Eviction", vec!["create"]));
             list.push(("log", "Pod", vec!["get"]));
+            list.push(("proxy", "PodProxyOptions", vec!["get"]));
         }
         "namespaces" => list.push(("finalize", "Namespace", vec!["update"])),
         _ => {}

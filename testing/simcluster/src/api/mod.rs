@@ -26,6 +26,7 @@ mod listener;
 mod log;
 mod meta;
 mod patch;
+mod pod_proxy;
 pub mod quantity;
 mod route;
 mod selector;

@@ -12,6 +12,8 @@ pub(crate) struct Route {
     pub(crate) namespace: Option<String>,
     pub(crate) name: Option<String>,
     pub(crate) subresource: Option<String>,
+    /// Path after the subresource `proxy`; empty for others.
+    pub(crate) path_in_pod: String,
 }
 
 impl Route {
@@ -29,6 +31,10 @@ impl Route {
             ["namespaces", namespace, rest @ ..] if !rest.is_empty() => (Some(*namespace), rest),
             _ => (None, rest),
         };
+        let (rest, path_in_pod) = match rest {
+            [_, _, "proxy", path @ ..] => (&rest[..3], path.join("/")),
+            _ => (rest, String::new()),
+        };
         let (plural, name, subresource) = match rest {
             [plural] => (*plural, None, None),
             [plural, name] => (*plural, Some(*name), None),
@@ -44,6 +50,7 @@ impl Route {
             namespace: namespace.map(str::to_owned),
             name: name.map(str::to_owned),
             subresource: subresource.map(str::to_owned),
+            path_in_pod,
         })
     }
 

@@ -1,4 +1,4 @@
-//! Subresources: status, finalize, and a pod's binding, eviction and log.
+//! Subresources: status, finalize, and a pod's binding, eviction, log and proxy.
 
 use axum::body::Body;
 use axum::http::{Method, Response, StatusCode};
@@ -9,7 +9,7 @@ use super::kind::{Kind, StatusSubresource};
 use super::lifecycle::DeleteOptions;
 use super::server::{Call, json};
 use super::validate::Part;
-use super::{log, meta};
+use super::{log, meta, pod_proxy};
 
 pub(crate) async fn run(
     call: &Call<'_>,
@@ -27,7 +27,8 @@ pub(crate) async fn run(
         ("POST", "pods", "binding") => bind(call, name),
         ("POST", "pods", "eviction") => evict(call, name),
         ("GET", "pods", "log") => log::answer(call, name).await,
-        (_, _, "status") | (_, "pods", "binding" | "eviction" | "log") => {
+        ("GET", "pods", "proxy") => pod_proxy::answer(call, name).await,
+        (_, _, "status") | (_, "pods", "binding" | "eviction" | "log" | "proxy") => {
             Err(ApiError::method_not_allowed())
         }
         _ => Err(ApiError::no_such_path()),
