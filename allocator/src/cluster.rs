@@ -12,6 +12,7 @@
 //! Every change of a node's devices gives the node a new *stamp*. Caches store the stamp with each
 //! result. Results of unchanged nodes stay valid.
 
+mod change_log;
 mod intern;
 mod machine_topology;
 mod pools;
@@ -34,6 +35,7 @@ pub(crate) use machine_topology::{MachineTopology, MatrixPositions};
 pub(crate) use pools::{NodePool, PoolState};
 pub(crate) use reachable::{Candidate, CounterAmount, ReachableDevices};
 
+use change_log::ChangeLog;
 use machine_topology::MachineTopologies;
 use pools::SliceIndex;
 
@@ -74,6 +76,10 @@ pub(crate) struct Cluster {
     machines: MachineTopologies,
     pub(crate) nodes: Vec<NodeEntry>,
     by_name: BTreeMap<NodeName, NodeIndex>,
+    /// Indexes of removed nodes, for new ones.
+    free: Vec<NodeIndex>,
+    /// Name of each node, by index. Explanations share it.
+    names: Arc<Vec<NodeName>>,
     pub(crate) classes: BTreeMap<DeviceClassName, Arc<DeviceClass>>,
     usage: Usage,
     /// Nodes that reach a pool and have their devices collected.
@@ -83,9 +89,10 @@ pub(crate) struct Cluster {
     layout: u64,
     /// True if a policy ranks nodes by free CPU.
     is_cpu_ranked: bool,
-    clock: u64,
-    /// Most recently changed nodes, one per tick of the clock.
-    changes: Vec<NodeIndex>,
+    /// Nodes with changed devices.
+    changes: ChangeLog,
+    /// Nodes with changed devices, or a changed Node object.
+    touches: ChangeLog,
 }
 
 impl Cluster {
@@ -165,6 +172,9 @@ impl Cluster {
             for pool in &reachable.pools {
                 if let Some(seen) = self.nodes_by_pool.get_mut(&pool.id) {
                     seen.remove(&node);
+                    if seen.is_empty() {
+                        self.nodes_by_pool.remove(&pool.id);
+                    }
                 }
             }
         }
@@ -188,25 +198,40 @@ impl Cluster {
 
     /// Gives the node a new stamp.
     fn mark_changed(&mut self, node: NodeIndex) {
-        self.clock += 1;
-        self.nodes[node].stamp = self.clock;
-        if self.changes.len() > 2 * self.nodes.len() + 1024 {
-            self.changes.clear();
-        }
-        self.changes.push(node);
+        self.nodes[node].stamp = self.changes.push(node, self.nodes.len());
+        self.touch(node);
     }
 
-    /// Returns the time of the last change.
+    /// Records that the node's devices or its Node object have changed.
+    pub(crate) fn touch(&mut self, node: NodeIndex) {
+        self.touches.push(node, self.nodes.len());
+    }
+
+    /// Returns the time of the last change of devices.
     pub(crate) fn now(&self) -> u64 {
-        self.clock
+        self.changes.now()
     }
 
-    /// Returns the nodes changed after `then`; `None` if that is too long ago, so any may have
-    /// changed.
+    /// Returns the nodes whose devices changed after `then`; `None` if that is too long ago, so any
+    /// may have changed.
     pub(crate) fn changed_since(&self, then: u64) -> Option<&[NodeIndex]> {
-        let first = self.clock + 1 - self.changes.len() as u64;
-        let from = usize::try_from((then + 1).checked_sub(first)?).ok()?;
-        self.changes.get(from..)
+        self.changes.since(then)
+    }
+
+    /// Returns the time of the last change of devices or Node objects.
+    pub(crate) fn last_touch(&self) -> u64 {
+        self.touches.now()
+    }
+
+    /// Returns the nodes touched after `then`; `None` if that is too long ago, so any may have
+    /// changed.
+    pub(crate) fn touched_since(&self, then: u64) -> Option<&[NodeIndex]> {
+        self.touches.since(then)
+    }
+
+    /// Returns the name of each node, by index.
+    pub(crate) fn names(&self) -> &Arc<Vec<NodeName>> {
+        &self.names
     }
 
     /// Adds or replaces a node.
@@ -216,7 +241,11 @@ impl Cluster {
             return;
         };
         self.set_cpu(index, node.cpu_milli_left());
-        match self.nodes[index].node.replace(Arc::clone(node)) {
+        let old = self.nodes[index].node.replace(Arc::clone(node));
+        if old.as_ref().is_none_or(|old| old != node) {
+            self.touch(index);
+        }
+        match old {
             // Labels decide which slices the node can reach.
             Some(old)
                 if old.labels != node.labels && self.slice_index.has_slices_without_node() =>
@@ -225,10 +254,7 @@ impl Cluster {
             }
             // Predicates are evaluated again for each pod.
             Some(old) => self.layout += u64::from(old.labels != node.labels),
-            None => {
-                self.layout += 1;
-                self.mark_changed(index);
-            }
+            None => {}
         }
     }
 
@@ -254,19 +280,29 @@ impl Cluster {
     }
 
     fn add_node(&mut self, node: &Arc<Node>) {
-        let entry = NodeEntry {
-            name: node.name.clone(),
-            node: Some(Arc::clone(node)),
-            order: self.order_between(&node.name),
-            reachable: None,
-            stamp: 0,
-            layout: 0,
-            cpu_milli: node.cpu_milli_left(),
-        };
-        self.nodes.push(entry);
-        self.by_name.insert(node.name.clone(), self.nodes.len() - 1);
+        let (name, order) = (node.name.clone(), self.order_between(&node.name));
+        let index = self.free.pop().unwrap_or(self.nodes.len());
+        let names = Arc::make_mut(&mut self.names);
+        if index == self.nodes.len() {
+            names.push(name.clone());
+            self.nodes.push(NodeEntry {
+                name: name.clone(),
+                node: None,
+                order,
+                reachable: None,
+                stamp: 0,
+                layout: 0,
+                cpu_milli: 0,
+            });
+        }
+        names[index] = name.clone();
+        let entry = &mut self.nodes[index];
+        (entry.name, entry.order) = (name.clone(), order);
+        (entry.node, entry.cpu_milli) = (Some(Arc::clone(node)), node.cpu_milli_left());
+        entry.layout += 1;
+        self.by_name.insert(name, index);
         self.layout += 1;
-        self.mark_changed(self.nodes.len() - 1);
+        self.mark_changed(index);
     }
 
     /// Returns a number between those of the neighbors by name. If there is none, all nodes are
@@ -304,11 +340,12 @@ impl Cluster {
         self.reordered
     }
 
-    /// Removes a node. Its index stays reserved, in case the node is added again.
+    /// Removes a node. Its index is given to the next new node.
     pub(crate) fn remove_node(&mut self, name: &NodeName) {
-        if let Some(&index) = self.by_name.get(name) {
+        if let Some(index) = self.by_name.remove(name) {
             self.nodes[index].node = None;
             self.invalidate(index);
+            self.free.push(index);
         }
     }
 

@@ -1,36 +1,51 @@
 //! Explanations of claims that fit nowhere: each device with the first check that excludes it, in
 //! the order of the search.
 
-use tessera_api::names::NodeName;
+mod by_node;
+mod lazy;
+
 use tessera_api::quantity::Quantity;
-use tessera_api::reason::{Explanation, NearestMiss, NodeReason, Reason};
+use tessera_api::reason::{NodeReason, NodeTally, Reason};
 
 use crate::capacity::Demand;
-use crate::cluster::{Interner, PoolState, ReachableDevices};
+use crate::cluster::{FastMap, Interner, PoolState, ReachableDevices};
 use crate::model::AllocationMode;
-use crate::outcome::RefusalCause;
 use crate::search::{SearchFailure, sets};
 use crate::selector::SelectorError;
 use crate::shape::{AlternativeShape, ProfileDemand, Selections, Shape};
 
-/// Collects, node by node, the reasons why the claims of a shape do not fit.
-pub(crate) struct Explainer {
-    /// Per claim, per request, per alternative.
-    counts: Vec<Vec<Vec<Count>>>,
-}
+pub(crate) use by_node::ReasonsByNode;
+pub use lazy::RefusalExplanation;
 
-/// The devices counted for one alternative of a request.
-#[derive(Clone)]
-struct Count {
-    explanation: Explanation,
-    wanted: u64,
-    /// True if some node has enough devices for the request by itself.
+/// Reasons of the devices of one node, for each alternative of a shape.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub(crate) struct NodeReasons(Box<[AlternativeReasons]>);
+
+/// Reasons of the devices of one node for one alternative.
+#[derive(Debug, Default, PartialEq, Eq, Hash)]
+struct AlternativeReasons {
+    tallies: Vec<(Reason, NodeTally)>,
+    nearest: Option<Box<NearMiss>>,
+    /// True if the node has enough devices for the request by itself.
     served: bool,
 }
 
+/// The reason that excludes the next device which the request needs on the node.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct NearMiss {
+    /// Number of devices that the node lacks.
+    lacking: u64,
+    reason: Reason,
+    missing: Option<Quantity>,
+    /// Number of devices that the request asks for.
+    wanted: u64,
+}
+
+/// Rejections of devices that the selectors match, by alternative and state of the device.
+pub(crate) type RejectionCache = FastMap<Box<[i128]>, Rejection>;
+
 /// The node to explain.
 pub(crate) struct OnNode<'a> {
-    pub(crate) name: &'a NodeName,
     pub(crate) shape: &'a Shape,
     pub(crate) reach: &'a ReachableDevices,
     pub(crate) interner: &'a mut Interner,
@@ -41,122 +56,98 @@ pub(crate) struct OnNode<'a> {
     pub(crate) failed: Option<(usize, &'a SearchFailure)>,
     /// Remaining budget for the evaluation of selectors. Results of the search are cached.
     pub(crate) steps: &'a mut u64,
+    pub(crate) cache: &'a mut RejectionCache,
 }
 
-impl Explainer {
-    pub(crate) fn new(shape: &Shape) -> Self {
-        let count = |place: usize| Count {
-            explanation: Explanation::new(),
-            wanted: shape.alternatives[place].count().unwrap_or(0),
-            served: false,
-        };
-        let of_claim = |claim: &crate::shape::ClaimShape| {
-            (0..claim.len())
-                .map(|request| claim.alternatives(request).map(count).collect())
-                .collect()
-        };
-        Self { counts: shape.claims.iter().map(of_claim).collect() }
-    }
-
-    /// Counts the devices of a node.
-    pub(crate) fn node(&mut self, on: &mut OnNode<'_>) {
+impl NodeReasons {
+    /// Counts the devices of a node by the reasons that exclude them.
+    pub(crate) fn of(mut on: OnNode<'_>) -> Self {
         if let Some(fault) = on.fault.take() {
             let devices: u64 = on.reach.pools.iter().map(crate::cluster::NodePool::devices).sum();
-            for count in self.counts.iter_mut().flatten().flatten().filter(|_| devices > 0) {
-                count.explanation.count(Reason::Node(fault.clone()), on.name, devices);
-            }
-            return;
+            let of_alternative = |_: &AlternativeShape| {
+                let mut reasons = AlternativeReasons::default();
+                if devices > 0 {
+                    reasons.count(&Reason::Node(fault.clone()), devices, None);
+                }
+                reasons
+            };
+            return Self(on.shape.alternatives.iter().map(of_alternative).collect());
         }
-        for (c, claim) in self.counts.iter_mut().enumerate() {
-            for (request, alternatives) in claim.iter_mut().enumerate() {
-                let places = on.shape.claims[c].alternatives(request);
-                alternatives
-                    .iter_mut()
-                    .zip(places)
-                    .for_each(|(count, place)| count.node(on, c, place));
-            }
-        }
-    }
-
-    /// Returns the cause to report for each claim.
-    pub(crate) fn causes(self) -> Vec<RefusalCause> {
-        self.counts.into_iter().map(|claim| RefusalCause::NoFit(decisive(claim))).collect()
+        let shape = on.shape;
+        let claims = shape.claims.iter().enumerate();
+        let places = claims.flat_map(|(c, claim)| {
+            (0..claim.len())
+                .flat_map(move |request| claim.alternatives(request).map(move |p| (c, p)))
+        });
+        Self(places.map(|(claim, place)| AlternativeReasons::of(&mut on, claim, place)).collect())
     }
 }
 
-/// Returns the explanation of the first request that no node can serve by itself, or of the first
-/// request if there is none.
-///
-/// Of a request with alternatives it is the explanation of the last one, the fallback.
-fn decisive(mut counts: Vec<Vec<Count>>) -> Explanation {
-    let decisive =
-        counts.iter().position(|alternatives| !alternatives.iter().any(|a| a.served)).unwrap_or(0);
-    let alternatives = (decisive < counts.len()).then(|| counts.swap_remove(decisive));
-    alternatives.and_then(|mut a| a.pop()).map_or_else(Explanation::new, |count| count.explanation)
-}
-
-impl Count {
-    fn node(&mut self, on: &mut OnNode<'_>, claim: usize, place: usize) {
-        let name = on.name;
+impl AlternativeReasons {
+    fn of(on: &mut OnNode<'_>, claim: usize, place: usize) -> Self {
+        let mut reasons = Self::default();
         for pool in &on.reach.pools {
             let reason = match pool.state {
                 PoolState::Complete => continue,
                 PoolState::Incomplete => Reason::PoolIncomplete,
                 PoolState::Invalid => Reason::PoolInvalid,
             };
-            self.explanation.count(reason, name, pool.devices().max(1));
+            reasons.count(&reason, pool.devices().max(1), None);
         }
         let fatal =
             on.failed.filter(|(at, _)| *at == claim).and_then(|(_, failure)| of_failure(failure));
         let alternative = &on.shape.alternatives[place];
+        let wanted = alternative.count().unwrap_or(0);
         let mut rejections: Vec<Rejection> = (0..on.reach.candidates.len())
             .map(|i| match &fatal {
                 Some(reason) => (reason.clone(), None),
-                None => on.device(alternative, i),
+                None => on.device(alternative, place, i),
             })
             .collect();
-        on.check_topology(alternative, self.wanted, &mut rejections);
+        on.check_topology(alternative, wanted, &mut rejections);
         let usable =
             rejections.iter().filter(|(reason, _)| *reason == Reason::NoCombination).count();
         let usable = usable as u64;
-        self.served |= usable >= self.wanted.max(1);
-        self.near_miss(name, usable, &rejections);
-        let combined = on.combined(usable, self.wanted);
-        for (reason, missing) in rejections {
-            match missing {
-                Some(missing) => self.explanation.count_short(reason, name, missing),
-                None if reason == Reason::NoCombination => {
-                    self.explanation.count(combined.clone(), name, 1);
-                }
-                None => self.explanation.count(reason, name, 1),
-            }
+        reasons.served = usable >= wanted.max(1);
+        reasons.nearest = near_miss(usable, wanted, &rejections);
+        let combined = on.combined(usable, wanted);
+        for (reason, missing) in &rejections {
+            let is_combined = missing.is_none() && *reason == Reason::NoCombination;
+            reasons.count(if is_combined { &combined } else { reason }, 1, *missing);
         }
+        reasons
     }
 
-    /// Records the reason that excludes the next device which the request needs on the node.
-    fn near_miss(&mut self, node: &NodeName, usable: u64, rejections: &[Rejection]) {
-        let next = scattered(rejections).or_else(|| self.next_device(usable, rejections));
-        if let Some((lacking, reason, missing)) = next {
-            let (node, wanted, reason) = (node.clone(), self.wanted, std::cmp::Reverse(reason));
-            self.explanation.near_miss(NearestMiss { lacking, reason, missing, node, wanted });
+    fn count(&mut self, reason: &Reason, devices: u64, least_missing: Option<Quantity>) {
+        let added = NodeTally { devices, least_missing };
+        match self.tallies.iter_mut().find(|(known, _)| known == reason) {
+            Some((_, tally)) => tally.add(added),
+            None => self.tallies.push((reason.clone(), added)),
         }
     }
+}
 
-    /// Returns the number of lacking devices, and the rejection of the last of those that are
-    /// nearest to a fit. None if fewer devices could become usable.
-    fn next_device(
-        &self,
-        usable: u64,
-        rejections: &[Rejection],
-    ) -> Option<(u64, Reason, Option<Quantity>)> {
-        let lacking = self.wanted.checked_sub(usable).filter(|lacking| *lacking > 0)?;
-        let may_pass = rejections.iter().filter(|(reason, _)| reason.is_transient());
-        let mut near: Vec<_> =
-            may_pass.map(|(reason, missing)| (std::cmp::Reverse(reason), missing)).collect();
-        near.sort_unstable();
-        let (reason, missing) = near.get(usize::try_from(lacking - 1).ok()?)?;
-        Some((lacking, reason.0.clone(), **missing))
-    }
+/// Returns the reason that excludes the next device which the request needs on the node.
+fn near_miss(usable: u64, wanted: u64, rejections: &[Rejection]) -> Option<Box<NearMiss>> {
+    let next = scattered(rejections).or_else(|| next_device(usable, wanted, rejections));
+    let (lacking, reason, missing) = next?;
+    Some(Box::new(NearMiss { lacking, reason, missing, wanted }))
+}
+
+/// Returns the number of lacking devices, and the rejection of the last of those that are nearest
+/// to a fit. None if fewer devices could become usable.
+fn next_device(
+    usable: u64,
+    wanted: u64,
+    rejections: &[Rejection],
+) -> Option<(u64, Reason, Option<Quantity>)> {
+    let lacking = wanted.checked_sub(usable).filter(|lacking| *lacking > 0)?;
+    let may_pass = rejections.iter().filter(|(reason, _)| reason.is_transient());
+    let mut near: Vec<_> =
+        may_pass.map(|(reason, missing)| (std::cmp::Reverse(reason), missing)).collect();
+    near.sort_unstable();
+    let (reason, missing) = near.get(usize::try_from(lacking - 1).ok()?)?;
+    Some((lacking, reason.0.clone(), **missing))
 }
 
 /// Returns the near miss of a node whose usable devices share too little topology.
@@ -167,7 +158,7 @@ fn scattered(rejections: &[Rejection]) -> Option<(u64, Reason, Option<Quantity>)
 }
 
 /// The first check that excludes a device, and the amount that it is short of.
-type Rejection = (Reason, Option<Quantity>);
+pub(crate) type Rejection = (Reason, Option<Quantity>);
 
 impl OnNode<'_> {
     /// Returns the reason of devices that are usable one by one, on a node with `usable` of them.
@@ -213,11 +204,38 @@ impl OnNode<'_> {
     }
 
     /// Returns the first check that excludes the device.
-    fn device(&mut self, alternative: &AlternativeShape, i: usize) -> Rejection {
-        let device = self.reach.candidates[i].device();
+    fn device(&mut self, alternative: &AlternativeShape, place: usize, i: usize) -> Rejection {
         if let Some(reason) = self.unselected(alternative, i) {
             return (reason, None);
         }
+        let key = self.state(alternative, place, i);
+        if let Some(known) = self.cache.get(key.as_slice()) {
+            return known.clone();
+        }
+        let rejection = self.unusable(alternative, i);
+        self.cache.insert(key.into(), rejection.clone());
+        rejection
+    }
+
+    /// Returns the state of a device on which its rejection depends, apart from selectors.
+    fn state(&self, alternative: &AlternativeShape, place: usize, i: usize) -> Vec<i128> {
+        let reach = self.reach;
+        let own = alternative.required_sharing();
+        let conflict = own.and_then(|own| reach.conflicting_sharing(i, own));
+        let mut state = vec![
+            place as i128,
+            reach.candidates[i].profile.index() as i128,
+            i128::from(reach.exclusive[i] > 0),
+            conflict.map_or(-1, |used| used as i128),
+            i128::from(self.has_counters(i)),
+        ];
+        state.extend_from_slice(reach.left(i));
+        state
+    }
+
+    /// Returns the first check that excludes a device that the selectors match.
+    fn unusable(&self, alternative: &AlternativeShape, i: usize) -> Rejection {
+        let device = self.reach.candidates[i].device();
         if device.is_unmanaged {
             return (Reason::NotManaged, None);
         }
@@ -268,7 +286,7 @@ impl OnNode<'_> {
             Ok(true) => Some(Reason::RequestSelector),
             Err(error) => failed(error),
             Ok(false) => {
-                let of_class = self.selections.of(resolved.class.selectors.iter());
+                let of_class = resolved.class_selection;
                 match self.selections.selects(of_class, candidate, self.interner, self.steps) {
                     Ok(true) => Some(Reason::RequestSelector),
                     _ => Some(Reason::ClassSelector { class: resolved.class.name.to_string() }),

@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::cluster::{Cluster, NodeIndex};
+use crate::cluster::{Cluster, FastMap, NodeIndex};
 use crate::forecast::Forecast;
+use crate::outcome::PlanWork;
 use crate::policy::{ForecastView, Rank, Ranking};
 use crate::search::{Search, SearchFailure, SearchOutcome};
 use crate::shape::{Chosen, Selections, Shape};
@@ -17,13 +18,23 @@ pub(crate) struct Feasibility {
     reordered: u64,
     /// [`Forecast::generation`] of the ranks; 0 if the ranks do not depend on the forecast.
     forecast: u64,
-    nodes: Vec<NodeResult>,
+    /// Stamp of each node at its last search; 0 if it was not searched.
+    stamps: Vec<u64>,
+    /// Feasible nodes with their ranks and orders.
+    feasible: FastMap<NodeIndex, (NodeRank, u64)>,
+    /// Failed searches, with the claims at which they failed.
+    failed: BTreeMap<NodeIndex, (usize, SearchFailure)>,
     /// Feasible nodes, best first.
     ranked: BTreeSet<Ranked>,
+    /// Feasible nodes with ranks of an older forecast.
+    outdated: BTreeSet<NodeIndex>,
     /// Number of searches per node that exhausted the steps. A retry is cheaper, since selector
     /// results are cached.
     undecided: BTreeMap<NodeIndex, u32>,
 }
+
+/// Size of a feasible node in both lists, in bytes.
+const FEASIBLE_BYTES: usize = 120;
 
 /// Maximum number of such searches before the node is skipped until it changes.
 const MAX_TRIES: u32 = 8;
@@ -35,24 +46,14 @@ pub(crate) type NodeRank = (usize, Rank);
 /// A feasible node: its rank, its order by name, its index.
 type Ranked = (NodeRank, u64, NodeIndex);
 
-#[derive(Debug, Default)]
-struct NodeResult {
-    stamp: u64,
-    result: NodeFeasibility,
-}
-
 /// Result of a search on one node.
-#[derive(Debug, Default)]
-pub(crate) enum NodeFeasibility {
-    /// Not searched yet.
-    #[default]
-    Unknown,
+enum NodeFeasibility {
     /// The shape fits, with this rank.
     Feasible(NodeRank),
     /// The shape does not fit.
     Infeasible,
     /// The search failed, at this claim.
-    Failed(usize, Box<SearchFailure>),
+    Failed(usize, SearchFailure),
     /// The search exhausted the steps.
     Undecided,
 }
@@ -65,11 +66,12 @@ pub(crate) struct FitContext<'p> {
     pub(crate) cluster: &'p mut Cluster,
     pub(crate) selections: &'p mut Selections,
     pub(crate) forecast: &'p Forecast,
+    pub(crate) work: &'p mut PlanWork,
 }
 
 impl Feasibility {
-    /// Searches the nodes that have changed, as far as the steps suffice. `whole` is the full
-    /// budget of a pod.
+    /// Searches the nodes that have changed, as far as the steps suffice. `full_budget`
+    /// is that of a pod.
     pub(crate) fn refresh(
         &mut self,
         shape: &mut Shape,
@@ -78,7 +80,7 @@ impl Feasibility {
         full_budget: u64,
     ) {
         let mut found = Vec::new();
-        self.reset_if_outdated(shape, context);
+        self.follow(shape, context);
         self.refresh_changed(shape, context, steps, full_budget, &mut found);
         if self.ranked.is_empty() {
             // Building the set at once takes a tenth of the time of single insertions.
@@ -96,10 +98,11 @@ impl Feasibility {
         context: &mut FitContext<'_>,
         steps: &mut u64,
     ) {
-        self.reset_if_outdated(shape, context);
-        self.nodes.resize_with(context.cluster.nodes.len(), NodeResult::default);
+        self.follow(shape, context);
+        self.stamps.resize(context.cluster.nodes.len(), 0);
         let tries = self.undecided.get(&node).copied().unwrap_or(0);
-        let is_known = self.nodes[node].stamp == context.cluster.nodes[node].stamp;
+        let is_known = self.stamps[node] == context.cluster.nodes[node].stamp
+            && !self.outdated.contains(&node);
         if is_known && (tries == 0 || tries >= MAX_TRIES) {
             return;
         }
@@ -108,12 +111,24 @@ impl Feasibility {
         self.ranked.extend(fit.ok().flatten());
     }
 
-    /// Drops all results if the order of nodes or the forecast has changed.
-    fn reset_if_outdated(&mut self, shape: &Shape, context: &FitContext<'_>) {
-        let generation = if shape.uses_forecast() { context.forecast.generation() } else { 0 };
+    /// Follows a new order of nodes and a new forecast.
+    ///
+    /// If a shape fits depends on neither, so only feasible nodes are searched again for a new
+    /// forecast: their ranks depend on the devices that the search chooses.
+    fn follow(&mut self, shape: &Shape, context: &FitContext<'_>) {
         let reordered = context.cluster.reordered();
-        if self.reordered != reordered || self.forecast != generation {
-            *self = Self { reordered, forecast: generation, ..Self::default() };
+        if self.reordered != reordered {
+            self.reordered = reordered;
+            for (node, (_, order)) in &mut self.feasible {
+                *order = context.cluster.nodes[*node].order;
+            }
+            let ranked = self.feasible.iter().map(|(node, (rank, order))| (*rank, *order, *node));
+            self.ranked = ranked.collect();
+        }
+        let generation = if shape.uses_forecast() { context.forecast.generation() } else { 0 };
+        if self.forecast != generation {
+            self.forecast = generation;
+            self.outdated = self.feasible.keys().copied().collect();
         }
     }
 
@@ -127,17 +142,18 @@ impl Feasibility {
         found: &mut Vec<Ranked>,
     ) {
         let cluster = &*context.cluster;
-        self.nodes.resize_with(cluster.nodes.len(), NodeResult::default);
+        self.stamps.resize(cluster.nodes.len(), 0);
         let changed = self.searched_until.and_then(|time| cluster.changed_since(time));
         let changed: Vec<NodeIndex> =
             changed.map_or_else(|| (0..cluster.nodes.len()).collect(), <[_]>::to_vec);
         let now = cluster.now();
         let again =
             self.undecided.iter().filter(|(_, tries)| **tries < MAX_TRIES).map(|(node, _)| *node);
-        let is_new = |node: &NodeIndex| self.nodes[*node].stamp != cluster.nodes[*node].stamp;
+        let is_new = |node: &NodeIndex| self.stamps[*node] != cluster.nodes[*node].stamp;
+        let outdated = self.outdated.iter().copied();
         // A set, because a node can change several times in a plan.
         let to_search: BTreeSet<NodeIndex> =
-            again.chain(changed.into_iter().filter(is_new)).collect();
+            again.chain(outdated).chain(changed.into_iter().filter(is_new)).collect();
         for node in to_search {
             if *steps == 0 {
                 self.searched_until = None;
@@ -175,12 +191,14 @@ impl Feasibility {
 
     /// Drops the result of a node. Returns the number of exhausted searches since the node changed.
     fn take_tries(&mut self, node: NodeIndex, cluster: &Cluster) -> u32 {
-        let known = std::mem::take(&mut self.nodes[node]);
-        if let NodeFeasibility::Feasible(rank) = known.result {
-            self.ranked.remove(&(rank, cluster.nodes[node].order, node));
+        if let Some((rank, order)) = self.feasible.remove(&node) {
+            self.ranked.remove(&(rank, order, node));
         }
+        self.failed.remove(&node);
+        self.outdated.remove(&node);
         let tries = self.undecided.remove(&node).unwrap_or(0);
-        if known.stamp == cluster.nodes[node].stamp { tries } else { 0 }
+        let stamp = std::mem::take(&mut self.stamps[node]);
+        if stamp == cluster.nodes[node].stamp { tries } else { 0 }
     }
 
     fn store(
@@ -189,12 +207,19 @@ impl Feasibility {
         result: NodeFeasibility,
         cluster: &Cluster,
     ) -> Option<Ranked> {
-        let fit = match &result {
-            NodeFeasibility::Feasible(rank) => Some((*rank, cluster.nodes[node].order, node)),
-            _ => None,
-        };
-        self.nodes[node] = NodeResult { stamp: cluster.nodes[node].stamp, result };
-        fit
+        self.stamps[node] = cluster.nodes[node].stamp;
+        match result {
+            NodeFeasibility::Feasible(rank) => {
+                let order = cluster.nodes[node].order;
+                self.feasible.insert(node, (rank, order));
+                return Some((rank, order, node));
+            }
+            NodeFeasibility::Failed(claim, failure) => {
+                self.failed.insert(node, (claim, failure));
+            }
+            NodeFeasibility::Infeasible | NodeFeasibility::Undecided => {}
+        }
+        None
     }
 
     /// Returns the feasible nodes, best first.
@@ -207,9 +232,24 @@ impl Feasibility {
         self.ranked.len()
     }
 
-    /// Returns the result for a node.
-    pub(crate) fn result(&self, node: NodeIndex) -> &NodeFeasibility {
-        self.nodes.get(node).map_or(&NodeFeasibility::Unknown, |fit| &fit.result)
+    /// Returns true if the shape fits on the node.
+    pub(crate) fn is_feasible(&self, node: NodeIndex) -> bool {
+        self.feasible.contains_key(&node)
+    }
+
+    /// Returns true if the search of the node exhausted the steps.
+    pub(crate) fn is_undecided(&self, node: NodeIndex) -> bool {
+        self.undecided.contains_key(&node)
+    }
+
+    /// Returns the failure of the search of the node, and the claim at which it failed.
+    pub(crate) fn failure(&self, node: NodeIndex) -> Option<(usize, &SearchFailure)> {
+        self.failed.get(&node).map(|(claim, failure)| (*claim, failure))
+    }
+
+    /// Returns the approximate size of the results, in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.stamps.len() * size_of::<u64>() + self.feasible.len() * FEASIBLE_BYTES
     }
 
     /// Returns true if the steps were spent before all changed nodes were searched.
@@ -296,6 +336,7 @@ fn evaluate(
     node: NodeIndex,
     steps: &mut u64,
 ) -> NodeFeasibility {
+    context.work.nodes_searched += 1;
     match search(shape, context, node, 0, steps) {
         SearchOutcome::Found(chosen) => {
             let forecast_view = forecast_view(shape, context, node);
@@ -309,7 +350,7 @@ fn evaluate(
             ))
         }
         SearchOutcome::Infeasible => NodeFeasibility::Infeasible,
-        SearchOutcome::Failed(claim, failure) => NodeFeasibility::Failed(claim, Box::new(failure)),
+        SearchOutcome::Failed(claim, failure) => NodeFeasibility::Failed(claim, failure),
         SearchOutcome::OutOfSteps => NodeFeasibility::Undecided,
     }
 }

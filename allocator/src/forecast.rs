@@ -44,13 +44,14 @@ impl Forecast {
         !self.counted.contains_key(pod)
     }
 
-    /// Counts these pods. If too many pods are remembered, drops those that are not pending.
-    pub(crate) fn observe(
+    /// Counts these pods. If too many pods are remembered, drops those that are not `pending`.
+    pub(crate) fn observe<'p>(
         &mut self,
         new: BTreeMap<PodUid, GpuRequest>,
-        waiting: &BTreeSet<&PodUid>,
+        pending: impl FnOnce() -> BTreeSet<&'p PodUid>,
     ) {
         if self.counted.len() > MAX_COUNTED {
+            let waiting = pending();
             self.counted.retain(|pod, _| waiting.contains(pod));
         }
         for (pod, request) in new {

@@ -45,9 +45,10 @@ mod shape;
 mod starvation;
 
 pub use capacity::CapacityError;
+pub use explain::RefusalExplanation;
 pub use features::FeatureGates;
 pub use outcome::{
-    AllocationPlan, ClaimAllocation, Decision, Refusal, RefusalCause, ReservedNode,
+    AllocationPlan, ClaimAllocation, Decision, PlanWork, Refusal, RefusalCause, ReservedNode,
     UnsupportedFeature,
 };
 pub use plan::plan;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use tessera_api::ConfigError;
 use tessera_api::names::{ClaimUid, DeviceClassName, Namespace, NodeName, PodName, RequestName};
-use tessera_api::reason::Explanation;
 
+use crate::explain::RefusalExplanation;
 use crate::model::{DeviceResult, NodeSelector, PodUid};
 
 /// Result of [`plan`](crate::plan()).
@@ -20,12 +20,31 @@ pub struct AllocationPlan {
     pub unreached: Vec<PodUid>,
     /// Steps spent, in devices tested by the search.
     pub steps: u64,
+    /// Work of the plan, for tests and benchmarks.
+    pub work: PlanWork,
     /// Node that is reserved for a refused pod.
     pub reserved: Option<ReservedNode>,
     /// Next time at which the plan can change by itself, in seconds since the epoch.
     ///
     /// `None` means never.
     pub replan_at: Option<i64>,
+}
+
+/// Work of a plan, by kind. It depends on what has changed, not on the number of equal pods.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PlanWork {
+    /// Pods whose claims were compared with those of other pods.
+    pub pods_classified: u64,
+    /// Searches for a node for a pod.
+    pub pods_searched: u64,
+    /// Nodes on which devices were searched.
+    pub nodes_searched: u64,
+    /// Nodes whose conditions were tested for a pod.
+    pub nodes_tested: u64,
+    /// Nodes whose devices were counted by the reasons that exclude them.
+    pub nodes_explained: u64,
+    /// Evaluations of a list of selectors on a device.
+    pub selector_evaluations: u64,
 }
 
 /// A node reserved for a pod: see [`plan`](crate::plan()).
@@ -115,7 +134,7 @@ pub enum RefusalCause {
         error: ConfigError,
     },
     /// No node has suitable devices.
-    NoFit(Explanation),
+    NoFit(RefusalExplanation),
     /// The search exceeded the step budget.
     BudgetExceeded,
 }

@@ -1,10 +1,12 @@
 //! The planner: interned cluster state and cached search results.
 
 mod budget;
+mod classes;
 mod fair_share;
 mod observe;
 mod pass;
 mod pod_to_place;
+mod refusals;
 mod reservation;
 mod shape_cache;
 
@@ -18,16 +20,17 @@ use crate::features::FeatureGates;
 use crate::forecast::Forecast;
 use crate::fragmentation::Potential;
 use crate::model::{
-    Claim, ClusterSnapshot, DeviceClass, DeviceId, DeviceResult, DeviceUsage, Node, PoolId,
-    PoolTopology, Slice,
+    Claim, ClusterSnapshot, DeviceClass, DeviceId, DeviceResult, DeviceUsage, Node, PendingPod,
+    PoolId, PoolTopology, Slice,
 };
 use crate::node_selector;
-use crate::outcome::{AllocationPlan, ClaimAllocation};
+use crate::outcome::{AllocationPlan, ClaimAllocation, PlanWork};
 use crate::policy::Policy;
 use crate::search::{SearchFailure, SearchOutcome};
 use crate::settings::PlanSettings;
 use crate::shape::{Chosen, Selections, Shape};
 
+use classes::{ClassId, PodClasses};
 use fair_share::FairShare;
 use observe::AcceptedTypes;
 use shape_cache::{ShapeCache, ShapeId};
@@ -47,6 +50,9 @@ pub struct Planner {
     forecast: Forecast,
     accepted: AcceptedTypes,
     fair_share: FairShare,
+    classes: PodClasses,
+    /// Work since the begin of the plan.
+    work: PlanWork,
 }
 
 /// Error of [`Planner::allocate_on`].
@@ -121,19 +127,23 @@ impl Planner {
 
     /// Adds or replaces a DeviceClass.
     pub fn set_class(&mut self, class: &Arc<DeviceClass>) {
-        self.forget_classes();
+        if self.cluster.classes.get(&class.name) == Some(class) {
+            return;
+        }
+        self.forget_class(&class.name);
         self.cluster.classes.insert(class.name.clone(), Arc::clone(class));
     }
 
     /// Removes a DeviceClass.
     pub fn remove_class(&mut self, name: &DeviceClassName) {
-        self.forget_classes();
+        self.forget_class(name);
         self.cluster.classes.remove(name);
     }
 
-    /// Drops results that depend on DeviceClasses.
-    fn forget_classes(&mut self) {
-        self.shapes.clear();
+    /// Drops results that depend on the DeviceClass.
+    fn forget_class(&mut self, name: &DeviceClassName) {
+        self.shapes.forget_device_class(name);
+        self.classes.forget_device_class(name);
         self.accepted.forget_impossible();
     }
 
@@ -151,6 +161,7 @@ impl Planner {
     /// Drops all cached results about shapes of claims; keeps the cluster state.
     pub fn clear_caches(&mut self) {
         self.shapes.clear();
+        self.classes.forget_results();
         self.selections = Selections::default();
     }
 
@@ -162,11 +173,7 @@ impl Planner {
     /// Decides for each pod which devices its pending claims get on which node.
     ///
     /// See [`plan`](crate::plan()).
-    pub fn plan(
-        &mut self,
-        pods: &[crate::model::PendingPod],
-        settings: PlanSettings,
-    ) -> AllocationPlan {
+    pub fn plan(&mut self, pods: &[PendingPod], settings: PlanSettings) -> AllocationPlan {
         self.reset_if_full();
         pass::plan(self, pods, settings)
     }
@@ -178,7 +185,7 @@ impl Planner {
     pub fn plan_bound_pod(
         &mut self,
         node: &NodeName,
-        pod: &crate::model::PendingPod,
+        pod: &PendingPod,
         settings: PlanSettings,
     ) -> AllocationPlan {
         self.reset_if_full();
@@ -239,8 +246,47 @@ impl Planner {
 
     /// Splits into the shapes and the context in which they are searched.
     fn search_context(&mut self) -> (&mut ShapeCache, FitContext<'_>) {
-        let Self { cluster, selections, shapes, forecast, .. } = self;
-        (shapes, FitContext { cluster, selections, forecast })
+        let Self { cluster, selections, shapes, forecast, work, .. } = self;
+        (shapes, FitContext { cluster, selections, forecast, work })
+    }
+
+    /// Begins a plan: its work is counted from now on.
+    fn begin_plan(&mut self) {
+        self.take_work();
+        self.classes.begin_plan();
+    }
+
+    /// Ends a plan with this number of pods. Returns its work.
+    fn end_plan(&mut self, pods: usize) -> PlanWork {
+        self.classes.end_plan(pods);
+        self.take_work()
+    }
+
+    fn take_work(&mut self) -> PlanWork {
+        let selector_evaluations = self.selections.take_evaluations();
+        PlanWork { selector_evaluations, ..std::mem::take(&mut self.work) }
+    }
+
+    /// Returns the class of a pod with these pending claims.
+    fn class_of(&mut self, pod: &PendingPod, claims: &[Arc<Claim>], policy: Policy) -> ClassId {
+        self.classes.of(pod, claims, policy, &mut self.work.pods_classified)
+    }
+
+    /// Returns the shape of the class, whose pods have these claims.
+    fn shape_of_class(
+        &mut self,
+        class: ClassId,
+        claims: &[Arc<Claim>],
+        cpu_milli: u64,
+        policy: Policy,
+    ) -> ShapeId {
+        let Self { cluster, selections, shapes, classes, .. } = self;
+        let known = classes.get(class).shape.filter(|shape| shapes.reuse(*shape));
+        known.unwrap_or_else(|| {
+            let shape = shapes.of(claims, cpu_milli, cluster, selections, policy);
+            classes.get_mut(class).shape = Some(shape);
+            shape
+        })
     }
 
     /// Converts chosen devices to allocations.

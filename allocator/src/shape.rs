@@ -70,6 +70,8 @@ pub(crate) struct Resolved {
     pub(crate) class: Arc<DeviceClass>,
     /// Selectors of class and request.
     pub(crate) selection: Selection,
+    /// Selectors of the class alone.
+    pub(crate) class_selection: Selection,
     pub(crate) node: Policy,
     pub(crate) device: Policy,
     /// Required and preferred topology of the devices.
@@ -415,6 +417,7 @@ fn resolve(
     let choice = |chosen: Option<_>| chosen.map_or(policy, Policy::from);
     Ok(Resolved {
         class: Arc::clone(class),
+        class_selection: selections.of(class.selectors.iter()),
         selection: selections.of(class.selectors.iter().chain(&alternative.selectors)),
         node: choice(config.placement.node),
         device: choice(config.placement.device),

@@ -171,7 +171,8 @@ fn reduced_budget_never_places_on_partial_results() {
         for decision in &plan.decisions {
             assert_eq!(decision.node.as_str(), last, "with {steps} steps");
         }
-        assert_eq!(plan.decisions.len() + plan.unreached.len(), 1, "with {steps} steps: {plan:?}");
+        let is_unreached = plan.unreached.contains(&pods[1].uid);
+        assert_ne!(plan.decisions.len() == 1, is_unreached, "with {steps} steps: {plan:?}");
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use tessera_allocator::model::{Claim, PendingPod, PodUid};
 use tessera_api::names::{ClaimName, ClaimUid, Namespace, NodeName, PodName};
 
@@ -69,6 +70,14 @@ impl Index {
     /// Returns the claim of that name.
     pub fn claim_by_name(&self, namespace: &Namespace, name: &ClaimName) -> Option<&ClaimUid> {
         self.claim_names.get(&(namespace.clone(), name.clone()))
+    }
+
+    /// Returns the claims of the pod that exist, in pod order.
+    pub fn claims_of_pod(&self, pod: &PodUid) -> impl Iterator<Item = &Arc<ResourceClaim>> {
+        self.pods.get(pod).into_iter().flat_map(|pod| {
+            let names = pod.claims.iter().filter_map(|reference| reference.name.as_ref());
+            names.filter_map(|name| self.claim_named(pod, name)?.object.as_ref())
+        })
     }
 
     /// Returns the requests of a claim; none if it is not known.

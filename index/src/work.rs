@@ -43,7 +43,7 @@ pub enum PlanningBlocker {
     BoundPod,
 }
 
-/// An unbound pod whose claims of ours are all allocated: it waits for kube-scheduler.
+/// An unbound pod with a claim that has devices of ours: it waits for kube-scheduler.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Waiting {
     /// The pod.
@@ -55,6 +55,8 @@ pub struct Waiting {
     pub node: Option<NodeName>,
     /// The node of a claim does not exist any more.
     pub node_gone: bool,
+    /// None of its claims waits for an allocation by us.
+    pub is_complete: bool,
     /// `status.nominatedNodeName` is set: kube-scheduler is making room.
     pub nominated: bool,
     /// The message of the condition `PodScheduled`, if it is `False` with reason `Unschedulable`.
@@ -135,7 +137,7 @@ impl Index {
         self.claims.get(uid)
     }
 
-    /// Returns the unbound pods whose claims of ours are all allocated.
+    /// Returns the unbound pods with claims that have devices of ours.
     pub fn waiting(&self) -> Vec<Waiting> {
         self.unbound_entries().filter_map(|pod| self.waiting_of(pod)).collect()
     }
@@ -159,6 +161,7 @@ impl Index {
             movable: movable.collect(),
             node: ours.iter().find_map(|e| node_of(e)),
             node_gone,
+            is_complete: !entries.iter().any(|entry| self.lacks_allocation(entry)),
             nominated: pod.nominated.is_some(),
             unschedulable: pod.unschedulable.clone(),
         })
@@ -178,16 +181,16 @@ impl Index {
     /// first, but after all that could be bound where the claim is: a pod that lacks another
     /// claim would otherwise move this one again and again.
     fn precedence<'p>(&self, pod: &'p PodEntry) -> (bool, i64, &'p PodUid) {
-        let lacks = |entry: &&ClaimEntry| {
-            entry.allocation().is_none()
-                && matches!(
-                    self.scope(&entry.claim.uid),
-                    Some(Scope::Ours | Scope::Any | Scope::Mixed)
-                )
-        };
+        let lacks = |entry: &&ClaimEntry| self.lacks_allocation(entry);
         let complete =
             !pod.gated && self.claims_of(pod).is_some_and(|entries| !entries.iter().any(lacks));
         (!complete, pod.created, &pod.uid)
+    }
+
+    /// Returns true if the claim may request devices of ours and is not allocated.
+    fn lacks_allocation(&self, entry: &ClaimEntry) -> bool {
+        let is_ours = |scope| matches!(scope, Scope::Ours | Scope::Any | Scope::Mixed);
+        entry.allocation().is_none() && self.scope(&entry.claim.uid).is_some_and(is_ours)
     }
 
     /// Returns the pods with claims that wait for a node.

@@ -27,6 +27,12 @@ pub struct Claim {
 }
 
 impl Claim {
+    /// Returns true if a request names this DeviceClass.
+    pub(crate) fn has_class(&self, name: &DeviceClassName) -> bool {
+        let mut alternatives = self.requests.iter().flat_map(|request| &request.alternatives);
+        alternatives.any(|alternative| alternative.class.as_ref() == Some(name))
+    }
+
     /// Returns the size of the selectors of all requests, in bytes.
     pub fn selector_bytes(&self) -> usize {
         let alternatives = self.requests.iter().flat_map(|request| &request.alternatives);

@@ -44,7 +44,7 @@ pub struct NodeTaint {
 }
 
 /// Toleration of node taints, set in a pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PodToleration {
     /// Key; `None` with `Exists` tolerates every key.
     pub key: Option<String>,
@@ -89,14 +89,14 @@ impl PodToleration {
 }
 
 /// `core/v1 NodeSelector`: matches if any term matches. Without terms it matches nothing.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct NodeSelector {
     /// Terms, of which one must match.
     pub terms: Vec<NodeAffinityTerm>,
 }
 
 /// A term: all requirements must match. Without requirements it matches nothing.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct NodeAffinityTerm {
     /// Requirements on labels.
     pub labels: Vec<Requirement>,
@@ -105,7 +105,7 @@ pub struct NodeAffinityTerm {
 }
 
 /// A requirement on a label or field.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Requirement {
     /// Label or field.
     pub key: String,
@@ -116,7 +116,7 @@ pub struct Requirement {
 }
 
 /// Operator of a requirement.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SelectorOperator {
     /// The key is present and its value is in the list.
     In,

@@ -31,7 +31,8 @@ impl std::fmt::Display for PodUid {
     }
 }
 
-/// An unbound pod with at least one claim that Tessera allocates.
+/// A pod with at least one claim that Tessera has to allocate. It is bound only in
+/// [`Planner::plan_bound_pod`](crate::Planner::plan_bound_pod).
 #[derive(Debug, Clone)]
 pub struct PendingPod {
     /// UID of the pod.
@@ -82,7 +83,7 @@ pub enum PodClaim {
 }
 
 /// Scheduling constraints of a pod.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct SchedulingConstraints {
     /// `spec.nodeSelector`.
     pub node_selector: BTreeMap<String, String>,

@@ -28,7 +28,7 @@ impl Budget {
 
     pub(super) fn spend(&mut self, namespace: &Namespace, steps: u64) {
         if steps > 0 {
-            self.left -= steps;
+            self.left = self.left.saturating_sub(steps);
             *self.spent.entry(namespace.clone()).or_default() += steps;
         }
     }

@@ -1,42 +1,13 @@
 //! Fair order of pods while plans run out of steps: namespaces share the steps.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use tessera_api::names::Namespace;
-use tessera_api::reason::NodeReason;
 
-use super::shape_cache::ShapeId;
-use crate::model::{PendingPod, PodUid, SchedulingConstraints};
-use crate::outcome::RefusalCause;
+use crate::model::{PendingPod, PodUid};
 
 /// A namespace's share is this fraction of the steps of a plan.
 const STEP_FRACTION: u64 = 4;
-
-/// Explanation shared by all pods with one shape and equal scheduling constraints.
-#[derive(Debug)]
-pub(super) struct CommonExplanation {
-    pub(super) shape: ShapeId,
-    pub(super) scheduling: Arc<SchedulingConstraints>,
-    /// Reason for these pods on the reserved node.
-    pub(super) reserved_reason: Option<NodeReason>,
-    /// Causes per claim.
-    pub(super) causes: Vec<Arc<RefusalCause>>,
-}
-
-impl CommonExplanation {
-    /// Returns true if it applies to pods with this shape, these constraints and this reason.
-    pub(super) fn applies_to(
-        &self,
-        shape: ShapeId,
-        scheduling: &Arc<SchedulingConstraints>,
-        reserved_reason: Option<&NodeReason>,
-    ) -> bool {
-        self.shape == shape
-            && self.scheduling == *scheduling
-            && self.reserved_reason.as_ref() == reserved_reason
-    }
-}
 
 /// Steps spent and pods refused since the last plan that reached all pods.
 ///
@@ -48,8 +19,6 @@ pub(super) struct FairShare {
     spent: BTreeMap<Namespace, u64>,
     /// Refused pods, with the cluster time of the refusal.
     refused: BTreeMap<PodUid, u64>,
-    /// Explanations of the plans so far, so that the next plan does not compute them again.
-    explained: Vec<CommonExplanation>,
 }
 
 impl FairShare {
@@ -77,31 +46,23 @@ impl FairShare {
         self.refused.get(pod) == Some(&now)
     }
 
-    /// Returns the explanations of the plans so far.
-    pub(super) fn explained(&self) -> &[CommonExplanation] {
-        &self.explained
-    }
-
     /// Ends a plan: records the steps per namespace, and the pods refused at the cluster time
-    /// `now`.
-    ///
-    /// `explained` holds the explanations of the plan if it did not reach all pods.
+    /// `now`. All is forgotten if the plan reached all pods.
     pub(super) fn end_plan<'r>(
         &mut self,
         spent: BTreeMap<Namespace, u64>,
         refused: impl Iterator<Item = &'r PodUid>,
         now: u64,
-        explained: Option<Vec<CommonExplanation>>,
+        is_partial: bool,
     ) {
-        let Some(explained) = explained else {
+        if !is_partial {
             *self = Self::default();
             return;
-        };
+        }
         for (namespace, steps) in spent {
             let sum = self.spent.entry(namespace).or_default();
             *sum = sum.saturating_add(steps);
         }
         self.refused.extend(refused.map(|pod| (pod.clone(), now)));
-        self.explained.extend(explained);
     }
 }

@@ -51,7 +51,6 @@ impl Planner {
         if !policy.uses_forecast() && !self.cluster.is_cpu_ranked() {
             return;
         }
-        let waiting: BTreeSet<_> = pods.iter().map(|pod| &pod.uid).collect();
         self.accepted.refresh(&mut self.cluster);
         let is_new = |pod: &&&PendingPod| {
             self.forecast.is_new(&pod.uid) && !self.accepted.impossible.contains(&pod.uid)
@@ -68,7 +67,7 @@ impl Planner {
             }
             *steps = steps.saturating_sub(STEPS_PER_REQUEST);
         }
-        self.forecast.observe(requests, &waiting);
+        self.forecast.observe(requests, || pods.iter().map(|pod| &pod.uid).collect());
     }
 
     /// Returns the request of the pod; `None` if it can never be met.
@@ -77,8 +76,9 @@ impl Planner {
         let mut known = BTreeSet::new();
         pending.retain(|claim| known.insert(claim.uid.clone()));
         let cpu_milli = cpu_milli_of(&pod.scheduling.requests);
+        let class = self.class_of(pod, &pending, policy);
+        let shape = self.shape_of_class(class, &pending, cpu_milli, policy);
         let Self { cluster, selections, shapes, accepted, .. } = self;
-        let shape = shapes.of(&pending, cpu_milli, cluster, selections, policy);
         let (gpus, share, mut types) =
             accepted.of_shape(&mut shapes.get_mut(shape).shape, cluster, selections, steps)?;
         if let Some(of_nodes) = accepted.of_nodes(&pod.scheduling, cluster) {

@@ -1,5 +1,6 @@
 //! A planning pass: pods in order of priority and age, each with the capacity left by those before.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -8,13 +9,13 @@ use tessera_api::reason::NodeReason;
 
 use super::Planner;
 use super::budget::Budget;
-use super::fair_share::CommonExplanation;
+use super::classes::ClassId;
 use super::pod_to_place::PodToPlace;
+use super::refusals::RefusedClasses;
 use super::reservation::NodeReservation;
 use super::shape_cache::ShapeId;
 use crate::cluster::NodeIndex;
-use crate::explain::Explainer;
-use crate::feasibility::{self, NodeFeasibility};
+use crate::feasibility;
 use crate::model::{
     DeviceId, DeviceResult, DeviceUsage, Node, NodeSelector, PendingPod, PodClaim, cpu_milli_of,
 };
@@ -35,13 +36,14 @@ pub(super) fn plan(
     order
         .sort_by_key(|p| (std::cmp::Reverse(p.priority), p.created, &p.namespace, &p.name, &p.uid));
     let mut budget = Budget::new(settings);
+    planner.begin_plan();
     planner.observe(&order, settings.policy, &mut (budget.of_plan / 2));
     planner.fair_share.begin_plan(&order, budget.of_plan);
     let mut pass = PlanningPass::new(planner, settings);
     let mut plan = AllocationPlan::default();
     let mut deferred = Vec::new();
     for pod in order {
-        if pass.is_deferred(pod, &budget) {
+        if pass.defers(pod, &budget) {
             deferred.push(pod);
         } else {
             pass.plan_pod(pod, &mut budget, &mut plan);
@@ -55,14 +57,14 @@ pub(super) fn plan(
     plan.steps = budget.of_plan - budget.left + (settings.steps_per_pod - pass.reservation.steps());
     let is_partial = !plan.unreached.is_empty();
     if !is_partial {
-        pass.renew_explanations(&mut plan);
+        pass.renew_causes(&mut plan);
     }
-    let explained = pass.explained.drain(..).map(|explained| explained.common).collect();
     (plan.reserved, plan.replan_at) = std::mem::take(&mut pass.reservation).end();
     pass.undo();
     let refused = plan.refusals.iter().map(|refusal| &refusal.pod);
     let Planner { fair_share, cluster, .. } = planner;
-    fair_share.end_plan(budget.spent, refused, cluster.now(), is_partial.then_some(explained));
+    fair_share.end_plan(budget.spent, refused, cluster.now(), is_partial);
+    plan.work = planner.end_plan(pods.len());
     plan
 }
 
@@ -73,6 +75,7 @@ pub(super) fn plan_on(
     pod: &PendingPod,
     settings: PlanSettings,
 ) -> AllocationPlan {
+    planner.begin_plan();
     let mut pass = PlanningPass::new(planner, settings);
     let mut plan = AllocationPlan::default();
     let mut steps = settings.steps_per_pod;
@@ -82,13 +85,14 @@ pub(super) fn plan_on(
     }
     plan.steps = settings.steps_per_pod - steps;
     pass.undo();
+    plan.work = planner.take_work();
     plan
 }
 
 /// Returns true if the pod is pending for lack of capacity that can become free.
 fn lacks_capacity(cause: &RefusalCause) -> bool {
     let RefusalCause::NoFit(explanation) = cause else { return false };
-    explanation.tallies().any(|(reason, _)| reason.is_transient())
+    explanation.totals().keys().any(tessera_api::reason::Reason::is_transient)
 }
 
 /// A planning pass: its decisions on top of the cluster state.
@@ -104,21 +108,17 @@ pub(super) struct PlanningPass<'p> {
     /// Claims decided in this pass and their nodes. A later pod that shares a claim is restricted
     /// to them.
     decided: BTreeMap<ClaimUid, Option<NodeSelector>>,
-    /// Explanations of refused pods.
-    explained: Vec<Explained<'p>>,
+    /// Classes of refused pods.
+    pub(super) refused: RefusedClasses<'p>,
     /// Number of decisions of this pass.
-    decisions: usize,
+    pub(super) decisions: usize,
+    /// Steps spent on the reasons of refusals since the last pod, and their limit.
+    pub(super) explained_steps: u64,
+    pub(super) max_explained_steps: u64,
+    /// True if the limit was exceeded.
+    pub(super) is_cut_off: bool,
     /// Reservation of a node for a refused pod.
     pub(super) reservation: NodeReservation,
-}
-
-/// Explanation that applies to every equal pod of this pass.
-struct Explained<'p> {
-    common: CommonExplanation,
-    /// The first of these pods.
-    to_place: PodToPlace<'p>,
-    /// Number of decisions at the time of the explanation.
-    decisions: usize,
 }
 
 impl<'p> PlanningPass<'p> {
@@ -130,8 +130,11 @@ impl<'p> PlanningPass<'p> {
             usage_before: Vec::new(),
             cpu_before: Vec::new(),
             decided: BTreeMap::new(),
-            explained: Vec::new(),
+            refused: RefusedClasses::default(),
             decisions: 0,
+            explained_steps: 0,
+            max_explained_steps: u64::MAX,
+            is_cut_off: false,
             reservation: NodeReservation::new(settings.steps_per_pod),
         }
     }
@@ -142,6 +145,7 @@ impl<'p> PlanningPass<'p> {
         }
         for (node, cpu) in self.cpu_before.iter().rev() {
             self.planner.cluster.set_cpu(*node, *cpu);
+            self.planner.cluster.touch(*node);
         }
     }
 
@@ -150,19 +154,20 @@ impl<'p> PlanningPass<'p> {
     /// It is deferred if its namespace exceeds its share, or if the pod was refused already, and
     /// its claims have to be searched. A pod with cached results costs nothing and keeps its
     /// position.
-    fn is_deferred(&self, pod: &PendingPod, budget: &Budget) -> bool {
+    fn defers(&mut self, pod: &PendingPod, budget: &Budget) -> bool {
         let fair_share = &self.planner.fair_share;
         let spent = budget.spent_by(&pod.namespace);
-        (fair_share.exceeds_share(&pod.namespace, spent, budget.of_plan)
-            || fair_share.was_refused(&pod.uid))
-            && !self.is_cached(pod)
+        let may_be = fair_share.exceeds_share(&pod.namespace, spent, budget.of_plan)
+            || fair_share.was_refused(&pod.uid);
+        may_be && !self.finds_cached_result(pod)
     }
 
     /// Returns true if the feasible nodes of the pod's claims are cached.
-    fn is_cached(&self, pod: &PendingPod) -> bool {
+    fn finds_cached_result(&mut self, pod: &PendingPod) -> bool {
         let to_place = self.undecided_part(pod);
-        let cpu = cpu_milli_of(&pod.scheduling.requests);
-        self.planner.shapes.is_cached(&to_place.pending, cpu, self.settings.policy)
+        let class = self.planner.class_of(pod, &to_place.pending, self.settings.policy);
+        let shape = self.planner.classes.get(class).shape;
+        shape.is_some_and(|shape| self.planner.shapes.is_complete(shape))
     }
 
     /// Plans one pod with the rest of the budget.
@@ -172,16 +177,19 @@ impl<'p> PlanningPass<'p> {
         // state.
         let was_refused =
             self.planner.fair_share.was_refused_at(&pod.uid, self.planner.cluster.now());
-        if given < budget.of_pod / 2 && !self.is_cached(pod) || given == 0 {
+        if given < budget.of_pod / 2 && !self.finds_cached_result(pod) || given == 0 {
             plan.unreached.extend((!was_refused).then(|| pod.uid.clone()));
             return;
         }
         let mut steps = given;
+        (self.explained_steps, self.max_explained_steps) = (0, budget.left);
+        self.is_cut_off = false;
         match self.place_pod(pod, &mut steps, given < budget.of_pod) {
             Ok(decision) => plan.decisions.extend(decision),
             // The steps left in the plan did not suffice; the full steps of a pod may suffice.
             Err(refusals)
-                if given < budget.of_pod && refusals.iter().any(Refusal::is_undecided) =>
+                if (given < budget.of_pod || self.is_cut_off)
+                    && refusals.iter().any(Refusal::is_undecided) =>
             {
                 plan.unreached.extend((!was_refused).then(|| pod.uid.clone()));
             }
@@ -192,7 +200,7 @@ impl<'p> PlanningPass<'p> {
                 plan.refusals.extend(refusals);
             }
         }
-        budget.spend(&pod.namespace, given - steps);
+        budget.spend(&pod.namespace, given - steps + self.explained_steps);
     }
 
     /// Places one pod. `None` means that nothing is left to decide. With a reduced
@@ -207,13 +215,20 @@ impl<'p> PlanningPass<'p> {
         if to_place.pending.is_empty() {
             return Ok(None);
         }
-        let shape = self.shape_of(&to_place)?;
+        let (class, shape) = self.shape_of(&to_place)?;
+        if self.is_known_refused(&to_place, class) {
+            return Err(self.refuse_and_reserve(&to_place, class, steps));
+        }
+        self.planner.work.pods_searched += 1;
         let full_budget = self.settings.steps_per_pod;
         let (shapes, mut context) = self.planner.search_context();
         let entry = shapes.get_mut(shape);
         entry.feasibility.refresh(&mut entry.shape, &mut context, steps, full_budget);
         if is_budget_reduced && entry.feasibility.is_partial() {
             return Err(to_place.undecided());
+        }
+        if self.check_still_refused(&to_place, class, shape) {
+            return Err(self.refuse_and_reserve(&to_place, class, steps));
         }
         // Nodes that could not be searched again with the steps left may have changed.
         let mut failed = BTreeSet::new();
@@ -227,9 +242,68 @@ impl<'p> PlanningPass<'p> {
             }
             failed.insert(node);
         }
-        let refusals = self.refuse(&to_place, shape, steps);
-        self.reserve_for(&to_place, shape, &refusals);
-        Err(refusals)
+        if self.planner.shapes.get(shape).feasibility.is_incomplete() {
+            return Err(to_place.undecided());
+        }
+        if failed.is_empty() {
+            self.note_refused(&to_place, class, shape);
+        }
+        Err(self.refuse_and_reserve(&to_place, class, steps))
+    }
+
+    fn refuse_and_reserve(
+        &mut self,
+        to_place: &PodToPlace<'p>,
+        class: ClassId,
+        steps: &mut u64,
+    ) -> Vec<Refusal> {
+        let refusals = self.refuse(to_place, class, steps);
+        self.reserve_for(to_place, class, &refusals);
+        refusals
+    }
+
+    /// Returns true if no node was usable for the pod's class, and nothing has changed since.
+    fn is_known_refused(&self, to_place: &PodToPlace<'_>, class: ClassId) -> bool {
+        let until = self.planner.classes.get(class).refused_until;
+        to_place.has_shared_results() && until == Some(self.planner.cluster.last_touch())
+    }
+
+    /// Returns true if no node was usable for the pod's class, and no node that has changed since
+    /// is. The feasible nodes must be up to date.
+    fn check_still_refused(
+        &mut self,
+        to_place: &PodToPlace<'_>,
+        class: ClassId,
+        shape: ShapeId,
+    ) -> bool {
+        let feasibility = &self.planner.shapes.get(shape).feasibility;
+        let until = self.planner.classes.get(class).refused_until;
+        let touched = until.and_then(|until| self.planner.cluster.touched_since(until));
+        let Some(touched) = touched.filter(|_| to_place.has_shared_results()) else { return false };
+        let touched: BTreeSet<NodeIndex> =
+            touched.iter().copied().filter(|node| feasibility.is_feasible(*node)).collect();
+        let is_accepted = |node: &NodeIndex| self.accepts(to_place, *node);
+        if feasibility.is_incomplete() || touched.iter().any(is_accepted) {
+            return false;
+        }
+        self.planner.work.nodes_tested += touched.len() as u64;
+        self.planner.classes.get_mut(class).refused_until = Some(self.planner.cluster.last_touch());
+        true
+    }
+
+    /// Records that no node is usable for the pod's class, unless that is due to a reservation.
+    fn note_refused(&mut self, to_place: &PodToPlace<'_>, class: ClassId, shape: ShapeId) {
+        let feasibility = &self.planner.shapes.get(shape).feasibility;
+        let is_free = |node| feasibility.is_feasible(node) && self.accepts(to_place, node);
+        if to_place.has_shared_results() && !self.reservation.node().is_some_and(is_free) {
+            self.planner.classes.get_mut(class).refused_until =
+                Some(self.planner.cluster.last_touch());
+        }
+    }
+
+    /// Returns true if the pod can use the node, apart from devices and reservations.
+    fn accepts(&self, to_place: &PodToPlace<'_>, node: NodeIndex) -> bool {
+        self.node(node).is_some_and(|n| self.node_rejection(to_place, node, n, None).is_none())
     }
 
     /// Places one pod on this node, whatever the conditions of the node.
@@ -243,47 +317,47 @@ impl<'p> PlanningPass<'p> {
         if to_place.pending.is_empty() {
             return Ok(None);
         }
-        let shape = self.shape_of(&to_place)?;
+        let (_, shape) = self.shape_of(&to_place)?;
         let index = self.planner.cluster.node_index(node);
         if let Some(index) = index {
             let (shapes, mut context) = self.planner.search_context();
             let entry = shapes.get_mut(shape);
             entry.feasibility.refresh_node(index, &mut entry.shape, &mut context, steps);
-            let fits = matches!(entry.feasibility.result(index), NodeFeasibility::Feasible(_));
+            let fits = entry.feasibility.is_feasible(index);
             if fits && let Some(chosen) = self.search_again(shape, index, self.pod_seed(pod), steps)
             {
                 return Ok(Some(self.decide(&to_place, shape, index, &chosen)));
             }
-            let result = self.planner.shapes.get(shape).feasibility.result(index);
-            if matches!(result, NodeFeasibility::Undecided) || *steps == 0 {
+            if self.planner.shapes.get(shape).feasibility.is_undecided(index) || *steps == 0 {
                 return Err(to_place.undecided());
             }
         }
-        let mut explainer = Explainer::new(&self.planner.shapes.get(shape).shape);
-        if let Some(index) = index {
-            self.planner.cluster.gather(index);
-            self.explain_node(&mut explainer, shape, index, None, steps);
-        }
-        let causes = shared(explainer.causes());
-        Err(to_place.refused(&causes))
+        Err(to_place.refused(&self.explain_on(shape, index, steps)))
     }
 
-    /// Returns the shape of the pod's claims.
+    /// Returns the class and the shape of the pod's claims.
     ///
     /// # Errors
     /// Returns refusals if the claims cannot be allocated on any node.
-    fn shape_of(&mut self, to_place: &PodToPlace<'_>) -> Result<ShapeId, Vec<Refusal>> {
-        let Planner { cluster, selections, shapes, .. } = &mut *self.planner;
-        let cpu = cpu_milli_of(&to_place.pod.scheduling.requests);
-        let shape = shapes.of(&to_place.pending, cpu, cluster, selections, self.settings.policy);
-        let Some((claim, cause)) = shapes.get(shape).shape.defect() else { return Ok(shape) };
+    fn shape_of(&mut self, to_place: &PodToPlace<'_>) -> Result<(ClassId, ShapeId), Vec<Refusal>> {
+        let class = self.planner.class_of(to_place.pod, &to_place.pending, self.settings.policy);
+        let shape = self.cached_shape(to_place, class);
+        let Some((claim, cause)) = self.planner.shapes.get(shape).shape.defect() else {
+            return Ok((class, shape));
+        };
         let (claim, cause) = (to_place.pending[claim].uid.clone(), Arc::new(cause.clone()));
         Err(vec![Refusal { pod: to_place.pod.uid.clone(), claim, cause }])
     }
 
+    /// Returns the shape of the class.
+    pub(super) fn cached_shape(&mut self, to_place: &PodToPlace<'_>, class: ClassId) -> ShapeId {
+        let cpu = cpu_milli_of(&to_place.pod.scheduling.requests);
+        self.planner.shape_of_class(class, &to_place.pending, cpu, self.settings.policy)
+    }
+
     /// Returns the reason why the pod cannot use the node, apart from devices. `reserved_reason`
     /// applies to the reserved node.
-    fn node_rejection(
+    pub(super) fn node_rejection(
         &self,
         to_place: &PodToPlace<'_>,
         index: NodeIndex,
@@ -320,10 +394,24 @@ impl<'p> PlanningPass<'p> {
 
     /// Returns the best feasible node that the pod can use.
     fn best_node(
+        &mut self,
+        shape: ShapeId,
+        to_place: &PodToPlace<'_>,
+        failed: &BTreeSet<NodeIndex>,
+    ) -> Option<NodeIndex> {
+        let tested = Cell::new(0);
+        let found = self.find_node(shape, to_place, failed, &tested);
+        self.planner.work.nodes_tested += tested.get();
+        found
+    }
+
+    /// Like [`best_node`](Self::best_node), and counts the tested nodes.
+    fn find_node(
         &self,
         shape: ShapeId,
         to_place: &PodToPlace<'_>,
         failed: &BTreeSet<NodeIndex>,
+        tested: &Cell<u64>,
     ) -> Option<NodeIndex> {
         let entry = self.planner.shapes.get(shape);
         let reserved_reason = self.reservation.rejection_for(to_place);
@@ -331,6 +419,7 @@ impl<'p> PlanningPass<'p> {
             self.node_rejection(to_place, node, n, reserved_reason.as_ref()).is_none()
         };
         let is_usable = |node: &NodeIndex| {
+            tested.set(tested.get() + 1);
             !failed.contains(node) && self.node(*node).is_some_and(|n| is_accepted(*node, n))
         };
         // Preemption freed capacity on this node only.
@@ -339,9 +428,8 @@ impl<'p> PlanningPass<'p> {
             .nominated_node
             .as_ref()
             .and_then(|name| self.planner.cluster.node_index(name));
-        if let Some(node) = nominated.filter(|n| {
-            matches!(entry.feasibility.result(*n), NodeFeasibility::Feasible(_)) && is_usable(n)
-        }) {
+        if let Some(node) = nominated.filter(|n| entry.feasibility.is_feasible(*n) && is_usable(n))
+        {
             return Some(node);
         }
         let mut ranked = entry.feasibility.ranked();
@@ -406,6 +494,7 @@ impl<'p> PlanningPass<'p> {
             changed.add_requests(&to_place.pod.scheduling.requests);
             self.cpu_before.push((node, self.planner.cluster.nodes[node].cpu_milli));
             self.planner.cluster.set_cpu(node, changed.cpu_milli_left());
+            self.planner.cluster.touch(node);
             self.nodes.insert(node, changed);
         }
         self.decisions += 1;
@@ -420,126 +509,4 @@ impl<'p> PlanningPass<'p> {
         self.usage_before.push((result.device.clone(), before));
         self.planner.cluster.set_use(&result.device, Some(&used));
     }
-
-    /// Returns the refusals of a pod.
-    fn refuse(
-        &mut self,
-        to_place: &PodToPlace<'p>,
-        shape: ShapeId,
-        steps: &mut u64,
-    ) -> Vec<Refusal> {
-        if self.planner.shapes.get(shape).feasibility.is_incomplete() {
-            return to_place.undecided();
-        }
-        // Pods with claims on other nodes or excluded nodes have explanations of their own.
-        let has_shared_results = to_place.has_shared_results();
-        let reserved_reason = self.reservation.rejection_for(to_place);
-        if has_shared_results {
-            let of_this_plan = self.explained.iter().map(|explained| &explained.common);
-            let mut known = of_this_plan.chain(self.planner.fair_share.explained());
-            let scheduling = &to_place.pod.scheduling;
-            if let Some(known) =
-                known.find(|known| known.applies_to(shape, scheduling, reserved_reason.as_ref()))
-            {
-                return to_place.refused(&known.causes);
-            }
-        }
-        let Some(causes) = self.explain(to_place, shape, reserved_reason.as_ref(), steps) else {
-            return to_place.undecided();
-        };
-        let refusals = to_place.refused(&causes);
-        if has_shared_results {
-            let scheduling = Arc::clone(&to_place.pod.scheduling);
-            let common = CommonExplanation { shape, scheduling, reserved_reason, causes };
-            self.explained.push(Explained {
-                common,
-                to_place: to_place.clone(),
-                decisions: self.decisions,
-            });
-        }
-        refusals
-    }
-
-    /// Renews explanations that later decisions of this pass have changed, once for each.
-    fn renew_explanations(&mut self, plan: &mut AllocationPlan) {
-        let mut renewed: BTreeMap<*const RefusalCause, Arc<RefusalCause>> = BTreeMap::new();
-        for old in std::mem::take(&mut self.explained) {
-            if old.decisions == self.decisions {
-                continue;
-            }
-            // The shape may have been evicted from the cache in the meantime.
-            let Ok(shape) = self.shape_of(&old.to_place) else { continue };
-            let mut steps = self.settings.steps_per_pod;
-            let causes =
-                self.explain(&old.to_place, shape, old.common.reserved_reason.as_ref(), &mut steps);
-            let pairs = old.common.causes.iter().zip(causes.into_iter().flatten());
-            renewed.extend(pairs.map(|(old, new)| (Arc::as_ptr(old), new)));
-        }
-        for refusal in &mut plan.refusals {
-            if let Some(cause) = renewed.get(&Arc::as_ptr(&refusal.cause)) {
-                refusal.cause = Arc::clone(cause);
-            }
-        }
-    }
-
-    /// Explains per claim why it cannot be allocated; `None` if the steps did not suffice.
-    fn explain(
-        &mut self,
-        to_place: &PodToPlace<'_>,
-        shape: ShapeId,
-        reserved_reason: Option<&NodeReason>,
-        steps: &mut u64,
-    ) -> Option<Vec<Arc<RefusalCause>>> {
-        let nodes: Vec<NodeIndex> =
-            self.planner.cluster.by_name().map(|(index, _)| index).collect();
-        let mut explainer = Explainer::new(&self.planner.shapes.get(shape).shape);
-        for index in nodes {
-            self.planner.cluster.gather(index);
-            let Some(node) = self.node(index) else { continue };
-            let rejection = self.node_rejection(to_place, index, node, reserved_reason);
-            self.explain_node(&mut explainer, shape, index, rejection, steps);
-            if *steps == 0 {
-                return None;
-            }
-        }
-        Some(shared(explainer.causes()))
-    }
-
-    fn explain_node(
-        &mut self,
-        explainer: &mut Explainer,
-        shape: ShapeId,
-        index: NodeIndex,
-        rejection: Option<NodeReason>,
-        steps: &mut u64,
-    ) {
-        let Planner { cluster, selections, shapes, .. } = &mut *self.planner;
-        let name = &cluster.nodes[index].name.clone();
-        let entry = shapes.get_mut(shape);
-        let failed = match entry.feasibility.result(index) {
-            NodeFeasibility::Failed(claim, failure) => Some((*claim, failure.as_ref())),
-            _ => None,
-        };
-        let Some((reachable, interner, features)) = cluster.search_inputs(index) else { return };
-        entry.shape.resolve_profiles(
-            reachable.candidates.iter().map(|c| c.profile),
-            interner,
-            features,
-        );
-        explainer.node(&mut crate::explain::OnNode {
-            name,
-            shape: &entry.shape,
-            reach: reachable,
-            interner,
-            selections,
-            fault: rejection,
-            failed,
-            steps,
-        });
-    }
-}
-
-/// Wraps the causes that refusals share.
-fn shared(causes: Vec<RefusalCause>) -> Vec<Arc<RefusalCause>> {
-    causes.into_iter().map(Arc::new).collect()
 }

@@ -21,7 +21,9 @@ pub(super) struct PodToPlace<'s> {
 impl PodToPlace<'_> {
     /// Returns true if results apply to every pod with the same claims and constraints.
     pub(super) fn has_shared_results(&self) -> bool {
-        self.claim_nodes.is_empty() && self.pod.excluded_nodes.is_empty()
+        self.claim_nodes.is_empty()
+            && self.pod.excluded_nodes.is_empty()
+            && self.pod.nominated_node.is_none()
     }
 
     pub(super) fn restrict_to(&mut self, claim: &ClaimName, nodes: Option<&NodeSelector>) {

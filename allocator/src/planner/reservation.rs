@@ -6,16 +6,17 @@
 //! the fewest allocations have to be released. No allocation is added to it. So it stays that node,
 //! unless another one comes to need even fewer releases.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
 
 use tessera_api::reason::NodeReason;
 
 use super::Planner;
+use super::classes::ClassId;
 use super::pass::PlanningPass;
 use super::pod_to_place::PodToPlace;
 use super::shape_cache::ShapeId;
 use crate::cluster::{NodeIndex, ReachableDevices};
-use crate::model::{Node, NodeSelector, SchedulingConstraints};
+use crate::model::{Node, NodeSelector};
 use crate::outcome::{Refusal, RefusalCause, ReservedNode};
 use crate::predicate::{self, CountedUsage};
 use crate::starvation::{self, Window};
@@ -28,8 +29,8 @@ pub(super) struct NodeReservation {
     next_change: Option<i64>,
     /// Steps left for all reservation searches.
     steps: u64,
-    /// Shapes without a suitable node: equal pods are not searched again.
-    without_node: Vec<(ShapeId, Arc<SchedulingConstraints>)>,
+    /// Classes without a suitable node: equal pods are not searched again.
+    without_node: BTreeSet<ClassId>,
 }
 
 /// Allocations to release on a node: on the devices that need the fewest, and in total.
@@ -70,13 +71,6 @@ impl NodeReservation {
     pub(super) fn node(&self) -> Option<NodeIndex> {
         self.reserved.as_ref().map(|(node, _)| *node)
     }
-
-    fn is_known_without_node(&self, to_place: &PodToPlace<'_>, shape: ShapeId) -> bool {
-        let is_like = |(known, scheduling): &(ShapeId, Arc<SchedulingConstraints>)| {
-            *known == shape && *scheduling == to_place.pod.scheduling
-        };
-        to_place.has_shared_results() && self.without_node.iter().any(is_like)
-    }
 }
 
 impl PlanningPass<'_> {
@@ -84,7 +78,7 @@ impl PlanningPass<'_> {
     pub(super) fn reserve_for(
         &mut self,
         to_place: &PodToPlace<'_>,
-        shape: ShapeId,
+        class: ClassId,
         refusals: &[Refusal],
     ) {
         let Some(min_wait) =
@@ -104,9 +98,11 @@ impl PlanningPass<'_> {
                 self.reservation.next_change.into_iter().chain([until]).min();
             return;
         }
-        if self.reservation.is_known_without_node(to_place, shape) {
+        let is_shared = to_place.has_shared_results();
+        if is_shared && self.reservation.without_node.contains(&class) {
             return;
         }
+        let shape = self.cached_shape(to_place, class);
         match self.node_to_reserve(to_place, shape) {
             Some(node) => {
                 let name = self.planner.cluster.nodes[node].name.clone();
@@ -120,8 +116,8 @@ impl PlanningPass<'_> {
                 };
                 self.reservation.reserved = Some((node, reserved));
             }
-            None if to_place.has_shared_results() => {
-                self.reservation.without_node.push((shape, Arc::clone(&pod.scheduling)));
+            None if is_shared => {
+                self.reservation.without_node.insert(class);
             }
             None => {}
         }
@@ -231,7 +227,7 @@ fn lacks_held_capacity(refusals: &[Refusal]) -> bool {
     let is_no_fit = |refusal: &Refusal| matches!(*refusal.cause, RefusalCause::NoFit(_));
     let lacks = |refusal: &Refusal| match &*refusal.cause {
         RefusalCause::NoFit(explanation) => {
-            explanation.tallies().any(|(reason, _)| reason.is_contended())
+            explanation.totals().keys().any(tessera_api::reason::Reason::is_contended)
         }
         _ => false,
     };

@@ -3,6 +3,8 @@
 use std::hash::{BuildHasher, Hash, Hasher};
 use std::sync::Arc;
 
+use tessera_api::names::DeviceClassName;
+
 use crate::cluster::{Cluster, FastMap};
 use crate::drained::FeasibilityIfDrained;
 use crate::feasibility::Feasibility;
@@ -10,10 +12,10 @@ use crate::model::Claim;
 use crate::policy::Policy;
 use crate::shape::{Selections, Shape};
 
-/// Maximum number of cached node results of all shapes, about 100 bytes each.
-const MAX_CACHED_RESULTS: usize = 2_000_000;
+/// Maximum size of the cached node results of all shapes, in bytes.
+const MAX_BYTES: usize = 200 << 20;
 
-/// Minimum number of cached shapes, whatever the number of nodes.
+/// Minimum number of cached shapes, whatever their size.
 const MIN_SHAPES: usize = 64;
 
 /// Maximum number of cached shapes.
@@ -58,12 +60,22 @@ impl ShapeCache {
         self.entries.get_mut(&id).expect("invariant: the most recently used shape is cached")
     }
 
-    /// Returns true if the feasible nodes of the shape of these claims are cached.
-    pub(super) fn is_cached(&self, claims: &[Arc<Claim>], cpu_milli: u64, policy: Policy) -> bool {
-        let candidates = self.by_hash.get(&hash(claims, policy)).into_iter().flatten();
-        candidates.filter_map(|id| self.entries.get(id)).any(|entry| {
-            entry.has_requests(claims, cpu_milli, policy) && !entry.feasibility.is_incomplete()
-        })
+    /// Returns true if the feasible nodes of the shape are cached.
+    pub(super) fn is_complete(&self, id: ShapeId) -> bool {
+        self.entries.get(&id).is_some_and(|entry| !entry.feasibility.is_incomplete())
+    }
+
+    /// Marks a shape as used. Returns false if it is no longer cached.
+    pub(super) fn reuse(&mut self, id: ShapeId) -> bool {
+        self.clock += 1;
+        let clock = self.clock;
+        self.entries.get_mut(&id).map(|entry| entry.last_used = clock).is_some()
+    }
+
+    /// Drops the shapes that request this DeviceClass.
+    pub(super) fn forget_device_class(&mut self, name: &DeviceClassName) {
+        self.entries.retain(|_, entry| !entry.shape.claims.iter().any(|c| c.claim.has_class(name)));
+        self.index();
     }
 
     /// Returns the shape of these claims. `cpu_milli` is the CPU request of the pod, in millicores.
@@ -76,7 +88,7 @@ impl ShapeCache {
         policy: Policy,
     ) -> ShapeId {
         self.clock += 1;
-        let hash = hash(claims, policy);
+        let hash = hash_of_claims(claims, policy);
         let candidates = self.by_hash.get(&hash).into_iter().flatten();
         for id in candidates {
             if let Some(entry) = self
@@ -92,7 +104,7 @@ impl ShapeCache {
             self.clear();
             *selections = Selections::default();
         }
-        self.evict(cluster.nodes.len());
+        self.evict();
         selections.count_bytes(claims);
         let mut shape = Shape::new(claims, cluster, selections, policy);
         if shape.uses_forecast() {
@@ -114,15 +126,22 @@ impl ShapeCache {
     }
 
     /// Evicts the older half if the cache is full.
-    fn evict(&mut self, nodes: usize) {
-        let max_shapes = (MAX_CACHED_RESULTS / nodes.max(1)).clamp(MIN_SHAPES, MAX_SHAPES);
-        if self.entries.len() < max_shapes {
+    fn evict(&mut self) {
+        let bytes = || self.entries.values().map(|entry| entry.feasibility.bytes()).sum::<usize>();
+        let is_full = self.entries.len() >= MAX_SHAPES
+            || self.entries.len() >= MIN_SHAPES && bytes() > MAX_BYTES;
+        if !is_full {
             return;
         }
         let mut last_used: Vec<u64> = self.entries.values().map(|entry| entry.last_used).collect();
         last_used.sort_unstable();
         let median = last_used[last_used.len() / 2];
         self.entries.retain(|_, entry| entry.last_used > median);
+        self.index();
+    }
+
+    /// Rebuilds the index by hash.
+    fn index(&mut self) {
         self.by_hash.clear();
         for (id, entry) in &self.entries {
             self.by_hash.entry(entry.hash).or_default().push(*id);
@@ -148,12 +167,13 @@ fn rounded_cpu(cpu_milli: u64) -> u64 {
     cpu_milli.checked_next_multiple_of(step).unwrap_or(cpu_milli)
 }
 
-fn has_same_requests(a: &Arc<Claim>, b: &Arc<Claim>) -> bool {
+pub(super) fn has_same_requests(a: &Arc<Claim>, b: &Arc<Claim>) -> bool {
     Arc::ptr_eq(a, b)
         || (a.requests == b.requests && a.constraints == b.constraints && a.configs == b.configs)
 }
 
-fn hash(claims: &[Arc<Claim>], policy: Policy) -> u64 {
+/// Returns a hash that is equal for claims with equal requests.
+pub(super) fn hash_of_claims(claims: &[Arc<Claim>], policy: Policy) -> u64 {
     let mut hasher = foldhash::quality::FixedState::default().build_hasher();
     policy.hash(&mut hasher);
     for claim in claims {

@@ -38,6 +38,8 @@ pub(crate) struct Selections {
     key: Vec<u32>,
     /// Size of the selectors of the shapes created since the last reset, in bytes.
     bytes: usize,
+    /// Number of evaluations since it was last asked for.
+    evaluations: u64,
 }
 
 #[derive(Debug)]
@@ -65,6 +67,11 @@ impl Selections {
     /// Returns true if the caches are full and should be reset.
     pub(crate) fn is_full(&self) -> bool {
         self.lists.len() > MAX_SELECTIONS || self.bytes > MAX_SELECTOR_BYTES
+    }
+
+    /// Returns the number of evaluations since the last call.
+    pub(crate) fn take_evaluations(&mut self) -> u64 {
+        std::mem::take(&mut self.evaluations)
     }
 
     /// Adds the selector size of claims for which a shape is created.
@@ -107,6 +114,7 @@ impl Selections {
         list.resolve(interner, steps);
         let device = candidate.compiled();
         if device.is_irregular {
+            self.evaluations += 1;
             return list.evaluate(candidate, steps);
         }
         self.key.clear();
@@ -114,6 +122,7 @@ impl Selections {
         if let Some(known) = list.answers.get(self.key.as_slice()) {
             return known.clone();
         }
+        self.evaluations += 1;
         let answer = list.evaluate(candidate, steps);
         list.answers.insert(self.key.as_slice().into(), answer.clone());
         self.answers += 1;

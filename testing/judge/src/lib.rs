@@ -4,6 +4,7 @@
 //! format and prints a machine-readable last line:
 //!
 //! - `bench` ([`mod@bench`]): speed of the allocator, beside upstream's.
+//! - `bench --refused` ([`refused`]): cost of plans that refuse all pods.
 //! - `conformance` ([`conformance`]): comparison of the allocator's results with golden scenarios
 //!   of upstream's.
 //! - `placement` ([`placement`]): share of a cluster's GPUs that a policy leaves unallocated when a
@@ -19,5 +20,7 @@
 pub mod bench;
 pub mod conformance;
 pub mod placement;
+mod random;
+pub mod refused;
 pub mod scenario;
 pub mod topology;

@@ -12,6 +12,5 @@ pub mod fill;
 pub mod least_fragmentation;
 pub mod placer;
 pub mod policy;
-pub mod random;
 pub mod trace;
 pub mod violation;

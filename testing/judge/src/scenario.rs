@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use anyhow::Context as _;
 use k8s_openapi::api::core::v1::Node as ApiNode;
 use k8s_openapi::api::resource::v1 as api;
 use serde::Deserialize;
@@ -37,23 +38,6 @@ pub struct Scenario {
     pub allocated: Vec<api::ResourceClaim>,
     /// Benchmark parameters, if the scenario is a benchmark.
     pub bench: Option<BenchSpec>,
-}
-
-/// Error of parsing a scenario.
-#[derive(Debug, thiserror::Error)]
-pub enum ScenarioError {
-    /// The text is not JSON, or a field is invalid.
-    #[error("not a scenario")]
-    Json(#[from] serde_json::Error),
-    /// An object of the scenario is invalid.
-    #[error("invalid object in scenario `{scenario}`")]
-    Object {
-        /// Name of the scenario.
-        scenario: String,
-        /// Error of the conversion.
-        #[source]
-        source: convert::ConvertError,
-    },
 }
 
 /// Benchmark parameters of a scenario.
@@ -99,11 +83,11 @@ impl Scenario {
     ///
     /// # Errors
     /// Returns an error if the text is not a valid scenario.
-    pub fn parse(text: &str) -> Result<Self, ScenarioError> {
-        let document: Document = serde_json::from_str(text)?;
+    pub fn parse(text: &str) -> anyhow::Result<Self> {
+        let document: Document = serde_json::from_str(text).context("not a scenario")?;
         let name =
             if document.name.is_empty() { "unnamed".to_owned() } else { document.name.clone() };
-        document.read(&name).map_err(|source| ScenarioError::Object { scenario: name, source })
+        document.read(&name).with_context(|| format!("invalid object in scenario `{name}`"))
     }
 
     /// Returns a planner for the cluster.

@@ -16,7 +16,6 @@ mod clairvoyant;
 pub mod machines;
 pub mod per_request;
 pub mod policies;
-mod random;
 pub mod sequence;
 pub mod speed;
 

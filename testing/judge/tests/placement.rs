@@ -25,7 +25,7 @@ fn published_of(policy: Policy, trace: &str, seed: u64) -> Published {
 }
 
 fn reproduces(policy: Policy, trace: &Trace, seed: u64) {
-    let replay = Replay { trace, policy, oracle_mix: false, without_gpus: WithoutGpus::LeastRise };
+    let replay = Replay { trace, policy, without_gpus: WithoutGpus::LeastRise };
     let columns = replay.fill(&trace.sequences[&seed]).unwrap();
     let published = published_of(policy, &trace.name, seed).allocated;
     assert_eq!(published.len(), 131);
@@ -69,8 +69,7 @@ mod in_full {
     use super::*;
 
     fn unallocated(policy: Policy, trace: &Trace, seed: u64) -> f64 {
-        let replay =
-            Replay { trace, policy, oracle_mix: false, without_gpus: WithoutGpus::LeastRise };
+        let replay = Replay { trace, policy, without_gpus: WithoutGpus::LeastRise };
         100.0 - replay.fill(&trace.sequences[&seed]).unwrap().allocated(130).unwrap()
     }
 
@@ -112,7 +111,7 @@ mod in_full {
             let trace = Trace::read(&openb(), name).unwrap();
             let unallocated = |policy| {
                 let without_gpus = WithoutGpus::LeastRise;
-                let replay = Replay { trace: &trace, policy, oracle_mix: false, without_gpus };
+                let replay = Replay { trace: &trace, policy, without_gpus };
                 mean(&trace, |seed| {
                     100.0 - replay.churn(Churn { load: 1.0, events: 120_000 }, seed).unwrap()
                 })

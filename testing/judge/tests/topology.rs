@@ -143,7 +143,7 @@ fn dgx_1v_reproduces_published_figures() {
 
 #[test]
 fn rejects_inconsistent_machines() {
-    let problem = |text: &str| machines::parse(text).unwrap_err().to_string();
+    let problem = |text: &str| format!("{:#}", machines::parse(text).unwrap_err());
     let broken = |from: &str, to: &str| problem(&TWO_BRIDGES.replacen(from, to, 1));
     assert_eq!(broken("\"n\": 4", "\"n\": 5"), "machine bridges: nvlink is not 5 rows of 5");
     assert_eq!(broken("\"n\": 4", "\"n\": 65"), "machine bridges: n is 65, but must be 1 to 64");

@@ -9,6 +9,7 @@ use clap::{Parser, ValueEnum};
 use serde_json::Value;
 use tessera_allocator::Policy;
 use tessera_judge::bench::{self, BatchReport, BenchMode, BenchReport, CacheState, PendingBatch};
+use tessera_judge::refused::{self, RefusedBatch};
 use tessera_judge::scenario::Scenario;
 
 /// Measure the allocator on benchmark scenarios, with the protocol of the oracle's benchmark.
@@ -40,6 +41,18 @@ struct BenchArgs {
     /// pod that does not fit.
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     waited: u32,
+    /// Only measure plans in which this number of pods is refused, on a generated cluster.
+    #[arg(long, value_name = "PODS", conflicts_with = "pending")]
+    refused: Option<usize>,
+    /// With --refused: number of different requests among the pods.
+    #[arg(long, value_name = "SHAPES", default_value_t = 1)]
+    shapes: usize,
+    /// With --refused: number of nodes, with eight GPUs each.
+    #[arg(long, value_name = "NODES", default_value_t = 5000)]
+    nodes: usize,
+    /// With --refused: devices are free on every node, but the pods select no node.
+    #[arg(long, requires = "refused")]
+    devices_fit: bool,
     /// Output format: `table`, or `json` with one object per line.
     #[arg(short, long, value_enum, default_value = "table")]
     output: Output,
@@ -53,6 +66,10 @@ enum Output {
 
 fn main() -> anyhow::Result<()> {
     let args = BenchArgs::parse();
+    if let Some(pods) = args.refused {
+        let BenchArgs { shapes, nodes, devices_fit, .. } = args;
+        return show_refused(RefusedBatch { nodes, pods, shapes: shapes.max(1), devices_fit });
+    }
     let names = match (&args.oracle, args.scenarios.is_empty()) {
         (Some(oracle), true) => listed(oracle)?,
         (None, true) => {
@@ -156,6 +173,23 @@ fn peak_memory() -> anyhow::Result<String> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or("unknown");
     Ok(line.trim().to_owned())
+}
+
+fn show_refused(batch: RefusedBatch) -> anyhow::Result<()> {
+    let RefusedBatch { nodes, pods, shapes, devices_fit } = batch;
+    let report = refused::run(batch);
+    println!(
+        "| nodes | pods | shapes | devices fit | first plan | nothing changed | one device changed | messages | peak memory |\n|---|---|---|---|---|---|---|---|---|"
+    );
+    println!(
+        "| {nodes} | {pods} | {shapes} | {devices_fit} | {} | {} | {} | {} | {} |",
+        time(report.first_ns),
+        time(report.unchanged_ns),
+        time(report.changed_ns),
+        time(report.messages_ns),
+        peak_memory()?,
+    );
+    Ok(())
 }
 
 fn listed(oracle: &Path) -> anyhow::Result<Vec<String>> {

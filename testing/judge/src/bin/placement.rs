@@ -45,12 +45,8 @@ struct PlacementArgs {
     /// Number of arrivals and departures with --churn.
     #[arg(long, default_value_t = 120_000, requires = "churn")]
     events: u64,
-    /// Let LeastFragmentation know the whole trace in advance, instead of learning from the
-    /// arrivals.
-    #[arg(long)]
-    oracle_mix: bool,
-    /// Placement of pods without GPUs under the allocator's policies. FGD and BestFit place them
-    /// themselves, as published.
+    /// Placement of pods without GPUs by the allocator. FGD and BestFit place them themselves, as
+    /// published.
     #[arg(long, value_enum, default_value = "LeastRise")]
     without_gpus: WithoutGpus,
 }
@@ -90,23 +86,16 @@ fn main() -> anyhow::Result<()> {
         bail!("invalid --churn: the load must be greater than 0");
     }
     let trace = Trace::read(&args.data, &args.trace)?;
-    let replay = Replay {
-        trace: &trace,
-        policy: args.policy,
-        oracle_mix: args.oracle_mix,
-        without_gpus: args.without_gpus,
-    };
+    let replay = Replay { trace: &trace, policy: args.policy, without_gpus: args.without_gpus };
     match args.churn {
         Some(load) => churn(&args, &replay, Churn { load, events: args.events }),
         None => fill(&args, &replay),
     }
 }
 
-/// Returns the policy's name in the output, with a mark if it knows the trace in advance.
+/// Returns the policy's name in the output.
 fn name(args: &PlacementArgs) -> String {
-    let oracle = if args.oracle_mix { "+oracle-mix" } else { "" };
-    let policy = args.policy.to_possible_value();
-    format!("{}{oracle}", policy.as_ref().map_or("", |value| value.get_name()))
+    args.policy.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
 fn fill(args: &PlacementArgs, replay: &Replay<'_>) -> anyhow::Result<()> {

@@ -6,9 +6,9 @@ use std::collections::BinaryHeap;
 
 use super::cluster::{Cluster, Demand, Models, Placement};
 use super::placer::Placer;
-use super::random::Random;
 use super::trace::Trace;
 use super::violation::{Audit, Violation};
+use crate::random::Random;
 
 /// Parameters of a churn simulation.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -50,7 +50,7 @@ pub fn churn(
     trace: &Trace,
     churn: Churn,
     seed: u64,
-    placer: &mut impl Placer,
+    placer: &mut dyn Placer,
 ) -> Result<f64, Violation> {
     let models = Models::of(&trace.nodes);
     let demands: Vec<Demand> = trace.pods.iter().map(|pod| Demand::of(pod, &models)).collect();

@@ -34,8 +34,8 @@ const MODEL_LABEL: &str = "nvidia.com/gpu.product";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 #[value(rename_all = "PascalCase")]
 pub enum WithoutGpus {
-    /// The node on which LeastFragmentation's potential rises least, whatever the policy. FGD also
-    /// places all pods by its own rule.
+    /// The node on which LeastFragmentation's potential rises least. FGD also places all pods by
+    /// its own rule.
     LeastRise,
     /// The node with the least remaining GPU capacity, where the pod's CPU affects the fewest GPUs.
     FewestGpus,
@@ -43,11 +43,10 @@ pub enum WithoutGpus {
     LeastAllocated,
 }
 
-/// The allocator and its cluster.
+/// The allocator, with its default policy, and its cluster.
 #[derive(Debug)]
 pub struct AllocatorPlacer {
     planner: Planner,
-    policy: Policy,
     without_gpus: WithoutGpus,
     /// The cluster as the replay counts it.
     cluster: Cluster,
@@ -68,12 +67,7 @@ impl AllocatorPlacer {
     /// # Panics
     /// Never panics: the generated names are valid.
     #[must_use]
-    pub fn new(
-        policy: Policy,
-        without_gpus: WithoutGpus,
-        rows: &[NodeRow],
-        node_rank: &[usize],
-    ) -> Self {
+    pub fn new(without_gpus: WithoutGpus, rows: &[NodeRow], node_rank: &[usize]) -> Self {
         let models = Models::of(rows);
         let mut planner = Planner::new(FeatureGates::default());
         planner.set_class(&Arc::new(class()));
@@ -85,7 +79,6 @@ impl AllocatorPlacer {
         }
         Self {
             planner,
-            policy,
             without_gpus,
             cluster: Cluster::empty(rows, &models),
             models: models.names().map(str::to_owned).collect(),
@@ -98,7 +91,8 @@ impl AllocatorPlacer {
     }
 
     fn plan(&mut self, demand: &Demand) -> Option<Placement> {
-        let settings = PlanSettings { policy: self.policy, ..PlanSettings::default() };
+        let settings =
+            PlanSettings { policy: Policy::LeastFragmentation, ..PlanSettings::default() };
         let decision = self.planner.plan(&[self.pod(demand)], settings).decisions.pop()?;
         let results = decision.claims.iter().flat_map(|claim| &claim.results);
         let gpus = results.map(|result| gpu_of(&result.device.device)).collect();

@@ -16,18 +16,6 @@ impl Columns {
     pub fn allocated(&self, percent: usize) -> Option<f64> {
         self.0.get(percent).copied().flatten()
     }
-
-    /// Returns the number of columns, including empty ones.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Returns true if nothing arrived.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
 }
 
 /// Replays the arrivals of one seed.
@@ -37,7 +25,7 @@ impl Columns {
 pub fn fill(
     trace: &Trace,
     sequence: &Sequence,
-    placer: &mut impl Placer,
+    placer: &mut dyn Placer,
 ) -> Result<Columns, Violation> {
     let models = Models::of(&trace.nodes);
     let demands: Vec<Demand> = trace.pods.iter().map(|pod| Demand::of(pod, &models)).collect();

@@ -4,64 +4,34 @@
 use std::collections::HashMap;
 
 use tessera_allocator::fragmentation::{
-    GpuFraction, GpuRequest, GpuState, GpuType, GpuTypes, NodeCapacity, Potential, PotentialRise,
-    RequestMix, RequestMixLearner,
+    GpuFraction, GpuRequest, GpuState, GpuType, GpuTypes, NodeCapacity, PotentialRise,
+    RequestMixLearner,
 };
 
 use super::best_fit::free;
 use super::cluster::{Demand, ModelSet, Node};
 use super::placer::Score;
 
-/// Source of the request mix.
-#[derive(Debug, Clone)]
-enum MixSource {
-    /// Learned from previous arrivals, as in a real cluster.
-    Learned(RequestMixLearner),
-    /// Known from the whole trace in advance; only for comparison.
-    Oracle(Potential),
-}
-
-/// The LeastFragmentation policy.
-#[derive(Debug, Clone)]
+/// The LeastFragmentation policy, which starts with the prior and learns from arrivals.
+#[derive(Debug, Clone, Default)]
 pub struct LeastFragmentation {
-    mix: MixSource,
+    learner: RequestMixLearner,
     /// Cache of the potential of each state of a node under the current mix.
     cache: HashMap<Node, f64>,
 }
 
 impl LeastFragmentation {
-    /// Returns a policy that starts with the prior and learns.
-    #[must_use]
-    pub fn learning() -> Self {
-        Self { mix: MixSource::Learned(RequestMixLearner::default()), cache: HashMap::new() }
-    }
-
-    /// Returns a policy that knows the whole trace.
-    #[must_use]
-    pub fn oracle<'a>(pods: impl IntoIterator<Item = &'a Demand>) -> Self {
-        let mut observed = RequestMix::empty();
-        pods.into_iter().for_each(|demand| observed.observe(request(demand)));
-        Self { mix: MixSource::Oracle(Potential::new(&observed)), cache: HashMap::new() }
-    }
-
-    fn potential(&self) -> &Potential {
-        match &self.mix {
-            MixSource::Learned(learner) => learner.potential(),
-            MixSource::Oracle(potential) => potential,
-        }
-    }
-
     fn level(&mut self, node: &Node) -> f64 {
         if let Some(&level) = self.cache.get(node) {
             return level;
         }
-        let level = view(node, |view| self.potential().of(view));
+        let level = view(node, |view| self.learner.potential().of(view));
         self.cache.insert(node.clone(), level);
         level
     }
 
     fn rise(&self, before: f64, after: &Node) -> PotentialRise {
-        view(after, |view| self.potential().rise(before, view))
+        view(after, |view| self.learner.potential().rise(before, view))
     }
 }
 
@@ -69,8 +39,7 @@ impl Score for LeastFragmentation {
     type Value = std::cmp::Reverse<PotentialRise>;
 
     fn arrival(&mut self, demand: &Demand) -> bool {
-        let MixSource::Learned(learner) = &mut self.mix else { return false };
-        let is_new = learner.observe(request(demand));
+        let is_new = self.learner.observe(request(demand));
         if is_new {
             self.cache.clear();
         }
@@ -78,9 +47,7 @@ impl Score for LeastFragmentation {
     }
 
     fn rejected(&mut self, demand: &Demand) {
-        if let MixSource::Learned(learner) = &mut self.mix {
-            learner.observe_refusal(request(demand));
-        }
+        self.learner.observe_refusal(request(demand));
     }
 
     fn score(&mut self, demand: &Demand, node: &Node) -> (Self::Value, Vec<usize>) {

@@ -66,11 +66,6 @@ impl<S: Score> ScoringPlacer<S> {
         Self { policy, cluster, ranked, generations, cache: HashMap::new() }
     }
 
-    /// Returns the scoring policy.
-    pub fn policy(&self) -> &S {
-        &self.policy
-    }
-
     fn best(&mut self, demand: &Demand) -> Option<Placement> {
         let unknown =
             || vec![CachedScore { generation: NEVER, score: None }; self.generations.len()];

@@ -10,8 +10,9 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::BufReader;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use anyhow::{Context as _, bail, ensure};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -89,72 +90,19 @@ pub struct Trace {
     pub sequences: BTreeMap<u64, Sequence>,
 }
 
-/// Error of reading a trace.
-#[derive(Debug, thiserror::Error)]
-pub enum TraceError {
-    /// A file is missing or cannot be read.
-    #[error("{path}: {source}")]
-    Unreadable {
-        /// Path of the file.
-        path: PathBuf,
-        /// Error of the operating system.
-        source: std::io::Error,
-    },
-    /// The columns of a row do not match the format.
-    #[error("{path}: {source}")]
-    Csv {
-        /// Path of the file.
-        path: PathBuf,
-        /// Error of the parser, with line and column.
-        source: csv::Error,
-    },
-    /// The arrivals do not match the format.
-    #[error("{path}: {source}")]
-    Json {
-        /// Path of the file.
-        path: PathBuf,
-        /// Error of the parser, with line and column.
-        source: serde_json::Error,
-    },
-    /// A sequence refers to a pod or a node that is not in the lists.
-    #[error("{path}: seed {seed}: {problem}")]
-    Sequence {
-        /// Path of the file.
-        path: PathBuf,
-        /// Seed.
-        seed: u64,
-        /// Description of the error.
-        problem: String,
-    },
-    /// A pod has a request that the format does not permit.
-    #[error("{path}: pod {pod}: {problem}")]
-    Pod {
-        /// Path of the file.
-        path: PathBuf,
-        /// Name of the pod.
-        pod: String,
-        /// Description of the error, with the valid values.
-        problem: String,
-    },
-}
-
 impl Trace {
     /// Reads the trace `name` from `directory`.
     ///
     /// # Errors
     /// The error names the file and the line or seed that does not match the format.
-    pub fn read(directory: &Path, name: &str) -> Result<Self, TraceError> {
+    pub fn read(directory: &Path, name: &str) -> anyhow::Result<Self> {
         let mut nodes: Vec<NodeRow> = rows(&directory.join("openb_node_list_gpu_node.csv"))?;
         nodes.sort_by(|a, b| a.sn.cmp(&b.sn));
         let pod_list = directory.join(format!("openb_pod_list_{name}.csv"));
         let mut pods: Vec<PodRow> = rows(&pod_list)?;
         pods.sort_by(|a, b| a.name.cmp(&b.name));
         for pod in &pods {
-            check(pod).map_err(|problem| TraceError::Pod {
-                path: pod_list.clone(),
-                pod: pod.name.clone(),
-                problem,
-            })?;
+            check(pod).with_context(|| format!("{}: pod {}", pod_list.display(), pod.name))?;
         }
         let sequences =
             sequences(&directory.join(format!("sequences/{name}.json")), nodes.len(), pods.len())?;
@@ -183,7 +131,7 @@ pub struct Published {
 ///
 /// # Errors
 /// The error names the file or row that does not match the format.
-pub fn published(directory: &Path, name: &str) -> Result<Vec<Published>, TraceError> {
+pub fn published(directory: &Path, name: &str) -> anyhow::Result<Vec<Published>> {
     let path = directory.join("published/allo.csv");
     let workload = format!("openb_pod_list_{name}");
     let all: Vec<(String, String, f64, u64, f64, Vec<f64>)> = rows(&path)?;
@@ -193,47 +141,38 @@ pub fn published(directory: &Path, name: &str) -> Result<Vec<Published>, TraceEr
         .collect())
 }
 
-fn check(pod: &PodRow) -> Result<(), String> {
+fn check(pod: &PodRow) -> anyhow::Result<()> {
     match (pod.num_gpu, pod.gpu_milli) {
         (0, 0) | (1, 1..=WHOLE) | (2.., WHOLE) => Ok(()),
-        (0, milli) => Err(format!("gpu_milli {milli}: must be 0 with num_gpu 0")),
-        (_, 0) => Err("gpu_milli 0: must be 1 to 1000 with num_gpu above 0".to_owned()),
-        (_, milli) => Err(format!(
-            "gpu_milli {milli}: must be at most 1000, and below 1000 only with num_gpu 1"
-        )),
+        (0, milli) => bail!("gpu_milli {milli}: must be 0 with num_gpu 0"),
+        (_, 0) => bail!("gpu_milli 0: must be 1 to 1000 with num_gpu above 0"),
+        (_, milli) => {
+            bail!("gpu_milli {milli}: must be at most 1000, and below 1000 only with num_gpu 1")
+        }
     }
 }
 
-fn rows<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, TraceError> {
-    let file = open(path)?;
-    let parsed: Result<Vec<T>, csv::Error> =
-        csv::Reader::from_reader(file).into_deserialize().collect();
-    parsed.map_err(|source| TraceError::Csv { path: path.to_owned(), source })
+fn rows<T: DeserializeOwned>(path: &Path) -> anyhow::Result<Vec<T>> {
+    let rows = csv::Reader::from_reader(open(path)?).into_deserialize();
+    rows.collect::<Result<_, _>>().with_context(|| path.display().to_string())
 }
 
-fn sequences(
-    path: &Path,
-    nodes: usize,
-    pods: usize,
-) -> Result<BTreeMap<u64, Sequence>, TraceError> {
-    let sequences: BTreeMap<u64, Sequence> =
-        serde_json::from_reader(BufReader::new(open(path)?))
-            .map_err(|source| TraceError::Json { path: path.to_owned(), source })?;
-    for (&seed, sequence) in &sequences {
-        let problem = if sequence.node_rank.len() != nodes {
-            format!("node_rank has {} entries for {nodes} nodes", sequence.node_rank.len())
-        } else if let Some(pod) = sequence.order.iter().find(|&&pod| pod >= pods) {
-            format!("order has pod {pod}, but there are {pods} pods")
-        } else {
-            continue;
-        };
-        return Err(TraceError::Sequence { path: path.to_owned(), seed, problem });
+fn sequences(path: &Path, nodes: usize, pods: usize) -> anyhow::Result<BTreeMap<u64, Sequence>> {
+    let sequences: BTreeMap<u64, Sequence> = serde_json::from_reader(BufReader::new(open(path)?))
+        .with_context(|| path.display().to_string())?;
+    for (seed, sequence) in &sequences {
+        let place = || format!("{}: seed {seed}", path.display());
+        let ranks = sequence.node_rank.len();
+        ensure!(ranks == nodes, "{}: node_rank has {ranks} entries for {nodes} nodes", place());
+        if let Some(pod) = sequence.order.iter().find(|&&pod| pod >= pods) {
+            bail!("{}: order has pod {pod}, but there are {pods} pods", place());
+        }
     }
     Ok(sequences)
 }
 
-fn open(path: &Path) -> Result<File, TraceError> {
-    File::open(path).map_err(|source| TraceError::Unreadable { path: path.to_owned(), source })
+fn open(path: &Path) -> anyhow::Result<File> {
+    File::open(path).with_context(|| path.display().to_string())
 }
 
 #[cfg(test)]
@@ -278,7 +217,7 @@ mod tests {
     fn format_errors_name_their_location() {
         let share_of_two = "name,cpu_milli,memory_mib,num_gpu,gpu_milli\np,1,1,2,500\nq,1,1,0,0\n";
         let error = |pods, order| {
-            Trace::read(directory(pods, order).path(), "tiny").unwrap_err().to_string()
+            format!("{:#}", Trace::read(directory(pods, order).path(), "tiny").unwrap_err())
         };
         assert!(error(share_of_two, ORDER).contains("pod p: gpu_milli 500"));
         let unknown_pod = r#"{"7": {"order": [2], "node_rank": [1, 0]}}"#;

@@ -22,16 +22,15 @@ pub enum Violation {
 }
 
 /// A placer with the cluster that results from its placements.
-#[derive(Debug)]
-pub struct Audit<'p, P> {
+pub struct Audit<'p> {
     cluster: Cluster,
     capacity_milli: u64,
-    placer: &'p mut P,
+    placer: &'p mut dyn Placer,
 }
 
-impl<'p, P: Placer> Audit<'p, P> {
+impl<'p> Audit<'p> {
     /// Returns the audit of a placer, which must start with the same empty cluster.
-    pub fn new(cluster: Cluster, placer: &'p mut P) -> Self {
+    pub fn new(cluster: Cluster, placer: &'p mut dyn Placer) -> Self {
         Self { capacity_milli: cluster.left_milli(), cluster, placer }
     }
 
@@ -64,12 +63,6 @@ impl<'p, P: Placer> Audit<'p, P> {
     #[must_use]
     pub fn allocated_percent(&self) -> f64 {
         100.0 - 100.0 * self.cluster.left_milli() as f64 / self.capacity_milli as f64
-    }
-
-    /// Returns the current cluster.
-    #[must_use]
-    pub fn cluster(&self) -> &Cluster {
-        &self.cluster
     }
 }
 

@@ -8,8 +8,9 @@
 //! `PSB` for one board), `numa` the NUMA node of each GPU. Other fields are ignored.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use anyhow::{Context as _, ensure};
 use serde::Deserialize;
 use tessera_allocator::topology::{DeviceLinks, DeviceLocation, DeviceSet, LinkMatrix};
 use tessera_api::gpu::PcieLevel;
@@ -21,30 +22,6 @@ pub struct Machine {
     pub name: String,
     /// Link matrix of its GPUs.
     pub matrix: LinkMatrix,
-}
-
-/// Error of reading machines.
-#[derive(Debug, thiserror::Error)]
-pub enum MachinesError {
-    /// The file cannot be read.
-    #[error("cannot read {path}")]
-    Read {
-        /// Path of the file.
-        path: PathBuf,
-        /// Error of the operating system.
-        source: std::io::Error,
-    },
-    /// The file does not have the expected format.
-    #[error("not a list of machines: expected {{name: {{n, nvlink, pcie, numa}}}}")]
-    Format(#[from] serde_json::Error),
-    /// A machine is inconsistent.
-    #[error("machine {machine}: {problem}")]
-    Machine {
-        /// Name of the machine.
-        machine: String,
-        /// Description of the error.
-        problem: String,
-    },
 }
 
 #[derive(Deserialize)]
@@ -59,9 +36,9 @@ struct MachineDescription {
 ///
 /// # Errors
 /// Returns an error if the file cannot be read or does not have the expected format.
-pub fn read(path: &Path) -> Result<Vec<Machine>, MachinesError> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|source| MachinesError::Read { path: path.to_owned(), source })?;
+pub fn read(path: &Path) -> anyhow::Result<Vec<Machine>> {
+    let text =
+        std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     parse(&text)
 }
 
@@ -69,55 +46,45 @@ pub fn read(path: &Path) -> Result<Vec<Machine>, MachinesError> {
 ///
 /// # Errors
 /// Returns an error if the text does not have the expected format.
-pub fn parse(text: &str) -> Result<Vec<Machine>, MachinesError> {
-    let described: BTreeMap<String, MachineDescription> = serde_json::from_str(text)?;
-    let machine = |(name, described): (String, MachineDescription)| match described.matrix() {
-        Ok(matrix) => Ok(Machine { name, matrix }),
-        Err(problem) => Err(MachinesError::Machine { machine: name, problem }),
+pub fn parse(text: &str) -> anyhow::Result<Vec<Machine>> {
+    let described: BTreeMap<String, MachineDescription> = serde_json::from_str(text)
+        .context("not a list of machines: expected {name: {n, nvlink, pcie, numa}}")?;
+    let machine = |(name, described): (String, MachineDescription)| {
+        let matrix = described.matrix().with_context(|| format!("machine {name}"))?;
+        Ok(Machine { name, matrix })
     };
     described.into_iter().map(machine).collect()
 }
 
 impl MachineDescription {
-    fn matrix(&self) -> Result<LinkMatrix, String> {
+    fn matrix(&self) -> anyhow::Result<LinkMatrix> {
         let n = self.n;
-        if n == 0 || n > DeviceSet::MAX {
-            return Err(format!("n is {n}, but must be 1 to {}", DeviceSet::MAX));
-        }
-        let is_square =
-            |lengths: &mut dyn Iterator<Item = usize>| lengths.filter(|&l| l == n).count() == n;
-        if self.nvlink.len() != n || !is_square(&mut self.nvlink.iter().map(Vec::len)) {
-            return Err(format!("nvlink is not {n} rows of {n}"));
-        }
-        if self.pcie.len() != n || !is_square(&mut self.pcie.iter().map(Vec::len)) {
-            return Err(format!("pcie is not {n} rows of {n}"));
-        }
-        if self.numa.len() != n {
-            return Err(format!("numa lists {} GPUs, not {n}", self.numa.len()));
-        }
+        let max = DeviceSet::MAX;
+        ensure!((1..=max).contains(&n), "n is {n}, but must be 1 to {max}");
+        ensure!(is_square(&self.nvlink, n), "nvlink is not {n} rows of {n}");
+        ensure!(is_square(&self.pcie, n), "pcie is not {n} rows of {n}");
+        ensure!(self.numa.len() == n, "numa lists {} GPUs, not {n}", self.numa.len());
         let levels = self.levels()?;
         let level = |a: usize, b: usize| levels[a * n + b];
         for (a, b) in (0..n).flat_map(|a| (0..a).map(move |b| (b, a))) {
-            if self.nvlink[a][b] != self.nvlink[b][a] || level(a, b) != level(b, a) {
-                return Err(format!("links of GPUs {a} and {b} differ by direction"));
-            }
+            let is_symmetric = self.nvlink[a][b] == self.nvlink[b][a] && level(a, b) == level(b, a);
+            ensure!(is_symmetric, "links of GPUs {a} and {b} differ by direction");
         }
         let places: Vec<DeviceLocation> = (0..n).map(|gpu| self.place(gpu, &level)).collect();
-        LinkMatrix::new(&places, |a, b| DeviceLinks {
+        Ok(LinkMatrix::new(&places, |a, b| DeviceLinks {
             nvlinks: self.nvlink[a][b],
             pcie: level(a, b),
-        })
-        .map_err(|error| error.to_string())
+        })?)
     }
 
     /// Returns the PCIe level of each pair, row by row; the diagonal is unused.
-    fn levels(&self) -> Result<Vec<PcieLevel>, String> {
+    fn levels(&self) -> anyhow::Result<Vec<PcieLevel>> {
         let cells = (0..self.n).flat_map(|a| (0..self.n).map(move |b| (a, b)));
         let level = |(a, b): (usize, usize)| {
             if a == b {
                 return Ok(PcieLevel::Board);
             }
-            self.pcie[a][b].parse::<PcieLevel>().map_err(|error| format!("pcie[{a}][{b}]: {error}"))
+            self.pcie[a][b].parse().with_context(|| format!("pcie[{a}][{b}]"))
         };
         cells.map(level).collect()
     }
@@ -132,4 +99,8 @@ impl MachineDescription {
             numa_node: u32::try_from(self.numa[gpu]).ok(),
         }
     }
+}
+
+fn is_square<T>(rows: &[Vec<T>], n: usize) -> bool {
+    rows.len() == n && rows.iter().all(|row| row.len() == n)
 }

@@ -8,7 +8,7 @@ use tessera_allocator::topology::{
 };
 
 use super::best_effort::BestEffort;
-use super::random::Random;
+use crate::random::Random;
 
 /// Name of a policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]

@@ -6,7 +6,7 @@ use tessera_allocator::topology::{DeviceSet, LinkMatrix, Score};
 
 use super::clairvoyant::Clairvoyant;
 use super::policies::SetPolicy;
-use super::random::Random;
+use crate::random::Random;
 
 /// Distribution of request sizes.
 #[derive(Debug, Clone, PartialEq, Eq)]

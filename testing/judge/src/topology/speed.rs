@@ -8,7 +8,7 @@ use rustix::time::{ClockId, clock_gettime};
 use tessera_allocator::topology::{DeviceSet, LinkMatrix};
 
 use super::policies::{PolicyName, SetPolicy};
-use super::random::Random;
+use crate::random::Random;
 
 /// Times of one policy on one machine.
 #[derive(Debug, Clone, Copy)]

@@ -2,12 +2,11 @@
 
 /// A random sequence.
 #[derive(Debug, Clone)]
-pub struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
     /// Returns the sequence of a seed.
-    #[must_use]
-    pub fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Self(seed)
     }
 
@@ -26,12 +25,12 @@ impl Random {
     }
 
     /// Returns a uniform integer below `bound`, which is not 0.
-    pub fn below(&mut self, bound: usize) -> usize {
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
         usize::try_from((u128::from(self.next()) * bound as u128) >> 64).unwrap_or(0)
     }
 
     /// Returns an exponential number with mean 1.
-    pub fn exponential(&mut self) -> f64 {
+    pub(crate) fn exponential(&mut self) -> f64 {
         -(1.0 - self.unit()).ln()
     }
 }

@@ -1,0 +1,138 @@
+//! Reasons per node for one class of pods. Nodes with equal reasons share them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use tessera_api::names::NodeName;
+
+use super::{NodeReasons, RefusalExplanation};
+use crate::cluster::NodeIndex;
+use crate::outcome::RefusalCause;
+use crate::shape::Shape;
+
+/// Reasons why the claims of a class do not fit, per node.
+#[derive(Debug, Default)]
+pub(crate) struct ReasonsByNode {
+    table: Arc<ReasonTable>,
+    ids: HashMap<Arc<NodeReasons>, u32>,
+}
+
+/// Distinct reasons, and those of each node.
+#[derive(Debug, Clone, Default)]
+pub(super) struct ReasonTable {
+    distinct: Vec<Arc<NodeReasons>>,
+    /// Number of nodes with each of the distinct reasons.
+    counts: Vec<u32>,
+    /// Index in `distinct` plus one, per node; 0 for a node without reasons.
+    nodes: Vec<u32>,
+}
+
+impl ReasonTable {
+    /// Returns the distinct reasons of the nodes, and the number of nodes with each.
+    pub(super) fn used(&self) -> impl Iterator<Item = (&NodeReasons, u32)> {
+        let all = self.distinct.iter().zip(&self.counts);
+        all.filter(|(_, nodes)| **nodes > 0).map(|(reasons, nodes)| (&**reasons, *nodes))
+    }
+
+    /// Returns the reasons of each node that has some.
+    pub(super) fn nodes(&self) -> impl Iterator<Item = (NodeIndex, &NodeReasons)> {
+        self.nodes.iter().enumerate().filter_map(|(node, id)| Some((node, self.get(*id)?)))
+    }
+
+    fn get(&self, id: u32) -> Option<&NodeReasons> {
+        Some(&**self.distinct.get((id as usize).checked_sub(1)?)?)
+    }
+}
+
+impl ReasonsByNode {
+    /// Sets the reasons of a node. Returns true if they have changed.
+    pub(crate) fn set(&mut self, node: NodeIndex, reasons: Option<NodeReasons>) -> bool {
+        let old = self.table.nodes.get(node).copied().unwrap_or(0);
+        if self.table.get(old) == reasons.as_ref() {
+            return false;
+        }
+        let id = reasons.map_or(0, |reasons| self.id(reasons));
+        let table = Arc::make_mut(&mut self.table);
+        if table.nodes.len() <= node {
+            table.nodes.resize(node + 1, 0);
+        }
+        table.nodes[node] = id;
+        for (id, by) in [(old, u32::MAX), (id, 1)] {
+            if let Some(count) = (id as usize).checked_sub(1).map(|at| &mut table.counts[at]) {
+                *count = count.wrapping_add(by);
+            }
+        }
+        if table.distinct.len() > 2 * table.nodes.len() + 64 {
+            self.compact();
+        }
+        true
+    }
+
+    fn id(&mut self, reasons: NodeReasons) -> u32 {
+        if let Some(known) = self.ids.get(&reasons) {
+            return *known;
+        }
+        let reasons = Arc::new(reasons);
+        let table = Arc::make_mut(&mut self.table);
+        table.distinct.push(Arc::clone(&reasons));
+        table.counts.push(0);
+        let id = u32::try_from(table.distinct.len()).unwrap_or(u32::MAX);
+        self.ids.insert(reasons, id);
+        id
+    }
+
+    /// Drops the reasons that no node has any more.
+    fn compact(&mut self) {
+        let old = std::mem::take(&mut self.table);
+        self.ids.clear();
+        for (node, id) in old.nodes.iter().enumerate().filter(|(_, id)| **id > 0) {
+            let reasons = &old.distinct[*id as usize - 1];
+            let next = u32::try_from(self.ids.len() + 1).unwrap_or(u32::MAX);
+            let id = *self.ids.entry(Arc::clone(reasons)).or_insert(next);
+            let table = Arc::make_mut(&mut self.table);
+            table.nodes.resize(old.nodes.len(), 0);
+            table.nodes[node] = id;
+            if id == next && table.distinct.len() < id as usize {
+                table.distinct.push(Arc::clone(reasons));
+                table.counts.push(0);
+            }
+            table.counts[id as usize - 1] += 1;
+        }
+    }
+
+    /// Returns the number of distinct reasons that are kept.
+    pub(crate) fn len(&self) -> usize {
+        self.table.distinct.len()
+    }
+
+    /// Returns the cause to report for each claim.
+    pub(crate) fn causes(
+        &self,
+        shape: &Shape,
+        names: &Arc<Vec<NodeName>>,
+    ) -> Vec<Arc<RefusalCause>> {
+        let served = self.served(shape.alternatives.len());
+        let cause = |claim: &crate::shape::ClaimShape| {
+            let mut requests = (0..claim.len()).map(|request| claim.alternatives(request));
+            // The explanation of the first request that no node can serve by itself, or of the
+            // first request if there is none. Of a request with alternatives it is the explanation
+            // of the last one, the fallback.
+            let decisive = requests
+                .find(|alternatives| !alternatives.clone().any(|a| served[a]))
+                .or_else(|| (claim.len() > 0).then(|| claim.alternatives(0)));
+            let alternative = decisive.and_then(|alternatives| alternatives.last());
+            let explanation = RefusalExplanation::new(&self.table, names, alternative);
+            Arc::new(RefusalCause::NoFit(explanation))
+        };
+        shape.claims.iter().map(cause).collect()
+    }
+
+    /// Returns for each alternative if some node has enough devices for it.
+    fn served(&self, alternatives: usize) -> Vec<bool> {
+        let mut served = vec![false; alternatives];
+        for (reasons, _) in self.table.used() {
+            served.iter_mut().zip(&reasons.0).for_each(|(served, own)| *served |= own.served);
+        }
+        served
+    }
+}

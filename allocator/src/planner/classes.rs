@@ -1,0 +1,257 @@
+//! Classes of pending pods with equal requests and constraints.
+//!
+//! What a plan finds out about a refused pod applies to its whole class: that no node is usable,
+//! and why. Both are kept between plans, and only nodes that have changed are examined again.
+
+use std::collections::{BTreeSet, HashMap};
+use std::hash::{BuildHasher, Hash, Hasher};
+use std::sync::{Arc, Weak};
+
+use tessera_api::names::{DeviceClassName, Namespace, NodeName};
+use tessera_api::reason::NodeReason;
+
+use super::shape_cache::{ShapeId, has_same_requests, hash_of_claims};
+use crate::cluster::{FastMap, NodeIndex};
+use crate::explain::ReasonsByNode;
+use crate::model::{Claim, PendingPod, PodUid, SchedulingConstraints};
+use crate::outcome::RefusalCause;
+use crate::policy::Policy;
+
+/// Maximum number of node reasons that are kept for all classes, 200 to 300 bytes each.
+const MAX_REASONS: usize = 400_000;
+
+/// Number of pods and classes that are kept although the last plan did not contain them.
+const MIN_KEPT: usize = 1024;
+
+/// Identity of a class; never reused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct ClassId(u64);
+
+/// Classes of pending pods.
+#[derive(Debug, Default)]
+pub(super) struct PodClasses {
+    members: HashMap<PodUid, Member>,
+    classes: FastMap<ClassId, PodClass>,
+    by_hash: FastMap<u64, Vec<ClassId>>,
+    /// Number of plans so far.
+    plan: u64,
+    next: u64,
+}
+
+/// The class of a pod, as long as its claims and constraints are the same objects.
+#[derive(Debug)]
+struct Member {
+    claims: Vec<Arc<Claim>>,
+    scheduling: Arc<SchedulingConstraints>,
+    policy: Policy,
+    class: ClassId,
+    /// Number of the last plan with the pod.
+    plan: u64,
+}
+
+/// Pods with equal requests and constraints in one namespace.
+#[derive(Debug)]
+pub(super) struct PodClass {
+    /// Claims of one of the pods, as an example.
+    claims: Vec<Arc<Claim>>,
+    scheduling: Arc<SchedulingConstraints>,
+    namespace: Namespace,
+    policy: Policy,
+    hash: u64,
+    plan: u64,
+    /// Shape of the claims; the cache may have evicted it.
+    pub(super) shape: Option<ShapeId>,
+    /// Time up to which the class is known to have no usable node.
+    pub(super) refused_until: Option<u64>,
+    pub(super) reasons: ClassReasons,
+}
+
+/// Reasons why no node is usable.
+#[derive(Debug, Default)]
+pub(super) struct ClassReasons {
+    pub(super) by_node: ReasonsByNode,
+    /// Time up to which changed nodes are included in `outdated`; `None` if no node is.
+    pub(super) until: Option<u64>,
+    /// Nodes to explain again.
+    pub(super) outdated: BTreeSet<NodeIndex>,
+    /// Reserved node, with the reason that it has for the class.
+    pub(super) reserved: Option<(NodeIndex, NodeReason)>,
+    /// Causes made of the current reasons, as long as a caller holds them.
+    causes: Vec<Weak<RefusalCause>>,
+    names: Option<Arc<Vec<NodeName>>>,
+}
+
+impl ClassReasons {
+    /// Returns the causes if the reasons have not changed since they were made.
+    pub(super) fn known_causes(
+        &self,
+        names: &Arc<Vec<NodeName>>,
+    ) -> Option<Vec<Arc<RefusalCause>>> {
+        let is_named = self.names.as_ref().is_some_and(|known| Arc::ptr_eq(known, names));
+        let causes = is_named.then(|| self.causes.iter().map(Weak::upgrade).collect());
+        causes.flatten().filter(|causes: &Vec<_>| !causes.is_empty())
+    }
+
+    /// Sets the causes made of the current reasons.
+    pub(super) fn set_causes(&mut self, causes: &[Arc<RefusalCause>], names: &Arc<Vec<NodeName>>) {
+        self.causes = causes.iter().map(Arc::downgrade).collect();
+        self.names = Some(Arc::clone(names));
+    }
+
+    /// Drops the causes, because the reasons have changed.
+    pub(super) fn forget_causes(&mut self) {
+        self.causes.clear();
+    }
+}
+
+impl PodClasses {
+    /// Begins a plan: classes used from now on are kept.
+    pub(super) fn begin_plan(&mut self) {
+        self.plan += 1;
+    }
+
+    /// Ends a plan with this number of pods: forgets most of what it did not use.
+    pub(super) fn end_plan(&mut self, pods: usize) {
+        let plan = self.plan;
+        if self.members.len() > 2 * pods + MIN_KEPT {
+            self.members.retain(|_, member| member.plan == plan);
+        }
+        if self.classes.len() > 2 * pods + MIN_KEPT {
+            self.classes.retain(|_, class| class.plan == plan);
+            self.by_hash.clear();
+            for (id, class) in &self.classes {
+                self.by_hash.entry(class.hash).or_default().push(*id);
+            }
+        }
+        self.bound_reasons();
+    }
+
+    /// Drops the reasons of the classes used least recently if there are too many.
+    fn bound_reasons(&mut self) {
+        let mut total: usize = self.classes.values().map(|c| c.reasons.by_node.len()).sum();
+        if total <= MAX_REASONS {
+            return;
+        }
+        let mut by_age: Vec<(u64, ClassId)> =
+            self.classes.iter().map(|(id, class)| (class.plan, *id)).collect();
+        by_age.sort_unstable();
+        for (_, id) in by_age {
+            let Some(class) = self.classes.get_mut(&id) else { continue };
+            total -= std::mem::take(&mut class.reasons).by_node.len();
+            if total <= MAX_REASONS / 2 {
+                return;
+            }
+        }
+    }
+
+    /// Forgets all results of the classes, but not the classes.
+    pub(super) fn forget_results(&mut self) {
+        self.classes.values_mut().for_each(PodClass::forget_results);
+    }
+
+    /// Forgets the results of the classes that request this DeviceClass.
+    pub(super) fn forget_device_class(&mut self, name: &DeviceClassName) {
+        let requests = |class: &&mut PodClass| class.claims.iter().any(|c| c.has_class(name));
+        self.classes.values_mut().filter(requests).for_each(PodClass::forget_results);
+    }
+
+    pub(super) fn get(&self, id: ClassId) -> &PodClass {
+        self.classes.get(&id).expect("invariant: classes of this plan are kept until its end")
+    }
+
+    pub(super) fn get_mut(&mut self, id: ClassId) -> &mut PodClass {
+        self.classes.get_mut(&id).expect("invariant: classes of this plan are kept until its end")
+    }
+
+    /// Returns the class of a pod with these pending claims. `classified` counts comparisons with
+    /// other pods: none is needed for a pod whose objects have not changed.
+    pub(super) fn of(
+        &mut self,
+        pod: &PendingPod,
+        claims: &[Arc<Claim>],
+        policy: Policy,
+        classified: &mut u64,
+    ) -> ClassId {
+        let plan = self.plan;
+        if let Some(member) = self.members.get_mut(&pod.uid)
+            && member.is_current(pod, claims, policy)
+            && let Some(class) = self.classes.get_mut(&member.class)
+        {
+            (member.plan, class.plan) = (plan, plan);
+            return member.class;
+        }
+        *classified += 1;
+        let class = self.find(pod, claims, policy);
+        self.members.insert(
+            pod.uid.clone(),
+            Member {
+                claims: claims.to_vec(),
+                scheduling: Arc::clone(&pod.scheduling),
+                policy,
+                class,
+                plan,
+            },
+        );
+        class
+    }
+
+    fn find(&mut self, pod: &PendingPod, claims: &[Arc<Claim>], policy: Policy) -> ClassId {
+        let hash = hash(pod, claims, policy);
+        for id in self.by_hash.get(&hash).into_iter().flatten() {
+            if let Some(class) = self.classes.get_mut(id)
+                && class.contains(pod, claims, policy)
+            {
+                class.plan = self.plan;
+                return *id;
+            }
+        }
+        self.next += 1;
+        let id = ClassId(self.next);
+        let class = PodClass {
+            claims: claims.to_vec(),
+            scheduling: Arc::clone(&pod.scheduling),
+            namespace: pod.namespace.clone(),
+            policy,
+            hash,
+            plan: self.plan,
+            shape: None,
+            refused_until: None,
+            reasons: ClassReasons::default(),
+        };
+        self.classes.insert(id, class);
+        self.by_hash.entry(hash).or_default().push(id);
+        id
+    }
+}
+
+impl Member {
+    fn is_current(&self, pod: &PendingPod, claims: &[Arc<Claim>], policy: Policy) -> bool {
+        self.policy == policy
+            && Arc::ptr_eq(&self.scheduling, &pod.scheduling)
+            && self.claims.len() == claims.len()
+            && self.claims.iter().zip(claims).all(|(a, b)| Arc::ptr_eq(a, b))
+    }
+}
+
+impl PodClass {
+    fn contains(&self, pod: &PendingPod, claims: &[Arc<Claim>], policy: Policy) -> bool {
+        self.policy == policy
+            && self.namespace == pod.namespace
+            && self.scheduling == pod.scheduling
+            && self.claims.len() == claims.len()
+            && self.claims.iter().zip(claims).all(|(a, b)| has_same_requests(a, b))
+    }
+
+    fn forget_results(&mut self) {
+        self.refused_until = None;
+        self.reasons = ClassReasons::default();
+    }
+}
+
+fn hash(pod: &PendingPod, claims: &[Arc<Claim>], policy: Policy) -> u64 {
+    let mut hasher = foldhash::quality::FixedState::default().build_hasher();
+    hash_of_claims(claims, policy).hash(&mut hasher);
+    pod.namespace.hash(&mut hasher);
+    pod.scheduling.hash(&mut hasher);
+    hasher.finish()
+}

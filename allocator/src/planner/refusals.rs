@@ -1,0 +1,246 @@
+//! Refusals of pods, with the reasons of their class.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tessera_api::reason::NodeReason;
+
+use super::classes::{ClassId, ClassReasons};
+use super::pass::PlanningPass;
+use super::pod_to_place::PodToPlace;
+use super::shape_cache::ShapeId;
+use crate::cluster::NodeIndex;
+use crate::explain::{NodeReasons, OnNode, ReasonsByNode, RejectionCache};
+use crate::outcome::{AllocationPlan, Refusal, RefusalCause};
+
+/// Classes refused in a pass.
+#[derive(Default)]
+pub(super) struct RefusedClasses<'p> {
+    all: Vec<RefusedClass<'p>>,
+    /// Index of the last entry per class.
+    latest: BTreeMap<ClassId, usize>,
+}
+
+/// A class refused in a pass.
+struct RefusedClass<'p> {
+    class: ClassId,
+    /// One of its pods.
+    to_place: PodToPlace<'p>,
+    /// Reason for its pods on the reserved node.
+    reserved_reason: Option<NodeReason>,
+    causes: Vec<Arc<RefusalCause>>,
+    /// Number of decisions of the pass at the time of the refusal.
+    decisions: usize,
+}
+
+impl<'p> RefusedClasses<'p> {
+    fn get(&self, class: ClassId) -> Option<&RefusedClass<'p>> {
+        self.all.get(*self.latest.get(&class)?)
+    }
+
+    fn push(&mut self, refused: RefusedClass<'p>) {
+        self.latest.insert(refused.class, self.all.len());
+        self.all.push(refused);
+    }
+}
+
+impl<'p> PlanningPass<'p> {
+    /// Returns the refusals of a pod.
+    pub(super) fn refuse(
+        &mut self,
+        to_place: &PodToPlace<'p>,
+        class: ClassId,
+        steps: &mut u64,
+    ) -> Vec<Refusal> {
+        let reserved_reason = self.reservation.rejection_for(to_place);
+        // Pods with claims on other nodes or excluded nodes have reasons of their own.
+        if !to_place.has_shared_results() {
+            return match self.explain_pod(to_place, class, reserved_reason.as_ref(), steps) {
+                Some(causes) => to_place.refused(&causes),
+                None => to_place.undecided(),
+            };
+        }
+        if let Some(known) =
+            self.refused.get(class).filter(|known| known.reserved_reason == reserved_reason)
+        {
+            return to_place.refused(&known.causes);
+        }
+        let Some(causes) = self.explain_class(to_place, class, reserved_reason.as_ref(), steps)
+        else {
+            return to_place.undecided();
+        };
+        let refusals = to_place.refused(&causes);
+        let (to_place, decisions) = (to_place.clone(), self.decisions);
+        self.refused.push(RefusedClass { class, to_place, reserved_reason, causes, decisions });
+        refusals
+    }
+
+    /// Renews the causes of refusals that later decisions of this pass have changed, once for each
+    /// class.
+    pub(super) fn renew_causes(&mut self, plan: &mut AllocationPlan) {
+        let mut renewed: BTreeMap<*const RefusalCause, Arc<RefusalCause>> = BTreeMap::new();
+        let (refused, decisions) = (std::mem::take(&mut self.refused), self.decisions);
+        for old in refused.all.iter().filter(|old| old.decisions != decisions) {
+            let mut steps = self.settings.steps_per_pod;
+            let reserved_reason = old.reserved_reason.as_ref();
+            let causes = self.explain_class(&old.to_place, old.class, reserved_reason, &mut steps);
+            let pairs = old.causes.iter().zip(causes.into_iter().flatten());
+            renewed.extend(pairs.map(|(old, new)| (Arc::as_ptr(old), new)));
+        }
+        for refusal in &mut plan.refusals {
+            if let Some(cause) = renewed.get(&Arc::as_ptr(&refusal.cause)) {
+                refusal.cause = Arc::clone(cause);
+            }
+        }
+    }
+
+    /// Explains per claim why it cannot be allocated for this pod; `None` if the steps did not
+    /// suffice.
+    fn explain_pod(
+        &mut self,
+        to_place: &PodToPlace<'_>,
+        class: ClassId,
+        reserved_reason: Option<&NodeReason>,
+        steps: &mut u64,
+    ) -> Option<Vec<Arc<RefusalCause>>> {
+        let shape = self.cached_shape(to_place, class);
+        let nodes: Vec<NodeIndex> =
+            self.planner.cluster.by_name().map(|(index, _)| index).collect();
+        let (mut reasons, mut cache) = (ReasonsByNode::default(), RejectionCache::default());
+        for index in nodes {
+            let rejection = self
+                .node(index)
+                .and_then(|node| self.node_rejection(to_place, index, node, reserved_reason));
+            let of_node = self.reasons_of_node(shape, index, rejection, steps, &mut cache);
+            reasons.set(index, of_node);
+            if *steps == 0 {
+                return None;
+            }
+        }
+        Some(self.causes(&reasons, shape))
+    }
+
+    /// Like [`explain_pod`](Self::explain_pod), for all pods of a class: only nodes that have
+    /// changed are examined. Also returns `None` if the steps of the plan did not suffice; the next
+    /// plan continues.
+    fn explain_class(
+        &mut self,
+        to_place: &PodToPlace<'_>,
+        class: ClassId,
+        reserved_reason: Option<&NodeReason>,
+        steps: &mut u64,
+    ) -> Option<Vec<Arc<RefusalCause>>> {
+        let shape = self.cached_shape(to_place, class);
+        let mut reasons = std::mem::take(&mut self.planner.classes.get_mut(class).reasons);
+        let is_current = self.update(&mut reasons, to_place, shape, reserved_reason, steps);
+        let causes = is_current.then(|| {
+            let names = self.planner.cluster.names();
+            reasons.known_causes(names).unwrap_or_else(|| {
+                let causes = self.causes(&reasons.by_node, shape);
+                reasons.set_causes(&causes, names);
+                causes
+            })
+        });
+        self.planner.classes.get_mut(class).reasons = reasons;
+        causes
+    }
+
+    /// Explains the nodes that have changed. Returns false if the steps did not suffice for all.
+    fn update(
+        &mut self,
+        reasons: &mut ClassReasons,
+        to_place: &PodToPlace<'_>,
+        shape: ShapeId,
+        reserved_reason: Option<&NodeReason>,
+        steps: &mut u64,
+    ) -> bool {
+        let cluster = &self.planner.cluster;
+        match reasons.until.and_then(|until| cluster.touched_since(until)) {
+            Some(touched) => reasons.outdated.extend(touched),
+            None => reasons.outdated.extend(0..cluster.nodes.len()),
+        }
+        reasons.until = Some(cluster.last_touch());
+        let reserved = self.reservation.node().zip(reserved_reason.cloned());
+        if reasons.reserved != reserved {
+            let both = [&reasons.reserved, &reserved].into_iter().flatten();
+            reasons.outdated.extend(both.map(|(node, _)| *node));
+            reasons.reserved = reserved;
+        }
+        let mut cache = RejectionCache::default();
+        while let Some(index) = reasons.outdated.pop_first() {
+            let rejection = self
+                .node(index)
+                .and_then(|node| self.node_rejection(to_place, index, node, reserved_reason));
+            let of_node = self.reasons_of_node(shape, index, rejection, steps, &mut cache);
+            if *steps == 0 {
+                // The selectors may not have been evaluated.
+                reasons.outdated.insert(index);
+                return false;
+            }
+            if reasons.by_node.set(index, of_node) {
+                reasons.forget_causes();
+            }
+            if self.explained_steps >= self.max_explained_steps && !reasons.outdated.is_empty() {
+                self.is_cut_off = true;
+                return false;
+            }
+        }
+        true
+    }
+
+    fn causes(&self, reasons: &ReasonsByNode, shape: ShapeId) -> Vec<Arc<RefusalCause>> {
+        reasons.causes(&self.planner.shapes.get(shape).shape, self.planner.cluster.names())
+    }
+
+    /// Returns the reasons of a node that the pod cannot use because of `rejection`, or because of
+    /// its devices; `None` if the node was removed.
+    fn reasons_of_node(
+        &mut self,
+        shape: ShapeId,
+        index: NodeIndex,
+        rejection: Option<NodeReason>,
+        steps: &mut u64,
+        cache: &mut RejectionCache,
+    ) -> Option<NodeReasons> {
+        let super::Planner { cluster, selections, shapes, work, .. } = &mut *self.planner;
+        work.nodes_explained += 1;
+        let entry = shapes.get_mut(shape);
+        let (reachable, interner, features) = cluster.search_inputs(index)?;
+        if rejection.is_none() {
+            let devices = reachable.candidates.len() * entry.shape.alternatives.len();
+            self.explained_steps += devices as u64;
+        }
+        self.explained_steps += 1;
+        entry.shape.resolve_profiles(
+            reachable.candidates.iter().map(|c| c.profile),
+            interner,
+            features,
+        );
+        Some(NodeReasons::of(OnNode {
+            shape: &entry.shape,
+            reach: reachable,
+            interner,
+            selections,
+            fault: rejection,
+            failed: entry.feasibility.failure(index),
+            steps,
+            cache,
+        }))
+    }
+
+    /// Explains per claim why it cannot be allocated on the node of a bound pod.
+    pub(super) fn explain_on(
+        &mut self,
+        shape: ShapeId,
+        index: Option<NodeIndex>,
+        steps: &mut u64,
+    ) -> Vec<Arc<RefusalCause>> {
+        let mut reasons = ReasonsByNode::default();
+        if let Some(index) = index {
+            let of_node =
+                self.reasons_of_node(shape, index, None, steps, &mut RejectionCache::default());
+            reasons.set(index, of_node);
+        }
+        self.causes(&reasons, shape)
+    }
+}
