@@ -1,7 +1,7 @@
 //! The program against an API server: lists, snapshots, and errors about permissions.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod stage;
+mod fixture;
 
 use std::fmt::Debug;
 use std::path::Path;
@@ -9,6 +9,7 @@ use std::process::{Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use fixture::{Fixture, device, node, program, read, share, slice};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use k8s_openapi::api::resource::v1::{
@@ -19,7 +20,6 @@ use kube::{Api, Resource};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use stage::{Stage, device, node, program, read, share, slice};
 use tempfile::TempDir;
 use tessera_cli::cluster::{Cluster, ClusterTarget};
 use tessera_simcluster::api::{ApiError, Fault, KINDS, Kind};
@@ -39,12 +39,12 @@ impl Live {
             cluster: SimCluster::start(options).await.unwrap(),
             directory: TempDir::new().unwrap(),
         };
-        let staged = Stage::new().snapshot;
+        let objects = Fixture::new().snapshot;
         live.create::<Namespace>(None, json!({"metadata": {"name": "team-a"}})).await;
-        for class in staged.device_classes {
+        for class in objects.device_classes {
             live.create::<DeviceClass>(None, json!(class)).await;
         }
-        for published in staged.resource_slices {
+        for published in objects.resource_slices {
             let name = published.spec.node_name.clone().unwrap();
             live.create::<Node>(None, node(&name)).await;
             live.create::<ResourceSlice>(None, slice(&name, json!(published.spec.devices))).await;
@@ -242,7 +242,7 @@ async fn serve_driver_metrics() -> u16 {
         let half_seconds = requests.fetch_add(1, Ordering::Relaxed);
         let share = format!(
             r#"{{namespace="team-a",resourceclaim="trainer-gpu",request="gpu",uuid="{}",share="s"}}"#,
-            stage::uuid("aa")
+            fixture::uuid("aa")
         );
         let (bytes, seconds) = (3_u64 << 30, 10.0 + f64::from(half_seconds) / 2.0);
         let text = format!(
@@ -262,7 +262,7 @@ async fn serve_driver_metrics() -> u16 {
 impl Live {
     async fn allocated(&self, claim: &str, node: &str, gpu: &str) {
         self.claim(claim, "19Gi").await;
-        let mut staged = Stage::new();
+        let mut staged = Fixture::new();
         staged.tenant(claim, node, gpu, "19Gi", "25");
         let status = staged.snapshot.resource_claims.pop().unwrap().status;
         let claims: Api<ResourceClaim> = Api::namespaced(self.cluster.client(), "team-a");

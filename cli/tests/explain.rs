@@ -1,52 +1,62 @@
 //! Explanations of pods and claims.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod stage;
+mod fixture;
 
+use fixture::{Fixture, device, golden, read, share};
 use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::json;
-use stage::{Stage, device, golden, read, share};
 use tessera_allocator::{PlanSettings, plan};
 use tessera_api::names::{ClaimName, Namespace, PodName};
 use tessera_cli::explain::{self, ClaimReport, ExplainError, PlanView, PodReport, PodState};
 use tessera_cli::output::{OutputFormat, render};
+use tessera_cli::snapshot::IndexedSnapshot;
 use tessera_messages as message;
 
 /// A cluster in which every GPU of node-a and node-b is nearly full.
-fn full() -> Stage {
-    let mut stage = Stage::new();
+fn full() -> Fixture {
+    let mut fixture = Fixture::new();
     for (pod, node, mark) in
         [("a", "node-a", "aa"), ("b", "node-a", "ab"), ("c", "node-b", "ba"), ("d", "node-b", "bb")]
     {
-        stage.tenant(pod, node, &device(mark), "70Gi", "10");
+        fixture.tenant(pod, node, &device(mark), "70Gi", "10");
     }
-    stage
+    fixture
 }
 
-fn pod_with(stage: &Stage, name: &str, events: &[Event]) -> PodReport {
-    let indexed = stage.snapshot.indexed();
-    let view =
-        PlanView::new(&stage.snapshot, &indexed, PlanSettings::default(), stage.snapshot.taken_at);
+/// Returns a cluster with free GPUs and the pending pod `trainer`.
+fn with_pending_pod() -> Fixture {
+    let mut fixture = Fixture::new();
+    fixture.pending("trainer", share("19Gi", "25"));
+    fixture
+}
+
+fn view<'a>(fixture: &'a Fixture, indexed: &'a IndexedSnapshot) -> PlanView<'a> {
+    PlanView::new(&fixture.snapshot, indexed, PlanSettings::default(), fixture.snapshot.taken_at)
+}
+
+fn pod_with(fixture: &Fixture, name: &str, events: &[Event]) -> PodReport {
+    let indexed = fixture.snapshot.indexed();
+    let view = view(fixture, &indexed);
     explain::pod(&view, &Namespace::new("team-a").unwrap(), &PodName::new(name).unwrap(), events)
         .unwrap()
 }
 
-fn pod(stage: &Stage, name: &str) -> PodReport {
-    pod_with(stage, name, &[])
+fn pod(fixture: &Fixture, name: &str) -> PodReport {
+    pod_with(fixture, name, &[])
 }
 
-fn claim(stage: &Stage, name: &str) -> ClaimReport {
-    let indexed = stage.snapshot.indexed();
-    let view =
-        PlanView::new(&stage.snapshot, &indexed, PlanSettings::default(), stage.snapshot.taken_at);
+fn claim(fixture: &Fixture, name: &str) -> ClaimReport {
+    let indexed = fixture.snapshot.indexed();
+    let view = view(fixture, &indexed);
     explain::claim(&view, &Namespace::new("team-a").unwrap(), &ClaimName::new(name).unwrap())
         .unwrap()
 }
 
 fn text(report: &PodReport) -> String {
-    explain::pod_text(report, stage::NOW.parse().unwrap())
+    explain::pod_text(report, fixture::NOW.parse().unwrap())
 }
 
 fn codes(report: &PodReport) -> Vec<&str> {
@@ -55,11 +65,11 @@ fn codes(report: &PodReport) -> Vec<&str> {
 
 #[test]
 fn pending_pod_is_explained_by_node_and_reason() {
-    let mut stage = full();
-    stage.node_is("node-b", |node| node.spec.get_or_insert_default().unschedulable = Some(true));
-    stage.claim("trainer-gpu", share("19Gi", "25"));
-    stage.pod("trainer", &["trainer-gpu"]);
-    let report = pod(&stage, "trainer");
+    let mut fixture = full();
+    fixture
+        .change_node("node-b", |node| node.spec.get_or_insert_default().unschedulable = Some(true));
+    fixture.pending("trainer", share("19Gi", "25"));
+    let report = pod(&fixture, "trainer");
     assert_eq!(report.state, PodState::Pending);
     golden("explain-pending.txt", &text(&report));
     golden(
@@ -70,45 +80,45 @@ fn pending_pod_is_explained_by_node_and_reason() {
 
 #[test]
 fn pod_status_without_a_claim_is_found() {
-    let mut stage = Stage::new();
-    stage.claim_of("trainer-gpu-x", json!([share("19Gi", "25")]), Some("trainer"));
-    stage.made_for("trainer-gpu-x", "gpu");
-    stage.pod("trainer", &[]).spec.as_mut().unwrap().resource_claims =
+    let mut fixture = Fixture::new();
+    fixture.claim_with("trainer-gpu-x", json!([share("19Gi", "25")]), Some("trainer"));
+    fixture.generated_for("trainer-gpu-x", "gpu");
+    fixture.pod("trainer", &[]).spec.as_mut().unwrap().resource_claims =
         Some(vec![read(json!({"name": "gpu", "resourceClaimTemplateName": "t"}))]);
-    assert_eq!(codes(&pod(&stage, "trainer")), ["PodStatusMissingClaim"], "not allocated yet");
-    let created = stage.snapshot.pods.last().unwrap().metadata.creation_timestamp.clone().unwrap();
-    let new = &mut stage.snapshot.pods.last_mut().unwrap().metadata;
-    new.creation_timestamp = Some(Time(stage::NOW.parse().unwrap()));
-    assert_eq!(codes(&pod(&stage, "trainer")), [""; 0], "normal for a new pod");
-    stage.snapshot.pods.last_mut().unwrap().metadata.creation_timestamp = Some(created);
-    stage.allocated("trainer-gpu-x", "node-a", &device("aa"), "19Gi", "25");
-    let report = pod(&stage, "trainer");
+    assert_eq!(codes(&pod(&fixture, "trainer")), ["PodStatusMissingClaim"], "not allocated yet");
+    let created =
+        fixture.snapshot.pods.last().unwrap().metadata.creation_timestamp.clone().unwrap();
+    let new = &mut fixture.snapshot.pods.last_mut().unwrap().metadata;
+    new.creation_timestamp = Some(Time(fixture::NOW.parse().unwrap()));
+    assert_eq!(codes(&pod(&fixture, "trainer")), [""; 0], "normal for a new pod");
+    fixture.snapshot.pods.last_mut().unwrap().metadata.creation_timestamp = Some(created);
+    fixture.allocated("trainer-gpu-x", "node-a", &device("aa"), "19Gi", "25");
+    let report = pod(&fixture, "trainer");
     assert_eq!(
         (report.state, codes(&report)),
         (PodState::PendingScheduling, vec!["PodStatusMissingClaim"])
     );
     let advice = &report.findings[0].message;
     assert!(advice.contains("delete the pod to start over"), "{advice}");
-    let listed = stage.snapshot.pods.last_mut().unwrap();
+    let listed = fixture.snapshot.pods.last_mut().unwrap();
     listed.status.get_or_insert_default().resource_claim_statuses =
         Some(vec![read(json!({"name": "gpu", "resourceClaimName": "trainer-gpu-x"}))]);
-    assert_eq!(codes(&pod(&stage, "trainer")), [""; 0]);
+    assert_eq!(codes(&pod(&fixture, "trainer")), [""; 0]);
 }
 
 #[test]
 fn message_is_that_of_the_event() {
-    let mut stage = full();
-    stage.claim("trainer-gpu", share("19Gi", "25"));
-    stage.pod("trainer", &["trainer-gpu"]);
-    let index = stage.snapshot.indexed().index;
-    let now = stage::NOW.parse::<Timestamp>().unwrap().as_second();
+    let mut fixture = full();
+    fixture.pending("trainer", share("19Gi", "25"));
+    let index = fixture.snapshot.indexed().index;
+    let now = fixture::NOW.parse::<Timestamp>().unwrap().as_second();
     let plan = plan(
         &index.snapshot(),
         &index.work().pending,
         PlanSettings { now, ..PlanSettings::default() },
     );
     let [refusal] = plan.refusals.as_slice() else { panic!("one claim is refused") };
-    let report = pod(&stage, "trainer");
+    let report = pod(&fixture, "trainer");
     assert_eq!(
         report.claims[0].message,
         message::refusal_message("trainer-gpu", &refusal.cause, plan.reserved_for(&refusal.pod))
@@ -118,12 +128,12 @@ fn message_is_that_of_the_event() {
 
 #[test]
 fn several_requests_are_also_explained_one_by_one() {
-    let mut stage = full();
+    let mut fixture = full();
     let mut large = share("79Gi", "0");
     large["name"] = "large".into();
-    stage.claim_of("trainer-gpu", json!([share("1Gi", "0"), large]), None);
-    stage.pod("trainer", &["trainer-gpu"]);
-    let report = pod(&stage, "trainer");
+    fixture.claim_with("trainer-gpu", json!([share("1Gi", "0"), large]), None);
+    fixture.pod("trainer", &["trainer-gpu"]);
+    let report = pod(&fixture, "trainer");
     let fits: Vec<(&str, bool)> = report.claims[0]
         .requests
         .iter()
@@ -135,43 +145,37 @@ fn several_requests_are_also_explained_one_by_one() {
 
 #[test]
 fn schedulable_pod_shows_that_no_controller_runs() {
-    let mut stage = Stage::new();
-    stage.claim("trainer-gpu", share("19Gi", "25"));
-    stage.pod("trainer", &["trainer-gpu"]);
-    let report = pod(&stage, "trainer");
+    let mut fixture = with_pending_pod();
+    let report = pod(&fixture, "trainer");
     assert_eq!((report.state, codes(&report)), (PodState::Schedulable, vec![]));
-    stage.lease("2026-01-10T11:50:00Z");
-    golden("explain-controller-down.txt", &text(&pod(&stage, "trainer")));
-    stage.snapshot.leases[0].spec.as_mut().unwrap().holder_identity = Some(String::new());
-    assert!(pod(&stage, "trainer").findings[0].message.contains("released its Lease"));
-    stage.snapshot.leases.clear();
-    assert_eq!(codes(&pod(&stage, "trainer")), ["ControllerAbsent"]);
+    fixture.lease("2026-01-10T11:50:00Z");
+    golden("explain-controller-down.txt", &text(&pod(&fixture, "trainer")));
+    fixture.snapshot.leases[0].spec.as_mut().unwrap().holder_identity = Some(String::new());
+    assert!(pod(&fixture, "trainer").findings[0].message.contains("released its Lease"));
+    fixture.snapshot.leases.clear();
+    assert_eq!(codes(&pod(&fixture, "trainer")), ["ControllerAbsent"]);
 }
 
 #[test]
 fn lease_expires_after_its_duration_and_clock_skew() {
-    let mut stage = Stage::new();
-    stage.claim("trainer-gpu", share("19Gi", "25"));
-    stage.pod("trainer", &["trainer-gpu"]);
-    stage.lease("2026-01-10T11:59:30Z");
-    assert_eq!(codes(&pod(&stage, "trainer")), Vec::<&str>::new());
-    stage.lease("2026-01-10T11:59:29Z");
-    assert_eq!(codes(&pod(&stage, "trainer")), ["ControllerDown"]);
+    let mut fixture = with_pending_pod();
+    fixture.lease("2026-01-10T11:59:30Z");
+    assert_eq!(codes(&pod(&fixture, "trainer")), Vec::<&str>::new());
+    fixture.lease("2026-01-10T11:59:29Z");
+    assert_eq!(codes(&pod(&fixture, "trainer")), ["ControllerDown"]);
 }
 
 #[test]
 fn pod_behind_older_pods_is_explained() {
-    let mut stage = full();
-    stage.claim("first-gpu", share("8Gi", "0"));
-    stage.pod("first", &["first-gpu"]);
+    let mut fixture = full();
+    fixture.pending("first", share("8Gi", "0"));
     for older in ["second", "third", "fourth"] {
         let claim = format!("{older}-gpu");
-        stage.claim(&claim, share("8Gi", "0"));
-        stage.pod(older, &[&claim]);
+        fixture.claim(&claim, share("8Gi", "0"));
+        fixture.pod(older, &[&claim]);
     }
-    stage.claim("last-gpu", share("8Gi", "0"));
-    stage.pod("last", &["last-gpu"]);
-    let report = pod(&stage, "last");
+    fixture.pending("last", share("8Gi", "0"));
+    let report = pod(&fixture, "last");
     assert_eq!(report.state, PodState::Pending);
     assert!(
         report
@@ -184,16 +188,15 @@ fn pod_behind_older_pods_is_explained() {
 
 #[test]
 fn sharing_by_mps_is_shown_for_both_pods() {
-    let mut stage = Stage::new();
+    let mut fixture = Fixture::new();
     for (pod, node, mark) in
         [("a", "node-a", "aa"), ("b", "node-a", "ab"), ("c", "node-b", "ba"), ("d", "node-b", "bb")]
     {
-        stage.tenant(pod, node, &device(mark), "19Gi", "0");
-        stage.shared_by(&format!("{pod}-gpu"), "MPS");
+        fixture.tenant(pod, node, &device(mark), "19Gi", "0");
+        fixture.set_sharing(&format!("{pod}-gpu"), "MPS");
     }
-    stage.claim("trainer-gpu", share("30Gi", "0"));
-    stage.pod("trainer", &["trainer-gpu"]);
-    let (pending, bound) = (text(&pod(&stage, "trainer")), text(&pod(&stage, "a")));
+    fixture.pending("trainer", share("30Gi", "0"));
+    let (pending, bound) = (text(&pod(&fixture, "trainer")), text(&pod(&fixture, "a")));
     assert!(pending.contains("allocated with sharing MPS"), "{pending}");
     assert!(
         bound.contains("Allocated gpu: gpu-1f0c2daa on node-a: memory 19Gi, sharing MPS\n"),
@@ -210,11 +213,11 @@ fn bound_pod_is_shown_with_its_devices() {
 
 #[test]
 fn node_mismatch_has_the_message_of_the_event() {
-    let mut stage = Stage::new();
-    stage.tenant("trainer", "node-a", &device("aa"), "19Gi", "25");
-    stage.snapshot.pods[0].spec.as_mut().unwrap().node_name = Some("node-b".to_owned());
-    stage.snapshot.pods[0].status.as_mut().unwrap().phase = Some("Pending".to_owned());
-    let report = pod(&stage, "trainer");
+    let mut fixture = Fixture::new();
+    fixture.tenant("trainer", "node-a", &device("aa"), "19Gi", "25");
+    fixture.snapshot.pods[0].spec.as_mut().unwrap().node_name = Some("node-b".to_owned());
+    fixture.snapshot.pods[0].status.as_mut().unwrap().phase = Some("Pending".to_owned());
+    let report = pod(&fixture, "trainer");
     assert_eq!(report.state, PodState::NodeMismatch);
     assert_eq!(
         report.message,
@@ -225,12 +228,11 @@ fn node_mismatch_has_the_message_of_the_event() {
 
 #[test]
 fn scheduling_gate_is_named_with_the_placement_without_it() {
-    let mut stage = Stage::new();
-    stage.claim("trainer-gpu", share("19Gi", "25"));
-    let pod_object = stage.pod("trainer", &["trainer-gpu"]);
+    let mut fixture = Fixture::new();
+    let pod_object = fixture.pending("trainer", share("19Gi", "25"));
     pod_object.spec.as_mut().unwrap().scheduling_gates =
         Some(read(json!([{"name": "kueue.x-k8s.io/admission"}])));
-    let report = pod(&stage, "trainer");
+    let report = pod(&fixture, "trainer");
     assert_eq!(report.state, PodState::SchedulingGated);
     assert_eq!(
         report.message,
@@ -241,12 +243,11 @@ fn scheduling_gate_is_named_with_the_placement_without_it() {
 
 #[test]
 fn unknown_class_is_named() {
-    let mut stage = Stage::new();
+    let mut fixture = Fixture::new();
     let mut request = share("19Gi", "25");
     request["exactly"]["deviceClassName"] = "h200.gpu.tessera.dev".into();
-    stage.claim("trainer-gpu", request);
-    stage.pod("trainer", &["trainer-gpu"]);
-    let report = pod(&stage, "trainer");
+    fixture.pending("trainer", request);
+    let report = pod(&fixture, "trainer");
     assert_eq!(report.claims[0].reason, "UnknownDeviceClass");
     assert_eq!(report.message, report.claims[0].message);
     assert!(report.claims[0].message.contains("`h200.gpu.tessera.dev`, which does not exist"));
@@ -254,27 +255,27 @@ fn unknown_class_is_named() {
 
 #[test]
 fn claim_of_another_driver_is_not_managed() {
-    let mut stage = Stage::new();
-    stage.claim(
+    let mut fixture = Fixture::new();
+    fixture.claim(
         "nic",
         json!({"name": "nic", "exactly": {"deviceClassName": "foreign.example.com"}}),
     );
-    stage.pod("trainer", &["nic"]);
-    let report = pod(&stage, "trainer");
+    fixture.pod("trainer", &["nic"]);
+    let report = pod(&fixture, "trainer");
     assert_eq!(
         (report.state, report.claims[0].reason.as_str()),
         (PodState::NotManaged, "NotManaged")
     );
-    assert!(claim(&stage, "nic").message.contains("kube-scheduler allocates it"));
+    assert!(claim(&fixture, "nic").message.contains("kube-scheduler allocates it"));
 }
 
 #[test]
 fn claim_of_mixed_drivers_is_blocked() {
-    let mut stage = Stage::new();
+    let mut fixture = Fixture::new();
     let foreign = json!({"name": "nic", "exactly": {"deviceClassName": "foreign.example.com"}});
-    stage.claim_of("mixed", json!([share("1Gi", "0"), foreign]), None);
-    stage.pod("trainer", &["mixed"]);
-    let report = pod(&stage, "trainer");
+    fixture.claim_with("mixed", json!([share("1Gi", "0"), foreign]), None);
+    fixture.pod("trainer", &["mixed"]);
+    let report = pod(&fixture, "trainer");
     assert_eq!(
         (report.state, report.claims[0].reason.as_str()),
         (PodState::Blocked, "MixedDrivers")
@@ -284,35 +285,35 @@ fn claim_of_mixed_drivers_is_blocked() {
 
 #[test]
 fn missing_claim_or_template_is_named() {
-    let mut stage = Stage::new();
+    let mut fixture = Fixture::new();
     let from = |template: &str| json!([{"name": "gpu", "resourceClaimTemplateName": template}]);
-    stage.pod("late", &[]).spec.as_mut().unwrap().resource_claims = read(from("quarter"));
+    fixture.pod("late", &[]).spec.as_mut().unwrap().resource_claims = read(from("quarter"));
     assert_eq!(
-        pod(&stage, "late").message,
+        pod(&fixture, "late").message,
         "ResourceClaimTemplate quarter does not exist, so the claim is not generated"
     );
-    stage.snapshot.resource_claim_templates = vec![read(json!({
+    fixture.snapshot.resource_claim_templates = vec![read(json!({
         "metadata": {"namespace": "team-a", "name": "quarter"}, "spec": {"spec": {"devices": {}}},
     }))];
     assert!(
-        pod(&stage, "late")
+        pod(&fixture, "late")
             .message
             .contains("is not generated from ResourceClaimTemplate quarter yet")
     );
-    stage.pod("lost", &["nowhere"]);
-    assert_eq!(pod(&stage, "lost").message, "ResourceClaim nowhere does not exist");
+    fixture.pod("lost", &["nowhere"]);
+    assert_eq!(pod(&fixture, "lost").message, "ResourceClaim nowhere does not exist");
 }
 
 #[test]
 fn allocated_pod_shows_the_message_of_kube_scheduler() {
-    let mut stage = Stage::new();
-    stage.claim("trainer-gpu", share("19Gi", "25"));
-    stage.allocated("trainer-gpu", "node-a", &device("aa"), "19Gi", "25");
-    let pod_object = stage.pod("trainer", &["trainer-gpu"]);
+    let mut fixture = Fixture::new();
+    fixture.claim("trainer-gpu", share("19Gi", "25"));
+    fixture.allocated("trainer-gpu", "node-a", &device("aa"), "19Gi", "25");
+    let pod_object = fixture.pod("trainer", &["trainer-gpu"]);
     pod_object.status.as_mut().unwrap().conditions = read(json!([
         {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes are available"},
     ]));
-    let report = pod(&stage, "trainer");
+    let report = pod(&fixture, "trainer");
     assert_eq!(report.state, PodState::PendingScheduling);
     assert_eq!(
         report.message,
@@ -323,11 +324,10 @@ fn allocated_pod_shows_the_message_of_kube_scheduler() {
 
 #[test]
 fn oversubscribed_gpu_shows_the_field_to_set() {
-    let mut stage = Stage::empty();
-    stage.claim("trainer-gpu", share("19Gi", "25"));
-    stage.pod("trainer", &["trainer-gpu"]);
-    stage.node("node-a", json!([stage::oversubscribed("aa")]));
-    let shown = text(&pod(&stage, "trainer"));
+    let mut fixture = Fixture::empty();
+    fixture.pending("trainer", share("19Gi", "25"));
+    fixture.node("node-a", json!([fixture::oversubscribed("aa")]));
+    let shown = text(&pod(&fixture, "trainer"));
     assert!(
         shown.contains("oversubscribed (the claim must set memory.oversubscribe: true)"),
         "{shown}"
@@ -336,19 +336,16 @@ fn oversubscribed_gpu_shows_the_field_to_set() {
 
 #[test]
 fn no_devices_and_stock_mode_are_distinguished() {
-    let mut stage = Stage::empty();
-    stage.claim("trainer-gpu", share("19Gi", "25"));
-    stage.pod("trainer", &["trainer-gpu"]);
-    assert_eq!(codes(&pod(&stage, "trainer")), ["NoDevicesPublished"]);
-    stage.node("node-a", json!([{"name": "gpu-0", "allowMultipleAllocations": true, "capacity": {"memory": {"value": "80Gi"}}}]));
-    assert_eq!(codes(&pod(&stage, "trainer")), ["NotManaged"]);
+    let mut fixture = Fixture::empty();
+    fixture.pending("trainer", share("19Gi", "25"));
+    assert_eq!(codes(&pod(&fixture, "trainer")), ["NoDevicesPublished"]);
+    fixture.node("node-a", json!([{"name": "gpu-0", "allowMultipleAllocations": true, "capacity": {"memory": {"value": "80Gi"}}}]));
+    assert_eq!(codes(&pod(&fixture, "trainer")), ["NotManaged"]);
 }
 
 #[test]
 fn last_event_of_each_reason_is_shown() {
-    let mut stage = Stage::new();
-    stage.claim("trainer-gpu", share("19Gi", "25"));
-    stage.pod("trainer", &["trainer-gpu"]);
+    let fixture = with_pending_pod();
     let event = |by: &str, reason: &str, message: &str, at: &str| -> Event {
         read(json!({"metadata": {}, "involvedObject": {}, "reason": reason, "message": message,
                     "reportingComponent": by, "lastTimestamp": at}))
@@ -368,7 +365,7 @@ fn last_event_of_each_reason_is_shown() {
         ),
         event("gpu.tessera.dev/controller", "InsufficientDevices", "news", "2026-01-10T11:58:00Z"),
     ];
-    let report = pod_with(&stage, "trainer", &events);
+    let report = pod_with(&fixture, "trainer", &events);
     let shown: Vec<&str> = report.events.iter().map(|event| event.message.as_str()).collect();
     assert_eq!(shown, ["news"]);
     assert!(
@@ -381,41 +378,40 @@ fn last_event_of_each_reason_is_shown() {
 
 #[test]
 fn claim_is_explained_with_its_pods() {
-    let mut stage = full();
-    stage.claim("shared-gpu", share("19Gi", "25"));
-    stage.pod("trainer", &["shared-gpu"]);
-    stage.pod("second", &["shared-gpu"]);
-    let report = claim(&stage, "shared-gpu");
+    let mut fixture = full();
+    fixture.claim("shared-gpu", share("19Gi", "25"));
+    fixture.pod("trainer", &["shared-gpu"]);
+    fixture.pod("second", &["shared-gpu"]);
+    let report = claim(&fixture, "shared-gpu");
     assert!(report.is_pending);
     assert_eq!(
         report.pods.iter().map(|pod| pod.pod.as_str()).collect::<Vec<_>>(),
         ["second", "trainer"]
     );
     assert!(report.pods.iter().all(|pod| pod.state == PodState::Pending));
-    let held = claim(&stage, "a-gpu");
-    golden("explain-claim.txt", &explain::claim_text(&held, stage.snapshot.taken_at));
-    stage.claim("idle", share("1Gi", "0"));
-    assert!(claim(&stage, "idle").message.starts_with("no pod uses it"));
+    let held = claim(&fixture, "a-gpu");
+    golden("explain-claim.txt", &explain::claim_text(&held, fixture.snapshot.taken_at));
+    fixture.claim("idle", share("1Gi", "0"));
+    assert!(claim(&fixture, "idle").message.starts_with("no pod uses it"));
 }
 
 #[test]
 fn pods_with_one_claim_fit_on_one_node() {
-    let mut stage = Stage::new();
-    stage.claim("shared-gpu", share("19Gi", "25"));
-    stage.pod("first", &["shared-gpu"]);
-    stage.pod("second", &["shared-gpu"]);
-    let (first, second) = (pod(&stage, "first"), pod(&stage, "second"));
+    let mut fixture = Fixture::new();
+    fixture.claim("shared-gpu", share("19Gi", "25"));
+    fixture.pod("first", &["shared-gpu"]);
+    fixture.pod("second", &["shared-gpu"]);
+    let (first, second) = (pod(&fixture, "first"), pod(&fixture, "second"));
     assert_eq!((first.state, second.state), (PodState::Schedulable, PodState::Schedulable));
     assert_eq!((first.node.as_deref(), second.node), (Some("node-a"), first.node.clone()));
 }
 
 #[test]
 fn other_namespaces_with_the_name_are_listed() {
-    let mut stage = Stage::new();
-    stage.pod("trainer", &[]);
-    let indexed = stage.snapshot.indexed();
-    let view =
-        PlanView::new(&stage.snapshot, &indexed, PlanSettings::default(), stage.snapshot.taken_at);
+    let mut fixture = Fixture::new();
+    fixture.pod("trainer", &[]);
+    let indexed = fixture.snapshot.indexed();
+    let view = view(&fixture, &indexed);
     let error = explain::pod(
         &view,
         &Namespace::new("default").unwrap(),
@@ -431,15 +427,15 @@ fn other_namespaces_with_the_name_are_listed() {
 
 #[test]
 fn one_request_for_many_gpus_names_the_node_with_most() {
-    let mut stage = Stage::new();
-    stage.tenant("busy", "node-b", &device("ba"), "70Gi", "10");
+    let mut fixture = Fixture::new();
+    fixture.tenant("busy", "node-b", &device("ba"), "70Gi", "10");
     let mut pair = share("80Gi", "100");
     pair["exactly"]["count"] = 2.into();
-    stage.claim("pair-gpu", pair.clone());
-    stage.pod("pair", &["pair-gpu"]);
-    assert_eq!(pod(&stage, "pair").state, PodState::Schedulable);
-    stage.tenant("busy2", "node-a", &device("ab"), "1Gi", "0");
-    let report = pod(&stage, "pair");
+    fixture.claim("pair-gpu", pair.clone());
+    fixture.pod("pair", &["pair-gpu"]);
+    assert_eq!(pod(&fixture, "pair").state, PodState::Schedulable);
+    fixture.tenant("busy2", "node-a", &device("ab"), "1Gi", "0");
+    let report = pod(&fixture, "pair");
     assert!(
         report.message.starts_with(
             "2/5 GPUs available for claim pair-gpu: only 1 of 2 requested GPUs is available on \
@@ -453,7 +449,7 @@ fn one_request_for_many_gpus_names_the_node_with_most() {
 
 #[test]
 fn events_before_the_binding_are_marked() {
-    let mut stage = full();
+    let mut fixture = full();
     let event = |reason: &str, at: &str| -> Event {
         read(json!({"metadata": {}, "involvedObject": {}, "reason": reason, "message": "text",
                     "reportingComponent": "gpu.tessera.dev/controller", "lastTimestamp": at}))
@@ -462,11 +458,11 @@ fn events_before_the_binding_are_marked() {
         event("InsufficientDevices", "2026-01-10T11:00:00Z"),
         event("Overcommitted", "2026-01-10T11:58:00Z"),
     ];
-    let bound = stage.snapshot.pods.iter_mut().find(|p| p.metadata.name.as_deref() == Some("a"));
+    let bound = fixture.snapshot.pods.iter_mut().find(|p| p.metadata.name.as_deref() == Some("a"));
     bound.unwrap().status.as_mut().unwrap().conditions = read(json!([
         {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-01-10T11:30:00Z"},
     ]));
-    let report = pod_with(&stage, "a", &events);
+    let report = pod_with(&fixture, "a", &events);
     let marks: Vec<bool> = report.events.iter().map(|event| event.before_binding).collect();
     assert_eq!(marks, [true, false]);
     assert!(
@@ -482,17 +478,16 @@ fn events_before_the_binding_are_marked() {
 
 #[test]
 fn claim_is_found_by_pod_and_entry() {
-    let mut stage = Stage::new();
-    stage.claim_of("trainer-gpu-x", json!([share("19Gi", "25")]), Some("trainer"));
-    stage.made_for("trainer-gpu-x", "gpu");
+    let mut fixture = Fixture::new();
+    fixture.claim_with("trainer-gpu-x", json!([share("19Gi", "25")]), Some("trainer"));
+    fixture.generated_for("trainer-gpu-x", "gpu");
     let entries = json!([
         {"name": "gpu", "resourceClaimTemplateName": "t"},
         {"name": "late", "resourceClaimTemplateName": "t"},
     ]);
-    stage.pod("trainer", &[]).spec.as_mut().unwrap().resource_claims = read(entries);
-    let indexed = stage.snapshot.indexed();
-    let view =
-        PlanView::new(&stage.snapshot, &indexed, PlanSettings::default(), stage.snapshot.taken_at);
+    fixture.pod("trainer", &[]).spec.as_mut().unwrap().resource_claims = read(entries);
+    let indexed = fixture.snapshot.indexed();
+    let view = view(&fixture, &indexed);
     let (namespace, pod) = (Namespace::new("team-a").unwrap(), PodName::new("trainer").unwrap());
     let find = |entry| explain::claim_of_entry(&view, &namespace, &pod, entry);
     assert_eq!(find("gpu").unwrap().as_str(), "trainer-gpu-x");

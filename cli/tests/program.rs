@@ -1,11 +1,11 @@
 //! Exit codes and errors of the program.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod stage;
+mod fixture;
 
 use std::process::{Command, Output, Stdio};
 
-use stage::{Stage, device, program, share};
+use fixture::{Fixture, device, program, share};
 use tempfile::TempDir;
 
 /// A directory with a saved snapshot.
@@ -15,12 +15,11 @@ struct Saved {
 
 impl Saved {
     fn new() -> Self {
-        let mut stage = Stage::new();
-        stage.tenant("trainer", "node-a", &device("aa"), "19Gi", "25");
-        stage.claim("greedy-gpu", share("500Gi", "0"));
-        stage.pod("greedy", &["greedy-gpu"]);
+        let mut fixture = Fixture::new();
+        fixture.tenant("trainer", "node-a", &device("aa"), "19Gi", "25");
+        fixture.pending("greedy", share("500Gi", "0"));
         let directory = TempDir::new().unwrap();
-        stage.snapshot.save(&directory.path().join("cluster.json.gz")).unwrap();
+        fixture.snapshot.save(&directory.path().join("cluster.json.gz")).unwrap();
         Self { directory }
     }
 

@@ -1,10 +1,10 @@
 //! Simulated placement of pods.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod stage;
+mod fixture;
 
+use fixture::{Fixture, device, golden, share};
 use serde_json::json;
-use stage::{Stage, device, golden, share};
 use tessera_api::names::Namespace;
 use tessera_cli::args::PolicyName;
 use tessera_cli::output::{OutputFormat, render};
@@ -33,16 +33,16 @@ spec:
 ";
 
 fn try_with(
-    stage: &Stage,
+    fixture: &Fixture,
     manifests: &str,
     policy: Option<PolicyName>,
 ) -> Result<Simulation, ManifestError> {
     let namespace = Namespace::new("team-a").unwrap();
-    simulate::simulate(&stage.snapshot, manifests, &namespace, PolicyName::settings(policy))
+    simulate::simulate(&fixture.snapshot, manifests, &namespace, PolicyName::settings(policy))
 }
 
-fn simulated(stage: &Stage, manifests: &str) -> Simulation {
-    try_with(stage, manifests, None).unwrap()
+fn simulated(fixture: &Fixture, manifests: &str) -> Simulation {
+    try_with(fixture, manifests, None).unwrap()
 }
 
 fn outcomes(simulation: &Simulation) -> Vec<(&str, SimulatedOutcome, Option<&str>)> {
@@ -51,7 +51,7 @@ fn outcomes(simulation: &Simulation) -> Vec<(&str, SimulatedOutcome, Option<&str
 
 #[test]
 fn generates_claims_from_templates_of_the_files() {
-    let result = simulated(&Stage::new(), &(QUARTER.to_owned() + TRAINER));
+    let result = simulated(&Fixture::new(), &(QUARTER.to_owned() + TRAINER));
     assert_eq!(outcomes(&result), [("trainer", SimulatedOutcome::Fits, Some("node-a"))]);
     let claim = &result.pods[0].claims[0];
     assert_eq!(claim.claim.as_deref(), Some("trainer-gpu"));
@@ -62,9 +62,9 @@ fn generates_claims_from_templates_of_the_files() {
 
 #[test]
 fn replicas_with_the_same_result_share_a_line() {
-    let mut stage = Stage::new();
+    let mut fixture = Fixture::new();
     for (pod, node, mark) in [("a", "node-a", "aa"), ("b", "node-a", "ab"), ("c", "node-b", "ba")] {
-        stage.tenant(pod, node, &device(mark), "70Gi", "10");
+        fixture.tenant(pod, node, &device(mark), "70Gi", "10");
     }
     let deployment = "
 apiVersion: apps/v1
@@ -83,7 +83,7 @@ apiVersion: v1
 kind: Service
 metadata: {name: server}
 ";
-    let result = simulated(&stage, &(QUARTER.to_owned() + deployment));
+    let result = simulated(&fixture, &(QUARTER.to_owned() + deployment));
     let fit: Vec<bool> =
         result.pods.iter().map(|pod| pod.result == SimulatedOutcome::Fits).collect();
     assert_eq!(fit, [true, true, true, true, false, false]);
@@ -94,11 +94,11 @@ metadata: {name: server}
 
 #[test]
 fn policy_decides_the_node() {
-    let mut stage = Stage::new();
-    stage.tenant("busy", "node-b", &device("bb"), "10Gi", "0");
+    let mut fixture = Fixture::new();
+    fixture.tenant("busy", "node-b", &device("bb"), "10Gi", "0");
     let manifests = QUARTER.to_owned() + TRAINER;
     let place = |policy| {
-        let result = try_with(&stage, &manifests, Some(policy)).unwrap();
+        let result = try_with(&fixture, &manifests, Some(policy)).unwrap();
         (result.pods[0].node.clone().unwrap(), result.pods[0].claims[0].devices[0].device.clone())
     };
     assert_eq!(place(PolicyName::FirstFit), ("node-a".to_owned(), device("aa")));
@@ -108,9 +108,9 @@ fn policy_decides_the_node() {
 
 #[test]
 fn pending_pods_come_first_except_for_higher_priority() {
-    let mut stage = Stage::new();
+    let mut fixture = Fixture::new();
     for (name, mark) in [("x", "aa"), ("y", "ab"), ("z", "ba")] {
-        stage.tenant(
+        fixture.tenant(
             name,
             if mark == "ba" { "node-b" } else { "node-a" },
             &device(mark),
@@ -118,27 +118,26 @@ fn pending_pods_come_first_except_for_higher_priority() {
             "0",
         );
     }
-    stage.claim("old-gpu", share("70Gi", "0"));
-    stage.pod("old", &["old-gpu"]);
-    let result = simulated(&stage, &(QUARTER.to_owned() + TRAINER));
+    fixture.pending("old", share("70Gi", "0"));
+    let result = simulated(&fixture, &(QUARTER.to_owned() + TRAINER));
     assert_eq!(
         (result.pending_before, outcomes(&result)),
         (1, vec![("trainer", SimulatedOutcome::DoesNotFit, None)])
     );
     let urgent = TRAINER.replace("spec:", "spec:\n  priority: 100");
-    let result = simulated(&stage, &(QUARTER.to_owned() + &urgent));
+    let result = simulated(&fixture, &(QUARTER.to_owned() + &urgent));
     assert_eq!(outcomes(&result), [("trainer", SimulatedOutcome::Fits, Some("node-b"))]);
 }
 
 #[test]
 fn uses_claims_and_templates_of_the_cluster() {
-    let mut stage = Stage::new();
-    stage.claim("held", share("19Gi", "0"));
-    stage.allocated("held", "node-b", &device("bb"), "19Gi", "0");
+    let mut fixture = Fixture::new();
+    fixture.claim("held", share("19Gi", "0"));
+    fixture.allocated("held", "node-b", &device("bb"), "19Gi", "0");
     let pod = TRAINER.replace("resourceClaimTemplateName: quarter", "resourceClaimName: held");
-    let result = simulated(&stage, &pod);
+    let result = simulated(&fixture, &pod);
     assert_eq!(outcomes(&result), [("trainer", SimulatedOutcome::Fits, Some("node-b"))]);
-    let result = simulated(&stage, TRAINER);
+    let result = simulated(&fixture, TRAINER);
     assert_eq!(
         result.pods[0].message,
         "ResourceClaimTemplate quarter does not exist, so the claim is not generated"
@@ -147,36 +146,36 @@ fn uses_claims_and_templates_of_the_cluster() {
 
 #[test]
 fn node_of_the_files_can_be_used() {
-    let mut stage = Stage::empty();
+    let mut fixture = Fixture::empty();
     assert_eq!(
-        outcomes(&simulated(&stage, &(QUARTER.to_owned() + TRAINER)))[0].1,
+        outcomes(&simulated(&fixture, &(QUARTER.to_owned() + TRAINER)))[0].1,
         SimulatedOutcome::DoesNotFit
     );
-    stage.node("node-new", json!([]));
-    let slice = stage.snapshot.resource_slices.pop().unwrap();
+    fixture.node("node-new", json!([]));
+    let slice = fixture.snapshot.resource_slices.pop().unwrap();
     let mut slice = serde_json::to_value(slice).unwrap();
     slice["spec"]["devices"] =
-        serde_json::to_value(&Stage::new().snapshot.resource_slices[0].spec.devices).unwrap();
-    let node = serde_json::to_value(stage.snapshot.nodes.pop().unwrap()).unwrap();
+        serde_json::to_value(&Fixture::new().snapshot.resource_slices[0].spec.devices).unwrap();
+    let node = serde_json::to_value(fixture.snapshot.nodes.pop().unwrap()).unwrap();
     let hardware = format!("{node}\n---\n{slice}\n---\n");
-    let result = simulated(&stage, &(hardware + QUARTER + TRAINER));
+    let result = simulated(&fixture, &(hardware + QUARTER + TRAINER));
     assert_eq!(outcomes(&result), [("trainer", SimulatedOutcome::Fits, Some("node-new"))]);
 }
 
 #[test]
 fn limits_are_default_requests() {
-    let stage = Stage::new();
+    let fixture = Fixture::new();
     let large = TRAINER.replace("resources: {", "resources: {limits: {cpu: 33}, ");
-    let result = simulated(&stage, &(QUARTER.to_owned() + &large));
+    let result = simulated(&fixture, &(QUARTER.to_owned() + &large));
     assert_eq!(outcomes(&result), [("trainer", SimulatedOutcome::DoesNotFit, None)]);
     assert!(result.pods[0].claims[0].message.contains("on nodes with insufficient cpu"));
 }
 
 #[test]
 fn existing_pod_is_not_added() {
-    let mut stage = Stage::new();
-    stage.tenant("trainer", "node-a", &device("aa"), "19Gi", "25");
-    let result = simulated(&stage, &(QUARTER.to_owned() + TRAINER));
+    let mut fixture = Fixture::new();
+    fixture.tenant("trainer", "node-a", &device("aa"), "19Gi", "25");
+    let result = simulated(&fixture, &(QUARTER.to_owned() + TRAINER));
     assert_eq!(outcomes(&result), [("trainer", SimulatedOutcome::Exists, None)]);
 }
 
@@ -184,7 +183,7 @@ fn existing_pod_is_not_added() {
 fn pod_without_claims_is_not_applicable() {
     let pod = "{apiVersion: v1, kind: Pod, metadata: {name: plain}, spec: {containers: [{name: c, image: i}]}}";
     assert_eq!(
-        outcomes(&simulated(&Stage::new(), pod)),
+        outcomes(&simulated(&Fixture::new(), pod)),
         [("plain", SimulatedOutcome::NotApplicable, None)]
     );
 }
@@ -192,7 +191,7 @@ fn pod_without_claims_is_not_applicable() {
 #[test]
 fn notes_unknown_fields_and_priority_classes() {
     let pod = TRAINER.replace("resourceClaims:", "priorityClassName: gold\n  resourceClaim:");
-    let result = simulated(&Stage::new(), &pod);
+    let result = simulated(&Fixture::new(), &pod);
     assert_eq!(
         result.notes,
         [
@@ -211,7 +210,7 @@ items:
 - {apiVersion: v1, kind: Pod, metadata: {generateName: a-}, spec: {containers: []}}
 - {apiVersion: batch/v1, kind: Job, metadata: {name: b}, spec: {parallelism: 3, completions: 2, template: {spec: {containers: []}}}}
 ";
-    let result = simulated(&Stage::new(), list);
+    let result = simulated(&Fixture::new(), list);
     assert_eq!(
         outcomes(&result).iter().map(|pod| pod.0).collect::<Vec<_>>(),
         ["a-0", "b-0", "b-1"]
@@ -220,7 +219,7 @@ items:
 
 #[test]
 fn refuses_invalid_manifests() {
-    let refused = |text: &str| try_with(&Stage::new(), text, None).unwrap_err().to_string();
+    let refused = |text: &str| try_with(&Fixture::new(), text, None).unwrap_err().to_string();
     assert_eq!(
         refused("a: b"),
         "document 1 is no Kubernetes manifest: it has no `kind` or no `apiVersion`"
@@ -247,6 +246,6 @@ fn cause_of_an_invalid_config_is_printed_once() {
         "    devices:\n",
         "    devices:\n      config:\n      - opaque:\n          driver: gpu.tessera.dev\n          parameters: {apiVersion: gpu.tessera.dev/v1alpha1, kind: GpuConfig, placment: {}}\n",
     );
-    let text = simulate::text(&simulated(&Stage::new(), &(invalid + TRAINER)), true);
+    let text = simulate::text(&simulated(&Fixture::new(), &(invalid + TRAINER)), true);
     assert_eq!(text.matches("placment").count(), 1, "{text}");
 }

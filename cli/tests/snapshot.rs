@@ -1,24 +1,23 @@
 //! Content and format of snapshot files.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod stage;
+mod fixture;
 
-use stage::{Stage, device, golden, share};
+use fixture::{Fixture, device, golden, share};
 use tempfile::TempDir;
 use tessera_cli::snapshot::{FileError, Snapshot};
 
-fn stage() -> Stage {
-    let mut stage = Stage::new();
-    stage.tenant("trainer", "node-a", &device("aa"), "19Gi", "25");
-    stage.claim("waiting-gpu", share("1Gi", "0"));
-    stage.pod("waiting", &["waiting-gpu"]);
-    stage
+fn fixture() -> Fixture {
+    let mut fixture = Fixture::new();
+    fixture.tenant("trainer", "node-a", &device("aa"), "19Gi", "25");
+    fixture.pending("waiting", share("1Gi", "0"));
+    fixture
 }
 
 #[test]
 fn saved_snapshot_is_read_back() {
     let directory = TempDir::new().unwrap();
-    let Stage { snapshot, .. } = stage();
+    let Fixture { snapshot, .. } = fixture();
     for name in ["cluster.json", "cluster.json.gz"] {
         let path = directory.path().join(name);
         snapshot.save(&path).unwrap();
@@ -31,7 +30,7 @@ fn saved_snapshot_is_read_back() {
 #[test]
 fn file_contains_only_fields_for_planning() {
     let mut written = Vec::new();
-    stage().snapshot.write_to(&mut written).unwrap();
+    fixture().snapshot.write_to(&mut written).unwrap();
     let text = String::from_utf8(written).unwrap();
     for secret in ["hunter2", "example/secret", "10.1.2.3"] {
         assert!(!text.contains(secret), "{secret} is in the file");
@@ -44,7 +43,7 @@ fn file_contains_only_fields_for_planning() {
 fn reads_files_of_version_1() {
     // This file stays when the format has a version 2; the test above gets another one then.
     let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/snapshot-v1.json");
-    assert_eq!(Snapshot::load(golden.as_ref()).unwrap(), stage().snapshot);
+    assert_eq!(Snapshot::load(golden.as_ref()).unwrap(), fixture().snapshot);
 }
 
 #[test]

@@ -1,42 +1,43 @@
 //! The tree of nodes, GPUs and allocations.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod stage;
+mod fixture;
 
+use fixture::{Fixture, device, golden};
 use serde_json::json;
-use stage::{Stage, device, golden};
 use tessera_api::names::Namespace;
 use tessera_cli::output::{OutputFormat, render};
 use tessera_cli::tree::{self, GpuTree, TreeFilter};
 
 /// A cluster with a shared GPU, a full GPU and a cordoned node.
-fn stage() -> Stage {
-    let mut stage = Stage::new();
-    stage.tenant("trainer", "node-a", &device("aa"), "19Gi", "25");
-    stage.tenant("server", "node-a", &device("aa"), "40Gi", "0");
-    stage.tenant("batch", "node-b", &device("ba"), "81920Mi", "100");
-    stage.node_is("node-b", |node| node.spec.get_or_insert_default().unschedulable = Some(true));
-    stage
+fn fixture() -> Fixture {
+    let mut fixture = Fixture::new();
+    fixture.tenant("trainer", "node-a", &device("aa"), "19Gi", "25");
+    fixture.tenant("server", "node-a", &device("aa"), "40Gi", "0");
+    fixture.tenant("batch", "node-b", &device("ba"), "81920Mi", "100");
+    fixture
+        .change_node("node-b", |node| node.spec.get_or_insert_default().unschedulable = Some(true));
+    fixture
 }
 
-fn read(stage: &Stage, filter: &TreeFilter) -> GpuTree {
-    GpuTree::read(&stage.snapshot.indexed().index, filter)
+fn read(fixture: &Fixture, filter: &TreeFilter) -> GpuTree {
+    GpuTree::read(&fixture.snapshot.indexed().index, filter)
 }
 
 #[test]
 fn tree_shows_nodes_gpus_and_pods() {
-    golden("tree.txt", &tree::tree_text(&read(&stage(), &TreeFilter::default()), true));
+    golden("tree.txt", &tree::tree_text(&read(&fixture(), &TreeFilter::default()), true));
 }
 
 #[test]
 fn claims_have_one_line_per_allocation() {
-    golden("tree-claims.txt", &tree::claims_text(&read(&stage(), &TreeFilter::default()), true));
+    golden("tree-claims.txt", &tree::claims_text(&read(&fixture(), &TreeFilter::default()), true));
 }
 
 #[test]
 fn json_and_yaml_agree() {
     let one = TreeFilter { nodes: ["node-a".to_owned()].into(), ..TreeFilter::default() };
-    let tree = read(&stage(), &one);
+    let tree = read(&fixture(), &one);
     golden("tree.json", &render(&tree, OutputFormat::Json, |_| String::new()).unwrap());
     let yaml = render(&tree, OutputFormat::Yaml, |_| String::new()).unwrap();
     let read_back: serde_json::Value = serde_saphyr::from_str(&yaml).unwrap();
@@ -45,14 +46,14 @@ fn json_and_yaml_agree() {
 
 #[test]
 fn namespace_filters_allocations_and_gpus() {
-    let mut stage = stage();
-    stage.tenant("other", "node-b", &device("bb"), "1Gi", "1");
-    stage.snapshot.resource_claims.last_mut().unwrap().metadata.namespace =
+    let mut fixture = fixture();
+    fixture.tenant("other", "node-b", &device("bb"), "1Gi", "1");
+    fixture.snapshot.resource_claims.last_mut().unwrap().metadata.namespace =
         Some("team-b".to_owned());
-    stage.snapshot.pods.last_mut().unwrap().metadata.namespace = Some("team-b".to_owned());
+    fixture.snapshot.pods.last_mut().unwrap().metadata.namespace = Some("team-b".to_owned());
     let team_b =
         TreeFilter { namespace: Some(Namespace::new("team-b").unwrap()), ..TreeFilter::default() };
-    let tree = read(&stage, &team_b);
+    let tree = read(&fixture, &team_b);
     let devices: Vec<&str> =
         tree.nodes.iter().flat_map(|n| &n.gpus).map(|gpu| gpu.device.as_str()).collect();
     assert_eq!(devices, [device("bb")]);
@@ -63,9 +64,9 @@ fn namespace_filters_allocations_and_gpus() {
 
 #[test]
 fn allocated_gpu_stays_visible_when_unpublished() {
-    let mut stage = Stage::new();
-    stage.tenant("trainer", "node-a", "gpu-that-was", "19Gi", "25");
-    let tree = read(&stage, &TreeFilter::default());
+    let mut fixture = Fixture::new();
+    fixture.tenant("trainer", "node-a", "gpu-that-was", "19Gi", "25");
+    let tree = read(&fixture, &TreeFilter::default());
     let gone = tree.nodes[0].gpus.iter().find(|gpu| gpu.device == "gpu-that-was").unwrap();
     assert_eq!(gone.state, ["NotPublished"]);
     assert_eq!(gone.shares[0].pods, ["trainer"]);
@@ -73,10 +74,10 @@ fn allocated_gpu_stays_visible_when_unpublished() {
 
 #[test]
 fn overcommitted_gpu_has_nothing_free() {
-    let mut stage = Stage::new();
-    stage.tenant("a", "node-a", &device("aa"), "50Gi", "0");
-    stage.tenant("b", "node-a", &device("aa"), "50Gi", "0");
-    let tree = read(&stage, &TreeFilter::default());
+    let mut fixture = Fixture::new();
+    fixture.tenant("a", "node-a", &device("aa"), "50Gi", "0");
+    fixture.tenant("b", "node-a", &device("aa"), "50Gi", "0");
+    let tree = read(&fixture, &TreeFilter::default());
     let gpu = &tree.nodes[0].gpus[0];
     assert_eq!(
         (gpu.state.as_slice(), gpu.memory.free.is_zero()),
@@ -86,18 +87,18 @@ fn overcommitted_gpu_has_nothing_free() {
 
 #[test]
 fn oversubscribed_gpu_is_marked() {
-    let mut stage = Stage::empty();
-    stage.node("node-a", serde_json::json!([stage::oversubscribed("aa")]));
-    assert_eq!(read(&stage, &TreeFilter::default()).nodes[0].gpus[0].state, ["Oversubscribed"]);
+    let mut fixture = Fixture::empty();
+    fixture.node("node-a", serde_json::json!([fixture::oversubscribed("aa")]));
+    assert_eq!(read(&fixture, &TreeFilter::default()).nodes[0].gpus[0].state, ["Oversubscribed"]);
 }
 
 #[test]
 fn share_by_mps_is_marked() {
-    let mut stage = Stage::new();
-    stage.tenant("trainer", "node-a", &device("aa"), "19Gi", "25");
-    stage.shared_by("trainer-gpu", "MPS");
-    stage.tenant("server", "node-a", &device("ab"), "40Gi", "0");
-    let tree = read(&stage, &TreeFilter::default());
+    let mut fixture = Fixture::new();
+    fixture.tenant("trainer", "node-a", &device("aa"), "19Gi", "25");
+    fixture.set_sharing("trainer-gpu", "MPS");
+    fixture.tenant("server", "node-a", &device("ab"), "40Gi", "0");
+    let tree = read(&fixture, &TreeFilter::default());
     let sharing = tree.nodes[0].gpus.iter().flat_map(|gpu| &gpu.shares).map(|share| share.sharing);
     assert_eq!(sharing.collect::<Vec<_>>(), [Some("MPS"), None]);
     let claims = tree::claims_text(&tree, true);
@@ -108,11 +109,11 @@ fn share_by_mps_is_marked() {
 
 #[test]
 fn incomplete_pool_missing_node_and_unmanaged_gpu_are_marked() {
-    let mut stage = Stage::new();
-    stage.snapshot.resource_slices[0].spec.pool.resource_slice_count = 2;
-    stage.snapshot.nodes.retain(|node| node.metadata.name.as_deref() != Some("node-b"));
-    stage.snapshot.resource_slices[1].spec.devices.as_mut().unwrap()[0].taints = None;
-    let tree = read(&stage, &TreeFilter::default());
+    let mut fixture = Fixture::new();
+    fixture.snapshot.resource_slices[0].spec.pool.resource_slice_count = 2;
+    fixture.snapshot.nodes.retain(|node| node.metadata.name.as_deref() != Some("node-b"));
+    fixture.snapshot.resource_slices[1].spec.devices.as_mut().unwrap()[0].taints = None;
+    let tree = read(&fixture, &TreeFilter::default());
     assert_eq!(tree.nodes[0].state, ["PoolIncomplete"]);
     assert_eq!(tree.nodes[1].state, ["Missing"]);
     assert_eq!(tree.nodes[1].gpus[0].state, ["NotManaged"]);
@@ -120,9 +121,9 @@ fn incomplete_pool_missing_node_and_unmanaged_gpu_are_marked() {
 
 #[test]
 fn empty_cluster_has_no_gpus() {
-    let stage = Stage::empty();
-    assert_eq!(tree::tree_text(&read(&stage, &TreeFilter::default()), true), "No GPUs found.\n");
-    let mut nothing = Stage::empty();
+    let fixture = Fixture::empty();
+    assert_eq!(tree::tree_text(&read(&fixture, &TreeFilter::default()), true), "No GPUs found.\n");
+    let mut nothing = Fixture::empty();
     nothing.node("node-a", json!([]));
     assert_eq!(
         tree::claims_text(&read(&nothing, &TreeFilter::default()), true),
@@ -132,10 +133,10 @@ fn empty_cluster_has_no_gpus() {
 
 #[test]
 fn equal_free_gpus_share_one_line() {
-    let mut stage = Stage::empty();
-    stage.node("node-a", stage::h100s(8));
-    stage.tenant("trainer", "node-a", &device("02"), "19Gi", "25");
-    stage.exclusive("server", "node-a", &device("05"));
-    stage.node("node-b", stage::h100s(4));
-    golden("tree-groups.txt", &tree::tree_text(&read(&stage, &TreeFilter::default()), true));
+    let mut fixture = Fixture::empty();
+    fixture.node("node-a", fixture::h100s(8));
+    fixture.tenant("trainer", "node-a", &device("02"), "19Gi", "25");
+    fixture.exclusive("server", "node-a", &device("05"));
+    fixture.node("node-b", fixture::h100s(4));
+    golden("tree-groups.txt", &tree::tree_text(&read(&fixture, &TreeFilter::default()), true));
 }

@@ -34,7 +34,7 @@ pub fn trials() -> anyhow::Result<Vec<Trial>> {
         let name = file.name.replacen('-', "/", 1);
         Trial::new(name, move |cluster| async move {
             let runner = Runner::new(cluster.client().clone(), cluster.gpu_nodes().clone());
-            Ok(runner.run(&file).await?)
+            runner.run(&file).await
         })
     };
     let files = ScenarioFile::read_all(scenarios.path())?;
@@ -93,7 +93,7 @@ fn file_steps(objects: &[Value]) -> anyhow::Result<Vec<Value>> {
     let mut steps = vec![json!({"apply": {"objects": applied}})];
     if template.to_string().contains(r#""sharing":"MPS""#) {
         // No GPU of the test clusters is shared by MPS unless `trial/mps` runs: the pod is told so.
-        let event = json!({"on": format!("Pod/{name}"), "says": ["MPS"], "within": READY_SECONDS});
+        let event = json!({"on": format!("Pod/{name}"), "messageContains": ["MPS"], "within": READY_SECONDS});
         steps.push(json!({ "event": event }));
         steps.push(json!({ "unallocated": [of] }));
     } else {

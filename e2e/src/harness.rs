@@ -60,7 +60,7 @@ fn scenario_trials() -> anyhow::Result<Vec<Trial>> {
         let name = format!("scenario/{}", file.name);
         Trial::new(name, move |cluster| async move {
             let runner = Runner::new(cluster.client().clone(), cluster.gpu_nodes().clone());
-            Ok(runner.run(&file).await?)
+            runner.run(&file).await
         })
     };
     let files = ScenarioFile::read_all(&scenario_directory())?;

@@ -159,10 +159,8 @@ impl HollowNodes {
             .await?;
         let check = |slices: &[ResourceSlice]| {
             let nodes = slices.iter().filter_map(|slice| slice.spec.node_name.as_deref());
-            match nodes.filter(|node| node.starts_with(PREFIX)).count() {
-                0 => CheckResult::Done(()),
-                left => CheckResult::Pending(format!("{left} are left")),
-            }
+            let left = nodes.filter(|node| node.starts_with(PREFIX)).count();
+            CheckResult::done_if(left == 0, || format!("{left} are left"))
         };
         let selector = watcher::Config::default().fields(&format!("spec.driver={DRIVER}"));
         let what = "slices of deleted nodes to be deleted";

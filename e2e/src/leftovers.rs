@@ -2,54 +2,27 @@
 
 use std::time::Duration;
 
+use anyhow::{Context as _, ensure};
 use k8s_openapi::api::core::v1::{Namespace, Pod};
-use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
 use kube::api::{DeleteParams, ListParams};
 use kube::{Api, Client, ResourceExt};
 
 use crate::inventory::DRIVER;
-use crate::wait::{self, CheckResult, WaitError};
+use crate::wait::{self, CheckResult};
 
 /// Time limit for claims of an earlier test to lose their allocation.
 const TIMEOUT: Duration = Duration::from_secs(300);
-
-/// Error of a cleanup check.
-#[derive(Debug, thiserror::Error)]
-pub enum LeftoverError {
-    /// A request to the API server failed.
-    #[error("cannot {action}")]
-    Api {
-        /// The request.
-        action: String,
-        /// The cause.
-        source: Box<kube::Error>,
-    },
-    /// An object was not deleted in time.
-    #[error(transparent)]
-    Wait(#[from] WaitError),
-    /// Objects are left in a deleted namespace.
-    #[error("objects left in namespace {namespace}: {objects}")]
-    Objects {
-        /// The namespace.
-        namespace: String,
-        /// Kinds and names of the objects.
-        objects: String,
-    },
-}
 
 /// Waits until no claim has a device of the driver under test.
 ///
 /// # Errors
 /// Returns an error if a claim is still allocated after the time limit.
-pub async fn none_allocated(client: &Client) -> Result<(), LeftoverError> {
+pub async fn none_allocated(client: &Client) -> anyhow::Result<()> {
     let check = |claims: &[ResourceClaim]| {
         let holding: Vec<_> =
             claims.iter().filter(|claim| holds_device(claim)).map(full_name).collect();
-        if holding.is_empty() {
-            CheckResult::Done(())
-        } else {
-            CheckResult::Pending(holding.join(", "))
-        }
+        CheckResult::done_if(holding.is_empty(), || holding.join(", "))
     };
     Ok(wait::until(
         Api::all(client.clone()),
@@ -63,11 +36,16 @@ pub async fn none_allocated(client: &Client) -> Result<(), LeftoverError> {
 
 /// Returns true if a device of the driver under test is allocated to the claim.
 pub fn holds_device(claim: &ResourceClaim) -> bool {
+    device_results(claim).any(|result| result.driver == DRIVER)
+}
+
+/// Returns the devices that are allocated to the claim, of all drivers.
+pub fn device_results(
+    claim: &ResourceClaim,
+) -> impl Iterator<Item = &DeviceRequestAllocationResult> {
     let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
-    let results = allocation
-        .and_then(|allocation| allocation.devices.as_ref())
-        .and_then(|d| d.results.as_ref());
-    results.into_iter().flatten().any(|result| result.driver == DRIVER)
+    let devices = allocation.and_then(|allocation| allocation.devices.as_ref());
+    devices.and_then(|devices| devices.results.as_ref()).into_iter().flatten()
 }
 
 fn full_name<K: kube::Resource>(object: &K) -> String {
@@ -78,52 +56,32 @@ fn full_name<K: kube::Resource>(object: &K) -> String {
 ///
 /// # Errors
 /// Returns an error if the API server refuses the deletion or if the deletion takes too long.
-pub async fn delete_namespace(
-    client: &Client,
-    name: &str,
-    within: Duration,
-) -> Result<(), LeftoverError> {
+pub async fn delete_namespace(client: &Client, name: &str, within: Duration) -> anyhow::Result<()> {
     let namespaces: Api<Namespace> = Api::all(client.clone());
     match namespaces.delete(name, &DeleteParams::default()).await {
         Ok(_) => {}
         Err(kube::Error::Api(status)) if status.is_not_found() => return Ok(()),
         Err(error) => {
-            return Err(LeftoverError::Api {
-                action: format!("delete namespace {name}"),
-                source: Box::new(error),
-            });
+            return Err(error).with_context(|| format!("cannot delete namespace {name}"));
         }
     }
-    let check = |namespace: Option<&Namespace>| match namespace {
-        None => CheckResult::Done(()),
-        Some(namespace) => {
-            CheckResult::Pending(serde_json::to_string(&namespace.status).unwrap_or_default())
-        }
-    };
-    Ok(wait::until_one(namespaces, name, &format!("namespace {name} to be deleted"), within, check)
-        .await?)
+    let what = format!("namespace {name} to be deleted");
+    Ok(wait::until_one(namespaces, name, &what, within, CheckResult::deleted).await?)
 }
 
 /// Checks that the pods and claims of a deleted namespace were deleted with it.
 ///
 /// # Errors
 /// Returns an error that names the remaining objects.
-pub async fn none_of_namespace(client: &Client, namespace: &str) -> Result<(), LeftoverError> {
-    let failed = |error| LeftoverError::Api {
-        action: format!("list objects of {namespace}"),
-        source: Box::new(error),
-    };
+pub async fn none_of_namespace(client: &Client, namespace: &str) -> anyhow::Result<()> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let claims: Api<ResourceClaim> = Api::namespaced(client.clone(), namespace);
-    let pods = pods.list(&ListParams::default()).await.map_err(failed)?;
-    let claims = claims.list(&ListParams::default()).await.map_err(failed)?;
+    let pods = pods.list(&ListParams::default()).await?;
+    let claims = claims.list(&ListParams::default()).await?;
     let names = pods.iter().map(|pod| format!("Pod {}", pod.name_any()));
     let names =
         names.chain(claims.iter().map(|claim| format!("ResourceClaim {}", claim.name_any())));
     let objects = names.collect::<Vec<_>>().join(", ");
-    if objects.is_empty() {
-        Ok(())
-    } else {
-        Err(LeftoverError::Objects { namespace: namespace.to_owned(), objects })
-    }
+    ensure!(objects.is_empty(), "objects left in namespace {namespace}: {objects}");
+    Ok(())
 }

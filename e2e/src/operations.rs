@@ -9,38 +9,12 @@ use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
+use anyhow::{Context as _, ensure};
 use tokio::process::Command;
 
 /// Time limit for one operation. It is longer than the waits of `e2e/cluster/node.sh`, whose own
 /// error names the object.
 const TIMEOUT: Duration = Duration::from_secs(600);
-
-/// Error of a machine operation.
-#[derive(Debug, thiserror::Error)]
-pub enum OperationError {
-    /// The program cannot be run.
-    #[error("cannot run `{program}`")]
-    Run {
-        /// The program.
-        program: PathBuf,
-        /// The cause.
-        source: std::io::Error,
-    },
-    /// The program failed.
-    #[error("`{action}`: {stderr}")]
-    Failed {
-        /// The operation.
-        action: String,
-        /// Error output of the program.
-        stderr: String,
-    },
-    /// The program did not end in time.
-    #[error("`{action}` did not end within {TIMEOUT:?}")]
-    TooLong {
-        /// The operation.
-        action: String,
-    },
-}
 
 /// The program that operates on machines.
 #[derive(Clone, Debug)]
@@ -62,10 +36,9 @@ impl Operations {
     /// Runs an operation and returns the program's output.
     ///
     /// # Errors
-    /// Returns an [`OperationError`].
-    pub async fn run(&self, arguments: &[&str]) -> Result<String, OperationError> {
+    /// Returns an error if the program fails or does not end in time.
+    pub async fn run(&self, arguments: &[&str]) -> anyhow::Result<String> {
         let action = arguments.join(" ");
-        let failed = |source| OperationError::Run { program: self.program.clone(), source };
         let running = Command::new(&self.program)
             .args(arguments)
             .stdin(Stdio::null())
@@ -73,13 +46,11 @@ impl Operations {
             .output();
         let output = tokio::time::timeout(TIMEOUT, running)
             .await
-            .map_err(|_| OperationError::TooLong { action: action.clone() })?
-            .map_err(failed)?;
-        if output.status.success() {
-            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
-        }
-        let stderr = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        Err(OperationError::Failed { action, stderr })
+            .with_context(|| format!("`{action}` did not end within {TIMEOUT:?}"))?
+            .with_context(|| format!("cannot run `{}`", self.program.display()))?;
+        let errors = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "`{action}`: {}", errors.trim());
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 }
 

@@ -3,94 +3,25 @@
 mod claims;
 mod events;
 mod pods;
-mod room;
+mod reallocate;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::{DeleteParams, DynamicObject, PostParams};
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, Client};
 use serde_json::{Value, json};
 
 use crate::inventory::{GpuInventory, GpuNodes};
-use crate::leftovers::{self, LeftoverError};
-use crate::objects::{self, UnknownKind};
-use crate::scenario::{
-    Apply, Delete, Event, ObjectRef, Scenario, ScenarioError, ScenarioFile, Step, seconds,
-};
-use crate::wait::{self, CheckResult, WaitError};
+use crate::leftovers;
+use crate::objects;
+use crate::scenario::{Apply, Delete, Event, ObjectRef, Scenario, ScenarioFile, Step, seconds};
+use crate::wait::{self, CheckResult};
 
 /// Time limit for the deletion of a namespace, including the grace periods of its pods.
 const NAMESPACE_TIMEOUT: Duration = Duration::from_secs(300);
-
-/// Error of a failed step.
-#[derive(Debug, thiserror::Error)]
-pub enum StepError {
-    /// A request to the API server failed.
-    #[error("cannot {action}")]
-    Api {
-        /// The request.
-        action: String,
-        /// The cause.
-        source: Box<kube::Error>,
-    },
-    /// A wait failed.
-    #[error(transparent)]
-    Wait(#[from] WaitError),
-    /// An observed value differs from the expected one.
-    #[error("{object}: {difference}")]
-    Differs {
-        /// The object.
-        object: String,
-        /// The difference.
-        difference: String,
-    },
-    /// The file uses an unsupported kind.
-    #[error(transparent)]
-    Kind(#[from] UnknownKind),
-    /// A manifest in the file is not a valid object.
-    #[error("`{name}` is not an object of the API")]
-    Manifest {
-        /// Name of the object.
-        name: String,
-        /// The cause.
-        source: serde_json::Error,
-    },
-    /// The output of a container cannot be read.
-    #[error("cannot read the output of {object}")]
-    Output {
-        /// The container.
-        object: String,
-        /// The cause.
-        source: std::io::Error,
-    },
-    /// Objects were left after the cleanup.
-    #[error(transparent)]
-    Leftover(#[from] LeftoverError),
-}
-
-/// Error of a failed scenario.
-#[derive(Debug, thiserror::Error)]
-pub enum ScenarioFailure {
-    /// The file is invalid.
-    #[error(transparent)]
-    File(#[from] ScenarioError),
-    /// A step failed.
-    #[error("step {number} failed")]
-    Step {
-        /// Number of the step, from 1.
-        number: usize,
-        /// The cause.
-        source: StepError,
-    },
-    /// The cleanup failed.
-    #[error("cannot clean up")]
-    CleanUp {
-        /// The cause.
-        source: StepError,
-    },
-}
 
 /// Outcome of a scenario or trial.
 #[derive(Debug)]
@@ -139,13 +70,9 @@ impl Runner {
     ///
     /// # Errors
     /// Returns the error of the first failed step, or of the cleanup.
-    pub async fn run(&self, file: &ScenarioFile) -> Result<Outcome, ScenarioFailure> {
-        let clean_up = |source| ScenarioFailure::CleanUp { source };
-        let published = self.gpu_nodes.publish(&self.client).await;
-        published.map_err(|error| clean_up(error.into()))?;
-        let inventory = GpuInventory::read(&self.client)
-            .await
-            .map_err(|error| clean_up(api_error("list slices", error)))?;
+    pub async fn run(&self, file: &ScenarioFile) -> anyhow::Result<Outcome> {
+        self.gpu_nodes.publish(&self.client).await?;
+        let inventory = GpuInventory::read(&self.client).await.context("cannot list slices")?;
         let namespace = format!("scn-{}", file.name);
         let mut values = BTreeMap::from([("namespace".to_owned(), namespace.clone())]);
         for (word, count) in &file.needs {
@@ -156,10 +83,8 @@ impl Runner {
         }
         let scenario = file.fill_in(&values)?;
         // Left by an interrupted run.
-        let deleted =
-            leftovers::delete_namespace(&self.client, &namespace, NAMESPACE_TIMEOUT).await;
-        deleted.map_err(|error| clean_up(error.into()))?;
-        leftovers::none_allocated(&self.client).await.map_err(|error| clean_up(error.into()))?;
+        leftovers::delete_namespace(&self.client, &namespace, NAMESPACE_TIMEOUT).await?;
+        leftovers::none_allocated(&self.client).await?;
         let mut run = Run {
             client: &self.client,
             namespace,
@@ -168,36 +93,30 @@ impl Runner {
             once: Vec::new(),
             figures: Vec::new(),
         };
-        run.create_namespace().await.map_err(clean_up)?;
+        run.create_namespace().await?;
         let outcome = run.steps(&scenario).await;
-        let cleaned = run.clean_up().await.map_err(clean_up);
+        let cleaned = run.clean_up().await.context("cannot clean up");
         outcome.and(cleaned)?;
         Ok(Outcome::Passed(run.figures))
     }
 }
 
 impl Run<'_> {
-    async fn create_namespace(&self) -> Result<(), StepError> {
+    async fn create_namespace(&self) -> anyhow::Result<()> {
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
-        let namespace = serde_json::from_value(json!({"metadata": {"name": self.namespace}}))
-            .map_err(|source| StepError::Manifest { name: self.namespace.clone(), source })?;
-        namespaces
-            .create(&PostParams::default(), &namespace)
-            .await
-            .map(drop)
-            .map_err(|error| api_error(&format!("create namespace {}", self.namespace), error))
+        let namespace = serde_json::from_value(json!({"metadata": {"name": self.namespace}}))?;
+        let created = namespaces.create(&PostParams::default(), &namespace).await;
+        created.map(drop).with_context(|| format!("cannot create namespace {}", self.namespace))
     }
 
-    async fn steps(&mut self, scenario: &Scenario) -> Result<(), ScenarioFailure> {
+    async fn steps(&mut self, scenario: &Scenario) -> anyhow::Result<()> {
         for (index, step) in scenario.steps.iter().enumerate() {
-            self.step(step)
-                .await
-                .map_err(|source| ScenarioFailure::Step { number: index + 1, source })?;
+            self.step(step).await.with_context(|| format!("step {} failed", index + 1))?;
         }
-        self.check_events_are_unique().await.map_err(|source| ScenarioFailure::CleanUp { source })
+        self.check_events_are_unique().await
     }
 
-    async fn step(&mut self, step: &Step) -> Result<(), StepError> {
+    async fn step(&mut self, step: &Step) -> anyhow::Result<()> {
         match step {
             Step::Apply(apply) => self.apply(apply).await,
             Step::Pods(pods) => self.pods(pods).await,
@@ -206,11 +125,11 @@ impl Run<'_> {
             Step::Unallocated(claims) => self.unallocated(claims).await,
             Step::Event(event) => self.event(event).await,
             Step::Delete(delete) => self.delete(delete).await,
-            Step::Room(room) => self.room(room).await,
+            Step::Reallocate(reallocate) => self.reallocate(reallocate).await,
         }
     }
 
-    async fn apply(&mut self, apply: &Apply) -> Result<(), StepError> {
+    async fn apply(&mut self, apply: &Apply) -> anyhow::Result<()> {
         for number in 1..=apply.times {
             for object in &apply.objects {
                 self.create(&objects::complete(object, number)?).await?;
@@ -219,22 +138,22 @@ impl Run<'_> {
         Ok(())
     }
 
-    async fn create(&mut self, object: &Value) -> Result<(), StepError> {
+    async fn create(&mut self, object: &Value) -> anyhow::Result<()> {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let (kind, name) = (text(&object["kind"]), text(&object["metadata"]["name"]));
         let dynamic: DynamicObject = serde_json::from_value(object.clone())
-            .map_err(|source| StepError::Manifest { name: name.clone(), source })?;
+            .with_context(|| format!("`{name}` is not an object of the API"))?;
         objects::api(self.client, &kind, &self.namespace)?
             .create(&PostParams::default(), &dynamic)
             .await
-            .map_err(|error| api_error(&format!("create {kind} {name}"), error))?;
+            .with_context(|| format!("cannot create {kind} {name}"))?;
         if objects::is_cluster_scoped(&kind) {
             self.cluster_scoped.push(ObjectRef { kind, names: vec![name] });
         }
         Ok(())
     }
 
-    async fn delete(&self, delete: &Delete) -> Result<(), StepError> {
+    async fn delete(&self, delete: &Delete) -> anyhow::Result<()> {
         for object in &delete.objects {
             for name in &object.names {
                 self.delete_one(&object.kind, name).await?;
@@ -248,46 +167,31 @@ impl Run<'_> {
         Ok(())
     }
 
-    async fn delete_one(&self, kind: &str, name: &str) -> Result<(), StepError> {
+    async fn delete_one(&self, kind: &str, name: &str) -> anyhow::Result<()> {
         match objects::api(self.client, kind, &self.namespace)?
             .delete(name, &DeleteParams::default())
             .await
         {
             Ok(_) => Ok(()),
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
-            Err(error) => Err(api_error(&format!("delete {kind} {name}"), error)),
+            Err(error) => Err(error).with_context(|| format!("cannot delete {kind} {name}")),
         }
     }
 
-    async fn wait_deleted(
-        &self,
-        kind: &str,
-        name: &str,
-        within: Duration,
-    ) -> Result<(), StepError> {
+    async fn wait_deleted(&self, kind: &str, name: &str, within: Duration) -> anyhow::Result<()> {
         let what = format!("{kind} {name} to be deleted");
         let objects = objects::api(self.client, kind, &self.namespace)?;
-        let check = |object: Option<&DynamicObject>| match object {
-            None => CheckResult::Done(()),
-            Some(object) => {
-                CheckResult::Pending(format!("exists, finalizers {:?}", object.finalizers()))
-            }
-        };
-        Ok(wait::until_one(objects, name, &what, within, check).await?)
+        Ok(wait::until_one(objects, name, &what, within, CheckResult::deleted).await?)
     }
 
     /// Deletes the namespace, waits until it is deleted, and checks for remaining objects.
-    async fn clean_up(&self) -> Result<(), StepError> {
+    async fn clean_up(&self) -> anyhow::Result<()> {
         for object in &self.cluster_scoped {
             for name in &object.names {
                 self.delete_one(&object.kind, name).await?;
             }
         }
         leftovers::delete_namespace(self.client, &self.namespace, NAMESPACE_TIMEOUT).await?;
-        Ok(leftovers::none_of_namespace(self.client, &self.namespace).await?)
+        leftovers::none_of_namespace(self.client, &self.namespace).await
     }
-}
-
-fn api_error(action: &str, error: kube::Error) -> StepError {
-    StepError::Api { action: action.to_owned(), source: Box::new(error) }
 }

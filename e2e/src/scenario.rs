@@ -4,33 +4,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use anyhow::Context as _;
 use serde::Deserialize;
 use serde_json::Value;
 
 /// Default time limit of a step, in seconds. A real cluster needs some seconds per pod, although it
 /// pulls no images.
 const TIMEOUT: u64 = 300;
-
-/// Error of an unreadable or invalid scenario file.
-#[derive(Debug, thiserror::Error)]
-pub enum ScenarioError {
-    /// The file or directory cannot be read.
-    #[error("cannot read `{path}`")]
-    Read {
-        /// The file or directory.
-        path: PathBuf,
-        /// The cause.
-        source: std::io::Error,
-    },
-    /// The file is not a valid scenario.
-    #[error("invalid scenario `{path}`")]
-    Parse {
-        /// The file.
-        path: PathBuf,
-        /// Position and cause.
-        source: Box<serde_saphyr::Error>,
-    },
-}
 
 /// One scenario file.
 #[derive(Clone, Debug, Deserialize)]
@@ -68,7 +48,7 @@ pub enum Step {
     /// Deletes objects and waits until they are deleted.
     Delete(Delete),
     /// Deletes pods and measures the latency until a pending claim is allocated.
-    Room(Room),
+    Reallocate(Reallocate),
 }
 
 /// Objects to create in the scenario's namespace.
@@ -140,7 +120,7 @@ pub struct Gpus {
     pub node: Option<String>,
     /// Attribute that must be equal on all devices.
     #[serde(default)]
-    pub alike: Option<String>,
+    pub same_attribute: Option<String>,
     /// Attributes that each device must have.
     #[serde(default)]
     pub attributes: Value,
@@ -156,7 +136,7 @@ pub struct Event {
     #[serde(default)]
     pub reason: Option<String>,
     /// Texts that the message must contain.
-    pub says: Vec<String>,
+    pub message_contains: Vec<String>,
     /// Requires exactly one matching event object until the scenario ends.
     #[serde(default)]
     pub once: bool,
@@ -179,7 +159,7 @@ pub struct Delete {
 /// Deletion of pods that frees capacity for a pending claim.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub struct Room {
+pub struct Reallocate {
     /// The pods to delete.
     pub delete: Names,
     /// The claim that must be allocated then.
@@ -310,11 +290,11 @@ impl ScenarioFile {
     ///
     /// # Errors
     /// Returns an error if a file cannot be read or is not a valid scenario.
-    pub fn read_all(directory: &Path) -> Result<Vec<Self>, ScenarioError> {
-        let failed = |source| ScenarioError::Read { path: directory.to_owned(), source };
+    pub fn read_all(directory: &Path) -> anyhow::Result<Vec<Self>> {
+        let failed = || format!("cannot read `{}`", directory.display());
         let mut files = Vec::new();
-        for entry in std::fs::read_dir(directory).map_err(failed)? {
-            let path = entry.map_err(failed)?.path();
+        for entry in std::fs::read_dir(directory).with_context(failed)? {
+            let path = entry.with_context(failed)?.path();
             if path.extension().is_some_and(|extension| extension == "yaml") {
                 files.push(Self::read(path)?);
             }
@@ -323,9 +303,9 @@ impl ScenarioFile {
         Ok(files)
     }
 
-    fn read(path: PathBuf) -> Result<Self, ScenarioError> {
+    fn read(path: PathBuf) -> anyhow::Result<Self> {
         let text = std::fs::read_to_string(&path)
-            .map_err(|source| ScenarioError::Read { path: path.clone(), source })?;
+            .with_context(|| format!("cannot read `{}`", path.display()))?;
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let scenario = parse(&path, &name, &text)?;
         Ok(Self { path, text, name, needs: scenario.needs })
@@ -335,7 +315,7 @@ impl ScenarioFile {
     ///
     /// # Errors
     /// Returns an error if the result is not a valid scenario.
-    pub fn fill_in(&self, values: &BTreeMap<String, String>) -> Result<Scenario, ScenarioError> {
+    pub fn fill_in(&self, values: &BTreeMap<String, String>) -> anyhow::Result<Scenario> {
         let mut text = self.text.clone();
         for (key, value) in values {
             text = text.replace(&format!("${{{key}}}"), value);
@@ -344,10 +324,9 @@ impl ScenarioFile {
     }
 }
 
-fn parse(path: &Path, name: &str, text: &str) -> Result<Scenario, ScenarioError> {
-    let mut scenario: Scenario = serde_saphyr::from_str(text).map_err(|source| {
-        ScenarioError::Parse { path: path.to_owned(), source: Box::new(source) }
-    })?;
+fn parse(path: &Path, name: &str, text: &str) -> anyhow::Result<Scenario> {
+    let mut scenario: Scenario = serde_saphyr::from_str(text)
+        .with_context(|| format!("invalid scenario `{}`", path.display()))?;
     scenario.name = name.to_owned();
     Ok(scenario)
 }

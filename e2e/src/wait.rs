@@ -7,8 +7,10 @@ use std::time::Duration;
 
 use futures::{Stream, TryStreamExt};
 use kube::runtime::{WatchStreamExt, watcher};
-use kube::{Api, Resource};
+use kube::{Api, Resource, ResourceExt};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::json;
 
 /// Error of a wait.
 #[derive(Debug, thiserror::Error)]
@@ -44,6 +46,31 @@ pub enum CheckResult<T> {
     Impossible(String),
 }
 
+impl CheckResult<()> {
+    /// Returns `Done` if the condition is met, otherwise `Pending` with the observed state.
+    pub fn done_if(is_met: bool, observed: impl FnOnce() -> String) -> Self {
+        if is_met { Self::Done(()) } else { Self::Pending(observed()) }
+    }
+
+    /// Returns `Done` if no object is left. The observed state has the whole objects, including
+    /// their finalizers.
+    pub fn none_left<K: Resource + Serialize>(objects: &[K]) -> Self {
+        let describe = |object: &K| format!("{} ({})", object.name_any(), json!(object));
+        let left: Vec<_> = objects.iter().map(describe).collect();
+        Self::done_if(left.is_empty(), || left.join(", "))
+    }
+
+    /// Returns `Done` if the object is deleted.
+    pub fn deleted<K: Resource + Serialize>(object: Option<&K>) -> Self {
+        Self::none_left(object.map_or(&[], std::slice::from_ref))
+    }
+}
+
+/// An object that can be watched.
+pub trait Watched: Resource + Clone + DeserializeOwned + Debug + Send + 'static {}
+
+impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> Watched for K {}
+
 /// Current state of watched objects.
 pub struct Watch<K> {
     stream: Pin<Box<dyn Stream<Item = watcher::Result<watcher::Event<K>>> + Send>>,
@@ -52,10 +79,7 @@ pub struct Watch<K> {
     listing: bool,
 }
 
-impl<K> Watch<K>
-where
-    K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
-{
+impl<K: Watched> Watch<K> {
     /// Creates a watch that starts when it is first polled.
     fn new(api: Api<K>, selector: watcher::Config) -> Self {
         let stream = Box::pin(watcher(api, selector).default_backoff());
@@ -135,16 +159,13 @@ where
 ///
 /// # Errors
 /// Returns a [`WaitError`]. Errors of the watch are retried until the deadline.
-pub async fn until<K, T>(
+pub async fn until<K: Watched, T>(
     api: Api<K>,
     selector: watcher::Config,
     condition: &str,
     within: Duration,
     check: impl FnMut(&[K]) -> CheckResult<T>,
-) -> Result<T, WaitError>
-where
-    K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
-{
+) -> Result<T, WaitError> {
     Watch::new(api, selector).until(condition, within, check).await
 }
 
@@ -157,16 +178,13 @@ fn remove<K: Resource>(objects: &mut Vec<K>, removed: &K) {
 ///
 /// # Errors
 /// Returns a [`WaitError`], as [`until`].
-pub async fn until_one<K, T>(
+pub async fn until_one<K: Watched, T>(
     api: Api<K>,
     name: &str,
     condition: &str,
     within: Duration,
     mut check: impl FnMut(Option<&K>) -> CheckResult<T>,
-) -> Result<T, WaitError>
-where
-    K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
-{
+) -> Result<T, WaitError> {
     let selector = watcher::Config::default().fields(&format!("metadata.name={name}"));
     until(api, selector, condition, within, |objects| check(objects.first())).await
 }

@@ -39,8 +39,8 @@ fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
 }
 
-/// Paths of files below `directory` with one of these endings, relative to the repository. Skips
-/// build output and hidden directories except `.github`.
+/// Returns the paths of files below `directory` with one of these endings, relative to the
+/// repository. Skips build output and hidden directories except `.github`.
 fn files(directory: &str, endings: &[&str]) -> Vec<String> {
     fn walk(root: &Path, directory: &Path, endings: &[&str], found: &mut Vec<String>) {
         for entry in fs::read_dir(directory).unwrap() {
@@ -65,7 +65,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(repository().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// The pages that this repository publishes as documentation.
+/// Returns the pages that this repository publishes as documentation.
 fn pages() -> Vec<String> {
     let mut pages: Vec<String> =
         ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md"]
@@ -80,11 +80,11 @@ fn pages() -> Vec<String> {
 struct Line<'t> {
     number: usize,
     text: &'t str,
-    /// The language of the code block that it is in, such as `yaml`; empty without one.
+    /// Language of the code block that it is in, such as `yaml`; empty without one.
     code: Option<&'t str>,
 }
 
-/// The lines of a page, without the fences of code blocks.
+/// Returns the lines of a page, without the fences of code blocks.
 fn lines(text: &str) -> Vec<Line<'_>> {
     let mut code = None;
     let mut found = Vec::new();
@@ -99,21 +99,49 @@ fn lines(text: &str) -> Vec<Line<'_>> {
     found
 }
 
-/// The code spans of a line of prose.
+/// Returns the code spans of a line of prose.
 fn spans(line: &str) -> Vec<&str> {
     line.split('`').skip(1).step_by(2).collect()
 }
 
-/// The text of code: spans of prose, and lines of blocks.
+/// Returns the code in a line: its spans in prose, all of it in a block.
 fn code_of<'t>(line: &Line<'t>) -> Vec<&'t str> {
     if line.code.is_some() { vec![line.text] } else { spans(line.text) }
 }
 
-fn report(problems: &[String]) {
-    assert!(problems.is_empty(), "\n{}", problems.join("\n"));
+/// A name in a line of a page, and true if the repository has it.
+type Mention = (String, bool);
+
+/// Checks that everything that `mentions` finds in the pages exists. Fails if it finds no more than
+/// `least`, because it then misses most.
+fn check_mentions(
+    kind: &str,
+    least: usize,
+    pages: &[String],
+    mentions: impl Fn(&str, &Line<'_>) -> Vec<Mention>,
+) {
+    let (mut missing, mut count) = (Vec::new(), 0);
+    for page in pages {
+        let text = read(page);
+        for line in lines(&text) {
+            for (name, exists) in mentions(page, &line) {
+                count += 1;
+                if !exists {
+                    missing.push(format!("{page}:{}: no {kind} {name}", line.number));
+                }
+            }
+        }
+    }
+    assert!(count > least, "only {count} mentions of a {kind}");
+    assert!(missing.is_empty(), "\n{}", missing.join("\n"));
 }
 
-/// The documents of a YAML text.
+/// Returns the code spans of a line of prose; none for a line of a code block.
+fn prose_spans<'t>(line: &Line<'t>) -> Vec<&'t str> {
+    if line.code.is_some() { Vec::new() } else { spans(line.text) }
+}
+
+/// Returns the documents of a YAML text.
 fn documents(text: &str) -> Vec<Value> {
     serde_saphyr::from_multiple(text).unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
@@ -185,7 +213,7 @@ fn yaml_blocks_are_valid_objects() {
     assert!(blocks >= 10, "only {blocks} objects in the pages");
 }
 
-/// The text of `PATH` or, for `PATH#2`, of its second YAML document.
+/// Returns the text of `PATH` or, for `PATH#2`, of its second YAML document.
 fn included(specification: &str) -> String {
     let (path, document) = specification.split_once('#').unwrap_or((specification, ""));
     let text = read(path);
@@ -196,7 +224,7 @@ fn included(specification: &str) -> String {
     }
 }
 
-/// The page with the block after each `<!-- include: PATH -->` replaced by the file.
+/// Returns the page with the block after each `<!-- include: PATH -->` replaced by the file.
 fn with_includes(page: &str, used: &mut BTreeSet<String>) -> String {
     let mut result = String::new();
     let mut rest = page.lines().peekable();
@@ -236,7 +264,7 @@ fn included_blocks_equal_their_files() {
     }
 }
 
-/// The anchors of a page's headings, as GitHub makes them.
+/// Returns the anchors of a page's headings, as GitHub creates them.
 fn anchors(text: &str) -> BTreeSet<String> {
     let headings = lines(text).into_iter().filter(|line| line.code.is_none());
     let headings = headings.filter(|line| line.text.starts_with('#'));
@@ -248,7 +276,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
     headings.map(|line| slug(line.text)).collect()
 }
 
-/// The targets of a line's links.
+/// Returns the targets of a line's links.
 fn targets(line: &str) -> Vec<&str> {
     let prose = line.split('`').step_by(2);
     let parts = prose.flat_map(|prose| prose.split("](").skip(1));
@@ -260,30 +288,24 @@ fn targets(line: &str) -> Vec<&str> {
 
 #[test]
 fn links_resolve() {
-    let (mut problems, mut links) = (Vec::new(), 0);
-    for page in files(".", &[".md"]) {
-        let text = read(&page);
-        let directory = Path::new(&page).parent().unwrap();
-        for line in lines(&text).iter().filter(|line| line.code.is_none()) {
-            for target in targets(line.text) {
-                if target.contains("://") || target.starts_with("mailto:") || target.is_empty() {
-                    continue;
-                }
-                links += 1;
-                let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
-                let file = if path.is_empty() { page.clone().into() } else { directory.join(path) };
-                let place = repository().join(&file);
-                let is_there = place.exists();
-                let has_anchor = anchor.is_empty()
-                    || fs::read_to_string(&place).is_ok_and(|text| anchors(&text).contains(anchor));
-                if !is_there || !has_anchor {
-                    problems.push(format!("{page}:{}: no {target}", line.number));
-                }
-            }
+    check_mentions("link target", 100, &files(".", &[".md"]), |page, line| {
+        if line.code.is_some() {
+            return Vec::new();
         }
-    }
-    assert!(links > 100, "only {links} links");
-    report(&problems);
+        let is_local = |target: &&str| {
+            !target.contains("://") && !target.starts_with("mailto:") && !target.is_empty()
+        };
+        let mention = |target: &str| {
+            let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
+            let directory = Path::new(page).parent().unwrap();
+            let file = if path.is_empty() { page.into() } else { directory.join(path) };
+            let file = repository().join(file);
+            let has_anchor =
+                || fs::read_to_string(&file).is_ok_and(|text| anchors(&text).contains(anchor));
+            (target.to_owned(), file.exists() && (anchor.is_empty() || has_anchor()))
+        };
+        targets(line.text).into_iter().filter(is_local).map(mention).collect()
+    });
 }
 
 #[test]
@@ -293,24 +315,14 @@ fn named_paths_exist() {
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .filter(|name| name != "target")
         .collect();
-    let (mut problems, mut paths) = (Vec::new(), 0);
-    for page in pages() {
-        let text = read(&page);
-        for line in lines(&text).iter().filter(|line| line.code.is_none()) {
-            for span in spans(line.text) {
-                let Some((first, _)) = span.split_once('/') else { continue };
-                if !root.contains(first) || span.contains([' ', '*', '<', '{', '$', '(']) {
-                    continue;
-                }
-                paths += 1;
-                if !repository().join(span).exists() {
-                    problems.push(format!("{page}:{}: no {span}", line.number));
-                }
-            }
-        }
-    }
-    assert!(paths > 50, "only {paths} paths");
-    report(&problems);
+    check_mentions("path", 50, &pages(), |_, line| {
+        let is_path = |span: &&str| {
+            span.split_once('/').is_some_and(|(first, _)| root.contains(first))
+                && !span.contains([' ', '*', '<', '{', '$', '('])
+        };
+        let paths = prose_spans(line).into_iter().filter(is_path);
+        paths.map(|path| (path.to_owned(), repository().join(path).exists())).collect()
+    });
 }
 
 #[test]
@@ -318,28 +330,18 @@ fn make_targets_exist() {
     let makefile = read("Makefile");
     let known: BTreeSet<&str> =
         makefile.lines().filter_map(|line| line.strip_prefix(".PHONY: ")).collect();
-    let (mut problems, mut named) = (Vec::new(), 0);
-    for page in pages() {
-        let text = read(&page);
-        for line in lines(&text) {
-            for code in code_of(&line) {
-                let mut words = code.split_whitespace().skip_while(|word| *word != "make").skip(1);
-                let Some(target) = words.next() else { continue };
-                if !target.starts_with(|c: char| c.is_ascii_lowercase()) {
-                    continue;
-                }
-                named += 1;
-                if !known.contains(target) {
-                    problems.push(format!("{page}:{}: no make {target}", line.number));
-                }
-            }
-        }
-    }
-    assert!(named > 20, "only {named} make targets");
-    report(&problems);
+    check_mentions("make target", 20, &pages(), |_, line| {
+        let target_of = |code: &str| {
+            let mut words = code.split_whitespace().skip_while(|word| *word != "make").skip(1);
+            let target = words.next()?;
+            let is_target = target.starts_with(|c: char| c.is_ascii_lowercase());
+            is_target.then(|| (target.to_owned(), known.contains(target)))
+        };
+        code_of(line).into_iter().filter_map(target_of).collect()
+    });
 }
 
-/// The long flags that the programs of this repository define with clap.
+/// Returns the long flags that the programs of this repository define with clap.
 fn flags() -> BTreeSet<String> {
     let mut flags: BTreeSet<String> = ["help", "version"].map(str::to_owned).into();
     for file in files(".", &[".rs"]) {
@@ -372,66 +374,48 @@ fn flags() -> BTreeSet<String> {
 #[test]
 fn named_flags_exist() {
     let known = flags();
-    let (mut problems, mut named) = (Vec::new(), 0);
     let name_of = |word: &str| {
         let name = word.strip_prefix("--").unwrap_or_default();
         name.split(['=', '|', ',', '`', ')']).next().unwrap_or_default().to_owned()
     };
-    for page in pages() {
-        let text = read(&page);
-        for line in lines(&text) {
-            for code in code_of(&line) {
-                let command = code.trim_start();
-                let command = command.strip_prefix("$ ").unwrap_or(command);
-                let is_own = PROGRAMS.iter().any(|program| command.starts_with(program));
-                let is_flag = line.code.is_none() && command.starts_with("--");
-                let command = command.split(" # ").next().unwrap_or_default();
-                let words = command.split_whitespace().take(if is_flag { 1 } else { usize::MAX });
-                for word in words.filter(|word| word.starts_with("--")) {
-                    let name = name_of(word);
-                    let is_name = name.starts_with(|c: char| c.is_ascii_lowercase());
-                    if !(is_own || is_flag) || !is_name || FOREIGN_FLAGS.contains(&name.as_str()) {
-                        continue;
-                    }
-                    named += 1;
-                    if !known.contains(&name) {
-                        problems.push(format!("{page}:{}: no flag --{name}", line.number));
-                    }
+    check_mentions("flag", 30, &pages(), |_, line| {
+        let mut mentions = Vec::new();
+        for code in code_of(line) {
+            let command = code.trim_start();
+            let command = command.strip_prefix("$ ").unwrap_or(command);
+            let is_own = PROGRAMS.iter().any(|program| command.starts_with(program));
+            let is_flag = line.code.is_none() && command.starts_with("--");
+            let command = command.split(" # ").next().unwrap_or_default();
+            let words = command.split_whitespace().take(if is_flag { 1 } else { usize::MAX });
+            for word in words.filter(|word| word.starts_with("--")) {
+                let name = name_of(word);
+                let is_name = name.starts_with(|c: char| c.is_ascii_lowercase());
+                if (is_own || is_flag) && is_name && !FOREIGN_FLAGS.contains(&name.as_str()) {
+                    mentions.push((format!("--{name}"), known.contains(&name)));
                 }
             }
         }
-    }
-    assert!(named > 30, "only {named} flags");
-    report(&problems);
+        mentions
+    });
 }
 
 #[test]
 fn named_metrics_exist() {
     let reference = read("docs/reference/metrics.md");
-    let (mut problems, mut named) = (Vec::new(), 0);
     // The changelog lists former names.
     let is_current =
-        |page: &&String| !page.starts_with("docs/reference/") && *page != "CHANGELOG.md";
-    for page in pages().iter().filter(is_current) {
-        let text = read(page);
-        for line in lines(&text).iter().filter(|line| line.code.is_none()) {
-            for span in spans(line.text) {
-                let name = span.split(' ').next().unwrap_or_default();
-                let kind = name.strip_prefix("tessera_").and_then(|rest| rest.split('_').next());
-                let is_metric =
-                    matches!(kind, Some("controller" | "driver" | "gpu" | "mps" | "share"));
-                if !is_metric || name.ends_with('*') {
-                    continue;
-                }
-                named += 1;
-                if !reference.contains(&format!("`{name}`")) {
-                    problems.push(format!("{page}:{}: no metric {name}", line.number));
-                }
-            }
-        }
-    }
-    assert!(named > 15, "only {named} metrics");
-    report(&problems);
+        |page: &String| !page.starts_with("docs/reference/") && *page != "CHANGELOG.md";
+    let pages: Vec<_> = pages().into_iter().filter(is_current).collect();
+    check_mentions("metric", 15, &pages, |_, line| {
+        let is_metric = |name: &&str| {
+            let kind = name.strip_prefix("tessera_").and_then(|rest| rest.split('_').next());
+            matches!(kind, Some("controller" | "driver" | "gpu" | "mps" | "share"))
+                && !name.ends_with('*')
+        };
+        let names = prose_spans(line).into_iter().filter_map(|span| span.split(' ').next());
+        let exists = |name: &str| reference.contains(&format!("`{name}`"));
+        names.filter(is_metric).map(|name| (name.to_owned(), exists(name))).collect()
+    });
 }
 
 #[test]
@@ -449,66 +433,44 @@ fn event_reasons_of_pending_pods_exist() {
 fn named_chart_values_exist() {
     let values: Value = serde_saphyr::from_str(&read("deploy/chart/tessera/values.yaml")).unwrap();
     let top: BTreeMap<String, Value> = serde_json::from_value(values.clone()).unwrap();
-    let (mut problems, mut named) = (Vec::new(), 0);
-    for page in pages() {
-        let text = read(&page);
-        for line in lines(&text) {
-            let mut found: Vec<&str> = Vec::new();
-            for code in code_of(&line) {
-                // `--set a.b=c,d.e=f`, also on a line of its own.
-                let set = code.split("--set ").nth(1).unwrap_or_default();
-                found.extend(set.split_whitespace().next().into_iter().flat_map(|s| s.split(',')));
-                if line.code.is_none() && !code.contains([' ', '/', '(']) || code.contains(": ") {
-                    found.push(code);
-                }
-            }
-            for value in found {
-                let path = value.split(['=', ':']).next().unwrap_or_default();
-                let mut parts = path.split('.');
-                let first = parts.next().unwrap_or_default();
-                if !top.contains_key(first) || !path.contains('.') || path.contains([' ', '<']) {
-                    continue;
-                }
-                // Not a value: a file of docs/design, or a field of a GpuConfig.
-                if path.ends_with(".md") || path.ends_with(".rs") {
-                    continue;
-                }
-                named += 1;
-                if values.pointer(&format!("/{}", path.replace('.', "/"))).is_none() {
-                    problems.push(format!("{page}:{}: no chart value {path}", line.number));
-                }
+    check_mentions("chart value", 20, &pages(), |_, line| {
+        let mut found: Vec<&str> = Vec::new();
+        for code in code_of(line) {
+            // `--set a.b=c,d.e=f`, also on a line of its own.
+            let set = code.split("--set ").nth(1).unwrap_or_default();
+            found.extend(set.split_whitespace().next().into_iter().flat_map(|s| s.split(',')));
+            if line.code.is_none() && !code.contains([' ', '/', '(']) || code.contains(": ") {
+                found.push(code);
             }
         }
-    }
-    assert!(named > 20, "only {named} chart values");
-    report(&problems);
+        let is_value = |path: &&str| {
+            let first = path.split('.').next().unwrap_or_default();
+            // Not a value: a file of docs/design, or a field of a GpuConfig.
+            let is_file = path.ends_with(".md") || path.ends_with(".rs");
+            top.contains_key(first) && path.contains('.') && !path.contains([' ', '<']) && !is_file
+        };
+        let exists = |path: &str| values.pointer(&format!("/{}", path.replace('.', "/"))).is_some();
+        let paths = found.iter().map(|value| value.split(['=', ':']).next().unwrap_or_default());
+        paths.filter(is_value).map(|path| (path.to_owned(), exists(path))).collect()
+    });
 }
 
 #[test]
 fn named_trials_and_scenarios_exist() {
     let trials = read("e2e/src/trials.rs");
-    let (mut problems, mut named) = (Vec::new(), 0);
-    for page in pages() {
-        let text = read(&page);
-        for line in lines(&text) {
-            for word in code_of(&line).iter().flat_map(|code| code.split([' ', '='])) {
-                let (is_there, name) = if let Some(name) = word.strip_prefix("trial/") {
-                    (trials.contains(&format!("\"{name}\"")), name)
-                } else if let Some(name) = word.strip_prefix("scenario/") {
-                    let file = format!("e2e/scenarios/{name}.yaml");
-                    (repository().join(file).exists(), name)
-                } else {
-                    continue;
-                };
-                named += 1;
-                if !is_there && name != "..." {
-                    problems.push(format!("{page}:{}: no {word}", line.number));
-                }
-            }
-        }
-    }
-    assert!(named > 5, "only {named} trials and scenarios");
-    report(&problems);
+    check_mentions("trial or scenario", 5, &pages(), |_, line| {
+        let words = code_of(line).into_iter().flat_map(|code| code.split([' ', '=']));
+        let mention = |word: &str| {
+            let (exists, name) = if let Some(name) = word.strip_prefix("trial/") {
+                (trials.contains(&format!("\"{name}\"")), name)
+            } else {
+                let name = word.strip_prefix("scenario/")?;
+                (repository().join(format!("e2e/scenarios/{name}.yaml")).exists(), name)
+            };
+            Some((word.to_owned(), exists || name == "..."))
+        };
+        words.filter_map(mention).collect()
+    });
 }
 
 #[test]

@@ -36,7 +36,7 @@ fn insufficient_devices_begins_with_the_totals() {
     explanation.count_short(short_of_cores(), &node("node-a"), Quantity::from_integer(25));
     let class = Reason::ClassSelector { class: "h100.gpu.tessera.dev".to_owned() };
     explanation.count(class, &node("node-b"), 11);
-    let cause = RefusalCause::NoFit(explanation);
+    let cause = RefusalCause::NoFit(explanation.into());
     assert_eq!(refusal_reason(&cause), events::INSUFFICIENT_DEVICES);
     assert_eq!(
         refusal_message("c", &cause, Some(&reserved())),
@@ -54,15 +54,18 @@ fn insufficient_devices_fits_into_an_event() {
         let class = Reason::ClassSelector { class: format!("class-{number}.example.com") };
         explanation.count(class, &node("node-a"), 1);
     }
-    let text =
-        refusal_message(&"c".repeat(253), &RefusalCause::NoFit(explanation), Some(&reserved()));
+    let text = refusal_message(
+        &"c".repeat(253),
+        &RefusalCause::NoFit(explanation.into()),
+        Some(&reserved()),
+    );
     assert!(text.len() <= MAX_EVENT_BYTES, "{} bytes: {text}", text.len());
     assert!(text.ends_with("is reserved for the pod until 1970-01-01T00:10:00Z"), "{text}");
 }
 
 #[test]
 fn cluster_without_devices_has_its_own_label() {
-    assert_eq!(metric_label(&RefusalCause::NoFit(Explanation::new())), NO_DEVICES_PUBLISHED);
+    assert_eq!(metric_label(&RefusalCause::NoFit(Explanation::new().into())), NO_DEVICES_PUBLISHED);
 }
 
 #[test]

@@ -2,14 +2,16 @@
 
 use std::collections::BTreeSet;
 
+use anyhow::{Context as _, anyhow, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
 use kube::Api;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::{Run, StepError, api_error};
+use super::Run;
 use crate::expectation::compare;
 use crate::inventory::{DRIVER, attribute};
+use crate::leftovers::device_results;
 use crate::scenario::{ClaimRef, Gpus, seconds};
 use crate::wait::{self, CheckResult};
 
@@ -22,7 +24,7 @@ impl Run<'_> {
     }
 
     /// Returns the name of the ResourceClaim that the pod references as `claim`.
-    pub(super) async fn claim_name(&self, pod: &str, claim: &str) -> Result<String, StepError> {
+    pub(super) async fn claim_name(&self, pod: &str, claim: &str) -> anyhow::Result<String> {
         let what = format!("pod {pod} to have claim `{claim}`");
         let check = |pod: Option<&Pod>| match pod.and_then(|pod| object_name(pod, claim)) {
             Some(name) => CheckResult::Done(name),
@@ -31,38 +33,33 @@ impl Run<'_> {
         Ok(wait::until_one(self.pods_api(), pod, &what, seconds(NAME_TIMEOUT), check).await?)
     }
 
-    async fn claim(&self, pod: &str, claim: &str) -> Result<ResourceClaim, StepError> {
+    async fn claim(&self, pod: &str, claim: &str) -> anyhow::Result<ResourceClaim> {
         let name = self.claim_name(pod, claim).await?;
-        self.claims_api()
-            .get(&name)
-            .await
-            .map_err(|error| api_error(&format!("read claim {name}"), error))
+        self.claims_api().get(&name).await.with_context(|| format!("cannot read claim {name}"))
     }
 
-    pub(super) async fn unallocated(&self, claims: &[ClaimRef]) -> Result<(), StepError> {
+    pub(super) async fn unallocated(&self, claims: &[ClaimRef]) -> anyhow::Result<()> {
         for reference in claims {
             for pod in &reference.pods {
                 let claim = self.claim(pod, &reference.claim).await?;
                 let allocation = claim.status.and_then(|status| status.allocation);
-                if let Some(allocation) = allocation {
-                    let object = format!("claim `{}` of pod {pod}", reference.claim);
-                    let seen = serde_json::to_string(&allocation).unwrap_or_default();
-                    return Err(StepError::Differs {
-                        object,
-                        difference: format!("it is allocated: {seen}"),
-                    });
-                }
+                ensure!(
+                    allocation.is_none(),
+                    "claim `{}` of pod {pod} is allocated: {}",
+                    reference.claim,
+                    json!(allocation)
+                );
             }
         }
         Ok(())
     }
 
-    pub(super) async fn gpus(&self, step: &Gpus) -> Result<(), StepError> {
+    pub(super) async fn gpus(&self, step: &Gpus) -> anyhow::Result<()> {
         let mut results = Vec::new();
         for reference in &step.of {
             for pod in &reference.pods {
                 let object = format!("claim `{}` of pod {pod}", reference.claim);
-                let own = results_of(self.claim(pod, &reference.claim).await?);
+                let own = results_of(&self.claim(pod, &reference.claim).await?);
                 expect_equal(&object, "results", step.each, own.len())?;
                 results.extend(own);
             }
@@ -74,38 +71,28 @@ impl Run<'_> {
         let mut values = BTreeSet::new();
         for (pool, name) in &devices {
             let node = self.inventory.node_of(pool).unwrap_or_default();
-            if step.node.as_deref().is_some_and(|expected| expected != node) {
-                return Err(StepError::Differs {
-                    object,
-                    difference: format!("{name} is on {node}"),
-                });
-            }
+            ensure!(
+                step.node.as_deref().is_none_or(|expected| expected == node),
+                "{object}: {name} is on {node}"
+            );
             let device = self.inventory.device(pool, name);
-            let device = device.ok_or_else(|| {
-                differs(&object, format!("{name} of pool {pool} is not published"))
-            })?;
+            let device =
+                device.with_context(|| format!("{object}: {name} of {pool} is not published"))?;
             for (wanted, expected) in step.attributes.as_object().into_iter().flatten() {
                 compare(expected, &attribute(device, wanted)).map_err(|difference| {
-                    differs(&object, format!("attribute {wanted} of {name}: {difference}"))
+                    anyhow!("{object}: attribute {wanted} of {name}: {difference}")
                 })?;
             }
-            if let Some(alike) = &step.alike {
-                values.insert(attribute(device, alike).to_string());
+            if let Some(same_attribute) = &step.same_attribute {
+                values.insert(attribute(device, same_attribute).to_string());
             }
         }
-        if step.alike.is_some() && (values.len() != 1 || values.contains(&Value::Null.to_string()))
-        {
-            return Err(differs(
-                &object,
-                format!("`{}` is {values:?}", step.alike.as_deref().unwrap_or_default()),
-            ));
+        if let Some(same_attribute) = &step.same_attribute {
+            let is_one = values.len() == 1 && !values.contains(&Value::Null.to_string());
+            ensure!(is_one, "{object}: `{same_attribute}` is {values:?}");
         }
         Ok(())
     }
-}
-
-fn differs(object: &str, difference: String) -> StepError {
-    StepError::Differs { object: object.to_owned(), difference }
 }
 
 fn expect_equal(
@@ -113,20 +100,15 @@ fn expect_equal(
     what: &str,
     expected: Option<usize>,
     seen: usize,
-) -> Result<(), StepError> {
-    match expected {
-        Some(expected) if expected != seen => {
-            Err(differs(object, format!("{seen} {what}, expected {expected}")))
-        }
-        _ => Ok(()),
+) -> anyhow::Result<()> {
+    if let Some(expected) = expected {
+        ensure!(expected == seen, "{object}: {seen} {what}, expected {expected}");
     }
+    Ok(())
 }
 
-fn results_of(claim: ResourceClaim) -> Vec<DeviceRequestAllocationResult> {
-    let allocation =
-        claim.status.and_then(|status| status.allocation).and_then(|allocation| allocation.devices);
-    let results = allocation.and_then(|devices| devices.results).unwrap_or_default();
-    results.into_iter().filter(|result| result.driver == DRIVER).collect()
+fn results_of(claim: &ResourceClaim) -> Vec<DeviceRequestAllocationResult> {
+    device_results(claim).filter(|result| result.driver == DRIVER).cloned().collect()
 }
 
 fn object_name(pod: &Pod, claim: &str) -> Option<String> {

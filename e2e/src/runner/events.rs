@@ -1,10 +1,11 @@
 //! Steps that check events.
 
+use anyhow::Context as _;
 use k8s_openapi::api::core::v1::Event as EventObject;
 use kube::api::ListParams;
 use kube::{Api, ResourceExt};
 
-use super::{Run, StepError, api_error};
+use super::Run;
 use crate::scenario::{Event, seconds};
 use crate::wait::{self, CheckResult};
 
@@ -14,33 +15,34 @@ impl Run<'_> {
     }
 
     /// Checks at the end of the scenario that each unique event was reported once.
-    pub(super) async fn check_events_are_unique(&self) -> Result<(), StepError> {
+    pub(super) async fn check_events_are_unique(&self) -> anyhow::Result<()> {
         let events = self.events_api().list(&ListParams::default()).await;
-        let events = events.map_err(|error| api_error("list events", error))?;
+        let events = events.context("cannot list events")?;
         for (step, name) in
             self.once.iter().flat_map(|step| step.on.names.iter().map(move |name| (step, name)))
         {
             let about = events.iter().filter(|event| is_about(event, &step.on.kind, name));
             let texts: Vec<_> =
                 about.filter(|event| matches(event, step)).map(event_text).collect();
-            if texts.len() > 1 {
-                let object = format!("events on {} {name}", step.on.kind);
-                return Err(StepError::Differs {
-                    object,
-                    difference: format!("reported more than once: {texts:?}"),
-                });
-            }
+            anyhow::ensure!(
+                texts.len() <= 1,
+                "event on {} {name} was reported more than once: {texts:?}",
+                step.on.kind
+            );
         }
         Ok(())
     }
 
-    pub(super) async fn event(&mut self, step: &Event) -> Result<(), StepError> {
+    pub(super) async fn event(&mut self, step: &Event) -> anyhow::Result<()> {
         if step.once {
             self.once.push(step.clone());
         }
         for name in &step.on.names {
             let events = self.events_api();
-            let what = format!("an event on {} {name} that contains {:?}", step.on.kind, step.says);
+            let what = format!(
+                "an event on {} {name} that contains {:?}",
+                step.on.kind, step.message_contains
+            );
             let check = |events: &[EventObject]| {
                 let about: Vec<_> =
                     events.iter().filter(|event| is_about(event, &step.on.kind, name)).collect();
@@ -72,7 +74,7 @@ fn is_about(event: &EventObject, kind: &str, name: &str) -> bool {
 fn matches(event: &EventObject, step: &Event) -> bool {
     let message = event.message.as_deref().unwrap_or_default();
     step.reason.as_deref().is_none_or(|reason| event.reason.as_deref() == Some(reason))
-        && step.says.iter().all(|part| message.contains(part))
+        && step.message_contains.iter().all(|part| message.contains(part))
 }
 
 fn event_text(event: &EventObject) -> String {

@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use anyhow::{Context as _, anyhow, bail};
 use futures::{AsyncBufReadExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{ContainerState, Pod};
 use kube::Api;
 use kube::api::LogParams;
 use serde_json::Value;
 
-use super::{Run, StepError, api_error};
+use super::Run;
 use crate::expectation::compare;
 use crate::scenario::{Pods, Probe, seconds};
 use crate::wait::{self, CheckResult};
@@ -19,7 +20,7 @@ impl Run<'_> {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    pub(super) async fn pods(&self, step: &Pods) -> Result<(), StepError> {
+    pub(super) async fn pods(&self, step: &Pods) -> anyhow::Result<()> {
         for name in &step.names.0 {
             let what = format!("pod {name} to be {}", step.phase);
             let check = |pod: Option<&Pod>| check_phase(pod, &step.phase);
@@ -28,15 +29,13 @@ impl Run<'_> {
             if let Some(expected) = &step.node
                 && node.as_ref() != Some(expected)
             {
-                let difference =
-                    format!("runs on {}, expected {expected}", node.unwrap_or_default());
-                return Err(StepError::Differs { object: format!("pod {name}"), difference });
+                bail!("pod {name} runs on {}, expected {expected}", node.unwrap_or_default());
             }
         }
         Ok(())
     }
 
-    pub(super) async fn probe(&self, step: &Probe) -> Result<(), StepError> {
+    pub(super) async fn probe(&self, step: &Probe) -> anyhow::Result<()> {
         let mut sums: BTreeMap<&str, i128> = BTreeMap::new();
         for (pod, container) in step
             .pods
@@ -48,23 +47,20 @@ impl Run<'_> {
                 self.wait_container_started(pod, container, seconds(step.within)).await?;
             let object = format!("container {container} of pod {pod}");
             let line = self.read_line(pod, &container, &step.event, seconds(step.within)).await?;
-            let differs = |difference| StepError::Differs { object: object.clone(), difference };
             compare(&step.has, &line)
-                .map_err(|difference| differs(format!("{difference}, in {line}")))?;
+                .map_err(|difference| anyhow!("{object}: {difference}, in {line}"))?;
             for field in step.sum.keys() {
                 let number = line[field]
                     .as_i64()
-                    .ok_or_else(|| differs(format!("no number `{field}` in {line}")))?;
+                    .with_context(|| format!("{object}: no number `{field}` in {line}"))?;
                 *sums.entry(field).or_default() += i128::from(number);
             }
         }
         for (field, expected) in &step.sum {
             let sum = sums.get(field.as_str()).copied().unwrap_or_default();
             let sum = i64::try_from(sum).unwrap_or(i64::MAX).into();
-            compare(expected, &sum).map_err(|difference| StepError::Differs {
-                object: format!("the sum of {field}"),
-                difference,
-            })?;
+            compare(expected, &sum)
+                .map_err(|difference| anyhow!("the sum of {field}: {difference}"))?;
         }
         Ok(())
     }
@@ -75,7 +71,7 @@ impl Run<'_> {
         pod: &str,
         container: Option<&str>,
         within: Duration,
-    ) -> Result<String, StepError> {
+    ) -> anyhow::Result<String> {
         let what = format!("container {} of pod {pod} to run", container.unwrap_or_default());
         let check = |pod: Option<&Pod>| {
             let statuses = pod.and_then(|pod| pod.status.as_ref()).map(|status| {
@@ -100,7 +96,7 @@ impl Run<'_> {
         container: &str,
         event: &str,
         within: Duration,
-    ) -> Result<Value, StepError> {
+    ) -> anyhow::Result<Value> {
         let object = format!("container {container} of pod {pod}");
         let parameters = LogParams {
             container: Some(container.to_owned()),
@@ -109,34 +105,19 @@ impl Run<'_> {
         };
         let mut seen = String::new();
         let read = async {
-            let stream = self.pods_api().log_stream(pod, &parameters).await;
-            let mut lines = stream
-                .map_err(|error| api_error(&format!("read the output of {object}"), error))?
-                .lines();
-            let failed = |source| StepError::Output { object: object.clone(), source };
-            while let Some(line) = lines.try_next().await.map_err(failed)? {
+            let mut lines = self.pods_api().log_stream(pod, &parameters).await?.lines();
+            while let Some(line) = lines.try_next().await? {
                 match serde_json::from_str::<Value>(&line) {
                     Ok(value) if value["event"] == event => return Ok(value),
                     _ => seen = format!("{seen}{line}\n"),
                 }
             }
-            let difference = format!("ended without a line of event `{event}`");
-            Err(StepError::Differs { object: object.clone(), difference })
+            bail!("the output ended")
         };
         let outcome = tokio::time::timeout(within, read).await;
-        match outcome {
-            Ok(Ok(line)) => Ok(line),
-            Ok(Err(StepError::Differs { object, difference })) => Err(StepError::Differs {
-                object,
-                difference: format!("{difference}; output:\n{seen}"),
-            }),
-            Ok(Err(error)) => Err(error),
-            Err(_) => {
-                let difference =
-                    format!("no line of event `{event}` within {within:?}; output:\n{seen}");
-                Err(StepError::Differs { object, difference })
-            }
-        }
+        outcome
+            .unwrap_or_else(|_| Err(anyhow!("timed out after {within:?}")))
+            .with_context(|| format!("no line of event `{event}` from {object}; output:\n{seen}"))
     }
 }
 

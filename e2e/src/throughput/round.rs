@@ -259,10 +259,8 @@ async fn wait_nodes_schedulable(client: &Client, nodes: u32) -> anyhow::Result<(
             let mut taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
             !taints.any(|taint| taint.key.starts_with("node.kubernetes.io/"))
         };
-        match seen.iter().filter(is_free).count() {
-            free if free >= nodes as usize => CheckResult::Done(()),
-            free => CheckResult::Pending(format!("{free} of {nodes} nodes")),
-        }
+        let free = seen.iter().filter(is_free).count();
+        CheckResult::done_if(free >= nodes as usize, || format!("{free} of {nodes} nodes"))
     };
     let what = "the nodes to be free of the taint node.kubernetes.io/not-ready";
     Ok(wait::until(api, watcher::Config::default(), what, TIMEOUT, check).await?)
@@ -272,10 +270,7 @@ async fn delete_warm_up(client: &Client) -> anyhow::Result<()> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
     pods.delete("warm-up-1", &DeleteParams::default().grace_period(0)).await?;
     let claims: Api<ResourceClaim> = Api::namespaced(client.clone(), NAMESPACE);
-    let check = |claims: &[ResourceClaim]| match claims.len() {
-        0 => CheckResult::Done(()),
-        left => CheckResult::Pending(format!("{left} claims are left")),
-    };
+    let check = CheckResult::none_left;
     Ok(wait::until(
         claims,
         watcher::Config::default(),

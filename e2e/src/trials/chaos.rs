@@ -10,21 +10,21 @@ use anyhow::Context as _;
 use futures::TryStreamExt;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use kube::api::{DeleteParams, PostParams};
+use kube::api::DeleteParams;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, ResourceExt};
-use serde::Serialize;
 use serde_json::{Value, json};
 
 use self::failing_gpus::FailingGpus;
 use super::device_usage::DeviceUsage;
 use super::residue;
-use super::test_bed::{TestBed, holder, phase};
+use super::test_bed::{TestBed, holder, phase, wait_all};
 use crate::harness::TrialOutcome;
 use crate::inventory::{DRIVER, GpuInventory};
+use crate::leftovers::device_results;
 use crate::random::Random;
 use crate::runner::{Figure, Outcome};
-use crate::wait::{self, CheckResult};
+use crate::wait::CheckResult;
 
 /// Duration of the faults, in seconds.
 const FAULT_DURATION_S: u64 = 20;
@@ -34,10 +34,6 @@ const INTERVAL: Duration = Duration::from_millis(200);
 
 /// Maximum number of pods at the same time. With the sizes below they always fit on twelve GPUs.
 const MAX_PODS: usize = 16;
-
-/// Time limit after the last fault. It may start the controller's backoff (20 s, doubled; 60 s
-/// after an unreachable API server).
-const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Memory and cores of the claim templates.
 const SIZES: [(&str, &str, &str); 4] = [
@@ -147,7 +143,7 @@ async fn create(test_bed: &TestBed, name: &str, random: &mut Random) -> anyhow::
         );
         entry(&mut pod["spec"]["containers"][0]["resources"]["claims"], json!({"name": "more"}));
     }
-    test_bed.pods().create(&PostParams::default(), &serde_json::from_value(pod)?).await?;
+    test_bed.create(pod).await?;
     Ok(())
 }
 
@@ -168,35 +164,17 @@ async fn wait_all_running(test_bed: &TestBed, alive: &[String]) -> anyhow::Resul
             )
         };
         let not_yet: Vec<_> = pods.iter().filter(|pod| !runs(pod)).map(describe).collect();
-        match not_yet.is_empty() && pods.len() == alive.len() {
-            true => CheckResult::Done(()),
-            false => CheckResult::Pending(format!("{} pods; not running: {not_yet:?}", pods.len())),
-        }
+        CheckResult::done_if(not_yet.is_empty() && pods.len() == alive.len(), || {
+            format!("{} pods; not running: {not_yet:?}", pods.len())
+        })
     };
-    Ok(wait::until(test_bed.pods(), Default::default(), "all pods to run", TIMEOUT, check).await?)
+    wait_all(test_bed.pods(), "all pods to run", check).await
 }
 
 /// Waits until no pod and no claim is left.
 async fn wait_all_deleted(test_bed: &TestBed) -> anyhow::Result<()> {
-    wait::until(
-        test_bed.pods(),
-        Default::default(),
-        "all pods to be deleted",
-        TIMEOUT,
-        none_left::<Pod>,
-    )
-    .await?;
-    let claims = none_left::<ResourceClaim>;
-    wait::until(test_bed.claims(), Default::default(), "all claims to be deleted", TIMEOUT, claims)
-        .await?;
-    Ok(())
-}
-
-fn none_left<K: ResourceExt + Serialize>(objects: &[K]) -> CheckResult<()> {
-    // The whole object is part of the message, because it names the finalizers.
-    let describe = |object: &K| format!("{} ({})", object.name_any(), json!(object));
-    let left: Vec<_> = objects.iter().map(describe).collect();
-    if left.is_empty() { CheckResult::Done(()) } else { CheckResult::Pending(left.join(", ")) }
+    wait_all(test_bed.pods(), "all pods to be deleted", CheckResult::none_left).await?;
+    wait_all(test_bed.claims(), "all claims to be deleted", CheckResult::none_left).await
 }
 
 /// Returns the number of injected faults by kind; `None` while faults are injected.
@@ -240,7 +218,5 @@ async fn observe_claims(test_bed: &TestBed, mut usage: DeviceUsage) -> anyhow::R
 }
 
 fn shares_of(claim: &ResourceClaim) -> Vec<String> {
-    let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
-    let results = allocation.and_then(|allocation| allocation.devices.as_ref()?.results.as_ref());
-    results.into_iter().flatten().filter_map(|result| result.share_id.clone()).collect()
+    device_results(claim).filter_map(|result| result.share_id.clone()).collect()
 }

@@ -3,10 +3,10 @@
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 
-use super::test_bed::{TIMEOUT, TestBed};
+use super::test_bed::{A100, TestBed, wait_one};
 use crate::harness::TrialOutcome;
 use crate::runner::Outcome;
-use crate::wait::{self, CheckResult};
+use crate::wait::CheckResult;
 
 const HOUR: i64 = 3600;
 
@@ -15,9 +15,7 @@ const HOUR: i64 = 3600;
 pub(super) async fn check_wrong_clock(test_bed: TestBed) -> TrialOutcome {
     let node = test_bed.node_with("a100", 4).await?;
     let operations = test_bed.operations()?;
-    test_bed
-        .create_template("share", "a100.gpu.tessera.dev", json!({"memory": "10Gi", "cores": "10"}))
-        .await?;
+    test_bed.create_template("share", A100, json!({"memory": "10Gi", "cores": "10"})).await?;
     let mut names = Vec::new();
     for (name, ahead) in [("ahead", HOUR), ("behind", -HOUR), ("correct", 0)] {
         operations.run(&["clock", &node, &ahead.to_string()]).await?;
@@ -43,5 +41,5 @@ async fn wait_healthy(test_bed: &TestBed, name: &str) -> anyhow::Result<()> {
         }
     };
     let what = format!("the device of {name} to be healthy");
-    Ok(wait::until_one(test_bed.pods(), name, &what, TIMEOUT, check).await?)
+    wait_one(test_bed.pods(), name, &what, check).await
 }

@@ -5,7 +5,6 @@ use futures::future::try_join_all;
 use kube::api::{DeleteParams, PostParams};
 use serde_json::json;
 
-use super::release::check_undisturbed;
 use super::test_bed::{Skip, TestBed, holder};
 use crate::harness::TrialOutcome;
 use crate::inventory::DRIVER;
@@ -51,7 +50,7 @@ pub(super) async fn restarted(test_bed: TestBed) -> TrialOutcome {
         running.extend(try_join_all(names.iter().map(|name| test_bed.wait_running(name))).await?);
     }
     for pod in &running {
-        check_undisturbed(&test_bed, pod).await?;
+        test_bed.check_undisturbed(pod).await?;
     }
     let names = running.iter().filter_map(|pod| pod.metadata.name.clone()).collect::<Vec<_>>();
     for name in &names {

@@ -3,16 +3,14 @@
 use serde_json::json;
 
 use super::controller_deployment::ControllerDeployment;
-use super::test_bed::TestBed;
+use super::test_bed::{H100, TestBed};
 use crate::harness::TrialOutcome;
 use crate::leftovers::holds_device;
 use crate::runner::Outcome;
 
 pub(super) async fn stopped(test_bed: TestBed) -> TrialOutcome {
     test_bed.node_with("h100", 8).await?;
-    test_bed
-        .create_template("share", "h100.gpu.tessera.dev", json!({"memory": "10Gi", "cores": "10"}))
-        .await?;
+    test_bed.create_template("share", H100, json!({"memory": "10Gi", "cores": "10"})).await?;
     let switch = ControllerSwitch::detect(&test_bed).await?;
     switch.stop().await?;
     let checked = stay_unallocated(&test_bed).await;
@@ -66,22 +64,20 @@ impl<'a> ControllerSwitch<'a> {
     async fn stop(&self) -> anyhow::Result<()> {
         match self {
             Self::Deployment { deployment, .. } => deployment.scale(0).await,
-            Self::Process(test_bed) => Ok(test_bed
-                .operations()?
-                .run(&["stop", "control-plane", "controller"])
-                .await
-                .map(drop)?),
+            Self::Process(test_bed) => {
+                test_bed.operations()?.run(&["stop", "control-plane", "controller"]).await.map(drop)
+            }
         }
     }
 
     async fn start(&self) -> anyhow::Result<()> {
         match self {
             Self::Deployment { deployment, replicas } => deployment.scale(*replicas).await,
-            Self::Process(test_bed) => Ok(test_bed
+            Self::Process(test_bed) => test_bed
                 .operations()?
                 .run(&["start", "control-plane", "controller"])
                 .await
-                .map(drop)?),
+                .map(drop),
         }
     }
 }

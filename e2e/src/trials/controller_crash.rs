@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use axum::http::Request;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use kube::api::{DeleteParams, PostParams};
+use kube::api::DeleteParams;
 use serde_json::{Value, json};
 
 use super::controller_deployment::{ControllerDeployment, container};
@@ -63,7 +63,7 @@ async fn allocates_after_crash(
     test_bed.create(from_template(&pod, "share")).await?;
     controller.wait_killed(point).await?;
     placement::check_colocated(test_bed, &pod, &pod).await?;
-    test_bed.delete(std::slice::from_ref(&pod)).await?;
+    test_bed.delete(&[&pod]).await?;
     placement::wait_unallocated(test_bed, &pod).await
 }
 
@@ -100,10 +100,7 @@ async fn completes_release(
 
 /// Creates a pod that no scheduler binds, with a claim that the user created.
 async fn create_unbound(test_bed: &TestBed, name: &str) -> anyhow::Result<()> {
-    test_bed
-        .claims()
-        .create(&PostParams::default(), &serde_json::from_value(user_claim(name))?)
-        .await?;
+    test_bed.create_claim(user_claim(name)).await?;
     let pod = unbound(holder(name, json!({"name": "gpu", "resourceClaimName": name})));
     test_bed.create(pod).await.map(drop)
 }
@@ -113,7 +110,7 @@ async fn check_reusable_and_deletable(test_bed: &TestBed, claim: &str) -> anyhow
     placement::wait_unallocated(test_bed, claim).await?;
     test_bed.create(holder("next", json!({"name": "gpu", "resourceClaimName": claim}))).await?;
     placement::check_colocated(test_bed, "next", claim).await?;
-    test_bed.delete(&["next".to_owned()]).await?;
+    test_bed.delete(&["next"]).await?;
     placement::delete_claim(test_bed, claim).await
 }
 

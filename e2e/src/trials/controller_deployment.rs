@@ -7,8 +7,8 @@ use kube::api::{DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams}
 use kube::core::ApiResource;
 use serde_json::{Value, json};
 
-use super::test_bed::{TIMEOUT, TestBed};
-use crate::wait::{self, CheckResult};
+use super::test_bed::{TestBed, wait_one};
+use crate::wait::CheckResult;
 
 /// Namespace of the chart.
 pub(super) const NAMESPACE: &str = "tessera-system";
@@ -71,10 +71,10 @@ impl ControllerDeployment {
                     .iter()
                     .all(|field| count(field) == replicas)
                 && count("terminatingReplicas") == 0;
-            if done { CheckResult::Done(()) } else { CheckResult::Pending(status.to_string()) }
+            CheckResult::done_if(done, || status.to_string())
         };
         let what = format!("{NAME} to have {replicas} replicas");
-        Ok(wait::until_one(self.deployments.clone(), NAME, &what, TIMEOUT, check).await?)
+        wait_one(self.deployments.clone(), NAME, &what, check).await
     }
 
     /// Waits until an existing pod leads whose name `accept` accepts; returns the pod.
@@ -95,7 +95,7 @@ impl ControllerDeployment {
             ),
             other => CheckResult::Pending(format!("{other:?}")),
         };
-        Ok(wait::until_one(self.leases.clone(), NAME, what, TIMEOUT, check).await?)
+        wait_one(self.leases.clone(), NAME, what, check).await
     }
 
     /// Waits until the pod's container was restarted more than `times` times and is ready.
@@ -111,7 +111,7 @@ impl ControllerDeployment {
             status => CheckResult::Pending(json!(status).to_string()),
         };
         let what = format!("the controller in pod {pod} to be restarted");
-        Ok(wait::until_one(self.pods.clone(), pod, &what, TIMEOUT, check).await?)
+        wait_one(self.pods.clone(), pod, &what, check).await
     }
 }
 

@@ -4,19 +4,18 @@
 //! The driver publishes no counters, so the trial publishes them in its name, in a pool for all
 //! nodes. No driver can prepare such a partition; only its allocation is tested.
 
-use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use kube::Api;
 use kube::api::{DeleteParams, PostParams};
-use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
-use super::placement::wait_event_text;
+use super::placement::{belongs_to, wait_allocated, wait_event_text};
 use super::policies;
-use super::test_bed::{TIMEOUT, TestBed, from_template};
+use super::test_bed::{TestBed, from_template};
 use crate::harness::TrialOutcome;
 use crate::inventory::DRIVER;
 use crate::leftovers::holds_device;
 use crate::runner::Outcome;
-use crate::wait::{self, CheckResult};
 
 const COUNTERS: &str = "trial-counters-counters";
 const PARTITIONS: &str = "trial-counters-partitions";
@@ -47,19 +46,16 @@ async fn allocates_two_of_three(test_bed: &TestBed) -> TrialOutcome {
         .await?;
     for name in ["first", "second"] {
         test_bed.create(partition_pod(name)).await?;
-        wait_allocated(test_bed, name).await?;
+        wait_allocated(test_bed, name, "allocated", |_| true).await?;
     }
     test_bed.create(partition_pod("third")).await?;
     wait_event_text(test_bed, "third", &["insufficient shared counters"]).await?;
-    let third =
-        claim_of(&test_bed.claims().list(&Default::default()).await?.items, "third").cloned();
-    anyhow::ensure!(
-        third.is_none_or(|claim| !holds_device(&claim)),
-        "a third partition was allocated"
-    );
-    test_bed.delete(&["first".to_owned()]).await?;
-    wait_allocated(test_bed, "third").await?;
-    test_bed.delete(&["second".to_owned(), "third".to_owned()]).await?;
+    let claims = test_bed.claims().list(&Default::default()).await?;
+    let allocated = claims.iter().find(|claim| belongs_to(claim, "third") && holds_device(claim));
+    anyhow::ensure!(allocated.is_none(), "a third partition was allocated");
+    test_bed.delete(&["first"]).await?;
+    wait_allocated(test_bed, "third", "allocated", |_| true).await?;
+    test_bed.delete(&["second", "third"]).await?;
     Ok(Outcome::Passed(vec![]))
 }
 
@@ -102,17 +98,4 @@ async fn unpublish(slices: &Api<ResourceSlice>) {
     for name in [PARTITIONS, COUNTERS] {
         let _ = slices.delete(name, &DeleteParams::default()).await;
     }
-}
-
-fn claim_of<'c>(claims: &'c [ResourceClaim], pod: &str) -> Option<&'c ResourceClaim> {
-    claims.iter().find(|claim| claim.owner_references().iter().any(|owner| owner.name == pod))
-}
-
-async fn wait_allocated(test_bed: &TestBed, pod: &str) -> anyhow::Result<()> {
-    let check = |claims: &[ResourceClaim]| match claim_of(claims, pod) {
-        Some(claim) if holds_device(claim) => CheckResult::Done(()),
-        claim => CheckResult::Pending(json!(claim.map(|claim| &claim.status)).to_string()),
-    };
-    let what = format!("a partition to be allocated to {pod}");
-    Ok(wait::until(test_bed.claims(), Default::default(), &what, TIMEOUT, check).await?)
 }

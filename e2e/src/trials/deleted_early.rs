@@ -74,7 +74,7 @@ async fn check_both_claim_kinds(test_bed: &TestBed) -> TrialOutcome {
         .create(holder("own-again", json!({"name": "gpu", "resourceClaimName": "own"})))
         .await?;
     test_bed.wait_running("own-again").await?;
-    test_bed.delete(&["own-again".to_owned()]).await?;
+    test_bed.delete(&["own-again"]).await?;
     placement::delete_claim(test_bed, "own").await?;
     Ok(Outcome::Passed(figures))
 }

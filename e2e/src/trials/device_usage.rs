@@ -8,6 +8,7 @@ use serde_json::Value;
 use tessera_api::Quantity;
 
 use crate::inventory::{DRIVER, GpuInventory};
+use crate::leftovers::device_results;
 
 type DeviceKey = (String, String);
 type Consumption = BTreeMap<(DeviceKey, String), Quantity>;
@@ -112,12 +113,8 @@ fn full_name(claim: &ResourceClaim) -> String {
 }
 
 fn consumption(claim: &ResourceClaim) -> Result<Consumption, String> {
-    let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
-    let results = allocation
-        .and_then(|allocation| allocation.devices.as_ref())
-        .and_then(|d| d.results.as_ref());
     let mut consumption = Consumption::new();
-    for result in results.into_iter().flatten().filter(|result| result.driver == DRIVER) {
+    for result in device_results(claim).filter(|result| result.driver == DRIVER) {
         let key = (result.pool.clone(), result.device.clone());
         for (name, amount) in result.consumed_capacity.iter().flatten() {
             let amount = Quantity::parse(&amount.0)

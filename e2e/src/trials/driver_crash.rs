@@ -9,10 +9,9 @@ use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
 
 use super::driver_instances::{DriverInstances, WITH_FAULT_POINTS, restarts_of};
-use super::test_bed::{TIMEOUT, TestBed, container_ids, phase};
+use super::test_bed::{A100, TIMEOUT, TestBed, wait_deleted};
 use crate::harness::TrialOutcome;
 use crate::runner::Outcome;
-use crate::wait::{self, CheckResult};
 
 /// Interval between checks of files; no watch reports their deletion.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
@@ -39,18 +38,12 @@ pub(super) async fn killed(test_bed: TestBed) -> TrialOutcome {
             };
             outcome.map_err(|error| error.context(format!("driver killed at {point}")))?;
         }
-        let still = test_bed.pods().get("bystander").await?;
+        test_bed.check_undisturbed(&bystander).await?;
         anyhow::ensure!(
-            container_ids(&still) == container_ids(&bystander) && phase(&still) == "Running",
-            "pod `bystander` was restarted: {:?}, then {:?}",
-            container_ids(&bystander),
-            container_ids(&still)
-        );
-        anyhow::ensure!(
-            node.files_of(&still).await? == files,
+            node.files_of(&bystander).await? == files,
             "files of running pod `bystander` were replaced"
         );
-        test_bed.delete(&["bystander".to_owned()]).await
+        test_bed.delete(&["bystander"]).await
     };
     drivers.with_fault_points(run).await?;
     Ok(Outcome::Passed(vec![]))
@@ -63,7 +56,7 @@ pub(super) async fn pod_deleted_during_prepare(test_bed: TestBed) -> TrialOutcom
         let node = DriverNode::new(&test_bed, &drivers).await?;
         // A Prepare held before its first step does not block Unprepare.
         node.hold("before", "prepare-claim-read").await?;
-        test_bed.delete(&["before".to_owned()]).await?;
+        test_bed.delete(&["before"]).await?;
         drivers.release(&node.driver, "prepare-claim-read").await?;
         node.wait_no_files().await?;
 
@@ -71,7 +64,7 @@ pub(super) async fn pod_deleted_during_prepare(test_bed: TestBed) -> TrialOutcom
         node.hold("during", "prepare-ledger").await?;
         test_bed.pods().delete("during", &DeleteParams::default()).await?;
         drivers.release(&node.driver, "prepare-ledger").await?;
-        node.wait_deleted("during").await?;
+        wait_deleted(test_bed.pods(), "during").await?;
         node.wait_no_files().await
     };
     drivers.with_fault_points(run).await?;
@@ -81,13 +74,7 @@ pub(super) async fn pod_deleted_during_prepare(test_bed: TestBed) -> TrialOutcom
 impl<'a> DriverNode<'a> {
     async fn new(test_bed: &'a TestBed, drivers: &'a DriverInstances) -> anyhow::Result<Self> {
         let node = test_bed.node_with("a100", 4).await?;
-        test_bed
-            .create_template(
-                "share",
-                "a100.gpu.tessera.dev",
-                json!({"memory": "1Gi", "cores": "1"}),
-            )
-            .await?;
+        test_bed.create_template("share", A100, json!({"memory": "1Gi", "cores": "1"})).await?;
         let driver = drivers.wait_ready(&node, WITH_FAULT_POINTS).await?.name_any();
         Ok(Self { test_bed, drivers, node, driver })
     }
@@ -116,7 +103,7 @@ impl<'a> DriverNode<'a> {
         let pod = self.test_bed.wait_running(point).await?;
         let files = self.files_of(&pod).await?;
         anyhow::ensure!(files.lines().count() == 2, "expected one grant and one ledger: {files}");
-        self.test_bed.delete(&[point.to_owned()]).await?;
+        self.test_bed.delete(&[point]).await?;
         self.wait_no_files_of(&files).await
     }
 
@@ -129,7 +116,7 @@ impl<'a> DriverNode<'a> {
         };
         self.killed_during(point, delete).await?;
         self.trigger_sync(point).await?;
-        self.wait_deleted(point).await?;
+        wait_deleted(self.test_bed.pods(), point).await?;
         self.wait_no_files_of(&files).await
     }
 
@@ -150,22 +137,13 @@ impl<'a> DriverNode<'a> {
         }
     }
 
-    async fn wait_deleted(&self, pod: &str) -> anyhow::Result<()> {
-        let check = |pod: Option<&Pod>| match pod {
-            None => CheckResult::Done(()),
-            Some(pod) => CheckResult::Pending(phase(pod).to_owned()),
-        };
-        let what = format!("pod {pod} to be deleted");
-        Ok(wait::until_one(self.test_bed.pods(), pod, &what, TIMEOUT, check).await?)
-    }
-
     /// Returns the inodes and paths of the grants and ledgers of the pod's claim.
     async fn files_of(&self, pod: &Pod) -> anyhow::Result<String> {
         let uid = self.test_bed.claim_of(pod).await?.uid().unwrap_or_default();
         let command = format!(
             "stat -c '%d %i %n' /run/tessera/grants/{uid}/*/grant /run/tessera/ledgers/{uid}/*/ledger"
         );
-        Ok(self.test_bed.operations()?.run(&["exec", &self.node, "sh", "-c", &command]).await?)
+        self.test_bed.operations()?.run(&["exec", &self.node, "sh", "-c", &command]).await
     }
 
     /// Waits until the node has no files of the claim with these files.

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::test_bed::TIMEOUT;
-use crate::wait::{self, CheckResult};
+use super::placement::node_name;
+use super::test_bed::{TIMEOUT, wait_one, wait_selected};
+use crate::wait::CheckResult;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Patch, PatchParams};
@@ -96,31 +97,15 @@ impl DriverInstances {
             let settled = status.observed_generation == set.metadata.generation
                 && status.updated_number_scheduled == Some(status.desired_number_scheduled)
                 && status.number_available == Some(status.desired_number_scheduled);
-            if settled {
-                CheckResult::Done(())
-            } else {
-                CheckResult::Pending(json!(status).to_string())
-            }
+            CheckResult::done_if(settled, || json!(status).to_string())
         };
-        wait::until_one(self.sets.clone(), NAME, "the drivers to be replaced", TIMEOUT, check)
-            .await?;
+        wait_one(self.sets.clone(), NAME, "the drivers to be replaced", check).await?;
         let check = |pods: &[Pod]| {
             let others = pods.iter().filter(|pod| image_of(pod) != Some(image)).map(Pod::name_any);
             let others: Vec<_> = others.collect();
-            if others.is_empty() {
-                CheckResult::Done(())
-            } else {
-                CheckResult::Pending(others.join(", "))
-            }
+            CheckResult::done_if(others.is_empty(), || others.join(", "))
         };
-        Ok(wait::until(
-            self.pods.clone(),
-            selector(),
-            "the old drivers to be deleted",
-            TIMEOUT,
-            check,
-        )
-        .await?)
+        wait_selected(self.pods.clone(), selector(), "the old drivers to be deleted", check).await
     }
 
     /// Waits until all driver pods are ready and have that argument.
@@ -128,38 +113,34 @@ impl DriverInstances {
         let check = |pods: &[Pod]| {
             let others = pods.iter().filter(|pod| !is_ready(pod) || !has_argument(pod, argument));
             let others: Vec<_> = others.map(Pod::name_any).collect();
-            if others.is_empty() {
-                CheckResult::Done(())
-            } else {
-                CheckResult::Pending(others.join(", "))
-            }
+            CheckResult::done_if(others.is_empty(), || others.join(", "))
         };
         let what = format!("the drivers to run with {argument}");
-        Ok(wait::until(self.pods.clone(), selector(), &what, TIMEOUT, check).await?)
+        wait_selected(self.pods.clone(), selector(), &what, check).await
     }
 
     /// Waits until the driver pod of `image` on `node` is ready, and returns it.
     pub(super) async fn wait_ready(&self, node: &str, image: &str) -> anyhow::Result<Pod> {
         let check = |pods: &[Pod]| {
-            let here =
-                pods.iter().find(|pod| node_of(pod) == Some(node) && image_of(pod) == Some(image));
+            let here = pods
+                .iter()
+                .find(|pod| node_name(pod) == Some(node) && image_of(pod) == Some(image));
             match here.filter(|pod| is_ready(pod)) {
                 Some(pod) => CheckResult::Done(pod.clone()),
                 None => CheckResult::Pending(format!("{} pods", pods.len())),
             }
         };
         let what = format!("a driver of {image} to be ready on {node}");
-        Ok(wait::until(self.pods.clone(), selector(), &what, TIMEOUT, check).await?)
+        wait_selected(self.pods.clone(), selector(), &what, check).await
     }
 
     /// Waits until no driver runs on `node`.
     pub(super) async fn wait_no_driver_on(&self, node: &str) -> anyhow::Result<()> {
-        let check = |pods: &[Pod]| match pods.iter().find(|pod| node_of(pod) == Some(node)) {
-            None => CheckResult::Done(()),
-            Some(pod) => CheckResult::Pending(pod.name_any()),
+        let check = |pods: &[Pod]| {
+            CheckResult::deleted(pods.iter().find(|pod| node_name(pod) == Some(node)))
         };
         let what = format!("the driver of {node} to be deleted");
-        Ok(wait::until(self.pods.clone(), selector(), &what, TIMEOUT, check).await?)
+        wait_selected(self.pods.clone(), selector(), &what, check).await
     }
 
     /// Waits until the pod's container was restarted more than `restarts` times and is ready.
@@ -169,7 +150,7 @@ impl DriverInstances {
             other => CheckResult::Pending(format!("{:?} restarts", other.map(restarts_of))),
         };
         let what = format!("driver {pod} to be restarted");
-        Ok(wait::until_one(self.pods.clone(), pod, &what, TIMEOUT, check).await?)
+        wait_one(self.pods.clone(), pod, &what, check).await
     }
 
     /// Returns the fault points of the driver in `pod`.
@@ -219,10 +200,6 @@ fn selector() -> watcher::Config {
     watcher::Config::default().labels(&format!("app.kubernetes.io/name={NAME}"))
 }
 
-fn node_of(pod: &Pod) -> Option<&str> {
-    pod.spec.as_ref()?.node_name.as_deref()
-}
-
 fn image_of(pod: &Pod) -> Option<&str> {
     pod.spec.as_ref()?.containers.first()?.image.as_deref()
 }
@@ -232,7 +209,8 @@ fn has_argument(pod: &Pod, argument: &str) -> bool {
     driver.is_some_and(|driver| driver.args.iter().flatten().any(|one| one == argument))
 }
 
-fn is_ready(pod: &Pod) -> bool {
+/// Returns true if the pod is ready and not terminating.
+pub(super) fn is_ready(pod: &Pod) -> bool {
     let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
     let ready = conditions
         .into_iter()

@@ -5,10 +5,10 @@ use kube::ResourceExt;
 use serde_json::{Value, json};
 
 use super::driver_instances::{DriverInstances, WITH_FAULT_POINTS, restarts_of};
-use super::test_bed::{TIMEOUT, TestBed, container_ids, holder, phase};
+use super::test_bed::{A100, TestBed, container_ids, holder, wait_one};
 use crate::harness::TrialOutcome;
 use crate::runner::Outcome;
-use crate::wait::{self, CheckResult};
+use crate::wait::CheckResult;
 
 /// Two instances run on the node during an update. A Prepare is held in the old instance; its
 /// Unprepare and other pods go to the new one.
@@ -41,12 +41,9 @@ async fn update_with_two_instances(
     shipped: &str,
 ) -> anyhow::Result<()> {
     let node = test_bed.node_with("a100", 4).await?;
-    test_bed
-        .create_template("share", "a100.gpu.tessera.dev", json!({"memory": "1Gi", "cores": "1"}))
-        .await?;
+    test_bed.create_template("share", A100, json!({"memory": "1Gi", "cores": "1"})).await?;
     let old = drivers.wait_ready(&node, WITH_FAULT_POINTS).await?.name_any();
-    test_bed.create_holder("before", "share").await?;
-    let before = test_bed.wait_running("before").await?;
+    let before = test_bed.start_holder("before", "share").await?;
     drivers.arm(&old, "prepare-claim-read", "hold").await?;
     test_bed.create_holder("held", "share").await?;
     drivers.wait_held(&old, "prepare-claim-read").await?;
@@ -54,23 +51,16 @@ async fn update_with_two_instances(
     drivers.change(keep_both_settings()).await?;
     drivers.set_image(shipped).await?;
     drivers.wait_ready(&node, shipped).await?;
-    test_bed.delete(&["held".to_owned()]).await?;
-    test_bed.create_holder("after", "share").await?;
-    test_bed.wait_running("after").await?;
+    test_bed.delete(&["held"]).await?;
+    test_bed.start_holder("after", "share").await?;
     let alive = drivers.pods.get(&old).await?;
     anyhow::ensure!(alive.metadata.deletion_timestamp.is_none(), "the old instance is terminating");
     drivers.release(&old, "prepare-claim-read").await?;
     drivers.change(chart_settings()).await?;
     drivers.wait_replaced(shipped).await?;
 
-    let still = test_bed.pods().get("before").await?;
-    anyhow::ensure!(
-        container_ids(&still) == container_ids(&before) && phase(&still) == "Running",
-        "pod `before` was restarted: {:?}, then {:?}",
-        container_ids(&before),
-        container_ids(&still)
-    );
-    test_bed.delete(&["before".to_owned(), "after".to_owned()]).await?;
+    test_bed.check_undisturbed(&before).await?;
+    test_bed.delete(&["before", "after"]).await?;
     let left = test_bed.operations()?.run(&["residue", &node]).await?;
     anyhow::ensure!(left.trim().is_empty(), "files left on {node}:\n{left}");
     Ok(())
@@ -81,9 +71,7 @@ async fn update_with_two_instances(
 pub(super) async fn cdi_file_deleted(test_bed: TestBed) -> TrialOutcome {
     let drivers = DriverInstances::new(&test_bed.client);
     let node = test_bed.node_with("a100", 4).await?;
-    test_bed
-        .create_template("share", "a100.gpu.tessera.dev", json!({"memory": "1Gi", "cores": "1"}))
-        .await?;
+    test_bed.create_template("share", A100, json!({"memory": "1Gi", "cores": "1"})).await?;
     let mut pod = holder("restarts", json!({"name": "gpu", "resourceClaimTemplateName": "share"}));
     pod["spec"]["restartPolicy"] = json!("Always");
     test_bed.create(pod).await?;
@@ -111,9 +99,8 @@ pub(super) async fn cdi_file_deleted(test_bed: TestBed) -> TrialOutcome {
         Some(pod) if restarts_of(pod) > restarts && is_running(pod) => CheckResult::Done(()),
         other => CheckResult::Pending(format!("{:?}", other.map(container_ids))),
     };
-    wait::until_one(test_bed.pods(), "restarts", "the container to be restarted", TIMEOUT, check)
-        .await?;
-    test_bed.delete(&["restarts".to_owned()]).await?;
+    wait_one(test_bed.pods(), "restarts", "the container to be restarted", check).await?;
+    test_bed.delete(&["restarts"]).await?;
     Ok(Outcome::Passed(vec![]))
 }
 
@@ -125,7 +112,7 @@ async fn kill_container(test_bed: &TestBed, node: &str, pod: &Pod) -> anyhow::Re
     let ctr = format!("{}/ctr", std::env::var("TESSERA_E2E_BIN")?);
     let kill =
         ["exec", node, &ctr, "--namespace", "k8s.io", "tasks", "kill", "--signal", "SIGKILL", id];
-    Ok(test_bed.operations()?.run(&kill).await.map(drop)?)
+    test_bed.operations()?.run(&kill).await.map(drop)
 }
 
 /// Waits until the kubelet has failed to restart the container.
@@ -139,7 +126,7 @@ async fn wait_missing_device(test_bed: &TestBed) -> anyhow::Result<()> {
         }
     };
     let what = "the container's start to fail without its CDI device";
-    Ok(wait::until_one(test_bed.pods(), "restarts", what, TIMEOUT, check).await?)
+    wait_one(test_bed.pods(), "restarts", what, check).await
 }
 
 fn container(pod: &Pod) -> Option<&ContainerStatus> {

@@ -8,7 +8,7 @@ use kube::api::DeleteParams;
 use kube::runtime::{WatchStreamExt, watcher};
 use serde_json::{Value, json};
 
-use super::test_bed::{TIMEOUT, TestBed};
+use super::test_bed::{A100, TIMEOUT, TestBed};
 use crate::harness::TrialOutcome;
 use crate::leftovers::holds_device;
 use crate::runner::{Figure, Outcome};
@@ -20,12 +20,11 @@ const ROUNDS: usize = 25;
 /// deleted, and so on.
 pub(super) async fn measure(test_bed: TestBed) -> TrialOutcome {
     test_bed.node_with("a100", 4).await?;
-    test_bed.create_template("whole", "a100.gpu.tessera.dev", Value::Null).await?;
+    test_bed.create_template("whole", A100, Value::Null).await?;
     let mut holding = Vec::new();
     for number in 1..=4 {
         let name = format!("pod-{number}");
-        test_bed.create_holder(&name, "whole").await?;
-        test_bed.wait_running(&name).await?;
+        test_bed.start_holder(&name, "whole").await?;
         holding.push(name);
     }
     let mut figures = Vec::new();

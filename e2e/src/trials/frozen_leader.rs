@@ -9,13 +9,13 @@ use kube::ResourceExt;
 use serde_json::json;
 
 use super::controller_deployment::{ControllerDeployment, container};
-use super::test_bed::{TIMEOUT, TestBed, phase};
+use super::test_bed::{A100, TestBed, phase, wait_all};
 use super::{overcommit, placement};
 use crate::harness::TrialOutcome;
 use crate::leftovers::holds_device;
 use crate::operations::Operations;
 use crate::runner::Outcome;
-use crate::wait::{self, CheckResult};
+use crate::wait::CheckResult;
 
 /// More pods than the node's four GPUs. A controller with stale state would allocate to a pending
 /// pod.
@@ -44,9 +44,8 @@ async fn take_over(
     operations: &Operations,
     deployment: &ControllerDeployment,
 ) -> TrialOutcome {
-    test_bed.create_template("whole", "a100.gpu.tessera.dev", json!(null)).await?;
-    test_bed.create_holder("before", "whole").await?;
-    test_bed.wait_running("before").await?;
+    test_bed.create_template("whole", A100, json!(null)).await?;
+    test_bed.start_holder("before", "whole").await?;
 
     let old = deployment.wait_leader("a controller to lead", |_| true).await?;
     let frozen = FrozenController::freeze(operations, &old).await?;
@@ -72,7 +71,7 @@ async fn take_over(
     anyhow::ensure!(leader.name_any() == new.name_any(), "{} leads again", leader.name_any());
 
     // The new leader still works.
-    test_bed.delete(&["before".to_owned()]).await?;
+    test_bed.delete(&["before"]).await?;
     wait_running(test_bed, FIT + 1).await?;
     test_bed.delete(&names()).await?;
     Ok(Outcome::Passed(vec![]))
@@ -111,14 +110,10 @@ async fn wait_running(test_bed: &TestBed, count: usize) -> anyhow::Result<()> {
             .iter()
             .filter(|pod| names.contains(&pod.name_any()) && phase(pod) == "Running")
             .count();
-        if running == count {
-            CheckResult::Done(())
-        } else {
-            CheckResult::Pending(format!("{running} pods"))
-        }
+        CheckResult::done_if(running == count, || format!("{running} pods"))
     };
     let what = format!("{count} pods to run");
-    Ok(wait::until(test_bed.pods(), Default::default(), &what, TIMEOUT, check).await?)
+    wait_all(test_bed.pods(), &what, check).await
 }
 
 /// Returns the resource versions of all claims, and whether each has a device.
@@ -149,6 +144,6 @@ impl FrozenController {
     }
 
     async fn thaw(&self, operations: &Operations) -> anyhow::Result<()> {
-        Ok(operations.run(&["thaw", &self.node, &self.container]).await.map(drop)?)
+        operations.run(&["thaw", &self.node, &self.container]).await.map(drop)
     }
 }

@@ -6,12 +6,12 @@ use k8s_openapi::api::resource::v1::ResourceSlice;
 use kube::{Api, ResourceExt};
 use serde_json::json;
 
-use super::test_bed::{TIMEOUT, TestBed};
+use super::test_bed::{A100, TestBed, wait_all, wait_one};
 use crate::harness::TrialOutcome;
 use crate::inventory::{DRIVER, GpuInventory, attribute};
 use crate::leftovers::holds_device;
 use crate::runner::Outcome;
-use crate::wait::{self, CheckResult};
+use crate::wait::CheckResult;
 
 /// A GPU with a share used by a running pod.
 struct UsedGpu {
@@ -25,11 +25,8 @@ impl UsedGpu {
     /// Starts a pod on a GPU.
     async fn start(test_bed: &TestBed) -> anyhow::Result<Self> {
         let node = test_bed.node_with("a100", 4).await?;
-        test_bed
-            .create_template("share", "a100.gpu.tessera.dev", json!({"memory": "10Gi"}))
-            .await?;
-        test_bed.create_holder("pod", "share").await?;
-        test_bed.wait_running("pod").await?;
+        test_bed.create_template("share", A100, json!({"memory": "10Gi"})).await?;
+        test_bed.start_holder("pod", "share").await?;
         let claims = test_bed.claims().list(&Default::default()).await?;
         let claim = claims.items.into_iter().find(holds_device);
         let claim = claim.ok_or_else(|| anyhow::anyhow!("a running pod has no allocated claim"))?;
@@ -58,7 +55,7 @@ pub(super) async fn lost(test_bed: TestBed) -> TrialOutcome {
     operations.run(&["gpu", &node, "heal", &uuid]).await?;
     outcome?;
     wait_published_again(&test_bed, &node, &device).await?;
-    test_bed.delete(&["pod".to_owned()]).await?;
+    test_bed.delete(&["pod"]).await?;
     Ok(Outcome::Passed(vec![]))
 }
 
@@ -77,7 +74,7 @@ pub(super) async fn recovers(test_bed: TestBed) -> TrialOutcome {
     outcome?;
     wait_taint(&test_bed, &device, None).await?;
     wait_health(&test_bed, "Healthy").await?;
-    test_bed.delete(&["pod".to_owned()]).await?;
+    test_bed.delete(&["pod"]).await?;
     Ok(Outcome::Passed(vec![]))
 }
 
@@ -98,14 +95,10 @@ pub(super) async fn wait_taint(
         let mut taints = found.taints.iter().flatten();
         let taint = taints.find(|taint| taint.key == format!("{DRIVER}/unhealthy"));
         let current = taint.map(|taint| taint.value.as_deref().unwrap_or_default());
-        if current == value {
-            CheckResult::Done(())
-        } else {
-            CheckResult::Pending(format!("{current:?}"))
-        }
+        CheckResult::done_if(current == value, || format!("{current:?}"))
     };
     let what = format!("{device} to be tainted as unhealthy with {value:?}");
-    Ok(wait::until(slices, Default::default(), &what, TIMEOUT, check).await?)
+    wait_all(slices, &what, check).await
 }
 
 /// Waits until the kubelet reports that health of the pod's device.
@@ -116,10 +109,10 @@ async fn wait_health(test_bed: &TestBed, wanted: &str) -> anyhow::Result<()> {
             &pod["status"]["containerStatuses"][0]["allocatedResourcesStatus"][0]["resources"];
         let mut resources = health.as_array().into_iter().flatten();
         let found = resources.any(|resource| resource["health"] == wanted);
-        if found { CheckResult::Done(()) } else { CheckResult::Pending(health.to_string()) }
+        CheckResult::done_if(found, || health.to_string())
     };
     let what = format!("the pod's status to report {wanted}");
-    Ok(wait::until_one(test_bed.pods(), "pod", &what, TIMEOUT, check).await?)
+    wait_one(test_bed.pods(), "pod", &what, check).await
 }
 
 /// Returns true if a slice publishes the device without a taint other than the managed one.
@@ -137,14 +130,10 @@ fn is_available(slices: &[ResourceSlice], device: &str) -> bool {
 async fn wait_reported_lost(test_bed: &TestBed, device: &str, claim: &str) -> anyhow::Result<()> {
     let slices: Api<ResourceSlice> = Api::all(test_bed.client.clone());
     let check = |slices: &[ResourceSlice]| {
-        if is_available(slices, device) {
-            CheckResult::Pending("still available".into())
-        } else {
-            CheckResult::Done(())
-        }
+        CheckResult::done_if(!is_available(slices, device), || "still available".into())
     };
     let what = format!("{device} to become unavailable in the slices");
-    wait::until(slices, Default::default(), &what, TIMEOUT, check).await?;
+    wait_all(slices, &what, check).await?;
     wait_health(test_bed, "Unhealthy").await?;
     let claim = test_bed.claims().get(claim).await?;
     anyhow::ensure!(holds_device(&claim), "the claim lost its allocation with the GPU");
@@ -155,12 +144,8 @@ async fn wait_reported_lost(test_bed: &TestBed, device: &str, claim: &str) -> an
 async fn wait_published_again(test_bed: &TestBed, node: &str, device: &str) -> anyhow::Result<()> {
     let slices: Api<ResourceSlice> = Api::all(test_bed.client.clone());
     let check = |slices: &[ResourceSlice]| {
-        if is_available(slices, device) {
-            CheckResult::Done(())
-        } else {
-            CheckResult::Pending("not available".into())
-        }
+        CheckResult::done_if(is_available(slices, device), || "not available".into())
     };
     let what = format!("{device} of {node} to become available again");
-    Ok(wait::until(slices, Default::default(), &what, TIMEOUT, check).await?)
+    wait_all(slices, &what, check).await
 }

@@ -8,7 +8,7 @@ use kube::ResourceExt;
 use serde_json::json;
 use tessera_intercept_abi::{LedgerReport, ProcessReport};
 
-use super::test_bed::TestBed;
+use super::test_bed::{A100, TestBed};
 use crate::harness::TrialOutcome;
 use crate::operations::Operations;
 use crate::runner::Outcome;
@@ -24,12 +24,9 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 pub(super) async fn check_translation(test_bed: TestBed) -> TrialOutcome {
-    test_bed
-        .create_template("share", "a100.gpu.tessera.dev", json!({"memory": "1Gi", "cores": "1"}))
-        .await?;
+    test_bed.create_template("share", A100, json!({"memory": "1Gi", "cores": "1"})).await?;
     for name in (1..=TRIES).map(|number| format!("pod-{number}")) {
-        test_bed.create_holder(&name, "share").await?;
-        let pod = test_bed.wait_running(&name).await?;
+        let pod = test_bed.start_holder(&name, "share").await?;
         let process = process_of(&test_bed, &pod).await?;
         if let Some(host_pid) = process.host_pid {
             check_process(test_bed.operations()?, &pod, host_pid).await?;

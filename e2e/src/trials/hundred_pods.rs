@@ -37,21 +37,14 @@ async fn create_pods(test_bed: &TestBed) -> TrialOutcome {
         if let Some(failed) = pods.iter().find(|pod| phase(pod) == "Failed") {
             return CheckResult::Impossible(json!(failed.status).to_string());
         }
-        if running == PODS {
-            CheckResult::Done(())
-        } else {
-            CheckResult::Pending(format!("{running} of {PODS}"))
-        }
+        CheckResult::done_if(running == PODS, || format!("{running} of {PODS}"))
     };
     wait::until(test_bed.pods(), Default::default(), "all pods to run", TIMEOUT, check).await?;
     let took = began.elapsed();
     for name in &names {
         test_bed.pods().delete(name, &DeleteParams::default()).await?;
     }
-    let check = |pods: &[Pod]| match pods.len() {
-        0 => CheckResult::Done(()),
-        left => CheckResult::Pending(format!("{left} pods")),
-    };
+    let check = CheckResult::none_left;
     wait::until(test_bed.pods(), Default::default(), "all pods to be deleted", TIMEOUT, check)
         .await?;
     Ok(Outcome::Passed(vec![Figure {

@@ -5,8 +5,8 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
 use super::driver_instances::DriverInstances;
-use super::release::{check_undisturbed, helm};
-use super::test_bed::{TestBed, from_template};
+use super::release::helm;
+use super::test_bed::{A100, TestBed, from_template};
 use crate::harness::TrialOutcome;
 use crate::helm::Helm;
 use crate::runner::Outcome;
@@ -54,9 +54,7 @@ const MODES: [InjectionMode; 3] = [
 
 pub(super) async fn switched_and_restored(test_bed: TestBed) -> TrialOutcome {
     let helm = helm()?;
-    test_bed
-        .create_template("share", "a100.gpu.tessera.dev", json!({"memory": "1Gi", "cores": "1"}))
-        .await?;
+    test_bed.create_template("share", A100, json!({"memory": "1Gi", "cores": "1"})).await?;
     let [preload, others @ ..] = MODES;
     let mut running = vec![check_limits(&test_bed, &preload).await?];
     let outcome = async {
@@ -72,10 +70,9 @@ pub(super) async fn switched_and_restored(test_bed: TestBed) -> TrialOutcome {
     switch_mode(&test_bed, &helm, &[], &preload).await?;
     outcome?;
     for pod in &running {
-        check_undisturbed(&test_bed, pod).await?;
+        test_bed.check_undisturbed(pod).await?;
     }
-    test_bed.create_holder("after", "share").await?;
-    test_bed.wait_running("after").await?;
+    test_bed.start_holder("after", "share").await?;
     let pods = test_bed.pods().list(&Default::default()).await?;
     test_bed
         .delete(&pods.into_iter().filter_map(|pod| pod.metadata.name).collect::<Vec<_>>())

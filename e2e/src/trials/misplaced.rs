@@ -27,7 +27,7 @@ async fn bind_to_other_node(test_bed: &TestBed) -> TrialOutcome {
     placement::wait_allocated(test_bed, "misplaced", "allocated on the pod's node", on_pod_node)
         .await?;
     placement::check_colocated(test_bed, "misplaced", "misplaced").await?;
-    test_bed.delete(&["misplaced".to_owned()]).await?;
+    test_bed.delete(&["misplaced"]).await?;
     Ok(Outcome::Passed(vec![]))
 }
 

@@ -8,11 +8,12 @@ use serde_json::{Value, json};
 
 use super::driver_instances::DriverInstances;
 use super::placement::wait_event_text;
-use super::release::{check_undisturbed, helm};
+use super::release::helm;
 use super::test_bed::{TestBed, from_template, phase};
 use crate::harness::TrialOutcome;
 use crate::helm::{Helm, NAMESPACE};
 use crate::inventory::DRIVER;
+use crate::leftovers::device_results;
 use crate::runner::Outcome;
 
 const CLASS: &str = "a100.gpu.tessera.dev";
@@ -86,7 +87,7 @@ async fn share_gpu(test_bed: &TestBed, helm: &Helm) -> anyhow::Result<()> {
     // A driver update restarts no MPS daemon: existing and new clients continue.
     let rolled = ["mps.enabled=true", "driver.podAnnotations.rolled=yes"];
     helm.upgrade(&rolled).await?;
-    check_undisturbed(test_bed, &first).await?;
+    test_bed.check_undisturbed(&first).await?;
     check_mps_limits(test_bed, "third", &gpu, None).await?;
     anyhow::ensure!(
         self::supervisors(test_bed).await? == supervisors,
@@ -95,10 +96,10 @@ async fn share_gpu(test_bed: &TestBed, helm: &Helm) -> anyhow::Result<()> {
 
     let plain = test_bed.pods().get("plain").await?;
     anyhow::ensure!(phase(&plain) == "Pending", "pod `plain` is {}", phase(&plain));
-    test_bed.delete(&["first", "second", "third"].map(str::to_owned)).await?;
+    test_bed.delete(&["first", "second", "third"]).await?;
     let plain = test_bed.wait_running("plain").await?;
     anyhow::ensure!(gpu_of(test_bed, &plain).await? == gpu, "pod `plain` requested GPU {gpu}");
-    test_bed.delete(&["plain".to_owned()]).await?;
+    test_bed.delete(&["plain"]).await?;
     Ok(())
 }
 
@@ -136,10 +137,8 @@ async fn check_mps_limits(
 /// Returns the UUID of the GPU allocated to the pod's claim.
 async fn gpu_of(test_bed: &TestBed, pod: &Pod) -> anyhow::Result<String> {
     let claim = test_bed.claim_of(pod).await?;
-    let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
-    let results = allocation.and_then(|allocation| allocation.devices.as_ref()?.results.as_ref());
-    let result = results.and_then(|results| results.first());
-    result
+    device_results(&claim)
+        .next()
         .map(|result| result.device.replacen("gpu", "GPU", 1))
         .ok_or_else(|| anyhow::anyhow!("pod {} has no device", pod.name_any()))
 }

@@ -8,9 +8,8 @@ use kube::Api;
 use kube::api::DeleteParams;
 use serde_json::json;
 
-use super::release::check_undisturbed;
 use super::residue;
-use super::test_bed::{TestBed, container_ids};
+use super::test_bed::{A100, H100, TestBed, container_ids};
 use crate::harness::TrialOutcome;
 use crate::inventory::DRIVER;
 use crate::operations::Operations;
@@ -25,12 +24,8 @@ pub(super) async fn delete_and_register(test_bed: TestBed) -> TrialOutcome {
     let operations = test_bed.operations()?;
     let (deleted_node, other_node) =
         (test_bed.node_with("a100", 4).await?, test_bed.node_with("h100", 8).await?);
-    test_bed
-        .create_template("lost", "a100.gpu.tessera.dev", json!({"memory": "30Gi", "cores": "50"}))
-        .await?;
-    test_bed
-        .create_template("kept", "h100.gpu.tessera.dev", json!({"memory": "30Gi", "cores": "50"}))
-        .await?;
+    test_bed.create_template("lost", A100, json!({"memory": "30Gi", "cores": "50"})).await?;
+    test_bed.create_template("kept", H100, json!({"memory": "30Gi", "cores": "50"})).await?;
     for (name, template) in [("lost-1", "lost"), ("lost-2", "lost"), ("kept", "kept")] {
         test_bed.create_holder(name, template).await?;
     }
@@ -42,11 +37,11 @@ pub(super) async fn delete_and_register(test_bed: TestBed) -> TrialOutcome {
     operations.run(&["start", &deleted_node, "kubelet"]).await?;
     deleted?;
     // The other node is not affected, and this node's full capacity is available again.
-    check_undisturbed(&test_bed, &kept).await?;
+    test_bed.check_undisturbed(&kept).await?;
     anyhow::ensure!(!container_ids(&kept).is_empty(), "no container on {other_node}");
     wait_registered(&test_bed, operations, &deleted_node).await?;
     let names: Vec<_> = (1..=4).map(|number| format!("whole-{number}")).collect();
-    test_bed.create_template("whole", "a100.gpu.tessera.dev", json!(null)).await?;
+    test_bed.create_template("whole", A100, json!(null)).await?;
     for name in &names {
         test_bed.create_holder(name, "whole").await?;
     }
@@ -61,10 +56,8 @@ pub(super) async fn delete_and_register(test_bed: TestBed) -> TrialOutcome {
 async fn delete_node(test_bed: &TestBed, node: &str) -> anyhow::Result<()> {
     let nodes: Api<Node> = Api::all(test_bed.client.clone());
     nodes.delete(node, &DeleteParams::default()).await?;
-    let check = |pods: &[Pod]| match pods.len() {
-        1 => CheckResult::Done(()),
-        left => CheckResult::Pending(format!("{left} pods")),
-    };
+    let check =
+        |pods: &[Pod]| CheckResult::done_if(pods.len() == 1, || format!("{} pods", pods.len()));
     wait::until(
         test_bed.pods(),
         Default::default(),
@@ -73,9 +66,8 @@ async fn delete_node(test_bed: &TestBed, node: &str) -> anyhow::Result<()> {
         check,
     )
     .await?;
-    let check = |claims: &[ResourceClaim]| match claims.len() {
-        1 => CheckResult::Done(()),
-        left => CheckResult::Pending(format!("{left} claims: {}", json!(claims))),
+    let check = |claims: &[ResourceClaim]| {
+        CheckResult::done_if(claims.len() == 1, || json!(claims).to_string())
     };
     Ok(wait::until(
         test_bed.claims(),
@@ -103,11 +95,7 @@ async fn wait_registered(
             .filter_map(|slice| slice.spec.devices.as_ref())
             .map(Vec::len)
             .sum::<usize>();
-        if devices == 4 {
-            CheckResult::Done(())
-        } else {
-            CheckResult::Pending(format!("{devices} devices"))
-        }
+        CheckResult::done_if(devices == 4, || format!("{devices} devices"))
     };
     Ok(wait::until(
         Api::all(test_bed.client.clone()),

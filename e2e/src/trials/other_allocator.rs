@@ -7,11 +7,11 @@ use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 
-use super::test_bed::{TIMEOUT, TestBed};
+use super::test_bed::{TestBed, wait_all};
 use crate::harness::TrialOutcome;
 use crate::inventory::{DRIVER, GpuInventory, attribute};
 use crate::runner::Outcome;
-use crate::wait::{self, CheckResult};
+use crate::wait::CheckResult;
 
 /// Name of the slice that stands for one of NVIDIA's DRA driver.
 const SLICE: &str = "trial-other-allocator";
@@ -99,14 +99,10 @@ async fn wait_published(client: &Client, node: &str, wanted: &[String]) -> anyho
         let own_slices: Vec<_> =
             slices.iter().filter(|slice| slice.spec.driver == DRIVER).cloned().collect();
         let published = devices_of(&GpuInventory::from_slices(own_slices), node);
-        if published == wanted {
-            CheckResult::Done(())
-        } else {
-            CheckResult::Pending(published.join(", "))
-        }
+        CheckResult::done_if(published == wanted, || published.join(", "))
     };
     let what = format!("{node} to publish [{}]", wanted.join(", "));
-    Ok(wait::until(Api::all(client.clone()), Default::default(), &what, TIMEOUT, check).await?)
+    wait_all(Api::all(client.clone()), &what, check).await
 }
 
 /// Waits for an event on the Node that names the other allocator.
@@ -130,5 +126,5 @@ async fn wait_node_event(client: &Client, node: &str, allocator: &str) -> anyhow
     };
     let what = format!("an event on {node} that names {allocator}");
     let events: Api<Event> = Api::namespaced(client.clone(), "default");
-    Ok(wait::until(events, Default::default(), &what, TIMEOUT, check).await?)
+    wait_all(events, &what, check).await
 }

@@ -4,14 +4,14 @@
 use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::Api;
-use kube::api::{Patch, PatchParams, PostParams};
+use kube::api::{Patch, PatchParams};
 use serde_json::json;
 
-use super::test_bed::{TIMEOUT, TestBed, holder, uid};
+use super::test_bed::{TestBed, holder, uid, wait_all};
 use crate::harness::TrialOutcome;
 use crate::inventory::{DRIVER, GpuInventory};
 use crate::runner::Outcome;
-use crate::wait::{self, CheckResult};
+use crate::wait::CheckResult;
 
 /// User of the controller, impersonated because only it may allocate.
 pub(super) const CONTROLLER: &str = "system:serviceaccount:tessera-system:tessera-controller";
@@ -26,11 +26,11 @@ pub(super) async fn refused(test_bed: TestBed) -> TrialOutcome {
         "metadata": {"name": "other-pool", "finalizers": ["resource.kubernetes.io/delete-protection"]},
         "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": DRIVER}}]}},
     });
-    test_bed.claims().create(&PostParams::default(), &serde_json::from_value(claim)?).await?;
+    test_bed.create_claim(claim).await?;
     let mut pod = holder("refused", json!({"name": "gpu", "resourceClaimName": "other-pool"}));
     // The controller ignores the claims of a gated pod.
     pod["spec"]["schedulingGates"] = json!([{"name": "e2e.tessera.dev/other-pool"}]);
-    let pod = test_bed.pods().create(&PostParams::default(), &serde_json::from_value(pod)?).await?;
+    let pod = test_bed.create(pod).await?;
     allocate(&test_bed, &node, &other, device, &uid(&pod)).await?;
     let ungate = json!({"spec": {"schedulingGates": null}});
     test_bed.pods().patch("refused", &PatchParams::default(), &Patch::Merge(ungate)).await?;
@@ -46,14 +46,14 @@ pub(super) async fn refused(test_bed: TestBed) -> TrialOutcome {
         }
     };
     let what = format!("an event that names the pool of {other}");
-    wait::until(events, Default::default(), &what, TIMEOUT, check).await?;
+    wait_all(events, &what, check).await?;
     let pod = test_bed.pods().get("refused").await?;
     anyhow::ensure!(
         super::test_bed::phase(&pod) == "Pending",
         "the pod's phase is {}",
         super::test_bed::phase(&pod)
     );
-    test_bed.delete(&["refused".to_owned()]).await?;
+    test_bed.delete(&["refused"]).await?;
     Ok(Outcome::Passed(vec![]))
 }
 

@@ -7,13 +7,13 @@ use serde_json::{Value, json};
 
 use super::driver_instances::DriverInstances;
 use super::placement::wait_event_text;
-use super::release::{check_undisturbed, helm};
-use super::test_bed::{TIMEOUT, TestBed, from_template, phase};
+use super::release::helm;
+use super::test_bed::{A100, TestBed, from_template, phase, wait_all};
 use crate::harness::TrialOutcome;
 use crate::helm::Helm;
 use crate::inventory::DRIVER;
 use crate::runner::Outcome;
-use crate::wait::{self, CheckResult};
+use crate::wait::CheckResult;
 
 /// Memory of the claim: more than an A100 has (80 GiB), and less than twice that.
 const GRANTED: u64 = 100 << 30;
@@ -25,24 +25,23 @@ pub(super) async fn switched_and_restored(test_bed: TestBed) -> TrialOutcome {
     let helm = helm()?;
     test_bed.node_with("a100", 4).await?;
     templates(&test_bed).await?;
-    test_bed.create_holder("before", "whole").await?;
-    let before = test_bed.wait_running("before").await?;
+    let before = test_bed.start_holder("before", "whole").await?;
 
     publish_percent(&test_bed, &helm, &["driver.memoryPercent=200"], 200).await?;
     let outcome = oversubscribe(&test_bed).await;
     // Disable oversubscription in every case; later trials need that.
     publish_percent(&test_bed, &helm, &[], 100).await?;
     outcome?;
-    check_undisturbed(&test_bed, &before).await?;
+    test_bed.check_undisturbed(&before).await?;
     // The pending pod runs once its memory is not oversubscribed.
     test_bed.wait_running("plain").await?;
-    test_bed.delete(&["before", "plain", "oversubscribed"].map(str::to_owned)).await?;
+    test_bed.delete(&["before", "plain", "oversubscribed"]).await?;
     Ok(Outcome::Passed(vec![]))
 }
 
 async fn templates(test_bed: &TestBed) -> anyhow::Result<()> {
-    test_bed.create_template("whole", "a100.gpu.tessera.dev", json!({"memory": "80Gi"})).await?;
-    test_bed.create_template("plain", "a100.gpu.tessera.dev", json!({"memory": "1Gi"})).await?;
+    test_bed.create_template("whole", A100, json!({"memory": "80Gi"})).await?;
+    test_bed.create_template("plain", A100, json!({"memory": "1Gi"})).await?;
     let parameters = json!({
         "apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuConfig", "memory": {"oversubscribe": true},
     });
@@ -81,17 +80,14 @@ async fn publish_percent(
         // One GPU is used by a claim that does not allow oversubscription.
         let expected = if percent > 100 { devices.len().saturating_sub(1) } else { 0 };
         let oversubscribed = oversubscribed.count();
-        if devices.len() > 1 && oversubscribed == expected {
-            CheckResult::Done(())
-        } else {
-            CheckResult::Pending(format!("{oversubscribed} of {}", devices.len()))
-        }
+        CheckResult::done_if(devices.len() > 1 && oversubscribed == expected, || {
+            format!("{oversubscribed} of {}", devices.len())
+        })
     };
     let what = format!(
         "all GPUs but the one in use to be published with {percent} percent of their memory"
     );
-    Ok(wait::until(Api::all(test_bed.client.clone()), Default::default(), &what, TIMEOUT, check)
-        .await?)
+    wait_all(Api::all(test_bed.client.clone()), &what, check).await
 }
 
 async fn oversubscribe(test_bed: &TestBed) -> anyhow::Result<()> {

@@ -5,9 +5,9 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::DeleteParams;
 use kube::{Api, ResourceExt};
 
-use super::test_bed::{TIMEOUT, TestBed};
+use super::test_bed::{TIMEOUT, TestBed, wait_all, wait_deleted};
 use crate::leftovers::holds_device;
-use crate::wait::{self, CheckResult, Watch};
+use crate::wait::{CheckResult, Watch};
 
 /// Returns the node to which an allocation is restricted.
 pub(super) fn node_of(claim: &ResourceClaim) -> Option<&str> {
@@ -44,14 +44,7 @@ pub(super) async fn wait_allocated(
     accept: impl Fn(&ResourceClaim) -> bool,
 ) -> anyhow::Result<ResourceClaim> {
     let what = format!("the claim of {pod} to be {what}");
-    Ok(wait::until(
-        test_bed.claims(),
-        Default::default(),
-        &what,
-        TIMEOUT,
-        allocated_check(pod, accept),
-    )
-    .await?)
+    wait_all(test_bed.claims(), &what, allocated_check(pod, accept)).await
 }
 
 /// Starts a watch of the namespace's claims.
@@ -92,7 +85,7 @@ pub(super) async fn wait_unallocated(test_bed: &TestBed, pod: &str) -> anyhow::R
         claim.map_or(CheckResult::Done(()), |claim| CheckResult::Pending(describe(claim)))
     };
     let what = format!("the claim of {pod} to be released");
-    Ok(wait::until(test_bed.claims(), Default::default(), &what, TIMEOUT, check).await?)
+    wait_all(test_bed.claims(), &what, check).await
 }
 
 /// Waits until the pod runs, and checks that its claim is allocated on the same node and reserved.
@@ -118,22 +111,7 @@ pub(super) async fn check_colocated(
 /// Deletes a user's claim, and waits until it is deleted, which shows that no finalizer is left.
 pub(super) async fn delete_claim(test_bed: &TestBed, name: &str) -> anyhow::Result<()> {
     test_bed.claims().delete(name, &DeleteParams::default()).await?;
-    let check = |claim: Option<&ResourceClaim>| match claim {
-        None => CheckResult::Done(()),
-        Some(claim) => CheckResult::Pending(format!(
-            "finalizers {:?}, {}",
-            claim.finalizers(),
-            describe(claim)
-        )),
-    };
-    Ok(wait::until_one(
-        test_bed.claims(),
-        name,
-        &format!("claim {name} to be deleted"),
-        TIMEOUT,
-        check,
-    )
-    .await?)
+    wait_deleted(test_bed.claims(), name).await
 }
 
 /// Waits for an event with that reason about the pod; returns its message.
@@ -177,7 +155,7 @@ async fn wait_event(
         }
     };
     let what = format!("an event {what} about {pod}");
-    Ok(wait::until(events, Default::default(), &what, TIMEOUT, check).await?)
+    wait_all(events, &what, check).await
 }
 
 fn describe(claim: &ResourceClaim) -> String {

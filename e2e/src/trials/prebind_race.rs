@@ -10,19 +10,19 @@ use std::net::{IpAddr, UdpSocket};
 use axum::http::StatusCode;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use kube::api::{Patch, PatchParams, PostParams};
+use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use serde_json::json;
 
 use super::deleted_early::user_claim;
 use super::other_pool::CONTROLLER;
-use super::test_bed::{TIMEOUT, TestBed, holder};
+use super::test_bed::{TIMEOUT, TestBed, holder, wait_one};
 use super::{overcommit, placement};
 use crate::harness::TrialOutcome;
 use crate::operations::Operations;
 use crate::proxy::{HoldingProxy, WriteFilter};
 use crate::runner::Outcome;
-use crate::wait::{self, CheckResult};
+use crate::wait::CheckResult;
 
 const SCHEDULER: &str = "system:kube-scheduler";
 const CONTROL_PLANE: &str = "control-plane";
@@ -39,7 +39,7 @@ pub(super) async fn check_races(test_bed: TestBed) -> TrialOutcome {
 }
 
 async fn restore(operations: &Operations) -> anyhow::Result<()> {
-    Ok(operations.run(&["scheduler-through", CONTROL_PLANE, "none"]).await.map(drop)?)
+    operations.run(&["scheduler-through", CONTROL_PLANE, "none"]).await.map(drop)
 }
 
 /// Returns this machine's address on the route to the API server. The API server's machine can
@@ -97,8 +97,7 @@ async fn released(test_bed: &TestBed, proxy: &HoldingProxy) -> anyhow::Result<()
         }
         status => CheckResult::Pending(json!(status).to_string()),
     };
-    wait::until_one(test_bed.pods(), pod, "the scheduling attempt to fail", TIMEOUT, failed)
-        .await?;
+    wait_one(test_bed.pods(), pod, "the scheduling attempt to fail", failed).await?;
     cordon(test_bed, &nodes, false).await?;
     placement::check_colocated(test_bed, pod, claim).await?;
     clean_up(test_bed, pod, claim).await
@@ -108,7 +107,7 @@ async fn released(test_bed: &TestBed, proxy: &HoldingProxy) -> anyhow::Result<()
 async fn deleted(test_bed: &TestBed, proxy: &HoldingProxy) -> anyhow::Result<()> {
     let (pod, claim) = ("deleted", "claim-3");
     hold_reservation(test_bed, proxy, pod, claim).await?;
-    test_bed.delete(&[pod.to_owned()]).await?;
+    test_bed.delete(&[pod]).await?;
     placement::wait_unallocated(test_bed, claim).await?;
     expect_conflict(proxy).await?;
     // The claim is released; the next pod uses it, and it is released again.
@@ -125,10 +124,7 @@ async fn hold_reservation(
     pod: &str,
     claim: &str,
 ) -> anyhow::Result<ResourceClaim> {
-    test_bed
-        .claims()
-        .create(&PostParams::default(), &serde_json::from_value(user_claim(claim))?)
-        .await?;
+    test_bed.create_claim(user_claim(claim)).await?;
     // The claim does not contain the pod's name before it is reserved for it.
     let path_suffix = format!("/namespaces/{}/resourceclaims/{claim}/status", test_bed.namespace());
     proxy.hold(WriteFilter { path_suffix, body_contains: pod.to_owned() });
@@ -164,7 +160,7 @@ async fn release_claim(test_bed: &TestBed, claim: &ResourceClaim) -> anyhow::Res
 }
 
 async fn clean_up(test_bed: &TestBed, pod: &str, claim: &str) -> anyhow::Result<()> {
-    test_bed.delete(&[pod.to_owned()]).await?;
+    test_bed.delete(&[pod]).await?;
     placement::wait_unallocated(test_bed, claim).await?;
     placement::delete_claim(test_bed, claim).await
 }

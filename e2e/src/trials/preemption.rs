@@ -9,13 +9,13 @@ use kube::api::{DeleteParams, PostParams};
 use serde_json::{Value, json};
 
 use super::refused_node::{first_choice, on_node, with_port};
-use super::test_bed::{TIMEOUT, TestBed, from_template};
+use super::test_bed::{TestBed, from_template, wait_all};
 use super::{overcommit, placement};
 use crate::harness::TrialOutcome;
 use crate::inventory::DRIVER;
 use crate::leftovers::holds_device;
 use crate::runner::Outcome;
-use crate::wait::{self, CheckResult};
+use crate::wait::CheckResult;
 
 const CLASSES: [(&str, i32); 2] = [("e2e-unimportant", 10), ("e2e-important", 1000)];
 
@@ -63,7 +63,7 @@ async fn preempt(test_bed: &TestBed) -> TrialOutcome {
         "pod `victim` was not evicted: {}",
         json!(victim.map(|victim| victim.status))
     );
-    test_bed.delete(&["important".to_owned()]).await?;
+    test_bed.delete(&["important"]).await?;
     Ok(Outcome::Passed(vec![]))
 }
 
@@ -86,5 +86,5 @@ async fn fail_if_moved(test_bed: &TestBed, pod: &str, node: &str) -> anyhow::Res
         }
     };
     let what = format!("the claim of {pod} to stay on {node}");
-    Ok(wait::until(test_bed.claims(), Default::default(), &what, TIMEOUT, check).await?)
+    wait_all(test_bed.claims(), &what, check).await
 }

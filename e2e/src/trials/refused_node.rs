@@ -54,7 +54,7 @@ pub(super) async fn everywhere(test_bed: TestBed) -> TrialOutcome {
 pub(super) async fn first_choice(test_bed: &TestBed, template: &str) -> anyhow::Result<String> {
     test_bed.create(unbound(from_template("first-choice", template))).await?;
     let claim = placement::wait_allocated(test_bed, "first-choice", "allocated", |_| true).await?;
-    test_bed.delete(&["first-choice".to_owned()]).await?;
+    test_bed.delete(&["first-choice"]).await?;
     placement::wait_unallocated(test_bed, "first-choice").await?;
     Ok(placement::node_of(&claim).unwrap_or_default().to_owned())
 }
@@ -75,7 +75,7 @@ async fn moves_claim(test_bed: &TestBed, blocking: fn(Value) -> Value) -> TrialO
     anyhow::ensure!(message.contains(&node), "the event does not name {node}: {message}");
     let other = placement::check_colocated(test_bed, "second", "second").await?;
     anyhow::ensure!(other != node, "both run on {node}");
-    test_bed.delete(&["first".to_owned(), "second".to_owned()]).await?;
+    test_bed.delete(&["first", "second"]).await?;
     Ok(Outcome::Passed(vec![]))
 }
 
@@ -103,6 +103,6 @@ async fn releases_claim(test_bed: &TestBed) -> TrialOutcome {
     placement::check_colocated(test_bed, "other", "other").await?;
     placement::wait_unallocated(test_bed, "refused").await?;
     placement::wait_event_reason(test_bed, "refused", "InsufficientDevices").await?;
-    test_bed.delete(&["blocker".to_owned(), "refused".to_owned(), "other".to_owned()]).await?;
+    test_bed.delete(&["blocker", "refused", "other"]).await?;
     Ok(Outcome::Passed(vec![]))
 }

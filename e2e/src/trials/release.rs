@@ -9,13 +9,13 @@ use kube::runtime::watcher;
 use serde_json::json;
 
 use super::residue;
-use super::test_bed::{Skip, TIMEOUT, TestBed, container_ids, phase, uid};
+use super::test_bed::{Skip, TestBed, phase, uid, wait_deleted, wait_selected};
 use crate::harness::TrialOutcome;
 use crate::helm::{Helm, NAMESPACE};
 use crate::inventory::DRIVER;
 use crate::leftovers::holds_device;
 use crate::runner::Outcome;
-use crate::wait::{self, CheckResult};
+use crate::wait::CheckResult;
 
 /// Label of the chart's objects.
 const CHART_LABEL: &str = "app.kubernetes.io/part-of=tessera";
@@ -27,19 +27,17 @@ const ROLLED: [&str; 2] =
 pub(super) async fn upgraded(test_bed: TestBed) -> TrialOutcome {
     let helm = helm()?;
     create_template(&test_bed).await?;
-    test_bed.create_holder("before", "share").await?;
-    let before = test_bed.wait_running("before").await?;
+    let before = test_bed.start_holder("before", "share").await?;
     let during = start_pods_during(&test_bed, helm.upgrade(&ROLLED)).await?;
     let old = chart_pods(&test_bed).await?.into_iter().filter(|pod| {
         let annotations = pod.metadata.annotations.as_ref();
         !annotations.is_some_and(|annotations| annotations.contains_key("rolled"))
     });
     anyhow::ensure!(old.count() == 0, "the upgrade did not restart all pods of the chart");
-    check_undisturbed(&test_bed, &before).await?;
-    test_bed.create_holder("after", "share").await?;
-    test_bed.wait_running("after").await?;
+    test_bed.check_undisturbed(&before).await?;
+    test_bed.start_holder("after", "share").await?;
     helm.upgrade(&[]).await?;
-    check_undisturbed(&test_bed, &before).await?;
+    test_bed.check_undisturbed(&before).await?;
     let all: Vec<_> = during.into_iter().chain(["before".to_owned(), "after".to_owned()]).collect();
     test_bed.delete(&all).await?;
     Ok(Outcome::Passed(vec![]))
@@ -84,10 +82,10 @@ pub(super) async fn removed(test_bed: TestBed) -> TrialOutcome {
     // Also after a failure; later trials need Tessera.
     helm.install().await?;
     checked?;
-    wait_deleted(&test_bed, "deleted").await?;
+    wait_deleted(test_bed.pods(), "deleted").await?;
     test_bed.wait_running("pending").await?;
-    check_undisturbed(&test_bed, &stays).await?;
-    test_bed.delete(&["stays".to_owned(), "pending".to_owned()]).await?;
+    test_bed.check_undisturbed(&stays).await?;
+    test_bed.delete(&["stays", "pending"]).await?;
     residue::check_all_nodes(&test_bed, residue::TIMEOUT).await?;
     Ok(Outcome::Passed(vec![]))
 }
@@ -104,19 +102,9 @@ async fn check_uninstalled(test_bed: &TestBed, stays: &Pod, deleted: &Pod) -> an
     test_bed.pods().delete("deleted", &DeleteParams::default()).await?;
     // The kubelet deletes them 30 s after the driver has exited.
     let selector = watcher::Config::default().fields(&format!("spec.driver={DRIVER}"));
-    let check = |slices: &[ResourceSlice]| match slices.len() {
-        0 => CheckResult::Done(()),
-        left => CheckResult::Pending(format!("{left} slices")),
-    };
-    wait::until(
-        Api::all(test_bed.client.clone()),
-        selector,
-        "the slices to be deleted",
-        TIMEOUT,
-        check,
-    )
-    .await?;
-    check_undisturbed(test_bed, stays).await?;
+    let slices: Api<ResourceSlice> = Api::all(test_bed.client.clone());
+    wait_selected(slices, selector, "the slices to be deleted", CheckResult::none_left).await?;
+    test_bed.check_undisturbed(stays).await?;
     // The pod's containers have exited, but no driver can unprepare its claim: it stays allocated.
     let still = test_bed.pods().get("deleted").await?;
     anyhow::ensure!(uid(&still) == uid(deleted), "pod `deleted` was replaced");
@@ -142,27 +130,4 @@ async fn chart_pods(test_bed: &TestBed) -> anyhow::Result<Vec<Pod>> {
     let pods: Api<Pod> = Api::namespaced(test_bed.client.clone(), NAMESPACE);
     let pods = pods.list(&ListParams::default()).await?;
     Ok(pods.items.into_iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).collect())
-}
-
-/// Checks that a pod still runs with the same containers.
-pub(super) async fn check_undisturbed(test_bed: &TestBed, before: &Pod) -> anyhow::Result<()> {
-    let name = before.metadata.name.as_deref().unwrap_or_default();
-    let now = test_bed.pods().get(name).await?;
-    anyhow::ensure!(
-        container_ids(&now) == container_ids(before) && phase(&now) == "Running",
-        "pod {name} was restarted or stopped: {:?}, then {} {:?}",
-        container_ids(before),
-        phase(&now),
-        container_ids(&now)
-    );
-    Ok(())
-}
-
-async fn wait_deleted(test_bed: &TestBed, name: &str) -> anyhow::Result<()> {
-    let check = |pod: Option<&Pod>| match pod {
-        None => CheckResult::Done(()),
-        Some(pod) => CheckResult::Pending(phase(pod).to_owned()),
-    };
-    Ok(wait::until_one(test_bed.pods(), name, &format!("pod {name} to be deleted"), TIMEOUT, check)
-        .await?)
 }

@@ -1,7 +1,7 @@
 //! Trial that removes an allocated claim of a running pod: the GPU counts as used while the pod
 //! runs.
 
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::{Value, json};
 
 use super::placement;
@@ -19,7 +19,7 @@ pub(super) async fn check_still_counted(test_bed: TestBed) -> TrialOutcome {
         inventory.first_of(&node).ok_or_else(|| anyhow::anyhow!("{node} publishes nothing"))?;
     for name in ["used", "wanted"] {
         let claim = whole(name, device);
-        test_bed.claims().create(&PostParams::default(), &serde_json::from_value(claim)?).await?;
+        test_bed.create_claim(claim).await?;
     }
     create(&test_bed, "holder", "used").await?;
     test_bed.wait_running("holder").await?;
@@ -33,9 +33,9 @@ pub(super) async fn check_still_counted(test_bed: TestBed) -> TrialOutcome {
     let running = test_bed.pods().get("holder").await?;
     anyhow::ensure!(phase(&running) == "Running", "pod `holder` is {}", phase(&running));
 
-    test_bed.delete(&["holder".to_owned()]).await?;
+    test_bed.delete(&["holder"]).await?;
     test_bed.wait_running("pending").await?;
-    test_bed.delete(&["pending".to_owned()]).await?;
+    test_bed.delete(&["pending"]).await?;
     Ok(Outcome::Passed(vec![]))
 }
 
@@ -53,7 +53,7 @@ fn whole(name: &str, device: &str) -> Value {
 
 async fn create(test_bed: &TestBed, pod: &str, claim: &str) -> anyhow::Result<()> {
     let pod = holder(pod, json!({"name": "gpu", "resourceClaimName": claim}));
-    test_bed.pods().create(&PostParams::default(), &serde_json::from_value(pod)?).await?;
+    test_bed.create(pod).await?;
     Ok(())
 }
 

@@ -8,11 +8,11 @@ use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
 use super::policies;
-use super::test_bed::{TIMEOUT, TestBed};
+use super::test_bed::{TestBed, wait_selected};
 use crate::harness::TrialOutcome;
 use crate::inventory::DRIVER;
 use crate::runner::Outcome;
-use crate::wait::{self, CheckResult};
+use crate::wait::CheckResult;
 
 /// Name of a forged slice of the node, with an invented pool.
 const FORGED: &str = "trial-forged-slice";
@@ -34,7 +34,7 @@ pub(super) async fn check_repaired(test_bed: TestBed) -> TrialOutcome {
         }
     };
     let selector = of_node(&node);
-    wait::until(slices, selector, "the node's slices to be restored", TIMEOUT, check).await?;
+    wait_selected(slices, selector, "the node's slices to be restored", check).await?;
     Ok(Outcome::Passed(vec![]))
 }
 
@@ -47,7 +47,7 @@ async fn own(slices: &Api<ResourceSlice>, node: &str) -> anyhow::Result<Resource
         [slice] => CheckResult::Done(slice.clone()),
         _ => CheckResult::Pending(format!("{} slices", found.len())),
     };
-    Ok(wait::until(slices.clone(), of_node(node), "one slice of the node", TIMEOUT, check).await?)
+    wait_selected(slices.clone(), of_node(node), "one slice of the node", check).await
 }
 
 async fn tamper(

@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use k8s_openapi::api::core::v1::{Event, Pod};
-use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, ResourceExt};
 use serde_json::json;
@@ -23,13 +22,13 @@ use self::fault_injector::FaultInjector;
 use self::shape::PodShape;
 use super::pod_watch::{PodEvent, PodWatch};
 use super::progress::Progress;
-use super::test_bed::{TestBed, phase};
+use super::test_bed::{TestBed, phase, wait_all};
 use super::{lost_claims, overcommit, residue};
 use crate::harness::TrialOutcome;
 use crate::inventory::GpuInventory;
 use crate::random::Random;
 use crate::runner::{Figure, Outcome};
-use crate::wait::{self, CheckResult};
+use crate::wait::CheckResult;
 
 /// Maximum number of pods at the same time.
 const MAX_PODS: usize = 40;
@@ -135,14 +134,8 @@ async fn warnings(test_bed: &TestBed) -> anyhow::Result<String> {
 
 /// Waits until all claims are deleted with their pods.
 async fn wait_claims_deleted(test_bed: &TestBed) -> anyhow::Result<()> {
-    let check = |claims: &[ResourceClaim]| match claims.first() {
-        None => CheckResult::Done(()),
-        Some(claim) => {
-            CheckResult::Pending(format!("{} claims, the first: {}", claims.len(), json!(claim)))
-        }
-    };
-    let what = "all claims to be deleted";
-    Ok(wait::until(test_bed.claims(), Default::default(), what, TIMEOUT, check).await?)
+    let (what, check) = ("all claims to be deleted", CheckResult::none_left);
+    wait_all(test_bed.claims(), what, check).await
 }
 
 /// The load: pods, each with the time of its deletion.

@@ -8,11 +8,11 @@ use serde_json::json;
 
 use super::placement::wait_event_text;
 use super::release::helm;
-use super::test_bed::{TIMEOUT, TestBed, holder, phase};
+use super::test_bed::{A100, TestBed, holder, phase, wait_all, wait_one};
 use crate::harness::TrialOutcome;
 use crate::inventory::DRIVER;
 use crate::runner::Outcome;
-use crate::wait::{self, CheckResult};
+use crate::wait::CheckResult;
 
 pub(super) async fn switched_and_restored(test_bed: TestBed) -> TrialOutcome {
     let helm = helm()?;
@@ -23,36 +23,33 @@ pub(super) async fn switched_and_restored(test_bed: TestBed) -> TrialOutcome {
     helm.upgrade(&[]).await?;
     outcome?;
     wait_taints(&test_bed, "all devices to have the managed taint", &["managed"]).await?;
-    test_bed.create_holder("managed", "share").await?;
-    test_bed.wait_running("managed").await?;
-    test_bed.delete(&["managed".to_owned()]).await?;
+    test_bed.start_holder("managed", "share").await?;
+    test_bed.delete(&["managed"]).await?;
     Ok(Outcome::Passed(vec![]))
 }
 
 async fn kube_scheduler_allocates(test_bed: &TestBed) -> anyhow::Result<()> {
     wait_taints(test_bed, "no device to have the managed taint", &[]).await?;
-    test_bed.create_template("share", "a100.gpu.tessera.dev", json!({"memory": "10Gi"})).await?;
-    test_bed.create_holder("one", "share").await?;
-    test_bed.wait_running("one").await?;
+    test_bed.create_template("share", A100, json!({"memory": "10Gi"})).await?;
+    test_bed.start_holder("one", "share").await?;
     let first = device_of(test_bed, "one").await?;
     wait_listed_last(test_bed, &first).await?;
-    test_bed.create_holder("two", "share").await?;
-    test_bed.wait_running("two").await?;
+    test_bed.start_holder("two", "share").await?;
     let second = device_of(test_bed, "two").await?;
     anyhow::ensure!(first != second, "both pods use {first} with deviceOrder=free-first");
 
     let mut greedy = holder("greedy", json!({"name": "gpu", "resourceClaimTemplateName": "share"}));
     greedy["spec"]["containers"][0]["command"] = json!(["tessera-probe", "hold", "--take", "11Gi"]);
-    test_bed.pods().create(&PostParams::default(), &serde_json::from_value(greedy)?).await?;
+    test_bed.create(greedy).await?;
     let check = |pod: Option<&Pod>| match pod.map(phase) {
         Some("Failed") => CheckResult::Done(()),
         Some("Running") | Some("Pending") => CheckResult::Pending("not yet".into()),
         other => CheckResult::Impossible(format!("{other:?}")),
     };
     let what = "a pod that allocates 11Gi of a claim of 10Gi to fail";
-    wait::until_one(test_bed.pods(), "greedy", what, TIMEOUT, check).await?;
+    wait_one(test_bed.pods(), "greedy", what, check).await?;
     check_percent_refused(test_bed).await?;
-    test_bed.delete(&["one", "two", "greedy", "percent"].map(str::to_owned)).await
+    test_bed.delete(&["one", "two", "greedy", "percent"]).await
 }
 
 /// Checks that the driver rejects `memory.percent`, which only the controller supports. The event
@@ -94,15 +91,10 @@ async fn wait_listed_last(test_bed: &TestBed, device: &str) -> anyhow::Result<()
         let last = |slice: &&ResourceSlice| {
             slice.spec.devices.iter().flatten().last().is_some_and(|last| last.name == device)
         };
-        if own_slices.any(|slice| last(&slice)) {
-            CheckResult::Done(())
-        } else {
-            CheckResult::Pending("not last".into())
-        }
+        CheckResult::done_if(own_slices.any(|slice| last(&slice)), || "not last".into())
     };
     let what = format!("used device {device} to be listed last");
-    Ok(wait::until(Api::all(test_bed.client.clone()), Default::default(), &what, TIMEOUT, check)
-        .await?)
+    wait_all(Api::all(test_bed.client.clone()), &what, check).await
 }
 
 /// Waits until each device of the driver has exactly these taints of the driver.
@@ -121,6 +113,5 @@ async fn wait_taints(test_bed: &TestBed, what: &str, wanted: &[&str]) -> anyhow:
             other => CheckResult::Pending(format!("{:?}", other.map(|device| &device.taints))),
         }
     };
-    Ok(wait::until(Api::all(test_bed.client.clone()), Default::default(), what, TIMEOUT, check)
-        .await?)
+    wait_all(Api::all(test_bed.client.clone()), what, check).await
 }

@@ -4,14 +4,14 @@
 use futures::{AsyncBufReadExt, TryStreamExt};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use kube::api::{LogParams, PostParams};
+use kube::api::LogParams;
 use serde_json::{Value, json};
 
-use super::test_bed::{TIMEOUT, TestBed, container_ids, phase};
+use super::test_bed::{TIMEOUT, TestBed, wait_one};
 use crate::harness::TrialOutcome;
 use crate::inventory::GpuInventory;
 use crate::runner::Outcome;
-use crate::wait::{self, CheckResult};
+use crate::wait::CheckResult;
 
 const MIB: u64 = 1 << 20;
 /// Memory of each claim; all claims are on one GPU.
@@ -239,16 +239,11 @@ impl OneGpu {
             "metadata": {"name": name},
             "spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}},
         });
-        self.test_bed
-            .claims()
-            .create(&PostParams::default(), &serde_json::from_value(claim)?)
-            .await?;
-        Ok(())
+        self.test_bed.create_claim(claim).await.map(drop)
     }
 
     async fn create(&self, pod: Value) -> anyhow::Result<()> {
-        self.test_bed.pods().create(&PostParams::default(), &serde_json::from_value(pod)?).await?;
-        Ok(())
+        self.test_bed.create(pod).await.map(drop)
     }
 
     /// Returns the ID of the only share of a claim, which names its directory in containers.
@@ -271,15 +266,12 @@ impl OneGpu {
             let statuses = pod.iter().flat_map(|pod| pod.status.iter());
             let statuses = statuses.flat_map(|status| status.container_statuses.iter().flatten());
             let mut states = statuses.filter_map(|status| status.state.as_ref());
-            match states.any(|state| state.running.is_some() || state.terminated.is_some()) {
-                true => CheckResult::Done(()),
-                false => CheckResult::Pending(
-                    pod.map_or_else(|| "no pod".to_owned(), |pod| json!(pod.status).to_string()),
-                ),
-            }
+            CheckResult::done_if(
+                states.any(|state| state.running.is_some() || state.terminated.is_some()),
+                || pod.map_or_else(|| "no pod".to_owned(), |pod| json!(pod.status).to_string()),
+            )
         };
-        wait::until_one(self.test_bed.pods(), pod, &format!("pod {pod} to run"), TIMEOUT, began)
-            .await?;
+        wait_one(self.test_bed.pods(), pod, &format!("pod {pod} to run"), began).await?;
         let parameters =
             LogParams { container: Some("probe".into()), follow: true, ..LogParams::default() };
         let mut seen = String::new();
@@ -321,13 +313,7 @@ impl OneGpu {
                 "{pod} of claim {of} allocated {taken}, expected {expected}"
             );
         }
-        let after = self.test_bed.pods().get(&name).await?;
-        anyhow::ensure!(
-            phase(&after) == "Running" && container_ids(&after) == container_ids(other),
-            "pod `other` was restarted or stopped: {}",
-            json!(after.status)
-        );
-        Ok(())
+        self.test_bed.check_undisturbed(other).await
     }
 
     /// Deletes all pods, and checks that the node has none of their files.

@@ -5,7 +5,9 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate};
 use kube::api::{DeleteParams, LogParams, PostParams};
-use kube::{Api, Client, Config, ResourceExt};
+use kube::runtime::watcher;
+use kube::{Api, Client, Config, Resource, ResourceExt};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{Cluster, Sizes};
@@ -14,10 +16,16 @@ use crate::inventory::{GpuInventory, GpuNodes};
 use crate::leftovers;
 use crate::operations::Operations;
 use crate::plugin::Plugin;
-use crate::wait::{self, CheckResult};
+use crate::wait::{self, CheckResult, Watched};
 
 /// Time limit for a pod to run or to be deleted on a loaded machine.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(300);
+
+/// Device class of A100.
+pub(super) const A100: &str = "a100.gpu.tessera.dev";
+
+/// Device class of H100.
+pub(super) const H100: &str = "h100.gpu.tessera.dev";
 
 /// Clients and helpers of one trial.
 #[derive(Clone)]
@@ -155,9 +163,34 @@ impl TestBed {
         self.create(from_template(name, template)).await.map(drop)
     }
 
+    /// Creates a pod as [`Self::create_holder`] does, and waits until it runs.
+    pub(super) async fn start_holder(&self, name: &str, template: &str) -> anyhow::Result<Pod> {
+        self.create_holder(name, template).await?;
+        self.wait_running(name).await
+    }
+
     /// Creates a pod.
     pub(super) async fn create(&self, pod: Value) -> anyhow::Result<Pod> {
         Ok(self.pods().create(&PostParams::default(), &serde_json::from_value(pod)?).await?)
+    }
+
+    /// Creates a claim.
+    pub(super) async fn create_claim(&self, claim: Value) -> anyhow::Result<ResourceClaim> {
+        Ok(self.claims().create(&PostParams::default(), &serde_json::from_value(claim)?).await?)
+    }
+
+    /// Checks that the pod still runs with the same containers.
+    pub(super) async fn check_undisturbed(&self, before: &Pod) -> anyhow::Result<()> {
+        let name = before.name_any();
+        let now = self.pods().get(&name).await?;
+        anyhow::ensure!(
+            container_ids(&now) == container_ids(before) && phase(&now) == "Running",
+            "pod {name} was restarted or stopped: {:?}, then {} {:?}",
+            container_ids(before),
+            phase(&now),
+            container_ids(&now)
+        );
+        Ok(())
     }
 
     /// Waits until the pod runs.
@@ -170,7 +203,7 @@ impl TestBed {
             )
         };
         let what = format!("pod {name} to run");
-        Ok(wait::until_one(self.pods(), name, &what, TIMEOUT, check).await?)
+        wait_one(self.pods(), name, &what, check).await
     }
 
     /// Returns the claim that was generated for the pod.
@@ -189,7 +222,7 @@ impl TestBed {
             other => CheckResult::Pending(format!("{other:?}")),
         };
         let what = format!("pod {name} to end");
-        let succeeded = wait::until_one(self.pods(), name, &what, TIMEOUT, check).await?;
+        let succeeded = wait_one(self.pods(), name, &what, check).await?;
         let output = self.pods().logs(name, &LogParams::default()).await?;
         anyhow::ensure!(succeeded, "pod {name} failed: {output}");
         Ok(output.lines().map(str::to_owned).collect())
@@ -208,23 +241,12 @@ impl TestBed {
     }
 
     /// Deletes pods and waits until they are deleted.
-    pub async fn delete(&self, names: &[String]) -> anyhow::Result<()> {
+    pub async fn delete(&self, names: &[impl AsRef<str>]) -> anyhow::Result<()> {
         for name in names {
-            self.pods().delete(name, &DeleteParams::default()).await?;
+            self.pods().delete(name.as_ref(), &DeleteParams::default()).await?;
         }
         for name in names {
-            let check = |pod: Option<&Pod>| match pod {
-                None => CheckResult::Done(()),
-                Some(pod) => CheckResult::Pending(phase(pod).to_owned()),
-            };
-            wait::until_one(
-                self.pods(),
-                name,
-                &format!("pod {name} to be deleted"),
-                TIMEOUT,
-                check,
-            )
-            .await?;
+            wait_deleted(self.pods(), name.as_ref()).await?;
         }
         Ok(())
     }
@@ -247,10 +269,48 @@ impl TestBed {
                 }
             };
             let what = format!("the scheduler to report pod {name} as unschedulable");
-            wait::until_one(self.pods(), name, &what, TIMEOUT, check).await?;
+            wait_one(self.pods(), name, &what, check).await?;
         }
         Ok(())
     }
+}
+
+/// Waits until `check` accepts one object, as [`wait::until_one`] within [`TIMEOUT`].
+pub(super) async fn wait_one<K: Watched, T>(
+    api: Api<K>,
+    name: &str,
+    condition: &str,
+    check: impl FnMut(Option<&K>) -> CheckResult<T>,
+) -> anyhow::Result<T> {
+    Ok(wait::until_one(api, name, condition, TIMEOUT, check).await?)
+}
+
+/// Waits until `check` accepts the selected objects, as [`wait::until`] within [`TIMEOUT`].
+pub(super) async fn wait_selected<K: Watched, T>(
+    api: Api<K>,
+    selector: watcher::Config,
+    condition: &str,
+    check: impl FnMut(&[K]) -> CheckResult<T>,
+) -> anyhow::Result<T> {
+    Ok(wait::until(api, selector, condition, TIMEOUT, check).await?)
+}
+
+/// Waits until `check` accepts all objects, as [`wait::until`] within [`TIMEOUT`].
+pub(super) async fn wait_all<K: Watched, T>(
+    api: Api<K>,
+    condition: &str,
+    check: impl FnMut(&[K]) -> CheckResult<T>,
+) -> anyhow::Result<T> {
+    wait_selected(api, watcher::Config::default(), condition, check).await
+}
+
+/// Waits until the object is deleted.
+pub(super) async fn wait_deleted<K: Watched + Resource<DynamicType = ()> + Serialize>(
+    api: Api<K>,
+    name: &str,
+) -> anyhow::Result<()> {
+    let condition = format!("{} {name} to be deleted", K::kind(&()));
+    wait_one(api, name, &condition, CheckResult::deleted).await
 }
 
 /// Returns a pod of one container that allocates memory of its claim.

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::test_bed::{TestBed, from_template};
+use super::test_bed::{A100, TestBed, from_template};
 use crate::harness::TrialOutcome;
 use crate::runner::Outcome;
 
@@ -49,9 +49,7 @@ struct ProgramResult {
 }
 
 pub(super) async fn check_programs(test_bed: TestBed) -> TrialOutcome {
-    test_bed
-        .create_template("share", "a100.gpu.tessera.dev", json!({"memory": "1Gi", "cores": "1"}))
-        .await?;
+    test_bed.create_template("share", A100, json!({"memory": "1Gi", "cores": "1"})).await?;
     let mut pod = from_template("guests", "share");
     let container = &mut pod["spec"]["containers"][0];
     container["image"] = "tessera/guests:e2e".into();
@@ -79,7 +77,7 @@ pub(super) async fn check_programs(test_bed: TestBed) -> TrialOutcome {
     for name in ["probe", "probe-setuid"] {
         check_limit(find(&ends, name)?)?;
     }
-    test_bed.delete(&["guests".to_owned()]).await?;
+    test_bed.delete(&["guests"]).await?;
     Ok(Outcome::Passed(vec![]))
 }
 

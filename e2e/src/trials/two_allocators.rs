@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use kube::api::{DeleteParams, PostParams};
+use kube::api::DeleteParams;
 use serde_json::{Value, json};
 use tessera_api::slice::Fence;
 
@@ -237,7 +237,7 @@ impl<'a> Load<'a> {
         });
         // Before the creation, because its first event may arrive before the response.
         self.present.insert(name, claims.len());
-        self.test_bed.pods().create(&PostParams::default(), &serde_json::from_value(pod)?).await?;
+        self.test_bed.create(pod).await?;
         Ok(())
     }
 

@@ -29,11 +29,7 @@ async fn wait_renewed(harness: &FaultHarness, holder: &str) {
         if versions.last() != Some(&lease.resource_version()) {
             versions.push(lease.resource_version());
         }
-        if versions.len() > RENEWALS {
-            CheckResult::Done(())
-        } else {
-            CheckResult::Pending(format!("{}", versions.len()))
-        }
+        CheckResult::done_if(versions.len() > RENEWALS, || versions.len().to_string())
     };
     let what = format!("{RENEWALS} renewals by {holder}");
     wait::until_one(harness.leases(), "tessera-controller", &what, TIMEOUT, check).await.unwrap();

@@ -11,7 +11,9 @@ use std::time::Duration;
 use futures::TryStreamExt;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
-use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
+use k8s_openapi::api::resource::v1::{
+    DeviceClass, DeviceRequestAllocationResult, ResourceClaim, ResourceSlice,
+};
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
@@ -21,6 +23,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tessera_api::names::DELETE_PROTECTION_FINALIZER;
 use tessera_e2e::inventory::GpuInventory;
+use tessera_e2e::leftovers::device_results;
 use tessera_e2e::trials::device_usage::DeviceUsage;
 use tessera_e2e::wait::{self, CheckResult};
 use tessera_simcluster::api::{ApiOptions, ApiServer, Fault, RequestInfo, User};
@@ -219,8 +222,12 @@ impl FaultHarness {
 
     /// Creates a claim of that much memory, and a pod of the same name that uses it.
     pub(crate) async fn pod(&self, name: &str, memory: &str) {
+        self.create_with_claim(pod(name), name, memory).await;
+    }
+
+    async fn create_with_claim(&self, pod: Value, name: &str, memory: &str) {
         create::<ResourceClaim>(&self.claims(), claim(name, memory)).await;
-        create::<Pod>(&self.pods(), pod(name)).await;
+        create::<Pod>(&self.pods(), pod).await;
     }
 
     pub(crate) fn claims(&self) -> Api<ResourceClaim> {
@@ -247,11 +254,7 @@ impl FaultHarness {
             let bound: Vec<_> =
                 pods.iter().filter(is_bound).filter_map(|p| p.metadata.name.clone()).collect();
             let left: Vec<_> = names.iter().filter(|name| !bound.contains(name)).cloned().collect();
-            if left.is_empty() {
-                CheckResult::Done(())
-            } else {
-                CheckResult::Pending(format!("not bound: {left:?}"))
-            }
+            CheckResult::done_if(left.is_empty(), || format!("not bound: {left:?}"))
         };
         wait::until(self.pods(), Default::default(), "pods to be bound", TIMEOUT, check)
             .await
@@ -273,28 +276,22 @@ impl FaultHarness {
     }
 
     pub(crate) async fn is_allocated(&self, name: &str) -> bool {
-        self.claims()
-            .get(name)
-            .await
-            .unwrap()
-            .status
-            .is_some_and(|status| status.allocation.is_some())
+        let claim = self.claims().get(name).await.unwrap();
+        claim.status.is_some_and(|status| status.allocation.is_some())
     }
 
     /// Creates a claim and a pod with a higher priority than all others.
     pub(crate) async fn urgent_pod(&self, name: &str, memory: &str) {
-        create::<ResourceClaim>(&self.claims(), claim(name, memory)).await;
         let mut pod = pod(name);
         pod["spec"]["priority"] = 1000.into();
-        create::<Pod>(&self.pods(), pod).await;
+        self.create_with_claim(pod, name, memory).await;
     }
 
     /// Creates a pod for a scheduler that does not exist, and waits until its claim is allocated.
     pub(crate) async fn unbindable(&self, name: &str, memory: &str) {
-        create::<ResourceClaim>(&self.claims(), claim(name, memory)).await;
         let mut pod = pod(name);
         pod["spec"]["schedulerName"] = "none".into();
-        create::<Pod>(&self.pods(), pod).await;
+        self.create_with_claim(pod, name, memory).await;
         self.wait_allocated(name).await;
     }
 
@@ -311,10 +308,10 @@ impl FaultHarness {
     async fn wait_claim(&self, name: &str, what: &str, allocated: bool) {
         let check = |claim: Option<&ResourceClaim>| {
             let status = claim.and_then(|claim| claim.status.as_ref());
-            match status.is_some_and(|status| status.allocation.is_some()) == allocated {
-                true => CheckResult::Done(()),
-                false => CheckResult::Pending(json!(status).to_string()),
-            }
+            CheckResult::done_if(
+                status.is_some_and(|status| status.allocation.is_some()) == allocated,
+                || json!(status).to_string(),
+            )
         };
         let what = format!("claim {name} to be {what}");
         wait::until_one(self.claims(), name, &what, TIMEOUT, check).await.unwrap();
@@ -328,12 +325,8 @@ impl FaultHarness {
     /// Returns the number of events with that reason.
     pub(crate) async fn event_count(&self, reason: &str) -> usize {
         let events: Api<Event> = Api::namespaced(self.client.clone(), "default");
-        events
-            .list(&ListParams::default().fields(&format!("reason={reason}")))
-            .await
-            .unwrap()
-            .items
-            .len()
+        let of_reason = ListParams::default().fields(&format!("reason={reason}"));
+        events.list(&of_reason).await.unwrap().items.len()
     }
 
     pub(crate) fn leases(&self) -> Api<Lease> {
@@ -475,11 +468,9 @@ fn version_of(claim: &ResourceClaim) -> u64 {
 }
 
 fn shares_in(claim: &ResourceClaim) -> Vec<(String, String)> {
-    let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
-    let devices = allocation.and_then(|allocation| allocation.devices.as_ref());
-    let results = devices.and_then(|devices| devices.results.as_ref()).into_iter().flatten();
-    let name = claim.metadata.name.clone().unwrap_or_default();
-    results.filter_map(|result| Some((name.clone(), result.share_id.clone()?))).collect()
+    let share =
+        |result: &DeviceRequestAllocationResult| Some((claim.name_any(), result.share_id.clone()?));
+    device_results(claim).filter_map(share).collect()
 }
 
 /// Returns the path of a file that cargo builds beside this test; `make test` builds it.

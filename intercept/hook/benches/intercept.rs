@@ -107,9 +107,9 @@ impl Bench {
     /// One run of the program.
     fn run(&self, variant: Variant, measurement: &Measurement) -> f64 {
         let container = match variant {
-            Variant::None => self.node.without_the_library(),
-            Variant::Unlimited => self.node.contain(&[&self.unlimited]),
-            Variant::Limited => self.node.contain(&[&self.limited]),
+            Variant::None => self.node.container_without_library(),
+            Variant::Unlimited => self.node.container(&[&self.unlimited]),
+            Variant::Limited => self.node.container(&[&self.limited]),
         };
         let gpu = self.limited.grant.gpu_uuid.0.iter().fold(String::new(), |mut text, byte| {
             write!(text, "{byte:02x}").expect("a string");

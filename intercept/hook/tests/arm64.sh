@@ -70,7 +70,7 @@ emulated() { # command...
 
 case ${1-} in
 "") tests=(limits modes routes shape) ;;
-all) tests=(bypasses calls compute coverage faults guests hami host_pid kept known_limits limits modes mps nvml oversubscription pointers processes routes sequences shape) ;;
+all) tests=(bypasses calls compute coverage faults guests hami host_pid known_limits limits modes mps nvml oversubscription pointers processes retained_memory routes sequences shape) ;;
 *) tests=("$@") ;;
 esac
 can_emulate || skip arm64-namespaces "no binfmt_misc in a user namespace, which Linux 6.7 has, or no user namespaces"

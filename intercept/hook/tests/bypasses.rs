@@ -1,6 +1,5 @@
-//! Every way to the driver, the devious ones too, wherever the interceptor stands: what is held,
-//! and what is not. Written down in `docs/reference/intercept-bypasses.md`, so that nobody believes
-//! otherwise.
+//! Every way to reach the driver in each injection mode, and whether it is limited. The result is
+//! `docs/reference/intercept-bypasses.md`.
 
 mod container;
 
@@ -9,8 +8,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use container::{Container, GIB, Mode, Node, can_contain, libraries, lines_of, program};
+use container::{Container, GIB, Mode, Node, libraries, lines_of, program, set_up};
 use serde_json::Value;
+use tessera_test_support::test_name;
 
 const DOCUMENT: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/intercept-bypasses.md");
@@ -43,14 +43,14 @@ Not run here, by how they work:
 - **Setuid programs**: the loader preloads what `/etc/ld.so.preload` names into them too, and leaves out what the environment names. The library
   reads no environment, but for the variables of MPS where a grant is by MPS (ADR 90). They are held.
 - **`cuGetExportTable` and `nvmlInternalGetExportTable`** hand out tables of functions that are documented nowhere. They pass: NVIDIA's own libraries need
-  them. Whoever knows what is in there escapes in every mode.
+  them. A program that knows them escapes in every mode.
 
 The trials `guests` and `intercept-modes` of `make e2e` run such programs, and the table's, in pods of a Kubernetes cluster.
 
 So no mode is a boundary for a tenant who sets out to break it; what escapes shows in the audit (`docs/operator/security-model.md`). `both` leaves the fewest ways.
 ";
 
-/// What a way leads to in a container.
+/// Returns the result of each way in a container.
 fn outcomes(container: &Container<'_>, mode: Mode, node: &Node, ways: &Ways) -> Vec<(String, i64)> {
     let (elsewhere, real) = (libraries().join("libcuda.so.1"), mode.real_cuda());
     let [elsewhere, real] = [&elsewhere, &real].map(|path| path.to_str().expect("text"));
@@ -81,7 +81,7 @@ fn outcomes(container: &Container<'_>, mode: Mode, node: &Node, ways: &Ways) -> 
     found
 }
 
-/// Programs that are made once.
+/// Programs that are compiled once.
 struct Ways {
     plugin: PathBuf,
     elsewhere: PathBuf,
@@ -125,19 +125,16 @@ fn cell(outcome: i64) -> &'static str {
 }
 
 #[test]
-fn what_is_held_and_what_is_not_is_as_the_document_says() {
-    if !can_contain("what_is_held_and_what_is_not_is_as_the_document_says") {
-        return;
-    }
-    let node = Node::new();
+fn list_of_bypasses_is_up_to_date() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
     let ways = Ways::build(node.path());
     let in_mode = |mode| {
         let share = node.share(&format!("{mode:?}"), 0, GIB);
-        outcomes(&node.contain_in(mode, &[&share]), mode, &node, &ways)
+        outcomes(&node.container_in(mode, &[&share]), mode, &node, &ways)
     };
     let open = in_mode(Mode::Bare);
     assert!(open.iter().all(|(_, outcome)| *outcome == 0), "each is a way: {open:?}");
-    let held = Mode::HELD.map(in_mode);
+    let held = Mode::INTERCEPTED.map(in_mode);
     let mut text = HEAD.to_owned();
     for (at, (way, _)) in open.iter().enumerate() {
         let [preload, proxy, both] = held.each_ref().map(|outcomes| cell(outcomes[at].1));

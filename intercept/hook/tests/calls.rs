@@ -1,17 +1,15 @@
-//! Every call that takes memory is charged, and what gives it back is credited.
+//! Every call that allocates memory is charged, and its release is credited.
 
 mod container;
 
-use container::{GIB, MIB, Node, can_contain};
+use container::{GIB, MIB, Node, set_up};
+use tessera_test_support::test_name;
 
 #[test]
-fn every_way_to_take_memory_is_charged_and_credited() {
-    if !can_contain("every_way_to_take_memory_is_charged_and_credited") {
-        return;
-    }
-    let node = Node::new();
-    let lines = node.contain(&[&node.share("claim-0", 0, GIB)]).run_c("calls", false, &[]);
-    // Pools take memory in chunks of 32 MiB, and that is what counts.
+fn every_allocating_call_is_charged_and_credited() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
+    let lines = node.container(&[&node.share("claim-0", 0, GIB)]).run_c("calls", false, &[]);
+    // Pools are charged in chunks of 32 MiB.
     let mut expected = vec![
         ("cuMemAlloc_v2", 3 * MIB),
         ("cuMemAllocManaged", 3 * MIB),
@@ -41,17 +39,14 @@ fn every_way_to_take_memory_is_charged_and_credited() {
 }
 
 #[test]
-fn errors_are_the_drivers_own() {
-    if !can_contain("errors_are_the_drivers_own") {
-        return;
-    }
-    let node = Node::new();
+fn errors_are_those_of_the_driver() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
     let share = node.share("claim-0", 0, GIB);
     let errors = |lines: Vec<serde_json::Value>| {
         lines.into_iter().filter(|line| line.get("error").is_some()).collect::<Vec<_>>()
     };
-    let held = errors(node.contain(&[&share]).run_c("calls", false, &[]));
-    let free = errors(node.without_the_library().run_c("calls", false, &[]));
+    let held = errors(node.container(&[&share]).run_c("calls", false, &[]));
+    let free = errors(node.container_without_library().run_c("calls", false, &[]));
     assert_eq!(held.len(), 8);
     assert_eq!(held, free);
 }

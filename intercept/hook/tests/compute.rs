@@ -1,9 +1,9 @@
-//! A container is held to its part of the GPU's time, through the library as it ships. How well the
-//! machine holds caps in general is judged in `testing/limiter-simulation`.
+//! Compute limits of containers, with the library as it ships. `testing/limiter-simulation` tests
+//! the limiter itself.
 //!
-//! What one process does is tested by a clock that goes only while it waits, and to the point. What
-//! several do together is tested in real time; there a busy machine makes shares smaller, never
-//! larger, so that only "never more" is tight.
+//! Tests of one process use a clock that advances only while the process waits, and are exact.
+//! Tests of several processes run in real time: load on the machine makes shares smaller, never
+//! larger, so only the upper bounds are tight.
 
 mod container;
 
@@ -11,10 +11,11 @@ use std::path::PathBuf;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
 
-use container::{GIB, Node, NodeShare, Running, arbitrate, can_contain, monotonic_ns, program};
+use container::{GIB, Node, NodeShare, Running, arbitrate, monotonic_ns, program, set_up};
 use serde_json::Value;
 use tessera_intercept_abi::{ComputePolicy, Grant};
 use tessera_intercept_limiter::compute::{Crowd, Published, Rate};
+use tessera_test_support::test_name;
 
 fn share(node: &Node, id: &str, policy: ComputePolicy, percent: u32) -> NodeShare {
     let grant = node.share(&format!("{id}-as-usual"), 0, GIB).grant;
@@ -22,8 +23,8 @@ fn share(node: &Node, id: &str, policy: ComputePolicy, percent: u32) -> NodeShar
     node.share_of(Grant { policy, cores_percent: percent, id, ..grant })
 }
 
-/// Kernels of a millisecond: how, for so many windows of so many milliseconds.
-fn of_a_millisecond<'a>(how: &'a str, milliseconds: &'a str, windows: &'a str) -> [&'a str; 5] {
+/// Returns arguments for kernels of 1 ms: kind of launch, duration of a window, number of windows.
+fn kernels_of_1ms<'a>(how: &'a str, milliseconds: &'a str, windows: &'a str) -> [&'a str; 5] {
     [how, "spin_for_1ms", "1000", milliseconds, windows]
 }
 
@@ -35,47 +36,43 @@ fn number(line: &Value, field: &str) -> f64 {
     line[field].as_f64().unwrap_or_else(|| panic!("{field} in {line}"))
 }
 
-/// GPU time that was launched, of kernels whose length is known.
-fn had_ns(lines: &[Value]) -> u64 {
+/// Returns the GPU time of the launched kernels.
+fn launched_ns(lines: &[Value]) -> u64 {
     lines
         .iter()
         .map(|line| line["gpuNs"].as_u64().unwrap_or_else(|| panic!("gpuNs in {line}")))
         .sum()
 }
 
-/// That the ledger has all of it: event times are floats of milliseconds.
-fn assert_accounted(share: &NodeShare, had_ns: u64, what: &str) {
+/// Asserts that the ledger has this GPU time. Event times are floats of milliseconds.
+fn assert_accounted(share: &NodeShare, launched_ns: u64, what: &str) {
     let believed_ns = share.ledger(|ledger| ledger.gpu_ns());
     assert!(
-        believed_ns.abs_diff(had_ns) < had_ns / 1_000,
-        "{what}: {believed_ns} in the ledger, {had_ns} launched"
+        believed_ns.abs_diff(launched_ns) < launched_ns / 1_000,
+        "{what}: {believed_ns} in the ledger, {launched_ns} launched"
     );
 }
 
-fn ended(running: &mut Running) -> Value {
-    running.with("gpu")
+fn next_window(running: &mut Running) -> Value {
+    running.wait_for_field("gpu")
 }
 
 #[test]
-fn a_quarter_of_the_gpu_is_a_quarter_of_its_time_however_it_is_launched() {
-    if !can_contain("a_quarter_of_the_gpu_is_a_quarter_of_its_time_however_it_is_launched") {
-        return;
-    }
-    let node = Node::with_paused_clock();
+fn cap_of_25_percent_holds_for_every_kind_of_launch() {
+    let Some(node) = set_up(test_name!(), Node::with_paused_clock) else { return };
     let program = compute(&node);
     for how in ["plain", "cooperative", "described", "graph"] {
         let share = share(&node, how, ComputePolicy::Fixed, 25);
-        let container = node.contain(&[&share]);
-        let lines = container.start(&program, &of_a_millisecond(how, "1000", "3")).all("gpu");
+        let container = node.container(&[&share]);
+        let lines = container.start(&program, &kernels_of_1ms(how, "1000", "3")).lines_with("gpu");
         assert_eq!(lines.len(), 3);
-        // The first has the tokens that there are in the beginning.
+        // The first window includes the initial tokens.
         for (line, most) in lines.iter().zip([0.262, 0.251, 0.251]) {
             assert!((0.249..most).contains(&number(line, "gpu")), "{how}: {lines:?}");
         }
-        // It slept for the rest: who looks at the clock in place of that takes the CPU for as long
-        // as passes.
+        // The process sleeps while it waits: polling would use the CPU for as long.
         assert!(lines.iter().all(|line| number(line, "cpu") < 0.25), "{how}: {lines:?}");
-        assert_accounted(&share, had_ns(&lines), how);
+        assert_accounted(&share, launched_ns(&lines), how);
         share.ledger(|ledger| {
             assert!(ledger.waits() > 100 && ledger.waited_ns() > 2_000_000_000, "{how}")
         });
@@ -84,10 +81,7 @@ fn a_quarter_of_the_gpu_is_a_quarter_of_its_time_however_it_is_launched() {
 
 #[test]
 fn caps_hold_within_a_point_for_short_and_long_kernels() {
-    if !can_contain("caps_hold_within_a_point_for_short_and_long_kernels") {
-        return;
-    }
-    let node = Node::with_paused_clock();
+    let Some(node) = set_up(test_name!(), Node::with_paused_clock) else { return };
     let program = compute(&node);
     for percent in [10, 50, 90] {
         for (kernel, us) in
@@ -96,48 +90,40 @@ fn caps_hold_within_a_point_for_short_and_long_kernels() {
             let what = format!("{kernel}-at-{percent}");
             let share = share(&node, &what, ComputePolicy::Fixed, percent);
             let arguments = ["plain", kernel, us, "5000", "2"];
-            let lines = node.contain(&[&share]).start(&program, &arguments).all("gpu");
+            let lines = node.container(&[&share]).start(&program, &arguments).lines_with("gpu");
             let part = number(&lines[1], "gpu");
             assert!((part - f64::from(percent) / 100.0).abs() < 0.01, "{what}: {lines:?}");
-            assert_accounted(&share, had_ns(&lines), &what);
+            assert_accounted(&share, launched_ns(&lines), &what);
         }
     }
 }
 
 #[test]
-fn who_may_borrow_goes_as_fast_as_the_host_says_and_by_its_share_when_that_is_old() {
-    if !can_contain(
-        "who_may_borrow_goes_as_fast_as_the_host_says_and_by_its_share_when_that_is_old",
-    ) {
-        return;
-    }
-    let node = Node::with_paused_clock();
+fn published_rate_applies_until_it_expires() {
+    let Some(node) = set_up(test_name!(), Node::with_paused_clock) else { return };
     let (program, share) = (compute(&node), share(&node, "claim-0", ComputePolicy::Balance, 25));
-    let container = node.contain(&[&share]);
-    // What the host says holds for ten seconds from now, and one more; the program's clock begins
-    // at the machine's.
+    let container = node.container(&[&share]);
+    // The published rate is valid for ten seconds and one more. The program's clock starts at the
+    // machine's.
     let stamp_ms = (monotonic_ns() / 1_000_000 + 10_000) as u32;
     let others = Crowd::new(0);
     share.publish(&Published { rate: Rate::from_percent(75), others, others_busy_ns: 0, stamp_ms });
-    let lines = container.start(&program, &of_a_millisecond("plain", "1000", "14")).all("gpu");
+    let lines = container.start(&program, &kernels_of_1ms("plain", "1000", "14")).lines_with("gpu");
     let parts: Vec<_> = lines.iter().map(|line| number(line, "gpu")).collect();
     assert!(parts[1..3].iter().all(|part| (0.74..0.76).contains(part)), "{parts:?}");
     assert!(parts[12..].iter().all(|part| (0.24..0.26).contains(part)), "{parts:?}");
 }
 
 #[test]
-fn processes_of_one_container_have_its_part_together() {
-    if !can_contain("processes_of_one_container_have_its_part_together") {
-        return;
-    }
-    let node = Node::in_real_time();
+fn processes_of_a_container_share_its_cap() {
+    let Some(node) = set_up(test_name!(), Node::in_real_time) else { return };
     let (program, share) = (compute(&node), share(&node, "claim-0", ComputePolicy::Fixed, 25));
-    let container = node.contain(&[&share]);
-    let arguments = of_a_millisecond("plain", "2000", "1");
+    let container = node.container(&[&share]);
+    let arguments = kernels_of_1ms("plain", "2000", "1");
     let mut running: Vec<_> = (0..4).map(|_| container.start(&program, &arguments)).collect();
-    let lines: Vec<_> = running.iter_mut().map(ended).collect();
-    // They do not begin at once: all they had, of the time from the first one's beginning to the
-    // last one's end.
+    let lines: Vec<_> = running.iter_mut().map(next_window).collect();
+    // They start at different times, so the sum is compared with the time from the first start to
+    // the last end.
     let had: f64 = lines
         .iter()
         .map(|line| number(line, "gpu") * (number(line, "endNs") - number(line, "beganNs")))
@@ -149,11 +135,8 @@ fn processes_of_one_container_have_its_part_together() {
 }
 
 #[test]
-fn who_has_no_cap_never_waits_and_is_measured() {
-    if !can_contain("who_has_no_cap_never_waits_and_is_measured") {
-        return;
-    }
-    let node = Node::with_paused_clock();
+fn uncapped_container_never_waits_and_is_measured() {
+    let Some(node) = set_up(test_name!(), Node::with_paused_clock) else { return };
     let program = compute(&node);
     for (id, policy, percent) in [
         ("none", ComputePolicy::None, 25),
@@ -161,9 +144,10 @@ fn who_has_no_cap_never_waits_and_is_measured() {
         ("nothing-asked-for", ComputePolicy::Fixed, 0),
     ] {
         let share = share(&node, id, policy, percent);
-        let container = node.contain(&[&share]);
-        let lines = container.start(&program, &of_a_millisecond("plain", "1000", "1")).all("gpu");
-        let had = had_ns(&lines);
+        let container = node.container(&[&share]);
+        let lines =
+            container.start(&program, &kernels_of_1ms("plain", "1000", "1")).lines_with("gpu");
+        let had = launched_ns(&lines);
         assert!(number(&lines[0], "gpu") > 0.99, "{id}: {lines:?}");
         share.ledger(|ledger| {
             assert_eq!(ledger.waits(), 0, "{id}");
@@ -175,24 +159,18 @@ fn who_has_no_cap_never_waits_and_is_measured() {
 }
 
 #[test]
-fn a_context_that_stays_keeps_its_measurements() {
-    if !can_contain("a_context_that_stays_keeps_its_measurements") {
-        return;
-    }
-    let node = Node::with_paused_clock();
+fn retained_primary_context_keeps_its_measurements() {
+    let Some(node) = set_up(test_name!(), Node::with_paused_clock) else { return };
     let share = share(&node, "claim-0", ComputePolicy::Fixed, 90);
-    node.contain(&[&share]).run_c("leaving", false, &["10"]);
+    node.container(&[&share]).run_c("leaving", false, &["10"]);
     assert_accounted(&share, 10 * 20_000_000, "ten kernels of 20 ms");
 }
 
 #[test]
-fn a_capture_is_not_disturbed_and_what_it_records_is_not_charged() {
-    if !can_contain("a_capture_is_not_disturbed_and_what_it_records_is_not_charged") {
-        return;
-    }
-    let node = Node::with_paused_clock();
+fn captured_launches_are_charged_only_when_the_graph_runs() {
+    let Some(node) = set_up(test_name!(), Node::with_paused_clock) else { return };
     let share = share(&node, "claim-0", ComputePolicy::Fixed, 90);
-    let lines = node.contain(&[&share]).run_c("captures", false, &[]);
+    let lines = node.container(&[&share]).run_c("captures", false, &[]);
     assert_eq!(lines.len(), 6);
     for line in &lines {
         assert_eq!(line["captured"], 0, "{line}");
@@ -202,49 +180,43 @@ fn a_capture_is_not_disturbed_and_what_it_records_is_not_charged() {
 }
 
 #[test]
-fn who_is_killed_in_the_middle_of_a_long_kernel_has_its_container_pay_for_it() {
-    if !can_contain("who_is_killed_in_the_middle_of_a_long_kernel_has_its_container_pay_for_it") {
-        return;
-    }
-    let node = Node::in_real_time();
+fn kernel_of_a_killed_process_is_charged_to_its_container() {
+    let Some(node) = set_up(test_name!(), Node::in_real_time) else { return };
     let (program, share) = (compute(&node), share(&node, "claim-0", ComputePolicy::Fixed, 25));
-    let container = node.contain(&[&share]);
+    let container = node.container(&[&share]);
     let mut killed = container.start(&program, &["one", "spin_for_20s", "700"]);
-    let launched = number(&killed.with("launchedNs"), "launchedNs");
-    let ran = number(&killed.with("ranNs"), "ranNs");
+    let launched = number(&killed.wait_for_field("launchedNs"), "launchedNs");
+    let ran = number(&killed.wait_for_field("ranNs"), "ranNs");
     killed.kill();
     let mut next = container.start(&program, &["one", "spin_for_1ms", "1"]);
-    let next = number(&next.with("launchedNs"), "launchedNs");
-    // Four times as long as it ran, less the tokens that there were.
+    let next = number(&next.wait_for_field("launchedNs"), "launchedNs");
+    // Four times its run time, less the available tokens.
     assert!(next - launched > (ran - launched) * 4.0 - 50e6, "{launched} {ran} {next}");
 }
 
 #[test]
-fn balance_gives_what_others_leave_and_takes_it_back() {
-    if !can_contain("balance_gives_what_others_leave_and_takes_it_back") {
-        return;
-    }
-    let node = Node::in_real_time();
+fn balance_lends_idle_time_and_reclaims_it() {
+    let Some(node) = set_up(test_name!(), Node::in_real_time) else { return };
     let program = compute(&node);
     let shares = ["claim-a", "claim-b"].map(|id| share(&node, id, ComputePolicy::Balance, 25));
     let hosted = shares.clone();
     let (stop, stopped): (Sender<()>, _) = channel();
     let host = thread::spawn(move || arbitrate(&hosted, &stopped));
-    let containers = shares.each_ref().map(|share| node.contain(&[share]));
-    let windows = of_a_millisecond("plain", "500", "1000");
+    let containers = shares.each_ref().map(|share| node.container(&[share]));
+    let windows = kernels_of_1ms("plain", "500", "1000");
     let mut first = containers[0].start(&program, &windows);
-    // A busy machine may take its time to tell.
+    // Waits for up to 600 windows, because the machine may be busy.
     fn sees(running: &mut Running, mut this: impl FnMut(&Value) -> bool) -> bool {
-        (0..600).any(|_| this(&ended(running)))
+        (0..600).any(|_| this(&next_window(running)))
     }
     assert!(
         sees(&mut first, |line| number(line, "gpu") > 0.4),
         "what the second leaves is the first's"
     );
     let mut second = containers[1].start(&program, &windows);
-    let began = number(&ended(&mut second), "beganNs");
-    // Both want all of it: half of it is each one's, window after window; a single one may be of a
-    // machine that was busy.
+    let began = number(&next_window(&mut second), "beganNs");
+    // Each gets a half. Six windows in a row are required, because the machine may be busy in a
+    // single one.
     let mut in_a_row = 0;
     let within = |line: &Value| {
         let is_within = number(line, "endNs") > began + 700e6 && number(line, "gpu") < 0.6;
@@ -253,7 +225,7 @@ fn balance_gives_what_others_leave_and_takes_it_back() {
     };
     assert!(sees(&mut first, within), "the second wants its part");
     second.kill();
-    // Also where it was killed while it waited.
+    // Also if it was killed while it waited.
     assert!(
         sees(&mut first, |line| number(line, "gpu") > 0.65),
         "what the second had is the first's again"

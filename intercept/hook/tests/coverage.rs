@@ -1,4 +1,4 @@
-//! Which of the driver's functions the library stands before, and which it has to and does not yet.
+//! Functions of the driver that have a hook, and those that need one and lack it.
 
 mod container;
 
@@ -75,7 +75,7 @@ fn document(groups: &[Group]) -> String {
 }
 
 #[test]
-fn the_list_of_what_is_hooked_and_what_is_not_is_up_to_date() {
+fn list_of_hooked_symbols_is_up_to_date() {
     let text = document(&groups());
     if std::env::var_os("UPDATE").is_some() {
         fs::write(DOCUMENT, &text).expect("written");
@@ -89,7 +89,7 @@ fn the_list_of_what_is_hooked_and_what_is_not_is_up_to_date() {
 }
 
 #[test]
-fn what_passes_through_has_no_hook() {
+fn functions_that_pass_through_have_no_hook() {
     for group in groups().iter().filter(|group| !group.class.is_hooked()) {
         assert!(
             group.hooked.is_empty(),
@@ -101,16 +101,16 @@ fn what_passes_through_has_no_hook() {
 }
 
 #[test]
-fn every_hook_is_of_a_function_that_some_release_has() {
+fn every_hook_is_of_a_known_function() {
     let of_driver = |name: &&String| !matches!(name.as_str(), "dlsym" | "dlvsym");
     let unknown: Vec<_> =
         exported().iter().filter(of_driver).filter(|name| find(name).is_none()).collect();
     assert!(unknown.is_empty(), "{unknown:?}");
 }
 
-/// A program built for one form of a function must not get round the hook of another.
+/// A program that uses one version of a function must not bypass the hook of another.
 #[test]
-fn a_function_that_is_hooked_in_one_form_is_hooked_in_every_form() {
+fn function_is_hooked_in_all_forms_or_none() {
     let mut bases: BTreeMap<&str, (usize, Vec<&str>)> = BTreeMap::new();
     for symbol in TABLE {
         let (hooked, missing) = bases.entry(symbol.base.text).or_default();
@@ -125,11 +125,11 @@ fn a_function_that_is_hooked_in_one_form_is_hooked_in_every_form() {
     assert!(partly.is_empty(), "without a hook, while another form of it has one: {partly:?}");
 }
 
-/// A function that takes memory, launches or tells, and that a program reaches without the library,
-/// is a way round it.
+/// A function that allocates, launches or reports, and that is reachable without a hook, is a
+/// bypass.
 #[test]
-fn everything_that_needs_a_hook_has_one() {
-    /// Forms without one, each with the reason: none.
+fn every_function_that_needs_a_hook_has_one() {
+    /// Functions without a hook, each with the reason: none.
     const HOLES: &[(&str, &str)] = &[];
     let allowed = |symbol: &&&str| HOLES.iter().any(|(hole, _)| hole == *symbol);
     let groups = groups();

@@ -1,7 +1,7 @@
 # Packages of Debian's releases without installing them: for scripts that try the interceptor with other C libraries and on other machines.
 # shellcheck shell=bash
 #
-# Whoever sources this sets `target`, the directory in which each release gets one of its own. Each function fails where a part of it does,
+# The script that sources this sets `target`, the directory in which each release gets one of its own. Each function fails where a part of it does,
 # also where errors do not end the script.
 
 readonly mirror=http://deb.debian.org/debian

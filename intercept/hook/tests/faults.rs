@@ -1,21 +1,22 @@
-//! Whatever a program gives a function, and whatever the driver answers, it is as without the
-//! library, and the ledger stays exact.
+//! Invalid arguments and failing driver calls: results are as without the library, and the ledger
+//! stays exact.
 
 mod container;
 
-use container::{GIB, Node, can_contain, exported};
+use container::{GIB, Node, exported, set_up};
 use serde_json::Value;
 use tessera_intercept_symbols::{Library, TABLE};
+use tessera_test_support::test_name;
 
-/// The functions of CUDA that have a hook.
+/// Returns the functions of CUDA that have a hook.
 fn hooked() -> Vec<&'static str> {
     let cuda = TABLE.iter().filter(|symbol| symbol.library() == Library::Cuda);
     cuda.map(|symbol| symbol.symbol.text).filter(|name| exported().contains(*name)).collect()
 }
 
-/// The calls that end in another way with the library. What asks for more than is granted and is
-/// wrong besides may be refused for the first of the two.
-fn apart<'a>(with: &'a [Value], without: &'a [Value]) -> Vec<(&'a Value, &'a Value)> {
+/// Returns the calls whose results differ with the library. A call that exceeds the grant and is
+/// invalid may be refused for either reason.
+fn differences<'a>(with: &'a [Value], without: &'a [Value]) -> Vec<(&'a Value, &'a Value)> {
     const OUT_OF_MEMORY: i64 = 2;
     let refused = |with: &Value, without: &Value| {
         with["result"] == OUT_OF_MEMORY
@@ -26,19 +27,16 @@ fn apart<'a>(with: &'a [Value], without: &'a [Value]) -> Vec<(&'a Value, &'a Val
 }
 
 #[test]
-fn calls_with_nothing_or_with_anything_answer_as_without_the_library() {
-    if !can_contain("calls_with_nothing_or_with_anything_answer_as_without_the_library") {
-        return;
-    }
-    let node = Node::new();
+fn invalid_arguments_give_the_drivers_errors() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
     let share = node.share("claim-0", 0, 64 * GIB);
     let names = hooked();
-    let with = node.contain(&[&share]).run_c("nulls", false, &names);
-    let without = node.without_the_library().run_c("nulls", false, &names);
+    let with = node.container(&[&share]).run_c("nulls", false, &names);
+    let without = node.container_without_library().run_c("nulls", false, &names);
     assert_eq!(with.len(), names.len() * 4);
-    assert_eq!(apart(&with, &without), []);
-    // What a caller passes by value it passes by reference there when it is long: a null one is the
-    // caller's fault, and fatal without the library too.
+    assert_eq!(differences(&with, &without), []);
+    // On aarch64 a long argument is passed by reference: a null reference is fatal without the
+    // library too.
     let is_callers =
         |name: &str| cfg!(target_arch = "aarch64") && name.starts_with("cuIpcOpenMemHandle");
     let is_fatal = |line: &&Value| {
@@ -49,34 +47,26 @@ fn calls_with_nothing_or_with_anything_answer_as_without_the_library() {
 }
 
 #[test]
-fn calls_with_nothing_or_with_anything_answer_as_without_the_library_also_where_memory_may_spill() {
-    if !can_contain(
-        "calls_with_nothing_or_with_anything_answer_as_without_the_library_also_where_memory_may_spill",
-    ) {
-        return;
-    }
-    let node = Node::new();
-    let share = node.spilling_share("claim-0", 64 * GIB);
-    let with = node.contain(&[&share]).run_c("nulls", false, &hooked());
-    let without = node.without_the_library().run_c("nulls", false, &hooked());
-    assert_eq!(apart(&with, &without), []);
+fn invalid_arguments_give_the_drivers_errors_if_oversubscribed() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
+    let share = node.oversubscribed_share("claim-0", 64 * GIB);
+    let with = node.container(&[&share]).run_c("nulls", false, &hooked());
+    let without = node.container_without_library().run_c("nulls", false, &hooked());
+    assert_eq!(differences(&with, &without), []);
 }
 
 #[test]
-fn a_driver_that_fails_at_any_call_leaves_the_ledger_exact() {
-    if !can_contain("a_driver_that_fails_at_any_call_leaves_the_ledger_exact") {
-        return;
-    }
-    let node = Node::new();
-    let (share, to_compare) = (node.share_with_contexts(64 * GIB), node.to_compare());
-    // What the driver holds is asked by this one.
+fn ledger_stays_exact_after_a_failure_of_any_driver_call() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
+    let (share, to_compare) = (node.share_with_contexts(64 * GIB), node.comparison_arguments());
+    // The program uses this function to read the driver's usage.
     let names: Vec<_> = hooked().into_iter().filter(|name| *name != "cuMemGetInfo_v2").collect();
     let mut arguments: Vec<_> = to_compare.iter().map(String::as_str).collect();
     arguments.extend(&names);
-    let with = node.contain(&[&share]).run_c("failing", false, &arguments);
+    let with = node.container(&[&share]).run_c("failing", false, &arguments);
     let mut arguments = vec!["-"];
     arguments.extend(&names);
-    let without = node.without_the_library().run_c("failing", false, &arguments);
+    let without = node.container_without_library().run_c("failing", false, &arguments);
     let calls = |lines: &[Value]| -> Vec<_> {
         lines
             .iter()

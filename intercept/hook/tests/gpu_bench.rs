@@ -1,5 +1,5 @@
-//! That `make bench-gpu` has a figure for each of its rows, on a node with the fake driver: a
-//! machine with a GPU may be at hand once.
+//! Checks on a fake node that `make bench-gpu` has a figure for each row, because a machine with a
+//! GPU is rarely available.
 
 mod container;
 #[path = "../benches/gpu/rows/mod.rs"]
@@ -10,18 +10,18 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use container::{Node, can_contain, control_daemon};
+use container::{Node, control_daemon, set_up};
 use rows::{Effort, NO_GPU, Programs, Row, find, look, waiting};
 use rows::{proxy, python, smi};
 use tessera_test_support::{report_skip, test_name};
 
-/// Enough to see whether there are figures.
+/// Minimum effort for figures.
 const EFFORT: Effort = Effort { window_ms: 200, windows: 1, batch: 20, turns: 1 };
 
-/// The table that the rows go into.
+/// The table of the rows.
 const DOCUMENT: &str = include_str!("../../../docs/benchmarks/gpu.md");
 
-/// What `nvidia-smi` prints, written down for this test from what is known of its form.
+/// Output of `nvidia-smi` in its documented form.
 const SAMPLES: &str = "2024/05/14 09:21:32.912, 0\n\
                        2024/05/14 09:21:33.012, 20\n\
                        2024/05/14 09:21:33.512, 26\n\
@@ -30,7 +30,7 @@ const SAMPLES: &str = "2024/05/14 09:21:32.912, 0\n\
                        2024/05/14 09:21:35.015, 99\n\
                        2024/05/14 09:21:35.1";
 
-/// Stands in for `nvidia-smi`: samples until it is killed, or memory.
+/// Creates a fake `nvidia-smi`, which prints samples until it is killed, or memory.
 fn sampler(directory: &Path) -> PathBuf {
     let (program, samples) = (directory.join("nvidia-smi"), directory.join("samples"));
     fs::write(&samples, SAMPLES).expect("written");
@@ -43,17 +43,14 @@ fn sampler(directory: &Path) -> PathBuf {
     program
 }
 
-/// Whether a row needs a program that no stand-in takes the place of, and says so.
+/// Returns true if the row needs a program that has no fake.
 fn lacks_a_program(row: &Row) -> bool {
     ["no `python3` in PATH", "no `ncu` in PATH"].contains(&row.found.as_str())
 }
 
 #[test]
 fn every_row_of_the_gpu_bench_has_a_figure() {
-    if !can_contain("every_row_of_the_gpu_bench_has_a_figure") {
-        return;
-    }
-    let node = Node::in_real_time();
+    let Some(node) = set_up(test_name!(), Node::in_real_time) else { return };
     let gpu = look(&node).expect("the fake one");
     assert!(gpu.name.contains("H100") && !gpu.driver.is_empty() && !gpu.cuda.is_empty());
     let programs = Programs {
@@ -80,7 +77,7 @@ fn every_row_of_the_gpu_bench_has_a_figure() {
         9,
         "PyTorch's, Triton's, NCCL's, ncu's"
     );
-    // What does not depend on how busy the machine is.
+    // Rows whose result does not depend on the load of the machine.
     for what in [
         "filled to the cap, on",
         "filled to the cap with managed memory",
@@ -100,12 +97,9 @@ fn every_row_of_the_gpu_bench_has_a_figure() {
 }
 
 #[test]
-fn a_machine_without_a_gpu_is_told_apart() {
-    if !can_contain("a_machine_without_a_gpu_is_told_apart") {
-        return;
-    }
-    let node = Node::of_this_machine();
-    // Where the machine that tests run on has one, it is found.
+fn machine_without_gpu_is_recognized() {
+    let Some(node) = set_up(test_name!(), Node::of_this_machine) else { return };
+    // A GPU of this machine is found.
     match look(&node) {
         Err(reason) => assert!(!reason.is_empty()),
         Ok(gpu) => assert!(!gpu.driver.is_empty()),
@@ -113,7 +107,7 @@ fn a_machine_without_a_gpu_is_told_apart() {
 }
 
 #[test]
-fn the_document_has_the_rows_of_the_gpu_bench_in_their_order() {
+fn document_lists_rows_of_the_gpu_bench_in_order() {
     let rows = DOCUMENT.lines().filter(|line| line.starts_with("| "));
     let rows: Vec<_> = rows.filter(|line| !line.starts_with("| |")).collect();
     let wanted: Vec<_> =
@@ -125,14 +119,14 @@ fn the_document_has_the_rows_of_the_gpu_bench_in_their_order() {
 }
 
 #[test]
-fn only_seconds_that_were_sampled_from_beginning_to_end_count() {
+fn only_fully_sampled_seconds_count() {
     let means = smi::means_of_seconds(SAMPLES);
     assert_eq!(means, [23.0, 32.0]);
     assert!((smi::mean_absolute_error(&means, 25.0) - 4.5).abs() < 1e-9);
 }
 
 #[test]
-fn a_gpu_that_does_not_say_how_busy_it_is_has_no_seconds() {
+fn samples_without_utilization_give_no_seconds() {
     for said in [
         "",
         "No devices were found\n",
@@ -144,13 +138,13 @@ fn a_gpu_that_does_not_say_how_busy_it_is_has_no_seconds() {
 }
 
 #[test]
-fn memory_by_nvidia_smi_is_two_numbers_of_mib() {
+fn parses_total_and_used_memory_of_nvidia_smi() {
     assert_eq!(smi::total_and_used("20389, 20388\n"), Some([20389.0, 20388.0]));
     assert_eq!(smi::total_and_used("[Insufficient Permissions], 1\n"), None);
 }
 
 #[test]
-fn a_profile_has_a_line_for_each_kernel_and_others() {
+fn counts_profiled_kernels_in_the_output_of_ncu() {
     let profile = "==PROF== Connected to process 4242 (/tmp/gpu)\n\
                    ==PROF== Profiling \"spin_for_1us\" - 0: 0%....50%....100% - 1 pass\n\
                    {\"launched\":2}\n\
@@ -163,7 +157,7 @@ fn a_profile_has_a_line_for_each_kernel_and_others() {
 }
 
 #[test]
-fn the_scripts_for_python_are_python() {
+fn python_scripts_compile() {
     let Some(python) = Programs::of_this_machine().python else {
         report_skip(test_name!(), rows::absent("python3"));
         return;

@@ -1,4 +1,4 @@
-//! Programs that it is a guest in run as they do without it.
+//! Programs run with the library as without it.
 
 mod container;
 
@@ -6,37 +6,32 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use container::{Container, GIB, Node, can_contain, compiler, inspect, program};
-use tessera_test_support::report_skip;
+use container::{Container, GIB, Node, compiler, inspect, program, set_up};
+use tessera_test_support::{report_skip, test_name};
 
-/// How a program ended, and what it said.
+/// Returns exit code, output and errors.
 fn end_of(output: &Output) -> (Option<i32>, String, String) {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (output.status.code(), text(&output.stdout), text(&output.stderr))
 }
 
 fn both(node: &Node, with: &Container<'_>, program: &Path) -> [(Option<i32>, String, String); 2] {
-    [with, &node.without_the_library()].map(|container| end_of(&container.run(program, &[])))
+    [with, &node.container_without_library()].map(|container| end_of(&container.run(program, &[])))
 }
 
 #[test]
-fn a_program_with_its_own_allocator_that_works_until_it_is_gone_ends_as_it_does_alone() {
-    if !can_contain(
-        "a_program_with_its_own_allocator_that_works_until_it_is_gone_ends_as_it_does_alone",
-    ) {
-        return;
-    }
-    let node = Node::new();
+fn program_with_own_allocator_exits_as_container_without_library() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
     let guest = program("guest", false, node.path());
     let share = node.share("claim-0", 0, GIB);
-    let [with, without] = both(&node, &node.contain(&[&share]), &guest);
+    let [with, without] = both(&node, &node.container(&[&share]), &guest);
     assert_eq!(with, without);
     assert_eq!(with.0, Some(7));
     assert!(share.ledger(|ledger| ledger.peak_bytes()) > 0, "the library was in it");
 }
 
-/// Compiles `tests/programs/loaded.c`, which says whether the library is in it. Nothing where there
-/// is no such compiler.
+/// Compiles `tests/programs/loaded.c`, which reports whether the library is loaded. Returns `None`
+/// without such a compiler.
 fn loaded(compiler: impl AsRef<OsStr>, options: &[&str], directory: &Path) -> Option<PathBuf> {
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/loaded.c");
     let program = directory.join("loaded");
@@ -45,7 +40,7 @@ fn loaded(compiler: impl AsRef<OsStr>, options: &[&str], directory: &Path) -> Op
     command.output().is_ok_and(|made| made.status.success()).then_some(program)
 }
 
-/// The same of another kind than the usual; says so where it cannot be made.
+/// Compiles it for another kind of program, or reports a skip.
 fn other_kind(
     test: &str,
     compiler: &str,
@@ -61,9 +56,9 @@ fn other_kind(
     program
 }
 
-/// What is said in a container with a share.
+/// Returns the result of the program in a container with a share.
 fn with_a_share(node: &Node, program: &Path) -> (Option<i32>, String, String) {
-    end_of(&node.contain(&[&node.share("claim-0", 0, GIB)]).run(program, &[]))
+    end_of(&node.container(&[&node.share("claim-0", 0, GIB)]).run(program, &[]))
 }
 
 fn alone() -> (Option<i32>, String, String) {
@@ -71,23 +66,17 @@ fn alone() -> (Option<i32>, String, String) {
 }
 
 #[test]
-fn a_dynamic_program_has_the_library_in_it_and_runs() {
-    if !can_contain("a_dynamic_program_has_the_library_in_it_and_runs") {
-        return;
-    }
-    let node = Node::new();
+fn library_is_loaded_into_dynamic_program() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
     let program = loaded(compiler(), &[], node.path()).expect("a C compiler");
     let with = (Some(0), "user 0, with the interceptor\n".to_owned(), String::new());
     assert_eq!(with_a_share(&node, &program), with);
-    assert_eq!(end_of(&node.without_the_library().run(&program, &[])), alone());
+    assert_eq!(end_of(&node.container_without_library().run(&program, &[])), alone());
 }
 
 #[test]
-fn a_static_program_runs() {
-    if !can_contain("a_static_program_runs") {
-        return;
-    }
-    let node = Node::new();
+fn static_program_runs() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
     let program = loaded(compiler(), &["-static"], node.path())
         .expect("a C compiler, and a static C library");
     assert_eq!(with_a_share(&node, &program), alone());
@@ -95,25 +84,20 @@ fn a_static_program_runs() {
 
 /// Its loader does not read `/etc/ld.so.preload`.
 #[test]
-fn a_program_of_musl_runs() {
-    const NAME: &str = "a_program_of_musl_runs";
-    if !can_contain(NAME) {
+fn musl_program_runs() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
+    let Some(program) = other_kind(test_name!(), "musl-gcc", &[], "musl-tools", &node) else {
         return;
-    }
-    let node = Node::new();
-    let Some(program) = other_kind(NAME, "musl-gcc", &[], "musl-tools", &node) else { return };
+    };
     let needs = inspect("readelf", &["--program-headers"], &program);
     assert!(needs.contains("/lib/ld-musl-"), "dynamic: {needs}");
     assert_eq!(with_a_share(&node, &program), alone());
 }
 
-/// Its loader says that it leaves the library out.
+/// Its loader reports that it does not load the library.
 #[test]
-fn a_program_of_32_bits_runs() {
-    const NAME: &str = "a_program_of_32_bits_runs";
-    if !can_contain(NAME) {
-        return;
-    }
+fn program_of_32_bits_runs() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
     let file = |name: &str| {
         let found = Command::new("cc").args(["-m32", &format!("-print-file-name={name}")]).output();
         String::from_utf8(found.expect("a C compiler").stdout).expect("text").trim().to_owned()
@@ -121,8 +105,9 @@ fn a_program_of_32_bits_runs() {
     // Without the compiler's own library, which is in another package.
     let [start, prologue, epilogue] = ["crt1.o", "crti.o", "crtn.o"].map(file);
     let options = ["-m32", "-nostdlib", &start, &prologue, "-lc", &epilogue];
-    let node = Node::new();
-    let Some(program) = other_kind(NAME, "cc", &options, "libc6-dev-i386", &node) else { return };
+    let Some(program) = other_kind(test_name!(), "cc", &options, "libc6-dev-i386", &node) else {
+        return;
+    };
     let (code, out, said) = with_a_share(&node, &program);
     assert_eq!((code, out), (alone().0, alone().1));
     let message =

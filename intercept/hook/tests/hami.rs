@@ -1,15 +1,16 @@
-//! Built for HAMi's variables, the library holds containers that no grants come to; built as it
-//! ships, variables open nothing.
+//! The build for HAMi's variables limits containers without grants. In the shipped build variables
+//! have no effect.
 
 mod container;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 
-use container::{Container, GIB, MIB, Mode, Node, can_contain, lines_of, probe};
+use container::{Container, GIB, MIB, Mode, Node, lines_of, probe, set_up};
 use serde_json::Value;
+use tessera_test_support::test_name;
 
-/// Runs the probe with variables.
+/// Runs the probe with environment variables.
 fn probe_with(container: &Container<'_>, variables: &[&str], arguments: &[&str]) -> Vec<Value> {
     let program = probe().to_str().expect("text");
     lines_of(&container.run("env", &[variables, &[program], arguments].concat()))
@@ -20,12 +21,9 @@ fn cache(node: &Node) -> String {
 }
 
 #[test]
-fn variables_say_what_a_container_without_grants_may_take() {
-    if !can_contain("variables_say_what_a_container_without_grants_may_take") {
-        return;
-    }
-    let node = Node::new();
-    let (container, cache) = (node.contain_in(Mode::Hami, &[]), cache(&node));
+fn variables_limit_a_container_without_grants() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
+    let (container, cache) = (node.container_in(Mode::Hami, &[]), cache(&node));
     let variables = [&*cache, "CUDA_DEVICE_MEMORY_LIMIT=1g", "CUDA_DEVICE_MEMORY_LIMIT_1=2048m"];
     for (device, limit) in [("0", GIB), ("1", 2 * GIB)] {
         let lines = probe_with(&container, &variables, &["fill", "--device", device]);
@@ -40,16 +38,13 @@ fn variables_say_what_a_container_without_grants_may_take() {
 
 #[test]
 fn processes_share_a_limit_through_the_cache_file() {
-    if !can_contain("processes_share_a_limit_through_the_cache_file") {
-        return;
-    }
-    let node = Node::new();
-    let (container, cache) = (node.contain_in(Mode::Hami, &[]), cache(&node));
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
+    let (container, cache) = (node.container_in(Mode::Hami, &[]), cache(&node));
     let variables = [&*cache, "CUDA_DEVICE_MEMORY_LIMIT=1g"];
     let hold =
         [&variables[..], &[probe().to_str().expect("text"), "hold", "--take", "768Mi"]].concat();
     let mut first = container.start("env", &hold);
-    first.event("holding");
+    first.wait_for_event("holding");
     let lines = probe_with(&container, &variables, &["fill"]);
     assert_eq!(lines[1]["takenBytes"], 256 * MIB);
     first.kill();
@@ -58,12 +53,9 @@ fn processes_share_a_limit_through_the_cache_file() {
 }
 
 #[test]
-fn the_cache_file_is_for_everybody_and_never_half_made() {
-    if !can_contain("the_cache_file_is_for_everybody_and_never_half_made") {
-        return;
-    }
-    let node = Node::new();
-    let container = node.contain_in(Mode::Hami, &[]);
+fn cache_file_is_writable_by_all_and_created_atomically() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
+    let container = node.container_in(Mode::Hami, &[]);
     let script = format!(
         "umask 077; for i in 1 2 3 4 5 6 7 8; do {} {} CUDA_DEVICE_MEMORY_LIMIT=1g {} see > /dev/null & done; wait",
         "env",
@@ -84,12 +76,9 @@ fn the_cache_file_is_for_everybody_and_never_half_made() {
 }
 
 #[test]
-fn a_limit_that_is_no_number_and_a_ledger_that_cannot_be_made_give_no_memory() {
-    if !can_contain("a_limit_that_is_no_number_and_a_ledger_that_cannot_be_made_give_no_memory") {
-        return;
-    }
-    let node = Node::new();
-    let (container, cache) = (node.contain_in(Mode::Hami, &[]), cache(&node));
+fn invalid_limit_or_cache_path_gives_no_memory() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
+    let (container, cache) = (node.container_in(Mode::Hami, &[]), cache(&node));
     for variables in [
         [&*cache, "CUDA_DEVICE_MEMORY_LIMIT=lots"],
         ["CUDA_DEVICE_MEMORY_SHARED_CACHE=/no/such/place", "CUDA_DEVICE_MEMORY_LIMIT=1g"],
@@ -103,31 +92,25 @@ fn a_limit_that_is_no_number_and_a_ledger_that_cannot_be_made_give_no_memory() {
 }
 
 #[test]
-fn without_a_limit_the_whole_gpu_is_there() {
-    if !can_contain("without_a_limit_the_whole_gpu_is_there") {
-        return;
-    }
-    let node = Node::new();
+fn gpu_is_unlimited_without_a_limit() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
     let seen =
-        |mode| probe_with(&node.contain_in(mode, &[]), &[&cache(&node)], &["see"])[0].clone();
+        |mode| probe_with(&node.container_in(mode, &[]), &[&cache(&node)], &["see"])[0].clone();
     assert_eq!(seen(Mode::Hami), seen(Mode::Bare));
 }
 
 #[test]
-fn where_there_are_grants_variables_open_nothing() {
-    if !can_contain("where_there_are_grants_variables_open_nothing") {
-        return;
-    }
-    let node = Node::new();
+fn grants_override_variables() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
     let cache = cache(&node);
     let variables = [&*cache, "CUDA_DEVICE_MEMORY_LIMIT=8g"];
-    let container = node.contain_in(Mode::Hami, &[&node.share("claim-0", 0, GIB)]);
+    let container = node.container_in(Mode::Hami, &[&node.share("claim-0", 0, GIB)]);
     assert_eq!(probe_with(&container, &variables, &["fill"])[1]["takenBytes"], GIB);
     let other = probe_with(&container, &variables, &["fill", "--device", "1"]);
     assert_eq!(other[1]["takenBytes"], 0, "a GPU without a grant");
     let unreadable = node.share("claim-1", 0, GIB);
-    unreadable.scribble_grant(0, &[0]);
-    let container = node.contain_in(Mode::Hami, &[&unreadable]);
+    unreadable.overwrite_grant(0, &[0]);
+    let container = node.container_in(Mode::Hami, &[&unreadable]);
     assert_eq!(
         probe_with(&container, &variables, &["fill"])[1]["takenBytes"],
         0,
@@ -136,15 +119,12 @@ fn where_there_are_grants_variables_open_nothing() {
 }
 
 #[test]
-fn as_it_ships_variables_open_nothing() {
-    if !can_contain("as_it_ships_variables_open_nothing") {
-        return;
-    }
-    let node = Node::new();
+fn shipped_build_ignores_variables() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
     let cache = cache(&node);
     let variables = [&*cache, "CUDA_DEVICE_MEMORY_LIMIT=8g"];
-    for mode in Mode::HELD {
-        let lines = probe_with(&node.contain_in(mode, &[]), &variables, &["fill"]);
+    for mode in Mode::INTERCEPTED {
+        let lines = probe_with(&node.container_in(mode, &[]), &variables, &["fill"]);
         assert_eq!(lines[1]["takenBytes"], 0, "{mode:?}");
     }
 }

@@ -1,5 +1,4 @@
-//! Processes learn what the host calls them, where somebody tells them, and notice nothing where
-//! nobody does.
+//! Processes get their host PID from the driver's socket, and are unaffected without it.
 
 mod container;
 
@@ -13,10 +12,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
-use container::{GIB, MIB, Node, NodeShare, can_contain, probe, program};
+use container::{GIB, MIB, Node, NodeShare, probe, program, set_up};
 use tessera_intercept_abi::host_pid::{SOCKET, answer};
+use tessera_test_support::test_name;
 
-/// In the driver's place: answers every connection in some way, and remembers who came.
+/// Fake of the driver's server: responds to every connection and records the peers.
 struct Host {
     directory: PathBuf,
     callers: Arc<Mutex<Vec<u32>>>,
@@ -24,7 +24,7 @@ struct Host {
 }
 
 impl Host {
-    /// Takes the socket's name, whoever had it before.
+    /// Starts the server and replaces the socket of an earlier one.
     fn answering(directory: &Path, answer: impl Fn(&mut UnixStream, u32) + Send + 'static) -> Self {
         let new = directory.join("new");
         let listener = UnixListener::bind(&new).expect("bound");
@@ -32,8 +32,8 @@ impl Host {
         let callers = Arc::new(Mutex::new(Vec::new()));
         let seen = Arc::clone(&callers);
         let serves = thread::spawn(move || {
-            hurry();
-            let mut kept = Vec::new();
+            raise_priority();
+            let mut connections = Vec::new();
             for connection in listener.incoming() {
                 let mut connection = connection.expect("a connection");
                 let pid = peer(&connection);
@@ -42,8 +42,8 @@ impl Host {
                 }
                 seen.lock().expect("no panic").push(pid);
                 answer(&mut connection, pid);
-                // What is closed would say that there is no more to come.
-                kept.push(connection);
+                // A closed connection would mean the end of the response.
+                connections.push(connection);
             }
         });
         Self { directory: directory.to_owned(), callers, serves: Some(serves) }
@@ -56,16 +56,16 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // The test's own connection ends it.
+        // A connection from the test ends the server.
         let _ = UnixStream::connect(self.directory.join(SOCKET));
         let ended = self.serves.take().expect("serves").join();
         assert!(ended.is_ok() || thread::panicking(), "the host serves");
     }
 }
 
-/// This thread goes before all that are scheduled in the usual way, where that is allowed: whoever
-/// asks waits for a fifth of a second only, and the machine may be busy.
-fn hurry() {
+/// Gives this thread real-time priority, if permitted: a request times out after 200 ms, and the
+/// machine may be busy.
+fn raise_priority() {
     let first = libc::sched_param { sched_priority: 1 };
     // SAFETY: 0 is the calling thread, and the parameter lives.
     unsafe {
@@ -73,7 +73,7 @@ fn hurry() {
     };
 }
 
-/// Who is at the other end, as the kernel says.
+/// Returns the PID of the peer.
 fn peer(connection: &UnixStream) -> u32 {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
@@ -87,21 +87,21 @@ fn peer(connection: &UnixStream) -> u32 {
             &raw mut length,
         )
     };
-    assert_eq!(code, 0, "the kernel says");
+    assert_eq!(code, 0, "the system call succeeds");
     u32::try_from(peer.pid).expect("a process")
 }
 
-fn tell(connection: &mut UnixStream, pid: u32) {
-    // Who did not wait so long has closed it.
+fn send_pid(connection: &mut UnixStream, pid: u32) {
+    // A process whose request timed out has closed the connection.
     let _ = connection.write_all(&answer(pid));
 }
 
-/// What the slots say, by slot.
-fn told(share: &NodeShare) -> Vec<Option<u32>> {
+/// Returns the host PID of each slot.
+fn host_pids(share: &NodeShare) -> Vec<Option<u32>> {
     share.ledger(|ledger| ledger.processes().map(|process| process.host_pid).collect())
 }
 
-/// The process in its own namespace, and the namespace, as this one sees it.
+/// Returns the PID in the process's own namespace, and the inode of that namespace.
 fn own_pid(host_pid: u32) -> (u32, u64) {
     let status = fs::read_to_string(format!("/proc/{host_pid}/status")).expect("it lives");
     let line = status.lines().find_map(|line| line.strip_prefix("NSpid:")).expect("a line");
@@ -115,21 +115,17 @@ fn own_pid(host_pid: u32) -> (u32, u64) {
 }
 
 #[test]
-fn a_slot_says_what_the_host_calls_its_process() {
-    if !can_contain("a_slot_says_what_the_host_calls_its_process") {
-        return;
-    }
-    let node = Node::new();
-    let host = Host::answering(&node.host(), tell);
+fn slot_has_host_pid_of_its_process() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
+    let host = Host::answering(&node.host(), send_pid);
     let shares = ["claim-0", "claim-1"].map(|id| node.share(id, 0, GIB));
-    let container = node.contain(&[&shares[0], &shares[1]]);
-    // It takes of both.
-    let mut running = container.start(probe(), &["hold", "--take", "1536Mi"]);
-    running.event("holding");
+    let container = node.container(&[&shares[0], &shares[1]]);
+    // It is charged to both shares.
+    let mut running = container.hold("1536Mi");
     let callers = host.callers();
     assert_eq!(callers.len(), 1, "it asks once");
     for share in &shares {
-        assert_eq!(told(share), [Some(callers[0])]);
+        assert_eq!(host_pids(share), [Some(callers[0])]);
         let known = share.ledger(|ledger| {
             ledger
                 .processes()
@@ -143,29 +139,23 @@ fn a_slot_says_what_the_host_calls_its_process() {
 }
 
 #[test]
-fn a_process_that_only_launches_learns_it_too() {
-    if !can_contain("a_process_that_only_launches_learns_it_too") {
-        return;
-    }
-    let node = Node::new();
-    let host = Host::answering(&node.host(), tell);
+fn process_that_only_launches_has_host_pid() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
+    let host = Host::answering(&node.host(), send_pid);
     let share = node.share("claim-0", 0, GIB);
-    node.contain(&[&share]).run_c("launches", false, &["1"]);
-    assert_eq!(told(&share), host.callers().into_iter().map(Some).collect::<Vec<_>>());
+    node.container(&[&share]).run_c("launches", false, &["1"]);
+    assert_eq!(host_pids(&share), host.callers().into_iter().map(Some).collect::<Vec<_>>());
     assert_eq!(host.callers().len(), 1);
 }
 
 #[test]
-fn a_process_that_has_no_proc_is_known_by_what_the_host_calls_it() {
-    if !can_contain("a_process_that_has_no_proc_is_known_by_what_the_host_calls_it") {
-        return;
-    }
-    let node = Node::new();
-    let host = Host::answering(&node.host(), tell);
+fn process_without_proc_is_identified_by_host_pid() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
+    let host = Host::answering(&node.host(), send_pid);
     let share = node.share("claim-0", 0, GIB);
     let script = format!("mount -t tmpfs tmpfs /proc; exec {} hold --take 1Mi", probe().display());
-    let mut running = node.contain(&[&share]).start("sh", &["-c", &script]);
-    running.event("holding");
+    let mut running = node.container(&[&share]).start("sh", &["-c", &script]);
+    running.wait_for_event("holding");
     let slots = share.ledger(|ledger| {
         ledger
             .processes()
@@ -177,68 +167,57 @@ fn a_process_that_has_no_proc_is_known_by_what_the_host_calls_it() {
 }
 
 #[test]
-fn processes_that_part_learn_each_its_own() {
-    if !can_contain("processes_that_part_learn_each_its_own") {
-        return;
-    }
-    let node = Node::new();
-    let host = Host::answering(&node.host(), tell);
+fn forked_child_has_its_own_host_pid() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
+    let host = Host::answering(&node.host(), send_pid);
     let share = node.share("claim-0", 0, GIB);
-    let mut running = node.contain(&[&share]).start(program("parting", false, node.path()), &[]);
-    running.with("parted");
+    let mut running = node.container(&[&share]).start(program("parting", false, node.path()), &[]);
+    running.wait_for_field("parted");
     let callers: BTreeSet<_> = host.callers().into_iter().collect();
     assert_eq!(callers.len(), 2, "parent and child");
-    assert_eq!(told(&share).into_iter().flatten().collect::<BTreeSet<_>>(), callers);
+    assert_eq!(host_pids(&share).into_iter().flatten().collect::<BTreeSet<_>>(), callers);
     let owners = share.ledger(|ledger| {
         ledger.processes().map(|process| (process.host_pid, process.pid)).collect::<Vec<_>>()
     });
     for (host_pid, pid) in owners {
-        assert_eq!(own_pid(host_pid.expect("told")).0, pid);
+        assert_eq!(own_pid(host_pid.expect("a host PID")).0, pid);
     }
     running.kill();
 }
 
 #[test]
-fn where_nobody_is_there_or_nobody_listens_nothing_changes() {
-    if !can_contain("where_nobody_is_there_or_nobody_listens_nothing_changes") {
-        return;
-    }
-    let node = Node::new();
+fn absent_or_closed_socket_changes_nothing() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
     let share = node.share("claim-0", 0, GIB);
-    let container = node.contain(&[&share]);
+    let container = node.container(&[&share]);
     let fills = || assert_eq!(container.probe(&["fill"])[1]["takenBytes"], GIB);
     fills();
-    // A driver that is gone leaves its socket.
+    // A driver that has exited leaves its socket.
     drop(UnixListener::bind(node.host().join(SOCKET)).expect("bound"));
     fills();
     fs::remove_file(node.host().join(SOCKET)).expect("removed");
     fs::write(node.host().join(SOCKET), answer(7)).expect("written");
     fills();
-    assert!(told(&share).iter().all(Option::is_none));
+    assert!(host_pids(&share).iter().all(Option::is_none));
 }
 
 #[test]
-fn a_host_that_does_not_answer_is_waited_for_once_and_not_for_ever() {
-    if !can_contain("a_host_that_does_not_answer_is_waited_for_once_and_not_for_ever") {
-        return;
-    }
-    let node = Node::new();
+fn unanswered_request_times_out_and_is_not_repeated() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
     let host = Host::answering(&node.host(), |_, _| {});
     let share = node.share("claim-0", 0, GIB);
     // Thousands of calls by two threads.
     let race = program("race", false, node.path());
-    let mut running = node.contain(&[&share]).start(&race, &["1", "10000"]);
-    running.with("held");
+    let mut running = node.container(&[&share]).start(&race, &["1", "10000"]);
+    running.wait_for_field("held");
     assert_eq!(host.callers().len(), 1);
-    assert_eq!(told(&share), [None]);
+    assert_eq!(host_pids(&share), [None]);
     running.kill();
 }
 
 #[test]
-fn answers_that_make_no_sense_say_nothing() {
-    if !can_contain("answers_that_make_no_sense_say_nothing") {
-        return;
-    }
+fn malformed_answers_are_ignored() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
     let wrong_version = {
         let mut bytes = answer(7).to_vec();
         bytes[8] = 2;
@@ -253,26 +232,22 @@ fn answers_that_make_no_sense_say_nothing() {
         answer(0).to_vec(),
         answer(u32::MAX).to_vec(),
     ];
-    let node = Node::new();
     for (case, bytes) in answers.into_iter().enumerate() {
         let host = Host::answering(&node.host(), move |connection, _| {
-            // Who wants no more of it closes.
+            // The process closes the connection if the response is too long.
             let _ = connection.write_all(&bytes);
             let _ = connection.shutdown(Shutdown::Write);
         });
         let share = node.share(&format!("claim-{case}"), 0, 64 * MIB);
-        assert_eq!(node.contain(&[&share]).probe(&["fill"])[1]["takenBytes"], 64 * MIB);
-        assert_eq!((host.callers().len(), told(&share)), (1, vec![None]), "case {case}");
+        assert_eq!(node.container(&[&share]).probe(&["fill"])[1]["takenBytes"], 64 * MIB);
+        assert_eq!((host.callers().len(), host_pids(&share)), (1, vec![None]), "case {case}");
     }
 }
 
 #[test]
-fn a_driver_that_starts_anew_is_found_by_containers_that_run() {
-    if !can_contain("a_driver_that_starts_anew_is_found_by_containers_that_run") {
-        return;
-    }
-    let node = Node::new();
-    let first = Host::answering(&node.host(), tell);
+fn restarted_driver_is_found_by_running_containers() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
+    let first = Host::answering(&node.host(), send_pid);
     let share = node.share("claim-0", 0, GIB);
     let fifo = node.path().join("go");
     assert!(
@@ -280,32 +255,29 @@ fn a_driver_that_starts_anew_is_found_by_containers_that_run() {
     );
     let probe = probe().display().to_string();
     let script = format!("{probe} fill; read go <{}; exec {probe} hold --take 1Mi", fifo.display());
-    let mut running = node.contain(&[&share]).start("sh", &["-c", &script]);
-    running.event("filled");
+    let mut running = node.container(&[&share]).start("sh", &["-c", &script]);
+    running.wait_for_event("filled");
     assert_eq!(first.callers().len(), 1);
     drop(first);
-    let second = Host::answering(&node.host(), tell);
+    let second = Host::answering(&node.host(), send_pid);
     fs::write(&fifo, "on\n").expect("read");
-    running.event("holding");
+    running.wait_for_event("holding");
     assert_eq!(second.callers().len(), 1);
-    assert_eq!(told(&share), [Some(second.callers()[0])]);
+    assert_eq!(host_pids(&share), [Some(second.callers()[0])]);
     running.kill();
 }
 
 #[test]
-fn a_tenant_cannot_take_the_sockets_place() {
-    if !can_contain("a_tenant_cannot_take_the_sockets_place") {
-        return;
-    }
-    let node = Node::new();
-    let _host = Host::answering(&node.host(), tell);
+fn tenant_cannot_replace_the_socket() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
+    let _host = Host::answering(&node.host(), send_pid);
     let share = node.share("claim-0", 0, MIB);
     let at = "/dev/tessera/host";
     let script = format!(
         "for change in 'rm -f {at}/{SOCKET}' 'touch {at}/x' 'mv {at}/{SOCKET} {at}/x' 'chmod 0 {at}/{SOCKET}'; \
          do $change 2>/dev/null && echo \"$change\"; done; test -S {at}/{SOCKET}"
     );
-    let output = node.contain(&[&share]).run("sh", &["-c", &script]);
+    let output = node.container(&[&share]).run("sh", &["-c", &script]);
     assert_eq!(
         (output.status.success(), String::from_utf8_lossy(&output.stdout).as_ref()),
         (true, "")

@@ -1,20 +1,18 @@
-//! What the preload library does not hold, each shown so that nobody believes otherwise. A test
-//! that fails here is good news: then the documentation is out of date.
+//! Known limitations of the preload library. If a test fails, the limitation no longer exists and
+//! the documentation is out of date.
 
 mod container;
 
-use container::{GIB, Node, can_contain};
+use container::{GIB, Node, set_up};
 use tessera_intercept_abi::{GRANTS_TMPFS_INODES, LEDGER_TMPFS_INODES};
+use tessera_test_support::test_name;
 
 #[test]
-fn a_tenant_who_may_mount_can_forge_a_grant() {
-    if !can_contain("a_tenant_who_may_mount_can_forge_a_grant") {
-        return;
-    }
-    let node = Node::new();
+fn tenant_with_mount_permission_can_forge_a_grant() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
     let (real, forged) = (node.share("claim-0", 0, GIB), node.share("forged", 0, 8 * GIB));
     let [grant, ledger] = forged.paths().each_ref().map(|path| path.display());
-    // It takes a copy of each file on a tmpfs made like the driver's.
+    // The tenant copies each file to a tmpfs like the driver's.
     let script = format!(
         "unshare --user --map-root-user --mount sh -euc 'd=/dev/tessera/forged; mkdir $d; touch $d/grant $d/ledger; \
          mkdir /dev/g /dev/l; mount -t tmpfs -o nr_inodes={GRANTS_TMPFS_INODES} tmpfs /dev/g; cp {grant} /dev/g/; \
@@ -23,18 +21,15 @@ fn a_tenant_who_may_mount_can_forge_a_grant() {
          exec {} fill'",
         container::probe().display()
     );
-    let lines = container::lines_of(&node.contain(&[&real]).run("sh", &["-c", &script]));
+    let lines = container::lines_of(&node.container(&[&real]).run("sh", &["-c", &script]));
     assert_eq!(lines[1]["takenBytes"], 9 * GIB);
 }
 
 #[test]
-fn a_plugin_that_binds_deeply_finds_the_driver_itself() {
-    if !can_contain("a_plugin_that_binds_deeply_finds_the_driver_itself") {
-        return;
-    }
-    let node = Node::new();
+fn plugin_with_deepbind_finds_the_real_driver() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
     let plugin = node.plugin("plugin");
-    let container = node.contain(&[&node.share("claim-0", 0, GIB)]);
+    let container = node.container(&[&node.share("claim-0", 0, GIB)]);
     let lines = container.run_c("deepbind", false, &[plugin.to_str().expect("text")]);
     assert_eq!(lines[0]["result"], 0);
 }

@@ -1,20 +1,17 @@
-//! In the place of the driver, or there and in every program: the container is held as by the
-//! preload library alone, and what it takes is charged once.
+//! In modes proxy and both, limits are as in mode preload, and memory is charged once.
 
 mod container;
 
-use container::{GIB, Mode, Node, can_contain};
+use container::{GIB, Mode, Node, set_up};
 use serde_json::Value;
+use tessera_test_support::test_name;
 
 #[test]
-fn memory_is_charged_once_wherever_the_interceptor_stands() {
-    if !can_contain("memory_is_charged_once_wherever_the_interceptor_stands") {
-        return;
-    }
-    let node = Node::new();
+fn memory_is_charged_once_in_every_mode() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
     let charged = |mode| {
         let share = node.share(&format!("{mode:?}"), 0, GIB);
-        let lines = node.contain_in(mode, &[&share]).run_c("calls", false, &[]);
+        let lines = node.container_in(mode, &[&share]).run_c("calls", false, &[]);
         assert_eq!(share.ledger(|ledger| ledger.used_bytes()), 0, "{mode:?}: all is given back");
         let calls: Vec<Value> =
             lines.into_iter().filter(|line| line.get("call").is_some()).collect();
@@ -28,31 +25,22 @@ fn memory_is_charged_once_wherever_the_interceptor_stands() {
 }
 
 #[test]
-fn one_process_is_one_slot_wherever_the_interceptor_stands() {
-    if !can_contain("one_process_is_one_slot_wherever_the_interceptor_stands") {
-        return;
-    }
-    let node = Node::new();
-    for mode in Mode::HELD {
+fn process_has_one_slot_in_every_mode() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
+    for mode in Mode::INTERCEPTED {
         let share = node.share(&format!("{mode:?}"), 0, GIB);
-        let mut running = node
-            .contain_in(mode, &[&share])
-            .start(container::probe(), &["hold", "--take", "512Mi"]);
-        running.event("holding");
+        let _running = node.container_in(mode, &[&share]).hold("512Mi");
         assert_eq!(share.ledger(|ledger| ledger.processes().count()), 1, "{mode:?}");
         assert_eq!(share.ledger(|ledger| ledger.used_bytes()), GIB / 2, "{mode:?}");
     }
 }
 
 #[test]
-fn cuda_and_nvml_say_what_the_grant_says_wherever_the_interceptor_stands() {
-    if !can_contain("cuda_and_nvml_say_what_the_grant_says_wherever_the_interceptor_stands") {
-        return;
-    }
-    let node = Node::new();
-    for mode in Mode::HELD {
+fn cuda_and_nvml_report_the_grant_in_every_mode() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
+    for mode in Mode::INTERCEPTED {
         let lines = node
-            .contain_in(mode, &[&node.share(&format!("{mode:?}"), 0, 3 * GIB)])
+            .container_in(mode, &[&node.share(&format!("{mode:?}"), 0, 3 * GIB)])
             .probe(&["fill"]);
         let gpu = &lines[0]["devices"][0];
         assert_eq!(
@@ -63,22 +51,18 @@ fn cuda_and_nvml_say_what_the_grant_says_wherever_the_interceptor_stands() {
             (&lines[1]["takenBytes"], &lines[1]["nvmlUsedBytes"]),
             (&(3 * GIB).into(), &(3 * GIB).into())
         );
-        let nothing = node.contain_in(mode, &[]).probe(&["fill"]);
+        let nothing = node.container_in(mode, &[]).probe(&["fill"]);
         assert_eq!(nothing[1]["takenBytes"], 0, "{mode:?}: no grant, no memory");
     }
 }
 
-/// `dlsym` is the loader's own where there are only proxies: what no table has, it finds in the
-/// real driver without a word.
+/// In mode proxy, `dlsym` is the loader's own and finds unknown functions in the real driver.
 #[test]
-fn functions_that_nobody_knows_pass_and_are_counted() {
-    if !can_contain("functions_that_nobody_knows_pass_and_are_counted") {
-        return;
-    }
-    let node = Node::new();
+fn unknown_functions_pass_and_are_counted() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
     for (mode, counted) in [(Mode::Preload, 2), (Mode::Proxy, 1), (Mode::Both, 2)] {
         let share = node.share(&format!("{mode:?}"), 0, GIB);
-        let lines = node.contain_in(mode, &[&share]).run_c("unknown", false, &[]);
+        let lines = node.container_in(mode, &[&share]).run_c("unknown", false, &[]);
         assert_eq!(lines[0]["none"], 1);
         assert_eq!(share.ledger(|ledger| ledger.unknown_functions()), counted, "{mode:?}");
     }

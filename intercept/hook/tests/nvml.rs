@@ -1,27 +1,23 @@
-//! What NVML tells a container: of its own processes and its own memory, and of nobody else's.
+//! NVML reports only processes and memory of the container.
 
 mod container;
 
-use container::{GIB, MIB, Node, can_contain, probe};
+use container::{GIB, MIB, Node, set_up};
 use serde_json::Value;
+use tessera_test_support::test_name;
 
-/// The program's lines, and the id of a process of another container on the same GPU, as the host
-/// has it.
-fn told(node: &Node) -> Vec<Value> {
+/// Returns the output of a program that calls NVML while another container uses the same GPU.
+fn run_processes(node: &Node) -> Vec<Value> {
     let (mine, theirs) = (node.share("claim-0", 0, 4 * GIB), node.share("claim-1", 0, 8 * GIB));
-    let others = node.contain(&[&theirs]);
-    let mut other = others.start(probe(), &["hold", "--take", "2Gi"]);
-    other.event("holding");
-    node.contain(&[&mine]).run_c("processes", false, &["1"])
+    let others = node.container(&[&theirs]);
+    let _other = others.hold("2Gi");
+    node.container(&[&mine]).run_c("processes", false, &["1"])
 }
 
 #[test]
-fn lists_of_processes_show_the_containers_own() {
-    if !can_contain("lists_of_processes_show_the_containers_own") {
-        return;
-    }
-    let node = Node::new();
-    let lines = told(&node);
+fn process_lists_show_only_the_container() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
+    let lines = run_processes(&node);
     let (parent, child) = (&lines[0]["parent"], &lines[0]["child"]);
     for name in [
         "nvmlDeviceGetComputeRunningProcesses",
@@ -53,12 +49,9 @@ fn lists_of_processes_show_the_containers_own() {
 }
 
 #[test]
-fn nobody_is_told_what_others_do() {
-    if !can_contain("nobody_is_told_what_others_do") {
-        return;
-    }
-    let node = Node::new();
-    let lines = told(&node);
+fn usage_of_other_containers_is_hidden() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
+    let lines = run_processes(&node);
     let none: Vec<_> = lines.iter().filter(|line| line.get("none").is_some()).collect();
     assert_eq!(none.len(), 11);
     for line in none {
@@ -75,12 +68,9 @@ fn nobody_is_told_what_others_do() {
 }
 
 #[test]
-fn every_size_agrees_with_the_grant() {
-    if !can_contain("every_size_agrees_with_the_grant") {
-        return;
-    }
-    let node = Node::new();
-    let lines = told(&node);
+fn every_reported_size_agrees_with_the_grant() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
+    let lines = run_processes(&node);
     let sizes = lines.iter().find(|line| line.get("bar1").is_some()).expect("sizes");
     assert_eq!((&sizes["bar1"], &sizes["total"]), (&(4 * GIB).into(), &(4 * GIB).into()));
     assert_eq!((&sizes["bar1 used"], &sizes["used"]), (&(1536 * MIB).into(), &(1536 * MIB).into()));

@@ -1,4 +1,4 @@
-//! The table of costs against a model.
+//! Comparison of the table of costs with a model.
 
 #![allow(dead_code, reason = "the modules are the library's, and only the table is used")]
 
@@ -23,12 +23,12 @@ fn cost(bytes: u64, context: usize) -> Cost {
 
 proptest! {
     #[test]
-    fn it_remembers_and_forgets_as_a_map_does(
+    fn table_behaves_as_a_map(
         steps in prop::collection::vec((0_u8..4, 0_u64..60, 1_usize..4), 0..400),
     ) {
         let (mut table, mut model) = (empty(), HashMap::new());
         for (step, number, context) in steps {
-            // As the driver's pointers are: far apart, with the low bits alike; and some that fall on the same place.
+            // Like the driver's pointers, keys are far apart and have equal low bits; some collide.
             let key = 0x7f00_0000_0000 + number * 0x20_0000;
             match step {
                 0 | 1 => {
@@ -56,7 +56,7 @@ proptest! {
 }
 
 #[test]
-fn it_grows_and_shrinks_without_losing_anything() {
+fn table_grows_and_shrinks_without_loss() {
     let mut table = empty();
     for number in 1..=100_000_u64 {
         assert!(table.make_room());

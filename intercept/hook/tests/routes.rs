@@ -1,25 +1,23 @@
-//! Whatever way a program finds the driver's functions, it finds the hooks.
+//! A program finds the hooks by every kind of lookup.
 
 mod container;
 
 use std::fs;
 
-use container::{GIB, Mode, Node, can_contain, libraries};
+use container::{GIB, Mode, Node, containers_available, libraries, set_up};
 use tessera_intercept_symbols::{
     Library, PER_THREAD_STREAM, RELEASES, Symbol, TABLE, Version, resolve,
 };
 use tessera_test_support::data::{ProcQuery, proc_queries};
+use tessera_test_support::test_name;
 
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 const REFUSED: i64 = 2;
 
 #[test]
-fn every_route_to_the_driver_is_held_to_the_grant() {
-    if !can_contain("every_route_to_the_driver_is_held_to_the_grant") {
-        return;
-    }
-    let node = Node::new();
-    let container = node.contain(&[&node.share("claim-0", 0, GIB)]);
+fn every_lookup_of_driver_functions_is_limited() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
+    let container = node.container(&[&node.share("claim-0", 0, GIB)]);
     let path = libraries().join("libcuda.so.1");
     let path = path.to_str().expect("text");
     for linked in [false, true] {
@@ -32,23 +30,18 @@ fn every_route_to_the_driver_is_held_to_the_grant() {
 }
 
 #[test]
-fn without_the_library_the_same_routes_are_open() {
-    if !can_contain("without_the_library_the_same_routes_are_open") {
-        return;
-    }
-    let node = Node::new();
+fn same_lookups_are_unlimited_container_without_library() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
     let path = libraries().join("libcuda.so.1");
-    let lines = node.without_the_library().run_c("routes", true, &[path.to_str().expect("text")]);
+    let lines =
+        node.container_without_library().run_c("routes", true, &[path.to_str().expect("text")]);
     assert!(lines.iter().all(|line| line["result"] == 0), "{lines:?}");
 }
 
 #[test]
-fn an_emptied_environment_changes_nothing() {
-    if !can_contain("an_emptied_environment_changes_nothing") {
-        return;
-    }
-    let node = Node::new();
-    let container = node.contain(&[&node.share("claim-0", 0, GIB)]);
+fn grant_applies_with_an_empty_environment() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
+    let container = node.container(&[&node.share("claim-0", 0, GIB)]);
     let world = format!("TESSERA_FAKE_WORLD={}", node.path().join("world.yaml").display());
     let cuda = libraries().join("libcuda.so.1");
     let nvml = libraries().join("libnvidia-ml.so.1");
@@ -66,10 +59,10 @@ fn an_emptied_environment_changes_nothing() {
     assert_eq!(lines[1]["takenBytes"], GIB, "{lines:?}");
 }
 
-/// What a program can ask `cuGetProcAddress` for: name, version, flags.
+/// Arguments of `cuGetProcAddress`: name, version, flags.
 type Query = (String, Version, u64);
 
-/// A query for each form of each function of each release, and then those of a CUDA runtime.
+/// Returns a query for each version of each function of each release, and those of a CUDA runtime.
 fn queries() -> Vec<Query> {
     /// `CU_GET_PROC_ADDRESS_LEGACY_STREAM`
     const LEGACY_STREAM: u64 = 1;
@@ -82,7 +75,7 @@ fn queries() -> Vec<Query> {
     cuda.map(of_form).chain(proc_queries().into_iter().map(of_runtime)).collect()
 }
 
-/// The answers of a driver: for each query the symbol, or `-`.
+/// Returns the symbol that a driver finds for each query, or `-`.
 fn answers(queries: &[Query], driver: Version) -> Vec<&'static str> {
     let answers =
         queries.iter().map(|(name, version, flags)| resolve(name, *version, *flags, driver));
@@ -98,7 +91,7 @@ fn ask_every_query(queries: &[Query], driver: Version, mode: Mode) {
     let node = Node::with_cuda(driver);
     let table = node.path().join("queries.txt");
     fs::write(&table, queries.iter().zip(&answers).map(line).collect::<String>()).expect("written");
-    let container = node.contain_in(mode, &[&node.share("claim-0", 0, GIB)]);
+    let container = node.container_in(mode, &[&node.share("claim-0", 0, GIB)]);
     let [table, real] =
         [table, mode.real_cuda()].map(|path| path.to_str().expect("text").to_owned());
     let lines = container.run_c("queries", false, &[&table, &real]);
@@ -113,8 +106,8 @@ fn ask_every_query(queries: &[Query], driver: Version, mode: Mode) {
 }
 
 #[test]
-fn every_query_at_every_version_gets_the_form_that_it_asks_for() {
-    if !can_contain("every_query_at_every_version_gets_the_form_that_it_asks_for") {
+fn cugetprocaddress_is_exact_for_every_driver_version() {
+    if !containers_available(test_name!()) {
         return;
     }
     let queries = queries();
@@ -124,8 +117,8 @@ fn every_query_at_every_version_gets_the_form_that_it_asks_for() {
 }
 
 #[test]
-fn every_query_gets_the_same_form_wherever_the_interceptor_stands() {
-    if !can_contain("every_query_gets_the_same_form_wherever_the_interceptor_stands") {
+fn cugetprocaddress_is_exact_in_every_mode() {
+    if !containers_available(test_name!()) {
         return;
     }
     let queries = queries();
@@ -136,10 +129,10 @@ fn every_query_gets_the_same_form_wherever_the_interceptor_stands() {
     }
 }
 
-/// Programs decide by what `dlsym` finds what they can use.
+/// Programs detect features by the functions that `dlsym` finds.
 #[test]
-fn dlsym_finds_what_the_driver_has_and_nothing_newer() {
-    if !can_contain("dlsym_finds_what_the_driver_has_and_nothing_newer") {
+fn dlsym_finds_only_functions_of_the_driver() {
+    if !containers_available(test_name!()) {
         return;
     }
     let cuda = TABLE.iter().filter(|symbol| symbol.library() == Library::Cuda);
@@ -150,15 +143,15 @@ fn dlsym_finds_what_the_driver_has_and_nothing_newer() {
         let file = node.path().join("names.txt");
         fs::write(&file, &text).expect("written");
         let missing = |mode| {
-            let container = node.contain_in(mode, &[&node.share(&format!("{mode:?}"), 0, GIB)]);
+            let container = node.container_in(mode, &[&node.share(&format!("{mode:?}"), 0, GIB)]);
             container.run_c("names", false, &[file.to_str().expect("text")])
         };
         let bare = missing(Mode::Bare);
         let expected = TABLE.iter().filter(|symbol| symbol.library() == Library::Cuda);
         let expected = expected.filter(|symbol| !symbol.is_exported_by(driver)).count();
-        // One line more, that ends it.
+        // The last line ends the list.
         assert_eq!(bare.len(), expected + 1, "CUDA {driver}");
-        for mode in Mode::HELD {
+        for mode in Mode::INTERCEPTED {
             assert_eq!(missing(mode), bare, "{mode:?}, CUDA {driver}");
         }
     }

@@ -1,34 +1,33 @@
-//! What frameworks ask of the driver goes as it goes without the library, and within the grant.
+//! Call sequences of frameworks have the same results with the library, within the grant.
 //!
-//! The sequences are synthetic: written after what the sources of PyTorch's allocators, vLLM and
-//! NCCL call, and in which order. None was recorded on a GPU yet.
+//! The sequences are synthetic: they follow the sources of PyTorch's allocators, vLLM and NCCL.
+//! None was recorded on a GPU yet.
 
 mod container;
 
-use container::{GIB, Node, NodeShare, can_contain};
+use container::{GIB, Node, NodeShare, set_up};
 use serde_json::Value;
+use tessera_test_support::test_name;
 
-/// More than any sequence takes but `fill`, whose appetite the grant ends.
+/// More than any sequence allocates, except `fill`, which allocates until it is refused.
 const AMPLE: u64 = 40 * GIB;
 
-/// What a sequence is answered with the library and without, and the share it had.
+/// Returns the results of a sequence with and without the library.
 fn answers(node: &Node, sequence: &str, share: &NodeShare) -> [Vec<Value>; 2] {
-    let with = node.contain(&[share]).run_c("sequence", false, &[sequence]);
-    let without = node.without_the_library().run_c("sequence", false, &[sequence]);
+    let with = node.container(&[share]).run_c("sequence", false, &[sequence]);
+    let without = node.container_without_library().run_c("sequence", false, &[sequence]);
     [with, without]
 }
 
-/// The calls that failed, for the message of a test.
+/// Returns the calls that failed.
 fn failed(lines: &[Value]) -> Vec<&Value> {
     lines.iter().filter(|line| line.get("result").is_some_and(|result| *result != 0)).collect()
 }
 
-/// Runs a sequence both ways; `errors` are the calls that fail, as they do on a driver.
+/// Checks that a sequence has the same results with the library; `errors` are the calls that fail
+/// on a driver.
 fn is_unharmed(test: &str, sequence: &str, errors: &[&str]) {
-    if !can_contain(test) {
-        return;
-    }
-    let node = Node::new();
+    let Some(node) = set_up(test, Node::new) else { return };
     let share = node.share("claim-0", 0, AMPLE);
     let [with, without] = answers(&node, sequence, &share);
     assert_eq!(failed(&with), failed(&without));
@@ -41,35 +40,28 @@ fn is_unharmed(test: &str, sequence: &str, errors: &[&str]) {
     );
     let (peak, used) = share.ledger(|ledger| (ledger.peak_bytes(), ledger.used_bytes()));
     assert!((GIB..=AMPLE).contains(&peak), "{peak}");
-    // The process is gone; what it still had is found by whoever comes next.
-    let held = node.contain(&[&share]).probe(&["fill"]);
+    // The process has exited; the next one reclaims its memory.
+    let held = node.container(&[&share]).probe(&["fill"]);
     assert_eq!(held[1]["takenBytes"], AMPLE, "{used} were in the books");
 }
 
 #[test]
-fn a_pytorch_like_sequence_is_answered_as_without_the_library() {
-    is_unharmed(
-        "a_pytorch_like_sequence_is_answered_as_without_the_library",
-        "pytorch",
-        &["cuMemFree"],
-    );
+fn pytorch_calls_return_the_same_as_container_without_library() {
+    is_unharmed("pytorch_calls_return_the_same_as_without_the_library", "pytorch", &["cuMemFree"]);
 }
 
 #[test]
-fn a_vllm_like_sequence_is_answered_as_without_the_library() {
-    is_unharmed("a_vllm_like_sequence_is_answered_as_without_the_library", "vllm", &[]);
+fn vllm_calls_return_the_same_as_container_without_library() {
+    is_unharmed("vllm_calls_return_the_same_as_without_the_library", "vllm", &[]);
 }
 
 #[test]
-fn a_framework_that_takes_all_there_is_gets_the_grant_and_works_on() {
-    if !can_contain("a_framework_that_takes_all_there_is_gets_the_grant_and_works_on") {
-        return;
-    }
-    let node = Node::new();
+fn framework_that_fills_memory_gets_the_grant_and_continues() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
     let limit = 10 * GIB;
     let share = node.share("claim-0", 0, limit);
     let mut running = node
-        .contain(&[&share])
+        .container(&[&share])
         .start(container::program("sequence", false, node.path()), &["fill", "hold"]);
     let lines: Vec<Value> = std::iter::from_fn(|| Some(running.next()))
         .take_while(|line| line.get("done").is_none())

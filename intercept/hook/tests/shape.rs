@@ -1,54 +1,55 @@
-//! The libraries as they ship are quiet guests: what they need, what they export, what they do to
-//! programs that have no GPU.
+//! Dependencies and exports of the shipped libraries, and their effect on programs without a GPU.
 
 mod container;
 
 use std::path::{Path, PathBuf};
 
 use container::{
-    Node, REAL, built_for_hami, can_contain, exported, exported_by, inspect, intercept, proxies,
+    Node, REAL, exported, exported_by, inspect, intercept, intercept_for_hami, proxies, set_up,
 };
 use tessera_intercept_symbols::{Library, TABLE};
+use tessera_test_support::test_name;
 
-/// A library that ships.
+/// A shipped library.
 struct Artefact {
     file: PathBuf,
-    /// Its name for the loader.
+    /// Its soname.
     name: String,
-    /// The library that it stands in the place of, and so needs.
+    /// The library that it replaces and depends on.
     real: Option<String>,
-    /// What it asks libc for that the others do not.
-    also: &'static [&'static str],
+    /// Its imports from libc that the others do not have.
+    extra_imports: &'static [&'static str],
 }
 
 impl Artefact {
     fn all() -> Vec<Self> {
-        let preloaded = |file: &Path, also| Self {
+        let preloaded = |file: &Path, extra_imports| Self {
             file: file.to_owned(),
             name: "libtessera_intercept.so".to_owned(),
             real: None,
-            also,
+            extra_imports,
         };
-        // It believes no variables of a program that has more rights than who started it.
-        let preloaded = [preloaded(intercept(), &[]), preloaded(built_for_hami(), &["getauxval"])];
+        // It ignores variables in setuid programs.
+        let preloaded =
+            [preloaded(intercept(), &[]), preloaded(intercept_for_hami(), &["getauxval"])];
         let proxies = proxies().iter().map(|[name, file]| Self {
             file: file.clone(),
             name: name.display().to_string(),
             real: Some(Path::new(REAL).join(name).display().to_string()),
-            // By which it hides what the real one does not have.
-            also: &["getauxval", "mprotect"],
+            // Used to hide functions that the real library lacks.
+            extra_imports: &["getauxval", "mprotect"],
         });
         preloaded.into_iter().chain(proxies).collect()
     }
 
-    /// What its dynamic section says.
+    /// Returns its dynamic section.
     fn dynamic(&self) -> String {
         inspect("readelf", &["--dynamic", "--wide"], &self.file)
     }
 }
 
 #[test]
-fn each_needs_libc_only_and_a_proxy_the_library_that_it_stands_for() {
+fn libraries_need_only_libc_and_the_library_they_replace() {
     for artefact in Artefact::all() {
         let dynamic = artefact.dynamic();
         let of = |kind: &str| -> Vec<String> {
@@ -67,10 +68,9 @@ fn each_needs_libc_only_and_a_proxy_the_library_that_it_stands_for() {
     }
 }
 
-/// A proxy, which nothing loads that does not want the driver, hides what the real one does not
-/// have.
+/// A proxy, which only programs with a GPU load, hides functions that the real library lacks.
 #[test]
-fn none_starts_anything_when_it_is_loaded_but_a_proxy_one_thing() {
+fn only_proxies_have_one_initializer() {
     for artefact in Artefact::all() {
         let dynamic = artefact.dynamic();
         for entry in ["(INIT)", "(PREINIT_ARRAY)", "(FINI)", "(FINI_ARRAY)", "(TEXTREL)"] {
@@ -87,9 +87,9 @@ fn none_starts_anything_when_it_is_loaded_but_a_proxy_one_thing() {
     }
 }
 
-/// For a moment a proxy's table of symbols may be written, and not executed.
+/// A proxy's symbol table is writable for a moment, and must not be executable then.
 #[test]
-fn no_code_lies_in_a_segment_with_the_symbols() {
+fn segment_of_symbols_has_no_code() {
     for artefact in Artefact::all() {
         let headers = inspect("readelf", &["--program-headers", "--wide"], &artefact.file);
         let segments: Vec<_> = headers.lines().filter(|line| line.contains(" .dynsym ")).collect();
@@ -105,7 +105,7 @@ fn no_code_lies_in_a_segment_with_the_symbols() {
 }
 
 #[test]
-fn each_runs_with_an_old_glibc() {
+fn libraries_run_with_glibc_2_17() {
     for artefact in Artefact::all() {
         let symbols = inspect("objdump", &["--dynamic-syms"], &artefact.file);
         let versioned: Vec<_> = symbols.lines().filter(|line| line.contains("GLIBC_")).collect();
@@ -120,8 +120,8 @@ fn each_runs_with_an_old_glibc() {
 }
 
 #[test]
-fn none_asks_libc_for_anything_that_takes_memory_or_a_lock() {
-    // Whatever it called in there could be the program's own, in the middle of anything.
+fn libraries_import_nothing_that_allocates_or_locks() {
+    // The functions could be the program's own, and could be called at any point.
     let allowed = [
         "__environ", // the same as `environ`: newer linkers name both
         "abort",
@@ -140,7 +140,7 @@ fn none_asks_libc_for_anything_that_takes_memory_or_a_lock() {
         for line in imports.lines() {
             let name = line.trim().trim_start_matches("U ").split('@').next().expect("a name");
             assert!(
-                allowed.contains(&name) || artefact.also.contains(&name),
+                allowed.contains(&name) || artefact.extra_imports.contains(&name),
                 "{}: {line}",
                 artefact.file.display()
             );
@@ -149,7 +149,7 @@ fn none_asks_libc_for_anything_that_takes_memory_or_a_lock() {
 }
 
 #[test]
-fn a_preloaded_one_exports_hooks_and_nothing_else() {
+fn preload_library_exports_only_hooks() {
     let exported = exported();
     let is_hook = |name: &String| {
         name.starts_with("cu")
@@ -166,13 +166,12 @@ fn a_preloaded_one_exports_hooks_and_nothing_else() {
     ] {
         assert!(exported.contains(name), "{name}");
     }
-    assert_eq!(&exported_by(built_for_hami()), exported);
+    assert_eq!(&exported_by(intercept_for_hami()), exported);
 }
 
-/// So that programs can be linked with it, and one that looks a function up finds a jump and not
-/// the real one.
+/// Programs can be linked with it, and a lookup finds its jump and not the real function.
 #[test]
-fn a_proxy_exports_every_function_of_its_library_and_none_of_the_loaders() {
+fn proxy_exports_exactly_the_functions_of_its_library() {
     for ([_, proxy], library) in proxies().iter().zip([Library::Cuda, Library::Nvml]) {
         let mut names = exported_by(proxy);
         assert!(names.remove("tessera_intercept_proxy"), "by which a proxy is known");
@@ -182,12 +181,9 @@ fn a_proxy_exports_every_function_of_its_library_and_none_of_the_loaders() {
 }
 
 #[test]
-fn programs_without_a_gpu_notice_nothing() {
-    if !can_contain("programs_without_a_gpu_notice_nothing") {
-        return;
-    }
-    let node = Node::new();
-    let container = node.contain(&[]);
+fn programs_without_gpu_are_unaffected() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
+    let container = node.container(&[]);
     let output = container.run(
         "sh",
         &["-c", "for i in 1 2 3; do ls / | wc -l >/dev/null; done; echo $((6 * 7)); exit 5"],

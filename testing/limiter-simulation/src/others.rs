@@ -11,6 +11,15 @@ const POOL: i64 = SMS * THREADS * 32;
 /// Sleep of a process without tokens.
 const SLEEP: u64 = 10 * MS;
 
+/// Admits a launch and takes its tokens, or delays it while there are none.
+fn try_launch(tokens: &mut i64, now: u64) -> LaunchDecision {
+    if *tokens < 0 {
+        return LaunchDecision::RetryAt(now + SLEEP);
+    }
+    *tokens -= BLOCKS;
+    LaunchDecision::Admit(None)
+}
+
 /// HAMi-core: each process has its own pool of blocks, adjusted by the container's utilisation.
 #[derive(Debug, Default)]
 pub(crate) struct Hami {
@@ -23,11 +32,7 @@ impl Hami {
     pub(crate) const PERIOD: u64 = 120 * MS;
 
     pub(crate) fn decide(&mut self, now: u64) -> LaunchDecision {
-        if self.tokens < 0 {
-            return LaunchDecision::RetryAt(now + SLEEP);
-        }
-        self.tokens -= BLOCKS;
-        LaunchDecision::Admit(None)
+        try_launch(&mut self.tokens, now)
     }
 
     /// Adjusts the share, as `delta()` and `change_token()`.
@@ -55,11 +60,7 @@ pub(crate) struct Aimd {
 
 impl Aimd {
     pub(crate) fn decide(&mut self, now: u64) -> LaunchDecision {
-        if self.tokens < 0 {
-            return LaunchDecision::RetryAt(now + SLEEP);
-        }
-        self.tokens -= BLOCKS;
-        LaunchDecision::Admit(None)
+        try_launch(&mut self.tokens, now)
     }
 
     pub(crate) fn adjust(&mut self, percent: u32, utilisation: f64) {

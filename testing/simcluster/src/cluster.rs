@@ -3,10 +3,11 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::Context as _;
 use kube::Client;
 use tempfile::TempDir;
 
-use crate::api::{ApiOptions, ApiServer, StartError, User};
+use crate::api::{ApiOptions, ApiServer, User};
 use crate::controllers::Controllers;
 use crate::scheduler::{Scheduler, SchedulerOptions};
 
@@ -32,25 +33,6 @@ impl Default for ClusterOptions {
             directory: None,
         }
     }
-}
-
-/// Error returned when a cluster does not start or a kubeconfig cannot be written.
-#[derive(Debug, thiserror::Error)]
-pub enum ClusterError {
-    /// The API server did not start.
-    #[error("cannot start fake API server")]
-    Api(#[from] StartError),
-    /// The kubeconfig directory could not be created.
-    #[error("cannot create kubeconfig directory; is TMPDIR writable?")]
-    Directory(#[source] std::io::Error),
-    /// A kubeconfig could not be written.
-    #[error("cannot write kubeconfig `{path}`")]
-    Kubeconfig {
-        /// Path of the kubeconfig.
-        path: PathBuf,
-        /// Cause.
-        source: std::io::Error,
-    },
 }
 
 /// A running cluster. Dropping it ends its tasks; [`SimCluster::stop`] waits for their end.
@@ -80,17 +62,18 @@ impl SimCluster {
     /// Starts a cluster without nodes.
     ///
     /// # Errors
-    /// Returns a [`ClusterError`] if the server cannot listen or the admin's kubeconfig cannot be
+    /// Returns an error if the server cannot listen or the admin's kubeconfig cannot be
     /// written.
-    pub async fn start(options: ClusterOptions) -> Result<Self, ClusterError> {
+    pub async fn start(options: ClusterOptions) -> anyhow::Result<Self> {
         let ClusterOptions { api, controllers, scheduler, directory } = options;
         let directory = match directory {
             Some(path) => Directory::Given(path),
             None => Directory::Own(
-                TempDir::with_prefix("tessera-sim-").map_err(ClusterError::Directory)?,
+                TempDir::with_prefix("tessera-sim-")
+                    .context("cannot create kubeconfig directory; is TMPDIR writable?")?,
             ),
         };
-        let api = ApiServer::start(api).await?;
+        let api = ApiServer::start(api).await.context("cannot start fake API server")?;
         let admin = directory.path().join("admin.kubeconfig");
         write(&api, &User::admin(), &admin)?;
         let controllers = controllers.then(|| Controllers::start(&api));
@@ -111,8 +94,8 @@ impl SimCluster {
     /// Writes a kubeconfig for a user, for example a driver's node-bound service account.
     ///
     /// # Errors
-    /// Returns [`ClusterError::Kubeconfig`] if the file cannot be written.
-    pub fn kubeconfig_for(&self, user: &User) -> Result<PathBuf, ClusterError> {
+    /// Returns an error if the file cannot be written.
+    pub fn kubeconfig_for(&self, user: &User) -> anyhow::Result<PathBuf> {
         let mut name = user.name.replace([':', '/'], "-");
         if let Some(node) = user.node_name() {
             name = format!("{name}-on-{node}");
@@ -155,7 +138,7 @@ impl Drop for SimCluster {
     }
 }
 
-fn write(api: &ApiServer, user: &User, path: &Path) -> Result<(), ClusterError> {
+fn write(api: &ApiServer, user: &User, path: &Path) -> anyhow::Result<()> {
     api.write_kubeconfig(user, path)
-        .map_err(|source| ClusterError::Kubeconfig { path: path.to_owned(), source })
+        .with_context(|| format!("cannot write kubeconfig `{}`", path.display()))
 }

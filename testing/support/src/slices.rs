@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::resource::v1::ResourceSlice;
 
-/// Returns the nodes that publish devices in all slices of their pool's newest generation.
+/// Returns the nodes whose pool is complete in its newest generation and has a device.
 pub fn nodes_with_whole_pool<'s>(
     slices: impl IntoIterator<Item = &'s ResourceSlice>,
 ) -> BTreeSet<&'s str> {

@@ -27,7 +27,7 @@ fn main() {
 }
 
 fn gpu() -> Result<(container::Node, Gpu), String> {
-    if let Some(reason) = container::no_namespaces() {
+    if let Some(reason) = container::namespaces_error() {
         return Err(format!("containers cannot be made here: {reason}"));
     }
     let node = container::Node::of_this_machine();

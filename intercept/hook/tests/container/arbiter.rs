@@ -1,4 +1,4 @@
-//! The driver's part in sharing a GPU's time.
+//! Arbitration of a GPU's time between shares, as the driver does it.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use tessera_intercept_limiter::compute::{Arbiter, Observation, Rate, Tenant};
 
 use super::NodeShare;
 
-/// The driver's part, for two shares, until told to stop.
+/// Arbitrates between two shares until `stop` is closed.
 pub(crate) fn arbitrate(shares: &[NodeShare; 2], stop: &Receiver<()>) {
     let mut arbiter = Arbiter::<2>::default();
     let mut waits = [0; 2];
@@ -42,7 +42,7 @@ pub(crate) fn arbitrate(shares: &[NodeShare; 2], stop: &Receiver<()>) {
     }
 }
 
-/// The clock by which ledgers count.
+/// Returns the time of the clock that ledgers use.
 pub(crate) fn monotonic_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is ours.

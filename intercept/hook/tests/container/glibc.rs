@@ -1,10 +1,10 @@
-//! Another glibc than the machine's in containers: `tests/glibc.sh` names the directory of one in
-//! `$TESSERA_GLIBC`.
+//! Replaces the machine's glibc in containers with that of the directory in `$TESSERA_GLIBC`, which
+//! `tests/glibc.sh` sets.
 
 use std::env;
 
-/// Puts it in place of the machine's, at once: a program that is started between two mounts would
-/// find half of each. Nothing where none is named.
+/// Returns the script that replaces glibc. One mount replaces all files, because a program that
+/// starts between two mounts would load half of each. Empty if the variable is not set.
 pub(super) fn script() -> String {
     let Some(glibc) = env::var_os("TESSERA_GLIBC") else { return String::new() };
     format!(

@@ -22,7 +22,7 @@ use std::sync::OnceLock;
 #[allow(unused_imports, reason = "every test file uses its own part of it")]
 pub(crate) use arbiter::{arbitrate, monotonic_ns};
 #[allow(unused_imports, reason = "every test file uses its own part of it")]
-pub(crate) use mode::{Mode, REAL, built_for_hami, proxies};
+pub(crate) use mode::{Mode, REAL, intercept_for_hami, proxies};
 #[allow(unused_imports, reason = "every test file uses its own part of it")]
 pub(crate) use mps_daemon::{MpsDaemon, ask_mps};
 use serde_json::Value;
@@ -39,7 +39,7 @@ use tessera_test_support::report_skip;
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const GIB: u64 = 1 << 30;
 
-/// The library as it ships.
+/// Returns the library as it ships.
 pub(crate) fn intercept() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -47,32 +47,32 @@ pub(crate) fn intercept() -> &'static Path {
     })
 }
 
-/// What a tool of binutils, which every C compiler comes with, says of a file.
+/// Returns the output of a tool of binutils for a file.
 pub(crate) fn inspect(tool: &str, arguments: &[&str], file: &Path) -> String {
     let output = Command::new(tool).args(arguments).arg(file).output().expect("binutils are there");
     assert!(output.status.success(), "{tool}");
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// The names that the library exports.
+/// Returns the names that the preload library exports.
 pub(crate) fn exported() -> &'static BTreeSet<String> {
     static NAMES: OnceLock<BTreeSet<String>> = OnceLock::new();
     NAMES.get_or_init(|| exported_by(intercept()))
 }
 
-/// The names that a library exports.
+/// Returns the names that a library exports.
 pub(crate) fn exported_by(library: &Path) -> BTreeSet<String> {
     let symbols = inspect("nm", &["--dynamic", "--defined-only"], library);
     symbols.lines().filter_map(|line| line.split(' ').nth(2)).map(str::to_owned).collect()
 }
 
-/// The probe.
+/// Returns the probe.
 pub(crate) fn probe() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| build("tessera-probe", &[], "debug/tessera-probe"))
 }
 
-/// The stand-in for NVIDIA's MPS control daemon.
+/// Returns the fake MPS control daemon.
 pub(crate) fn control_daemon() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| build("tessera-fake-mps-control", &[], "debug/fake-mps-control"))
@@ -87,7 +87,7 @@ fn build_in(directory: &str, package: &'static str, profile: &[&str], file: &str
     artifact::package(directory, package, profile).expect("it builds").join(file)
 }
 
-/// The C compiler.
+/// Returns the C compiler.
 pub(crate) fn compiler() -> OsString {
     env::var_os("CC").unwrap_or_else(|| OsString::from("cc"))
 }
@@ -119,7 +119,7 @@ fn compile(directory: &str, name: &str, linked: bool, out: &Path) {
     assert!(command.status().expect("a C compiler runs").success(), "{name} compiles");
 }
 
-/// The fake driver's libraries under their names.
+/// Returns the directory of the fake driver's libraries, under NVIDIA's names.
 pub(crate) fn libraries() -> &'static Path {
     static PLACE: OnceLock<PathBuf> = OnceLock::new();
     PLACE.get_or_init(|| {
@@ -135,7 +135,7 @@ pub(crate) fn libraries() -> &'static Path {
     })
 }
 
-/// Makes a link, unless another test has made it.
+/// Creates a link, unless another test has created it.
 fn link(to: &Path, at: &Path) {
     match std::os::unix::fs::symlink(to, at) {
         Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
@@ -145,8 +145,8 @@ fn link(to: &Path, at: &Path) {
     }
 }
 
-/// Why containers cannot be made here.
-pub(crate) fn no_namespaces() -> Option<String> {
+/// Returns the reason why containers cannot run here, if any.
+pub(crate) fn namespaces_error() -> Option<String> {
     let tried = Command::new("unshare")
         .args(["--user", "--map-root-user", "--mount", "--pid", "--fork", "true"])
         .output();
@@ -157,25 +157,31 @@ pub(crate) fn no_namespaces() -> Option<String> {
     }
 }
 
-/// Whether a test can have containers; says so where it cannot.
-pub(crate) fn can_contain(test: &str) -> bool {
-    let reason = no_namespaces();
+/// Returns true if containers can run here. Otherwise reports `test` as skipped.
+pub(crate) fn containers_available(test: &str) -> bool {
+    let reason = namespaces_error();
     if let Some(reason) = &reason {
         report_skip(test, reason);
     }
     reason.is_none()
 }
 
-/// Whose driver containers find.
+/// Returns the node that `make` creates, or `None` if containers cannot run here, which is reported
+/// as a skip of `test`.
+pub(crate) fn set_up(test: &str, make: impl FnOnce() -> Node) -> Option<Node> {
+    containers_available(test).then(make)
+}
+
+/// Driver that containers use.
 enum Driver {
-    /// The fake one.
+    /// Fake driver.
     Fake,
-    /// The machine's, by those device files.
+    /// Driver of this machine, with its device files.
     Machine(Vec<PathBuf>),
 }
 
 impl Driver {
-    /// NVIDIA's device files, where this machine has any.
+    /// Returns NVIDIA's device files of this machine, if any.
     fn of_machine() -> Self {
         let files = fs::read_dir("/dev").expect("a directory").flatten();
         let is_device = |path: &PathBuf| {
@@ -185,9 +191,9 @@ impl Driver {
         Self::Machine(files.map(|entry| entry.path()).filter(is_device).collect())
     }
 
-    /// What a container has in `/etc` for programs that nobody made for tests, when `/etc` is a
-    /// copy at `$etc` that is not mounted yet.
-    fn known(&self) -> &str {
+    /// Returns the script that copies more of `/etc` for programs that were not written for tests.
+    /// `$etc` is the copy, which is not mounted yet.
+    fn etc_script(&self) -> &str {
         match self {
             Self::Fake => "",
             Self::Machine(_) => {
@@ -197,7 +203,7 @@ impl Driver {
         }
     }
 
-    /// What a container has in `/dev` for it.
+    /// Returns the device files of a container.
     fn devices(&self) -> &[PathBuf] {
         match self {
             Self::Fake => &[],
@@ -212,15 +218,16 @@ pub(crate) struct Node {
     directory: TempDir,
     uuids: Vec<String>,
     machine: Machine,
-    /// Preloaded into programs, if any: the clock that they have.
+    /// Preload library that replaces the clock of programs, if any.
     clock: Option<PathBuf>,
 }
 
-/// The namespaces in which the node's mounts are, held by a process that ends with the test.
+/// The namespaces of the node's mounts, held by a process that exits with the test.
 struct Machine(Child);
 
 impl Machine {
-    /// With a directory for grants, as the driver mounts it, and one for its socket.
+    /// Starts the process, and mounts the directories of grants and of the driver's socket as the
+    /// driver does.
     fn start(directory: &Path) -> Self {
         let script = "set -eu; mkdir grants ledgers host; mount -t tmpfs -o \"nr_inodes=$1\" tmpfs grants; \
                       mount -t tmpfs tmpfs host; echo ready; exec cat";
@@ -238,7 +245,7 @@ impl Machine {
         Self(child)
     }
 
-    /// A program on the machine.
+    /// Returns a command that runs a program on the node.
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new("nsenter");
         command.args([
@@ -252,7 +259,7 @@ impl Machine {
         command
     }
 
-    /// Where the test finds a file of the machine.
+    /// Returns the path by which the test can access a file of the node.
     fn path(&self, path: &Path) -> PathBuf {
         let root = PathBuf::from(format!("/proc/{}/root", self.0.id()));
         root.join(path.strip_prefix("/").expect("an absolute path"))
@@ -266,14 +273,14 @@ impl Drop for Machine {
     }
 }
 
-/// How a share is put into a container.
+/// Kind of mount of a share in a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mount {
-    /// As the driver does it.
+    /// As by the driver.
     Real,
-    /// The grant can be written.
+    /// The grant is writable.
     WritableGrant,
-    /// Files that the tenant made.
+    /// The files are plain files that the tenant created.
     Plain,
     /// The grant is a file of a volume.
     GrantOfVolume(Volume),
@@ -281,17 +288,17 @@ pub(crate) enum Mount {
     LedgerOfVolume(Volume),
 }
 
-/// What a pod's volume is on the node.
+/// Storage of a pod's volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Volume {
     /// A directory of the node's disk.
     Disk,
-    /// A tmpfs of that size.
+    /// A tmpfs as large as a ledger.
     Memory,
 }
 
 impl Volume {
-    /// Makes one at `$volume`.
+    /// Returns the script that creates a volume at `$volume`.
     fn script(self, node: &Path) -> String {
         let make = format!("volume=$(mktemp -d -p {})", node.display());
         match self {
@@ -307,18 +314,18 @@ impl Volume {
 #[derive(Clone)]
 pub(crate) struct NodeShare {
     pub(crate) grant: Grant,
-    /// Its files as programs of the node know them.
+    /// Paths of its files on the node: grant and ledger.
     inside: [PathBuf; 2],
-    /// The same files as the test knows them.
+    /// Paths of the same files for the test.
     outside: [PathBuf; 2],
     node: PathBuf,
 }
 
-/// Which file of a share.
+/// Indexes of a share's files.
 const GRANT: usize = 0;
 const LEDGER: usize = 1;
 
-/// Eight H100 with a driver for that version of CUDA.
+/// Returns a world of eight H100 with a driver for this version of CUDA.
 fn world_of(version: Version) -> String {
     let (theirs, world) = ("cuda: \"13.0\"", shipped::H100_8_NVSWITCH);
     assert!(world.contains(theirs), "the world is for another version");
@@ -326,43 +333,43 @@ fn world_of(version: Version) -> String {
 }
 
 impl Node {
-    /// A node with eight H100.
+    /// Returns a node with eight H100.
     pub(crate) fn new() -> Self {
         Self::with_world(shipped::H100_8_NVSWITCH)
     }
 
-    /// The same with a driver for that version of CUDA.
+    /// Returns such a node with a driver for this version of CUDA.
     pub(crate) fn with_cuda(version: Version) -> Self {
         Self::with_world(&world_of(version))
     }
 
-    /// The same with GPUs whose managed memory does not move while kernels run.
+    /// Returns a node with GPUs that cannot migrate managed memory while kernels run.
     pub(crate) fn before_pascal() -> Self {
         let (theirs, world) = ("computeCapability: \"9.0\"", shipped::H100_8_NVSWITCH);
         assert!(world.contains(theirs), "the world has other GPUs");
         Self::with_world(&world.replace(theirs, "computeCapability: \"5.2\""))
     }
 
-    /// The same, where GPU work takes the time it takes.
+    /// Returns a node on which GPU work takes its modelled time.
     pub(crate) fn in_real_time() -> Self {
         Self::at_scale(shipped::H100_8_NVSWITCH, 1.0)
     }
 
-    /// The same, by a clock that goes only while the program waits, so that how busy the machine is
-    /// makes no difference. For programs of one thread that wait for no other.
+    /// Returns a node whose clock advances only while the program waits, so that the load of the
+    /// machine has no effect. Only for programs whose threads do not wait for each other.
     pub(crate) fn with_paused_clock() -> Self {
         let clock = artifact::paused_clock().expect("the clock builds");
         Self { clock: Some(clock), ..Self::in_real_time() }
     }
 
-    /// The same with a driver for that version of CUDA.
+    /// Returns such a node with a driver for this version of CUDA.
     pub(crate) fn with_paused_clock_and_cuda(version: Version) -> Self {
         let clock = artifact::paused_clock().expect("the clock builds");
         Self { clock: Some(clock), ..Self::at_scale(&world_of(version), 1.0) }
     }
 
     fn with_world(world: &str) -> Self {
-        // The world's time costs only waiting.
+        // GPU work takes no time.
         Self::at_scale(world, 0.0)
     }
 
@@ -376,7 +383,8 @@ impl Node {
         Self { driver: Driver::Fake, directory, uuids, machine, clock: None }
     }
 
-    /// This machine with its own driver, if it has one. Its shares are made of grants (`share_of`).
+    /// Returns this machine with its own driver, if any. Its shares are created from grants
+    /// (`share_of`).
     pub(crate) fn of_this_machine() -> Self {
         let directory = TempDir::new().expect("a directory");
         let machine = Machine::start(directory.path());
@@ -387,22 +395,22 @@ impl Node {
         self.directory.path()
     }
 
-    /// A program on the machine itself.
-    pub(crate) fn on_the_machine(&self, program: &str) -> Command {
+    /// Returns a command that runs a program on the node, outside of containers.
+    pub(crate) fn command(&self, program: &str) -> Command {
         self.machine.command(program)
     }
 
-    /// UUID of the first GPU.
+    /// Returns the UUID of the first GPU.
     pub(crate) fn first_uuid(&self) -> &str {
         &self.uuids[0]
     }
 
-    /// The directory of the driver's socket.
+    /// Returns the directory of the driver's socket.
     pub(crate) fn host(&self) -> PathBuf {
         self.machine.path(&self.path().join("host"))
     }
 
-    /// What the fake driver takes for a context on the first GPU.
+    /// Returns the memory of a context on the first GPU.
     pub(crate) fn context_bytes(&self) -> u64 {
         let world = fs::read_to_string(self.directory.path().join("world.yaml")).expect("a world");
         tessera_fake_world::World::parse(&world, "test").expect("a world").gpus[0]
@@ -423,15 +431,15 @@ impl Node {
         out
     }
 
-    /// What programs are given that compare the ledger with the driver: a plugin that asks the
-    /// driver past the library, and where in the ledger the bytes in use are.
-    pub(crate) fn to_compare(&self) -> [String; 3] {
+    /// Returns the arguments of programs that compare the ledger with the driver: a plugin that
+    /// calls the driver directly, and the position of the used bytes in the ledger.
+    pub(crate) fn comparison_arguments(&self) -> [String; 3] {
         let total_at = std::mem::offset_of!(LedgerPage, total);
         let shift = Total { used_bytes: 1, slot: 0, change: 0 }.pack().trailing_zeros();
         [self.plugin("bare").display().to_string(), total_at.to_string(), shift.to_string()]
     }
 
-    /// A share of the first GPU that pays for contexts what the fake driver takes for them.
+    /// Creates a share of the first GPU that is charged for contexts.
     pub(crate) fn share_with_contexts(&self, bytes: u64) -> NodeShare {
         self.share_of(Grant {
             context_bytes: self.context_bytes(),
@@ -439,17 +447,17 @@ impl Node {
         })
     }
 
-    /// A share of the first GPU from which plain memory may spill.
-    pub(crate) fn spilling_share(&self, id: &str, bytes: u64) -> NodeShare {
+    /// Creates an oversubscribed share of the first GPU.
+    pub(crate) fn oversubscribed_share(&self, id: &str, bytes: u64) -> NodeShare {
         self.share_of(Grant { oversubscribe: true, ..self.grant(id, 0, bytes) })
     }
 
-    /// Makes a share of a GPU.
+    /// Creates a share of a GPU.
     pub(crate) fn share(&self, id: &str, gpu: usize, bytes: u64) -> NodeShare {
         self.share_of(self.grant(id, gpu, bytes))
     }
 
-    /// What such a share is granted.
+    /// Returns the grant of a share.
     fn grant(&self, id: &str, gpu: usize, bytes: u64) -> Grant {
         Grant {
             gpu_uuid: self.uuids[gpu].parse().expect("a UUID"),
@@ -465,7 +473,7 @@ impl Node {
         }
     }
 
-    /// Makes a share from a grant.
+    /// Creates a share from a grant.
     pub(crate) fn share_of(&self, grant: Grant) -> NodeShare {
         let id = grant.id.as_str();
         let directories = ["grants", "ledgers"].map(|kind| self.path().join(kind).join(id));
@@ -492,27 +500,30 @@ impl Node {
         share
     }
 
-    /// A container that the library is not in.
-    pub(crate) fn without_the_library(&self) -> Container<'_> {
+    /// Returns a container without the library.
+    pub(crate) fn container_without_library(&self) -> Container<'_> {
         Container { node: self, script: LAST.to_owned() }
     }
 
-    /// A container with those shares.
-    pub(crate) fn container<'a>(&'a self, shares: &[(&NodeShare, Mount)]) -> Container<'a> {
-        self.container_in(Mode::Preload, shares)
+    /// Returns a container with these shares, mounted as given.
+    pub(crate) fn container_with_mounts<'a>(
+        &'a self,
+        shares: &[(&NodeShare, Mount)],
+    ) -> Container<'a> {
+        self.container_with(Mode::Preload, shares)
     }
 
-    /// The usual container, with the interceptor in that place.
-    pub(crate) fn contain_in<'a>(&'a self, mode: Mode, shares: &[&NodeShare]) -> Container<'a> {
+    /// Returns a container with these shares and this injection mode.
+    pub(crate) fn container_in<'a>(&'a self, mode: Mode, shares: &[&NodeShare]) -> Container<'a> {
         let real: Vec<_> = shares.iter().map(|share| (*share, Mount::Real)).collect();
-        self.container_in(mode, &real)
+        self.container_with(mode, &real)
     }
 
-    fn container_in<'a>(&'a self, mode: Mode, shares: &[(&NodeShare, Mount)]) -> Container<'a> {
+    fn container_with<'a>(&'a self, mode: Mode, shares: &[(&NodeShare, Mount)]) -> Container<'a> {
         let mut script = format!("set -eu\ndev=$(mktemp -d -p {})\n", self.path().display());
-        // As every container's: in a directory like /tmp, newer kernels refuse `>/dev/null` to an
-        // ordinary user's container, to which the device's owner is nobody (O_CREAT in a
-        // sticky directory).
+        // A tmpfs, as in every container. In a sticky directory such as /tmp, newer kernels refuse
+        // `>/dev/null` in the container of an ordinary user, in which the device's owner is
+        // unmapped.
         script.push_str("mount -t tmpfs -o mode=755 tmpfs \"$dev\"\n");
         let usual = ["null", "zero", "urandom"].map(|name| Path::new("/dev").join(name));
         for device in usual.iter().chain(self.driver.devices()) {
@@ -537,9 +548,9 @@ impl Node {
             .expect("a string");
         }
         script.push_str("mount --rbind \"$dev\" /dev\n");
-        // The library gets into every program as it does in a pod: by /etc/ld.so.preload.
+        // As in a pod, /etc/ld.so.preload injects the library into every program.
         script.push_str("etc=$(mktemp -d -p /dev)\ncp /etc/ld.so.cache \"$etc/\"\n");
-        script.push_str(self.driver.known());
+        script.push_str(self.driver.etc_script());
         script.push_str(&mode.script());
         script.push_str("mount --bind \"$etc\" /etc\n");
         script.push_str(&glibc::script());
@@ -547,9 +558,9 @@ impl Node {
         Container { node: self, script }
     }
 
-    /// The usual container: its shares as the driver makes them.
-    pub(crate) fn contain<'a>(&'a self, shares: &[&NodeShare]) -> Container<'a> {
-        self.contain_in(Mode::Preload, shares)
+    /// Returns a container with these shares, mounted as by the driver.
+    pub(crate) fn container<'a>(&'a self, shares: &[&NodeShare]) -> Container<'a> {
+        self.container_in(Mode::Preload, shares)
     }
 }
 
@@ -586,19 +597,19 @@ impl NodeShare {
         }
     }
 
-    /// Its files, as programs of the node know them: grant and ledger.
+    /// Returns the paths of its files on the node: grant and ledger.
     pub(crate) fn paths(&self) -> &[PathBuf; 2] {
         &self.inside
     }
 
-    /// What the host publishes, as the driver writes it.
+    /// Publishes a rate in the grant, as the driver does.
     pub(crate) fn publish(&self, published: &Published) {
         let [word, others_busy_ns] = published.words();
-        self.scribble_grant(grant_offset::PUBLISHED + 8, &others_busy_ns.to_le_bytes());
-        self.scribble_grant(grant_offset::PUBLISHED, &word.to_le_bytes());
+        self.overwrite_grant(grant_offset::PUBLISHED + 8, &others_busy_ns.to_le_bytes());
+        self.overwrite_grant(grant_offset::PUBLISHED, &word.to_le_bytes());
     }
 
-    /// Whether a process holds the lock of a slot.
+    /// Returns true if a process holds the lock of a slot.
     pub(crate) fn is_alive(&self, slot: usize) -> bool {
         use std::os::fd::AsRawFd as _;
         let file = fs::File::open(&self.outside[LEDGER]).expect("opens");
@@ -609,27 +620,27 @@ impl NodeShare {
         lock.l_len = 1;
         // SAFETY: the descriptor is open, and `lock` is ours.
         let code = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) };
-        assert_eq!(code, 0, "the kernel says");
+        assert_eq!(code, 0, "the system call succeeds");
         i32::from(lock.l_type) != libc::F_UNLCK
     }
 
-    /// What the ledger says.
+    /// Reads the ledger.
     pub(crate) fn ledger<T>(&self, read: impl FnOnce(&LedgerReport<'_>) -> T) -> T {
         let bytes = fs::read(&self.outside[LEDGER]).expect("a ledger");
         read(&LedgerReport::parse(&bytes).expect("a good ledger"))
     }
 
     /// Overwrites bytes of the grant.
-    pub(crate) fn scribble_grant(&self, at: usize, bytes: &[u8]) {
-        self.scribble(GRANT, at, bytes);
+    pub(crate) fn overwrite_grant(&self, at: usize, bytes: &[u8]) {
+        self.overwrite(GRANT, at, bytes);
     }
 
     /// Overwrites bytes of the ledger.
-    pub(crate) fn scribble_ledger(&self, at: usize, bytes: &[u8]) {
-        self.scribble(LEDGER, at, bytes);
+    pub(crate) fn overwrite_ledger(&self, at: usize, bytes: &[u8]) {
+        self.overwrite(LEDGER, at, bytes);
     }
 
-    fn scribble(&self, file: usize, at: usize, bytes: &[u8]) {
+    fn overwrite(&self, file: usize, at: usize, bytes: &[u8]) {
         use std::os::unix::fs::FileExt as _;
         let file = fs::OpenOptions::new().write(true).open(&self.outside[file]).expect("opens");
         file.write_all_at(bytes, at as u64).expect("written");
@@ -640,13 +651,13 @@ impl NodeShare {
         use tessera_intercept_abi::GrantUpdate;
         let now = fs::read(&self.outside[GRANT]).expect("a grant");
         let update = grant.update(&now).expect("the same share");
-        self.scribble_grant(GrantUpdate::SEQUENCE_OFFSET, &update.begin);
-        self.scribble_grant(GrantUpdate::BODY_OFFSET, &update.body);
-        self.scribble_grant(GrantUpdate::SEQUENCE_OFFSET, &update.end);
+        self.overwrite_grant(GrantUpdate::SEQUENCE_OFFSET, &update.begin);
+        self.overwrite_grant(GrantUpdate::BODY_OFFSET, &update.body);
+        self.overwrite_grant(GrantUpdate::SEQUENCE_OFFSET, &update.end);
     }
 }
 
-/// What a container does once all is mounted.
+/// End of a container's script, after all mounts.
 const LAST: &str = "exec \"$@\"\n";
 
 /// A container that is not running yet.
@@ -656,9 +667,9 @@ pub(crate) struct Container<'a> {
 }
 
 impl Container<'_> {
-    /// The same as the driver makes it for a claim that shares by MPS: with the pipes of a daemon,
-    /// and those variables.
-    pub(crate) fn by_mps(self, pipes: &Path, variables: &[(&str, &str)]) -> Self {
+    /// Adds the pipes of an MPS daemon and environment variables, as the driver does for a claim
+    /// that shares by MPS.
+    pub(crate) fn with_mps(self, pipes: &Path, variables: &[(&str, &str)]) -> Self {
         let mut more = format!("mkdir {0}; mount --bind {1} {0}\n", mps::DIR, pipes.display());
         for (name, value) in variables {
             writeln!(more, "export {name}={value}").expect("a string");
@@ -666,23 +677,22 @@ impl Container<'_> {
         self.and(&more)
     }
 
-    /// The same with that directory of the node as the memory that its programs share.
+    /// Mounts a directory of the node as `/dev/shm`.
     pub(crate) fn with_shared_memory(self, directory: &Path) -> Self {
         self.and(&format!("mount --bind {} /dev/shm\n", directory.display()))
     }
 
-    /// The same with proxies in the place of those two files, which are the driver's, as the
-    /// driver's CDI spec mounts them.
-    pub(crate) fn by_proxies(self, driver: &[PathBuf; 2]) -> Self {
-        self.and(&mode::mounted(driver))
+    /// Mounts the proxies over these two files of the driver, as the driver's CDI spec does.
+    pub(crate) fn with_proxies(self, driver: &[PathBuf; 2]) -> Self {
+        self.and(&mode::mount_script(driver))
     }
 
-    /// The same, whose program is ended after so many seconds.
-    pub(crate) fn for_at_most(self, seconds: u32) -> Self {
+    /// Limits the run time of the program.
+    pub(crate) fn with_timeout(self, seconds: u32) -> Self {
         self.and(&format!("set -- timeout {seconds} \"$@\"\n"))
     }
 
-    /// The same after those lines.
+    /// Adds lines to the script.
     fn and(mut self, more: &str) -> Self {
         self.script.truncate(self.script.len() - LAST.len());
         self.script.push_str(more);
@@ -692,7 +702,7 @@ impl Container<'_> {
 
     fn command(&self, program: &Path, arguments: &[&str]) -> Command {
         let mut command = self.node.machine.command("unshare");
-        // Own PIDs, and everything dies with the first of them.
+        // A PID namespace of its own, whose processes are killed with the first.
         command.args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);
         command.args(["sh", "-c", &self.script, "sh"]);
         if let Some(clock) = &self.node.clock {
@@ -713,7 +723,7 @@ impl Container<'_> {
         self.command(Path::new(program.as_ref()), arguments).output().expect("unshare runs")
     }
 
-    /// Runs a C program to its end; its lines.
+    /// Runs a C program to its end and returns its lines.
     pub(crate) fn run_c(&self, name: &str, linked: bool, arguments: &[&str]) -> Vec<Value> {
         let output = self.run(program(name, linked, self.node.path()), arguments);
         let lines = lines_of(&output);
@@ -722,9 +732,16 @@ impl Container<'_> {
         lines
     }
 
-    /// Runs the probe to its end; its lines.
+    /// Runs the probe to its end and returns its lines.
     pub(crate) fn probe(&self, arguments: &[&str]) -> Vec<Value> {
         lines_of(&self.run(probe(), arguments))
+    }
+
+    /// Starts the probe and waits until it holds that much memory of the first GPU.
+    pub(crate) fn hold(&self, size: &str) -> Running {
+        let mut running = self.start(probe(), &["hold", "--take", size]);
+        running.wait_for_event("holding");
+        running
     }
 
     /// Starts a program.
@@ -736,7 +753,7 @@ impl Container<'_> {
     }
 }
 
-/// The lines of JSON on a program's standard output.
+/// Returns the lines of JSON on a program's standard output.
 pub(crate) fn lines_of(output: &Output) -> Vec<Value> {
     let text = String::from_utf8_lossy(&output.stdout);
     let error = String::from_utf8_lossy(&output.stderr);
@@ -744,12 +761,12 @@ pub(crate) fn lines_of(output: &Output) -> Vec<Value> {
         serde_json::from_str(line).unwrap_or_else(|_| panic!("`{line}` is JSON; {error}"))
     };
     let lines: Vec<Value> = text.lines().map(parse).collect();
-    assert!(!lines.is_empty(), "the program says something: {} {error}", output.status);
+    assert!(!lines.is_empty(), "no output: {} {error}", output.status);
     lines
 }
 
-/// The last line that a program said, of errors if there is one.
-pub(crate) fn last_words(output: &Output) -> String {
+/// Returns the last line of a program's errors, or else of its output.
+pub(crate) fn last_line(output: &Output) -> String {
     let text =
         [&output.stderr, &output.stdout].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
     let last = text.iter().find_map(|text| text.trim().lines().next_back());
@@ -765,19 +782,19 @@ pub(crate) struct Running {
 impl Running {
     /// Waits for the next line.
     pub(crate) fn next(&mut self) -> Value {
-        let line = self.lines.next().expect("the program goes on").expect("text");
+        let line = self.lines.next().expect("the program still runs").expect("text");
         serde_json::from_str(&line).unwrap_or_else(|_| panic!("`{line}` is JSON"))
     }
 
-    /// Waits for its end; all lines that have such a field.
-    pub(crate) fn all(&mut self, field: &str) -> Vec<Value> {
+    /// Waits for its end and returns all lines that have this field.
+    pub(crate) fn lines_with(&mut self, field: &str) -> Vec<Value> {
         let text = self.lines.by_ref().map(|line| line.expect("text"));
         let lines = text.map(|line| serde_json::from_str::<Value>(&line).expect("JSON"));
         lines.filter(|line| line.get(field).is_some()).collect()
     }
 
-    /// Waits for a line that has such a field.
-    pub(crate) fn with(&mut self, field: &str) -> Value {
+    /// Waits for a line that has this field.
+    pub(crate) fn wait_for_field(&mut self, field: &str) -> Value {
         loop {
             let line = self.next();
             if line.get(field).is_some() {
@@ -787,7 +804,7 @@ impl Running {
     }
 
     /// Waits for an event of the probe.
-    pub(crate) fn event(&mut self, name: &str) -> Value {
+    pub(crate) fn wait_for_event(&mut self, name: &str) -> Value {
         loop {
             let line = self.next();
             assert_ne!(line["event"], "error", "{line}");
@@ -797,14 +814,14 @@ impl Running {
         }
     }
 
-    /// Kills it; it does nothing more.
+    /// Kills all its processes and waits for their end.
     pub(crate) fn kill(&mut self) {
         self.end();
-        // The container's processes die with its first; the last one to go closes the pipe.
+        // The container's processes are killed with its first one; the last one closes the pipe.
         self.lines.by_ref().for_each(drop);
     }
 
-    /// Kills the container's first process, whose end `unshare` waits for; itself where there is
+    /// Kills the container's first process, whose end `unshare` waits for, or `unshare` if there is
     /// none yet.
     fn end(&mut self) {
         let id = self.child.id();

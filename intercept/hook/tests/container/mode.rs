@@ -1,4 +1,4 @@
-//! Where the interceptor stands in a container.
+//! Injection modes of the interceptor in a container.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -6,55 +6,56 @@ use std::sync::OnceLock;
 
 use super::{build, build_in, intercept, libraries};
 
-/// Where the real driver is in containers with proxies.
+/// Directory of the real driver in containers with proxies.
 pub(crate) const REAL: &str = "/usr/local/lib/tessera/driver";
 
-/// Where the test's containers have the proxies, in the place where images have the driver.
+/// Directory of the proxies in containers, in place of the driver of an image.
 const PROXIES: &str = "/usr/local/lib/driver";
 
-/// Where it stands.
+/// Injection mode of the interceptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// Nowhere.
+    /// No interceptor.
     Bare,
-    /// In every program.
+    /// Preloaded into every program.
     Preload,
-    /// In the place of the driver's libraries.
+    /// Proxies replace the driver's libraries.
     Proxy,
-    /// Both.
+    /// Preloaded, and proxies.
     Both,
-    /// In every program, built for HAMi's variables; and nobody has made a place for grants, unless
-    /// there are some.
+    /// Preloaded and built for HAMi's variables. The directory of grants exists only if there are
+    /// shares.
     Hami,
 }
 
 impl Mode {
-    /// Those with an interceptor.
-    pub(crate) const HELD: [Self; 3] = [Self::Preload, Self::Proxy, Self::Both];
+    /// Modes with an interceptor.
+    pub(crate) const INTERCEPTED: [Self; 3] = [Self::Preload, Self::Proxy, Self::Both];
 
     fn has_proxies(self) -> bool {
         matches!(self, Self::Proxy | Self::Both)
     }
 
-    /// The driver itself, as a program in the container finds it if it knows where.
+    /// Returns the path of the real driver in the container.
     pub(crate) fn real_cuda(self) -> PathBuf {
         let directory = if self.has_proxies() { Path::new(REAL) } else { libraries() };
         directory.join("libcuda.so.1")
     }
 
-    /// What a program in the container finds as the driver, by its path.
+    /// Returns the path by which a program in the container loads the driver.
     pub(crate) fn cuda(self) -> PathBuf {
         let directory = if self.has_proxies() { Path::new(PROXIES) } else { libraries() };
         directory.join("libcuda.so.1")
     }
 
-    /// Puts it in place, when `/etc` is a copy at `$etc` that is not mounted yet.
+    /// Returns the script that installs the interceptor. `$etc` is a copy of `/etc` that is not
+    /// mounted yet.
     pub(super) fn script(self) -> String {
         let mut script = String::new();
         let mut add = |line: std::fmt::Arguments<'_>| writeln!(script, "{line}").expect("a string");
         let preloaded = match self {
             Self::Preload | Self::Both => Some(intercept()),
-            Self::Hami => Some(built_for_hami()),
+            Self::Hami => Some(intercept_for_hami()),
             Self::Bare | Self::Proxy => None,
         };
         if let Some(library) = preloaded {
@@ -76,10 +77,9 @@ impl Mode {
     }
 }
 
-/// Puts the proxies over the driver's own files in a container that is otherwise ready, and the
-/// real ones at their private place. What else is in the directory where that lies stays: images
-/// have Python there.
-pub(super) fn mounted(driver: &[PathBuf; 2]) -> String {
+/// Returns the script that mounts the proxies over the driver's files, and the real files at their
+/// private path. Other files in the parent directory stay: images have Python there.
+pub(super) fn mount_script(driver: &[PathBuf; 2]) -> String {
     let mut script = format!(
         "shadowed=$(mktemp -d -p /dev)\n\
          mount --rbind /usr/local/lib \"$shadowed\"\n\
@@ -98,9 +98,9 @@ pub(super) fn mounted(driver: &[PathBuf; 2]) -> String {
     script
 }
 
-/// The library as it is built for HAMi's variables; in a directory of its own, since its name is
-/// that of the usual one.
-pub(crate) fn built_for_hami() -> &'static Path {
+/// Returns the library built for HAMi's variables, in a directory of its own because the file names
+/// are equal.
+pub(crate) fn intercept_for_hami() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
         let options = ["--profile", "intercept", "--features", "hami"];
@@ -108,7 +108,7 @@ pub(crate) fn built_for_hami() -> &'static Path {
     })
 }
 
-/// The proxies as they ship, each after the name of the library whose place it takes.
+/// Returns the proxies as they ship, each after the name of the library that it replaces.
 pub(crate) fn proxies() -> &'static [[PathBuf; 2]; 2] {
     static BUILT: OnceLock<[[PathBuf; 2]; 2]> = OnceLock::new();
     BUILT.get_or_init(|| {

@@ -1,4 +1,4 @@
-//! A control daemon of MPS on a node: NVIDIA's, or the stand-in for it.
+//! An MPS control daemon on a node: NVIDIA's or the fake one.
 
 use std::fs::{self, File};
 use std::io;
@@ -12,10 +12,10 @@ use tessera_intercept_abi::mps::PIPE_DIRECTORY;
 
 use super::Node;
 
-/// How long a daemon may take at most to be there, to answer, and to end.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// Time limit for a daemon to start, to respond and to exit.
+const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// The daemon of one GPU, on the node's machine, with what it shares with clients.
+/// The daemon of one GPU, and the directories that it shares with clients.
 pub(crate) struct MpsDaemon<'a> {
     node: &'a Node,
     control: &'a Path,
@@ -25,14 +25,14 @@ pub(crate) struct MpsDaemon<'a> {
 }
 
 impl<'a> MpsDaemon<'a> {
-    /// By that program; answers by the time this returns.
+    /// Starts the program and waits until it responds.
     pub(crate) fn start(node: &'a Node, control: &'a Path, gpu: &str) -> Self {
         let directory = |name: &str| node.path().join(name);
         let (pipes, memory) = (directory("mps"), directory("mps-shm"));
         for made in [&pipes, &memory] {
             fs::create_dir_all(made).expect("made");
         }
-        let mut command = node.on_the_machine("unshare");
+        let mut command = node.command("unshare");
         command.args([
             "--mount",
             "sh",
@@ -43,7 +43,7 @@ impl<'a> MpsDaemon<'a> {
         command.arg(&memory).arg(control).arg("-f");
         command.env(PIPE_DIRECTORY, &pipes).env("CUDA_MPS_LOG_DIRECTORY", node.path());
         command.env("CUDA_VISIBLE_DEVICES", gpu);
-        // A group of its own, with the servers that it starts.
+        // A process group of its own, with the servers that it starts.
         command.stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
         let process = command.spawn().expect("it starts");
         let daemon = Self { node, control, process, pipes, memory };
@@ -67,14 +67,14 @@ impl Drop for MpsDaemon<'_> {
         if told && until(|| matches!(self.process.try_wait(), Ok(Some(_)))) {
             return;
         }
-        // Nobody has waited for it: the number of its group is nobody else's.
+        // The process was not waited for, so its group ID is not reused.
         let _ =
             Command::new("kill").args(["-9", "--", &format!("-{}", self.process.id())]).output();
         let _ = self.process.wait();
     }
 }
 
-/// Has a command asked of the daemon at those pipes.
+/// Sends a command to the daemon at these pipes.
 pub(crate) fn ask_mps(
     node: &Node,
     control: &Path,
@@ -83,14 +83,14 @@ pub(crate) fn ask_mps(
 ) -> io::Result<Output> {
     let commands = node.path().join("mps-commands");
     fs::write(&commands, format!("{command}\n"))?;
-    let mut asking = node.on_the_machine("timeout");
-    asking.arg(PATIENCE.as_secs().to_string()).arg(control);
+    let mut asking = node.command("timeout");
+    asking.arg(TIMEOUT.as_secs().to_string()).arg(control);
     asking.env(PIPE_DIRECTORY, pipes).stdin(File::open(commands)?).output()
 }
 
-/// Whether it comes true in time.
+/// Waits until the condition is true. Returns false after the time limit.
 fn until(mut condition: impl FnMut() -> bool) -> bool {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     while Instant::now() < end {
         if condition() {
             return true;

@@ -35,7 +35,9 @@ pub(crate) fn cuda_number() -> CuResult<c_int> {
 /// Returns the machine and opens it at first use.
 fn open() -> CuResult<&'static Machine> {
     let opened = MACHINE.get_or_init(|| {
-        Machine::open().inspect_err(|error| eprintln!("fake libcuda.so.1: {}", chain(error))).ok()
+        Machine::open()
+            .inspect_err(|error| eprintln!("fake libcuda.so.1: {}", chain(error.as_ref())))
+            .ok()
     });
     opened.as_ref().ok_or(Status::NoDevice)
 }

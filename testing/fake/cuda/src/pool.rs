@@ -14,7 +14,7 @@ use crate::stream;
 use crate::timeline;
 
 /// A memory pool.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Pool {
     /// GPU; `None` for host or managed memory, which is not accounted.
     gpu: Option<usize>,
@@ -77,24 +77,6 @@ const USED_NOW: c_int = 7;
 const USED_HIGH: c_int = 8;
 
 impl Pool {
-    fn new(gpu: Option<usize>, default: bool) -> Self {
-        let (release_threshold, reserved, used, reserved_high, used_high) = (0, 0, 0, 0, 0);
-        let returning = Vec::new();
-        let (managed, destroyed) = (None, false);
-        Self {
-            gpu,
-            managed,
-            default,
-            destroyed,
-            release_threshold,
-            reserved,
-            used,
-            returning,
-            reserved_high,
-            used_high,
-        }
-    }
-
     /// Releases the free chunks but keeps `keep` bytes.
     fn shrink(&mut self, keep: u64) -> CuResult {
         let now = timeline::now();
@@ -197,7 +179,7 @@ fn default_pool(state: &mut State, gpu: usize) -> Handle {
         .map(|(pool, _)| *pool);
     known.unwrap_or_else(|| {
         let handle = state.new_handle();
-        state.pools.insert(handle, Pool::new(Some(gpu), true));
+        state.pools.insert(handle, Pool { gpu: Some(gpu), default: true, ..Pool::default() });
         handle
     })
 }
@@ -278,7 +260,7 @@ export! {
         };
         let mut state = state::lock()?;
         let handle = state.new_handle();
-        state.pools.insert(handle, Pool { managed, ..Pool::new(gpu, false) });
+        state.pools.insert(handle, Pool { gpu, managed, ..Pool::default() });
         pool.set(handle)
     }
 

@@ -26,7 +26,7 @@ fn init() -> NvmlResult {
     let mut library = LIBRARY.lock().unwrap_or_else(PoisonError::into_inner);
     if library.machine.is_none() {
         let machine = Machine::open().map_err(|error| {
-            print_error(&error);
+            print_error(error.as_ref());
             Code::DriverNotLoaded
         })?;
         if machine.control().driver_not_loaded {

@@ -4,40 +4,16 @@
 
 use std::env;
 use std::ffi::{OsStr, OsString};
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Error of a build of a fake library.
-#[derive(Debug, thiserror::Error)]
-pub enum ArtifactError {
-    /// This program is not in cargo's target directory.
-    #[error("cannot find fake libraries: `{program}` is not in a target directory of cargo")]
-    NoTargetDirectory {
-        /// Path of the program.
-        program: PathBuf,
-    },
-    /// Cargo cannot be executed.
-    #[error("cannot run cargo to build `{package}`")]
-    Cargo {
-        /// Name of the package.
-        package: &'static str,
-        /// Error of the operating system.
-        source: io::Error,
-    },
-    /// The build failed; cargo's standard error has the reason.
-    #[error("cargo cannot build `{package}`")]
-    Build {
-        /// Name of the package.
-        package: &'static str,
-    },
-}
+use anyhow::{Context as _, ensure};
 
 /// Returns the fake `libnvidia-ml.so.1`, built for the profile of this test.
 ///
 /// # Errors
 /// The build fails.
-pub fn nvml() -> Result<PathBuf, ArtifactError> {
+pub fn nvml() -> anyhow::Result<PathBuf> {
     build("tessera-fake-nvml", "libnvidia_ml.so")
 }
 
@@ -45,7 +21,7 @@ pub fn nvml() -> Result<PathBuf, ArtifactError> {
 ///
 /// # Errors
 /// The build fails.
-pub fn cuda() -> Result<PathBuf, ArtifactError> {
+pub fn cuda() -> anyhow::Result<PathBuf> {
     build("tessera-fake-cuda", "libcuda.so")
 }
 
@@ -53,7 +29,7 @@ pub fn cuda() -> Result<PathBuf, ArtifactError> {
 ///
 /// # Errors
 /// The build fails.
-pub fn clock() -> Result<PathBuf, ArtifactError> {
+pub fn clock() -> anyhow::Result<PathBuf> {
     build("tessera-fake-clock", "libtessera_fake_clock.so")
 }
 
@@ -61,13 +37,13 @@ pub fn clock() -> Result<PathBuf, ArtifactError> {
 ///
 /// # Errors
 /// The build fails.
-pub fn paused_clock() -> Result<PathBuf, ArtifactError> {
+pub fn paused_clock() -> anyhow::Result<PathBuf> {
     build("tessera-fake-paused-clock", "libtessera_fake_paused_clock.so")
 }
 
 /// Builds a library of this workspace for the profile of this test.
-fn build(package: &'static str, file: &str) -> Result<PathBuf, ArtifactError> {
-    let location = TargetLocation::of_this_program(package)?;
+fn build(package: &str, file: &str) -> anyhow::Result<PathBuf> {
+    let location = TargetLocation::of_this_program()?;
     let profile = match location.profile.to_str() {
         Some("debug") | None => "dev",
         Some(name) => name,
@@ -83,12 +59,8 @@ fn build(package: &'static str, file: &str) -> Result<PathBuf, ArtifactError> {
 ///
 /// # Errors
 /// The build fails.
-pub fn package(
-    directory: &str,
-    package: &'static str,
-    options: &[&str],
-) -> Result<PathBuf, ArtifactError> {
-    TargetLocation::of_this_program(package)?.build(directory, package, options)
+pub fn package(directory: &str, package: &str, options: &[&str]) -> anyhow::Result<PathBuf> {
+    TargetLocation::of_this_program()?.build(directory, package, options)
 }
 
 /// Environment variable with cargo's build target.
@@ -104,11 +76,11 @@ struct TargetLocation {
 }
 
 impl TargetLocation {
-    fn of_this_program(package: &'static str) -> Result<Self, ArtifactError> {
-        let program =
-            env::current_exe().map_err(|source| ArtifactError::Cargo { package, source })?;
+    fn of_this_program() -> anyhow::Result<Self> {
+        let program = env::current_exe()?;
         let triple = env::var_os(TARGET_VARIABLE);
-        Self::of(&program, triple.as_deref()).ok_or(ArtifactError::NoTargetDirectory { program })
+        Self::of(&program, triple.as_deref())
+            .with_context(|| format!("`{}` is not in a target directory", program.display()))
     }
 
     fn of(program: &Path, triple: Option<&OsStr>) -> Option<Self> {
@@ -125,12 +97,7 @@ impl TargetLocation {
     }
 
     /// Builds a package; fast if it is up to date.
-    fn build(
-        &self,
-        directory: &str,
-        package: &'static str,
-        options: &[&str],
-    ) -> Result<PathBuf, ArtifactError> {
+    fn build(&self, directory: &str, package: &str, options: &[&str]) -> anyhow::Result<PathBuf> {
         let target = self.target.join(directory);
         let cargo = env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
         let mut command = Command::new(cargo);
@@ -144,12 +111,9 @@ impl TargetLocation {
             .arg(&target)
             .current_dir(env!("CARGO_MANIFEST_DIR"))
             .status()
-            .map_err(|source| ArtifactError::Cargo { package, source })?;
-        if status.success() {
-            Ok(target.join(&self.triple))
-        } else {
-            Err(ArtifactError::Build { package })
-        }
+            .with_context(|| format!("cannot run cargo to build `{package}`"))?;
+        ensure!(status.success(), "cargo cannot build `{package}`");
+        Ok(target.join(&self.triple))
     }
 }
 

@@ -3,24 +3,12 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::control::{Control, ControlFile};
-use crate::locate::{LocateError, Location};
-use crate::usage::{ProcessUsage, Usage, UsageError};
-use crate::world::{Gpu, World, WorldError};
+use anyhow::Context as _;
 
-/// Error of opening a machine.
-#[derive(Debug, thiserror::Error)]
-pub enum MachineError {
-    /// There is no world.
-    #[error("cannot find the world of the fake GPU libraries")]
-    Locate(#[from] LocateError),
-    /// The world is invalid.
-    #[error("cannot load the world of the fake GPU libraries")]
-    World(#[from] WorldError),
-    /// The shared state cannot be used.
-    #[error("cannot open the state of the fake GPU libraries")]
-    Usage(#[from] UsageError),
-}
+use crate::control::{Control, ControlFile};
+use crate::locate::Location;
+use crate::usage::{ProcessUsage, Usage};
+use crate::world::{Gpu, World};
 
 /// A machine of a fake library. Opened once per process and library.
 #[derive(Debug)]
@@ -50,15 +38,16 @@ impl Machine {
     /// # Errors
     /// Returns an error if there is no world, it is malformed, or its state directory cannot be
     /// used.
-    pub fn open() -> Result<Self, MachineError> {
-        Self::open_at(&Location::of_this_process()?)
+    pub fn open() -> anyhow::Result<Self> {
+        let location = Location::of_this_process();
+        Self::open_at(&location.context("cannot find the world of the fake GPU libraries")?)
     }
 
     /// Opens the world at a location.
     ///
     /// # Errors
     /// Returns an error if the world is malformed or its state directory cannot be used.
-    pub fn open_at(location: &Location) -> Result<Self, MachineError> {
+    pub fn open_at(location: &Location) -> anyhow::Result<Self> {
         let world = World::load(&location.world)?;
         let usage = Usage::open(&location.state, &world)?;
         let visible = visible(&world, location.device_nodes.as_deref());

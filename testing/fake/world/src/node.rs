@@ -1,32 +1,14 @@
 //! A complete fake node on disk for tests: driver root, sysfs and control file.
 
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
 
 use crate::control::ControlFile;
 use crate::locate::WORLD_IN_DRIVER_ROOT;
-use crate::tree::{self, Libraries, TreeError};
-use crate::world::{World, WorldError};
-
-/// Error of creating a node.
-#[derive(Debug, thiserror::Error)]
-pub enum NodeError {
-    /// The world is invalid.
-    #[error("cannot load the node's world")]
-    World(#[from] WorldError),
-    /// The world file cannot be written.
-    #[error("cannot write `{path}`")]
-    WorldFile {
-        /// Path of the file.
-        path: PathBuf,
-        /// Error of the operating system.
-        source: io::Error,
-    },
-    /// The node's files cannot be written.
-    #[error("cannot create the node's files")]
-    Tree(#[from] TreeError),
-}
+use crate::tree::{self, Libraries};
+use crate::world::World;
 
 /// A fake node.
 ///
@@ -49,10 +31,9 @@ impl FakeNode {
     ///
     /// # Errors
     /// Returns an error if the world is invalid or a file cannot be written.
-    pub fn create(world: &str, libraries: &Libraries, directory: &Path) -> Result<Self, NodeError> {
+    pub fn create(world: &str, libraries: &Libraries, directory: &Path) -> anyhow::Result<Self> {
         let file = directory.join("world.yaml");
-        fs::write(&file, world)
-            .map_err(|source| NodeError::WorldFile { path: file.clone(), source })?;
+        fs::write(&file, world).with_context(|| format!("cannot write `{}`", file.display()))?;
         let world = World::load(&file)?;
         let driver_root = directory.join("root");
         let sysfs_root = directory.join("sys");

@@ -5,24 +5,15 @@ use std::io;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 
+use anyhow::Context as _;
 use tessera_runtime::atomic_file;
 
 use crate::locate::WORLD_IN_DRIVER_ROOT;
 use crate::pci::PciAddress;
 use crate::world::{Gpu, World};
 
-/// Error of writing a file of the tree.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot write `{path}`")]
-pub struct TreeError {
-    /// Path of the file.
-    pub path: PathBuf,
-    /// Error of the operating system.
-    pub source: io::Error,
-}
-
-fn at<T>(path: &Path, result: io::Result<T>) -> Result<T, TreeError> {
-    result.map_err(|source| TreeError { path: path.to_owned(), source })
+fn at<T>(path: &Path, result: io::Result<T>) -> anyhow::Result<T> {
+    result.with_context(|| format!("cannot write `{}`", path.display()))
 }
 
 /// Writes the PCI devices of GPUs: `devices/pci.../...` and the links to them in `bus/pci/devices`.
@@ -30,7 +21,7 @@ fn at<T>(path: &Path, result: io::Result<T>) -> Result<T, TreeError> {
 ///
 /// # Errors
 /// A file cannot be written.
-pub fn write_sysfs(world: &World, root: &Path) -> Result<(), TreeError> {
+pub fn write_sysfs(world: &World, root: &Path) -> anyhow::Result<()> {
     for gpu in &world.gpus {
         let mut directory = PathBuf::from("devices").join(&gpu.pcie_root);
         for bridge in &gpu.bridges {
@@ -68,7 +59,7 @@ struct Function<'a> {
 }
 
 impl Function<'_> {
-    fn write(&self, world: &World, root: &Path, directory: &Path) -> Result<(), TreeError> {
+    fn write(&self, world: &World, root: &Path, directory: &Path) -> anyhow::Result<()> {
         let full = root.join(directory);
         at(&full, fs::create_dir_all(&full))?;
         let cpus = self.gpu.numa_node.and_then(|node| world.cpus.get(node as usize));
@@ -119,7 +110,7 @@ pub fn write_driver_root(
     world: &World,
     libraries: &Libraries,
     root: &Path,
-) -> Result<(), TreeError> {
+) -> anyhow::Result<()> {
     let directory = root.join(LIBRARY_DIRECTORY);
     create_directories(root, Path::new(LIBRARY_DIRECTORY))?;
     install_library(&directory, "libnvidia-ml.so", &libraries.nvml, world)?;
@@ -139,7 +130,7 @@ pub fn write_driver_root(
 
 /// Creates directories that all users can read, like an installer: containers run as any user,
 /// regardless of the umask.
-fn create_directories(root: &Path, below: &Path) -> Result<(), TreeError> {
+fn create_directories(root: &Path, below: &Path) -> anyhow::Result<()> {
     at(root, fs::create_dir_all(root))?;
     let mut directory = root.to_owned();
     for name in below {
@@ -154,7 +145,7 @@ fn create_directories(root: &Path, below: &Path) -> Result<(), TreeError> {
     Ok(())
 }
 
-fn set_mode(path: &Path, mode: u32) -> Result<(), TreeError> {
+fn set_mode(path: &Path, mode: u32) -> anyhow::Result<()> {
     at(path, fs::set_permissions(path, fs::Permissions::from_mode(mode)))
 }
 
@@ -164,7 +155,7 @@ fn install_library(
     name: &str,
     source: &Path,
     world: &World,
-) -> Result<(), TreeError> {
+) -> anyhow::Result<()> {
     let versioned = format!("{name}.{}", world.driver.version);
     let path = directory.join(&versioned);
     remove_other_versions(directory, name, &versioned)?;
@@ -176,7 +167,7 @@ fn install_library(
 }
 
 /// Removes the libraries of another driver version, like an upgrade.
-fn remove_other_versions(directory: &Path, name: &str, versioned: &str) -> Result<(), TreeError> {
+fn remove_other_versions(directory: &Path, name: &str, versioned: &str) -> anyhow::Result<()> {
     let entries = at(directory, fs::read_dir(directory))?;
     for entry in entries.flatten() {
         let file = entry.file_name();
@@ -190,7 +181,7 @@ fn remove_other_versions(directory: &Path, name: &str, versioned: &str) -> Resul
     Ok(())
 }
 
-fn replace_link(target: &Path, link: &Path) -> Result<(), TreeError> {
+fn replace_link(target: &Path, link: &Path) -> anyhow::Result<()> {
     match fs::remove_file(link) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return at(link, Err(error)),
         _ => {}

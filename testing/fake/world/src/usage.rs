@@ -15,32 +15,15 @@ mod region;
 use std::fs;
 use std::io;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Context as _, ensure};
 
 use crate::locate::StateLocation;
 use crate::world::World;
 use region::{Claim, Region, SLOTS, Slot};
-
-/// Error of the shared state.
-#[derive(Debug, thiserror::Error)]
-pub enum UsageError {
-    /// The file cannot be created, opened, mapped or locked.
-    #[error("cannot use the state file `{path}`")]
-    File {
-        /// Path of the file.
-        path: PathBuf,
-        /// Error of the operating system.
-        source: io::Error,
-    },
-    /// The file is not a usage file of this version.
-    #[error("unsupported version of state file `{path}`: remove it when no process uses it")]
-    OtherVersion {
-        /// Path of the file.
-        path: PathBuf,
-    },
-}
 
 /// Error of a charge that exceeds the free memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -97,22 +80,24 @@ impl Usage {
     ///
     /// # Errors
     /// Returns an error if the file cannot be used or belongs to another world.
-    pub fn open(location: &StateLocation, world: &World) -> Result<Self, UsageError> {
+    pub fn open(location: &StateLocation, world: &World) -> anyhow::Result<Self> {
         let fingerprint = fingerprint(world);
         let region = match location {
             StateLocation::Shared(directory) => {
                 let path = directory.join(file_name(fingerprint));
                 make_directory(directory)
-                    .map_err(|source| UsageError::File { path: directory.clone(), source })?;
-                Region::open(&path, fingerprint)
-                    .map_err(|source| UsageError::File { path, source })?
+                    .and_then(|()| Region::open(&path, fingerprint))
+                    .with_context(|| format!("cannot use the state file `{}`", path.display()))?
             }
-            StateLocation::Process => Region::in_memory(fingerprint)
-                .map_err(|source| UsageError::File { path: PathBuf::from("(memory)"), source })?,
+            StateLocation::Process => {
+                Region::in_memory(fingerprint).context("cannot create a state in memory")?
+            }
         };
-        if !region.matches(fingerprint) {
-            return Err(UsageError::OtherVersion { path: region.path().to_owned() });
-        }
+        ensure!(
+            region.matches(fingerprint),
+            "unsupported version of state file `{}`: remove it when no process uses it",
+            region.path().display()
+        );
         Ok(Self { region, claim: Mutex::new(None), slot: AtomicU64::new(0) })
     }
 

@@ -2,10 +2,11 @@
 
 mod decode;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::{Context as _, anyhow};
 use serde::Deserialize;
 
 use crate::model::Model;
@@ -13,37 +14,6 @@ use crate::pci::{PciAddress, PcieLevel};
 
 /// Maximum number of GPUs; the usage file has as many columns.
 pub const MAX_GPUS: usize = 32;
-
-/// Error of reading a world.
-#[derive(Debug, thiserror::Error)]
-pub enum WorldError {
-    /// The file cannot be read.
-    #[error("cannot read world `{path}`")]
-    Read {
-        /// Path of the file.
-        path: PathBuf,
-        /// Error of the operating system.
-        source: std::io::Error,
-    },
-    /// The file is not YAML, or a field is unknown, missing or of the wrong type.
-    #[error("malformed world `{origin}`: {message}")]
-    Malformed {
-        /// File or other origin of the text.
-        origin: String,
-        /// Error of the decoder, with line and field.
-        message: String,
-    },
-    /// The fields are inconsistent.
-    #[error("invalid world `{origin}`: {field}: {reason}")]
-    Impossible {
-        /// File or other origin of the text.
-        origin: String,
-        /// Path of the field.
-        field: String,
-        /// Error, with the valid values.
-        reason: String,
-    },
-}
 
 /// NVIDIA driver of the machine.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -180,9 +150,9 @@ impl World {
     ///
     /// # Errors
     /// Every error names the file and the field.
-    pub fn load(path: &Path) -> Result<Self, WorldError> {
+    pub fn load(path: &Path) -> anyhow::Result<Self> {
         let text = std::fs::read_to_string(path)
-            .map_err(|source| WorldError::Read { path: path.to_owned(), source })?;
+            .with_context(|| format!("cannot read world `{}`", path.display()))?;
         Self::parse(&text, &path.display().to_string())
     }
 
@@ -190,15 +160,11 @@ impl World {
     ///
     /// # Errors
     /// Every error names the field.
-    pub fn parse(text: &str, origin: &str) -> Result<Self, WorldError> {
-        let file: decode::WorldFile = serde_saphyr::from_str(text).map_err(|error| {
-            WorldError::Malformed { origin: origin.to_owned(), message: error.to_string() }
-        })?;
-        file.resolve().map_err(|(field, reason)| WorldError::Impossible {
-            origin: origin.to_owned(),
-            field,
-            reason,
-        })
+    pub fn parse(text: &str, origin: &str) -> anyhow::Result<Self> {
+        let file: decode::WorldFile = serde_saphyr::from_str(text)
+            .map_err(|error| anyhow!("malformed world `{origin}`: {error}"))?;
+        file.resolve()
+            .map_err(|(field, reason)| anyhow!("invalid world `{origin}`: {field}: {reason}"))
     }
 
     /// Returns the GPU with a UUID.

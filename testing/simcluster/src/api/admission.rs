@@ -262,7 +262,7 @@ mod tests {
     #[test]
     fn compiles_every_policy_of_the_chart() {
         let names: Vec<&str> = CHART.iter().map(|policy| policy.name.as_str()).collect();
-        let expected = ["allocation", "finalizer", "fence", "slices", "mounts"];
+        let expected = ["allocation", "controller", "finalizer", "fence", "slices", "mounts"];
         assert_eq!(names, expected.map(|name| format!("tessera-{name}")));
     }
 
@@ -306,6 +306,35 @@ mod tests {
         assert!(denied.contains("must not tolerate"), "{denied}");
         let template = json!({"metadata": {"name": "t"}, "spec": {"spec": claim["spec"]}});
         assert!(create(group, "resourceclaimtemplates", &template).is_err());
+    }
+
+    #[test]
+    fn bounds_number_and_names_of_slices_of_a_node() {
+        let kind = kind::find("resource.k8s.io", "v1", "resourceslices").unwrap();
+        let write = |node: &str, name: &str, count: u64| {
+            let driver = User::service_account("tessera-system", "tessera-driver").on_node(node);
+            let pool = json!({"name": node, "generation": 1, "resourceSliceCount": count});
+            let slice = json!({
+                "metadata": {"name": name},
+                "spec": {"driver": "gpu.tessera.dev", "nodeName": node, "pool": pool},
+            });
+            let (object, current) = (Some(&slice), None);
+            let attempt = Attempt { kind, status: false, user: &driver, object, current };
+            Policies::all().admit(&attempt).is_ok()
+        };
+        let long = "n".repeat(253);
+        // The driver cuts names that are too long, and appends a hash.
+        let cut = format!("000-gpu.tessera.dev-{}-0123456789ab", &long[..220]);
+        for (node, name) in [("n", "000-gpu.tessera.dev-n"), (&long, &cut)] {
+            assert!(write(node, name, 1), "{name}");
+            assert!(!write(node, name, 9), "{name}");
+        }
+        assert!(write("n", "007-gpu.tessera.dev-n", 8));
+        for name in
+            ["008-gpu.tessera.dev-n", "000-gpu.tessera.dev-m", "x", "000-gpu.tessera.dev-n-0"]
+        {
+            assert!(!write("n", name, 1), "{name}");
+        }
     }
 
     #[test]

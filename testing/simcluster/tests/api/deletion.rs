@@ -3,7 +3,7 @@ use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use serde_json::json;
 
-use crate::{config_map, created, pod, refusal, server, typed};
+use crate::{config_map, created, pod, refusal, server, server_api, typed};
 
 fn merge(patch: serde_json::Value) -> Patch<serde_json::Value> {
     Patch::Merge(patch)
@@ -11,8 +11,7 @@ fn merge(patch: serde_json::Value) -> Patch<serde_json::Value> {
 
 #[tokio::test]
 async fn object_is_removed_with_its_last_finalizer() {
-    let (_api, client) = server().await;
-    let maps: Api<ConfigMap> = Api::default_namespaced(client);
+    let (_api, maps) = server_api::<ConfigMap>().await;
     let mut map = config_map("a");
     map.metadata.finalizers = Some(vec!["x.io/one".into(), "x.io/two".into()]);
     created(&maps, map).await;
@@ -39,8 +38,7 @@ async fn object_is_removed_with_its_last_finalizer() {
 
 #[tokio::test]
 async fn deletion_preconditions_are_checked() {
-    let (_api, client) = server().await;
-    let maps: Api<ConfigMap> = Api::default_namespaced(client);
+    let (_api, maps) = server_api::<ConfigMap>().await;
     let made = created(&maps, config_map("a")).await;
     let with = |uid: Option<String>, version: Option<String>| {
         DeleteParams::default().preconditions(Preconditions { uid, resource_version: version })
@@ -52,8 +50,7 @@ async fn deletion_preconditions_are_checked() {
 
 #[tokio::test]
 async fn bound_pod_waits_for_its_kubelet() {
-    let (_api, client) = server().await;
-    let pods: Api<Pod> = Api::default_namespaced(client);
+    let (_api, pods) = server_api::<Pod>().await;
     let mut bound = pod("a");
     bound.spec.as_mut().unwrap().node_name = Some("node-a".into());
     created(&pods, bound).await;
@@ -73,8 +70,7 @@ async fn bound_pod_waits_for_its_kubelet() {
 
 #[tokio::test]
 async fn unbound_pod_is_removed_at_once() {
-    let (_api, client) = server().await;
-    let pods: Api<Pod> = Api::default_namespaced(client);
+    let (_api, pods) = server_api::<Pod>().await;
     created(&pods, pod("a")).await;
     assert!(pods.delete("a", &DeleteParams::default()).await.unwrap().is_left());
     assert!(pods.get_opt("a").await.unwrap().is_none());
@@ -82,8 +78,7 @@ async fn unbound_pod_is_removed_at_once() {
 
 #[tokio::test]
 async fn pod_is_evicted_gracefully() {
-    let (_api, client) = server().await;
-    let pods: Api<Pod> = Api::default_namespaced(client);
+    let (_api, pods) = server_api::<Pod>().await;
     let mut bound = pod("a");
     bound.spec.as_mut().unwrap().node_name = Some("node-a".into());
     created(&pods, bound).await;
@@ -93,8 +88,7 @@ async fn pod_is_evicted_gracefully() {
 
 #[tokio::test]
 async fn collection_is_deleted_by_selector() {
-    let (_api, client) = server().await;
-    let maps: Api<ConfigMap> = Api::default_namespaced(client);
+    let (_api, maps) = server_api::<ConfigMap>().await;
     for name in ["a", "b"] {
         let mut map = config_map(name);
         map.metadata.labels = Some([("name".to_owned(), name.to_owned())].into());

@@ -14,7 +14,7 @@ use tessera_simcluster::api::{Fault, WatchCache, WatchFault};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::{config_map, created, sim};
+use crate::{config_map, created, sim_api};
 
 /// Longer than any step here takes on a loaded machine.
 const TIMEOUT: Duration = Duration::from_secs(300);
@@ -25,8 +25,7 @@ async fn version(maps: &Api<ConfigMap>) -> String {
 
 #[tokio::test]
 async fn server_restart_breaks_connections_and_keeps_objects() {
-    let (api, client) = sim().await;
-    let maps: Api<ConfigMap> = Api::default_namespaced(client);
+    let (api, maps) = sim_api::<ConfigMap>().await;
     created(&maps, config_map("a")).await;
     let before = version(&maps).await;
     let mut watch = maps.watch(&WatchParams::default(), &before).await.unwrap().boxed();
@@ -51,8 +50,7 @@ async fn server_restart_breaks_connections_and_keeps_objects() {
 
 #[tokio::test]
 async fn fresh_watch_cache_resumes_no_earlier_version() {
-    let (api, client) = sim().await;
-    let maps: Api<ConfigMap> = Api::default_namespaced(client);
+    let (api, maps) = sim_api::<ConfigMap>().await;
     let before = version(&maps).await;
     api.simulate_crash();
     api.restart_after_crash(WatchCache::Fresh);
@@ -72,8 +70,7 @@ async fn fresh_watch_cache_resumes_no_earlier_version() {
 
 #[tokio::test]
 async fn watch_faults_do_not_affect_observers() {
-    let (api, client) = sim().await;
-    let maps: Api<ConfigMap> = Api::default_namespaced(client);
+    let (api, maps) = sim_api::<ConfigMap>().await;
     let observed: Api<ConfigMap> = Api::default_namespaced(api.observer());
     let lag = Duration::from_millis(400);
     for (fault, name) in
@@ -104,8 +101,7 @@ async fn watch_faults_do_not_affect_observers() {
 
 #[tokio::test]
 async fn watcher_relists_after_410_without_loss() {
-    let (api, client) = sim().await;
-    let maps: Api<ConfigMap> = Api::default_namespaced(client);
+    let (api, maps) = sim_api::<ConfigMap>().await;
     created(&maps, config_map("a")).await;
     let mut events = watcher(maps.clone(), watcher::Config::default()).default_backoff().boxed();
     let mut until = async |wanted: &str| loop {
@@ -126,8 +122,7 @@ async fn watcher_relists_after_410_without_loss() {
 
 #[tokio::test]
 async fn conflicting_write_makes_the_request_stale() {
-    let (api, client) = sim().await;
-    let maps: Api<ConfigMap> = Api::default_namespaced(client);
+    let (api, maps) = sim_api::<ConfigMap>().await;
     let map = created(&maps, config_map("a")).await;
     api.set_fault_hook(Some(Arc::new(|request| match request.verb {
         "patch" => Fault::ConflictingWrite,
@@ -145,8 +140,7 @@ async fn conflicting_write_makes_the_request_stale() {
 
 #[tokio::test]
 async fn held_request_is_served_when_released() {
-    let (api, client) = sim().await;
-    let maps: Api<ConfigMap> = Api::default_namespaced(client);
+    let (api, maps) = sim_api::<ConfigMap>().await;
     let gate = CancellationToken::new();
     let held = gate.clone();
     api.set_fault_hook(Some(Arc::new(move |request| match request.verb {
@@ -165,8 +159,7 @@ async fn held_request_is_served_when_released() {
 
 #[tokio::test]
 async fn request_with_held_response_is_served() {
-    let (api, client) = sim().await;
-    let maps: Api<ConfigMap> = Api::default_namespaced(client);
+    let (api, maps) = sim_api::<ConfigMap>().await;
     let observed: Api<ConfigMap> = Api::default_namespaced(api.observer());
     let (serve, answer) = (CancellationToken::new(), CancellationToken::new());
     let held = Fault::HoldResponse { serve: serve.clone(), answer: answer.clone() };
@@ -185,8 +178,7 @@ async fn request_with_held_response_is_served() {
 
 #[tokio::test]
 async fn timestamps_follow_the_server_clock() {
-    let (api, client) = sim().await;
-    let maps: Api<ConfigMap> = Api::default_namespaced(client);
+    let (api, maps) = sim_api::<ConfigMap>().await;
     let mut stamps = Vec::new();
     for (name, ahead) in [("a", 0), ("b", 3600), ("c", -3600)] {
         api.set_clock_ahead(ahead);

@@ -14,13 +14,19 @@ mod watches;
 
 use std::path::Path;
 
+use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config, Error};
+use kube::{Client, Config, Error, Resource};
 use serde_json::{Value, json};
 use tessera_simcluster::api::{ApiOptions, ApiServer, User};
+
+/// A kind of objects in namespaces.
+trait NamespacedKind: Resource<DynamicType = (), Scope = NamespaceResourceScope> {}
+
+impl<K: Resource<DynamicType = (), Scope = NamespaceResourceScope>> NamespacedKind for K {}
 
 /// Kubeconfig of a disposable API server, to compare the fake with the real one.
 ///
@@ -45,6 +51,18 @@ async fn sim() -> (ApiServer, Client) {
     let api = ApiServer::start(ApiOptions::default()).await.unwrap();
     let client = api.client(&User::admin());
     (api, client)
+}
+
+/// Returns an API server, real or fake, and an API of the test's namespace.
+async fn server_api<K: NamespacedKind>() -> (Option<ApiServer>, Api<K>) {
+    let (api, client) = server().await;
+    (api, Api::default_namespaced(client))
+}
+
+/// Returns a fake API server, for tests that change its settings, and an API of its namespace.
+async fn sim_api<K: NamespacedKind>() -> (ApiServer, Api<K>) {
+    let (api, client) = sim().await;
+    (api, Api::default_namespaced(client))
 }
 
 async fn real(kubeconfig: &Path) -> Client {

@@ -7,7 +7,7 @@ use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Resource, ResourceExt};
 use serde_json::json;
 
-use crate::{claim, config_map, created, pod, refusal, server, sim, typed};
+use crate::{claim, config_map, created, pod, refusal, server, server_api, sim, sim_api, typed};
 
 #[tokio::test]
 async fn created_object_gets_uid_time_version_and_defaults() {
@@ -32,8 +32,7 @@ async fn created_object_gets_uid_time_version_and_defaults() {
 
 #[tokio::test]
 async fn generated_name_is_prefix_and_five_characters() {
-    let (_api, client) = server().await;
-    let maps: Api<ConfigMap> = Api::default_namespaced(client);
+    let (_api, maps) = server_api::<ConfigMap>().await;
     let mut map = config_map("");
     map.metadata.name = None;
     map.metadata.generate_name = Some("pod-gpu-".to_owned());
@@ -45,8 +44,7 @@ async fn generated_name_is_prefix_and_five_characters() {
 
 #[tokio::test]
 async fn conflict_and_not_found_match_kubernetes() {
-    let (_api, client) = server().await;
-    let claims: Api<ResourceClaim> = Api::default_namespaced(client);
+    let (_api, claims) = server_api::<ResourceClaim>().await;
     created(&claims, claim("c")).await;
     let taken = refusal(claims.create(&PostParams::default(), &claim("c")).await);
     assert_eq!(
@@ -75,8 +73,7 @@ async fn objects_need_a_namespace_that_exists() {
 
 #[tokio::test]
 async fn stale_update_conflicts_and_changes_nothing() {
-    let (_api, client) = server().await;
-    let maps: Api<ConfigMap> = Api::default_namespaced(client);
+    let (_api, maps) = server_api::<ConfigMap>().await;
     let first = created(&maps, config_map("a")).await;
     let mut second = first.clone();
     second.data.as_mut().unwrap().insert("a".into(), "2".into());
@@ -93,8 +90,7 @@ async fn stale_update_conflicts_and_changes_nothing() {
 
 #[tokio::test]
 async fn unchanged_update_keeps_resource_version() {
-    let (_api, client) = server().await;
-    let maps: Api<ConfigMap> = Api::default_namespaced(client);
+    let (_api, maps) = server_api::<ConfigMap>().await;
     let first = created(&maps, config_map("a")).await;
     let again = maps.replace("a", &PostParams::default(), &first).await.unwrap();
     assert_eq!(first.resource_version(), again.resource_version());
@@ -102,8 +98,7 @@ async fn unchanged_update_keeps_resource_version() {
 
 #[tokio::test]
 async fn update_of_another_incarnation_conflicts() {
-    let (_api, client) = server().await;
-    let maps: Api<ConfigMap> = Api::default_namespaced(client);
+    let (_api, maps) = server_api::<ConfigMap>().await;
     let mut map = created(&maps, config_map("a")).await;
     map.metadata.uid = Some("6a2f41a3-c54c-4cf5-93f6-9a2f1d3e4b5c".into());
     map.metadata.resource_version = None;
@@ -114,8 +109,7 @@ async fn update_of_another_incarnation_conflicts() {
 
 #[tokio::test]
 async fn lease_update_requires_resource_version() {
-    let (_api, client) = server().await;
-    let leases: Api<Lease> = Api::default_namespaced(client);
+    let (_api, leases) = server_api::<Lease>().await;
     let lease: Lease = typed(json!({"metadata": {"name": "l"}, "spec": {"holderIdentity": "one"}}));
     let mut made = created(&leases, lease).await;
     made.metadata.resource_version = None;
@@ -172,8 +166,7 @@ async fn lists_select_by_label_field_and_namespace() {
 
 #[tokio::test]
 async fn pages_show_one_consistent_state() {
-    let (_api, client) = server().await;
-    let maps: Api<ConfigMap> = Api::default_namespaced(client);
+    let (_api, maps) = server_api::<ConfigMap>().await;
     for name in ["a", "b", "c"] {
         created(&maps, config_map(name)).await;
     }
@@ -189,8 +182,7 @@ async fn pages_show_one_consistent_state() {
 
 #[tokio::test]
 async fn page_after_compaction_expires() {
-    let (api, client) = sim().await;
-    let maps: Api<ConfigMap> = Api::default_namespaced(client);
+    let (api, maps) = sim_api::<ConfigMap>().await;
     for name in ["a", "b"] {
         created(&maps, config_map(name)).await;
     }

@@ -4,12 +4,11 @@ use kube::ResourceExt;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
 
-use crate::{config_map, created, pod, refusal, server, slice};
+use crate::{config_map, created, pod, refusal, server, server_api, slice};
 
 #[tokio::test]
 async fn merge_patch_removes_by_null() {
-    let (_api, client) = server().await;
-    let maps: Api<ConfigMap> = Api::default_namespaced(client);
+    let (_api, maps) = server_api::<ConfigMap>().await;
     created(&maps, config_map("a")).await;
     let patch = Patch::Merge(json!({"data": {"a": null, "b": "2"}}));
     let made = maps.patch("a", &PatchParams::default(), &patch).await.unwrap();
@@ -18,8 +17,7 @@ async fn merge_patch_removes_by_null() {
 
 #[tokio::test]
 async fn json_patch_is_atomic() {
-    let (_api, client) = server().await;
-    let maps: Api<ConfigMap> = Api::default_namespaced(client);
+    let (_api, maps) = server_api::<ConfigMap>().await;
     created(&maps, config_map("a")).await;
     let patch = |value: Value| Patch::Json::<()>(serde_json::from_value(value).unwrap());
     let good = patch(json!([
@@ -38,8 +36,7 @@ async fn json_patch_is_atomic() {
 
 #[tokio::test]
 async fn strategic_patch_merges_lists_by_key() {
-    let (_api, client) = server().await;
-    let pods: Api<Pod> = Api::default_namespaced(client);
+    let (_api, pods) = server_api::<Pod>().await;
     created(&pods, pod("a")).await;
     let condition = |kind: &str, status: &str| json!({"status": {"conditions": [{"type": kind, "status": status}]}});
     for patch in
@@ -58,8 +55,7 @@ async fn strategic_patch_merges_lists_by_key() {
 
 #[tokio::test]
 async fn strategic_patch_adds_and_removes_finalizers() {
-    let (_api, client) = server().await;
-    let maps: Api<ConfigMap> = Api::default_namespaced(client);
+    let (_api, maps) = server_api::<ConfigMap>().await;
     created(&maps, config_map("a")).await;
     let patch = async |patch: Value| {
         let made =

@@ -3,7 +3,7 @@ use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use tessera_simcluster::api::{ApiServer, Fault, Policies, User};
 
-use crate::{allocation, claim, created, refusal, sim, slice, typed};
+use crate::{allocation, claim, created, refusal, sim, sim_api, slice, typed};
 
 const DRIVER: &str = "gpu.tessera.dev";
 const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
@@ -71,22 +71,24 @@ async fn no_claim_tolerates_managed_taint_by_key() {
 
 #[tokio::test]
 async fn driver_writes_only_slices_of_its_node() {
+    const OWN: &str = "000-gpu.tessera.dev-node-a";
     let (api, _client) = sim().await;
     api.set_policies(Policies::all());
     let slices_as = |user: &User| Api::<ResourceSlice>::all(api.client(user));
     let own = slices_as(&driver().on_node("node-a"));
-    created(&own, slice("a", "node-a")).await;
-    let (code, _, message) =
-        refusal(own.create(&PostParams::default(), &slice("b", "node-b")).await);
+    created(&own, slice(OWN, "node-a")).await;
+    let (code, _, message) = refusal(
+        own.create(&PostParams::default(), &slice("000-gpu.tessera.dev-node-b", "node-b")).await,
+    );
     assert_eq!(code, 403);
     assert!(message.ends_with("only those of its own node"), "{message}");
     let unbound = slices_as(&driver());
-    assert!(unbound.create(&PostParams::default(), &slice("b", "node-a")).await.is_err());
+    assert!(unbound.create(&PostParams::default(), &slice(OWN, "node-a")).await.is_err());
     let other_node = slices_as(&driver().on_node("node-b"));
-    assert!(other_node.delete("a", &DeleteParams::default()).await.is_err());
+    assert!(other_node.delete(OWN, &DeleteParams::default()).await.is_err());
     let kubelet = slices_as(&User::kubelet("node-a"));
-    assert!(kubelet.create(&PostParams::default(), &slice("b", "node-a")).await.is_err());
-    kubelet.delete("a", &DeleteParams::default()).await.unwrap();
+    assert!(kubelet.create(&PostParams::default(), &slice(OWN, "node-a")).await.is_err());
+    kubelet.delete(OWN, &DeleteParams::default()).await.unwrap();
 }
 
 #[tokio::test]
@@ -111,8 +113,7 @@ async fn finalizer_stays_while_claim_is_allocated() {
 
 #[tokio::test]
 async fn fault_hook_refuses_requests_and_drops_responses() {
-    let (api, client) = sim().await;
-    let claims: Api<ResourceClaim> = Api::default_namespaced(client);
+    let (api, claims) = sim_api::<ResourceClaim>().await;
     let down = tessera_simcluster::api::ApiError::internal("etcdserver: leader changed");
     let lost = down.clone();
     api.set_fault_hook(Some(std::sync::Arc::new(move |request| match request.verb {

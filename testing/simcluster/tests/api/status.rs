@@ -4,7 +4,7 @@ use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
-use crate::{allocation, claim, created, pod, refusal, server};
+use crate::{allocation, claim, created, pod, refusal, server, server_api};
 
 const DRIVER: &str = "gpu.tessera.dev";
 
@@ -20,8 +20,7 @@ fn consumer(uid: &str) -> Value {
 }
 
 async fn allocated() -> (Option<tessera_simcluster::api::ApiServer>, Api<ResourceClaim>) {
-    let (api, client) = server().await;
-    let claims: Api<ResourceClaim> = Api::default_namespaced(client);
+    let (api, claims) = server_api::<ResourceClaim>().await;
     let mut claim = claim("c");
     claim.metadata.finalizers = Some(vec!["resource.kubernetes.io/delete-protection".into()]);
     created(&claims, claim).await;
@@ -33,8 +32,7 @@ async fn allocated() -> (Option<tessera_simcluster::api::ApiServer>, Api<Resourc
 
 #[tokio::test]
 async fn status_is_written_only_through_subresource() {
-    let (_api, client) = server().await;
-    let pods: Api<Pod> = Api::default_namespaced(client);
+    let (_api, pods) = server_api::<Pod>().await;
     let made = created(&pods, pod("a")).await;
     let through_main =
         Patch::Merge(json!({"status": {"phase": "Running"}, "metadata": {"labels": {"a": "b"}}}));
@@ -51,8 +49,7 @@ async fn status_is_written_only_through_subresource() {
 
 #[tokio::test]
 async fn claim_status_leaves_metadata_unchanged() {
-    let (_api, client) = server().await;
-    let claims: Api<ResourceClaim> = Api::default_namespaced(client);
+    let (_api, claims) = server_api::<ResourceClaim>().await;
     created(&claims, claim("c")).await;
     let patch = json!({"metadata": {"labels": {"a": "b"}, "finalizers": ["x.io/y"]}, "status": {}});
     let made = patch_status(&claims, patch).await.unwrap();
@@ -126,8 +123,7 @@ async fn terminating_claim_gets_no_new_consumer() {
 
 #[tokio::test]
 async fn allocation_is_checked_for_form_only() {
-    let (_api, client) = server().await;
-    let claims: Api<ResourceClaim> = Api::default_namespaced(client);
+    let (_api, claims) = server_api::<ResourceClaim>().await;
     created(&claims, claim("c")).await;
     let mut unknown = allocation(DRIVER, "node-a");
     unknown["devices"]["results"][0]["request"] = "other".into();
@@ -231,8 +227,7 @@ async fn pod_is_bound_once_and_not_while_gated() {
 
 #[tokio::test]
 async fn running_pod_spec_is_mostly_immutable() {
-    let (_api, client) = server().await;
-    let pods: Api<Pod> = Api::default_namespaced(client);
+    let (_api, pods) = server_api::<Pod>().await;
     let mut made = created(&pods, pod("a")).await;
     made.spec.as_mut().unwrap().containers[0].image = Some("tessera/probe:2".into());
     let mut made = pods.replace("a", &PostParams::default(), &made).await.unwrap();

@@ -4,7 +4,7 @@ use kube::Client;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
-use crate::{claim, created, pod, refusal, server, slice, typed};
+use crate::{claim, created, pod, refusal, server, server_api, slice, typed};
 
 /// Returns the error for a slice whose first device was changed by `change`.
 async fn refused_device(client: &Client, change: impl FnOnce(&mut Value)) -> String {
@@ -127,8 +127,7 @@ async fn slice_driver_pool_and_node_are_immutable() {
 
 #[tokio::test]
 async fn claim_error_names_the_field() {
-    let (_api, client) = server().await;
-    let claims: Api<ResourceClaim> = Api::default_namespaced(client);
+    let (_api, claims) = server_api::<ResourceClaim>().await;
     type Change = fn(&mut Value);
     let cases: &[(Change, &str)] = &[
         (
@@ -190,8 +189,7 @@ async fn claim_error_names_the_field() {
 
 #[tokio::test]
 async fn pod_error_names_the_field() {
-    let (_api, client) = server().await;
-    let pods: Api<Pod> = Api::default_namespaced(client);
+    let (_api, pods) = server_api::<Pod>().await;
     type Change = fn(&mut Value);
     let cases: &[(Change, &str)] = &[
         (|pod| pod["metadata"]["name"] = "A".into(), "metadata.name: Invalid value: \"A\""),

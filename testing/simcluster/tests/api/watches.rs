@@ -10,7 +10,7 @@ use kube::api::{
 use kube::runtime::watcher::{self, Event, watcher};
 use serde_json::json;
 
-use crate::{config_map, created, pod, server, sim};
+use crate::{config_map, created, pod, server_api, sim, sim_api};
 
 /// Longer than any step here takes on a loaded machine.
 const TIMEOUT: Duration = Duration::from_secs(300);
@@ -40,8 +40,7 @@ async fn next<K: ResourceExt>(
 
 #[tokio::test]
 async fn watch_resumes_exactly_after_the_list() {
-    let (_api, client) = server().await;
-    let maps: Api<ConfigMap> = Api::default_namespaced(client);
+    let (_api, maps) = server_api::<ConfigMap>().await;
     created(&maps, config_map("a")).await;
     let listed = maps.list(&ListParams::default()).await.unwrap();
     created(&maps, config_map("b")).await;
@@ -59,8 +58,7 @@ async fn watch_resumes_exactly_after_the_list() {
 
 #[tokio::test]
 async fn watch_from_zero_begins_with_existing_objects() {
-    let (_api, client) = server().await;
-    let maps: Api<ConfigMap> = Api::default_namespaced(client);
+    let (_api, maps) = server_api::<ConfigMap>().await;
     created(&maps, config_map("a")).await;
     let mut watch = maps.watch(&WatchParams::default(), "0").await.unwrap().boxed();
     assert_eq!(next(&mut watch).await, "+a");
@@ -68,8 +66,7 @@ async fn watch_from_zero_begins_with_existing_objects() {
 
 #[tokio::test]
 async fn initial_events_end_with_annotated_bookmark() {
-    let (_api, client) = server().await;
-    let pods: Api<Pod> = Api::default_namespaced(client);
+    let (_api, pods) = server_api::<Pod>().await;
     created(&pods, pod("a")).await;
     let params = WatchParams::default().initial_events();
     let mut watch = pods.watch(&params, "0").await.unwrap().boxed();
@@ -78,8 +75,7 @@ async fn initial_events_end_with_annotated_bookmark() {
 
 #[tokio::test]
 async fn objects_enter_and_leave_a_selector() {
-    let (_api, client) = server().await;
-    let pods: Api<Pod> = Api::default_namespaced(client);
+    let (_api, pods) = server_api::<Pod>().await;
     created(&pods, pod("a")).await;
     let params = WatchParams::default().fields("status.phase=Running");
     let version =
@@ -118,8 +114,7 @@ async fn bookmarks_carry_the_newest_version_of_a_quiet_watch() {
 
 #[tokio::test]
 async fn watch_from_before_compaction_expires() {
-    let (api, client) = sim().await;
-    let maps: Api<ConfigMap> = Api::default_namespaced(client);
+    let (api, maps) = sim_api::<ConfigMap>().await;
     let before =
         maps.list(&ListParams::default()).await.unwrap().metadata.resource_version.unwrap();
     created(&maps, config_map("a")).await;
@@ -136,8 +131,7 @@ async fn watch_from_before_compaction_expires() {
 
 #[tokio::test]
 async fn running_watches_can_be_expired_and_closed() {
-    let (api, client) = sim().await;
-    let maps: Api<ConfigMap> = Api::default_namespaced(client);
+    let (api, maps) = sim_api::<ConfigMap>().await;
     let version = created(&maps, config_map("a")).await.resource_version().unwrap();
     let mut first = maps.watch(&WatchParams::default(), &version).await.unwrap().boxed();
     created(&maps, config_map("b")).await;
@@ -155,8 +149,7 @@ async fn running_watches_can_be_expired_and_closed() {
 
 #[tokio::test]
 async fn watch_ends_at_its_time_out() {
-    let (_api, client) = server().await;
-    let maps: Api<ConfigMap> = Api::default_namespaced(client);
+    let (_api, maps) = server_api::<ConfigMap>().await;
     let params = WatchParams::default().timeout(1).disable_bookmarks();
     let watch = maps.watch(&params, "0").await.unwrap();
     let events: Vec<_> = watch.try_collect().await.unwrap();
@@ -190,8 +183,7 @@ impl<S: Stream<Item = watcher::Result<Event<ConfigMap>>> + Unpin> Known<S> {
 
 #[tokio::test]
 async fn kube_watcher_recovers_from_410_and_disconnects() {
-    let (api, client) = sim().await;
-    let maps: Api<ConfigMap> = Api::default_namespaced(client);
+    let (api, maps) = sim_api::<ConfigMap>().await;
     for config in [watcher::Config::default(), watcher::Config::default().streaming_lists()] {
         created(&maps, config_map("a")).await;
         let events = watcher(maps.clone(), config).boxed();
@@ -209,8 +201,7 @@ async fn kube_watcher_recovers_from_410_and_disconnects() {
 
 #[tokio::test]
 async fn metadata_watch_has_only_metadata() {
-    let (_api, client) = server().await;
-    let maps: Api<ConfigMap> = Api::default_namespaced(client);
+    let (_api, maps) = server_api::<ConfigMap>().await;
     created(&maps, config_map("a")).await;
     let listed = maps.list_metadata(&ListParams::default()).await.unwrap();
     assert_eq!(listed.items[0].name_any(), "a");

@@ -1,24 +1,16 @@
 use k8s_openapi::api::core::v1::{Event, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, ListParams};
-use kube::{Client, ResourceExt};
 use serde_json::json;
 
 use crate::{
-    allocate, allocated, claim, cluster, consumers, create, generated, gone, node, patch,
-    patch_status, pod, present, sim, template, until,
+    allocate, allocated, apis, claim, cluster, consumers, create, generated, gone, node, patch,
+    patch_status, pod, present, sim, template, until, with_claim,
 };
-
-fn apis(client: &Client) -> (Api<Pod>, Api<ResourceClaim>) {
-    (Api::default_namespaced(client.clone()), Api::default_namespaced(client.clone()))
-}
 
 fn with_template() -> serde_json::Value {
     json!({"resourceClaimTemplateName": "gpu"})
-}
-
-fn with_claim() -> serde_json::Value {
-    json!({"resourceClaimName": "shared"})
 }
 
 #[tokio::test]

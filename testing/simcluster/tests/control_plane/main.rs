@@ -151,6 +151,16 @@ async fn claim(client: &Client, name: &str) -> ResourceClaim {
     create(&claims, json!({"metadata": {"name": name}, "spec": spec})).await
 }
 
+/// Returns the APIs of the namespace's pods and claims.
+fn apis(client: &Client) -> (Api<Pod>, Api<ResourceClaim>) {
+    (Api::default_namespaced(client.clone()), Api::default_namespaced(client.clone()))
+}
+
+/// Returns the entry of a pod that uses the claim `shared`.
+fn with_claim() -> Value {
+    json!({"resourceClaimName": "shared"})
+}
+
 /// Returns a pod with one claim: `claim` or `template` by name.
 fn pod(name: &str, source: Value) -> Value {
     let mut entry = source;

@@ -3,26 +3,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures::TryStreamExt;
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
-use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, ListParams};
 use kube::runtime::{WatchStreamExt, watcher};
-use kube::{Client, ResourceExt};
-use serde_json::{Value, json};
+use serde_json::json;
 use tessera_simcluster::api::{ApiError, Fault};
 use tessera_simcluster::scheduler::SchedulerOptions;
 
 use crate::{
-    TIMEOUT, allocate, allocated, claim, cluster, consumers, create, generated, names, node,
+    TIMEOUT, allocate, allocated, apis, claim, cluster, consumers, create, generated, names, node,
     node_of, patch, patch_status, plain_pod, pod, present, sim, template, unschedulable, until,
+    with_claim,
 };
-
-fn apis(client: &Client) -> (Api<Pod>, Api<ResourceClaim>) {
-    (Api::default_namespaced(client.clone()), Api::default_namespaced(client.clone()))
-}
-
-fn with_claim() -> Value {
-    json!({"resourceClaimName": "shared"})
-}
 
 async fn until_bound(pods: &Api<Pod>, name: &str) -> String {
     let pod = until(pods, name, present(|pod: &Pod| node_of(pod).is_some())).await.unwrap();
@@ -32,9 +24,13 @@ async fn until_bound(pods: &Api<Pod>, name: &str) -> String {
 /// Waits until the pod is unschedulable with exactly this message.
 async fn until_unschedulable(pods: &Api<Pod>, name: &str, message: &str) -> Pod {
     let expected = message.to_owned();
-    until(pods, name, present(move |pod: &Pod| unschedulable(pod).as_deref() == Some(&expected)))
-        .await
-        .unwrap()
+    until_rejected(pods, name, move |message| message == expected).await
+}
+
+/// Waits until the pod is unschedulable with a message that is accepted.
+async fn until_rejected(pods: &Api<Pod>, name: &str, accept: impl Fn(&str) -> bool) -> Pod {
+    let is_rejected = |pod: &Pod| unschedulable(pod).is_some_and(|message| accept(&message));
+    until(pods, name, present(is_rejected)).await.unwrap()
 }
 
 #[tokio::test]
@@ -206,12 +202,7 @@ async fn missing_device_class_is_named() {
     create(&pods, pod("p", with_claim())).await;
     let starts =
         "0/1 nodes are available: request gpu: device class h200.gpu.tessera.dev does not exist.";
-    until(
-        &pods,
-        "p",
-        present(|pod: &Pod| unschedulable(pod).is_some_and(|message| message.starts_with(starts))),
-    )
-    .await;
+    until_rejected(&pods, "p", |message| message.starts_with(starts)).await;
 }
 
 #[tokio::test]
@@ -260,12 +251,8 @@ async fn claim_on_full_node_is_deallocated_for_another_node() {
     };
     let freed = tokio::time::timeout(TIMEOUT, freed).await.unwrap();
     assert_eq!(freed.finalizers().len(), 1, "the finalizer stays");
-    let is_rejected = |pod: &Pod| {
-        unschedulable(pod).is_some_and(|message| {
-            message.starts_with(starts) || message.contains("cannot allocate")
-        })
-    };
-    until(&pods, "p", present(is_rejected)).await;
+    let accept = |message: &str| message.starts_with(starts) || message.contains("cannot allocate");
+    until_rejected(&pods, "p", accept).await;
     allocate(&client, "shared", "node-b").await;
     assert_eq!(until_bound(&pods, "p").await, "node-b");
 }
@@ -297,12 +284,7 @@ async fn second_pod_never_deallocates_a_used_claim() {
     until_bound(&pods, "one").await;
     create(&pods, pod("two", with_claim())).await;
     let starts = "0/2 nodes are available: 1 Insufficient cpu, 1 resourceclaim not available on the node. preemption:";
-    until(
-        &pods,
-        "two",
-        present(|pod: &Pod| unschedulable(pod).is_some_and(|message| message.starts_with(starts))),
-    )
-    .await;
+    until_rejected(&pods, "two", |message| message.starts_with(starts)).await;
     let claim = claims.get("shared").await.unwrap();
     assert!(allocated(&claim));
     assert_eq!(consumers(&claim), ["one"]);
@@ -322,11 +304,8 @@ async fn claim_without_allocation_time_prevents_binding() {
     ]}, "nodeSelector": selector});
     patch_status(&claims, "shared", json!({"allocation": allocation})).await;
     create(&pods, pod("p", with_claim())).await;
-    let failed = |pod: &Pod| {
-        unschedulable(pod)
-            .is_some_and(|message| message.contains("field cannot be modified once set"))
-    };
-    let failed_pod = until(&pods, "p", present(failed)).await.unwrap();
+    let immutable = "field cannot be modified once set";
+    let failed_pod = until_rejected(&pods, "p", |message| message.contains(immutable)).await;
     let conditions = failed_pod.status.unwrap().conditions.unwrap();
     assert!(
         conditions.iter().any(|condition| condition.reason.as_deref() == Some("SchedulerError"))
@@ -351,9 +330,7 @@ async fn failed_binding_is_unreserved_and_retried() {
     })));
     create(&pods, pod("p", with_claim())).await;
     allocate(&client, "shared", "node-a").await;
-    let failed =
-        |pod: &Pod| unschedulable(pod).is_some_and(|message| message.contains("binding rejected"));
-    until(&pods, "p", present(failed)).await;
+    until_rejected(&pods, "p", |message| message.contains("binding rejected")).await;
     let claim = claims.get("shared").await.unwrap();
     assert!(allocated(&claim) && consumers(&claim).is_empty());
     failing.store(false, Ordering::SeqCst);

@@ -18,7 +18,7 @@ use tessera_simcluster::node::kubelet::{Kubelet, KubeletOptions};
 use tessera_simcluster::node::namespaces;
 use tessera_test_support::report_skip;
 
-use super::plugin::{DRIVER, Script};
+use super::plugin::{DRIVER, Plugin, Script};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tessera-simcluster");
 pub(crate) const NODE: &str = "node-a";
@@ -27,6 +27,7 @@ pub(crate) const NODE: &str = "node-a";
 const TIMEOUT: Duration = Duration::from_secs(300);
 
 pub(crate) struct Harness {
+    plugin: Option<Plugin>,
     directory: tempfile::TempDir,
     cluster: SimCluster,
     pub(crate) client: Client,
@@ -56,7 +57,23 @@ impl Harness {
             init_program: PROGRAM.into(),
         });
         let client = cluster.client();
-        Some(Self { directory, cluster, client, runtime, script: Script::new(cdi) })
+        Some(Self { plugin: None, directory, cluster, client, runtime, script: Script::new(cdi) })
+    }
+
+    /// Sets up the harness with a running driver, and a kubelet that has registered it.
+    pub(crate) async fn with_driver(test: &str) -> Option<(Self, Kubelet)> {
+        let mut harness = Self::set_up(test).await?;
+        let plugin = Plugin::serve(&harness.root(), &harness.script);
+        let kubelet = harness.register(plugin).await;
+        Some((harness, kubelet))
+    }
+
+    /// Starts a kubelet and waits until it has registered the driver.
+    pub(crate) async fn register(&mut self, plugin: Plugin) -> Kubelet {
+        self.plugin = Some(plugin);
+        let kubelet = self.kubelet().await;
+        kubelet.registered(DRIVER).await;
+        kubelet
     }
 
     pub(crate) fn root(&self) -> PathBuf {
@@ -112,6 +129,11 @@ impl Harness {
         pod
     }
 
+    /// Creates a bound pod of one container that runs a script and uses these claims.
+    pub(crate) async fn run(&self, name: &str, script: &str, claims: &[&str]) -> Pod {
+        self.pod(name, claims, json!({"containers": [container(script, claims)]})).await
+    }
+
     pub(crate) async fn pod_without_reservation(
         &self,
         name: &str,
@@ -163,6 +185,14 @@ impl Harness {
             .unwrap()
     }
 
+    /// Waits until the status of the pod's first container is accepted.
+    pub(crate) async fn container_status(&self, pod: &str, accept: impl Fn(&Value) -> bool) {
+        self.until(pod, |pod| {
+            accept(&serde_json::to_value(pod).unwrap()["status"]["containerStatuses"][0])
+        })
+        .await;
+    }
+
     pub(crate) async fn gone(&self, name: &str) {
         self.until(name, |pod| pod.is_none()).await;
     }
@@ -199,6 +229,9 @@ pub(crate) fn container(script: &str, claims: &[&str]) -> Value {
     let claims: Vec<_> = claims.iter().map(|claim| json!({"name": claim})).collect();
     json!({"name": "c", "image": "tools", "command": ["sh", "-c", script], "resources": {"claims": claims}})
 }
+
+/// Script that prints the name of the container's claim.
+pub(crate) const ECHO: &str = "echo $CLAIM";
 
 /// Script that runs until SIGTERM.
 pub(crate) const WAIT: &str = "trap 'exit 0' TERM; echo claim=$CLAIM; while :; do sleep 0.01; done";

@@ -17,21 +17,16 @@ use tessera_proto::health_v1::{DeviceHealth, DeviceIdentifier, HealthStatus};
 use tessera_simcluster::node::container::ContainerState;
 use tessera_test_support::test_name;
 
-use harness::{Harness, NODE, WAIT, container};
+use harness::{ECHO, Harness, NODE, WAIT, container};
 use plugin::{DRIVER, Plugin};
 
 #[tokio::test]
 async fn pod_gets_claim_edits_and_is_cleaned_up() {
-    let Some(harness) = Harness::set_up(test_name!()).await else { return };
-    let _plugin = Plugin::serve(&harness.root(), &harness.script);
-    let kubelet = harness.kubelet().await;
-    kubelet.registered(DRIVER).await;
+    let Some((harness, kubelet)) = Harness::with_driver(test_name!()).await else { return };
     let mut status = harness.script.status.subscribe();
     assert!(status.wait_for(Option::is_some).await.unwrap().as_ref().unwrap().plugin_registered);
     harness.claim("claim").await;
-    harness
-        .pod("pod", &["claim"], json!({"containers": [container("echo $CLAIM", &["claim"])]}))
-        .await;
+    harness.run("pod", ECHO, &["claim"]).await;
     harness.phase("pod", "Succeeded").await;
     assert_eq!(harness.log("pod").await, "claim\n");
     // The claim is unprepared before the API shows the end.
@@ -48,13 +43,10 @@ async fn pod_gets_claim_edits_and_is_cleaned_up() {
 
 #[tokio::test]
 async fn shared_claim_is_prepared_once_and_unprepared_last() {
-    let Some(harness) = Harness::set_up(test_name!()).await else { return };
-    let _plugin = Plugin::serve(&harness.root(), &harness.script);
-    let kubelet = harness.kubelet().await;
-    kubelet.registered(DRIVER).await;
+    let Some((harness, kubelet)) = Harness::with_driver(test_name!()).await else { return };
     harness.claim("claim").await;
     for name in ["one", "two"] {
-        harness.pod(name, &["claim"], json!({"containers": [container(WAIT, &["claim"])]})).await;
+        harness.run(name, WAIT, &["claim"]).await;
         harness.phase(name, "Running").await;
     }
     harness.delete("one").await;
@@ -68,15 +60,11 @@ async fn shared_claim_is_prepared_once_and_unprepared_last() {
 
 #[tokio::test]
 async fn claims_of_a_pod_are_prepared_in_one_call() {
-    let Some(harness) = Harness::set_up(test_name!()).await else { return };
-    let _plugin = Plugin::serve(&harness.root(), &harness.script);
-    let kubelet = harness.kubelet().await;
-    kubelet.registered(DRIVER).await;
+    let Some((harness, kubelet)) = Harness::with_driver(test_name!()).await else { return };
     harness.claim("one").await;
     harness.claim("two").await;
-    harness
-        .pod("pod", &["one", "two"], json!({"containers": [container("echo $CLAIM", &["two"])]}))
-        .await;
+    let spec = json!({"containers": [container(ECHO, &["two"])]});
+    harness.pod("pod", &["one", "two"], spec).await;
     harness.phase("pod", "Succeeded").await;
     assert_eq!(harness.log("pod").await, "two\n");
     assert_eq!(harness.script.calls()[0], ("prepare", vec!["one".into(), "two".into()]));
@@ -85,12 +73,9 @@ async fn claims_of_a_pod_are_prepared_in_one_call() {
 
 #[tokio::test]
 async fn unreserved_claim_is_not_sent_to_driver() {
-    let Some(harness) = Harness::set_up(test_name!()).await else { return };
-    let _plugin = Plugin::serve(&harness.root(), &harness.script);
-    let kubelet = harness.kubelet().await;
-    kubelet.registered(DRIVER).await;
+    let Some((harness, kubelet)) = Harness::with_driver(test_name!()).await else { return };
     harness.claim("claim").await;
-    let spec = json!({"containers": [container("echo $CLAIM", &["claim"])]});
+    let spec = json!({"containers": [container(ECHO, &["claim"])]});
     let pod = harness.pod_without_reservation("pod", &["claim"], spec).await;
     let event = harness.event("FailedPrepareDynamicResources").await;
     assert!(event.contains("not allowed to use ResourceClaim claim"), "{event}");
@@ -102,33 +87,25 @@ async fn unreserved_claim_is_not_sent_to_driver() {
 
 #[tokio::test]
 async fn failed_prepare_is_retried_with_one_event() {
-    let Some(harness) = Harness::set_up(test_name!()).await else { return };
-    let _plugin = Plugin::serve(&harness.root(), &harness.script);
-    let kubelet = harness.kubelet().await;
-    kubelet.registered(DRIVER).await;
-    harness.script.fail("claim", "the GPU is on fire");
+    let Some((harness, kubelet)) = Harness::with_driver(test_name!()).await else { return };
+    harness.script.fail("claim", "cannot reset the GPU");
     harness.claim("claim").await;
-    harness
-        .pod("pod", &["claim"], json!({"containers": [container("echo $CLAIM", &["claim"])]}))
-        .await;
+    harness.run("pod", ECHO, &["claim"]).await;
     harness.script.wait_for_calls(3).await;
     harness.script.succeed("claim");
     harness.phase("pod", "Succeeded").await;
     // The kubelet may have seen the pod before its claim was reserved, which is another event.
     let mut events = harness.events("FailedPrepareDynamicResources").await;
-    events.retain(|event| event.message.as_deref().unwrap().contains("the GPU is on fire"));
+    events.retain(|event| event.message.as_deref().unwrap().contains("cannot reset the GPU"));
     assert_eq!(events.len(), 1);
     kubelet.stop().await;
 }
 
 #[tokio::test]
 async fn failing_unprepare_delays_pod_deletion() {
-    let Some(harness) = Harness::set_up(test_name!()).await else { return };
-    let _plugin = Plugin::serve(&harness.root(), &harness.script);
-    let kubelet = harness.kubelet().await;
-    kubelet.registered(DRIVER).await;
+    let Some((harness, kubelet)) = Harness::with_driver(test_name!()).await else { return };
     harness.claim("claim").await;
-    harness.pod("pod", &["claim"], json!({"containers": [container(WAIT, &["claim"])]})).await;
+    harness.run("pod", WAIT, &["claim"]).await;
     harness.phase("pod", "Running").await;
     harness.script.fail("claim", "busy");
     harness.delete("pod").await;
@@ -141,16 +118,11 @@ async fn failing_unprepare_delays_pod_deletion() {
 
 #[tokio::test]
 async fn restarted_kubelet_adopts_containers_and_claims() {
-    let Some(harness) = Harness::set_up(test_name!()).await else { return };
-    let _plugin = Plugin::serve(&harness.root(), &harness.script);
-    let kubelet = harness.kubelet().await;
-    kubelet.registered(DRIVER).await;
+    let Some((harness, kubelet)) = Harness::with_driver(test_name!()).await else { return };
     harness.claim("claim").await;
     harness.claim("other").await;
-    let pod = harness
-        .pod("stays", &["claim"], json!({"containers": [container(WAIT, &["claim"])]}))
-        .await;
-    harness.pod("goes", &["other"], json!({"containers": [container(WAIT, &["other"])]})).await;
+    let pod = harness.run("stays", WAIT, &["claim"]).await;
+    harness.run("goes", WAIT, &["other"]).await;
     harness.phase("stays", "Running").await;
     harness.phase("goes", "Running").await;
     let before = harness.runtime.containers(&pod.uid().unwrap());
@@ -174,12 +146,11 @@ async fn restarted_kubelet_adopts_containers_and_claims() {
 
 #[tokio::test]
 async fn v1beta1_driver_is_called_as_v1beta1() {
-    let Some(harness) = Harness::set_up(test_name!()).await else { return };
-    let _plugin = Plugin::serve_versions(&harness.root(), &harness.script, &[SUPPORTS_DRA_V1BETA1]);
-    let kubelet = harness.kubelet().await;
-    kubelet.registered(DRIVER).await;
+    let Some(mut harness) = Harness::set_up(test_name!()).await else { return };
+    let plugin = Plugin::serve_versions(&harness.root(), &harness.script, &[SUPPORTS_DRA_V1BETA1]);
+    let kubelet = harness.register(plugin).await;
     harness.claim("claim").await;
-    harness.pod("pod", &["claim"], json!({"containers": [container(WAIT, &["claim"])]})).await;
+    harness.run("pod", WAIT, &["claim"]).await;
     harness.phase("pod", "Running").await;
     assert_eq!(harness.script.calls(), [("prepare", vec!["claim".into()])]);
     kubelet.stop().await;
@@ -200,12 +171,9 @@ async fn driver_of_unknown_version_is_rejected_with_reason() {
 
 #[tokio::test]
 async fn device_health_is_in_pod_status() {
-    let Some(harness) = Harness::set_up(test_name!()).await else { return };
-    let _plugin = Plugin::serve(&harness.root(), &harness.script);
-    let kubelet = harness.kubelet().await;
-    kubelet.registered(DRIVER).await;
+    let Some((harness, kubelet)) = Harness::with_driver(test_name!()).await else { return };
     harness.claim("claim").await;
-    harness.pod("pod", &["claim"], json!({"containers": [container(WAIT, &["claim"])]})).await;
+    harness.run("pod", WAIT, &["claim"]).await;
     harness.phase("pod", "Running").await;
     for (health, word) in
         [(HealthStatus::Healthy, "Healthy"), (HealthStatus::Unhealthy, "Unhealthy")]
@@ -219,10 +187,9 @@ async fn device_health_is_in_pod_status() {
             ..DeviceHealth::default()
         }]);
         harness
-            .until("pod", |pod| {
-                let pod = serde_json::to_value(pod).unwrap();
-                let shown = &pod["status"]["containerStatuses"][0]["allocatedResourcesStatus"][0];
-                shown["name"] == "claim:claim" && shown["resources"][0]["health"] == word
+            .container_status("pod", |status| {
+                let resources = &status["allocatedResourcesStatus"][0];
+                resources["name"] == "claim:claim" && resources["resources"][0]["health"] == word
             })
             .await;
     }
@@ -295,10 +262,8 @@ async fn uncreated_container_is_in_status_and_event() {
     let event = harness.event("Failed").await;
     assert!(event.contains("nowhere/nothing:1"), "{event}");
     harness
-        .until("pod", |pod| {
-            let pod = serde_json::to_value(pod).unwrap();
-            pod["status"]["containerStatuses"][0]["state"]["waiting"]["reason"]
-                == "ErrImageNeverPull"
+        .container_status("pod", |status| {
+            status["state"]["waiting"]["reason"] == "ErrImageNeverPull"
         })
         .await;
     harness.delete("pod").await;
@@ -310,17 +275,15 @@ async fn uncreated_container_is_in_status_and_event() {
 async fn failed_program_fails_pod_and_grace_period_ends_in_kill() {
     let Some(harness) = Harness::set_up(test_name!()).await else { return };
     let kubelet = harness.kubelet().await;
-    harness.pod("fails", &[], json!({"containers": [container("exit 3", &[])]})).await;
+    harness.run("fails", "exit 3", &[]).await;
     let pod = serde_json::to_value(harness.phase("fails", "Failed").await).unwrap();
     assert_eq!(pod["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"], 3);
-    let deaf = harness
-        .pod("deaf", &[], json!({"containers": [container("while :; do sleep 1; done", &[])]}))
-        .await;
-    harness.phase("deaf", "Running").await;
-    let containers = harness.runtime.containers(&deaf.uid().unwrap());
+    let pod = harness.run("ignores-sigterm", "while :; do sleep 1; done", &[]).await;
+    harness.phase("ignores-sigterm", "Running").await;
+    let containers = harness.runtime.containers(&pod.uid().unwrap());
     let ContainerState::Running { pid, .. } = containers[0].state else { panic!("{containers:?}") };
-    harness.delete("deaf").await;
-    harness.gone("deaf").await;
+    harness.delete("ignores-sigterm").await;
+    harness.gone("ignores-sigterm").await;
     assert!(!Path::new("/proc").join(pid.to_string()).exists());
     kubelet.stop().await;
 }

@@ -69,8 +69,8 @@ pub(super) struct Filled {
 impl Filled {
     pub(super) fn find(rig: &Rig<'_>, mode: Mode, share: &NodeShare) -> Self {
         let before = rig.used();
-        let mut filled = rig.contain(mode, share).start(&rig.program, &["fill"]);
-        let said = filled.with("taken");
+        let mut filled = rig.container(mode, share).start(&rig.program, &["fill"]);
+        let said = filled.wait_for_field("taken");
         let [by_cuda, by_nvml] = ["cudaUsed", "nvmlUsed"].map(|field| number(&said, field));
         Self {
             cap: share.grant.memory_limit_bytes as f64,
@@ -102,17 +102,17 @@ pub(super) fn full(taken: f64, cap: f64) -> String {
 /// It comes to the GPU when it is touched; until then only the ledger has it.
 fn managed(rig: &Rig<'_>) -> Vec<String> {
     let share = rig.share("managed", rig.quarter(), 100);
-    let mut filled = rig.contain(Mode::Preload, &share).start(&rig.program, &["fill", "managed"]);
-    filled.with("taken");
+    let mut filled = rig.container(Mode::Preload, &share).start(&rig.program, &["fill", "managed"]);
+    filled.wait_for_field("taken");
     vec![full(share.ledger(|ledger| ledger.used_bytes()) as f64, rig.quarter() as f64)]
 }
 
 fn agreement(rig: &Rig<'_>) -> Vec<String> {
     let share = rig.share("claim-0", rig.quarter(), 100);
-    let [bare, total_at, shift] = &rig.node.to_compare();
+    let [bare, total_at, shift] = &rig.node.comparison_arguments();
     let arguments = ["agree", bare, total_at, shift];
     let steps =
-        container::lines_of(&rig.contain(Mode::Preload, &share).run(&rig.program, &arguments));
+        container::lines_of(&rig.container(Mode::Preload, &share).run(&rig.program, &arguments));
     let apart = |step: &serde_json::Value| number(step, "ledger") - number(step, "driver");
     let worst = steps
         .iter()
@@ -127,7 +127,7 @@ fn beyond(rig: &Rig<'_>) -> Vec<String> {
     let bytes = rig.gpu.total_bytes / 10 * 12 / MIB * MIB;
     let grant = rig.grant("beyond", bytes + rig.context_bytes + 64 * MIB, 100);
     let share = rig.node.share_of(Grant { oversubscribe: true, ..grant });
-    let said = rig.run(&rig.contain(Mode::Preload, &share), &["beyond", &bytes.to_string()]);
+    let said = rig.run(&rig.container(Mode::Preload, &share), &["beyond", &bytes.to_string()]);
     let [gpu, checked, wrong] = ["gpu", "checked", "wrong"].map(|field| number(&said, field));
     let (taken, total) = (mib(bytes as f64), mib(rig.gpu.total_bytes as f64));
     let figure = format!("{taken} on a GPU of {total}, {wrong:.0} of {checked:.0} words wrong");

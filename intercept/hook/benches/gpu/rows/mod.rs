@@ -31,7 +31,7 @@ pub(crate) const NO_GPU: &str = "waits for a GPU";
 const FAILED: &str = "**failed**: see standard error";
 
 /// Seconds after which a program is given up that is not ours, or waits for one.
-const PATIENCE: u32 = 300;
+const TIMEOUT: u32 = 300;
 
 /// How long is measured.
 #[derive(Clone, Copy)]
@@ -123,7 +123,7 @@ impl Kind {
 /// The first GPU of a node; why there is none.
 pub(crate) fn look(node: &Node) -> Result<Gpu, String> {
     let program = container::bench_program("gpu", node.path());
-    let output = node.without_the_library().run(program, &["who"]);
+    let output = node.container_without_library().run(program, &["who"]);
     if !output.status.success() {
         return Err(String::from_utf8_lossy(&output.stderr).trim().to_owned());
     }
@@ -169,7 +169,7 @@ impl<'a> Rig<'a> {
 
     /// Runs the program without the library; its last line.
     fn bare(&self, arguments: &[&str]) -> Value {
-        self.run(&self.node.without_the_library(), arguments)
+        self.run(&self.node.container_without_library(), arguments)
     }
 
     fn run(&self, container: &Container<'_>, arguments: &[&str]) -> Value {
@@ -202,12 +202,12 @@ impl<'a> Rig<'a> {
     }
 
     /// A container with a share, and with the interceptor where it is to stand.
-    fn contain(&self, mode: Mode, share: &NodeShare) -> Container<'_> {
+    fn container(&self, mode: Mode, share: &NodeShare) -> Container<'_> {
         match mode {
             Mode::Proxy => {
-                self.node.contain_in(Mode::Bare, &[share]).by_proxies(&self.gpu.libraries)
+                self.node.container_in(Mode::Bare, &[share]).with_proxies(&self.gpu.libraries)
             }
-            other => self.node.contain_in(other, &[share]),
+            other => self.node.container_in(other, &[share]),
         }
     }
 
@@ -243,7 +243,9 @@ impl<'a> Rig<'a> {
         let mut found = fields.map(|_| [Vec::new(), Vec::new()]);
         for _ in 0..self.effort.turns {
             for (at, container) in
-                [self.node.without_the_library(), self.contain(mode, &share)].iter().enumerate()
+                [self.node.container_without_library(), self.container(mode, &share)]
+                    .iter()
+                    .enumerate()
             {
                 let said = run(container);
                 for (found, field) in found.iter_mut().zip(fields) {
@@ -263,7 +265,7 @@ fn number(said: &Value, field: &str) -> f64 {
 /// The part of the GPU's time that running kernels had in windows after the next one.
 fn part(running: &mut Running, windows: u32) -> f64 {
     let parts: Vec<_> =
-        (0..=windows).map(|_| number(&running.with("gpu"), "gpu")).skip(1).collect();
+        (0..=windows).map(|_| number(&running.wait_for_field("gpu"), "gpu")).skip(1).collect();
     parts.iter().sum::<f64>() / f64::from(windows)
 }
 

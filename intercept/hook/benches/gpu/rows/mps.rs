@@ -7,7 +7,7 @@ use tessera_intercept_abi::mps::{ACTIVE_THREAD_PERCENTAGE, DIR, PIPE_DIRECTORY};
 use tessera_intercept_abi::{ComputePolicy, Grant};
 
 use super::programs::MPS_CONTROL;
-use super::{Kind, PATIENCE, Rig, absent, judged, mib, number, part};
+use super::{Kind, Rig, TIMEOUT, absent, judged, mib, number, part};
 use crate::container::{self, Container, MIB, Mode, MpsDaemon, NodeShare, Running, ask_mps};
 
 pub(super) const CLIENTS: Kind = Kind {
@@ -50,12 +50,13 @@ fn client<'a>(rig: &'a Rig<'_>, daemon: &MpsDaemon<'_>, share: &NodeShare) -> Co
         (ACTIVE_THREAD_PERCENTAGE, percentage.as_str()),
         ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", memory.as_str()),
     ];
-    let container = rig.contain(Mode::Preload, share).with_shared_memory(&daemon.memory);
-    container.by_mps(&daemon.pipes, &variables).for_at_most(PATIENCE)
+    let container = rig.container(Mode::Preload, share).with_shared_memory(&daemon.memory);
+    container.with_mps(&daemon.pipes, &variables).with_timeout(TIMEOUT)
 }
 
 fn clients(rig: &Rig<'_>, control: &Path) -> [String; 4] {
-    let by_turns = small(rig, [rig.node.without_the_library(), rig.node.without_the_library()]);
+    let by_turns =
+        small(rig, [rig.node.container_without_library(), rig.node.container_without_library()]);
     let before = rig.used();
     let daemon = MpsDaemon::start(rig.node, control, &rig.gpu.uuid.to_string());
     let halves = ["mps-one", "mps-other"].map(|id| share(rig, id, 50));
@@ -93,7 +94,7 @@ fn compared(together: f64, by_turns: f64) -> String {
 /// Whether the limit counts contexts is not documented.
 fn filled(rig: &Rig<'_>, daemon: &MpsDaemon<'_>) -> String {
     let share = share(rig, "mps-fill", 50);
-    let said = client(rig, daemon, &share).start(&rig.program, &["fill"]).with("taken");
+    let said = client(rig, daemon, &share).start(&rig.program, &["fill"]).wait_for_field("taken");
     let [taken, used] = ["taken", "cudaUsed"].map(|field| mib(number(&said, field)));
     let limit = mib(share.grant.memory_limit_bytes as f64);
     format!("{taken} taken, {used} used of a limit of {limit}")
@@ -103,7 +104,7 @@ fn filled(rig: &Rig<'_>, daemon: &MpsDaemon<'_>) -> String {
 fn with_server(rig: &Rig<'_>, daemon: &MpsDaemon<'_>, before: f64) -> String {
     let windows = 1_000;
     let mut client = rig.start(&client(rig, daemon, &share(rig, "mps-served", 50)), windows);
-    client.with("gpu");
+    client.wait_for_field("gpu");
     mib(rig.used() - before)
 }
 
@@ -114,6 +115,6 @@ fn asked_of_nobody(rig: &Rig<'_>, control: &Path) -> String {
     let output = ask_mps(rig.node, control, &nobody, "get_default_active_thread_percentage")
         .expect("it runs");
     let code = output.status.code().map_or_else(|| "none".to_owned(), |code| code.to_string());
-    let figure = format!("{code} is its exit code: `{}`", container::last_words(&output));
+    let figure = format!("{code} is its exit code: `{}`", container::last_line(&output));
     judged(&figure, !output.status.success())
 }

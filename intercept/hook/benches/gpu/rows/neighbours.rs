@@ -24,7 +24,7 @@ fn tenants(rig: &Rig<'_>) -> Vec<String> {
     let shares = unequal(rig, "tenant");
     let windows = rig.effort.windows;
     let [less, more] = arbitrated(&shares, || {
-        let start = |share| rig.start(&rig.contain(Mode::Preload, share), windows + 1);
+        let start = |share| rig.start(&rig.container(Mode::Preload, share), windows + 1);
         let mut both = shares.each_ref().map(start);
         both.each_mut().map(|running| part(running, windows))
     });
@@ -43,17 +43,17 @@ fn of_a_short_kernel(rig: &Rig<'_>, container: &Container<'_>) -> [f64; 2] {
 /// The same while kernels of a millisecond run in another container.
 fn beside(rig: &Rig<'_>, container: &Container<'_>, neighbour: &Container<'_>) -> [f64; 2] {
     let mut neighbour = rig.start(neighbour, 1_000);
-    neighbour.with("gpu");
+    neighbour.wait_for_field("gpu");
     of_a_short_kernel(rig, container)
 }
 
 fn latency(rig: &Rig<'_>) -> Vec<String> {
-    let bare = || rig.node.without_the_library();
+    let bare = || rig.node.container_without_library();
     let alone = of_a_short_kernel(rig, &bare());
     let without = beside(rig, &bare(), &bare());
     let shares = unequal(rig, "latency");
     let held = arbitrated(&shares, || {
-        let [less, more] = shares.each_ref().map(|share| rig.contain(Mode::Preload, share));
+        let [less, more] = shares.each_ref().map(|share| rig.container(Mode::Preload, share));
         beside(rig, &less, &more)
     });
     let figure = |at: usize| {

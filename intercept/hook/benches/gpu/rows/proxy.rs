@@ -4,7 +4,7 @@ use super::memory::{AGREE, FULL, Filled};
 use super::overheads::{AS_MUCH, LITTLE_MORE, launches};
 use super::programs::{NCU, SMI};
 use super::time::{NEAR, is_near};
-use super::{Kind, PATIENCE, Rig, absent, judged, percent, python, smi};
+use super::{Kind, Rig, TIMEOUT, absent, judged, percent, python, smi};
 use crate::container::{self, Container, Mode};
 
 pub(super) const PROXY: Kind = Kind {
@@ -45,7 +45,7 @@ pub(super) const PROFILER: Kind =
 
 fn held(rig: &Rig<'_>) -> Vec<String> {
     let filled = Filled::find(rig, Mode::Proxy, &rig.share("proxy-fill", rig.quarter(), 100));
-    let part = rig.part(&rig.contain(Mode::Proxy, &rig.share("proxy-50", rig.quarter(), 50)));
+    let part = rig.part(&rig.container(Mode::Proxy, &rig.share("proxy-50", rig.quarter(), 50)));
     vec![filled.on_the_gpu(), filled.as_seen(), judged(&percent(part), is_near(part, 50))]
 }
 
@@ -72,7 +72,7 @@ fn profile(rig: &Rig<'_>, container: &Container<'_>) -> Result<usize, String> {
         .run(NCU, &["--csv", "--metrics", "gpu__time_duration.sum", program, "count", &count]);
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     match profiled(&said) {
-        0 => Err(container::last_words(&output)),
+        0 => Err(container::last_line(&output)),
         count => Ok(count),
     }
 }
@@ -82,11 +82,11 @@ fn ncu(rig: &Rig<'_>) -> String {
     if rig.programs.ncu.is_none() {
         return absent(NCU);
     }
-    if let Err(said) = profile(rig, &rig.node.without_the_library().for_at_most(PATIENCE)) {
+    if let Err(said) = profile(rig, &rig.node.container_without_library().with_timeout(TIMEOUT)) {
         return format!("`{NCU}` profiles nothing here without the library either: `{said}`");
     }
     let share = rig.share("proxy-ncu", rig.quarter(), 100);
-    match profile(rig, &rig.contain(Mode::Proxy, &share).for_at_most(PATIENCE)) {
+    match profile(rig, &rig.container(Mode::Proxy, &share).with_timeout(TIMEOUT)) {
         Ok(count) => judged(&format!("{count} of {LAUNCHES}"), count == LAUNCHES),
         Err(said) => format!("**failed**: `{said}`"),
     }

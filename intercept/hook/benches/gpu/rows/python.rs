@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::memory::{AGREE, FULL, full};
 use super::overheads::{AS_MUCH, work};
 use super::programs::PYTHON;
-use super::{FAILED, Kind, MIB, PATIENCE, Rig, absent, judged, mib, number};
+use super::{FAILED, Kind, MIB, Rig, TIMEOUT, absent, judged, mib, number};
 use crate::container::{self, Container, Mode, NodeShare};
 
 /// A program beside these files, under another name: in a directory of its modules' names it would
@@ -71,7 +71,7 @@ impl Script {
         let cache = tempfile::TempDir::new_in(rig.node.path()).expect("a directory").keep();
         let set = format!("TRITON_CACHE_DIR={}", cache.display());
         let first = [
-            PATIENCE.to_string(),
+            TIMEOUT.to_string(),
             "env".to_owned(),
             set,
             PYTHON.to_owned(),
@@ -92,7 +92,7 @@ impl Script {
         let output = container.run("timeout", &arguments);
         let said = String::from_utf8_lossy(&output.stdout);
         let line = said.lines().next_back().and_then(|line| serde_json::from_str(line).ok());
-        line.filter(|_| output.status.success()).ok_or_else(|| container::last_words(&output))
+        line.filter(|_| output.status.success()).ok_or_else(|| container::last_line(&output))
     }
 }
 
@@ -142,8 +142,8 @@ impl Filled {
         let before = rig.used();
         let arguments = TORCH.arguments(rig, &[what, &rig.gpu.uuid.to_string()]);
         let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
-        let mut running = rig.contain(mode, share).start("timeout", &arguments);
-        let said = running.with("reserved");
+        let mut running = rig.container(mode, share).start("timeout", &arguments);
+        let said = running.wait_for_field("reserved");
         (rig.used() - before, said)
     }
 
@@ -176,11 +176,11 @@ pub(super) fn is_right(rig: &Rig<'_>, script: &Script) -> String {
     if let Some(lacks) = script.lacks(rig) {
         return lacks;
     }
-    if let Err(said) = script.run(rig, &rig.node.without_the_library(), &[]) {
+    if let Err(said) = script.run(rig, &rig.node.container_without_library(), &[]) {
         return format!("fails here without the library, too: `{said}`");
     }
     let share = rig.share(script.name, rig.quarter(), 100);
-    match script.run(rig, &rig.contain(Mode::Proxy, &share), &[]) {
+    match script.run(rig, &rig.container(Mode::Proxy, &share), &[]) {
         Ok(said) => judged(
             &format!("{} of {} right", said["right"], said["of"]),
             said["right"] == said["of"],

@@ -63,7 +63,7 @@ pub(super) fn memory(rig: &Rig<'_>, mode: Mode, share: &NodeShare, used: f64) ->
     let program = rig.programs.smi.as_ref().expect("asked only where there is one");
     let id = format!("--id={}", rig.gpu.uuid);
     let output = rig
-        .contain(mode, share)
+        .container(mode, share)
         .run(program, &["--query-gpu=memory.total,memory.used", LINES, &id]);
     let said = String::from_utf8_lossy(&output.stdout);
     let Some([total, seen]) = total_and_used(&said) else {

@@ -55,14 +55,14 @@ pub(super) fn arbitrated<T>(shares: &[NodeShare; 2], run: impl FnOnce() -> T) ->
 
 fn cap(rig: &Rig<'_>, cap: u32) -> String {
     let share = |id: &str, percent| rig.share(&format!("{id}-{cap}"), rig.quarter(), percent);
-    let alone = rig.part(&rig.contain(Mode::Preload, &share("alone", cap)));
+    let alone = rig.part(&rig.container(Mode::Preload, &share("alone", cap)));
     let shares = [share("beside", cap), share("neighbour", 100)];
     let (beside, neighbour) = arbitrated(&shares, || {
         // It goes on for longer than it is looked at.
-        let mut neighbour = rig.start(&rig.contain(Mode::Preload, &shares[1]), 1_000);
-        neighbour.with("gpu");
-        let beside = rig.part(&rig.contain(Mode::Preload, &shares[0]));
-        (beside, number(&neighbour.with("gpu"), "gpu"))
+        let mut neighbour = rig.start(&rig.container(Mode::Preload, &shares[1]), 1_000);
+        neighbour.wait_for_field("gpu");
+        let beside = rig.part(&rig.container(Mode::Preload, &shares[0]));
+        (beside, number(&neighbour.wait_for_field("gpu"), "gpu"))
     });
     let [all, beside, neighbour] = [alone, beside, neighbour].map(percent);
     let figure =
@@ -76,9 +76,9 @@ fn sampled(rig: &Rig<'_>, cap: u32) -> String {
     let Some(program) = &rig.programs.smi else { return absent(SMI) };
     let windows = 2 * rig.effort.windows;
     let share = rig.share(&format!("sampled-{cap}"), rig.quarter(), cap);
-    let mut running = rig.start(&rig.contain(Mode::Preload, &share), windows + 2);
+    let mut running = rig.start(&rig.container(Mode::Preload, &share), windows + 2);
     // The tokens that there are in the beginning.
-    running.with("gpu");
+    running.wait_for_field("gpu");
     let (part, said) = smi::sampled(program, rig, || super::part(&mut running, windows));
     let means = smi::means_of_seconds(&said);
     if means.is_empty() {

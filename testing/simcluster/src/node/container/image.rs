@@ -1,11 +1,11 @@
 //! Images: a reference resolves to a few files of this machine on an otherwise empty root.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
+use anyhow::{Context as _, ensure};
 use serde::{Deserialize, Serialize};
 
 /// Library directory of Debian and its derivatives, also the place of NVIDIA's libraries in a
@@ -36,30 +36,6 @@ pub struct Image {
     pub unstarted: bool,
 }
 
-/// Error returned when an image cannot be built.
-#[derive(Debug, thiserror::Error)]
-pub enum ImageError {
-    /// The program is missing, usually because it is not built.
-    #[error("no program at `{path}`; build it with `make build`")]
-    NoProgram {
-        /// Expected path.
-        path: PathBuf,
-        /// Cause.
-        source: io::Error,
-    },
-    /// This process runs without glibc's loader, so its libraries cannot be found.
-    #[error("no ld-linux loader among the libraries of this process; fake containers need glibc")]
-    NoLoader,
-    /// The loader did not list the libraries.
-    #[error("cannot list libraries of `{path}`")]
-    Libraries {
-        /// Path of the program.
-        path: PathBuf,
-        /// Cause.
-        source: io::Error,
-    },
-}
-
 impl Image {
     /// Returns an image with these programs in `/usr/local/bin`, and the libraries that they link
     /// to.
@@ -68,7 +44,7 @@ impl Image {
     ///
     /// # Errors
     /// Returns an error if a program is missing or its libraries cannot be listed.
-    pub fn of_programs<P: AsRef<Path>>(programs: &[P]) -> Result<Self, ImageError> {
+    pub fn of_programs<P: AsRef<Path>>(programs: &[P]) -> anyhow::Result<Self> {
         let loader = loader()?;
         let mut image = Self::default();
         for program in programs {
@@ -99,11 +75,11 @@ impl Image {
         Self { ignores_command: true, ..self }
     }
 
-    fn add_program(&mut self, loader: &Path, program: &Path) -> Result<(), ImageError> {
+    fn add_program(&mut self, loader: &Path, program: &Path) -> anyhow::Result<()> {
         let target = Path::new("/usr/local/bin").join(program.file_name().unwrap_or_default());
-        let source = program
-            .canonicalize()
-            .map_err(|source| ImageError::NoProgram { path: program.to_owned(), source })?;
+        let source = program.canonicalize().with_context(|| {
+            format!("no program at `{}`; build it with `make build`", program.display())
+        })?;
         for file in libraries(loader, &source)? {
             if !self.files.contains(&file) {
                 self.files.push(file);
@@ -122,24 +98,25 @@ fn libc_is_multiarch(files: &[ImageFile]) -> bool {
 }
 
 /// Returns the loader of this process.
-fn loader() -> Result<PathBuf, ImageError> {
-    let maps = std::fs::read_to_string("/proc/self/maps").map_err(|_| ImageError::NoLoader)?;
+fn loader() -> anyhow::Result<PathBuf> {
+    let maps = std::fs::read_to_string("/proc/self/maps").context("cannot find the loader")?;
     maps.lines()
         .filter_map(|line| line.find('/').map(|at| &line[at..]))
         .find(|path| path.rsplit('/').next().is_some_and(|name| name.starts_with("ld-linux")))
         .map(PathBuf::from)
-        .ok_or(ImageError::NoLoader)
+        .context("no ld-linux loader among the libraries of this process; containers need glibc")
 }
 
-fn libraries(loader: &Path, program: &Path) -> Result<Vec<ImageFile>, ImageError> {
-    let failed = |source| ImageError::Libraries { path: program.to_owned(), source };
-    let output =
-        Command::new(loader).arg("--list").arg(program).env_clear().output().map_err(failed)?;
-    if !output.status.success() {
-        return Err(failed(io::Error::other(
-            String::from_utf8_lossy(&output.stderr).trim().to_owned(),
-        )));
-    }
+fn libraries(loader: &Path, program: &Path) -> anyhow::Result<Vec<ImageFile>> {
+    let failed = || format!("cannot list libraries of `{}`", program.display());
+    let output = Command::new(loader)
+        .arg("--list")
+        .arg(program)
+        .env_clear()
+        .output()
+        .with_context(failed)?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{}: {}", failed(), errors.trim());
     let mut files = parse_list(&String::from_utf8_lossy(&output.stdout));
     if !files.iter().any(|file| file.target == Path::new("/lib64/ld-linux-x86-64.so.2")) {
         // Path that programs name as their interpreter.

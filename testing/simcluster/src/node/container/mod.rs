@@ -20,7 +20,7 @@ mod supervisor;
 mod unstarted;
 
 pub use cdi::CdiError;
-pub use image::{Image, ImageError, ImageFile, ImageStore};
+pub use image::{Image, ImageFile, ImageStore};
 pub use rootfs::SetupError;
 pub use runtime::{
     Container, ContainerConfig, ContainerId, ContainerState, Runtime, RuntimeOptions, StartError,

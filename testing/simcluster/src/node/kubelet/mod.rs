@@ -30,12 +30,12 @@ mod watcher;
 mod worker;
 
 use std::collections::BTreeMap;
-use std::io;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use anyhow::Context as _;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client};
 use tokio::net::TcpListener;
@@ -70,41 +70,6 @@ pub struct KubeletOptions {
     pub slice_wipe_delay: Duration,
 }
 
-/// Error returned when a kubelet cannot start.
-#[derive(Debug, thiserror::Error)]
-pub enum KubeletError {
-    /// A directory could not be created.
-    #[error("cannot create `{path}`")]
-    Directory {
-        /// Path of the directory.
-        path: PathBuf,
-        /// Cause.
-        source: io::Error,
-    },
-    /// The checkpoint of an earlier kubelet could not be read.
-    #[error("cannot read claim checkpoint under `{root}`")]
-    Checkpoint {
-        /// Root directory of the kubelet.
-        root: PathBuf,
-        /// Cause.
-        source: io::Error,
-    },
-    /// The server of container output could not listen.
-    #[error("cannot listen for log requests")]
-    Listen {
-        /// Cause.
-        source: io::Error,
-    },
-    /// The Node object could not be written.
-    #[error("cannot register node {node}")]
-    Register {
-        /// Name of the node.
-        node: String,
-        /// Cause.
-        source: Box<kube::Error>,
-    },
-}
-
 /// A running kubelet. Dropping it aborts its tasks; [`Kubelet::stop`] stops it cleanly. Containers
 /// continue to run in both cases.
 pub struct Kubelet {
@@ -133,8 +98,8 @@ impl Kubelet {
     /// are adopted.
     ///
     /// # Errors
-    /// Returns a [`KubeletError`] if a step fails; nothing runs then.
-    pub async fn start(options: KubeletOptions) -> Result<Self, KubeletError> {
+    /// Returns an error if a step fails; nothing runs then.
+    pub async fn start(options: KubeletOptions) -> anyhow::Result<Self> {
         let KubeletOptions {
             node_name,
             labels,
@@ -147,21 +112,19 @@ impl Kubelet {
         } = options;
         let registry = make_directories(&root)?;
         let host_ip = Ipv4Addr::LOCALHOST;
-        let listener = TcpListener::bind((host_ip, 0))
-            .await
-            .map_err(|source| KubeletError::Listen { source })?;
-        let port = listener.local_addr().map_err(|source| KubeletError::Listen { source })?.port();
+        let listener =
+            TcpListener::bind((host_ip, 0)).await.context("cannot listen for log requests")?;
+        let port = listener.local_addr()?.port();
         let node = node_object::node(&node_name, labels, &allocatable, host_ip, port);
-        node_object::register(&client, &node).await.map_err(|source| KubeletError::Register {
-            node: node_name.clone(),
-            source: Box::new(source),
-        })?;
+        node_object::register(&client, &node)
+            .await
+            .with_context(|| format!("cannot register node {node_name}"))?;
         let health = Arc::new(DeviceHealthCache::new());
         let wiper = SliceWiper::new(client.clone(), node_name.clone(), slice_wipe_delay);
         wiper.wipe_all().await;
         let plugins = Arc::new(PluginRegistry::new(health.clone(), wiper));
         let claims = Claims::new(client.clone(), plugins.clone(), &root)
-            .map_err(|source| KubeletError::Checkpoint { root: root.clone(), source })?;
+            .with_context(|| format!("cannot read claim checkpoint in `{}`", root.display()))?;
         let events = Recorder::new(client.clone(), node_name.clone());
         let pods = Mutex::default();
         let shared = Arc::new(Shared {
@@ -217,11 +180,11 @@ impl Shared {
     }
 }
 
-fn make_directories(root: &std::path::Path) -> Result<PathBuf, KubeletError> {
+fn make_directories(root: &std::path::Path) -> anyhow::Result<PathBuf> {
     let registry = root.join("plugins_registry");
     for path in [root.join("plugins"), root.join("pods"), registry.clone()] {
         std::fs::create_dir_all(&path)
-            .map_err(|source| KubeletError::Directory { path, source })?;
+            .with_context(|| format!("cannot create `{}`", path.display()))?;
     }
     Ok(registry)
 }

@@ -3,20 +3,21 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
+use anyhow::Context as _;
 use futures::TryStreamExt;
 use kube::ResourceExt;
 use kube::api::DeleteParams;
 use kube::runtime::{WatchStreamExt, watcher};
 
-use super::{Figure, Run, StepError, api_error};
+use super::{Figure, Run};
 use crate::leftovers::holds_device;
-use crate::scenario::{Room, seconds};
+use crate::scenario::{Reallocate, seconds};
 use crate::wait::WaitError;
 
 impl Run<'_> {
     /// Measures between two events of one watch. The last claim of the deleted pods loses its
     /// devices, and the pending claim is allocated.
-    pub(super) async fn room(&mut self, step: &Room) -> Result<(), StepError> {
+    pub(super) async fn reallocate(&mut self, step: &Reallocate) -> anyhow::Result<()> {
         let pending = self.claim_name(&step.allocates.pods[0], &step.allocates.claim).await?;
         let mut stream =
             Box::pin(watcher(self.claims_api(), watcher::Config::default()).default_backoff());
@@ -37,16 +38,15 @@ impl Run<'_> {
                     watcher::Event::InitDone if !deletion_requested => {
                         deletion_requested = true;
                         for pod in &step.delete.0 {
-                            let deleted =
-                                self.pods_api().delete(pod, &DeleteParams::default()).await;
-                            deleted
-                                .map_err(|error| api_error(&format!("delete pod {pod}"), error))?;
+                            self.pods_api().delete(pod, &DeleteParams::default()).await?;
                         }
                     }
                     watcher::Event::Apply(claim) | watcher::Event::InitApply(claim) => {
                         let name = claim.name_any();
                         if name == pending && holds_device(&claim) {
-                            return Ok::<_, StepError>(freed.map(|freed: Instant| freed.elapsed()));
+                            return Ok::<_, anyhow::Error>(
+                                freed.map(|freed: Instant| freed.elapsed()),
+                            );
                         }
                         if holds_device(&claim) {
                             holding.insert(name);
@@ -74,10 +74,8 @@ impl Run<'_> {
                 return Err(WaitError::TooLong { condition: what, waited: within, last }.into());
             }
         };
-        let took = took.ok_or_else(|| StepError::Differs {
-            object: format!("claim {pending}"),
-            difference: "allocated before capacity was freed".into(),
-        })?;
+        let took = took
+            .with_context(|| format!("claim {pending} was allocated before capacity was freed"))?;
         self.figures
             .push(Figure { name: "capacity freed -> allocation written".into(), duration: took });
         Ok(())
