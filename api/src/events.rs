@@ -135,7 +135,10 @@ reasons! {
         "Delete pods until the device suffices, if the message does not say that a claim was deallocated.";
     /// The driver cannot prepare the claim on the node, so the pod's containers do not start.
     FAILED_PREPARE = "FailedPrepareDynamicResources", Driver, "Pod",
-        "Follow the message; the kubelet retries.";
+        "Follow the message; the kubelet retries. The kubelet repeats it in an event of the same reason.";
+    /// The ledger of the pod's share is corrupt or has too many locks, so its usage is unknown.
+    LEDGER_UNREADABLE = "GpuLedgerUnreadable", Driver, "Pod",
+        "Delete the pod, and find out why its containers write to `/dev/tessera`.";
     /// GPUs of the node are not published, or have vanished.
     GPU_NOT_PUBLISHED = "GpuNotPublished", Driver, "Node",
         "Remove the cause that the message names, such as another device plugin.";

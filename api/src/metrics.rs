@@ -164,7 +164,7 @@ metrics! {
     GPU_UNACCOUNTED_MEMORY = Gauge "tessera_gpu_unaccounted_memory_bytes" ["uuid"]
         "Bytes of GPU memory that processes of pods hold beyond their ledgers";
     GPU_AUDITED = Gauge "tessera_gpu_audited" ["uuid"]
-        "1 if the GPU's processes were compared with ledgers in the last audit, 0 if that failed";
+        "1 if all processes of the GPU were compared with ledgers in the last audit, 0 if some could not be";
 
     MPS_DAEMON_READY = Gauge "tessera_mps_daemon_ready" ["uuid"]
         "1 while the MPS control daemon of the GPU answers, 0 otherwise";
@@ -194,7 +194,7 @@ metrics! {
     SHARE_PROCESSES = Gauge "tessera_share_processes" ["namespace", "resourceclaim", "request", "uuid", "share"]
         "Living processes that have used the GPU";
     SHARE_LEDGER_READABLE = Gauge "tessera_share_ledger_readable" ["namespace", "resourceclaim", "request", "uuid", "share"]
-        "1 if the share's ledger can be read, 0 if it is missing or corrupt";
+        "1 if the share's ledger can be read, 0 if it is missing, corrupt, or has too many locks";
 }
 
 #[cfg(test)]

@@ -70,7 +70,7 @@ Examples:
   kubectl tessera tree --usage               with the actual use of each allocation
   kubectl tessera tree -o json | jq '.nodes[].gpus[] | select(.shares == []) | .device'
 
-Memory and compute are allocated/total: memory in GiB, compute in percent of one GPU. With --usage \
+Memory and compute are allocated/total: memory in GiB, compute in percent of one GPU, as stored in the claims. With --usage \
 those of an allocation are used/allocated: memory that its processes hold, and their GPU time, \
 averaged over 2 s. It is read from the metrics of each node's driver, and needs the permission \
 `get` on pods/proxy in the namespace of the driver (Role tessera-usage-viewer of the Helm chart).

@@ -30,16 +30,31 @@ pub struct Args {
     /// Address of /metrics and /healthz; empty = not served.
     #[arg(long, env = "TESSERA_METRICS_ADDRESS", default_value = "0.0.0.0:9401")]
     pub metrics_address: ListenAddress,
+    /// Socket that the command `healthz` asks. Other pods cannot reach it, so their requests to
+    /// --metrics-address do not fail the probes of the kubelet [default: not served].
+    #[arg(long, env = "TESSERA_HEALTH_SOCKET", value_name = "PATH", global = true)]
+    pub health_socket: Option<PathBuf>,
     /// Format of log lines. RUST_LOG sets what is logged.
     #[arg(long, env = "TESSERA_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
+    /// Something else than running the controller.
+    #[command(subcommand)]
+    pub command: Option<ControllerCommand>,
+}
+
+/// A command besides running the controller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::Subcommand)]
+pub enum ControllerCommand {
+    /// Ask the running controller at --health-socket, and exit with 1 if it is not healthy.
+    Healthz,
 }
 
 impl Args {
     /// Parses the command line and runs until a signal stops the process.
     ///
     /// # Errors
-    /// The API server cannot be reached at all, an address cannot be bound, or leadership is lost.
+    /// The API server cannot be reached at all, an address cannot be bound, leadership is lost, or
+    /// the controller that `healthz` asks is not healthy.
     pub async fn parse_and_run() -> anyhow::Result<()> {
         crate::run::run(Self::parse()).await
     }

@@ -1,12 +1,12 @@
 //! The executor: performs the effects of the core and reports their outcomes as events.
 //!
 //! Writes of claims run side by side, each as a task of its own; events of Kubernetes are
-//! published one by one, from a bounded queue.
+//! published one by one, from a bounded queue. A panic in either ends the process: the outcome of
+//! the write would be unknown and the claim held for ever, while the next leader lists it.
 
-use std::panic::AssertUnwindSafe;
+use std::panic::resume_unwind;
 use std::sync::Arc;
 
-use futures::FutureExt as _;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -16,8 +16,9 @@ use kube::runtime::events::{Event as ApiEvent, EventType, Recorder, Reporter};
 use tessera_api::events;
 use tessera_api::names::{NodeName, ShareId};
 use tessera_api::reason::MAX_EVENT_BYTES;
-use tokio::runtime::Handle;
+use tessera_runtime::supervisor::Supervisor;
 use tokio::sync::mpsc;
+use tokio::task::{JoinError, JoinSet};
 
 use crate::commit::{CommitError, REQUEST_TIMEOUT, Writer};
 use crate::core::effect::{
@@ -26,41 +27,49 @@ use crate::core::effect::{
 use crate::core::event::{Event, WriteOutcome};
 use crate::leadership::Tenure;
 
-/// Performs effects on the runtime in which it was made.
+/// Performs effects.
 pub(crate) struct Executor {
-    runtime: Handle,
-    writer: Writer,
+    writes: mpsc::UnboundedSender<(Tenure, ClaimWrite)>,
     notices: mpsc::Sender<Notice>,
     reports: mpsc::UnboundedSender<Event>,
+    tenure: Tenure,
 }
 
 impl Executor {
-    /// Returns an executor, and the events that it reports. `identity` is the reporting instance
-    /// of Kubernetes events.
+    /// Returns an executor that uses `tasks`, and the events that it reports. `identity` is the
+    /// reporting instance of Kubernetes events.
     ///
     /// # Panics
     /// Outside of a tokio runtime.
-    pub(crate) fn new(client: Client, identity: &str) -> (Self, mpsc::UnboundedReceiver<Event>) {
+    pub(crate) fn new(
+        client: Client,
+        identity: &str,
+        tasks: &mut Supervisor,
+    ) -> (Self, mpsc::UnboundedReceiver<Event>) {
         let (reports, reported) = mpsc::unbounded_channel();
-        let (notices, queue) = mpsc::channel(MAX_OPEN_NOTICES);
+        let (notices, notice_queue) = mpsc::channel(MAX_OPEN_NOTICES);
+        // Bounded by the claims: each has one open write.
+        let (writes, write_queue) = mpsc::unbounded_channel();
         let reporter = Reporter {
             controller: events::Reporter::Controller.name().to_owned(),
             instance: Some(identity.to_owned()),
         };
-        tokio::spawn(publish(client.clone(), reporter, queue, reports.clone()));
-        let runtime = Handle::current();
-        (Self { runtime, writer: Writer::new(client), notices, reports }, reported)
+        tasks.spawn("events", publish(client.clone(), reporter, notice_queue, reports.clone()));
+        tasks
+            .spawn("claim-writes", write_claims(Writer::new(client), write_queue, reports.clone()));
+        (Self { writes, notices, reports, tenure: Tenure::endless() }, reported)
     }
 
     /// Returns the executor with writes restricted to `tenure`.
     pub(crate) fn during(self, tenure: Tenure) -> Self {
-        Self { writer: self.writer.during(tenure), ..self }
+        Self { tenure, ..self }
     }
 
     /// Starts an effect.
     pub(crate) fn perform(&self, effect: Effect) {
         match effect {
-            Effect::Write(write) => self.write(write),
+            // Where the task has ended, the process ends too.
+            Effect::Write(write) => drop(self.writes.send((self.tenure.clone(), write))),
             Effect::Notify(notice) => {
                 let id = notice.id;
                 if self.notices.try_send(notice).is_err() {
@@ -70,21 +79,41 @@ impl Executor {
             }
         }
     }
+}
 
-    fn write(&self, write: ClaimWrite) {
-        let ClaimWrite { id, object, change } = write;
-        let (writer, reports) = (self.writer.clone(), self.reports.clone());
-        self.runtime.spawn(async move {
-            let write = async { outcome(write_claim(&writer, &object, change).await) };
-            let Ok(outcome) = AssertUnwindSafe(write).catch_unwind().await else {
-                // The outcome is unknown, and the claim would be held for ever: the next leader
-                // lists it.
-                tracing::error!("a write of a claim panicked; ending the process");
-                std::process::abort();
-            };
-            // The core ends only after it has received the outcome of every write.
-            let _ = reports.send(Event::WriteEnded { id, outcome });
-        });
+/// Writes claims, each in a task of its own, until the executor and all of its writes have ended.
+async fn write_claims(
+    writer: Writer,
+    mut queue: mpsc::UnboundedReceiver<(Tenure, ClaimWrite)>,
+    reports: mpsc::UnboundedSender<Event>,
+) {
+    let mut writes = JoinSet::new();
+    loop {
+        tokio::select! {
+            next = queue.recv() => {
+                let Some((tenure, write)) = next else { break };
+                let ClaimWrite { id, object, change } = write;
+                let (writer, reports) = (writer.clone().during(tenure), reports.clone());
+                writes.spawn(async move {
+                    let outcome = outcome(write_claim(&writer, &object, change).await);
+                    // The core ends only after it has received the outcome of every write.
+                    let _ = reports.send(Event::WriteEnded { id, outcome });
+                });
+            }
+            Some(ended) = writes.join_next() => pass_on_panic(ended),
+        }
+    }
+    while let Some(ended) = writes.join_next().await {
+        pass_on_panic(ended);
+    }
+}
+
+/// Continues the panic of a task in the caller.
+fn pass_on_panic(ended: Result<(), JoinError>) {
+    if let Err(error) = ended
+        && let Ok(panic) = error.try_into_panic()
+    {
+        resume_unwind(panic);
     }
 }
 

@@ -2,20 +2,24 @@
 //! for the other, and health, metrics, watches and writes wait for none of them.
 //!
 //! ```text
-//!  thread "lease"    its own runtime and client: Candidate::acquire, then hold
-//!  thread "core"     its own runtime: Shell::run
-//!  runtime of main   watches, writes, events, /metrics, /healthz
+//!  thread "lease"     its own runtime and client: Candidate::acquire, then hold
+//!  thread "core"      its own runtime: Shell::run
+//!  threads of server  /metrics, /healthz and the health socket
+//!  runtime of main    watches, writes, events
 //! ```
 //!
 //! A plan that takes longer than the Lease is valid costs time, not leadership. Where the Lease is
 //! lost, [`Tenure`] blocks writes whatever the other threads do.
+//!
+//! Both threads and all long-running tasks belong to one [`Supervisor`]. One that ends before the
+//! process stops ends the process, with its name and the cause.
 
 use std::io;
-use std::thread;
 
 use anyhow::Context;
 use futures::future::BoxFuture;
 use kube::Client;
+use tessera_runtime::supervisor::{Supervisor, TaskFailure};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
@@ -27,6 +31,12 @@ use crate::watch::Arrival;
 /// it.
 pub type Connect = Box<dyn FnOnce() -> BoxFuture<'static, anyhow::Result<Client>> + Send>;
 
+/// The thread that renews the Lease.
+const LEASE: &str = "lease";
+
+/// The thread that decides.
+const CORE: &str = "core";
+
 /// A candidate for leadership on a thread of its own.
 #[derive(Debug)]
 pub struct Leadership {
@@ -37,7 +47,7 @@ pub struct Leadership {
 }
 
 impl Leadership {
-    /// Starts to compete for the Lease in `namespace` until `stop`.
+    /// Starts to compete for the Lease in `namespace`, until the token of `tasks` is cancelled.
     ///
     /// # Errors
     /// The thread cannot be started.
@@ -45,13 +55,13 @@ impl Leadership {
         connect: Connect,
         namespace: String,
         identity: String,
-        stop: CancellationToken,
+        tasks: &mut Supervisor,
     ) -> io::Result<Self> {
         let (send_acquired, acquired) = oneshot::channel();
         let (send_ended, ended) = oneshot::channel();
-        let release = CancellationToken::new();
+        let (release, stop) = (CancellationToken::new(), tasks.stop_token());
         let (released, stopped) = (release.clone(), stop.clone());
-        on_thread("lease", async move {
+        on_thread(tasks, LEASE, async move {
             let mut candidate = match connect().await {
                 Ok(client) => Candidate::new(client, &namespace, identity),
                 Err(error) => return drop(send_acquired.send(Err(error))),
@@ -70,13 +80,17 @@ impl Leadership {
 
     /// Waits until this process leads. Returns none if it was stopped before.
     ///
+    /// If the thread panics, this waits until the process stops: its supervisor reports the cause.
+    ///
     /// # Errors
-    /// There is no client, or the thread has ended unexpectedly.
+    /// There is no client.
     pub async fn acquired(&mut self) -> anyhow::Result<Option<Tenure>> {
         match (&mut self.acquired).await {
             Ok(acquired) => acquired.map(Some),
-            Err(_) if self.stop.is_cancelled() => Ok(None),
-            Err(_) => anyhow::bail!("the thread that renews the Lease has ended"),
+            Err(_) => {
+                self.stop.cancelled().await;
+                Ok(None)
+            }
         }
     }
 
@@ -84,45 +98,57 @@ impl Leadership {
     async fn lost(&mut self) -> anyhow::Error {
         match (&mut self.ended).await {
             Ok(Err(error)) => anyhow::Error::new(error).context("leadership lost"),
-            Ok(Ok(())) | Err(_) => anyhow::anyhow!("the thread that renews the Lease has ended"),
+            Ok(Ok(())) | Err(_) => panicked(LEASE, &self.stop).await,
         }
     }
 
     /// Releases the Lease. Nothing may be written any more.
     async fn release(self) -> anyhow::Result<()> {
         self.release.cancel();
-        self.ended
-            .await
-            .context("the thread that renews the Lease has ended")?
-            .context("leadership lost")
+        match self.ended.await {
+            Ok(released) => released.context("leadership lost"),
+            Err(_) => Err(panicked(LEASE, &self.stop).await),
+        }
     }
 }
 
-/// Runs the shell until `stop`, or until leadership is lost if there is an election. Then waits for
-/// the open writes and releases the Lease.
+/// Runs the shell until the token of `tasks` is cancelled, then waits for the open writes and
+/// releases the Lease.
 ///
 /// # Errors
-/// Leadership is lost, or a thread has ended unexpectedly: the process has to end at once.
+/// Leadership is lost, or a task or thread has ended unexpectedly: the process has to end at once.
 pub async fn lead(
     leadership: Option<Leadership>,
     shell: Shell,
     changes: mpsc::Receiver<Arrival>,
-    stop: CancellationToken,
+    tasks: &mut Supervisor,
 ) -> anyhow::Result<()> {
     let (send_ended, ended) = oneshot::channel();
-    on_thread("core", async move {
-        let _ = send_ended.send(shell.run(changes, stop).await);
+    let stop = tasks.stop_token();
+    let of_shell = stop.clone();
+    on_thread(tasks, CORE, async move {
+        let _ = send_ended.send(shell.run(changes, of_shell).await);
     })
     .context("cannot start the thread of the core")?;
-    let planned = async { ended.await.context("the thread of the core has ended unexpectedly") };
+    let planned = async {
+        match ended.await {
+            Ok(all_written) => Ok(all_written),
+            Err(_) => Err(panicked(CORE, &stop).await),
+        }
+    };
     let Some(mut leadership) = leadership else {
-        planned.await?;
-        return Ok(());
+        return tokio::select! {
+            biased;
+            ended = planned => ended.map(drop),
+            failure = tasks.failed() => Err(failure.into()),
+        };
     };
     let all_written = tokio::select! {
+        biased;
         // Open writes are not awaited: they time out before another process can lead.
         lost = leadership.lost() => return Err(lost),
         ended = planned => ended?,
+        failure = tasks.failed() => return Err(failure.into()),
     };
     if !all_written {
         tracing::warn!("not releasing the Lease: a write is still without an answer");
@@ -131,9 +157,19 @@ pub async fn lead(
     leadership.release().await
 }
 
+/// Returns the error of a thread that has panicked, once the process stops: before, the supervisor
+/// reports the panic itself.
+async fn panicked(name: &'static str, stop: &CancellationToken) -> anyhow::Error {
+    stop.cancelled().await;
+    TaskFailure::new(name, "it panicked while the process stopped").into()
+}
+
 /// Runs a task on a thread with a runtime of its own.
-fn on_thread(name: &str, task: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
+fn on_thread(
+    tasks: &mut Supervisor,
+    name: &'static str,
+    task: impl Future<Output = ()> + Send + 'static,
+) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    thread::Builder::new().name(name.to_owned()).spawn(move || runtime.block_on(task))?;
-    Ok(())
+    tasks.spawn_thread(name, move || runtime.block_on(task))
 }

@@ -16,9 +16,13 @@
 //! |---|---|---|---|
 //! | [`watch`], one per kind | runtime | the keys that it has delivered | shell |
 //! | [`shell`] with the core | its own | all state | executor |
-//! | executor, one task per write | runtime | one write | shell |
+//! | executor, claim writes | runtime | the writes under way, a task each | shell |
 //! | executor, events | runtime | the queue of events | shell |
 //! | [`leadership`] | its own | the Lease | all, by ending the process |
+//! | `server` | two of its own | connections of scrapes and probes | metrics |
+//!
+//! A task or thread of this table that ends unexpectedly ends the process, with its name and the
+//! cause in the error ([`tessera_runtime::supervisor`]).
 
 #![forbid(unsafe_code)]
 
@@ -39,4 +43,4 @@ mod fault;
 mod run;
 mod server;
 
-pub use args::Args;
+pub use args::{Args, ControllerCommand};

@@ -1,46 +1,72 @@
-//! `/metrics` and `/healthz`; in a build for crash tests also `/fault-points`.
+//! `/metrics` and `/healthz`, and the health socket of probes; in a build for crash tests also
+//! `/fault-points`.
+//!
+//! Healthy means that the process runs. A standby is healthy too; what is stuck is visible in the
+//! metrics, and a restart does not cure it.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::path::Path;
+use std::{io, thread};
 
-use axum::Router;
-use axum::http::{StatusCode, header};
-use axum::response::IntoResponse;
-use axum::routing::get;
 use prometheus_client::registry::Registry;
-use tokio::net::TcpListener;
+use tessera_runtime::server::health::HealthSocket;
+use tessera_runtime::server::http::{self, HttpServer};
+use tessera_runtime::server::single_flight::SingleFlight;
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
-const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-
-/// Serves until `stop`. Healthy means that the process runs. A standby is healthy too; what is
-/// stuck is visible in the metrics, and a restart does not cure it.
-pub(crate) async fn serve(
+/// Serves on a thread of its own until `stop`. The returned future completes when the server ends.
+///
+/// # Errors
+/// The address cannot be bound, or the thread cannot be started.
+pub(crate) fn serve(
     address: SocketAddr,
     registry: Registry,
     stop: CancellationToken,
-) -> std::io::Result<()> {
-    let registry = Arc::new(registry);
-    let router = Router::new()
-        .route("/metrics", get(move || metrics(Arc::clone(&registry))))
-        .route("/healthz", get(|| async { "ok\n" }));
+) -> io::Result<impl Future<Output = ()> + use<>> {
+    let routes = http::metrics(move || render(&registry)).merge(http::healthz(health()));
     #[cfg(feature = "fault-points")]
-    let router = router.merge(crate::fault::POINTS.routes());
-    let listener = TcpListener::bind(address).await?;
-    tracing::info!(address = %listener.local_addr()?, "serving metrics");
-    axum::serve(listener, router)
-        .with_graceful_shutdown(async move { stop.cancelled().await })
-        .await
+    let routes = routes.merge(crate::fault::POINTS.routes());
+    let server = HttpServer::bind(address)?;
+    tracing::info!(address = %server.address(), "serving metrics");
+    on_thread("http", move || server.run(routes, &stop))
 }
 
-async fn metrics(registry: Arc<Registry>) -> impl IntoResponse {
+/// Serves the health socket `path`, as [`serve`] does.
+///
+/// # Errors
+/// The socket cannot be bound, or the thread cannot be started.
+pub(crate) fn serve_health(
+    path: &Path,
+    stop: CancellationToken,
+) -> io::Result<impl Future<Output = ()> + use<>> {
+    let socket = HealthSocket::bind(path)?;
+    on_thread("health", move || socket.run(&health(), &stop))
+}
+
+/// Runs a server on a thread of its own. The returned future completes when the server ends.
+fn on_thread<S>(name: &'static str, serve: S) -> io::Result<impl Future<Output = ()>>
+where
+    S: FnOnce() -> io::Result<()> + Send + 'static,
+{
+    let (running, ended) = oneshot::channel::<()>();
+    let serve = move || {
+        let _running = running;
+        if let Err(error) = serve() {
+            tracing::error!(%error, server = name, "server failed");
+        }
+    };
+    thread::Builder::new().name(name.to_owned()).spawn(serve)?;
+    Ok(async move { ended.await.unwrap_or_default() })
+}
+
+fn health() -> SingleFlight<Result<(), String>> {
+    SingleFlight::new(|| async { Ok(()) })
+}
+
+fn render(registry: &Registry) -> String {
     let mut text = String::new();
-    match prometheus_client::encoding::text::encode(&mut text, &registry) {
-        Ok(()) => (StatusCode::OK, [(header::CONTENT_TYPE, OPENMETRICS)], text),
-        Err(error) => (
-            StatusCode::INTERNAL_SERVER_ERROR,
-            [(header::CONTENT_TYPE, "text/plain")],
-            format!("{error}\n"),
-        ),
-    }
+    prometheus_client::encoding::text::encode(&mut text, registry)
+        .expect("invariant: writing to a String does not fail");
+    text
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use tessera_allocator::PlanSettings;
+use tessera_runtime::supervisor::Supervisor;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -41,13 +42,19 @@ pub struct Shell {
 
 impl Shell {
     /// Returns a shell around a core that knows nothing yet. `identity` is the reporting instance
-    /// of Kubernetes events. Effects are performed by the runtime in which it is made, wherever it
-    /// [runs](Self::run).
+    /// of Kubernetes events. Effects are performed by `tasks`, on the runtime in which the shell is
+    /// made, wherever it [runs](Self::run).
     ///
     /// # Panics
     /// Outside of a tokio runtime.
-    pub fn new(client: Client, identity: &str, settings: PlanSettings, metrics: Metrics) -> Self {
-        let (executor, reports) = Executor::new(client, identity);
+    pub fn new(
+        client: Client,
+        identity: &str,
+        settings: PlanSettings,
+        metrics: Metrics,
+        tasks: &mut Supervisor,
+    ) -> Self {
+        let (executor, reports) = Executor::new(client, identity, tasks);
         Self {
             core: Core::new(settings),
             executor,
@@ -84,10 +91,8 @@ impl Shell {
                 biased;
                 () = stop.cancelled() => break,
                 Some(report) = self.reports.recv() => events.push(report),
-                change = changes.recv() => match change {
-                    Some(change) => events.push(self.event(change)),
-                    None => break,
-                },
+                // Without watches nothing changes any more; their supervisor ends the process.
+                Some(change) = changes.recv() => events.push(self.event(change)),
                 () = tokio::time::sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {}
             }
             self.collect(&mut events, &mut changes).await;

@@ -12,6 +12,7 @@ use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use tessera_api::names::DRIVER_NAME;
 use tessera_runtime::cluster::with_backoff;
+use tessera_runtime::supervisor::Supervisor;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -67,53 +68,55 @@ impl Backoff for Pause {
 }
 
 /// Starts one task per kind. The tasks end when the receiver is dropped.
-pub fn start(client: &Client) -> mpsc::Receiver<Arrival> {
+pub fn start(client: &Client, tasks: &mut Supervisor) -> mpsc::Receiver<Arrival> {
     let (changes, receiver) = mpsc::channel(QUEUE);
-    let ours = watcher::Config::default().fields(&format!("spec.driver={DRIVER_NAME}"));
-    let all = watcher::Config::default;
-    tokio::spawn(follow(
-        Api::all(client.clone()),
-        ours,
-        WatchedKind::Slice,
-        WatchedObject::Slice,
-        changes.clone(),
-    ));
-    tokio::spawn(follow(
-        Api::all(client.clone()),
-        all(),
-        WatchedKind::TaintRule,
-        WatchedObject::TaintRule,
-        changes.clone(),
-    ));
-    tokio::spawn(follow(
-        Api::all(client.clone()),
-        all(),
-        WatchedKind::Class,
-        WatchedObject::Class,
-        changes.clone(),
-    ));
-    tokio::spawn(follow(
-        Api::all(client.clone()),
-        all(),
-        WatchedKind::Claim,
-        WatchedObject::Claim,
-        changes.clone(),
-    ));
-    tokio::spawn(follow(
-        Api::all(client.clone()),
-        all(),
-        WatchedKind::Node,
-        WatchedObject::Node,
-        changes.clone(),
-    ));
-    tokio::spawn(follow(
-        Api::all(client.clone()),
-        all(),
-        WatchedKind::Pod,
-        WatchedObject::Pod,
-        changes,
-    ));
+    let mut watches = Watches { client, tasks, changes };
+    watches.follow("watch-resourceslices", WatchedKind::Slice, WatchedObject::Slice);
+    watches.follow("watch-devicetaintrules", WatchedKind::TaintRule, WatchedObject::TaintRule);
+    watches.follow("watch-deviceclasses", WatchedKind::Class, WatchedObject::Class);
+    watches.follow("watch-resourceclaims", WatchedKind::Claim, WatchedObject::Claim);
+    watches.follow("watch-nodes", WatchedKind::Node, WatchedObject::Node);
+    watches.follow("watch-pods", WatchedKind::Pod, WatchedObject::Pod);
     receiver
+}
+
+/// The watches that are being started.
+struct Watches<'a> {
+    client: &'a Client,
+    tasks: &'a mut Supervisor,
+    changes: mpsc::Sender<Arrival>,
+}
+
+impl Watches<'_> {
+    fn follow<K>(
+        &mut self,
+        task: &'static str,
+        kind: WatchedKind,
+        wrap: fn(Arc<K>) -> WatchedObject,
+    ) where
+        K: Resource<DynamicType = ()>
+            + Default
+            + Clone
+            + DeserializeOwned
+            + Debug
+            + Send
+            + Sync
+            + 'static,
+    {
+        let config = match kind {
+            WatchedKind::Slice => {
+                watcher::Config::default().fields(&format!("spec.driver={DRIVER_NAME}"))
+            }
+            _ => watcher::Config::default(),
+        };
+        let (api, changes) = (Api::all(self.client.clone()), self.changes.clone());
+        self.tasks.spawn(task, async move {
+            tokio::select! {
+                () = changes.closed() => {}
+                () = follow(api, config, kind, wrap, &changes) => {}
+            }
+        });
+    }
 }
 
 /// Follows one kind for ever. After a gap the watcher lists again; objects that are not in the list
@@ -123,7 +126,7 @@ async fn follow<K>(
     config: watcher::Config,
     kind: WatchedKind,
     wrap: fn(Arc<K>) -> WatchedObject,
-    changes: mpsc::Sender<Arrival>,
+    changes: &mpsc::Sender<Arrival>,
 ) where
     K: Resource + Default + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
 {

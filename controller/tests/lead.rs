@@ -17,6 +17,7 @@ use tessera_controller::lead::{Leadership, lead};
 use tessera_controller::metrics::Metrics;
 use tessera_controller::shell::Shell;
 use tessera_controller::watch;
+use tessera_runtime::supervisor::Supervisor;
 use tokio_util::sync::CancellationToken;
 
 fn lease(api: &FakeApi) -> Value {
@@ -38,8 +39,9 @@ async fn lease_is_renewed_and_writes_are_answered_during_a_plan() {
     let connect = Box::new(|| -> futures::future::BoxFuture<'static, _> {
         Box::pin(async move { Ok(of_lease.client()) })
     });
+    let mut tasks = Supervisor::new(stop.clone());
     let mut leadership =
-        Leadership::start(connect, "tessera-system".to_owned(), "test".to_owned(), stop.clone())
+        Leadership::start(connect, "tessera-system".to_owned(), "test".to_owned(), &mut tasks)
             .unwrap();
     let tenure = leadership.acquired().await.unwrap().unwrap();
 
@@ -57,11 +59,12 @@ async fn lease_is_renewed_and_writes_are_answered_during_a_plan() {
         Timestamp::UNIX_EPOCH
     };
     let metrics = Metrics::new(&mut Registry::default());
-    let shell = Shell::new(api.client(), "test", PlanSettings::default(), metrics)
+    let shell = Shell::new(api.client(), "test", PlanSettings::default(), metrics, &mut tasks)
         .with_clock(clock)
         .during(tenure);
+    let changes = watch::start(&api.client(), &mut tasks);
     let leading =
-        tokio::spawn(lead(Some(leadership), shell, watch::start(&api.client()), stop.clone()));
+        tokio::spawn(async move { lead(Some(leadership), shell, changes, &mut tasks).await });
 
     // The first write of the claim is answered only once the planner is held up; the second follows
     // the answer.

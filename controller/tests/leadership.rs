@@ -10,6 +10,7 @@ use fake_api::objects::released_lease;
 use fake_api::{FakeApi, failure};
 use tessera_controller::core::event::{Change, WatchedKind};
 use tessera_controller::leadership::{Candidate, LeadershipError};
+use tessera_runtime::supervisor::Supervisor;
 use tokio::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
@@ -255,7 +256,8 @@ async fn candidate_waits_for_leader_of_a_replaced_lease() {
 #[tokio::test]
 async fn new_leader_lists_by_quorum() {
     let api = FakeApi::new();
-    let mut changes = tessera_controller::watch::start(&api.client());
+    let mut tasks = Supervisor::new(CancellationToken::new());
+    let mut changes = tessera_controller::watch::start(&api.client(), &mut tasks);
     let mut kinds = 0;
     while kinds < WatchedKind::ALL.len() {
         let change = changes.recv().await.unwrap();

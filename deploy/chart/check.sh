@@ -47,4 +47,5 @@ check_refused "an unknown handling of other allocators" --set driver.otherAlloca
 check_refused "a class with two selectors" --set deviceClasses.h100.architecture=Hopper
 check_refused "a class without a selector" --set deviceClasses.other.config.topology=x
 check_refused "a quote in a product name" --set-string "deviceClasses.h100.productName=H'100"
+check_refused "an empty peer of the network policies" --set-json 'networkPolicy.scrapeFrom=[{}]'
 check_refused "a cluster without resource.k8s.io/v1 by default" --kube-version 1.33.0

@@ -28,9 +28,10 @@ use rustix::time::ClockId;
 use tessera_api::names::{ClaimDeviceName, GpuUuid};
 use tessera_intercept_abi::{ComputePolicy, LedgerReport, PublishedPage, grant_offset};
 use tessera_intercept_limiter::compute::{Arbiter, Observation, Published, Rate, Tenant};
-use tessera_runtime::{error_chain::chain, supervisor::blocking};
+use tessera_runtime::error_chain::chain;
 use tokio::{
     sync::watch,
+    task::{JoinError, JoinSet},
     time::{MissedTickBehavior, interval},
 };
 use tokio_util::sync::CancellationToken;
@@ -39,9 +40,10 @@ use crate::{
     state::{
         StatePaths,
         journal::{ComputeCap, ComputePriority, Journal, RecordState, ShareRecord},
+        shares::open_grant,
         sole_lock,
     },
-    usage::{is_alive, read_ledger},
+    usage::{Ledgers, read_ledger},
 };
 
 /// Interval of rounds. Unused compute is redistributed within a few rounds.
@@ -55,13 +57,29 @@ const WORD: u64 = grant_offset::PUBLISHED as u64;
 const OTHERS_BUSY: u64 = WORD + std::mem::offset_of!(PublishedPage, others_busy_ns) as u64;
 
 /// The compute scheduler of one node's GPUs.
+///
+/// Each GPU makes its rounds on a thread of its own, so that ledgers that are slow to read delay
+/// the rounds of their own GPU only.
 #[derive(Debug)]
 pub struct Arbitration {
-    paths: StatePaths,
+    ledgers: Ledgers,
     journal: watch::Receiver<Arc<Journal>>,
-    gpus: BTreeMap<GpuUuid, ScheduledGpu>,
+    gpus: BTreeMap<GpuUuid, GpuRounds>,
+    rounds: JoinSet<(GpuUuid, Box<ScheduledGpu>)>,
     /// The lock of the instance that publishes.
     lock: Option<File>,
+}
+
+/// Prepared shares of one GPU.
+type PreparedShares = BTreeMap<ClaimDeviceName, ShareRecord>;
+
+/// The rounds of one GPU.
+#[derive(Debug)]
+struct GpuRounds {
+    /// The shares of the journal.
+    prepared: Arc<PreparedShares>,
+    /// `None` while a round runs.
+    gpu: Option<Box<ScheduledGpu>>,
 }
 
 /// A GPU with shares.
@@ -70,6 +88,10 @@ struct ScheduledGpu {
     arbiter: Box<Arbiter<MAX_SHARES>>,
     /// By index in the arbiter. A share keeps its index.
     shares: Vec<Option<ScheduledShare>>,
+    /// The shares of the last update.
+    updated: Option<Arc<PreparedShares>>,
+    /// Shares that are not scheduled. Each was logged once, and is tried again in each round.
+    unscheduled: BTreeSet<ClaimDeviceName>,
 }
 
 /// A scheduled share, with its open grant.
@@ -83,10 +105,11 @@ struct ScheduledShare {
 }
 
 impl Arbitration {
-    /// Returns a scheduler of the shares below `paths` of the claims in `journal`.
+    /// Returns a scheduler of the shares of `ledgers`.
     #[must_use]
-    pub fn new(paths: StatePaths, journal: watch::Receiver<Arc<Journal>>) -> Self {
-        Self { paths, journal, gpus: BTreeMap::new(), lock: None }
+    pub fn new(ledgers: Ledgers) -> Self {
+        let journal = ledgers.journal();
+        Self { ledgers, journal, gpus: BTreeMap::new(), rounds: JoinSet::new(), lock: None }
     }
 
     /// Schedules until `stop`.
@@ -98,116 +121,165 @@ impl Arbitration {
             let idle = self.gpus.is_empty();
             tokio::select! {
                 () = stop.cancelled() => return,
-                changed = self.journal.changed(), if idle => if changed.is_err() { return },
-                _ = ticks.tick(), if !idle => {}
+                changed = self.journal.changed(), if idle => match changed {
+                    Ok(()) => self.read_journal(),
+                    Err(_) => return,
+                },
+                Some(ended) = self.rounds.join_next() => self.end_round(ended),
+                _ = ticks.tick(), if !idle => self.begin_rounds(),
             }
-            // Up to a hundred files, twenty times a second.
-            self = blocking(move || {
-                self.round(idle);
-                self
-            })
-            .await;
         }
     }
 
-    /// Makes one round. The journal is read again if `changed`, or if it was changed meanwhile.
-    fn round(&mut self, changed: bool) {
-        if changed || self.journal.has_changed().unwrap_or(false) {
+    /// Begins a round of each GPU whose last round has ended.
+    fn begin_rounds(&mut self) {
+        if self.journal.has_changed().unwrap_or(false) {
             self.read_journal();
         }
-        if !self.gpus.is_empty() && self.try_lock() {
-            let now_ns = monotonic_ns();
-            for gpu in self.gpus.values_mut() {
-                gpu.step(&self.paths, now_ns);
-            }
+        if self.gpus.is_empty() || !self.try_lock() {
+            return;
+        }
+        for (uuid, rounds) in &mut self.gpus {
+            let Some(mut gpu) = rounds.gpu.take() else { continue };
+            let (uuid, prepared) = (uuid.clone(), Arc::clone(&rounds.prepared));
+            let ledgers = self.ledgers.clone();
+            // Up to a hundred files, twenty times a second.
+            self.rounds.spawn_blocking(move || {
+                gpu.round(&ledgers, &prepared);
+                (uuid, gpu)
+            });
         }
     }
 
-    /// Updates the scheduled shares from the journal.
+    /// Takes the GPU of a round back. A panic of the round continues.
+    fn end_round(&mut self, ended: Result<(GpuUuid, Box<ScheduledGpu>), JoinError>) {
+        match ended.map_err(JoinError::try_into_panic) {
+            Ok((uuid, gpu)) => {
+                if let Some(rounds) = self.gpus.get_mut(&uuid) {
+                    rounds.gpu = Some(gpu);
+                }
+                self.remove_unused();
+            }
+            Err(Ok(panic)) => std::panic::resume_unwind(panic),
+            Err(Err(error)) => tracing::debug!(%error, "round of compute scheduling was cancelled"),
+        }
+    }
+
+    /// Updates the prepared shares from the journal.
     fn read_journal(&mut self) {
         let journal = Arc::clone(&self.journal.borrow_and_update());
         let prepared =
             journal.claims.iter().filter(|(_, record)| record.state == RecordState::Completed);
-        let mut by_gpu: BTreeMap<&GpuUuid, BTreeMap<ClaimDeviceName, &ShareRecord>> =
-            BTreeMap::new();
+        let mut by_gpu: BTreeMap<&GpuUuid, PreparedShares> = BTreeMap::new();
         for (uid, record) in prepared {
             for share in &record.shares {
-                by_gpu.entry(&share.gpu).or_default().insert(share.id(uid), share);
+                by_gpu.entry(&share.gpu).or_default().insert(share.id(uid), share.clone());
             }
         }
-        self.gpus.retain(|gpu, _| by_gpu.contains_key(gpu));
-        for (gpu, shares) in by_gpu {
-            self.gpus.entry(gpu.clone()).or_default().update(&self.paths, &shares);
+        for (gpu, rounds) in &mut self.gpus {
+            rounds.replace(by_gpu.remove(gpu).unwrap_or_default());
         }
+        for (gpu, shares) in by_gpu {
+            self.gpus.entry(gpu.clone()).or_default().replace(shares);
+        }
+        self.remove_unused();
+    }
+
+    /// Removes GPUs without shares. One whose round runs is removed at its end: two rounds of a GPU
+    /// must not publish at the same time.
+    fn remove_unused(&mut self) {
+        self.gpus.retain(|_, rounds| !rounds.prepared.is_empty() || rounds.gpu.is_none());
         if self.gpus.is_empty() {
             self.lock = None;
         }
     }
 
-    /// Takes the lock if it is free. Returns true if this instance holds it.
+    /// Takes the lock if it is free. Returns true if this instance holds it. Grants are opened
+    /// afterwards, so that scheduling continues from what another instance has published.
     fn try_lock(&mut self) -> bool {
         if self.lock.is_none() {
-            self.lock = sole_lock::take(&self.paths.arbitration_lock()).unwrap_or_else(|error| {
+            let path = self.ledgers.paths().arbitration_lock();
+            self.lock = sole_lock::take(&path).unwrap_or_else(|error| {
                 tracing::warn!(
                     error = chain(&error),
                     "cannot lock compute scheduling; compute is not balanced"
                 );
                 None
             });
-            if self.lock.is_some() {
-                // Another instance may have published since the shares were opened.
-                self.gpus.values_mut().for_each(ScheduledGpu::resume);
-            }
         }
         self.lock.is_some()
     }
 }
 
+impl Default for GpuRounds {
+    fn default() -> Self {
+        Self { prepared: Arc::default(), gpu: Some(Box::default()) }
+    }
+}
+
+impl GpuRounds {
+    /// Replaces the prepared shares. Equal ones may have new files.
+    fn replace(&mut self, shares: PreparedShares) {
+        self.prepared = Arc::new(shares);
+    }
+}
+
 impl Default for ScheduledGpu {
     fn default() -> Self {
-        Self { arbiter: Box::default(), shares: (0..MAX_SHARES).map(|_| None).collect() }
+        Self {
+            arbiter: Box::default(),
+            shares: (0..MAX_SHARES).map(|_| None).collect(),
+            updated: None,
+            unscheduled: BTreeSet::new(),
+        }
     }
 }
 
 impl ScheduledGpu {
+    /// Makes one round for the `prepared` shares.
+    fn round(&mut self, ledgers: &Ledgers, prepared: &Arc<PreparedShares>) {
+        let is_updated =
+            self.updated.as_ref().is_some_and(|updated| Arc::ptr_eq(updated, prepared));
+        if !is_updated || !self.unscheduled.is_empty() {
+            self.update(ledgers.paths(), prepared);
+            self.updated = Some(Arc::clone(prepared));
+        }
+        self.step(ledgers, monotonic_ns());
+    }
+
     /// Removes shares that are gone and adds new ones. The others keep their index.
-    fn update(&mut self, paths: &StatePaths, shares: &BTreeMap<ClaimDeviceName, &ShareRecord>) {
+    fn update(&mut self, paths: &StatePaths, shares: &PreparedShares) {
         for slot in &mut self.shares {
             slot.take_if(|share| !shares.contains_key(&share.id) || share.was_removed());
         }
+        self.unscheduled.retain(|share| shares.contains_key(share));
         let known: BTreeSet<_> =
             self.shares.iter().flatten().map(|share| share.id.clone()).collect();
         for (id, record) in shares.iter().filter(|(id, _)| !known.contains(id)) {
-            let Some(index) = self.shares.iter().position(Option::is_none) else {
-                tracing::warn!(share = %id, limit = MAX_SHARES, "too many shares of one GPU; compute of this share is not balanced");
-                continue;
-            };
-            match ScheduledShare::open(paths, id, record) {
-                Ok(share) => {
+            let free = self.shares.iter().position(Option::is_none);
+            let opened = free.map(|index| (index, ScheduledShare::open(paths, id, record)));
+            match opened {
+                Some((index, Ok(share))) => {
                     self.arbiter.resume(index, share.others_busy_ns());
                     self.shares[index] = Some(share);
+                    self.unscheduled.remove(id);
                 }
-                Err(error) => {
-                    tracing::warn!(share = %id, error = chain(&error), "cannot open grant; compute of this share is not balanced");
+                None if self.unscheduled.insert(id.clone()) => {
+                    tracing::warn!(share = %id, limit = MAX_SHARES, "too many shares of one GPU; compute of this share is not balanced");
                 }
-            }
-        }
-    }
-
-    /// Continues from the published values.
-    fn resume(&mut self) {
-        for (index, share) in self.shares.iter().enumerate() {
-            if let Some(share) = share {
-                self.arbiter.resume(index, share.others_busy_ns());
+                Some((_, Err(error))) if self.unscheduled.insert(id.clone()) => {
+                    tracing::warn!(share = %id, error = chain(&error), "cannot open grant; compute of this share is not balanced until it can be opened");
+                }
+                None | Some(_) => {}
             }
         }
     }
 
     /// Reads all ledgers and publishes new values.
-    fn step(&mut self, paths: &StatePaths, now_ns: u64) {
+    fn step(&mut self, ledgers: &Ledgers, now_ns: u64) {
         let mut observed = [None; MAX_SHARES];
         for (observed, share) in observed.iter_mut().zip(&mut self.shares) {
-            *observed = share.as_mut().and_then(|share| share.observe(paths, now_ns));
+            *observed = share.as_mut().and_then(|share| share.observe(ledgers, now_ns));
         }
         let published = self.arbiter.step(now_ns, &observed);
         for (share, published) in self.shares.iter().zip(published) {
@@ -238,19 +310,26 @@ impl ScheduledShare {
             ComputePriority::Normal => 1,
             ComputePriority::Low => 2,
         };
-        let grant = File::options().read(true).write(true).open(paths.grant(id))?;
+        let grant = open_grant(&paths.grant(id))?;
         Ok(Self { id: id.clone(), tenant: Tenant { policy, share, priority }, grant, waits: 0 })
     }
 
-    /// Returns the usage in its ledger, or `None` if the ledger is unreadable or corrupt.
-    fn observe(&mut self, paths: &StatePaths, now_ns: u64) -> Option<Observation> {
-        let (file, bytes) = read_ledger(&paths.ledger(&self.id)).ok()?;
+    /// Returns the usage in its ledger, or `None` if the ledger is unreadable, corrupt, or has too
+    /// many locks.
+    fn observe(&mut self, ledgers: &Ledgers, now_ns: u64) -> Option<Observation> {
+        let (file, bytes) = read_ledger(&ledgers.paths().ledger(&self.id)).ok()?;
         let ledger = LedgerReport::parse(&bytes).ok()?;
         let waits = ledger.waits();
         // The slot of a process that was killed while it waited says so until it is reclaimed.
-        let still_waits =
-            || ledger.processes().any(|process| process.waits && is_alive(&file, process.slot));
-        let waited = waits != self.waits || still_waits();
+        let waiting = ledger.processes().filter(|process| process.waits);
+        let mut waiting = waiting.map(|process| process.slot).peekable();
+        let waited = if waits != self.waits {
+            true
+        } else if waiting.peek().is_some() {
+            !ledgers.slow().live_slots(&self.id, &file, waiting).ok()?.is_empty()
+        } else {
+            false
+        };
         self.waits = waits;
         let (busy_ns, gpu_ns) = (ledger.busy_ns(now_ns), ledger.gpu_ns());
         Some(Observation { tenant: self.tenant, busy_ns, gpu_ns, waited })
@@ -280,4 +359,101 @@ fn monotonic_ns() -> u64 {
     let time = rustix::time::clock_gettime(ClockId::Monotonic);
     u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000
         + u64::try_from(time.tv_nsec).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use tessera_api::names::ClaimUid;
+
+    use super::*;
+
+    const CLAIM: &str = "1f0c2d3e-9a41-4c3b-8e55-0d6f2b1a4c77";
+
+    /// A share of the journal's format, of the GPU with this number.
+    fn record(gpu: u32) -> ShareRecord {
+        let share = serde_json::json!({
+            "index": gpu, "request": "gpu", "pool": "node", "device": "gpu-0",
+            "gpu": format!("GPU-00000000-0000-0000-0000-00000000000{gpu}"),
+            "memoryBytes": 1 << 30, "coresPercent": 30, "compute": "Balance",
+        });
+        serde_json::from_value(share).expect("a share")
+    }
+
+    /// Adds the share of a GPU to what is prepared, and makes its files.
+    fn prepare(arbitration: &mut Arbitration, gpu: u32) -> std::path::PathBuf {
+        let (record, claim) = (record(gpu), ClaimUid::new(CLAIM).expect("a UID"));
+        let (id, paths) = (record.id(&claim), arbitration.ledgers.paths().clone());
+        for path in [paths.grant(&id), paths.ledger(&id)] {
+            fs::create_dir_all(path.parent().expect("a directory")).expect("made");
+            fs::write(&path, vec![0; 1 << 16]).expect("written");
+        }
+        let mut ledger = vec![0; tessera_intercept_abi::LEDGER_LEN];
+        let initial = tessera_intercept_abi::ledger::initial();
+        ledger[..initial.len()].copy_from_slice(&initial);
+        fs::write(paths.ledger(&id), ledger).expect("written");
+        let (uuid, grant) = (record.gpu.clone(), paths.grant(&id));
+        arbitration.gpus.entry(uuid).or_default().replace([(id, record)].into());
+        grant
+    }
+
+    fn is_published(grant: &std::path::Path) -> bool {
+        let at = grant_offset::PUBLISHED;
+        fs::read(grant).expect("a grant")[at..at + 8] != [0; 8]
+    }
+
+    fn arbitration(directory: &tempfile::TempDir) -> Arbitration {
+        let (_, journal) = watch::channel(Arc::default());
+        let paths = StatePaths::new(directory.path().to_owned());
+        Arbitration::new(Ledgers::new(paths, journal))
+    }
+
+    #[tokio::test]
+    async fn gpu_whose_round_runs_does_not_delay_others() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut arbitration = arbitration(&directory);
+        let [slow, other] = [0, 1].map(|gpu| prepare(&mut arbitration, gpu));
+        let slow_uuid = record(0).gpu;
+        let running = arbitration.gpus.get_mut(&slow_uuid).expect("a GPU").gpu.take();
+        arbitration.begin_rounds();
+        let ended = arbitration.rounds.join_next().await.expect("a round");
+        arbitration.end_round(ended);
+        assert!(is_published(&other) && !is_published(&slow));
+        assert!(arbitration.rounds.is_empty());
+
+        arbitration.end_round(Ok((slow_uuid, running.expect("not running before"))));
+        arbitration.begin_rounds();
+        arbitration.rounds.join_next().await.expect("a round").expect("no panic");
+        arbitration.rounds.join_next().await.expect("another round").expect("no panic");
+        assert!(is_published(&slow));
+    }
+
+    #[tokio::test]
+    async fn gpu_without_shares_is_removed_after_its_round() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut arbitration = arbitration(&directory);
+        prepare(&mut arbitration, 0);
+        arbitration.begin_rounds();
+        // The journal is empty.
+        arbitration.read_journal();
+        assert_eq!(arbitration.gpus.len(), 1, "its round has not been ended");
+        let ended = arbitration.rounds.join_next().await.expect("a round");
+        arbitration.end_round(ended);
+        assert!(arbitration.gpus.is_empty() && arbitration.lock.is_none());
+    }
+
+    #[test]
+    fn open_grants_do_not_wait_for_leases_of_containers() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut arbitration = arbitration(&directory);
+        let grant = prepare(&mut arbitration, 0);
+        let share = record(0);
+        let id = share.id(&ClaimUid::new(CLAIM).expect("a UID"));
+        let paths = arbitration.ledgers.paths();
+        let opened = ScheduledShare::open(paths, &id, &share).expect("opened");
+        let flags = nix::fcntl::fcntl(&opened.grant, nix::fcntl::FcntlArg::F_GETFL);
+        let flags = nix::fcntl::OFlag::from_bits_retain(flags.expect("flags"));
+        assert!(flags.contains(nix::fcntl::OFlag::O_NONBLOCK), "{grant:?}: {flags:?}");
+    }
 }

@@ -140,9 +140,25 @@ pub struct DriverArgs {
     #[arg(long, env = "TESSERA_LOG_FORMAT", default_value = "text")]
     pub log_format: LogFormat,
 
+    /// Socket that the command `healthz` asks. Other pods cannot reach it, so their requests to
+    /// --metrics-address do not fail the probes of the kubelet [default: not served].
+    #[arg(long, env = "TESSERA_HEALTH_SOCKET", value_name = "PATH", global = true)]
+    pub health_socket: Option<PathBuf>,
+
     /// Print the ResourceSlices of this node as YAML and exit; needs no cluster.
     #[arg(long)]
     pub print_slices: bool,
+
+    /// Something else than running the driver.
+    #[command(subcommand)]
+    pub command: Option<DriverCommand>,
+}
+
+/// A command besides running the driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::Subcommand)]
+pub enum DriverCommand {
+    /// Ask the running driver at --health-socket, and exit with 1 if it is not healthy.
+    Healthz,
 }
 
 /// Conflicts between flags.

@@ -2,7 +2,12 @@
 
 mod startup;
 
-use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::Context;
 use kube::Client;
@@ -11,14 +16,17 @@ use tessera_api::{
     slice::{DeviceOrder, MemoryRatio},
 };
 use tessera_gpu::GpuLibrary;
-use tessera_runtime::supervisor::{Supervisor, TaskFailure};
+use tessera_runtime::{
+    server::{health::HealthSocket, http::HttpServer},
+    supervisor::{Supervisor, TaskFailure},
+};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use self::startup::Startup;
 use crate::{
     base_spec::DriverRoot,
     context_memory::ContextMemory,
-    http::{Endpoints, HttpServer},
+    http::{self, Endpoints},
     intercept::InterceptMode,
     inventory::InventoryWatcherHandle,
     kubelet::{server::KubeletServers, socket::SocketPaths},
@@ -141,16 +149,32 @@ impl Driver {
         Endpoints::new(Arc::clone(&self.metrics), sockets, journal)
     }
 
-    /// Serves `/metrics` and `/healthz` until the driver stops, and returns the bound address.
+    /// Serves `/metrics` and `/healthz` until the driver stops, on a thread of its own. Returns the
+    /// bound address.
     ///
     /// # Errors
-    /// The address cannot be bound.
-    pub async fn serve_http(&mut self, address: SocketAddr) -> anyhow::Result<SocketAddr> {
-        let server = HttpServer::bind(address, self.endpoints()).await;
+    /// The address cannot be bound, or the thread cannot be started.
+    pub fn serve_http(&mut self, address: SocketAddr) -> anyhow::Result<SocketAddr> {
+        let server = HttpServer::bind(address);
         let server = server.with_context(|| format!("cannot serve --metrics-address {address}"))?;
-        let bound = server.address();
-        self.tasks.spawn("http", server.run(self.stop.clone()));
+        let (bound, endpoints, stop) = (server.address(), self.endpoints(), self.stop.clone());
+        self.tasks
+            .spawn_thread("http", move || http::serve(server, &endpoints, &stop))
+            .context("cannot start the thread http")?;
         Ok(bound)
+    }
+
+    /// Serves the health socket `path` until the driver stops, on a thread of its own.
+    ///
+    /// # Errors
+    /// The socket cannot be bound, or the thread cannot be started.
+    pub fn serve_health(&mut self, path: &Path) -> anyhow::Result<()> {
+        let socket = HealthSocket::bind(path)
+            .with_context(|| format!("cannot serve --health-socket {}", path.display()))?;
+        let (endpoints, stop) = (self.endpoints(), self.stop.clone());
+        self.tasks
+            .spawn_thread("health", move || http::serve_health(socket, &endpoints, &stop))
+            .context("cannot start the thread health")
     }
 
     /// Returns its metrics.

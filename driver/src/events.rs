@@ -1,5 +1,9 @@
 //! Writes events on pods whose claims cannot be prepared, and on the Node.
 
+mod queue;
+
+use std::time::Duration;
+
 use jiff::Timestamp;
 use k8s_openapi::{
     api::{core::v1::ObjectReference, events::v1::Event, resource::v1::ResourceClaim},
@@ -8,13 +12,20 @@ use k8s_openapi::{
 use kube::{Api, Client, api::PostParams};
 use tessera_api::{
     events::{self, EventReason},
-    names::NodeName,
+    names::{ClaimName, ClaimUid, Namespace, NodeName},
 };
 use tessera_runtime::error_chain::chain;
-use tokio::sync::mpsc;
+use tokio::{
+    sync::mpsc,
+    time::{Instant, timeout},
+};
 use tokio_util::sync::CancellationToken;
 
-use crate::prepare::claim::{ReservingPod, reserving_pods};
+use self::queue::EventQueue;
+use crate::prepare::{
+    claim::{ReservingPod, reserving_pods},
+    source::ClaimSource,
+};
 
 /// `action` of events on pods.
 const ACTION: &str = "PrepareResources";
@@ -33,14 +44,39 @@ pub struct NodeEvent {
     pub note: String,
 }
 
+/// An event on the pods of a prepared claim, for its users.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClaimEvent {
+    /// The namespace of the claim.
+    pub namespace: Namespace,
+    /// The name of the claim.
+    pub claim: ClaimName,
+    /// The UID of the claim.
+    pub uid: ClaimUid,
+    /// The reason.
+    pub reason: EventReason,
+    /// The message.
+    pub note: String,
+}
+
+/// Events on claims that wait to be written. Further ones are dropped.
+pub const MAX_CLAIM_EVENTS: usize = 64;
+
 /// Upper bound of a note; the API server refuses longer notes (`validateV1Event`).
 const MAX_NOTE_BYTES: usize = 1024;
 
-/// Writes events, each in a short task of its own. An event that cannot be written is logged.
+/// Pods of a claim that get an event. A claim may be reserved for 256.
+const MAX_PODS: usize = 32;
+
+/// Deadline of one write or read.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Writes events, one after the other. An event that cannot be written is logged.
 #[derive(Clone)]
 pub struct EventRecorder {
     client: Client,
     node: NodeName,
+    queue: EventQueue,
 }
 
 impl std::fmt::Debug for EventRecorder {
@@ -49,23 +85,69 @@ impl std::fmt::Debug for EventRecorder {
     }
 }
 
+/// The events on pods that a recorder has queued.
+#[derive(Debug)]
+pub struct QueuedEvents(mpsc::Receiver<Event>);
+
 impl EventRecorder {
-    /// Returns a recorder that writes through `client`, as the driver of `node`.
+    /// Returns a recorder that writes through `client`, as the driver of `node`, and its queue.
     #[must_use]
-    pub fn new(client: Client, node: NodeName) -> Self {
-        Self { client, node }
+    pub fn new(client: Client, node: NodeName) -> (Self, QueuedEvents) {
+        let (queue, received) = EventQueue::new();
+        (Self { client, node, queue }, QueuedEvents(received))
     }
 
-    /// Writes an event on every pod that has reserved `claim`, with the reason of the failure.
+    /// Queues an event on pods that have reserved `claim`, with the reason of the failure. The
+    /// same reason is written once in five minutes.
     pub fn prepare_failed(&self, claim: &ResourceClaim, why: &str) {
         let name = claim.metadata.name.as_deref().unwrap_or_default();
-        let note = truncated(&format!(
-            "ResourceClaim {name} cannot be prepared on node {}: {why}",
-            self.node
-        ));
-        for pod in reserving_pods(claim) {
-            let event = self.event(&pod, claim, &note);
-            self.write(pod.namespace.as_str(), event);
+        let note = format!("ResourceClaim {name} cannot be prepared on node {}: {why}", self.node);
+        self.queue_for_pods(claim, events::FAILED_PREPARE, &note);
+    }
+
+    fn queue_for_pods(&self, claim: &ResourceClaim, reason: EventReason, note: &str) {
+        let uid = claim.metadata.uid.as_deref().unwrap_or_default();
+        if !self.queue.is_new(uid, note) {
+            return;
+        }
+        let note = truncated(note);
+        for pod in reserving_pods(claim).iter().take(MAX_PODS) {
+            self.queue.send(self.event(pod, claim, reason, &note));
+        }
+    }
+
+    /// Writes the queued events on pods, until `stop`.
+    pub async fn record_pod_events(self, queued: QueuedEvents, stop: CancellationToken) {
+        let QueuedEvents(mut received) = queued;
+        while let Some(Some(event)) = stop.run_until_cancelled(received.recv()).await {
+            let namespace = event.metadata.namespace.clone().unwrap_or_default();
+            stop.run_until_cancelled(self.write(&namespace, event)).await;
+        }
+    }
+
+    /// Queues the received events for the pods of their claims, which are read from `source`, until
+    /// `stop`.
+    pub async fn record_claim_events(
+        self,
+        source: ClaimSource,
+        mut received: mpsc::Receiver<ClaimEvent>,
+        stop: CancellationToken,
+    ) {
+        while let Some(Some(ClaimEvent { namespace, claim: name, uid, reason, note })) =
+            stop.run_until_cancelled(received.recv()).await
+        {
+            let until = Instant::now() + REQUEST_TIMEOUT;
+            match stop.run_until_cancelled(source.read(&namespace, &name, until)).await {
+                // Another claim may have the name by now.
+                Some(Ok(claim)) if claim.metadata.uid.as_deref() == Some(uid.as_str()) => {
+                    self.queue_for_pods(&claim, reason, &note);
+                }
+                Some(Ok(_)) => {}
+                Some(Err(error)) => {
+                    tracing::warn!(%namespace, claim = %name, error = %chain(&error), "cannot read the pods of a claim; no event is written");
+                }
+                None => return,
+            }
         }
     }
 
@@ -97,22 +179,31 @@ impl EventRecorder {
                     &truncated(&note),
                 )
             };
-            self.write(NODE_NAMESPACE, event);
+            stop.run_until_cancelled(self.write(NODE_NAMESPACE, event)).await;
         }
     }
 
-    fn write(&self, namespace: &str, event: Event) {
+    async fn write(&self, namespace: &str, event: Event) {
         let api: Api<Event> = Api::namespaced(self.client.clone(), namespace);
-        tokio::spawn(async move {
-            if let Err(error) = api.create(&PostParams::default(), &event).await {
-                let about =
-                    event.regarding.and_then(|regarding| regarding.name).unwrap_or_default();
+        let about = event.regarding.as_ref().and_then(|regarding| regarding.name.as_deref());
+        match timeout(REQUEST_TIMEOUT, api.create(&PostParams::default(), &event)).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => {
                 tracing::warn!(about, error = %chain(&error), "cannot write event");
             }
-        });
+            Err(_) => {
+                tracing::warn!(about, error = "timeout of the API server", "cannot write event")
+            }
+        }
     }
 
-    fn event(&self, pod: &ReservingPod, claim: &ResourceClaim, note: &str) -> Event {
+    fn event(
+        &self,
+        pod: &ReservingPod,
+        claim: &ResourceClaim,
+        reason: EventReason,
+        note: &str,
+    ) -> Event {
         let namespace = pod.namespace.as_str();
         Event {
             regarding: Some(ObjectReference {
@@ -131,7 +222,7 @@ impl EventRecorder {
                 uid: claim.metadata.uid.clone(),
                 ..ObjectReference::default()
             }),
-            ..self.warning(pod.name.as_str(), namespace, events::FAILED_PREPARE, ACTION, note)
+            ..self.warning(pod.name.as_str(), namespace, reason, ACTION, note)
         }
     }
 

@@ -1,20 +1,21 @@
-//! `/metrics` and `/healthz`.
+//! `/metrics` and `/healthz`, and the health socket of probes.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{path::Path, sync::Arc, time::Duration};
 
-use axum::{
-    Router,
-    extract::State,
-    http::{StatusCode, header},
-    response::IntoResponse,
-    routing::get,
-};
+use axum::Router;
 use tessera_proto::{
     dra_v1::{NodePrepareResourcesRequest, dra_plugin_client::DraPluginClient},
     registration::{InfoRequest, registration_client::RegistrationClient},
 };
-use tessera_runtime::error_chain::chain;
-use tokio::{net::TcpListener, sync::Mutex};
+use tessera_runtime::{
+    error_chain::chain,
+    server::{
+        health::HealthSocket,
+        http::{self, HttpServer},
+        single_flight::SingleFlight,
+    },
+};
+use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint};
 
@@ -42,70 +43,49 @@ impl Endpoints {
     ) -> Self {
         Self { metrics, sockets, journal, journal_check: Arc::default() }
     }
+
+    /// Returns the routes `/metrics` and `/healthz`.
+    pub fn routes(&self) -> Router {
+        let metrics = Arc::clone(&self.metrics);
+        // Rendering reads the ledgers of all shares.
+        let routes = http::metrics(move || metrics.render()).merge(http::healthz(self.health()));
+        #[cfg(feature = "fault-points")]
+        let routes = routes.merge(crate::fault::POINTS.routes());
+        routes
+    }
+
+    /// Returns the health check: both sockets answer and the journal can be read.
+    ///
+    /// So it detects a server that hangs, a removed socket, and a journal that a restart rebuilds.
+    #[must_use]
+    pub fn health(&self) -> SingleFlight<Result<(), String>> {
+        let endpoints = self.clone();
+        SingleFlight::new(move || {
+            let endpoints = endpoints.clone();
+            async move {
+                match tokio::time::timeout(TIMEOUT, check(&endpoints)).await {
+                    Ok(result) => result,
+                    Err(_) => Err(format!("no answer within {} s", TIMEOUT.as_secs())),
+                }
+            }
+        })
+    }
 }
 
 /// Deadline of a health check. The kubelet's probes wait 1 s by default; the chart sets more.
 const TIMEOUT: Duration = Duration::from_secs(3);
 
-/// An HTTP server that is bound and not served yet.
-#[derive(Debug)]
-pub struct HttpServer {
-    listener: TcpListener,
-    address: SocketAddr,
-    endpoints: Endpoints,
-}
-
-impl HttpServer {
-    /// Binds `address`.
-    ///
-    /// # Errors
-    /// The address cannot be bound.
-    pub async fn bind(address: SocketAddr, endpoints: Endpoints) -> std::io::Result<Self> {
-        let listener = TcpListener::bind(address).await?;
-        let address = listener.local_addr()?;
-        Ok(Self { listener, address, endpoints })
-    }
-
-    /// Returns the bound address.
-    #[must_use]
-    pub fn address(&self) -> SocketAddr {
-        self.address
-    }
-
-    /// Serves until `stop`.
-    pub async fn run(self, stop: CancellationToken) {
-        let router = Router::new()
-            .route("/metrics", get(metrics))
-            .route("/healthz", get(healthz))
-            .with_state(self.endpoints);
-        #[cfg(feature = "fault-points")]
-        let router = router.merge(crate::fault::POINTS.routes());
-        let stopped = stop.cancelled_owned();
-        if let Err(error) = axum::serve(self.listener, router).with_graceful_shutdown(stopped).await
-        {
-            tracing::error!(%error, "HTTP server failed");
-        }
+/// Serves `/metrics` and `/healthz` on the calling thread until `stop`.
+pub fn serve(server: HttpServer, endpoints: &Endpoints, stop: &CancellationToken) {
+    if let Err(error) = server.run(endpoints.routes(), stop) {
+        tracing::error!(%error, "HTTP server failed");
     }
 }
 
-async fn metrics(State(endpoints): State<Endpoints>) -> impl IntoResponse {
-    const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    // Blocking, since it reads the ledgers of all shares.
-    let rendered = tokio::task::spawn_blocking(move || endpoints.metrics.render()).await;
-    let text = rendered.map_err(|error| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()));
-    text.map(|text| ([(header::CONTENT_TYPE, OPEN_METRICS)], text))
-}
-
-/// Returns 200 if both sockets answer and the journal can be read.
-///
-/// So it detects a server that hangs, a removed socket, and a journal that a restart rebuilds.
-async fn healthz(State(endpoints): State<Endpoints>) -> (StatusCode, String) {
-    match tokio::time::timeout(TIMEOUT, check(&endpoints)).await {
-        Ok(Ok(())) => (StatusCode::OK, "ok\n".to_owned()),
-        Ok(Err(error)) => (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")),
-        Err(_) => {
-            (StatusCode::SERVICE_UNAVAILABLE, format!("no answer within {} s\n", TIMEOUT.as_secs()))
-        }
+/// Serves the health socket on the calling thread until `stop`.
+pub fn serve_health(socket: HealthSocket, endpoints: &Endpoints, stop: &CancellationToken) {
+    if let Err(error) = socket.run(&endpoints.health(), stop) {
+        tracing::error!(%error, "health socket failed");
     }
 }
 
@@ -133,7 +113,7 @@ async fn call_both(sockets: &SocketPaths) -> Result<(), String> {
     Ok(())
 }
 
-async fn connect(socket: &std::path::Path) -> Result<Channel, String> {
+async fn connect(socket: &Path) -> Result<Channel, String> {
     let failed =
         |error: tonic::transport::Error| format!("{}: {}", socket.display(), chain(&error));
     Endpoint::from_shared(format!("unix://{}", socket.display()))

@@ -22,8 +22,9 @@
 //! | `mps-watch` | [`mps::watch`] | reports the state of MPS control daemons |
 //! | `arbitration` | [`arbitration`] | schedules compute of shares |
 //! | thread `host-pids` | [`host_pids`] | PID server for processes of containers |
-//! | `node-events` | [`events`] | writes events on the Node |
-//! | `gauges`, `http` | [`driver`], [`http`] | metrics and health checks |
+//! | `node-events`, `pod-events`, `claim-events` | [`events`] | writes events on Node and pods |
+//! | `gauges` | [`driver`] | metrics of the journal and the registration |
+//! | threads `http`, `health` | [`http`] | metrics and health checks |
 //! | `registration-server`, `plugin-server` | [`kubelet`] | gRPC servers |
 //!
 //! Each claim of a call is prepared in a task of its own ([`prepare`]), which the call does not

@@ -5,11 +5,11 @@ use std::{sync::Arc, time::Duration};
 use anyhow::Context;
 use tessera_gpu::{GpuLibrary, NvmlLibrary, NvmlOptions};
 use tessera_runtime::cluster::client;
-use tessera_runtime::{log, signals::stop_on_signal};
+use tessera_runtime::{log, open_files, server::health::probe, signals::stop_on_signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    args::DriverArgs,
+    args::{DriverArgs, DriverCommand},
     base_spec::DriverRoot,
     driver::{Driver, DriverDependencies, DriverSettings},
     slices::SliceSource,
@@ -23,6 +23,9 @@ use crate::{
 /// an unreachable API server are no errors.
 pub async fn run(args: DriverArgs) -> anyhow::Result<()> {
     args.check()?;
+    if let Some(DriverCommand::Healthz) = args.command {
+        return Ok(probe(&args.health_socket.context("healthz needs --health-socket")?)?);
+    }
     let DriverArgs {
         node_name,
         kubeconfig,
@@ -45,8 +48,10 @@ pub async fn run(args: DriverArgs) -> anyhow::Result<()> {
         stock_drain_seconds,
         other_allocators,
         metrics_address,
+        health_socket,
         log_format,
         print_slices,
+        command: _,
     } = args;
     let options = NvmlOptions {
         library: nvml_library,
@@ -64,6 +69,7 @@ pub async fn run(args: DriverArgs) -> anyhow::Result<()> {
         return Ok(());
     }
     log::start(log_format);
+    open_files::raise_limit();
     let stop = stop_on_signal("received stop signal")?;
 
     let driver_root_host = driver_root_host.unwrap_or_else(|| driver_root.clone());
@@ -92,8 +98,11 @@ pub async fn run(args: DriverArgs) -> anyhow::Result<()> {
     };
     let mut driver = Driver::start(settings, dependencies).await?;
     if let Some(address) = metrics_address.0 {
-        let bound = driver.serve_http(address).await?;
+        let bound = driver.serve_http(address)?;
         tracing::info!(%bound, "serving /metrics and /healthz");
+    }
+    if let Some(path) = health_socket {
+        driver.serve_health(&path)?;
     }
     run_until(driver, stop).await
 }

@@ -11,9 +11,11 @@
 
 pub mod audit;
 pub mod collector;
+pub mod liveness;
 pub mod process;
 
 use std::{
+    collections::BTreeSet,
     fs::{File, OpenOptions},
     io::{self, Read},
     os::unix::fs::OpenOptionsExt,
@@ -22,16 +24,12 @@ use std::{
     time::Duration,
 };
 
-use nix::{
-    fcntl::{FcntlArg, OFlag, fcntl},
-    libc,
-};
+use nix::fcntl::OFlag;
 use tessera_api::names::{ClaimDeviceName, ClaimName, GpuUuid, Namespace, RequestName};
-use tessera_intercept_abi::{
-    LEDGER_LEN, LedgerError, LedgerReport, ProcessReport, ledger::LOCK_OFFSET,
-};
+use tessera_intercept_abi::{LEDGER_LEN, LedgerError, LedgerReport, ProcessReport};
 use tokio::sync::watch;
 
+use liveness::{SlowLedgers, TooManyLocks};
 use process::FileIdentity;
 
 use crate::state::{
@@ -93,15 +91,29 @@ impl LedgerUsage {
     }
 }
 
-/// Errors of reading a ledger.
+/// An error of reading a ledger.
 #[derive(Debug, thiserror::Error)]
-pub enum UnreadableLedger {
+#[error("{cause}")]
+pub struct UnreadableLedger {
+    /// The file, or `None` if it cannot be opened.
+    pub file: Option<FileIdentity>,
+    /// The cause.
+    #[source]
+    pub cause: LedgerFault,
+}
+
+/// Causes of an unreadable ledger.
+#[derive(Debug, thiserror::Error)]
+pub enum LedgerFault {
     /// The file is missing, or is not a file any more.
     #[error("cannot read ledger")]
     Io(#[from] io::Error),
     /// The content is invalid: containers have overwritten it.
     #[error("ledger is corrupt")]
-    Corrupt(#[source] LedgerError),
+    Corrupt(#[from] LedgerError),
+    /// Containers hold so many locks on it that its processes are unknown.
+    #[error(transparent)]
+    TooManyLocks(#[from] TooManyLocks),
 }
 
 /// Reads the ledgers of prepared shares.
@@ -109,13 +121,32 @@ pub enum UnreadableLedger {
 pub struct Ledgers {
     paths: StatePaths,
     journal: watch::Receiver<Arc<Journal>>,
+    slow: Arc<SlowLedgers>,
 }
 
 impl Ledgers {
     /// Returns the ledgers below `paths` of the claims in `journal`.
     #[must_use]
     pub fn new(paths: StatePaths, journal: watch::Receiver<Arc<Journal>>) -> Self {
-        Self { paths, journal }
+        Self { paths, journal, slow: Arc::default() }
+    }
+
+    /// Returns the state directory.
+    #[must_use]
+    pub fn paths(&self) -> &StatePaths {
+        &self.paths
+    }
+
+    /// Returns the journal.
+    #[must_use]
+    pub fn journal(&self) -> watch::Receiver<Arc<Journal>> {
+        self.journal.clone()
+    }
+
+    /// Returns the ledgers with too many locks.
+    #[must_use]
+    pub fn slow(&self) -> &Arc<SlowLedgers> {
+        &self.slow
     }
 
     /// Returns every prepared share. Reads 60 KiB for each from a tmpfs. Takes no lock, so a share
@@ -136,11 +167,45 @@ impl Ledgers {
                 gpu: share.gpu.clone(),
                 limit_bytes: share.memory_bytes,
                 cores_percent: share.cores_percent,
-                usage: read(&self.paths.ledger(&id)),
+                usage: self.read_share(&id),
                 share: id,
             }
         });
-        read.collect()
+        let read: Vec<_> = read.collect();
+        let prepared: BTreeSet<_> = read.iter().map(|usage| &usage.share).collect();
+        self.slow.retain(|share| prepared.contains(share));
+        read
+    }
+
+    fn read_share(&self, share: &ClaimDeviceName) -> Result<LedgerUsage, UnreadableLedger> {
+        let without_file = |error: io::Error| UnreadableLedger { file: None, cause: error.into() };
+        let (file, bytes) = read_ledger(&self.paths.ledger(share)).map_err(without_file)?;
+        let identity = FileIdentity::of(&file).map_err(without_file)?;
+        self.usage(share, &file, identity, &bytes)
+            .map_err(|cause| UnreadableLedger { file: Some(identity), cause })
+    }
+
+    fn usage(
+        &self,
+        share: &ClaimDeviceName,
+        ledger: &File,
+        file: FileIdentity,
+        bytes: &[u8],
+    ) -> Result<LedgerUsage, LedgerFault> {
+        let report = LedgerReport::parse(bytes)?;
+        let claimed = report.processes().map(|process| process.slot);
+        let live = self.slow.live_slots(share, ledger, claimed)?;
+        Ok(LedgerUsage {
+            file,
+            peak_bytes: report.peak_bytes(),
+            refused: report.refused(),
+            launches: report.launches(),
+            throttled_launches: report.waits(),
+            throttled: Duration::from_nanos(report.waited_ns()),
+            gpu_time: Duration::from_nanos(report.gpu_ns()),
+            unknown_functions: report.unknown_functions(),
+            processes: report.processes().filter(|process| live.contains(&process.slot)).collect(),
+        })
     }
 }
 
@@ -155,41 +220,4 @@ pub fn read_ledger(path: &Path) -> io::Result<(File, Vec<u8>)> {
     let mut bytes = Vec::with_capacity(LEDGER_LEN + 1);
     (&file).take(LEDGER_LEN as u64 + 1).read_to_end(&mut bytes)?;
     Ok((file, bytes))
-}
-
-fn read(path: &Path) -> Result<LedgerUsage, UnreadableLedger> {
-    let (file, bytes) = read_ledger(path)?;
-    let report = LedgerReport::parse(&bytes).map_err(UnreadableLedger::Corrupt)?;
-    let processes = report.processes().filter(|process| is_alive(&file, process.slot)).collect();
-    let file = FileIdentity::of(&file)?;
-    Ok(LedgerUsage {
-        file,
-        peak_bytes: report.peak_bytes(),
-        refused: report.refused(),
-        launches: report.launches(),
-        throttled_launches: report.waits(),
-        throttled: Duration::from_nanos(report.waited_ns()),
-        gpu_time: Duration::from_nanos(report.gpu_ns()),
-        unknown_functions: report.unknown_functions(),
-        processes,
-    })
-}
-
-/// Returns true if a process holds the lock of the slot in that ledger. The kernel releases the
-/// lock when the process exits.
-pub fn is_alive(ledger: &File, slot: usize) -> bool {
-    let mut lock = lock_on(slot, libc::F_WRLCK);
-    // If the kernel does not report the lock, the process counts as living.
-    fcntl(ledger, FcntlArg::F_OFD_GETLK(&mut lock)).is_err()
-        || i32::from(lock.l_type) != libc::F_UNLCK
-}
-
-fn lock_on(slot: usize, kind: i32) -> libc::flock {
-    libc::flock {
-        l_type: kind as libc::c_short,
-        l_whence: libc::SEEK_SET as libc::c_short,
-        l_start: (LOCK_OFFSET + slot as u64) as libc::off_t,
-        l_len: 1,
-        l_pid: 0,
-    }
 }

@@ -2,27 +2,35 @@
 
 mod fakes;
 
-use std::fs;
+use std::{fs, net::SocketAddr, thread};
 
 use fakes::{kubelet::Kubelet, node::Node};
-use tessera_driver::{driver::Driver, http::HttpServer, state::journal::JournalStore};
+use tessera_driver::{driver::Driver, http::serve, state::journal::JournalStore};
+use tessera_runtime::{
+    open_files,
+    server::{health::probe, http::HttpServer},
+};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
 };
 
-/// Requests `path` and returns the status code and the body.
-async fn get(driver: &Driver, path: &str) -> (u16, String) {
-    let address = "127.0.0.1:0".parse().expect("an address");
-    let server = HttpServer::bind(address, driver.endpoints()).await.expect("bound");
-    let bound = server.address();
-    tokio::spawn(server.run(driver.stopping()));
-    request(bound, path).await
+/// Serves the endpoints of the driver and returns their address.
+fn serve_http(driver: &Driver) -> SocketAddr {
+    let server = HttpServer::bind("127.0.0.1:0".parse().expect("an address")).expect("bound");
+    let (bound, endpoints, stop) = (server.address(), driver.endpoints(), driver.stopping());
+    thread::spawn(move || serve(server, &endpoints, &stop));
+    bound
 }
 
-async fn request(address: std::net::SocketAddr, path: &str) -> (u16, String) {
+/// Requests `path` and returns the status code and the body.
+async fn get(driver: &Driver, path: &str) -> (u16, String) {
+    request(serve_http(driver), path).await
+}
+
+async fn request(address: SocketAddr, path: &str) -> (u16, String) {
     let mut connection = TcpStream::connect(address).await.expect("a connection");
-    let request = format!("GET {path} HTTP/1.1\r\nHost: driver\r\nConnection: close\r\n\r\n");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: driver\r\n\r\n");
     connection.write_all(request.as_bytes()).await.expect("sent");
     let mut answer = String::new();
     connection.read_to_string(&mut answer).await.expect("an answer");
@@ -75,16 +83,42 @@ async fn held_journal_lock_is_unhealthy_and_blocks_one_thread() {
     let other = JournalStore::new(node.paths());
     let held = other.lock().expect("locked");
     // With a check per thread, 512 of them would block all threads of the runtime.
-    let address = "127.0.0.1:0".parse().expect("an address");
-    let server = HttpServer::bind(address, driver.endpoints()).await.expect("bound");
-    let bound = server.address();
-    tokio::spawn(server.run(driver.stopping()));
+    let bound = serve_http(&driver);
     let checks = (0..3).map(|_| request(bound, "/healthz"));
     for (code, body) in futures::future::join_all(checks).await {
         assert_eq!((code, body.as_str()), (503, "no answer within 3 s\n"));
     }
     drop(held);
     assert_eq!(health(&driver).await.0, 200);
+}
+
+#[tokio::test]
+async fn probe_succeeds_while_clients_flood_the_metrics() {
+    open_files::raise_limit();
+    let node = Node::with_gpus(1);
+    let mut driver = node.start().await;
+    let socket = node.path("health.sock");
+    driver.serve_health(&socket).expect("served");
+    let address = driver.serve_http("127.0.0.1:0".parse().expect("an address")).expect("bound");
+    let mut idle = Vec::new();
+    for _ in 0..2000 {
+        idle.push(TcpStream::connect(address).await.expect("a connection"));
+    }
+    let scrapes = (0..1000).map(|_| async move {
+        let mut connection = TcpStream::connect(address).await.expect("a connection");
+        // The server may have closed the connection.
+        let _ = connection.write_all(b"GET /metrics HTTP/1.1\r\nHost: driver\r\n\r\n").await;
+        let _ = connection.read_to_end(&mut Vec::new()).await;
+    });
+    let scrapes = tokio::spawn(futures::future::join_all(scrapes));
+    for _ in 0..5 {
+        let socket = socket.clone();
+        let probed = tokio::task::spawn_blocking(move || probe(&socket)).await;
+        probed.expect("no panic").expect("healthy");
+    }
+    scrapes.await.expect("no panic");
+    let open = fs::read_dir("/proc/self/fd").expect("/proc").count();
+    assert!(open < idle.len() + 500, "{open} open files of both ends");
 }
 
 #[tokio::test]

@@ -99,6 +99,29 @@ async fn permanent_failures_are_not_retried() {
 }
 
 #[tokio::test]
+async fn event_of_a_failure_is_written_once_in_five_minutes() {
+    let (node, driver) = paused(1).await;
+    let claim = node.allocate("huge", &[(0, 17, 0)]);
+    let events = |count: usize| {
+        let api = &node.api;
+        async move { api.wait_for("events", |api| (api.events().len() >= count).then_some(())).await }
+    };
+    for _ in 0..10 {
+        prepare(&driver, claim.clone()).await.expect_err("larger than the GPU");
+    }
+    events(1).await;
+    // Another claim's event is written after all of the first one's.
+    prepare(&driver, node.allocate("other", &[(0, 17, 0)])).await.expect_err("refused");
+    events(2).await;
+    assert_eq!(node.api.events().len(), 2);
+
+    tokio::time::advance(Duration::from_secs(300)).await;
+    prepare(&driver, claim).await.expect_err("larger than the GPU");
+    events(3).await;
+    driver.stop().await;
+}
+
+#[tokio::test]
 async fn reallocated_claim_does_not_block_its_unprepare() {
     let (node, driver) = paused(2).await;
     let claim = node.allocate("a", &[(0, 1, 0)]);

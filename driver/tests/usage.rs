@@ -22,7 +22,7 @@ use tessera_driver::driver::Driver;
 use tessera_gpu::GpuProcess;
 use tessera_intercept_abi::{
     LedgerPage, SlotPage,
-    ledger::{HEADER_LEN, LOCK_OFFSET, SLOT_LEN, SLOT_LIVE, Total},
+    ledger::{HEADER_LEN, LOCK_OFFSET, SLOT_LEN, SLOT_LIVE, SLOTS, Total},
 };
 use tessera_mps_protocol::{MpsPaths, lock::SupervisorLock};
 
@@ -369,5 +369,87 @@ async fn processes_of_mps_pod_are_not_audited() {
     }
     node.api.wait_for("an event", |_| (event_notes(&node).len() == 1).then_some(())).await;
     assert!(event_notes(&node)[0].contains("process 102"), "{:?}", event_notes(&node));
+    driver.stop().await;
+}
+
+#[tokio::test]
+async fn corrupt_ledger_hides_only_processes_that_map_it() {
+    let node = Node::with_gpus(1);
+    let driver = with_share(&node).await;
+    for pid in [100, 101] {
+        show(&node, pid, &of_pod());
+    }
+    maps(&node, 100, "a");
+    fs::write(path(&node, "a"), "").expect("truncated");
+    node.gpus.hold(0, &[holds(100, 1600), holds(101, 1700)]);
+    while value(&driver, "tessera_gpu_unaccounted_processes") != ["1"] {
+        audit().await;
+        tokio::task::yield_now().await;
+    }
+    node.api.wait_for("an event", |_| (event_notes(&node).len() == 1).then_some(())).await;
+    assert!(event_notes(&node)[0].contains("process 101"), "{:?}", event_notes(&node));
+    assert_eq!(value(&driver, "tessera_gpu_audited"), ["0"]);
+    driver.stop().await;
+}
+
+#[tokio::test]
+async fn corrupt_ledger_is_reported_once_on_its_pod() {
+    let node = Node::with_gpus(1);
+    let driver = with_share(&node).await;
+    fs::write(path(&node, "a"), "").expect("truncated");
+    let of_ledger = |node: &Node| {
+        let mut events = node.api.events();
+        events.retain(|event| event["reason"] == "GpuLedgerUnreadable");
+        events
+    };
+    let mut rounds = 0;
+    while of_ledger(&node).is_empty() {
+        audit().await;
+        tokio::task::yield_now().await;
+        rounds += 1;
+    }
+    assert!(rounds > 1, "one round may be in the middle of an Unprepare");
+    let event = of_ledger(&node).remove(0);
+    assert_eq!(event["regarding"]["kind"], "Pod");
+    assert_eq!(event["regarding"]["namespace"], "ns");
+    let note = event["note"].as_str().expect("a note");
+    assert!(note.starts_with("ledger of ResourceClaim a for GPU-"), "{note}");
+    for _ in 0..20 {
+        audit().await;
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(of_ledger(&node).len(), 1);
+    driver.stop().await;
+}
+
+#[tokio::test]
+async fn ledger_with_many_locks_is_unreadable_and_others_are_not() {
+    let node = Node::with_gpus(1);
+    let driver = node.start().await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    for name in ["a", "b"] {
+        kubelet.prepare(node.allocate(name, &[(0, 2, 30)])).await.expect("prepared");
+    }
+    let ledger = Ledger::of(&node, "a");
+    for slot in 0..SLOTS {
+        ledger.process(slot, 100, 1);
+    }
+    let held = Ledger::of(&node, "a").0;
+    let lock = |byte: usize| {
+        let lock = libc::flock {
+            l_type: libc::F_WRLCK as libc::c_short,
+            l_whence: libc::SEEK_SET as libc::c_short,
+            l_start: (LOCK_OFFSET + byte as u64) as libc::off_t,
+            l_len: 1,
+            l_pid: 0,
+        };
+        fcntl(&held, FcntlArg::F_OFD_SETLK(&lock)).expect("locked");
+    };
+    // Those of the slots are last in the kernel's list.
+    (0..SLOTS).step_by(2).chain((SLOTS..SLOTS + 20_000).step_by(2)).for_each(lock);
+
+    let readable = value(&driver, "tessera_share_ledger_readable");
+    assert_eq!(readable.iter().filter(|value| *value == "1").count(), 1, "{readable:?}");
+    assert_eq!(value(&driver, "tessera_share_processes"), ["0"], "that of the other share");
     driver.stop().await;
 }

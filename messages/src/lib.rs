@@ -87,7 +87,7 @@ pub fn reservation_message(reserved: &ReservedNode) -> String {
 /// with most devices.
 pub fn metric_label(cause: &RefusalCause) -> &'static str {
     let RefusalCause::NoFit(explanation) = cause else { return refusal_reason(cause).name() };
-    let most = explanation.tallies().max_by_key(|(_, tally)| tally.devices());
+    let most = explanation.totals().iter().rev().max_by_key(|(_, devices)| **devices);
     most.map_or(NO_DEVICES_PUBLISHED, |(reason, _)| reason.code())
 }
 

@@ -45,7 +45,7 @@ pub struct Tally {
 }
 
 /// The devices of one node that one reason excludes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct NodeTally {
     /// Number of devices.
     pub devices: u64,
@@ -54,7 +54,8 @@ pub struct NodeTally {
 }
 
 impl NodeTally {
-    fn add(&mut self, other: Self) {
+    /// Adds the devices of another tally.
+    pub fn add(&mut self, other: Self) {
         self.devices += other.devices;
         let both = [self.least_missing, other.least_missing];
         self.least_missing = both.into_iter().flatten().min();
@@ -114,7 +115,8 @@ impl Explanation {
         self.add(reason, node, NodeTally { devices: 1, least_missing: Some(missing) });
     }
 
-    fn add(&mut self, reason: Reason, node: &NodeName, added: NodeTally) {
+    /// Counts devices of a node that are short of an amount, if the reason has one.
+    pub fn add(&mut self, reason: Reason, node: &NodeName, added: NodeTally) {
         let tally = self.tallies.entry(reason).or_default();
         tally.total.add(added);
         match tally.nodes.get_mut(node) {

@@ -254,7 +254,7 @@ impl<'v> ClaimContext<'v> {
 
 fn explanation(cause: &RefusalCause) -> Option<Explanation> {
     match cause {
-        RefusalCause::NoFit(explanation) => Some(explanation.clone()),
+        RefusalCause::NoFit(explanation) => Some(Explanation::clone(explanation)),
         _ => None,
     }
 }

@@ -138,7 +138,7 @@ impl Step<'_> {
             let cause = match &failure {
                 _ if is_news => NotWritten::Outdated,
                 WriteOutcome::FieldsDropped { .. } | WriteOutcome::Refused { is_lasting: true } => {
-                    NotWritten::Denied
+                    NotWritten::Denied(self.state.basis_of_write(pod))
                 }
                 _ => NotWritten::Failed,
             };

@@ -1,6 +1,7 @@
 //! Allocation: the pods that are planned, and the writes of what a plan decides.
 
 use std::collections::BTreeSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use tessera_allocator::model::{PendingPod, PodUid};
@@ -9,8 +10,9 @@ use tessera_api::events;
 use tessera_index::{Blocked, Index};
 use tracing::field::display;
 
+use super::clock::Moment;
 use super::effect::{AllocationDraft, ClaimChange};
-use super::holds::{HoldReason, Subject};
+use super::holds::{Basis, HoldReason, Subject};
 use super::notices::Topic;
 use super::placements::Deallocated;
 use super::planning::{in_seconds, pending_claims};
@@ -106,9 +108,10 @@ impl Step<'_> {
     /// those whose last search was not decided.
     fn withhold(&mut self, pending: &mut Vec<PendingPod>) -> i64 {
         let mut undecided = 0;
-        let (state, now) = (&*self.state, self.now);
+        let (state, now) = (&mut *self.state, self.now);
         pending.retain(|pod| {
             let subject = Subject::pod(&pod.uid);
+            state.end_outdated_holds(pod, now);
             if state.holds.is_held(&subject, HoldReason::SearchUndecided, now) {
                 undecided += pending_claims(pod);
             }
@@ -147,7 +150,58 @@ impl Step<'_> {
         let pods: BTreeSet<&PodUid> = undecided.map(|refusal| &refusal.pod).collect();
         for pod in pods {
             self.figures.undecided_plans += 1;
-            self.state.holds.hold(Subject::pod(pod), HoldReason::SearchUndecided, self.now);
+            let pending = self.state.index.pending(pod).ok().flatten();
+            let basis = pending.map(|pending| self.state.basis_of_search(&pending));
+            let (subject, reason) = (Subject::pod(pod), HoldReason::SearchUndecided);
+            self.state.holds.hold_on(&subject, reason, basis.unwrap_or_default(), self.now);
+        }
+    }
+}
+
+impl State {
+    /// Ends the long holds of a pending pod if what they depend on has changed.
+    fn end_outdated_holds(&mut self, pod: &PendingPod, now: Moment) {
+        let subject = Subject::pod(&pod.uid);
+        if self.holds.is_held(&subject, HoldReason::SearchUndecided, now) {
+            let basis = self.basis_of_search(pod);
+            self.holds.end_if_changed(&subject, HoldReason::SearchUndecided, basis);
+        }
+        if self.holds.is_held(&subject, HoldReason::WriteDenied, now) {
+            let basis = self.basis_of_write(&pod.uid);
+            self.holds.end_if_changed(&subject, HoldReason::WriteDenied, basis);
+        }
+    }
+
+    /// Returns what a search for the pod's devices depends on, apart from the devices: the claims,
+    /// which of them are allocated, and the classes. Labels do not count: a change of them must not
+    /// repeat an expensive search.
+    fn basis_of_search(&self, pod: &PendingPod) -> Basis {
+        let mut digest = DefaultHasher::new();
+        for claim in pod.pending_claims() {
+            claim.uid.hash(&mut digest);
+        }
+        for claim in self.index.claims_of_pod(&pod.uid) {
+            self.add_claim(claim, &mut digest);
+        }
+        Basis(digest.finish())
+    }
+
+    /// Returns what the API server's policies may see of a write for the pod: its claims and their
+    /// classes.
+    pub(super) fn basis_of_write(&self, pod: &PodUid) -> Basis {
+        let mut digest = DefaultHasher::new();
+        for claim in self.index.claims_of_pod(pod) {
+            self.add_claim(claim, &mut digest);
+            (&claim.metadata.labels, &claim.metadata.annotations).hash(&mut digest);
+        }
+        Basis(digest.finish())
+    }
+
+    /// Adds the identity of a claim, whose requests never change, and of its classes.
+    fn add_claim(&self, claim: &ResourceClaim, digest: &mut DefaultHasher) {
+        claim.metadata.uid.hash(digest);
+        for (name, class) in self.index.classes_of(claim) {
+            (name, &class.metadata.uid, &class.metadata.resource_version).hash(digest);
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Holds: objects that are left alone for a while, all by one type and one table.
 //!
 //! A hold has a subject and a reason. The reason's [`Rule`] gives the first pause, its growth with
-//! each further hold of the same subject and reason, the longest pause, and the object whose end
-//! ends the count. Questions do not change a hold.
+//! each further hold of the same subject and reason, the longest pause, the object whose end ends
+//! the count, and what ends the hold before its time. Questions do not change a hold.
 
 #[cfg(test)]
 mod tests;
@@ -99,6 +99,21 @@ pub(super) enum CountEnd {
     Misplacement,
 }
 
+/// The event that ends a hold before its time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum EarlyEnd {
+    /// Nothing but the object that keeps the count.
+    Never,
+    /// A change of what the failure depends on ([`Basis`]) ends the hold and its count. The
+    /// release of the pod's allocations ends the hold, and an allocation of all its claims ends
+    /// both.
+    Basis,
+}
+
+/// A digest of what a failure depends on. After a change of it the next attempt may succeed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Basis(pub(super) u64);
+
 /// The pauses of one reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Rule {
@@ -112,6 +127,8 @@ pub(super) struct Rule {
     pub(super) free: u32,
     /// The end of the count.
     pub(super) count_end: CountEnd,
+    /// The early end of the hold.
+    pub(super) early_end: EarlyEnd,
     /// True if the core decides again when the hold ends.
     pub(super) wakes: bool,
 }
@@ -120,23 +137,26 @@ impl HoldReason {
     /// Returns the rule of the reason. This is the table of all pauses (ADR 32).
     pub(super) const fn rule(self) -> Rule {
         use CountEnd::{Claim, Hold, Misplacement, Pod, WaitingPod};
-        //                                    first    factor longest free count ends    wakes
+        use EarlyEnd::{Basis, Never};
+        //                   first, factor, longest, free, (count ends, early end), wakes
         match self {
-            Self::ClaimDeallocated => rule(ms(2_000), 1, secs(2), 0, Hold, true),
-            Self::ClearingFailed => rule(ms(2_000), 1, secs(2), 0, Hold, true),
-            Self::WriteContended => rule(ms(50), 2, secs(2), 1, Claim, true),
-            Self::AllocationReleased => rule(ms(2_000), 1, secs(2), 0, Hold, true),
-            Self::WriteFailed => rule(ms(1_000), 2, secs(10), 0, WaitingPod, true),
-            Self::WriteDenied => rule(ms(1_000), 2, secs(300), 0, WaitingPod, true),
-            Self::SearchUndecided => rule(ms(1_000), 2, secs(300), 0, WaitingPod, true),
-            Self::NodeFailed => rule(ms(10_000), 2, secs(300), 0, WaitingPod, true),
-            Self::MisplacementUnconfirmed => rule(ms(2_000), 1, secs(2), 0, Misplacement, true),
-            Self::RepairWritten => rule(ms(4_000), 2, secs(300), 0, Misplacement, true),
-            Self::RepairUnplaced => rule(ms(4_000), 2, secs(30), 0, Misplacement, true),
-            Self::RepairUndecided => rule(ms(4_000), 2, secs(300), 0, Misplacement, true),
-            Self::EventPublished => rule(ms(2_000), 1, secs(2), 0, Pod, false),
-            Self::EventRepeated => rule(ms(2_000), 2, secs(300), 0, Pod, false),
-            Self::EventRefused => rule(ms(2_000), 2, secs(300), 0, Pod, false),
+            Self::ClaimDeallocated => rule(ms(2_000), 1, secs(2), 0, (Hold, Never), true),
+            Self::ClearingFailed => rule(ms(2_000), 1, secs(2), 0, (Hold, Never), true),
+            Self::WriteContended => rule(ms(50), 2, secs(2), 1, (Claim, Never), true),
+            Self::AllocationReleased => rule(ms(2_000), 1, secs(2), 0, (Hold, Never), true),
+            Self::WriteFailed => rule(ms(1_000), 2, secs(10), 0, (WaitingPod, Never), true),
+            Self::WriteDenied => rule(ms(1_000), 2, secs(300), 0, (WaitingPod, Basis), true),
+            Self::SearchUndecided => rule(ms(1_000), 2, secs(300), 0, (WaitingPod, Basis), true),
+            Self::NodeFailed => rule(ms(10_000), 2, secs(300), 0, (WaitingPod, Never), true),
+            Self::MisplacementUnconfirmed => {
+                rule(ms(2_000), 1, secs(2), 0, (Misplacement, Never), true)
+            }
+            Self::RepairWritten => rule(ms(4_000), 2, secs(300), 0, (Misplacement, Never), true),
+            Self::RepairUnplaced => rule(ms(4_000), 2, secs(30), 0, (Misplacement, Never), true),
+            Self::RepairUndecided => rule(ms(4_000), 2, secs(300), 0, (Misplacement, Never), true),
+            Self::EventPublished => rule(ms(2_000), 1, secs(2), 0, (Hold, Never), false),
+            Self::EventRepeated => rule(ms(2_000), 2, secs(300), 0, (Pod, Never), false),
+            Self::EventRefused => rule(ms(2_000), 2, secs(300), 0, (Pod, Never), false),
         }
     }
 }
@@ -154,10 +174,10 @@ const fn rule(
     factor: u32,
     longest: Duration,
     free: u32,
-    count_end: CountEnd,
+    (count_end, early_end): (CountEnd, EarlyEnd),
     wakes: bool,
 ) -> Rule {
-    Rule { first, factor, longest, free, count_end, wakes }
+    Rule { first, factor, longest, free, count_end, early_end, wakes }
 }
 
 impl Rule {
@@ -177,6 +197,8 @@ impl Rule {
 struct Hold {
     until: Moment,
     count: u32,
+    /// Digest at the time of the failure, for reasons with [`EarlyEnd::Basis`].
+    basis: Option<Basis>,
 }
 
 /// All holds.
@@ -194,6 +216,30 @@ impl Holds {
         self.hold_after(subject, reason, before, now)
     }
 
+    /// Holds the subject as [`hold`](Self::hold) does, until a change of `basis` at the latest.
+    pub(super) fn hold_on(
+        &mut self,
+        subject: &Subject,
+        reason: HoldReason,
+        basis: Basis,
+        now: Moment,
+    ) -> Moment {
+        debug_assert_eq!(reason.rule().early_end, EarlyEnd::Basis, "{reason:?}");
+        let until = self.hold(subject.clone(), reason, now);
+        if let Some(hold) = self.holds.get_mut(subject).and_then(|holds| holds.get_mut(&reason)) {
+            hold.basis = Some(basis);
+        }
+        until
+    }
+
+    /// Ends the hold and its count if what the failure depends on is not `basis` any more.
+    pub(super) fn end_if_changed(&mut self, subject: &Subject, reason: HoldReason, basis: Basis) {
+        let before = self.get(subject, reason).and_then(|hold| hold.basis);
+        if before.is_some_and(|before| before != basis) {
+            self.end_of(subject, reason);
+        }
+    }
+
     /// Holds the subject as after this number of holds before.
     pub(super) fn hold_after(
         &mut self,
@@ -208,7 +254,7 @@ impl Holds {
         if rule.wakes && until > now {
             self.ends.insert((until, subject.clone(), reason));
         }
-        let hold = Hold { until, count: before.saturating_add(1) };
+        let hold = Hold { until, count: before.saturating_add(1), basis: None };
         self.holds.entry(subject).or_default().insert(reason, hold);
         until
     }
@@ -265,6 +311,25 @@ impl Holds {
     pub(super) fn restart_count(&mut self, subject: &Subject, reason: HoldReason) {
         if let Some(hold) = self.holds.get_mut(subject).and_then(|holds| holds.get_mut(&reason)) {
             hold.count = 0;
+        }
+    }
+
+    /// Ends the hold of the subject for this reason, and its count.
+    pub(super) fn end_of(&mut self, subject: &Subject, reason: HoldReason) {
+        self.forget_end(subject, reason);
+        if let Some(holds) = self.holds.get_mut(subject) {
+            holds.remove(&reason);
+            if holds.is_empty() {
+                self.holds.remove(subject);
+            }
+        }
+    }
+
+    /// Ends the hold of the subject for this reason now. The next one counts as a further one.
+    pub(super) fn cut_short(&mut self, subject: &Subject, reason: HoldReason, now: Moment) {
+        self.forget_end(subject, reason);
+        if let Some(hold) = self.holds.get_mut(subject).and_then(|holds| holds.get_mut(&reason)) {
+            hold.until = hold.until.min(now);
         }
     }
 

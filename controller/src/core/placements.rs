@@ -21,7 +21,7 @@ use tessera_api::names::NodeName;
 use tessera_index::Waiting;
 
 use super::clock::Moment;
-use super::holds::{HoldReason, Holds, Subject};
+use super::holds::{Basis, HoldReason, Holds, Subject};
 
 /// The time from a new failure message to the release: an attempt that began before kube-scheduler
 /// saw the allocation may have been under way.
@@ -45,6 +45,10 @@ const LONGEST: Duration = Duration::from_secs(300);
 /// The message of the plugin DynamicResources about a pod whose claims are not allocated. It is
 /// outdated once they are.
 const NOT_ALLOCATED: &str = "cannot allocate all claims";
+
+/// The holds of a pod whose last plan could not be made or not be written.
+const PLANNING_FAILURES: [HoldReason; 3] =
+    [HoldReason::WriteFailed, HoldReason::WriteDenied, HoldReason::SearchUndecided];
 
 /// The placements of pods, and the speed of kube-scheduler.
 #[derive(Debug, Default)]
@@ -108,7 +112,7 @@ pub(super) enum NotWritten {
     /// It could not be written now.
     Failed,
     /// The API server refuses it until something is changed.
-    Denied,
+    Denied(Basis),
 }
 
 /// An allocation that another client, as a rule kube-scheduler, has cleared.
@@ -155,8 +159,8 @@ impl Placements {
         self.interrupted = Some(at);
     }
 
-    /// Notes that a decision is not stored, or not all of it. Unless its basis has changed, the pod
-    /// is held before the next try.
+    /// Notes that a decision is not stored, or not all of it. Unless the objects that it was based
+    /// on have changed, the pod is held before the next try.
     pub(super) fn not_written(
         &mut self,
         holds: &mut Holds,
@@ -165,12 +169,16 @@ impl Placements {
         now: Moment,
     ) {
         self.pods.entry(pod.clone()).or_default().placed = None;
-        let reason = match cause {
-            NotWritten::Outdated => return,
-            NotWritten::Failed => HoldReason::WriteFailed,
-            NotWritten::Denied => HoldReason::WriteDenied,
-        };
-        holds.hold(Subject::pod(pod), reason, now);
+        let subject = Subject::pod(pod);
+        match cause {
+            NotWritten::Outdated => {}
+            NotWritten::Failed => {
+                holds.hold(subject, HoldReason::WriteFailed, now);
+            }
+            NotWritten::Denied(basis) => {
+                holds.hold_on(&subject, HoldReason::WriteDenied, basis, now);
+            }
+        }
     }
 
     /// Notes that kube-scheduler has nominated a node for a pod. A failed attempt while the claim
@@ -218,12 +226,14 @@ impl Placements {
         self.pods.keys()
     }
 
-    /// Notes the state of a pod whose claims are all allocated: its verdict depends on it.
+    /// Notes the state of a pod that waits for kube-scheduler: its verdict depends on it.
     pub(super) fn observe(&mut self, holds: &mut Holds, waiting: &Waiting, now: Moment) {
-        // All that was decided is stored.
-        let subject = Subject::pod(&waiting.pod);
-        holds.restart_count(&subject, HoldReason::WriteFailed);
-        holds.restart_count(&subject, HoldReason::WriteDenied);
+        if waiting.is_complete {
+            // All that was decided is stored.
+            for reason in PLANNING_FAILURES {
+                holds.end_of(&Subject::pod(&waiting.pod), reason);
+            }
+        }
         let attempts = self.pods.entry(waiting.pod.clone()).or_default();
         let placed = attempts.placed.get_or_insert_with(|| Placement {
             node: waiting.node.clone(),
@@ -286,7 +296,12 @@ impl Placements {
     ) {
         let attempts = self.pods.entry(pod.clone()).or_default();
         attempts.placed = None;
-        holds.hold(Subject::pod(pod), HoldReason::AllocationReleased, now);
+        let subject = Subject::pod(pod);
+        for reason in PLANNING_FAILURES {
+            // Another node may have another outcome.
+            holds.cut_short(&subject, reason, now);
+        }
+        holds.hold(subject, HoldReason::AllocationReleased, now);
         if let Some(node) = node {
             attempts.exclude(holds, pod, node, now);
         }

@@ -105,6 +105,91 @@ fn refused_write_is_repeated_ever_more_rarely() {
     }
 }
 
+/// Has the API server refuse all writes of the claim for good until the pod waits for a minute.
+fn deny(world: &mut World, claim: &str) {
+    for pause in [1, 2, 4, 8, 16, 32] {
+        let id = world.open_of(claim).unwrap();
+        world.refuse(id, true);
+        world.pass(seconds(pause));
+    }
+    let id = world.open_of(claim).unwrap();
+    world.refuse(id, true);
+    // The claim itself is left alone for as long.
+    world.pass(seconds(2));
+}
+
+#[test]
+fn denied_pod_is_planned_again_when_its_claim_changes() {
+    let mut world = cluster(1);
+    world.add_pod("a", "50Gi");
+    deny(&mut world, "a");
+    world.touch("a");
+    world.report_unschedulable("a", "0/1 nodes are available: 1 cannot allocate all claims.");
+    world.add_node("node-b", 1);
+    assert_eq!(world.open_of("a"), None, "no policy sees a difference");
+    world.edit(WatchedKind::Claim, "a", |claim| claim["metadata"]["labels"] = json!({"team": "x"}));
+    world.deliver_all();
+    let id = world.open_of("a").expect("a policy may allow it now");
+    world.refuse(id, true);
+    world.pass(seconds(2));
+    assert!(world.open_of("a").is_some(), "the pauses start again");
+}
+
+#[test]
+fn denied_pod_is_planned_again_when_a_class_changes() {
+    let mut world = cluster(1);
+    world.add_pod("a", "50Gi");
+    deny(&mut world, "a");
+    world.edit(WatchedKind::Class, "gpu.tessera.dev", |_| {});
+    world.deliver_all();
+    assert!(world.open_of("a").is_some());
+}
+
+#[test]
+fn undecided_pod_is_planned_again_when_what_it_requests_changes() {
+    let mut world = World::with_steps_per_pod(1);
+    world.add_node("node-a", 2);
+    world.add_pod("a", "20Gi");
+    let is_searched = |world: &World| world.figures.undecided_plans == 1;
+    assert!(is_searched(&world));
+    for pause in [1, 2, 4, 8, 16, 32] {
+        world.pass(seconds(pause));
+        assert!(is_searched(&world), "{pause} s after the last search");
+    }
+    world.add_node("node-b", 2);
+    assert!(!is_searched(&world), "other devices do not make the search cheaper");
+    world.edit(WatchedKind::Claim, "a", |claim| claim["metadata"]["labels"] = json!({"team": "x"}));
+    world.deliver_all();
+    assert!(!is_searched(&world), "a tenant cannot have the search repeated");
+    world.edit(WatchedKind::Class, "gpu.tessera.dev", |_| {});
+    world.deliver_all();
+    assert!(is_searched(&world));
+    world.pass(seconds(1));
+    assert!(is_searched(&world), "the pauses start again");
+}
+
+#[test]
+fn denied_claim_of_two_is_written_ever_more_rarely() {
+    let mut world = cluster(1);
+    for name in ["x", "y"] {
+        world.put(WatchedKind::Claim, objects::claim(name, "20Gi"));
+    }
+    world.put(WatchedKind::Pod, objects::pod("both", &["x", "y"]));
+    world.deliver_all();
+    let first = world.open_of("x").unwrap();
+    world.carry_out(first);
+    world.answer(first);
+    world.deliver_all();
+    for pause in [1, 2, 4, 8] {
+        let id = world.open_of("y").unwrap();
+        world.refuse(id, true);
+        world.pass(seconds(pause) - millis(1));
+        assert_eq!(world.open_of("y"), None, "{pause} s after a refusal");
+        world.pass(millis(1));
+    }
+    assert!(world.open_of("y").is_some());
+}
+
 #[test]
 fn repeated_outcome_of_an_ended_write_is_ignored() {
     let mut world = cluster(1);

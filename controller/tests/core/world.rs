@@ -77,6 +77,16 @@ impl World {
         world
     }
 
+    /// Returns an empty cluster with our class, all kinds listed, of which a plan has this many
+    /// steps for each pod.
+    pub(crate) fn with_steps_per_pod(steps: u64) -> Self {
+        let mut world = Self::new();
+        let settings = PlanSettings { reservation_delay: None, ..PlanSettings::default() };
+        world.core = Core::new(PlanSettings { steps_per_pod: steps, ..settings });
+        WatchedKind::ALL.iter().for_each(|kind| world.relist(*kind));
+        world
+    }
+
     /// Returns an empty cluster with our class, before any kind has been listed.
     pub(crate) fn unlisted() -> Self {
         let settings = PlanSettings { reservation_delay: None, ..PlanSettings::default() };

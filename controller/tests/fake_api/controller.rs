@@ -8,6 +8,7 @@ use tessera_allocator::PlanSettings;
 use tessera_controller::metrics::Metrics;
 use tessera_controller::shell::Shell;
 use tessera_controller::watch;
+use tessera_runtime::supervisor::Supervisor;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -21,6 +22,8 @@ pub(crate) struct Controller {
     pub(crate) stop: CancellationToken,
     pub(crate) task: JoinHandle<bool>,
     pub(crate) metrics: Metrics,
+    /// Its watches and writers, which end with it.
+    tasks: Supervisor,
 }
 
 impl Controller {
@@ -31,18 +34,20 @@ impl Controller {
     pub(crate) fn start_with(api: &FakeApi, settings: PlanSettings) -> Self {
         let stop = CancellationToken::new();
         let metrics = Metrics::new(&mut Registry::default());
-        let changes = watch::start(&api.client());
+        let mut tasks = Supervisor::new(stop.clone());
+        let changes = watch::start(&api.client(), &mut tasks);
         let started = Instant::now();
         let seconds = move || i64::try_from(started.elapsed().as_secs()).unwrap();
-        let shell = Shell::new(api.client(), "test", settings, metrics.clone())
+        let shell = Shell::new(api.client(), "test", settings, metrics.clone(), &mut tasks)
             .with_clock(move || Timestamp::from_second(seconds()).unwrap());
         let task = tokio::spawn(shell.run(changes, stop.clone()));
-        Self { stop, task, metrics }
+        Self { stop, task, metrics, tasks }
     }
 
     pub(crate) async fn stop(self) {
         self.stop.cancel();
         assert!(self.task.await.unwrap(), "each write is answered");
+        drop(self.tasks);
     }
 }
 

@@ -14,7 +14,7 @@ use crate::{
     arbitration::Arbitration,
     audit::{AuditFindings, ClaimAudit},
     base_spec::BaseSpec,
-    events::{EventRecorder, NodeEvent},
+    events::{ClaimEvent, EventRecorder, MAX_CLAIM_EVENTS, NodeEvent},
     host_pids,
     inventory::{
         HardwareState, InventoryInputs, InventoryOutputs, InventoryWatcher, InventoryWatcherHandle,
@@ -39,7 +39,12 @@ use crate::{
         library::InstalledLibrary,
         shares::ShareFiles,
     },
-    usage::{Ledgers, audit::UsageAudit, collector::ShareCollector, process::ProcFs},
+    usage::{
+        Ledgers,
+        audit::{AuditEvents, UsageAudit},
+        collector::ShareCollector,
+        process::ProcFs,
+    },
 };
 
 /// A driver that is being started: the parts that several stages need.
@@ -60,6 +65,7 @@ pub(super) struct Startup {
     source: ClaimSource,
     events: EventRecorder,
     node_events: mpsc::UnboundedSender<NodeEvent>,
+    claim_events: mpsc::Sender<ClaimEvent>,
     tasks: Supervisor,
     /// Ends tasks and threads if a later stage fails.
     stop_on_drop: DropGuard,
@@ -112,11 +118,15 @@ impl Startup {
         let stop = CancellationToken::new();
         let stop_on_drop = stop.clone().drop_guard();
         let mut tasks = Supervisor::new(stop);
-        let events = EventRecorder::new(client.clone(), settings.node.clone());
+        let (events, queued) = EventRecorder::new(client.clone(), settings.node.clone());
         let (node_events, received) = mpsc::unbounded_channel();
-        tasks.spawn("node-events", events.clone().record_node_events(received, tasks.stop_token()));
+        let (claim_events, of_claims) = mpsc::channel(MAX_CLAIM_EVENTS);
+        let (stop, source) = (tasks.stop_token(), ClaimSource::new(client.clone()));
+        tasks.spawn("node-events", events.clone().record_node_events(received, stop.clone()));
+        tasks.spawn("pod-events", events.clone().record_pod_events(queued, stop.clone()));
+        let recorded = events.clone().record_claim_events(source.clone(), of_claims, stop);
+        tasks.spawn("claim-events", recorded);
         let pool = PoolName::of_node(&settings.node);
-        let source = ClaimSource::new(client.clone());
         Ok(Self {
             begun,
             settings,
@@ -134,6 +144,7 @@ impl Startup {
             source,
             events,
             node_events,
+            claim_events,
             tasks,
             stop_on_drop,
         })
@@ -228,7 +239,7 @@ impl Startup {
             Arc::clone(&self.gpus),
             ProcFs::new(self.settings.proc.clone()),
             Arc::clone(&self.metrics),
-            self.node_events.clone(),
+            AuditEvents { node: self.node_events.clone(), claims: self.claim_events.clone() },
             self.mps.clone(),
         );
         self.tasks.spawn("usage-audit", usage.run(stop.clone()));
@@ -239,8 +250,7 @@ impl Startup {
             self.node_events.clone(),
         );
         self.tasks.spawn("mps-watch", daemons.run(stop.clone()));
-        let arbitration = Arbitration::new(self.paths.clone(), self.journal.watch());
-        self.tasks.spawn("arbitration", arbitration.run(stop));
+        self.tasks.spawn("arbitration", Arbitration::new(self.ledgers.clone()).run(stop));
         host_pids::spawn(&mut self.tasks, self.paths.clone())
             .context("cannot start the thread host-pids")
     }

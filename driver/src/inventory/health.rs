@@ -44,7 +44,7 @@ pub(super) fn health_of(
             Some(reason @ (UnpublishedReason::Lost | UnpublishedReason::Unreadable { .. })) => {
                 (Some(false), reason.to_string())
             }
-            // The operator does not share it; its health is not known.
+            // It is not published, for a reason that does not depend on its health.
             Some(reason) => (None, reason.to_string()),
         };
         devices.push(device(gpu, healthy, message));

@@ -4,11 +4,12 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, File, Permissions},
     io::{self, Write},
-    os::unix::fs::{FileExt, PermissionsExt},
+    os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
     sync::Arc,
 };
 
+use nix::fcntl::OFlag;
 use tessera_api::names::{ClaimDeviceName, ClaimUid};
 use tessera_intercept_abi::{
     GRANT_LEN, GRANTS_TMPFS_INODES, Grant, GrantError, GrantUpdate, LEDGER_LEN,
@@ -237,8 +238,17 @@ const GRANT_MODE: u32 = 0o644;
 /// Any user of the container may write a ledger, also one of another user namespace.
 const LEDGER_MODE: u32 = 0o666;
 
+/// Opens a grant for reading and writing.
+///
+/// # Errors
+/// [`WouldBlock`](io::ErrorKind::WouldBlock) while a container has a lease on its grant, which
+/// would delay the caller by most of a minute. The lease ends by that.
+pub fn open_grant(path: &Path) -> io::Result<File> {
+    File::options().read(true).write(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)
+}
+
 fn change_in_place(path: &Path, update: &GrantUpdate) -> io::Result<()> {
-    let file = File::options().write(true).open(path)?;
+    let file = open_grant(path)?;
     let sequence = GrantUpdate::SEQUENCE_OFFSET as u64;
     file.write_all_at(&update.begin, sequence)?;
     file.write_all_at(&update.body, GrantUpdate::BODY_OFFSET as u64)?;

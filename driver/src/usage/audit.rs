@@ -10,7 +10,10 @@ use std::{
     time::Duration,
 };
 
-use tessera_api::{events, names::GpuUuid};
+use tessera_api::{
+    events,
+    names::{ClaimDeviceName, GpuUuid},
+};
 use tessera_gpu::{GpuLibrary, GpuProcess};
 use tessera_intercept_abi::ProcessReport;
 use tessera_runtime::{error_chain::chain, supervisor::blocking};
@@ -22,7 +25,10 @@ use super::{
     process::{HostProcess, ProcFs},
 };
 use crate::{
-    context_memory::MAX_UNCHARGED_BYTES, events::NodeEvent, metrics::DriverMetrics, mps::Mps,
+    context_memory::MAX_UNCHARGED_BYTES,
+    events::{ClaimEvent, NodeEvent},
+    metrics::DriverMetrics,
+    mps::Mps,
 };
 
 /// Interval of rounds. Each makes a few calls to NVML per GPU in use.
@@ -34,7 +40,7 @@ pub struct UsageAudit {
     gpus: Arc<dyn GpuLibrary>,
     processes: ProcFs,
     metrics: Arc<DriverMetrics>,
-    events: mpsc::UnboundedSender<NodeEvent>,
+    events: AuditEvents,
     /// The MPS daemons, whose servers hold memory for other processes.
     mps: Mps,
     /// The GPUs of the last round; false if the comparison was not possible.
@@ -45,6 +51,17 @@ pub struct UsageAudit {
     suspected: BTreeSet<SuspectProcess>,
     /// Findings that were reported and still exist.
     reported: BTreeSet<SuspectProcess>,
+    /// Shares with unreadable ledgers; true if that was reported.
+    unreadable: BTreeMap<ClaimDeviceName, bool>,
+}
+
+/// Receivers of what the audit finds.
+#[derive(Clone, Debug)]
+pub struct AuditEvents {
+    /// Events on the Node.
+    pub node: mpsc::UnboundedSender<NodeEvent>,
+    /// Events on the pods of claims.
+    pub claims: mpsc::Sender<ClaimEvent>,
 }
 
 impl std::fmt::Debug for UsageAudit {
@@ -121,10 +138,10 @@ impl UsageAudit {
         gpus: Arc<dyn GpuLibrary>,
         processes: ProcFs,
         metrics: Arc<DriverMetrics>,
-        events: mpsc::UnboundedSender<NodeEvent>,
+        events: AuditEvents,
         mps: Mps,
     ) -> Self {
-        let (audited, totals, suspected, reported) = Default::default();
+        let (audited, totals, suspected, reported, unreadable) = Default::default();
         Self {
             ledgers,
             gpus,
@@ -136,6 +153,7 @@ impl UsageAudit {
             totals,
             suspected,
             reported,
+            unreadable,
         }
     }
 
@@ -190,6 +208,34 @@ impl UsageAudit {
             self.audited.insert(gpu, is_audited && is_readable);
         }
         self.report(&found);
+        self.report_unreadable(&shares);
+    }
+
+    /// Reports ledgers that are unreadable in two rounds in a row, once: a share that is being
+    /// unprepared has no ledger for a moment.
+    fn report_unreadable(&mut self, shares: &[ShareUsage]) {
+        let mut unreadable = BTreeMap::new();
+        for share in shares {
+            let Err(error) = &share.usage else { continue };
+            let before = self.unreadable.get(&share.share).copied();
+            unreadable.insert(share.share.clone(), before.is_some());
+            if before != Some(false) {
+                continue;
+            }
+            let note = format!(
+                "ledger of ResourceClaim {} for {} is unreadable ({}): its containers have overwritten it or hold locks on it. \
+                 Their GPU memory and compute are not measured, and CUDA may refuse memory. Delete the pod",
+                share.claim,
+                share.gpu,
+                chain(error)
+            );
+            tracing::warn!(namespace = %share.namespace, claim = %share.claim, note, "ledger is unreadable");
+            let (namespace, claim) = (share.namespace.clone(), share.claim.clone());
+            let (uid, reason) = (share.share.claim().clone(), events::LEDGER_UNREADABLE);
+            // A full queue has the events of other claims; the metric has all of them.
+            let _ = self.events.claims.try_send(ClaimEvent { namespace, claim, uid, reason, note });
+        }
+        self.unreadable = unreadable;
     }
 
     /// Reports findings of two rounds in a row: a process may start or exit between the reads of
@@ -216,8 +262,10 @@ impl UsageAudit {
                 let note = finding.note();
                 tracing::warn!(note, "process holds memory that no ledger accounts for");
                 // The receiver is gone when the driver stops.
-                let _ =
-                    self.events.send(NodeEvent { reason: events::GPU_MEMORY_UNACCOUNTED, note });
+                let _ = self
+                    .events
+                    .node
+                    .send(NodeEvent { reason: events::GPU_MEMORY_UNACCOUNTED, note });
             }
         }
         self.suspected = now;
@@ -265,8 +313,10 @@ fn unaccounted(
     of_gpu: &[&ShareUsage],
     proc: &ProcFs,
 ) -> Vec<UnaccountedProcess> {
-    // The processes of a corrupt ledger are unknown. A metric of its own reports corrupt ledgers.
-    let all_readable = of_gpu.iter().all(|share| share.usage.is_ok());
+    // The processes of an unreadable ledger are unknown. They are those that have it mapped.
+    let unreadable: Vec<_> = of_gpu.iter().filter_map(|share| share.usage.as_ref().err()).collect();
+    let may_be_of_unreadable =
+        |pid| unreadable.iter().any(|ledger| ledger.file.is_none_or(|file| proc.maps(pid, file)));
     let judge = |held: &GpuProcess| {
         let process = proc.process(held.pid)?;
         let pod_uid = process.pod_uid.clone()?;
@@ -274,8 +324,9 @@ fn unaccounted(
         let (gpu, pid, held_bytes) = (gpu.clone(), held.pid, held.bytes);
         let finding =
             UnaccountedProcess { gpu, pid, process, pod_uid, held_bytes, accounted_bytes };
-        let may_be_found = accounted_bytes.is_some() || all_readable;
-        (may_be_found && finding.excess_bytes() > MAX_UNCHARGED_BYTES).then_some(finding)
+        let is_found = finding.excess_bytes() > MAX_UNCHARGED_BYTES
+            && (accounted_bytes.is_some() || !may_be_of_unreadable(pid));
+        is_found.then_some(finding)
     };
     processes.iter().filter_map(judge).collect()
 }

@@ -5,6 +5,7 @@
 //! Requests that depend on RBAC are a list of their own, because the simulated cluster has no RBAC.
 
 mod allocation;
+mod controller;
 mod finalizer;
 mod harness;
 mod managed_taint;
@@ -21,6 +22,7 @@ use harness::AdmissionHarness;
 pub(super) async fn enforce_policies(test_bed: TestBed) -> TrialOutcome {
     let harness = AdmissionHarness::new(&test_bed).await?;
     allocation::check(&harness).await?;
+    controller::check(&harness).await;
     finalizer::check(&harness).await?;
     managed_taint::check(&harness).await?;
     slices::check(&harness).await?;

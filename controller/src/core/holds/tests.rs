@@ -119,6 +119,45 @@ fn counts_end_with_their_object_or_by_restart() {
 }
 
 #[test]
+fn change_of_the_basis_ends_hold_and_count() {
+    let (mut holds, now) = (Holds::default(), Moment::START);
+    let (subject, reason) = (Subject::pod(&pod("p")), HoldReason::WriteDenied);
+    let first = reason.rule().first;
+    for expected in [first, 2 * first] {
+        assert_eq!(holds.hold_on(&subject, reason, Basis(1), now) - now, expected);
+        holds.end_if_changed(&subject, reason, Basis(1));
+        assert!(holds.is_held(&subject, reason, now));
+    }
+    holds.end_if_changed(&subject, reason, Basis(2));
+    assert!(!holds.is_held(&subject, reason, now));
+    assert_eq!(holds.next_end(now), None);
+    assert_eq!(holds.hold_on(&subject, reason, Basis(2), now) - now, first);
+}
+
+#[test]
+fn hold_that_is_cut_short_keeps_its_count() {
+    let (mut holds, now) = (Holds::default(), Moment::START);
+    let (subject, reason) = (Subject::pod(&pod("p")), HoldReason::WriteDenied);
+    holds.hold_on(&subject, reason, Basis(1), now);
+    holds.cut_short(&subject, reason, now);
+    assert!(!holds.is_held(&subject, reason, now));
+    assert_eq!(holds.next_end(now), None);
+    let again = holds.hold_on(&subject, reason, Basis(1), now) - now;
+    assert_eq!(again, 2 * reason.rule().first);
+}
+
+#[test]
+fn published_event_is_forgotten_with_its_pause() {
+    let (mut holds, now) = (Holds::default(), Moment::START);
+    let subject = Subject::pod(&pod("p"));
+    let until = holds.hold(subject.clone(), HoldReason::EventPublished, now);
+    holds.retain(until - millis(1), |_, _| true);
+    assert!(holds.is_held(&subject, HoldReason::EventPublished, until - millis(1)));
+    holds.retain(until, |_, _| true);
+    assert!(holds.holds.is_empty(), "the pod exists, and nothing of the event is kept");
+}
+
+#[test]
 fn excluded_nodes_are_those_of_the_pod() {
     let (mut holds, now) = (Holds::default(), Moment::START);
     let node = |name| NodeName::new(name).unwrap();

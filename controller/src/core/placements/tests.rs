@@ -62,6 +62,7 @@ fn waiting(message: Option<&str>) -> Waiting {
         movable: vec![tessera_api::names::ClaimUid::new("c").unwrap()],
         node: Some(node("node-a")),
         node_gone: false,
+        is_complete: true,
         nominated: false,
         unschedulable: message.map(str::to_owned),
     }
@@ -321,6 +322,23 @@ fn release_holds_the_pod_and_excludes_the_node() {
     assert_eq!(fixture.holds.next_end(now), Some(released));
     let excluded = now + HoldReason::NodeFailed.rule().first;
     assert_eq!(fixture.holds.next_end(released), Some(excluded));
+}
+
+#[test]
+fn released_pod_is_not_held_for_a_denied_write() {
+    let now = Moment::START;
+    let mut fixture = Fixture::default();
+    for _ in 0..8 {
+        fixture.not_written(NotWritten::Denied(Basis(1)), now);
+    }
+    fixture.gave_up(now);
+    assert!(!fixture.is_held(HoldReason::WriteDenied, now));
+    fixture.not_written(NotWritten::Denied(Basis(1)), now);
+    assert!(fixture.is_held(HoldReason::WriteDenied, now + seconds(200)), "the count stays");
+    fixture.verdict(&Waiting { is_complete: false, ..waiting(None) }, now);
+    assert!(fixture.is_held(HoldReason::WriteDenied, now), "one claim is not written yet");
+    fixture.verdict(&waiting(None), now);
+    assert!(!fixture.is_held(HoldReason::WriteDenied, now), "all claims are written");
 }
 
 #[test]

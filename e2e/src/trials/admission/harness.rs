@@ -10,8 +10,7 @@ use kube::core::Request;
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
-use crate::trials::test_bed::{TIMEOUT, TestBed};
-use crate::wait::{self, CheckResult};
+use crate::trials::test_bed::{TIMEOUT, TestBed, wait_deleted};
 
 /// A user that the administrator impersonates.
 #[derive(Clone, Copy)]
@@ -193,12 +192,7 @@ impl AdmissionHarness {
     /// Waits until a claim is deleted.
     pub(super) async fn wait_deleted(&self, claim: &str) -> anyhow::Result<()> {
         let claims: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &self.namespace);
-        let check = |found: Option<&ResourceClaim>| match found {
-            None => CheckResult::Done(()),
-            Some(claim) => CheckResult::Pending(json!(claim.metadata).to_string()),
-        };
-        Ok(wait::until_one(claims, claim, &format!("claim {claim} to be deleted"), TIMEOUT, check)
-            .await?)
+        wait_deleted(claims, claim).await
     }
 
     /// Returns an error that lists all unexpected outcomes.

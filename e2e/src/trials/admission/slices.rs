@@ -8,7 +8,7 @@ use super::harness::{
 };
 
 const SLICES: &str = "resourceslices";
-const NAME: &str = "policies-slice";
+const NAME: &str = "000-gpu.tessera.dev-policies-node";
 const SLICE: Target<'_> = Target(SLICES, NAME, "");
 const OWN_NODE: &str = "of its own node";
 const ONLY_DRIVER: &str = "only tessera-driver publishes";
@@ -79,6 +79,15 @@ pub(super) async fn check(harness: &AdmissionHarness) -> anyhow::Result<()> {
         )
         .await;
 
+    let mut renamed = slice(OWN_DRIVER, NODE);
+    renamed["metadata"]["name"] = "policies-slice".into();
+    let mut one_of_many = slice(OWN_DRIVER, NODE);
+    one_of_many["spec"]["pool"]["resourceSliceCount"] = 9.into();
+    for (what, slice) in [("a slice of another name", renamed), ("one of many slices", one_of_many)]
+    {
+        let create = Action::Create(slice);
+        harness.expect_denied(DRIVER, what, "at most 8 slices", all(SLICES), create).await;
+    }
     harness.expect_allowed(DRIVER, "a slice of its own node", all(SLICES), own()).await;
     changes(harness).await;
     deletions(harness).await;
