@@ -11,6 +11,10 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
+use futures::{
+    StreamExt,
+    stream::{self, BoxStream},
+};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use tessera_api::names::{ClaimUid, DRIVER_NAME, GpuUuid};
 use tessera_runtime::error_chain::chain;
@@ -30,8 +34,14 @@ use crate::{
 /// per second.
 const INTERVAL: Duration = Duration::from_secs(300);
 
+/// Time until claims that could not be read are read again.
+const RETRY_INTERVAL: Duration = Duration::from_secs(30);
+
 /// Deadline of the read of one claim.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Number of reads at the same time. A round of 80 claims without any answer lasts 100 s.
+const CONCURRENT_READS: usize = 8;
 
 /// GPUs of orphaned claims.
 pub type OrphanedGpus = BTreeSet<GpuUuid>;
@@ -41,9 +51,29 @@ pub type OrphanedGpus = BTreeSet<GpuUuid>;
 pub struct AuditFindings {
     /// GPUs of orphaned claims.
     pub gpus: OrphanedGpus,
-    /// True once every claim was compared since the driver started. Until then, GPUs that are
-    /// published as orphaned stay so.
-    pub is_complete: bool,
+    /// GPUs that are published as orphaned and stay so, because a restart forgets the findings.
+    pub undecided: UndecidedGpus,
+}
+
+/// GPUs whose claims were not compared since the driver started.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum UndecidedGpus {
+    /// All GPUs: the audit has not started.
+    #[default]
+    All,
+    /// GPUs with a claim that was not read yet, or could not be read.
+    Only(BTreeSet<GpuUuid>),
+}
+
+impl UndecidedGpus {
+    /// Returns true if a claim of `gpu` was not compared.
+    #[must_use]
+    pub fn contains(&self, gpu: &GpuUuid) -> bool {
+        match self {
+            Self::All => true,
+            Self::Only(gpus) => gpus.contains(gpu),
+        }
+    }
 }
 
 /// The audit of one node's claims.
@@ -55,8 +85,17 @@ pub struct ClaimAudit {
     orphaned: watch::Sender<AuditFindings>,
     /// Orphaned claims.
     found: BTreeSet<ClaimUid>,
-    /// True once every claim was compared in one round.
-    is_complete: bool,
+    /// Claims that were compared since the driver started.
+    compared: BTreeSet<ClaimUid>,
+    /// Claims whose last read failed.
+    unread: BTreeSet<ClaimUid>,
+}
+
+/// The result of one read.
+struct Comparison {
+    uid: ClaimUid,
+    record: ClaimRecord,
+    claim: Result<ResourceClaim, ReadError>,
 }
 
 impl ClaimAudit {
@@ -68,73 +107,118 @@ impl ClaimAudit {
         metrics: Arc<DriverMetrics>,
         orphaned: watch::Sender<AuditFindings>,
     ) -> Self {
-        Self { source, journal, metrics, orphaned, found: BTreeSet::new(), is_complete: false }
+        let (found, compared, unread) = Default::default();
+        Self { source, journal, metrics, orphaned, found, compared, unread }
     }
 
     /// Audits until `stop`: immediately, since a restart forgets the findings, then every five
-    /// minutes.
+    /// minutes. Claims that could not be read are read again after 30 s.
     pub async fn run(mut self, stop: CancellationToken) {
-        let mut due = Instant::now();
+        let mut all_due = Instant::now();
+        let mut due = all_due;
+        let mut reads: Option<BoxStream<'static, Comparison>> = None;
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
                 Ok(()) = self.journal.changed() => {}
-                () = sleep_until(due) => {
-                    self.round().await;
-                    due = Instant::now() + INTERVAL;
+                comparison = next(&mut reads), if reads.is_some() => {
+                    match comparison {
+                        Some(comparison) => self.record(comparison),
+                        None => {
+                            reads = None;
+                            let retry = Instant::now() + RETRY_INTERVAL;
+                            due = if self.unread.is_empty() { all_due } else { retry.min(all_due) };
+                        }
+                    }
+                }
+                () = sleep_until(due), if reads.is_none() => {
+                    let now = Instant::now();
+                    let is_full = now >= all_due;
+                    if is_full {
+                        all_due = now + INTERVAL;
+                    }
+                    reads = Some(self.reads(is_full));
                 }
             }
             self.publish();
         }
     }
 
-    /// Compares every claim of the journal, also those that wait for an MPS control daemon.
-    /// Findings about claims that cannot be read stay.
-    async fn round(&mut self) {
+    /// Returns the reads of all claims of the journal, also of those that wait for an MPS control
+    /// daemon, or of those whose last read failed.
+    fn reads(&self, is_full: bool) -> BoxStream<'static, Comparison> {
         let journal = Arc::clone(&self.journal.borrow());
-        let mut is_complete = true;
-        for (uid, record) in &journal.claims {
-            let until = Instant::now() + READ_TIMEOUT;
-            let orphaned = match self.source.read(&record.namespace, &record.name, until).await {
-                Ok(claim) => !grants(&claim, uid, record),
-                Err(ReadError::NotFound { .. }) => true,
-                Err(error) => {
-                    tracing::warn!(
-                        namespace = %record.namespace, claim = %record.name, %uid, error = %chain(&error),
-                        "cannot compare prepared claim with the API server"
-                    );
-                    is_complete = false;
-                    continue;
-                }
-            };
-            if !orphaned {
-                self.found.remove(uid);
-            } else if self.found.insert(uid.clone()) {
-                tracing::warn!(
-                    namespace = %record.namespace, claim = %record.name, %uid,
-                    "prepared claim was deleted, replaced or deallocated; its GPUs are tainted until the kubelet unprepares it"
-                );
+        let source = self.source.clone();
+        let claims: Vec<_> = journal
+            .claims
+            .iter()
+            .filter(|(uid, _)| is_full || self.unread.contains(*uid))
+            .map(|(uid, record)| (uid.clone(), record.clone()))
+            .collect();
+        let read = move |(uid, record): (ClaimUid, ClaimRecord)| {
+            let source = source.clone();
+            async move {
+                let until = Instant::now() + READ_TIMEOUT;
+                let claim = source.read(&record.namespace, &record.name, until).await;
+                Comparison { uid, record, claim }
             }
+        };
+        stream::iter(claims).map(read).buffer_unordered(CONCURRENT_READS).boxed()
+    }
+
+    /// Keeps the result of one read. The finding about a claim that cannot be read stays.
+    fn record(&mut self, Comparison { uid, record, claim }: Comparison) {
+        let is_orphaned = match claim {
+            Ok(claim) => !grants(&claim, &uid, &record),
+            Err(ReadError::NotFound { .. }) => true,
+            Err(error) => {
+                tracing::warn!(
+                    namespace = %record.namespace, claim = %record.name, %uid, error = %chain(&error),
+                    "cannot compare prepared claim with the API server; retrying in 30 s"
+                );
+                self.unread.insert(uid);
+                return;
+            }
+        };
+        self.unread.remove(&uid);
+        self.compared.insert(uid.clone());
+        if !is_orphaned {
+            self.found.remove(&uid);
+        } else if self.found.insert(uid.clone()) {
+            tracing::warn!(
+                namespace = %record.namespace, claim = %record.name, %uid,
+                "prepared claim was deleted, replaced or deallocated; its GPUs are tainted until the kubelet unprepares it"
+            );
         }
-        self.is_complete |= is_complete;
     }
 
     /// Sends the GPUs of orphaned claims that are still prepared.
     fn publish(&mut self) {
         let journal = Arc::clone(&self.journal.borrow_and_update());
-        self.found.retain(|uid| journal.claims.contains_key(uid));
-        let records = self.found.iter().filter_map(|uid| journal.claims.get(uid));
-        let gpus: OrphanedGpus = records
-            .flat_map(|record| record.shares.iter().map(|share| share.gpu.clone()))
-            .collect();
+        for claims in [&mut self.found, &mut self.compared, &mut self.unread] {
+            claims.retain(|uid| journal.claims.contains_key(uid));
+        }
+        let gpus = gpus_of(&journal, |uid| self.found.contains(uid));
+        let undecided = UndecidedGpus::Only(gpus_of(&journal, |uid| !self.compared.contains(uid)));
         self.metrics.set_orphaned_claims(self.found.len());
         self.orphaned.send_if_modified(|published| {
-            let findings = AuditFindings { gpus, is_complete: self.is_complete };
+            let findings = AuditFindings { gpus, undecided };
             let is_changed = *published != findings;
             *published = findings;
             is_changed
         });
     }
+}
+
+/// Returns the next result of `reads`, or `None` after the last.
+async fn next(reads: &mut Option<BoxStream<'static, Comparison>>) -> Option<Comparison> {
+    reads.as_mut()?.next().await
+}
+
+/// Returns the GPUs of the claims of `journal` that are `wanted`.
+fn gpus_of(journal: &Journal, wanted: impl Fn(&ClaimUid) -> bool) -> BTreeSet<GpuUuid> {
+    let claims = journal.claims.iter().filter(|(uid, _)| wanted(uid));
+    claims.flat_map(|(_, record)| record.shares.iter().map(|share| share.gpu.clone())).collect()
 }
 
 /// Returns true if `claim` is the object that was prepared and still has all of its shares.

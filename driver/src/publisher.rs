@@ -250,10 +250,8 @@ impl Publisher {
         let journal = self.journal.as_mut().map(|journal| Arc::clone(&journal.borrow_and_update()));
         let findings = self.orphaned.borrow_and_update().clone();
         let mut orphaned = findings.gpus;
-        // A restart forgets the findings. Until the audit is complete, published taints stay.
-        if !findings.is_complete {
-            orphaned.extend(orphaned_as_published(self.observed.values()));
-        }
+        let published = orphaned_as_published(self.observed.values());
+        orphaned.extend(published.into_iter().filter(|gpu| findings.undecided.contains(gpu)));
         let leaving_stock = self.leaving_stock();
         let Some(desired) =
             self.source.slices(&hardware, journal.as_deref(), &orphaned, leaving_stock)

@@ -2,6 +2,8 @@
 
 mod fakes;
 
+use std::time::Duration;
+
 use fakes::{
     gpus::uuid,
     kubelet::Kubelet,
@@ -10,7 +12,7 @@ use fakes::{
 use serde_json::{Value, json};
 
 /// A little more than the interval of the audit.
-const AUDIT_INTERVAL: std::time::Duration = std::time::Duration::from_secs(301);
+const AUDIT_INTERVAL: Duration = Duration::from_secs(301);
 
 const TAINT: &str = "gpu.tessera.dev/orphaned-claim";
 
@@ -82,6 +84,64 @@ async fn failed_read_of_one_claim_does_not_end_the_audit() {
     tokio::time::advance(AUDIT_INTERVAL).await;
     tokio::time::resume();
     until_tainted(&node, &[1]).await;
+}
+
+#[tokio::test]
+async fn failed_read_is_repeated_before_the_next_round() {
+    let node = Node::with_gpus(1);
+    let _driver = node.start().await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    kubelet.prepare(node.allocate("a", &[(0, 1, 0)])).await.expect("prepared");
+    node.api.remove_claim("ns", "a");
+    node.api.fail_claim_reads(1, 503);
+    let reads = node.api.claim_reads();
+    tokio::time::pause();
+    tokio::time::advance(AUDIT_INTERVAL).await;
+    tokio::time::resume();
+    node.api.wait_for("a read", |api| (api.claim_reads() > reads).then_some(())).await;
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(31)).await;
+    tokio::time::resume();
+    until_tainted(&node, &[0]).await;
+}
+
+#[tokio::test]
+async fn claims_are_read_while_another_read_is_held() {
+    let node = Node::with_gpus(2);
+    let _driver = node.start().await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    let a = node.allocate("a", &[(0, 1, 0)]);
+    kubelet.prepare(a.clone()).await.expect("prepared");
+    kubelet.prepare(node.allocate("b", &[(1, 1, 0)])).await.expect("prepared");
+    let reads = node.api.claim_reads();
+    node.api.hold_claim_reads();
+    tokio::time::pause();
+    tokio::time::advance(AUDIT_INTERVAL).await;
+    tokio::time::resume();
+    node.api.wait_for("both reads", |api| (api.claim_reads() == reads + 2).then_some(())).await;
+    node.api.release_claim_reads();
+}
+
+#[tokio::test]
+async fn claim_that_cannot_be_read_keeps_only_its_own_taint() {
+    let node = Node::with_gpus(2);
+    let driver = node.start().await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    let claims = || [claim("a", &[(0, 1, 0)]), claim("b", &[(1, 1, 0)])];
+    kubelet.prepare(node.allocate("a", &[(0, 1, 0)])).await.expect("prepared");
+    kubelet.prepare(node.allocate("b", &[(1, 1, 0)])).await.expect("prepared");
+    node.api.remove_claim("ns", "a");
+    node.api.remove_claim("ns", "b");
+    driver.stop().await;
+    let driver = node.start().await;
+    until_tainted(&node, &[0, 1]).await;
+    driver.stop().await;
+
+    // The claims are restored, and one cannot be read.
+    claims().into_iter().for_each(|claim| node.api.put_claim(claim));
+    node.api.fail_reads_of_claim("a", 503);
+    let _driver = node.start().await;
+    until_tainted(&node, &[0]).await;
 }
 
 #[tokio::test]

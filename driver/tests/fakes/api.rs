@@ -43,6 +43,8 @@ struct Objects {
     events: Vec<Value>,
     /// Number of reads of claims that fail, and their status code.
     failures: (usize, u16),
+    /// Name of a claim whose reads fail, and their status code.
+    failing_claim: Option<(String, u16)>,
     claim_reads: usize,
     /// True to drop taints, as a server without the feature DRADeviceTaints does.
     drop_taints: bool,
@@ -110,6 +112,10 @@ impl Api {
     /// Lets the next `times` reads of claims fail with `code`.
     pub fn fail_claim_reads(&self, times: usize, code: u16) {
         self.change(|objects| objects.failures = (times, code));
+    }
+
+    pub fn fail_reads_of_claim(&self, name: &str, code: u16) {
+        self.change(|objects| objects.failing_claim = Some((name.to_owned(), code)));
     }
 
     /// Holds reads of claims until [`Api::release_claim_reads`].
@@ -341,6 +347,9 @@ async fn claim(State(api): State<Api>, Path(key): Path<(String, String)>) -> Res
         if objects.failures.0 > 0 {
             objects.failures.0 -= 1;
             return failure(objects.failures.1, "Failing");
+        }
+        if let Some((_, code)) = objects.failing_claim.as_ref().filter(|(name, _)| *name == key.1) {
+            return failure(*code, "Failing");
         }
         objects
             .claims
