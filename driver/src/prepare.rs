@@ -9,11 +9,12 @@
 //! time (two pods that share it), repeats calls after restarts, and during an update calls either
 //! of two instances. So:
 //!
-//! * Each claim is prepared in a task of its own, which the kubelet's cancellation does not reach.
+//! * Each claim is prepared in a task of its own, so that a canceled call stops at a point where the
+//!   node is unchanged, or is changed back.
 //! * The part that changes the node ([`node`]) is one blocking function under the journal's lock.
 //!   It is short, since it waits for no network.
-//! * A Prepare that waits for the API server or for room is an attempt, which an Unprepare ends in
-//!   whichever instance.
+//! * A Prepare that waits for the API server or for room is an attempt, which ends with its call, and
+//!   which an Unprepare by any instance ends.
 
 pub mod claim;
 pub mod error;
@@ -33,6 +34,7 @@ use tokio::{
     sync::watch,
     time::{Instant, sleep_until},
 };
+use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use self::{claim::PreparableClaim, source::ClaimSource};
@@ -116,17 +118,19 @@ impl Preparer {
     /// A claim that is prepared gets the same answer, after missing files were restored.
     ///
     /// # Errors
-    /// [`PrepareError`]; the node is unchanged then.
+    /// [`PrepareError`]; the node is unchanged then. [`PrepareError::Canceled`] if `call` is
+    /// canceled.
     async fn prepare_with_retries(
         &self,
         asked: &ClaimRef,
         until: Instant,
+        call: CancellationToken,
     ) -> Result<Vec<PreparedDevice>, PrepareError> {
         let claim = NamedClaim::try_from(asked)?;
         let (node, uid) = (Arc::clone(&self.node), claim.uid.clone());
         // Before the claim is read: an Unprepare from now on ends this attempt.
         let attempt =
-            tokio::task::spawn_blocking(move || Attempt::begin(&node.paths, &uid)).await??;
+            tokio::task::spawn_blocking(move || Attempt::begin(&node.paths, &uid, call)).await??;
         let attempt = Arc::new(attempt);
         fault::point_async("prepare-asked").await;
         let mut journal = self.node.journal.watch();
@@ -142,7 +146,7 @@ impl Preparer {
             };
             let next = Instant::now() + pause;
             if !error.is_transient() || next >= until {
-                if let Some(claim) = read.filter(|_| !matches!(error, PrepareError::Unprepared)) {
+                if let Some(claim) = read.filter(|_| !matches!(error, PrepareError::Canceled)) {
                     self.events.prepare_failed(&claim, &chain(&error));
                 }
                 return Err(error);
@@ -151,6 +155,7 @@ impl Preparer {
             tracing::warn!(error = %chain(&error), "cannot prepare claim yet; trying again");
             tokio::select! {
                 () = sleep_until(next) => {}
+                () = attempt.canceled() => {}
                 Ok(()) = journal.changed() => {}
                 Ok(()) = hardware.changed() => {}
             }
@@ -167,9 +172,13 @@ impl Preparer {
         read: &mut Option<ResourceClaim>,
     ) -> Result<Vec<PreparedDevice>, PrepareError> {
         if !attempt.is_current()? {
-            return Err(PrepareError::Unprepared);
+            return Err(PrepareError::Canceled);
         }
-        let from_api = match self.source.read(&claim.namespace, &claim.name, until).await {
+        let answer = tokio::select! {
+            answer = self.source.read(&claim.namespace, &claim.name, until) => answer,
+            () = attempt.canceled() => return Err(PrepareError::Canceled),
+        };
+        let from_api = match answer {
             Ok(from_api) => read.insert(from_api),
             // The kubelet has read the claim itself before this call, and the earlier answer still
             // holds.
@@ -209,7 +218,8 @@ impl Preparer {
     }
 }
 
-/// Handles each call of the kubelet in a task that outlives the call.
+/// Handles each call of the kubelet in a task of its own. A canceled Unprepare is completed; a
+/// canceled Prepare ends.
 #[derive(Clone, Debug)]
 pub struct DetachedClaims(pub Arc<Preparer>);
 
@@ -217,12 +227,16 @@ impl ClaimHandler for DetachedClaims {
     async fn prepare(&self, claim: ClaimRef) -> Result<Vec<PreparedDevice>, String> {
         let span = tracing::info_span!("prepare", claim = %format_args!("{}/{}", claim.namespace, claim.name), uid = %claim.uid);
         let (until, preparer) = (Instant::now() + PREPARE_TIMEOUT, Arc::clone(&self.0));
+        let call = CancellationToken::new();
+        // The server drops this future when the kubelet cancels the call.
+        let _cancel_on_drop = call.clone().drop_guard();
         let work = async move {
             let timer = preparer.metrics.start_timer(Operation::Prepare);
-            let result = preparer.prepare_with_retries(&claim, until).await;
+            let result = preparer.prepare_with_retries(&claim, until, call).await;
             timer.done(result.is_ok());
             match &result {
                 Ok(devices) => tracing::info!(devices = devices.len(), "prepared claim"),
+                Err(PrepareError::Canceled) => tracing::info!("prepare was canceled"),
                 Err(error) => tracing::error!(error = %chain(error), "cannot prepare claim"),
             }
             result

@@ -14,8 +14,9 @@ use oci_spec::runtime as oci;
 use serde_json::json;
 use tessera_api::slice::MemoryRatio;
 use tessera_driver::{
-    driver::DriverSettings,
+    driver::{Driver, DriverSettings},
     intercept::{InterceptMode, ProxiedLibrary},
+    kubelet::plugin::{ClaimHandler, ClaimRef},
 };
 use tessera_intercept_abi::{Grant, LEDGER_LEN, LedgerReport};
 use tessera_proto::{dra_v1, dra_v1beta1, health_v1};
@@ -362,7 +363,7 @@ async fn cancelled(node: &Node, kubelet: &Kubelet, claim: &dra_v1::Claim) {
 }
 
 #[tokio::test]
-async fn canceled_call_completes_in_background() {
+async fn call_after_a_canceled_one_prepares() {
     let node = Node::with_gpus(1);
     let _driver = node.start().await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
@@ -371,6 +372,48 @@ async fn canceled_call_completes_in_background() {
     node.api.release_claim_reads();
     kubelet.prepare(claim).await.expect("prepared");
     assert_eq!(node.claim_mounts().len(), 1);
+}
+
+/// Waits until a Prepare of this driver has failed.
+async fn until_prepare_failed(driver: &Driver) {
+    let failed = r#"tessera_driver_claim_operations_total{operation="Prepare",outcome="Failed"} 1"#;
+    let ended = async {
+        while !driver.metrics().render().contains(failed) {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(300), ended).await.expect("the attempt ends");
+}
+
+#[tokio::test]
+async fn canceled_prepare_ends_without_the_api_server() {
+    let node = Node::with_gpus(1);
+    let driver = node.start().await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    let claim = node.allocate("a", &[(0, 1, 0)]);
+    cancelled(&node, &kubelet, &claim).await;
+    // The API server still holds the read.
+    until_prepare_failed(&driver).await;
+    node.api.release_claim_reads();
+    assert!(node.claim_mounts().is_empty());
+    kubelet.prepare(claim).await.expect("prepared at the next call");
+}
+
+/// The kubelet cancels the Prepare of a deleted pod and calls Unprepare, which may overtake it.
+#[tokio::test]
+async fn prepare_that_unprepare_overtook_leaves_nothing() {
+    let node = Node::with_gpus(1);
+    let driver = node.start().await;
+    let claim = node.allocate("a", &[(0, 1, 0)]);
+    let claims = driver.claims().clone();
+    // The task of the call is spawned, and has not begun.
+    let mut call = Box::pin(claims.prepare(ClaimRef::from(claim.clone())));
+    assert!(futures::poll!(&mut call).is_pending());
+    drop(call);
+    claims.unprepare(ClaimRef::from(claim)).await.expect("unprepared");
+    until_prepare_failed(&driver).await;
+    assert!(node.traces().is_empty(), "{:#?}", node.traces());
+    assert!(node.api.events().is_empty(), "no event for a deleted pod");
 }
 
 #[tokio::test]
@@ -383,13 +426,7 @@ async fn unprepare_ends_canceled_prepare_without_waiting() {
     // The API server still holds the read.
     kubelet.unprepare(claim.clone()).await.expect("unprepared");
     node.api.release_claim_reads();
-    let failed = r#"tessera_driver_claim_operations_total{operation="Prepare",outcome="Failed"} 1"#;
-    let ended = async {
-        while !driver.metrics().render().contains(failed) {
-            tokio::task::yield_now().await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(300), ended).await.expect("the attempt ends");
+    until_prepare_failed(&driver).await;
     assert!(node.traces().is_empty(), "{:#?}", node.traces());
     assert_eq!(node.asked(), [""; 0]);
 

@@ -31,9 +31,9 @@ pub enum PrepareError {
     /// The claim does not fit beside the claims prepared here.
     #[error("cannot prepare claim on this node")]
     Plan(#[from] PlanError),
-    /// The kubelet unprepared the claim during this Prepare.
-    #[error("prepare canceled: kubelet unprepared the claim meanwhile")]
-    Unprepared,
+    /// The kubelet canceled this Prepare, or unprepared the claim during it.
+    #[error("prepare canceled: kubelet canceled the call or unprepared the claim meanwhile")]
+    Canceled,
     /// The attempt could not be recorded or checked.
     #[error("cannot record prepare attempt")]
     Attempt(#[from] AttemptError),

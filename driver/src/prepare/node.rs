@@ -64,7 +64,7 @@ impl LocalNode {
     ) -> Result<Vec<PreparedDevice>, PrepareError> {
         let mut journal = self.journal.lock()?;
         if !attempt.is_current()? {
-            return Err(PrepareError::Unprepared);
+            return Err(PrepareError::Canceled);
         }
         let nothing = Inventory::default();
         let inventory = match (hardware, journal.get(&claim.uid)) {
@@ -86,7 +86,7 @@ impl LocalNode {
             PrepareDecision::Prepare(record) => {
                 let context_bytes = self.context_memory.bytes();
                 let record = ClaimRecord { intercept: self.injection()?, context_bytes, ..record };
-                self.prepare_new(&claim.uid, &record, &mut journal)
+                self.prepare_new(&claim.uid, &record, attempt, &mut journal)
             }
         }
     }
@@ -96,6 +96,7 @@ impl LocalNode {
         &self,
         claim: &ClaimUid,
         record: &ClaimRecord,
+        attempt: &Attempt,
         journal: &mut LockedJournal<'_>,
     ) -> Result<Vec<PreparedDevice>, PrepareError> {
         let mut mps_gpus = journal.journal().mps_gpus(Some(claim));
@@ -114,7 +115,7 @@ impl LocalNode {
             journal.put(claim.clone(), record.clone())?;
         }
         fault::point("prepare-started");
-        let result = self.complete(claim, record, &steps, journal);
+        let result = self.complete(claim, record, &steps, attempt, journal);
         if let Err(error) = &result
             && !error.keeps_record()
             && let Err(error) = self.roll_back(claim, record, journal)
@@ -134,9 +135,14 @@ impl LocalNode {
         claim: &ClaimUid,
         record: &ClaimRecord,
         steps: &[Step],
+        attempt: &Attempt,
         journal: &mut LockedJournal<'_>,
     ) -> Result<Vec<PreparedDevice>, PrepareError> {
         self.executor.execute(steps)?;
+        // The steps may have taken seconds.
+        if !attempt.is_current()? {
+            return Err(PrepareError::Canceled);
+        }
         let completed = ClaimRecord { state: RecordState::Completed, ..record.clone() };
         let devices = answer(claim, &completed);
         journal.put(claim.clone(), completed)?;

@@ -3,6 +3,10 @@
 //! During a rolling update the kubelet may send the Prepare of a claim to one instance and its
 //! Unprepare to another. So each Prepare opens the file `asked/<claim>`, and Unprepare removes it.
 //! An attempt whose file was removed is canceled. The open file is the token and stays empty.
+//!
+//! An attempt whose call was canceled is over, too. The kubelet cancels the Prepare of a deleted pod
+//! and then calls Unprepare. Tasks of the two calls run in any order, so the attempt may begin after
+//! Unprepare has ended all attempts, and nothing would ever undo what it prepares.
 
 use std::{
     collections::BTreeSet,
@@ -14,6 +18,7 @@ use std::{
 
 use rustix::{fs::FlockOperation, io::Errno};
 use tessera_api::names::ClaimUid;
+use tokio_util::sync::CancellationToken;
 
 use super::{StatePaths, journal::LockedJournal};
 
@@ -26,42 +31,52 @@ pub struct AttemptError {
     source: io::Error,
 }
 
-/// A Prepare under way. It lasts until the claim's next Unprepare, even if the process ends before.
+/// A Prepare under way. It lasts until the claim's next Unprepare, even if the process ends before,
+/// or until its call is canceled.
 #[derive(Debug)]
 pub struct Attempt {
     /// Open, with a shared lock: the lock of a dead process is released, so that its attempts are
     /// found.
     file: File,
     path: PathBuf,
+    /// Canceled when the kubelet cancels the call or closes the connection.
+    call: CancellationToken,
 }
 
 impl Attempt {
-    /// Begins an attempt to prepare `claim`, beside others of the same claim.
+    /// Begins an attempt to prepare `claim` for `call`, beside others of the same claim.
     ///
     /// # Errors
     /// [`AttemptError`].
-    pub fn begin(paths: &StatePaths, claim: &ClaimUid) -> Result<Self, AttemptError> {
+    pub fn begin(
+        paths: &StatePaths,
+        claim: &ClaimUid,
+        call: CancellationToken,
+    ) -> Result<Self, AttemptError> {
         let path = paths.asked().join(claim.as_str());
         loop {
             let file = open(paths, &path)?;
             rustix::fs::flock(&file, FlockOperation::LockShared)
                 .map_err(|errno| error("lock", &path)(errno.into()))?;
-            let attempt = Self { file, path: path.clone() };
             // The file may have been removed between open and lock.
-            if attempt.is_current()? {
-                return Ok(attempt);
+            if is_linked(&file, &path)? {
+                return Ok(Self { file, path, call });
             }
         }
     }
 
-    /// Returns true if the claim was not unprepared since the attempt began. Under the journal's
-    /// lock the result cannot change.
+    /// Returns true if the claim was not unprepared since the attempt began, and the kubelet waits
+    /// for its result. Under the journal's lock no Unprepare changes the result.
     ///
     /// # Errors
     /// [`AttemptError`].
     pub fn is_current(&self) -> Result<bool, AttemptError> {
-        let metadata = self.file.metadata().map_err(error("stat", &self.path))?;
-        Ok(metadata.nlink() > 0)
+        Ok(!self.call.is_cancelled() && is_linked(&self.file, &self.path)?)
+    }
+
+    /// Resolves when the call is canceled.
+    pub async fn canceled(&self) {
+        self.call.cancelled().await;
     }
 }
 
@@ -119,6 +134,11 @@ pub fn is_under_way(paths: &StatePaths, claim: &ClaimUid) -> bool {
     paths.asked().join(claim.as_str()).exists()
 }
 
+fn is_linked(file: &File, path: &std::path::Path) -> Result<bool, AttemptError> {
+    let metadata = file.metadata().map_err(error("stat", path))?;
+    Ok(metadata.nlink() > 0)
+}
+
 fn open(paths: &StatePaths, path: &PathBuf) -> Result<File, AttemptError> {
     let open = || File::options().create(true).truncate(false).write(true).open(path);
     match open() {
@@ -154,11 +174,15 @@ mod tests {
         (directory, paths)
     }
 
+    fn begin(paths: &StatePaths, claim: &str) -> Attempt {
+        Attempt::begin(paths, &uid(claim), CancellationToken::new()).expect("begun")
+    }
+
     #[test]
     fn unprepare_ends_earlier_attempts_only() {
         let (_directory, paths) = node();
         let journal = JournalStore::new(paths.clone());
-        let begin = |claim: &str| Attempt::begin(&paths, &uid(claim)).expect("begun");
+        let begin = |claim: &str| begin(&paths, claim);
         let (one, two, other) = (begin("a"), begin("a"), begin("b"));
         end(&paths, &uid("a"), &journal.lock().expect("locked")).expect("ended");
         let after = begin("a");
@@ -172,8 +196,8 @@ mod tests {
     fn sweeps_attempts_of_dead_processes_only() {
         let (_directory, paths) = node();
         let journal = JournalStore::new(paths.clone());
-        let living = Attempt::begin(&paths, &uid("living")).expect("begun");
-        drop(Attempt::begin(&paths, &uid("dead")).expect("begun"));
+        let living = begin(&paths, "living");
+        drop(begin(&paths, "dead"));
         fs::create_dir(paths.asked().join("stray")).expect("made");
 
         let swept = sweep(&paths, &journal.lock().expect("locked")).expect("swept");
