@@ -374,11 +374,12 @@ async fn call_after_a_canceled_one_prepares() {
     assert_eq!(node.claim_mounts().len(), 1);
 }
 
-/// Waits until a Prepare of this driver has failed.
-async fn until_prepare_failed(driver: &Driver) {
-    let failed = r#"tessera_driver_claim_operations_total{operation="Prepare",outcome="Failed"} 1"#;
+/// Waits until a Prepare of this driver has ended.
+async fn until_prepare_ended(driver: &Driver) {
+    let ended = r#"tessera_driver_claim_operations_total{operation="Prepare""#;
+    let is_ended = |line: &str| line.starts_with(ended) && !line.ends_with(" 0");
     let ended = async {
-        while !driver.metrics().render().contains(failed) {
+        while !driver.metrics().render().lines().any(is_ended) {
             tokio::task::yield_now().await;
         }
     };
@@ -393,7 +394,9 @@ async fn canceled_prepare_ends_without_the_api_server() {
     let claim = node.allocate("a", &[(0, 1, 0)]);
     cancelled(&node, &kubelet, &claim).await;
     // The API server still holds the read.
-    until_prepare_failed(&driver).await;
+    until_prepare_ended(&driver).await;
+    let metrics = driver.metrics().render();
+    assert!(metrics.contains("tessera_driver_prepare_retries_total 0"), "no timeout: {metrics}");
     node.api.release_claim_reads();
     assert!(node.claim_mounts().is_empty());
     kubelet.prepare(claim).await.expect("prepared at the next call");
@@ -406,12 +409,12 @@ async fn prepare_that_unprepare_overtook_leaves_nothing() {
     let driver = node.start().await;
     let claim = node.allocate("a", &[(0, 1, 0)]);
     let claims = driver.claims().clone();
+    claims.unprepare(ClaimRef::from(claim.clone())).await.expect("unprepared");
     // The task of the call is spawned, and has not begun.
-    let mut call = Box::pin(claims.prepare(ClaimRef::from(claim.clone())));
+    let mut call = Box::pin(claims.prepare(ClaimRef::from(claim)));
     assert!(futures::poll!(&mut call).is_pending());
     drop(call);
-    claims.unprepare(ClaimRef::from(claim)).await.expect("unprepared");
-    until_prepare_failed(&driver).await;
+    until_prepare_ended(&driver).await;
     assert!(node.traces().is_empty(), "{:#?}", node.traces());
     assert!(node.api.events().is_empty(), "no event for a deleted pod");
 }
@@ -426,7 +429,7 @@ async fn unprepare_ends_canceled_prepare_without_waiting() {
     // The API server still holds the read.
     kubelet.unprepare(claim.clone()).await.expect("unprepared");
     node.api.release_claim_reads();
-    until_prepare_failed(&driver).await;
+    until_prepare_ended(&driver).await;
     assert!(node.traces().is_empty(), "{:#?}", node.traces());
     assert_eq!(node.asked(), [""; 0]);
 

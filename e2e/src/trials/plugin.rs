@@ -2,6 +2,9 @@
 //! explanations equal the controller's events.
 
 use anyhow::Context as _;
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use kube::api::ListParams;
 use serde_json::{Value, json};
 use tessera_api::config::{API_VERSION, KIND};
 
@@ -30,6 +33,7 @@ pub(super) async fn compare_with_controller(test_bed: TestBed) -> TrialOutcome {
         .await?;
     check_simulation(&test_bed, &plugin).await?;
     check_tree(&test_bed, &plugin).await?;
+    check_usage(&test_bed, &plugin).await?;
     check_explanation(&test_bed, &plugin).await?;
     Ok(Outcome::Passed(vec![]))
 }
@@ -78,10 +82,7 @@ async fn check_tree(test_bed: &TestBed, plugin: &Plugin) -> anyhow::Result<()> {
     }
     let PluginOutput { result, .. } =
         plugin.call(&["tree", "-n", test_bed.namespace()], "").await?;
-    let gpus =
-        result["nodes"].as_array().into_iter().flatten().flat_map(|node| node["gpus"].as_array());
-    let shares: Vec<&Value> =
-        gpus.flatten().filter_map(|gpu| gpu["shares"].as_array()).flatten().collect();
+    let shares = shares(&result);
     let mut holders: Vec<&str> =
         shares.iter().filter_map(|share| share["pods"][0].as_str()).collect();
     holders.sort_unstable();
@@ -89,6 +90,30 @@ async fn check_tree(test_bed: &TestBed, plugin: &Plugin) -> anyhow::Result<()> {
     anyhow::ensure!(
         shares.iter().all(|share| share["memory"] == "30Gi"),
         "unexpected tree: {result}"
+    );
+    Ok(())
+}
+
+/// Returns the shares of a tree.
+fn shares(tree: &Value) -> Vec<&Value> {
+    let gpus =
+        tree["nodes"].as_array().into_iter().flatten().flat_map(|node| node["gpus"].as_array());
+    gpus.flatten().filter_map(|gpu| gpu["shares"].as_array()).flatten().collect()
+}
+
+/// Checks that `tree --usage` shows the use of every share, which it reads from the drivers' pods.
+/// The simulated cluster runs drivers outside of pods: the use is missing there.
+async fn check_usage(test_bed: &TestBed, plugin: &Plugin) -> anyhow::Result<()> {
+    let pods: Api<Pod> = Api::all(test_bed.client.clone());
+    let label = ListParams::default().labels("app.kubernetes.io/name=tessera-driver");
+    let has_drivers = !pods.list(&label).await?.items.is_empty();
+    let arguments = ["tree", "--usage", "-n", test_bed.namespace()];
+    let PluginOutput { result, .. } = plugin.call(&arguments, "").await?;
+    let shares = shares(&result);
+    anyhow::ensure!(
+        shares.len() == PODS.len()
+            && shares.iter().all(|share| share["used"]["memory"].is_string() == has_drivers),
+        "drivers in pods: {has_drivers}, unexpected use: {result}"
     );
     Ok(())
 }
