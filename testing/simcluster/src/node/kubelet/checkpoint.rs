@@ -22,6 +22,10 @@ pub(crate) struct ClaimInfo {
     pub(crate) pods: BTreeSet<String>,
     /// Drivers of the allocation, with the devices each returned.
     pub(crate) drivers: BTreeMap<String, Vec<PreparedDevice>>,
+    /// True after all drivers have answered. Not in the checkpoint: a restarted kubelet calls
+    /// NodePrepareResources again, since it does not know if an unprepare was under way
+    /// (`newClaimInfoFromState` in `pkg/kubelet/cm/dra/claiminfo.go`, Kubernetes 1.37).
+    #[serde(skip)]
     pub(crate) prepared: bool,
     #[serde(skip)]
     pub(crate) unpreparing: bool,
