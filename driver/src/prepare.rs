@@ -12,8 +12,8 @@
 //! * Each claim is prepared in a task of its own, which the kubelet's cancellation does not reach.
 //! * The part that changes the node ([`node`]) is one blocking function under the journal's lock.
 //!   It is short, since it waits for no network.
-//! * A Prepare that waits for the API server or for room is an attempt, which an Unprepare ends in
-//!   whichever instance.
+//! * A Prepare that waits for the API server or for free capacity is an attempt. An Unprepare ends
+//!   it, in any instance.
 
 pub mod claim;
 pub mod error;
@@ -70,7 +70,7 @@ pub struct Preparer {
     mode: DriverMode,
 }
 
-/// A claim reference from the kubelet, validated.
+/// A validated claim reference of the kubelet.
 #[derive(Clone, Debug)]
 struct NamedClaim {
     uid: ClaimUid,
@@ -91,7 +91,7 @@ impl TryFrom<&ClaimRef> for NamedClaim {
 }
 
 impl Preparer {
-    /// Returns a preparer of the claims of `pool` on `node`, in mode managed.
+    /// Returns a preparer of the claims of `pool` on `node`, in mode `managed`.
     #[must_use]
     pub fn new(
         node: Arc<LocalNode>,
