@@ -174,8 +174,8 @@ impl State {
     }
 
     /// Returns a digest of the objects that a search for the pod's devices depends on, apart from
-    /// the devices: the claims, which of them are allocated, and the classes. Labels do not count: a
-    /// change of them must not repeat an expensive search.
+    /// the devices: the claims, which of them are allocated, and the classes. Labels do not count:
+    /// a change of them must not repeat an expensive search.
     fn basis_of_search(&self, pod: &PendingPod) -> Basis {
         let mut digest = DefaultHasher::new();
         for claim in pod.pending_claims() {

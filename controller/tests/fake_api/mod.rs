@@ -268,7 +268,7 @@ impl Store {
 
     fn tell(&self, resource: &str, kind: &str, object: &Value) {
         if let Some(sender) = self.watchers.get(resource) {
-            // Fails if no watch is open; then nobody has to be notified.
+            // Fails if no watch is open; then no client has to be notified.
             let _ = sender.send(json!({"type": kind, "object": object}));
         }
     }
