@@ -25,7 +25,8 @@ struct CachedResult {
     would_fit: bool,
 }
 
-/// A search is stopped at the step budget divided by this: the node counts as infeasible.
+/// Divisor of the step budget. A search that exceeds this part of the budget ends, and the node
+/// counts as infeasible: otherwise one node could use the steps of all others.
 const STEP_FRACTION: u64 = 8;
 
 impl CachedResult {

@@ -115,7 +115,8 @@ impl CompiledSelector {
         self.evaluate(device).0
     }
 
-    /// Like [`matches`](Self::matches), with the work: evaluated nodes and visited elements.
+    /// Like [`matches`](Self::matches). Also returns the work: evaluated nodes of the expression
+    /// and visited elements.
     pub(crate) fn evaluate(&self, device: &DeviceView) -> (Result<bool, SelectorError>, u64) {
         let fields = match device.fields() {
             Ok(fields) => fields,

@@ -13,8 +13,8 @@
 //!   node is unchanged, or is changed back.
 //! * The part that changes the node ([`node`]) is one blocking function under the journal's lock.
 //!   It is short, since it waits for no network.
-//! * A Prepare that waits for the API server or for room is an attempt, which ends with its call, and
-//!   which an Unprepare by any instance ends.
+//! * A Prepare that waits for the API server or for free capacity is an attempt. It ends with its
+//!   call, or by an Unprepare in any instance.
 
 pub mod claim;
 pub mod error;
@@ -72,7 +72,7 @@ pub struct Preparer {
     mode: DriverMode,
 }
 
-/// A claim reference from the kubelet, validated.
+/// A validated claim reference of the kubelet.
 #[derive(Clone, Debug)]
 struct NamedClaim {
     uid: ClaimUid,
@@ -93,7 +93,7 @@ impl TryFrom<&ClaimRef> for NamedClaim {
 }
 
 impl Preparer {
-    /// Returns a preparer of the claims of `pool` on `node`, in mode managed.
+    /// Returns a preparer of the claims of `pool` on `node`, in mode `managed`.
     #[must_use]
     pub fn new(
         node: Arc<LocalNode>,

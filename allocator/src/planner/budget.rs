@@ -8,8 +8,11 @@ use crate::settings::PlanSettings;
 
 /// Step budget of a plan.
 pub(super) struct Budget {
+    /// Steps of the whole plan.
     pub(super) of_plan: u64,
+    /// Largest number of steps for one pod.
     pub(super) of_pod: u64,
+    /// Steps of the plan that are not spent yet.
     pub(super) left: u64,
     /// Steps spent per namespace.
     pub(super) spent: BTreeMap<Namespace, u64>,

@@ -1,6 +1,7 @@
 //! Search for a single device, the most common case.
 //!
-//! The tests and their order are the same, but there is no backtracking.
+//! Devices pass the same checks, in the same order, as in the general search. Backtracking is not
+//! needed.
 
 use super::outcome::{SearchFailure, SearchOutcome};
 use super::run::Search;
@@ -37,7 +38,7 @@ impl Search<'_> {
             match self.passes(alternative, i) {
                 Ok(true) => passing.push(i),
                 Ok(false) => {}
-                // Upstream would have stopped at the device before.
+                // Upstream takes the first device that passes, so it never sees this error.
                 Err(_) if !passing.is_empty() => {}
                 Err(failure) => return SearchOutcome::Failed(0, failure),
             }
@@ -50,7 +51,8 @@ impl Search<'_> {
             .map_or(SearchOutcome::Infeasible, |best| SearchOutcome::Found(chosen(best)))
     }
 
-    /// Returns the best device by the policy; of equal ones the one that reduces later sets least.
+    /// Returns the device that the policy ranks first; of equal ones the one that leaves the most
+    /// topology sets for later requests.
     fn best(
         &self,
         alternative: &AlternativeShape,

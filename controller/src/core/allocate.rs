@@ -19,7 +19,7 @@ use super::planning::{in_seconds, pending_claims};
 use super::writes::WritePurpose;
 use super::{State, Step};
 
-/// The holds during which a pod is not planned.
+/// Reasons for which a pod is not planned until a delay has ended.
 const POD_HOLDS: [HoldReason; 4] = [
     HoldReason::AllocationReleased,
     HoldReason::WriteFailed,
@@ -27,14 +27,14 @@ const POD_HOLDS: [HoldReason; 4] = [
     HoldReason::SearchUndecided,
 ];
 
-/// One plan, and the pods around it.
+/// One plan, and the pods that it does not contain.
 pub(super) struct Round {
     pub(super) plan: AllocationPlan,
-    /// Pods that cannot be planned before something else is changed.
+    /// Pods that cannot be planned until a user changes a claim, or a bound pod gets its claim.
     pub(super) blocked: Vec<Blocked>,
-    /// Pods that lost an allocation just now.
+    /// Pods with a claim that was deallocated within the last seconds.
     pub(super) deallocated: BTreeSet<PodUid>,
-    /// Pending claims of pods that are not planned because their last search was not decided.
+    /// Pending claims of pods that are delayed because their last search ended without a decision.
     pub(super) undecided_claims: i64,
 }
 
@@ -58,14 +58,15 @@ impl Step<'_> {
         Round { plan, blocked: work.blocked, deallocated, undecided_claims }
     }
 
-    /// Takes in which pods have lost their allocation, and excludes the nodes where they failed.
-    /// Removes pods of which a claim was allocated until just now, and returns all of them.
+    /// Records the pods that have lost their allocation, and excludes the nodes where they failed.
+    /// Removes pods with a claim that was deallocated within the last seconds. Returns the pods of
+    /// both kinds.
     fn note_deallocated(&mut self, pending: &mut Vec<PendingPod>) -> BTreeSet<PodUid> {
         let mut deallocated = BTreeSet::new();
         let now = self.now;
         pending.retain(|pod| {
-            // A PreBind under way has to notice first, and kube-scheduler to nominate a node where
-            // it has made room.
+            // A PreBind in flight must find no allocation, and kube-scheduler may nominate a node
+            // on which it preempts pods.
             let State { holds, placements, .. } = &mut *self.state;
             let reasons = [HoldReason::ClaimDeallocated, HoldReason::ClearingFailed];
             let is_held = pod
@@ -104,8 +105,8 @@ impl Step<'_> {
         }
     }
 
-    /// Removes the pods that are not to be planned yet. Returns the number of pending claims of
-    /// those whose last search was not decided.
+    /// Removes the pods that must not be planned yet. Returns the number of pending claims of those
+    /// whose last search ended without a decision.
     fn withhold(&mut self, pending: &mut Vec<PendingPod>) -> i64 {
         let mut undecided = 0;
         let (state, now) = (&mut *self.state, self.now);
@@ -123,7 +124,7 @@ impl Step<'_> {
         undecided
     }
 
-    /// Counts a decision as taken and starts to write it.
+    /// Assumes the allocation of a decision and starts to write it.
     pub(super) fn carry_out(&mut self, decision: &Decision) {
         let message = self.state.index.unschedulable_message(&decision.pod);
         let (pod, node) = (&decision.pod, decision.node.clone());
@@ -144,7 +145,7 @@ impl Step<'_> {
         }
     }
 
-    /// Holds the pods that were not decided with all steps of a pod.
+    /// Delays the pods whose search ended without a decision although it had all steps of a pod.
     pub(super) fn hold_undecided(&mut self, plan: &AllocationPlan) {
         let undecided = plan.refusals.iter().filter(|refusal| refusal.is_undecided());
         let pods: BTreeSet<&PodUid> = undecided.map(|refusal| &refusal.pod).collect();
@@ -159,7 +160,7 @@ impl Step<'_> {
 }
 
 impl State {
-    /// Ends the long holds of a pending pod if what they depend on has changed.
+    /// Ends the long delays of a pending pod if the objects that caused them have changed.
     fn end_outdated_holds(&mut self, pod: &PendingPod, now: Moment) {
         let subject = Subject::pod(&pod.uid);
         if self.holds.is_held(&subject, HoldReason::SearchUndecided, now) {
@@ -172,9 +173,9 @@ impl State {
         }
     }
 
-    /// Returns what a search for the pod's devices depends on, apart from the devices: the claims,
-    /// which of them are allocated, and the classes. Labels do not count: a change of them must not
-    /// repeat an expensive search.
+    /// Returns a digest of the objects that a search for the pod's devices depends on, apart from
+    /// the devices: the claims, which of them are allocated, and the classes. Labels do not count:
+    /// a change of them must not repeat an expensive search.
     fn basis_of_search(&self, pod: &PendingPod) -> Basis {
         let mut digest = DefaultHasher::new();
         for claim in pod.pending_claims() {
@@ -186,8 +187,8 @@ impl State {
         Basis(digest.finish())
     }
 
-    /// Returns what the API server's policies may see of a write for the pod: its claims and their
-    /// classes.
+    /// Returns a digest of the objects that the API server's policies may read for a write of the
+    /// pod: its claims, with labels and annotations, and their classes.
     pub(super) fn basis_of_write(&self, pod: &PodUid) -> Basis {
         let mut digest = DefaultHasher::new();
         for claim in self.index.claims_of_pod(pod) {

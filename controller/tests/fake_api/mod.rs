@@ -1,5 +1,6 @@
-//! An API server in this process, as far as the controller uses one: list, watch, get, merge patch
-//! with `resourceVersion` preconditions, create. It implements nothing of DRA.
+//! A fake API server in this process with the requests that the controller makes: list, watch, get,
+//! merge patch with `resourceVersion` preconditions, create. It does not validate or default
+//! objects, and knows no DRA.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 pub(crate) mod controller;
@@ -267,7 +268,7 @@ impl Store {
 
     fn tell(&self, resource: &str, kind: &str, object: &Value) {
         if let Some(sender) = self.watchers.get(resource) {
-            // A send without watchers fails, which is fine.
+            // Fails if no watch is open; then no client has to be notified.
             let _ = sender.send(json!({"type": kind, "object": object}));
         }
     }
@@ -348,7 +349,7 @@ fn conflicts(old: &Value, new: &Value) -> bool {
     !asked.is_null() && *asked != old["metadata"]["resourceVersion"]
 }
 
-/// RFC 7396.
+/// Applies a JSON merge patch (RFC 7396).
 fn merge(target: &mut Value, patch: &Value) {
     let Value::Object(fields) = patch else {
         *target = patch.clone();

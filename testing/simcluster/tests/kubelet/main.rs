@@ -117,7 +117,7 @@ async fn failing_unprepare_delays_pod_deletion() {
 }
 
 #[tokio::test]
-async fn restarted_kubelet_adopts_containers_and_claims() {
+async fn restarted_kubelet_adopts_containers_and_prepares_again() {
     let Some((harness, kubelet)) = Harness::with_driver(test_name!()).await else { return };
     harness.claim("claim").await;
     harness.claim("other").await;
@@ -133,14 +133,16 @@ async fn restarted_kubelet_adopts_containers_and_claims() {
     harness.pods().delete("goes", &force).await.unwrap();
     let kubelet = harness.kubelet().await;
     kubelet.registered(DRIVER).await;
-    assert_eq!(harness.script.wait_for_calls(3).await[2], ("unprepare", vec!["other".into()]));
+    let calls = harness.script.wait_for_calls(4).await;
+    assert!(calls[2..].contains(&("unprepare", vec!["other".into()])), "{calls:?}");
+    assert!(calls[2..].contains(&("prepare", vec!["claim".into()])), "{calls:?}");
     let after = harness.runtime.containers(&pod.uid().unwrap());
     assert_eq!(before, after);
     assert!(matches!(after[0].state, ContainerState::Running { .. }));
     harness.delete("stays").await;
     harness.gone("stays").await;
     let calls = harness.script.calls();
-    assert_eq!(calls.iter().filter(|(call, _)| *call == "prepare").count(), 2, "{calls:?}");
+    assert_eq!(calls.iter().filter(|(call, _)| *call == "prepare").count(), 3, "{calls:?}");
     kubelet.stop().await;
 }
 
