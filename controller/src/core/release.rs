@@ -97,7 +97,7 @@ impl Step<'_> {
                     has are released; all of its claims are allocated again later; if no other \
                     event has the cause, look for failed writes in the controller's log";
         let (pod, node) = (&waiting.pod, waiting.node.as_ref());
-        self.notify(pod, Topic::Pod, events::RESCHEDULING, note.to_owned(), node);
+        self.notify_incident(pod, Topic::Pod, events::RESCHEDULING, note.to_owned(), node);
     }
 
     fn notify_stuck(&mut self, waiting: &Waiting) {
@@ -114,7 +114,7 @@ impl Step<'_> {
                 "kube-scheduler cannot place the pod {place}, where its devices are: {cause}; trying elsewhere"
             )
         };
-        self.notify(&waiting.pod, Topic::Pod, events::RESCHEDULING, note, node);
+        self.notify_incident(&waiting.pod, Topic::Pod, events::RESCHEDULING, note, node);
     }
 }
 

@@ -441,6 +441,27 @@ impl World {
         }
     }
 
+    /// Has the API server drop a field of an allocation that has not been written, so that the
+    /// write is undone. Other writes are left alone.
+    pub(crate) fn drop_field(&mut self, id: WriteId, message: &str) {
+        let is_unsent = |open: &OpenWrite| open.outcome.is_none() && !open.is_answer_lost;
+        let Some(open) = self.open.get(&id).filter(|open| is_unsent(open)) else { return };
+        let object = &open.write.object.metadata;
+        let name = object.name.clone().unwrap();
+        let current = self.claim(&name).filter(|now| now.metadata.uid == object.uid);
+        let is_current = current
+            .as_ref()
+            .is_some_and(|now| now.metadata.resource_version == object.resource_version);
+        if open.allocation.is_none() || !is_current {
+            return;
+        }
+        self.open.remove(&id);
+        self.edit(WatchedKind::Claim, &name, |_| {});
+        let current = self.claim(&name).map(Arc::new);
+        let message = message.to_owned();
+        self.end(id, WriteOutcome::FieldsDropped { current, message });
+    }
+
     /// Carries out and answers all writes, and delivers all changes, until nothing is under way.
     pub(crate) fn settle(&mut self) {
         loop {
