@@ -12,8 +12,10 @@
 mod tests;
 
 use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
 
 use tessera_allocator::model::{DeviceId, PodUid};
+use tessera_allocator::{RefusalCause, ReservedNode};
 use tessera_api::events::EventReason;
 use tessera_api::names::{ClaimUid, NodeName};
 
@@ -72,6 +74,34 @@ struct LastNotices {
 struct LastNotice {
     id: NoticeId,
     note: String,
+    /// The source of the text and the time at which it was rendered last, for refusals.
+    rendered: Option<(NoteSource, Moment)>,
+}
+
+/// The source of a refusal's text. While it is the same, so is the text.
+#[derive(Debug, Clone)]
+pub(super) struct NoteSource {
+    /// Only compared. It keeps no explanation in memory.
+    cause: Weak<RefusalCause>,
+    reserved: Option<ReservedNode>,
+}
+
+impl LastNotice {
+    fn new(id: NoticeId, note: String) -> Self {
+        Self { id, note, rendered: None }
+    }
+}
+
+impl NoteSource {
+    pub(super) fn new(cause: &Arc<RefusalCause>, reserved: Option<&ReservedNode>) -> Self {
+        Self { cause: Arc::downgrade(cause), reserved: reserved.cloned() }
+    }
+}
+
+impl PartialEq for NoteSource {
+    fn eq(&self, other: &Self) -> bool {
+        self.cause.ptr_eq(&other.cause) && self.reserved == other.reserved
+    }
 }
 
 /// The object that an event about a pod explains: an event takes the place of those before of the
@@ -108,21 +138,13 @@ impl Notices {
     ) -> Offer {
         let NoticeDraft { pod, topic, reason, .. } = draft;
         let subject = Subject::pod(pod);
-        let last = self.last.get(pod);
-        if last.and_then(|last| last.topics.get(topic)).is_some_and(|last| last.note == note) {
+        if self.last_of(draft).is_some_and(|last| last.note == note) {
             return Offer::Known;
         }
-        if self.open.len() >= MAX_OPEN_NOTICES {
-            return Offer::Later(now + HoldReason::EventPublished.rule().first);
-        }
-        let is_repeated = last.is_some_and(|last| last.reason == *reason);
-        let interval =
-            if is_repeated { HoldReason::EventRepeated } else { HoldReason::EventPublished };
-        if let Some(until) = holds.until(&subject, interval, now) {
-            self.drop_refused(pod, topic);
+        if let Some(until) = self.held_until(holds, draft, now) {
             return Offer::Later(until);
         }
-        if !is_repeated {
+        if !self.is_repeated(draft) {
             holds.restart_count(&subject, HoldReason::EventRepeated);
         }
         holds.hold(subject.clone(), HoldReason::EventRepeated, now);
@@ -135,11 +157,62 @@ impl Notices {
         let fresh = || LastNotices { reason: *reason, topics: BTreeMap::new() };
         let last = self.last.entry(pod.clone()).or_insert_with(fresh);
         last.reason = *reason;
-        let replaced = last.topics.insert(topic.clone(), LastNotice { id, note: note.clone() });
+        let replaced = last.topics.insert(topic.clone(), LastNotice::new(id, note.clone()));
         if let Some(replaced) = replaced {
             self.refused.remove(&replaced.id);
         }
         Offer::Send(id, note)
+    }
+
+    /// Returns the time at which the text of this source has to be rendered to be offered; none if
+    /// the pod has that text. The time is `now` or later. A text that is rendered again and again
+    /// because its source changes, and is always the same, is rendered once in an interval.
+    pub(super) fn render_at(
+        &mut self,
+        holds: &Holds,
+        draft: &NoticeDraft,
+        source: &NoteSource,
+        now: Moment,
+    ) -> Option<Moment> {
+        let rendered = self.last_of(draft).and_then(|last| last.rendered.as_ref());
+        if rendered.is_some_and(|(known, _)| known == source) {
+            return None;
+        }
+        let next = rendered.map(|(_, at)| *at + HoldReason::EventPublished.rule().first);
+        let held = self.held_until(holds, draft, now);
+        Some(next.into_iter().chain(held).fold(now, Moment::max))
+    }
+
+    /// Notes that the text of the draft was rendered from this source and offered.
+    pub(super) fn rendered(&mut self, draft: &NoticeDraft, source: NoteSource, now: Moment) {
+        let last = self.last.get_mut(&draft.pod);
+        if let Some(last) = last.and_then(|last| last.topics.get_mut(&draft.topic)) {
+            last.rendered = Some((source, now));
+        }
+    }
+
+    fn last_of(&self, draft: &NoticeDraft) -> Option<&LastNotice> {
+        self.last.get(&draft.pod)?.topics.get(&draft.topic)
+    }
+
+    fn is_repeated(&self, draft: &NoticeDraft) -> bool {
+        self.last.get(&draft.pod).is_some_and(|last| last.reason == draft.reason)
+    }
+
+    /// Returns the time before which a new text is not published; none if it may be now. Its
+    /// outdated predecessor is not sent again.
+    fn held_until(&mut self, holds: &Holds, draft: &NoticeDraft, now: Moment) -> Option<Moment> {
+        if self.open.len() >= MAX_OPEN_NOTICES {
+            return Some(now + HoldReason::EventPublished.rule().first);
+        }
+        let interval = if self.is_repeated(draft) {
+            HoldReason::EventRepeated
+        } else {
+            HoldReason::EventPublished
+        };
+        let until = holds.until(&Subject::pod(&draft.pod), interval, now)?;
+        self.drop_refused(&draft.pod, &draft.topic);
+        Some(until)
     }
 
     /// Keeps an incident until its interval is over, in place of an earlier one of its reason.

@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use tessera_api::events;
 
 use super::*;
@@ -32,4 +34,26 @@ fn deferred_incidents_are_bounded() {
     let due = notices.take_deferred(Moment::START);
     assert_eq!(due.len(), MAX_DEFERRED);
     assert_eq!(due[0].note, "latest", "a newer one takes the place of its reason");
+}
+
+#[test]
+fn refusal_is_rendered_when_its_text_is_due() {
+    let (mut notices, mut holds) = (Notices::default(), Holds::default());
+    let draft = draft(pod(0));
+    let causes = [(); 3].map(|()| Arc::new(RefusalCause::BudgetExceeded));
+    let [first, second, third] = causes.each_ref().map(|cause| NoteSource::new(cause, None));
+    let (now, interval) = (Moment::START, Duration::from_secs(2));
+    assert_eq!(notices.render_at(&holds, &draft, &first, now), Some(now));
+    assert!(matches!(notices.offer(&mut holds, &draft, "text".to_owned(), now), Offer::Send(..)));
+    notices.rendered(&draft, first.clone(), now);
+    let later = now + interval;
+    for at in [now, later] {
+        assert_eq!(notices.render_at(&holds, &draft, &first, at), None, "the pod has the text");
+    }
+    assert_eq!(notices.render_at(&holds, &draft, &second, now), Some(later), "not yet due");
+    assert_eq!(notices.render_at(&holds, &draft, &second, later), Some(later));
+    assert_eq!(notices.offer(&mut holds, &draft, "text".to_owned(), later), Offer::Known);
+    notices.rendered(&draft, second, later);
+    let next = notices.render_at(&holds, &draft, &third, later);
+    assert_eq!(next, Some(later + interval), "its last rendering was a moment ago");
 }
