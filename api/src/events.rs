@@ -110,10 +110,10 @@ reasons! {
         "Correct the field; the message names it and what is allowed there.";
     /// One claim requests devices of Tessera and of another driver.
     MIXED_DRIVERS = "MixedDrivers", Controller, "Pod", "Split the claim: one for each driver.";
-    /// kube-scheduler cannot place the pod where its devices are allocated, so the controller
-    /// allocates elsewhere.
+    /// kube-scheduler cannot place the pod where its devices are allocated, or another claim of the
+    /// pod is not allocated in time, so the controller allocates all of its claims anew.
     RESCHEDULING = "Rescheduling", Controller, "Pod",
-        "None; if it repeats, read kube-scheduler's own event about the node.";
+        "None; if it repeats, read kube-scheduler's own event about the node, or follow the message.";
     /// The API server dropped a field of the allocation.
     ALLOCATION_FIELDS_DROPPED = "AllocationFieldsDropped", Controller, "Pod",
         "Enable the feature gate that the message names.";

@@ -129,6 +129,10 @@ metrics! {
         "Writes that the API server has not answered for 30 seconds or longer";
     CONTROLLER_USAGE_DRIFT = Counter "tessera_controller_usage_drift" []
         "Corrections of the cached sums of allocated capacity";
+    CONTROLLER_WATCH_SYNCED = Gauge "tessera_controller_watch_synced" ["kind"]
+        "1 if the objects of the kind have been listed, 0 if not; nothing is planned while one is 0";
+    CONTROLLER_WATCH_FAILURES = Counter "tessera_controller_watch_failures" ["kind", "reason"]
+        "Failed lists and watches; Forbidden is a missing permission, for which the kind is not listed";
     CONTROLLER_LEADING = Gauge "tessera_controller_leading" []
         "1 while this process holds the Lease, 0 otherwise";
 

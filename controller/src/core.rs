@@ -69,7 +69,7 @@ use self::effect::{ClaimChange, ClaimWrite, Effect, Figures, Notice, PodReferenc
 use self::event::{Event, WatchedKind};
 use self::holds::{CountEnd, HoldReason, Holds, Subject};
 use self::misplacements::Misplacements;
-use self::notices::{Notices, Offer, Topic};
+use self::notices::{NoticeDraft, Notices, Offer, Topic};
 use self::placements::Placements;
 use self::planning::Planning;
 use self::writes::{OpenWrites, WritePurpose};
@@ -148,6 +148,7 @@ impl Core {
         if !self.is_stopping {
             step.audit_if_due();
             step.resend_notices();
+            step.publish_deferred();
             let is_due = is_due || step.wake.is_some_and(|wake| wake <= now.monotonic);
             if is_due && step.state.is_listed() {
                 step.wake = None;
@@ -160,8 +161,8 @@ impl Core {
         if self.is_stopping {
             return StepOutput { effects, figures, wake: None };
         }
-        let resend = self.state.notices.next_resend(&self.state.holds, now.monotonic);
-        let wake = wake.into_iter().chain(resend).chain([self.state.audits.next()]).min();
+        let notice = self.state.notices.next_due(&self.state.holds, now.monotonic);
+        let wake = wake.into_iter().chain(notice).chain([self.state.audits.next()]).min();
         StepOutput { effects, figures, wake }
     }
 
@@ -271,8 +272,9 @@ impl Step<'_> {
         true
     }
 
-    /// Publishes an event about `pod`, unless it has the same already about `topic`. `node` is the
-    /// one that it refers to. Other texts of one reason are published at growing intervals.
+    /// Publishes an event about a state of `pod` that the next steps report again while it lasts,
+    /// unless the pod has the same already about `topic`. `node` is the one that it refers to.
+    /// Other texts of one reason are published at growing intervals.
     fn notify(
         &mut self,
         pod: &PodUid,
@@ -281,18 +283,56 @@ impl Step<'_> {
         note: String,
         node: Option<&NodeName>,
     ) {
-        let Some((namespace, name)) = self.state.index.pod_name(pod) else { return };
+        let draft = NoticeDraft { pod: pod.clone(), topic, reason, node: node.cloned() };
+        let later = self.publish(&draft, note);
+        self.wake_at(later);
+    }
+
+    /// Publishes an event about an incident, which no further step reports, as
+    /// [`notify`](Self::notify) does. While other events make it wait, it is deferred.
+    fn notify_incident(
+        &mut self,
+        pod: &PodUid,
+        topic: Topic,
+        reason: EventReason,
+        note: String,
+        node: Option<&NodeName>,
+    ) {
+        let is_bound = self.state.index.node_of(pod).is_some();
+        let draft = NoticeDraft { pod: pod.clone(), topic, reason, node: node.cloned() };
+        match self.publish(&draft, note.clone()) {
+            Some(later) => self.state.notices.defer(draft, note, later, is_bound),
+            None => self.state.notices.drop_deferred(pod, reason),
+        }
+    }
+
+    /// Publishes an event if it is due. Returns the time at which it is to be offered again.
+    fn publish(&mut self, draft: &NoticeDraft, note: String) -> Option<Moment> {
+        let NoticeDraft { pod, topic, reason, node } = draft;
+        let (namespace, name) = self.state.index.pod_name(pod)?;
         let about =
             PodReference { namespace: namespace.clone(), name: name.clone(), uid: pod.clone() };
         let State { notices, holds, .. } = &mut *self.state;
-        let id = match notices.offer(holds, (pod, &topic), (reason, &note), self.now) {
-            Offer::Known => return,
-            Offer::Later(at) => return self.wake_at(Some(at)),
-            Offer::Send(id) => id,
+        let (id, note) = match notices.offer(holds, draft, note, self.now) {
+            Offer::Known => return None,
+            Offer::Later(at) => return Some(at),
+            Offer::Send(id, note) => (id, note),
         };
-        let notice = Notice { id, pod: about, node: node.cloned(), reason, note };
-        self.state.notices.sent(topic, &notice);
+        let notice = Notice { id, pod: about, node: node.clone(), reason: *reason, note };
+        self.state.notices.sent(topic.clone(), &notice);
         self.effects.push(Effect::Notify(notice));
+        None
+    }
+
+    /// Publishes the deferred events that are due. What happened before a pod was bound is outdated
+    /// once it is.
+    fn publish_deferred(&mut self) {
+        for deferred in self.state.notices.take_deferred(self.now) {
+            let NoticeDraft { pod, topic, reason, node } = deferred.draft;
+            if self.state.index.node_of(&pod).is_none() || deferred.is_bound {
+                self.notify_incident(&pod, topic, reason, deferred.note, node.as_ref());
+            }
+        }
     }
 
     /// Publishes again the events that the API server has not taken.

@@ -12,6 +12,7 @@ use prometheus_client::registry::{Metric, Registry};
 use tessera_api::metrics::{self, MetricDescription};
 
 use crate::core::effect::Figures;
+use crate::core::event::WatchedKind;
 
 /// Buckets of durations, from 0.5 ms to 16 s.
 const BUCKETS: [f64; 16] = [
@@ -23,6 +24,22 @@ const BUCKETS: [f64; 16] = [
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ReasonLabel {
     /// The reason; the event about the pod has the details.
+    pub reason: &'static str,
+}
+
+/// The label of a watched kind.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct KindLabel {
+    /// The kind.
+    pub kind: &'static str,
+}
+
+/// The labels of failed watches.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct WatchFailureLabels {
+    /// The kind.
+    pub kind: &'static str,
+    /// The API server's reason, as far as it is one of a few.
     pub reason: &'static str,
 }
 
@@ -61,6 +78,10 @@ pub struct Metrics {
     pub unanswered: Gauge,
     /// Number of times that the running sums differed from a fresh count.
     pub drift: Counter,
+    /// 1 for each kind that has been listed, 0 for the others.
+    pub watch_synced: Family<KindLabel, Gauge>,
+    /// Number of failed lists and watches.
+    pub watch_failures: Family<WatchFailureLabels, Counter>,
     /// 1 while this process leads.
     pub leading: Gauge<f64, AtomicU64>,
 }
@@ -85,6 +106,8 @@ impl Metrics {
             orphaned: Gauge::default(),
             unanswered: Gauge::default(),
             drift: Counter::default(),
+            watch_synced: Family::default(),
+            watch_failures: Family::default(),
             leading: Gauge::default(),
         };
         add(registry, metrics::CONTROLLER_ALLOCATIONS, created.allocations.clone());
@@ -103,8 +126,22 @@ impl Metrics {
         add(registry, metrics::CONTROLLER_ORPHANED_CLAIMS, created.orphaned.clone());
         add(registry, metrics::CONTROLLER_UNANSWERED_WRITES, created.unanswered.clone());
         add(registry, metrics::CONTROLLER_USAGE_DRIFT, created.drift.clone());
+        add(registry, metrics::CONTROLLER_WATCH_SYNCED, created.watch_synced.clone());
+        add(registry, metrics::CONTROLLER_WATCH_FAILURES, created.watch_failures.clone());
         add(registry, metrics::CONTROLLER_LEADING, created.leading.clone());
         created
+    }
+
+    /// Sets whether the kind has been listed.
+    pub(crate) fn set_synced(&self, kind: WatchedKind, is_synced: bool) {
+        let label = KindLabel { kind: kind.name() };
+        self.watch_synced.get_or_create(&label).set(i64::from(is_synced));
+    }
+
+    /// Counts a failed list or watch.
+    pub(crate) fn count_watch_failure(&self, kind: WatchedKind, reason: &'static str) {
+        let labels = WatchFailureLabels { kind: kind.name(), reason };
+        self.watch_failures.get_or_create(&labels).inc();
     }
 
     /// Adds the figures of one step of the core, which took this long.

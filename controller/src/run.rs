@@ -95,7 +95,7 @@ async fn work(
     };
     metrics.leading.set(1.0);
     // Only now: the cache of a standby could be older than the last writes of the previous leader.
-    let changes = watch::start(&client, tasks);
+    let changes = watch::start(&client, &metrics, tasks);
     let shell = Shell::new(client, identity, settings, metrics, tasks).during(tenure);
     lead(leadership, shell, changes, tasks).await
 }

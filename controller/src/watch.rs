@@ -17,6 +17,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::core::event::{Change, WatchedKind, WatchedObject};
+use crate::metrics::Metrics;
 
 /// Capacity of the queue of changes. The core absorbs many at a time; a list of a large cluster
 /// fills the queue, and then the watches wait, so that memory does not grow.
@@ -68,9 +69,13 @@ impl Backoff for Pause {
 }
 
 /// Starts one task per kind. The tasks end when the receiver is dropped.
-pub fn start(client: &Client, tasks: &mut Supervisor) -> mpsc::Receiver<Arrival> {
+pub fn start(
+    client: &Client,
+    metrics: &Metrics,
+    tasks: &mut Supervisor,
+) -> mpsc::Receiver<Arrival> {
     let (changes, receiver) = mpsc::channel(QUEUE);
-    let mut watches = Watches { client, tasks, changes };
+    let mut watches = Watches { client, metrics, tasks, changes };
     watches.follow("watch-resourceslices", WatchedKind::Slice, WatchedObject::Slice);
     watches.follow("watch-devicetaintrules", WatchedKind::TaintRule, WatchedObject::TaintRule);
     watches.follow("watch-deviceclasses", WatchedKind::Class, WatchedObject::Class);
@@ -83,6 +88,7 @@ pub fn start(client: &Client, tasks: &mut Supervisor) -> mpsc::Receiver<Arrival>
 /// The watches that are being started.
 struct Watches<'a> {
     client: &'a Client,
+    metrics: &'a Metrics,
     tasks: &'a mut Supervisor,
     changes: mpsc::Sender<Arrival>,
 }
@@ -110,10 +116,12 @@ impl Watches<'_> {
             _ => watcher::Config::default(),
         };
         let (api, changes) = (Api::all(self.client.clone()), self.changes.clone());
+        let metrics = self.metrics.clone();
+        metrics.set_synced(kind, false);
         self.tasks.spawn(task, async move {
             tokio::select! {
                 () = changes.closed() => {}
-                () = follow(api, config, kind, wrap, &changes) => {}
+                () = follow(api, config, kind, wrap, &changes, &metrics) => {}
             }
         });
     }
@@ -127,6 +135,7 @@ async fn follow<K>(
     kind: WatchedKind,
     wrap: fn(Arc<K>) -> WatchedObject,
     changes: &mpsc::Sender<Arrival>,
+    metrics: &Metrics,
 ) where
     K: Resource + Default + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
 {
@@ -149,11 +158,11 @@ async fn follow<K>(
                 vec![Change::Listed(kind)]
             }
             Err(error) => {
-                tracing::warn!(
-                    ?kind,
-                    error = &error as &dyn std::error::Error,
-                    "watch failed, retrying"
-                );
+                let reason = failure_reason(&error);
+                metrics.count_watch_failure(kind, reason);
+                let kind = kind.name();
+                let error_chain = &error as &dyn std::error::Error;
+                tracing::warn!(kind, reason, error = error_chain, "watch failed, retrying");
                 if !is_interruption(&error) {
                     continue;
                 }
@@ -161,6 +170,9 @@ async fn follow<K>(
             }
         };
         for change in news {
+            if matches!(change, Change::Listed(_)) {
+                metrics.set_synced(kind, true);
+            }
             if changes.send(Arrival { change, at }).await.is_err() {
                 return;
             }
@@ -171,14 +183,31 @@ async fn follow<K>(
 /// Returns true if the API server is away, for us and probably for others. A refusal is not that,
 /// and may last.
 fn is_interruption(error: &watcher::Error) -> bool {
-    let (watcher::Error::InitialListFailed(kube::Error::Api(status))
-    | watcher::Error::WatchStartFailed(kube::Error::Api(status))
-    | watcher::Error::WatchFailed(kube::Error::Api(status))
-    | watcher::Error::WatchError(status)) = error
-    else {
-        return true;
-    };
-    !matches!(status.code, 401 | 403 | 404)
+    !matches!(status_code(error), Some(401 | 403 | 404))
+}
+
+/// Returns the HTTP status of the API server's answer; none if there was no answer.
+fn status_code(error: &watcher::Error) -> Option<u16> {
+    match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
+        | watcher::Error::WatchFailed(kube::Error::Api(status))
+        | watcher::Error::WatchError(status) => Some(status.code),
+        _ => None,
+    }
+}
+
+/// Returns Kubernetes' reason of a failure, of few values: it is a label.
+fn failure_reason(error: &watcher::Error) -> &'static str {
+    match status_code(error) {
+        Some(401) => "Unauthorized",
+        Some(403) => "Forbidden",
+        Some(404) => "NotFound",
+        Some(410) => "Expired",
+        Some(429) => "TooManyRequests",
+        Some(_) => "Other",
+        None => "NoAnswer",
+    }
 }
 
 /// Returns true if the API server does not have the kind. A 403 is retried instead: a restarting

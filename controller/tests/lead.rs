@@ -59,10 +59,10 @@ async fn lease_is_renewed_and_writes_are_answered_during_a_plan() {
         Timestamp::UNIX_EPOCH
     };
     let metrics = Metrics::new(&mut Registry::default());
+    let changes = watch::start(&api.client(), &metrics, &mut tasks);
     let shell = Shell::new(api.client(), "test", PlanSettings::default(), metrics, &mut tasks)
         .with_clock(clock)
         .during(tenure);
-    let changes = watch::start(&api.client(), &mut tasks);
     let leading =
         tokio::spawn(async move { lead(Some(leadership), shell, changes, &mut tasks).await });
 

@@ -8,8 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use fake_api::objects::released_lease;
 use fake_api::{FakeApi, failure};
+use prometheus_client::registry::Registry;
 use tessera_controller::core::event::{Change, WatchedKind};
 use tessera_controller::leadership::{Candidate, LeadershipError};
+use tessera_controller::metrics::Metrics;
 use tessera_runtime::supervisor::Supervisor;
 use tokio::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
@@ -257,7 +259,8 @@ async fn candidate_waits_for_leader_of_a_replaced_lease() {
 async fn new_leader_lists_by_quorum() {
     let api = FakeApi::new();
     let mut tasks = Supervisor::new(CancellationToken::new());
-    let mut changes = tessera_controller::watch::start(&api.client(), &mut tasks);
+    let metrics = Metrics::new(&mut Registry::default());
+    let mut changes = tessera_controller::watch::start(&api.client(), &metrics, &mut tasks);
     let mut kinds = 0;
     while kinds < WatchedKind::ALL.len() {
         let change = changes.recv().await.unwrap();

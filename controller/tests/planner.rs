@@ -10,7 +10,7 @@ use fake_api::controller::{
 use fake_api::objects::{bound, claim, class, node, pod, slice, unschedulable};
 use serde_json::{Value, json};
 use tessera_allocator::PlanSettings;
-use tessera_controller::metrics::ReasonLabel;
+use tessera_controller::metrics::{KindLabel, ReasonLabel, WatchFailureLabels};
 use tokio::time::{Duration, Instant};
 
 #[tokio::test]
@@ -455,6 +455,27 @@ async fn missing_kind_is_listed_ever_more_rarely() {
     tokio::time::sleep(Duration::from_secs(300)).await;
     let asked = api.lists().iter().filter(|(resource, _)| resource == "devicetaintrules").count();
     assert!((30..=45).contains(&asked), "every ten seconds in the end, not {asked} times");
+    controller.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn forbidden_kind_is_reported_and_nothing_is_planned() {
+    let api = cluster(1);
+    api.forbids("devicetaintrules");
+    let controller = Controller::start(&api);
+    let metrics = controller.metrics.clone();
+    let is_synced = |kind| metrics.watch_synced.get_or_create(&KindLabel { kind }).get();
+    api.put("resourceclaims", claim("c", "19Gi"));
+    api.put("pods", pod("p", &["c"]));
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(allocation(&api, "c"), None, "a rule may taint the device");
+    assert_eq!((is_synced("DeviceTaintRule"), is_synced("ResourceClaim")), (0, 1));
+    let labels = WatchFailureLabels { kind: "DeviceTaintRule", reason: "Forbidden" };
+    let failures = metrics.watch_failures.get_or_create(&labels).get();
+    assert!(failures >= 5, "{failures} refusals are counted");
+    api.permits("devicetaintrules");
+    api.until("an allocation", |api| allocation(api, "c")).await;
+    assert_eq!(is_synced("DeviceTaintRule"), 1);
     controller.stop().await;
 }
 

@@ -48,8 +48,8 @@ fn busy_cluster() -> FakeApi {
 /// Runs the core with this client and clock until it ends by itself, and returns the error.
 async fn failure(client: Client, clock: fn() -> Timestamp) -> String {
     let mut tasks = Supervisor::new(CancellationToken::new());
-    let changes = watch::start(&client, &mut tasks);
     let metrics = Metrics::new(&mut Registry::default());
+    let changes = watch::start(&client, &metrics, &mut tasks);
     let settings = PlanSettings::default();
     let shell = Shell::new(client, "test", settings, metrics, &mut tasks).with_clock(clock);
     let led = lead(None, shell, changes, &mut tasks);

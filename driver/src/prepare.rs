@@ -9,8 +9,8 @@
 //! time (two pods that share it), repeats calls after restarts, and during an update calls either
 //! of two instances. So:
 //!
-//! * Each claim is prepared in a task of its own, so that a canceled call stops at a point where the
-//!   node is unchanged, or is changed back.
+//! * Each claim is prepared in a task of its own, so that a canceled call stops where the node is
+//!   unchanged, or is changed back.
 //! * The part that changes the node ([`node`]) is one blocking function under the journal's lock.
 //!   It is short, since it waits for no network.
 //! * A Prepare that waits for the API server or for free capacity is an attempt. It ends with its

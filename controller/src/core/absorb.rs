@@ -146,7 +146,7 @@ impl Step<'_> {
             if let WriteOutcome::FieldsDropped { message, .. } = &failure {
                 let topic = Topic::Claim(claim.clone());
                 let reason = events::ALLOCATION_FIELDS_DROPPED;
-                self.notify(pod, topic, reason, message.clone(), None);
+                self.notify_incident(pod, topic, reason, message.clone(), None);
             }
         }
         if !is_allocation && !is_news {

@@ -99,7 +99,8 @@ impl Step<'_> {
                 let note = format!(
                     "kube-scheduler cannot place the pod on node {node} and released the devices there; trying elsewhere"
                 );
-                self.notify(&pod.uid, Topic::Pod, events::RESCHEDULING, note, Some(&node));
+                let reason = events::RESCHEDULING;
+                self.notify_incident(&pod.uid, Topic::Pod, reason, note, Some(&node));
             }
             Deallocated::RoomMade(node) => pod.nominated_node = Some(node),
         }

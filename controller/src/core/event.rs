@@ -68,6 +68,18 @@ impl WatchedKind {
     /// All kinds. Nothing is planned before each has been listed.
     pub const ALL: [Self; 6] =
         [Self::Slice, Self::TaintRule, Self::Class, Self::Claim, Self::Node, Self::Pod];
+
+    /// Returns the name of the kind in Kubernetes' API.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Slice => "ResourceSlice",
+            Self::TaintRule => "DeviceTaintRule",
+            Self::Class => "DeviceClass",
+            Self::Claim => "ResourceClaim",
+            Self::Node => "Node",
+            Self::Pod => "Pod",
+        }
+    }
 }
 
 /// An object of one of the watched kinds.

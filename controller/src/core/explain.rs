@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use tessera_allocator::{AllocationPlan, RefusalCause, ReservedNode};
+use tessera_allocator::{AllocationPlan, Refusal, RefusalCause, ReservedNode};
 use tessera_api::events;
 use tessera_index::{Blocked, PlanningBlocker, Scope};
 use tessera_messages as message;
 
 use super::allocate::Round;
-use super::notices::Topic;
+use super::notices::{NoteSource, NoticeDraft, Topic};
 use super::planning::pending_claims;
 use super::{State, Step};
 
@@ -46,14 +46,29 @@ impl Step<'_> {
                 continue;
             }
             *pending.entry(message::metric_label(&refusal.cause)).or_default() += 1;
-            let reserved = plan.reserved_for(&refusal.pod);
-            let claim = self.state.claim_name(&refusal.claim);
-            let note = message::refusal_message(&claim, &refusal.cause, reserved);
-            let node = reserved.map(|reserved| &reserved.node);
-            let topic = Topic::Claim(refusal.claim.clone());
-            let reason = message::refusal_reason(&refusal.cause);
-            self.notify(&refusal.pod, topic, reason, note, node);
+            self.notify_refused(refusal, plan.reserved_for(&refusal.pod));
         }
+    }
+
+    /// Reports a refusal. Its text, which may name every node, is only rendered when it is due.
+    fn notify_refused(&mut self, refusal: &Refusal, reserved: Option<&ReservedNode>) {
+        let draft = NoticeDraft {
+            pod: refusal.pod.clone(),
+            topic: Topic::Claim(refusal.claim.clone()),
+            reason: message::refusal_reason(&refusal.cause),
+            node: reserved.map(|reserved| reserved.node.clone()),
+        };
+        let source = NoteSource::new(&refusal.cause, reserved);
+        let State { notices, holds, .. } = &mut *self.state;
+        let Some(at) = notices.render_at(holds, &draft, &source, self.now) else { return };
+        if at > self.now {
+            return self.wake_at(Some(at));
+        }
+        let claim = self.state.claim_name(&refusal.claim);
+        let note = message::refusal_message(&claim, &refusal.cause, reserved);
+        let later = self.publish(&draft, note);
+        self.wake_at(later);
+        self.state.notices.rendered(&draft, source, self.now);
     }
 
     fn explain_blocked(&mut self, blocked: &[Blocked], pending: &mut Pending) {

@@ -104,9 +104,10 @@ pub(super) enum CountEnd {
 pub(super) enum EarlyEnd {
     /// Nothing but the object that keeps the count.
     Never,
-    /// A change of what the failure depends on ([`Basis`]) ends the hold and its count. The
-    /// release of the pod's allocations ends the hold, and an allocation of all its claims ends
-    /// both.
+    /// A change of what the failure depends on ([`Basis`]) ends the hold and its count, as does an
+    /// allocation of all claims of the pod. The release of its allocations from a node where it
+    /// could not run ends the hold: another node may have another outcome. The release because one
+    /// claim is not allocated does not: the next attempt would be the same.
     Basis,
 }
 

@@ -4,16 +4,27 @@
 //! numbers would never be read. Here the same text is published once, and another text is another
 //! event. Numbers change with every pod that comes and goes, for each pending pod, so the intervals
 //! between the events of a pod grow.
+//!
+//! A state that lasts is offered again in each step, an incident only once. An incident whose
+//! interval is not over is deferred: the latest of each reason is kept.
+
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
 
 use tessera_allocator::model::{DeviceId, PodUid};
+use tessera_allocator::{RefusalCause, ReservedNode};
 use tessera_api::events::EventReason;
-use tessera_api::names::ClaimUid;
+use tessera_api::names::{ClaimUid, NodeName};
 
 use super::clock::Moment;
 use super::effect::{MAX_OPEN_NOTICES, Notice, NoticeId};
 use super::holds::{HoldReason, Holds, Subject};
+
+/// Upper bound of the deferred incidents of all pods. What exceeds it is lost.
+const MAX_DEFERRED: usize = 1024;
 
 /// The last events of each pod.
 #[derive(Debug, Default)]
@@ -24,6 +35,29 @@ pub(super) struct Notices {
     open: BTreeMap<NoticeId, (Topic, Notice)>,
     /// Notices that the API server has not taken.
     refused: BTreeMap<NoticeId, (Topic, Notice)>,
+    /// Incidents whose interval is not over, by pod and name of the reason.
+    deferred: BTreeMap<(PodUid, &'static str), DeferredNotice>,
+}
+
+/// An event about a pod without its text.
+#[derive(Debug, Clone)]
+pub(super) struct NoticeDraft {
+    pub(super) pod: PodUid,
+    pub(super) topic: Topic,
+    pub(super) reason: EventReason,
+    /// The node that it also refers to.
+    pub(super) node: Option<NodeName>,
+}
+
+/// An incident whose interval is not over.
+#[derive(Debug, Clone)]
+pub(super) struct DeferredNotice {
+    pub(super) draft: NoticeDraft,
+    pub(super) note: String,
+    /// The time from which it may be published.
+    at: Moment,
+    /// The pod was bound at the time of the incident.
+    pub(super) is_bound: bool,
 }
 
 /// The last events of a pod.
@@ -40,6 +74,34 @@ struct LastNotices {
 struct LastNotice {
     id: NoticeId,
     note: String,
+    /// The source of the text and the time at which it was rendered last, for refusals.
+    rendered: Option<(NoteSource, Moment)>,
+}
+
+/// The source of a refusal's text. While it is the same, so is the text.
+#[derive(Debug, Clone)]
+pub(super) struct NoteSource {
+    /// Only compared. It keeps no explanation in memory.
+    cause: Weak<RefusalCause>,
+    reserved: Option<ReservedNode>,
+}
+
+impl LastNotice {
+    fn new(id: NoticeId, note: String) -> Self {
+        Self { id, note, rendered: None }
+    }
+}
+
+impl NoteSource {
+    pub(super) fn new(cause: &Arc<RefusalCause>, reserved: Option<&ReservedNode>) -> Self {
+        Self { cause: Arc::downgrade(cause), reserved: reserved.cloned() }
+    }
+}
+
+impl PartialEq for NoteSource {
+    fn eq(&self, other: &Self) -> bool {
+        self.cause.ptr_eq(&other.cause) && self.reserved == other.reserved
+    }
 }
 
 /// The object that an event about a pod explains: an event takes the place of those before of the
@@ -55,41 +117,34 @@ pub(super) enum Topic {
 }
 
 /// The answer to the offer of a text.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Offer {
     /// The pod has it already.
     Known,
     /// Another event was published recently: offer it again at this time.
     Later(Moment),
-    /// It is to be published.
-    Send(NoticeId),
+    /// This text is to be published.
+    Send(NoticeId, String),
 }
 
 impl Notices {
-    /// Decides about a text for `pod`.
+    /// Decides about a text.
     pub(super) fn offer(
         &mut self,
         holds: &mut Holds,
-        (pod, topic): (&PodUid, &Topic),
-        (reason, note): (EventReason, &str),
+        draft: &NoticeDraft,
+        note: String,
         now: Moment,
     ) -> Offer {
+        let NoticeDraft { pod, topic, reason, .. } = draft;
         let subject = Subject::pod(pod);
-        let last = self.last.get(pod);
-        if last.and_then(|last| last.topics.get(topic)).is_some_and(|last| last.note == note) {
+        if self.last_of(draft).is_some_and(|last| last.note == note) {
             return Offer::Known;
         }
-        if self.open.len() >= MAX_OPEN_NOTICES {
-            return Offer::Later(now + HoldReason::EventPublished.rule().first);
-        }
-        let is_repeated = last.is_some_and(|last| last.reason == reason);
-        let interval =
-            if is_repeated { HoldReason::EventRepeated } else { HoldReason::EventPublished };
-        if let Some(until) = holds.until(&subject, interval, now) {
-            self.drop_refused(pod, topic);
+        if let Some(until) = self.held_until(holds, draft, now) {
             return Offer::Later(until);
         }
-        if !is_repeated {
+        if !self.is_repeated(draft) {
             holds.restart_count(&subject, HoldReason::EventRepeated);
         }
         holds.hold(subject.clone(), HoldReason::EventRepeated, now);
@@ -99,14 +154,86 @@ impl Notices {
         self.end_topics(pod, |known| (*topic == Topic::Pod) != (*known == Topic::Pod));
         self.sent += 1;
         let id = NoticeId(self.sent);
-        let fresh = || LastNotices { reason, topics: BTreeMap::new() };
+        let fresh = || LastNotices { reason: *reason, topics: BTreeMap::new() };
         let last = self.last.entry(pod.clone()).or_insert_with(fresh);
-        last.reason = reason;
-        let replaced = last.topics.insert(topic.clone(), LastNotice { id, note: note.to_owned() });
+        last.reason = *reason;
+        let replaced = last.topics.insert(topic.clone(), LastNotice::new(id, note.clone()));
         if let Some(replaced) = replaced {
             self.refused.remove(&replaced.id);
         }
-        Offer::Send(id)
+        Offer::Send(id, note)
+    }
+
+    /// Returns the time at which the text of this source has to be rendered to be offered; none if
+    /// the pod has that text. The time is `now` or later. A text that is rendered again and again
+    /// because its source changes, and is always the same, is rendered once in an interval.
+    pub(super) fn render_at(
+        &mut self,
+        holds: &Holds,
+        draft: &NoticeDraft,
+        source: &NoteSource,
+        now: Moment,
+    ) -> Option<Moment> {
+        let rendered = self.last_of(draft).and_then(|last| last.rendered.as_ref());
+        if rendered.is_some_and(|(known, _)| known == source) {
+            return None;
+        }
+        let next = rendered.map(|(_, at)| *at + HoldReason::EventPublished.rule().first);
+        let held = self.held_until(holds, draft, now);
+        Some(next.into_iter().chain(held).fold(now, Moment::max))
+    }
+
+    /// Notes that the text of the draft was rendered from this source and offered.
+    pub(super) fn rendered(&mut self, draft: &NoticeDraft, source: NoteSource, now: Moment) {
+        let last = self.last.get_mut(&draft.pod);
+        if let Some(last) = last.and_then(|last| last.topics.get_mut(&draft.topic)) {
+            last.rendered = Some((source, now));
+        }
+    }
+
+    fn last_of(&self, draft: &NoticeDraft) -> Option<&LastNotice> {
+        self.last.get(&draft.pod)?.topics.get(&draft.topic)
+    }
+
+    fn is_repeated(&self, draft: &NoticeDraft) -> bool {
+        self.last.get(&draft.pod).is_some_and(|last| last.reason == draft.reason)
+    }
+
+    /// Returns the time before which a new text is not published; none if it may be now. Its
+    /// outdated predecessor is not sent again.
+    fn held_until(&mut self, holds: &Holds, draft: &NoticeDraft, now: Moment) -> Option<Moment> {
+        if self.open.len() >= MAX_OPEN_NOTICES {
+            return Some(now + HoldReason::EventPublished.rule().first);
+        }
+        let interval = if self.is_repeated(draft) {
+            HoldReason::EventRepeated
+        } else {
+            HoldReason::EventPublished
+        };
+        let until = holds.until(&Subject::pod(&draft.pod), interval, now)?;
+        self.drop_refused(&draft.pod, &draft.topic);
+        Some(until)
+    }
+
+    /// Keeps an incident until its interval is over, in place of an earlier one of its reason.
+    pub(super) fn defer(&mut self, draft: NoticeDraft, note: String, at: Moment, is_bound: bool) {
+        let key = (draft.pod.clone(), draft.reason.name());
+        if self.deferred.len() >= MAX_DEFERRED && !self.deferred.contains_key(&key) {
+            tracing::warn!(pod = %draft.pod, reason = key.1, "too many events wait, dropping one");
+            return;
+        }
+        self.deferred.insert(key, DeferredNotice { draft, note, at, is_bound });
+    }
+
+    /// Drops the deferred incident of the pod and reason: a later one needs no event any more.
+    pub(super) fn drop_deferred(&mut self, pod: &PodUid, reason: EventReason) {
+        self.deferred.remove(&(pod.clone(), reason.name()));
+    }
+
+    /// Takes the incidents whose interval is over.
+    pub(super) fn take_deferred(&mut self, now: Moment) -> Vec<DeferredNotice> {
+        let due = self.deferred.extract_if(.., |_, deferred| deferred.at <= now);
+        due.map(|(_, deferred)| deferred).collect()
     }
 
     /// Drops a text that the API server has not taken and that is outdated.
@@ -174,17 +301,19 @@ impl Notices {
         notices
     }
 
-    /// Returns the time at which the next notice is to be sent again.
-    pub(super) fn next_resend(&self, holds: &Holds, now: Moment) -> Option<Moment> {
+    /// Returns the time at which the next notice is to be sent, again or after its interval.
+    pub(super) fn next_due(&self, holds: &Holds, now: Moment) -> Option<Moment> {
         let until = |(_, notice): &(Topic, Notice)| {
             holds.until(&Subject::pod(&notice.pod.uid), HoldReason::EventRefused, now)
         };
-        self.refused.values().filter_map(until).min()
+        let deferred = self.deferred.values().map(|deferred| deferred.at);
+        self.refused.values().filter_map(until).chain(deferred).min()
     }
 
     /// Forgets pods that do not exist any more.
     pub(super) fn retain(&mut self, exists: impl Fn(&PodUid) -> bool) {
         self.last.retain(|pod, _| exists(pod));
         self.refused.retain(|_, (_, notice)| exists(&notice.pod.uid));
+        self.deferred.retain(|(pod, _), _| exists(pod));
     }
 }

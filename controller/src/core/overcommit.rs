@@ -36,7 +36,7 @@ impl Step<'_> {
             // This is no evidence against the node.
             self.note_not_written(&pod, NotWritten::Outdated);
             // Its claims are planned again, so what was published about them is outdated.
-            self.notify(&pod, Topic::Pod, events::OVERCOMMITTED, note.clone(), None);
+            self.notify_incident(&pod, Topic::Pod, events::OVERCOMMITTED, note.clone(), None);
         }
         self.release(claim, None);
     }

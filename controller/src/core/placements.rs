@@ -39,6 +39,10 @@ const TURNS: u32 = 2;
 /// attempts, and its jitter doubles that.
 const AFTER_INTERRUPTION: Duration = Duration::from_secs(60);
 
+/// The time after which the devices of a pod are released if another of its claims is still not
+/// allocated. Retries of its write do not extend it.
+const INCOMPLETE: Duration = Duration::from_secs(20);
+
 /// No time grows beyond this.
 const LONGEST: Duration = Duration::from_secs(300);
 
@@ -75,6 +79,8 @@ struct Attempts {
     /// count: they are no evidence against nodes.
     failures: u32,
     placed: Option<Placement>,
+    /// The time since which some of its claims have been allocated and others have not.
+    incomplete_since: Option<Moment>,
 }
 
 /// A decision that waits for kube-scheduler.
@@ -102,6 +108,9 @@ pub(super) enum Verdict {
     WaitUntil(Moment),
     /// The allocation is released, and the pod is planned elsewhere.
     GiveUp,
+    /// The allocation is released because another claim of the pod has none: the node is not the
+    /// cause.
+    ReleaseIncomplete,
 }
 
 /// The cause of a decision that is not stored.
@@ -201,12 +210,10 @@ impl Placements {
         now: Moment,
     ) -> Option<Deallocated> {
         let attempts = self.pods.get_mut(pod)?;
-        // A claim that was another pod's and is free now is no evidence against its node.
-        let Some(Placement { node: Some(node), is_decided: true, has_room, .. }) =
-            attempts.placed.take()
-        else {
-            return None;
-        };
+        // A claim that was another pod's and is free now is no evidence against its node, and the
+        // claims that the pod still has keep their deadline.
+        let placed = attempts.placed.take_if(|placed| placed.is_decided)?;
+        let Placement { node: Some(node), has_room, .. } = placed else { return None };
         if has_room || nominated == Some(&node) {
             return Some(Deallocated::RoomMade(node));
         }
@@ -235,6 +242,8 @@ impl Placements {
             }
         }
         let attempts = self.pods.entry(waiting.pod.clone()).or_default();
+        let incomplete_since = attempts.incomplete_since.unwrap_or(now);
+        attempts.incomplete_since = (!waiting.is_complete).then_some(incomplete_since);
         let placed = attempts.placed.get_or_insert_with(|| Placement {
             node: waiting.node.clone(),
             is_decided: false,
@@ -260,15 +269,19 @@ impl Placements {
         if waiting.unschedulable.is_none() {
             return Verdict::Wait;
         }
-        let deadline = match placed.changed.filter(|_| placed.has_news(waiting)) {
-            Some(changed) => changed + grown(AFTER_NEW_FAILURE, attempts.failures),
-            None => {
+        let changed = placed.changed.filter(|_| placed.has_news(waiting));
+        let (deadline, verdict) = match (changed, attempts.incomplete_since) {
+            (Some(changed), _) => {
+                (changed + grown(AFTER_NEW_FAILURE, attempts.failures), Verdict::GiveUp)
+            }
+            (None, Some(since)) => (since + INCOMPLETE, Verdict::ReleaseIncomplete),
+            (None, None) => {
                 let grace = self.grace_period(attempts.failures, now);
                 let further = self.interruption_grace(placed);
-                placed.since + (grace + further).min(LONGEST)
+                (placed.since + (grace + further).min(LONGEST), Verdict::GiveUp)
             }
         };
-        if now >= deadline { Verdict::GiveUp } else { Verdict::WaitUntil(deadline) }
+        if now >= deadline { verdict } else { Verdict::WaitUntil(deadline) }
     }
 
     /// Returns the time that kube-scheduler gets for a pod without a new message. The time that it
@@ -295,7 +308,7 @@ impl Placements {
         now: Moment,
     ) {
         let attempts = self.pods.entry(pod.clone()).or_default();
-        attempts.placed = None;
+        attempts.forget_placement();
         let subject = Subject::pod(pod);
         for reason in PLANNING_FAILURES {
             // Another node may have another outcome.
@@ -304,6 +317,21 @@ impl Placements {
         holds.hold(subject, HoldReason::AllocationReleased, now);
         if let Some(node) = node {
             attempts.exclude(holds, pod, node, now);
+        }
+    }
+
+    /// Notes that we release what the pod has, since another of its claims is not allocated. The
+    /// next plan would be the same, so the pause of the failed write lasts.
+    pub(super) fn released_incomplete(&mut self, holds: &mut Holds, pod: &PodUid, now: Moment) {
+        self.pods.entry(pod.clone()).or_default().forget_placement();
+        holds.hold(Subject::pod(pod), HoldReason::AllocationReleased, now);
+    }
+
+    /// Forgets what was observed of pods of which no claim `has_devices` any more.
+    pub(super) fn retain_observed(&mut self, has_devices: impl Fn(&PodUid) -> bool) {
+        for (_, attempts) in self.pods.iter_mut().filter(|(pod, _)| !has_devices(pod)) {
+            attempts.placed.take_if(|placed| !placed.is_decided);
+            attempts.incomplete_since = None;
         }
     }
 
@@ -323,6 +351,12 @@ impl Placement {
 }
 
 impl Attempts {
+    /// Forgets the placement: it is being released.
+    fn forget_placement(&mut self) {
+        self.placed = None;
+        self.incomplete_since = None;
+    }
+
     fn exclude(&mut self, holds: &mut Holds, pod: &PodUid, node: &NodeName, now: Moment) {
         let subject = Subject::pod_on(pod, node);
         holds.hold_after(subject, HoldReason::NodeFailed, self.failures, now);

@@ -28,19 +28,22 @@ impl Step<'_> {
             self.release(&claim, None);
         }
         let refused: BTreeSet<&PodUid> = round.plan.refusals.iter().map(|r| &r.pod).collect();
-        let written = self.state.writes.pods();
-        for waiting in self.state.index.waiting() {
+        let written = self.state.pods_being_written();
+        let all_waiting = self.state.index.waiting();
+        for waiting in &all_waiting {
             // Where one claim cannot be written now, none is released: the node would be blamed.
             let is_busy = |claim| self.state.is_busy(claim, self.now);
             if written.contains(&waiting.pod) || waiting.movable.iter().any(is_busy) {
                 continue;
             }
-            if self.gives_up(&waiting, &refused, &round.deallocated) {
+            if self.gives_up(waiting, &refused, &round.deallocated) {
                 for claim in &waiting.movable {
                     self.release(claim, Some(&waiting.pod));
                 }
             }
         }
+        let with_devices: BTreeSet<&PodUid> = all_waiting.iter().map(|one| &one.pod).collect();
+        self.state.placements.retain_observed(|pod| with_devices.contains(pod));
     }
 
     /// Decides if the claims of a waiting pod are released, and notes why.
@@ -64,28 +67,37 @@ impl Step<'_> {
             }
             return !waiting.nominated;
         }
-        if deallocated.contains(pod) || !self.observe_stuck(waiting) {
-            return false;
-        }
-        self.notify_stuck(waiting);
-        let State { placements, holds, .. } = &mut *self.state;
-        placements.gave_up(holds, pod, waiting.node.as_ref(), self.now);
-        true
+        !deallocated.contains(pod) && self.gives_up_stuck(waiting)
     }
 
-    /// Observes the pod, and decides if kube-scheduler has had its time to place it where its
-    /// devices are.
-    fn observe_stuck(&mut self, waiting: &Waiting) -> bool {
+    /// Observes the pod, and decides if it has had its time to be placed where its devices are.
+    fn gives_up_stuck(&mut self, waiting: &Waiting) -> bool {
         let State { placements, holds, .. } = &mut *self.state;
         placements.observe(holds, waiting, self.now);
         match placements.verdict(waiting, self.now) {
-            Verdict::Wait => false,
+            Verdict::Wait => return false,
             Verdict::WaitUntil(deadline) => {
                 self.wake_at(Some(deadline));
-                false
+                return false;
             }
-            Verdict::GiveUp => true,
+            Verdict::GiveUp => {
+                placements.gave_up(holds, &waiting.pod, waiting.node.as_ref(), self.now);
+                self.notify_stuck(waiting);
+            }
+            Verdict::ReleaseIncomplete => {
+                placements.released_incomplete(holds, &waiting.pod, self.now);
+                self.notify_incomplete(waiting);
+            }
         }
+        true
+    }
+
+    fn notify_incomplete(&mut self, waiting: &Waiting) {
+        let note = "another claim of the pod is still not allocated, so the devices that the pod \
+                    has are released; all of its claims are allocated again later; if no other \
+                    event has the cause, look for failed writes in the controller's log";
+        let (pod, node) = (&waiting.pod, waiting.node.as_ref());
+        self.notify_incident(pod, Topic::Pod, events::RESCHEDULING, note.to_owned(), node);
     }
 
     fn notify_stuck(&mut self, waiting: &Waiting) {
@@ -102,6 +114,16 @@ impl Step<'_> {
                 "kube-scheduler cannot place the pod {place}, where its devices are: {cause}; trying elsewhere"
             )
         };
-        self.notify(&waiting.pod, Topic::Pod, events::RESCHEDULING, note, node);
+        self.notify_incident(&waiting.pod, Topic::Pod, events::RESCHEDULING, note, node);
+    }
+}
+
+impl State {
+    /// Returns the pods that a write is open for, and those that name a claim being written.
+    fn pods_being_written(&self) -> BTreeSet<PodUid> {
+        let claims = self.writes.iter().map(|(claim, _)| claim);
+        let mut pods = self.writes.pods();
+        pods.extend(claims.flat_map(|claim| self.index.pods_with(claim)));
+        pods
     }
 }

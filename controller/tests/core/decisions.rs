@@ -190,6 +190,77 @@ fn denied_claim_of_two_is_written_ever_more_rarely() {
     assert!(world.open_of("y").is_some());
 }
 
+/// A pod of which kube-scheduler reports that claims are not allocated, with claim `x` allocated
+/// and the write of claim `y` open.
+fn half_allocated() -> World {
+    let mut world = cluster(1);
+    for name in ["x", "y"] {
+        world.put(WatchedKind::Claim, objects::claim(name, "20Gi"));
+    }
+    world.put(WatchedKind::Pod, objects::pod("both", &["x", "y"]));
+    world.deliver_all();
+    let first = world.open_of("x").unwrap();
+    world.carry_out(first);
+    world.answer(first);
+    world.report_unschedulable("both", "0/1 nodes are available: 1 cannot allocate all claims.");
+    world.deliver_all();
+    world
+}
+
+/// Refuses every write of `y` for this number of seconds and stores those of `x`. Returns the
+/// number of seconds in which `x` was allocated.
+fn refuse_second(world: &mut World, for_seconds: u64, is_lasting: bool) -> usize {
+    let mut allocated = 0;
+    for _ in 0..for_seconds {
+        world.open_of("y").iter().for_each(|id| world.refuse(*id, is_lasting));
+        if let Some(id) = world.open_of("x") {
+            world.carry_out(id);
+            world.answer(id);
+            world.deliver_all();
+        }
+        world.open_of("y").iter().for_each(|id| world.refuse(*id, is_lasting));
+        world.pass(seconds(1));
+        allocated += usize::from(world.place("x").is_some());
+    }
+    allocated
+}
+
+#[test]
+fn half_allocated_pod_releases_its_devices_in_time() {
+    for is_lasting in [true, false] {
+        let mut world = half_allocated();
+        refuse_second(&mut world, 19, is_lasting);
+        assert_eq!(count(&world, "x", "release"), 0, "the write may succeed soon");
+        refuse_second(&mut world, 3, is_lasting);
+        assert_eq!(count(&world, "x", "release"), 1);
+        assert_eq!(world.place("x"), None);
+        let note = world.notices.iter().find(|notice| notice.reason.name() == "Rescheduling");
+        assert!(note.unwrap().note.contains("another claim of the pod"));
+    }
+}
+
+#[test]
+fn half_allocated_pod_is_allocated_again_ever_more_rarely() {
+    let mut world = half_allocated();
+    refuse_second(&mut world, 600, true);
+    let allocated = refuse_second(&mut world, 3600, true);
+    assert!(allocated < 400, "allocated for {allocated} s of an hour");
+    world.edit(WatchedKind::Claim, "y", |claim| claim["metadata"]["labels"] = json!({"team": "x"}));
+    world.settle();
+    world.pass(seconds(10));
+    world.settle();
+    assert!(world.place("x").is_some() && world.place("y").is_some(), "no node is blamed");
+}
+
+#[test]
+fn shared_claim_written_for_another_pod_keeps_the_deadline() {
+    let mut world = half_allocated();
+    world.put(WatchedKind::Pod, objects::pod("another", &["y"]));
+    world.deliver_all();
+    refuse_second(&mut world, 22, true);
+    assert_eq!(count(&world, "x", "release"), 1);
+}
+
 #[test]
 fn repeated_outcome_of_an_ended_write_is_ignored() {
     let mut world = cluster(1);

@@ -166,6 +166,66 @@ fn deleted_node_is_given_up_at_once() {
     assert!(world.open_of("a").is_some(), "its allocation is released");
 }
 
+/// Asserts that the pod gets this event 2 s after the one before, which is about other devices, and
+/// only once.
+fn assert_follows(world: &mut World, pod: &str, reason: EventReason) {
+    let got = |world: &World| reasons_of(world, pod).iter().filter(|r| **r == reason).count();
+    assert_eq!(got(world), 0, "another event was published less than 2 s ago");
+    world.pass(seconds(2));
+    assert_eq!(got(world), 1, "{:?}", world.notices);
+    world.pass(seconds(600));
+    assert_eq!(got(world), 1, "{:?}", world.notices);
+}
+
+#[test]
+fn dropped_fields_are_reported_soon_after_another_event() {
+    let mut world = full();
+    world.add_node("node-b", 1);
+    let id = world.open_of("second").expect("there is room now");
+    world.drop_field(id, "a field was dropped");
+    // No further attempt repeats the text within the test.
+    world.delete(WatchedKind::Slice, "slice-node-b");
+    world.deliver_all();
+    assert_follows(&mut world, "second", events::ALLOCATION_FIELDS_DROPPED);
+}
+
+#[test]
+fn rescheduling_is_reported_soon_after_another_event() {
+    let mut world = full();
+    world.add_node("node-b", 1);
+    world.settle();
+    world.delete(WatchedKind::Slice, "slice-node-b");
+    world.delete(WatchedKind::Node, "node-b");
+    world.settle();
+    assert_follows(&mut world, "second", events::RESCHEDULING);
+}
+
+#[test]
+fn overcommitment_is_reported_soon_after_another_event() {
+    let mut world = full();
+    world.add_node("node-b", 1);
+    world.settle();
+    let mut smaller = objects::slice("node-b", 1);
+    smaller["spec"]["devices"][0]["capacity"]["memory"]["value"] = "10Gi".into();
+    world.put_slice_of_less(smaller);
+    world.settle();
+    assert_follows(&mut world, "second", events::OVERCOMMITTED);
+}
+
+#[test]
+fn deferred_event_is_dropped_when_the_pod_is_bound() {
+    let mut world = full();
+    world.add_node("node-b", 1);
+    let id = world.open_of("second").expect("there is room now");
+    world.drop_field(id, "a field was dropped");
+    world.pass(seconds(1));
+    world.settle();
+    world.bind("second");
+    world.settle();
+    world.pass(seconds(600));
+    assert_eq!(reasons_of(&world, "second"), [events::INSUFFICIENT_DEVICES], "it is outdated");
+}
+
 #[test]
 fn pod_whose_status_lacks_a_claim_for_long_gets_nothing() {
     let mut world = World::new();

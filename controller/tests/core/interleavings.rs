@@ -3,20 +3,24 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use serde_json::Value;
+use serde_json::{Value, json};
+use tessera_api::events;
+use tessera_controller::core::effect::Notice;
 use tessera_controller::core::event::WatchedKind;
 
 use crate::objects;
 use crate::world::World;
 
 /// Claims and pods change most.
-const KINDS: [WatchedKind; 6] = [
+const KINDS: [WatchedKind; 8] = [
     WatchedKind::Claim,
     WatchedKind::Pod,
     WatchedKind::Claim,
     WatchedKind::Pod,
     WatchedKind::Node,
     WatchedKind::Slice,
+    WatchedKind::Class,
+    WatchedKind::TaintRule,
 ];
 const MEMORIES: [&str; 4] = ["19Gi", "40Gi", "60Gi", "80Gi"];
 
@@ -36,6 +40,10 @@ enum Happening {
     Recreate(u8),
     ToggleNode,
     ToggleSlice,
+    ToggleClass,
+    EditClass,
+    ToggleTaintRule,
+    Interrupt,
     Deliver(u8),
     DeliverAgain(u8),
     Relist(u8),
@@ -44,6 +52,8 @@ enum Happening {
     AnswerAgain(u8),
     LoseAnswer(u8),
     Refuse(u8, bool),
+    DropField(u8),
+    EndNotice(u8, bool),
     Pass(u16),
 }
 
@@ -63,6 +73,10 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => any::<u8>().prop_map(Recreate),
         1 => Just(ToggleNode),
         1 => Just(ToggleSlice),
+        1 => Just(ToggleClass),
+        1 => Just(EditClass),
+        1 => Just(ToggleTaintRule),
+        1 => Just(Interrupt),
         12 => any::<u8>().prop_map(Deliver),
         1 => any::<u8>().prop_map(DeliverAgain),
         1 => any::<u8>().prop_map(Relist),
@@ -71,12 +85,27 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => any::<u8>().prop_map(AnswerAgain),
         1 => any::<u8>().prop_map(LoseAnswer),
         1 => any::<(u8, bool)>().prop_map(|(write, lasts)| Refuse(write, lasts)),
+        1 => any::<u8>().prop_map(DropField),
+        2 => any::<(u8, bool)>().prop_map(|(notice, is_taken)| EndNotice(notice, is_taken)),
         4 => (0..4000u16).prop_map(Pass),
     ]
 }
 
 fn choose<T: Clone>(of: &[T], which: u8) -> Option<T> {
     of.get(usize::from(which) % of.len().max(1)).cloned()
+}
+
+/// The name of a rule that taints one device.
+const TAINT_RULE: &str = "rule";
+
+fn taint_rule() -> Value {
+    json!({
+        "metadata": {"name": TAINT_RULE, "uid": "uid-rule"},
+        "spec": {
+            "deviceSelector": {"driver": "gpu.tessera.dev", "pool": "node-b", "device": "gpu-0"},
+            "taint": {"key": "example.com/broken", "effect": "NoSchedule"},
+        },
+    })
 }
 
 /// A world under random happenings.
@@ -86,6 +115,13 @@ struct Storm {
 }
 
 impl Storm {
+    fn new() -> Self {
+        let mut world = World::new();
+        world.add_node("node-a", 1);
+        world.add_node("node-b", 2);
+        Self { world, made: 0 }
+    }
+
     fn name(&mut self, what: &str) -> String {
         self.made += 1;
         format!("{what}-{:03}", self.made)
@@ -141,6 +177,10 @@ impl Storm {
             }
             ToggleNode => self.toggle(WatchedKind::Node, objects::node("node-b")),
             ToggleSlice => self.toggle(WatchedKind::Slice, objects::slice("node-b", 2)),
+            ToggleClass => self.toggle(WatchedKind::Class, objects::class()),
+            EditClass => world.edit(WatchedKind::Class, "gpu.tessera.dev", |_| {}),
+            ToggleTaintRule => self.toggle(WatchedKind::TaintRule, taint_rule()),
+            Interrupt => world.interrupt(),
             Deliver(kind) => world.deliver(choose(&KINDS, kind).unwrap()),
             DeliverAgain(kind) => world.deliver_again(choose(&KINDS, kind).unwrap()),
             Relist(kind) => world.relist(choose(&KINDS, kind).unwrap()),
@@ -150,6 +190,14 @@ impl Storm {
             LoseAnswer(id) => choose(&writes, id).iter().for_each(|id| world.lose_answer(*id)),
             Refuse(id, lasts) => {
                 choose(&writes, id).iter().for_each(|id| world.refuse(*id, lasts));
+            }
+            DropField(id) => {
+                let id = choose(&writes, id);
+                id.iter().for_each(|id| world.drop_field(*id, "a field was dropped"));
+            }
+            EndNotice(which, is_taken) => {
+                let id = choose(&world.open_notices(), which);
+                id.iter().for_each(|id| world.report_notice(*id, is_taken));
             }
             Pass(millis) => world.pass(Duration::from_millis(millis.into())),
         }
@@ -170,8 +218,11 @@ impl Storm {
     fn calm(&mut self) {
         self.world.put(WatchedKind::Node, objects::node("node-b"));
         self.world.put(WatchedKind::Slice, objects::slice("node-b", 2));
+        self.world.put(WatchedKind::Class, objects::class());
+        self.world.delete(WatchedKind::TaintRule, TAINT_RULE);
         for _ in 0..30 {
             self.world.settle();
+            self.world.report_all_notices();
             for pod in self.world.names(WatchedKind::Pod) {
                 self.world.edit(WatchedKind::Pod, &pod, |pod| {
                     pod["status"].as_object_mut().unwrap().remove("conditions");
@@ -194,10 +245,7 @@ proptest! {
     fn invariants_hold_in_every_interleaving(
         happenings in prop::collection::vec(happening(), 1..120),
     ) {
-        let mut world = World::new();
-        world.add_node("node-a", 1);
-        world.add_node("node-b", 2);
-        let mut storm = Storm { world, made: 0 };
+        let mut storm = Storm::new();
         for happening in &happenings {
             storm.happen(happening);
         }
@@ -211,5 +259,25 @@ proptest! {
         world.pass(Duration::from_secs(600));
         prop_assert_eq!(world.writes.len(), writes, "a quiet cluster has no writes");
         prop_assert_eq!(&world.notices[notices..], &[], "a quiet cluster has no events");
+    }
+
+    /// A core that was stopped in the middle starts no write and learns how each has ended. It
+    /// reports nothing but dropped fields, which such an end shows.
+    #[test]
+    fn stopped_core_starts_nothing_in_any_interleaving(
+        before in prop::collection::vec(happening(), 1..60),
+        after in prop::collection::vec(happening(), 1..60),
+    ) {
+        let mut storm = Storm::new();
+        before.iter().for_each(|happening| storm.happen(happening));
+        storm.world.stop();
+        let (writes, notices) = (storm.world.writes.len(), storm.world.notices.len());
+        after.iter().for_each(|happening| storm.happen(happening));
+        storm.world.settle();
+        storm.world.pass(Duration::from_secs(600));
+        prop_assert!(!storm.world.has_open_writes(), "each write has ended");
+        prop_assert_eq!(storm.world.writes.len(), writes);
+        let is_of_outcome = |one: &Notice| one.reason == events::ALLOCATION_FIELDS_DROPPED;
+        prop_assert!(storm.world.notices[notices..].iter().all(is_of_outcome));
     }
 }

@@ -16,7 +16,9 @@ use tessera_api::names::ShareId;
 use tessera_api::quantity::Quantity;
 use tessera_controller::core::Core;
 use tessera_controller::core::clock::{Moment, Now};
-use tessera_controller::core::effect::{ClaimChange, ClaimWrite, Effect, Figures, Notice, WriteId};
+use tessera_controller::core::effect::{
+    ClaimChange, ClaimWrite, Effect, Figures, MAX_OPEN_NOTICES, Notice, NoticeId, WriteId,
+};
 use tessera_controller::core::event::{Change, Event, WatchedKind, WatchedObject, WriteOutcome};
 
 use crate::objects;
@@ -62,6 +64,8 @@ pub(crate) struct World {
     /// Figures of the last step.
     pub(crate) figures: Figures,
     shares: u64,
+    /// Notices whose publication has not ended.
+    open_notices: BTreeSet<NoticeId>,
     /// The notices that were taken by [`take_notices`](Self::take_notices).
     taken: usize,
     /// Devices may have less than is allocated of them.
@@ -106,6 +110,7 @@ impl World {
             notices: Vec::new(),
             figures: Figures::default(),
             shares: 0,
+            open_notices: BTreeSet::new(),
             taken: 0,
             is_shrunk: false,
         };
@@ -159,9 +164,13 @@ impl World {
         for effect in output.effects {
             match effect {
                 Effect::Write(write) => self.start(write),
-                Effect::Notify(notice) => self.notices.push(notice),
+                Effect::Notify(notice) => {
+                    assert!(self.open_notices.insert(notice.id), "a notice is sent once at a time");
+                    self.notices.push(notice);
+                }
             }
         }
+        assert!(self.open_notices.len() <= MAX_OPEN_NOTICES);
         self.check();
     }
 
@@ -286,6 +295,12 @@ impl World {
             let event = self.changed(change);
             self.step([event]);
         }
+    }
+
+    /// Interrupts a watch without a loss.
+    pub(crate) fn interrupt(&mut self) {
+        let event = self.changed(Change::Interrupted);
+        self.step([event]);
     }
 
     /// Loses the undelivered changes of a kind: the watch is interrupted and lists again.
@@ -441,6 +456,27 @@ impl World {
         }
     }
 
+    /// Has the API server drop a field of an allocation that has not been written, so that the
+    /// write is undone. Other writes are left alone.
+    pub(crate) fn drop_field(&mut self, id: WriteId, message: &str) {
+        let is_unsent = |open: &OpenWrite| open.outcome.is_none() && !open.is_answer_lost;
+        let Some(open) = self.open.get(&id).filter(|open| is_unsent(open)) else { return };
+        let object = &open.write.object.metadata;
+        let name = object.name.clone().unwrap();
+        let current = self.claim(&name).filter(|now| now.metadata.uid == object.uid);
+        let is_current = current
+            .as_ref()
+            .is_some_and(|now| now.metadata.resource_version == object.resource_version);
+        if open.allocation.is_none() || !is_current {
+            return;
+        }
+        self.open.remove(&id);
+        self.edit(WatchedKind::Claim, &name, |_| {});
+        let current = self.claim(&name).map(Arc::new);
+        let message = message.to_owned();
+        self.end(id, WriteOutcome::FieldsDropped { current, message });
+    }
+
     /// Carries out and answers all writes, and delivers all changes, until nothing is under way.
     pub(crate) fn settle(&mut self) {
         loop {
@@ -469,16 +505,27 @@ impl World {
         new
     }
 
+    /// Returns the notices whose publication has not ended.
+    pub(crate) fn open_notices(&self) -> Vec<NoticeId> {
+        self.open_notices.iter().copied().collect()
+    }
+
     /// Reports how the publication of the last notice has ended.
     pub(crate) fn report_notices(&mut self, is_delivered: bool) {
-        let id = self.notices.last().unwrap().id;
+        self.report_notice(self.notices.last().unwrap().id, is_delivered);
+    }
+
+    /// Reports how the publication of a notice has ended.
+    pub(crate) fn report_notice(&mut self, id: NoticeId, is_delivered: bool) {
+        self.open_notices.remove(&id);
         self.step([Event::NoticeEnded { id, is_delivered }]);
     }
 
     /// Reports that every notice so far was delivered.
     pub(crate) fn report_all_notices(&mut self) {
-        let ended = |notice: &Notice| Event::NoticeEnded { id: notice.id, is_delivered: true };
-        let events: Vec<Event> = self.notices.iter().map(ended).collect();
+        let ended = |id| Event::NoticeEnded { id, is_delivered: true };
+        let events: Vec<Event> =
+            std::mem::take(&mut self.open_notices).into_iter().map(ended).collect();
         self.step(events);
     }
 

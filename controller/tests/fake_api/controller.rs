@@ -35,7 +35,7 @@ impl Controller {
         let stop = CancellationToken::new();
         let metrics = Metrics::new(&mut Registry::default());
         let mut tasks = Supervisor::new(stop.clone());
-        let changes = watch::start(&api.client(), &mut tasks);
+        let changes = watch::start(&api.client(), &metrics, &mut tasks);
         let started = Instant::now();
         let seconds = move || i64::try_from(started.elapsed().as_secs()).unwrap();
         let shell = Shell::new(api.client(), "test", settings, metrics.clone(), &mut tasks)

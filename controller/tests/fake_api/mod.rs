@@ -6,7 +6,7 @@
 pub(crate) mod controller;
 pub(crate) mod objects;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -42,8 +42,8 @@ pub(crate) struct Store {
     pub(crate) writes: Vec<Request>,
     /// Every list: the resource and its query.
     pub(crate) lists: Vec<(String, BTreeMap<String, String>)>,
-    /// Resources that are not served.
-    missing: BTreeSet<String>,
+    /// Resources whose lists are refused, with status code and reason.
+    refused_lists: BTreeMap<String, (u16, &'static str)>,
     faults: Vec<Fault>,
     /// Status codes with which the next reads of single objects are refused.
     refused_reads: Vec<u16>,
@@ -124,7 +124,22 @@ impl FakeApi {
 
     /// Stops serving a resource, as an older API server.
     pub(crate) fn lacks(&self, resource: &str) {
-        self.store.lock().unwrap().missing.insert(resource.to_owned());
+        self.refuse_lists(resource, 404, "NotFound");
+    }
+
+    /// Forbids to list a resource, as without a ClusterRole for it.
+    pub(crate) fn forbids(&self, resource: &str) {
+        self.refuse_lists(resource, 403, "Forbidden");
+    }
+
+    /// Lists a resource again that was refused.
+    pub(crate) fn permits(&self, resource: &str) {
+        self.store.lock().unwrap().refused_lists.remove(resource);
+    }
+
+    fn refuse_lists(&self, resource: &str, code: u16, reason: &'static str) {
+        let mut store = self.store.lock().unwrap();
+        store.refused_lists.insert(resource.to_owned(), (code, reason));
     }
 
     /// Breaks the connection of every watch; watches may start again.
@@ -215,8 +230,8 @@ impl FakeApi {
 
     fn listing(&self, resource: &str) -> Response {
         let store = self.store.lock().unwrap();
-        if store.missing.contains(resource) {
-            return failure(404, "NotFound");
+        if let Some((code, reason)) = store.refused_lists.get(resource) {
+            return failure(*code, reason);
         }
         let version = store.version.to_string();
         answer(

@@ -4,9 +4,9 @@
 //! Unprepare to another. So each Prepare opens the file `asked/<claim>`, and Unprepare removes it.
 //! An attempt whose file was removed is canceled. The open file is the token and stays empty.
 //!
-//! An attempt whose call was canceled is over, too. The kubelet cancels the Prepare of a deleted pod
-//! and then calls Unprepare. Tasks of the two calls run in any order, so the attempt may begin after
-//! Unprepare has ended all attempts, and nothing would ever undo what it prepares.
+//! An attempt whose call was canceled is over, too. The kubelet cancels the Prepare of a deleted
+//! pod and then calls Unprepare. Tasks of the two calls run in any order, so the attempt may begin
+//! after Unprepare has ended all attempts, and nothing would ever undo what it prepares.
 
 use std::{
     collections::BTreeSet,

@@ -342,6 +342,25 @@ fn released_pod_is_not_held_for_a_denied_write() {
 }
 
 #[test]
+fn release_of_incomplete_pod_keeps_the_pause_of_its_write() {
+    let now = Moment::START;
+    let mut fixture = Fixture::default();
+    for _ in 0..8 {
+        fixture.not_written(NotWritten::Denied(Basis(1)), now);
+    }
+    let incomplete = Waiting { is_complete: false, ..waiting(Some("old")) };
+    assert_eq!(fixture.verdict(&incomplete, now), Verdict::WaitUntil(now + INCOMPLETE));
+    let deadline = now + INCOMPLETE;
+    fixture.not_written(NotWritten::Denied(Basis(1)), deadline);
+    assert_eq!(fixture.verdict(&incomplete, deadline), Verdict::ReleaseIncomplete);
+    fixture.placements.released_incomplete(&mut fixture.holds, &pod(), deadline);
+    assert!(fixture.is_held(HoldReason::WriteDenied, deadline + seconds(200)));
+    assert!(fixture.is_held(HoldReason::AllocationReleased, deadline));
+    assert!(fixture.excluded(deadline).is_empty(), "the node is not the cause");
+    assert_eq!(fixture.verdict(&incomplete, deadline), Verdict::WaitUntil(deadline + INCOMPLETE));
+}
+
+#[test]
 fn decision_restarts_the_count_of_undecided_searches() {
     let now = Moment::START;
     let mut fixture = Fixture::default();
