@@ -41,11 +41,6 @@ pub enum Reason {
         /// The error of the CEL evaluator.
         message: String,
     },
-    /// The claim's configuration is invalid.
-    ConfigRefused {
-        /// The error, with the field.
-        message: String,
-    },
     /// No device can satisfy the request.
     RequestRefused {
         /// The error, with the field.
@@ -198,7 +193,6 @@ impl Reason {
             Self::ClassSelector { .. } => "ClassSelector",
             Self::RequestSelector => "RequestSelector",
             Self::SelectorError { .. } => "SelectorError",
-            Self::ConfigRefused { .. } => "ConfigRefused",
             Self::RequestRefused { .. } => "RequestRefused",
             Self::NotManaged => "NotManaged",
             Self::Oversubscribed => "Oversubscribed",
@@ -248,9 +242,6 @@ impl fmt::Display for Reason {
             Self::ClassSelector { class } => write!(f, "not selected by DeviceClass {class}"),
             Self::RequestSelector => f.write_str("not selected by the request's selectors"),
             Self::SelectorError { message } => write!(f, "with a selector error ({message})"),
-            Self::ConfigRefused { message } => {
-                write!(f, "excluded by an invalid configuration ({message})")
-            }
             Self::RequestRefused { message } => {
                 write!(f, "excluded by an invalid request ({message})")
             }

@@ -85,9 +85,13 @@ fn refused_event_about_a_placed_pod_is_dropped() {
 fn open_notices_are_bounded_and_the_rest_follows() {
     let mut world = full();
     let pods = MAX_OPEN_NOTICES + 50;
+    // Delivered together: a step for each pod takes 20 s.
     for number in 1..pods {
-        world.add_pod(&format!("pod-{number}"), "20Gi");
+        let name = format!("pod-{number}");
+        world.put(WatchedKind::Claim, objects::claim(&name, "20Gi"));
+        world.put(WatchedKind::Pod, objects::pod(&name, &[&name]));
     }
+    world.deliver_all();
     assert_eq!(world.notices.len(), MAX_OPEN_NOTICES);
     world.report_all_notices();
     world.pass(seconds(3));
