@@ -47,6 +47,7 @@ use tessera_driver::{
         shares::ShareFiles,
     },
 };
+use tokio_util::sync::CancellationToken;
 
 const GPUS: u32 = 8;
 const PREPARED: usize = 200;
@@ -127,7 +128,7 @@ fn without_api(mounts: Arc<dyn Mounts>, what: &str) -> anyhow::Result<()> {
         memory_ratio: Default::default(),
     };
     let prepare = |claim: &PreparableClaim, hardware| {
-        let attempt = Attempt::begin(&node.paths, &claim.uid)?;
+        let attempt = Attempt::begin(&node.paths, &claim.uid, CancellationToken::new())?;
         node.prepare(claim, hardware, &attempt)
     };
     let gpus = (0..GPUS).map(gpus::gpu).collect();
