@@ -40,15 +40,12 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     let metrics = Metrics::new(&mut registry);
     let mut tasks = Supervisor::new(stop.clone());
     if let Some(address) = address {
-        let server = server::serve(address, registry, stop.clone());
-        let server = server.with_context(|| format!("cannot serve --metrics-address {address}"))?;
-        tasks.spawn("http", server);
+        server::serve(address, registry, &mut tasks)
+            .with_context(|| format!("cannot serve --metrics-address {address}"))?;
     }
     if let Some(path) = args.health_socket {
-        let server = server::serve_health(&path, stop.clone());
-        let server =
-            server.with_context(|| format!("cannot serve --health-socket {}", path.display()))?;
-        tasks.spawn("health", server);
+        server::serve_health(&path, &mut tasks)
+            .with_context(|| format!("cannot serve --health-socket {}", path.display()))?;
     }
     let settings =
         PlanSettings { reservation_delay: (delay > 0).then_some(delay), ..PlanSettings::default() };
