@@ -28,6 +28,13 @@ fn tainted(slices: &[Value]) -> Vec<String> {
     orphaned.map(|device| device["name"].as_str().expect("a name").to_owned()).collect()
 }
 
+/// Advances the clock. It runs on afterwards, since the driver's calls use sockets.
+async fn advance(duration: Duration) {
+    tokio::time::pause();
+    tokio::time::advance(duration).await;
+    tokio::time::resume();
+}
+
 async fn until_tainted(node: &Node, gpus: &[u32]) {
     let names: Vec<_> = gpus.iter().map(|gpu| uuid(*gpu).device_name().to_string()).collect();
     let published = |slices: &[Value]| !slices.is_empty() && tainted(slices) == names;
@@ -58,9 +65,7 @@ async fn gpu_of_deleted_claim_is_tainted_until_unprepare() {
         node.api.remove_claim("ns", "a");
         instead.into_iter().for_each(|claim| node.api.put_claim(claim));
 
-        tokio::time::pause();
-        tokio::time::advance(AUDIT_INTERVAL).await;
-        tokio::time::resume();
+        advance(AUDIT_INTERVAL).await;
         until_tainted(&node, &[1]).await;
         let metrics = driver.metrics().render();
         assert!(metrics.contains("tessera_driver_orphaned_claims 1"), "{metrics}");
@@ -80,9 +85,7 @@ async fn failed_read_of_one_claim_does_not_end_the_audit() {
     node.api.remove_claim("ns", "b");
     // Claims are read in the order of their UIDs.
     node.api.fail_claim_reads(1, 503);
-    tokio::time::pause();
-    tokio::time::advance(AUDIT_INTERVAL).await;
-    tokio::time::resume();
+    advance(AUDIT_INTERVAL).await;
     until_tainted(&node, &[1]).await;
 }
 
@@ -95,13 +98,9 @@ async fn failed_read_is_repeated_before_the_next_round() {
     node.api.remove_claim("ns", "a");
     node.api.fail_claim_reads(1, 503);
     let reads = node.api.claim_reads();
-    tokio::time::pause();
-    tokio::time::advance(AUDIT_INTERVAL).await;
-    tokio::time::resume();
+    advance(AUDIT_INTERVAL).await;
     node.api.wait_for("a read", |api| (api.claim_reads() > reads).then_some(())).await;
-    tokio::time::pause();
-    tokio::time::advance(Duration::from_secs(31)).await;
-    tokio::time::resume();
+    advance(Duration::from_secs(31)).await;
     until_tainted(&node, &[0]).await;
 }
 
@@ -115,9 +114,7 @@ async fn claims_are_read_while_another_read_is_held() {
     kubelet.prepare(node.allocate("b", &[(1, 1, 0)])).await.expect("prepared");
     let reads = node.api.claim_reads();
     node.api.hold_claim_reads();
-    tokio::time::pause();
-    tokio::time::advance(AUDIT_INTERVAL).await;
-    tokio::time::resume();
+    advance(AUDIT_INTERVAL).await;
     node.api.wait_for("both reads", |api| (api.claim_reads() == reads + 2).then_some(())).await;
     node.api.release_claim_reads();
 }

@@ -20,6 +20,9 @@ const TIMEOUT: Duration = Duration::from_secs(300);
 /// Name of the DRA driver under test.
 pub const DRIVER: &str = "gpu.tessera.dev";
 
+/// The chart's label of the driver's pods.
+pub const DRIVER_LABEL: &str = "app.kubernetes.io/name=tessera-driver";
+
 /// Published devices by pool and name.
 #[derive(Clone, Debug, Default)]
 pub struct GpuInventory {

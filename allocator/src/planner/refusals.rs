@@ -108,9 +108,7 @@ impl<'p> PlanningPass<'p> {
             self.planner.cluster.by_name().map(|(index, _)| index).collect();
         let (mut reasons, mut cache) = (ReasonsByNode::default(), RejectionCache::default());
         for index in nodes {
-            let rejection = self
-                .node(index)
-                .and_then(|node| self.node_rejection(to_place, index, node, reserved_reason));
+            let rejection = self.rejection_on(to_place, index, reserved_reason);
             let of_node = self.reasons_of_node(shape, index, rejection, steps, &mut cache);
             reasons.set(index, of_node);
             if *steps == 0 {
@@ -168,9 +166,7 @@ impl<'p> PlanningPass<'p> {
         }
         let mut cache = RejectionCache::default();
         while let Some(index) = reasons.outdated.pop_first() {
-            let rejection = self
-                .node(index)
-                .and_then(|node| self.node_rejection(to_place, index, node, reserved_reason));
+            let rejection = self.rejection_on(to_place, index, reserved_reason);
             let of_node = self.reasons_of_node(shape, index, rejection, steps, &mut cache);
             if *steps == 0 {
                 // The selectors may not have been evaluated.
@@ -186,6 +182,16 @@ impl<'p> PlanningPass<'p> {
             }
         }
         true
+    }
+
+    /// Returns the reason why the pod cannot use the node, apart from devices.
+    fn rejection_on(
+        &self,
+        to_place: &PodToPlace<'_>,
+        index: NodeIndex,
+        reserved_reason: Option<&NodeReason>,
+    ) -> Option<NodeReason> {
+        self.node_rejection(to_place, index, self.node(index)?, reserved_reason)
     }
 
     fn causes(&self, reasons: &ReasonsByNode, shape: ShapeId) -> Vec<Arc<RefusalCause>> {

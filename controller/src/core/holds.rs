@@ -227,7 +227,7 @@ impl Holds {
     ) -> Moment {
         debug_assert_eq!(reason.rule().early_end, EarlyEnd::Basis, "{reason:?}");
         let until = self.hold(subject.clone(), reason, now);
-        if let Some(hold) = self.holds.get_mut(subject).and_then(|holds| holds.get_mut(&reason)) {
+        if let Some(hold) = self.get_mut(subject, reason) {
             hold.basis = Some(basis);
         }
         until
@@ -262,6 +262,10 @@ impl Holds {
 
     fn get(&self, subject: &Subject, reason: HoldReason) -> Option<Hold> {
         self.holds.get(subject)?.get(&reason).copied()
+    }
+
+    fn get_mut(&mut self, subject: &Subject, reason: HoldReason) -> Option<&mut Hold> {
+        self.holds.get_mut(subject)?.get_mut(&reason)
     }
 
     /// Returns the end of the hold; none if the subject is not held for this reason.
@@ -310,7 +314,7 @@ impl Holds {
 
     /// Has the next hold be a first one. A hold under way lasts.
     pub(super) fn restart_count(&mut self, subject: &Subject, reason: HoldReason) {
-        if let Some(hold) = self.holds.get_mut(subject).and_then(|holds| holds.get_mut(&reason)) {
+        if let Some(hold) = self.get_mut(subject, reason) {
             hold.count = 0;
         }
     }
@@ -329,7 +333,7 @@ impl Holds {
     /// Ends the hold of the subject for this reason now. The next one counts as a further one.
     pub(super) fn cut_short(&mut self, subject: &Subject, reason: HoldReason, now: Moment) {
         self.forget_end(subject, reason);
-        if let Some(hold) = self.holds.get_mut(subject).and_then(|holds| holds.get_mut(&reason)) {
+        if let Some(hold) = self.get_mut(subject, reason) {
             hold.until = hold.until.min(now);
         }
     }

@@ -11,7 +11,7 @@ use tessera_api::config::{API_VERSION, KIND};
 use super::placement::{wait_allocated, wait_event_reason};
 use super::test_bed::{TestBed, from_template};
 use crate::harness::TrialOutcome;
-use crate::inventory::DRIVER;
+use crate::inventory::{DRIVER, DRIVER_LABEL};
 use crate::plugin::{Plugin, PluginOutput};
 use crate::runner::Outcome;
 
@@ -105,7 +105,7 @@ fn shares(tree: &Value) -> Vec<&Value> {
 /// The simulated cluster runs drivers outside of pods: the use is missing there.
 async fn check_usage(test_bed: &TestBed, plugin: &Plugin) -> anyhow::Result<()> {
     let pods: Api<Pod> = Api::all(test_bed.client.clone());
-    let label = ListParams::default().labels("app.kubernetes.io/name=tessera-driver");
+    let label = ListParams::default().labels(DRIVER_LABEL);
     let has_drivers = !pods.list(&label).await?.items.is_empty();
     let arguments = ["tree", "--usage", "-n", test_bed.namespace()];
     let PluginOutput { result, .. } = plugin.call(&arguments, "").await?;

@@ -9,13 +9,12 @@ use super::driver_instances::is_ready;
 use super::placement::node_name;
 use super::test_bed::{A100, TestBed, wait_selected};
 use crate::harness::TrialOutcome;
+use crate::inventory::DRIVER_LABEL;
 use crate::runner::Outcome;
 use crate::wait::CheckResult;
 
 /// Namespace of the chart.
 const NAMESPACE: &str = "tessera-system";
-/// The chart's label of the driver's pods.
-const DRIVER: &str = "app.kubernetes.io/name=tessera-driver";
 
 pub(super) async fn kubelet(test_bed: TestBed) -> TrialOutcome {
     restart_component(&test_bed, async |node| {
@@ -34,7 +33,7 @@ pub(super) async fn containerd(test_bed: TestBed) -> TrialOutcome {
 pub(super) async fn driver(test_bed: TestBed) -> TrialOutcome {
     restart_component(&test_bed, async |node| {
         let pods: Api<Pod> = Api::namespaced(test_bed.client.clone(), NAMESPACE);
-        let selector = ListParams::default().labels(DRIVER);
+        let selector = ListParams::default().labels(DRIVER_LABEL);
         let on_node = pods.list(&selector.fields(&format!("spec.nodeName={node}"))).await?;
         match on_node.items.first() {
             Some(pod) => replace_pod(&pods, pod, node).await,
@@ -48,7 +47,7 @@ pub(super) async fn driver(test_bed: TestBed) -> TrialOutcome {
 /// Deletes the driver's pod, and waits until the DaemonSet's next pod is ready.
 async fn replace_pod(pods: &Api<Pod>, old: &Pod, node: &str) -> anyhow::Result<()> {
     pods.delete(&old.name_any(), &DeleteParams::default()).await?;
-    let selector = kube::runtime::watcher::Config::default().labels(DRIVER);
+    let selector = kube::runtime::watcher::Config::default().labels(DRIVER_LABEL);
     let check = |found: &[Pod]| {
         let fresh = found.iter().find(|pod| pod.uid() != old.uid() && node_name(pod) == Some(node));
         CheckResult::done_if(fresh.is_some_and(is_ready), || format!("{} pods", found.len()))

@@ -107,8 +107,8 @@ mod tests {
 
     use super::*;
 
-    #[tokio::test(start_paused = true)]
-    async fn callers_share_one_computation_at_a_time() {
+    /// Returns a computation of 100 ms that counts its runs and returns its number.
+    fn counting() -> (Arc<AtomicU32>, SingleFlight<u32>) {
         let count = Arc::new(AtomicU32::new(0));
         let counted = Arc::clone(&count);
         let flight = SingleFlight::new(move || {
@@ -118,6 +118,12 @@ mod tests {
                 number
             }
         });
+        (count, flight)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn callers_share_one_computation_at_a_time() {
+        let (count, flight) = counting();
         let first = join_all((0..1000).map(|_| flight.get()));
         assert!(first.await.iter().all(|result| matches!(result, Some(1 | 2))));
         assert!(count.load(Ordering::SeqCst) <= 2);
@@ -125,15 +131,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn result_is_not_older_than_its_request() {
-        let count = Arc::new(AtomicU32::new(0));
-        let counted = Arc::clone(&count);
-        let flight = SingleFlight::new(move || {
-            let number = counted.fetch_add(1, Ordering::SeqCst) + 1;
-            async move {
-                sleep(Duration::from_millis(100)).await;
-                number
-            }
-        });
+        let (_, flight) = counting();
         assert_eq!(flight.get().await, Some(1));
         let asked = Instant::now();
         assert_eq!(flight.get().await, Some(2));
