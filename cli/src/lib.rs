@@ -28,6 +28,7 @@ pub mod output;
 pub mod run;
 pub mod simulate;
 pub mod snapshot;
+pub mod terminal;
 pub mod tree;
 pub mod usage;
 

@@ -5,6 +5,8 @@ use std::fmt::Write as _;
 use clap::ValueEnum;
 use serde::Serialize;
 
+use crate::terminal::{escape, escape_json};
+
 /// Longest line of text output, in characters, where it can be broken.
 pub(crate) const LINE_WIDTH: usize = 100;
 
@@ -31,7 +33,8 @@ pub enum OutputError {
     Yaml(#[from] serde_saphyr::ser::Error),
 }
 
-/// Returns the result in that format; `table` renders the text for people.
+/// Returns the result in that format, safe to print on a terminal; `table` renders the text for
+/// people.
 ///
 /// # Errors
 /// The format cannot represent a value of the result.
@@ -41,8 +44,10 @@ pub fn render<T: Serialize>(
     table: impl FnOnce(&T) -> String,
 ) -> Result<String, OutputError> {
     Ok(match format {
-        OutputFormat::Table => table(result),
-        OutputFormat::Json => serde_json::to_string_pretty(result)? + "\n",
+        OutputFormat::Table => escape(&table(result)).into_owned(),
+        OutputFormat::Json => {
+            escape_json(&serde_json::to_string_pretty(result)?).into_owned() + "\n"
+        }
         OutputFormat::Yaml => serde_saphyr::to_string(result)?,
     })
 }

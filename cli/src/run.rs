@@ -18,6 +18,7 @@ use crate::cluster::Cluster;
 use crate::explain::PlanView;
 use crate::output::{count, render};
 use crate::snapshot::{IndexedSnapshot, Snapshot, VERSION};
+use crate::terminal::escape;
 use crate::{explain, simulate, tree, usage};
 
 /// Exit status of a command without errors.
@@ -51,7 +52,7 @@ pub async fn main() -> ExitCode {
 }
 
 fn fail(error: &anyhow::Error) -> ExitCode {
-    eprintln!("error: {}", error_text(error));
+    eprintln!("error: {}", escape(&error_text(error)));
     ExitCode::from(1)
 }
 
@@ -109,7 +110,7 @@ impl Source {
     fn indexed(&self) -> IndexedSnapshot {
         let indexed = self.snapshot.indexed();
         for error in &indexed.refused {
-            eprintln!("warning: object ignored: {error}");
+            eprintln!("warning: object ignored: {}", escape(&error.to_string()));
         }
         indexed
     }
@@ -133,7 +134,7 @@ async fn show_tree(
     }
     if let Some(cluster) = source.cluster.as_ref().filter(|_| args.usage) {
         for error in usage::add_usage(cluster.client(), &mut gpus).await? {
-            eprintln!("warning: {}", error_text(&error.into()));
+            eprintln!("warning: {}", escape(&error_text(&error.into())));
         }
     }
     let headers = !args.output.no_headers;
@@ -204,7 +205,7 @@ async fn save(
 ) -> anyhow::Result<(String, ExitStatus)> {
     let snapshot = Cluster::connect(&connection.target()).await?.read().await?;
     for not in &snapshot.not_read {
-        eprintln!("warning: snapshot without {}: {}", not.resource, not.because);
+        eprintln!("warning: snapshot without {}: {}", not.resource, escape(&not.because));
     }
     let content = content(&snapshot);
     let text = match &args.output {

@@ -141,3 +141,23 @@ fn unknown_node_is_an_error() {
     assert_eq!(code(&output), Some(1));
     assert!(errors(&output).contains("node `node-x` publishes no GPUs"), "{}", errors(&output));
 }
+
+#[test]
+fn a_claim_cannot_control_the_terminal() {
+    let mut fixture = Fixture::new();
+    let mut request = share("1Gi", "0");
+    let hostile = "'\u{1b}]0;owned\u{7}\u{9b}31m' == ''\n\nPod team-a/greedy (Running): fine";
+    request["exactly"]["selectors"] = serde_json::json!([{"cel": {"expression": hostile}}]);
+    fixture.pending("greedy", request);
+    let directory = TempDir::new().unwrap();
+    fixture.snapshot.save(&directory.path().join("cluster.json.gz")).unwrap();
+    for format in ["table", "json", "yaml"] {
+        let arguments = ["explain", "pod", "greedy", "-n", "team-a", "--snapshot"];
+        let output =
+            call(directory.path(), &[&arguments[..], &["cluster.json.gz", "-o", format]].concat());
+        let text = String::from_utf8(output.stdout.clone()).unwrap();
+        assert!(text.contains("owned"), "{text}");
+        assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "{format}: {text:?}");
+        assert!(!text.contains("\nPod team-a/greedy (Running)"), "{text}");
+    }
+}

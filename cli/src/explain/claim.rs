@@ -12,6 +12,10 @@ use tessera_messages as message;
 
 use super::PlanView;
 use crate::devices::AllocatedDevice;
+use crate::terminal::one_line;
+
+/// Longest selector in the text of a request, in characters. A selector may have 10 KiB.
+const MAX_SELECTOR: usize = 200;
 
 /// The explanation of one claim of a pod.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -289,7 +293,7 @@ fn alternative_text(alternative: &Alternative, request: &RequestName) -> String 
         text = format!("{text} with {}", amounts.join(", "));
     }
     for selector in &alternative.selectors {
-        text = format!("{text} where {}", selector.expression);
+        text = format!("{text} where {}", one_line(&selector.expression, MAX_SELECTOR));
     }
     text
 }

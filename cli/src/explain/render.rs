@@ -10,12 +10,16 @@ use tessera_api::reason::{Explanation, Reason, clause};
 use super::outside::age;
 use super::{ClaimReport, EventReport, Finding, PodClaimReport, PodReport, RequestReport};
 use crate::output::{LINE_WIDTH, Table, count, wrap};
+use crate::terminal::one_line;
 
 /// Nodes named in one row of a table; more are counted.
 const MAX_NAMES: usize = 3;
 
 /// Rows of a table of nodes; more nodes are counted.
 const MAX_ROWS: usize = 20;
+
+/// Longest event, in characters. The API server accepts messages of 1,024.
+const MAX_EVENT: usize = 1200;
 
 /// Headers of a table of nodes.
 const NODE_HEADERS: [&str; 4] = ["NODE", "GPUS", "AVAILABLE", "REASON"];
@@ -173,7 +177,7 @@ fn event_lines(events: &[EventReport], now: Timestamp) -> Vec<String> {
         }
         for EventReport { at, by, reason, message, .. } in events {
             let ago = at.map(|at| format!("{} ago, ", age(now, at))).unwrap_or_default();
-            let event = format!("{ago}{by}, {reason}: {message}");
+            let event = one_line(&format!("{ago}{by}, {reason}: {message}"), MAX_EVENT);
             lines.extend(indented(&wrap(&event, LINE_WIDTH - 2), "  "));
         }
     }
