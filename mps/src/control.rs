@@ -10,7 +10,7 @@ use std::{
 
 use tessera_api::names::GpuUuid;
 use tokio::{
-    io::AsyncWriteExt,
+    io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
     process::{Child, Command},
     time::timeout,
 };
@@ -27,6 +27,9 @@ use tessera_mps_protocol::layout::MpsPaths;
 pub(crate) const HEALTH_CHECK: &str = "get_default_active_thread_percentage\n";
 /// Command that stops the daemon and its servers.
 pub(crate) const QUIT: &str = "quit\n";
+
+/// Bytes read of each output of the control program. An answer has less than 100.
+const MAX_OUTPUT: u64 = 64 << 10;
 
 /// Error of a command that was sent to a daemon.
 #[derive(Debug, thiserror::Error)]
@@ -106,5 +109,34 @@ async fn run_with_input(mut child: Child, text: &str) -> io::Result<Output> {
         // A program that does not read its input explains why when it exits.
         let _ = input.write_all(text.as_bytes()).await;
     }
-    child.wait_with_output().await
+    // The program prints what it reads from a socket that tenants can replace. It is ended by
+    // SIGPIPE if it prints more.
+    let stdout = read_start(child.stdout.take());
+    let stderr = read_start(child.stderr.take());
+    let (stdout, stderr) = tokio::try_join!(stdout, stderr)?;
+    Ok(Output { status: child.wait().await?, stdout, stderr })
+}
+
+/// Returns the first bytes of an output, at most [`MAX_OUTPUT`].
+async fn read_start(output: Option<impl AsyncRead + Unpin>) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    if let Some(output) = output {
+        output.take(MAX_OUTPUT).read_to_end(&mut bytes).await?;
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn endless_output_is_cut() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "cat; cat /dev/zero"]).kill_on_drop(true);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let output = run_with_input(command.spawn().expect("sh"), "quit\n").await.expect("read");
+        assert_eq!(output.stdout.len() as u64, MAX_OUTPUT);
+        assert!(output.stdout.starts_with(b"quit\n\0") && !output.status.success());
+    }
 }

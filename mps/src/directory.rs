@@ -8,7 +8,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rustix::mount::MountFlags;
 use tessera_api::names::GpuUuid;
 use tessera_runtime::error_chain::chain;
 
@@ -61,9 +60,8 @@ pub(crate) fn create_all(
     for directory in [paths.root(), &paths.daemons(), &paths.daemon(gpu)] {
         create(directory)?;
     }
-    // The daemon writes there as root: a tenant's symbolic link must not redirect its writes.
-    mount(&pipe, |pipe| tmpfs::mount(pipe, PIPE_OPTIONS, MountFlags::NOSYMFOLLOW))?;
-    mount(&log, |log| tmpfs::mount(log, LOG_OPTIONS, MountFlags::empty()))?;
+    mount(&pipe, |pipe| tmpfs::mount(pipe, PIPE_OPTIONS))?;
+    mount(&log, |log| tmpfs::mount(log, LOG_OPTIONS))?;
     mount(&shm, |shm| shm::mount(shm, shm_size))?;
     [pipe, log].iter().try_for_each(|directory| make_readable(directory))
 }

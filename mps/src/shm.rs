@@ -5,7 +5,6 @@
 
 use std::{fmt, io, path::Path, str::FromStr};
 
-use rustix::mount::MountFlags;
 use tessera_api::quantity::Quantity;
 
 use crate::tmpfs;
@@ -66,7 +65,7 @@ impl fmt::Display for ShmSize {
 /// Returns the errors of [`tmpfs::mount`].
 pub(crate) fn mount(target: &Path, size: ShmSize) -> io::Result<()> {
     // Mode of every /dev/shm: all users create files and remove their own.
-    tmpfs::mount(target, &format!("size={size},mode=1777"), MountFlags::empty())
+    tmpfs::mount(target, &format!("size={size},mode=1777"))
 }
 
 #[cfg(test)]

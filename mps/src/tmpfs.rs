@@ -1,7 +1,8 @@
 //! tmpfs mounts of a daemon.
 //!
 //! Each directory that tenants or the daemon write to is a tmpfs of its own. Writers can fill only
-//! that tmpfs, and unmounting removes their files without a recursive walk.
+//! that tmpfs, and unmounting removes their files without a recursive walk. The daemon writes there
+//! as root of the node: a tenant's symbolic link must not redirect its writes.
 
 use std::{ffi::CString, io, path::Path};
 
@@ -15,12 +16,15 @@ use rustix::{
 ///
 /// # Errors
 /// Returns the error of the kernel; `EPERM` if the process may not mount.
-pub(crate) fn mount(target: &Path, options: &str, extra_flags: MountFlags) -> io::Result<()> {
+pub(crate) fn mount(target: &Path, options: &str) -> io::Result<()> {
     if is_mounted(target)? {
         return Ok(());
     }
     let options = CString::new(options)?;
-    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC | extra_flags;
+    let flags = MountFlags::NOSUID
+        | MountFlags::NODEV
+        | MountFlags::NOEXEC
+        | MountFlags::NOSYMFOLLOW;
     Ok(rustix::mount::mount("tessera-mps", target, "tmpfs", flags, options.as_c_str())?)
 }
 

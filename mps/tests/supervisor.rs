@@ -364,6 +364,12 @@ fn daemon_runs_in_driver_root_without_other_files() {
         ("/dev/shm", testbed.paths.shm(&gpu)),
     ] {
         assert_eq!(daemon.sees(path), identity(&target), "{path}");
+        // A tenant that is root in its container makes a link to a file of the node.
+        let (victim, link) = (root.path().join("victim"), target.join("a.link"));
+        std::os::unix::fs::symlink(&victim, &link).expect("made");
+        let written = fs::write(&link, "x").map_err(|error| error.raw_os_error());
+        assert_eq!(written, Err(Some(rustix::io::Errno::LOOP.raw_os_error())), "{path}");
+        assert!(!victim.exists());
     }
     let inside = fs::read_link(format!("/proc/{}/root", daemon.0)).expect("a root");
     assert_eq!(inside, root.path());
