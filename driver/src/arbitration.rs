@@ -25,7 +25,10 @@ use std::{
 };
 
 use rustix::time::ClockId;
-use tessera_api::names::{ClaimDeviceName, GpuUuid};
+use tessera_api::{
+    names::{ClaimDeviceName, GpuUuid},
+    slice::MaxShares,
+};
 use tessera_intercept_abi::{ComputePolicy, LedgerReport, PublishedPage, grant_offset};
 use tessera_intercept_limiter::compute::{Arbiter, Observation, Published, Rate, Tenant};
 use tessera_runtime::error_chain::chain;
@@ -49,8 +52,9 @@ use crate::{
 /// Interval of rounds. Unused compute is redistributed within a few rounds.
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// Upper bound of scheduled shares per GPU. Further shares are limited by their grants alone.
-const MAX_SHARES: usize = 128;
+/// Upper bound of scheduled shares per GPU. Further shares, of claims allocated while more were
+/// possible, are limited by their grants alone.
+const MAX_SHARES: usize = MaxShares::LIMIT as usize;
 
 /// Offsets of the published words in a grant.
 const WORD: u64 = grant_offset::PUBLISHED as u64;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Parser;
 use tessera_api::{
     names::{GpuUuid, NodeName},
-    slice::{DeviceOrder, MemoryRatio},
+    slice::{DeviceOrder, MaxShares, MemoryRatio},
 };
 use tessera_runtime::{address::ListenAddress, log::LogFormat};
 
@@ -91,6 +91,11 @@ pub struct DriverArgs {
     /// at 100 percent while it has a share that may not be oversubscribed.
     #[arg(long, env = "TESSERA_MEMORY_PERCENT", value_name = "PERCENT", default_value = "100", value_parser = memory_percent)]
     pub memory_percent: MemoryRatio,
+
+    /// Maximum number of shares of one GPU, 1 to 128. A share has at least that part of the
+    /// published memory, so smaller requests are rounded up. Prepared claims do not change.
+    #[arg(long, env = "TESSERA_MAX_SHARES", value_name = "NUMBER", default_value_t)]
+    pub max_shares: MaxShares,
 
     /// Allows claims to share a GPU by MPS (`sharing: MPS` in their GpuConfig). tessera-mps runs
     /// the control daemons; it must run on this node with the same --state-dir. Not in mode

@@ -13,7 +13,7 @@ use anyhow::Context;
 use kube::Client;
 use tessera_api::{
     names::NodeName,
-    slice::{DeviceOrder, MemoryRatio},
+    slice::{DeviceOrder, MaxShares, MemoryRatio},
 };
 use tessera_gpu::GpuLibrary;
 use tessera_runtime::{
@@ -63,6 +63,8 @@ pub struct DriverSettings {
     pub context_memory: ContextMemory,
     /// The published part of the GPUs' memory.
     pub memory_ratio: MemoryRatio,
+    /// The maximum number of shares of a GPU.
+    pub max_shares: MaxShares,
     /// True if claims may share a GPU by MPS.
     pub mps: bool,
     /// The order of GPUs in slices.

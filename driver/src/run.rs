@@ -41,6 +41,7 @@ pub async fn run(args: DriverArgs) -> anyhow::Result<()> {
         intercept,
         context_memory,
         memory_percent,
+        max_shares,
         mps,
         exclude_gpus,
         device_order,
@@ -62,9 +63,10 @@ pub async fn run(args: DriverArgs) -> anyhow::Result<()> {
     let gpus = Arc::new(NvmlLibrary::new(options));
     if print_slices {
         let inventory = gpus.inventory().context("cannot read the inventory of GPUs")?;
-        let slices =
-            SliceSource::new(node_name, device_order, mode).with_memory_ratio(memory_percent);
-        let slices = slices.with_mps(mps);
+        let slices = SliceSource::new(node_name, device_order, mode)
+            .with_memory_ratio(memory_percent)
+            .with_max_shares(max_shares)
+            .with_mps(mps);
         print!("{}", slices.as_yaml(inventory)?);
         return Ok(());
     }
@@ -84,6 +86,7 @@ pub async fn run(args: DriverArgs) -> anyhow::Result<()> {
         intercept,
         context_memory,
         memory_ratio: memory_percent,
+        max_shares,
         mps,
         device_order,
         mode,

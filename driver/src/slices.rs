@@ -6,7 +6,7 @@ use k8s_openapi::api::resource::v1::ResourceSlice;
 use tessera_api::{
     Inventory,
     names::{GpuUuid, NodeName},
-    slice::{DeviceOrder, MemoryRatio, SliceOptions, build},
+    slice::{DeviceOrder, MaxShares, MemoryRatio, SliceOptions, build},
 };
 
 use crate::{
@@ -20,6 +20,7 @@ pub struct SliceSource {
     order: DeviceOrder,
     mode: DriverMode,
     memory_ratio: MemoryRatio,
+    max_shares: MaxShares,
     mps: bool,
 }
 
@@ -28,13 +29,20 @@ impl SliceSource {
     /// memory is published, and no sharing by MPS.
     #[must_use]
     pub fn new(node: NodeName, order: DeviceOrder, mode: DriverMode) -> Self {
-        Self { node, order, mode, memory_ratio: MemoryRatio::WHOLE, mps: false }
+        let (memory_ratio, max_shares) = (MemoryRatio::WHOLE, MaxShares::default());
+        Self { node, order, mode, memory_ratio, max_shares, mps: false }
     }
 
     /// Sets the published part of the GPUs' memory.
     #[must_use]
     pub fn with_memory_ratio(self, memory_ratio: MemoryRatio) -> Self {
         Self { memory_ratio, ..self }
+    }
+
+    /// Sets the maximum number of shares of a GPU.
+    #[must_use]
+    pub fn with_max_shares(self, max_shares: MaxShares) -> Self {
+        Self { max_shares, ..self }
     }
 
     /// Sets whether claims can share GPUs by MPS.
@@ -95,6 +103,7 @@ impl SliceSource {
                 orphaned: orphaned.clone(),
                 leaving_stock,
                 memory_ratio: self.memory_ratio,
+                max_shares: self.max_shares,
                 fixed,
                 mps: self.mps,
                 ..SliceOptions::new(self.node.clone())

@@ -21,10 +21,8 @@ pub(crate) fn mount(target: &Path, options: &str) -> io::Result<()> {
         return Ok(());
     }
     let options = CString::new(options)?;
-    let flags = MountFlags::NOSUID
-        | MountFlags::NODEV
-        | MountFlags::NOEXEC
-        | MountFlags::NOSYMFOLLOW;
+    let flags =
+        MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC | MountFlags::NOSYMFOLLOW;
     Ok(rustix::mount::mount("tessera-mps", target, "tmpfs", flags, options.as_c_str())?)
 }
 

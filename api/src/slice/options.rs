@@ -1,6 +1,8 @@
 //! Inputs of the slices other than the hardware.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::str::FromStr;
 
 use super::DeviceOrder;
 use crate::gpu::Gpu;
@@ -27,6 +29,8 @@ pub struct SliceOptions {
     pub leaving_stock: BTreeSet<GpuUuid>,
     /// Published memory in percent of the GPU's.
     pub memory_ratio: MemoryRatio,
+    /// Maximum number of shares of each GPU.
+    pub max_shares: MaxShares,
     /// GPUs with a share that may not spill to the host: they are published with the memory that
     /// they have.
     pub fixed: BTreeSet<GpuUuid>,
@@ -47,6 +51,7 @@ impl SliceOptions {
             orphaned: BTreeSet::new(),
             leaving_stock: BTreeSet::new(),
             memory_ratio: MemoryRatio::WHOLE,
+            max_shares: MaxShares::default(),
             fixed: BTreeSet::new(),
             mps: false,
         }
@@ -122,3 +127,51 @@ impl Default for MemoryRatio {
         Self::WHOLE
     }
 }
+
+/// Maximum number of shares of a GPU, 1 to [`LIMIT`](Self::LIMIT).
+///
+/// It is published as the minimum memory of a share, to which allocators round requests up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct MaxShares(u32);
+
+impl MaxShares {
+    /// Number of shares of one GPU whose compute the driver balances, and the default.
+    pub const LIMIT: u32 = 128;
+
+    /// Returns that number; `None` for 0 or above [`LIMIT`](Self::LIMIT).
+    pub const fn new(number: u32) -> Option<Self> {
+        if number >= 1 && number <= Self::LIMIT { Some(Self(number)) } else { None }
+    }
+
+    /// Returns the minimum memory of a share, in MiB, of a GPU that publishes `published` MiB.
+    pub const fn min_memory_mib(self, published: u64) -> u64 {
+        let min = published.div_ceil(self.0 as u64);
+        // The API requires a positive minimum even for a GPU that reports no memory.
+        if min == 0 { 1 } else { min }
+    }
+}
+
+impl Default for MaxShares {
+    fn default() -> Self {
+        Self(Self::LIMIT)
+    }
+}
+
+impl fmt::Display for MaxShares {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl FromStr for MaxShares {
+    type Err = InvalidMaxShares;
+
+    fn from_str(text: &str) -> Result<Self, InvalidMaxShares> {
+        text.parse().ok().and_then(Self::new).ok_or(InvalidMaxShares)
+    }
+}
+
+/// Error of an invalid maximum number of shares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("not a whole number from 1 to {limit}", limit = MaxShares::LIMIT)]
+pub struct InvalidMaxShares;

@@ -166,6 +166,29 @@ fn oversubscribed_memory_is_published_with_the_truth_beside_it() {
 }
 
 #[test]
+fn minimum_memory_bounds_the_number_of_shares() {
+    let min = |memory_mib: u64, number: u32| {
+        let gpu = Gpu { memory_bytes: memory_mib << 20, ..gpu(0) };
+        let max_shares = MaxShares::new(number).expect("a number");
+        let options = SliceOptions { max_shares, ..options() };
+        let slice = one(Inventory::new(vec![gpu], Vec::new(), Vec::new()), &options);
+        let capacity = devices(&slice)[0].capacity.as_ref().expect("capacity");
+        let policy = capacity["memory"].request_policy.as_ref().expect("a policy");
+        policy.valid_range.as_ref().expect("a range").min.0.clone()
+    };
+    assert_eq!([min(81559, 128), min(81559, 10), min(81559, 1)], ["638Mi", "8156Mi", "81559Mi"]);
+    assert_eq!(min(16, 128), "1Mi");
+    for memory in [1, 127, 128, 129, 16384, 81559, 8 * 294_912] {
+        assert!(memory / MaxShares::default().min_memory_mib(memory) <= 128, "{memory}");
+    }
+    for text in ["0", "129", "-1", "1.5", "", "ten"] {
+        let error = text.parse::<MaxShares>().expect_err(text).to_string();
+        assert_eq!(error, "not a whole number from 1 to 128");
+    }
+    assert_eq!("7".parse(), Ok(MaxShares::new(7).expect("a number")));
+}
+
+#[test]
 fn a_gpu_whose_memory_cannot_spill_is_published_with_what_it_has() {
     let old = Gpu { cuda_compute_capability: ComputeCapability { major: 5, minor: 2 }, ..gpu(0) };
     let ratio = MemoryRatio::from_percent(200).expect("a ratio");

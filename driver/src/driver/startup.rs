@@ -266,9 +266,11 @@ impl Startup {
             orphaned_sender,
         );
         self.tasks.spawn("claim-audit", audit.run(stop.clone()));
-        let DriverSettings { node, device_order, mode, memory_ratio, mps, .. } = &self.settings;
+        let DriverSettings { node, device_order, mode, memory_ratio, max_shares, mps, .. } =
+            &self.settings;
         let slices = SliceSource::new(node.clone(), *device_order, *mode)
             .with_memory_ratio(*memory_ratio)
+            .with_max_shares(*max_shares)
             .with_mps(*mps);
         let publisher = Publisher::new(
             self.client.clone(),

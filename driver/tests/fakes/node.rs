@@ -74,6 +74,7 @@ impl Node {
             intercept: InterceptMode::Preload,
             context_memory: Default::default(),
             memory_ratio: Default::default(),
+            max_shares: Default::default(),
             mps: false,
             device_order: DeviceOrder::Index,
             mode: DriverMode::Managed,
