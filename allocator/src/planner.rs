@@ -8,6 +8,7 @@ mod pass;
 mod pod_to_place;
 mod refusals;
 mod reservation;
+mod samples;
 mod shape_cache;
 
 use std::sync::Arc;

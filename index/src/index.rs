@@ -12,7 +12,8 @@ use tessera_allocator::model::{
     ClusterSnapshot, Device, DeviceClass, DeviceId, Node, PodUid, PoolId, Slice,
 };
 use tessera_api::names::{
-    ClaimName, ClaimUid, DRIVER_NAME, DeviceClassName, Namespace, NodeName, PodName,
+    ClaimName, ClaimUid, DRIVER_NAME, DeviceClassName, DriverName, Namespace, NodeName, PodName,
+    PoolName,
 };
 use tessera_api::quantity::Quantity;
 
@@ -23,7 +24,7 @@ use crate::generated::{Generated, generated_for};
 use crate::multimap;
 use crate::pods::PodEntry;
 use crate::scope::{self, Scope};
-use crate::taints::{self, TaintRule};
+use crate::taints::{TaintRule, TaintRules};
 use crate::topology::Topologies;
 
 pub(crate) type ClaimKey = (Namespace, ClaimName);
@@ -38,7 +39,7 @@ pub struct Index {
     pub(crate) slices: BTreeMap<String, Arc<Slice>>,
     /// The names of the slices of each pool.
     pub(crate) slices_of: BTreeMap<PoolId, BTreeSet<String>>,
-    rules: BTreeMap<String, TaintRule>,
+    rules: TaintRules,
     pub(crate) topologies: Topologies,
     pub(crate) classes: BTreeMap<DeviceClassName, (Arc<DeviceClass>, Arc<ApiClass>)>,
     /// The number of changes of classes: results for another number are outdated.
@@ -97,7 +98,7 @@ impl Index {
                 if self.published.get(&name).is_some_and(|old| old.pool != slice.pool) {
                     self.withdraw(&name);
                 }
-                self.slices.insert(name.clone(), taints::tainted(&slice, self.rules.values()));
+                self.slices.insert(name.clone(), self.rules.tainted(&slice));
                 self.slices_of.entry(slice.pool.clone()).or_default().insert(name.clone());
                 self.published.insert(name.clone(), Arc::clone(&slice));
                 self.touch_slice(&name);
@@ -113,31 +114,38 @@ impl Index {
 
     /// Takes over a DeviceTaintRule.
     pub fn apply_taint_rule(&mut self, object: &DeviceTaintRule) {
-        let Some(name) = object.metadata.name.clone() else { return };
-        let rule = TaintRule::new(object);
-        let old = match &rule {
-            Some(rule) => self.rules.insert(name, rule.clone()),
-            None => self.rules.remove(&name),
-        };
-        if old != rule {
-            self.taint_slices();
-        }
+        let changed = self.rules.apply(object);
+        self.taint_slices(&changed);
     }
 
     /// Removes a deleted DeviceTaintRule.
     pub fn remove_taint_rule(&mut self, object: &DeviceTaintRule) {
-        let name = object.metadata.name.as_deref().unwrap_or_default();
-        if self.rules.remove(name).is_some() {
-            self.taint_slices();
-        }
+        let removed = self.rules.remove(object.metadata.name.as_deref().unwrap_or_default());
+        self.taint_slices(&removed);
     }
 
-    fn taint_slices(&mut self) {
-        let taint = |(name, slice): (&String, _)| {
-            (name.clone(), taints::tainted(slice, self.rules.values()))
-        };
-        self.slices = self.published.iter().map(taint).collect();
-        self.changed.slices.extend(self.published.keys().cloned());
+    /// Taints the slices anew of which one of the rules selects a device.
+    fn taint_slices(&mut self, changed: &[TaintRule]) {
+        for rule in changed {
+            let of_pool = rule.pool().map(|pool| {
+                let id = PoolName::new(pool)
+                    .ok()
+                    .map(|pool| PoolId { driver: DriverName::ours(), pool });
+                id.and_then(|id| self.slices_of.get(&id)).into_iter().flatten()
+            });
+            let names: Vec<String> = match of_pool {
+                Some(names) => names.cloned().collect(),
+                None => self.published.keys().cloned().collect(),
+            };
+            for name in names {
+                let slice = self.published.get(&name).filter(|slice| rule.selects_any_of(slice));
+                if let Some(slice) = slice {
+                    let tainted = self.rules.tainted(slice);
+                    self.slices.insert(name.clone(), tainted);
+                    self.changed.slices.insert(name);
+                }
+            }
+        }
     }
 
     /// Removes a deleted ResourceSlice.

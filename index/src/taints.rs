@@ -3,57 +3,183 @@
 //! Upstream's allocator sees slices with the rules merged in (`resourceslice/tracker`), so ours
 //! does too.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use k8s_openapi::api::resource::v1::DeviceTaintRule;
 use tessera_allocator::model::{Slice, Taint};
-use tessera_api::names::MANAGED_TAINT_KEY;
+use tessera_api::names::{DRIVER_NAME, MANAGED_TAINT_KEY};
 
 use crate::convert;
+use crate::multimap;
+
+/// All DeviceTaintRules that taint devices of ours.
+#[derive(Debug, Default)]
+pub(crate) struct TaintRules {
+    /// By name: the order of the taints on a device.
+    rules: BTreeMap<String, TaintRule>,
+    /// Names of the rules that select a pool, by pool. A cluster may have one for each failed
+    /// device.
+    by_pool: BTreeMap<String, BTreeSet<String>>,
+    /// Names of the other rules.
+    of_all_pools: BTreeSet<String>,
+}
 
 /// One DeviceTaintRule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TaintRule {
-    driver: Option<String>,
     pool: Option<String>,
     device: Option<String>,
     taint: Taint,
 }
 
+impl TaintRules {
+    /// Adds or replaces a rule. Returns the versions before and after that, of which at most the
+    /// devices have changed taints; none if nothing changed.
+    pub(crate) fn apply(&mut self, object: &DeviceTaintRule) -> Vec<TaintRule> {
+        let Some(name) = &object.metadata.name else { return Vec::new() };
+        let rule = TaintRule::new(object);
+        if self.rules.get(name) == rule.as_ref() {
+            return Vec::new();
+        }
+        let mut changed = self.remove(name);
+        if let Some(rule) = rule {
+            match &rule.pool {
+                Some(pool) => {
+                    self.by_pool.entry(pool.clone()).or_default().insert(name.clone());
+                }
+                None => {
+                    self.of_all_pools.insert(name.clone());
+                }
+            }
+            self.rules.insert(name.clone(), rule.clone());
+            changed.push(rule);
+        }
+        changed
+    }
+
+    /// Removes a rule, and returns it.
+    pub(crate) fn remove(&mut self, name: &str) -> Vec<TaintRule> {
+        let Some(rule) = self.rules.remove(name) else { return Vec::new() };
+        match &rule.pool {
+            Some(pool) => multimap::remove(&mut self.by_pool, pool, name),
+            None => {
+                self.of_all_pools.remove(name);
+            }
+        }
+        vec![rule]
+    }
+
+    /// Returns the slice with the taints of all rules that select its devices; without any, the
+    /// slice itself.
+    pub(crate) fn tainted(&self, slice: &Arc<Slice>) -> Arc<Slice> {
+        let of_pool = self.by_pool.get(slice.pool.pool.as_str()).into_iter().flatten();
+        let names: BTreeSet<&String> = of_pool.chain(&self.of_all_pools).collect();
+        let mut tainted = Arc::clone(slice);
+        for rule in names.into_iter().filter_map(|name| self.rules.get(name)) {
+            for d in 0..slice.devices.len() {
+                if rule.selects_device(slice.devices[d].name.as_str()) {
+                    let device = &mut Arc::make_mut(&mut tainted).devices[d];
+                    Arc::make_mut(device).taints.push(rule.taint.clone());
+                }
+            }
+        }
+        tainted
+    }
+}
+
 impl TaintRule {
-    /// Reads a rule. Returns none for one that taints nothing: without a selector, or with the
-    /// managed taint, which does not repel our claims from any source.
-    pub(crate) fn new(object: &DeviceTaintRule) -> Option<Self> {
+    /// Reads a rule. Returns none for one that taints nothing of ours: without a selector, of
+    /// another driver, or with the managed taint, which does not repel our claims from any source.
+    fn new(object: &DeviceTaintRule) -> Option<Self> {
         let selector = object.spec.device_selector.as_ref()?;
         let taint = convert::taint(&object.spec.taint);
-        (taint.key != MANAGED_TAINT_KEY).then(|| Self {
-            driver: selector.driver.clone(),
+        let is_ours = selector.driver.as_deref().is_none_or(|driver| driver == DRIVER_NAME);
+        (is_ours && taint.key != MANAGED_TAINT_KEY).then(|| Self {
             pool: selector.pool.clone(),
             device: selector.device.clone(),
             taint,
         })
     }
 
-    fn selects_pool(&self, slice: &Slice) -> bool {
-        let is =
-            |asked: &Option<String>, name: &str| asked.as_deref().is_none_or(|asked| asked == name);
-        is(&self.driver, slice.pool.driver.as_str()) && is(&self.pool, slice.pool.pool.as_str())
+    /// Returns the pool whose devices the rule selects; `None` for all pools.
+    pub(crate) fn pool(&self) -> Option<&str> {
+        self.pool.as_deref()
+    }
+
+    /// Returns true if the rule selects a device of the slice, which is in the rule's pool.
+    pub(crate) fn selects_any_of(&self, slice: &Slice) -> bool {
+        slice.devices.iter().any(|device| self.selects_device(device.name.as_str()))
+    }
+
+    fn selects_device(&self, name: &str) -> bool {
+        self.device.as_deref().is_none_or(|device| device == name)
     }
 }
 
-/// Returns the slice with the taints of all rules that select its devices; without any, the slice
-/// itself.
-pub(crate) fn tainted<'r>(
-    slice: &Arc<Slice>,
-    rules: impl Iterator<Item = &'r TaintRule>,
-) -> Arc<Slice> {
-    let mut tainted = Arc::clone(slice);
-    for rule in rules.filter(|rule| rule.selects_pool(slice)) {
-        for device in &mut Arc::make_mut(&mut tainted).devices {
-            if rule.device.as_deref().is_none_or(|name| device.name == name) {
-                Arc::make_mut(device).taints.push(rule.taint.clone());
-            }
-        }
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use crate::Index;
+
+    fn slice(node: &str) -> Value {
+        let device = |gpu: u32| json!({"name": format!("gpu-{gpu}")});
+        json!({
+            "metadata": {"name": format!("{node}-slice")},
+            "spec": {
+                "driver": "gpu.tessera.dev", "nodeName": node,
+                "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
+                "devices": [device(0), device(1)],
+            },
+        })
     }
-    tainted
+
+    fn rule(name: &str, selector: Value, key: &str) -> Value {
+        let taint = json!({"key": key, "effect": "NoSchedule"});
+        json!({"metadata": {"name": name}, "spec": {"deviceSelector": selector, "taint": taint}})
+    }
+
+    fn index() -> Index {
+        let mut index = Index::new();
+        for node in ["a", "b", "c"] {
+            let slice = serde_json::from_value(slice(node)).expect("a slice");
+            index.apply_slice(&slice).expect("readable");
+        }
+        index.changed.slices.clear();
+        index
+    }
+
+    /// Applies a rule. Returns the names of the changed slices.
+    fn apply(index: &mut Index, rule: Value) -> Vec<String> {
+        index.apply_taint_rule(&serde_json::from_value(rule).expect("a rule"));
+        std::mem::take(&mut index.changed.slices).into_iter().collect()
+    }
+
+    fn taints(index: &Index, slice: &str) -> Vec<Vec<String>> {
+        let devices = &index.slices[slice].devices;
+        devices.iter().map(|d| d.taints.iter().map(|taint| taint.key.clone()).collect()).collect()
+    }
+
+    #[test]
+    fn a_rule_changes_only_slices_of_its_devices() {
+        let mut index = index();
+        let of = |pool: &str, device: &str| json!({"pool": pool, "device": device});
+        assert_eq!(apply(&mut index, rule("z", of("b", "gpu-1"), "z")), ["b-slice"]);
+        assert_eq!(apply(&mut index, rule("z", of("b", "gpu-1"), "z")), [""; 0], "unchanged");
+        assert_eq!(apply(&mut index, rule("none", of("b", "gpu-7"), "n")), [""; 0]);
+        assert_eq!(apply(&mut index, rule("other", json!({"driver": "x.example"}), "x")), [""; 0]);
+        let all = apply(&mut index, rule("all", json!({"driver": "gpu.tessera.dev"}), "a"));
+        assert_eq!(all, ["a-slice", "b-slice", "c-slice"]);
+        assert_eq!(taints(&index, "b-slice"), [vec!["a"], vec!["a", "z"]], "by name of the rule");
+
+        // The rule moves to another pool.
+        assert_eq!(apply(&mut index, rule("z", of("c", "gpu-0"), "z")), ["b-slice", "c-slice"]);
+        assert_eq!(taints(&index, "b-slice"), [["a"], ["a"]]);
+        assert_eq!(taints(&index, "c-slice"), [vec!["a", "z"], vec!["a"]]);
+        let all = rule("all", json!({"driver": "gpu.tessera.dev"}), "a");
+        index.remove_taint_rule(&serde_json::from_value(all).expect("a rule"));
+        assert_eq!(taints(&index, "c-slice"), [vec!["z"], vec![]]);
+        assert_eq!(taints(&index, "a-slice"), [vec![""; 0], vec![]]);
+    }
 }

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::Planner;
-use crate::cluster::{Cluster, NodeIndex, ProfileId};
+use super::samples::DeviceSamples;
+use crate::cluster::{Cluster, ProfileId};
 use crate::fragmentation::{GpuFraction, GpuRequest, GpuType, GpuTypes};
 use crate::model::{Claim, Device, PendingPod, PodUid, SchedulingConstraints, cpu_milli_of};
 use crate::policy::{Policy, share};
@@ -20,8 +21,7 @@ const MAX_CACHED: usize = 64;
 #[derive(Debug, Default)]
 pub(super) struct AcceptedTypes {
     layout: Option<u64>,
-    /// One sample device per type and profile.
-    samples: Vec<Sample>,
+    samples: DeviceSamples,
     /// Types on the nodes that match scheduling constraints.
     of_nodes: Vec<(Arc<SchedulingConstraints>, BTreeSet<GpuType>)>,
     /// Pods whose requests can never be met.
@@ -35,14 +35,6 @@ const STEPS_PER_REQUEST: u64 = 10;
 
 /// Maximum number of pods cached as impossible. Beyond it all are examined again.
 const MAX_IMPOSSIBLE: usize = 100_000;
-
-#[derive(Debug, Clone, Copy)]
-struct Sample {
-    node: NodeIndex,
-    candidate: usize,
-    kind: GpuType,
-    profile: ProfileId,
-}
 
 impl Planner {
     /// Adds the requests of new pods to the forecast if a policy uses it. If the steps are spent,
@@ -99,19 +91,10 @@ impl AcceptedTypes {
         if self.layout == Some(cluster.layout()) {
             return;
         }
-        let mut known = BTreeSet::new();
-        *self = Self { layout: Some(cluster.layout()), ..Self::default() };
-        for node in 0..cluster.nodes.len() {
-            cluster.gather(node);
-            let Some(reachable) = cluster.reachable(node) else { continue };
-            for (candidate, found) in reachable.candidates.iter().enumerate() {
-                let compiled = found.compiled();
-                let (kind, profile) = (compiled.kind, compiled.profile);
-                if compiled.device.is_allocatable() && known.insert((kind, profile)) {
-                    self.samples.push(Sample { node, candidate, kind, profile });
-                }
-            }
-        }
+        self.layout = Some(cluster.layout());
+        self.samples.refresh(cluster);
+        self.of_nodes.clear();
+        self.impossible.clear();
     }
 
     fn set_impossible(&mut self, pod: &PodUid) {
@@ -127,7 +110,7 @@ impl AcceptedTypes {
     }
 
     fn types(&self) -> BTreeSet<GpuType> {
-        self.samples.iter().map(|sample| sample.kind).collect()
+        self.samples.samples().iter().map(|sample| sample.kind).collect()
     }
 
     /// Returns the number of GPUs, the average share of each, and the types that all requests
@@ -147,7 +130,7 @@ impl AcceptedTypes {
             .collect();
         for indices in requests {
             let mut found: Vec<(GpuType, u64, u64)> = Vec::new();
-            for sample in &self.samples {
+            for sample in self.samples.samples() {
                 let (reachable, interner, features) = cluster.search_inputs(sample.node)?;
                 shape.resolve_profiles(std::iter::once(sample.profile), interner, features);
                 let candidate = &reachable.candidates[sample.candidate];
@@ -199,10 +182,9 @@ impl AcceptedTypes {
             }
             let nodes =
                 cluster.by_name().filter(|(_, node)| predicate::is_selected(scheduling, node));
-            let reached = nodes.filter_map(|(index, _)| cluster.reachable(index));
-            let types = reached
-                .flat_map(|reachable| reachable.candidates.iter().map(|c| c.compiled().kind));
-            self.of_nodes.push((Arc::clone(scheduling), types.collect()));
+            let types = nodes.flat_map(|(index, _)| self.samples.types_of(index));
+            let types = types.collect();
+            self.of_nodes.push((Arc::clone(scheduling), types));
             self.of_nodes.len() - 1
         });
         Some(&self.of_nodes[at].1)
