@@ -7,6 +7,7 @@
 //! - `bench --refused` ([`refused`]): cost of plans that refuse all pods.
 //! - `conformance` ([`conformance`]): comparison of the allocator's results with golden scenarios
 //!   of upstream's.
+//! - `scale` ([`scale`]): memory and CPU time of the index and the planner on a large cluster.
 //! - `placement` ([`placement`]): share of a cluster's GPUs that a policy leaves unallocated when a
 //!   published trace is replayed.
 //! - `topology` ([`topology`]): link quality of the GPU sets that policies choose, on link matrices
@@ -22,5 +23,6 @@ pub mod conformance;
 pub mod placement;
 mod random;
 pub mod refused;
+pub mod scale;
 pub mod scenario;
 pub mod topology;
