@@ -4,12 +4,10 @@
 //! fractional ranges). Amounts are exact. An amount that exceeds upstream's 64-bit arithmetic is a
 //! fatal error, as in upstream.
 
-use std::collections::BTreeMap;
-
 use tessera_api::quantity::Quantity;
 
 use crate::features::FeatureGates;
-use crate::model::{Capacity, Device, RequestPolicy, ValidRange};
+use crate::model::{Capacity, Device, NameMap, RequestPolicy, ValidRange};
 
 /// Fatal error in the capacity of a request; the claim cannot be allocated on any device.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -39,7 +37,7 @@ pub enum CapacityError {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Demand {
     /// Amount of each capacity.
-    Takes(BTreeMap<String, Quantity>),
+    Takes(NameMap<Quantity>),
     /// The device has no capacity with this name.
     UnknownCapacity(String),
     /// The amount of this capacity violates the device's request policy (maximum or step).
@@ -52,14 +50,14 @@ pub(crate) enum Demand {
 /// Returns an error if an amount is negative or not representable. It takes precedence over the
 /// other outcomes.
 pub(crate) fn demand(
-    requests: &BTreeMap<String, Quantity>,
+    requests: &NameMap<Quantity>,
     device: &Device,
     features: &FeatureGates,
 ) -> Result<Demand, CapacityError> {
     if let Some(name) = requests.keys().find(|name| !device.capacity.contains_key(*name)) {
         return Ok(Demand::UnknownCapacity(name.clone()));
     }
-    let mut taken = BTreeMap::new();
+    let mut taken = NameMap::new();
     for (name, capacity) in &device.capacity {
         let amount = consumed(name, requests.get(name), capacity, features)?;
         if amount.is_negative() {

@@ -41,6 +41,12 @@ use std::sync::Arc;
 
 use tessera_api::names::{DeviceClassName, NodeName};
 
+/// Values by name, in the order of names.
+///
+/// A sorted vector: such a map has one to fourteen entries, and a cluster has a million of them. A
+/// `BTreeMap` reserves eleven entries.
+pub type NameMap<V> = litemap::LiteMap<String, V>;
+
 /// State of the cluster at one moment.
 #[derive(Debug, Clone, Default)]
 pub struct ClusterSnapshot {

@@ -9,7 +9,7 @@ use tessera_api::reason::NodeReason;
 
 use std::sync::LazyLock;
 
-use crate::model::{Node, NodeSelector, NodeTaint, PendingPod, SchedulingConstraints};
+use crate::model::{NameMap, Node, NodeSelector, NodeTaint, PendingPod, SchedulingConstraints};
 
 /// Taint that Kubernetes sets on a cordoned node; a pod that tolerates it ignores the cordon.
 static CORDON: LazyLock<NodeTaint> = LazyLock::new(|| NodeTaint {
@@ -63,9 +63,7 @@ pub(crate) fn rejection(
         return Some(NodeReason::NotSelected);
     }
     let missing = constraints.requests.iter().find(|(name, amount)| {
-        let amount_of = |map: &std::collections::BTreeMap<String, Quantity>| {
-            map.get(*name).copied().unwrap_or_default()
-        };
+        let amount_of = |map: &NameMap<Quantity>| map.get(*name).copied().unwrap_or_default();
         let used = match counted {
             CountedUsage::Current => amount_of(&node.used),
             CountedUsage::AfterRelease => {

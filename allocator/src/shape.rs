@@ -18,7 +18,7 @@ use crate::capacity::{self, CapacityError, Demand};
 use crate::cluster::{Candidate, Cluster, Interner, ProfileId};
 use crate::features::FeatureGates;
 use crate::model::{
-    AllocationMode, Alternative, Claim, Constraint, ConstraintKind, Device, DeviceClass,
+    AllocationMode, Alternative, Claim, Constraint, ConstraintKind, Device, DeviceClass, NameMap,
 };
 use crate::outcome::{RefusalCause, UnsupportedFeature};
 use crate::policy::Policy;
@@ -316,10 +316,7 @@ impl AlternativeShape {
     }
 
     /// Returns the requested capacities, with a memory percentage resolved for this device.
-    fn amounts(
-        &self,
-        device: &Device,
-    ) -> std::borrow::Cow<'_, std::collections::BTreeMap<String, Quantity>> {
+    fn amounts(&self, device: &Device) -> std::borrow::Cow<'_, NameMap<Quantity>> {
         let percent = self.resolved.as_ref().ok().and_then(|r| r.memory_percent);
         let Some((percent, memory)) = percent.zip(device.capacity.get(MEMORY)) else {
             return std::borrow::Cow::Borrowed(&self.request.capacity);

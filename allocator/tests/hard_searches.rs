@@ -6,13 +6,12 @@
 
 mod builders;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use builders::*;
 use tessera_allocator::model::{
-    Attribute, Constraint, CounterSet, CounterUse, Device, DeviceClass, DeviceSelector, Request,
-    Slice,
+    Attribute, Constraint, CounterSet, CounterUse, Device, DeviceClass, DeviceSelector, NameMap,
+    Request, Slice,
 };
 use tessera_allocator::{PlanSettings, Policy, plan};
 use tessera_api::names::DeviceName;
@@ -98,7 +97,7 @@ fn finds_solution_that_needs_backtracking() {
 fn partitioned(gpus: usize) -> Cluster {
     let mut cluster = Cluster::new();
     cluster.put_node("node-0", |_| {});
-    let counters = |slices: &str| BTreeMap::from([("slices".to_owned(), quantity(slices))]);
+    let counters = |slices: &str| NameMap::from_iter([("slices".to_owned(), quantity(slices))]);
     let set = |g: usize| CounterSet { name: format!("gpu-{g}"), counters: counters("8") };
     let partition = |g: usize, size: &str, n: usize, slices: &str| Device {
         consumes: vec![CounterUse { set: format!("gpu-{g}"), counters: counters(slices) }],

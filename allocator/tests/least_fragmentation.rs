@@ -27,7 +27,9 @@ fn share(name: &str, percent: u32, cpu: &str) -> PendingPod {
     let amounts: Vec<(&str, &str)> =
         amounts.iter().map(|(name, amount)| (*name, amount.as_str())).collect();
     let mut pod = pod(name, vec![claim(name, vec![request("gpu", 1, &amounts)])]);
-    let requests = [("cpu".to_owned(), quantity(cpu)), ("pods".to_owned(), quantity("1"))].into();
+    let requests = [("cpu".to_owned(), quantity(cpu)), ("pods".to_owned(), quantity("1"))]
+        .into_iter()
+        .collect();
     pod.scheduling =
         Arc::new(SchedulingConstraints { requests, ..SchedulingConstraints::default() });
     pod

@@ -9,11 +9,12 @@ use std::sync::Arc;
 use builders::*;
 use serde_json::json;
 use tessera_allocator::model::{
-    AllocationMode, Attribute, Claim, Constraint, Device, DeviceSelector, NodeSelector, NodeTaint,
-    PendingPod, PodClaim, PodToleration, Toleration, TolerationOperator,
+    AllocationMode, Attribute, Claim, Constraint, Device, DeviceSelector, NameMap, NodeSelector,
+    NodeTaint, PendingPod, PodClaim, PodToleration, Toleration, TolerationOperator,
 };
 use tessera_allocator::{AllocationPlan, PlanSettings, RefusalCause, plan};
 use tessera_api::names::{ClaimName, ClaimUid, NodeName};
+use tessera_api::quantity::Quantity;
 use tessera_api::reason::{NodeReason, Reason};
 
 /// Returns the number of devices and nodes per reason.
@@ -31,6 +32,11 @@ fn short_of(capacity: &str) -> Reason {
     Reason::Insufficient { capacity: capacity.to_owned() }
 }
 
+/// Returns the memory that the first device of a plan consumes.
+fn consumed_memory(plan: &AllocationPlan) -> Quantity {
+    plan.decisions[0].claims[0].results[0].consumed.get("memory").copied().unwrap()
+}
+
 #[test]
 fn claim_without_capacity_gets_exclusive_gpu() {
     let mut cluster =
@@ -39,7 +45,7 @@ fn claim_without_capacity_gets_exclusive_gpu() {
     let whole = pod("first", vec![claim("whole", vec![request("gpu", 1, &[])])]);
     let plan = decide(&cluster, &[whole, share_pod("second", "1Gi", "0")]);
     assert_eq!(placements(&plan), [["node-a/gpu-1"], ["node-a/gpu-0"]]);
-    assert_eq!(plan.decisions[0].claims[0].results[0].consumed["memory"], quantity("80Gi"));
+    assert_eq!(consumed_memory(&plan), quantity("80Gi"));
 }
 
 #[test]
@@ -47,8 +53,8 @@ fn amounts_are_rounded_up_to_step() {
     let cluster = Cluster::new().node("node-a", vec![gpu("gpu-0", "80Gi")]);
     let plan = decide(&cluster, &[share_pod("p", "1500Ki", "0")]);
     let consumed = &plan.decisions[0].claims[0].results[0].consumed;
-    assert_eq!(consumed["memory"].to_string(), "2Mi");
-    assert_eq!(consumed["cores"].to_string(), "0");
+    assert_eq!(consumed.get("memory").unwrap().to_string(), "2Mi");
+    assert_eq!(consumed.get("cores").unwrap().to_string(), "0");
 }
 
 #[test]
@@ -60,7 +66,7 @@ fn memory_percentage_refers_to_chosen_gpu() {
     });
     let plan = decide(&cluster, &claims.collect::<Vec<_>>());
     assert_eq!(plan.decisions.len(), 2, "two halves fit, a third does not");
-    assert_eq!(plan.decisions[0].claims[0].results[0].consumed["memory"], quantity("40779Mi"));
+    assert_eq!(consumed_memory(&plan), quantity("40779Mi"));
     assert_eq!(reasons(&plan), BTreeMap::from([(short_of("memory"), (1, 1))]));
 }
 
@@ -216,11 +222,11 @@ fn each_node_predicate_has_its_reason() {
             NodeReason::Tainted { key: "k".to_owned() },
         ),
         (
-            |n| n.allocatable = BTreeMap::new(),
+            |n| n.allocatable = NameMap::new(),
             NodeReason::ResourceShort { resource: "pods".to_owned() },
         ),
         (
-            |n| n.used = BTreeMap::from([("pods".to_owned(), quantity("110"))]),
+            |n| n.used = NameMap::from_iter([("pods".to_owned(), quantity("110"))]),
             NodeReason::ResourceShort { resource: "pods".to_owned() },
         ),
     ];
@@ -355,7 +361,7 @@ fn memory_percentage_refers_to_published_memory() {
     let cluster = Cluster::new().node("node-a", vec![oversubscribed("gpu-0")]);
     let plan =
         decide(&cluster, &[pod_with_config(&[], json!({"percent": 75, "oversubscribe": true}))]);
-    assert_eq!(plan.decisions[0].claims[0].results[0].consumed["memory"], quantity("120Gi"));
+    assert_eq!(consumed_memory(&plan), quantity("120Gi"));
 }
 
 #[test]

@@ -108,7 +108,7 @@ fn check_claims(cluster: &Cluster, pods: &[PendingPod], plan: &AllocationPlan) {
                     .devices
                     .iter()
                     .find(|d| d.name == result.device.device);
-                numa.push(device.unwrap().attributes["numaNode"].clone());
+                numa.push(device.unwrap().attributes.get("numaNode").unwrap().clone());
             }
             for request in &claim.requests {
                 let devices = by_request.remove(request.name.as_str()).unwrap_or_default();

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use builders::*;
 use proptest::prelude::*;
 use tessera_allocator::model::{
-    Device, DeviceResult, NodeChoice, NodeSelector, PendingPod, PodClaim, SchedulingConstraints,
-    Slice,
+    Device, DeviceResult, NameMap, NodeChoice, NodeSelector, PendingPod, PodClaim,
+    SchedulingConstraints, Slice,
 };
 use tessera_allocator::{AllocationPlan, PlanSettings, Planner, RefusalCause, ReservedNode, plan};
 use tessera_api::names::{ClaimName, ClaimUid, Namespace, NodeName};
@@ -67,7 +67,7 @@ fn reasons_of(plan: &AllocationPlan, pod: &str) -> Vec<Reason> {
 }
 
 fn with_cpu_request(pod: PendingPod, cpu: &str) -> PendingPod {
-    let requests = BTreeMap::from([("cpu".to_owned(), quantity(cpu))]);
+    let requests = NameMap::from_iter([("cpu".to_owned(), quantity(cpu))]);
     let scheduling =
         SchedulingConstraints { requests, ..SchedulingConstraints::clone(&pod.scheduling) };
     PendingPod { scheduling: Arc::new(scheduling), ..pod }

@@ -1,9 +1,7 @@
 //! Devices allocated to claims, as all commands show them.
 
-use std::collections::BTreeMap;
-
 use serde::Serialize;
-use tessera_allocator::model::DeviceResult;
+use tessera_allocator::model::{DeviceResult, NameMap};
 use tessera_api::config::Sharing;
 use tessera_api::quantity::Quantity;
 
@@ -28,8 +26,8 @@ pub struct AllocatedDevice {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sharing: Option<&'static str>,
     /// Amount of each capacity that the share consumes.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub amounts: BTreeMap<String, Quantity>,
+    #[serde(skip_serializing_if = "NameMap::is_empty")]
+    pub amounts: NameMap<Quantity>,
 }
 
 impl From<&DeviceResult> for AllocatedDevice {

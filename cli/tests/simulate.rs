@@ -55,7 +55,7 @@ fn generates_claims_from_templates_of_the_files() {
     assert_eq!(outcomes(&result), [("trainer", SimulatedOutcome::Fits, Some("node-a"))]);
     let claim = &result.pods[0].claims[0];
     assert_eq!(claim.claim.as_deref(), Some("trainer-gpu"));
-    assert_eq!(claim.devices[0].amounts["cores"].to_string(), "25");
+    assert_eq!(claim.devices[0].amounts.get("cores").unwrap().to_string(), "25");
     assert_eq!(claim.devices[0].device, device("aa"));
     assert!(result.notes.is_empty() && result.fits(), "{:?}", result.notes);
 }

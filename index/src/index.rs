@@ -9,7 +9,7 @@ use k8s_openapi::api::resource::v1::{
 };
 use tessera_allocator::ClaimAllocation;
 use tessera_allocator::model::{
-    ClusterSnapshot, Device, DeviceClass, DeviceId, Node, PodUid, PoolId, Slice,
+    ClusterSnapshot, Device, DeviceClass, DeviceId, NameMap, Node, PodUid, PoolId, Slice,
 };
 use tessera_api::names::{
     ClaimName, ClaimUid, DRIVER_NAME, DeviceClassName, DriverName, Namespace, NodeName, PodName,
@@ -69,9 +69,9 @@ pub struct Index {
 #[derive(Debug, Default)]
 pub(crate) struct NodeEntry {
     pub(crate) node: Option<Arc<Node>>,
-    used: BTreeMap<String, Quantity>,
+    used: NameMap<Quantity>,
     /// The part of it that pods request that hold devices of ours.
-    held: BTreeMap<String, Quantity>,
+    held: NameMap<Quantity>,
 }
 
 impl Index {
@@ -248,7 +248,7 @@ impl Index {
         if let Some(old) = old {
             pod.links.clone_from(&old.links);
             pod.counted_on.clone_from(&old.counted_on);
-            pod.counted_requests.clone_from(&old.counted_requests);
+            pod.counted.clone_from(&old.counted);
             pod.counted_as_holder = old.counted_as_holder;
         }
         self.name_claims(&mut pod);
@@ -557,7 +557,8 @@ impl Index {
     fn count_requests(&mut self, pod: &mut PodEntry, node: Option<NodeName>) {
         let as_holder = node.is_some() && self.holds_devices(pod);
         let is_same =
-            pod.counted_requests == pod.scheduling.requests && pod.counted_as_holder == as_holder;
+            pod.counted.as_ref().is_some_and(|counted| counted.requests == pod.scheduling.requests)
+                && pod.counted_as_holder == as_holder;
         if pod.counted_on == node && (node.is_none() || is_same) {
             return;
         }
@@ -565,7 +566,7 @@ impl Index {
             self.change_requests(&old, pod, false);
         }
         if let Some(new) = &node {
-            pod.counted_requests = pod.scheduling.requests.clone();
+            pod.counted = Some(Arc::clone(&pod.scheduling));
             pod.counted_as_holder = as_holder;
             self.change_requests(new, pod, true);
         }
@@ -576,9 +577,11 @@ impl Index {
     fn change_requests(&mut self, node: &NodeName, pod: &PodEntry, add: bool) {
         self.changed.nodes.insert(node.clone());
         let entry = self.nodes.entry(node.clone()).or_default();
-        change(&mut entry.used, &pod.counted_requests, add);
-        if pod.counted_as_holder {
-            change(&mut entry.held, &pod.counted_requests, add);
+        if let Some(counted) = &pod.counted {
+            change(&mut entry.used, &counted.requests, add);
+            if pod.counted_as_holder {
+                change(&mut entry.held, &counted.requests, add);
+            }
         }
         if let Some(node) = &mut entry.node {
             let node = Arc::make_mut(node);
@@ -590,7 +593,7 @@ impl Index {
     }
 }
 
-fn change(sums: &mut BTreeMap<String, Quantity>, requests: &BTreeMap<String, Quantity>, add: bool) {
+fn change(sums: &mut NameMap<Quantity>, requests: &NameMap<Quantity>, add: bool) {
     for (name, amount) in requests {
         let sum = sums.entry(name.clone()).or_default();
         let changed = if add { sum.checked_add(*amount) } else { sum.checked_sub(*amount) };

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use tessera_allocator::model::{PendingPod, PodClaim, PodUid, SchedulingConstraints};
 use tessera_api::names::{ClaimName, ClaimUid, Namespace, NodeName, PodName};
-use tessera_api::quantity::Quantity;
 
 use crate::convert;
 
@@ -38,7 +37,7 @@ pub(crate) struct PodEntry {
     /// The claim of each name at the time of binding: a recreated object is another claim.
     pub(crate) links: BTreeMap<ClaimName, ClaimUid>,
     /// The requests that are counted for it on a node.
-    pub(crate) counted_requests: BTreeMap<String, Quantity>,
+    pub(crate) counted: Option<Arc<SchedulingConstraints>>,
     /// The node on which its requests are counted.
     pub(crate) counted_on: Option<NodeName>,
     /// They are counted as those of a pod that holds devices of ours.
@@ -89,7 +88,7 @@ impl PodEntry {
             started: status.is_some_and(|s| phase == Some("Running") || has_started(s)),
             unschedulable: status.and_then(unschedulable).filter(|_| spec.node_name.is_none()),
             links: BTreeMap::new(),
-            counted_requests: BTreeMap::new(),
+            counted: None,
             counted_on: None,
             counted_as_holder: false,
         })

@@ -1,11 +1,10 @@
 //! ResourceClaims that are not allocated yet.
 
-use std::collections::BTreeMap;
-
 use k8s_openapi::api::resource::v1::DeviceClaimConfiguration;
 use tessera_api::names::{ClaimName, ClaimUid, DeviceClassName, Namespace, RequestName};
 use tessera_api::quantity::Quantity;
 
+use super::NameMap;
 use super::class::DeviceSelector;
 use super::device::Toleration;
 
@@ -69,7 +68,7 @@ pub struct Alternative {
     /// Tolerated device taints.
     pub tolerations: Vec<Toleration>,
     /// `capacity.requests`: share of a shared device, lower bound of an exclusive one.
-    pub capacity: BTreeMap<String, Quantity>,
+    pub capacity: NameMap<Quantity>,
     /// `adminAccess`, if set. Administrative access consumes no capacity.
     pub admin: Option<bool>,
     /// Name of an unsupported feature; a claim that uses one is refused with this name.

@@ -1,11 +1,11 @@
 //! ResourceSlices and devices.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
 use tessera_api::names::{DeviceName, DriverName, NodeName, PoolName};
 use tessera_api::quantity::Quantity;
 
+use super::NameMap;
 use super::node::NodeSelector;
 use crate::selector::DeviceView;
 
@@ -71,7 +71,7 @@ pub struct CounterSet {
     /// Name, unique in the pool.
     pub name: String,
     /// Total amount of each counter.
-    pub counters: BTreeMap<String, Quantity>,
+    pub counters: NameMap<Quantity>,
 }
 
 /// Consumption of a counter set by an allocated device.
@@ -80,7 +80,7 @@ pub struct CounterUse {
     /// Name of the counter set.
     pub set: String,
     /// Amount of each counter.
-    pub counters: BTreeMap<String, Quantity>,
+    pub counters: NameMap<Quantity>,
 }
 
 /// Binding conditions: set on the claim by a controller before its pod can be bound (KEP-5007).
@@ -113,9 +113,9 @@ pub struct Device {
     /// Name, unique in the pool.
     pub name: DeviceName,
     /// Attributes by published name (with or without a domain).
-    pub attributes: BTreeMap<String, Attribute>,
+    pub attributes: NameMap<Attribute>,
     /// Capacities by published name.
-    pub capacity: BTreeMap<String, Capacity>,
+    pub capacity: NameMap<Capacity>,
     /// `allowMultipleAllocations`: several claims can share the capacity of the device.
     pub shared: bool,
     /// Taints, without the managed taint that only keeps kube-scheduler from the device.
@@ -275,8 +275,8 @@ impl Device {
     pub fn new(name: DeviceName) -> Self {
         Self {
             name,
-            attributes: BTreeMap::new(),
-            capacity: BTreeMap::new(),
+            attributes: NameMap::new(),
+            capacity: NameMap::new(),
             shared: false,
             taints: Vec::new(),
             nodes: NodeChoice::Unknown,

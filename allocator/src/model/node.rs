@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 use tessera_api::names::NodeName;
 use tessera_api::quantity::Quantity;
 
+use super::NameMap;
+
 /// A node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
@@ -22,14 +24,14 @@ pub struct Node {
     /// `spec.taints`, including the taint that Kubernetes sets for `spec.unschedulable`.
     pub taints: Vec<NodeTaint>,
     /// `status.allocatable`; the key `pods` holds the number of pods.
-    pub allocatable: BTreeMap<String, Quantity>,
+    pub allocatable: NameMap<Quantity>,
     /// Sum of the requests of the pods that are bound to the node or expected on it.
     ///
     /// The key `pods` holds their number.
-    pub used: BTreeMap<String, Quantity>,
+    pub used: NameMap<Quantity>,
     /// Part of [`used`](Self::used) that belongs to pods with managed devices on this node. It is
     /// released together with the devices.
-    pub releasable: BTreeMap<String, Quantity>,
+    pub releasable: NameMap<Quantity>,
 }
 
 /// A node taint.
@@ -63,7 +65,7 @@ impl Node {
     }
 
     /// Adds the requests of a pod that gets devices on this node.
-    pub(crate) fn add_requests(&mut self, requests: &BTreeMap<String, Quantity>) {
+    pub(crate) fn add_requests(&mut self, requests: &NameMap<Quantity>) {
         for sums in [&mut self.used, &mut self.releasable] {
             for (name, amount) in requests {
                 let sum = sums.entry(name.clone()).or_default();
@@ -138,7 +140,7 @@ pub enum SelectorOperator {
 const CPU: &str = "cpu";
 
 /// Returns the CPU in a list of resources, in millicores, rounded up.
-pub(crate) fn cpu_milli_of(resources: &BTreeMap<String, Quantity>) -> u64 {
+pub(crate) fn cpu_milli_of(resources: &NameMap<Quantity>) -> u64 {
     let milli = |cpu: &Quantity| {
         u64::try_from((cpu.nano().max(0) + 999_999) / 1_000_000).unwrap_or(u64::MAX)
     };

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use tessera_api::names::{ClaimName, ClaimUid, Namespace, NodeName, PodName};
 use tessera_api::quantity::Quantity;
 
+use super::NameMap;
 use super::claim::Claim;
 use super::node::{NodeSelector, PodToleration};
 
@@ -92,5 +93,5 @@ pub struct SchedulingConstraints {
     /// Tolerations of node taints.
     pub tolerations: Vec<PodToleration>,
     /// Total resource requests, including `pods: 1`.
-    pub requests: BTreeMap<String, Quantity>,
+    pub requests: NameMap<Quantity>,
 }

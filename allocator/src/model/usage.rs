@@ -7,6 +7,7 @@ use tessera_api::config::Sharing;
 use tessera_api::names::RequestName;
 use tessera_api::quantity::Quantity;
 
+use super::NameMap;
 use super::device::{BindingConditions, Device, DeviceId};
 
 /// Allocation result: one device for one request of a claim.
@@ -19,7 +20,7 @@ pub struct DeviceResult {
     /// True if a share (with a share ID) is allocated, not the whole device.
     pub shared: bool,
     /// Amount of each capacity that the share consumes.
-    pub consumed: BTreeMap<String, Quantity>,
+    pub consumed: NameMap<Quantity>,
     /// Administrative access; consumes nothing.
     pub admin: bool,
     /// Mechanism that isolates the claims on the device.
@@ -38,7 +39,7 @@ pub struct DeviceUsage {
     /// Number of allocations of both kinds that are shared by MPS; the others use the interceptor.
     pub mps_allocations: u32,
     /// Sum of the capacity that the shares consume.
-    pub consumed: BTreeMap<String, Quantity>,
+    pub consumed: NameMap<Quantity>,
 }
 
 impl DeviceUsage {
@@ -188,7 +189,7 @@ mod tests {
             request: RequestName::new("r").unwrap(),
             device: DeviceId { pool, device: DeviceName::new("gpu-0").unwrap() },
             shared: true,
-            consumed: [amount("memory", memory), amount("cores", cores)].into(),
+            consumed: [amount("memory", memory), amount("cores", cores)].into_iter().collect(),
             admin: false,
             sharing: Sharing::Intercept,
             binding: None,

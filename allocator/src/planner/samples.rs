@@ -145,7 +145,7 @@ mod tests {
         let device = |(index, product): (usize, &u8)| {
             let name = DeviceName::new(format!("gpu-{index}")).expect("a name");
             let product = Attribute::String(format!("product-{product}").into());
-            let attributes = [("productName".to_owned(), product)].into();
+            let attributes = [("productName".to_owned(), product)].into_iter().collect();
             Arc::new(Device { attributes, shared: true, ..Device::new(name) })
         };
         let pool = PoolName::new(name(node).as_str()).expect("a name");

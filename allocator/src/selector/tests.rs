@@ -15,12 +15,14 @@ fn gpu() -> Device {
             attribute("resource.kubernetes.io/numaNode", Attribute::Int(1)),
             attribute("links", Attribute::List(vec![Attribute::Int(1), Attribute::Int(4)])),
         ]
-        .into(),
+        .into_iter()
+        .collect(),
         capacity: [(
             "memory".to_owned(),
             Capacity { value: tessera_api::Quantity::parse("81559Mi").unwrap(), policy: None },
         )]
-        .into(),
+        .into_iter()
+        .collect(),
         shared: true,
         ..Device::new(DeviceName::new("gpu-0").unwrap())
     }

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use tessera_allocator::model::{
     AllocationMode, Alternative, Attribute, Capacity, Claim, ClusterSnapshot, Constraint,
-    ConstraintKind, Device, DeviceClass, DeviceId, DeviceResult, DeviceSelector, Node, NodeChoice,
-    PendingPod, PodClaim, PodUid, PoolId, Request, RequestPolicy, SchedulingConstraints, Slice,
-    Taint, TaintEffect, ValidRange,
+    ConstraintKind, Device, DeviceClass, DeviceId, DeviceResult, DeviceSelector, NameMap, Node,
+    NodeChoice, PendingPod, PodClaim, PodUid, PoolId, Request, RequestPolicy,
+    SchedulingConstraints, Slice, Taint, TaintEffect, ValidRange,
 };
 use tessera_allocator::{AllocationPlan, Decision, PlanSettings, plan};
 use tessera_api::config::Sharing;
@@ -49,7 +49,7 @@ pub(crate) fn gpu(name: &str, memory: &str) -> Device {
     let memory = Capacity { value: whole, policy: policy(whole, range("1Mi", "1Mi")) };
     let cores = Capacity { value: quantity("100"), policy: policy(quantity("0"), range("0", "1")) };
     Device {
-        capacity: BTreeMap::from([("memory".to_owned(), memory), ("cores".to_owned(), cores)]),
+        capacity: NameMap::from_iter([("memory".to_owned(), memory), ("cores".to_owned(), cores)]),
         shared: true,
         ..Device::new(DeviceName::new(name).unwrap())
     }
@@ -107,12 +107,12 @@ impl Cluster {
             ready: true,
             cordoned: false,
             taints: Vec::new(),
-            allocatable: BTreeMap::from([
+            allocatable: NameMap::from_iter([
                 ("cpu".to_owned(), quantity("64")),
                 ("pods".to_owned(), quantity("110")),
             ]),
-            used: BTreeMap::new(),
-            releasable: BTreeMap::new(),
+            used: NameMap::new(),
+            releasable: NameMap::new(),
         };
         change(&mut node);
         self.0.nodes.insert(node.name.clone(), Arc::new(node));
@@ -128,7 +128,7 @@ pub(crate) fn share(node: &str, device: &str, memory: &str, cores: &str) -> Devi
         request: RequestName::new("gpu").unwrap(),
         device: device_id(node, device),
         shared: true,
-        consumed: BTreeMap::from([
+        consumed: NameMap::from_iter([
             ("memory".to_owned(), quantity(memory)),
             ("cores".to_owned(), quantity(cores)),
         ]),
@@ -215,7 +215,7 @@ pub(crate) fn pod(name: &str, claims: Vec<Claim>) -> PendingPod {
         created: 0,
         claims: claims.into_iter().map(|c| PodClaim::Pending(Arc::new(c))).collect(),
         scheduling: Arc::new(SchedulingConstraints {
-            requests: BTreeMap::from([("pods".to_owned(), quantity("1"))]),
+            requests: NameMap::from_iter([("pods".to_owned(), quantity("1"))]),
             ..Default::default()
         }),
         nominated_node: None,

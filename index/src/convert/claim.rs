@@ -1,11 +1,9 @@
 //! Classes and claims.
 
-use std::collections::BTreeMap;
-
 use k8s_openapi::api::resource::v1 as api;
 use tessera_allocator::model::{
     AllocationMode, Alternative, Claim, Constraint, ConstraintKind, DeviceClass, DeviceSelector,
-    Request, Toleration, TolerationOperator,
+    NameMap, Request, Toleration, TolerationOperator,
 };
 use tessera_api::names::{ClaimName, ClaimUid, DeviceClassName, Namespace, RequestName};
 use tessera_api::quantity::Quantity;
@@ -74,7 +72,7 @@ fn of_the_future(name: RequestName) -> Alternative {
         selectors: Vec::new(),
         mode: AllocationMode::Unknown,
         tolerations: Vec::new(),
-        capacity: BTreeMap::new(),
+        capacity: NameMap::new(),
         admin: None,
         unsupported: Some("this kind of request"),
     }
@@ -139,7 +137,7 @@ fn mode(mode: Option<&str>, count: Option<i64>) -> AllocationMode {
 fn amounts(
     capacity: Option<&api::CapacityRequirements>,
     subject: Subject<'_>,
-) -> Result<BTreeMap<String, Quantity>, ConvertError> {
+) -> Result<NameMap<Quantity>, ConvertError> {
     let requests = capacity.and_then(|c| c.requests.as_ref()).into_iter().flatten();
     let read = |(name, amount): (&String, _)| {
         let path = format!(

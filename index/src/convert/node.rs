@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1 as api;
-use tessera_allocator::model::{Node, NodeTaint};
+use tessera_allocator::model::{NameMap, Node, NodeTaint};
 use tessera_api::names::NodeName;
 use tessera_api::quantity::Quantity;
 
@@ -27,8 +27,8 @@ pub fn node(object: &api::Node) -> Result<Node, ConvertError> {
         cordoned: spec.unschedulable == Some(true),
         taints: spec.taints.into_iter().flatten().map(taint).collect(),
         allocatable: amounts(allocatable),
-        used: BTreeMap::new(),
-        releasable: BTreeMap::new(),
+        used: NameMap::new(),
+        releasable: NameMap::new(),
     })
 }
 
@@ -38,7 +38,7 @@ fn taint(taint: api::Taint) -> NodeTaint {
 
 pub(super) fn amounts(
     list: Option<&BTreeMap<String, k8s_openapi::apimachinery::pkg::api::resource::Quantity>>,
-) -> BTreeMap<String, Quantity> {
+) -> NameMap<Quantity> {
     let read = |(name, amount)| Some((String::clone(name), Quantity::try_from(amount).ok()?));
     list.into_iter().flatten().filter_map(read).collect()
 }

@@ -1,15 +1,13 @@
 //! Requirements of pods on nodes.
 
-use std::collections::BTreeMap;
-
 use k8s_openapi::api::core::v1 as api;
-use tessera_allocator::model::{PodToleration, SchedulingConstraints};
+use tessera_allocator::model::{NameMap, PodToleration, SchedulingConstraints};
 use tessera_api::quantity::Quantity;
 
 use super::node::amounts;
 use super::selector::node_selector;
 
-type Amounts = BTreeMap<String, Quantity>;
+type Amounts = NameMap<Quantity>;
 
 /// Returns the requirements of a pod on its node.
 pub fn scheduling(spec: &api::PodSpec) -> SchedulingConstraints {

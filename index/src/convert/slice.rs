@@ -7,7 +7,7 @@ use k8s_openapi::api::resource::v1 as api;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use tessera_allocator::model::{
     Attribute, BindingConditions, Capacity, CounterSet, CounterUse, Device, NODE_ALLOCATABLE,
-    NodeChoice, PoolId, RequestPolicy, Slice, Taint, TaintEffect, ValidRange,
+    NameMap, NodeChoice, PoolId, RequestPolicy, Slice, Taint, TaintEffect, ValidRange,
 };
 use tessera_api::names::{
     self, DRIVER_NAME, DeviceName, DriverName, LEAVING_STOCK_TAINT_KEY, MANAGED_TAINT_KEY,
@@ -91,7 +91,7 @@ fn counters(
     counters: &BTreeMap<String, api::Counter>,
     path: &'static str,
     subject: Subject<'_>,
-) -> Result<BTreeMap<String, Quantity>, ConvertError> {
+) -> Result<NameMap<Quantity>, ConvertError> {
     let read = |(name, counter): (&String, &api::Counter)| {
         let value = Quantity::try_from(&counter.value);
         Ok((name.clone(), value.map_err(subject.field(format!("{path}[{name}].value")))?))
@@ -237,7 +237,7 @@ fn list_attribute(value: &api::DeviceAttribute) -> Attribute {
 fn capacities(
     device: &api::Device,
     subject: Subject<'_>,
-) -> Result<BTreeMap<String, Capacity>, ConvertError> {
+) -> Result<NameMap<Capacity>, ConvertError> {
     let convert = |(name, capacity): (&String, &api::DeviceCapacity)| {
         let policy =
             capacity.request_policy.as_ref().map(|p| policy(p, name, subject)).transpose()?;

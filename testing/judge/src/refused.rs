@@ -8,8 +8,8 @@ use std::time::Instant;
 use serde::Serialize;
 use tessera_allocator::model::{
     AllocationMode, Alternative, Attribute, Capacity, Claim, ClusterSnapshot, Device, DeviceClass,
-    DeviceId, DeviceResult, DeviceSelector, Node, NodeChoice, PendingPod, PodClaim, PodUid, PoolId,
-    Request, SchedulingConstraints, Slice,
+    DeviceId, DeviceResult, DeviceSelector, NameMap, Node, NodeChoice, PendingPod, PodClaim,
+    PodUid, PoolId, Request, SchedulingConstraints, Slice,
 };
 use tessera_allocator::{FeatureGates, PlanSettings, Planner};
 use tessera_api::config::Sharing;
@@ -113,7 +113,7 @@ fn share(device: &DeviceId, memory: u64) -> DeviceResult {
         request: named(RequestName::new("gpu")),
         device: device.clone(),
         shared: true,
-        consumed: BTreeMap::from([("memory".to_owned(), gib(memory))]),
+        consumed: NameMap::from_iter([("memory".to_owned(), gib(memory))]),
         admin: false,
         sharing: Sharing::Intercept,
         binding: None,
@@ -152,12 +152,12 @@ pub fn cluster(nodes: usize) -> ClusterSnapshot {
             ready: true,
             cordoned: false,
             taints: Vec::new(),
-            allocatable: BTreeMap::from([
+            allocatable: NameMap::from_iter([
                 ("cpu".to_owned(), amount(64)),
                 ("pods".to_owned(), amount(110)),
             ]),
-            used: BTreeMap::new(),
-            releasable: BTreeMap::new(),
+            used: NameMap::new(),
+            releasable: NameMap::new(),
         };
         snapshot.nodes.insert(name, Arc::new(node));
         (0..GPUS).for_each(|gpu| snapshot.usage.add(&[share(&id(number, gpu), USED)]));
@@ -169,11 +169,11 @@ fn device(node: usize, gpu: usize) -> Device {
     let memory = Capacity { value: gib(MEMORY), policy: None };
     let text = |text: String| Attribute::String(text.into());
     Device {
-        attributes: BTreeMap::from([
+        attributes: NameMap::from_iter([
             ("productName".to_owned(), text("NVIDIA A100-SXM4-80GB".to_owned())),
             ("uuid".to_owned(), text(format!("GPU-{node:05}-{gpu}"))),
         ]),
-        capacity: BTreeMap::from([("memory".to_owned(), memory)]),
+        capacity: NameMap::from_iter([("memory".to_owned(), memory)]),
         shared: true,
         ..Device::new(named(DeviceName::new(format!("gpu-{gpu}"))))
     }
@@ -190,7 +190,7 @@ fn pod(number: usize, batch: RefusedBatch) -> PendingPod {
         selectors: Vec::new(),
         mode: AllocationMode::Exact(1),
         tolerations: Vec::new(),
-        capacity: BTreeMap::from([("memory".to_owned(), memory)]),
+        capacity: NameMap::from_iter([("memory".to_owned(), memory)]),
         admin: None,
         unsupported: None,
     };
@@ -206,7 +206,7 @@ fn pod(number: usize, batch: RefusedBatch) -> PendingPod {
         true => BTreeMap::from([("pool".to_owned(), "none".to_owned())]),
         false => BTreeMap::new(),
     };
-    let requests = BTreeMap::from([("pods".to_owned(), Quantity::from_integer(1))]);
+    let requests = NameMap::from_iter([("pods".to_owned(), Quantity::from_integer(1))]);
     let scheduling = SchedulingConstraints { node_selector, requests, ..Default::default() };
     PendingPod {
         uid: PodUid::new(&format!("pod-{number}")),

@@ -11,9 +11,9 @@ use tessera_allocator::fragmentation::{
 };
 use tessera_allocator::model::{
     AllocationMode, Alternative, Attribute, Capacity, Claim, Device, DeviceClass, DeviceId,
-    DeviceResult, DeviceSelector, Node as ModelNode, NodeAffinityTerm, NodeChoice, NodeSelector,
-    PendingPod, PodClaim, PodUid, PoolId, Request, Requirement, SchedulingConstraints,
-    SelectorOperator, Slice, Usage,
+    DeviceResult, DeviceSelector, NameMap, Node as ModelNode, NodeAffinityTerm, NodeChoice,
+    NodeSelector, PendingPod, PodClaim, PodUid, PoolId, Request, Requirement,
+    SchedulingConstraints, SelectorOperator, Slice, Usage,
 };
 use tessera_allocator::{FeatureGates, PlanSettings, Planner, Policy};
 use tessera_api::config::Sharing;
@@ -238,8 +238,8 @@ fn node(row: &NodeRow, rank: usize) -> ModelNode {
         cordoned: false,
         taints: Vec::new(),
         allocatable: resources(row.cpu_milli, row.memory_mib),
-        used: BTreeMap::new(),
-        releasable: BTreeMap::new(),
+        used: NameMap::new(),
+        releasable: NameMap::new(),
     }
 }
 
@@ -248,7 +248,7 @@ fn slice(row: &NodeRow, node: &NodeName) -> Slice {
     let gpu = |gpu| {
         let amounts = cores(WHOLE).into_iter();
         Arc::new(Device {
-            attributes: BTreeMap::from([(attribute::PRODUCT_NAME.to_owned(), model.clone())]),
+            attributes: NameMap::from_iter([(attribute::PRODUCT_NAME.to_owned(), model.clone())]),
             capacity: amounts
                 .map(|(name, value)| (name, Capacity { value, policy: None }))
                 .collect(),
@@ -309,13 +309,19 @@ fn gpu_of(device: &DeviceName) -> usize {
 }
 
 /// Returns cores in thousandths of a GPU, so that a trace's requests are exact.
-fn cores(thousandths: u32) -> BTreeMap<String, Quantity> {
-    BTreeMap::from([(capacity::CORES.to_owned(), Quantity::from_integer(i64::from(thousandths)))])
+fn cores(thousandths: u32) -> NameMap<Quantity> {
+    NameMap::from_iter([(
+        capacity::CORES.to_owned(),
+        Quantity::from_integer(i64::from(thousandths)),
+    )])
 }
 
-fn resources(cpu_milli: u64, memory_mib: u64) -> BTreeMap<String, Quantity> {
+fn resources(cpu_milli: u64, memory_mib: u64) -> NameMap<Quantity> {
     let cpu = Quantity::from_nano(i128::from(cpu_milli) * 1_000_000);
-    BTreeMap::from([("cpu".to_owned(), cpu), ("memory".to_owned(), Quantity::from_mib(memory_mib))])
+    NameMap::from_iter([
+        ("cpu".to_owned(), cpu),
+        ("memory".to_owned(), Quantity::from_mib(memory_mib)),
+    ])
 }
 
 /// Unwraps a name that was generated here.
