@@ -148,6 +148,11 @@ fuzz-allocator: oracle ## Compare the allocator with Kubernetes' own on fresh ra
 fuzz-intercept: ## Fuzz the readers of grants, ledgers and HAMi's variables (nightly Rust, cargo-fuzz): MINUTES=5 for each
 	@testing/fuzz/run.sh $(or $(MINUTES),5)
 
+.PHONY: bench-controller
+bench-controller: ## Measure index and planner on a generated cluster (a minute): NODES=5000 SHARES=10000
+	$(CARGO) build --locked --release --package tessera-judge
+	$(target)/release/scale --nodes $(or $(NODES),5000) --shares $(or $(SHARES),10000)
+
 .PHONY: bench-cluster
 bench-cluster: ## Pods bound per second by a real control plane, beside kube-scheduler alone (root and Go; OPTIONS=--help)
 	@e2e/cluster/bench.sh $(OPTIONS)

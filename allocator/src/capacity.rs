@@ -58,7 +58,7 @@ pub(crate) fn demand(
         return Ok(Demand::UnknownCapacity(name.clone()));
     }
     let mut taken = NameMap::new();
-    for (name, capacity) in &device.capacity {
+    for (name, capacity) in device.capacity.iter() {
         let amount = consumed(name, requests.get(name), capacity, features)?;
         if amount.is_negative() {
             return Err(CapacityError::Negative { capacity: name.clone(), amount });

@@ -22,7 +22,7 @@ fn device() -> DeviceView {
     let memory = Capacity { value: Quantity::parse("80Gi").expect("a quantity"), policy: None };
     let device = Device {
         attributes: attributes.map(|(name, value)| (name.to_owned(), value)).into_iter().collect(),
-        capacity: [("memory".to_owned(), memory)].into_iter().collect(),
+        capacity: std::sync::Arc::new([("memory".to_owned(), memory)].into_iter().collect()),
         ..Device::new(DeviceName::new("gpu-0").expect("a name"))
     };
     DeviceView::new(&DriverName::new("gpu.example.com").expect("a name"), &device)

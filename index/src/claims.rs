@@ -7,11 +7,11 @@ use std::sync::Arc;
 use k8s_openapi::api::resource::v1::{
     AllocationResult, ResourceClaim, ResourceClaimConsumerReference,
 };
+use litemap::LiteMap;
 use tessera_allocator::model::{Claim, DeviceId, DeviceResult, NodeSelector, PodUid, Usage};
 use tessera_api::names::{ClaimUid, DRIVER_NAME, NodeName};
 
 use crate::convert::{self, AllocatedClaim, ConvertError};
-use crate::multimap;
 use crate::scope::Scope;
 
 /// The running sums of allocated capacity.
@@ -27,19 +27,24 @@ pub(crate) struct UsageSums {
 }
 
 /// The claims that hold each device; no entry for a device that no claim holds.
-pub(crate) type Holders = BTreeMap<DeviceId, BTreeSet<ClaimUid>>;
+pub(crate) type Holders = BTreeMap<DeviceId, LiteMap<ClaimUid, ()>>;
 
 /// Adds a claim to the holders of its devices.
 pub(crate) fn add_holder(holders: &mut Holders, claim: &ClaimUid, devices: &[DeviceResult]) {
     for result in devices {
-        holders.entry(result.device.clone()).or_default().insert(claim.clone());
+        holders.entry(result.device.clone()).or_default().insert(claim.clone(), ());
     }
 }
 
 /// Removes a claim from the holders of these devices.
 fn remove_holder(holders: &mut Holders, claim: &ClaimUid, devices: &[DeviceResult]) {
     for result in devices {
-        multimap::remove(holders, &result.device, claim);
+        if let Some(claims) = holders.get_mut(&result.device) {
+            claims.remove(claim);
+            if claims.is_empty() {
+                holders.remove(&result.device);
+            }
+        }
     }
 }
 
@@ -57,7 +62,7 @@ pub(crate) struct ClaimEntry {
     /// The assumed allocation: decided, and not seen yet.
     pub(crate) assumed: Option<AllocatedClaim>,
     /// Bound pods that refer to it, with their nodes.
-    pub(crate) users: BTreeMap<PodUid, NodeName>,
+    pub(crate) users: LiteMap<PodUid, NodeName>,
     /// The devices that are counted for it in the usage.
     counted: Vec<DeviceResult>,
     /// Its scope, and the version of the classes that it was determined for.
@@ -74,7 +79,7 @@ impl ClaimEntry {
             version: 0,
             observed: None,
             assumed: None,
-            users: BTreeMap::new(),
+            users: LiteMap::new(),
             counted: Vec::new(),
             scope: Cell::new(None),
             lost: None,

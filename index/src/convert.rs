@@ -7,7 +7,10 @@ mod pod;
 mod selector;
 mod slice;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
+
+use tessera_allocator::model::NameMap;
 
 pub use allocation::{AllocatedClaim, allocated, allocation};
 pub use claim::{claim, class};
@@ -15,6 +18,19 @@ pub use node::node;
 pub use pod::{requests as pod_requests, scheduling};
 pub(crate) use slice::taint;
 pub use slice::{DeviceFilter, slice};
+
+/// Reads the values of a map of an object. The result has no spare room: a large cluster has a
+/// million of them.
+fn name_map<T, V>(
+    map: Option<&BTreeMap<String, T>>,
+    mut read: impl FnMut(&String, &T) -> Result<V, ConvertError>,
+) -> Result<NameMap<V>, ConvertError> {
+    let mut values = NameMap::with_capacity(map.map_or(0, BTreeMap::len));
+    for (name, value) in map.into_iter().flatten() {
+        values.insert(name.clone(), read(name, value)?);
+    }
+    Ok(values)
+}
 
 /// The failure to read an object. The object is ignored and the error logged; an API server would
 /// not have stored it.

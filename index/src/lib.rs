@@ -29,6 +29,7 @@ mod overcommit;
 mod pods;
 mod repair;
 mod scope;
+mod slices;
 mod standing;
 mod taints;
 mod topology;

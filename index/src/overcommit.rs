@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use litemap::LiteMap;
 use tessera_allocator::model::{Device, DeviceId, DeviceUsage, PodUid, Usage};
 use tessera_api::names::ClaimUid;
 
@@ -82,7 +83,7 @@ impl Index {
     }
 
     fn holders_of(&self, device: &DeviceId) -> impl Iterator<Item = &ClaimEntry> {
-        let holders = self.sums.holders.get(device).into_iter().flatten();
+        let holders = self.sums.holders.get(device).into_iter().flat_map(LiteMap::keys);
         holders.filter_map(|claim| self.claims.get(claim))
     }
 

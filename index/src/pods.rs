@@ -1,9 +1,10 @@
 //! Pods: their claims and their requests of nodes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use litemap::LiteMap;
 use tessera_allocator::model::{PendingPod, PodClaim, PodUid, SchedulingConstraints};
 use tessera_api::names::{ClaimName, ClaimUid, Namespace, NodeName, PodName};
 
@@ -35,7 +36,7 @@ pub(crate) struct PodEntry {
     /// `False` with reason `Unschedulable`.
     pub(crate) unschedulable: Option<String>,
     /// The claim of each name at the time of binding: a recreated object is another claim.
-    pub(crate) links: BTreeMap<ClaimName, ClaimUid>,
+    pub(crate) links: LiteMap<ClaimName, ClaimUid>,
     /// The requests that are counted for it on a node.
     pub(crate) counted: Option<Arc<SchedulingConstraints>>,
     /// The node on which its requests are counted.
@@ -87,7 +88,7 @@ impl PodEntry {
             }),
             started: status.is_some_and(|s| phase == Some("Running") || has_started(s)),
             unschedulable: status.and_then(unschedulable).filter(|_| spec.node_name.is_none()),
-            links: BTreeMap::new(),
+            links: LiteMap::new(),
             counted: None,
             counted_on: None,
             counted_as_holder: false,

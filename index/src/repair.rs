@@ -169,7 +169,7 @@ impl Index {
     pub fn orphaned(&self) -> Vec<(PodUid, ClaimUid, NodeName)> {
         let gone = self.claims.values().filter(|entry| entry.object.is_none());
         let used = gone.filter_map(|entry| {
-            let (pod, node) = entry.users.first_key_value()?;
+            let (pod, node) = entry.users.first()?;
             let pod = self.pods.get(pod).filter(|pod| !pod.deleting)?;
             Some((pod.uid.clone(), entry.claim.uid.clone(), node.clone()))
         });

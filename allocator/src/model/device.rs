@@ -114,8 +114,8 @@ pub struct Device {
     pub name: DeviceName,
     /// Attributes by published name (with or without a domain).
     pub attributes: NameMap<Attribute>,
-    /// Capacities by published name.
-    pub capacity: NameMap<Capacity>,
+    /// Capacities by published name. Equal devices of a slice share them.
+    pub capacity: Arc<NameMap<Capacity>>,
     /// `allowMultipleAllocations`: several claims can share the capacity of the device.
     pub shared: bool,
     /// Taints, without the managed taint that only keeps kube-scheduler from the device.
@@ -276,7 +276,7 @@ impl Device {
         Self {
             name,
             attributes: NameMap::new(),
-            capacity: NameMap::new(),
+            capacity: Arc::default(),
             shared: false,
             taints: Vec::new(),
             nodes: NodeChoice::Unknown,

@@ -17,12 +17,10 @@ fn gpu() -> Device {
         ]
         .into_iter()
         .collect(),
-        capacity: [(
+        capacity: std::sync::Arc::new(crate::model::NameMap::from_iter([(
             "memory".to_owned(),
             Capacity { value: tessera_api::Quantity::parse("81559Mi").unwrap(), policy: None },
-        )]
-        .into_iter()
-        .collect(),
+        )])),
         shared: true,
         ..Device::new(DeviceName::new("gpu-0").unwrap())
     }

@@ -43,7 +43,7 @@ impl Fields {
             attributes.insert(driver, name, attribute_value(name, attribute)?);
         }
         let mut capacity = ByDomain::default();
-        for (name, amount) in &device.capacity {
+        for (name, amount) in device.capacity.iter() {
             capacity.insert(driver, name, Value::Quantity(amount.value));
         }
         Ok(Self {

@@ -49,7 +49,9 @@ pub(crate) fn gpu(name: &str, memory: &str) -> Device {
     let memory = Capacity { value: whole, policy: policy(whole, range("1Mi", "1Mi")) };
     let cores = Capacity { value: quantity("100"), policy: policy(quantity("0"), range("0", "1")) };
     Device {
-        capacity: NameMap::from_iter([("memory".to_owned(), memory), ("cores".to_owned(), cores)]),
+        capacity: Arc::new(
+            [("memory".to_owned(), memory), ("cores".to_owned(), cores)].into_iter().collect(),
+        ),
         shared: true,
         ..Device::new(DeviceName::new(name).unwrap())
     }

@@ -12,7 +12,7 @@ use tessera_api::names::{DRIVER_NAME, DeviceName, DriverName, PoolName, RequestN
 use tessera_api::quantity::Quantity;
 
 use super::selector::{node_selector, to_api};
-use super::{ConvertError, Subject};
+use super::{ConvertError, Subject, name_map};
 
 /// The devices of an allocated claim and the nodes that can use them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,9 +50,8 @@ fn result(
         driver: DriverName::new(&result.driver).map_err(subject.field(path("driver")))?,
         pool: PoolName::new(&result.pool).map_err(subject.field(path("pool")))?,
     };
-    let consumed = result.consumed_capacity.iter().flatten().map(|(name, amount)| {
-        let amount = Quantity::try_from(amount).map_err(subject.field(path("consumedCapacity")))?;
-        Ok((name.clone(), amount))
+    let consumed = name_map(result.consumed_capacity.as_ref(), |_, amount| {
+        Quantity::try_from(amount).map_err(subject.field(path("consumedCapacity")))
     });
     let request = RequestName::new(&result.request).map_err(subject.field(path("request")))?;
     Ok(DeviceResult {
@@ -63,7 +62,7 @@ fn result(
             device: DeviceName::new(&result.device).map_err(subject.field(path("device")))?,
         },
         shared: result.share_id.is_some(),
-        consumed: consumed.collect::<Result<_, _>>()?,
+        consumed: consumed?,
         admin: result.admin_access == Some(true),
         binding: result.binding_conditions.as_ref().map(|conditions| {
             let failure_conditions = result.binding_failure_conditions.clone().unwrap_or_default();

@@ -8,7 +8,7 @@ use tessera_allocator::model::{
 use tessera_api::names::{ClaimName, ClaimUid, DeviceClassName, Namespace, RequestName};
 use tessera_api::quantity::Quantity;
 
-use super::{ConvertError, Subject};
+use super::{ConvertError, Subject, name_map};
 
 /// Reads a DeviceClass.
 ///
@@ -138,14 +138,12 @@ fn amounts(
     capacity: Option<&api::CapacityRequirements>,
     subject: Subject<'_>,
 ) -> Result<NameMap<Quantity>, ConvertError> {
-    let requests = capacity.and_then(|c| c.requests.as_ref()).into_iter().flatten();
-    let read = |(name, amount): (&String, _)| {
+    name_map(capacity.and_then(|capacity| capacity.requests.as_ref()), |name, amount| {
         let path = format!(
             "spec.devices.requests[].{{exactly,firstAvailable[]}}.capacity.requests[{name}]"
         );
-        Ok((name.clone(), Quantity::try_from(amount).map_err(subject.field(path))?))
-    };
-    requests.map(read).collect()
+        Quantity::try_from(amount).map_err(subject.field(path))
+    })
 }
 
 fn selectors(selectors: Option<&[api::DeviceSelector]>) -> Vec<DeviceSelector> {

@@ -16,7 +16,7 @@ use tessera_api::names::{
 use tessera_api::quantity::Quantity;
 
 use super::selector::node_selector;
-use super::{ConvertError, Subject};
+use super::{ConvertError, Subject, name_map};
 
 /// The devices that may be allocated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,12 +37,15 @@ pub fn slice(object: &api::ResourceSlice, fence: DeviceFilter) -> Result<Slice, 
     let published = spec.devices.as_deref().unwrap_or_default();
     let counter_sets = counter_sets(spec.shared_counters.as_deref().unwrap_or_default(), subject)?;
     let driver = DriverName::new(&spec.driver).map_err(subject.field("spec.driver"))?;
-    let convert = |device| {
-        let device = self::device(device, fence, subject)?;
+    let mut devices: Vec<Arc<Device>> = Vec::with_capacity(published.len());
+    for (d, device) in published.iter().enumerate() {
+        let last =
+            d.checked_sub(1).map(|d| Previous { published: &published[d], read: &devices[d] });
+        let device = self::device(device, last, fence, subject)?;
         let (oversubscribed, mps) =
             (is_oversubscribed(&device, &driver), shares_by_mps(&device, &driver));
-        Ok(Arc::new(Device { oversubscribed, supports_mps: mps, ..device }))
-    };
+        devices.push(Arc::new(Device { oversubscribed, supports_mps: mps, ..device }));
+    }
     Ok(Slice {
         name: object.metadata.name.clone().ok_or_else(|| subject.missing("metadata.name"))?,
         pool: PoolId {
@@ -54,11 +57,7 @@ pub fn slice(object: &api::ResourceSlice, fence: DeviceFilter) -> Result<Slice, 
         list_position: None,
         nodes: slice_nodes(spec, subject)?,
         // A slice with counters never provides devices, even if it has some.
-        devices: if counter_sets.is_empty() {
-            published.iter().map(convert).collect::<Result<_, _>>()?
-        } else {
-            Vec::new()
-        },
+        devices: if counter_sets.is_empty() { devices } else { Vec::new() },
         counter_sets,
         ignored: published.iter().any(uses_compatibility_groups),
     })
@@ -92,11 +91,9 @@ fn counters(
     path: &'static str,
     subject: Subject<'_>,
 ) -> Result<NameMap<Quantity>, ConvertError> {
-    let read = |(name, counter): (&String, &api::Counter)| {
-        let value = Quantity::try_from(&counter.value);
-        Ok((name.clone(), value.map_err(subject.field(format!("{path}[{name}].value")))?))
-    };
-    counters.iter().map(read).collect()
+    name_map(Some(counters), |name, counter| {
+        Quantity::try_from(&counter.value).map_err(subject.field(format!("{path}[{name}].value")))
+    })
 }
 
 fn slice_nodes(
@@ -124,8 +121,16 @@ fn choice(
     Ok(selector.map_or(NodeChoice::Unknown, |s| NodeChoice::Selector(node_selector(s))))
 }
 
+/// The device before another in a slice, with which it usually shares most values.
+#[derive(Clone, Copy)]
+struct Previous<'a> {
+    published: &'a api::Device,
+    read: &'a Device,
+}
+
 fn device(
     device: &api::Device,
+    previous: Option<Previous<'_>>,
     fence: DeviceFilter,
     subject: Subject<'_>,
 ) -> Result<Device, ConvertError> {
@@ -136,10 +141,18 @@ fn device(
         .flatten()
         .map(taint)
         .partition(|taint| fence == DeviceFilter::Managed && is_fence(taint));
-    let attributes = device.attributes.iter().flatten();
+    let capacity = match previous {
+        // Compared as published, because quantities are equal in any format.
+        Some(last) if last.published.capacity == device.capacity => Arc::clone(&last.read.capacity),
+        _ => Arc::new(capacities(device, subject)?),
+    };
     let mut converted = Device {
-        attributes: attributes.map(|(name, value)| (name.clone(), attribute(value))).collect(),
-        capacity: capacities(device, subject)?,
+        attributes: name_map(device.attributes.as_ref(), |name, value| {
+            let value = attribute(value);
+            let known = previous.and_then(|last| last.read.attributes.get(name));
+            Ok(known.filter(|known| **known == value).cloned().unwrap_or(value))
+        })?,
+        capacity,
         shared: device.allow_multiple_allocations == Some(true),
         taints,
         nodes: choice(
@@ -238,13 +251,12 @@ fn capacities(
     device: &api::Device,
     subject: Subject<'_>,
 ) -> Result<NameMap<Capacity>, ConvertError> {
-    let convert = |(name, capacity): (&String, &api::DeviceCapacity)| {
+    name_map(device.capacity.as_ref(), |name, capacity| {
         let policy =
             capacity.request_policy.as_ref().map(|p| policy(p, name, subject)).transpose()?;
         let value = quantity(&capacity.value, name, "value", subject)?.unwrap_or_default();
-        Ok((name.clone(), Capacity { value, policy }))
-    };
-    device.capacity.iter().flatten().map(convert).collect()
+        Ok(Capacity { value, policy })
+    })
 }
 
 fn policy(

@@ -173,7 +173,7 @@ fn device(node: usize, gpu: usize) -> Device {
             ("productName".to_owned(), text("NVIDIA A100-SXM4-80GB".to_owned())),
             ("uuid".to_owned(), text(format!("GPU-{node:05}-{gpu}"))),
         ]),
-        capacity: NameMap::from_iter([("memory".to_owned(), memory)]),
+        capacity: Arc::new(NameMap::from_iter([("memory".to_owned(), memory)])),
         shared: true,
         ..Device::new(named(DeviceName::new(format!("gpu-{gpu}"))))
     }

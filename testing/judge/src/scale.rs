@@ -27,7 +27,7 @@ use tessera_index::Index;
 /// GPUs of each node.
 const GPUS: usize = 8;
 
-/// Memory of each share, in MiB: eight fit on a GPU.
+/// Memory of each share, in MiB: with four of them on a GPU, there is room for another.
 const SHARE_MIB: usize = 10_000;
 
 /// Size of a generated cluster.

@@ -14,7 +14,7 @@ struct ScaleArgs {
     /// Number of nodes.
     #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..))]
     nodes: u32,
-    /// Number of allocated shares, at most eight per GPU.
+    /// Number of allocated shares, at most four per GPU.
     #[arg(long, default_value_t = 10_000)]
     shares: u32,
     /// Number of times that each event is measured.
@@ -25,8 +25,8 @@ struct ScaleArgs {
 fn main() -> anyhow::Result<()> {
     let ScaleArgs { nodes, shares, events } = ScaleArgs::parse();
     anyhow::ensure!(
-        u64::from(shares) <= u64::from(nodes) * 64 && shares >= events && nodes >= events,
-        "--shares must be at least --events and at most 64 for each of --nodes; --nodes must be at \
+        u64::from(shares) <= u64::from(nodes) * 32 && shares >= events && nodes >= events,
+        "--shares must be at least --events and at most 32 for each of --nodes; --nodes must be at \
          least --events"
     );
     let size =

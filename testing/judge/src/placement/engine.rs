@@ -249,9 +249,9 @@ fn slice(row: &NodeRow, node: &NodeName) -> Slice {
         let amounts = cores(WHOLE).into_iter();
         Arc::new(Device {
             attributes: NameMap::from_iter([(attribute::PRODUCT_NAME.to_owned(), model.clone())]),
-            capacity: amounts
-                .map(|(name, value)| (name, Capacity { value, policy: None }))
-                .collect(),
+            capacity: Arc::new(
+                amounts.map(|(name, value)| (name, Capacity { value, policy: None })).collect(),
+            ),
             shared: true,
             ..Device::new(device(node, gpu).device)
         })

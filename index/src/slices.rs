@@ -1,0 +1,107 @@
+//! Changes of ResourceSlices and DeviceTaintRules.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::resource::v1::{DeviceTaintRule, ResourceSlice};
+use tessera_allocator::model::{Device, DeviceId, PoolId};
+use tessera_api::names::{DRIVER_NAME, DriverName, PoolName};
+
+use crate::convert::{self, ConvertError, DeviceFilter};
+use crate::index::Index;
+use crate::multimap;
+use crate::taints::TaintRule;
+
+impl Index {
+    /// Takes over a ResourceSlice. Slices of other drivers are ignored.
+    ///
+    /// # Errors
+    /// It cannot be read; its pool is then incomplete and not allocated. If only its links cannot
+    /// be read, it counts without them.
+    pub fn apply_slice(&mut self, object: &ResourceSlice) -> Result<(), ConvertError> {
+        let Some(name) = object.metadata.name.clone() else { return Ok(()) };
+        if object.spec.driver != DRIVER_NAME {
+            return Ok(());
+        }
+        self.touch_slice(&name);
+        self.changed.slices.insert(name.clone());
+        match convert::slice(object, DeviceFilter::Managed) {
+            Ok(slice) => {
+                let slice = Arc::new(slice);
+                if self.published.get(&name).is_some_and(|old| old.pool != slice.pool) {
+                    self.withdraw(&name);
+                }
+                self.slices.insert(name.clone(), self.rules.tainted(&slice));
+                self.slices_of.entry(slice.pool.clone()).or_default().insert(name.clone());
+                self.published.insert(name.clone(), Arc::clone(&slice));
+                self.touch_slice(&name);
+                let topology = self.topologies.apply(&slice, object);
+                topology.map_err(|source| ConvertError::Topology { name, source: Arc::new(source) })
+            }
+            Err(error) => {
+                self.withdraw(&name);
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes over a DeviceTaintRule.
+    pub fn apply_taint_rule(&mut self, object: &DeviceTaintRule) {
+        let changed = self.rules.apply(object);
+        self.taint_slices(&changed);
+    }
+
+    /// Removes a deleted DeviceTaintRule.
+    pub fn remove_taint_rule(&mut self, object: &DeviceTaintRule) {
+        let removed = self.rules.remove(object.metadata.name.as_deref().unwrap_or_default());
+        self.taint_slices(&removed);
+    }
+
+    /// Taints the slices anew of which one of the rules selects a device.
+    fn taint_slices(&mut self, changed: &[TaintRule]) {
+        for rule in changed {
+            let of_pool = rule.pool().map(|pool| {
+                let id = PoolName::new(pool)
+                    .ok()
+                    .map(|pool| PoolId { driver: DriverName::ours(), pool });
+                id.and_then(|id| self.slices_of.get(&id)).into_iter().flatten()
+            });
+            let names: Vec<String> = match of_pool {
+                Some(names) => names.cloned().collect(),
+                None => self.published.keys().cloned().collect(),
+            };
+            for name in names {
+                let slice = self.published.get(&name).filter(|slice| rule.selects_any_of(slice));
+                if let Some(slice) = slice {
+                    let tainted = self.rules.tainted(slice);
+                    self.slices.insert(name.clone(), tainted);
+                    self.changed.slices.insert(name);
+                }
+            }
+        }
+    }
+
+    /// Removes a deleted ResourceSlice.
+    pub fn remove_slice(&mut self, object: &ResourceSlice) {
+        if let Some(name) = &object.metadata.name {
+            self.touch_slice(name);
+            self.changed.slices.insert(name.clone());
+            self.withdraw(name);
+        }
+    }
+
+    /// Removes a slice from all maps of slices.
+    fn withdraw(&mut self, name: &str) {
+        self.slices.remove(name);
+        let Some(old) = self.published.remove(name) else { return };
+        self.topologies.remove(&old);
+        multimap::remove(&mut self.slices_of, &old.pool, name);
+    }
+
+    /// Marks the devices of the slice as changed.
+    fn touch_slice(&mut self, name: &str) {
+        let Some(slice) = self.published.get(name) else { return };
+        let device =
+            |d: &Arc<Device>| DeviceId { pool: slice.pool.clone(), device: d.name.clone() };
+        self.sums.touched.extend(slice.devices.iter().map(device));
+    }
+}
