@@ -1,6 +1,6 @@
 //! Cached feasibility of shapes on nodes whose releasable devices are all free.
 //!
-//! An entry is valid until the node reaches other devices.
+//! An entry is valid until the node's reachable devices, or allocations that stay, change.
 
 use crate::cluster::{Cluster, NodeEntry, NodeIndex};
 use crate::feasibility::{self, FitContext};
@@ -42,7 +42,7 @@ impl FeasibilityIfDrained {
         known.is_some_and(|known| !known.would_fit && known.is_current(&cluster.nodes[node]))
     }
 
-    /// Returns true if the shape fits on the drained node; `None` if the steps did not suffice.
+    /// Returns true if the shape fits on the drained node; `None` if `steps` ran out.
     pub(crate) fn would_fit(
         &mut self,
         shape: &mut Shape,

@@ -134,8 +134,8 @@ fn near_miss(usable: u64, wanted: u64, rejections: &[Rejection]) -> Option<Box<N
     Some(Box::new(NearMiss { lacking, reason, missing, wanted }))
 }
 
-/// Returns the number of lacking devices, and the rejection of the last of those that are nearest
-/// to a fit. None if fewer devices could become usable.
+/// Returns the number `n` of missing devices, and the rejection of the `n`-th nearest device
+/// to a fit. Returns `None` if fewer devices can become usable.
 fn next_device(
     usable: u64,
     wanted: u64,
@@ -150,7 +150,7 @@ fn next_device(
     Some((lacking, reason.0.clone(), **missing))
 }
 
-/// Returns the near miss of a node whose usable devices share too little topology.
+/// Returns the near miss of a node on which too few usable devices share the required topology.
 fn scattered(rejections: &[Rejection]) -> Option<(u64, Reason, Option<Quantity>)> {
     let is_scattered = |reason: &Reason| matches!(reason, Reason::TopologyTooSmall { .. });
     let (reason, missing) = rejections.iter().find(|(reason, _)| is_scattered(reason))?;
@@ -161,7 +161,7 @@ fn scattered(rejections: &[Rejection]) -> Option<(u64, Reason, Option<Quantity>)
 pub(crate) type Rejection = (Reason, Option<Quantity>);
 
 impl OnNode<'_> {
-    /// Returns the reason of devices that are usable one by one, on a node with `usable` of them.
+    /// Returns the reason of devices that are usable individually, on a node with `usable` of them.
     ///
     /// A pod with one request has no other requests to conflict with: its devices are too few, or
     /// they contradict a constraint of the claim.
@@ -325,8 +325,8 @@ impl OnNode<'_> {
         let short =
             demand.iter().zip(self.reach.left(i)).position(|(wanted, left)| wanted > left)?;
         let (name, amount) = amounts.iter().nth(short)?;
-        let left = device.capacity.get(name)?.value.nano() - self.reach.left(i)[short];
-        let used = Quantity::from_nano(left).in_format(amount.format());
+        let used = device.capacity.get(name)?.value.nano() - self.reach.left(i)[short];
+        let used = Quantity::from_nano(used).in_format(amount.format());
         let whole = device.capacity.get(name)?.value;
         let missing = amount.checked_add(used).map_or(*amount, |total| total.saturating_sub(whole));
         Some((Reason::Insufficient { capacity: name.clone() }, Some(missing)))

@@ -97,7 +97,7 @@ reasons! {
     /// them out.
     INSUFFICIENT_DEVICES = "InsufficientDevices", Controller, "Pod",
         "Wait, free GPUs, add nodes, or ask for less; `kubectl tessera explain pod NAME` has the details.";
-    /// The search for devices ended at its step budget, before an answer.
+    /// The search for devices exceeded its step budget before it found a result.
     SEARCH_BUDGET_EXCEEDED = "SearchBudgetExceeded", Controller, "Pod",
         "Ask for fewer devices, constraints or CEL selectors in one claim.";
     /// The claim names a DeviceClass that does not exist.
@@ -111,7 +111,7 @@ reasons! {
     /// One claim requests devices of Tessera and of another driver.
     MIXED_DRIVERS = "MixedDrivers", Controller, "Pod", "Split the claim: one for each driver.";
     /// kube-scheduler cannot place the pod where its devices are allocated, or another claim of the
-    /// pod is not allocated in time, so the controller allocates all of its claims anew.
+    /// pod is not allocated in time, so the controller allocates all of its claims again.
     RESCHEDULING = "Rescheduling", Controller, "Pod",
         "None; if it repeats, read kube-scheduler's own event about the node, or follow the message.";
     /// The API server dropped a field of the allocation.
@@ -120,7 +120,7 @@ reasons! {
     /// The pod is bound to a node, and its claim is allocated elsewhere or not at all.
     CLAIM_NODE_MISMATCH = "ClaimNodeMismatch", Controller, "Pod",
         "None while the controller moves the claim; otherwise free devices on the node or delete the pod.";
-    /// The claim has to move to another node, and a pod that runs still uses it.
+    /// The claim must be allocated on another node, but a running pod still uses it.
     CLAIM_IN_USE = "ClaimInUse", Controller, "Pod", "Delete the pod that uses the claim, or this one.";
     /// The ResourceClaim was deleted while the pod uses its devices.
     CLAIM_DELETED_IN_USE = "ClaimDeletedInUse", Controller, "Pod",
@@ -148,7 +148,7 @@ reasons! {
     /// A process of a pod holds GPU memory that no ledger accounts for.
     GPU_MEMORY_UNACCOUNTED = "GpuMemoryUnaccounted", Driver, "Node",
         "Look at the pod: it may bypass the interceptor, see docs/operator/security-model.md.";
-    /// The MPS control daemon of a GPU ended while claims share the GPU by it.
+    /// The MPS control daemon of a GPU ended while claims share the GPU through it.
     MPS_DAEMON_FAILED = "GpuMpsDaemonFailed", Driver, "Node",
         "Read the log of `tessera-mps` on the node; pods that used the GPU have lost their contexts.";
 }

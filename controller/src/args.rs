@@ -20,21 +20,21 @@ pub struct Args {
     /// Identity in the Lease and in events. Default: host name and process ID.
     #[arg(long, env = "POD_NAME")]
     pub identity: Option<String>,
-    /// Work only while holding the Lease. Turn this off only where exactly one process runs.
+    /// Allocate claims only while holding the Lease. Disable only if exactly one process runs.
     #[arg(long, env = "TESSERA_LEADER_ELECT", default_value_t = true, action = clap::ArgAction::Set)]
     pub leader_elect: bool,
-    /// Seconds that a pod is pending before a node is reserved for it at times, where other pods
-    /// would get the devices that become free; 0 = never.
+    /// Seconds that a pod must be pending before a node can be reserved for it, so that other pods
+    /// do not get the devices that become free (starvation avoidance); 0 = never.
     #[arg(long, env = "TESSERA_RESERVATION_DELAY_SECONDS", default_value_t = 300)]
     pub reservation_delay_seconds: u32,
-    /// Address of /metrics and /healthz; empty = not served.
+    /// Address of /metrics and /healthz; empty disables both.
     #[arg(long, env = "TESSERA_METRICS_ADDRESS", default_value = "0.0.0.0:9401")]
     pub metrics_address: ListenAddress,
-    /// Socket that the command `healthz` asks. Other pods cannot reach it, so their requests to
+    /// Socket that the command `healthz` queries. Other pods cannot reach it, so their requests to
     /// --metrics-address do not fail the probes of the kubelet [default: not served].
     #[arg(long, env = "TESSERA_HEALTH_SOCKET", value_name = "PATH", global = true)]
     pub health_socket: Option<PathBuf>,
-    /// Format of log lines. RUST_LOG sets what is logged.
+    /// Format of log lines. RUST_LOG sets the log level.
     #[arg(long, env = "TESSERA_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
     /// Something else than running the controller.

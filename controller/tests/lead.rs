@@ -1,5 +1,5 @@
-//! Lease, writes and health during a long plan, on real threads and in real time: a plan is blocked
-//! until the test has seen what it waits for.
+//! Lease renewal and writes during a long plan, on real threads and in real time: a plan is blocked
+//! until the test has observed the renewals and the allocation.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod fake_api;
@@ -45,8 +45,8 @@ async fn lease_is_renewed_and_writes_are_answered_during_a_plan() {
             .unwrap();
     let tenure = leadership.acquired().await.unwrap().unwrap();
 
-    // The shell reads the wall clock before each step: there it is blocked, from the second step
-    // for a pod on.
+    // The shell reads the wall clock before each step. The clock blocks it there once the pod
+    // `second` exists.
     let (entered, plans) = mpsc::channel();
     let (open, gate) = mpsc::channel::<()>();
     let gate = Mutex::new(gate);
@@ -66,7 +66,7 @@ async fn lease_is_renewed_and_writes_are_answered_during_a_plan() {
     let leading =
         tokio::spawn(async move { lead(Some(leadership), shell, changes, &mut tasks).await });
 
-    // The first write of the claim is answered only once the planner is held up; the second follows
+    // The first write of the claim is answered only once the planner is blocked; the second follows
     // the answer.
     let (answer, answered) = mpsc::channel::<()>();
     let (sent, first_write) = mpsc::channel();
@@ -96,8 +96,8 @@ async fn lease_is_renewed_and_writes_are_answered_during_a_plan() {
     api.until("an allocation", |api| allocation(api, "c")).await;
     renewed(&api).await;
     renewed(&api).await;
-    assert_eq!(allocation(&api, "other"), None, "the core is blocked");
-    // From here on nothing is held up: a sender that is gone answers at once.
+    assert_eq!(allocation(&api, "other"), None, "the planner is blocked");
+    // Unblocks the clock for good: `recv` returns at once after the sender is dropped.
     drop(open);
     api.until("another allocation", |api| allocation(api, "other")).await;
     drop((plans, first_write));

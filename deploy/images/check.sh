@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks the images without a container engine: the Dockerfiles use the Rust release of
-# rust-toolchain.toml, and .dockerignore leaves a build context from which cargo can build. It
+# rust-toolchain.toml, and cargo can load the workspace from the build context. The context
 # contains no file of e2e, docs, examples or .github except e2e/Cargo.toml.
 set -euo pipefail
 

@@ -92,7 +92,7 @@ pub struct DriverArgs {
     #[arg(long, env = "TESSERA_MEMORY_PERCENT", value_name = "PERCENT", default_value = "100", value_parser = memory_percent)]
     pub memory_percent: MemoryRatio,
 
-    /// Maximum number of shares of one GPU, 1 to 128. A share has at least that part of the
+    /// Maximum number of shares of one GPU, 1 to 128. A share has at least 1/NUMBER of the
     /// published memory, so smaller requests are rounded up. Prepared claims do not change.
     #[arg(long, env = "TESSERA_MAX_SHARES", value_name = "NUMBER", default_value_t)]
     pub max_shares: MaxShares,
@@ -112,8 +112,9 @@ pub struct DriverArgs {
     )]
     pub exclude_gpus: Vec<GpuUuid>,
 
-    /// Order of GPUs in the slices: index, free-last, free-first or clique. It makes an allocator
-    /// that takes the first GPU that fits pack, spread, or use GPUs of one NVLink clique.
+    /// Order of GPUs in the slices: index, free-last, free-first or clique. An allocator that takes
+    /// the first GPU that fits then packs (free-last), spreads (free-first), or prefers the GPUs of
+    /// one NVLink clique.
     #[arg(long, env = "TESSERA_DEVICE_ORDER", default_value = "index")]
     pub device_order: DeviceOrder,
 
@@ -145,7 +146,7 @@ pub struct DriverArgs {
     #[arg(long, env = "TESSERA_LOG_FORMAT", default_value = "text")]
     pub log_format: LogFormat,
 
-    /// Socket that the command `healthz` asks. Other pods cannot reach it, so their requests to
+    /// Socket that the command `healthz` queries. Other pods cannot reach it, so their requests to
     /// --metrics-address do not fail the probes of the kubelet [default: not served].
     #[arg(long, env = "TESSERA_HEALTH_SOCKET", value_name = "PATH", global = true)]
     pub health_socket: Option<PathBuf>,

@@ -30,7 +30,7 @@ use crate::{
     state::journal::{ClaimRecord, Journal},
 };
 
-/// Interval of rounds. Each reads every prepared claim: 300 nodes with 80 claims each make 80 reads
+/// Interval of audits. Each reads every prepared claim: 300 nodes with 80 claims each make 80 reads
 /// per second.
 const INTERVAL: Duration = Duration::from_secs(300);
 
@@ -51,7 +51,7 @@ pub type OrphanedGpus = BTreeSet<GpuUuid>;
 pub struct AuditFindings {
     /// GPUs of orphaned claims.
     pub gpus: OrphanedGpus,
-    /// GPUs that are published as orphaned and stay so, because a restart forgets the findings.
+    /// GPUs with claims that were not compared since the start. Their published taints stay.
     pub undecided: UndecidedGpus,
 }
 
@@ -144,7 +144,7 @@ impl ClaimAudit {
         }
     }
 
-    /// Returns the reads of all claims of the journal, also of those that wait for an MPS control
+    /// Returns the reads of all claims in the journal, including those that wait for an MPS control
     /// daemon, or of those whose last read failed.
     fn reads(&self, is_full: bool) -> BoxStream<'static, Comparison> {
         let journal = Arc::clone(&self.journal.borrow());
@@ -166,7 +166,7 @@ impl ClaimAudit {
         stream::iter(claims).map(read).buffer_unordered(CONCURRENT_READS).boxed()
     }
 
-    /// Keeps the result of one read. The finding about a claim that cannot be read stays.
+    /// Records the result of one read. If the read failed, the earlier finding is kept.
     fn record(&mut self, Comparison { uid, record, claim }: Comparison) {
         let is_orphaned = match claim {
             Ok(claim) => !grants(&claim, &uid, &record),

@@ -77,7 +77,7 @@ impl BaseSpec {
     }
 
     /// Updates the spec for `gpus`, and writes the file if it changes. GPUs in `keep` stay as they
-    /// are in the file, even if they are missing in `gpus`: claims use them, and a container
+    /// are in the file, even if they are missing from `gpus`: claims use them, and a container
     /// that restarts must find its CDI device.
     ///
     /// # Errors
@@ -99,8 +99,8 @@ impl BaseSpec {
         }
         if devices.is_empty() {
             // A spec without devices is invalid, and no claim refers to it.
-            *current = None;
             self.store.remove(&self.file)?;
+            *current = None;
             return Ok(SpecWriteOutcome::Changed);
         }
         let mut common = common_edits(&files);
@@ -112,7 +112,7 @@ impl BaseSpec {
         self.store.write(&self.file, current.insert(spec))
     }
 
-    /// Returns the driver root if it has no libcuda, under the name that the loader searches for.
+    /// Returns the driver root if it has no `libcuda.so.1`, the name that the loader searches for.
     #[must_use]
     pub fn root_without_cuda(&self) -> Option<String> {
         let is_libcuda = |file: &DriverFile| file.container_path.ends_with("libcuda.so.1");

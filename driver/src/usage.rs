@@ -63,14 +63,14 @@ pub struct ShareUsage {
 pub struct LedgerUsage {
     /// Peak of used memory in bytes.
     pub peak_bytes: u64,
-    /// Refused memory allocations.
+    /// Number of refused memory allocations.
     pub refused: u64,
-    /// Kernel launches of all processes, also of those that have exited.
+    /// Number of kernel launches of all processes, including exited ones.
     pub launches: u64,
-    /// Driver functions that were returned to programs although the interceptor does not know
+    /// Number of driver functions returned to programs although the interceptor does not know
     /// them.
     pub unknown_functions: u64,
-    /// Throttled kernel launches.
+    /// Number of throttled kernel launches.
     pub throttled_launches: u64,
     /// Time of throttling, summed over processes.
     pub throttled: Duration,
@@ -93,9 +93,9 @@ impl LedgerUsage {
 
 /// An error of reading a ledger.
 #[derive(Debug, thiserror::Error)]
-#[error("{cause}")]
+#[error("cannot read the usage of the share")]
 pub struct UnreadableLedger {
-    /// The file, or `None` if it cannot be opened.
+    /// The file, or `None` if it cannot be read.
     pub file: Option<FileIdentity>,
     /// The cause.
     #[source]
@@ -105,7 +105,7 @@ pub struct UnreadableLedger {
 /// Causes of an unreadable ledger.
 #[derive(Debug, thiserror::Error)]
 pub enum LedgerFault {
-    /// The file is missing, or is not a file any more.
+    /// The file cannot be opened or read.
     #[error("cannot read ledger")]
     Io(#[from] io::Error),
     /// The content is invalid: containers have overwritten it.

@@ -1,4 +1,4 @@
-//! Ledgers on a real tmpfs. A test that may not mount runs itself again in a user and mount
+//! Ledgers on a real tmpfs. Each test runs itself again, as a child process in a user and mount
 //! namespace.
 
 mod fakes;
@@ -16,16 +16,16 @@ use tessera_driver::state::mounts::{KernelMounts, Mounts, Tmpfs};
 use tessera_intercept_abi::LEDGER_LEN;
 use tessera_test_support::report_skip;
 
-/// Set in the copy of the test that runs in namespaces of its own.
+/// Environment variable of the child process that runs the test in its own namespaces.
 const INSIDE: &str = "TESSERA_TEST_IN_NAMESPACE";
 
-/// Returns true if this process is to run the test. Otherwise its copy has run it.
+/// Returns true in the child process. Otherwise runs the test in a child, or skips it.
 fn in_namespace(test: &str) -> bool {
     if std::env::var_os(INSIDE).is_some() {
         return true;
     }
     let own = std::env::current_exe().expect("a path");
-    // Removed when the mounts of the copy are gone with its namespace.
+    // Removed after the child has exited: its mounts end with its namespace.
     let directory = tempfile::tempdir().expect("a directory");
     let output = Command::new("unshare")
         .args(["--user", "--map-root-user", "--mount"])
@@ -87,7 +87,7 @@ fn tmpfs_of_ledger_holds_exactly_the_ledger() {
         assert_eq!(mounted(&node), points);
         assert_eq!(fs::read(&path).expect("the ledger"), vec![1; LEDGER_LEN]);
 
-        // Open, as in a container.
+        // The file stays open, as in a container.
         let kubelet = Kubelet::register(&node.path("kubelet")).await;
         kubelet.unprepare(claim).await.expect("unprepared");
         assert_eq!(mounted(&node), Vec::<String>::new());

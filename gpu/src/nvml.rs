@@ -26,7 +26,7 @@ use session::Session;
 /// Options of the NVML search and of GPU discovery.
 #[derive(Debug, Clone)]
 pub struct NvmlOptions {
-    /// Path of the library; if `None`, it is searched.
+    /// Path of the library; if `None`, it is searched for.
     pub library: Option<PathBuf>,
     /// Root of the NVIDIA driver's files, as this process sees it.
     pub driver_root: PathBuf,

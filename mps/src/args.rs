@@ -62,15 +62,15 @@ pub struct MpsArgs {
     #[arg(long, env = "TESSERA_MPS_ANSWER_TIMEOUT", value_name = "DURATION", default_value = "5s", value_parser = duration)]
     pub answer_timeout: Duration,
 
-    /// Time until a daemon's first answer, after which it is killed and restarted.
+    /// Timeout of a daemon's start: without a response until then, it is killed and restarted.
     #[arg(long, env = "TESSERA_MPS_START_TIMEOUT", value_name = "DURATION", default_value = "60s", value_parser = duration)]
     pub start_timeout: Duration,
 
-    /// Time until a daemon quits, after which it is killed.
+    /// Timeout of a daemon's stop: if it has not exited by then, it is killed.
     #[arg(long, env = "TESSERA_MPS_STOP_TIMEOUT", value_name = "DURATION", default_value = "5s", value_parser = duration)]
     pub stop_timeout: Duration,
 
-    /// Format of log lines. The level is set by RUST_LOG.
+    /// Format of log lines. RUST_LOG sets the log level.
     #[arg(long, env = "TESSERA_LOG_FORMAT", default_value = "text")]
     pub log_format: LogFormat,
 

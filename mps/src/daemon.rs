@@ -20,7 +20,7 @@ use crate::enter::NOT_ENTERED;
 /// Number of output bytes that are kept.
 const MAX_OUTPUT: usize = 1024;
 
-/// Time to read the remaining output after the exit; servers may keep the pipe open.
+/// Time limit to read the remaining output after the exit; MPS servers may keep the pipe open.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// A running daemon. Dropping this does not stop it.

@@ -83,9 +83,9 @@ pub struct SupervisorSettings {
     pub multi_user: bool,
     /// Maximum size of the `/dev/shm` that the tenants of one GPU share.
     pub shm_size: ShmSize,
-    /// Pause between reads of the wanted GPUs.
+    /// Interval between reads of the GPUs for which tessera-driver requests a daemon.
     pub poll_interval: Duration,
-    /// Pause between health checks of a ready daemon.
+    /// Interval between health checks of a ready daemon.
     pub health_interval: Duration,
     /// Timeout of a health check.
     pub answer_timeout: Duration,

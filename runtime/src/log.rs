@@ -1,4 +1,4 @@
-//! Log output: format by `--log-format`, level by `RUST_LOG` or `info`.
+//! Log output. `--log-format` sets the format, `RUST_LOG` the level (default: `info`).
 
 use std::io::{self, IsTerminal};
 
@@ -8,13 +8,13 @@ use tracing_subscriber::EnvFilter;
 /// Format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// Text for people.
+    /// Human-readable text.
     Text,
     /// One JSON object per line.
     Json,
 }
 
-/// Starts to log to stderr.
+/// Initializes logging to stderr.
 ///
 /// # Panics
 /// If called twice in a process.

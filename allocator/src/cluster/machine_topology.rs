@@ -97,7 +97,7 @@ impl MatrixPositions {
         group.map_or([0, candidate as u32], |group| [pool + 1, group as u32])
     }
 
-    /// Returns the positions of the candidates that have one. All must belong to one pool.
+    /// Returns the set of the candidates' positions. All candidates must belong to one pool.
     pub(crate) fn set(&self, candidates: impl IntoIterator<Item = usize>) -> DeviceSet {
         candidates.into_iter().filter_map(|candidate| self.positions[candidate]).collect()
     }

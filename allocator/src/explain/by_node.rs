@@ -81,7 +81,7 @@ impl ReasonsByNode {
         id
     }
 
-    /// Drops the reasons that no node has any more.
+    /// Removes the reasons that no node has any more.
     fn compact(&mut self) {
         let old = std::mem::take(&mut self.table);
         self.ids.clear();
@@ -127,7 +127,7 @@ impl ReasonsByNode {
         shape.claims.iter().map(cause).collect()
     }
 
-    /// Returns for each alternative if some node has enough devices for it.
+    /// Returns, for each alternative, true if at least one node has enough devices for it.
     fn served(&self, alternatives: usize) -> Vec<bool> {
         let mut served = vec![false; alternatives];
         for (reasons, _) in self.table.used() {

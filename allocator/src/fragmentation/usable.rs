@@ -79,9 +79,9 @@ impl UsabilityTable {
         table.into_iter().map(|useful| all - useful).collect()
     }
 
-    /// Returns F of FGD, in thousandths of a GPU.
+    /// Returns the fragmentation F of the FGD paper, in thousandths of a GPU.
     ///
-    /// It is the average capacity of the node's GPUs that a request of the mix cannot use.
+    /// It is the expected free capacity of the node's GPUs that a request of the mix cannot use.
     pub(super) fn fragments(&self, node: &NodeCapacity<'_>) -> f64 {
         let (rows, columns) = (self.cpu.len() + 1, self.shares.len() + 1);
         let row = self.cpu.partition_point(|&cpu| cpu <= node.cpu_milli);

@@ -32,7 +32,7 @@ impl std::fmt::Display for PodUid {
     }
 }
 
-/// A pod with at least one claim that Tessera has to allocate. It is bound only in
+/// A pod with at least one claim that Tessera must allocate. It is unbound, except in
 /// [`Planner::plan_bound_pod`](crate::Planner::plan_bound_pod).
 #[derive(Debug, Clone)]
 pub struct PendingPod {

@@ -1,6 +1,6 @@
 //! Symmetry: groups of interchangeable devices.
 //!
-//! Two devices are interchangeable if all selectors of the pod give equal results, their profiles,
+//! Two devices are interchangeable if all selectors of the pod give equal results, and profiles,
 //! constrained attributes and free capacities are equal. Devices that consume common counters
 //! (partitions of one GPU) form a group. Two groups are interchangeable if they have the same
 //! structure, device by device and counter by counter, and the same free amounts. Then each device
@@ -21,9 +21,9 @@ use crate::shape::Shape;
 pub(super) enum Verdict {
     /// Not evaluated yet.
     Unknown,
-    /// Class and request select the candidate.
+    /// The class and the request select the candidate.
     Selected,
-    /// They do not select it.
+    /// The class or the request does not select the candidate.
     NotSelected,
     /// A selector failed.
     Failed,

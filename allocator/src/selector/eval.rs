@@ -13,11 +13,11 @@ use super::work;
 pub(super) enum EvalError {
     /// An error that a logical operator can absorb.
     Error(String),
-    /// The cost limit is exceeded; the evaluation stops.
+    /// The cost or work limit is exceeded; the evaluation stops.
     TooExpensive,
 }
 
-/// Evaluates `code` with this number of variables. The second element is the work.
+/// Evaluates `code` with this number of variables. The second element is work plus cost.
 ///
 /// # Errors
 /// See [`EvalError`].

@@ -105,7 +105,7 @@ fn refused_write_is_repeated_ever_more_rarely() {
     }
 }
 
-/// Has the API server refuse all writes of the claim for good until the pod waits for a minute.
+/// Has the API server refuse all writes of the claim until the pod waits for a minute.
 fn deny(world: &mut World, claim: &str) {
     for pause in [1, 2, 4, 8, 16, 32] {
         let id = world.open_of(claim).unwrap();

@@ -15,8 +15,8 @@ use crate::scenario::{Reallocate, seconds};
 use crate::wait::WaitError;
 
 impl Run<'_> {
-    /// Measures between two events of one watch. The last claim of the deleted pods loses its
-    /// devices, and the pending claim is allocated.
+    /// Measures the time between two events of one watch: the last deallocation or deletion of a
+    /// claim after the pods are deleted, and the allocation of the pending claim.
     pub(super) async fn reallocate(&mut self, step: &Reallocate) -> anyhow::Result<()> {
         let pending = self.claim_name(&step.allocates.pods[0], &step.allocates.claim).await?;
         let mut stream =

@@ -116,7 +116,7 @@ struct tessera_grant_page {
     uint64_t sequence;
     /* Bytes of GPU memory; never more than MAX_MEMORY_BYTES. */
     uint64_t memory_limit_bytes;
-    /* Bytes charged for the contexts of one process on this GPU; 0 charges nothing. */
+    /* Bytes charged for each CUDA context on this GPU; 0 charges nothing. */
     uint64_t context_bytes;
     /* Percent of the GPU's compute, 0 to 100; 0 = best effort. */
     uint32_t cores_percent;

@@ -33,7 +33,7 @@ pub struct GrantPage {
     pub sequence: u64,
     /// Bytes of GPU memory; never more than [`MAX_MEMORY_BYTES`].
     pub memory_limit_bytes: u64,
-    /// Bytes charged for the contexts of one process on this GPU; 0 charges nothing.
+    /// Bytes charged for each CUDA context on this GPU; 0 charges nothing.
     pub context_bytes: u64,
     /// Percent of the GPU's compute, 0 to 100; 0 = best effort.
     pub cores_percent: u32,
@@ -136,7 +136,7 @@ pub struct Grant {
     pub gpu_uuid: GpuUuid,
     /// Bytes of GPU memory; at most [`MAX_MEMORY_BYTES`].
     pub memory_limit_bytes: u64,
-    /// Bytes charged for the contexts of one process on this GPU; 0 charges nothing.
+    /// Bytes charged for each CUDA context on this GPU; 0 charges nothing.
     pub context_bytes: u64,
     /// Percent of the GPU's compute, 0 to 100; 0 = best effort.
     pub cores_percent: u32,

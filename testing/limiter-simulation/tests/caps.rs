@@ -22,7 +22,7 @@ fn violations(
         for percent in percents {
             let accuracy = measure(&workload, TESSERA, *percent, free, 7);
             let co_tenant_share = accuracy.co_tenant.unwrap_or(1.0);
-            // For kernels a little longer than a slice, the number of other contexts' slices within
+            // For kernels just longer than a time slice, the number of other contexts' slices in
             // them is unknown.
             let coarse = processes > 1 && kernel == 5 * MS && co_tenant == CoTenant::Unlimited;
             let long = if coarse { 0.03 } else { 0.02 };

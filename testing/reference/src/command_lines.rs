@@ -7,7 +7,7 @@ use crate::table::{code, header, table};
 
 pub(crate) fn flags() -> Page {
     let mut text = header("Flags", "the programs' clap definitions");
-    text.push_str("Each program prints the same with `--help`. A flag wins over its variable.\n");
+    text.push_str("Each program prints the same with `--help`. A flag overrides its variable.\n");
     for mut command in [
         tessera_controller::Args::command(),
         tessera_driver::args::DriverArgs::command(),

@@ -12,7 +12,9 @@ pub(crate) fn events() -> Page {
     let mut text = header("Events", "api/src/events.rs");
     text.push_str(
         "All events are Warnings. `kubectl describe pod NAME` and `kubectl tessera explain pod NAME`\n\
-         show them; `kubectl get events --field-selector reason=REASON` selects them.\n",
+         show them; `kubectl get events --field-selector reason=REASON` selects them.\n\n\
+         Codes such as `NodeReserved` or `Short` are not events: `InsufficientDevices` counts them,\n\
+         see [reasons](reasons.md).\n",
     );
     for (reporter, title) in
         [(Reporter::Controller, "tessera-controller"), (Reporter::Driver, "tessera-driver")]

@@ -86,13 +86,13 @@ pub(crate) fn node_name(pod: &Pod) -> Option<&str> {
     pod.spec.as_ref()?.node_name.as_deref().filter(|node| !node.is_empty())
 }
 
-/// Returns true if all containers of the pod have ended finally.
+/// Returns true if the pod's phase is `Succeeded` or `Failed`.
 pub(crate) fn is_terminal(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     matches!(phase, Some("Succeeded" | "Failed"))
 }
 
-/// Returns true if the pod will not run any more: it has ended, or was deleted before it was bound.
+/// Returns true if the pod will not run any more: it is terminal, or was deleted while unbound.
 pub(crate) fn is_done(pod: &Pod) -> bool {
     is_terminal(pod) || (pod.metadata.deletion_timestamp.is_some() && node_name(pod).is_none())
 }

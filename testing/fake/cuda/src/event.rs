@@ -39,7 +39,7 @@ fn destroy(event: Handle) -> CuResult {
     state::lock()?.events.remove(&event).map(drop).ok_or(Status::InvalidHandle)
 }
 
-/// Returns the milliseconds of modelled time between two completed events.
+/// Writes the milliseconds of modelled time between two completed events to `out`.
 fn elapsed(out: OutPtr<f32>, start: Handle, end: Handle) -> CuResult {
     let (from, to) = {
         let state = state::lock()?;

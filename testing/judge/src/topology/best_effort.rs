@@ -16,8 +16,8 @@ use super::policies::{SetPolicy, subsets};
 
 pub(super) struct BestEffort {
     matrix: Arc<LinkMatrix>,
-    /// Best partitions by free GPUs and size. The number of free GPUs determines if the smaller
-    /// set is still to be formed.
+    /// Best partition by free GPUs and size. The number of free GPUs determines whether the
+    /// smaller set is still to be formed.
     partitions: HashMap<(DeviceSet, usize), (Score, DeviceSet)>,
 }
 
@@ -26,7 +26,7 @@ impl BestEffort {
         Self { matrix, partitions: HashMap::new() }
     }
 
-    /// Returns the best sum of scores, and the set with the lowest GPU in that partition.
+    /// Returns the best sum of scores, and that partition's set with the lowest GPU index.
     fn partition(&mut self, free: DeviceSet, size: usize) -> (Score, DeviceSet) {
         let smaller = free.len() % size;
         if let Some(known) = self.partitions.get(&(free, size)) {

@@ -81,7 +81,7 @@ async fn node_is_never_overcommitted() {
         create(&pods, plain_pod(&format!("p-{index}"), "1")).await;
     }
     let message = "0/1 nodes are available: 1 Insufficient cpu. preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod.";
-    // Any of them: a binding may fail on a busy machine, and its pod is then tried after the
+    // Any three pods: if a binding fails on a busy machine, its pod is retried after the
     // others.
     let bound = async |count| {
         let names = (0..5).map(|index| format!("p-{index}"));
@@ -173,15 +173,13 @@ async fn pod_is_pending_until_its_claim_is_allocated() {
     );
     let events: Api<Event> = Api::default_namespaced(client.clone());
     let failed = ListParams::default().fields("reason=FailedScheduling");
-    while !events
-        .list(&failed)
-        .await
-        .unwrap()
-        .iter()
-        .any(|event| event.message.as_deref() == Some(message))
-    {
-        tokio::task::yield_now().await;
-    }
+    let has_message = |event: &Event| event.message.as_deref() == Some(message);
+    let reported = async {
+        while !events.list(&failed).await.unwrap().iter().any(has_message) {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(TIMEOUT, reported).await.unwrap();
     allocate(&client, &name, "node-b").await;
     assert_eq!(until_bound(&pods, "p").await, "node-b");
     assert_eq!(consumers(&claims.get(&name).await.unwrap()), ["p"]);
@@ -216,10 +214,11 @@ async fn gated_pods_wait_without_an_attempt() {
     create(&pods, pod("claimless", json!({"resourceClaimTemplateName": "none"}))).await;
     create(&pods, plain_pod("later", "1")).await;
     until_bound(&pods, "later").await;
-    for name in ["gated", "claimless"] {
+    let by_gate = "Scheduling is blocked due to non-empty scheduling gates";
+    for (name, message) in [("gated", Some(by_gate)), ("claimless", None)] {
         let pod = pods.get(name).await.unwrap();
         assert_eq!(node_of(&pod), None);
-        assert_ne!(unschedulable(&pod).as_deref(), Some(""));
+        assert_eq!(unschedulable(&pod).as_deref(), message, "{name}");
     }
     patch(&pods, "gated", json!({"spec": {"schedulingGates": null}})).await;
     until_bound(&pods, "gated").await;

@@ -145,7 +145,7 @@ impl Region {
         &self.slots()[..used.min(SLOTS)]
     }
 
-    /// Returns true if the claim belongs to a parent process.
+    /// Returns true if no slot is claimed, or if a parent process claimed it.
     pub(super) fn was_forked(&self) -> bool {
         self.owned().load(Ordering::Relaxed) == 0
     }
@@ -165,7 +165,7 @@ impl Region {
         result != 0 || i32::from(lock.l_type) != libc::F_UNLCK
     }
 
-    /// Claims a slot without living owner, clears it, and enters this process. Returns `None` if it
+    /// Claims a slot without living owner, clears it, records this process. Returns `None` if it
     /// has an owner.
     pub(super) fn claim(&self, slot: usize) -> io::Result<Option<Claim>> {
         let file = OpenOptions::new().read(true).write(true).open(&self.path)?;

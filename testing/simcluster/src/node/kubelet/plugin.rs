@@ -105,7 +105,7 @@ impl Plugin {
         let _ = self.connections.subscribe().wait_for(|open| *open == 0).await;
     }
 
-    /// Calls `NodePrepareResources`, as v1 whatever version the driver uses.
+    /// Calls `NodePrepareResources` in the driver's version; the result is always v1.
     pub(crate) async fn prepare(
         &self,
         claims: Vec<Claim>,
@@ -127,7 +127,7 @@ impl Plugin {
         within_deadline(call).await.map(|response| response.claims)
     }
 
-    /// Calls `NodeUnprepareResources`, as v1 whatever version the driver uses.
+    /// Calls `NodeUnprepareResources` in the driver's version; the result is always v1.
     pub(crate) async fn unprepare(
         &self,
         claims: Vec<Claim>,
