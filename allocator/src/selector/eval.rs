@@ -101,7 +101,10 @@ impl Evaluator<'_> {
                 Ok(Value::Bool(self.lookup(&inner, &key)?.is_some()))
             }
             (Value::Optional(Some(inner)), _) => Ok(optional(self.lookup(&inner, &key)?)),
-            (container, Access::Presence) => Ok(Value::Bool(self.is_present(&container, &key)?)),
+            (container, Access::Presence) => {
+                // As upstream, a domain without attributes is present: its default is an empty map.
+                Ok(Value::Bool(self.lookup(&container, &key)?.is_some()))
+            }
             (container, Access::Optional) => Ok(optional(self.lookup(&container, &key)?)),
             (container, Access::Plain) => {
                 self.lookup(&container, &key)?.ok_or_else(|| error(format!("no such key: {field}")))
@@ -143,14 +146,6 @@ impl Evaluator<'_> {
                 container.type_name(),
                 key.type_name()
             ))),
-        }
-    }
-
-    /// Implements `has()`: a key with a default value does not count as present.
-    fn is_present(&self, container: &Value, key: &Value) -> Result<bool, EvalError> {
-        match container {
-            Value::Map(map) => Ok(map.contains(key)),
-            container => Ok(self.lookup(container, key)?.is_some()),
         }
     }
 
