@@ -55,8 +55,6 @@ pub(crate) struct NodeEntry {
     pub(crate) name: NodeName,
     /// The Node object; `None` if it was removed.
     pub(crate) node: Option<Arc<Node>>,
-    /// Order by name: smaller than that of all nodes with later names.
-    pub(crate) order: u64,
     /// Reachable devices; `None` until first used.
     reachable: Option<ReachableDevices>,
     /// Cluster time of the last change of its devices.
@@ -65,6 +63,35 @@ pub(crate) struct NodeEntry {
     pub(crate) layout: u64,
     /// Free CPU, in millicores.
     pub(crate) cpu_milli: u64,
+}
+
+/// Names of the nodes, by index.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct NodeNames {
+    names: Vec<NodeName>,
+    /// Order by name: smaller than that of all nodes with later names. Comparing it is faster than
+    /// comparing names.
+    order: Vec<u64>,
+}
+
+impl NodeNames {
+    /// Returns the name of a node.
+    pub(crate) fn get(&self, node: NodeIndex) -> &NodeName {
+        &self.names[node]
+    }
+
+    /// Returns the first of these nodes by name.
+    pub(crate) fn first(&self, nodes: impl Iterator<Item = NodeIndex>) -> Option<&NodeName> {
+        nodes.min_by_key(|node| self.order[*node]).map(|node| &self.names[node])
+    }
+
+    fn set(&mut self, node: NodeIndex, name: NodeName, order: u64) {
+        if node == self.names.len() {
+            self.names.push(name.clone());
+            self.order.push(order);
+        }
+        (self.names[node], self.order[node]) = (name, order);
+    }
 }
 
 /// Interned cluster state. See the module documentation.
@@ -78,8 +105,8 @@ pub(crate) struct Cluster {
     by_name: BTreeMap<NodeName, NodeIndex>,
     /// Indexes of removed nodes, for new ones.
     free: Vec<NodeIndex>,
-    /// Name of each node, by index. Explanations share it.
-    names: Arc<Vec<NodeName>>,
+    /// Names of the nodes. Explanations share them.
+    names: Arc<NodeNames>,
     pub(crate) classes: BTreeMap<DeviceClassName, Arc<DeviceClass>>,
     usage: Usage,
     /// Nodes that reach a pool and have their devices collected.
@@ -229,9 +256,14 @@ impl Cluster {
         self.touches.since(then)
     }
 
-    /// Returns the name of each node, by index.
-    pub(crate) fn names(&self) -> &Arc<Vec<NodeName>> {
+    /// Returns the names of the nodes.
+    pub(crate) fn names(&self) -> &Arc<NodeNames> {
         &self.names
+    }
+
+    /// Returns the order of a node by name: smaller than that of all nodes with later names.
+    pub(crate) fn order(&self, node: NodeIndex) -> u64 {
+        self.names.order[node]
     }
 
     /// Adds or replaces a node.
@@ -282,22 +314,19 @@ impl Cluster {
     fn add_node(&mut self, node: &Arc<Node>) {
         let (name, order) = (node.name.clone(), self.order_between(&node.name));
         let index = self.free.pop().unwrap_or(self.nodes.len());
-        let names = Arc::make_mut(&mut self.names);
+        Arc::make_mut(&mut self.names).set(index, name.clone(), order);
         if index == self.nodes.len() {
-            names.push(name.clone());
             self.nodes.push(NodeEntry {
                 name: name.clone(),
                 node: None,
-                order,
                 reachable: None,
                 stamp: 0,
                 layout: 0,
                 cpu_milli: 0,
             });
         }
-        names[index] = name.clone();
         let entry = &mut self.nodes[index];
-        (entry.name, entry.order) = (name.clone(), order);
+        entry.name = name.clone();
         (entry.node, entry.cpu_milli) = (Some(Arc::clone(node)), node.cpu_milli_left());
         entry.layout += 1;
         self.by_name.insert(name, index);
@@ -309,25 +338,18 @@ impl Cluster {
     /// renumbered.
     fn order_between(&mut self, name: &NodeName) -> u64 {
         use std::ops::Bound::{Excluded, Unbounded};
-        let order = |nodes: &[NodeEntry], found: Option<(&NodeName, &NodeIndex)>| {
-            found.map(|(_, &n)| nodes[n].order)
-        };
-        let before = order(
-            &self.nodes,
-            self.by_name.range::<NodeName, _>((Unbounded, Excluded(name))).next_back(),
-        )
-        .unwrap_or(0);
-        match order(
-            &self.nodes,
-            self.by_name.range::<NodeName, _>((Excluded(name), Unbounded)).next(),
-        ) {
+        let earlier = self.by_name.range::<NodeName, _>((Unbounded, Excluded(name))).next_back();
+        let later = self.by_name.range::<NodeName, _>((Excluded(name), Unbounded)).next();
+        let before = earlier.map_or(0, |(_, node)| self.order(*node));
+        match later.map(|(_, node)| self.order(*node)) {
             None if before < u64::MAX - ORDER_GAP => before + ORDER_GAP,
             Some(after) if after - before > 1 => before + (after - before) / 2,
             _ => {
+                let names = Arc::make_mut(&mut self.names);
                 let mut next = 0;
                 for &node in self.by_name.values() {
                     next += ORDER_GAP;
-                    self.nodes[node].order = next;
+                    names.order[node] = next;
                 }
                 self.reordered += 1;
                 self.order_between(name)

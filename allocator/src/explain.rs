@@ -4,8 +4,11 @@
 mod by_node;
 mod lazy;
 
+use std::cmp::Reverse;
+
+use tessera_api::names::NodeName;
 use tessera_api::quantity::Quantity;
-use tessera_api::reason::{NodeReason, NodeTally, Reason};
+use tessera_api::reason::{NearestMiss, NodeReason, NodeTally, Reason};
 
 use crate::capacity::Demand;
 use crate::cluster::{FastMap, Interner, PoolState, ReachableDevices};
@@ -15,7 +18,7 @@ use crate::selector::SelectorError;
 use crate::shape::{AlternativeShape, ProfileDemand, Selections, Shape};
 
 pub(crate) use by_node::ReasonsByNode;
-pub use lazy::RefusalExplanation;
+pub use lazy::{ExplanationId, RefusalExplanation};
 
 /// Reasons of the devices of one node, for each alternative of a shape.
 #[derive(Debug, PartialEq, Eq, Hash)]
@@ -39,6 +42,24 @@ struct NearMiss {
     missing: Option<Quantity>,
     /// Number of devices that the request asks for.
     wanted: u64,
+}
+
+impl NearMiss {
+    /// Returns the order of two nodes' reasons, from near to far.
+    fn distance(&self) -> (u64, Reverse<&Reason>, Option<Quantity>) {
+        (self.lacking, Reverse(&self.reason), self.missing)
+    }
+
+    /// Returns the miss as that of a node.
+    fn on(&self, node: NodeName) -> NearestMiss {
+        NearestMiss {
+            lacking: self.lacking,
+            reason: Reverse(self.reason.clone()),
+            missing: self.missing,
+            node,
+            wanted: self.wanted,
+        }
+    }
 }
 
 /// Rejections of devices that the selectors match, by alternative and state of the device.

@@ -120,7 +120,7 @@ impl Feasibility {
         if self.reordered != reordered {
             self.reordered = reordered;
             for (node, (_, order)) in &mut self.feasible {
-                *order = context.cluster.nodes[*node].order;
+                *order = context.cluster.order(*node);
             }
             let ranked = self.feasible.iter().map(|(node, (rank, order))| (*rank, *order, *node));
             self.ranked = ranked.collect();
@@ -210,7 +210,7 @@ impl Feasibility {
         self.stamps[node] = cluster.nodes[node].stamp;
         match result {
             NodeFeasibility::Feasible(rank) => {
-                let order = cluster.nodes[node].order;
+                let order = cluster.order(node);
                 self.feasible.insert(node, (rank, order));
                 return Some((rank, order, node));
             }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! ClusterSnapshot, or changes --> Planner        caches results per node until the node changes
-//! pending pods -----------------> Planner::plan --> AllocationPlan = decisions (pod, node, devices)
+//! pending pods, or a Backlog ---> Planner::plan --> AllocationPlan = decisions (pod, node, devices)
 //!                                   |                    + refusals (reasons as data)
 //!                                   |
 //!                                   |- shape        requests of a pod's claims
@@ -26,6 +26,7 @@ pub mod model;
 pub mod selector;
 pub mod topology;
 
+mod backlog;
 mod capacity;
 mod cluster;
 mod drained;
@@ -44,15 +45,16 @@ mod settings;
 mod shape;
 mod starvation;
 
+pub use backlog::{Backlog, RefusedClass};
 pub use capacity::CapacityError;
-pub use explain::RefusalExplanation;
+pub use explain::{ExplanationId, RefusalExplanation};
 pub use features::FeatureGates;
 pub use outcome::{
     AllocationPlan, ClaimAllocation, Decision, PlanWork, Refusal, RefusalCause, ReservedNode,
     UnsupportedFeature,
 };
 pub use plan::plan;
-pub use planner::{AllocateError, Planner};
+pub use planner::{AllocateError, ClassId, Planner};
 pub use policy::Policy;
 pub use search::SearchFailure;
 pub use settings::PlanSettings;

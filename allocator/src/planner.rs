@@ -10,11 +10,13 @@ mod refusals;
 mod reservation;
 mod samples;
 mod shape_cache;
+mod turns;
 
 use std::sync::Arc;
 
 use tessera_api::names::{DeviceClassName, NodeName};
 
+use crate::backlog::Backlog;
 use crate::cluster::Cluster;
 use crate::feasibility::{self, FitContext};
 use crate::features::FeatureGates;
@@ -31,10 +33,12 @@ use crate::search::{SearchFailure, SearchOutcome};
 use crate::settings::PlanSettings;
 use crate::shape::{Chosen, Selections, Shape};
 
-use classes::{ClassId, PodClasses};
+pub use classes::ClassId;
+use classes::PodClasses;
 use fair_share::FairShare;
 use observe::AcceptedTypes;
 use shape_cache::{ShapeCache, ShapeId};
+use turns::Turns;
 
 /// Plans pods on a cluster and caches search results per node until the node changes.
 ///
@@ -176,7 +180,25 @@ impl Planner {
     /// See [`plan`](crate::plan()).
     pub fn plan(&mut self, pods: &[PendingPod], settings: PlanSettings) -> AllocationPlan {
         self.reset_if_full();
-        pass::plan(self, pods, settings)
+        pass::plan(self, Turns::of(pods), settings).0
+    }
+
+    /// Decides for each pod of the backlog, like [`plan`](Self::plan).
+    ///
+    /// Pods that were refused with their class wait in its queue, and the plan has refusals of
+    /// their own only for the first and the last of them. The decided pods stay in the backlog
+    /// until the caller removes them.
+    pub fn plan_backlog(
+        &mut self,
+        backlog: &mut Backlog,
+        settings: PlanSettings,
+    ) -> AllocationPlan {
+        self.reset_if_full();
+        let (plan, with_class) = pass::plan(self, Turns::of_backlog(backlog), settings);
+        for (pod, class) in &with_class {
+            backlog.refused_with(pod, *class);
+        }
+        plan
     }
 
     /// Decides on devices for the pending claims of a pod that is bound to `node`.

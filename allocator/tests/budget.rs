@@ -190,6 +190,10 @@ fn expensive_requests_delay_only_their_namespace() {
     let second = planner.plan(&pods, settings);
     assert_eq!(decided(&second), [PodUid::new("neighbor")].into());
     assert!(!second.unreached.is_empty(), "the others continue after it");
+    assert!(second.steps < 10_000, "it is written first: {} steps", second.steps);
+    pods.pop();
+    let third = planner.plan(&pods, settings);
+    assert!(third.steps > 50_000, "now they continue: {} steps", third.steps);
 }
 
 #[test]

@@ -5,12 +5,14 @@
 //! renderer of this module, so their texts agree. The texts follow a number, in the form of
 //! kube-scheduler: `4 insufficient memory`.
 
+mod counts;
 mod explanation;
 
 #[cfg(test)]
 mod tests;
 
-pub use explanation::{Explanation, MAX_EVENT_BYTES, NearestMiss, NodeTally, Tally, clause};
+pub use counts::{MAX_EVENT_BYTES, ReasonCount, ReasonCounts, clause};
+pub use explanation::{Explanation, NearestMiss, NodeTally, Tally};
 
 use std::fmt;
 

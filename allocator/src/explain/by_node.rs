@@ -1,12 +1,12 @@
 //! Reasons per node for one class of pods. Nodes with equal reasons share them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use tessera_api::names::NodeName;
+use tessera_api::reason::Reason;
 
-use super::{NodeReasons, RefusalExplanation};
-use crate::cluster::NodeIndex;
+use super::{AlternativeReasons, NodeReasons, RefusalExplanation};
+use crate::cluster::{NodeIndex, NodeNames};
 use crate::outcome::RefusalCause;
 use crate::shape::Shape;
 
@@ -15,6 +15,40 @@ use crate::shape::Shape;
 pub(crate) struct ReasonsByNode {
     table: Arc<ReasonTable>,
     ids: HashMap<Arc<NodeReasons>, u32>,
+    /// Running sums of all nodes, per alternative.
+    sums: Vec<AlternativeSums>,
+}
+
+/// Sums of one alternative over all nodes.
+#[derive(Debug, Default)]
+struct AlternativeSums {
+    /// Number of devices per reason.
+    devices: BTreeMap<Reason, u64>,
+    /// Number of nodes that have enough devices for the request by itself.
+    served: usize,
+}
+
+impl AlternativeSums {
+    fn add(&mut self, reasons: &AlternativeReasons) {
+        self.served += usize::from(reasons.served);
+        for (reason, tally) in &reasons.tallies {
+            match self.devices.get_mut(reason) {
+                Some(devices) => *devices += tally.devices,
+                None => drop(self.devices.insert(reason.clone(), tally.devices)),
+            }
+        }
+    }
+
+    fn subtract(&mut self, reasons: &AlternativeReasons) {
+        self.served -= usize::from(reasons.served);
+        for (reason, tally) in &reasons.tallies {
+            let Some(devices) = self.devices.get_mut(reason) else { continue };
+            *devices -= tally.devices;
+            if *devices == 0 {
+                self.devices.remove(reason);
+            }
+        }
+    }
 }
 
 /// Distinct reasons, and those of each node.
@@ -39,8 +73,29 @@ impl ReasonTable {
         self.nodes.iter().enumerate().filter_map(|(node, id)| Some((node, self.get(*id)?)))
     }
 
+    /// Returns the nodes whose reasons are such.
+    pub(super) fn nodes_with(
+        &self,
+        is_it: impl Fn(&NodeReasons) -> bool,
+    ) -> impl Iterator<Item = NodeIndex> {
+        let is_it: Vec<bool> = self.distinct.iter().map(|reasons| is_it(reasons)).collect();
+        let has = move |id: u32| (id as usize).checked_sub(1).is_some_and(|at| is_it[at]);
+        self.nodes.iter().enumerate().filter(move |(_, id)| has(**id)).map(|(node, _)| node)
+    }
+
+    /// Returns the number of nodes with counted devices for this alternative.
+    pub(super) fn with_devices(&self, alternative: usize) -> usize {
+        let has_devices = |reasons: &NodeReasons| !reasons.0[alternative].tallies.is_empty();
+        let nodes = self.used().filter(|(reasons, _)| has_devices(reasons));
+        nodes.map(|(_, nodes)| nodes as usize).sum()
+    }
+
     fn get(&self, id: u32) -> Option<&NodeReasons> {
         Some(&**self.distinct.get((id as usize).checked_sub(1)?)?)
+    }
+
+    fn shared(&self, id: u32) -> Option<Arc<NodeReasons>> {
+        self.distinct.get((id as usize).checked_sub(1)?).cloned()
     }
 }
 
@@ -51,6 +106,7 @@ impl ReasonsByNode {
         if self.table.get(old) == reasons.as_ref() {
             return false;
         }
+        self.count(self.table.shared(old), reasons.as_ref());
         let id = reasons.map_or(0, |reasons| self.id(reasons));
         let table = Arc::make_mut(&mut self.table);
         if table.nodes.len() <= node {
@@ -66,6 +122,18 @@ impl ReasonsByNode {
             self.compact();
         }
         true
+    }
+
+    /// Replaces the reasons of a node in the sums.
+    fn count(&mut self, old: Option<Arc<NodeReasons>>, new: Option<&NodeReasons>) {
+        let alternatives = new.or(old.as_deref()).map_or(0, |reasons| reasons.0.len());
+        self.sums.resize_with(alternatives.max(self.sums.len()), Default::default);
+        for (sums, own) in self.sums.iter_mut().zip(old.iter().flat_map(|reasons| &reasons.0)) {
+            sums.subtract(own);
+        }
+        for (sums, own) in self.sums.iter_mut().zip(new.iter().flat_map(|reasons| &reasons.0)) {
+            sums.add(own);
+        }
     }
 
     fn id(&mut self, reasons: NodeReasons) -> u32 {
@@ -105,34 +173,32 @@ impl ReasonsByNode {
         self.table.distinct.len()
     }
 
-    /// Returns the cause to report for each claim.
+    /// Returns the cause to report for each claim. `version` is the number of this state of the
+    /// reasons.
     pub(crate) fn causes(
         &self,
+        version: Option<u64>,
         shape: &Shape,
-        names: &Arc<Vec<NodeName>>,
+        names: &Arc<NodeNames>,
     ) -> Vec<Arc<RefusalCause>> {
-        let served = self.served(shape.alternatives.len());
+        let is_served = |alternative| {
+            self.sums.get(alternative).is_some_and(|sums: &AlternativeSums| sums.served > 0)
+        };
         let cause = |claim: &crate::shape::ClaimShape| {
             let mut requests = (0..claim.len()).map(|request| claim.alternatives(request));
             // The explanation of the first request that no node can serve by itself, or of the
             // first request if there is none. Of a request with alternatives it is the explanation
             // of the last one, the fallback.
             let decisive = requests
-                .find(|alternatives| !alternatives.clone().any(|a| served[a]))
+                .find(|alternatives| !alternatives.clone().any(is_served))
                 .or_else(|| (claim.len() > 0).then(|| claim.alternatives(0)));
             let alternative = decisive.and_then(|alternatives| alternatives.last());
-            let explanation = RefusalExplanation::new(&self.table, names, alternative);
+            let totals = alternative.and_then(|alternative| self.sums.get(alternative));
+            let totals = totals.map(|sums| sums.devices.clone()).unwrap_or_default();
+            let explanation =
+                RefusalExplanation::new(&self.table, version, names, alternative, totals);
             Arc::new(RefusalCause::NoFit(explanation))
         };
         shape.claims.iter().map(cause).collect()
-    }
-
-    /// Returns, for each alternative, true if at least one node has enough devices for it.
-    fn served(&self, alternatives: usize) -> Vec<bool> {
-        let mut served = vec![false; alternatives];
-        for (reasons, _) in self.table.used() {
-            served.iter_mut().zip(&reasons.0).for_each(|(served, own)| *served |= own.served);
-        }
-        served
     }
 }

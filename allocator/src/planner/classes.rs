@@ -7,11 +7,12 @@ use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasher, Hash, Hasher};
 use std::sync::{Arc, Weak};
 
-use tessera_api::names::{DeviceClassName, Namespace, NodeName};
+use tessera_api::names::{DeviceClassName, Namespace};
 use tessera_api::reason::NodeReason;
 
+use super::reservation::ReleaseRanks;
 use super::shape_cache::{ShapeId, has_same_requests, hash_of_claims};
-use crate::cluster::{FastMap, NodeIndex};
+use crate::cluster::{FastMap, NodeIndex, NodeNames};
 use crate::explain::ReasonsByNode;
 use crate::model::{Claim, PendingPod, PodUid, SchedulingConstraints};
 use crate::outcome::RefusalCause;
@@ -23,9 +24,12 @@ const MAX_REASONS: usize = 400_000;
 /// Number of pods and classes that are kept although the last plan did not contain them.
 const MIN_KEPT: usize = 1024;
 
-/// Identity of a class; never reused.
+/// Maximum number of nodes that are kept ranked, over all classes, about 100 bytes each.
+const MAX_RANKS: usize = 400_000;
+
+/// Identity of a class of pods with equal requests and constraints; never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct ClassId(u64);
+pub struct ClassId(u64);
 
 /// Classes of pending pods.
 #[derive(Debug, Default)]
@@ -36,6 +40,8 @@ pub(super) struct PodClasses {
     /// Number of plans so far.
     plan: u64,
     next: u64,
+    /// Number of states of reasons so far, of all classes.
+    versions: u64,
 }
 
 /// The class of a pod, as long as its claims and constraints are the same objects.
@@ -64,6 +70,8 @@ pub(super) struct PodClass {
     /// Time up to which the class is known to have no usable node.
     pub(super) refused_until: Option<u64>,
     pub(super) reasons: ClassReasons,
+    /// Nodes by the allocations to release for a pod of the class, if one was asked for lately.
+    pub(super) releases: Option<ReleaseRanks>,
 }
 
 /// Reasons why no node is usable.
@@ -76,30 +84,44 @@ pub(super) struct ClassReasons {
     pub(super) outdated: BTreeSet<NodeIndex>,
     /// Reserved node, with the reason that it has for the class.
     pub(super) reserved: Option<(NodeIndex, NodeReason)>,
+    /// Number of the current state of the reasons; `None` until causes are made of it.
+    version: Option<u64>,
     /// Causes made of the current reasons, as long as a caller holds them.
     causes: Vec<Weak<RefusalCause>>,
-    names: Option<Arc<Vec<NodeName>>>,
+    names: Option<Arc<NodeNames>>,
 }
 
 impl ClassReasons {
-    /// Returns the causes if the reasons have not changed since they were made.
-    pub(super) fn known_causes(
-        &self,
-        names: &Arc<Vec<NodeName>>,
-    ) -> Option<Vec<Arc<RefusalCause>>> {
-        let is_named = self.names.as_ref().is_some_and(|known| Arc::ptr_eq(known, names));
-        let causes = is_named.then(|| self.causes.iter().map(Weak::upgrade).collect());
-        causes.flatten().filter(|causes: &Vec<_>| !causes.is_empty())
+    /// Returns the causes if the reasons have not changed since they were made, and a caller holds
+    /// them.
+    pub(super) fn known_causes(&self) -> Option<Vec<Arc<RefusalCause>>> {
+        let causes: Option<Vec<_>> = self.causes.iter().map(Weak::upgrade).collect();
+        causes.filter(|causes| !causes.is_empty())
+    }
+
+    /// Returns the number of the current state of the reasons, with these names of nodes. `fresh`
+    /// returns a number that was never used.
+    pub(super) fn version(&mut self, names: &Arc<NodeNames>, fresh: impl FnOnce() -> u64) -> u64 {
+        if !self.names.as_ref().is_some_and(|known| Arc::ptr_eq(known, names)) {
+            self.names = Some(Arc::clone(names));
+            self.forget_causes();
+        }
+        *self.version.get_or_insert_with(fresh)
+    }
+
+    /// Returns the number of the current state of the reasons, if causes were made of it.
+    pub(super) fn known_version(&self) -> Option<u64> {
+        self.version
     }
 
     /// Sets the causes made of the current reasons.
-    pub(super) fn set_causes(&mut self, causes: &[Arc<RefusalCause>], names: &Arc<Vec<NodeName>>) {
+    pub(super) fn set_causes(&mut self, causes: &[Arc<RefusalCause>]) {
         self.causes = causes.iter().map(Arc::downgrade).collect();
-        self.names = Some(Arc::clone(names));
     }
 
     /// Drops the causes, because the reasons have changed.
     pub(super) fn forget_causes(&mut self) {
+        self.version = None;
         self.causes.clear();
     }
 }
@@ -124,6 +146,15 @@ impl PodClasses {
             }
         }
         self.bound_reasons();
+        self.bound_releases();
+    }
+
+    /// Drops the ranks of the classes if there are too many.
+    fn bound_releases(&mut self) {
+        let ranks = self.classes.values().filter_map(|class| class.releases.as_ref());
+        if ranks.map(ReleaseRanks::len).sum::<usize>() > MAX_RANKS {
+            self.classes.values_mut().for_each(|class| class.releases = None);
+        }
     }
 
     /// Drops the reasons of the classes used least recently if there are too many.
@@ -153,6 +184,17 @@ impl PodClasses {
     pub(super) fn forget_device_class(&mut self, name: &DeviceClassName) {
         let requests = |class: &&mut PodClass| class.claims.iter().any(|c| c.has_class(name));
         self.classes.values_mut().filter(requests).for_each(PodClass::forget_results);
+    }
+
+    /// Returns a number of a state of reasons that was never used.
+    pub(super) fn next_version(&mut self) -> u64 {
+        self.versions += 1;
+        self.versions
+    }
+
+    /// Returns a class, if it is known.
+    pub(super) fn find_class(&self, id: ClassId) -> Option<&PodClass> {
+        self.classes.get(&id)
     }
 
     pub(super) fn get(&self, id: ClassId) -> &PodClass {
@@ -217,6 +259,7 @@ impl PodClasses {
             shape: None,
             refused_until: None,
             reasons: ClassReasons::default(),
+            releases: None,
         };
         self.classes.insert(id, class);
         self.by_hash.entry(hash).or_default().push(id);
@@ -245,6 +288,7 @@ impl PodClass {
     fn forget_results(&mut self) {
         self.refused_until = None;
         self.reasons = ClassReasons::default();
+        self.releases = None;
     }
 }
 

@@ -38,8 +38,14 @@ const MAX_IMPOSSIBLE: usize = 100_000;
 
 impl Planner {
     /// Adds the requests of new pods to the forecast if a policy uses it. If the steps are spent,
-    /// the remaining pods are added by a later plan.
-    pub(super) fn observe(&mut self, pods: &[&PendingPod], policy: Policy, steps: &mut u64) {
+    /// the remaining pods are added by a later plan. `pending` returns all pending pods.
+    pub(super) fn observe<'p>(
+        &mut self,
+        pods: &[&PendingPod],
+        pending: impl FnOnce() -> BTreeSet<&'p PodUid>,
+        policy: Policy,
+        steps: &mut u64,
+    ) {
         if !policy.uses_forecast() && !self.cluster.is_cpu_ranked() {
             return;
         }
@@ -59,7 +65,7 @@ impl Planner {
             }
             *steps = steps.saturating_sub(STEPS_PER_REQUEST);
         }
-        self.forecast.observe(requests, || pods.iter().map(|pod| &pod.uid).collect());
+        self.forecast.observe(requests, pending);
     }
 
     /// Returns the request of the pod; `None` if it can never be met.

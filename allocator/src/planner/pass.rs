@@ -12,12 +12,14 @@ use super::budget::Budget;
 use super::classes::ClassId;
 use super::pod_to_place::PodToPlace;
 use super::refusals::RefusedClasses;
-use super::reservation::NodeReservation;
+use super::reservation::{NodeReservation, lacks_held_capacity};
 use super::shape_cache::ShapeId;
+use super::turns::{Turn, Turns};
 use crate::cluster::NodeIndex;
 use crate::feasibility;
 use crate::model::{
-    DeviceId, DeviceResult, DeviceUsage, Node, NodeSelector, PendingPod, PodClaim, cpu_milli_of,
+    DeviceId, DeviceResult, DeviceUsage, Node, NodeSelector, PendingPod, PodClaim, PodUid,
+    cpu_milli_of,
 };
 use crate::outcome::{AllocationPlan, Decision, Refusal, RefusalCause};
 use crate::policy::seeded_hash;
@@ -26,33 +28,39 @@ use crate::search::SearchOutcome;
 use crate::settings::PlanSettings;
 use crate::shape::Chosen;
 
-/// Plans the pods. Decisions count as usage during the pass and are undone at its end.
+/// Plans the pods. Decisions count as usage during the pass and are undone at its end. Also returns
+/// the pods that were refused with their class.
 pub(super) fn plan(
     planner: &mut Planner,
-    pods: &[PendingPod],
+    mut turns: Turns<'_>,
     settings: PlanSettings,
-) -> AllocationPlan {
-    let mut order: Vec<&PendingPod> = pods.iter().collect();
-    order
-        .sort_by_key(|p| (std::cmp::Reverse(p.priority), p.created, &p.namespace, &p.name, &p.uid));
+) -> (AllocationPlan, Vec<(PodUid, ClassId)>) {
     let mut budget = Budget::new(settings);
+    let first = turns.pods();
     planner.begin_plan();
-    planner.observe(&order, settings.policy, &mut (budget.of_plan / 2));
-    planner.fair_share.begin_plan(&order, budget.of_plan);
+    planner.observe(&first, || turns.pending(), settings.policy, &mut (budget.of_plan / 2));
+    planner.fair_share.begin_plan(&first, budget.of_plan);
     let mut pass = PlanningPass::new(planner, settings);
     let mut plan = AllocationPlan::default();
-    let mut deferred = Vec::new();
-    for pod in order {
-        if pass.defers(pod, &budget) {
-            deferred.push(pod);
-        } else {
-            pass.plan_pod(pod, &mut budget, &mut plan);
+    let mut with_class = Vec::new();
+    let mut planned = 0;
+    while let Some(turn) = turns.next() {
+        if !turn.is_deferred && pass.defers(turn.pod, &budget) {
+            let was_refused = pass.planner.fair_share.was_refused(&turn.pod.uid);
+            turns.defer(turn, was_refused);
+            continue;
         }
-    }
-    // Refused pods come last; otherwise the pods not reached since would never be planned.
-    deferred.sort_by_key(|pod| pass.planner.fair_share.was_refused(&pod.uid));
-    for pod in deferred {
-        pass.plan_pod(pod, &mut budget, &mut plan);
+        // What is decided is written before the pods of namespaces that exceed their share.
+        if turn.is_deferred && !plan.decisions.is_empty() {
+            pass.leave_unreached(turn.pod, &mut plan);
+            continue;
+        }
+        planned += 1;
+        let outcome = pass.plan_pod(turn.pod, &mut budget, &mut plan);
+        if let PodOutcome::Refused { class, .. } = outcome {
+            with_class.push((turn.pod.uid.clone(), class));
+        }
+        pass.give_next_turn(&mut turns, &turn, outcome);
     }
     plan.steps = budget.of_plan - budget.left + (settings.steps_per_pod - pass.reservation.steps());
     let is_partial = !plan.unreached.is_empty();
@@ -64,8 +72,8 @@ pub(super) fn plan(
     let refused = plan.refusals.iter().map(|refusal| &refusal.pod);
     let Planner { fair_share, cluster, .. } = planner;
     fair_share.end_plan(budget.spent, refused, cluster.now(), is_partial);
-    plan.work = planner.end_plan(pods.len());
-    plan
+    plan.work = planner.end_plan(planned);
+    (plan, with_class)
 }
 
 /// Decides on the claims of a pod that is bound to `node`: see [`Planner::plan_on`].
@@ -81,7 +89,7 @@ pub(super) fn plan_on(
     let mut steps = settings.steps_per_pod;
     match pass.place_pod_on(node, pod, &mut steps) {
         Ok(decision) => plan.decisions.extend(decision),
-        Err(refusals) => plan.refusals = refusals,
+        Err(refused) => plan.refusals = refused.claims,
     }
     plan.steps = settings.steps_per_pod - steps;
     pass.undo();
@@ -93,6 +101,35 @@ pub(super) fn plan_on(
 fn lacks_capacity(cause: &RefusalCause) -> bool {
     let RefusalCause::NoFit(explanation) = cause else { return false };
     explanation.totals().keys().any(tessera_api::reason::Reason::is_transient)
+}
+
+/// The claims of a pod that cannot be allocated.
+pub(super) struct Refused {
+    pub(super) claims: Vec<Refusal>,
+    /// Class of the pod, if every pod of it that comes later is refused too.
+    class: Option<ClassId>,
+}
+
+impl From<Vec<Refusal>> for Refused {
+    fn from(claims: Vec<Refusal>) -> Self {
+        Self { claims, class: None }
+    }
+}
+
+/// Outcome of a pod's turn, for the pods of its class that come later.
+#[derive(Clone, Copy)]
+enum PodOutcome {
+    /// Nothing: the pod was decided, or needs nothing.
+    Decided,
+    /// They are refused too.
+    Refused {
+        class: ClassId,
+        /// The pods lack capacity that others hold, so a node may be reserved for one of them.
+        lacks_held_capacity: bool,
+    },
+    /// They would not be decided either: the steps were spent, or the pod was refused for a reason
+    /// of its own.
+    Open,
 }
 
 /// A planning pass: its decisions on top of the cluster state.
@@ -171,36 +208,75 @@ impl<'p> PlanningPass<'p> {
     }
 
     /// Plans one pod with the rest of the budget.
-    fn plan_pod(&mut self, pod: &'p PendingPod, budget: &mut Budget, plan: &mut AllocationPlan) {
+    fn plan_pod(
+        &mut self,
+        pod: &'p PendingPod,
+        budget: &mut Budget,
+        plan: &mut AllocationPlan,
+    ) -> PodOutcome {
         let given = budget.of_pod.min(budget.left);
-        // The next plan does not have to continue for a pod that was refused on the same cluster
-        // state.
-        let was_refused =
-            self.planner.fair_share.was_refused_at(&pod.uid, self.planner.cluster.now());
         if given < budget.of_pod / 2 && !self.finds_cached_result(pod) || given == 0 {
-            plan.unreached.extend((!was_refused).then(|| pod.uid.clone()));
-            return;
+            self.leave_unreached(pod, plan);
+            return PodOutcome::Open;
         }
         let mut steps = given;
         (self.explained_steps, self.max_explained_steps) = (0, budget.left);
         self.is_cut_off = false;
-        match self.place_pod(pod, &mut steps, given < budget.of_pod) {
-            Ok(decision) => plan.decisions.extend(decision),
-            // The steps left in the plan did not suffice; the full steps of a pod may suffice.
-            Err(refusals)
-                if (given < budget.of_pod || self.is_cut_off)
-                    && refusals.iter().any(Refusal::is_undecided) =>
-            {
-                plan.unreached.extend((!was_refused).then(|| pod.uid.clone()));
+        let placed = self.place_pod(pod, &mut steps, given < budget.of_pod);
+        budget.spend(&pod.namespace, given - steps + self.explained_steps);
+        match placed {
+            Ok(decision) => {
+                plan.decisions.extend(decision);
+                PodOutcome::Decided
             }
-            Err(refusals) => {
-                if refusals.iter().any(|refusal| lacks_capacity(&refusal.cause)) {
+            // The steps left in the plan did not suffice; the full steps of a pod may suffice.
+            Err(Refused { claims, .. })
+                if (given < budget.of_pod || self.is_cut_off)
+                    && claims.iter().any(Refusal::is_undecided) =>
+            {
+                self.leave_unreached(pod, plan);
+                PodOutcome::Open
+            }
+            Err(Refused { claims, class }) => {
+                if claims.iter().any(|refusal| lacks_capacity(&refusal.cause)) {
                     self.planner.forecast.count_refusal(&pod.uid);
                 }
-                plan.refusals.extend(refusals);
+                let lacks_held_capacity = lacks_held_capacity(&claims);
+                plan.refusals.extend(claims);
+                class.map_or(PodOutcome::Open, |class| PodOutcome::Refused {
+                    class,
+                    lacks_held_capacity,
+                })
             }
         }
-        budget.spend(&pod.namespace, given - steps + self.explained_steps);
+    }
+
+    /// Has the next plan continue with the pod, unless it was refused on the same state of the
+    /// cluster.
+    fn leave_unreached(&self, pod: &PendingPod, plan: &mut AllocationPlan) {
+        let Planner { fair_share, cluster, .. } = &*self.planner;
+        let was_refused = fair_share.was_refused_at(&pod.uid, cluster.now());
+        plan.unreached.extend((!was_refused).then(|| pod.uid.clone()));
+    }
+
+    /// Gives a turn to the next pod of the queue that may have another result than the pod of
+    /// `turn`.
+    fn give_next_turn<'t>(&mut self, turns: &mut Turns<'t>, turn: &Turn<'t>, outcome: PodOutcome) {
+        let Some(queue) = turns.queue(turn) else { return };
+        let next = match outcome {
+            PodOutcome::Decided => queue.after(&turn.order).next(),
+            PodOutcome::Open => None,
+            PodOutcome::Refused { class, lacks_held_capacity } => {
+                let candidate = lacks_held_capacity
+                    .then(|| self.next_to_reserve_for(queue, &turn.order, class))
+                    .flatten();
+                // The last pod has the reasons of all: a node may have been reserved in between.
+                candidate.or(queue.last().filter(|last| last.uid != turn.pod.uid))
+            }
+        };
+        if let Some(next) = next {
+            turns.follow(turn, next);
+        }
     }
 
     /// Places one pod. `None` means that nothing is left to decide. With a reduced
@@ -210,7 +286,7 @@ impl<'p> PlanningPass<'p> {
         pod: &'p PendingPod,
         steps: &mut u64,
         is_budget_reduced: bool,
-    ) -> Result<Option<Decision>, Vec<Refusal>> {
+    ) -> Result<Option<Decision>, Refused> {
         let to_place = self.undecided_part(pod);
         if to_place.pending.is_empty() {
             return Ok(None);
@@ -225,7 +301,7 @@ impl<'p> PlanningPass<'p> {
         let entry = shapes.get_mut(shape);
         entry.feasibility.refresh(&mut entry.shape, &mut context, steps, full_budget);
         if is_budget_reduced && entry.feasibility.is_partial() {
-            return Err(to_place.undecided());
+            return Err(to_place.undecided().into());
         }
         if self.check_still_refused(&to_place, class, shape) {
             return Err(self.refuse_and_reserve(&to_place, class, steps));
@@ -238,12 +314,12 @@ impl<'p> PlanningPass<'p> {
                 return Ok(Some(self.decide(&to_place, shape, node, &chosen)));
             }
             if *steps == 0 {
-                return Err(to_place.undecided());
+                return Err(to_place.undecided().into());
             }
             failed.insert(node);
         }
         if self.planner.shapes.get(shape).feasibility.is_incomplete() {
-            return Err(to_place.undecided());
+            return Err(to_place.undecided().into());
         }
         if failed.is_empty() {
             self.note_refused(&to_place, class, shape);
@@ -256,10 +332,11 @@ impl<'p> PlanningPass<'p> {
         to_place: &PodToPlace<'p>,
         class: ClassId,
         steps: &mut u64,
-    ) -> Vec<Refusal> {
-        let refusals = self.refuse(to_place, class, steps);
-        self.reserve_for(to_place, class, &refusals);
-        refusals
+    ) -> Refused {
+        let claims = self.refuse(to_place, class, steps);
+        self.reserve_for(to_place, class, &claims);
+        let is_shared = to_place.has_shared_results() && !claims.iter().any(Refusal::is_undecided);
+        Refused { claims, class: is_shared.then_some(class) }
     }
 
     /// Returns true if no node was usable for the pod's class, and nothing has changed since.
@@ -312,7 +389,7 @@ impl<'p> PlanningPass<'p> {
         node: &NodeName,
         pod: &'p PendingPod,
         steps: &mut u64,
-    ) -> Result<Option<Decision>, Vec<Refusal>> {
+    ) -> Result<Option<Decision>, Refused> {
         let to_place = self.undecided_part(pod);
         if to_place.pending.is_empty() {
             return Ok(None);
@@ -329,24 +406,25 @@ impl<'p> PlanningPass<'p> {
                 return Ok(Some(self.decide(&to_place, shape, index, &chosen)));
             }
             if self.planner.shapes.get(shape).feasibility.is_undecided(index) || *steps == 0 {
-                return Err(to_place.undecided());
+                return Err(to_place.undecided().into());
             }
         }
-        Err(to_place.refused(&self.explain_on(shape, index, steps)))
+        Err(to_place.refused(&self.explain_on(shape, index, steps)).into())
     }
 
     /// Returns the class and the shape of the pod's claims.
     ///
     /// # Errors
     /// Returns refusals if the claims cannot be allocated on any node.
-    fn shape_of(&mut self, to_place: &PodToPlace<'_>) -> Result<(ClassId, ShapeId), Vec<Refusal>> {
+    fn shape_of(&mut self, to_place: &PodToPlace<'_>) -> Result<(ClassId, ShapeId), Refused> {
         let class = self.planner.class_of(to_place.pod, &to_place.pending, self.settings.policy);
         let shape = self.cached_shape(to_place, class);
         let Some((claim, cause)) = self.planner.shapes.get(shape).shape.defect() else {
             return Ok((class, shape));
         };
         let (claim, cause) = (to_place.pending[claim].uid.clone(), Arc::new(cause.clone()));
-        Err(vec![Refusal { pod: to_place.pod.uid.clone(), claim, cause }])
+        let claims = vec![Refusal { pod: to_place.pod.uid.clone(), claim, cause }];
+        Err(Refused { claims, class: to_place.has_shared_results().then_some(class) })
     }
 
     /// Returns the shape of the class.
@@ -377,8 +455,7 @@ impl<'p> PlanningPass<'p> {
             match claim {
                 PodClaim::Pending(claim) => match self.decided.get(&claim.uid) {
                     Some(nodes) => to_place.restrict_to(&claim.name, nodes.as_ref()),
-                    None if to_place.pending.iter().any(|c| c.uid == claim.uid) => {}
-                    None => to_place.pending.push(Arc::clone(claim)),
+                    None => to_place.add(claim),
                 },
                 PodClaim::Allocated { name, nodes, .. } => {
                     to_place.restrict_to(name, nodes.as_ref())

@@ -18,6 +18,24 @@ pub(super) struct PodToPlace<'s> {
     pub(super) claim_nodes: Vec<ClaimNodes>,
 }
 
+impl<'s> PodToPlace<'s> {
+    /// Returns all of a pod that is not allocated.
+    pub(super) fn all_of(pod: &'s PendingPod) -> Self {
+        let mut to_place = Self { pod, pending: Vec::new(), claim_nodes: Vec::new() };
+        for claim in pod.pending_claims() {
+            to_place.add(claim);
+        }
+        to_place
+    }
+
+    /// Adds a claim to allocate, unless it is there already.
+    pub(super) fn add(&mut self, claim: &Arc<Claim>) {
+        if self.pending.iter().all(|known| known.uid != claim.uid) {
+            self.pending.push(Arc::clone(claim));
+        }
+    }
+}
+
 impl PodToPlace<'_> {
     /// Returns true if results apply to every pod with the same claims and constraints.
     pub(super) fn has_shared_results(&self) -> bool {

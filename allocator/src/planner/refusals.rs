@@ -5,12 +5,14 @@ use std::sync::Arc;
 
 use tessera_api::reason::NodeReason;
 
+use super::Planner;
 use super::classes::{ClassId, ClassReasons};
 use super::pass::PlanningPass;
 use super::pod_to_place::PodToPlace;
 use super::shape_cache::ShapeId;
 use crate::cluster::NodeIndex;
 use crate::explain::{NodeReasons, OnNode, ReasonsByNode, RejectionCache};
+use crate::model::PendingPod;
 use crate::outcome::{AllocationPlan, Refusal, RefusalCause};
 
 /// Classes refused in a pass.
@@ -115,7 +117,7 @@ impl<'p> PlanningPass<'p> {
                 return None;
             }
         }
-        Some(self.causes(&reasons, shape))
+        Some(self.causes(&reasons, None, shape))
     }
 
     /// Like [`explain_pod`](Self::explain_pod), for all pods of a class: only nodes that have
@@ -132,10 +134,11 @@ impl<'p> PlanningPass<'p> {
         let mut reasons = std::mem::take(&mut self.planner.classes.get_mut(class).reasons);
         let is_current = self.update(&mut reasons, to_place, shape, reserved_reason, steps);
         let causes = is_current.then(|| {
-            let names = self.planner.cluster.names();
-            reasons.known_causes(names).unwrap_or_else(|| {
-                let causes = self.causes(&reasons.by_node, shape);
-                reasons.set_causes(&causes, names);
+            let Planner { classes, cluster, .. } = &mut *self.planner;
+            let version = reasons.version(cluster.names(), || classes.next_version());
+            reasons.known_causes().unwrap_or_else(|| {
+                let causes = self.causes(&reasons.by_node, Some(version), shape);
+                reasons.set_causes(&causes);
                 causes
             })
         });
@@ -194,8 +197,14 @@ impl<'p> PlanningPass<'p> {
         self.node_rejection(to_place, index, self.node(index)?, reserved_reason)
     }
 
-    fn causes(&self, reasons: &ReasonsByNode, shape: ShapeId) -> Vec<Arc<RefusalCause>> {
-        reasons.causes(&self.planner.shapes.get(shape).shape, self.planner.cluster.names())
+    fn causes(
+        &self,
+        reasons: &ReasonsByNode,
+        version: Option<u64>,
+        shape: ShapeId,
+    ) -> Vec<Arc<RefusalCause>> {
+        let Planner { shapes, cluster, .. } = &*self.planner;
+        reasons.causes(version, &shapes.get(shape).shape, cluster.names())
     }
 
     /// Returns the reasons of a node that the pod cannot use because of `rejection`, or because of
@@ -208,7 +217,7 @@ impl<'p> PlanningPass<'p> {
         steps: &mut u64,
         cache: &mut RejectionCache,
     ) -> Option<NodeReasons> {
-        let super::Planner { cluster, selections, shapes, work, .. } = &mut *self.planner;
+        let Planner { cluster, selections, shapes, work, .. } = &mut *self.planner;
         work.nodes_explained += 1;
         let entry = shapes.get_mut(shape);
         let (reachable, interner, features) = cluster.search_inputs(index)?;
@@ -247,6 +256,25 @@ impl<'p> PlanningPass<'p> {
                 self.reasons_of_node(shape, index, None, steps, &mut RejectionCache::default());
             reasons.set(index, of_node);
         }
-        self.causes(&reasons, shape)
+        self.causes(&reasons, None, shape)
+    }
+}
+
+impl Planner {
+    /// Returns the refusals of a pod that waits in the queue of its class, with the reasons of the
+    /// last plan; none if they are not kept.
+    pub fn refusals_of(&self, pod: &PendingPod, class: ClassId) -> Option<Vec<Refusal>> {
+        let to_place = PodToPlace::all_of(pod);
+        let class = self.classes.find_class(class)?;
+        let shape = &self.shapes.find(class.shape?)?.shape;
+        if let Some((claim, cause)) = shape.defect() {
+            let (pod, claim) = (pod.uid.clone(), to_place.pending.get(claim)?.uid.clone());
+            return Some(vec![Refusal { pod, claim, cause: Arc::new(cause.clone()) }]);
+        }
+        let causes = class.reasons.known_causes().or_else(|| {
+            let version = class.reasons.known_version()?;
+            Some(class.reasons.by_node.causes(Some(version), shape, self.cluster.names()))
+        });
+        Some(to_place.refused(&causes?))
     }
 }

@@ -15,8 +15,9 @@ use super::classes::ClassId;
 use super::pass::PlanningPass;
 use super::pod_to_place::PodToPlace;
 use super::shape_cache::ShapeId;
-use crate::cluster::{NodeIndex, ReachableDevices};
-use crate::model::{Node, NodeSelector};
+use crate::backlog::{PlanOrder, Queue};
+use crate::cluster::{Cluster, NodeIndex, ReachableDevices};
+use crate::model::{Node, NodeSelector, PendingPod};
 use crate::outcome::{Refusal, RefusalCause, ReservedNode};
 use crate::predicate::{self, CountedUsage};
 use crate::starvation::{self, Window};
@@ -103,7 +104,7 @@ impl PlanningPass<'_> {
             return;
         }
         let shape = self.cached_shape(to_place, class);
-        match self.node_to_reserve(to_place, shape) {
+        match self.node_to_reserve(to_place, class, shape) {
             Some(node) => {
                 let name = self.planner.cluster.nodes[node].name.clone();
                 let (namespace, pod_name) = (pod.namespace.clone(), pod.name.clone());
@@ -123,47 +124,164 @@ impl PlanningPass<'_> {
         }
     }
 
-    /// Returns the node with the fewest allocations to release on which the pod would then fit.
-    fn node_to_reserve(&mut self, to_place: &PodToPlace<'_>, shape: ShapeId) -> Option<NodeIndex> {
-        let known = &self.planner.shapes.get(shape).drained;
-        let cluster = &self.planner.cluster;
-        let nodes = cluster
-            .by_name()
-            .map(|(node, _)| node)
-            .filter(|node| !known.is_known_infeasible(*node, cluster));
-        let nodes: Vec<NodeIndex> = nodes.collect();
-        let mut steps = self.reservation.steps;
-        let found = self.node_with_fewest_releases(to_place, shape, &nodes, &mut steps);
-        self.reservation.steps = steps;
-        found
+    /// Returns the first pod of the queue after `order` whose window is open, if a node may be
+    /// reserved for it. All of them are refused like a pod of `class`.
+    pub(super) fn next_to_reserve_for<'q>(
+        &mut self,
+        queue: &'q Queue,
+        order: &PlanOrder,
+        class: ClassId,
+    ) -> Option<&'q PendingPod> {
+        let min_wait = self.settings.reservation_delay?;
+        let now = self.settings.now;
+        let reservation = &mut self.reservation;
+        if reservation.reserved.is_some() || reservation.without_node.contains(&class) {
+            return None;
+        }
+        let mut next_change = queue.no_window_before.get().filter(|next| *next > now);
+        if next_change.is_none() {
+            for pod in queue.after(order) {
+                let first = starvation::first_window_length(&pod.uid);
+                let window = starvation::window_at(pod.created, now, min_wait, first);
+                if window.is_open {
+                    return Some(pod);
+                }
+                next_change = next_change.into_iter().chain([window.until]).min();
+            }
+            queue.no_window_before.set(next_change);
+        }
+        reservation.next_change = reservation.next_change.into_iter().chain(next_change).min();
+        None
     }
 
-    fn node_with_fewest_releases(
+    /// Returns the node with the fewest allocations to release on which the pod would then fit.
+    /// `None` also means that the steps did not suffice.
+    fn node_to_reserve(
         &mut self,
         to_place: &PodToPlace<'_>,
+        class: ClassId,
         shape: ShapeId,
-        nodes: &[NodeIndex],
-        steps: &mut u64,
     ) -> Option<NodeIndex> {
+        let is_shared = to_place.has_shared_results();
+        let known = is_shared.then(|| self.planner.classes.get_mut(class).releases.take());
+        let mut ranks = known.flatten().unwrap_or_default();
+        let mut steps = self.reservation.steps;
+        let is_current = self.update_ranks(&mut ranks, to_place, shape, &mut steps);
+        let found = is_current.then(|| self.first_that_fits(&mut ranks, shape, &mut steps));
+        self.reservation.steps = steps;
+        if is_shared {
+            self.planner.classes.get_mut(class).releases = Some(ranks);
+        }
+        found.flatten()
+    }
+
+    /// Ranks the nodes that have changed. Returns false if the steps did not suffice for all.
+    fn update_ranks(
+        &mut self,
+        ranks: &mut ReleaseRanks,
+        to_place: &PodToPlace<'_>,
+        shape: ShapeId,
+        steps: &mut u64,
+    ) -> bool {
+        ranks.begin_update(&self.planner.cluster);
+        while let Some(node) = ranks.outdated.pop_first() {
+            let Some(rank) = self.rank_of(node, to_place, shape, steps) else {
+                ranks.outdated.insert(node);
+                return false;
+            };
+            ranks.set(node, rank);
+        }
+        true
+    }
+
+    /// Returns the rank of a node; `Some(None)` if the pod cannot use it even after the release,
+    /// `None` if the steps did not suffice.
+    fn rank_of(
+        &mut self,
+        node: NodeIndex,
+        to_place: &PodToPlace<'_>,
+        shape: ShapeId,
+        steps: &mut u64,
+    ) -> Option<Option<Rank>> {
+        let known = &self.planner.shapes.get(shape).drained;
+        if known.is_known_infeasible(node, &self.planner.cluster) {
+            return Some(None);
+        }
+        *steps = steps.saturating_sub(1);
         let is_accepted = |n: &Node| {
             predicate::rejection(to_place.pod, &to_place.claim_nodes, n, CountedUsage::AfterRelease)
                 .is_none()
         };
-        let mut ranked = Vec::new();
-        for &node in nodes {
-            *steps = steps.saturating_sub(1);
-            if self.node(node).is_some_and(is_accepted) {
-                let releases = self.planner.releases_needed(shape, node, steps)?;
-                ranked.push((releases, self.planner.cluster.nodes[node].order, node));
-            }
+        if !self.node(node).is_some_and(is_accepted) {
+            return Some(None);
         }
-        ranked.sort_unstable();
-        for (_, _, node) in ranked {
+        let releases = self.planner.releases_needed(shape, node, steps)?;
+        Some(Some((releases, self.planner.cluster.order(node), node)))
+    }
+
+    /// Returns the first of the ranked nodes on which the shape fits after the release. Forgets
+    /// those on which it does not, until they change.
+    fn first_that_fits(
+        &mut self,
+        ranks: &mut ReleaseRanks,
+        shape: ShapeId,
+        steps: &mut u64,
+    ) -> Option<NodeIndex> {
+        while let Some((_, _, node)) = ranks.first() {
             if self.planner.fits_if_drained(shape, node, steps, self.settings.steps_per_pod)? {
                 return Some(node);
             }
+            ranks.set(node, None);
         }
         None
+    }
+}
+
+/// Nodes by the allocations to release, then by name.
+type Rank = (Releases, u64, NodeIndex);
+
+/// The ranks of all nodes for a class of pods; only nodes that have changed are ranked again.
+#[derive(Debug, Default)]
+pub(super) struct ReleaseRanks {
+    ranked: BTreeSet<Rank>,
+    of_node: Vec<Option<Rank>>,
+    /// Nodes to rank again.
+    outdated: BTreeSet<NodeIndex>,
+    /// Time up to which changed nodes are included in `outdated`; `None` if no node is.
+    until: Option<u64>,
+    /// Number of times that the nodes were numbered in their order.
+    reordered: u64,
+}
+
+impl ReleaseRanks {
+    fn begin_update(&mut self, cluster: &Cluster) {
+        if self.reordered != cluster.reordered() {
+            *self = Self { reordered: cluster.reordered(), ..Self::default() };
+        }
+        match self.until.and_then(|until| cluster.touched_since(until)) {
+            Some(touched) => self.outdated.extend(touched),
+            None => self.outdated.extend(0..cluster.nodes.len()),
+        }
+        self.until = Some(cluster.last_touch());
+    }
+
+    fn set(&mut self, node: NodeIndex, rank: Option<Rank>) {
+        if self.of_node.len() <= node {
+            self.of_node.resize(node + 1, None);
+        }
+        if let Some(old) = std::mem::replace(&mut self.of_node[node], rank) {
+            self.ranked.remove(&old);
+        }
+        self.ranked.extend(rank);
+    }
+
+    fn first(&self) -> Option<Rank> {
+        self.ranked.first().copied()
+    }
+
+    /// Returns the number of nodes that ranks are kept for.
+    pub(super) fn len(&self) -> usize {
+        self.of_node.len()
     }
 }
 
@@ -223,7 +341,7 @@ fn allocation_count(reachable: &ReachableDevices, candidate: usize) -> u64 {
 }
 
 /// Returns true if the pod lacks only capacity that others hold.
-fn lacks_held_capacity(refusals: &[Refusal]) -> bool {
+pub(super) fn lacks_held_capacity(refusals: &[Refusal]) -> bool {
     let is_no_fit = |refusal: &Refusal| matches!(*refusal.cause, RefusalCause::NoFit(_));
     let lacks = |refusal: &Refusal| match &*refusal.cause {
         RefusalCause::NoFit(explanation) => {

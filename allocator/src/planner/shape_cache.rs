@@ -52,6 +52,11 @@ impl ShapeCache {
     }
 
     /// Returns an entry. The most recently used shape is always present.
+    /// Returns a shape, unless it was evicted.
+    pub(super) fn find(&self, id: ShapeId) -> Option<&ShapeEntry> {
+        self.entries.get(&id)
+    }
+
     pub(super) fn get(&self, id: ShapeId) -> &ShapeEntry {
         self.entries.get(&id).expect("invariant: the most recently used shape is cached")
     }

@@ -1,18 +1,13 @@
-//! Devices counted by reason, and their one rendering as text.
+//! Devices counted by reason and node.
 
 use std::collections::BTreeMap;
 
 use serde::ser::{Serialize, SerializeSeq, SerializeStruct, Serializer};
 
 use super::Reason;
+use super::counts::{ReasonCount, ReasonCounts};
 use crate::names::NodeName;
 use crate::quantity::Quantity;
-
-/// Longest message of an event, bytes (`events.k8s.io/v1` validates `note`).
-pub const MAX_EVENT_BYTES: usize = 1024;
-
-/// Bytes reserved in a message for the count of the reasons that are left out.
-const REMAINDER_BYTES: usize = 48;
 
 /// The devices of all nodes, counted by the reason that excludes them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -59,15 +54,6 @@ impl NodeTally {
         self.devices += other.devices;
         let both = [self.least_missing, other.least_missing];
         self.least_missing = both.into_iter().flatten().min();
-    }
-
-    /// Returns the amount in parentheses, to follow a reason: ` (9Gi short)`.
-    fn shortage(&self) -> String {
-        match self.least_missing {
-            None => String::new(),
-            Some(missing) if self.devices == 1 => format!(" ({missing} short)"),
-            Some(missing) => format!(" (at least {missing} short)"),
-        }
     }
 }
 
@@ -139,39 +125,6 @@ impl Explanation {
         self.nearest.as_deref()
     }
 
-    /// Returns the nearest miss as text: `closest is node-a with 1 of 2 GPUs; the next GPU there:
-    /// insufficient memory (9Gi short)`. None if the counts by reason contain it already.
-    pub fn nearest_clause(&self) -> Option<String> {
-        let NearestMiss { reason, node, wanted, .. } = self.nearest.as_deref()?;
-        let is_only_node = self.tallies.values().all(|tally| tally.nodes.keys().eq([node]));
-        let is_told = *wanted == 1 || matches!(reason.0, Reason::TopologyTooSmall { .. });
-        let is_only_device = self.tallies.get(&reason.0)?.devices() == 1;
-        if is_only_node && is_told || is_only_device && (*wanted == 1 || self.names_largest(node)) {
-            return None;
-        }
-        self.nearest_text()
-    }
-
-    fn nearest_text(&self) -> Option<String> {
-        let NearestMiss { lacking, reason, missing, node, wanted } = self.nearest.as_deref()?;
-        let short = missing.map(|missing| format!(" ({missing} short)")).unwrap_or_default();
-        let there = match wanted.saturating_sub(*lacking) {
-            _ if *wanted == 1 => format!("closest is {node}"),
-            _ if self.names_largest(node) => format!("the next GPU on {node}"),
-            has => format!("closest is {node} with {has} of {wanted} GPUs; the next GPU there"),
-        };
-        let reason = reason.0.to_string();
-        // The texts follow a number of devices, which there is none of here.
-        let reason = reason.strip_prefix("with ").unwrap_or(&reason);
-        Some(format!("{there}: {reason}{short}"))
-    }
-
-    /// Returns true if a clause reports how many GPUs are available on that node.
-    fn names_largest(&self, node: &NodeName) -> bool {
-        let few = self.tallies.iter().find(|(r, _)| matches!(r, Reason::TooFewOnNode { .. }));
-        few.and_then(|(_, tally)| tally.largest()).is_some_and(|(largest, _)| largest == node)
-    }
-
     /// Adds the counts of another explanation.
     pub fn merge(&mut self, other: &Self) {
         other.nearest.iter().for_each(|miss| self.near_miss((**miss).clone()));
@@ -203,27 +156,6 @@ impl Explanation {
         available.map(|(_, tally)| tally.devices()).sum()
     }
 
-    /// Returns the totals in kube-scheduler's form: `0/12 GPUs available`.
-    pub fn totals(&self) -> String {
-        format!("{}/{} GPUs available", self.available(), self.devices())
-    }
-
-    /// Returns a short line with the nearest miss: `0/12 GPUs available for claim gpu; closest is
-    /// node-a: insufficient memory (9Gi short)`.
-    pub fn summary(&self, subject: &str) -> String {
-        let totals = format!("{} for {subject}", self.totals());
-        if self.is_empty() {
-            return totals + ": no GPUs are published";
-        }
-        let few = self.tallies().find(|(r, _)| matches!(r, Reason::TooFewOnNode { .. }));
-        let only = self.tallies().next().filter(|_| self.tallies.len() == 1);
-        let clause =
-            few.or(only).map(|(reason, tally)| format!(": {}", tally_clause(reason, tally)));
-        let nearest = self.nearest_text().filter(|_| only.is_none() || self.nodes() > 1);
-        let nearest = nearest.map(|nearest| format!("; {nearest}"));
-        totals + &clause.unwrap_or_default() + &nearest.unwrap_or_default()
-    }
-
     /// Returns the number of nodes with counted devices.
     pub fn nodes(&self) -> usize {
         self.by_node().len()
@@ -240,73 +172,43 @@ impl Explanation {
         nodes
     }
 
-    /// Returns one line: `0/12 GPUs available: 1 insufficient cores (25 short), 7 not selected by
-    /// DeviceClass h100`. See [`render_for`](Self::render_for).
+    /// Returns the counts without the nodes, for one-line texts.
+    pub fn counts(&self) -> ReasonCounts {
+        let tallies = self.tallies.iter();
+        let count = |(reason, tally): (&Reason, &Tally)| {
+            let names_node = matches!(reason, Reason::TooFewOnNode { .. });
+            let largest = tally.largest().filter(|_| names_node);
+            let largest = largest.map(|(node, devices)| (node.clone(), devices));
+            (reason.clone(), ReasonCount { total: tally.total, largest })
+        };
+        let nearest = self.nearest.as_deref().cloned();
+        ReasonCounts::new(tallies.map(count).collect(), nearest, self.nodes())
+    }
+
+    /// Returns the nearest miss as text: see [`ReasonCounts::nearest_clause`].
+    pub fn nearest_clause(&self) -> Option<String> {
+        self.counts().nearest_clause()
+    }
+
+    /// Returns one line: see [`ReasonCounts::render`].
     pub fn render(&self, limit: usize) -> String {
-        self.render_after(self.totals(), limit)
+        self.counts().render(limit)
     }
 
-    /// Returns one line about a claim: `0/12 GPUs available for ResourceClaim gpu: 1 insufficient
-    /// cores (25 short)`.
-    ///
-    /// Reasons nearest to a fit come first, then the nearest miss if it fits into `limit` bytes.
-    /// Reasons that do not fit are counted at the end, so the line is never cut within a word.
+    /// Returns one line about a claim: see [`ReasonCounts::render_for`].
     pub fn render_for(&self, subject: &str, limit: usize) -> String {
-        self.render_after(format!("{} for {subject}", self.totals()), limit)
+        self.counts().render_for(subject, limit)
     }
 
-    fn render_after(&self, answer: String, limit: usize) -> String {
-        let mut line = answer + ": ";
-        if self.is_empty() {
-            return line + "no GPUs are published";
-        }
-        let start = line.len();
-        for (written, (reason, tally)) in self.tallies().enumerate() {
-            let clause = tally_clause(reason, tally);
-            let left = self.tallies.len() - written;
-            let room = if left == 1 { limit } else { limit.saturating_sub(REMAINDER_BYTES) };
-            let separator = if written == 0 { "" } else { ", " };
-            if line.len() + separator.len() + clause.len() > room {
-                return with_remainder(line, start, &clause, left, limit);
-            }
-            line.push_str(separator);
-            line.push_str(&clause);
-        }
-        if let Some(nearest) =
-            self.nearest_clause().filter(|nearest| line.len() + 2 + nearest.len() <= limit)
-        {
-            line.push_str("; ");
-            line.push_str(&nearest);
-        }
-        line
+    /// Returns a short line with the nearest miss: see [`ReasonCounts::summary`].
+    pub fn summary(&self, subject: &str) -> String {
+        self.counts().summary(subject)
     }
-}
 
-/// Ends a line without room for `left` more reasons; a first reason that is too long is cut.
-fn with_remainder(mut line: String, start: usize, next: &str, left: usize, limit: usize) -> String {
-    if line.len() == start {
-        let room = limit.saturating_sub(REMAINDER_BYTES + start);
-        line = format!("{line}{}…", &next[..next.floor_char_boundary(room)]);
-        return if left > 1 { format!("{line}, and {}", reasons(left - 1)) } else { line };
+    /// Returns the totals in kube-scheduler's form: see [`ReasonCounts::totals`].
+    pub fn totals(&self) -> String {
+        self.counts().totals()
     }
-    format!("{line}, and {}", reasons(left))
-}
-
-fn reasons(count: usize) -> String {
-    if count == 1 { "1 more reason".to_owned() } else { format!("{count} more reasons") }
-}
-
-fn tally_clause(reason: &Reason, tally: &Tally) -> String {
-    if let (Reason::TooFewOnNode { requested }, Some((node, devices))) = (reason, tally.largest()) {
-        let are = if devices == 1 { "is" } else { "are" };
-        return format!("only {devices} of {requested} requested GPUs {are} available on {node}");
-    }
-    clause(reason, tally.total)
-}
-
-/// Returns the number of devices with their reason: `2 insufficient memory (at least 9Gi short)`.
-pub fn clause(reason: &Reason, tally: NodeTally) -> String {
-    format!("{} {reason}{}", tally.devices, tally.shortage())
 }
 
 impl Serialize for Explanation {

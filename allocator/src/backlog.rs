@@ -1,0 +1,221 @@
+//! Pending pods between plans.
+//!
+//! Pods that a plan refused for a reason of their class wait in the queue of that class. The next
+//! plan tries the first of them. It tries the second only if the first is not refused, because
+//! capacity only shrinks in a plan. So a plan costs the number of classes, not of pods.
+//!
+//! ```text
+//! insert --> single --refused with its class--> queue of the class: first, ..., last
+//!    ^         |                                                      |
+//!    '- change of the pod, of its claims -- remove <------------------'
+//! ```
+
+use std::cell::Cell;
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::Arc;
+
+use tessera_api::names::{Namespace, PodName};
+
+use crate::model::{PendingPod, PodUid};
+use crate::planner::ClassId;
+
+/// Pending pods, kept between the plans of [`Planner::plan_backlog`](crate::Planner::plan_backlog).
+#[derive(Debug, Default)]
+pub struct Backlog {
+    pods: BTreeMap<PodUid, Entry>,
+    /// Pods that are not in a queue: each plan tries them.
+    single: BTreeMap<PodUid, Arc<PendingPod>>,
+    queues: BTreeMap<ClassId, Queue>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    pod: Arc<PendingPod>,
+    /// Class in whose queue the pod is.
+    class: Option<ClassId>,
+}
+
+/// Refused pods of one class.
+#[derive(Debug, Default)]
+pub(crate) struct Queue {
+    pods: BTreeMap<PlanOrder, Arc<PendingPod>>,
+    /// Time before which no pod of the queue has an open reservation window, in seconds since the
+    /// epoch.
+    pub(crate) no_window_before: Cell<Option<i64>>,
+}
+
+/// Order of pods in a plan: by priority, then age, then names.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct PlanOrder(Reverse<i32>, i64, Namespace, PodName, PodUid);
+
+impl PlanOrder {
+    pub(crate) fn of(pod: &PendingPod) -> Self {
+        let PendingPod { priority, created, namespace, name, uid, .. } = pod;
+        Self(Reverse(*priority), *created, namespace.clone(), name.clone(), uid.clone())
+    }
+}
+
+/// A class of refused pods.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RefusedClass<'b> {
+    /// The class.
+    pub id: ClassId,
+    /// Number of its pods.
+    pub pods: usize,
+    /// Its last pod in the order of planning. Each plan explains it, for all but the first one.
+    pub last: &'b PodUid,
+}
+
+impl Backlog {
+    /// Adds a pod, or replaces it by its present state. The next plan tries it.
+    pub fn insert(&mut self, pod: PendingPod) {
+        self.remove(&pod.uid);
+        let pod = Arc::new(pod);
+        self.single.insert(pod.uid.clone(), Arc::clone(&pod));
+        self.pods.insert(pod.uid.clone(), Entry { pod, class: None });
+    }
+
+    /// Removes a pod.
+    pub fn remove(&mut self, pod: &PodUid) {
+        let Some(Entry { pod, class }) = self.pods.remove(pod) else { return };
+        match class {
+            None => drop(self.single.remove(&pod.uid)),
+            Some(class) => self.leave_queue(class, &pod),
+        }
+    }
+
+    /// Returns the number of pods.
+    pub fn len(&self) -> usize {
+        self.pods.len()
+    }
+
+    /// Returns true if there are no pods.
+    pub fn is_empty(&self) -> bool {
+        self.pods.is_empty()
+    }
+
+    /// Returns a pod.
+    pub fn get(&self, pod: &PodUid) -> Option<&PendingPod> {
+        self.pods.get(pod).map(|entry| &*entry.pod)
+    }
+
+    /// Returns the class in whose queue the pod is; none if each plan tries the pod.
+    pub fn class_of(&self, pod: &PodUid) -> Option<ClassId> {
+        self.pods.get(pod)?.class
+    }
+
+    /// Returns the classes of refused pods.
+    pub fn classes(&self) -> impl Iterator<Item = RefusedClass<'_>> {
+        self.queues.iter().filter_map(|(id, queue)| {
+            let last = &queue.last()?.uid;
+            Some(RefusedClass { id: *id, pods: queue.pods.len(), last })
+        })
+    }
+
+    /// Returns the number of classes of refused pods.
+    pub fn class_count(&self) -> usize {
+        self.queues.len()
+    }
+
+    /// Returns true if pods of the class were refused.
+    pub fn has_class(&self, class: ClassId) -> bool {
+        self.queues.contains_key(&class)
+    }
+
+    /// Returns the class in whose queue the pod is the last.
+    pub fn class_whose_last_is(&self, pod: &PodUid) -> Option<ClassId> {
+        let class = self.class_of(pod)?;
+        (self.queues.get(&class)?.last()?.uid == *pod).then_some(class)
+    }
+
+    /// Returns true if each plan tries the pod, so that it has a decision or a refusal of its own.
+    pub fn is_always_tried(&self, pod: &PodUid) -> bool {
+        let Some(entry) = self.pods.get(pod) else { return false };
+        let Some(queue) = entry.class.and_then(|class| self.queues.get(&class)) else {
+            return true;
+        };
+        [queue.first(), queue.last()].into_iter().flatten().any(|end| end.uid == *pod)
+    }
+
+    /// Returns the pods after this one in the order of UIDs, each with the class in whose queue it
+    /// is.
+    pub fn pods_after(
+        &self,
+        pod: Option<&PodUid>,
+    ) -> impl Iterator<Item = (&PodUid, Option<ClassId>)> {
+        let from = pod.map_or(Bound::Unbounded, Bound::Excluded);
+        self.pods.range((from, Bound::Unbounded)).map(|(uid, entry)| (uid, entry.class))
+    }
+
+    /// Returns the pods that each plan tries first.
+    pub(crate) fn first_turns(&self) -> impl Iterator<Item = (&PendingPod, Option<ClassId>)> {
+        let single = self.single.values().map(|pod| (&**pod, None));
+        let firsts = self.queues.iter();
+        single.chain(firsts.filter_map(|(class, queue)| Some((queue.first()?, Some(*class)))))
+    }
+
+    /// Returns the queue of a class.
+    pub(crate) fn queue(&self, class: ClassId) -> Option<&Queue> {
+        self.queues.get(&class)
+    }
+
+    /// Returns the UIDs of all pods.
+    pub(crate) fn uids(&self) -> impl Iterator<Item = &PodUid> {
+        self.pods.keys()
+    }
+
+    /// Moves a pod that was refused with its class to the queue of the class. If it was the first
+    /// of another queue, the class was identified anew, and the whole queue moves.
+    pub(crate) fn refused_with(&mut self, pod: &PodUid, class: ClassId) {
+        let Some(entry) = self.pods.get_mut(pod) else { return };
+        match entry.class.replace(class) {
+            Some(old) if old == class => {}
+            None => {
+                let pod = Arc::clone(&entry.pod);
+                self.single.remove(&pod.uid);
+                self.queues.entry(class).or_default().add(pod);
+            }
+            Some(old) => {
+                let moved = self.queues.remove(&old).unwrap_or_default();
+                for pod in moved.pods.into_values() {
+                    if let Some(entry) = self.pods.get_mut(&pod.uid) {
+                        entry.class = Some(class);
+                    }
+                    self.queues.entry(class).or_default().add(pod);
+                }
+            }
+        }
+    }
+
+    fn leave_queue(&mut self, class: ClassId, pod: &PendingPod) {
+        if let Some(queue) = self.queues.get_mut(&class) {
+            queue.pods.remove(&PlanOrder::of(pod));
+            if queue.pods.is_empty() {
+                self.queues.remove(&class);
+            }
+        }
+    }
+}
+
+impl Queue {
+    fn add(&mut self, pod: Arc<PendingPod>) {
+        self.no_window_before.set(None);
+        self.pods.insert(PlanOrder::of(&pod), pod);
+    }
+
+    fn first(&self) -> Option<&PendingPod> {
+        self.pods.first_key_value().map(|(_, pod)| &**pod)
+    }
+
+    /// Returns the last pod.
+    pub(crate) fn last(&self) -> Option<&PendingPod> {
+        self.pods.last_key_value().map(|(_, pod)| &**pod)
+    }
+
+    /// Returns the pods after this one, in order.
+    pub(crate) fn after(&self, pod: &PlanOrder) -> impl Iterator<Item = &PendingPod> {
+        self.pods.range((Bound::Excluded(pod), Bound::Unbounded)).map(|(_, pod)| &**pod)
+    }
+}

@@ -1,0 +1,216 @@
+//! A backlog is planned like all of its pods, and refused pods cost nothing.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod builders;
+
+use std::collections::BTreeMap;
+
+use builders::*;
+use proptest::prelude::*;
+use serde_json::json;
+use tessera_allocator::model::{Device, PendingPod, PodUid};
+use tessera_allocator::{
+    AllocationPlan, Backlog, FeatureGates, PlanSettings, Planner, Refusal, RefusalCause,
+};
+
+/// A change of the pods or the cluster, before the next plan.
+#[derive(Debug, Clone)]
+enum Change {
+    Add { memory: u32, count: u64, priority: i32, created: i64 },
+    Delete { pod: usize },
+    Free { node: usize, gpu: usize },
+    Take { node: usize, gpu: usize, memory: u32 },
+    Wait { seconds: i64 },
+}
+
+fn changes() -> impl Strategy<Value = Vec<Vec<Change>>> {
+    let device = || (0usize..3, 0usize..3);
+    let memory = || prop::sample::select(vec![20u32, 50, 80]);
+    let change = prop_oneof![
+        6 => (memory(), 1u64..3, 0i32..2, 0i64..400)
+            .prop_map(|(memory, count, priority, created)| Change::Add { memory, count, priority, created }),
+        1 => (0usize..20).prop_map(|pod| Change::Delete { pod }),
+        3 => device().prop_map(|(node, gpu)| Change::Free { node, gpu }),
+        2 => (device(), memory())
+            .prop_map(|((node, gpu), memory)| Change::Take { node, gpu, memory }),
+        2 => (0i64..900).prop_map(|seconds| Change::Wait { seconds }),
+    ];
+    prop::collection::vec(prop::collection::vec(change, 1..8), 1..12)
+}
+
+fn gpus() -> Vec<Device> {
+    (0..3).map(|i| gpu(&format!("gpu-{i}"), "80Gi")).collect()
+}
+
+fn node(number: usize) -> String {
+    format!("node-{number}")
+}
+
+fn requesting(number: usize, memory: u32, count: u64) -> PendingPod {
+    let amount = format!("{memory}Gi");
+    let request = request("gpu", count, &[("memory", amount.as_str())]);
+    let claim = claim(&format!("c{number}"), vec![request]);
+    let placement = json!({"placement": {"node": "Binpack", "device": "Binpack"}});
+    pod(&format!("p{number:03}"), vec![configured(claim, placement)])
+}
+
+/// Cluster and pods, planned pod by pod and as a backlog.
+struct Both {
+    cluster: Cluster,
+    pods: BTreeMap<PodUid, PendingPod>,
+    added: usize,
+    now: i64,
+    by_pod: Planner,
+    by_class: Planner,
+    backlog: Backlog,
+}
+
+impl Both {
+    fn new() -> Self {
+        let cluster = (0..3).fold(Cluster::new(), |c, number| c.node(&node(number), gpus()));
+        let planner = || Planner::from_snapshot(&cluster.0, FeatureGates::default());
+        let (by_pod, by_class) = (planner(), planner());
+        let (pods, backlog) = (BTreeMap::new(), Backlog::default());
+        Self { cluster, pods, added: 0, now: 0, by_pod, by_class, backlog }
+    }
+
+    fn apply(&mut self, change: &Change) {
+        match change {
+            Change::Add { memory, count, priority, created } => {
+                let pod = requesting(self.added, *memory, *count);
+                let pod = PendingPod { priority: *priority, created: *created, ..pod };
+                self.added += 1;
+                self.backlog.insert(pod.clone());
+                self.pods.insert(pod.uid.clone(), pod);
+            }
+            Change::Delete { pod } => {
+                if let Some(uid) = self.pods.keys().nth(*pod).cloned() {
+                    self.remove(&uid);
+                }
+            }
+            Change::Free { node: number, gpu } => {
+                let id = device_id(&node(*number), &format!("gpu-{gpu}"));
+                self.cluster.0.usage.set(&id, None);
+                self.report(*number, *gpu);
+            }
+            Change::Take { node: number, gpu, memory } => {
+                let (device, memory) = (format!("gpu-{gpu}"), format!("{memory}Gi"));
+                self.cluster.use_share(&node(*number), &device, &memory, "1");
+                self.report(*number, *gpu);
+            }
+            Change::Wait { seconds } => self.now += seconds,
+        }
+    }
+
+    fn remove(&mut self, pod: &PodUid) {
+        self.pods.remove(pod);
+        self.backlog.remove(pod);
+    }
+
+    fn report(&mut self, number: usize, gpu: usize) {
+        let id = device_id(&node(number), &format!("gpu-{gpu}"));
+        for planner in [&mut self.by_pod, &mut self.by_class] {
+            planner.set_device_use(&id, self.cluster.0.usage.get(&id));
+        }
+    }
+
+    fn settings(&self) -> PlanSettings {
+        PlanSettings { now: self.now, reservation_delay: Some(300), ..PlanSettings::default() }
+    }
+
+    fn plan(&mut self) -> (AllocationPlan, AllocationPlan) {
+        let pods: Vec<PendingPod> = self.pods.values().cloned().collect();
+        let settings = self.settings();
+        let by_pod = self.by_pod.plan(&pods, settings);
+        let by_class = self.by_class.plan_backlog(&mut self.backlog, settings);
+        (by_pod, by_class)
+    }
+
+    /// Takes over the decisions, and removes their pods.
+    fn carry_out(&mut self, plan: &AllocationPlan) {
+        for decision in &plan.decisions {
+            for claim in &decision.claims {
+                self.cluster.0.usage.add(&claim.results);
+            }
+            self.remove(&decision.pod);
+        }
+        for (number, gpu) in (0..3).flat_map(|n| (0..3).map(move |gpu| (n, gpu))) {
+            self.report(number, gpu);
+        }
+    }
+}
+
+fn causes(plan: &AllocationPlan) -> BTreeMap<&PodUid, &RefusalCause> {
+    plan.refusals.iter().map(|Refusal { pod, cause, .. }| (pod, &**cause)).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    #[test]
+    fn backlog_is_planned_like_all_of_its_pods(steps in changes()) {
+        let mut both = Both::new();
+        for changes in &steps {
+            changes.iter().for_each(|change| both.apply(change));
+            let (by_pod, by_class) = both.plan();
+            prop_assert_eq!(&by_class.decisions, &by_pod.decisions);
+            prop_assert_eq!(&by_class.reserved, &by_pod.reserved);
+            let (expected, found) = (causes(&by_pod), causes(&by_class));
+            for (pod, cause) in &found {
+                prop_assert_eq!(Some(cause), expected.get(pod));
+            }
+            for class in both.backlog.classes() {
+                let is_in_class = |pod: &&PodUid| both.backlog.class_of(pod) == Some(class.id);
+                for pod in expected.keys().copied().filter(is_in_class) {
+                    let is_same = expected[pod] == found[class.last];
+                    prop_assert!(is_same || by_pod.reserved.is_some(), "{}", pod);
+                }
+            }
+            both.carry_out(&by_pod);
+            let refused = both.pods.keys().filter(|pod| both.backlog.class_of(pod).is_some());
+            prop_assert_eq!(refused.count(), by_pod.refusals.len());
+        }
+    }
+}
+
+#[test]
+fn plan_tries_only_the_ends_of_a_refused_class() {
+    let mut both = Both::new();
+    (0..9).for_each(|at| both.apply(&Change::Take { node: at / 3, gpu: at % 3, memory: 70 }));
+    let add = Change::Add { memory: 50, count: 1, priority: 0, created: 0 };
+    (0..100).for_each(|_| both.apply(&add));
+    let mut plan = || both.by_class.plan_backlog(&mut both.backlog, PlanSettings::default());
+    assert_eq!(plan().refusals.len(), 100, "each pod is refused by itself first");
+    assert_eq!(plan().refusals.len(), 2);
+    let classes: Vec<usize> = both.backlog.classes().map(|class| class.pods).collect();
+    assert_eq!(classes, [100]);
+}
+
+#[test]
+fn freed_capacity_goes_to_pods_of_the_class_in_order() {
+    let mut both = Both::new();
+    (0..9).for_each(|at| both.apply(&Change::Take { node: at / 3, gpu: at % 3, memory: 70 }));
+    let add = |priority| Change::Add { memory: 50, count: 1, priority, created: 0 };
+    (0..6).for_each(|number| both.apply(&add(number / 3)));
+    both.plan();
+    (0..4).for_each(|gpu| both.apply(&Change::Free { node: gpu / 3, gpu: gpu % 3 }));
+    let (_, plan) = both.plan();
+    let decided: Vec<&str> = plan.decisions.iter().map(|d| d.pod.as_str()).collect();
+    assert_eq!(decided, ["p003", "p004", "p005", "p000"], "by priority, then by name");
+}
+
+#[test]
+fn changed_pod_leaves_the_queue_of_its_class() {
+    let mut both = Both::new();
+    let too_large = requesting(0, 90, 1);
+    both.backlog.insert(too_large.clone());
+    both.by_class.plan_backlog(&mut both.backlog, PlanSettings::default());
+    assert!(both.backlog.class_of(&too_large.uid).is_some());
+    both.backlog.insert(PendingPod { claims: requesting(0, 20, 1).claims, ..too_large.clone() });
+    assert_eq!(both.backlog.class_of(&too_large.uid), None);
+    assert_eq!(both.backlog.classes().count(), 0);
+    let plan = both.by_class.plan_backlog(&mut both.backlog, PlanSettings::default());
+    assert_eq!(plan.decisions.len(), 1);
+    both.backlog.remove(&too_large.uid);
+    assert!(both.backlog.is_empty());
+}
