@@ -48,30 +48,32 @@ mod notices;
 mod overcommit;
 mod placements;
 mod planning;
+mod queued;
 mod release;
 mod repair;
 #[cfg(test)]
 mod tests;
 mod writes;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use tessera_allocator::model::PodUid;
 use tessera_allocator::{PlanSettings, ReservedNode};
 use tessera_api::events::EventReason;
 use tessera_api::names::{ClaimUid, NodeName};
-use tessera_index::Index;
+use tessera_index::{Blocked, Index};
 
 use self::audit::Audits;
 use self::clock::{Moment, Now};
 use self::effect::{ClaimChange, ClaimWrite, Effect, Figures, Notice, PodReference, StepOutput};
 use self::event::{Event, WatchedKind};
-use self::holds::{CountEnd, HoldReason, Holds, Subject};
+use self::holds::{HoldReason, Holds, Subject};
 use self::misplacements::Misplacements;
 use self::notices::{NoticeDraft, Notices, Offer, Topic};
 use self::placements::Placements;
 use self::planning::Planning;
+use self::queued::QueuedReasons;
 use self::writes::{OpenWrites, WritePurpose};
 
 /// The core: all state of the controller, and the function that changes it.
@@ -97,6 +99,14 @@ struct State {
     listed: BTreeSet<WatchedKind>,
     /// The node that is reserved.
     reserved: Option<ReservedNode>,
+    /// The pods that each step examines, whether they have changed or not: something keeps them
+    /// from being planned for a time, or nodes are left out for them.
+    revisited: BTreeSet<PodUid>,
+    /// The pods that cannot be planned until a user changes a claim, or a bound pod gets its
+    /// claim.
+    blocked: BTreeMap<PodUid, Blocked>,
+    /// The reasons of the pods in the backlog.
+    queued: QueuedReasons,
 }
 
 /// A step under way: the state, the time, and the output so far.
@@ -125,6 +135,9 @@ impl Core {
             audits: Audits::default(),
             listed: BTreeSet::new(),
             reserved: None,
+            revisited: BTreeSet::new(),
+            blocked: BTreeMap::new(),
+            queued: QueuedReasons::default(),
         };
         Self { state, wake: None, is_stopping: false }
     }
@@ -155,6 +168,9 @@ impl Core {
                 step.cause = news.unwrap_or(now.monotonic);
                 step.decide();
             }
+            if step.state.is_listed() {
+                step.tell_queued();
+            }
         }
         let Step { effects, figures, wake, .. } = step;
         self.wake = wake;
@@ -162,7 +178,9 @@ impl Core {
             return StepOutput { effects, figures, wake: None };
         }
         let notice = self.state.notices.next_due(&self.state.holds, now.monotonic);
-        let wake = wake.into_iter().chain(notice).chain([self.state.audits.next()]).min();
+        let audit = self.state.audits.next();
+        let wake = wake.into_iter().chain(notice).chain(self.state.queued.next()).chain([audit]);
+        let wake = wake.min();
         StepOutput { effects, figures, wake }
     }
 
@@ -216,7 +234,7 @@ impl Step<'_> {
         self.explain(&round);
         self.hold_undecided(&round.plan);
         self.release_unneeded(&round);
-        self.forget_gone();
+        self.forget_gone(&round.changed);
     }
 
     /// Takes over what the index has found out since the last step.
@@ -228,22 +246,19 @@ impl Step<'_> {
         self.note_bound();
     }
 
-    /// Forgets holds and notices of what does not exist any more.
-    fn forget_gone(&mut self) {
-        let State { index, holds, placements, misplacements, notices, .. } = &mut *self.state;
+    /// Forgets holds, placements and notices of the changed pods that do not wait any more.
+    fn forget_gone(&mut self, changed: &BTreeSet<PodUid>) {
+        let State { index, holds, placements, notices, .. } = &mut *self.state;
+        holds.forget_ended(self.now);
         let waiting = index.unbound_pods();
-        let exists = |pod: &PodUid| index.pod_name(pod).is_some();
-        placements.retain(|pod| waiting.contains(pod));
-        notices.retain(exists);
-        holds.retain(self.now, |subject, end| match (end, subject.parts()) {
-            (CountEnd::WaitingPod, (Some(pod), _)) => waiting.contains(pod),
-            (CountEnd::Pod, (Some(pod), _)) => exists(pod),
-            (CountEnd::Claim, (_, Some(claim))) => index.claim_object(claim).is_some(),
-            (CountEnd::Misplacement, (Some(pod), Some(claim))) => {
-                misplacements.contains(pod, claim)
+        for pod in changed.iter().filter(|pod| !waiting.contains(*pod)) {
+            let exists = index.pod_name(pod).is_some();
+            placements.forget(pod);
+            holds.forget_pod(pod, exists);
+            if !exists {
+                notices.forget(pod);
             }
-            _ => false,
-        });
+        }
         self.wake_at(self.state.holds.next_end(self.now));
     }
 

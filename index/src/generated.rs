@@ -68,6 +68,7 @@ impl Index {
         self.name_claims(&mut pod);
         self.list_by_claims(&pod);
         self.pods.insert(uid.clone(), pod);
+        self.changed_pods.insert(uid.clone());
         self.recount_requests(uid);
     }
 

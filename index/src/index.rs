@@ -46,6 +46,13 @@ pub struct Index {
     pub(crate) generated: Generated,
     /// Pods with claims that wait for a node: all that planning reads.
     pub(crate) unbound: BTreeSet<PodUid>,
+    /// Unbound pods with a claim that has devices of ours.
+    pub(crate) holding: BTreeSet<PodUid>,
+    /// Pods whose planning may have changed since
+    /// [`take_changed_pods`](Self::take_changed_pods).
+    pub(crate) changed_pods: BTreeSet<PodUid>,
+    /// Version of the classes at that time.
+    planned_classes: u64,
     /// Bound pods of which a claim may be misplaced.
     pub(crate) stranded: BTreeSet<PodUid>,
     /// Claims that lost their allocation since [`take_deallocated`](Self::take_deallocated).
@@ -176,7 +183,9 @@ impl Index {
     pub fn remove_pod(&mut self, object: &Pod) {
         let Some(uid) = object.metadata.uid.as_deref().map(PodUid::new) else { return };
         let Some(mut pod) = self.pods.remove(&uid) else { return };
+        self.changed_pods.insert(uid.clone());
         self.unbound.remove(&uid);
+        self.holding.remove(&uid);
         self.stranded.remove(&uid);
         self.unlink(&pod);
         self.count_requests(&mut pod, None);
@@ -214,6 +223,19 @@ impl Index {
         self.regenerate(&uid, was_generated_for, generated_for(object));
         self.update_claim(&uid, &key);
         Ok(())
+    }
+
+    /// Returns the pods whose planning may have changed since the last call, also those that do not
+    /// wait any more or do not exist.
+    pub fn take_changed_pods(&mut self) -> BTreeSet<PodUid> {
+        let mut changed = std::mem::take(&mut self.changed_pods);
+        if std::mem::replace(&mut self.planned_classes, self.classes_version)
+            != self.classes_version
+        {
+            // The drivers that a claim requests follow from its classes.
+            changed.extend(self.unbound.iter().cloned());
+        }
+        changed
     }
 
     /// Returns the claims that lost their allocation since the last call.
@@ -357,10 +379,12 @@ impl Index {
         for pod in &pods {
             self.recount_requests(pod);
         }
+        self.changed_pods.extend(pods);
     }
 
     /// Updates what follows from a pod that has changed.
     fn update_pod(&mut self, uid: &PodUid) {
+        self.changed_pods.insert(uid.clone());
         self.link(uid);
         let Some(pod) = self.pods.get(uid) else { return };
         if !pod.is_running() && !pod.links.is_empty() {
@@ -388,6 +412,8 @@ impl Index {
                 entry.users.insert(uid.clone(), node.clone());
                 entry.count(&mut self.sums);
                 self.unchecked.insert(claim.clone());
+                self.changed_pods
+                    .extend(self.pods_by_claim.get(&key).into_iter().flatten().cloned());
                 pod.links.insert(name.clone(), claim.clone());
             }
         }
@@ -396,6 +422,8 @@ impl Index {
     fn release_user(&mut self, claim: &ClaimUid, pod: &PodUid) {
         let Some(entry) = self.claims.get_mut(claim) else { return };
         self.unchecked.insert(claim.clone());
+        let key = (entry.claim.namespace.clone(), entry.claim.name.clone());
+        self.changed_pods.extend(self.pods_by_claim.get(&key).into_iter().flatten().cloned());
         entry.remove_user(pod);
         entry.count(&mut self.sums);
         if !entry.is_alive() {
@@ -432,6 +460,11 @@ impl Index {
             None
         };
         self.count_requests(&mut pod, node);
+        if pod.is_waiting() && self.holds_devices(&pod) {
+            self.holding.insert(uid.clone());
+        } else {
+            self.holding.remove(uid);
+        }
         if self.is_stranded(&pod) {
             self.stranded.insert(uid.clone());
         } else {

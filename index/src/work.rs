@@ -67,14 +67,24 @@ impl Index {
     /// Returns the pods to plan and those that cannot be planned.
     pub fn work(&self) -> Work {
         let mut work = Work::default();
-        for pod in self.unbound_entries() {
-            match self.plan_of(pod) {
+        for uid in &self.unbound {
+            match self.to_plan(uid) {
                 Ok(Some(pending)) => work.pending.push(pending),
                 Ok(None) => {}
                 Err(blocked) => work.blocked.push(blocked),
             }
         }
         work
+    }
+
+    /// Returns a pod of [`work`](Self::work) as the allocator's input; none if it does not wait, is
+    /// gated, lacks a claim or needs nothing.
+    ///
+    /// # Errors
+    /// It cannot be planned.
+    pub fn to_plan(&self, pod: &PodUid) -> Result<Option<PendingPod>, Blocked> {
+        let pod = self.pods.get(pod).filter(|pod| self.unbound.contains(&pod.uid) && !pod.gated);
+        pod.map_or(Ok(None), |pod| self.plan_of(pod))
     }
 
     /// Returns the pod as the allocator's input; none if a claim is missing or nothing is to be
@@ -139,12 +149,8 @@ impl Index {
 
     /// Returns the unbound pods with claims that have devices of ours.
     pub fn waiting(&self) -> Vec<Waiting> {
-        self.unbound_entries().filter_map(|pod| self.waiting_of(pod)).collect()
-    }
-
-    /// Returns the pods that wait for a node, without gated ones.
-    fn unbound_entries(&self) -> impl Iterator<Item = &PodEntry> {
-        self.unbound.iter().filter_map(|uid| self.pods.get(uid)).filter(|pod| !pod.gated)
+        let holding = self.holding.iter().filter_map(|uid| self.pods.get(uid));
+        holding.filter(|pod| !pod.gated).filter_map(|pod| self.waiting_of(pod)).collect()
     }
 
     fn waiting_of(&self, pod: &PodEntry) -> Option<Waiting> {

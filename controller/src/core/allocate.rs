@@ -7,7 +7,7 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use tessera_allocator::model::{PendingPod, PodUid};
 use tessera_allocator::{AllocationPlan, Decision};
 use tessera_api::events;
-use tessera_index::{Blocked, Index};
+use tessera_index::Index;
 use tracing::field::display;
 
 use super::clock::Moment;
@@ -30,8 +30,8 @@ const POD_HOLDS: [HoldReason; 4] = [
 /// One plan, and the pods that it does not contain.
 pub(super) struct Round {
     pub(super) plan: AllocationPlan,
-    /// Pods that cannot be planned until a user changes a claim, or a bound pod gets its claim.
-    pub(super) blocked: Vec<Blocked>,
+    /// Pods that may have changed since the last step.
+    pub(super) changed: BTreeSet<PodUid>,
     /// Pods with a claim that was deallocated within the last seconds.
     pub(super) deallocated: BTreeSet<PodUid>,
     /// Pending claims of pods that are delayed because their last search ended without a decision.
@@ -41,10 +41,18 @@ pub(super) struct Round {
 impl Step<'_> {
     /// Plans the pending pods and starts the writes of their allocations.
     pub(super) fn plan_pending(&mut self) -> Round {
-        let mut work = self.state.index.work();
-        let deallocated = self.note_deallocated(&mut work.pending);
-        let undecided_claims = self.withhold(&mut work.pending);
-        let plan = self.state.planning.plan(&mut self.state.index, &work.pending, self.wall);
+        let changed = self.changed_pods();
+        let mut examined = self.examine(&changed);
+        let deallocated = self.note_deallocated(&mut examined);
+        let undecided_claims = self.withhold(&mut examined);
+        for pod in examined {
+            // Nodes are left out for a time.
+            if pod.excluded_nodes.is_empty() {
+                self.state.revisited.remove(&pod.uid);
+            }
+            self.state.planning.backlog.insert(pod);
+        }
+        let plan = self.state.planning.plan(&mut self.state.index, self.wall);
         self.figures.is_planned = true;
         for decision in &plan.decisions {
             self.carry_out(decision);
@@ -55,7 +63,42 @@ impl Step<'_> {
         }
         let again = plan.replan_at.map(|again| again.saturating_sub(self.wall));
         self.wake_at(again.map(|seconds| in_seconds(self.now, seconds)));
-        Round { plan, blocked: work.blocked, deallocated, undecided_claims }
+        Round { plan, changed, deallocated, undecided_claims }
+    }
+
+    /// Returns the pods that may have changed since the last step: in the index, or because they or
+    /// one of their claims are held since.
+    fn changed_pods(&mut self) -> BTreeSet<PodUid> {
+        let mut changed = self.state.index.take_changed_pods();
+        for subject in self.state.holds.take_held() {
+            match subject.parts() {
+                (Some(pod), _) => drop(changed.insert(pod.clone())),
+                (None, Some(claim)) => changed.extend(self.state.index.pods_with(claim)),
+                (None, None) => {}
+            }
+        }
+        changed
+    }
+
+    /// Takes the pods that have changed or that are to be revisited out of the backlog. Returns
+    /// those that wait for devices, which are revisited by the next step unless they are planned.
+    fn examine(&mut self, changed: &BTreeSet<PodUid>) -> Vec<PendingPod> {
+        let mut pods = std::mem::take(&mut self.state.revisited);
+        pods.extend(changed.iter().cloned());
+        let mut examined = Vec::new();
+        for pod in pods {
+            self.state.planning.backlog.remove(&pod);
+            self.state.blocked.remove(&pod);
+            match self.state.index.to_plan(&pod) {
+                Ok(Some(pending)) => {
+                    examined.push(pending);
+                    self.state.revisited.insert(pod);
+                }
+                Ok(None) => {}
+                Err(blocked) => drop(self.state.blocked.insert(pod, blocked)),
+            }
+        }
+        examined
     }
 
     /// Records the pods that have lost their allocation, and excludes the nodes where they failed.

@@ -11,8 +11,9 @@ use tessera_index::Index;
 use tessera_messages as message;
 
 use super::clock::Moment;
+use super::holds::CountEnd;
 use super::notices::Topic;
-use super::{Step, gauge};
+use super::{State, Step, gauge};
 
 /// The interval between audits.
 const INTERVAL: Duration = Duration::from_secs(60);
@@ -76,6 +77,26 @@ impl Step<'_> {
         self.audit_orphans();
         self.audit_unlisted();
         self.audit_writes();
+        self.forget_all_gone();
+    }
+
+    /// Forgets holds, placements and notices of all that does not exist any more. Those of pods are
+    /// forgotten with the pods; the others are only memory by now.
+    fn forget_all_gone(&mut self) {
+        let State { index, holds, placements, misplacements, notices, .. } = &mut *self.state;
+        let waiting = index.unbound_pods();
+        let exists = |pod: &PodUid| index.pod_name(pod).is_some();
+        placements.retain(|pod| waiting.contains(pod));
+        notices.retain(exists);
+        holds.retain(self.now, |subject, end| match (end, subject.parts()) {
+            (CountEnd::WaitingPod, (Some(pod), _)) => waiting.contains(pod),
+            (CountEnd::Pod, (Some(pod), _)) => exists(pod),
+            (CountEnd::Claim, (_, Some(claim))) => index.claim_object(claim).is_some(),
+            (CountEnd::Misplacement, (Some(pod), Some(claim))) => {
+                misplacements.contains(pod, claim)
+            }
+            _ => false,
+        });
     }
 
     fn audit_sums(&mut self) {
@@ -132,6 +153,7 @@ impl Step<'_> {
             // Their allocations are released, also where nothing else changes.
             self.wake_at(Some(self.now));
         }
+        self.state.revisited.extend(self.state.audits.long_unlisted.iter().cloned());
         for pod in self.state.audits.long_unlisted.clone() {
             tracing::warn!(%pod, "pod status does not name all claims of the pod");
             let note = message::NOT_LISTED_NOTE.to_owned();

@@ -8,12 +8,13 @@ use tessera_index::{Blocked, PlanningBlocker, Scope};
 use tessera_messages as message;
 
 use super::allocate::Round;
+use super::clock::Moment;
 use super::notices::{NoteSource, NoticeDraft, Topic};
 use super::planning::pending_claims;
 use super::{State, Step};
 
 /// Pending claims by reason.
-type Pending = BTreeMap<&'static str, i64>;
+pub(super) type Pending = BTreeMap<&'static str, i64>;
 
 impl Step<'_> {
     /// Reports to the pending pods what they wait for, and counts their claims.
@@ -27,7 +28,8 @@ impl Step<'_> {
             );
         }
         self.explain_refusals(&round.plan, &mut pending);
-        self.explain_blocked(&round.blocked, &mut pending);
+        self.explain_queued(&round.plan, &mut pending);
+        self.explain_blocked(&mut pending);
         for pod in self.state.audits.long_unlisted(&self.state.index) {
             if let Ok(Some(withheld)) = self.state.index.pending(pod) {
                 let claims = pending.entry(events::POD_STATUS_MISSING_CLAIM.name()).or_default();
@@ -39,19 +41,29 @@ impl Step<'_> {
 
     fn explain_refusals(&mut self, plan: &AllocationPlan, pending: &mut Pending) {
         for refusal in &plan.refusals {
-            // Another driver may serve a claim that does not name ours, so only its mistakes are
-            // reported.
-            let is_any = self.state.index.scope(&refusal.claim) == Some(Scope::Any);
-            if is_any && !matches!(*refusal.cause, RefusalCause::UnknownClass { .. }) {
+            if !self.state.is_reported(refusal) {
                 continue;
             }
-            *pending.entry(message::metric_label(&refusal.cause)).or_default() += 1;
-            self.notify_refused(refusal, plan.reserved_for(&refusal.pod));
+            let later = self.notify_refused(refusal, plan.reserved_for(&refusal.pod));
+            let backlog = &self.state.planning.backlog;
+            if backlog.class_of(&refusal.pod).is_none() {
+                *pending.entry(message::metric_label(&refusal.cause)).or_default() += 1;
+            }
+            if backlog.is_always_tried(&refusal.pod) {
+                self.wake_at(later);
+            } else {
+                self.state.queued.tell_at(later);
+            }
         }
     }
 
     /// Reports a refusal. Its text, which may name every node, is only rendered when it is due.
-    fn notify_refused(&mut self, refusal: &Refusal, reserved: Option<&ReservedNode>) {
+    /// Returns the time at which it is to be offered again.
+    pub(super) fn notify_refused(
+        &mut self,
+        refusal: &Refusal,
+        reserved: Option<&ReservedNode>,
+    ) -> Option<Moment> {
         let draft = NoticeDraft {
             pod: refusal.pod.clone(),
             topic: Topic::Claim(refusal.claim.clone()),
@@ -60,19 +72,21 @@ impl Step<'_> {
         };
         let source = NoteSource::new(&refusal.cause, reserved);
         let State { notices, holds, .. } = &mut *self.state;
-        let Some(at) = notices.render_at(holds, &draft, &source, self.now) else { return };
+        let at = notices.render_at(holds, &draft, &source, self.now)?;
         if at > self.now {
-            return self.wake_at(Some(at));
+            return Some(at);
         }
         let claim = self.state.claim_name(&refusal.claim);
         let note = message::refusal_message(&claim, &refusal.cause, reserved);
         let later = self.publish(&draft, note);
-        self.wake_at(later);
         self.state.notices.rendered(&draft, source, self.now);
+        later
     }
 
-    fn explain_blocked(&mut self, blocked: &[Blocked], pending: &mut Pending) {
-        for Blocked { pod, claim, blocker } in blocked {
+    fn explain_blocked(&mut self, pending: &mut Pending) {
+        for Blocked { pod, claim, blocker } in
+            &self.state.blocked.values().cloned().collect::<Vec<_>>()
+        {
             let reason = message::blocker_reason(*blocker);
             *pending.entry(reason.name()).or_default() += 1;
             // A claim in use may be so only between two events of one cause.
@@ -92,11 +106,21 @@ impl Step<'_> {
             return;
         }
         self.state.reserved = reserved.cloned();
+        self.state.queued.texts_changed();
         match reserved {
             Some(ReservedNode { namespace, name, node, until, .. }) => {
                 tracing::info!(%node, pod = %name, %namespace, until, "keeping a node free for a pod");
             }
             None => tracing::info!("no node is reserved any more"),
         }
+    }
+}
+
+impl State {
+    /// Returns true if the refusal is reported. Another driver may serve a claim that does not name
+    /// ours, so only its mistakes are.
+    pub(super) fn is_reported(&self, refusal: &Refusal) -> bool {
+        let is_mistake = matches!(*refusal.cause, RefusalCause::UnknownClass { .. });
+        is_mistake || self.index.scope(&refusal.claim) != Some(Scope::Any)
     }
 }

@@ -208,6 +208,9 @@ pub(super) struct Holds {
     holds: BTreeMap<Subject, BTreeMap<HoldReason, Hold>>,
     /// The ends of the holds that wake the core, for the next wake.
     ends: BTreeSet<(Moment, Subject, HoldReason)>,
+    /// The subjects that were held since [`take_held`](Self::take_held), by holds that wake the
+    /// core.
+    held: BTreeSet<Subject>,
 }
 
 impl Holds {
@@ -254,6 +257,7 @@ impl Holds {
         self.forget_end(&subject, reason);
         if rule.wakes && until > now {
             self.ends.insert((until, subject.clone(), reason));
+            self.held.insert(subject.clone());
         }
         let hold = Hold { until, count: before.saturating_add(1), basis: None };
         self.holds.entry(subject).or_default().insert(reason, hold);
@@ -350,13 +354,37 @@ impl Holds {
         self.ends.iter().map(|(until, _, _)| *until).find(|until| *until > now)
     }
 
-    /// Forgets holds that are over, and counts whose object `exists` no more.
-    pub(super) fn retain(&mut self, now: Moment, exists: impl Fn(&Subject, CountEnd) -> bool) {
+    /// Takes the subjects that were held since the last call, by holds that wake the core.
+    pub(super) fn take_held(&mut self) -> BTreeSet<Subject> {
+        std::mem::take(&mut self.held)
+    }
+
+    /// Forgets the ends that have passed.
+    pub(super) fn forget_ended(&mut self, now: Moment) {
         while let Some((until, _, _)) = self.ends.first()
             && *until <= now
         {
             self.ends.pop_first();
         }
+    }
+
+    /// Forgets the holds of a pod that does not wait any more, and all of them if it does not
+    /// exist.
+    pub(super) fn forget_pod(&mut self, pod: &PodUid, exists: bool) {
+        let first = Subject::pod(pod);
+        let of_pod = self.holds.range(first..).take_while(|(s, _)| s.pod.as_ref() == Some(pod));
+        let ended = of_pod.flat_map(|(subject, holds)| {
+            let is_ended =
+                |reason: &&HoldReason| !exists || reason.rule().count_end == CountEnd::WaitingPod;
+            holds.keys().filter(is_ended).map(|reason| (subject.clone(), *reason))
+        });
+        for (subject, reason) in ended.collect::<Vec<_>>() {
+            self.end_of(&subject, reason);
+        }
+    }
+
+    /// Forgets holds that are over, and counts whose object `exists` no more.
+    pub(super) fn retain(&mut self, now: Moment, exists: impl Fn(&Subject, CountEnd) -> bool) {
         let ends = &mut self.ends;
         self.holds.retain(|subject, holds| {
             holds.retain(|reason, hold| {

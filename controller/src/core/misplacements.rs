@@ -22,7 +22,9 @@ impl Misplacements {
     /// that the claim was deallocated.
     pub(super) fn observe(&mut self, holds: &mut Holds, misplaced: &[Misplaced], now: Moment) {
         let keys: BTreeSet<_> = misplaced.iter().map(key).collect();
-        self.seen.retain(|known, _| keys.contains(known));
+        for ((pod, claim), _) in self.seen.extract_if(.., |known, _| !keys.contains(known)) {
+            holds.end(&Subject::pod_with(&pod, &claim));
+        }
         for one in misplaced {
             let known = self.seen.insert(key(one), one.allocated.clone());
             if known.as_ref() != Some(&one.allocated) {

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
 use tessera_allocator::model::{DeviceId, PodUid};
-use tessera_allocator::{RefusalCause, ReservedNode};
+use tessera_allocator::{ExplanationId, RefusalCause, ReservedNode};
 use tessera_api::events::EventReason;
 use tessera_api::names::{ClaimUid, NodeName};
 
@@ -79,11 +79,17 @@ struct LastNotice {
 }
 
 /// The source of a refusal's text. While it is the same, so is the text.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct NoteSource {
-    /// Only compared. It keeps no explanation in memory.
-    cause: Weak<RefusalCause>,
+    cause: CauseIdentity,
     reserved: Option<ReservedNode>,
+}
+
+/// The identity of a cause. It keeps no explanation in memory.
+#[derive(Debug, Clone)]
+enum CauseIdentity {
+    Explanation(ExplanationId),
+    Object(Weak<RefusalCause>),
 }
 
 impl LastNotice {
@@ -94,13 +100,23 @@ impl LastNotice {
 
 impl NoteSource {
     pub(super) fn new(cause: &Arc<RefusalCause>, reserved: Option<&ReservedNode>) -> Self {
-        Self { cause: Arc::downgrade(cause), reserved: reserved.cloned() }
+        let id = match &**cause {
+            RefusalCause::NoFit(explanation) => explanation.id(),
+            _ => None,
+        };
+        let object = || CauseIdentity::Object(Arc::downgrade(cause));
+        let cause = id.map_or_else(object, CauseIdentity::Explanation);
+        Self { cause, reserved: reserved.cloned() }
     }
 }
 
-impl PartialEq for NoteSource {
+impl PartialEq for CauseIdentity {
     fn eq(&self, other: &Self) -> bool {
-        self.cause.ptr_eq(&other.cause) && self.reserved == other.reserved
+        match (self, other) {
+            (Self::Explanation(a), Self::Explanation(b)) => a == b,
+            (Self::Object(a), Self::Object(b)) => a.ptr_eq(b),
+            _ => false,
+        }
     }
 }
 
@@ -308,6 +324,14 @@ impl Notices {
         };
         let deferred = self.deferred.values().map(|deferred| deferred.at);
         self.refused.values().filter_map(until).chain(deferred).min()
+    }
+
+    /// Forgets a pod that does not exist any more.
+    pub(super) fn forget(&mut self, pod: &PodUid) {
+        for last in self.last.remove(pod).into_iter().flat_map(|last| last.topics.into_values()) {
+            self.refused.remove(&last.id);
+        }
+        self.deferred.retain(|(of, _), _| of != pod);
     }
 
     /// Forgets pods that do not exist any more.

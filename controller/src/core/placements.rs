@@ -335,6 +335,11 @@ impl Placements {
         }
     }
 
+    /// Forgets a pod that does not wait any more.
+    pub(super) fn forget(&mut self, pod: &PodUid) {
+        self.pods.remove(pod);
+    }
+
     /// Forgets pods that do not wait any more.
     pub(super) fn retain(&mut self, is_waiting: impl Fn(&PodUid) -> bool) {
         self.pods.retain(|pod, _| is_waiting(pod));

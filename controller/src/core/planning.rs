@@ -2,41 +2,45 @@
 
 use std::time::Duration;
 
-use tessera_allocator::model::PendingPod;
-use tessera_allocator::{AllocationPlan, PlanSettings, Planner};
+use tessera_allocator::model::{PendingPod, PodUid};
+use tessera_allocator::{AllocationPlan, Backlog, PlanSettings, Planner, Refusal};
 use tessera_api::names::NodeName;
 use tessera_index::Index;
 
 use super::clock::Moment;
 
-/// The steps of one plan: one to two seconds of CPU time. Decisions until then are written, and
-/// the next plan continues.
-const STEPS_PER_PLAN: u64 = 2_000_000;
+/// The steps of one plan: half a second to one second of CPU time, and as many as one pod may have.
+/// Decisions until then are written, and the next plan continues.
+const STEPS_PER_PLAN: u64 = 1_000_000;
 
-/// The allocator, which gets the changes of the index before each plan.
+/// The allocator, which gets the changes of the index before each plan, and the pods that it plans.
 #[derive(Debug)]
 pub(super) struct Planning {
     planner: Planner,
     settings: PlanSettings,
+    /// Pods that wait for devices and that nothing keeps from being planned.
+    pub(super) backlog: Backlog,
 }
 
 impl Planning {
     pub(super) fn new(settings: PlanSettings) -> Self {
         let steps_per_plan = settings.steps_per_plan.min(STEPS_PER_PLAN);
         let settings = PlanSettings { steps_per_plan, ..settings };
-        Self { planner: Planner::default(), settings }
+        Self { planner: Planner::default(), settings, backlog: Backlog::default() }
     }
 
-    /// Plans the pods. `wall` is the time in seconds since the epoch. Nothing counts as taken
-    /// before it is [assumed](Index::assume).
-    pub(super) fn plan(
-        &mut self,
-        index: &mut Index,
-        pods: &[PendingPod],
-        wall: i64,
-    ) -> AllocationPlan {
+    /// Plans the pods of the backlog. `wall` is the time in seconds since the epoch. Nothing counts
+    /// as taken before it is [assumed](Index::assume).
+    pub(super) fn plan(&mut self, index: &mut Index, wall: i64) -> AllocationPlan {
         index.take_changes().apply_to(&mut self.planner);
-        self.planner.plan(pods, PlanSettings { now: wall, ..self.settings })
+        let settings = PlanSettings { now: wall, ..self.settings };
+        self.planner.plan_backlog(&mut self.backlog, settings)
+    }
+
+    /// Returns the refusals of a pod that waits in the queue of its class; none for other pods, or
+    /// if the reasons are not kept.
+    pub(super) fn refusals_of(&self, pod: &PodUid) -> Option<Vec<Refusal>> {
+        self.planner.refusals_of(self.backlog.get(pod)?, self.backlog.class_of(pod)?)
     }
 
     /// Plans the pending claims of a pod that is bound to `node`, on this node only.

@@ -1,5 +1,6 @@
 //! Explanations: events, each text once, and the reports of the audit.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use serde_json::json;
@@ -97,6 +98,53 @@ fn open_notices_are_bounded_and_the_rest_follows() {
     world.pass(seconds(3));
     world.report_all_notices();
     assert_eq!(world.notices.len(), pods, "each pod has one event");
+}
+
+/// A full node, and this many more pods of one shape that do not fit.
+fn full_with(pods: usize) -> World {
+    let mut world = full();
+    for number in 1..pods {
+        let name = format!("pod-{number}");
+        world.put(WatchedKind::Claim, objects::claim(&name, "20Gi"));
+        world.put(WatchedKind::Pod, objects::pod(&name, &[&name]));
+    }
+    world.deliver_all();
+    world.report_all_notices();
+    world
+}
+
+#[test]
+fn queued_pods_are_told_when_their_reason_changes() {
+    let mut world = full_with(300);
+    world.pass(seconds(3));
+    let before = world.notices.len();
+    assert_eq!(before, 300, "each pod has one event");
+    let mut slice = objects::slice("node-b", 1);
+    slice["spec"]["devices"][0]["capacity"]["memory"]["value"] = "1Gi".into();
+    world.put(WatchedKind::Node, objects::node("node-b"));
+    world.put(WatchedKind::Slice, slice);
+    world.deliver_all();
+    world.pass(seconds(1));
+    world.report_all_notices();
+    let told: BTreeSet<&str> =
+        world.notices[before..].iter().map(|notice| notice.pod.name.as_str()).collect();
+    assert_eq!((told.len(), world.notices.len() - before), (300, 300), "one more each");
+    world.pass(seconds(900));
+    assert_eq!(world.notices.len() - before, 300, "and nothing after it");
+}
+
+#[test]
+fn claims_of_queued_pods_count_as_pending() {
+    let mut world = full_with(50);
+    let pending = |world: &World| world.figures.pending.clone().unwrap().values().sum::<i64>();
+    world.touch("first");
+    world.deliver_all();
+    assert_eq!(pending(&world), 50);
+    world.end_pod("pod-7");
+    world.deliver_all();
+    world.touch("first");
+    world.deliver_all();
+    assert_eq!(pending(&world), 49);
 }
 
 #[test]
