@@ -149,8 +149,11 @@ fuzz-intercept: ## Fuzz the readers of grants, ledgers and HAMi's variables (nig
 	@testing/fuzz/run.sh $(or $(MINUTES),5)
 
 .PHONY: bench-controller
-bench-controller: ## Measure index and planner on a generated cluster (a minute): NODES=5000 SHARES=10000
+bench-controller: ## Measure the controller on a generated cluster (minutes): NODES=5000 SHARES=10000 PODS=10000
 	$(CARGO) build --locked --release --package tessera-judge
+	for shapes in 1 100 1000; do \
+		$(target)/release/backlog --nodes $(or $(NODES),5000) --pods $(or $(PODS),10000) --shapes $$shapes || exit 1; \
+	done
 	$(target)/release/scale --nodes $(or $(NODES),5000) --shares $(or $(SHARES),10000)
 
 .PHONY: bench-cluster

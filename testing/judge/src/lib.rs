@@ -3,6 +3,7 @@
 //! Each is a binary of this crate on top of one module of this library. It accepts any input of its
 //! format and prints a machine-readable last line:
 //!
+//! - `backlog` ([`backlog`]): CPU time of the controller's steps beside waiting pods.
 //! - `bench` ([`mod@bench`]): speed of the allocator, beside upstream's.
 //! - `bench --refused` ([`refused`]): cost of plans that refuse all pods.
 //! - `conformance` ([`conformance`]): comparison of the allocator's results with golden scenarios
@@ -18,6 +19,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod backlog;
 pub mod bench;
 pub mod conformance;
 pub mod placement;

@@ -25,7 +25,7 @@ use tessera_api::slice::{SliceOptions, build};
 use tessera_index::Index;
 
 /// GPUs of each node.
-const GPUS: usize = 8;
+pub(crate) const GPUS: usize = 8;
 
 /// Memory of each share, in MiB: with four of them on a GPU, there is room for another.
 const SHARE_MIB: usize = 10_000;
@@ -91,7 +91,8 @@ pub fn run(size: ClusterSize) -> std::io::Result<ScaleReport> {
         });
     }
     for share in 0..size.shares {
-        let (claim, pod) = (Arc::new(allocated_claim(share, size)), running_pod(share, size));
+        let (claim, pod) =
+            (Arc::new(allocated_claim(share, SHARE_MIB, size)), running_pod(share, size));
         apply += cpu_time(|| {
             controller.index.apply_claim(&claim).expect("invariant: valid");
             controller.index.apply_pod(&pod);
@@ -154,8 +155,9 @@ impl Controller {
             index.apply_taint_rule(&rules[n])
         });
         measure("its removal", self, &mut |index, n| index.remove_taint_rule(&rules[n]));
-        let claims: Vec<_> =
-            (0..size.events).map(|n| (running_pod(n, size), allocated_claim(n, size))).collect();
+        let claims: Vec<_> = (0..size.events)
+            .map(|n| (running_pod(n, size), allocated_claim(n, SHARE_MIB, size)))
+            .collect();
         measure("pod and claim deleted", self, &mut |index, n| {
             index.remove_pod(&claims[n].0);
             index.remove_claim(&claims[n].1);
@@ -184,7 +186,7 @@ impl Controller {
 }
 
 impl EventCost {
-    fn of(event: &'static str, mut times: Vec<Duration>) -> Self {
+    pub(crate) fn of(event: &'static str, mut times: Vec<Duration>) -> Self {
         times.sort_unstable();
         let at = |percent: usize| ms(times[(times.len() * percent / 100).min(times.len() - 1)]);
         Self { event, p50_ms: at(50), p99_ms: at(99) }
@@ -192,14 +194,14 @@ impl EventCost {
 }
 
 /// Returns the CPU time of this thread in `work`: other processes do not count.
-fn cpu_time(work: impl FnOnce()) -> Duration {
+pub(crate) fn cpu_time(work: impl FnOnce()) -> Duration {
     let now = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default();
     let start = now();
     work();
     now().saturating_sub(start)
 }
 
-fn ms(time: Duration) -> f64 {
+pub(crate) fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
@@ -220,7 +222,7 @@ fn node_name(node: usize) -> String {
     format!("gpu-node-{node:05}.example.com")
 }
 
-fn node_object(node: usize) -> Node {
+pub(crate) fn node_object(node: usize) -> Node {
     let labels = json!({
         "kubernetes.io/hostname": node_name(node), "kubernetes.io/os": "linux",
         "kubernetes.io/arch": "amd64", "node.kubernetes.io/instance-type": "p5.48xlarge",
@@ -245,7 +247,7 @@ fn uuid(node: usize, gpu: usize) -> GpuUuid {
     GpuUuid::new(text).expect("invariant: a UUID")
 }
 
-fn slices(node: usize) -> Vec<ResourceSlice> {
+pub(crate) fn slices(node: usize) -> Vec<ResourceSlice> {
     let gpu = |index: usize| Gpu {
         uuid: uuid(node, index),
         index: index as u32,
@@ -272,7 +274,7 @@ fn slices(node: usize) -> Vec<ResourceSlice> {
     slices
 }
 
-fn class() -> DeviceClass {
+pub(crate) fn class() -> DeviceClass {
     let expression =
         "device.driver == 'gpu.tessera.dev' && device.attributes['gpu.tessera.dev'].type == 'gpu'";
     read(json!({
@@ -298,7 +300,7 @@ fn taint_rule(number: usize, node: Option<usize>) -> DeviceTaintRule {
     }))
 }
 
-fn pod(name: &str, node: Option<String>) -> Pod {
+pub(crate) fn pod(name: &str, node: Option<String>) -> Pod {
     read(json!({
         "metadata": {
             "name": name, "namespace": "team-a", "uid": format!("uid-of-{name}"),
@@ -314,7 +316,7 @@ fn pod(name: &str, node: Option<String>) -> Pod {
     }))
 }
 
-fn claim(name: &str, memory: &str, status: Value) -> ResourceClaim {
+pub(crate) fn claim(name: &str, memory: &str, status: Value) -> ResourceClaim {
     read(json!({
         "metadata": {
             "name": name, "namespace": "team-a", "uid": format!("claim-uid-of-{name}"),
@@ -335,10 +337,10 @@ fn place(share: usize, size: ClusterSize) -> (usize, usize) {
     (gpu / GPUS, gpu % GPUS)
 }
 
-fn allocated_claim(share: usize, size: ClusterSize) -> ResourceClaim {
+pub(crate) fn allocated_claim(share: usize, memory_mib: usize, size: ClusterSize) -> ResourceClaim {
     let (node, gpu) = place(share, size);
     let name = format!("share-{share}");
-    let memory = format!("{SHARE_MIB}Mi");
+    let memory = format!("{memory_mib}Mi");
     let status = json!({
         "allocation": {
             "devices": {"results": [{
@@ -356,7 +358,7 @@ fn allocated_claim(share: usize, size: ClusterSize) -> ResourceClaim {
     claim(&name, &memory, status)
 }
 
-fn running_pod(share: usize, size: ClusterSize) -> Pod {
+pub(crate) fn running_pod(share: usize, size: ClusterSize) -> Pod {
     pod(&format!("share-{share}"), Some(node_name(place(share, size).0)))
 }
 

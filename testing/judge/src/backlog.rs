@@ -1,0 +1,308 @@
+//! Cost of a step of the controller beside pods that wait for devices: a step pays for what has
+//! changed, not for the pods that wait.
+//!
+//! ```text
+//! generated objects --Event--> Core::step --Effect--> answered as an API server does
+//!                              CPU time of each step
+//! ```
+//!
+//! Each GPU of the cluster has a share, and every waiting pod requests more than is left of any.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde::Serialize;
+use serde_json::Value;
+use tessera_allocator::PlanSettings;
+use tessera_api::names::ShareId;
+use tessera_controller::core::Core;
+use tessera_controller::core::clock::{Moment, Now};
+use tessera_controller::core::effect::{ClaimChange, ClaimWrite, Effect, StepOutput};
+use tessera_controller::core::event::{Change, Event, WatchedKind, WatchedObject, WriteOutcome};
+
+use crate::scale::{
+    ClusterSize, EventCost, GPUS, allocated_claim, claim, class, cpu_time, ms, node_object, pod,
+    running_pod, slices,
+};
+
+/// Memory of the share on each GPU, in MiB.
+const USED_MIB: usize = 60_000;
+
+/// Least memory that a waiting pod requests, in MiB: more than half of a GPU.
+const WANTED_MIB: usize = 45_000;
+
+/// Interval between two events.
+const INTERVAL: Duration = Duration::from_millis(100);
+
+/// Size of a cluster with waiting pods.
+#[derive(Debug, Clone, Copy)]
+pub struct BacklogSize {
+    /// Number of nodes, with eight GPUs each.
+    pub nodes: usize,
+    /// Number of waiting pods.
+    pub pods: usize,
+    /// Number of different requests among them.
+    pub shapes: usize,
+    /// Number of times that each event is measured.
+    pub events: usize,
+}
+
+/// Costs of a backlog.
+#[derive(Debug, Clone, Serialize)]
+pub struct BacklogReport {
+    /// CPU time until all pods are refused for the first time, in ms.
+    pub first_plan_ms: f64,
+    /// Longest step until then, in ms.
+    pub longest_step_ms: f64,
+    /// CPU time until all events about the pods are published, in ms.
+    pub notices_ms: f64,
+    /// Longest step with an audit, in ms: one a minute.
+    pub audit_ms: f64,
+    /// Costs of the steps that answer single events.
+    pub events: Vec<EventCost>,
+    /// Costs of all that follows within 100 ms, for the same events.
+    pub rest: Vec<EventCost>,
+}
+
+/// Builds the cluster and measures it.
+///
+/// # Panics
+/// Panics if a generated object is invalid, or a pod is allocated devices that it cannot have.
+#[must_use]
+pub fn run(size: BacklogSize) -> BacklogReport {
+    let mut controller = Controller::with_cluster(size);
+    for number in 0..size.pods {
+        controller.add(waiting_pod(number, size));
+    }
+    let (first_plan, longest_step) = controller.list();
+    let notices = controller.settle();
+    assert_eq!(controller.allocated, 0, "no pod fits before devices are freed");
+    BacklogReport {
+        first_plan_ms: ms(first_plan),
+        longest_step_ms: ms(longest_step),
+        notices_ms: ms(notices),
+        audit_ms: 0.0,
+        events: Vec::new(),
+        rest: Vec::new(),
+    }
+    .with_events(&mut controller, size)
+}
+
+impl BacklogReport {
+    fn with_events(mut self, controller: &mut Controller, size: BacklogSize) -> Self {
+        (self.events, self.rest) = controller.events(size);
+        self.audit_ms = ms(controller.audit);
+        self
+    }
+}
+
+/// The core, and what answers its effects.
+struct Controller {
+    core: Core,
+    now: Moment,
+    /// Time of the next step without an event.
+    wake: Option<Moment>,
+    /// Answers that the next step gets.
+    answers: Vec<Event>,
+    /// Number of claims allocated so far.
+    allocated: u64,
+    /// CPU time of the longest step with an audit.
+    audit: Duration,
+}
+
+impl Controller {
+    fn with_cluster(size: BacklogSize) -> Self {
+        let core = Core::new(PlanSettings::default());
+        let now = Moment::START;
+        let (wake, answers, audit) = (None, Vec::new(), Duration::ZERO);
+        let mut controller = Self { core, now, wake, answers, allocated: 0, audit };
+        controller.add([WatchedObject::Class(Arc::new(class()))]);
+        for node in 0..size.nodes {
+            let slices = slices(node).into_iter().map(Arc::new).map(WatchedObject::Slice);
+            controller.add(slices);
+            controller.add([WatchedObject::Node(Arc::new(node_object(node)))]);
+        }
+        for share in 0..size.nodes * GPUS {
+            controller.add(share_objects(share, size));
+        }
+        controller
+    }
+
+    /// Adds objects before all are listed, when nothing is decided.
+    fn add(&mut self, objects: impl IntoIterator<Item = WatchedObject>) {
+        let change = |object| Event::Changed { change: Change::Applied(object), at: self.now };
+        let events: Vec<Event> = objects.into_iter().map(change).collect();
+        let output = self.core.step(self.time(), events);
+        assert!(output.effects.is_empty(), "nothing is decided before all kinds are listed");
+    }
+
+    /// Ends the first lists. Returns the CPU time until a plan has reached all pods, and that of
+    /// the longest step.
+    fn list(&mut self) -> (Duration, Duration) {
+        let listed = WatchedKind::ALL.map(Change::Listed);
+        let (mut first, mut longest) = (self.step(listed), Duration::ZERO);
+        longest = longest.max(first);
+        while self.wake == Some(self.now) {
+            let took = self.step([]);
+            first += took;
+            longest = longest.max(took);
+        }
+        (first, longest)
+    }
+
+    /// Continues until no event about a pod waits. Returns the CPU time.
+    fn settle(&mut self) -> Duration {
+        let mut took = Duration::ZERO;
+        let end = self.now + Duration::from_secs(60);
+        while self.now < end {
+            took += self.run_until(self.now + INTERVAL);
+        }
+        took
+    }
+
+    /// Makes all steps that are due until `end`.
+    fn run_until(&mut self, end: Moment) -> Duration {
+        let mut took = Duration::ZERO;
+        loop {
+            let wake = self.wake.filter(|wake| *wake <= end);
+            match (self.answers.is_empty(), wake) {
+                (true, None) => break,
+                (true, Some(wake)) => self.now = self.now.max(wake),
+                (false, _) => {}
+            }
+            took += self.step([]);
+        }
+        self.now = end;
+        took
+    }
+
+    fn step(&mut self, changes: impl IntoIterator<Item = Change>) -> Duration {
+        let at = self.now;
+        let changes = changes.into_iter().map(|change| Event::Changed { change, at });
+        let events: Vec<Event> = self.answers.drain(..).chain(changes).collect();
+        let (now, mut output) = (self.time(), StepOutput::default());
+        let took = cpu_time(|| output = self.core.step(now, events));
+        self.wake = output.wake;
+        let answers: Vec<Event> = output.effects.into_iter().map(|e| self.answer(e)).collect();
+        self.answers = answers;
+        if output.figures.unanswered.is_some() {
+            self.audit = self.audit.max(took);
+            return Duration::ZERO;
+        }
+        took
+    }
+
+    fn answer(&mut self, effect: Effect) -> Event {
+        match effect {
+            Effect::Notify(notice) => Event::NoticeEnded { id: notice.id, is_delivered: true },
+            Effect::Write(write) => {
+                self.allocated += 1;
+                let stored = Arc::new(stored(&write, self.allocated));
+                Event::WriteEnded { id: write.id, outcome: WriteOutcome::Stored(stored) }
+            }
+        }
+    }
+
+    fn time(&self) -> Now {
+        let wall = 1_768_046_400 + self.now.since_start().as_secs() as i64;
+        Now { monotonic: self.now, wall }
+    }
+
+    /// Measures each kind of event: the step that answers it, and what follows until the next one.
+    fn events(&mut self, size: BacklogSize) -> (Vec<EventCost>, Vec<EventCost>) {
+        let (mut costs, mut rest) = (Vec::new(), Vec::new());
+        let mut measure = |event, changes: &dyn Fn(usize) -> Vec<Change>| {
+            let once = |n| (self.step(changes(n)), self.run_until(self.now + INTERVAL));
+            let (steps, later) = (0..size.events).map(once).unzip();
+            costs.push(EventCost::of(event, steps));
+            rest.push(EventCost::of(event, later));
+            self.settle();
+        };
+        measure("nothing that planning reads", &|n| {
+            vec![Change::Applied(WatchedObject::Pod(Arc::new(share_pod(n, size))))]
+        });
+        measure("node cordoned", &|n| vec![node_changed(n * 17 % size.nodes, true)]);
+        measure("node uncordoned", &|n| vec![node_changed(n * 17 % size.nodes, false)]);
+        let late = |n| size.pods + n;
+        measure("pod created that fits nowhere", &|n| applied(waiting_pod(late(n), size)));
+        measure("it is deleted", &|n| deleted(waiting_pod(late(n), size)));
+        measure("GPU freed, and taken by the first pod", &|n| {
+            deleted(share_objects(n * 131 % (size.nodes * GPUS), size))
+        });
+        assert_eq!(self.allocated as usize, size.events, "each freed GPU is used");
+        (costs, rest)
+    }
+}
+
+fn applied(objects: Vec<WatchedObject>) -> Vec<Change> {
+    objects.into_iter().map(Change::Applied).collect()
+}
+
+fn deleted(objects: Vec<WatchedObject>) -> Vec<Change> {
+    objects.into_iter().rev().map(Change::Deleted).collect()
+}
+
+/// Returns the claim as the API server stores the write.
+fn stored(write: &ClaimWrite, number: u64) -> ResourceClaim {
+    let ClaimChange::Allocate(draft) = &write.change else {
+        panic!("only allocations are expected: {:?}", write.change)
+    };
+    let mut claim = ResourceClaim::clone(&write.object);
+    let share = || ShareId::new(format!("1f0c2d3e-9a41-7c3b-8e55-{number:012x}"));
+    let share = || share().expect("invariant: a UUID");
+    let at = Time(k8s_openapi::jiff::Timestamp::UNIX_EPOCH);
+    claim.status.get_or_insert_default().allocation = Some(draft.render(&claim.clone(), at, share));
+    claim.metadata.resource_version = Some("2".to_owned());
+    claim
+}
+
+fn cluster(size: BacklogSize) -> ClusterSize {
+    ClusterSize { nodes: size.nodes, shares: size.nodes * GPUS, events: size.events }
+}
+
+fn share_pod(share: usize, size: BacklogSize) -> k8s_openapi::api::core::v1::Pod {
+    running_pod(share, cluster(size))
+}
+
+fn share_objects(share: usize, size: BacklogSize) -> Vec<WatchedObject> {
+    let claim = Arc::new(allocated_claim(share, USED_MIB, cluster(size)));
+    let pod = Arc::new(share_pod(share, size));
+    vec![WatchedObject::Claim(claim), WatchedObject::Pod(pod)]
+}
+
+fn waiting_pod(number: usize, size: BacklogSize) -> Vec<WatchedObject> {
+    let memory = format!("{}Mi", WANTED_MIB + number % size.shapes);
+    let name = format!("waiting-{number}");
+    let claim = Arc::new(claim(&name, &memory, Value::Null));
+    vec![WatchedObject::Claim(claim), WatchedObject::Pod(Arc::new(pod(&name, None)))]
+}
+
+fn node_changed(node: usize, is_cordoned: bool) -> Change {
+    let mut object = node_object(node);
+    object.spec.get_or_insert_default().unschedulable = Some(is_cordoned);
+    Change::Applied(WatchedObject::Node(Arc::new(object)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_freed_gpu_goes_to_a_waiting_pod() {
+        let report = run(BacklogSize { nodes: 10, pods: 30, shapes: 3, events: 5 });
+        assert_eq!(report.events.len(), 6);
+        assert!(report.first_plan_ms > 0.0);
+    }
+
+    #[test]
+    fn step_costs_no_more_where_ten_times_as_many_pods_wait() {
+        let [few, many] =
+            [150, 1500].map(|pods| run(BacklogSize { nodes: 20, pods, shapes: 3, events: 20 }));
+        for (few, many) in few.events.iter().zip(&many.events) {
+            let ratio = many.p50_ms / few.p50_ms.max(0.01);
+            assert!(ratio < 4.0, "{}: {few:?} and {many:?}", few.event);
+        }
+    }
+}
