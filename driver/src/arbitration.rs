@@ -46,7 +46,7 @@ use crate::{
         shares::open_grant,
         sole_lock,
     },
-    usage::{Ledgers, read_ledger},
+    usage::{Ledgers, liveness::live_slots, read_ledger},
 };
 
 /// Interval of rounds. Unused compute is redistributed within a few rounds.
@@ -321,6 +321,11 @@ impl ScheduledShare {
     /// Returns the usage in its ledger, or `None` if the ledger is unreadable, corrupt, or has too
     /// many locks.
     fn observe(&mut self, ledgers: &Ledgers, now_ns: u64) -> Option<Observation> {
+        let id = self.id.clone();
+        ledgers.slow().read(&id, || self.read_ledger(ledgers, now_ns)).ok()?
+    }
+
+    fn read_ledger(&mut self, ledgers: &Ledgers, now_ns: u64) -> Option<Observation> {
         let (file, bytes) = read_ledger(&ledgers.paths().ledger(&self.id)).ok()?;
         let ledger = LedgerReport::parse(&bytes).ok()?;
         let waits = ledger.waits();
@@ -330,7 +335,7 @@ impl ScheduledShare {
         let waited = if waits != self.waits {
             true
         } else if waiting.peek().is_some() {
-            !ledgers.slow().live_slots(&self.id, &file, waiting).ok()?.is_empty()
+            !live_slots(&file, waiting).ok()?.is_empty()
         } else {
             false
         };

@@ -178,24 +178,27 @@ impl Ledgers {
     }
 
     fn read_share(&self, share: &ClaimDeviceName) -> Result<LedgerUsage, UnreadableLedger> {
-        let without_file = |error: io::Error| UnreadableLedger { file: None, cause: error.into() };
-        let (file, bytes) = read_ledger(&self.paths.ledger(share)).map_err(without_file)?;
-        let identity = FileIdentity::of(&file).map_err(without_file)?;
-        self.usage(share, &file, identity, &bytes)
-            .map_err(|cause| UnreadableLedger { file: Some(identity), cause })
+        let path = self.paths.ledger(share);
+        self.slow.read(share, || read_usage(&path)).unwrap_or_else(|pauses| {
+            Err(UnreadableLedger { file: FileIdentity::at(&path).ok(), cause: pauses.into() })
+        })
     }
+}
 
-    fn usage(
-        &self,
-        share: &ClaimDeviceName,
-        ledger: &File,
-        file: FileIdentity,
-        bytes: &[u8],
-    ) -> Result<LedgerUsage, LedgerFault> {
+fn read_usage(path: &Path) -> Result<LedgerUsage, UnreadableLedger> {
+    let without_file = |error: io::Error| UnreadableLedger { file: None, cause: error.into() };
+    let (file, bytes) = read_ledger(path).map_err(without_file)?;
+    let identity = FileIdentity::of(&file).map_err(without_file)?;
+    LedgerUsage::of(&file, identity, &bytes)
+        .map_err(|cause| UnreadableLedger { file: Some(identity), cause })
+}
+
+impl LedgerUsage {
+    fn of(ledger: &File, file: FileIdentity, bytes: &[u8]) -> Result<Self, LedgerFault> {
         let report = LedgerReport::parse(bytes)?;
         let claimed = report.processes().map(|process| process.slot);
-        let live = self.slow.live_slots(share, ledger, claimed)?;
-        Ok(LedgerUsage {
+        let live = liveness::live_slots(ledger, claimed)?;
+        Ok(Self {
             file,
             peak_bytes: report.peak_bytes(),
             refused: report.refused(),

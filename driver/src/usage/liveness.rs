@@ -1,9 +1,9 @@
 //! Living processes of a ledger, by the locks on their slots.
 //!
 //! The kernel releases the lock of a slot when its process exits. A query of a lock compares it
-//! with all locks on the file, and containers may hold as many of those as they want: 50,000 make
-//! one query take a millisecond. So the queries of one ledger have a budget of processor time, and
-//! a ledger that exceeds it is not asked for a while ([`SlowLedgers`]).
+//! with all locks on the file, and so does closing the file. Containers may hold as many locks as
+//! they want: 50,000 make each take a millisecond. So reads of one ledger have a budget of processor
+//! time, and a ledger that exceeds it is not opened for a while ([`SlowLedgers`]).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,8 +21,8 @@ use rustix::time::{ClockId, clock_gettime};
 use tessera_api::names::ClaimDeviceName;
 use tessera_intercept_abi::ledger::LOCK_OFFSET;
 
-/// Processor time for the queries of one ledger: 448 slots, each locked by a process of its own,
-/// take about the half of it.
+/// Processor time for one read of a ledger: 448 slots, each locked by a process of its own, take
+/// about the half of it.
 const BUDGET: Duration = Duration::from_millis(10);
 
 /// First pause of a ledger that exceeded its budget. Doubled each time.
@@ -124,7 +124,7 @@ fn thread_time() -> Duration {
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), nanos)
 }
 
-/// The ledgers that exceeded their budget, which are not asked for a while.
+/// The ledgers that exceeded their budget, which are not opened for a while.
 ///
 /// Shared by all readers of ledgers, so that a ledger is slow for each of them once.
 #[derive(Debug, Default)]
@@ -137,20 +137,26 @@ struct SlowLedger {
 }
 
 impl SlowLedgers {
-    /// Returns those of the `claimed` slots of a share's ledger whose locks a process holds.
+    /// Returns what `read` returns, which opens a share's ledger, reads it, and closes it again.
+    ///
+    /// A read that exceeds the budget is the last one before a pause. Its result is returned.
     ///
     /// # Errors
-    /// [`TooManyLocks`], also without a query while the ledger pauses.
-    pub fn live_slots(
+    /// [`TooManyLocks`], without a call of `read`, while the ledger pauses.
+    pub fn read<T>(
         &self,
         share: &ClaimDeviceName,
-        ledger: &File,
-        claimed: impl IntoIterator<Item = usize>,
-    ) -> Result<BTreeSet<usize>, TooManyLocks> {
+        read: impl FnOnce() -> T,
+    ) -> Result<T, TooManyLocks> {
         if self.pauses(share, Instant::now()) {
             return Err(TooManyLocks);
         }
-        live_slots(ledger, claimed).inspect_err(|_| self.exceeded(share, Instant::now()))
+        let begun = thread_time();
+        let result = read();
+        if thread_time().saturating_sub(begun) > BUDGET {
+            self.exceeded(share, Instant::now());
+        }
+        Ok(result)
     }
 
     /// Forgets the shares that are not in `shares`.
@@ -261,10 +267,24 @@ mod tests {
         assert_eq!(Duration::from_millis(queries.get().into()), BUDGET + Duration::from_millis(1));
     }
 
+    fn share() -> ClaimDeviceName {
+        let claim = ClaimUid::new("1f0c2d3e-9a41-4c3b-8e55-0d6f2b1a4c77").expect("a UID");
+        ClaimDeviceName::of_result(&claim, 0, None).expect("a name")
+    }
+
+    #[test]
+    fn ledger_that_is_slow_to_close_is_not_opened_for_a_while() {
+        let (slow, share) = (SlowLedgers::default(), share());
+        assert_eq!(slow.read(&share, || 1), Ok(1));
+        let begun = thread_time();
+        let close = || while thread_time() - begun <= BUDGET {};
+        assert_eq!(slow.read(&share, close), Ok(()));
+        assert_eq!(slow.read(&share, || panic!("opened")), Err::<(), _>(TooManyLocks));
+    }
+
     #[test]
     fn pauses_of_a_slow_ledger_double_and_end() {
-        let claim = ClaimUid::new("1f0c2d3e-9a41-4c3b-8e55-0d6f2b1a4c77").expect("a UID");
-        let share = ClaimDeviceName::of_result(&claim, 0, None).expect("a name");
+        let share = share();
         let (slow, mut now) = (SlowLedgers::default(), Instant::now());
         assert!(!slow.pauses(&share, now));
         for seconds in [1, 2, 4, 8, 16, 32, 60, 60] {

@@ -44,8 +44,19 @@ impl FileIdentity {
     /// # Errors
     /// The metadata cannot be read.
     pub fn of(file: &File) -> io::Result<Self> {
-        let metadata = file.metadata()?;
-        Ok(Self { device: metadata.dev(), inode: metadata.ino() })
+        Ok(Self::in_metadata(&file.metadata()?))
+    }
+
+    /// Returns the identity of the file at `path` without opening it; of a link, not of its target.
+    ///
+    /// # Errors
+    /// The metadata cannot be read.
+    pub fn at(path: &Path) -> io::Result<Self> {
+        Ok(Self::in_metadata(&fs::symlink_metadata(path)?))
+    }
+
+    fn in_metadata(metadata: &fs::Metadata) -> Self {
+        Self { device: metadata.dev(), inode: metadata.ino() }
     }
 
     /// Returns true if a line of `/proc/<pid>/maps` is of this file.
