@@ -63,6 +63,19 @@ soak: build ## The long tests on the simulated cluster, in full: PODS=10000 CLAI
 	TESSERA_SOAK_PODS=$(or $(PODS),10000) TESSERA_FENCE_CLAIMS=$(or $(CLAIMS),10000) $(if $(SEED),TESSERA_SOAK_SEED=$(SEED)) \
 	  $(CARGO) test --locked --package tessera-e2e --test simcluster -- two-allocators trial/soak
 
+release_programs:
+	$(CARGO) build --locked --release $(addprefix --package=,$(programs)) --package=tessera-attacks
+	$(CARGO) build --locked $(QUIET) --profile intercept --package tessera-intercept --package tessera-intercept-cuda --package tessera-intercept-nvml
+.PHONY: release_programs
+
+.PHONY: attack
+attack: release_programs ## Attack a simulated cluster at random beside an honest namespace: MINUTES=10 PEACE=2 SEED=... OPTIONS=--help
+	$(target)/release/attacker --minutes $(or $(MINUTES),10) --peace $(or $(PEACE),2) $(if $(SEED),--seed $(SEED)) $(OPTIONS)
+
+.PHONY: bench-attacks
+bench-attacks: release_programs ## Repeat the findings of the security review with their own limits of time (optimised build, idle machine; minutes)
+	TESSERA_ATTACKS_STRICT=1 $(CARGO) test --locked --release --package tessera-attacks -- --nocapture --test-threads=1
+
 .PHONY: e2e
 e2e: ## Run Tessera on a real Kubernetes 1.37, or K8S=1.36, on this machine (root and Go; fake GPUs; 15 minutes the first time): TEST=...
 	e2e/cluster/run.sh $(TEST)

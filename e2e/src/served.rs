@@ -81,6 +81,12 @@ impl ServedCluster {
         }
     }
 
+    /// Returns the process ID of the cluster, whose programs are its descendants; `None` if it has
+    /// exited.
+    pub fn pid(&self) -> Option<u32> {
+        self.child.id()
+    }
+
     /// Stops the cluster. The process cleans up and reports the result by its exit code.
     ///
     /// # Errors

@@ -34,6 +34,10 @@ pub(crate) struct ServeArgs {
     /// Run driver and controller with an adjustable wall clock, which `node chaos` needs.
     #[arg(long)]
     clocks: bool,
+    /// Serve the metrics of driver and controller, each on a free port of the loopback interface
+    /// that its command line names.
+    #[arg(long)]
+    metrics: bool,
 }
 
 /// Flags of `node`.
@@ -74,12 +78,12 @@ pub(crate) fn log_to_stderr() {
 }
 
 async fn run(args: ServeArgs, directory: PathBuf) -> anyhow::Result<()> {
-    let ServeArgs { run_directory, worlds, clocks } = args;
+    let ServeArgs { run_directory, worlds, clocks, metrics } = args;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     std::fs::create_dir_all(&run_directory)?;
     let mut test_bed =
-        TestBed::start(TestBedOptions { clocks, ..options(directory, &worlds)? }).await?;
+        TestBed::start(TestBedOptions { clocks, metrics, ..options(directory, &worlds)? }).await?;
     let listener = UnixListener::bind(run_directory.join("control.sock"))
         .with_context(|| format!("another cluster uses `{}`", run_directory.display()))?;
     write_script(&run_directory)?;

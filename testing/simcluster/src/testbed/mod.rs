@@ -219,4 +219,5 @@ fn controller_spec(
         .argument("--namespace", NAMESPACE)
         .argument("--identity", "tessera-controller-demo")
         .argument("--metrics-address", process::address_text(metrics))
+        .argument("--health-socket", directory.join("health.sock"))
 }

@@ -299,4 +299,5 @@ fn driver_spec(
         .argument("--sysfs-root", directory.join("sys"))
         .argument("--intercept-library", &programs.intercept)
         .argument("--metrics-address", process::address_text(metrics))
+        .argument("--health-socket", directory.join("health.sock"))
 }

@@ -1,0 +1,43 @@
+//! A short random attack with a fixed seed.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::time::Duration;
+
+use tessera_attacks::attack::{self, AttackPlan, Target};
+use tessera_attacks::cluster::AttackedCluster;
+use tessera_test_support::{report_skip, test_name};
+
+const PLAN: AttackPlan = AttackPlan {
+    seed: 1,
+    peace: Duration::from_secs(3),
+    attack: Duration::from_secs(10),
+    interval: Duration::from_secs(1),
+    workers: 4,
+    objects: 25,
+    rate: None,
+    classes: true,
+};
+
+/// Most memory of the controller and of a driver, in MiB.
+const MEMORY_MIB: [f64; 2] = [256.0, 64.0];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn random_attack_violates_no_invariant() {
+    let cluster = match AttackedCluster::start().await.unwrap() {
+        Ok(cluster) => cluster,
+        Err(reason) => return report_skip(test_name!(), reason),
+    };
+    let target = Target::simulated(&cluster).unwrap();
+    let report = attack::run(&target, PLAN, |_| {}).await.unwrap();
+    eprintln!("{report}");
+    assert!(report.violations.is_empty(), "{report}");
+    assert_eq!(report.leader_changes, 0, "{report}");
+    assert!(report.peace.pods > 0 && report.attack.pods > 0, "{report}");
+    assert!(report.requests.len() > 6, "the attacker did little: {report}");
+    for process in &report.processes {
+        let most = MEMORY_MIB[usize::from(process.process.starts_with("tessera-driver"))];
+        assert!(process.peak_rss_mib < most, "{process:?}, limit {most} MiB");
+    }
+    cluster.stop().await.unwrap();
+}
