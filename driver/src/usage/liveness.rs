@@ -2,7 +2,7 @@
 //!
 //! The kernel releases the lock of a slot when its process exits. A query of a lock compares it
 //! with all locks on the file, and so does closing the file. Containers may hold as many locks as
-//! they want: 50,000 make each take a millisecond. So reads of one ledger have a budget of processor
+//! they want: 50,000 make each take a millisecond. So a read of a ledger has a budget of processor
 //! time, and a ledger that exceeds it is not opened for a while ([`SlowLedgers`]).
 
 use std::{

@@ -94,7 +94,7 @@ impl Target {
     }
 }
 
-/// What happens in an attack, and for how long.
+/// Phases, load and seed of an attack.
 #[derive(Clone, Copy, Debug)]
 pub struct AttackPlan {
     /// Seed of the attacker's choices.

@@ -101,11 +101,15 @@ impl Harness {
     /// Checks that several pods of the neighbour, one after the other, are allocated within the
     /// limit.
     pub(crate) async fn check_neighbour(&self, strict: Duration) {
+        let mut longest = Duration::ZERO;
         for number in 0..bounds::size(5, 2) {
+            let cpu_before = self.controller().usage().unwrap().cpu_s;
             let latency = self.measure_neighbour(&format!("attacked-{number}")).await;
-            self.report("allocated under attack after", latency);
-            assert!(latency <= bounds::limit(strict), "allocated after {latency:?}");
+            let cpu = self.controller().usage().unwrap().cpu_s - cpu_before;
+            self.report("allocated under attack after, CPU seconds:", (latency, cpu));
+            longest = longest.max(latency);
         }
+        assert!(longest <= bounds::limit(strict), "allocated after {longest:?}");
     }
 
     /// Checks that the leader has neither lost its Lease nor been restarted.
