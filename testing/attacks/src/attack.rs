@@ -225,7 +225,7 @@ async fn clean_up(
     hostile: &Hostile,
     violations: &Violations,
 ) -> anyhow::Result<()> {
-    hostile.withdraw().await?;
+    violations.add_error("the attacker cannot withdraw", hostile.withdraw().await);
     for name in [HONEST, HOSTILE] {
         let deleted = leftovers::delete_namespace(&target.client, name, DELETED_WITHIN).await;
         violations.add_error("objects are left", deleted);

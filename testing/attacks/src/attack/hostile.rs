@@ -27,6 +27,9 @@ const USER: &str = "attacker";
 /// Kinds of objects, in the order in which an attacker needs them.
 const KINDS: [&str; 4] = ["ResourceClaim", "ResourceClaimTemplate", "Pod", "DeviceClass"];
 
+/// Attempts to remove the attacker's finalizers from objects that others change.
+const ATTEMPTS: usize = 100;
+
 type Outcomes = BTreeMap<String, BTreeMap<&'static str, u64>>;
 
 pub(super) struct Hostile {
@@ -126,19 +129,36 @@ async fn release<K>(api: &Api<K>) -> anyhow::Result<()>
 where
     K: Resource + Clone + std::fmt::Debug + Serialize + DeserializeOwned,
 {
+    for _ in 0..ATTEMPTS {
+        if release_once(api).await? == 0 {
+            return Ok(());
+        }
+    }
+    anyhow::bail!("objects changed {ATTEMPTS} times while the attacker's finalizer was removed")
+}
+
+/// Returns the number of objects that were changed meanwhile, and are to be read again.
+async fn release_once<K>(api: &Api<K>) -> anyhow::Result<usize>
+where
+    K: Resource + Clone + std::fmt::Debug + Serialize + DeserializeOwned,
+{
+    let mut changed = 0;
     for object in api.list(&ListParams::default()).await? {
-        if !object.finalizers().iter().any(|finalizer| finalizer == FINALIZER) {
+        let is_other = |finalizer: &&String| *finalizer != FINALIZER;
+        let others: Vec<_> = object.finalizers().iter().filter(is_other).collect();
+        if others.len() == object.finalizers().len() {
             continue;
         }
-        let others: Vec<_> = object.finalizers().iter().filter(|f| *f != FINALIZER).collect();
-        let patch = json!({"metadata": {"finalizers": others}});
+        let version = object.resource_version();
+        let patch = json!({"metadata": {"finalizers": others, "resourceVersion": version}});
         match api.patch(&object.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await {
             Ok(_) => {}
             Err(kube::Error::Api(status)) if status.is_not_found() => {}
+            Err(kube::Error::Api(status)) if status.is_conflict() => changed += 1,
             Err(error) => return Err(error).context("cannot remove the attacker's finalizer"),
         }
     }
-    Ok(())
+    Ok(changed)
 }
 
 /// Names of a worker's objects by kind.
