@@ -72,9 +72,13 @@ release_programs:
 attack: release_programs ## Attack a simulated cluster at random beside an honest namespace: MINUTES=10 PEACE=2 SEED=... OPTIONS=--help
 	$(target)/release/attacker --minutes $(or $(MINUTES),10) --peace $(or $(PEACE),2) $(if $(SEED),--seed $(SEED)) $(OPTIONS)
 
+.PHONY: test-attacks
+test-attacks: build ## Repeat the findings of the security review on the simulated cluster (minutes)
+	$(CARGO) test --locked --package tessera-attacks -- --test-threads=1 --include-ignored
+
 .PHONY: bench-attacks
 bench-attacks: release_programs ## Repeat the findings of the security review with their own limits of time (optimised build, idle machine; minutes)
-	TESSERA_ATTACKS_STRICT=1 $(CARGO) test --locked --release --package tessera-attacks -- --nocapture --test-threads=1
+	TESSERA_ATTACKS_STRICT=1 $(CARGO) test --locked --release --package tessera-attacks -- --nocapture --test-threads=1 --include-ignored
 
 .PHONY: e2e
 e2e: ## Run Tessera on a real Kubernetes 1.37, or K8S=1.36, on this machine (root and Go; fake GPUs; 15 minutes the first time): TEST=...

@@ -5,7 +5,8 @@ use std::time::Duration;
 /// Environment variable that selects the limits of the findings. `make bench-attacks` sets it.
 pub const STRICT_VARIABLE: &str = "TESSERA_ATTACKS_STRICT";
 
-/// Ratio of the limits of `make test`, with debug builds on a busy machine, to the strict ones.
+/// Ratio of the limits of `make test-attacks`, with debug builds on a busy machine, to the strict
+/// ones.
 const BUSY_FACTOR: u32 = 150;
 
 /// Returns true if the limits of the findings apply: optimised builds on an idle machine.
