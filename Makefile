@@ -73,12 +73,12 @@ attack: release_programs ## Attack a simulated cluster at random beside an hones
 	$(target)/release/attacker --minutes $(or $(MINUTES),10) --peace $(or $(PEACE),2) $(if $(SEED),--seed $(SEED)) $(OPTIONS)
 
 .PHONY: test-attacks
-test-attacks: build ## Repeat the findings of the security review on the simulated cluster (minutes)
-	$(CARGO) test --locked --package tessera-attacks -- --test-threads=1 --include-ignored
+test-attacks: build ## Repeat the findings of the security review on the simulated cluster (4 minutes; part of make test)
+	$(CARGO) test --locked --package tessera-attacks
 
 .PHONY: bench-attacks
 bench-attacks: release_programs ## Repeat the findings of the security review with their own limits of time (optimised build, idle machine; minutes)
-	TESSERA_ATTACKS_STRICT=1 $(CARGO) test --locked --release --package tessera-attacks -- --nocapture --test-threads=1 --include-ignored
+	TESSERA_ATTACKS_STRICT=1 $(CARGO) test --locked --release --package tessera-attacks -- --nocapture
 
 .PHONY: e2e
 e2e: ## Run Tessera on a real Kubernetes 1.37, or K8S=1.36, on this machine (root and Go; fake GPUs; 15 minutes the first time): TEST=...

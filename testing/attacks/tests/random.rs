@@ -21,7 +21,6 @@ const PLAN: AttackPlan = AttackPlan {
 const MEMORY_MIB: [f64; 2] = [256.0, 64.0];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "takes minutes: make test-attacks"]
 async fn random_attack_violates_no_invariant() {
     let cluster = match AttackedCluster::start().await.unwrap() {
         Ok(cluster) => cluster,

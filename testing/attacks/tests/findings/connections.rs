@@ -65,7 +65,6 @@ async fn flood(harness: &Harness, process: Process) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "takes minutes: make test-attacks"]
 async fn floods_of_metrics_ports_fail_no_probe() {
     open_files::raise_limit();
     let Some(harness) = Harness::start(test_name!()).await else { return };

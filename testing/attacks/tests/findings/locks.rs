@@ -139,7 +139,6 @@ async fn count_rounds(driver: &Process, grants: &[PathBuf]) -> Rounds {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "takes minutes: make test-attacks"]
 async fn locks_on_a_ledger_delay_no_round() {
     let Some(harness) = Harness::start(test_name!()).await else { return };
     let driver = harness.driver();

@@ -16,7 +16,6 @@ const LATENCY: Duration = Duration::from_secs(2);
 const MEMORY_MIB: f64 = 256.0;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "takes minutes: make test-attacks"]
 async fn expensive_selectors_neither_delay_nor_depose() {
     let Some(harness) = Harness::start(test_name!()).await else { return };
     for number in 0..16 {
@@ -29,7 +28,6 @@ async fn expensive_selectors_neither_delay_nor_depose() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "takes minutes: make test-attacks"]
 async fn large_claims_without_pods_stay_uncompiled() {
     let Some(harness) = Harness::start(test_name!()).await else { return };
     let cpu_before = harness.controller().usage().unwrap().cpu_s;
@@ -47,7 +45,6 @@ async fn large_claims_without_pods_stay_uncompiled() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "takes minutes: make test-attacks"]
 async fn large_selectors_of_pods_are_bounded() {
     let Some(harness) = Harness::start(test_name!()).await else { return };
     // The first are refused for their size; the others are just within the limit.

@@ -59,7 +59,6 @@ async fn shares(harness: &Harness) -> BTreeMap<String, usize> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "takes minutes: make test-attacks"]
 async fn shares_beyond_the_bound_are_refused() {
     let Some(harness) = Harness::start(test_name!()).await else { return };
     let pods = bounds::size(PODS[0], PODS[1]);

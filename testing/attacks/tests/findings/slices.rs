@@ -39,7 +39,6 @@ fn slice(number: usize) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "takes minutes: make test-attacks"]
 async fn token_of_a_node_publishes_few_slices() {
     let Some(harness) = Harness::start(test_name!()).await else { return };
     let before = harness.controller().usage().unwrap();
