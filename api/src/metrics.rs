@@ -107,6 +107,10 @@ metrics! {
         "Writes refused because the claim was modified after planning";
     CONTROLLER_WRITE_ERRORS = Counter "tessera_controller_write_errors" []
         "Failed writes of claims, other than conflicts";
+    CONTROLLER_NOMINATIONS = Counter "tessera_controller_nominations" []
+        "Writes and removals of a pod's nominatedNodeName";
+    CONTROLLER_NOMINATION_ERRORS = Counter "tessera_controller_nomination_errors" []
+        "Writes of a pod's nominatedNodeName that were refused or had no response";
     CONTROLLER_ALLOCATION_LATENCY = Histogram "tessera_controller_allocation_latency_seconds" []
         "Seconds from the watch event to the persisted allocation";
     CONTROLLER_PLAN = Histogram "tessera_controller_plan_seconds" []

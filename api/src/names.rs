@@ -30,6 +30,9 @@ pub const DRIVER_NAME: &str = "gpu.tessera.dev";
 /// The Lease that the leading controller holds, in the namespace it runs in.
 pub const CONTROLLER_LEASE: &str = "tessera-controller";
 
+/// The name that the API server records for the controller's writes, in `managedFields`.
+pub const CONTROLLER_FIELD_MANAGER: &str = "tessera-controller";
+
 /// Taint of every managed device, effect `NoSchedule`: kube-scheduler does not allocate the device,
 /// and still honours allocations by the controller.
 pub const MANAGED_TAINT_KEY: &str = "gpu.tessera.dev/managed";

@@ -6,6 +6,8 @@ use clap::Parser;
 use tessera_runtime::address::ListenAddress;
 use tessera_runtime::log::LogFormat;
 
+use crate::core::NominationPolicy;
+
 /// Allocates GPU claims of the driver gpu.tessera.dev.
 #[derive(Debug, Parser)]
 #[command(name = "tessera-controller", version)]
@@ -27,6 +29,10 @@ pub struct Args {
     /// do not get the devices that become free (starvation avoidance); 0 = never.
     #[arg(long, env = "TESSERA_RESERVATION_DELAY_SECONDS", default_value_t = 300)]
     pub reservation_delay_seconds: u32,
+    /// Write the node of an allocation to the pod's status.nominatedNodeName, so that
+    /// kube-scheduler tries that node before all others.
+    #[arg(long, env = "TESSERA_NOMINATE_NODES", value_enum, default_value_t = NominationPolicy::Auto)]
+    pub nominate_nodes: NominationPolicy,
     /// Address of /metrics and /healthz; empty disables both.
     #[arg(long, env = "TESSERA_METRICS_ADDRESS", default_value = "0.0.0.0:9401")]
     pub metrics_address: ListenAddress,

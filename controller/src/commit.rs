@@ -23,7 +23,7 @@ use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
-use tessera_api::names::DELETE_PROTECTION_FINALIZER;
+use tessera_api::names::{CONTROLLER_FIELD_MANAGER, DELETE_PROTECTION_FINALIZER};
 use tessera_api::quantity::Quantity;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
@@ -43,9 +43,6 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 
 /// The longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-
-/// Our field manager.
-pub const FIELD_MANAGER: &str = "tessera-controller";
 
 /// The failure of a write of a claim.
 #[derive(Debug, thiserror::Error)]
@@ -313,7 +310,8 @@ async fn send(
     part: Part,
     patch: &Patch<Value>,
 ) -> Result<ResourceClaim, kube::Error> {
-    let params = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
+    let params =
+        PatchParams { field_manager: Some(CONTROLLER_FIELD_MANAGER.into()), ..Default::default() };
     match part {
         Part::Object => api.patch(claim, &params, patch).await,
         Part::Status => api.patch_status(claim, &params, patch).await,

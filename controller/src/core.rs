@@ -18,6 +18,7 @@
 //! | `allocate` | which pods to plan; writes their allocations |
 //! | `explain` | events and metrics about pending pods |
 //! | `release` | which allocations to release: unneeded, or the pod cannot run there |
+//! | `nominations` | which nominations of pods to remove; `allocate` has them written |
 //!
 //! The state consists of the index (facts), `planning` (the allocator's view of them), `writes`
 //! (claims being written), `holds` (what is left alone, and for how long), `placements` and
@@ -44,6 +45,7 @@ mod audit;
 mod explain;
 mod holds;
 mod misplacements;
+mod nominations;
 mod notices;
 mod overcommit;
 mod placements;
@@ -70,6 +72,8 @@ use self::effect::{ClaimChange, ClaimWrite, Effect, Figures, Notice, PodReferenc
 use self::event::{Event, WatchedKind};
 use self::holds::{HoldReason, Holds, Subject};
 use self::misplacements::Misplacements;
+pub use self::nominations::NominationPolicy;
+use self::nominations::Nominations;
 use self::notices::{NoticeDraft, Notices, Offer, Topic};
 use self::placements::Placements;
 use self::planning::Planning;
@@ -94,6 +98,7 @@ struct State {
     placements: Placements,
     misplacements: Misplacements,
     notices: Notices,
+    nominations: Nominations,
     audits: Audits,
     /// The kinds that have been listed.
     listed: BTreeSet<WatchedKind>,
@@ -132,6 +137,7 @@ impl Core {
             placements: Placements::default(),
             misplacements: Misplacements::default(),
             notices: Notices::default(),
+            nominations: Nominations::new(NominationPolicy::Never),
             audits: Audits::default(),
             listed: BTreeSet::new(),
             reserved: None,
@@ -140,6 +146,13 @@ impl Core {
             queued: QueuedReasons::default(),
         };
         Self { state, wake: None, is_stopping: false }
+    }
+
+    /// Returns the core with a policy of nominations; without one it never nominates.
+    #[must_use]
+    pub fn nominating(mut self, policy: NominationPolicy) -> Self {
+        self.state.nominations = Nominations::new(policy);
+        self
     }
 
     /// Absorbs events, and decides if an event or the passing of time gives reason to.
@@ -234,6 +247,7 @@ impl Step<'_> {
         self.explain(&round);
         self.hold_undecided(&round.plan);
         self.release_unneeded(&round);
+        self.withdraw_nominations(&round);
         self.forget_gone(&round.changed);
     }
 

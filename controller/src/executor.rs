@@ -1,8 +1,9 @@
 //! The executor: performs the effects of the core and reports their outcomes as events.
 //!
 //! Writes of claims run side by side, each as a task of its own; events of Kubernetes are
-//! published one by one, from a bounded queue. A panic in either ends the process: the outcome of
-//! the write would be unknown and the claim held for ever, while the next leader lists it.
+//! published one by one, and nominations up to 16 at a time, each from a bounded queue. A panic in
+//! either ends the process: the outcome of the write would be unknown and the claim held for ever,
+//! while the next leader lists it.
 
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -22,15 +23,18 @@ use tokio::task::{JoinError, JoinSet};
 
 use crate::commit::{CommitError, REQUEST_TIMEOUT, Writer};
 use crate::core::effect::{
-    ClaimChange, ClaimWrite, Effect, MAX_OPEN_NOTICES, Notice, PodReference,
+    ClaimChange, ClaimWrite, Effect, MAX_OPEN_NOTICES, MAX_QUEUED_NOMINATIONS, NominationWrite,
+    Notice, PodReference,
 };
-use crate::core::event::{Event, WriteOutcome};
+use crate::core::event::{Event, NominationOutcome, WriteOutcome};
 use crate::leadership::Tenure;
+use crate::nominate::write_nominations;
 
 /// Performs effects.
 pub(crate) struct Executor {
     writes: mpsc::UnboundedSender<(Tenure, ClaimWrite)>,
     notices: mpsc::Sender<Notice>,
+    nominations: mpsc::Sender<(Tenure, NominationWrite)>,
     reports: mpsc::UnboundedSender<Event>,
     tenure: Tenure,
 }
@@ -48,6 +52,7 @@ impl Executor {
     ) -> (Self, mpsc::UnboundedReceiver<Event>) {
         let (reports, reported) = mpsc::unbounded_channel();
         let (notices, notice_queue) = mpsc::channel(MAX_OPEN_NOTICES);
+        let (nominations, nomination_queue) = mpsc::channel(MAX_QUEUED_NOMINATIONS);
         // Bounded by the claims: each has one open write.
         let (writes, write_queue) = mpsc::unbounded_channel();
         let reporter = Reporter {
@@ -55,9 +60,11 @@ impl Executor {
             instance: Some(identity.to_owned()),
         };
         tasks.spawn("events", publish(client.clone(), reporter, notice_queue, reports.clone()));
+        let nominating = write_nominations(client.clone(), nomination_queue, reports.clone());
+        tasks.spawn("nominations", nominating);
         tasks
             .spawn("claim-writes", write_claims(Writer::new(client), write_queue, reports.clone()));
-        (Self { writes, notices, reports, tenure: Tenure::endless() }, reported)
+        (Self { writes, notices, nominations, reports, tenure: Tenure::endless() }, reported)
     }
 
     /// Returns the executor with writes restricted to `tenure`.
@@ -65,11 +72,22 @@ impl Executor {
         Self { tenure, ..self }
     }
 
+    /// Queues a nomination. One that finds no room is dropped: it is only advice.
+    fn nominate(&self, nomination: NominationWrite) {
+        if let Err(error) = self.nominations.try_send((self.tenure.clone(), nomination)) {
+            let (_, NominationWrite { pod, node, .. }) = error.into_inner();
+            let outcome = NominationOutcome::Failed;
+            // Only a core that has ended does not receive it.
+            let _ = self.reports.send(Event::NominationEnded { pod: pod.uid, node, outcome });
+        }
+    }
+
     /// Starts an effect.
     pub(crate) fn perform(&self, effect: Effect) {
         match effect {
             // Where the task has ended, the process ends too.
             Effect::Write(write) => drop(self.writes.send((self.tenure.clone(), write))),
+            Effect::Nominate(nomination) => self.nominate(nomination),
             Effect::Notify(notice) => {
                 let id = notice.id;
                 if self.notices.try_send(notice).is_err() {

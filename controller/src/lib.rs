@@ -40,6 +40,7 @@ mod executor;
 pub mod fault;
 #[cfg(not(feature = "fault-points"))]
 mod fault;
+mod nominate;
 mod run;
 mod server;
 

@@ -56,6 +56,10 @@ pub struct Metrics {
     pub conflicts: Counter,
     /// Number of writes that failed for another reason.
     pub write_errors: Counter,
+    /// Number of nominations written or removed.
+    pub nominations: Counter,
+    /// Number of nominations that were refused or had no answer.
+    pub nomination_errors: Counter,
     /// Seconds from the arrival of the watch event to the stored allocation.
     pub latency: Histogram,
     /// Seconds of one plan and of the decisions around it.
@@ -95,6 +99,8 @@ impl Metrics {
             repairs: Counter::default(),
             conflicts: Counter::default(),
             write_errors: Counter::default(),
+            nominations: Counter::default(),
+            nomination_errors: Counter::default(),
             latency: Histogram::new(BUCKETS),
             plan_time: Histogram::new(BUCKETS),
             plans_cut: Counter::default(),
@@ -115,6 +121,8 @@ impl Metrics {
         add(registry, metrics::CONTROLLER_REPAIRS, created.repairs.clone());
         add(registry, metrics::CONTROLLER_CONFLICTS, created.conflicts.clone());
         add(registry, metrics::CONTROLLER_WRITE_ERRORS, created.write_errors.clone());
+        add(registry, metrics::CONTROLLER_NOMINATIONS, created.nominations.clone());
+        add(registry, metrics::CONTROLLER_NOMINATION_ERRORS, created.nomination_errors.clone());
         add(registry, metrics::CONTROLLER_ALLOCATION_LATENCY, created.latency.clone());
         add(registry, metrics::CONTROLLER_PLAN, created.plan_time.clone());
         add(registry, metrics::CONTROLLER_PLANS_CUT, created.plans_cut.clone());
@@ -157,6 +165,8 @@ impl Metrics {
         self.repairs.inc_by(figures.repairs);
         self.conflicts.inc_by(figures.conflicts);
         self.write_errors.inc_by(figures.write_errors);
+        self.nominations.inc_by(figures.nominations);
+        self.nomination_errors.inc_by(figures.nomination_errors);
         self.plans_cut.inc_by(figures.cut_plans);
         self.undecided_plans.inc_by(figures.undecided_plans);
         self.drift.inc_by(figures.drifts);

@@ -29,7 +29,8 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     if let Some(ControllerCommand::Healthz) = args.command {
         return Ok(probe(&args.health_socket.context("healthz needs --health-socket")?)?);
     }
-    let Args { kubeconfig, namespace, identity, leader_elect, log_format, .. } = args;
+    let Args { kubeconfig, namespace, identity, leader_elect, log_format, nominate_nodes, .. } =
+        args;
     let (delay, ListenAddress(address)) = (args.reservation_delay_seconds, args.metrics_address);
     log::start(log_format);
     open_files::raise_limit();
@@ -53,7 +54,10 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
         .then(|| Leadership::start(connect(kubeconfig), namespace, identity.clone(), &mut tasks))
         .transpose()
         .context("cannot start the thread that renews the Lease")?;
-    let worked = work(client, leadership, &identity, settings, metrics, &mut tasks).await;
+    let make_shell = |client, metrics: Metrics, tasks: &mut Supervisor| {
+        Shell::new(client, &identity, settings, metrics, tasks).nominating(nominate_nodes)
+    };
+    let worked = work(client, leadership, make_shell, metrics, &mut tasks).await;
     stop.cancel();
     // A lost leadership ends the process at once: tasks that write live as long as the process, and
     // a slow scraper must not prolong it.
@@ -71,8 +75,7 @@ fn connect(kubeconfig: Option<PathBuf>) -> Connect {
 async fn work(
     client: Client,
     mut leadership: Option<Leadership>,
-    identity: &str,
-    settings: PlanSettings,
+    make_shell: impl FnOnce(Client, Metrics, &mut Supervisor) -> Shell,
     metrics: Metrics,
     tasks: &mut Supervisor,
 ) -> anyhow::Result<()> {
@@ -93,7 +96,7 @@ async fn work(
     metrics.leading.set(1.0);
     // Only now: the cache of a standby could be older than the last writes of the previous leader.
     let changes = watch::start(&client, &metrics, tasks);
-    let shell = Shell::new(client, identity, settings, metrics, tasks).during(tenure);
+    let shell = make_shell(client, metrics, tasks).during(tenure);
     lead(leadership, shell, changes, tasks).await
 }
 

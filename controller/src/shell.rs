@@ -12,9 +12,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::commit::REQUEST_TIMEOUT;
-use crate::core::Core;
 use crate::core::clock::{Moment, Now};
 use crate::core::event::Event;
+use crate::core::{Core, NominationPolicy};
 use crate::executor::Executor;
 use crate::leadership::Tenure;
 use crate::metrics::Metrics;
@@ -69,6 +69,12 @@ impl Shell {
     #[must_use]
     pub fn with_clock(self, clock: impl Fn() -> Timestamp + Send + Sync + 'static) -> Self {
         Self { clock: Box::new(clock), ..self }
+    }
+
+    /// Returns the shell with a policy of nominations; without one it never nominates.
+    #[must_use]
+    pub fn nominating(self, policy: NominationPolicy) -> Self {
+        Self { core: self.core.nominating(policy), ..self }
     }
 
     /// Returns the shell with writes restricted to `tenure`.

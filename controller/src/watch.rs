@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::runtime::utils::{Backoff, ResetTimerBackoff};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
-use tessera_api::names::DRIVER_NAME;
+use tessera_api::names::{CONTROLLER_FIELD_MANAGER, DRIVER_NAME};
 use tessera_runtime::cluster::with_backoff;
 use tessera_runtime::supervisor::Supervisor;
 use tokio::sync::mpsc;
@@ -142,8 +143,12 @@ async fn follow<K>(
     let mut known = Known::default();
     let pause = ResetTimerBackoff::new(Pause::default(), Pause::GOOD);
     let events = with_backoff(watcher(api, config), pause);
-    let mut events =
-        std::pin::pin!(events.modify(|object| object.managed_fields_mut().clear()).into_stream());
+    // The only use of them is who set a pod's nomination.
+    let is_used = |entry: &ManagedFieldsEntry| {
+        kind == WatchedKind::Pod && entry.manager.as_deref() == Some(CONTROLLER_FIELD_MANAGER)
+    };
+    let events = events.modify(move |object| object.managed_fields_mut().retain(is_used));
+    let mut events = std::pin::pin!(events.into_stream());
     while let Some(event) = events.next().await {
         let at = Instant::now();
         let news = match event {

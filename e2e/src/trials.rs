@@ -22,6 +22,7 @@ mod lost_claims;
 mod misplaced;
 mod mps;
 mod node;
+mod nomination;
 mod other_allocator;
 mod other_pool;
 mod overcommit;
@@ -192,6 +193,7 @@ pub fn portable() -> Vec<Trial> {
         trial!("other-allocator-dra", other_allocator::dra_driver),
         trial!("other-allocator-plugin", other_allocator::device_plugin),
         trial!("pool-of-other-node", other_pool::refused),
+        trial!("nomination", nomination::precedes_binding),
         trial!("freed-capacity", freed_capacity::measure),
         trial!("hundred-pods", hundred_pods::run_pods),
         trial!("two-allocators-without-policies", two_allocators::without_policies),

@@ -164,6 +164,7 @@ impl Index {
         if old == Some(&pod) {
             return false;
         }
+        let is_news = old.is_none_or(|old| !pod.differs_only_by_own_nomination(old));
         if let Some(old) = self.pods.remove(&pod.uid) {
             self.unlink(&old);
         }
@@ -176,7 +177,9 @@ impl Index {
         }
         self.pods.insert(uid.clone(), pod);
         self.update_pod(&uid);
-        true
+        // A nomination for a node where the pod has no devices is to be removed.
+        let is_stale = |node: &NodeName| !self.has_devices_on(&uid, node);
+        is_news || self.nomination(&uid).is_some_and(|nomination| is_stale(&nomination.node))
     }
 
     /// Removes a deleted Pod.
@@ -223,6 +226,11 @@ impl Index {
         self.regenerate(&uid, was_generated_for, generated_for(object));
         self.update_claim(&uid, &key);
         Ok(())
+    }
+
+    /// Returns the number of nodes, with those that only pods, claims or slices refer to.
+    pub fn node_count(&self) -> usize {
+        self.nodes.len()
     }
 
     /// Returns the pods whose planning may have changed since the last call, also those that do not

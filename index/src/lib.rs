@@ -39,6 +39,7 @@ pub use changes::ClusterChanges;
 pub use holdings::Holding;
 pub use index::Index;
 pub use overcommit::{Audit, Overcommitted};
+pub use pods::{Nomination, Nominator};
 pub use repair::{Misplaced, RepairAction, RepairBlocker};
 pub use scope::Scope;
 pub use standing::{ClaimStanding, ClaimState, PodStage};

@@ -103,14 +103,14 @@ impl Index {
         releasable
     }
 
-    /// Returns true if the claim is idle and no node is nominated for its pods.
+    /// Returns true if the claim is idle and no room is being made for its pods.
     fn is_releasable(&self, entry: &ClaimEntry) -> bool {
         entry.is_idle()
             && entry.observed.as_ref().is_some_and(is_ours)
             && !self
                 .pods_of(entry)
                 .filter_map(|uid| self.pods.get(uid))
-                .any(|pod| pod.nominated.is_some())
+                .any(|pod| pod.node_with_room().is_some())
     }
 
     /// Returns the pods that name the claim.

@@ -4,9 +4,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use litemap::LiteMap;
 use tessera_allocator::model::{PendingPod, PodClaim, PodUid, SchedulingConstraints};
-use tessera_api::names::{ClaimName, ClaimUid, Namespace, NodeName, PodName};
+use tessera_api::names::{
+    CONTROLLER_FIELD_MANAGER, ClaimName, ClaimUid, Namespace, NodeName, PodName,
+};
 
 use crate::convert;
 
@@ -25,7 +28,7 @@ pub(crate) struct PodEntry {
     pub(crate) gated: bool,
     pub(crate) priority: i32,
     pub(crate) created: i64,
-    pub(crate) nominated: Option<NodeName>,
+    pub(crate) nomination: Option<Nomination>,
     /// Its claims in pod order.
     pub(crate) claims: Vec<ClaimRef>,
     pub(crate) scheduling: Arc<SchedulingConstraints>,
@@ -43,6 +46,34 @@ pub(crate) struct PodEntry {
     pub(crate) counted_on: Option<NodeName>,
     /// They are counted as those of a pod that holds devices of ours.
     pub(crate) counted_as_holder: bool,
+}
+
+/// `status.nominatedNodeName`, and the component that set it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Nomination {
+    /// The node.
+    pub node: NodeName,
+    /// The component that set it.
+    pub by: Nominator,
+}
+
+impl Nomination {
+    /// Returns the nomination of a pod.
+    pub fn of(object: &Pod) -> Option<Self> {
+        let node = object.status.as_ref()?.nominated_node_name.as_deref()?;
+        let by = nominator(object.metadata.managed_fields.as_deref().unwrap_or_default());
+        Some(Self { node: NodeName::new(node).ok()?, by })
+    }
+}
+
+/// The component that set `status.nominatedNodeName`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Nominator {
+    /// tessera-controller: the devices of the pod are allocated on the node.
+    Controller,
+    /// kube-scheduler: it evicts pods from the node, or binds the pod. The same value that it
+    /// confirms stays the controller's.
+    Scheduler,
 }
 
 /// One entry of `spec.resourceClaims`.
@@ -76,7 +107,7 @@ impl PodEntry {
             gated: spec.scheduling_gates.as_ref().is_some_and(|g| !g.is_empty()),
             priority: spec.priority.unwrap_or(0),
             created: metadata.creation_timestamp.as_ref().map_or(0, |t| t.0.as_second()),
-            nominated: status.and_then(|s| node(&s.nominated_node_name)),
+            nomination: Nomination::of(object),
             claims: claims(object),
             scheduling: Arc::new(match spec.node_name {
                 None => convert::scheduling(spec),
@@ -105,9 +136,18 @@ impl PodEntry {
             created: self.created,
             claims,
             scheduling: Arc::clone(&self.scheduling),
-            nominated_node: self.nominated.clone(),
+            nominated_node: self.node_with_room().cloned(),
             excluded_nodes: BTreeSet::new(),
         }
+    }
+
+    /// Returns true if nothing but a nomination by the controller was added or removed.
+    pub(crate) fn differs_only_by_own_nomination(&self, old: &Self) -> bool {
+        let without = |pod: &Self| Self { nomination: None, ..pod.clone() };
+        self.node_with_room().is_none()
+            && old.node_with_room().is_none()
+            && self.nomination != old.nomination
+            && without(self) == without(old)
     }
 
     /// Returns true if the pod is bound to a node and containers of it may run there.
@@ -115,9 +155,32 @@ impl PodEntry {
         self.node.is_some() && !self.finished
     }
 
+    /// Returns the node on which room is being made for the pod: a nomination by the controller
+    /// says only where its devices are.
+    pub(crate) fn node_with_room(&self) -> Option<&NodeName> {
+        let nomination = self.nomination.as_ref()?;
+        (nomination.by == Nominator::Scheduler).then_some(&nomination.node)
+    }
+
     /// Returns true if the pod waits for a node.
     pub(crate) fn is_waiting(&self) -> bool {
         self.node.is_none() && !self.finished && !self.deleting
+    }
+}
+
+/// Returns the component that set `status.nominatedNodeName`: the API server records the last
+/// client that changed a field.
+fn nominator(fields: &[ManagedFieldsEntry]) -> Nominator {
+    let is_nomination = |entry: &&ManagedFieldsEntry| {
+        let fields = entry.fields_v1.as_ref().map(|fields| &fields.0["f:status"]);
+        fields.is_some_and(|status| status.get("f:nominatedNodeName").is_some())
+    };
+    let mut own =
+        fields.iter().filter(|entry| entry.manager.as_deref() == Some(CONTROLLER_FIELD_MANAGER));
+    if own.any(|entry| is_nomination(&entry)) {
+        Nominator::Controller
+    } else {
+        Nominator::Scheduler
     }
 }
 

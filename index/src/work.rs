@@ -9,7 +9,7 @@ use tessera_api::names::{ClaimName, ClaimUid, NodeName};
 
 use crate::claims::ClaimEntry;
 use crate::index::Index;
-use crate::pods::PodEntry;
+use crate::pods::{Nomination, Nominator, PodEntry};
 use crate::scope::Scope;
 
 /// The pods that have claims to allocate.
@@ -57,8 +57,8 @@ pub struct Waiting {
     pub node_gone: bool,
     /// None of its claims waits for an allocation by us.
     pub is_complete: bool,
-    /// `status.nominatedNodeName` is set: kube-scheduler is making room.
-    pub nominated: bool,
+    /// The component that set `status.nominatedNodeName`, if it is set.
+    pub nominated_by: Option<Nominator>,
     /// The message of the condition `PodScheduled`, if it is `False` with reason `Unschedulable`.
     pub unschedulable: Option<String>,
 }
@@ -168,7 +168,7 @@ impl Index {
             node: ours.iter().find_map(|e| node_of(e)),
             node_gone,
             is_complete: !entries.iter().any(|entry| self.lacks_allocation(entry)),
-            nominated: pod.nominated.is_some(),
+            nominated_by: pod.nomination.as_ref().map(|nomination| nomination.by),
             unschedulable: pod.unschedulable.clone(),
         })
     }
@@ -205,8 +205,22 @@ impl Index {
     }
 
     /// Returns kube-scheduler's message about a pod that it could not place.
-    pub fn unschedulable_message(&self, pod: &PodUid) -> Option<String> {
-        self.pods.get(pod)?.unschedulable.clone()
+    pub fn unschedulable_message(&self, pod: &PodUid) -> Option<&str> {
+        self.pods.get(pod)?.unschedulable.as_deref()
+    }
+
+    /// Returns `status.nominatedNodeName` of a pod, and the component that set it.
+    pub fn nomination(&self, pod: &PodUid) -> Option<&Nomination> {
+        self.pods.get(pod)?.nomination.as_ref()
+    }
+
+    /// Returns true if a claim of the pod is allocated on the node, also if that is only assumed.
+    pub fn has_devices_on(&self, pod: &PodUid, node: &NodeName) -> bool {
+        let claims = self.pods.get(pod).and_then(|pod| self.claims_of(pod));
+        claims.into_iter().flatten().any(|entry| {
+            let allocated = entry.nodes().and_then(|nodes| nodes.single_node());
+            allocated == Some(node.as_str())
+        })
     }
 
     /// Returns the claims with devices of ours that no pod needs and that were never reserved.

@@ -28,6 +28,9 @@ impl Step<'_> {
                 Event::WriteEnded { id, outcome } => {
                     self.absorb_outcome(id, outcome).then_some(self.now)
                 }
+                Event::NominationEnded { pod, node, outcome } => {
+                    self.absorb_nomination(pod, node, outcome).then_some(self.now)
+                }
                 Event::NoticeEnded { id, is_delivered } => {
                     let State { notices, holds, .. } = &mut *self.state;
                     notices.ended(holds, id, is_delivered, self.now);

@@ -110,22 +110,25 @@ impl Step<'_> {
         pending.retain(|pod| {
             // A PreBind in flight must find no allocation, and kube-scheduler may nominate a node
             // on which it preempts pods.
-            let State { holds, placements, .. } = &mut *self.state;
+            let State { index, holds, placements, .. } = &mut *self.state;
             let reasons = [HoldReason::ClaimDeallocated, HoldReason::ClearingFailed];
             let is_held = pod
                 .pending_claims()
                 .any(|claim| holds.is_held_for_any(&Subject::claim(&claim.uid), &reasons, now));
             if is_held {
                 deallocated.insert(pod.uid.clone());
-                if let Some(node) = &pod.nominated_node {
-                    placements.nominated(&pod.uid, node);
+                if let Some(nomination) = index.nomination(&pod.uid) {
+                    let message = index.unschedulable_message(&pod.uid);
+                    placements.nominated(&pod.uid, nomination, message);
                 }
             }
             !is_held
         });
         for pod in pending {
-            let State { holds, placements, .. } = &mut *self.state;
-            let lost = placements.deallocated(holds, &pod.uid, pod.nominated_node.as_ref(), now);
+            let State { index, holds, placements, .. } = &mut *self.state;
+            let nomination = index.nomination(&pod.uid);
+            let message = index.unschedulable_message(&pod.uid);
+            let lost = placements.deallocated(holds, &pod.uid, nomination, message, now);
             if let Some(lost) = lost {
                 self.note_lost(pod, lost);
                 deallocated.insert(pod.uid.clone());
@@ -170,14 +173,15 @@ impl Step<'_> {
 
     /// Assumes the allocation of a decision and starts to write it.
     pub(super) fn carry_out(&mut self, decision: &Decision) {
-        let message = self.state.index.unschedulable_message(&decision.pod);
+        let message = self.state.index.unschedulable_message(&decision.pod).map(str::to_owned);
         let (pod, node) = (&decision.pod, decision.node.clone());
         let (namespace, name) = self.state.index.pod_name(pod).unzip();
         let (namespace, name) = (namespace.map(display), name.map(display));
         tracing::info!(namespace, name, %pod, %node, claims = decision.claims.len(), "allocated claims");
         let State { placements, holds, notices, .. } = &mut *self.state;
         notices.placed(pod);
-        placements.placed(holds, pod, node, message, self.now);
+        placements.placed(holds, pod, node.clone(), message, self.now);
+        self.nominate(pod, &node);
         for claim_allocation in &decision.claims {
             let claim_allocation = claim_allocation.clone();
             let uid = claim_allocation.claim.clone();

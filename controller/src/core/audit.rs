@@ -83,10 +83,12 @@ impl Step<'_> {
     /// Forgets holds, placements and notices of all that does not exist any more. Those of pods are
     /// forgotten with the pods; the others are only memory by now.
     fn forget_all_gone(&mut self) {
-        let State { index, holds, placements, misplacements, notices, .. } = &mut *self.state;
+        let State { index, holds, placements, misplacements, notices, nominations, .. } =
+            &mut *self.state;
         let waiting = index.unbound_pods();
         let exists = |pod: &PodUid| index.pod_name(pod).is_some();
         placements.retain(|pod| waiting.contains(pod));
+        nominations.retain(|pod| waiting.contains(pod));
         notices.retain(exists);
         holds.retain(self.now, |subject, end| match (end, subject.parts()) {
             (CountEnd::WaitingPod, (Some(pod), _)) => waiting.contains(pod),

@@ -36,6 +36,26 @@ pub enum Effect {
     /// Publish a Kubernetes event about a pod; reported by
     /// [`Event::NoticeEnded`](super::event::Event::NoticeEnded).
     Notify(Notice),
+    /// Write or remove the nomination of a pod, before the writes of claims that follow it where
+    /// that is possible; reported by
+    /// [`Event::NominationEnded`](super::event::Event::NominationEnded).
+    Nominate(NominationWrite),
+}
+
+/// Upper bound of the nominations that wait to be sent. Further ones fail: allocations must not
+/// wait for them.
+pub const MAX_QUEUED_NOMINATIONS: usize = 4096;
+
+/// A write of `status.nominatedNodeName` of a pod. Nothing is written unless the field has the
+/// value that is replaced, and the controller has set it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NominationWrite {
+    /// The pod.
+    pub pod: PodReference,
+    /// The node; none removes the nomination.
+    pub node: Option<NodeName>,
+    /// The controller's own nomination that is replaced; none = the field is empty.
+    pub replaced: Option<NodeName>,
 }
 
 /// The number of a write. An outcome ends the write of this number and no other.
@@ -146,6 +166,10 @@ pub struct Figures {
     pub undecided_plans: u64,
     /// Times that the running sums differed from a fresh count.
     pub drifts: u64,
+    /// Nominations written or removed.
+    pub nominations: u64,
+    /// Nominations that were refused or had no answer.
+    pub nomination_errors: u64,
     /// Pending claims by reason.
     pub pending: Option<BTreeMap<&'static str, i64>>,
     /// Reserved nodes.

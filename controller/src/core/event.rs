@@ -5,6 +5,9 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
 
+use tessera_allocator::model::PodUid;
+use tessera_api::names::NodeName;
+
 use super::clock::Moment;
 use super::effect::{NoticeId, WriteId};
 
@@ -32,6 +35,28 @@ pub enum Event {
         /// True if the event is stored.
         is_delivered: bool,
     },
+    /// The write of a nomination has ended.
+    NominationEnded {
+        /// The pod.
+        pod: PodUid,
+        /// The node that was to be written; none = the nomination was to be removed.
+        node: Option<NodeName>,
+        /// The outcome.
+        outcome: NominationOutcome,
+    },
+}
+
+/// The outcome of the write of a nomination.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NominationOutcome {
+    /// It is stored.
+    Stored,
+    /// The pod is gone or bound, or its nomination is another one.
+    Outdated,
+    /// The controller may not write nominations.
+    Denied,
+    /// It may be stored or not: there was no answer, or an error.
+    Failed,
 }
 
 /// A change that a watch delivers.

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use tessera_allocator::model::PodUid;
 use tessera_api::names::NodeName;
-use tessera_index::Waiting;
+use tessera_index::{Nomination, Nominator, Waiting};
 
 use super::clock::Moment;
 use super::holds::{Basis, HoldReason, Holds, Subject};
@@ -42,6 +42,11 @@ const AFTER_INTERRUPTION: Duration = Duration::from_secs(60);
 /// The time after which the devices of a pod are released if another of its claims is still not
 /// allocated. Retries of its write do not extend it.
 const INCOMPLETE: Duration = Duration::from_secs(20);
+
+/// The time from a new failure message to the release where the controller's nomination is still
+/// there: kube-scheduler may be evicting pods from that node, as a rule within their 30 s of grace.
+/// It also stays with a scheduler profile without preemption, and for pods that never preempt.
+const KEPT_NOMINATION: Duration = Duration::from_secs(60);
 
 /// No time grows beyond this.
 const LONGEST: Duration = Duration::from_secs(300);
@@ -190,31 +195,40 @@ impl Placements {
         }
     }
 
-    /// Notes that kube-scheduler has nominated a node for a pod. A failed attempt while the claim
-    /// is held takes the nomination away, and the room exists all the same.
-    pub(super) fn nominated(&mut self, pod: &PodUid, node: &NodeName) {
+    /// Notes the nomination of a pod with a claim that was deallocated. If kube-scheduler makes
+    /// room, a failed attempt while the claim is held takes the nomination away, and the room
+    /// exists all the same.
+    pub(super) fn nominated(
+        &mut self,
+        pod: &PodUid,
+        nomination: &Nomination,
+        message: Option<&str>,
+    ) {
         let placed = self.pods.get_mut(pod).and_then(|attempts| attempts.placed.as_mut());
-        if let Some(placed) = placed.filter(|placed| placed.node.as_ref() == Some(node)) {
+        if let Some(placed) = placed.filter(|placed| placed.is_making_room(nomination, message)) {
             placed.has_room = true;
         }
     }
 
     /// Notes that a pod has claims to be allocated. If it had been placed, another client has
-    /// cleared its allocation. Where preemption has just made room (`nominated`) the node is tried
-    /// again, otherwise it is left out for a while.
+    /// cleared its allocation. Where preemption has just made room the node is tried again,
+    /// otherwise it is left out for a while. `message` is kube-scheduler's at this time.
     pub(super) fn deallocated(
         &mut self,
         holds: &mut Holds,
         pod: &PodUid,
-        nominated: Option<&NodeName>,
+        nomination: Option<&Nomination>,
+        message: Option<&str>,
         now: Moment,
     ) -> Option<Deallocated> {
         let attempts = self.pods.get_mut(pod)?;
         // A claim that was another pod's and is free now is no evidence against its node, and the
         // claims that the pod still has keep their deadline.
         let placed = attempts.placed.take_if(|placed| placed.is_decided)?;
-        let Placement { node: Some(node), has_room, .. } = placed else { return None };
-        if has_room || nominated == Some(&node) {
+        let has_room = placed.has_room
+            || nomination.is_some_and(|nomination| placed.is_making_room(nomination, message));
+        let node = placed.node?;
+        if has_room {
             return Some(Deallocated::RoomMade(node));
         }
         attempts.exclude(holds, pod, &node, now);
@@ -226,6 +240,12 @@ impl Placements {
         let placed = |pod| self.pods.remove(&pod)?.placed.filter(|placed| placed.is_decided);
         let took = pods.filter_map(placed).map(|placed| now - placed.since).max();
         self.pace = took.map(|took| Pace { took, seen: now }).or(self.pace);
+    }
+
+    /// Returns true if the pod is placed on the node.
+    pub(super) fn is_placed_on(&self, pod: &PodUid, node: &NodeName) -> bool {
+        let placed = self.pods.get(pod).and_then(|attempts| attempts.placed.as_ref());
+        placed.is_some_and(|placed| placed.node.as_ref() == Some(node))
     }
 
     /// Returns the pods that something is known of.
@@ -252,7 +272,7 @@ impl Placements {
             changed: None,
             has_room: false,
         });
-        if may_give_up(waiting) && placed.has_news(waiting) {
+        if may_give_up(waiting) && placed.has_news(waiting.unschedulable.as_deref()) {
             placed.changed.get_or_insert(now);
         }
     }
@@ -269,8 +289,11 @@ impl Placements {
         if waiting.unschedulable.is_none() {
             return Verdict::Wait;
         }
-        let changed = placed.changed.filter(|_| placed.has_news(waiting));
+        let changed = placed.changed.filter(|_| placed.has_news(waiting.unschedulable.as_deref()));
         let (deadline, verdict) = match (changed, attempts.incomplete_since) {
+            (Some(changed), _) if waiting.nominated_by == Some(Nominator::Controller) => {
+                (changed + KEPT_NOMINATION, Verdict::GiveUp)
+            }
             (Some(changed), _) => {
                 (changed + grown(AFTER_NEW_FAILURE, attempts.failures), Verdict::GiveUp)
             }
@@ -348,10 +371,21 @@ impl Placements {
 
 impl Placement {
     /// Returns true if kube-scheduler's message is newer than the decision.
-    fn has_news(&self, waiting: &Waiting) -> bool {
-        waiting.unschedulable.as_ref().is_some_and(|message| {
-            Some(message) != self.message.as_ref() && !message.contains(NOT_ALLOCATED)
+    fn has_news(&self, message: Option<&str>) -> bool {
+        message.is_some_and(|message| {
+            Some(message) != self.message.as_deref() && !message.contains(NOT_ALLOCATED)
         })
+    }
+
+    /// Returns true if the nomination shows that kube-scheduler evicts pods from the node of the
+    /// placement. It does not write the controller's nomination again when it evicts pods from
+    /// that node, but removes it where an attempt fails without that.
+    fn is_making_room(&self, nomination: &Nomination, message: Option<&str>) -> bool {
+        self.node.as_ref() == Some(&nomination.node)
+            && match nomination.by {
+                Nominator::Scheduler => true,
+                Nominator::Controller => self.has_news(message),
+            }
     }
 }
 
@@ -372,7 +406,7 @@ impl Attempts {
 /// Returns true if the allocations of the pod can be released: no room is being made for it, and
 /// its claims are not reserved.
 fn may_give_up(waiting: &Waiting) -> bool {
-    !waiting.nominated && !waiting.movable.is_empty()
+    waiting.nominated_by != Some(Nominator::Scheduler) && !waiting.movable.is_empty()
 }
 
 /// Returns `base`, doubled for each failure.

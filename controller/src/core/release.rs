@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use tessera_allocator::model::PodUid;
 use tessera_api::events;
-use tessera_index::Waiting;
+use tessera_index::{Nominator, Waiting};
 
 use super::allocate::Round;
 use super::notices::Topic;
@@ -61,11 +61,12 @@ impl Step<'_> {
         }
         if refused.contains(pod) {
             // The rest of its claims cannot follow the first, which is no evidence against the
-            // node. Where a node is nominated, room is being made for the rest.
-            if !waiting.nominated {
+            // node. Where kube-scheduler has nominated one, room is being made for the rest.
+            let has_room = waiting.nominated_by == Some(Nominator::Scheduler);
+            if !has_room {
                 self.note_not_written(pod, NotWritten::Outdated);
             }
-            return !waiting.nominated;
+            return !has_room;
         }
         !deallocated.contains(pod) && self.gives_up_stuck(waiting)
     }

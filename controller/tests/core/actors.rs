@@ -63,18 +63,41 @@ impl World {
         if object["spec"]["nodeName"].is_null() && self.claims_of(pod).iter().all(is_reserved) {
             self.edit(WatchedKind::Pod, pod, |pod| {
                 pod["spec"]["nodeName"] = node.into();
+                remove_nomination(pod);
                 pod["status"] = json!({"phase": "Running"});
             });
         }
     }
 
-    /// Reports that kube-scheduler cannot place an unbound pod.
+    /// Reports that kube-scheduler cannot place an unbound pod, which removes its nomination.
     pub(crate) fn report_unschedulable(&mut self, pod: &str, message: &str) {
         self.edit(WatchedKind::Pod, pod, |pod| {
             if pod["spec"]["nodeName"].is_null() {
                 *pod = objects_unschedulable(pod.clone(), message);
+                remove_nomination(pod);
             }
         });
+    }
+
+    /// Reports that kube-scheduler evicts pods from the node to make room for an unbound pod. The
+    /// same nomination is not written again, so it stays that of its first writer.
+    pub(crate) fn preempt(&mut self, pod: &str, node: &str, message: &str) {
+        self.edit(WatchedKind::Pod, pod, |pod| {
+            if pod["spec"]["nodeName"].is_null() {
+                *pod = objects_unschedulable(pod.clone(), message);
+                if pod["status"]["nominatedNodeName"] != node {
+                    remove_nomination(pod);
+                    pod["status"]["nominatedNodeName"] = node.into();
+                }
+            }
+        });
+    }
+
+    /// Removes the nomination by kube-scheduler, as its next attempt does.
+    pub(crate) fn end_preemption(&mut self, pod: &str) {
+        if self.nomination(pod).is_some_and(|(_, is_own)| !is_own) {
+            self.edit(WatchedKind::Pod, pod, remove_nomination);
+        }
     }
 
     /// Clears the allocation of a claim that is not reserved, as kube-scheduler's PostFilter does.
@@ -125,6 +148,13 @@ impl World {
         object["metadata"]["finalizers"] = Value::Null;
         object["status"] = Value::Null;
         self.put(WatchedKind::Claim, object);
+    }
+}
+
+fn remove_nomination(pod: &mut Value) {
+    pod["metadata"].as_object_mut().unwrap().remove("managedFields");
+    if let Some(status) = pod["status"].as_object_mut() {
+        status.remove("nominatedNodeName");
     }
 }
 

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use tessera_api::events;
 use tessera_controller::core::effect::Notice;
-use tessera_controller::core::event::WatchedKind;
+use tessera_controller::core::event::{NominationOutcome, WatchedKind};
 
 use crate::objects;
 use crate::world::World;
@@ -54,6 +54,9 @@ enum Happening {
     Refuse(u8, bool),
     DropField(u8),
     EndNotice(u8, bool),
+    EndNomination(u8),
+    FailNomination(u8),
+    Preempt(u8, bool, u8),
     Pass(u16),
 }
 
@@ -87,6 +90,9 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => any::<(u8, bool)>().prop_map(|(write, lasts)| Refuse(write, lasts)),
         1 => any::<u8>().prop_map(DropField),
         2 => any::<(u8, bool)>().prop_map(|(notice, is_taken)| EndNotice(notice, is_taken)),
+        4 => any::<u8>().prop_map(EndNomination),
+        1 => any::<u8>().prop_map(FailNomination),
+        1 => any::<(u8, bool, u8)>().prop_map(|(pod, node, text)| Preempt(pod, node, text)),
         4 => (0..4000u16).prop_map(Pass),
     ]
 }
@@ -199,6 +205,19 @@ impl Storm {
                 let id = choose(&world.open_notices(), which);
                 id.iter().for_each(|id| world.report_notice(*id, is_taken));
             }
+            EndNomination(pod) => {
+                let pod = choose(&world.open_nominations(), pod);
+                pod.iter().for_each(|pod| world.end_nomination(pod));
+            }
+            FailNomination(pod) => {
+                let pod = choose(&world.open_nominations(), pod);
+                pod.iter().for_each(|pod| world.fail_nomination(pod, NominationOutcome::Failed));
+            }
+            Preempt(pod, is_first, text) => {
+                let message = format!("0/2 nodes are available: {text}");
+                let (pod, node) = (choose(&pods, pod), if is_first { "node-a" } else { "node-b" });
+                pod.iter().for_each(|pod| world.preempt(pod, node, &message));
+            }
             Pass(millis) => world.pass(Duration::from_millis(millis.into())),
         }
     }
@@ -227,6 +246,7 @@ impl Storm {
                 self.world.edit(WatchedKind::Pod, &pod, |pod| {
                     pod["status"].as_object_mut().unwrap().remove("conditions");
                 });
+                self.world.end_preemption(&pod);
                 self.world.bind(&pod);
             }
             self.world.settle();
@@ -255,8 +275,11 @@ proptest! {
         prop_assert_eq!(world.starving(), Vec::<String>::new());
         // Events are withheld for five minutes at most.
         world.pass(Duration::from_secs(310));
+        prop_assert_eq!(world.stale_nominations(), Vec::<String>::new());
         let (writes, notices) = (world.writes.len(), world.notices.len());
+        let nominations = world.nominations.len();
         world.pass(Duration::from_secs(600));
+        prop_assert_eq!(world.nominations.len(), nominations, "a quiet cluster has none");
         prop_assert_eq!(world.writes.len(), writes, "a quiet cluster has no writes");
         prop_assert_eq!(&world.notices[notices..], &[], "a quiet cluster has no events");
     }

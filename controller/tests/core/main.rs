@@ -8,5 +8,6 @@ mod actors;
 mod decisions;
 mod explanations;
 mod interleavings;
+mod nominations;
 mod purity;
 mod world;

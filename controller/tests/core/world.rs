@@ -14,12 +14,15 @@ use serde_json::{Value, json};
 use tessera_allocator::PlanSettings;
 use tessera_api::names::ShareId;
 use tessera_api::quantity::Quantity;
-use tessera_controller::core::Core;
 use tessera_controller::core::clock::{Moment, Now};
 use tessera_controller::core::effect::{
-    ClaimChange, ClaimWrite, Effect, Figures, MAX_OPEN_NOTICES, Notice, NoticeId, WriteId,
+    ClaimChange, ClaimWrite, Effect, Figures, MAX_OPEN_NOTICES, NominationWrite, Notice, NoticeId,
+    WriteId,
 };
-use tessera_controller::core::event::{Change, Event, WatchedKind, WatchedObject, WriteOutcome};
+use tessera_controller::core::event::{
+    Change, Event, NominationOutcome, WatchedKind, WatchedObject, WriteOutcome,
+};
+use tessera_controller::core::{Core, NominationPolicy};
 
 use crate::objects;
 
@@ -61,6 +64,9 @@ pub(crate) struct World {
     /// The effects of all steps.
     pub(crate) writes: Vec<ClaimWrite>,
     pub(crate) notices: Vec<Notice>,
+    pub(crate) nominations: Vec<NominationWrite>,
+    /// Nominations that have not ended, by name of the pod.
+    open_nominations: BTreeMap<String, NominationWrite>,
     /// Figures of the last step.
     pub(crate) figures: Figures,
     shares: u64,
@@ -91,11 +97,20 @@ impl World {
         world
     }
 
+    /// Returns an empty cluster with our class, all kinds listed, and this policy of nominations.
+    pub(crate) fn with_nominations(policy: NominationPolicy) -> Self {
+        let mut world = Self::new();
+        let settings = PlanSettings { reservation_delay: None, ..PlanSettings::default() };
+        world.core = Core::new(settings).nominating(policy);
+        WatchedKind::ALL.iter().for_each(|kind| world.relist(*kind));
+        world
+    }
+
     /// Returns an empty cluster with our class, before any kind has been listed.
     pub(crate) fn unlisted() -> Self {
         let settings = PlanSettings { reservation_delay: None, ..PlanSettings::default() };
         let mut world = Self {
-            core: Core::new(settings),
+            core: Core::new(settings).nominating(NominationPolicy::Always),
             now: Moment::START,
             wake: None,
             version: 0,
@@ -108,6 +123,8 @@ impl World {
             ended: Vec::new(),
             writes: Vec::new(),
             notices: Vec::new(),
+            nominations: Vec::new(),
+            open_nominations: BTreeMap::new(),
             figures: Figures::default(),
             shares: 0,
             open_notices: BTreeSet::new(),
@@ -164,6 +181,7 @@ impl World {
         for effect in output.effects {
             match effect {
                 Effect::Write(write) => self.start(write),
+                Effect::Nominate(nomination) => self.start_nomination(nomination),
                 Effect::Notify(notice) => {
                     assert!(self.open_notices.insert(notice.id), "a notice is sent once at a time");
                     self.notices.push(notice);
@@ -481,6 +499,10 @@ impl World {
     pub(crate) fn settle(&mut self) {
         loop {
             self.deliver_all();
+            if let Some(pod) = self.open_nominations().first() {
+                self.end_nomination(pod);
+                continue;
+            }
             let Some(id) = self.open.keys().next().copied() else { return };
             self.carry_out(id);
             self.answer(id);
@@ -494,6 +516,80 @@ impl World {
 
     pub(crate) fn stop(&mut self) {
         self.core.stop();
+    }
+
+    // Nominations.
+
+    fn start_nomination(&mut self, nomination: NominationWrite) {
+        assert_ne!(nomination.node, nomination.replaced, "changes nothing");
+        let pod = nomination.pod.name.to_string();
+        self.nominations.push(nomination.clone());
+        let other = self.open_nominations.insert(pod, nomination.clone());
+        assert!(
+            other.is_none_or(|other| other.pod.uid != nomination.pod.uid),
+            "a pod has one open nomination"
+        );
+    }
+
+    /// Returns the names of the pods with an open nomination.
+    pub(crate) fn open_nominations(&self) -> Vec<String> {
+        self.open_nominations.keys().cloned().collect()
+    }
+
+    /// Carries out the open nomination of a pod and answers it, as the executor does.
+    pub(crate) fn end_nomination(&mut self, pod: &str) {
+        let Some(nomination) = self.open_nominations.remove(pod) else { return };
+        let object = self.get(WatchedKind::Pod, pod);
+        let is_as_tested = |object: &Value| {
+            let is_own = object["metadata"]["managedFields"].is_array();
+            object["metadata"]["uid"] == nomination.pod.uid.as_str()
+                && object["status"]["nominatedNodeName"] == json!(nomination.replaced)
+                && is_own == nomination.replaced.is_some()
+                && object["spec"]["nodeName"].is_null()
+        };
+        let outcome = match object.filter(is_as_tested) {
+            None => NominationOutcome::Outdated,
+            Some(object) => {
+                let node = nomination.node.as_ref().map(ToString::to_string);
+                self.put(WatchedKind::Pod, objects::nominated_by_controller(object, node));
+                NominationOutcome::Stored
+            }
+        };
+        self.answer_nomination(nomination, outcome);
+    }
+
+    /// Ends the open nomination of a pod with a failure, without carrying it out.
+    pub(crate) fn fail_nomination(&mut self, pod: &str, outcome: NominationOutcome) {
+        if let Some(nomination) = self.open_nominations.remove(pod) {
+            self.answer_nomination(nomination, outcome);
+        }
+    }
+
+    /// Returns the unbound pods with a nomination by the controller for a node on which none of
+    /// their devices are.
+    pub(crate) fn stale_nominations(&self) -> Vec<String> {
+        let is_stale = |name: &String| {
+            let pod = self.get(WatchedKind::Pod, name).unwrap();
+            let Some((node, true)) = self.nomination(name) else { return false };
+            let entries = pod["spec"]["resourceClaims"].as_array().unwrap();
+            let places =
+                entries.iter().filter_map(|e| self.place(e["resourceClaimName"].as_str().unwrap()));
+            pod["spec"]["nodeName"].is_null()
+                && !places.into_iter().any(|place| place.split('/').next() == Some(&node))
+        };
+        self.names(WatchedKind::Pod).into_iter().filter(is_stale).collect()
+    }
+
+    fn answer_nomination(&mut self, nomination: NominationWrite, outcome: NominationOutcome) {
+        let NominationWrite { pod, node, .. } = nomination;
+        self.step([Event::NominationEnded { pod: pod.uid, node, outcome }]);
+    }
+
+    /// Returns the nomination of a pod, and whether the controller has set it.
+    pub(crate) fn nomination(&self, pod: &str) -> Option<(String, bool)> {
+        let object = self.get(WatchedKind::Pod, pod)?;
+        let node = object["status"]["nominatedNodeName"].as_str()?.to_owned();
+        Some((node, object["metadata"]["managedFields"].is_array()))
     }
 
     // Notices.

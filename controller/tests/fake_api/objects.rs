@@ -138,6 +138,18 @@ pub(crate) fn reserved(mut claim: Value, pods: &[&str]) -> Value {
     claim
 }
 
+/// The pod with this nomination by the controller, or without one.
+pub(crate) fn nominated_by_controller(mut pod: Value, node: Option<String>) -> Value {
+    pod["status"]["nominatedNodeName"] = node.clone().into();
+    let fields = json!([{
+        "manager": "tessera-controller", "operation": "Update", "apiVersion": "v1",
+        "fieldsType": "FieldsV1", "fieldsV1": {"f:status": {"f:nominatedNodeName": {}}},
+        "subresource": "status",
+    }]);
+    pod["metadata"]["managedFields"] = if node.is_some() { fields } else { Value::Null };
+    pod
+}
+
 /// The pod nominated for `node`, where room is being made for it.
 pub(crate) fn nominated(mut pod: Value, node: &str) -> Value {
     pod["status"]["nominatedNodeName"] = node.into();

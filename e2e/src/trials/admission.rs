@@ -10,6 +10,7 @@ mod finalizer;
 mod harness;
 mod managed_taint;
 mod mounts;
+mod nomination;
 mod rbac;
 mod slices;
 
@@ -27,6 +28,7 @@ pub(super) async fn enforce_policies(test_bed: TestBed) -> TrialOutcome {
     managed_taint::check(&harness).await?;
     slices::check(&harness).await?;
     mounts::check(&harness).await?;
+    nomination::check(&harness).await;
     harness.finish()?;
     Ok(Outcome::Passed(vec![]))
 }

@@ -103,7 +103,8 @@ pub struct AttackPlan {
     pub peace: Duration,
     /// Time of the attack.
     pub attack: Duration,
-    /// Interval at which the honest namespace creates pods, whether or not earlier ones are served.
+    /// Interval at which the honest namespace creates pods, whether or not earlier ones are
+    /// served.
     pub interval: Duration,
     /// Number of the attacker's clients, each with one request at a time.
     pub workers: usize,

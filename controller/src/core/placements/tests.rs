@@ -28,8 +28,17 @@ impl Fixture {
     }
 
     fn deallocated(&mut self, nominated: Option<&str>, now: Moment) -> Option<Deallocated> {
-        let nominated = nominated.map(node);
-        self.placements.deallocated(&mut self.holds, &pod(), nominated.as_ref(), now)
+        let nomination = nominated.map(|node| nomination(node, Nominator::Scheduler));
+        self.deallocated_with(nomination.as_ref(), None, now)
+    }
+
+    fn deallocated_with(
+        &mut self,
+        nomination: Option<&Nomination>,
+        message: Option<&str>,
+        now: Moment,
+    ) -> Option<Deallocated> {
+        self.placements.deallocated(&mut self.holds, &pod(), nomination, message, now)
     }
 
     fn verdict(&mut self, waiting: &Waiting, now: Moment) -> Verdict {
@@ -48,6 +57,10 @@ impl Fixture {
     }
 }
 
+fn nomination(name: &str, by: Nominator) -> Nomination {
+    Nomination { node: node(name), by }
+}
+
 fn node(name: &str) -> NodeName {
     NodeName::new(name).unwrap()
 }
@@ -63,7 +76,7 @@ fn waiting(message: Option<&str>) -> Waiting {
         node: Some(node("node-a")),
         node_gone: false,
         is_complete: true,
-        nominated: false,
+        nominated_by: None,
         unschedulable: message.map(str::to_owned),
     }
 }
@@ -213,7 +226,10 @@ fn pod_without_failure_or_with_nomination_waits() {
     let later = now + seconds(1000);
     assert_eq!(fixture.verdict(&waiting(None), later), Verdict::Wait);
     assert_eq!(
-        fixture.verdict(&Waiting { nominated: true, ..waiting(Some("new")) }, later),
+        fixture.verdict(
+            &Waiting { nominated_by: Some(Nominator::Scheduler), ..waiting(Some("new")) },
+            later
+        ),
         Verdict::Wait
     );
     assert_eq!(
@@ -285,13 +301,44 @@ fn room_is_remembered_after_the_nomination_is_gone() {
     let now = Moment::START;
     let mut fixture = Fixture::default();
     fixture.placed(None, now);
-    fixture.placements.nominated(&pod(), &node("node-b"));
-    fixture.placements.nominated(&pod(), &node("node-a"));
+    fixture.placements.nominated(&pod(), &nomination("node-b", Nominator::Scheduler), None);
+    fixture.placements.nominated(&pod(), &nomination("node-a", Nominator::Scheduler), None);
     assert_eq!(fixture.deallocated(None, now), Some(Deallocated::RoomMade(node("node-a"))));
     assert_eq!(fixture.excluded(now).len(), 0);
     fixture.placed(None, now);
-    fixture.placements.nominated(&pod(), &node("node-b"));
+    fixture.placements.nominated(&pod(), &nomination("node-b", Nominator::Scheduler), None);
     assert_eq!(fixture.deallocated(None, now), Some(Deallocated::Unplaceable(node("node-a"))));
+}
+
+#[test]
+fn own_nomination_makes_room_only_if_kept_after_a_failure() {
+    let now = Moment::START;
+    let own = nomination("node-a", Nominator::Controller);
+    for (message, has_room) in [
+        (None, false),
+        (Some("before"), false),
+        (Some("1 cannot allocate all claims"), false),
+        (Some("preempted"), true),
+    ] {
+        let mut fixture = Fixture::default();
+        fixture.placed(Some("before"), now);
+        let lost = fixture.deallocated_with(Some(&own), message, now);
+        assert_eq!(lost == Some(Deallocated::RoomMade(node("node-a"))), has_room, "{message:?}");
+    }
+}
+
+#[test]
+fn own_nomination_kept_after_a_failure_gets_more_time() {
+    let now = Moment::START;
+    let mut fixture = Fixture::default();
+    fixture.placed(None, now);
+    let kept =
+        Waiting { nominated_by: Some(Nominator::Controller), ..waiting(Some("no free ports")) };
+    assert_eq!(fixture.verdict(&kept, now), Verdict::WaitUntil(now + KEPT_NOMINATION));
+    assert_eq!(fixture.verdict(&kept, now + KEPT_NOMINATION), Verdict::GiveUp);
+    // kube-scheduler has removed it: it makes no room.
+    let removed = Waiting { nominated_by: None, ..kept };
+    assert_eq!(fixture.verdict(&removed, now + AFTER_NEW_FAILURE), Verdict::GiveUp);
 }
 
 #[test]
@@ -309,7 +356,8 @@ fn deleted_node_is_given_up_at_once_without_nomination() {
     let mut fixture = Fixture::default();
     fixture.placed(None, now);
     let gone = Waiting { node_gone: true, ..waiting(None) };
-    assert_eq!(fixture.verdict(&Waiting { nominated: true, ..gone.clone() }, now), Verdict::Wait);
+    let making_room = Waiting { nominated_by: Some(Nominator::Scheduler), ..gone.clone() };
+    assert_eq!(fixture.verdict(&making_room, now), Verdict::Wait);
     assert_eq!(fixture.verdict(&gone, now), Verdict::GiveUp);
 }
 

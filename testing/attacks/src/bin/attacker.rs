@@ -46,8 +46,8 @@ struct AttackerArgs {
     /// Let the attacker create DeviceClasses, too, with an administrator's rights.
     #[arg(long)]
     classes: bool,
-    /// Fail if the 99th percentile of the time until the allocation is longer than in peace by more
-    /// than this factor.
+    /// Fail if the 99th percentile of the time until the allocation is longer than in peace by
+    /// more than this factor.
     #[arg(long, value_name = "RATIO")]
     max_ratio: Option<f64>,
     /// Attack the cluster of this kubeconfig [default: a simulated cluster].

@@ -19,6 +19,8 @@ pub(crate) struct Request<'a> {
     pub(crate) kind: &'static Kind,
     pub(crate) namespace: &'a str,
     pub(crate) user: &'a User,
+    /// The name of the client in `managedFields`.
+    pub(crate) manager: &'a str,
     pub(crate) policies: Policies,
     pub(crate) now: Timestamp,
 }
@@ -173,6 +175,7 @@ impl Request<'_> {
             let mut object = make(Some(current))?;
             self.check_identity(&object, current)?;
             restore_protected_fields(self.kind, part, &mut object, current);
+            record_nominator(self.kind, self.manager, &mut object, current);
             if part == Part::Main {
                 defaults::fill(self.kind, &mut object, self.now);
             }
@@ -334,6 +337,26 @@ fn qos_class(spec: &Value) -> &'static str {
     }
 }
 
+/// Records the client that changes a pod's nomination. One that writes the same value again does
+/// not become its manager.
+fn record_nominator(kind: &Kind, manager: &str, object: &mut Value, current: &Value) {
+    let nominated = &object["status"]["nominatedNodeName"];
+    if kind.plural != "pods" || *nominated == current["status"]["nominatedNodeName"] {
+        return;
+    }
+    let is_nominated = !nominated.is_null();
+    let metadata = meta::metadata_mut(object);
+    metadata.remove("managedFields");
+    if is_nominated {
+        let fields = json!([{
+            "manager": manager, "operation": "Update", "apiVersion": "v1",
+            "fieldsType": "FieldsV1", "fieldsV1": {"f:status": {"f:nominatedNodeName": {}}},
+            "subresource": "status",
+        }]);
+        metadata.insert("managedFields".into(), fields);
+    }
+}
+
 /// Restores the fields that this part of the API may not change.
 fn restore_protected_fields(kind: &Kind, part: Part, object: &mut Value, current: &Value) {
     for field in [
@@ -346,10 +369,10 @@ fn restore_protected_fields(kind: &Kind, part: Part, object: &mut Value, current
         "generation",
         "generateName",
         "resourceVersion",
+        "managedFields",
     ] {
         meta::restore(object, current, field);
     }
-    meta::metadata_mut(object).remove("managedFields");
     let keep = |object: &mut Value, field: &str| match &current[field] {
         Value::Null => {
             object.as_object_mut().map(|map| map.remove(field));

@@ -3,7 +3,8 @@
 //! Simplified:
 //! - no TLS and no authorization: a bearer token names a user, no token is the administrator; only
 //!   the admission policies of [`Policies`] check users;
-//! - server-side apply ignores conflicts between managers; `managedFields` are never shown;
+//! - server-side apply ignores conflicts between managers; `managedFields` show only who set a
+//!   pod's nomination;
 //! - validation covers the fields used in this workspace, not the whole of Kubernetes;
 //! - new nodes get no taint for their conditions: the fake scheduler checks the conditions itself;
 //! - CEL expressions are not compiled;
@@ -348,6 +349,7 @@ fn first_namespace(shared: &Shared, name: &str) -> Result<(), StartError> {
         kind: kind::find("", "v1", "namespaces").expect("invariant: namespaces are served"),
         namespace: "",
         user: &user,
+        manager: "simcluster",
         policies: Policies::none(),
         now: shared.clock.now(),
     };

@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use json_patch::PatchOperation;
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
@@ -48,17 +49,30 @@ impl Patch {
     pub(crate) fn apply(&self, current: &Value) -> Result<Value, ApiError> {
         let mut object = current.clone();
         match self {
-            Self::Json(patch) => json_patch::patch(&mut object, patch).map_err(|error| {
-                ApiError::unprocessable(format!(
-                    "the server rejected our request due to an error in our request: {error}"
-                ))
-            })?,
+            Self::Json(patch) => json_patch::patch(&mut object, &without_absent(patch, current))
+                .map_err(|error| {
+                    ApiError::unprocessable(format!(
+                        "the server rejected our request due to an error in our request: {error}"
+                    ))
+                })?,
             Self::Merge(patch) => json_patch::merge(&mut object, patch),
             Self::Strategic(patch) => merge_object(&mut object, patch, Style::Strategic),
             Self::Apply(patch) => merge_object(&mut object, patch, Style::Apply),
         }
         Ok(object)
     }
+}
+
+/// Returns the patch without its tests that a field is null which is absent: they hold in the API
+/// server's library, and fail in this one.
+fn without_absent(patch: &json_patch::Patch, current: &Value) -> json_patch::Patch {
+    let holds = |operation: &&PatchOperation| match operation {
+        PatchOperation::Test(test) => {
+            test.value.is_null() && current.pointer(test.path.as_str()).is_none()
+        }
+        _ => false,
+    };
+    json_patch::Patch(patch.0.iter().filter(|operation| !holds(operation)).cloned().collect())
 }
 
 /// Parses YAML, of which JSON is a subset.

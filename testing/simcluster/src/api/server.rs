@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::extract::{Query as AxumQuery, State};
-use axum::http::header::{ACCEPT, CONTENT_TYPE, HOST};
+use axum::http::header::{ACCEPT, CONTENT_TYPE, HOST, USER_AGENT};
 use axum::http::{HeaderMap, Method, Request as HttpRequest, Response, StatusCode};
 use futures::StreamExt;
 use serde_json::Value;
@@ -63,6 +63,8 @@ pub(crate) struct Call<'a> {
     pub(crate) faults_disabled: bool,
     pub(crate) shared: &'a Shared,
     pub(crate) user: User,
+    /// The beginning of the User-Agent.
+    pub(crate) client: String,
     pub(crate) route: Route,
     pub(crate) query: Query,
     pub(crate) view: View,
@@ -108,6 +110,11 @@ async fn handle_request(
         faults_disabled: parts.extensions.get::<Observer>().is_some(),
         shared,
         user,
+        client: text_header(&parts.headers, USER_AGENT.as_str())
+            .split('/')
+            .next()
+            .unwrap_or_default()
+            .to_owned(),
         route,
         query,
         view: View::from_accept(text_header(&parts.headers, ACCEPT.as_str())),
@@ -202,6 +209,7 @@ impl Call<'_> {
             kind: self.route.kind,
             namespace: self.route.in_namespace(),
             user: &self.user,
+            manager: self.query.text("fieldManager").unwrap_or(&self.client),
             policies: self.shared.policies(),
             now: self.shared.clock.now(),
         }

@@ -314,8 +314,8 @@ fn seconds(time: Timestamp) -> String {
     time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
-/// Returns the patch that sets PodScheduled to False and clears the nomination, or `None` if
-/// nothing changes.
+/// Returns the patch that sets PodScheduled to False and clears the nomination that the attempt
+/// saw, or `None` if nothing changes.
 fn condition(pod: &Pod, reason: &str, message: &str) -> Option<Value> {
     let status = pod.status.as_ref();
     let before = status.and_then(|status| status.conditions.as_ref()).and_then(|conditions| {
@@ -336,11 +336,14 @@ fn condition(pod: &Pod, reason: &str, message: &str) -> Option<Value> {
         .filter(|before| before.status == "False")
         .and_then(|before| before.last_transition_time.as_ref())
         .map_or_else(|| seconds(Timestamp::now()), |time| seconds(time.0));
-    Some(json!({"status": {
+    let mut patch = json!({"status": {
         "conditions": [{
             "type": "PodScheduled", "status": "False", "reason": reason, "message": message,
             "lastTransitionTime": since, "observedGeneration": pod.metadata.generation,
         }],
-        "nominatedNodeName": null,
-    }}))
+    }});
+    if nominated {
+        patch["status"]["nominatedNodeName"] = Value::Null;
+    }
+    Some(patch)
 }

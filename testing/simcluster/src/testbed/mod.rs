@@ -218,6 +218,8 @@ fn controller_spec(
         .argument("--kubeconfig", kubeconfig)
         .argument("--namespace", NAMESPACE)
         .argument("--identity", "tessera-controller-demo")
+        // The default is for larger clusters.
+        .argument("--nominate-nodes", "always")
         .argument("--metrics-address", process::address_text(metrics))
         .argument("--health-socket", directory.join("health.sock"))
 }
