@@ -232,8 +232,8 @@ impl State {
 
     /// Returns the name of the claim, or its UID where the object is not known.
     fn claim_name(&self, claim: &ClaimUid) -> String {
-        let object = self.index.claim_object(claim);
-        object.and_then(|o| o.metadata.name.clone()).unwrap_or_else(|| claim.to_string())
+        let claim_of = self.index.requests_of(claim);
+        claim_of.map_or_else(|| claim.to_string(), |known| known.name.to_string())
     }
 }
 
@@ -291,7 +291,7 @@ impl Step<'_> {
         since: Moment,
         change: impl FnOnce(&Index, &ResourceClaim) -> ClaimChange,
     ) -> bool {
-        let Some(object) = self.state.index.claim_object(claim).cloned() else { return false };
+        let Some(object) = self.state.index.claim_object(claim) else { return false };
         let Some(id) = self.state.writes.open(claim, purpose, pod, since) else { return false };
         let change = change(&self.state.index, &object);
         if let ClaimChange::Allocate(draft) = &change {

@@ -7,7 +7,8 @@
 # The control plane runs in a machine without a network (lib/machine.sh), so it may run beside the
 # cluster of up.sh, and all its processes end with the machine's first process. State is in
 # $TESSERA_E2E_RUNDIR (default /tmp/tessera-bench-cluster); its logs/ contains the components' logs
-# by round. Programs are release builds ($TESSERA_E2E_PROFILE).
+# by round. Programs are release builds ($TESSERA_E2E_PROFILE). $TESSERA_NOMINATE_NODES (auto,
+# always, never) is passed to the controller.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -103,7 +104,8 @@ contexts: [{name: e2e, context: {cluster: e2e, user: $account}}]
 current-context: e2e
 END
   echo "exec '$cargo_output/$account' --kubeconfig '$directory/$account.kubeconfig'" \
-    "--namespace $namespace --identity bench --metrics-address 127.0.0.1:9401" >"$directory/$account.sh"
+    "--namespace $namespace --identity bench --metrics-address 127.0.0.1:9401" \
+    "--nominate-nodes ${TESSERA_NOMINATE_NODES:-auto}" >"$directory/$account.sh"
   component_start "$control_plane" "$account"
 }
 

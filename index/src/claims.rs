@@ -4,15 +4,15 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use k8s_openapi::api::resource::v1::{
-    AllocationResult, ResourceClaim, ResourceClaimConsumerReference,
-};
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimConsumerReference};
 use litemap::LiteMap;
 use tessera_allocator::model::{Claim, DeviceId, DeviceResult, NodeSelector, PodUid, Usage};
 use tessera_api::names::{ClaimUid, DRIVER_NAME, NodeName};
 
 use crate::convert::{self, AllocatedClaim, ConvertError};
+use crate::generated::GeneratedFor;
 use crate::scope::Scope;
+use crate::stored::{StoredAllocation, StoredClaim};
 
 /// The running sums of allocated capacity.
 #[derive(Debug, Default)]
@@ -52,7 +52,7 @@ fn remove_holder(holders: &mut Holders, claim: &ClaimUid, devices: &[DeviceResul
 #[derive(Debug)]
 pub(crate) struct ClaimEntry {
     /// The object as last seen; none after it is deleted.
-    pub(crate) object: Option<Arc<ResourceClaim>>,
+    pub(crate) object: Option<StoredClaim>,
     /// Its requests.
     pub(crate) claim: Arc<Claim>,
     /// `resourceVersion` of the object: older versions are ignored.
@@ -64,11 +64,11 @@ pub(crate) struct ClaimEntry {
     /// Bound pods that refer to it, with their nodes.
     pub(crate) users: LiteMap<PodUid, NodeName>,
     /// The devices that are counted for it in the usage.
-    counted: Vec<DeviceResult>,
+    counted: Arc<[DeviceResult]>,
     /// Its scope, and the version of the classes that it was determined for.
     pub(crate) scope: Cell<Option<(u64, Scope)>>,
-    /// The object before its allocation was changed under the bound pods that use it.
-    lost: Option<(AllocatedClaim, Arc<ResourceClaim>)>,
+    /// The allocation before it was changed under the bound pods that use it.
+    lost: Option<(AllocatedClaim, StoredAllocation)>,
 }
 
 impl ClaimEntry {
@@ -80,7 +80,7 @@ impl ClaimEntry {
             observed: None,
             assumed: None,
             users: LiteMap::new(),
-            counted: Vec::new(),
+            counted: Arc::default(),
             scope: Cell::new(None),
             lost: None,
         })
@@ -98,10 +98,11 @@ impl ClaimEntry {
         let name = object.metadata.name.as_deref().unwrap_or_default();
         let observed = allocation.map(|a| convert::allocated(name, a)).transpose()?;
         self.version = version;
-        let before = self.object.replace(Arc::clone(object));
-        let before = std::mem::replace(&mut self.observed, observed).zip(before);
+        let before = self.object.replace(StoredClaim::new(object));
+        let known = std::mem::replace(&mut self.observed, observed);
         if self.lost.is_none() && !self.users.is_empty() {
-            self.lost = before;
+            let allocation = before.as_ref().and_then(StoredClaim::allocation);
+            self.lost = known.zip(allocation.cloned());
         }
         if self.lost.as_ref().is_some_and(|(lost, _)| self.observed.as_ref() == Some(lost)) {
             self.lost = None;
@@ -118,9 +119,8 @@ impl ClaimEntry {
     }
 
     /// Returns the allocation that a pod was bound with and that was changed since.
-    pub(crate) fn lost_allocation(&self) -> Option<(&AllocatedClaim, &AllocationResult)> {
-        let (known, object) = self.lost.as_ref()?;
-        Some((known, object.status.as_ref()?.allocation.as_ref()?))
+    pub(crate) fn lost_allocation(&self) -> Option<&(AllocatedClaim, StoredAllocation)> {
+        self.lost.as_ref()
     }
 
     /// Returns the assumed allocation, or the one in the status.
@@ -137,17 +137,19 @@ impl ClaimEntry {
         self.object.is_some() || self.assumed.is_some() || !self.users.is_empty()
     }
 
+    /// Returns the pod and the entry that the claim was generated for.
+    pub(crate) fn generated_for(&self) -> Option<GeneratedFor> {
+        self.object.as_ref()?.generated_for().cloned()
+    }
+
     /// Returns `reservedFor`.
     pub(crate) fn reserved_for(&self) -> &[ResourceClaimConsumerReference] {
-        let status = self.object.as_ref().and_then(|o| o.status.as_ref());
-        status.and_then(|s| s.reserved_for.as_deref()).unwrap_or_default()
+        self.object.as_ref().map(StoredClaim::reserved_for).unwrap_or_default()
     }
 
     /// Returns the time of the allocation in seconds since the epoch.
     pub(crate) fn allocated_at(&self) -> i64 {
-        let status = self.object.as_ref().and_then(|o| o.status.as_ref());
-        let allocation = status.and_then(|s| s.allocation.as_ref());
-        allocation.and_then(|a| a.allocation_timestamp.as_ref()).map_or(0, |t| t.0.as_second())
+        self.object.as_ref().map_or(0, StoredClaim::allocated_at)
     }
 
     /// Returns true if the claim is allocated, not reserved, not in use by a bound pod, and not
@@ -161,13 +163,13 @@ impl ClaimEntry {
     }
 
     pub(crate) fn is_deleting(&self) -> bool {
-        self.object.as_ref().is_none_or(|o| o.metadata.deletion_timestamp.is_some())
+        self.object.as_ref().is_none_or(StoredClaim::is_deleting)
     }
 
     /// Returns the devices that have to count as taken: those of the status and the assumed ones,
     /// and while a bound pod uses the claim also those that were counted on its node before.
     /// (Our pools are named after their nodes.)
-    fn due(&self) -> Vec<DeviceResult> {
+    fn due(&self) -> Arc<[DeviceResult]> {
         let mut due: Vec<DeviceResult> = Vec::new();
         let is_held = |r: &&DeviceResult| {
             self.users.values().any(|n| n.as_str() == r.device.pool.pool.as_str())
@@ -176,21 +178,25 @@ impl ClaimEntry {
             include(&mut due, allocation.results.iter());
         }
         include(&mut due, self.counted.iter().filter(is_held));
-        due
+        // As a rule it is the observed allocation, which is shared then.
+        match &self.observed {
+            Some(observed) if *observed.results == *due => Arc::clone(&observed.results),
+            _ => due.into(),
+        }
     }
 
     /// Updates the usage with this claim.
     pub(crate) fn count(&mut self, sums: &mut UsageSums) {
         let due = self.due();
         if due != self.counted {
-            sums.touched.extend(self.counted.iter().chain(&due).map(|r| r.device.clone()));
-            sums.unplanned.extend(self.counted.iter().chain(&due).map(|r| r.device.clone()));
+            sums.touched.extend(self.counted.iter().chain(due.iter()).map(|r| r.device.clone()));
+            sums.unplanned.extend(self.counted.iter().chain(due.iter()).map(|r| r.device.clone()));
             sums.usage.remove(&self.counted);
             sums.usage.add(&due);
             remove_holder(&mut sums.holders, &self.claim.uid, &self.counted);
             add_holder(&mut sums.holders, &self.claim.uid, &due);
-            self.counted = due;
         }
+        self.counted = due;
     }
 
     /// Returns the devices that are counted.

@@ -214,7 +214,7 @@ impl Index {
         };
         let Some(entry) = self.claims.get_mut(&uid) else { return Ok(()) };
         let was_allocated = entry.observed.is_some();
-        let was_generated_for = entry.object.as_deref().and_then(generated_for);
+        let was_generated_for = entry.generated_for();
         if !entry.observe(object)? {
             return Ok(());
         }
@@ -271,7 +271,8 @@ impl Index {
             return;
         };
         let Some(entry) = self.claims.get_mut(&uid) else { return };
-        let was_generated_for = entry.object.take().as_deref().and_then(generated_for);
+        let was_generated_for = entry.generated_for();
+        entry.object = None;
         entry.observed = None;
         entry.assumed = None;
         let key = (entry.claim.namespace.clone(), entry.claim.name.clone());
@@ -286,7 +287,7 @@ impl Index {
     pub fn assume(&mut self, claim_allocation: &ClaimAllocation) {
         let Some(entry) = self.claims.get_mut(&claim_allocation.claim) else { return };
         entry.assumed = Some(AllocatedClaim {
-            results: claim_allocation.results.clone(),
+            results: claim_allocation.results.as_slice().into(),
             nodes: claim_allocation.nodes.clone(),
         });
         let key = (entry.claim.namespace.clone(), entry.claim.name.clone());
@@ -333,9 +334,16 @@ impl Index {
         Some(scope)
     }
 
-    /// Returns the claim as last seen; none if it is not known or deleted.
-    pub fn claim_object(&self, claim: &ClaimUid) -> Option<&Arc<ResourceClaim>> {
-        self.claims.get(claim)?.object.as_ref()
+    /// Returns true if the claim is known and not deleted.
+    pub fn claim_exists(&self, claim: &ClaimUid) -> bool {
+        self.claims.get(claim).is_some_and(|entry| entry.object.is_some())
+    }
+
+    /// Returns the claim as last seen; none if it is not known or deleted. Of an allocated claim it
+    /// has only what a release needs: name, UID, version, allocation and `reservedFor`.
+    pub fn claim_object(&self, claim: &ClaimUid) -> Option<Arc<ResourceClaim>> {
+        let entry = self.claims.get(claim)?;
+        Some(entry.object.as_ref()?.object(&entry.claim))
     }
 
     /// Returns the name of the pod; none if it does not exist.

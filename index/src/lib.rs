@@ -31,6 +31,7 @@ mod repair;
 mod scope;
 mod slices;
 mod standing;
+mod stored;
 mod taints;
 mod topology;
 mod work;

@@ -114,7 +114,7 @@ impl Index {
         match (before, allocated) {
             (None, _) if pod.started => RepairAction::Blocked(RepairBlocker::Started),
             (_, Some(_)) => RepairAction::Deallocate,
-            (Some((_, object)), None) => RepairAction::Restore(Box::new(object.clone())),
+            (Some((_, allocation)), None) => RepairAction::Restore(Box::new(allocation.get())),
             (None, None) => RepairAction::Plan,
         }
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::api::resource::v1::DeviceClass;
 use tessera_allocator::model::{Claim, PendingPod, PodUid};
 use tessera_api::names::{ClaimName, ClaimUid, Namespace, NodeName, PodName};
 
@@ -72,12 +72,23 @@ impl Index {
         self.claim_names.get(&(namespace.clone(), name.clone()))
     }
 
-    /// Returns the claims of the pod that exist, in pod order.
-    pub fn claims_of_pod(&self, pod: &PodUid) -> impl Iterator<Item = &Arc<ResourceClaim>> {
+    /// Returns the claims of the pod that exist, in pod order, each with a digest of its labels and
+    /// annotations.
+    pub fn claims_of_pod(&self, pod: &PodUid) -> impl Iterator<Item = (&Claim, u64)> {
         self.pods.get(pod).into_iter().flat_map(|pod| {
             let names = pod.claims.iter().filter_map(|reference| reference.name.as_ref());
-            names.filter_map(|name| self.claim_named(pod, name)?.object.as_ref())
+            names.filter_map(|name| {
+                let entry = self.claim_named(pod, name)?;
+                Some((entry.claim.as_ref(), entry.object.as_ref()?.metadata_digest()))
+            })
         })
+    }
+
+    /// Returns the objects of the classes that the claim names.
+    pub fn class_objects_of(&self, claim: &Claim) -> impl Iterator<Item = &Arc<DeviceClass>> {
+        let alternatives = claim.requests.iter().flat_map(|request| &request.alternatives);
+        let names = alternatives.filter_map(|alternative| alternative.class.as_ref());
+        names.filter_map(|name| Some(&self.classes.get(name)?.1))
     }
 
     /// Returns the requests of a claim; none if it is not known.

@@ -262,6 +262,5 @@ impl Index {
 }
 
 pub(crate) fn is_owned_by(entry: &ClaimEntry, pod: &PodEntry) -> bool {
-    let owners = entry.object.as_ref().and_then(|o| o.metadata.owner_references.as_ref());
-    owners.into_iter().flatten().any(|o| o.controller == Some(true) && o.uid == pod.uid.as_str())
+    entry.object.as_ref().is_some_and(|object| object.is_controlled_by(pod.uid.as_str()))
 }

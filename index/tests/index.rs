@@ -778,7 +778,7 @@ fn decision_with_mps_is_read_back_as_decided() {
         tessera_index::convert::allocation(claim_allocation, &object, &classes, at, share);
     let read_back = tessera_index::convert::allocated("c", &written).unwrap();
     // Otherwise the assumed and the seen allocation would both be counted.
-    assert_eq!(read_back.results, claim_allocation.results);
+    assert_eq!(*read_back.results, *claim_allocation.results);
     assert_eq!(read_back.results[0].sharing, Sharing::Mps);
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use tessera_allocator::model::{PendingPod, PodUid};
+use tessera_allocator::model::{Claim, PendingPod, PodUid};
 use tessera_allocator::{AllocationPlan, Decision};
 use tessera_api::events;
 use tessera_index::Index;
@@ -229,7 +229,7 @@ impl State {
         for claim in pod.pending_claims() {
             claim.uid.hash(&mut digest);
         }
-        for claim in self.index.claims_of_pod(&pod.uid) {
+        for (claim, _) in self.index.claims_of_pod(&pod.uid) {
             self.add_claim(claim, &mut digest);
         }
         Basis(digest.finish())
@@ -239,18 +239,19 @@ impl State {
     /// pod: its claims, with labels and annotations, and their classes.
     pub(super) fn basis_of_write(&self, pod: &PodUid) -> Basis {
         let mut digest = DefaultHasher::new();
-        for claim in self.index.claims_of_pod(pod) {
+        for (claim, metadata) in self.index.claims_of_pod(pod) {
             self.add_claim(claim, &mut digest);
-            (&claim.metadata.labels, &claim.metadata.annotations).hash(&mut digest);
+            metadata.hash(&mut digest);
         }
         Basis(digest.finish())
     }
 
     /// Adds the identity of a claim, whose requests never change, and of its classes.
-    fn add_claim(&self, claim: &ResourceClaim, digest: &mut DefaultHasher) {
-        claim.metadata.uid.hash(digest);
-        for (name, class) in self.index.classes_of(claim) {
-            (name, &class.metadata.uid, &class.metadata.resource_version).hash(digest);
+    fn add_claim(&self, claim: &Claim, digest: &mut DefaultHasher) {
+        claim.uid.hash(digest);
+        for class in self.index.class_objects_of(claim) {
+            let class = &class.metadata;
+            (&class.name, &class.uid, &class.resource_version).hash(digest);
         }
     }
 }

@@ -93,7 +93,7 @@ impl Step<'_> {
         holds.retain(self.now, |subject, end| match (end, subject.parts()) {
             (CountEnd::WaitingPod, (Some(pod), _)) => waiting.contains(pod),
             (CountEnd::Pod, (Some(pod), _)) => exists(pod),
-            (CountEnd::Claim, (_, Some(claim))) => index.claim_object(claim).is_some(),
+            (CountEnd::Claim, (_, Some(claim))) => index.claim_exists(claim),
             (CountEnd::Misplacement, (Some(pod), Some(claim))) => {
                 misplacements.contains(pod, claim)
             }

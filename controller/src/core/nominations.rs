@@ -21,7 +21,7 @@ use super::{State, Step};
 
 /// The number of nodes from which [`NominationPolicy::Auto`] nominates. ADR 100 has the
 /// measurements.
-const AUTO_NODES: usize = 1000;
+const AUTO_NODES: usize = 2000;
 
 /// The pause after the API server has refused a nomination: a permission is missing.
 const DENIED_PAUSE: Duration = Duration::from_secs(600);
@@ -29,7 +29,7 @@ const DENIED_PAUSE: Duration = Duration::from_secs(600);
 /// The clusters in which the node of an allocation is written to the pod.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum NominationPolicy {
-    /// In clusters of 1,000 nodes or more, where it makes kube-scheduler faster.
+    /// In clusters of 2,000 nodes or more, where it makes kube-scheduler faster.
     #[default]
     Auto,
     /// Always.

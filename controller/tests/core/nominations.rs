@@ -178,7 +178,7 @@ fn small_clusters_are_left_alone() {
     }
     let mut world = World::with_nominations(NominationPolicy::Auto);
     world.add_node("node-a", 1);
-    for number in 0..1000 {
+    for number in 0..2000 {
         world.put(WatchedKind::Node, objects::node(&format!("empty-{number}")));
     }
     world.add_pod("a", "50Gi");

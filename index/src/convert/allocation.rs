@@ -18,7 +18,7 @@ use super::{ConvertError, Subject, name_map};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AllocatedClaim {
     /// Its devices.
-    pub results: Vec<DeviceResult>,
+    pub results: Arc<[DeviceResult]>,
     /// The nodes that can use them; none = all.
     pub nodes: Option<NodeSelector>,
 }

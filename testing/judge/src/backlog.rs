@@ -17,10 +17,14 @@ use serde::Serialize;
 use serde_json::Value;
 use tessera_allocator::PlanSettings;
 use tessera_api::names::ShareId;
-use tessera_controller::core::Core;
 use tessera_controller::core::clock::{Moment, Now};
-use tessera_controller::core::effect::{ClaimChange, ClaimWrite, Effect, StepOutput};
-use tessera_controller::core::event::{Change, Event, WatchedKind, WatchedObject, WriteOutcome};
+use tessera_controller::core::effect::{
+    ClaimChange, ClaimWrite, Effect, NominationWrite, StepOutput,
+};
+use tessera_controller::core::event::{
+    Change, Event, NominationOutcome, WatchedKind, WatchedObject, WriteOutcome,
+};
+use tessera_controller::core::{Core, NominationPolicy};
 
 use crate::scale::{
     ClusterSize, EventCost, GPUS, allocated_claim, claim, class, cpu_time, ms, node_object, pod,
@@ -114,7 +118,7 @@ struct Controller {
 
 impl Controller {
     fn with_cluster(size: BacklogSize) -> Self {
-        let core = Core::new(PlanSettings::default());
+        let core = Core::new(PlanSettings::default()).nominating(NominationPolicy::default());
         let now = Moment::START;
         let (wake, answers, audit) = (None, Vec::new(), Duration::ZERO);
         let mut controller = Self { core, now, wake, answers, allocated: 0, audit };
@@ -196,6 +200,10 @@ impl Controller {
 
     fn answer(&mut self, effect: Effect) -> Event {
         match effect {
+            Effect::Nominate(NominationWrite { pod, node, .. }) => {
+                let outcome = NominationOutcome::Stored;
+                Event::NominationEnded { pod: pod.uid, node, outcome }
+            }
             Effect::Notify(notice) => Event::NoticeEnded { id: notice.id, is_delivered: true },
             Effect::Write(write) => {
                 self.allocated += 1;

@@ -1,0 +1,162 @@
+//! The object of a claim, as the index keeps it.
+//!
+//! A claim that is not allocated is kept as it is: its allocation is written from it. Of an
+//! allocated one only what a release or a repair needs is kept, the allocation as JSON. A whole
+//! object has 3.5 KiB, and most claims of a cluster are allocated.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use k8s_openapi::api::resource::v1::{
+    AllocationResult, ResourceClaim, ResourceClaimConsumerReference, ResourceClaimStatus,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use tessera_allocator::model::Claim;
+
+use crate::generated::{GeneratedFor, generated_for};
+
+/// The object of a claim as last seen.
+#[derive(Debug, Clone)]
+pub(crate) struct StoredClaim {
+    version: Box<str>,
+    is_deleting: bool,
+    /// The UID of the controlling owner.
+    controller: Option<Box<str>>,
+    generated_for: Option<Box<GeneratedFor>>,
+    /// A digest of labels and annotations.
+    metadata_digest: u64,
+    content: Content,
+}
+
+#[derive(Debug, Clone)]
+enum Content {
+    /// The claim is not allocated.
+    Whole(Arc<ResourceClaim>),
+    /// It is.
+    Allocated(Box<Allocated>),
+}
+
+#[derive(Debug, Clone)]
+struct Allocated {
+    allocation: StoredAllocation,
+    /// Seconds since the epoch; 0 = unknown.
+    at: i64,
+    reserved_for: Box<[ResourceClaimConsumerReference]>,
+}
+
+/// An allocation as JSON.
+#[derive(Debug, Clone)]
+pub(crate) struct StoredAllocation(Box<[u8]>);
+
+impl StoredAllocation {
+    fn new(allocation: &AllocationResult) -> Self {
+        let json = serde_json::to_vec(allocation);
+        Self(json.expect("invariant: API objects can be written as JSON").into_boxed_slice())
+    }
+
+    /// Returns the allocation.
+    pub(crate) fn get(&self) -> AllocationResult {
+        serde_json::from_slice(&self.0).expect("invariant: it was written from an allocation")
+    }
+}
+
+fn metadata_digest(metadata: &ObjectMeta) -> u64 {
+    let mut digest = DefaultHasher::new();
+    (&metadata.labels, &metadata.annotations).hash(&mut digest);
+    digest.finish()
+}
+
+impl StoredClaim {
+    pub(crate) fn new(object: &Arc<ResourceClaim>) -> Self {
+        let status = object.status.as_ref();
+        let content = match status.and_then(|status| status.allocation.as_ref()) {
+            None => Content::Whole(Arc::clone(object)),
+            Some(allocation) => Content::Allocated(Box::new(Allocated {
+                allocation: StoredAllocation::new(allocation),
+                at: allocation.allocation_timestamp.as_ref().map_or(0, |time| time.0.as_second()),
+                reserved_for: status
+                    .and_then(|s| s.reserved_for.as_deref())
+                    .unwrap_or_default()
+                    .into(),
+            })),
+        };
+        let mut owners = object.metadata.owner_references.iter().flatten();
+        let controller = owners.find(|owner| owner.controller == Some(true));
+        Self {
+            version: object.metadata.resource_version.as_deref().unwrap_or_default().into(),
+            is_deleting: object.metadata.deletion_timestamp.is_some(),
+            controller: controller.map(|owner| owner.uid.as_str().into()),
+            generated_for: generated_for(object).map(Box::new),
+            metadata_digest: metadata_digest(&object.metadata),
+            content,
+        }
+    }
+
+    /// Returns the object that a write of `claim` is based on. Of an allocated claim it has name,
+    /// UID, version, allocation and `reservedFor`.
+    pub(crate) fn object(&self, claim: &Claim) -> Arc<ResourceClaim> {
+        let stored = match &self.content {
+            Content::Whole(object) => return Arc::clone(object),
+            Content::Allocated(stored) => stored,
+        };
+        Arc::new(ResourceClaim {
+            metadata: ObjectMeta {
+                name: Some(claim.name.to_string()),
+                namespace: Some(claim.namespace.to_string()),
+                uid: Some(claim.uid.to_string()),
+                resource_version: Some(self.version.to_string()),
+                ..ObjectMeta::default()
+            },
+            status: Some(ResourceClaimStatus {
+                allocation: Some(stored.allocation.get()),
+                reserved_for: Some(stored.reserved_for.to_vec()),
+                ..ResourceClaimStatus::default()
+            }),
+            ..ResourceClaim::default()
+        })
+    }
+
+    pub(crate) fn metadata_digest(&self) -> u64 {
+        self.metadata_digest
+    }
+
+    pub(crate) fn allocation(&self) -> Option<&StoredAllocation> {
+        self.allocated().map(|stored| &stored.allocation)
+    }
+
+    /// Returns the time of the allocation in seconds since the epoch.
+    pub(crate) fn allocated_at(&self) -> i64 {
+        self.allocated().map_or(0, |stored| stored.at)
+    }
+
+    pub(crate) fn reserved_for(&self) -> &[ResourceClaimConsumerReference] {
+        match &self.content {
+            Content::Whole(object) => {
+                let status = object.status.as_ref();
+                status.and_then(|status| status.reserved_for.as_deref()).unwrap_or_default()
+            }
+            Content::Allocated(stored) => &stored.reserved_for,
+        }
+    }
+
+    pub(crate) fn is_deleting(&self) -> bool {
+        self.is_deleting
+    }
+
+    /// Returns true if the object of this UID is the controlling owner.
+    pub(crate) fn is_controlled_by(&self, uid: &str) -> bool {
+        self.controller.as_deref() == Some(uid)
+    }
+
+    /// Returns the pod and the entry that the claim was generated for.
+    pub(crate) fn generated_for(&self) -> Option<&GeneratedFor> {
+        self.generated_for.as_deref()
+    }
+
+    fn allocated(&self) -> Option<&Allocated> {
+        match &self.content {
+            Content::Whole(_) => None,
+            Content::Allocated(stored) => Some(stored),
+        }
+    }
+}
