@@ -124,7 +124,7 @@ impl Shape {
         for claim in claims {
             let first = shape.alternatives.len();
             let mut requests = vec![first];
-            for request in &claim.requests {
+            for request in claim.requests.iter() {
                 for alternative in &request.alternatives {
                     let resolved = resolve(alternative, claim, cluster, selections, policy);
                     let request = alternative.clone();

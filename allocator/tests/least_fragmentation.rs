@@ -150,7 +150,9 @@ fn untyped_request_avoids_requested_type() {
         let PodClaim::Pending(claim) = &mut pod.claims[0] else { unreachable!() };
         let selector =
             DeviceSelector::new("device.attributes['gpu.tessera.dev'].productName == 'H100'");
-        Arc::make_mut(claim).requests[0].alternatives[0].selectors.push(selector);
+        Arc::make_mut(&mut Arc::make_mut(claim).requests)[0].alternatives[0]
+            .selectors
+            .push(selector);
         pod
     };
     let mut planner = planner(&cluster);
@@ -212,7 +214,8 @@ fn unsatisfiable_requests_do_not_change_forecast() {
     let count = |count: u64| {
         let mut pod = share("strange", 100, "1m");
         let PodClaim::Pending(claim) = &mut pod.claims[0] else { unreachable!() };
-        Arc::make_mut(claim).requests[0].alternatives[0].mode = AllocationMode::Exact(count);
+        Arc::make_mut(&mut Arc::make_mut(claim).requests)[0].alternatives[0].mode =
+            AllocationMode::Exact(count);
         pod
     };
     let usual = with(Vec::new());

@@ -110,7 +110,7 @@ fn check_claims(cluster: &Cluster, pods: &[PendingPod], plan: &AllocationPlan) {
                     .find(|d| d.name == result.device.device);
                 numa.push(device.unwrap().attributes.get("numaNode").unwrap().clone());
             }
-            for request in &claim.requests {
+            for request in claim.requests.iter() {
                 let devices = by_request.remove(request.name.as_str()).unwrap_or_default();
                 let mut distinct = devices.clone();
                 distinct.sort_unstable();

@@ -6,11 +6,14 @@ use std::sync::Arc;
 
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimConsumerReference};
 use litemap::LiteMap;
-use tessera_allocator::model::{Claim, DeviceId, DeviceResult, NodeSelector, PodUid, Usage};
+use tessera_allocator::model::{
+    Claim, DeviceId, DeviceResult, NodeSelector, PodUid, Request, Usage,
+};
 use tessera_api::names::{ClaimUid, DRIVER_NAME, NodeName};
 
 use crate::convert::{self, AllocatedClaim, ConvertError};
 use crate::generated::GeneratedFor;
+use crate::interner::Interner;
 use crate::scope::Scope;
 use crate::stored::{StoredAllocation, StoredClaim};
 
@@ -32,7 +35,9 @@ pub(crate) type Holders = BTreeMap<DeviceId, LiteMap<ClaimUid, ()>>;
 /// Adds a claim to the holders of its devices.
 pub(crate) fn add_holder(holders: &mut Holders, claim: &ClaimUid, devices: &[DeviceResult]) {
     for result in devices {
-        holders.entry(result.device.clone()).or_default().insert(claim.clone(), ());
+        let claims =
+            holders.entry(result.device.clone()).or_insert_with(|| LiteMap::with_capacity(1));
+        claims.insert(claim.clone(), ());
     }
 }
 
@@ -68,18 +73,24 @@ pub(crate) struct ClaimEntry {
     /// Its scope, and the version of the classes that it was determined for.
     pub(crate) scope: Cell<Option<(u64, Scope)>>,
     /// The allocation before it was changed under the bound pods that use it.
-    lost: Option<(AllocatedClaim, StoredAllocation)>,
+    lost: Option<Box<(AllocatedClaim, StoredAllocation)>>,
 }
 
 impl ClaimEntry {
-    pub(crate) fn new(object: &Arc<ResourceClaim>) -> Result<Self, ConvertError> {
+    pub(crate) fn new(
+        object: &Arc<ResourceClaim>,
+        requests: &mut Interner<[Request]>,
+    ) -> Result<Self, ConvertError> {
+        let mut claim = within_limits(without_admin_access(convert::claim(object)?));
+        claim.requests = requests.intern(claim.requests);
         Ok(Self {
             object: None,
-            claim: Arc::new(within_limits(without_admin_access(convert::claim(object)?))),
+            claim: Arc::new(claim),
             version: 0,
             observed: None,
             assumed: None,
-            users: LiteMap::new(),
+            // As a rule one pod uses a claim.
+            users: LiteMap::with_capacity(1),
             counted: Arc::default(),
             scope: Cell::new(None),
             lost: None,
@@ -102,9 +113,9 @@ impl ClaimEntry {
         let known = std::mem::replace(&mut self.observed, observed);
         if self.lost.is_none() && !self.users.is_empty() {
             let allocation = before.as_ref().and_then(StoredClaim::allocation);
-            self.lost = known.zip(allocation.cloned());
+            self.lost = known.zip(allocation.cloned()).map(Box::new);
         }
-        if self.lost.as_ref().is_some_and(|(lost, _)| self.observed.as_ref() == Some(lost)) {
+        if self.lost.as_ref().is_some_and(|lost| self.observed.as_ref() == Some(&lost.0)) {
             self.lost = None;
         }
         Ok(true)
@@ -120,7 +131,7 @@ impl ClaimEntry {
 
     /// Returns the allocation that a pod was bound with and that was changed since.
     pub(crate) fn lost_allocation(&self) -> Option<&(AllocatedClaim, StoredAllocation)> {
-        self.lost.as_ref()
+        self.lost.as_deref()
     }
 
     /// Returns the assumed allocation, or the one in the status.
@@ -129,7 +140,7 @@ impl ClaimEntry {
     }
 
     pub(crate) fn nodes(&self) -> Option<&NodeSelector> {
-        self.allocation().and_then(|a| a.nodes.as_ref())
+        self.allocation().and_then(|a| a.nodes.as_deref())
     }
 
     /// Returns true if anything still depends on the claim.
@@ -207,7 +218,8 @@ impl ClaimEntry {
 
 /// Marks requests with `adminAccess`, which our driver does not support yet, as unsupported.
 fn without_admin_access(mut claim: Claim) -> Claim {
-    let alternatives = claim.requests.iter_mut().flat_map(|request| &mut request.alternatives);
+    let requests = Arc::make_mut(&mut claim.requests);
+    let alternatives = requests.iter_mut().flat_map(|request| &mut request.alternatives);
     for alternative in alternatives.filter(|a| a.admin == Some(true)) {
         alternative.unsupported = Some("adminAccess");
     }
@@ -222,7 +234,8 @@ const MAX_SELECTOR_BYTES: usize = 64 << 10;
 /// they are never compiled.
 fn within_limits(mut claim: Claim) -> Claim {
     if claim.selector_bytes() > MAX_SELECTOR_BYTES {
-        for alternative in claim.requests.iter_mut().flat_map(|request| &mut request.alternatives) {
+        let requests = Arc::make_mut(&mut claim.requests);
+        for alternative in requests.iter_mut().flat_map(|request| &mut request.alternatives) {
             alternative.selectors.clear();
             alternative.unsupported = Some("a claim with more than 64 KiB of selectors");
         }

@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node as ApiNode, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass as ApiClass, ResourceClaim};
+use litemap::LiteMap;
 use tessera_allocator::ClaimAllocation;
 use tessera_allocator::model::{
-    ClusterSnapshot, DeviceClass, DeviceId, NameMap, Node, PodUid, PoolId, Slice,
+    ClusterSnapshot, DeviceClass, DeviceId, NameMap, Node, NodeSelector, PodUid, PoolId, Request,
+    SchedulingConstraints, Slice,
 };
 use tessera_api::names::{ClaimName, ClaimUid, DeviceClassName, Namespace, NodeName, PodName};
 use tessera_api::quantity::Quantity;
@@ -16,7 +18,7 @@ use crate::changes::Changed;
 use crate::claims::{ClaimEntry, UsageSums};
 use crate::convert::{self, AllocatedClaim, ConvertError};
 use crate::generated::{Generated, generated_for};
-use crate::multimap;
+use crate::interner::Interner;
 use crate::pods::PodEntry;
 use crate::scope::{self, Scope};
 use crate::taints::TaintRules;
@@ -39,10 +41,11 @@ pub struct Index {
     pub(crate) classes: BTreeMap<DeviceClassName, (Arc<DeviceClass>, Arc<ApiClass>)>,
     /// The number of changes of classes: results for another number are outdated.
     classes_version: u64,
-    pub(crate) claims: BTreeMap<ClaimUid, ClaimEntry>,
+    pub(crate) claims: BTreeMap<ClaimUid, Box<ClaimEntry>>,
     pub(crate) claim_names: BTreeMap<ClaimKey, ClaimUid>,
     pub(crate) pods: BTreeMap<PodUid, PodEntry>,
-    pub(crate) pods_by_claim: BTreeMap<ClaimKey, BTreeSet<PodUid>>,
+    pub(crate) pods_by_claim: BTreeMap<ClaimKey, LiteMap<PodUid, ()>>,
+    interned: Interned,
     pub(crate) generated: Generated,
     /// Pods with claims that wait for a node: all that planning reads.
     pub(crate) unbound: BTreeSet<PodUid>,
@@ -65,6 +68,16 @@ pub struct Index {
     /// Overcommitted devices as of the last check, each with the claims to release.
     pub(crate) exceeded: BTreeMap<DeviceId, Vec<ClaimUid>>,
     pub(crate) changed: Changed,
+}
+
+/// Values that many objects have.
+#[derive(Debug, Default)]
+struct Interned {
+    /// The requests of claims.
+    requests: Interner<[Request]>,
+    /// The nodes of allocations.
+    nodes: Interner<NodeSelector>,
+    constraints: Interner<SchedulingConstraints>,
 }
 
 /// A node and the requests that are counted on it. They stay while the node object does not exist.
@@ -161,6 +174,7 @@ impl Index {
             pod.counted_as_holder = old.counted_as_holder;
         }
         self.name_claims(&mut pod);
+        pod.scheduling = self.interned.constraints.intern(pod.scheduling);
         if old == Some(&pod) {
             return false;
         }
@@ -206,7 +220,7 @@ impl Index {
         let uid = match known {
             Some((uid, _)) => uid.clone(),
             None => {
-                let fresh = ClaimEntry::new(object)?;
+                let fresh = Box::new(ClaimEntry::new(object, &mut self.interned.requests)?);
                 let uid = fresh.claim.uid.clone();
                 self.claims.insert(uid.clone(), fresh);
                 uid
@@ -217,6 +231,9 @@ impl Index {
         let was_generated_for = entry.generated_for();
         if !entry.observe(object)? {
             return Ok(());
+        }
+        if let Some(nodes) = entry.observed.as_mut().and_then(|observed| observed.nodes.as_mut()) {
+            *nodes = self.interned.nodes.intern(Arc::clone(nodes));
         }
         if was_allocated && entry.observed.is_none() {
             self.deallocated.insert(uid.clone());
@@ -288,7 +305,7 @@ impl Index {
         let Some(entry) = self.claims.get_mut(&claim_allocation.claim) else { return };
         entry.assumed = Some(AllocatedClaim {
             results: claim_allocation.results.as_slice().into(),
-            nodes: claim_allocation.nodes.clone(),
+            nodes: claim_allocation.nodes.clone().map(Arc::new),
         });
         let key = (entry.claim.namespace.clone(), entry.claim.name.clone());
         self.update_claim(&claim_allocation.claim, &key);
@@ -382,7 +399,7 @@ impl Index {
     fn update_claim(&mut self, uid: &ClaimUid, key: &ClaimKey) {
         self.unchecked.insert(uid.clone());
         let pods: Vec<PodUid> =
-            self.pods_by_claim.get(key).into_iter().flatten().cloned().collect();
+            self.pods_by_claim.get(key).into_iter().flat_map(LiteMap::keys).cloned().collect();
         for pod in &pods {
             self.link(pod);
         }
@@ -428,8 +445,9 @@ impl Index {
                 entry.users.insert(uid.clone(), node.clone());
                 entry.count(&mut self.sums);
                 self.unchecked.insert(claim.clone());
-                self.changed_pods
-                    .extend(self.pods_by_claim.get(&key).into_iter().flatten().cloned());
+                self.changed_pods.extend(
+                    self.pods_by_claim.get(&key).into_iter().flat_map(LiteMap::keys).cloned(),
+                );
                 pod.links.insert(name.clone(), claim.clone());
             }
         }
@@ -439,7 +457,8 @@ impl Index {
         let Some(entry) = self.claims.get_mut(claim) else { return };
         self.unchecked.insert(claim.clone());
         let key = (entry.claim.namespace.clone(), entry.claim.name.clone());
-        self.changed_pods.extend(self.pods_by_claim.get(&key).into_iter().flatten().cloned());
+        self.changed_pods
+            .extend(self.pods_by_claim.get(&key).into_iter().flat_map(LiteMap::keys).cloned());
         entry.remove_user(pod);
         entry.count(&mut self.sums);
         if !entry.is_alive() {
@@ -452,7 +471,8 @@ impl Index {
         for name in pod.claims.iter().filter_map(|c| c.name.clone()) {
             let key = (pod.namespace.clone(), name);
             self.unchecked.extend(self.claim_names.get(&key).cloned());
-            self.pods_by_claim.entry(key).or_default().insert(pod.uid.clone());
+            let pods = self.pods_by_claim.entry(key).or_insert_with(|| LiteMap::with_capacity(1));
+            pods.insert(pod.uid.clone(), ());
         }
     }
 
@@ -461,7 +481,12 @@ impl Index {
         for name in pod.claims.iter().filter_map(|c| c.name.clone()) {
             let key = (pod.namespace.clone(), name);
             self.unchecked.extend(self.claim_names.get(&key).cloned());
-            multimap::remove(&mut self.pods_by_claim, &key, &pod.uid);
+            if let Some(pods) = self.pods_by_claim.get_mut(&key) {
+                pods.remove(&pod.uid);
+                if pods.is_empty() {
+                    self.pods_by_claim.remove(&key);
+                }
+            }
         }
     }
 
@@ -501,7 +526,7 @@ impl Index {
     /// Returns true if a claim of the pod has devices of ours.
     fn holds_devices(&self, pod: &PodEntry) -> bool {
         let named = pod.claims.iter().filter_map(|c| self.claim_named(pod, c.name.as_ref()?));
-        let linked = pod.links.values().filter_map(|claim| self.claims.get(claim));
+        let linked = pod.links.values().filter_map(|claim| self.claims.get(claim).map(Box::as_ref));
         named.chain(linked).any(|entry| !entry.counted().is_empty())
     }
 

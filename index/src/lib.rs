@@ -24,6 +24,7 @@ mod claims;
 mod generated;
 mod holdings;
 mod index;
+mod interner;
 mod multimap;
 mod overcommit;
 mod pods;

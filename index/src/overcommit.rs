@@ -84,7 +84,7 @@ impl Index {
 
     fn holders_of(&self, device: &DeviceId) -> impl Iterator<Item = &ClaimEntry> {
         let holders = self.sums.holders.get(device).into_iter().flat_map(LiteMap::keys);
-        holders.filter_map(|claim| self.claims.get(claim))
+        holders.filter_map(|claim| self.claims.get(claim).map(Box::as_ref))
     }
 
     fn releasable(&self, device: &DeviceId) -> Vec<ClaimUid> {
@@ -116,7 +116,7 @@ impl Index {
     /// Returns the pods that name the claim.
     pub(crate) fn pods_of(&self, entry: &ClaimEntry) -> impl Iterator<Item = &PodUid> {
         let key = (entry.claim.namespace.clone(), entry.claim.name.clone());
-        self.pods_by_claim.get(&key).into_iter().flatten()
+        self.pods_by_claim.get(&key).into_iter().flat_map(LiteMap::keys)
     }
 
     /// Returns the pods that name the claim.

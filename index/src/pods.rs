@@ -119,7 +119,7 @@ impl PodEntry {
             }),
             started: status.is_some_and(|s| phase == Some("Running") || has_started(s)),
             unschedulable: status.and_then(unschedulable).filter(|_| spec.node_name.is_none()),
-            links: LiteMap::new(),
+            links: LiteMap::with_capacity(if spec.node_name.is_some() { 1 } else { 0 }),
             counted: None,
             counted_on: None,
             counted_as_holder: false,
@@ -239,5 +239,6 @@ fn claims(object: &Pod) -> Vec<ClaimRef> {
             });
         }
     }
+    claims.shrink_to_fit();
     claims
 }

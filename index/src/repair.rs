@@ -109,7 +109,7 @@ impl Index {
         }
         let before = entry.lost_allocation().filter(|(known, _)| {
             is_ours(known)
-                && known.nodes.as_ref().and_then(NodeSelector::single_node) == Some(node.as_str())
+                && known.nodes.as_deref().and_then(NodeSelector::single_node) == Some(node.as_str())
         });
         match (before, allocated) {
             (None, _) if pod.started => RepairAction::Blocked(RepairBlocker::Started),

@@ -99,7 +99,7 @@ impl Index {
                 claims.push(PodClaim::Allocated {
                     uid,
                     name: entry.claim.name.clone(),
-                    nodes: allocation.nodes.clone(),
+                    nodes: allocation.nodes.as_deref().cloned(),
                 });
                 continue;
             }
@@ -144,7 +144,7 @@ impl Index {
 
     pub(crate) fn claim_named(&self, pod: &PodEntry, name: &ClaimName) -> Option<&ClaimEntry> {
         let uid = self.claim_names.get(&(pod.namespace.clone(), name.clone()))?;
-        self.claims.get(uid)
+        self.claims.get(uid).map(Box::as_ref)
     }
 
     /// Returns the unbound pods with claims that have devices of ours.

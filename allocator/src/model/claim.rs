@@ -1,5 +1,7 @@
 //! ResourceClaims that are not allocated yet.
 
+use std::sync::Arc;
+
 use k8s_openapi::api::resource::v1::DeviceClaimConfiguration;
 use tessera_api::names::{ClaimName, ClaimUid, DeviceClassName, Namespace, RequestName};
 use tessera_api::quantity::Quantity;
@@ -17,8 +19,8 @@ pub struct Claim {
     pub namespace: Namespace,
     /// Name of the claim.
     pub name: ClaimName,
-    /// Requests, in the order of the spec.
-    pub requests: Vec<Request>,
+    /// Requests, in the order of the spec. Equal claims may share them.
+    pub requests: Arc<[Request]>,
     /// Constraints over the devices of the claim.
     pub constraints: Vec<Constraint>,
     /// Configurations in the order of the spec. Those of other drivers are ignored.

@@ -187,7 +187,7 @@ pub(crate) fn claim(name: &str, requests: Vec<Request>) -> Claim {
         uid: ClaimUid::new(format!("uid-{name}")).unwrap(),
         namespace: Namespace::new("default").unwrap(),
         name: ClaimName::new(name).unwrap(),
-        requests,
+        requests: requests.into(),
         constraints: Vec::new(),
         configs: Vec::new(),
     }

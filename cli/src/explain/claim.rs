@@ -103,7 +103,7 @@ impl<'v> ClaimContext<'v> {
     /// Returns the node on which the claim is allocated.
     pub(crate) fn node(&self) -> Option<String> {
         let ClaimState::Allocated(allocation) = &self.state else { return None };
-        allocation.nodes.as_ref().and_then(NodeSelector::single_node).map(str::to_owned)
+        allocation.nodes.as_deref().and_then(NodeSelector::single_node).map(str::to_owned)
     }
 
     /// Returns the answer that needs no plan.
@@ -224,7 +224,7 @@ impl<'v> ClaimContext<'v> {
         }
         let alone = |request: &tessera_allocator::model::Request| {
             let claim = Claim {
-                requests: vec![request.clone()],
+                requests: [request.clone()].into(),
                 constraints: Vec::new(),
                 ..Claim::clone(claim)
             };

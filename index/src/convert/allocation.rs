@@ -20,7 +20,7 @@ pub struct AllocatedClaim {
     /// Its devices.
     pub results: Arc<[DeviceResult]>,
     /// The nodes that can use them; none = all.
-    pub nodes: Option<NodeSelector>,
+    pub nodes: Option<Arc<NodeSelector>>,
 }
 
 /// Reads an allocation.
@@ -36,7 +36,7 @@ pub fn allocated(
     let configs = allocation.devices.as_ref().and_then(|d| d.config.as_deref()).unwrap_or_default();
     Ok(AllocatedClaim {
         results: results.map(|r| result(r, configs, subject)).collect::<Result<_, _>>()?,
-        nodes: allocation.node_selector.as_ref().map(node_selector),
+        nodes: allocation.node_selector.as_ref().map(node_selector).map(Arc::new),
     })
 }
 

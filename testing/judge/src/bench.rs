@@ -238,7 +238,8 @@ fn named(claim: &Arc<Claim>, n: usize) -> Arc<Claim> {
 fn with_devices(claim: Arc<Claim>, devices: Option<u64>) -> Arc<Claim> {
     let Some(devices) = devices else { return claim };
     let mut claim = Arc::unwrap_or_clone(claim);
-    let alternatives = claim.requests.iter_mut().flat_map(|request| &mut request.alternatives);
+    let requests = Arc::make_mut(&mut claim.requests);
+    let alternatives = requests.iter_mut().flat_map(|request| &mut request.alternatives);
     alternatives.for_each(|alternative| {
         alternative.mode = tessera_allocator::model::AllocationMode::Exact(devices)
     });

@@ -198,7 +198,7 @@ fn pod(number: usize, batch: RefusedBatch) -> PendingPod {
         uid: named(ClaimUid::new(format!("claim-uid-{number}"))),
         namespace: named(Namespace::new("default")),
         name: named(ClaimName::new(format!("claim-{number}"))),
-        requests: vec![Request { name, alternatives: vec![alternative] }],
+        requests: [Request { name, alternatives: vec![alternative] }].into(),
         constraints: Vec::new(),
         configs: Vec::new(),
     };

@@ -284,7 +284,7 @@ fn claim(name: &str, demand: &Demand) -> Claim {
         uid: valid(ClaimUid::new(name)),
         namespace: valid(Namespace::new("trace")),
         name: valid(ClaimName::new(name)),
-        requests: vec![Request { name: request_name(), alternatives: vec![alternative] }],
+        requests: [Request { name: request_name(), alternatives: vec![alternative] }].into(),
         constraints: Vec::new(),
         configs: Vec::new(),
     }
