@@ -25,7 +25,7 @@ const MAX_REASONS: usize = 400_000;
 const MIN_KEPT: usize = 1024;
 
 /// Maximum number of nodes that are kept ranked, over all classes, about 100 bytes each.
-const MAX_RANKS: usize = 400_000;
+const MAX_RANKS: usize = 1_000_000;
 
 /// Identity of a class of pods with equal requests and constraints; never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -149,11 +149,22 @@ impl PodClasses {
         self.bound_releases();
     }
 
-    /// Drops the ranks of the classes if there are too many.
+    /// Drops ranks of the latest classes if there are too many. The others keep theirs: classes
+    /// take turns in a reservation, so without the least recently used ones none would be found.
     fn bound_releases(&mut self) {
         let ranks = self.classes.values().filter_map(|class| class.releases.as_ref());
-        if ranks.map(ReleaseRanks::len).sum::<usize>() > MAX_RANKS {
-            self.classes.values_mut().for_each(|class| class.releases = None);
+        if ranks.map(ReleaseRanks::len).sum::<usize>() <= MAX_RANKS {
+            return;
+        }
+        let mut ranked: Vec<_> =
+            self.classes.iter_mut().filter(|(_, class)| class.releases.is_some()).collect();
+        ranked.sort_unstable_by_key(|(id, _)| **id);
+        let mut total = 0;
+        for (_, class) in ranked {
+            total += class.releases.as_ref().map_or(0, ReleaseRanks::len);
+            if total > MAX_RANKS {
+                class.releases = None;
+            }
         }
     }
 
