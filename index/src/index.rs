@@ -14,6 +14,7 @@ use tessera_allocator::model::{
 use tessera_api::names::{ClaimName, ClaimUid, DeviceClassName, Namespace, NodeName, PodName};
 use tessera_api::quantity::Quantity;
 
+use crate::audit::AuditPlace;
 use crate::changes::Changed;
 use crate::claims::{ClaimEntry, UsageSums};
 use crate::convert::{self, AllocatedClaim, ConvertError};
@@ -65,6 +66,8 @@ pub struct Index {
     /// Claims that hold devices and that no pod needs, as of then.
     pub(crate) unneeded: BTreeSet<ClaimUid>,
     pub(crate) sums: UsageSums,
+    /// The place at which the audit of the sums continues.
+    pub(crate) audited: AuditPlace,
     /// Overcommitted devices as of the last check, each with the claims to release.
     pub(crate) exceeded: BTreeMap<DeviceId, Vec<ClaimUid>>,
     pub(crate) changed: Changed,

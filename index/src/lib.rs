@@ -19,6 +19,7 @@
 
 pub mod convert;
 
+mod audit;
 mod changes;
 mod claims;
 mod generated;
@@ -37,10 +38,11 @@ mod taints;
 mod topology;
 mod work;
 
+pub use audit::Audit;
 pub use changes::ClusterChanges;
 pub use holdings::Holding;
 pub use index::Index;
-pub use overcommit::{Audit, Overcommitted};
+pub use overcommit::Overcommitted;
 pub use pods::{Nomination, Nominator};
 pub use repair::{Misplaced, RepairAction, RepairBlocker};
 pub use scope::Scope;

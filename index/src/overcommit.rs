@@ -3,21 +3,12 @@
 use std::collections::BTreeSet;
 
 use litemap::LiteMap;
-use tessera_allocator::model::{Device, DeviceId, DeviceUsage, PodUid, Usage};
+use tessera_allocator::model::{Device, DeviceId, DeviceUsage, PodUid};
 use tessera_api::names::ClaimUid;
 
-use crate::claims::{ClaimEntry, Holders, add_holder};
+use crate::claims::ClaimEntry;
 use crate::index::Index;
 use crate::repair::is_ours;
-
-/// The result of an audit of the running sums.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Audit {
-    /// Devices of which more is allocated than they have, or that are allocated exclusively twice.
-    pub overcommitted: Vec<DeviceId>,
-    /// The running sums differed from a fresh count, which is a defect. They are corrected.
-    pub drifted: bool,
-}
 
 /// A device of which more is allocated than it has.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,25 +21,6 @@ pub struct Overcommitted {
 }
 
 impl Index {
-    /// Recounts the running sums and corrects them.
-    pub fn audit(&mut self) -> Audit {
-        let (mut usage, mut holders) = (Usage::default(), Holders::default());
-        for entry in self.claims.values() {
-            usage.add(entry.counted());
-            add_holder(&mut holders, &entry.claim.uid, entry.counted());
-        }
-        let drifted = usage != self.sums.usage || holders != self.sums.holders;
-        if drifted {
-            let all = usage.iter().chain(self.sums.usage.iter());
-            self.sums.unplanned.extend(all.map(|(device, _)| device.clone()));
-        }
-        self.sums.usage = usage;
-        self.sums.holders = holders;
-        self.sums.touched.extend(self.sums.usage.iter().map(|(device, _)| device.clone()));
-        let overcommitted = self.overcommitted().into_iter().map(|over| over.device).collect();
-        Audit { overcommitted, drifted }
-    }
-
     /// Returns the overcommitted devices. Checks only those that have changed, or whose holders
     /// have, since the last call; the cost of each is that of its pool and its holders.
     pub fn overcommitted(&mut self) -> Vec<Overcommitted> {

@@ -1,6 +1,7 @@
 //! Consumption of devices by allocated claims.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::sync::Arc;
 
 use tessera_api::config::Sharing;
@@ -166,6 +167,15 @@ impl Usage {
     /// Returns true if no device is consumed.
     pub fn is_empty(&self) -> bool {
         self.devices.is_empty()
+    }
+
+    /// Returns the devices with consumption after this one, or all of them, in order.
+    pub fn after(
+        &self,
+        device: Option<&DeviceId>,
+    ) -> impl Iterator<Item = (&DeviceId, &DeviceUsage)> {
+        let from = device.map_or(Bound::Unbounded, Bound::Excluded);
+        self.devices.range::<DeviceId, _>((from, Bound::Unbounded))
     }
 
     /// Returns all devices with consumption, in order.

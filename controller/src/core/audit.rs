@@ -1,5 +1,6 @@
-//! Audit: once a minute, what no event leads to. Running sums are recounted; claims that were
-//! deleted in use, pods whose status lacks a claim, and writes without an answer are reported.
+//! Audit: once a minute, what no event leads to. Running sums are recounted, in parts, because a
+//! whole count delays pods by 0.7 s in the largest clusters; claims that were deleted in use, pods
+//! whose status lacks a claim, and writes without an answer are reported.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -18,6 +19,12 @@ use super::{State, Step, gauge};
 /// The interval between audits.
 const INTERVAL: Duration = Duration::from_secs(60);
 
+/// The number of claims or devices of one part of the count: some milliseconds.
+const PART: usize = 1000;
+
+/// The interval between the parts.
+const PART_INTERVAL: Duration = Duration::from_millis(20);
+
 /// The age of a write without an answer that is reported. The API server has had more than ten
 /// tries by then.
 const UNANSWERED: Duration = Duration::from_secs(30);
@@ -26,6 +33,8 @@ const UNANSWERED: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(super) struct Audits {
     next: Moment,
+    /// The time of the next part of the count; none = no count is under way.
+    next_part: Option<Moment>,
     /// Claims deleted in use that the last audit saw.
     orphans: BTreeSet<(PodUid, ClaimUid)>,
     /// Pods whose status lacks a claim that the last audit saw.
@@ -38,6 +47,7 @@ impl Default for Audits {
     fn default() -> Self {
         Self {
             next: Moment::START + INTERVAL,
+            next_part: None,
             orphans: BTreeSet::new(),
             unlisted: BTreeSet::new(),
             long_unlisted: BTreeSet::new(),
@@ -46,9 +56,9 @@ impl Default for Audits {
 }
 
 impl Audits {
-    /// Returns the time of the next audit.
+    /// Returns the time of the next audit, or of the next part of the one under way.
     pub(super) fn next(&self) -> Moment {
-        self.next
+        self.next_part.map_or(self.next, |part| part.min(self.next))
     }
 
     /// Returns true if devices would be idle with the pod: for more than a minute its status has
@@ -67,13 +77,18 @@ impl Audits {
 }
 
 impl Step<'_> {
-    /// Audits the state if a minute has passed since the last time.
+    /// Audits the state if a minute has passed since the last time, or continues the count.
     pub(super) fn audit_if_due(&mut self) {
+        if self.state.audits.next_part.is_some_and(|part| self.now >= part) {
+            self.audit_sums();
+        }
         if self.now < self.state.audits.next {
             return;
         }
         self.state.audits.next = self.now + INTERVAL;
-        self.audit_sums();
+        if self.state.audits.next_part.is_none() {
+            self.audit_sums();
+        }
         self.audit_orphans();
         self.audit_unlisted();
         self.audit_writes();
@@ -102,13 +117,21 @@ impl Step<'_> {
     }
 
     fn audit_sums(&mut self) {
-        let audit = self.state.index.audit();
+        let audit = self.state.index.audit_part(PART);
         if audit.drifted {
             self.figures.drifts += 1;
             tracing::error!("running sums of allocated capacity were wrong and are corrected");
         }
-        self.figures.overcommitted = Some(gauge(audit.overcommitted.len()));
-        for device in &audit.overcommitted {
+        self.state.audits.next_part = (!audit.is_complete).then(|| self.now + PART_INTERVAL);
+        if audit.is_complete {
+            self.report_overcommitted();
+        }
+    }
+
+    fn report_overcommitted(&mut self) {
+        let overcommitted = self.state.index.overcommitted();
+        self.figures.overcommitted = Some(gauge(overcommitted.len()));
+        for device in overcommitted.iter().map(|over| &over.device) {
             tracing::error!(%device, "device is overcommitted");
             for pod in self.state.index.pods_on(device) {
                 let note = format!(
