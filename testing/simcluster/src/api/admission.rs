@@ -262,7 +262,8 @@ mod tests {
     #[test]
     fn compiles_every_policy_of_the_chart() {
         let names: Vec<&str> = CHART.iter().map(|policy| policy.name.as_str()).collect();
-        let expected = ["allocation", "controller", "finalizer", "fence", "slices", "mounts"];
+        let expected =
+            ["allocation", "controller", "nomination", "finalizer", "fence", "slices", "mounts"];
         assert_eq!(names, expected.map(|name| format!("tessera-{name}")));
     }
 
