@@ -310,11 +310,18 @@ async fn send(
     part: Part,
     patch: &Patch<Value>,
 ) -> Result<ResourceClaim, kube::Error> {
-    let params =
-        PatchParams { field_manager: Some(CONTROLLER_FIELD_MANAGER.into()), ..Default::default() };
+    let parameters = patch_parameters();
     match part {
-        Part::Object => api.patch(claim, &params, patch).await,
-        Part::Status => api.patch_status(claim, &params, patch).await,
+        Part::Object => api.patch(claim, &parameters, patch).await,
+        Part::Status => api.patch_status(claim, &parameters, patch).await,
+    }
+}
+
+/// Returns the parameters of all patches by the controller.
+pub(crate) fn patch_parameters() -> PatchParams {
+    PatchParams {
+        field_manager: Some(CONTROLLER_FIELD_MANAGER.to_owned()),
+        ..PatchParams::default()
     }
 }
 

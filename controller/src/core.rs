@@ -59,7 +59,6 @@ mod writes;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::api::resource::v1::ResourceClaim;
 use tessera_allocator::model::PodUid;
 use tessera_allocator::{PlanSettings, ReservedNode};
 use tessera_api::events::EventReason;
@@ -230,10 +229,17 @@ impl State {
         self.writes.contains(claim) || self.is_held(claim, now)
     }
 
+    /// Returns the pod as events and nominations refer to it; none if it does not exist.
+    fn pod_reference(&self, pod: &PodUid) -> Option<PodReference> {
+        let (namespace, name) = self.index.pod_name(pod)?;
+        let (namespace, name) = (namespace.clone(), name.clone());
+        Some(PodReference { namespace, name, uid: pod.clone() })
+    }
+
     /// Returns the name of the claim, or its UID where the object is not known.
     fn claim_name(&self, claim: &ClaimUid) -> String {
-        let claim_of = self.index.requests_of(claim);
-        claim_of.map_or_else(|| claim.to_string(), |known| known.name.to_string())
+        let name = self.index.claim_called(claim);
+        name.map_or_else(|| claim.to_string(), ToString::to_string)
     }
 }
 
@@ -289,11 +295,15 @@ impl Step<'_> {
         purpose: WritePurpose,
         pod: Option<&PodUid>,
         since: Moment,
-        change: impl FnOnce(&Index, &ResourceClaim) -> ClaimChange,
+        change: impl FnOnce(&Index) -> ClaimChange,
     ) -> bool {
+        // Before the object of an allocated claim is made, which reads its allocation.
+        if self.state.writes.contains(claim) {
+            return false;
+        }
         let Some(object) = self.state.index.claim_object(claim) else { return false };
         let Some(id) = self.state.writes.open(claim, purpose, pod, since) else { return false };
-        let change = change(&self.state.index, &object);
+        let change = change(&self.state.index);
         if let ClaimChange::Allocate(draft) = &change {
             self.state.index.assume(&draft.claim_allocation);
         }
@@ -338,9 +348,7 @@ impl Step<'_> {
     /// Publishes an event if it is due. Returns the time at which it is to be offered again.
     fn publish(&mut self, draft: &NoticeDraft, note: String) -> Option<Moment> {
         let NoticeDraft { pod, topic, reason, node } = draft;
-        let (namespace, name) = self.state.index.pod_name(pod)?;
-        let about =
-            PodReference { namespace: namespace.clone(), name: name.clone(), uid: pod.clone() };
+        let about = self.state.pod_reference(pod)?;
         let State { notices, holds, .. } = &mut *self.state;
         let (id, note) = match notices.offer(holds, draft, note, self.now) {
             Offer::Known => return None,

@@ -5,14 +5,13 @@
 
 use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{Patch, PatchParams};
+use kube::api::Patch;
 use kube::{Api, Client};
 use serde_json::{Value, json};
-use tessera_api::names::CONTROLLER_FIELD_MANAGER;
-use tessera_index::{self as index, Nominator};
+use tessera_index::{Nomination, Nominator};
 use tokio::sync::mpsc;
 
-use crate::commit::REQUEST_TIMEOUT;
+use crate::commit::{REQUEST_TIMEOUT, patch_parameters};
 use crate::core::effect::NominationWrite;
 use crate::core::event::{Event, NominationOutcome};
 use crate::leadership::Tenure;
@@ -84,19 +83,15 @@ async fn attempt(pods: &Api<Pod>, nomination: &NominationWrite) -> Result<bool, 
     if let Some(replaced) = &nomination.replaced {
         // kube-scheduler may have set the same node since, which its value does not show.
         let pod = pods.get(name).await?;
-        let own = index::Nomination { node: replaced.clone(), by: Nominator::Controller };
-        if index::Nomination::of(&pod) != Some(own) {
+        let own = Nomination { node: replaced.clone(), by: Nominator::Controller };
+        if Nomination::of(&pod) != Some(own) {
             return Ok(false);
         }
         version = pod.metadata.resource_version;
     }
-    let parameters = PatchParams {
-        field_manager: Some(CONTROLLER_FIELD_MANAGER.to_owned()),
-        ..PatchParams::default()
-    };
     let patch = patch(nomination, version.as_deref());
     let patch = serde_json::from_value(patch).expect("invariant: operations of a JSON patch");
-    pods.patch_status(name, &parameters, &Patch::<()>::Json(patch)).await?;
+    pods.patch_status(name, &patch_parameters(), &Patch::<()>::Json(patch)).await?;
     Ok(true)
 }
 

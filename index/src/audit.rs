@@ -20,7 +20,7 @@ pub struct Audit {
 }
 
 /// The place at which the next part of an audit begins.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) enum AuditPlace {
     /// The claims after this one: each is listed with its devices.
     Claims(Option<ClaimUid>),
@@ -28,8 +28,12 @@ pub(crate) enum AuditPlace {
     Holders(Option<DeviceId>),
     /// The devices with usage after this one: they have holders.
     Usage(Option<DeviceId>),
-    #[default]
-    Begin,
+}
+
+impl Default for AuditPlace {
+    fn default() -> Self {
+        Self::Claims(None)
+    }
 }
 
 impl Index {
@@ -38,27 +42,13 @@ impl Index {
     /// for overcommitment by the next call of [`overcommitted`](Self::overcommitted).
     pub fn audit_part(&mut self, size: usize) -> Audit {
         let (drifted, next) = match std::mem::take(&mut self.audited) {
-            AuditPlace::Begin => self.audit_claims(None, size),
             AuditPlace::Claims(after) => self.audit_claims(after, size),
             AuditPlace::Holders(after) => self.audit_holders(after, size),
             AuditPlace::Usage(after) => self.audit_usage(after, size),
         };
-        let is_complete = matches!(next, AuditPlace::Begin);
+        let is_complete = matches!(next, AuditPlace::Claims(None));
         self.audited = next;
         Audit { drifted, is_complete }
-    }
-
-    /// Audits all running sums. Returns true if they were wrong; they are corrected.
-    pub fn audit(&mut self) -> bool {
-        self.audited = AuditPlace::Begin;
-        let mut drifted = false;
-        loop {
-            let part = self.audit_part(usize::MAX);
-            drifted |= part.drifted;
-            if part.is_complete {
-                return drifted;
-            }
-        }
     }
 
     fn audit_claims(&mut self, after: Option<ClaimUid>, size: usize) -> (bool, AuditPlace) {
@@ -67,10 +57,7 @@ impl Index {
         for (uid, entry) in self.claims.range::<ClaimUid, _>(range).take(size) {
             (last, seen) = (Some(uid), seen + 1);
             let holders = &mut self.sums.holders;
-            let is_listed = |device: &DeviceId| {
-                holders.get(device).is_some_and(|claims| claims.contains_key(uid))
-            };
-            if !entry.counted().iter().all(|result| is_listed(&result.device)) {
+            if !entry.counted().iter().all(|result| holders.contains(&result.device, uid)) {
                 drifted = true;
                 add_holder(holders, uid, entry.counted());
             }
@@ -83,9 +70,8 @@ impl Index {
     }
 
     fn audit_holders(&mut self, after: Option<DeviceId>, size: usize) -> (bool, AuditPlace) {
-        let range = (after.as_ref().map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
-        let part = self.sums.holders.range::<DeviceId, _>(range).take(size);
-        let devices: Vec<DeviceId> = part.map(|(device, _)| device.clone()).collect();
+        let part = self.sums.holders.keys_after(after.as_ref()).take(size);
+        let devices: Vec<DeviceId> = part.cloned().collect();
         let mut drifted = false;
         for device in &devices {
             drifted |= self.audit_device(device);
@@ -109,7 +95,7 @@ impl Index {
         }
         let next = match part.last().filter(|_| part.len() == size) {
             Some(last) => AuditPlace::Usage(Some(last.clone())),
-            None => AuditPlace::Begin,
+            None => AuditPlace::default(),
         };
         (drifted, next)
     }
@@ -118,7 +104,7 @@ impl Index {
     fn audit_device(&mut self, device: &DeviceId) -> bool {
         let mut usage = Usage::default();
         let mut wrong_holders = BTreeSet::new();
-        for claim in self.sums.holders.get(device).into_iter().flat_map(|claims| claims.keys()) {
+        for claim in self.sums.holders.get(device) {
             let counted = self.claims.get(claim).map(|entry| entry.counted()).unwrap_or_default();
             let of_device: Vec<_> =
                 counted.iter().filter(|result| result.device == *device).cloned().collect();
@@ -127,13 +113,8 @@ impl Index {
             }
             usage.add(&of_device);
         }
-        if let Some(claims) = self.sums.holders.get_mut(device) {
-            for claim in &wrong_holders {
-                claims.remove(claim);
-            }
-            if claims.is_empty() {
-                self.sums.holders.remove(device);
-            }
+        for claim in &wrong_holders {
+            self.sums.holders.remove(device, claim);
         }
         let fresh = usage.get(device);
         let is_wrong = !wrong_holders.is_empty() || fresh != self.sums.usage.get(device);
@@ -221,11 +202,13 @@ mod tests {
                 index.sums.usage.set(&device("gpu-7"), Some(DeviceUsage::default()));
             }),
             ("a missing holder", |index| {
-                index.sums.holders.remove(&device("gpu-2"));
+                let gpu = device("gpu-2");
+                let holders: Vec<ClaimUid> = index.sums.holders.get(&gpu).cloned().collect();
+                holders.iter().for_each(|claim| index.sums.holders.remove(&gpu, claim));
             }),
             ("a holder that does not count the device", |index| {
                 let uid = ClaimUid::new("uid-0").expect("a UID");
-                index.sums.holders.entry(device("gpu-1")).or_default().insert(uid, ());
+                index.sums.holders.insert(device("gpu-1"), uid);
             }),
         ];
         for (what, damage) in damages {

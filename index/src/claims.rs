@@ -1,7 +1,7 @@
 //! Claims and their usage of devices.
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimConsumerReference};
@@ -14,6 +14,7 @@ use tessera_api::names::{ClaimUid, DRIVER_NAME, NodeName};
 use crate::convert::{self, AllocatedClaim, ConvertError};
 use crate::generated::GeneratedFor;
 use crate::interner::Interner;
+use crate::multimap::Multimap;
 use crate::scope::Scope;
 use crate::stored::{StoredAllocation, StoredClaim};
 
@@ -29,27 +30,20 @@ pub(crate) struct UsageSums {
     pub(crate) holders: Holders,
 }
 
-/// The claims that hold each device; no entry for a device that no claim holds.
-pub(crate) type Holders = BTreeMap<DeviceId, LiteMap<ClaimUid, ()>>;
+/// The claims that hold each device.
+pub(crate) type Holders = Multimap<DeviceId, ClaimUid>;
 
 /// Adds a claim to the holders of its devices.
 pub(crate) fn add_holder(holders: &mut Holders, claim: &ClaimUid, devices: &[DeviceResult]) {
     for result in devices {
-        let claims =
-            holders.entry(result.device.clone()).or_insert_with(|| LiteMap::with_capacity(1));
-        claims.insert(claim.clone(), ());
+        holders.insert(result.device.clone(), claim.clone());
     }
 }
 
 /// Removes a claim from the holders of these devices.
 fn remove_holder(holders: &mut Holders, claim: &ClaimUid, devices: &[DeviceResult]) {
     for result in devices {
-        if let Some(claims) = holders.get_mut(&result.device) {
-            claims.remove(claim);
-            if claims.is_empty() {
-                holders.remove(&result.device);
-            }
-        }
+        holders.remove(&result.device, claim);
     }
 }
 

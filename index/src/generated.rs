@@ -9,7 +9,7 @@
 //! This holds for unbound pods only. A bound pod never changes its claims, so only its status
 //! counts.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -17,7 +17,7 @@ use tessera_allocator::model::PodUid;
 use tessera_api::names::{ClaimName, ClaimUid, Namespace, POD_CLAIM_NAME_ANNOTATION};
 
 use crate::index::Index;
-use crate::multimap;
+use crate::multimap::Multimap;
 use crate::pods::PodEntry;
 use crate::scope::Scope;
 
@@ -25,7 +25,7 @@ use crate::scope::Scope;
 pub(crate) type GeneratedFor = (PodUid, String);
 
 /// The generated claims of each entry.
-pub(crate) type Generated = BTreeMap<GeneratedFor, BTreeSet<ClaimUid>>;
+pub(crate) type Generated = Multimap<GeneratedFor, ClaimUid>;
 
 /// Returns the pod and the entry that the claim was generated for.
 pub(crate) fn generated_for(claim: &ResourceClaim) -> Option<GeneratedFor> {
@@ -52,11 +52,11 @@ impl Index {
             return;
         }
         if let Some(before) = before {
-            multimap::remove(&mut self.generated, &before, claim);
+            self.generated.remove(&before, claim);
             self.update_names(&before.0);
         }
         if let Some(after) = after {
-            self.generated.entry(after.clone()).or_default().insert(claim.clone());
+            self.generated.insert(after.clone(), claim.clone());
             self.update_names(&after.0);
         }
     }
@@ -106,8 +106,8 @@ impl Index {
         namespace: &Namespace,
         entry: &str,
     ) -> Option<ClaimName> {
-        let claims = self.generated.get(&(pod.clone(), entry.to_owned()))?;
-        let claims = claims.iter().filter_map(|uid| self.claims.get(uid)).map(|entry| &entry.claim);
+        let claims = self.generated.get(&(pod.clone(), entry.to_owned()));
+        let claims = claims.filter_map(|uid| self.claims.get(uid)).map(|entry| &entry.claim);
         // Owners are in the namespace of their dependents: a claim with such an owner in another
         // namespace is a mistake or an attack.
         let mut names =

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node as ApiNode, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass as ApiClass, ResourceClaim};
-use litemap::LiteMap;
 use tessera_allocator::ClaimAllocation;
 use tessera_allocator::model::{
     ClusterSnapshot, DeviceClass, DeviceId, NameMap, Node, NodeSelector, PodUid, PoolId, Request,
@@ -20,6 +19,7 @@ use crate::claims::{ClaimEntry, UsageSums};
 use crate::convert::{self, AllocatedClaim, ConvertError};
 use crate::generated::{Generated, generated_for};
 use crate::interner::Interner;
+use crate::multimap::Multimap;
 use crate::pods::PodEntry;
 use crate::scope::{self, Scope};
 use crate::taints::TaintRules;
@@ -36,7 +36,7 @@ pub struct Index {
     /// Slices with the taints of rules.
     pub(crate) slices: BTreeMap<String, Arc<Slice>>,
     /// The names of the slices of each pool.
-    pub(crate) slices_of: BTreeMap<PoolId, BTreeSet<String>>,
+    pub(crate) slices_of: Multimap<PoolId, String>,
     pub(crate) rules: TaintRules,
     pub(crate) topologies: Topologies,
     pub(crate) classes: BTreeMap<DeviceClassName, (Arc<DeviceClass>, Arc<ApiClass>)>,
@@ -45,7 +45,7 @@ pub struct Index {
     pub(crate) claims: BTreeMap<ClaimUid, Box<ClaimEntry>>,
     pub(crate) claim_names: BTreeMap<ClaimKey, ClaimUid>,
     pub(crate) pods: BTreeMap<PodUid, PodEntry>,
-    pub(crate) pods_by_claim: BTreeMap<ClaimKey, LiteMap<PodUid, ()>>,
+    pub(crate) pods_by_claim: Multimap<ClaimKey, PodUid>,
     interned: Interned,
     pub(crate) generated: Generated,
     /// Pods with claims that wait for a node: all that planning reads.
@@ -177,10 +177,10 @@ impl Index {
             pod.counted_as_holder = old.counted_as_holder;
         }
         self.name_claims(&mut pod);
-        pod.scheduling = self.interned.constraints.intern(pod.scheduling);
         if old == Some(&pod) {
             return false;
         }
+        pod.scheduling = self.interned.constraints.intern(pod.scheduling);
         let is_news = old.is_none_or(|old| !pod.differs_only_by_own_nomination(old));
         if let Some(old) = self.pods.remove(&pod.uid) {
             self.unlink(&old);
@@ -381,28 +381,11 @@ impl Index {
         self.claims.get(claim).map(|entry| &entry.claim.name)
     }
 
-    /// Returns the classes that a claim names, as objects, by name.
-    pub fn classes_of(&self, claim: &ResourceClaim) -> BTreeMap<String, Arc<ApiClass>> {
-        let devices = claim.spec.iter().flat_map(|spec| &spec.devices);
-        let requests = devices.flat_map(|devices| devices.requests.iter().flatten());
-        let names = requests.flat_map(|request| {
-            let exactly = request.exactly.iter().map(|exactly| &exactly.device_class_name);
-            let alternatives = request.first_available.iter().flatten();
-            exactly.chain(alternatives.map(|alternative| &alternative.device_class_name))
-        });
-        let class = |name: &String| {
-            let (_, object) = self.classes.get(name.as_str())?;
-            Some((name.clone(), Arc::clone(object)))
-        };
-        names.filter_map(class).collect()
-    }
-
     /// Updates what follows from a claim that has changed: links of bound pods, usage, requests of
     /// waiting pods.
     fn update_claim(&mut self, uid: &ClaimUid, key: &ClaimKey) {
         self.unchecked.insert(uid.clone());
-        let pods: Vec<PodUid> =
-            self.pods_by_claim.get(key).into_iter().flat_map(LiteMap::keys).cloned().collect();
+        let pods: Vec<PodUid> = self.pods_by_claim.get(key).cloned().collect();
         for pod in &pods {
             self.link(pod);
         }
@@ -448,9 +431,7 @@ impl Index {
                 entry.users.insert(uid.clone(), node.clone());
                 entry.count(&mut self.sums);
                 self.unchecked.insert(claim.clone());
-                self.changed_pods.extend(
-                    self.pods_by_claim.get(&key).into_iter().flat_map(LiteMap::keys).cloned(),
-                );
+                self.changed_pods.extend(self.pods_by_claim.get(&key).cloned());
                 pod.links.insert(name.clone(), claim.clone());
             }
         }
@@ -460,8 +441,7 @@ impl Index {
         let Some(entry) = self.claims.get_mut(claim) else { return };
         self.unchecked.insert(claim.clone());
         let key = (entry.claim.namespace.clone(), entry.claim.name.clone());
-        self.changed_pods
-            .extend(self.pods_by_claim.get(&key).into_iter().flat_map(LiteMap::keys).cloned());
+        self.changed_pods.extend(self.pods_by_claim.get(&key).cloned());
         entry.remove_user(pod);
         entry.count(&mut self.sums);
         if !entry.is_alive() {
@@ -474,8 +454,7 @@ impl Index {
         for name in pod.claims.iter().filter_map(|c| c.name.clone()) {
             let key = (pod.namespace.clone(), name);
             self.unchecked.extend(self.claim_names.get(&key).cloned());
-            let pods = self.pods_by_claim.entry(key).or_insert_with(|| LiteMap::with_capacity(1));
-            pods.insert(pod.uid.clone(), ());
+            self.pods_by_claim.insert(key, pod.uid.clone());
         }
     }
 
@@ -484,12 +463,7 @@ impl Index {
         for name in pod.claims.iter().filter_map(|c| c.name.clone()) {
             let key = (pod.namespace.clone(), name);
             self.unchecked.extend(self.claim_names.get(&key).cloned());
-            if let Some(pods) = self.pods_by_claim.get_mut(&key) {
-                pods.remove(&pod.uid);
-                if pods.is_empty() {
-                    self.pods_by_claim.remove(&key);
-                }
-            }
+            self.pods_by_claim.remove(&key, &pod.uid);
         }
     }
 

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use litemap::LiteMap;
 use tessera_allocator::model::{Device, DeviceId, DeviceUsage, PodUid};
 use tessera_api::names::ClaimUid;
 
@@ -46,7 +45,7 @@ impl Index {
 
     /// Returns the device as published: of the slice of the highest generation, if several list it.
     fn published_device(&self, id: &DeviceId) -> Option<&Device> {
-        let slices = self.slices_of.get(&id.pool)?.iter().filter_map(|name| self.slices.get(name));
+        let slices = self.slices_of.get(&id.pool).filter_map(|name| self.slices.get(name));
         let listing = slices.filter_map(|slice| {
             let device = slice.devices.iter().find(|device| device.name == id.device)?;
             Some((slice.generation, device))
@@ -55,8 +54,7 @@ impl Index {
     }
 
     fn holders_of(&self, device: &DeviceId) -> impl Iterator<Item = &ClaimEntry> {
-        let holders = self.sums.holders.get(device).into_iter().flat_map(LiteMap::keys);
-        holders.filter_map(|claim| self.claims.get(claim).map(Box::as_ref))
+        self.sums.holders.get(device).filter_map(|claim| self.claims.get(claim).map(Box::as_ref))
     }
 
     fn releasable(&self, device: &DeviceId) -> Vec<ClaimUid> {
@@ -88,7 +86,7 @@ impl Index {
     /// Returns the pods that name the claim.
     pub(crate) fn pods_of(&self, entry: &ClaimEntry) -> impl Iterator<Item = &PodUid> {
         let key = (entry.claim.namespace.clone(), entry.claim.name.clone());
-        self.pods_by_claim.get(&key).into_iter().flat_map(LiteMap::keys)
+        self.pods_by_claim.get(&key)
     }
 
     /// Returns the pods that name the claim.

@@ -8,7 +8,6 @@ use tessera_api::names::{DRIVER_NAME, DriverName, PoolName};
 
 use crate::convert::{self, ConvertError, DeviceFilter};
 use crate::index::Index;
-use crate::multimap;
 use crate::taints::TaintRule;
 
 impl Index {
@@ -31,7 +30,7 @@ impl Index {
                     self.withdraw(&name);
                 }
                 self.slices.insert(name.clone(), self.rules.tainted(&slice));
-                self.slices_of.entry(slice.pool.clone()).or_default().insert(name.clone());
+                self.slices_of.insert(slice.pool.clone(), name.clone());
                 self.published.insert(name.clone(), Arc::clone(&slice));
                 self.touch_slice(&name);
                 let topology = self.topologies.apply(&slice, object);
@@ -63,7 +62,7 @@ impl Index {
                 let id = PoolName::new(pool)
                     .ok()
                     .map(|pool| PoolId { driver: DriverName::ours(), pool });
-                id.and_then(|id| self.slices_of.get(&id)).into_iter().flatten()
+                id.map(|id| self.slices_of.get(&id)).into_iter().flatten()
             });
             let names: Vec<String> = match of_pool {
                 Some(names) => names.cloned().collect(),
@@ -94,7 +93,7 @@ impl Index {
         self.slices.remove(name);
         let Some(old) = self.published.remove(name) else { return };
         self.topologies.remove(&old);
-        multimap::remove(&mut self.slices_of, &old.pool, name);
+        self.slices_of.remove(&old.pool, name);
     }
 
     /// Marks the devices of the slice as changed.

@@ -1,10 +1,11 @@
 //! Standing: the stage of one pod and the state of each of its claims, for display.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::resource::v1::DeviceClass;
 use tessera_allocator::model::{Claim, PendingPod, PodUid};
-use tessera_api::names::{ClaimName, ClaimUid, Namespace, NodeName, PodName};
+use tessera_api::names::{ClaimName, ClaimUid, DeviceClassName, Namespace, NodeName, PodName};
 
 use crate::convert::AllocatedClaim;
 use crate::index::Index;
@@ -84,11 +85,15 @@ impl Index {
         })
     }
 
-    /// Returns the objects of the classes that the claim names.
-    pub fn class_objects_of(&self, claim: &Claim) -> impl Iterator<Item = &Arc<DeviceClass>> {
+    /// Returns the classes that the claim names and that exist, as objects, by name.
+    pub fn classes_of(&self, claim: &Claim) -> BTreeMap<String, Arc<DeviceClass>> {
         let alternatives = claim.requests.iter().flat_map(|request| &request.alternatives);
         let names = alternatives.filter_map(|alternative| alternative.class.as_ref());
-        names.filter_map(|name| Some(&self.classes.get(name)?.1))
+        let class = |name: &DeviceClassName| {
+            let (_, object) = self.classes.get(name)?;
+            Some((name.to_string(), Arc::clone(object)))
+        };
+        names.filter_map(class).collect()
     }
 
     /// Returns the requests of a claim; none if it is not known.

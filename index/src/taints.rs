@@ -11,7 +11,7 @@ use tessera_allocator::model::{Slice, Taint};
 use tessera_api::names::{DRIVER_NAME, MANAGED_TAINT_KEY};
 
 use crate::convert;
-use crate::multimap;
+use crate::multimap::Multimap;
 
 /// All DeviceTaintRules that taint devices of ours.
 #[derive(Debug, Default)]
@@ -20,7 +20,7 @@ pub(crate) struct TaintRules {
     rules: BTreeMap<String, TaintRule>,
     /// Names of the rules that select a pool, by pool. A cluster may have one for each failed
     /// device.
-    by_pool: BTreeMap<String, BTreeSet<String>>,
+    by_pool: Multimap<String, String>,
     /// Names of the other rules.
     of_all_pools: BTreeSet<String>,
 }
@@ -45,9 +45,7 @@ impl TaintRules {
         let mut changed = self.remove(name);
         if let Some(rule) = rule {
             match &rule.pool {
-                Some(pool) => {
-                    self.by_pool.entry(pool.clone()).or_default().insert(name.clone());
-                }
+                Some(pool) => self.by_pool.insert(pool.clone(), name.clone()),
                 None => {
                     self.of_all_pools.insert(name.clone());
                 }
@@ -62,7 +60,7 @@ impl TaintRules {
     pub(crate) fn remove(&mut self, name: &str) -> Vec<TaintRule> {
         let Some(rule) = self.rules.remove(name) else { return Vec::new() };
         match &rule.pool {
-            Some(pool) => multimap::remove(&mut self.by_pool, pool, name),
+            Some(pool) => self.by_pool.remove(pool, name),
             None => {
                 self.of_all_pools.remove(name);
             }
@@ -73,7 +71,7 @@ impl TaintRules {
     /// Returns the slice with the taints of all rules that select its devices; without any, the
     /// slice itself.
     pub(crate) fn tainted(&self, slice: &Arc<Slice>) -> Arc<Slice> {
-        let of_pool = self.by_pool.get(slice.pool.pool.as_str()).into_iter().flatten();
+        let of_pool = self.by_pool.get(slice.pool.pool.as_str());
         let names: BTreeSet<&String> = of_pool.chain(&self.of_all_pools).collect();
         let mut tainted = Arc::clone(slice);
         for rule in names.into_iter().filter_map(|name| self.rules.get(name)) {

@@ -149,8 +149,9 @@ impl PodClasses {
         self.bound_releases();
     }
 
-    /// Drops ranks of the latest classes if there are too many. The others keep theirs: classes
-    /// take turns in a reservation, so without the least recently used ones none would be found.
+    /// Drops ranks of the newest classes if there are too many. Classes take turns in a
+    /// reservation: if the least recently used ranks were dropped, each class would lose its own
+    /// before its next turn.
     fn bound_releases(&mut self) {
         let ranks = self.classes.values().filter_map(|class| class.releases.as_ref());
         if ranks.map(ReleaseRanks::len).sum::<usize>() <= MAX_RANKS {

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use k8s_openapi::api::resource::v1::ResourceClaim;
 use tessera_allocator::model::{Claim, PendingPod, PodUid};
 use tessera_allocator::{AllocationPlan, Decision};
 use tessera_api::events;
@@ -185,8 +184,9 @@ impl Step<'_> {
         for claim_allocation in &decision.claims {
             let claim_allocation = claim_allocation.clone();
             let uid = claim_allocation.claim.clone();
-            let draft = |index: &Index, claim: &ResourceClaim| {
-                let classes = index.classes_of(claim);
+            let draft = |index: &Index| {
+                let claim = index.requests_of(&claim_allocation.claim);
+                let classes = claim.map(|claim| index.classes_of(claim)).unwrap_or_default();
                 ClaimChange::Allocate(AllocationDraft { claim_allocation, classes })
             };
             self.write(&uid, WritePurpose::Allocation, Some(pod), self.cause, draft);
@@ -249,9 +249,8 @@ impl State {
     /// Adds the identity of a claim, whose requests never change, and of its classes.
     fn add_claim(&self, claim: &Claim, digest: &mut DefaultHasher) {
         claim.uid.hash(digest);
-        for class in self.index.class_objects_of(claim) {
-            let class = &class.metadata;
-            (&class.name, &class.uid, &class.resource_version).hash(digest);
+        for (name, class) in self.index.classes_of(claim) {
+            (name, &class.metadata.uid, &class.metadata.resource_version).hash(digest);
         }
     }
 }

@@ -15,12 +15,12 @@ use tessera_index::{Index, Nominator};
 
 use super::allocate::Round;
 use super::clock::Moment;
-use super::effect::{Effect, NominationWrite, PodReference};
+use super::effect::{Effect, NominationWrite};
 use super::event::NominationOutcome;
 use super::{State, Step};
 
-/// The number of nodes from which [`NominationPolicy::Auto`] nominates. ADR 100 has the
-/// measurements.
+/// The number of nodes from which [`NominationPolicy::Auto`] nominates. Measured in
+/// docs/benchmarks/bench-cluster.md.
 const AUTO_NODES: usize = 2000;
 
 /// The pause after the API server has refused a nomination: a permission is missing.
@@ -69,7 +69,11 @@ impl Nominations {
             NominationPolicy::Always => true,
             NominationPolicy::Never => false,
         };
-        is_wanted && self.paused_until.is_none_or(|until| now >= until)
+        is_wanted && !self.is_paused(now)
+    }
+
+    fn is_paused(&self, now: Moment) -> bool {
+        self.paused_until.is_some_and(|until| now < until)
     }
 
     /// Returns the node of our nomination of the pod: as observed, or as written and not yet
@@ -109,9 +113,8 @@ impl Nominations {
         match outcome {
             NominationOutcome::Stored => match node {
                 Some(node) => {
-                    let observed = index.nomination(&pod).map(|nomination| &nomination.node);
-                    let is_seen = observed == Some(&node);
-                    self.written.insert(pod, Written { node, is_seen });
+                    self.written.insert(pod.clone(), Written { node, is_seen: false });
+                    self.observe(index, &pod);
                 }
                 None => drop(self.written.remove(&pod)),
             },
@@ -160,8 +163,7 @@ impl Step<'_> {
                 continue;
             }
             let Some(node) = nominations.current(index, pod).cloned() else { continue };
-            let is_paused = nominations.paused_until.is_some_and(|until| self.now < until);
-            if !is_paused && !self.state.is_at(pod, &node) {
+            if !nominations.is_paused(self.now) && !self.state.is_at(pod, &node) {
                 self.send_nomination(pod, None, Some(node));
             }
         }
@@ -173,9 +175,7 @@ impl Step<'_> {
         node: Option<NodeName>,
         replaced: Option<NodeName>,
     ) {
-        let Some((namespace, name)) = self.state.index.pod_name(pod) else { return };
-        let reference =
-            PodReference { namespace: namespace.clone(), name: name.clone(), uid: pod.clone() };
+        let Some(reference) = self.state.pod_reference(pod) else { return };
         if self.state.nominations.open.insert(pod.clone()) {
             self.effects.push(Effect::Nominate(NominationWrite { pod: reference, node, replaced }));
         }

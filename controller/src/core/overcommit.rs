@@ -46,7 +46,7 @@ impl Step<'_> {
         if self.state.is_held(claim, self.now) {
             return;
         }
-        if self.write(claim, WritePurpose::Release, pod, self.now, |_, _| ClaimChange::Release) {
+        if self.write(claim, WritePurpose::Release, pod, self.now, |_| ClaimChange::Release) {
             tracing::info!(%claim, "releasing an unused allocation");
         }
     }

@@ -80,7 +80,7 @@ impl Step<'_> {
             RepairAction::Restore(allocation) => ClaimChange::Restore(allocation.clone()),
             _ => ClaimChange::Deallocate,
         };
-        if self.write(claim, WritePurpose::Repair, Some(pod), self.now, |_, _| change) {
+        if self.write(claim, WritePurpose::Repair, Some(pod), self.now, |_| change) {
             tracing::warn!(%pod, %claim, %node, "repairing a claim of a bound pod");
             self.state.holds.hold(subject(misplaced), HoldReason::RepairWritten, self.now);
         }
