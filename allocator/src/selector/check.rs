@@ -393,6 +393,7 @@ impl Checker {
         self.scope.truncate(depth + 1);
         let (result, found) = self.expr(&c.result.expr)?;
         self.scope.truncate(depth);
+        let range = range.with_constant_list();
         let fold = Fold { range, first, second, accumulator, initial, condition, step, result };
         Ok((Code::Fold(Box::new(fold)), found))
     }
@@ -445,5 +446,6 @@ fn lazily(function: &'static Function, mut arguments: Vec<Code>) -> Code {
         let second = Box::new(arguments.remove(1));
         return Code::OrElse { first: Box::new(arguments.remove(0)), second, unwrap };
     }
+    let arguments = arguments.into_iter().map(Code::with_constant_list).collect();
     Code::Call { function, arguments }
 }

@@ -43,9 +43,27 @@ pub(super) enum Code {
     },
     /// Elements, each with a flag for optional ones.
     List(Vec<(Code, bool)>),
+    /// A list of constants, which is not empty. It is not created anew by each evaluation.
+    ConstantList(Value),
     /// Keys and values, with a flag for optional entries.
     Map(Vec<(Code, Code, bool)>),
     Fold(Box<Fold>),
+}
+
+impl Code {
+    /// Returns the code with the same result and cost, without the creation of a constant list.
+    pub(super) fn with_constant_list(self) -> Self {
+        let Self::List(elements) = &self else { return self };
+        let constant = |(code, is_optional): &(Self, bool)| match code {
+            Self::Constant(Value::Device) => None,
+            Self::Constant(value) => (!is_optional).then(|| value.clone()),
+            _ => None,
+        };
+        match elements.iter().map(constant).collect::<Option<Vec<Value>>>() {
+            Some(values) if !values.is_empty() => Self::ConstantList(Value::list(values)),
+            _ => self,
+        }
+    }
 }
 
 /// Kind of a field selection.

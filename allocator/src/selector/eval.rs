@@ -1,9 +1,11 @@
 //! Evaluation of [`Code`] on one device, with the semantics and costs of cel-go.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use super::code::{Access, Code, Fold};
 use super::cost;
+use super::functions::Function;
 use super::value::{Key, Map, Value};
 use super::view::Fields;
 use super::work;
@@ -75,19 +77,38 @@ impl Evaluator<'_> {
             Code::Conditional(parts) => self.conditional(parts),
             Code::NotStrictlyFalse(of) => self.not_strictly_false(of),
             Code::OrElse { first, second, unwrap } => self.or_else(first, second, *unwrap),
-            Code::Call { function, arguments } => {
-                let arguments =
-                    arguments.iter().map(|a| self.value(a)).collect::<Result<Vec<_>, _>>()?;
-                self.add_work(work::of_call(function.name, &arguments))?;
-                let result = function.call(&arguments);
-                self.add_work(result.as_ref().map_or(0, work::extent))?;
-                self.add_cost(function.cost.of(&arguments, result.as_ref().ok()))?;
-                result.map_err(EvalError::Error)
-            }
+            Code::Call { function, arguments } => match arguments.as_slice() {
+                // Without an allocation: most calls are operators.
+                [a] => {
+                    let arguments = [self.value(a)?];
+                    self.call(function, &arguments)
+                }
+                [a, b] => {
+                    let arguments = [self.value(a)?, self.value(b)?];
+                    self.call(function, &arguments)
+                }
+                arguments => {
+                    let arguments = arguments.iter().map(|a| self.value(a));
+                    let arguments = arguments.collect::<Result<Vec<_>, _>>()?;
+                    self.call(function, &arguments)
+                }
+            },
             Code::List(elements) => self.list(elements),
+            Code::ConstantList(list) => {
+                self.add_cost(cost::LIST)?;
+                Ok(list.clone())
+            }
             Code::Map(entries) => self.map(entries),
             Code::Fold(fold) => self.fold(fold),
         }
+    }
+
+    fn call(&mut self, function: &Function, arguments: &[Value]) -> Evaluated {
+        self.add_work(function.work.of(arguments))?;
+        let result = function.call(arguments);
+        self.add_work(result.as_ref().map_or(0, work::extent))?;
+        self.add_cost(function.cost.of(arguments, result.as_ref().ok()))?;
+        result.map_err(EvalError::Error)
     }
 
     fn select(&mut self, of: &Code, field: &Arc<str>, access: Access) -> Evaluated {
@@ -250,22 +271,48 @@ impl Evaluator<'_> {
         let range = self.value(&fold.range)?;
         self.variables[fold.accumulator] = self.absorbable(&fold.initial)?;
         self.add_work(work::extent(&range))?;
-        let is_map = matches!(range, Value::Map(_));
-        for (key, element) in pairs(&range)? {
-            match fold.second {
-                Some(second) => {
-                    self.variables[fold.first] = Ok(key);
-                    self.variables[second] = Ok(element);
+        match &range {
+            Value::List(list) => {
+                for (index, element) in (0..).zip(list.iter()) {
+                    let pair = (Value::Int(index), element.clone());
+                    if self.iterate(fold, pair, false)?.is_break() {
+                        break;
+                    }
                 }
-                None => self.variables[fold.first] = Ok(if is_map { key } else { element }),
             }
-            // An error does not end the loop: a later element can absorb it.
-            if matches!(self.absorbable(&fold.condition)?, Ok(Value::Bool(false))) {
-                break;
+            Value::Map(map) => {
+                for (key, value) in &map.entries {
+                    if self.iterate(fold, (key.value(), value.clone()), true)?.is_break() {
+                        break;
+                    }
+                }
             }
-            self.variables[fold.accumulator] = self.absorbable(&fold.step)?;
+            other => return Err(error(format!("cannot iterate over {}", other.type_name()))),
         }
         self.value(&fold.result)
+    }
+
+    /// Evaluates one iteration over an index and an element of a list, or over a key and a value of
+    /// a map. With one variable, only the element or the key is used.
+    fn iterate(
+        &mut self,
+        fold: &Fold,
+        (key, element): (Value, Value),
+        is_map: bool,
+    ) -> Result<ControlFlow<()>, EvalError> {
+        match fold.second {
+            Some(second) => {
+                self.variables[fold.first] = Ok(key);
+                self.variables[second] = Ok(element);
+            }
+            None => self.variables[fold.first] = Ok(if is_map { key } else { element }),
+        }
+        // An error does not end the loop: a later element can absorb it.
+        if matches!(self.absorbable(&fold.condition)?, Ok(Value::Bool(false))) {
+            return Ok(ControlFlow::Break(()));
+        }
+        self.variables[fold.accumulator] = self.absorbable(&fold.step)?;
+        Ok(ControlFlow::Continue(()))
     }
 
     /// Evaluates to a value or an absorbable error.
@@ -274,20 +321,6 @@ impl Evaluator<'_> {
             Err(EvalError::TooExpensive) => Err(EvalError::TooExpensive),
             evaluated => Ok(evaluated),
         }
-    }
-}
-
-/// Returns the pairs that a comprehension iterates over.
-///
-/// They are indices and elements of a list, or keys and values of a map. With one variable, only
-/// elements or keys are used.
-fn pairs(range: &Value) -> Result<Vec<(Value, Value)>, EvalError> {
-    match range {
-        Value::List(list) => Ok((0..).map(Value::Int).zip(list.iter().cloned()).collect()),
-        Value::Map(map) => {
-            Ok(map.entries.iter().map(|(key, value)| (key.value(), value.clone())).collect())
-        }
-        other => Err(error(format!("cannot iterate over {}", other.type_name()))),
     }
 }
 

@@ -22,6 +22,7 @@ use super::code::Code;
 use super::error::SelectorError;
 use super::types::Overload;
 use super::value::Value;
+use super::work::Work;
 
 pub(super) use declaration::Function;
 
@@ -40,6 +41,7 @@ static FUNCTIONS: LazyLock<BTreeMap<&'static str, Function>> = LazyLock::new(|| 
         let function = functions.entry(declaration.name).or_insert_with(|| Function {
             name: declaration.name,
             cost: declaration.cost,
+            work: Work::of_function(declaration.name),
             overloads: Vec::new(),
             implementations: Vec::new(),
         });

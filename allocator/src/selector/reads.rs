@@ -71,7 +71,7 @@ impl Finder {
     fn part(&mut self, code: &Code) -> DevicePart {
         match code {
             Code::Constant(Value::Device) => DevicePart::Device,
-            Code::Constant(_) => DevicePart::Other,
+            Code::Constant(_) | Code::ConstantList(_) => DevicePart::Other,
             Code::Variable(index) => self.bound.get(index).cloned().unwrap_or(DevicePart::Other),
             Code::Select { of, field, .. } => {
                 let of = self.part(of);

@@ -13,31 +13,65 @@ pub(super) const LIMIT: u64 = 20_000_000;
 /// Work to build a regular expression, which happens on each call.
 const REGEX: u64 = 50_000;
 
-/// Returns an upper bound of the work of a call.
-pub(super) fn of_call(function: &str, arguments: &[Value]) -> u64 {
-    let all = || arguments.iter().map(weight).fold(0, u64::saturating_add);
-    match (function, arguments) {
-        ("indexOf" | "lastIndexOf", [Value::String(text), Value::String(part), ..]) => {
-            product(text.len(), part.len() as u64)
+/// Model of the work of a function.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Work {
+    /// The size of the arguments.
+    Arguments,
+    /// The size of the arguments with nested values.
+    Nested,
+    /// A search for a part of a text; of a list, the size with nested values.
+    IndexOf,
+    /// Each element of a list compared with each of another one.
+    Pairs,
+    /// Each element of a list compared with the others.
+    Distinct,
+    /// A text in which parts are replaced.
+    Replace,
+    /// Elements of a list with separators.
+    Join,
+    /// A regular expression.
+    Regex,
+}
+
+impl Work {
+    /// Returns the model of the function with this name.
+    pub(super) fn of_function(name: &str) -> Self {
+        match name {
+            "indexOf" | "lastIndexOf" => Self::IndexOf,
+            "_==_" | "_!=_" | "@in" | "includes" | "flatten" | "format" => Self::Nested,
+            "sets.contains" | "sets.equivalent" | "sets.intersects" => Self::Pairs,
+            "distinct" => Self::Distinct,
+            "replace" => Self::Replace,
+            "join" => Self::Join,
+            "matches" | "find" | "findAll" => Self::Regex,
+            _ => Self::Arguments,
         }
-        (
-            "_==_" | "_!=_" | "@in" | "includes" | "indexOf" | "lastIndexOf" | "flatten" | "format",
-            _,
-        ) => all(),
-        ("sets.contains" | "sets.equivalent" | "sets.intersects", [Value::List(a), b]) => {
-            product(a.len(), weight(b)).saturating_mul(2)
+    }
+
+    /// Returns an upper bound of the work of a call.
+    pub(super) fn of(self, arguments: &[Value]) -> u64 {
+        let nested = || arguments.iter().map(weight).fold(0, u64::saturating_add);
+        match (self, arguments) {
+            (Self::IndexOf, [Value::String(text), Value::String(part), ..]) => {
+                product(text.len(), part.len() as u64)
+            }
+            (Self::Nested | Self::IndexOf, _) => nested(),
+            (Self::Pairs, [Value::List(a), b]) => product(a.len(), weight(b)).saturating_mul(2),
+            (Self::Distinct, [list @ Value::List(elements)]) => {
+                product(elements.len(), weight(list))
+            }
+            (Self::Replace, [Value::String(text), Value::String(old), Value::String(new), ..]) => {
+                product(text.len() / old.len().max(1) + 1, new.len() as u64)
+                    .saturating_add(text.len() as u64)
+            }
+            (Self::Join, [list @ Value::List(elements), separators @ ..]) => {
+                let separators = separators.iter().map(|s| product(elements.len(), weight(s)));
+                separators.fold(weight(list), u64::saturating_add)
+            }
+            (Self::Regex, _) => REGEX + arguments.iter().map(extent).sum::<u64>(),
+            _ => arguments.iter().map(extent).sum(),
         }
-        ("distinct", [list @ Value::List(elements)]) => product(elements.len(), weight(list)),
-        ("replace", [Value::String(text), Value::String(old), Value::String(new), ..]) => {
-            product(text.len() / old.len().max(1) + 1, new.len() as u64)
-                .saturating_add(text.len() as u64)
-        }
-        ("join", [list @ Value::List(elements), separators @ ..]) => {
-            let separators = separators.iter().map(|s| product(elements.len(), weight(s)));
-            separators.fold(weight(list), u64::saturating_add)
-        }
-        ("matches" | "find" | "findAll", _) => REGEX + arguments.iter().map(extent).sum::<u64>(),
-        _ => arguments.iter().map(extent).sum(),
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::selector::cost::Cost;
 use crate::selector::types::Overload;
 use crate::selector::value::Value;
+use crate::selector::work::Work;
 
 /// Result of an implementation; `None` if it does not accept arguments of these types.
 pub(in crate::selector) type Outcome = Option<Result<Value, String>>;
@@ -33,6 +34,7 @@ pub(super) const fn declare(
 pub(in crate::selector) struct Function {
     pub(in crate::selector) name: &'static str,
     pub(in crate::selector) cost: Cost,
+    pub(in crate::selector) work: Work,
     pub(super) overloads: Vec<Overload>,
     pub(super) implementations: Vec<Implementation>,
 }
