@@ -149,6 +149,11 @@ impl Backlog {
         self.pods.range((from, Bound::Unbounded)).map(|(uid, entry)| (uid, entry.class))
     }
 
+    /// Returns the number of pods that each plan tries first.
+    pub fn turn_count(&self) -> usize {
+        self.single.len() + self.queues.len()
+    }
+
     /// Returns the pods that each plan tries first.
     pub(crate) fn first_turns(&self) -> impl Iterator<Item = (&PendingPod, Option<ClassId>)> {
         let single = self.single.values().map(|pod| (&**pod, None));

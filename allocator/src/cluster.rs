@@ -17,6 +17,7 @@ mod intern;
 mod machine_topology;
 mod pools;
 mod reachable;
+mod states;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -34,10 +35,12 @@ pub(crate) use intern::{
 pub(crate) use machine_topology::{MachineTopology, MatrixPositions};
 pub(crate) use pools::{NodePool, PoolState};
 pub(crate) use reachable::{Candidate, CounterAmount, ReachableDevices};
+pub(crate) use states::StateKey;
 
 use change_log::ChangeLog;
 use machine_topology::MachineTopologies;
 use pools::SliceIndex;
+use states::NodeContents;
 
 /// Maximum number of interned values. Beyond it the cluster is renumbered, since most of them must
 /// belong to removed devices.
@@ -116,6 +119,8 @@ pub(crate) struct Cluster {
     layout: u64,
     /// True if a policy ranks nodes by free CPU.
     is_cpu_ranked: bool,
+    /// Values of attributes that shapes read, per node.
+    contents: NodeContents,
     /// Nodes with changed devices.
     changes: ChangeLog,
     /// Nodes with changed devices, or a changed Node object.
@@ -164,6 +169,7 @@ impl Cluster {
     /// Interns everything again. All ids handed out before become invalid.
     pub(crate) fn renumber(&mut self) {
         self.interner = Interner::default();
+        self.contents = NodeContents::default();
         let slices: Vec<Arc<Slice>> =
             self.slice_index.by_name.values().map(|s| Arc::clone(&s.slice)).collect();
         self.slice_index = SliceIndex::default();
@@ -446,7 +452,8 @@ impl Cluster {
         }
         let mut reachable =
             ReachableDevices::new(pools, object, &self.interner, &stays, &self.features);
-        reachable.matrix_positions = Some(MatrixPositions::new(&reachable, &self.machines));
+        let positions = MatrixPositions::new(&reachable, &self.machines);
+        reachable.set_positions(positions);
         Some((reachable, is_final))
     }
 
@@ -466,7 +473,8 @@ impl Cluster {
             .as_mut()
             .filter(|reachable| reachable.matrix_positions.is_none())
         {
-            reachable.matrix_positions = Some(MatrixPositions::new(reachable, &self.machines));
+            let positions = MatrixPositions::new(reachable, &self.machines);
+            reachable.set_positions(positions);
         }
     }
 
@@ -477,6 +485,20 @@ impl Cluster {
     ) -> Option<(&ReachableDevices, &mut Interner, &FeatureGates)> {
         self.gather(node);
         Some((self.nodes[node].reachable.as_ref()?, &mut self.interner, &self.features))
+    }
+
+    /// Returns the inputs of a search on the node, with its state for shapes that read these
+    /// attributes; `None` if the node was removed.
+    pub(crate) fn search_inputs_with_state(
+        &mut self,
+        node: NodeIndex,
+        names: &[NameId],
+    ) -> Option<(&ReachableDevices, StateKey<'_>, &mut Interner, &FeatureGates)> {
+        self.gather(node);
+        let entry = &self.nodes[node];
+        let reachable = entry.reachable.as_ref()?;
+        let state = self.contents.state_key(names, node, entry.layout, reachable);
+        Some((reachable, state, &mut self.interner, &self.features))
     }
 
     /// Returns the reachable devices if they are collected.

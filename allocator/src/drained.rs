@@ -5,6 +5,7 @@
 use crate::cluster::{Cluster, NodeEntry, NodeIndex};
 use crate::feasibility::{self, FitContext};
 use crate::search::SearchOutcome;
+use crate::settings::PlanSettings;
 use crate::shape::Shape;
 
 /// Cached feasibility per node, for one shape, if the nodes were drained.
@@ -25,9 +26,14 @@ struct CachedResult {
     would_fit: bool,
 }
 
-/// Divisor of the step budget. A search that exceeds this part of the budget ends, and the node
-/// counts as infeasible: otherwise one node could use the steps of all others.
+/// Divisor of the step budget of a pod.
 const STEP_FRACTION: u64 = 8;
+
+/// Returns the number of steps for one node. A search that needs more ends, and the node counts as
+/// infeasible: otherwise one node could use the steps of all others.
+pub(crate) fn step_limit(settings: PlanSettings) -> u64 {
+    (settings.steps_per_pod / STEP_FRACTION).min(settings.steps_per_plan).max(1)
+}
 
 impl CachedResult {
     fn is_current(&self, node: &NodeEntry) -> bool {
@@ -42,14 +48,15 @@ impl FeasibilityIfDrained {
         known.is_some_and(|known| !known.would_fit && known.is_current(&cluster.nodes[node]))
     }
 
-    /// Returns true if the shape fits on the drained node; `None` if `steps` ran out.
+    /// Returns true if the shape fits on the drained node; `None` if `steps` ran out. `limit` is
+    /// the [`step_limit`].
     pub(crate) fn would_fit(
         &mut self,
         shape: &mut Shape,
         context: &mut FitContext<'_>,
         node: NodeIndex,
         steps: &mut u64,
-        budget: u64,
+        limit: u64,
     ) -> Option<bool> {
         let entry = &context.cluster.nodes[node];
         let (layout, stamp) = (entry.layout, entry.stamp);
@@ -57,7 +64,6 @@ impl FeasibilityIfDrained {
         if let Some(known) = self.nodes[node].as_ref().filter(|known| known.is_current(entry)) {
             return Some(known.would_fit);
         }
-        let limit = (budget / STEP_FRACTION).max(1);
         let given = limit.min(*steps);
         let mut left = given;
         let (outcome, is_final) = feasibility::search_drained(shape, context, node, &mut left);

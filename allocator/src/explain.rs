@@ -5,17 +5,18 @@ mod by_node;
 mod lazy;
 
 use std::cmp::Reverse;
+use std::sync::Arc;
 
 use tessera_api::names::NodeName;
 use tessera_api::quantity::Quantity;
 use tessera_api::reason::{NearestMiss, NodeReason, NodeTally, Reason};
 
 use crate::capacity::Demand;
-use crate::cluster::{FastMap, Interner, PoolState, ReachableDevices};
+use crate::cluster::{FastMap, Interner, NameId, NodeIndex, PoolState, ReachableDevices, StateKey};
 use crate::model::AllocationMode;
 use crate::search::{SearchFailure, sets};
-use crate::selector::SelectorError;
-use crate::shape::{AlternativeShape, ProfileDemand, Selections, Shape};
+use crate::shape::{AlternativeShape, ProfileDemand, Selections, Selects, Shape};
+use crate::wide_hash::WideHash;
 
 pub(crate) use by_node::ReasonsByNode;
 pub use lazy::{ExplanationId, RefusalExplanation};
@@ -62,13 +63,28 @@ impl NearMiss {
     }
 }
 
-/// Rejections of devices that the selectors match, by alternative and state of the device.
-pub(crate) type RejectionCache = FastMap<Box<[i128]>, Rejection>;
+/// Reasons that nodes and devices in equal states share, for one shape while nothing changes.
+#[derive(Default)]
+pub(crate) struct RejectionCache {
+    /// Attributes that decide about reasons; `None` if they are not known, or names decide too.
+    pub(crate) attributes: Option<Arc<[NameId]>>,
+    /// A node that was explained, by state.
+    pub(crate) nodes: FastMap<WideHash, NodeIndex>,
+    /// Rejections by alternative and state of the device.
+    devices: FastMap<(usize, WideHash), Rejection>,
+    /// Rejections of devices that the selectors match, by alternative and numbers of which the
+    /// rejection is made.
+    selected: FastMap<Box<[i128]>, Rejection>,
+    /// Buffer for one key of `selected`.
+    key: Vec<i128>,
+}
 
 /// The node to explain.
 pub(crate) struct OnNode<'a> {
     pub(crate) shape: &'a Shape,
     pub(crate) reach: &'a ReachableDevices,
+    /// State of the node and its devices; `None` if results are not shared.
+    pub(crate) state: Option<StateKey<'a>>,
     pub(crate) interner: &'a mut Interner,
     pub(crate) selections: &'a mut Selections,
     /// The reason why the pod cannot run there, regardless of devices.
@@ -226,32 +242,51 @@ impl OnNode<'_> {
 
     /// Returns the first check that excludes the device.
     fn device(&mut self, alternative: &AlternativeShape, place: usize, i: usize) -> Rejection {
-        if let Some(reason) = self.unselected(alternative, i) {
-            return (reason, None);
-        }
-        let key = self.state(alternative, place, i);
-        if let Some(known) = self.cache.get(key.as_slice()) {
+        // Devices that share counters depend on each other.
+        let state = self.state.as_ref().filter(|_| self.reach.consumes.is_empty());
+        let Some(state) = state.map(|state| (place, state.candidate(i))) else {
+            return self.rejection(alternative, place, i);
+        };
+        if let Some(known) = self.cache.devices.get(&state) {
             return known.clone();
         }
-        let rejection = self.unusable(alternative, i);
-        self.cache.insert(key.into(), rejection.clone());
+        let rejection = self.rejection(alternative, place, i);
+        if *self.steps > 0 {
+            self.cache.devices.insert(state, rejection.clone());
+        }
         rejection
     }
 
-    /// Returns the state of a device on which its rejection depends, apart from selectors.
-    fn state(&self, alternative: &AlternativeShape, place: usize, i: usize) -> Vec<i128> {
+    fn rejection(&mut self, alternative: &AlternativeShape, place: usize, i: usize) -> Rejection {
+        if let Some(reason) = self.unselected(alternative, i) {
+            return (reason, None);
+        }
+        let mut key = std::mem::take(&mut self.cache.key);
+        self.set_key(&mut key, alternative, place, i);
+        let known = self.cache.selected.get(key.as_slice()).cloned();
+        let rejection = known.unwrap_or_else(|| {
+            let rejection = self.unusable(alternative, i);
+            self.cache.selected.insert(key.as_slice().into(), rejection.clone());
+            rejection
+        });
+        self.cache.key = key;
+        rejection
+    }
+
+    /// Sets the numbers of which the rejection of a device is made, apart from selectors.
+    fn set_key(&self, key: &mut Vec<i128>, alternative: &AlternativeShape, place: usize, i: usize) {
         let reach = self.reach;
         let own = alternative.required_sharing();
         let conflict = own.and_then(|own| reach.conflicting_sharing(i, own));
-        let mut state = vec![
+        key.clear();
+        key.extend([
             place as i128,
             reach.candidates[i].profile.index() as i128,
             i128::from(reach.exclusive[i] > 0),
             conflict.map_or(-1, |used| used as i128),
             i128::from(self.has_counters(i)),
-        ];
-        state.extend_from_slice(reach.left(i));
-        state
+        ]);
+        key.extend_from_slice(reach.left(i));
     }
 
     /// Returns the first check that excludes a device that the selectors match.
@@ -300,16 +335,15 @@ impl OnNode<'_> {
     fn unselected(&mut self, alternative: &AlternativeShape, i: usize) -> Option<Reason> {
         let resolved = alternative.resolved.as_ref().ok()?;
         let candidate = &self.reach.candidates[i];
-        let failed =
-            |error: SelectorError| Some(Reason::SelectorError { message: error.to_string() });
         match self.selections.selects(resolved.selection, candidate, self.interner, self.steps) {
-            Ok(true) if candidate.is_reachable => None,
-            Ok(true) => Some(Reason::RequestSelector),
-            Err(error) => failed(error),
-            Ok(false) => {
+            Selects::Yes if candidate.is_reachable => None,
+            Selects::Failed(error) => Some(Reason::SelectorError { message: error.to_string() }),
+            // Without steps the caller drops the reason.
+            Selects::Yes | Selects::OutOfSteps => Some(Reason::RequestSelector),
+            Selects::No => {
                 let of_class = resolved.class_selection;
                 match self.selections.selects(of_class, candidate, self.interner, self.steps) {
-                    Ok(true) => Some(Reason::RequestSelector),
+                    Selects::Yes => Some(Reason::RequestSelector),
                     _ => Some(Reason::ClassSelector { class: resolved.class.name.to_string() }),
                 }
             }

@@ -1,13 +1,15 @@
 //! Feasible nodes per shape: searched once per node, and again after a change of the node.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-use crate::cluster::{Cluster, FastMap, NodeIndex};
+use crate::cluster::{Cluster, FastMap, NameId, NodeIndex};
 use crate::forecast::Forecast;
 use crate::outcome::PlanWork;
 use crate::policy::{ForecastView, Rank, Ranking};
 use crate::search::{Search, SearchFailure, SearchOutcome};
 use crate::shape::{Chosen, Selections, Shape};
+use crate::wide_hash::WideHash;
 
 /// Search results of all nodes for one shape.
 #[derive(Debug, Default)]
@@ -31,6 +33,10 @@ pub(crate) struct Feasibility {
     /// Number of searches per node that exhausted the steps. A retry is cheaper, since selector
     /// results are cached.
     undecided: BTreeMap<NodeIndex, u32>,
+    /// Steps spent by refreshes since the last one that searched all nodes.
+    spent: u64,
+    /// Steps that the next search needs to get further than the last one.
+    needed: u64,
 }
 
 /// Size of a feasible node in both lists, in bytes.
@@ -47,6 +53,7 @@ pub(crate) type NodeRank = (usize, Rank);
 type Ranked = (NodeRank, u64, NodeIndex);
 
 /// Result of a search on one node.
+#[derive(Clone)]
 enum NodeFeasibility {
     /// The shape fits, with this rank.
     Feasible(NodeRank),
@@ -58,8 +65,67 @@ enum NodeFeasibility {
     Undecided,
 }
 
-/// Error: a search with a reduced budget exhausted it, and has to be repeated.
+/// Error: a search of a node has exhausted a reduced budget, and has to be repeated.
 struct BudgetTooSmall;
+
+/// Minimum number of nodes among which results are shared.
+const MIN_SHARING: usize = 8;
+
+/// The searches of one refresh. Nodes in the same state share their results.
+struct NodeSearches {
+    /// Steps of a pod.
+    full_budget: u64,
+    is_shared: bool,
+    /// Attributes that decide about a result; `None` until the first search has resolved them.
+    attributes: Option<Arc<[NameId]>>,
+    results: FastMap<SharedKey, NodeFeasibility>,
+}
+
+/// State of a node, and its free CPU if that is part of its rank.
+type SharedKey = (WideHash, u64);
+
+impl NodeSearches {
+    /// Creates the searches of this number of nodes.
+    fn new(nodes: usize, full_budget: u64) -> Self {
+        let is_shared = nodes >= MIN_SHARING;
+        Self { full_budget, is_shared, attributes: None, results: FastMap::default() }
+    }
+
+    /// Returns the key of a node; `None` if its result is not shared.
+    fn key(
+        &mut self,
+        node: NodeIndex,
+        shape: &Shape,
+        context: &mut FitContext<'_>,
+    ) -> Option<SharedKey> {
+        if !self.is_shared {
+            return None;
+        }
+        let FitContext { cluster, selections, .. } = context;
+        if self.attributes.is_none() {
+            self.attributes = shape.decisive_attributes(selections, &mut cluster.interner);
+        }
+        let cpu = if shape.uses_forecast() { cluster.nodes[node].cpu_milli } else { 0 };
+        if shape.uses_topology() {
+            cluster.gather_positions(node);
+        }
+        let (_, state, ..) = cluster.search_inputs_with_state(node, self.attributes.as_ref()?)?;
+        Some((state.node(), cpu))
+    }
+
+    fn get(&self, key: Option<SharedKey>) -> Option<NodeFeasibility> {
+        self.results.get(&key?).cloned()
+    }
+
+    /// Keeps a result that does not depend on names or steps.
+    fn add(&mut self, key: Option<SharedKey>, result: &NodeFeasibility) {
+        let is_shared =
+            matches!(result, NodeFeasibility::Feasible(_) | NodeFeasibility::Infeasible);
+        if let Some(key) = key.filter(|_| is_shared) {
+            self.results.insert(key, result.clone());
+        }
+    }
+}
 
 /// Cluster and caches that a search uses.
 pub(crate) struct FitContext<'p> {
@@ -80,8 +146,10 @@ impl Feasibility {
         full_budget: u64,
     ) {
         let mut found = Vec::new();
+        let given = *steps;
         self.follow(shape, context);
         self.refresh_changed(shape, context, steps, full_budget, &mut found);
+        self.spent = if self.is_partial() { self.spent + (given - *steps) } else { 0 };
         if self.ranked.is_empty() {
             // Building the set at once takes a tenth of the time of single insertions.
             self.ranked = found.into_iter().collect();
@@ -90,25 +158,29 @@ impl Feasibility {
         }
     }
 
-    /// Searches one node if it has changed, as far as the steps suffice.
+    /// Searches one node if it has changed, as far as the steps suffice. Returns false if a search
+    /// with the full budget of a pod may get further.
     pub(crate) fn refresh_node(
         &mut self,
         node: NodeIndex,
         shape: &mut Shape,
         context: &mut FitContext<'_>,
         steps: &mut u64,
-    ) {
+        full_budget: u64,
+    ) -> bool {
         self.follow(shape, context);
         self.stamps.resize(context.cluster.nodes.len(), 0);
         let tries = self.undecided.get(&node).copied().unwrap_or(0);
         let is_known = self.stamps[node] == context.cluster.nodes[node].stamp
             && !self.outdated.contains(&node);
         if is_known && (tries == 0 || tries >= MAX_TRIES) {
-            return;
+            return true;
         }
-        let full_budget = *steps;
-        let fit = self.search_node(node, shape, context, steps, full_budget);
+        let mut searches = NodeSearches::new(1, full_budget);
+        let fit = self.search_node(node, shape, context, steps, &mut searches);
+        let is_decided = fit.is_ok();
         self.ranked.extend(fit.ok().flatten());
+        is_decided
     }
 
     /// Follows a new order of nodes and a new forecast.
@@ -147,19 +219,24 @@ impl Feasibility {
         let changed: Vec<NodeIndex> =
             changed.map_or_else(|| (0..cluster.nodes.len()).collect(), <[_]>::to_vec);
         let now = cluster.now();
+        // A refresh that continues has tried them already.
+        let may_try = |tries: &u32| self.spent == 0 && *tries < MAX_TRIES;
         let again =
-            self.undecided.iter().filter(|(_, tries)| **tries < MAX_TRIES).map(|(node, _)| *node);
+            self.undecided.iter().filter(|(_, tries)| may_try(tries)).map(|(node, _)| *node);
         let is_new = |node: &NodeIndex| self.stamps[*node] != cluster.nodes[*node].stamp;
         let outdated = self.outdated.iter().copied();
-        // A set, because a node can change several times in a plan.
-        let to_search: BTreeSet<NodeIndex> =
+        // Each once: a node can change several times in a plan.
+        let mut to_search: Vec<NodeIndex> =
             again.chain(outdated).chain(changed.into_iter().filter(is_new)).collect();
+        to_search.sort_unstable();
+        to_search.dedup();
+        let mut searches = NodeSearches::new(to_search.len(), full_budget);
         for node in to_search {
             if *steps == 0 {
                 self.searched_until = None;
                 return;
             }
-            let Ok(fit) = self.search_node(node, shape, context, steps, full_budget) else {
+            let Ok(fit) = self.search_node(node, shape, context, steps, &mut searches) else {
                 self.searched_until = None;
                 return;
             };
@@ -175,17 +252,30 @@ impl Feasibility {
         shape: &mut Shape,
         context: &mut FitContext<'_>,
         steps: &mut u64,
-        full_budget: u64,
+        searches: &mut NodeSearches,
     ) -> Result<Option<Ranked>, BudgetTooSmall> {
+        let full_budget = searches.full_budget;
         let tries = self.take_tries(node, context.cluster);
-        let given = *steps;
+        let key = searches.key(node, shape, context);
+        if let Some(known) = searches.get(key) {
+            context.work.nodes_searched += 1;
+            *steps -= 1;
+            return Ok(self.store(node, known, context.cluster));
+        }
+        let (given, kept) = (*steps, context.selections.kept());
         let result = evaluate(shape, context, node, steps);
         if matches!(result, NodeFeasibility::Undecided) {
             if given < full_budget / 2 {
+                // Results of selectors are kept, so that the next search gets further with as many
+                // steps. A search of combinations starts anew.
+                let has_progress = context.selections.kept() > kept;
+                self.needed = if has_progress { 0 } else { full_budget.min(2 * given) };
                 return Err(BudgetTooSmall);
             }
             self.undecided.insert(node, tries + 1);
         }
+        self.needed = 0;
+        searches.add(key, &result);
         Ok(self.store(node, result, context.cluster))
     }
 
@@ -220,6 +310,21 @@ impl Feasibility {
             NodeFeasibility::Infeasible | NodeFeasibility::Undecided => {}
         }
         None
+    }
+
+    /// Returns the number of steps that the next refresh needs to get further than the last one.
+    pub(crate) fn needed_steps(&self) -> u64 {
+        self.needed
+    }
+
+    /// Returns true if the steps of a pod were spent before all nodes were searched. From then on
+    /// they are counted anew.
+    pub(crate) fn take_exhausted(&mut self, full_budget: u64) -> bool {
+        let is_exhausted = self.spent >= full_budget;
+        if is_exhausted {
+            self.spent = 0;
+        }
+        is_exhausted
     }
 
     /// Returns the feasible nodes, best first.

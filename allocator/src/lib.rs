@@ -44,6 +44,7 @@ mod search;
 mod settings;
 mod shape;
 mod starvation;
+mod wide_hash;
 
 pub use backlog::{Backlog, RefusedClass};
 pub use capacity::CapacityError;

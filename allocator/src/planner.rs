@@ -3,6 +3,8 @@
 mod budget;
 mod classes;
 mod fair_share;
+mod node_choice;
+mod node_tests;
 mod observe;
 mod pass;
 mod pod_to_place;
@@ -36,6 +38,8 @@ use crate::shape::{Chosen, Selections, Shape};
 pub use classes::ClassId;
 use classes::PodClasses;
 use fair_share::FairShare;
+
+use node_tests::NodeTests;
 use observe::AcceptedTypes;
 use shape_cache::{ShapeCache, ShapeId};
 use turns::Turns;
@@ -58,6 +62,7 @@ pub struct Planner {
     classes: PodClasses,
     /// Work since the begin of the plan.
     work: PlanWork,
+    node_tests: NodeTests,
 }
 
 /// Error of [`Planner::allocate_on`].

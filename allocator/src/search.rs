@@ -34,11 +34,12 @@ pub(crate) use run::Search;
 use crate::model::AllocationMode;
 use crate::policy::Ranking;
 use crate::selector::SelectorError;
-use crate::shape::{Chosen, ProfileDemand};
+use crate::shape::{Chosen, ProfileDemand, Selects};
+use crate::wide_hash::WideHash;
 
 use run::{Progress, Run, Stop};
 use state::Target;
-use symmetry::{Hash, Verdict};
+use symmetry::Verdict;
 
 /// Maximum number of memoized states per search; beyond it the search continues without.
 const MAX_MEMOIZED: usize = 200_000;
@@ -93,7 +94,7 @@ impl Run<'_> {
         Ok(false)
     }
 
-    fn memoize(&mut self, state: Option<(usize, u64, usize, Hash)>) {
+    fn memoize(&mut self, state: Option<(usize, u64, usize, WideHash)>) {
         if self.unsolvable.len() < MAX_MEMOIZED {
             self.unsolvable.extend(state);
         }
@@ -315,10 +316,14 @@ impl Run<'_> {
         match self.verdict(target.index, i) {
             Verdict::Selected => Ok(true),
             Verdict::Failed => {
-                let error = self.select(target.index, i).err().unwrap_or(SelectorError::NotBoolean);
+                let error = match self.select(target.index, i) {
+                    Selects::Failed(error) => error,
+                    _ => SelectorError::NotBoolean,
+                };
                 Err(Stop::Failed(target.claim, SearchFailure::Selector(error)))
             }
-            _ => Ok(false),
+            Verdict::NotSelected => Ok(false),
+            Verdict::Unknown => Err(Stop::OutOfSteps),
         }
     }
 

@@ -5,10 +5,13 @@ use crate::policy::Policy;
 /// Settings of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlanSettings {
-    /// Maximum number of devices tested for one pod, on all nodes. Beyond it the pod is undecided.
+    /// Maximum number of devices tested for one pod, on all nodes and in successive plans. Beyond
+    /// it the pod is undecided.
     pub steps_per_pod: u64,
-    /// Maximum number of devices tested in one plan, but at least `steps_per_pod`. Pods beyond it
-    /// are listed in [`AllocationPlan::unreached`](crate::AllocationPlan::unreached).
+    /// Number of devices tested after which a plan ends. Pods beyond it, and a pod whose search
+    /// has not ended, are listed in
+    /// [`AllocationPlan::unreached`](crate::AllocationPlan::unreached). A search of one node
+    /// that needs more steps gets them in a plan of its own, up to `steps_per_pod`.
     pub steps_per_plan: u64,
     /// Policy of pods whose configuration sets none.
     pub policy: Policy,

@@ -6,6 +6,7 @@
 
 mod selection;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use tessera_api::ConfigError;
@@ -15,7 +16,7 @@ use tessera_api::names::capacity::MEMORY;
 use tessera_api::quantity::Quantity;
 
 use crate::capacity::{self, CapacityError, Demand};
-use crate::cluster::{Candidate, Cluster, Interner, ProfileId};
+use crate::cluster::{Candidate, Cluster, Interner, NameId, ProfileId};
 use crate::features::FeatureGates;
 use crate::model::{
     AllocationMode, Alternative, Claim, Constraint, ConstraintKind, Device, DeviceClass, NameMap,
@@ -24,7 +25,7 @@ use crate::outcome::{RefusalCause, UnsupportedFeature};
 use crate::policy::Policy;
 use crate::topology::TopologyPreferences;
 
-pub(crate) use selection::{Selection, Selections};
+pub(crate) use selection::{Selection, Selections, Selects};
 
 /// Resolved pending claims of a pod.
 #[derive(Debug)]
@@ -160,6 +161,26 @@ impl Shape {
         })
     }
 
+    /// Returns the attributes that decide about the results of a node, in order; `None` if they are
+    /// not known, or if names of devices decide too.
+    pub(crate) fn decisive_attributes(
+        &self,
+        selections: &Selections,
+        interner: &mut Interner,
+    ) -> Option<Arc<[NameId]>> {
+        let mut names = BTreeSet::new();
+        for alternative in &self.alternatives {
+            let resolved = alternative.resolved.as_ref().ok()?;
+            if resolved.node.is_randomized() || resolved.device.is_randomized() {
+                return None;
+            }
+            names.extend(selections.attributes(resolved.selection)?);
+        }
+        let constraints = self.claims.iter().flat_map(|claim| &claim.constraints);
+        names.extend(constraints.filter_map(|c| c.attribute()).map(|name| interner.name(name)));
+        Some(names.into_iter().collect())
+    }
+
     /// Returns each chosen device with the alternative that it serves.
     pub(crate) fn chosen<'s>(
         &'s self,
@@ -190,7 +211,7 @@ impl Shape {
     }
 
     /// Returns true if an alternative can use the candidate when it is free. The profile must be
-    /// resolved.
+    /// resolved. The result is not to be used if no steps are left.
     pub(crate) fn may_serve(
         &self,
         candidate: &Candidate,
@@ -201,7 +222,8 @@ impl Shape {
         self.alternatives.iter().any(|alternative| {
             let Ok(resolved) = &alternative.resolved else { return false };
             alternative.profile_match(candidate.profile).is_some_and(ProfileMatch::is_sufficient)
-                && selections.selects(resolved.selection, candidate, interner, steps) == Ok(true)
+                && selections.selects(resolved.selection, candidate, interner, steps)
+                    == Selects::Yes
         })
     }
 

@@ -29,9 +29,9 @@ fn planner(nodes: usize) -> Planner {
     Planner::from_snapshot(&cluster(nodes).0, FeatureGates::default())
 }
 
-/// Budget for two or three shapes on all nodes.
+/// Budget for two or three shapes on all nodes, which are equal apart from names.
 fn bounded() -> PlanSettings {
-    PlanSettings { steps_per_pod: 500, steps_per_plan: 500, ..PlanSettings::default() }
+    PlanSettings { steps_per_pod: 120, steps_per_plan: 120, ..PlanSettings::default() }
 }
 
 /// Creates a pod with a shape of its own that fits on no node.
@@ -194,6 +194,115 @@ fn expensive_requests_delay_only_their_namespace() {
     pods.pop();
     let third = planner.plan(&pods, settings);
     assert!(third.steps > 50_000, "now they continue: {} steps", third.steps);
+}
+
+/// Plans until the pods are decided or refused. Returns the plans.
+fn plans_until_reached(
+    planner: &mut Planner,
+    pods: &[PendingPod],
+    steps: u64,
+) -> Vec<AllocationPlan> {
+    let settings = PlanSettings { steps_per_plan: steps, ..PlanSettings::default() };
+    let mut plans = Vec::new();
+    loop {
+        plans.push(planner.plan(pods, settings));
+        if plans.last().unwrap().unreached.is_empty() {
+            return plans;
+        }
+        assert!(plans.len() < 1000, "no progress");
+    }
+}
+
+#[test]
+fn search_of_one_pod_continues_in_next_plan() {
+    let mut planner = planner(NODES);
+    let mut selective = share_pod("p", "1Gi", "1");
+    // Each node is in a state of its own, because the index of its GPUs is read.
+    let mut request = request("gpu", 1, &[("memory", "1Gi")]);
+    let last = NODES * 8 - 1;
+    let selector = format!("device.attributes['gpu.tessera.dev'].index == {last}");
+    request.alternatives[0].selectors.push(DeviceSelector::new(&selector));
+    selective.claims = pod("p", vec![claim("p", vec![request])]).claims;
+    let plans = plans_until_reached(&mut planner, &[selective], 50);
+    let searched: u64 = plans.iter().map(|plan| plan.work.nodes_searched).sum();
+    assert!(plans.len() > 3, "{} plans", plans.len());
+    assert!(searched <= (NODES + plans.len()) as u64, "each node once: {searched} searches");
+    assert_eq!(plans.last().unwrap().decisions.len(), 1, "on the last node");
+}
+
+#[test]
+fn steps_end_between_selectors_of_a_request() {
+    const SELECTORS: usize = 16;
+    let mut planner = planner(1);
+    let mut request = request("gpu", 1, &[("memory", "1Gi")]);
+    for number in 0..SELECTORS {
+        let selector = format!("lists.range(2000).all(i, i >= -{number})");
+        request.alternatives[0].selectors.push(DeviceSelector::new(&selector));
+    }
+    let pods = [pod("p", vec![claim("p", vec![request])])];
+    let plans = plans_until_reached(&mut planner, &pods, 100);
+    let most = plans.iter().map(|plan| plan.steps).max().unwrap();
+    let all: u64 = plans.iter().map(|plan| plan.steps).sum();
+    assert!(plans.len() >= SELECTORS, "{} plans", plans.len());
+    assert!(most * 4 < all, "a plan of {most} steps of {all}");
+    assert_eq!(plans.last().unwrap().decisions.len(), 1);
+}
+
+#[test]
+fn search_of_one_node_gets_the_steps_it_needs() {
+    for steps in 1..20 {
+        let mut planner = planner(2);
+        let pods = [share_pod("p", "80Gi", "1"), pod_for_all("all")];
+        let plans = plans_until_reached(&mut planner, &pods, steps);
+        let decided: usize = plans.iter().map(|plan| plan.decisions.len()).sum();
+        assert!(decided >= 1 && plans.len() < 50, "{} plans with {steps} steps", plans.len());
+    }
+}
+
+#[test]
+fn pod_explained_for_itself_does_not_starve_later_pods() {
+    let mut planner = planner(NODES);
+    // Its reasons are not those of its class, so each plan that reaches it explains all nodes.
+    let mut pods = vec![PendingPod { created: -1, ..too_large(0) }];
+    pods[0].excluded_nodes.insert(NodeName::new("node-00").unwrap());
+    pods.extend((1..10).map(too_large));
+    pods.push(PendingPod { created: 1, ..share_pod("small", "1Gi", "1") });
+    let settings = PlanSettings { steps_per_plan: 30, ..PlanSettings::default() };
+    let mut plans = (0..100).map(|_| planner.plan(&pods, settings));
+    assert!(plans.any(|plan| decided(&plan) == [PodUid::new("small")].into()));
+}
+
+#[test]
+fn pod_is_undecided_once_its_steps_are_spent() {
+    let mut planner = planner(NODES);
+    let settings =
+        PlanSettings { steps_per_pod: 3_000, steps_per_plan: 500, ..PlanSettings::default() };
+    let pods = [expensive(1)];
+    for plans in 1..100 {
+        let plan = planner.plan(&pods, settings);
+        if let [refusal] = plan.refusals.as_slice() {
+            assert!(plans > 1 && refusal.is_undecided(), "{plan:?}");
+            return;
+        }
+        assert_eq!(plan.unreached, [pods[0].uid.clone()]);
+    }
+    panic!("its steps are never spent");
+}
+
+#[test]
+fn bound_pod_with_expensive_selectors_is_planned_in_parts() {
+    let mut planner = planner(1);
+    let settings = PlanSettings { steps_per_plan: 500, ..PlanSettings::default() };
+    let node = NodeName::new("node-00").unwrap();
+    let mut plans = 0;
+    while let plan = planner.plan_bound_pod(&node, &expensive(1), settings)
+        && !plan.unreached.is_empty()
+    {
+        plans += 1;
+        assert!(plan.refusals.is_empty() && plans < 100, "no progress");
+    }
+    assert!(plans > 1, "{plans}");
+    assert_eq!(planner.plan_bound_pod(&node, &expensive(1), settings).refusals.len(), 1);
 }
 
 #[test]

@@ -12,15 +12,25 @@ use super::{FastMap, ReachableDevices};
 #[derive(Debug, Default)]
 pub(crate) struct MachineTopologies {
     pools: FastMap<PoolId, Arc<MachineTopology>>,
-    /// Choosers, shared by identical machines.
-    choosers: HashMap<Arc<LinkMatrix>, Arc<OnceLock<SetChooser>>>,
+    /// Matrices with their choosers, shared by identical machines.
+    matrices: HashMap<Arc<LinkMatrix>, Arc<MatrixEntry>>,
+    /// Number of the last new matrix.
+    last_number: u32,
+}
+
+/// A matrix of one or more machines.
+#[derive(Debug)]
+struct MatrixEntry {
+    /// Identity of the matrix; never reused.
+    number: u32,
+    chooser: OnceLock<SetChooser>,
 }
 
 /// Topology of one pool.
 #[derive(Debug)]
 pub(crate) struct MachineTopology {
     topology: Arc<PoolTopology>,
-    chooser: Arc<OnceLock<SetChooser>>,
+    entry: Arc<MatrixEntry>,
 }
 
 /// Positions of a node's candidates in the link matrices of their pools.
@@ -36,16 +46,25 @@ impl MachineTopologies {
     pub(super) fn set(&mut self, pool: &PoolId, topology: Option<&Arc<PoolTopology>>) {
         match topology {
             Some(topology) => {
-                let chooser =
-                    Arc::clone(self.choosers.entry(Arc::clone(topology.matrix())).or_default());
-                let machine = MachineTopology { topology: Arc::clone(topology), chooser };
+                let entry = self.entry(topology.matrix());
+                let machine = MachineTopology { topology: Arc::clone(topology), entry };
                 self.pools.insert(pool.clone(), Arc::new(machine));
             }
             None => {
                 self.pools.remove(pool);
             }
         }
-        self.choosers.retain(|_, chooser| Arc::strong_count(chooser) > 1);
+        self.matrices.retain(|_, entry| Arc::strong_count(entry) > 1);
+    }
+
+    fn entry(&mut self, matrix: &Arc<LinkMatrix>) -> Arc<MatrixEntry> {
+        if let Some(known) = self.matrices.get(matrix) {
+            return Arc::clone(known);
+        }
+        self.last_number += 1;
+        let entry = Arc::new(MatrixEntry { number: self.last_number, chooser: OnceLock::new() });
+        self.matrices.insert(Arc::clone(matrix), Arc::clone(&entry));
+        entry
     }
 }
 
@@ -57,7 +76,7 @@ impl MachineTopology {
 
     /// Returns the chooser of device sets. It is built on first use.
     pub(crate) fn chooser(&self) -> &SetChooser {
-        self.chooser.get_or_init(|| {
+        self.entry.chooser.get_or_init(|| {
             SetChooser::new(Arc::clone(self.topology.matrix()), &SizeMix::default())
         })
     }
@@ -85,6 +104,13 @@ impl MatrixPositions {
     /// Returns the position of a candidate in the matrix of its pool.
     pub(crate) fn get(&self, candidate: usize) -> Option<usize> {
         self.positions[candidate]
+    }
+
+    /// Returns numbers that are equal for candidates at equal positions in equal matrices.
+    pub(super) fn identity(&self, pool: u32, candidate: usize) -> [u32; 2] {
+        let matrix = self.machine(pool).map_or(0, |machine| machine.entry.number);
+        let position = self.positions[candidate].map_or(0, |position| position as u32 + 1);
+        [matrix, position]
     }
 
     /// Returns a group key: equal for candidates of one pool with equal links to all other devices.

@@ -1,5 +1,6 @@
 //! Devices that a node can reach, in upstream's order, and their free capacity.
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -7,6 +8,7 @@ use tessera_api::config::Sharing;
 use tessera_api::quantity::Quantity;
 
 use super::pools::{BadNodeSelector, NodePool, PoolState, includes};
+use super::states::NodeState;
 use super::{CompiledDevice, CompiledSlice, Interner, MatrixPositions, ProfileId};
 use crate::features::FeatureGates;
 use crate::model::{
@@ -41,6 +43,8 @@ pub(crate) struct ReachableDevices {
     /// Matrix positions of the candidates; `None` until first used.
     pub(crate) matrix_positions: Option<MatrixPositions>,
     pub(crate) defect: Option<BadNodeSelector>,
+    /// Computed when it is first read after a change.
+    state: OnceCell<NodeState>,
 }
 
 /// A device that the node might use.
@@ -191,8 +195,25 @@ impl ReachableDevices {
         }
     }
 
+    /// Returns the state of the node.
+    pub(super) fn state(&self) -> &NodeState {
+        self.state.get_or_init(|| NodeState::of(self))
+    }
+
+    /// Sets the positions of the candidates in the matrices.
+    pub(super) fn set_positions(&mut self, positions: MatrixPositions) {
+        self.matrix_positions = Some(positions);
+        self.state.take();
+    }
+
+    /// Returns the number of allocations of a candidate that are shared by MPS.
+    pub(super) fn by_mps(&self, candidate: usize) -> u32 {
+        self.by_mps[candidate]
+    }
+
     /// Sets the consumption of a device. Returns false if the device is not in the lists.
     pub(super) fn set_use(&mut self, id: &DeviceId, used: Option<&DeviceUsage>) -> bool {
+        self.state.take();
         let is_allocated = used.is_some();
         let mut is_known = false;
         // A name can occur twice: here, and on another node of the pool.

@@ -15,8 +15,13 @@ use crate::shape::Shape;
 pub(crate) struct ReasonsByNode {
     table: Arc<ReasonTable>,
     ids: HashMap<Arc<NodeReasons>, u32>,
-    /// Running sums of all nodes, per alternative.
+    /// Sums of all nodes per alternative, as of the last call of
+    /// [`sum_up`](Self::sum_up).
     sums: Vec<AlternativeSums>,
+    /// Number of nodes with each of the distinct reasons in the sums.
+    summed: Vec<u32>,
+    /// Indexes of distinct reasons whose number of nodes may differ from `summed`.
+    changed: Vec<usize>,
 }
 
 /// Sums of one alternative over all nodes.
@@ -29,21 +34,24 @@ struct AlternativeSums {
 }
 
 impl AlternativeSums {
-    fn add(&mut self, reasons: &AlternativeReasons) {
-        self.served += usize::from(reasons.served);
+    /// Adds the reasons of this number of nodes.
+    fn add(&mut self, reasons: &AlternativeReasons, nodes: u32) {
+        self.served += usize::from(reasons.served) * nodes as usize;
         for (reason, tally) in &reasons.tallies {
+            let added = tally.devices * u64::from(nodes);
             match self.devices.get_mut(reason) {
-                Some(devices) => *devices += tally.devices,
-                None => drop(self.devices.insert(reason.clone(), tally.devices)),
+                Some(devices) => *devices += added,
+                None => drop(self.devices.insert(reason.clone(), added)),
             }
         }
     }
 
-    fn subtract(&mut self, reasons: &AlternativeReasons) {
-        self.served -= usize::from(reasons.served);
+    /// Subtracts the reasons of this number of nodes.
+    fn subtract(&mut self, reasons: &AlternativeReasons, nodes: u32) {
+        self.served -= usize::from(reasons.served) * nodes as usize;
         for (reason, tally) in &reasons.tallies {
             let Some(devices) = self.devices.get_mut(reason) else { continue };
-            *devices -= tally.devices;
+            *devices -= tally.devices * u64::from(nodes);
             if *devices == 0 {
                 self.devices.remove(reason);
             }
@@ -93,10 +101,6 @@ impl ReasonTable {
     fn get(&self, id: u32) -> Option<&NodeReasons> {
         Some(&**self.distinct.get((id as usize).checked_sub(1)?)?)
     }
-
-    fn shared(&self, id: u32) -> Option<Arc<NodeReasons>> {
-        self.distinct.get((id as usize).checked_sub(1)?).cloned()
-    }
 }
 
 impl ReasonsByNode {
@@ -106,33 +110,52 @@ impl ReasonsByNode {
         if self.table.get(old) == reasons.as_ref() {
             return false;
         }
-        self.count(self.table.shared(old), reasons.as_ref());
         let id = reasons.map_or(0, |reasons| self.id(reasons));
-        let table = Arc::make_mut(&mut self.table);
-        if table.nodes.len() <= node {
-            table.nodes.resize(node + 1, 0);
-        }
-        table.nodes[node] = id;
-        for (id, by) in [(old, u32::MAX), (id, 1)] {
-            if let Some(count) = (id as usize).checked_sub(1).map(|at| &mut table.counts[at]) {
-                *count = count.wrapping_add(by);
-            }
-        }
-        if table.distinct.len() > 2 * table.nodes.len() + 64 {
+        self.replace(node, old, id);
+        if self.table.distinct.len() > 2 * self.table.nodes.len() + 64 {
             self.compact();
         }
         true
     }
 
-    /// Replaces the reasons of a node in the sums.
-    fn count(&mut self, old: Option<Arc<NodeReasons>>, new: Option<&NodeReasons>) {
-        let alternatives = new.or(old.as_deref()).map_or(0, |reasons| reasons.0.len());
-        self.sums.resize_with(alternatives.max(self.sums.len()), Default::default);
-        for (sums, own) in self.sums.iter_mut().zip(old.iter().flat_map(|reasons| &reasons.0)) {
-            sums.subtract(own);
+    /// Gives a node the reasons of another one. Returns true if they have changed.
+    pub(crate) fn set_like(&mut self, node: NodeIndex, other: NodeIndex) -> bool {
+        let id = |node| self.table.nodes.get(node).copied().unwrap_or(0);
+        let (old, new) = (id(node), id(other));
+        if old != new {
+            self.replace(node, old, new);
         }
-        for (sums, own) in self.sums.iter_mut().zip(new.iter().flat_map(|reasons| &reasons.0)) {
-            sums.add(own);
+        old != new
+    }
+
+    fn replace(&mut self, node: NodeIndex, old: u32, new: u32) {
+        let table = Arc::make_mut(&mut self.table);
+        if table.nodes.len() <= node {
+            table.nodes.resize(node + 1, 0);
+        }
+        table.nodes[node] = new;
+        for (id, by) in [(old, u32::MAX), (new, 1)] {
+            let Some(at) = (id as usize).checked_sub(1) else { continue };
+            let is_summed = self.summed.get(at).copied().unwrap_or(0) == table.counts[at];
+            table.counts[at] = table.counts[at].wrapping_add(by);
+            self.changed.extend(is_summed.then_some(at));
+        }
+    }
+
+    /// Updates the sums by the numbers of nodes that have changed.
+    pub(crate) fn sum_up(&mut self) {
+        self.summed.resize(self.table.distinct.len(), 0);
+        for at in std::mem::take(&mut self.changed) {
+            let (reasons, now) = (&self.table.distinct[at], self.table.counts[at]);
+            let before = std::mem::replace(&mut self.summed[at], now);
+            let alternatives = reasons.0.len().max(self.sums.len());
+            self.sums.resize_with(alternatives, AlternativeSums::default);
+            for (sums, own) in self.sums.iter_mut().zip(&reasons.0) {
+                match now.checked_sub(before) {
+                    Some(added) => sums.add(own, added),
+                    None => sums.subtract(own, before - now),
+                }
+            }
         }
     }
 
@@ -151,6 +174,7 @@ impl ReasonsByNode {
 
     /// Removes the reasons that no node has any more.
     fn compact(&mut self) {
+        self.sum_up();
         let old = std::mem::take(&mut self.table);
         self.ids.clear();
         for (node, id) in old.nodes.iter().enumerate().filter(|(_, id)| **id > 0) {
@@ -166,6 +190,7 @@ impl ReasonsByNode {
             }
             table.counts[id as usize - 1] += 1;
         }
+        self.summed.clone_from(&self.table.counts);
     }
 
     /// Returns the number of distinct reasons that are kept.
@@ -173,7 +198,8 @@ impl ReasonsByNode {
         self.table.distinct.len()
     }
 
-    /// Returns the cause to report for each claim. `version` is the number of this state of the
+    /// Returns the cause to report for each claim, by the sums of the last call of
+    /// [`sum_up`](Self::sum_up). `version` is the number of this state of the
     /// reasons.
     pub(crate) fn causes(
         &self,
@@ -181,6 +207,7 @@ impl ReasonsByNode {
         shape: &Shape,
         names: &Arc<NodeNames>,
     ) -> Vec<Arc<RefusalCause>> {
+        debug_assert!(self.changed.is_empty(), "summed up after the last change");
         let is_served = |alternative| {
             self.sums.get(alternative).is_some_and(|sums: &AlternativeSums| sums.served > 0)
         };

@@ -20,9 +20,14 @@ pub(super) struct Budget {
 
 impl Budget {
     pub(super) fn new(settings: PlanSettings) -> Self {
-        let of_pod = settings.steps_per_pod;
-        let of_plan = settings.steps_per_plan.max(of_pod);
+        let (of_pod, of_plan) = (settings.steps_per_pod, settings.steps_per_plan);
         Self { of_plan, of_pod, left: of_plan, spent: BTreeMap::new() }
+    }
+
+    /// Returns the steps for a pod whose search gets further with at least `needed` steps; `None`
+    /// if the plan has ended. One search may exceed the steps of the plan, which ends with it.
+    pub(super) fn for_pod(&self, needed: u64) -> Option<u64> {
+        (self.left > 0).then(|| self.left.max(needed).min(self.of_pod))
     }
 
     pub(super) fn spent_by(&self, namespace: &Namespace) -> u64 {

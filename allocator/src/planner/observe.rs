@@ -1,17 +1,18 @@
 //! Conversion of a pod's claims to requests of the [`fragmentation`](crate::fragmentation) model.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::Planner;
-use super::samples::DeviceSamples;
+use super::samples::{DeviceSamples, Sample};
 use crate::cluster::{Cluster, ProfileId};
 use crate::fragmentation::{GpuFraction, GpuRequest, GpuType, GpuTypes};
 use crate::model::{Claim, Device, PendingPod, PodUid, SchedulingConstraints, cpu_milli_of};
 use crate::policy::{Policy, share};
 use crate::predicate;
 use crate::search::MAX_RESULTS;
-use crate::shape::{AlternativeShape, ProfileDemand, Selections, Shape};
+use crate::shape::{AlternativeShape, ProfileDemand, Selections, Selects, Shape};
 
 /// Maximum number of cached sets of GPU types per node selection.
 const MAX_CACHED: usize = 64;
@@ -36,6 +37,9 @@ const STEPS_PER_REQUEST: u64 = 10;
 /// Maximum number of pods cached as impossible. Beyond it all are examined again.
 const MAX_IMPOSSIBLE: usize = 100_000;
 
+/// Error: the steps of a plan do not suffice.
+struct OutOfSteps;
+
 impl Planner {
     /// Adds the requests of new pods to the forecast if a policy uses it. If the steps are spent,
     /// the remaining pods are added by a later plan. `pending` returns all pending pods.
@@ -56,20 +60,24 @@ impl Planner {
         let new = pods.iter().filter(is_new).copied().collect::<Vec<_>>();
         let mut requests = BTreeMap::new();
         for pod in new {
-            if *steps == 0 {
-                break;
-            }
             match self.request(pod, policy, steps) {
-                Some(request) => drop(requests.insert(pod.uid.clone(), request)),
-                None => self.accepted.set_impossible(&pod.uid),
+                Ok(Some(request)) => drop(requests.insert(pod.uid.clone(), request)),
+                Ok(None) => self.accepted.set_impossible(&pod.uid),
+                Err(OutOfSteps) => break,
             }
             *steps = steps.saturating_sub(STEPS_PER_REQUEST);
         }
         self.forecast.observe(requests, pending);
     }
 
-    /// Returns the request of the pod; `None` if it can never be met.
-    fn request(&mut self, pod: &PendingPod, policy: Policy, steps: &mut u64) -> Option<GpuRequest> {
+    /// Returns the request of the pod; `None` if it can never be met. Where the steps end before,
+    /// the results of selectors are kept.
+    fn request(
+        &mut self,
+        pod: &PendingPod,
+        policy: Policy,
+        steps: &mut u64,
+    ) -> Result<Option<GpuRequest>, OutOfSteps> {
         let mut pending: Vec<Arc<Claim>> = pod.pending_claims().cloned().collect();
         let mut known = BTreeSet::new();
         pending.retain(|claim| known.insert(claim.uid.clone()));
@@ -77,18 +85,22 @@ impl Planner {
         let class = self.class_of(pod, &pending, policy);
         let shape = self.shape_of_class(class, &pending, cpu_milli, policy);
         let Self { cluster, selections, shapes, accepted, .. } = self;
-        let (gpus, share, mut types) =
-            accepted.of_shape(&mut shapes.get_mut(shape).shape, cluster, selections, steps)?;
+        let shape = &mut shapes.get_mut(shape).shape;
+        let Some((gpus, share, mut types)) =
+            accepted.of_shape(shape, cluster, selections, steps)?
+        else {
+            return Ok(None);
+        };
         if let Some(of_nodes) = accepted.of_nodes(&pod.scheduling, cluster) {
             types.retain(|kind| of_nodes.contains(kind));
         }
         // A request for more devices than the claims can hold is never met.
         if types.is_empty() || gpus as usize > MAX_RESULTS * pending.len() {
-            return None;
+            return Ok(None);
         }
         let is_any = types.len() == accepted.types().len();
         let types = if is_any { GpuTypes::ANY } else { GpuTypes::of(types) };
-        Some(GpuRequest { cpu_milli, gpus, share, types })
+        Ok(Some(GpuRequest { cpu_milli, gpus, share, types }))
     }
 }
 
@@ -120,14 +132,14 @@ impl AcceptedTypes {
     }
 
     /// Returns the number of GPUs, the average share of each, and the types that all requests
-    /// accept.
+    /// accept; `None` if some request accepts no type.
     fn of_shape(
         &self,
         shape: &mut Shape,
         cluster: &mut Cluster,
         selections: &mut Selections,
         steps: &mut u64,
-    ) -> Option<(u32, GpuFraction, BTreeSet<GpuType>)> {
+    ) -> Result<Option<(u32, GpuFraction, BTreeSet<GpuType>)>, OutOfSteps> {
         let (mut gpus, mut total, mut types) = (0_u64, 0_u64, self.types());
         let requests: Vec<_> = shape
             .claims
@@ -135,34 +147,23 @@ impl AcceptedTypes {
             .flat_map(|claim| (0..claim.len()).map(|r| claim.alternatives(r)))
             .collect();
         for indices in requests {
-            let mut found: Vec<(GpuType, u64, u64)> = Vec::new();
+            let mut found = Vec::new();
             for sample in self.samples.samples() {
-                let (reachable, interner, features) = cluster.search_inputs(sample.node)?;
-                shape.resolve_profiles(std::iter::once(sample.profile), interner, features);
-                let candidate = &reachable.candidates[sample.candidate];
-                let served = indices.clone().find_map(|index| {
-                    let alternative = &shape.alternatives[index];
-                    let resolved = alternative.resolved.as_ref().ok()?;
-                    let selected =
-                        selections.selects(resolved.selection, candidate, interner, steps);
-                    let whole = &interner.profile(sample.profile).capacity;
-                    let share = of_device(alternative, sample.profile, whole, candidate.device())?;
-                    let count = alternative.count().unwrap_or(reachable.candidates.len() as u64);
-                    (selected == Ok(true)).then_some((count, share))
-                });
+                let served = serves(shape, &indices, sample, cluster, selections, steps)?;
                 found
                     .extend(served.map(|(count, share)| {
                         (sample.kind, count, u64::from(share.thousandths()))
                     }));
             }
-            let (_, count, _) = *found.first()?;
+            let Some((_, count, _)) = found.first().copied() else { return Ok(None) };
             let share = found.iter().map(|(_, _, share)| share).sum::<u64>() / found.len() as u64;
             gpus = gpus.saturating_add(count);
             total = total.saturating_add(count.saturating_mul(share));
             types.retain(|kind| found.iter().any(|(accepted, _, _)| accepted == kind));
         }
-        let share = u32::try_from(total.checked_div(gpus)?).unwrap_or(u32::MAX);
-        Some((u32::try_from(gpus).unwrap_or(u32::MAX), GpuFraction::new(share), types))
+        let Some(share) = total.checked_div(gpus) else { return Ok(None) };
+        let share = u32::try_from(share).unwrap_or(u32::MAX);
+        Ok(Some((u32::try_from(gpus).unwrap_or(u32::MAX), GpuFraction::new(share), types)))
     }
 
     /// Returns the GPU types on the nodes that the pod selects; `None` if it selects none.
@@ -195,6 +196,39 @@ impl AcceptedTypes {
         });
         Some(&self.of_nodes[at].1)
     }
+}
+
+/// Returns the number of devices of the request with these alternatives and the share of each, if
+/// the first alternative that the sample can serve gets devices like it; `None` if it serves none.
+fn serves(
+    shape: &mut Shape,
+    alternatives: &Range<usize>,
+    sample: &Sample,
+    cluster: &mut Cluster,
+    selections: &mut Selections,
+    steps: &mut u64,
+) -> Result<Option<(u64, GpuFraction)>, OutOfSteps> {
+    let Some((reachable, interner, features)) = cluster.search_inputs(sample.node) else {
+        return Ok(None);
+    };
+    shape.resolve_profiles(std::iter::once(sample.profile), interner, features);
+    let candidate = &reachable.candidates[sample.candidate];
+    for index in alternatives.clone() {
+        let alternative = &shape.alternatives[index];
+        let Ok(resolved) = &alternative.resolved else { continue };
+        let whole = &interner.profile(sample.profile).capacity;
+        let share = of_device(alternative, sample.profile, whole, candidate.device());
+        let Some(share) = share else { continue };
+        match selections.selects(resolved.selection, candidate, interner, steps) {
+            Selects::Yes => {
+                let count = alternative.count().unwrap_or(reachable.candidates.len() as u64);
+                return Ok(Some((count, share)));
+            }
+            Selects::No | Selects::Failed(_) => {}
+            Selects::OutOfSteps => return Err(OutOfSteps),
+        }
+    }
+    Ok(None)
 }
 
 /// Returns the requested share of a device; `None` if it cannot serve the request.

@@ -1,6 +1,5 @@
 //! A planning pass: pods in order of priority and age, each with the capacity left by those before.
 
-use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -13,10 +12,9 @@ use super::classes::ClassId;
 use super::pod_to_place::PodToPlace;
 use super::refusals::RefusedClasses;
 use super::reservation::{NodeReservation, lacks_held_capacity};
-use super::shape_cache::ShapeId;
+use super::shape_cache::{ShapeEntry, ShapeId};
 use super::turns::{Turn, Turns};
 use crate::cluster::NodeIndex;
-use crate::feasibility;
 use crate::model::{
     DeviceId, DeviceResult, DeviceUsage, Node, NodeSelector, PendingPod, PodClaim, PodUid,
     cpu_milli_of,
@@ -24,7 +22,6 @@ use crate::model::{
 use crate::outcome::{AllocationPlan, Decision, Refusal, RefusalCause};
 use crate::policy::seeded_hash;
 use crate::predicate::{self, CountedUsage};
-use crate::search::SearchOutcome;
 use crate::settings::PlanSettings;
 use crate::shape::Chosen;
 
@@ -62,12 +59,13 @@ pub(super) fn plan(
         }
         pass.give_next_turn(&mut turns, &turn, outcome);
     }
-    plan.steps = budget.of_plan - budget.left + (settings.steps_per_pod - pass.reservation.steps());
+    plan.steps =
+        budget.of_plan - budget.left + reservation_steps(settings) - pass.reservation.steps();
     let is_partial = !plan.unreached.is_empty();
     if !is_partial {
         pass.renew_causes(&mut plan);
     }
-    (plan.reserved, plan.replan_at) = std::mem::take(&mut pass.reservation).end();
+    (plan.reserved, plan.replan_at) = std::mem::take(&mut pass.reservation).end(settings.now);
     pass.undo();
     let refused = plan.refusals.iter().map(|refusal| &refusal.pod);
     let Planner { fair_share, cluster, .. } = planner;
@@ -86,15 +84,22 @@ pub(super) fn plan_on(
     planner.begin_plan();
     let mut pass = PlanningPass::new(planner, settings);
     let mut plan = AllocationPlan::default();
-    let mut steps = settings.steps_per_pod;
+    let given = Budget::new(settings).for_pod(pass.needed_steps(pod)).unwrap_or(0);
+    let mut steps = given;
     match pass.place_pod_on(node, pod, &mut steps) {
         Ok(decision) => plan.decisions.extend(decision),
+        Err(_) if pass.is_cut_off => plan.unreached.push(pod.uid.clone()),
         Err(refused) => plan.refusals = refused.claims,
     }
-    plan.steps = settings.steps_per_pod - steps;
+    plan.steps = given - steps;
     pass.undo();
     plan.work = planner.take_work();
     plan
+}
+
+/// Returns the steps of a plan for the search of a node to reserve.
+fn reservation_steps(settings: PlanSettings) -> u64 {
+    settings.steps_per_pod.min(settings.steps_per_plan)
 }
 
 /// Returns true if the pod is pending for lack of capacity that can become free.
@@ -172,7 +177,7 @@ impl<'p> PlanningPass<'p> {
             explained_steps: 0,
             max_explained_steps: u64::MAX,
             is_cut_off: false,
-            reservation: NodeReservation::new(settings.steps_per_pod),
+            reservation: NodeReservation::new(reservation_steps(settings)),
         }
     }
 
@@ -199,12 +204,22 @@ impl<'p> PlanningPass<'p> {
         may_be && !self.finds_cached_result(pod)
     }
 
-    /// Returns true if the feasible nodes of the pod's claims are cached.
+    /// Returns true if the pod's claims are not searched again, and not explained for it alone.
     fn finds_cached_result(&mut self, pod: &PendingPod) -> bool {
+        self.undecided_part(pod).has_shared_results()
+            && self.known_shape(pod).is_some_and(|shape| !shape.feasibility.is_incomplete())
+    }
+
+    /// Returns the number of steps that the search of the pod's claims needs to get further.
+    fn needed_steps(&mut self, pod: &PendingPod) -> u64 {
+        self.known_shape(pod).map_or(0, |shape| shape.feasibility.needed_steps())
+    }
+
+    /// Returns the shape of the pod's claims if it is cached.
+    fn known_shape(&mut self, pod: &PendingPod) -> Option<&ShapeEntry> {
         let to_place = self.undecided_part(pod);
         let class = self.planner.class_of(pod, &to_place.pending, self.settings.policy);
-        let shape = self.planner.classes.get(class).shape;
-        shape.is_some_and(|shape| self.planner.shapes.is_complete(shape))
+        self.planner.shapes.find(self.planner.classes.get(class).shape?)
     }
 
     /// Plans one pod with the rest of the budget.
@@ -214,25 +229,22 @@ impl<'p> PlanningPass<'p> {
         budget: &mut Budget,
         plan: &mut AllocationPlan,
     ) -> PodOutcome {
-        let given = budget.of_pod.min(budget.left);
-        if given < budget.of_pod / 2 && !self.finds_cached_result(pod) || given == 0 {
+        let Some(given) = budget.for_pod(self.needed_steps(pod)) else {
             self.leave_unreached(pod, plan);
             return PodOutcome::Open;
-        }
+        };
         let mut steps = given;
         (self.explained_steps, self.max_explained_steps) = (0, budget.left);
         self.is_cut_off = false;
-        let placed = self.place_pod(pod, &mut steps, given < budget.of_pod);
+        let placed = self.place_pod(pod, &mut steps);
         budget.spend(&pod.namespace, given - steps + self.explained_steps);
         match placed {
             Ok(decision) => {
                 plan.decisions.extend(decision);
                 PodOutcome::Decided
             }
-            // The steps left in the plan did not suffice; the full steps of a pod may suffice.
             Err(Refused { claims, .. })
-                if (given < budget.of_pod || self.is_cut_off)
-                    && claims.iter().any(Refusal::is_undecided) =>
+                if self.is_cut_off && claims.iter().any(Refusal::is_undecided) =>
             {
                 self.leave_unreached(pod, plan);
                 PodOutcome::Open
@@ -279,13 +291,12 @@ impl<'p> PlanningPass<'p> {
         }
     }
 
-    /// Places one pod. `None` means that nothing is left to decide. With a reduced
-    /// budget, partial search results are not used.
+    /// Places one pod. `None` means that nothing is left to decide. Partial search results are used
+    /// when the steps of the pod are spent; until then the next plan continues.
     fn place_pod(
         &mut self,
         pod: &'p PendingPod,
         steps: &mut u64,
-        is_budget_reduced: bool,
     ) -> Result<Option<Decision>, Refused> {
         let to_place = self.undecided_part(pod);
         if to_place.pending.is_empty() {
@@ -300,7 +311,8 @@ impl<'p> PlanningPass<'p> {
         let (shapes, mut context) = self.planner.search_context();
         let entry = shapes.get_mut(shape);
         entry.feasibility.refresh(&mut entry.shape, &mut context, steps, full_budget);
-        if is_budget_reduced && entry.feasibility.is_partial() {
+        if entry.feasibility.is_partial() && !entry.feasibility.take_exhausted(full_budget) {
+            self.is_cut_off = true;
             return Err(to_place.undecided().into());
         }
         if self.check_still_refused(&to_place, class, shape) {
@@ -397,19 +409,28 @@ impl<'p> PlanningPass<'p> {
         let (_, shape) = self.shape_of(&to_place)?;
         let index = self.planner.cluster.node_index(node);
         if let Some(index) = index {
+            let full_budget = self.settings.steps_per_pod;
             let (shapes, mut context) = self.planner.search_context();
-            let entry = shapes.get_mut(shape);
-            entry.feasibility.refresh_node(index, &mut entry.shape, &mut context, steps);
-            let fits = entry.feasibility.is_feasible(index);
+            let ShapeEntry { shape: searched, feasibility, .. } = shapes.get_mut(shape);
+            if !feasibility.refresh_node(index, searched, &mut context, steps, full_budget) {
+                self.is_cut_off = true;
+                return Err(to_place.undecided().into());
+            }
+            let fits = feasibility.is_feasible(index);
             if fits && let Some(chosen) = self.search_again(shape, index, self.pod_seed(pod), steps)
             {
                 return Ok(Some(self.decide(&to_place, shape, index, &chosen)));
             }
-            if self.planner.shapes.get(shape).feasibility.is_undecided(index) || *steps == 0 {
+            if self.planner.shapes.get(shape).feasibility.is_undecided(index) {
                 return Err(to_place.undecided().into());
             }
         }
-        Err(to_place.refused(&self.explain_on(shape, index, steps)).into())
+        let causes = self.explain_on(shape, index, steps);
+        if *steps == 0 {
+            self.is_cut_off = true;
+            return Err(to_place.undecided().into());
+        }
+        Err(to_place.refused(&causes).into())
     }
 
     /// Returns the class and the shape of the pod's claims.
@@ -465,93 +486,13 @@ impl<'p> PlanningPass<'p> {
         to_place
     }
 
-    fn pod_seed(&self, pod: &PendingPod) -> u64 {
+    pub(super) fn pod_seed(&self, pod: &PendingPod) -> u64 {
         seeded_hash(self.settings.seed, pod.uid.as_str())
-    }
-
-    /// Returns the best feasible node that the pod can use.
-    fn best_node(
-        &mut self,
-        shape: ShapeId,
-        to_place: &PodToPlace<'_>,
-        failed: &BTreeSet<NodeIndex>,
-    ) -> Option<NodeIndex> {
-        let tested = Cell::new(0);
-        let found = self.find_node(shape, to_place, failed, &tested);
-        self.planner.work.nodes_tested += tested.get();
-        found
-    }
-
-    /// Like [`best_node`](Self::best_node), and counts the tested nodes.
-    fn find_node(
-        &self,
-        shape: ShapeId,
-        to_place: &PodToPlace<'_>,
-        failed: &BTreeSet<NodeIndex>,
-        tested: &Cell<u64>,
-    ) -> Option<NodeIndex> {
-        let entry = self.planner.shapes.get(shape);
-        let reserved_reason = self.reservation.rejection_for(to_place);
-        let is_accepted = |node: NodeIndex, n: &Node| {
-            self.node_rejection(to_place, node, n, reserved_reason.as_ref()).is_none()
-        };
-        let is_usable = |node: &NodeIndex| {
-            tested.set(tested.get() + 1);
-            !failed.contains(node) && self.node(*node).is_some_and(|n| is_accepted(*node, n))
-        };
-        // Preemption freed capacity on this node only.
-        let nominated = to_place
-            .pod
-            .nominated_node
-            .as_ref()
-            .and_then(|name| self.planner.cluster.node_index(name));
-        if let Some(node) = nominated.filter(|n| entry.feasibility.is_feasible(*n) && is_usable(n))
-        {
-            return Some(node);
-        }
-        let mut ranked = entry.feasibility.ranked();
-        if !entry.shape.node_policy().is_randomized() {
-            return ranked.map(|(_, node)| node).find(is_usable);
-        }
-        let seed = self.pod_seed(to_place.pod);
-        let names = &self.planner.cluster.nodes;
-        let (best, _) = ranked.next()?;
-        let equals = entry.feasibility.ranked().take_while(|(rank, _)| rank.0 == best.0);
-        let mut hashed: Vec<(u64, NodeIndex)> =
-            equals.map(|(_, node)| (seeded_hash(seed, names[node].name.as_str()), node)).collect();
-        hashed.sort_unstable();
-        let random = hashed.into_iter().map(|(_, node)| node).find(is_usable);
-        random.or_else(|| entry.feasibility.ranked().map(|(_, node)| node).find(is_usable))
     }
 
     /// Returns a node including the pods of this pass.
     pub(super) fn node(&self, node: NodeIndex) -> Option<&Node> {
         self.nodes.get(&node).or_else(|| self.planner.cluster.nodes[node].node.as_deref())
-    }
-
-    /// Returns the devices on a node that is known to be feasible. Each search has the full budget
-    /// of a pod, and its steps are charged to `steps`.
-    fn search_again(
-        &mut self,
-        shape: ShapeId,
-        node: NodeIndex,
-        seed: u64,
-        steps: &mut u64,
-    ) -> Option<Vec<Vec<Chosen>>> {
-        let budget = self.settings.steps_per_pod;
-        let (shapes, mut context) = self.planner.search_context();
-        let shape = &mut shapes.get_mut(shape).shape;
-        let mut search = |seed| {
-            let mut left = budget;
-            let outcome = feasibility::search(shape, &mut context, node, seed, &mut left);
-            *steps = steps.saturating_sub(budget - left);
-            match outcome {
-                SearchOutcome::Found(chosen) => Some(chosen),
-                _ => None,
-            }
-        };
-        // With another seed the search may exhaust the steps; with seed 0 it is known to succeed.
-        search(seed).or_else(|| search(0))
     }
 
     /// Records a solution and converts it to a decision.

@@ -7,13 +7,17 @@ use tessera_api::reason::NodeReason;
 
 use super::Planner;
 use super::classes::{ClassId, ClassReasons};
+use super::node_tests::NodeRejections;
 use super::pass::PlanningPass;
 use super::pod_to_place::PodToPlace;
-use super::shape_cache::ShapeId;
-use crate::cluster::NodeIndex;
+use super::shape_cache::{ShapeEntry, ShapeId};
+use crate::cluster::{NodeIndex, StateKey};
 use crate::explain::{NodeReasons, OnNode, ReasonsByNode, RejectionCache};
 use crate::model::PendingPod;
 use crate::outcome::{AllocationPlan, Refusal, RefusalCause};
+
+/// Minimum number of nodes for which results of node predicates are shared.
+const MIN_TESTED: usize = 64;
 
 /// Classes refused in a pass.
 #[derive(Default)]
@@ -21,6 +25,21 @@ pub(super) struct RefusedClasses<'p> {
     all: Vec<RefusedClass<'p>>,
     /// Index of the last entry per class.
     latest: BTreeMap<ClassId, usize>,
+}
+
+/// A node to explain.
+struct NodeToExplain {
+    index: NodeIndex,
+    /// The reason why the pod cannot use the node, apart from devices.
+    rejection: Option<NodeReason>,
+}
+
+/// Reasons why a pod cannot use nodes, apart from devices.
+struct KnownRejections<'r> {
+    /// The reason on the reserved node.
+    reserved_reason: Option<&'r NodeReason>,
+    /// Results of the node predicates, if many nodes are explained.
+    tested: Option<NodeRejections>,
 }
 
 /// A class refused in a pass.
@@ -111,13 +130,14 @@ impl<'p> PlanningPass<'p> {
         let (mut reasons, mut cache) = (ReasonsByNode::default(), RejectionCache::default());
         for index in nodes {
             let rejection = self.rejection_on(to_place, index, reserved_reason);
-            let of_node = self.reasons_of_node(shape, index, rejection, steps, &mut cache);
-            reasons.set(index, of_node);
+            let node = NodeToExplain { index, rejection };
+            self.explain_node(&mut reasons, shape, node, steps, &mut cache);
             if *steps == 0 {
+                self.is_cut_off = true;
                 return None;
             }
         }
-        Some(self.causes(&reasons, None, shape))
+        Some(self.causes(&mut reasons, None, shape))
     }
 
     /// Like [`explain_pod`](Self::explain_pod), for all pods of a class: only nodes that have
@@ -137,7 +157,7 @@ impl<'p> PlanningPass<'p> {
             let Planner { classes, cluster, .. } = &mut *self.planner;
             let version = reasons.version(cluster.names(), || classes.next_version());
             reasons.known_causes().unwrap_or_else(|| {
-                let causes = self.causes(&reasons.by_node, Some(version), shape);
+                let causes = self.causes(&mut reasons.by_node, Some(version), shape);
                 reasons.set_causes(&causes);
                 causes
             })
@@ -167,17 +187,51 @@ impl<'p> PlanningPass<'p> {
             reasons.outdated.extend(both.map(|(node, _)| *node));
             reasons.reserved = reserved;
         }
+        let tested = self.tested_nodes(to_place, reasons.outdated.len());
+        let known = KnownRejections { reserved_reason, tested };
+        let is_current = self.explain_outdated(reasons, to_place, shape, &known, steps);
+        if let Some(tested) = known.tested {
+            self.planner.node_tests.put(&to_place.pod.scheduling, tested);
+        }
+        is_current
+    }
+
+    /// Returns the results of the node predicates for a pod that shares them, if that many nodes
+    /// are to be tested.
+    fn tested_nodes(&mut self, to_place: &PodToPlace<'_>, nodes: usize) -> Option<NodeRejections> {
+        if nodes < MIN_TESTED || !to_place.has_shared_results() {
+            return None;
+        }
+        let mut tested = self.planner.node_tests.take(&to_place.pod.scheduling);
+        let test = |node| self.rejection_on(to_place, node, None);
+        tested.refresh(&self.planner.cluster, test);
+        Some(tested)
+    }
+
+    fn explain_outdated(
+        &mut self,
+        reasons: &mut ClassReasons,
+        to_place: &PodToPlace<'_>,
+        shape: ShapeId,
+        known: &KnownRejections<'_>,
+        steps: &mut u64,
+    ) -> bool {
         let mut cache = RejectionCache::default();
         while let Some(index) = reasons.outdated.pop_first() {
-            let rejection = self.rejection_on(to_place, index, reserved_reason);
-            let of_node = self.reasons_of_node(shape, index, rejection, steps, &mut cache);
+            let is_reserved = self.reservation.node() == Some(index);
+            let rejection = match known.tested.as_ref().filter(|_| !is_reserved) {
+                Some(tested) => tested.get(index).cloned(),
+                None => self.rejection_on(to_place, index, known.reserved_reason),
+            };
+            let node = NodeToExplain { index, rejection };
+            if self.explain_node(&mut reasons.by_node, shape, node, steps, &mut cache) {
+                reasons.forget_causes();
+            }
             if *steps == 0 {
                 // The selectors may not have been evaluated.
                 reasons.outdated.insert(index);
+                self.is_cut_off = true;
                 return false;
-            }
-            if reasons.by_node.set(index, of_node) {
-                reasons.forget_causes();
             }
             if self.explained_steps >= self.max_explained_steps && !reasons.outdated.is_empty() {
                 self.is_cut_off = true;
@@ -199,48 +253,73 @@ impl<'p> PlanningPass<'p> {
 
     fn causes(
         &self,
-        reasons: &ReasonsByNode,
+        reasons: &mut ReasonsByNode,
         version: Option<u64>,
         shape: ShapeId,
     ) -> Vec<Arc<RefusalCause>> {
         let Planner { shapes, cluster, .. } = &*self.planner;
+        reasons.sum_up();
         reasons.causes(version, &shapes.get(shape).shape, cluster.names())
     }
 
-    /// Returns the reasons of a node that the pod cannot use because of `rejection`, or because of
-    /// its devices; `None` if the node was removed.
-    fn reasons_of_node(
+    /// Sets the reasons of a node, which are those of its devices if the pod can use the node; none
+    /// if the node was removed. Returns true if they have changed. Without steps left
+    /// they are not to be used.
+    fn explain_node(
         &mut self,
+        reasons: &mut ReasonsByNode,
         shape: ShapeId,
-        index: NodeIndex,
-        rejection: Option<NodeReason>,
+        NodeToExplain { index, rejection }: NodeToExplain,
         steps: &mut u64,
         cache: &mut RejectionCache,
-    ) -> Option<NodeReasons> {
+    ) -> bool {
         let Planner { cluster, selections, shapes, work, .. } = &mut *self.planner;
         work.nodes_explained += 1;
-        let entry = shapes.get_mut(shape);
-        let (reachable, interner, features) = cluster.search_inputs(index)?;
-        if rejection.is_none() {
-            let devices = reachable.candidates.len() * entry.shape.alternatives.len();
-            self.explained_steps += devices as u64;
-        }
         self.explained_steps += 1;
-        entry.shape.resolve_profiles(
-            reachable.candidates.iter().map(|c| c.profile),
-            interner,
-            features,
-        );
-        Some(NodeReasons::of(OnNode {
-            shape: &entry.shape,
-            reach: reachable,
+        let ShapeEntry { shape, feasibility, .. } = shapes.get_mut(shape);
+        let failed = feasibility.failure(index);
+        let names = cache.attributes.take();
+        cache.attributes =
+            names.or_else(|| shape.decisive_attributes(selections, &mut cluster.interner));
+        let shared = cache.attributes.clone().filter(|_| rejection.is_none() && failed.is_none());
+        if shared.is_some() && shape.uses_topology() {
+            cluster.gather_positions(index);
+        }
+        let inputs = match &shared {
+            Some(names) => cluster
+                .search_inputs_with_state(index, names)
+                .map(|(reach, state, interner, features)| (reach, Some(state), interner, features)),
+            None => cluster
+                .search_inputs(index)
+                .map(|(reach, interner, features)| (reach, None, interner, features)),
+        };
+        let Some((reach, state, interner, features)) = inputs else {
+            return reasons.set(index, None);
+        };
+        let key = state.as_ref().map(StateKey::node);
+        if let Some(other) = key.and_then(|key| cache.nodes.get(&key)) {
+            return reasons.set_like(index, *other);
+        }
+        if rejection.is_none() {
+            self.explained_steps += (reach.candidates.len() * shape.alternatives.len()) as u64;
+        }
+        shape.resolve_profiles(reach.candidates.iter().map(|c| c.profile), interner, features);
+        let on = OnNode {
+            shape: &*shape,
+            reach,
+            state,
             interner,
             selections,
             fault: rejection,
-            failed: entry.feasibility.failure(index),
-            steps,
-            cache,
-        }))
+            failed,
+            steps: &mut *steps,
+            cache: &mut *cache,
+        };
+        let has_changed = reasons.set(index, Some(NodeReasons::of(on)));
+        if let Some(key) = key.filter(|_| *steps > 0) {
+            cache.nodes.insert(key, index);
+        }
+        has_changed
     }
 
     /// Explains per claim why it cannot be allocated on the node of a bound pod.
@@ -252,11 +331,11 @@ impl<'p> PlanningPass<'p> {
     ) -> Vec<Arc<RefusalCause>> {
         let mut reasons = ReasonsByNode::default();
         if let Some(index) = index {
-            let of_node =
-                self.reasons_of_node(shape, index, None, steps, &mut RejectionCache::default());
-            reasons.set(index, of_node);
+            let mut cache = RejectionCache::default();
+            let node = NodeToExplain { index, rejection: None };
+            self.explain_node(&mut reasons, shape, node, steps, &mut cache);
         }
-        self.causes(&reasons, None, shape)
+        self.causes(&mut reasons, None, shape)
     }
 }
 

@@ -17,6 +17,7 @@ use super::pod_to_place::PodToPlace;
 use super::shape_cache::ShapeId;
 use crate::backlog::{PlanOrder, Queue};
 use crate::cluster::{Cluster, NodeIndex, ReachableDevices};
+use crate::drained;
 use crate::model::{Node, NodeSelector, PendingPod};
 use crate::outcome::{Refusal, RefusalCause, ReservedNode};
 use crate::predicate::{self, CountedUsage};
@@ -30,6 +31,8 @@ pub(super) struct NodeReservation {
     next_change: Option<i64>,
     /// Steps left for all reservation searches.
     steps: u64,
+    /// True if they did not suffice: the next plan continues.
+    is_cut_off: bool,
     /// Classes without a suitable node: equal pods are not searched again.
     without_node: BTreeSet<ClassId>,
 }
@@ -46,10 +49,11 @@ impl NodeReservation {
         self.steps
     }
 
-    /// Returns the reserved node and the time of the next change.
-    pub(super) fn end(self) -> (Option<ReservedNode>, Option<i64>) {
+    /// Returns the reserved node and the time of the next change. `now` is the present time.
+    pub(super) fn end(self, now: i64) -> (Option<ReservedNode>, Option<i64>) {
         let until = self.reserved.as_ref().map(|(_, reserved)| reserved.until);
-        let next_change = until.into_iter().chain(self.next_change).min();
+        let continued = self.is_cut_off.then_some(now);
+        let next_change = until.into_iter().chain(self.next_change).chain(continued).min();
         (self.reserved.map(|(_, reserved)| reserved), next_change)
     }
 
@@ -169,10 +173,12 @@ impl PlanningPass<'_> {
         let is_current = self.update_ranks(&mut ranks, to_place, shape, &mut steps);
         let found = is_current.then(|| self.first_that_fits(&mut ranks, shape, &mut steps));
         self.reservation.steps = steps;
+        let found = found.flatten();
         if is_shared {
+            self.reservation.is_cut_off |= found.is_none() && !ranks.are_all_excluded();
             self.planner.classes.get_mut(class).releases = Some(ranks);
         }
-        found.flatten()
+        found
     }
 
     /// Ranks the nodes that have changed. Returns false if the steps did not suffice for all.
@@ -227,8 +233,9 @@ impl PlanningPass<'_> {
         shape: ShapeId,
         steps: &mut u64,
     ) -> Option<NodeIndex> {
+        let limit = drained::step_limit(self.settings);
         while let Some((_, _, node)) = ranks.first() {
-            if self.planner.fits_if_drained(shape, node, steps, self.settings.steps_per_pod)? {
+            if self.planner.fits_if_drained(shape, node, steps, limit)? {
                 return Some(node);
             }
             ranks.set(node, None);
@@ -279,6 +286,11 @@ impl ReleaseRanks {
         self.ranked.first().copied()
     }
 
+    /// Returns true if the pods fit on no node, whatever is released.
+    fn are_all_excluded(&self) -> bool {
+        self.outdated.is_empty() && self.ranked.is_empty()
+    }
+
     /// Returns the number of nodes that ranks are kept for.
     pub(super) fn len(&self) -> usize {
         self.of_node.len()
@@ -291,11 +303,11 @@ impl Planner {
         shape: ShapeId,
         node: NodeIndex,
         steps: &mut u64,
-        budget: u64,
+        limit: u64,
     ) -> Option<bool> {
         let (shapes, mut context) = self.search_context();
         let entry = shapes.get_mut(shape);
-        entry.drained.would_fit(&mut entry.shape, &mut context, node, steps, budget)
+        entry.drained.would_fit(&mut entry.shape, &mut context, node, steps, limit)
     }
 
     /// Counts the allocations to release until the node may suffice. `None` means that the steps
@@ -328,6 +340,9 @@ impl Planner {
                 && shape.may_serve(candidate, selections, interner, steps)
             {
                 counts.push(allocations);
+            }
+            if *steps == 0 {
+                return None;
             }
         }
         counts.sort_unstable();

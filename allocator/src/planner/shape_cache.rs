@@ -51,23 +51,18 @@ impl ShapeCache {
         self.by_hash.clear();
     }
 
-    /// Returns an entry. The most recently used shape is always present.
     /// Returns a shape, unless it was evicted.
     pub(super) fn find(&self, id: ShapeId) -> Option<&ShapeEntry> {
         self.entries.get(&id)
     }
 
+    /// Returns an entry. The most recently used shape is always present.
     pub(super) fn get(&self, id: ShapeId) -> &ShapeEntry {
         self.entries.get(&id).expect("invariant: the most recently used shape is cached")
     }
 
     pub(super) fn get_mut(&mut self, id: ShapeId) -> &mut ShapeEntry {
         self.entries.get_mut(&id).expect("invariant: the most recently used shape is cached")
-    }
-
-    /// Returns true if the feasible nodes of the shape are cached.
-    pub(super) fn is_complete(&self, id: ShapeId) -> bool {
-        self.entries.get(&id).is_some_and(|entry| !entry.feasibility.is_incomplete())
     }
 
     /// Marks a shape as used. Returns false if it is no longer cached.

@@ -6,8 +6,7 @@ use super::state::Target;
 use super::symmetry::{Symmetry, Verdict};
 use crate::cluster::PoolState;
 use crate::model::{AllocationMode, ConstraintKind};
-use crate::selector::SelectorError;
-use crate::shape::ProfileDemand;
+use crate::shape::{ProfileDemand, Selects};
 
 impl Run<'_> {
     /// Performs the checks that upstream performs before its search, in order. Returns false if no
@@ -114,40 +113,46 @@ impl Run<'_> {
         let at = index * self.search.reachable.candidates.len() + i;
         if self.verdicts[at] == Verdict::Unknown {
             self.verdicts[at] = match self.select(index, i) {
-                Ok(true) => Verdict::Selected,
-                Ok(false) => Verdict::NotSelected,
-                Err(_) => Verdict::Failed,
+                Selects::Yes => Verdict::Selected,
+                Selects::No => Verdict::NotSelected,
+                Selects::Failed(_) => Verdict::Failed,
+                Selects::OutOfSteps => Verdict::Unknown,
             };
         }
         self.verdicts[at]
     }
 
-    pub(super) fn select(&mut self, index: usize, i: usize) -> Result<bool, SelectorError> {
+    pub(super) fn select(&mut self, index: usize, i: usize) -> Selects {
         let Ok(resolved) = &self.search.shape.alternatives[index].resolved else {
-            return Ok(false);
+            return Selects::No;
         };
         let candidate = &self.search.reachable.candidates[i];
         if !self.search.features.binding_conditions && candidate.device().binding.is_some() {
-            return Ok(false);
+            return Selects::No;
         }
-        let selected = self.search.selections.selects(
+        let selects = self.search.selections.selects(
             resolved.selection,
             candidate,
             self.search.interner,
             self.search.steps,
-        )?;
-        Ok(selected && candidate.is_reachable)
+        );
+        match selects {
+            Selects::Yes if !candidate.is_reachable => Selects::No,
+            selects => selects,
+        }
     }
 
     fn evaluate_all(&mut self) -> Result<(), Stop> {
         let count = self.search.reachable.candidates.len();
         for index in 0..self.search.shape.alternatives.len() {
             for i in 0..count {
-                self.verdict(index, i);
-                self.check_steps()?;
+                if self.verdict(index, i) == Verdict::Unknown {
+                    return Err(Stop::OutOfSteps);
+                }
             }
             // A look-up of a cached result costs a fraction of the test of a device.
             *self.search.steps = self.search.steps.saturating_sub(count as u64 / 4);
+            self.check_steps()?;
         }
         Ok(())
     }

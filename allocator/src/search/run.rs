@@ -2,11 +2,12 @@
 
 use super::outcome::SearchFailure;
 use super::state::SearchState;
-use super::symmetry::{Hash, Symmetry, Verdict};
+use super::symmetry::{Symmetry, Verdict};
 use crate::cluster::{Interner, ReachableDevices};
 use crate::features::FeatureGates;
 use crate::policy::ForecastView;
 use crate::shape::{Selections, Shape};
+use crate::wide_hash::WideHash;
 
 /// Inputs of a search.
 pub(crate) struct Search<'a> {
@@ -46,7 +47,7 @@ pub(super) struct Run<'a> {
     /// order is the policy's. Otherwise upstream's order decides whether an error is reached.
     pub(super) is_plain: bool,
     pub(super) unsolvable:
-        std::collections::HashSet<(usize, u64, usize, Hash), foldhash::fast::FixedState>,
+        std::collections::HashSet<(usize, u64, usize, WideHash), foldhash::fast::FixedState>,
 }
 
 impl<'a> Run<'a> {

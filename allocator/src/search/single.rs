@@ -4,12 +4,12 @@
 //! needed.
 
 use super::outcome::{SearchFailure, SearchOutcome};
-use super::run::Search;
+use super::run::{Progress, Search, Stop};
 use super::sets;
 use crate::cluster::ReachableDevices;
 use crate::features::FeatureGates;
 use crate::policy::{Policy, Rank, Ranking};
-use crate::shape::{AlternativeShape, Chosen, ProfileDemand, Shape};
+use crate::shape::{AlternativeShape, Chosen, ProfileDemand, Selects, Shape};
 
 /// Returns the only alternative of a shape that requests one device without constraints.
 pub(super) fn alternative(shape: &Shape) -> Option<&AlternativeShape> {
@@ -38,9 +38,10 @@ impl Search<'_> {
             match self.passes(alternative, i) {
                 Ok(true) => passing.push(i),
                 Ok(false) => {}
+                Err(Stop::OutOfSteps) => return SearchOutcome::OutOfSteps,
                 // Upstream takes the first device that passes, so it never sees this error.
-                Err(_) if !passing.is_empty() => {}
-                Err(failure) => return SearchOutcome::Failed(0, failure),
+                Err(Stop::Failed(..)) if !passing.is_empty() => {}
+                Err(Stop::Failed(claim, failure)) => return SearchOutcome::Failed(claim, failure),
             }
             if policy.keeps_order() && !passing.is_empty() {
                 break;
@@ -78,7 +79,7 @@ impl Search<'_> {
         Some(set.flatten().unwrap_or(first))
     }
 
-    fn passes(&mut self, alternative: &AlternativeShape, i: usize) -> Result<bool, SearchFailure> {
+    fn passes(&mut self, alternative: &AlternativeShape, i: usize) -> Progress {
         let reachable = self.reachable;
         if reachable.exclusive[i] > 0 && alternative.request.admin != Some(true) {
             return Ok(false);
@@ -88,10 +89,12 @@ impl Search<'_> {
         if !self.features.binding_conditions && candidate.device().binding.is_some() {
             return Ok(false);
         }
-        let selected =
-            self.selections.selects(resolved.selection, candidate, self.interner, self.steps);
-        if !selected.map_err(SearchFailure::Selector)? || !candidate.is_reachable {
-            return Ok(false);
+        let failed = |failure| Err(Stop::Failed(0, failure));
+        match self.selections.selects(resolved.selection, candidate, self.interner, self.steps) {
+            Selects::Yes if candidate.is_reachable => {}
+            Selects::Yes | Selects::No => return Ok(false),
+            Selects::Failed(error) => return failed(SearchFailure::Selector(error)),
+            Selects::OutOfSteps => return Err(Stop::OutOfSteps),
         }
         let Some(answer) = alternative.profile_match(candidate.profile) else { return Ok(false) };
         let has_capacity = match &answer.demand {
@@ -99,7 +102,7 @@ impl Search<'_> {
                 demand.iter().zip(reachable.left(i)).all(|(wanted, left)| wanted <= left)
             }
             ProfileDemand::Never => false,
-            ProfileDemand::Error(error) => return Err(SearchFailure::Capacity(error.clone())),
+            ProfileDemand::Error(error) => return failed(SearchFailure::Capacity(error.clone())),
         };
         let is_sharing_compatible = alternative
             .required_sharing()

@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use super::state::SearchState;
 use crate::cluster::{CounterAmount, ReachableDevices, ValueId};
 use crate::shape::Shape;
+use crate::wide_hash::{WideHash, hash_all, mix};
 
 /// Result of the selectors of an alternative for a candidate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,11 +30,6 @@ pub(super) enum Verdict {
     Failed,
 }
 
-/// A hash that is compared instead of the state.
-///
-/// For 2^18 states the probability of a collision is below 2^-92.
-pub(super) type Hash = u128;
-
 /// Groups of interchangeable devices and a hash of their state.
 pub(super) struct Symmetry {
     /// Constant properties of each candidate: its kind and its position in the group.
@@ -41,9 +37,9 @@ pub(super) struct Symmetry {
     /// Group of each candidate.
     group_of: Vec<usize>,
     groups: Vec<Group>,
-    /// Hash of the consumption of each candidate.
-    devices: Vec<Hash>,
-    total: Hash,
+    /// WideHash of the consumption of each candidate.
+    devices: Vec<WideHash>,
+    total: WideHash,
 }
 
 /// Devices that consume common counters, or a single device.
@@ -52,9 +48,9 @@ struct Group {
     /// Counters that they consume.
     counters: Vec<u32>,
     /// Constant properties of the group.
-    kind: Hash,
-    /// Hash of the state and the kind.
-    hash: Hash,
+    kind: WideHash,
+    /// WideHash of the state and the kind.
+    hash: WideHash,
 }
 
 impl Symmetry {
@@ -105,13 +101,13 @@ impl Symmetry {
     }
 
     /// Returns a hash that is equal for sets whose devices are pairwise interchangeable.
-    pub(super) fn signature(&self, devices: &[usize]) -> Hash {
+    pub(super) fn signature(&self, devices: &[usize]) -> WideHash {
         let of_device = |&i: &usize| mix(self.devices[i], self.groups[self.group_of[i]].hash);
-        devices.iter().map(of_device).fold(0, Hash::wrapping_add)
+        devices.iter().map(of_device).fold(0, WideHash::wrapping_add)
     }
 
     /// Returns a hash of everything that affects the rest of the search within the claim.
-    pub(super) fn hash(&self, state: &SearchState<'_>, claim: usize) -> Hash {
+    pub(super) fn hash(&self, state: &SearchState<'_>, claim: usize) -> WideHash {
         let mut hash = mix(self.total, state.results(claim) as u128);
         for constraint in state.constraints(claim) {
             let number = |value: &ValueId| u128::from(value.number());
@@ -122,7 +118,7 @@ impl Symmetry {
                 // is sufficient.
                 Some(_) => {
                     let in_any_order =
-                        values.iter().map(|v| mix(7, number(v))).fold(0, Hash::wrapping_add);
+                        values.iter().map(|v| mix(7, number(v))).fold(0, WideHash::wrapping_add);
                     mix(mix(hash, number(&values[0])), in_any_order)
                 }
             };
@@ -136,7 +132,7 @@ impl Symmetry {
         (!self.groups[group].counters.is_empty()).then_some(group)
     }
 
-    fn device_hash(&self, state: &SearchState<'_>, i: usize) -> Hash {
+    fn device_hash(&self, state: &SearchState<'_>, i: usize) -> WideHash {
         let (holders, flags) = state.distinguishing_state(i);
         let flags = flags.into_iter().fold(0, |bits, flag| bits * 2 + u128::from(flag));
         let hash = mix(mix(u128::from(self.kinds[i]), holders), flags);
@@ -146,7 +142,7 @@ impl Symmetry {
     fn rehash(&mut self, state: &SearchState<'_>, g: usize) {
         let group = &mut self.groups[g];
         let devices =
-            group.members.iter().map(|&i| self.devices[i]).fold(group.kind, Hash::wrapping_add);
+            group.members.iter().map(|&i| self.devices[i]).fold(group.kind, WideHash::wrapping_add);
         let counters = group.counters.iter().map(|&c| state.counter_left(c).cast_unsigned());
         let fresh = counters.fold(mix(devices, 3), mix);
         self.total = self.total.wrapping_sub(group.hash).wrapping_add(fresh);
@@ -240,31 +236,4 @@ fn root(parent: &mut [u32], mut counter: u32) -> u32 {
         counter = parent[counter as usize];
     }
     counter
-}
-
-fn hash_all(values: impl Iterator<Item = u128>) -> Hash {
-    values.fold(11, mix)
-}
-
-/// Mixes a value into a hash.
-///
-/// Two rounds of multiplication over both halves, as in wyhash and foldhash.
-fn mix(hash: Hash, value: u128) -> Hash {
-    const K: [u64; 4] = [
-        0x9e37_79b9_7f4a_7c15,
-        0xbf58_476d_1ce4_e5b9,
-        0x94d0_49bb_1331_11eb,
-        0xd6e8_feb8_6659_fd93,
-    ];
-    let halves = |wide: u128| (wide as u64, (wide >> 64) as u64);
-    let fold = |a: u64, b: u64| {
-        let (low, high) = halves(u128::from(a) * u128::from(b));
-        low ^ high
-    };
-    let ((h0, h1), (v0, v1)) = (halves(hash), halves(value));
-    let a = fold(h0 ^ v0 ^ K[0], h1.rotate_left(23) ^ v1 ^ K[1]);
-    let b = fold(h1 ^ v0.rotate_left(32) ^ K[2], h0.rotate_left(41) ^ v1 ^ K[3]);
-    let c = fold(a ^ K[3], b ^ K[0]);
-    let d = fold(b.rotate_left(17) ^ K[1] ^ h1, a ^ K[2] ^ v0);
-    u128::from(c.wrapping_add(h0.rotate_left(7))) | (u128::from(d ^ a) << 64)
 }

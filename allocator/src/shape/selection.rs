@@ -40,13 +40,44 @@ pub(crate) struct Selections {
     bytes: usize,
     /// Number of evaluations since it was last asked for.
     evaluations: u64,
+    /// Number of evaluations so far whose result was kept.
+    kept: u64,
 }
 
 #[derive(Debug)]
 struct List {
     selectors: Vec<DeviceSelector>,
     reads: ListReads,
-    answers: FastMap<Box<[u32]>, Result<bool, SelectorError>>,
+    answers: FastMap<Box<[u32]>, Answer>,
+}
+
+/// Result of [`Selections::selects`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Selects {
+    Yes,
+    No,
+    /// A selector failed.
+    Failed(SelectorError),
+    /// The steps have ended before the result is known; none are left.
+    OutOfSteps,
+}
+
+impl From<Result<bool, SelectorError>> for Selects {
+    fn from(result: Result<bool, SelectorError>) -> Self {
+        match result {
+            Ok(true) => Self::Yes,
+            Ok(false) => Self::No,
+            Err(error) => Self::Failed(error),
+        }
+    }
+}
+
+/// Result of a list of selectors for devices with equal relevant properties.
+#[derive(Debug)]
+enum Answer {
+    Known(Result<bool, SelectorError>),
+    /// The steps ended after this number of selectors, all of which select the devices.
+    Passed(usize),
 }
 
 /// Properties of a device that a list of selectors reads.
@@ -67,6 +98,11 @@ impl Selections {
     /// Returns true if the caches are full and should be reset.
     pub(crate) fn is_full(&self) -> bool {
         self.lists.len() > MAX_SELECTIONS || self.bytes > MAX_SELECTOR_BYTES
+    }
+
+    /// Returns the number of evaluations so far whose result was kept.
+    pub(crate) fn kept(&self) -> u64 {
+        self.kept
     }
 
     /// Returns the number of evaluations since the last call.
@@ -98,50 +134,87 @@ impl Selections {
         Selection(self.lists.len() - 1)
     }
 
-    /// Returns true if all selectors of the list match the candidate. Evaluation charges `steps`; a
-    /// cached result is free.
+    /// Tests if all selectors of the list match the candidate. Evaluation charges `steps`; a cached
+    /// result is free. Once the steps have ended, the next call continues after the selectors that
+    /// were evaluated.
     pub(crate) fn selects(
         &mut self,
         selection: Selection,
         candidate: &Candidate,
         interner: &mut Interner,
         steps: &mut u64,
-    ) -> Result<bool, SelectorError> {
+    ) -> Selects {
         let list = &mut self.lists[selection.0];
         if list.selectors.is_empty() {
-            return Ok(true);
+            return Selects::Yes;
         }
-        list.resolve(interner, steps);
+        let given = *steps;
+        if !list.resolve(interner, steps) {
+            self.kept += u64::from(*steps < given);
+            return Selects::OutOfSteps;
+        }
         let device = candidate.compiled();
         if device.is_irregular {
             self.evaluations += 1;
-            return list.evaluate(candidate, steps);
+            return list.evaluate_all(candidate, steps).into();
         }
         self.key.clear();
         list.key(candidate.driver, device, interner, &mut self.key);
-        if let Some(known) = list.answers.get(self.key.as_slice()) {
-            return known.clone();
+        let passed = match list.answers.get(self.key.as_slice()) {
+            Some(Answer::Known(known)) => return known.clone().into(),
+            Some(Answer::Passed(passed)) => *passed,
+            None => 0,
+        };
+        if *steps == 0 {
+            return Selects::OutOfSteps;
         }
         self.evaluations += 1;
-        let answer = list.evaluate(candidate, steps);
-        list.answers.insert(self.key.as_slice().into(), answer.clone());
-        self.answers += 1;
+        let answer = list.evaluate(passed, candidate, steps);
+        let selects = match &answer {
+            Answer::Known(known) => known.clone().into(),
+            Answer::Passed(_) => Selects::OutOfSteps,
+        };
+        let is_new = list.answers.insert(self.key.as_slice().into(), answer).is_none();
+        self.count_kept(is_new);
+        selects
+    }
+
+    /// Returns the attributes that the list reads; `None` if it is not known, or if the list reads
+    /// more than values of attributes.
+    pub(super) fn attributes(&self, selection: Selection) -> Option<&[NameId]> {
+        let list = &self.lists[selection.0];
+        match &list.reads {
+            _ if list.selectors.is_empty() => Some(&[]),
+            ListReads::These { attributes, domains, .. } if domains.is_empty() => Some(attributes),
+            _ => None,
+        }
+    }
+
+    /// Counts a result that is kept, and drops all if there are too many.
+    fn count_kept(&mut self, is_new: bool) {
+        self.kept += 1;
+        self.answers += usize::from(is_new);
         if self.answers > MAX_ANSWERS {
             self.lists.iter_mut().for_each(|list| list.answers = FastMap::default());
             self.answers = 0;
         }
-        answer
     }
 }
 
 impl List {
-    fn resolve(&mut self, interner: &mut Interner, steps: &mut u64) {
+    /// Compiles the selectors. Returns false if the steps have ended before: the compiled ones are
+    /// kept.
+    fn resolve(&mut self, interner: &mut Interner, steps: &mut u64) -> bool {
         if !matches!(self.reads, ListReads::Unresolved) {
-            return;
+            return true;
         }
-        let Some(reads) = reads(&self.selectors, steps) else {
+        if *steps == 0 {
+            return false;
+        }
+        let Some(reads) = reads(&self.selectors, steps) else { return false };
+        let Reads::These(reads) = reads else {
             self.reads = ListReads::Everything;
-            return;
+            return true;
         };
         let mut attributes = Vec::new();
         let mut domains = Vec::new();
@@ -154,6 +227,7 @@ impl List {
         }
         let (driver, profile) = (reads.contains(&Read::Driver), reads.contains(&Read::Profile));
         self.reads = ListReads::These { driver, profile, attributes, domains };
+        true
     }
 
     /// Appends the properties of the device that determine the result, as interned numbers.
@@ -183,14 +257,24 @@ impl List {
         key.extend(domains.iter().map(|domain| u32::from(is_in(domain))));
     }
 
-    fn evaluate(&self, candidate: &Candidate, steps: &mut u64) -> Result<bool, SelectorError> {
-        let (driver, device) = (&candidate.slice().pool.driver, candidate.device());
+    /// Evaluates the selectors after the first `passed` until the steps end.
+    fn evaluate(&self, passed: usize, candidate: &Candidate, steps: &mut u64) -> Answer {
+        for (at, selector) in self.selectors.iter().enumerate().skip(passed) {
+            match evaluate(selector, candidate, steps) {
+                Ok(true) if *steps == 0 && at + 1 < self.selectors.len() => {
+                    return Answer::Passed(at + 1);
+                }
+                Ok(true) => {}
+                known => return Answer::Known(known),
+            }
+        }
+        Answer::Known(Ok(true))
+    }
+
+    /// Evaluates the selectors, whatever they cost: the result is not kept.
+    fn evaluate_all(&self, candidate: &Candidate, steps: &mut u64) -> Result<bool, SelectorError> {
         for selector in &self.selectors {
-            let compiled = selector.compiled_in(steps)?;
-            let view = device.view.get_or_init(|| DeviceView::new(driver, device));
-            let (selected, work) = compiled.evaluate(view);
-            *steps = steps.saturating_sub(work / WORK_PER_STEP);
-            if !selected? {
+            if !evaluate(selector, candidate, steps)? {
                 return Ok(false);
             }
         }
@@ -198,15 +282,33 @@ impl List {
     }
 }
 
-/// Returns the properties that the selectors read together; `None` means everything. A selector
-/// that does not compile reads nothing.
-fn reads(selectors: &[DeviceSelector], steps: &mut u64) -> Option<BTreeSet<Read>> {
+/// Evaluates one selector, and charges `steps`.
+fn evaluate(
+    selector: &DeviceSelector,
+    candidate: &Candidate,
+    steps: &mut u64,
+) -> Result<bool, SelectorError> {
+    let (driver, device) = (&candidate.slice().pool.driver, candidate.device());
+    let compiled = selector.compiled_in(steps)?;
+    let view = device.view.get_or_init(|| DeviceView::new(driver, device));
+    let (selected, work) = compiled.evaluate(view);
+    *steps = steps.saturating_sub(work / WORK_PER_STEP);
+    selected
+}
+
+/// Returns the properties that the selectors read together; `None` if the steps have ended before
+/// all were compiled. A selector that does not compile reads nothing.
+fn reads(selectors: &[DeviceSelector], steps: &mut u64) -> Option<Reads> {
     let mut all = BTreeSet::new();
-    for compiled in selectors.iter().filter_map(|selector| selector.compiled_in(steps).ok()) {
-        match compiled.reads() {
-            Reads::Everything => return None,
-            Reads::These(reads) => all.extend(reads.iter().cloned()),
+    for (at, selector) in selectors.iter().enumerate() {
+        match selector.compiled_in(steps).as_ref().map(|compiled| compiled.reads()) {
+            Ok(Reads::Everything) => return Some(Reads::Everything),
+            Ok(Reads::These(reads)) => all.extend(reads.iter().cloned()),
+            Err(_) => {}
+        }
+        if *steps == 0 && at + 1 < selectors.len() {
+            return None;
         }
     }
-    Some(all)
+    Some(Reads::These(all))
 }

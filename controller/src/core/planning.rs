@@ -9,9 +9,13 @@ use tessera_index::Index;
 
 use super::clock::Moment;
 
-/// The steps of one plan: half a second to one second of CPU time, and as many as one pod may have.
-/// Decisions until then are written, and the next plan continues.
-const STEPS_PER_PLAN: u64 = 1_000_000;
+/// The steps of one plan: about 20 ms of CPU time. Decisions until then are written, and the next
+/// plan continues.
+const STEPS_PER_PLAN: u64 = 40_000;
+
+/// Additional steps for each pod that every plan tries, so that most of the time of a plan is spent
+/// on searches: a turn takes as long as ten steps.
+const STEPS_PER_TURN: u64 = 20;
 
 /// The allocator, which gets the changes of the index before each plan, and the pods that it plans.
 #[derive(Debug)]
@@ -20,21 +24,34 @@ pub(super) struct Planning {
     settings: PlanSettings,
     /// Pods that wait for devices and that nothing keeps from being planned.
     pub(super) backlog: Backlog,
+    /// The bound pod that was planned last; the next plan of bound pods begins after it.
+    pub(super) last_bound: Option<PodUid>,
 }
 
 impl Planning {
     pub(super) fn new(settings: PlanSettings) -> Self {
-        let steps_per_plan = settings.steps_per_plan.min(STEPS_PER_PLAN);
-        let settings = PlanSettings { steps_per_plan, ..settings };
-        Self { planner: Planner::default(), settings, backlog: Backlog::default() }
+        Self {
+            planner: Planner::default(),
+            settings,
+            backlog: Backlog::default(),
+            last_bound: None,
+        }
     }
 
     /// Plans the pods of the backlog. `wall` is the time in seconds since the epoch. Nothing counts
     /// as taken before it is [assumed](Index::assume).
     pub(super) fn plan(&mut self, index: &mut Index, wall: i64) -> AllocationPlan {
         index.take_changes().apply_to(&mut self.planner);
-        let settings = PlanSettings { now: wall, ..self.settings };
+        let turns = u64::try_from(self.backlog.turn_count()).unwrap_or(u64::MAX);
+        let settings = PlanSettings { now: wall, ..self.settings_for(turns) };
         self.planner.plan_backlog(&mut self.backlog, settings)
+    }
+
+    /// Returns the settings of a plan with this number of turns.
+    fn settings_for(&self, turns: u64) -> PlanSettings {
+        let steps = STEPS_PER_PLAN.saturating_add(turns.saturating_mul(STEPS_PER_TURN));
+        let steps_per_plan = self.settings.steps_per_plan.min(steps);
+        PlanSettings { steps_per_plan, ..self.settings }
     }
 
     /// Returns the refusals of a pod that waits in the queue of its class; none for other pods, or
@@ -43,7 +60,8 @@ impl Planning {
         self.planner.refusals_of(self.backlog.get(pod)?, self.backlog.class_of(pod)?)
     }
 
-    /// Plans the pending claims of a pod that is bound to `node`, on this node only.
+    /// Plans the pending claims of a pod that is bound to `node`, on this node only. The pod is
+    /// unreached if the steps of one plan do not suffice.
     pub(super) fn plan_on(
         &mut self,
         index: &mut Index,
@@ -51,7 +69,7 @@ impl Planning {
         pod: &PendingPod,
     ) -> AllocationPlan {
         index.take_changes().apply_to(&mut self.planner);
-        self.planner.plan_bound_pod(node, pod, self.settings)
+        self.planner.plan_bound_pod(node, pod, self.settings_for(0))
     }
 }
 

@@ -17,8 +17,8 @@ use super::writes::WritePurpose;
 use super::{State, Step};
 
 /// The steps for the claims of bound pods in one step of the core, exceeded at most by those of
-/// one pod. Any tenant can make such pods with `spec.nodeName`.
-const STEPS_FOR_BOUND: u64 = 500_000;
+/// one plan. Any tenant can make such pods with `spec.nodeName`.
+const STEPS_FOR_BOUND: u64 = 20_000;
 
 impl Step<'_> {
     /// Moves claims to the nodes of the pods that are bound with them, or reports why not.
@@ -53,21 +53,30 @@ impl Step<'_> {
     }
 
     /// Plans the claims of bound pods as far as the steps last; the next step continues with the
-    /// others. A pod that was planned is held, so that each gets its turn.
+    /// others. A pod that was planned is held, and one whose search has not ended comes after the
+    /// others, so that each gets its turn.
     fn plan_bound_pods(&mut self, pods: &BTreeMap<PodUid, Vec<Misplaced>>) {
         let mut left = STEPS_FOR_BOUND;
-        for (pod, misplaced) in pods {
+        let after = self.state.planning.last_bound.take();
+        let is_earlier = |pod: &&PodUid| after.as_ref().is_some_and(|after| *pod <= after);
+        let (earlier, later): (Vec<&PodUid>, Vec<&PodUid>) = pods.keys().partition(is_earlier);
+        for pod in later.into_iter().chain(earlier) {
             if left == 0 {
                 return self.wake_at(Some(self.now));
             }
             let Some(plan) = self.plan_bound(pod) else { continue };
             left = left.saturating_sub(plan.steps);
+            self.state.planning.last_bound = Some(pod.clone());
+            if !plan.unreached.is_empty() {
+                self.wake_at(Some(self.now));
+                continue;
+            }
             let reason = if plan.refusals.iter().any(Refusal::is_undecided) {
                 HoldReason::RepairUndecided
             } else {
                 HoldReason::RepairUnplaced
             };
-            for one in misplaced {
+            for one in &pods[pod] {
                 self.state.holds.hold(subject(one), reason, self.now);
             }
         }
