@@ -26,7 +26,7 @@ pub(crate) struct ClaimNodes {
 }
 
 /// Resource usage of a node that a predicate assumes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum CountedUsage {
     /// Current usage.
     Current,

@@ -307,10 +307,13 @@ fn reservation_search_continues_in_next_plan() {
 
 #[test]
 fn no_reservation_without_enough_steps() {
-    let nodes = (0..50).map(|i| format!("node-{i:02}"));
-    let mut cluster =
-        nodes.clone().fold(Cluster::new(), |cluster, name| cluster.node(&name, gpus(4)));
-    nodes.for_each(|name| use_whole(&mut cluster, &name, 0..2));
+    // Nodes of different sizes, which share no results.
+    let mut cluster = Cluster::new();
+    for i in 0..50 {
+        let (name, memory) = (format!("node-{i:02}"), format!("{}Gi", 80 + i));
+        cluster = cluster.node(&name, (0..4).map(|g| gpu(&format!("gpu-{g}"), &memory)).collect());
+        use_whole(&mut cluster, &name, 0..2);
+    }
     let pods = [requesting("large", 4, 0), requesting("two", 2, 200)];
     let without = plan(&cluster.0, &pods, PlanSettings { reservation_delay: None, ..at(MIN_WAIT) });
     let costly = plan(&cluster.0, &pods, at(MIN_WAIT));

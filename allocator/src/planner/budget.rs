@@ -35,8 +35,13 @@ impl Budget {
     }
 
     pub(super) fn spend(&mut self, namespace: &Namespace, steps: u64) {
+        self.left = self.left.saturating_sub(steps);
+        self.charge(namespace, steps);
+    }
+
+    /// Charges a namespace with steps that are not part of the plan.
+    pub(super) fn charge(&mut self, namespace: &Namespace, steps: u64) {
         if steps > 0 {
-            self.left = self.left.saturating_sub(steps);
             *self.spent.entry(namespace.clone()).or_default() += steps;
         }
     }

@@ -5,18 +5,26 @@ use std::sync::Arc;
 
 use tessera_api::reason::NodeReason;
 
+use super::pass::PlanningPass;
+use super::pod_to_place::PodToPlace;
 use crate::cluster::{Cluster, NodeIndex};
 use crate::model::SchedulingConstraints;
+use crate::predicate::{self, CountedUsage};
 
 /// Maximum number of results of all constraints, of about 32 bytes each. Tenants choose the
 /// constraints; beyond it all are dropped.
 const MAX_RESULTS: usize = 400_000;
 
-/// Results per node, by scheduling constraints.
+/// Minimum number of nodes for which results are shared.
+pub(super) const MIN_TESTED: usize = 64;
+
+/// Results per node, by scheduling constraints and assumed usage.
 #[derive(Debug, Default)]
 pub(super) struct NodeTests {
-    of: HashMap<Arc<SchedulingConstraints>, NodeRejections>,
+    of: HashMap<TestKey, NodeRejections>,
 }
+
+type TestKey = (Arc<SchedulingConstraints>, CountedUsage);
 
 /// The first predicate that rejects each node.
 #[derive(Debug, Default)]
@@ -27,28 +35,59 @@ pub(super) struct NodeRejections {
 }
 
 impl NodeTests {
-    /// Takes out the results for these constraints.
-    pub(super) fn take(&mut self, constraints: &SchedulingConstraints) -> NodeRejections {
-        self.of.remove(constraints).unwrap_or_default()
+    /// Takes out the results of these tests.
+    fn take(&mut self, key: &TestKey) -> NodeRejections {
+        self.of.remove(key).unwrap_or_default()
     }
 
     /// Puts the results back.
-    pub(super) fn put(&mut self, constraints: &Arc<SchedulingConstraints>, of: NodeRejections) {
+    fn put(&mut self, key: TestKey, of: NodeRejections) {
         let results: usize = self.of.values().map(|of| of.of_node.len()).sum();
         if results > MAX_RESULTS {
             self.of.clear();
         }
-        self.of.insert(Arc::clone(constraints), of);
+        self.of.insert(key, of);
+    }
+}
+
+impl PlanningPass<'_> {
+    /// Returns the first predicate that rejects each node for the pod, apart from reservations;
+    /// `None` if few `nodes` are to be tested, or if the pod does not share results.
+    pub(super) fn take_tested_nodes(
+        &mut self,
+        to_place: &PodToPlace<'_>,
+        counted: CountedUsage,
+        nodes: usize,
+    ) -> Option<NodeRejections> {
+        if nodes < MIN_TESTED || !to_place.has_shared_results() {
+            return None;
+        }
+        let key = (Arc::clone(&to_place.pod.scheduling), counted);
+        let mut tested = self.planner.node_tests.take(&key);
+        let test = |node| {
+            self.node(node).and_then(|n| predicate::rejection(to_place.pod, &[], n, counted))
+        };
+        tested.refresh(&self.planner.cluster, test);
+        Some(tested)
+    }
+
+    /// Keeps the results for the next pod with equal constraints.
+    pub(super) fn put_tested_nodes(
+        &mut self,
+        to_place: &PodToPlace<'_>,
+        counted: CountedUsage,
+        tested: Option<NodeRejections>,
+    ) {
+        if let Some(tested) = tested {
+            let key = (Arc::clone(&to_place.pod.scheduling), counted);
+            self.planner.node_tests.put(key, tested);
+        }
     }
 }
 
 impl NodeRejections {
     /// Tests the nodes that have changed.
-    pub(super) fn refresh(
-        &mut self,
-        cluster: &Cluster,
-        test: impl Fn(NodeIndex) -> Option<NodeReason>,
-    ) {
+    fn refresh(&mut self, cluster: &Cluster, test: impl Fn(NodeIndex) -> Option<NodeReason>) {
         let count = cluster.nodes.len();
         let touched = self.until.and_then(|until| cluster.touched_since(until));
         self.of_node.resize(count, None);

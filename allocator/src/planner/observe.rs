@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::Planner;
+use super::budget::Budget;
 use super::samples::{DeviceSamples, Sample};
 use crate::cluster::{Cluster, ProfileId};
 use crate::fragmentation::{GpuFraction, GpuRequest, GpuType, GpuTypes};
@@ -41,31 +42,41 @@ const MAX_IMPOSSIBLE: usize = 100_000;
 struct OutOfSteps;
 
 impl Planner {
-    /// Adds the requests of new pods to the forecast if a policy uses it. If the steps are spent,
-    /// the remaining pods are added by a later plan. `pending` returns all pending pods.
+    /// Adds the requests of new pods to the forecast if a policy uses it. It takes half of the
+    /// steps of a plan at most, in addition to them. A later plan adds the other pods, and
+    /// those of namespaces that exceed their share. `pending` returns all pending pods.
     pub(super) fn observe<'p>(
         &mut self,
         pods: &[&PendingPod],
         pending: impl FnOnce() -> BTreeSet<&'p PodUid>,
         policy: Policy,
-        steps: &mut u64,
+        budget: &mut Budget,
     ) {
         if !policy.uses_forecast() && !self.cluster.is_cpu_ranked() {
             return;
         }
         self.accepted.refresh(&mut self.cluster);
         let is_new = |pod: &&&PendingPod| {
-            self.forecast.is_new(&pod.uid) && !self.accepted.impossible.contains(&pod.uid)
+            self.forecast.is_new(&pod.uid)
+                && !self.accepted.impossible.contains(&pod.uid)
+                && !self.fair_share.exceeds_share(&pod.namespace, 0, budget.of_plan)
         };
         let new = pods.iter().filter(is_new).copied().collect::<Vec<_>>();
         let mut requests = BTreeMap::new();
+        let mut steps = budget.of_plan / 2;
         for pod in new {
-            match self.request(pod, policy, steps) {
+            if steps == 0 {
+                break;
+            }
+            let given = steps;
+            let request = self.request(pod, policy, &mut steps);
+            budget.charge(&pod.namespace, given - steps);
+            match request {
                 Ok(Some(request)) => drop(requests.insert(pod.uid.clone(), request)),
                 Ok(None) => self.accepted.set_impossible(&pod.uid),
                 Err(OutOfSteps) => break,
             }
-            *steps = steps.saturating_sub(STEPS_PER_REQUEST);
+            steps = steps.saturating_sub(STEPS_PER_REQUEST);
         }
         self.forecast.observe(requests, pending);
     }

@@ -35,8 +35,8 @@ pub(super) fn plan(
     let mut budget = Budget::new(settings);
     let first = turns.pods();
     planner.begin_plan();
-    planner.observe(&first, || turns.pending(), settings.policy, &mut (budget.of_plan / 2));
     planner.fair_share.begin_plan(&first, budget.of_plan);
+    planner.observe(&first, || turns.pending(), settings.policy, &mut budget);
     let mut pass = PlanningPass::new(planner, settings);
     let mut plan = AllocationPlan::default();
     let mut with_class = Vec::new();

@@ -15,9 +15,7 @@ use crate::cluster::{NodeIndex, StateKey};
 use crate::explain::{NodeReasons, OnNode, ReasonsByNode, RejectionCache};
 use crate::model::PendingPod;
 use crate::outcome::{AllocationPlan, Refusal, RefusalCause};
-
-/// Minimum number of nodes for which results of node predicates are shared.
-const MIN_TESTED: usize = 64;
+use crate::predicate::CountedUsage;
 
 /// Classes refused in a pass.
 #[derive(Default)]
@@ -187,25 +185,12 @@ impl<'p> PlanningPass<'p> {
             reasons.outdated.extend(both.map(|(node, _)| *node));
             reasons.reserved = reserved;
         }
-        let tested = self.tested_nodes(to_place, reasons.outdated.len());
+        let counted = CountedUsage::Current;
+        let tested = self.take_tested_nodes(to_place, counted, reasons.outdated.len());
         let known = KnownRejections { reserved_reason, tested };
         let is_current = self.explain_outdated(reasons, to_place, shape, &known, steps);
-        if let Some(tested) = known.tested {
-            self.planner.node_tests.put(&to_place.pod.scheduling, tested);
-        }
+        self.put_tested_nodes(to_place, counted, known.tested);
         is_current
-    }
-
-    /// Returns the results of the node predicates for a pod that shares them, if that many nodes
-    /// are to be tested.
-    fn tested_nodes(&mut self, to_place: &PodToPlace<'_>, nodes: usize) -> Option<NodeRejections> {
-        if nodes < MIN_TESTED || !to_place.has_shared_results() {
-            return None;
-        }
-        let mut tested = self.planner.node_tests.take(&to_place.pod.scheduling);
-        let test = |node| self.rejection_on(to_place, node, None);
-        tested.refresh(&self.planner.cluster, test);
-        Some(tested)
     }
 
     fn explain_outdated(

@@ -7,21 +7,24 @@
 //! unless another one comes to need even fewer releases.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use tessera_api::reason::NodeReason;
 
 use super::Planner;
 use super::classes::ClassId;
+use super::node_tests::NodeRejections;
 use super::pass::PlanningPass;
 use super::pod_to_place::PodToPlace;
 use super::shape_cache::ShapeId;
 use crate::backlog::{PlanOrder, Queue};
-use crate::cluster::{Cluster, NodeIndex, ReachableDevices};
+use crate::cluster::{Cluster, FastMap, NameId, NodeIndex, ReachableDevices};
 use crate::drained;
 use crate::model::{Node, NodeSelector, PendingPod};
 use crate::outcome::{Refusal, RefusalCause, ReservedNode};
 use crate::predicate::{self, CountedUsage};
 use crate::starvation::{self, Window};
+use crate::wide_hash::{WideHash, hash_all, mix};
 
 /// Node reservation of a plan.
 #[derive(Debug, Default)]
@@ -39,6 +42,17 @@ pub(super) struct NodeReservation {
 
 /// Allocations to release on a node: on the devices that need the fewest, and in total.
 type Releases = (u64, u64);
+
+/// Results that the nodes of one ranking share.
+#[derive(Default)]
+struct SharedReleases {
+    /// Results of the node predicates, if many nodes are ranked.
+    tested: Option<NodeRejections>,
+    /// Attributes that decide about releases; `None` if they are not known, or names decide too.
+    attributes: Option<Arc<[NameId]>>,
+    /// By the state of a node and of its pools.
+    releases: FastMap<WideHash, Releases>,
+}
 
 impl NodeReservation {
     pub(super) fn new(steps: u64) -> Self {
@@ -190,14 +204,20 @@ impl PlanningPass<'_> {
         steps: &mut u64,
     ) -> bool {
         ranks.begin_update(&self.planner.cluster);
+        let counted = CountedUsage::AfterRelease;
+        let tested = self.take_tested_nodes(to_place, counted, ranks.outdated.len());
+        let mut shared = SharedReleases { tested, ..SharedReleases::default() };
+        let mut is_current = true;
         while let Some(node) = ranks.outdated.pop_first() {
-            let Some(rank) = self.rank_of(node, to_place, shape, steps) else {
+            let Some(rank) = self.rank_of(node, to_place, shape, &mut shared, steps) else {
                 ranks.outdated.insert(node);
-                return false;
+                is_current = false;
+                break;
             };
             ranks.set(node, rank);
         }
-        true
+        self.put_tested_nodes(to_place, counted, shared.tested);
+        is_current
     }
 
     /// Returns the rank of a node; `Some(None)` if the pod cannot use it even after the release,
@@ -207,6 +227,7 @@ impl PlanningPass<'_> {
         node: NodeIndex,
         to_place: &PodToPlace<'_>,
         shape: ShapeId,
+        shared: &mut SharedReleases,
         steps: &mut u64,
     ) -> Option<Option<Rank>> {
         let known = &self.planner.shapes.get(shape).drained;
@@ -218,10 +239,14 @@ impl PlanningPass<'_> {
             predicate::rejection(to_place.pod, &to_place.claim_nodes, n, CountedUsage::AfterRelease)
                 .is_none()
         };
-        if !self.node(node).is_some_and(is_accepted) {
+        let is_rejected = match &shared.tested {
+            Some(tested) => tested.get(node).is_some(),
+            None => !self.node(node).is_some_and(is_accepted),
+        };
+        if is_rejected || self.node(node).is_none() {
             return Some(None);
         }
-        let releases = self.planner.releases_needed(shape, node, steps)?;
+        let releases = self.planner.releases_needed(shape, node, shared, steps)?;
         Some(Some((releases, self.planner.cluster.order(node), node)))
     }
 
@@ -316,18 +341,29 @@ impl Planner {
         &mut self,
         shape: ShapeId,
         node: NodeIndex,
+        shared: &mut SharedReleases,
         steps: &mut u64,
     ) -> Option<Releases> {
         let Self { cluster, selections, shapes, .. } = self;
-        let name = cluster.nodes[node].name.clone();
         let shape = &mut shapes.get_mut(shape).shape;
-        let (reachable, interner, features) = cluster.search_inputs(node)?;
-        *steps = steps.saturating_sub(reachable.candidates.len() as u64);
         if *steps == 0 {
             return None;
         }
-        shape.resolve_profiles(reachable.candidates.iter().map(|c| c.profile), interner, features);
+        if shared.attributes.is_none() {
+            shared.attributes = shape.decisive_attributes(selections, &mut cluster.interner);
+        }
+        let name = cluster.nodes[node].name.clone();
+        let names = shared.attributes.clone();
+        let (reachable, state, interner, features) =
+            cluster.search_inputs_with_state(node, names.as_deref().unwrap_or_default())?;
         let own: Vec<bool> = reachable.pools.iter().map(|pool| pool.is_only_of(&name)).collect();
+        let key =
+            names.map(|_| mix(state.node(), hash_all(own.iter().map(|own| u128::from(*own)))));
+        if let Some(known) = key.and_then(|key| shared.releases.get(&key)) {
+            return Some(*known);
+        }
+        *steps = steps.saturating_sub(reachable.candidates.len() as u64);
+        shape.resolve_profiles(reachable.candidates.iter().map(|c| c.profile), interner, features);
         let mut counts = Vec::new();
         let mut all = 0;
         for (i, candidate) in reachable.candidates.iter().enumerate() {
@@ -347,7 +383,9 @@ impl Planner {
         }
         counts.sort_unstable();
         let wanted = usize::try_from(shape.device_count()).unwrap_or(usize::MAX);
-        Some((counts.iter().take(wanted).sum(), all))
+        let releases = (counts.iter().take(wanted).sum(), all);
+        shared.releases.extend(key.map(|key| (key, releases)));
+        Some(releases)
     }
 }
 
