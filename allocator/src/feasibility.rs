@@ -149,7 +149,11 @@ impl Feasibility {
         let given = *steps;
         self.follow(shape, context);
         self.refresh_changed(shape, context, steps, full_budget, &mut found);
-        self.spent = if self.is_partial() { self.spent + (given - *steps) } else { 0 };
+        self.spent = match self.is_partial() {
+            true if context.selections.was_withheld() => self.spent,
+            true => self.spent + (given - *steps),
+            false => 0,
+        };
         if self.ranked.is_empty() {
             // Building the set at once takes a tenth of the time of single insertions.
             self.ranked = found.into_iter().collect();
@@ -268,7 +272,8 @@ impl Feasibility {
             if given < full_budget / 2 {
                 // Results of selectors are kept, so that the next search gets further with as many
                 // steps. A search of combinations starts anew.
-                let has_progress = context.selections.kept() > kept;
+                let selections = &context.selections;
+                let has_progress = selections.kept() > kept || selections.was_withheld();
                 self.needed = if has_progress { 0 } else { full_budget.min(2 * given) };
                 return Err(BudgetTooSmall);
             }

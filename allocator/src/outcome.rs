@@ -1,5 +1,6 @@
 //! Result of planning: decisions, and refusals with their reasons.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tessera_api::ConfigError;
@@ -20,6 +21,8 @@ pub struct AllocationPlan {
     pub unreached: Vec<PodUid>,
     /// Steps spent, in devices tested by the search.
     pub steps: u64,
+    /// Steps charged for compiling and evaluating selectors, per namespace of the pods.
+    pub selector_steps: BTreeMap<Namespace, u64>,
     /// Work of the plan, for tests and benchmarks.
     pub work: PlanWork,
     /// Node that is reserved for a refused pod.

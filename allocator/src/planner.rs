@@ -14,9 +14,10 @@ mod samples;
 mod shape_cache;
 mod turns;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use tessera_api::names::{DeviceClassName, NodeName};
+use tessera_api::names::{DeviceClassName, Namespace, NodeName};
 
 use crate::backlog::Backlog;
 use crate::cluster::Cluster;
@@ -63,6 +64,8 @@ pub struct Planner {
     /// Work since the begin of the plan.
     work: PlanWork,
     node_tests: NodeTests,
+    /// Namespaces whose selectors are not evaluated.
+    withheld: BTreeSet<Namespace>,
 }
 
 /// Error of [`Planner::allocate_on`].
@@ -178,6 +181,12 @@ impl Planner {
     /// Returns the forecast of future requests, which [`Policy::LeastFragmentation`] uses.
     pub fn forecast(&self) -> &Potential {
         self.forecast.potential()
+    }
+
+    /// Sets the namespaces for whose pods no selector is compiled or evaluated. A pod that needs it
+    /// is undecided; results that are known are used.
+    pub fn withhold_selectors(&mut self, of: BTreeSet<Namespace>) {
+        self.withheld = of;
     }
 
     /// Decides for each pod which devices its pending claims get on which node.

@@ -290,6 +290,26 @@ fn pod_is_undecided_once_its_steps_are_spent() {
 }
 
 #[test]
+fn withheld_namespace_is_planned_with_known_results_only() {
+    let mut planner = planner(NODES);
+    let in_tenant = |pod| PendingPod { namespace: namespace("tenant"), ..pod };
+    let pods = [expensive(1), in_tenant(share_pod("plain", "1Gi", "1"))];
+    // Another pod has had the selectors of the class evaluated.
+    planner.plan(&[share_pod("other", "1Gi", "1")], PlanSettings::default());
+    planner.withhold_selectors([namespace("tenant")].into());
+    for _ in 0..3 {
+        let plan = planner.plan(&pods, PlanSettings::default());
+        assert_eq!(decided(&plan), [PodUid::new("plain")].into());
+        assert!(plan.unreached.is_empty() && plan.refusals[0].is_undecided(), "{plan:?}");
+        assert!(plan.selector_steps.is_empty(), "{:?}", plan.selector_steps);
+    }
+    planner.withhold_selectors(BTreeSet::new());
+    let plan = planner.plan(&pods, PlanSettings::default());
+    assert!(plan.selector_steps[&namespace("tenant")] > 1000, "{:?}", plan.selector_steps);
+    assert!(!plan.refusals[0].is_undecided());
+}
+
+#[test]
 fn bound_pod_with_expensive_selectors_is_planned_in_parts() {
     let mut planner = planner(1);
     let settings = PlanSettings { steps_per_plan: 500, ..PlanSettings::default() };

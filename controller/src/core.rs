@@ -53,6 +53,7 @@ mod planning;
 mod queued;
 mod release;
 mod repair;
+mod selector_time;
 #[cfg(test)]
 mod tests;
 mod writes;

@@ -60,8 +60,9 @@ pub fn refusal_message(
             format!("ResourceClaim {claim}: request `{request}`: {error}")
         }
         RefusalCause::BudgetExceeded => format!(
-            "ResourceClaim {claim}: search budget exceeded, too many combinations of devices; \
-             request fewer devices or constraints in one claim"
+            "ResourceClaim {claim}: search budget exceeded, by combinations of devices or by the CPU \
+             time of the namespace's CEL selectors; request fewer devices or constraints in one \
+             claim, or simplify its selectors"
         ),
         RefusalCause::NoFit(explanation) => {
             let closing = reserved

@@ -16,12 +16,15 @@ pub(super) struct Budget {
     pub(super) left: u64,
     /// Steps spent per namespace.
     pub(super) spent: BTreeMap<Namespace, u64>,
+    /// Steps for selectors per namespace.
+    pub(super) selectors: BTreeMap<Namespace, u64>,
 }
 
 impl Budget {
     pub(super) fn new(settings: PlanSettings) -> Self {
         let (of_pod, of_plan) = (settings.steps_per_pod, settings.steps_per_plan);
-        Self { of_plan, of_pod, left: of_plan, spent: BTreeMap::new() }
+        let (spent, selectors) = (BTreeMap::new(), BTreeMap::new());
+        Self { of_plan, of_pod, left: of_plan, spent, selectors }
     }
 
     /// Returns the steps for a pod whose search gets further with at least `needed` steps; `None`
@@ -41,8 +44,17 @@ impl Budget {
 
     /// Charges a namespace with steps that are not part of the plan.
     pub(super) fn charge(&mut self, namespace: &Namespace, steps: u64) {
-        if steps > 0 {
-            *self.spent.entry(namespace.clone()).or_default() += steps;
-        }
+        add(&mut self.spent, namespace, steps);
+    }
+
+    /// Charges a namespace with steps for selectors, which its other steps contain.
+    pub(super) fn charge_selectors(&mut self, namespace: &Namespace, steps: u64) {
+        add(&mut self.selectors, namespace, steps);
+    }
+}
+
+fn add(sums: &mut BTreeMap<Namespace, u64>, namespace: &Namespace, steps: u64) {
+    if steps > 0 {
+        *sums.entry(namespace.clone()).or_default() += steps;
     }
 }

@@ -59,6 +59,7 @@ impl Planner {
         let is_new = |pod: &&&PendingPod| {
             self.forecast.is_new(&pod.uid)
                 && !self.accepted.impossible.contains(&pod.uid)
+                && !self.withheld.contains(&pod.namespace)
                 && !self.fair_share.exceeds_share(&pod.namespace, 0, budget.of_plan)
         };
         let new = pods.iter().filter(is_new).copied().collect::<Vec<_>>();
@@ -68,9 +69,12 @@ impl Planner {
             if steps == 0 {
                 break;
             }
-            let given = steps;
+            let (given, charged) = (steps, self.selections.charged());
+            self.selections.begin_pod(false);
             let request = self.request(pod, policy, &mut steps);
-            budget.charge(&pod.namespace, given - steps);
+            let selectors = self.selections.charged() - charged;
+            budget.charge(&pod.namespace, selectors.max(given - steps));
+            budget.charge_selectors(&pod.namespace, selectors);
             match request {
                 Ok(Some(request)) => drop(requests.insert(pod.uid.clone(), request)),
                 Ok(None) => self.accepted.set_impossible(&pod.uid),

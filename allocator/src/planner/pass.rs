@@ -69,6 +69,7 @@ pub(super) fn plan(
     pass.undo();
     let refused = plan.refusals.iter().map(|refusal| &refusal.pod);
     let Planner { fair_share, cluster, .. } = planner;
+    plan.selector_steps = budget.selectors;
     fair_share.end_plan(budget.spent, refused, cluster.now(), is_partial);
     plan.work = planner.end_plan(planned);
     (plan, with_class)
@@ -86,12 +87,15 @@ pub(super) fn plan_on(
     let mut plan = AllocationPlan::default();
     let given = Budget::new(settings).for_pod(pass.needed_steps(pod)).unwrap_or(0);
     let mut steps = given;
+    let charged = pass.begin_pod(pod);
     match pass.place_pod_on(node, pod, &mut steps) {
         Ok(decision) => plan.decisions.extend(decision),
         Err(_) if pass.is_cut_off => plan.unreached.push(pod.uid.clone()),
         Err(refused) => plan.refusals = refused.claims,
     }
-    plan.steps = given - steps;
+    plan.steps = if pass.planner.selections.was_withheld() { 0 } else { given - steps };
+    let selectors = pass.planner.selections.charged() - charged;
+    plan.selector_steps.extend((selectors > 0).then(|| (pod.namespace.clone(), selectors)));
     pass.undo();
     plan.work = planner.take_work();
     plan
@@ -236,8 +240,14 @@ impl<'p> PlanningPass<'p> {
         let mut steps = given;
         (self.explained_steps, self.max_explained_steps) = (0, budget.left);
         self.is_cut_off = false;
+        let charged = self.begin_pod(pod);
         let placed = self.place_pod(pod, &mut steps);
-        budget.spend(&pod.namespace, given - steps + self.explained_steps);
+        let selectors = self.planner.selections.charged() - charged;
+        // A search that was withheld has ended the steps without spending them.
+        let spent = if self.planner.selections.was_withheld() { 0 } else { given - steps };
+        budget.spend(&pod.namespace, spent + self.explained_steps);
+        budget.charge(&pod.namespace, selectors.saturating_sub(spent));
+        budget.charge_selectors(&pod.namespace, selectors);
         match placed {
             Ok(decision) => {
                 plan.decisions.extend(decision);
@@ -261,6 +271,18 @@ impl<'p> PlanningPass<'p> {
                 })
             }
         }
+    }
+
+    /// Begins the search for a pod. Returns the steps charged so far for selectors.
+    fn begin_pod(&mut self, pod: &PendingPod) -> u64 {
+        let Planner { selections, withheld, .. } = &mut *self.planner;
+        selections.begin_pod(withheld.contains(&pod.namespace));
+        selections.charged()
+    }
+
+    /// Has the next plan continue with the pod, unless its selectors are not to be evaluated.
+    pub(super) fn cut_off(&mut self) {
+        self.is_cut_off = !self.planner.selections.was_withheld();
     }
 
     /// Has the next plan continue with the pod, unless it was refused on the same state of the
@@ -312,7 +334,7 @@ impl<'p> PlanningPass<'p> {
         let entry = shapes.get_mut(shape);
         entry.feasibility.refresh(&mut entry.shape, &mut context, steps, full_budget);
         if entry.feasibility.is_partial() && !entry.feasibility.take_exhausted(full_budget) {
-            self.is_cut_off = true;
+            self.cut_off();
             return Err(to_place.undecided().into());
         }
         if self.check_still_refused(&to_place, class, shape) {
@@ -413,7 +435,7 @@ impl<'p> PlanningPass<'p> {
             let (shapes, mut context) = self.planner.search_context();
             let ShapeEntry { shape: searched, feasibility, .. } = shapes.get_mut(shape);
             if !feasibility.refresh_node(index, searched, &mut context, steps, full_budget) {
-                self.is_cut_off = true;
+                self.cut_off();
                 return Err(to_place.undecided().into());
             }
             let fits = feasibility.is_feasible(index);
@@ -427,7 +449,7 @@ impl<'p> PlanningPass<'p> {
         }
         let causes = self.explain_on(shape, index, steps);
         if *steps == 0 {
-            self.is_cut_off = true;
+            self.cut_off();
             return Err(to_place.undecided().into());
         }
         Err(to_place.refused(&causes).into())

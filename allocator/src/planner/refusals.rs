@@ -131,7 +131,7 @@ impl<'p> PlanningPass<'p> {
             let node = NodeToExplain { index, rejection };
             self.explain_node(&mut reasons, shape, node, steps, &mut cache);
             if *steps == 0 {
-                self.is_cut_off = true;
+                self.cut_off();
                 return None;
             }
         }
@@ -215,7 +215,7 @@ impl<'p> PlanningPass<'p> {
             if *steps == 0 {
                 // The selectors may not have been evaluated.
                 reasons.outdated.insert(index);
-                self.is_cut_off = true;
+                self.cut_off();
                 return false;
             }
             if self.explained_steps >= self.max_explained_steps && !reasons.outdated.is_empty() {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::cluster::{Candidate, CompiledDevice, FastMap, Interner, NameId};
 use crate::model::{Claim, DeviceSelector};
-use crate::selector::{DeviceView, Read, Reads, SelectorError};
+use crate::selector::{CompiledSelector, DeviceView, Read, Reads, SelectorError};
 
 /// Index of a list of selectors in [`Selections`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,6 +42,12 @@ pub(crate) struct Selections {
     evaluations: u64,
     /// Number of evaluations so far whose result was kept.
     kept: u64,
+    /// Steps charged so far for compiling and evaluating, also beyond those of a search.
+    charged: u64,
+    /// True if nothing is compiled or evaluated for the present pod.
+    is_withheld: bool,
+    /// True if something would have been.
+    was_withheld: bool,
 }
 
 #[derive(Debug)]
@@ -100,6 +106,22 @@ impl Selections {
         self.lists.len() > MAX_SELECTIONS || self.bytes > MAX_SELECTOR_BYTES
     }
 
+    /// Begins the search for a pod. If `is_withheld`, only known results of selectors are used: a
+    /// test without one ends the steps.
+    pub(crate) fn begin_pod(&mut self, is_withheld: bool) {
+        (self.is_withheld, self.was_withheld) = (is_withheld, false);
+    }
+
+    /// Returns true if the search for the pod ended because nothing was to be evaluated for it.
+    pub(crate) fn was_withheld(&self) -> bool {
+        self.was_withheld
+    }
+
+    /// Returns the steps charged so far for compiling and evaluating.
+    pub(crate) fn charged(&self) -> u64 {
+        self.charged
+    }
+
     /// Returns the number of evaluations so far whose result was kept.
     pub(crate) fn kept(&self) -> u64 {
         self.kept
@@ -148,28 +170,36 @@ impl Selections {
         if list.selectors.is_empty() {
             return Selects::Yes;
         }
-        let given = *steps;
-        if !list.resolve(interner, steps) {
-            self.kept += u64::from(*steps < given);
-            return Selects::OutOfSteps;
-        }
         let device = candidate.compiled();
-        if device.is_irregular {
-            self.evaluations += 1;
-            return list.evaluate_all(candidate, steps).into();
+        let mut passed = 0;
+        if list.is_resolved() && !device.is_irregular {
+            self.key.clear();
+            list.key(candidate.driver, device, interner, &mut self.key);
+            match list.answers.get(self.key.as_slice()) {
+                Some(Answer::Known(known)) => return known.clone().into(),
+                Some(Answer::Passed(known)) => passed = *known,
+                None => {}
+            }
         }
-        self.key.clear();
-        list.key(candidate.driver, device, interner, &mut self.key);
-        let passed = match list.answers.get(self.key.as_slice()) {
-            Some(Answer::Known(known)) => return known.clone().into(),
-            Some(Answer::Passed(passed)) => *passed,
-            None => 0,
-        };
+        if self.is_withheld {
+            (self.was_withheld, *steps) = (true, 0);
+        }
         if *steps == 0 {
             return Selects::OutOfSteps;
         }
+        let mut charge = Charge { steps, charged: &mut self.charged };
+        if !list.is_resolved() {
+            self.kept += 1;
+            if !list.resolve(interner, &mut charge) {
+                return Selects::OutOfSteps;
+            }
+            return self.selects(selection, candidate, interner, steps);
+        }
         self.evaluations += 1;
-        let answer = list.evaluate(passed, candidate, steps);
+        if device.is_irregular {
+            return list.evaluate_all(candidate, &mut charge).into();
+        }
+        let answer = list.evaluate(passed, candidate, &mut charge);
         let selects = match &answer {
             Answer::Known(known) => known.clone().into(),
             Answer::Passed(_) => Selects::OutOfSteps,
@@ -201,17 +231,45 @@ impl Selections {
     }
 }
 
+/// The steps that compiling and evaluating are charged to.
+struct Charge<'s> {
+    /// Steps of the search.
+    steps: &'s mut u64,
+    /// Steps charged so far.
+    charged: &'s mut u64,
+}
+
+impl Charge<'_> {
+    fn add(&mut self, steps: u64) {
+        *self.steps = self.steps.saturating_sub(steps);
+        *self.charged = self.charged.saturating_add(steps);
+    }
+
+    fn has_ended(&self) -> bool {
+        *self.steps == 0
+    }
+
+    /// Compiles a selector, or returns the cached program.
+    fn compile(
+        &mut self,
+        selector: &DeviceSelector,
+    ) -> Result<Arc<CompiledSelector>, SelectorError> {
+        let mut left = u64::MAX;
+        let compiled = selector.compiled_in(&mut left);
+        self.add(u64::MAX - left);
+        compiled
+    }
+}
+
 impl List {
+    fn is_resolved(&self) -> bool {
+        !matches!(self.reads, ListReads::Unresolved)
+    }
+
     /// Compiles the selectors. Returns false if the steps have ended before: the compiled ones are
     /// kept.
-    fn resolve(&mut self, interner: &mut Interner, steps: &mut u64) -> bool {
-        if !matches!(self.reads, ListReads::Unresolved) {
-            return true;
-        }
-        if *steps == 0 {
-            return false;
-        }
-        let Some(reads) = reads(&self.selectors, steps) else { return false };
+    fn resolve(&mut self, interner: &mut Interner, charge: &mut Charge<'_>) -> bool {
+        let Some(reads) = reads(&self.selectors, charge) else { return false };
         let Reads::These(reads) = reads else {
             self.reads = ListReads::Everything;
             return true;
@@ -258,10 +316,10 @@ impl List {
     }
 
     /// Evaluates the selectors after the first `passed` until the steps end.
-    fn evaluate(&self, passed: usize, candidate: &Candidate, steps: &mut u64) -> Answer {
+    fn evaluate(&self, passed: usize, candidate: &Candidate, charge: &mut Charge<'_>) -> Answer {
         for (at, selector) in self.selectors.iter().enumerate().skip(passed) {
-            match evaluate(selector, candidate, steps) {
-                Ok(true) if *steps == 0 && at + 1 < self.selectors.len() => {
+            match evaluate(selector, candidate, charge) {
+                Ok(true) if charge.has_ended() && at + 1 < self.selectors.len() => {
                     return Answer::Passed(at + 1);
                 }
                 Ok(true) => {}
@@ -272,9 +330,13 @@ impl List {
     }
 
     /// Evaluates the selectors, whatever they cost: the result is not kept.
-    fn evaluate_all(&self, candidate: &Candidate, steps: &mut u64) -> Result<bool, SelectorError> {
+    fn evaluate_all(
+        &self,
+        candidate: &Candidate,
+        charge: &mut Charge<'_>,
+    ) -> Result<bool, SelectorError> {
         for selector in &self.selectors {
-            if !evaluate(selector, candidate, steps)? {
+            if !evaluate(selector, candidate, charge)? {
                 return Ok(false);
             }
         }
@@ -282,31 +344,31 @@ impl List {
     }
 }
 
-/// Evaluates one selector, and charges `steps`.
+/// Evaluates one selector.
 fn evaluate(
     selector: &DeviceSelector,
     candidate: &Candidate,
-    steps: &mut u64,
+    charge: &mut Charge<'_>,
 ) -> Result<bool, SelectorError> {
     let (driver, device) = (&candidate.slice().pool.driver, candidate.device());
-    let compiled = selector.compiled_in(steps)?;
+    let compiled = charge.compile(selector)?;
     let view = device.view.get_or_init(|| DeviceView::new(driver, device));
     let (selected, work) = compiled.evaluate(view);
-    *steps = steps.saturating_sub(work / WORK_PER_STEP);
+    charge.add(work / WORK_PER_STEP);
     selected
 }
 
 /// Returns the properties that the selectors read together; `None` if the steps have ended before
 /// all were compiled. A selector that does not compile reads nothing.
-fn reads(selectors: &[DeviceSelector], steps: &mut u64) -> Option<Reads> {
+fn reads(selectors: &[DeviceSelector], charge: &mut Charge<'_>) -> Option<Reads> {
     let mut all = BTreeSet::new();
     for (at, selector) in selectors.iter().enumerate() {
-        match selector.compiled_in(steps).as_ref().map(|compiled| compiled.reads()) {
+        match charge.compile(selector).as_ref().map(|compiled| compiled.reads()) {
             Ok(Reads::Everything) => return Some(Reads::Everything),
             Ok(Reads::These(reads)) => all.extend(reads.iter().cloned()),
             Err(_) => {}
         }
-        if *steps == 0 && at + 1 < selectors.len() {
+        if charge.has_ended() && at + 1 < selectors.len() {
             return None;
         }
     }

@@ -9,7 +9,7 @@ use tessera_api::events;
 use tessera_index::Index;
 use tracing::field::display;
 
-use super::clock::Moment;
+use super::clock::{Moment, Now};
 use super::effect::{AllocationDraft, ClaimChange};
 use super::holds::{Basis, HoldReason, Subject};
 use super::notices::Topic;
@@ -51,7 +51,8 @@ impl Step<'_> {
             }
             self.state.planning.backlog.insert(pod);
         }
-        let plan = self.state.planning.plan(&mut self.state.index, self.wall);
+        let now = Now { monotonic: self.now, wall: self.wall };
+        let plan = self.state.planning.plan(&mut self.state.index, now);
         self.figures.is_planned = true;
         for decision in &plan.decisions {
             self.carry_out(decision);

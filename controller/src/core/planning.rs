@@ -7,7 +7,8 @@ use tessera_allocator::{AllocationPlan, Backlog, PlanSettings, Planner, Refusal}
 use tessera_api::names::NodeName;
 use tessera_index::Index;
 
-use super::clock::Moment;
+use super::clock::{Moment, Now};
+use super::selector_time::SelectorTime;
 
 /// The steps of one plan: about 20 ms of CPU time. Decisions until then are written, and the next
 /// plan continues.
@@ -26,6 +27,7 @@ pub(super) struct Planning {
     pub(super) backlog: Backlog,
     /// The bound pod that was planned last; the next plan of bound pods begins after it.
     pub(super) last_bound: Option<PodUid>,
+    selector_time: SelectorTime,
 }
 
 impl Planning {
@@ -35,16 +37,25 @@ impl Planning {
             settings,
             backlog: Backlog::default(),
             last_bound: None,
+            selector_time: SelectorTime::default(),
         }
     }
 
-    /// Plans the pods of the backlog. `wall` is the time in seconds since the epoch. Nothing counts
-    /// as taken before it is [assumed](Index::assume).
-    pub(super) fn plan(&mut self, index: &mut Index, wall: i64) -> AllocationPlan {
-        index.take_changes().apply_to(&mut self.planner);
+    /// Plans the pods of the backlog. Nothing counts as taken before it is
+    /// [assumed](Index::assume).
+    pub(super) fn plan(&mut self, index: &mut Index, now: Now) -> AllocationPlan {
+        self.begin(index, now.monotonic);
         let turns = u64::try_from(self.backlog.turn_count()).unwrap_or(u64::MAX);
-        let settings = PlanSettings { now: wall, ..self.settings_for(turns) };
-        self.planner.plan_backlog(&mut self.backlog, settings)
+        let settings = PlanSettings { now: now.wall, ..self.settings_for(turns) };
+        let plan = self.planner.plan_backlog(&mut self.backlog, settings);
+        self.selector_time.spend(&plan.selector_steps, now.monotonic);
+        plan
+    }
+
+    /// Brings the allocator up to date.
+    fn begin(&mut self, index: &mut Index, now: Moment) {
+        index.take_changes().apply_to(&mut self.planner);
+        self.planner.withhold_selectors(self.selector_time.exhausted(now));
     }
 
     /// Returns the settings of a plan with this number of turns.
@@ -67,9 +78,12 @@ impl Planning {
         index: &mut Index,
         node: &NodeName,
         pod: &PendingPod,
+        now: Moment,
     ) -> AllocationPlan {
-        index.take_changes().apply_to(&mut self.planner);
-        self.planner.plan_bound_pod(node, pod, self.settings_for(0))
+        self.begin(index, now);
+        let plan = self.planner.plan_bound_pod(node, pod, self.settings_for(0));
+        self.selector_time.spend(&plan.selector_steps, now);
+        plan
     }
 }
 

@@ -102,7 +102,7 @@ impl Step<'_> {
         if pending.pending_claims().any(|claim| self.state.is_busy(&claim.uid, self.now)) {
             return None;
         }
-        let plan = self.state.planning.plan_on(&mut self.state.index, &node, &pending);
+        let plan = self.state.planning.plan_on(&mut self.state.index, &node, &pending, self.now);
         for decision in &plan.decisions {
             self.carry_out(decision);
         }

@@ -74,6 +74,20 @@ pub fn expensive(number: usize) -> Value {
     json!({"requests": [{"name": "gpu", "firstAvailable": alternatives}]})
 }
 
+/// Returns devices that fit nowhere: 32 selectors in one request, each as expensive as the API
+/// server allows at run time, none of which another `number` has.
+pub fn worst(number: usize) -> Value {
+    let numbers = (0..400).map(|number| number.to_string()).collect::<Vec<_>>().join(",");
+    let worst = |index: usize| {
+        let least = number * 32 + index;
+        let all = format!("[{numbers}].all(x, [{numbers}].all(y, x + y >= -{least}))");
+        selector(&format!("{all} && device.attributes['{DRIVER}'].index >= 0"))
+    };
+    let mut exactly = exactly("900Gi");
+    exactly["selectors"] = (0..32).map(worst).collect();
+    json!({"requests": [{"name": "gpu", "exactly": exactly}]})
+}
+
 /// Returns a selector with an expression of 10 KB, cheap to evaluate and large when compiled.
 pub fn large_selector(number: usize) -> Value {
     selector(&format!("[{}{number}].size() > 0", "1,".repeat(5000)))

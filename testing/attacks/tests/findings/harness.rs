@@ -112,6 +112,38 @@ impl Harness {
         assert!(longest <= bounds::limit(strict), "allocated after {longest:?}");
     }
 
+    /// Checks that of many pods of the neighbour, one after the other, at most one in a hundred is
+    /// allocated after the limit.
+    pub(crate) async fn check_neighbour_often(&self, strict: Duration) {
+        let mut latencies = Vec::new();
+        let (begun, cpu_before) = (Instant::now(), self.controller().usage().unwrap().cpu_s);
+        for number in 0..bounds::size(200, 5) {
+            latencies.push(self.measure_neighbour(&format!("attacked-{number}")).await);
+        }
+        latencies.sort_unstable();
+        let cpu = self.controller().usage().unwrap().cpu_s - cpu_before;
+        self.report("cores of the controller meanwhile:", cpu / begun.elapsed().as_secs_f64());
+        let (half, most) = (latencies[latencies.len() / 2], latencies[latencies.len() * 99 / 100]);
+        self.report("allocated under attack after, p50 and p99:", (half, most));
+        assert!(most <= bounds::limit(strict), "p99 of {} pods: {most:?}", latencies.len());
+    }
+
+    /// Waits until the controller takes less than a tenth of a core for two seconds.
+    pub(crate) async fn wait_idle(&self, limit: Duration) {
+        const PERIOD: Duration = Duration::from_secs(2);
+        let begun = Instant::now();
+        loop {
+            let before = self.controller().usage().unwrap().cpu_s;
+            tokio::time::sleep(PERIOD).await;
+            let cores = (self.controller().usage().unwrap().cpu_s - before) / PERIOD.as_secs_f64();
+            if cores < 0.1 {
+                self.report("idle after, cores:", (begun.elapsed() - PERIOD, cores));
+                return;
+            }
+            assert!(begun.elapsed() < limit + PERIOD, "{cores} cores after {:?}", begun.elapsed());
+        }
+    }
+
     /// Checks that the leader has neither lost its Lease nor been restarted.
     pub(crate) async fn check_leader(&self) {
         assert_eq!(self.cluster.leadership().await.unwrap(), self.before);

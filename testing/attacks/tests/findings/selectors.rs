@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
+use tessera_attacks::bounds;
 use tessera_attacks::cluster::create;
 use tessera_attacks::objects;
 use tessera_test_support::test_name;
@@ -22,6 +23,20 @@ async fn expensive_selectors_neither_delay_nor_depose() {
         harness.pod(TENANT, &format!("expensive-{number}"), &objects::expensive(number)).await;
     }
     harness.check_neighbour(LATENCY).await;
+    harness.check_leader().await;
+    harness.check_memory(&harness.controller(), MEMORY_MIB);
+    harness.cluster.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_expensive_pods_leave_the_controller_idle() {
+    let Some(harness) = Harness::start(test_name!()).await else { return };
+    for number in 0..bounds::size(1000, 40) {
+        harness.pod(TENANT, &format!("worst-{number}"), &objects::worst(number)).await;
+    }
+    harness.check_neighbour_often(Duration::from_millis(100)).await;
+    // A debug build spends the same steps in much more time.
+    harness.wait_idle(bounds::limit(Duration::from_secs(5))).await;
     harness.check_leader().await;
     harness.check_memory(&harness.controller(), MEMORY_MIB);
     harness.cluster.stop().await.unwrap();
