@@ -97,9 +97,10 @@ reasons! {
     /// them out.
     INSUFFICIENT_DEVICES = "InsufficientDevices", Controller, "Pod",
         "Wait, free GPUs, add nodes, or ask for less; `kubectl tessera explain pod NAME` has the details.";
-    /// The search for devices exceeded its step budget before it found a result.
+    /// The search for devices exceeded its step budget before it found a result, or the pods of the
+    /// namespace have spent their CPU time for CEL selectors.
     SEARCH_BUDGET_EXCEEDED = "SearchBudgetExceeded", Controller, "Pod",
-        "Ask for fewer devices, constraints or CEL selectors in one claim.";
+        "Ask for fewer devices, constraints or CEL selectors in one claim; use fewer different selectors.";
     /// The claim names a DeviceClass that does not exist.
     UNKNOWN_DEVICE_CLASS = "UnknownDeviceClass", Controller, "Pod",
         "Correct `deviceClassName`, or create the class.";

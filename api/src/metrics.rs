@@ -119,6 +119,8 @@ metrics! {
         "Plans that ended at their budget before all pods were planned, and were continued by the next";
     CONTROLLER_SEARCH_BUDGETS_EXCEEDED = Counter "tessera_controller_search_budgets_exceeded" []
         "Searches for the devices of a pod that ended at the step budget without a decision";
+    CONTROLLER_SELECTOR_STEPS = Counter "tessera_controller_selector_steps" ["namespace"]
+        "Steps spent on the CEL selectors of pods in the namespace, each about 0.5 us of CPU time";
     CONTROLLER_PENDING_CLAIMS = Gauge "tessera_controller_pending_claims" ["reason"]
         "Claims that are not allocated, by event reason; of insufficient devices by the most frequent cause";
     CONTROLLER_RESERVED_NODES = Gauge "tessera_controller_reserved_nodes" []

@@ -20,6 +20,13 @@ const BUCKETS: [f64; 16] = [
     8.0, 16.0,
 ];
 
+/// The label of figures per namespace.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct NamespaceLabel {
+    /// The namespace.
+    pub namespace: String,
+}
+
 /// The label of pending claims.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ReasonLabel {
@@ -68,6 +75,8 @@ pub struct Metrics {
     pub plans_cut: Counter,
     /// Number of searches that ended without a decision because the steps of a pod were spent.
     pub undecided_plans: Counter,
+    /// Steps spent on selectors, by namespace of the pods.
+    pub selector_steps: Family<NamespaceLabel, Counter>,
     /// Pending claims by reason.
     pub pending: Family<ReasonLabel, Gauge>,
     /// Nodes that are reserved for a pod that has been pending for long: one or none.
@@ -105,6 +114,7 @@ impl Metrics {
             plan_time: Histogram::new(BUCKETS),
             plans_cut: Counter::default(),
             undecided_plans: Counter::default(),
+            selector_steps: Family::default(),
             pending: Family::default(),
             reserved_nodes: Gauge::default(),
             overcommitted: Gauge::default(),
@@ -127,6 +137,7 @@ impl Metrics {
         add(registry, metrics::CONTROLLER_PLAN, created.plan_time.clone());
         add(registry, metrics::CONTROLLER_PLANS_CUT, created.plans_cut.clone());
         add(registry, metrics::CONTROLLER_SEARCH_BUDGETS_EXCEEDED, created.undecided_plans.clone());
+        add(registry, metrics::CONTROLLER_SELECTOR_STEPS, created.selector_steps.clone());
         add(registry, metrics::CONTROLLER_PENDING_CLAIMS, created.pending.clone());
         add(registry, metrics::CONTROLLER_RESERVED_NODES, created.reserved_nodes.clone());
         add(registry, metrics::CONTROLLER_OVERCOMMITTED_DEVICES, created.overcommitted.clone());
@@ -169,6 +180,10 @@ impl Metrics {
         self.nomination_errors.inc_by(figures.nomination_errors);
         self.plans_cut.inc_by(figures.cut_plans);
         self.undecided_plans.inc_by(figures.undecided_plans);
+        for (namespace, steps) in &figures.selector_steps {
+            let label = NamespaceLabel { namespace: namespace.to_string() };
+            self.selector_steps.get_or_create(&label).inc_by(*steps);
+        }
         self.drift.inc_by(figures.drifts);
         let gauges = [
             (&self.reserved_nodes, figures.reserved_nodes),

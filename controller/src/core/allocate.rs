@@ -54,6 +54,7 @@ impl Step<'_> {
         let now = Now { monotonic: self.now, wall: self.wall };
         let plan = self.state.planning.plan(&mut self.state.index, now);
         self.figures.is_planned = true;
+        self.count_selector_steps(&plan);
         for decision in &plan.decisions {
             self.carry_out(decision);
         }
@@ -64,6 +65,13 @@ impl Step<'_> {
         let again = plan.replan_at.map(|again| again.saturating_sub(self.wall));
         self.wake_at(again.map(|seconds| in_seconds(self.now, seconds)));
         Round { plan, changed, deallocated, undecided_claims }
+    }
+
+    /// Counts the steps that a plan has spent on selectors.
+    pub(super) fn count_selector_steps(&mut self, plan: &AllocationPlan) {
+        for (namespace, steps) in &plan.selector_steps {
+            *self.figures.selector_steps.entry(namespace.clone()).or_default() += steps;
+        }
     }
 
     /// Returns the pods that may have changed since the last step: in the index, or because they or

@@ -31,7 +31,7 @@ use crate::scale::{
     running_pod, slices,
 };
 
-/// Memory of the share on each GPU, in MiB.
+/// Memory of the share on each GPU, in MiB; of a mixed cluster the most.
 const USED_MIB: usize = 60_000;
 
 /// Least memory that a waiting pod requests, in MiB: more than half of a GPU.
@@ -51,6 +51,9 @@ pub struct BacklogSize {
     pub shapes: usize,
     /// Number of times that each event is measured.
     pub events: usize,
+    /// True if almost no two GPUs have the same amount of free memory, so that no two nodes are in
+    /// the same state.
+    pub is_mixed: bool,
 }
 
 /// Costs of a backlog.
@@ -275,7 +278,8 @@ fn share_pod(share: usize, size: BacklogSize) -> k8s_openapi::api::core::v1::Pod
 }
 
 fn share_objects(share: usize, size: BacklogSize) -> Vec<WatchedObject> {
-    let claim = Arc::new(allocated_claim(share, USED_MIB, cluster(size)));
+    let used = if size.is_mixed { USED_MIB - share * 7919 % 10_000 } else { USED_MIB };
+    let claim = Arc::new(allocated_claim(share, used, cluster(size)));
     let pod = Arc::new(share_pod(share, size));
     vec![WatchedObject::Claim(claim), WatchedObject::Pod(pod)]
 }
@@ -299,15 +303,17 @@ mod tests {
 
     #[test]
     fn every_freed_gpu_goes_to_a_waiting_pod() {
-        let report = run(BacklogSize { nodes: 10, pods: 30, shapes: 3, events: 5 });
-        assert_eq!(report.events.len(), 6);
-        assert!(report.first_plan_ms > 0.0);
+        for is_mixed in [false, true] {
+            let report = run(BacklogSize { nodes: 10, pods: 30, shapes: 3, events: 5, is_mixed });
+            assert_eq!(report.events.len(), 6);
+            assert!(report.first_plan_ms > 0.0);
+        }
     }
 
     #[test]
     fn step_costs_no_more_where_ten_times_as_many_pods_wait() {
-        let [few, many] =
-            [150, 1500].map(|pods| run(BacklogSize { nodes: 20, pods, shapes: 3, events: 20 }));
+        let size = |pods| BacklogSize { nodes: 20, pods, shapes: 3, events: 20, is_mixed: false };
+        let [few, many] = [150, 1500].map(|pods| run(size(pods)));
         for (few, many) in few.events.iter().zip(&many.events) {
             let ratio = many.p50_ms / few.p50_ms.max(0.01);
             assert!(ratio < 4.0, "{}: {few:?} and {many:?}", few.event);

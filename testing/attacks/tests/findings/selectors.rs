@@ -31,10 +31,12 @@ async fn expensive_selectors_neither_delay_nor_depose() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_expensive_pods_leave_the_controller_idle() {
     let Some(harness) = Harness::start(test_name!()).await else { return };
-    for number in 0..bounds::size(1000, 40) {
-        harness.pod(TENANT, &format!("worst-{number}"), &objects::worst(number)).await;
-    }
-    harness.check_neighbour_often(Duration::from_millis(100)).await;
+    let attack = async {
+        for number in 0..bounds::size(1000, 40) {
+            harness.pod(TENANT, &format!("worst-{number}"), &objects::worst(number)).await;
+        }
+    };
+    tokio::join!(attack, harness.check_neighbour_often(Duration::from_millis(100)));
     // A debug build spends the same steps in much more time.
     harness.wait_idle(bounds::limit(Duration::from_secs(5))).await;
     harness.check_leader().await;

@@ -5,9 +5,9 @@ use tessera_judge::backlog::{self, BacklogReport, BacklogSize};
 
 /// Measure the CPU time of the controller's steps beside pods that wait for devices.
 ///
-/// Nodes have eight H100, each with a share of 60,000 MiB; the pods request 45,000 MiB or more. A
-/// step contains all that the controller decides; watches and the API server are left out. The last
-/// line is the result as JSON.
+/// Nodes have eight H100, each with a share of up to 60,000 MiB; the pods request 45,000 MiB or
+/// more. A step contains all that the controller decides; watches and the API server are left out.
+/// The last line is the result as JSON.
 #[derive(Parser)]
 #[command(name = "backlog", version)]
 struct BacklogArgs {
@@ -23,10 +23,13 @@ struct BacklogArgs {
     /// Number of times that each event is measured.
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..))]
     events: u32,
+    /// Give almost every GPU another amount of free memory, so that nodes share no results.
+    #[arg(long)]
+    mixed: bool,
 }
 
 fn main() -> anyhow::Result<()> {
-    let BacklogArgs { nodes, pods, shapes, events } = BacklogArgs::parse();
+    let BacklogArgs { nodes, pods, shapes, events, mixed } = BacklogArgs::parse();
     anyhow::ensure!(
         events <= pods && u64::from(events) <= u64::from(nodes),
         "--events must be at most --pods and at most --nodes"
@@ -36,6 +39,7 @@ fn main() -> anyhow::Result<()> {
         pods: pods as usize,
         shapes: shapes as usize,
         events: events as usize,
+        is_mixed: mixed,
     };
     let report = backlog::run(size);
     let BacklogReport { first_plan_ms, longest_step_ms, notices_ms, audit_ms, events, rest } =
