@@ -61,6 +61,7 @@ pub(super) fn plan(
     }
     plan.steps =
         budget.of_plan - budget.left + reservation_steps(settings) - pass.reservation.steps();
+    pass.planner.selections.begin_pod(false);
     let is_partial = !plan.unreached.is_empty();
     if !is_partial {
         pass.renew_causes(&mut plan);
