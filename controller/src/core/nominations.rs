@@ -26,6 +26,10 @@ const AUTO_NODES: usize = 2000;
 /// The pause after the API server has refused a nomination: a permission is missing.
 const DENIED_PAUSE: Duration = Duration::from_secs(600);
 
+/// The pause after a nomination that was not written, as while the API server does not answer: its
+/// removal is repeated then.
+const FAILED_PAUSE: Duration = Duration::from_secs(1);
+
 /// The clusters in which the node of an allocation is written to the pod.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum NominationPolicy {
@@ -45,7 +49,8 @@ pub(super) struct Nominations {
     written: BTreeMap<PodUid, Written>,
     /// Pods with a write under way: a second one might overtake it.
     open: BTreeSet<PodUid>,
-    /// Pods of which a write has ended since the last step.
+    /// Pods of which a write has ended since the last step, or whose nomination is removed after a
+    /// pause.
     ended: BTreeSet<PodUid>,
     paused_until: Option<Moment>,
 }
@@ -119,9 +124,13 @@ impl Nominations {
                 None => drop(self.written.remove(&pod)),
             },
             NominationOutcome::Outdated => drop(self.written.remove(&pod)),
-            NominationOutcome::Denied => self.paused_until = Some(now + DENIED_PAUSE),
-            NominationOutcome::Failed => {}
+            NominationOutcome::Denied => self.pause(now + DENIED_PAUSE),
+            NominationOutcome::Failed => self.pause(now + FAILED_PAUSE),
         }
+    }
+
+    fn pause(&mut self, until: Moment) {
+        self.paused_until = self.paused_until.max(Some(until));
     }
 
     /// Forgets pods that do not wait any more.
@@ -163,7 +172,13 @@ impl Step<'_> {
                 continue;
             }
             let Some(node) = nominations.current(index, pod).cloned() else { continue };
-            if !nominations.is_paused(self.now) && !self.state.is_at(pod, &node) {
+            if self.state.is_at(pod, &node) {
+                continue;
+            }
+            if self.state.nominations.is_paused(self.now) {
+                self.state.nominations.ended.insert(pod.clone());
+                self.wake_at(self.state.nominations.paused_until);
+            } else {
                 self.send_nomination(pod, None, Some(node));
             }
         }
@@ -199,6 +214,10 @@ impl Step<'_> {
         let is_stale = node.as_ref().is_some_and(|node| !self.state.is_at(&pod, node));
         let State { nominations, index, .. } = &mut *self.state;
         nominations.end(index, pod, node, outcome, self.now);
+        if nominations.is_paused(self.now) {
+            let until = nominations.paused_until;
+            self.wake_at(until);
+        }
         is_stale && outcome == NominationOutcome::Stored
     }
 }

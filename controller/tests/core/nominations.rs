@@ -93,6 +93,23 @@ fn nomination_is_removed_with_the_allocation() {
 }
 
 #[test]
+fn removal_without_an_answer_is_repeated_after_a_pause() {
+    let mut world = cluster();
+    world.put(WatchedKind::Claim, objects::claim("stale", "90Gi"));
+    let pod = objects::pod("stale", &["stale"]);
+    world.put(WatchedKind::Pod, objects::nominated_by_controller(pod, Some("node-a".to_owned())));
+    world.deliver_all();
+    for sent in 1..4 {
+        assert_eq!(changes(&world).len(), sent, "one removal per second");
+        world.fail_nomination("stale", NominationOutcome::Failed);
+        assert_eq!(changes(&world).len(), sent);
+        world.pass(Duration::from_millis(1001));
+    }
+    world.settle();
+    assert_eq!(world.nomination("stale"), None);
+}
+
+#[test]
 fn next_decision_nominates_after_a_failed_attempt() {
     let mut world = cluster();
     world.add_pod("a", "50Gi");
