@@ -8,8 +8,8 @@
 //! ```
 //!
 //! An [`Index`] has one owner, which is its only writer. It keeps running sums of the capacity of
-//! allocated claims and of the requests of bound pods; [`Index::audit`] recounts them. It decides
-//! nothing and owns no planner.
+//! allocated claims and of the requests of bound pods; [`Index::audit_part`] recounts them. It
+//! decides nothing and owns no planner.
 //!
 //! The devices of a claim count as taken from the moment a decision is assumed until the claim is
 //! deallocated or deleted *and* no bound pod refers to it: a client can remove a finalizer while a
