@@ -149,11 +149,11 @@ impl Feasibility {
         let given = *steps;
         self.follow(shape, context);
         self.refresh_changed(shape, context, steps, full_budget, &mut found);
-        self.spent = match self.is_partial() {
-            true if context.selections.was_withheld() => self.spent,
-            true => self.spent + (given - *steps),
-            false => 0,
-        };
+        if !self.is_partial() {
+            self.spent = 0;
+        } else if !context.selections.was_withheld() {
+            self.spent += given - *steps;
+        }
         if self.ranked.is_empty() {
             // Building the set at once takes a tenth of the time of single insertions.
             self.ranked = found.into_iter().collect();
@@ -261,8 +261,8 @@ impl Feasibility {
         let full_budget = searches.full_budget;
         let tries = self.take_tries(node, context.cluster);
         let key = searches.key(node, shape, context);
+        context.work.nodes_searched += 1;
         if let Some(known) = searches.get(key) {
-            context.work.nodes_searched += 1;
             *steps -= 1;
             return Ok(self.store(node, known, context.cluster));
         }
@@ -446,7 +446,6 @@ fn evaluate(
     node: NodeIndex,
     steps: &mut u64,
 ) -> NodeFeasibility {
-    context.work.nodes_searched += 1;
     match search(shape, context, node, 0, steps) {
         SearchOutcome::Found(chosen) => {
             let forecast_view = forecast_view(shape, context, node);

@@ -39,7 +39,6 @@ use crate::shape::{Chosen, Selections, Shape};
 pub use classes::ClassId;
 use classes::PodClasses;
 use fair_share::FairShare;
-
 use node_tests::NodeTests;
 use observe::AcceptedTypes;
 use shape_cache::{ShapeCache, ShapeId};

@@ -27,7 +27,7 @@ pub(crate) struct ReachableDevices {
     /// Number of shares per candidate.
     pub(crate) shares: Vec<u32>,
     /// Number of allocations of both kinds shared by MPS, per candidate.
-    by_mps: Vec<u32>,
+    pub(super) by_mps: Vec<u32>,
     /// Free amount per capacity and candidate, in nano-units; negative if overcommitted.
     pub(crate) left: Vec<i128>,
     /// Start of each candidate's part of `left`, and the end.
@@ -204,11 +204,6 @@ impl ReachableDevices {
     pub(super) fn set_positions(&mut self, positions: MatrixPositions) {
         self.matrix_positions = Some(positions);
         self.state.take();
-    }
-
-    /// Returns the number of allocations of a candidate that are shared by MPS.
-    pub(super) fn by_mps(&self, candidate: usize) -> u32 {
-        self.by_mps[candidate]
     }
 
     /// Sets the consumption of a device. Returns false if the device is not in the lists.

@@ -1,7 +1,7 @@
 //! States of nodes: two nodes in one state differ only by names, and in attributes that a shape
 //! does not read. So they have equal results.
 
-use super::{CompiledDevice, FastMap, NameId, NodeIndex, PoolState, ReachableDevices};
+use super::{CompiledDevice, FastMap, NameId, NodeIndex, ReachableDevices};
 use crate::wide_hash::{WideHash, hash_all, mix};
 
 /// States of a node and its candidates, apart from attributes.
@@ -53,14 +53,8 @@ impl NodeState {
     pub(super) fn of(reachable: &ReachableDevices) -> Self {
         let count = reachable.candidates.len();
         let devices: Box<[WideHash]> = (0..count).map(|i| device_state(reachable, i)).collect();
-        let pools = reachable.pools.iter().flat_map(|pool| {
-            let state = match pool.state {
-                PoolState::Complete => 0,
-                PoolState::Incomplete => 1,
-                PoolState::Invalid => 2,
-            };
-            [state, u128::from(pool.devices())]
-        });
+        let pools = reachable.pools.iter();
+        let pools = pools.flat_map(|pool| [pool.state as u128, u128::from(pool.devices())]);
         let counters = reachable.counters_left.iter().map(|left| left.cast_unsigned());
         let of_pools = reachable.counters_of.iter().map(|at| u128::from(*at));
         let parts = [
@@ -83,7 +77,7 @@ fn device_state(reachable: &ReachableDevices, i: usize) -> WideHash {
         u32::from(candidate.is_reachable),
         reachable.exclusive[i],
         reachable.shares[i],
-        reachable.by_mps(i),
+        reachable.by_mps[i],
     ];
     let left = reachable.left(i).iter().map(|left| left.cast_unsigned());
     let consumes = reachable.consumes.get(i).into_iter().flatten();
@@ -109,7 +103,7 @@ impl NodeContents {
             }
             self.of_set.insert(names.into(), Vec::new());
         }
-        let of_nodes = self.of_set.entry(names.into()).or_default();
+        let of_nodes = self.of_set.get_mut(names).expect("invariant: inserted above");
         if of_nodes.len() <= node {
             of_nodes.resize_with(node + 1, || None);
         }

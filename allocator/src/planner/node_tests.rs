@@ -16,7 +16,7 @@ use crate::predicate::{self, CountedUsage};
 const MAX_RESULTS: usize = 400_000;
 
 /// Minimum number of nodes for which results are shared.
-pub(super) const MIN_TESTED: usize = 64;
+const MIN_TESTED: usize = 64;
 
 /// Results per node, by scheduling constraints and assumed usage.
 #[derive(Debug, Default)]

@@ -37,7 +37,7 @@ pub(super) struct Symmetry {
     /// Group of each candidate.
     group_of: Vec<usize>,
     groups: Vec<Group>,
-    /// WideHash of the consumption of each candidate.
+    /// Hash of the consumption of each candidate.
     devices: Vec<WideHash>,
     total: WideHash,
 }
@@ -49,7 +49,7 @@ struct Group {
     counters: Vec<u32>,
     /// Constant properties of the group.
     kind: WideHash,
-    /// WideHash of the state and the kind.
+    /// Hash of the state and the kind.
     hash: WideHash,
 }
 
