@@ -488,16 +488,17 @@ impl Cluster {
     }
 
     /// Returns the inputs of a search on the node, with its state for shapes that read these
-    /// attributes; `None` if the node was removed.
+    /// attributes if there are any; `None` if the node was removed.
     pub(crate) fn search_inputs_with_state(
         &mut self,
         node: NodeIndex,
-        names: &[NameId],
-    ) -> Option<(&ReachableDevices, StateKey<'_>, &mut Interner, &FeatureGates)> {
+        names: Option<&[NameId]>,
+    ) -> Option<(&ReachableDevices, Option<StateKey<'_>>, &mut Interner, &FeatureGates)> {
         self.gather(node);
         let entry = &self.nodes[node];
         let reachable = entry.reachable.as_ref()?;
-        let state = self.contents.state_key(names, node, entry.layout, reachable);
+        let contents = &mut self.contents;
+        let state = names.map(|names| contents.state_key(names, node, entry.layout, reachable));
         Some((reachable, state, &mut self.interner, &self.features))
     }
 

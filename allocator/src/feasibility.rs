@@ -109,8 +109,8 @@ impl NodeSearches {
         if shape.uses_topology() {
             cluster.gather_positions(node);
         }
-        let (_, state, ..) = cluster.search_inputs_with_state(node, self.attributes.as_ref()?)?;
-        Some((state.node(), cpu))
+        let (_, state, ..) = cluster.search_inputs_with_state(node, self.attributes.as_deref())?;
+        Some((state?.node(), cpu))
     }
 
     fn get(&self, key: Option<SharedKey>) -> Option<NodeFeasibility> {

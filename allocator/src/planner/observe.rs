@@ -43,8 +43,8 @@ struct OutOfSteps;
 
 impl Planner {
     /// Adds the requests of new pods to the forecast if a policy uses it. It takes half of the
-    /// steps of a plan at most, in addition to them. A later plan adds the other pods, and
-    /// those of namespaces that exceed their share. `pending` returns all pending pods.
+    /// steps of a plan at most, in addition to them. A later plan adds the other pods, and those
+    /// of namespaces that exceed their share. `pending` returns all pending pods.
     pub(super) fn observe<'p>(
         &mut self,
         pods: &[&PendingPod],
@@ -69,10 +69,10 @@ impl Planner {
             if steps == 0 {
                 break;
             }
-            let (given, charged) = (steps, self.selections.charged());
+            let given = steps;
             self.selections.begin_pod(false);
             let request = self.request(pod, policy, &mut steps);
-            let selectors = self.selections.charged() - charged;
+            let selectors = self.selections.charged();
             budget.charge(&pod.namespace, selectors.max(given - steps));
             budget.charge_selectors(&pod.namespace, selectors);
             match request {

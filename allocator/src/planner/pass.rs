@@ -88,14 +88,14 @@ pub(super) fn plan_on(
     let mut plan = AllocationPlan::default();
     let given = Budget::new(settings).for_pod(pass.needed_steps(pod)).unwrap_or(0);
     let mut steps = given;
-    let charged = pass.begin_pod(pod);
+    pass.begin_pod(pod);
     match pass.place_pod_on(node, pod, &mut steps) {
         Ok(decision) => plan.decisions.extend(decision),
         Err(_) if pass.is_cut_off => plan.unreached.push(pod.uid.clone()),
         Err(refused) => plan.refusals = refused.claims,
     }
     plan.steps = if pass.planner.selections.was_withheld() { 0 } else { given - steps };
-    let selectors = pass.planner.selections.charged() - charged;
+    let selectors = pass.planner.selections.charged();
     plan.selector_steps.extend((selectors > 0).then(|| (pod.namespace.clone(), selectors)));
     pass.undo();
     plan.work = planner.take_work();
@@ -241,9 +241,9 @@ impl<'p> PlanningPass<'p> {
         let mut steps = given;
         (self.explained_steps, self.max_explained_steps) = (0, budget.left);
         self.is_cut_off = false;
-        let charged = self.begin_pod(pod);
+        self.begin_pod(pod);
         let placed = self.place_pod(pod, &mut steps);
-        let selectors = self.planner.selections.charged() - charged;
+        let selectors = self.planner.selections.charged();
         // A search that was withheld has ended the steps without spending them.
         let spent = if self.planner.selections.was_withheld() { 0 } else { given - steps };
         budget.spend(&pod.namespace, spent + self.explained_steps);
@@ -274,11 +274,10 @@ impl<'p> PlanningPass<'p> {
         }
     }
 
-    /// Begins the search for a pod. Returns the steps charged so far for selectors.
-    fn begin_pod(&mut self, pod: &PendingPod) -> u64 {
+    /// Begins the search for a pod.
+    fn begin_pod(&mut self, pod: &PendingPod) {
         let Planner { selections, withheld, .. } = &mut *self.planner;
         selections.begin_pod(withheld.contains(&pod.namespace));
-        selections.charged()
     }
 
     /// Has the next plan continue with the pod, unless its selectors are not to be evaluated.

@@ -270,14 +270,7 @@ impl<'p> PlanningPass<'p> {
         if shared.is_some() && shape.uses_topology() {
             cluster.gather_positions(index);
         }
-        let inputs = match &shared {
-            Some(names) => cluster
-                .search_inputs_with_state(index, names)
-                .map(|(reach, state, interner, features)| (reach, Some(state), interner, features)),
-            None => cluster
-                .search_inputs(index)
-                .map(|(reach, interner, features)| (reach, None, interner, features)),
-        };
+        let inputs = cluster.search_inputs_with_state(index, shared.as_deref());
         let Some((reach, state, interner, features)) = inputs else {
             return reasons.set(index, None);
         };

@@ -353,12 +353,11 @@ impl Planner {
             shared.attributes = shape.decisive_attributes(selections, &mut cluster.interner);
         }
         let name = cluster.nodes[node].name.clone();
-        let names = shared.attributes.clone();
         let (reachable, state, interner, features) =
-            cluster.search_inputs_with_state(node, names.as_deref().unwrap_or_default())?;
+            cluster.search_inputs_with_state(node, shared.attributes.as_deref())?;
         let own: Vec<bool> = reachable.pools.iter().map(|pool| pool.is_only_of(&name)).collect();
-        let key =
-            names.map(|_| mix(state.node(), hash_all(own.iter().map(|own| u128::from(*own)))));
+        let of_pools = hash_all(own.iter().map(|own| u128::from(*own)));
+        let key = state.map(|state| mix(state.node(), of_pools));
         if let Some(known) = key.and_then(|key| shared.releases.get(&key)) {
             return Some(*known);
         }

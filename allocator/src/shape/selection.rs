@@ -42,7 +42,8 @@ pub(crate) struct Selections {
     evaluations: u64,
     /// Number of evaluations so far whose result was kept.
     kept: u64,
-    /// Steps charged so far for compiling and evaluating, also beyond those of a search.
+    /// Steps charged for compiling and evaluating for the present pod, also beyond those of a
+    /// search.
     charged: u64,
     /// True if nothing is compiled or evaluated for the present pod.
     is_withheld: bool,
@@ -109,7 +110,7 @@ impl Selections {
     /// Begins the search for a pod. If `is_withheld`, only known results of selectors are used: a
     /// test without one ends the steps.
     pub(crate) fn begin_pod(&mut self, is_withheld: bool) {
-        (self.is_withheld, self.was_withheld) = (is_withheld, false);
+        (self.is_withheld, self.was_withheld, self.charged) = (is_withheld, false, 0);
     }
 
     /// Returns true if the search for the pod ended because nothing was to be evaluated for it.
@@ -117,7 +118,7 @@ impl Selections {
         self.was_withheld
     }
 
-    /// Returns the steps charged so far for compiling and evaluating.
+    /// Returns the steps charged for compiling and evaluating for the pod.
     pub(crate) fn charged(&self) -> u64 {
         self.charged
     }
