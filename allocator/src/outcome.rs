@@ -19,6 +19,9 @@ pub struct AllocationPlan {
     /// Pods that were not planned because the steps of the plan were spent. The next plan
     /// continues with them.
     pub unreached: Vec<PodUid>,
+    /// True if some refusals have the reasons of an earlier plan, because the steps for reasons
+    /// were spent. The next plan continues.
+    pub has_old_reasons: bool,
     /// Steps spent, in devices tested by the search.
     pub steps: u64,
     /// Steps charged for compiling and evaluating selectors, per namespace of the pods.

@@ -1,6 +1,7 @@
 //! The planner: interned cluster state and cached search results.
 
 mod budget;
+mod class_reasons;
 mod classes;
 mod fair_share;
 mod node_choice;
@@ -9,6 +10,7 @@ mod observe;
 mod pass;
 mod pod_to_place;
 mod refusals;
+mod renewal;
 mod reservation;
 mod samples;
 mod shape_cache;
@@ -175,6 +177,13 @@ impl Planner {
         self.shapes.clear();
         self.classes.forget_results();
         self.selections = Selections::default();
+    }
+
+    /// Sets the maximum number of reasons of nodes that are kept between plans, each 200 to 300
+    /// bytes. Classes of pods beyond it keep only the numbers of devices by reason, and are
+    /// explained anew on all nodes. The default is 400,000.
+    pub fn keep_reasons(&mut self, at_most: usize) {
+        self.classes.max_reasons = at_most;
     }
 
     /// Returns the forecast of future requests, which [`Policy::LeastFragmentation`] uses.

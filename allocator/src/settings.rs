@@ -13,6 +13,11 @@ pub struct PlanSettings {
     /// [`AllocationPlan::unreached`](crate::AllocationPlan::unreached). A search of one node
     /// that needs more steps gets them in a plan of its own, up to `steps_per_pod`.
     pub steps_per_plan: u64,
+    /// Steps of a plan to renew the reasons of pods that were refused before with their class. A
+    /// class beyond them keeps reasons of an earlier plan, and
+    /// [`AllocationPlan::has_old_reasons`](crate::AllocationPlan::has_old_reasons) is true. `None`
+    /// renews all reasons.
+    pub steps_for_reasons: Option<u64>,
     /// Policy of pods whose configuration sets none.
     pub policy: Policy,
     /// Seed of randomized policies.
@@ -34,6 +39,7 @@ impl Default for PlanSettings {
         Self {
             steps_per_pod: 1_000_000,
             steps_per_plan: u64::MAX,
+            steps_for_reasons: None,
             policy: Policy::default(),
             seed: 0,
             now: 0,

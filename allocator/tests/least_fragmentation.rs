@@ -14,6 +14,7 @@ use tessera_allocator::{AllocationPlan, PlanSettings, Planner, Policy};
 
 const SETTINGS: PlanSettings = PlanSettings {
     steps_per_plan: u64::MAX,
+    steps_for_reasons: None,
     policy: Policy::LeastFragmentation,
     steps_per_pod: 1_000_000,
     seed: 0,

@@ -72,9 +72,27 @@ impl RefusalExplanation {
         self.parts.id
     }
 
+    /// Returns the number of reasons to count before the text is rendered: those of the nodes,
+    /// each once. 0 if they are counted.
+    pub fn uncounted(&self) -> usize {
+        let Parts { source, counts, .. } = &*self.parts;
+        source
+            .as_ref()
+            .filter(|_| counts.get().is_none())
+            .map_or(0, |from| from.table.used().count())
+    }
+
     /// Returns the number of devices per reason.
     pub fn totals(&self) -> &BTreeMap<Reason, u64> {
         &self.parts.totals
+    }
+
+    /// Returns the explanation without what is only known per node: its text is the same.
+    pub(crate) fn without_nodes(&self) -> Self {
+        let Parts { id, totals, .. } = &*self.parts;
+        let counts = OnceLock::from(self.counts().clone());
+        let (id, totals, source, explanation) = (*id, totals.clone(), None, OnceLock::new());
+        Self { parts: Box::new(Parts { id, source, totals, counts, explanation }) }
     }
 
     /// Returns what the texts need, without building the explanation.
@@ -101,9 +119,13 @@ impl Source {
         for (reasons, nodes) in self.table.used() {
             let AlternativeReasons { tallies, nearest: near, .. } = &reasons.0[self.alternative];
             for (reason, tally) in tallies {
-                let count = counts.entry(reason.clone()).or_default();
-                let devices = tally.devices * u64::from(nodes);
-                count.total.add(NodeTally { devices, ..*tally });
+                let total = NodeTally { devices: tally.devices * u64::from(nodes), ..*tally };
+                // Thousands of nodes have the same few reasons: a copy for each takes most of the
+                // time.
+                match counts.get_mut(reason) {
+                    Some(count) => count.total.add(total),
+                    None => counts.entry(reason.clone()).or_default().total.add(total),
+                }
                 if matches!(reason, Reason::TooFewOnNode { .. }) {
                     most = most.max(tally.devices);
                 }

@@ -3,22 +3,20 @@
 //! What a plan finds out about a refused pod applies to its whole class: that no node is usable,
 //! and why. Both are kept between plans, and only nodes that have changed are examined again.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, Hasher};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use tessera_api::names::{DeviceClassName, Namespace};
-use tessera_api::reason::NodeReason;
 
+use super::class_reasons::ClassReasons;
 use super::reservation::ReleaseRanks;
 use super::shape_cache::{ShapeId, has_same_requests, hash_of_claims};
-use crate::cluster::{FastMap, NodeIndex, NodeNames};
-use crate::explain::ReasonsByNode;
+use crate::cluster::FastMap;
 use crate::model::{Claim, PendingPod, PodUid, SchedulingConstraints};
-use crate::outcome::RefusalCause;
 use crate::policy::Policy;
 
-/// Maximum number of node reasons that are kept for all classes, 200 to 300 bytes each.
+/// Default of [`PodClasses::max_reasons`].
 const MAX_REASONS: usize = 400_000;
 
 /// Number of pods and classes that are kept although the last plan did not contain them.
@@ -32,7 +30,7 @@ const MAX_RANKS: usize = 1_000_000;
 pub struct ClassId(u64);
 
 /// Classes of pending pods.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct PodClasses {
     members: HashMap<PodUid, Member>,
     classes: FastMap<ClassId, PodClass>,
@@ -42,6 +40,10 @@ pub(super) struct PodClasses {
     next: u64,
     /// Number of states of reasons so far, of all classes.
     versions: u64,
+    /// Maximum number of node reasons that are kept for all classes, 200 to 300 bytes each.
+    pub(super) max_reasons: usize,
+    /// Class whose reasons were renewed last.
+    pub(super) last_renewed: Option<ClassId>,
 }
 
 /// The class of a pod, as long as its claims and constraints are the same objects.
@@ -74,55 +76,18 @@ pub(super) struct PodClass {
     pub(super) releases: Option<ReleaseRanks>,
 }
 
-/// Reasons why no node is usable.
-#[derive(Debug, Default)]
-pub(super) struct ClassReasons {
-    pub(super) by_node: ReasonsByNode,
-    /// Time up to which changed nodes are included in `outdated`; `None` if no node is.
-    pub(super) until: Option<u64>,
-    /// Nodes to explain again.
-    pub(super) outdated: BTreeSet<NodeIndex>,
-    /// Reserved node, with the reason that it has for the class.
-    pub(super) reserved: Option<(NodeIndex, NodeReason)>,
-    /// Number of the current state of the reasons; `None` until causes are made of it.
-    version: Option<u64>,
-    /// Causes made of the current reasons, as long as a caller holds them.
-    causes: Vec<Weak<RefusalCause>>,
-    names: Option<Arc<NodeNames>>,
-}
-
-impl ClassReasons {
-    /// Returns the causes if the reasons have not changed since they were made, and a caller holds
-    /// them.
-    pub(super) fn known_causes(&self) -> Option<Vec<Arc<RefusalCause>>> {
-        let causes: Option<Vec<_>> = self.causes.iter().map(Weak::upgrade).collect();
-        causes.filter(|causes| !causes.is_empty())
-    }
-
-    /// Returns the number of the current state of the reasons, with these names of nodes. `fresh`
-    /// returns a number that was never used.
-    pub(super) fn version(&mut self, names: &Arc<NodeNames>, fresh: impl FnOnce() -> u64) -> u64 {
-        if !self.names.as_ref().is_some_and(|known| Arc::ptr_eq(known, names)) {
-            self.names = Some(Arc::clone(names));
-            self.forget_causes();
+impl Default for PodClasses {
+    fn default() -> Self {
+        Self {
+            members: HashMap::default(),
+            classes: FastMap::default(),
+            by_hash: FastMap::default(),
+            plan: 0,
+            next: 0,
+            versions: 0,
+            max_reasons: MAX_REASONS,
+            last_renewed: None,
         }
-        *self.version.get_or_insert_with(fresh)
-    }
-
-    /// Returns the number of the current state of the reasons, if causes were made of it.
-    pub(super) fn known_version(&self) -> Option<u64> {
-        self.version
-    }
-
-    /// Sets the causes made of the current reasons.
-    pub(super) fn set_causes(&mut self, causes: &[Arc<RefusalCause>]) {
-        self.causes = causes.iter().map(Arc::downgrade).collect();
-    }
-
-    /// Drops the causes, because the reasons have changed.
-    pub(super) fn forget_causes(&mut self) {
-        self.version = None;
-        self.causes.clear();
     }
 }
 
@@ -169,20 +134,21 @@ impl PodClasses {
         }
     }
 
-    /// Drops the reasons of the classes used least recently if there are too many.
+    /// Reduces the reasons of the newest classes to their counts if there are too many. All classes
+    /// are explained in turn: if the least recently used reasons were dropped, each class would
+    /// lose its own before its next turn.
     fn bound_reasons(&mut self) {
-        let mut total: usize = self.classes.values().map(|c| c.reasons.by_node.len()).sum();
-        if total <= MAX_REASONS {
+        let total: usize = self.classes.values().map(|class| class.reasons.len()).sum();
+        if total <= self.max_reasons {
             return;
         }
-        let mut by_age: Vec<(u64, ClassId)> =
-            self.classes.iter().map(|(id, class)| (class.plan, *id)).collect();
-        by_age.sort_unstable();
-        for (_, id) in by_age {
-            let Some(class) = self.classes.get_mut(&id) else { continue };
-            total -= std::mem::take(&mut class.reasons).by_node.len();
-            if total <= MAX_REASONS / 2 {
-                return;
+        let mut by_id: Vec<_> = self.classes.iter_mut().collect();
+        by_id.sort_unstable_by_key(|(id, _)| **id);
+        let mut total = 0;
+        for (_, class) in by_id {
+            total += class.reasons.len();
+            if total > self.max_reasons {
+                total -= class.reasons.reduce_to_counts();
             }
         }
     }

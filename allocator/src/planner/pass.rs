@@ -61,11 +61,11 @@ pub(super) fn plan(
     }
     plan.steps =
         budget.of_plan - budget.left + reservation_steps(settings) - pass.reservation.steps();
-    pass.planner.selections.begin_pod(false);
     let is_partial = !plan.unreached.is_empty();
     if !is_partial {
-        pass.renew_causes(&mut plan);
+        pass.renew_causes(&mut plan, &mut budget);
     }
+    pass.planner.selections.begin_pod(false);
     (plan.reserved, plan.replan_at) = std::mem::take(&mut pass.reservation).end(settings.now);
     pass.undo();
     let refused = plan.refusals.iter().map(|refusal| &refusal.pod);
@@ -275,7 +275,7 @@ impl<'p> PlanningPass<'p> {
     }
 
     /// Begins the search for a pod.
-    fn begin_pod(&mut self, pod: &PendingPod) {
+    pub(super) fn begin_pod(&mut self, pod: &PendingPod) {
         let Planner { selections, withheld, .. } = &mut *self.planner;
         selections.begin_pod(withheld.contains(&pod.namespace));
     }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use tessera_api::reason::NodeReason;
 
 use super::Planner;
-use super::classes::{ClassId, ClassReasons};
+use super::class_reasons::{ClassReasons, ReservedReason};
+use super::classes::ClassId;
 use super::node_tests::NodeRejections;
 use super::pass::PlanningPass;
 use super::pod_to_place::PodToPlace;
@@ -14,7 +15,7 @@ use super::shape_cache::{ShapeEntry, ShapeId};
 use crate::cluster::{NodeIndex, StateKey};
 use crate::explain::{NodeReasons, OnNode, ReasonsByNode, RejectionCache};
 use crate::model::PendingPod;
-use crate::outcome::{AllocationPlan, Refusal, RefusalCause};
+use crate::outcome::{Refusal, RefusalCause};
 use crate::predicate::CountedUsage;
 
 /// Classes refused in a pass.
@@ -41,20 +42,25 @@ struct KnownRejections<'r> {
 }
 
 /// A class refused in a pass.
-struct RefusedClass<'p> {
-    class: ClassId,
+pub(super) struct RefusedClass<'p> {
+    pub(super) class: ClassId,
     /// One of its pods.
-    to_place: PodToPlace<'p>,
+    pub(super) to_place: PodToPlace<'p>,
     /// Reason for its pods on the reserved node.
-    reserved_reason: Option<NodeReason>,
-    causes: Vec<Arc<RefusalCause>>,
-    /// Number of decisions of the pass at the time of the refusal.
-    decisions: usize,
+    pub(super) reserved_reason: Option<NodeReason>,
+    pub(super) causes: Vec<Arc<RefusalCause>>,
+    /// Number of decisions of the pass when it was explained; `None` if it was by an earlier plan.
+    pub(super) explained_at: Option<usize>,
 }
 
 impl<'p> RefusedClasses<'p> {
     fn get(&self, class: ClassId) -> Option<&RefusedClass<'p>> {
         self.all.get(*self.latest.get(&class)?)
+    }
+
+    /// Returns all entries, in the order of refusal.
+    pub(super) fn into_all(self) -> Vec<RefusedClass<'p>> {
+        self.all
     }
 
     fn push(&mut self, refused: RefusedClass<'p>) {
@@ -84,33 +90,30 @@ impl<'p> PlanningPass<'p> {
         {
             return to_place.refused(&known.causes);
         }
-        let Some(causes) = self.explain_class(to_place, class, reserved_reason.as_ref(), steps)
-        else {
-            return to_place.undecided();
-        };
+        let earlier = self.earlier_causes(class);
+        let is_earlier = earlier.is_some();
+        let causes = earlier
+            .or_else(|| self.explain_class(to_place, class, reserved_reason.as_ref(), steps));
+        let Some(causes) = causes else { return to_place.undecided() };
         let refusals = to_place.refused(&causes);
-        let (to_place, decisions) = (to_place.clone(), self.decisions);
-        self.refused.push(RefusedClass { class, to_place, reserved_reason, causes, decisions });
+        let explained_at = (!is_earlier).then_some(self.decisions);
+        let to_place = to_place.clone();
+        self.refused.push(RefusedClass { class, to_place, reserved_reason, causes, explained_at });
         refusals
     }
 
-    /// Renews the causes of refusals that later decisions of this pass have changed, once for each
-    /// class.
-    pub(super) fn renew_causes(&mut self, plan: &mut AllocationPlan) {
-        let mut renewed: BTreeMap<*const RefusalCause, Arc<RefusalCause>> = BTreeMap::new();
-        let (refused, decisions) = (std::mem::take(&mut self.refused), self.decisions);
-        for old in refused.all.iter().filter(|old| old.decisions != decisions) {
-            let mut steps = self.settings.steps_per_pod;
-            let reserved_reason = old.reserved_reason.as_ref();
-            let causes = self.explain_class(&old.to_place, old.class, reserved_reason, &mut steps);
-            let pairs = old.causes.iter().zip(causes.into_iter().flatten());
-            renewed.extend(pairs.map(|(old, new)| (Arc::as_ptr(old), new)));
-        }
-        for refusal in &mut plan.refusals {
-            if let Some(cause) = renewed.get(&Arc::as_ptr(&refusal.cause)) {
-                refusal.cause = Arc::clone(cause);
-            }
-        }
+    /// Returns the known causes of a class if they are [renewed](Self::renew_causes) at the end of
+    /// the plan.
+    fn earlier_causes(&self, class: ClassId) -> Option<Vec<Arc<RefusalCause>>> {
+        self.settings.steps_for_reasons?;
+        let known = self.planner.classes.get(class).reasons.known_causes()?;
+        // Pods refused before and after a reservation get causes of their own.
+        let is_second = self.refused.get(class).is_some();
+        let copy = |cause: &Arc<RefusalCause>| match is_second {
+            true => Arc::new(RefusalCause::clone(cause)),
+            false => Arc::clone(cause),
+        };
+        Some(known.iter().map(copy).collect())
     }
 
     /// Explains per claim why it cannot be allocated for this pod; `None` if the steps did not
@@ -135,13 +138,13 @@ impl<'p> PlanningPass<'p> {
                 return None;
             }
         }
-        Some(self.causes(&mut reasons, None, shape))
+        Some(self.causes_of_pod(&mut reasons, shape))
     }
 
     /// Like [`explain_pod`](Self::explain_pod), for all pods of a class: only nodes that have
     /// changed are examined. Also returns `None` if the steps of the plan did not suffice; the next
     /// plan continues.
-    fn explain_class(
+    pub(super) fn explain_class(
         &mut self,
         to_place: &PodToPlace<'_>,
         class: ClassId,
@@ -150,22 +153,33 @@ impl<'p> PlanningPass<'p> {
     ) -> Option<Vec<Arc<RefusalCause>>> {
         let shape = self.cached_shape(to_place, class);
         let mut reasons = std::mem::take(&mut self.planner.classes.get_mut(class).reasons);
+        reasons.collect_outdated(&self.planner.cluster, self.reserved_for(reserved_reason));
+        if !reasons.outdated.is_empty() {
+            reasons.release_causes();
+        }
         let is_current = self.update(&mut reasons, to_place, shape, reserved_reason, steps);
-        let causes = is_current.then(|| {
-            let Planner { classes, cluster, .. } = &mut *self.planner;
-            let version = reasons.version(cluster.names(), || classes.next_version());
-            reasons.known_causes().unwrap_or_else(|| {
-                let causes = self.causes(&mut reasons.by_node, Some(version), shape);
-                reasons.set_causes(&causes);
-                causes
-            })
-        });
+        let causes = is_current.then(|| self.make_causes(&mut reasons, shape));
         self.planner.classes.get_mut(class).reasons = reasons;
         causes
     }
 
-    /// Explains the nodes that have changed. Returns false if the steps did not suffice for all.
-    fn update(
+    /// Makes causes of the reasons of a class.
+    pub(super) fn make_causes(
+        &mut self,
+        reasons: &mut ClassReasons,
+        shape: ShapeId,
+    ) -> Vec<Arc<RefusalCause>> {
+        let Planner { classes, cluster, shapes, .. } = &mut *self.planner;
+        reasons.make_causes(&shapes.get(shape).shape, cluster, || classes.next_version())
+    }
+
+    /// Returns the reserved node with this reason.
+    pub(super) fn reserved_for(&self, reserved_reason: Option<&NodeReason>) -> ReservedReason {
+        self.reservation.node().zip(reserved_reason.cloned())
+    }
+
+    /// Explains the outdated nodes. Returns false if the steps did not suffice for all.
+    pub(super) fn update(
         &mut self,
         reasons: &mut ClassReasons,
         to_place: &PodToPlace<'_>,
@@ -173,18 +187,6 @@ impl<'p> PlanningPass<'p> {
         reserved_reason: Option<&NodeReason>,
         steps: &mut u64,
     ) -> bool {
-        let cluster = &self.planner.cluster;
-        match reasons.until.and_then(|until| cluster.touched_since(until)) {
-            Some(touched) => reasons.outdated.extend(touched),
-            None => reasons.outdated.extend(0..cluster.nodes.len()),
-        }
-        reasons.until = Some(cluster.last_touch());
-        let reserved = self.reservation.node().zip(reserved_reason.cloned());
-        if reasons.reserved != reserved {
-            let both = [&reasons.reserved, &reserved].into_iter().flatten();
-            reasons.outdated.extend(both.map(|(node, _)| *node));
-            reasons.reserved = reserved;
-        }
         let counted = CountedUsage::Current;
         let tested = self.take_tested_nodes(to_place, counted, reasons.outdated.len());
         let known = KnownRejections { reserved_reason, tested };
@@ -210,7 +212,7 @@ impl<'p> PlanningPass<'p> {
             };
             let node = NodeToExplain { index, rejection };
             if self.explain_node(&mut reasons.by_node, shape, node, steps, &mut cache) {
-                reasons.forget_causes();
+                reasons.note_change();
             }
             if *steps == 0 {
                 // The selectors may not have been evaluated.
@@ -236,15 +238,10 @@ impl<'p> PlanningPass<'p> {
         self.node_rejection(to_place, index, self.node(index)?, reserved_reason)
     }
 
-    fn causes(
-        &self,
-        reasons: &mut ReasonsByNode,
-        version: Option<u64>,
-        shape: ShapeId,
-    ) -> Vec<Arc<RefusalCause>> {
+    fn causes_of_pod(&self, reasons: &mut ReasonsByNode, shape: ShapeId) -> Vec<Arc<RefusalCause>> {
         let Planner { shapes, cluster, .. } = &*self.planner;
         reasons.sum_up();
-        reasons.causes(version, &shapes.get(shape).shape, cluster.names())
+        reasons.causes(None, &shapes.get(shape).shape, cluster.names())
     }
 
     /// Sets the reasons of a node, which are those of its devices if the pod can use the node; none
@@ -313,7 +310,7 @@ impl<'p> PlanningPass<'p> {
             let node = NodeToExplain { index, rejection: None };
             self.explain_node(&mut reasons, shape, node, steps, &mut cache);
         }
-        self.causes(&mut reasons, None, shape)
+        self.causes_of_pod(&mut reasons, shape)
     }
 }
 
@@ -328,10 +325,6 @@ impl Planner {
             let (pod, claim) = (pod.uid.clone(), to_place.pending.get(claim)?.uid.clone());
             return Some(vec![Refusal { pod, claim, cause: Arc::new(cause.clone()) }]);
         }
-        let causes = class.reasons.known_causes().or_else(|| {
-            let version = class.reasons.known_version()?;
-            Some(class.reasons.by_node.causes(Some(version), shape, self.cluster.names()))
-        });
-        Some(to_place.refused(&causes?))
+        Some(to_place.refused(class.reasons.known_causes()?))
     }
 }

@@ -14,7 +14,7 @@ use super::effect::{AllocationDraft, ClaimChange};
 use super::holds::{Basis, HoldReason, Subject};
 use super::notices::Topic;
 use super::placements::Deallocated;
-use super::planning::{in_seconds, pending_claims};
+use super::planning::{next_plan, pending_claims};
 use super::writes::WritePurpose;
 use super::{State, Step};
 
@@ -60,10 +60,8 @@ impl Step<'_> {
         }
         if !plan.unreached.is_empty() {
             self.figures.cut_plans += 1;
-            self.wake_at(Some(self.now));
         }
-        let again = plan.replan_at.map(|again| again.saturating_sub(self.wall));
-        self.wake_at(again.map(|seconds| in_seconds(self.now, seconds)));
+        self.wake_at(next_plan(&plan, now));
         Round { plan, changed, deallocated, undecided_claims }
     }
 

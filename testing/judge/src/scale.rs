@@ -9,6 +9,7 @@
 //! Every object is dropped after it was applied, as after a watch event. Slices are those that the
 //! driver publishes for eight H100.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -300,10 +301,18 @@ fn taint_rule(number: usize, node: Option<usize>) -> DeviceTaintRule {
     }))
 }
 
+/// Returns a UID that differs from others in the first characters, like those of an API server.
+fn uid(kind: &str, name: &str) -> String {
+    let mut hasher = DefaultHasher::new();
+    (kind, name).hash(&mut hasher);
+    let hash = hasher.finish();
+    format!("{:08x}-{:04x}-4c2e-8b51-{kind}-{name}", hash >> 32, hash & 0xffff)
+}
+
 pub(crate) fn pod(name: &str, node: Option<String>) -> Pod {
     read(json!({
         "metadata": {
-            "name": name, "namespace": "team-a", "uid": format!("uid-of-{name}"),
+            "name": name, "namespace": "team-a", "uid": uid("pod", name),
             "creationTimestamp": "2026-01-10T11:00:00Z",
         },
         "spec": {
@@ -319,7 +328,7 @@ pub(crate) fn pod(name: &str, node: Option<String>) -> Pod {
 pub(crate) fn claim(name: &str, memory: &str, status: Value) -> ResourceClaim {
     read(json!({
         "metadata": {
-            "name": name, "namespace": "team-a", "uid": format!("claim-uid-of-{name}"),
+            "name": name, "namespace": "team-a", "uid": uid("claim", name),
             "resourceVersion": "1", "creationTimestamp": "2026-01-10T11:00:00Z",
             "finalizers": ["resource.kubernetes.io/delete-protection"],
         },
@@ -353,7 +362,7 @@ pub(crate) fn allocated_claim(share: usize, memory_mib: usize, size: ClusterSize
                 {"key": "metadata.name", "operator": "In", "values": [node_name(node)]},
             ]}]},
         },
-        "reservedFor": [{"resource": "pods", "name": name, "uid": format!("uid-of-{name}")}],
+        "reservedFor": [{"resource": "pods", "name": name, "uid": uid("pod", &name)}],
     });
     claim(&name, &memory, status)
 }
