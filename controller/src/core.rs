@@ -247,6 +247,9 @@ impl State {
 impl Step<'_> {
     /// Runs the parts. Their order is their precedence.
     fn decide(&mut self) {
+        // A rule that taints the whole cluster takes seconds; other pods are planned meanwhile.
+        let is_tainting = self.state.index.continue_tainting();
+        self.wake_at(is_tainting.then_some(self.now));
         self.note_facts();
         self.release_overcommitted();
         self.repair_misplaced();

@@ -38,6 +38,8 @@ pub struct Index {
     /// The names of the slices of each pool.
     pub(crate) slices_of: Multimap<PoolId, String>,
     pub(crate) rules: TaintRules,
+    /// Names of slices to which rules for all pools are not applied yet.
+    pub(crate) untainted: BTreeSet<String>,
     pub(crate) topologies: Topologies,
     pub(crate) classes: BTreeMap<DeviceClassName, (Arc<DeviceClass>, Arc<ApiClass>)>,
     /// The number of changes of classes: results for another number are outdated.

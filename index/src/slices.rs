@@ -10,6 +10,9 @@ use crate::convert::{self, ConvertError, DeviceFilter};
 use crate::index::Index;
 use crate::taints::TaintRule;
 
+/// Number of slices that are tainted in one go: about 20 ms with the update of the planner.
+const SLICES_PER_PART: usize = 500;
+
 impl Index {
     /// Takes over a ResourceSlice. Slices of other drivers are ignored.
     ///
@@ -43,40 +46,55 @@ impl Index {
         }
     }
 
-    /// Takes over a DeviceTaintRule.
+    /// Takes over a DeviceTaintRule. Of a rule for all pools of a large cluster, most slices are
+    /// tainted [later](Self::continue_tainting).
     pub fn apply_taint_rule(&mut self, object: &DeviceTaintRule) {
         let changed = self.rules.apply(object);
         self.taint_slices(&changed);
     }
 
-    /// Removes a deleted DeviceTaintRule.
+    /// Removes a deleted DeviceTaintRule. Its taints are removed like those of a rule
+    /// are [added](Self::apply_taint_rule).
     pub fn remove_taint_rule(&mut self, object: &DeviceTaintRule) {
         let removed = self.rules.remove(object.metadata.name.as_deref().unwrap_or_default());
         self.taint_slices(&removed);
     }
 
-    /// Taints the slices anew of which one of the rules selects a device.
+    /// Taints the next slices to which rules for all pools are not applied yet: some milliseconds.
+    /// Returns true if others are left.
+    pub fn continue_tainting(&mut self) -> bool {
+        for _ in 0..SLICES_PER_PART {
+            let Some(name) = self.untainted.pop_first() else { break };
+            self.taint_slice(&name);
+        }
+        !self.untainted.is_empty()
+    }
+
+    /// Taints the slices of which one of the rules selects a device, anew.
     fn taint_slices(&mut self, changed: &[TaintRule]) {
         for rule in changed {
-            let of_pool = rule.pool().map(|pool| {
-                let id = PoolName::new(pool)
-                    .ok()
-                    .map(|pool| PoolId { driver: DriverName::ours(), pool });
-                id.map(|id| self.slices_of.get(&id)).into_iter().flatten()
-            });
-            let names: Vec<String> = match of_pool {
-                Some(names) => names.cloned().collect(),
-                None => self.published.keys().cloned().collect(),
+            let Some(pool) = rule.pool() else {
+                let selected =
+                    self.published.iter().filter(|(_, slice)| rule.selects_any_of(slice));
+                self.untainted.extend(selected.map(|(name, _)| name.clone()));
+                self.continue_tainting();
+                continue;
             };
-            for name in names {
-                let slice = self.published.get(&name).filter(|slice| rule.selects_any_of(slice));
-                if let Some(slice) = slice {
-                    let tainted = self.rules.tainted(slice);
-                    self.slices.insert(name.clone(), tainted);
-                    self.changed.slices.insert(name);
-                }
-            }
+            let Ok(pool) = PoolName::new(pool) else { continue };
+            let pool = PoolId { driver: DriverName::ours(), pool };
+            let is_selected = |name: &&String| {
+                self.published.get(*name).is_some_and(|slice| rule.selects_any_of(slice))
+            };
+            let names: Vec<String> =
+                self.slices_of.get(&pool).filter(is_selected).cloned().collect();
+            names.iter().for_each(|name| self.taint_slice(name));
         }
+    }
+
+    fn taint_slice(&mut self, name: &str) {
+        let Some(slice) = self.published.get(name) else { return };
+        self.slices.insert(name.to_owned(), self.rules.tainted(slice));
+        self.changed.slices.insert(name.to_owned());
     }
 
     /// Removes a deleted ResourceSlice.

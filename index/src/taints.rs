@@ -180,4 +180,34 @@ mod tests {
         assert_eq!(taints(&index, "c-slice"), [vec!["z"], vec![]]);
         assert_eq!(taints(&index, "a-slice"), [vec![""; 0], vec![]]);
     }
+
+    #[test]
+    fn rule_for_a_large_cluster_is_applied_in_parts() {
+        let mut index = Index::new();
+        for node in 0..1200 {
+            let slice = serde_json::from_value(slice(&format!("node-{node:04}")));
+            index.apply_slice(&slice.expect("a slice")).expect("readable");
+        }
+        index.changed.slices.clear();
+        let all = rule("all", json!({"driver": "gpu.tessera.dev"}), "a");
+        assert_eq!(apply(&mut index, all.clone()).len(), 500);
+        assert_eq!(taints(&index, "node-1100-slice"), [vec![""; 0], vec![]], "not yet");
+        // What is published or deleted meanwhile has the taints of all rules.
+        let published = serde_json::from_value(slice("node-1100")).expect("a slice");
+        index.apply_slice(&published).expect("readable");
+        assert_eq!(taints(&index, "node-1100-slice"), [["a"], ["a"]]);
+        let gone = serde_json::from_value(slice("node-1101")).expect("a slice");
+        index.remove_slice(&gone);
+        let mut parts = 1;
+        while index.continue_tainting() {
+            parts += 1;
+        }
+        assert_eq!(parts, 2);
+        assert!(!index.slices.contains_key("node-1101-slice"), "it stays deleted");
+        let is_tainted = |name: &String| taints(&index, name) == [["a"], ["a"]];
+        assert!(index.published.keys().all(is_tainted));
+        index.remove_taint_rule(&serde_json::from_value(all).expect("a rule"));
+        while index.continue_tainting() {}
+        assert!(index.published.keys().all(|name| taints(&index, name) == [vec![""; 0], vec![]]));
+    }
 }

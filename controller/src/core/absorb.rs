@@ -49,6 +49,8 @@ impl Step<'_> {
         let mut applied = Ok(());
         match change {
             Change::Listed(kind) => {
+                // A new leader decides nothing before all rules are applied.
+                while index.continue_tainting() {}
                 self.state.listed.insert(kind);
             }
             Change::Interrupted => {

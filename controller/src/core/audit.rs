@@ -19,11 +19,11 @@ use super::{State, Step, gauge};
 /// The interval between audits.
 const INTERVAL: Duration = Duration::from_secs(60);
 
-/// The number of claims or devices of one part of the count: some milliseconds.
-const PART: usize = 1000;
+/// The number of claims or devices of one part of the count: about a millisecond.
+const PART: usize = 250;
 
 /// The interval between the parts.
-const PART_INTERVAL: Duration = Duration::from_millis(20);
+const PART_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The age of a write without an answer that is reported. The API server has had more than ten
 /// tries by then.

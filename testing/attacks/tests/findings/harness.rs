@@ -92,10 +92,26 @@ impl Harness {
 
     /// Returns the time from the creation of a neighbour's pod to its allocation.
     pub(crate) async fn measure_neighbour(&self, name: &str) -> Duration {
+        self.measure(NEIGHBOUR, name).await
+    }
+
+    /// Returns the time from the creation of a pod to its allocation.
+    pub(crate) async fn measure(&self, namespace: &str, name: &str) -> Duration {
         let begun = Instant::now();
-        self.pod(NEIGHBOUR, name, &objects::share("1Gi")).await;
-        self.wait_allocated(NEIGHBOUR, name).await;
+        self.pod(namespace, name, &objects::share("1Gi")).await;
+        self.wait_allocated(namespace, name).await;
         begun.elapsed()
+    }
+
+    /// Returns the median time from creation to allocation of this number of pods, created one
+    /// after the other.
+    pub(crate) async fn median(&self, namespace: &str, prefix: &str, pods: usize) -> Duration {
+        let mut latencies = Vec::new();
+        for number in 0..pods {
+            latencies.push(self.measure(namespace, &format!("{prefix}-{number}")).await);
+        }
+        latencies.sort_unstable();
+        latencies[pods / 2]
     }
 
     /// Checks that several pods of the neighbour, one after the other, are allocated within the

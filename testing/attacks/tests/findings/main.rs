@@ -7,6 +7,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod connections;
+mod fairness;
 mod harness;
 mod locks;
 mod selectors;
