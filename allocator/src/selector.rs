@@ -36,7 +36,7 @@ use std::sync::Arc;
 use tessera_api::names::DRIVER_NAME;
 
 pub use driver::MatchableDrivers;
-pub use error::SelectorError;
+pub use error::{EvaluationLimit, SelectorError};
 pub(crate) use reads::{Read, Reads};
 pub use view::DeviceView;
 
@@ -127,7 +127,7 @@ impl CompiledSelector {
             Ok(Value::Bool(selected)) => Ok(selected),
             Ok(_) => Err(SelectorError::NotBoolean),
             Err(EvalError::Error(problem)) => Err(SelectorError::Runtime { problem }),
-            Err(EvalError::TooExpensive) => Err(SelectorError::TooExpensive),
+            Err(EvalError::TooExpensive(limit)) => Err(SelectorError::TooExpensive(limit)),
         };
         (selected, work)
     }

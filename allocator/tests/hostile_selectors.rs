@@ -58,6 +58,7 @@ fn work_beyond_cel_cost_is_limited() {
         format!("cel.bind(s, '{text}', lists.range(50000).map(i, s).join() != '')"),
     ] {
         let excerpt: String = expression.chars().take(80).collect();
-        assert_eq!(evaluate(expression), Err(SelectorError::TooExpensive), "{excerpt}");
+        let result = evaluate(expression);
+        assert!(matches!(result, Err(SelectorError::TooExpensive(_))), "{excerpt}: {result:?}");
     }
 }

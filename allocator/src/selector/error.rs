@@ -1,6 +1,6 @@
 //! Errors of selectors.
 
-use super::cost;
+use super::{cost, work};
 
 /// Maximum length of an error message, in bytes: the parser can report one error per byte.
 const MAX_PROBLEM_BYTES: usize = 512;
@@ -28,12 +28,9 @@ pub enum SelectorError {
         /// Message of the interpreter.
         problem: String,
     },
-    /// Evaluation on a device exceeded the cost limit.
-    #[error(
-        "evaluation exceeds the cost limit of {limit}; iterate over fewer elements",
-        limit = cost::LIMIT
-    )]
-    TooExpensive,
+    /// Evaluation on a device exceeded a limit, at which it stops.
+    #[error("evaluation on a device {0}; iterate over fewer elements")]
+    TooExpensive(EvaluationLimit),
     /// The result is not a boolean.
     #[error("the result of the expression is not a boolean")]
     NotBoolean,
@@ -45,6 +42,17 @@ pub enum SelectorError {
         /// Attribute value.
         value: String,
     },
+}
+
+/// A limit of the evaluation on one device. Its text says that it is exceeded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum EvaluationLimit {
+    /// Cost in units of cel-go, as upstream limits it.
+    #[error("costs more than the limit of {limit} CEL cost units", limit = cost::LIMIT)]
+    Cost,
+    /// Work of the planner, which CEL costs do not count.
+    #[error("takes more than the limit of {limit} steps", limit = work::LIMIT)]
+    Work,
 }
 
 impl SelectorError {

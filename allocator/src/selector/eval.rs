@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::code::{Access, Code, Fold};
 use super::cost;
+use super::error::EvaluationLimit;
 use super::functions::Function;
 use super::value::{Key, Map, Value};
 use super::view::Fields;
@@ -15,8 +16,8 @@ use super::work;
 pub(super) enum EvalError {
     /// An error that a logical operator can absorb.
     Error(String),
-    /// The cost or work limit is exceeded; the evaluation stops.
-    TooExpensive,
+    /// A limit is exceeded; the evaluation stops.
+    TooExpensive(EvaluationLimit),
 }
 
 /// Evaluates `code` with this number of variables. The second element is work plus cost.
@@ -51,12 +52,18 @@ fn error(problem: impl Into<String>) -> EvalError {
 impl Evaluator<'_> {
     fn add_cost(&mut self, cost: u64) -> Result<(), EvalError> {
         self.cost = self.cost.saturating_add(cost);
-        if self.cost > cost::LIMIT { Err(EvalError::TooExpensive) } else { Ok(()) }
+        if self.cost > cost::LIMIT {
+            return Err(EvalError::TooExpensive(EvaluationLimit::Cost));
+        }
+        Ok(())
     }
 
     fn add_work(&mut self, work: u64) -> Result<(), EvalError> {
         self.work = self.work.saturating_add(work);
-        if self.work > work::LIMIT { Err(EvalError::TooExpensive) } else { Ok(()) }
+        if self.work > work::LIMIT {
+            return Err(EvalError::TooExpensive(EvaluationLimit::Work));
+        }
+        Ok(())
     }
 
     fn value(&mut self, code: &Code) -> Evaluated {
@@ -183,7 +190,7 @@ impl Evaluator<'_> {
                         error(format!("no such overload: {} instead of bool", other.type_name()))
                     });
                 }
-                Err(EvalError::TooExpensive) => return Err(EvalError::TooExpensive),
+                Err(error @ EvalError::TooExpensive(_)) => return Err(error),
                 Err(error) => {
                     failed.get_or_insert(error);
                 }
@@ -205,7 +212,7 @@ impl Evaluator<'_> {
         self.add_cost(1)?;
         match value {
             Ok(Value::Bool(false)) => Ok(Value::Bool(false)),
-            Err(EvalError::TooExpensive) => Err(EvalError::TooExpensive),
+            Err(error @ EvalError::TooExpensive(_)) => Err(error),
             _ => Ok(Value::Bool(true)),
         }
     }
@@ -318,7 +325,7 @@ impl Evaluator<'_> {
     /// Evaluates to a value or an absorbable error.
     fn absorbable(&mut self, code: &Code) -> Result<Evaluated, EvalError> {
         match self.value(code) {
-            Err(EvalError::TooExpensive) => Err(EvalError::TooExpensive),
+            Err(error @ EvalError::TooExpensive(_)) => Err(error),
             evaluated => Ok(evaluated),
         }
     }

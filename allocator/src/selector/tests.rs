@@ -91,7 +91,9 @@ fn invalid_expression_does_not_compile_despite_short_circuit() {
 #[test]
 fn evaluation_stops_at_cost_limit() {
     let error = eval("lists.range(1000).all(a, lists.range(1000).all(b, a + b >= 0))").unwrap_err();
-    assert_eq!(error, SelectorError::TooExpensive);
+    assert_eq!(error, SelectorError::TooExpensive(EvaluationLimit::Cost));
+    let text = "evaluation on a device costs more than the limit of 1000000 CEL cost units";
+    assert!(error.to_string().starts_with(text), "{error}");
 }
 
 #[test]

@@ -487,3 +487,63 @@ fn two_claims_of_a_pod_are_on_one_node_or_pending() {
     let node = |claim: &str| world.place(claim).unwrap().split('/').next().unwrap().to_owned();
     assert_eq!((node("x"), node("y")), ("node-b".to_owned(), "node-b".to_owned()));
 }
+
+/// A cluster of 1,200 nodes, of which nothing is listed yet.
+fn large_cluster() -> World {
+    let mut world = World::unlisted();
+    for node in 0..1200 {
+        let name = format!("node-{node:04}");
+        world.put(WatchedKind::Node, objects::node(&name));
+        world.put(WatchedKind::Slice, objects::slice(&name, 1));
+    }
+    world
+}
+
+/// A rule that taints all devices of ours.
+fn taint_rule() -> Value {
+    json!({
+        "metadata": {"name": "all", "uid": "uid-of-all"},
+        "spec": {
+            "deviceSelector": {"driver": "gpu.tessera.dev"},
+            "taint": {"key": "example.com/maintenance", "effect": "NoSchedule"},
+        },
+    })
+}
+
+#[test]
+fn taint_rule_for_all_devices_delays_no_other_pod() {
+    let mut world = large_cluster();
+    WatchedKind::ALL.iter().for_each(|kind| world.relist(*kind));
+    world.put(WatchedKind::TaintRule, taint_rule());
+    world.deliver(WatchedKind::TaintRule);
+    assert!(world.is_due(), "some slices are left");
+    let mut tolerant = objects::claim("tolerant", "50Gi");
+    tolerant["spec"]["devices"]["requests"][0]["exactly"]["tolerations"] =
+        json!([{"key": "example.com/maintenance", "operator": "Exists"}]);
+    world.put(WatchedKind::Claim, tolerant);
+    world.put(WatchedKind::Pod, objects::pod("tolerant", &["tolerant"]));
+    world.deliver_all();
+    assert_eq!(count(&world, "tolerant", "allocate"), 1);
+    world.pass(millis(1));
+    assert!(!world.is_due(), "all slices have the taint");
+    world.add_pod("other", "50Gi");
+    world.settle();
+    assert_eq!(count(&world, "other", "allocate"), 0);
+}
+
+#[test]
+fn new_leader_decides_after_all_taint_rules_are_applied() {
+    let mut world = large_cluster();
+    world.relist(WatchedKind::Node);
+    world.relist(WatchedKind::Slice);
+    world.put(WatchedKind::TaintRule, taint_rule());
+    world.put(WatchedKind::Claim, objects::claim("a", "50Gi"));
+    world.put(WatchedKind::Pod, objects::pod("a", &["a"]));
+    world.relist(WatchedKind::TaintRule);
+    WatchedKind::ALL.iter().for_each(|kind| world.relist(*kind));
+    world.settle();
+    assert_eq!(changes(&world), []);
+    world.delete(WatchedKind::TaintRule, "all");
+    world.settle();
+    assert_eq!(count(&world, "a", "allocate"), 1);
+}

@@ -168,6 +168,11 @@ impl World {
         self.step([]);
     }
 
+    /// Returns true if the core asks for another step at once.
+    pub(crate) fn is_due(&self) -> bool {
+        self.wake.is_some_and(|wake| wake <= self.now)
+    }
+
     fn changed(&self, change: Change) -> Event {
         Event::Changed { change, at: self.now }
     }

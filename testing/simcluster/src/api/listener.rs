@@ -48,8 +48,11 @@ impl RestartableListener {
             let listener = &*self.listener.insert(listener);
             tokio::select! {
                 accepted = listener.accept() => {
+                    let (stream, _) = accepted?;
+                    // As Go sets it: otherwise each event of a watch waits for 40 ms.
+                    stream.set_nodelay(true)?;
                     let broken = Box::pin(open.cancelled_owned());
-                    return Ok(Connection { stream: accepted?.0, broken });
+                    return Ok(Connection { stream, broken });
                 }
                 Ok(()) = self.state.changed() => {}
             }
