@@ -19,7 +19,7 @@ use std::sync::Arc;
 use tessera_api::names::{Namespace, PodName};
 
 use crate::model::{PendingPod, PodUid};
-use crate::planner::ClassId;
+use crate::planner::{ClassId, LastPlan};
 
 /// Pending pods, kept between the plans of [`Planner::plan_backlog`](crate::Planner::plan_backlog).
 #[derive(Debug, Default)]
@@ -28,6 +28,8 @@ pub struct Backlog {
     /// Pods that are not in a queue: each plan tries them.
     single: BTreeMap<PodUid, Arc<PendingPod>>,
     queues: BTreeMap<ClassId, Queue>,
+    /// The last plan, unless a pod has changed since.
+    pub(crate) last_plan: Option<Box<LastPlan>>,
 }
 
 #[derive(Debug)]
@@ -72,6 +74,7 @@ impl Backlog {
     /// Adds a pod, or replaces it by its present state. The next plan tries it.
     pub fn insert(&mut self, pod: PendingPod) {
         self.remove(&pod.uid);
+        self.last_plan = None;
         let pod = Arc::new(pod);
         self.single.insert(pod.uid.clone(), Arc::clone(&pod));
         self.pods.insert(pod.uid.clone(), Entry { pod, class: None });
@@ -80,6 +83,7 @@ impl Backlog {
     /// Removes a pod.
     pub fn remove(&mut self, pod: &PodUid) {
         let Some(Entry { pod, class }) = self.pods.remove(pod) else { return };
+        self.last_plan = None;
         match class {
             None => drop(self.single.remove(&pod.uid)),
             Some(class) => self.leave_queue(class, &pod),
@@ -172,11 +176,12 @@ impl Backlog {
     }
 
     /// Moves a pod that was refused with its class to the queue of the class. If it was the first
-    /// of another queue, the class was identified anew, and the whole queue moves.
-    pub(crate) fn refused_with(&mut self, pod: &PodUid, class: ClassId) {
-        let Some(entry) = self.pods.get_mut(pod) else { return };
+    /// of another queue, the class was identified anew, and the whole queue moves. Returns true if
+    /// a queue has changed.
+    pub(crate) fn refused_with(&mut self, pod: &PodUid, class: ClassId) -> bool {
+        let Some(entry) = self.pods.get_mut(pod) else { return false };
         match entry.class.replace(class) {
-            Some(old) if old == class => {}
+            Some(old) if old == class => return false,
             None => {
                 let pod = Arc::clone(&entry.pod);
                 self.single.remove(&pod.uid);
@@ -192,6 +197,7 @@ impl Backlog {
                 }
             }
         }
+        true
     }
 
     fn leave_queue(&mut self, class: ClassId, pod: &PendingPod) {

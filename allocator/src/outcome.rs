@@ -39,6 +39,8 @@ pub struct AllocationPlan {
 /// Work of a plan, by kind. It depends on what has changed, not on the number of equal pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PlanWork {
+    /// Pods that had a turn in the plan.
+    pub turns: u64,
     /// Pods whose claims were compared with those of other pods.
     pub pods_classified: u64,
     /// Searches for a node for a pod.

@@ -4,6 +4,7 @@ mod budget;
 mod class_reasons;
 mod classes;
 mod fair_share;
+mod last_plan;
 mod node_choice;
 mod node_tests;
 mod observe;
@@ -41,6 +42,7 @@ use crate::shape::{Chosen, Selections, Shape};
 pub use classes::ClassId;
 use classes::PodClasses;
 use fair_share::FairShare;
+pub(crate) use last_plan::LastPlan;
 use node_tests::NodeTests;
 use observe::AcceptedTypes;
 use shape_cache::{ShapeCache, ShapeId};
@@ -67,6 +69,8 @@ pub struct Planner {
     node_tests: NodeTests,
     /// Namespaces whose selectors are not evaluated.
     withheld: BTreeSet<Namespace>,
+    /// Number of changes that are not those of nodes: see [`PlanInputs`](last_plan::PlanInputs).
+    other_changes: u64,
 }
 
 /// Error of [`Planner::allocate_on`].
@@ -126,6 +130,7 @@ impl Planner {
 
     /// Sets the topology of a pool; `None` means unknown.
     pub fn set_topology(&mut self, pool: &PoolId, topology: Option<&Arc<PoolTopology>>) {
+        self.other_changes += 1;
         self.cluster.set_topology(pool, topology);
     }
 
@@ -156,6 +161,7 @@ impl Planner {
 
     /// Drops results that depend on the DeviceClass.
     fn forget_class(&mut self, name: &DeviceClassName) {
+        self.other_changes += 1;
         self.shapes.forget_device_class(name);
         self.classes.forget_device_class(name);
         self.accepted.forget_impossible();
@@ -174,6 +180,7 @@ impl Planner {
 
     /// Drops all cached results about shapes of claims; keeps the cluster state.
     pub fn clear_caches(&mut self) {
+        self.other_changes += 1;
         self.shapes.clear();
         self.classes.forget_results();
         self.selections = Selections::default();
@@ -194,7 +201,10 @@ impl Planner {
     /// Sets the namespaces for whose pods no selector is compiled or evaluated. A pod that needs it
     /// is undecided; results that are known are used.
     pub fn withhold_selectors(&mut self, of: BTreeSet<Namespace>) {
-        self.withheld = of;
+        if self.withheld != of {
+            self.other_changes += 1;
+            self.withheld = of;
+        }
     }
 
     /// Decides for each pod which devices its pending claims get on which node.
@@ -216,9 +226,19 @@ impl Planner {
         settings: PlanSettings,
     ) -> AllocationPlan {
         self.reset_if_full();
+        let inputs = self.inputs(settings);
+        if let Some(plan) = backlog.last_plan.as_ref().and_then(|last| last.for_inputs(&inputs)) {
+            return plan;
+        }
+        // While it holds causes, a change of reasons copies those of all nodes.
+        backlog.last_plan = None;
         let (plan, with_class) = pass::plan(self, Turns::of_backlog(backlog), settings);
+        let mut has_moved = false;
         for (pod, class) in &with_class {
-            backlog.refused_with(pod, *class);
+            has_moved |= backlog.refused_with(pod, *class);
+        }
+        if !has_moved {
+            backlog.last_plan = LastPlan::keep(&plan, self.inputs(settings));
         }
         plan
     }
@@ -304,7 +324,7 @@ impl Planner {
     /// Ends a plan with this number of pods. Returns its work.
     fn end_plan(&mut self, pods: usize) -> PlanWork {
         self.classes.end_plan(pods);
-        self.take_work()
+        PlanWork { turns: u64::try_from(pods).unwrap_or(u64::MAX), ..self.take_work() }
     }
 
     fn take_work(&mut self) -> PlanWork {

@@ -10,8 +10,9 @@ use proptest::prelude::*;
 use serde_json::json;
 use tessera_allocator::model::{Device, PendingPod, PodUid};
 use tessera_allocator::{
-    AllocationPlan, Backlog, FeatureGates, PlanSettings, Planner, Refusal, RefusalCause,
+    AllocationPlan, Backlog, FeatureGates, PlanSettings, PlanWork, Planner, Refusal, RefusalCause,
 };
+use tessera_api::names::{DeviceClassName, Namespace};
 
 /// A change of the pods or the cluster, before the next plan.
 #[derive(Debug, Clone)]
@@ -213,4 +214,42 @@ fn changed_pod_leaves_the_queue_of_its_class() {
     assert_eq!(plan.decisions.len(), 1);
     both.backlog.remove(&too_large.uid);
     assert!(both.backlog.is_empty());
+}
+
+#[test]
+fn backlog_is_planned_again_only_after_a_change() {
+    let mut both = Both::new();
+    for node in 0..3 {
+        (0..3).for_each(|gpu| both.apply(&Change::Take { node, gpu, memory: 50 }));
+    }
+    let add = Change::Add { memory: 80, count: 1, priority: 0, created: 0 };
+    (0..5).for_each(|_| both.apply(&add));
+    let turns = |both: &mut Both| both.plan().1.work.turns;
+    assert_eq!(turns(&mut both), 5);
+    let (_, second) = both.plan();
+    assert_eq!(second.work.turns, 2, "the first and the last of the class: all are in its queue");
+    let (_, again) = both.plan();
+    assert_eq!(again.work, PlanWork::default(), "no pod has a turn");
+    let of =
+        |plan: &AllocationPlan| plan.refusals.iter().map(|r| r.pod.clone()).collect::<Vec<_>>();
+    assert_eq!(of(&again), of(&second));
+    assert_eq!((again.replan_at, again.reserved), (second.replan_at, second.reserved));
+
+    both.apply(&Change::Take { node: 1, gpu: 1, memory: 20 });
+    assert_eq!(turns(&mut both), 2, "a device has changed");
+    assert_eq!(turns(&mut both), 0);
+    both.apply(&add);
+    assert_eq!(turns(&mut both), 3, "a pod was added");
+    turns(&mut both);
+    assert_eq!(turns(&mut both), 0);
+    both.apply(&Change::Delete { pod: 2 });
+    assert_eq!(turns(&mut both), 2, "a pod was removed");
+    both.apply(&Change::Wait { seconds: second.replan_at.unwrap() });
+    assert_eq!(turns(&mut both), 2, "a window of reservations begins");
+    turns(&mut both);
+    assert_eq!(turns(&mut both), 0);
+    both.by_class.withhold_selectors([Namespace::new("team-a").unwrap()].into());
+    assert!(turns(&mut both) > 0, "selectors are withheld");
+    both.by_class.remove_class(&DeviceClassName::new(CLASS).unwrap());
+    assert!(turns(&mut both) > 0, "the class is gone");
 }
