@@ -11,7 +11,7 @@ pub(crate) struct LastPlan {
     inputs: PlanInputs,
 }
 
-/// What a plan depends on, apart from the pods. Equal inputs with the same pods lead to the same
+/// Inputs of a plan, apart from the pods. Equal inputs with the same pods lead to the same
 /// plan until its [`replan_at`](AllocationPlan::replan_at).
 #[derive(Debug, PartialEq)]
 pub(super) struct PlanInputs {
