@@ -71,8 +71,12 @@ pub struct RefusedClass<'b> {
 }
 
 impl Backlog {
-    /// Adds a pod, or replaces it by its present state. The next plan tries it.
+    /// Adds a pod, or replaces it by its present state. The next plan tries it, unless it is the
+    /// same as before.
     pub fn insert(&mut self, pod: PendingPod) {
+        if self.get(&pod.uid) == Some(&pod) {
+            return;
+        }
         self.remove(&pod.uid);
         self.last_plan = None;
         let pod = Arc::new(pod);

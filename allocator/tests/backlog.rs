@@ -242,6 +242,8 @@ fn backlog_is_planned_again_only_after_a_change() {
     assert_eq!(turns(&mut both), 3, "a pod was added");
     turns(&mut both);
     assert_eq!(turns(&mut both), 0);
+    both.pods.values().for_each(|pod| both.backlog.insert(pod.clone()));
+    assert_eq!(turns(&mut both), 0, "pods as they were stay in the queue");
     both.apply(&Change::Delete { pod: 2 });
     assert_eq!(turns(&mut both), 2, "a pod was removed");
     both.apply(&Change::Wait { seconds: second.replan_at.unwrap() });

@@ -11,7 +11,7 @@ use super::class::DeviceSelector;
 use super::device::Toleration;
 
 /// A ResourceClaim that is not allocated.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Claim {
     /// UID of the claim.
     pub uid: ClaimUid,

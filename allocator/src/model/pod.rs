@@ -34,7 +34,7 @@ impl std::fmt::Display for PodUid {
 
 /// A pod with at least one claim that Tessera must allocate. It is unbound, except in
 /// [`Planner::plan_bound_pod`](crate::Planner::plan_bound_pod).
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct PendingPod {
     /// UID of the pod.
     pub uid: PodUid,
@@ -68,7 +68,7 @@ impl PendingPod {
 }
 
 /// A claim of a pending pod.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum PodClaim {
     /// A claim to allocate.
     Pending(Arc<Claim>),

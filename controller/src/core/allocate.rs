@@ -41,16 +41,20 @@ impl Step<'_> {
     /// Plans the pending pods and starts the writes of their allocations.
     pub(super) fn plan_pending(&mut self) -> Round {
         let changed = self.changed_pods();
-        let mut examined = self.examine(&changed);
+        let mut left_out = std::mem::take(&mut self.state.revisited);
+        left_out.extend(changed.iter().cloned());
+        let mut examined = self.examine(&left_out);
         let deallocated = self.note_deallocated(&mut examined);
         let undecided_claims = self.withhold(&mut examined);
         for pod in examined {
+            left_out.remove(&pod.uid);
             // Nodes are left out for a time.
             if pod.excluded_nodes.is_empty() {
                 self.state.revisited.remove(&pod.uid);
             }
             self.state.planning.backlog.insert(pod);
         }
+        left_out.iter().for_each(|pod| self.state.planning.backlog.remove(pod));
         let now = Now { monotonic: self.now, wall: self.wall };
         let plan = self.state.planning.plan(&mut self.state.index, now);
         self.figures.is_planned = true;
@@ -86,22 +90,19 @@ impl Step<'_> {
         changed
     }
 
-    /// Takes the pods that have changed or that are to be revisited out of the backlog. Returns
-    /// those that wait for devices, which are revisited by the next step unless they are planned.
-    fn examine(&mut self, changed: &BTreeSet<PodUid>) -> Vec<PendingPod> {
-        let mut pods = std::mem::take(&mut self.state.revisited);
-        pods.extend(changed.iter().cloned());
+    /// Returns those of the pods that wait for devices, which are revisited by the next step unless
+    /// they are planned.
+    fn examine(&mut self, pods: &BTreeSet<PodUid>) -> Vec<PendingPod> {
         let mut examined = Vec::new();
         for pod in pods {
-            self.state.planning.backlog.remove(&pod);
-            self.state.blocked.remove(&pod);
-            match self.state.index.to_plan(&pod) {
+            self.state.blocked.remove(pod);
+            match self.state.index.to_plan(pod) {
                 Ok(Some(pending)) => {
                     examined.push(pending);
-                    self.state.revisited.insert(pod);
+                    self.state.revisited.insert(pod.clone());
                 }
                 Ok(None) => {}
-                Err(blocked) => drop(self.state.blocked.insert(pod, blocked)),
+                Err(blocked) => drop(self.state.blocked.insert(pod.clone(), blocked)),
             }
         }
         examined
