@@ -37,7 +37,8 @@ pub(super) type ReservedReason = Option<(NodeIndex, NodeReason)>;
 #[derive(Debug)]
 struct KnownCauses {
     causes: Vec<Arc<RefusalCause>>,
-    at: u64,
+    /// `None` if nodes were still to be explained.
+    at: Option<u64>,
     reserved: ReservedReason,
 }
 
@@ -49,10 +50,9 @@ impl ClassReasons {
 
     /// Returns true if the causes are those of the present state of the cluster.
     pub(super) fn are_current(&self, cluster: &Cluster, reserved: &ReservedReason) -> bool {
-        self.outdated.is_empty()
-            && self.names.as_ref().is_some_and(|names| Arc::ptr_eq(names, cluster.names()))
+        self.names.as_ref().is_some_and(|names| Arc::ptr_eq(names, cluster.names()))
             && self.causes.as_ref().is_some_and(|known| {
-                known.at == cluster.last_touch() && known.reserved == *reserved
+                known.at == Some(cluster.last_touch()) && known.reserved == *reserved
             })
     }
 
@@ -107,7 +107,8 @@ impl ClassReasons {
             },
             |known| known.causes,
         );
-        let (at, reserved) = (cluster.last_touch(), self.reserved.clone());
+        let at = self.outdated.is_empty().then(|| cluster.last_touch());
+        let reserved = self.reserved.clone();
         self.causes = Some(KnownCauses { causes: causes.clone(), at, reserved });
         causes
     }
@@ -117,18 +118,16 @@ impl ClassReasons {
         self.by_node.len()
     }
 
-    /// Drops the reasons of the nodes, but not what the texts of the causes need, unless some
-    /// nodes are still to be explained. Returns the number of reasons dropped.
+    /// Drops the reasons of the nodes, but not what the texts of the causes need. Returns the
+    /// number of reasons dropped.
     pub(super) fn reduce_to_counts(&mut self) -> usize {
-        if !self.outdated.is_empty() {
-            return 0;
-        }
         for cause in self.causes.iter_mut().flat_map(|known| &mut known.causes) {
             if let RefusalCause::NoFit(explanation) = &**cause {
                 *cause = Arc::new(RefusalCause::NoFit(explanation.without_nodes()));
             }
         }
         (self.until, self.version) = (None, None);
+        self.outdated.clear();
         std::mem::take(&mut self.by_node).len()
     }
 }

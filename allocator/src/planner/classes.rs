@@ -42,6 +42,8 @@ pub(super) struct PodClasses {
     versions: u64,
     /// Maximum number of node reasons that are kept for all classes, 200 to 300 bytes each.
     pub(super) max_reasons: usize,
+    /// Class of which the steps sufficed for some nodes only: the next plan continues.
+    pub(super) in_progress: Option<ClassId>,
     /// Class whose reasons were renewed last.
     pub(super) last_renewed: Option<ClassId>,
 }
@@ -86,6 +88,7 @@ impl Default for PodClasses {
             next: 0,
             versions: 0,
             max_reasons: MAX_REASONS,
+            in_progress: None,
             last_renewed: None,
         }
     }
@@ -145,9 +148,9 @@ impl PodClasses {
         let mut by_id: Vec<_> = self.classes.iter_mut().collect();
         by_id.sort_unstable_by_key(|(id, _)| **id);
         let mut total = 0;
-        for (_, class) in by_id {
+        for (id, class) in by_id {
             total += class.reasons.len();
-            if total > self.max_reasons {
+            if total > self.max_reasons && self.in_progress != Some(*id) {
                 total -= class.reasons.reduce_to_counts();
             }
         }

@@ -160,7 +160,18 @@ impl<'p> PlanningPass<'p> {
         let is_current = self.update(&mut reasons, to_place, shape, reserved_reason, steps);
         let causes = is_current.then(|| self.make_causes(&mut reasons, shape));
         self.planner.classes.get_mut(class).reasons = reasons;
+        self.note_progress(class, is_current);
         causes
+    }
+
+    /// Records if the next plan continues with the reasons of the class.
+    pub(super) fn note_progress(&mut self, class: ClassId, is_complete: bool) {
+        let Planner { classes, selections, .. } = &mut *self.planner;
+        if !is_complete && !selections.was_withheld() {
+            classes.in_progress = Some(class);
+        } else if classes.in_progress == Some(class) {
+            classes.in_progress = None;
+        }
     }
 
     /// Makes causes of the reasons of a class.

@@ -30,15 +30,24 @@ impl PlanningPass<'_> {
         for (at, refusal) in plan.refusals.iter().enumerate() {
             refusals.entry(Arc::as_ptr(&refusal.cause)).or_default().push(at);
         }
-        let mut left = self.settings.steps_for_reasons;
+        let mut left = self.settings.steps_for_reasons.unwrap_or(u64::MAX);
+        // For selectors that no search has evaluated.
+        let mut steps = self.settings.steps_per_plan;
         for old in refused {
-            if left == Some(0) {
+            if left == 0 || steps == 0 {
                 plan.has_old_reasons = true;
                 return;
             }
-            (self.explained_steps, self.max_explained_steps) = (0, left.unwrap_or(u64::MAX));
-            plan.has_old_reasons |= !self.renew(old, &refusals, &mut plan.refusals, budget);
-            left = left.map(|left| left.saturating_sub(self.explained_steps));
+            (self.explained_steps, self.max_explained_steps) = (0, left);
+            let given = steps.min(self.settings.steps_per_pod);
+            let namespace = old.to_place.pod.namespace.clone();
+            let is_complete = self.renew(old, &refusals, &mut plan.refusals, given);
+            let spent = self.planner.selections.charged();
+            budget.charge_selectors(&namespace, spent);
+            (left, steps) =
+                (left.saturating_sub(self.explained_steps), steps.saturating_sub(spent));
+            // A namespace without steps for selectors keeps its reasons until it has some.
+            plan.has_old_reasons |= !is_complete && !self.planner.selections.was_withheld();
         }
     }
 
@@ -58,7 +67,7 @@ impl PlanningPass<'_> {
         old: RefusedClass<'_>,
         by_cause: &RefusalsByCause,
         refusals: &mut [Refusal],
-        budget: &mut Budget,
+        mut steps: u64,
     ) -> bool {
         let RefusedClass { class, to_place, reserved_reason, causes, .. } = old;
         let reserved_reason = reserved_reason.as_ref();
@@ -78,19 +87,17 @@ impl PlanningPass<'_> {
             self.max_explained_steps = u64::MAX;
         }
         self.begin_pod(to_place.pod);
-        let mut steps = self.settings.steps_per_pod.min(self.settings.steps_per_plan);
         let is_complete = self.update(&mut reasons, &to_place, shape, reserved_reason, &mut steps);
-        budget.charge_selectors(&to_place.pod.namespace, self.planner.selections.charged());
         if is_complete || are_few {
             let renewed = self.make_causes(&mut reasons, shape);
             for (of_claim, cause) in of_claims.into_iter().zip(renewed) {
                 of_claim.iter().for_each(|at| refusals[*at].cause = Arc::clone(&cause));
             }
         }
-        let classes = &mut self.planner.classes;
-        classes.get_mut(class).reasons = reasons;
+        self.planner.classes.get_mut(class).reasons = reasons;
+        self.note_progress(class, is_complete);
         if is_complete {
-            classes.last_renewed = Some(class);
+            self.planner.classes.last_renewed = Some(class);
         }
         is_complete
     }
