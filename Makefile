@@ -10,6 +10,10 @@ target := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 programs := tessera-driver tessera-controller tessera-probe tessera-fake-world tessera-fake-nvml tessera-fake-cuda \
             tessera-mps tessera-fake-mps-control tessera-fake-clock tessera-simcluster tessera-cli
 
+# The packages of the images and of the kubectl plugin.
+shipped := tessera-controller tessera-driver tessera-mps tessera-cli tessera-intercept tessera-intercept-cuda \
+           tessera-intercept-nvml
+
 # A build with fault points replaces the shipped programs in the target directory, until the next
 # build without them: so that one follows.
 fault_points := --package=tessera-driver --package=tessera-controller --package=tessera-runtime \
@@ -102,6 +106,13 @@ lint: ## Formatting, words, clippy, documentation, dependencies, shell scripts, 
 .PHONY: advisories
 advisories: ## Check the dependencies against the RustSec database, which it fetches (needs cargo-deny)
 	$(CARGO) deny --locked check --hide-inclusion-graph advisories
+
+.PHONY: sbom
+sbom: ## Write what each shipped program is built of, as CycloneDX, to target/sbom (needs cargo-sbom)
+	mkdir -p $(target)/sbom
+	for package in $(shipped); do \
+		$(CARGO) sbom --cargo-package $$package --output-format cyclone_dx_json_1_6 > $(target)/sbom/$$package.cdx.json || exit 1; \
+	done
 
 .PHONY: reference
 reference: ## Write the generated pages of docs/reference anew
