@@ -398,7 +398,7 @@ mod tests {
     #[test]
     fn measures_every_event_of_a_small_cluster() {
         let report = run(ClusterSize { nodes: 20, shares: 40, events: 5 }).expect("measured");
-        assert_eq!(report.events.len(), 6);
+        assert_eq!(report.events.len(), 7);
         assert!(report.apply_ms > 0.0 && report.planner_ms > 0.0 && report.first_plan_ms > 0.0);
         let distinct: BTreeSet<&str> = report.events.iter().map(|cost| cost.event).collect();
         assert_eq!(distinct.len(), report.events.len());

@@ -95,6 +95,17 @@ where
         self.cache.objects.values()
     }
 
+    /// Returns the objects of a namespace. Scans of all objects cost more than what is measured
+    /// beside thousands of waiting pods.
+    pub(crate) fn in_namespace<'a>(
+        &'a self,
+        namespace: &'a str,
+    ) -> impl Iterator<Item = &'a Arc<K>> {
+        let from = (namespace.to_owned(), String::new());
+        let objects = self.cache.objects.range(from..);
+        objects.take_while(move |(key, _)| key.0 == namespace).map(|(_, object)| object)
+    }
+
     /// Stores the result of a write, so that the next decision sees it. Older events in flight do
     /// not overwrite it.
     pub(crate) fn assume(&mut self, object: K) {

@@ -114,7 +114,8 @@ impl Controller {
         if change.new.is_some() {
             self.work.add(Work::Claim(change.key.clone()));
         }
-        for pod in self.pods.values().filter(|pod| pod_claim::uses(pod, &change.key)) {
+        let pods = self.pods.in_namespace(&change.key.0);
+        for pod in pods.filter(|pod| pod_claim::uses(pod, &change.key)) {
             self.work.add(Work::Pod(key(pod.as_ref())));
         }
     }
@@ -122,12 +123,11 @@ impl Controller {
     fn template_changed(&mut self, change: &Change<ResourceClaimTemplate>) {
         let (namespace, name) = &change.key;
         let wants = |pod: &Pod| {
-            pod.namespace().as_ref() == Some(namespace)
-                && pod_claim::entries(pod)
-                    .iter()
-                    .any(|e| e.resource_claim_template_name.as_ref() == Some(name))
+            pod_claim::entries(pod)
+                .iter()
+                .any(|e| e.resource_claim_template_name.as_ref() == Some(name))
         };
-        for pod in self.pods.values().filter(|pod| wants(pod)) {
+        for pod in self.pods.in_namespace(namespace).filter(|pod| wants(pod)) {
             self.work.add(Work::Pod(key(pod.as_ref())));
         }
     }
@@ -213,13 +213,13 @@ impl Controller {
                 && claim.annotations().get(POD_CLAIM_NAME) == Some(&entry.name)
                 && pod_claim::is_for_pod(pod, claim)
         };
-        if let Some(claim) = self.claims.values().find(|claim| belongs(claim)) {
+        let namespace = pod.namespace().unwrap_or_default();
+        if let Some(claim) = self.claims.in_namespace(&namespace).find(|claim| belongs(claim)) {
             return Ok(Some(claim.name_any()));
         }
         let made = self.made.get(&(pod.uid().unwrap_or_default(), entry.name.clone()));
         let Some(name) = made else { return Ok(None) };
-        let claims: Api<ResourceClaim> =
-            Api::namespaced(self.client.clone(), &pod.namespace().unwrap_or_default());
+        let claims: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &namespace);
         Ok(claims.get_opt(name).await?.filter(belongs).map(|claim| claim.name_any()))
     }
 

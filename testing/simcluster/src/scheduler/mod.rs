@@ -200,8 +200,9 @@ impl Loop {
             (Some(old), Some(new)) => old.status != new.status,
             (old, new) => old.is_some() != new.is_some(),
         };
+        let pods = self.pods.in_namespace(&change.key.0);
         let users: Vec<Arc<Pod>> =
-            self.pods.values().filter(|pod| pod_claim::uses(pod, &change.key)).cloned().collect();
+            pods.filter(|pod| pod_claim::uses(pod, &change.key)).cloned().collect();
         for pod in users {
             // Gating depends on more than the status: creation, deletion, owner.
             self.admit(&pod);
