@@ -19,7 +19,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use tessera_allocator::{PlanSettings, Planner};
+use tessera_allocator::{AllocationPlan, PlanSettings, Planner};
 use tessera_api::gpu::{ComputeCapability, CudaVersion, Gpu, Health, Inventory};
 use tessera_api::names::{GpuUuid, NodeName, PciBusId};
 use tessera_api::slice::{SliceOptions, build};
@@ -128,11 +128,16 @@ impl Controller {
         self.index.take_changes().apply_to(&mut self.planner);
     }
 
-    /// Plans the pending pod.
+    /// Plans the pending pod, which fits.
     fn plan(&mut self) {
-        let work = self.index.work();
-        let plan = self.planner.plan(&work.pending, PlanSettings::default());
+        let plan = self.try_plan();
         assert_eq!(plan.decisions.len(), 1, "{:?}", plan.refusals);
+    }
+
+    /// Plans the pending pod.
+    fn try_plan(&mut self) -> AllocationPlan {
+        let work = self.index.work();
+        self.planner.plan(&work.pending, PlanSettings::default())
     }
 
     /// Measures each kind of event, together with the update of the planner and a plan.
@@ -186,7 +191,7 @@ impl Controller {
                 is_left = self.index.continue_tainting();
                 self.index.overcommitted();
                 self.update_planner();
-                self.plan();
+                self.try_plan();
             }));
         }
         let total = parts.iter().sum();
