@@ -227,7 +227,9 @@ impl Planner {
     ) -> AllocationPlan {
         self.reset_if_full();
         let inputs = self.inputs(settings);
-        if let Some(plan) = backlog.last_plan.as_ref().and_then(|last| last.for_inputs(&inputs)) {
+        if let Some(plan) =
+            backlog.last_plan.as_ref().and_then(|last| last.for_inputs(&inputs, settings.now))
+        {
             return plan;
         }
         // While it holds causes, a change of reasons copies those of all nodes.
@@ -238,7 +240,7 @@ impl Planner {
             has_moved |= backlog.refused_with(pod, *class);
         }
         if !has_moved {
-            backlog.last_plan = LastPlan::keep(&plan, self.inputs(settings));
+            backlog.last_plan = LastPlan::keep(&plan, self.inputs(settings), settings.now);
         }
         plan
     }

@@ -9,12 +9,15 @@ use crate::settings::PlanSettings;
 pub(crate) struct LastPlan {
     plan: AllocationPlan,
     inputs: PlanInputs,
+    /// Time of the plan, in seconds since the epoch.
+    made_at: i64,
 }
 
 /// Inputs of a plan, apart from the pods. Equal inputs with the same pods lead to the same
 /// plan until its [`replan_at`](AllocationPlan::replan_at).
 #[derive(Debug, PartialEq)]
 pub(super) struct PlanInputs {
+    /// Without the time.
     settings: PlanSettings,
     /// Times of the last changes of nodes, of their devices and of the reachable pools.
     changes: [u64; 4],
@@ -24,32 +27,26 @@ pub(super) struct PlanInputs {
 
 impl LastPlan {
     /// Keeps a plan, unless it can differ from the next one although nothing changes.
-    pub(super) fn keep(plan: &AllocationPlan, inputs: PlanInputs) -> Option<Box<Self>> {
+    pub(super) fn keep(plan: &AllocationPlan, inputs: PlanInputs, now: i64) -> Option<Box<Self>> {
         let is_final = plan.decisions.is_empty()
             && plan.unreached.is_empty()
             && !plan.has_old_reasons
             && !plan.refusals.iter().any(Refusal::is_undecided);
         is_final.then(|| {
-            let plan = plan.clone();
             let plan = AllocationPlan {
                 steps: 0,
                 selector_steps: Default::default(),
                 work: PlanWork::default(),
-                ..plan
+                ..plan.clone()
             };
-            Box::new(Self { plan, inputs })
+            Box::new(Self { plan, inputs, made_at: now })
         })
     }
 
-    /// Returns the plan for these inputs; `None` if another one has to be made.
-    pub(super) fn for_inputs(&self, inputs: &PlanInputs) -> Option<AllocationPlan> {
-        let (now, made_at) = (inputs.settings.now, self.inputs.settings.now);
-        let is_valid = now >= made_at && self.plan.replan_at.is_none_or(|until| now < until);
-        let at_that_time = PlanSettings { now: made_at, ..inputs.settings };
-        let is_same = at_that_time == self.inputs.settings
-            && inputs.changes == self.inputs.changes
-            && inputs.others == self.inputs.others;
-        (is_valid && is_same).then(|| self.plan.clone())
+    /// Returns the plan for these inputs at this time; `None` if another one has to be made.
+    pub(super) fn for_inputs(&self, inputs: &PlanInputs, now: i64) -> Option<AllocationPlan> {
+        let is_valid = now >= self.made_at && self.plan.replan_at.is_none_or(|until| now < until);
+        (is_valid && self.inputs == *inputs).then(|| self.plan.clone())
     }
 }
 
@@ -58,6 +55,7 @@ impl Planner {
     pub(super) fn inputs(&self, settings: PlanSettings) -> PlanInputs {
         let cluster = &self.cluster;
         let changes = [cluster.last_touch(), cluster.now(), cluster.layout(), cluster.reordered()];
+        let settings = PlanSettings { now: 0, ..settings };
         PlanInputs { settings, changes, others: self.other_changes }
     }
 }

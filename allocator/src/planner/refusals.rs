@@ -144,7 +144,7 @@ impl<'p> PlanningPass<'p> {
     /// Like [`explain_pod`](Self::explain_pod), for all pods of a class: only nodes that have
     /// changed are examined. Also returns `None` if the steps of the plan did not suffice; the next
     /// plan continues.
-    pub(super) fn explain_class(
+    fn explain_class(
         &mut self,
         to_place: &PodToPlace<'_>,
         class: ClassId,

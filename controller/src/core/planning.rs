@@ -110,7 +110,7 @@ pub(super) fn pending_claims(pod: &PendingPod) -> i64 {
 }
 
 /// Returns the moment this many seconds after `now`, a second later at least.
-pub(super) fn in_seconds(now: Moment, seconds: i64) -> Moment {
+fn in_seconds(now: Moment, seconds: i64) -> Moment {
     now + Duration::from_secs(u64::try_from(seconds).unwrap_or(0).max(1))
 }
 

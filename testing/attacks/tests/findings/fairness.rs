@@ -5,11 +5,7 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::resource::v1::ResourceClaim;
-use tessera_attacks::bounds;
-use tessera_attacks::cluster::create;
-use tessera_attacks::objects::{self, UNSTARTED_IMAGE, claim_entry};
+use tessera_attacks::{bounds, objects};
 use tessera_test_support::test_name;
 
 use crate::harness::{Harness, NEIGHBOUR, TENANT};
@@ -39,12 +35,8 @@ async fn waiting_pods_do_not_delay_two_other_namespaces() {
     let create = async |client: usize| {
         for number in (client..pods).step_by(CLIENTS) {
             let memory = format!("{}Gi", 900 + number % SHAPES);
-            let name = format!("waiting-{number}");
-            let claim = objects::claim(&name, &objects::share(&memory));
-            create::<ResourceClaim>(&harness.cluster.api(TENANT), claim).await.unwrap();
-            let mut pod = objects::pod(&name, UNSTARTED_IMAGE, &[claim_entry("gpu", &name)]);
-            pod["spec"]["schedulerName"] = "none".into();
-            create::<Pod>(&harness.cluster.api(TENANT), pod).await.unwrap();
+            let (name, devices) = (format!("waiting-{number}"), objects::share(&memory));
+            harness.pod_of("none", TENANT, &name, &devices).await;
         }
     };
     futures::future::join_all((0..CLIENTS).map(create)).await;

@@ -79,9 +79,21 @@ impl Harness {
 
     /// Creates a claim, and a pod of the same name that uses it.
     pub(crate) async fn pod(&self, namespace: &str, name: &str, devices: &Value) -> ResourceClaim {
+        self.pod_of("default-scheduler", namespace, name, devices).await
+    }
+
+    /// Creates a claim, and a pod of the same name that uses it, for this scheduler.
+    pub(crate) async fn pod_of(
+        &self,
+        scheduler: &str,
+        namespace: &str,
+        name: &str,
+        devices: &Value,
+    ) -> ResourceClaim {
         let claim = objects::claim(name, devices);
         let claim = create(&self.cluster.api(namespace), claim).await.unwrap();
-        let pod = objects::pod(name, UNSTARTED_IMAGE, &[claim_entry("gpu", name)]);
+        let mut pod = objects::pod(name, UNSTARTED_IMAGE, &[claim_entry("gpu", name)]);
+        pod["spec"]["schedulerName"] = scheduler.into();
         create::<Pod>(&self.cluster.api(namespace), pod).await.unwrap();
         claim
     }
