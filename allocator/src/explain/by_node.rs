@@ -1,12 +1,13 @@
 //! Reasons per node for one class of pods. Nodes with equal reasons share them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
+use std::hash::BuildHasher;
 use std::sync::Arc;
 
 use tessera_api::reason::Reason;
 
 use super::{AlternativeReasons, NodeReasons, RefusalExplanation};
-use crate::cluster::{NodeIndex, NodeNames};
+use crate::cluster::{FastMap, NodeIndex, NodeNames};
 use crate::outcome::RefusalCause;
 use crate::shape::Shape;
 
@@ -14,7 +15,9 @@ use crate::shape::Shape;
 #[derive(Debug, Default)]
 pub(crate) struct ReasonsByNode {
     table: Arc<ReasonTable>,
-    ids: HashMap<Arc<NodeReasons>, u32>,
+    /// Index in `distinct` plus one, by the hash of the reasons. All classes grow at once, and a
+    /// map that grows would hash the reasons of all nodes again.
+    ids: FastMap<u64, u32>,
     /// Sums of all nodes per alternative, as of the last call of
     /// [`sum_up`](Self::sum_up).
     sums: Vec<AlternativeSums>,
@@ -160,37 +163,36 @@ impl ReasonsByNode {
     }
 
     fn id(&mut self, reasons: NodeReasons) -> u32 {
-        if let Some(known) = self.ids.get(&reasons) {
-            return *known;
+        let hash = foldhash::quality::FixedState::default().hash_one(&reasons);
+        let known = self.ids.get(&hash).copied();
+        if let Some(known) = known.filter(|id| self.table.get(*id) == Some(&reasons)) {
+            return known;
         }
-        let reasons = Arc::new(reasons);
         let table = Arc::make_mut(&mut self.table);
-        table.distinct.push(Arc::clone(&reasons));
+        table.distinct.push(Arc::new(reasons));
         table.counts.push(0);
         let id = u32::try_from(table.distinct.len()).unwrap_or(u32::MAX);
-        self.ids.insert(reasons, id);
+        self.ids.insert(hash, id);
         id
     }
 
     /// Removes the reasons that no node has any more.
     fn compact(&mut self) {
         self.sum_up();
-        let old = std::mem::take(&mut self.table);
-        self.ids.clear();
-        for (node, id) in old.nodes.iter().enumerate().filter(|(_, id)| **id > 0) {
-            let reasons = &old.distinct[*id as usize - 1];
-            let next = u32::try_from(self.ids.len() + 1).unwrap_or(u32::MAX);
-            let id = *self.ids.entry(Arc::clone(reasons)).or_insert(next);
-            let table = Arc::make_mut(&mut self.table);
-            table.nodes.resize(old.nodes.len(), 0);
-            table.nodes[node] = id;
-            if id == next && table.distinct.len() < id as usize {
-                table.distinct.push(Arc::clone(reasons));
-                table.counts.push(0);
-            }
-            table.counts[id as usize - 1] += 1;
+        let table = Arc::make_mut(&mut self.table);
+        let (mut kept, mut new_ids) = (ReasonTable::default(), vec![0; table.distinct.len() + 1]);
+        for (at, nodes) in table.counts.iter().enumerate().filter(|(_, nodes)| **nodes > 0) {
+            kept.distinct.push(Arc::clone(&table.distinct[at]));
+            kept.counts.push(*nodes);
+            new_ids[at + 1] = u32::try_from(kept.distinct.len()).unwrap_or(u32::MAX);
         }
-        self.summed.clone_from(&self.table.counts);
+        kept.nodes = table.nodes.iter().map(|id| new_ids[*id as usize]).collect();
+        self.ids.retain(|_, id| {
+            *id = new_ids[*id as usize];
+            *id > 0
+        });
+        *table = kept;
+        self.summed.clone_from(&table.counts);
     }
 
     /// Returns the number of distinct reasons that are kept.
