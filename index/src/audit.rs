@@ -48,6 +48,8 @@ impl Index {
         };
         let is_complete = matches!(next, AuditPlace::Claims(None));
         self.audited = next;
+        // Otherwise one step would check all devices.
+        self.check_touched();
         Audit { drifted, is_complete }
     }
 

@@ -24,6 +24,16 @@ impl Index {
     /// have, since the last call; the cost of each is that of its pool and its holders.
     pub fn overcommitted(&mut self) -> Vec<Overcommitted> {
         self.check_claims();
+        self.check_touched();
+        let found = |(device, releasable): (&DeviceId, &Vec<ClaimUid>)| Overcommitted {
+            device: device.clone(),
+            releasable: releasable.clone(),
+        };
+        self.exceeded.iter().map(found).collect()
+    }
+
+    /// Checks the devices that have changed, or whose holders have, since the last call.
+    pub(crate) fn check_touched(&mut self) {
         for device in std::mem::take(&mut self.sums.touched) {
             if self.is_exceeded(&device, self.sums.usage.get(&device)) {
                 let releasable = self.releasable(&device);
@@ -32,11 +42,6 @@ impl Index {
                 self.exceeded.remove(&device);
             }
         }
-        let found = |(device, releasable): (&DeviceId, &Vec<ClaimUid>)| Overcommitted {
-            device: device.clone(),
-            releasable: releasable.clone(),
-        };
-        self.exceeded.iter().map(found).collect()
     }
 
     fn is_exceeded(&self, id: &DeviceId, used: Option<&DeviceUsage>) -> bool {
