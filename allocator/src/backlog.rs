@@ -12,7 +12,7 @@
 
 use std::cell::Cell;
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, btree_map};
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -25,8 +25,9 @@ use crate::planner::{ClassId, LastPlan};
 #[derive(Debug, Default)]
 pub struct Backlog {
     pods: BTreeMap<PodUid, Entry>,
-    /// Pods that are not in a queue: each plan tries them.
-    single: BTreeMap<PodUid, Arc<PendingPod>>,
+    /// Pods that each plan tries first: those that are not in a queue, and the first of each
+    /// queue.
+    first: BTreeMap<PlanOrder, FirstTurn>,
     queues: BTreeMap<ClassId, Queue>,
     /// The last plan, unless a pod has changed since.
     pub(crate) last_plan: Option<Box<LastPlan>>,
@@ -38,6 +39,17 @@ struct Entry {
     /// Class in whose queue the pod is.
     class: Option<ClassId>,
 }
+
+/// A pod that each plan tries first.
+#[derive(Debug)]
+pub(crate) struct FirstTurn {
+    pub(crate) pod: Arc<PendingPod>,
+    /// Class in whose queue the pod is.
+    pub(crate) class: Option<ClassId>,
+}
+
+/// A pod and its place in the order of planning.
+pub(crate) type OrderedPod<'b> = (&'b PlanOrder, &'b PendingPod);
 
 /// Refused pods of one class.
 #[derive(Debug, Default)]
@@ -80,7 +92,7 @@ impl Backlog {
         self.remove(&pod.uid);
         self.last_plan = None;
         let pod = Arc::new(pod);
-        self.single.insert(pod.uid.clone(), Arc::clone(&pod));
+        self.first.insert(PlanOrder::of(&pod), FirstTurn { pod: Arc::clone(&pod), class: None });
         self.pods.insert(pod.uid.clone(), Entry { pod, class: None });
     }
 
@@ -89,8 +101,8 @@ impl Backlog {
         let Some(Entry { pod, class }) = self.pods.remove(pod) else { return };
         self.last_plan = None;
         match class {
-            None => drop(self.single.remove(&pod.uid)),
-            Some(class) => self.leave_queue(class, &pod),
+            None => drop(self.first.remove(&PlanOrder::of(&pod))),
+            Some(class) => self.change_queue(class, |queue| queue.remove(&pod)),
         }
     }
 
@@ -117,7 +129,7 @@ impl Backlog {
     /// Returns the classes of refused pods.
     pub fn classes(&self) -> impl Iterator<Item = RefusedClass<'_>> {
         self.queues.iter().filter_map(|(id, queue)| {
-            let last = &queue.last()?.uid;
+            let last = &queue.last()?.1.uid;
             Some(RefusedClass { id: *id, pods: queue.pods.len(), last })
         })
     }
@@ -135,16 +147,7 @@ impl Backlog {
     /// Returns the class in whose queue the pod is the last.
     pub fn class_whose_last_is(&self, pod: &PodUid) -> Option<ClassId> {
         let class = self.class_of(pod)?;
-        (self.queues.get(&class)?.last()?.uid == *pod).then_some(class)
-    }
-
-    /// Returns true if each plan tries the pod, so that it has a decision or a refusal of its own.
-    pub fn is_always_tried(&self, pod: &PodUid) -> bool {
-        let Some(entry) = self.pods.get(pod) else { return false };
-        let Some(queue) = entry.class.and_then(|class| self.queues.get(&class)) else {
-            return true;
-        };
-        [queue.first(), queue.last()].into_iter().flatten().any(|end| end.uid == *pod)
+        (self.queues.get(&class)?.last()?.1.uid == *pod).then_some(class)
     }
 
     /// Returns the pods after this one in the order of UIDs, each with the class in whose queue it
@@ -159,14 +162,12 @@ impl Backlog {
 
     /// Returns the number of pods that each plan tries first.
     pub fn turn_count(&self) -> usize {
-        self.single.len() + self.queues.len()
+        self.first.len()
     }
 
     /// Returns the pods that each plan tries first.
-    pub(crate) fn first_turns(&self) -> impl Iterator<Item = (&PendingPod, Option<ClassId>)> {
-        let single = self.single.values().map(|pod| (&**pod, None));
-        let firsts = self.queues.iter();
-        single.chain(firsts.filter_map(|(class, queue)| Some((queue.first()?, Some(*class)))))
+    pub(crate) fn first_turns(&self) -> btree_map::Iter<'_, PlanOrder, FirstTurn> {
+        self.first.iter()
     }
 
     /// Returns the queue of a class.
@@ -188,28 +189,36 @@ impl Backlog {
             Some(old) if old == class => return false,
             None => {
                 let pod = Arc::clone(&entry.pod);
-                self.single.remove(&pod.uid);
-                self.queues.entry(class).or_default().add(pod);
+                self.first.remove(&PlanOrder::of(&pod));
+                self.change_queue(class, |queue| queue.add(pod));
             }
             Some(old) => {
-                let moved = self.queues.remove(&old).unwrap_or_default();
-                for pod in moved.pods.into_values() {
+                let mut moved = BTreeMap::new();
+                self.change_queue(old, |queue| moved = std::mem::take(&mut queue.pods));
+                for pod in moved.values() {
                     if let Some(entry) = self.pods.get_mut(&pod.uid) {
                         entry.class = Some(class);
                     }
-                    self.queues.entry(class).or_default().add(pod);
                 }
+                self.change_queue(class, |queue| moved.into_values().for_each(|p| queue.add(p)));
             }
         }
         true
     }
 
-    fn leave_queue(&mut self, class: ClassId, pod: &PendingPod) {
-        if let Some(queue) = self.queues.get_mut(&class) {
-            queue.pods.remove(&PlanOrder::of(pod));
-            if queue.pods.is_empty() {
-                self.queues.remove(&class);
-            }
+    /// Changes a queue, which has a turn for its first pod. An empty queue is dropped.
+    fn change_queue(&mut self, class: ClassId, change: impl FnOnce(&mut Queue)) {
+        let queue = self.queues.entry(class).or_default();
+        let before = queue.pods.first_key_value().map(|(order, _)| order.clone());
+        change(queue);
+        let first = queue.pods.first_key_value();
+        if first.map(|(order, _)| order) != before.as_ref() {
+            before.map(|order| self.first.remove(&order));
+            let turn = |pod: &Arc<_>| FirstTurn { pod: Arc::clone(pod), class: Some(class) };
+            self.first.extend(first.map(|(order, pod)| (order.clone(), turn(pod))));
+        }
+        if queue.pods.is_empty() {
+            self.queues.remove(&class);
         }
     }
 }
@@ -220,17 +229,23 @@ impl Queue {
         self.pods.insert(PlanOrder::of(&pod), pod);
     }
 
-    fn first(&self) -> Option<&PendingPod> {
-        self.pods.first_key_value().map(|(_, pod)| &**pod)
+    fn remove(&mut self, pod: &PendingPod) {
+        self.pods.remove(&PlanOrder::of(pod));
+    }
+
+    /// Returns true if the pod is the first.
+    pub(crate) fn is_first(&self, pod: &PendingPod) -> bool {
+        self.pods.first_key_value().is_some_and(|(_, first)| std::ptr::eq(&**first, pod))
     }
 
     /// Returns the last pod.
-    pub(crate) fn last(&self) -> Option<&PendingPod> {
-        self.pods.last_key_value().map(|(_, pod)| &**pod)
+    pub(crate) fn last(&self) -> Option<OrderedPod<'_>> {
+        self.pods.last_key_value().map(|(order, pod)| (order, &**pod))
     }
 
     /// Returns the pods after this one, in order.
-    pub(crate) fn after(&self, pod: &PlanOrder) -> impl Iterator<Item = &PendingPod> {
-        self.pods.range((Bound::Excluded(pod), Bound::Unbounded)).map(|(_, pod)| &**pod)
+    pub(crate) fn after(&self, pod: &PlanOrder) -> impl Iterator<Item = OrderedPod<'_>> {
+        let after = self.pods.range((Bound::Excluded(pod), Bound::Unbounded));
+        after.map(|(order, pod)| (order, &**pod))
     }
 }

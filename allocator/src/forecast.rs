@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::cluster::FastMap;
 use crate::fragmentation::{GpuRequest, Potential, RequestMixLearner};
 use crate::model::PodUid;
 
@@ -16,7 +17,7 @@ const MAX_COUNTED: usize = 100_000;
 pub(crate) struct Forecast {
     learner: RequestMixLearner,
     /// Counted pods; not every plan contains all pending pods.
-    counted: BTreeMap<PodUid, Counted>,
+    counted: FastMap<PodUid, Counted>,
     /// Number of changes of the potential.
     generation: u64,
 }
@@ -58,6 +59,11 @@ impl Forecast {
             self.generation += u64::from(self.learner.observe(request));
             self.counted.insert(pod, Counted { request, refused: false });
         }
+    }
+
+    /// Returns true if the pod was counted, but not its refusal.
+    pub(crate) fn lacks_refusal(&self, pod: &PodUid) -> bool {
+        self.counted.get(pod).is_some_and(|counted| !counted.refused)
     }
 
     /// Counts the refusal of a pod for lack of capacity, once per pod.

@@ -14,13 +14,18 @@ use crate::model::{DeviceResult, NodeSelector, PodUid};
 pub struct AllocationPlan {
     /// Pods whose claims can be allocated, in the order of decision.
     pub decisions: Vec<Decision>,
-    /// Claims that cannot be allocated, with the reasons.
+    /// Claims that cannot be allocated, with the reasons. Those of classes that are refused as
+    /// before are left out: see [`Planner::plan_backlog`](crate::Planner::plan_backlog).
     pub refusals: Vec<Refusal>,
+    /// Claims of pods without a turn whose reasons have changed: those of the last pod of each
+    /// class.
+    pub renewed: Vec<Refusal>,
     /// Pods that were not planned because the steps of the plan were spent. The next plan
     /// continues with them.
     pub unreached: Vec<PodUid>,
     /// True if some refusals have the reasons of an earlier plan, because the steps for reasons
-    /// were spent. The next plan continues.
+    /// were spent, or if reasons of an earlier plan decided if a node is reserved. The next plan
+    /// continues.
     pub has_old_reasons: bool,
     /// Steps spent, in devices tested by the search.
     pub steps: u64,
@@ -41,6 +46,8 @@ pub struct AllocationPlan {
 pub struct PlanWork {
     /// Pods that had a turn in the plan.
     pub turns: u64,
+    /// Classes of pods without a turn, because they are refused as before.
+    pub unchanged: u64,
     /// Pods whose claims were compared with those of other pods.
     pub pods_classified: u64,
     /// Searches for a node for a pod.

@@ -16,6 +16,7 @@ mod reservation;
 mod samples;
 mod shape_cache;
 mod turns;
+mod unchanged;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -218,8 +219,10 @@ impl Planner {
     /// Decides for each pod of the backlog, like [`plan`](Self::plan).
     ///
     /// Pods that were refused with their class wait in its queue, and the plan has refusals of
-    /// their own only for the first and the last of them. The decided pods stay in the backlog
-    /// until the caller removes them.
+    /// their own only for the first and the last of them. With
+    /// [`steps_for_reasons`](PlanSettings::steps_for_reasons), it has none for a class that is
+    /// refused as before, only the [renewed](AllocationPlan::renewed) reasons. The decided pods
+    /// stay in the backlog until the caller removes them.
     pub fn plan_backlog(
         &mut self,
         backlog: &mut Backlog,
@@ -323,10 +326,11 @@ impl Planner {
         self.classes.begin_plan();
     }
 
-    /// Ends a plan with this number of pods. Returns its work.
-    fn end_plan(&mut self, pods: usize) -> PlanWork {
-        self.classes.end_plan(pods);
-        PlanWork { turns: u64::try_from(pods).unwrap_or(u64::MAX), ..self.take_work() }
+    /// Ends a plan with this number of turns, and of classes that had none. Returns its work.
+    fn end_plan(&mut self, turns: usize, unchanged: usize) -> PlanWork {
+        self.classes.end_plan(turns + unchanged);
+        let [turns, unchanged] = [turns, unchanged].map(|n| u64::try_from(n).unwrap_or(u64::MAX));
+        PlanWork { turns, unchanged, ..self.take_work() }
     }
 
     fn take_work(&mut self) -> PlanWork {

@@ -4,15 +4,16 @@
 mod builders;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use builders::*;
 use proptest::prelude::*;
 use serde_json::json;
-use tessera_allocator::model::{Device, PendingPod, PodUid};
+use tessera_allocator::model::{Device, Node, PendingPod, PodUid};
 use tessera_allocator::{
     AllocationPlan, Backlog, FeatureGates, PlanSettings, PlanWork, Planner, Refusal, RefusalCause,
 };
-use tessera_api::names::{DeviceClassName, Namespace};
+use tessera_api::names::{DeviceClassName, Namespace, NodeName};
 
 /// A change of the pods or the cluster, before the next plan.
 #[derive(Debug, Clone)]
@@ -21,6 +22,7 @@ enum Change {
     Delete { pod: usize },
     Free { node: usize, gpu: usize },
     Take { node: usize, gpu: usize, memory: u32 },
+    Cordon { node: usize, is_cordoned: bool },
     Wait { seconds: i64 },
 }
 
@@ -34,6 +36,8 @@ fn changes() -> impl Strategy<Value = Vec<Vec<Change>>> {
         3 => device().prop_map(|(node, gpu)| Change::Free { node, gpu }),
         2 => (device(), memory())
             .prop_map(|((node, gpu), memory)| Change::Take { node, gpu, memory }),
+        1 => (0usize..3, any::<bool>())
+            .prop_map(|(node, is_cordoned)| Change::Cordon { node, is_cordoned }),
         2 => (0i64..900).prop_map(|seconds| Change::Wait { seconds }),
     ];
     prop::collection::vec(prop::collection::vec(change, 1..8), 1..12)
@@ -55,7 +59,8 @@ fn requesting(number: usize, memory: u32, count: u64) -> PendingPod {
     pod(&format!("p{number:03}"), vec![configured(claim, placement)])
 }
 
-/// Cluster and pods, planned pod by pod and as a backlog.
+/// Cluster and pods, planned pod by pod, as a backlog, and as a backlog with reasons of what has
+/// changed.
 struct Both {
     cluster: Cluster,
     pods: BTreeMap<PodUid, PendingPod>,
@@ -64,15 +69,17 @@ struct Both {
     by_pod: Planner,
     by_class: Planner,
     backlog: Backlog,
+    by_change: Planner,
+    changing: Backlog,
 }
 
 impl Both {
     fn new() -> Self {
         let cluster = (0..3).fold(Cluster::new(), |c, number| c.node(&node(number), gpus()));
         let planner = || Planner::from_snapshot(&cluster.0, FeatureGates::default());
-        let (by_pod, by_class) = (planner(), planner());
-        let (pods, backlog) = (BTreeMap::new(), Backlog::default());
-        Self { cluster, pods, added: 0, now: 0, by_pod, by_class, backlog }
+        let [by_pod, by_class, by_change] = [(); 3].map(|()| planner());
+        let (pods, backlog, changing) = (BTreeMap::new(), Backlog::default(), Backlog::default());
+        Self { cluster, pods, added: 0, now: 0, by_pod, by_class, backlog, by_change, changing }
     }
 
     fn apply(&mut self, change: &Change) {
@@ -82,6 +89,7 @@ impl Both {
                 let pod = PendingPod { priority: *priority, created: *created, ..pod };
                 self.added += 1;
                 self.backlog.insert(pod.clone());
+                self.changing.insert(pod.clone());
                 self.pods.insert(pod.uid.clone(), pod);
             }
             Change::Delete { pod } => {
@@ -99,6 +107,14 @@ impl Both {
                 self.cluster.use_share(&node(*number), &device, &memory, "1");
                 self.report(*number, *gpu);
             }
+            Change::Cordon { node: number, is_cordoned } => {
+                let name = NodeName::new(node(*number)).unwrap();
+                let nodes = &mut self.cluster.0.nodes;
+                let changed = Node { cordoned: *is_cordoned, ..Node::clone(&nodes[&name]) };
+                let changed = Arc::new(changed);
+                nodes.insert(name, Arc::clone(&changed));
+                self.planners().into_iter().for_each(|planner| planner.set_node(&changed));
+            }
             Change::Wait { seconds } => self.now += seconds,
         }
     }
@@ -106,12 +122,18 @@ impl Both {
     fn remove(&mut self, pod: &PodUid) {
         self.pods.remove(pod);
         self.backlog.remove(pod);
+        self.changing.remove(pod);
+    }
+
+    fn planners(&mut self) -> [&mut Planner; 3] {
+        [&mut self.by_pod, &mut self.by_class, &mut self.by_change]
     }
 
     fn report(&mut self, number: usize, gpu: usize) {
         let id = device_id(&node(number), &format!("gpu-{gpu}"));
-        for planner in [&mut self.by_pod, &mut self.by_class] {
-            planner.set_device_use(&id, self.cluster.0.usage.get(&id));
+        let used = self.cluster.0.usage.get(&id).cloned();
+        for planner in self.planners() {
+            planner.set_device_use(&id, used.as_ref());
         }
     }
 
@@ -125,6 +147,26 @@ impl Both {
         let by_pod = self.by_pod.plan(&pods, settings);
         let by_class = self.by_class.plan_backlog(&mut self.backlog, settings);
         (by_pod, by_class)
+    }
+
+    /// Plans with reasons of what has changed. Returns the plan.
+    fn plan_changes(&mut self) -> AllocationPlan {
+        let settings = PlanSettings { steps_for_reasons: Some(u64::MAX), ..self.settings() };
+        self.by_change.plan_backlog(&mut self.changing, settings)
+    }
+
+    /// Plans and carries out the decisions until nothing changes. Returns the last plan.
+    fn plan_changes_until_the_end(&mut self) -> AllocationPlan {
+        let mut plans = 0;
+        loop {
+            let plan = self.plan_changes();
+            self.carry_out(&plan);
+            if plan.decisions.is_empty() && !plan.has_old_reasons {
+                return plan;
+            }
+            plans += 1;
+            assert!(plans < 50, "plans end");
+        }
     }
 
     /// Takes over the decisions, and removes their pods.
@@ -170,6 +212,25 @@ proptest! {
             both.carry_out(&by_pod);
             let refused = both.pods.keys().filter(|pod| both.backlog.class_of(pod).is_some());
             prop_assert_eq!(refused.count(), by_pod.refusals.len());
+        }
+    }
+
+    #[test]
+    fn plans_of_changes_end_like_a_plan_of_all_pods(steps in changes()) {
+        let mut both = Both::new();
+        for changes in &steps {
+            changes.iter().for_each(|change| both.apply(change));
+            let last = both.plan_changes_until_the_end();
+            let pods: Vec<PendingPod> = both.pods.values().cloned().collect();
+            let expected = both.by_pod.plan(&pods, both.settings());
+            prop_assert_eq!(&expected.decisions, &[]);
+            prop_assert_eq!(&last.reserved, &expected.reserved);
+            let causes = causes(&expected);
+            for class in both.changing.classes() {
+                let pod = both.changing.get(class.last).unwrap();
+                let kept = both.by_change.refusals_of(pod, class.id).unwrap();
+                prop_assert_eq!(&*kept[0].cause, causes[class.last], "{}", class.last);
+            }
         }
     }
 }
@@ -254,4 +315,46 @@ fn backlog_is_planned_again_only_after_a_change() {
     assert!(turns(&mut both) > 0, "selectors are withheld");
     both.by_class.remove_class(&DeviceClassName::new(CLASS).unwrap());
     assert!(turns(&mut both) > 0, "the class is gone");
+}
+
+#[test]
+fn class_refused_as_before_has_no_turn() {
+    let mut both = Both::new();
+    (0..9).for_each(|at| both.apply(&Change::Take { node: at / 3, gpu: at % 3, memory: 70 }));
+    let add = |memory| Change::Add { memory, count: 1, priority: 0, created: 0 };
+    [20, 20, 20, 50, 50, 80].into_iter().for_each(|memory| both.apply(&add(memory)));
+    assert_eq!(both.plan_changes().refusals.len(), 6, "each pod is refused by itself first");
+    let mut work = |change| {
+        both.apply(&change);
+        let plan = both.plan_changes();
+        both.carry_out(&plan);
+        (plan.work.turns, plan.work.unchanged, plan.renewed.len(), plan.decisions.len())
+    };
+    assert_eq!(work(add(90)), (1, 3, 0, 0), "only the new pod has a turn");
+    let cordon = |is_cordoned| Change::Cordon { node: 1, is_cordoned };
+    assert_eq!(work(cordon(true)), (0, 4, 4, 0), "the last pod of each class has new reasons");
+    assert_eq!(work(Change::Take { node: 1, gpu: 1, memory: 5 }), (0, 4, 0, 0), "same reasons");
+    assert_eq!(work(cordon(false)), (0, 4, 4, 0));
+    let freed = work(Change::Free { node: 0, gpu: 0 });
+    assert_eq!(freed.3, 3, "the first pods that fit: {freed:?}");
+    let turns = work(Change::Wait { seconds: 300 }).0;
+    assert_eq!(turns, 2, "the first pod with an open window, and the last of its class");
+}
+
+#[test]
+fn reserved_node_stays_reserved_while_all_else_is_full() {
+    let mut both = Both::new();
+    for node in 0..3 {
+        (0..3).for_each(|gpu| both.apply(&Change::Take { node, gpu, memory: 50 }));
+    }
+    (0..2).for_each(|node| both.apply(&Change::Cordon { node, is_cordoned: true }));
+    (0..3).for_each(|_| both.apply(&Change::Add { memory: 80, count: 1, priority: 0, created: 0 }));
+    both.apply(&Change::Wait { seconds: 300 });
+    let first = both.plan_changes_until_the_end().reserved;
+    assert!(first.is_some());
+    for memory in 1..5 {
+        // The plan after that sees only pods that the reservation excludes from the last node.
+        both.apply(&Change::Take { node: 2, gpu: 0, memory });
+        assert_eq!(both.plan_changes().reserved, first);
+    }
 }

@@ -21,6 +21,8 @@ use crate::model::{
 #[derive(Debug, Default)]
 pub(crate) struct ReachableDevices {
     pub(crate) pools: Vec<NodePool>,
+    /// True for each pool that only this node can use.
+    pub(crate) is_own: Box<[bool]>,
     pub(crate) candidates: Vec<Candidate>,
     /// Number of exclusive allocations per candidate.
     pub(crate) exclusive: Vec<u32>,
@@ -104,7 +106,8 @@ impl ReachableDevices {
         usage: &Usage,
         features: &FeatureGates,
     ) -> Self {
-        let mut reachable = Self { pools, offset: vec![0], ..Self::default() };
+        let is_own = pools.iter().map(|pool| pool.is_only_of(&node.name)).collect();
+        let mut reachable = Self { pools, is_own, offset: vec![0], ..Self::default() };
         reachable.add_candidates(node, interner, usage);
         if features.partitionable {
             reachable.add_counters(usage);

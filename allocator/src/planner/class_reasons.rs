@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use tessera_api::reason::NodeReason;
 
+use super::reservation::lacks_held_capacity;
 use crate::cluster::{Cluster, NodeIndex, NodeNames};
 use crate::explain::ReasonsByNode;
 use crate::outcome::RefusalCause;
@@ -40,6 +41,7 @@ struct KnownCauses {
     /// `None` if nodes were still to be explained.
     at: Option<u64>,
     reserved: ReservedReason,
+    lacks_held_capacity: bool,
 }
 
 impl ClassReasons {
@@ -48,11 +50,26 @@ impl ClassReasons {
         self.causes.as_ref().map(|known| &*known.causes)
     }
 
+    /// Returns true if a pod with the causes made last lacks only capacity that others hold.
+    pub(super) fn lacks_held_capacity(&self) -> bool {
+        self.causes.as_ref().is_some_and(|known| known.lacks_held_capacity)
+    }
+
+    /// Returns the number of the state of the reasons; `None` if no causes are made of it.
+    pub(super) fn version(&self) -> Option<u64> {
+        self.version
+    }
+
     /// Returns true if the causes are those of the present state of the cluster.
-    pub(super) fn are_current(&self, cluster: &Cluster, reserved: &ReservedReason) -> bool {
+    pub(super) fn are_current(
+        &self,
+        cluster: &Cluster,
+        reserved: Option<(NodeIndex, &NodeReason)>,
+    ) -> bool {
         self.names.as_ref().is_some_and(|names| Arc::ptr_eq(names, cluster.names()))
             && self.causes.as_ref().is_some_and(|known| {
-                known.at == Some(cluster.last_touch()) && known.reserved == *reserved
+                let known_reserved = known.reserved.as_ref().map(|(node, reason)| (*node, reason));
+                known.at == Some(cluster.last_touch()) && known_reserved == reserved
             })
     }
 
@@ -109,7 +126,9 @@ impl ClassReasons {
         );
         let at = self.outdated.is_empty().then(|| cluster.last_touch());
         let reserved = self.reserved.clone();
-        self.causes = Some(KnownCauses { causes: causes.clone(), at, reserved });
+        let lacks_held_capacity = lacks_held_capacity(causes.iter().map(|cause| &**cause));
+        self.causes =
+            Some(KnownCauses { causes: causes.clone(), at, reserved, lacks_held_capacity });
         causes
     }
 

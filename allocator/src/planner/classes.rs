@@ -173,6 +173,13 @@ impl PodClasses {
         self.versions
     }
 
+    /// Keeps the class for the next plans. Returns false if it is unknown or of another policy.
+    pub(super) fn keep(&mut self, id: ClassId, policy: Policy) -> bool {
+        let Some(class) = self.classes.get_mut(&id) else { return false };
+        class.plan = self.plan;
+        class.policy == policy
+    }
+
     /// Returns a class, if it is known.
     pub(super) fn find_class(&self, id: ClassId) -> Option<&PodClass> {
         self.classes.get(&id)

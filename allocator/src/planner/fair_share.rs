@@ -23,8 +23,15 @@ pub(super) struct FairShare {
 
 impl FairShare {
     /// Resets the steps if all pods belong to namespaces that exceed their share.
-    pub(super) fn begin_plan(&mut self, pods: &[&PendingPod], budget: u64) {
-        if pods.iter().all(|pod| self.exceeds_share(&pod.namespace, 0, budget)) {
+    pub(super) fn begin_plan<'p>(
+        &mut self,
+        pods: impl FnOnce() -> Vec<&'p PendingPod>,
+        budget: u64,
+    ) {
+        if self.spent.is_empty() {
+            return;
+        }
+        if pods().iter().all(|pod| self.exceeds_share(&pod.namespace, 0, budget)) {
             self.spent.clear();
         }
     }
@@ -34,6 +41,11 @@ impl FairShare {
     pub(super) fn exceeds_share(&self, namespace: &Namespace, more: u64, budget: u64) -> bool {
         let before = self.spent.get(namespace).copied().unwrap_or(0);
         !self.spent.is_empty() && before.saturating_add(more) >= budget / STEP_FRACTION
+    }
+
+    /// Returns true if the last plan reached all pods.
+    pub(super) fn is_idle(&self) -> bool {
+        self.spent.is_empty() && self.refused.is_empty()
     }
 
     /// Returns true if the pod was refused.

@@ -38,7 +38,7 @@ impl PlanningPass<'_> {
         let entry = self.planner.shapes.get(shape);
         let reserved_reason = self.reservation.rejection_for(to_place);
         let is_accepted = |node: NodeIndex, n: &Node| {
-            self.node_rejection(to_place, node, n, reserved_reason.as_ref()).is_none()
+            self.node_rejection(to_place, node, n, reserved_reason).is_none()
         };
         let is_usable = |node: &NodeIndex| {
             tested.set(tested.get() + 1);

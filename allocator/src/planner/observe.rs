@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::Planner;
 use super::budget::Budget;
 use super::samples::{DeviceSamples, Sample};
+use super::turns::Turns;
 use crate::cluster::{Cluster, ProfileId};
 use crate::fragmentation::{GpuFraction, GpuRequest, GpuType, GpuTypes};
 use crate::model::{Claim, Device, PendingPod, PodUid, SchedulingConstraints, cpu_milli_of};
@@ -44,25 +45,19 @@ struct OutOfSteps;
 impl Planner {
     /// Adds the requests of new pods to the forecast if a policy uses it. It takes half of the
     /// steps of a plan at most, in addition to them. A later plan adds the other pods, and those
-    /// of namespaces that exceed their share. `pending` returns all pending pods.
-    pub(super) fn observe<'p>(
-        &mut self,
-        pods: &[&PendingPod],
-        pending: impl FnOnce() -> BTreeSet<&'p PodUid>,
-        policy: Policy,
-        budget: &mut Budget,
-    ) {
+    /// of namespaces that exceed their share.
+    pub(super) fn observe(&mut self, turns: &Turns<'_>, policy: Policy, budget: &mut Budget) {
         if !policy.uses_forecast() && !self.cluster.is_cpu_ranked() {
             return;
         }
         self.accepted.refresh(&mut self.cluster);
-        let is_new = |pod: &&&PendingPod| {
+        let is_new = |pod: &&PendingPod| {
             self.forecast.is_new(&pod.uid)
                 && !self.accepted.impossible.contains(&pod.uid)
                 && !self.withheld.contains(&pod.namespace)
                 && !self.fair_share.exceeds_share(&pod.namespace, 0, budget.of_plan)
         };
-        let new = pods.iter().filter(is_new).copied().collect::<Vec<_>>();
+        let new = turns.pods().into_iter().filter(is_new).collect::<Vec<_>>();
         let mut requests = BTreeMap::new();
         let mut steps = budget.of_plan / 2;
         for pod in new {
@@ -82,7 +77,7 @@ impl Planner {
             }
             steps = steps.saturating_sub(STEPS_PER_REQUEST);
         }
-        self.forecast.observe(requests, pending);
+        self.forecast.observe(requests, || turns.pending());
     }
 
     /// Returns the request of the pod; `None` if it can never be met. Where the steps end before,

@@ -14,6 +14,7 @@ use super::refusals::RefusedClasses;
 use super::reservation::{NodeReservation, lacks_held_capacity};
 use super::shape_cache::{ShapeEntry, ShapeId};
 use super::turns::{Turn, Turns};
+use super::unchanged::UnchangedClass;
 use crate::cluster::NodeIndex;
 use crate::model::{
     DeviceId, DeviceResult, DeviceUsage, Node, NodeSelector, PendingPod, PodClaim, PodUid,
@@ -33,15 +34,17 @@ pub(super) fn plan(
     settings: PlanSettings,
 ) -> (AllocationPlan, Vec<(PodUid, ClassId)>) {
     let mut budget = Budget::new(settings);
-    let first = turns.pods();
     planner.begin_plan();
-    planner.fair_share.begin_plan(&first, budget.of_plan);
-    planner.observe(&first, || turns.pending(), settings.policy, &mut budget);
+    planner.fair_share.begin_plan(|| turns.pods(), budget.of_plan);
+    planner.observe(&turns, settings.policy, &mut budget);
     let mut pass = PlanningPass::new(planner, settings);
     let mut plan = AllocationPlan::default();
     let mut with_class = Vec::new();
     let mut planned = 0;
     while let Some(turn) = turns.next() {
+        if pass.refuse_as_before(&turn, turns.queue(&turn), &mut budget) {
+            continue;
+        }
         if !turn.is_deferred && pass.defers(turn.pod, &budget) {
             let was_refused = pass.planner.fair_share.was_refused(&turn.pod.uid);
             turns.defer(turn, was_refused);
@@ -62,6 +65,7 @@ pub(super) fn plan(
     plan.steps =
         budget.of_plan - budget.left + reservation_steps(settings) - pass.reservation.steps();
     let is_partial = !plan.unreached.is_empty();
+    let unchanged = pass.unchanged.len();
     if !is_partial {
         pass.renew_causes(&mut plan, &mut budget);
     }
@@ -72,7 +76,7 @@ pub(super) fn plan(
     let Planner { fair_share, cluster, .. } = planner;
     plan.selector_steps = budget.selectors;
     fair_share.end_plan(budget.spent, refused, cluster.now(), is_partial);
-    plan.work = planner.end_plan(planned);
+    plan.work = planner.end_plan(planned, unchanged);
     (plan, with_class)
 }
 
@@ -154,9 +158,11 @@ pub(super) struct PlanningPass<'p> {
     cpu_before: Vec<(NodeIndex, u64)>,
     /// Claims decided in this pass and their nodes. A later pod that shares a claim is restricted
     /// to them.
-    decided: BTreeMap<ClaimUid, Option<NodeSelector>>,
+    pub(super) decided: BTreeMap<ClaimUid, Option<NodeSelector>>,
     /// Classes of refused pods.
     pub(super) refused: RefusedClasses<'p>,
+    /// Classes that are refused as before.
+    pub(super) unchanged: Vec<UnchangedClass<'p>>,
     /// Number of decisions of this pass.
     pub(super) decisions: usize,
     /// Steps spent on the reasons of refusals since the last pod, and their limit.
@@ -178,6 +184,7 @@ impl<'p> PlanningPass<'p> {
             cpu_before: Vec::new(),
             decided: BTreeMap::new(),
             refused: RefusedClasses::default(),
+            unchanged: Vec::new(),
             decisions: 0,
             explained_steps: 0,
             max_explained_steps: u64::MAX,
@@ -243,12 +250,7 @@ impl<'p> PlanningPass<'p> {
         self.is_cut_off = false;
         self.begin_pod(pod);
         let placed = self.place_pod(pod, &mut steps);
-        let selectors = self.planner.selections.charged();
-        // A search that was withheld has ended the steps without spending them.
-        let spent = if self.planner.selections.was_withheld() { 0 } else { given - steps };
-        budget.spend(&pod.namespace, spent + self.explained_steps);
-        budget.charge(&pod.namespace, selectors.saturating_sub(spent));
-        budget.charge_selectors(&pod.namespace, selectors);
+        self.charge(pod, given - steps, budget);
         match placed {
             Ok(decision) => {
                 plan.decisions.extend(decision);
@@ -264,7 +266,8 @@ impl<'p> PlanningPass<'p> {
                 if claims.iter().any(|refusal| lacks_capacity(&refusal.cause)) {
                     self.planner.forecast.count_refusal(&pod.uid);
                 }
-                let lacks_held_capacity = lacks_held_capacity(&claims);
+                let causes = claims.iter().map(|refusal| &*refusal.cause);
+                let lacks_held_capacity = lacks_held_capacity(causes);
                 plan.refusals.extend(claims);
                 class.map_or(PodOutcome::Open, |class| PodOutcome::Refused {
                     class,
@@ -272,6 +275,18 @@ impl<'p> PlanningPass<'p> {
                 })
             }
         }
+    }
+
+    /// Charges the namespace of a pod with the steps of its search, of the reasons and of the
+    /// selectors.
+    pub(super) fn charge(&self, pod: &PendingPod, searched: u64, budget: &mut Budget) {
+        let selections = &self.planner.selections;
+        let selectors = selections.charged();
+        // A search that was withheld has ended the steps without spending them.
+        let spent = if selections.was_withheld() { 0 } else { searched };
+        budget.spend(&pod.namespace, spent + self.explained_steps);
+        budget.charge(&pod.namespace, selectors.saturating_sub(spent));
+        budget.charge_selectors(&pod.namespace, selectors);
     }
 
     /// Begins the search for a pod.
@@ -305,7 +320,7 @@ impl<'p> PlanningPass<'p> {
                     .then(|| self.next_to_reserve_for(queue, &turn.order, class))
                     .flatten();
                 // The last pod has the reasons of all: a node may have been reserved in between.
-                candidate.or(queue.last().filter(|last| last.uid != turn.pod.uid))
+                candidate.or(queue.last().filter(|(_, last)| last.uid != turn.pod.uid))
             }
         };
         if let Some(next) = next {
@@ -381,7 +396,7 @@ impl<'p> PlanningPass<'p> {
 
     /// Returns true if no node was usable for the pod's class, and no node that has changed since
     /// is. The feasible nodes must be up to date.
-    fn check_still_refused(
+    pub(super) fn check_still_refused(
         &mut self,
         to_place: &PodToPlace<'_>,
         class: ClassId,

@@ -77,7 +77,7 @@ impl<'p> PlanningPass<'p> {
         class: ClassId,
         steps: &mut u64,
     ) -> Vec<Refusal> {
-        let reserved_reason = self.reservation.rejection_for(to_place);
+        let reserved_reason = self.reservation.rejection_for(to_place).cloned();
         // Pods with claims on other nodes or excluded nodes have reasons of their own.
         if !to_place.has_shared_results() {
             return match self.explain_pod(to_place, class, reserved_reason.as_ref(), steps) {

@@ -3,29 +3,52 @@
 //! A change of one node may change the reasons of every class, so the plan may limit the steps for
 //! them. Classes then take turns over several plans, and keep their earlier reasons until then.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::budget::Budget;
+use super::classes::ClassId;
 use super::pass::PlanningPass;
+use super::pod_to_place::PodToPlace;
 use super::refusals::RefusedClass;
+use super::unchanged::UnchangedClass;
+use crate::backlog::PlanOrder;
+use crate::model::PendingPod;
 use crate::outcome::{AllocationPlan, Refusal, RefusalCause};
 
 /// Indexes of the refusals with each cause.
 type RefusalsByCause = HashMap<*const RefusalCause, Vec<usize>>;
 
-impl PlanningPass<'_> {
+/// A class with outdated causes.
+enum Outdated<'p> {
+    Refused(RefusedClass<'p>),
+    Unchanged(UnchangedClass<'p>),
+}
+
+impl Outdated<'_> {
+    fn class(&self) -> ClassId {
+        match self {
+            Self::Refused(old) => old.class,
+            Self::Unchanged(old) => old.id,
+        }
+    }
+
+    fn pod(&self) -> &PendingPod {
+        match self {
+            Self::Refused(old) => old.to_place.pod,
+            Self::Unchanged(old) => old.last.1,
+        }
+    }
+}
+
+impl<'p> PlanningPass<'p> {
     /// Renews the causes of refusals that are of an earlier plan, or that later decisions of this
     /// pass have changed, once for each class.
     pub(super) fn renew_causes(&mut self, plan: &mut AllocationPlan, budget: &mut Budget) {
-        let decisions = self.decisions;
-        let mut refused = std::mem::take(&mut self.refused).into_all();
-        refused.retain(|old| old.explained_at != Some(decisions) && !self.is_current(old));
-        if refused.is_empty() {
+        let outdated = self.outdated();
+        if outdated.is_empty() {
             return;
         }
-        let last = self.planner.classes.last_renewed;
-        refused.sort_by_key(|old| (last.is_some_and(|last| old.class <= last), old.class));
         let mut refusals = RefusalsByCause::new();
         for (at, refusal) in plan.refusals.iter().enumerate() {
             refusals.entry(Arc::as_ptr(&refusal.cause)).or_default().push(at);
@@ -33,15 +56,21 @@ impl PlanningPass<'_> {
         let mut left = self.settings.steps_for_reasons.unwrap_or(u64::MAX);
         // For selectors that no search has evaluated.
         let mut steps = self.settings.steps_per_plan;
-        for old in refused {
+        let mut lacked = BTreeMap::new();
+        for old in outdated {
             if left == 0 || steps == 0 {
                 plan.has_old_reasons = true;
                 return;
             }
+            let lacks = self.lacks_held_capacity(old.class());
+            lacked.entry(old.class()).or_insert(lacks);
             (self.explained_steps, self.max_explained_steps) = (0, left);
             let given = steps.min(self.settings.steps_per_pod);
-            let namespace = old.to_place.pod.namespace.clone();
-            let is_complete = self.renew(old, &refusals, &mut plan.refusals, given);
+            let namespace = old.pod().namespace.clone();
+            let is_complete = match old {
+                Outdated::Refused(old) => self.renew(old, &refusals, &mut plan.refusals, given),
+                Outdated::Unchanged(old) => self.renew_unchanged(&old, &mut plan.renewed, given),
+            };
             let spent = self.planner.selections.charged();
             budget.charge_selectors(&namespace, spent);
             (left, steps) =
@@ -49,13 +78,75 @@ impl PlanningPass<'_> {
             // A namespace without steps for selectors keeps its reasons until it has some.
             plan.has_old_reasons |= !is_complete && !self.planner.selections.was_withheld();
         }
+        // A node may have been reserved, or not, because of reasons that no longer hold.
+        plan.has_old_reasons |= self.settings.reservation_delay.is_some()
+            && lacked.iter().any(|(class, lacked)| self.lacks_held_capacity(*class) != *lacked);
+    }
+
+    fn lacks_held_capacity(&self, class: ClassId) -> bool {
+        self.planner.classes.get(class).reasons.lacks_held_capacity()
+    }
+
+    /// Returns the classes with outdated causes, beginning after the one that was renewed last.
+    ///
+    /// Pods of one class may have been refused before and after a reservation. All of them are
+    /// returned in their order, so that the class keeps the causes of the last.
+    fn outdated(&mut self) -> Vec<Outdated<'p>> {
+        let refused = std::mem::take(&mut self.refused).into_all();
+        let unchanged = std::mem::take(&mut self.unchanged);
+        let mut all: Vec<Outdated<'p>> = refused.into_iter().map(Outdated::Refused).collect();
+        all.extend(unchanged.into_iter().map(Outdated::Unchanged));
+        let is_old = |entry: &&Outdated<'_>| match entry {
+            Outdated::Refused(refused) => {
+                refused.explained_at != Some(self.decisions) && !self.is_current(refused)
+            }
+            Outdated::Unchanged(class) => !self.is_current_without_turn(class),
+        };
+        let old: BTreeSet<ClassId> = all.iter().filter(is_old).map(Outdated::class).collect();
+        all.retain(|entry| old.contains(&entry.class()));
+        let last = self.planner.classes.last_renewed;
+        let turn = |old: &Outdated<'_>| (last.is_some_and(|last| old.class() <= last), old.class());
+        let order = |old: &Outdated<'_>| PlanOrder::of(old.pod());
+        all.sort_by(|a, b| turn(a).cmp(&turn(b)).then_with(|| order(a).cmp(&order(b))));
+        all
+    }
+
+    /// Returns true if the causes of a class without a turn are those of the present state.
+    fn is_current_without_turn(&self, old: &UnchangedClass<'_>) -> bool {
+        let reason = self.reservation.rejection_without_turn(old.last);
+        let reasons = &self.planner.classes.get(old.id).reasons;
+        reasons.are_current(&self.planner.cluster, self.reservation.node().zip(reason))
+    }
+
+    /// Renews the causes of a class without a turn. If they have changed, `renewed` gets those of
+    /// its last pod. Returns false if the steps did not suffice.
+    fn renew_unchanged(
+        &mut self,
+        old: &UnchangedClass<'p>,
+        renewed: &mut Vec<Refusal>,
+        steps: u64,
+    ) -> bool {
+        let version = self.planner.classes.get(old.id).reasons.version();
+        let class = RefusedClass {
+            class: old.id,
+            to_place: PodToPlace::all_of(old.last.1),
+            reserved_reason: self.reservation.rejection_without_turn(old.last).cloned(),
+            causes: Vec::new(),
+            explained_at: None,
+        };
+        let is_complete = self.renew(class, &RefusalsByCause::new(), &mut [], steps);
+        let reasons = &self.planner.classes.get(old.id).reasons;
+        if let Some(causes) = reasons.known_causes().filter(|_| reasons.version() != version) {
+            renewed.extend(PodToPlace::all_of(old.last.1).refused(causes));
+        }
+        is_complete
     }
 
     /// Returns true if the causes are those of the present state of the cluster.
     fn is_current(&self, old: &RefusedClass<'_>) -> bool {
-        let reserved = self.reserved_for(old.reserved_reason.as_ref());
+        let reserved = self.reservation.node().zip(old.reserved_reason.as_ref());
         let reasons = &self.planner.classes.get(old.class).reasons;
-        reasons.are_current(&self.planner.cluster, &reserved)
+        reasons.are_current(&self.planner.cluster, reserved)
             && reasons.known_causes().is_some_and(|known| {
                 known.iter().zip(&old.causes).all(|(known, given)| Arc::ptr_eq(known, given))
             })

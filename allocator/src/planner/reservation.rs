@@ -9,7 +9,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use tessera_api::reason::NodeReason;
+use tessera_api::reason::{NodeReason, Reason};
 
 use super::Planner;
 use super::classes::ClassId;
@@ -17,7 +17,7 @@ use super::node_tests::NodeRejections;
 use super::pass::PlanningPass;
 use super::pod_to_place::PodToPlace;
 use super::shape_cache::ShapeId;
-use crate::backlog::{PlanOrder, Queue};
+use crate::backlog::{OrderedPod, PlanOrder, Queue};
 use crate::cluster::{Cluster, FastMap, NameId, NodeIndex, ReachableDevices};
 use crate::drained;
 use crate::model::{Node, NodeSelector, PendingPod};
@@ -30,6 +30,11 @@ use crate::wide_hash::{WideHash, hash_all, mix};
 #[derive(Debug, Default)]
 pub(super) struct NodeReservation {
     reserved: Option<(NodeIndex, ReservedNode)>,
+    /// Reasons of other pods on it: in the namespace of its pod, and in others. Users without
+    /// access to a namespace must not learn names of its objects.
+    reasons: Option<[NodeReason; 2]>,
+    /// Place of its pod in the order of planning.
+    order: Option<PlanOrder>,
     /// Next start of a reservation window, over the pods that had none open.
     next_change: Option<i64>,
     /// Steps left for all reservation searches.
@@ -71,8 +76,14 @@ impl NodeReservation {
         (self.reserved.map(|(_, reserved)| reserved), next_change)
     }
 
+    fn set(&mut self, node: NodeIndex, reserved: ReservedNode, order: PlanOrder) {
+        let pod = Some(format!("{}/{}", reserved.namespace, reserved.name));
+        self.reasons = Some([NodeReason::Reserved { pod }, NodeReason::Reserved { pod: None }]);
+        (self.reserved, self.order) = (Some((node, reserved)), Some(order));
+    }
+
     /// Returns the reason why the pod may not use the reserved node; `None` if it may.
-    pub(super) fn rejection_for(&self, to_place: &PodToPlace<'_>) -> Option<NodeReason> {
+    pub(super) fn rejection_for(&self, to_place: &PodToPlace<'_>) -> Option<&NodeReason> {
         let (_, reserved) = self.reserved.as_ref()?;
         let is_there = |nodes: &NodeSelector| nodes.single_node() == Some(reserved.node.as_str());
         let is_bound = to_place.claim_nodes.iter().any(|claim| is_there(&claim.nodes));
@@ -80,10 +91,19 @@ impl NodeReservation {
         if is_bound || to_place.pod.nominated_node.as_ref() == Some(&reserved.node) {
             return None;
         }
-        // Users without access to a namespace must not learn names of its objects.
-        let is_named = reserved.namespace == to_place.pod.namespace;
-        let pod = is_named.then(|| format!("{}/{}", reserved.namespace, reserved.name));
-        Some(NodeReason::Reserved { pod })
+        let [named, unnamed] = self.reasons.as_ref()?;
+        Some(if reserved.namespace == to_place.pod.namespace { named } else { unnamed })
+    }
+
+    /// Returns the reason why a pod that has no turn may not use the reserved node. Pods that come
+    /// before that of the reservation may use it.
+    pub(super) fn rejection_without_turn(
+        &self,
+        (order, pod): OrderedPod<'_>,
+    ) -> Option<&NodeReason> {
+        let is_later = self.order.as_ref().is_some_and(|of| of < order);
+        let to_place = PodToPlace { pod, pending: Vec::new(), claim_nodes: Vec::new() };
+        is_later.then(|| self.rejection_for(&to_place)).flatten()
     }
 
     /// Returns the reserved node.
@@ -100,23 +120,9 @@ impl PlanningPass<'_> {
         class: ClassId,
         refusals: &[Refusal],
     ) {
-        let Some(min_wait) =
-            self.settings.reservation_delay.filter(|_| self.reservation.reserved.is_none())
-        else {
-            return;
-        };
-        if !lacks_held_capacity(refusals) {
-            return;
-        }
         let pod = to_place.pod;
-        let first = starvation::first_window_length(&pod.uid);
-        let Window { is_open, until } =
-            starvation::window_at(pod.created, self.settings.now, min_wait, first);
-        if !is_open {
-            self.reservation.next_change =
-                self.reservation.next_change.into_iter().chain([until]).min();
-            return;
-        }
+        let lacks = lacks_held_capacity(refusals.iter().map(|refusal| &*refusal.cause));
+        let Some(until) = lacks.then(|| self.open_window(pod)).flatten() else { return };
         let is_shared = to_place.has_shared_results();
         if is_shared && self.reservation.without_node.contains(&class) {
             return;
@@ -133,13 +139,28 @@ impl PlanningPass<'_> {
                     node: name,
                     until,
                 };
-                self.reservation.reserved = Some((node, reserved));
+                self.reservation.set(node, reserved, PlanOrder::of(pod));
             }
             None if is_shared => {
                 self.reservation.without_node.insert(class);
             }
             None => {}
         }
+    }
+
+    /// Returns the end of the pod's reservation window if it is open and no node is reserved;
+    /// otherwise notes when it opens.
+    pub(super) fn open_window(&mut self, pod: &PendingPod) -> Option<i64> {
+        let reservation = &mut self.reservation;
+        let min_wait =
+            self.settings.reservation_delay.filter(|_| reservation.reserved.is_none())?;
+        let first = starvation::first_window_length(&pod.uid);
+        let Window { is_open, until } =
+            starvation::window_at(pod.created, self.settings.now, min_wait, first);
+        if !is_open {
+            reservation.next_change = reservation.next_change.into_iter().chain([until]).min();
+        }
+        is_open.then_some(until)
     }
 
     /// Returns the first pod of the queue after `order` whose window is open, if a node may be
@@ -149,7 +170,7 @@ impl PlanningPass<'_> {
         queue: &'q Queue,
         order: &PlanOrder,
         class: ClassId,
-    ) -> Option<&'q PendingPod> {
+    ) -> Option<OrderedPod<'q>> {
         let min_wait = self.settings.reservation_delay?;
         let now = self.settings.now;
         let reservation = &mut self.reservation;
@@ -158,11 +179,11 @@ impl PlanningPass<'_> {
         }
         let mut next_change = queue.no_window_before.get().filter(|next| *next > now);
         if next_change.is_none() {
-            for pod in queue.after(order) {
+            for (order, pod) in queue.after(order) {
                 let first = starvation::first_window_length(&pod.uid);
                 let window = starvation::window_at(pod.created, now, min_wait, first);
                 if window.is_open {
-                    return Some(pod);
+                    return Some((order, pod));
                 }
                 next_change = next_change.into_iter().chain([window.until]).min();
             }
@@ -208,14 +229,16 @@ impl PlanningPass<'_> {
         let tested = self.take_tested_nodes(to_place, counted, ranks.outdated.len());
         let mut shared = SharedReleases { tested, ..SharedReleases::default() };
         let mut is_current = true;
+        let mut found = Vec::new();
         while let Some(node) = ranks.outdated.pop_first() {
             let Some(rank) = self.rank_of(node, to_place, shape, &mut shared, steps) else {
                 ranks.outdated.insert(node);
                 is_current = false;
                 break;
             };
-            ranks.set(node, rank);
+            found.push((node, rank));
         }
+        ranks.set_all(found);
         self.put_tested_nodes(to_place, counted, shared.tested);
         is_current
     }
@@ -297,6 +320,17 @@ impl ReleaseRanks {
         self.until = Some(cluster.last_touch());
     }
 
+    fn set_all(&mut self, ranks: Vec<(NodeIndex, Option<Rank>)>) {
+        if !self.ranked.is_empty() {
+            return ranks.into_iter().for_each(|(node, rank)| self.set(node, rank));
+        }
+        // Building the set at once takes a tenth of the time of single insertions.
+        self.ranked = ranks.iter().filter_map(|(_, rank)| *rank).collect();
+        let nodes = ranks.iter().map(|(node, _)| node + 1).max().unwrap_or(0);
+        self.of_node.resize(self.of_node.len().max(nodes), None);
+        ranks.into_iter().for_each(|(node, rank)| self.of_node[node] = rank);
+    }
+
     fn set(&mut self, node: NodeIndex, rank: Option<Rank>) {
         if self.of_node.len() <= node {
             self.of_node.resize(node + 1, None);
@@ -352,11 +386,10 @@ impl Planner {
         if shared.attributes.is_none() {
             shared.attributes = shape.decisive_attributes(selections, &mut cluster.interner);
         }
-        let name = cluster.nodes[node].name.clone();
         let (reachable, state, interner, features) =
             cluster.search_inputs_with_state(node, shared.attributes.as_deref())?;
-        let own: Vec<bool> = reachable.pools.iter().map(|pool| pool.is_only_of(&name)).collect();
-        let of_pools = hash_all(own.iter().map(|own| u128::from(*own)));
+        let is_own = &reachable.is_own;
+        let of_pools = hash_all(is_own.iter().map(|own| u128::from(*own)));
         let key = state.map(|state| mix(state.node(), of_pools));
         if let Some(known) = key.and_then(|key| shared.releases.get(&key)) {
             return Some(*known);
@@ -367,7 +400,8 @@ impl Planner {
         let mut all = 0;
         for (i, candidate) in reachable.candidates.iter().enumerate() {
             let allocations = allocation_count(reachable, i);
-            let is_releasable = own[candidate.pool as usize] && candidate.device().is_allocatable();
+            let is_releasable =
+                is_own[candidate.pool as usize] && candidate.device().is_allocatable();
             if is_releasable {
                 all += allocations;
             }
@@ -392,14 +426,17 @@ fn allocation_count(reachable: &ReachableDevices, candidate: usize) -> u64 {
     u64::from(reachable.exclusive[candidate]) + u64::from(reachable.shares[candidate])
 }
 
-/// Returns true if the pod lacks only capacity that others hold.
-pub(super) fn lacks_held_capacity(refusals: &[Refusal]) -> bool {
-    let is_no_fit = |refusal: &Refusal| matches!(*refusal.cause, RefusalCause::NoFit(_));
-    let lacks = |refusal: &Refusal| match &*refusal.cause {
-        RefusalCause::NoFit(explanation) => {
-            explanation.totals().keys().any(tessera_api::reason::Reason::is_contended)
-        }
-        _ => false,
-    };
-    refusals.iter().all(is_no_fit) && refusals.iter().any(lacks)
+/// Returns true if another pod holds the missing capacity, or the node that may have it.
+fn is_held(reason: &Reason) -> bool {
+    reason.is_contended() || matches!(reason, Reason::Node(NodeReason::Reserved { .. }))
+}
+
+/// Returns true if a pod with these causes lacks only capacity that others hold.
+pub(super) fn lacks_held_capacity<'c>(causes: impl Iterator<Item = &'c RefusalCause>) -> bool {
+    let mut is_contended = false;
+    for cause in causes {
+        let RefusalCause::NoFit(explanation) = cause else { return false };
+        is_contended |= explanation.totals().keys().any(is_held);
+    }
+    is_contended
 }

@@ -1,16 +1,21 @@
 //! The turns of a plan: which pod is planned next.
 
+use std::borrow::Cow;
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, BinaryHeap};
+use std::collections::{BTreeSet, BinaryHeap, btree_map};
+use std::iter::Peekable;
 
 use super::classes::ClassId;
-use crate::backlog::{Backlog, PlanOrder, Queue};
+use crate::backlog::{Backlog, FirstTurn, OrderedPod, PlanOrder, Queue};
 use crate::model::{PendingPod, PodUid};
 
 /// The turns that are left of a plan. Pods come in the order of priority and age, deferred ones
 /// after all others. Of the queue of a class at most one pod has a turn at a time.
 pub(super) struct Turns<'p> {
-    left: BinaryHeap<Reverse<InHeap<'p>>>,
+    /// First turns of a backlog, in order.
+    first: Peekable<btree_map::Iter<'p, PlanOrder, FirstTurn>>,
+    /// All other turns.
+    others: BinaryHeap<Reverse<InHeap<'p>>>,
     backlog: Option<&'p Backlog>,
 }
 
@@ -18,7 +23,7 @@ pub(super) struct Turns<'p> {
 #[derive(Clone)]
 pub(super) struct Turn<'p> {
     pub(super) pod: &'p PendingPod,
-    pub(super) order: PlanOrder,
+    pub(super) order: Cow<'p, PlanOrder>,
     /// Class in whose queue the pod is.
     pub(super) class: Option<ClassId>,
     /// Comes after all pods that are not deferred.
@@ -34,46 +39,58 @@ struct InHeap<'p>(Turn<'p>);
 impl<'p> Turns<'p> {
     /// Returns the turns of these pods.
     pub(super) fn of(pods: &'p [PendingPod]) -> Self {
-        let left = pods.iter().map(|pod| Reverse(InHeap(Turn::new(pod, None)))).collect();
-        Self { left, backlog: None }
+        let turn = |pod| Turn::new(pod, Cow::Owned(PlanOrder::of(pod)), None);
+        let others = pods.iter().map(|pod| Reverse(InHeap(turn(pod)))).collect();
+        Self { first: btree_map::Iter::default().peekable(), others, backlog: None }
     }
 
     /// Returns the turns of a backlog.
     pub(super) fn of_backlog(backlog: &'p Backlog) -> Self {
-        let turn = |(pod, class)| Reverse(InHeap(Turn::new(pod, class)));
-        Self { left: backlog.first_turns().map(turn).collect(), backlog: Some(backlog) }
+        let first = backlog.first_turns().peekable();
+        Self { first, others: BinaryHeap::new(), backlog: Some(backlog) }
     }
 
     /// Returns the pods that have a turn now.
     pub(super) fn pods(&self) -> Vec<&'p PendingPod> {
-        let mut turns: Vec<&Turn<'p>> =
-            self.left.iter().map(|Reverse(InHeap(turn))| turn).collect();
-        turns.sort_unstable_by(|a, b| a.order.cmp(&b.order));
-        turns.into_iter().map(|turn| turn.pod).collect()
+        let mut others: Vec<&Turn<'p>> =
+            self.others.iter().map(|Reverse(InHeap(turn))| turn).collect();
+        others.sort_unstable_by(|a, b| a.order.cmp(&b.order));
+        let first = self.first.clone().map(|(_, turn)| &*turn.pod);
+        first.chain(others.into_iter().map(|turn| turn.pod)).collect()
     }
 
     /// Returns the UIDs of all pending pods.
     pub(super) fn pending(&self) -> BTreeSet<&'p PodUid> {
         match self.backlog {
             Some(backlog) => backlog.uids().collect(),
-            None => self.left.iter().map(|Reverse(InHeap(turn))| &turn.pod.uid).collect(),
+            None => self.others.iter().map(|Reverse(InHeap(turn))| &turn.pod.uid).collect(),
         }
     }
 
     /// Returns the next turn.
     pub(super) fn next(&mut self) -> Option<Turn<'p>> {
-        self.left.pop().map(|Reverse(InHeap(turn))| turn)
+        let is_first = match (self.first.peek(), self.others.peek()) {
+            (Some((order, _)), Some(Reverse(InHeap(other)))) => {
+                other.is_deferred || **order < *other.order
+            }
+            (first, _) => first.is_some(),
+        };
+        if is_first {
+            let (order, FirstTurn { pod, class }) = self.first.next()?;
+            return Some(Turn::new(pod, Cow::Borrowed(order), *class));
+        }
+        self.others.pop().map(|Reverse(InHeap(turn))| turn)
     }
 
     /// Gives the pod another turn, after all pods that are not deferred.
     pub(super) fn defer(&mut self, turn: Turn<'p>, was_refused: bool) {
-        self.left.push(Reverse(InHeap(Turn { is_deferred: true, was_refused, ..turn })));
+        self.others.push(Reverse(InHeap(Turn { is_deferred: true, was_refused, ..turn })));
     }
 
     /// Gives a turn to `pod`, which is in the same queue as the pod of `turn`.
-    pub(super) fn follow(&mut self, turn: &Turn<'p>, pod: &'p PendingPod) {
-        let next = Turn { pod, order: PlanOrder::of(pod), ..turn.clone() };
-        self.left.push(Reverse(InHeap(next)));
+    pub(super) fn follow(&mut self, turn: &Turn<'p>, (order, pod): OrderedPod<'p>) {
+        let next = Turn { pod, order: Cow::Borrowed(order), ..turn.clone() };
+        self.others.push(Reverse(InHeap(next)));
     }
 
     /// Returns the queue that the pod is in.
@@ -83,8 +100,7 @@ impl<'p> Turns<'p> {
 }
 
 impl<'p> Turn<'p> {
-    fn new(pod: &'p PendingPod, class: Option<ClassId>) -> Self {
-        let order = PlanOrder::of(pod);
+    fn new(pod: &'p PendingPod, order: Cow<'p, PlanOrder>, class: Option<ClassId>) -> Self {
         Self { pod, order, class, is_deferred: false, was_refused: false }
     }
 }

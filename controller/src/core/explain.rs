@@ -45,14 +45,11 @@ impl Step<'_> {
                 continue;
             }
             let later = self.notify_refused(refusal, plan.reserved_for(&refusal.pod));
-            let backlog = &self.state.planning.backlog;
-            if backlog.class_of(&refusal.pod).is_none() {
-                *pending.entry(message::metric_label(&refusal.cause)).or_default() += 1;
-            }
-            if backlog.is_always_tried(&refusal.pod) {
-                self.wake_at(later);
-            } else {
+            if self.state.planning.backlog.class_of(&refusal.pod).is_some() {
                 self.state.queued.tell_at(later);
+            } else {
+                *pending.entry(message::metric_label(&refusal.cause)).or_default() += 1;
+                self.wake_at(later);
             }
         }
     }

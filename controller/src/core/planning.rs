@@ -18,8 +18,8 @@ const STEPS_PER_PLAN: u64 = 40_000;
 /// on searches: a turn takes as long as ten steps.
 const STEPS_PER_TURN: u64 = 20;
 
-/// Steps of one plan to renew the reasons of pods that were refused before: 3 to 5 ms of CPU time.
-const STEPS_FOR_REASONS: u64 = 4_000;
+/// Steps of one plan to renew the reasons of pods that were refused before: 2 to 3 ms of CPU time.
+const STEPS_FOR_REASONS: u64 = 2_000;
 
 /// Time until a plan continues to renew reasons.
 const REASONS_PAUSE: Duration = Duration::from_millis(50);

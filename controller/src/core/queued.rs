@@ -1,8 +1,9 @@
 //! Reasons of the pods that wait in the queues of their classes.
 //!
-//! A plan refuses only the first and the last pod of a queue by themselves. The others have the
-//! reasons of the last one: their claims are counted by class, and their events follow a few pods
-//! at a time, so that a step costs the same however many pods wait.
+//! A plan refuses at most the first and the last pod of a queue by themselves, and none if the
+//! reasons are the same as before. The others have the reasons of the last one: their claims are
+//! counted by class, and their events follow a few pods at a time, so that a step costs the same
+//! however many pods wait.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -88,7 +89,7 @@ impl TextRound {
 impl Step<'_> {
     /// Counts the claims of pods in queues, and tells some of the pods what has changed.
     pub(super) fn explain_queued(&mut self, plan: &AllocationPlan, pending: &mut Pending) {
-        self.note_class_reasons(&plan.refusals);
+        self.note_class_reasons(plan.refusals.iter().chain(&plan.renewed));
         for class in self.state.planning.backlog.classes() {
             for reason in self.state.queued.classes.get(&class.id).into_iter().flatten() {
                 let Some(label) = reason.label else { continue };
@@ -105,7 +106,7 @@ impl Step<'_> {
     }
 
     /// Takes over the reasons of each class, which are those of its last pod.
-    fn note_class_reasons(&mut self, refusals: &[Refusal]) {
+    fn note_class_reasons<'r>(&mut self, refusals: impl Iterator<Item = &'r Refusal>) {
         let mut of_classes = BTreeMap::new();
         for refusal in refusals {
             let backlog = &self.state.planning.backlog;
@@ -148,12 +149,12 @@ impl Step<'_> {
         round.next = self.now + PAUSE;
     }
 
-    /// Tells one pod what has changed, unless each step does. Returns the number of reasons counted
-    /// for it.
+    /// Tells one pod in a queue what has changed, unless a node is reserved for it: then each step
+    /// does. Returns the number of reasons counted for it.
     fn compare_text(&mut self, pod: &PodUid) -> usize {
         let State { planning, reserved, .. } = &*self.state;
         let is_reserved_for = reserved.as_ref().is_some_and(|reserved| reserved.pod == *pod);
-        if planning.backlog.is_always_tried(pod) || is_reserved_for {
+        if is_reserved_for {
             return 0;
         }
         let mut refusals = planning.refusals_of(pod).unwrap_or_default();

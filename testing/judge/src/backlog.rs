@@ -11,7 +11,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimConsumerReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::Serialize;
 use serde_json::Value;
@@ -192,8 +192,8 @@ impl Controller {
         let (now, mut output) = (self.time(), StepOutput::default());
         let took = cpu_time(|| output = self.core.step(now, events));
         self.wake = output.wake;
-        let answers: Vec<Event> = output.effects.into_iter().map(|e| self.answer(e)).collect();
-        self.answers = answers;
+        let answers = output.effects.into_iter().flat_map(|effect| self.answer(effect));
+        self.answers = answers.collect();
         if output.figures.unanswered.is_some() {
             self.audit = self.audit.max(took);
             return Duration::ZERO;
@@ -201,17 +201,24 @@ impl Controller {
         took
     }
 
-    fn answer(&mut self, effect: Effect) -> Event {
+    fn answer(&mut self, effect: Effect) -> Vec<Event> {
         match effect {
             Effect::Nominate(NominationWrite { pod, node, .. }) => {
                 let outcome = NominationOutcome::Stored;
-                Event::NominationEnded { pod: pod.uid, node, outcome }
+                vec![Event::NominationEnded { pod: pod.uid, node, outcome }]
             }
-            Effect::Notify(notice) => Event::NoticeEnded { id: notice.id, is_delivered: true },
+            Effect::Notify(notice) => {
+                vec![Event::NoticeEnded { id: notice.id, is_delivered: true }]
+            }
             Effect::Write(write) => {
                 self.allocated += 1;
-                let stored = Arc::new(stored(&write, self.allocated));
-                Event::WriteEnded { id: write.id, outcome: WriteOutcome::Stored(stored) }
+                let stored = stored(&write, self.allocated);
+                let bound = bound(&stored);
+                let outcome = WriteOutcome::Stored(Arc::new(stored));
+                let at = self.now;
+                let bound =
+                    bound.map(|object| Event::Changed { change: Change::Applied(object), at });
+                [Event::WriteEnded { id: write.id, outcome }].into_iter().chain(bound).collect()
             }
         }
     }
@@ -267,6 +274,25 @@ fn stored(write: &ClaimWrite, number: u64) -> ResourceClaim {
     claim.status.get_or_insert_default().allocation = Some(draft.render(&claim.clone(), at, share));
     claim.metadata.resource_version = Some("2".to_owned());
     claim
+}
+
+/// Returns the claim as kube-scheduler reserves it for its pod, and the pod as it binds it.
+fn bound(claim: &ResourceClaim) -> [WatchedObject; 2] {
+    let name = claim.metadata.name.as_deref().expect("claims have names");
+    let mut claim = claim.clone();
+    let status = claim.status.get_or_insert_default();
+    let results = status.allocation.as_ref().and_then(|a| a.devices.as_ref()?.results.as_ref());
+    let node = results.expect("the claim is allocated")[0].pool.clone();
+    let pod = pod(name, Some(node));
+    let uid = pod.metadata.uid.clone().expect("pods have UIDs");
+    status.reserved_for = Some(vec![ResourceClaimConsumerReference {
+        resource: "pods".to_owned(),
+        name: name.to_owned(),
+        uid,
+        ..ResourceClaimConsumerReference::default()
+    }]);
+    claim.metadata.resource_version = Some("3".to_owned());
+    [WatchedObject::Claim(Arc::new(claim)), WatchedObject::Pod(Arc::new(pod))]
 }
 
 fn cluster(size: BacklogSize) -> ClusterSize {
