@@ -10,6 +10,7 @@ mod hostile;
 mod monitor;
 mod observer;
 mod report;
+mod restarts;
 mod shapes;
 
 use std::sync::Arc;
@@ -114,6 +115,9 @@ pub struct AttackPlan {
     pub rate: Option<u32>,
     /// True if the attacker may create DeviceClasses, which takes an administrator's rights.
     pub classes: bool,
+    /// Interval at which the controller is killed or stopped during the attack, and started again;
+    /// `None` for never. The target needs operations.
+    pub restart_every: Option<Duration>,
 }
 
 /// A phase of the attack as the progress line shows it.
@@ -151,6 +155,11 @@ pub async fn run(
     prepare(target).await?;
     let inventory = GpuInventory::read(&target.client).await?;
     anyhow::ensure!(!inventory.is_empty(), "the cluster has no GPU of Tessera");
+    let restarted = plan.restart_every.zip(target.operations.as_ref());
+    anyhow::ensure!(
+        plan.restart_every.is_none() || restarted.is_some(),
+        "the controller of this cluster cannot be restarted: no operations"
+    );
     let violations = Violations::default();
     let observer = Observer::start(&target.client, HONEST, &inventory, violations.clone()).await?;
     let monitor = Monitor::start(target.clone()).await?;
@@ -172,12 +181,19 @@ pub async fn run(
     let between = monitor.cpu_times();
     let begun = Instant::now();
     let attacking = async {
-        tokio::join!(
-            honest.run("attack", plan.attack, plan.interval),
-            hostile.run(Instant::now() + plan.attack),
-        )
+        let end = Instant::now() + plan.attack;
+        let restarts = async {
+            match restarted {
+                Some((interval, operations)) => {
+                    restarts::run(operations, interval, end, &violations).await
+                }
+                None => 0,
+            }
+        };
+        tokio::join!(honest.run("attack", plan.attack, plan.interval), hostile.run(end), restarts,)
     };
-    let (attack, ()) = with_progress(attacking, || show("attack", plan.attack, begun)).await;
+    let (attack, (), restarts) =
+        with_progress(attacking, || show("attack", plan.attack, begun)).await;
     let attack = attack?;
     let after = monitor.cpu_times();
     clean_up(target, &hostile, &violations).await?;
@@ -189,6 +205,7 @@ pub async fn run(
         attack: LatencySummary::new(plan.attack, &attack),
         requests: hostile.outcomes(),
         shares,
+        restarts,
         leader_changes,
         processes,
         violations: violations.take(),

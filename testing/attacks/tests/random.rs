@@ -1,8 +1,8 @@
-//! A short random attack with a fixed seed.
+//! Short random attacks with fixed seeds.
 
 use std::time::Duration;
 
-use tessera_attacks::attack::{self, AttackPlan, Target};
+use tessera_attacks::attack::{self, AttackPlan, AttackReport, Target};
 use tessera_attacks::cluster::AttackedCluster;
 use tessera_test_support::{report_skip, test_name};
 
@@ -15,6 +15,7 @@ const PLAN: AttackPlan = AttackPlan {
     objects: 10,
     rate: None,
     classes: true,
+    restart_every: None,
 };
 
 /// Most memory of the controller and of a driver, in MiB.
@@ -28,14 +29,34 @@ async fn random_attack_violates_no_invariant() {
     };
     let target = Target::simulated(&cluster).unwrap();
     let report = attack::run(&target, PLAN, |_| {}).await.unwrap();
+    check(&report);
+    assert_eq!(report.leader_changes, 0, "{report}");
+    cluster.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_lost_if_the_controller_restarts_meanwhile() {
+    let cluster = match AttackedCluster::start().await.unwrap() {
+        Ok(cluster) => cluster,
+        Err(reason) => return report_skip(test_name!(), reason),
+    };
+    let target = Target::simulated(&cluster).unwrap();
+    let restart_every = Some(Duration::from_secs(4));
+    let plan = AttackPlan { seed: 2, attack: Duration::from_secs(14), restart_every, ..PLAN };
+    let report = attack::run(&target, plan, |_| {}).await.unwrap();
+    check(&report);
+    assert!(report.restarts >= 2, "killed and stopped: {report}");
+    assert!(report.leader_changes >= 2, "each restart is observed: {report}");
+    cluster.stop().await.unwrap();
+}
+
+fn check(report: &AttackReport) {
     eprintln!("{report}");
     assert!(report.violations.is_empty(), "{report}");
-    assert_eq!(report.leader_changes, 0, "{report}");
     assert!(report.peace.pods > 0 && report.attack.pods > 0, "{report}");
     assert!(report.requests.len() > 6, "the attacker did little: {report}");
     for process in &report.processes {
         let most = MEMORY_MIB[usize::from(process.process.starts_with("tessera-driver"))];
         assert!(process.peak_rss_mib < most, "{process:?}, limit {most} MiB");
     }
-    cluster.stop().await.unwrap();
 }

@@ -20,6 +20,8 @@ pub struct AttackReport {
     pub requests: BTreeMap<String, BTreeMap<&'static str, u64>>,
     /// Number of shares that were allocated, in both namespaces.
     pub shares: usize,
+    /// Number of times that the controller was killed or stopped, and started again.
+    pub restarts: usize,
     /// Number of times that the leader changed or was restarted.
     pub leader_changes: i64,
     /// Resources of the measured processes.
@@ -105,7 +107,8 @@ impl fmt::Display for AttackReport {
             writeln!(f, "| {name}, {seconds:.0} s | {pods} | {allocated} | {bound} |")?;
         }
         writeln!(f, "\np99 until allocated, attack to peace: {:.2}", self.ratio())?;
-        writeln!(f, "leader changes: {}", self.leader_changes)?;
+        let (restarts, changes) = (self.restarts, self.leader_changes);
+        writeln!(f, "restarts of the controller: {restarts}, leader changes: {changes}")?;
         writeln!(
             f,
             "\n| process | memory at first, highest | cores in peace, attack | restarts |"

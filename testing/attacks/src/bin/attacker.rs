@@ -46,6 +46,10 @@ struct AttackerArgs {
     /// Let the attacker create DeviceClasses, too, with an administrator's rights.
     #[arg(long)]
     classes: bool,
+    /// Kill or stop the controller of the simulated cluster at this interval in seconds during the
+    /// attack, and start it again [default: never].
+    #[arg(long, value_name = "SECONDS", conflicts_with = "kubeconfig", value_parser = clap::value_parser!(u64).range(1..))]
+    restart_every: Option<u64>,
     /// Fail if the 99th percentile of the time until the allocation is longer than in peace by
     /// more than this factor.
     #[arg(long, value_name = "RATIO")]
@@ -91,6 +95,7 @@ impl AttackerArgs {
             objects: self.objects,
             rate: self.rate,
             classes: self.classes,
+            restart_every: self.restart_every.map(Duration::from_secs),
         }
     }
 
