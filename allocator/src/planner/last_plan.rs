@@ -17,7 +17,7 @@ pub(crate) struct LastPlan {
 /// plan until its [`replan_at`](AllocationPlan::replan_at).
 #[derive(Debug, PartialEq)]
 pub(super) struct PlanInputs {
-    /// Without the time.
+    /// Without the time and the number of steps for reasons.
     settings: PlanSettings,
     /// Times of the last changes of nodes, of their devices and of the reachable pools.
     changes: [u64; 4],
@@ -55,7 +55,9 @@ impl Planner {
     pub(super) fn inputs(&self, settings: PlanSettings) -> PlanInputs {
         let cluster = &self.cluster;
         let changes = [cluster.last_touch(), cluster.now(), cluster.layout(), cluster.reordered()];
-        let settings = PlanSettings { now: 0, ..settings };
+        // A plan with old reasons is not kept.
+        let steps_for_reasons = settings.steps_for_reasons.map(|_| 0);
+        let settings = PlanSettings { now: 0, steps_for_reasons, ..settings };
         PlanInputs { settings, changes, others: self.other_changes }
     }
 }

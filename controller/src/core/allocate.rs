@@ -14,7 +14,7 @@ use super::effect::{AllocationDraft, ClaimChange};
 use super::holds::{Basis, HoldReason, Subject};
 use super::notices::Topic;
 use super::placements::Deallocated;
-use super::planning::{next_plan, pending_claims};
+use super::planning::pending_claims;
 use super::writes::WritePurpose;
 use super::{State, Step};
 
@@ -65,7 +65,8 @@ impl Step<'_> {
         if !plan.unreached.is_empty() {
             self.figures.cut_plans += 1;
         }
-        self.wake_at(next_plan(&plan, now));
+        let next = self.state.planning.next_plan(&plan, now);
+        self.wake_at(next);
         Round { plan, changed, deallocated, undecided_claims }
     }
 

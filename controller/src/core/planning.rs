@@ -21,7 +21,8 @@ const STEPS_PER_TURN: u64 = 20;
 /// Steps of one plan to renew the reasons of pods that were refused before: 2 to 3 ms of CPU time.
 const STEPS_FOR_REASONS: u64 = 2_000;
 
-/// Time until a plan continues to renew reasons.
+/// Time until a plan renews reasons, and between two such plans. Decisions come first: many events
+/// in this time lead to as many plans.
 const REASONS_PAUSE: Duration = Duration::from_millis(50);
 
 /// The allocator, which gets the changes of the index before each plan, and the pods that it plans.
@@ -33,6 +34,8 @@ pub(super) struct Planning {
     pub(super) backlog: Backlog,
     /// The bound pod that was planned last; the next plan of bound pods begins after it.
     pub(super) last_bound: Option<PodUid>,
+    /// Time at which the next plan renews reasons; `None` if all are new.
+    reasons_due: Option<Moment>,
     selector_time: SelectorTime,
 }
 
@@ -43,6 +46,7 @@ impl Planning {
             settings,
             backlog: Backlog::default(),
             last_bound: None,
+            reasons_due: None,
             selector_time: SelectorTime::default(),
         }
     }
@@ -52,12 +56,27 @@ impl Planning {
     pub(super) fn plan(&mut self, index: &mut Index, now: Now) -> AllocationPlan {
         self.begin(index, now.monotonic);
         let turns = u64::try_from(self.backlog.turn_count()).unwrap_or(u64::MAX);
-        let steps_for_reasons = Some(STEPS_FOR_REASONS);
+        let is_due = self.reasons_due.is_some_and(|due| due <= now.monotonic);
+        let steps_for_reasons = Some(if is_due { STEPS_FOR_REASONS } else { 0 });
         let settings =
             PlanSettings { now: now.wall, steps_for_reasons, ..self.settings_for(turns) };
         let plan = self.planner.plan_backlog(&mut self.backlog, settings);
         self.selector_time.spend(&plan.selector_steps, now.monotonic);
+        // A plan that does not reach all pods renews no reasons.
+        if plan.unreached.is_empty() {
+            let due = self.reasons_due.filter(|_| !is_due);
+            let due = due.unwrap_or(now.monotonic + REASONS_PAUSE);
+            self.reasons_due = plan.has_old_reasons.then_some(due);
+        }
         plan
+    }
+
+    /// Returns the time at which the next plan is due by itself.
+    pub(super) fn next_plan(&self, plan: &AllocationPlan, now: Now) -> Option<Moment> {
+        let at_once = (!plan.unreached.is_empty()).then_some(now.monotonic);
+        let seconds = plan.replan_at.map(|again| again.saturating_sub(now.wall));
+        let change = seconds.map(|seconds| in_seconds(now.monotonic, seconds));
+        at_once.into_iter().chain(self.reasons_due).chain(change).min()
     }
 
     /// Brings the allocator up to date.
@@ -95,15 +114,6 @@ impl Planning {
     }
 }
 
-/// Returns the time at which the next plan is due by itself.
-pub(super) fn next_plan(plan: &AllocationPlan, now: Now) -> Option<Moment> {
-    let at_once = (!plan.unreached.is_empty()).then_some(now.monotonic);
-    let reasons = plan.has_old_reasons.then(|| now.monotonic + REASONS_PAUSE);
-    let seconds = plan.replan_at.map(|again| again.saturating_sub(now.wall));
-    let change = seconds.map(|seconds| in_seconds(now.monotonic, seconds));
-    at_once.into_iter().chain(reasons).chain(change).min()
-}
-
 /// Returns the number of claims of the pod that are to be allocated.
 pub(super) fn pending_claims(pod: &PendingPod) -> i64 {
     super::gauge(pod.pending_claims().count())
@@ -122,12 +132,16 @@ mod tests {
     fn plan_with_old_reasons_continues_after_a_pause() {
         let monotonic = Moment::START + Duration::from_secs(9);
         let now = Now { monotonic, wall: 1_000 };
-        let plan = AllocationPlan { has_old_reasons: true, ..AllocationPlan::default() };
-        assert_eq!(next_plan(&plan, now), Some(monotonic + REASONS_PAUSE));
+        let due = monotonic + REASONS_PAUSE;
+        let mut planning = Planning::new(PlanSettings::default());
+        planning.reasons_due = Some(due);
+        let plan = AllocationPlan::default();
+        assert_eq!(planning.next_plan(&plan, now), Some(due));
         let unreached = vec![PodUid::new("p")];
         let plan = AllocationPlan { unreached, replan_at: Some(1_300), ..plan };
-        assert_eq!(next_plan(&plan, now), Some(monotonic), "the earliest");
-        let plan = AllocationPlan { has_old_reasons: false, unreached: Vec::new(), ..plan };
-        assert_eq!(next_plan(&plan, now), Some(monotonic + Duration::from_secs(300)));
+        assert_eq!(planning.next_plan(&plan, now), Some(monotonic), "the earliest");
+        planning.reasons_due = None;
+        let plan = AllocationPlan { unreached: Vec::new(), ..plan };
+        assert_eq!(planning.next_plan(&plan, now), Some(monotonic + Duration::from_secs(300)));
     }
 }

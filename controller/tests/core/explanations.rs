@@ -134,6 +134,27 @@ fn queued_pods_are_told_when_their_reason_changes() {
 }
 
 #[test]
+fn reasons_change_although_events_never_pause() {
+    let mut world = full_with(100);
+    world.pass(seconds(3));
+    let before = world.notices.len();
+    let mut slice = objects::slice("node-b", 1);
+    slice["spec"]["devices"][0]["capacity"]["memory"]["value"] = "1Gi".into();
+    world.put(WatchedKind::Node, objects::node("node-b"));
+    world.put(WatchedKind::Slice, slice);
+    world.deliver_all();
+    // Each new pod leads to a plan before the reasons are due.
+    for number in 0..30 {
+        world.add_pod(&format!("late-{number}"), "30Gi");
+        world.pass(Duration::from_millis(10));
+        world.report_all_notices();
+    }
+    let told = world.notices[before..].iter().map(|notice| notice.pod.name.as_str());
+    let told: BTreeSet<&str> = told.filter(|name| !name.starts_with("late")).collect();
+    assert_eq!(told.len(), 100, "after 300 ms");
+}
+
+#[test]
 fn claims_of_queued_pods_count_as_pending() {
     let mut world = full_with(50);
     let pending = |world: &World| world.figures.pending.clone().unwrap().values().sum::<i64>();
