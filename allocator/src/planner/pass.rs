@@ -508,7 +508,7 @@ impl<'p> PlanningPass<'p> {
 
     /// Returns the part of a pod that this pass has not decided yet.
     fn undecided_part<'s>(&self, pod: &'s PendingPod) -> PodToPlace<'s> {
-        let mut to_place = PodToPlace { pod, pending: Vec::new(), claim_nodes: Vec::new() };
+        let mut to_place = PodToPlace::without_claims(pod);
         for claim in &pod.claims {
             match claim {
                 PodClaim::Pending(claim) => match self.decided.get(&claim.uid) {

@@ -19,9 +19,14 @@ pub(super) struct PodToPlace<'s> {
 }
 
 impl<'s> PodToPlace<'s> {
+    /// Returns a pod without its claims, for tests of nodes.
+    pub(super) fn without_claims(pod: &'s PendingPod) -> Self {
+        Self { pod, pending: Vec::new(), claim_nodes: Vec::new() }
+    }
+
     /// Returns all of a pod that is not allocated.
     pub(super) fn all_of(pod: &'s PendingPod) -> Self {
-        let mut to_place = Self { pod, pending: Vec::new(), claim_nodes: Vec::new() };
+        let mut to_place = Self::without_claims(pod);
         for claim in pod.pending_claims() {
             to_place.add(claim);
         }

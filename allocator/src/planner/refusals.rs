@@ -59,6 +59,11 @@ impl<'p> RefusedClasses<'p> {
     }
 
     /// Returns all entries, in the order of refusal.
+    pub(super) fn all(&self) -> &[RefusedClass<'p>] {
+        &self.all
+    }
+
+    /// Returns all entries, in the order of refusal.
     pub(super) fn into_all(self) -> Vec<RefusedClass<'p>> {
         self.all
     }

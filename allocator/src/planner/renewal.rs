@@ -45,6 +45,12 @@ impl<'p> PlanningPass<'p> {
     /// Renews the causes of refusals that are of an earlier plan, or that later decisions of this
     /// pass have changed, once for each class.
     pub(super) fn renew_causes(&mut self, plan: &mut AllocationPlan, budget: &mut Budget) {
+        let mut left = self.settings.steps_for_reasons.unwrap_or(u64::MAX);
+        if left == 0 {
+            plan.has_old_reasons = self.refused.all().iter().any(|old| self.is_outdated(old))
+                || self.unchanged.iter().any(|old| !self.is_current_without_turn(old));
+            return;
+        }
         let outdated = self.outdated();
         if outdated.is_empty() {
             return;
@@ -53,7 +59,6 @@ impl<'p> PlanningPass<'p> {
         for (at, refusal) in plan.refusals.iter().enumerate() {
             refusals.entry(Arc::as_ptr(&refusal.cause)).or_default().push(at);
         }
-        let mut left = self.settings.steps_for_reasons.unwrap_or(u64::MAX);
         // For selectors that no search has evaluated.
         let mut steps = self.settings.steps_per_plan;
         let mut lacked = BTreeMap::new();
@@ -97,9 +102,7 @@ impl<'p> PlanningPass<'p> {
         let mut all: Vec<Outdated<'p>> = refused.into_iter().map(Outdated::Refused).collect();
         all.extend(unchanged.into_iter().map(Outdated::Unchanged));
         let is_old = |entry: &&Outdated<'_>| match entry {
-            Outdated::Refused(refused) => {
-                refused.explained_at != Some(self.decisions) && !self.is_current(refused)
-            }
+            Outdated::Refused(refused) => self.is_outdated(refused),
             Outdated::Unchanged(class) => !self.is_current_without_turn(class),
         };
         let old: BTreeSet<ClassId> = all.iter().filter(is_old).map(Outdated::class).collect();
@@ -109,6 +112,12 @@ impl<'p> PlanningPass<'p> {
         let order = |old: &Outdated<'_>| PlanOrder::of(old.pod());
         all.sort_by(|a, b| turn(a).cmp(&turn(b)).then_with(|| order(a).cmp(&order(b))));
         all
+    }
+
+    /// Returns true if the causes are of an earlier plan, or from before a decision of this one,
+    /// and not those of the present state.
+    fn is_outdated(&self, refused: &RefusedClass<'_>) -> bool {
+        refused.explained_at != Some(self.decisions) && !self.is_current(refused)
     }
 
     /// Returns true if the causes of a class without a turn are those of the present state.

@@ -29,12 +29,7 @@ use crate::wide_hash::{WideHash, hash_all, mix};
 /// Node reservation of a plan.
 #[derive(Debug, Default)]
 pub(super) struct NodeReservation {
-    reserved: Option<(NodeIndex, ReservedNode)>,
-    /// Reasons of other pods on it: in the namespace of its pod, and in others. Users without
-    /// access to a namespace must not learn names of its objects.
-    reasons: Option<[NodeReason; 2]>,
-    /// Place of its pod in the order of planning.
-    order: Option<PlanOrder>,
+    reserved: Option<Reserved>,
     /// Next start of a reservation window, over the pods that had none open.
     next_change: Option<i64>,
     /// Steps left for all reservation searches.
@@ -43,6 +38,18 @@ pub(super) struct NodeReservation {
     is_cut_off: bool,
     /// Classes without a suitable node: equal pods are not searched again.
     without_node: BTreeSet<ClassId>,
+}
+
+/// A reserved node.
+#[derive(Debug)]
+struct Reserved {
+    index: NodeIndex,
+    node: ReservedNode,
+    /// Place of its pod in the order of planning.
+    order: PlanOrder,
+    /// Reasons of other pods on it: in the namespace of its pod, and in others. Users without
+    /// access to a namespace must not learn names of its objects.
+    reasons: [NodeReason; 2],
 }
 
 /// Allocations to release on a node: on the devices that need the fewest, and in total.
@@ -70,28 +77,28 @@ impl NodeReservation {
 
     /// Returns the reserved node and the time of the next change. `now` is the present time.
     pub(super) fn end(self, now: i64) -> (Option<ReservedNode>, Option<i64>) {
-        let until = self.reserved.as_ref().map(|(_, reserved)| reserved.until);
+        let until = self.reserved.as_ref().map(|reserved| reserved.node.until);
         let continued = self.is_cut_off.then_some(now);
         let next_change = until.into_iter().chain(self.next_change).chain(continued).min();
-        (self.reserved.map(|(_, reserved)| reserved), next_change)
+        (self.reserved.map(|reserved| reserved.node), next_change)
     }
 
-    fn set(&mut self, node: NodeIndex, reserved: ReservedNode, order: PlanOrder) {
-        let pod = Some(format!("{}/{}", reserved.namespace, reserved.name));
-        self.reasons = Some([NodeReason::Reserved { pod }, NodeReason::Reserved { pod: None }]);
-        (self.reserved, self.order) = (Some((node, reserved)), Some(order));
+    fn set(&mut self, index: NodeIndex, node: ReservedNode, order: PlanOrder) {
+        let pod = Some(format!("{}/{}", node.namespace, node.name));
+        let reasons = [NodeReason::Reserved { pod }, NodeReason::Reserved { pod: None }];
+        self.reserved = Some(Reserved { index, node, order, reasons });
     }
 
     /// Returns the reason why the pod may not use the reserved node; `None` if it may.
     pub(super) fn rejection_for(&self, to_place: &PodToPlace<'_>) -> Option<&NodeReason> {
-        let (_, reserved) = self.reserved.as_ref()?;
+        let Reserved { node: reserved, reasons, .. } = self.reserved.as_ref()?;
         let is_there = |nodes: &NodeSelector| nodes.single_node() == Some(reserved.node.as_str());
         let is_bound = to_place.claim_nodes.iter().any(|claim| is_there(&claim.nodes));
         // Preemption freed the capacity there for this pod.
         if is_bound || to_place.pod.nominated_node.as_ref() == Some(&reserved.node) {
             return None;
         }
-        let [named, unnamed] = self.reasons.as_ref()?;
+        let [named, unnamed] = reasons;
         Some(if reserved.namespace == to_place.pod.namespace { named } else { unnamed })
     }
 
@@ -101,14 +108,14 @@ impl NodeReservation {
         &self,
         (order, pod): OrderedPod<'_>,
     ) -> Option<&NodeReason> {
-        let is_later = self.order.as_ref().is_some_and(|of| of < order);
-        let to_place = PodToPlace { pod, pending: Vec::new(), claim_nodes: Vec::new() };
+        let is_later = self.reserved.as_ref().is_some_and(|reserved| reserved.order < *order);
+        let to_place = PodToPlace::without_claims(pod);
         is_later.then(|| self.rejection_for(&to_place)).flatten()
     }
 
     /// Returns the reserved node.
     pub(super) fn node(&self) -> Option<NodeIndex> {
-        self.reserved.as_ref().map(|(node, _)| *node)
+        self.reserved.as_ref().map(|reserved| reserved.index)
     }
 }
 

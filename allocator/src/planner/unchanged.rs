@@ -75,7 +75,7 @@ impl<'p> PlanningPass<'p> {
         let of_pod = self.settings.steps_per_pod;
         entry.feasibility.refresh(&mut entry.shape, &mut context, &mut steps, of_pod);
         self.charge(pod, given - steps, budget);
-        let to_place = PodToPlace { pod, pending: Vec::new(), claim_nodes: Vec::new() };
+        let to_place = PodToPlace::without_claims(pod);
         self.check_still_refused(&to_place, id, shape)
     }
 

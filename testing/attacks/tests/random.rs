@@ -1,5 +1,7 @@
 //! Short random attacks with fixed seeds.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::time::Duration;
 
 use tessera_attacks::attack::{self, AttackPlan, AttackReport, Target};
@@ -23,34 +25,31 @@ const MEMORY_MIB: [f64; 2] = [256.0, 64.0];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn random_attack_violates_no_invariant() {
-    let cluster = match AttackedCluster::start().await.unwrap() {
-        Ok(cluster) => cluster,
-        Err(reason) => return report_skip(test_name!(), reason),
-    };
-    let target = Target::simulated(&cluster).unwrap();
-    let report = attack::run(&target, PLAN, |_| {}).await.unwrap();
-    check(&report);
+    let Some(report) = attack(test_name!(), PLAN).await else { return };
     assert_eq!(report.leader_changes, 0, "{report}");
-    cluster.stop().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_lost_if_the_controller_restarts_meanwhile() {
-    let cluster = match AttackedCluster::start().await.unwrap() {
-        Ok(cluster) => cluster,
-        Err(reason) => return report_skip(test_name!(), reason),
-    };
-    let target = Target::simulated(&cluster).unwrap();
     let restart_every = Some(Duration::from_secs(4));
     let plan = AttackPlan { seed: 2, attack: Duration::from_secs(14), restart_every, ..PLAN };
-    let report = attack::run(&target, plan, |_| {}).await.unwrap();
-    check(&report);
+    let Some(report) = attack(test_name!(), plan).await else { return };
     assert!(report.restarts >= 2, "killed and stopped: {report}");
     assert!(report.leader_changes >= 2, "each restart is observed: {report}");
-    cluster.stop().await.unwrap();
 }
 
-fn check(report: &AttackReport) {
+/// Attacks a new cluster, and checks what holds after each attack. `None` if this machine cannot
+/// run one, which is reported as a skipped test.
+async fn attack(test: &str, plan: AttackPlan) -> Option<AttackReport> {
+    let cluster = match AttackedCluster::start().await.unwrap() {
+        Ok(cluster) => cluster,
+        Err(reason) => {
+            report_skip(test, reason);
+            return None;
+        }
+    };
+    let target = Target::simulated(&cluster).unwrap();
+    let report = attack::run(&target, plan, |_| {}).await.unwrap();
     eprintln!("{report}");
     assert!(report.violations.is_empty(), "{report}");
     assert!(report.peace.pods > 0 && report.attack.pods > 0, "{report}");
@@ -59,4 +58,6 @@ fn check(report: &AttackReport) {
         let most = MEMORY_MIB[usize::from(process.process.starts_with("tessera-driver"))];
         assert!(process.peak_rss_mib < most, "{process:?}, limit {most} MiB");
     }
+    cluster.stop().await.unwrap();
+    Some(report)
 }
