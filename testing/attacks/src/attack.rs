@@ -123,11 +123,11 @@ pub struct AttackPlan {
 /// A phase of the attack as the progress line shows it.
 #[derive(Clone, Debug)]
 pub struct Progress {
-    /// `peace` or `attack`.
+    /// `peace`, `attack` or `clean-up`.
     pub phase: &'static str,
     /// Time since the begin of the phase.
     pub elapsed: Duration,
-    /// Duration of the phase.
+    /// Duration of the phase; of the clean-up the longest for one namespace.
     pub duration: Duration,
     /// Number of honest pods that were served in this phase.
     pub served: usize,
@@ -196,7 +196,9 @@ pub async fn run(
         with_progress(attacking, || show("attack", plan.attack, begun)).await;
     let attack = attack?;
     let after = monitor.cpu_times();
-    clean_up(target, &hostile, &violations).await?;
+    let begun = Instant::now();
+    let cleaning = clean_up(target, &hostile, &violations);
+    with_progress(cleaning, || show("clean-up", DELETED_WITHIN, begun)).await?;
     let (leader_changes, processes) = monitor.finish([&before, &between, &after]).await?;
     let shares = observer.finish();
     Ok(AttackReport {

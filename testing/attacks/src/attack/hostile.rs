@@ -107,7 +107,9 @@ impl Hostile {
     /// Removes what would keep the namespace from being deleted, and the attacker's classes.
     pub(super) async fn withdraw(&self) -> anyhow::Result<()> {
         let client = &self.administrator;
-        release(&Api::<Pod>::namespaced(client.clone(), HOSTILE)).await?;
+        let pods = Api::<Pod>::namespaced(client.clone(), HOSTILE);
+        release(&pods).await?;
+        delete_unstoppable(&pods).await?;
         release(&Api::<ResourceClaim>::namespaced(client.clone(), HOSTILE)).await?;
         release(&Api::<ResourceClaimTemplate>::namespaced(client.clone(), HOSTILE)).await?;
         let classes: Api<DeviceClass> = Api::all(client.clone());
@@ -135,6 +137,35 @@ where
         }
     }
     anyhow::bail!("objects changed {ATTEMPTS} times while the attacker's finalizer was removed")
+}
+
+/// Deletes pods that the kubelet never stops, without its consent.
+///
+/// A tenant may create a pod with `nodeName` and a claim template that does not exist. Kubelet 1.37
+/// fails to unprepare it ("ResourceClaim not created yet") and tries again for ever. No driver is
+/// asked about such a pod.
+async fn delete_unstoppable(pods: &Api<Pod>) -> anyhow::Result<()> {
+    for pod in pods.list(&ListParams::default()).await?.iter().filter(|pod| lacks_claim(pod)) {
+        match pods.delete(&pod.name_any(), &DeleteParams::default().grace_period(0)).await {
+            Ok(_) => {}
+            Err(kube::Error::Api(status)) if status.is_not_found() => {}
+            Err(error) => return Err(error).context("cannot delete a pod without its claim"),
+        }
+    }
+    Ok(())
+}
+
+/// Returns true if a pod is on a node and a claim was never created from one of its templates.
+fn lacks_claim(pod: &Pod) -> bool {
+    let Some(spec) = pod.spec.as_ref().filter(|spec| spec.node_name.is_some()) else {
+        return false;
+    };
+    let statuses = pod.status.as_ref().and_then(|status| status.resource_claim_statuses.as_ref());
+    let is_created = |entry: &str| statuses.into_iter().flatten().any(|s| s.name == entry);
+    spec.resource_claims
+        .iter()
+        .flatten()
+        .any(|entry| entry.resource_claim_template_name.is_some() && !is_created(&entry.name))
 }
 
 /// Returns the number of objects that were changed meanwhile, and are to be read again.
@@ -267,4 +298,28 @@ impl Worker<'_> {
 fn with_kind(mut object: Value, kind: &str) -> Value {
     object["kind"] = kind.into();
     object
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(node: Option<&str>, entry: &Value, statuses: &Value) -> Pod {
+        serde_json::from_value(json!({
+            "spec": {"nodeName": node, "containers": [], "resourceClaims": [entry]},
+            "status": {"resourceClaimStatuses": statuses},
+        }))
+        .expect("a pod")
+    }
+
+    #[test]
+    fn only_pods_on_nodes_without_claims_are_unstoppable() {
+        let of_template = json!({"name": "gpu", "resourceClaimTemplateName": "missing"});
+        let of_claim = json!({"name": "gpu", "resourceClaimName": "missing"});
+        let created = json!([{"name": "gpu", "resourceClaimName": "pod-gpu"}]);
+        assert!(lacks_claim(&pod(Some("node"), &of_template, &json!([]))));
+        assert!(!lacks_claim(&pod(Some("node"), &of_template, &created)));
+        assert!(!lacks_claim(&pod(Some("node"), &of_claim, &json!([]))));
+        assert!(!lacks_claim(&pod(None, &of_template, &json!([]))));
+    }
 }
