@@ -55,7 +55,7 @@ pub use outcome::{
     UnsupportedFeature,
 };
 pub use plan::plan;
-pub use planner::{AllocateError, ClassId, Planner};
+pub use planner::{AllocateError, ClassId, LONG_SEARCH, Planner};
 pub use policy::Policy;
 pub use search::SearchFailure;
 pub use settings::PlanSettings;

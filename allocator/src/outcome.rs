@@ -31,6 +31,9 @@ pub struct AllocationPlan {
     pub steps: u64,
     /// Steps charged for compiling and evaluating selectors, per namespace of the pods.
     pub selector_steps: BTreeMap<Namespace, u64>,
+    /// Steps of searches of one node that needed more than [`LONG_SEARCH`](crate::LONG_SEARCH)
+    /// steps, per namespace of the pods.
+    pub long_search_steps: BTreeMap<Namespace, u64>,
     /// Work of the plan, for tests and benchmarks.
     pub work: PlanWork,
     /// Node that is reserved for a refused pod.

@@ -40,6 +40,7 @@ use crate::search::{SearchFailure, SearchOutcome};
 use crate::settings::PlanSettings;
 use crate::shape::{Chosen, Selections, Shape};
 
+pub use budget::LONG_SEARCH;
 pub use classes::ClassId;
 use classes::PodClasses;
 use fair_share::FairShare;
@@ -70,6 +71,8 @@ pub struct Planner {
     node_tests: NodeTests,
     /// Namespaces whose selectors are not evaluated.
     withheld: BTreeSet<Namespace>,
+    /// Namespaces for whose pods no long search begins.
+    without_long_searches: BTreeSet<Namespace>,
     /// Number of changes that are not those of nodes: see [`PlanInputs`](last_plan::PlanInputs).
     other_changes: u64,
 }
@@ -205,6 +208,15 @@ impl Planner {
         if self.withheld != of {
             self.other_changes += 1;
             self.withheld = of;
+        }
+    }
+
+    /// Sets the namespaces for whose pods no search of a node begins that is known to need more
+    /// than [`LONG_SEARCH`] steps. Such a pod is undecided.
+    pub fn withhold_long_searches(&mut self, of: BTreeSet<Namespace>) {
+        if self.without_long_searches != of {
+            self.other_changes += 1;
+            self.without_long_searches = of;
         }
     }
 

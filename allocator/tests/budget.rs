@@ -309,6 +309,52 @@ fn withheld_namespace_is_planned_with_known_results_only() {
     assert!(!plan.refusals[0].is_undecided());
 }
 
+/// Creates a pod that fits on no node of eight GPUs: seventeen shares, of which two fit on a GPU.
+/// Their sizes differ, so the search does not know that before it has tried a million devices.
+fn combined(name: &str) -> PendingPod {
+    let share =
+        |i: u32| request(&format!("r{i:02}"), 1, &[("memory", &format!("{}Mi", 30_000 + i))]);
+    let requests = (0..17).map(share).collect();
+    PendingPod { namespace: namespace("tenant"), ..pod(name, vec![claim(name, requests)]) }
+}
+
+#[test]
+fn long_search_is_charged_to_its_namespace() {
+    let mut planner = planner(1);
+    let pods = [combined("combined")];
+    let settings = PlanSettings { steps_per_plan: 10_000, ..PlanSettings::default() };
+    let (mut spent, mut plans) = (0, 0);
+    loop {
+        let plan = planner.plan(&pods, settings);
+        let long: u64 = plan.long_search_steps.values().sum();
+        spent += long;
+        plans += 1;
+        assert!(plans < 20, "no end");
+        if plan.unreached.is_empty() {
+            assert!(plan.refusals[0].is_undecided() && long >= 500_000, "{plan:?}");
+            break;
+        }
+    }
+    // All but the first searches, each with twice the steps of the one before.
+    assert_eq!(spent, 80_000 + 160_000 + 320_000 + 640_000);
+}
+
+#[test]
+fn namespace_without_steps_begins_no_long_search() {
+    let mut planner = planner(1);
+    let pods = [combined("combined"), PendingPod { created: 1, ..share_pod("plain", "1Gi", "1") }];
+    planner.withhold_long_searches([namespace("tenant")].into());
+    let settings = PlanSettings { steps_per_plan: 10_000, ..PlanSettings::default() };
+    let plans: Vec<_> = (0..10).map(|_| planner.plan(&pods[..1], settings)).collect();
+    assert!(plans.iter().all(|plan| plan.long_search_steps.is_empty()));
+    let last = planner.plan(&pods, settings);
+    assert_eq!(decided(&last), [PodUid::new("plain")].into());
+    assert!(last.unreached.is_empty() && last.refusals[0].is_undecided(), "{last:?}");
+    assert!(last.steps < 100, "the search does not begin anew: {}", last.steps);
+    planner.withhold_long_searches(BTreeSet::new());
+    assert_eq!(planner.plan(&pods[..1], settings).unreached, [PodUid::new("combined")]);
+}
+
 #[test]
 fn bound_pod_with_expensive_selectors_is_planned_in_parts() {
     let mut planner = planner(1);

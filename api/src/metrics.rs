@@ -121,6 +121,8 @@ metrics! {
         "Searches for the devices of a pod that ended at the step budget without a decision";
     CONTROLLER_SELECTOR_STEPS = Counter "tessera_controller_selector_steps" ["namespace"]
         "Steps spent on the CEL selectors of pods in the namespace, each about 0.5 us of CPU time";
+    CONTROLLER_LONG_SEARCH_STEPS = Counter "tessera_controller_long_search_steps" ["namespace"]
+        "Steps spent on pods of the namespace whose search needs more than 40000 on one node, each about 0.5 us of CPU time";
     CONTROLLER_PENDING_CLAIMS = Gauge "tessera_controller_pending_claims" ["reason"]
         "Claims that are not allocated, by event reason; of insufficient devices by the most frequent cause";
     CONTROLLER_RESERVED_NODES = Gauge "tessera_controller_reserved_nodes" []

@@ -53,7 +53,7 @@ mod planning;
 mod queued;
 mod release;
 mod repair;
-mod selector_time;
+mod step_allowance;
 #[cfg(test)]
 mod tests;
 mod writes;

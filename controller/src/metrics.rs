@@ -77,6 +77,8 @@ pub struct Metrics {
     pub undecided_plans: Counter,
     /// Steps spent on selectors, by namespace of the pods.
     pub selector_steps: Family<NamespaceLabel, Counter>,
+    /// Steps spent on long searches, by namespace of the pods.
+    pub long_search_steps: Family<NamespaceLabel, Counter>,
     /// Pending claims by reason.
     pub pending: Family<ReasonLabel, Gauge>,
     /// Nodes that are reserved for a pod that has been pending for long: one or none.
@@ -115,6 +117,7 @@ impl Metrics {
             plans_cut: Counter::default(),
             undecided_plans: Counter::default(),
             selector_steps: Family::default(),
+            long_search_steps: Family::default(),
             pending: Family::default(),
             reserved_nodes: Gauge::default(),
             overcommitted: Gauge::default(),
@@ -138,6 +141,7 @@ impl Metrics {
         add(registry, metrics::CONTROLLER_PLANS_CUT, created.plans_cut.clone());
         add(registry, metrics::CONTROLLER_SEARCH_BUDGETS_EXCEEDED, created.undecided_plans.clone());
         add(registry, metrics::CONTROLLER_SELECTOR_STEPS, created.selector_steps.clone());
+        add(registry, metrics::CONTROLLER_LONG_SEARCH_STEPS, created.long_search_steps.clone());
         add(registry, metrics::CONTROLLER_PENDING_CLAIMS, created.pending.clone());
         add(registry, metrics::CONTROLLER_RESERVED_NODES, created.reserved_nodes.clone());
         add(registry, metrics::CONTROLLER_OVERCOMMITTED_DEVICES, created.overcommitted.clone());
@@ -183,6 +187,10 @@ impl Metrics {
         for (namespace, steps) in &figures.selector_steps {
             let label = NamespaceLabel { namespace: namespace.to_string() };
             self.selector_steps.get_or_create(&label).inc_by(*steps);
+        }
+        for (namespace, steps) in &figures.long_search_steps {
+            let label = NamespaceLabel { namespace: namespace.to_string() };
+            self.long_search_steps.get_or_create(&label).inc_by(*steps);
         }
         self.drift.inc_by(figures.drifts);
         let gauges = [

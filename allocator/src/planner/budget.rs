@@ -1,10 +1,14 @@
 //! Step budget of a plan.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tessera_api::names::Namespace;
 
 use crate::settings::PlanSettings;
+
+/// Steps beyond which the search of one node is long: about 20 ms of CPU time. It cannot be
+/// interrupted, and all other pods wait for it.
+pub const LONG_SEARCH: u64 = 40_000;
 
 /// Step budget of a plan.
 pub(super) struct Budget {
@@ -18,19 +22,47 @@ pub(super) struct Budget {
     pub(super) spent: BTreeMap<Namespace, u64>,
     /// Steps for selectors per namespace.
     pub(super) selectors: BTreeMap<Namespace, u64>,
+    /// Steps of long searches per namespace.
+    pub(super) long_searches: BTreeMap<Namespace, u64>,
+    /// Namespaces for whose pods no long search begins.
+    without_long: BTreeSet<Namespace>,
+}
+
+/// Reason why a pod is not searched for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NoSteps {
+    /// The steps of the plan are spent.
+    OfPlan,
+    /// The search is long, and its namespace has no steps for long searches.
+    OfNamespace,
 }
 
 impl Budget {
-    pub(super) fn new(settings: PlanSettings) -> Self {
-        let (of_pod, of_plan) = (settings.steps_per_pod, settings.steps_per_plan);
-        let (spent, selectors) = (BTreeMap::new(), BTreeMap::new());
-        Self { of_plan, of_pod, left: of_plan, spent, selectors }
+    pub(super) fn new(settings: PlanSettings, without_long: BTreeSet<Namespace>) -> Self {
+        Self {
+            of_plan: settings.steps_per_plan,
+            of_pod: settings.steps_per_pod,
+            left: settings.steps_per_plan,
+            spent: BTreeMap::new(),
+            selectors: BTreeMap::new(),
+            long_searches: BTreeMap::new(),
+            without_long,
+        }
     }
 
-    /// Returns the steps for a pod whose search gets further with at least `needed` steps; `None`
-    /// if the plan has ended. One search may exceed the steps of the plan, which ends with it.
-    pub(super) fn for_pod(&self, needed: u64) -> Option<u64> {
-        (self.left > 0).then(|| self.left.max(needed).min(self.of_pod))
+    /// Returns the steps for a pod whose search gets further with at least `needed` steps. One
+    /// search may exceed the steps of the plan, which ends with it.
+    ///
+    /// # Errors
+    /// Returns an error if the plan has ended, or if the namespace has no steps for this search.
+    pub(super) fn for_pod(&self, namespace: &Namespace, needed: u64) -> Result<u64, NoSteps> {
+        if self.left == 0 {
+            return Err(NoSteps::OfPlan);
+        }
+        if needed > LONG_SEARCH && self.without_long.contains(namespace) {
+            return Err(NoSteps::OfNamespace);
+        }
+        Ok(self.left.max(needed).min(self.of_pod))
     }
 
     pub(super) fn spent_by(&self, namespace: &Namespace) -> u64 {
@@ -50,6 +82,14 @@ impl Budget {
     /// Charges a namespace with steps for selectors, which its other steps contain.
     pub(super) fn charge_selectors(&mut self, namespace: &Namespace, steps: u64) {
         add(&mut self.selectors, namespace, steps);
+    }
+
+    /// Charges a namespace with the steps of a search that needed `needed` steps to get further, if
+    /// it was long. The other steps contain them.
+    pub(super) fn charge_long(&mut self, namespace: &Namespace, needed: u64, steps: u64) {
+        if needed > LONG_SEARCH {
+            add(&mut self.long_searches, namespace, steps);
+        }
     }
 }
 

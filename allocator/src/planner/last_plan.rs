@@ -36,6 +36,7 @@ impl LastPlan {
             let plan = AllocationPlan {
                 steps: 0,
                 selector_steps: Default::default(),
+                long_search_steps: Default::default(),
                 work: PlanWork::default(),
                 ..plan.clone()
             };

@@ -7,7 +7,7 @@ use tessera_api::names::{ClaimUid, NodeName};
 use tessera_api::reason::NodeReason;
 
 use super::Planner;
-use super::budget::Budget;
+use super::budget::{Budget, NoSteps};
 use super::classes::ClassId;
 use super::pod_to_place::PodToPlace;
 use super::refusals::RefusedClasses;
@@ -33,7 +33,7 @@ pub(super) fn plan(
     mut turns: Turns<'_>,
     settings: PlanSettings,
 ) -> (AllocationPlan, Vec<(PodUid, ClassId)>) {
-    let mut budget = Budget::new(settings);
+    let mut budget = Budget::new(settings, planner.without_long_searches.clone());
     planner.begin_plan();
     planner.fair_share.begin_plan(|| turns.pods(), budget.of_plan);
     planner.observe(&turns, settings.policy, &mut budget);
@@ -75,6 +75,7 @@ pub(super) fn plan(
     let refused = plan.refusals.iter().map(|refusal| &refusal.pod);
     let Planner { fair_share, cluster, .. } = planner;
     plan.selector_steps = budget.selectors;
+    plan.long_search_steps = budget.long_searches;
     fair_share.end_plan(budget.spent, refused, cluster.now(), is_partial);
     plan.work = planner.end_plan(planned, unchanged);
     (plan, with_class)
@@ -90,7 +91,12 @@ pub(super) fn plan_on(
     planner.begin_plan();
     let mut pass = PlanningPass::new(planner, settings);
     let mut plan = AllocationPlan::default();
-    let given = Budget::new(settings).for_pod(pass.needed_steps(pod)).unwrap_or(0);
+    let mut budget = Budget::new(settings, pass.planner.without_long_searches.clone());
+    let needed = pass.needed_steps(pod);
+    let Ok(given) = budget.for_pod(&pod.namespace, needed) else {
+        plan.refusals = pass.undecided_part(pod).undecided();
+        return plan;
+    };
     let mut steps = given;
     pass.begin_pod(pod);
     match pass.place_pod_on(node, pod, &mut steps) {
@@ -101,6 +107,8 @@ pub(super) fn plan_on(
     plan.steps = if pass.planner.selections.was_withheld() { 0 } else { given - steps };
     let selectors = pass.planner.selections.charged();
     plan.selector_steps.extend((selectors > 0).then(|| (pod.namespace.clone(), selectors)));
+    budget.charge_long(&pod.namespace, needed, plan.steps);
+    plan.long_search_steps = budget.long_searches;
     pass.undo();
     plan.work = planner.take_work();
     plan
@@ -241,9 +249,17 @@ impl<'p> PlanningPass<'p> {
         budget: &mut Budget,
         plan: &mut AllocationPlan,
     ) -> PodOutcome {
-        let Some(given) = budget.for_pod(self.needed_steps(pod)) else {
-            self.leave_unreached(pod, plan);
-            return PodOutcome::Open;
+        let needed = self.needed_steps(pod);
+        let given = match budget.for_pod(&pod.namespace, needed) {
+            Ok(given) => given,
+            Err(NoSteps::OfPlan) => {
+                self.leave_unreached(pod, plan);
+                return PodOutcome::Open;
+            }
+            Err(NoSteps::OfNamespace) => {
+                plan.refusals.extend(self.undecided_part(pod).undecided());
+                return PodOutcome::Open;
+            }
         };
         let mut steps = given;
         (self.explained_steps, self.max_explained_steps) = (0, budget.left);
@@ -251,6 +267,7 @@ impl<'p> PlanningPass<'p> {
         self.begin_pod(pod);
         let placed = self.place_pod(pod, &mut steps);
         self.charge(pod, given - steps, budget);
+        budget.charge_long(&pod.namespace, needed, given - steps);
         match placed {
             Ok(decision) => {
                 plan.decisions.extend(decision);

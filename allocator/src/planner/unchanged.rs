@@ -63,10 +63,10 @@ impl<'p> PlanningPass<'p> {
         }
         // In a plan that continues, searches take turns by namespace.
         let needed = self.planner.shapes.get(shape).feasibility.needed_steps();
-        let Some(given) = budget.for_pod(needed).filter(|_| self.planner.fair_share.is_idle())
-        else {
+        if !self.planner.fair_share.is_idle() {
             return false;
-        };
+        }
+        let Ok(given) = budget.for_pod(&pod.namespace, needed) else { return false };
         let mut steps = given;
         self.explained_steps = 0;
         self.begin_pod(pod);
@@ -75,6 +75,7 @@ impl<'p> PlanningPass<'p> {
         let of_pod = self.settings.steps_per_pod;
         entry.feasibility.refresh(&mut entry.shape, &mut context, &mut steps, of_pod);
         self.charge(pod, given - steps, budget);
+        budget.charge_long(&pod.namespace, needed, given - steps);
         let to_place = PodToPlace::without_claims(pod);
         self.check_still_refused(&to_place, id, shape)
     }

@@ -58,7 +58,7 @@ impl Step<'_> {
         let now = Now { monotonic: self.now, wall: self.wall };
         let plan = self.state.planning.plan(&mut self.state.index, now);
         self.figures.is_planned = true;
-        self.count_selector_steps(&plan);
+        self.count_steps(&plan);
         for decision in &plan.decisions {
             self.carry_out(decision);
         }
@@ -70,10 +70,13 @@ impl Step<'_> {
         Round { plan, changed, deallocated, undecided_claims }
     }
 
-    /// Counts the steps that a plan has spent on selectors.
-    pub(super) fn count_selector_steps(&mut self, plan: &AllocationPlan) {
+    /// Counts the steps that a plan has spent on selectors and on long searches.
+    pub(super) fn count_steps(&mut self, plan: &AllocationPlan) {
         for (namespace, steps) in &plan.selector_steps {
             *self.figures.selector_steps.entry(namespace.clone()).or_default() += steps;
+        }
+        for (namespace, steps) in &plan.long_search_steps {
+            *self.figures.long_search_steps.entry(namespace.clone()).or_default() += steps;
         }
     }
 

@@ -166,6 +166,8 @@ pub struct Figures {
     pub undecided_plans: u64,
     /// Steps spent on selectors, per namespace of the pods.
     pub selector_steps: BTreeMap<Namespace, u64>,
+    /// Steps spent on long searches, per namespace of the pods.
+    pub long_search_steps: BTreeMap<Namespace, u64>,
     /// Times that the running sums differed from a fresh count.
     pub drifts: u64,
     /// Nominations written or removed.

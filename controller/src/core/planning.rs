@@ -8,11 +8,11 @@ use tessera_api::names::NodeName;
 use tessera_index::Index;
 
 use super::clock::{Moment, Now};
-use super::selector_time::SelectorTime;
+use super::step_allowance::{Allowance, StepsByNamespace};
 
-/// The steps of one plan: about 20 ms of CPU time. Decisions until then are written, and the next
-/// plan continues.
-const STEPS_PER_PLAN: u64 = 40_000;
+/// The steps of one plan: about 5 ms of CPU time. Decisions until then are written, and the next
+/// plan continues with new events, so a pod of another namespace waits for one such plan.
+const STEPS_PER_PLAN: u64 = 10_000;
 
 /// Additional steps for each pod that every plan tries, so that most of the time of a plan is spent
 /// on searches: a turn takes as long as ten steps.
@@ -36,7 +36,8 @@ pub(super) struct Planning {
     pub(super) last_bound: Option<PodUid>,
     /// Time at which the next plan renews reasons; `None` if all are new.
     reasons_due: Option<Moment>,
-    selector_time: SelectorTime,
+    selectors: StepsByNamespace,
+    long_searches: StepsByNamespace,
 }
 
 impl Planning {
@@ -47,7 +48,8 @@ impl Planning {
             backlog: Backlog::default(),
             last_bound: None,
             reasons_due: None,
-            selector_time: SelectorTime::default(),
+            selectors: StepsByNamespace::new(Allowance::SELECTORS),
+            long_searches: StepsByNamespace::new(Allowance::LONG_SEARCHES),
         }
     }
 
@@ -61,7 +63,7 @@ impl Planning {
         let settings =
             PlanSettings { now: now.wall, steps_for_reasons, ..self.settings_for(turns) };
         let plan = self.planner.plan_backlog(&mut self.backlog, settings);
-        self.selector_time.spend(&plan.selector_steps, now.monotonic);
+        self.spend(&plan, now.monotonic);
         // A plan that does not reach all pods renews no reasons.
         if plan.unreached.is_empty() {
             let due = self.reasons_due.filter(|_| !is_due);
@@ -82,7 +84,14 @@ impl Planning {
     /// Brings the allocator up to date.
     fn begin(&mut self, index: &mut Index, now: Moment) {
         index.take_changes().apply_to(&mut self.planner);
-        self.planner.withhold_selectors(self.selector_time.exhausted(now));
+        self.planner.withhold_selectors(self.selectors.exhausted(now));
+        self.planner.withhold_long_searches(self.long_searches.exhausted(now));
+    }
+
+    /// Takes the steps of a plan from those of the namespaces.
+    fn spend(&mut self, plan: &AllocationPlan, now: Moment) {
+        self.selectors.spend(&plan.selector_steps, now);
+        self.long_searches.spend(&plan.long_search_steps, now);
     }
 
     /// Returns the settings of a plan with this number of turns.
@@ -109,7 +118,7 @@ impl Planning {
     ) -> AllocationPlan {
         self.begin(index, now);
         let plan = self.planner.plan_bound_pod(node, pod, self.settings_for(0));
-        self.selector_time.spend(&plan.selector_steps, now);
+        self.spend(&plan, now);
         plan
     }
 }

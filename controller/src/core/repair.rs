@@ -103,7 +103,7 @@ impl Step<'_> {
             return None;
         }
         let plan = self.state.planning.plan_on(&mut self.state.index, &node, &pending, self.now);
-        self.count_selector_steps(&plan);
+        self.count_steps(&plan);
         for decision in &plan.decisions {
             self.carry_out(decision);
         }
