@@ -34,6 +34,11 @@ pub struct AllocationPlan {
     /// Steps of searches of one node that needed more than [`LONG_SEARCH`](crate::LONG_SEARCH)
     /// steps, per namespace of the pods.
     pub long_search_steps: BTreeMap<Namespace, u64>,
+    /// A selector per namespace that has to be compiled before its pods can be planned; empty
+    /// unless the planner [leaves them](crate::Planner::leave_long_selectors). Pods that need one
+    /// are neither decided nor refused. The caller compiles it with
+    /// [`CompiledSelector::cached`](crate::selector::CompiledSelector::cached), and plans again.
+    pub to_compile: BTreeMap<Namespace, Arc<str>>,
     /// Work of the plan, for tests and benchmarks.
     pub work: PlanWork,
     /// Node that is reserved for a refused pod.

@@ -187,7 +187,7 @@ impl Planner {
         self.other_changes += 1;
         self.shapes.clear();
         self.classes.forget_results();
-        self.selections = Selections::default();
+        self.selections.clear();
     }
 
     /// Sets the maximum number of reasons of nodes that are kept between plans, each 200 to 300
@@ -209,6 +209,13 @@ impl Planner {
             self.other_changes += 1;
             self.withheld = of;
         }
+    }
+
+    /// Leaves the compilation of selectors above 400 bytes to the caller: see
+    /// [`AllocationPlan::to_compile`]. Otherwise a plan compiles them, which takes up to 50 ms
+    /// each.
+    pub fn leave_long_selectors(&mut self) {
+        self.selections.leave_long_selectors();
     }
 
     /// Sets the namespaces for whose pods no search of a node begins that is known to need more

@@ -51,6 +51,9 @@ const COMPILER_STACK: usize = 256 << 20;
 /// Steps of a search charged per compiled byte: 10 KiB take about 25 ms, a step 0.5 us.
 const STEPS_PER_BYTE: u64 = 5;
 
+/// Size of a selector in bytes beyond which compiling takes more than a millisecond.
+const LONG_SELECTOR: usize = 400;
+
 /// Steps charged per compilation for starting the thread.
 const STEPS_PER_PROGRAM: u64 = 200;
 
@@ -72,13 +75,23 @@ impl CompiledSelector {
         Self::cached_in(expression, &mut 0)
     }
 
+    /// Returns true if compiling the expression takes more than a millisecond and it is not
+    /// compiled.
+    pub(crate) fn is_long_and_uncompiled(expression: &str) -> bool {
+        expression.len() > LONG_SELECTOR && !Cache::of_process().contains(expression)
+    }
+
+    /// Returns the steps that are charged for compiling `expression`.
+    pub fn compile_steps(expression: &str) -> u64 {
+        STEPS_PER_PROGRAM + (expression.len() as u64).saturating_mul(STEPS_PER_BYTE)
+    }
+
     /// Like [`cached`](Self::cached), and charges `steps` for compiling. A cache hit is free.
     pub(crate) fn cached_in(expression: &str, steps: &mut u64) -> Result<Arc<Self>, SelectorError> {
         if let Some(known) = Cache::of_process().get(expression) {
             return known;
         }
-        let bytes = expression.len() as u64;
-        *steps = steps.saturating_sub(STEPS_PER_PROGRAM + bytes.saturating_mul(STEPS_PER_BYTE));
+        *steps = steps.saturating_sub(Self::compile_steps(expression));
         let compiled = Self::compile(expression).map(Arc::new);
         Cache::of_process().insert(expression, compiled.clone());
         compiled

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use builders::*;
 use tessera_allocator::model::{Attribute, DeviceSelector, PendingPod, PodUid};
+use tessera_allocator::selector::CompiledSelector;
 use tessera_allocator::{AllocationPlan, FeatureGates, PlanSettings, Planner, RefusalCause};
 use tessera_api::names::{Namespace, NodeName};
 
@@ -353,6 +354,38 @@ fn namespace_without_steps_begins_no_long_search() {
     assert!(last.steps < 100, "the search does not begin anew: {}", last.steps);
     planner.withhold_long_searches(BTreeSet::new());
     assert_eq!(planner.plan(&pods[..1], settings).unreached, [PodUid::new("combined")]);
+}
+
+/// Creates a pod of the tenant with a selector of this size that selects all devices.
+fn long(name: &str, bytes: usize) -> PendingPod {
+    let mut request = request("gpu", 1, &[("memory", "1Gi")]);
+    let selector = format!("'{}' != '{name}'", "x".repeat(bytes));
+    request.alternatives[0].selectors.push(DeviceSelector::new(&selector));
+    PendingPod { namespace: namespace("tenant"), ..pod(name, vec![claim(name, vec![request])]) }
+}
+
+#[test]
+fn long_selectors_are_left_to_the_caller() {
+    let mut planner = planner(NODES);
+    planner.leave_long_selectors();
+    let pods = [long("long-a", 500), long("long-b", 501), long("short", 100)];
+    let settings = PlanSettings::default();
+    for _ in 0..2 {
+        let plan = planner.plan(&pods, settings);
+        assert_eq!(decided(&plan), [PodUid::new("short")].into(), "others are decided meanwhile");
+        assert!(plan.refusals.is_empty() && plan.unreached.is_empty(), "{plan:?}");
+        assert_eq!(plan.to_compile.len(), 1, "one of each namespace");
+        assert!(plan.to_compile[&namespace("tenant")].contains("long-a"));
+    }
+    for wanted in ["long-a", "long-b"] {
+        planner.clear_caches();
+        let plan = planner.plan(&pods, settings);
+        let expression = &plan.to_compile[&namespace("tenant")];
+        assert!(expression.contains(wanted), "{expression}");
+        CompiledSelector::cached(expression).unwrap();
+    }
+    let plan = planner.plan(&pods, settings);
+    assert!(plan.decisions.len() == 3 && plan.to_compile.is_empty(), "{plan:?}");
 }
 
 #[test]

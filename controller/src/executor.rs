@@ -1,9 +1,9 @@
 //! The executor: performs the effects of the core and reports their outcomes as events.
 //!
 //! Writes of claims run side by side, each as a task of its own; events of Kubernetes are
-//! published one by one, and nominations up to 16 at a time, each from a bounded queue. A panic in
-//! either ends the process: the outcome of the write would be unknown and the claim held for ever,
-//! while the next leader lists it.
+//! published one by one, nominations up to 16 at a time, each from a bounded queue, and selectors
+//! compiled one by one. A panic in any ends the process: the outcome of the write would be unknown
+//! and the claim held for ever, while the next leader lists it.
 
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -14,8 +14,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use kube::runtime::events::{Event as ApiEvent, EventType, Recorder, Reporter};
+use tessera_allocator::selector::CompiledSelector;
 use tessera_api::events;
-use tessera_api::names::{NodeName, ShareId};
+use tessera_api::names::{Namespace, NodeName, ShareId};
 use tessera_api::reason::MAX_EVENT_BYTES;
 use tessera_runtime::supervisor::Supervisor;
 use tokio::sync::mpsc;
@@ -35,6 +36,7 @@ pub(crate) struct Executor {
     writes: mpsc::UnboundedSender<(Tenure, ClaimWrite)>,
     notices: mpsc::Sender<Notice>,
     nominations: mpsc::Sender<(Tenure, NominationWrite)>,
+    selectors: mpsc::UnboundedSender<(Namespace, Arc<str>)>,
     reports: mpsc::UnboundedSender<Event>,
     tenure: Tenure,
 }
@@ -55,6 +57,8 @@ impl Executor {
         let (nominations, nomination_queue) = mpsc::channel(MAX_QUEUED_NOMINATIONS);
         // Bounded by the claims: each has one open write.
         let (writes, write_queue) = mpsc::unbounded_channel();
+        // Bounded by the namespaces: each has one selector at a time.
+        let (selectors, selector_queue) = mpsc::unbounded_channel();
         let reporter = Reporter {
             controller: events::Reporter::Controller.name().to_owned(),
             instance: Some(identity.to_owned()),
@@ -64,7 +68,9 @@ impl Executor {
         tasks.spawn("nominations", nominating);
         tasks
             .spawn("claim-writes", write_claims(Writer::new(client), write_queue, reports.clone()));
-        (Self { writes, notices, nominations, reports, tenure: Tenure::endless() }, reported)
+        tasks.spawn("selectors", compile(selector_queue, reports.clone()));
+        let tenure = Tenure::endless();
+        (Self { writes, notices, nominations, selectors, reports, tenure }, reported)
     }
 
     /// Returns the executor with writes restricted to `tenure`.
@@ -88,6 +94,9 @@ impl Executor {
             // Where the task has ended, the process ends too.
             Effect::Write(write) => drop(self.writes.send((self.tenure.clone(), write))),
             Effect::Nominate(nomination) => self.nominate(nomination),
+            Effect::Compile { namespace, expression } => {
+                drop(self.selectors.send((namespace, expression)));
+            }
             Effect::Notify(notice) => {
                 let id = notice.id;
                 if self.notices.try_send(notice).is_err() {
@@ -95,6 +104,25 @@ impl Executor {
                     let _ = self.reports.send(Event::NoticeEnded { id, is_delivered: false });
                 }
             }
+        }
+    }
+}
+
+/// Compiles selectors one by one until the executor ends.
+async fn compile(
+    mut queue: mpsc::UnboundedReceiver<(Namespace, Arc<str>)>,
+    reports: mpsc::UnboundedSender<Event>,
+) {
+    while let Some((namespace, expression)) = queue.recv().await {
+        // The planner reports one that does not compile.
+        let compiling = move || drop(CompiledSelector::cached(&expression));
+        if let Err(error) = tokio::task::spawn_blocking(compiling).await
+            && let Ok(panic) = error.try_into_panic()
+        {
+            resume_unwind(panic);
+        }
+        if reports.send(Event::Compiled { namespace }).is_err() {
+            return;
         }
     }
 }

@@ -1,10 +1,12 @@
 //! Step budget of a plan.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use tessera_api::names::Namespace;
 
 use crate::settings::PlanSettings;
+use crate::shape::Selections;
 
 /// Steps beyond which the search of one node is long: about 20 ms of CPU time. It cannot be
 /// interrupted, and all other pods wait for it.
@@ -24,6 +26,8 @@ pub(super) struct Budget {
     pub(super) selectors: BTreeMap<Namespace, u64>,
     /// Steps of long searches per namespace.
     pub(super) long_searches: BTreeMap<Namespace, u64>,
+    /// The first selector of each namespace that has to be compiled.
+    pub(super) to_compile: BTreeMap<Namespace, Arc<str>>,
     /// Namespaces for whose pods no long search begins.
     without_long: BTreeSet<Namespace>,
 }
@@ -46,6 +50,7 @@ impl Budget {
             spent: BTreeMap::new(),
             selectors: BTreeMap::new(),
             long_searches: BTreeMap::new(),
+            to_compile: BTreeMap::new(),
             without_long,
         }
     }
@@ -82,6 +87,15 @@ impl Budget {
     /// Charges a namespace with steps for selectors, which its other steps contain.
     pub(super) fn charge_selectors(&mut self, namespace: &Namespace, steps: u64) {
         add(&mut self.selectors, namespace, steps);
+    }
+
+    /// Notes the selector that the search for a pod of the namespace needs.
+    pub(super) fn note_uncompiled(&mut self, namespace: &Namespace, selections: &Selections) {
+        if let Some(expression) = selections.uncompiled()
+            && !self.to_compile.contains_key(namespace)
+        {
+            self.to_compile.insert(namespace.clone(), Arc::clone(expression));
+        }
     }
 
     /// Charges a namespace with the steps of a search that needed `needed` steps to get further, if

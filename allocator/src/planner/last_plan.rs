@@ -30,6 +30,7 @@ impl LastPlan {
     pub(super) fn keep(plan: &AllocationPlan, inputs: PlanInputs, now: i64) -> Option<Box<Self>> {
         let is_final = plan.decisions.is_empty()
             && plan.unreached.is_empty()
+            && plan.to_compile.is_empty()
             && !plan.has_old_reasons
             && !plan.refusals.iter().any(Refusal::is_undecided);
         is_final.then(|| {
@@ -37,6 +38,7 @@ impl LastPlan {
                 steps: 0,
                 selector_steps: Default::default(),
                 long_search_steps: Default::default(),
+                to_compile: Default::default(),
                 work: PlanWork::default(),
                 ..plan.clone()
             };

@@ -67,12 +67,16 @@ impl Planner {
             let given = steps;
             self.selections.begin_pod(false);
             let request = self.request(pod, policy, &mut steps);
+            // Those of a selector that is not compiled are left for other pods.
+            steps += self.selections.withheld_steps();
             let selectors = self.selections.charged();
             budget.charge(&pod.namespace, selectors.max(given - steps));
             budget.charge_selectors(&pod.namespace, selectors);
+            budget.note_uncompiled(&pod.namespace, &self.selections);
             match request {
                 Ok(Some(request)) => drop(requests.insert(pod.uid.clone(), request)),
                 Ok(None) => self.accepted.set_impossible(&pod.uid),
+                Err(OutOfSteps) if self.selections.was_withheld() => {}
                 Err(OutOfSteps) => break,
             }
             steps = steps.saturating_sub(STEPS_PER_REQUEST);

@@ -76,6 +76,7 @@ pub(super) fn plan(
     let Planner { fair_share, cluster, .. } = planner;
     plan.selector_steps = budget.selectors;
     plan.long_search_steps = budget.long_searches;
+    plan.to_compile = budget.to_compile;
     fair_share.end_plan(budget.spent, refused, cluster.now(), is_partial);
     plan.work = planner.end_plan(planned, unchanged);
     (plan, with_class)
@@ -102,13 +103,15 @@ pub(super) fn plan_on(
     match pass.place_pod_on(node, pod, &mut steps) {
         Ok(decision) => plan.decisions.extend(decision),
         Err(_) if pass.is_cut_off => plan.unreached.push(pod.uid.clone()),
+        Err(_) if pass.is_uncompiled() => {}
         Err(refused) => plan.refusals = refused.claims,
     }
-    plan.steps = if pass.planner.selections.was_withheld() { 0 } else { given - steps };
+    plan.steps = (given - steps).saturating_sub(pass.planner.selections.withheld_steps());
     let selectors = pass.planner.selections.charged();
     plan.selector_steps.extend((selectors > 0).then(|| (pod.namespace.clone(), selectors)));
     budget.charge_long(&pod.namespace, needed, plan.steps);
-    plan.long_search_steps = budget.long_searches;
+    budget.note_uncompiled(&pod.namespace, &pass.planner.selections);
+    (plan.long_search_steps, plan.to_compile) = (budget.long_searches, budget.to_compile);
     pass.undo();
     plan.work = planner.take_work();
     plan
@@ -279,6 +282,11 @@ impl<'p> PlanningPass<'p> {
                 self.leave_unreached(pod, plan);
                 PodOutcome::Open
             }
+            Err(Refused { claims, .. })
+                if self.is_uncompiled() && claims.iter().any(Refusal::is_undecided) =>
+            {
+                PodOutcome::Open
+            }
             Err(Refused { claims, class }) => {
                 if claims.iter().any(|refusal| lacks_capacity(&refusal.cause)) {
                     self.planner.forecast.count_refusal(&pod.uid);
@@ -300,8 +308,9 @@ impl<'p> PlanningPass<'p> {
         let selections = &self.planner.selections;
         let selectors = selections.charged();
         // A search that was withheld has ended the steps without spending them.
-        let spent = if selections.was_withheld() { 0 } else { searched };
+        let spent = searched.saturating_sub(selections.withheld_steps());
         budget.spend(&pod.namespace, spent + self.explained_steps);
+        budget.note_uncompiled(&pod.namespace, selections);
         budget.charge(&pod.namespace, selectors.saturating_sub(spent));
         budget.charge_selectors(&pod.namespace, selectors);
     }
@@ -310,6 +319,11 @@ impl<'p> PlanningPass<'p> {
     pub(super) fn begin_pod(&mut self, pod: &PendingPod) {
         let Planner { selections, withheld, .. } = &mut *self.planner;
         selections.begin_pod(withheld.contains(&pod.namespace));
+    }
+
+    /// Returns true if the search for the present pod ended because a selector is not compiled.
+    fn is_uncompiled(&self) -> bool {
+        self.planner.selections.uncompiled().is_some()
     }
 
     /// Has the next plan continue with the pod, unless its selectors are not to be evaluated.

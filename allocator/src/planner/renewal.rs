@@ -78,10 +78,13 @@ impl<'p> PlanningPass<'p> {
             };
             let spent = self.planner.selections.charged();
             budget.charge_selectors(&namespace, spent);
+            budget.note_uncompiled(&namespace, &self.planner.selections);
             (left, steps) =
                 (left.saturating_sub(self.explained_steps), steps.saturating_sub(spent));
             // A namespace without steps for selectors keeps its reasons until it has some.
-            plan.has_old_reasons |= !is_complete && !self.planner.selections.was_withheld();
+            let selections = &self.planner.selections;
+            let is_withheld = selections.was_withheld() && selections.uncompiled().is_none();
+            plan.has_old_reasons |= !is_complete && !is_withheld;
         }
         // A node may have been reserved, or not, because of reasons that no longer hold.
         plan.has_old_reasons |= self.settings.reservation_delay.is_some()

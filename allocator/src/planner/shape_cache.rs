@@ -102,7 +102,7 @@ impl ShapeCache {
         }
         if selections.is_full() {
             self.clear();
-            *selections = Selections::default();
+            selections.clear();
         }
         self.evict();
         selections.count_bytes(claims);

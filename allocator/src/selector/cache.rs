@@ -49,6 +49,11 @@ impl Cache {
         Some(entry.compiled.clone())
     }
 
+    /// Returns true if the expression is cached.
+    pub(super) fn contains(&self, expression: &str) -> bool {
+        self.entries.contains_key(expression)
+    }
+
     /// Adds an entry, and evicts others if the size exceeds [`MAX_BYTES`].
     pub(super) fn insert(&mut self, expression: &str, compiled: Compiled) {
         self.clock += 1;

@@ -47,8 +47,12 @@ pub(crate) struct Selections {
     charged: u64,
     /// True if nothing is compiled or evaluated for the present pod.
     is_withheld: bool,
-    /// True if something would have been.
-    was_withheld: bool,
+    /// Steps that were left when a result was withheld from the search; `None` if none was.
+    withheld_steps: Option<u64>,
+    /// True if long selectors are compiled by the caller: see [`Selections::uncompiled`].
+    leaves_long: bool,
+    /// The selector for which the search of the present pod ended, because it is not compiled.
+    uncompiled: Option<Arc<str>>,
 }
 
 #[derive(Debug)]
@@ -110,12 +114,43 @@ impl Selections {
     /// Begins the search for a pod. If `is_withheld`, only known results of selectors are used: a
     /// test without one ends the steps.
     pub(crate) fn begin_pod(&mut self, is_withheld: bool) {
-        (self.is_withheld, self.was_withheld, self.charged) = (is_withheld, false, 0);
+        (self.is_withheld, self.withheld_steps, self.charged) = (is_withheld, None, 0);
+        self.uncompiled = None;
     }
 
-    /// Returns true if the search for the pod ended because nothing was to be evaluated for it.
+    /// Removes all lists and results. What is charged to the present pod and withheld from it
+    /// stays.
+    pub(crate) fn clear(&mut self) {
+        self.lists = Vec::new();
+        self.by_source = FastMap::default();
+        (self.answers, self.bytes) = (0, 0);
+    }
+
+    /// Leaves the compilation of long selectors to the caller. A search that needs one ends like
+    /// that of a withheld pod.
+    pub(crate) fn leave_long_selectors(&mut self) {
+        self.leaves_long = true;
+    }
+
+    /// Returns the selector that has to be compiled before the search for the pod continues.
+    pub(crate) fn uncompiled(&self) -> Option<&Arc<str>> {
+        self.uncompiled.as_ref()
+    }
+
+    /// Returns true if the search for the pod ended because nothing was to be evaluated for it, or
+    /// because a selector is not compiled.
     pub(crate) fn was_withheld(&self) -> bool {
-        self.was_withheld
+        self.withheld_steps.is_some()
+    }
+
+    /// Returns the steps that such a search has ended without spending them.
+    pub(crate) fn withheld_steps(&self) -> u64 {
+        self.withheld_steps.unwrap_or(0)
+    }
+
+    /// Ends the steps of a search without spending them.
+    fn withhold(&mut self, steps: &mut u64) {
+        self.withheld_steps = Some(self.withheld_steps() + std::mem::take(steps));
     }
 
     /// Returns the steps charged for compiling and evaluating for the pod.
@@ -183,24 +218,33 @@ impl Selections {
             }
         }
         if self.is_withheld {
-            (self.was_withheld, *steps) = (true, 0);
+            self.withhold(steps);
         }
         if *steps == 0 {
             return Selects::OutOfSteps;
         }
-        let mut charge = Charge { steps, charged: &mut self.charged };
+        let list = &mut self.lists[selection.0];
+        let leaves_long = self.leaves_long;
+        let mut charge = Charge { steps, charged: &mut self.charged, leaves_long };
         if !list.is_resolved() {
             self.kept += 1;
-            if !list.resolve(interner, &mut charge) {
-                return Selects::OutOfSteps;
-            }
-            return self.selects(selection, candidate, interner, steps);
+            return match list.resolve(interner, &mut charge) {
+                Ok(true) => self.selects(selection, candidate, interner, steps),
+                Ok(false) => Selects::OutOfSteps,
+                Err(uncompiled) => self.leave(uncompiled, steps),
+            };
         }
         self.evaluations += 1;
         if device.is_irregular {
-            return list.evaluate_all(candidate, &mut charge).into();
+            return match list.evaluate_all(candidate, &mut charge) {
+                Ok(known) => known.into(),
+                Err(uncompiled) => self.leave(uncompiled, steps),
+            };
         }
-        let answer = list.evaluate(passed, candidate, &mut charge);
+        let answer = match list.evaluate(passed, candidate, &mut charge) {
+            Ok(answer) => answer,
+            Err(uncompiled) => return self.leave(uncompiled, steps),
+        };
         let selects = match &answer {
             Answer::Known(known) => known.clone().into(),
             Answer::Passed(_) => Selects::OutOfSteps,
@@ -221,6 +265,13 @@ impl Selections {
         }
     }
 
+    /// Ends the search until a selector is compiled.
+    fn leave(&mut self, Uncompiled(expression): Uncompiled, steps: &mut u64) -> Selects {
+        self.uncompiled.get_or_insert(expression);
+        self.withhold(steps);
+        Selects::OutOfSteps
+    }
+
     /// Counts a result that is kept, and drops all if there are too many.
     fn count_kept(&mut self, is_new: bool) {
         self.kept += 1;
@@ -238,7 +289,12 @@ struct Charge<'s> {
     steps: &'s mut u64,
     /// Steps charged so far.
     charged: &'s mut u64,
+    /// True if long selectors are not compiled here.
+    leaves_long: bool,
 }
+
+/// Error: a long selector is not compiled.
+struct Uncompiled(Arc<str>);
 
 impl Charge<'_> {
     fn add(&mut self, steps: u64) {
@@ -254,11 +310,15 @@ impl Charge<'_> {
     fn compile(
         &mut self,
         selector: &DeviceSelector,
-    ) -> Result<Arc<CompiledSelector>, SelectorError> {
+    ) -> Result<Result<Arc<CompiledSelector>, SelectorError>, Uncompiled> {
+        let expression = &selector.expression;
+        if self.leaves_long && CompiledSelector::is_long_and_uncompiled(expression) {
+            return Err(Uncompiled(Arc::clone(expression)));
+        }
         let mut left = u64::MAX;
         let compiled = selector.compiled_in(&mut left);
         self.add(u64::MAX - left);
-        compiled
+        Ok(compiled)
     }
 }
 
@@ -269,11 +329,15 @@ impl List {
 
     /// Compiles the selectors. Returns false if the steps have ended before: the compiled ones are
     /// kept.
-    fn resolve(&mut self, interner: &mut Interner, charge: &mut Charge<'_>) -> bool {
-        let Some(reads) = reads(&self.selectors, charge) else { return false };
+    fn resolve(
+        &mut self,
+        interner: &mut Interner,
+        charge: &mut Charge<'_>,
+    ) -> Result<bool, Uncompiled> {
+        let Some(reads) = reads(&self.selectors, charge)? else { return Ok(false) };
         let Reads::These(reads) = reads else {
             self.reads = ListReads::Everything;
-            return true;
+            return Ok(true);
         };
         let mut attributes = Vec::new();
         let mut domains = Vec::new();
@@ -286,7 +350,7 @@ impl List {
         }
         let (driver, profile) = (reads.contains(&Read::Driver), reads.contains(&Read::Profile));
         self.reads = ListReads::These { driver, profile, attributes, domains };
-        true
+        Ok(true)
     }
 
     /// Appends the properties of the device that determine the result, as interned numbers.
@@ -317,17 +381,22 @@ impl List {
     }
 
     /// Evaluates the selectors after the first `passed` until the steps end.
-    fn evaluate(&self, passed: usize, candidate: &Candidate, charge: &mut Charge<'_>) -> Answer {
+    fn evaluate(
+        &self,
+        passed: usize,
+        candidate: &Candidate,
+        charge: &mut Charge<'_>,
+    ) -> Result<Answer, Uncompiled> {
         for (at, selector) in self.selectors.iter().enumerate().skip(passed) {
-            match evaluate(selector, candidate, charge) {
+            match evaluate(selector, candidate, charge)? {
                 Ok(true) if charge.has_ended() && at + 1 < self.selectors.len() => {
-                    return Answer::Passed(at + 1);
+                    return Ok(Answer::Passed(at + 1));
                 }
                 Ok(true) => {}
-                known => return Answer::Known(known),
+                known => return Ok(Answer::Known(known)),
             }
         }
-        Answer::Known(Ok(true))
+        Ok(Answer::Known(Ok(true)))
     }
 
     /// Evaluates the selectors, whatever they cost: the result is not kept.
@@ -335,13 +404,14 @@ impl List {
         &self,
         candidate: &Candidate,
         charge: &mut Charge<'_>,
-    ) -> Result<bool, SelectorError> {
+    ) -> Result<Result<bool, SelectorError>, Uncompiled> {
         for selector in &self.selectors {
-            if !evaluate(selector, candidate, charge)? {
-                return Ok(false);
+            match evaluate(selector, candidate, charge)? {
+                Ok(true) => {}
+                known => return Ok(known),
             }
         }
-        Ok(true)
+        Ok(Ok(true))
     }
 }
 
@@ -350,28 +420,34 @@ fn evaluate(
     selector: &DeviceSelector,
     candidate: &Candidate,
     charge: &mut Charge<'_>,
-) -> Result<bool, SelectorError> {
+) -> Result<Result<bool, SelectorError>, Uncompiled> {
     let (driver, device) = (&candidate.slice().pool.driver, candidate.device());
-    let compiled = charge.compile(selector)?;
+    let compiled = match charge.compile(selector)? {
+        Ok(compiled) => compiled,
+        Err(error) => return Ok(Err(error)),
+    };
     let view = device.view.get_or_init(|| DeviceView::new(driver, device));
     let (selected, work) = compiled.evaluate(view);
     charge.add(work / WORK_PER_STEP);
-    selected
+    Ok(selected)
 }
 
 /// Returns the properties that the selectors read together; `None` if the steps have ended before
 /// all were compiled. A selector that does not compile reads nothing.
-fn reads(selectors: &[DeviceSelector], charge: &mut Charge<'_>) -> Option<Reads> {
+fn reads(
+    selectors: &[DeviceSelector],
+    charge: &mut Charge<'_>,
+) -> Result<Option<Reads>, Uncompiled> {
     let mut all = BTreeSet::new();
     for (at, selector) in selectors.iter().enumerate() {
-        match charge.compile(selector).as_ref().map(|compiled| compiled.reads()) {
-            Ok(Reads::Everything) => return Some(Reads::Everything),
+        match charge.compile(selector)?.as_ref().map(|compiled| compiled.reads()) {
+            Ok(Reads::Everything) => return Ok(Some(Reads::Everything)),
             Ok(Reads::These(reads)) => all.extend(reads.iter().cloned()),
             Err(_) => {}
         }
         if charge.has_ended() && at + 1 < selectors.len() {
-            return None;
+            return Ok(None);
         }
     }
-    Some(Reads::These(all))
+    Ok(Some(Reads::These(all)))
 }

@@ -36,6 +36,9 @@ impl Step<'_> {
                     notices.ended(holds, id, is_delivered, self.now);
                     None
                 }
+                Event::Compiled { namespace } => {
+                    self.state.planning.compiled(&namespace).then_some(self.now)
+                }
             };
             first = first.or(news);
         }

@@ -4,13 +4,14 @@ use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use tessera_allocator::model::{Claim, PendingPod, PodUid};
+use tessera_allocator::selector::CompiledSelector;
 use tessera_allocator::{AllocationPlan, Decision};
 use tessera_api::events;
 use tessera_index::Index;
 use tracing::field::display;
 
 use super::clock::{Moment, Now};
-use super::effect::{AllocationDraft, ClaimChange};
+use super::effect::{AllocationDraft, ClaimChange, Effect};
 use super::holds::{Basis, HoldReason, Subject};
 use super::notices::Topic;
 use super::placements::Deallocated;
@@ -59,6 +60,7 @@ impl Step<'_> {
         let plan = self.state.planning.plan(&mut self.state.index, now);
         self.figures.is_planned = true;
         self.count_steps(&plan);
+        self.compile(&plan);
         for decision in &plan.decisions {
             self.carry_out(decision);
         }
@@ -68,6 +70,15 @@ impl Step<'_> {
         let next = self.state.planning.next_plan(&plan, now);
         self.wake_at(next);
         Round { plan, changed, deallocated, undecided_claims }
+    }
+
+    /// Has the selectors compiled that pods of the plan need.
+    pub(super) fn compile(&mut self, plan: &AllocationPlan) {
+        for (namespace, expression) in self.state.planning.begin_to_compile(plan, self.now) {
+            let steps = CompiledSelector::compile_steps(&expression);
+            *self.figures.selector_steps.entry(namespace.clone()).or_default() += steps;
+            self.effects.push(Effect::Compile { namespace, expression });
+        }
     }
 
     /// Counts the steps that a plan has spent on selectors and on long searches.

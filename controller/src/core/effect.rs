@@ -40,6 +40,14 @@ pub enum Effect {
     /// that is possible; reported by
     /// [`Event::NominationEnded`](super::event::Event::NominationEnded).
     Nominate(NominationWrite),
+    /// Compile a selector of a pod in the namespace, so that it is cached; reported by
+    /// [`Event::Compiled`](super::event::Event::Compiled).
+    Compile {
+        /// The namespace. It has one selector at a time.
+        namespace: Namespace,
+        /// The CEL expression.
+        expression: Arc<str>,
+    },
 }
 
 /// Upper bound of the nominations that wait to be sent. Further ones fail: allocations must not

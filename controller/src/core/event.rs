@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
 
 use tessera_allocator::model::PodUid;
-use tessera_api::names::NodeName;
+use tessera_api::names::{Namespace, NodeName};
 
 use super::clock::Moment;
 use super::effect::{NoticeId, WriteId};
@@ -43,6 +43,11 @@ pub enum Event {
         node: Option<NodeName>,
         /// The outcome.
         outcome: NominationOutcome,
+    },
+    /// The selector of a namespace is compiled, or it is known that it does not compile.
+    Compiled {
+        /// The namespace.
+        namespace: Namespace,
     },
 }
 

@@ -1,10 +1,13 @@
 //! Planning: the allocator's view of the cluster, and its plans.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tessera_allocator::model::{PendingPod, PodUid};
+use tessera_allocator::selector::CompiledSelector;
 use tessera_allocator::{AllocationPlan, Backlog, PlanSettings, Planner, Refusal};
-use tessera_api::names::NodeName;
+use tessera_api::names::{Namespace, NodeName};
 use tessera_index::Index;
 
 use super::clock::{Moment, Now};
@@ -38,18 +41,23 @@ pub(super) struct Planning {
     reasons_due: Option<Moment>,
     selectors: StepsByNamespace,
     long_searches: StepsByNamespace,
+    /// Namespaces with a selector that is being compiled.
+    compiling: BTreeSet<Namespace>,
 }
 
 impl Planning {
     pub(super) fn new(settings: PlanSettings) -> Self {
+        let mut planner = Planner::default();
+        planner.leave_long_selectors();
         Self {
-            planner: Planner::default(),
+            planner,
             settings,
             backlog: Backlog::default(),
             last_bound: None,
             reasons_due: None,
             selectors: StepsByNamespace::new(Allowance::SELECTORS),
             long_searches: StepsByNamespace::new(Allowance::LONG_SEARCHES),
+            compiling: BTreeSet::new(),
         }
     }
 
@@ -92,6 +100,29 @@ impl Planning {
     fn spend(&mut self, plan: &AllocationPlan, now: Moment) {
         self.selectors.spend(&plan.selector_steps, now);
         self.long_searches.spend(&plan.long_search_steps, now);
+    }
+
+    /// Returns the selectors of the plan that are to be compiled, and takes their steps from those
+    /// of the namespaces. A namespace whose last one is not compiled yet has to ask again.
+    pub(super) fn begin_to_compile(
+        &mut self,
+        plan: &AllocationPlan,
+        now: Moment,
+    ) -> Vec<(Namespace, Arc<str>)> {
+        let mut begun = Vec::new();
+        for (namespace, expression) in &plan.to_compile {
+            if self.compiling.insert(namespace.clone()) {
+                let steps = CompiledSelector::compile_steps(expression);
+                self.selectors.spend(&BTreeMap::from([(namespace.clone(), steps)]), now);
+                begun.push((namespace.clone(), Arc::clone(expression)));
+            }
+        }
+        begun
+    }
+
+    /// Records that the selector of a namespace is compiled. Returns false if there is none.
+    pub(super) fn compiled(&mut self, namespace: &Namespace) -> bool {
+        self.compiling.remove(namespace)
     }
 
     /// Returns the settings of a plan with this number of turns.

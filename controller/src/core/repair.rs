@@ -71,6 +71,10 @@ impl Step<'_> {
                 self.wake_at(Some(self.now));
                 continue;
             }
+            // Its end is an event.
+            if !plan.to_compile.is_empty() {
+                continue;
+            }
             let reason = if plan.refusals.iter().any(Refusal::is_undecided) {
                 HoldReason::RepairUndecided
             } else {
@@ -104,6 +108,7 @@ impl Step<'_> {
         }
         let plan = self.state.planning.plan_on(&mut self.state.index, &node, &pending, self.now);
         self.count_steps(&plan);
+        self.compile(&plan);
         for decision in &plan.decisions {
             self.carry_out(decision);
         }

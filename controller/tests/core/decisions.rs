@@ -547,3 +547,46 @@ fn new_leader_decides_after_all_taint_rules_are_applied() {
     world.settle();
     assert_eq!(count(&world, "a", "allocate"), 1);
 }
+
+/// Adds a pod whose claim has a selector of more than this number of bytes.
+fn add_pod_with_selector(world: &mut World, name: &str, bytes: usize) {
+    let mut claim = objects::claim(name, "1Gi");
+    let cel = json!({"expression": format!("'{}' != '{name}'", "x".repeat(bytes))});
+    claim["spec"]["devices"]["requests"][0]["exactly"]["selectors"] = json!([{"cel": cel}]);
+    world.put(WatchedKind::Claim, claim);
+    world.put(WatchedKind::Pod, objects::pod(name, &[name]));
+    world.deliver_all();
+}
+
+#[test]
+fn long_selectors_are_compiled_beside_the_decisions() {
+    let mut world = cluster(1);
+    add_pod_with_selector(&mut world, "long-a", 9_000);
+    add_pod_with_selector(&mut world, "long-b", 9_001);
+    world.add_pod("plain", "1Gi");
+    world.settle();
+    assert_eq!(changes(&world), [("plain".to_owned(), "allocate")], "others do not wait");
+    assert!(world.notices.is_empty(), "{:?}", world.notices);
+    assert_eq!(world.compile().len(), 1, "one of a namespace at a time");
+    assert_eq!(count(&world, "long-a", "allocate"), 1);
+    assert_eq!(world.compile().len(), 1);
+    assert_eq!(count(&world, "long-b", "allocate"), 1);
+    assert!(world.compile().is_empty());
+}
+
+#[test]
+fn compiled_selectors_are_charged_to_the_namespace() {
+    let mut world = cluster(1);
+    // Each is charged with 50,000 of 4,000,000 steps.
+    for number in 0..90 {
+        add_pod_with_selector(&mut world, &format!("long-{number}"), 10_000);
+    }
+    let mut compiled = 0;
+    while !world.compile().is_empty() {
+        compiled += 1;
+    }
+    // Evaluation is charged, too.
+    assert!((75..=80).contains(&compiled), "{compiled}");
+    world.pass(seconds(120));
+    assert!((1..10).contains(&world.compile().len()), "two percent of a core");
+}

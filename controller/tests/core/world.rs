@@ -12,7 +12,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use tessera_allocator::PlanSettings;
-use tessera_api::names::ShareId;
+use tessera_allocator::selector::CompiledSelector;
+use tessera_api::names::{Namespace, ShareId};
 use tessera_api::quantity::Quantity;
 use tessera_controller::core::clock::{Moment, Now};
 use tessera_controller::core::effect::{
@@ -70,6 +71,8 @@ pub(crate) struct World {
     /// Figures of the last step.
     pub(crate) figures: Figures,
     shares: u64,
+    /// Selectors that the core wants compiled, by namespace.
+    compiling: BTreeMap<Namespace, Arc<str>>,
     /// Notices whose publication has not ended.
     open_notices: BTreeSet<NoticeId>,
     /// The notices that were taken by [`take_notices`](Self::take_notices).
@@ -127,6 +130,7 @@ impl World {
             open_nominations: BTreeMap::new(),
             figures: Figures::default(),
             shares: 0,
+            compiling: BTreeMap::new(),
             open_notices: BTreeSet::new(),
             taken: 0,
             is_shrunk: false,
@@ -187,6 +191,10 @@ impl World {
             match effect {
                 Effect::Write(write) => self.start(write),
                 Effect::Nominate(nomination) => self.start_nomination(nomination),
+                Effect::Compile { namespace, expression } => {
+                    let other = self.compiling.insert(namespace, expression);
+                    assert!(other.is_none(), "a namespace has one selector at a time");
+                }
                 Effect::Notify(notice) => {
                     assert!(self.open_notices.insert(notice.id), "a notice is sent once at a time");
                     self.notices.push(notice);
@@ -195,6 +203,16 @@ impl World {
         }
         assert!(self.open_notices.len() <= MAX_OPEN_NOTICES);
         self.check();
+    }
+
+    /// Compiles the selectors that the core asked for, and reports it. Returns their sizes in
+    /// bytes.
+    pub(crate) fn compile(&mut self) -> Vec<usize> {
+        let compiling = std::mem::take(&mut self.compiling);
+        compiling.values().for_each(|expression| drop(CompiledSelector::cached(expression)));
+        let sizes = compiling.values().map(|expression| expression.len()).collect();
+        self.step(compiling.into_keys().map(|namespace| Event::Compiled { namespace }));
+        sizes
     }
 
     fn start(&mut self, write: ClaimWrite) {

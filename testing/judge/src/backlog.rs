@@ -16,6 +16,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::Serialize;
 use serde_json::Value;
 use tessera_allocator::PlanSettings;
+use tessera_allocator::selector::CompiledSelector;
 use tessera_api::names::ShareId;
 use tessera_controller::core::clock::{Moment, Now};
 use tessera_controller::core::effect::{
@@ -225,6 +226,10 @@ impl Controller {
             Effect::Nominate(NominationWrite { pod, node, .. }) => {
                 let outcome = NominationOutcome::Stored;
                 vec![Event::NominationEnded { pod: pod.uid, node, outcome }]
+            }
+            Effect::Compile { namespace, expression } => {
+                drop(CompiledSelector::cached(&expression));
+                vec![Event::Compiled { namespace }]
             }
             Effect::Notify(notice) => {
                 vec![Event::NoticeEnded { id: notice.id, is_delivered: true }]
