@@ -77,11 +77,11 @@ fn unbind(state: &mut State, before: u64, goes: impl Fn(&Binding) -> bool) {
     while let Some((key, next)) = state.bindings().key_from(place) {
         let found = state.bindings().get(key).copied();
         match found.filter(|binding| key < before && goes(binding)) {
-            // What lies behind it may have moved into its place.
+            // The next one may have moved into its place.
             Some(binding) => {
                 state.bindings().remove(key);
                 vmm::let_go(state, binding.memory);
-                place = 0;
+                place = next - 1;
             }
             None => place = next,
         }

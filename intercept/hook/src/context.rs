@@ -68,7 +68,8 @@ fn emptied(context: usize) {
     }
     with_state(|state| {
         for kind in [Kind::Pointer, Kind::Array, Kind::Imported, Kind::External, Kind::Module] {
-            while let Some(cost) = state.table(kind).remove_of_context(context) {
+            let mut place = 0;
+            while let Some(cost) = state.table(kind).remove_of_context(context, &mut place) {
                 state.release(cost.gpu as usize, cost.bytes);
             }
         }

@@ -155,13 +155,16 @@ impl<V: Copy + Default> Table<V> {
 }
 
 impl Table {
-    /// Forgets all that go away with a context, one call each; `None` when there are no more.
-    pub(crate) fn remove_of_context(&mut self, context: usize) -> Option<Cost> {
-        let key = self
-            .entries()
-            .iter()
-            .find(|entry| entry.key != 0 && entry.cost.context == context)?
-            .key;
-        self.remove(key)
+    /// Removes the next entry of a context at or behind `place`, and sets `place` to where it was.
+    /// Calls that begin with 0 and end with `None` remove all of them in one pass.
+    ///
+    /// An entry that moves into the place of a removed one comes from behind it. Only entries that
+    /// were passed at the begin of the table move past its end, and those belong to other contexts.
+    pub(crate) fn remove_of_context(&mut self, context: usize, place: &mut usize) -> Option<Cost> {
+        let mut entries = self.entries().iter().enumerate().skip(*place);
+        let (at, entry) =
+            entries.find(|(_, entry)| entry.key != 0 && entry.cost.context == context)?;
+        *place = at;
+        self.remove(entry.key)
     }
 }

@@ -37,8 +37,10 @@ proptest! {
                 }
                 2 => prop_assert_eq!(table.remove(key), model.remove(&key)),
                 _ => {
-                    let mut gone = 0;
-                    while let Some(cost) = table.remove_of_context(context) {
+                    let (mut gone, mut place, mut last) = (0, 0, 0);
+                    while let Some(cost) = table.remove_of_context(context, &mut place) {
+                        prop_assert!(place >= last, "one pass");
+                        last = place;
                         prop_assert_eq!(cost.context, context);
                         gone += 1;
                     }
