@@ -74,17 +74,9 @@ fn bind(state: &mut State, owner: Owner, at: u64, gpu: Option<u32>, memory: Opti
 /// have bound anew at the same place after the driver had unbound what was there.
 fn unbind(state: &mut State, before: u64, goes: impl Fn(&Binding) -> bool) {
     let mut place = 0;
-    while let Some((key, next)) = state.bindings().key_from(place) {
-        let found = state.bindings().get(key).copied();
-        match found.filter(|binding| key < before && goes(binding)) {
-            // The next one may have moved into its place.
-            Some(binding) => {
-                state.bindings().remove(key);
-                vmm::let_go(state, binding.memory);
-                place = next - 1;
-            }
-            None => place = next,
-        }
+    let goes = |key, binding: &Binding| key < before && goes(binding);
+    while let Some(binding) = state.bindings().remove_next(&mut place, goes) {
+        vmm::let_go(state, binding.memory);
     }
 }
 

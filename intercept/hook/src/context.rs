@@ -69,7 +69,8 @@ fn emptied(context: usize) {
     with_state(|state| {
         for kind in [Kind::Pointer, Kind::Array, Kind::Imported, Kind::External, Kind::Module] {
             let mut place = 0;
-            while let Some(cost) = state.table(kind).remove_of_context(context, &mut place) {
+            let goes = |_, cost: &Cost| cost.context == context;
+            while let Some(cost) = state.table(kind).remove_next(&mut place, goes) {
                 state.release(cost.gpu as usize, cost.bytes);
             }
         }

@@ -111,6 +111,23 @@ impl<V: Copy + Default> Table<V> {
         found.map(|(at, entry)| (entry.key, at + 1))
     }
 
+    /// Removes the next entry at or behind `place` that goes, and sets `place` to where it was.
+    /// Calls that begin with 0 and end with `None` remove all that go, in one pass.
+    ///
+    /// An entry that moves into the place of a removed one comes from behind it. Only entries that
+    /// were passed at the begin of the table move past its end, and those stay.
+    pub(crate) fn remove_next(
+        &mut self,
+        place: &mut usize,
+        goes: impl Fn(u64, &V) -> bool,
+    ) -> Option<V> {
+        let mut entries = self.entries().iter().enumerate().skip(*place);
+        let (at, entry) =
+            entries.find(|(_, entry)| entry.key != 0 && goes(entry.key, &entry.cost))?;
+        *place = at;
+        self.remove(entry.key)
+    }
+
     fn home(&self, key: u64) -> usize {
         // Pointers are multiples of something: the upper bits of a product with an odd number are
         // not.
@@ -151,20 +168,5 @@ impl<V: Copy + Default> Table<V> {
         }
         // SAFETY: as above, and borrowed exclusively with the table.
         unsafe { &mut *ptr::slice_from_raw_parts_mut(self.entries, self.room) }
-    }
-}
-
-impl Table {
-    /// Removes the next entry of a context at or behind `place`, and sets `place` to where it was.
-    /// Calls that begin with 0 and end with `None` remove all of them in one pass.
-    ///
-    /// An entry that moves into the place of a removed one comes from behind it. Only entries that
-    /// were passed at the begin of the table move past its end, and those belong to other contexts.
-    pub(crate) fn remove_of_context(&mut self, context: usize, place: &mut usize) -> Option<Cost> {
-        let mut entries = self.entries().iter().enumerate().skip(*place);
-        let (at, entry) =
-            entries.find(|(_, entry)| entry.key != 0 && entry.cost.context == context)?;
-        *place = at;
-        self.remove(entry.key)
     }
 }
