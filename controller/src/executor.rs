@@ -116,11 +116,7 @@ async fn compile(
     while let Some((namespace, expression)) = queue.recv().await {
         // The planner reports one that does not compile.
         let compiling = move || drop(CompiledSelector::cached(&expression));
-        if let Err(error) = tokio::task::spawn_blocking(compiling).await
-            && let Ok(panic) = error.try_into_panic()
-        {
-            resume_unwind(panic);
-        }
+        pass_on_panic(tokio::task::spawn_blocking(compiling).await);
         if reports.send(Event::Compiled { namespace }).is_err() {
             return;
         }

@@ -184,13 +184,15 @@ impl Metrics {
         self.nomination_errors.inc_by(figures.nomination_errors);
         self.plans_cut.inc_by(figures.cut_plans);
         self.undecided_plans.inc_by(figures.undecided_plans);
-        for (namespace, steps) in &figures.selector_steps {
-            let label = NamespaceLabel { namespace: namespace.to_string() };
-            self.selector_steps.get_or_create(&label).inc_by(*steps);
-        }
-        for (namespace, steps) in &figures.long_search_steps {
-            let label = NamespaceLabel { namespace: namespace.to_string() };
-            self.long_search_steps.get_or_create(&label).inc_by(*steps);
+        let of_namespaces = [
+            (&self.selector_steps, &figures.selector_steps),
+            (&self.long_search_steps, &figures.long_search_steps),
+        ];
+        for (counters, sums) in of_namespaces {
+            for (namespace, steps) in sums {
+                let label = NamespaceLabel { namespace: namespace.to_string() };
+                counters.get_or_create(&label).inc_by(*steps);
+            }
         }
         self.drift.inc_by(figures.drifts);
         let gauges = [

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use tessera_api::names::Namespace;
 
+use crate::outcome::AllocationPlan;
 use crate::settings::PlanSettings;
 use crate::shape::Selections;
 
@@ -23,11 +24,11 @@ pub(super) struct Budget {
     /// Steps spent per namespace.
     pub(super) spent: BTreeMap<Namespace, u64>,
     /// Steps for selectors per namespace.
-    pub(super) selectors: BTreeMap<Namespace, u64>,
+    selectors: BTreeMap<Namespace, u64>,
     /// Steps of long searches per namespace.
-    pub(super) long_searches: BTreeMap<Namespace, u64>,
+    long_searches: BTreeMap<Namespace, u64>,
     /// The first selector of each namespace that has to be compiled.
-    pub(super) to_compile: BTreeMap<Namespace, Arc<str>>,
+    to_compile: BTreeMap<Namespace, Arc<str>>,
     /// Namespaces for whose pods no long search begins.
     without_long: BTreeSet<Namespace>,
 }
@@ -84,13 +85,10 @@ impl Budget {
         add(&mut self.spent, namespace, steps);
     }
 
-    /// Charges a namespace with steps for selectors, which its other steps contain.
-    pub(super) fn charge_selectors(&mut self, namespace: &Namespace, steps: u64) {
-        add(&mut self.selectors, namespace, steps);
-    }
-
-    /// Notes the selector that the search for a pod of the namespace needs.
-    pub(super) fn note_uncompiled(&mut self, namespace: &Namespace, selections: &Selections) {
+    /// Charges a namespace with the steps for the selectors of its present pod, which its other
+    /// steps contain, and notes the selector that has to be compiled for it.
+    pub(super) fn charge_selectors(&mut self, namespace: &Namespace, selections: &Selections) {
+        add(&mut self.selectors, namespace, selections.charged());
         if let Some(expression) = selections.uncompiled()
             && !self.to_compile.contains_key(namespace)
         {
@@ -104,6 +102,13 @@ impl Budget {
         if needed > LONG_SEARCH {
             add(&mut self.long_searches, namespace, steps);
         }
+    }
+
+    /// Moves what the caller of the plan has to know into the plan.
+    pub(super) fn report(&mut self, plan: &mut AllocationPlan) {
+        plan.selector_steps = std::mem::take(&mut self.selectors);
+        plan.long_search_steps = std::mem::take(&mut self.long_searches);
+        plan.to_compile = std::mem::take(&mut self.to_compile);
     }
 }
 

@@ -71,8 +71,7 @@ impl Planner {
             steps += self.selections.withheld_steps();
             let selectors = self.selections.charged();
             budget.charge(&pod.namespace, selectors.max(given - steps));
-            budget.charge_selectors(&pod.namespace, selectors);
-            budget.note_uncompiled(&pod.namespace, &self.selections);
+            budget.charge_selectors(&pod.namespace, &self.selections);
             match request {
                 Ok(Some(request)) => drop(requests.insert(pod.uid.clone(), request)),
                 Ok(None) => self.accepted.set_impossible(&pod.uid),

@@ -72,11 +72,9 @@ pub(super) fn plan(
     pass.planner.selections.begin_pod(false);
     (plan.reserved, plan.replan_at) = std::mem::take(&mut pass.reservation).end(settings.now);
     pass.undo();
+    budget.report(&mut plan);
     let refused = plan.refusals.iter().map(|refusal| &refusal.pod);
     let Planner { fair_share, cluster, .. } = planner;
-    plan.selector_steps = budget.selectors;
-    plan.long_search_steps = budget.long_searches;
-    plan.to_compile = budget.to_compile;
     fair_share.end_plan(budget.spent, refused, cluster.now(), is_partial);
     plan.work = planner.end_plan(planned, unchanged);
     (plan, with_class)
@@ -106,12 +104,8 @@ pub(super) fn plan_on(
         Err(_) if pass.is_uncompiled() => {}
         Err(refused) => plan.refusals = refused.claims,
     }
-    plan.steps = (given - steps).saturating_sub(pass.planner.selections.withheld_steps());
-    let selectors = pass.planner.selections.charged();
-    plan.selector_steps.extend((selectors > 0).then(|| (pod.namespace.clone(), selectors)));
-    budget.charge_long(&pod.namespace, needed, plan.steps);
-    budget.note_uncompiled(&pod.namespace, &pass.planner.selections);
-    (plan.long_search_steps, plan.to_compile) = (budget.long_searches, budget.to_compile);
+    plan.steps = pass.charge(pod, needed, given - steps, &mut budget);
+    budget.report(&mut plan);
     pass.undo();
     plan.work = planner.take_work();
     plan
@@ -269,8 +263,7 @@ impl<'p> PlanningPass<'p> {
         self.is_cut_off = false;
         self.begin_pod(pod);
         let placed = self.place_pod(pod, &mut steps);
-        self.charge(pod, given - steps, budget);
-        budget.charge_long(&pod.namespace, needed, given - steps);
+        self.charge(pod, needed, given - steps, budget);
         match placed {
             Ok(decision) => {
                 plan.decisions.extend(decision);
@@ -302,17 +295,23 @@ impl<'p> PlanningPass<'p> {
         }
     }
 
-    /// Charges the namespace of a pod with the steps of its search, of the reasons and of the
-    /// selectors.
-    pub(super) fn charge(&self, pod: &PendingPod, searched: u64, budget: &mut Budget) {
+    /// Charges the namespace of a pod with the steps of its search, which needed `needed` steps to
+    /// get further, of the reasons and of the selectors. Returns the steps of the search.
+    pub(super) fn charge(
+        &self,
+        pod: &PendingPod,
+        needed: u64,
+        searched: u64,
+        budget: &mut Budget,
+    ) -> u64 {
         let selections = &self.planner.selections;
-        let selectors = selections.charged();
         // A search that was withheld has ended the steps without spending them.
         let spent = searched.saturating_sub(selections.withheld_steps());
         budget.spend(&pod.namespace, spent + self.explained_steps);
-        budget.note_uncompiled(&pod.namespace, selections);
-        budget.charge(&pod.namespace, selectors.saturating_sub(spent));
-        budget.charge_selectors(&pod.namespace, selectors);
+        budget.charge(&pod.namespace, selections.charged().saturating_sub(spent));
+        budget.charge_selectors(&pod.namespace, selections);
+        budget.charge_long(&pod.namespace, needed, spent);
+        spent
     }
 
     /// Begins the search for a pod.

@@ -76,13 +76,11 @@ impl<'p> PlanningPass<'p> {
                 Outdated::Refused(old) => self.renew(old, &refusals, &mut plan.refusals, given),
                 Outdated::Unchanged(old) => self.renew_unchanged(&old, &mut plan.renewed, given),
             };
-            let spent = self.planner.selections.charged();
-            budget.charge_selectors(&namespace, spent);
-            budget.note_uncompiled(&namespace, &self.planner.selections);
-            (left, steps) =
-                (left.saturating_sub(self.explained_steps), steps.saturating_sub(spent));
-            // A namespace without steps for selectors keeps its reasons until it has some.
             let selections = &self.planner.selections;
+            budget.charge_selectors(&namespace, selections);
+            left = left.saturating_sub(self.explained_steps);
+            steps = steps.saturating_sub(selections.charged());
+            // A namespace without steps for selectors keeps its reasons until it has some.
             let is_withheld = selections.was_withheld() && selections.uncompiled().is_none();
             plan.has_old_reasons |= !is_complete && !is_withheld;
         }

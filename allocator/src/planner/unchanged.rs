@@ -74,8 +74,7 @@ impl<'p> PlanningPass<'p> {
         let entry = shapes.get_mut(shape);
         let of_pod = self.settings.steps_per_pod;
         entry.feasibility.refresh(&mut entry.shape, &mut context, &mut steps, of_pod);
-        self.charge(pod, given - steps, budget);
-        budget.charge_long(&pod.namespace, needed, given - steps);
+        self.charge(pod, needed, given - steps, budget);
         let to_place = PodToPlace::without_claims(pod);
         self.check_still_refused(&to_place, id, shape)
     }

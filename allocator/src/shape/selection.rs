@@ -223,28 +223,27 @@ impl Selections {
         if *steps == 0 {
             return Selects::OutOfSteps;
         }
+        if self.leaves_long
+            && let Some(uncompiled) = self.lists[selection.0].uncompiled(passed)
+        {
+            self.uncompiled.get_or_insert(uncompiled);
+            self.withhold(steps);
+            return Selects::OutOfSteps;
+        }
         let list = &mut self.lists[selection.0];
-        let leaves_long = self.leaves_long;
-        let mut charge = Charge { steps, charged: &mut self.charged, leaves_long };
+        let mut charge = Charge { steps, charged: &mut self.charged };
         if !list.is_resolved() {
             self.kept += 1;
-            return match list.resolve(interner, &mut charge) {
-                Ok(true) => self.selects(selection, candidate, interner, steps),
-                Ok(false) => Selects::OutOfSteps,
-                Err(uncompiled) => self.leave(uncompiled, steps),
-            };
+            if !list.resolve(interner, &mut charge) {
+                return Selects::OutOfSteps;
+            }
+            return self.selects(selection, candidate, interner, steps);
         }
         self.evaluations += 1;
         if device.is_irregular {
-            return match list.evaluate_all(candidate, &mut charge) {
-                Ok(known) => known.into(),
-                Err(uncompiled) => self.leave(uncompiled, steps),
-            };
+            return list.evaluate_all(candidate, &mut charge).into();
         }
-        let answer = match list.evaluate(passed, candidate, &mut charge) {
-            Ok(answer) => answer,
-            Err(uncompiled) => return self.leave(uncompiled, steps),
-        };
+        let answer = list.evaluate(passed, candidate, &mut charge);
         let selects = match &answer {
             Answer::Known(known) => known.clone().into(),
             Answer::Passed(_) => Selects::OutOfSteps,
@@ -265,13 +264,6 @@ impl Selections {
         }
     }
 
-    /// Ends the search until a selector is compiled.
-    fn leave(&mut self, Uncompiled(expression): Uncompiled, steps: &mut u64) -> Selects {
-        self.uncompiled.get_or_insert(expression);
-        self.withhold(steps);
-        Selects::OutOfSteps
-    }
-
     /// Counts a result that is kept, and drops all if there are too many.
     fn count_kept(&mut self, is_new: bool) {
         self.kept += 1;
@@ -289,12 +281,7 @@ struct Charge<'s> {
     steps: &'s mut u64,
     /// Steps charged so far.
     charged: &'s mut u64,
-    /// True if long selectors are not compiled here.
-    leaves_long: bool,
 }
-
-/// Error: a long selector is not compiled.
-struct Uncompiled(Arc<str>);
 
 impl Charge<'_> {
     fn add(&mut self, steps: u64) {
@@ -310,15 +297,11 @@ impl Charge<'_> {
     fn compile(
         &mut self,
         selector: &DeviceSelector,
-    ) -> Result<Result<Arc<CompiledSelector>, SelectorError>, Uncompiled> {
-        let expression = &selector.expression;
-        if self.leaves_long && CompiledSelector::is_long_and_uncompiled(expression) {
-            return Err(Uncompiled(Arc::clone(expression)));
-        }
+    ) -> Result<Arc<CompiledSelector>, SelectorError> {
         let mut left = u64::MAX;
         let compiled = selector.compiled_in(&mut left);
         self.add(u64::MAX - left);
-        Ok(compiled)
+        compiled
     }
 }
 
@@ -327,17 +310,19 @@ impl List {
         !matches!(self.reads, ListReads::Unresolved)
     }
 
+    /// Returns the first long selector after the first `passed` that is not compiled.
+    fn uncompiled(&self, passed: usize) -> Option<Arc<str>> {
+        let mut expressions = self.selectors.iter().skip(passed).map(|s| &s.expression);
+        expressions.find(|e| CompiledSelector::is_long_and_uncompiled(e)).cloned()
+    }
+
     /// Compiles the selectors. Returns false if the steps have ended before: the compiled ones are
     /// kept.
-    fn resolve(
-        &mut self,
-        interner: &mut Interner,
-        charge: &mut Charge<'_>,
-    ) -> Result<bool, Uncompiled> {
-        let Some(reads) = reads(&self.selectors, charge)? else { return Ok(false) };
+    fn resolve(&mut self, interner: &mut Interner, charge: &mut Charge<'_>) -> bool {
+        let Some(reads) = reads(&self.selectors, charge) else { return false };
         let Reads::These(reads) = reads else {
             self.reads = ListReads::Everything;
-            return Ok(true);
+            return true;
         };
         let mut attributes = Vec::new();
         let mut domains = Vec::new();
@@ -350,7 +335,7 @@ impl List {
         }
         let (driver, profile) = (reads.contains(&Read::Driver), reads.contains(&Read::Profile));
         self.reads = ListReads::These { driver, profile, attributes, domains };
-        Ok(true)
+        true
     }
 
     /// Appends the properties of the device that determine the result, as interned numbers.
@@ -381,22 +366,17 @@ impl List {
     }
 
     /// Evaluates the selectors after the first `passed` until the steps end.
-    fn evaluate(
-        &self,
-        passed: usize,
-        candidate: &Candidate,
-        charge: &mut Charge<'_>,
-    ) -> Result<Answer, Uncompiled> {
+    fn evaluate(&self, passed: usize, candidate: &Candidate, charge: &mut Charge<'_>) -> Answer {
         for (at, selector) in self.selectors.iter().enumerate().skip(passed) {
-            match evaluate(selector, candidate, charge)? {
+            match evaluate(selector, candidate, charge) {
                 Ok(true) if charge.has_ended() && at + 1 < self.selectors.len() => {
-                    return Ok(Answer::Passed(at + 1));
+                    return Answer::Passed(at + 1);
                 }
                 Ok(true) => {}
-                known => return Ok(Answer::Known(known)),
+                known => return Answer::Known(known),
             }
         }
-        Ok(Answer::Known(Ok(true)))
+        Answer::Known(Ok(true))
     }
 
     /// Evaluates the selectors, whatever they cost: the result is not kept.
@@ -404,14 +384,13 @@ impl List {
         &self,
         candidate: &Candidate,
         charge: &mut Charge<'_>,
-    ) -> Result<Result<bool, SelectorError>, Uncompiled> {
+    ) -> Result<bool, SelectorError> {
         for selector in &self.selectors {
-            match evaluate(selector, candidate, charge)? {
-                Ok(true) => {}
-                known => return Ok(known),
+            if !evaluate(selector, candidate, charge)? {
+                return Ok(false);
             }
         }
-        Ok(Ok(true))
+        Ok(true)
     }
 }
 
@@ -420,34 +399,28 @@ fn evaluate(
     selector: &DeviceSelector,
     candidate: &Candidate,
     charge: &mut Charge<'_>,
-) -> Result<Result<bool, SelectorError>, Uncompiled> {
+) -> Result<bool, SelectorError> {
     let (driver, device) = (&candidate.slice().pool.driver, candidate.device());
-    let compiled = match charge.compile(selector)? {
-        Ok(compiled) => compiled,
-        Err(error) => return Ok(Err(error)),
-    };
+    let compiled = charge.compile(selector)?;
     let view = device.view.get_or_init(|| DeviceView::new(driver, device));
     let (selected, work) = compiled.evaluate(view);
     charge.add(work / WORK_PER_STEP);
-    Ok(selected)
+    selected
 }
 
 /// Returns the properties that the selectors read together; `None` if the steps have ended before
 /// all were compiled. A selector that does not compile reads nothing.
-fn reads(
-    selectors: &[DeviceSelector],
-    charge: &mut Charge<'_>,
-) -> Result<Option<Reads>, Uncompiled> {
+fn reads(selectors: &[DeviceSelector], charge: &mut Charge<'_>) -> Option<Reads> {
     let mut all = BTreeSet::new();
     for (at, selector) in selectors.iter().enumerate() {
-        match charge.compile(selector)?.as_ref().map(|compiled| compiled.reads()) {
-            Ok(Reads::Everything) => return Ok(Some(Reads::Everything)),
+        match charge.compile(selector).as_ref().map(|compiled| compiled.reads()) {
+            Ok(Reads::Everything) => return Some(Reads::Everything),
             Ok(Reads::These(reads)) => all.extend(reads.iter().cloned()),
             Err(_) => {}
         }
         if charge.has_ended() && at + 1 < selectors.len() {
-            return Ok(None);
+            return None;
         }
     }
-    Ok(Some(Reads::These(all)))
+    Some(Reads::These(all))
 }

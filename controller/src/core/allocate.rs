@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
 
 use tessera_allocator::model::{Claim, PendingPod, PodUid};
 use tessera_allocator::selector::CompiledSelector;
@@ -59,11 +60,7 @@ impl Step<'_> {
         let now = Now { monotonic: self.now, wall: self.wall };
         let plan = self.state.planning.plan(&mut self.state.index, now);
         self.figures.is_planned = true;
-        self.count_steps(&plan);
-        self.compile(&plan);
-        for decision in &plan.decisions {
-            self.carry_out(decision);
-        }
+        self.carry_out_plan(&plan);
         if !plan.unreached.is_empty() {
             self.figures.cut_plans += 1;
         }
@@ -72,22 +69,25 @@ impl Step<'_> {
         Round { plan, changed, deallocated, undecided_claims }
     }
 
-    /// Has the selectors compiled that pods of the plan need.
-    pub(super) fn compile(&mut self, plan: &AllocationPlan) {
-        for (namespace, expression) in self.state.planning.begin_to_compile(plan, self.now) {
-            let steps = CompiledSelector::compile_steps(&expression);
-            *self.figures.selector_steps.entry(namespace.clone()).or_default() += steps;
-            self.effects.push(Effect::Compile { namespace, expression });
-        }
-    }
-
-    /// Counts the steps that a plan has spent on selectors and on long searches.
-    pub(super) fn count_steps(&mut self, plan: &AllocationPlan) {
+    /// Counts the steps of a plan, has the selectors compiled that its pods need, and carries out
+    /// its decisions.
+    pub(super) fn carry_out_plan(&mut self, plan: &AllocationPlan) {
         for (namespace, steps) in &plan.selector_steps {
             *self.figures.selector_steps.entry(namespace.clone()).or_default() += steps;
         }
         for (namespace, steps) in &plan.long_search_steps {
             *self.figures.long_search_steps.entry(namespace.clone()).or_default() += steps;
+        }
+        for (namespace, expression) in &plan.to_compile {
+            let steps = CompiledSelector::compile_steps(expression);
+            if self.state.planning.begin_to_compile(namespace, steps, self.now) {
+                *self.figures.selector_steps.entry(namespace.clone()).or_default() += steps;
+                let (namespace, expression) = (namespace.clone(), Arc::clone(expression));
+                self.effects.push(Effect::Compile { namespace, expression });
+            }
+        }
+        for decision in &plan.decisions {
+            self.carry_out(decision);
         }
     }
 

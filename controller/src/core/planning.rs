@@ -1,11 +1,9 @@
 //! Planning: the allocator's view of the cluster, and its plans.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use tessera_allocator::model::{PendingPod, PodUid};
-use tessera_allocator::selector::CompiledSelector;
 use tessera_allocator::{AllocationPlan, Backlog, PlanSettings, Planner, Refusal};
 use tessera_api::names::{Namespace, NodeName};
 use tessera_index::Index;
@@ -98,26 +96,27 @@ impl Planning {
 
     /// Takes the steps of a plan from those of the namespaces.
     fn spend(&mut self, plan: &AllocationPlan, now: Moment) {
-        self.selectors.spend(&plan.selector_steps, now);
-        self.long_searches.spend(&plan.long_search_steps, now);
+        for (namespace, steps) in &plan.selector_steps {
+            self.selectors.spend(namespace, *steps, now);
+        }
+        for (namespace, steps) in &plan.long_search_steps {
+            self.long_searches.spend(namespace, *steps, now);
+        }
     }
 
-    /// Returns the selectors of the plan that are to be compiled, and takes their steps from those
-    /// of the namespaces. A namespace whose last one is not compiled yet has to ask again.
+    /// Takes the steps of a compilation from those of the namespace. Returns false, and takes none,
+    /// while another selector of the namespace is being compiled.
     pub(super) fn begin_to_compile(
         &mut self,
-        plan: &AllocationPlan,
+        namespace: &Namespace,
+        steps: u64,
         now: Moment,
-    ) -> Vec<(Namespace, Arc<str>)> {
-        let mut begun = Vec::new();
-        for (namespace, expression) in &plan.to_compile {
-            if self.compiling.insert(namespace.clone()) {
-                let steps = CompiledSelector::compile_steps(expression);
-                self.selectors.spend(&BTreeMap::from([(namespace.clone(), steps)]), now);
-                begun.push((namespace.clone(), Arc::clone(expression)));
-            }
+    ) -> bool {
+        let is_begun = self.compiling.insert(namespace.clone());
+        if is_begun {
+            self.selectors.spend(namespace, steps, now);
         }
-        begun
+        is_begun
     }
 
     /// Records that the selector of a namespace is compiled. Returns false if there is none.

@@ -107,11 +107,7 @@ impl Step<'_> {
             return None;
         }
         let plan = self.state.planning.plan_on(&mut self.state.index, &node, &pending, self.now);
-        self.count_steps(&plan);
-        self.compile(&plan);
-        for decision in &plan.decisions {
-            self.carry_out(decision);
-        }
+        self.carry_out_plan(&plan);
         for refusal in &plan.refusals {
             let claim = self.state.claim_name(&refusal.claim);
             let cause = message::refusal_message(&claim, &refusal.cause, None);

@@ -60,15 +60,12 @@ impl StepsByNamespace {
         Self { allowance, of: BTreeMap::new() }
     }
 
-    /// Takes the steps that a plan has spent.
-    pub(super) fn spend(&mut self, steps: &BTreeMap<Namespace, u64>, now: Moment) {
-        let allowance = self.allowance;
-        for (namespace, steps) in steps {
-            let full = Bucket { left: allowance.burst, at: now };
-            let known = self.of.get(namespace).copied().unwrap_or(full).refilled(now, allowance);
-            let left = known.left.saturating_sub_unsigned(*steps);
-            self.of.insert(namespace.clone(), Bucket { left, at: now });
-        }
+    /// Takes steps that a namespace has spent.
+    pub(super) fn spend(&mut self, namespace: &Namespace, steps: u64, now: Moment) {
+        let full = Bucket { left: self.allowance.burst, at: now };
+        let known = self.of.get(namespace).copied().unwrap_or(full).refilled(now, self.allowance);
+        let left = known.left.saturating_sub_unsigned(steps);
+        self.of.insert(namespace.clone(), Bucket { left, at: now });
     }
 
     /// Returns the namespaces without steps, and forgets those that have all of them again.
@@ -95,7 +92,7 @@ mod tests {
 
     fn spent(time: &mut StepsByNamespace, steps: i64, now: Moment) -> bool {
         let namespace = Namespace::new("tenant").unwrap();
-        time.spend(&BTreeMap::from([(namespace.clone(), steps.cast_unsigned())]), now);
+        time.spend(&namespace, steps.cast_unsigned(), now);
         time.exhausted(now).contains(&namespace)
     }
 
