@@ -54,6 +54,7 @@ fn classes(text: &str) -> String {
                 "tells" => "Tells",
                 "resolves" => "Resolves",
                 "context" => "Context",
+                "waits" => "Waits",
                 "passes" => "Passes",
                 _ => panic!("classes.txt:{}: no class `{class}`", at + 1),
             };

@@ -90,6 +90,7 @@ static IS_CAPTURING: Helper = Helper::new("cuStreamIsCapturing");
 static IS_CAPTURING_PER_THREAD: Helper = Helper::new("cuStreamIsCapturing_ptsz");
 static DEVICE_GET_ATTRIBUTE: Helper = Helper::new("cuDeviceGetAttribute");
 static CTX_GET_LIMIT: Helper = Helper::new("cuCtxGetLimit");
+static DRIVER_GET_VERSION: Helper = Helper::new("cuDriverGetVersion");
 
 /// Forgets where the helpers are: the driver was loaded anew.
 pub(crate) fn forget_helpers() {
@@ -111,11 +112,22 @@ pub(crate) fn forget_helpers() {
         &IS_CAPTURING_PER_THREAD,
         &DEVICE_GET_ATTRIBUTE,
         &CTX_GET_LIMIT,
+        &DRIVER_GET_VERSION,
     ] {
         helper.forget();
     }
     crate::compute::forget_helpers();
     crate::graph::forget_helpers();
+}
+
+/// The CUDA version of the driver, as 1000 x major + 10 x minor.
+pub(crate) fn driver_version() -> Option<c_int> {
+    type Real = unsafe extern "C" fn(*mut c_int) -> c_int;
+    // SAFETY: the type is that of cuda.h.
+    let real = unsafe { core::mem::transmute::<usize, Real>(DRIVER_GET_VERSION.address()?) };
+    let mut version = 0;
+    // SAFETY: the result goes to a variable of ours.
+    (unsafe { real(&mut version) } == SUCCESS).then_some(version)
 }
 
 /// The device of the current context.

@@ -6,40 +6,85 @@
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::cuda::{NOT_FOUND, SUCCESS};
-use crate::route::{Of, all, hooks};
+use tessera_intercept_symbols::Class;
+
+use crate::cuda::{self, NOT_FOUND, SUCCESS};
+use crate::route::{Of, Route, all, hooks};
 use crate::unknown;
 
 type GetProcAddress2 =
     unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> c_int;
 
-/// Asks the real `cuGetProcAddress` once for each function that has a hook, and notes what it hands
-/// out.
-fn learn_addresses() {
-    /// `CU_GET_PROC_ADDRESS_LEGACY_STREAM` and `..._PER_THREAD_DEFAULT_STREAM`.
-    const LEGACY: u64 = 1;
-    const PER_THREAD: u64 = 2;
-    static LEARNT_AT: AtomicUsize = AtomicUsize::new(0);
-    let Some(address) = cuGetProcAddress_v2::ROUTE.real() else { return };
-    if LEARNT_AT.swap(address, Ordering::AcqRel) == address {
-        return;
-    }
-    // SAFETY: the type is that of cuda.h.
-    let ask = unsafe { core::mem::transmute::<usize, GetProcAddress2>(address) };
-    for route in all().filter(|route| route.of == Of::Cuda) {
-        let flags = if route.per_thread { PER_THREAD } else { LEGACY };
-        let (mut found, mut status) = (core::ptr::null_mut(), 0);
-        // SAFETY: a terminated name, and results that go to variables of ours.
-        let result =
-            unsafe { ask(route.base.as_ptr(), &mut found, route.version, flags, &mut status) };
-        if result == SUCCESS && !found.is_null() {
-            route.note_handed_out(found as usize);
+type GetProcAddress1 = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64) -> c_int;
+
+/// The driver's own `cuGetProcAddress`, in the newest form that the driver has.
+#[derive(Clone, Copy)]
+enum Ask {
+    /// Of drivers before CUDA 12, which return an error for a function that they do not have.
+    First(GetProcAddress1),
+    Second(GetProcAddress2),
+}
+
+impl Ask {
+    fn of_driver() -> Option<(Self, usize)> {
+        // SAFETY: the types are those of cuda.h.
+        unsafe {
+            if let Some(address) = cuGetProcAddress_v2::ROUTE.real() {
+                let ask = core::mem::transmute::<usize, GetProcAddress2>(address);
+                return Some((Self::Second(ask), address));
+            }
+            let address = cuGetProcAddress::ROUTE.real()?;
+            let ask = core::mem::transmute::<usize, GetProcAddress1>(address);
+            Some((Self::First(ask), address))
         }
+    }
+
+    /// Returns the address that the driver hands out for a function, 0 if it has no such function.
+    fn address(self, route: &Route) -> usize {
+        /// `CU_GET_PROC_ADDRESS_LEGACY_STREAM` and `..._PER_THREAD_DEFAULT_STREAM`.
+        const LEGACY: u64 = 1;
+        const PER_THREAD: u64 = 2;
+        /// `CU_GET_PROC_ADDRESS_SUCCESS`
+        const FOUND: c_int = 0;
+        let flags = if route.per_thread { PER_THREAD } else { LEGACY };
+        let (name, version) = (route.base.as_ptr(), route.version);
+        let (mut found, mut status) = (core::ptr::null_mut(), FOUND);
+        // SAFETY: a terminated name, and results that go to local variables.
+        let result = unsafe {
+            match self {
+                Self::First(ask) => ask(name, &mut found, version, flags),
+                Self::Second(ask) => ask(name, &mut found, version, flags, &mut status),
+            }
+        };
+        if result == SUCCESS && status == FOUND { found as usize } else { 0 }
     }
 }
 
-/// Puts the hook in the place of a function that the driver has handed out. A function that takes
-/// memory, in a form that is not known here, is not handed out at all.
+/// Asks the driver once for each function that has a hook, and notes the address that it hands out.
+///
+/// Threads that come here at the same time each learn all addresses by themselves, which is
+/// idempotent: no lock is held over the driver's calls, and no thread sees addresses half learnt.
+fn learn_addresses() {
+    static LEARNT_AT: AtomicUsize = AtomicUsize::new(0);
+    let Some((ask, address)) = Ask::of_driver() else { return };
+    if LEARNT_AT.load(Ordering::Acquire) == address {
+        return;
+    }
+    // For a version that is newer than its own, the driver would hand out an older form, which has
+    // other parameters.
+    let driver = cuda::driver_version().unwrap_or(c_int::MAX);
+    for route in all().filter(|route| route.of == Of::Cuda) {
+        let handed_out = if route.version <= driver { ask.address(route) } else { 0 };
+        route.note_handed_out(handed_out);
+    }
+    LEARNT_AT.store(address, Ordering::Release);
+}
+
+/// Puts the hook in the place of a function that the driver has handed out.
+///
+/// A form that is newer than the symbol table is not handed out if it takes memory or hands out
+/// functions: the limit would not hold. Other functions pass in such a form, and are counted:
+/// without them, no program would run on a new driver.
 ///
 /// # Safety
 /// `out` is NULL, or the driver has written there; `name` is NULL or a terminated string.
@@ -61,11 +106,14 @@ unsafe fn hand_out(name: *const c_char, out: *mut *mut c_void, result: c_int) ->
         put(route.hook.0 as usize);
         return result;
     }
-    if all().any(|route| route.of == Of::Cuda && route.base == name) {
-        put(0);
-        return NOT_FOUND;
+    match all().find(|route| route.of == Of::Cuda && route.base == name) {
+        Some(route) if matches!(route.class, Class::Memory | Class::Resolves) => {
+            put(0);
+            return NOT_FOUND;
+        }
+        Some(_) => unknown::count(),
+        None => unknown::note(name),
     }
-    unknown::note(name);
     result
 }
 

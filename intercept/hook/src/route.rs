@@ -4,7 +4,7 @@ use core::ffi::{CStr, c_int};
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use tessera_intercept_symbols as symbols;
-use tessera_intercept_symbols::Symbol;
+use tessera_intercept_symbols::{Class, Symbol};
 
 use crate::elf::Library;
 
@@ -47,6 +47,8 @@ pub(crate) struct Route {
     pub(crate) version: c_int,
     /// It is the form for the per-thread default stream.
     pub(crate) per_thread: bool,
+    /// What the function means to the interceptor.
+    pub(crate) class: Class,
     /// The hook.
     pub(crate) hook: Hook,
     /// The real function by its symbol; 0 = not looked up yet.
@@ -79,6 +81,7 @@ impl Route {
             base: function.base.c,
             version: function.version.0.cast_signed(),
             per_thread: function.variant.is_some(),
+            class: symbols::class_of(function.base.text).expect("every function has a class").class,
             hook,
             real: AtomicUsize::new(0),
             handed_out: AtomicUsize::new(0),
@@ -112,16 +115,18 @@ impl Route {
     /// them again.
     pub(crate) fn look_up(&self) -> Option<usize> {
         let library = Library::driver(self.of)?;
-        if self.of.last_base().swap(library.base(), Ordering::AcqRel) != library.base() {
+        // The base is published last: a thread that sees the new base sees no old address.
+        if self.of.last_base().load(Ordering::Acquire) != library.base() {
             all().filter(|route| route.of == self.of).for_each(Self::forget);
             crate::cuda::forget_helpers();
+            self.of.last_base().store(library.base(), Ordering::Release);
         }
         let real = library.function(self.symbol)?;
         self.real.store(real, Ordering::Release);
         Some(real)
     }
 
-    /// Notes under which address `cuGetProcAddress` hands the function out.
+    /// Notes under which address `cuGetProcAddress` hands the function out; 0 if it does not.
     pub(crate) fn note_handed_out(&self, address: usize) {
         self.handed_out.store(address, Ordering::Release);
     }
@@ -131,9 +136,10 @@ impl Route {
         self.real() == Some(address) || self.handed_out.load(Ordering::Acquire) == address
     }
 
+    /// Forgets where the function was in a library that was unloaded. What is handed out is learnt
+    /// again from the new library; a thread may have done so already.
     fn forget(&self) {
         self.real.store(0, Ordering::Release);
-        self.handed_out.store(0, Ordering::Release);
     }
 }
 

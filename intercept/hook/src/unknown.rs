@@ -8,13 +8,19 @@ use tessera_intercept_symbols::is_known;
 
 use crate::root::with_state;
 
-/// Counts a function that a program was handed out, if no release that is known has it.
+/// Counts a function that a program was handed out, if no known release has a function of that
+/// name.
 pub(crate) fn note(name: &CStr) {
     if !is_known(name.to_bytes()) {
-        with_state(|state| {
-            if let Some(share) = state.shares(0).first() {
-                share.count_unknown();
-            }
-        });
+        count();
     }
+}
+
+/// Counts a function that a program was handed out and that has no hook.
+pub(crate) fn count() {
+    with_state(|state| {
+        if let Some(share) = state.shares(0).first() {
+            share.count_unknown();
+        }
+    });
 }

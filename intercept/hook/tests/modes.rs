@@ -3,7 +3,8 @@
 mod container;
 
 use container::{GIB, Mode, Node, set_up};
-use serde_json::Value;
+use serde_json::{Value, json};
+use tessera_intercept_symbols::Version;
 use tessera_test_support::test_name;
 
 #[test]
@@ -56,14 +57,19 @@ fn cuda_and_nvml_report_the_grant_in_every_mode() {
     }
 }
 
-/// In mode proxy, `dlsym` is the loader's own and finds unknown functions in the real driver.
+/// The driver is newer than the symbol table. In mode proxy, `dlsym` is the loader's own and finds
+/// unknown functions in the real driver.
 #[test]
-fn unknown_functions_pass_and_are_counted() {
-    let Some(node) = set_up(test_name!(), Node::new) else { return };
-    for (mode, counted) in [(Mode::Preload, 2), (Mode::Proxy, 1), (Mode::Both, 2)] {
+fn only_unknown_forms_that_take_memory_are_refused() {
+    /// `CUDA_ERROR_NOT_FOUND`
+    const NOT_FOUND: i32 = 500;
+    let future = || Node::with_cuda(Version(99_000));
+    let Some(node) = set_up(test_name!(), future) else { return };
+    for (mode, counted) in [(Mode::Preload, 3), (Mode::Proxy, 2), (Mode::Both, 3)] {
         let share = node.share(&format!("{mode:?}"), 0, GIB);
         let lines = node.container_in(mode, &[&share]).run_c("unknown", false, &[]);
-        assert_eq!(lines[0]["none"], 1);
+        assert_eq!(lines[0], json!({"launch": 0, "memory": NOT_FOUND, "found": 0}), "{mode:?}");
+        assert_eq!(lines[1]["none"], 1, "{mode:?}");
         assert_eq!(share.ledger(|ledger| ledger.unknown_functions()), counted, "{mode:?}");
     }
 }

@@ -5,6 +5,7 @@ mod container;
 use std::fs;
 
 use container::{GIB, Mode, Node, containers_available, libraries, set_up};
+use serde_json::json;
 use tessera_intercept_symbols::{
     Library, PER_THREAD_STREAM, RELEASES, Symbol, TABLE, Version, resolve,
 };
@@ -155,4 +156,14 @@ fn dlsym_finds_only_functions_of_the_driver() {
             assert_eq!(missing(mode), bare, "{mode:?}, CUDA {driver}");
         }
     }
+}
+
+/// Each run is a new process, in which no address was learnt before.
+#[test]
+fn threads_that_resolve_at_once_find_every_function() {
+    const RUNS: u32 = 300;
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
+    let container = node.container(&[&node.share("claim-0", 0, GIB)]);
+    let lines = container.run_c("resolving", false, &[&RUNS.to_string()]);
+    assert_eq!(lines[0], json!({"runs": RUNS, "failed": 0}));
 }

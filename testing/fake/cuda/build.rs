@@ -48,15 +48,23 @@ fn write_function(symbol: &Symbol, defined: &BTreeSet<String>, code: &mut String
     .expect("writing to a string cannot fail");
 }
 
+/// Writes the addresses that `cuGetProcAddress` hands out: not those of the exported symbols, which
+/// no document of NVIDIA promises to be the same.
 fn write_addresses(table: &[&Symbol], code: &mut String) {
-    code.push_str("pub(crate) static ADDRESSES: &[(&str, unsafe extern \"C\" fn())] = &[\n");
+    let mut entries = String::new();
+    code.push_str("#[allow(non_snake_case)]\nmod handed_out {\n");
     for symbol in table.iter().map(|symbol| symbol.symbol) {
         writeln!(
             code,
-            "    (\"{symbol}\", {{ unsafe extern \"C\" {{ fn {symbol}(); }} {symbol} }}),"
+            "    #[unsafe(naked)]\n    pub(super) extern \"C\" fn {symbol}() {{ \
+             crate::abi::jump_to!(\"{symbol}\") }}"
         )
         .expect("writing to a string cannot fail");
+        writeln!(entries, "    (\"{symbol}\", handed_out::{symbol}),")
+            .expect("writing to a string cannot fail");
     }
+    code.push_str("}\npub(crate) static ADDRESSES: &[(&str, extern \"C\" fn())] = &[\n");
+    code.push_str(&entries);
     code.push_str("];\n");
 }
 

@@ -8,7 +8,11 @@ use tessera_intercept_symbols::{Version, find};
 /// A function that no symbol table lists, as in a driver that is newer than all tables.
 pub(crate) const UNLISTED_FUNCTION: &str = "cuFunctionOfTomorrow";
 
-/// See [`UNLISTED_FUNCTION`].
+/// The CUDA version from which on every function has one more form than all tables list: a driver
+/// of a future release.
+pub(crate) const FUTURE_RELEASE: Version = Version(99_000);
+
+/// See [`UNLISTED_FUNCTION`] and [`FUTURE_RELEASE`].
 #[unsafe(export_name = "cuFunctionOfTomorrow")]
 pub(crate) extern "C" fn unlisted_function() -> c_int {
     0

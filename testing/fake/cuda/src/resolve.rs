@@ -45,7 +45,8 @@ fn get(
 ) -> CuResult<Result<(), QueryResult>> {
     function.check()?;
     let driver = version(driver::cuda_number()?);
-    if name.text()? == exports::UNLISTED_FUNCTION {
+    let is_future_form = driver.min(version(requested)) >= exports::FUTURE_RELEASE;
+    if is_future_form || name.text()? == exports::UNLISTED_FUNCTION {
         return function.set(exports::unlisted_function as *const c_void).map(Ok);
     }
     match resolve(name.text()?, version(requested), flags, driver) {
