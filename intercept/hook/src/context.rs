@@ -61,38 +61,96 @@ unsafe fn create(out: *mut Handle, device: Device, take: impl FnOnce() -> c_int)
     begin(device, take, || Some(unsafe { out.read_unaligned() } as usize))
 }
 
-/// Gives back what was taken in a context.
-fn emptied(context: usize) {
-    if context == 0 {
-        return;
+/// The tables whose entries end with the context that they were made in.
+const OF_CONTEXT: [Kind; 5] =
+    [Kind::Pointer, Kind::Array, Kind::Imported, Kind::External, Kind::Module];
+
+/// A context that the driver is asked to end. Its entries are marked before the call: right after
+/// it, the driver may give the same address to the context of another thread.
+struct Leaving {
+    context: usize,
+    /// The context's own entry; `None` for a context that is not known or that another thread
+    /// ends.
+    known: Option<Cost>,
+}
+
+impl Leaving {
+    /// In [`Cost::context`]: the context is about to end. User space has no such address.
+    const MARK: usize = 1 << 63;
+
+    fn new(context: usize) -> Self {
+        let take_out = |state: &mut State| {
+            let known = state.table(Kind::Context).remove(context as u64)?;
+            Self::rename(state, context, context | Self::MARK);
+            Some(known)
+        };
+        Self { context, known: with_state(take_out).flatten() }
     }
-    with_state(|state| {
-        for kind in [Kind::Pointer, Kind::Array, Kind::Imported, Kind::External, Kind::Module] {
+
+    fn rename(state: &mut State, from: usize, to: usize) {
+        for kind in OF_CONTEXT {
+            state.table(kind).each(|cost| {
+                if cost.context == from {
+                    cost.context = to;
+                }
+            });
+        }
+    }
+
+    /// The context is as it was.
+    fn stay(self) {
+        let Self { context, known: Some(known) } = self else { return };
+        with_state(|state| {
+            Self::rename(state, context | Self::MARK, context);
+            Self::put_back(state, context, known);
+        });
+    }
+
+    fn put_back(state: &mut State, context: usize, known: Cost) {
+        if state.table(Kind::Context).make_room() {
+            state.table(Kind::Context).put(context as u64, known);
+        }
+    }
+
+    /// The driver has freed what was allocated in the context, which lives on.
+    fn empty(self) {
+        let Self { context, known: Some(known) } = self else { return };
+        with_state(|state| {
+            Self::put_back(state, context, known);
+            Self::release_all(state, context);
+        });
+        crate::pool::refresh();
+    }
+
+    /// The context has ended.
+    fn end(self) {
+        let Self { context, known: Some(known) } = self else { return };
+        with_state(|state| {
+            Self::release_all(state, context);
+            state.end_context(known.gpu as usize);
+        });
+        crate::pool::refresh();
+    }
+
+    fn release_all(state: &mut State, context: usize) {
+        for kind in OF_CONTEXT {
             let mut place = 0;
-            let goes = |_, cost: &Cost| cost.context == context;
+            let goes = |_, cost: &Cost| cost.context == context | Self::MARK;
             while let Some(cost) = state.table(kind).remove_next(&mut place, goes) {
                 state.release(cost.gpu as usize, cost.bytes);
             }
         }
         limit::ended(state, context);
-    });
-    crate::pool::refresh();
-}
-
-/// Gives back what a context cost.
-fn ended(context: usize) {
-    emptied(context);
-    with_state(|state| {
-        if let Some(known) = state.table(Kind::Context).remove(context as u64) {
-            state.end_context(known.gpu as usize);
-        }
-    });
+    }
 }
 
 fn destroy(context: Handle, real: impl FnOnce() -> c_int) -> c_int {
+    let leaving = Leaving::new(context as usize);
     compute::context_may_end(context as usize, real, |result| {
         if result == SUCCESS {
-            ended(context as usize);
+            leaving.end()
+        } else {
+            leaving.stay()
         }
         result == SUCCESS
     })
@@ -106,6 +164,16 @@ fn attach(context: usize, change: i32) -> Option<u32> {
         Some(known.holders)
     });
     changed.flatten()
+}
+
+/// Removes one attachment; the last ends the context.
+fn detach(context: Handle, real: impl FnOnce() -> c_int) -> c_int {
+    let is_last = attach(context as usize, -1) == Some(0);
+    let result = if is_last { destroy(context, real) } else { real() };
+    if result != SUCCESS {
+        attach(context as usize, 1);
+    }
+    result
 }
 
 /// The primary context of a device, as it was last retained.
@@ -141,17 +209,19 @@ fn begin_primary(
 /// Calls the driver to reset or release a primary context.
 fn release(device: Device, real: impl FnOnce() -> c_int, resets: bool) -> c_int {
     let context = primary(device);
+    let leaving = Leaving::new(context);
     compute::context_may_end(context, real, |result| {
-        if result != SUCCESS {
-            return false;
+        // It is known again if another thread has retained it meanwhile, for which it began anew.
+        let has_ended = result == SUCCESS
+            && (cuda::primary_is_active(device) == Some(false)
+                || with_state(|state| is_known(state, context)) == Some(true));
+        let is_empty = result == SUCCESS && resets;
+        match (has_ended, is_empty) {
+            (true, _) => leaving.end(),
+            (false, true) => leaving.empty(),
+            (false, false) => leaving.stay(),
         }
-        let gone = cuda::primary_is_active(device) == Some(false);
-        if gone {
-            ended(context);
-        } else if resets {
-            emptied(context);
-        }
-        gone || resets
+        has_ended || is_empty
     })
 }
 
@@ -165,7 +235,7 @@ fn end_primaries() {
         };
         if known != 0 && cuda::primary_is_active(device) == Some(false) {
             compute::context_is_gone(known);
-            ended(known);
+            Leaving::new(known).end();
         }
     }
 }
@@ -239,13 +309,7 @@ hooks! {
 
     fn cuCtxDetach(context: Handle) |real| {
         // SAFETY: the program's own call.
-        compute::context_may_end(context as usize, || unsafe { real(context) }, |result| {
-            let gone = result == SUCCESS && attach(context as usize, -1) == Some(0);
-            if gone {
-                ended(context as usize);
-            }
-            gone
-        })
+        detach(context, || unsafe { real(context) })
     }
 
     // A green context is a part of the primary context, which it keeps alive.

@@ -111,6 +111,13 @@ impl<V: Copy + Default> Table<V> {
         found.map(|(at, entry)| (entry.key, at + 1))
     }
 
+    /// Calls `change` with every entry.
+    pub(crate) fn each(&mut self, mut change: impl FnMut(&mut V)) {
+        for entry in self.entries_mut().iter_mut().filter(|entry| entry.key != 0) {
+            change(&mut entry.cost);
+        }
+    }
+
     /// Removes the next entry at or behind `place` that goes, and sets `place` to where it was.
     /// Calls that begin with 0 and end with `None` remove all that go, in one pass.
     ///

@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_char, c_uint, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 use crate::status::Status;
 
@@ -28,14 +29,31 @@ macro_rules! export {
         $(#[$attribute])*
         #[unsafe(no_mangle)]
         extern "C" fn $name($($argument: $type),*) -> $crate::abi::Return {
-            $crate::abi::answer(move || {
+            let result = $crate::abi::answer(move || {
                 $crate::abi::check_not_failing(stringify!($name))?;
                 $body
-            })
+            });
+            $crate::abi::preempt(stringify!($name));
+            result
         }
     )*};
 }
 pub(crate) use export;
+
+/// Takes the CPU from the calling thread for a while if `TESSERA_FAKE_CUDA_PREEMPTS` names this
+/// function: the work is done, and other threads see that before the caller does.
+pub(crate) fn preempt(function: &str) {
+    const AWAY: Duration = Duration::from_micros(200);
+    static PREEMPTED: OnceLock<Option<String>> = OnceLock::new();
+    let preempted =
+        PREEMPTED.get_or_init(|| std::env::var("TESSERA_FAKE_CUDA_PREEMPTS").ok()).as_deref();
+    if preempted == Some(function) {
+        let since = Instant::now();
+        while since.elapsed() < AWAY {
+            std::thread::yield_now();
+        }
+    }
+}
 
 /// Returns an error if `TESSERA_FAKE_CUDA_FAILS` names this function.
 pub(crate) fn check_not_failing(function: &str) -> CuResult {

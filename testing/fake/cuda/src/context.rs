@@ -69,8 +69,10 @@ fn create_context(state: &mut State, gpu: usize, flags: u32) -> CuResult<Handle>
         return Err(Status::DeviceUnavailable);
     }
     state.charge(gpu, board.model.context_bytes())?;
-    let handle = state.new_handle();
-    let id = handle.0 as u64;
+    let new = state.new_handle();
+    // As an allocator of addresses does, the driver hands out the last that became free.
+    let handle = state.spare_contexts.pop().unwrap_or(new);
+    let id = new.0 as u64;
     state.contexts.insert(
         handle,
         Context { gpu, flags, id, peers: Vec::new(), attached: 1, limits: DEFAULT_LIMITS },
@@ -94,6 +96,7 @@ fn destroy(state: &mut State, handle: Handle) -> CuResult {
         refund(module.gpu, module.bytes)?;
     }
     state.functions.retain(|_, function| function.context != handle);
+    state.spare_contexts.push(handle);
     STACK.with_borrow_mut(|stack| stack.retain(|other| *other != handle));
     Ok(())
 }

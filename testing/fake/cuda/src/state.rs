@@ -47,6 +47,8 @@ pub(crate) struct State {
     /// Next free device address by GPU, relative to the start of its range.
     addresses: HashMap<usize, u64>,
     pub(crate) contexts: HashMap<Handle, Context>,
+    /// Addresses of destroyed contexts.
+    pub(crate) spare_contexts: Vec<Handle>,
     pub(crate) green: HashMap<Handle, Green>,
     pub(crate) primaries: HashMap<usize, Primary>,
     pub(crate) allocations: BTreeMap<u64, Allocation>,
