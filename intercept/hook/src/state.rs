@@ -291,7 +291,7 @@ impl State {
     pub(crate) fn memory(&mut self, uuid: GpuUuid) -> Memory {
         let Some(gpu) = self.find(uuid) else { return Memory::NOTHING };
         let shares = self.shares(gpu);
-        shares.iter().for_each(Share::reclaim);
+        shares.iter_mut().for_each(Share::reclaim_for_report);
         shares.iter_mut().fold(Memory::NOTHING, |sum, share| Memory {
             limit: sum.limit.saturating_add(share.limit()),
             used: sum.used.saturating_add(share.used()),

@@ -5,6 +5,7 @@
 //! handles, mappings and what it is bound to hold it.
 
 use core::ffi::{c_int, c_ulonglong, c_void};
+use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::bind::{self, Owner};
@@ -96,6 +97,9 @@ fn holder(number: u64, length: u64) -> Cost {
     }
 }
 
+/// In place of a number: mapped memory that is not a GPU's, or of which nothing is known.
+const NO_MEMORY: u64 = 0;
+
 /// Handles are remembered among the arrays' keys no more than memory among handles': each kind has
 /// a table of its own, and memory shares that of handles with its number's top bit set, which no
 /// handle has.
@@ -146,14 +150,14 @@ pub(crate) fn number_of(state: &mut State, handle: u64) -> Option<u64> {
     state.table(Kind::Physical).get(handle & !MEMORY).map(|known| known.bytes)
 }
 
-/// The number of the memory that is mapped at an address.
+/// The number of the memory of a GPU that is mapped at an address.
 pub(crate) fn number_at(state: &mut State, address: Pointer) -> Option<u64> {
     let mut place = 0;
     while let Some((start, next)) = state.table(Kind::Mapping).key_from(place) {
         place = next;
         let mapping = *state.table(Kind::Mapping).get(start)?;
         if address.checked_sub(start).is_some_and(|offset| offset < mapping.context as u64) {
-            return Some(mapping.bytes);
+            return Some(mapping.bytes).filter(|number| *number != NO_MEMORY);
         }
     }
     None
@@ -214,7 +218,8 @@ fn cost_of_mapping(state: &mut State, handle: u64, length: u64) -> Option<(u32, 
     (memory.context == IMPORTED && more > 0).then_some((memory.gpu, more))
 }
 
-/// Remembers a mapping; what was charged for it becomes part of what the memory costs.
+/// Remembers a mapping, also of memory that is not a GPU's: one call may unmap both. What was
+/// charged for it becomes part of what the memory costs.
 fn map(state: &mut State, pointer: Pointer, length: u64, handle: u64, charge: Option<Charge>) {
     let number = number_of(state, handle);
     if let Some(charge) = charge {
@@ -227,8 +232,8 @@ fn map(state: &mut State, pointer: Pointer, length: u64, handle: u64, charge: Op
         });
         state.release(charge.gpu as usize, charge.bytes - needed);
     }
-    let Some(number) = number else { return };
     if state.table(Kind::Mapping).make_room() {
+        let number = number.unwrap_or(NO_MEMORY);
         hold(state, number);
         // What was there is unmapped, or the driver would not have mapped this.
         if let Some(stale) = state.table(Kind::Mapping).put(pointer, holder(number, length)) {
@@ -237,7 +242,24 @@ fn map(state: &mut State, pointer: Pointer, length: u64, handle: u64, charge: Op
     }
 }
 
-/// Calls `found` with the mappings in a range: it may have several, one after the other.
+/// Returns the first mapping in a range.
+fn first_mapping(state: &mut State, range: Range<Pointer>) -> Option<Pointer> {
+    let table = state.table(Kind::Mapping);
+    if table.get(range.start).is_some() {
+        return Some(range.start);
+    }
+    let (mut first, mut place) = (None, 0);
+    while let Some((start, next)) = table.key_from(place) {
+        place = next;
+        if range.contains(&start) && first.is_none_or(|first| start < first) {
+            first = Some(start);
+        }
+    }
+    first
+}
+
+/// Calls `found` with the mappings in a range, in the order of their addresses. A range usually has
+/// one mapping, or several without gaps.
 fn each_mapping(
     state: &mut State,
     pointer: Pointer,
@@ -246,10 +268,12 @@ fn each_mapping(
 ) {
     let end = pointer.saturating_add(length);
     let mut at = pointer;
-    while at < end {
-        let Some(mapping) = state.table(Kind::Mapping).get(at).copied() else { return };
-        found(state, at);
-        at = at.saturating_add((mapping.context as u64).max(1));
+    while at < end
+        && let Some(start) = first_mapping(state, at..end)
+        && let Some(mapping) = state.table(Kind::Mapping).get(start).copied()
+    {
+        found(state, start);
+        at = start.saturating_add((mapping.context as u64).max(1));
     }
 }
 

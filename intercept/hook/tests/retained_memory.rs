@@ -138,8 +138,18 @@ fn only_pinned_host_memory_is_free_of_charge() {
         ("managed, on the host", 64 * MIB),
         ("destroyed", 0),
         ("imported", 4 * MIB),
+        ("mixed", 8 * MIB),
+        ("unmapped", 0),
     ];
     assert_eq!(places, expected.map(|(place, bytes)| (format!("{place:?}"), Value::from(bytes))));
+}
+
+/// The driver gives the address of a destroyed context to the context of another thread.
+#[test]
+fn contexts_of_several_threads_are_charged_exactly() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
+    let lines = run(&node, &node.share_with_contexts(64 * GIB), "contexts", &["100"]);
+    assert_exact(&lines, 2);
 }
 
 /// A charge that one thread has not committed yet is counted once by the other.

@@ -1,6 +1,9 @@
 /* Times calls of the driver; what it finds, in nanoseconds, is a line of JSON.
  *
  *   launch N              one launch: median of 31 batches of N
+ *   sync N                one launch and the wait for it, the same way
+ *   destroy LIVE          the end of a context with LIVE allocations
+ *   info P N              cuMemGetInfo in one of P processes that hold memory: median of 31 batches of N
  *   memory LIVE N         one allocation and its free beside LIVE others: median of 31 batches of N
  *   threads T N           the same by T threads at once: wall time for each pair
  *   processes P N         the same by P processes at once
@@ -9,6 +12,7 @@
  */
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <spawn.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
@@ -19,7 +23,7 @@
 #define BATCHES 31
 #define BYTES 4096
 
-static int (*launch)(), (*allocate)(uint64_t *, size_t), (*release)(uint64_t);
+static int (*launch)(), (*allocate)(uint64_t *, size_t), (*release)(uint64_t), (*synchronize)(void), (*info)(size_t *, size_t *);
 static void *function;
 
 static double by(clockid_t clock) {
@@ -52,12 +56,26 @@ static void ready(void) {
     launch = (int (*)())must(dlsym(driver(), "cuLaunchKernel"), "cuLaunchKernel");
     allocate = must(dlsym(driver(), "cuMemAlloc_v2"), "cuMemAlloc_v2");
     release = must(dlsym(driver(), "cuMemFree_v2"), "cuMemFree_v2");
+    synchronize = must(dlsym(driver(), "cuCtxSynchronize"), "cuCtxSynchronize");
+    info = must(dlsym(driver(), "cuMemGetInfo_v2"), "cuMemGetInfo_v2");
     ok(allocate(&first, BYTES), "first allocation");
 }
 
 static void launches(long count) {
     for (long at = 0; at < count; at++)
         ok(launch(function, 1, 1, 1, 32, 1, 1, 0, (void *)0, (void *)0, (void *)0), "launch");
+}
+
+static void launches_and_waits(long count) {
+    for (long at = 0; at < count; at++) {
+        launches(1);
+        ok(synchronize(), "synchronize");
+    }
+}
+
+static void infos(long count) {
+    size_t unused, total;
+    for (long at = 0; at < count; at++) ok(info(&unused, &total), "cuMemGetInfo");
 }
 
 static void pairs(long count) {
@@ -79,9 +97,20 @@ static double median_of_batches(void (*work)(long), long count) {
     return quantile(each, BATCHES, 0.5);
 }
 
-static void one_launch(long count) {
+static void one_launch(void (*work)(long), long count) {
     ready();
-    say("{\"ns\":%.2f}", median_of_batches(launches, count));
+    say("{\"ns\":%.2f}", median_of_batches(work, count));
+}
+
+static void one_destroy(long live) {
+    void *context;
+    uint64_t pointer;
+    ready();
+    ok(CU(cuCtxCreate_v2, &context, 0, 0), "context");
+    for (long at = 0; at < live; at++) ok(allocate(&pointer, BYTES), "allocation");
+    double before = now();
+    ok(CU(cuCtxDestroy_v2, context), "destroy");
+    say("{\"ns\":%.2f}", now() - before);
 }
 
 static void one_pair(long live, long count) {
@@ -161,6 +190,23 @@ static void many_processes(unsigned many, long count) {
     say("{\"ns\":%.2f}", each(spans, many));
 }
 
+/* The others hold memory and do nothing. */
+static void info_beside(unsigned many, long count) {
+    pid_t others[many];
+    shared(many - 1);
+    for (unsigned at = 1; at < many; at++) {
+        if ((others[at] = fork())) continue;
+        ready();
+        pthread_barrier_wait(barrier);
+        for (;;) pause();
+    }
+    ready();
+    pthread_barrier_wait(barrier);
+    say("{\"ns\":%.2f}", median_of_batches(infos, count));
+    for (unsigned at = 1; at < many; at++) kill(others[at], SIGKILL);
+    while (wait(0) > 0);
+}
+
 /* A process that is kept off the CPU by the others takes long, but no more of the CPU. */
 static void many_starts(unsigned many) {
     /* A span has room for two numbers. */
@@ -197,7 +243,10 @@ static void spawns(long count) {
 int main(int argc, char **argv) {
     long first = argc > 2 ? atol(argv[2]) : 0, second = argc > 3 ? atol(argv[3]) : 0;
     const char *what = argc > 1 ? argv[1] : "";
-    if (!strcmp(what, "launch")) one_launch(first);
+    if (!strcmp(what, "launch")) one_launch(launches, first);
+    else if (!strcmp(what, "sync")) one_launch(launches_and_waits, first);
+    else if (!strcmp(what, "destroy")) one_destroy(first);
+    else if (!strcmp(what, "info")) info_beside((unsigned)first, second);
     else if (!strcmp(what, "memory")) one_pair(first, second);
     else if (!strcmp(what, "threads")) many_threads((unsigned)first, second);
     else if (!strcmp(what, "processes")) many_processes((unsigned)first, second);

@@ -7,7 +7,8 @@
 
 typedef int Result;
 static const uint64_t ROOM = (uint64_t)80 << 30;
-static char context, function, module, events[4096];
+static char context, own, function, module, events[4096];
+static void *current = &context;
 static _Atomic unsigned made;
 static _Atomic uint64_t next = 0x7f0000000000;
 
@@ -40,7 +41,9 @@ Result cuDevicePrimaryCtxRetain(void **out, int device) { return *out = &context
 Result cuDevicePrimaryCtxRelease_v2(int device) { return device & 0; }
 Result cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) { return *flags = 0, *active = 1 + (device & 0), 0; }
 Result cuCtxSetCurrent(void *now) { return now ? 0 : 0; }
-Result cuCtxGetCurrent(void **out) { return *out = &context, 0; }
+Result cuCtxGetCurrent(void **out) { return *out = current, 0; }
+Result cuCtxCreate_v2(void **out, unsigned flags, int device) { return *out = current = &own + (flags & 0) + (device & 0), 0; }
+Result cuCtxDestroy_v2(void *gone) { return current = &context, gone ? 0 : 201; }
 Result cuCtxGetDevice(int *device) { return *device = 0, 0; }
 Result cuCtxSynchronize(void) { return 0; }
 

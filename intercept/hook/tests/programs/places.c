@@ -62,6 +62,22 @@ static void import(int location_type, int location) {
     ok(CU(cuMemRelease, handle), "release");
 }
 
+/* One call unmaps a range of memory of the host and of the device, with a gap between. */
+static void mixed(void) {
+    struct place host = {1, 0, 2, 0, 0, {0}}, device = {1, 0, 1, 0, 0, {0}};
+    uint64_t before = charged(), handles[3];
+    ok(CU(cuMemAddressReserve, &p, 16 * MIB, (size_t)0, (uint64_t)0, 0ull), "reserve");
+    for (int i = 0; i < 3; i++) {
+        ok(CU(cuMemCreate, &handles[i], 4 * MIB, i ? &device : &host, 0ull), "create");
+        ok(CU(cuMemMap, p + (i == 2 ? 12 : 4 * i) * MIB, 4 * MIB, (size_t)0, handles[i], 0ull), "map");
+        ok(CU(cuMemRelease, handles[i]), "release");
+    }
+    cost("mixed", before);
+    ok(CU(cuMemUnmap, p, 16 * MIB), "unmap");
+    cost("unmapped", before);
+    ok(CU(cuMemAddressFree, p, 16 * MIB), "free the range");
+}
+
 int main(int count, char **arguments) {
     open_both(arguments);
     begin();
@@ -70,6 +86,7 @@ int main(int count, char **arguments) {
     managed(0, "managed");
     managed(2, "managed, on the host");
     import(DOMAIN);
+    mixed();
     both("end");
     (void)count;
     return 0;
