@@ -121,6 +121,15 @@ impl ComputeSlot {
             && now < self.done_by_ns.load(Ordering::Relaxed)
     }
 
+    /// Whether the process had work lately: one that waits for each of its launches is seldom seen
+    /// while it [is busy](Self::is_busy).
+    #[must_use]
+    pub fn was_busy(&self, now: u64) -> bool {
+        const LATELY_NS: u64 = 20_000_000;
+        let done_by = self.done_by_ns.load(Ordering::Relaxed);
+        done_by != 0 && now < done_by.saturating_add(LATELY_NS)
+    }
+
     /// Notes that it has work from now on.
     pub fn begin(&self, now: u64) {
         self.busy_since_ns.store(now, Ordering::Relaxed);

@@ -85,6 +85,7 @@ pub fn run(workload: &Workload, limiter: Limiter, percent: u32, seed: u64) -> Wo
         limiter,
         percent,
         priority: 0,
+        cpu_percent: None,
     });
     if workload.co_tenant == CoTenant::Unlimited {
         world.add(Container {
@@ -96,6 +97,7 @@ pub fn run(workload: &Workload, limiter: Limiter, percent: u32, seed: u64) -> Wo
             limiter: Limiter::Tessera(ComputePolicy::None),
             percent: 0,
             priority: 0,
+            cpu_percent: None,
         });
     }
     world.run(workload.end(percent));

@@ -16,9 +16,12 @@ pub struct GpuSpec {
 
 impl Default for GpuSpec {
     fn default() -> Self {
-        Self { slice: 2_000_000, switch: 10_000, event: 500 }
+        Self { slice: 2_000_000, switch: 10_000, event: 700 }
     }
 }
+
+/// Resolution of event times: that of `cuEventElapsedTime`.
+const EVENT_RESOLUTION: u64 = 500;
 
 /// A GPU and its contexts.
 #[derive(Debug)]
@@ -38,6 +41,8 @@ pub struct Gpu {
 struct Op {
     left: u64,
     event: Option<u16>,
+    /// The time at which the CPU submits it.
+    submitted: u64,
 }
 
 #[derive(Debug, Default)]
@@ -57,6 +62,23 @@ struct Context {
     ran: u64,
     /// Queue length for which the process waits.
     waits_for: Option<usize>,
+}
+
+impl Context {
+    /// Returns the first operation of each stream.
+    fn heads(&self) -> impl Iterator<Item = &Op> {
+        self.streams.iter().filter_map(|stream| stream.queue.front())
+    }
+
+    /// Returns true if an operation can run.
+    fn has_work(&self, now: u64) -> bool {
+        self.heads().any(|op| op.submitted <= now)
+    }
+
+    /// Returns the time after `now` at which another stream has work.
+    fn next_work(&self, now: u64) -> Option<u64> {
+        self.heads().map(|op| op.submitted).filter(|submitted| *submitted > now).min()
+    }
 }
 
 impl Gpu {
@@ -85,15 +107,15 @@ impl Gpu {
         self.contexts.len() - 1
     }
 
-    /// Queues a kernel.
-    pub fn launch(&mut self, context: usize, stream: usize, kernel: u64) {
-        self.push(context, stream, Op { left: kernel, event: None });
+    /// Queues a kernel that the CPU submits at a time.
+    pub fn launch(&mut self, context: usize, stream: usize, kernel: u64, submitted: u64) {
+        self.push(context, stream, Op { left: kernel, event: None, submitted });
     }
 
-    /// Queues an event.
-    pub fn record(&mut self, context: usize, stream: usize, event: u16) {
+    /// Queues an event that the CPU submits at a time.
+    pub fn record(&mut self, context: usize, stream: usize, event: u16, submitted: u64) {
         self.contexts[context].completed[usize::from(event)] = None;
-        self.push(context, stream, Op { left: self.spec.event, event: Some(event) });
+        self.push(context, stream, Op { left: self.spec.event, event: Some(event), submitted });
     }
 
     fn push(&mut self, context: usize, stream: usize, op: Op) {
@@ -102,16 +124,11 @@ impl Gpu {
         context.queued += 1;
     }
 
-    /// Returns the completion time of an event.
+    /// Returns the completion time of an event, at the resolution of events.
     #[must_use]
     pub fn completed(&self, context: usize, event: u16) -> Option<u64> {
-        self.contexts[context].completed[usize::from(event)]
-    }
-
-    /// Returns the cost of an event.
-    #[must_use]
-    pub fn event_cost(&self) -> u64 {
-        self.spec.event
+        let at = self.contexts[context].completed[usize::from(event)]?;
+        Some(at / EVENT_RESOLUTION * EVENT_RESOLUTION)
     }
 
     /// Returns the GPU time of a context.
@@ -130,6 +147,12 @@ impl Gpu {
     #[must_use]
     pub fn queued(&self, context: usize) -> usize {
         self.contexts[context].queued
+    }
+
+    /// Returns true if a stream has nothing to do.
+    #[must_use]
+    pub fn is_empty(&self, context: usize, stream: usize) -> bool {
+        self.contexts[context].streams[stream].queue.is_empty()
     }
 
     /// Kills a process and drops its queued work.
@@ -154,11 +177,13 @@ impl Gpu {
                 self.now = self.switching.min(to);
                 continue;
             }
-            if self.contexts.get(self.current).is_none_or(|context| context.queued == 0)
-                || self.now >= self.slice_end
+            let now = self.now;
+            if self.contexts.get(self.current).is_none_or(|context| !context.has_work(now))
+                || now >= self.slice_end
             {
                 if !self.switch() {
-                    self.now = to;
+                    let next = self.contexts.iter().filter_map(|context| context.next_work(now));
+                    self.now = next.min().unwrap_or(to).min(to);
                 }
                 continue;
             }
@@ -174,7 +199,7 @@ impl Gpu {
         let count = self.contexts.len();
         let next = (1..=count)
             .map(|step| (self.current + step) % count)
-            .find(|at| self.contexts[*at].queued > 0);
+            .find(|at| self.contexts[*at].has_work(self.now));
         let Some(next) = next else { return false };
         if next != self.current {
             self.switching = self.now + self.spec.switch;
@@ -186,14 +211,17 @@ impl Gpu {
     }
 
     fn run(&mut self, to: u64) -> Option<usize> {
+        let now = self.now;
         let context = &mut self.contexts[self.current];
-        let heads = context.streams.iter().filter_map(|stream| stream.queue.front());
-        let shortest = heads.map(|op| op.left).min()?;
-        let step = shortest.min(self.slice_end - self.now).min(to - self.now);
+        let shortest = context.heads().filter(|op| op.submitted <= now).map(|op| op.left).min()?;
+        let until = context.next_work(now).unwrap_or(to).min(self.slice_end).min(to);
+        let step = shortest.min(until - now);
         self.now += step;
         context.ran += step;
         for stream in &mut context.streams {
-            let Some(op) = stream.queue.front_mut() else { continue };
+            let Some(op) = stream.queue.front_mut().filter(|op| op.submitted <= now) else {
+                continue;
+            };
             op.left -= step;
             if op.left > 0 {
                 continue;

@@ -6,6 +6,7 @@
 //!   |  each launch asks the container's Limiter: Tessera's, none, or models of others
 //! Gpu       one context at a time, by time slices; streams within a context run concurrently
 //!   |  knows the ground truth: the run time of each context
+//! Cpu       what submissions take, preemption and CPU limits: the GPU waits for the CPU meanwhile
 //! World     the clock; the host that reads ledgers and publishes with a delay
 //!   |
 //! Record    GPU time of each container every 10 ms, and errors over any window
@@ -14,6 +15,7 @@
 //! Time is virtual, in nanoseconds; the same seed gives the same run.
 
 mod cases;
+mod cpu;
 mod gpu;
 mod limiter;
 mod others;
@@ -23,6 +25,7 @@ mod record;
 mod world;
 
 pub use cases::{Accuracy, CoTenant, Workload, measure, run, unlimited};
+pub use cpu::CpuSpec;
 pub use gpu::{Gpu, GpuSpec};
 pub use limiter::{ContainerLimiter, Limiter};
 pub use program::{Pattern, Program};

@@ -3,7 +3,7 @@
 use tessera_intercept_abi::ComputePolicy;
 use tessera_intercept_limiter::compute::{
     Asked, ComputePage, ComputeSlot, Decision, Key, MARKERS, Marker, Meter, Plan, Published,
-    PublishedPage, Rate, Surroundings, Till, Timer, running_of,
+    PublishedPage, Rate, Submission, Surroundings, Till, Timer, running_of,
 };
 
 use crate::gpu::Gpu;
@@ -48,7 +48,8 @@ pub(crate) enum ProcessLimiter {
 /// Decision about a launch.
 #[derive(Debug)]
 pub(crate) enum LaunchDecision {
-    Admit(Option<(u16, u16)>),
+    /// Without a question to the meter, or as planned.
+    Admit(Option<Plan>),
     RetryAt(u64),
 }
 
@@ -66,7 +67,7 @@ impl Timer for GpuTimer<'_> {
     fn elapsed_ns(&mut self, from: Marker, to: Marker) -> Option<i64> {
         let (from, to) =
             (self.gpu.completed(self.context, from.0)?, self.gpu.completed(self.context, to.0)?);
-        Some(to as i64 - from as i64 - self.gpu.event_cost() as i64)
+        Some(to as i64 - from as i64)
     }
 }
 
@@ -100,12 +101,13 @@ impl ContainerLimiter {
 
     fn surroundings<'a>(&'a self, till: &'a Till, slot: usize, now: u64) -> Surroundings<'a> {
         let siblings =
-            self.slots.iter().enumerate().filter(|(at, _)| *at != slot).map(|(_, slot)| slot);
+            || self.slots.iter().enumerate().filter(|(at, _)| *at != slot).map(|(_, slot)| slot);
         Surroundings {
             till,
             page: &self.page,
             slot: &self.slots[slot],
-            siblings: running_of(siblings, now),
+            siblings: running_of(siblings(), now),
+            has_siblings: siblings().any(|slot| slot.was_busy(now)),
             published: Published::read(&self.published, now),
             policy: match self.limiter {
                 Limiter::Tessera(policy) => policy,
@@ -138,9 +140,9 @@ impl ContainerLimiter {
                     events,
                     asked,
                 ) {
-                    Decision::Go(Plan { between, .. }) => {
+                    Decision::Go(plan) => {
                         *waits = None;
-                        LaunchDecision::Admit(between.map(|(before, behind)| (before.0, behind.0)))
+                        LaunchDecision::Admit(Some(plan))
                     }
                     Decision::Wait(waiting) => LaunchDecision::RetryAt(waiting.until_ns),
                 }
@@ -148,6 +150,13 @@ impl ContainerLimiter {
             ProcessLimiter::Hami(hami) => hami.decide(now),
             ProcessLimiter::Aimd => self.aimd.decide(now),
             ProcessLimiter::None => LaunchDecision::Admit(None),
+        }
+    }
+
+    /// Observes that a planned launch and its events were submitted.
+    pub(crate) fn submitted(process: &mut ProcessLimiter, plan: Plan, submission: Submission) {
+        if let ProcessLimiter::Tessera(state) = process {
+            state.1.submitted(plan, submission);
         }
     }
 

@@ -3,9 +3,11 @@
 use core::sync::atomic::Ordering;
 use tessera_intercept_abi::ComputePolicy;
 use tessera_intercept_limiter::compute::{
-    Arbiter, Crowd, Key, Observation, Published, Tenant, bury, busy_of,
+    Arbiter, BURST_GPU_NS, Crowd, Key, Observation, Plan, Published, Submission, Tenant, bury,
+    busy_of,
 };
 
+use crate::cpu::{CpuSpec, Quota};
 use crate::gpu::{Gpu, GpuSpec};
 use crate::limiter::{ContainerLimiter, GpuTimer, LaunchDecision, Limiter, ProcessLimiter};
 use crate::others::Hami;
@@ -14,13 +16,8 @@ use crate::random::Random;
 use crate::record::Record;
 use crate::{MS, US};
 
-/// CPU time of a launch, and of each event with it.
-const LAUNCH: u64 = 4 * US;
-const EVENT: u64 = 1_500;
 /// Length of the driver's queue, after which a launch blocks.
 const QUEUE: usize = 1024;
-/// Time of the return from a synchronisation.
-const SYNC: u64 = 10 * US;
 /// Period of NVML's utilisation.
 const NVML_PERIOD: u64 = 1_000 * MS / 6;
 /// Number of containers that the host manages.
@@ -39,6 +36,8 @@ pub struct Container {
     pub percent: u32,
     /// Priority for spare time; the lowest is first.
     pub priority: u8,
+    /// CPU limit of all its processes in percent of a CPU.
+    pub cpu_percent: Option<u32>,
 }
 
 /// The host's driver.
@@ -65,14 +64,55 @@ struct Process {
     wake: u64,
     launched: u64,
     unsynced: u32,
-    /// True if it is returning from a synchronisation.
-    syncing: bool,
+    /// Its next step, when it wakes.
+    phase: Phase,
+}
+
+/// The next step of a process.
+#[derive(Debug, Clone, Copy)]
+enum Phase {
+    /// Asks to launch.
+    Launch,
+    /// Submits a launch as planned.
+    Admitted(Plan),
+    /// Has submitted a launch as planned.
+    Submitted(Plan, Submission),
+    /// Has submitted a launch.
+    Launched,
+    /// Returns from a synchronisation.
+    Synced,
+}
+
+/// The tokens that a container would have if its limiter knew the GPU time of each kernel at once.
+#[derive(Debug, Clone, Copy, Default)]
+struct Ideal {
+    at: u64,
+    ran: u64,
+    /// GPU-ns; negative: a debt.
+    tokens: i64,
+    /// The time since which a launch waits although there is no debt.
+    waits_since: Option<u64>,
+    longest: u64,
+}
+
+impl Ideal {
+    fn observe(&mut self, now: u64, ran: u64, percent: u32, waits: bool) {
+        let earned = (now - self.at) * u64::from(percent) / 100;
+        let tokens = self.tokens + earned as i64 - (ran - self.ran) as i64;
+        let since = self.waits_since.filter(|_| self.tokens > 0);
+        self.longest = self.longest.max(since.map_or(0, |since| now - since));
+        (self.at, self.ran, self.tokens) = (now, ran, tokens.min(BURST_GPU_NS as i64));
+        self.waits_since = (waits && self.tokens > 0).then(|| since.unwrap_or(now));
+    }
 }
 
 /// A GPU, its containers and its host.
 #[derive(Debug)]
 pub struct World {
     gpu: Gpu,
+    cpu: CpuSpec,
+    quotas: Vec<Option<Quota>>,
+    ideals: Vec<Ideal>,
     containers: Vec<(Container, ContainerLimiter)>,
     processes: Vec<Process>,
     host: Host,
@@ -96,6 +136,9 @@ impl World {
     pub fn new(spec: GpuSpec, host: Host, seed: u64) -> Self {
         Self {
             gpu: Gpu::new(spec),
+            cpu: CpuSpec::default(),
+            quotas: Vec::new(),
+            ideals: Vec::new(),
             containers: Vec::new(),
             processes: Vec::new(),
             host,
@@ -135,9 +178,11 @@ impl World {
                 wake,
                 launched: 0,
                 unsynced: 0,
-                syncing: false,
+                phase: Phase::Launch,
             });
         }
+        self.ideals.push(Ideal::default());
+        self.quotas.push(container.cpu_percent.map(Quota::of));
         self.containers.push((container, limiter));
         self.nvml.push((0, 0.0));
         number
@@ -166,9 +211,21 @@ impl World {
         limiter.slots.iter().map(|slot| slot.gpu_ns.load(Ordering::Relaxed)).sum()
     }
 
+    /// Returns the longest time for which a launch of a container waited although the GPU time of
+    /// its kernels was within the cap.
+    #[must_use]
+    pub fn longest_unneeded_wait(&self, container: usize) -> u64 {
+        self.ideals[container].longest
+    }
+
     /// Sets the slice that limiters assume, which may differ from the GPU's.
     pub fn set_assumed_slice(&mut self, slice: u64) {
         self.assumed_slice = slice;
+    }
+
+    /// Sets the CPU time of submissions, and how threads are preempted.
+    pub fn set_cpu(&mut self, cpu: CpuSpec) {
+        self.cpu = cpu;
     }
 
     /// Runs until a time.
@@ -217,27 +274,55 @@ impl World {
 
     /// Wakes the process whose wait is over.
     fn wake(&mut self, context: usize) {
-        if let Some(process) = self.processes.iter_mut().find(|process| process.context == context)
-        {
-            process.wake = self.now + SYNC;
-        }
+        let (cpu, now) = (self.cpu, self.now);
+        let Some(process) = self.processes.iter_mut().find(|process| process.context == context)
+        else {
+            return;
+        };
+        let quota = self.quotas[process.container].as_mut();
+        process.wake = cpu.work(quota, now, cpu.sync, &mut self.random);
     }
 
     fn act(&mut self, at: usize) {
+        match core::mem::replace(&mut self.processes[at].phase, Phase::Launch) {
+            Phase::Launch => self.launch(at),
+            Phase::Admitted(plan) => self.submit(at, Some(plan)),
+            Phase::Submitted(plan, submission) => {
+                self.report(at, plan, submission);
+                self.launched(at);
+            }
+            Phase::Launched => self.launched(at),
+            Phase::Synced => self.synced(at),
+        }
+    }
+
+    /// Tells the limiter when a launch and its events were submitted.
+    fn report(&mut self, at: usize, plan: Plan, submission: Submission) {
+        let process = &mut self.processes[at];
+        let is_pending = |pair: tessera_intercept_limiter::compute::Pair| {
+            self.gpu.completed(process.context, pair.before.0).is_none()
+        };
+        let was_queued = plan.pair.is_some_and(is_pending);
+        let submission = Submission { was_queued, ..submission };
+        ContainerLimiter::submitted(&mut process.limiter, plan, submission);
+    }
+
+    fn synced(&mut self, at: usize) {
+        let now = self.now;
+        let process = &mut self.processes[at];
+        let (container, limiter) = &mut self.containers[process.container];
+        limiter.synced(&mut process.limiter, process.slot, &self.gpu, process.context, now);
+        match container.program.pattern {
+            Pattern::Sync { gap } if gap > 0 => process.wake = now + gap,
+            _ => self.launch(at),
+        }
+    }
+
+    fn launch(&mut self, at: usize) {
         let now = self.now;
         let process = &mut self.processes[at];
         let (container, limiter) = &mut self.containers[process.container];
         let program = &container.program;
-        if process.syncing {
-            process.syncing = false;
-            limiter.synced(&mut process.limiter, process.slot, &self.gpu, process.context, now);
-            if let Pattern::Sync { gap } = program.pattern {
-                process.wake = now + gap;
-                if gap > 0 {
-                    return;
-                }
-            }
-        }
         let active = program.next_active(now);
         if active > now {
             process.wake = active;
@@ -252,42 +337,86 @@ impl World {
             Pattern::Graph => Key::graph(0x7000 + process.slot),
             _ => Key::kernel(0x1000, [1320, 1, 1], [256, 1, 1]),
         };
-        let stream = process.launched as usize % program.streams;
         let mut events = GpuTimer { gpu: &self.gpu, context: process.context };
-        match limiter.decide(&mut process.limiter, process.slot, key, &mut events, now) {
+        let decision = limiter.decide(&mut process.limiter, process.slot, key, &mut events, now);
+        let waits = matches!(decision, LaunchDecision::RetryAt(_));
+        let (number, percent) = (process.container, container.percent);
+        self.ideals[number].observe(now, ran(&self.gpu, &self.processes, number), percent, waits);
+        let process = &mut self.processes[at];
+        match decision {
             LaunchDecision::RetryAt(until) => {
                 process.wake = until.max(now) + self.random.between(5 * US, 60 * US);
             }
-            LaunchDecision::Admit(between) => {
-                let kernel = length(program, &mut self.random);
-                if let Some((before, _)) = between {
-                    self.gpu.record(process.context, stream, before);
-                }
-                self.gpu.launch(process.context, stream, kernel);
-                if let Some((_, behind)) = between {
-                    self.gpu.record(process.context, stream, behind);
-                }
-                let took = LAUNCH + if between.is_some() { 2 * EVENT } else { 0 };
-                process.launched += 1;
-                process.unsynced += 1;
-                process.wake = now + took;
-                let syncs = match program.pattern {
-                    Pattern::Sync { .. } => true,
-                    Pattern::Batch { launches } => process.unsynced >= launches,
-                    Pattern::Sparse { every } => {
-                        process.wake = now + every;
-                        false
-                    }
-                    Pattern::Async | Pattern::Graph => false,
-                };
-                if syncs {
-                    process.unsynced = 0;
-                    process.syncing = true;
-                    process.wake = u64::MAX;
-                    self.gpu.wait_for(process.context, 0);
-                }
+            LaunchDecision::Admit(None) => self.submit(at, None),
+            LaunchDecision::Admit(Some(plan)) => {
+                let quota = self.quotas[process.container].as_mut();
+                process.wake = self.cpu.work(quota, now, self.cpu.decision, &mut self.random);
+                process.phase = Phase::Admitted(plan);
             }
         }
+    }
+
+    /// Submits a launch, and the events that the limiter wants.
+    fn submit(&mut self, at: usize, plan: Option<Plan>) {
+        let (cpu, random) = (self.cpu, &mut self.random);
+        let process = &mut self.processes[at];
+        let program = &self.containers[process.container].0.program;
+        let quota = &mut self.quotas[process.container];
+        let (context, stream) = (process.context, process.launched as usize % program.streams);
+        let kernel = length(program, random);
+        let mut now = self.now;
+        let was_idle = self.gpu.is_empty(context, stream);
+        let mut submission =
+            Submission { before: now, launched: 0, behind: 0, was_idle, was_queued: false };
+        let pair = plan.and_then(|plan| plan.pair);
+        if let Some(pair) = pair {
+            for event in pair.calibration.into_iter().chain([pair.before]) {
+                now = cpu.event(quota.as_mut(), now, random);
+                self.gpu.record(context, stream, event.0, now);
+            }
+            submission.before = now;
+        }
+        now = cpu.launch(quota.as_mut(), now, random);
+        self.gpu.launch(context, stream, kernel, now);
+        submission.launched = now;
+        if let Some(pair) = pair {
+            now = cpu.event(quota.as_mut(), now, random);
+            self.gpu.record(context, stream, pair.behind.0, now);
+            submission.behind = now;
+        }
+        process.launched += 1;
+        process.unsynced += 1;
+        process.wake = now;
+        process.phase = match plan.filter(|_| pair.is_some()) {
+            Some(plan) => Phase::Submitted(plan, submission),
+            None => Phase::Launched,
+        };
+    }
+
+    /// Goes on after a launch as the program's pattern says.
+    fn launched(&mut self, at: usize) {
+        let now = self.now;
+        let process = &mut self.processes[at];
+        let syncs = match self.containers[process.container].0.program.pattern {
+            Pattern::Sync { .. } => true,
+            Pattern::Batch { launches } => process.unsynced >= launches,
+            Pattern::Sparse { every } => {
+                process.wake = now + every;
+                return;
+            }
+            Pattern::Async | Pattern::Graph => false,
+        };
+        if !syncs {
+            return self.launch(at);
+        }
+        process.unsynced = 0;
+        process.phase = Phase::Synced;
+        process.wake = u64::MAX;
+        let context = process.context;
+        if self.gpu.queued(context) == 0 {
+            return self.wake(context);
+        }
+        self.gpu.wait_for(context, 0);
     }
 
     fn run_tasks(&mut self) {
@@ -373,9 +502,14 @@ impl World {
     }
 
     fn ran(&self, container: usize) -> u64 {
-        let processes = self.processes.iter().filter(|process| process.container == container);
-        processes.map(|process| self.gpu.ran(process.context)).sum()
+        ran(&self.gpu, &self.processes, container)
     }
+}
+
+/// Returns the GPU time of a container.
+fn ran(gpu: &Gpu, processes: &[Process], container: usize) -> u64 {
+    let processes = processes.iter().filter(|process| process.container == container);
+    processes.map(|process| gpu.ran(process.context)).sum()
 }
 
 /// Returns the run time of the next kernel.

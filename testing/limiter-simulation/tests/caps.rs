@@ -6,7 +6,8 @@ use tessera_intercept_simulation::{
 };
 
 const TESSERA: Limiter = Limiter::Tessera(ComputePolicy::Fixed);
-const KERNELS: [u64; 7] = [5 * US, 50 * US, 500 * US, 5 * MS, 50 * MS, 500 * MS, 2 * S];
+const KERNELS: [u64; 9] =
+    [2 * US, 5 * US, 20 * US, 50 * US, 500 * US, 5 * MS, 50 * MS, 500 * MS, 2 * S];
 
 /// Measures every kernel with a pattern and co-tenant; returns the violations.
 fn violations(

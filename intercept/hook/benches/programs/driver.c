@@ -64,11 +64,12 @@ Result cuLaunchKernel(void *kernel, unsigned gx, unsigned gy, unsigned gz, unsig
 
 Result cuEventCreate(void **out, unsigned flags) { return *out = &events[(made++ + (flags & 0)) % sizeof events], 0; }
 Result cuEventDestroy_v2(void *of) { return of ? 0 : 1; }
-Result cuEventRecord(void *of, void *stream) { return (void)stream, of ? 0 : 1; }
-Result cuEventQuery(void *of) { return of ? 0 : 1; }
+/* An event is pending the first time that it is asked: the stream always has work before it. */
+Result cuEventRecord(void *of, void *stream) { return (void)stream, of ? *(char *)of = 1, 0 : 1; }
+Result cuEventQuery(void *of) { return !of ? 1 : *(char *)of ? *(char *)of = 0, 600 : 0; }
 Result cuEventSynchronize(void *of) { return of ? 0 : 1; }
-/* Who measures begins with an empty pair: the first two events. */
-Result cuEventElapsedTime(float *ms, void *from, void *to) { return *ms = to == &events[1] ? 0 : 2e-6f, from ? 0 : 1; }
+Result cuStreamQuery(void *stream) { return (void)stream, 600; }
+Result cuEventElapsedTime(float *ms, void *from, void *to) { return *ms = 2e-6f, from && to ? 0 : 1; }
 Result cuEventElapsedTime_v2(float *ms, void *from, void *to) { return cuEventElapsedTime(ms, from, to); }
 Result cuStreamIsCapturing(void *stream, int *status) { return (void)stream, *status = 0, 0; }
 Result cuThreadExchangeStreamCaptureMode(int *mode) { return *mode = 0, 0; }

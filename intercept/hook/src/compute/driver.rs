@@ -11,6 +11,7 @@ static CTX_FROM_GREEN: Helper = Helper::new("cuCtxFromGreenCtx");
 static EVENT_CREATE: Helper = Helper::new("cuEventCreate");
 static EVENT_RECORD: Helper = Helper::new("cuEventRecord");
 static EVENT_QUERY: Helper = Helper::new("cuEventQuery");
+static STREAM_QUERY: Helper = Helper::new("cuStreamQuery");
 static EVENT_ELAPSED: Helper = Helper::new("cuEventElapsedTime");
 static EXCHANGE_MODE: Helper = Helper::new("cuThreadExchangeStreamCaptureMode");
 
@@ -21,6 +22,7 @@ pub(crate) fn forget_helpers() {
         &EVENT_CREATE,
         &EVENT_RECORD,
         &EVENT_QUERY,
+        &STREAM_QUERY,
         &EVENT_ELAPSED,
         &EXCHANGE_MODE,
     ];
@@ -53,6 +55,14 @@ pub(super) fn is_pending(event: Handle) -> bool {
     let Some(address) = EVENT_QUERY.address() else { return false };
     // SAFETY: the type is that of cuda.h; the event is ours.
     unsafe { core::mem::transmute::<usize, Real>(address)(event) == NOT_READY }
+}
+
+/// Whether a stream has nothing to do. One that cannot be asked may have.
+pub(super) fn is_idle(stream: Handle) -> bool {
+    type Real = unsafe extern "C" fn(Handle) -> c_int;
+    let Some(address) = STREAM_QUERY.address() else { return false };
+    // SAFETY: the type is that of cuda.h; the stream is the one that the program launches in.
+    unsafe { core::mem::transmute::<usize, Real>(address)(stream) == SUCCESS }
 }
 
 /// Time from one event that was passed to another, of the GPU's clock.

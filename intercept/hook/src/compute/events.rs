@@ -6,7 +6,7 @@
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use tessera_intercept_limiter::compute::{MARKERS, Marker, Meter, Timer};
+use tessera_intercept_limiter::compute::{CALIBRATION, MARKERS, Marker, Meter, Timer};
 
 use crate::compute::{Stream, driver};
 use crate::cuda::Handle;
@@ -18,8 +18,6 @@ const CONTEXTS: usize = 8;
 const PLACES: usize = MARKERS / 2;
 /// Contexts are pointers, which leave this bit.
 const LEAVING: usize = 1;
-/// What an empty pair shows at most; more, and others were on the GPU in between.
-const MOST_OVERHEAD_NS: i64 = 5_000;
 
 const _: () = assert!(PLACES <= u64::BITS as usize);
 
@@ -28,6 +26,8 @@ pub(super) struct Events {
     pools: [Pool; CONTEXTS],
     /// By place: both of its events are in a stream.
     recorded: AtomicU64,
+    /// The place of the last launch with an event for calibration, and one; 0: none.
+    calibrates: AtomicUsize,
 }
 
 /// The events of one context.
@@ -37,10 +37,6 @@ struct Pool {
     context: AtomicUsize,
     /// By marker; 0: not made yet.
     events: [AtomicUsize; MARKERS],
-    /// A pair with nothing in between.
-    empty: [AtomicUsize; 2],
-    /// What the empty pair shows, and one; 0: not known yet.
-    overhead_ns: AtomicU64,
 }
 
 /// Launches that are to be asked about, oldest first.
@@ -59,6 +55,8 @@ pub(super) struct Answers {
     own_ns: [Option<i64>; PLACES],
     /// By place: from the last one's end to its beginning, and which that is.
     gap_ns: [Option<(usize, i64)>; PLACES],
+    /// From the calibration's event to the event before a launch, and the place of that.
+    empty_ns: Option<(usize, i64)>,
 }
 
 fn place_of(marker: Marker) -> usize {
@@ -81,14 +79,27 @@ impl Events {
         self.recorded.fetch_or(1 << place_of(behind), Ordering::Release);
     }
 
+    /// The event for calibration is recorded before that launch.
+    pub(super) fn calibrates(&self, before: Marker) {
+        self.calibrates.store(place_of(before) + 1, Ordering::Relaxed);
+    }
+
     /// Puts an event into a stream of the current context.
     pub(super) fn record(&self, context: usize, marker: Marker, stream: Stream) -> bool {
         let Some(pool) = self.find(context).or_else(|| self.claim(context)) else { return false };
         let Some(place) = pool.events.get(usize::from(marker.0)) else { return false };
-        relaxed(|| {
-            pool.gauge(stream);
-            event_at(place).is_some_and(|event| driver::record_event(event, stream.0))
-        })
+        relaxed(|| event_at(place).is_some_and(|event| driver::record_event(event, stream.0)))
+    }
+
+    /// Whether a stream of the current context has nothing to do.
+    pub(super) fn is_idle(stream: Stream) -> bool {
+        relaxed(|| driver::is_idle(stream.0))
+    }
+
+    /// Whether the GPU has not come to an event that was recorded in the current context.
+    pub(super) fn is_pending(&self, context: usize, marker: Marker) -> bool {
+        let Some(pool) = self.find(context) else { return false };
+        relaxed(|| !pool.is_done(usize::from(marker.0)))
     }
 
     /// Whether there are events of that context.
@@ -121,8 +132,7 @@ impl Events {
         let Some(pool) = self.find(context | LEAVING).or_else(|| self.find(context)) else {
             return;
         };
-        pool.events.iter().chain(&pool.empty).for_each(|place| place.store(0, Ordering::Relaxed));
-        pool.overhead_ns.store(0, Ordering::Relaxed);
+        pool.events.iter().for_each(|place| place.store(0, Ordering::Relaxed));
         pool.context.store(0, Ordering::Release);
     }
 
@@ -163,6 +173,10 @@ impl Events {
                 continue;
             }
             answers.done |= 1 << place;
+            if self.calibrates.load(Ordering::Relaxed) == place + 1 {
+                let empty_ns = pool.elapsed_ns(usize::from(CALIBRATION.0), place * 2);
+                answers.empty_ns = empty_ns.map(|empty_ns| (place, empty_ns));
+            }
             let follows = last.filter(|(_, other)| in_order && *other == context);
             if answers.measure(pool, place, follows) && in_order {
                 last = Some((before, context));
@@ -205,45 +219,20 @@ impl Pool {
     }
 
     fn elapsed_ns(&self, from: usize, to: usize) -> Option<i64> {
-        let elapsed = driver::elapsed_ns(self.event(from)?, self.event(to)?)?;
-        Some(elapsed - self.overhead_ns())
-    }
-
-    /// Records an empty pair, once.
-    fn gauge(&self, stream: Stream) {
-        if self.empty.iter().any(|place| place.load(Ordering::Relaxed) != 0) {
-            return;
-        }
-        for place in &self.empty {
-            if let Some(event) = event_at(place) {
-                driver::record_event(event, stream.0);
-            }
-        }
-    }
-
-    fn overhead_ns(&self) -> i64 {
-        match self.overhead_ns.load(Ordering::Relaxed) {
-            0 => self.learn_overhead().unwrap_or(0),
-            known => known.cast_signed() - 1,
-        }
-    }
-
-    fn learn_overhead(&self) -> Option<i64> {
-        let [from, to] = self.empty.each_ref().map(|place| place.load(Ordering::Acquire));
-        if from == 0 || to == 0 || driver::is_pending(to as Handle) {
-            return None;
-        }
-        let shown = driver::elapsed_ns(from as Handle, to as Handle)?;
-        let overhead = if shown > MOST_OVERHEAD_NS { 0 } else { shown.max(0) };
-        self.overhead_ns.store(overhead.cast_unsigned() + 1, Ordering::Relaxed);
-        Some(overhead)
+        driver::elapsed_ns(self.event(from)?, self.event(to)?)
     }
 }
 
 impl Answers {
     /// Nobody was asked.
     pub(super) const fn none() -> Self {
-        Self { may_ask: false, done: 0, own_ns: [None; PLACES], gap_ns: [None; PLACES] }
+        Self {
+            may_ask: false,
+            done: 0,
+            own_ns: [None; PLACES],
+            gap_ns: [None; PLACES],
+            empty_ns: None,
+        }
     }
 
     /// Reads a launch that is done; `last` is the one before it in the same context. `false` where
@@ -271,6 +260,9 @@ impl Timer for Answers {
     }
 
     fn elapsed_ns(&mut self, from: Marker, to: Marker) -> Option<i64> {
+        if from == CALIBRATION {
+            return self.empty_ns.filter(|(place, _)| *place == place_of(to)).map(|(_, ns)| ns);
+        }
         let (from, to) = (place_of(from), place_of(to));
         if from == to {
             return *self.own_ns.get(to)?;

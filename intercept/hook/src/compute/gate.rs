@@ -4,7 +4,9 @@ use core::cell::UnsafeCell;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use tessera_intercept_limiter::compute::{Asked, Decision, Key, Meter, Plan, Surroundings, Till};
+use tessera_intercept_limiter::compute::{
+    Asked, Decision, Key, Meter, Plan, Submission, Surroundings, Till,
+};
 
 use crate::compute::events::{Answers, Events};
 use crate::compute::{Stream, Terms};
@@ -44,8 +46,10 @@ pub(super) struct Entered {
     stream: Stream,
     plan: Plan,
     terms: Terms,
-    /// The event before it is recorded.
-    begun: bool,
+    /// Its stream had nothing to do.
+    was_idle: bool,
+    /// When the event before it was recorded, monotonic ns; `None` where it was not.
+    begun: Option<u64>,
 }
 
 /// What came of asking the meter.
@@ -89,25 +93,46 @@ impl Gate {
         }
         let context = cuda::current_context()?;
         let (plan, terms) = self.admit(key, context)?;
-        let begun =
-            plan.between.is_some_and(|(before, _)| self.events.record(context, before, stream));
-        Some(Entered { context, stream, plan, terms, begun })
+        let was_idle = plan.pair.is_some() && Events::is_idle(stream);
+        let begun = plan.pair.is_some_and(|pair| {
+            if pair.calibration.is_some() {
+                self.events.calibrates(pair.before);
+            }
+            let mut markers = pair.calibration.into_iter().chain([pair.before]);
+            markers.all(|marker| self.events.record(context, marker, stream))
+        });
+        let begun = begun.then(sys::monotonic_ns);
+        Some(Entered { context, stream, plan, terms, was_idle, begun })
     }
 
     /// A launch was made, or not, as the driver answered.
     #[cold]
     pub(super) fn made(&self, entered: Option<Entered>, result: c_int) -> c_int {
-        let Some(Entered { context, stream, plan, terms, begun }) = entered else { return result };
+        let Some(Entered { context, stream, plan, terms, was_idle, begun }) = entered else {
+            return result;
+        };
         if result != SUCCESS {
             self.with_meter(|meter| meter.failed(plan, &self.till));
             return result;
         }
         terms.count(1);
-        if let Some((_, behind)) = plan.between {
-            if begun && self.events.record(context, behind, stream) {
-                self.events.recorded(behind);
-            } else {
-                self.with_meter(|meter| meter.unmeasured(plan));
+        if let Some(pair) = plan.pair {
+            let launched = sys::monotonic_ns();
+            let submission = begun
+                .filter(|_| self.events.record(context, pair.behind, stream))
+                .map(|before| Submission {
+                    before,
+                    launched,
+                    behind: sys::monotonic_ns(),
+                    was_idle,
+                    was_queued: self.events.is_pending(context, pair.before),
+                });
+            match submission {
+                Some(submission) => {
+                    self.with_meter(|meter| meter.submitted(plan, submission));
+                    self.events.recorded(pair.behind);
+                }
+                None => self.with_meter(|meter| meter.unmeasured(plan)),
             }
         }
         result
@@ -121,8 +146,8 @@ impl Gate {
             let asked = Asked { since, now: sys::monotonic_ns() };
             let decision = self.step(&terms, |meter, around, answers| {
                 let decision = meter.admit(key, context, around, answers, asked);
-                if let Decision::Go(Plan { between: Some((before, _)), .. }) = decision {
-                    self.events.begins(before);
+                if let Decision::Go(Plan { pair: Some(pair), .. }) = decision {
+                    self.events.begins(pair.before);
                 }
                 decision
             })?;
@@ -189,8 +214,7 @@ impl Gate {
     ) -> Option<T> {
         let decide = |answers: &mut Answers| {
             let now = sys::monotonic_ns();
-            let around =
-                terms.around(&self.till, terms.siblings(self.reach(terms, now), now), now)?;
+            let around = terms.around(&self.till, self.reach(terms, now), now)?;
             Some(self.with_meter(|meter| {
                 let value = run(meter, &around, answers);
                 self.busy.store(meter.is_busy(), Ordering::Relaxed);

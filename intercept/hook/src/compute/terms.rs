@@ -41,18 +41,19 @@ impl Terms {
         Self { policy, share, by_mps: self.by_mps && by_mps, ..self }
     }
 
-    /// As the meter wants it.
+    /// As the meter wants it; the container's other processes have slots below `reach`.
     pub(super) fn around<'a>(
         &self,
         till: &'a Till,
-        siblings: u64,
+        reach: usize,
         now: u64,
     ) -> Option<Surroundings<'a>> {
         let around = Surroundings {
             till,
             page: &self.ledger.compute,
             slot: &self.ledger.slot.get(self.slot)?.compute,
-            siblings,
+            siblings: self.running(reach, now),
+            has_siblings: self.siblings(reach).any(|slot| slot.was_busy(now)),
             published: Published::read(self.published, now),
             // Who has all of it need not hold back what is under way either.
             policy: if self.share == Rate::FULL { ComputePolicy::None } else { self.policy },
@@ -62,16 +63,23 @@ impl Terms {
         Some(if self.by_mps { beside_mps(around) } else { around })
     }
 
-    /// How many of the container's other processes have work, of those below that slot.
-    pub(super) fn siblings(&self, reach: usize, now: u64) -> u64 {
-        let slots =
-            self.ledger.slot.iter().take(reach).enumerate().filter(|(at, _)| *at != self.slot);
-        let live = slots.filter(|(_, slot)| slot.state.load(Ordering::Relaxed) == SLOT_LIVE);
+    /// The container's other processes.
+    fn siblings(&self, reach: usize) -> impl Iterator<Item = &'static ComputeSlot> {
+        let own = self.slot;
+        let slots = self.ledger.slot.iter().take(reach).enumerate();
+        let live = slots.filter(move |(at, slot)| {
+            *at != own && slot.state.load(Ordering::Relaxed) == SLOT_LIVE
+        });
+        live.map(|(_, slot)| &slot.compute)
+    }
+
+    /// How many of them have work.
+    fn running(&self, reach: usize, now: u64) -> u64 {
         // Beside MPS who waits is one of those who share the time of one, and would go on at once
         // if it were not.
         let waits =
             |slot: &ComputeSlot| self.by_mps && slot.waiting_since_ns.load(Ordering::Relaxed) != 0;
-        live.filter(|(_, slot)| slot.compute.is_busy(now) || waits(&slot.compute)).count() as u64
+        self.siblings(reach).filter(|slot| slot.is_busy(now) || waits(slot)).count() as u64
     }
 
     /// The slot behind the last that is anybody's.
@@ -113,5 +121,5 @@ fn beside_mps(around: Surroundings<'_>) -> Surroundings<'_> {
     let policy = if around.siblings == 0 { ComputePolicy::None } else { around.policy };
     // All of the time, and yet a limit: the whole of it would be none.
     let share = Rate::new(Rate::FULL.hundredths() - 1);
-    Surroundings { siblings: 0, published: None, policy, share, ..around }
+    Surroundings { siblings: 0, has_siblings: false, published: None, policy, share, ..around }
 }

@@ -375,7 +375,7 @@ impl Node {
 
     fn at_scale(world: &str, scale: f64) -> Self {
         let directory = TempDir::new().expect("a directory");
-        let world = format!("{world}\ntime: {{scale: {scale:.1}, launchNanos: 0}}\n");
+        let world = format!("{world}\ntime: {{scale: {scale:.1}}}\n");
         fs::write(directory.path().join("world.yaml"), &world).expect("written");
         let parsed = tessera_fake_world::World::parse(&world, "test").expect("a world");
         let uuids = parsed.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();

@@ -1,6 +1,7 @@
 /* Launches kernels one after the other, and says how much GPU time they took of how much time there was.
  *
  *   compute <how> <kernel> <its us> <window ms> <windows>     a line for each window
+ *   how: plain, cooperative, described, graph; sync waits for each launch, the others for each sixteenth
  *   compute one <kernel> <ms>                                 one launch, a line after it and one after that time; then waits
  */
 #include <time.h>
@@ -65,13 +66,14 @@ int main(int argc, char **argv) {
         pause();
     }
     if (launch == graph) capture();
+    int waits = !strcmp(argv[1], "sync");
     uint64_t kernel = atol(argv[3]) * 1000, window = atol(argv[4]) * 1000000, begin = now();
     for (long left = atol(argv[5]); left; left--) {
         uint64_t from = now(), busy = cpu(), launches = 0;
         for (; now() - from < window; launches++) {
             launch(stream);
             /* Not for each: on a busy machine it takes as long as many kernels until this runs again. */
-            if (launches % 16 == 15) ok(CU(cuStreamSynchronize, stream), "synchronize");
+            if (waits || launches % 16 == 15) ok(CU(cuStreamSynchronize, stream), "synchronize");
         }
         ok(CU(cuStreamSynchronize, stream), "synchronize");
         uint64_t to = now();

@@ -46,6 +46,8 @@ const SETS: usize = 256;
 const WAYS: usize = 4;
 /// Samples after which a mean forgets.
 const MEMORY: u64 = 7;
+/// Samples after which a mean is what is usual.
+const USUAL: u64 = 3;
 /// What a kernel is taken to cost before any kernel was measured.
 const FIRST_NS: u64 = 100_000;
 /// What a kernel is taken to cost at least.
@@ -156,6 +158,28 @@ impl Estimates {
             before => blend(before, gpu_ns, MEMORY),
         };
         self.stranger_ns.set(stranger_ns);
+    }
+
+    /// Learns that a kernel took no less than `least_ns` and no more than `most_ns`.
+    pub fn bound(&self, key: Key, least_ns: u64, most_ns: u64) {
+        match self.known(key) {
+            Some(mean_ns) if (least_ns..=most_ns).contains(&mean_ns) => {}
+            Some(mean_ns) => self.learn(key, mean_ns.clamp(least_ns, most_ns.max(least_ns))),
+            None => self.learn(key, least_ns.midpoint(most_ns)),
+        }
+    }
+
+    /// GPU-ns that it usually takes, where that was measured several times.
+    #[must_use]
+    pub fn usual(&self, key: Key) -> Option<u64> {
+        self.find(key).filter(|entry| entry.samples.get() >= USUAL).map(|entry| entry.mean_ns.get())
+    }
+
+    /// Learns that a kernel may take longer than before: often told, it is believed.
+    pub fn raise(&self, key: Key) {
+        if let Some(entry) = self.find(key) {
+            entry.mean_ns.set(entry.mean_ns.get().saturating_add(entry.mean_ns.get() / 64));
+        }
     }
 
     /// A free place, or that of the least known of a full set, of which all others age.

@@ -2,14 +2,14 @@
 
 use core::sync::atomic::Ordering;
 
-use tessera_intercept_abi::ComputePolicy;
-
-use crate::compute::estimates::{Estimates, Key};
+use crate::compute::decision::{Asked, Decision, Marker, Pair, Plan, Surroundings, Timer, Waiting};
+use crate::compute::estimates::Key;
 use crate::compute::page::advance;
 use crate::compute::proportion::in_proportion;
-use crate::compute::spans::{Span, Spans};
+use crate::compute::sample::{During, Measured, NOTICEABLE_GAP_NS, Sample, own_part, sample};
+use crate::compute::spans::{CALIBRATION, Span, Spans, Submission};
 use crate::compute::till::Till;
-use crate::compute::{Bucket, ComputePage, ComputeSlot, Crowd, Published, Rate};
+use crate::compute::{Bucket, Crowd};
 
 /// GPU time that a process takes from the bucket at once; a launch that takes longer is paid for by
 /// itself, and measured.
@@ -21,12 +21,6 @@ pub const RUN_AHEAD_GPU_NS: u64 = 10_000_000;
 
 /// Events that a meter needs.
 pub const MARKERS: usize = Spans::MARKERS;
-
-/// Slices of another context that may pass within a short kernel, and it still counts as short.
-const TURNS_WITHIN_SHORT: u64 = 2;
-
-/// A stream that had nothing to do for so long had given up its turn.
-const NOTICEABLE_GAP_NS: i64 = 5_000;
 
 /// How long the work of others may keep a launch waiting for room; longer, and it may be waiting
 /// for this very launch.
@@ -44,8 +38,21 @@ const STRANGERS: usize = 4;
 /// Company is not looked at over less than this.
 const SHORTEST_LOOK_NS: u64 = 300_000;
 
-/// What a measured launch can cost on behalf of those that were not measured.
-const MOST_FOR_OTHERS_NS: u64 = 1_000_000_000;
+/// What measured launches can cost on behalf of those that were not measured.
+const MOST_DEFERRED_NS: u64 = 1_000_000_000;
+
+/// The time that is charged at once of what was inferred: nothing waits longer for it.
+const DEFERRED_WALL_NS: u64 = 15_000_000;
+
+/// One of so many measured launches shows how much time an empty pair of events takes.
+const CALIBRATES_ONE_OF: u64 = 16;
+
+/// What an empty pair of events shows at most; more, and another context had the GPU in between.
+const MOST_OVERHEAD_NS: u64 = 5_000;
+
+/// A sample that may have a turn of another context in it counts as this many times what the kernel
+/// usually takes, at most.
+const MOST_USUAL: u64 = 2;
 
 /// By when a kernel of unknown length is taken to be done.
 const STRANGERS_PROMISE_NS: u64 = 30_000_000_000;
@@ -58,85 +65,6 @@ const LOOK_AGAIN_NS: u64 = 20_000_000;
 
 /// And after this where it has work under way.
 const POLL_NS: u64 = 1_000_000;
-
-/// Number of an event: below [`MARKERS`]. Which `CUevent` that is, the caller knows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Marker(pub u16);
-
-/// What can be asked of events.
-pub trait Timer {
-    /// Whether events may be asked now. `false`: nothing is settled.
-    fn may_ask(&self) -> bool {
-        true
-    }
-
-    /// Whether the GPU has passed it. Where that cannot be known, `true`.
-    fn is_done(&mut self, marker: Marker) -> bool;
-
-    /// The GPU's time from one passed event to another of the same context, less what an empty pair
-    /// shows. `None` where that cannot be known.
-    fn elapsed_ns(&mut self, from: Marker, to: Marker) -> Option<i64>;
-}
-
-/// Where a process's launches count, and what goes on around it.
-#[derive(Debug, Clone, Copy)]
-pub struct Surroundings<'a> {
-    /// Where the process's launches pay.
-    pub till: &'a Till,
-    /// The container's part.
-    pub page: &'a ComputePage,
-    /// The process's own part.
-    pub slot: &'a ComputeSlot,
-    /// [`running_of`](crate::compute::running_of) the container's other processes.
-    pub siblings: u64,
-    /// What the host says.
-    pub published: Option<Published>,
-    /// The grant's.
-    pub policy: ComputePolicy,
-    /// The grant's cores.
-    pub share: Rate,
-    /// How long a context keeps the GPU while others have work, ns.
-    pub slice_ns: u64,
-}
-
-/// When a launch asks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Asked {
-    /// The first time, monotonic ns: how long it is kept waiting is its own affair, whatever other
-    /// threads launch meanwhile.
-    pub since: u64,
-    /// This time.
-    pub now: u64,
-}
-
-/// Whether a launch may go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Decision {
-    /// Now.
-    Go(Plan),
-    /// Not yet.
-    Wait(Waiting),
-}
-
-/// How a launch is to be made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Plan {
-    /// Record these right before and right behind it, in its stream. If it fails:
-    /// [`Meter::failed`].
-    pub between: Option<(Marker, Marker)>,
-    /// Which measured launch it is; 0: none.
-    serial: u64,
-}
-
-/// How to wait: on the futex `page.wake` as long as it is `wake`, no longer than until then. Then
-/// ask again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Waiting {
-    /// Monotonic ns.
-    pub until_ns: u64,
-    /// What the futex is now.
-    pub wake: u32,
-}
 
 /// One process's launches on one GPU. In the process's own memory, under its lock. What needs no
 /// decision pays at the [`Till`].
@@ -151,16 +79,24 @@ pub struct Meter {
     launches: u64,
     /// Spent since the last span.
     open: u64,
+    /// Spent since the last span for what is done.
+    unmeasured: u64,
     /// Spent for spans that are under way.
     pending: u64,
     /// Last span that ended.
     ended: Option<Ended>,
     /// How much company there was lately.
     company: Company,
+    /// The last time it took the lease out of the till.
+    collected: u64,
     /// The last time it let go a launch other than by [`Meter::spend`].
     admitted: u64,
     /// How often patience ended since the GPU was last seen to be done with something.
     impatience: u32,
+    /// What an empty pair of events shows, ns, once that was measured.
+    overhead_ns: Option<u64>,
+    /// GPU-ns inferred from measured launches and not charged yet.
+    deferred: u64,
     /// The longest wall time settled in this drain.
     longest: u64,
     random: u32,
@@ -184,17 +120,6 @@ struct Company {
     crowd: Crowd,
 }
 
-/// A span as the events tell it, ns.
-#[derive(Debug, Clone, Copy)]
-struct Measured {
-    /// From its first event to its last.
-    wall: u64,
-    /// It was queued behind the one before.
-    follows: bool,
-    /// What of `wall` is in the span before too, which ran in another stream.
-    overlap: u64,
-}
-
 /// When spans are settled.
 #[derive(Debug, Clone, Copy)]
 struct Look {
@@ -203,16 +128,6 @@ struct Look {
     turn: u64,
     /// Only one span is.
     single: bool,
-}
-
-/// Company while a span was under way.
-#[derive(Debug, Clone, Copy)]
-struct During {
-    crowd: Crowd,
-    /// What a process with work all the time had of the GPU.
-    had: Option<u64>,
-    /// Nobody from other containers.
-    only_siblings: bool,
 }
 
 impl Default for Meter {
@@ -231,11 +146,15 @@ impl Meter {
             lent: 0,
             launches: 0,
             open: 0,
+            unmeasured: 0,
             pending: 0,
             ended: None,
             company: Company { at: 0, turn: 0, crowd: Crowd::NOBODY },
+            collected: 0,
             admitted: 0,
             impatience: 0,
+            overhead_ns: None,
+            deferred: 0,
             longest: 0,
             random: 0x9e37_79b9,
             rang: false,
@@ -252,7 +171,7 @@ impl Meter {
         timer: &mut impl Timer,
         asked: Asked,
     ) -> Decision {
-        self.collect(around.till);
+        self.collect_from(around, asked.now);
         let decision = self.decide(key, context, around, timer, asked);
         self.lend(around.till);
         decision
@@ -292,16 +211,15 @@ impl Meter {
             around.slot.begin(now);
         }
         let measured = (pays || known.is_none()) && self.spans.has_room(cost >= LEASE_GPU_NS);
-        let span = if measured { self.begin_span(key, context, cost, around, now) } else { None };
+        let plan = if measured { self.begin_span(key, context, cost, around, now) } else { None };
         self.promise(around, now);
-        let between = span.map(|(place, _)| (Spans::before(place), Spans::behind(place)));
-        Decision::Go(Plan { between, serial: span.map_or(0, |(_, serial)| serial) })
+        Decision::Go(plan.unwrap_or(Plan { pair: None, serial: 0 }))
     }
 
     /// Looks which launches the GPU is done with, and settles them. Not while a stream is being
     /// captured.
     pub fn drain(&mut self, around: &Surroundings<'_>, timer: &mut impl Timer, now: u64) {
-        self.collect(around.till);
+        self.collect_from(around, now);
         self.look(around, timer, now);
         self.lend(around.till);
     }
@@ -335,8 +253,8 @@ impl Meter {
     /// All work of the process on this GPU is done: a synchronisation of the context returned, or
     /// of its only stream.
     pub fn synced(&mut self, around: &Surroundings<'_>, timer: &mut impl Timer, now: u64) {
-        self.collect(around.till);
-        self.open = 0;
+        self.collect_from(around, now);
+        self.unmeasured += core::mem::take(&mut self.open);
         self.admitted = 0;
         self.look(around, timer, now);
         self.lend(around.till);
@@ -358,10 +276,18 @@ impl Meter {
             span.void = true;
             self.lease += span.cost;
             span.charged -= span.cost;
+            span.stands_for -= span.cost;
             self.pending -= span.cost;
             span.cost = 0;
         }
         self.lend(till);
+    }
+
+    /// A launch with a plan and its events were submitted.
+    pub fn submitted(&mut self, plan: Plan, submission: Submission) {
+        if let Some(span) = self.spans.under_way_as(plan.serial) {
+            span.submission = Some(submission);
+        }
     }
 
     /// A launch with a plan was made, and could not be measured: it stays paid as estimated.
@@ -405,23 +331,36 @@ impl Meter {
         self.pending + self.open
     }
 
-    /// Takes the lease out of the till.
-    fn collect(&mut self, till: &Till) {
+    /// Takes the lease out of the till. Launches that it paid for while the process was not known
+    /// to have work are its busy time: each was short and waited for, or the meter would know.
+    fn collect_from(&mut self, around: &Surroundings<'_>, now: u64) {
+        let since = core::mem::replace(&mut self.collected, now);
+        let spent = self.collect(around.till);
+        if spent > 0 && !self.busy {
+            let at_most = now.saturating_sub(since);
+            around.slot.busy_ns.fetch_add(spent.min(at_most), Ordering::Relaxed);
+        }
+    }
+
+    /// Takes the lease out of the till; returns what was spent of it.
+    fn collect(&mut self, till: &Till) -> u64 {
+        let mut spent = 0;
         if let Some(takings) = till.empty() {
-            self.open += self.lent.saturating_sub(takings.left);
+            spent = self.lent.saturating_sub(takings.left);
+            self.open += spent;
             // What did not fit into the till is still here.
             self.lease = self.lease - self.lent + takings.left;
             self.launches += takings.launches;
         }
         self.lent = 0;
+        spent
     }
 
-    /// Puts the lease into the till, for launches that need not ask. Who has no work asks.
+    /// Puts the lease into the till, for launches that need not ask. It stays there while the
+    /// process has no work: it is paid.
     fn lend(&mut self, till: &Till) {
-        if self.busy {
-            self.lent = self.lease.min(Till::ROOM);
-            till.fill(self.lent);
-        }
+        self.lent = self.lease.min(Till::ROOM);
+        till.fill(self.lent);
     }
 
     /// Gets at least so much into the lease.
@@ -432,13 +371,16 @@ impl Meter {
         self.find_room(around, asked)?;
         let missing = cost - self.lease;
         let taken = if cost < LEASE_GPU_NS { missing.max(self.jittered_lease()) } else { missing };
+        let mut deferred = self.deferred;
         if let Some(rate) = around.rate() {
+            deferred = deferred.min(taken.max(rate.gpu_ns(DEFERRED_WALL_NS)));
             let bucket = Bucket::new(&around.page.due_ns);
             bucket
-                .take(asked.now, taken, rate)
+                .take(asked.now, taken + deferred, rate)
                 .map_err(|due| due.min(asked.now + self.look_again()))?;
         }
-        around.slot.gpu_ns.fetch_add(taken, Ordering::Relaxed);
+        around.slot.gpu_ns.fetch_add(taken + deferred, Ordering::Relaxed);
+        self.deferred -= deferred;
         self.lease += taken;
         Ok(())
     }
@@ -510,24 +452,34 @@ impl Meter {
         cost: u64,
         around: &Surroundings<'_>,
         now: u64,
-    ) -> Option<(usize, u64)> {
+    ) -> Option<Plan> {
         let turn = around.page.turn_ns.load(Ordering::Acquire);
         let charged = self.open;
+        let calibrates =
+            self.overhead_ns.is_none() || self.spans.pushed().is_multiple_of(CALIBRATES_ONE_OF);
         let span = Span {
             serial: 0,
             key,
             context,
             cost,
             charged,
+            stands_for: charged.saturating_add(self.unmeasured),
             begun: now,
             turn,
+            calibrates,
+            submission: None,
             done: false,
             void: false,
         };
-        let begun = self.spans.push(span, self.ended.map(|ended| ended.place))?;
-        self.open = 0;
+        let (place, serial) = self.spans.push(span, self.ended.map(|ended| ended.place))?;
+        (self.open, self.unmeasured) = (0, 0);
         self.pending += charged;
-        Some(begun)
+        let pair = Pair {
+            calibration: calibrates.then_some(CALIBRATION),
+            before: Spans::before(place),
+            behind: Spans::behind(place),
+        };
+        Some(Plan { pair: Some(pair), serial })
     }
 
     fn settle(
@@ -547,22 +499,54 @@ impl Meter {
         let had = had.filter(|_| single && span.charged == span.cost && span.cost >= LEASE_GPU_NS);
         let only_siblings = around.published.is_none_or(|published| published.others.is_nobody());
         let company = During { crowd, had, only_siblings };
-        let Some(own) =
-            own_part(&around.till.estimates, span.key, measured, company, around.slice_ns.max(1))
-        else {
-            return;
+        let estimates = &around.till.estimates;
+        let slice_ns = around.slice_ns.max(1);
+        // What is long has turns of others in it, of which `own_part` knows how many. A short one
+        // has none, or one of any length.
+        let is_alone = crowd.is_nobody() && only_siblings && !around.has_siblings;
+        let usual = estimates.usual(span.key).filter(|mean| !is_alone && *mean < slice_ns / 4);
+        let own = |wall: u64| {
+            let measured = Measured { wall, ..measured };
+            own_part(estimates, span.key, measured, company, slice_ns)
         };
-        around.till.estimates.learn(span.key, own);
-        let own = own - measured.overlap.min(own);
-        // Which launch of a lease is measured is by chance, in proportion to what it was thought to
-        // take: it stands for the others.
-        let stands_for = if company.crowd.is_nobody() { span.charged } else { span.cost };
-        let used = in_proportion(own, stands_for, span.cost.max(1));
-        self.correct(stands_for, used.min(own.saturating_add(MOST_FOR_OTHERS_NS)), around, now);
+        match sample(measured.wall, span.submission, self.overhead_ns.unwrap_or(0)) {
+            Sample::Long(wall) | Sample::Idle(wall)
+                if usual.is_some_and(|usual| wall > usual + usual / 2) =>
+            {
+                estimates.raise(span.key);
+            }
+            Sample::Exact(wall) | Sample::Long(wall) => {
+                let Some(own) = own(wall) else { return };
+                let most = usual.map_or(u64::MAX, |usual| usual * MOST_USUAL);
+                estimates.learn(span.key, own.min(most));
+                // Which launch of a lease is measured is by chance, in proportion to what it was
+                // thought to take: it stands for the others.
+                let is_typical = crowd.is_nobody() && usual.is_none();
+                let stands_for = if is_typical { span.stands_for } else { span.cost };
+                let own = own - measured.overlap.min(own);
+                let used = in_proportion(own, stands_for, span.cost.max(1));
+                self.correct(stands_for, used, own, around, now);
+            }
+            Sample::Idle(wall) => {
+                let Some(own) = own(wall) else { return };
+                estimates.learn(span.key, own);
+                let own = own - measured.overlap.min(own);
+                self.correct(span.cost, own, own, around, now);
+            }
+            Sample::Within(least, most) => {
+                let least = if usual.is_some() { 0 } else { least };
+                let (Some(least), Some(most)) = (own(least), own(most)) else { return };
+                estimates.bound(span.key, least, most);
+                let used = span.cost.clamp(least, most.max(least));
+                self.correct(span.cost, used, used, around, now);
+            }
+            Sample::Nothing => {}
+        }
     }
 
     fn measure(&mut self, place: usize, span: Span, timer: &mut impl Timer) -> Option<Measured> {
         let (before, behind) = (Spans::before(place), Spans::behind(place));
+        self.calibrate(span, before, timer);
         let wall = u64::try_from(timer.elapsed_ns(before, behind)?).unwrap_or(0);
         self.longest = self.longest.max(wall);
         if self.ended.is_some_and(|last| last.serial > span.serial) {
@@ -592,19 +576,43 @@ impl Meter {
         (self.company.crowd, None)
     }
 
-    fn correct(&mut self, paid: u64, used: u64, around: &Surroundings<'_>, now: u64) {
-        let bucket = Bucket::new(&around.page.due_ns);
+    /// Learns how much time an empty pair of events takes, from one that the GPU had not come to
+    /// when the CPU had submitted both: the mean of the last ones, without those in which another
+    /// context had the GPU.
+    fn calibrate(&mut self, span: Span, before: Marker, timer: &mut impl Timer) {
+        let was_queued = span.submission.is_some_and(|submission| submission.was_queued);
+        if !span.calibrates || !was_queued {
+            return;
+        }
+        let elapsed = timer.elapsed_ns(CALIBRATION, before);
+        let Some(empty_ns) = elapsed.and_then(|elapsed| u64::try_from(elapsed).ok()) else {
+            return;
+        };
+        if empty_ns <= MOST_OVERHEAD_NS {
+            let before_ns = self.overhead_ns.unwrap_or(empty_ns);
+            self.overhead_ns = Some((before_ns * 15 + empty_ns) / 16);
+        }
+    }
+
+    /// Corrects what was paid for launches to what they used. Of that, one launch was measured and
+    /// used `own`; the rest is inferred from it, and is not charged at once.
+    fn correct(&mut self, paid: u64, used: u64, own: u64, around: &Surroundings<'_>, now: u64) {
         if used > paid {
-            around.slot.gpu_ns.fetch_add(used - paid, Ordering::Relaxed);
+            let at_once = (used - paid).min(own);
+            self.deferred = (self.deferred + (used - paid - at_once)).min(MOST_DEFERRED_NS);
+            around.slot.gpu_ns.fetch_add(at_once, Ordering::Relaxed);
             if let Some(rate) = around.rate() {
-                bucket.charge(now, used - paid, rate);
+                Bucket::new(&around.page.due_ns).charge(now, at_once, rate);
             }
             return;
         }
-        around.slot.gpu_ns.fetch_sub(paid - used, Ordering::Relaxed);
+        let settled = self.deferred.min(paid - used);
+        self.deferred -= settled;
+        let refund = paid - used - settled;
+        around.slot.gpu_ns.fetch_sub(refund, Ordering::Relaxed);
         if let Some(rate) = around.rate() {
-            bucket.refund(paid - used, rate);
-            if paid - used > LEASE_GPU_NS {
+            Bucket::new(&around.page.due_ns).refund(refund, rate);
+            if refund > LEASE_GPU_NS {
                 around.page.ring();
                 self.rang = true;
             }
@@ -624,7 +632,7 @@ impl Meter {
         };
         if self.spans.is_empty() && now.saturating_sub(self.admitted) > stretched(self.open) + slack
         {
-            self.open = 0;
+            self.unmeasured += core::mem::take(&mut self.open);
             self.busy = false;
         }
         self.promise(around, now);
@@ -659,65 +667,4 @@ impl Meter {
             around.slot.waiting_since_ns.store(0, Ordering::Relaxed);
         }
     }
-}
-
-/// What of the time between two events was this kernel's. `None` where that cannot be told.
-fn own_part(
-    estimates: &Estimates,
-    key: Key,
-    measured: Measured,
-    company: During,
-    slice_ns: u64,
-) -> Option<u64> {
-    let Measured { wall, follows, .. } = measured;
-    if company.crowd.is_nobody() || wall <= slice_ns && !company.only_siblings {
-        return Some(wall);
-    }
-    let known = estimates.known(key);
-    // Siblings' turns are no whole slices. What took its usual time had none of them in it.
-    let usual = wall <= slice_ns && known.is_some_and(|mean| wall <= mean + mean / 2);
-    let even = company.only_siblings && company.had.is_some() && !usual;
-    if !even && known.is_some_and(|mean| mean <= slice_ns) {
-        // What took longer had turns of others in it, and says nothing. What took much longer was
-        // long itself.
-        let turns =
-            slice_ns * TURNS_WITHIN_SHORT * u64::from(company.crowd.in_256ths().div_ceil(256));
-        if wall <= slice_ns {
-            return Some(wall);
-        }
-        if wall <= turns + slice_ns {
-            return None;
-        }
-    }
-    let Some(had) = company.had else { return Some(company.crowd.share_of(wall)) };
-    if company.only_siblings || follows {
-        return Some(had);
-    }
-    let even = estimates.learn_even(key, had);
-    let beyond = wall % slice_ns;
-    Some(((even.saturating_sub(beyond) + slice_ns / 2) / slice_ns * slice_ns + beyond).min(wall))
-}
-
-impl Surroundings<'_> {
-    /// Whether launches are held back, now or, with `Balance`, when others come back: what is
-    /// queued then cannot be taken back.
-    fn may_hold(&self) -> bool {
-        self.policy == ComputePolicy::Balance || self.rate().is_some()
-    }
-
-    /// How fast tokens come in; `None` where none are needed.
-    fn rate(&self) -> Option<Rate> {
-        rate_of(self.policy, self.share, self.published)
-    }
-}
-
-/// How fast a container pays; `None` where it need not.
-#[must_use]
-pub fn rate_of(policy: ComputePolicy, share: Rate, published: Option<Published>) -> Option<Rate> {
-    let rate = match policy {
-        ComputePolicy::None => return None,
-        ComputePolicy::Fixed => share,
-        ComputePolicy::Balance => published.map_or(share, |published| published.rate.max(share)),
-    };
-    (rate < Rate::FULL).then_some(rate)
 }

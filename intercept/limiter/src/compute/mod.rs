@@ -16,25 +16,26 @@
 mod arbiter;
 mod bucket;
 mod crowd;
+mod decision;
 mod estimates;
 mod meter;
 mod page;
 mod proportion;
 mod published;
 mod rate;
+mod sample;
 mod spans;
 mod till;
 
 pub use arbiter::{Arbiter, Observation, Tenant};
 pub use bucket::{BURST_GPU_NS, Bucket, bury};
 pub use crowd::Crowd;
+pub use decision::{Asked, Decision, Marker, Pair, Plan, Surroundings, Timer, Waiting, rate_of};
 pub use estimates::{Estimates, Key};
-pub use meter::{
-    Asked, Decision, LEASE_GPU_NS, MARKERS, Marker, Meter, Plan, RUN_AHEAD_GPU_NS, Surroundings,
-    Timer, Waiting, rate_of,
-};
+pub use meter::{LEASE_GPU_NS, MARKERS, Meter, RUN_AHEAD_GPU_NS};
 pub use page::{busy_of, running_of};
 pub use published::Published;
 pub use rate::Rate;
+pub use spans::{CALIBRATION, Submission};
 pub use tessera_intercept_abi::{ComputePage, ComputeSlot, PublishedPage};
 pub use till::{Paid, Till};

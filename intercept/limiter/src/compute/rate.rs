@@ -35,4 +35,10 @@ impl Rate {
     pub const fn wall_ns(self, gpu_ns: u64) -> u64 {
         gpu_ns.saturating_mul(10_000) / self.0 as u64
     }
+
+    /// The GPU time that comes in within so much time.
+    #[must_use]
+    pub const fn gpu_ns(self, wall_ns: u64) -> u64 {
+        wall_ns.saturating_mul(self.0 as u64) / 10_000
+    }
 }

@@ -5,9 +5,27 @@ use crate::compute::{Key, Marker};
 /// Spans that there is room for.
 const ROOM: usize = 64;
 
+/// The event that is recorded before a pair to see how much time an empty pair takes.
+pub const CALIBRATION: Marker = Marker(ROOM as u16 * 2);
+
 /// Who has been under way for so long does not hold up those behind it, which may be in other
 /// streams: it may never end.
 const LONG_UNDER_WAY_NS: u64 = 100_000_000;
+
+/// When a measured launch and its events were submitted: monotonic ns, after each call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Submission {
+    /// The event before it was recorded.
+    pub before: u64,
+    /// It was launched.
+    pub launched: u64,
+    /// The event behind it was recorded.
+    pub behind: u64,
+    /// Before all that, its stream had nothing to do.
+    pub was_idle: bool,
+    /// After all that, the GPU had not come to the event before it yet.
+    pub was_queued: bool,
+}
 
 /// One measured launch, between two events.
 #[derive(Debug, Clone, Copy)]
@@ -20,12 +38,18 @@ pub(super) struct Span {
     pub(super) context: usize,
     /// What was prepaid for this launch.
     pub(super) cost: u64,
-    /// What was prepaid for it and for the launches since the last span.
+    /// What was prepaid for it and for the launches since the last span that may be under way.
     pub(super) charged: u64,
+    /// The same with those that are done.
+    pub(super) stands_for: u64,
     /// When it was let go.
     pub(super) begun: u64,
     /// `turn_ns` of the page at that time.
     pub(super) turn: u64,
+    /// It also shows how much time an empty pair of events takes.
+    pub(super) calibrates: bool,
+    /// When it was submitted; `None` while it is being submitted.
+    pub(super) submission: Option<Submission>,
     /// The GPU is done with it.
     pub(super) done: bool,
     /// The launch failed, or its context is gone: nothing can be measured.
@@ -41,7 +65,7 @@ pub(super) struct Spans {
 }
 
 impl Spans {
-    pub(super) const MARKERS: usize = ROOM * 2;
+    pub(super) const MARKERS: usize = ROOM * 2 + 1;
 
     pub(super) const fn new() -> Self {
         Self { places: [None; ROOM], serial: 0 }
@@ -54,6 +78,11 @@ impl Spans {
     /// Half of them are kept for launches that take long, and one for the last that ended.
     pub(super) fn has_room(&self, for_long: bool) -> bool {
         self.in_any_order().count() < if for_long { ROOM - 2 } else { ROOM / 2 }
+    }
+
+    /// How many were added so far.
+    pub(super) const fn pushed(&self) -> u64 {
+        self.serial
     }
 
     /// Adds one and answers its place, which is not `kept`, and its number. Places are used again

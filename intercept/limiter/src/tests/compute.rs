@@ -59,6 +59,7 @@ impl Alone {
             page: &self.page,
             slot: &self.slot,
             siblings: 0,
+            has_siblings: false,
             published: None,
             policy: ComputePolicy::Fixed,
             share: Rate::from_percent(50),
@@ -69,12 +70,33 @@ impl Alone {
 
     /// Launches a kernel that is measured, and has the GPU run it from then to then.
     fn run(&mut self, key: Key, from: u64, to: u64) {
-        let Decision::Go(Plan { between: Some((before, behind)), .. }) = self.admit(key, from)
-        else {
-            panic!("it may go and is measured")
-        };
-        self.events.0.insert(before.0, from);
-        self.events.0.insert(behind.0, to);
+        let Decision::Go(plan) = self.admit(key, from) else { panic!("it may go") };
+        assert!(plan.pair.is_some(), "it is measured");
+        self.submit(plan, from);
+        self.pass(plan, from, to);
+    }
+
+    /// Submits a launch as planned, to a GPU that has other work.
+    fn submit(&mut self, plan: Plan, at: u64) {
+        let submission =
+            Submission { before: at, launched: at, behind: at, was_idle: false, was_queued: true };
+        self.meter.submitted(plan, submission);
+    }
+
+    /// Has the GPU run a launch that is measured from then to then.
+    fn pass(&mut self, plan: Plan, from: u64, to: u64) {
+        if let Some(pair) = plan.pair {
+            self.events.0.insert(pair.before.0, from);
+            self.events.0.insert(pair.behind.0, to);
+        }
+    }
+
+    /// Launches a kernel if it may go, and has the GPU run it from then to then.
+    fn run_if_admitted(&mut self, key: Key, now: u64, from: u64, to: u64) {
+        if let Decision::Go(plan) = self.admit(key, now) {
+            self.submit(plan, now);
+            self.pass(plan, from, to);
+        }
     }
 }
 
@@ -140,12 +162,7 @@ fn short_launches_are_paid_from_a_lease_and_every_lease_is_measured() {
         } else {
             admitted += 1;
             let from = START + at * 20_000;
-            if let Decision::Go(Plan { between: Some((before, behind)), .. }) =
-                alone.admit(KERNEL, from)
-            {
-                alone.events.0.insert(before.0, from);
-                alone.events.0.insert(behind.0, from + 5_000);
-            }
+            alone.run_if_admitted(KERNEL, from, from, from + 5_000);
         }
     }
     assert!(admitted < 20 && spent > launches - 20, "{admitted} of {spent}");
@@ -233,12 +250,7 @@ fn a_kernel_too_short_for_events_is_paid_from_leases_like_any_other() {
         if alone.till.spend(KERNEL).is_none() {
             asked += 1;
             let from = START + MS + at;
-            if let Decision::Go(Plan { between: Some((before, behind)), .. }) =
-                alone.admit(KERNEL, from)
-            {
-                alone.events.0.insert(before.0, from);
-                alone.events.0.insert(behind.0, from);
-            }
+            alone.run_if_admitted(KERNEL, from, from, from);
         }
     }
     // Some 500 at a time, at a microsecond each.
@@ -341,10 +353,7 @@ proptest! {
         alone.slot.waiting_since_ns.store(words[5], Ordering::Relaxed);
         let now = now / 2;
         for at in 0..4 {
-            if let Decision::Go(Plan { between: Some((before, behind)), .. }) = alone.admit(KERNEL, now + at * MS) {
-                alone.events.0.insert(before.0, at * MS);
-                alone.events.0.insert(behind.0, words[0] >> 1);
-            }
+            alone.run_if_admitted(KERNEL, now + at * MS, at * MS, words[0] >> 1);
         }
     }
 }
@@ -363,11 +372,9 @@ fn a_kernel_that_never_ends_does_not_hold_up_those_in_other_streams() {
                     waited += until_ns - now;
                     now = until_ns;
                 }
-                Decision::Go(Plan { between, .. }) => {
-                    if let Some((before, behind)) = between {
-                        alone.events.0.insert(before.0, now);
-                        alone.events.0.insert(behind.0, now + MS / 20);
-                    }
+                Decision::Go(plan) => {
+                    alone.submit(plan, now);
+                    alone.pass(plan, now, now + MS / 20);
                     break;
                 }
             }
@@ -383,22 +390,14 @@ fn a_kernel_that_never_ends_does_not_hold_up_those_in_other_streams() {
 #[test]
 fn what_ends_after_later_launches_is_charged_whole() {
     let mut alone = Alone::default();
-    let Decision::Go(Plan { between: Some((before, behind)), .. }) = alone.admit(KERNEL, START)
-    else {
-        panic!("the first may go")
-    };
-    let long = [(before.0, START), (behind.0, START + 400 * MS)];
+    let Decision::Go(long) = alone.admit(KERNEL, START) else { panic!("the first may go") };
+    alone.submit(long, START);
     let other = flat(0x2000, 1, 32);
     for at in [1, 101, 201, 301] {
-        let Decision::Go(Plan { between: Some((before, behind)), .. }) =
-            alone.admit(other, START + at * MS)
-        else {
-            continue;
-        };
-        alone.events.0.insert(before.0, START + at * MS);
-        alone.events.0.insert(behind.0, START + (at + 1) * MS);
+        let now = START + at * MS;
+        alone.run_if_admitted(other, now, now, now + MS);
     }
-    alone.events.0.extend(long);
+    alone.pass(long, START, START + 400 * MS);
     assert!(matches!(alone.admit(other, START + 500 * MS), Decision::Wait(_)), "400 ms are owed");
     assert!(alone.slot.gpu_ns.load(Ordering::Relaxed) >= 400 * MS);
 }

@@ -32,7 +32,7 @@ fn product(sizes: [c_uint; 3]) -> u64 {
 fn launch(function: Handle, grid: [c_uint; 3], block: [c_uint; 3], on: Handle) -> CuResult {
     let (blocks, threads) = (product(grid), product(block));
     let machine = driver::machine()?;
-    let mut state = state::lock()?;
+    let state = state::lock()?;
     let length = state.functions.get(&function).ok_or(Status::InvalidHandle)?.length;
     if blocks == 0 || threads == 0 || threads > MAX_THREADS {
         return Err(Status::InvalidValue);
@@ -43,10 +43,10 @@ fn launch(function: Handle, grid: [c_uint; 3], block: [c_uint; 3], on: Handle) -
         Some(length) => u64::try_from(length.as_nanos()).unwrap_or(u64::MAX),
         None => time.kernel_nanos(&board.model, blocks),
     };
-    state.queue(on, Engine::Kernels, time.real(nanos))?;
     drop(state);
+    // The GPU gets the kernel at the end of the call: an idle one waits for it until then.
     timeline::spin(time.real(time.launch_nanos));
-    Ok(())
+    state::lock()?.queue(on, Engine::Kernels, time.real(nanos)).map(drop)
 }
 
 export! {

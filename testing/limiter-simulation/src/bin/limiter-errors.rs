@@ -11,8 +11,12 @@ use tessera_intercept_simulation::{
     Accuracy, CoTenant, Limiter, MS, Pattern, S, US, Workload, measure, unlimited,
 };
 
-const KERNELS: [(&str, u64); 11] = [
+const KERNELS: [(&str, u64); 15] = [
+    ("2 us", 2 * US),
+    ("3 us", 3 * US),
     ("5 us", 5 * US),
+    ("10 us", 10 * US),
+    ("20 us", 20 * US),
     ("50 us", 50 * US),
     ("500 us", 500 * US),
     ("900 us", 900 * US),
