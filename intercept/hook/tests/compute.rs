@@ -124,16 +124,34 @@ fn programs_below_their_cap_keep_their_speed() {
     }
 }
 
+/// Publishes a rate and that nobody else has work. It is valid for ten seconds and one more. The
+/// program's clock starts at the machine's.
+fn publish_for_11_seconds(share: &NodeShare, rate: Rate) {
+    let stamp_ms = (monotonic_ns() / 1_000_000 + 10_000) as u32;
+    share.publish(&Published { rate, others: Crowd::new(0), others_busy_ns: 0, stamp_ms });
+}
+
+/// Communication kernels take as long as their peers: launches beside them go on, also of kernels
+/// that were not measured yet.
+#[test]
+fn launches_beside_a_long_kernel_are_not_delayed() {
+    let Some(node) = set_up(test_name!(), Node::with_paused_clock) else { return };
+    let last = |lines: &[Value]| number(lines.last().expect("rounds"), "ns");
+    for shapes in ["1", "3"] {
+        let free = last(&node.container_without_library().run_c("overlap", false, &[shapes]));
+        let share = share(&node, &format!("of-{shapes}"), ComputePolicy::Balance, 90);
+        publish_for_11_seconds(&share, Rate::FULL);
+        let with = last(&node.container(&[&share]).run_c("overlap", false, &[shapes]));
+        assert!(with <= free * 1.2, "{shapes} shapes: {with} ns, {free} without the library");
+    }
+}
+
 #[test]
 fn published_rate_applies_until_it_expires() {
     let Some(node) = set_up(test_name!(), Node::with_paused_clock) else { return };
     let (program, share) = (compute(&node), share(&node, "claim-0", ComputePolicy::Balance, 25));
     let container = node.container(&[&share]);
-    // The published rate is valid for ten seconds and one more. The program's clock starts at the
-    // machine's.
-    let stamp_ms = (monotonic_ns() / 1_000_000 + 10_000) as u32;
-    let others = Crowd::new(0);
-    share.publish(&Published { rate: Rate::from_percent(75), others, others_busy_ns: 0, stamp_ms });
+    publish_for_11_seconds(&share, Rate::from_percent(75));
     let lines = container.start(&program, &kernels_of_1ms("plain", "1000", "14")).lines_with("gpu");
     let parts: Vec<_> = lines.iter().map(|line| number(line, "gpu")).collect();
     assert!(parts[1..3].iter().all(|part| (0.74..0.76).contains(part)), "{parts:?}");

@@ -2,8 +2,8 @@
 
 use tessera_intercept_abi::ComputePolicy;
 use tessera_intercept_limiter::compute::{
-    Asked, ComputePage, ComputeSlot, Decision, Key, MARKERS, Marker, Meter, Plan, Published,
-    PublishedPage, Rate, Submission, Surroundings, Till, Timer, running_of,
+    Asked, ComputePage, ComputeSlot, Decision, Key, Launch, MARKERS, Marker, Meter, Plan,
+    Published, PublishedPage, Rate, Submission, Surroundings, Till, Timer, running_of,
 };
 
 use crate::gpu::Gpu;
@@ -122,7 +122,7 @@ impl ContainerLimiter {
         &mut self,
         process: &mut ProcessLimiter,
         slot: usize,
-        key: Key,
+        (key, stream): (Key, usize),
         events: &mut GpuTimer<'_>,
         now: u64,
     ) -> LaunchDecision {
@@ -134,8 +134,7 @@ impl ContainerLimiter {
                 }
                 let asked = Asked { since: *waits.get_or_insert(now), now };
                 match meter.admit(
-                    key,
-                    events.context,
+                    Launch { key, context: events.context, stream },
                     &self.surroundings(till, slot, now),
                     events,
                     asked,

@@ -17,6 +17,13 @@ pub enum Pattern {
     },
     /// Never waits; each launch is a graph of many kernels, which is only known as a whole.
     Graph,
+    /// Launches a long kernel in another stream, then `launches` of its kernels, and waits for all.
+    Beside {
+        /// Run time of the long kernel in ns.
+        long: u64,
+        /// Number of the other launches.
+        launches: u32,
+    },
     /// Never waits; launches at intervals.
     Sparse {
         /// Time between two launches in ns.
@@ -37,6 +44,8 @@ pub struct Program {
     pub pattern: Pattern,
     /// Number of streams, to which launches go in turn.
     pub streams: usize,
+    /// Number of kernels of different shapes, which are launched in turn.
+    pub shapes: usize,
     /// Times of activity as (from, to) in ns.
     pub active: Vec<(u64, u64)>,
 }
@@ -45,7 +54,15 @@ impl Program {
     /// Returns a program that launches kernels of this length in one stream, all the time.
     #[must_use]
     pub fn new(kernel: u64, pattern: Pattern) -> Self {
-        Self { kernel, tail_every: 0, tail: 0, pattern, streams: 1, active: vec![(0, u64::MAX)] }
+        Self {
+            kernel,
+            tail_every: 0,
+            tail: 0,
+            pattern,
+            streams: 1,
+            shapes: 1,
+            active: vec![(0, u64::MAX)],
+        }
     }
 
     /// Restricts launches to these times.
@@ -59,6 +76,13 @@ impl Program {
     #[must_use]
     pub fn streams(mut self, streams: usize) -> Self {
         self.streams = streams;
+        self
+    }
+
+    /// Distributes launches over kernels of this number of shapes.
+    #[must_use]
+    pub fn shapes(mut self, shapes: usize) -> Self {
+        self.shapes = shapes;
         self
     }
 

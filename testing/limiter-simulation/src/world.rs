@@ -333,12 +333,10 @@ impl World {
             self.gpu.wait_for(process.context, QUEUE - 1);
             return;
         }
-        let key = match program.pattern {
-            Pattern::Graph => Key::graph(0x7000 + process.slot),
-            _ => Key::kernel(0x1000, [1320, 1, 1], [256, 1, 1]),
-        };
+        let (key, stream) = next_launch(program, process);
         let mut events = GpuTimer { gpu: &self.gpu, context: process.context };
-        let decision = limiter.decide(&mut process.limiter, process.slot, key, &mut events, now);
+        let decision =
+            limiter.decide(&mut process.limiter, process.slot, (key, stream), &mut events, now);
         let waits = matches!(decision, LaunchDecision::RetryAt(_));
         let (number, percent) = (process.container, container.percent);
         self.ideals[number].observe(now, ran(&self.gpu, &self.processes, number), percent, waits);
@@ -362,8 +360,11 @@ impl World {
         let process = &mut self.processes[at];
         let program = &self.containers[process.container].0.program;
         let quota = &mut self.quotas[process.container];
-        let (context, stream) = (process.context, process.launched as usize % program.streams);
-        let kernel = length(program, random);
+        let (context, (_, stream)) = (process.context, next_launch(program, process));
+        let kernel = match program.pattern {
+            Pattern::Beside { long, .. } if process.unsynced == 0 => long,
+            _ => length(program, random),
+        };
         let mut now = self.now;
         let was_idle = self.gpu.is_empty(context, stream);
         let mut submission =
@@ -400,6 +401,7 @@ impl World {
         let syncs = match self.containers[process.container].0.program.pattern {
             Pattern::Sync { .. } => true,
             Pattern::Batch { launches } => process.unsynced >= launches,
+            Pattern::Beside { launches, .. } => process.unsynced > launches,
             Pattern::Sparse { every } => {
                 process.wake = now + every;
                 return;
@@ -510,6 +512,18 @@ impl World {
 fn ran(gpu: &Gpu, processes: &[Process], container: usize) -> u64 {
     let processes = processes.iter().filter(|process| process.container == container);
     processes.map(|process| gpu.ran(process.context)).sum()
+}
+
+/// Returns what a process launches next, and its stream.
+fn next_launch(program: &Program, process: &Process) -> (Key, usize) {
+    let (slot, launched) = (process.slot, process.launched as usize);
+    let kernel = |function| Key::kernel(function, [1320, 1, 1], [256, 1, 1]);
+    match program.pattern {
+        Pattern::Graph => (Key::graph(0x7000 + slot), launched % program.streams),
+        Pattern::Beside { .. } if process.unsynced == 0 => (kernel(0x100), 1),
+        Pattern::Beside { .. } => (kernel(0x1000), 0),
+        _ => (kernel(0x1000 + launched % program.shapes * 64), launched % program.streams),
+    }
 }
 
 /// Returns the run time of the next kernel.

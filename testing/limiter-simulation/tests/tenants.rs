@@ -236,3 +236,41 @@ fn programs_below_their_cap_keep_their_speed() {
         assert!(got > needed * 0.97, "{pattern:?}, {} us: {got} of {needed}", kernel / US);
     }
 }
+
+/// Compute and communication overlap: NCCL's kernels take as long as their peers.
+#[test]
+fn long_kernels_do_not_delay_launches_in_other_streams() {
+    let program = || {
+        let pattern = Pattern::Beside { long: 50 * MS, launches: 2_000 };
+        Program::new(20 * US, pattern).streams(2)
+    };
+    let launches = |limiter| {
+        let mut world = world([container(program(), limiter, 90)]);
+        world.run(10 * S);
+        world.launches(0) as f64
+    };
+    let (free, balanced) = (launches(Limiter::None), launches(BALANCE));
+    assert!(balanced > free / 1.02, "{balanced} of {free}");
+}
+
+#[test]
+fn overlapping_long_and_short_kernels_are_charged_busy_time() {
+    let pattern = Pattern::Beside { long: 50 * MS, launches: 2_000 };
+    let mut world = world([container(Program::new(20 * US, pattern).streams(2), FIXED, 50)]);
+    world.run(11 * S);
+    let part = world.record().part(0, S, 11 * S);
+    assert!((0.45..=0.52).contains(&part), "{part}");
+}
+
+/// A language model has that many shapes.
+#[test]
+fn thousands_of_shapes_keep_their_speed() {
+    let launches = |limiter| {
+        let program = Program::new(20 * US, Pattern::Async).shapes(3_000);
+        let mut world = world([container(program, limiter, 90)]);
+        world.run(3 * S);
+        world.launches(0) as f64
+    };
+    let (free, balanced) = (launches(Limiter::None), launches(BALANCE));
+    assert!(balanced > free / 1.05, "{balanced} of {free}");
+}

@@ -6,7 +6,9 @@
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use tessera_intercept_limiter::compute::{CALIBRATION, MARKERS, Marker, Meter, Timer};
+use tessera_intercept_limiter::compute::{
+    CALIBRATION, Launch, MARKERS, Marker, Meter, Streams, Timer,
+};
 
 use crate::compute::{Stream, driver};
 use crate::cuda::Handle;
@@ -41,8 +43,7 @@ struct Pool {
 
 /// Launches that are to be asked about, oldest first.
 pub(super) struct Unsettled {
-    launches: [(Marker, usize); PLACES],
-    count: usize,
+    launches: [Option<(Marker, Launch)>; PLACES],
     last: Option<(Marker, usize)>,
 }
 
@@ -138,11 +139,9 @@ impl Events {
 
     /// What there is to ask. Under the meter's lock.
     pub(super) fn unsettled(&self, meter: &Meter) -> Unsettled {
-        let mut unsettled =
-            Unsettled { launches: [(Marker(0), 0); PLACES], count: 0, last: meter.last_settled() };
+        let mut unsettled = Unsettled { launches: [None; PLACES], last: meter.last_settled() };
         for (place, launch) in unsettled.launches.iter_mut().zip(meter.unsettled()) {
-            *place = launch;
-            unsettled.count += 1;
+            *place = Some(launch);
         }
         unsettled
     }
@@ -151,7 +150,7 @@ impl Events {
     /// then.
     pub(super) fn ask(&self, unsettled: &Unsettled) -> Answers {
         let mut answers = Answers { may_ask: true, ..Answers::none() };
-        if unsettled.count > 0 {
+        if unsettled.launches.iter().any(Option::is_some) {
             relaxed(|| self.ask_all(unsettled, &mut answers));
         }
         answers
@@ -160,26 +159,25 @@ impl Events {
     fn ask_all(&self, unsettled: &Unsettled, answers: &mut Answers) {
         let recorded = self.recorded.load(Ordering::Acquire);
         let mut last = unsettled.last;
-        // Those behind one that is not done are not settled yet, or by themselves.
-        let mut in_order = true;
-        for &(before, context) in unsettled.launches.iter().take(unsettled.count) {
+        // Those behind one of their stream that is not done are not settled yet, or by themselves.
+        let mut held_up = Streams::none();
+        for &(before, launch) in unsettled.launches.iter().flatten() {
             let place = place_of(before);
-            if recorded & 1 << place == 0 {
+            let is_recorded = recorded & 1 << place != 0;
+            let pool = self.find(launch.context).filter(|_| is_recorded);
+            let Some(pool) = pool.filter(|pool| pool.is_done(behind(place))) else {
+                held_up.add(launch.stream);
                 continue;
-            }
-            let Some(pool) = self.find(context) else { continue };
-            if !pool.is_done(behind(place)) {
-                in_order = false;
-                continue;
-            }
+            };
             answers.done |= 1 << place;
             if self.calibrates.load(Ordering::Relaxed) == place + 1 {
                 let empty_ns = pool.elapsed_ns(usize::from(CALIBRATION.0), place * 2);
                 answers.empty_ns = empty_ns.map(|empty_ns| (place, empty_ns));
             }
-            let follows = last.filter(|(_, other)| in_order && *other == context);
-            if answers.measure(pool, place, follows) && in_order {
-                last = Some((before, context));
+            let is_next = !held_up.contains(launch.stream);
+            let follows = last.filter(|(_, other)| is_next && *other == launch.context);
+            if answers.measure(pool, place, follows) && is_next {
+                last = Some((before, launch.context));
             }
         }
     }

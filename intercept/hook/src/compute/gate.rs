@@ -5,7 +5,7 @@ use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use tessera_intercept_limiter::compute::{
-    Asked, Decision, Key, Meter, Plan, Submission, Surroundings, Till,
+    Asked, Decision, Key, Launch, Meter, Plan, Submission, Surroundings, Till,
 };
 
 use crate::compute::events::{Answers, Events};
@@ -92,7 +92,8 @@ impl Gate {
             return None;
         }
         let context = cuda::current_context()?;
-        let (plan, terms) = self.admit(key, context)?;
+        let launch = Launch { key, context, stream: stream.0 as usize };
+        let (plan, terms) = self.admit(launch)?;
         let was_idle = plan.pair.is_some() && Events::is_idle(stream);
         let begun = plan.pair.is_some_and(|pair| {
             if pair.calibration.is_some() {
@@ -139,13 +140,13 @@ impl Gate {
     }
 
     /// Waits until a launch may be made. `None` where it cannot be accounted for.
-    fn admit(&self, key: Key, context: usize) -> Option<(Plan, Terms)> {
+    fn admit(&self, launch: Launch) -> Option<(Plan, Terms)> {
         let since = sys::monotonic_ns();
         loop {
             let terms = self.terms()?;
             let asked = Asked { since, now: sys::monotonic_ns() };
             let decision = self.step(&terms, |meter, around, answers| {
-                let decision = meter.admit(key, context, around, answers, asked);
+                let decision = meter.admit(launch, around, answers, asked);
                 if let Decision::Go(Plan { pair: Some(pair), .. }) = decision {
                     self.events.begins(pair.before);
                 }

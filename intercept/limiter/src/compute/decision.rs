@@ -2,6 +2,7 @@
 
 use tessera_intercept_abi::ComputePolicy;
 
+use crate::compute::estimates::Key;
 use crate::compute::till::Till;
 use crate::compute::{ComputePage, ComputeSlot, Published, Rate};
 
@@ -46,6 +47,17 @@ pub struct Surroundings<'a> {
     pub share: Rate,
     /// How long a context keeps the GPU while others have work, ns.
     pub slice_ns: u64,
+}
+
+/// A launch that asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Launch {
+    /// The kernel or graph.
+    pub key: Key,
+    /// The context: events of two contexts cannot be compared.
+    pub context: usize,
+    /// The stream, as a number.
+    pub stream: usize,
 }
 
 /// When a launch asks.

@@ -42,7 +42,8 @@ const fn mix(value: u64) -> u64 {
     value ^ value >> 31
 }
 
-const SETS: usize = 256;
+/// A language model has thousands of shapes: 3,000 in turn leave few sets full.
+const SETS: usize = 2048;
 const WAYS: usize = 4;
 /// Samples after which a mean forgets.
 const MEMORY: u64 = 7;
@@ -66,7 +67,8 @@ struct Entry {
     even_ns: Word,
 }
 
-/// Averages of the last samples, by key: 32 KiB, all zeroes when new.
+/// Averages of the last samples, by key: 256 KiB, all zeroes when new, of which those pages are
+/// used that have kernels.
 ///
 /// Written by one at a time, under the meter's lock, and read by anyone at any time: who reads
 /// while an entry changes hands may take one kernel's mean for another's, once.

@@ -2,8 +2,9 @@
 
 use core::sync::atomic::Ordering;
 
-use crate::compute::decision::{Asked, Decision, Marker, Pair, Plan, Surroundings, Timer, Waiting};
-use crate::compute::estimates::Key;
+use crate::compute::decision::{
+    Asked, Decision, Launch, Marker, Pair, Plan, Surroundings, Timer, Waiting,
+};
 use crate::compute::page::advance;
 use crate::compute::proportion::in_proportion;
 use crate::compute::sample::{During, Measured, NOTICEABLE_GAP_NS, Sample, own_part, sample};
@@ -33,7 +34,7 @@ const MOST_IMPATIENCE: u32 = 3;
 const STRANGERS_PATIENCE_NS: u64 = 1_000_000_000;
 
 /// Kernels of unknown length that may be under way.
-const STRANGERS: usize = 4;
+const STRANGERS: usize = 24;
 
 /// Company is not looked at over less than this.
 const SHORTEST_LOOK_NS: u64 = 300_000;
@@ -71,6 +72,8 @@ const POLL_NS: u64 = 1_000_000;
 #[derive(Debug)]
 pub struct Meter {
     spans: Spans,
+    /// Charged so far, GPU-ns.
+    paid: u64,
     /// Taken from the bucket and not spent.
     lease: u64,
     /// How much of it was put into the till.
@@ -142,6 +145,7 @@ impl Meter {
     pub const fn new() -> Self {
         Self {
             spans: Spans::new(),
+            paid: 0,
             lease: 0,
             lent: 0,
             launches: 0,
@@ -165,22 +169,20 @@ impl Meter {
     /// Decides on a launch.
     pub fn admit(
         &mut self,
-        key: Key,
-        context: usize,
+        launch: Launch,
         around: &Surroundings<'_>,
         timer: &mut impl Timer,
         asked: Asked,
     ) -> Decision {
         self.collect_from(around, asked.now);
-        let decision = self.decide(key, context, around, timer, asked);
+        let decision = self.decide(launch, around, timer, asked);
         self.lend(around.till);
         decision
     }
 
     fn decide(
         &mut self,
-        key: Key,
-        context: usize,
+        launch: Launch,
         around: &Surroundings<'_>,
         timer: &mut impl Timer,
         asked: Asked,
@@ -190,11 +192,13 @@ impl Meter {
         let wake = around.page.wake.load(Ordering::Acquire);
         self.look(around, timer, now);
         let estimates = &around.till.estimates;
-        let known = estimates.known(key);
+        let known = estimates.known(launch.key);
         let cost = known.unwrap_or_else(|| estimates.stranger());
         let pays = self.lease < cost;
-        let meets = if known.is_none() { self.meet_strangers(key, around, asked) } else { Ok(()) };
-        let paid = meets.and_then(|()| if pays { self.pay(cost, around, asked) } else { Ok(()) });
+        let meets =
+            if known.is_none() { self.meet_strangers(launch, around, asked) } else { Ok(()) };
+        let paid =
+            meets.and_then(|()| if pays { self.pay(launch, cost, around, asked) } else { Ok(()) });
         if let Err(until_ns) = paid {
             if around.slot.waiting_since_ns.load(Ordering::Relaxed) == 0 {
                 around.slot.waiting_since_ns.store(now, Ordering::Relaxed);
@@ -211,7 +215,7 @@ impl Meter {
             around.slot.begin(now);
         }
         let measured = (pays || known.is_none()) && self.spans.has_room(cost >= LEASE_GPU_NS);
-        let plan = if measured { self.begin_span(key, context, cost, around, now) } else { None };
+        let plan = if measured { self.begin_span(launch, cost, around, now) } else { None };
         self.promise(around, now);
         Decision::Go(plan.unwrap_or(Plan { pair: None, serial: 0 }))
     }
@@ -263,7 +267,7 @@ impl Meter {
     /// A context goes away, and its events with it: drain before. What it has under way stays paid
     /// as estimated.
     pub fn leave(&mut self, context: usize) {
-        for (_, span) in self.spans.pending().filter(|(_, span)| span.context == context) {
+        for (_, span) in self.spans.pending().filter(|(_, span)| span.launch.context == context) {
             span.void = true;
         }
         self.ended = self.ended.filter(|ended| ended.context != context);
@@ -302,10 +306,10 @@ impl Meter {
         core::mem::replace(&mut self.launches, 0)
     }
 
-    /// The launches that are measured and under way, oldest first: the first of their markers, and
-    /// their context.
-    pub fn unsettled(&self) -> impl Iterator<Item = (Marker, usize)> {
-        self.spans.places().map(|(place, span)| (Spans::before(place), span.context))
+    /// The launches that are measured and under way, oldest first, with the first of their
+    /// markers.
+    pub fn unsettled(&self) -> impl Iterator<Item = (Marker, Launch)> {
+        self.spans.places().map(|(place, span)| (Spans::before(place), span.launch))
     }
 
     /// The last launch that was measured, likewise.
@@ -342,6 +346,11 @@ impl Meter {
         }
     }
 
+    /// GPU-ns charged for work that is known to be done.
+    const fn completed(&self) -> u64 {
+        self.paid.saturating_sub(self.lease).saturating_sub(self.outstanding())
+    }
+
     /// Takes the lease out of the till; returns what was spent of it.
     fn collect(&mut self, till: &Till) -> u64 {
         let mut spent = 0;
@@ -367,8 +376,14 @@ impl Meter {
     ///
     /// # Errors
     /// When to ask again.
-    fn pay(&mut self, cost: u64, around: &Surroundings<'_>, asked: Asked) -> Result<(), u64> {
-        self.find_room(around, asked)?;
+    fn pay(
+        &mut self,
+        launch: Launch,
+        cost: u64,
+        around: &Surroundings<'_>,
+        asked: Asked,
+    ) -> Result<(), u64> {
+        self.find_room(launch.stream, around, asked)?;
         let missing = cost - self.lease;
         let taken = if cost < LEASE_GPU_NS { missing.max(self.jittered_lease()) } else { missing };
         let mut deferred = self.deferred;
@@ -380,6 +395,7 @@ impl Meter {
                 .map_err(|due| due.min(asked.now + self.look_again()))?;
         }
         around.slot.gpu_ns.fetch_add(taken + deferred, Ordering::Relaxed);
+        self.paid += taken + deferred;
         self.deferred -= deferred;
         self.lease += taken;
         Ok(())
@@ -391,13 +407,20 @@ impl Meter {
         if self.spans.is_empty() { LOOK_AGAIN_NS } else { POLL_NS / 5 }
     }
 
-    /// Holds back while too much is on its way, but not for ever: a stream may wait for what this
-    /// launch does.
-    fn find_room(&mut self, around: &Surroundings<'_>, asked: Asked) -> Result<(), u64> {
+    /// Holds back while too much is on its way in the stream, but not for ever: another stream may
+    /// wait for what this launch does. What the GPU is at is not counted: it may be long, and work
+    /// of other streams beside it is what streams are for.
+    fn find_room(
+        &mut self,
+        stream: usize,
+        around: &Surroundings<'_>,
+        asked: Asked,
+    ) -> Result<(), u64> {
         // Where nothing more can be measured, nobody would see what is open being done.
         let open = if self.spans.has_room(false) { self.open } else { 0 };
-        let outstanding = self.pending + open;
-        if !around.may_hold() || outstanding < RUN_AHEAD_GPU_NS || self.spans.is_empty() {
+        let Some(queued) = self.spans.queued_in(stream) else { return Ok(()) };
+        let outstanding = queued + open;
+        if !around.may_hold() || outstanding < RUN_AHEAD_GPU_NS {
             return Ok(());
         }
         let contexts =
@@ -407,20 +430,17 @@ impl Meter {
         self.be_patient(patience, asked)
     }
 
-    /// Holds back a kernel of unknown length while it is being measured, or too many others are.
+    /// Holds back a kernel of unknown length while it is being measured, or too many others are:
+    /// how long they are is known too late.
     fn meet_strangers(
         &mut self,
-        key: Key,
+        launch: Launch,
         around: &Surroundings<'_>,
         asked: Asked,
     ) -> Result<(), u64> {
-        let (mut count, mut same) = (0, false);
-        for span in
-            self.spans.under_way().filter(|span| around.till.estimates.known(span.key).is_none())
-        {
-            count += 1;
-            same |= span.key == key;
-        }
+        let unknown = |span: &&Span| around.till.estimates.known(span.launch.key).is_none();
+        let count = self.spans.under_way().filter(unknown).count();
+        let same = self.spans.under_way().any(|span| span.launch.key == launch.key);
         if !around.may_hold() || !same && count < STRANGERS {
             return Ok(());
         }
@@ -447,8 +467,7 @@ impl Meter {
 
     fn begin_span(
         &mut self,
-        key: Key,
-        context: usize,
+        launch: Launch,
         cost: u64,
         around: &Surroundings<'_>,
         now: u64,
@@ -459,13 +478,13 @@ impl Meter {
             self.overhead_ns.is_none() || self.spans.pushed().is_multiple_of(CALIBRATES_ONE_OF);
         let span = Span {
             serial: 0,
-            key,
-            context,
+            launch,
             cost,
             charged,
             stands_for: charged.saturating_add(self.unmeasured),
             begun: now,
             turn,
+            completed: self.completed(),
             calibrates,
             submission: None,
             done: false,
@@ -504,21 +523,22 @@ impl Meter {
         // What is long has turns of others in it, of which `own_part` knows how many. A short one
         // has none, or one of any length.
         let is_alone = crowd.is_nobody() && only_siblings && !around.has_siblings;
-        let usual = estimates.usual(span.key).filter(|mean| !is_alone && *mean < slice_ns / 4);
+        let usual =
+            estimates.usual(span.launch.key).filter(|mean| !is_alone && *mean < slice_ns / 4);
         let own = |wall: u64| {
             let measured = Measured { wall, ..measured };
-            own_part(estimates, span.key, measured, company, slice_ns)
+            own_part(estimates, span.launch.key, measured, company, slice_ns)
         };
         match sample(measured.wall, span.submission, self.overhead_ns.unwrap_or(0)) {
             Sample::Long(wall) | Sample::Idle(wall)
                 if usual.is_some_and(|usual| wall > usual + usual / 2) =>
             {
-                estimates.raise(span.key);
+                estimates.raise(span.launch.key);
             }
             Sample::Exact(wall) | Sample::Long(wall) => {
                 let Some(own) = own(wall) else { return };
                 let most = usual.map_or(u64::MAX, |usual| usual * MOST_USUAL);
-                estimates.learn(span.key, own.min(most));
+                estimates.learn(span.launch.key, own.min(most));
                 // Which launch of a lease is measured is by chance, in proportion to what it was
                 // thought to take: it stands for the others.
                 let is_typical = crowd.is_nobody() && usual.is_none();
@@ -529,14 +549,14 @@ impl Meter {
             }
             Sample::Idle(wall) => {
                 let Some(own) = own(wall) else { return };
-                estimates.learn(span.key, own);
+                estimates.learn(span.launch.key, own);
                 let own = own - measured.overlap.min(own);
                 self.correct(span.cost, own, own, around, now);
             }
             Sample::Within(least, most) => {
                 let least = if usual.is_some() { 0 } else { least };
                 let (Some(least), Some(most)) = (own(least), own(most)) else { return };
-                estimates.bound(span.key, least, most);
+                estimates.bound(span.launch.key, least, most);
                 let used = span.cost.clamp(least, most.max(least));
                 self.correct(span.cost, used, used, around, now);
             }
@@ -550,15 +570,19 @@ impl Meter {
         let wall = u64::try_from(timer.elapsed_ns(before, behind)?).unwrap_or(0);
         self.longest = self.longest.max(wall);
         if self.ended.is_some_and(|last| last.serial > span.serial) {
-            // Later ones were done before it, which took what time they took: it is charged whole.
-            return Some(Measured { wall, follows: false, overlap: 0 });
+            // Later ones of other streams ran beside it, and were charged.
+            return Some(Measured {
+                wall,
+                follows: false,
+                overlap: self.overtook(&span).min(wall),
+            });
         }
-        let last = self.ended.filter(|last| last.context == span.context);
+        let last = self.ended.filter(|last| last.context == span.launch.context);
         let gap = last
             .and_then(|last| timer.elapsed_ns(Spans::behind(last.place), before))
             .unwrap_or(i64::MAX);
         let overlap = u64::try_from(gap.saturating_neg()).unwrap_or(0).min(wall);
-        self.ended = Some(Ended { place, serial: span.serial, context: span.context });
+        self.ended = Some(Ended { place, serial: span.serial, context: span.launch.context });
         Some(Measured { wall, follows: gap < NOTICEABLE_GAP_NS, overlap })
     }
 
@@ -574,6 +598,11 @@ impl Meter {
             return (self.company.crowd, Some(had));
         }
         (self.company.crowd, None)
+    }
+
+    /// GPU-ns charged for work of other streams that was done while a launch was under way.
+    fn overtook(&self, span: &Span) -> u64 {
+        self.completed().saturating_sub(span.completed).saturating_sub(span.charged)
     }
 
     /// Learns how much time an empty pair of events takes, from one that the GPU had not come to
@@ -601,6 +630,7 @@ impl Meter {
             let at_once = (used - paid).min(own);
             self.deferred = (self.deferred + (used - paid - at_once)).min(MOST_DEFERRED_NS);
             around.slot.gpu_ns.fetch_add(at_once, Ordering::Relaxed);
+            self.paid += at_once;
             if let Some(rate) = around.rate() {
                 Bucket::new(&around.page.due_ns).charge(now, at_once, rate);
             }
@@ -610,6 +640,7 @@ impl Meter {
         self.deferred -= settled;
         let refund = paid - used - settled;
         around.slot.gpu_ns.fetch_sub(refund, Ordering::Relaxed);
+        self.paid = self.paid.saturating_sub(refund);
         if let Some(rate) = around.rate() {
             Bucket::new(&around.page.due_ns).refund(refund, rate);
             if refund > LEASE_GPU_NS {
@@ -649,8 +680,10 @@ impl Meter {
         let others =
             around.published.map_or(0, |published| published.others.in_256ths().div_ceil(256));
         let contexts = 1 + around.siblings + u64::from(others);
-        let strange =
-            self.spans.under_way().any(|span| around.till.estimates.known(span.key).is_none());
+        let strange = self
+            .spans
+            .under_way()
+            .any(|span| around.till.estimates.known(span.launch.key).is_none());
         let longest = if strange {
             STRANGERS_PROMISE_NS
         } else {

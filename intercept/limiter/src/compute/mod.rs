@@ -30,12 +30,14 @@ mod till;
 pub use arbiter::{Arbiter, Observation, Tenant};
 pub use bucket::{BURST_GPU_NS, Bucket, bury};
 pub use crowd::Crowd;
-pub use decision::{Asked, Decision, Marker, Pair, Plan, Surroundings, Timer, Waiting, rate_of};
+pub use decision::{
+    Asked, Decision, Launch, Marker, Pair, Plan, Surroundings, Timer, Waiting, rate_of,
+};
 pub use estimates::{Estimates, Key};
 pub use meter::{LEASE_GPU_NS, MARKERS, Meter, RUN_AHEAD_GPU_NS};
 pub use page::{busy_of, running_of};
 pub use published::Published;
 pub use rate::Rate;
-pub use spans::{CALIBRATION, Submission};
+pub use spans::{CALIBRATION, Streams, Submission};
 pub use tessera_intercept_abi::{ComputePage, ComputeSlot, PublishedPage};
 pub use till::{Paid, Till};

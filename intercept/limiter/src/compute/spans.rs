@@ -1,6 +1,6 @@
 //! Launches that are measured, in the order in which they were made.
 
-use crate::compute::{Key, Marker};
+use crate::compute::{Launch, Marker};
 
 /// Spans that there is room for.
 const ROOM: usize = 64;
@@ -32,10 +32,8 @@ pub struct Submission {
 pub(super) struct Span {
     /// Its number, in the order in which they were made, from 1; given by [`Spans::push`].
     pub(super) serial: u64,
-    /// What was launched.
-    pub(super) key: Key,
-    /// Its context: events of two contexts cannot be compared.
-    pub(super) context: usize,
+    /// What was launched, and where.
+    pub(super) launch: Launch,
     /// What was prepaid for this launch.
     pub(super) cost: u64,
     /// What was prepaid for it and for the launches since the last span that may be under way.
@@ -46,6 +44,8 @@ pub(super) struct Span {
     pub(super) begun: u64,
     /// `turn_ns` of the page at that time.
     pub(super) turn: u64,
+    /// GPU-ns that the process was charged for completed work before it was launched.
+    pub(super) completed: u64,
     /// It also shows how much time an empty pair of events takes.
     pub(super) calibrates: bool,
     /// When it was submitted; `None` while it is being submitted.
@@ -54,6 +54,37 @@ pub(super) struct Span {
     pub(super) done: bool,
     /// The launch failed, or its context is gone: nothing can be measured.
     pub(super) void: bool,
+}
+
+/// Some streams.
+#[derive(Debug)]
+pub struct Streams {
+    streams: [usize; ROOM],
+    count: usize,
+}
+
+impl Streams {
+    /// No stream.
+    #[must_use]
+    pub const fn none() -> Self {
+        Self { streams: [0; ROOM], count: 0 }
+    }
+
+    /// Whether it is one of them.
+    #[must_use]
+    pub fn contains(&self, stream: usize) -> bool {
+        self.streams.iter().take(self.count).any(|other| *other == stream)
+    }
+
+    /// Adds one, of as many as there are measured launches.
+    pub fn add(&mut self, stream: usize) {
+        if !self.contains(stream)
+            && let Some(place) = self.streams.get_mut(self.count)
+        {
+            *place = stream;
+            self.count += 1;
+        }
+    }
 }
 
 /// All that are not settled. The markers of a span are its place's own, and free for use again once
@@ -97,13 +128,20 @@ impl Spans {
         Some((place, self.serial))
     }
 
-    /// Takes away the oldest that the GPU is done with. It waits for those before it, unless they
-    /// take very long.
+    /// Takes away the oldest that the GPU is done with. It waits for those before it in its stream,
+    /// unless they take very long.
     pub(super) fn pop_done(&mut self, now: u64) -> Option<(usize, Span)> {
         let holds_up = |span: &Span| now.saturating_sub(span.begun) < LONG_UNDER_WAY_NS;
-        let first = self.places().find(|(_, span)| span.done || holds_up(span));
-        let (place, span) =
-            first.filter(|(_, span)| span.done).map(|(place, span)| (place, *span))?;
+        let mut held_up = Streams::none();
+        let (place, span) = self.places().find_map(|(place, span)| {
+            if span.done && !held_up.contains(span.launch.stream) {
+                return Some((place, *span));
+            }
+            if holds_up(span) {
+                held_up.add(span.launch.stream);
+            }
+            None
+        })?;
         self.places[place] = None;
         Some((place, span))
     }
@@ -127,6 +165,14 @@ impl Spans {
     /// Those that are not known to be done.
     pub(super) fn under_way(&self) -> impl Iterator<Item = &Span> {
         self.in_any_order().map(|(_, span)| span).filter(|span| !span.done)
+    }
+
+    /// GPU-ns of a stream's launches behind the oldest that is not known to be done; `None` without
+    /// such a launch.
+    pub(super) fn queued_in(&self, stream: usize) -> Option<u64> {
+        let in_stream = || self.under_way().filter(|span| span.launch.stream == stream);
+        let oldest = in_stream().min_by_key(|span| span.serial)?;
+        Some(in_stream().map(|span| span.charged).sum::<u64>() - oldest.charged)
     }
 
     /// The span of that number, unless the GPU is known to be done with it.

@@ -39,6 +39,8 @@ struct Alone {
     till: Till,
     meter: Meter,
     events: Events,
+    /// The stream that it launches in.
+    stream: usize,
     /// Since when its thread waits.
     waits: Option<u64>,
 }
@@ -65,7 +67,8 @@ impl Alone {
             share: Rate::from_percent(50),
             slice_ns: 2 * MS,
         };
-        self.meter.admit(key, 1, &around, &mut self.events, asked)
+        let launch = Launch { key, context: 1, stream: self.stream };
+        self.meter.admit(launch, &around, &mut self.events, asked)
     }
 
     /// Launches a kernel that is measured, and has the GPU run it from then to then.
