@@ -49,10 +49,11 @@ const fn measurement(
     Measurement { arguments, field, what, goal_unlimited, goal_limited }
 }
 
-const MEASUREMENTS: [Measurement; 18] = [
+const MEASUREMENTS: [Measurement; 19] = [
     measurement("launch", &["launch", "50000"], "ns", Some(10.0), Some(25.0)),
     measurement("launch + sync", &["sync", "10000"], "ns", Some(50.0), None),
     measurement("cuMemGetInfo, 64 processes", &["info", "64", "2000"], "ns", Some(2e3), Some(2e3)),
+    measurement("the first 1,000 answers", &["resolve", "1000"], "ns", Some(1e6), Some(1e6)),
     measurement("cuCtxDestroy, 50,000 live", &["destroy", "50000"], "ns", Some(6e7), Some(6e7)),
     measurement("alloc + free, 10 live", &["memory", "10", "5000"], "ns", Some(200.0), Some(200.0)),
     measurement(

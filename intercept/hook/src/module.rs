@@ -3,6 +3,11 @@
 //! How much that is the driver does not say, so the image is asked: its sections that are to lie in
 //! memory, with those that take no room in the file; of several images in one, the largest. Code
 //! that the driver loads only when it is used is charged with its module all the same.
+//!
+//! Libraries are loaded when a kernel of them is first used, unless the program wants otherwise
+//! (`CUDA_MODULE_LOADING`). They are not charged, since they take what the program uses of them,
+//! and never refused: the CUDA runtime remembers the failure for the life of the process. Only
+//! large variables, which a program could take for memory, are charged at once.
 
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
@@ -22,12 +27,37 @@ unsafe fn at<T: Copy>(image: *const u8, offset: usize) -> T {
     unsafe { image.add(offset).cast::<T>().read_unaligned() }
 }
 
+/// What of an image is counted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// What lies in memory once it is loaded.
+    All,
+    /// Its variables.
+    Variables,
+}
+
+impl Part {
+    /// Whether a section of an ELF file is counted, by its type and flags.
+    fn has(self, kind: u32, flags: u64) -> bool {
+        /// `SHT_NOBITS`
+        const NO_CONTENT: u32 = 8;
+        /// `SHF_WRITE`, `SHF_ALLOC` and `SHF_INFO_LINK`
+        const WRITABLE: u64 = 1;
+        const IN_MEMORY: u64 = 2;
+        const OF_ANOTHER: u64 = 0x40;
+        // Shared memory of a kernel, `.nv.shared.*`: it lies in the multiprocessors.
+        let is_shared = kind == NO_CONTENT && flags & OF_ANOTHER != 0;
+        let counts = self == Self::All || flags & WRITABLE != 0;
+        flags & IN_MEMORY != 0 && !is_shared && counts
+    }
+}
+
 /// Bytes of an image in the GPU's memory.
 ///
 /// # Safety
 /// `image` is NULL or an image that the driver is to read: a text, an ELF file, several of them in
 /// one, or what holds these.
-unsafe fn bytes_of(image: *const c_void) -> u64 {
+unsafe fn bytes_of(image: *const c_void, part: Part) -> u64 {
     /// What `__fatBinC_Wrapper_t` begins with, where it holds the pointer, and what that leads to.
     const WRAPPER: u32 = 0x4662_43b1;
     const WRAPPED_AT: usize = 8;
@@ -40,11 +70,12 @@ unsafe fn bytes_of(image: *const c_void) -> u64 {
     // SAFETY: by this function's contract; it has four bytes.
     match unsafe { at::<u32>(image, 0) } {
         // SAFETY: a wrapper holds a pointer.
-        WRAPPER => unsafe { bytes_of(at(image, WRAPPED_AT)) },
+        WRAPPER => unsafe { bytes_of(at(image, WRAPPED_AT), part) },
         // SAFETY: by this function's contract.
-        SEVERAL => unsafe { largest(image) },
+        SEVERAL => unsafe { largest(image, part) },
         // SAFETY: by this function's contract.
-        ELF => unsafe { sections(image) },
+        ELF => unsafe { sections(image, part) },
+        _ if part == Part::Variables => 0,
         // SAFETY: what is none of these is a text.
         _ => unsafe { CStr::from_ptr(image.cast()) }.to_bytes().len() as u64,
     }
@@ -60,14 +91,13 @@ fn is_short(image: *const u8) -> bool {
 ///
 /// # Safety
 /// It is one.
-unsafe fn sections(image: *const u8) -> u64 {
+unsafe fn sections(image: *const u8, part: Part) -> u64 {
     const OFFSET_AT: usize = 0x28;
     const LENGTH_AT: usize = 0x3a;
     const COUNT_AT: usize = 0x3c;
+    const KIND_AT: usize = 4;
     const FLAGS_AT: usize = 8;
     const SIZE_AT: usize = 0x20;
-    /// `SHF_ALLOC`
-    const IN_MEMORY: u64 = 2;
     // SAFETY: the header of an ELF file.
     let (offset, length, count) = unsafe {
         (at::<u64>(image, OFFSET_AT), at::<u16>(image, LENGTH_AT), at::<u16>(image, COUNT_AT))
@@ -75,9 +105,14 @@ unsafe fn sections(image: *const u8) -> u64 {
     let size = |index: usize| {
         let section = offset as usize + index * usize::from(length);
         // SAFETY: the header says that there are so many, there.
-        let (flags, size): (u64, u64) =
-            unsafe { (at(image, section + FLAGS_AT), at(image, section + SIZE_AT)) };
-        if flags & IN_MEMORY != 0 { size } else { 0 }
+        let (kind, flags, size) = unsafe {
+            (
+                at::<u32>(image, section + KIND_AT),
+                at::<u64>(image, section + FLAGS_AT),
+                at::<u64>(image, section + SIZE_AT),
+            )
+        };
+        if part.has(kind, flags) { size } else { 0 }
     };
     (0..usize::from(count)).map(size).fold(0, u64::saturating_add)
 }
@@ -86,7 +121,7 @@ unsafe fn sections(image: *const u8) -> u64 {
 ///
 /// # Safety
 /// It is such a file.
-unsafe fn largest(image: *const u8) -> u64 {
+unsafe fn largest(image: *const u8, part: Part) -> u64 {
     const HEADER_AT: usize = 6;
     const LENGTH_AT: usize = 8;
     // SAFETY: the header of such a file.
@@ -96,7 +131,7 @@ unsafe fn largest(image: *const u8) -> u64 {
     let mut largest = 0;
     while entry < end {
         // SAFETY: entries follow each other up to the end.
-        let (bytes, next) = unsafe { entry_of(image.add(entry)) };
+        let (bytes, next) = unsafe { entry_of(image.add(entry), part) };
         largest = largest.max(bytes);
         if next == 0 {
             break;
@@ -110,7 +145,7 @@ unsafe fn largest(image: *const u8) -> u64 {
 ///
 /// # Safety
 /// It is the header of one.
-unsafe fn entry_of(entry: *const u8) -> (u64, usize) {
+unsafe fn entry_of(entry: *const u8, part: Part) -> (u64, usize) {
     const KIND_AT: usize = 0;
     const HEADER_AT: usize = 4;
     const LENGTH_AT: usize = 8;
@@ -126,7 +161,9 @@ unsafe fn entry_of(entry: *const u8) -> (u64, usize) {
     let unpacked = if has_unpacked { unsafe { at::<u64>(entry, UNPACKED_AT) } } else { 0 };
     let bytes = match (kind, unpacked) {
         // SAFETY: it follows its header.
-        (ELF, 0) => unsafe { sections(entry.add(header as usize)) },
+        (ELF, 0) => unsafe { sections(entry.add(header as usize), part) },
+        // A text says nothing of its variables, nor does what is packed.
+        _ if part == Part::Variables => 0,
         (_, 0) => length,
         (_, unpacked) => unpacked,
     };
@@ -163,6 +200,25 @@ unsafe fn load(
     charged(bytes, kind, real, || unsafe { out.read_unaligned() } as u64, unload)
 }
 
+/// Loads a library; `bytes` says how much a part of it takes.
+///
+/// # Safety
+/// `out` is where the driver is to put the handle.
+unsafe fn load_library(
+    bytes: impl FnOnce(Part) -> u64,
+    out: *mut Handle,
+    real: impl FnOnce() -> c_int,
+) -> c_int {
+    /// Variables of less are not charged: a refusal would cost the program more.
+    const LARGE: u64 = 16 << 20;
+    let bytes = match cuda::loads_lazily() {
+        true => Some(bytes(Part::Variables)).filter(|bytes| *bytes >= LARGE).unwrap_or(0),
+        false => bytes(Part::All),
+    };
+    // SAFETY: by this function's contract.
+    unsafe { load(bytes, Kind::Library, out, real, unload_library) }
+}
+
 fn unload_module(module: u64) {
     // SAFETY: it takes one handle; the program has not seen this one.
     unsafe { cuModuleUnload::ROUTE.give_back(module) };
@@ -188,19 +244,19 @@ hooks! {
 
     fn cuModuleLoadData(out: *mut Handle, image: *const c_void) |real| {
         // SAFETY: the program's own call.
-        unsafe { load(bytes_of(image), Kind::Module, out, || real(out, image), unload_module) }
+        unsafe { load(bytes_of(image, Part::All), Kind::Module, out, || real(out, image), unload_module) }
     }
 
     fn cuModuleLoadDataEx(
         out: *mut Handle, image: *const c_void, count: c_uint, options: *mut c_int, values: *mut *mut c_void,
     ) |real| {
         // SAFETY: the program's own call.
-        unsafe { load(bytes_of(image), Kind::Module, out, || real(out, image, count, options, values), unload_module) }
+        unsafe { load(bytes_of(image, Part::All), Kind::Module, out, || real(out, image, count, options, values), unload_module) }
     }
 
     fn cuModuleLoadFatBinary(out: *mut Handle, image: *const c_void) |real| {
         // SAFETY: the program's own call.
-        unsafe { load(bytes_of(image), Kind::Module, out, || real(out, image), unload_module) }
+        unsafe { load(bytes_of(image, Part::All), Kind::Module, out, || real(out, image), unload_module) }
     }
 
     fn cuModuleUnload(module: Handle) |real| {
@@ -215,7 +271,7 @@ hooks! {
         // SAFETY: the program's own call.
         let load_it = || unsafe { real(out, image, jit, jit_values, jit_count, options, values, count) };
         // SAFETY: the program's own image.
-        unsafe { load(bytes_of(image), Kind::Library, out, load_it, unload_library) }
+        unsafe { load_library(|part| bytes_of(image, part), out, load_it) }
     }
 
     fn cuLibraryLoadFromFile(
@@ -224,8 +280,11 @@ hooks! {
     ) |real| {
         // SAFETY: the program's own call.
         let load_it = || unsafe { real(out, path, jit, jit_values, jit_count, options, values, count) };
+        // Of a file, the length is known, and none of its variables.
         // SAFETY: the program's own path.
-        unsafe { load(bytes_of_file(path), Kind::Library, out, load_it, unload_library) }
+        let bytes = |part| if part == Part::All { unsafe { bytes_of_file(path) } } else { 0 };
+        // SAFETY: the program's own call.
+        unsafe { load_library(bytes, out, load_it) }
     }
 
     fn cuLibraryUnload(library: Handle) |real| {

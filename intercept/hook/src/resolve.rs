@@ -4,9 +4,9 @@
 //! arguments, and only the driver knows which of them a program is given.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
-use tessera_intercept_symbols::Class;
+use tessera_intercept_symbols::{Class, hash_of};
 
 use crate::cuda::{self, NOT_FOUND, SUCCESS};
 use crate::route::{Of, Route, all, hooks};
@@ -60,6 +60,66 @@ impl Ask {
     }
 }
 
+/// Routes by a number: an address of the driver, or the hash of a name. Open addressing; all zeroes
+/// is empty. Threads that fill it at the same time write the same.
+struct Index {
+    entries: [(AtomicU64, AtomicPtr<Route>); Index::ROOM],
+}
+
+impl Index {
+    /// Two addresses of each route, at most half full.
+    const ROOM: usize = 1024;
+
+    const fn new() -> Self {
+        Self {
+            entries: [const { (AtomicU64::new(0), AtomicPtr::new(core::ptr::null_mut())) };
+                Self::ROOM],
+        }
+    }
+
+    fn clear(&self) {
+        for (key, route) in &self.entries {
+            key.store(0, Ordering::Relaxed);
+            route.store(core::ptr::null_mut(), Ordering::Relaxed);
+        }
+    }
+
+    /// The entries at which a key may be, from the first on.
+    fn places(&self, key: u64) -> impl Iterator<Item = &(AtomicU64, AtomicPtr<Route>)> {
+        let first = (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize;
+        (first..first + Self::ROOM).filter_map(|at| self.entries.get(at % Self::ROOM))
+    }
+
+    /// Adds a route unless the key has one: the first of the routes with one key counts.
+    fn add(&self, key: u64, route: &'static Route) {
+        let is_own = |(other, _): &&(AtomicU64, AtomicPtr<Route>)| {
+            let taken = other.compare_exchange(0, key, Ordering::Relaxed, Ordering::Relaxed);
+            taken.map_or_else(|other| other == key, |_| true)
+        };
+        if key != 0
+            && let Some((_, place)) = self.places(key).find(is_own)
+        {
+            let none = core::ptr::null_mut();
+            let route = core::ptr::from_ref(route).cast_mut();
+            let _ = place.compare_exchange(none, route, Ordering::Release, Ordering::Relaxed);
+        }
+    }
+
+    fn get(&self, key: u64) -> Option<&'static Route> {
+        let mut places =
+            self.places(key).map(|(other, route)| (other.load(Ordering::Relaxed), route));
+        let (_, route) = places.find(|(other, _)| *other == key || *other == 0)?;
+        // SAFETY: NULL, or a route, which lives for ever.
+        unsafe { route.load(Ordering::Acquire).as_ref() }
+    }
+}
+
+/// The routes of functions of CUDA, by each address that the driver has for them.
+static BY_ADDRESS: Index = Index::new();
+
+/// The same by the hash of the name that `cuGetProcAddress` knows them by.
+static BY_NAME: Index = Index::new();
+
 /// Asks the driver once for each function that has a hook, and notes the address that it hands out.
 ///
 /// Threads that come here at the same time each learn all addresses by themselves, which is
@@ -67,15 +127,22 @@ impl Ask {
 fn learn_addresses() {
     static LEARNT_AT: AtomicUsize = AtomicUsize::new(0);
     let Some((ask, address)) = Ask::of_driver() else { return };
-    if LEARNT_AT.load(Ordering::Acquire) == address {
+    let learnt_at = LEARNT_AT.load(Ordering::Acquire);
+    if learnt_at == address {
         return;
+    }
+    if learnt_at != 0 {
+        // The library was loaded again, elsewhere.
+        BY_ADDRESS.clear();
     }
     // For a version that is newer than its own, the driver would hand out an older form, which has
     // other parameters.
     let driver = cuda::driver_version().unwrap_or(c_int::MAX);
     for route in all().filter(|route| route.of == Of::Cuda) {
         let handed_out = if route.version <= driver { ask.address(route) } else { 0 };
-        route.note_handed_out(handed_out);
+        BY_ADDRESS.add(handed_out as u64, route);
+        BY_ADDRESS.add(route.real().unwrap_or(0) as u64, route);
+        BY_NAME.add(hash_of(route.base.to_bytes()), route);
     }
     LEARNT_AT.store(address, Ordering::Release);
 }
@@ -102,11 +169,12 @@ unsafe fn hand_out(name: *const c_char, out: *mut *mut c_void, result: c_int) ->
         // SAFETY: by this function's contract.
         unsafe { out.write_unaligned(address as *mut c_void) };
     };
-    if let Some(route) = all().find(|route| route.of == Of::Cuda && route.leads_to(given)) {
+    if let Some(route) = BY_ADDRESS.get(given as u64) {
         put(route.hook.0 as usize);
         return result;
     }
-    match all().find(|route| route.of == Of::Cuda && route.base == name) {
+    let known = BY_NAME.get(hash_of(name.to_bytes()));
+    match known.filter(|route| route.base == name) {
         Some(route) if matches!(route.class, Class::Memory | Class::Resolves) => {
             put(0);
             return NOT_FOUND;

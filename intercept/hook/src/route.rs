@@ -53,8 +53,6 @@ pub(crate) struct Route {
     pub(crate) hook: Hook,
     /// The real function by its symbol; 0 = not looked up yet.
     real: AtomicUsize,
-    /// The real function as `cuGetProcAddress` hands it out; 0 = not seen yet.
-    handed_out: AtomicUsize,
 }
 
 /// The address of a hook.
@@ -84,7 +82,6 @@ impl Route {
             class: symbols::class_of(function.base.text).expect("every function has a class").class,
             hook,
             real: AtomicUsize::new(0),
-            handed_out: AtomicUsize::new(0),
         }
     }
 
@@ -126,18 +123,7 @@ impl Route {
         Some(real)
     }
 
-    /// Notes under which address `cuGetProcAddress` hands the function out; 0 if it does not.
-    pub(crate) fn note_handed_out(&self, address: usize) {
-        self.handed_out.store(address, Ordering::Release);
-    }
-
-    /// Whether that address is the real function.
-    pub(crate) fn leads_to(&self, address: usize) -> bool {
-        self.real() == Some(address) || self.handed_out.load(Ordering::Acquire) == address
-    }
-
-    /// Forgets where the function was in a library that was unloaded. What is handed out is learnt
-    /// again from the new library; a thread may have done so already.
+    /// Forgets where the function was in a library that was unloaded.
     fn forget(&self) {
         self.real.store(0, Ordering::Release);
     }

@@ -4,7 +4,7 @@
 mod container;
 
 use container::{GIB, MIB, Node, NodeShare, set_up};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tessera_intercept_symbols::Version;
 use tessera_test_support::test_name;
 
@@ -112,10 +112,24 @@ fn loaded_modules_are_charged() {
     let lines = run(&node, &node.share_with_contexts(64 * GIB), "modules", &[]);
     assert_exact(&lines, 13);
     let others: Value = lines.into_iter().filter(|line| line.get("step").is_none()).collect();
-    let expected = serde_json::json!([
+    let expected = json!([
         {"wrapped": 65 * MIB}, {"text": 12}, {"NULL": 1, "no module": 400}, {"refused": 2},
     ]);
     assert_eq!(others, expected);
+}
+
+/// The CUDA runtime loads a library once, at the first use of a kernel in it, and remembers a
+/// failure for the life of the process.
+#[test]
+fn libraries_load_when_all_memory_is_in_use() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
+    let lines = run(&node, &node.share("claim-0", 0, 64 * MIB), "libraries", &[]);
+    let expected = [
+        json!({"loaded": 0, "found": 0, "launched": 0, "charged": 0}),
+        json!({"large": OUT_OF_MEMORY, "module": OUT_OF_MEMORY}),
+        json!({"shared": MIB}),
+    ];
+    assert_eq!(lines, expected);
 }
 
 /// Only pinned host memory is not charged. Managed memory is charged even if it prefers the host,

@@ -33,7 +33,7 @@ use core::ffi::CStr;
 use core::fmt;
 
 pub use class::{CLASSES, Class, Classified, class_of};
-pub use names::is_known;
+pub use names::{hash_of, is_known};
 pub use resolve::{Missing, PER_THREAD_STREAM, resolve};
 pub use version::Version;
 

@@ -13,3 +13,8 @@ static NAMES: &[u64] = include!(concat!(env!("OUT_DIR"), "/names.rs"));
 pub fn is_known(name: &[u8]) -> bool {
     NAMES.binary_search(&hash(name)).is_ok()
 }
+
+/// The hash of a name, for tables by name: FNV-1a.
+pub const fn hash_of(name: &[u8]) -> u64 {
+    hash(name)
+}

@@ -2,6 +2,7 @@
  *
  *   launch N              one launch: median of 31 batches of N
  *   sync N                one launch and the wait for it, the same way
+ *   resolve N             the first N answers of cuGetProcAddress: the time for all
  *   destroy LIVE          the end of a context with LIVE allocations
  *   info P N              cuMemGetInfo in one of P processes that hold memory: median of 31 batches of N
  *   memory LIVE N         one allocation and its free beside LIVE others: median of 31 batches of N
@@ -100,6 +101,18 @@ static double median_of_batches(void (*work)(long), long count) {
 static void one_launch(void (*work)(long), long count) {
     ready();
     say("{\"ns\":%.2f}", median_of_batches(work, count));
+}
+
+/* As a CUDA runtime begins: most functions that it asks for have no hook. */
+static void resolves(long count) {
+    static const char *NAMES[] = {"cuDeviceGetName", "cuStreamWaitEvent", "cuMemAlloc", "cuModuleGetGlobal", "cuFuncGetAttribute",
+                                  "cuMemcpyHtoDAsync", "cuMemsetD8Async", "cuLaunchKernel", "cuPointerGetAttribute", "cuGetErrorName"};
+    int (*ask)(const char *, void **, int, uint64_t, int *) = must(dlsym(driver(), "cuGetProcAddress_v2"), "cuGetProcAddress_v2");
+    void *found;
+    int status;
+    double before = now();
+    for (long at = 0; at < count; at++) ok(ask(NAMES[at % (sizeof NAMES / sizeof *NAMES)], &found, 12000, 1, &status), "resolve");
+    say("{\"ns\":%.0f}", now() - before);
 }
 
 static void one_destroy(long live) {
@@ -245,6 +258,7 @@ int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "";
     if (!strcmp(what, "launch")) one_launch(launches, first);
     else if (!strcmp(what, "sync")) one_launch(launches_and_waits, first);
+    else if (!strcmp(what, "resolve")) resolves(first);
     else if (!strcmp(what, "destroy")) one_destroy(first);
     else if (!strcmp(what, "info")) info_beside((unsigned)first, second);
     else if (!strcmp(what, "memory")) one_pair(first, second);

@@ -74,7 +74,17 @@ Result cuEventElapsedTime_v2(float *ms, void *from, void *to) { return cuEventEl
 Result cuStreamIsCapturing(void *stream, int *status) { return (void)stream, *status = 0, 0; }
 Result cuThreadExchangeStreamCaptureMode(int *mode) { return *mode = 0, 0; }
 
+/* Functions without a hook, which a program resolves too. */
+#define UNHOOKED(X) X(cuDeviceGetName) X(cuDeviceCanAccessPeer) X(cuStreamWaitEvent) X(cuStreamGetPriority) X(cuEventDestroy) \
+    X(cuModuleGetFunction) X(cuModuleGetGlobal) X(cuFuncGetAttribute) X(cuFuncSetAttribute) X(cuMemcpyHtoDAsync) \
+    X(cuMemcpyDtoHAsync) X(cuMemsetD8Async) X(cuOccupancyMaxActiveBlocksPerMultiprocessor) X(cuPointerGetAttribute) \
+    X(cuGetErrorString) X(cuGetErrorName)
+#define DEFINE(name) static Result unhooked_##name(void) { return 801; }
+#define ENTRY(name) {#name, (void *)unhooked_##name},
+UNHOOKED(DEFINE)
+
 static const struct { const char *name; void *at; } FUNCTIONS[] = {
+    UNHOOKED(ENTRY)
 #define F(name) {#name, (void *)name}
     F(cuInit), F(cuDriverGetVersion), F(cuDeviceGetCount), F(cuDeviceGet), F(cuDeviceGetAttribute), F(cuDeviceGetUuid),
     F(cuCtxSetCurrent), F(cuCtxGetCurrent), F(cuCtxGetDevice), F(cuCtxSynchronize), F(cuLaunchKernel), F(cuEventCreate),

@@ -3,6 +3,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/wait.h>
+#include <time.h>
 #include "driver.h"
 
 static void take(size_t bytes) {
@@ -34,7 +35,10 @@ int main(int argc, char **argv) {
         say("{\"free\":%zu}", free_bytes());
         if (write(go[1], &byte, 1) != 1) return 2;
         waitpid(child, 0, 0);
-        say("{\"free\":%zu}", free_bytes());
+        /* What dead processes held may be reported as used for 100 ms. */
+        size_t now = free_bytes();
+        for (time_t until = time(0) + 30; now == 512 * MIB && time(0) < until;) now = free_bytes();
+        say("{\"free\":%zu}", now);
     }
     if (!strcmp(argv[1], "child")) {
         /* A child of a process that uses the driver cannot use it, and does not harm its parent's account. */

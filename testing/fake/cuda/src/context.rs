@@ -92,10 +92,14 @@ fn destroy(state: &mut State, handle: Handle) -> CuResult {
     }
     state.streams.retain(|_, stream| stream.context != handle);
     state.events.retain(|_, event| event.context != handle);
-    for (_, module) in state.modules.extract_if(|_, module| module.context == handle) {
-        refund(module.gpu, module.bytes)?;
-    }
-    state.functions.retain(|_, function| function.context != handle);
+    let mut refunds = Vec::new();
+    state.modules.retain(|_, module| {
+        let (left, ends) = module.leave(handle);
+        refunds.extend(left);
+        !ends
+    });
+    refunds.into_iter().try_for_each(|(gpu, bytes)| refund(gpu, bytes))?;
+    state.functions.retain(|_, function| function.context != Some(handle));
     state.spare_contexts.push(handle);
     STACK.with_borrow_mut(|stack| stack.retain(|other| *other != handle));
     Ok(())

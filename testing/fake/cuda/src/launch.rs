@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use crate::abi::{CuResult, InPtr, export};
 use crate::driver;
+use crate::module;
 use crate::state::{self, Handle};
 use crate::status::Status;
 use crate::stream;
@@ -32,7 +33,8 @@ fn product(sizes: [c_uint; 3]) -> u64 {
 fn launch(function: Handle, grid: [c_uint; 3], block: [c_uint; 3], on: Handle) -> CuResult {
     let (blocks, threads) = (product(grid), product(block));
     let machine = driver::machine()?;
-    let state = state::lock()?;
+    let mut state = state::lock()?;
+    module::load_function(&mut state, function)?;
     let length = state.functions.get(&function).ok_or(Status::InvalidHandle)?.length;
     if blocks == 0 || threads == 0 || threads > MAX_THREADS {
         return Err(Status::InvalidValue);

@@ -1,21 +1,47 @@
 //! Modules and functions. Any image is a valid module and has every function.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use crate::abi::{CuResult, InPtr, OutPtr, export};
 use crate::allocation::refund;
 use crate::context::{current, current_gpu};
-use crate::state::{self, Handle};
+use crate::driver;
+use crate::state::{self, Handle, State};
 use crate::status::Status;
 
 /// A module or a library.
 #[derive(Debug)]
 pub(crate) struct Module {
-    pub(crate) context: Handle,
-    pub(crate) gpu: usize,
-    /// Bytes that it uses on the GPU.
-    pub(crate) bytes: u64,
+    /// A module's context; a library has none.
+    context: Option<Handle>,
+    /// Bytes that it uses on a GPU in each context that it is loaded in.
+    bytes: u64,
+    /// Contexts that it is loaded in, with their GPUs.
+    loaded: Vec<(Handle, usize)>,
+}
+
+impl Module {
+    /// Removes a context that ends; returns the GPU and bytes to refund, and whether the module
+    /// ends as well.
+    pub(crate) fn leave(&mut self, context: Handle) -> (Option<(usize, u64)>, bool) {
+        let at = self.loaded.iter().position(|(loaded, _)| *loaded == context);
+        let refund = at.map(|at| (self.loaded.swap_remove(at).1, self.bytes));
+        (refund, self.context == Some(context))
+    }
+}
+
+/// Returns true if libraries are loaded when a kernel of them is first used: the default since CUDA
+/// 12.2, which `CUDA_MODULE_LOADING` overrides.
+fn is_lazy() -> CuResult<bool> {
+    const LAZY_BY_DEFAULT: c_int = 12_020;
+    static MODE: OnceLock<Option<String>> = OnceLock::new();
+    match MODE.get_or_init(|| std::env::var("CUDA_MODULE_LOADING").ok()).as_deref() {
+        Some("LAZY") => Ok(true),
+        Some("EAGER") => Ok(false),
+        _ => Ok(driver::cuda_number()? >= LAZY_BY_DEFAULT),
+    }
 }
 
 /// Returns the bytes of an image in memory: the allocated sections of an ELF file. Other images use
@@ -32,14 +58,19 @@ fn bytes_in_memory(image: *const c_void) -> u64 {
     }
     let (sections, length, count) = (at(0x28, 8), at(0x3a, 2), at(0x3c, 2));
     let headers = (0..count).map(|index| (sections + index * length) as usize);
-    // SHF_ALLOC
-    headers.filter(|header| at(header + 8, 8) & 2 != 0).map(|header| at(header + 0x20, 8)).sum()
+    // SHF_ALLOC, without what is SHT_NOBITS and SHF_INFO_LINK: shared memory of a kernel.
+    let is_in_memory = |header: &usize| {
+        let flags = at(header + 8, 8);
+        flags & 2 != 0 && !(at(header + 4, 4) == 8 && flags & 0x40 != 0)
+    };
+    headers.filter(is_in_memory).map(|header| at(header + 0x20, 8)).sum()
 }
 
 /// A function or a kernel.
 #[derive(Debug)]
 pub(crate) struct Function {
-    pub(crate) context: Handle,
+    /// None for a kernel of a library.
+    pub(crate) context: Option<Handle>,
     module: Handle,
     /// Modelled run time, if the function's name has one.
     pub(crate) length: Option<Duration>,
@@ -72,16 +103,55 @@ fn load(out: OutPtr<Handle>, image: *const c_void) -> CuResult {
     let bytes = bytes_in_memory(image);
     state.charge(gpu, bytes)?;
     let handle = state.new_handle();
-    state.modules.insert(handle, Module { context, gpu, bytes });
+    let module = Module { context: Some(context), bytes, loaded: vec![(context, gpu)] };
+    state.modules.insert(handle, module);
     out.set(handle)
+}
+
+/// Loads a library, which belongs to no context.
+fn load_library(out: OutPtr<Handle>, image: *const c_void) -> CuResult {
+    out.check()?;
+    if image.is_null() {
+        return Err(Status::InvalidValue);
+    }
+    let is_eager = !is_lazy()?;
+    let mut state = state::lock()?;
+    let handle = state.new_handle();
+    let bytes = bytes_in_memory(image);
+    state.modules.insert(handle, Module { context: None, bytes, loaded: Vec::new() });
+    if is_eager && current().is_some() {
+        load_in_context(&mut state, handle).inspect_err(|_| {
+            state.modules.remove(&handle);
+        })?;
+    }
+    out.set(handle)
+}
+
+/// Loads a library in the current context, if it is not.
+fn load_in_context(state: &mut State, library: Handle) -> CuResult {
+    let (gpu, context) = (current_gpu(state)?, current().ok_or(Status::InvalidContext)?);
+    let known = state.modules.get(&library).ok_or(Status::InvalidHandle)?;
+    if known.loaded.iter().any(|(loaded, _)| *loaded == context) {
+        return Ok(());
+    }
+    state.charge(gpu, known.bytes)?;
+    let known = state.modules.get_mut(&library).ok_or(Status::InvalidHandle)?;
+    known.loaded.push((context, gpu));
+    Ok(())
+}
+
+/// Loads the library of a kernel in the current context; a function is loaded already.
+pub(crate) fn load_function(state: &mut State, function: Handle) -> CuResult {
+    let function = state.functions.get(&function).ok_or(Status::InvalidHandle)?;
+    let (is_kernel, module) = (function.context.is_none(), function.module);
+    if is_kernel { load_in_context(state, module) } else { Ok(()) }
 }
 
 fn unload(module: Handle) -> CuResult {
     let mut state = state::lock()?;
     let known = state.modules.remove(&module).ok_or(Status::InvalidHandle)?;
-    refund(known.gpu, known.bytes)?;
     state.functions.retain(|_, function| function.module != module);
-    Ok(())
+    known.loaded.into_iter().try_for_each(|(_, gpu)| refund(gpu, known.bytes))
 }
 
 fn get_function(out: OutPtr<Handle>, module: Handle, name: InPtr<c_char>) -> CuResult {
@@ -92,6 +162,12 @@ fn get_function(out: OutPtr<Handle>, module: Handle, name: InPtr<c_char>) -> CuR
     let handle = state.new_handle();
     state.functions.insert(handle, Function { context, module, length });
     out.set(handle)
+}
+
+/// Returns the function of a kernel in the current context, where its library is loaded now.
+fn function_of(out: OutPtr<Handle>, kernel: Handle) -> CuResult {
+    load_function(&mut *state::lock()?, kernel)?;
+    out.set(kernel)
 }
 
 export! {
@@ -115,7 +191,7 @@ export! {
         get_function(function, module, name)
     }
 
-    fn cuModuleGetLoadingMode(mode: OutPtr<c_int>) { mode.set(1) }
+    fn cuModuleGetLoadingMode(mode: OutPtr<c_int>) { mode.set(if is_lazy()? { 2 } else { 1 }) }
 
     fn cuLibraryLoadData(
         library: OutPtr<Handle>,
@@ -128,7 +204,7 @@ export! {
         count: c_uint,
     ) {
         let _ = (jit_options, jit_values, jit_count, options, values, count);
-        load(library, image)
+        load_library(library, image)
     }
 
     fn cuLibraryUnload(library: Handle) { unload(library) }
@@ -136,9 +212,13 @@ export! {
         get_function(kernel, library, name)
     }
 
+    fn cuLibraryGetModule(module: OutPtr<Handle>, library: Handle) {
+        load_in_context(&mut *state::lock()?, library)?;
+        module.set(library)
+    }
+
     fn cuKernelGetFunction(function: OutPtr<Handle>, kernel: Handle) {
-        state::lock()?.functions.get(&kernel).ok_or(Status::InvalidHandle)?;
-        function.set(kernel)
+        function_of(function, kernel)
     }
 
     fn cuFuncGetAttribute(value: OutPtr<c_int>, attribute: c_int, function: Handle) {
