@@ -12,6 +12,7 @@ use crate::pool;
 use crate::root::with_state;
 use crate::state::{Kind, State};
 use crate::sys;
+use crate::trace;
 
 /// Memory that is charged and not yet anybody's.
 #[must_use]
@@ -136,6 +137,9 @@ pub(crate) fn insist<T>(attempt: impl Fn() -> Result<T, Refusal>) -> Result<T, R
             sys::give_way_again(times);
         }
     }
+    if outcome.is_err() {
+        trace::refusal();
+    }
     outcome
 }
 
@@ -167,8 +171,10 @@ fn pay_once(device: Option<Device>, bytes: u64) -> Result<Payer, Refusal> {
 }
 
 fn pay_by(state: &mut State, uuid: GpuUuid, bytes: u64) -> Result<Payer, Refusal> {
-    let gpu =
-        state.find(uuid).and_then(|gpu| u32::try_from(gpu).ok()).ok_or(Refusal::NotGranted)?;
+    let Some(gpu) = state.find(uuid).and_then(|gpu| u32::try_from(gpu).ok()) else {
+        state.refuse_without_share(uuid, bytes);
+        return Err(Refusal::NotGranted);
+    };
     pay(state, gpu, bytes)
 }
 

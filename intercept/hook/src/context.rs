@@ -14,6 +14,7 @@ use crate::pointers::Cost;
 use crate::root::with_state;
 use crate::route::hooks;
 use crate::state::{Kind, State};
+use crate::trace;
 
 /// Begins a context: `take` calls the driver, `taken` says which context there is then.
 fn begin(
@@ -25,6 +26,7 @@ fn begin(
     // the context.
     let Some(gpu) = gpu_of(device) else { return take() };
     if !(charge(gpu) || crate::pool::trim() && charge(gpu)) {
+        trace::refusal();
         return OUT_OF_MEMORY;
     }
     let result = take();

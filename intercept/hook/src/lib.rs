@@ -18,9 +18,9 @@
 //! ```
 //!
 //! It is a guest in programs that know nothing of it. So it has no constructor, no thread and no
-//! signal handler; it never prints, never panics, and takes memory for itself from the kernel only.
-//! As it ships (`--profile intercept`) it is `no_std` and needs nothing but libc. Where anything is
-//! unclear it gives no memory.
+//! signal handler; it prints only if it is asked to (`trace`), never panics, and takes memory for
+//! itself from the kernel only. As it ships (`--profile intercept`) it is `no_std` and needs
+//! nothing but libc. Where anything is unclear it gives no memory.
 #![cfg_attr(panic = "abort", no_std)]
 
 mod array;
@@ -57,6 +57,7 @@ mod route;
 mod shares;
 mod state;
 mod sys;
+mod trace;
 mod unknown;
 #[cfg(feature = "hami")]
 mod variables;

@@ -12,6 +12,7 @@ use crate::grants;
 use crate::pointers::Table;
 use crate::shares::Share;
 use crate::sys::{self, Map};
+use crate::trace::{self, LastRefusal, Reason};
 
 /// GPUs that a container can have shares of.
 pub(crate) const GPUS: usize = 64;
@@ -100,6 +101,8 @@ pub(crate) struct State {
     bindings: Table<Binding>,
     /// The last ticket of a reading.
     tickets: u64,
+    /// The last refusal of memory.
+    refusal: LastRefusal,
     /// By device: its UUID, once asked for.
     devices: [Option<GpuUuid>; GPUS],
     /// By device: its primary context, once retained.
@@ -247,14 +250,42 @@ impl State {
         let shares = self.shares(gpu);
         match reserve_across(shares, bytes) {
             Err(Refused::Limit) => {}
-            decided => return decided,
+            Err(Refused::Tampered) => return Err(self.refuse(gpu, bytes, Refused::Tampered)),
+            Ok(()) => return Ok(()),
         }
         shares.iter().for_each(Share::reclaim);
-        reserve_across(shares, bytes).inspect_err(|_| {
-            if let Some(first) = shares.first() {
-                first.count_refusal();
-            }
-        })
+        reserve_across(shares, bytes).map_err(|refused| self.refuse(gpu, bytes, refused))
+    }
+
+    /// Counts and remembers a refusal.
+    fn refuse(&mut self, gpu: usize, bytes: u64, refused: Refused) -> Refused {
+        let shares = self.shares(gpu);
+        if let Some(first) = shares.first().filter(|_| refused == Refused::Limit) {
+            first.count_refusal();
+        }
+        let sum = |of: fn(&mut Share) -> u64, shares: &mut [Share]| {
+            shares.iter_mut().map(of).fold(0, u64::saturating_add)
+        };
+        let used = sum(|share| share.used(), shares);
+        let limit = sum(Share::limit, shares);
+        let reason = match refused {
+            Refused::Limit => Reason::Limit { used, limit },
+            Refused::Tampered => Reason::Unusable,
+        };
+        if let Some(uuid) = self.gpu(gpu).map(|gpu| gpu.uuid) {
+            self.refusal.put(trace::Refusal { gpu: uuid, bytes, reason });
+        }
+        refused
+    }
+
+    /// The container has no share of that GPU.
+    pub(crate) fn refuse_without_share(&mut self, uuid: GpuUuid, bytes: u64) {
+        self.refusal.put(trace::Refusal { gpu: uuid, bytes, reason: Reason::NoShare });
+    }
+
+    /// The last refusal of memory.
+    pub(crate) fn last_refusal(&mut self) -> &mut LastRefusal {
+        &mut self.refusal
     }
 
     /// Charges a context that is about to begin. The first of a process on a GPU is part of its

@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use libc::{
     SYS_clock_gettime, SYS_close, SYS_connect, SYS_fcntl, SYS_fstatfs, SYS_futex, SYS_getdents64,
     SYS_getpid, SYS_madvise, SYS_mmap, SYS_munmap, SYS_openat, SYS_ppoll, SYS_pread64,
-    SYS_recvfrom, SYS_sched_yield, SYS_socket, SYS_statx,
+    SYS_recvfrom, SYS_sched_yield, SYS_socket, SYS_statx, SYS_write,
 };
 
 /// An open file; closed when dropped.
@@ -67,12 +67,17 @@ impl Fd {
         self.0
     }
 
-    /// Reads from the start of the file; answers how much.
-    pub(crate) fn read_start(&self, into: &mut [u8]) -> usize {
+    /// Reads from a place of the file; answers how much. `None` where it cannot be read.
+    pub(crate) fn read_at(&self, into: &mut [u8], at: u64) -> Option<usize> {
         // SAFETY: the buffer is as long as is said.
         let read =
-            unsafe { libc::syscall(SYS_pread64, self.0, into.as_mut_ptr(), into.len(), 0_i64) };
-        usize::try_from(read).unwrap_or(0)
+            unsafe { libc::syscall(SYS_pread64, self.0, into.as_mut_ptr(), into.len(), at as i64) };
+        usize::try_from(read).ok()
+    }
+
+    /// Reads from the start of the file; answers how much.
+    pub(crate) fn read_start(&self, into: &mut [u8]) -> usize {
+        self.read_at(into, 0).unwrap_or(0)
     }
 
     /// Reads entries of a directory; answers how many bytes.
@@ -281,6 +286,13 @@ pub(crate) fn monotonic_ns() -> u64 {
     time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
 }
 
+/// Writes to stderr, as far as it takes it at once.
+pub(crate) fn write_stderr(bytes: &[u8]) {
+    const STDERR: c_int = 2;
+    // SAFETY: reads that many bytes.
+    unsafe { libc::syscall(SYS_write, STDERR, bytes.as_ptr(), bytes.len()) };
+}
+
 /// The PID namespace of the process.
 pub(crate) fn pid_namespace() -> u64 {
     status(HERE, c"/proc/self/ns/pid", 0).map_or(0, |status| status.identity.1)
@@ -436,14 +448,6 @@ pub(crate) fn make_shared_file(path: &CStr, temporary: &CStr, start: &[u8], leng
 
 #[cfg(feature = "hami")]
 impl Fd {
-    /// Reads from a place of the file; answers how much. `None` where it cannot be read.
-    pub(crate) fn read_at(&self, into: &mut [u8], at: u64) -> Option<usize> {
-        // SAFETY: the buffer is as long as is said.
-        let read =
-            unsafe { libc::syscall(SYS_pread64, self.0, into.as_mut_ptr(), into.len(), at as i64) };
-        usize::try_from(read).ok()
-    }
-
     fn fill(&self, length: usize) -> bool {
         let zeroes = [0_u8; 4096];
         (0..length).step_by(zeroes.len()).all(|at| {

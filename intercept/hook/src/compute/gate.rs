@@ -13,6 +13,7 @@ use crate::compute::{Stream, Terms};
 use crate::cuda::{self, SUCCESS};
 use crate::root::with_state;
 use crate::sys::{self, Lock, Map};
+use crate::trace::Held;
 
 /// How long it is believed which slots are anybody's.
 const REACH_HOLDS_NS: u64 = 10_000_000;
@@ -35,6 +36,7 @@ pub(crate) struct Gate {
     busy: AtomicBool,
     reach: AtomicUsize,
     reach_at: AtomicU64,
+    held: Held,
 }
 
 // SAFETY: the meter is only used under the lock; all else is atomic.
@@ -142,6 +144,7 @@ impl Gate {
     /// Waits until a launch may be made. `None` where it cannot be accounted for.
     fn admit(&self, launch: Launch) -> Option<(Plan, Terms)> {
         let since = sys::monotonic_ns();
+        let mut has_waited = false;
         loop {
             let terms = self.terms()?;
             let asked = Asked { since, now: sys::monotonic_ns() };
@@ -153,8 +156,17 @@ impl Gate {
                 decision
             })?;
             match decision {
-                Decision::Go(plan) => return Some((plan, terms)),
-                Decision::Wait(waiting) => terms.wait(waiting, sys::monotonic_ns()),
+                Decision::Go(plan) => {
+                    if has_waited {
+                        let held_ns = asked.now.saturating_sub(since);
+                        self.held.add(held_ns, || terms.rate(asked.now), asked.now);
+                    }
+                    return Some((plan, terms));
+                }
+                Decision::Wait(waiting) => {
+                    has_waited = true;
+                    terms.wait(waiting, sys::monotonic_ns());
+                }
             }
         }
     }

@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 
 use tessera_intercept_abi::ledger::SLOT_LIVE;
 use tessera_intercept_abi::{ComputePolicy, ComputeSlot, LedgerPage, PublishedPage};
-use tessera_intercept_limiter::compute::{Published, Rate, Surroundings, Till, Waiting};
+use tessera_intercept_limiter::compute::{Published, Rate, Surroundings, Till, Waiting, rate_of};
 
 use crate::sys;
 
@@ -80,6 +80,12 @@ impl Terms {
         let waits =
             |slot: &ComputeSlot| self.by_mps && slot.waiting_since_ns.load(Ordering::Relaxed) != 0;
         self.siblings(reach).filter(|slot| slot.is_busy(now) || waits(slot)).count() as u64
+    }
+
+    /// How fast the container may use the GPU's time now; `None` where launches need no tokens.
+    pub(super) fn rate(&self, now: u64) -> Option<Rate> {
+        let published = Published::read(self.published, now);
+        rate_of(self.policy, self.share, published)
     }
 
     /// The slot behind the last that is anybody's.
