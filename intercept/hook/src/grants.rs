@@ -15,6 +15,7 @@ use tessera_intercept_abi::{
 
 use crate::shares::Share;
 use crate::sys::{self, Fd, HERE, Map};
+use crate::trace;
 
 const DIRECTORY: &CStr = c"/dev/tessera";
 
@@ -70,13 +71,18 @@ fn open_share(directory: c_int, name: &CStr) -> Option<Share> {
         && file_system.read_only
         && file_system.tmpfs_inodes == Some(GRANTS_TMPFS_INODES);
     if !genuine || status.length != GRANT_LEN as u64 {
-        return None;
+        let why = if status.tells_mount_root {
+            "it was not mounted by the driver"
+        } else {
+            "the kernel is older than 5.8 and does not say what is a mount point"
+        };
+        return trace::ignored_grant(name, why);
     }
     let page = sys::map(Map::Read(&grant_file), GRANT_LEN)?;
     let Some(grant) = read_stable(page.cast()) else {
         // SAFETY: just mapped, nothing refers to it.
         unsafe { sys::unmap(page, GRANT_LEN) };
-        return None;
+        return trace::ignored_grant(name, "it is damaged, or of a version that is not known");
     };
     // Its directory is its id: a grant that is mounted twice counts once.
     let ledger =
@@ -84,7 +90,7 @@ fn open_share(directory: c_int, name: &CStr) -> Option<Share> {
     let Some((ledger, identity)) = ledger else {
         // SAFETY: as above.
         unsafe { sys::unmap(page, GRANT_LEN) };
-        return None;
+        return trace::ignored_grant(name, "its ledger is not the driver's");
     };
     Share::new(name, page.cast(), grant, ledger, identity)
 }

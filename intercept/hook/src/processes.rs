@@ -59,7 +59,7 @@ pub(crate) struct UtilizationList {
     processes: *mut c_void,
 }
 
-/// A process that holds memory.
+/// A process that has used a GPU.
 #[derive(Clone, Copy)]
 struct Holder {
     pid: u32,
@@ -85,7 +85,7 @@ impl From<Holder> for Detail {
     }
 }
 
-/// Calls `found` with the processes that hold memory of a device, one after the other; answers how
+/// Calls `found` with the processes that have used a device, one after the other; answers how
 /// many there are.
 fn each(device: Device, mut found: impl FnMut(usize, Holder)) -> usize {
     crate::pool::refresh();

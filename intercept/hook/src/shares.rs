@@ -91,14 +91,14 @@ impl Share {
         Total::unpack(self.ledger.total.load(Ordering::Relaxed)).used_bytes
     }
 
-    /// The processes of a PID namespace that hold something, and how much it is.
+    /// The processes of a PID namespace that have used the GPU, and how many bytes they hold:
+    /// nothing where only a context is there, and contexts are not charged.
     pub(crate) fn holders(&self, namespace: u64) -> impl Iterator<Item = (u32, u64)> {
         let live = self.ledger.slot.iter().filter(move |slot| {
             slot.state.load(Ordering::Relaxed) == SLOT_LIVE
                 && slot.pid_namespace.load(Ordering::Relaxed) == namespace
         });
         live.map(|slot| (slot.pid.load(Ordering::Relaxed), slot.used_bytes.load(Ordering::Relaxed)))
-            .filter(|(_, bytes)| *bytes > 0)
     }
 
     /// Gives back what dead processes held, unless that was done a moment ago: for a report, which

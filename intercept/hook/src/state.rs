@@ -364,8 +364,8 @@ impl State {
         }))
     }
 
-    /// Calls `found` with the processes of a PID namespace that hold memory of a GPU, and how much
-    /// it is.
+    /// Calls `found` with the processes of a PID namespace that have used a GPU, and how many bytes
+    /// they hold.
     pub(crate) fn holders(
         &mut self,
         uuid: GpuUuid,
@@ -385,7 +385,8 @@ impl State {
                         .map(|holder| holder.1)
                         .sum::<u64>()
                 };
-                if !shares.iter().take(at).any(|earlier| of_process(earlier) > 0) {
+                let is_in = |share: &Share| share.holders(namespace).any(|holder| holder.0 == pid);
+                if !shares.iter().take(at).any(is_in) {
                     found(pid, shares.iter().map(of_process).fold(0, u64::saturating_add));
                 }
             }

@@ -32,6 +32,8 @@ pub(crate) struct FileStatus {
     pub(crate) regular: bool,
     /// It is the root of a mount: the kernel knows, and says so.
     pub(crate) mount_root: bool,
+    /// The kernel says whether it is: since Linux 5.8.
+    pub(crate) tells_mount_root: bool,
 }
 
 /// What the file system of a file is, and the mount that it was opened through.
@@ -206,6 +208,7 @@ pub(crate) fn status(directory: c_int, path: &CStr, flags: c_int) -> Option<File
         length: status.stx_size,
         regular: u32::from(status.stx_mode) & libc::S_IFMT == libc::S_IFREG,
         mount_root: status.stx_attributes & status.stx_attributes_mask & root != 0,
+        tells_mount_root: status.stx_attributes_mask & root != 0,
     })
 }
 

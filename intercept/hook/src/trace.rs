@@ -2,6 +2,7 @@
 //! held. Only with `TESSERA_TRACE=1` in the program's environment at its start: a guest does not
 //! write into the output of programs.
 
+use core::ffi::CStr;
 use core::fmt::{Arguments, Write as _};
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
@@ -96,6 +97,15 @@ pub(crate) fn refusal() {
             "{gpu}: {bytes} bytes refused: the grant or the ledger of the share cannot be used"
         )),
     }
+}
+
+/// Says why a grant does not count; returns that there is none.
+pub(crate) fn ignored_grant<T>(name: &CStr, why: &str) -> Option<T> {
+    if is_on() {
+        let name = name.to_str().unwrap_or("?");
+        say(format_args!("the grant /dev/tessera/{name} is ignored: {why}"));
+    }
+    None
 }
 
 /// Launches that were held and not reported yet.

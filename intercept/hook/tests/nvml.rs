@@ -3,7 +3,7 @@
 mod container;
 
 use container::{GIB, MIB, Node, set_up};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tessera_test_support::test_name;
 
 /// Returns the output of a program that calls NVML while another container uses the same GPU.
@@ -46,6 +46,14 @@ fn process_lists_show_only_the_container() {
         Some(&2.into()),
         "NVML's own error"
     );
+}
+
+/// An idle server has a context and no allocation, and contexts are not charged.
+#[test]
+fn process_with_only_a_context_is_listed() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
+    let lines = node.container(&[&node.share("claim-0", 0, GIB)]).run_c("idle", false, &[]);
+    assert_eq!(lines[0], json!({"count": 1, "own": 1, "bytes": 0}));
 }
 
 #[test]

@@ -42,6 +42,22 @@ fn memory_of_a_gpu_without_share_is_reported() {
     assert!(!lines.is_empty() && lines.iter().all(|line| line.ends_with(end)), "{lines:?}");
 }
 
+/// A directory of the tenant's own, with a copy of the grant.
+#[test]
+fn ignored_grants_are_reported_with_their_reason() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
+    let (real, forged) = (node.share("claim-0", 0, GIB), node.share("forged", 0, 8 * GIB));
+    let [grant, ledger] = forged.paths().each_ref().map(|path| path.display());
+    let script = format!(
+        "d=/dev/tessera/forged; mkdir $d && cp {grant} {ledger} $d/ && TESSERA_TRACE=1 exec {} fill",
+        probe().display()
+    );
+    let lines = traced(&node.container(&[&real]).run("sh", &["-c", &script]));
+    let expected =
+        "tessera: the grant /dev/tessera/forged is ignored: it was not mounted by the driver";
+    assert!(lines.iter().any(|line| line == expected), "{lines:?}");
+}
+
 #[test]
 fn nothing_is_printed_without_the_variable() {
     let Some(node) = set_up(test_name!(), Node::new) else { return };
