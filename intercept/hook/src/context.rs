@@ -202,14 +202,34 @@ fn begin_primary(
         return begin(device, take, note);
     }
     let result = take();
-    if result == SUCCESS {
-        note();
+    if result == SUCCESS
+        && let Some(context) = note()
+    {
+        attach(context, 1);
     }
     result
 }
 
-/// Calls the driver to reset or release a primary context.
-fn release(device: Device, real: impl FnOnce() -> c_int, resets: bool) -> c_int {
+/// Calls the driver to release a primary context. Only the last release marks what the context
+/// holds, which is a pass over all that the process holds.
+fn release(device: Device, real: impl FnOnce() -> c_int) -> c_int {
+    let context = primary(device);
+    if attach(context, -1).is_none_or(|retained| retained == 0) {
+        return end_primary(device, real, false);
+    }
+    let result = real();
+    if result != SUCCESS {
+        attach(context, 1);
+    } else if cuda::primary_is_active(device) == Some(false) {
+        // What the driver counted for other reasons, for a green context for example, is gone too.
+        compute::context_is_gone(context);
+        Leaving::new(context).end();
+    }
+    result
+}
+
+/// Calls the driver to reset a primary context, or to release it for the last time.
+fn end_primary(device: Device, real: impl FnOnce() -> c_int, resets: bool) -> c_int {
     let context = primary(device);
     let leaving = Leaving::new(context);
     compute::context_may_end(context, real, |result| {
@@ -338,21 +358,21 @@ hooks! {
 
     fn cuDevicePrimaryCtxRelease(device: Device) |real| {
         // SAFETY: the program's own call.
-        release(device, || unsafe { real(device) }, false)
+        release(device, || unsafe { real(device) })
     }
 
     fn cuDevicePrimaryCtxRelease_v2(device: Device) |real| {
         // SAFETY: the program's own call.
-        release(device, || unsafe { real(device) }, false)
+        release(device, || unsafe { real(device) })
     }
 
     fn cuDevicePrimaryCtxReset(device: Device) |real| {
         // SAFETY: the program's own call.
-        release(device, || unsafe { real(device) }, true)
+        end_primary(device, || unsafe { real(device) }, true)
     }
 
     fn cuDevicePrimaryCtxReset_v2(device: Device) |real| {
         // SAFETY: the program's own call.
-        release(device, || unsafe { real(device) }, true)
+        end_primary(device, || unsafe { real(device) }, true)
     }
 }
