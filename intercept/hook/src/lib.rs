@@ -59,6 +59,7 @@ mod state;
 mod sys;
 mod trace;
 mod unknown;
+mod utilization;
 #[cfg(feature = "hami")]
 mod variables;
 mod vmm;

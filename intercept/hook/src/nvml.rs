@@ -100,7 +100,11 @@ pub(crate) fn uuid(device: Device) -> Option<GpuUuid> {
 ///
 /// # Safety
 /// `told` is NULL, or the driver has written there, if it was content.
-unsafe fn retell<T: Copy>(result: c_int, told: *mut T, tell: impl FnOnce(T) -> T) -> c_int {
+pub(crate) unsafe fn retell<T: Copy>(
+    result: c_int,
+    told: *mut T,
+    tell: impl FnOnce(T) -> T,
+) -> c_int {
     if result == SUCCESS && !told.is_null() {
         // SAFETY: by this function's contract.
         unsafe { told.write_unaligned(tell(told.read_unaligned())) };

@@ -12,6 +12,7 @@ use crate::nvml::{
 use crate::root::with_state;
 use crate::route::hooks;
 use crate::sys::{self, Fd, HERE};
+use crate::utilization;
 
 /// `nvmlProcessInfo_v1_t`.
 #[repr(C)]
@@ -49,6 +50,32 @@ pub(crate) struct DetailList {
     processes: *mut Detail,
 }
 
+/// `nvmlProcessUtilizationSample_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Sample {
+    pid: c_uint,
+    time_us: u64,
+    multiprocessors: c_uint,
+    memory: c_uint,
+    encoder: c_uint,
+    decoder: c_uint,
+}
+
+/// `nvmlProcessUtilizationInfo_v1_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Utilization {
+    time_us: u64,
+    pid: c_uint,
+    multiprocessors: c_uint,
+    memory: c_uint,
+    encoder: c_uint,
+    decoder: c_uint,
+    jpeg: c_uint,
+    optical_flow: c_uint,
+}
+
 /// `nvmlProcessesUtilizationInfo_v1_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -56,24 +83,27 @@ pub(crate) struct UtilizationList {
     version: c_uint,
     count: c_uint,
     last_seen: c_ulonglong,
-    processes: *mut c_void,
+    processes: *mut Utilization,
 }
 
 /// A process that has used a GPU.
 #[derive(Clone, Copy)]
-struct Holder {
-    pid: u32,
-    bytes: u64,
+pub(crate) struct Holder {
+    pub(crate) pid: u32,
+    /// Bytes of GPU memory.
+    pub(crate) bytes: u64,
+    /// Percent of the GPU's time, as last measured.
+    pub(crate) percent: u8,
 }
 
 impl From<Holder> for Process1 {
-    fn from(Holder { pid, bytes }: Holder) -> Self {
+    fn from(Holder { pid, bytes, .. }: Holder) -> Self {
         Self { pid, used: bytes }
     }
 }
 
 impl From<Holder> for Process2 {
-    fn from(Holder { pid, bytes }: Holder) -> Self {
+    fn from(Holder { pid, bytes, .. }: Holder) -> Self {
         // Of no MIG instance.
         Self { pid, used: bytes, gpu_instance: c_uint::MAX, compute_instance: c_uint::MAX }
     }
@@ -85,6 +115,23 @@ impl From<Holder> for Detail {
     }
 }
 
+/// Of the other engines, the ledger says nothing.
+impl From<Holder> for Sample {
+    fn from(Holder { pid, percent, .. }: Holder) -> Self {
+        let time_us = sys::real_time_us();
+        let multiprocessors = percent.into();
+        Self { pid, time_us, multiprocessors, memory: 0, encoder: 0, decoder: 0 }
+    }
+}
+
+impl From<Holder> for Utilization {
+    fn from(holder: Holder) -> Self {
+        let Sample { pid, time_us, multiprocessors, .. } = holder.into();
+        let [memory, encoder, decoder, jpeg, optical_flow] = [0; 5];
+        Self { time_us, pid, multiprocessors, memory, encoder, decoder, jpeg, optical_flow }
+    }
+}
+
 /// Calls `found` with the processes that have used a device, one after the other; answers how
 /// many there are.
 fn each(device: Device, mut found: impl FnMut(usize, Holder)) -> usize {
@@ -93,8 +140,8 @@ fn each(device: Device, mut found: impl FnMut(usize, Holder)) -> usize {
     let own = sys::pid_namespace();
     let mut count = 0;
     with_state(|state| {
-        state.holders(uuid, own, |pid, bytes| {
-            found(count, Holder { pid, bytes });
+        state.holders(uuid, own, |holder| {
+            found(count, holder);
             count += 1;
         });
     });
@@ -129,6 +176,11 @@ unsafe fn list<T: From<Holder>>(
     // SAFETY: as above.
     unsafe { count.write_unaligned(c_uint::try_from(found).unwrap_or(c_uint::MAX)) };
     if found > places { INSUFFICIENT_SIZE } else { SUCCESS }
+}
+
+/// NVML finds no sample on a GPU that no process has used for a while: no error here.
+fn found_or_not(result: c_int) -> c_int {
+    if result == NOT_FOUND { SUCCESS } else { result }
 }
 
 /// Answers that there is nobody.
@@ -265,13 +317,14 @@ hooks! {
         unsafe { nobody(count, SUCCESS, |count| real(device, count, sessions)) }
     }
 
-    // Samples are of the whole GPU. NVML says with an error that there is none.
     fn nvmlDeviceGetProcessUtilization(
-        device: Device, samples: *mut c_void, count: *mut c_uint, since: c_ulonglong,
+        device: Device, samples: *mut Sample, count: *mut c_uint, since: c_ulonglong,
     ) |real| {
-        let _ = samples;
+        utilization::measure(device);
         // SAFETY: the program's own call, with no room.
-        unsafe { nobody(count, NOT_FOUND, |count| real(device, core::ptr::null_mut(), count, since)) }
+        let ask = |count| unsafe { real(device, core::ptr::null_mut(), count, since) };
+        // SAFETY: the program's own call.
+        unsafe { list(device, count, samples, |count| found_or_not(ask(count))) }
     }
 
     fn nvmlDeviceGetProcessesUtilizationInfo(device: Device, told: *mut UtilizationList) |real| {
@@ -279,11 +332,16 @@ hooks! {
             // SAFETY: the program's own call.
             return unsafe { real(device, told) };
         }
+        utilization::measure(device);
         // SAFETY: the program's own list.
         let asked = unsafe { told.read_unaligned() };
         let mut none = UtilizationList { count: 0, processes: core::ptr::null_mut(), ..asked };
-        // SAFETY: a list of ours, and a count in the program's.
-        unsafe { nobody(&raw mut (*told).count, NOT_FOUND, |_| real(device, &mut none)) }
+        // SAFETY: a list of ours.
+        let mut ask = || unsafe { real(device, &mut none) };
+        // SAFETY: the count lies in the program's list.
+        let count = unsafe { &raw mut (*told).count };
+        // SAFETY: the program's own call.
+        unsafe { list(device, count, asked.processes, |_| found_or_not(ask())) }
     }
 
     // The driver would take the id for one of the host's.

@@ -146,7 +146,7 @@ const fn takes(parameters: &[u8], sizes: &[usize]) -> bool {
 
 /// All routes.
 pub(crate) fn all() -> impl Iterator<Item = &'static Route> {
-    let groups: [&'static [&'static Route]; 17] = [
+    let groups: [&'static [&'static Route]; 18] = [
         crate::memory::ROUTES,
         crate::pool::ROUTES,
         crate::vmm::ROUTES,
@@ -163,6 +163,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Route> {
         crate::nvml::ROUTES,
         crate::capture::ROUTES,
         crate::processes::ROUTES,
+        crate::utilization::ROUTES,
         crate::resolve::ROUTES,
     ];
     groups.into_iter().flatten().copied()

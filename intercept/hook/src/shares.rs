@@ -148,6 +148,11 @@ impl Share {
         self.ledger.unknown_functions.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Its ledger.
+    pub(crate) fn ledger(&self) -> &'static LedgerPage {
+        self.ledger
+    }
+
     /// Its name.
     pub(crate) fn name(&self) -> &[u8] {
         &self.name

@@ -2,7 +2,7 @@
 
 use core::mem::{MaybeUninit, size_of};
 
-use tessera_intercept_abi::GpuUuid;
+use tessera_intercept_abi::{GpuUuid, LedgerPage};
 use tessera_intercept_limiter::{Refused, release_across, reserve_across};
 
 use crate::bind::Binding;
@@ -10,9 +10,11 @@ use crate::compute::Terms;
 use crate::gauge::Gauge;
 use crate::grants;
 use crate::pointers::Table;
+use crate::processes::Holder;
 use crate::shares::Share;
 use crate::sys::{self, Map};
 use crate::trace::{self, LastRefusal, Reason};
+use crate::utilization::Usage;
 
 /// GPUs that a container can have shares of.
 pub(crate) const GPUS: usize = 64;
@@ -61,6 +63,8 @@ struct Gpu {
     contexts: u32,
     /// What each context but the first is charged with; known with the first.
     context_bytes: u64,
+    /// Its utilization, once asked for.
+    usage: *mut Usage,
 }
 
 /// Memory of a GPU as the container is to see it.
@@ -142,6 +146,7 @@ impl State {
                     count: 0,
                     contexts: 0,
                     context_bytes: 0,
+                    usage: core::ptr::null_mut(),
                 });
                 self.count += 1;
                 self.count - 1
@@ -330,6 +335,21 @@ impl State {
         })
     }
 
+    /// The utilization of a GPU, and the ledger that it follows from: that of the share whose name
+    /// comes first, as for launches.
+    pub(crate) fn usage(&mut self, uuid: GpuUuid) -> Option<(&mut Usage, &'static LedgerPage)> {
+        let gpu = self.find(uuid)?;
+        let shares = self.shares(gpu);
+        let ledger = shares.iter().min_by_key(|share| share.name())?.ledger();
+        let gpu = self.gpu(gpu)?;
+        if gpu.usage.is_null() {
+            let length = size_of::<Usage>().next_multiple_of(4096);
+            gpu.usage = sys::map(Map::Private, length)?.cast();
+        }
+        // SAFETY: mapped with that length and zeroed, which is its beginning, and never unmapped.
+        Some((unsafe { &mut *gpu.usage }, ledger))
+    }
+
     /// Whether plain memory of a GPU may spill to the host. One grant that lets it is enough: what
     /// it adds to the limit may be beyond what the GPU has.
     pub(crate) fn may_spill(&mut self, gpu: usize) -> bool {
@@ -364,16 +384,14 @@ impl State {
         }))
     }
 
-    /// Calls `found` with the processes of a PID namespace that have used a GPU, and how many bytes
-    /// they hold.
-    pub(crate) fn holders(
-        &mut self,
-        uuid: GpuUuid,
-        namespace: u64,
-        mut found: impl FnMut(u32, u64),
-    ) {
+    /// Calls `found` with the processes of a PID namespace that have used a GPU.
+    pub(crate) fn holders(&mut self, uuid: GpuUuid, namespace: u64, mut found: impl FnMut(Holder)) {
         let Some(gpu) = self.find(uuid) else { return };
+        let usage = self.gpu(gpu).map_or(core::ptr::null_mut(), |gpu| gpu.usage);
+        // SAFETY: NULL, or mapped by `usage` and never unmapped; under the lock, as here.
+        let usage = unsafe { usage.as_ref() };
         let shares = self.shares(gpu);
+        let ledger = shares.iter().min_by_key(|share| share.name()).map(Share::ledger);
         shares.iter().for_each(Share::reclaim);
         for (at, share) in shares.iter().enumerate() {
             for (pid, _) in share.holders(namespace) {
@@ -387,7 +405,11 @@ impl State {
                 };
                 let is_in = |share: &Share| share.holders(namespace).any(|holder| holder.0 == pid);
                 if !shares.iter().take(at).any(is_in) {
-                    found(pid, shares.iter().map(of_process).fold(0, u64::saturating_add));
+                    let bytes = shares.iter().map(of_process).fold(0, u64::saturating_add);
+                    let percent = usage
+                        .zip(ledger)
+                        .map_or(0, |(usage, ledger)| usage.of_process(ledger, namespace, pid));
+                    found(Holder { pid, bytes, percent });
                 }
             }
         }

@@ -283,9 +283,18 @@ pub(crate) fn pid() -> u32 {
 
 /// Monotonic time in nanoseconds.
 pub(crate) fn monotonic_ns() -> u64 {
+    time_ns(libc::CLOCK_MONOTONIC)
+}
+
+/// The time of the day in microseconds since 1970.
+pub(crate) fn real_time_us() -> u64 {
+    time_ns(libc::CLOCK_REALTIME) / 1_000
+}
+
+fn time_ns(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is a `timespec` of ours.
-    unsafe { libc::syscall(SYS_clock_gettime, libc::CLOCK_MONOTONIC, &raw mut time) };
+    unsafe { libc::syscall(SYS_clock_gettime, clock, &raw mut time) };
     time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
 }
 

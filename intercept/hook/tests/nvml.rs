@@ -4,6 +4,7 @@ mod container;
 
 use container::{GIB, MIB, Node, set_up};
 use serde_json::{Value, json};
+use tessera_intercept_abi::{ComputePolicy, Grant};
 use tessera_test_support::test_name;
 
 /// Returns the output of a program that calls NVML while another container uses the same GPU.
@@ -56,6 +57,27 @@ fn process_with_only_a_context_is_listed() {
     assert_eq!(lines[0], json!({"count": 1, "own": 1, "bytes": 0}));
 }
 
+/// The fake driver says 50 percent of the whole GPU.
+#[test]
+fn utilization_is_that_of_the_containers_own_processes() {
+    let Some(node) = set_up(test_name!(), Node::with_paused_clock) else { return };
+    let grant = node.share("as-usual", 0, GIB).grant;
+    let id = tessera_intercept_abi::Text::new("claim-0").expect("short");
+    let share =
+        node.share_of(Grant { policy: ComputePolicy::Fixed, cores_percent: 25, id, ..grant });
+    let lines = node.container(&[&share]).run_c("using", false, &[]);
+    let percent = |line: &Value, field: &str| line[field].as_u64().expect("a number");
+    assert_eq!(lines[0]["idle"], 0);
+    let busy = percent(&lines[0], "busy");
+    assert!((23..=27).contains(&busy), "{lines:?}");
+    assert_eq!(lines[0]["at once"], busy);
+    let expected = [
+        json!({"without room": 7, "needed": 1, "count": 1, "own": 1, "percent": busy}),
+        json!({"count": 1, "own": 1, "percent": busy}),
+    ];
+    assert_eq!(lines[1..], expected);
+}
+
 #[test]
 fn usage_of_other_containers_is_hidden() {
     let Some(node) = set_up(test_name!(), Node::new) else { return };
@@ -64,8 +86,9 @@ fn usage_of_other_containers_is_hidden() {
     assert_eq!(none.len(), 11);
     for line in none {
         let of_samples = line["none"].as_str().is_some_and(|name| name.contains("Utilization"));
-        let result = if of_samples { 6 } else { 0 };
-        assert_eq!((&line["result"], &line["count"]), (&result.into(), &0.into()), "{line}");
+        // Samples are of the container's two processes, for which there is no room.
+        let (result, count) = if of_samples { (7, 2) } else { (0, 0) };
+        assert_eq!((&line["result"], &line["count"]), (&result.into(), &count.into()), "{line}");
     }
     let field = |name: &str| {
         lines.iter().find_map(|line| line.get(name)).unwrap_or_else(|| panic!("no {name}"))
