@@ -11,17 +11,11 @@ use std::path::PathBuf;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
 
-use container::{GIB, Node, NodeShare, Running, arbitrate, monotonic_ns, program, set_up};
+use container::{Node, NodeShare, Running, arbitrate, monotonic_ns, program, set_up};
 use serde_json::Value;
-use tessera_intercept_abi::{ComputePolicy, Grant};
+use tessera_intercept_abi::ComputePolicy;
 use tessera_intercept_limiter::compute::{Crowd, Published, Rate};
 use tessera_test_support::test_name;
-
-fn share(node: &Node, id: &str, policy: ComputePolicy, percent: u32) -> NodeShare {
-    let grant = node.share(&format!("{id}-as-usual"), 0, GIB).grant;
-    let id = tessera_intercept_abi::Text::new(id).expect("short");
-    node.share_of(Grant { policy, cores_percent: percent, id, ..grant })
-}
 
 /// Returns arguments for kernels of 1 ms: kind of launch, duration of a window, number of windows.
 fn kernels_of_1ms<'a>(how: &'a str, milliseconds: &'a str, windows: &'a str) -> [&'a str; 5] {
@@ -63,7 +57,7 @@ fn cap_of_25_percent_holds_for_every_kind_of_launch() {
     let Some(node) = set_up(test_name!(), Node::with_paused_clock) else { return };
     let program = compute(&node);
     for how in ["plain", "cooperative", "described", "graph"] {
-        let share = share(&node, how, ComputePolicy::Fixed, 25);
+        let share = node.share_of_time(how, ComputePolicy::Fixed, 25);
         let container = node.container(&[&share]);
         let lines = container.start(&program, &kernels_of_1ms(how, "1000", "3")).lines_with("gpu");
         assert_eq!(lines.len(), 3);
@@ -89,7 +83,7 @@ fn caps_hold_within_a_point_for_short_and_long_kernels() {
             [("spin_for_20us", "20"), ("spin_for_700us", "700"), ("spin_for_30ms", "30000")]
         {
             let what = format!("{kernel}-at-{percent}");
-            let share = share(&node, &what, ComputePolicy::Fixed, percent);
+            let share = node.share_of_time(&what, ComputePolicy::Fixed, percent);
             let arguments = ["plain", kernel, us, "5000", "2"];
             let lines = node.container(&[&share]).start(&program, &arguments).lines_with("gpu");
             let part = number(&lines[1], "gpu");
@@ -117,7 +111,7 @@ fn programs_below_their_cap_keep_their_speed() {
         let needed = number(&free[1], "gpu");
         let what = format!("{how}-{kernel}");
         let percent = (needed * 100.0 / 0.9).ceil() as u32;
-        let share = share(&node, &what, ComputePolicy::Fixed, percent.min(99));
+        let share = node.share_of_time(&what, ComputePolicy::Fixed, percent.min(99));
         let lines = node.container(&[&share]).start(&program, &arguments).lines_with("gpu");
         let got = number(&lines[1], "gpu");
         assert!(got > needed * 0.97, "{what}: {got} of {needed} at {percent} percent");
@@ -139,7 +133,7 @@ fn launches_beside_a_long_kernel_are_not_delayed() {
     let last = |lines: &[Value]| number(lines.last().expect("rounds"), "ns");
     for shapes in ["1", "3"] {
         let free = last(&node.container_without_library().run_c("overlap", false, &[shapes]));
-        let share = share(&node, &format!("of-{shapes}"), ComputePolicy::Balance, 90);
+        let share = node.share_of_time(&format!("of-{shapes}"), ComputePolicy::Balance, 90);
         publish_for_11_seconds(&share, Rate::FULL);
         let with = last(&node.container(&[&share]).run_c("overlap", false, &[shapes]));
         assert!(with <= free * 1.2, "{shapes} shapes: {with} ns, {free} without the library");
@@ -149,7 +143,8 @@ fn launches_beside_a_long_kernel_are_not_delayed() {
 #[test]
 fn published_rate_applies_until_it_expires() {
     let Some(node) = set_up(test_name!(), Node::with_paused_clock) else { return };
-    let (program, share) = (compute(&node), share(&node, "claim-0", ComputePolicy::Balance, 25));
+    let (program, share) =
+        (compute(&node), node.share_of_time("claim-0", ComputePolicy::Balance, 25));
     let container = node.container(&[&share]);
     publish_for_11_seconds(&share, Rate::from_percent(75));
     let lines = container.start(&program, &kernels_of_1ms("plain", "1000", "14")).lines_with("gpu");
@@ -161,7 +156,8 @@ fn published_rate_applies_until_it_expires() {
 #[test]
 fn processes_of_a_container_share_its_cap() {
     let Some(node) = set_up(test_name!(), Node::in_real_time) else { return };
-    let (program, share) = (compute(&node), share(&node, "claim-0", ComputePolicy::Fixed, 25));
+    let (program, share) =
+        (compute(&node), node.share_of_time("claim-0", ComputePolicy::Fixed, 25));
     let container = node.container(&[&share]);
     let arguments = kernels_of_1ms("plain", "2000", "1");
     let mut running: Vec<_> = (0..4).map(|_| container.start(&program, &arguments)).collect();
@@ -187,7 +183,7 @@ fn uncapped_container_never_waits_and_is_measured() {
         ("whole", ComputePolicy::Fixed, 100),
         ("nothing-asked-for", ComputePolicy::Fixed, 0),
     ] {
-        let share = share(&node, id, policy, percent);
+        let share = node.share_of_time(id, policy, percent);
         let container = node.container(&[&share]);
         let lines =
             container.start(&program, &kernels_of_1ms("plain", "1000", "1")).lines_with("gpu");
@@ -205,7 +201,7 @@ fn uncapped_container_never_waits_and_is_measured() {
 #[test]
 fn retained_primary_context_keeps_its_measurements() {
     let Some(node) = set_up(test_name!(), Node::with_paused_clock) else { return };
-    let share = share(&node, "claim-0", ComputePolicy::Fixed, 90);
+    let share = node.share_of_time("claim-0", ComputePolicy::Fixed, 90);
     node.container(&[&share]).run_c("leaving", false, &["10"]);
     assert_accounted(&share, 10 * 20_000_000, "ten kernels of 20 ms");
 }
@@ -213,7 +209,7 @@ fn retained_primary_context_keeps_its_measurements() {
 #[test]
 fn captured_launches_are_charged_only_when_the_graph_runs() {
     let Some(node) = set_up(test_name!(), Node::with_paused_clock) else { return };
-    let share = share(&node, "claim-0", ComputePolicy::Fixed, 90);
+    let share = node.share_of_time("claim-0", ComputePolicy::Fixed, 90);
     let lines = node.container(&[&share]).run_c("captures", false, &[]);
     assert_eq!(lines.len(), 6);
     for line in &lines {
@@ -226,7 +222,8 @@ fn captured_launches_are_charged_only_when_the_graph_runs() {
 #[test]
 fn kernel_of_a_killed_process_is_charged_to_its_container() {
     let Some(node) = set_up(test_name!(), Node::in_real_time) else { return };
-    let (program, share) = (compute(&node), share(&node, "claim-0", ComputePolicy::Fixed, 25));
+    let (program, share) =
+        (compute(&node), node.share_of_time("claim-0", ComputePolicy::Fixed, 25));
     let container = node.container(&[&share]);
     let mut killed = container.start(&program, &["one", "spin_for_20s", "700"]);
     let launched = number(&killed.wait_for_field("launchedNs"), "launchedNs");
@@ -242,7 +239,8 @@ fn kernel_of_a_killed_process_is_charged_to_its_container() {
 fn balance_lends_idle_time_and_reclaims_it() {
     let Some(node) = set_up(test_name!(), Node::in_real_time) else { return };
     let program = compute(&node);
-    let shares = ["claim-a", "claim-b"].map(|id| share(&node, id, ComputePolicy::Balance, 25));
+    let shares =
+        ["claim-a", "claim-b"].map(|id| node.share_of_time(id, ComputePolicy::Balance, 25));
     let hosted = shares.clone();
     let (stop, stopped): (Sender<()>, _) = channel();
     let host = thread::spawn(move || arbitrate(&hosted, &stopped));

@@ -4,7 +4,7 @@ mod container;
 
 use container::{GIB, MIB, Node, set_up};
 use serde_json::{Value, json};
-use tessera_intercept_abi::{ComputePolicy, Grant};
+use tessera_intercept_abi::ComputePolicy;
 use tessera_test_support::test_name;
 
 /// Returns the output of a program that calls NVML while another container uses the same GPU.
@@ -61,10 +61,7 @@ fn process_with_only_a_context_is_listed() {
 #[test]
 fn utilization_is_that_of_the_containers_own_processes() {
     let Some(node) = set_up(test_name!(), Node::with_paused_clock) else { return };
-    let grant = node.share("as-usual", 0, GIB).grant;
-    let id = tessera_intercept_abi::Text::new("claim-0").expect("short");
-    let share =
-        node.share_of(Grant { policy: ComputePolicy::Fixed, cores_percent: 25, id, ..grant });
+    let share = node.share_of_time("claim-0", ComputePolicy::Fixed, 25);
     let lines = node.container(&[&share]).run_c("using", false, &[]);
     let percent = |line: &Value, field: &str| line[field].as_u64().expect("a number");
     assert_eq!(lines[0]["idle"], 0);

@@ -5,7 +5,7 @@ mod container;
 use std::process::Output;
 
 use container::{Container, GIB, Node, probe, program, set_up};
-use tessera_intercept_abi::{ComputePolicy, Grant};
+use tessera_intercept_abi::ComputePolicy;
 use tessera_test_support::test_name;
 
 /// Returns the lines of the interceptor.
@@ -71,10 +71,7 @@ fn nothing_is_printed_without_the_variable() {
 #[test]
 fn held_launches_are_reported_once_a_second() {
     let Some(node) = set_up(test_name!(), Node::with_paused_clock) else { return };
-    let grant = node.share("as-usual", 0, GIB).grant;
-    let id = tessera_intercept_abi::Text::new("claim-0").expect("short");
-    let share =
-        node.share_of(Grant { policy: ComputePolicy::Fixed, cores_percent: 25, id, ..grant });
+    let share = node.share_of_time("claim-0", ComputePolicy::Fixed, 25);
     let compute = program("compute", false, node.path());
     let compute = compute.to_str().expect("text");
     let arguments = ["TESSERA_TRACE=1", compute, "plain", "spin_for_1ms", "1000", "1000", "3"];

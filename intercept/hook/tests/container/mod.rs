@@ -473,6 +473,13 @@ impl Node {
         }
     }
 
+    /// Creates a share of 1 GiB with this part of the first GPU's time.
+    pub(crate) fn share_of_time(&self, id: &str, policy: ComputePolicy, percent: u32) -> NodeShare {
+        let grant = self.share(&format!("{id}-as-usual"), 0, GIB).grant;
+        let id = Text::new(id).expect("short");
+        self.share_of(Grant { policy, cores_percent: percent, id, ..grant })
+    }
+
     /// Creates a share from a grant.
     pub(crate) fn share_of(&self, grant: Grant) -> NodeShare {
         let id = grant.id.as_str();
