@@ -94,6 +94,15 @@ impl Memory {
     }
 }
 
+/// Memory of a GPU as its shares say.
+fn memory_of(shares: &mut [Share]) -> Memory {
+    shares.iter_mut().fold(Memory::NOTHING, |sum, share| Memory {
+        limit: sum.limit.saturating_add(share.limit()),
+        used: sum.used.saturating_add(share.used()),
+        spills: sum.spills || share.may_spill(),
+    })
+}
+
 /// Everything. Lives in memory of the kernel's, which begins zeroed; see [`State::discover`].
 pub(crate) struct State {
     gpus: [MaybeUninit<Gpu>; GPUS],
@@ -268,11 +277,7 @@ impl State {
         if let Some(first) = shares.first().filter(|_| refused == Refused::Limit) {
             first.count_refusal();
         }
-        let sum = |of: fn(&mut Share) -> u64, shares: &mut [Share]| {
-            shares.iter_mut().map(of).fold(0, u64::saturating_add)
-        };
-        let used = sum(|share| share.used(), shares);
-        let limit = sum(Share::limit, shares);
+        let Memory { used, limit, .. } = memory_of(shares);
         let reason = match refused {
             Refused::Limit => Reason::Limit { used, limit },
             Refused::Tampered => Reason::Unusable,
@@ -328,11 +333,7 @@ impl State {
         let Some(gpu) = self.find(uuid) else { return Memory::NOTHING };
         let shares = self.shares(gpu);
         shares.iter_mut().for_each(Share::reclaim_for_report);
-        shares.iter_mut().fold(Memory::NOTHING, |sum, share| Memory {
-            limit: sum.limit.saturating_add(share.limit()),
-            used: sum.used.saturating_add(share.used()),
-            spills: sum.spills || share.may_spill(),
-        })
+        memory_of(shares)
     }
 
     /// The utilization of a GPU, and the ledger that it follows from: that of the share whose name

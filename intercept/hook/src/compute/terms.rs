@@ -48,12 +48,13 @@ impl Terms {
         reach: usize,
         now: u64,
     ) -> Option<Surroundings<'a>> {
+        let (siblings, has_siblings) = self.count_siblings(reach, now);
         let around = Surroundings {
             till,
             page: &self.ledger.compute,
             slot: &self.ledger.slot.get(self.slot)?.compute,
-            siblings: self.running(reach, now),
-            has_siblings: self.siblings(reach).any(|slot| slot.was_busy(now)),
+            siblings,
+            has_siblings,
             published: Published::read(self.published, now),
             // Who has all of it need not hold back what is under way either.
             policy: if self.share == Rate::FULL { ComputePolicy::None } else { self.policy },
@@ -63,23 +64,20 @@ impl Terms {
         Some(if self.by_mps { beside_mps(around) } else { around })
     }
 
-    /// The container's other processes.
-    fn siblings(&self, reach: usize) -> impl Iterator<Item = &'static ComputeSlot> {
-        let own = self.slot;
-        let slots = self.ledger.slot.iter().take(reach).enumerate();
-        let live = slots.filter(move |(at, slot)| {
-            *at != own && slot.state.load(Ordering::Relaxed) == SLOT_LIVE
-        });
-        live.map(|(_, slot)| &slot.compute)
-    }
-
-    /// How many of them have work.
-    fn running(&self, reach: usize, now: u64) -> u64 {
+    /// Counts the container's other processes that have work, and tells whether any had work
+    /// lately.
+    fn count_siblings(&self, reach: usize, now: u64) -> (u64, bool) {
+        let slots =
+            self.ledger.slot.iter().take(reach).enumerate().filter(|(at, _)| *at != self.slot);
+        let live = slots.filter(|(_, slot)| slot.state.load(Ordering::Relaxed) == SLOT_LIVE);
         // Beside MPS who waits is one of those who share the time of one, and would go on at once
         // if it were not.
         let waits =
             |slot: &ComputeSlot| self.by_mps && slot.waiting_since_ns.load(Ordering::Relaxed) != 0;
-        self.siblings(reach).filter(|slot| slot.is_busy(now) || waits(slot)).count() as u64
+        live.map(|(_, slot)| &slot.compute).fold((0, false), |(count, lately), slot| {
+            let has_work = slot.is_busy(now) || waits(slot);
+            (count + u64::from(has_work), lately || slot.was_busy(now))
+        })
     }
 
     /// How fast the container may use the GPU's time now; `None` where launches need no tokens.

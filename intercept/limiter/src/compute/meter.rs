@@ -529,7 +529,8 @@ impl Meter {
             let measured = Measured { wall, ..measured };
             own_part(estimates, span.launch.key, measured, company, slice_ns)
         };
-        match sample(measured.wall, span.submission, self.overhead_ns.unwrap_or(0)) {
+        let Some(submission) = span.submission else { return };
+        match sample(measured.wall, submission, self.overhead_ns.unwrap_or(0)) {
             Sample::Long(wall) | Sample::Idle(wall)
                 if usual.is_some_and(|usual| wall > usual + usual / 2) =>
             {
@@ -560,7 +561,6 @@ impl Meter {
                 let used = span.cost.clamp(least, most.max(least));
                 self.correct(span.cost, used, used, around, now);
             }
-            Sample::Nothing => {}
         }
     }
 

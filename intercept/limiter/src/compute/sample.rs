@@ -48,8 +48,6 @@ pub(super) enum Sample {
     Idle(u64),
     /// It took no less and no more.
     Within(u64, u64),
-    /// Nothing.
-    Nothing,
 }
 
 /// Tells how long a launch took from the time between its events.
@@ -60,8 +58,7 @@ pub(super) enum Sample {
 /// between the two events", cuda.h of `cuEventElapsedTime`): for the launch behind the first event,
 /// and for the last event behind a short launch. The first of an idle stream is executed at once,
 /// so that the time to the launch is known, even if the thread was preempted meanwhile.
-pub(super) const fn sample(wall: u64, submission: Option<Submission>, overhead_ns: u64) -> Sample {
-    let Some(submission) = submission else { return Sample::Nothing };
+pub(super) const fn sample(wall: u64, submission: Submission, overhead_ns: u64) -> Sample {
     if submission.was_queued {
         return Sample::Exact(wall.saturating_sub(overhead_ns));
     }
