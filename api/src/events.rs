@@ -140,13 +140,16 @@ reasons! {
     /// The ledger of the pod's share is corrupt or has too many locks, so its usage is unknown.
     LEDGER_UNREADABLE = "GpuLedgerUnreadable", Driver, "Pod",
         "Delete the pod, and find out why its containers write to `/dev/tessera`.";
+    /// NVML reports for a share over a quarter more or less GPU time than CUDA events show.
+    GPU_TIME_CORRECTED = "GpuTimeCorrected", Driver, "Pod",
+        "None: the limit holds with the correction. Streams that run at the same time and copies cause it.";
     /// GPUs of the node are not published, or have vanished.
     GPU_NOT_PUBLISHED = "GpuNotPublished", Driver, "Node",
         "Remove the cause that the message names, such as another device plugin.";
     /// A GPU failed its health check, or NVML does not answer; new claims do not get it.
     GPU_UNHEALTHY = "GpuUnhealthy", Driver, "Node",
         "Drain the node and reset or replace the GPU, as the message says.";
-    /// A process of a pod holds GPU memory that no ledger accounts for.
+    /// A process of a pod holds GPU memory without a share, or its share holds more than its limit.
     GPU_MEMORY_UNACCOUNTED = "GpuMemoryUnaccounted", Driver, "Node",
         "Look at the pod: it may bypass the interceptor, see docs/operator/security-model.md.";
     /// The MPS control daemon of a GPU ended while claims share the GPU through it.

@@ -199,6 +199,10 @@ metrics! {
         "Driver functions returned to programs that the interceptor does not know";
     SHARE_GPU_SECONDS = Counter "tessera_share_gpu_seconds" ["namespace", "resourceclaim", "request", "uuid", "share"]
         "GPU time of the share's processes in seconds";
+    SHARE_GPU_TIME_GAIN = Gauge "tessera_share_gpu_time_gain" ["namespace", "resourceclaim", "request", "uuid", "share"]
+        "GPU time that NVML reports as a part of the charged GPU time; 1 if it is not measured";
+    SHARE_DRIVER_MEMORY = Gauge "tessera_share_driver_memory_bytes" ["namespace", "resourceclaim", "request", "uuid", "share"]
+        "GPU memory of contexts and kernel code beyond what the share's processes were charged";
     SHARE_THROTTLED_SECONDS = Counter "tessera_share_throttled_seconds" ["namespace", "resourceclaim", "request", "uuid", "share"]
         "Seconds for which launches were delayed";
     SHARE_THROTTLED_LAUNCHES = Counter "tessera_share_throttled_launches" ["namespace", "resourceclaim", "request", "uuid", "share"]

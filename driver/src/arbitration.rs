@@ -4,6 +4,7 @@
 //! ```text
 //! journal --[which shares, of which GPU]--+
 //! ledgers --[busy and GPU time, waits]----+--> Arbiter per GPU --> PublishedPage of each grant
+//! grants --[gain of the measurement]------+
 //! ```
 //!
 //! Of several drivers on a node only the one that holds the lock publishes: during a rolling update
@@ -30,7 +31,7 @@ use tessera_api::{
     slice::MaxShares,
 };
 use tessera_intercept_abi::{ComputePolicy, LedgerReport, PublishedPage, grant_offset};
-use tessera_intercept_limiter::compute::{Arbiter, Observation, Published, Rate, Tenant};
+use tessera_intercept_limiter::compute::{Arbiter, Gain, Observation, Published, Rate, Tenant};
 use tessera_runtime::error_chain::chain;
 use tokio::{
     sync::watch,
@@ -59,6 +60,7 @@ const MAX_SHARES: usize = MaxShares::LIMIT as usize;
 /// Offsets of the published words in a grant.
 const WORD: u64 = grant_offset::PUBLISHED as u64;
 const OTHERS_BUSY: u64 = WORD + std::mem::offset_of!(PublishedPage, others_busy_ns) as u64;
+const GAIN: u64 = WORD + std::mem::offset_of!(PublishedPage, gain) as u64;
 
 /// The compute scheduler of one node's GPUs.
 ///
@@ -341,7 +343,8 @@ impl ScheduledShare {
         };
         self.waits = waits;
         let (busy_ns, gpu_ns) = (ledger.busy_ns(now_ns), ledger.gpu_ns());
-        Some(Observation { tenant: self.tenant, busy_ns, gpu_ns, waited })
+        let gain = self.gain(now_ns);
+        Some(Observation { tenant: self.tenant, busy_ns, gpu_ns, gain, waited })
     }
 
     /// Writes the values. The word with the time stamp is last, since readers read it first.
@@ -359,12 +362,23 @@ impl ScheduledShare {
 
     /// Returns the published busy time of other shares.
     fn others_busy_ns(&self) -> u64 {
+        self.word(OTHERS_BUSY)
+    }
+
+    /// Returns the correction of charged GPU time, which the measurement of shares has published.
+    fn gain(&self, now_ns: u64) -> Gain {
+        Gain::of_word(self.word(GAIN), now_ns)
+    }
+
+    /// Returns a word of the grant, or 0 if it cannot be read.
+    fn word(&self, at: u64) -> u64 {
         let mut bytes = [0; 8];
-        self.grant.read_exact_at(&mut bytes, OTHERS_BUSY).map_or(0, |()| u64::from_le_bytes(bytes))
+        self.grant.read_exact_at(&mut bytes, at).map_or(0, |()| u64::from_le_bytes(bytes))
     }
 }
 
-fn monotonic_ns() -> u64 {
+/// Returns the time of the clock that ledgers and grants use.
+pub(crate) fn monotonic_ns() -> u64 {
     let time = rustix::time::clock_gettime(ClockId::Monotonic);
     u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000
         + u64::try_from(time.tv_nsec).unwrap_or(0)

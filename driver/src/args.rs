@@ -79,9 +79,9 @@ pub struct DriverArgs {
     pub intercept: InterceptMode,
 
     /// Memory charged to a share for each CUDA context of its processes, for example 512Mi. The
-    /// CUDA driver allocates it before a program allocates any. `make bench-gpu` measures it.
-    /// 0 charges nothing: leave that much of the GPU unallocated then. Prepared claims do not
-    /// change.
+    /// CUDA driver allocates it before a program allocates any. `make bench-gpu` measures it. It
+    /// counts until the process has been measured by NVML, for about three seconds. 0 charges
+    /// nothing until then. Prepared claims do not change.
     #[arg(long, env = "TESSERA_CONTEXT_MEMORY", value_name = "QUANTITY", default_value_t)]
     pub context_memory: ContextMemory,
 

@@ -5,6 +5,7 @@
 //! <state-dir>/journal.json                           prepared claims (journal)
 //! <state-dir>/journal.lock                           lock of all instances
 //! <state-dir>/arbitration.lock                       held by the instance that schedules compute
+//! <state-dir>/measurement.lock                       held by the instance that measures shares
 //! <state-dir>/asked/<claim>                          a Prepare under way (attempts)
 //! <state-dir>/grants/<claim>/<id>/grant              limits of a share (shares), on a tmpfs
 //! <state-dir>/ledgers/<claim>/<id>/ledger            usage of a share, each on a tmpfs
@@ -64,6 +65,12 @@ impl StatePaths {
     #[must_use]
     pub fn arbitration_lock(&self) -> PathBuf {
         self.root.join("arbitration.lock")
+    }
+
+    /// Returns the path of the lock of the instance that measures shares. Never removed.
+    #[must_use]
+    pub fn measurement_lock(&self) -> PathBuf {
+        self.root.join("measurement.lock")
     }
 
     /// Returns the directory of Prepares under way.

@@ -3,7 +3,8 @@
 //! ```text
 //! journal + ledgers --[Ledgers]--> ShareUsage --[collector]--> metrics, read at each scrape
 //!                                      |
-//!           NVML's processes, /proc --[audit]--> metrics and events of unaccounted memory
+//!           NVML's processes, /proc --[measurement]--> gain and overhead in each grant
+//!                                   --[audit]--> metrics and events of unaccounted memory
 //! ```
 //!
 //! Containers can write their ledgers: values are reported as they are, and nothing here relies on
@@ -12,6 +13,8 @@
 pub mod audit;
 pub mod collector;
 pub mod liveness;
+pub mod measurement;
+pub mod owners;
 pub mod process;
 
 use std::{

@@ -49,6 +49,7 @@ fn published(node: &Node, name: &str) -> Option<Published> {
     let page = PublishedPage {
         word: word(offset_of!(PublishedPage, word)),
         others_busy_ns: word(offset_of!(PublishedPage, others_busy_ns)),
+        ..PublishedPage::default()
     };
     Published::read(&page, monotonic_ns())
 }

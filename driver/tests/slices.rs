@@ -18,7 +18,10 @@ use tessera_driver::{
     driver::{Driver, DriverDependencies, DriverSettings},
     run::run_until,
 };
-use tessera_gpu::{GpuLibrary, GpuMemory, GpuProcess, HealthWatch, LibraryError, RecoveryAction};
+use tessera_gpu::{
+    GpuLibrary, GpuMemory, GpuProcess, HealthWatch, LibraryError, ProcessUtilization,
+    RecoveryAction,
+};
 use tokio_util::sync::CancellationToken;
 
 /// Returns the names of the devices of all slices.
@@ -245,6 +248,14 @@ impl GpuLibrary for Broken {
     }
 
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, LibraryError> {
+        Err(LibraryError::Lost { gpu: gpu.clone() })
+    }
+
+    fn utilization(
+        &self,
+        gpu: &GpuUuid,
+        _: u64,
+    ) -> Result<Option<ProcessUtilization>, LibraryError> {
         Err(LibraryError::Lost { gpu: gpu.clone() })
     }
 

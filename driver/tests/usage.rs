@@ -2,106 +2,28 @@
 
 mod fakes;
 
-use std::{
-    fs::{self, File},
-    mem::offset_of,
-    os::unix::fs::{FileExt, symlink},
-    path::PathBuf,
-};
+use std::fs;
+use std::mem::offset_of;
+use std::os::unix::fs::symlink;
 
 use fakes::{
     kubelet::Kubelet,
-    node::{Node, share_id, uid},
+    ledger::{Ledger, MIB, POD, holds, of_pod, path, show},
+    node::Node,
 };
 use nix::{
     fcntl::{FcntlArg, fcntl},
     libc,
 };
-use tessera_api::names::{ClaimDeviceName, ClaimUid};
 use tessera_driver::driver::Driver;
-use tessera_gpu::GpuProcess;
 use tessera_intercept_abi::{
     LedgerPage, SlotPage,
-    ledger::{HEADER_LEN, LOCK_OFFSET, SLOT_LEN, SLOT_LIVE, SLOTS, Total},
+    ledger::{HEADER_LEN, LOCK_OFFSET, SLOT_LEN, SLOTS, Total},
 };
 use tessera_mps_protocol::{MpsPaths, lock::SupervisorLock};
 
-const MIB: u64 = 1 << 20;
-
 /// A little more than the interval of the audit.
 const AUDITED_EVERY: std::time::Duration = std::time::Duration::from_secs(31);
-
-/// The ledger of a claim's only share, written by the claim's processes.
-struct Ledger(File);
-
-impl Ledger {
-    fn of(node: &Node, claim: &str) -> Self {
-        let file =
-            File::options().read(true).write(true).open(path(node, claim)).expect("a ledger");
-        Self(file)
-    }
-
-    fn word(&self, at: usize, value: u64) {
-        self.0.write_all_at(&value.to_le_bytes(), at as u64).expect("written");
-    }
-
-    /// Writes a slot with a process and its bytes.
-    fn process(&self, slot: usize, pid: u32, bytes: u64) {
-        let at = HEADER_LEN + slot * SLOT_LEN;
-        self.word(at + offset_of!(SlotPage, start_ticks), u64::from(pid) * 10);
-        self.word(at + offset_of!(SlotPage, pid_namespace), NAMESPACE);
-        self.word(at + offset_of!(SlotPage, used_bytes), bytes);
-        self.word(at + offset_of!(SlotPage, launches), 7);
-        self.word(at, u64::from(SLOT_LIVE) | u64::from(pid) << 32);
-    }
-
-    /// Locks a slot, as a living process does, until the returned file is dropped.
-    fn lives(node: &Node, claim: &str, slot: usize) -> File {
-        let own = Self::of(node, claim).0;
-        let lock = libc::flock {
-            l_type: libc::F_WRLCK as libc::c_short,
-            l_whence: libc::SEEK_SET as libc::c_short,
-            l_start: (LOCK_OFFSET + slot as u64) as libc::off_t,
-            l_len: 1,
-            l_pid: 0,
-        };
-        fcntl(&own, FcntlArg::F_OFD_SETLK(&lock)).expect("locked");
-        own
-    }
-}
-
-fn path(node: &Node, claim: &str) -> PathBuf {
-    let claim_uid = ClaimUid::new(uid(claim)).expect("a UID");
-    let share =
-        ClaimDeviceName::of_result(&claim_uid, 0, Some(&share_id(claim, 0))).expect("a name");
-    node.paths().ledger(&share)
-}
-
-const NAMESPACE: u64 = 4_026_531_836;
-const POD: &str = "1f0c2d3e-9a41-4c3b-8e55-0d6f2b1a4c77";
-
-/// Adds a process to /proc, in this cgroup, with ten times its PID as start time.
-fn show(node: &Node, pid: u32, cgroup: &str) {
-    let directory = node.path("proc").join(pid.to_string());
-    fs::create_dir_all(directory.join("ns")).expect("made");
-    let start = u64::from(pid) * 10;
-    let write = |name: &str, text: String| fs::write(directory.join(name), text).expect("written");
-    write("status", format!("Name:\tpython\nNSpid:\t99{pid}\t{pid}\n"));
-    write(
-        "stat",
-        format!("99{pid} (python) S 1 1 1 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 {start} 0 0"),
-    );
-    write("cgroup", format!("0::{cgroup}\n"));
-    symlink(format!("pid:[{NAMESPACE}]"), directory.join("ns/pid")).expect("linked");
-}
-
-fn of_pod() -> String {
-    format!("/kubepods/burstable/pod{POD}/4f2a")
-}
-
-fn holds(pid: u32, mebibytes: u64) -> GpuProcess {
-    GpuProcess { pid, bytes: Some(mebibytes * MIB) }
-}
 
 fn lines<'t>(metrics: &'t str, name: &str) -> Vec<&'t str> {
     let of_family = |line: &&str| {
@@ -301,15 +223,14 @@ async fn unaccounted_process_is_reported_once() {
         show(&node, pid, &of_pod());
     }
     show(&node, 103, "/system.slice/dcgm.service");
-    // Accounted for, with a context; more than that; in no ledger; not in a pod; not visible; only
-    // a context.
+    // Together more than their share; in no ledger; not in a pod; not visible; little.
     let holding = [
-        holds(100, 900),
-        holds(101, 1500),
+        holds(100, 324),
+        holds(101, 1800),
         holds(102, 1064),
         holds(103, 1700),
         holds(104, 1700),
-        holds(105, 600),
+        holds(105, 64),
     ];
     node.gpus.hold(0, &holding);
 
@@ -321,7 +242,7 @@ async fn unaccounted_process_is_reported_once() {
     }
     assert_eq!(
         value(&driver, "tessera_gpu_unaccounted_memory_bytes"),
-        [((1200 + 1064) * MIB).to_string()]
+        [((1500 + 1064) * MIB).to_string()]
     );
     node.api.wait_for("two events", |_| (event_notes(&node).len() == 2).then_some(())).await;
     let notes = event_notes(&node).join("\n");
@@ -346,6 +267,26 @@ async fn unaccounted_process_is_reported_once() {
         tokio::task::yield_now().await;
     }
     assert_eq!(event_notes(&node).len(), 2);
+    driver.stop().await;
+}
+
+#[tokio::test]
+async fn memory_within_the_limit_is_not_reported() {
+    let node = Node::with_gpus(1);
+    let driver = with_share(&node).await;
+    let ledger = Ledger::of(&node, "a");
+    ledger.process(0, 100, 300 * MIB);
+    let _alive = Ledger::lives(&node, "a", 0);
+    show(&node, 100, &of_pod());
+    show(&node, 101, &of_pod());
+    // A context and kernel code; a process without a share, which shows that a round is over.
+    node.gpus.hold(0, &[holds(100, 2048), holds(101, 65)]);
+    audit().await;
+    while value(&driver, "tessera_gpu_unaccounted_memory_bytes").is_empty() {
+        audit().await;
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(value(&driver, "tessera_gpu_unaccounted_memory_bytes"), [(65 * MIB).to_string()]);
     driver.stop().await;
 }
 

@@ -22,6 +22,7 @@ pub mod xid;
 
 pub use library::{
     GpuLibrary, GpuMemory, GpuProcess, HealthEvent, HealthEventKind, HealthWatch, LibraryError,
+    ProcessUtilization,
 };
 pub use nvml::{NvmlLibrary, NvmlOptions};
 pub use recovery::RecoveryAction;

@@ -1,6 +1,6 @@
 //! Interface between the driver and the GPU hardware.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use nvml_wrapper::error::NvmlError;
 use tessera_api::gpu::{Health, Inventory};
@@ -33,6 +33,18 @@ pub trait GpuLibrary: Send + Sync {
     /// # Errors
     /// The GPU is lost or unknown, or the library fails.
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, LibraryError>;
+
+    /// Returns in how much of the time since the sample `since_us` the GPU ran work of each
+    /// process; 0 is the oldest sample that NVML has. `None` if the GPU does not report it, as
+    /// in MIG mode. The PIDs are those of the caller's PID namespace.
+    ///
+    /// # Errors
+    /// The GPU is lost or unknown, or the library fails.
+    fn utilization(
+        &self,
+        gpu: &GpuUuid,
+        since_us: u64,
+    ) -> Result<Option<ProcessUtilization>, LibraryError>;
 
     /// Returns the recovery action of NVIDIA's driver, or `None` if the driver does not support the
     /// query.
@@ -144,6 +156,16 @@ pub struct GpuProcess {
     pub pid: u32,
     /// Bytes; `None` if the driver does not report them.
     pub bytes: Option<u64>,
+}
+
+/// In how much of the time a GPU ran work of processes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ProcessUtilization {
+    /// Time of the last sample in us, by which the next call continues; that of the call if there
+    /// is no newer sample.
+    pub last_us: u64,
+    /// Percent of the time, by PID. Processes without work are not listed.
+    pub percent: BTreeMap<u32, u32>,
 }
 
 /// Error of the GPU library.

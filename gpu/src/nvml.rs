@@ -14,12 +14,15 @@ use nvml_wrapper::Device;
 use nvml_wrapper::enums::device::SampleValue;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::struct_wrappers::device::ProcessUtilizationSample;
 use nvml_wrapper::structs::device::FieldId;
 use nvml_wrapper_sys::bindings::field_id::NVML_FI_DEV_GET_GPU_RECOVERY_ACTION;
 use tessera_api::gpu::{Gpu, Inventory, Unpublished, UnpublishedReason};
 use tessera_api::names::{GpuUuid, PciBusId};
 
-use crate::library::{GpuLibrary, GpuMemory, GpuProcess, HealthWatch, LibraryError};
+use crate::library::{
+    GpuLibrary, GpuMemory, GpuProcess, HealthWatch, LibraryError, ProcessUtilization,
+};
 use crate::recovery::RecoveryAction;
 use session::Session;
 
@@ -195,6 +198,22 @@ impl GpuLibrary for NvmlLibrary {
         Ok(by_pid.into_values().collect())
     }
 
+    fn utilization(
+        &self,
+        gpu: &GpuUuid,
+        since_us: u64,
+    ) -> Result<Option<ProcessUtilization>, LibraryError> {
+        self.with_gpu(gpu, "nvmlDeviceGetProcessUtilization", |device| {
+            match device.process_utilization_stats(since_us) {
+                Ok(samples) => Ok(Some(utilization(since_us, samples))),
+                // There is no sample since then.
+                Err(NvmlError::NotFound) => Ok(Some(utilization(since_us, Vec::new()))),
+                Err(NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_)) => Ok(None),
+                Err(error) => Err(error),
+            }
+        })
+    }
+
     fn recovery_action(&self, gpu: &GpuUuid) -> Result<Option<RecoveryAction>, LibraryError> {
         self.with_gpu(gpu, "nvmlDeviceGetFieldValues", |device| match recovery_action(device) {
             Ok(action) => Ok(Some(action)),
@@ -212,6 +231,20 @@ impl GpuLibrary for NvmlLibrary {
     }
 }
 
+/// Returns the samples by PID. NVML reports a process that does compute and graphics twice, and
+/// numbers above 100 for samples that it has not taken; it leaves array elements empty (PID 0).
+fn utilization(since_us: u64, samples: Vec<ProcessUtilizationSample>) -> ProcessUtilization {
+    let mut found = ProcessUtilization { last_us: since_us, percent: BTreeMap::new() };
+    for sample in samples.into_iter().filter(|sample| sample.pid != 0 && sample.sm_util <= 100) {
+        found.last_us = found.last_us.max(sample.timestamp);
+        if sample.sm_util > 0 {
+            let percent = found.percent.entry(sample.pid).or_default();
+            *percent = (*percent + sample.sm_util).min(100);
+        }
+    }
+    found
+}
+
 fn recovery_action(device: &Device<'_>) -> Result<RecoveryAction, NvmlError> {
     let answers = device.field_values_for(&[FieldId(NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)])?;
     let answer = answers.into_iter().next().ok_or(NvmlError::NotFound)??;
@@ -221,5 +254,27 @@ fn recovery_action(device: &Device<'_>) -> Result<RecoveryAction, NvmlError> {
             Ok(RecoveryAction::from_number(u32::try_from(number).unwrap_or(u32::MAX)))
         }
         SampleValue::I64(_) | SampleValue::F64(_) => Err(NvmlError::NotSupported),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(pid: u32, sm_util: u32, timestamp: u64) -> ProcessUtilizationSample {
+        ProcessUtilizationSample { pid, timestamp, sm_util, mem_util: 0, enc_util: 0, dec_util: 0 }
+    }
+
+    #[test]
+    fn samples_of_a_process_add_up_and_invalid_ones_are_ignored() {
+        let samples = vec![
+            sample(7, 40, 20),
+            sample(7, 30, 21),
+            sample(8, 0, 22),
+            sample(9, 4_294_967_295, 99),
+            sample(0, 50, 99),
+        ];
+        let found = utilization(10, samples);
+        assert_eq!(found, ProcessUtilization { last_us: 22, percent: [(7, 70)].into() });
     }
 }

@@ -10,7 +10,7 @@ use tessera_fake_world::control::{self, EventKind, ForeignProcess};
 use tessera_fake_world::{StateLocation, Usage, shipped};
 use tessera_gpu::{
     GpuLibrary as _, GpuProcess, HealthEvent, HealthEventKind, HealthWatch, LibraryError,
-    RecoveryAction, Xid,
+    ProcessUtilization, RecoveryAction, Xid,
 };
 
 use node::Node;
@@ -189,4 +189,22 @@ fn reads_memory_and_processes_of_the_gpu() {
     ];
     assert_eq!(library.processes(&node.uuid(1)).unwrap(), expected);
     assert_eq!(library.processes(&node.uuid(0)).unwrap(), []);
+}
+
+#[test]
+fn reads_utilization_of_processes_since_the_last_sample() {
+    let node = Node::new(shipped::A100_4_PCIE);
+    let library = node.library();
+    let none = library.utilization(&node.uuid(1), 7).unwrap().expect("it is supported");
+    assert_eq!(none, ProcessUtilization { last_us: 7, percent: [].into() });
+    node.control
+        .update(|control| {
+            let process = ForeignProcess { pid: 4_000_000, used_mib: 2048, name: String::new() };
+            control.gpu_mut(&node.world.gpus[1].uuid).processes.push(process);
+        })
+        .unwrap();
+    let found = library.utilization(&node.uuid(1), 7).unwrap().expect("it is supported");
+    assert_eq!(found, ProcessUtilization { last_us: 8, percent: [(4_000_000, 50)].into() });
+    let unknown = GpuUuid::new("GPU-00000000-0000-0000-0000-00000000dead").unwrap();
+    assert!(matches!(library.utilization(&unknown, 0), Err(LibraryError::Lost { .. })));
 }

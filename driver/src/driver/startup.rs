@@ -43,6 +43,7 @@ use crate::{
         Ledgers,
         audit::{AuditEvents, UsageAudit},
         collector::ShareCollector,
+        measurement::HostMeasurement,
         process::ProcFs,
     },
 };
@@ -243,6 +244,13 @@ impl Startup {
             self.mps.clone(),
         );
         self.tasks.spawn("usage-audit", usage.run(stop.clone()));
+        let measurement = HostMeasurement::new(
+            self.ledgers.clone(),
+            Arc::clone(&self.gpus),
+            ProcFs::new(self.settings.proc.clone()),
+            self.claim_events.clone(),
+        );
+        self.tasks.spawn("measurement", measurement.run(stop.clone()));
         let daemons = MpsWatch::new(
             self.mps.clone(),
             self.journal.watch(),

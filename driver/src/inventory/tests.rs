@@ -5,7 +5,7 @@ use std::sync::{
 
 use tessera_api::gpu::{ComputeCapability, CudaVersion, Gpu, Unpublished};
 use tessera_cdi::SpecStore;
-use tessera_gpu::{GpuMemory, GpuProcess, LibraryError, RecoveryAction, Xid};
+use tessera_gpu::{GpuMemory, GpuProcess, LibraryError, ProcessUtilization, RecoveryAction, Xid};
 
 use tokio_util::sync::CancellationToken;
 
@@ -81,6 +81,14 @@ impl GpuLibrary for Machine {
     }
 
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, LibraryError> {
+        Err(LibraryError::Lost { gpu: gpu.clone() })
+    }
+
+    fn utilization(
+        &self,
+        gpu: &GpuUuid,
+        _: u64,
+    ) -> Result<Option<ProcessUtilization>, LibraryError> {
         Err(LibraryError::Lost { gpu: gpu.clone() })
     }
 

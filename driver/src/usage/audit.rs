@@ -1,8 +1,9 @@
 //! Compares the memory that processes of pods hold, as NVML reports it, with ledgers.
 //!
 //! A process that runs without the interceptor has no slot in a ledger. A process whose ledger was
-//! overwritten holds more than its slot says. The audit stops neither: it reports them to the
-//! operator of the node.
+//! overwritten, or that takes memory past the interceptor, holds more than its slot says: that is
+//! counted against its share ([`measurement`](super::measurement)), and reported if the share holds
+//! more than its limit. The audit stops no process: it reports them to the operator of the node.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,21 +16,24 @@ use tessera_api::{
     names::{ClaimDeviceName, GpuUuid},
 };
 use tessera_gpu::{GpuLibrary, GpuProcess};
-use tessera_intercept_abi::ProcessReport;
 use tessera_runtime::{error_chain::chain, supervisor::blocking};
 use tokio::{sync::mpsc, time::sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Ledgers, ShareUsage,
+    Ledgers, ShareUsage, UnreadableLedger,
+    owners::Owners,
     process::{HostProcess, ProcFs},
 };
 use crate::{
-    context_memory::MAX_UNCHARGED_BYTES,
     events::{ClaimEvent, NodeEvent},
     metrics::DriverMetrics,
     mps::Mps,
 };
+
+/// Bytes that a process without a share, or the processes of a share beyond its limit, may hold
+/// unreported: NVML reports multiples of 2 MiB, and the overhead of contexts is seen with a delay.
+const TOLERANCE_BYTES: u64 = 64 << 20;
 
 /// Interval of rounds. Each makes a few calls to NVML per GPU in use.
 const INTERVAL: Duration = Duration::from_secs(30);
@@ -38,7 +42,7 @@ const INTERVAL: Duration = Duration::from_secs(30);
 pub struct UsageAudit {
     ledgers: Ledgers,
     gpus: Arc<dyn GpuLibrary>,
-    processes: ProcFs,
+    owners: Owners,
     metrics: Arc<DriverMetrics>,
     events: AuditEvents,
     /// The MPS daemons, whose servers hold memory for other processes.
@@ -118,7 +122,7 @@ impl UnaccountedProcess {
         });
         format!(
             "process {pid} ({}) of the pod with UID {pod_uid} holds {held} of {gpu} and {accounted}: it has no share of that GPU, \
-             runs without the interceptor, allocates memory that the interceptor does not count yet (docs/operator/limitations.md), or has overwritten its ledger. \
+             runs without the interceptor, has overwritten its ledger, or its share holds more than its limit (docs/operator/limitations.md). \
              Find the pod with `kubectl get pods -A -o json | jq '.items[].metadata | select(.uid == \"{pod_uid}\")'`",
             process.name
         )
@@ -145,7 +149,7 @@ impl UsageAudit {
         Self {
             ledgers,
             gpus,
-            processes,
+            owners: Owners::new(processes),
             metrics,
             events,
             mps,
@@ -182,22 +186,24 @@ impl UsageAudit {
         let shares = self.ledgers.read();
         let gpus: BTreeSet<_> = shares.iter().map(|share| share.gpu.clone()).collect();
         let servers =
-            self.mps.supervisor_pid().and_then(|pid| self.processes.process(pid)?.pod_uid);
+            self.mps.supervisor_pid().and_then(|pid| self.owners.process(pid)?.pod_uid.clone());
         self.audited.clear();
         let mut found = Vec::new();
+        let mut reported = BTreeSet::new();
         for gpu in gpus {
             let of_gpu: Vec<_> = shares.iter().filter(|share| share.gpu == gpu).collect();
             let is_audited = match self.gpus.processes(&gpu) {
                 Ok(processes) => {
-                    let is_visible = |held: &GpuProcess| self.processes.process(held.pid).is_some();
-                    let found_on_it = unaccounted(&gpu, &processes, &of_gpu, &self.processes);
+                    reported.extend(processes.iter().map(|held| held.pid));
+                    let found_on_it = unaccounted(&gpu, &processes, &of_gpu, &mut self.owners);
                     // Memory of MPS servers is their own, or that of clients, which are compared
                     // themselves.
                     found.extend(
                         found_on_it.into_iter().filter(|of| Some(&of.pod_uid) != servers.as_ref()),
                     );
                     // One may exit in between. If none is visible, /proc is not the host's.
-                    processes.is_empty() || processes.iter().any(is_visible)
+                    processes.is_empty()
+                        || processes.iter().any(|held| self.owners.process(held.pid).is_some())
                 }
                 Err(error) => {
                     tracing::debug!(%gpu, error = %chain(&error), "cannot read processes of GPU");
@@ -207,6 +213,7 @@ impl UsageAudit {
             let is_readable = of_gpu.iter().all(|share| share.usage.is_ok());
             self.audited.insert(gpu, is_audited && is_readable);
         }
+        self.owners.retain(|pid| reported.contains(&pid));
         self.report(&found);
         self.report_unreadable(&shares);
     }
@@ -272,61 +279,46 @@ impl UsageAudit {
     }
 }
 
-/// Returns the bytes of the slots of a process in a ledger, or `None` if it has no slot there.
-fn bytes_of(share: &ShareUsage, is_own: impl Fn(&ProcessReport) -> bool) -> Option<u64> {
-    let taken = share.usage.as_ref().ok()?;
-    let slots = taken.processes.iter().filter(|slot| is_own(slot));
-    // A forged slot accounts for no more than the grant.
-    Some(slots.map(|slot| slot.used_bytes).reduce(u64::saturating_add)?.min(share.limit_bytes))
-}
-
-/// Returns the bytes that ledgers account for a process.
-///
-/// A slot identifies its process as the process's own `/proc` shows it. Without such a slot (no
-/// `/proc`, or a time namespace with another origin), a slot with the host PID of the process
-/// counts. Any process of the container could have written that PID, so the process must have the
-/// ledger mapped, as the kernel reports; that is read once for each ledger.
-fn accounted(
-    of_gpu: &[&ShareUsage],
-    pid: u32,
-    process: &HostProcess,
-    proc: &ProcFs,
-) -> Option<u64> {
-    let itself = (process.own_pid, process.pid_namespace, process.start_ticks);
-    let by_itself =
-        |slot: &ProcessReport| (slot.pid, slot.pid_namespace, slot.start_ticks) == itself;
-    let by_host = |slot: &ProcessReport| slot.host_pid == Some(pid);
-    let has_mapped =
-        |share: &ShareUsage| share.usage.as_ref().is_ok_and(|taken| proc.maps(pid, taken.file));
-    let own = of_gpu.iter().filter_map(|share| bytes_of(share, by_itself));
-    let by_host_pid =
-        of_gpu.iter().filter_map(|share| bytes_of(share, by_host).filter(|_| has_mapped(share)));
-    // Mappings are read only if the first is empty.
-    own.reduce(u64::saturating_add).or_else(|| by_host_pid.reduce(u64::saturating_add))
-}
-
-/// Returns the processes of pods on one GPU that hold more than its shares, `of_gpu`, account for.
+/// Returns the processes of pods on one GPU that hold memory without a slot in the ledgers of its
+/// shares, `of_gpu`, or more than their slots say if their share holds more than its limit.
 /// Processes outside of pods are ignored.
 fn unaccounted(
     gpu: &GpuUuid,
     processes: &[GpuProcess],
     of_gpu: &[&ShareUsage],
-    proc: &ProcFs,
+    owners: &mut Owners,
 ) -> Vec<UnaccountedProcess> {
     // The processes of an unreadable ledger are unknown. They are those that have it mapped.
     let unreadable: Vec<_> = of_gpu.iter().filter_map(|share| share.usage.as_ref().err()).collect();
-    let may_be_of_unreadable =
-        |pid| unreadable.iter().any(|ledger| ledger.file.is_none_or(|file| proc.maps(pid, file)));
-    let judge = |held: &GpuProcess| {
-        let process = proc.process(held.pid)?;
-        let pod_uid = process.pod_uid.clone()?;
-        let accounted_bytes = accounted(of_gpu, held.pid, &process, proc);
+    let mut held_by_share = vec![0_u64; of_gpu.len()];
+    let mut found = Vec::new();
+    for held in processes {
+        let slots = owners.slots(of_gpu, held.pid);
+        for share in slots.iter().map(|(share, _)| *share).collect::<BTreeSet<_>>() {
+            held_by_share[share] = held_by_share[share].saturating_add(held.bytes.unwrap_or(0));
+        }
+        let Some(process) = owners.process(held.pid).cloned() else { continue };
+        let Some(pod_uid) = process.pod_uid.clone() else { continue };
+        let mut may_be_of =
+            |ledger: &&UnreadableLedger| ledger.file.is_none_or(|file| owners.maps(held.pid, file));
+        if slots.is_empty() && unreadable.iter().any(&mut may_be_of) {
+            continue;
+        }
+        // A forged slot accounts for no more than the grant.
+        let charged = slots.iter().map(|(at, slot)| slot.used_bytes.min(of_gpu[*at].limit_bytes));
+        let accounted_bytes = charged.reduce(u64::saturating_add);
         let (gpu, pid, held_bytes) = (gpu.clone(), held.pid, held.bytes);
-        let finding =
+        let process =
             UnaccountedProcess { gpu, pid, process, pod_uid, held_bytes, accounted_bytes };
-        let is_found = finding.excess_bytes() > MAX_UNCHARGED_BYTES
-            && (accounted_bytes.is_some() || !may_be_of_unreadable(pid));
-        is_found.then_some(finding)
+        found.push((slots.into_iter().map(|(at, _)| at).collect::<Vec<_>>(), process));
+    }
+    let exceeds = |share: &usize| {
+        let limit_bytes = of_gpu[*share].limit_bytes;
+        held_by_share[*share] > limit_bytes.saturating_add(TOLERANCE_BYTES)
     };
-    processes.iter().filter_map(judge).collect()
+    let is_found = |(shares, process): &(Vec<usize>, UnaccountedProcess)| {
+        process.excess_bytes() > TOLERANCE_BYTES
+            && (shares.is_empty() || shares.iter().any(exceeds))
+    };
+    found.into_iter().filter(is_found).map(|(_, process)| process).collect()
 }

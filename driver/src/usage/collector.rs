@@ -9,7 +9,7 @@ use prometheus_client::{
 };
 use tessera_api::metrics::{self, MetricDescription};
 
-use super::{LedgerUsage, Ledgers, ShareUsage};
+use super::{LedgerUsage, Ledgers, ShareUsage, measurement::Measurement};
 
 /// A collector that reads ledgers.
 #[derive(Debug)]
@@ -85,6 +85,7 @@ impl Collector for ShareCollector {
         for (description, value) in COUNTERS {
             encode_all(&mut encoder, (description, value), &shares, ConstCounter::new)?;
         }
+        self.encode_measurements(&mut encoder, &shares)?;
         for (description, time) in TIMES {
             let mut family = encoder.encode_descriptor(
                 description.name(),
@@ -100,6 +101,30 @@ impl Collector for ShareCollector {
             }
         }
         Ok(())
+    }
+}
+
+impl ShareCollector {
+    /// Encodes what the measurement of shares has published in their grants.
+    fn encode_measurements(
+        &self,
+        encoder: &mut DescriptorEncoder<'_>,
+        shares: &[(ShareLabels, &ShareUsage)],
+    ) -> Result<(), std::fmt::Error> {
+        let read = |share: &ShareUsage| Measurement::read(&self.0.paths().grant(&share.share));
+        let measured: Vec<_> =
+            shares.iter().filter_map(|(labels, share)| Some((labels, read(share)?))).collect();
+        let mut encode = |description: MetricDescription, value: fn(&Measurement) -> f64| {
+            let kind = ConstGauge::new(0.0).metric_type();
+            let (name, help) = (description.name(), description.help());
+            let mut family = encoder.encode_descriptor(name, help, None, kind)?;
+            for (labels, measurement) in &measured {
+                ConstGauge::new(value(measurement)).encode(family.encode_family(*labels)?)?;
+            }
+            Ok(())
+        };
+        encode(metrics::SHARE_GPU_TIME_GAIN, |measured| measured.gain.as_quotient())?;
+        encode(metrics::SHARE_DRIVER_MEMORY, |measured| measured.overhead_bytes as f64)
     }
 }
 

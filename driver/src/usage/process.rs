@@ -32,7 +32,7 @@ impl fmt::Display for HostProcess {
 }
 
 /// The identity of a file, independent of its name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FileIdentity {
     device: u64,
     inode: u64,
@@ -86,10 +86,17 @@ impl ProcFs {
         let status = fs::read_to_string(directory.join("status")).ok()?;
         let own_pid = line(&status, "NSpid:")?.split_whitespace().last()?.parse().ok()?;
         let name = line(&status, "Name:")?.trim().to_owned();
-        let start_ticks = start_ticks(&fs::read_to_string(directory.join("stat")).ok()?)?;
+        let start_ticks = self.start_ticks(pid)?;
         let cgroup = fs::read_to_string(directory.join("cgroup")).unwrap_or_default();
         let pid_namespace = namespace(&directory.join("ns/pid"))?;
         Some(HostProcess { own_pid, pid_namespace, start_ticks, name, pod_uid: pod_uid(&cgroup) })
+    }
+
+    /// Returns the start time of a process in clock ticks since boot, or `None` if it has exited or
+    /// is not visible.
+    #[must_use]
+    pub fn start_ticks(&self, pid: u32) -> Option<u64> {
+        start_ticks(&fs::read_to_string(self.0.join(pid.to_string()).join("stat")).ok()?)
     }
 
     /// Returns true if the process has a file mapped, as the kernel reports. Only the first 16 MiB

@@ -12,7 +12,7 @@ use tessera_api::{
 };
 use tessera_gpu::{
     GpuLibrary, GpuMemory, GpuProcess, HealthEvent, HealthEventKind, HealthWatch, LibraryError,
-    RecoveryAction,
+    ProcessUtilization, RecoveryAction,
 };
 
 /// Returns the UUID of the GPU with this number.
@@ -47,6 +47,8 @@ struct State {
     events: VecDeque<HealthEvent>,
     /// Processes by GPU. `None` if the GPU does not report them.
     processes: BTreeMap<GpuUuid, Option<Vec<GpuProcess>>>,
+    /// Utilization in percent by GPU and PID. GPUs that are not in it do not report it.
+    utilization: BTreeMap<GpuUuid, BTreeMap<u32, u32>>,
 }
 
 /// The library. Clones share it.
@@ -85,6 +87,12 @@ impl FakeGpus {
         self.change(|state| drop(state.processes.insert(uuid(number), Some(processes.to_vec()))));
     }
 
+    /// Sets the utilization of a GPU by its processes, in percent.
+    pub fn work(&self, number: u32, percent: &[(u32, u32)]) {
+        let percent = percent.iter().copied().collect();
+        self.change(|state| drop(state.utilization.insert(uuid(number), percent)));
+    }
+
     /// Stops reporting the processes of a GPU.
     pub fn hide_processes(&self, number: u32) {
         self.change(|state| drop(state.processes.insert(uuid(number), None)));
@@ -114,6 +122,16 @@ impl GpuLibrary for FakeGpus {
             .cloned()
             .unwrap_or(Some(vec![]))
             .ok_or(LibraryError::Lost { gpu: gpu.clone() })
+    }
+
+    fn utilization(
+        &self,
+        gpu: &GpuUuid,
+        since_us: u64,
+    ) -> Result<Option<ProcessUtilization>, LibraryError> {
+        let state = self.shared.0.lock().expect("no panic");
+        let percent = state.utilization.get(gpu).cloned();
+        Ok(percent.map(|percent| ProcessUtilization { last_us: since_us + 1, percent }))
     }
 
     fn recovery_action(&self, _: &GpuUuid) -> Result<Option<RecoveryAction>, LibraryError> {

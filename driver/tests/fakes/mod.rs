@@ -6,5 +6,6 @@ pub mod api;
 pub mod container;
 pub mod gpus;
 pub mod kubelet;
+pub mod ledger;
 pub mod mounts;
 pub mod node;

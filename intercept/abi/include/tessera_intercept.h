@@ -90,7 +90,7 @@ TESSERA_ASSERT(offsetof(struct tessera_compute_slot, waiting_since_ns) == 32);
 TESSERA_ASSERT(offsetof(struct tessera_compute_slot, done_by_ns) == 40);
 TESSERA_ASSERT(sizeof(struct tessera_compute_slot) == 48);
 
-/* Written by the host, read-only in the container: 16 bytes for each share of a GPU, in words that
+/* Written by the host, read-only in the container: 32 bytes for each share of a GPU, in words that
  * are written one after the other. A reader between them is off by one interval of the host's. */
 struct tessera_published_page {
     /* Bits 0..16 rate in 1/100 percent (0: never written), 16..32 others in 1/256 contexts,
@@ -99,10 +99,18 @@ struct tessera_published_page {
     /* Busy ns of all others' processes, added up since the host looks: grows by one second a
      * second for each that always has work. */
     uint64_t others_busy_ns;
+    /* Bits 0..16 GPU time that NVML reports as a part of the charged GPU time, in 1/1024 (0: not
+     * measured), 32..64 monotonic ms, the low bits. */
+    uint64_t gain;
+    /* Bytes that the CUDA driver holds for the share's processes beyond what their slots say.
+     * Negative if they were charged more for their contexts than these take. */
+    int64_t overhead_bytes;
 };
 TESSERA_ASSERT(offsetof(struct tessera_published_page, word) == 0);
 TESSERA_ASSERT(offsetof(struct tessera_published_page, others_busy_ns) == 8);
-TESSERA_ASSERT(sizeof(struct tessera_published_page) == 16);
+TESSERA_ASSERT(offsetof(struct tessera_published_page, gain) == 16);
+TESSERA_ASSERT(offsetof(struct tessera_published_page, overhead_bytes) == 24);
+TESSERA_ASSERT(sizeof(struct tessera_published_page) == 32);
 
 /* The grant file, byte for byte. Code handles Grant; this is its layout and the proof of it. */
 struct tessera_grant_page {
@@ -137,7 +145,7 @@ struct tessera_grant_page {
      * does not count it, and in a cache line of its own, so that readers of the rest notice
      * nothing. */
     struct tessera_published_page published;
-    uint8_t reserved1[48];
+    uint8_t reserved1[32];
 };
 TESSERA_ASSERT(offsetof(struct tessera_grant_page, magic) == 0);
 TESSERA_ASSERT(offsetof(struct tessera_grant_page, abi_version) == 8);

@@ -9,7 +9,7 @@
 //! All zeroes is the beginning of each. What the words mean together is the limiter's business.
 
 use core::mem::size_of;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 /// One container's use of one GPU: 64 bytes.
 #[repr(C, align(64))]
@@ -54,7 +54,7 @@ pub struct ComputeSlot {
     pub done_by_ns: AtomicU64,
 }
 
-/// Written by the host, read-only in the container: 16 bytes for each share of a GPU, in words that
+/// Written by the host, read-only in the container: 32 bytes for each share of a GPU, in words that
 /// are written one after the other. A reader between them is off by one interval of the host's.
 #[repr(C)]
 #[derive(Debug, Default)]
@@ -65,12 +65,18 @@ pub struct PublishedPage {
     /// Busy ns of all others' processes, added up since the host looks: grows by one second a
     /// second for each that always has work.
     pub others_busy_ns: AtomicU64,
+    /// Bits 0..16 GPU time that NVML reports as a part of the charged GPU time, in 1/1024 (0: not
+    /// measured), 32..64 monotonic ms, the low bits.
+    pub gain: AtomicU64,
+    /// Bytes that the CUDA driver holds for the share's processes beyond what their slots say.
+    /// Negative if they were charged more for their contexts than these take.
+    pub overhead_bytes: AtomicI64,
 }
 
 const _: () = {
     assert!(size_of::<ComputePage>() == 64);
     assert!(size_of::<ComputeSlot>() == 48);
-    assert!(size_of::<PublishedPage>() == 16);
+    assert!(size_of::<PublishedPage>() == 32);
 };
 
 impl ComputePage {

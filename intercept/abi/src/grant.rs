@@ -114,6 +114,8 @@ const _: () = {
     assert!(grant_offset::PUBLISHED == 4032);
     assert!(offset_of!(PublishedPage, word) == 0);
     assert!(offset_of!(PublishedPage, others_busy_ns) == 8);
+    assert!(offset_of!(PublishedPage, gain) == 16);
+    assert!(offset_of!(PublishedPage, overhead_bytes) == 24);
 };
 
 /// How the compute share is held.

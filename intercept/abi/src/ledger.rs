@@ -347,6 +347,8 @@ pub struct ProcessReport {
     pub launches: u64,
     /// GPU time in nanoseconds.
     pub gpu_ns: u64,
+    /// GPU time that is charged for work that is not known to be done, in ns.
+    pub outstanding_ns: u64,
     /// When it had work.
     pub busy: Busy,
     /// It waits for tokens.
@@ -366,6 +368,12 @@ impl Busy {
     #[must_use]
     pub fn until(&self, now: u64) -> u64 {
         busy(self.before_ns, self.since_ns, now.min(self.done_by_ns))
+    }
+
+    /// Monotonic ns by which its work should be done.
+    #[must_use]
+    pub fn done_by_ns(&self) -> u64 {
+        self.done_by_ns
     }
 }
 
@@ -475,6 +483,7 @@ impl<'a> LedgerReport<'a> {
                 used_bytes: report.word(at + offset_of!(SlotPage, used_bytes)),
                 launches: report.word(at + offset_of!(SlotPage, launches)),
                 gpu_ns: report.word(at + offset_of!(SlotPage, compute.gpu_ns)),
+                outstanding_ns: report.word(at + offset_of!(SlotPage, compute.outstanding_ns)),
                 busy: Busy {
                     before_ns: report.word(at + offset_of!(SlotPage, compute.busy_ns)),
                     since_ns: report.word(at + offset_of!(SlotPage, compute.busy_since_ns)),

@@ -157,7 +157,7 @@ impl Sources {
         match kind {
             "u8" => 1,
             "u32" | "AtomicU32" => 4,
-            "u64" | "AtomicU64" => 8,
+            "u64" | "AtomicU64" | "AtomicI64" => 8,
             _ => {
                 let structure = self.structures.iter().find(|structure| structure.name == kind);
                 let structure = structure.unwrap_or_else(|| panic!("no structure `{kind}`"));
@@ -237,6 +237,7 @@ impl Sources {
             "u8" => "uint8_t".to_owned(),
             "u32" | "AtomicU32" => "uint32_t".to_owned(),
             "u64" | "AtomicU64" => "uint64_t".to_owned(),
+            "AtomicI64" => "int64_t".to_owned(),
             structure => format!("struct {}", c_name(structure)),
         };
         let count = count.map(|count| format!("[{}]", self.value(count))).unwrap_or_default();

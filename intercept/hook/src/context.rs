@@ -64,8 +64,7 @@ unsafe fn create(out: *mut Handle, device: Device, take: impl FnOnce() -> c_int)
 }
 
 /// The tables whose entries end with the context that they were made in.
-const OF_CONTEXT: [Kind; 5] =
-    [Kind::Pointer, Kind::Array, Kind::Imported, Kind::External, Kind::Module];
+const OF_CONTEXT: [Kind; 4] = [Kind::Pointer, Kind::Array, Kind::Imported, Kind::External];
 
 /// A context that the driver is asked to end. Its entries are marked before the call: right after
 /// it, the driver may give the same address to the context of another thread.

@@ -91,7 +91,6 @@ static IS_CAPTURING_PER_THREAD: Helper = Helper::new("cuStreamIsCapturing_ptsz")
 static DEVICE_GET_ATTRIBUTE: Helper = Helper::new("cuDeviceGetAttribute");
 static CTX_GET_LIMIT: Helper = Helper::new("cuCtxGetLimit");
 static DRIVER_GET_VERSION: Helper = Helper::new("cuDriverGetVersion");
-static LOADING_MODE: Helper = Helper::new("cuModuleGetLoadingMode");
 
 /// Forgets where the helpers are: the driver was loaded anew.
 pub(crate) fn forget_helpers() {
@@ -114,7 +113,6 @@ pub(crate) fn forget_helpers() {
         &DEVICE_GET_ATTRIBUTE,
         &CTX_GET_LIMIT,
         &DRIVER_GET_VERSION,
-        &LOADING_MODE,
     ] {
         helper.forget();
     }
@@ -130,18 +128,6 @@ pub(crate) fn driver_version() -> Option<c_int> {
     let mut version = 0;
     // SAFETY: the result goes to a variable of ours.
     (unsafe { real(&mut version) } == SUCCESS).then_some(version)
-}
-
-/// Whether the driver loads code when it is first used.
-pub(crate) fn loads_lazily() -> bool {
-    /// `CU_MODULE_LAZY_LOADING`
-    const LAZY: c_int = 2;
-    type Real = unsafe extern "C" fn(*mut c_int) -> c_int;
-    let Some(address) = LOADING_MODE.address() else { return false };
-    let mut mode = 0;
-    // SAFETY: the type is that of cuda.h, and the result goes to a variable of ours.
-    let result = unsafe { core::mem::transmute::<usize, Real>(address)(&mut mode) };
-    result == SUCCESS && mode == LAZY
 }
 
 /// The device of the current context.

@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 use tessera_intercept_abi::ledger::{SLOT_LIVE, Total};
 use tessera_intercept_abi::{ComputePolicy, GpuUuid, Grant, LedgerPage};
 use tessera_intercept_limiter::compute::{Crowd, Published, Rate, rate_of};
-use tessera_intercept_limiter::{Account, Burial, Refused, adds_up, reclaim};
+use tessera_intercept_limiter::{Account, Burial, Overhead, Refused, adds_up, reclaim};
 
 use crate::compute::Terms;
 use crate::grants::{self, NAME_ROOM};
@@ -78,6 +78,12 @@ impl Share {
             }
         }
         self.grant.memory_limit_bytes
+    }
+
+    /// Memory that the CUDA driver takes by itself for the share's processes, as the host measured
+    /// it.
+    pub(crate) fn overhead(&self) -> Overhead {
+        Overhead::read(grants::published(self.page))
     }
 
     /// Whether plain memory may spill to the host, now.
@@ -254,7 +260,8 @@ impl Share {
 
 impl tessera_intercept_limiter::Share for Share {
     fn take(&mut self, least: u64, most: u64) -> Result<u64, Refused> {
-        let (limit, ledger) = (self.limit(), self.ledger);
+        let limit = self.limit();
+        let (limit, ledger) = (self.overhead().limit_of(limit), self.ledger);
         let context_bytes = self.grant.context_bytes;
         let account = self.account()?;
         // The contexts of this process, before the first memory in them.

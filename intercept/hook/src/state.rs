@@ -45,14 +45,10 @@ pub(crate) enum Kind {
     /// Executable graphs that take memory, a key for each GPU; `context` is the device + 1, and
     /// `holders` says whether they have it.
     Graph = 9,
-    /// Modules.
-    Module = 10,
-    /// Libraries, which belong to no context.
-    Library = 11,
 }
 
 /// How many kinds there are.
-const KINDS: usize = 12;
+const KINDS: usize = 10;
 
 /// One GPU.
 struct Gpu {
@@ -72,7 +68,7 @@ struct Gpu {
 pub(crate) struct Memory {
     /// What its grants say.
     pub(crate) limit: u64,
-    /// What its processes hold.
+    /// What its processes hold, with what the CUDA driver takes by itself.
     pub(crate) used: u64,
     /// Plain memory spills to the host, so that there may be more than the GPU has.
     pub(crate) spills: bool,
@@ -98,7 +94,7 @@ impl Memory {
 fn memory_of(shares: &mut [Share]) -> Memory {
     shares.iter_mut().fold(Memory::NOTHING, |sum, share| Memory {
         limit: sum.limit.saturating_add(share.limit()),
-        used: sum.used.saturating_add(share.used()),
+        used: sum.used.saturating_add(share.overhead().used_of(share.used())),
         spills: sum.spills || share.may_spill(),
     })
 }
@@ -221,8 +217,6 @@ impl State {
             imported,
             external,
             graphs,
-            modules,
-            libraries,
         ] = &mut self.tables;
         match kind {
             Kind::Pointer => pointers,
@@ -235,8 +229,6 @@ impl State {
             Kind::Imported => imported,
             Kind::External => external,
             Kind::Graph => graphs,
-            Kind::Module => modules,
-            Kind::Library => libraries,
         }
     }
 

@@ -14,7 +14,7 @@ use std::thread;
 use container::{Node, NodeShare, Running, arbitrate, monotonic_ns, program, set_up};
 use serde_json::Value;
 use tessera_intercept_abi::ComputePolicy;
-use tessera_intercept_limiter::compute::{Crowd, Published, Rate};
+use tessera_intercept_limiter::compute::{Crowd, Gain, Published, Rate};
 use tessera_test_support::test_name;
 
 /// Returns arguments for kernels of 1 ms: kind of launch, duration of a window, number of windows.
@@ -151,6 +151,22 @@ fn published_rate_applies_until_it_expires() {
     let parts: Vec<_> = lines.iter().map(|line| number(line, "gpu")).collect();
     assert!(parts[1..3].iter().all(|part| (0.74..0.76).contains(part)), "{parts:?}");
     assert!(parts[12..].iter().all(|part| (0.24..0.26).contains(part)), "{parts:?}");
+}
+
+#[test]
+fn published_gain_corrects_the_cap_until_it_expires() {
+    let Some(node) = set_up(test_name!(), Node::with_paused_clock) else { return };
+    let (program, share) =
+        (compute(&node), node.share_of_time("claim-0", ComputePolicy::Fixed, 50));
+    // The program's clock starts at the machine's. It expires after 10 seconds.
+    share.publish_gain(Gain::of(2, 1), monotonic_ns() + 5_000_000_000);
+    let lines = node
+        .container(&[&share])
+        .start(&program, &kernels_of_1ms("plain", "1000", "14"))
+        .lines_with("gpu");
+    let parts: Vec<_> = lines.iter().map(|line| number(line, "gpu")).collect();
+    assert!(parts[1..8].iter().all(|part| (0.24..0.26).contains(part)), "{parts:?}");
+    assert!(parts[12..].iter().all(|part| (0.49..0.51).contains(part)), "{parts:?}");
 }
 
 #[test]

@@ -169,6 +169,39 @@ fn contexts_are_charged_when_created() {
     assert_eq!(lines[1]["nvmlUsedBytes"], GIB);
 }
 
+/// The host measures what the CUDA driver holds beyond what was charged.
+#[test]
+fn memory_of_the_driver_counts_against_the_limit() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
+    let share = node.share("claim-0", 0, 2 * GIB);
+    let container = node.container(&[&share]);
+    let filled = |used: u64| {
+        let lines = container.probe(&["fill"]);
+        let (taken, total) = (allocated(&lines[1]), totals(&lines[0]));
+        assert_eq!(total, (2 * GIB, 2 * GIB));
+        assert_eq!(lines[0]["devices"][0]["cudaFreeBytes"], 2 * GIB - used);
+        assert_eq!((lines[1]["nvmlUsedBytes"].clone(), taken), ((2 * GIB).into(), 2 * GIB - used));
+    };
+    filled(0);
+    share.publish_overhead(300 * MIB as i64);
+    filled(300 * MIB);
+    // More than the limit.
+    share.publish_overhead(3 * GIB as i64);
+    assert_eq!(allocated(&container.probe(&["fill"])[1]), 0);
+}
+
+#[test]
+fn contexts_that_take_less_than_charged_leave_more() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
+    let share = node.share("claim-0", 0, GIB);
+    let share = node.share_of(Grant { context_bytes: 520 * MIB, ..share.grant });
+    share.publish_overhead(-(220 * MIB as i64));
+    let lines = node.container(&[&share]).probe(&["fill"]);
+    assert_eq!(lines[0]["devices"][0]["cudaFreeBytes"], GIB - 300 * MIB);
+    assert_eq!(allocated(&lines[1]), GIB - 300 * MIB);
+    assert_eq!(lines[1]["nvmlUsedBytes"], GIB);
+}
+
 #[test]
 fn overwritten_ledger_gives_no_memory() {
     let Some(node) = set_up(test_name!(), Node::new) else { return };

@@ -20,11 +20,13 @@ mod account;
 mod book;
 mod change;
 pub mod compute;
+mod overhead;
 mod shares;
 mod slots;
 
 pub use account::{Account, Refused};
 pub use book::{Book, SlotWords, Word};
+pub use overhead::Overhead;
 pub use shares::{Share, release_across, reserve_across};
 pub use slots::{Burial, Identity, SlotLocks, adds_up, attach, reclaim};
 

@@ -18,6 +18,7 @@ mod cases;
 mod cpu;
 mod gpu;
 mod limiter;
+mod nvml;
 mod others;
 mod program;
 mod random;

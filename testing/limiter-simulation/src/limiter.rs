@@ -1,12 +1,15 @@
 //! Limiters between launches and the GPU.
 
+use core::sync::atomic::{AtomicU64, Ordering};
+
 use tessera_intercept_abi::ComputePolicy;
 use tessera_intercept_limiter::compute::{
-    Asked, ComputePage, ComputeSlot, Decision, Key, Launch, MARKERS, Marker, Meter, Plan,
-    Published, PublishedPage, Rate, Submission, Surroundings, Till, Timer, running_of,
+    Asked, ComputePage, ComputeSlot, Decision, Gain, Interval, Key, Launch, MARKERS, Marker, Meter,
+    Plan, Published, PublishedPage, Rate, Submission, Surroundings, Till, Timer, running_of,
 };
 
 use crate::gpu::Gpu;
+use crate::nvml::Charged;
 use crate::others::{Aimd, Hami};
 
 /// Limiter of a container.
@@ -94,6 +97,21 @@ impl ContainerLimiter {
         }
     }
 
+    /// Returns what its processes were charged.
+    pub(crate) fn charged(&self, now: u64) -> Charged {
+        let sum = |of: fn(&ComputeSlot) -> &AtomicU64| {
+            self.slots.iter().map(|slot| of(slot).load(Ordering::Relaxed)).sum()
+        };
+        Charged {
+            gpu_ns: sum(|slot| &slot.gpu_ns),
+            outstanding_ns: sum(|slot| &slot.outstanding_ns),
+            is_late: self
+                .slots
+                .iter()
+                .any(|slot| Interval::is_late(slot.done_by_ns.load(Ordering::Relaxed), now)),
+        }
+    }
+
     /// Returns the number of events that a context needs.
     pub(crate) const fn events(&self) -> usize {
         MARKERS
@@ -109,6 +127,7 @@ impl ContainerLimiter {
             siblings: running_of(siblings(), now),
             has_siblings: siblings().any(|slot| slot.was_busy(now)),
             published: Published::read(&self.published, now),
+            gain: Gain::read(&self.published, now),
             policy: match self.limiter {
                 Limiter::Tessera(policy) => policy,
                 _ => ComputePolicy::None,

@@ -46,6 +46,9 @@ pub struct Program {
     pub streams: usize,
     /// Number of kernels of different shapes, which are launched in turn.
     pub shapes: usize,
+    /// GPU time of what follows each launch and is not launched: copies, kernels of kernels. In
+    /// ns.
+    pub unseen: u64,
     /// Times of activity as (from, to) in ns.
     pub active: Vec<(u64, u64)>,
 }
@@ -61,6 +64,7 @@ impl Program {
             pattern,
             streams: 1,
             shapes: 1,
+            unseen: 0,
             active: vec![(0, u64::MAX)],
         }
     }
@@ -83,6 +87,13 @@ impl Program {
     #[must_use]
     pub fn shapes(mut self, shapes: usize) -> Self {
         self.shapes = shapes;
+        self
+    }
+
+    /// Makes each launch cause this GPU time that is not launched.
+    #[must_use]
+    pub fn unseen(mut self, unseen: u64) -> Self {
+        self.unseen = unseen;
         self
     }
 

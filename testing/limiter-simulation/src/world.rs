@@ -3,13 +3,14 @@
 use core::sync::atomic::Ordering;
 use tessera_intercept_abi::ComputePolicy;
 use tessera_intercept_limiter::compute::{
-    Arbiter, BURST_GPU_NS, Crowd, Key, Observation, Plan, Published, Submission, Tenant, bury,
-    busy_of,
+    Arbiter, BURST_GPU_NS, Crowd, Gain, Key, Observation, Plan, Published, Submission, Tenant,
+    bury, busy_of,
 };
 
 use crate::cpu::{CpuSpec, Quota};
 use crate::gpu::{Gpu, GpuSpec};
 use crate::limiter::{ContainerLimiter, GpuTimer, LaunchDecision, Limiter, ProcessLimiter};
+use crate::nvml::{ClosedLoop, NVML_PERIOD};
 use crate::others::Hami;
 use crate::program::{Pattern, Program};
 use crate::random::Random;
@@ -18,8 +19,8 @@ use crate::{MS, US};
 
 /// Length of the driver's queue, after which a launch blocks.
 const QUEUE: usize = 1024;
-/// Period of NVML's utilisation.
-const NVML_PERIOD: u64 = 1_000 * MS / 6;
+/// Time between two readings of NVML by the host's driver.
+const READING: u64 = 1_000 * MS;
 /// Number of containers that the host manages.
 const TENANTS: usize = 8;
 
@@ -47,11 +48,13 @@ pub struct Host {
     pub every: Option<u64>,
     /// Delay from the read to the containers' view.
     pub delay: u64,
+    /// True if it corrects what is charged by what NVML reports.
+    pub measures: bool,
 }
 
 impl Default for Host {
     fn default() -> Self {
-        Self { every: Some(50 * MS), delay: 10 * MS }
+        Self { every: Some(50 * MS), delay: 10 * MS, measures: true }
     }
 }
 
@@ -123,6 +126,9 @@ pub struct World {
     assumed_slice: u64,
     record: Record,
     nvml: Vec<(u64, f64)>,
+    closed_loop: ClosedLoop,
+    read_at: u64,
+    next_reading: u64,
     next_host: u64,
     next_note: u64,
     next_nvml: u64,
@@ -149,6 +155,9 @@ impl World {
             assumed_slice: spec.slice,
             record: Record::default(),
             nvml: Vec::new(),
+            closed_loop: ClosedLoop::default(),
+            read_at: 0,
+            next_reading: if host.measures { READING } else { u64::MAX },
             next_host: host.every.unwrap_or(u64::MAX),
             next_note: 0,
             next_nvml: NVML_PERIOD,
@@ -207,8 +216,7 @@ impl World {
     /// Returns the GPU time that a container's limiter has estimated.
     #[must_use]
     pub fn estimated_gpu_time(&self, container: usize) -> u64 {
-        let limiter = &self.containers[container].1;
-        limiter.slots.iter().map(|slot| slot.gpu_ns.load(Ordering::Relaxed)).sum()
+        self.containers[container].1.charged(self.now).gpu_ns
     }
 
     /// Returns the longest time for which a launch of a container waited although the GPU time of
@@ -234,6 +242,7 @@ impl World {
             let next = self.processes.iter().map(|process| process.wake).min().unwrap_or(u64::MAX);
             let next_task =
                 self.next_note.min(self.next_host).min(self.next_nvml).min(self.next_watch);
+            let next_task = next_task.min(self.next_reading);
             let arrives = self.pending_publication.as_ref().map_or(u64::MAX, |(at, _)| *at);
             let to = next.min(next_task).min(arrives).min(until);
             if let Some((context, at)) = self.gpu.advance(to) {
@@ -379,11 +388,15 @@ impl World {
         }
         now = cpu.launch(quota.as_mut(), now, random);
         self.gpu.launch(context, stream, kernel, now);
+        let unseen = program.unseen;
         submission.launched = now;
         if let Some(pair) = pair {
             now = cpu.event(quota.as_mut(), now, random);
             self.gpu.record(context, stream, pair.behind.0, now);
             submission.behind = now;
+        }
+        if unseen > 0 {
+            self.gpu.launch(context, stream, unseen, now);
         }
         process.launched += 1;
         process.unsynced += 1;
@@ -454,10 +467,29 @@ impl World {
                 *part = (ran - *last) as f64 / NVML_PERIOD as f64;
                 *last = ran;
             }
+            let ran = self.processes.iter().map(|process| self.gpu.ran(process.context));
+            self.closed_loop.sample(now, ran);
+        }
+        if self.next_reading <= now {
+            self.next_reading += READING + self.random.between(0, READING / 10);
+            self.publish_gains();
         }
         if self.next_watch <= now {
             self.next_watch += Hami::PERIOD;
             self.adjust_models();
+        }
+    }
+
+    /// Reads NVML as the host's driver, and publishes the gains.
+    fn publish_gains(&mut self) {
+        let now = self.now;
+        let containers: Vec<_> =
+            self.containers.iter().map(|(_, limiter)| limiter.charged(now)).collect();
+        let wall_ns = now - core::mem::replace(&mut self.read_at, now);
+        let container_of = |process: usize| self.processes[process].container;
+        let gains = self.closed_loop.read(wall_ns, &containers, container_of, &mut self.random);
+        for ((_, limiter), gain) in self.containers.iter().zip(gains) {
+            limiter.published.gain.store(gain.word(now), Ordering::Relaxed);
         }
     }
 
@@ -495,7 +527,8 @@ impl World {
                     priority: container.priority,
                 },
                 busy_ns: busy_of(limiter.slots.iter(), now),
-                gpu_ns: limiter.slots.iter().map(|slot| slot.gpu_ns.load(Ordering::Relaxed)).sum(),
+                gpu_ns: limiter.charged(now).gpu_ns,
+                gain: Gain::read(&limiter.published, now),
                 waited: waits || waited_ns > *waited,
             });
             *waited = waited_ns;

@@ -8,6 +8,7 @@ use tessera_intercept_simulation::{
 const FIXED: Limiter = Limiter::Tessera(ComputePolicy::Fixed);
 const BALANCE: Limiter = Limiter::Tessera(ComputePolicy::Balance);
 const NONE: Limiter = Limiter::Tessera(ComputePolicy::None);
+const NO_HOST: Host = Host { every: None, delay: 0, measures: false };
 
 fn container(program: Program, limiter: Limiter, percent: u32) -> Container {
     Container { program, processes: 1, limiter, percent, priority: 0, cpu_percent: None }
@@ -103,7 +104,7 @@ fn spare_time_goes_to_higher_priority() {
 #[test]
 fn cap_is_never_exceeded_without_host() {
     for kernel in [50 * US, 500 * US, 5 * MS, 50 * MS] {
-        let mut world = World::new(GpuSpec::default(), Host { every: None, delay: 0 }, 3);
+        let mut world = World::new(GpuSpec::default(), NO_HOST, 3);
         world.add(container(Program::new(kernel, Pattern::Async), FIXED, 30));
         world.add(container(Program::new(MS, Pattern::Async), NONE, 0));
         world.run(7 * S);
@@ -114,7 +115,7 @@ fn cap_is_never_exceeded_without_host() {
 
 #[test]
 fn balance_is_fixed_without_host() {
-    let mut world = World::new(GpuSpec::default(), Host { every: None, delay: 0 }, 3);
+    let mut world = World::new(GpuSpec::default(), NO_HOST, 3);
     world.add(container(Program::new(500 * US, Pattern::Async), BALANCE, 40));
     world.run(6 * S);
     let part = world.record().part(0, S, 6 * S);
@@ -273,4 +274,45 @@ fn thousands_of_shapes_keep_their_speed() {
     };
     let (free, balanced) = (launches(Limiter::None), launches(BALANCE));
     assert!(balanced > free / 1.05, "{balanced} of {free}");
+}
+
+/// Share of the GPU that a program gets under a cap of 30 % after it has run for 30 s.
+fn part_at_30_percent(program: &Program, processes: usize, measures: bool) -> f64 {
+    let host = Host { measures, ..Host::default() };
+    let mut world = World::new(GpuSpec::default(), host, 3);
+    world.add(Container { processes, ..container(program.clone(), FIXED, 30) });
+    world.run(50 * S);
+    world.record().part(0, 30 * S, 50 * S)
+}
+
+/// Inference servers launch short kernels in several streams. Events show them one by one.
+#[test]
+fn short_kernels_in_many_streams_get_their_cap() {
+    for kernel in [20 * US, 200 * US] {
+        let program = Program::new(kernel, Pattern::Async).streams(8);
+        let without = part_at_30_percent(&program, 1, false);
+        assert!(without < 0.22, "charged several times: {without}");
+        let part = part_at_30_percent(&program, 1, true);
+        assert!((0.28..=0.32).contains(&part), "{} us: {part}", kernel / US);
+    }
+}
+
+/// Copies, and kernels that other kernels launch.
+#[test]
+fn work_that_is_not_launched_counts_against_the_cap() {
+    for (kernel, pattern) in [
+        (20 * US, Pattern::Async),
+        (2 * MS, Pattern::Async),
+        (200 * US, Pattern::Sync { gap: 100 * US }),
+    ] {
+        for processes in [1, 4] {
+            let program = Program::new(kernel, pattern).unseen(kernel);
+            let without = part_at_30_percent(&program, processes, false);
+            assert!(without > 0.4, "not charged: {without}");
+            let part = part_at_30_percent(&program, processes, true);
+            // NVML reports whole percents of each process.
+            let most = 0.31 + 0.005 * processes as f64;
+            assert!((0.28..=most).contains(&part), "{pattern:?}, {processes}: {part}");
+        }
+    }
 }

@@ -5,7 +5,9 @@ use core::sync::atomic::Ordering;
 
 use tessera_intercept_abi::ledger::SLOT_LIVE;
 use tessera_intercept_abi::{ComputePolicy, ComputeSlot, LedgerPage, PublishedPage};
-use tessera_intercept_limiter::compute::{Published, Rate, Surroundings, Till, Waiting, rate_of};
+use tessera_intercept_limiter::compute::{
+    Gain, Published, Rate, Surroundings, Till, Waiting, rate_of,
+};
 
 use crate::sys;
 
@@ -56,6 +58,7 @@ impl Terms {
             siblings,
             has_siblings,
             published: Published::read(self.published, now),
+            gain: Gain::read(self.published, now),
             // Who has all of it need not hold back what is under way either.
             policy: if self.share == Rate::FULL { ComputePolicy::None } else { self.policy },
             share: self.share,
@@ -125,5 +128,13 @@ fn beside_mps(around: Surroundings<'_>) -> Surroundings<'_> {
     let policy = if around.siblings == 0 { ComputePolicy::None } else { around.policy };
     // All of the time, and yet a limit: the whole of it would be none.
     let share = Rate::new(Rate::FULL.hundredths() - 1);
-    Surroundings { siblings: 0, has_siblings: false, published: None, policy, share, ..around }
+    Surroundings {
+        siblings: 0,
+        has_siblings: false,
+        published: None,
+        gain: Gain::ONE,
+        policy,
+        share,
+        ..around
+    }
 }

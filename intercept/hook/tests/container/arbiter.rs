@@ -3,7 +3,7 @@
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
-use tessera_intercept_limiter::compute::{Arbiter, Observation, Rate, Tenant};
+use tessera_intercept_limiter::compute::{Arbiter, Gain, Observation, Rate, Tenant};
 
 use super::NodeShare;
 
@@ -32,6 +32,7 @@ pub(crate) fn arbitrate(shares: &[NodeShare; 2], stop: &Receiver<()>) {
                     tenant,
                     busy_ns: ledger.busy_ns(now),
                     gpu_ns: ledger.gpu_ns(),
+                    gain: Gain::ONE,
                     waited,
                 }
             }))

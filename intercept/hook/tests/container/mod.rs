@@ -15,6 +15,7 @@ use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Lines};
+use std::mem::offset_of;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::OnceLock;
@@ -30,9 +31,9 @@ use tempfile::TempDir;
 use tessera_fake_world::{artifact, shipped};
 use tessera_intercept_abi::{
     ComputePolicy, GRANTS_TMPFS_INODES, Grant, LEDGER_LEN, LEDGER_TMPFS_INODES, LedgerPage,
-    LedgerReport, Text, grant_offset, ledger, ledger::Total, mps,
+    LedgerReport, PublishedPage, Text, grant_offset, ledger, ledger::Total, mps,
 };
-use tessera_intercept_limiter::compute::Published;
+use tessera_intercept_limiter::compute::{Gain, Published};
 use tessera_intercept_symbols::Version;
 use tessera_test_support::report_skip;
 
@@ -614,6 +615,18 @@ impl NodeShare {
         let [word, others_busy_ns] = published.words();
         self.overwrite_grant(grant_offset::PUBLISHED + 8, &others_busy_ns.to_le_bytes());
         self.overwrite_grant(grant_offset::PUBLISHED, &word.to_le_bytes());
+    }
+
+    /// Publishes the memory of the CUDA driver beyond the slots, as the driver does.
+    pub(crate) fn publish_overhead(&self, bytes: i64) {
+        let at = grant_offset::PUBLISHED + offset_of!(PublishedPage, overhead_bytes);
+        self.overwrite_grant(at, &bytes.to_le_bytes());
+    }
+
+    /// Publishes a correction of charged GPU time, as the driver does at that time.
+    pub(crate) fn publish_gain(&self, gain: Gain, now_ns: u64) {
+        let at = grant_offset::PUBLISHED + offset_of!(PublishedPage, gain);
+        self.overwrite_grant(at, &gain.word(now_ns).to_le_bytes());
     }
 
     /// Returns true if a process holds the lock of a slot.

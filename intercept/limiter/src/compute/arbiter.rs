@@ -2,7 +2,7 @@
 
 use tessera_intercept_abi::ComputePolicy;
 
-use crate::compute::{Crowd, Published, Rate};
+use crate::compute::{Crowd, Gain, Published, Rate};
 
 /// What a container is entitled to on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,8 +22,10 @@ pub struct Observation {
     pub tenant: Tenant,
     /// Wall ns in which its processes had work, added up, those under way included.
     pub busy_ns: u64,
-    /// GPU-ns used.
+    /// GPU-ns charged.
     pub gpu_ns: u64,
+    /// The correction of what is charged.
+    pub gain: Gain,
     /// Whether a process waits for tokens, or did in this interval.
     pub waited: bool,
 }
@@ -120,7 +122,7 @@ fn observe(seen: &Observation, last: &Last, wall: u64) -> Turn {
     let part = |ns: u64| ns.saturating_mul(WHOLE) / wall;
     let busy_ns =
         seen.busy_ns.saturating_sub(last.busy_ns).min(wall.saturating_mul(MOST_PROCESSES));
-    let used = part(seen.gpu_ns.saturating_sub(last.gpu_ns));
+    let used = part(seen.gain.correct(seen.gpu_ns.saturating_sub(last.gpu_ns)));
     let wants = match part(busy_ns) {
         ALWAYS.. => WHOLE,
         _ if seen.waited => WHOLE,

@@ -4,7 +4,7 @@ use tessera_intercept_abi::ComputePolicy;
 
 use crate::compute::estimates::Key;
 use crate::compute::till::Till;
-use crate::compute::{ComputePage, ComputeSlot, Published, Rate};
+use crate::compute::{ComputePage, ComputeSlot, Gain, Published, Rate};
 
 /// Number of an event: below [`MARKERS`](crate::compute::MARKERS). Which `CUevent` that is, the
 /// caller knows.
@@ -41,6 +41,8 @@ pub struct Surroundings<'a> {
     pub has_siblings: bool,
     /// What the host says.
     pub published: Option<Published>,
+    /// The host's correction of what is charged.
+    pub gain: Gain,
     /// The grant's.
     pub policy: ComputePolicy,
     /// The grant's cores.
@@ -121,6 +123,11 @@ impl Surroundings<'_> {
     /// How fast tokens come in; `None` where none are needed.
     pub(super) fn rate(&self) -> Option<Rate> {
         rate_of(self.policy, self.share, self.published)
+    }
+
+    /// Returns GPU time that was charged, corrected by what the host measured.
+    pub(super) fn corrected(&self, gpu_ns: u64) -> u64 {
+        self.gain.correct(gpu_ns)
     }
 }
 

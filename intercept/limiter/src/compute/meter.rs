@@ -56,7 +56,7 @@ const MOST_OVERHEAD_NS: u64 = 5_000;
 const MOST_USUAL: u64 = 2;
 
 /// By when a kernel of unknown length is taken to be done.
-const STRANGERS_PROMISE_NS: u64 = 30_000_000_000;
+pub(super) const STRANGERS_PROMISE_NS: u64 = 30_000_000_000;
 
 /// What a promise is late by at most.
 const PROMISE_SLACK_NS: u64 = 5_000_000;
@@ -391,7 +391,7 @@ impl Meter {
             deferred = deferred.min(taken.max(rate.gpu_ns(DEFERRED_WALL_NS)));
             let bucket = Bucket::new(&around.page.due_ns);
             bucket
-                .take(asked.now, taken + deferred, rate)
+                .take(asked.now, around.corrected(taken + deferred), rate)
                 .map_err(|due| due.min(asked.now + self.look_again()))?;
         }
         around.slot.gpu_ns.fetch_add(taken + deferred, Ordering::Relaxed);
@@ -632,7 +632,7 @@ impl Meter {
             around.slot.gpu_ns.fetch_add(at_once, Ordering::Relaxed);
             self.paid += at_once;
             if let Some(rate) = around.rate() {
-                Bucket::new(&around.page.due_ns).charge(now, at_once, rate);
+                Bucket::new(&around.page.due_ns).charge(now, around.corrected(at_once), rate);
             }
             return;
         }
@@ -642,7 +642,7 @@ impl Meter {
         around.slot.gpu_ns.fetch_sub(refund, Ordering::Relaxed);
         self.paid = self.paid.saturating_sub(refund);
         if let Some(rate) = around.rate() {
-            Bucket::new(&around.page.due_ns).refund(refund, rate);
+            Bucket::new(&around.page.due_ns).refund(around.corrected(refund), rate);
             if refund > LEASE_GPU_NS {
                 around.page.ring();
                 self.rang = true;

@@ -18,6 +18,7 @@ mod bucket;
 mod crowd;
 mod decision;
 mod estimates;
+mod gain;
 mod meter;
 mod page;
 mod proportion;
@@ -34,6 +35,7 @@ pub use decision::{
     Asked, Decision, Launch, Marker, Pair, Plan, Surroundings, Timer, Waiting, rate_of,
 };
 pub use estimates::{Estimates, Key};
+pub use gain::{Gain, GainEstimator, Interval};
 pub use meter::{LEASE_GPU_NS, MARKERS, Meter, RUN_AHEAD_GPU_NS};
 pub use page::{busy_of, running_of};
 pub use published::Published;

@@ -23,12 +23,10 @@ impl Published {
     /// What is older than this says nothing: the host's driver is gone.
     pub const STALE_MS: u32 = 1_000;
 
-    /// How old it is. A stamp from the future, up to half the range, is a clock that was read after
-    /// ours: not old at all.
+    /// How old it is.
     #[must_use]
     pub const fn age_ms(&self, now: u64) -> u32 {
-        let age = ((now / 1_000_000) as u32).wrapping_sub(self.stamp_ms);
-        if age > u32::MAX / 2 { 0 } else { age }
+        age_ms(self.stamp_ms, now)
     }
 
     /// Busy ns of the others by now, if they go on as in the last interval.
@@ -68,4 +66,12 @@ impl Published {
         };
         (hundredths != 0 && published.age_ms(now) <= Self::STALE_MS).then_some(published)
     }
+}
+
+/// Returns the age of a time stamp in ms. One of the last minute before it would be written comes
+/// from a clock that was read after `now`: its age is 0.
+pub(crate) const fn age_ms(stamp_ms: u32, now: u64) -> u32 {
+    const TOLERANCE_MS: u32 = 60_000;
+    let age = ((now / 1_000_000) as u32).wrapping_sub(stamp_ms);
+    if age > u32::MAX - TOLERANCE_MS { 0 } else { age }
 }

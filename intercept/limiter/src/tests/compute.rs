@@ -34,6 +34,7 @@ impl Timer for Events {
 /// A container with one process.
 #[derive(Default)]
 struct Alone {
+    gain: Gain,
     page: ComputePage,
     slot: ComputeSlot,
     till: Till,
@@ -63,6 +64,7 @@ impl Alone {
             siblings: 0,
             has_siblings: false,
             published: None,
+            gain: self.gain,
             policy: ComputePolicy::Fixed,
             share: Rate::from_percent(50),
             slice_ns: 2 * MS,
@@ -456,4 +458,71 @@ fn who_died_with_an_unknown_kernel_owes_a_second_at_most() {
     let found = START + 20_000 * MS;
     let owed = bury(due, since, outstanding, found, Rate::from_percent(10), Crowd::NOBODY);
     assert!(owed <= 1_000 * MS, "{} ms", owed / MS);
+}
+
+#[test]
+fn charged_time_is_corrected_by_the_gain() {
+    let owed_ns = |gain| {
+        let mut alone = Alone { gain, ..Alone::default() };
+        alone.run(KERNEL, START, START + 20 * MS);
+        alone.admit(KERNEL, START + 20 * MS);
+        alone.page.due_ns.load(Ordering::Relaxed).saturating_sub(START + 20 * MS)
+    };
+    let once = owed_ns(Gain::ONE);
+    let twice = owed_ns(Gain::of(2, 1));
+    // Half of the burst, 10 ms at 50 %, is used by the first 5 ms.
+    assert!(twice > once + 30 * MS && twice < once + 50 * MS, "{once} {twice}");
+}
+
+#[test]
+fn gains_expire_and_are_bounded() {
+    let page = PublishedPage::default();
+    assert_eq!(Gain::read(&page, START), Gain::ONE, "never written");
+    let gain = Gain::of(3, 2);
+    page.gain.store(gain.word(START), Ordering::Relaxed);
+    assert_eq!(Gain::read(&page, START + 5_000 * MS), gain);
+    assert_eq!(Gain::read(&page, START + 5_001 * MS), Gain::ONE);
+    assert_eq!(Gain::read(&page, START - MS), gain, "a clock read before the host's");
+    assert_eq!((Gain::of(1, 1_000), Gain::of(1_000, 1)), (Gain::LEAST, Gain::MOST));
+    assert_eq!(Gain::of(0, 0), Gain::ONE);
+    assert!(Gain::of(126, 100).is_large() && !Gain::of(80, 100).is_large());
+}
+
+/// The gain after so many seconds of what NVML and the ledger say, in 1/1000 of the GPU.
+fn gain_after(seconds: u64, each: impl Fn(u64) -> (u64, u64)) -> Gain {
+    let mut estimator = GainEstimator::default();
+    for second in 0..seconds {
+        let (charged, used) = each(second);
+        let of = |thousandths| thousandths * MS;
+        let (charged_ns, used_ns) = (of(charged), of(used));
+        estimator.add(Interval {
+            wall_ns: 1_000 * MS,
+            charged_ns,
+            outstanding_ns: 0,
+            used_ns,
+            processes: 1,
+            is_late: false,
+        });
+    }
+    estimator.gain()
+}
+
+#[test]
+fn gain_approaches_the_quotient_of_used_and_charged_time() {
+    let near = |gain: Gain, expected: u16| gain.in_1024ths().abs_diff(expected) <= 60;
+    assert!(near(gain_after(40, |_| (300, 607)), 2048), "{:?}", gain_after(40, |_| (300, 607)));
+    assert!(near(gain_after(40, |_| (600, 295)), 512), "{:?}", gain_after(40, |_| (600, 295)));
+    let first = gain_after(1, |_| (300, 600)).in_1024ths();
+    assert!(first < 1_500, "one reading changes little: {first}");
+}
+
+#[test]
+fn what_nvml_cannot_resolve_does_not_change_the_gain() {
+    assert_eq!(gain_after(40, |_| (100, 105)), Gain::ONE);
+    assert_eq!(gain_after(40, |_| (100, 95)), Gain::ONE);
+    assert_eq!(gain_after(40, |_| (0, 0)), Gain::ONE);
+    // Bursts that NVML reports one reading later than the ledger.
+    let late = |second: u64| if second.is_multiple_of(2) { (800, 200) } else { (200, 800) };
+    assert_eq!(gain_after(40, late), Gain::ONE);
+    assert_eq!(gain_after(1, |_| (800, 0)), Gain::ONE, "NVML has not seen it yet");
 }

@@ -1,0 +1,411 @@
+//! Measures shares by NVML, every second.
+//!
+//! ```text
+//! NVML: bytes and percent of each process --+
+//! /proc: which process                    --+--> gain, overhead --> PublishedPage of each grant
+//! ledgers: bytes and GPU time of each slot -+                   --> metrics, events
+//! ```
+//!
+//! The interceptor counts what programs ask for. What the CUDA driver takes by itself (contexts,
+//! code of kernels, local memory) and what events cannot show (kernels that run at the same time,
+//! copies) is seen by NVML only. The difference is published to the containers, which count it too
+//! (docs/adr/0110-host-measurement.md). Both are bounded, since containers can write their ledgers.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    fs::File,
+    io,
+    os::unix::fs::FileExt,
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
+
+use tessera_api::{
+    events,
+    names::{ClaimDeviceName, GpuUuid},
+};
+use tessera_gpu::{GpuLibrary, GpuProcess, ProcessUtilization};
+use tessera_intercept_abi::{GRANT_LEN, Grant, PublishedPage, grant_offset};
+use tessera_intercept_limiter::compute::{Gain, GainEstimator, Interval};
+use tessera_runtime::{error_chain::chain, supervisor::blocking};
+use tokio::{
+    sync::mpsc,
+    time::{MissedTickBehavior, interval},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{LedgerUsage, Ledgers, ShareUsage, owners::Owners, process::ProcFs};
+use crate::{
+    arbitration::monotonic_ns,
+    events::ClaimEvent,
+    state::{shares::open_grant, sole_lock},
+};
+
+/// Interval of readings. NVML takes a sample of each process about six times a second.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Readings of a process's overhead whose median counts. A program allocates and frees between the
+/// reads of NVML and of its ledger.
+const READINGS: usize = 3;
+
+/// Readings with a large gain until it is reported.
+const LARGE_READINGS: u32 = 10;
+
+/// Offsets of the published words in a grant.
+const GAIN: u64 = (grant_offset::PUBLISHED + std::mem::offset_of!(PublishedPage, gain)) as u64;
+const OVERHEAD: u64 =
+    (grant_offset::PUBLISHED + std::mem::offset_of!(PublishedPage, overhead_bytes)) as u64;
+
+/// The measurement of one node's shares.
+pub struct HostMeasurement {
+    ledgers: Ledgers,
+    gpus: Arc<dyn GpuLibrary>,
+    owners: Owners,
+    events: mpsc::Sender<ClaimEvent>,
+    /// The samples that were read, by GPU.
+    sampled: BTreeMap<GpuUuid, Sampled>,
+    shares: BTreeMap<ClaimDeviceName, MeasuredShare>,
+    /// The lock of the instance that publishes.
+    lock: Option<File>,
+}
+
+/// The last samples of a GPU that were read.
+#[derive(Clone, Copy, Debug)]
+struct Sampled {
+    /// NVML's time of the last sample in us.
+    last_us: u64,
+    /// Monotonic time of the reading in ns.
+    at_ns: u64,
+}
+
+/// The state of one share.
+#[derive(Debug, Default)]
+struct MeasuredShare {
+    estimator: GainEstimator,
+    /// GPU time charged at the last reading; `None` before the first.
+    charged: Option<Duration>,
+    /// Readings in a row with a large gain.
+    large: u32,
+    /// Last readings of the overhead of each process in bytes, by PID and start time.
+    overheads: BTreeMap<(u32, u64), VecDeque<i64>>,
+}
+
+/// One reading of a GPU.
+#[derive(Debug, Default)]
+struct GpuReading {
+    processes: Vec<GpuProcess>,
+    /// The utilization and the time since the last reading in ns. `None` if there is no newer
+    /// sample.
+    utilization: Option<(ProcessUtilization, u64)>,
+    /// True if NVML does not report the utilization of processes.
+    is_unsupported: bool,
+}
+
+impl std::fmt::Debug for HostMeasurement {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HostMeasurement").field("shares", &self.shares).finish_non_exhaustive()
+    }
+}
+
+impl HostMeasurement {
+    /// Returns a measurement that compares `ledgers` with the processes that `gpus` reports and
+    /// `processes` shows.
+    #[must_use]
+    pub fn new(
+        ledgers: Ledgers,
+        gpus: Arc<dyn GpuLibrary>,
+        processes: ProcFs,
+        events: mpsc::Sender<ClaimEvent>,
+    ) -> Self {
+        let (sampled, shares, lock) = Default::default();
+        Self { ledgers, gpus, owners: Owners::new(processes), events, sampled, shares, lock }
+    }
+
+    /// Measures until `stop`. A node without shares is not measured.
+    pub async fn run(self, stop: CancellationToken) {
+        let mut measurement = self;
+        let mut journal = measurement.ledgers.journal();
+        let mut ticks = interval(INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let is_idle = journal.borrow_and_update().claims.is_empty();
+            tokio::select! {
+                () = stop.cancelled() => return,
+                changed = journal.changed(), if is_idle => match changed {
+                    Ok(()) => continue,
+                    Err(_) => return,
+                },
+                _ = ticks.tick(), if !is_idle => {}
+            }
+            // NVML may hang: the thread is left behind then when the driver stops.
+            let round = blocking(move || {
+                measurement.round(monotonic_ns());
+                measurement
+            });
+            tokio::select! {
+                () = stop.cancelled() => return,
+                after = round => measurement = after,
+            }
+        }
+    }
+
+    /// Measures all shares once, and publishes what was found. `now_ns` is the monotonic time.
+    pub fn round(&mut self, now_ns: u64) {
+        if !self.try_lock() {
+            return;
+        }
+        let before = self.ledgers.read();
+        let gpus: BTreeSet<_> = before.iter().map(|share| share.gpu.clone()).collect();
+        self.sampled.retain(|gpu, _| gpus.contains(gpu));
+        let readings: BTreeMap<_, _> =
+            gpus.into_iter().map(|gpu| (gpu.clone(), self.read_gpu(&gpu, now_ns))).collect();
+        let after = self.ledgers.read();
+        let reported = |pid| {
+            readings.values().any(|reading| reading.processes.iter().any(|held| held.pid == pid))
+        };
+        self.owners.retain(reported);
+        self.shares.retain(|id, _| after.iter().any(|share| share.share == *id));
+        for (gpu, reading) in &readings {
+            let shares: Vec<_> = after.iter().filter(|share| share.gpu == *gpu).collect();
+            self.measure(&shares, &before, reading, now_ns);
+        }
+    }
+
+    /// Reads what NVML says about a GPU. A GPU that does not answer has no processes.
+    fn read_gpu(&mut self, gpu: &GpuUuid, now_ns: u64) -> GpuReading {
+        let processes = self.gpus.processes(gpu).unwrap_or_else(|error| {
+            tracing::debug!(%gpu, error = chain(&error), "cannot read processes of GPU");
+            Vec::new()
+        });
+        let before = self.sampled.get(gpu).copied();
+        let since_us = before.map_or(0, |before| before.last_us);
+        let utilization = self.gpus.utilization(gpu, since_us).unwrap_or_else(|error| {
+            tracing::debug!(%gpu, error = chain(&error), "cannot read utilization of processes");
+            None
+        });
+        let is_unsupported = utilization.is_none();
+        let newer = utilization.filter(|utilization| utilization.last_us > since_us);
+        if let Some(newer) = &newer {
+            let sampled = Sampled { last_us: newer.last_us, at_ns: now_ns };
+            self.sampled.insert(gpu.clone(), sampled);
+        }
+        let since_ns = |before: Sampled| now_ns.saturating_sub(before.at_ns);
+        let utilization = newer.zip(before.map(since_ns));
+        GpuReading { processes, utilization, is_unsupported }
+    }
+
+    /// Measures the shares of one GPU.
+    fn measure(
+        &mut self,
+        shares: &[&ShareUsage],
+        before: &[ShareUsage],
+        reading: &GpuReading,
+        now_ns: u64,
+    ) {
+        let mut found: Vec<FoundShare> = shares.iter().map(|_| FoundShare::default()).collect();
+        for held in &reading.processes {
+            let slots = self.owners.slots(shares, held.pid);
+            let (Some((first, _)), Some(process)) = (slots.first(), self.owners.process(held.pid))
+            else {
+                continue;
+            };
+            let identity = (held.pid, process.start_ticks);
+            // Memory is charged before the CUDA driver takes it, and stays charged until it is
+            // given back. So the larger of both readings is not less than what it holds.
+            let bytes_before = |share: &ShareUsage, slot: usize| {
+                let before = before.iter().find(|before| before.share == share.share)?;
+                let usage = before.usage.as_ref().ok()?;
+                Some(usage.processes.iter().find(|before| before.slot == slot)?.used_bytes)
+            };
+            let charged = slots.iter().map(|(at, slot)| {
+                slot.used_bytes.max(bytes_before(shares[*at], slot.slot).unwrap_or(0))
+            });
+            let charged = charged.fold(0, u64::saturating_add);
+            let overhead = held.bytes.map(|bytes| difference(bytes, charged));
+            let percent = reading.utilization.as_ref().map_or(0, |(utilization, _)| {
+                utilization.percent.get(&held.pid).copied().unwrap_or(0)
+            });
+            found[*first].overheads.extend(overhead.map(|overhead| (identity, overhead)));
+            found[*first].percent.extend(Some(percent).filter(|percent| *percent > 0));
+            for (at, slot) in &slots {
+                found[*at].slots.insert(slot.slot);
+            }
+        }
+        for (share, found) in shares.iter().zip(found) {
+            self.publish(share, found, reading, now_ns);
+        }
+    }
+
+    /// Publishes what was found about one share.
+    fn publish(
+        &mut self,
+        share: &ShareUsage,
+        found: FoundShare,
+        reading: &GpuReading,
+        now_ns: u64,
+    ) {
+        let Ok(usage) = &share.usage else { return };
+        let state = self.shares.entry(share.share.clone()).or_default();
+        if reading.is_unsupported {
+            state.estimator = GainEstimator::default();
+        } else if let Some((_, wall_ns)) = &reading.utilization {
+            state.compare(usage, &found, *wall_ns, now_ns);
+        }
+        let gain = state.estimator.gain();
+        if let Some(note) = state.large_gain(gain, share) {
+            tracing::warn!(namespace = %share.namespace, claim = %share.claim, note, "GPU time is corrected");
+            let (namespace, claim) = (share.namespace.clone(), share.claim.clone());
+            let (uid, reason) = (share.share.claim().clone(), events::GPU_TIME_CORRECTED);
+            // A full queue has the events of other claims; the metric has all of them.
+            let _ = self.events.try_send(ClaimEvent { namespace, claim, uid, reason, note });
+        }
+        let path = self.ledgers.paths().grant(&share.share);
+        // The share may have been unprepared in between.
+        let published = open_grant(&path).and_then(|grant| {
+            publish(&grant, gain, |context| state.overhead(found, context), now_ns)
+        });
+        if let Err(error) = published {
+            tracing::debug!(share = %share.share, %error, "cannot publish measurement");
+        }
+    }
+
+    /// Takes the lock if it is free. Returns true if this instance holds it.
+    fn try_lock(&mut self) -> bool {
+        if self.lock.is_none() {
+            let path = self.ledgers.paths().measurement_lock();
+            self.lock = sole_lock::take(&path).unwrap_or_else(|error| {
+                tracing::warn!(
+                    error = chain(&error),
+                    "cannot lock the measurement of shares; memory of CUDA contexts is not counted"
+                );
+                None
+            });
+        }
+        self.lock.is_some()
+    }
+}
+
+/// One reading of a share.
+#[derive(Debug, Default)]
+struct FoundShare {
+    /// The slots whose processes NVML reports.
+    slots: BTreeSet<usize>,
+    /// Bytes beyond the slots of each process.
+    overheads: Vec<((u32, u64), i64)>,
+    /// Utilization of each process with any, in percent.
+    percent: Vec<u32>,
+}
+
+impl MeasuredShare {
+    /// Compares the GPU time that was charged since the last reading with what NVML reports.
+    ///
+    /// If a slot that was charged belongs to no process that NVML reports, what it used is unknown,
+    /// and nothing is concluded.
+    fn compare(&mut self, usage: &LedgerUsage, found: &FoundShare, wall_ns: u64, now_ns: u64) {
+        let before = self.charged.replace(usage.gpu_time);
+        let Some(before) = before else { return };
+        let is_found =
+            usage.processes.iter().all(|slot| slot.gpu_ns == 0 || found.slots.contains(&slot.slot));
+        if !is_found {
+            return;
+        }
+        let charged = usage.gpu_time.saturating_sub(before);
+        let outstanding = usage.processes.iter().map(|process| process.outstanding_ns);
+        let used = found.percent.iter().map(|percent| wall_ns / 100 * u64::from(*percent));
+        self.estimator.add(Interval {
+            wall_ns,
+            charged_ns: u64::try_from(charged.as_nanos()).unwrap_or(u64::MAX),
+            outstanding_ns: outstanding.fold(0, u64::saturating_add),
+            used_ns: used.sum(),
+            processes: u32::try_from(found.percent.len()).unwrap_or(u32::MAX),
+            is_late: usage
+                .processes
+                .iter()
+                .any(|process| Interval::is_late(process.busy.done_by_ns(), now_ns)),
+        });
+    }
+
+    /// Returns the note of an event when the gain has been large for some time, once.
+    fn large_gain(&mut self, gain: Gain, share: &ShareUsage) -> Option<String> {
+        self.large = if gain.is_large() { self.large.saturating_add(1) } else { 0 };
+        (self.large == LARGE_READINGS).then(|| {
+            format!(
+                "GPU time of ResourceClaim {} on {} is corrected by a factor of {:.2}: NVML reports that \
+                 much of what CUDA events show. Kernels in several streams at the same time are counted once by \
+                 NVML; copies, and kernels that kernels launch, are not seen by events. The limit holds with the correction",
+                share.claim,
+                share.gpu,
+                gain.as_quotient()
+            )
+        })
+    }
+
+    /// Adds the overheads of a reading, and returns their sum: of each process the median of its
+    /// last readings, and nothing in the first seconds. Of what was charged for contexts, at most
+    /// `context_bytes` are given back for each process.
+    fn overhead(&mut self, found: FoundShare, context_bytes: u64) -> i64 {
+        let found: BTreeMap<_, _> = found.overheads.into_iter().collect();
+        self.overheads.retain(|process, _| found.contains_key(process));
+        let least = difference(0, context_bytes);
+        let mut sum: i64 = 0;
+        for (process, overhead) in found {
+            let readings = self.overheads.entry(process).or_default();
+            readings.push_back(overhead.max(least));
+            if readings.len() > READINGS {
+                readings.pop_front();
+            }
+            if readings.len() == READINGS {
+                let mut sorted: Vec<i64> = readings.iter().copied().collect();
+                sorted.sort_unstable();
+                sum = sum.saturating_add(sorted[READINGS / 2]);
+            }
+        }
+        sum
+    }
+}
+
+/// The published measurement of a share.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Measurement {
+    /// The correction of charged GPU time.
+    pub gain: Gain,
+    /// Bytes that the CUDA driver holds beyond what the slots say.
+    pub overhead_bytes: i64,
+}
+
+impl Measurement {
+    /// Returns what a grant says, or `None` if it cannot be read.
+    #[must_use]
+    pub fn read(grant: &Path) -> Option<Self> {
+        let mut words = [0; 16];
+        open_grant(grant).ok()?.read_exact_at(&mut words, GAIN).ok()?;
+        let [gain, overhead] = [0, 8]
+            .map(|at| words[at..at + 8].try_into().expect("invariant: eight of sixteen bytes"));
+        let gain = Gain::of_word(u64::from_le_bytes(gain), monotonic_ns());
+        Some(Self { gain, overhead_bytes: i64::from_le_bytes(overhead) })
+    }
+}
+
+const _: () = assert!(OVERHEAD == GAIN + 8, "both are read at once");
+
+/// Writes the gain and the overhead into a grant, whose bytes for each context determine the
+/// overhead.
+fn publish(
+    file: &File,
+    gain: Gain,
+    overhead: impl FnOnce(u64) -> i64,
+    now_ns: u64,
+) -> io::Result<()> {
+    let mut page = [0; GRANT_LEN];
+    file.read_exact_at(&mut page, 0)?;
+    let grant = Grant::parse(&page).map_err(io::Error::other)?;
+    file.write_all_at(&gain.word(now_ns).to_le_bytes(), GAIN)?;
+    file.write_all_at(&overhead(grant.context_bytes).to_le_bytes(), OVERHEAD)
+}
+
+/// Returns the first number less the second.
+fn difference(bytes: u64, other: u64) -> i64 {
+    let signed = |bytes| i64::try_from(bytes).unwrap_or(i64::MAX);
+    signed(bytes).saturating_sub(signed(other))
+}

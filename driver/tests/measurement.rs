@@ -1,0 +1,257 @@
+//! Memory and GPU time of shares that only NVML sees.
+
+mod fakes;
+
+use std::{fs::File, mem::offset_of, os::unix::fs::FileExt, sync::Arc};
+
+use fakes::{
+    kubelet::Kubelet,
+    ledger::{Ledger, MIB, holds, of_pod, path, show},
+    node::Node,
+};
+use tessera_driver::{
+    events::ClaimEvent,
+    state::journal::JournalStore,
+    usage::{
+        Ledgers,
+        measurement::{HostMeasurement, Measurement},
+        process::ProcFs,
+    },
+};
+use tessera_intercept_abi::{LedgerPage, SlotPage, grant_offset, ledger::HEADER_LEN};
+use tessera_intercept_limiter::compute::Gain;
+use tokio::sync::mpsc;
+
+const SECOND: u64 = 1_000_000_000;
+
+/// A node with a prepared share of 2 GiB and 30 %, and its measurement.
+struct TestBed {
+    node: Node,
+    store: JournalStore,
+    measurement: HostMeasurement,
+    events: mpsc::Receiver<ClaimEvent>,
+    now_ns: u64,
+}
+
+impl TestBed {
+    async fn new() -> Self {
+        let node = Node::with_gpus(1);
+        let driver = node.start().await;
+        let kubelet = Kubelet::register(&node.path("kubelet")).await;
+        kubelet.prepare(node.allocate("a", &[(0, 2, 30)])).await.expect("prepared");
+        driver.stop().await;
+        let store = JournalStore::new(node.paths());
+        drop(store.lock().expect("a journal"));
+        let (sender, events) = mpsc::channel(8);
+        let measurement = Self::measurement(&node, &store, sender);
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let now_ns = now.tv_sec as u64 * SECOND;
+        Self { node, store, measurement, events, now_ns }
+    }
+
+    fn measurement(
+        node: &Node,
+        store: &JournalStore,
+        events: mpsc::Sender<ClaimEvent>,
+    ) -> HostMeasurement {
+        let ledgers = Ledgers::new(node.paths(), store.watch());
+        HostMeasurement::new(
+            ledgers,
+            Arc::new(node.gpus.clone()),
+            ProcFs::new(node.path("proc")),
+            events,
+        )
+    }
+
+    /// Makes one round, a second after the last one.
+    fn round(&mut self) {
+        self.now_ns += SECOND;
+        self.measurement.round(self.now_ns);
+    }
+
+    /// Makes rounds in which the process of slot 0 is charged a part of each second, and NVML
+    /// reports another part of its PID, in percent.
+    fn work(&mut self, rounds: u64, pid: u32, charged: u64, used: u32) {
+        let ledger = Ledger::of(&self.node, "a");
+        self.node.gpus.work(0, &[(pid, used)]);
+        for _ in 0..rounds {
+            let at = HEADER_LEN + offset_of!(SlotPage, compute.gpu_ns);
+            ledger.word(at, charged_so_far(&self.node) + charged * SECOND / 100);
+            self.round();
+        }
+    }
+
+    fn grant(&self) -> std::path::PathBuf {
+        path(&self.node, "a").to_string_lossy().replace("ledger", "grant").into()
+    }
+
+    fn published(&self) -> Measurement {
+        Measurement::read(&self.grant()).expect("a grant")
+    }
+
+    fn overhead_mib(&self) -> i64 {
+        self.published().overhead_bytes / MIB as i64
+    }
+
+    /// Writes the bytes that are charged for each context.
+    fn charge_contexts(&self, bytes: u64) {
+        let grant = File::options().write(true).open(self.grant()).expect("a grant");
+        let at = grant_offset::CONTEXT_BYTES as u64;
+        grant.write_all_at(&bytes.to_le_bytes(), at).expect("written");
+    }
+}
+
+fn charged_so_far(node: &Node) -> u64 {
+    let mut bytes = [0; 8];
+    let at = (HEADER_LEN + offset_of!(SlotPage, compute.gpu_ns)) as u64;
+    File::open(path(node, "a")).expect("a ledger").read_exact_at(&mut bytes, at).expect("read");
+    u64::from_le_bytes(bytes)
+}
+
+/// Adds a process with a slot.
+fn process(node: &Node, slot: usize, pid: u32, charged_mib: u64) -> File {
+    Ledger::of(node, "a").process(slot, pid, charged_mib * MIB);
+    show(node, pid, &of_pod());
+    Ledger::lives(node, "a", slot)
+}
+
+#[tokio::test]
+async fn memory_beyond_slots_is_published_after_three_readings() {
+    let mut bed = TestBed::new().await;
+    let _alive = process(&bed.node, 0, 100, 300);
+    let _other = process(&bed.node, 1, 101, 100);
+    bed.node.gpus.hold(0, &[holds(100, 700), holds(101, 150), holds(102, 900)]);
+    bed.round();
+    bed.round();
+    assert_eq!(bed.overhead_mib(), 0, "the estimate for contexts counts at first");
+    bed.round();
+    assert_eq!(bed.overhead_mib(), 450);
+    // A process exits.
+    bed.node.gpus.hold(0, &[holds(101, 150)]);
+    bed.round();
+    assert_eq!(bed.overhead_mib(), 50);
+}
+
+#[tokio::test]
+async fn allocation_between_two_reads_does_not_count() {
+    let mut bed = TestBed::new().await;
+    let _alive = process(&bed.node, 0, 100, 300);
+    for held in [700, 700, 1700, 700, 1700] {
+        bed.node.gpus.hold(0, &[holds(100, held)]);
+        bed.round();
+    }
+    // The median of 1700, 700 and 1700 would be wrong for one reading.
+    bed.node.gpus.hold(0, &[holds(100, 700)]);
+    bed.round();
+    assert_eq!(bed.overhead_mib(), 400);
+}
+
+#[tokio::test]
+async fn contexts_that_are_charged_too_much_are_given_back() {
+    let mut bed = TestBed::new().await;
+    bed.charge_contexts(512 * MIB);
+    let _alive = process(&bed.node, 0, 100, 612);
+    bed.node.gpus.hold(0, &[holds(100, 400)]);
+    (0..3).for_each(|_| bed.round());
+    assert_eq!(bed.overhead_mib(), -212);
+    // Imported memory is charged to both processes. What contexts cost is the bound.
+    bed.node.gpus.hold(0, &[holds(100, 0)]);
+    (0..3).for_each(|_| bed.round());
+    assert_eq!(bed.overhead_mib(), -512);
+}
+
+#[tokio::test]
+async fn gpu_time_that_events_do_not_show_is_corrected_and_reported() {
+    let mut bed = TestBed::new().await;
+    let _alive = process(&bed.node, 0, 100, 300);
+    bed.node.gpus.hold(0, &[holds(100, 300)]);
+    bed.work(30, 100, 20, 40);
+    let gain = bed.published().gain.as_quotient();
+    assert!((1.8..=2.0).contains(&gain), "{gain}");
+    let event = bed.events.try_recv().expect("an event");
+    assert_eq!(event.reason.name(), "GpuTimeCorrected");
+    assert!(event.note.contains("ResourceClaim a") && event.note.contains("factor of 1."));
+    assert!(bed.events.try_recv().is_err(), "once");
+    bed.work(40, 100, 40, 40);
+    let gain = bed.published().gain.as_quotient();
+    assert!((0.98..=1.02).contains(&gain), "{gain}");
+}
+
+#[tokio::test]
+async fn gain_is_one_without_utilization_of_processes() {
+    let mut bed = TestBed::new().await;
+    let _alive = process(&bed.node, 0, 100, 300);
+    bed.node.gpus.hold(0, &[holds(100, 300)]);
+    let ledger = Ledger::of(&bed.node, "a");
+    for second in 1..20 {
+        ledger.word(HEADER_LEN + offset_of!(SlotPage, compute.gpu_ns), second * SECOND / 5);
+        bed.round();
+    }
+    assert_eq!(bed.published().gain, Gain::ONE);
+}
+
+/// A container could get more GPU time by hiding the process that uses it.
+#[tokio::test]
+async fn slot_without_a_known_process_does_not_lower_the_gain() {
+    let mut bed = TestBed::new().await;
+    let _alive = process(&bed.node, 0, 100, 300);
+    // Its slot has another start time.
+    let at = HEADER_LEN + offset_of!(SlotPage, start_ticks);
+    Ledger::of(&bed.node, "a").word(at, 7);
+    bed.node.gpus.hold(0, &[holds(100, 300)]);
+    bed.work(30, 100, 90, 30);
+    assert_eq!(bed.published().gain, Gain::ONE);
+}
+
+#[tokio::test]
+async fn corrupt_ledger_is_not_measured() {
+    let mut bed = TestBed::new().await;
+    let _alive = process(&bed.node, 0, 100, 300);
+    bed.node.gpus.hold(0, &[holds(100, 700)]);
+    Ledger::of(&bed.node, "a").word(offset_of!(LedgerPage, magic), 0);
+    (0..4).for_each(|_| bed.round());
+    assert_eq!(bed.overhead_mib(), 0);
+}
+
+#[tokio::test]
+async fn only_one_instance_measures() {
+    let mut bed = TestBed::new().await;
+    let _alive = process(&bed.node, 0, 100, 300);
+    bed.node.gpus.hold(0, &[holds(100, 700)]);
+    let (sender, _events) = mpsc::channel(8);
+    let mut other = TestBed::measurement(&bed.node, &bed.store, sender);
+    bed.round();
+    (0..4).for_each(|second| other.round(bed.now_ns + second * SECOND));
+    assert_eq!(bed.overhead_mib(), 0, "the first instance has read once");
+    drop(bed.measurement);
+    let mut bed = TestBed { measurement: other, ..bed };
+    (0..3).for_each(|_| bed.round());
+    assert_eq!(bed.overhead_mib(), 400);
+}
+
+#[tokio::test]
+async fn driver_measures_prepared_shares_and_shows_metrics() {
+    let node = Node::with_gpus(1);
+    let driver = node.start().await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    kubelet.prepare(node.allocate("a", &[(0, 2, 30)])).await.expect("prepared");
+    let _alive = process(&node, 0, 100, 300);
+    node.gpus.hold(0, &[holds(100, 812)]);
+    let is_shown = |metrics: &str| {
+        let line = |line: &str| {
+            line.starts_with("tessera_share_driver_memory_bytes{")
+                && line.ends_with(&format!(" {}.0", 512 * MIB))
+        };
+        metrics.lines().any(line)
+    };
+    let begun = std::time::Instant::now();
+    while !is_shown(&driver.metrics().render()) {
+        assert!(begun.elapsed().as_secs() < 120, "{}", driver.metrics().render());
+        tokio::time::pause();
+        tokio::time::advance(std::time::Duration::from_secs(1)).await;
+        tokio::time::resume();
+        tokio::task::yield_now().await;
+    }
+    assert!(driver.metrics().render().contains("tessera_share_gpu_time_gain{"));
+    driver.stop().await;
+}

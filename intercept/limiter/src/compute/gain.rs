@@ -1,0 +1,203 @@
+//! Correction of charged GPU time by what NVML reports.
+//!
+//! Events measure launches one by one, and miss what they cannot see: streams that run at the same
+//! time, copies, kernels that the GPU launches itself. NVML reports for each process in how much of
+//! the time the GPU had work of it. The quotient is the gain: GPU time is charged to the bucket
+//! times the gain (docs/adr/0110-host-measurement.md).
+
+use core::sync::atomic::Ordering;
+
+use tessera_intercept_abi::PublishedPage;
+
+use crate::compute::meter::STRANGERS_PROMISE_NS;
+use crate::compute::published::age_ms;
+
+/// The GPU time that NVML reports as a part of the charged GPU time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Gain(u16);
+
+impl Default for Gain {
+    fn default() -> Self {
+        Self::ONE
+    }
+}
+
+impl Gain {
+    /// No correction.
+    pub const ONE: Self = Self(1 << 10);
+    /// The least: eight streams whose kernels all run at the same time. GPUs have eight hardware
+    /// channels by default.
+    pub const LEAST: Self = Self(Self::ONE.0 / 8);
+    /// The most.
+    pub const MOST: Self = Self(Self::ONE.0 * 8);
+    /// The age at which a published gain expires.
+    pub const STALE_MS: u32 = 5_000;
+
+    /// Returns the gain of a quotient, within [`Gain::LEAST`] and [`Gain::MOST`]. [`Gain::ONE`] if
+    /// nothing was charged.
+    #[must_use]
+    pub fn of(used_ns: u64, charged_ns: u64) -> Self {
+        if charged_ns == 0 {
+            return Self::ONE;
+        }
+        let gain = u128::from(used_ns) * u128::from(Self::ONE.0) / u128::from(charged_ns);
+        Self(u16::try_from(gain).unwrap_or(u16::MAX)).clamp(Self::LEAST, Self::MOST)
+    }
+
+    /// Returns the gain in 1/1024.
+    #[must_use]
+    pub const fn in_1024ths(self) -> u16 {
+        self.0
+    }
+
+    /// Returns the gain as a quotient.
+    #[must_use]
+    pub fn as_quotient(self) -> f64 {
+        f64::from(self.0) / f64::from(Self::ONE.0)
+    }
+
+    /// Returns GPU time that was charged, corrected.
+    #[must_use]
+    pub const fn correct(self, gpu_ns: u64) -> u64 {
+        if self.0 == Self::ONE.0 {
+            return gpu_ns;
+        }
+        gpu_ns.saturating_mul(self.0 as u64) / Self::ONE.0 as u64
+    }
+
+    /// Returns true if the charged GPU time differs by more than a quarter of it.
+    #[must_use]
+    pub const fn is_large(self) -> bool {
+        self.0.abs_diff(Self::ONE.0) > Self::ONE.0 / 4
+    }
+
+    /// Returns the word of the page that publishes it.
+    #[must_use]
+    pub const fn word(self, now: u64) -> u64 {
+        self.0 as u64 | ((now / 1_000_000) as u32 as u64) << 32
+    }
+
+    /// Returns the published gain: [`Gain::ONE`] if none was published or if it has expired.
+    #[must_use]
+    pub fn read(page: &PublishedPage, now: u64) -> Self {
+        Self::of_word(page.gain.load(Ordering::Relaxed), now)
+    }
+
+    /// The same from the word of the page.
+    #[must_use]
+    pub fn of_word(word: u64, now: u64) -> Self {
+        let gain = Self((word & 0xffff) as u16);
+        let is_fresh = gain.0 != 0 && age_ms((word >> 32) as u32, now) <= Self::STALE_MS;
+        if is_fresh { gain.clamp(Self::LEAST, Self::MOST) } else { Self::ONE }
+    }
+}
+
+/// What NVML and the ledger of a share say about one interval.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Interval {
+    /// Length in ns.
+    pub wall_ns: u64,
+    /// GPU-ns that the ledger's processes were charged.
+    pub charged_ns: u64,
+    /// GPU-ns charged for work that is not done at the end of it.
+    pub outstanding_ns: u64,
+    /// GPU-ns that NVML reports for them.
+    pub used_ns: u64,
+    /// Processes for which NVML reports a use above 0: each is a whole number of percent.
+    pub processes: u32,
+    /// Whether a kernel of unknown length is running at the end of it, which is charged when it is
+    /// done.
+    pub is_late: bool,
+}
+
+impl Interval {
+    /// Returns [`is_late`](Self::is_late) of a process that
+    /// [promises](tessera_intercept_abi::ComputeSlot::done_by_ns) to be done by then.
+    #[must_use]
+    pub const fn is_late(done_by_ns: u64, now: u64) -> bool {
+        done_by_ns.saturating_sub(now) > STRANGERS_PROMISE_NS / 2
+    }
+}
+
+/// Estimates the gain of one share from intervals of about a second.
+///
+/// Charged time and used time are of the same work, but not of the same moment: work is charged
+/// before it runs, and NVML reports it some time after. So the GPU time that NVML has reported by
+/// now must lie between what was done one interval before and what is charged by now. Only the
+/// excess over these two bounds counts, and of it, what is more than the resolution of NVML.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GainEstimator {
+    /// Decaying sums, GPU-ns.
+    charged_ns: u64,
+    excess_ns: i64,
+    doubt_ns: u64,
+    /// Used minus charged since the first interval, less the excess until now.
+    ahead_ns: i64,
+    /// Charged for work that was not done at the end of the interval before.
+    outstanding_ns: u64,
+    /// The most of that, decaying: the sums are of a few kernels if these are as long.
+    longest_ns: u64,
+    /// Used while kernels of unknown length ran, decaying: it may be charged later.
+    late_ns: u64,
+}
+
+impl Default for GainEstimator {
+    fn default() -> Self {
+        // One second of a GPU that was charged as it was used: a few readings change little.
+        let charged_ns = 1_000_000_000;
+        Self {
+            charged_ns,
+            excess_ns: 0,
+            doubt_ns: 0,
+            ahead_ns: 0,
+            outstanding_ns: 0,
+            longest_ns: 0,
+            late_ns: 0,
+        }
+    }
+}
+
+impl GainEstimator {
+    /// Sums lose this part in each interval: half of a sum is of the last four.
+    const DECAY: u64 = 6;
+
+    /// The most GPU time that is taken to be charged later. A program that always runs new kernels
+    /// is corrected after that.
+    const MOST_LATE_NS: u64 = 8_000_000_000;
+
+    /// Adds an interval.
+    pub fn add(&mut self, interval: Interval) {
+        let Interval { wall_ns, charged_ns, outstanding_ns, used_ns, processes, is_late } =
+            interval;
+        let behind_ns = charged_ns.saturating_add(self.outstanding_ns);
+        self.outstanding_ns = outstanding_ns;
+        let ahead_ns =
+            self.ahead_ns.saturating_add_unsigned(used_ns).saturating_sub_unsigned(charged_ns);
+        let decayed = |sum: u64| sum - sum / Self::DECAY;
+        self.late_ns = match is_late {
+            true => self.late_ns.saturating_add(used_ns).min(Self::MOST_LATE_NS),
+            false => decayed(self.late_ns),
+        };
+        let most = i64::try_from(self.late_ns).unwrap_or(i64::MAX);
+        self.ahead_ns = ahead_ns.clamp(0_i64.saturating_sub_unsigned(behind_ns), most);
+        let excess_ns = ahead_ns - self.ahead_ns;
+        let doubt_ns = wall_ns / 200 * u64::from(processes.max(1));
+        self.charged_ns = decayed(self.charged_ns).saturating_add(charged_ns);
+        self.doubt_ns = decayed(self.doubt_ns).saturating_add(doubt_ns);
+        self.longest_ns = decayed(self.longest_ns).max(outstanding_ns);
+        self.excess_ns =
+            (self.excess_ns - self.excess_ns / Self::DECAY as i64).saturating_add(excess_ns);
+    }
+
+    /// Returns the gain.
+    #[must_use]
+    pub fn gain(&self) -> Gain {
+        let doubt_ns = self.doubt_ns.saturating_add(self.longest_ns);
+        let certain_ns = self.excess_ns.unsigned_abs().saturating_sub(doubt_ns);
+        let used_ns = match self.excess_ns {
+            0.. => self.charged_ns.saturating_add(certain_ns),
+            _ => self.charged_ns.saturating_sub(certain_ns),
+        };
+        Gain::of(used_ns, self.charged_ns)
+    }
+}
