@@ -112,6 +112,17 @@ TESSERA_ASSERT(offsetof(struct tessera_published_page, gain) == 16);
 TESSERA_ASSERT(offsetof(struct tessera_published_page, overhead_bytes) == 24);
 TESSERA_ASSERT(sizeof(struct tessera_published_page) == 32);
 
+/* The last handles under which processes of the claim have exported memory of the GPU. */
+struct tessera_exports_page {
+    /* Number of handles so far: each replaces the oldest one. */
+    uint64_t count;
+    /* A hash of each handle; 0: none. */
+    uint64_t hashes[255];
+};
+TESSERA_ASSERT(offsetof(struct tessera_exports_page, count) == 0);
+TESSERA_ASSERT(offsetof(struct tessera_exports_page, hashes) == 8);
+TESSERA_ASSERT(sizeof(struct tessera_exports_page) == 2048);
+
 /* The grant file, byte for byte. Code handles Grant; this is its layout and the proof of it. */
 struct tessera_grant_page {
     /* TESGRANT. */
@@ -238,7 +249,9 @@ struct tessera_ledger_page {
     uint64_t reserved1[3];
     /* What the processes share about compute. */
     struct tessera_compute_page compute;
-    uint64_t reserved2[487];
+    /* Memory that processes of the claim have exported. */
+    struct tessera_exports_page exports;
+    uint64_t reserved2[231];
     /* How often a program was handed out a function that no release has that the library knows.
      * In the last word of the header. */
     uint64_t unknown_functions;
@@ -256,6 +269,7 @@ TESSERA_ASSERT(offsetof(struct tessera_ledger_page, refused) == 80);
 TESSERA_ASSERT(offsetof(struct tessera_ledger_page, past_launches) == 88);
 TESSERA_ASSERT(offsetof(struct tessera_ledger_page, past_gpu_ns) == 96);
 TESSERA_ASSERT(offsetof(struct tessera_ledger_page, compute) == 128);
+TESSERA_ASSERT(offsetof(struct tessera_ledger_page, exports) == 192);
 TESSERA_ASSERT(offsetof(struct tessera_ledger_page, unknown_functions) == 4088);
 TESSERA_ASSERT(offsetof(struct tessera_ledger_page, slot) == 4096);
 TESSERA_ASSERT(sizeof(struct tessera_ledger_page) == 61440);

@@ -22,6 +22,9 @@ pub const SLOTS: usize = 448;
 /// Bytes of the page of totals.
 pub const HEADER_LEN: usize = 4096;
 
+/// Exported handles that are remembered.
+pub const EXPORTS: usize = 255;
+
 /// Bytes of a slot: two cache lines, so that neighbours do not disturb each other.
 pub const SLOT_LEN: usize = 128;
 
@@ -61,12 +64,30 @@ pub struct LedgerPage {
     reserved1: [u64; 3],
     /// What the processes share about compute.
     pub compute: ComputePage,
-    reserved2: [u64; (HEADER_LEN - 200) / 8],
+    /// Memory that processes of the claim have exported.
+    pub exports: ExportsPage,
+    reserved2: [u64; (HEADER_LEN - 200 - size_of::<ExportsPage>()) / 8],
     /// How often a program was handed out a function that no release has that the library knows.
     /// In the last word of the header.
     pub unknown_functions: AtomicU64,
     /// One for each process.
     pub slot: [SlotPage; SLOTS],
+}
+
+/// The last handles under which processes of the claim have exported memory of the GPU.
+#[repr(C)]
+#[derive(Debug)]
+pub struct ExportsPage {
+    /// Number of handles so far: each replaces the oldest one.
+    pub count: AtomicU64,
+    /// A hash of each handle; 0: none.
+    pub hashes: [AtomicU64; EXPORTS],
+}
+
+impl ExportsPage {
+    const fn empty() -> Self {
+        Self { count: AtomicU64::new(0), hashes: [const { AtomicU64::new(0) }; EXPORTS] }
+    }
 }
 
 /// A process's part of the ledger.
@@ -126,7 +147,8 @@ impl LedgerPage {
             past_gpu_ns: AtomicU64::new(0),
             reserved1: [0; 3],
             compute: ComputePage::empty(),
-            reserved2: [0; (HEADER_LEN - 200) / 8],
+            exports: ExportsPage::empty(),
+            reserved2: [0; (HEADER_LEN - 200 - size_of::<ExportsPage>()) / 8],
             unknown_functions: AtomicU64::new(0),
             slot: [const { SlotPage::empty() }; SLOTS],
         }

@@ -90,6 +90,7 @@ static IS_CAPTURING: Helper = Helper::new("cuStreamIsCapturing");
 static IS_CAPTURING_PER_THREAD: Helper = Helper::new("cuStreamIsCapturing_ptsz");
 static DEVICE_GET_ATTRIBUTE: Helper = Helper::new("cuDeviceGetAttribute");
 static CTX_GET_LIMIT: Helper = Helper::new("cuCtxGetLimit");
+static EXCHANGE_MODE: Helper = Helper::new("cuThreadExchangeStreamCaptureMode");
 static DRIVER_GET_VERSION: Helper = Helper::new("cuDriverGetVersion");
 
 /// Forgets where the helpers are: the driver was loaded anew.
@@ -112,6 +113,7 @@ pub(crate) fn forget_helpers() {
         &IS_CAPTURING_PER_THREAD,
         &DEVICE_GET_ATTRIBUTE,
         &CTX_GET_LIMIT,
+        &EXCHANGE_MODE,
         &DRIVER_GET_VERSION,
     ] {
         helper.forget();
@@ -349,4 +351,27 @@ pub(crate) fn free(pointer: Pointer) {
         // SAFETY: the type is that of cuda.h; the program has not seen the pointer.
         unsafe { core::mem::transmute::<usize, Real>(address)(pointer) };
     }
+}
+
+/// Runs something with the thread's capture mode relaxed: calls that a capture forbids neither fail
+/// nor end it.
+pub(crate) fn relaxed<T>(run: impl FnOnce() -> T) -> T {
+    /// `CU_STREAM_CAPTURE_MODE_RELAXED`
+    const RELAXED: c_int = 2;
+    let before = exchange_capture_mode(RELAXED);
+    let result = run();
+    if let Some(before) = before {
+        exchange_capture_mode(before);
+    }
+    result
+}
+
+/// Changes the thread's capture mode; answers what it was.
+fn exchange_capture_mode(mode: c_int) -> Option<c_int> {
+    type Real = unsafe extern "C" fn(*mut c_int) -> c_int;
+    // SAFETY: the type is that of cuda.h.
+    let real = unsafe { core::mem::transmute::<usize, Real>(EXCHANGE_MODE.address()?) };
+    let mut mode = mode;
+    // SAFETY: what it was goes to a variable of ours.
+    (unsafe { real(&mut mode) } == SUCCESS).then_some(mode)
 }

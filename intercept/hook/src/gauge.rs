@@ -37,6 +37,10 @@ pub(crate) struct Gauge {
     pub(crate) leaving: bool,
 }
 
+/// What pools of a process may keep of a GPU beyond what is charged. Pools grow by 32 MiB and more:
+/// otherwise no program could use the last of its memory through them.
+const MOST_UNPAID: u64 = 32 << 20;
+
 /// The kinds of gauges, in the upper bits of their keys: handles have none there.
 pub(crate) const POOL: u64 = 1 << 60;
 /// See [`POOL`]: a context, and which of its limits in the lower bits.
@@ -135,6 +139,20 @@ fn settle_with(
     if settled == Some(true) { Ok(()) } else { Err(Refusal::NotGranted) }
 }
 
+/// Returns true if a pool may keep `more` bytes that are not granted, of a call whose own bytes
+/// were charged. The host counts them when it measures (docs/adr/0110-host-measurement.md).
+fn may_stay_unpaid(state: &mut State, key: u64, gpu: u32, more: u64) -> bool {
+    let (mut place, mut unpaid) = (0, more);
+    while let Some((other, next)) = state.gauges().key_from(place) {
+        place = next;
+        let gauge = state.gauges().get(other).filter(|gauge| gauge.gpu == gpu);
+        if let Some(gauge) = gauge.filter(|_| kind(other) == POOL && other != key) {
+            unpaid = unpaid.saturating_add(gauge.kept.saturating_sub(gauge.paid));
+        }
+    }
+    kind(key) == POOL && unpaid < MOST_UNPAID
+}
+
 /// What is paid and what is pending are together never less than what is kept. What is kept beyond
 /// what is paid was taken by calls under way as far as those are charged: it is paid when they are
 /// done.
@@ -164,7 +182,8 @@ fn pay(
         Some(kept) => {
             let more = kept.saturating_sub(have.saturating_add(gauge.pending));
             let granted = more == 0 || state.reserve(gauge.gpu as usize, more).is_ok();
-            (if granted { have.saturating_add(more) } else { have }, granted)
+            let paid = if granted { have.saturating_add(more) } else { have };
+            (paid, granted || before.is_some() && may_stay_unpaid(state, key, gauge.gpu, more))
         }
     };
     state.release(gauge.gpu as usize, have.saturating_sub(paid));

@@ -1,13 +1,19 @@
-//! Memory that another process or another API has taken: whoever has it open pays for it, as long
-//! as it is open.
+//! Memory that another process or another API has taken: it is charged to each process that has it
+//! open, as long as it is open.
 //!
-//! Who took it may be gone, or have given it back; the memory lives while it is open here. What is
+//! Its owner may be gone, or have given it back; the memory lives while it is open here. What is
 //! imported through handles of physical memory is charged with its mappings (see [`crate::vmm`]),
 //! since the driver does not say before how much it is.
+//!
+//! Not charged is what a process of the same claim has exported, which was charged to it
+//! (docs/adr/0111-imports-within-a-claim.md). Handles of physical memory are descriptors, of which
+//! it cannot be told.
 
 use core::ffi::{c_int, c_uint, c_void};
 
-use crate::charge::{Charge, Refusal, charge, charged, discharged};
+use tessera_intercept_limiter::{ExportHandle, note_export, was_exported};
+
+use crate::charge::{Charge, Refusal, charge, charged, discharged, gpu_of};
 use crate::cuda::{self, Handle, OUT_OF_MEMORY, Pointer, SUCCESS};
 use crate::pointers::Cost;
 use crate::root::with_state;
@@ -17,7 +23,7 @@ use crate::state::{Kind, State};
 /// `CUipcMemHandle`
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct IpcHandle([u8; 64]);
+pub(crate) struct IpcHandle(ExportHandle);
 
 /// The beginning of `CUDA_EXTERNAL_MEMORY_HANDLE_DESC`.
 #[repr(C)]
@@ -30,9 +36,9 @@ pub(crate) struct External {
 
 /// Charges memory that was opened. The same memory opened again has the same address, and is one
 /// more holder.
-fn opened(pointer: Pointer, close: impl FnOnce(Pointer)) -> c_int {
+fn opened(pointer: Pointer, handle: &ExportHandle, close: impl FnOnce(Pointer)) -> c_int {
     let again = with_state(|state| hold(state, pointer)) == Some(true);
-    if again || pay(pointer).is_ok() {
+    if again || pay(pointer, handle).is_ok() {
         return SUCCESS;
     }
     close(pointer);
@@ -47,12 +53,44 @@ fn hold(state: &mut State, pointer: Pointer) -> bool {
     })
 }
 
-fn pay(pointer: Pointer) -> Result<(), Refusal> {
-    let bytes = cuda::length_of(pointer).ok_or(Refusal::NotGranted)?;
-    let charge = charge(cuda::device_of(pointer), bytes)?;
+fn pay(pointer: Pointer, handle: &ExportHandle) -> Result<(), Refusal> {
+    let charge = charge_import(pointer, handle)?;
     let context = cuda::current_context().unwrap_or(0);
     let kept = with_state(|state| keep(state, pointer, charge, context));
     if kept == Some(true) { Ok(()) } else { Err(Refusal::NotGranted) }
+}
+
+/// Charges memory that was imported, unless a process of the claim has exported it.
+fn charge_import(pointer: Pointer, handle: &ExportHandle) -> Result<Charge, Refusal> {
+    let bytes = cuda::length_of(pointer).ok_or(Refusal::NotGranted)?;
+    let device = cuda::device_of(pointer);
+    let gpu = device.and_then(gpu_of);
+    let is_own = |state: &mut State| {
+        state
+            .shares(gpu? as usize)
+            .iter()
+            .any(|share| was_exported(share.ledger(), handle))
+            .then_some(())
+    };
+    let is_own = with_state(is_own).flatten().is_some();
+    charge(device, if is_own { 0 } else { bytes })
+}
+
+/// Notes that memory was exported.
+///
+/// # Safety
+/// `handle` is where the driver has put the handle.
+unsafe fn exported(handle: *const ExportHandle, pointer: Pointer) {
+    // SAFETY: by this function's contract.
+    let handle = unsafe { handle.read_unaligned() };
+    if let Some(gpu) = cuda::device_of(pointer).and_then(gpu_of) {
+        with_state(|state| {
+            state
+                .shares(gpu as usize)
+                .iter()
+                .for_each(|share| note_export(share.ledger(), &handle));
+        });
+    }
 }
 
 /// Another thread may have opened the same meanwhile, and paid.
@@ -136,11 +174,31 @@ fn destroy_external(memory: u64) {
 }
 
 hooks! {
+    fn cuIpcGetMemHandle(out: *mut IpcHandle, pointer: Pointer) |real| {
+        // SAFETY: the program's own call.
+        let result = unsafe { real(out, pointer) };
+        if result == SUCCESS {
+            // SAFETY: the driver was content and has written there.
+            unsafe { exported(out.cast(), pointer) };
+        }
+        result
+    }
+
+    fn cuMemPoolExportPointer(out: *mut c_void, pointer: Pointer) |real| {
+        // SAFETY: the program's own call.
+        let result = unsafe { real(out, pointer) };
+        if result == SUCCESS {
+            // SAFETY: the driver was content and has written there.
+            unsafe { exported(out.cast(), pointer) };
+        }
+        result
+    }
+
     fn cuIpcOpenMemHandle(out: *mut Pointer, handle: IpcHandle, flags: c_uint) |real| {
         // SAFETY: the program's own call.
         match unsafe { real(out, handle, flags) } {
             // SAFETY: the driver was content and has written there.
-            SUCCESS => opened(unsafe { out.read_unaligned() }, close_ipc),
+            SUCCESS => opened(unsafe { out.read_unaligned() }, &handle.0, close_ipc),
             error => error,
         }
     }
@@ -149,7 +207,7 @@ hooks! {
         // SAFETY: the program's own call.
         match unsafe { real(out, handle, flags) } {
             // SAFETY: the driver was content and has written there.
-            SUCCESS => opened(unsafe { out.read_unaligned() }, close_ipc),
+            SUCCESS => opened(unsafe { out.read_unaligned() }, &handle.0, close_ipc),
             error => error,
         }
     }
@@ -168,9 +226,10 @@ hooks! {
         }
         // SAFETY: the driver was content and has written there.
         let pointer = unsafe { out.read_unaligned() };
-        let charge = cuda::length_of(pointer).map_or(Err(Refusal::NotGranted), |bytes| charge(cuda::device_of(pointer), bytes));
+        // SAFETY: the driver has read it.
+        let handle = unsafe { data.cast::<ExportHandle>().read_unaligned() };
         // Like all memory of pools it is no context's.
-        let kept = charge.and_then(|charge| charge.keep(Kind::Pointer, pointer, 0));
+        let kept = charge_import(pointer, &handle).and_then(|charge| charge.keep(Kind::Pointer, pointer, 0));
         match kept {
             Ok(()) => SUCCESS,
             Err(_) => {

@@ -230,12 +230,14 @@ fn is_loose(pool: Handle) -> bool {
 /// Has pools and graphs let go of what nobody holds, as the driver does before it refuses memory.
 /// Answers whether there are any.
 pub(crate) fn trim() -> bool {
-    let mut any = crate::graph::trim();
-    each(|key| {
-        any = true;
-        trim_pool(key);
-    });
-    any
+    cuda::relaxed(|| {
+        let mut any = crate::graph::trim();
+        each(|key| {
+            any = true;
+            trim_pool(key);
+        });
+        any
+    })
 }
 
 /// Whether what a pool keeps, and nobody holds, is enough; that is paid already.

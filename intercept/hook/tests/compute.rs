@@ -227,7 +227,8 @@ fn captured_launches_are_charged_only_when_the_graph_runs() {
     let Some(node) = set_up(test_name!(), Node::with_paused_clock) else { return };
     let share = node.share_of_time("claim-0", ComputePolicy::Fixed, 90);
     let lines = node.container(&[&share]).run_c("captures", false, &[]);
-    assert_eq!(lines.len(), 6);
+    assert_eq!(lines.len(), 7);
+    assert_eq!(lines[6]["refused"], 2);
     for line in &lines {
         assert_eq!(line["captured"], 0, "{line}");
     }

@@ -54,7 +54,9 @@ fn pools_retain_no_more_than_granted_and_yield_when_needed() {
     let share = node.share_with_contexts(256 * MIB + node.context_bytes());
     let lines = run(&node, &share, "tight", &[]);
     assert_refused(&lines, 11, OUT_OF_MEMORY);
-    assert_exact(&lines, 22);
+    assert_exact(&lines, 20);
+    assert_eq!(values(&lines, "pieces"), [4, 4]);
+    assert_eq!(values(&lines, "beyond"), [24 * MIB; 2]);
     assert_eq!(share.ledger(|ledger| ledger.peak_bytes()), 256 * MIB + node.context_bytes());
 }
 
@@ -79,12 +81,15 @@ fn imported_memory_is_charged_while_it_is_open() {
         .map(|line| (line["import"].as_str().unwrap_or_default(), &line["charged"], &line["left"]))
         .collect();
     let expected = [
+        ("within the claim", 0),
         ("cuIpcOpenMemHandle", 3 * MIB),
         ("cuMemImportFromShareableHandle", 4 * MIB),
+        ("within the claim", 0),
         ("cuMemPoolImportPointer", 5 * MIB),
         ("in a context that ended", 5 * MIB),
         ("cuImportExternalMemory", 7 * MIB),
         ("refused", 0),
+        ("within a full claim", 0),
     ];
     let expected = expected.map(|(call, bytes)| (call, serde_json::Value::from(bytes)));
     let none = 0.into();

@@ -20,12 +20,14 @@ mod account;
 mod book;
 mod change;
 pub mod compute;
+mod exports;
 mod overhead;
 mod shares;
 mod slots;
 
 pub use account::{Account, Refused};
 pub use book::{Book, SlotWords, Word};
+pub use exports::{ExportHandle, note_export, was_exported};
 pub use overhead::Overhead;
 pub use shares::{Share, release_across, reserve_across};
 pub use slots::{Burial, Identity, SlotLocks, adds_up, attach, reclaim};

@@ -13,7 +13,6 @@ static EVENT_RECORD: Helper = Helper::new("cuEventRecord");
 static EVENT_QUERY: Helper = Helper::new("cuEventQuery");
 static STREAM_QUERY: Helper = Helper::new("cuStreamQuery");
 static EVENT_ELAPSED: Helper = Helper::new("cuEventElapsedTime");
-static EXCHANGE_MODE: Helper = Helper::new("cuThreadExchangeStreamCaptureMode");
 
 /// Forgets where they are: the driver was loaded anew.
 pub(crate) fn forget_helpers() {
@@ -24,7 +23,6 @@ pub(crate) fn forget_helpers() {
         &EVENT_QUERY,
         &STREAM_QUERY,
         &EVENT_ELAPSED,
-        &EXCHANGE_MODE,
     ];
     all.into_iter().for_each(Helper::forget);
 }
@@ -85,14 +83,4 @@ pub(super) fn context_of_green(green: Handle) -> Option<usize> {
     // SAFETY: the result goes to a variable of ours.
     (unsafe { real(&mut context, green) } == SUCCESS && !context.is_null())
         .then_some(context as usize)
-}
-
-/// Changes the thread's capture mode; answers what it was.
-pub(super) fn exchange_capture_mode(mode: c_int) -> Option<c_int> {
-    type Real = unsafe extern "C" fn(*mut c_int) -> c_int;
-    // SAFETY: the type is that of cuda.h.
-    let real = unsafe { core::mem::transmute::<usize, Real>(EXCHANGE_MODE.address()?) };
-    let mut mode = mode;
-    // SAFETY: what it was goes to a variable of ours.
-    (unsafe { real(&mut mode) } == SUCCESS).then_some(mode)
 }

@@ -3,7 +3,6 @@
 //! The driver's own functions are called, with the thread's capture mode relaxed meanwhile: a query
 //! is forbidden to threads while a stream captures globally, and would end the capture.
 
-use core::ffi::c_int;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use tessera_intercept_limiter::compute::{
@@ -11,7 +10,7 @@ use tessera_intercept_limiter::compute::{
 };
 
 use crate::compute::{Stream, driver};
-use crate::cuda::Handle;
+use crate::cuda::{Handle, relaxed};
 
 /// Contexts of one GPU whose launches are measured. What is launched in more of them stays paid as
 /// estimated.
@@ -279,16 +278,4 @@ fn event_at(place: &AtomicUsize) -> Option<Handle> {
         }
         known => Some(known as Handle),
     }
-}
-
-/// Runs something with the thread's capture mode relaxed.
-fn relaxed<T>(run: impl FnOnce() -> T) -> T {
-    /// `CU_STREAM_CAPTURE_MODE_RELAXED`
-    const RELAXED: c_int = 2;
-    let before = driver::exchange_capture_mode(RELAXED);
-    let result = run();
-    if let Some(before) = before {
-        driver::exchange_capture_mode(before);
-    }
-    result
 }

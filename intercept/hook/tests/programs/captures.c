@@ -28,5 +28,12 @@ int main(int argc, char **argv) {
         ok(CU(cuGraphLaunch, executable, captures), "launch graph");
         ok(CU(cuCtxSynchronize), "synchronize");
     }
+    /* Memory that is refused: pools and graphs release what they keep, and the capture goes on. */
+    uint64_t kept, refused;
+    ok(CU(cuMemAllocAsync, &kept, (size_t)(1 << 20), other), "allocate");
+    ok(CU(cuStreamBeginCapture_v2, captures, 0), "begin capture");
+    launch(captures);
+    int result = CU(cuMemAllocAsync, &refused, (size_t)1 << 40, other);
+    say("{\"refused\":%d,\"captured\":%d}", result, CU(cuStreamEndCapture, captures, &graph));
     return 0;
 }

@@ -28,17 +28,26 @@ int main(int count, char **arguments) {
     ok(CU(cuMemPoolCreate, &other, &place), "pool");
     STEP(CU(cuMemAllocFromPoolAsync, &p, 256 * MIB, other, none));
     STEP(CU(cuMemFreeAsync, p, none));
-    /* The pool would take a chunk, of which the grant has not all. */
-    STEP(CU(cuMemAlloc_v2, &q, 250 * MIB));
-    say("{\"refused\":%d}", CU(cuMemAllocFromPoolAsync, &p, 2 * MIB, other, none));
-    both("after a chunk that is not granted");
-    STEP(CU(cuMemFree_v2, q));
-    /* The same where the pool would keep it. */
-    ok(CU(cuMemPoolSetAttribute, other, 4, &most), "threshold");
-    STEP(CU(cuMemAlloc_v2, &q, 250 * MIB));
-    say("{\"refused\":%d}", CU(cuMemAllocFromPoolAsync, &p, 2 * MIB, other, none));
-    both("after a chunk that is not granted, for a pool that keeps all");
-    STEP(CU(cuMemFree_v2, q));
+    /* The pool takes a chunk of 32 MiB, of which the grant has not all: what is left of the grant can be used, and no more. */
+    for (int keeps = 0; keeps < 2; keeps++) {
+        uint64_t pieces[8], third = 0;
+        int taken = 0;
+        void *another;
+        if (keeps) ok(CU(cuMemPoolSetAttribute, other, 4, &most), "threshold");
+        ok(CU(cuMemPoolCreate, &another, &place), "pool");
+        STEP(CU(cuMemAlloc_v2, &q, 248 * MIB));
+        while (taken < 8 && !CU(cuMemAllocFromPoolAsync, &pieces[taken], 2 * MIB, other, none)) taken++;
+        say("{\"pieces\":%d,\"beyond\":%lu}", taken, held() - charged());
+        say("{\"refused\":%d}", CU(cuMemAllocFromPoolAsync, &third, 2 * MIB, another, none));
+        for (int piece = 0; piece < taken; piece++) ok(CU(cuMemFreeAsync, pieces[piece], none), "free");
+        ok(CU(cuStreamSynchronize, none), "wait");
+        ok(CU(cuMemFree_v2, q), "free");
+        /* With room for it, what the pool keeps is charged with the next reading. */
+        size_t left, all;
+        ok(CU(cuMemGetInfo_v2, &left, &all), "reading");
+        both("after a chunk that was not granted");
+        ok(CU(cuMemPoolDestroy, another), "destroy");
+    }
     both("end");
     (void)count;
     return 0;

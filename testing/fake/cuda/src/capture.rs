@@ -1,8 +1,8 @@
 //! Stream captures: work is recorded instead of executed.
 //!
-//! A capture is invalidated as easily as NVIDIA's: a call that waits for the GPU, or queries it,
-//! invalidates it, unless the thread has permitted such calls with
-//! `cuThreadExchangeStreamCaptureMode`.
+//! A capture is invalidated as easily as NVIDIA's: a call that waits for the GPU or queries it, or
+//! that makes pools or graphs release memory, invalidates it, unless the thread has permitted such
+//! calls with `cuThreadExchangeStreamCaptureMode`.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};

@@ -10,6 +10,7 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use crate::abi::{CuResult, InPtr, OutPtr, export};
 use crate::allocation::{Allocation, AllocationKind, refund};
+use crate::capture;
 use crate::context::current;
 use crate::device::{Device, gpu};
 use crate::graph::Graph;
@@ -374,6 +375,8 @@ export! {
 
     fn cuDeviceGraphMemTrim(device: Device) {
         let gpu = gpu(device)?;
-        state::lock()?.trim_graphs(gpu)
+        let mut state = state::lock()?;
+        capture::check_unsafe(&mut state)?;
+        state.trim_graphs(gpu)
     }
 }

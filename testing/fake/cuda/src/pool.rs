@@ -6,6 +6,7 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use crate::abi::{CuResult, InPtr, OutPtr, export};
 use crate::allocation::{AllocationKind, charge, refund, rounded};
+use crate::capture;
 use crate::context::current;
 use crate::device::{Device, gpu};
 use crate::state::{self, Handle, State};
@@ -275,7 +276,9 @@ export! {
     }
 
     fn cuMemPoolTrimTo(pool: Handle, keep: usize) {
-        state::lock()?.pools.get_mut(&pool).ok_or(Status::InvalidValue)?.shrink(keep as u64)
+        let mut state = state::lock()?;
+        capture::check_unsafe(&mut state)?;
+        state.pools.get_mut(&pool).ok_or(Status::InvalidValue)?.shrink(keep as u64)
     }
 
     fn cuMemPoolGetAttribute(pool: Handle, attribute: c_int, value: *mut c_void) {
