@@ -12,7 +12,7 @@ use std::sync::Arc;
 use tessera_api::ConfigError;
 use tessera_api::config::{ConfigEntry, GpuConfig, Percent, Sharing, merged_config};
 use tessera_api::names::RequestName;
-use tessera_api::names::capacity::MEMORY;
+use tessera_api::names::capacity::{CORES, MEMORY};
 use tessera_api::quantity::Quantity;
 
 use crate::capacity::{self, CapacityError, Demand};
@@ -423,6 +423,10 @@ fn resolve(
             by: "capacity.requests.memory of the request",
             instead: "one of the two",
         };
+        return Err(RefusalCause::Config { request: request(), error });
+    }
+    let cores = alternative.capacity.get(CORES).and_then(Quantity::as_exact_i64).unwrap_or(0);
+    if let Err(error) = config.compute.check_cores(u64::try_from(cores).unwrap_or(0)) {
         return Err(RefusalCause::Config { request: request(), error });
     }
     let sharing = config.sharing.unwrap_or(Sharing::Intercept);

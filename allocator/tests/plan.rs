@@ -440,6 +440,24 @@ fn refuses_memory_in_both_percent_and_bytes() {
 }
 
 #[test]
+fn refuses_limit_below_cores_or_without_cores() {
+    let refused = |amounts: &[(&str, &str)]| {
+        let claim = claim("c", vec![request("gpu", 1, amounts)]);
+        let limited = configured(claim, json!({"compute": {"limit": 50}}));
+        let plan = decide(&two_nodes(), &[pod("p", vec![limited])]);
+        plan.refusals.first().map(|refusal| match &*refusal.cause {
+            RefusalCause::Config { error, .. } => error.to_string(),
+            other => panic!("{other:?}"),
+        })
+    };
+    assert_eq!(refused(&[("cores", "50")]), None);
+    let text = refused(&[("cores", "51")]).expect("refused");
+    assert!(text.contains("compute.limit") && text.contains("51 to 100"), "{text}");
+    let text = refused(&[("memory", "10Gi")]).expect("refused");
+    assert!(text.contains("compute.limit") && text.contains("cores"), "{text}");
+}
+
+#[test]
 fn failing_selector_is_a_reason_on_its_devices() {
     let cluster = Cluster::new()
         .node("node-a", vec![gpu("gpu-0", "80Gi")])

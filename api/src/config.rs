@@ -28,6 +28,7 @@ pub use error::ConfigError;
 pub use fields::{ConfigField, FIELDS};
 pub use values::{
     ComputePolicy, ComputePriority, Percent, PlacementPolicy, Sharing, TopologyMode, TopologyScope,
+    UnknownWord,
 };
 
 /// `apiVersion` of the parameters.
@@ -87,6 +88,34 @@ pub struct Compute {
     pub policy: Option<ComputePolicy>,
     /// `compute.priority`: order in which claims get idle compute.
     pub priority: Option<ComputePriority>,
+    /// `compute.limit`: ceiling above `cores`, in percent of a GPU.
+    pub limit: Option<Percent>,
+}
+
+impl Compute {
+    /// Checks that the limit is not below the request's `cores`, in percent.
+    ///
+    /// # Errors
+    /// [`ConfigError::Excluded`] if there are no `cores`, [`ConfigError::UnknownValue`] if they are
+    /// more than the limit.
+    pub fn check_cores(&self, cores: u64) -> Result<(), ConfigError> {
+        let Some(limit) = self.limit else { return Ok(()) };
+        let path = "compute.limit".to_owned();
+        match cores {
+            0 => Err(ConfigError::Excluded {
+                path,
+                value: limit.to_string(),
+                by: "a request without cores",
+                instead: "capacity.requests.cores as well",
+            }),
+            cores if cores > u64::from(limit.get()) => Err(ConfigError::UnknownValue {
+                path,
+                value: limit.to_string(),
+                allowed: format!("the request's cores and more, {cores} to 100"),
+            }),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// The parameters in effect for one request: merged, validated, with defaults.
@@ -102,8 +131,8 @@ pub struct EffectiveConfig {
     pub memory_percent: Option<Percent>,
     /// True if memory may spill to the host.
     pub oversubscribe: bool,
-    /// Enforcement of `cores`.
-    pub compute_policy: ComputePolicy,
+    /// Enforcement of `cores`. Its default depends on the driver's settings.
+    pub compute: Compute,
     /// Order in which claims get idle compute.
     pub compute_priority: ComputePriority,
     /// Mechanism that enforces the shares.
@@ -141,6 +170,7 @@ impl GpuConfig {
             compute: Compute {
                 policy: over.compute.policy.or(self.compute.policy),
                 priority: over.compute.priority.or(self.compute.priority),
+                limit: over.compute.limit.or(self.compute.limit),
             },
             sharing: over.sharing.or(self.sharing),
         }
@@ -158,11 +188,24 @@ impl GpuConfig {
     }
 
     /// Checks that the values do not exclude each other: MPS has fixed caps only, two priorities,
-    /// and no memory beyond the GPU.
+    /// and no memory beyond the GPU; only `Balance` has a ceiling of its own.
     ///
     /// # Errors
     /// [`ConfigError::Excluded`] for the first value that another one excludes.
     pub fn consistent(&self) -> Result<(), ConfigError> {
+        if let (Some(limit), Some(policy)) = (self.compute.limit, self.compute.policy)
+            && policy != ComputePolicy::Balance
+        {
+            return Err(ConfigError::Excluded {
+                path: "compute.limit".to_owned(),
+                value: limit.to_string(),
+                by: match policy {
+                    ComputePolicy::Fixed => "compute.policy: Fixed",
+                    ComputePolicy::Balance | ComputePolicy::None => "compute.policy: None",
+                },
+                instead: "compute.policy: Balance",
+            });
+        }
         if self.sharing != Some(Sharing::Mps) {
             return Ok(());
         }
@@ -178,7 +221,10 @@ impl GpuConfig {
                 excluded("compute.priority", &priority, "Normal or Low")
             }
             (_, _, Some(true)) => excluded("memory.oversubscribe", &true, "false"),
-            _ => Ok(()),
+            _ => match self.compute.limit {
+                Some(limit) => excluded("compute.limit", &limit, "compute.policy: Fixed"),
+                None => Ok(()),
+            },
         }
     }
 
@@ -219,7 +265,7 @@ impl GpuConfig {
             topology: self.topology.clone().unwrap_or_default(),
             memory_percent: self.memory.percent,
             oversubscribe: self.memory.oversubscribe.unwrap_or(false),
-            compute_policy: self.compute.policy.unwrap_or(ComputePolicy::None),
+            compute: self.compute,
             compute_priority: self.compute.priority.unwrap_or(ComputePriority::Normal),
             sharing: self.sharing.unwrap_or(Sharing::Intercept),
         }

@@ -126,6 +126,7 @@ fn without_api(mounts: Arc<dyn Mounts>, what: &str) -> anyhow::Result<()> {
         intercept: InterceptMode::Preload,
         context_memory,
         memory_ratio: Default::default(),
+        default_compute: tessera_driver::state::journal::ComputeCap::Balance,
     };
     let prepare = |claim: &PreparableClaim, hardware| {
         let attempt = Attempt::begin(&node.paths, &claim.uid, CancellationToken::new())?;

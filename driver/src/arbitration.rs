@@ -300,24 +300,31 @@ impl ScheduledGpu {
 
 impl ScheduledShare {
     fn open(paths: &StatePaths, id: &ClaimDeviceName, record: &ShareRecord) -> io::Result<Self> {
-        let share = match record.cores_percent {
-            0 => Rate::FULL,
-            percent => Rate::from_percent(percent.into()),
+        let (policy, share) = match (record.compute, record.cores_percent) {
+            // Without cores there is no cap.
+            (ComputeCap::None, _) | (ComputeCap::Fixed, 0) => (ComputePolicy::None, Rate::FULL),
+            (ComputeCap::Balance, 0) => (ComputePolicy::Balance, Rate::LEAST),
+            (ComputeCap::Fixed, percent) => {
+                (ComputePolicy::Fixed, Rate::from_percent(percent.into()))
+            }
+            (ComputeCap::Balance, percent) => {
+                (ComputePolicy::Balance, Rate::from_percent(percent.into()))
+            }
         };
-        let policy = match record.compute {
-            // 0 percent means best effort, which has no cap.
-            _ if record.cores_percent == 0 => ComputePolicy::None,
-            ComputeCap::None => ComputePolicy::None,
-            ComputeCap::Fixed => ComputePolicy::Fixed,
-            ComputeCap::Balance => ComputePolicy::Balance,
-        };
+        let limit =
+            record.limit_percent.map_or(Rate::FULL, |limit| Rate::from_percent(limit.into()));
         let priority = match record.priority {
             ComputePriority::High => 0,
             ComputePriority::Normal => 1,
             ComputePriority::Low => 2,
         };
         let grant = open_grant(&paths.grant(id))?;
-        Ok(Self { id: id.clone(), tenant: Tenant { policy, share, priority }, grant, waits: 0 })
+        Ok(Self {
+            id: id.clone(),
+            tenant: Tenant { policy, share, limit, priority },
+            grant,
+            waits: 0,
+        })
     }
 
     /// Returns the usage in its ledger, or `None` if the ledger is unreadable, corrupt, or has too

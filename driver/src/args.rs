@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Parser;
 use tessera_api::{
+    config::ComputePolicy,
     names::{GpuUuid, NodeName},
     slice::{DeviceOrder, MaxShares, MemoryRatio},
 };
@@ -84,6 +85,11 @@ pub struct DriverArgs {
     /// nothing until then. Prepared claims do not change.
     #[arg(long, env = "TESSERA_CONTEXT_MEMORY", value_name = "QUANTITY", default_value_t)]
     pub context_memory: ContextMemory,
+
+    /// Enforcement of `cores` for claims without `compute.policy`: Balance (at least), Fixed (at
+    /// most) or None. Prepared claims do not change.
+    #[arg(long, env = "TESSERA_DEFAULT_COMPUTE_POLICY", default_value_t = ComputePolicy::Balance)]
+    pub default_compute_policy: ComputePolicy,
 
     /// Published memory of each GPU, in percent of its memory, 100 to 800. Above 100 only claims
     /// with `memory.oversubscribe: true` get GPUs of this node, and their memory may be moved

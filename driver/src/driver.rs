@@ -12,6 +12,7 @@ use std::{
 use anyhow::Context;
 use kube::Client;
 use tessera_api::{
+    config::ComputePolicy,
     names::NodeName,
     slice::{DeviceOrder, MaxShares, MemoryRatio},
 };
@@ -61,6 +62,8 @@ pub struct DriverSettings {
     pub intercept: InterceptMode,
     /// The memory charged for each CUDA context.
     pub context_memory: ContextMemory,
+    /// The enforcement of `cores` of claims without a policy.
+    pub default_compute: ComputePolicy,
     /// The published part of the GPUs' memory.
     pub memory_ratio: MemoryRatio,
     /// The maximum number of shares of a GPU.

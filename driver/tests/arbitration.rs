@@ -204,3 +204,14 @@ async fn corrupt_ledger_does_not_affect_other_shares() {
     assert!(read.others.in_256ths() <= 16 * 256, "{read:?}");
     driver.stop().await;
 }
+
+#[tokio::test]
+async fn published_rate_does_not_exceed_the_limit_of_the_claim() {
+    let node = Node::with_gpus(1);
+    let (driver, kubelet) = begin(&node).await;
+    let compute = json!({"compute": {"limit": 50}});
+    node.api.put_claim(configured("a", &[(0, 2, 30)], &compute));
+    kubelet.prepare(asked("a")).await.expect("prepared");
+    until(&node, "a", |read| read.rate == Rate::from_percent(50) && read.others.is_nobody()).await;
+    driver.stop().await;
+}

@@ -22,11 +22,11 @@ use tessera_driver::{
     prepare::{
         claim::PreparableClaim,
         execute::Executor,
-        plan::{PrepareDecision, plan},
+        plan::{Installed, PrepareDecision, plan},
         step::{Step, UndoStep, steps, undo_steps},
     },
     state::{
-        journal::{ClaimRecord, Journal, JournalStore, RecordState},
+        journal::{ClaimRecord, ComputeCap, Journal, JournalStore, RecordState},
         library::InstalledLibrary,
         mounts::{Mounts, Tmpfs},
         shares::ShareFiles,
@@ -76,8 +76,9 @@ impl StepRunner {
         .expect("allocated");
         let inventory = Inventory::new(vec![gpu(0), gpu(1)], vec![], vec![]);
         let memory = MemoryRatio::WHOLE;
+        let installed = Installed { library: &library.hash, default_compute: ComputeCap::Balance };
         let decision =
-            plan(&claim, &inventory, memory, &Journal::default(), &library.hash).expect("it fits");
+            plan(&claim, &inventory, memory, &Journal::default(), &installed).expect("it fits");
         let PrepareDecision::Prepare(record) = decision else { panic!("nothing is prepared") };
         let mps_gpus = record.mps_gpu().cloned().into_iter().collect();
         let steps = steps(&claim.uid, &record, mps_gpus, &paths).expect("steps");

@@ -89,10 +89,12 @@ fn percent(value: &Value, path: String) -> Result<Percent, ConfigError> {
 }
 
 fn compute(object: &Object<'_>) -> Result<Compute, ConfigError> {
-    object.has_only(&["policy", "priority"])?;
+    object.has_only(&["policy", "priority", "limit"])?;
+    let limit = object.get("limit").map(|value| percent(value, object.path_of("limit")));
     Ok(Compute {
         policy: object.word("policy", ComputePolicy::ALL, ComputePolicy::word)?,
         priority: object.word("priority", ComputePriority::ALL, ComputePriority::word)?,
+        limit: limit.transpose()?,
     })
 }
 

@@ -71,8 +71,16 @@ pub const FIELDS: &[ConfigField] = &[
         path: "compute.policy",
         kind: "string",
         values: || values(ComputePolicy::ALL, ComputePolicy::word, ComputePolicy::meaning),
-        default: |config| config.compute_policy.to_string(),
+        default: |_| "`driver.defaultComputePolicy` with `cores`, otherwise `None`".to_owned(),
         meaning: "Enforcement of the claim's `cores`.",
+    },
+    ConfigField {
+        path: "compute.limit",
+        kind: "whole number, 1 to 100",
+        values: Vec::new,
+        default: |config| config.compute.limit.map_or("not set".to_owned(), |p| p.to_string()),
+        meaning: "Ceiling above `cores` in percent of a GPU, for `Balance`: with `cores: \"20\"` and \
+                  `limit: 50` the claim has 20 % guaranteed and never gets more than 50 %.",
     },
     ConfigField {
         path: "compute.priority",

@@ -54,7 +54,7 @@ fn every_field_is_read() {
         "placement": {"node": "Spread", "device": "Binpack"},
         "topology": [{"scope": "NVLink", "mode": "Require"}, {"scope": "NUMA", "mode": "Prefer"}],
         "memory": {"percent": 40, "oversubscribe": true},
-        "compute": {"policy": "Balance", "priority": "Low"},
+        "compute": {"policy": "Balance", "priority": "Low", "limit": 60},
         "sharing": "MPS",
     }));
     assert_eq!(
@@ -71,7 +71,8 @@ fn every_field_is_read() {
             memory: Memory { percent: Percent::new(40), oversubscribe: Some(true) },
             compute: Compute {
                 policy: Some(ComputePolicy::Balance),
-                priority: Some(ComputePriority::Low)
+                priority: Some(ComputePriority::Low),
+                limit: Percent::new(60),
             },
             sharing: Some(Sharing::Mps),
         }
@@ -206,10 +207,7 @@ fn a_request_without_configs_keeps_gpus_usable_and_is_not_capped() {
         (effective.node, effective.device),
         (PlacementPolicy::LeastFragmentation, PlacementPolicy::LeastFragmentation)
     );
-    assert_eq!(
-        (effective.compute_policy, effective.sharing),
-        (ComputePolicy::None, Sharing::Intercept)
-    );
+    assert_eq!((effective.compute, effective.sharing), (Compute::default(), Sharing::Intercept));
 }
 
 #[test]
@@ -269,6 +267,31 @@ fn values_that_mps_excludes_are_refused_across_class_and_claim() {
     assert_eq!((low.sharing, low.compute_priority), (Sharing::Mps, ComputePriority::Low));
     let balanced = json!({"sharing": "Intercept", "compute": {"policy": "Balance"}});
     assert_eq!(with(balanced).map(|config| config.sharing), Ok(Sharing::Intercept));
+}
+
+#[test]
+fn a_limit_needs_balance_and_cores_below_it() {
+    let of = |fields: Value| {
+        let configs = [from("FromClaim", &[], json!({"compute": fields}))];
+        effective_config(&configs, &request("gpu"))
+            .map(|config| config.compute)
+            .map_err(|error| error.to_string())
+    };
+    assert_eq!(
+        of(json!({"limit": 50, "policy": "Fixed"})),
+        Err("compute.limit: 50% cannot be combined with compute.policy: Fixed; use compute.policy: Balance".to_owned())
+    );
+    assert!(of(json!({"limit": 50, "policy": "None"})).is_err());
+    assert!(of(json!({"limit": 0})).is_err() && of(json!({"limit": "50"})).is_err());
+    for fields in [json!({"limit": 50}), json!({"limit": 50, "policy": "Balance"})] {
+        let compute = of(fields).expect("allowed");
+        assert_eq!(compute.check_cores(20), Ok(()));
+        assert_eq!(compute.check_cores(50), Ok(()));
+        let message = |cores| compute.check_cores(cores).expect_err("refused").to_string();
+        assert!(message(51).contains("compute.limit") && message(51).contains("51 to 100"));
+        assert!(message(0).contains("capacity.requests.cores"), "{}", message(0));
+    }
+    assert_eq!(Compute::default().check_cores(0), Ok(()));
 }
 
 #[test]

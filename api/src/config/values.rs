@@ -1,6 +1,7 @@
 //! The values that the fields of a `GpuConfig` take.
 
 use std::fmt;
+use std::str::FromStr;
 
 /// Defines the values of a field: an enum with the word and the documentation of each value.
 macro_rules! words {
@@ -35,7 +36,26 @@ macro_rules! words {
                 f.pad(self.word())
             }
         }
+
+        impl FromStr for $name {
+            type Err = UnknownWord;
+
+            fn from_str(text: &str) -> Result<Self, UnknownWord> {
+                let found = Self::ALL.iter().find(|value| value.word() == text);
+                found.copied().ok_or_else(|| {
+                    let words: Vec<_> = Self::ALL.iter().map(|value| value.word()).collect();
+                    UnknownWord { allowed: words.join(", ") }
+                })
+            }
+        }
     };
+}
+
+/// A text that is no value of a field.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("expected one of {allowed}")]
+pub struct UnknownWord {
+    allowed: String,
 }
 
 words! {
@@ -79,7 +99,8 @@ words! {
     ComputePolicy {
         /// `cores` is a hard cap at all times.
         Fixed = "Fixed",
-        /// `cores` is guaranteed; compute that other claims leave idle may be used as well.
+        /// `cores` is guaranteed; compute that other claims leave idle may be used as well, up to
+        /// `limit`. Without `cores` nothing is guaranteed: the claim waits while others have work.
         Balance = "Balance",
         /// `cores` is reserved for placement only and not enforced.
         None = "None",

@@ -114,6 +114,7 @@ impl Startup {
             intercept: settings.intercept,
             context_memory: settings.context_memory,
             memory_ratio: settings.memory_ratio,
+            default_compute: settings.default_compute.into(),
         });
         host_pids::make_directory(&paths)?;
         let stop = CancellationToken::new();

@@ -5,7 +5,9 @@ use k8s_openapi::api::resource::v1::{
 };
 use tessera_api::{
     ConfigError, Quantity,
-    config::{ComputePolicy, ComputePriority, Sharing, allocated_config, effective_config},
+    config::{
+        ComputePriority, EffectiveConfig, Percent, Sharing, allocated_config, effective_config,
+    },
     names::{
         ClaimName, ClaimUid, DRIVER_NAME, DeviceName, NameError, Namespace, PodName, PoolName,
         RequestName, ShareId, capacity,
@@ -46,8 +48,10 @@ pub struct AllocatedShare {
     pub memory_bytes: u64,
     /// Compute in percent of the GPU.
     pub cores_percent: u8,
-    /// The enforcement of the percentage.
-    pub compute: ComputeCap,
+    /// The enforcement of the percentage; `None` if the driver's settings determine it.
+    pub compute: Option<ComputeCap>,
+    /// The ceiling in percent of the GPU, if it has one of its own.
+    pub limit_percent: Option<u8>,
     /// The priority for spare compute.
     pub priority: journal::ComputePriority,
     /// True if its device memory may be moved to the host.
@@ -274,19 +278,25 @@ fn shares(
         let request = name(index, "request", RequestName::new(&result.request))?;
         let config = effective_config(configs, &request)
             .map_err(|source| ClaimError::Config { request: request.clone(), source })?;
-        let compute = match config.compute_policy {
-            ComputePolicy::Fixed => ComputeCap::Fixed,
-            ComputePolicy::Balance => ComputeCap::Balance,
-            ComputePolicy::None => ComputeCap::None,
-        };
         let priority = match config.compute_priority {
             ComputePriority::High => journal::ComputePriority::High,
             ComputePriority::Normal => journal::ComputePriority::Normal,
             ComputePriority::Low => journal::ComputePriority::Low,
         };
-        let share = share(index, result, request, own_pool)?;
+        let share = share(index, result, request.clone(), own_pool)?;
+        let wrong = |source| ClaimError::Config { request, source };
+        config.compute.check_cores(share.cores_percent.into()).map_err(wrong)?;
         let (oversubscribe, mps) = (config.oversubscribe, config.sharing == Sharing::Mps);
-        shares.push(AllocatedShare { compute, priority, oversubscribe, mps, ..share });
+        let compute = compute_cap(&config, share.cores_percent);
+        let limit_percent = config.compute.limit.map(Percent::get);
+        shares.push(AllocatedShare {
+            compute,
+            limit_percent,
+            priority,
+            oversubscribe,
+            mps,
+            ..share
+        });
     }
     match shares.iter().find(|share| share.mps) {
         _ if shares.is_empty() => Err(ClaimError::NothingOfOurs),
@@ -294,6 +304,19 @@ fn shares(
             Err(ClaimError::SeveralByMps { request: share.request.clone(), devices: shares.len() })
         }
         _ => Ok(shares),
+    }
+}
+
+/// Returns the enforcement of a share's `cores`, or `None` if the driver's settings determine it:
+/// there are `cores`, and neither a policy nor a limit.
+fn compute_cap(config: &EffectiveConfig, cores_percent: u8) -> Option<ComputeCap> {
+    match config.compute.policy {
+        Some(policy) => Some(policy.into()),
+        None if config.compute.limit.is_some() => Some(ComputeCap::Balance),
+        None if cores_percent == 0 || config.sharing != Sharing::Intercept => {
+            Some(ComputeCap::None)
+        }
+        None => None,
     }
 }
 
@@ -333,7 +356,8 @@ fn share(
             .and_then(|percent| u8::try_from(percent).ok())
             .filter(|percent| *percent <= 100)
             .ok_or_else(|| wrong(capacity::CORES, cores, "a whole number from 0 to 100"))?,
-        compute: ComputeCap::None,
+        compute: None,
+        limit_percent: None,
         priority: journal::ComputePriority::default(),
         oversubscribe: false,
         mps: false,

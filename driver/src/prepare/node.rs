@@ -9,7 +9,7 @@ use super::{
     claim::PreparableClaim,
     error::{PrepareError, UnprepareError},
     execute::{Executor, StepError},
-    plan::{PrepareDecision, plan},
+    plan::{Installed, PrepareDecision, plan},
     step::{Step, answer, file_steps, steps, undo_steps},
 };
 use crate::{
@@ -21,7 +21,7 @@ use crate::{
     state::{
         StatePaths,
         attempts::{self, Attempt},
-        journal::{ClaimRecord, JournalStore, LockedJournal, RecordState},
+        journal::{ClaimRecord, ComputeCap, JournalStore, LockedJournal, RecordState},
         library::InstalledLibrary,
     },
 };
@@ -43,9 +43,16 @@ pub struct LocalNode {
     pub context_memory: ContextMemory,
     /// The published part of the GPUs' memory.
     pub memory_ratio: MemoryRatio,
+    /// The enforcement of `cores` of claims without a policy that are prepared from now on.
+    pub default_compute: ComputeCap,
 }
 
 impl LocalNode {
+    /// Returns what claims get that are prepared from now on.
+    pub(super) fn installed(&self) -> Installed<'_> {
+        Installed { library: &self.library.hash, default_compute: self.default_compute }
+    }
+
     /// Prepares `claim`: plans and acts under the journal's lock.
     ///
     /// # Guarantees
@@ -75,8 +82,7 @@ impl LocalNode {
                 return Err(PrepareError::NoHardware { reason: reason.clone() });
             }
         };
-        let hash = &self.library.hash;
-        match plan(claim, inventory, self.memory_ratio, journal.journal(), hash)? {
+        match plan(claim, inventory, self.memory_ratio, journal.journal(), &self.installed())? {
             PrepareDecision::Repeat(record) => {
                 // Another pod that shares the claim may begin now: it needs the MPS daemon, too.
                 let mps_gpus = journal.journal().mps_gpus(None);

@@ -9,7 +9,7 @@ use tessera_api::{
 
 use super::claim::{AllocatedShare, PreparableClaim};
 use crate::intercept::Injection;
-use crate::state::journal::{ClaimRecord, GpuUsage, Journal, RecordState, ShareRecord};
+use crate::state::journal::{ClaimRecord, ComputeCap, GpuUsage, Journal, RecordState, ShareRecord};
 
 /// Decision about a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -126,12 +126,13 @@ pub fn plan(
     inventory: &Inventory,
     ratio: MemoryRatio,
     journal: &Journal,
-    library: &str,
+    installed: &Installed<'_>,
 ) -> Result<PrepareDecision, PlanError> {
-    let record = record(claim, library)?;
+    let record = record(claim, installed)?;
     if let Some(prepared) =
         journal.claims.get(&claim.uid).filter(|prepared| prepared.state == RecordState::Completed)
     {
+        let record = with_policy_of(record, claim, prepared);
         // Also if the GPU is missing since: a prepared claim does not change.
         return if prepared.shares == record.shares {
             Ok(PrepareDecision::Repeat(prepared.clone()))
@@ -145,24 +146,57 @@ pub fn plan(
     Ok(PrepareDecision::Prepare(record))
 }
 
+/// Settings of this driver that become part of a record.
+#[derive(Clone, Copy, Debug)]
+pub struct Installed<'a> {
+    /// The hash of the interceptor library.
+    pub library: &'a str,
+    /// The enforcement of `cores` without a policy.
+    pub default_compute: ComputeCap,
+}
+
+/// Takes what the driver's settings determined from the record of the prepared claim: the settings
+/// may have changed since.
+fn with_policy_of(
+    mut record: ClaimRecord,
+    claim: &PreparableClaim,
+    prepared: &ClaimRecord,
+) -> ClaimRecord {
+    let is_unset = |share: &ShareRecord| {
+        claim.shares.iter().any(|asked| asked.index == share.index && asked.compute.is_none())
+    };
+    for share in record.shares.iter_mut().filter(|share| is_unset(share)) {
+        let same = prepared.shares.iter().find(|prepared| prepared.index == share.index);
+        share.compute = same.map_or(share.compute, |same| same.compute);
+    }
+    record
+}
+
 /// Returns the record of a claim, without regard to the hardware. Used to plan a claim and to
 /// rebuild a lost journal.
 ///
 /// # Errors
 /// [`PlanError::NotAGpu`].
-pub fn record(claim: &PreparableClaim, library: &str) -> Result<ClaimRecord, PlanError> {
+pub fn record(
+    claim: &PreparableClaim,
+    installed: &Installed<'_>,
+) -> Result<ClaimRecord, PlanError> {
+    let record_of = |share| record_of(share, installed.default_compute);
     Ok(ClaimRecord {
         namespace: claim.namespace.clone(),
         name: claim.name.clone(),
         state: RecordState::Started,
-        library: library.to_owned(),
+        library: installed.library.to_owned(),
         intercept: Injection::default(),
         context_bytes: 0,
         shares: claim.shares.iter().map(record_of).collect::<Result<_, _>>()?,
     })
 }
 
-fn record_of(share: &AllocatedShare) -> Result<ShareRecord, PlanError> {
+fn record_of(
+    share: &AllocatedShare,
+    default_compute: ComputeCap,
+) -> Result<ShareRecord, PlanError> {
     let gpu = GpuUuid::from_device_name(&share.device)
         .map_err(|source| PlanError::NotAGpu { device: share.device.clone(), source })?;
     Ok(ShareRecord {
@@ -174,7 +208,8 @@ fn record_of(share: &AllocatedShare) -> Result<ShareRecord, PlanError> {
         gpu,
         memory_bytes: share.memory_bytes,
         cores_percent: share.cores_percent,
-        compute: share.compute,
+        compute: share.compute.unwrap_or(default_compute),
+        limit_percent: share.limit_percent,
         priority: share.priority,
         oversubscribe: share.oversubscribe,
         mps: share.mps,

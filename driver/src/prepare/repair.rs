@@ -131,7 +131,7 @@ impl LocalNode {
             let Some(checked) = checked(claim, pool).filter(|checked| is_here(&checked.uid)) else {
                 continue;
             };
-            let Ok(mut record) = plan::record(&checked, &self.library.hash) else { continue };
+            let Ok(mut record) = plan::record(&checked, &self.installed()) else { continue };
             record.state = RecordState::Completed;
             // The injection and the context memory are lost with the journal: those of claims that
             // are prepared now are used, or the preload library alone.

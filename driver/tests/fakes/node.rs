@@ -73,6 +73,7 @@ impl Node {
             intercept_library: self.path("intercept.so"),
             intercept: InterceptMode::Preload,
             context_memory: Default::default(),
+            default_compute: tessera_api::config::ComputePolicy::Balance,
             memory_ratio: Default::default(),
             max_shares: Default::default(),
             mps: false,

@@ -167,7 +167,19 @@ impl Share {
     /// How its part of the GPU's time is held, and how much that is, now.
     pub(crate) fn compute(&mut self) -> (ComputePolicy, Rate) {
         self.limit();
-        (self.grant.policy, self.cores())
+        (self.policy(), self.cores())
+    }
+
+    /// How its part is held. Without cores nothing is guaranteed: what others leave is known as
+    /// long as the host says it.
+    fn policy(&self) -> ComputePolicy {
+        match (self.grant.policy, self.grant.cores_percent) {
+            (ComputePolicy::Balance, 0) if self.published(sys::monotonic_ns()).is_none() => {
+                ComputePolicy::None
+            }
+            (ComputePolicy::Fixed, 0) => ComputePolicy::None,
+            (policy, _) => policy,
+        }
     }
 
     /// Whether it matters, and is not known yet, whether this process shares the GPU by MPS.
@@ -234,16 +246,17 @@ impl Share {
         let published = self.published(now_ns);
         Burial {
             now_ns,
-            rate: rate_of(self.grant.policy, self.cores(), published),
+            rate: rate_of(self.policy(), self.cores(), published),
             crowd: published.map_or(Crowd::NOBODY, |published| published.others),
         }
     }
 
-    /// The grant's part of the GPU's time; all of it where nothing was asked for.
+    /// The grant's part of the GPU's time; all of it where there is no cap.
     fn cores(&self) -> Rate {
-        match self.grant.cores_percent {
-            0 => Rate::FULL,
-            percent => Rate::from_percent(percent),
+        match (self.policy(), self.grant.cores_percent) {
+            (ComputePolicy::Balance, 0) => Rate::LEAST,
+            (_, 0) => Rate::FULL,
+            (_, percent) => Rate::from_percent(percent),
         }
     }
 

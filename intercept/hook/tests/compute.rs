@@ -153,6 +153,22 @@ fn published_rate_applies_until_it_expires() {
     assert!(parts[12..].iter().all(|part| (0.24..0.26).contains(part)), "{parts:?}");
 }
 
+/// Nothing is guaranteed to it, so nothing limits it either when the host says no more.
+#[test]
+fn balance_without_cores_gets_what_the_host_publishes() {
+    let Some(node) = set_up(test_name!(), Node::with_paused_clock) else { return };
+    let (program, share) =
+        (compute(&node), node.share_of_time("claim-0", ComputePolicy::Balance, 0));
+    publish_for_11_seconds(&share, Rate::from_percent(10));
+    let lines = node
+        .container(&[&share])
+        .start(&program, &kernels_of_1ms("plain", "100", "30"))
+        .lines_with("gpu");
+    let parts: Vec<_> = lines.iter().map(|line| number(line, "gpu")).collect();
+    assert!(parts[1..8].iter().all(|part| (0.09..0.11).contains(part)), "{parts:?}");
+    assert!(parts[28..].iter().all(|part| *part > 0.97), "{parts:?}");
+}
+
 #[test]
 fn published_gain_corrects_the_cap_until_it_expires() {
     let Some(node) = set_up(test_name!(), Node::with_paused_clock) else { return };

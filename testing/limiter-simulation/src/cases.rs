@@ -84,6 +84,7 @@ pub fn run(workload: &Workload, limiter: Limiter, percent: u32, seed: u64) -> Wo
         processes: workload.processes,
         limiter,
         percent,
+        limit_percent: 100,
         priority: 0,
         cpu_percent: None,
     });
@@ -96,6 +97,7 @@ pub fn run(workload: &Workload, limiter: Limiter, percent: u32, seed: u64) -> Wo
             processes: 1,
             limiter: Limiter::Tessera(ComputePolicy::None),
             percent: 0,
+            limit_percent: 100,
             priority: 0,
             cpu_percent: None,
         });

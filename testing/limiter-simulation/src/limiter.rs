@@ -48,6 +48,13 @@ pub(crate) enum ProcessLimiter {
     None,
 }
 
+impl ProcessLimiter {
+    /// Returns true if a launch is delayed.
+    pub(crate) fn is_waiting(&self) -> bool {
+        matches!(self, Self::Tessera(state) if state.2.is_some())
+    }
+}
+
 /// Decision about a launch.
 #[derive(Debug)]
 pub(crate) enum LaunchDecision {
@@ -78,7 +85,7 @@ impl ContainerLimiter {
     pub(crate) fn new(limiter: Limiter, percent: u32, processes: usize, slice_ns: u64) -> Self {
         Self {
             limiter,
-            share: Rate::from_percent(percent),
+            share: if percent == 0 { Rate::LEAST } else { Rate::from_percent(percent) },
             page: ComputePage::default(),
             slots: (0..processes).map(|_| ComputeSlot::default()).collect(),
             published: PublishedPage::default(),

@@ -3,8 +3,8 @@
 use core::sync::atomic::Ordering;
 use tessera_intercept_abi::ComputePolicy;
 use tessera_intercept_limiter::compute::{
-    Arbiter, BURST_GPU_NS, Crowd, Gain, Key, Observation, Plan, Published, Submission, Tenant,
-    bury, busy_of,
+    Arbiter, BURST_GPU_NS, Crowd, Gain, Key, Observation, Plan, Published, Rate, Submission,
+    Tenant, bury, busy_of,
 };
 
 use crate::cpu::{CpuSpec, Quota};
@@ -35,6 +35,8 @@ pub struct Container {
     pub limiter: Limiter,
     /// Cores in percent.
     pub percent: u32,
+    /// The most that it gets under `Balance`, in percent.
+    pub limit_percent: u32,
     /// Priority for spare time; the lowest is first.
     pub priority: u8,
     /// CPU limit of all its processes in percent of a CPU.
@@ -333,7 +335,8 @@ impl World {
         let (container, limiter) = &mut self.containers[process.container];
         let program = &container.program;
         let active = program.next_active(now);
-        if active > now {
+        // A launch that is delayed is made, whatever time it is then.
+        if active > now && !process.limiter.is_waiting() {
             process.wake = active;
             return;
         }
@@ -523,7 +526,8 @@ impl World {
             *observation = Some(Observation {
                 tenant: Tenant {
                     policy,
-                    share: tessera_intercept_limiter::compute::Rate::from_percent(share),
+                    share: if share == 0 { Rate::LEAST } else { Rate::from_percent(share) },
+                    limit: Rate::from_percent(container.limit_percent),
                     priority: container.priority,
                 },
                 busy_ns: busy_of(limiter.slots.iter(), now),

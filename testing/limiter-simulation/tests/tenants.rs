@@ -11,7 +11,15 @@ const NONE: Limiter = Limiter::Tessera(ComputePolicy::None);
 const NO_HOST: Host = Host { every: None, delay: 0, measures: false };
 
 fn container(program: Program, limiter: Limiter, percent: u32) -> Container {
-    Container { program, processes: 1, limiter, percent, priority: 0, cpu_percent: None }
+    Container {
+        program,
+        processes: 1,
+        limiter,
+        percent,
+        limit_percent: 100,
+        priority: 0,
+        cpu_percent: None,
+    }
 }
 
 fn world(containers: impl IntoIterator<Item = Container>) -> World {
@@ -99,6 +107,38 @@ fn spare_time_goes_to_higher_priority() {
     let (low, high) = (world.record().part(0, S, 6 * S), world.record().part(1, S, 6 * S));
     assert!((0.22..=0.28).contains(&low), "guaranteed share: {low}");
     assert!(high > 0.68, "spare time: {high}");
+}
+
+#[test]
+fn limit_above_the_guarantee_is_not_exceeded() {
+    let busy = |limit_percent| Container {
+        limit_percent,
+        ..container(Program::new(500 * US, Pattern::Async), BALANCE, 20)
+    };
+    let mut alone = world([busy(50)]);
+    alone.run(6 * S);
+    let part = alone.record().part(0, S, 6 * S);
+    assert!((0.48..=0.52).contains(&part), "alone: {part}");
+    let mut both = world([busy(30), busy(100)]);
+    both.run(6 * S);
+    let part = |of| both.record().part(of, S, 6 * S);
+    assert!((0.28..=0.32).contains(&part(0)), "limited: {}", part(0));
+    assert!(part(1) > 0.66, "gets what the limit of the other leaves: {}", part(1));
+}
+
+/// Without cores nothing is guaranteed.
+#[test]
+fn container_without_guarantee_waits_while_others_have_work() {
+    let busy = |from, to| Program::new(500 * US, Pattern::Async).active(vec![(from, to)]);
+    let low = Container { priority: 2, ..container(busy(0, 12 * S), BALANCE, 0) };
+    let high = Container { priority: 0, ..container(busy(4 * S, 8 * S), BALANCE, 50) };
+    let mut world = world([low, high]);
+    world.run(12 * S);
+    let part = |of, from, to| world.record().part(of, from, to);
+    assert!(part(0, S, 4 * S) > 0.97, "alone: {}", part(0, S, 4 * S));
+    assert!(part(1, 5 * S, 8 * S) > 0.95, "high priority: {}", part(1, 5 * S, 8 * S));
+    assert!(part(0, 5 * S, 8 * S) < 0.03, "it waits: {}", part(0, 5 * S, 8 * S));
+    assert!(part(0, 9 * S, 12 * S) > 0.97, "alone again: {}", part(0, 9 * S, 12 * S));
 }
 
 #[test]

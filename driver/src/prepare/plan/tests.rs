@@ -41,7 +41,8 @@ fn share(index: usize, gpu: u8, memory_bytes: u64, cores_percent: u8) -> Allocat
         share_id: None,
         memory_bytes,
         cores_percent,
-        compute: ComputeCap::None,
+        compute: Some(ComputeCap::None),
+        limit_percent: None,
         priority: ComputePriority::default(),
         oversubscribe: false,
         mps: false,
@@ -125,19 +126,21 @@ fn refuses_mixed_sharing_modes() {
 }
 
 /// Returns a share that may be oversubscribed.
+const INSTALLED: Installed<'_> = Installed { library: "lib", default_compute: ComputeCap::Balance };
+
 fn oversubscribed_share(index: usize, gpu: u8, memory_bytes: u64) -> AllocatedShare {
     AllocatedShare { oversubscribe: true, ..share(index, gpu, memory_bytes, 0) }
 }
 
 fn planned(claim: &PreparableClaim, journal: &Journal) -> Result<PrepareDecision, PlanError> {
-    plan(claim, &inventory(), MemoryRatio::WHOLE, journal, "lib")
+    plan(claim, &inventory(), MemoryRatio::WHOLE, journal, &INSTALLED)
 }
 
 fn planned_at_twice(
     claim: &PreparableClaim,
     journal: &Journal,
 ) -> Result<PrepareDecision, PlanError> {
-    plan(claim, &inventory(), twice(), journal, "lib")
+    plan(claim, &inventory(), twice(), journal, &INSTALLED)
 }
 
 fn twice() -> MemoryRatio {
@@ -207,7 +210,7 @@ fn gpu_without_oversubscription_has_its_own_memory() {
         &old,
         twice(),
         &Journal::default(),
-        "lib",
+        &INSTALLED,
     );
     let error = error.expect_err("too much");
     assert!(
@@ -236,8 +239,14 @@ fn started_claim_is_planned_again_and_counts() {
 fn prepared_claim_is_repeated_without_its_gpu() {
     let a = claim("a", vec![share(0, 0, GIB, 0)]);
     let journal = journal(std::slice::from_ref(&a));
-    let decision = plan(&a, &Inventory::default(), MemoryRatio::WHOLE, &journal, "another library")
-        .expect("repeated");
+    let decision = plan(
+        &a,
+        &Inventory::default(),
+        MemoryRatio::WHOLE,
+        &journal,
+        &Installed { library: "another library", ..INSTALLED },
+    )
+    .expect("repeated");
     assert_eq!(decision, PrepareDecision::Repeat(journal.claims[&a.uid].clone()));
 }
 
@@ -268,4 +277,19 @@ fn refuses_device_that_is_not_a_gpu() {
         planned(&claim("a", vec![odd]), &Journal::default()),
         Err(PlanError::NotAGpu { .. })
     ));
+}
+
+#[test]
+fn cores_without_a_policy_get_the_default_of_their_first_prepare() {
+    let unset = AllocatedShare { compute: None, ..share(0, 0, GIB, 30) };
+    let a = claim("a", vec![unset]);
+    let planned = planned(&a, &Journal::default()).expect("planned");
+    let PrepareDecision::Prepare(record) = planned else { panic!("it is new: {planned:?}") };
+    assert_eq!(record.shares[0].compute, ComputeCap::Balance);
+    // Prepared by a driver with another default.
+    let mut journal = journal(std::slice::from_ref(&a));
+    let prepared = journal.claims.get_mut(&a.uid).expect("prepared");
+    prepared.shares[0].compute = ComputeCap::None;
+    let decision = plan(&a, &inventory(), MemoryRatio::WHOLE, &journal, &INSTALLED);
+    assert_eq!(decision, Ok(PrepareDecision::Repeat(journal.claims[&a.uid].clone())));
 }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
+use tessera_api::config::ComputePolicy;
 use tessera_api::names::{
     ClaimDeviceName, ClaimName, ClaimUid, DeviceName, GpuUuid, Namespace, PoolName, RequestName,
     ResultId, ShareId,
@@ -84,6 +85,10 @@ pub struct ShareRecord {
     pub cores_percent: u8,
     /// The enforcement of the percentage.
     pub compute: ComputeCap,
+    /// The ceiling in percent of the GPU, above `cores_percent`. Absent means none: that of the
+    /// enforcement.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit_percent: Option<u8>,
     /// The priority for spare compute.
     #[serde(default, skip_serializing_if = "ComputePriority::is_normal")]
     pub priority: ComputePriority,
@@ -104,6 +109,16 @@ pub enum ComputeCap {
     Fixed,
     /// Enforced while other shares use the GPU.
     Balance,
+}
+
+impl From<ComputePolicy> for ComputeCap {
+    fn from(policy: ComputePolicy) -> Self {
+        match policy {
+            ComputePolicy::Fixed => Self::Fixed,
+            ComputePolicy::Balance => Self::Balance,
+            ComputePolicy::None => Self::None,
+        }
+    }
 }
 
 /// Priority for spare compute of a GPU.

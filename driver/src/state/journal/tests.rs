@@ -20,6 +20,7 @@ fn record(gpu: &str, memory_bytes: u64, cores_percent: u8) -> ClaimRecord {
         memory_bytes,
         cores_percent,
         compute: ComputeCap::None,
+        limit_percent: None,
         priority: ComputePriority::default(),
         oversubscribe: false,
         mps: false,

@@ -18,6 +18,7 @@ pub(crate) fn arbitrate(shares: &[NodeShare; 2], stop: &Receiver<()>) {
             let tenant = Tenant {
                 policy: grant.policy,
                 share: Rate::from_percent(grant.cores_percent),
+                limit: Rate::FULL,
                 priority: 0,
             };
             Some(shares[at].ledger(|ledger| {

@@ -9,8 +9,11 @@ use crate::compute::{Crowd, Gain, Published, Rate};
 pub struct Tenant {
     /// The grant's.
     pub policy: ComputePolicy,
-    /// The grant's cores; ignored under [`ComputePolicy::None`].
+    /// The grant's cores; ignored under [`ComputePolicy::None`]. Under [`ComputePolicy::Balance`]
+    /// [`Rate::LEAST`] if there are none: nothing is guaranteed.
     pub share: Rate,
+    /// The most that it gets under [`ComputePolicy::Balance`].
+    pub limit: Rate,
     /// Who gets what is left, the lowest number first.
     pub priority: u8,
 }
@@ -52,6 +55,7 @@ struct Turn {
     entitled: u64,
     wants: u64,
     gets: u64,
+    limit: u64,
 }
 
 const WHOLE: u64 = 10_000;
@@ -106,7 +110,7 @@ impl<const N: usize> Arbiter<N> {
             let others_busy = all_busy - turn.busy_ns;
             let others_busy_ns = self.others_busy_ns.get_mut(at)?;
             *others_busy_ns = others_busy_ns.saturating_add(others_busy);
-            let rate = (turn.entitled + extra(at, seen, &turns)).min(WHOLE);
+            let rate = (turn.entitled + extra(at, seen, &turns)).min(turn.limit);
             Some(Published {
                 rate: Rate::new(u16::try_from(rate).unwrap_or(u16::MAX)),
                 others: Crowd::over(others_busy, wall),
@@ -131,9 +135,14 @@ fn observe(seen: &Observation, last: &Last, wall: u64) -> Turn {
     };
     let share = u64::from(seen.tenant.share.hundredths());
     match seen.tenant.policy {
-        ComputePolicy::None => Turn { busy_ns, wants, ..Turn::default() },
-        ComputePolicy::Fixed => Turn { busy_ns, wants: wants.min(share), entitled: share, gets: 0 },
-        ComputePolicy::Balance => Turn { busy_ns, wants, entitled: share, gets: 0 },
+        ComputePolicy::None => Turn { busy_ns, wants, entitled: 0, gets: 0, limit: WHOLE },
+        ComputePolicy::Fixed => {
+            Turn { busy_ns, wants: wants.min(share), entitled: share, gets: 0, limit: WHOLE }
+        }
+        ComputePolicy::Balance => {
+            let limit = u64::from(seen.tenant.limit.hundredths()).max(share);
+            Turn { busy_ns, wants: wants.min(limit), entitled: share, gets: 0, limit }
+        }
     }
 }
 
@@ -149,21 +158,36 @@ fn entitle_the_rest<const N: usize>(seen: &[Option<Observation>; N], turns: &mut
     }
 }
 
-/// What a container may have beyond what it is entitled to.
+/// Returns what a container may have beyond what it is entitled to: all that is left if no other
+/// wants more, otherwise what containers of higher priority leave, in proportion to the shares.
+/// What the limit of another one excludes goes to the rest.
 fn extra<const N: usize>(at: usize, seen: &[Option<Observation>; N], turns: &[Turn; N]) -> u64 {
     let (Some(Some(own)), Some(turn)) = (seen.get(at), turns.get(at)) else { return 0 };
     let others = || turns.iter().zip(seen).enumerate().filter(|(other, _)| *other != at);
     let taken: u64 = others().map(|(_, (turn, _))| turn.gets).sum();
-    let left = WHOLE.saturating_sub(taken).saturating_sub(turn.entitled);
-    let mut weights = turn.entitled.max(1);
-    for (_, (rival, seen)) in others().filter(|(_, (turn, _))| turn.wants > turn.entitled) {
-        let Some(seen) = seen else { continue };
-        if seen.tenant.priority < own.tenant.priority {
-            return 0;
-        }
-        if seen.tenant.priority == own.tenant.priority {
-            weights += rival.entitled;
+    let mut left = WHOLE.saturating_sub(taken).saturating_sub(turn.entitled);
+    let wanting = || others().filter(|(_, (turn, _))| turn.wants > turn.entitled);
+    let priority = |seen: &Option<Observation>| seen.map(|seen| seen.tenant.priority);
+    for (_, (rival, _)) in
+        wanting().filter(|(_, (_, seen))| priority(seen) < Some(own.tenant.priority))
+    {
+        left = left.saturating_sub(rival.limit - rival.entitled.min(rival.limit));
+    }
+    let equal = || wanting().filter(|(_, (_, seen))| priority(seen) == Some(own.tenant.priority));
+    // Who gets all that its limit allows leaves the rest; then others get more, and may as well.
+    let mut is_full = [false; N];
+    loop {
+        let contending = || equal().filter(|(other, _)| is_full.get(*other) != Some(&true));
+        let entitled: u64 = contending().map(|(_, (rival, _))| rival.entitled.max(1)).sum();
+        let weights = (entitled + turn.entitled).max(1);
+        let room = |rival: &Turn| rival.limit.saturating_sub(rival.entitled);
+        let fills = |rival: &Turn| room(rival) * weights <= left * rival.entitled.max(1);
+        let Some((full, (rival, _))) = contending().find(|(_, (rival, _))| fills(rival)) else {
+            return left * turn.entitled.max(1) / weights;
+        };
+        left = left.saturating_sub(room(rival));
+        if let Some(place) = is_full.get_mut(full) {
+            *place = true;
         }
     }
-    left * turn.entitled.max(1) / weights
 }

@@ -8,6 +8,9 @@ impl Rate {
     /// All of the GPU: nobody waits for tokens.
     pub const FULL: Self = Self(10_000);
 
+    /// What a container gets that has nothing guaranteed, while others use the GPU.
+    pub const LEAST: Self = Self(100);
+
     /// Takes hundredths of a percent; less than one counts as one, more than all as all.
     #[must_use]
     pub const fn new(hundredths: u16) -> Self {
