@@ -140,6 +140,9 @@ reasons! {
     /// The ledger of the pod's share is corrupt or has too many locks, so its usage is unknown.
     LEDGER_UNREADABLE = "GpuLedgerUnreadable", Driver, "Pod",
         "Delete the pod, and find out why its containers write to `/dev/tessera`.";
+    /// A program asked for more GPU memory than its share has left.
+    GPU_MEMORY_REFUSED = "GpuMemoryRefused", Driver, "Pod",
+        "If the program fails, ask for more memory; frameworks that fill a GPU by design are refused as well.";
     /// NVML reports for a share over a quarter more or less GPU time than CUDA events show.
     GPU_TIME_CORRECTED = "GpuTimeCorrected", Driver, "Pod",
         "None: the limit holds with the correction. Streams that run at the same time and copies cause it.";

@@ -193,6 +193,8 @@ metrics! {
         "Requests for memory that the limit refused";
     SHARE_CORES = Gauge "tessera_share_cores_percent" ["namespace", "resourceclaim", "request", "uuid", "share"]
         "Percent of the GPU's compute granted to the share; 0 if it is best effort";
+    SHARE_REFUSED_BYTES = Gauge "tessera_share_last_refused_bytes" ["namespace", "resourceclaim", "request", "uuid", "share"]
+        "Size of the last refused memory allocation; 0 if there was none";
     SHARE_LAUNCHES = Counter "tessera_share_kernel_launches" ["namespace", "resourceclaim", "request", "uuid", "share"]
         "Kernel launches";
     SHARE_UNKNOWN_FUNCTIONS = Counter "tessera_share_unknown_functions" ["namespace", "resourceclaim", "request", "uuid", "share"]

@@ -68,6 +68,8 @@ pub struct LedgerUsage {
     pub peak_bytes: u64,
     /// Number of refused memory allocations.
     pub refused: u64,
+    /// Bytes of the last of them, and bytes that counted as used then.
+    pub last_refusal: (u64, u64),
     /// Number of kernel launches of all processes, including exited ones.
     pub launches: u64,
     /// Number of driver functions returned to programs although the interceptor does not know
@@ -205,6 +207,7 @@ impl LedgerUsage {
             file,
             peak_bytes: report.peak_bytes(),
             refused: report.refused(),
+            last_refusal: report.last_refusal(),
             launches: report.launches(),
             throttled_launches: report.waits(),
             throttled: Duration::from_nanos(report.waited_ns()),

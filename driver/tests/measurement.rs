@@ -255,3 +255,23 @@ async fn driver_measures_prepared_shares_and_shows_metrics() {
     assert!(driver.metrics().render().contains("tessera_share_gpu_time_gain{"));
     driver.stop().await;
 }
+
+#[tokio::test]
+async fn refused_memory_is_an_event_of_the_pod() {
+    let mut bed = TestBed::new().await;
+    let ledger = Ledger::of(&bed.node, "a");
+    ledger.word(offset_of!(LedgerPage, refused), 3);
+    bed.round();
+    assert!(bed.events.try_recv().is_err(), "refused before the driver started");
+    ledger.word(offset_of!(LedgerPage, refused_bytes), 700 * MIB);
+    ledger.word(offset_of!(LedgerPage, refused_used_bytes), 1500 * MIB);
+    ledger.word(offset_of!(LedgerPage, refused), 5);
+    bed.round();
+    let event = bed.events.try_recv().expect("an event");
+    assert_eq!(event.reason.name(), "GpuMemoryRefused");
+    for part in ["2 allocations", "last of 700 MiB", "1500 of 2048 MiB", "ResourceClaim a"] {
+        assert!(event.note.contains(part), "{part} is not in {}", event.note);
+    }
+    bed.round();
+    assert!(bed.events.try_recv().is_err(), "nothing was refused since");
+}

@@ -50,12 +50,13 @@ macro_rules! of_ledger {
     };
 }
 
-const GAUGES: [(MetricDescription, Value); 6] = [
+const GAUGES: [(MetricDescription, Value); 7] = [
     (metrics::SHARE_MEMORY_LIMIT, |share| Some(share.limit_bytes)),
     (metrics::SHARE_CORES, |share| Some(share.cores_percent.into())),
     (metrics::SHARE_LEDGER_READABLE, |share| Some(share.usage.is_ok().into())),
     (metrics::SHARE_MEMORY_USED, of_ledger!(LedgerUsage::used_bytes)),
     (metrics::SHARE_MEMORY_PEAK, of_ledger!(|usage| usage.peak_bytes)),
+    (metrics::SHARE_REFUSED_BYTES, of_ledger!(|usage| usage.last_refusal.0)),
     (metrics::SHARE_PROCESSES, of_ledger!(|usage| usage.processes.len() as u64)),
 ];
 

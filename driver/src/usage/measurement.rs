@@ -87,6 +87,8 @@ struct MeasuredShare {
     charged: Option<Duration>,
     /// Readings in a row with a large gain.
     large: u32,
+    /// Refused allocations at the last reading; `None` before the first.
+    refused: Option<u64>,
     /// Last readings of the overhead of each process in bytes, by PID and start time.
     overheads: BTreeMap<(u32, u64), VecDeque<i64>>,
 }
@@ -253,11 +255,15 @@ impl HostMeasurement {
             state.compare(usage, &found, *wall_ns, now_ns);
         }
         let gain = state.estimator.gain();
-        if let Some(note) = state.large_gain(gain, share) {
-            tracing::warn!(namespace = %share.namespace, claim = %share.claim, note, "GPU time is corrected");
+        let corrected = state.large_gain(gain, share);
+        let refused = state.refusal(usage, share);
+        let notes =
+            [(events::GPU_TIME_CORRECTED, corrected), (events::GPU_MEMORY_REFUSED, refused)];
+        for (reason, note) in notes.into_iter().filter_map(|(reason, note)| Some((reason, note?))) {
+            tracing::info!(namespace = %share.namespace, claim = %share.claim, note, "{}", reason.name());
             let (namespace, claim) = (share.namespace.clone(), share.claim.clone());
-            let (uid, reason) = (share.share.claim().clone(), events::GPU_TIME_CORRECTED);
-            // A full queue has the events of other claims; the metric has all of them.
+            let uid = share.share.claim().clone();
+            // A full queue has the events of other claims; the metrics have all of them.
             let _ = self.events.try_send(ClaimEvent { namespace, claim, uid, reason, note });
         }
         let path = self.ledgers.paths().grant(&share.share);
@@ -339,6 +345,22 @@ impl MeasuredShare {
                 gain.as_quotient()
             )
         })
+    }
+
+    /// Returns the note of an event if allocations were refused since the last reading.
+    fn refusal(&mut self, usage: &LedgerUsage, share: &ShareUsage) -> Option<String> {
+        let before = self.refused.replace(usage.refused)?;
+        let refused = usage.refused.checked_sub(before).filter(|refused| *refused > 0)?;
+        let ((bytes, used), mebibytes) = (usage.last_refusal, |bytes: u64| bytes.div_ceil(1 << 20));
+        Some(format!(
+            "{refused} allocations of memory of {} were refused, the last of {} MiB: {} of {} MiB of \
+             ResourceClaim {} were in use, with contexts and kernel code",
+            share.gpu,
+            mebibytes(bytes),
+            mebibytes(used),
+            mebibytes(share.limit_bytes),
+            share.claim
+        ))
     }
 
     /// Adds the overheads of a reading, and returns their sum: of each process the median of its

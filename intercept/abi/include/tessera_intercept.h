@@ -251,7 +251,11 @@ struct tessera_ledger_page {
     struct tessera_compute_page compute;
     /* Memory that processes of the claim have exported. */
     struct tessera_exports_page exports;
-    uint64_t reserved2[231];
+    /* Bytes of the last request for memory that the limit refused. */
+    uint64_t refused_bytes;
+    /* Bytes that counted as used then. */
+    uint64_t refused_used_bytes;
+    uint64_t reserved2[229];
     /* How often a program was handed out a function that no release has that the library knows.
      * In the last word of the header. */
     uint64_t unknown_functions;
@@ -270,6 +274,8 @@ TESSERA_ASSERT(offsetof(struct tessera_ledger_page, past_launches) == 88);
 TESSERA_ASSERT(offsetof(struct tessera_ledger_page, past_gpu_ns) == 96);
 TESSERA_ASSERT(offsetof(struct tessera_ledger_page, compute) == 128);
 TESSERA_ASSERT(offsetof(struct tessera_ledger_page, exports) == 192);
+TESSERA_ASSERT(offsetof(struct tessera_ledger_page, refused_bytes) == 2240);
+TESSERA_ASSERT(offsetof(struct tessera_ledger_page, refused_used_bytes) == 2248);
 TESSERA_ASSERT(offsetof(struct tessera_ledger_page, unknown_functions) == 4088);
 TESSERA_ASSERT(offsetof(struct tessera_ledger_page, slot) == 4096);
 TESSERA_ASSERT(sizeof(struct tessera_ledger_page) == 61440);

@@ -66,7 +66,11 @@ pub struct LedgerPage {
     pub compute: ComputePage,
     /// Memory that processes of the claim have exported.
     pub exports: ExportsPage,
-    reserved2: [u64; (HEADER_LEN - 200 - size_of::<ExportsPage>()) / 8],
+    /// Bytes of the last request for memory that the limit refused.
+    pub refused_bytes: AtomicU64,
+    /// Bytes that counted as used then.
+    pub refused_used_bytes: AtomicU64,
+    reserved2: [u64; (HEADER_LEN - 216 - size_of::<ExportsPage>()) / 8],
     /// How often a program was handed out a function that no release has that the library knows.
     /// In the last word of the header.
     pub unknown_functions: AtomicU64,
@@ -148,7 +152,9 @@ impl LedgerPage {
             reserved1: [0; 3],
             compute: ComputePage::empty(),
             exports: ExportsPage::empty(),
-            reserved2: [0; (HEADER_LEN - 200 - size_of::<ExportsPage>()) / 8],
+            refused_bytes: AtomicU64::new(0),
+            refused_used_bytes: AtomicU64::new(0),
+            reserved2: [0; (HEADER_LEN - 216 - size_of::<ExportsPage>()) / 8],
             unknown_functions: AtomicU64::new(0),
             slot: [const { SlotPage::empty() }; SLOTS],
         }
@@ -483,6 +489,16 @@ impl<'a> LedgerReport<'a> {
     #[must_use]
     pub fn waited_ns(&self) -> u64 {
         self.word(offset_of!(LedgerPage, compute.waited_ns))
+    }
+
+    /// Bytes of the last request for memory that the limit refused, and bytes that counted as used
+    /// then.
+    #[must_use]
+    pub fn last_refusal(&self) -> (u64, u64) {
+        (
+            self.word(offset_of!(LedgerPage, refused_bytes)),
+            self.word(offset_of!(LedgerPage, refused_used_bytes)),
+        )
     }
 
     /// Launches that were held back.

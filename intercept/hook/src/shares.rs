@@ -144,9 +144,11 @@ impl Share {
         self.grant.context_bytes
     }
 
-    /// Counts a refusal.
-    pub(crate) fn count_refusal(&self) {
-        self.ledger.refused.fetch_add(1, Ordering::Relaxed);
+    /// Counts a refusal of so many bytes, when so many were used.
+    pub(crate) fn count_refusal(&self, bytes: u64, used: u64) {
+        self.ledger.refused_bytes.store(bytes, Ordering::Relaxed);
+        self.ledger.refused_used_bytes.store(used, Ordering::Relaxed);
+        self.ledger.refused.fetch_add(1, Ordering::Release);
     }
 
     /// Counts a function that was handed out and that nobody here knows.

@@ -266,10 +266,10 @@ impl State {
     /// Counts and remembers a refusal.
     fn refuse(&mut self, gpu: usize, bytes: u64, refused: Refused) -> Refused {
         let shares = self.shares(gpu);
-        if let Some(first) = shares.first().filter(|_| refused == Refused::Limit) {
-            first.count_refusal();
-        }
         let Memory { used, limit, .. } = memory_of(shares);
+        if let Some(first) = shares.first().filter(|_| refused == Refused::Limit) {
+            first.count_refusal(bytes, used);
+        }
         let reason = match refused {
             Refused::Limit => Reason::Limit { used, limit },
             Refused::Tampered => Reason::Unusable,

@@ -47,6 +47,8 @@ fn program_sees_and_gets_exactly_the_granted_memory() {
     assert_eq!(filled["cudaFreeBytes"], 0);
     assert_eq!(share.ledger(|ledger| ledger.peak_bytes()), LIMIT);
     assert!(share.ledger(|ledger| ledger.refused()) > 0);
+    let (bytes, used) = share.ledger(|ledger| ledger.last_refusal());
+    assert!(bytes > 0 && used == LIMIT, "{bytes} {used}");
 }
 
 #[test]
