@@ -33,6 +33,8 @@ pub(crate) enum AllocationKind {
     Graph(Handle),
     /// Memory of a managed pool, whose preferred location may be the host.
     ManagedPool { pool: Handle, on_host: bool },
+    /// A variable of a module, which is charged for it.
+    Variable,
     /// GPU memory that another process is charged for.
     Imported,
     /// GPU memory of another process's pool; it belongs to no context.
@@ -83,6 +85,7 @@ impl State {
             AllocationKind::Managed => host::map(bytes)?,
             AllocationKind::Imported
             | AllocationKind::ImportedFromPool
+            | AllocationKind::Variable
             | AllocationKind::Graph(_)
             | AllocationKind::HostPool(_)
             | AllocationKind::ManagedPool { .. }
@@ -105,7 +108,9 @@ impl State {
             AllocationKind::Graph(graph) => {
                 self.return_to_graph(graph, allocation.gpu, allocation.bytes)
             }
-            AllocationKind::Imported | AllocationKind::ImportedFromPool => {}
+            AllocationKind::Imported
+            | AllocationKind::ImportedFromPool
+            | AllocationKind::Variable => {}
             AllocationKind::Device => refund(allocation.gpu, allocation.bytes)?,
             AllocationKind::Pool(pool)
             | AllocationKind::HostPool(pool)

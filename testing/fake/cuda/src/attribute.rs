@@ -46,7 +46,9 @@ pub(crate) fn value(gpu: &Gpu, attribute: c_int) -> CuResult<c_int> {
         51 => 32,
         75 => whole(model.compute_capability.major.into()),
         76 => whole(model.compute_capability.minor.into()),
-        81 | 97 => 96 << 10,
+        // Bytes of shared memory of a multiprocessor, and of a block that opts in.
+        81 => 228 << 10,
+        97 => 227 << 10,
         // Concurrent managed access: since Pascal.
         89 => c_int::from(model.compute_capability.major >= 6),
         // Virtual memory management, memory pools.

@@ -5,7 +5,7 @@
 //! calls with `cuThreadExchangeStreamCaptureMode`.
 
 use std::cell::Cell;
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
@@ -37,6 +37,8 @@ impl CaptureMode {
 /// Recorded work of a stream.
 #[derive(Debug)]
 pub(crate) struct Capture {
+    /// The graph that it becomes.
+    graph: Handle,
     mode: CaptureMode,
     thread: ThreadId,
     kernels: Duration,
@@ -97,11 +99,13 @@ fn check_default(state: &State, on: Handle) -> CuResult {
 fn begin(on: Handle, mode: c_int) -> CuResult {
     let mode = CaptureMode::from_number(mode)?;
     let mut state = state::lock()?;
+    let graph = state.new_handle();
     let stream = state.streams.get_mut(&on).ok_or(Status::StreamCaptureUnsupported)?;
     if stream.capture.is_some() {
         return Err(Status::IllegalState);
     }
     stream.capture = Some(Capture {
+        graph,
         mode,
         thread: thread::current().id(),
         kernels: Duration::ZERO,
@@ -109,6 +113,27 @@ fn begin(on: Handle, mode: c_int) -> CuResult {
         invalidated: false,
     });
     Ok(())
+}
+
+/// Tells whether a stream captures, and into which graph. Dependencies are not modelled: a graph
+/// takes the sum of its kernels' times.
+fn info(on: Handle, status: OutPtr<c_int>, id: OutPtr<u64>, graph: OutPtr<Handle>) -> CuResult {
+    let state = state::lock()?;
+    stream::gpu_of(&state, on)?;
+    check_default(&state, on)?;
+    let capture = state.streams.get(&on).and_then(|stream| stream.capture.as_ref());
+    status.set(capture.map_or(0, |capture| if capture.invalidated { 2 } else { 1 }))?;
+    if let Some(capture) = capture {
+        id.set_unless_null(capture.graph.0 as u64);
+        graph.set_unless_null(capture.graph);
+    }
+    Ok(())
+}
+
+fn check_capturing(on: Handle) -> CuResult {
+    let state = state::lock()?;
+    let stream = state.streams.get(&on).ok_or(Status::InvalidHandle)?;
+    stream.capture.as_ref().map(drop).ok_or(Status::IllegalState)
 }
 
 export! {
@@ -124,9 +149,57 @@ export! {
             graph.set(Handle::NULL)?;
             return Err(Status::StreamCaptureInvalidated);
         }
-        let handle = state.new_handle();
-        state.graphs.insert(handle, Graph { kernels: capture.kernels, nodes: capture.nodes });
+        let (handle, kernels, nodes) = (capture.graph, capture.kernels, capture.nodes);
+        state.graphs.insert(handle, Graph { kernels, nodes });
         graph.set(handle)
+    }
+
+    fn cuStreamGetCaptureInfo(on: Handle, status: OutPtr<c_int>, id: OutPtr<u64>) {
+        info(on, status, id, OutPtr::from(std::ptr::null_mut()))
+    }
+
+    fn cuStreamGetCaptureInfo_v2(
+        on: Handle,
+        status: OutPtr<c_int>,
+        id: OutPtr<u64>,
+        graph: OutPtr<Handle>,
+        dependencies: OutPtr<*const Handle>,
+        count: OutPtr<usize>,
+    ) {
+        dependencies.set_unless_null(std::ptr::null());
+        count.set_unless_null(0);
+        info(on, status, id, graph)
+    }
+
+    fn cuStreamGetCaptureInfo_v3(
+        on: Handle,
+        status: OutPtr<c_int>,
+        id: OutPtr<u64>,
+        graph: OutPtr<Handle>,
+        dependencies: OutPtr<*const Handle>,
+        edges: OutPtr<*const c_void>,
+        count: OutPtr<usize>,
+    ) {
+        dependencies.set_unless_null(std::ptr::null());
+        edges.set_unless_null(std::ptr::null());
+        count.set_unless_null(0);
+        info(on, status, id, graph)
+    }
+
+    fn cuStreamUpdateCaptureDependencies(on: Handle, nodes: *const Handle, count: usize, flags: c_uint) {
+        let _ = (nodes, count, flags);
+        check_capturing(on)
+    }
+
+    fn cuStreamUpdateCaptureDependencies_v2(
+        on: Handle,
+        nodes: *const Handle,
+        edges: *const c_void,
+        count: usize,
+        flags: c_uint,
+    ) {
+        let _ = (nodes, edges, count, flags);
+        check_capturing(on)
     }
 
     fn cuStreamIsCapturing(on: Handle, status: OutPtr<c_int>) {

@@ -6,6 +6,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use crate::abi::{CuResult, OutPtr, export};
 use crate::allocation::refund;
 use crate::capture;
+use crate::context_storage::Destruction;
 use crate::device::{Device, gpu};
 use crate::driver;
 use crate::state::{self, Handle, State};
@@ -42,6 +43,30 @@ pub(crate) struct Primary {
     flags: u32,
 }
 
+/// A kind of contexts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ContextKind {
+    /// The context of a GPU, which all libraries in the process share.
+    Primary,
+    /// A context of the program's own.
+    Plain,
+}
+
+/// Handle of the first GPU's primary context. Handles of primary contexts are known before these
+/// exist: the runtime asks for them when it starts.
+const FIRST_PRIMARY: usize = 0x7e55_9a00_0000;
+
+/// Returns the handle of a GPU's primary context, which may not exist.
+pub(crate) fn primary_handle(gpu: usize) -> Handle {
+    Handle(FIRST_PRIMARY + gpu * 64)
+}
+
+/// Returns the GPU whose primary context has that handle.
+fn gpu_of_primary(context: Handle) -> Option<usize> {
+    let gpus = driver::machine().ok()?.world().gpus.len();
+    (0..gpus).find(|gpu| primary_handle(*gpu) == context)
+}
+
 thread_local! {
     /// Context stack of the thread; the last one is current.
     static STACK: RefCell<Vec<Handle>> = const { RefCell::new(Vec::new()) };
@@ -52,7 +77,9 @@ const API_VERSION: c_uint = 3020;
 
 /// Returns the current context, if any.
 pub(crate) fn current() -> Option<Handle> {
-    STACK.with_borrow(|stack| stack.last().copied()).filter(|context| *context != Handle::NULL)
+    // A destructor at the end of a thread may call the driver when the stack is gone.
+    let last = STACK.try_with(|stack| stack.borrow().last().copied()).ok().flatten();
+    last.filter(|context| *context != Handle::NULL)
 }
 
 /// Returns the GPU of the current context.
@@ -62,7 +89,12 @@ pub(crate) fn current_gpu(state: &State) -> CuResult<usize> {
 }
 
 /// Creates a context, which uses memory.
-fn create_context(state: &mut State, gpu: usize, flags: u32) -> CuResult<Handle> {
+fn create_context(
+    state: &mut State,
+    gpu: usize,
+    flags: u32,
+    kind: ContextKind,
+) -> CuResult<Handle> {
     let machine = driver::machine()?;
     let board = &machine.world().gpus[gpu];
     if machine.is_lost(board) {
@@ -71,7 +103,10 @@ fn create_context(state: &mut State, gpu: usize, flags: u32) -> CuResult<Handle>
     state.charge(gpu, board.model.context_bytes())?;
     let new = state.new_handle();
     // As an allocator of addresses does, the driver hands out the last that became free.
-    let handle = state.spare_contexts.pop().unwrap_or(new);
+    let handle = match kind {
+        ContextKind::Primary => primary_handle(gpu),
+        ContextKind::Plain => state.spare_contexts.pop().unwrap_or(new),
+    };
     let id = new.0 as u64;
     state.contexts.insert(
         handle,
@@ -80,8 +115,9 @@ fn create_context(state: &mut State, gpu: usize, flags: u32) -> CuResult<Handle>
     Ok(handle)
 }
 
-/// Destroys a context and everything that belongs to it.
-fn destroy(state: &mut State, handle: Handle) -> CuResult {
+/// Destroys a context and everything that belongs to it. Returns the destructors of what libraries
+/// have stored for it, which the caller runs without the lock.
+fn destroy(state: &mut State, handle: Handle) -> CuResult<Vec<Destruction>> {
     let context = state.contexts.remove(&handle).ok_or(Status::InvalidContext)?;
     let machine = driver::machine()?;
     refund(context.gpu, machine.world().gpus[context.gpu].model.context_bytes())?;
@@ -100,8 +136,22 @@ fn destroy(state: &mut State, handle: Handle) -> CuResult {
     });
     refunds.into_iter().try_for_each(|(gpu, bytes)| refund(gpu, bytes))?;
     state.functions.retain(|_, function| function.context != Some(handle));
-    state.spare_contexts.push(handle);
-    STACK.with_borrow_mut(|stack| stack.retain(|other| *other != handle));
+    if handle != primary_handle(context.gpu) {
+        state.spare_contexts.push(handle);
+    }
+    let _ = STACK.try_with(|stack| stack.borrow_mut().retain(|other| *other != handle));
+    let keys: Vec<_> =
+        state.context_storage.keys().filter(|(context, _)| *context == handle).copied().collect();
+    let destruction = |key: (Handle, usize)| {
+        Some(Destruction::of(handle, key.1, state.context_storage.remove(&key)?))
+    };
+    Ok(keys.into_iter().filter_map(destruction).collect())
+}
+
+/// Destroys a context, and what libraries have stored for it.
+fn end(handle: Handle) -> CuResult {
+    let destructions = destroy(&mut *state::lock()?, handle)?;
+    destructions.into_iter().for_each(Destruction::run);
     Ok(())
 }
 
@@ -131,10 +181,13 @@ fn set_limit(limit: usize, value: u64) -> CuResult {
 
 /// Removes one attachment; the last one destroys the context.
 fn detach(handle: Handle) -> CuResult {
-    let mut state = state::lock()?;
-    let context = state.contexts.get_mut(&handle).ok_or(Status::InvalidContext)?;
-    context.attached -= 1;
-    if context.attached > 0 { Ok(()) } else { destroy(&mut state, handle) }
+    let is_last = {
+        let mut state = state::lock()?;
+        let context = state.contexts.get_mut(&handle).ok_or(Status::InvalidContext)?;
+        context.attached -= 1;
+        context.attached == 0
+    };
+    if is_last { end(handle) } else { Ok(()) }
 }
 
 fn create_green(out: OutPtr<Handle>, resources: Handle, device: Device) -> CuResult {
@@ -159,7 +212,7 @@ fn create(out: OutPtr<Handle>, flags: c_uint, device: Device) -> CuResult {
     out.check()?;
     let gpu = gpu(device)?;
     let mut state = state::lock()?;
-    let context = create_context(&mut state, gpu, flags)?;
+    let context = create_context(&mut state, gpu, flags, ContextKind::Plain)?;
     STACK.with_borrow_mut(|stack| stack.push(context));
     out.set(context)
 }
@@ -172,7 +225,7 @@ fn retain_primary(out: OutPtr<Handle>, device: Device) -> CuResult {
     let flags = primary.flags;
     let context = match primary.context {
         Some(context) => context,
-        None => create_context(&mut state, gpu, flags)?,
+        None => create_context(&mut state, gpu, flags, ContextKind::Primary)?,
     };
     let primary = state.primaries.entry(gpu).or_default();
     primary.context = Some(context);
@@ -182,13 +235,13 @@ fn retain_primary(out: OutPtr<Handle>, device: Device) -> CuResult {
 
 fn release_primary(device: Device) -> CuResult {
     let gpu = gpu(device)?;
-    let mut state = state::lock()?;
-    let primary = state.primaries.entry(gpu).or_default();
-    primary.retained = primary.retained.checked_sub(1).ok_or(Status::InvalidContext)?;
-    if primary.retained > 0 {
-        return Ok(());
-    }
-    primary.context.take().map_or(Ok(()), |context| destroy(&mut state, context))
+    let last = {
+        let mut state = state::lock()?;
+        let primary = state.primaries.entry(gpu).or_default();
+        primary.retained = primary.retained.checked_sub(1).ok_or(Status::InvalidContext)?;
+        if primary.retained > 0 { None } else { primary.context.take() }
+    };
+    last.map_or(Ok(()), end)
 }
 
 /// Resets the primary context; its handle stays valid.
@@ -212,12 +265,43 @@ fn with_current<T>(read: impl FnOnce(&mut Context) -> CuResult<T>) -> CuResult<T
     read(state.contexts.get_mut(&context).ok_or(Status::InvalidContext)?)
 }
 
+/// Checks a handle that becomes current: of a context, or of a primary context that may not exist
+/// yet.
+fn check_handle(state: &State, context: Handle) -> CuResult {
+    let is_known = state.contexts.contains_key(&context) || gpu_of_primary(context).is_some();
+    if is_known { Ok(()) } else { Err(Status::InvalidContext) }
+}
+
 fn check_alive(state: &State, context: Handle) -> CuResult {
     if state.contexts.contains_key(&context) { Ok(()) } else { Err(Status::InvalidContext) }
 }
 
+/// Returns the GPU of a context, or of a primary context that may not exist yet; NULL is the
+/// current one.
+fn gpu_of(context: Handle) -> CuResult<usize> {
+    let context = match context {
+        Handle::NULL => current().ok_or(Status::InvalidContext)?,
+        context => context,
+    };
+    let state = state::lock()?;
+    let known = state.contexts.get(&context).map(|context| context.gpu);
+    known.or_else(|| gpu_of_primary(context)).ok_or(Status::InvalidContext)
+}
+
+/// Waits until a context's GPU has done all work.
+fn synchronize(gpu: impl FnOnce(&State) -> CuResult<usize>) -> CuResult {
+    let end = {
+        let mut state = state::lock()?;
+        capture::check_unsafe(&mut state)?;
+        let gpu = gpu(&state)?;
+        state.timelines.get(&gpu).map_or(0, |timeline| timeline.end())
+    };
+    timeline::wait_until(end);
+    state::lock()?.shrink_pools()
+}
+
 fn push(context: Handle) -> CuResult {
-    check_alive(&*state::lock()?, context)?;
+    check_handle(&*state::lock()?, context)?;
     STACK.with_borrow_mut(|stack| stack.push(context));
     Ok(())
 }
@@ -321,8 +405,8 @@ export! {
     }
 
     fn cuCtxDetach(context: Handle) { detach(context) }
-    fn cuCtxDestroy(context: Handle) { destroy(&mut *state::lock()?, context) }
-    fn cuCtxDestroy_v2(context: Handle) { destroy(&mut *state::lock()?, context) }
+    fn cuCtxDestroy(context: Handle) { end(context) }
+    fn cuCtxDestroy_v2(context: Handle) { end(context) }
     fn cuCtxPushCurrent(context: Handle) { push(context) }
     fn cuCtxPushCurrent_v2(context: Handle) { push(context) }
     fn cuCtxPopCurrent(context: OutPtr<Handle>) { pop(context) }
@@ -331,7 +415,7 @@ export! {
     fn cuCtxSetCurrent(context: Handle) {
         let state = state::lock()?;
         if context != Handle::NULL {
-            check_alive(&state, context)?;
+            check_handle(&state, context)?;
         }
         STACK.with_borrow_mut(|stack| {
             stack.pop();
@@ -347,8 +431,10 @@ export! {
         context.set(current().unwrap_or(Handle::NULL))
     }
 
-    fn cuCtxGetDevice(device: OutPtr<Device>) {
-        device.set(Device::of(with_current(|context| Ok(context.gpu))?))
+    fn cuCtxGetDevice(device: OutPtr<Device>) { device.set(Device::of(gpu_of(Handle::NULL)?)) }
+
+    fn cuCtxGetDevice_v2(device: OutPtr<Device>, context: Handle) {
+        device.set(Device::of(gpu_of(context)?))
     }
 
     fn cuCtxGetFlags(flags: OutPtr<c_uint>) { flags.set(with_current(|context| Ok(context.flags))?) }
@@ -365,20 +451,25 @@ export! {
         version.set(API_VERSION)
     }
 
-    fn cuCtxSynchronize() {
-        let end = {
-            let mut state = state::lock()?;
-            capture::check_unsafe(&mut state)?;
-            let gpu = current_gpu(&state)?;
-            state.timelines.get(&gpu).map_or(0, |timeline| timeline.end())
-        };
-        timeline::wait_until(end);
-        state::lock()?.shrink_pools()
+    fn cuCtxSynchronize() { synchronize(current_gpu) }
+
+    fn cuCtxSynchronize_v2(context: Handle) {
+        let gpu = gpu_of(context)?;
+        synchronize(|_| Ok(gpu))
     }
 
     fn cuCtxGetLimit(value: OutPtr<usize>, limit: c_uint) {
         let limits = with_current(|context| Ok(context.limits))?;
-        value.set(*limits.get(limit as usize).ok_or(Status::NotSupported)? as usize)
+        value.set(match (limits.get(limit as usize), limit) {
+            (Some(bytes), _) => *bytes as usize,
+            // Depth and number of launches of kernels by kernels, fetches and persistence of the
+            // L2 cache, sizes of rings.
+            (None, 3) => 2,
+            (None, 4) => 2048,
+            (None, 5) => 128,
+            (None, 6..=9) => 0,
+            _ => return Err(Status::InvalidValue),
+        })
     }
 
     fn cuCtxSetLimit(limit: c_uint, value: usize) { set_limit(limit as usize, value as u64) }

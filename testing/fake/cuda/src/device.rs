@@ -57,6 +57,19 @@ fn uuid_bytes(uuid: &str) -> CuResult<[u8; 16]> {
     bytes.try_into().map_err(|_| Status::Unknown)
 }
 
+/// Returns the bytes of a device that the answer to the integrity check depends on: its UUID, and
+/// domain, bus and slot as 32-bit numbers.
+pub(crate) fn hash_input(device: Device) -> CuResult<[u8; 28]> {
+    let (uuid, pci) = with(device, |gpu| (gpu.uuid.clone(), gpu.pci))?;
+    let mut bytes = [0; 28];
+    bytes[..16].copy_from_slice(&uuid_bytes(&uuid)?);
+    let place = [pci.domain, pci.bus.into(), pci.device.into()];
+    for (at, number) in place.into_iter().enumerate() {
+        bytes[16 + at * 4..20 + at * 4].copy_from_slice(&number.to_le_bytes());
+    }
+    Ok(bytes)
+}
+
 fn write_uuid(uuid: OutPtr<[u8; 16]>, device: Device) -> CuResult {
     uuid.set(with(device, |gpu| uuid_bytes(&gpu.uuid))??)
 }

@@ -8,6 +8,7 @@ use tessera_fake_world::Machine;
 use tessera_runtime::error_chain::chain;
 
 use crate::abi::{CuResult, OutPtr, export};
+use crate::export_tables;
 use crate::mps;
 use crate::status::{self, Status};
 
@@ -78,10 +79,25 @@ export! {
         known.map(drop).ok_or(Status::InvalidValue)
     }
 
+    fn cuLogsRegisterCallback(callback: *const c_void, data: *const c_void, handle: OutPtr<usize>) {
+        let _ = data;
+        if callback.is_null() {
+            return Err(Status::InvalidValue);
+        }
+        handle.set_unless_null(1);
+        Ok(())
+    }
+
+    fn cuProfilerStart() { machine().map(drop) }
+    fn cuProfilerStop() { machine().map(drop) }
+
     fn cuGetExportTable(table: OutPtr<*const c_void>, id: *const c_void) {
-        // The export tables of NVIDIA are not documented.
-        let _ = id;
         table.set(std::ptr::null())?;
-        Err(Status::NotFound)
+        if id.is_null() {
+            return Err(Status::InvalidValue);
+        }
+        // SAFETY: by CUDA's contract a UUID, which has 16 bytes.
+        let found = export_tables::find(unsafe { id.cast::<[u8; 16]>().read_unaligned() });
+        table.set(found.ok_or(Status::NotFound)?)
     }
 }

@@ -20,6 +20,15 @@ pub(crate) struct Event {
     pub(crate) recorded: Option<u64>,
 }
 
+/// Content of `CUipcEventHandle`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct IpcEvent {
+    process: u64,
+    event: u64,
+    rest: [u64; 6],
+}
+
 /// `CU_EVENT_DISABLE_TIMING`.
 const NO_TIMING: c_uint = 2;
 
@@ -73,6 +82,25 @@ export! {
         let handle = state.new_handle();
         state.events.insert(handle, Event { context, timed: flags & NO_TIMING == 0, recorded: None });
         event.set(handle)
+    }
+
+    fn cuIpcGetEventHandle(handle: OutPtr<IpcEvent>, event: Handle) {
+        state::lock()?.events.get(&event).ok_or(Status::InvalidHandle)?;
+        handle.set(IpcEvent { process: std::process::id().into(), event: event.0 as u64, rest: [0; 6] })
+    }
+
+    // Its work is done: processes hand events over when they have waited for them, or wait then.
+    fn cuIpcOpenEventHandle(event: OutPtr<Handle>, handle: IpcEvent) {
+        event.check()?;
+        if handle.process == 0 || handle.event == 0 {
+            return Err(Status::InvalidValue);
+        }
+        let mut state = state::lock()?;
+        current_gpu(&state)?;
+        let context = current().ok_or(Status::InvalidContext)?;
+        let opened = state.new_handle();
+        state.events.insert(opened, Event { context, timed: false, recorded: None });
+        event.set(opened)
     }
 
     fn cuEventDestroy(event: Handle) { destroy(event) }

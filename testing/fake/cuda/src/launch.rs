@@ -1,10 +1,11 @@
 //! Launches: a kernel takes its modelled time on the GPU, and the caller takes the time of a
 //! launch.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_uint, c_void};
 
 use crate::abi::{CuResult, InPtr, export};
 use crate::driver;
+use crate::kernel::MAX_THREADS;
 use crate::module;
 use crate::state::{self, Handle};
 use crate::status::Status;
@@ -23,9 +24,6 @@ struct Config {
     attribute_count: c_uint,
 }
 
-/// Maximum threads of a block.
-const MAX_THREADS: u64 = 1024;
-
 fn product(sizes: [c_uint; 3]) -> u64 {
     sizes.into_iter().fold(1_u64, |product, size| product.saturating_mul(size.into()))
 }
@@ -36,7 +34,7 @@ fn launch(function: Handle, grid: [c_uint; 3], block: [c_uint; 3], on: Handle) -
     let mut state = state::lock()?;
     module::load_function(&mut state, function)?;
     let length = state.functions.get(&function).ok_or(Status::InvalidHandle)?.length;
-    if blocks == 0 || threads == 0 || threads > MAX_THREADS {
+    if blocks == 0 || threads == 0 || threads > MAX_THREADS as u64 {
         return Err(Status::InvalidValue);
     }
     let board = &machine.world().gpus[stream::gpu_of(&state, on)?];
@@ -94,20 +92,5 @@ export! {
     ) {
         let _ = (shared_bytes, parameters);
         launch(function, [grid_x, grid_y, grid_z], [block_x, block_y, block_z], on)
-    }
-
-    fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
-        blocks: crate::abi::OutPtr<c_int>,
-        function: Handle,
-        threads: c_int,
-        shared_bytes: usize,
-        flags: c_uint,
-    ) {
-        let _ = (shared_bytes, flags);
-        state::lock()?.functions.get(&function).ok_or(Status::InvalidHandle)?;
-        if threads <= 0 || threads as u64 > MAX_THREADS {
-            return Err(Status::InvalidValue);
-        }
-        blocks.set((2048 / threads).clamp(1, 32))
     }
 }

@@ -13,6 +13,7 @@
 //! | `timeline`, `stream`, `event`, `launch` | work takes modelled time, one kernel after the other on a GPU; synchronisation waits in real time (scaled by the world's `time.scale`) |
 //! | `capture`, `graph` | streams record work, and forbidden calls invalidate the capture; a graph takes the sum of its kernels' times |
 //! | `module` | any image is a valid module with every function; one named `..._for_250us` takes that long |
+//! | `export_tables`, `integrity`, `context_storage` | functions without names, which NVIDIA's libraries above the driver call |
 //! | `resolve` | `cuGetProcAddress`, by name, version and default stream, as a driver of the world's CUDA version (11.7 to 13.5) does |
 //!
 //! `dlsym` finds the symbols of a driver of that version (`exports`). All other exports of NVIDIA's
@@ -28,14 +29,18 @@ mod attribute;
 mod bind;
 mod capture;
 mod context;
+mod context_storage;
 mod copy;
 mod device;
 mod driver;
 mod event;
+mod export_tables;
 mod exports;
 mod graph;
 mod graph_memory;
 mod host;
+mod integrity;
+mod kernel;
 mod launch;
 mod memory;
 mod module;

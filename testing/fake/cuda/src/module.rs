@@ -1,11 +1,12 @@
 //! Modules and functions. Any image is a valid module and has every function.
 
+use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use crate::abi::{CuResult, InPtr, OutPtr, export};
-use crate::allocation::refund;
+use crate::allocation::{AllocationKind, refund};
 use crate::context::{current, current_gpu};
 use crate::driver;
 use crate::state::{self, Handle, State};
@@ -20,6 +21,8 @@ pub(crate) struct Module {
     bytes: u64,
     /// Contexts that it is loaded in, with their GPUs.
     loaded: Vec<(Handle, usize)>,
+    /// Addresses of variables that programs have asked for, by context and name.
+    variables: HashMap<(Handle, String), u64>,
 }
 
 impl Module {
@@ -92,7 +95,8 @@ pub(crate) fn length_in(name: &str) -> Option<Duration> {
     }
 }
 
-fn load(out: OutPtr<Handle>, image: *const c_void) -> CuResult {
+/// Loads a module in the current context.
+pub(crate) fn load(out: OutPtr<Handle>, image: *const c_void) -> CuResult {
     out.check()?;
     if image.is_null() {
         return Err(Status::InvalidValue);
@@ -103,7 +107,12 @@ fn load(out: OutPtr<Handle>, image: *const c_void) -> CuResult {
     let bytes = bytes_in_memory(image);
     state.charge(gpu, bytes)?;
     let handle = state.new_handle();
-    let module = Module { context: Some(context), bytes, loaded: vec![(context, gpu)] };
+    let module = Module {
+        context: Some(context),
+        bytes,
+        loaded: vec![(context, gpu)],
+        variables: HashMap::new(),
+    };
     state.modules.insert(handle, module);
     out.set(handle)
 }
@@ -118,7 +127,10 @@ fn load_library(out: OutPtr<Handle>, image: *const c_void) -> CuResult {
     let mut state = state::lock()?;
     let handle = state.new_handle();
     let bytes = bytes_in_memory(image);
-    state.modules.insert(handle, Module { context: None, bytes, loaded: Vec::new() });
+    state.modules.insert(
+        handle,
+        Module { context: None, bytes, loaded: Vec::new(), variables: HashMap::new() },
+    );
     if is_eager && current().is_some() {
         load_in_context(&mut state, handle).inspect_err(|_| {
             state.modules.remove(&handle);
@@ -147,10 +159,19 @@ pub(crate) fn load_function(state: &mut State, function: Handle) -> CuResult {
     if is_kernel { load_in_context(state, module) } else { Ok(()) }
 }
 
+impl State {
+    /// Returns the functions of a module that programs have asked for.
+    pub(crate) fn functions_of(&self, module: Handle) -> Vec<Handle> {
+        let of_module = self.functions.iter().filter(|(_, function)| function.module == module);
+        of_module.map(|(handle, _)| *handle).collect()
+    }
+}
+
 fn unload(module: Handle) -> CuResult {
     let mut state = state::lock()?;
     let known = state.modules.remove(&module).ok_or(Status::InvalidHandle)?;
     state.functions.retain(|_, function| function.module != module);
+    state.allocations.retain(|address, _| !known.variables.values().any(|own| own == address));
     known.loaded.into_iter().try_for_each(|(_, gpu)| refund(gpu, known.bytes))
 }
 
@@ -162,6 +183,33 @@ fn get_function(out: OutPtr<Handle>, module: Handle, name: InPtr<c_char>) -> CuR
     let handle = state.new_handle();
     state.functions.insert(handle, Function { context, module, length });
     out.set(handle)
+}
+
+/// Returns the address and size of a variable. Every module has each variable, in memory that is
+/// part of the module's own.
+fn variable(
+    address: OutPtr<u64>,
+    bytes: OutPtr<usize>,
+    module: Handle,
+    name: InPtr<c_char>,
+) -> CuResult {
+    const BYTES: u64 = 64 << 10;
+    let name = name.text()?.to_owned();
+    let mut state = state::lock()?;
+    let (gpu, context) = (current_gpu(&state)?, current().ok_or(Status::InvalidContext)?);
+    let known = state.modules.get(&module).ok_or(Status::InvalidHandle)?;
+    let place = match known.variables.get(&(context, name.clone())) {
+        Some(known) => *known,
+        None => {
+            let new = state.allocate(gpu, context, BYTES, AllocationKind::Variable)?;
+            let known = state.modules.get_mut(&module).ok_or(Status::InvalidHandle)?;
+            known.variables.insert((context, name), new);
+            new
+        }
+    };
+    address.set_unless_null(place);
+    bytes.set_unless_null(BYTES as usize);
+    Ok(())
 }
 
 /// Returns the function of a kernel in the current context, where its library is loaded now.
@@ -221,25 +269,27 @@ export! {
         function_of(function, kernel)
     }
 
-    fn cuFuncGetAttribute(value: OutPtr<c_int>, attribute: c_int, function: Handle) {
-        state::lock()?.functions.get(&function).ok_or(Status::InvalidHandle)?;
-        match attribute {
-            // Maximum threads of a block, registers of a thread; the others are bytes or flags.
-            0 => value.set(1024),
-            4 => value.set(32),
-            1..=16 => value.set(0),
-            _ => Err(Status::InvalidValue),
-        }
+    fn cuModuleGetGlobal_v2(address: OutPtr<u64>, bytes: OutPtr<usize>, module: Handle, name: InPtr<c_char>) {
+        variable(address, bytes, module, name)
     }
 
-    fn cuFuncSetAttribute(function: Handle, attribute: c_int, value: c_int) {
-        let _ = (attribute, value);
-        state::lock()?.functions.get(&function).map(drop).ok_or(Status::InvalidHandle)
+    fn cuLibraryGetGlobal(address: OutPtr<u64>, bytes: OutPtr<usize>, library: Handle, name: InPtr<c_char>) {
+        load_in_context(&mut *state::lock()?, library)?;
+        variable(address, bytes, library, name)
     }
 
-    fn cuFuncSetCacheConfig(function: Handle, config: c_int) {
-        let _ = config;
-        state::lock()?.functions.get(&function).map(drop).ok_or(Status::InvalidHandle)
+    fn cuLibraryLoadFromFile(
+        library: OutPtr<Handle>,
+        path: InPtr<c_char>,
+        jit_options: *const c_int,
+        jit_values: *const *const c_void,
+        jit_count: c_uint,
+        options: *const c_int,
+        values: *const *const c_void,
+        count: c_uint,
+    ) {
+        let _ = (jit_options, jit_values, jit_count, options, values, count);
+        load_library(library, path.text()?.as_ptr().cast())
     }
 }
 

@@ -10,6 +10,7 @@ use crate::allocation::Allocation;
 use crate::array::Array;
 use crate::bind::Binding;
 use crate::context::{Context, Green, Primary};
+use crate::context_storage::Stored;
 use crate::driver;
 use crate::event::Event;
 use crate::graph::{Executable, Graph};
@@ -50,6 +51,8 @@ pub(crate) struct State {
     /// Addresses of destroyed contexts.
     pub(crate) spare_contexts: Vec<Handle>,
     pub(crate) green: HashMap<Handle, Green>,
+    /// Values of libraries, by context and key.
+    pub(crate) context_storage: HashMap<(Handle, usize), Stored>,
     pub(crate) primaries: HashMap<usize, Primary>,
     pub(crate) allocations: BTreeMap<u64, Allocation>,
     pub(crate) streams: HashMap<Handle, Stream>,

@@ -145,6 +145,11 @@ export! {
         priority.set(state.streams.get(&stream).map_or(0, |stream| stream.priority))
     }
 
+    fn cuStreamGetGreenCtx(stream: Handle, context: OutPtr<Handle>) {
+        gpu_of(&*state::lock()?, stream)?;
+        context.set(Handle::NULL)
+    }
+
     fn cuStreamGetId(stream: Handle, id: OutPtr<u64>) {
         gpu_of(&*state::lock()?, stream)?;
         id.set(stream.0 as u64)

@@ -1,0 +1,188 @@
+//! Unmodified programs and libraries above CUDA, on the fake driver: without the interceptor and
+//! behind it in every mode. `make real-programs` installs them and runs this
+//! (`testing/real-programs/README.md`).
+
+mod container;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use container::{GIB, MIB, Mode, Node, lines_of, namespaces_error};
+use serde_json::Value;
+
+/// The grant of each program, without the memory of contexts.
+const LIMIT: u64 = 2 * GIB;
+
+fn directory() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testing/real-programs")
+}
+
+/// Returns the Python of an installed stack, or `None` if the stack is not asked for or this machine
+/// cannot have it, which is printed.
+fn python(stack: &str) -> Option<PathBuf> {
+    let asked = std::env::var("TESSERA_REAL_STACKS").unwrap_or_default();
+    if !asked.is_empty() && !asked.split(',').any(|asked| asked == stack) {
+        println!("skipped: stack {stack} is not asked for (REAL={asked})");
+        return None;
+    }
+    let into = Path::new(env!("CARGO_TARGET_TMPDIR")).join("../real-programs");
+    let output = Command::new(directory().join("install.sh"))
+        .arg(stack)
+        .arg(into)
+        .stderr(std::process::Stdio::inherit())
+        .output()
+        .expect("the script runs");
+    match output.status.code() {
+        Some(0) => {
+            let place = String::from_utf8(output.stdout).expect("a path");
+            Some(Path::new(place.trim()).join("bin/python"))
+        }
+        Some(3) => None,
+        _ => panic!("install.sh {stack}: {}", output.status),
+    }
+}
+
+/// The output of a program, and its ledger.
+struct Run {
+    mode: Mode,
+    lines: Vec<Value>,
+    peak_bytes: u64,
+    used_bytes: u64,
+    unknown_functions: u64,
+}
+
+/// Runs a program of a stack in one mode.
+fn run(python: &Path, mode: Mode, program: &[&str]) -> Run {
+    let node = Node::new();
+    let share = node.share_with_contexts(LIMIT + node.context_bytes());
+    let script = directory().join("programs").join(program[0]);
+    let mut arguments = vec![script.to_str().expect("text")];
+    arguments.extend(&program[1..]);
+    let container = match mode {
+        Mode::Bare => node.container_without_library(),
+        mode => node.container_in(mode, &[&share]),
+    };
+    let output = container.with_timeout(300).run(python, &arguments);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program:?} in {mode:?}: {}; {error}", output.status);
+    assert!(!error.contains("panicked"), "{program:?} in {mode:?}: {error}");
+    share.ledger(|ledger| Run {
+        mode,
+        lines: lines_of(&output),
+        peak_bytes: ledger.peak_bytes(),
+        used_bytes: ledger.processes().map(|process| process.used_bytes).sum(),
+        unknown_functions: ledger.unknown_functions(),
+    })
+}
+
+/// Runs a program without the interceptor, and in all modes: held to its grant, it prints the same
+/// in all of them.
+fn check(stack: &str, program: &[&str]) -> Option<Vec<Value>> {
+    if let Some(error) = namespaces_error() {
+        panic!("containers cannot run here: {error}");
+    }
+    let python = python(stack)?;
+    let bare = run(&python, Mode::Bare, program);
+    let limit = total();
+    let held = Mode::INTERCEPTED.map(|mode| run(&python, mode, program));
+    for run in &held {
+        let what = format!("{program:?} in {:?}", run.mode);
+        assert_eq!(run.lines, held[0].lines, "{what}");
+        assert!(run.peak_bytes > 0 && run.peak_bytes <= limit, "{what}: peak {}", run.peak_bytes);
+        assert_eq!(run.unknown_functions, 0, "{what}");
+        assert!(run.used_bytes <= limit, "{what}: {} of a dead process", run.used_bytes);
+    }
+    assert_eq!(bare.lines.len(), held[0].lines.len(), "{program:?}: {:?}", bare.lines);
+    let [first, ..] = held;
+    Some(first.lines)
+}
+
+/// Returns the value of a field of the only line that has it.
+fn field<'l>(lines: &'l [Value], name: &str) -> &'l Value {
+    let mut found = lines.iter().filter_map(|line| line.get(name));
+    let value = found.next().unwrap_or_else(|| panic!("no line has {name}: {lines:?}"));
+    assert!(found.next().is_none(), "{name} is in several lines: {lines:?}");
+    value
+}
+
+/// Returns the total memory that a program sees under its grant.
+fn total() -> u64 {
+    LIMIT + Node::new().context_bytes()
+}
+
+fn runtime_holds(library: &str) {
+    let Some(lines) = check("runtime", &["cuda_runtime.py", library]) else { return };
+    assert_eq!(field(&lines, "devices"), 0);
+    assert_eq!(field(&lines, "begin")["total"], total());
+    assert_eq!(field(&lines, "begin")["free"], LIMIT);
+    assert_eq!((field(&lines, "refused"), field(&lines, "held")), (&2.into(), &LIMIT.into()));
+    assert_eq!(
+        (field(&lines, "freed"), &field(&lines, "end")["free"]),
+        (&true.into(), &LIMIT.into())
+    );
+    assert_eq!(field(&lines, "stream"), &serde_json::json!([0, 0, 0, 0, 0]));
+}
+
+#[test]
+fn cuda_runtime_11_is_held() {
+    runtime_holds("libcudart.so.11.0");
+}
+
+#[test]
+fn cuda_runtime_12_is_held() {
+    runtime_holds("libcudart.so.12");
+}
+
+#[test]
+fn cuda_runtime_13_is_held() {
+    runtime_holds("libcudart.so.13");
+}
+
+#[test]
+fn cupy_is_held_and_recovers_from_a_full_share() {
+    let Some(lines) = check("arrays", &["cupy_arrays.py"]) else { return };
+    assert_eq!(field(&lines, "total"), total());
+    assert_eq!(field(&lines, "oom"), "OutOfMemoryError");
+    assert_eq!(field(&lines, "asynchronous"), "OutOfMemoryError");
+    assert!(["success", "OutOfMemoryError"].iter().any(|result| field(&lines, "late") == result));
+    assert_eq!((field(&lines, "after"), field(&lines, "freed")), (&16.into(), &true.into()));
+    assert_eq!(field(&lines, "graph"), "launched");
+}
+
+#[test]
+fn numba_is_held_and_recovers_from_a_full_share() {
+    let Some(lines) = check("arrays", &["numba_kernels.py"]) else { return };
+    assert_eq!(field(&lines, "total"), total());
+    let held = field(&lines, "held").as_u64().expect("bytes");
+    assert!(held > LIMIT - 128 * MIB && held <= LIMIT, "{held}");
+    assert_eq!(
+        (field(&lines, "kernel"), field(&lines, "after")),
+        (&"launched".into(), &"launched".into())
+    );
+}
+
+#[test]
+fn nvml_tools_see_the_share_and_their_own_processes() {
+    let Some(lines) = check("tools", &["nvml_tools.py"]) else { return };
+    assert_eq!(
+        (field(&lines, "total"), field(&lines, "nvitop")),
+        (&total().into(), &total().into())
+    );
+    assert_eq!((field(&lines, "processes"), field(&lines, "own")), (&1.into(), &true.into()));
+    let used = Node::new().context_bytes() + 256 * MIB;
+    assert_eq!(field(&lines, "used"), &Value::from(used));
+}
+
+#[test]
+fn pytorch_is_held_and_recovers_from_a_full_share() {
+    let Some(lines) = check("torch", &["torch_tensors.py"]) else { return };
+    let error = "OutOfMemoryError";
+    assert_eq!((field(&lines, "oom"), field(&lines, "small")), (&error.into(), &error.into()));
+    let late = lines.iter().filter(|line| line.get("late").is_some());
+    for line in late {
+        assert!(line["result"] == "success" || line["result"] == error, "{line}");
+    }
+    assert_eq!(field(&lines, "after"), &serde_json::json!([[256], [256]]));
+    assert_eq!(field(&lines, "graph"), "replayed");
+    assert_eq!(field(&lines, "shared"), 64 * MIB);
+}
