@@ -14,6 +14,7 @@ shellcheck --external-sources --check-sourced --source-path .:SCRIPTDIR \
   ../../deploy/chart/check.sh ../../deploy/images/check.sh \
   ../../testing/judge/fuzz.sh ../../testing/oracle/goldens.sh ../../testing/fuzz/run.sh \
   ../../.ci/run ../../.ci/install-cargo-deny \
-  ../../intercept/hook/tests/glibc.sh ../../intercept/hook/tests/arm64.sh
+  ../../intercept/hook/tests/glibc.sh ../../intercept/hook/tests/arm64.sh \
+  ../../testing/real-programs/install.sh ../../bench/ai-benchmark/run.sh
 "$here/../../deploy/images/check.sh"
 HELM=$("$here/build.sh" helm)/helm "$here/../../deploy/chart/check.sh"

@@ -9,5 +9,8 @@ pub const CORES: &str = "cores";
 /// All capacities: name and meaning.
 pub const ALL: &[(&str, &str)] = &[
     (MEMORY, "Device memory in whole MiB; requests are rounded up to 1 MiB."),
-    (CORES, "Percent of the GPU's compute, 0 to 100. `compute.policy` determines how it is enforced."),
+    (
+        CORES,
+        "Percent of the GPU's compute, 0 to 100. `compute.policy` determines how it is enforced.",
+    ),
 ];

@@ -44,7 +44,7 @@ const PROGRAMS: [Program; 5] = [
         name: "PyTorch (cuBLAS, cuDNN)",
         stack: "torch",
         packages: &["torch", "nvidia-cublas", "nvidia-cudnn-cu13", "triton"],
-        checked: "`torch.OutOfMemoryError`, new operators with a full share and after, a graph, a tensor shared with another process",
+        checked: "`torch.OutOfMemoryError`, new operators with a full share and after, a graph, a tensor shared with another process, the ten cases of [ai-benchmark](../../bench/ai-benchmark/README.md)",
     },
 ];
 

@@ -186,3 +186,13 @@ fn pytorch_is_held_and_recovers_from_a_full_share() {
     assert_eq!(field(&lines, "graph"), "replayed");
     assert_eq!(field(&lines, "shared"), 64 * MIB);
 }
+
+/// The job of `bench/ai-benchmark`.
+#[test]
+fn ai_benchmark_runs_in_a_share() {
+    let Some(lines) = check("torch", &["ai_benchmark.py"]) else { return };
+    let cases: Vec<_> = lines.iter().filter(|line| line.get("case").is_some()).collect();
+    assert_eq!(cases.len(), 10, "{cases:?}");
+    assert!(cases.iter().all(|line| line["result"] == "rate"), "{cases:?}");
+    assert_eq!(field(&lines, "table"), 10);
+}
