@@ -161,7 +161,7 @@ const AHEAD_NS: u64 = 50_000_000_000;
 /// first.
 fn parts(node: &Node, share: &NodeShare) -> Vec<f64> {
     let arguments = kernels_of_1ms("plain", "200", "8");
-    let lines = node.container(&[share]).start(&compute(node), &arguments).lines_with("gpu");
+    let lines = node.container(&[share]).start(compute(node), &arguments).lines_with("gpu");
     lines.iter().skip(1).map(|line| number(line, "gpu")).collect()
 }
 
