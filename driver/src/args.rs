@@ -103,6 +103,17 @@ pub struct DriverArgs {
     #[arg(long, env = "TESSERA_MAX_SHARES", value_name = "NUMBER", default_value_t)]
     pub max_shares: MaxShares,
 
+    /// Correct charged GPU time by what NVML reports for each process. With false, caps hold by
+    /// CUDA events alone: streams that run at the same time are charged several times, copies not
+    /// at all.
+    #[arg(
+        long,
+        env = "TESSERA_CORRECT_GPU_TIME",
+        default_value_t = true,
+        action = clap::ArgAction::Set
+    )]
+    pub correct_gpu_time: bool,
+
     /// Allows claims to share a GPU by MPS (`sharing: MPS` in their GpuConfig). tessera-mps runs
     /// the control daemons; it must run on this node with the same --state-dir. Not in mode
     /// stock. Prepared claims do not change.

@@ -68,6 +68,8 @@ pub struct DriverSettings {
     pub memory_ratio: MemoryRatio,
     /// The maximum number of shares of a GPU.
     pub max_shares: MaxShares,
+    /// True if charged GPU time is corrected by what NVML reports.
+    pub correct_gpu_time: bool,
     /// True if claims may share a GPU by MPS.
     pub mps: bool,
     /// The order of GPUs in slices.

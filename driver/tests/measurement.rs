@@ -190,6 +190,17 @@ async fn gain_is_one_without_utilization_of_processes() {
     assert_eq!(bed.published().gain, Gain::ONE);
 }
 
+#[tokio::test]
+async fn gpu_time_is_not_corrected_if_the_operator_forbids_it() {
+    let mut bed = TestBed::new().await;
+    bed.measurement = bed.measurement.with_correction(false);
+    let _alive = process(&bed.node, 0, 100, 300);
+    bed.node.gpus.hold(0, &[holds(100, 700)]);
+    bed.work(30, 100, 20, 40);
+    assert_eq!((bed.published().gain, bed.overhead_mib()), (Gain::ONE, 400));
+    assert!(bed.events.try_recv().is_err());
+}
+
 /// A container could get more GPU time by hiding the process that uses it.
 #[tokio::test]
 async fn slot_without_a_known_process_does_not_lower_the_gain() {

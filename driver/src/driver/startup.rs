@@ -250,7 +250,8 @@ impl Startup {
             Arc::clone(&self.gpus),
             ProcFs::new(self.settings.proc.clone()),
             self.claim_events.clone(),
-        );
+        )
+        .with_correction(self.settings.correct_gpu_time);
         self.tasks.spawn("measurement", measurement.run(stop.clone()));
         let daemons = MpsWatch::new(
             self.mps.clone(),

@@ -66,6 +66,8 @@ pub struct HostMeasurement {
     /// The samples that were read, by GPU.
     sampled: BTreeMap<GpuUuid, Sampled>,
     shares: BTreeMap<ClaimDeviceName, MeasuredShare>,
+    /// True if GPU time is corrected.
+    corrects: bool,
     /// The lock of the instance that publishes.
     lock: Option<File>,
 }
@@ -121,7 +123,14 @@ impl HostMeasurement {
         events: mpsc::Sender<ClaimEvent>,
     ) -> Self {
         let (sampled, shares, lock) = Default::default();
-        Self { ledgers, gpus, owners: Owners::new(processes), events, sampled, shares, lock }
+        let owners = Owners::new(processes);
+        Self { ledgers, gpus, owners, events, sampled, shares, corrects: true, lock }
+    }
+
+    /// Returns it with this setting: false leaves charged GPU time as it is.
+    #[must_use]
+    pub fn with_correction(self, corrects: bool) -> Self {
+        Self { corrects, ..self }
     }
 
     /// Measures until `stop`. A node without shares is not measured.
@@ -249,7 +258,7 @@ impl HostMeasurement {
     ) {
         let Ok(usage) = &share.usage else { return };
         let state = self.shares.entry(share.share.clone()).or_default();
-        if reading.is_unsupported {
+        if reading.is_unsupported || !self.corrects {
             state.estimator = GainEstimator::default();
         } else if let Some((_, wall_ns)) = &reading.utilization {
             state.compare(usage, &found, *wall_ns, now_ns);

@@ -76,6 +76,7 @@ impl Node {
             default_compute: tessera_api::config::ComputePolicy::Balance,
             memory_ratio: Default::default(),
             max_shares: Default::default(),
+            correct_gpu_time: true,
             mps: false,
             device_order: DeviceOrder::Index,
             mode: DriverMode::Managed,
