@@ -201,6 +201,30 @@ async fn gpu_time_is_not_corrected_if_the_operator_forbids_it() {
     assert!(bed.events.try_recv().is_err());
 }
 
+/// NVML has no samples of an idle GPU.
+#[tokio::test]
+async fn hour_without_work_does_not_change_the_gain() {
+    let mut bed = TestBed::new().await;
+    let _alive = process(&bed.node, 0, 100, 300);
+    bed.node.gpus.hold(0, &[holds(100, 300)]);
+    bed.work(10, 100, 30, 30);
+    bed.node.gpus.idle(0);
+    (0..3600).for_each(|_| bed.round());
+    bed.work(3, 100, 30, 30);
+    assert_eq!(bed.published().gain, Gain::ONE);
+}
+
+#[tokio::test]
+async fn gpu_that_does_not_answer_keeps_its_overhead() {
+    let mut bed = TestBed::new().await;
+    let _alive = process(&bed.node, 0, 100, 300);
+    bed.node.gpus.hold(0, &[holds(100, 700)]);
+    (0..3).for_each(|_| bed.round());
+    bed.node.gpus.hide_processes(0);
+    bed.round();
+    assert_eq!(bed.overhead_mib(), 400);
+}
+
 /// A container could get more GPU time by hiding the process that uses it.
 #[tokio::test]
 async fn slot_without_a_known_process_does_not_lower_the_gain() {

@@ -72,12 +72,13 @@ pub struct HostMeasurement {
     lock: Option<File>,
 }
 
-/// The last samples of a GPU that were read.
+/// The last reading of a GPU's samples.
 #[derive(Clone, Copy, Debug)]
 struct Sampled {
     /// NVML's time of the last sample in us.
     last_us: u64,
-    /// Monotonic time of the reading in ns.
+    /// Monotonic time of the reading in ns, whether it had a newer sample or not: NVML has no
+    /// samples of an idle GPU, and what follows a pause of hours is of the last second.
     at_ns: u64,
 }
 
@@ -99,9 +100,10 @@ struct MeasuredShare {
 #[derive(Debug, Default)]
 struct GpuReading {
     processes: Vec<GpuProcess>,
-    /// The utilization and the time since the last reading in ns. `None` if there is no newer
-    /// sample.
-    utilization: Option<(ProcessUtilization, u64)>,
+    /// The utilization. `None` if there is no newer sample.
+    utilization: Option<ProcessUtilization>,
+    /// Time since the last reading in ns; 0 for the first.
+    wall_ns: u64,
     /// True if NVML does not report the utilization of processes.
     is_unsupported: bool,
 }
@@ -169,8 +171,10 @@ impl HostMeasurement {
         let before = self.ledgers.read();
         let gpus: BTreeSet<_> = before.iter().map(|share| share.gpu.clone()).collect();
         self.sampled.retain(|gpu, _| gpus.contains(gpu));
-        let readings: BTreeMap<_, _> =
-            gpus.into_iter().map(|gpu| (gpu.clone(), self.read_gpu(&gpu, now_ns))).collect();
+        let readings: BTreeMap<_, _> = gpus
+            .into_iter()
+            .filter_map(|gpu| Some((gpu.clone(), self.read_gpu(&gpu, now_ns)?)))
+            .collect();
         let after = self.ledgers.read();
         let reported = |pid| {
             readings.values().any(|reading| reading.processes.iter().any(|held| held.pid == pid))
@@ -183,12 +187,13 @@ impl HostMeasurement {
         }
     }
 
-    /// Reads what NVML says about a GPU. A GPU that does not answer has no processes.
-    fn read_gpu(&mut self, gpu: &GpuUuid, now_ns: u64) -> GpuReading {
-        let processes = self.gpus.processes(gpu).unwrap_or_else(|error| {
-            tracing::debug!(%gpu, error = chain(&error), "cannot read processes of GPU");
-            Vec::new()
+    /// Reads what NVML says about a GPU, or returns `None` if it does not answer: what was
+    /// published stays then.
+    fn read_gpu(&mut self, gpu: &GpuUuid, now_ns: u64) -> Option<GpuReading> {
+        let processes = self.gpus.processes(gpu).inspect_err(|error| {
+            tracing::debug!(%gpu, error = chain(error), "cannot read processes of GPU");
         });
+        let processes = processes.ok()?;
         let before = self.sampled.get(gpu).copied();
         let since_us = before.map_or(0, |before| before.last_us);
         let utilization = self.gpus.utilization(gpu, since_us).unwrap_or_else(|error| {
@@ -197,13 +202,12 @@ impl HostMeasurement {
         });
         let is_unsupported = utilization.is_none();
         let newer = utilization.filter(|utilization| utilization.last_us > since_us);
-        if let Some(newer) = &newer {
-            let sampled = Sampled { last_us: newer.last_us, at_ns: now_ns };
-            self.sampled.insert(gpu.clone(), sampled);
-        }
-        let since_ns = |before: Sampled| now_ns.saturating_sub(before.at_ns);
-        let utilization = newer.zip(before.map(since_ns));
-        GpuReading { processes, utilization, is_unsupported }
+        let last_us = newer.as_ref().map_or(since_us, |newer| newer.last_us);
+        self.sampled.insert(gpu.clone(), Sampled { last_us, at_ns: now_ns });
+        let wall_ns = before.map_or(0, |before| now_ns.saturating_sub(before.at_ns));
+        // The first samples are of any time.
+        let utilization = newer.filter(|_| since_us > 0);
+        Some(GpuReading { processes, utilization, wall_ns, is_unsupported })
     }
 
     /// Measures the shares of one GPU.
@@ -234,9 +238,10 @@ impl HostMeasurement {
             });
             let charged = charged.fold(0, u64::saturating_add);
             let overhead = held.bytes.map(|bytes| difference(bytes, charged));
-            let percent = reading.utilization.as_ref().map_or(0, |(utilization, _)| {
-                utilization.percent.get(&held.pid).copied().unwrap_or(0)
-            });
+            let percent = reading
+                .utilization
+                .as_ref()
+                .map_or(0, |utilization| utilization.percent.get(&held.pid).copied().unwrap_or(0));
             found[*first].overheads.extend(overhead.map(|overhead| (identity, overhead)));
             found[*first].percent.extend(Some(percent).filter(|percent| *percent > 0));
             for (at, slot) in &slots {
@@ -260,8 +265,8 @@ impl HostMeasurement {
         let state = self.shares.entry(share.share.clone()).or_default();
         if reading.is_unsupported || !self.corrects {
             state.estimator = GainEstimator::default();
-        } else if let Some((_, wall_ns)) = &reading.utilization {
-            state.compare(usage, &found, *wall_ns, now_ns);
+        } else {
+            state.compare(usage, &found, reading, now_ns);
         }
         let gain = state.estimator.gain();
         let corrected = state.large_gain(gain, share);
@@ -317,9 +322,15 @@ impl MeasuredShare {
     ///
     /// If a slot that was charged belongs to no process that NVML reports, what it used is unknown,
     /// and nothing is concluded.
-    fn compare(&mut self, usage: &LedgerUsage, found: &FoundShare, wall_ns: u64, now_ns: u64) {
-        let before = self.charged.replace(usage.gpu_time);
-        let Some(before) = before else { return };
+    fn compare(
+        &mut self,
+        usage: &LedgerUsage,
+        found: &FoundShare,
+        reading: &GpuReading,
+        now_ns: u64,
+    ) {
+        let (before, wall_ns) = (self.charged.replace(usage.gpu_time), reading.wall_ns);
+        let Some(before) = before.filter(|_| reading.utilization.is_some()) else { return };
         let is_found =
             usage.processes.iter().all(|slot| slot.gpu_ns == 0 || found.slots.contains(&slot.slot));
         if !is_found {

@@ -1,7 +1,7 @@
 //! A fake GPU library, whose GPUs the test sets.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::{Arc, Condvar, Mutex},
     time::Duration,
 };
@@ -49,6 +49,8 @@ struct State {
     processes: BTreeMap<GpuUuid, Option<Vec<GpuProcess>>>,
     /// Utilization in percent by GPU and PID. GPUs that are not in it do not report it.
     utilization: BTreeMap<GpuUuid, BTreeMap<u32, u32>>,
+    /// GPUs without new samples of utilization.
+    idle: BTreeSet<GpuUuid>,
 }
 
 /// The library. Clones share it.
@@ -90,7 +92,18 @@ impl FakeGpus {
     /// Sets the utilization of a GPU by its processes, in percent.
     pub fn work(&self, number: u32, percent: &[(u32, u32)]) {
         let percent = percent.iter().copied().collect();
-        self.change(|state| drop(state.utilization.insert(uuid(number), percent)));
+        self.change(|state| {
+            state.idle.remove(&uuid(number));
+            state.utilization.insert(uuid(number), percent);
+        });
+    }
+
+    /// Lets a GPU have no new samples of utilization: no process works.
+    pub fn idle(&self, number: u32) {
+        self.work(number, &[]);
+        self.change(|state| {
+            state.idle.insert(uuid(number));
+        });
     }
 
     /// Stops reporting the processes of a GPU.
@@ -131,7 +144,8 @@ impl GpuLibrary for FakeGpus {
     ) -> Result<Option<ProcessUtilization>, LibraryError> {
         let state = self.shared.0.lock().expect("no panic");
         let percent = state.utilization.get(gpu).cloned();
-        Ok(percent.map(|percent| ProcessUtilization { last_us: since_us + 1, percent }))
+        let last_us = since_us + u64::from(!state.idle.contains(gpu));
+        Ok(percent.map(|percent| ProcessUtilization { last_us, percent }))
     }
 
     fn recovery_action(&self, _: &GpuUuid) -> Result<Option<RecoveryAction>, LibraryError> {
