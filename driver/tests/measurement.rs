@@ -11,7 +11,7 @@ use fakes::{
 };
 use tessera_driver::{
     events::ClaimEvent,
-    state::journal::JournalStore,
+    state::{journal::JournalStore, sole_lock},
     usage::{
         Ledgers,
         measurement::{HostMeasurement, Measurement},
@@ -40,6 +40,11 @@ impl TestBed {
         let kubelet = Kubelet::register(&node.path("kubelet")).await;
         kubelet.prepare(node.allocate("a", &[(0, 2, 30)])).await.expect("prepared");
         driver.stop().await;
+        // A round of the driver may still run, on a thread that a stop does not wait for.
+        let lock = node.paths().measurement_lock();
+        while sole_lock::take(&lock).expect("it can be locked").is_none() {
+            tokio::task::yield_now().await;
+        }
         let store = JournalStore::new(node.paths());
         drop(store.lock().expect("a journal"));
         let (sender, events) = mpsc::channel(8);
