@@ -25,7 +25,6 @@ use std::{
     time::Duration,
 };
 
-use rustix::time::ClockId;
 use tessera_api::{
     names::{ClaimDeviceName, GpuUuid},
     slice::MaxShares,
@@ -41,13 +40,14 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    clock::monotonic_ns,
     state::{
         StatePaths,
         journal::{ComputeCap, ComputePriority, Journal, RecordState, ShareRecord},
         shares::open_grant,
         sole_lock,
     },
-    usage::{Ledgers, liveness::live_slots, read_ledger},
+    usage::{Ledgers, liveness::live_slots, measurement::GAIN, read_ledger},
 };
 
 /// Interval of rounds. Unused compute is redistributed within a few rounds.
@@ -60,7 +60,6 @@ const MAX_SHARES: usize = MaxShares::LIMIT as usize;
 /// Offsets of the published words in a grant.
 const WORD: u64 = grant_offset::PUBLISHED as u64;
 const OTHERS_BUSY: u64 = WORD + std::mem::offset_of!(PublishedPage, others_busy_ns) as u64;
-const GAIN: u64 = WORD + std::mem::offset_of!(PublishedPage, gain) as u64;
 
 /// The compute scheduler of one node's GPUs.
 ///
@@ -203,17 +202,14 @@ impl Arbitration {
     /// Takes the lock if it is free. Returns true if this instance holds it. Grants are opened
     /// afterwards, so that scheduling continues from what another instance has published.
     fn try_lock(&mut self) -> bool {
-        if self.lock.is_none() {
-            let path = self.ledgers.paths().arbitration_lock();
-            self.lock = sole_lock::take(&path).unwrap_or_else(|error| {
-                tracing::warn!(
-                    error = chain(&error),
-                    "cannot lock compute scheduling; compute is not balanced"
-                );
-                None
-            });
-        }
-        self.lock.is_some()
+        let path = self.ledgers.paths().arbitration_lock();
+        sole_lock::hold(&mut self.lock, &path).unwrap_or_else(|error| {
+            tracing::warn!(
+                error = chain(&error),
+                "cannot lock compute scheduling; compute is not balanced"
+            );
+            false
+        })
     }
 }
 
@@ -382,13 +378,6 @@ impl ScheduledShare {
         let mut bytes = [0; 8];
         self.grant.read_exact_at(&mut bytes, at).map_or(0, |()| u64::from_le_bytes(bytes))
     }
-}
-
-/// Returns the time of the clock that ledgers and grants use.
-pub(crate) fn monotonic_ns() -> u64 {
-    let time = rustix::time::clock_gettime(ClockId::Monotonic);
-    u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000
-        + u64::try_from(time.tv_nsec).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -39,6 +39,7 @@ pub mod arbitration;
 pub mod args;
 pub mod audit;
 pub mod base_spec;
+mod clock;
 pub mod context_memory;
 pub mod driver;
 pub mod events;

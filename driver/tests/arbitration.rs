@@ -11,10 +11,10 @@ use std::{
 
 use fakes::{
     kubelet::Kubelet,
-    node::{Node, asked, configured, share_id, uid},
+    ledger::share,
+    node::{Node, asked, configured},
 };
 use serde_json::json;
-use tessera_api::names::{ClaimDeviceName, ClaimUid};
 use tessera_driver::driver::Driver;
 use tessera_intercept_abi::{
     LedgerPage, PublishedPage, SlotPage, grant_offset,
@@ -27,11 +27,6 @@ async fn prepare(node: &Node, kubelet: &Kubelet, name: &str, policy: &str, prior
     let compute = json!({"compute": {"policy": policy, "priority": priority}});
     node.api.put_claim(configured(name, &[(0, 2, 30)], &compute));
     kubelet.prepare(asked(name)).await.expect("prepared");
-}
-
-fn share(name: &str) -> ClaimDeviceName {
-    let claim = ClaimUid::new(uid(name)).expect("a UID");
-    ClaimDeviceName::of_result(&claim, 0, Some(&share_id(name, 0))).expect("a name")
 }
 
 fn monotonic_ns() -> u64 {

@@ -6,7 +6,7 @@ use std::{fs::File, mem::offset_of, os::unix::fs::FileExt, sync::Arc};
 
 use fakes::{
     kubelet::Kubelet,
-    ledger::{Ledger, MIB, holds, of_pod, path, show},
+    ledger::{Ledger, MIB, holds, of_pod, path, share, show},
     node::Node,
 };
 use tessera_driver::{
@@ -87,7 +87,7 @@ impl TestBed {
     }
 
     fn grant(&self) -> std::path::PathBuf {
-        path(&self.node, "a").to_string_lossy().replace("ledger", "grant").into()
+        self.node.paths().grant(&share("a"))
     }
 
     fn published(&self) -> Measurement {

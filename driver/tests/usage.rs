@@ -11,14 +11,10 @@ use fakes::{
     ledger::{Ledger, MIB, POD, holds, of_pod, path, show},
     node::Node,
 };
-use nix::{
-    fcntl::{FcntlArg, fcntl},
-    libc,
-};
 use tessera_driver::driver::Driver;
 use tessera_intercept_abi::{
     LedgerPage, SlotPage,
-    ledger::{HEADER_LEN, LOCK_OFFSET, SLOT_LEN, SLOTS, Total},
+    ledger::{HEADER_LEN, SLOT_LEN, SLOTS, Total},
 };
 use tessera_mps_protocol::{MpsPaths, lock::SupervisorLock};
 
@@ -375,19 +371,10 @@ async fn ledger_with_many_locks_is_unreadable_and_others_are_not() {
     for slot in 0..SLOTS {
         ledger.process(slot, 100, 1);
     }
-    let held = Ledger::of(&node, "a").0;
-    let lock = |byte: usize| {
-        let lock = libc::flock {
-            l_type: libc::F_WRLCK as libc::c_short,
-            l_whence: libc::SEEK_SET as libc::c_short,
-            l_start: (LOCK_OFFSET + byte as u64) as libc::off_t,
-            l_len: 1,
-            l_pid: 0,
-        };
-        fcntl(&held, FcntlArg::F_OFD_SETLK(&lock)).expect("locked");
-    };
+    let held = Ledger::of(&node, "a");
     // Those of the slots are last in the kernel's list.
-    (0..SLOTS).step_by(2).chain((SLOTS..SLOTS + 20_000).step_by(2)).for_each(lock);
+    let bytes = (0..SLOTS).step_by(2).chain((SLOTS..SLOTS + 20_000).step_by(2));
+    bytes.for_each(|byte| held.lock(byte));
 
     let readable = value(&driver, "tessera_share_ledger_readable");
     assert_eq!(readable.iter().filter(|value| *value == "1").count(), 1, "{readable:?}");

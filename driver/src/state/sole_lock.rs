@@ -17,3 +17,14 @@ pub fn take(path: &Path) -> io::Result<Option<File>> {
         Err(error) => Err(error.into()),
     }
 }
+
+/// Takes the lock of a file unless `held` has it already. Returns true if `held` has it now.
+///
+/// # Errors
+/// As [`take`].
+pub fn hold(held: &mut Option<File>, path: &Path) -> io::Result<bool> {
+    if held.is_none() {
+        *held = take(path)?;
+    }
+    Ok(held.is_some())
+}

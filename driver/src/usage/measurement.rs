@@ -37,7 +37,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{LedgerUsage, Ledgers, ShareUsage, owners::Owners, process::ProcFs};
 use crate::{
-    arbitration::monotonic_ns,
+    clock::monotonic_ns,
     events::ClaimEvent,
     state::{shares::open_grant, sole_lock},
 };
@@ -53,7 +53,8 @@ const READINGS: usize = 3;
 const LARGE_READINGS: u32 = 10;
 
 /// Offsets of the published words in a grant.
-const GAIN: u64 = (grant_offset::PUBLISHED + std::mem::offset_of!(PublishedPage, gain)) as u64;
+pub(crate) const GAIN: u64 =
+    (grant_offset::PUBLISHED + std::mem::offset_of!(PublishedPage, gain)) as u64;
 const OVERHEAD: u64 =
     (grant_offset::PUBLISHED + std::mem::offset_of!(PublishedPage, overhead_bytes)) as u64;
 
@@ -292,17 +293,14 @@ impl HostMeasurement {
 
     /// Takes the lock if it is free. Returns true if this instance holds it.
     fn try_lock(&mut self) -> bool {
-        if self.lock.is_none() {
-            let path = self.ledgers.paths().measurement_lock();
-            self.lock = sole_lock::take(&path).unwrap_or_else(|error| {
-                tracing::warn!(
-                    error = chain(&error),
-                    "cannot lock the measurement of shares; memory of CUDA contexts is not counted"
-                );
-                None
-            });
-        }
-        self.lock.is_some()
+        let path = self.ledgers.paths().measurement_lock();
+        sole_lock::hold(&mut self.lock, &path).unwrap_or_else(|error| {
+            tracing::warn!(
+                error = chain(&error),
+                "cannot lock the measurement of shares; memory of CUDA contexts is not counted"
+            );
+            false
+        })
     }
 }
 

@@ -51,25 +51,33 @@ impl Ledger {
 
     /// Locks a slot, as a living process does, until the returned file is dropped.
     pub fn lives(node: &Node, claim: &str, slot: usize) -> File {
-        let own = Self::of(node, claim).0;
+        let own = Self::of(node, claim);
+        own.lock(slot);
+        own.0
+    }
+
+    /// Locks the byte with this number, counted from the lock of slot 0.
+    pub fn lock(&self, byte: usize) {
         let lock = libc::flock {
             l_type: libc::F_WRLCK as libc::c_short,
             l_whence: libc::SEEK_SET as libc::c_short,
-            l_start: (LOCK_OFFSET + slot as u64) as libc::off_t,
+            l_start: (LOCK_OFFSET + byte as u64) as libc::off_t,
             l_len: 1,
             l_pid: 0,
         };
-        fcntl(&own, FcntlArg::F_OFD_SETLK(&lock)).expect("locked");
-        own
+        fcntl(&self.0, FcntlArg::F_OFD_SETLK(&lock)).expect("locked");
     }
 }
 
 /// Returns the path of the ledger of a claim's only share.
 pub fn path(node: &Node, claim: &str) -> PathBuf {
+    node.paths().ledger(&share(claim))
+}
+
+/// Returns the name of a claim's only share.
+pub fn share(claim: &str) -> ClaimDeviceName {
     let claim_uid = ClaimUid::new(uid(claim)).expect("a UID");
-    let share =
-        ClaimDeviceName::of_result(&claim_uid, 0, Some(&share_id(claim, 0))).expect("a name");
-    node.paths().ledger(&share)
+    ClaimDeviceName::of_result(&claim_uid, 0, Some(&share_id(claim, 0))).expect("a name")
 }
 
 /// The PID namespace of all processes.

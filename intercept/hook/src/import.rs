@@ -64,16 +64,16 @@ fn pay(pointer: Pointer, handle: &ExportHandle) -> Result<(), Refusal> {
 fn charge_import(pointer: Pointer, handle: &ExportHandle) -> Result<Charge, Refusal> {
     let bytes = cuda::length_of(pointer).ok_or(Refusal::NotGranted)?;
     let device = cuda::device_of(pointer);
-    let gpu = device.and_then(gpu_of);
-    let is_own = |state: &mut State| {
-        state
-            .shares(gpu? as usize)
-            .iter()
-            .any(|share| was_exported(share.ledger(), handle))
-            .then_some(())
-    };
-    let is_own = with_state(is_own).flatten().is_some();
+    let is_own = device.and_then(gpu_of).is_some_and(|gpu| is_exported(gpu, handle));
     charge(device, if is_own { 0 } else { bytes })
+}
+
+/// Whether a process of the claim has exported memory of a GPU under a handle.
+fn is_exported(gpu: u32, handle: &ExportHandle) -> bool {
+    let is_known = |state: &mut State| {
+        state.shares(gpu as usize).iter().any(|share| was_exported(share.ledger(), handle))
+    };
+    with_state(is_known) == Some(true)
 }
 
 /// Notes that memory was exported.
