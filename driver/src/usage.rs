@@ -55,6 +55,8 @@ pub struct ShareUsage {
     pub gpu: GpuUuid,
     /// Memory limit in bytes.
     pub limit_bytes: u64,
+    /// Bytes that are charged for each CUDA context.
+    pub context_bytes: u64,
     /// Percent of the GPU's compute; 0 = best effort.
     pub cores_percent: u8,
     /// The content of its ledger.
@@ -171,6 +173,7 @@ impl Ledgers {
                 request: share.request.clone(),
                 gpu: share.gpu.clone(),
                 limit_bytes: share.memory_bytes,
+                context_bytes: record.context_bytes,
                 cores_percent: share.cores_percent,
                 usage: self.read_share(&id),
                 share: id,

@@ -10,6 +10,7 @@ use fakes::{
     node::Node,
 };
 use tessera_driver::{
+    driver::DriverSettings,
     events::ClaimEvent,
     state::{journal::JournalStore, sole_lock},
     usage::{
@@ -18,7 +19,7 @@ use tessera_driver::{
         process::ProcFs,
     },
 };
-use tessera_intercept_abi::{LedgerPage, SlotPage, grant_offset, ledger::HEADER_LEN};
+use tessera_intercept_abi::{LedgerPage, SlotPage, ledger::HEADER_LEN};
 use tessera_intercept_limiter::compute::Gain;
 use tokio::sync::mpsc;
 
@@ -35,8 +36,16 @@ struct TestBed {
 
 impl TestBed {
     async fn new() -> Self {
+        Self::with_contexts("0").await
+    }
+
+    /// Returns one whose driver charges this amount for each context.
+    async fn with_contexts(memory: &str) -> Self {
         let node = Node::with_gpus(1);
-        let driver = node.start().await;
+        let context_memory = memory.parse().expect("an amount");
+        let settings = DriverSettings { context_memory, ..node.settings() };
+        let driver =
+            node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
         let kubelet = Kubelet::register(&node.path("kubelet")).await;
         kubelet.prepare(node.allocate("a", &[(0, 2, 30)])).await.expect("prepared");
         driver.stop().await;
@@ -97,13 +106,6 @@ impl TestBed {
     fn overhead_mib(&self) -> i64 {
         self.published().overhead_bytes / MIB as i64
     }
-
-    /// Writes the bytes that are charged for each context.
-    fn charge_contexts(&self, bytes: u64) {
-        let grant = File::options().write(true).open(self.grant()).expect("a grant");
-        let at = grant_offset::CONTEXT_BYTES as u64;
-        grant.write_all_at(&bytes.to_le_bytes(), at).expect("written");
-    }
 }
 
 fn charged_so_far(node: &Node) -> u64 {
@@ -153,8 +155,7 @@ async fn allocation_between_two_reads_does_not_count() {
 
 #[tokio::test]
 async fn contexts_that_are_charged_too_much_are_given_back() {
-    let mut bed = TestBed::new().await;
-    bed.charge_contexts(512 * MIB);
+    let mut bed = TestBed::with_contexts("512Mi").await;
     let _alive = process(&bed.node, 0, 100, 612);
     bed.node.gpus.hold(0, &[holds(100, 400)]);
     (0..3).for_each(|_| bed.round());

@@ -26,7 +26,7 @@ use tessera_api::{
     names::{ClaimDeviceName, GpuUuid},
 };
 use tessera_gpu::{GpuLibrary, GpuProcess, ProcessUtilization};
-use tessera_intercept_abi::{GRANT_LEN, Grant, PublishedPage, grant_offset};
+use tessera_intercept_abi::{PublishedPage, grant_offset};
 use tessera_intercept_limiter::compute::{Gain, GainEstimator, Interval};
 use tessera_runtime::{error_chain::chain, supervisor::blocking};
 use tokio::{
@@ -281,11 +281,10 @@ impl HostMeasurement {
             // A full queue has the events of other claims; the metrics have all of them.
             let _ = self.events.try_send(ClaimEvent { namespace, claim, uid, reason, note });
         }
+        let overhead = state.overhead(found, share.context_bytes);
         let path = self.ledgers.paths().grant(&share.share);
         // The share may have been unprepared in between.
-        let published = open_grant(&path).and_then(|grant| {
-            publish(&grant, gain, |context| state.overhead(found, context), now_ns)
-        });
+        let published = open_grant(&path).and_then(|grant| publish(&grant, gain, overhead, now_ns));
         if let Err(error) = published {
             tracing::debug!(share = %share.share, %error, "cannot publish measurement");
         }
@@ -429,19 +428,10 @@ impl Measurement {
 
 const _: () = assert!(OVERHEAD == GAIN + 8, "both are read at once");
 
-/// Writes the gain and the overhead into a grant, whose bytes for each context determine the
-/// overhead.
-fn publish(
-    file: &File,
-    gain: Gain,
-    overhead: impl FnOnce(u64) -> i64,
-    now_ns: u64,
-) -> io::Result<()> {
-    let mut page = [0; GRANT_LEN];
-    file.read_exact_at(&mut page, 0)?;
-    let grant = Grant::parse(&page).map_err(io::Error::other)?;
-    file.write_all_at(&gain.word(now_ns).to_le_bytes(), GAIN)?;
-    file.write_all_at(&overhead(grant.context_bytes).to_le_bytes(), OVERHEAD)
+/// Writes the gain and the overhead into a grant.
+fn publish(grant: &File, gain: Gain, overhead_bytes: i64, now_ns: u64) -> io::Result<()> {
+    grant.write_all_at(&gain.word(now_ns).to_le_bytes(), GAIN)?;
+    grant.write_all_at(&overhead_bytes.to_le_bytes(), OVERHEAD)
 }
 
 /// Returns the first number less the second.
