@@ -276,8 +276,11 @@ mod tests {
     fn ledger_that_is_slow_to_close_is_not_opened_for_a_while() {
         let (slow, share) = (SlowLedgers::default(), share());
         assert_eq!(slow.read(&share, || 1), Ok(1));
-        let begun = thread_time();
-        let close = || while thread_time() - begun <= BUDGET {};
+        let close = || {
+            // Not before the read begins: its own time must exceed the budget.
+            let begun = thread_time();
+            while thread_time() - begun <= BUDGET {}
+        };
         assert_eq!(slow.read(&share, close), Ok(()));
         assert_eq!(slow.read(&share, || panic!("opened")), Err::<(), _>(TooManyLocks));
     }
