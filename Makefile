@@ -60,7 +60,7 @@ test-arm64: ## Build the interceptor for aarch64 and try it in emulation (Debian
 
 .PHONY: real-programs
 real-programs: ## Unmodified programs above CUDA on the fake driver, with and without the interceptor (fetches 1 GB of Python packages): REAL=runtime,tools,arrays,torch
-	TESSERA_REAL_STACKS=$(or $(REAL),runtime,tools,arrays) $(CARGO) test --locked --package tessera-intercept --test real_programs -- --test-threads=1 --show-output
+	TESSERA_REAL_STACKS=$(or $(REAL),runtime,tools,arrays) $(CARGO) test --locked --package tessera-intercept-hook --test real_programs -- --test-threads=1 --show-output
 
 .PHONY: judge
 judge: ## Judge the allocator by published results and golden cases, in full (optimised build; 7 minutes on two cores)
@@ -149,7 +149,7 @@ goldens: oracle ## Write the golden files again, after a change of testing/oracl
 
 .PHONY: bench-intercept
 bench-intercept: ## Time calls with the interceptor beside the same calls without it, in turn (a C compiler): ROUNDS=3
-	$(if $(ROUNDS),ROUNDS=$(ROUNDS)) $(CARGO) bench --locked --package tessera-intercept --bench intercept
+	$(if $(ROUNDS),ROUNDS=$(ROUNDS)) $(CARGO) bench --locked --package tessera-intercept-hook --bench intercept
 
 # Stacked borrows are not checked: both crates forbid unsafe code, and each access to a ledger of
 # 60 KiB would take seconds.
@@ -162,7 +162,7 @@ miri: ## Run the tests of the interceptor's layouts and limiter by Miri, smaller
 
 .PHONY: bench-gpu
 bench-gpu: ## Try the interceptor on this machine's first NVIDIA GPU, for docs/benchmarks/gpu.md (a C compiler; minutes)
-	@$(CARGO) bench --locked --quiet --package tessera-intercept --bench gpu
+	@$(CARGO) bench --locked --quiet --package tessera-intercept-hook --bench gpu
 
 .PHONY: bench-allocator
 bench-allocator: oracle ## Time the allocator beside Kubernetes' own, in turn (Go; minutes): RUNS=3

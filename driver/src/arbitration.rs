@@ -30,7 +30,9 @@ use tessera_api::{
     slice::MaxShares,
 };
 use tessera_intercept_abi::{ComputePolicy, LedgerReport, PublishedPage, grant_offset};
-use tessera_intercept_limiter::compute::{Arbiter, Gain, Observation, Published, Rate, Tenant};
+use tessera_intercept_limiter::compute::{
+    Arbiter, Entitlement, Gain, Observation, Published, Rate, Tenant,
+};
 use tessera_runtime::error_chain::chain;
 use tokio::{
     sync::watch,
@@ -296,17 +298,12 @@ impl ScheduledGpu {
 
 impl ScheduledShare {
     fn open(paths: &StatePaths, id: &ClaimDeviceName, record: &ShareRecord) -> io::Result<Self> {
-        let (policy, share) = match (record.compute, record.cores_percent) {
-            // Without cores there is no cap.
-            (ComputeCap::None, _) | (ComputeCap::Fixed, 0) => (ComputePolicy::None, Rate::FULL),
-            (ComputeCap::Balance, 0) => (ComputePolicy::Balance, Rate::LEAST),
-            (ComputeCap::Fixed, percent) => {
-                (ComputePolicy::Fixed, Rate::from_percent(percent.into()))
-            }
-            (ComputeCap::Balance, percent) => {
-                (ComputePolicy::Balance, Rate::from_percent(percent.into()))
-            }
+        let policy = match record.compute {
+            ComputeCap::None => ComputePolicy::None,
+            ComputeCap::Fixed => ComputePolicy::Fixed,
+            ComputeCap::Balance => ComputePolicy::Balance,
         };
+        let entitlement = Entitlement::of_grant(policy, record.cores_percent.into());
         let limit =
             record.limit_percent.map_or(Rate::FULL, |limit| Rate::from_percent(limit.into()));
         let priority = match record.priority {
@@ -317,7 +314,7 @@ impl ScheduledShare {
         let grant = open_grant(&paths.grant(id))?;
         Ok(Self {
             id: id.clone(),
-            tenant: Tenant { policy, share, limit, priority },
+            tenant: Tenant { entitlement, limit, priority },
             grant,
             waits: 0,
         })

@@ -86,7 +86,7 @@ async fn balance_gets_spare_compute_until_others_work() {
     let (driver, kubelet) = begin(&node).await;
     prepare(&node, &kubelet, "a", "Balance", "Normal").await;
     prepare(&node, &kubelet, "b", "Fixed", "Normal").await;
-    until(&node, "a", |read| read.rate == Rate::FULL && read.others.is_nobody()).await;
+    until(&node, "a", |read| read.rate == Rate::FULL && read.others.is_negligible()).await;
     // The other share has 30 % and is always busy.
     works(&node, "b");
     let crowded = until(&node, "a", |read| read.rate == Rate::from_percent(70)).await;
@@ -182,7 +182,7 @@ async fn corrupt_ledger_does_not_affect_other_shares() {
     works(&node, "b");
     until(&node, "a", |read| read.rate < Rate::FULL).await;
     fs::write(node.paths().ledger(&share("b")), "").expect("written");
-    until(&node, "a", |read| read.rate == Rate::FULL && read.others.is_nobody()).await;
+    until(&node, "a", |read| read.rate == Rate::FULL && read.others.is_negligible()).await;
     // Work of a thousand processes is not accepted.
     let ledger = node.paths().ledger(&share("b"));
     let mut content = vec![0; tessera_intercept_abi::LEDGER_LEN];
@@ -195,7 +195,7 @@ async fn corrupt_ledger_does_not_affect_other_shares() {
     let offset = offset_of!(LedgerPage, compute.past_busy_ns) as u64;
     let file = File::options().write(true).open(&ledger).expect("a ledger");
     file.write_all_at(&u64::MAX.to_le_bytes(), offset).expect("written");
-    let read = until(&node, "a", |read| !read.others.is_nobody()).await;
+    let read = until(&node, "a", |read| !read.others.is_negligible()).await;
     assert!(read.others.in_256ths() <= 16 * 256, "{read:?}");
     driver.stop().await;
 }
@@ -207,6 +207,7 @@ async fn published_rate_does_not_exceed_the_limit_of_the_claim() {
     let compute = json!({"compute": {"limit": 50}});
     node.api.put_claim(configured("a", &[(0, 2, 30)], &compute));
     kubelet.prepare(asked("a")).await.expect("prepared");
-    until(&node, "a", |read| read.rate == Rate::from_percent(50) && read.others.is_nobody()).await;
+    until(&node, "a", |read| read.rate == Rate::from_percent(50) && read.others.is_negligible())
+        .await;
     driver.stop().await;
 }

@@ -95,7 +95,7 @@ impl ComputePage {
     }
 
     /// Lets those who wait look again. The caller wakes the futex.
-    pub fn ring(&self) {
+    pub fn signal(&self) {
         self.wake.fetch_add(1, Ordering::Release);
     }
 }
@@ -142,7 +142,7 @@ impl ComputeSlot {
     }
 
     /// Books the busy time until now; `more` says whether it goes on.
-    pub fn book(&self, now: u64, more: bool) {
+    pub fn record_busy(&self, now: u64, more: bool) {
         let since = self.busy_since_ns.load(Ordering::Relaxed);
         if since != 0 {
             self.busy_ns.fetch_add(now.saturating_sub(since), Ordering::Relaxed);

@@ -1,75 +1,70 @@
-//! What the host calls this process, for its slots: asked of the driver's socket once a slot is
-//! there, and never needed.
+//! Host's PID of this process, for its slots: requested from the driver's socket after the process
+//! has a slot. Nothing depends on the answer.
 //!
-//! A process asks once in its life: where nobody answers nothing changes. The protocol is
-//! `tessera_intercept_abi::host_pid`; what becomes of the answer is in
-//! `docs/adr/0086-host-pids-and-usage-audit.md`.
+//! A process asks once. The protocol is `tessera_intercept_abi::host_pid`; the use of the answer is
+//! in `docs/adr/0086-host-pids-and-usage-audit.md`.
 
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use tessera_intercept_abi::host_pid::{LEN, parse};
 
-use crate::root::with_state;
 use crate::sys::{self, Connection, HERE};
 
 const SOCKET: &CStr = c"/dev/tessera/host/pid.sock";
 
-/// How long an answer is waited for: far more than a driver takes that does anything at all.
-const PATIENCE_NS: u64 = 200_000_000;
+/// Timeout of the request: far more than a running driver takes.
+const TIMEOUT_NS: u64 = 200_000_000;
 
-/// Nobody wants to know it yet.
+/// No slot needs the PID yet.
 const UNWANTED: u32 = 0;
-/// It is asked for at the next use of the state.
+/// The request is due at the next use of the state.
 const DUE: u32 = 1;
-/// It was asked for.
-const ASKED: u32 = 2;
+/// The request was made.
+const REQUESTED: u32 = 2;
 
-/// What is known of it. All zeroes is its beginning, which the kernel gives forked children: they
-/// are other processes.
+/// Host's PID of this process. All zeroes is a new one; the kernel gives that to forked children,
+/// which are other processes.
 #[repr(C)]
 pub(crate) struct HostPid {
-    /// 0: not known.
+    /// 0: unknown.
     pid: AtomicU32,
-    /// [`UNWANTED`], [`DUE`] or [`ASKED`].
+    /// [`UNWANTED`], [`DUE`] or [`REQUESTED`].
     state: AtomicU32,
 }
 
 impl HostPid {
-    /// What the host has said; has it asked where it was not.
+    /// Returns the PID if it is known; otherwise makes the request due, if it was not made before.
     pub(crate) fn known(&self) -> Option<u32> {
         let _ = self.state.compare_exchange(UNWANTED, DUE, Ordering::Relaxed, Ordering::Relaxed);
         let pid = self.pid.load(Ordering::Acquire);
         (pid != 0).then_some(pid)
     }
 
-    /// Asks the host, if somebody wants to know.
+    /// Makes the request if it is due; returns the answer.
     #[inline]
-    pub(crate) fn ask_if_due(&self) {
-        if self.state.load(Ordering::Relaxed) == DUE {
-            self.ask();
-        }
+    pub(crate) fn request_if_due(&self) -> Option<u32> {
+        if self.state.load(Ordering::Relaxed) == DUE { self.request() } else { None }
     }
 
     #[cold]
-    fn ask(&self) {
-        // One thread asks, and the others do not wait for it.
-        if self.state.compare_exchange(DUE, ASKED, Ordering::Relaxed, Ordering::Relaxed).is_err() {
-            return;
-        }
-        if let Some(pid) = request(sys::monotonic_ns()) {
-            self.pid.store(pid, Ordering::Release);
-            // Slots that come from now on find it there.
-            with_state(|state| state.tell_host_pid(pid));
-        }
+    fn request(&self) -> Option<u32> {
+        // One thread asks; the others do not wait for it.
+        let claims =
+            self.state.compare_exchange(DUE, REQUESTED, Ordering::Relaxed, Ordering::Relaxed);
+        claims.ok()?;
+        let pid = ask_host(sys::monotonic_ns())?;
+        // Slots that are attached from now on read it here.
+        self.pid.store(pid, Ordering::Release);
+        Some(pid)
     }
 }
 
-fn request(now: u64) -> Option<u32> {
-    // Where there is nothing, no socket is made: programs can forbid themselves to.
+fn ask_host(now: u64) -> Option<u32> {
+    // If the file does not exist, no socket is created: a program may have forbidden that call.
     sys::status(HERE, SOCKET, 0)?;
     let host = Connection::open(SOCKET)?;
-    host.await_bytes(now + PATIENCE_NS);
+    host.await_bytes(now + TIMEOUT_NS);
     let mut answer = [0; LEN];
     (host.receive(&mut answer) == LEN).then(|| parse(&answer)).flatten()
 }

@@ -1,12 +1,13 @@
-//! The locks that own slots.
+//! Locks that own slots.
 //!
-//! A lock on a byte of the ledger belongs to an open file. The owner's is mapped, untouchable and
-//! not inherited by forked children, and then closed: it lives exactly as long as the owner's
-//! address space, whatever the program does with descriptors, and however it ends.
+//! A lock on a byte of the ledger belongs to an open file description. The owner maps the file
+//! without access, not inherited by forked children, and closes the descriptor. So the lock lives
+//! exactly as long as the owner's address space, whatever the program does with descriptors, and
+//! however it ends.
 
 use tessera_intercept_abi::LedgerPage;
 use tessera_intercept_abi::ledger::LOCK_OFFSET;
-use tessera_intercept_limiter::{Account, Burial, Identity, SlotLocks, attach};
+use tessera_intercept_limiter::{Account, Identity, ReclaimContext, SlotLocks, attach};
 
 use crate::sys::{self, Fd, HERE, Map};
 
@@ -23,18 +24,18 @@ impl SlotLocks for LedgerLocks {
     }
 }
 
-/// Gives this process a slot for as long as its address space lives.
-pub(crate) fn own_slot(
+/// Assigns a slot to this process for as long as its address space lives.
+pub(crate) fn lock_slot(
     ledger: &LedgerPage,
     locks: &LedgerLocks,
-    burial: &Burial,
+    reclaim_context: &ReclaimContext,
 ) -> Option<Account> {
-    /// Any length does: it keeps the file open.
+    /// Any length: the mapping keeps the file open.
     const PAGE: usize = 4096;
-    let slot = attach(ledger, locks, this_process(), burial)?;
-    // The mapping stays for ever; where it fails, the lock goes with the descriptor, and the slot
+    let slot = attach(ledger, locks, this_process(), reclaim_context)?;
+    // The mapping is never unmapped. If it fails, the lock ends with the descriptor, and the slot
     // with the lock.
-    sys::map(Map::Untouchable(&locks.0), PAGE)?;
+    sys::map(Map::NoAccess(&locks.0), PAGE)?;
     Some(Account::new(slot))
 }
 

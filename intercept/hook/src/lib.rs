@@ -1,74 +1,56 @@
-//! `libtessera_intercept.so`: loaded into every program of a container, it holds the program to the
-//! container's grants. And its two proxies, which do the same in the place of `libcuda.so.1` and
-//! `libnvidia-ml.so.1`: see `proxy`.
+//! Interceptor: holds the programs of a container to the container's grants. Three libraries are
+//! built from this crate: `libtessera_intercept.so` (`intercept/preload`), which is preloaded into
+//! every program, and two proxies (`intercept/proxy-cuda`, `intercept/proxy-nvml`), which take the
+//! place of `libcuda.so.1` and `libnvidia-ml.so.1`.
 //!
 //! ```text
-//!  program ----------> hook (memory, pool, vmm, array, context, info, nvml, launch, capture)
-//!    dlsym, cuGetProcAddress --> loader, resolve: hand out hooks for the driver's functions
-//!                        |
-//!                        v  charge, then call the driver, then keep or undo
-//!   launch, capture, wait: compute --> gate of the GPU (its own locks)
-//!                      charge --> state (one lock, never held over a driver call)
-//!                                   |-- shares: /dev/tessera/<id>/{grant,ledger}, by GPU UUID
-//!                                   |-- pointers: what each pointer costs
-//!                                   `-- gauge: what the driver counts itself, read after calls
-//!                        |
-//!                        v
-//!                      route: the driver's own functions, found in its ELF tables
+//!  program --> loader (preload) or proxy --> hooks
+//!                                              |-- compute: gate of the GPU (own locks) --> launch
+//!                                              `-- allocation: charge, call the driver, keep or undo
+//!                                                    `-- charge, pools, graph_memory, physical, driver_counted
+//!                                                          `-- state (one lock, never held over a driver call)
+//!                                                                |-- share: /dev/tessera/<id>/{grant,ledger}
+//!                                                                `-- table: costs of pointers, handles, arrays
+//!  driver: the driver's own functions, found in its ELF tables
 //! ```
 //!
-//! It is a guest in programs that know nothing of it. So it has no constructor, no thread and no
-//! signal handler; it prints only if it is asked to (`trace`), never panics, and takes memory for
-//! itself from the kernel only. As it ships (`--profile intercept`) it is `no_std` and needs
-//! nothing but libc. Where anything is unclear it gives no memory.
+//! The library runs in programs that do not expect it. So it has no constructor, no thread and no
+//! signal handler; it prints only on request ([`trace`]), never panics, and gets its own memory from
+//! the kernel only. As it ships (`--profile intercept`) it is `no_std` and needs nothing but libc. In
+//! every unclear case it grants no memory.
 #![cfg_attr(panic = "abort", no_std)]
 
-mod array;
-mod bind;
-mod capture;
+mod allocation;
 mod charge;
 mod compute;
-mod context;
-mod cuda;
-mod elf;
-mod gauge;
+mod driver;
+mod driver_counted;
 mod grants;
-mod graph;
+mod graph_memory;
+#[cfg(feature = "hami")]
+mod hami_variables;
+mod hooks;
 mod host_pid;
-mod import;
-mod info;
-mod launch;
 mod ledger_lock;
-mod limit;
-#[cfg(artefact = "preload")]
-mod loader;
-mod memory;
-mod module;
+pub mod loader;
 mod mps;
-mod nvml;
-mod pointers;
-mod pool;
-mod processes;
-#[cfg(not(artefact = "preload"))]
-mod proxy;
-mod resolve;
-mod root;
-mod route;
-mod shares;
+mod physical;
+mod pools;
+mod process_page;
+pub mod proxy;
+mod share;
 mod state;
 mod sys;
+mod table;
+mod terms;
 mod trace;
 mod unknown;
-mod utilization;
-#[cfg(feature = "hami")]
-mod variables;
-mod vmm;
-mod wait;
 
-/// Nothing in here panics; the language wants to know what if.
-#[cfg(panic = "abort")]
-#[panic_handler]
-fn panicked(_: &core::panic::PanicInfo<'_>) -> ! {
-    // SAFETY: ends the process, as a panic without unwinding does.
+pub use hooks::entries;
+
+/// Ends the process, as a panic without unwinding does. For the panic handlers of the libraries:
+/// nothing in this crate panics.
+pub fn abort() -> ! {
+    // SAFETY: no arguments.
     unsafe { libc::abort() }
 }

@@ -1,40 +1,41 @@
-//! Programs that ask the loader for the driver's functions get the hooks instead, by their names.
+//! `dlsym` and `dlvsym` of the preload library: programs get hooks in the place of the driver's
+//! functions, by their names.
 //!
-//! Of the preload library only, which comes before libc: in a proxy, the loader finds the exports
-//! by itself.
+//! Only the preload library exports them, because it comes before libc. In a proxy, the loader finds
+//! the exports by itself.
 
 use core::ffi::{CStr, c_char, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use tessera_intercept_symbols::is_known;
+use tessera_intercept_symbols::{Library, is_known};
 
-use crate::elf::Library;
-use crate::route::{Of, all};
+use crate::driver::LoadedLibrary;
+use crate::hooks::all;
 use crate::unknown;
 
-/// The address of libc's `dlsym`; 0 = not looked up yet.
+/// Address of libc's `dlsym`; 0: not looked up yet.
 static REAL_DLSYM: AtomicUsize = AtomicUsize::new(0);
-/// The address of libc's `dlvsym`; 0 = not looked up yet.
+/// Address of libc's `dlvsym`; 0: not looked up yet.
 static REAL_DLVSYM: AtomicUsize = AtomicUsize::new(0);
 
-/// Looks a function of the loader up; it has lived in libc since glibc 2.34, and in libdl before.
+/// Looks up a function of the loader: it is in libc from glibc 2.34 on, and in libdl before.
 fn real_loader_function(cache: &AtomicUsize, name: &CStr) -> usize {
     let known = cache.load(Ordering::Acquire);
     if known != 0 {
         return known;
     }
-    let of = |library: &[u8]| Library::loaded(library)?.function(name);
+    let of = |library: &[u8]| LoadedLibrary::find(library)?.function(name);
     let found = of(b"libc.so.").or_else(|| of(b"libdl.so.")).unwrap_or(0);
     cache.store(found, Ordering::Release);
     found
 }
 
-/// What a program gets for a name.
+/// Result of a lookup.
 enum Found {
-    /// A function of ours.
+    /// A hook.
     Hook(usize),
-    /// What the loader answers.
-    Loaders,
+    /// The result of the loader.
+    OfLoader,
     /// Nothing.
     Nothing,
 }
@@ -43,73 +44,73 @@ enum Found {
 /// `name` is NULL or a terminated string.
 unsafe fn find(handle: *mut c_void, name: *const c_char) -> Found {
     if name.is_null() {
-        return Found::Loaders;
+        return Found::OfLoader;
     }
     // SAFETY: by this function's contract.
     let name = unsafe { CStr::from_ptr(name) };
     match name.to_bytes() {
         b"dlsym" => Found::Hook(dlsym as *const () as usize),
         b"dlvsym" => Found::Hook(dlvsym as *const () as usize),
-        [b'c', b'u', b'A'..=b'Z', ..] => find_in_driver(Of::Cuda, handle, name),
-        [b'n', b'v', b'm', b'l', b'A'..=b'Z', ..] => find_in_driver(Of::Nvml, handle, name),
-        _ => Found::Loaders,
+        [b'c', b'u', b'A'..=b'Z', ..] => find_in_driver(Library::Cuda, handle, name),
+        [b'n', b'v', b'm', b'l', b'A'..=b'Z', ..] => find_in_driver(Library::Nvml, handle, name),
+        _ => Found::OfLoader,
     }
 }
 
-fn find_in_driver(of: Of, handle: *mut c_void, name: &CStr) -> Found {
-    if let Some(route) = all().find(|route| route.symbol == name) {
-        // Looked up now, since the program may have opened the library again since the last time.
-        return match route.look_up() {
-            Some(_) => Found::Hook(route.hook.0 as usize),
-            // The driver does not have it. Searching everything that is loaded, the loader would
-            // find the hook.
+fn find_in_driver(library: Library, handle: *mut c_void, name: &CStr) -> Found {
+    if let Some(route) = all().find(|route| route.function.symbol() == name) {
+        // Looked up now, because the program may have opened the library again.
+        return match route.function.look_up() {
+            Some(_) => Found::Hook(route.hook()),
+            // The driver does not have it. In a search of all libraries, the loader would find the
+            // hook.
             None if handle == libc::RTLD_DEFAULT || handle == libc::RTLD_NEXT => Found::Nothing,
-            None => Found::Loaders,
+            None => Found::OfLoader,
         };
     }
     if !is_known(name.to_bytes())
-        && Library::driver(of).is_some_and(|driver| driver.function(name).is_some())
+        && LoadedLibrary::driver(library).is_some_and(|driver| driver.function(name).is_some())
     {
         unknown::note(name);
     }
-    Found::Loaders
+    Found::OfLoader
 }
 
-/// Answers for `dlsym`: a function to return, or the real `dlsym` to go to.
-unsafe extern "C" fn route_dlsym(handle: *mut c_void, name: *const c_char) -> Answer {
-    // SAFETY: what a program gives `dlsym` is a name.
+/// Looks a name up for `dlsym`: returns a function, or the real `dlsym` to jump to.
+unsafe extern "C" fn route_dlsym(handle: *mut c_void, name: *const c_char) -> Lookup {
+    // SAFETY: a program passes a name to `dlsym`.
     let found = unsafe { find(handle, name) };
-    found.answer(&REAL_DLSYM, c"dlsym")
+    found.lookup(&REAL_DLSYM, c"dlsym")
 }
 
 /// As [`route_dlsym`].
-unsafe extern "C" fn route_dlvsym(handle: *mut c_void, name: *const c_char) -> Answer {
-    // SAFETY: what a program gives `dlvsym` is a name.
+unsafe extern "C" fn route_dlvsym(handle: *mut c_void, name: *const c_char) -> Lookup {
+    // SAFETY: a program passes a name to `dlvsym`.
     let found = unsafe { find(handle, name) };
-    found.answer(&REAL_DLVSYM, c"dlvsym")
+    found.lookup(&REAL_DLVSYM, c"dlvsym")
 }
 
 /// Returned in two registers.
 #[repr(C)]
-struct Answer {
-    /// What to return, if it is not 0.
+struct Lookup {
+    /// Function to return, if it is not 0.
     hook: usize,
-    /// Else where to go, if it is not 0.
+    /// Otherwise the function to jump to, if it is not 0.
     real: usize,
 }
 
 impl Found {
-    fn answer(self, cache: &AtomicUsize, loaders: &CStr) -> Answer {
+    fn lookup(self, cache: &AtomicUsize, name: &CStr) -> Lookup {
         match self {
-            Self::Hook(hook) => Answer { hook, real: 0 },
-            Self::Loaders => Answer { hook: 0, real: real_loader_function(cache, loaders) },
-            Self::Nothing => Answer { hook: 0, real: 0 },
+            Self::Hook(hook) => Lookup { hook, real: 0 },
+            Self::OfLoader => Lookup { hook: 0, real: real_loader_function(cache, name) },
+            Self::Nothing => Lookup { hook: 0, real: 0 },
         }
     }
 }
 
-/// Goes to the real function in place of this one, so that the loader sees the program as its
-/// caller: that is how it understands "the next library".
+/// Jumps to the real function, so that the loader sees the program as its caller: `RTLD_NEXT`
+/// depends on that.
 macro_rules! forward {
     ($route:ident) => {{
         #[cfg(target_arch = "x86_64")]
@@ -154,16 +155,20 @@ macro_rules! forward {
 }
 
 /// `void *dlsym(void *handle, const char *name)`
-#[unsafe(no_mangle)]
+///
+/// # Safety
+/// As dlsym(3).
 #[unsafe(naked)]
-unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
+pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     forward!(route_dlsym)
 }
 
 /// `void *dlvsym(void *handle, const char *name, const char *version)`
-#[unsafe(no_mangle)]
+///
+/// # Safety
+/// As dlvsym(3).
 #[unsafe(naked)]
-unsafe extern "C" fn dlvsym(
+pub unsafe extern "C" fn dlvsym(
     handle: *mut c_void,
     name: *const c_char,
     version: *const c_char,

@@ -1,9 +1,8 @@
-//! Whether this process shares its GPU by MPS, as its grant means: then MPS holds its part of the
-//! compute, and launches are let go.
+//! Detection of MPS: if this process is a client as its grant says, MPS limits its part of the GPU,
+//! and launches are not held.
 //!
-//! Asked once for each GPU, when the first launch on it is held. What the program's variables were
-//! when it began to use CUDA is not to be known; what the driver says of itself is believed before
-//! them.
+//! Checked once for each GPU, at the first launch. The program's variables may have changed since it
+//! initialized CUDA, so the driver's own answer comes first.
 
 use core::ffi::{CStr, c_char, c_int};
 use core::ptr;
@@ -12,34 +11,33 @@ use tessera_intercept_abi::mps::{
     ACTIVE_THREAD_PERCENTAGE, PARTITION_BY_CONTEXT, PIPE_DIRECTORY, makes_client,
 };
 
-use crate::cuda;
-use crate::root;
+use crate::driver::cuda;
+use crate::state::with_state;
 
 unsafe extern "C" {
     static environ: *const *const c_char;
 }
 
-/// Finds out whether the process is a client on that GPU, and has it noted.
+/// Checks if the process is a client on a GPU, and notes it.
 #[cold]
-pub(crate) fn find_out(gpu: usize, device: c_int) {
-    /// `CU_DEVICE_ATTRIBUTE_MPS_ENABLED`, since CUDA 12.3. Of a driver that does not say, nobody is
-    /// a client.
+pub(crate) fn check(gpu: usize, device: c_int) {
+    /// `CU_DEVICE_ATTRIBUTE_MPS_ENABLED`, from CUDA 12.3 on. With an older driver, no process
+    /// is a client.
     const MPS_ENABLED: c_int = 133;
     let is_on = cuda::device_attribute(device, MPS_ENABLED) == Some(1);
     let [pipe_directory, percentage, by_context] =
         [PIPE_DIRECTORY, ACTIVE_THREAD_PERCENTAGE, PARTITION_BY_CONTEXT].map(variable);
-    // Then the percentage may be another one for the next context.
+    // Otherwise the percentage may differ for each context.
     let is_constant = by_context.is_none_or(|value| value == b"0");
     let is_client =
         |percent| is_on && is_constant && makes_client(pipe_directory, percentage, percent);
-    root::with_state(|state| state.note_mps(gpu, is_client));
+    with_state(|state| state.note_mps(gpu, is_client));
 }
 
-/// The value of a variable of this process. Not by `getenv`, which may be the program's own.
+/// Returns a variable of this process. Not by `getenv`, which the program may replace.
 fn variable(name: &str) -> Option<&'static [u8]> {
-    // SAFETY: libc's list, ended by NULL. A program must not change it beside threads that read it,
-    // and its CUDA libraries do, by `getenv`, at times of their own; so it is no worse off with
-    // one more who reads, once.
+    // SAFETY: libc's list, ended by NULL. A program must not change it while other threads read it;
+    // its CUDA libraries read it with `getenv` at any time, and this reads it once more.
     let mut at = unsafe { ptr::read_volatile(&raw const environ) };
     loop {
         // SAFETY: as above; each entry is NULL or a terminated text.

@@ -1,4 +1,4 @@
-//! System calls, past libc's wrappers: those may be interposed, and are points where threads can be
+//! System calls without libc's wrappers, which may be interposed, and at which threads can be
 //! cancelled.
 
 use core::ffi::{CStr, c_char, c_int, c_long, c_void};
@@ -16,47 +16,47 @@ pub(crate) struct Fd(c_int);
 
 impl Drop for Fd {
     fn drop(&mut self) {
-        // SAFETY: the descriptor is ours and is not used again.
+        // SAFETY: this type owns the descriptor, which is not used again.
         unsafe { libc::syscall(SYS_close, self.0) };
     }
 }
 
-/// What a file is.
+/// Status of a file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FileStatus {
     /// Device and inode.
     pub(crate) identity: (u64, u64),
     /// Length in bytes.
     pub(crate) length: u64,
-    /// It is a regular file.
+    /// True for a regular file.
     pub(crate) regular: bool,
-    /// It is the root of a mount: the kernel knows, and says so.
+    /// True if the kernel reports that it is the root of a mount.
     pub(crate) mount_root: bool,
-    /// The kernel says whether it is: since Linux 5.8.
-    pub(crate) tells_mount_root: bool,
+    /// True if the kernel reports that: from Linux 5.8 on.
+    pub(crate) reports_mount_root: bool,
 }
 
-/// What the file system of a file is, and the mount that it was opened through.
+/// File system of a file, and the mount that it was opened through.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FileSystem {
-    /// The mount is read-only.
+    /// True if the mount is read-only.
     pub(crate) read_only: bool,
-    /// How many inodes it can have, if it is a tmpfs.
+    /// Number of inodes that it can have, if it is a tmpfs.
     pub(crate) tmpfs_inodes: Option<u64>,
 }
 
-/// The kernel's `struct statfs` on 64-bit machines, in words, and where the fields are: libc's
-/// crate hides the flags.
+/// Length of the kernel's `struct statfs` on 64-bit machines, in words, and the offsets of its
+/// fields: the crate libc hides the flags.
 const STATFS_WORDS: usize = 15;
 const STATFS_TYPE: usize = 0;
 const STATFS_FILES: usize = 5;
 const STATFS_FLAGS: usize = 10;
 
-/// The current directory of `openat`.
+/// Current directory, for `openat`.
 pub(crate) const HERE: c_int = libc::AT_FDCWD;
 
 impl Fd {
-    /// Opens a file; symbolic links at the end of the path are not followed.
+    /// Opens a file. A symbolic link at the end of the path is not followed.
     pub(crate) fn open_at(directory: c_int, path: &CStr, flags: c_int) -> Option<Self> {
         let flags = flags | libc::O_CLOEXEC | libc::O_NOFOLLOW;
         // SAFETY: the path is terminated.
@@ -64,37 +64,37 @@ impl Fd {
         c_int::try_from(fd).ok().filter(|fd| *fd >= 0).map(Self)
     }
 
-    /// The descriptor.
+    /// Returns the descriptor.
     pub(crate) fn raw(&self) -> c_int {
         self.0
     }
 
-    /// Reads from a place of the file; answers how much. `None` where it cannot be read.
+    /// Reads from an offset of the file; returns the number of bytes. `None` on an error.
     pub(crate) fn read_at(&self, into: &mut [u8], at: u64) -> Option<usize> {
-        // SAFETY: the buffer is as long as is said.
+        // SAFETY: the buffer has this length.
         let read =
             unsafe { libc::syscall(SYS_pread64, self.0, into.as_mut_ptr(), into.len(), at as i64) };
         usize::try_from(read).ok()
     }
 
-    /// Reads from the start of the file; answers how much.
+    /// Reads from the start of the file; returns the number of bytes.
     pub(crate) fn read_start(&self, into: &mut [u8]) -> usize {
         self.read_at(into, 0).unwrap_or(0)
     }
 
-    /// Reads entries of a directory; answers how many bytes.
+    /// Reads entries of a directory; returns the number of bytes.
     pub(crate) fn entries(&self, into: &mut [u8]) -> usize {
-        // SAFETY: the buffer is as long as is said.
+        // SAFETY: the buffer has this length.
         let read = unsafe { libc::syscall(SYS_getdents64, self.0, into.as_mut_ptr(), into.len()) };
         usize::try_from(read).unwrap_or(0)
     }
 
-    /// What it is.
+    /// Returns the status of the file.
     pub(crate) fn status(&self) -> Option<FileStatus> {
         status(self.0, c"", libc::AT_EMPTY_PATH)
     }
 
-    /// What it lies on.
+    /// Returns the file system of the file.
     pub(crate) fn file_system(&self) -> Option<FileSystem> {
         let mut status = [0_u64; STATFS_WORDS];
         // SAFETY: `status` has the length of the kernel's `statfs`.
@@ -106,12 +106,12 @@ impl Fd {
         })
     }
 
-    /// Takes the lock on one byte for this open file; `false` where another has it.
+    /// Takes the lock on one byte for this open file; returns false if another one has it.
     pub(crate) fn try_lock(&self, offset: u64) -> bool {
         self.set_lock(offset, libc::F_WRLCK)
     }
 
-    /// Lets go of it.
+    /// Releases the lock on one byte.
     pub(crate) fn unlock(&self, offset: u64) {
         self.set_lock(offset, libc::F_UNLCK);
     }
@@ -123,16 +123,16 @@ impl Fd {
         lock.l_whence = libc::SEEK_SET as _;
         lock.l_start = offset as _;
         lock.l_len = 1;
-        // SAFETY: `lock` is a `flock64` of ours.
+        // SAFETY: `lock` is a local `flock64`.
         unsafe { libc::syscall(SYS_fcntl, self.0, libc::F_OFD_SETLK, &raw const lock) == 0 }
     }
 }
 
-/// A connection to a socket of the file system, which never waits by itself.
+/// Non-blocking connection to a socket of the file system.
 pub(crate) struct Connection(Fd);
 
 impl Connection {
-    /// Connects; `None` where nobody listens, or too many have come at once.
+    /// Connects; `None` if no process listens, or if the queue is full.
     pub(crate) fn open(path: &CStr) -> Option<Self> {
         // SAFETY: plain data, for which zeroes are valid.
         let mut address: libc::sockaddr_un = unsafe { core::mem::zeroed() };
@@ -150,7 +150,7 @@ impl Connection {
         (code == 0).then_some(Self(socket))
     }
 
-    /// Waits until there is something to receive, and no longer than until that time.
+    /// Waits until there are bytes to receive, at most until a time.
     pub(crate) fn await_bytes(&self, until_ns: u64) {
         let mut polled = libc::pollfd { fd: self.0.0, events: libc::POLLIN, revents: 0 };
         while let Some(left) = until_ns.checked_sub(monotonic_ns()) {
@@ -166,17 +166,17 @@ impl Connection {
                     0,
                 )
             };
-            // Interrupted by a signal: on with what is left.
+            // Interrupted by a signal: waits for the rest of the time.
             if code >= 0 {
                 return;
             }
         }
     }
 
-    /// Receives what has come; answers how much.
+    /// Receives the bytes that have arrived; returns their number.
     pub(crate) fn receive(&self, into: &mut [u8]) -> usize {
         let (at, none) = (into.as_mut_ptr(), ptr::null_mut::<c_void>());
-        // SAFETY: the buffer is as long as is said, and nobody asks for the sender's address.
+        // SAFETY: the buffer has this length, and no address of the sender is requested.
         let read = unsafe {
             libc::syscall(SYS_recvfrom, self.0.0, at, into.len(), libc::MSG_DONTWAIT, none, none)
         };
@@ -184,11 +184,11 @@ impl Connection {
     }
 }
 
-/// What the file at a path is, relative to a directory.
+/// Returns the status of a file by its path, relative to a directory.
 pub(crate) fn status(directory: c_int, path: &CStr, flags: c_int) -> Option<FileStatus> {
     // SAFETY: plain data, for which zeroes are valid.
     let mut status: libc::statx = unsafe { core::mem::zeroed() };
-    // SAFETY: the path is terminated, `status` is a `statx` of ours.
+    // SAFETY: the path is terminated, `status` is a local `statx`.
     let code = unsafe {
         libc::syscall(
             SYS_statx,
@@ -208,28 +208,28 @@ pub(crate) fn status(directory: c_int, path: &CStr, flags: c_int) -> Option<File
         length: status.stx_size,
         regular: u32::from(status.stx_mode) & libc::S_IFMT == libc::S_IFREG,
         mount_root: status.stx_attributes & status.stx_attributes_mask & root != 0,
-        tells_mount_root: status.stx_attributes_mask & root != 0,
+        reports_mount_root: status.stx_attributes_mask & root != 0,
     })
 }
 
-/// How memory is mapped.
+/// Kind of a mapping.
 #[derive(Clone, Copy)]
 pub(crate) enum Map<'a> {
-    /// New and zeroed; not there in a forked child.
+    /// New and zeroed; not inherited by forked children.
     Private,
     /// New and zeroed; zeroed again in a forked child.
     WipedOnFork,
-    /// A file, to read; not there in a forked child.
+    /// A file, read-only; not inherited by forked children.
     Read(&'a Fd),
-    /// A file, shared with all who map it so; not there in a forked child.
+    /// A file, shared; not inherited by forked children.
     Shared(&'a Fd),
-    /// A file that cannot be touched: keeps it open as long as this address space lives. Not there
-    /// in a forked child.
-    Untouchable(&'a Fd),
+    /// A file without access: keeps the file open as long as this address space lives. Not
+    /// inherited by forked children.
+    NoAccess(&'a Fd),
 }
 
-/// Memory that is touched all over, as tables are: half of what a call costs beside 100,000 live
-/// allocations is the walk through the page tables. Two huge pages at least, so that one is whole
+/// Length from which huge pages are requested: with 100,000 live allocations, half of the time of a
+/// call is the page table walk in the tables. Two huge pages at least, so that one is complete
 /// wherever the mapping begins.
 const WORTH_HUGE_PAGES: usize = 4 << 20;
 
@@ -242,9 +242,9 @@ pub(crate) fn map(how: Map<'_>, length: usize) -> Option<*mut c_void> {
         Map::WipedOnFork => (both, anonymous, -1, libc::MADV_WIPEONFORK),
         Map::Read(fd) => (libc::PROT_READ, libc::MAP_SHARED, fd.0, libc::MADV_DONTFORK),
         Map::Shared(fd) => (both, libc::MAP_SHARED, fd.0, libc::MADV_DONTFORK),
-        Map::Untouchable(fd) => (libc::PROT_NONE, libc::MAP_SHARED, fd.0, libc::MADV_DONTFORK),
+        Map::NoAccess(fd) => (libc::PROT_NONE, libc::MAP_SHARED, fd.0, libc::MADV_DONTFORK),
     };
-    // SAFETY: a new mapping at a place of the kernel's choice touches no other memory.
+    // SAFETY: a new mapping at an address of the kernel's choice changes no other memory.
     let at = unsafe {
         libc::syscall(SYS_mmap, ptr::null_mut::<c_void>(), length, protection, flags, fd, 0_i64)
     };
@@ -254,12 +254,12 @@ pub(crate) fn map(how: Map<'_>, length: usize) -> Option<*mut c_void> {
     let at = at as *mut c_void;
     // SAFETY: advice about the mapping that was just made.
     if unsafe { libc::syscall(SYS_madvise, at, length, advice) } != 0 {
-        // SAFETY: nobody knows of the mapping yet.
+        // SAFETY: no reference to the mapping exists yet.
         unsafe { unmap(at, length) };
         return None;
     }
     if matches!(how, Map::Private) && length >= WORTH_HUGE_PAGES {
-        // SAFETY: as above; where the kernel will not, nothing changes.
+        // SAFETY: as above; if the kernel refuses, nothing changes.
         unsafe { libc::syscall(SYS_madvise, at, length, libc::MADV_HUGEPAGE) };
     }
     Some(at)
@@ -274,38 +274,38 @@ pub(crate) unsafe fn unmap(at: *mut c_void, length: usize) {
     unsafe { libc::syscall(SYS_munmap, at, length) };
 }
 
-/// The process, in its own PID namespace.
+/// Returns the process's id in its own PID namespace.
 pub(crate) fn pid() -> u32 {
     // SAFETY: no arguments, never fails.
     let pid: c_long = unsafe { libc::syscall(SYS_getpid) };
     u32::try_from(pid).unwrap_or(0)
 }
 
-/// Monotonic time in nanoseconds.
+/// Returns the monotonic time in nanoseconds.
 pub(crate) fn monotonic_ns() -> u64 {
     time_ns(libc::CLOCK_MONOTONIC)
 }
 
-/// The time of the day in microseconds since 1970.
+/// Returns the real time in microseconds since 1970.
 pub(crate) fn real_time_us() -> u64 {
     time_ns(libc::CLOCK_REALTIME) / 1_000
 }
 
 fn time_ns(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is a `timespec` of ours.
+    // SAFETY: `time` is a local `timespec`.
     unsafe { libc::syscall(SYS_clock_gettime, clock, &raw mut time) };
     time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
 }
 
-/// Writes to stderr, as far as it takes it at once.
+/// Writes to stderr with one call, which may write a part only.
 pub(crate) fn write_stderr(bytes: &[u8]) {
     const STDERR: c_int = 2;
     // SAFETY: reads that many bytes.
     unsafe { libc::syscall(SYS_write, STDERR, bytes.as_ptr(), bytes.len()) };
 }
 
-/// The PID namespace of the process.
+/// Returns the inode of the process's PID namespace.
 pub(crate) fn pid_namespace() -> u64 {
     status(HERE, c"/proc/self/ns/pid", 0).map_or(0, |status| status.identity.1)
 }
@@ -327,26 +327,26 @@ pub(crate) fn path_of_process(pid: u32, room: &mut [u8; 32]) -> Option<&CStr> {
     CStr::from_bytes_until_nul(room).ok()
 }
 
-/// Lets other threads run.
-pub(crate) fn give_way() {
+/// Yields to other threads.
+pub(crate) fn yield_thread() {
     // SAFETY: no arguments, never fails.
     unsafe { libc::syscall(SYS_sched_yield) };
 }
 
-/// Lets a thread get done that is at something short: it may be off its CPU, so after some times
-/// this sleeps.
-pub(crate) fn give_way_again(times: usize) {
+/// Yields to a thread that completes something short. After some repetitions it sleeps, because
+/// that thread may be preempted.
+pub(crate) fn back_off(times: usize) {
     const AWAKE: usize = 32;
     const SLEEP_NS: u64 = 1_000_000;
     if times < AWAKE {
-        give_way();
+        yield_thread();
     } else {
         wait_shared(&AtomicU32::new(0), 0, SLEEP_NS);
     }
 }
 
-/// Sleeps for so long, or until the word that processes share is woken; not at all where it is not
-/// that value any more.
+/// Sleeps for a time, or until the futex, which processes share, is woken. Returns at once if the
+/// word has another value.
 pub(crate) fn wait_shared(word: &AtomicU32, value: u32, ns: u64) {
     let time = libc::timespec {
         tv_sec: (ns / 1_000_000_000).cast_signed(),
@@ -356,27 +356,26 @@ pub(crate) fn wait_shared(word: &AtomicU32, value: u32, ns: u64) {
     unsafe { libc::syscall(SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, &raw const time) };
 }
 
-/// Wakes all who sleep so.
+/// Wakes all waiters of a futex that processes share.
 pub(crate) fn wake_shared(word: &AtomicU32) {
     // SAFETY: the word lives as long as the call.
     unsafe { libc::syscall(SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, c_int::MAX) };
 }
 
-/// A lock between threads; all zeroes is unlocked.
+/// Lock between threads; zero is unlocked.
 #[repr(transparent)]
 pub(crate) struct Lock(AtomicU32);
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
-/// Held, and somebody waits.
+/// Held, and a thread waits.
 const WANTED: u32 = 2;
 
-/// Looks at a held lock before its thread sleeps: what is done under it takes less time than
-/// falling asleep.
-const LOOKS: usize = 100;
+/// Spins before a thread sleeps: the critical sections are shorter than a sleep.
+const SPINS: usize = 100;
 
 impl Lock {
-    /// Runs something while holding the lock.
+    /// Runs a function under the lock.
     pub(crate) fn hold<T>(&self, run: impl FnOnce() -> T) -> T {
         if !self.take() && !self.take_soon() {
             while self.0.swap(WANTED, Ordering::Acquire) != FREE {
@@ -384,21 +383,21 @@ impl Lock {
             }
         }
         let result = run();
-        self.let_go();
+        self.release();
         result
     }
 
-    /// Runs something while holding the lock, if nobody holds it now.
+    /// Runs a function under the lock, if no thread holds it now.
     pub(crate) fn try_hold<T>(&self, run: impl FnOnce() -> T) -> Option<T> {
         if !self.take() {
             return None;
         }
         let result = run();
-        self.let_go();
+        self.release();
         Some(result)
     }
 
-    fn let_go(&self) {
+    fn release(&self) {
         if self.0.swap(FREE, Ordering::Release) == WANTED {
             self.futex(libc::FUTEX_WAKE, 1);
         }
@@ -408,9 +407,9 @@ impl Lock {
         self.0.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    /// Where others sleep already, so does this thread.
+    /// Spins, unless other threads sleep already.
     fn take_soon(&self) -> bool {
-        for _ in 0..LOOKS {
+        for _ in 0..SPINS {
             match self.0.load(Ordering::Relaxed) {
                 FREE if self.take() => return true,
                 WANTED => return false,
@@ -429,9 +428,8 @@ impl Lock {
     }
 }
 
-/// Makes a file with this content at a path, for everybody to read and write whatever the umask
-/// says, and complete from the first moment that it is there. `false` where that cannot be; then
-/// another may have been first.
+/// Creates a file atomically with this content at a path, readable and writable by all users
+/// whatever the umask. Returns false if that fails, for example because another process was first.
 #[cfg(feature = "hami")]
 pub(crate) fn make_shared_file(path: &CStr, temporary: &CStr, start: &[u8], length: usize) -> bool {
     const MODE: c_int = 0o666;
@@ -440,14 +438,14 @@ pub(crate) fn make_shared_file(path: &CStr, temporary: &CStr, start: &[u8], leng
         // SAFETY: the path is terminated.
         unsafe { libc::syscall(libc::SYS_unlinkat, HERE, temporary.as_ptr(), 0) };
     };
-    // What a process left that had this number before and died right here.
+    // A process with the same PID may have been killed here before.
     remove();
     // SAFETY: the path is terminated.
     let fd = unsafe { libc::syscall(SYS_openat, HERE, temporary.as_ptr(), flags, MODE) };
     let Some(file) = c_int::try_from(fd).ok().filter(|fd| *fd >= 0).map(Fd) else { return false };
-    // SAFETY: a descriptor of ours.
+    // SAFETY: a descriptor of this process.
     let opened = unsafe { libc::syscall(libc::SYS_fchmod, file.0, MODE) } == 0;
-    // Every byte is written: a full file system is noticed here, and not by a signal later.
+    // Writes every byte: a full file system fails here, and not later with a signal.
     let made = opened && file.fill(length) && file.write_start(start);
     // SAFETY: the paths are terminated.
     let linked = made
@@ -473,7 +471,7 @@ impl Fd {
     }
 
     fn write_at(&self, bytes: &[u8], at: usize) -> bool {
-        // SAFETY: the buffer is as long as is said.
+        // SAFETY: the buffer has this length.
         let written = unsafe {
             libc::syscall(libc::SYS_pwrite64, self.0, bytes.as_ptr(), bytes.len(), at as i64)
         };

@@ -1,6 +1,6 @@
-//! Lines on stderr for the user of a program: why memory was refused, and how long launches were
-//! held. Only with `TESSERA_TRACE=1` in the program's environment at its start: a guest does not
-//! write into the output of programs.
+//! Lines on stderr for the user of a program: reasons of refusals, and the time that launches were
+//! held. Only if the program was started with `TESSERA_TRACE=1`, because the output of a program is
+//! its own.
 
 use core::ffi::CStr;
 use core::fmt::{Arguments, Write as _};
@@ -9,16 +9,15 @@ use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use tessera_intercept_abi::GpuUuid;
 use tessera_intercept_limiter::compute::Rate;
 
-use crate::root::with_state;
 use crate::sys::{self, Fd, HERE};
 
-/// The variable, as it begins in the environment.
+/// Beginning of the variable's entry in the environment.
 const VARIABLE: &[u8] = b"TESSERA_TRACE=";
 
-/// Why memory was refused.
+/// Reason of a refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reason {
-    /// The shares hold less.
+    /// The limit of the shares.
     Limit {
         /// Bytes that all processes hold.
         used: u64,
@@ -31,20 +30,20 @@ pub(crate) enum Reason {
     Unusable,
 }
 
-/// A refusal.
+/// Refusal of an allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Refusal {
+pub(crate) struct RefusedAllocation {
     pub(crate) gpu: GpuUuid,
     /// Bytes asked for.
     pub(crate) bytes: u64,
     pub(crate) reason: Reason,
 }
 
-/// The last refusal, until it is reported. All zeroes is none.
+/// Last refusal until it is reported. All zeroes is none.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct LastRefusal {
-    /// 0: none; 1, 2, 3: the [`Reason`]s in their order.
+    /// 0: no refusal; 1, 2, 3: the [`Reason`]s in their order.
     reason: u64,
     used: u64,
     limit: u64,
@@ -53,7 +52,7 @@ pub(crate) struct LastRefusal {
 }
 
 impl LastRefusal {
-    pub(crate) fn put(&mut self, Refusal { gpu, bytes, reason }: Refusal) {
+    pub(crate) fn put(&mut self, RefusedAllocation { gpu, bytes, reason }: RefusedAllocation) {
         let (reason, used, limit) = match reason {
             Reason::Limit { used, limit } => (1, used, limit),
             Reason::NoShare => (2, 0, 0),
@@ -62,7 +61,7 @@ impl LastRefusal {
         *self = Self { reason, used, limit, bytes, gpu };
     }
 
-    fn take(&mut self) -> Option<Refusal> {
+    pub(crate) fn take(&mut self) -> Option<RefusedAllocation> {
         let Self { used, limit, bytes, gpu, .. } = *self;
         let reason = match core::mem::replace(&mut self.reason, 0) {
             1 => Reason::Limit { used, limit },
@@ -70,45 +69,37 @@ impl LastRefusal {
             3 => Reason::Unusable,
             _ => return None,
         };
-        Some(Refusal { gpu, bytes, reason })
+        Some(RefusedAllocation { gpu, bytes, reason })
     }
 }
 
-/// Says why the last refused allocation was refused, if that was not said yet.
-pub(crate) fn refusal() {
-    if !is_on() {
-        return;
-    }
-    let Some(Refusal { gpu, bytes, reason }) =
-        with_state(|state| state.last_refusal().take()).flatten()
-    else {
-        return;
-    };
+/// Prints a refusal.
+pub(crate) fn refusal(RefusedAllocation { gpu, bytes, reason }: RefusedAllocation) {
     match reason {
-        Reason::Limit { used, limit } => say(format_args!(
+        Reason::Limit { used, limit } => print(format_args!(
             "{gpu}: {bytes} bytes refused: {used} of {limit} bytes of the container's memory are used"
         )),
         Reason::NoShare => {
-            say(format_args!(
+            print(format_args!(
                 "{gpu}: {bytes} bytes refused: the container has no share of this GPU"
             ));
         }
-        Reason::Unusable => say(format_args!(
+        Reason::Unusable => print(format_args!(
             "{gpu}: {bytes} bytes refused: the grant or the ledger of the share cannot be used"
         )),
     }
 }
 
-/// Says why a grant does not count; returns that there is none.
+/// Prints the reason for which a grant is ignored. Returns `None`.
 pub(crate) fn ignored_grant<T>(name: &CStr, why: &str) -> Option<T> {
     if is_on() {
         let name = name.to_str().unwrap_or("?");
-        say(format_args!("the grant /dev/tessera/{name} is ignored: {why}"));
+        print(format_args!("the grant /dev/tessera/{name} is ignored: {why}"));
     }
     None
 }
 
-/// Launches that were held and not reported yet.
+/// Held launches that were not reported yet.
 #[derive(Debug)]
 pub(crate) struct Held {
     count: AtomicU64,
@@ -118,7 +109,7 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// A launch was held, until `now`. At most one line a second.
+    /// Adds a launch that was held until `now`. Prints at most one line a second.
     pub(crate) fn add(&self, ns: u64, rate: impl FnOnce() -> Option<Rate>, now: u64) {
         const EVERY_NS: u64 = 1_000_000_000;
         if ns == 0 || !is_on() {
@@ -139,7 +130,7 @@ impl Held {
         self.count.fetch_sub(count, Ordering::Relaxed);
         self.ns.fetch_sub(all_ns, Ordering::Relaxed);
         let (us, hundredths) = (all_ns / 1_000, rate().unwrap_or(Rate::FULL).hundredths());
-        say(format_args!(
+        print(format_args!(
             "{count} launches held for {us} us: the container has {}.{:02} % of the GPU's time",
             hundredths / 100,
             hundredths % 100
@@ -147,8 +138,8 @@ impl Held {
     }
 }
 
-/// Whether the variable is set; read once.
-fn is_on() -> bool {
+/// Returns true if the variable is set; it is read once.
+pub(crate) fn is_on() -> bool {
     const OFF: u8 = 1;
     const ON: u8 = 2;
     static KNOWN: AtomicU8 = AtomicU8::new(0);
@@ -162,12 +153,12 @@ fn is_on() -> bool {
     }
 }
 
-/// Reads the environment that the program was started with: what it has now may be written by
-/// another thread. `None` where it cannot be read.
+/// Reads the environment that the program was started with: another thread may be writing to the
+/// current one. `None` if it cannot be read.
 fn value_is_one() -> Option<bool> {
     let file = Fd::open_at(HERE, c"/proc/self/environ", libc::O_RDONLY)?;
     let (mut buffer, mut offset) = ([0_u8; 512], 0);
-    // How much of the variable was matched so far; `None`: not at the begin of an entry.
+    // Bytes of the name that have matched so far; `None`: this entry does not match.
     let mut matched = Some(0);
     loop {
         let read = file.read_at(&mut buffer, offset)?;
@@ -186,7 +177,7 @@ fn value_is_one() -> Option<bool> {
     }
 }
 
-/// A line of at most 256 bytes; what is longer is cut.
+/// Line of at most 256 bytes; a longer one is cut.
 struct Line {
     bytes: [u8; 256],
     length: usize,
@@ -203,9 +194,9 @@ impl core::fmt::Write for Line {
     }
 }
 
-fn say(text: Arguments<'_>) {
+fn print(text: Arguments<'_>) {
     let mut line = Line { bytes: [0; 256], length: 0 };
-    // A line that does not fit is said as far as it fits.
+    // A line that is too long is printed as far as it fits.
     let _ = writeln!(line, "tessera: {text}");
     sys::write_stderr(line.bytes.get(..line.length).unwrap_or_default());
 }

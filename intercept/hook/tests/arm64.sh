@@ -99,4 +99,4 @@ skipped=(programs_without_gpu_are_unaffected surviving_child_does_not_hold_its_p
 for test in "${skipped[@]}"; do
   grep --quiet --recursive "fn $test()" intercept/hook/tests || { echo "no test is named $test" >&2; exit 2; }
 done
-emulated cargo test --locked --no-fail-fast --package tessera-intercept "${tests[@]/#/--test=}" -- "${skipped[@]/#/--skip=}"
+emulated cargo test --locked --no-fail-fast --package tessera-intercept-hook "${tests[@]/#/--test=}" -- "${skipped[@]/#/--skip=}"

@@ -14,7 +14,7 @@ use std::thread;
 use container::{Node, NodeShare, Running, arbitrate, monotonic_ns, program, set_up};
 use serde_json::Value;
 use tessera_intercept_abi::ComputePolicy;
-use tessera_intercept_limiter::compute::{Crowd, Gain, Published, Rate};
+use tessera_intercept_limiter::compute::{Contention, Gain, Published, Rate};
 use tessera_test_support::test_name;
 
 /// Returns arguments for kernels of 1 ms: kind of launch, duration of a window, number of windows.
@@ -122,7 +122,7 @@ fn programs_below_their_cap_keep_their_speed() {
 /// program's clock starts at the machine's.
 fn publish_for_11_seconds(share: &NodeShare, rate: Rate) {
     let stamp_ms = (monotonic_ns() / 1_000_000 + 10_000) as u32;
-    share.publish(&Published { rate, others: Crowd::new(0), others_busy_ns: 0, stamp_ms });
+    share.publish(&Published { rate, others: Contention::new(0), others_busy_ns: 0, stamp_ms });
 }
 
 /// Communication kernels take as long as their peers: launches beside them go on, also of kernels
@@ -172,7 +172,7 @@ fn balance_without_cores_gets_what_the_host_publishes() {
     let share = node.share_of_time("claim-0", ComputePolicy::Balance, 0);
     let publish = |now_ns: u64| {
         let (rate, stamp_ms) = (Rate::from_percent(10), (now_ns / 1_000_000) as u32);
-        share.publish(&Published { rate, others: Crowd::new(0), others_busy_ns: 0, stamp_ms });
+        share.publish(&Published { rate, others: Contention::new(0), others_busy_ns: 0, stamp_ms });
     };
     publish(monotonic_ns() + AHEAD_NS);
     let held = parts(&node, &share);

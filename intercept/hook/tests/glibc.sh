@@ -62,5 +62,5 @@ for suite in "${suites[@]}"; do
     grep --quiet --recursive "fn $test()" intercept/hook/tests || { echo "no test is named $test" >&2; exit 2; }
   done
   echo "=== glibc of $suite: $(dpkg-deb --field "$target/$suite"/packages/libc6_*.deb Version)"
-  TESSERA_GLIBC=$(libraries_of "$suite") cargo test --locked --no-fail-fast --package tessera-intercept "${tests[@]/#/--test=}" -- "${skipped[@]/#/--skip=}"
+  TESSERA_GLIBC=$(libraries_of "$suite") cargo test --locked --no-fail-fast --package tessera-intercept-hook "${tests[@]/#/--test=}" -- "${skipped[@]/#/--skip=}"
 done

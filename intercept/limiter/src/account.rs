@@ -7,52 +7,53 @@ use tessera_intercept_abi::{ABI_VERSION, LedgerPage};
 
 use crate::change;
 
-/// Why no memory was given.
+/// Reason of a refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refused {
     /// The limit is reached.
     Limit,
-    /// The ledger does not say what this process has written into it: nothing more is given.
+    /// The ledger does not contain what this process has written into it: no more memory is
+    /// granted.
     Tampered,
 }
 
-/// What this process holds of one ledger. It keeps its own count, in memory that no other process
-/// can write.
+/// Memory that this process holds of one ledger. It keeps its own count, in memory that no other
+/// process can write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Account {
     slot: usize,
     held: u64,
-    /// What its contexts cost, once they are paid; part of `held`.
+    /// Bytes charged for its contexts, once they are charged; part of `held`.
     contexts: Option<u64>,
 }
 
 impl Account {
-    /// Begins with an attached slot.
+    /// Creates the account of an attached slot.
     #[must_use]
     pub const fn new(slot: usize) -> Self {
         Self { slot, held: 0, contexts: None }
     }
 
-    /// Index of its slot.
+    /// Returns the index of its slot.
     #[must_use]
     pub const fn slot(&self) -> usize {
         self.slot
     }
 
-    /// Whether [`Account::pay_for_contexts`] was done.
+    /// Returns true after [`Account::charge_contexts`].
     #[must_use]
-    pub const fn has_paid_for_contexts(&self) -> bool {
+    pub const fn has_charged_contexts(&self) -> bool {
         self.contexts.is_some()
     }
 
-    /// Bytes this process holds, those of its contexts included.
+    /// Returns the bytes that this process holds, those of its contexts included.
     #[must_use]
     pub const fn held(&self) -> u64 {
         self.held
     }
 
     /// Takes at least `least` and at most `most` bytes, so that all processes together hold no more
-    /// than `limit`. Answers how many.
+    /// than `limit`. Returns the number of bytes.
     ///
     /// # Errors
     /// `least` bytes are not free, or the ledger was tampered with.
@@ -73,11 +74,11 @@ impl Account {
         Ok(taken)
     }
 
-    /// Takes what the contexts of this process cost; they are held as long as the process lives.
+    /// Charges the contexts of this process. They are held until the process ends.
     ///
     /// # Errors
     /// As [`Account::take`].
-    pub fn pay_for_contexts(
+    pub fn charge_contexts(
         &mut self,
         ledger: &LedgerPage,
         bytes: u64,
@@ -90,7 +91,7 @@ impl Account {
         Ok(())
     }
 
-    /// Gives bytes back, at most what is held beside contexts. Answers how many.
+    /// Releases at most the bytes that are held beside contexts. Returns their number.
     pub fn give(&mut self, ledger: &LedgerPage, bytes: u64) -> u64 {
         let bytes = bytes.min(self.held.saturating_sub(self.contexts.unwrap_or(0)));
         self.held -= bytes;

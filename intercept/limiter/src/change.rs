@@ -1,10 +1,10 @@
 //! One change of the total.
 //!
 //! ```text
-//!  next_used, begun := n      what is about to happen                   killed before here: nothing happened
-//!  total := (used, slot, n)   it happens, and says who did it           the one step that counts
-//!  applied := n               also written by whoever changes the total next, before it does
-//!  used, settled := n         it is in the books                        killed before here: recover() finishes it
+//!  next_used, begun := n      announces the change               killed before the next step: nothing happened
+//!  total := (used, slot, n)   applies it, with slot and number   the commit
+//!  applied := n               also written by the process that changes the total next, before its own change
+//!  used, settled := n         completes the slot                 killed before this step: recover() completes it
 //! ```
 //!
 //! A slot has one change at a time: its owner holds the slot's lock, and its threads a lock of the
@@ -12,42 +12,42 @@
 
 use tessera_intercept_abi::ledger::Total;
 
-use crate::book::{Book, SlotWords, Word};
+use crate::ledger_words::{LedgerWords, SlotWords, Word};
 
-/// Takes as many bytes as are free below `limit`, at least `least` and at most `most`. `None` where
-/// `least` are not free.
-pub(crate) fn take<B: Book>(
-    book: &B,
+/// Takes as many bytes as are free below `limit`, at least `least` and at most `most`. Returns
+/// `None` if `least` bytes are not free.
+pub(crate) fn take<B: LedgerWords>(
+    ledger: &B,
     slot: usize,
     least: u64,
     most: u64,
     limit: u64,
 ) -> Option<u64> {
-    let words = book.slot(slot)?;
+    let words = ledger.slot(slot)?;
     let limit = limit.min(Total::MAX_USED);
-    run(book, slot, &words, |total| {
+    run(ledger, slot, &words, |total| {
         let bytes = most.min(limit.saturating_sub(total));
         (bytes >= least).then_some(Step::Take(bytes))
     })
 }
 
-/// Gives bytes back; never more than the slot has. Answers how many.
-pub(crate) fn give<B: Book>(book: &B, slot: usize, bytes: u64) -> u64 {
-    let Some(words) = book.slot(slot) else { return 0 };
+/// Releases bytes, never more than the slot has. Returns their number.
+pub(crate) fn give<B: LedgerWords>(ledger: &B, slot: usize, bytes: u64) -> u64 {
+    let Some(words) = ledger.slot(slot) else { return 0 };
     let bytes = bytes.min(words.used.load());
-    run(book, slot, &words, |_| Some(Step::Give(bytes))).unwrap_or(0)
+    run(ledger, slot, &words, |_| Some(Step::Give(bytes))).unwrap_or(0)
 }
 
-/// Finishes or drops the change that the slot's dead owner was at, and gives back all it had.
-/// Answers how much that was. The caller holds the slot's lock; it may be killed in here too, and
-/// somebody else does it again.
-pub(crate) fn recover<B: Book>(book: &B, slot: usize) -> u64 {
-    let Some(words) = book.slot(slot) else { return 0 };
+/// Completes or drops the unfinished change of a slot whose owner has ended, and releases all that
+/// the slot has. Returns the number of bytes. The caller holds the slot's lock. It may be killed in
+/// here too: then the next caller does it again.
+pub(crate) fn recover<B: LedgerWords>(ledger: &B, slot: usize) -> u64 {
+    let Some(words) = ledger.slot(slot) else { return 0 };
     let begun = words.begun.load();
     if begun != words.settled.load() {
-        // In this order: whoever overwrites our change in the total has noted it in `applied`
-        // before.
-        let total = Total::unpack(book.total().load());
+        // In this order: a process that overwrites this change in the total has noted it in
+        // `applied` before.
+        let total = Total::unpack(ledger.total().load());
         let last = total.slot == slot && total.change == begun & Total::CHANGE_MASK;
         if last || words.applied.load() == begun {
             settle(&words, begun);
@@ -55,10 +55,10 @@ pub(crate) fn recover<B: Book>(book: &B, slot: usize) -> u64 {
             drop_change(&words);
         }
     }
-    give(book, slot, u64::MAX)
+    give(ledger, slot, u64::MAX)
 }
 
-/// What a change does to the total.
+/// Effect of a change on the total.
 #[derive(Clone, Copy)]
 enum Step {
     Take(u64),
@@ -72,7 +72,7 @@ impl Step {
         }
     }
 
-    /// Saturating: the tenant may have written anything over the words.
+    /// Saturates: the tenant may have written any value into the words.
     fn of(self, bytes: u64) -> u64 {
         match self {
             Self::Take(more) => bytes.saturating_add(more),
@@ -81,16 +81,16 @@ impl Step {
     }
 }
 
-/// Makes the change that `decide` finds right for the total as it is, or none.
-fn run<B: Book>(
-    book: &B,
+/// Applies the change that `decide` returns for the current total, or none.
+fn run<B: LedgerWords>(
+    ledger: &B,
     slot: usize,
     words: &SlotWords<'_, B::Word>,
     decide: impl Fn(u64) -> Option<Step>,
 ) -> Option<u64> {
     let used = words.used.load();
     let number = words.settled.load().wrapping_add(1);
-    let mut word = book.total().load();
+    let mut word = ledger.total().load();
     loop {
         let total = Total::unpack(word);
         let Some(step) = decide(total.used_bytes) else {
@@ -99,9 +99,9 @@ fn run<B: Book>(
         };
         words.next_used.store(step.of(used));
         words.begun.store(number);
-        note_last(book, word, total);
+        note_last(ledger, word, total);
         let next = Total { used_bytes: step.of(total.used_bytes), slot, change: number };
-        match book.total().replace(word, next.pack()) {
+        match ledger.total().replace(word, next.pack()) {
             Ok(()) => {
                 settle(words, number);
                 return Some(step.bytes());
@@ -111,32 +111,33 @@ fn run<B: Book>(
     }
 }
 
-/// Notes in the slot of the last change that it happened, since the next change wipes that out of
-/// the total.
-fn note_last<B: Book>(book: &B, word: u64, total: Total) {
-    let Some(words) = book.slot(total.slot) else { return };
+/// Notes in the slot of the last change that it was applied, because the next change overwrites
+/// that in the total.
+fn note_last<B: LedgerWords>(ledger: &B, word: u64, total: Total) {
+    let Some(words) = ledger.slot(total.slot) else { return };
     let applied = words.applied.load();
     if applied & Total::CHANGE_MASK == total.change {
         return;
     }
     let begun = words.begun.load();
-    // While the total stands, that slot's last change is the one it had begun, or the one before.
+    // While the total is unchanged, that slot's last change is the one it had begun, or the one
+    // before.
     let number =
         if begun & Total::CHANGE_MASK == total.change { begun } else { begun.wrapping_sub(1) };
-    if number & Total::CHANGE_MASK == total.change && book.total().load() == word {
-        // Fails where somebody else, or the owner, has noted it or a later one.
+    if number & Total::CHANGE_MASK == total.change && ledger.total().load() == word {
+        // Fails if another process has noted this change or a later one.
         let _ = words.applied.replace(applied, number);
     }
 }
 
-/// The change happened: puts it into the books. Doing it twice does no harm.
+/// Completes the slot after the change was applied. Idempotent.
 fn settle<W: Word>(words: &SlotWords<'_, W>, number: u64) {
     words.applied.store(number);
     words.used.store(words.next_used.load());
     words.settled.store(number);
 }
 
-/// The change did not happen: its number is free again.
+/// Drops a change that was not applied: its number is free again.
 fn drop_change<W: Word>(words: &SlotWords<'_, W>) {
     words.begun.store(words.settled.load());
 }

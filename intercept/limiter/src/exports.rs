@@ -1,4 +1,4 @@
-//! Memory that processes of a claim share with each other, which one of them has paid for.
+//! Memory that processes of a claim share with each other; one of them is charged for it.
 
 use core::sync::atomic::Ordering;
 

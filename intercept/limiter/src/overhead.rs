@@ -8,8 +8,8 @@ use tessera_intercept_abi::PublishedPage;
 /// bytes: contexts, code of kernels, local memory, heaps. Negative if they were charged more for
 /// their contexts than these take.
 ///
-/// It holds until the host publishes another one: without the host's driver, processes keep what
-/// was found last.
+/// Valid until the host publishes another value: without the host's driver, processes keep the
+/// last one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Overhead(pub i64);
 
@@ -20,7 +20,7 @@ impl Overhead {
         Self(page.overhead_bytes.load(Ordering::Relaxed))
     }
 
-    /// Returns what of a limit is left for allocations.
+    /// Returns the part of a limit that is left for allocations.
     #[must_use]
     pub const fn limit_of(self, limit_bytes: u64) -> u64 {
         limit_bytes.saturating_add_signed(self.0.saturating_neg())

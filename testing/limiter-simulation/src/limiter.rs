@@ -4,8 +4,9 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use tessera_intercept_abi::ComputePolicy;
 use tessera_intercept_limiter::compute::{
-    Asked, ComputePage, ComputeSlot, Decision, Gain, Interval, Key, Launch, MARKERS, Marker, Meter,
-    Plan, Published, PublishedPage, Rate, Submission, Surroundings, Till, Timer, running_of,
+    ComputePage, ComputeSlot, Decision, Entitlement, EventTimer, Gain, GpuView, Interval, Key,
+    Launch, LaunchBudget, LaunchPlan, LaunchTime, MARKERS, Marker, Meter, Published, PublishedPage,
+    Submission, running_of,
 };
 
 use crate::gpu::Gpu;
@@ -25,11 +26,20 @@ pub enum Limiter {
     None,
 }
 
+impl Limiter {
+    /// Returns the entitlement of a container with this limiter and these cores.
+    pub(crate) const fn entitlement(self, cores_percent: u32) -> Entitlement {
+        match self {
+            Self::Tessera(policy) => Entitlement::of_grant(policy, cores_percent),
+            _ => Entitlement::UNLIMITED,
+        }
+    }
+}
+
 /// Limiter state that the processes of a container share.
 #[derive(Debug)]
 pub struct ContainerLimiter {
     pub(crate) limiter: Limiter,
-    pub(crate) share: Rate,
     pub(crate) page: ComputePage,
     pub(crate) slots: Vec<ComputeSlot>,
     pub(crate) published: PublishedPage,
@@ -42,7 +52,7 @@ pub struct ContainerLimiter {
 #[derive(Debug)]
 pub(crate) enum ProcessLimiter {
     /// With the time since which its launch is delayed.
-    Tessera(Box<(Till, Meter, Option<u64>)>),
+    Tessera(Box<(LaunchBudget, Meter, Option<u64>)>),
     Hami(Hami),
     Aimd,
     None,
@@ -59,17 +69,17 @@ impl ProcessLimiter {
 #[derive(Debug)]
 pub(crate) enum LaunchDecision {
     /// Without a question to the meter, or as planned.
-    Admit(Option<Plan>),
+    Admit(Option<LaunchPlan>),
     RetryAt(u64),
 }
 
-/// Timer of [`Meter`] on top of the simulated GPU.
-pub(crate) struct GpuTimer<'a> {
+/// EventTimer of [`Meter`] on top of the simulated GPU.
+pub(crate) struct GpuEventTimer<'a> {
     pub(crate) gpu: &'a Gpu,
     pub(crate) context: usize,
 }
 
-impl Timer for GpuTimer<'_> {
+impl EventTimer for GpuEventTimer<'_> {
     fn is_done(&mut self, marker: Marker) -> bool {
         self.gpu.completed(self.context, marker.0).is_some()
     }
@@ -85,7 +95,6 @@ impl ContainerLimiter {
     pub(crate) fn new(limiter: Limiter, percent: u32, processes: usize, slice_ns: u64) -> Self {
         Self {
             limiter,
-            share: if percent == 0 { Rate::LEAST } else { Rate::from_percent(percent) },
             page: ComputePage::default(),
             slots: (0..processes).map(|_| ComputeSlot::default()).collect(),
             published: PublishedPage::default(),
@@ -124,22 +133,18 @@ impl ContainerLimiter {
         MARKERS
     }
 
-    fn surroundings<'a>(&'a self, till: &'a Till, slot: usize, now: u64) -> Surroundings<'a> {
+    fn view<'a>(&'a self, budget: &'a LaunchBudget, slot: usize, now: u64) -> GpuView<'a> {
         let siblings =
             || self.slots.iter().enumerate().filter(|(at, _)| *at != slot).map(|(_, slot)| slot);
-        Surroundings {
-            till,
+        GpuView {
+            budget,
             page: &self.page,
             slot: &self.slots[slot],
             siblings: running_of(siblings(), now),
             has_siblings: siblings().any(|slot| slot.was_busy(now)),
             published: Published::read(&self.published, now),
             gain: Gain::read(&self.published, now),
-            policy: match self.limiter {
-                Limiter::Tessera(policy) => policy,
-                _ => ComputePolicy::None,
-            },
-            share: self.share,
+            entitlement: self.limiter.entitlement(self.percent),
             slice_ns: self.slice_ns,
         }
     }
@@ -149,21 +154,21 @@ impl ContainerLimiter {
         process: &mut ProcessLimiter,
         slot: usize,
         (key, stream): (Key, usize),
-        events: &mut GpuTimer<'_>,
+        events: &mut GpuEventTimer<'_>,
         now: u64,
     ) -> LaunchDecision {
         match process {
             ProcessLimiter::Tessera(state) => {
-                let (till, meter, waits) = &mut **state;
-                if till.spend(key).is_some() {
+                let (budget, meter, waits) = &mut **state;
+                if budget.charge(key).is_some() {
                     return LaunchDecision::Admit(None);
                 }
-                let asked = Asked { since: *waits.get_or_insert(now), now };
+                let time = LaunchTime { since: *waits.get_or_insert(now), now };
                 match meter.admit(
                     Launch { key, context: events.context, stream },
-                    &self.surroundings(till, slot, now),
+                    &self.view(budget, slot, now),
                     events,
-                    asked,
+                    time,
                 ) {
                     Decision::Go(plan) => {
                         *waits = None;
@@ -179,7 +184,11 @@ impl ContainerLimiter {
     }
 
     /// Observes that a planned launch and its events were submitted.
-    pub(crate) fn submitted(process: &mut ProcessLimiter, plan: Plan, submission: Submission) {
+    pub(crate) fn submitted(
+        process: &mut ProcessLimiter,
+        plan: LaunchPlan,
+        submission: Submission,
+    ) {
         if let ProcessLimiter::Tessera(state) = process {
             state.1.submitted(plan, submission);
         }
@@ -195,8 +204,8 @@ impl ContainerLimiter {
         now: u64,
     ) {
         if let ProcessLimiter::Tessera(state) = process {
-            let (till, meter, _) = &mut **state;
-            meter.synced(&self.surroundings(till, slot, now), &mut GpuTimer { gpu, context }, now);
+            let (budget, meter, _) = &mut **state;
+            meter.synced(&self.view(budget, slot, now), &mut GpuEventTimer { gpu, context }, now);
         }
     }
 }

@@ -1,15 +1,14 @@
 //! The virtual clock and all events.
 
 use core::sync::atomic::Ordering;
-use tessera_intercept_abi::ComputePolicy;
 use tessera_intercept_limiter::compute::{
-    Arbiter, BURST_GPU_NS, Crowd, Gain, Key, Observation, Plan, Published, Rate, Submission,
-    Tenant, bury, busy_of,
+    Arbiter, BURST_GPU_NS, Contention, Gain, Key, LaunchPlan, Observation, Published, Rate,
+    Submission, Tenant, busy_of, charge_exited,
 };
 
 use crate::cpu::{CpuSpec, Quota};
 use crate::gpu::{Gpu, GpuSpec};
-use crate::limiter::{ContainerLimiter, GpuTimer, LaunchDecision, Limiter, ProcessLimiter};
+use crate::limiter::{ContainerLimiter, GpuEventTimer, LaunchDecision, Limiter, ProcessLimiter};
 use crate::nvml::{ClosedLoop, NVML_PERIOD};
 use crate::others::Hami;
 use crate::program::{Pattern, Program};
@@ -79,9 +78,9 @@ enum Phase {
     /// Asks to launch.
     Launch,
     /// Submits a launch as planned.
-    Admitted(Plan),
+    Admitted(LaunchPlan),
     /// Has submitted a launch as planned.
-    Submitted(Plan, Submission),
+    Submitted(LaunchPlan, Submission),
     /// Has submitted a launch.
     Launched,
     /// Returns from a synchronisation.
@@ -272,13 +271,13 @@ impl World {
         let limiter = &self.containers[container].1;
         let page = &limiter.slots[slot];
         let due = &limiter.page.due_ns;
-        bury(
+        charge_exited(
             due,
             &page.busy_since_ns,
             &page.outstanding_ns,
             self.now,
-            limiter.share,
-            Crowd::NOBODY,
+            limiter.limiter.entitlement(limiter.percent).share,
+            Contention::NONE,
         );
         page.waiting_since_ns.store(0, Ordering::Relaxed);
     }
@@ -308,9 +307,9 @@ impl World {
     }
 
     /// Tells the limiter when a launch and its events were submitted.
-    fn report(&mut self, at: usize, plan: Plan, submission: Submission) {
+    fn report(&mut self, at: usize, plan: LaunchPlan, submission: Submission) {
         let process = &mut self.processes[at];
-        let is_pending = |pair: tessera_intercept_limiter::compute::Pair| {
+        let is_pending = |pair: tessera_intercept_limiter::compute::EventPair| {
             self.gpu.completed(process.context, pair.before.0).is_none()
         };
         let was_queued = plan.pair.is_some_and(is_pending);
@@ -346,7 +345,7 @@ impl World {
             return;
         }
         let (key, stream) = next_launch(program, process);
-        let mut events = GpuTimer { gpu: &self.gpu, context: process.context };
+        let mut events = GpuEventTimer { gpu: &self.gpu, context: process.context };
         let decision =
             limiter.decide(&mut process.limiter, process.slot, (key, stream), &mut events, now);
         let waits = matches!(decision, LaunchDecision::RetryAt(_));
@@ -367,7 +366,7 @@ impl World {
     }
 
     /// Submits a launch, and the events that the limiter wants.
-    fn submit(&mut self, at: usize, plan: Option<Plan>) {
+    fn submit(&mut self, at: usize, plan: Option<LaunchPlan>) {
         let (cpu, random) = (self.cpu, &mut self.random);
         let process = &mut self.processes[at];
         let program = &self.containers[process.container].0.program;
@@ -518,15 +517,15 @@ impl World {
         for ((observation, (container, limiter)), waited) in
             observations.iter_mut().zip(&self.containers).zip(&mut self.waited)
         {
-            let Limiter::Tessera(policy) = container.limiter else { continue };
+            if !matches!(container.limiter, Limiter::Tessera(_)) {
+                continue;
+            }
             let waited_ns = limiter.page.waited_ns.load(Ordering::Relaxed);
             let waits =
                 limiter.slots.iter().any(|slot| slot.waiting_since_ns.load(Ordering::Relaxed) != 0);
-            let share = if policy == ComputePolicy::None { 0 } else { container.percent };
             *observation = Some(Observation {
                 tenant: Tenant {
-                    policy,
-                    share: if share == 0 { Rate::LEAST } else { Rate::from_percent(share) },
+                    entitlement: container.limiter.entitlement(container.percent),
                     limit: Rate::from_percent(container.limit_percent),
                     priority: container.priority,
                 },

@@ -1,61 +1,63 @@
-//! Events that measure launches: made when they are needed, asked when somebody comes by.
+//! Events that measure launches: created at their first use, queried by later launches and
+//! synchronizations.
 //!
-//! The driver's own functions are called, with the thread's capture mode relaxed meanwhile: a query
-//! is forbidden to threads while a stream captures globally, and would end the capture.
+//! The driver is called with the thread's capture mode relaxed: while a stream captures in global
+//! mode, a query is forbidden and would invalidate the capture.
 
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use tessera_intercept_limiter::compute::{
-    CALIBRATION, Launch, MARKERS, Marker, Meter, Streams, Timer,
+    CALIBRATION, EventTimer, Launch, MARKERS, Marker, Meter, Streams,
 };
 
-use crate::compute::{Stream, driver};
-use crate::cuda::{Handle, relaxed};
+use crate::compute::Stream;
+use crate::driver::cuda::{Handle, relaxed};
+use crate::driver::events;
 
-/// Contexts of one GPU whose launches are measured. What is launched in more of them stays paid as
+/// Contexts of one GPU whose launches are measured. Launches in further contexts stay charged as
 /// estimated.
 const CONTEXTS: usize = 8;
 /// Launches that can be measured at the same time.
 const PLACES: usize = MARKERS / 2;
-/// Contexts are pointers, which leave this bit.
+/// Mark of a context that may be ending: contexts are pointers, which do not have this bit.
 const LEAVING: usize = 1;
 
 const _: () = assert!(PLACES <= u64::BITS as usize);
 
-/// The events of a GPU's contexts. All zeroes is the beginning.
+/// Events of a GPU's contexts. All zeroes is a new one.
 pub(super) struct Events {
     pools: [Pool; CONTEXTS],
-    /// By place: both of its events are in a stream.
+    /// Bit by place: both of its events are recorded.
     recorded: AtomicU64,
-    /// The place of the last launch with an event for calibration, and one; 0: none.
+    /// The place of the last launch with an event for calibration, plus one; 0: none.
     calibrates: AtomicUsize,
 }
 
-/// The events of one context.
+/// Events of one context.
 struct Pool {
-    /// 0: nobody's; with [`LEAVING`]: the driver is being asked to end it, and its events are left
-    /// alone.
+    /// 0: free. With [`LEAVING`]: the driver is being called to destroy it, and its events are not
+    /// used.
     context: AtomicUsize,
-    /// By marker; 0: not made yet.
+    /// By marker; 0: not created yet.
     events: [AtomicUsize; MARKERS],
 }
 
-/// Launches that are to be asked about, oldest first.
+/// Launches to query, oldest first.
 pub(super) struct Unsettled {
     launches: [Option<(Marker, Launch)>; PLACES],
     last: Option<(Marker, usize)>,
 }
 
-/// What events say.
+/// Results of queries.
 pub(super) struct Answers {
     may_ask: bool,
     /// By place.
     done: u64,
-    /// By place: between its two events.
+    /// By place: time between its two events.
     own_ns: [Option<i64>; PLACES],
-    /// By place: from the last one's end to its beginning, and which that is.
+    /// By place: time from the end of the launch before to its beginning, and the place of that.
     gap_ns: [Option<(usize, i64)>; PLACES],
-    /// From the calibration's event to the event before a launch, and the place of that.
+    /// Time from the calibration's event to the event before a launch, and the place of that.
     empty_ns: Option<(usize, i64)>,
 }
 
@@ -68,66 +70,66 @@ fn behind(place: usize) -> usize {
 }
 
 impl Events {
-    /// A launch is about to be measured there: what was recorded before says nothing any more.
-    /// Under the meter's lock.
+    /// A launch is about to be measured in a place: older events of it are void. Under the meter's
+    /// lock.
     pub(super) fn begins(&self, before: Marker) {
         self.recorded.fetch_and(!(1 << place_of(before)), Ordering::Relaxed);
     }
 
-    /// Both events of it are in a stream.
+    /// Both events of a launch are recorded.
     pub(super) fn recorded(&self, behind: Marker) {
         self.recorded.fetch_or(1 << place_of(behind), Ordering::Release);
     }
 
-    /// The event for calibration is recorded before that launch.
+    /// The event for calibration is recorded before a launch.
     pub(super) fn calibrates(&self, before: Marker) {
         self.calibrates.store(place_of(before) + 1, Ordering::Relaxed);
     }
 
-    /// Puts an event into a stream of the current context.
+    /// Records an event in a stream of the current context; returns true on success.
     pub(super) fn record(&self, context: usize, marker: Marker, stream: Stream) -> bool {
         let Some(pool) = self.find(context).or_else(|| self.claim(context)) else { return false };
         let Some(place) = pool.events.get(usize::from(marker.0)) else { return false };
-        relaxed(|| event_at(place).is_some_and(|event| driver::record_event(event, stream.0)))
+        relaxed(|| event_at(place).is_some_and(|event| events::record(event, stream.0)))
     }
 
-    /// Whether a stream of the current context has nothing to do.
+    /// Returns true if a stream of the current context is idle.
     pub(super) fn is_idle(stream: Stream) -> bool {
-        relaxed(|| driver::is_idle(stream.0))
+        relaxed(|| events::is_idle(stream.0))
     }
 
-    /// Whether the GPU has not come to an event that was recorded in the current context.
+    /// Returns true if the GPU has not reached an event of the current context.
     pub(super) fn is_pending(&self, context: usize, marker: Marker) -> bool {
         let Some(pool) = self.find(context) else { return false };
         relaxed(|| !pool.is_done(usize::from(marker.0)))
     }
 
-    /// Whether there are events of that context.
+    /// Returns true if there are events of a context.
     pub(super) fn has(&self, context: usize) -> bool {
         self.find(context).is_some()
     }
 
-    /// Whether all launches that were measured are of one context.
+    /// Returns true if all measured launches are of one context.
     pub(super) fn are_of_one_context(&self) -> bool {
         self.pools.iter().filter(|pool| pool.context.load(Ordering::Relaxed) != 0).count() < 2
     }
 
-    /// A context may end: its events are neither recorded nor asked until it is known what became
-    /// of it. Nobody asks meanwhile.
+    /// A context may be destroyed: its events are neither recorded nor queried until that is known.
+    /// No thread may query meanwhile.
     pub(super) fn suspend(&self, context: usize) {
         if let Some(pool) = self.find(context) {
             pool.context.store(context | LEAVING, Ordering::Release);
         }
     }
 
-    /// It stays.
+    /// The context stays.
     pub(super) fn resume(&self, context: usize) {
         if let Some(pool) = self.find(context | LEAVING) {
             pool.context.store(context, Ordering::Release);
         }
     }
 
-    /// It is gone, and its events with it. Nobody asks meanwhile.
+    /// The context was destroyed, and its events with it. No thread may query meanwhile.
     pub(super) fn forget(&self, context: usize) {
         let Some(pool) = self.find(context | LEAVING).or_else(|| self.find(context)) else {
             return;
@@ -136,7 +138,7 @@ impl Events {
         pool.context.store(0, Ordering::Release);
     }
 
-    /// What there is to ask. Under the meter's lock.
+    /// Returns the launches to query. Under the meter's lock.
     pub(super) fn unsettled(&self, meter: &Meter) -> Unsettled {
         let mut unsettled = Unsettled { launches: [None; PLACES], last: meter.last_settled() };
         for (place, launch) in unsettled.launches.iter_mut().zip(meter.unsettled()) {
@@ -145,20 +147,20 @@ impl Events {
         unsettled
     }
 
-    /// Asks. Only one thread does at a time, and only it settles: places are not used again until
-    /// then.
-    pub(super) fn ask(&self, unsettled: &Unsettled) -> Answers {
+    /// Queries launches. One thread does that at a time, and it also settles them: places are not
+    /// reused until then.
+    pub(super) fn query(&self, unsettled: &Unsettled) -> Answers {
         let mut answers = Answers { may_ask: true, ..Answers::none() };
         if unsettled.launches.iter().any(Option::is_some) {
-            relaxed(|| self.ask_all(unsettled, &mut answers));
+            relaxed(|| self.query_all(unsettled, &mut answers));
         }
         answers
     }
 
-    fn ask_all(&self, unsettled: &Unsettled, answers: &mut Answers) {
+    fn query_all(&self, unsettled: &Unsettled, answers: &mut Answers) {
         let recorded = self.recorded.load(Ordering::Acquire);
         let mut last = unsettled.last;
-        // Those behind one of their stream that is not done are not settled yet, or by themselves.
+        // Launches behind one of their stream that is not done are settled later or without it.
         let mut held_up = Streams::none();
         for &(before, launch) in unsettled.launches.iter().flatten() {
             let place = place_of(before);
@@ -193,7 +195,7 @@ impl Events {
             pool.context.compare_exchange(0, context, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         };
         let claimed = self.pools.iter().find(claims)?;
-        // Another thread may have been at the same: the first of them is the context's.
+        // Another thread may have claimed one too: the first of them is the context's.
         let first = self.find(context)?;
         if !core::ptr::eq(first, claimed) {
             claimed.context.store(0, Ordering::Release);
@@ -210,18 +212,19 @@ impl Pool {
         }
     }
 
-    /// An event that cannot be asked counts as done: a broken context must not stop launches.
+    /// Returns true if the event was reached. An event that cannot be queried counts as reached: a
+    /// broken context must not stop launches.
     fn is_done(&self, marker: usize) -> bool {
-        self.event(marker).is_none_or(|event| !driver::is_pending(event))
+        self.event(marker).is_none_or(|event| !events::is_pending(event))
     }
 
     fn elapsed_ns(&self, from: usize, to: usize) -> Option<i64> {
-        driver::elapsed_ns(self.event(from)?, self.event(to)?)
+        events::elapsed_ns(self.event(from)?, self.event(to)?)
     }
 }
 
 impl Answers {
-    /// Nobody was asked.
+    /// Results if nothing was queried.
     pub(super) const fn none() -> Self {
         Self {
             may_ask: false,
@@ -232,8 +235,8 @@ impl Answers {
         }
     }
 
-    /// Reads a launch that is done; `last` is the one before it in the same context. `false` where
-    /// it cannot be read.
+    /// Reads the times of a launch that is done; `last` is the one before it in the same context.
+    /// Returns false if they cannot be read.
     fn measure(&mut self, pool: &Pool, place: usize, last: Option<(Marker, usize)>) -> bool {
         let own_ns = pool.elapsed_ns(place * 2, behind(place));
         let gap_ns = last.and_then(|(marker, _)| {
@@ -247,7 +250,7 @@ impl Answers {
     }
 }
 
-impl Timer for Answers {
+impl EventTimer for Answers {
     fn may_ask(&self) -> bool {
         self.may_ask
     }
@@ -268,11 +271,11 @@ impl Timer for Answers {
     }
 }
 
-/// The event of a place, made now if need be.
+/// Returns the event of a place; creates it at its first use.
 fn event_at(place: &AtomicUsize) -> Option<Handle> {
     match place.load(Ordering::Acquire) {
         0 => {
-            let event = driver::create_event()?;
+            let event = events::create()?;
             place.store(event as usize, Ordering::Release);
             Some(event)
         }

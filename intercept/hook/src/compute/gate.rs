@@ -1,38 +1,40 @@
-//! One GPU's launches in this process.
+//! Launches of this process on one GPU.
 
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use tessera_intercept_limiter::compute::{
-    Asked, Decision, Key, Launch, Meter, Plan, Submission, Surroundings, Till,
+    Decision, GpuView, Key, Launch, LaunchBudget, LaunchPlan, LaunchTime, Meter, Submission,
 };
 
+use crate::compute::Stream;
 use crate::compute::events::{Answers, Events};
-use crate::compute::{Stream, Terms};
-use crate::cuda::{self, SUCCESS};
-use crate::root::with_state;
+use crate::driver::cuda::{self, SUCCESS};
+use crate::process_page::process_page;
+use crate::state::with_state;
 use crate::sys::{self, Lock, Map};
+use crate::terms::Terms;
 use crate::trace::Held;
 
-/// How long it is believed which slots are anybody's.
+/// Time for which the number of slots in use is cached.
 const REACH_HOLDS_NS: u64 = 10_000_000;
 
-/// What launches on one GPU go through. Lives in memory of the kernel's, which begins zeroed and is
-/// not there in a forked child.
+/// Admission and measurement of launches on one GPU. Lives in memory from the kernel that begins
+/// zeroed and is not inherited by forked children.
 ///
-/// Two locks. `lock` is for the meter, and nothing is called under it. `asking` is for those who
-/// ask events, which is calling the driver: a launch only tries it, and settles nothing where
-/// another thread has it. Who ends a context waits for it, since the events go too.
+/// It has two locks. `lock` is of the meter; the driver is not called under it. `querying` is for
+/// queries of events, which call the driver: a launch only tries it, and settles nothing if another
+/// thread has it. A thread that destroys a context waits for it, because the events end too.
 pub(crate) struct Gate {
-    pub(super) till: Till,
+    pub(super) budget: LaunchBudget,
     lock: Lock,
     meter: UnsafeCell<Meter>,
-    asking: Lock,
+    querying: Lock,
     events: Events,
-    /// The GPU, among those of the state.
+    /// The GPU, by its index in the state.
     gpu: usize,
-    /// Whether the process has work, as far as is known.
+    /// True if the process has work, as far as events show.
     busy: AtomicBool,
     reach: AtomicUsize,
     reach_at: AtomicU64,
@@ -42,19 +44,19 @@ pub(crate) struct Gate {
 // SAFETY: the meter is only used under the lock; all else is atomic.
 unsafe impl Sync for Gate {}
 
-/// A launch that may be made.
+/// An admitted launch.
 pub(super) struct Entered {
     context: usize,
     stream: Stream,
-    plan: Plan,
+    plan: LaunchPlan,
     terms: Terms,
-    /// Its stream had nothing to do.
+    /// True if its stream was idle.
     was_idle: bool,
-    /// When the event before it was recorded, monotonic ns; `None` where it was not.
+    /// Time when the event before it was recorded, monotonic ns; `None` if it was not.
     begun: Option<u64>,
 }
 
-/// What came of asking the meter.
+/// Result of a step of the meter.
 struct Outcome<T> {
     value: T,
     launches: u64,
@@ -62,10 +64,10 @@ struct Outcome<T> {
 }
 
 impl Gate {
-    /// A new one; `None` where the kernel has no memory.
+    /// Creates a gate; `None` if the kernel has no memory.
     pub(crate) fn new(gpu: usize) -> Option<*mut Self> {
         let gate = sys::map(Map::Private, Self::LENGTH)?.cast::<Self>();
-        // SAFETY: a new mapping of that length, zeroed, which is how all other fields begin.
+        // SAFETY: a new mapping of that length, zeroed, which is the initial value of all other fields.
         unsafe {
             (&raw mut (*gate).meter).write(UnsafeCell::new(Meter::new()));
             (&raw mut (*gate).gpu).write(gpu);
@@ -73,7 +75,7 @@ impl Gate {
         Some(gate)
     }
 
-    /// Gives back one that nobody has seen.
+    /// Unmaps a gate that no other thread has seen.
     ///
     /// # Safety
     /// It came from [`Gate::new`] and is not used any more.
@@ -84,12 +86,12 @@ impl Gate {
 
     const LENGTH: usize = size_of::<Self>().next_multiple_of(4096);
 
-    /// Lets in a launch that the till does not pay for; it waits here. `None`: it is not accounted
-    /// for. What came of it, to [`Gate::made`].
+    /// Admits a launch that is not charged from the budget; waits if it is held. `None`: the launch
+    /// is not accounted. Pass the result to [`Gate::made`].
     #[cold]
-    #[must_use = "what was begun must be told how it ended"]
+    #[must_use = "pass it to `made`"]
     pub(super) fn enter(&self, key: Key, stream: Stream) -> Option<Entered> {
-        // What is recorded is not launched, and an event would be recorded too.
+        // A captured launch does not run now, and events would be captured too.
         if stream.is_capturing() {
             return None;
         }
@@ -108,14 +110,14 @@ impl Gate {
         Some(Entered { context, stream, plan, terms, was_idle, begun })
     }
 
-    /// A launch was made, or not, as the driver answered.
+    /// Settles or undoes an admitted launch by the driver's result.
     #[cold]
     pub(super) fn made(&self, entered: Option<Entered>, result: c_int) -> c_int {
         let Some(Entered { context, stream, plan, terms, was_idle, begun }) = entered else {
             return result;
         };
         if result != SUCCESS {
-            self.with_meter(|meter| meter.failed(plan, &self.till));
+            self.with_meter(|meter| meter.failed(plan, &self.budget));
             return result;
         }
         terms.count(1);
@@ -141,16 +143,16 @@ impl Gate {
         result
     }
 
-    /// Waits until a launch may be made. `None` where it cannot be accounted for.
-    fn admit(&self, launch: Launch) -> Option<(Plan, Terms)> {
+    /// Waits until a launch is admitted. `None` if it cannot be accounted.
+    fn admit(&self, launch: Launch) -> Option<(LaunchPlan, Terms)> {
         let since = sys::monotonic_ns();
         let mut has_waited = false;
         loop {
             let terms = self.terms()?;
-            let asked = Asked { since, now: sys::monotonic_ns() };
-            let decision = self.step(&terms, |meter, around, answers| {
-                let decision = meter.admit(launch, around, answers, asked);
-                if let Decision::Go(Plan { pair: Some(pair), .. }) = decision {
+            let time = LaunchTime { since, now: sys::monotonic_ns() };
+            let decision = self.step(&terms, |meter, view, answers| {
+                let decision = meter.admit(launch, view, answers, time);
+                if let Decision::Go(LaunchPlan { pair: Some(pair), .. }) = decision {
                     self.events.begins(pair.before);
                 }
                 decision
@@ -158,8 +160,8 @@ impl Gate {
             match decision {
                 Decision::Go(plan) => {
                     if has_waited {
-                        let held_ns = asked.now.saturating_sub(since);
-                        self.held.add(held_ns, || terms.rate(asked.now), asked.now);
+                        let held_ns = time.now.saturating_sub(since);
+                        self.held.add(held_ns, || terms.rate(time.now), time.now);
                     }
                     return Some((plan, terms));
                 }
@@ -171,7 +173,7 @@ impl Gate {
         }
     }
 
-    /// Looks what is done. `all`: everything in the current context.
+    /// Settles launches that are done. `all`: all work of the current context is done.
     pub(super) fn drain(&self, all: bool) {
         if !self.busy.load(Ordering::Relaxed) {
             return;
@@ -179,66 +181,67 @@ impl Gate {
         let Some(terms) = self.terms() else { return };
         let now = sys::monotonic_ns();
         let all = all && self.events.are_of_one_context();
-        self.step(&terms, |meter, around, answers| {
-            if all { meter.synced(around, answers, now) } else { meter.drain(around, answers, now) }
+        self.step(&terms, |meter, view, answers| {
+            if all { meter.synced(view, answers, now) } else { meter.drain(view, answers, now) }
         });
     }
 
-    /// A context may be about to end.
+    /// A context may be about to be destroyed.
     pub(super) fn suspend(&self, context: usize) {
         if self.events.has(context) {
             self.drain(false);
-            self.asking.hold(|| self.events.suspend(context));
+            self.querying.hold(|| self.events.suspend(context));
         }
     }
 
-    /// It did not.
+    /// The context stays.
     pub(super) fn resume(&self, context: usize) {
         self.events.resume(context);
     }
 
-    /// It did.
+    /// The context was destroyed.
     pub(super) fn forget_context(&self, context: usize) {
-        self.asking.hold(|| {
+        self.querying.hold(|| {
             self.with_meter(|meter| meter.leave(context));
             self.events.forget(context);
         });
     }
 
-    /// What is known of any kernel may be of another.
-    pub(super) fn doubt(&self) {
-        self.with_meter(|_| self.till.doubt());
+    /// A module was unloaded: each estimate may be of another kernel from now on.
+    pub(super) fn invalidate(&self) {
+        self.with_meter(|_| self.budget.invalidate());
     }
 
-    /// What is known of one is of another.
+    /// A graph was destroyed: its estimate may be of another one from now on.
     pub(super) fn forget(&self, key: Key) {
-        self.with_meter(|_| self.till.forget(key));
+        self.with_meter(|_| self.budget.forget(key));
     }
 
     fn terms(&self) -> Option<Terms> {
         with_state(|state| state.terms(self.gpu))?
     }
 
-    /// Runs something on the meter, with what events say; then tells others what came of it.
+    /// Runs a function on the meter with the results of queries, then wakes other launches if it says
+    /// so.
     fn step<T>(
         &self,
         terms: &Terms,
-        run: impl Fn(&mut Meter, &Surroundings<'_>, &mut Answers) -> T,
+        run: impl Fn(&mut Meter, &GpuView<'_>, &mut Answers) -> T,
     ) -> Option<T> {
         let decide = |answers: &mut Answers| {
             let now = sys::monotonic_ns();
-            let around = terms.around(&self.till, self.reach(terms, now), now)?;
+            let view = terms.view(&self.budget, self.reach(terms, now), now)?;
             Some(self.with_meter(|meter| {
-                let value = run(meter, &around, answers);
+                let value = run(meter, &view, answers);
                 self.busy.store(meter.is_busy(), Ordering::Relaxed);
-                Outcome { value, launches: meter.take_launches(), wakes: meter.must_wake() }
+                Outcome { value, launches: meter.take_launches(), wakes: meter.take_wake() }
             }))
         };
-        let asked = self.asking.try_hold(|| {
+        let queried = self.querying.try_hold(|| {
             let unsettled = self.with_meter(|meter| self.events.unsettled(meter));
-            decide(&mut self.events.ask(&unsettled))
+            decide(&mut self.events.query(&unsettled))
         });
-        let outcome = asked.unwrap_or_else(|| decide(&mut Answers::none()))?;
+        let outcome = queried.unwrap_or_else(|| decide(&mut Answers::none()))?;
         terms.count(outcome.launches);
         if outcome.wakes {
             terms.wake();
@@ -246,7 +249,7 @@ impl Gate {
         Some(outcome.value)
     }
 
-    /// Looking at all slots takes a microsecond or two, so it is done seldom.
+    /// Returns the number of slots in use. A scan takes a microsecond or two, so it is cached.
     fn reach(&self, terms: &Terms, now: u64) -> usize {
         if now.saturating_sub(self.reach_at.load(Ordering::Relaxed)) > REACH_HOLDS_NS {
             self.reach.store(terms.reach(), Ordering::Relaxed);
@@ -256,8 +259,45 @@ impl Gate {
     }
 
     fn with_meter<T>(&self, run: impl FnOnce(&mut Meter) -> T) -> T {
-        // SAFETY: only here, under the lock, which is not taken twice: nothing that runs on the
-        // meter calls back.
+        // SAFETY: only here, under the lock, which is not taken twice: functions of the meter do not
+        // call back.
         self.lock.hold(|| run(unsafe { &mut *self.meter.get() }))
     }
+}
+
+/// Returns the gate of all launches, if it is the same for all of them.
+#[inline]
+pub(super) fn only_gate() -> Option<&'static Gate> {
+    let gate = process_page()?.only_gate.load(Ordering::Acquire).cast::<Gate>();
+    // SAFETY: NULL, or a gate that is never unmapped.
+    unsafe { gate.as_ref() }
+}
+
+/// Returns the gate of a GPU; creates it at its first use.
+pub(super) fn gate_of(gpu: usize, only_one: bool) -> Option<&'static Gate> {
+    let page = process_page()?;
+    let place = page.gates.get(gpu)?;
+    if place.load(Ordering::Acquire).is_null() {
+        let new = Gate::new(gpu)?;
+        let none = core::ptr::null_mut();
+        if place.compare_exchange(none, new.cast(), Ordering::AcqRel, Ordering::Acquire).is_err() {
+            // SAFETY: another thread was first; no other thread has seen this one.
+            unsafe { Gate::discard(new) };
+        }
+    }
+    let gate = place.load(Ordering::Acquire);
+    if only_one {
+        page.only_gate.store(gate, Ordering::Release);
+    }
+    // SAFETY: a gate that is never unmapped.
+    unsafe { gate.cast::<Gate>().as_ref() }
+}
+
+/// Returns all gates.
+pub(super) fn gates() -> impl Iterator<Item = &'static Gate> {
+    let places = process_page().map_or(&[][..], |page| &page.gates[..]);
+    // SAFETY: NULL, or a gate that is never unmapped.
+    places
+        .iter()
+        .filter_map(|place| unsafe { place.load(Ordering::Acquire).cast::<Gate>().as_ref() })
 }

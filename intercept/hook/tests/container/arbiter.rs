@@ -3,7 +3,7 @@
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
-use tessera_intercept_limiter::compute::{Arbiter, Gain, Observation, Rate, Tenant};
+use tessera_intercept_limiter::compute::{Arbiter, Entitlement, Gain, Observation, Rate, Tenant};
 
 use super::NodeShare;
 
@@ -16,8 +16,7 @@ pub(crate) fn arbitrate(shares: &[NodeShare; 2], stop: &Receiver<()>) {
         let seen = [0, 1].map(|at| {
             let grant = shares[at].grant;
             let tenant = Tenant {
-                policy: grant.policy,
-                share: Rate::from_percent(grant.cores_percent),
+                entitlement: Entitlement::of_grant(grant.policy, grant.cores_percent),
                 limit: Rate::FULL,
                 priority: 0,
             };

@@ -1,27 +1,24 @@
-//! The host's part: who may use what others leave.
+//! Arbitration by the host of the GPU time that containers leave unused.
 
 use tessera_intercept_abi::ComputePolicy;
 
-use crate::compute::{Crowd, Gain, Published, Rate};
+use crate::compute::{Contention, Entitlement, Gain, Published, Rate};
 
-/// What a container is entitled to on a GPU.
+/// Entitlement of a container on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tenant {
-    /// The grant's.
-    pub policy: ComputePolicy,
-    /// The grant's cores; ignored under [`ComputePolicy::None`]. Under [`ComputePolicy::Balance`]
-    /// [`Rate::LEAST`] if there are none: nothing is guaranteed.
-    pub share: Rate,
+    /// Entitlement by its grant.
+    pub entitlement: Entitlement,
     /// The most that it gets under [`ComputePolicy::Balance`].
     pub limit: Rate,
-    /// Who gets what is left, the lowest number first.
+    /// Order in which containers get spare time, the lowest number first.
     pub priority: u8,
 }
 
-/// What the host reads in a container's ledger; sums since the ledger began.
+/// Values that the host reads from a container's ledger; sums since the ledger was created.
 #[derive(Debug, Clone, Copy)]
 pub struct Observation {
-    /// Who.
+    /// The container.
     pub tenant: Tenant,
     /// Wall ns in which its processes had work, added up, those under way included.
     pub busy_ns: u64,
@@ -29,7 +26,7 @@ pub struct Observation {
     pub gpu_ns: u64,
     /// The correction of what is charged.
     pub gain: Gain,
-    /// Whether a process waits for tokens, or did in this interval.
+    /// True if a process waits for tokens, or did in this interval.
     pub waited: bool,
 }
 
@@ -48,7 +45,7 @@ struct Last {
     gpu_ns: u64,
 }
 
-/// What one container did in an interval; parts of a GPU in hundredths of a percent.
+/// Use by one container in an interval; parts of a GPU in hundredths of a percent.
 #[derive(Debug, Clone, Copy, Default)]
 struct Turn {
     busy_ns: u64,
@@ -59,12 +56,12 @@ struct Turn {
 }
 
 const WHOLE: u64 = 10_000;
-/// Less than this is nothing: a heartbeat, not work.
+/// Less than this counts as idle.
 const IDLE: u64 = 100;
-/// Processes of a container that count as others' company at the same time: ledgers are their
-/// tenants' to write, and who believes in a crowd takes more.
+/// The most processes of a container that count as contention at the same time: a tenant can write
+/// any number into its ledger, and other containers would be charged less for it.
 const MOST_PROCESSES: u64 = 16;
-/// Who had work for so much of the time would have used more.
+/// A container with work for this part of the time would have used more.
 const ALWAYS: u64 = 9_000;
 
 impl<const N: usize> Default for Arbiter<N> {
@@ -74,19 +71,18 @@ impl<const N: usize> Default for Arbiter<N> {
 }
 
 impl<const N: usize> Arbiter<N> {
-    /// Goes on from what was published to a container before, since sums never go back.
+    /// Continues from the sum that was published to a container before: sums never decrease.
     pub fn resume(&mut self, at: usize, others_busy_ns: u64) {
         if let Some(place) = self.others_busy_ns.get_mut(at) {
             *place = others_busy_ns;
         }
     }
 
-    /// Looks at all containers of the GPU (`None`: no such container) and says what to publish to
-    /// each.
+    /// Returns the values to publish to each container of the GPU (`None`: no such container).
     ///
-    /// Each gets what it wants up to what it is entitled to. What is left goes to those who want
-    /// more, by priority, and within a priority in proportion to their shares. A container
-    /// without cores is entitled to what no other is.
+    /// Each container gets its demand up to its entitlement. Spare time goes to containers with
+    /// more demand, by priority, and within a priority in proportion to their shares. Containers
+    /// without a policy are entitled to the time that no other container is entitled to.
     pub fn step(&mut self, now: u64, seen: &[Option<Observation>; N]) -> [Option<Published>; N] {
         let wall = now.saturating_sub(self.at).max(1);
         self.at = now;
@@ -103,7 +99,7 @@ impl<const N: usize> Arbiter<N> {
         let all_busy: u64 = turns.iter().map(|turn| turn.busy_ns).sum();
         core::array::from_fn(|at| {
             let (last, turn) = (self.last.get_mut(at)?, turns.get(at)?);
-            // Another container may get the place of one that is gone.
+            // Another container may get the place of one that was removed.
             let seen_now = seen.get(at)?.as_ref();
             *last = seen_now.map(|seen| Last { busy_ns: seen.busy_ns, gpu_ns: seen.gpu_ns });
             seen_now?;
@@ -113,7 +109,7 @@ impl<const N: usize> Arbiter<N> {
             let rate = (turn.entitled + extra(at, seen, &turns)).min(turn.limit);
             Some(Published {
                 rate: Rate::new(u16::try_from(rate).unwrap_or(u16::MAX)),
-                others: Crowd::over(others_busy, wall),
+                others: Contention::over(others_busy, wall),
                 others_busy_ns: *others_busy_ns,
                 stamp_ms: (now / 1_000_000) as u32,
             })
@@ -121,7 +117,7 @@ impl<const N: usize> Arbiter<N> {
     }
 }
 
-/// What a container did since it was last seen.
+/// Returns the use by a container since the last step.
 fn observe(seen: &Observation, last: &Last, wall: u64) -> Turn {
     let part = |ns: u64| ns.saturating_mul(WHOLE) / wall;
     let busy_ns =
@@ -133,8 +129,8 @@ fn observe(seen: &Observation, last: &Last, wall: u64) -> Turn {
         ..IDLE => 0,
         _ => (used + used / 10 + IDLE).min(WHOLE),
     };
-    let share = u64::from(seen.tenant.share.hundredths());
-    match seen.tenant.policy {
+    let share = u64::from(seen.tenant.entitlement.share.hundredths());
+    match seen.tenant.entitlement.policy {
         ComputePolicy::None => Turn { busy_ns, wants, entitled: 0, gets: 0, limit: WHOLE },
         ComputePolicy::Fixed => {
             Turn { busy_ns, wants: wants.min(share), entitled: share, gets: 0, limit: WHOLE }
@@ -146,11 +142,11 @@ fn observe(seen: &Observation, last: &Last, wall: u64) -> Turn {
     }
 }
 
-/// Those without cores are entitled to what no other is, in equal parts.
+/// Entitles containers without a policy to the time that no other is entitled to, in equal parts.
 fn entitle_the_rest<const N: usize>(seen: &[Option<Observation>; N], turns: &mut [Turn; N]) {
     let rest = WHOLE.saturating_sub(turns.iter().map(|turn| turn.entitled).sum());
     let without = |seen: &Option<Observation>| {
-        seen.is_some_and(|seen| seen.tenant.policy == ComputePolicy::None)
+        seen.is_some_and(|seen| seen.tenant.entitlement.policy == ComputePolicy::None)
     };
     let count = seen.iter().filter(|seen| without(seen)).count() as u64;
     for (turn, _) in turns.iter_mut().zip(seen).filter(|(_, seen)| without(seen)) {
@@ -158,9 +154,9 @@ fn entitle_the_rest<const N: usize>(seen: &[Option<Observation>; N], turns: &mut
     }
 }
 
-/// Returns what a container may have beyond what it is entitled to: all that is left if no other
-/// wants more, otherwise what containers of higher priority leave, in proportion to the shares.
-/// What the limit of another one excludes goes to the rest.
+/// Returns the spare time of a container beyond its entitlement: all of it if no other has more
+/// demand, otherwise the part that containers of higher priority leave, in proportion to the
+/// shares. Time that the limit of another container excludes goes to the rest.
 fn extra<const N: usize>(at: usize, seen: &[Option<Observation>; N], turns: &[Turn; N]) -> u64 {
     let (Some(Some(own)), Some(turn)) = (seen.get(at), turns.get(at)) else { return 0 };
     let others = || turns.iter().zip(seen).enumerate().filter(|(other, _)| *other != at);
@@ -174,7 +170,7 @@ fn extra<const N: usize>(at: usize, seen: &[Option<Observation>; N], turns: &[Tu
         left = left.saturating_sub(rival.limit - rival.entitled.min(rival.limit));
     }
     let equal = || wanting().filter(|(_, (_, seen))| priority(seen) == Some(own.tenant.priority));
-    // Who gets all that its limit allows leaves the rest; then others get more, and may as well.
+    // A container at its limit leaves the rest to others, which may then reach their limits too.
     let mut is_full = [false; N];
     loop {
         let contending = || equal().filter(|(other, _)| is_full.get(*other) != Some(&true));

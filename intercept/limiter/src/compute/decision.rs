@@ -1,57 +1,54 @@
-//! What a launch asks, and what it is answered.
-
-use tessera_intercept_abi::ComputePolicy;
+//! Request of a launch, and the answer to it.
 
 use crate::compute::estimates::Key;
-use crate::compute::till::Till;
-use crate::compute::{ComputePage, ComputeSlot, Gain, Published, Rate};
+use crate::compute::launch_budget::LaunchBudget;
+use crate::compute::{ComputePage, ComputeSlot, Entitlement, Gain, Published, Rate};
+use tessera_intercept_abi::ComputePolicy;
 
-/// Number of an event: below [`MARKERS`](crate::compute::MARKERS). Which `CUevent` that is, the
-/// caller knows.
+/// Number of an event, below [`MARKERS`](crate::compute::MARKERS). The caller knows the `CUevent`
+/// of each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Marker(pub u16);
 
-/// What can be asked of events.
-pub trait Timer {
-    /// Whether events may be asked now. `false`: nothing is settled.
+/// Queries of events.
+pub trait EventTimer {
+    /// Returns true if events may be queried now. Otherwise no launch is settled.
     fn may_ask(&self) -> bool {
         true
     }
 
-    /// Whether the GPU has passed it. Where that cannot be known, `true`.
+    /// Returns true if the GPU has passed the event, or if that cannot be queried.
     fn is_done(&mut self, marker: Marker) -> bool;
 
-    /// The GPU's time from one passed event to another of the same context, in ns. `None` where
-    /// that cannot be known.
+    /// Returns the GPU's time from one passed event to another of the same context, in ns. `None`
+    /// if it cannot be queried.
     fn elapsed_ns(&mut self, from: Marker, to: Marker) -> Option<i64>;
 }
 
-/// Where a process's launches count, and what goes on around it.
+/// State of a GPU and of a container on it, as one process sees it.
 #[derive(Debug, Clone, Copy)]
-pub struct Surroundings<'a> {
-    /// Where the process's launches pay.
-    pub till: &'a Till,
-    /// The container's part.
+pub struct GpuView<'a> {
+    /// Budget of the process.
+    pub budget: &'a LaunchBudget,
+    /// Words of the container.
     pub page: &'a ComputePage,
-    /// The process's own part.
+    /// Words of the process.
     pub slot: &'a ComputeSlot,
     /// [`running_of`](crate::compute::running_of) the container's other processes.
     pub siblings: u64,
-    /// Whether one of them [had work lately](ComputeSlot::was_busy).
+    /// True if one of them [had work lately](ComputeSlot::was_busy).
     pub has_siblings: bool,
-    /// What the host says.
+    /// Values that the host publishes.
     pub published: Option<Published>,
-    /// The host's correction of what is charged.
+    /// Correction by the host of charged GPU time.
     pub gain: Gain,
-    /// The grant's.
-    pub policy: ComputePolicy,
-    /// The grant's cores.
-    pub share: Rate,
-    /// How long a context keeps the GPU while others have work, ns.
+    /// Entitlement by the container's grants.
+    pub entitlement: Entitlement,
+    /// Time in ns that a context keeps the GPU while others have work.
     pub slice_ns: u64,
 }
 
-/// A launch that asks.
+/// A launch that asks for admission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Launch {
     /// The kernel or graph.
@@ -62,82 +59,72 @@ pub struct Launch {
     pub stream: usize,
 }
 
-/// When a launch asks.
+/// Times of a request in monotonic ns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Asked {
-    /// The first time, monotonic ns: how long it is kept waiting is its own affair, whatever other
-    /// threads launch meanwhile.
+pub struct LaunchTime {
+    /// Time of its first request: the time that it has waited is its own, whatever other threads
+    /// launch meanwhile.
     pub since: u64,
-    /// This time.
+    /// Time of this request.
     pub now: u64,
 }
 
-/// Whether a launch may go.
+/// Answer to a launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision {
-    /// Now.
-    Go(Plan),
-    /// Not yet.
-    Wait(Waiting),
+    /// Launch now.
+    Go(LaunchPlan),
+    /// Wait, then ask again.
+    Wait(WaitUntil),
 }
 
-/// How a launch is to be made.
+/// How to make a launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Plan {
-    /// The events of a launch that is measured. If it fails:
+pub struct LaunchPlan {
+    /// Events of a launch that is measured. If the launch fails:
     /// [`Meter::failed`](crate::compute::Meter::failed).
-    pub pair: Option<Pair>,
-    /// Which measured launch it is; 0: none.
+    pub pair: Option<EventPair>,
+    /// Number of the measured launch; 0: not measured.
     pub(super) serial: u64,
 }
 
-/// The events of a measured launch, recorded in its stream in this order; the launch comes before
-/// the last.
+/// Events of a measured launch, recorded in its stream in this order; the launch comes before the
+/// last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pair {
-    /// Shows, with the next, how much time an empty pair of events takes; most pairs have none.
+pub struct EventPair {
+    /// Shows, with the next, the time that an empty pair of events takes. Most pairs have none.
     pub calibration: Option<Marker>,
     /// Recorded right before the launch.
     pub before: Marker,
-    /// Recorded right behind the launch.
+    /// Recorded right after the launch.
     pub behind: Marker,
 }
 
-/// How to wait: on the futex `page.wake` as long as it is `wake`, no longer than until then. Then
-/// ask again.
+/// How to wait: on the futex `page.wake` while it is `wake`, no longer than `until_ns`. Then ask
+/// again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Waiting {
+pub struct WaitUntil {
     /// Monotonic ns.
     pub until_ns: u64,
-    /// What the futex is now.
+    /// Current value of the futex.
     pub wake: u32,
 }
 
-impl Surroundings<'_> {
-    /// Whether launches are held back, now or, with `Balance`, when others come back: what is
-    /// queued then cannot be taken back.
+impl GpuView<'_> {
+    /// Returns true if launches are held back now, or, under `Balance`, as soon as other
+    /// containers have work: queued launches cannot be taken back then.
     pub(super) fn may_hold(&self) -> bool {
-        self.policy == ComputePolicy::Balance || self.rate().is_some()
+        self.entitlement.with(self.published).policy == ComputePolicy::Balance
+            || self.rate().is_some()
     }
 
-    /// How fast tokens come in; `None` where none are needed.
+    /// Returns the rate of the container's bucket; `None` if launches need no tokens.
     pub(super) fn rate(&self) -> Option<Rate> {
-        rate_of(self.policy, self.share, self.published)
+        self.entitlement.rate(self.published)
     }
 
-    /// Returns GPU time that was charged, corrected by what the host measured.
+    /// Returns charged GPU time, corrected by the measurement of the host.
     pub(super) fn corrected(&self, gpu_ns: u64) -> u64 {
         self.gain.correct(gpu_ns)
     }
-}
-
-/// How fast a container pays; `None` where it need not.
-#[must_use]
-pub fn rate_of(policy: ComputePolicy, share: Rate, published: Option<Published>) -> Option<Rate> {
-    let rate = match policy {
-        ComputePolicy::None => return None,
-        ComputePolicy::Fixed => share,
-        ComputePolicy::Balance => published.map_or(share, |published| published.rate.max(share)),
-    };
-    (rate < Rate::FULL).then_some(rate)
 }

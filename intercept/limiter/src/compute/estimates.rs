@@ -1,18 +1,18 @@
-//! How long kernels take, by what was seen.
+//! Estimated GPU time of kernels, learnt from samples.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// What is launched: a kernel with its grid and blocks, or a graph.
+/// Key of a launch: a kernel with its grid and blocks, or a graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Key(u64);
 
 impl Key {
-    /// A kernel, by its function, its grid and its blocks.
+    /// Returns the key of a kernel from its function, its grid and its blocks.
     ///
-    /// A sum of products, all taken at once, since every launch waits for it (multilinear hashing,
-    /// as Lemire and Kaser 2014; but with fixed numbers, so that what is promised of random
-    /// ones is not promised here). The numbers are of SHA-512's initial state: odd, and with
-    /// nothing in common in either half, which would have kernels crowd together.
+    /// A sum of products that the CPU computes in parallel, because every launch waits for it
+    /// (multilinear hashing, as Lemire and Kaser 2014, but with fixed numbers: their proof for
+    /// random ones does not hold here). The numbers are of SHA-512's initial state: odd, and
+    /// unrelated in both halves, so that keys spread over all sets.
     #[must_use]
     #[inline]
     pub const fn kernel(function: usize, grid: [u32; 3], block: [u32; 3]) -> Self {
@@ -24,7 +24,7 @@ impl Key {
         Self(sum | 1)
     }
 
-    /// An executable graph: one unit.
+    /// Returns the key of an executable graph, which is measured as one unit.
     #[must_use]
     pub const fn graph(exec: usize) -> Self {
         Self(mix(exec as u64 ^ 0x6772_6170_6800_0000) | 1)
@@ -42,44 +42,44 @@ const fn mix(value: u64) -> u64 {
     value ^ value >> 31
 }
 
-/// A language model has thousands of shapes: 3,000 in turn leave few sets full.
+/// A language model has thousands of shapes: 3,000 of them fill few sets.
 const SETS: usize = 2048;
 const WAYS: usize = 4;
-/// Samples after which a mean forgets.
+/// Samples after which the mean decays.
 const MEMORY: u64 = 7;
-/// Samples after which a mean is what is usual.
-const USUAL: u64 = 3;
-/// What a kernel is taken to cost before any kernel was measured.
+/// Samples after which the mean is taken as typical.
+const TYPICAL: u64 = 3;
+/// Cost of a kernel before any kernel was measured.
 const FIRST_NS: u64 = 100_000;
-/// What a kernel is taken to cost at least.
+/// The least cost of a kernel.
 const LEAST_NS: u64 = 1_000;
-/// What a kernel never seen is taken to cost at most: it is measured at once, and settled.
-const STRANGER_NS: u64 = 2_000_000;
+/// The most that an unmeasured kernel costs: it is measured at once, and corrected.
+const MOST_UNMEASURED_NS: u64 = 2_000_000;
 
 #[derive(Debug, Default)]
 struct Entry {
-    /// 0: none.
+    /// 0: free.
     key: Word,
     mean_ns: Word,
-    /// Samples that the mean stands for, up to [`MEMORY`].
+    /// Samples in the mean, up to [`MEMORY`].
     samples: Word,
-    /// Mean of what it had by equal turns.
+    /// Mean of its GPU time if all contexts have equal turns.
     even_ns: Word,
 }
 
-/// Averages of the last samples, by key: 256 KiB, all zeroes when new, of which those pages are
-/// used that have kernels.
+/// Averages of the last samples by key: 256 KiB, all zeroes when new. Only pages with kernels are
+/// touched.
 ///
-/// Written by one at a time, under the meter's lock, and read by anyone at any time: who reads
-/// while an entry changes hands may take one kernel's mean for another's, once.
+/// One thread writes at a time, under the meter's lock; others read at any time. A thread that
+/// reads while an entry is replaced may take one kernel's mean for another's, once.
 #[derive(Debug)]
 pub struct Estimates {
     sets: [[Entry; WAYS]; SETS],
-    /// Average of the first samples of keys; 0: none yet.
-    stranger_ns: Word,
+    /// Average of the first samples of all keys; 0: none yet.
+    unmeasured_ns: Word,
 }
 
-/// A number that others may read meanwhile.
+/// A number that other threads may read meanwhile.
 #[derive(Debug, Default)]
 struct Word(AtomicU64);
 
@@ -119,32 +119,35 @@ impl Default for Estimates {
 }
 
 impl Estimates {
-    /// Knows nothing.
+    /// Creates a table without kernels.
     #[must_use]
     pub const fn new() -> Self {
-        Self { sets: [const { [const { Entry::empty() }; WAYS] }; SETS], stranger_ns: Word::new() }
+        Self {
+            sets: [const { [const { Entry::empty() }; WAYS] }; SETS],
+            unmeasured_ns: Word::new(),
+        }
     }
 
-    /// GPU-ns that it takes, where it was measured.
+    /// Returns the GPU-ns of a kernel; `None` if it was not measured.
     #[must_use]
     #[inline]
     pub fn known(&self, key: Key) -> Option<u64> {
         self.find(key).map(|entry| entry.mean_ns.get())
     }
 
-    /// GPU-ns for what was never measured: as others were when they were new, but no more than 2
-    /// ms.
+    /// Returns the GPU-ns charged for an unmeasured kernel: the mean first sample of others, at
+    /// most 2 ms.
     #[must_use]
-    pub fn stranger(&self) -> u64 {
-        match self.stranger_ns.get() {
+    pub fn unmeasured_cost(&self) -> u64 {
+        match self.unmeasured_ns.get() {
             0 => FIRST_NS,
-            STRANGER_NS.. => STRANGER_NS,
+            MOST_UNMEASURED_NS.. => MOST_UNMEASURED_NS,
             ns => ns,
         }
     }
 
-    /// Learns from a sample. No kernel takes no time: events are
-    /// coarser than the shortest ones, and what costs nothing would never be measured again.
+    /// Learns from a sample. Each kernel costs at least 1 us: the resolution of events is coarser
+    /// than the shortest kernels, and a kernel that costs nothing would never be measured again.
     pub fn learn(&self, key: Key, gpu_ns: u64) {
         let gpu_ns = gpu_ns.max(LEAST_NS);
         if let Some(entry) = self.find(key) {
@@ -155,14 +158,14 @@ impl Estimates {
         if let Some(entry) = self.make_room(key) {
             entry.put(key.0, gpu_ns, 1, 0);
         }
-        let stranger_ns = match self.stranger_ns.get() {
+        let unmeasured_ns = match self.unmeasured_ns.get() {
             0 => gpu_ns,
             before => blend(before, gpu_ns, MEMORY),
         };
-        self.stranger_ns.set(stranger_ns);
+        self.unmeasured_ns.set(unmeasured_ns);
     }
 
-    /// Learns that a kernel took no less than `least_ns` and no more than `most_ns`.
+    /// Learns that a kernel took at least `least_ns` and at most `most_ns`.
     pub fn bound(&self, key: Key, least_ns: u64, most_ns: u64) {
         match self.known(key) {
             Some(mean_ns) if (least_ns..=most_ns).contains(&mean_ns) => {}
@@ -171,20 +174,23 @@ impl Estimates {
         }
     }
 
-    /// GPU-ns that it usually takes, where that was measured several times.
+    /// Returns the GPU-ns of a kernel if it was measured several times.
     #[must_use]
-    pub fn usual(&self, key: Key) -> Option<u64> {
-        self.find(key).filter(|entry| entry.samples.get() >= USUAL).map(|entry| entry.mean_ns.get())
+    pub fn typical(&self, key: Key) -> Option<u64> {
+        self.find(key)
+            .filter(|entry| entry.samples.get() >= TYPICAL)
+            .map(|entry| entry.mean_ns.get())
     }
 
-    /// Learns that a kernel may take longer than before: often told, it is believed.
+    /// Raises a kernel's mean by 1/64: a kernel that seems longer often enough is.
     pub fn raise(&self, key: Key) {
         if let Some(entry) = self.find(key) {
             entry.mean_ns.set(entry.mean_ns.get().saturating_add(entry.mean_ns.get() / 64));
         }
     }
 
-    /// A free place, or that of the least known of a full set, of which all others age.
+    /// Returns a free entry, or that with the fewest samples of a full set, in which all entries
+    /// age.
     fn make_room(&self, key: Key) -> Option<&Entry> {
         let set = self.set(key);
         if let Some(free) = set.iter().find(|entry| entry.key.get() == 0) {
@@ -196,7 +202,7 @@ impl Estimates {
         set.iter().min_by_key(|entry| entry.samples.get())
     }
 
-    /// Learns what a kernel had by equal turns, and answers the mean of it.
+    /// Learns the GPU time of a kernel under equal turns, and returns its mean.
     pub fn learn_even(&self, key: Key, gpu_ns: u64) -> u64 {
         let Some(entry) = self.find(key) else { return gpu_ns };
         let even_ns = match entry.even_ns.get() {
@@ -207,15 +213,15 @@ impl Estimates {
         even_ns
     }
 
-    /// Forgets, since the address may be another's from now on.
+    /// Forgets a key: another function or graph may get its address.
     pub fn forget(&self, key: Key) {
         if let Some(entry) = self.find(key) {
             entry.put(0, 0, 0, 0);
         }
     }
 
-    /// Believes the next sample of each kernel alone: any of them may be gone.
-    pub fn doubt(&self) {
+    /// Lets the next sample of each kernel replace its mean: any of them may be unloaded.
+    pub fn invalidate(&self) {
         for entry in self.sets.iter().flatten() {
             entry.samples.set(0);
         }
@@ -226,14 +232,14 @@ impl Estimates {
         self.set(key).iter().find(|entry| entry.key.get() == key.0)
     }
 
-    /// By the high bits, which all that a kernel is known by reaches.
+    /// Returns the set of a key by its high bits, which depend on all its parts.
     #[inline]
     fn set(&self, key: Key) -> &[Entry; WAYS] {
         &self.sets[(key.0 >> (u64::BITS - SETS.ilog2())) as usize]
     }
 }
 
-/// The mean of a new sample and of a mean that stands for so many.
+/// Returns the mean of a sample and of a mean of `samples` samples.
 const fn blend(mean: u64, sample: u64, samples: u64) -> u64 {
     if sample >= mean {
         mean + (sample - mean) / (1 + samples)

@@ -1,15 +1,15 @@
 //! Correction of charged GPU time by what NVML reports.
 //!
-//! Events measure launches one by one, and miss what they cannot see: streams that run at the same
-//! time, copies, kernels that the GPU launches itself. NVML reports for each process in how much of
-//! the time the GPU had work of it. The quotient is the gain: GPU time is charged to the bucket
-//! times the gain (docs/adr/0110-host-measurement.md).
+//! Events measure launches one by one. They do not see streams that run at the same time, copies,
+//! and kernels that the GPU launches itself. NVML reports for each process the part of the time in
+//! which the GPU had work of it. The quotient is the gain: GPU time is charged to the bucket times
+//! the gain (docs/adr/0110-host-measurement.md).
 
 use core::sync::atomic::Ordering;
 
 use tessera_intercept_abi::PublishedPage;
 
-use crate::compute::meter::STRANGERS_PROMISE_NS;
+use crate::compute::meter::UNMEASURED_DONE_BY_NS;
 use crate::compute::published::age_ms;
 
 /// The GPU time that NVML reports as a part of the charged GPU time.
@@ -42,12 +42,6 @@ impl Gain {
         }
         let gain = u128::from(used_ns) * u128::from(Self::ONE.0) / u128::from(charged_ns);
         Self(u16::try_from(gain).unwrap_or(u16::MAX)).clamp(Self::LEAST, Self::MOST)
-    }
-
-    /// Returns the gain in 1/1024.
-    #[must_use]
-    pub const fn in_1024ths(self) -> u16 {
-        self.0
     }
 
     /// Returns the gain as a quotient.
@@ -92,7 +86,7 @@ impl Gain {
     }
 }
 
-/// What NVML and the ledger of a share say about one interval.
+/// Use by one share in one interval, by NVML and by its ledger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Interval {
     /// Length in ns.
@@ -105,17 +99,16 @@ pub struct Interval {
     pub used_ns: u64,
     /// Processes for which NVML reports a use above 0: each is a whole number of percent.
     pub processes: u32,
-    /// Whether a kernel of unknown length is running at the end of it, which is charged when it is
-    /// done.
+    /// True if an unmeasured kernel runs at the end of it: it is charged when it is done.
     pub is_late: bool,
 }
 
 impl Interval {
-    /// Returns [`is_late`](Self::is_late) of a process that
-    /// [promises](tessera_intercept_abi::ComputeSlot::done_by_ns) to be done by then.
+    /// Returns [`is_late`](Self::is_late) of a process with this
+    /// [`done_by_ns`](tessera_intercept_abi::ComputeSlot::done_by_ns).
     #[must_use]
     pub const fn is_late(done_by_ns: u64, now: u64) -> bool {
-        done_by_ns.saturating_sub(now) > STRANGERS_PROMISE_NS / 2
+        done_by_ns.saturating_sub(now) > UNMEASURED_DONE_BY_NS / 2
     }
 }
 
@@ -130,7 +123,7 @@ pub struct GainEstimator {
     /// Decaying sums, GPU-ns.
     charged_ns: u64,
     excess_ns: i64,
-    doubt_ns: u64,
+    uncertainty_ns: u64,
     /// Used minus charged since the first interval, less the excess until now.
     ahead_ns: i64,
     /// Charged for work that was not done at the end of the interval before.
@@ -148,7 +141,7 @@ impl Default for GainEstimator {
         Self {
             charged_ns,
             excess_ns: 0,
-            doubt_ns: 0,
+            uncertainty_ns: 0,
             ahead_ns: 0,
             outstanding_ns: 0,
             longest_ns: 0,
@@ -181,9 +174,9 @@ impl GainEstimator {
         let most = i64::try_from(self.late_ns).unwrap_or(i64::MAX);
         self.ahead_ns = ahead_ns.clamp(0_i64.saturating_sub_unsigned(behind_ns), most);
         let excess_ns = ahead_ns - self.ahead_ns;
-        let doubt_ns = wall_ns / 200 * u64::from(processes.max(1));
+        let uncertainty_ns = wall_ns / 200 * u64::from(processes.max(1));
         self.charged_ns = decayed(self.charged_ns).saturating_add(charged_ns);
-        self.doubt_ns = decayed(self.doubt_ns).saturating_add(doubt_ns);
+        self.uncertainty_ns = decayed(self.uncertainty_ns).saturating_add(uncertainty_ns);
         self.longest_ns = decayed(self.longest_ns).max(outstanding_ns);
         self.excess_ns =
             (self.excess_ns - self.excess_ns / Self::DECAY as i64).saturating_add(excess_ns);
@@ -192,8 +185,8 @@ impl GainEstimator {
     /// Returns the gain.
     #[must_use]
     pub fn gain(&self) -> Gain {
-        let doubt_ns = self.doubt_ns.saturating_add(self.longest_ns);
-        let certain_ns = self.excess_ns.unsigned_abs().saturating_sub(doubt_ns);
+        let uncertainty_ns = self.uncertainty_ns.saturating_add(self.longest_ns);
+        let certain_ns = self.excess_ns.unsigned_abs().saturating_sub(uncertainty_ns);
         let used_ns = match self.excess_ns {
             0.. => self.charged_ns.saturating_add(certain_ns),
             _ => self.charged_ns.saturating_sub(certain_ns),

@@ -1,24 +1,26 @@
-//! Compute: who may launch when.
+//! Compute: decides when a launch may run.
 //!
 //! ```text
-//!  hook: launch --> Till::spend           from the lease: no clock, nothing shared        (nearly always)
+//!  hook: launch --> LaunchBudget::charge  from the lease: no clock, no shared word            (nearly always)
 //!             \---> Meter::admit --> Bucket::take    GPU-ns of the container, one word    (about every 250 us of GPU)
-//!                        |  Go: launch it, between two events where asked    Wait: until when, then ask again
+//!                        |  Go: launch, between two events if the plan has them    Wait: until a time, then ask again
 //!                        v
-//!                   Meter::drain: what events measured settles what was prepaid, and teaches Estimates
+//!                   Meter::drain: measured times correct the charges, and teach Estimates
 //!
-//!  host: Arbiter::step   what containers used -> Published: each one's rate, and how crowded the GPU is
+//!  host: Arbiter::step   use by containers -> Published: the rate of each, and the contention of the GPU
 //! ```
 //!
-//! Nothing here has a clock or a thread: `now` is monotonic nanoseconds, handed in. Why it is done
-//! this way: `docs/adr/0078-compute-limits.md`.
+//! Nothing here has a clock or a thread: `now` is a parameter in monotonic nanoseconds. Reasons:
+//! `docs/adr/0078-compute-limits.md`.
 
 mod arbiter;
 mod bucket;
-mod crowd;
+mod contention;
 mod decision;
+mod entitlement;
 mod estimates;
 mod gain;
+mod launch_budget;
 mod meter;
 mod page;
 mod proportion;
@@ -26,20 +28,20 @@ mod published;
 mod rate;
 mod sample;
 mod spans;
-mod till;
 
 pub use arbiter::{Arbiter, Observation, Tenant};
-pub use bucket::{BURST_GPU_NS, Bucket, bury};
-pub use crowd::Crowd;
+pub use bucket::{BURST_GPU_NS, Bucket, charge_exited};
+pub use contention::Contention;
 pub use decision::{
-    Asked, Decision, Launch, Marker, Pair, Plan, Surroundings, Timer, Waiting, rate_of,
+    Decision, EventPair, EventTimer, GpuView, Launch, LaunchPlan, LaunchTime, Marker, WaitUntil,
 };
+pub use entitlement::Entitlement;
 pub use estimates::{Estimates, Key};
 pub use gain::{Gain, GainEstimator, Interval};
+pub use launch_budget::{LaunchBudget, LaunchCharge};
 pub use meter::{LEASE_GPU_NS, MARKERS, Meter, RUN_AHEAD_GPU_NS};
 pub use page::{busy_of, running_of};
 pub use published::Published;
 pub use rate::Rate;
 pub use spans::{CALIBRATION, Streams, Submission};
 pub use tessera_intercept_abi::{ComputePage, ComputeSlot, PublishedPage};
-pub use till::{Paid, Till};

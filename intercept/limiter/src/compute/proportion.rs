@@ -1,12 +1,12 @@
-//! A part of an amount.
+//! Proportional part of an amount.
 
-/// `value * part / whole` rounded down, or `u64::MAX` where that is more. Exact while `part` and
-/// `whole` are below 2^32; otherwise what counts of both are the highest 32 bits of the larger, so
-/// that a whole far below its part says little. `whole` is not 0.
+/// Returns `value * part / whole` rounded down, or `u64::MAX` if that is more. Exact while `part`
+/// and `whole` are below 2^32; otherwise only the highest 32 bits of the larger count, so that the
+/// result is inexact if the whole is far below its part. `whole` is not 0.
 ///
 /// Divides 64 bits only: 128 bits are divided by a function of Rust's runtime, which for aarch64
-/// may need a personality for unwinding that a library without `std` has none of. The linker lets
-/// that pass, and no program takes the library.
+/// may need an unwinding personality. A library without `std` has none; it links, but no program
+/// can load it.
 pub(super) const fn in_proportion(value: u64, part: u64, whole: u64) -> u64 {
     let surplus = 32_u32.saturating_sub((part | whole).leading_zeros());
     let (part, whole) = (part >> surplus, whole >> surplus);

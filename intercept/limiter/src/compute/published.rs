@@ -1,42 +1,42 @@
-//! What the host tells a container about a GPU.
+//! Values that the host publishes to a container about a GPU.
 
 use core::sync::atomic::Ordering;
 
 use tessera_intercept_abi::PublishedPage;
 
-use crate::compute::{Crowd, Rate};
+use crate::compute::{Contention, Rate};
 
 /// One reading of a [`PublishedPage`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Published {
-    /// How fast a container under `Balance` may go.
+    /// Rate of a container under `Balance`.
     pub rate: Rate,
-    /// Who else had work, over the host's last interval.
-    pub others: Crowd,
+    /// Contention by others over the host's last interval.
+    pub others: Contention,
     /// Busy ns of the others, as of `stamp_ms`.
     pub others_busy_ns: u64,
-    /// When it was written, monotonic ms, 32 bits of it.
+    /// Time of writing in monotonic ms, the low 32 bits.
     pub stamp_ms: u32,
 }
 
 impl Published {
-    /// What is older than this says nothing: the host's driver is gone.
+    /// Age at which it expires: the host's driver does not run.
     pub const STALE_MS: u32 = 1_000;
 
-    /// How old it is.
+    /// Returns its age.
     #[must_use]
     pub const fn age_ms(&self, now: u64) -> u32 {
         age_ms(self.stamp_ms, now)
     }
 
-    /// Busy ns of the others by now, if they go on as in the last interval.
+    /// Returns the busy ns of the others by now, extrapolated from the last interval.
     #[must_use]
     pub fn others_busy_by(&self, now: u64) -> u64 {
         let since_ns = u64::from(self.age_ms(now)) * 1_000_000;
         self.others_busy_ns.saturating_add(since_ns * u64::from(self.others.in_256ths()) / 256)
     }
 
-    /// The words of the page: `word` is to be written last.
+    /// Returns the words of the page. Write `word` last.
     #[must_use]
     pub fn words(&self) -> [u64; 2] {
         let word = u64::from(self.rate.hundredths())
@@ -45,22 +45,22 @@ impl Published {
         [word, self.others_busy_ns]
     }
 
-    /// The host writes. Two words, not one step: a reader between them is off by one interval,
-    /// which is within what is published anyway.
+    /// Writes it to a page, as the host does. The two words are written one after the other: a
+    /// reader between them is off by one interval, which is within the error of the values.
     pub fn write(&self, page: &PublishedPage) {
         let [word, others_busy_ns] = self.words();
         page.others_busy_ns.store(others_busy_ns, Ordering::Relaxed);
         page.word.store(word, Ordering::Release);
     }
 
-    /// Reads. `None` where the host never wrote, or has not for [`Published::STALE_MS`].
+    /// Reads a page. `None` if the host never wrote it, or not for [`Published::STALE_MS`].
     #[must_use]
     pub fn read(page: &PublishedPage, now: u64) -> Option<Self> {
         let word = page.word.load(Ordering::Acquire);
         let hundredths = (word & 0xffff) as u16;
         let published = Self {
             rate: Rate::new(hundredths),
-            others: Crowd::new((word >> 16 & 0xffff) as u32),
+            others: Contention::new((word >> 16 & 0xffff) as u32),
             others_busy_ns: page.others_busy_ns.load(Ordering::Relaxed),
             stamp_ms: (word >> 32) as u32,
         };

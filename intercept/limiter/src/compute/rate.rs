@@ -1,17 +1,17 @@
-//! How fast a container may use GPU time.
+//! Rate at which a container may use GPU time.
 
-/// A part of a GPU's time in hundredths of a percent, 1 to 10,000.
+/// Part of a GPU's time in hundredths of a percent, 1 to 10,000.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rate(u16);
 
 impl Rate {
-    /// All of the GPU: nobody waits for tokens.
+    /// The whole GPU: launches need no tokens.
     pub const FULL: Self = Self(10_000);
 
-    /// What a container gets that has nothing guaranteed, while others use the GPU.
+    /// The least that a container without a guarantee gets while others use the GPU.
     pub const LEAST: Self = Self(100);
 
-    /// Takes hundredths of a percent; less than one counts as one, more than all as all.
+    /// Takes hundredths of a percent; less than one counts as one, more than 10,000 as 10,000.
     #[must_use]
     pub const fn new(hundredths: u16) -> Self {
         match hundredths {
@@ -27,19 +27,19 @@ impl Rate {
         if percent >= 100 { Self::FULL } else { Self::new(percent as u16 * 100) }
     }
 
-    /// Hundredths of a percent.
+    /// Returns hundredths of a percent.
     #[must_use]
     pub const fn hundredths(self) -> u16 {
         self.0
     }
 
-    /// The time in which so much GPU time comes in.
+    /// Returns the wall time in which the bucket gains this GPU time.
     #[must_use]
     pub const fn wall_ns(self, gpu_ns: u64) -> u64 {
         gpu_ns.saturating_mul(10_000) / self.0 as u64
     }
 
-    /// The GPU time that comes in within so much time.
+    /// Returns the GPU time that the bucket gains within this wall time.
     #[must_use]
     pub const fn gpu_ns(self, wall_ns: u64) -> u64 {
         wall_ns.saturating_mul(self.0 as u64) / 10_000

@@ -1,58 +1,58 @@
-//! What the events of a launch say about its own time.
+//! GPU time of a launch from its events.
 
-use crate::compute::Crowd;
+use crate::compute::Contention;
 use crate::compute::estimates::{Estimates, Key};
 use crate::compute::spans::Submission;
 
-/// Slices of another context that may pass within a short kernel, and it still counts as short.
+/// Slices of another context within the events of a kernel that still counts as short.
 const TURNS_WITHIN_SHORT: u64 = 2;
 
-/// A stream that had nothing to do for so long had given up its turn.
+/// An idle time of a stream after which it has given up its turn.
 pub(super) const NOTICEABLE_GAP_NS: i64 = 5_000;
 
 /// The resolution of events' times (cuda.h of `cuEventElapsedTime`).
 const RESOLUTION_NS: u64 = 500;
 
-/// A launch is long if it takes so many times the CPU time between the submissions.
+/// A launch is long from this multiple of the CPU time between the submissions.
 const EXACT_FROM: u64 = 16;
 
-/// A span as the events tell it, ns.
+/// Times of a span by its events, ns.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Measured {
-    /// From its first event to its last.
+    /// Time from its first event to its last.
     pub(super) wall: u64,
-    /// It was queued behind the one before.
+    /// True if it was queued behind the span before.
     pub(super) follows: bool,
-    /// What of `wall` is in the span before too, which ran in another stream.
+    /// Part of `wall` that is also part of the span before, in another stream.
     pub(super) overlap: u64,
 }
 
-/// Company while a span was under way.
+/// Contention while a span ran.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct During {
-    pub(super) crowd: Crowd,
-    /// What a process with work all the time had of the GPU.
-    pub(super) had: Option<u64>,
-    /// Nobody from other containers.
+    pub(super) contention: Contention,
+    /// GPU time of a process that always had work.
+    pub(super) turn_ns: Option<u64>,
+    /// True if no other container had work.
     pub(super) only_siblings: bool,
 }
 
-/// What the time between the events of a launch says about the launch, ns.
+/// GPU time of a launch as far as its events show it, ns.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Sample {
-    /// It took so long.
+    /// This time.
     Exact(u64),
-    /// It took so long, if no other context had the GPU meanwhile; the error is a small part of it.
+    /// This time if no other context had the GPU meanwhile; the error is a small part of it.
     Long(u64),
-    /// It took about so long, if no other context had the GPU meanwhile.
+    /// About this time if no other context had the GPU meanwhile.
     Idle(u64),
-    /// It took no less and no more.
+    /// At least the first and at most the second time.
     Within(u64, u64),
 }
 
-/// Tells how long a launch took from the time between its events.
+/// Returns the GPU time of a launch from the time between its events.
 ///
-/// If the GPU had not come to the first event when all were submitted, they were executed one right
+/// If the GPU had not reached the first event when all were submitted, they were executed one right
 /// behind the other: with the time of an empty pair, `overhead_ns`. Otherwise the GPU may have
 /// waited for the CPU between them ("no guarantee that the measured latency is actually just
 /// between the two events", cuda.h of `cuEventElapsedTime`): for the launch behind the first event,
@@ -78,31 +78,31 @@ pub(super) const fn sample(wall: u64, submission: Submission, overhead_ns: u64) 
     }
 }
 
-/// What of the time between two events was this kernel's. `None` where that cannot be told.
+/// Returns the part of the time between two events that was this kernel's. `None` if it cannot be
+/// told apart.
 pub(super) fn own_part(
     estimates: &Estimates,
     key: Key,
     measured: Measured,
-    company: During,
+    during: During,
     slice_ns: u64,
 ) -> Option<u64> {
     let Measured { wall, follows, .. } = measured;
-    if company.crowd.is_nobody() || wall <= slice_ns && !company.only_siblings {
+    if during.contention.is_negligible() || wall <= slice_ns && !during.only_siblings {
         return Some(wall);
     }
     let known = estimates.known(key);
-    // Taken for too little, it would be launched too often before that is known.
+    // With too small an estimate it would be launched too often until it is measured again.
     if known.is_none() && wall <= slice_ns {
         return Some(wall);
     }
-    // Siblings' turns are no whole slices. What took its usual time had none of them in it.
+    // Turns of siblings are not whole slices. A kernel that took its usual time contains none.
     let usual = wall <= slice_ns && known.is_some_and(|mean| wall <= mean + mean / 2);
-    let even = company.only_siblings && company.had.is_some() && !usual;
+    let even = during.only_siblings && during.turn_ns.is_some() && !usual;
     if !even && known.is_some_and(|mean| mean <= slice_ns) {
-        // What took longer had turns of others in it, and says nothing. What took much longer was
-        // long itself.
-        let turns =
-            slice_ns * TURNS_WITHIN_SHORT * u64::from(company.crowd.in_256ths().div_ceil(256));
+        // A longer time contains turns of others and is no sample. A much longer time is of a long
+        // kernel.
+        let turns = slice_ns * TURNS_WITHIN_SHORT * during.contention.contexts();
         if wall <= slice_ns {
             return Some(wall);
         }
@@ -110,11 +110,11 @@ pub(super) fn own_part(
             return None;
         }
     }
-    let Some(had) = company.had else { return Some(company.crowd.share_of(wall)) };
-    if company.only_siblings || follows {
-        return Some(had);
+    let Some(turn_ns) = during.turn_ns else { return Some(during.contention.share_of(wall)) };
+    if during.only_siblings || follows {
+        return Some(turn_ns);
     }
-    let even = estimates.learn_even(key, had);
+    let even = estimates.learn_even(key, turn_ns);
     let beyond = wall % slice_ns;
     Some(((even.saturating_sub(beyond) + slice_ns / 2) / slice_ns * slice_ns + beyond).min(wall))
 }

@@ -21,7 +21,7 @@ const fn times(usual: u64, by_miri: u64) -> u64 {
 #[derive(Default)]
 struct Events(HashMap<u16, u64>);
 
-impl Timer for Events {
+impl EventTimer for Events {
     fn is_done(&mut self, marker: Marker) -> bool {
         self.0.contains_key(&marker.0)
     }
@@ -37,7 +37,7 @@ struct Alone {
     gain: Gain,
     page: ComputePage,
     slot: ComputeSlot,
-    till: Till,
+    budget: LaunchBudget,
     meter: Meter,
     events: Events,
     /// The stream that it launches in.
@@ -49,28 +49,27 @@ struct Alone {
 impl Alone {
     fn admit(&mut self, key: Key, now: u64) -> Decision {
         let since = *self.waits.get_or_insert(now);
-        let decision = self.admit_in_thread(key, Asked { since, now });
+        let decision = self.admit_in_thread(key, LaunchTime { since, now });
         if matches!(decision, Decision::Go(_)) {
             self.waits = None;
         }
         decision
     }
 
-    fn admit_in_thread(&mut self, key: Key, asked: Asked) -> Decision {
-        let around = Surroundings {
-            till: &self.till,
+    fn admit_in_thread(&mut self, key: Key, time: LaunchTime) -> Decision {
+        let view = GpuView {
+            budget: &self.budget,
             page: &self.page,
             slot: &self.slot,
             siblings: 0,
             has_siblings: false,
             published: None,
             gain: self.gain,
-            policy: ComputePolicy::Fixed,
-            share: Rate::from_percent(50),
+            entitlement: Entitlement::of_grant(ComputePolicy::Fixed, 50),
             slice_ns: 2 * MS,
         };
         let launch = Launch { key, context: 1, stream: self.stream };
-        self.meter.admit(launch, &around, &mut self.events, asked)
+        self.meter.admit(launch, &view, &mut self.events, time)
     }
 
     /// Launches a kernel that is measured, and has the GPU run it from then to then.
@@ -82,14 +81,14 @@ impl Alone {
     }
 
     /// Submits a launch as planned, to a GPU that has other work.
-    fn submit(&mut self, plan: Plan, at: u64) {
+    fn submit(&mut self, plan: LaunchPlan, at: u64) {
         let submission =
             Submission { before: at, launched: at, behind: at, was_idle: false, was_queued: true };
         self.meter.submitted(plan, submission);
     }
 
     /// Has the GPU run a launch that is measured from then to then.
-    fn pass(&mut self, plan: Plan, from: u64, to: u64) {
+    fn pass(&mut self, plan: LaunchPlan, from: u64, to: u64) {
         if let Some(pair) = plan.pair {
             self.events.0.insert(pair.before.0, from);
             self.events.0.insert(pair.behind.0, to);
@@ -151,9 +150,9 @@ fn what_a_failed_launch_cost_comes_back() {
     alone.admit(KERNEL, START + 10 * MS);
     let before = alone.meter.outstanding();
     let Decision::Go(plan) = alone.admit(KERNEL, START + 11 * MS) else { panic!("not in debt") };
-    alone.meter.failed(plan, &alone.till);
+    alone.meter.failed(plan, &alone.budget);
     assert_eq!(alone.meter.outstanding(), before);
-    assert!(alone.till.spend(KERNEL).is_some(), "the next may have what the failed one paid");
+    assert!(alone.budget.charge(KERNEL).is_some(), "the next may have what the failed one paid");
 }
 
 #[test]
@@ -162,7 +161,7 @@ fn short_launches_are_paid_from_a_lease_and_every_lease_is_measured() {
     alone.run(KERNEL, START, START + 5_000);
     let (mut spent, mut admitted, launches) = (0, 0, times(1_000, 100));
     for at in 1..=launches {
-        if alone.till.spend(KERNEL).is_some() {
+        if alone.budget.charge(KERNEL).is_some() {
             spent += 1;
         } else {
             admitted += 1;
@@ -252,7 +251,7 @@ fn a_kernel_too_short_for_events_is_paid_from_leases_like_any_other() {
     alone.run(KERNEL, START, START);
     let (mut asked, launches) = (0, times(10_000, 200));
     for at in 0..launches {
-        if alone.till.spend(KERNEL).is_none() {
+        if alone.budget.charge(KERNEL).is_none() {
             asked += 1;
             let from = START + MS + at;
             alone.run_if_admitted(KERNEL, from, from, from);
@@ -268,7 +267,7 @@ fn a_kernel_that_may_be_another_is_believed_by_its_next_sample() {
     for _ in 0..9 {
         estimates.learn(KERNEL, 1_000);
     }
-    estimates.doubt();
+    estimates.invalidate();
     estimates.learn(KERNEL, 9_000);
     assert_eq!(estimates.known(KERNEL), Some(9_000));
 }
@@ -278,12 +277,12 @@ fn threads_that_pay_at_once_pay_once_each() {
     let mut alone = Alone::default();
     alone.run(KERNEL, START, START + 5_000);
     alone.admit(KERNEL, START + MS);
-    let till = &alone.till;
+    let budget = &alone.budget;
     let paid: usize = std::thread::scope(|scope| {
         let payers: Vec<_> = (0..4)
             .map(|_| {
                 scope.spawn(|| {
-                    (0..times(1_000, 50)).filter(|_| till.spend(KERNEL).is_some()).count()
+                    (0..times(1_000, 50)).filter(|_| budget.charge(KERNEL).is_some()).count()
                 })
             })
             .collect();
@@ -301,7 +300,7 @@ fn what_the_host_publishes_is_read_as_written_until_it_is_stale() {
     assert_eq!(Published::read(&page, START), None, "never written");
     let published = Published {
         rate: Rate::from_percent(37),
-        others: Crowd::new(300),
+        others: Contention::new(300),
         others_busy_ns: 12,
         stamp_ms: (START / MS) as u32,
     };
@@ -339,8 +338,8 @@ proptest! {
 
     #[test]
     fn equal_turns_add_up_to_the_time(wall in 1_u64..10_000_000_000, others in 0_u64..64) {
-        let crowd = Crowd::NOBODY.and(others);
-        let all = crowd.share_of(wall) * (others + 1);
+        let contention = Contention::NONE.and(others);
+        let all = contention.share_of(wall) * (others + 1);
         prop_assert!(all <= wall && wall - all <= others + 1);
     }
 
@@ -373,7 +372,7 @@ fn a_kernel_that_never_ends_does_not_hold_up_those_in_other_streams() {
         // Each is done before the next, and takes a twentieth of what is granted.
         loop {
             match alone.admit(other, now) {
-                Decision::Wait(Waiting { until_ns, .. }) => {
+                Decision::Wait(WaitUntil { until_ns, .. }) => {
                     waited += until_ns - now;
                     now = until_ns;
                 }
@@ -389,7 +388,7 @@ fn a_kernel_that_never_ends_does_not_hold_up_those_in_other_streams() {
     assert!(waited < 2_000 * MS, "waited for {} ms", waited / MS);
     assert!(alone.slot.gpu_ns.load(Ordering::Relaxed) > 0, "they are settled");
     // Ten are too few for a lease of many to be left over.
-    assert!(cfg!(miri) || alone.till.spend(other).is_some(), "they are learnt");
+    assert!(cfg!(miri) || alone.budget.charge(other).is_some(), "they are learnt");
 }
 
 #[test]
@@ -423,7 +422,7 @@ fn a_launch_that_fails_after_its_context_went_is_not_undone_twice() {
     // Another thread finds it gone.
     assert!(matches!(alone.admit(flat(0x2000, 1, 32), START + MS), Decision::Go(_)));
     let before = alone.meter.outstanding();
-    alone.meter.failed(plan, &alone.till);
+    alone.meter.failed(plan, &alone.budget);
     assert_eq!(alone.meter.outstanding(), before);
 }
 
@@ -435,14 +434,14 @@ fn other_threads_do_not_make_a_launch_wait_longer() {
     assert!(matches!(alone.admit(KERNEL, START + MS), Decision::Go(_)));
     let since = START + 2 * MS;
     for at in (2..1_002).step_by(times(1, 250) as usize) {
-        let asked = Asked { since, now: START + at * MS };
+        let asked = LaunchTime { since, now: START + at * MS };
         assert!(
             matches!(alone.admit_in_thread(KERNEL, asked), Decision::Wait(_)),
             "it is being measured"
         );
         assert!(matches!(alone.admit(short, START + at * MS), Decision::Go(_)), "others go on");
     }
-    let asked = Asked { since, now: since + 1_001 * MS };
+    let asked = LaunchTime { since, now: since + 1_001 * MS };
     assert!(
         matches!(alone.admit_in_thread(KERNEL, asked), Decision::Go(_)),
         "after a second of its own"
@@ -456,7 +455,8 @@ fn who_died_with_an_unknown_kernel_owes_a_second_at_most() {
     let (due, since, outstanding) =
         (&alone.page.due_ns, &alone.slot.busy_since_ns, &alone.slot.outstanding_ns);
     let found = START + 20_000 * MS;
-    let owed = bury(due, since, outstanding, found, Rate::from_percent(10), Crowd::NOBODY);
+    let owed =
+        charge_exited(due, since, outstanding, found, Rate::from_percent(10), Contention::NONE);
     assert!(owed <= 1_000 * MS, "{} ms", owed / MS);
 }
 
@@ -507,12 +507,17 @@ fn gain_after(seconds: u64, each: impl Fn(u64) -> (u64, u64)) -> Gain {
     estimator.gain()
 }
 
+/// Returns a gain in 1/1024.
+const fn of_1024(gain: Gain) -> u16 {
+    gain.word(0) as u16
+}
+
 #[test]
 fn gain_approaches_the_quotient_of_used_and_charged_time() {
-    let near = |gain: Gain, expected: u16| gain.in_1024ths().abs_diff(expected) <= 60;
+    let near = |gain: Gain, expected: u16| of_1024(gain).abs_diff(expected) <= 60;
     assert!(near(gain_after(40, |_| (300, 607)), 2048), "{:?}", gain_after(40, |_| (300, 607)));
     assert!(near(gain_after(40, |_| (600, 295)), 512), "{:?}", gain_after(40, |_| (600, 295)));
-    let first = gain_after(1, |_| (300, 600)).in_1024ths();
+    let first = of_1024(gain_after(1, |_| (300, 600)));
     assert!(first < 1_500, "one reading changes little: {first}");
 }
 

@@ -8,8 +8,8 @@ use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
 use tessera_intercept_abi::ledger::Total;
 
-use crate::book::{Book, SlotWords, Word};
 use crate::change;
+use crate::ledger_words::{LedgerWords, SlotWords, Word};
 
 const SLOTS: usize = 3;
 const LIMIT: u64 = 100;
@@ -83,7 +83,7 @@ impl Word for MortalWord {
     }
 }
 
-impl Book for Process {
+impl LedgerWords for Process {
     type Word = MortalWord;
 
     fn total(&self) -> &MortalWord {

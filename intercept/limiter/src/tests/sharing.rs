@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use tessera_intercept_abi::LedgerPage;
 use tessera_intercept_abi::ledger::{SLOT_FREE, SLOT_LIVE, SLOTS, Total};
 
-use crate::compute::{Crowd, Rate};
+use crate::compute::{Contention, Rate};
 use crate::*;
 
 fn fresh() -> Box<LedgerPage> {
@@ -28,7 +28,8 @@ impl SlotLocks for Locks {
     }
 }
 
-const NOBODY_PAYS: Burial = Burial { now_ns: 0, rate: None, crowd: Crowd::NOBODY };
+const NOBODY_PAYS: ReclaimContext =
+    ReclaimContext { now_ns: 0, rate: None, contention: Contention::NONE };
 
 const ME: Identity = Identity { pid: 1, start_ticks: 2, pid_namespace: 3 };
 
@@ -57,7 +58,7 @@ fn a_process_gets_memory_up_to_the_limit_and_not_one_byte_more() {
 fn contexts_are_paid_for_once_and_held_for_life() {
     let (ledger, locks) = (fresh(), Locks::default());
     let mut account = account(&ledger, &locks);
-    assert_eq!(account.pay_for_contexts(&ledger, 30, 100), Ok(()));
+    assert_eq!(account.charge_contexts(&ledger, 30, 100), Ok(()));
     assert_eq!(account.take(&ledger, 71, 71, 100), Err(Refused::Limit));
     assert_eq!(account.take(&ledger, 70, 70, 100), Ok(70));
     assert_eq!(account.give(&ledger, 1000), 70);
@@ -174,10 +175,13 @@ fn what_a_dead_process_ran_unpaid_is_charged_once_and_kept_in_the_totals() {
     // Found late: what it ran ended when it should have.
     compute.done_by_ns.store(1_040 * MS, Ordering::Relaxed);
     locks.unlock(slot);
-    let burial =
-        Burial { now_ns: 9_000 * MS, rate: Some(Rate::from_percent(50)), crowd: Crowd::NOBODY };
+    let context = ReclaimContext {
+        now_ns: 9_000 * MS,
+        rate: Some(Rate::from_percent(50)),
+        contention: Contention::NONE,
+    };
     for _ in 0..2 {
-        reclaim(&ledger, &locks, &burial);
+        reclaim(&ledger, &locks, &context);
         // 40 ms, of which 10 were paid, at half speed; the bucket was full.
         assert_eq!(ledger.compute.due_ns.load(Ordering::Relaxed), (1_000 - 20 + 60) * MS);
         assert_eq!(ledger.past_gpu_ns.load(Ordering::Relaxed), (7 + 30) * MS);

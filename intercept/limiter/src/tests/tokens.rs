@@ -6,8 +6,8 @@ use std::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
 
-use crate::book::Word;
-use crate::compute::{BURST_GPU_NS, Bucket, Crowd, Rate, bury};
+use crate::compute::{BURST_GPU_NS, Bucket, Contention, Rate, charge_exited};
+use crate::ledger_words::Word;
 
 struct Cell(AtomicU64);
 
@@ -73,8 +73,10 @@ fn a_dead_process_is_charged_once_whoever_finds_it_while_others_take() {
         let (d, s, o) = (Arc::clone(&due), Arc::clone(&since), Arc::clone(&outstanding));
         // The lock keeps two reclaimers apart; one that was killed may be followed by another, and
         // then both have run.
-        let reclaims = thread::spawn(move || bury(&*d, &*s, &*o, NOW + 1_000, HALF, Crowd::NOBODY));
-        bury(&*due, &*since, &*outstanding, NOW + 1_000, HALF, Crowd::NOBODY);
+        let reclaims = thread::spawn(move || {
+            charge_exited(&*d, &*s, &*o, NOW + 1_000, HALF, Contention::NONE)
+        });
+        charge_exited(&*due, &*since, &*outstanding, NOW + 1_000, HALF, Contention::NONE);
         reclaims.join().expect("no panic");
         // It ran for 1000, of which 300 were prepaid; a reclaimer that comes between may see
         // nothing prepaid any more.
@@ -91,6 +93,6 @@ fn a_container_that_comes_back_later_owes_nothing_for_its_dead() {
         core::sync::atomic::AtomicU64::new(0),
     );
     let later = NOW + 3_600_000_000_000;
-    bury(&due, &since, &outstanding, later, Rate::from_percent(10), Crowd::NOBODY);
+    charge_exited(&due, &since, &outstanding, later, Rate::from_percent(10), Contention::NONE);
     assert_eq!(Bucket::new(&due).take(later, 1, Rate::from_percent(10)), Ok(()));
 }

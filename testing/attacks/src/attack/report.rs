@@ -45,7 +45,7 @@ pub struct ProcessReport {
     pub restarts: usize,
 }
 
-/// Waiting times of the pods of one phase, in milliseconds from the creation of the pod.
+/// WaitUntil times of the pods of one phase, in milliseconds from the creation of the pod.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct LatencySummary {
     /// Duration of the phase in seconds.
@@ -58,7 +58,7 @@ pub struct LatencySummary {
     pub bound_ms: [f64; 3],
 }
 
-/// Waiting times of one pod.
+/// WaitUntil times of one pod.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Latency {
     pub(super) allocated: Duration,

@@ -1,0 +1,207 @@
+//! Settlement: measured times correct what was charged in advance.
+
+use core::sync::atomic::Ordering;
+
+use super::{ContentionReading, Ended, LEASE_GPU_NS, Meter};
+use crate::compute::decision::{EventTimer, GpuView, Marker};
+use crate::compute::proportion::in_proportion;
+use crate::compute::sample::{During, Measured, NOTICEABLE_GAP_NS, Sample, own_part, sample};
+use crate::compute::spans::{CALIBRATION, Span, Spans};
+use crate::compute::{Bucket, Contention};
+
+/// The shortest time over which contention is computed.
+const LEAST_CONTENTION_NS: u64 = 300_000;
+
+/// The most that measured launches can charge later on behalf of launches that were not measured.
+const MOST_DEFERRED_NS: u64 = 1_000_000_000;
+
+/// The longest time of an empty pair of events. In a longer one, another context had the GPU.
+const MOST_OVERHEAD_NS: u64 = 5_000;
+
+/// A sample that may contain a turn of another context counts as at most this many times the
+/// kernel's typical time.
+const MOST_TYPICAL: u64 = 2;
+
+/// Time of a settlement.
+#[derive(Debug, Clone, Copy)]
+struct At {
+    now: u64,
+    /// `turn_ns` of the page.
+    turn: u64,
+    /// True if only one span is settled.
+    is_single: bool,
+}
+
+impl Meter {
+    /// Settles the spans that the GPU is done with.
+    pub(super) fn settle_done(
+        &mut self,
+        view: &GpuView<'_>,
+        timer: &mut impl EventTimer,
+        now: u64,
+        turn: u64,
+    ) {
+        let is_single = self.spans.pending().filter(|(_, span)| span.done).count() < 2;
+        let mut settled = false;
+        while let Some((place, span)) = self.spans.pop_done(now) {
+            self.settle(place, span, view, timer, At { now, turn, is_single });
+            settled = true;
+        }
+        if settled {
+            self.contention =
+                ContentionReading { at: now, turn, contention: self.contention.contention };
+        }
+    }
+
+    fn settle(
+        &mut self,
+        place: usize,
+        span: Span,
+        view: &GpuView<'_>,
+        timer: &mut impl EventTimer,
+        At { now, turn, is_single }: At,
+    ) {
+        if span.void {
+            return;
+        }
+        let Some(measured) = self.measure(place, span, timer) else { return };
+        let (contention, turn_ns) = self.contention_during(span, now, turn);
+        // The turn is this launch's only if no other launch ran in that time.
+        let is_own = is_single && span.charged == span.cost && span.cost >= LEASE_GPU_NS;
+        let only_siblings = view.published.is_none_or(|published| published.others.is_negligible());
+        let during = During { contention, turn_ns: turn_ns.filter(|_| is_own), only_siblings };
+        let estimates = &view.budget.estimates;
+        let slice_ns = view.slice_ns.max(1);
+        // A long launch contains turns of others, whose number `own_part` derives. A short one
+        // contains none, or one of any length.
+        let is_alone = contention.is_negligible() && only_siblings && !view.has_siblings;
+        let typical =
+            estimates.typical(span.launch.key).filter(|mean| !is_alone && *mean < slice_ns / 4);
+        let own = |wall: u64| {
+            let measured = Measured { wall, ..measured };
+            own_part(estimates, span.launch.key, measured, during, slice_ns)
+        };
+        let Some(submission) = span.submission else { return };
+        match sample(measured.wall, submission, self.overhead_ns.unwrap_or(0)) {
+            Sample::Long(wall) | Sample::Idle(wall)
+                if typical.is_some_and(|typical| wall > typical + typical / 2) =>
+            {
+                estimates.raise(span.launch.key);
+            }
+            Sample::Exact(wall) | Sample::Long(wall) => {
+                let Some(own) = own(wall) else { return };
+                let most = typical.map_or(u64::MAX, |typical| typical * MOST_TYPICAL);
+                estimates.learn(span.launch.key, own.min(most));
+                // Which launch of a lease is measured is random, with a probability in proportion
+                // to its estimate: it stands for the others.
+                let is_typical = contention.is_negligible() && typical.is_none();
+                let stands_for = if is_typical { span.stands_for } else { span.cost };
+                let own = own - measured.overlap.min(own);
+                let used = in_proportion(own, stands_for, span.cost.max(1));
+                self.correct(stands_for, used, own, view, now);
+            }
+            Sample::Idle(wall) => {
+                let Some(own) = own(wall) else { return };
+                estimates.learn(span.launch.key, own);
+                let own = own - measured.overlap.min(own);
+                self.correct(span.cost, own, own, view, now);
+            }
+            Sample::Within(least, most) => {
+                let least = if typical.is_some() { 0 } else { least };
+                let (Some(least), Some(most)) = (own(least), own(most)) else { return };
+                estimates.bound(span.launch.key, least, most);
+                let used = span.cost.clamp(least, most.max(least));
+                self.correct(span.cost, used, used, view, now);
+            }
+        }
+    }
+
+    fn measure(
+        &mut self,
+        place: usize,
+        span: Span,
+        timer: &mut impl EventTimer,
+    ) -> Option<Measured> {
+        let (before, behind) = (Spans::before(place), Spans::behind(place));
+        self.calibrate(span, before, timer);
+        let wall = u64::try_from(timer.elapsed_ns(before, behind)?).unwrap_or(0);
+        self.longest = self.longest.max(wall);
+        if self.ended.is_some_and(|last| last.serial > span.serial) {
+            // Later launches of other streams ran beside it, and were charged.
+            let overlap = self.overtook(&span).min(wall);
+            return Some(Measured { wall, follows: false, overlap });
+        }
+        let last = self.ended.filter(|last| last.context == span.launch.context);
+        let gap = last
+            .and_then(|last| timer.elapsed_ns(Spans::behind(last.place), before))
+            .unwrap_or(i64::MAX);
+        let overlap = u64::try_from(gap.saturating_neg()).unwrap_or(0).min(wall);
+        self.ended = Some(Ended { place, serial: span.serial, context: span.launch.context });
+        Some(Measured { wall, follows: gap < NOTICEABLE_GAP_NS, overlap })
+    }
+
+    /// Returns the contention while a span was under way, and its turn: since it began, or since
+    /// the span before it was done.
+    fn contention_during(&mut self, span: Span, now: u64, turn: u64) -> (Contention, Option<u64>) {
+        let last = &self.contention;
+        let (at, before) =
+            if last.at > span.begun { (last.at, last.turn) } else { (span.begun, span.turn) };
+        // Spans that are settled together have the same contention.
+        let turn_ns = turn.saturating_sub(before);
+        if now.saturating_sub(at) >= LEAST_CONTENTION_NS || last.at == 0 {
+            self.contention.contention = Contention::of_share(turn_ns, now.saturating_sub(at));
+            return (self.contention.contention, Some(turn_ns));
+        }
+        (self.contention.contention, None)
+    }
+
+    /// Returns GPU-ns charged for work of other streams that was done while a span was under way.
+    fn overtook(&self, span: &Span) -> u64 {
+        self.completed().saturating_sub(span.completed).saturating_sub(span.charged)
+    }
+
+    /// Learns the time of an empty pair of events from one that the GPU had not reached when the
+    /// CPU had submitted both: the mean of the last ones, without those in which another context
+    /// had the GPU.
+    fn calibrate(&mut self, span: Span, before: Marker, timer: &mut impl EventTimer) {
+        let was_queued = span.submission.is_some_and(|submission| submission.was_queued);
+        if !span.calibrates || !was_queued {
+            return;
+        }
+        let elapsed = timer.elapsed_ns(CALIBRATION, before);
+        let Some(empty_ns) = elapsed.and_then(|elapsed| u64::try_from(elapsed).ok()) else {
+            return;
+        };
+        if empty_ns <= MOST_OVERHEAD_NS {
+            let before_ns = self.overhead_ns.unwrap_or(empty_ns);
+            self.overhead_ns = Some((before_ns * 15 + empty_ns) / 16);
+        }
+    }
+
+    /// Corrects what was charged for launches to what they used. One launch of them was measured
+    /// and used `own`; the rest is inferred from it, and is charged with later leases.
+    fn correct(&mut self, charged: u64, used: u64, own: u64, view: &GpuView<'_>, now: u64) {
+        if used > charged {
+            let at_once = (used - charged).min(own);
+            self.deferred = (self.deferred + (used - charged - at_once)).min(MOST_DEFERRED_NS);
+            view.slot.gpu_ns.fetch_add(at_once, Ordering::Relaxed);
+            self.charged += at_once;
+            if let Some(rate) = view.rate() {
+                Bucket::new(&view.page.due_ns).charge(now, view.corrected(at_once), rate);
+            }
+            return;
+        }
+        let settled = self.deferred.min(charged - used);
+        self.deferred -= settled;
+        let refund = charged - used - settled;
+        view.slot.gpu_ns.fetch_sub(refund, Ordering::Relaxed);
+        self.charged = self.charged.saturating_sub(refund);
+        if let Some(rate) = view.rate() {
+            Bucket::new(&view.page.due_ns).refund(view.corrected(refund), rate);
+            if refund > LEASE_GPU_NS {
+                view.page.signal();
+                self.needs_wake = true;
+            }
+        }
+    }
+}

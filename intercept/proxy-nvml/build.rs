@@ -1,0 +1,7 @@
+//! Linker options and exports of the proxy.
+
+use tessera_intercept_symbols::Library;
+
+fn main() {
+    tessera_intercept_linking::proxy("libnvidia-ml.so.1", Library::Nvml);
+}
