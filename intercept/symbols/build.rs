@@ -27,7 +27,8 @@ fn main() {
     code.push_str("]\n");
     releases.sort_unstable();
     releases.dedup();
-    let releases: String = releases.iter().map(|release| format!("Version({release}), ")).collect();
+    let releases: String =
+        releases.iter().map(|release| format!("SymbolVersion({release}), ")).collect();
     let out = env::var_os("OUT_DIR").expect("cargo sets OUT_DIR");
     fs::write(Path::new(&out).join("table.rs"), code).expect("OUT_DIR is writable");
     fs::write(Path::new(&out).join("releases.rs"), format!("&[{releases}]"))
@@ -51,7 +52,7 @@ fn classes(text: &str) -> String {
             let class = match class {
                 "memory" => "Memory",
                 "launch" => "Launch",
-                "tells" => "Tells",
+                "reports" => "Reports",
                 "resolves" => "Resolves",
                 "context" => "Context",
                 "waits" => "Waits",
@@ -119,8 +120,8 @@ impl<'a> Row<'a> {
             .map(|name| format!("Name {{ text: \"{name}\", c: c\"{name}\" }}"));
         writeln!(
             code,
-            "    Symbol {{ symbol: {symbol}, base: {base}, version: Version({version}), variant: {variant}, \
-             first: Version({first}), last: Version({last}), parameters: \"{parameters}\" }},"
+            "    Symbol {{ symbol: {symbol}, base: {base}, version: SymbolVersion({version}), variant: {variant}, \
+             first: SymbolVersion({first}), last: SymbolVersion({last}), parameters: \"{parameters}\" }},"
         )
         .expect("writing to a string cannot fail");
     }

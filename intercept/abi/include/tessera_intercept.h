@@ -37,23 +37,22 @@
 
 /* One container's use of one GPU: 64 bytes. */
 struct tessera_compute_page {
-    /* Monotonic ns at which all GPU time taken is paid. */
+    /* Token bucket: monotonic ns at which its balance is 0. */
     uint64_t due_ns;
-    /* Goes up whenever someone who waits should look again: waiters sleep on it (futex). */
+    /* Futex of waiting launches: it is incremented when they must ask again. */
     uint32_t wake;
     uint32_t reserved0;
-    /* Time that processes waited for tokens, ns, added up. */
+    /* Time in ns that launches waited for tokens, added up. */
     uint64_t waited_ns;
     /* Launches that waited. */
     uint64_t waits;
-    /* Wall ns in which processes that are gone had work, added up. */
+    /* Wall ns in which ended processes had work, added up. */
     uint64_t past_busy_ns;
-    /* What a process with work all the time would have had of the GPU: grows slower the more
-     * there are. GPU-ns. */
+    /* GPU-ns of a process that always had work: grows slower under contention. */
     uint64_t turn_ns;
-    /* Monotonic ns up to which turn_ns is. */
+    /* Monotonic ns of the last update of turn_ns. */
     uint64_t turn_at_ns;
-    /* Busy ns of other containers by then, as the host said. */
+    /* Busy ns of other containers at that time, as the host published it. */
     uint64_t turn_others_ns;
 };
 TESSERA_ASSERT(offsetof(struct tessera_compute_page, due_ns) == 0);
@@ -68,18 +67,18 @@ TESSERA_ASSERT(sizeof(struct tessera_compute_page) == 64);
 
 /* One process's use of one GPU: 48 bytes. */
 struct tessera_compute_slot {
-    /* GPU time used, GPU-ns: prepaid, and settled as far as measured. */
+    /* GPU-ns charged: in advance, and corrected by measured times. */
     uint64_t gpu_ns;
-    /* GPU time prepaid for work not known to be done, GPU-ns. */
+    /* GPU-ns charged for work that is not known to be done. */
     uint64_t outstanding_ns;
-    /* Monotonic ns since when it has work and was not looked at; 0: it has none. */
+    /* Monotonic ns since when it has work that is not in busy_ns; 0: it has none. */
     uint64_t busy_since_ns;
     /* Wall ns in which it had work, up to busy_since_ns. */
     uint64_t busy_ns;
-    /* Monotonic ns since when it waits; 0: it does not. */
+    /* Monotonic ns since when a launch waits; 0: none does. */
     uint64_t waiting_since_ns;
-    /* Monotonic ns by which its work should be done: a process that launches no more may never
-     * look. */
+    /* Monotonic ns by which its work is done at the latest: a process that launches no more does
+     * not update busy_since_ns. */
     uint64_t done_by_ns;
 };
 TESSERA_ASSERT(offsetof(struct tessera_compute_slot, gpu_ns) == 0);
@@ -90,14 +89,14 @@ TESSERA_ASSERT(offsetof(struct tessera_compute_slot, waiting_since_ns) == 32);
 TESSERA_ASSERT(offsetof(struct tessera_compute_slot, done_by_ns) == 40);
 TESSERA_ASSERT(sizeof(struct tessera_compute_slot) == 48);
 
-/* Written by the host, read-only in the container: 32 bytes for each share of a GPU, in words that
- * are written one after the other. A reader between them is off by one interval of the host's. */
+/* Published by the host, read-only in the container: 32 bytes for each share of a GPU. Words are
+ * written one after the other: a reader between them is off by one interval of the host. */
 struct tessera_published_page {
     /* Bits 0..16 rate in 1/100 percent (0: never written), 16..32 others in 1/256 contexts,
      * 32..64 monotonic ms, the low bits. */
     uint64_t word;
-    /* Busy ns of all others' processes, added up since the host looks: grows by one second a
-     * second for each that always has work. */
+    /* Busy ns of the processes of all other shares, added up: grows by one second each second for
+     * each process that always has work. */
     uint64_t others_busy_ns;
     /* Bits 0..16 GPU time that NVML reports as a part of the charged GPU time, in 1/1024 (0: not
      * measured), 32..64 monotonic ms, the low bits. */
@@ -152,9 +151,9 @@ struct tessera_grant_page {
     uint8_t id[128];
     /* Zero; room to grow. */
     uint8_t reserved[3768];
-    /* What the host says of the GPU's other users, some times a second: beside sequence, which
-     * does not count it, and in a cache line of its own, so that readers of the rest notice
-     * nothing. */
+    /* Values that the host publishes several times a second. sequence does not count these
+     * writes. They have a cache line of their own, so that readers of the rest are not slowed
+     * down. */
     struct tessera_published_page published;
     uint8_t reserved1[32];
 };
@@ -175,9 +174,9 @@ TESSERA_ASSERT(sizeof(struct tessera_grant_page) == 4096);
 
 /* A process's part of the ledger.
  *
- * A change of used_bytes is numbered: next_used_bytes and begun say what is about to happen,
- * total takes it together with slot and number, settled closes it. Whoever finds the slot of a
- * dead process can tell from these how far it came, and finishes or drops the change. */
+ * A change of used_bytes is numbered: next_used_bytes and begun announce it, total applies
+ * it together with slot and number, settled completes it. From these words the next process
+ * completes or drops the change of an ended process. */
 struct tessera_slot_page {
     /* SLOT_FREE or SLOT_LIVE; for readers, the lock is what counts. */
     uint32_t state;
@@ -201,8 +200,7 @@ struct tessera_slot_page {
     uint64_t launches;
     /* Its use of the GPU's time. */
     struct tessera_compute_slot compute;
-    /* The process as the host's driver knows it; 0 where nobody has told. The process's own word,
-     * as all that is in here. */
+    /* The host's PID of the process; 0: unknown. Written by the process, as all words here. */
     uint32_t host_pid;
     /* The low half of the start_ticks that host_pid belongs to. A library that knows neither
      * may have taken the slot since. */
@@ -242,12 +240,12 @@ struct tessera_ledger_page {
     uint64_t peak_bytes;
     /* Requests for memory refused by the limit. */
     uint64_t refused;
-    /* Kernel launches of processes that are gone. */
+    /* Kernel launches of ended processes. */
     uint64_t past_launches;
-    /* GPU time in nanoseconds of processes that are gone. */
+    /* GPU-ns of ended processes. */
     uint64_t past_gpu_ns;
     uint64_t reserved1[3];
-    /* What the processes share about compute. */
+    /* Words about compute that the processes share. */
     struct tessera_compute_page compute;
     /* Memory that processes of the claim have exported. */
     struct tessera_exports_page exports;
@@ -256,8 +254,8 @@ struct tessera_ledger_page {
     /* Bytes that counted as used then. */
     uint64_t refused_used_bytes;
     uint64_t reserved2[229];
-    /* How often a program was handed out a function that no release has that the library knows.
-     * In the last word of the header. */
+    /* Number of driver functions that programs got and that are not in the symbol table. In the
+     * last 64 bits of the header. */
     uint64_t unknown_functions;
     /* One for each process. */
     struct tessera_slot_page slot[448];

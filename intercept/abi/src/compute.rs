@@ -1,4 +1,4 @@
-//! What a container's processes share about compute, and what the host tells them.
+//! Words about compute that a container's processes share, and that the host publishes to them.
 //!
 //! ```text
 //!  LedgerPage.compute   one ComputePage     for a container and GPU      read-write in the container
@@ -6,7 +6,7 @@
 //!  GrantPage.published  one PublishedPage   for a share                  read-only in the container
 //! ```
 //!
-//! All zeroes is the beginning of each. What the words mean together is the limiter's business.
+//! All zeroes is the initial value of each. `intercept/limiter` defines their meaning together.
 
 use core::mem::size_of;
 use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
@@ -15,23 +15,22 @@ use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct ComputePage {
-    /// Monotonic ns at which all GPU time taken is paid.
+    /// Token bucket: monotonic ns at which its balance is 0.
     pub due_ns: AtomicU64,
-    /// Goes up whenever someone who waits should look again: waiters sleep on it (futex).
+    /// Futex of waiting launches: it is incremented when they must ask again.
     pub wake: AtomicU32,
     reserved0: u32,
-    /// Time that processes waited for tokens, ns, added up.
+    /// Time in ns that launches waited for tokens, added up.
     pub waited_ns: AtomicU64,
     /// Launches that waited.
     pub waits: AtomicU64,
-    /// Wall ns in which processes that are gone had work, added up.
+    /// Wall ns in which ended processes had work, added up.
     pub past_busy_ns: AtomicU64,
-    /// What a process with work all the time would have had of the GPU: grows slower the more
-    /// there are. GPU-ns.
+    /// GPU-ns of a process that always had work: grows slower under contention.
     pub turn_ns: AtomicU64,
-    /// Monotonic ns up to which `turn_ns` is.
+    /// Monotonic ns of the last update of `turn_ns`.
     pub turn_at_ns: AtomicU64,
-    /// Busy ns of other containers by then, as the host said.
+    /// Busy ns of other containers at that time, as the host published it.
     pub turn_others_ns: AtomicU64,
 }
 
@@ -39,31 +38,31 @@ pub struct ComputePage {
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct ComputeSlot {
-    /// GPU time used, GPU-ns: prepaid, and settled as far as measured.
+    /// GPU-ns charged: in advance, and corrected by measured times.
     pub gpu_ns: AtomicU64,
-    /// GPU time prepaid for work not known to be done, GPU-ns.
+    /// GPU-ns charged for work that is not known to be done.
     pub outstanding_ns: AtomicU64,
-    /// Monotonic ns since when it has work and was not looked at; 0: it has none.
+    /// Monotonic ns since when it has work that is not in `busy_ns`; 0: it has none.
     pub busy_since_ns: AtomicU64,
     /// Wall ns in which it had work, up to `busy_since_ns`.
     pub busy_ns: AtomicU64,
-    /// Monotonic ns since when it waits; 0: it does not.
+    /// Monotonic ns since when a launch waits; 0: none does.
     pub waiting_since_ns: AtomicU64,
-    /// Monotonic ns by which its work should be done: a process that launches no more may never
-    /// look.
+    /// Monotonic ns by which its work is done at the latest: a process that launches no more does
+    /// not update `busy_since_ns`.
     pub done_by_ns: AtomicU64,
 }
 
-/// Written by the host, read-only in the container: 32 bytes for each share of a GPU, in words that
-/// are written one after the other. A reader between them is off by one interval of the host's.
+/// Published by the host, read-only in the container: 32 bytes for each share of a GPU. Words are
+/// written one after the other: a reader between them is off by one interval of the host.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct PublishedPage {
     /// Bits 0..16 rate in 1/100 percent (0: never written), 16..32 others in 1/256 contexts,
     /// 32..64 monotonic ms, the low bits.
     pub word: AtomicU64,
-    /// Busy ns of all others' processes, added up since the host looks: grows by one second a
-    /// second for each that always has work.
+    /// Busy ns of the processes of all other shares, added up: grows by one second each second for
+    /// each process that always has work.
     pub others_busy_ns: AtomicU64,
     /// Bits 0..16 GPU time that NVML reports as a part of the charged GPU time, in 1/1024 (0: not
     /// measured), 32..64 monotonic ms, the low bits.
@@ -94,7 +93,7 @@ impl ComputePage {
         }
     }
 
-    /// Lets those who wait look again. The caller wakes the futex.
+    /// Tells waiting launches to ask again. The caller wakes the futex.
     pub fn signal(&self) {
         self.wake.fetch_add(1, Ordering::Release);
     }
@@ -112,7 +111,7 @@ impl ComputeSlot {
         }
     }
 
-    /// Wall ns in which the process has had work until now.
+    /// Returns the wall ns in which the process has had work until now.
     #[must_use]
     pub fn busy_until(&self, now: u64) -> u64 {
         let since = self.busy_since_ns.load(Ordering::Relaxed);
@@ -120,15 +119,15 @@ impl ComputeSlot {
         busy(self.busy_ns.load(Ordering::Relaxed), since, until)
     }
 
-    /// Whether the process has work.
+    /// Returns true if the process has work.
     #[must_use]
     pub fn is_busy(&self, now: u64) -> bool {
         self.busy_since_ns.load(Ordering::Relaxed) != 0
             && now < self.done_by_ns.load(Ordering::Relaxed)
     }
 
-    /// Whether the process had work lately: one that waits for each of its launches is seldom seen
-    /// while it [is busy](Self::is_busy).
+    /// Returns true if the process had work lately: a process that synchronizes after each launch
+    /// is rarely seen while it [is busy](Self::is_busy).
     #[must_use]
     pub fn was_busy(&self, now: u64) -> bool {
         const LATELY_NS: u64 = 20_000_000;
@@ -141,7 +140,7 @@ impl ComputeSlot {
         self.busy_since_ns.store(now, Ordering::Relaxed);
     }
 
-    /// Books the busy time until now; `more` says whether it goes on.
+    /// Adds the busy time until now; `more` is true if the process still has work.
     pub fn record_busy(&self, now: u64, more: bool) {
         let since = self.busy_since_ns.load(Ordering::Relaxed);
         if since != 0 {
@@ -151,7 +150,7 @@ impl ComputeSlot {
     }
 }
 
-/// Busy time up to `since`, and from then to `until` if there is work.
+/// Returns the busy time before `since`, plus the time from then to `until` if there is work.
 pub(crate) fn busy(before: u64, since: u64, until: u64) -> u64 {
     let now_busy = if since == 0 { 0 } else { until.saturating_sub(since) };
     before.saturating_add(now_busy)

@@ -1,4 +1,4 @@
-//! Bytes that nobody meant: what a tenant, a broken disk or another version may have written.
+//! Arbitrary bytes, as a tenant, a broken disk or another version may have written them.
 
 extern crate std;
 use std::vec::Vec;
@@ -10,11 +10,10 @@ use crate::{
     ledger,
 };
 
-/// How many bytes nobody meant there are at most: Miri takes a tenth of a second to make up a
-/// hundred.
+/// The most arbitrary bytes: Miri takes a tenth of a second to generate a hundred.
 const LONGEST: usize = if cfg!(miri) { 64 } else { GRANT_LEN };
 
-/// How long a file may be. Miri lengthens one byte by byte.
+/// Lengths of files. Miri extends a file byte by byte.
 const LENGTHS: core::ops::Range<usize> =
     if cfg!(miri) { GRANT_LEN - 1..GRANT_LEN + 2 } else { 0..2 * LEDGER_LEN };
 
@@ -50,7 +49,7 @@ prop_compose! {
     }
 }
 
-/// Where and with what a page is damaged.
+/// Places of a page that are overwritten, and their new bytes.
 fn damage(length: usize) -> impl Strategy<Value = Vec<(usize, u8)>> {
     // The fields lie in front; most of the rest is reserved.
     let at = prop_oneof![4 => 0..300_usize, 1 => 0..length];
@@ -86,10 +85,10 @@ proptest! {
         let update = new.update(&page).expect("the same share");
         let sequence = crate::GrantUpdate::SEQUENCE_OFFSET;
         page[sequence..sequence + 8].copy_from_slice(&update.begin);
-        prop_assert!(Grant::parse(&page).is_err(), "nobody reads it in between");
+        prop_assert!(Grant::parse(&page).is_err(), "not readable during the update");
         let body = crate::GrantUpdate::BODY_OFFSET;
         page[body..body + update.body.len()].copy_from_slice(&update.body);
-        prop_assert!(Grant::parse(&page).is_err(), "nobody reads it in between");
+        prop_assert!(Grant::parse(&page).is_err(), "not readable during the update");
         page[sequence..sequence + 8].copy_from_slice(&update.end);
         let read = Grant::parse(&page).expect("done");
         prop_assert_eq!(Grant { sequence: new.sequence, ..read }, new);

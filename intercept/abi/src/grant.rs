@@ -1,4 +1,4 @@
-//! What a container may take of one GPU.
+//! Grant: the part of one GPU that a container may use.
 
 use core::fmt;
 use core::mem::{offset_of, size_of};
@@ -50,9 +50,9 @@ pub struct GrantPage {
     pub id: [u8; 128],
     /// Zero; room to grow.
     pub reserved: [u8; GrantPage::PUBLISHED - GrantPage::USED],
-    /// What the host says of the GPU's other users, some times a second: beside `sequence`, which
-    /// does not count it, and in a cache line of its own, so that readers of the rest notice
-    /// nothing.
+    /// Values that the host publishes several times a second. `sequence` does not count these
+    /// writes. They have a cache line of their own, so that readers of the rest are not slowed
+    /// down.
     pub published: PublishedPage,
     reserved1: [u8; GRANT_LEN - GrantPage::PUBLISHED - size_of::<PublishedPage>()],
 }
@@ -62,7 +62,7 @@ impl GrantPage {
     const PUBLISHED: usize = 4032;
 }
 
-/// Where each field of the grant file is.
+/// Offsets of the fields of the grant file.
 pub mod grant_offset {
     use super::{GrantPage, offset_of};
 
@@ -118,7 +118,7 @@ const _: () = {
     assert!(offset_of!(PublishedPage, overhead_bytes) == 24);
 };
 
-/// How the compute share is held.
+/// Enforcement of the compute share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[repr(u32)]
 pub enum ComputePolicy {
@@ -131,7 +131,7 @@ pub enum ComputePolicy {
     Balance = 2,
 }
 
-/// What a container may take of one GPU.
+/// Part of one GPU that a container may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grant {
     /// The GPU.
@@ -142,30 +142,30 @@ pub struct Grant {
     pub context_bytes: u64,
     /// Percent of the GPU's compute, 0 to 100; 0 = best effort.
     pub cores_percent: u32,
-    /// How the compute share is held.
+    /// Enforcement of the compute share.
     pub policy: ComputePolicy,
-    /// Whether plain memory may spill to the host, [`GRANT_OVERSUBSCRIBE`].
+    /// True if memory may spill to the host, [`GRANT_OVERSUBSCRIBE`].
     pub oversubscribe: bool,
-    /// Whether processes are to share the GPU by MPS, [`GRANT_MPS`].
+    /// True if processes share the GPU through MPS, [`GRANT_MPS`].
     pub mps: bool,
     /// UID of the claim.
     pub claim_uid: Text<64>,
     /// Name of the share: its directory under `/dev/tessera`, the CDI device's name.
     pub id: Text<128>,
-    /// How often it was changed in place, times two. A new grant has 0.
+    /// Number of changes in place, times two. A new grant has 0.
     pub sequence: u64,
 }
 
-/// Why a grant cannot be written or must not be used.
+/// Error in the values or in the bytes of a grant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GrantError {
-    /// The file is not [`GRANT_LEN`] bytes, or says that it is not.
+    /// The file, or its field `length`, is not [`GRANT_LEN`] bytes.
     Length {
         /// Bytes found.
         found: usize,
     },
-    /// It does not begin with the magic number: not a grant at all.
+    /// It does not begin with the magic number: it is no grant.
     Magic,
     /// It was written by another version of Tessera.
     AbiVersion {
@@ -176,12 +176,12 @@ pub enum GrantError {
     Changing,
     /// A limit above [`MAX_MEMORY_BYTES`].
     MemoryLimit {
-        /// Bytes asked for.
+        /// Bytes requested.
         bytes: u64,
     },
     /// Percent above 100.
     CoresPercent {
-        /// Percent asked for.
+        /// Percent requested.
         percent: u32,
     },
     /// A policy this version does not know.
@@ -246,10 +246,10 @@ impl core::error::Error for GrantError {
 }
 
 impl Grant {
-    /// The bytes of the grant's file.
+    /// Returns the bytes of the grant's file.
     ///
     /// # Errors
-    /// When the limit or the percent is out of range.
+    /// The limit or the percent is out of range.
     pub fn encode(&self) -> Result<[u8; GRANT_LEN], GrantError> {
         self.check()?;
         let mut page = [0; GRANT_LEN];
@@ -268,10 +268,11 @@ impl Grant {
         Ok(page)
     }
 
-    /// Reads the bytes of a grant's file. Anything unknown refuses it: no grant means no memory.
+    /// Parses the bytes of a grant's file. A grant with an unknown value is refused: no grant means
+    /// no memory.
     ///
     /// # Errors
-    /// Names the first thing that is wrong; [`GrantError::Changing`] alone is worth another try.
+    /// Returns the first error. Only [`GrantError::Changing`] is temporary.
     pub fn parse(page: &[u8]) -> Result<Self, GrantError> {
         let page: &[u8; GRANT_LEN] =
             page.try_into().map_err(|_| GrantError::Length { found: page.len() })?;
@@ -317,15 +318,15 @@ impl Grant {
         Ok(grant)
     }
 
-    /// The writes that turn the file `current` into this grant while containers read it.
+    /// Returns the writes that change the file `current` to this grant while containers read it.
     /// `self.sequence` is ignored.
     ///
     /// # Errors
-    /// When `current` is no grant of this version, when it is one of another share, or when this
-    /// grant is out of range.
+    /// `current` is no grant of this version, or is one of another share, or this grant is out of
+    /// range.
     pub fn update(&self, current: &[u8]) -> Result<GrantUpdate, GrantError> {
-        // A host that died within a change left an odd number: what it wrote is replaced as a
-        // whole.
+        // A host that was killed within a change left an odd number: all that it wrote is
+        // replaced.
         let mut readable: [u8; GRANT_LEN] =
             current.try_into().map_err(|_| GrantError::Length { found: current.len() })?;
         let sequence = word(&readable, grant_offset::SEQUENCE);
@@ -366,18 +367,18 @@ impl Grant {
 /// [`GrantUpdate::SEQUENCE_OFFSET`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GrantUpdate {
-    /// An odd sequence number: readers wait or keep what they had.
+    /// An odd sequence number: readers wait or keep their values.
     pub begin: [u8; 8],
-    /// Everything behind the sequence number, up to what is published.
+    /// All bytes behind the sequence number, up to the published words.
     pub body: [u8; GrantUpdate::BODY_LEN],
     /// The next even sequence number.
     pub end: [u8; 8],
 }
 
 impl GrantUpdate {
-    /// Where `begin` and `end` go.
+    /// Offset of `begin` and `end`.
     pub const SEQUENCE_OFFSET: usize = grant_offset::SEQUENCE;
-    /// Where `body` goes.
+    /// Offset of `body`.
     pub const BODY_OFFSET: usize = grant_offset::MEMORY_LIMIT_BYTES;
     const BODY_LEN: usize = grant_offset::PUBLISHED - Self::BODY_OFFSET;
 }

@@ -1,14 +1,14 @@
-//! How a process learns what the host calls it: it connects to the driver's socket and reads
-//! [`LEN`] bytes.
+//! Protocol by which a process gets its PID of the host: it connects to the driver's socket and
+//! reads [`LEN`] bytes.
 //!
 //! ```text
 //!  process                      driver
-//!  connect ------------------->  accept, SO_PEERCRED: the kernel says who it is
+//!  connect ------------------->  accept, SO_PEERCRED: the kernel identifies the process
 //!  read 16 bytes <-------------  magic, version, PID; closes
 //! ```
 //!
-//! There is no question: who asks can neither choose whom it asks about nor keep the driver
-//! waiting. What needs one, some day, gets a socket of its own.
+//! There is no request: a process can neither ask about another one nor make the driver wait. A
+//! protocol with requests would get a socket of its own.
 
 /// The socket in the directory [`crate::HOST_DIR`].
 pub const SOCKET: &str = "pid.sock";
@@ -22,7 +22,7 @@ const VERSION: u32 = 1;
 /// The largest PID that Linux gives (`PID_MAX_LIMIT`).
 const MOST: u32 = 1 << 22;
 
-/// The answer to a process; 0 where the driver does not see it.
+/// Returns the answer to a process; 0 if the driver does not see its PID.
 #[must_use]
 pub fn answer(pid: u32) -> [u8; LEN] {
     let mut bytes = [0; LEN];
@@ -32,8 +32,7 @@ pub fn answer(pid: u32) -> [u8; LEN] {
     bytes
 }
 
-/// The PID in an answer. `None` for one that makes no sense, is of another version, or says that
-/// the driver does not see the process.
+/// Returns the PID in an answer. `None` if it is invalid, of another version, or 0.
 #[must_use]
 pub fn parse(answer: &[u8; LEN]) -> Option<u32> {
     let [magic @ .., v0, v1, v2, v3, p0, p1, p2, p3] = *answer;

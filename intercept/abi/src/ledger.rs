@@ -1,9 +1,9 @@
-//! What the processes of a claim have taken of one GPU.
+//! Ledger: the use of one GPU by the processes of a claim.
 //!
 //! One page of totals, then [`SLOTS`] slots of [`SLOT_LEN`] bytes, one for each process that uses
-//! the GPU. Slots never move. Whoever holds the lock on byte [`LOCK_OFFSET`]` + index` of the file
-//! (an open file description lock, on bytes that the file need not have) owns the slot; the kernel
-//! lets go of it when the owner dies, however it dies.
+//! the GPU. Slots never move. The process with the lock on byte [`LOCK_OFFSET`]` + index` of the
+//! file (an open file description lock, on bytes that the file need not have) owns the slot. The
+//! kernel releases the lock when the process ends, however it ends.
 
 use core::fmt;
 use core::mem::{offset_of, size_of};
@@ -22,18 +22,18 @@ pub const SLOTS: usize = 448;
 /// Bytes of the page of totals.
 pub const HEADER_LEN: usize = 4096;
 
-/// Exported handles that are remembered.
+/// Number of exported handles in a ledger.
 pub const EXPORTS: usize = 255;
 
-/// Bytes of a slot: two cache lines, so that neighbours do not disturb each other.
+/// Bytes of a slot: two cache lines, so that slots do not share one.
 pub const SLOT_LEN: usize = 128;
 
 /// The byte whose lock owns slot 0. Far behind the end of the file: locks need no bytes under them.
 pub const LOCK_OFFSET: u64 = 1 << 32;
 
-/// Nobody's slot.
+/// A free slot.
 pub const SLOT_FREE: u32 = 0;
-/// A process's slot, if its lock is held; otherwise what a dead process left.
+/// Slot of a process, if its lock is held; otherwise of an ended process.
 pub const SLOT_LIVE: u32 = 1;
 
 /// A ledger as it is mapped by the processes of a claim.
@@ -57,12 +57,12 @@ pub struct LedgerPage {
     pub peak_bytes: AtomicU64,
     /// Requests for memory refused by the limit.
     pub refused: AtomicU64,
-    /// Kernel launches of processes that are gone.
+    /// Kernel launches of ended processes.
     pub past_launches: AtomicU64,
-    /// GPU time in nanoseconds of processes that are gone.
+    /// GPU-ns of ended processes.
     pub past_gpu_ns: AtomicU64,
     reserved1: [u64; 3],
-    /// What the processes share about compute.
+    /// Words about compute that the processes share.
     pub compute: ComputePage,
     /// Memory that processes of the claim have exported.
     pub exports: ExportsPage,
@@ -71,8 +71,8 @@ pub struct LedgerPage {
     /// Bytes that counted as used then.
     pub refused_used_bytes: AtomicU64,
     reserved2: [u64; (HEADER_LEN - 216 - size_of::<ExportsPage>()) / 8],
-    /// How often a program was handed out a function that no release has that the library knows.
-    /// In the last word of the header.
+    /// Number of driver functions that programs got and that are not in the symbol table. In the
+    /// last 64 bits of the header.
     pub unknown_functions: AtomicU64,
     /// One for each process.
     pub slot: [SlotPage; SLOTS],
@@ -96,9 +96,9 @@ impl ExportsPage {
 
 /// A process's part of the ledger.
 ///
-/// A change of `used_bytes` is numbered: `next_used_bytes` and `begun` say what is about to happen,
-/// `total` takes it together with slot and number, `settled` closes it. Whoever finds the slot of a
-/// dead process can tell from these how far it came, and finishes or drops the change.
+/// A change of `used_bytes` is numbered: `next_used_bytes` and `begun` announce it, `total` applies
+/// it together with slot and number, `settled` completes it. From these words the next process
+/// completes or drops the change of an ended process.
 #[repr(C)]
 #[derive(Debug)]
 pub struct SlotPage {
@@ -124,8 +124,7 @@ pub struct SlotPage {
     pub launches: AtomicU64,
     /// Its use of the GPU's time.
     pub compute: ComputeSlot,
-    /// The process as the host's driver knows it; 0 where nobody has told. The process's own word,
-    /// as all that is in here.
+    /// The host's PID of the process; 0: unknown. Written by the process, as all words here.
     pub host_pid: AtomicU32,
     /// The low half of the `start_ticks` that `host_pid` belongs to. A library that knows neither
     /// may have taken the slot since.
@@ -180,8 +179,8 @@ impl SlotPage {
         }
     }
 
-    /// Notes how the host knows the slot's process.
-    pub fn tell_host_pid(&self, pid: u32) {
+    /// Stores the host's PID of the slot's process.
+    pub fn set_host_pid(&self, pid: u32) {
         self.host_pid_start
             .store(low_half(self.start_ticks.load(Ordering::Relaxed)), Ordering::Relaxed);
         self.host_pid.store(pid, Ordering::Release);
@@ -241,10 +240,10 @@ const _: () = {
     assert!(offset_of!(ComputeSlot, done_by_ns) == 40);
 };
 
-/// The word that everything turns on: bytes taken, and the last change's slot and number.
+/// Word with the bytes taken, and the slot and number of the last change.
 ///
-/// Both are in one word so that a change and the knowledge of who made it are one step: a process
-/// killed right after it leaves no doubt whether it happened.
+/// They are in one word so that a change and its slot are written in one step: after a kill, the
+/// word shows if the change was applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Total {
     /// Bytes taken by all processes.
@@ -300,7 +299,7 @@ pub fn initial() -> [u8; 24] {
     bytes
 }
 
-/// Why the bytes of a ledger say nothing.
+/// Error in the bytes of a ledger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LedgerError {
@@ -349,14 +348,14 @@ impl fmt::Display for LedgerError {
 
 impl core::error::Error for LedgerError {}
 
-/// What a copy of a ledger's bytes says. The tenant can write every byte of it: these are its
-/// claims, to be checked against NVML, and nothing may depend on them being sane.
+/// Values of a copy of a ledger's bytes. The tenant can write every byte of it: compare them with
+/// NVML, and assume nothing about them.
 #[derive(Debug, Clone, Copy)]
 pub struct LedgerReport<'a> {
     bytes: &'a [u8],
 }
 
-/// What a ledger says of one process.
+/// Values of a ledger about one process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProcessReport {
     /// Index of the slot.
@@ -377,13 +376,13 @@ pub struct ProcessReport {
     pub gpu_ns: u64,
     /// GPU time that is charged for work that is not known to be done, in ns.
     pub outstanding_ns: u64,
-    /// When it had work.
+    /// Times with work.
     pub busy: Busy,
     /// It waits for tokens.
     pub waits: bool,
 }
 
-/// When a process had work, monotonic ns.
+/// Times in which a process had work, monotonic ns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Busy {
     before_ns: u64,
@@ -437,7 +436,8 @@ impl<'a> LedgerReport<'a> {
         Ok(report)
     }
 
-    /// Bytes taken by all processes, dead ones included until somebody needs what they held.
+    /// Returns the bytes taken by all processes. Those of ended ones count until they are
+    /// reclaimed.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
         Total::unpack(self.word(offset_of!(LedgerPage, total))).used_bytes
@@ -455,7 +455,8 @@ impl<'a> LedgerReport<'a> {
         self.word(offset_of!(LedgerPage, refused))
     }
 
-    /// How often a program was handed out a function that no release has that the library knows.
+    /// Returns the number of driver functions that programs got and that are not in the symbol
+    /// table.
     #[must_use]
     pub fn unknown_functions(&self) -> u64 {
         self.word(offset_of!(LedgerPage, unknown_functions))

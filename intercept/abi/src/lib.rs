@@ -1,24 +1,24 @@
-//! The two files a container gets with every share of a GPU, byte for byte; and the one thing that
-//! it can ask the host.
+//! Layouts of the two files that a container gets with every share of a GPU, and the protocol by
+//! which a process gets its PID of the host.
 //!
 //! ```text
 //!  host (tessera-driver)                       container (libtessera_intercept.so)
 //!  ---------------------                       -----------------------------------
-//!  Grant::encode ----> grant   (read-only) --> Grant::parse        what may be taken
-//!  ledger::initial --> ledger  (read-write) <- LedgerPage atomics  what is taken
+//!  Grant::encode ----> grant   (read-only) --> Grant::parse        limits
+//!  ledger::initial --> ledger  (read-write) <- LedgerPage atomics  use
 //!  LedgerReport::parse <-- pread --------------+
 //! ```
 //!
 //! * [`Grant`]: which GPU, how many bytes, which percent of its compute. One page, written by the
 //!   host only, changed in place under a sequence number ([`GrantUpdate`]).
-//! * [`LedgerPage`]: what every process of the claim has taken. Atomics only, so that no process
-//!   can leave it locked. The host reads a copy of the bytes and believes nothing in it
+//! * [`LedgerPage`]: use by every process of the claim. Atomics only, so that no process can leave
+//!   it locked. The host reads a copy of the bytes and assumes nothing about them
 //!   ([`LedgerReport`]).
-//! * [`host_pid`]: how a process learns what the host calls it, for its slot.
-//! * [`mps`]: how a process is told to share its GPU by MPS.
+//! * [`host_pid`]: protocol by which a process gets its PID of the host, for its slot.
+//! * [`mps`]: variables that make a process a client of MPS.
 //!
-//! Both carry a magic number, an ABI version and their length. A library that meets another version
-//! refuses the share and gives no memory; it never guesses. All numbers are little-endian; memory
+//! Both have a magic number, an ABI version and their length. A library of another version refuses
+//! the share and grants no memory. All numbers are little-endian; memory
 //! is in bytes, compute in percent of a GPU, GPU time in nanoseconds. The reasons for this layout
 //! are in `docs/adr/0010-grant-and-ledger-layout.md`.
 #![no_std]
@@ -44,8 +44,8 @@ pub use ledger::{Busy, LedgerError, LedgerPage, LedgerReport, ProcessReport, Slo
 pub use text::{Text, TextError};
 pub use uuid::{GpuUuid, UuidError};
 
-/// The version of both layouts. A library and a driver that differ here do not work together: no
-/// memory is given.
+/// Version of both layouts. A library and a driver with different versions do not work together: no
+/// memory is granted.
 pub const ABI_VERSION: u32 = 1;
 
 /// Length of a grant file in bytes: one page, so that a later version can add fields without a
@@ -56,26 +56,23 @@ pub const GRANT_LEN: usize = 4096;
 /// 4 KiB pages.
 pub const LEDGER_LEN: usize = ledger::HEADER_LEN + ledger::SLOTS * ledger::SLOT_LEN;
 
-/// `nr_inodes=` of the tmpfs that holds all grants of a node, by which a grant is known to be the
-/// driver's own: whatever makes volumes for pods gives a tmpfs a size at most, and the kernel then
-/// half as many inodes as the machine has pages. A prime, so that no machine's memory makes it;
-/// enough for some 16,000 shares.
+/// `nr_inodes=` of the tmpfs of all grants of a node. It identifies a grant as the driver's:
+/// volumes of pods define at most the size of a tmpfs, and the kernel then sets half as many inodes
+/// as the machine has pages. A prime, which no memory size yields; enough for some 16,000 shares.
 pub const GRANTS_TMPFS_INODES: u64 = 65_521;
 
-/// `nr_inodes=` of the tmpfs that holds one ledger, by which it is known likewise: its root and the
-/// ledger.
+/// `nr_inodes=` of the tmpfs of one ledger, which identifies it likewise: its root and the ledger.
 pub const LEDGER_TMPFS_INODES: u64 = 2;
 
-/// The largest memory limit a grant can carry, in bytes (8 TiB less one): the ledger counts in 43
+/// The largest memory limit of a grant, in bytes (8 TiB less one): the ledger counts in 43
 /// bits.
 pub const MAX_MEMORY_BYTES: u64 = ledger::Total::MAX_USED;
 
-/// Where the shares of a container are: `/dev/tessera/<id>/{grant,ledger}`.
+/// Directory of a container's shares: `/dev/tessera/<id>/{grant,ledger}`.
 pub const SHARES_DIR: &str = "/dev/tessera";
 
-/// Where a container finds the host's driver: a directory below [`SHARES_DIR`] that is no share:
-/// their names have dashes. The directory is what is mounted, so that a driver that starts anew is
-/// found in it.
+/// Directory of the driver's socket in a container, below [`SHARES_DIR`]. It is no share: names of
+/// shares have dashes. The directory is mounted, so that a restarted driver is found in it.
 pub const HOST_DIR: &str = "/dev/tessera/host";
 
 /// The name of the grant in a share's directory.

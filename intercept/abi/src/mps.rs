@@ -1,12 +1,12 @@
-//! How the processes of a container are told to be clients of MPS: variables of NVIDIA's, which the
-//! CUDA driver reads when a process begins to use it (docs.nvidia.com/deploy/mps, "Environment
+//! Variables that make the processes of a container clients of MPS. They are NVIDIA's; the CUDA
+//! driver reads them when a process initializes it (docs.nvidia.com/deploy/mps, "Environment
 //! Variables").
 //!
 //! A process that has none of them, or others, is no client, or not the one that its grant means.
 //! Then its compute is held by the interceptor.
 
-/// Where a container finds the pipes of its GPU's control daemon: a directory below
-/// [`crate::SHARES_DIR`] that is no share, as [`crate::HOST_DIR`].
+/// Directory of the pipes of the GPU's control daemon in a container, below [`crate::SHARES_DIR`].
+/// It is no share, as [`crate::HOST_DIR`].
 pub const DIR: &str = "/dev/tessera/mps";
 
 /// The variable that says where the pipes are: [`DIR`].
@@ -19,8 +19,8 @@ pub const ACTIVE_THREAD_PERCENTAGE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
 /// The variable that lets a client change its percentage from context to context.
 pub const PARTITION_BY_CONTEXT: &str = "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING";
 
-/// Whether these values of [`PIPE_DIRECTORY`] and [`ACTIVE_THREAD_PERCENTAGE`] make a client that
-/// has no more than so many percent. 100 needs no limit.
+/// Returns true if these values of [`PIPE_DIRECTORY`] and [`ACTIVE_THREAD_PERCENTAGE`] make a
+/// client with at most this percentage. 100 needs no limit.
 #[must_use]
 pub fn makes_client(
     pipe_directory: Option<&[u8]>,

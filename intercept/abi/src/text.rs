@@ -6,7 +6,7 @@ use core::fmt;
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Text<const N: usize>([u8; N]);
 
-/// Why a string does not fit a [`Text`].
+/// Error of a string that is no [`Text`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TextError {
     /// It has more bytes than there is room for.

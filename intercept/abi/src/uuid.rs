@@ -21,7 +21,7 @@ impl fmt::Display for UuidError {
 
 impl core::error::Error for UuidError {}
 
-/// Where the dashes are in the 36 characters behind `GPU-`.
+/// Places of the dashes in the 36 characters behind `GPU-`.
 const DASHES: [usize; 4] = [8, 13, 18, 23];
 
 impl FromStr for GpuUuid {

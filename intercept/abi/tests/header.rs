@@ -16,7 +16,7 @@ use tessera_intercept_abi::{
 
 const CRATE: &str = env!("CARGO_MANIFEST_DIR");
 const SOURCES: [&str; 4] = ["lib.rs", "grant.rs", "compute.rs", "ledger.rs"];
-/// Those whose values C programs need.
+/// Constants that C programs need.
 const CONSTANTS: [&str; 10] = [
     "ABI_VERSION",
     "GRANT_OVERSUBSCRIBE",
@@ -44,7 +44,7 @@ struct Field {
     kind: String,
 }
 
-/// What is read from the sources.
+/// Declarations in the sources.
 #[derive(Default)]
 struct Sources {
     structures: Vec<Structure>,
@@ -352,7 +352,7 @@ fn the_header_is_up_to_date() {
     assert_written("tessera_intercept.h", &Sources::read().header());
 }
 
-/// Whatever reads the sources so, it is the compiler that lays structures out.
+/// The compiler defines the layout of structures: its sizes and offsets are compared.
 #[test]
 fn the_header_has_the_sizes_and_places_of_the_compiler() {
     let sources = Sources::read();

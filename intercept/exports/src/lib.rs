@@ -1,12 +1,11 @@
-//! Hides functions that a loaded library exports, so that the loader answers for them as if they
-//! were not there.
+//! Hides functions that a loaded library exports, so that the loader does not find them.
 //!
-//! A library that stands in for NVIDIA's is built with every function of every release. A driver of
-//! an older release has fewer, and programs decide by whether `dlsym` finds one. So the stand-in
-//! takes out of its own table of symbols, when it is loaded, what the driver behind it does not
-//! have. The loader takes no notice of a symbol that has no section and no value.
+//! A proxy of NVIDIA's library is built with every function of every release. A driver of an older
+//! release has fewer, and programs depend on the result of `dlsym`. So a proxy, when it is loaded,
+//! removes the functions that the driver does not have from its own symbol table. The loader
+//! ignores a symbol without section and value.
 //!
-//! `no_std`, and it calls nothing but the kernel: the interceptor's proxies are among its users.
+//! `no_std`, and it calls nothing but the kernel, because the interceptor's proxies use it.
 #![no_std]
 
 use core::ffi::{CStr, c_char, c_int, c_void};
@@ -23,32 +22,32 @@ struct Dynamic {
     value: u64,
 }
 
-/// The tables of a library.
+/// ELF tables of a library.
 struct Tables {
     strings: *const c_char,
     symbols: *mut libc::Elf64_Sym,
     hash: *const u32,
-    /// What the kernel allows on the symbols' pages now.
+    /// Protection of the symbols' pages.
     protection: c_int,
 }
 
-/// Why nothing is hidden.
+/// Error of [`hide`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HideError {
-    /// The address is in no library that is loaded, or that library has no GNU hash table.
+    /// The address is in no loaded library, or the library has no GNU hash table.
     NoTables,
-    /// The kernel does not let its pages be written.
+    /// The kernel does not allow to write to its pages.
     Protected,
 }
 
-/// Hides the functions for which `is_hidden` says so, of the library that an address lies in.
+/// Hides the functions for which `is_hidden` returns true, of the library that contains an address.
 ///
 /// # Errors
 /// See [`HideError`]; then nothing is hidden.
 ///
 /// # Safety
-/// Nobody looks symbols of that library up at the same time: it is called while the library is
-/// initialised.
+/// No other thread looks symbols of that library up at the same time: it is called while the
+/// library is initialized.
 pub unsafe fn hide(
     inside: *const (),
     mut is_hidden: impl FnMut(&CStr) -> bool,
@@ -65,8 +64,8 @@ pub unsafe fn hide(
         return Err(HideError::Protected);
     }
     for index in 0..count {
-        // SAFETY: there are so many, in pages that may be written, and by this function's contract
-        // nobody reads them now.
+        // SAFETY: one of `count` symbols, in writable pages, and by this function's contract no
+        // other thread reads them now.
         let symbol = unsafe { &mut *tables.symbols.add(index) };
         let is_function = symbol.st_info & 0xf == 2 && symbol.st_shndx != 0;
         // SAFETY: names are offsets into the string table, whose strings are terminated.
@@ -80,7 +79,7 @@ pub unsafe fn hide(
     Ok(())
 }
 
-/// Kernels of arm64 have pages of 4 KiB or 64 KiB.
+/// Returns the page size: kernels of arm64 have pages of 4 KiB or 64 KiB.
 fn page_length() -> usize {
     // SAFETY: no pointers.
     match unsafe { libc::getauxval(libc::AT_PAGESZ) } {
@@ -100,7 +99,7 @@ struct Search {
 }
 
 impl Tables {
-    /// Those of the library that an address lies in.
+    /// Returns the tables of the library that contains an address.
     fn around(inside: usize) -> Option<Self> {
         let mut search = Search { inside, found: None };
         // SAFETY: the callback gets the pointer that is passed here, while it is valid.
@@ -124,7 +123,7 @@ impl Tables {
             protection: 0,
         };
         loop {
-            // SAFETY: the table ends with DT_NULL, behind which nothing is looked at.
+            // SAFETY: the table ends with DT_NULL, after which nothing is read.
             let Dynamic { tag, value } = unsafe { &*entry };
             match *tag {
                 DT_NULL => break,
@@ -133,7 +132,7 @@ impl Tables {
                 DT_GNU_HASH => tables.hash = pointer(*value) as *const u32,
                 _ => {}
             }
-            // SAFETY: there is an entry behind one that is not DT_NULL.
+            // SAFETY: an entry follows one that is not DT_NULL.
             entry = unsafe { entry.add(1) };
         }
         let complete =
@@ -151,7 +150,7 @@ impl Tables {
         complete.then_some(tables)
     }
 
-    /// How many symbols there are: one more than the last of the last chain.
+    /// Returns the number of symbols: one more than the last of the last chain.
     ///
     /// # Safety
     /// The tables are those of a loaded library.
@@ -180,7 +179,7 @@ fn lies_in(header: &libc::Elf64_Phdr, base: usize, address: usize) -> bool {
     header.p_type == libc::PT_LOAD && (start..start + header.p_memsz as usize).contains(&address)
 }
 
-/// Looks at one library; not 0 ends the search.
+/// Visits one library; a result other than 0 ends the search.
 unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, data: *mut c_void) -> c_int {
     // SAFETY: `Tables::around` passes a `Search` that outlives the iteration, and the loader a
     // valid `info`.

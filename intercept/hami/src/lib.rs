@@ -1,4 +1,4 @@
-//! What HAMi-core's environment variables say, read as HAMi-core reads them.
+//! HAMi-core's environment variables, parsed as HAMi-core parses them.
 //!
 //! ```text
 //!  CUDA_DEVICE_MEMORY_LIMIT[_<i>]   bytes; k, m, g at the end         memory(i)
@@ -28,15 +28,15 @@ use number::{Number, number};
 /// GPUs that HAMi has variables for.
 pub const GPUS: usize = 16;
 
-/// Where processes of a container share what they count, where no variable says.
+/// Default path of the file that the processes of a container share.
 pub const DEFAULT_CACHE: &[u8] = b"/tmp/cudevshr.cache";
 
 /// A GPU's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Memory {
+pub enum MemoryVariable {
     /// All of it.
     Unlimited,
-    /// So many bytes.
+    /// This many bytes.
     Bytes(u64),
 }
 
@@ -45,27 +45,30 @@ pub enum Memory {
 pub struct Variables<F>(pub F);
 
 impl<'v, F: Fn(&[u8]) -> Option<&'v [u8]>> Variables<F> {
-    /// Memory of a GPU, by its index among those that the container has.
-    pub fn memory(&self, gpu: usize) -> Memory {
+    /// Returns the memory of a GPU, by its index among those that the container has.
+    pub fn memory(&self, gpu: usize) -> MemoryVariable {
         match self.limit(b"CUDA_DEVICE_MEMORY_LIMIT", gpu) {
-            Number::None => Memory::Unlimited,
-            Number::Of(bytes) => Memory::Bytes(bytes),
-            Number::Senseless => Memory::Bytes(0),
+            Number::None => MemoryVariable::Unlimited,
+            Number::Of(bytes) => MemoryVariable::Bytes(bytes),
+            Number::Senseless => MemoryVariable::Bytes(0),
         }
     }
 
     /// The least memory that any GPU has: for one whose index is not known.
-    pub fn least_memory(&self) -> Memory {
-        (0..GPUS).map(|gpu| self.memory(gpu)).fold(Memory::Unlimited, |least, memory| {
-            match (least, memory) {
-                (Memory::Unlimited, other) | (other, Memory::Unlimited) => other,
-                (Memory::Bytes(one), Memory::Bytes(other)) => Memory::Bytes(one.min(other)),
-            }
-        })
+    pub fn least_memory(&self) -> MemoryVariable {
+        (0..GPUS).map(|gpu| self.memory(gpu)).fold(
+            MemoryVariable::Unlimited,
+            |least, memory| match (least, memory) {
+                (MemoryVariable::Unlimited, other) | (other, MemoryVariable::Unlimited) => other,
+                (MemoryVariable::Bytes(one), MemoryVariable::Bytes(other)) => {
+                    MemoryVariable::Bytes(one.min(other))
+                }
+            },
+        )
     }
 
-    /// Percent of a GPU's compute, 1 to 99; `None` = not limited. What makes no sense is the least
-    /// there is.
+    /// Returns the percent of a GPU's compute, 1 to 99; `None`: not limited. An invalid value is 1
+    /// percent.
     pub fn cores(&self, gpu: usize) -> Option<u32> {
         let policy = (self.0)(b"GPU_CORE_UTILIZATION_POLICY").unwrap_or_default();
         if matches!(policy, b"disable" | b"DISABLE") {

@@ -1,6 +1,6 @@
 //! Numbers as HAMi-core reads them.
 
-/// What a text says.
+/// Value of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Number {
     /// Nothing, or 0.

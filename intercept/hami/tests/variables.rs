@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ffi::CString;
 
 use proptest::prelude::*;
-use tessera_intercept_hami::{GPUS, Memory, Variables};
+use tessera_intercept_hami::{GPUS, MemoryVariable, Variables};
 
 const GIB: u64 = 1 << 30;
 
@@ -21,7 +21,7 @@ fn with<T>(
     run(&|name| table.get(name).copied())
 }
 
-fn memory(variables: &[(&str, &str)], gpu: usize) -> Memory {
+fn memory(variables: &[(&str, &str)], gpu: usize) -> MemoryVariable {
     with(variables, |get| Variables(get).memory(gpu))
 }
 
@@ -31,7 +31,7 @@ fn cores(variables: &[(&str, &str)], gpu: usize) -> Option<u32> {
 
 #[test]
 fn memory_is_read_as_hami_core_reads_it() {
-    use Memory::{Bytes, Unlimited};
+    use MemoryVariable::{Bytes, Unlimited};
     let table = [
         ("1073741824", Bytes(GIB)),
         ("3000m", Bytes(3000 << 20)),
@@ -79,11 +79,11 @@ fn the_limit_of_one_gpu_goes_before_the_general_one() {
     let of = |gpu| memory(&variables, gpu);
     assert_eq!(
         [of(0), of(1), of(2), of(15), of(16)],
-        [4, 1, 4, 2, 4].map(|gib| Memory::Bytes(gib * GIB))
+        [4, 1, 4, 2, 4].map(|gib| MemoryVariable::Bytes(gib * GIB))
     );
-    assert_eq!(with(&variables, |get| Variables(get).least_memory()), Memory::Bytes(GIB));
-    assert_eq!(memory(&[], 0), Memory::Unlimited);
-    assert_eq!(with(&[], |get| Variables(get).least_memory()), Memory::Unlimited);
+    assert_eq!(with(&variables, |get| Variables(get).least_memory()), MemoryVariable::Bytes(GIB));
+    assert_eq!(memory(&[], 0), MemoryVariable::Unlimited);
+    assert_eq!(with(&[], |get| Variables(get).least_memory()), MemoryVariable::Unlimited);
 }
 
 #[test]
@@ -157,7 +157,7 @@ proptest! {
     fn a_number_is_what_hami_core_makes_of_it(text in "[ \\t+0-9a-gA-GxXkKmM.]{1,24}|[0-9]{1,22}[kmgKMG]?|0[xX][0-9a-fA-F]{1,18}[kmgKMG]?") {
         if let Some(expected) = hami_core(&text) {
             let read = memory(&[("CUDA_DEVICE_MEMORY_LIMIT", &text)], 0);
-            let read = match read { Memory::Unlimited => 0, Memory::Bytes(bytes) => bytes };
+            let read = match read { MemoryVariable::Unlimited => 0, MemoryVariable::Bytes(bytes) => bytes };
             prop_assert_eq!(read, expected, "`{}`", text);
         }
     }

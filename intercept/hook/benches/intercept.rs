@@ -1,5 +1,5 @@
-//! What the library costs: calls with it beside the same calls without, in turn, in containers on
-//! one machine.
+//! Overhead of the interceptor: calls with it beside the same calls without, in turn, in containers
+//! on one machine.
 //!
 //! `make bench-intercept`. Below it is a driver that does nothing (`programs/driver.c`), so what
 //! differs is the library's own time; the ratio is what it would be of a driver that costs nothing.
@@ -18,15 +18,14 @@ use container::{GIB, Node, NodeShare};
 use tempfile::TempDir;
 use tessera_intercept_abi::{ComputePolicy, GRANT_LEN, Grant, LEDGER_LEN, Text};
 
-/// What a container has.
+/// Variant of a container.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Variant {
-    /// Not the library.
+    /// No interceptor.
     None,
     /// A grant of memory, with all of the compute.
     Unlimited,
-    /// A grant of memory and of nearly all of the compute, so that the limiter works and nobody
-    /// waits.
+    /// A grant of memory and of nearly all of the compute: the limiter works and no launch waits.
     Limited,
 }
 

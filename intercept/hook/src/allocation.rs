@@ -126,8 +126,8 @@ pub(crate) fn allocate(
     allocate_with(bytes, kind, |_| call(), result, free)
 }
 
-/// As [`allocate`], if the call depends on the charge. Without a charge the driver is called for its
-/// error only.
+/// As [`allocate`], if the call depends on the charge. Without a charge the driver is called for
+/// its error only.
 pub(crate) fn allocate_with(
     bytes: u64,
     kind: Kind,

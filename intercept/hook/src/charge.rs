@@ -28,7 +28,8 @@ pub(crate) enum Refusal {
     NoDevice,
     /// The memory is not granted, or a grant or ledger is unusable.
     NotGranted,
-    /// The same while calls are under way whose memory may be charged twice until they are done.
+    /// The memory is not granted while calls are under way whose memory may be charged twice until
+    /// they are done.
     NotYet,
 }
 

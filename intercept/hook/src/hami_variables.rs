@@ -11,7 +11,7 @@ use core::fmt::Write as _;
 use tessera_intercept_abi::{
     ComputePolicy, GRANT_LEN, GpuUuid, Grant, LEDGER_LEN, MAX_MEMORY_BYTES, Text, ledger,
 };
-use tessera_intercept_hami::{Memory, Variables};
+use tessera_intercept_hami::{MemoryVariable, Variables};
 
 use crate::grants::{FoundGrant, map_ledger};
 use crate::share::Share;
@@ -31,8 +31,8 @@ pub(crate) fn share_of(gpu: GpuUuid, ordinal: Option<usize>) -> Option<Share> {
     let grant = Grant {
         gpu_uuid: gpu,
         memory_limit_bytes: match memory {
-            Memory::Unlimited => MAX_MEMORY_BYTES,
-            Memory::Bytes(bytes) => bytes.min(MAX_MEMORY_BYTES),
+            MemoryVariable::Unlimited => MAX_MEMORY_BYTES,
+            MemoryVariable::Bytes(bytes) => bytes.min(MAX_MEMORY_BYTES),
         },
         context_bytes: 0,
         cores_percent: cores.unwrap_or(0),

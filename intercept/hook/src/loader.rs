@@ -1,8 +1,8 @@
 //! `dlsym` and `dlvsym` of the preload library: programs get hooks in the place of the driver's
 //! functions, by their names.
 //!
-//! Only the preload library exports them, because it comes before libc. In a proxy, the loader finds
-//! the exports by itself.
+//! Only the preload library exports them, because it comes before libc. In a proxy, the loader
+//! finds the exports by itself.
 
 use core::ffi::{CStr, c_char, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering};

@@ -1,8 +1,8 @@
 //! Detection of MPS: if this process is a client as its grant says, MPS limits its part of the GPU,
 //! and launches are not held.
 //!
-//! Checked once for each GPU, at the first launch. The program's variables may have changed since it
-//! initialized CUDA, so the driver's own answer comes first.
+//! Checked once for each GPU, at the first launch. The program's variables may have changed since
+//! it initialized CUDA, so the driver's own answer comes first.
 
 use core::ffi::{CStr, c_char, c_int};
 use core::ptr;

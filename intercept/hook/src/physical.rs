@@ -231,8 +231,8 @@ fn each_mapping(
     }
 }
 
-/// Marks the mappings in a range as about to be removed, or not. A mapping that another thread makes
-/// there meanwhile is not marked.
+/// Marks the mappings in a range as about to be removed, or not. A mapping that another thread
+/// makes there meanwhile is not marked.
 pub(crate) fn set_leaving(state: &mut State, pointer: Pointer, length: u64, leaving: bool) {
     each_mapping(state, pointer, length, |state, at| {
         if let Some(mapping) = state.table(Kind::Mapping).get(at) {

@@ -90,9 +90,9 @@ extern "C" fn absent_in_nvml() -> c_int {
     driver::absent(Library::Nvml)
 }
 
-/// Hides the exports of functions that the driver does not have, so that programs that look for them
-/// find nothing, as without the proxy. Call it when the proxy is initialized: the real library is
-/// loaded by then, because the proxy depends on it. `inside` is a function of the proxy.
+/// Hides the exports of functions that the driver does not have, so that programs that look for
+/// them find nothing, as without the proxy. Call it when the proxy is initialized: the real library
+/// is loaded by then, because the proxy depends on it. `inside` is a function of the proxy.
 ///
 /// # Safety
 /// The loader is initializing the proxy, so no other thread looks symbols of it up.

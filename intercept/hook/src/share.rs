@@ -225,7 +225,7 @@ impl Share {
         if let Some(slot) =
             self.account.as_ref().and_then(|account| self.ledger.slot.get(account.slot()))
         {
-            slot.tell_host_pid(pid);
+            slot.set_host_pid(pid);
         }
     }
 

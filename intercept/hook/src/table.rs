@@ -121,8 +121,8 @@ impl<V: Copy + Default> Table<V> {
     /// Removes the next entry at or behind `place` for which `goes` returns true, and sets `place`
     /// to its place. Calls that begin with 0 and end with `None` remove all of them in one pass.
     ///
-    /// An entry that moves into the place of a removed one comes from behind it. Only entries at the
-    /// beginning of the table, which were passed and stay, move past its end.
+    /// An entry that moves into the place of a removed one comes from behind it. Only entries at
+    /// the beginning of the table, which were passed and stay, move past its end.
     pub(crate) fn remove_next(
         &mut self,
         place: &mut usize,

@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 use tessera_intercept_abi::ledger::SLOT_LIVE;
 use tessera_intercept_abi::{ComputeSlot, LedgerPage, PublishedPage};
 use tessera_intercept_limiter::compute::{
-    Entitlement, Gain, GpuView, LaunchBudget, Published, Rate, WaitUntil,
+    ComputeView, Entitlement, Gain, LaunchBudget, Published, Rate, WaitUntil,
 };
 
 use crate::sys;
@@ -42,9 +42,9 @@ impl Terms {
         budget: &'a LaunchBudget,
         reach: usize,
         now: u64,
-    ) -> Option<GpuView<'a>> {
+    ) -> Option<ComputeView<'a>> {
         let (siblings, has_siblings) = self.count_siblings(reach, now);
-        let view = GpuView {
+        let view = ComputeView {
             budget,
             page: &self.ledger.compute,
             slot: &self.ledger.slot.get(self.slot)?.compute,
@@ -114,14 +114,14 @@ impl Terms {
 /// Returns the view of a client of MPS. MPS limits each process to the part of the container: one
 /// process needs no other limit, and several are limited to the time of one together. Kernels of
 /// clients run at the same time, so no time of a launch is another client's.
-fn under_mps(view: GpuView<'_>) -> GpuView<'_> {
+fn under_mps(view: ComputeView<'_>) -> ComputeView<'_> {
     // All of the time, and yet a limit: the whole of it would be none.
     let most = Rate::new(Rate::FULL.hundredths() - 1);
     let entitlement = match view.siblings {
         0 => Entitlement::UNLIMITED,
         _ => Entitlement { share: most, ..view.entitlement.with(view.published) },
     };
-    GpuView {
+    ComputeView {
         siblings: 0,
         has_siblings: false,
         published: None,

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Builds the interceptor for aarch64 and runs its tests on an emulated processor: with the Rust and the compilers of Debian testing and the
-# emulator of Debian 12, as apt fetches them. Nothing of it is installed.
+# Builds the interceptor for aarch64 and runs its tests on an emulated processor, with the Rust and
+# the compilers of Debian testing and the emulator of Debian 12 from apt. Installs nothing.
 #
 #   arm64.sh               the tests that take a few minutes
-#   arm64.sh all           those that docs/reference/intercept-arm64.md names; a quarter of an hour
+#   arm64.sh all           the tests of docs/reference/intercept-arm64.md; a quarter of an hour
 #   arm64.sh TEST...       files of intercept/hook/tests
 #
-# Needs a Debian machine of x86-64 with Linux 6.7 or newer (for binfmt_misc in a user namespace), a network and 2.2 GB of disk; no root.
-# Says `SKIPPED: arm64-packages: <reason>` and ends well where apt does not get the packages, and `SKIPPED: arm64-namespaces: <reason>` where
-# the machine has no such namespaces.
+# Needs a Debian machine of x86-64 with Linux 6.7 or newer (for binfmt_misc in a user namespace), a
+# network and 2.2 GB of disk; no root. Without the packages it prints `SKIPPED: arm64-packages:
+# <reason>` and succeeds, without such namespaces `SKIPPED: arm64-namespaces: <reason>`.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
@@ -59,7 +59,8 @@ emulated() { # command...
     root=$1 emulator=$2
     shift 2
     mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc
-    # ELF, 64 bits, little-endian, a program or a library, of machine 183; with an interpreter that is open already.
+    # ELF, 64 bits, little-endian, a program or a library, of machine 183; the interpreter is open
+    # already.
     magic="\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00"
     mask="\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff"
     echo ":aarch64:M::$magic:$mask:$emulator:F" >/proc/sys/fs/binfmt_misc/register
@@ -90,7 +91,7 @@ export PATH=/usr/bin:/usr/sbin CC=aarch64-linux-gnu-gcc CARGO_NET_OFFLINE=true
 export CARGO_TARGET_DIR=$target/built CARGO_BUILD_TARGET=$machine
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=$CC CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER=gcc
 emulated cargo test --locked --no-fail-fast --package tessera-intercept-abi --lib
-# Tests that cannot pass in emulation. The shell and the tools in containers are those of the machine,
+# Tests that cannot pass in emulation. The shell and tools in containers are those of the machine,
 # which report that they cannot load a library of another architecture. The emulator ignores
 # MADV_DONTFORK, by which the death of a process with living children is detected, and answers for
 # /proc/self itself.

@@ -118,7 +118,7 @@ fn programs_below_their_cap_keep_their_speed() {
     }
 }
 
-/// Publishes a rate and that nobody else has work. It is valid for ten seconds and one more. The
+/// Publishes a rate without contention. It is valid for ten seconds and one more. The
 /// program's clock starts at the machine's.
 fn publish_for_11_seconds(share: &NodeShare, rate: Rate) {
     let stamp_ms = (monotonic_ns() / 1_000_000 + 10_000) as u32;

@@ -1,8 +1,9 @@
-# Packages of Debian's releases without installing them: for scripts that try the interceptor with other C libraries and on other machines.
+# Packages of Debian's releases without installation: for scripts that test the interceptor with
+# other C libraries and on other machines.
 # shellcheck shell=bash
 #
-# The script that sources this sets `target`, the directory in which each release gets one of its own. Each function fails where a part of it does,
-# also where errors do not end the script.
+# The script that sources this sets `target`, a directory in which each release gets its own. Each
+# function fails if one of its steps fails, also if errors do not end the script.
 
 readonly mirror=http://deb.debian.org/debian
 

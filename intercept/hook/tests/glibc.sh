@@ -1,22 +1,24 @@
 #!/usr/bin/env bash
-# Runs the interceptor's tests with glibc of several generations in their containers: those of Debian's releases, as apt fetches them.
+# Runs the interceptor's tests with the glibc of several Debian releases, from apt, in their
+# containers.
 #
 #   glibc.sh [SUITE...]     default: bullseye bookworm trixie forky
 #
-# Everything is linked with the first one's, which should be the oldest. Needs a Debian machine, its compiler and a network, so nothing
-# else runs this. What came of it: docs/reference/intercept-glibc.md.
+# All is linked with the first release's, which should be the oldest. Needs a Debian machine, its
+# compiler and a network, so CI does not run it. Results: docs/reference/intercept-glibc.md.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
 target=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")/glibc
 # shellcheck source=debian.sh
 source intercept/hook/tests/debian.sh
-# Tests of everything that the loader has a part in.
+# Tests that depend on the loader.
 tests=(bypasses calls guests limits modes nvml processes routes shape)
 
 libraries_of() { echo "$target/$1/root/lib/x86_64-linux-gnu"; } # suite
 
-# The files of a suite's glibc, where a linker finds them: links that lead out of the directory are led back into it.
+# Fetches a suite's glibc to where a linker finds it. Links out of the directory are changed to
+# links within it.
 fetch() { # suite
   local place=$target/$1 link
   know "$1"

@@ -4,7 +4,7 @@ mod container;
 
 use container::{GIB, Mode, Node, set_up};
 use serde_json::{Value, json};
-use tessera_intercept_symbols::Version;
+use tessera_intercept_symbols::SymbolVersion;
 use tessera_test_support::test_name;
 
 #[test]
@@ -63,7 +63,7 @@ fn cuda_and_nvml_report_the_grant_in_every_mode() {
 fn only_unknown_forms_that_take_memory_are_refused() {
     /// `CUDA_ERROR_NOT_FOUND`
     const NOT_FOUND: i32 = 500;
-    let future = || Node::with_cuda(Version(99_000));
+    let future = || Node::with_cuda(SymbolVersion(99_000));
     let Some(node) = set_up(test_name!(), future) else { return };
     for (mode, counted) in [(Mode::Preload, 3), (Mode::Proxy, 2), (Mode::Both, 3)] {
         let share = node.share(&format!("{mode:?}"), 0, GIB);

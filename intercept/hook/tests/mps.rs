@@ -12,7 +12,7 @@ use tessera_intercept_abi::mps::{
     ACTIVE_THREAD_PERCENTAGE, DIR, PARTITION_BY_CONTEXT, PIPE_DIRECTORY,
 };
 use tessera_intercept_abi::{ComputePolicy, Grant};
-use tessera_intercept_symbols::Version;
+use tessera_intercept_symbols::SymbolVersion;
 use tessera_test_support::test_name;
 
 /// Starts the fake daemon of the node's first GPU.
@@ -78,7 +78,8 @@ fn process_that_evades_mps_is_limited_by_the_library() {
 
 #[test]
 fn driver_without_client_query_is_limited_by_the_library() {
-    let Some(node) = set_up(test_name!(), || Node::with_paused_clock_and_cuda(Version(12020)))
+    let Some(node) =
+        set_up(test_name!(), || Node::with_paused_clock_and_cuda(SymbolVersion(12020)))
     else {
         return;
     };

@@ -17,8 +17,8 @@ fn directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testing/real-programs")
 }
 
-/// Returns the Python of an installed stack, or `None` if the stack is not asked for or this machine
-/// cannot have it, which is printed.
+/// Returns the Python of an installed stack, or `None` if the stack is not asked for or this
+/// machine cannot have it, which is printed.
 fn python(stack: &str) -> Option<PathBuf> {
     let asked = std::env::var("TESSERA_REAL_STACKS").unwrap_or_default();
     if !asked.is_empty() && !asked.split(',').any(|asked| asked == stack) {

@@ -5,7 +5,7 @@ mod container;
 
 use container::{GIB, MIB, Node, NodeShare, set_up};
 use serde_json::{Value, json};
-use tessera_intercept_symbols::Version;
+use tessera_intercept_symbols::SymbolVersion;
 use tessera_test_support::test_name;
 
 /// `CUDA_ERROR_INVALID_VALUE`.
@@ -62,7 +62,7 @@ fn pools_retain_no_more_than_granted_and_yield_when_needed() {
 
 #[test]
 fn bound_memory_is_charged_until_unbound() {
-    let Some(node) = set_up(test_name!(), || Node::with_cuda(Version(13050))) else { return };
+    let Some(node) = set_up(test_name!(), || Node::with_cuda(SymbolVersion(13050))) else { return };
     let lines = run(&node, &node.share_with_contexts(64 * GIB), "bound", &[]);
     assert_refused(&lines, 4, INVALID_VALUE);
     assert_exact(&lines, 33);

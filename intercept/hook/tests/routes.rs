@@ -7,7 +7,7 @@ use std::fs;
 use container::{GIB, Mode, Node, containers_available, libraries, set_up};
 use serde_json::json;
 use tessera_intercept_symbols::{
-    Library, PER_THREAD_STREAM, RELEASES, Symbol, TABLE, Version, resolve,
+    Library, PER_THREAD_STREAM, RELEASES, Symbol, SymbolVersion, TABLE, resolve,
 };
 use tessera_test_support::data::{ProcQuery, proc_queries};
 use tessera_test_support::test_name;
@@ -61,7 +61,7 @@ fn grant_applies_with_an_empty_environment() {
 }
 
 /// Arguments of `cuGetProcAddress`: name, version, flags.
-type Query = (String, Version, u64);
+type Query = (String, SymbolVersion, u64);
 
 /// Returns a query for each version of each function of each release, and those of a CUDA runtime.
 fn queries() -> Vec<Query> {
@@ -72,18 +72,18 @@ fn queries() -> Vec<Query> {
         let flags = form.variant.map_or(LEGACY_STREAM, |_| PER_THREAD_STREAM);
         (form.base.text.to_owned(), form.version, flags)
     };
-    let of_runtime = |query: ProcQuery| (query.name, Version(query.version), query.flags);
+    let of_runtime = |query: ProcQuery| (query.name, SymbolVersion(query.version), query.flags);
     cuda.map(of_form).chain(proc_queries().into_iter().map(of_runtime)).collect()
 }
 
 /// Returns the symbol that a driver finds for each query, or `-`.
-fn answers(queries: &[Query], driver: Version) -> Vec<&'static str> {
+fn answers(queries: &[Query], driver: SymbolVersion) -> Vec<&'static str> {
     let answers =
         queries.iter().map(|(name, version, flags)| resolve(name, *version, *flags, driver));
     answers.map(|found| found.map_or("-", |symbol| symbol.symbol.text)).collect()
 }
 
-fn ask_every_query(queries: &[Query], driver: Version, mode: Mode) {
+fn ask_every_query(queries: &[Query], driver: SymbolVersion, mode: Mode) {
     let answers = answers(queries, driver);
     let line = |((name, version, flags), symbol): (&Query, &&str)| {
         let name = if name.is_empty() { "." } else { name };
@@ -112,7 +112,7 @@ fn cugetprocaddress_is_exact_for_every_driver_version() {
         return;
     }
     let queries = queries();
-    for driver in [Version(11_040)].iter().chain(RELEASES) {
+    for driver in [SymbolVersion(11_040)].iter().chain(RELEASES) {
         ask_every_query(&queries, *driver, Mode::Preload);
     }
 }
@@ -124,7 +124,7 @@ fn cugetprocaddress_is_exact_in_every_mode() {
     }
     let queries = queries();
     for mode in [Mode::Bare, Mode::Proxy, Mode::Both] {
-        for driver in [11_040, 12_090, 13_050].map(Version) {
+        for driver in [11_040, 12_090, 13_050].map(SymbolVersion) {
             ask_every_query(&queries, driver, mode);
         }
     }
@@ -139,7 +139,7 @@ fn dlsym_finds_only_functions_of_the_driver() {
     let cuda = TABLE.iter().filter(|symbol| symbol.library() == Library::Cuda);
     let names: Vec<_> = cuda.map(|symbol| symbol.symbol).collect();
     let text: String = names.iter().map(|name| format!("{name}\n")).collect();
-    for driver in [11_040, 12_090, 13_050].map(Version) {
+    for driver in [11_040, 12_090, 13_050].map(SymbolVersion) {
         let node = Node::with_cuda(driver);
         let file = node.path().join("names.txt");
         fs::write(&file, &text).expect("written");

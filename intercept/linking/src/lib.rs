@@ -31,8 +31,8 @@ pub fn preload(soname: &str) {
     write_exports(&code);
 }
 
-/// Configures a proxy: `exports.rs` calls the macro `exports` with all functions of its library, and
-/// the proxy depends on the real library at its private path.
+/// Configures a proxy: `exports.rs` calls the macro `exports` with all functions of its library,
+/// and the proxy depends on the real library at its private path.
 ///
 /// # Panics
 /// As [`preload`], or if the linker fails.

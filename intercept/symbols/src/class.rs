@@ -1,32 +1,32 @@
-//! What a function means to the interceptor.
+//! Classes of functions for the interceptor.
 
-/// Whether the interceptor stands before a function, and what for.
+/// Class of a function: the reason for a hook, or none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
-    /// Takes memory of a GPU, gives it back, or makes another's last as long as it is held here.
+    /// Allocates or frees GPU memory, or keeps memory of another process alive.
     Memory,
-    /// Starts work on the multiprocessors.
+    /// Launches work on the multiprocessors.
     Launch,
-    /// Says how much memory there is, or who holds it.
-    Tells,
-    /// Hands out functions.
+    /// Reports memory, or the processes that hold it.
+    Reports,
+    /// Returns functions.
     Resolves,
-    /// Begins or ends a context.
+    /// Creates or destroys a context.
     Context,
-    /// Waits for the GPU, which is when pools release memory that they keep.
+    /// Synchronizes, at which pools release memory that they keep.
     Waits,
-    /// Nobody stands before it.
+    /// Not hooked.
     Passes,
 }
 
-/// A function, by the name that its forms share, and its class.
+/// A function by the name that its forms share, and its class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Classified {
     /// See [`Symbol::base`](crate::Symbol::base).
     pub base: &'static str,
     /// Its class.
     pub class: Class,
-    /// What it does; of one that [passes](Class::Passes), why it may.
+    /// Its effect; of one that [passes](Class::Passes), the reason.
     pub why: &'static str,
 }
 
@@ -34,12 +34,12 @@ pub struct Classified {
 pub const CLASSES: &[Classified] = include!(concat!(env!("OUT_DIR"), "/classes.rs"));
 
 impl Class {
-    /// As `classes.txt` calls it.
+    /// Returns its name in `classes.txt`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Memory => "memory",
             Self::Launch => "launch",
-            Self::Tells => "tells",
+            Self::Reports => "reports",
             Self::Resolves => "resolves",
             Self::Context => "context",
             Self::Waits => "waits",
@@ -47,7 +47,7 @@ impl Class {
         }
     }
 
-    /// Whether each form of such a function needs a hook.
+    /// Returns true if each form of such a function needs a hook.
     pub const fn is_hooked(self) -> bool {
         !matches!(self, Self::Passes)
     }

@@ -3,18 +3,18 @@
 //!
 //! ```text
 //!  NVIDIA's headers --generate.py--> symbols.txt --build.rs--> TABLE
-//!                                                               |-- tessera-intercept: what a hook stands before
+//!                                                               |-- tessera-intercept-hook: functions that are hooked
 //!                                                               |-- tessera-fake-cuda, -nvml: what is exported, since when
 //!                                                               `-- tests: every function, every form, every query
-//!                                   classes.txt (by hand) ---> CLASSES: what each function means to the interceptor
+//!                                   classes.txt (by hand) ---> CLASSES: the class of each function for the interceptor
 //! ```
 //!
 //! * `symbols.txt` is the one list of names; its head says what the fields mean. `generate.py`
 //!   writes it, and with `--check` compares it with the headers (which it fetches with pip, and
 //!   which are not kept).
-//! * `classes.txt` says of every function whether the interceptor has to stand before it, and why
-//!   not where it has not. A function without a class fails a test: so that a new CUDA release is
-//!   looked at before it is let through.
+//! * `classes.txt` says of every function if the interceptor hooks it, and the reason if not. A
+//!   function without a class fails a test: so that a new CUDA release is looked at before it is
+//!   let through.
 //!
 //! **A new CUDA release:** add its line to `RELEASES` in `generate.py`, run it, and give a class to
 //! every name that the tests then complain of. Nothing else lists the driver's functions.
@@ -35,7 +35,7 @@ use core::fmt;
 pub use class::{CLASSES, Class, Classified, class_of};
 pub use names::{hash_of, is_known};
 pub use resolve::{Missing, PER_THREAD_STREAM, resolve};
-pub use version::Version;
+pub use version::SymbolVersion;
 
 /// A function that a library exports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,15 +46,15 @@ pub struct Symbol {
     /// symbol without its `_v2`.
     pub base: Name,
     /// The CUDA version that brought this form of it; 0 for NVML.
-    pub version: Version,
+    pub version: SymbolVersion,
     /// For the per-thread default stream.
     pub variant: Option<Variant>,
     /// The first release whose header declares it; the [oldest](RELEASES) also stands for all
     /// before it.
-    pub first: Version,
+    pub first: SymbolVersion,
     /// The last release whose header declares it. Drivers keep functions that headers have
     /// dropped.
-    pub last: Version,
+    pub last: SymbolVersion,
     /// A letter for each: `p` pointer, `h` opaque handle, `i` integer of at most 32 bits, `l`
     /// integer of 64 bits, `f` float, `s` structure by value.
     pub parameters: &'static str,
@@ -107,7 +107,7 @@ pub enum Library {
 pub const TABLE: &[Symbol] = include!(concat!(env!("OUT_DIR"), "/table.rs"));
 
 /// The CUDA releases whose headers the table is made of, from the oldest on.
-pub const RELEASES: &[Version] = include!(concat!(env!("OUT_DIR"), "/releases.rs"));
+pub const RELEASES: &[SymbolVersion] = include!(concat!(env!("OUT_DIR"), "/releases.rs"));
 
 impl Symbol {
     /// The library that exports it.
@@ -115,8 +115,8 @@ impl Symbol {
         if self.symbol.text.as_bytes()[0] == b'n' { Library::Nvml } else { Library::Cuda }
     }
 
-    /// Whether the library of a driver for that CUDA version exports it.
-    pub fn is_exported_by(&self, driver: Version) -> bool {
+    /// Returns true if the library of a driver for a CUDA version exports it.
+    pub fn is_exported_by(&self, driver: SymbolVersion) -> bool {
         self.version <= driver && (self.first <= driver || self.first == RELEASES[0])
     }
 }

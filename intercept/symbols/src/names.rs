@@ -1,4 +1,4 @@
-//! Whether a name is of the table at all.
+//! Names of the table.
 
 use crate::hash::hash;
 
@@ -7,9 +7,9 @@ use crate::hash::hash;
 /// process.
 static NAMES: &[u64] = include!(concat!(env!("OUT_DIR"), "/names.rs"));
 
-/// Whether some release has a function of that name, as a symbol or as what `cuGetProcAddress`
-/// knows it by. It only tells what is counted as new: that two names might have one hash does no
-/// harm.
+/// Returns true if a release has a function of this name, as a symbol or as a name for
+/// `cuGetProcAddress`. It only decides if a function is counted as unknown: a collision of hashes
+/// is harmless.
 pub fn is_known(name: &[u8]) -> bool {
     NAMES.binary_search(&hash(name)).is_ok()
 }

@@ -1,11 +1,11 @@
-//! What `cuGetProcAddress` answers.
+//! Result of `cuGetProcAddress`.
 
-use crate::{Library, Symbol, TABLE, Version};
+use crate::{Library, Symbol, SymbolVersion, TABLE};
 
 /// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`.
 pub const PER_THREAD_STREAM: u64 = 2;
 
-/// Why there is nothing to hand out.
+/// Reason for which no function is returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Missing {
     /// The driver has no function of that name.
@@ -23,9 +23,9 @@ pub enum Missing {
 /// See [`Missing`].
 pub fn resolve(
     name: &str,
-    version: Version,
+    version: SymbolVersion,
     flags: u64,
-    driver: Version,
+    driver: SymbolVersion,
 ) -> Result<&'static Symbol, Missing> {
     let (name, version) =
         if name.is_empty() { ("cuGetProcAddress", driver) } else { (name, version) };

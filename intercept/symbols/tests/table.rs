@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tessera_intercept_symbols::{
-    CLASSES, Library, Missing, PER_THREAD_STREAM, RELEASES, Symbol, TABLE, Variant, Version, find,
-    is_known, resolve,
+    CLASSES, Library, Missing, PER_THREAD_STREAM, RELEASES, Symbol, SymbolVersion, TABLE, Variant,
+    find, is_known, resolve,
 };
 use tessera_test_support::data::{ProcQuery, proc_queries};
 
@@ -59,11 +59,11 @@ fn the_table_reaches_from_11_7_to_13_5() {
     // As many as the headers of the first and the last release declare (and those that were inline
     // or dropped on the way).
     assert_eq!(
-        (count(Library::Cuda, Version(11_070)), count(Library::Nvml, Version(11_070))),
+        (count(Library::Cuda, SymbolVersion(11_070)), count(Library::Nvml, SymbolVersion(11_070))),
         (543, 282)
     );
     assert_eq!(
-        (count(Library::Cuda, Version(13_050)), count(Library::Nvml, Version(13_050))),
+        (count(Library::Cuda, SymbolVersion(13_050)), count(Library::Nvml, SymbolVersion(13_050))),
         (725, 441)
     );
 }
@@ -88,9 +88,9 @@ fn no_symbol_is_older_than_its_form() {
 #[test]
 fn every_query_of_a_runtime_gets_the_form_of_just_that_version() {
     let queries = proc_queries();
-    for driver in [Version(12_090), Version(13_000), Version(13_050)] {
+    for driver in [SymbolVersion(12_090), SymbolVersion(13_000), SymbolVersion(13_050)] {
         for ProcQuery { name, version, flags } in &queries {
-            let version = &Version(*version);
+            let version = &SymbolVersion(*version);
             let found = resolve(name, *version, *flags, driver)
                 .unwrap_or_else(|why| panic!("{name}: {why:?}"));
             if name.is_empty() {
@@ -111,7 +111,8 @@ fn every_query_of_a_runtime_gets_the_form_of_just_that_version() {
 #[test]
 fn an_older_driver_has_not_what_came_after_it() {
     let symbol = |name, version, flags, driver| {
-        resolve(name, Version(version), flags, Version(driver)).map(|symbol| symbol.symbol.text)
+        resolve(name, SymbolVersion(version), flags, SymbolVersion(driver))
+            .map(|symbol| symbol.symbol.text)
     };
     assert_eq!(symbol("cuMemAlloc", 2_000, 0, 12_090), Ok("cuMemAlloc"));
     assert_eq!(symbol("cuMemAlloc", 12_090, 0, 12_090), Ok("cuMemAlloc_v2"));
@@ -131,7 +132,7 @@ fn an_older_driver_has_not_what_came_after_it() {
 }
 
 #[test]
-fn somebody_has_looked_at_every_function() {
+fn every_function_has_a_class() {
     let known: BTreeSet<_> = TABLE.iter().map(|symbol| symbol.base.text).collect();
     let mut classified = BTreeSet::new();
     for entry in CLASSES {

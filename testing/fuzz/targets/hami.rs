@@ -4,7 +4,7 @@
 use std::ffi::CString;
 
 use libfuzzer_sys::fuzz_target;
-use tessera_intercept_hami::{GPUS, Memory, Variables};
+use tessera_intercept_hami::{GPUS, MemoryVariable, Variables};
 
 /// The general variable, whose value is also parsed by the C library.
 const MEMORY: &[u8] = b"CUDA_DEVICE_MEMORY_LIMIT";
@@ -36,10 +36,10 @@ fn hami_core(text: &[u8]) -> Option<u64> {
     (!stricter).then_some(value.saturating_mul(unit))
 }
 
-fn bytes(memory: Memory) -> u64 {
+fn bytes(memory: MemoryVariable) -> u64 {
     match memory {
-        Memory::Unlimited => u64::MAX,
-        Memory::Bytes(bytes) => bytes,
+        MemoryVariable::Unlimited => u64::MAX,
+        MemoryVariable::Bytes(bytes) => bytes,
     }
 }
 
@@ -59,8 +59,8 @@ fuzz_target!(|environment: &[u8]| {
     // GPUs without a variable of their own use the general one.
     let general = variables.memory(GPUS);
     match value(environment, MEMORY).map(hami_core) {
-        None | Some(Some(0)) => assert_eq!(general, Memory::Unlimited),
-        Some(Some(limit)) => assert_eq!(general, Memory::Bytes(limit)),
+        None | Some(Some(0)) => assert_eq!(general, MemoryVariable::Unlimited),
+        Some(Some(limit)) => assert_eq!(general, MemoryVariable::Bytes(limit)),
         Some(None) => {}
     }
 });

@@ -4,9 +4,9 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use tessera_intercept_abi::ComputePolicy;
 use tessera_intercept_limiter::compute::{
-    ComputePage, ComputeSlot, Decision, Entitlement, EventTimer, Gain, GpuView, Interval, Key,
-    Launch, LaunchBudget, LaunchPlan, LaunchTime, MARKERS, Marker, Meter, Published, PublishedPage,
-    Submission, running_of,
+    ComputePage, ComputeSlot, ComputeView, Entitlement, EventTimer, Gain, Interval, Key, Launch,
+    LaunchBudget, LaunchDecision, LaunchPlan, LaunchTime, MARKERS, Marker, Meter, Published,
+    PublishedPage, Submission, running_of,
 };
 
 use crate::gpu::Gpu;
@@ -67,7 +67,7 @@ impl ProcessLimiter {
 
 /// Decision about a launch.
 #[derive(Debug)]
-pub(crate) enum LaunchDecision {
+pub(crate) enum LimiterDecision {
     /// Without a question to the meter, or as planned.
     Admit(Option<LaunchPlan>),
     RetryAt(u64),
@@ -80,7 +80,7 @@ pub(crate) struct GpuEventTimer<'a> {
 }
 
 impl EventTimer for GpuEventTimer<'_> {
-    fn is_done(&mut self, marker: Marker) -> bool {
+    fn query_done(&mut self, marker: Marker) -> bool {
         self.gpu.completed(self.context, marker.0).is_some()
     }
 
@@ -133,10 +133,10 @@ impl ContainerLimiter {
         MARKERS
     }
 
-    fn view<'a>(&'a self, budget: &'a LaunchBudget, slot: usize, now: u64) -> GpuView<'a> {
+    fn view<'a>(&'a self, budget: &'a LaunchBudget, slot: usize, now: u64) -> ComputeView<'a> {
         let siblings =
             || self.slots.iter().enumerate().filter(|(at, _)| *at != slot).map(|(_, slot)| slot);
-        GpuView {
+        ComputeView {
             budget,
             page: &self.page,
             slot: &self.slots[slot],
@@ -156,12 +156,12 @@ impl ContainerLimiter {
         (key, stream): (Key, usize),
         events: &mut GpuEventTimer<'_>,
         now: u64,
-    ) -> LaunchDecision {
+    ) -> LimiterDecision {
         match process {
             ProcessLimiter::Tessera(state) => {
                 let (budget, meter, waits) = &mut **state;
                 if budget.charge(key).is_some() {
-                    return LaunchDecision::Admit(None);
+                    return LimiterDecision::Admit(None);
                 }
                 let time = LaunchTime { since: *waits.get_or_insert(now), now };
                 match meter.admit(
@@ -170,16 +170,16 @@ impl ContainerLimiter {
                     events,
                     time,
                 ) {
-                    Decision::Go(plan) => {
+                    LaunchDecision::Go(plan) => {
                         *waits = None;
-                        LaunchDecision::Admit(Some(plan))
+                        LimiterDecision::Admit(Some(plan))
                     }
-                    Decision::Wait(waiting) => LaunchDecision::RetryAt(waiting.until_ns),
+                    LaunchDecision::Wait(waiting) => LimiterDecision::RetryAt(waiting.until_ns),
                 }
             }
             ProcessLimiter::Hami(hami) => hami.decide(now),
             ProcessLimiter::Aimd => self.aimd.decide(now),
-            ProcessLimiter::None => LaunchDecision::Admit(None),
+            ProcessLimiter::None => LimiterDecision::Admit(None),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Models of other limiters, as far as they are published.
 
 use crate::MS;
-use crate::limiter::LaunchDecision;
+use crate::limiter::LimiterDecision;
 
 /// Streaming multiprocessors and threads of each on an H100; blocks of every kernel.
 const SMS: i64 = 132;
@@ -12,12 +12,12 @@ const POOL: i64 = SMS * THREADS * 32;
 const SLEEP: u64 = 10 * MS;
 
 /// Admits a launch and takes its tokens, or delays it while there are none.
-fn try_launch(tokens: &mut i64, now: u64) -> LaunchDecision {
+fn try_launch(tokens: &mut i64, now: u64) -> LimiterDecision {
     if *tokens < 0 {
-        return LaunchDecision::RetryAt(now + SLEEP);
+        return LimiterDecision::RetryAt(now + SLEEP);
     }
     *tokens -= BLOCKS;
-    LaunchDecision::Admit(None)
+    LimiterDecision::Admit(None)
 }
 
 /// HAMi-core: each process has its own pool of blocks, adjusted by the container's utilisation.
@@ -31,7 +31,7 @@ impl Hami {
     /// Time between two adjustments.
     pub(crate) const PERIOD: u64 = 120 * MS;
 
-    pub(crate) fn decide(&mut self, now: u64) -> LaunchDecision {
+    pub(crate) fn decide(&mut self, now: u64) -> LimiterDecision {
         try_launch(&mut self.tokens, now)
     }
 
@@ -59,7 +59,7 @@ pub(crate) struct Aimd {
 }
 
 impl Aimd {
-    pub(crate) fn decide(&mut self, now: u64) -> LaunchDecision {
+    pub(crate) fn decide(&mut self, now: u64) -> LimiterDecision {
         try_launch(&mut self.tokens, now)
     }
 

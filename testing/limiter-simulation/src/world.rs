@@ -8,7 +8,7 @@ use tessera_intercept_limiter::compute::{
 
 use crate::cpu::{CpuSpec, Quota};
 use crate::gpu::{Gpu, GpuSpec};
-use crate::limiter::{ContainerLimiter, GpuEventTimer, LaunchDecision, Limiter, ProcessLimiter};
+use crate::limiter::{ContainerLimiter, GpuEventTimer, Limiter, LimiterDecision, ProcessLimiter};
 use crate::nvml::{ClosedLoop, NVML_PERIOD};
 use crate::others::Hami;
 use crate::program::{Pattern, Program};
@@ -348,16 +348,16 @@ impl World {
         let mut events = GpuEventTimer { gpu: &self.gpu, context: process.context };
         let decision =
             limiter.decide(&mut process.limiter, process.slot, (key, stream), &mut events, now);
-        let waits = matches!(decision, LaunchDecision::RetryAt(_));
+        let waits = matches!(decision, LimiterDecision::RetryAt(_));
         let (number, percent) = (process.container, container.percent);
         self.ideals[number].observe(now, ran(&self.gpu, &self.processes, number), percent, waits);
         let process = &mut self.processes[at];
         match decision {
-            LaunchDecision::RetryAt(until) => {
+            LimiterDecision::RetryAt(until) => {
                 process.wake = until.max(now) + self.random.between(5 * US, 60 * US);
             }
-            LaunchDecision::Admit(None) => self.submit(at, None),
-            LaunchDecision::Admit(Some(plan)) => {
+            LimiterDecision::Admit(None) => self.submit(at, None),
+            LimiterDecision::Admit(Some(plan)) => {
                 let quota = self.quotas[process.container].as_mut();
                 process.wake = self.cpu.work(quota, now, self.cpu.decision, &mut self.random);
                 process.phase = Phase::Admitted(plan);

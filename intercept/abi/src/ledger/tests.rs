@@ -57,7 +57,7 @@ fn what_the_host_calls_a_process_counts_for_the_process_that_was_told_so() {
     };
     bytes[at] = 1;
     put(&mut bytes, at + offset_of!(SlotPage, start_ticks), 7 << 32 | 1234);
-    assert_eq!(host_pid(&bytes), None, "nobody has told");
+    assert_eq!(host_pid(&bytes), None, "unknown");
     put(&mut bytes, at + offset_of!(SlotPage, host_pid), 1234 << 32 | 4711);
     assert_eq!(host_pid(&bytes), Some(4711));
     // A library that does not know the word takes the slot for another process.

@@ -1,9 +1,9 @@
-//! What the library does on a real GPU: `make bench-gpu` fills the table of
+//! Behaviour of the interceptor on a real GPU: `make bench-gpu` fills the table of
 //! `docs/benchmarks/gpu.md`.
 //!
-//! It takes the first GPU that CUDA has here, on which nobody else should work meanwhile, and
-//! containers like those of the tests, in user namespaces. Without a GPU it says why, and which
-//! rows wait. Nothing is asserted: figures depend on the machine.
+//! It takes the first GPU that CUDA has here, which no other program should use meanwhile, and
+//! containers like those of the tests, in user namespaces. Without a GPU it prints the reason, and
+//! the rows that were not measured. Nothing is asserted: figures depend on the machine.
 
 #[path = "../../tests/container/mod.rs"]
 mod container;

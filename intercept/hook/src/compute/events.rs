@@ -255,7 +255,7 @@ impl EventTimer for Answers {
         self.may_ask
     }
 
-    fn is_done(&mut self, marker: Marker) -> bool {
+    fn query_done(&mut self, marker: Marker) -> bool {
         self.done & 1 << place_of(marker) != 0
     }
 

@@ -5,7 +5,8 @@ use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use tessera_intercept_limiter::compute::{
-    Decision, GpuView, Key, Launch, LaunchBudget, LaunchPlan, LaunchTime, Meter, Submission,
+    ComputeView, Key, Launch, LaunchBudget, LaunchDecision, LaunchPlan, LaunchTime, Meter,
+    Submission,
 };
 
 use crate::compute::Stream;
@@ -67,7 +68,8 @@ impl Gate {
     /// Creates a gate; `None` if the kernel has no memory.
     pub(crate) fn new(gpu: usize) -> Option<*mut Self> {
         let gate = sys::map(Map::Private, Self::LENGTH)?.cast::<Self>();
-        // SAFETY: a new mapping of that length, zeroed, which is the initial value of all other fields.
+        // SAFETY: a new mapping of that length, zeroed, which is the initial value of all other
+        // fields.
         unsafe {
             (&raw mut (*gate).meter).write(UnsafeCell::new(Meter::new()));
             (&raw mut (*gate).gpu).write(gpu);
@@ -152,20 +154,20 @@ impl Gate {
             let time = LaunchTime { since, now: sys::monotonic_ns() };
             let decision = self.step(&terms, |meter, view, answers| {
                 let decision = meter.admit(launch, view, answers, time);
-                if let Decision::Go(LaunchPlan { pair: Some(pair), .. }) = decision {
+                if let LaunchDecision::Go(LaunchPlan { pair: Some(pair), .. }) = decision {
                     self.events.begins(pair.before);
                 }
                 decision
             })?;
             match decision {
-                Decision::Go(plan) => {
+                LaunchDecision::Go(plan) => {
                     if has_waited {
                         let held_ns = time.now.saturating_sub(since);
                         self.held.add(held_ns, || terms.rate(time.now), time.now);
                     }
                     return Some((plan, terms));
                 }
-                Decision::Wait(waiting) => {
+                LaunchDecision::Wait(waiting) => {
                     has_waited = true;
                     terms.wait(waiting, sys::monotonic_ns());
                 }
@@ -221,12 +223,12 @@ impl Gate {
         with_state(|state| state.terms(self.gpu))?
     }
 
-    /// Runs a function on the meter with the results of queries, then wakes other launches if it says
-    /// so.
+    /// Runs a function on the meter with the results of queries, then wakes other launches if it
+    /// says so.
     fn step<T>(
         &self,
         terms: &Terms,
-        run: impl Fn(&mut Meter, &GpuView<'_>, &mut Answers) -> T,
+        run: impl Fn(&mut Meter, &ComputeView<'_>, &mut Answers) -> T,
     ) -> Option<T> {
         let decide = |answers: &mut Answers| {
             let now = sys::monotonic_ns();
@@ -259,8 +261,8 @@ impl Gate {
     }
 
     fn with_meter<T>(&self, run: impl FnOnce(&mut Meter) -> T) -> T {
-        // SAFETY: only here, under the lock, which is not taken twice: functions of the meter do not
-        // call back.
+        // SAFETY: only here, under the lock, which is not taken twice: functions of the meter do
+        // not call back.
         self.lock.hold(|| run(unsafe { &mut *self.meter.get() }))
     }
 }

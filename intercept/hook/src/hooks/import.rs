@@ -1,13 +1,13 @@
-//! Memory of other processes and other APIs: it is charged to each process that has it open, as long
-//! as it is open.
+//! Memory of other processes and other APIs: it is charged to each process that has it open, as
+//! long as it is open.
 //!
 //! The memory lives while it is open here, also if its owner has freed it or has ended. Imports
 //! through handles of physical memory are charged with their mappings (see [`crate::physical`]),
 //! because the driver does not report their size before.
 //!
 //! Memory that a process of the same claim has exported is not charged again
-//! (docs/adr/0111-imports-within-a-claim.md). Handles of physical memory are file descriptors, which
-//! do not show who has exported them.
+//! (docs/adr/0111-imports-within-a-claim.md). Handles of physical memory are file descriptors,
+//! which do not show who has exported them.
 
 use core::ffi::{c_int, c_uint, c_void};
 

@@ -53,8 +53,8 @@ unsafe fn configured(
     launch(kernel(function, config.grid, config.block), stream(config.stream), make)
 }
 
-/// Makes a cooperative launch on several GPUs, which begins on all of them at once. It is charged on
-/// the GPU of the current context, for all of them.
+/// Makes a cooperative launch on several GPUs, which begins on all of them at once. It is charged
+/// on the GPU of the current context, for all of them.
 ///
 /// # Safety
 /// `list` is NULL or has `count` entries that the program passes to the driver.
@@ -141,7 +141,8 @@ hooks! {
         unsafe { on_devices(list, count, move || real(list, count, flags)) }
     }
 
-    // Forms of CUDA 2, whose block size is set before by another call: one estimate for all launches of a grid.
+    // Forms of CUDA 2, whose block size is set before by another call: one estimate for all
+    // launches of a grid.
     fn cuLaunch(function: Handle) |real| {
         let key = kernel(function, [1, 1, 1], [0, 0, 0]);
         // SAFETY: the program's own call.

@@ -1,6 +1,6 @@
 //! Limits of contexts, for which the driver reserves memory: stacks of all threads that can run,
-//! the heap, the output of printf. Their initial values are part of a context's cost; an increase is
-//! charged.
+//! the heap, the output of printf. Their initial values are part of a context's cost; an increase
+//! is charged.
 
 use core::ffi::{c_int, c_uint};
 

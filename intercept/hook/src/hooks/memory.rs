@@ -1,8 +1,8 @@
 //! Plain memory, which is allocated and freed immediately.
 //!
-//! If a grant allows it to spill, all of it is managed memory, from the first byte: the driver moves
-//! it to the host when the GPU is full. So tenants whose memory does not spill always get theirs
-//! (`docs/adr/0089-memory-oversubscription.md`).
+//! If a grant allows it to spill, all of it is managed memory, from the first byte: the driver
+//! moves it to the host when the GPU is full. So tenants whose memory does not spill always get
+//! theirs (`docs/adr/0089-memory-oversubscription.md`).
 
 use core::ffi::{c_int, c_uint};
 

@@ -1,6 +1,7 @@
 //! Modules and libraries: after one is unloaded, another kernel may get an address of it.
 //!
-//! Memory of code and variables is not charged here: only the host can measure it, and publishes it (docs/adr/0110-host-measurement.md).
+//! Memory of code and variables is not charged here: only the host can measure it, and publishes it
+//! (docs/adr/0110-host-measurement.md).
 
 use core::ffi::c_int;
 

@@ -19,7 +19,8 @@ use crate::sys;
 const GRANULARITY: u64 = 2 << 20;
 
 /// Returns the counter's key of the pool that a call allocates from, as far as it is known before.
-/// Without a named pool it is the current one of the device, unless the stream is of another device.
+/// Without a named pool it is the current one of the device, unless the stream is of another
+/// device.
 fn key_before(pool: Option<Handle>) -> Option<u64> {
     let known = |pool| with_state(|state| pools::key_of(state, pool)).flatten();
     if let Some(known) = pool.and_then(known) {

@@ -1,8 +1,8 @@
 //! Reports of processes by NVML: those of this container, from the ledger. Processes of other
 //! containers are not reported.
 //!
-//! The driver is called first, without room for a result: if it returns an error, for example for an
-//! invalid device, that is the result.
+//! The driver is called first, without room for a result: if it returns an error, for example for
+//! an invalid device, that is the result.
 
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 

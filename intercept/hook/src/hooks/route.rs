@@ -97,7 +97,7 @@ macro_rules! hooks {
                     let Some(address) = ROUTE.function.address() else {
                         return $crate::driver::absent(ROUTE.library());
                     };
-                    // SAFETY: the address is that of the function with this name, whose type this is.
+                    // SAFETY: the address is that of the function with this name and type.
                     let $real: Real = unsafe { core::mem::transmute::<usize, Real>(address) };
                     $body
                 }

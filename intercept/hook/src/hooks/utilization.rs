@@ -1,5 +1,5 @@
-//! Utilization of a GPU as the container is to see it: by its own processes, from the charges in the
-//! ledger. The driver's value is of all containers.
+//! Utilization of a GPU as the container is to see it: by its own processes, from the charges in
+//! the ledger. The driver's value is of all containers.
 //!
 //! It is the mean since the last request, if that was 0.1 to 2 s ago; otherwise the first request
 //! waits for 0.1 s. NVML's own value is the mean of a sixth of a second to a second.
@@ -41,8 +41,8 @@ pub(super) fn measure(device: Device) -> u8 {
     0
 }
 
-/// Returns the container's part of reported rates. The driver's rate of memory is of all containers:
-/// it is reduced in proportion.
+/// Returns the container's part of reported rates. The driver's rate of memory is of all
+/// containers: it is reduced in proportion.
 fn rates(device: Device, reported: Rates) -> Rates {
     let gpu = c_uint::from(measure(device));
     let memory = reported.memory.saturating_mul(gpu).checked_div(reported.gpu).unwrap_or(0);

@@ -34,7 +34,7 @@ use tessera_intercept_abi::{
     LedgerReport, PublishedPage, Text, grant_offset, ledger, ledger::Total, mps,
 };
 use tessera_intercept_limiter::compute::{Gain, Published};
-use tessera_intercept_symbols::Version;
+use tessera_intercept_symbols::SymbolVersion;
 use tessera_test_support::report_skip;
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -327,7 +327,7 @@ const GRANT: usize = 0;
 const LEDGER: usize = 1;
 
 /// Returns a world of eight H100 with a driver for this version of CUDA.
-fn world_of(version: Version) -> String {
+fn world_of(version: SymbolVersion) -> String {
     let (theirs, world) = ("cuda: \"13.0\"", shipped::H100_8_NVSWITCH);
     assert!(world.contains(theirs), "the world is for another version");
     world.replace(theirs, &format!("cuda: \"{version}\""))
@@ -340,7 +340,7 @@ impl Node {
     }
 
     /// Returns such a node with a driver for this version of CUDA.
-    pub(crate) fn with_cuda(version: Version) -> Self {
+    pub(crate) fn with_cuda(version: SymbolVersion) -> Self {
         Self::with_world(&world_of(version))
     }
 
@@ -364,7 +364,7 @@ impl Node {
     }
 
     /// Returns such a node with a driver for this version of CUDA.
-    pub(crate) fn with_paused_clock_and_cuda(version: Version) -> Self {
+    pub(crate) fn with_paused_clock_and_cuda(version: SymbolVersion) -> Self {
         let clock = artifact::paused_clock().expect("the clock builds");
         Self { clock: Some(clock), ..Self::at_scale(&world_of(version), 1.0) }
     }

@@ -18,7 +18,7 @@ pub trait EventTimer {
     }
 
     /// Returns true if the GPU has passed the event, or if that cannot be queried.
-    fn is_done(&mut self, marker: Marker) -> bool;
+    fn query_done(&mut self, marker: Marker) -> bool;
 
     /// Returns the GPU's time from one passed event to another of the same context, in ns. `None`
     /// if it cannot be queried.
@@ -27,7 +27,7 @@ pub trait EventTimer {
 
 /// State of a GPU and of a container on it, as one process sees it.
 #[derive(Debug, Clone, Copy)]
-pub struct GpuView<'a> {
+pub struct ComputeView<'a> {
     /// Budget of the process.
     pub budget: &'a LaunchBudget,
     /// Words of the container.
@@ -71,14 +71,14 @@ pub struct LaunchTime {
 
 /// Answer to a launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Decision {
+pub enum LaunchDecision {
     /// Launch now.
     Go(LaunchPlan),
     /// Wait, then ask again.
     Wait(WaitUntil),
 }
 
-/// How to make a launch.
+/// Admitted launch: the events to record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaunchPlan {
     /// Events of a launch that is measured. If the launch fails:
@@ -100,8 +100,8 @@ pub struct EventPair {
     pub behind: Marker,
 }
 
-/// How to wait: on the futex `page.wake` while it is `wake`, no longer than `until_ns`. Then ask
-/// again.
+/// Parameters of a wait: on the futex `page.wake` while it is `wake`, no longer than `until_ns`.
+/// Then ask again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WaitUntil {
     /// Monotonic ns.
@@ -110,9 +110,9 @@ pub struct WaitUntil {
     pub wake: u32,
 }
 
-impl GpuView<'_> {
+impl ComputeView<'_> {
     /// Returns true if launches are held back now, or, under `Balance`, as soon as other
-    /// containers have work: queued launches cannot be taken back then.
+    /// containers have work: queued launches cannot be undone then.
     pub(super) fn may_hold(&self) -> bool {
         self.entitlement.with(self.published).policy == ComputePolicy::Balance
             || self.rate().is_some()

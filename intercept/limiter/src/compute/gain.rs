@@ -77,7 +77,7 @@ impl Gain {
         Self::of_word(page.gain.load(Ordering::Relaxed), now)
     }
 
-    /// The same from the word of the page.
+    /// Returns the gain of a page's word, as [`Gain::read`].
     #[must_use]
     pub fn of_word(word: u64, now: u64) -> Self {
         let gain = Self((word & 0xffff) as u16);

@@ -33,7 +33,8 @@ pub use arbiter::{Arbiter, Observation, Tenant};
 pub use bucket::{BURST_GPU_NS, Bucket, charge_exited};
 pub use contention::Contention;
 pub use decision::{
-    Decision, EventPair, EventTimer, GpuView, Launch, LaunchPlan, LaunchTime, Marker, WaitUntil,
+    ComputeView, EventPair, EventTimer, Launch, LaunchDecision, LaunchPlan, LaunchTime, Marker,
+    WaitUntil,
 };
 pub use entitlement::Entitlement;
 pub use estimates::{Estimates, Key};

@@ -38,7 +38,7 @@ pub(super) struct Span {
     /// GPU-ns charged in advance for it and for launches since the last span that may be under
     /// way.
     pub(super) charged: u64,
-    /// The same with launches that are done.
+    /// `charged`, and the GPU-ns charged for launches since the last span that are done.
     pub(super) stands_for: u64,
     /// Time of its admission.
     pub(super) begun: u64,

@@ -11,8 +11,7 @@ use crate::compute::*;
 const MS: u64 = 1_000_000;
 const START: u64 = 1_000 * MS;
 
-/// How often something is done: so many times, or less by Miri, which takes some thousand times as
-/// long.
+/// Number of repetitions; less by Miri, which takes some thousand times as long.
 const fn times(usual: u64, by_miri: u64) -> u64 {
     if cfg!(miri) { by_miri } else { usual }
 }
@@ -22,7 +21,7 @@ const fn times(usual: u64, by_miri: u64) -> u64 {
 struct Events(HashMap<u16, u64>);
 
 impl EventTimer for Events {
-    fn is_done(&mut self, marker: Marker) -> bool {
+    fn query_done(&mut self, marker: Marker) -> bool {
         self.0.contains_key(&marker.0)
     }
 
@@ -47,17 +46,17 @@ struct Alone {
 }
 
 impl Alone {
-    fn admit(&mut self, key: Key, now: u64) -> Decision {
+    fn admit(&mut self, key: Key, now: u64) -> LaunchDecision {
         let since = *self.waits.get_or_insert(now);
         let decision = self.admit_in_thread(key, LaunchTime { since, now });
-        if matches!(decision, Decision::Go(_)) {
+        if matches!(decision, LaunchDecision::Go(_)) {
             self.waits = None;
         }
         decision
     }
 
-    fn admit_in_thread(&mut self, key: Key, time: LaunchTime) -> Decision {
-        let view = GpuView {
+    fn admit_in_thread(&mut self, key: Key, time: LaunchTime) -> LaunchDecision {
+        let view = ComputeView {
             budget: &self.budget,
             page: &self.page,
             slot: &self.slot,
@@ -74,7 +73,7 @@ impl Alone {
 
     /// Launches a kernel that is measured, and has the GPU run it from then to then.
     fn run(&mut self, key: Key, from: u64, to: u64) {
-        let Decision::Go(plan) = self.admit(key, from) else { panic!("it may go") };
+        let LaunchDecision::Go(plan) = self.admit(key, from) else { panic!("it may go") };
         assert!(plan.pair.is_some(), "it is measured");
         self.submit(plan, from);
         self.pass(plan, from, to);
@@ -97,7 +96,7 @@ impl Alone {
 
     /// Launches a kernel if it may go, and has the GPU run it from then to then.
     fn run_if_admitted(&mut self, key: Key, now: u64, from: u64, to: u64) {
-        if let Decision::Go(plan) = self.admit(key, now) {
+        if let LaunchDecision::Go(plan) = self.admit(key, now) {
             self.submit(plan, now);
             self.pass(plan, from, to);
         }
@@ -115,30 +114,32 @@ const KERNEL: Key = flat(0x1000, 64, 256);
 fn a_debt_is_paid_before_the_next_launch() {
     let mut alone = Alone::default();
     alone.run(KERNEL, START, START + 100 * MS);
-    let Decision::Wait(waiting) = alone.admit(KERNEL, START + 100 * MS) else { panic!("in debt") };
+    let LaunchDecision::Wait(waiting) = alone.admit(KERNEL, START + 100 * MS) else {
+        panic!("in debt")
+    };
     assert!(waiting.until_ns > START + 100 * MS);
     // Found after 100 ms, when the bucket is full: what was not foreseen, less the 10 ms of a full
     // bucket, at 50 %.
-    assert!(matches!(alone.admit(KERNEL, START + 279 * MS), Decision::Wait(_)));
-    assert!(matches!(alone.admit(KERNEL, START + 280 * MS), Decision::Go(_)));
+    assert!(matches!(alone.admit(KERNEL, START + 279 * MS), LaunchDecision::Wait(_)));
+    assert!(matches!(alone.admit(KERNEL, START + 280 * MS), LaunchDecision::Go(_)));
     assert_eq!(alone.page.waits.load(Ordering::Relaxed), 1);
     assert_eq!(alone.page.waited_ns.load(Ordering::Relaxed), 180 * MS);
 }
 
 #[test]
-fn a_kernel_nobody_has_measured_is_launched_once_until_it_is() {
+fn unmeasured_kernel_is_launched_once_until_it_is_measured() {
     let mut alone = Alone::default();
-    assert!(matches!(alone.admit(KERNEL, START), Decision::Go(_)));
-    assert!(matches!(alone.admit(KERNEL, START + 1), Decision::Wait(_)));
+    assert!(matches!(alone.admit(KERNEL, START), LaunchDecision::Go(_)));
+    assert!(matches!(alone.admit(KERNEL, START + 1), LaunchDecision::Wait(_)));
     let another = flat(0x2000, 64, 256);
-    assert!(matches!(alone.admit(another, START + 2), Decision::Go(_)), "others may go");
+    assert!(matches!(alone.admit(another, START + 2), LaunchDecision::Go(_)), "others may go");
 }
 
 #[test]
 fn a_launch_that_waits_for_one_that_waits_for_it_goes_in_the_end() {
     let mut alone = Alone::default();
-    assert!(matches!(alone.admit(KERNEL, START), Decision::Go(_)));
-    let goes = |now: &u64| matches!(alone.admit(KERNEL, START + now * MS), Decision::Go(_));
+    assert!(matches!(alone.admit(KERNEL, START), LaunchDecision::Go(_)));
+    let goes = |now: &u64| matches!(alone.admit(KERNEL, START + now * MS), LaunchDecision::Go(_));
     let mut tries = (1..3_000).step_by(times(1, 143) as usize);
     assert_eq!(tries.find(goes), Some(1_002), "after a second");
 }
@@ -149,7 +150,9 @@ fn what_a_failed_launch_cost_comes_back() {
     alone.run(KERNEL, START, START + 3 * MS);
     alone.admit(KERNEL, START + 10 * MS);
     let before = alone.meter.outstanding();
-    let Decision::Go(plan) = alone.admit(KERNEL, START + 11 * MS) else { panic!("not in debt") };
+    let LaunchDecision::Go(plan) = alone.admit(KERNEL, START + 11 * MS) else {
+        panic!("not in debt")
+    };
     alone.meter.failed(plan, &alone.budget);
     assert_eq!(alone.meter.outstanding(), before);
     assert!(alone.budget.charge(KERNEL).is_some(), "the next may have what the failed one paid");
@@ -175,19 +178,19 @@ fn short_launches_are_paid_from_a_lease_and_every_lease_is_measured() {
 #[test]
 fn a_context_that_goes_takes_its_events_along_and_nothing_waits_for_them() {
     let mut alone = Alone::default();
-    assert!(matches!(alone.admit(KERNEL, START), Decision::Go(_)));
+    assert!(matches!(alone.admit(KERNEL, START), LaunchDecision::Go(_)));
     alone.meter.leave(1);
-    assert!(matches!(alone.admit(KERNEL, START + 1), Decision::Go(_)));
+    assert!(matches!(alone.admit(KERNEL, START + 1), LaunchDecision::Go(_)));
 }
 
-/// How many of these kernels are remembered where each was seen once.
+/// Returns the number of these kernels with an estimate after each was measured once.
 fn remembered(kernels: &[Key]) -> usize {
     let estimates = Estimates::new();
     kernels.iter().for_each(|key| estimates.learn(*key, 7_000));
     kernels.iter().filter(|key| estimates.known(**key).is_some()).count()
 }
 
-/// Where a driver might keep the first of a module's functions.
+/// Possible address of the first function of a module.
 const FUNCTIONS: usize = 0x7f00_5555_0000;
 
 #[test]
@@ -290,7 +293,7 @@ fn threads_that_pay_at_once_pay_once_each() {
     });
     // A lease of 375 to 625 us less what the first was thought to cost, in launches of 5 us.
     assert!((50..=125).contains(&paid), "{paid}");
-    assert!(matches!(alone.admit(KERNEL, START + 5 * MS), Decision::Go(_)));
+    assert!(matches!(alone.admit(KERNEL, START + 5 * MS), LaunchDecision::Go(_)));
     assert_eq!(alone.meter.take_launches(), paid as u64);
 }
 
@@ -365,18 +368,18 @@ proptest! {
 #[test]
 fn a_kernel_that_never_ends_does_not_hold_up_those_in_other_streams() {
     let mut alone = Alone::default();
-    assert!(matches!(alone.admit(KERNEL, START), Decision::Go(_)));
+    assert!(matches!(alone.admit(KERNEL, START), LaunchDecision::Go(_)));
     let other = flat(0x2000, 1, 32);
     let (mut now, mut waited) = (START + MS, 0);
     for _ in 0..times(2_000, 10) {
         // Each is done before the next, and takes a twentieth of what is granted.
         loop {
             match alone.admit(other, now) {
-                Decision::Wait(WaitUntil { until_ns, .. }) => {
+                LaunchDecision::Wait(WaitUntil { until_ns, .. }) => {
                     waited += until_ns - now;
                     now = until_ns;
                 }
-                Decision::Go(plan) => {
+                LaunchDecision::Go(plan) => {
                     alone.submit(plan, now);
                     alone.pass(plan, now, now + MS / 20);
                     break;
@@ -394,7 +397,7 @@ fn a_kernel_that_never_ends_does_not_hold_up_those_in_other_streams() {
 #[test]
 fn what_ends_after_later_launches_is_charged_whole() {
     let mut alone = Alone::default();
-    let Decision::Go(long) = alone.admit(KERNEL, START) else { panic!("the first may go") };
+    let LaunchDecision::Go(long) = alone.admit(KERNEL, START) else { panic!("the first may go") };
     alone.submit(long, START);
     let other = flat(0x2000, 1, 32);
     for at in [1, 101, 201, 301] {
@@ -402,7 +405,10 @@ fn what_ends_after_later_launches_is_charged_whole() {
         alone.run_if_admitted(other, now, now, now + MS);
     }
     alone.pass(long, START, START + 400 * MS);
-    assert!(matches!(alone.admit(other, START + 500 * MS), Decision::Wait(_)), "400 ms are owed");
+    assert!(
+        matches!(alone.admit(other, START + 500 * MS), LaunchDecision::Wait(_)),
+        "400 ms are owed"
+    );
     assert!(alone.slot.gpu_ns.load(Ordering::Relaxed) >= 400 * MS);
 }
 
@@ -417,10 +423,10 @@ fn kernels_that_were_measured_once_stay_known() {
 #[test]
 fn a_launch_that_fails_after_its_context_went_is_not_undone_twice() {
     let mut alone = Alone::default();
-    let Decision::Go(plan) = alone.admit(KERNEL, START) else { panic!("the first may go") };
+    let LaunchDecision::Go(plan) = alone.admit(KERNEL, START) else { panic!("the first may go") };
     alone.meter.leave(1);
     // Another thread finds it gone.
-    assert!(matches!(alone.admit(flat(0x2000, 1, 32), START + MS), Decision::Go(_)));
+    assert!(matches!(alone.admit(flat(0x2000, 1, 32), START + MS), LaunchDecision::Go(_)));
     let before = alone.meter.outstanding();
     alone.meter.failed(plan, &alone.budget);
     assert_eq!(alone.meter.outstanding(), before);
@@ -431,19 +437,22 @@ fn other_threads_do_not_make_a_launch_wait_longer() {
     let mut alone = Alone::default();
     let short = flat(0x2000, 1, 32);
     alone.run(short, START, START + 1_000);
-    assert!(matches!(alone.admit(KERNEL, START + MS), Decision::Go(_)));
+    assert!(matches!(alone.admit(KERNEL, START + MS), LaunchDecision::Go(_)));
     let since = START + 2 * MS;
     for at in (2..1_002).step_by(times(1, 250) as usize) {
         let asked = LaunchTime { since, now: START + at * MS };
         assert!(
-            matches!(alone.admit_in_thread(KERNEL, asked), Decision::Wait(_)),
+            matches!(alone.admit_in_thread(KERNEL, asked), LaunchDecision::Wait(_)),
             "it is being measured"
         );
-        assert!(matches!(alone.admit(short, START + at * MS), Decision::Go(_)), "others go on");
+        assert!(
+            matches!(alone.admit(short, START + at * MS), LaunchDecision::Go(_)),
+            "others go on"
+        );
     }
     let asked = LaunchTime { since, now: since + 1_001 * MS };
     assert!(
-        matches!(alone.admit_in_thread(KERNEL, asked), Decision::Go(_)),
+        matches!(alone.admit_in_thread(KERNEL, asked), LaunchDecision::Go(_)),
         "after a second of its own"
     );
 }
@@ -451,7 +460,7 @@ fn other_threads_do_not_make_a_launch_wait_longer() {
 #[test]
 fn who_died_with_an_unknown_kernel_owes_a_second_at_most() {
     let mut alone = Alone::default();
-    assert!(matches!(alone.admit(KERNEL, START), Decision::Go(_)));
+    assert!(matches!(alone.admit(KERNEL, START), LaunchDecision::Go(_)));
     let (due, since, outstanding) =
         (&alone.page.due_ns, &alone.slot.busy_since_ns, &alone.slot.outstanding_ns);
     let found = START + 20_000 * MS;

@@ -25,8 +25,8 @@ impl Cells {
     }
 }
 
-/// The words as one process sees them. After so many writes it is dead: what it writes then reaches
-/// nobody.
+/// Words as one process sees them. It is killed after a number of writes: later writes have no
+/// effect.
 struct Process {
     words: Vec<MortalWord>,
 }
@@ -117,7 +117,7 @@ fn every_interleaving(preemptions: usize, run: impl Fn() + Sync + Send + 'static
     model.check(run);
 }
 
-/// What a process does until it dies.
+/// Steps of a process until it is killed.
 fn live_and_die(process: &Process, slot: usize) {
     change::take(process, slot, 40, 40, LIMIT);
     change::give(process, slot, 10);

@@ -28,7 +28,7 @@ impl SlotLocks for Locks {
     }
 }
 
-const NOBODY_PAYS: ReclaimContext =
+const UNLIMITED: ReclaimContext =
     ReclaimContext { now_ns: 0, rate: None, contention: Contention::NONE };
 
 const ME: Identity = Identity { pid: 1, start_ticks: 2, pid_namespace: 3 };
@@ -38,7 +38,7 @@ fn used(ledger: &LedgerPage) -> u64 {
 }
 
 fn account(ledger: &LedgerPage, locks: &Locks) -> Account {
-    Account::new(attach(ledger, locks, ME, &NOBODY_PAYS).expect("a slot is free"))
+    Account::new(attach(ledger, locks, ME, &UNLIMITED).expect("a slot is free"))
 }
 
 #[test]
@@ -113,9 +113,9 @@ fn what_the_dead_held_comes_back_and_slots_never_move() {
     // The first two die; their locks go with them.
     locks.unlock(0);
     locks.unlock(1);
-    assert_eq!(reclaim(&ledger, &locks, &NOBODY_PAYS), 1400);
+    assert_eq!(reclaim(&ledger, &locks, &UNLIMITED), 1400);
     assert_eq!(used(&ledger), 700);
-    let newcomer = attach(&ledger, &locks, ME, &NOBODY_PAYS);
+    let newcomer = attach(&ledger, &locks, ME, &UNLIMITED);
     assert_eq!(newcomer, Some(0), "the free slot, not the survivor's");
     let survivor = &mut accounts[2];
     assert_eq!(survivor.take(&ledger, 1400, 1400, 2100), Ok(1400));
@@ -133,9 +133,9 @@ fn a_new_process_takes_a_dead_ones_slot_when_no_other_is_free() {
         assert!(locks.try_lock(slot));
         ledger.slot[slot].state.store(SLOT_LIVE, Ordering::Relaxed);
     }
-    assert_eq!(attach(&ledger, &locks, ME, &NOBODY_PAYS), None);
+    assert_eq!(attach(&ledger, &locks, ME, &UNLIMITED), None);
     locks.unlock(0);
-    assert_eq!(attach(&ledger, &locks, ME, &NOBODY_PAYS), Some(0));
+    assert_eq!(attach(&ledger, &locks, ME, &UNLIMITED), Some(0));
     assert_eq!(used(&ledger), 0);
 }
 
@@ -143,9 +143,9 @@ fn a_new_process_takes_a_dead_ones_slot_when_no_other_is_free() {
 fn what_the_host_called_the_dead_is_not_said_of_the_next() {
     let (ledger, locks) = (fresh(), Locks::default());
     let slot = account(&ledger, &locks).slot();
-    ledger.slot[slot].tell_host_pid(4711);
+    ledger.slot[slot].set_host_pid(4711);
     locks.unlock(slot);
-    reclaim(&ledger, &locks, &NOBODY_PAYS);
+    reclaim(&ledger, &locks, &UNLIMITED);
     // The same in every respect, as processes that started in the same tick are by the half that is
     // compared.
     assert_eq!(account(&ledger, &locks).slot(), slot);
@@ -157,7 +157,7 @@ fn launches_of_the_dead_are_kept_in_the_total() {
     let (ledger, locks) = (fresh(), Locks::default());
     account(&ledger, &locks).count_launches(&ledger, 5);
     locks.unlock(0);
-    reclaim(&ledger, &locks, &NOBODY_PAYS);
+    reclaim(&ledger, &locks, &UNLIMITED);
     assert_eq!(ledger.past_launches.load(Ordering::Relaxed), 5);
     assert_eq!(ledger.slot[0].state.load(Ordering::Relaxed), SLOT_FREE);
 }

@@ -67,7 +67,7 @@ fn what_is_taken_charged_and_refunded_at_once_adds_up() {
 }
 
 #[test]
-fn a_dead_process_is_charged_once_whoever_finds_it_while_others_take() {
+fn ended_process_is_charged_once_by_concurrent_reclaims() {
     loom::model(|| {
         let (due, since, outstanding) = (Cell::new(NOW), Cell::new(NOW), Cell::new(300));
         let (d, s, o) = (Arc::clone(&due), Arc::clone(&since), Arc::clone(&outstanding));

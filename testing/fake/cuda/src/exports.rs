@@ -3,14 +3,14 @@
 use std::ffi::c_int;
 
 use tessera_fake_world::{Location, World};
-use tessera_intercept_symbols::{Version, find};
+use tessera_intercept_symbols::{SymbolVersion, find};
 
 /// A function that no symbol table lists, as in a driver that is newer than all tables.
 pub(crate) const UNLISTED_FUNCTION: &str = "cuFunctionOfTomorrow";
 
 /// The CUDA version from which on every function has one more form than all tables list: a driver
 /// of a future release.
-pub(crate) const FUTURE_RELEASE: Version = Version(99_000);
+pub(crate) const FUTURE_RELEASE: SymbolVersion = SymbolVersion(99_000);
 
 /// See [`UNLISTED_FUNCTION`] and [`FUTURE_RELEASE`].
 #[unsafe(export_name = "cuFunctionOfTomorrow")]
@@ -30,7 +30,7 @@ extern "C" fn hide_newer_symbols() {
     };
     let is_too_new = |name: &std::ffi::CStr| {
         let symbol = name.to_str().ok().and_then(find);
-        symbol.is_some_and(|symbol| !symbol.is_exported_by(Version(number)))
+        symbol.is_some_and(|symbol| !symbol.is_exported_by(SymbolVersion(number)))
     };
     // SAFETY: the loader initialises this library, during which no symbols are looked up.
     let hidden =

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use tessera_intercept_symbols::{Missing, Symbol, Version, resolve};
+use tessera_intercept_symbols::{Missing, Symbol, SymbolVersion, resolve};
 
 use crate::abi::{CuResult, InPtr, OutPtr, export};
 use crate::status::Status;
@@ -27,8 +27,8 @@ impl From<Missing> for QueryResult {
 }
 
 /// Returns the CUDA version of a number; negative numbers are version 0.
-fn version(number: c_int) -> Version {
-    Version(number.try_into().unwrap_or(0))
+fn version(number: c_int) -> SymbolVersion {
+    SymbolVersion(number.try_into().unwrap_or(0))
 }
 
 /// Returns the address of a function.

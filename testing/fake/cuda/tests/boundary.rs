@@ -4,7 +4,7 @@ mod driver;
 
 use driver::{Driver, SUCCESS, out};
 use tessera_fake_world::shipped;
-use tessera_intercept_symbols::{Library, RELEASES, TABLE, Version};
+use tessera_intercept_symbols::{Library, RELEASES, SymbolVersion, TABLE};
 
 const INVALID_VALUE: u32 = 1;
 const NOT_INITIALIZED: u32 = 3;
@@ -13,13 +13,13 @@ const NOT_FOUND: u32 = 500;
 const NOT_SUPPORTED: u32 = 801;
 
 /// Returns the exports of a driver of this version.
-fn symbols(driver: Version) -> impl Iterator<Item = &'static str> {
+fn symbols(driver: SymbolVersion) -> impl Iterator<Item = &'static str> {
     let cuda = TABLE.iter().filter(|symbol| symbol.library() == Library::Cuda);
     cuda.filter(move |symbol| symbol.is_exported_by(driver)).map(|symbol| symbol.symbol.text)
 }
 
 /// Returns a world with a driver of this version.
-fn world_of(driver: Version) -> String {
+fn world_of(driver: SymbolVersion) -> String {
     let default = "cuda: \"13.0\"";
     let world = shipped::H100_8_NVSWITCH;
     assert!(world.contains(default), "the world has another version");
@@ -43,7 +43,7 @@ fn every_symbol_accepts_null_arguments() {
 
 #[test]
 fn functions_newer_than_driver_are_not_found() {
-    for version in [Version(11_040), Version(12_090), Version(13_050)] {
+    for version in [SymbolVersion(11_040), SymbolVersion(12_090), SymbolVersion(13_050)] {
         let driver = Driver::load(&world_of(version));
         let found = TABLE.iter().filter(|symbol| symbol.library() == Library::Cuda);
         let found: Vec<_> =

@@ -31,10 +31,6 @@ const VAGUE_TYPES: &[&str] = &[
 /// Directories of crates that do not ship.
 const NOT_SHIPPED: &[&str] = &["testing/", "e2e/"];
 
-/// Crates whose public types are not compared with those of others: names inside the interceptor
-/// change with its own redesign.
-const NOT_COMPARED: &str = "intercept/";
-
 /// Public types of shipped crates: name to crate to the first declaration.
 #[derive(Debug, Default)]
 pub(super) struct PublicTypes(BTreeMap<String, BTreeMap<String, (String, usize)>>);
@@ -127,9 +123,6 @@ impl Visitor<'_> {
                 line,
                 format!("public type `{name}` needs a noun of the domain"),
             );
-        }
-        if self.path.starts_with(NOT_COMPARED) {
-            return;
         }
         let crates = self.types.0.entry(name).or_default();
         crates.entry(crate_of(self.path)).or_insert_with(|| (self.path.to_owned(), line));

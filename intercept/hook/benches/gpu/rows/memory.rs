@@ -1,9 +1,9 @@
-//! How much memory a container gets, and who says what of it.
+//! Memory that a container gets, and the reports of it.
 
 use tessera_intercept_abi::Grant;
 
 use super::programs::SMI;
-use super::{Kind, Rig, absent, judged, mib, number, smi};
+use super::{Harness, Kind, absent, judged, mib, number, smi};
 use crate::container::{self, MIB, Mode, NodeShare};
 
 /// The goal of who is filled.
@@ -25,9 +25,9 @@ pub(super) const FILL: Kind = Kind {
         ("the same, as the program sees it", AGREE),
         ("the same, as `nvidia-smi` sees it in the container", AGREE),
     ],
-    find: |rig| {
-        let share = rig.share("fill", rig.quarter(), 100);
-        let filled = Filled::find(rig, Mode::Preload, &share);
+    find: |harness| {
+        let share = harness.share("fill", harness.quarter(), 100);
+        let filled = Filled::find(harness, Mode::Preload, &share);
         let smi = filled.by_smi.clone().unwrap_or_else(|| absent(SMI));
         vec![filled.on_the_gpu(), filled.as_seen(), smi]
     },
@@ -49,12 +49,12 @@ pub(super) const BEYOND: Kind = Kind {
     find: beyond,
 };
 
-fn contexts(rig: &Rig<'_>) -> Vec<String> {
-    let said = rig.bare(&["context"]);
+fn contexts(harness: &Harness<'_>) -> Vec<String> {
+    let said = harness.bare(&["context"]);
     ["context", "worked"].map(|field| mib(number(&said, field))).into()
 }
 
-/// What is seen of a container while it is filled to its cap.
+/// Measurements of a container that is filled to its cap.
 pub(super) struct Filled {
     cap: f64,
     /// On the GPU, beside what was there before.
@@ -67,18 +67,22 @@ pub(super) struct Filled {
 }
 
 impl Filled {
-    pub(super) fn find(rig: &Rig<'_>, mode: Mode, share: &NodeShare) -> Self {
-        let before = rig.used();
-        let mut filled = rig.container(mode, share).start(&rig.program, &["fill"]);
+    pub(super) fn find(harness: &Harness<'_>, mode: Mode, share: &NodeShare) -> Self {
+        let before = harness.used();
+        let mut filled = harness.container(mode, share).start(&harness.program, &["fill"]);
         let said = filled.wait_for_field("taken");
         let [by_cuda, by_nvml] = ["cudaUsed", "nvmlUsed"].map(|field| number(&said, field));
         Self {
             cap: share.grant.memory_limit_bytes as f64,
-            held: rig.used() - before,
+            held: harness.used() - before,
             ledger: share.ledger(|ledger| ledger.used_bytes()) as f64,
             by_cuda,
             by_nvml,
-            by_smi: rig.programs.smi.as_ref().map(|_| smi::memory(rig, mode, share, by_nvml)),
+            by_smi: harness
+                .programs
+                .smi
+                .as_ref()
+                .map(|_| smi::memory(harness, mode, share, by_nvml)),
         }
     }
 
@@ -93,26 +97,28 @@ impl Filled {
     }
 }
 
-/// How much of a cap is taken.
+/// Part of a cap that is taken.
 pub(super) fn full(taken: f64, cap: f64) -> String {
     let part = taken / cap;
     judged(&format!("{:.2} % of {}", part * 100.0, mib(cap)), (0.99..=1.0).contains(&part))
 }
 
 /// It comes to the GPU when it is touched; until then only the ledger has it.
-fn managed(rig: &Rig<'_>) -> Vec<String> {
-    let share = rig.share("managed", rig.quarter(), 100);
-    let mut filled = rig.container(Mode::Preload, &share).start(&rig.program, &["fill", "managed"]);
+fn managed(harness: &Harness<'_>) -> Vec<String> {
+    let share = harness.share("managed", harness.quarter(), 100);
+    let mut filled =
+        harness.container(Mode::Preload, &share).start(&harness.program, &["fill", "managed"]);
     filled.wait_for_field("taken");
-    vec![full(share.ledger(|ledger| ledger.used_bytes()) as f64, rig.quarter() as f64)]
+    vec![full(share.ledger(|ledger| ledger.used_bytes()) as f64, harness.quarter() as f64)]
 }
 
-fn agreement(rig: &Rig<'_>) -> Vec<String> {
-    let share = rig.share("claim-0", rig.quarter(), 100);
-    let [bare, total_at, shift] = &rig.node.comparison_arguments();
+fn agreement(harness: &Harness<'_>) -> Vec<String> {
+    let share = harness.share("claim-0", harness.quarter(), 100);
+    let [bare, total_at, shift] = &harness.node.comparison_arguments();
     let arguments = ["agree", bare, total_at, shift];
-    let steps =
-        container::lines_of(&rig.container(Mode::Preload, &share).run(&rig.program, &arguments));
+    let steps = container::lines_of(
+        &harness.container(Mode::Preload, &share).run(&harness.program, &arguments),
+    );
     let apart = |step: &serde_json::Value| number(step, "ledger") - number(step, "driver");
     let worst = steps
         .iter()
@@ -123,13 +129,14 @@ fn agreement(rig: &Rig<'_>) -> Vec<String> {
 }
 
 /// A grant of more than the GPU has: what does not fit lies on the host meanwhile.
-fn beyond(rig: &Rig<'_>) -> Vec<String> {
-    let bytes = rig.gpu.total_bytes / 10 * 12 / MIB * MIB;
-    let grant = rig.grant("beyond", bytes + rig.context_bytes + 64 * MIB, 100);
-    let share = rig.node.share_of(Grant { oversubscribe: true, ..grant });
-    let said = rig.run(&rig.container(Mode::Preload, &share), &["beyond", &bytes.to_string()]);
+fn beyond(harness: &Harness<'_>) -> Vec<String> {
+    let bytes = harness.gpu.total_bytes / 10 * 12 / MIB * MIB;
+    let grant = harness.grant("beyond", bytes + harness.context_bytes + 64 * MIB, 100);
+    let share = harness.node.share_of(Grant { oversubscribe: true, ..grant });
+    let said =
+        harness.run(&harness.container(Mode::Preload, &share), &["beyond", &bytes.to_string()]);
     let [gpu, checked, wrong] = ["gpu", "checked", "wrong"].map(|field| number(&said, field));
-    let (taken, total) = (mib(bytes as f64), mib(rig.gpu.total_bytes as f64));
+    let (taken, total) = (mib(bytes as f64), mib(harness.gpu.total_bytes as f64));
     let figure = format!("{taken} on a GPU of {total}, {wrong:.0} of {checked:.0} words wrong");
     let by_gpu = judged(&format!("{figure} after the GPU wrote and copied them"), wrong == 0.0);
     vec![if gpu == 1.0 {

@@ -1,4 +1,4 @@
-//! What is found on a GPU: the rows of a table, each with its goal.
+//! Measurements on a GPU: the rows of a table, each with its goal.
 //!
 //! Programs (`benches/programs/gpu.c`, and scripts beside this) run in containers with and without
 //! the library, as the tests' programs do; the driver is the node's.
@@ -23,17 +23,17 @@ use crate::container::{self, Container, MIB, Mode, Node, NodeShare, Running};
 
 pub(crate) use programs::{Programs, absent};
 
-/// What is waited for while none was found.
+/// Text of rows without a GPU.
 pub(crate) const NO_GPU: &str = "waits for a GPU";
 
-/// What a row has whose programs did not get to their end: nobody knows a driver before it was
-/// tried, and other rows go on.
+/// Text of a row whose programs failed: the behaviour of an untried driver is unknown, and other
+/// rows go on.
 const FAILED: &str = "**failed**: see standard error";
 
 /// Seconds after which a program is given up that is not ours, or waits for one.
 const TIMEOUT: u32 = 300;
 
-/// How long is measured.
+/// Duration of measurements.
 #[derive(Clone, Copy)]
 pub(crate) struct Effort {
     /// Milliseconds of a window in which kernels run.
@@ -68,7 +68,7 @@ pub(crate) struct Row {
 /// A kind of measurement: the rows it fills, and how.
 struct Kind {
     rows: &'static [(&'static str, &'static str)],
-    find: fn(&Rig<'_>) -> Vec<String>,
+    find: fn(&Harness<'_>) -> Vec<String>,
 }
 
 const KINDS: [Kind; 19] = [
@@ -90,7 +90,7 @@ const KINDS: [Kind; 19] = [
     proxy::NVIDIA_SMI,
     proxy::PROFILER,
     mps::CLIENTS,
-    mps::NOBODY,
+    mps::NO_DAEMON,
 ];
 
 /// All rows, empty.
@@ -103,9 +103,9 @@ pub(crate) fn waiting() -> Vec<Row> {
 
 /// All rows, of a node's first GPU.
 pub(crate) fn find(node: &Node, gpu: &Gpu, effort: Effort, programs: &Programs) -> Vec<Row> {
-    let rig = Rig::new(node, gpu, effort, programs);
+    let harness = Harness::new(node, gpu, effort, programs);
     let find = |kind: &Kind| {
-        let found = panic::catch_unwind(AssertUnwindSafe(|| (kind.find)(&rig)));
+        let found = panic::catch_unwind(AssertUnwindSafe(|| (kind.find)(&harness)));
         kind.fill(found.unwrap_or_else(|_| kind.rows.iter().map(|_| FAILED.to_owned()).collect()))
     };
     KINDS.iter().flat_map(find).collect()
@@ -144,27 +144,27 @@ pub(crate) fn look(node: &Node) -> Result<Gpu, String> {
 }
 
 /// A node with a GPU, and what measurements have in common.
-struct Rig<'a> {
+struct Harness<'a> {
     node: &'a Node,
     gpu: &'a Gpu,
     effort: Effort,
     programs: &'a Programs,
     /// `benches/programs/gpu.c`.
     program: PathBuf,
-    /// What a program that works takes beside what it asks for.
+    /// Bytes that a running program takes beside its allocations.
     context_bytes: u64,
     /// Rounds of the kernel that take a millisecond.
     rounds: String,
 }
 
-impl<'a> Rig<'a> {
+impl<'a> Harness<'a> {
     fn new(node: &'a Node, gpu: &'a Gpu, effort: Effort, programs: &'a Programs) -> Self {
         let program = container::bench_program("gpu", node.path());
-        let mut rig =
+        let mut harness =
             Self { node, gpu, effort, programs, program, context_bytes: 0, rounds: String::new() };
-        rig.context_bytes = number(&rig.bare(&["context"]), "worked") as u64;
-        rig.rounds = number(&rig.bare(&["calibrate"]), "rounds").to_string();
-        rig
+        harness.context_bytes = number(&harness.bare(&["context"]), "worked") as u64;
+        harness.rounds = number(&harness.bare(&["calibrate"]), "rounds").to_string();
+        harness
     }
 
     /// Runs the program without the library; its last line.

@@ -1,7 +1,7 @@
-//! What containers on one GPU do to each other.
+//! Interference of containers on one GPU.
 
 use super::time::arbitrated;
-use super::{Kind, Rig, judged, number, part, percent};
+use super::{Harness, Kind, judged, number, part, percent};
 use crate::container::{Container, Mode, NodeShare};
 
 pub(super) const TENANTS: Kind =
@@ -16,15 +16,15 @@ pub(super) const LATENCY: Kind = Kind {
 };
 
 /// Shares of 30 and 70 %.
-fn unequal(rig: &Rig<'_>, id: &str) -> [NodeShare; 2] {
-    [30, 70].map(|percent| rig.share(&format!("{id}-{percent}"), rig.quarter(), percent))
+fn unequal(harness: &Harness<'_>, id: &str) -> [NodeShare; 2] {
+    [30, 70].map(|percent| harness.share(&format!("{id}-{percent}"), harness.quarter(), percent))
 }
 
-fn tenants(rig: &Rig<'_>) -> Vec<String> {
-    let shares = unequal(rig, "tenant");
-    let windows = rig.effort.windows;
+fn tenants(harness: &Harness<'_>) -> Vec<String> {
+    let shares = unequal(harness, "tenant");
+    let windows = harness.effort.windows;
     let [less, more] = arbitrated(&shares, || {
-        let start = |share| rig.start(&rig.container(Mode::Preload, share), windows + 1);
+        let start = |share| harness.start(&harness.container(Mode::Preload, share), windows + 1);
         let mut both = shares.each_ref().map(start);
         both.each_mut().map(|running| part(running, windows))
     });
@@ -35,26 +35,26 @@ fn tenants(rig: &Rig<'_>) -> Vec<String> {
 
 /// From the launch of a short kernel until the wait for it is over, in microseconds: median and
 /// 99th percentile.
-fn of_a_short_kernel(rig: &Rig<'_>, container: &Container<'_>) -> [f64; 2] {
-    let said = rig.run(container, &["latency", &(rig.effort.batch * 10).to_string()]);
+fn of_a_short_kernel(harness: &Harness<'_>, container: &Container<'_>) -> [f64; 2] {
+    let said = harness.run(container, &["latency", &(harness.effort.batch * 10).to_string()]);
     ["p50", "p99"].map(|field| number(&said, field) / 1000.0)
 }
 
-/// The same while kernels of a millisecond run in another container.
-fn beside(rig: &Rig<'_>, container: &Container<'_>, neighbour: &Container<'_>) -> [f64; 2] {
-    let mut neighbour = rig.start(neighbour, 1_000);
+/// Latency of a short kernel while kernels of a millisecond run in another container.
+fn beside(harness: &Harness<'_>, container: &Container<'_>, neighbour: &Container<'_>) -> [f64; 2] {
+    let mut neighbour = harness.start(neighbour, 1_000);
     neighbour.wait_for_field("gpu");
-    of_a_short_kernel(rig, container)
+    of_a_short_kernel(harness, container)
 }
 
-fn latency(rig: &Rig<'_>) -> Vec<String> {
-    let bare = || rig.node.container_without_library();
-    let alone = of_a_short_kernel(rig, &bare());
-    let without = beside(rig, &bare(), &bare());
-    let shares = unequal(rig, "latency");
+fn latency(harness: &Harness<'_>) -> Vec<String> {
+    let bare = || harness.node.container_without_library();
+    let alone = of_a_short_kernel(harness, &bare());
+    let without = beside(harness, &bare(), &bare());
+    let shares = unequal(harness, "latency");
     let held = arbitrated(&shares, || {
-        let [less, more] = shares.each_ref().map(|share| rig.container(Mode::Preload, share));
-        beside(rig, &less, &more)
+        let [less, more] = shares.each_ref().map(|share| harness.container(Mode::Preload, share));
+        beside(harness, &less, &more)
     });
     let figure = |at: usize| {
         let [alone, without, held] = [alone, without, held].map(|of| of[at]);

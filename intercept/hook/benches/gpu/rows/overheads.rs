@@ -1,6 +1,6 @@
-//! What calls cost.
+//! Overhead of calls.
 
-use super::{Kind, Rig, judged, percent};
+use super::{Harness, Kind, judged, percent};
 use crate::container::Mode;
 
 /// The goals of calls, and of work that the GPU does.
@@ -14,7 +14,7 @@ pub(super) const OVERHEADS: Kind = Kind {
         ("kernels of replayed graphs in 2 s", AS_MUCH),
         ("alloc + free of 2 MiB", ""),
     ],
-    find: |rig| [launches(rig, Mode::Preload), vec![pair(rig)]].concat(),
+    find: |harness| [launches(harness, Mode::Preload), vec![pair(harness)]].concat(),
 };
 
 /// Time without and with the library, in nanoseconds.
@@ -29,19 +29,19 @@ pub(super) fn work([none, with]: [f64; 2]) -> String {
 }
 
 /// Launches, replays, and what graphs get done.
-pub(super) fn launches(rig: &Rig<'_>, mode: Mode) -> Vec<String> {
-    let batch = rig.effort.batch.to_string();
+pub(super) fn launches(harness: &Harness<'_>, mode: Mode) -> Vec<String> {
+    let batch = harness.effort.batch.to_string();
     let [launch, graph, replayed] =
-        rig.in_turn(mode, ["launch", "graph", "replayed"], |container| {
-            rig.run(container, &["launch", &batch])
+        harness.in_turn(mode, ["launch", "graph", "replayed"], |container| {
+            harness.run(container, &["launch", &batch])
         });
     let within = |[none, with]: [f64; 2]| judged(&times([none, with]), with <= none * 1.02);
     vec![within(launch), within(graph), work(replayed)]
 }
 
-fn pair(rig: &Rig<'_>) -> String {
-    let batch = rig.effort.batch.to_string();
-    let [pair] =
-        rig.in_turn(Mode::Preload, ["pair"], |container| rig.run(container, &["memory", &batch]));
+fn pair(harness: &Harness<'_>) -> String {
+    let batch = harness.effort.batch.to_string();
+    let [pair] = harness
+        .in_turn(Mode::Preload, ["pair"], |container| harness.run(container, &["memory", &batch]));
     times(pair)
 }

@@ -3,7 +3,7 @@
 use std::env;
 use std::path::PathBuf;
 
-/// Those that there are.
+/// Paths of the programs that exist.
 #[derive(Default)]
 pub(crate) struct Programs {
     pub(crate) python: Option<PathBuf>,
@@ -18,7 +18,7 @@ pub(super) const NCU: &str = "ncu";
 pub(super) const MPS_CONTROL: &str = "nvidia-cuda-mps-control";
 
 impl Programs {
-    /// Those in PATH.
+    /// Searches PATH.
     pub(crate) fn of_this_machine() -> Self {
         let find = |name| {
             let directories = env::var_os("PATH").unwrap_or_default();
@@ -35,7 +35,7 @@ impl Programs {
     }
 }
 
-/// What a row has whose program there is not.
+/// Returns the text of a row whose program does not exist.
 pub(crate) fn absent(program: &str) -> String {
     format!("no `{program}` in PATH")
 }

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::memory::{AGREE, FULL, full};
 use super::overheads::{AS_MUCH, work};
 use super::programs::PYTHON;
-use super::{FAILED, Kind, MIB, Rig, TIMEOUT, absent, judged, mib, number};
+use super::{FAILED, Harness, Kind, MIB, TIMEOUT, absent, judged, mib, number};
 use crate::container::{self, Container, Mode, NodeShare};
 
 /// A program beside these files, under another name: in a directory of its modules' names it would
@@ -16,9 +16,9 @@ use crate::container::{self, Container, Mode, NodeShare};
 pub(crate) struct Script {
     pub(crate) name: &'static str,
     pub(crate) text: &'static str,
-    /// Whether this machine can run it.
+    /// Script that succeeds if this machine can run it.
     pub(crate) test: &'static str,
-    /// What it can not, otherwise.
+    /// Text of rows if not.
     lacks: &'static str,
 }
 
@@ -51,24 +51,23 @@ pub(super) const PYTORCH: Kind = Kind {
         ("PyTorch: the same by `mem_get_info`, NVML and `nvidia-smi` in the container", AGREE),
         ("PyTorch: products of matrices of 4096", AS_MUCH),
     ],
-    find: |rig| pytorch(rig, Mode::Preload, preloaded),
+    find: |harness| pytorch(harness, Mode::Preload, preloaded),
 };
 
 impl Script {
-    /// Why it cannot run here. Without the node's containers: what is asked is what the machine
-    /// has.
-    fn lacks(&self, rig: &Rig<'_>) -> Option<String> {
-        let Some(python) = &rig.programs.python else { return Some(absent(PYTHON)) };
+    /// Returns the reason for which it cannot run here. Tested outside of containers.
+    fn lacks(&self, harness: &Harness<'_>) -> Option<String> {
+        let Some(python) = &harness.programs.python else { return Some(absent(PYTHON)) };
         let tried = Command::new(python).args(["-c", self.test]).output();
         let can = tried.is_ok_and(|output| output.status.success());
         (!can).then(|| self.lacks.to_owned())
     }
 
-    /// What `timeout` runs in a container. What it compiles is kept for nobody.
-    fn arguments(&self, rig: &Rig<'_>, arguments: &[&str]) -> Vec<String> {
-        let path = rig.node.path().join(self.name);
+    /// Returns the arguments of `timeout` in a container. Compiled kernels are not cached.
+    fn arguments(&self, harness: &Harness<'_>, arguments: &[&str]) -> Vec<String> {
+        let path = harness.node.path().join(self.name);
         fs::write(&path, self.text).expect("written");
-        let cache = tempfile::TempDir::new_in(rig.node.path()).expect("a directory").keep();
+        let cache = tempfile::TempDir::new_in(harness.node.path()).expect("a directory").keep();
         let set = format!("TRITON_CACHE_DIR={}", cache.display());
         let first = [
             TIMEOUT.to_string(),
@@ -83,11 +82,11 @@ impl Script {
     /// Runs it to its end; its last line.
     fn run(
         &self,
-        rig: &Rig<'_>,
+        harness: &Harness<'_>,
         container: &Container<'_>,
         arguments: &[&str],
     ) -> Result<Value, String> {
-        let arguments = self.arguments(rig, arguments);
+        let arguments = self.arguments(harness, arguments);
         let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
         let output = container.run("timeout", &arguments);
         let said = String::from_utf8_lossy(&output.stdout);
@@ -98,13 +97,13 @@ impl Script {
 
 /// All rows of a way to stand, or for each what PyTorch lacks.
 pub(super) fn pytorch<const N: usize>(
-    rig: &Rig<'_>,
+    harness: &Harness<'_>,
     mode: Mode,
     rows: fn(&Filled, String) -> [String; N],
 ) -> Vec<String> {
-    match TORCH.lacks(rig) {
+    match TORCH.lacks(harness) {
         Some(lacks) => vec![lacks; N],
-        None => rows(&Filled::find(rig, mode), products(rig, mode)).into(),
+        None => rows(&Filled::find(harness, mode), products(harness, mode)).into(),
     }
 }
 
@@ -119,7 +118,7 @@ pub(super) fn in_the_drivers_place(filled: &Filled, products: String) -> [String
 /// PyTorch in a container that it has filled.
 pub(super) struct Filled {
     cap: f64,
-    /// What it took before, beside its tensors.
+    /// GPU memory that it took before its tensors.
     context: f64,
     /// On the GPU, beside what was there before.
     held: f64,
@@ -127,24 +126,24 @@ pub(super) struct Filled {
 }
 
 impl Filled {
-    fn find(rig: &Rig<'_>, mode: Mode) -> Self {
-        let cap = rig.quarter();
+    fn find(harness: &Harness<'_>, mode: Mode) -> Self {
+        let cap = harness.quarter();
         let [empty, full] =
-            ["empty", "full"].map(|id| rig.share(&format!("torch-{id}-{mode:?}"), cap, 100));
-        let (context, said) = Self::hold(rig, mode, &empty, "context");
+            ["empty", "full"].map(|id| harness.share(&format!("torch-{id}-{mode:?}"), cap, 100));
+        let (context, said) = Self::hold(harness, mode, &empty, "context");
         let context = context - number(&said, "reserved");
-        let (held, said) = Self::hold(rig, mode, &full, "fill");
+        let (held, said) = Self::hold(harness, mode, &full, "fill");
         Self { cap: cap as f64, context, held, said }
     }
 
-    /// What the GPU has more in use while the program waits, and what it said.
-    fn hold(rig: &Rig<'_>, mode: Mode, share: &NodeShare, what: &str) -> (f64, Value) {
-        let before = rig.used();
-        let arguments = TORCH.arguments(rig, &[what, &rig.gpu.uuid.to_string()]);
+    /// Returns the additional GPU memory in use while the program waits, and the program's output.
+    fn hold(harness: &Harness<'_>, mode: Mode, share: &NodeShare, what: &str) -> (f64, Value) {
+        let before = harness.used();
+        let arguments = TORCH.arguments(harness, &[what, &harness.gpu.uuid.to_string()]);
         let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
-        let mut running = rig.container(mode, share).start("timeout", &arguments);
+        let mut running = harness.container(mode, share).start("timeout", &arguments);
         let said = running.wait_for_field("reserved");
-        (rig.used() - before, said)
+        (harness.used() - before, said)
     }
 
     /// `nvidia-smi` rounds to MiB, and is not everywhere.
@@ -164,23 +163,23 @@ impl Filled {
     }
 }
 
-fn products(rig: &Rig<'_>, mode: Mode) -> String {
+fn products(harness: &Harness<'_>, mode: Mode) -> String {
     let run =
-        |container: &Container<'_>| TORCH.run(rig, container, &["products"]).expect("products");
-    let [products] = rig.in_turn(mode, ["products"], run);
+        |container: &Container<'_>| TORCH.run(harness, container, &["products"]).expect("products");
+    let [products] = harness.in_turn(mode, ["products"], run);
     work(products)
 }
 
-/// What a script finds with proxies that is to be right, once it was without them.
-pub(super) fn is_right(rig: &Rig<'_>, script: &Script) -> String {
-    if let Some(lacks) = script.lacks(rig) {
+/// Returns the result of a script with proxies, which must be right if it is without them.
+pub(super) fn is_right(harness: &Harness<'_>, script: &Script) -> String {
+    if let Some(lacks) = script.lacks(harness) {
         return lacks;
     }
-    if let Err(said) = script.run(rig, &rig.node.container_without_library(), &[]) {
+    if let Err(said) = script.run(harness, &harness.node.container_without_library(), &[]) {
         return format!("fails here without the library, too: `{said}`");
     }
-    let share = rig.share(script.name, rig.quarter(), 100);
-    match script.run(rig, &rig.container(Mode::Proxy, &share), &[]) {
+    let share = harness.share(script.name, harness.quarter(), 100);
+    match script.run(harness, &harness.container(Mode::Proxy, &share), &[]) {
         Ok(said) => judged(
             &format!("{} of {} right", said["right"], said["of"]),
             said["right"] == said["of"],

@@ -4,17 +4,21 @@ use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use super::{MIB, Rig, judged, mib};
+use super::{Harness, MIB, judged, mib};
 use crate::container::{Mode, NodeShare};
 
 const LINES: &str = "--format=csv,noheader,nounits";
 
 /// Runs something while the program samples the GPU every 100 ms, from its first line on; what it
 /// printed.
-pub(super) fn sampled<T>(program: &Path, rig: &Rig<'_>, run: impl FnOnce() -> T) -> (T, String) {
+pub(super) fn sampled<T>(
+    program: &Path,
+    harness: &Harness<'_>,
+    run: impl FnOnce() -> T,
+) -> (T, String) {
     let mut command = Command::new(program);
     command.args(["--query-gpu=timestamp,utilization.gpu", LINES, "--loop-ms=100"]);
-    command.arg(format!("--id={}", rig.gpu.uuid)).stdout(Stdio::piped());
+    command.arg(format!("--id={}", harness.gpu.uuid)).stdout(Stdio::piped());
     let mut sampler = command.spawn().expect("it starts");
     let mut output = BufReader::new(sampler.stdout.take().expect("piped"));
     let mut said = String::new();
@@ -46,7 +50,7 @@ fn sample(line: &str) -> Option<(&str, f64)> {
     Some((second, percent.trim().parse().ok()?))
 }
 
-/// How far windows are from a cap.
+/// Returns the mean absolute error of windows from a cap.
 pub(crate) fn mean_absolute_error(means: &[f64], cap: f64) -> f64 {
     means.iter().map(|mean| (mean - cap).abs()).sum::<f64>() / means.len() as f64
 }
@@ -57,12 +61,12 @@ pub(crate) fn total_and_used(said: &str) -> Option<[f64; 2]> {
     Some([total.parse().ok()?, used.parse().ok()?])
 }
 
-/// What it says in the container of a share of which so much is used: all of the cap as the GPU's
-/// memory, and that as used. It rounds to MiB.
-pub(super) fn memory(rig: &Rig<'_>, mode: Mode, share: &NodeShare, used: f64) -> String {
-    let program = rig.programs.smi.as_ref().expect("asked only where there is one");
-    let id = format!("--id={}", rig.gpu.uuid);
-    let output = rig
+/// Returns its report in a container: the cap as the GPU's memory, and `used` as used. It rounds to
+/// MiB.
+pub(super) fn memory(harness: &Harness<'_>, mode: Mode, share: &NodeShare, used: f64) -> String {
+    let program = harness.programs.smi.as_ref().expect("asked only where there is one");
+    let id = format!("--id={}", harness.gpu.uuid);
+    let output = harness
         .container(mode, share)
         .run(program, &["--query-gpu=memory.total,memory.used", LINES, &id]);
     let said = String::from_utf8_lossy(&output.stdout);

@@ -1,16 +1,16 @@
-//! How much of the GPU's time a container gets.
+//! GPU time that a container gets.
 
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
 
 use super::programs::SMI;
-use super::{Kind, Rig, absent, judged, number, percent, smi};
+use super::{Harness, Kind, absent, judged, number, percent, smi};
 use crate::container::{Mode, NodeShare, arbitrate};
 
 /// The goal of caps.
 pub(super) const NEAR: &str = "within 3 points, 95 % of it at least";
 
-/// That of caps as a sampler sees them.
+/// The goal of caps as a sampler sees them.
 const NEAR_SAMPLED: &str = "mean absolute error of 3 points at most, 95 % of the cap at least";
 
 pub(super) const CAPS: Kind = Kind {
@@ -21,7 +21,7 @@ pub(super) const CAPS: Kind = Kind {
         ("cap of 75 %", NEAR),
         ("cap of 90 %", NEAR),
     ],
-    find: |rig| [10, 25, 50, 75, 90].map(|percent| cap(rig, percent)).into(),
+    find: |harness| [10, 25, 50, 75, 90].map(|percent| cap(harness, percent)).into(),
 };
 
 pub(super) const SAMPLED: Kind = Kind {
@@ -30,10 +30,10 @@ pub(super) const SAMPLED: Kind = Kind {
         ("cap of 50 %, sampled by `nvidia-smi`", NEAR_SAMPLED),
         ("cap of 75 %, sampled by `nvidia-smi`", NEAR_SAMPLED),
     ],
-    find: |rig| [25, 50, 75].map(|percent| sampled(rig, percent)).into(),
+    find: |harness| [25, 50, 75].map(|percent| sampled(harness, percent)).into(),
 };
 
-/// Whether so much is got of a cap as should be.
+/// Returns true if a part of the GPU's time is near its cap.
 pub(super) fn is_near(part: f64, cap: u32) -> bool {
     (part - f64::from(cap) / 100.0).abs() <= 0.03 && is_most(part, cap)
 }
@@ -53,15 +53,16 @@ pub(super) fn arbitrated<T>(shares: &[NodeShare; 2], run: impl FnOnce() -> T) ->
     })
 }
 
-fn cap(rig: &Rig<'_>, cap: u32) -> String {
-    let share = |id: &str, percent| rig.share(&format!("{id}-{cap}"), rig.quarter(), percent);
-    let alone = rig.part(&rig.container(Mode::Preload, &share("alone", cap)));
+fn cap(harness: &Harness<'_>, cap: u32) -> String {
+    let share =
+        |id: &str, percent| harness.share(&format!("{id}-{cap}"), harness.quarter(), percent);
+    let alone = harness.part(&harness.container(Mode::Preload, &share("alone", cap)));
     let shares = [share("beside", cap), share("neighbour", 100)];
     let (beside, neighbour) = arbitrated(&shares, || {
         // It goes on for longer than it is looked at.
-        let mut neighbour = rig.start(&rig.container(Mode::Preload, &shares[1]), 1_000);
+        let mut neighbour = harness.start(&harness.container(Mode::Preload, &shares[1]), 1_000);
         neighbour.wait_for_field("gpu");
-        let beside = rig.part(&rig.container(Mode::Preload, &shares[0]));
+        let beside = harness.part(&harness.container(Mode::Preload, &shares[0]));
         (beside, number(&neighbour.wait_for_field("gpu"), "gpu"))
     });
     let [all, beside, neighbour] = [alone, beside, neighbour].map(percent);
@@ -72,14 +73,14 @@ fn cap(rig: &Rig<'_>, cap: u32) -> String {
 
 /// From outside of the container, for twice as long as kernels are counted elsewhere: the sampler
 /// has to begin first.
-fn sampled(rig: &Rig<'_>, cap: u32) -> String {
-    let Some(program) = &rig.programs.smi else { return absent(SMI) };
-    let windows = 2 * rig.effort.windows;
-    let share = rig.share(&format!("sampled-{cap}"), rig.quarter(), cap);
-    let mut running = rig.start(&rig.container(Mode::Preload, &share), windows + 2);
+fn sampled(harness: &Harness<'_>, cap: u32) -> String {
+    let Some(program) = &harness.programs.smi else { return absent(SMI) };
+    let windows = 2 * harness.effort.windows;
+    let share = harness.share(&format!("sampled-{cap}"), harness.quarter(), cap);
+    let mut running = harness.start(&harness.container(Mode::Preload, &share), windows + 2);
     // The tokens that there are in the beginning.
     running.wait_for_field("gpu");
-    let (part, said) = smi::sampled(program, rig, || super::part(&mut running, windows));
+    let (part, said) = smi::sampled(program, harness, || super::part(&mut running, windows));
     let means = smi::means_of_seconds(&said);
     if means.is_empty() {
         return format!("**failed**: `{SMI}` says `{}`", said.lines().last().unwrap_or_default());

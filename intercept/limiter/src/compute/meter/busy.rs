@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering;
 
 use super::Meter;
 use crate::compute::Contention;
-use crate::compute::decision::GpuView;
+use crate::compute::decision::ComputeView;
 
 /// Time after which an unmeasured kernel is taken to be done.
 pub(in crate::compute) const UNMEASURED_DONE_BY_NS: u64 = 30_000_000_000;
@@ -17,7 +17,7 @@ const END_SLACK_NS: u64 = 100_000;
 
 impl Meter {
     /// Records the process's busy time. `was` is its outstanding work before spans were settled.
-    pub(super) fn record_busy(&mut self, was: u64, view: &GpuView<'_>, now: u64) {
+    pub(super) fn record_busy(&mut self, was: u64, view: &ComputeView<'_>, now: u64) {
         if !self.busy {
             return;
         }
@@ -40,7 +40,7 @@ impl Meter {
     }
 
     /// Publishes the outstanding work, and the time by which it is done at the latest.
-    pub(super) fn publish_outstanding(&self, view: &GpuView<'_>, now: u64) {
+    pub(super) fn publish_outstanding(&self, view: &ComputeView<'_>, now: u64) {
         let others = view.published.map_or(0, |published| published.others.contexts());
         let contexts = 1 + view.siblings + others;
         let has_unmeasured = self
@@ -57,7 +57,7 @@ impl Meter {
     }
 
     /// Adds the time that an admitted launch has waited.
-    pub(super) fn record_wait(view: &GpuView<'_>, now: u64) {
+    pub(super) fn record_wait(view: &ComputeView<'_>, now: u64) {
         let since = view.slot.waiting_since_ns.load(Ordering::Relaxed);
         if since != 0 {
             view.page.waited_ns.fetch_add(now.saturating_sub(since), Ordering::Relaxed);

@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering;
 
 use super::{LEASE_GPU_NS, Meter, RUN_AHEAD_GPU_NS};
 use crate::compute::Bucket;
-use crate::compute::decision::{GpuView, Launch, LaunchTime};
+use crate::compute::decision::{ComputeView, Launch, LaunchTime};
 use crate::compute::launch_budget::LaunchBudget;
 use crate::compute::spans::Span;
 
@@ -28,14 +28,14 @@ const DEFERRED_WALL_NS: u64 = 15_000_000;
 /// Longest wait for tokens before the state is read again, because the host cannot wake a waiter.
 const LOOK_AGAIN_NS: u64 = 20_000_000;
 
-/// The same of a process that has work under way.
+/// Longest wait for tokens of a process that has work under way.
 pub(super) const POLL_NS: u64 = 1_000_000;
 
 impl Meter {
     /// Takes the lease out of the budget. Launches that it was charged for while the process was
     /// not known to have work are its busy time: each was short and waited for, otherwise the meter
     /// would know.
-    pub(super) fn drain_budget_of(&mut self, view: &GpuView<'_>, now: u64) {
+    pub(super) fn drain_budget_of(&mut self, view: &ComputeView<'_>, now: u64) {
         let since = core::mem::replace(&mut self.drained, now);
         let spent = self.drain_budget(view.budget);
         if spent > 0 && !self.busy {
@@ -73,7 +73,7 @@ impl Meter {
         &mut self,
         launch: Launch,
         (known, cost): (Option<u64>, u64),
-        view: &GpuView<'_>,
+        view: &ComputeView<'_>,
         time: LaunchTime,
     ) -> Result<(), u64> {
         let needs_lease = self.lease < cost;
@@ -88,7 +88,7 @@ impl Meter {
     }
 
     /// Takes GPU time from the bucket until the lease covers a cost.
-    fn extend_lease(&mut self, cost: u64, view: &GpuView<'_>, now: u64) -> Result<(), u64> {
+    fn extend_lease(&mut self, cost: u64, view: &ComputeView<'_>, now: u64) -> Result<(), u64> {
         let missing = cost - self.lease;
         let taken = if cost < LEASE_GPU_NS { missing.max(self.jittered_lease()) } else { missing };
         let mut deferred = self.deferred;
@@ -118,7 +118,7 @@ impl Meter {
     fn limit_run_ahead(
         &mut self,
         stream: usize,
-        view: &GpuView<'_>,
+        view: &ComputeView<'_>,
         time: LaunchTime,
     ) -> Result<(), u64> {
         // If no more launches can be measured, no event shows that open work is done.
@@ -139,7 +139,7 @@ impl Meter {
     fn limit_unmeasured(
         &mut self,
         launch: Launch,
-        view: &GpuView<'_>,
+        view: &ComputeView<'_>,
         time: LaunchTime,
     ) -> Result<(), u64> {
         let is_unmeasured = |span: &&Span| view.budget.estimates.known(span.launch.key).is_none();

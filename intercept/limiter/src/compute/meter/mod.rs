@@ -14,7 +14,8 @@ use core::sync::atomic::Ordering;
 
 use crate::compute::Contention;
 use crate::compute::decision::{
-    Decision, EventPair, EventTimer, GpuView, Launch, LaunchPlan, LaunchTime, Marker, WaitUntil,
+    ComputeView, EventPair, EventTimer, Launch, LaunchDecision, LaunchPlan, LaunchTime, Marker,
+    WaitUntil,
 };
 use crate::compute::launch_budget::LaunchBudget;
 use crate::compute::page::advance;
@@ -129,10 +130,10 @@ impl Meter {
     pub fn admit(
         &mut self,
         launch: Launch,
-        view: &GpuView<'_>,
+        view: &ComputeView<'_>,
         timer: &mut impl EventTimer,
         time: LaunchTime,
-    ) -> Decision {
+    ) -> LaunchDecision {
         self.drain_budget_of(view, time.now);
         let decision = self.decide(launch, view, timer, time);
         self.fill_budget(view.budget);
@@ -142,10 +143,10 @@ impl Meter {
     fn decide(
         &mut self,
         launch: Launch,
-        view: &GpuView<'_>,
+        view: &ComputeView<'_>,
         timer: &mut impl EventTimer,
         time: LaunchTime,
-    ) -> Decision {
+    ) -> LaunchDecision {
         let now = time.now;
         // Read first: every later change ends the wait.
         let wake = view.page.wake.load(Ordering::Acquire);
@@ -159,7 +160,7 @@ impl Meter {
                 view.slot.waiting_since_ns.store(now, Ordering::Relaxed);
                 view.page.waits.fetch_add(1, Ordering::Relaxed);
             }
-            return Decision::Wait(WaitUntil { until_ns, wake });
+            return LaunchDecision::Wait(WaitUntil { until_ns, wake });
         }
         Self::record_wait(view, now);
         self.lease -= cost;
@@ -173,18 +174,18 @@ impl Meter {
             (needs_lease || known.is_none()) && self.spans.has_room(cost >= LEASE_GPU_NS);
         let plan = if is_measured { self.begin_span(launch, cost, view, now) } else { None };
         self.publish_outstanding(view, now);
-        Decision::Go(plan.unwrap_or(LaunchPlan { pair: None, serial: 0 }))
+        LaunchDecision::Go(plan.unwrap_or(LaunchPlan { pair: None, serial: 0 }))
     }
 
     /// Queries the launches that are under way, and settles those that are done. Not while a
     /// stream is being captured.
-    pub fn drain(&mut self, view: &GpuView<'_>, timer: &mut impl EventTimer, now: u64) {
+    pub fn drain(&mut self, view: &ComputeView<'_>, timer: &mut impl EventTimer, now: u64) {
         self.drain_budget_of(view, now);
         self.look(view, timer, now);
         self.fill_budget(view.budget);
     }
 
-    fn look(&mut self, view: &GpuView<'_>, timer: &mut impl EventTimer, now: u64) {
+    fn look(&mut self, view: &ComputeView<'_>, timer: &mut impl EventTimer, now: u64) {
         let was = self.outstanding();
         let running = view.siblings + u64::from(self.busy);
         let turn = advance(view.page, now, running, view.published);
@@ -198,7 +199,7 @@ impl Meter {
     /// Notes which spans the GPU is done with.
     fn query_done(&mut self, timer: &mut impl EventTimer) {
         for (place, span) in self.spans.pending() {
-            if !span.done && (span.void || timer.is_done(Spans::behind(place))) {
+            if !span.done && (span.void || timer.query_done(Spans::behind(place))) {
                 span.done = true;
                 self.pending -= span.charged;
                 self.expired_holds = 0;
@@ -208,7 +209,7 @@ impl Meter {
 
     /// All work of the process on this GPU is done: a synchronization of the context returned, or
     /// of its only stream.
-    pub fn synced(&mut self, view: &GpuView<'_>, timer: &mut impl EventTimer, now: u64) {
+    pub fn synced(&mut self, view: &ComputeView<'_>, timer: &mut impl EventTimer, now: u64) {
         self.drain_budget_of(view, now);
         self.unmeasured += core::mem::take(&mut self.open);
         self.admitted = 0;
@@ -295,7 +296,7 @@ impl Meter {
         &mut self,
         launch: Launch,
         cost: u64,
-        view: &GpuView<'_>,
+        view: &ComputeView<'_>,
         now: u64,
     ) -> Option<LaunchPlan> {
         let turn = view.page.turn_ns.load(Ordering::Acquire);

@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use super::{ContentionReading, Ended, LEASE_GPU_NS, Meter};
-use crate::compute::decision::{EventTimer, GpuView, Marker};
+use crate::compute::decision::{ComputeView, EventTimer, Marker};
 use crate::compute::proportion::in_proportion;
 use crate::compute::sample::{During, Measured, NOTICEABLE_GAP_NS, Sample, own_part, sample};
 use crate::compute::spans::{CALIBRATION, Span, Spans};
@@ -36,7 +36,7 @@ impl Meter {
     /// Settles the spans that the GPU is done with.
     pub(super) fn settle_done(
         &mut self,
-        view: &GpuView<'_>,
+        view: &ComputeView<'_>,
         timer: &mut impl EventTimer,
         now: u64,
         turn: u64,
@@ -57,7 +57,7 @@ impl Meter {
         &mut self,
         place: usize,
         span: Span,
-        view: &GpuView<'_>,
+        view: &ComputeView<'_>,
         timer: &mut impl EventTimer,
         At { now, turn, is_single }: At,
     ) {
@@ -180,7 +180,7 @@ impl Meter {
 
     /// Corrects what was charged for launches to what they used. One launch of them was measured
     /// and used `own`; the rest is inferred from it, and is charged with later leases.
-    fn correct(&mut self, charged: u64, used: u64, own: u64, view: &GpuView<'_>, now: u64) {
+    fn correct(&mut self, charged: u64, used: u64, own: u64, view: &ComputeView<'_>, now: u64) {
         if used > charged {
             let at_once = (used - charged).min(own);
             self.deferred = (self.deferred + (used - charged - at_once)).min(MOST_DEFERRED_NS);
