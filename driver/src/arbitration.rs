@@ -31,7 +31,7 @@ use tessera_api::{
 };
 use tessera_intercept_abi::{ComputePolicy, LedgerReport, PublishedPage, grant_offset};
 use tessera_intercept_limiter::compute::{
-    Arbiter, Entitlement, Gain, Observation, Published, Rate, Tenant,
+    Arbiter, Entitlement, Gain, Observation, Published, Rate, Tenant, needs_metering,
 };
 use tessera_runtime::error_chain::chain;
 use tokio::{
@@ -279,6 +279,14 @@ impl ScheduledGpu {
         }
     }
 
+    /// Returns true if launches of a share must be charged and measured. The tenants of unscheduled
+    /// shares are unknown: beside them, all launches are metered.
+    fn needs_metering(&self, share: &ScheduledShare) -> bool {
+        let others = self.shares.iter().flatten().filter(|other| other.id != share.id);
+        !self.unscheduled.is_empty()
+            || needs_metering(&share.tenant, others.map(|other| &other.tenant))
+    }
+
     /// Reads all ledgers and publishes new values.
     fn step(&mut self, ledgers: &Ledgers, now_ns: u64) {
         let mut observed = [None; MAX_SHARES];
@@ -287,9 +295,15 @@ impl ScheduledGpu {
         }
         let published = self.arbiter.step(now_ns, &observed);
         for (share, published) in self.shares.iter().zip(published) {
-            if let (Some(share), Some(published)) = (share, published)
-                && let Err(error) = share.publish(&published)
-            {
+            let is_metered = share.as_ref().is_none_or(|share| self.needs_metering(share));
+            let Some(share) = share else { continue };
+            let written = match published {
+                Some(published) => share.publish(&Published { is_metered, ..published }),
+                // Its ledger is unreadable: only the end of an unmetered time is published.
+                None if is_metered => share.publish_metering(),
+                None => Ok(()),
+            };
+            if let Err(error) = written {
                 tracing::debug!(share = %share.id, %error, "cannot publish compute rate");
             }
         }
@@ -352,6 +366,16 @@ impl ScheduledShare {
         let [word, others_busy_ns] = published.words();
         self.grant.write_all_at(&others_busy_ns.to_le_bytes(), OTHERS_BUSY)?;
         self.grant.write_all_at(&word.to_le_bytes(), WORD)
+    }
+
+    /// Publishes that launches are metered, if the opposite was published. Other values stay as
+    /// they are, and expire.
+    fn publish_metering(&self) -> io::Result<()> {
+        let word = self.word(WORD);
+        if Published::word_is_metered(word) {
+            return Ok(());
+        }
+        self.grant.write_all_at(&Published::metered(word).to_le_bytes(), WORD)
     }
 
     /// Returns true if the grant was removed since it was opened: a share that is prepared again

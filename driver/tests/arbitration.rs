@@ -211,3 +211,54 @@ async fn published_rate_does_not_exceed_the_limit_of_the_claim() {
         .await;
     driver.stop().await;
 }
+
+/// Returns true if the container's launches are metered.
+fn is_metered(node: &Node, name: &str) -> bool {
+    let grant = fs::read(node.paths().grant(&share(name))).expect("a grant");
+    let at = grant_offset::PUBLISHED + offset_of!(PublishedPage, word);
+    Published::word_is_metered(u64::from_le_bytes(
+        grant[at..at + 8].try_into().expect("eight bytes"),
+    ))
+}
+
+async fn until_metered(node: &Node, name: &str, expected: bool) {
+    let begun = Instant::now();
+    while is_metered(node, name) != expected {
+        assert!(begun.elapsed() < Duration::from_secs(300), "{name}: {expected}");
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn share_without_neighbours_is_not_metered_until_one_is_limited() {
+    let node = Node::with_gpus(1);
+    let (driver, kubelet) = begin(&node).await;
+    prepare(&node, &kubelet, "a", "None", "Normal").await;
+    until_metered(&node, "a", false).await;
+    // Neither is limited.
+    prepare(&node, &kubelet, "b", "None", "Normal").await;
+    until_metered(&node, "b", false).await;
+    assert!(!is_metered(&node, "a"));
+    prepare(&node, &kubelet, "c", "Balance", "Normal").await;
+    for name in ["a", "b", "c"] {
+        until(&node, name, |read| read.is_metered).await;
+    }
+    kubelet.unprepare(asked("a")).await.expect("unprepared");
+    kubelet.unprepare(asked("b")).await.expect("unprepared");
+    until_metered(&node, "c", false).await;
+    driver.stop().await;
+}
+
+/// A container must not stay unlimited by making its ledger unreadable.
+#[tokio::test]
+async fn share_with_a_corrupt_ledger_is_metered_beside_a_limited_one() {
+    let node = Node::with_gpus(1);
+    let (driver, kubelet) = begin(&node).await;
+    prepare(&node, &kubelet, "a", "Balance", "Normal").await;
+    until_metered(&node, "a", false).await;
+    let ledger = File::options().write(true).open(node.paths().ledger(&share("a")));
+    ledger.expect("a ledger").write_all_at(&[0; 8], 0).expect("written");
+    prepare(&node, &kubelet, "b", "Fixed", "Normal").await;
+    until_metered(&node, "a", true).await;
+    driver.stop().await;
+}

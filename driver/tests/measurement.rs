@@ -2,7 +2,7 @@
 
 mod fakes;
 
-use std::{fs::File, mem::offset_of, os::unix::fs::FileExt, sync::Arc};
+use std::{fs::File, mem::offset_of, os::unix::fs::FileExt, sync::Arc, time::Duration};
 
 use fakes::{
     kubelet::Kubelet,
@@ -19,8 +19,10 @@ use tessera_driver::{
         process::ProcFs,
     },
 };
-use tessera_intercept_abi::{LedgerPage, SlotPage, ledger::HEADER_LEN};
-use tessera_intercept_limiter::compute::Gain;
+use tessera_intercept_abi::{
+    LedgerPage, PublishedPage, SlotPage, grant_offset, ledger::HEADER_LEN,
+};
+use tessera_intercept_limiter::compute::{Contention, Gain, Published, Rate};
 use tokio::sync::mpsc;
 
 const SECOND: u64 = 1_000_000_000;
@@ -60,7 +62,10 @@ impl TestBed {
         let measurement = Self::measurement(&node, &store, sender);
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let now_ns = now.tv_sec as u64 * SECOND;
-        Self { node, store, measurement, events, now_ns }
+        let bed = Self { node, store, measurement, events, now_ns };
+        // The driver has published that launches of the only share are not metered.
+        meter(&bed, true);
+        bed
     }
 
     fn measurement(
@@ -315,4 +320,44 @@ async fn refused_memory_is_an_event_of_the_pod() {
     }
     bed.round();
     assert!(bed.events.try_recv().is_err(), "nothing was refused since");
+}
+
+/// Publishes that launches of the share are not metered, or are, as the compute scheduler does.
+fn meter(bed: &TestBed, is_metered: bool) {
+    let published = Published {
+        rate: Rate::FULL,
+        others: Contention::NONE,
+        others_busy_ns: 0,
+        stamp_ms: 0,
+        is_metered,
+    };
+    let at = (grant_offset::PUBLISHED + offset_of!(PublishedPage, word)) as u64;
+    let grant = File::options().write(true).open(bed.grant()).expect("a grant");
+    grant.write_all_at(&published.words()[0].to_le_bytes(), at).expect("written");
+}
+
+#[tokio::test]
+async fn gpu_time_of_unmetered_launches_is_that_of_nvml() {
+    let mut bed = TestBed::new().await;
+    let _alive = process(&bed.node, 0, 100, 300);
+    bed.node.gpus.hold(0, &[holds(100, 300)]);
+    meter(&bed, false);
+    bed.work(2, 100, 0, 0);
+    assert_eq!(bed.published().unmetered, Duration::ZERO);
+    bed.work(30, 100, 0, 40);
+    let unmetered = bed.published().unmetered;
+    assert!((11.5..12.5).contains(&unmetered.as_secs_f64()), "40 % of 30 s: {unmetered:?}");
+    assert_eq!(bed.published().gain, Gain::ONE, "nothing is corrected");
+    // Metered again: charged as NVML reports, and the sum stays.
+    meter(&bed, true);
+    bed.work(30, 100, 40, 40);
+    assert_eq!((bed.published().unmetered, bed.published().gain), (unmetered, Gain::ONE));
+    // A driver that restarts continues from the sum.
+    meter(&bed, false);
+    let (sender, events) = mpsc::channel(8);
+    bed.measurement = TestBed::measurement(&bed.node, &bed.store, sender);
+    bed.events = events;
+    bed.work(12, 100, 0, 50);
+    let later = bed.published().unmetered - unmetered;
+    assert!((4.0..6.5).contains(&later.as_secs_f64()), "{later:?}");
 }

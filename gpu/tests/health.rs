@@ -204,7 +204,8 @@ fn reads_utilization_of_processes_since_the_last_sample() {
         })
         .unwrap();
     let found = library.utilization(&node.uuid(1), 7).unwrap().expect("it is supported");
-    assert_eq!(found, ProcessUtilization { last_us: 8, percent: [(4_000_000, 50)].into() });
+    assert_eq!(found.percent, [(4_000_000, 50)].into());
+    assert!(found.last_us > 7, "the time of the sample");
     let unknown = GpuUuid::new("GPU-00000000-0000-0000-0000-00000000dead").unwrap();
     assert!(matches!(library.utilization(&unknown, 0), Err(LibraryError::Lost { .. })));
 }

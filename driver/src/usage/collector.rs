@@ -67,12 +67,14 @@ const COUNTERS: [(MetricDescription, Value); 4] = [
     (metrics::SHARE_UNKNOWN_FUNCTIONS, of_ledger!(|usage| usage.unknown_functions)),
 ];
 
-/// A duration in a ledger.
-type Time = fn(&LedgerUsage) -> Duration;
+/// A duration in a ledger and in a measurement.
+type Time = fn(&LedgerUsage, &Measurement) -> Duration;
 
 const TIMES: [(MetricDescription, Time); 2] = [
-    (metrics::SHARE_GPU_SECONDS, |usage| usage.gpu_time),
-    (metrics::SHARE_THROTTLED_SECONDS, |usage| usage.throttled),
+    (metrics::SHARE_GPU_SECONDS, |usage, measured| {
+        usage.gpu_time.saturating_add(measured.unmetered)
+    }),
+    (metrics::SHARE_THROTTLED_SECONDS, |usage, _| usage.throttled),
 ];
 
 impl Collector for ShareCollector {
@@ -96,7 +98,8 @@ impl Collector for ShareCollector {
             )?;
             for (labels, share) in &shares {
                 if let Ok(usage) = &share.usage {
-                    ConstCounter::new(time(usage).as_secs_f64())
+                    let measured = self.measurement(share).unwrap_or_default();
+                    ConstCounter::new(time(usage, &measured).as_secs_f64())
                         .encode(family.encode_family(labels)?)?;
                 }
             }
@@ -106,15 +109,20 @@ impl Collector for ShareCollector {
 }
 
 impl ShareCollector {
+    fn measurement(&self, share: &ShareUsage) -> Option<Measurement> {
+        Measurement::read(&self.0.paths().grant(&share.share))
+    }
+
     /// Encodes what the measurement of shares has published in their grants.
     fn encode_measurements(
         &self,
         encoder: &mut DescriptorEncoder<'_>,
         shares: &[(ShareLabels, &ShareUsage)],
     ) -> Result<(), std::fmt::Error> {
-        let read = |share: &ShareUsage| Measurement::read(&self.0.paths().grant(&share.share));
-        let measured: Vec<_> =
-            shares.iter().filter_map(|(labels, share)| Some((labels, read(share)?))).collect();
+        let measured: Vec<_> = shares
+            .iter()
+            .filter_map(|(labels, share)| Some((labels, self.measurement(share)?)))
+            .collect();
         let mut encode = |description: MetricDescription, value: fn(&Measurement) -> f64| {
             let kind = ConstGauge::new(0.0).metric_type();
             let (name, help) = (description.name(), description.help());

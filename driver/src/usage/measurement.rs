@@ -27,7 +27,7 @@ use tessera_api::{
 };
 use tessera_gpu::{GpuLibrary, GpuProcess, ProcessUtilization};
 use tessera_intercept_abi::{PublishedPage, grant_offset};
-use tessera_intercept_limiter::compute::{Gain, GainEstimator, Interval};
+use tessera_intercept_limiter::compute::{Gain, GainEstimator, Interval, Published};
 use tessera_runtime::{error_chain::chain, supervisor::blocking};
 use tokio::{
     sync::mpsc,
@@ -57,6 +57,10 @@ pub(crate) const GAIN: u64 =
     (grant_offset::PUBLISHED + std::mem::offset_of!(PublishedPage, gain)) as u64;
 const OVERHEAD: u64 =
     (grant_offset::PUBLISHED + std::mem::offset_of!(PublishedPage, overhead_bytes)) as u64;
+const UNMETERED: u64 =
+    (grant_offset::PUBLISHED + std::mem::offset_of!(PublishedPage, unmetered_gpu_ns)) as u64;
+/// Offset of the word of compute scheduling.
+const WORD: u64 = (grant_offset::PUBLISHED + std::mem::offset_of!(PublishedPage, word)) as u64;
 
 /// The measurement of one node's shares.
 pub struct HostMeasurement {
@@ -264,8 +268,14 @@ impl HostMeasurement {
     ) {
         let Ok(usage) = &share.usage else { return };
         let state = self.shares.entry(share.share.clone()).or_default();
-        if reading.is_unsupported || !self.corrects {
+        let path = self.ledgers.paths().grant(&share.share);
+        // The share may have been unprepared in between.
+        let grant = open_grant(&path).and_then(PublishedGrant::read);
+        let is_metered = grant.as_ref().is_ok_and(|grant| grant.is_metered);
+        let used_ns = found.used_ns(reading);
+        if reading.is_unsupported || !self.corrects || !is_metered {
             state.estimator = GainEstimator::default();
+            state.charged = None;
         } else {
             state.compare(usage, &found, reading, now_ns);
         }
@@ -281,10 +291,11 @@ impl HostMeasurement {
             // A full queue has the events of other claims; the metrics have all of them.
             let _ = self.events.try_send(ClaimEvent { namespace, claim, uid, reason, note });
         }
-        let overhead = state.overhead(found, share.context_bytes);
-        let path = self.ledgers.paths().grant(&share.share);
-        // The share may have been unprepared in between.
-        let published = open_grant(&path).and_then(|grant| publish(&grant, gain, overhead, now_ns));
+        let (percent, unmetered_ns) = (found.percent(), if is_metered { 0 } else { used_ns });
+        let overhead_bytes = state.overhead(found, share.context_bytes);
+        let measurement = Measurement { gain, overhead_bytes, unmetered: Duration::ZERO };
+        let published =
+            grant.and_then(|grant| grant.publish(measurement, percent, unmetered_ns, now_ns));
         if let Err(error) = published {
             tracing::debug!(share = %share.share, %error, "cannot publish measurement");
         }
@@ -314,6 +325,18 @@ struct FoundShare {
     percent: Vec<u32>,
 }
 
+impl FoundShare {
+    /// Returns the GPU time that NVML reports for its processes since the last reading, in ns.
+    fn used_ns(&self, reading: &GpuReading) -> u64 {
+        self.percent.iter().map(|percent| reading.wall_ns / 100 * u64::from(*percent)).sum()
+    }
+
+    /// Returns the utilization that NVML reports for its processes together, in percent.
+    fn percent(&self) -> u8 {
+        u8::try_from(self.percent.iter().sum::<u32>().min(100)).unwrap_or(100)
+    }
+}
+
 impl MeasuredShare {
     /// Compares the GPU time that was charged since the last reading with what NVML reports.
     ///
@@ -335,12 +358,11 @@ impl MeasuredShare {
         }
         let charged = usage.gpu_time.saturating_sub(before);
         let outstanding = usage.processes.iter().map(|process| process.outstanding_ns);
-        let used = found.percent.iter().map(|percent| wall_ns / 100 * u64::from(*percent));
         self.estimator.add(Interval {
             wall_ns,
             charged_ns: u64::try_from(charged.as_nanos()).unwrap_or(u64::MAX),
             outstanding_ns: outstanding.fold(0, u64::saturating_add),
-            used_ns: used.sum(),
+            used_ns: found.used_ns(reading),
             processes: u32::try_from(found.percent.len()).unwrap_or(u32::MAX),
             is_late: usage
                 .processes
@@ -405,33 +427,68 @@ impl MeasuredShare {
 }
 
 /// The published measurement of a share.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Measurement {
     /// The correction of charged GPU time.
     pub gain: Gain,
     /// Bytes that the CUDA driver holds beyond what the slots say.
     pub overhead_bytes: i64,
+    /// GPU time that NVML reported while launches were not metered. The ledger does not contain
+    /// it.
+    pub unmetered: Duration,
 }
 
 impl Measurement {
     /// Returns what a grant says, or `None` if it cannot be read.
     #[must_use]
     pub fn read(grant: &Path) -> Option<Self> {
-        let mut words = [0; 16];
-        open_grant(grant).ok()?.read_exact_at(&mut words, GAIN).ok()?;
-        let [gain, overhead] = [0, 8]
-            .map(|at| words[at..at + 8].try_into().expect("invariant: eight of sixteen bytes"));
-        let gain = Gain::of_word(u64::from_le_bytes(gain), monotonic_ns());
-        Some(Self { gain, overhead_bytes: i64::from_le_bytes(overhead) })
+        let grant = open_grant(grant).ok()?;
+        let [gain, overhead, unmetered_ns] =
+            [GAIN, OVERHEAD, UNMETERED].map(|at| read_word(&grant, at));
+        Some(Self {
+            gain: Gain::of_word(gain.ok()?, monotonic_ns()),
+            overhead_bytes: overhead.ok()?.cast_signed(),
+            unmetered: Duration::from_nanos(unmetered_ns.ok()?),
+        })
     }
 }
 
-const _: () = assert!(OVERHEAD == GAIN + 8, "both are read at once");
+/// A grant whose published words are read and written.
+struct PublishedGrant {
+    file: File,
+    is_metered: bool,
+}
 
-/// Writes the gain and the overhead into a grant.
-fn publish(grant: &File, gain: Gain, overhead_bytes: i64, now_ns: u64) -> io::Result<()> {
-    grant.write_all_at(&gain.word(now_ns).to_le_bytes(), GAIN)?;
-    grant.write_all_at(&overhead_bytes.to_le_bytes(), OVERHEAD)
+impl PublishedGrant {
+    fn read(file: File) -> io::Result<Self> {
+        let is_metered = Published::word_is_metered(read_word(&file, WORD)?);
+        Ok(Self { file, is_metered })
+    }
+
+    /// Writes a measurement, and adds GPU time to that of unmetered launches, which stays in the
+    /// grant when the driver restarts.
+    fn publish(
+        &self,
+        measurement: Measurement,
+        percent: u8,
+        unmetered_ns: u64,
+        now_ns: u64,
+    ) -> io::Result<()> {
+        let gain = measurement.gain.word(percent, now_ns);
+        self.file.write_all_at(&gain.to_le_bytes(), GAIN)?;
+        self.file.write_all_at(&measurement.overhead_bytes.to_le_bytes(), OVERHEAD)?;
+        if unmetered_ns > 0 {
+            let sum = read_word(&self.file, UNMETERED)?.saturating_add(unmetered_ns);
+            self.file.write_all_at(&sum.to_le_bytes(), UNMETERED)?;
+        }
+        Ok(())
+    }
+}
+
+fn read_word(grant: &File, at: u64) -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    grant.read_exact_at(&mut bytes, at)?;
+    Ok(u64::from_le_bytes(bytes))
 }
 
 /// Returns the first number less the second.

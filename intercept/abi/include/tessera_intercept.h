@@ -89,27 +89,32 @@ TESSERA_ASSERT(offsetof(struct tessera_compute_slot, waiting_since_ns) == 32);
 TESSERA_ASSERT(offsetof(struct tessera_compute_slot, done_by_ns) == 40);
 TESSERA_ASSERT(sizeof(struct tessera_compute_slot) == 48);
 
-/* Published by the host, read-only in the container: 32 bytes for each share of a GPU. Words are
+/* Published by the host, read-only in the container: 40 bytes for each share of a GPU. Words are
  * written one after the other: a reader between them is off by one interval of the host. */
 struct tessera_published_page {
-    /* Bits 0..16 rate in 1/100 percent (0: never written), 16..32 others in 1/256 contexts,
-     * 32..64 monotonic ms, the low bits. */
+    /* Bits 0..15 rate in 1/100 percent (0: never written), 15 set if launches are not metered,
+     * 16..32 others in 1/256 contexts, 32..64 monotonic ms, the low bits. */
     uint64_t word;
     /* Busy ns of the processes of all other shares, added up: grows by one second each second for
      * each process that always has work. */
     uint64_t others_busy_ns;
     /* Bits 0..16 GPU time that NVML reports as a part of the charged GPU time, in 1/1024 (0: not
-     * measured), 32..64 monotonic ms, the low bits. */
+     * measured), 16..24 utilization that NVML reports for the share's processes in percent, 32..64
+     * monotonic ms, the low bits. */
     uint64_t gain;
     /* Bytes that the CUDA driver holds for the share's processes beyond what their slots say.
      * Negative if they were charged more for their contexts than these take. */
     int64_t overhead_bytes;
+    /* GPU-ns that NVML reported for the share's processes while launches were not metered, added
+     * up. */
+    uint64_t unmetered_gpu_ns;
 };
 TESSERA_ASSERT(offsetof(struct tessera_published_page, word) == 0);
 TESSERA_ASSERT(offsetof(struct tessera_published_page, others_busy_ns) == 8);
 TESSERA_ASSERT(offsetof(struct tessera_published_page, gain) == 16);
 TESSERA_ASSERT(offsetof(struct tessera_published_page, overhead_bytes) == 24);
-TESSERA_ASSERT(sizeof(struct tessera_published_page) == 32);
+TESSERA_ASSERT(offsetof(struct tessera_published_page, unmetered_gpu_ns) == 32);
+TESSERA_ASSERT(sizeof(struct tessera_published_page) == 40);
 
 /* The last handles under which processes of the claim have exported memory of the GPU. */
 struct tessera_exports_page {
@@ -155,7 +160,7 @@ struct tessera_grant_page {
      * writes. They have a cache line of their own, so that readers of the rest are not slowed
      * down. */
     struct tessera_published_page published;
-    uint8_t reserved1[32];
+    uint8_t reserved1[24];
 };
 TESSERA_ASSERT(offsetof(struct tessera_grant_page, magic) == 0);
 TESSERA_ASSERT(offsetof(struct tessera_grant_page, abi_version) == 8);

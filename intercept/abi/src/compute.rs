@@ -53,29 +53,33 @@ pub struct ComputeSlot {
     pub done_by_ns: AtomicU64,
 }
 
-/// Published by the host, read-only in the container: 32 bytes for each share of a GPU. Words are
+/// Published by the host, read-only in the container: 40 bytes for each share of a GPU. Words are
 /// written one after the other: a reader between them is off by one interval of the host.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct PublishedPage {
-    /// Bits 0..16 rate in 1/100 percent (0: never written), 16..32 others in 1/256 contexts,
-    /// 32..64 monotonic ms, the low bits.
+    /// Bits 0..15 rate in 1/100 percent (0: never written), 15 set if launches are not metered,
+    /// 16..32 others in 1/256 contexts, 32..64 monotonic ms, the low bits.
     pub word: AtomicU64,
     /// Busy ns of the processes of all other shares, added up: grows by one second each second for
     /// each process that always has work.
     pub others_busy_ns: AtomicU64,
     /// Bits 0..16 GPU time that NVML reports as a part of the charged GPU time, in 1/1024 (0: not
-    /// measured), 32..64 monotonic ms, the low bits.
+    /// measured), 16..24 utilization that NVML reports for the share's processes in percent, 32..64
+    /// monotonic ms, the low bits.
     pub gain: AtomicU64,
     /// Bytes that the CUDA driver holds for the share's processes beyond what their slots say.
     /// Negative if they were charged more for their contexts than these take.
     pub overhead_bytes: AtomicI64,
+    /// GPU-ns that NVML reported for the share's processes while launches were not metered, added
+    /// up.
+    pub unmetered_gpu_ns: AtomicU64,
 }
 
 const _: () = {
     assert!(size_of::<ComputePage>() == 64);
     assert!(size_of::<ComputeSlot>() == 48);
-    assert!(size_of::<PublishedPage>() == 32);
+    assert!(size_of::<PublishedPage>() == 40);
 };
 
 impl ComputePage {

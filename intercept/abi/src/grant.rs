@@ -116,6 +116,7 @@ const _: () = {
     assert!(offset_of!(PublishedPage, others_busy_ns) == 8);
     assert!(offset_of!(PublishedPage, gain) == 16);
     assert!(offset_of!(PublishedPage, overhead_bytes) == 24);
+    assert!(offset_of!(PublishedPage, unmetered_gpu_ns) == 32);
 };
 
 /// Enforcement of the compute share.

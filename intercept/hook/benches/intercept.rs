@@ -14,7 +14,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use container::{GIB, Node, NodeShare};
+use container::{GIB, Node, NodeShare, monotonic_ns};
 use tempfile::TempDir;
 use tessera_intercept_abi::{ComputePolicy, GRANT_LEN, Grant, LEDGER_LEN, Text};
 
@@ -23,7 +23,8 @@ use tessera_intercept_abi::{ComputePolicy, GRANT_LEN, Grant, LEDGER_LEN, Text};
 enum Variant {
     /// No interceptor.
     None,
-    /// A grant of memory, with all of the compute.
+    /// A grant of memory, with all of the compute. As the driver publishes, launches are not
+    /// metered.
     Unlimited,
     /// A grant of memory and of nearly all of the compute: the limiter works and no launch waits.
     Limited,
@@ -101,6 +102,7 @@ impl Bench {
         let node = Node::new();
         let grant = node.share("unlimited", 0, 70 * GIB).grant;
         let unlimited = node.share_of(Grant { policy: ComputePolicy::None, ..grant });
+        unlimited.publish_unmetered(0, monotonic_ns());
         let id = Text::new("limited").expect("short");
         let limited =
             node.share_of(Grant { policy: ComputePolicy::Fixed, cores_percent: 99, id, ..grant });

@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 
 use tessera_intercept_abi::ledger::{SLOT_LIVE, Total};
 use tessera_intercept_abi::{ComputePolicy, GpuUuid, Grant, LedgerPage};
-use tessera_intercept_limiter::compute::{Contention, Entitlement, Published};
+use tessera_intercept_limiter::compute::{Contention, Entitlement, Gain, Published, is_metered};
 use tessera_intercept_limiter::{Account, Overhead, ReclaimContext, Refused, adds_up, reclaim};
 
 use crate::grants::{self, FoundGrant, NAME_ROOM};
@@ -78,6 +78,14 @@ impl Share {
     /// host measured it.
     pub(crate) fn overhead(&self) -> Overhead {
         Overhead::read(grants::published(self.page))
+    }
+
+    /// Returns `None` if launches are metered; otherwise the utilization in percent that the host
+    /// publishes, if it does.
+    pub(crate) fn unmetered(&self, now: u64) -> Option<Option<u8>> {
+        let page = grants::published(self.page);
+        let gain = page.gain.load(Ordering::Relaxed);
+        (!is_metered(page)).then(|| Gain::utilization_of(gain, now))
     }
 
     /// Returns true if memory may spill to the host, now.

@@ -122,7 +122,13 @@ fn programs_below_their_cap_keep_their_speed() {
 /// program's clock starts at the machine's.
 fn publish_for_11_seconds(share: &NodeShare, rate: Rate) {
     let stamp_ms = (monotonic_ns() / 1_000_000 + 10_000) as u32;
-    share.publish(&Published { rate, others: Contention::new(0), others_busy_ns: 0, stamp_ms });
+    share.publish(&Published {
+        rate,
+        others: Contention::new(0),
+        others_busy_ns: 0,
+        stamp_ms,
+        is_metered: true,
+    });
 }
 
 /// Communication kernels take as long as their peers: launches beside them go on, also of kernels
@@ -172,7 +178,13 @@ fn balance_without_cores_gets_what_the_host_publishes() {
     let share = node.share_of_time("claim-0", ComputePolicy::Balance, 0);
     let publish = |now_ns: u64| {
         let (rate, stamp_ms) = (Rate::from_percent(10), (now_ns / 1_000_000) as u32);
-        share.publish(&Published { rate, others: Contention::new(0), others_busy_ns: 0, stamp_ms });
+        share.publish(&Published {
+            rate,
+            others: Contention::new(0),
+            others_busy_ns: 0,
+            stamp_ms,
+            is_metered: true,
+        });
     };
     publish(monotonic_ns() + AHEAD_NS);
     let held = parts(&node, &share);
@@ -180,6 +192,28 @@ fn balance_without_cores_gets_what_the_host_publishes() {
     publish(monotonic_ns() - 2_000_000_000);
     let free = parts(&node, &share);
     assert!(free.iter().all(|part| *part > 0.97), "{free:?}");
+}
+
+/// The cap shows that launches are neither held nor charged while the host says so.
+#[test]
+fn launches_are_only_counted_while_the_host_does_not_meter() {
+    let Some(node) = set_up(test_name!(), Node::with_paused_clock) else { return };
+    let share = node.share_of_time("claim-0", ComputePolicy::Fixed, 25);
+    let publish = |is_metered| {
+        // Expired: that launches are not metered does not expire.
+        let (rate, others, others_busy_ns) = (Rate::FULL, Contention::NONE, 0);
+        share.publish(&Published { rate, others, others_busy_ns, stamp_ms: 0, is_metered });
+    };
+    publish(false);
+    let free = parts(&node, &share);
+    assert!(free.iter().all(|part| *part > 0.97), "{free:?}");
+    let (launches, gpu_ns) = share.ledger(|ledger| (ledger.launches(), ledger.gpu_ns()));
+    // Each of eight windows is 200 ms, of kernels of 1 ms.
+    assert!(launches > 1_000, "{launches} launches are counted");
+    assert!(gpu_ns < 20_000_000, "only the first launches are charged: {gpu_ns} ns");
+    publish(true);
+    let held = parts(&node, &share);
+    assert!(held.iter().all(|part| (0.24..0.26).contains(part)), "{held:?}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 mod container;
 
-use container::{GIB, MIB, Node, set_up};
+use container::{GIB, MIB, Node, monotonic_ns, set_up};
 use serde_json::{Value, json};
 use tessera_intercept_abi::ComputePolicy;
 use tessera_test_support::test_name;
@@ -57,7 +57,6 @@ fn process_with_only_a_context_is_listed() {
     assert_eq!(lines[0], json!({"count": 1, "own": 1, "bytes": 0}));
 }
 
-/// The fake driver says 50 percent of the whole GPU.
 #[test]
 fn utilization_is_that_of_the_containers_own_processes() {
     let Some(node) = set_up(test_name!(), Node::with_paused_clock) else { return };
@@ -73,6 +72,20 @@ fn utilization_is_that_of_the_containers_own_processes() {
         json!({"count": 1, "own": 1, "percent": busy}),
     ];
     assert_eq!(lines[1..], expected);
+}
+
+#[test]
+fn utilization_is_the_hosts_while_launches_are_not_metered() {
+    let Some(node) = set_up(test_name!(), Node::with_paused_clock) else { return };
+    let share = node.share_of_time("claim-0", ComputePolicy::None, 0);
+    share.publish_unmetered(63, monotonic_ns() + 50_000_000_000);
+    let lines = node.container(&[&share]).run_c("using", false, &[]);
+    assert_eq!((&lines[0]["idle"], &lines[0]["busy"]), (&63.into(), &63.into()));
+    assert_eq!(lines[2], json!({"count": 1, "own": 1, "percent": 63}));
+    // Expired: that of the whole GPU, which is idle in the fake driver.
+    share.publish_unmetered(63, monotonic_ns() - 60_000_000_000);
+    let lines = node.container(&[&share]).run_c("using", false, &[]);
+    assert_eq!((&lines[0]["idle"], &lines[0]["busy"]), (&0.into(), &0.into()));
 }
 
 #[test]

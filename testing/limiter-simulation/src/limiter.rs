@@ -6,7 +6,7 @@ use tessera_intercept_abi::ComputePolicy;
 use tessera_intercept_limiter::compute::{
     ComputePage, ComputeSlot, ComputeView, Entitlement, EventTimer, Gain, Interval, Key, Launch,
     LaunchBudget, LaunchDecision, LaunchPlan, LaunchTime, MARKERS, Marker, Meter, Published,
-    PublishedPage, Submission, running_of,
+    PublishedPage, Submission, is_metered, running_of,
 };
 
 use crate::gpu::Gpu;
@@ -159,6 +159,9 @@ impl ContainerLimiter {
     ) -> LimiterDecision {
         match process {
             ProcessLimiter::Tessera(state) => {
+                if !is_metered(&self.published) {
+                    return LimiterDecision::Admit(None);
+                }
                 let (budget, meter, waits) = &mut **state;
                 if budget.charge(key).is_some() {
                     return LimiterDecision::Admit(None);

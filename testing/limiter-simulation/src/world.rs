@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 use tessera_intercept_limiter::compute::{
     Arbiter, BURST_GPU_NS, Contention, Gain, Key, LaunchPlan, Observation, Published, Rate,
-    Submission, Tenant, busy_of, charge_exited,
+    Submission, Tenant, busy_of, charge_exited, needs_metering,
 };
 
 use crate::cpu::{CpuSpec, Quota};
@@ -491,7 +491,7 @@ impl World {
         let container_of = |process: usize| self.processes[process].container;
         let gains = self.closed_loop.read(wall_ns, &containers, container_of, &mut self.random);
         for ((_, limiter), gain) in self.containers.iter().zip(gains) {
-            limiter.published.gain.store(gain.word(now), Ordering::Relaxed);
+            limiter.published.gain.store(gain.word(0, now), Ordering::Relaxed);
         }
     }
 
@@ -524,11 +524,7 @@ impl World {
             let waits =
                 limiter.slots.iter().any(|slot| slot.waiting_since_ns.load(Ordering::Relaxed) != 0);
             *observation = Some(Observation {
-                tenant: Tenant {
-                    entitlement: container.limiter.entitlement(container.percent),
-                    limit: Rate::from_percent(container.limit_percent),
-                    priority: container.priority,
-                },
+                tenant: tenant(container),
                 busy_ns: busy_of(limiter.slots.iter(), now),
                 gpu_ns: limiter.charged(now).gpu_ns,
                 gain: Gain::read(&limiter.published, now),
@@ -536,11 +532,29 @@ impl World {
             });
             *waited = waited_ns;
         }
-        self.arbiter.step(now, &observations)
+        let mut published = self.arbiter.step(now, &observations);
+        let tenants: Vec<_> =
+            self.containers.iter().map(|(container, _)| tenant(container)).collect();
+        for (at, published) in published.iter_mut().enumerate() {
+            let others = tenants.iter().enumerate().filter(|(other, _)| *other != at);
+            if let (Some(published), Some(own)) = (published, tenants.get(at)) {
+                published.is_metered = needs_metering(own, others.map(|(_, other)| other));
+            }
+        }
+        published
     }
 
     fn ran(&self, container: usize) -> u64 {
         ran(&self.gpu, &self.processes, container)
+    }
+}
+
+/// Returns a container as the host sees it.
+fn tenant(container: &Container) -> Tenant {
+    Tenant {
+        entitlement: container.limiter.entitlement(container.percent),
+        limit: Rate::from_percent(container.limit_percent),
+        priority: container.priority,
     }
 }
 

@@ -2,11 +2,12 @@
 
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
+use tessera_intercept_abi::PublishedPage;
 use tessera_intercept_limiter::compute::{
     ComputeView, Key, Launch, LaunchBudget, LaunchDecision, LaunchPlan, LaunchTime, Meter,
-    Submission,
+    Submission, is_metered,
 };
 
 use crate::compute::Stream;
@@ -40,6 +41,10 @@ pub(crate) struct Gate {
     reach: AtomicUsize,
     reach_at: AtomicU64,
     held: Held,
+    /// Words of the host, once a launch was admitted.
+    published: AtomicPtr<PublishedPage>,
+    /// Counter of this process's launches, once a launch was admitted.
+    launches: AtomicPtr<AtomicU64>,
 }
 
 // SAFETY: the meter is only used under the lock; all else is atomic.
@@ -87,6 +92,32 @@ impl Gate {
     }
 
     const LENGTH: usize = size_of::<Self>().next_multiple_of(4096);
+
+    /// Returns true if launches are not metered now; counts the launch then.
+    #[inline]
+    pub(super) fn skips_metering(&self) -> bool {
+        let page = self.published.load(Ordering::Acquire);
+        // SAFETY: NULL, or a page that is never unmapped.
+        if unsafe { page.as_ref() }.is_none_or(is_metered) {
+            return false;
+        }
+        let launches = self.launches.load(Ordering::Relaxed);
+        // SAFETY: stored before `published`; a ledger is never unmapped.
+        if let Some(launches) = unsafe { launches.as_ref() } {
+            launches.fetch_add(1, Ordering::Relaxed);
+        }
+        true
+    }
+
+    /// Stores where the host publishes, for later launches.
+    fn note_terms(&self, terms: &Terms) {
+        if let Some(slot) = terms.ledger.slot.get(terms.slot) {
+            let launches = core::ptr::from_ref(&slot.launches).cast_mut();
+            self.launches.store(launches, Ordering::Relaxed);
+            let published = core::ptr::from_ref(terms.published).cast_mut();
+            self.published.store(published, Ordering::Release);
+        }
+    }
 
     /// Admits a launch that is not charged from the budget; waits if it is held. `None`: the launch
     /// is not accounted. Pass the result to [`Gate::made`].
@@ -161,6 +192,7 @@ impl Gate {
             })?;
             match decision {
                 LaunchDecision::Go(plan) => {
+                    self.note_terms(&terms);
                     if has_waited {
                         let held_ns = time.now.saturating_sub(since);
                         self.held.add(held_ns, || terms.rate(time.now), time.now);

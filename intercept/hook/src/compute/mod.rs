@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  hook (launch) --> Gate of the GPU
+//!                      |-- Gate::skips_metering  the host says so: only counted          (without limits and neighbours)
 //!                      |-- LaunchBudget::charge  from the lease: no lock, no call                    (nearly always)
 //!                      `-- Gate::enter   capturing?   not charged: the graph is, when it is launched
 //!                            |-- Events::query        launches that are done, without a lock that a launch waits for
@@ -63,6 +64,9 @@ impl Stream {
 pub(crate) fn launch(key: Key, stream: Stream, make: impl FnOnce() -> c_int) -> c_int {
     let Some(gate) = gate() else { return make() };
     if has_captured() && stream.is_capturing() {
+        return make();
+    }
+    if gate.skips_metering() {
         return make();
     }
     let Some(charge) = gate.budget.charge(key) else {

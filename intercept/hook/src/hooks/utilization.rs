@@ -10,7 +10,7 @@ use core::sync::atomic::AtomicU32;
 use super::nvml::adjust;
 use super::route::hooks;
 use crate::driver::nvml::{Device, uuid};
-use crate::state::{LEAST_NS, with_state};
+use crate::state::{LEAST_NS, Utilization, with_state};
 use crate::sys;
 
 /// `nvmlUtilization_t`.
@@ -21,30 +21,29 @@ pub struct Rates {
     memory: c_uint,
 }
 
-/// Measures the utilization of a device in percent; 0 without a share.
-pub(super) fn measure(device: Device) -> u8 {
+/// Measures the utilization of a device in percent; 0 without a share. `None`: it is that of the
+/// device.
+pub(super) fn measure(device: Device) -> Option<u8> {
     /// Another thread may begin a measurement meanwhile.
     const TRIES: usize = 3;
     static NEVER: AtomicU32 = AtomicU32::new(0);
-    let Some(uuid) = uuid(device) else { return 0 };
+    let Some(uuid) = uuid(device) else { return Some(0) };
     for _ in 0..TRIES {
-        let measured = with_state(|state| {
-            let (usage, ledger) = state.usage(uuid)?;
-            Some(usage.update(ledger, sys::monotonic_ns()))
-        });
+        let measured = with_state(|state| state.update_usage(uuid, sys::monotonic_ns()));
         match measured.flatten() {
-            None => return 0,
-            Some(Some(percent)) => return percent,
-            Some(None) => sys::wait_shared(&NEVER, 0, LEAST_NS),
+            None => return Some(0),
+            Some(Utilization::Percent(percent)) => return Some(percent),
+            Some(Utilization::OfDevice) => return None,
+            Some(Utilization::NotYet) => sys::wait_shared(&NEVER, 0, LEAST_NS),
         }
     }
-    0
+    Some(0)
 }
 
 /// Returns the container's part of reported rates. The driver's rate of memory is of all
 /// containers: it is reduced in proportion.
 fn rates(device: Device, reported: Rates) -> Rates {
-    let gpu = c_uint::from(measure(device));
+    let Some(gpu) = measure(device).map(c_uint::from) else { return reported };
     let memory = reported.memory.saturating_mul(gpu).checked_div(reported.gpu).unwrap_or(0);
     Rates { gpu, memory: memory.min(reported.memory) }
 }

@@ -48,6 +48,17 @@ pub(crate) struct Holder {
     pub(crate) percent: u8,
 }
 
+/// Utilization of a GPU by the container.
+#[derive(Clone, Copy)]
+pub(crate) enum Utilization {
+    /// Percent of the GPU's time.
+    Percent(u8),
+    /// Not known yet: read again after [`LEAST_NS`](super::LEAST_NS).
+    NotYet,
+    /// Not known to the host, and not computed because launches are not metered: that of the GPU.
+    OfDevice,
+}
+
 impl Memory {
     /// Memory of a GPU without a grant.
     pub(crate) const NONE: Self = Self { limit: 0, used: 0, spills: false };
@@ -151,8 +162,19 @@ impl Gpu {
         self.release(bytes);
     }
 
-    /// Returns its utilization, and the ledger that it is computed from.
-    pub(super) fn usage(&mut self) -> Option<(&mut Usage, &'static LedgerPage)> {
+    /// Updates its utilization. `None` without a share.
+    pub(super) fn update_usage(&mut self, now: u64) -> Option<Utilization> {
+        let first = self.first()?;
+        let unmetered = self.shares().get(first)?.unmetered(now);
+        let (usage, ledger) = self.usage()?;
+        Some(match unmetered {
+            Some(None) => Utilization::OfDevice,
+            Some(Some(percent)) => Utilization::Percent(usage.set_published(ledger, percent)),
+            None => usage.update(ledger, now).map_or(Utilization::NotYet, Utilization::Percent),
+        })
+    }
+
+    fn usage(&mut self) -> Option<(&mut Usage, &'static LedgerPage)> {
         let ledger = self.first_ledger()?;
         if self.usage.is_null() {
             let length = size_of::<Usage>().next_multiple_of(4096);

@@ -8,14 +8,14 @@ mod usage;
 use core::mem::{MaybeUninit, size_of};
 use core::sync::atomic::Ordering;
 
-use tessera_intercept_abi::{GpuUuid, LedgerPage};
+use tessera_intercept_abi::GpuUuid;
 use tessera_intercept_limiter::Refused;
 
 pub(crate) use binding::{Binding, Owner};
 pub(crate) use driver_counter::{DriverCounter, GRAPH, LIMIT, POOL, kind};
 use gpu::Gpu;
-pub(crate) use gpu::{Holder, Memory};
-pub(crate) use usage::{LEAST_NS, Usage};
+pub(crate) use gpu::{Holder, Memory, Utilization};
+pub(crate) use usage::LEAST_NS;
 
 use crate::grants;
 use crate::process_page::{GPUS, ProcessPage, process_page};
@@ -289,10 +289,10 @@ impl State {
         gpu.memory()
     }
 
-    /// Returns the utilization of a GPU, and the ledger that it is computed from.
-    pub(crate) fn usage(&mut self, uuid: GpuUuid) -> Option<(&mut Usage, &'static LedgerPage)> {
+    /// Updates the utilization of a GPU. `None` without a share.
+    pub(crate) fn update_usage(&mut self, uuid: GpuUuid, now: u64) -> Option<Utilization> {
         let index = self.find(uuid)?;
-        self.gpu(index)?.usage()
+        self.gpu(index)?.update_usage(now)
     }
 
     /// Returns true if memory of a GPU may spill to the host. One grant that allows it is enough:

@@ -1,4 +1,5 @@
-//! Utilization of a GPU by the container's processes, from the charges in the ledger.
+//! Utilization of a GPU by the container's processes: from the charges in the ledger, or, while
+//! launches are not metered, as the host publishes it.
 
 use core::sync::atomic::Ordering;
 
@@ -46,6 +47,18 @@ impl Usage {
         }
         self.percent = percent(total_ns, &mut self.total_ns);
         self.is_known.then_some(self.percent)
+    }
+
+    /// Stores the utilization that the host has published, while launches are not metered. NVML
+    /// reports it to the host for all processes together: each has the same part.
+    pub(crate) fn set_published(&mut self, ledger: &LedgerPage, percent: u8) -> u8 {
+        let is_live = |slot: &&SlotPage| slot.state.load(Ordering::Relaxed) == SLOT_LIVE;
+        let processes = u8::try_from(ledger.slot.iter().filter(is_live).count()).unwrap_or(u8::MAX);
+        self.slot_percent.fill(percent.checked_div(processes).unwrap_or(0));
+        // A later reading of the ledger begins anew.
+        self.at_ns = 0;
+        self.is_known = false;
+        percent
     }
 
     /// Returns the percent of the GPU's time that a process of a PID namespace used.

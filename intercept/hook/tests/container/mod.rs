@@ -33,7 +33,7 @@ use tessera_intercept_abi::{
     ComputePolicy, GRANTS_TMPFS_INODES, Grant, LEDGER_LEN, LEDGER_TMPFS_INODES, LedgerPage,
     LedgerReport, PublishedPage, Text, grant_offset, ledger, ledger::Total, mps,
 };
-use tessera_intercept_limiter::compute::{Gain, Published};
+use tessera_intercept_limiter::compute::{Contention, Gain, Published, Rate};
 use tessera_intercept_symbols::SymbolVersion;
 use tessera_test_support::report_skip;
 
@@ -626,7 +626,17 @@ impl NodeShare {
     /// Publishes a correction of charged GPU time, as the driver does at that time.
     pub(crate) fn publish_gain(&self, gain: Gain, now_ns: u64) {
         let at = grant_offset::PUBLISHED + offset_of!(PublishedPage, gain);
-        self.overwrite_grant(at, &gain.word(now_ns).to_le_bytes());
+        self.overwrite_grant(at, &gain.word(0, now_ns).to_le_bytes());
+    }
+
+    /// Publishes that launches are not metered, and the utilization that NVML reports to the host
+    /// at that time.
+    pub(crate) fn publish_unmetered(&self, percent: u8, now_ns: u64) {
+        let (rate, others, stamp_ms) = (Rate::FULL, Contention::NONE, 0);
+        let is_metered = false;
+        self.publish(&Published { rate, others, others_busy_ns: 0, stamp_ms, is_metered });
+        let at = grant_offset::PUBLISHED + offset_of!(PublishedPage, gain);
+        self.overwrite_grant(at, &Gain::ONE.word(percent, now_ns).to_le_bytes());
     }
 
     /// Returns true if a process holds the lock of a slot.

@@ -15,6 +15,35 @@ pub struct Tenant {
     pub priority: u8,
 }
 
+impl Tenant {
+    /// Returns true if it may be held to less than the whole GPU while others have work.
+    fn is_limited_beside_others(&self) -> bool {
+        let is_balanced = self.entitlement.policy == ComputePolicy::Balance;
+        self.is_limited_alone() || is_balanced && self.entitlement.share < Rate::FULL
+    }
+
+    /// Returns true if it is held to less than the whole GPU in any case.
+    fn is_limited_alone(&self) -> bool {
+        match self.entitlement.policy {
+            ComputePolicy::None => false,
+            ComputePolicy::Fixed => self.entitlement.share < Rate::FULL,
+            ComputePolicy::Balance => self.limit.max(self.entitlement.share) < Rate::FULL,
+        }
+    }
+}
+
+/// Returns true if launches of a container must be charged and measured: it is limited, or the
+/// limit of another container on the GPU depends on its use.
+#[must_use]
+pub fn needs_metering<'a>(own: &Tenant, mut others: impl Iterator<Item = &'a Tenant>) -> bool {
+    match own.entitlement.policy {
+        ComputePolicy::Balance if own.entitlement.share < Rate::FULL => {
+            own.is_limited_alone() || others.next().is_some()
+        }
+        _ => own.is_limited_alone() || others.any(Tenant::is_limited_beside_others),
+    }
+}
+
 /// Values that the host reads from a container's ledger; sums since the ledger was created.
 #[derive(Debug, Clone, Copy)]
 pub struct Observation {
@@ -112,6 +141,7 @@ impl<const N: usize> Arbiter<N> {
                 others: Contention::over(others_busy, wall),
                 others_busy_ns: *others_busy_ns,
                 stamp_ms: (now / 1_000_000) as u32,
+                is_metered: true,
             })
         })
     }

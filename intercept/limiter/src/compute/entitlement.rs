@@ -80,6 +80,7 @@ mod tests {
         others: Contention::NONE,
         others_busy_ns: 0,
         stamp_ms: 0,
+        is_metered: true,
     };
 
     #[test]

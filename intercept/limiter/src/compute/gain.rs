@@ -65,10 +65,19 @@ impl Gain {
         self.0.abs_diff(Self::ONE.0) > Self::ONE.0 / 4
     }
 
-    /// Returns the word of the page that publishes it.
+    /// Returns the word of the page that publishes it, with the utilization that NVML reports in
+    /// percent.
     #[must_use]
-    pub const fn word(self, now: u64) -> u64 {
-        self.0 as u64 | ((now / 1_000_000) as u32 as u64) << 32
+    pub const fn word(self, percent: u8, now: u64) -> u64 {
+        self.0 as u64 | (percent as u64) << 16 | ((now / 1_000_000) as u32 as u64) << 32
+    }
+
+    /// Returns the utilization in percent of the word of a page. `None` if none was published or if
+    /// it has expired.
+    #[must_use]
+    pub const fn utilization_of(word: u64, now: u64) -> Option<u8> {
+        let is_fresh = word & 0xffff != 0 && age_ms((word >> 32) as u32, now) <= Self::STALE_MS;
+        if is_fresh { Some((word >> 16) as u8) } else { None }
     }
 
     /// Returns the published gain: [`Gain::ONE`] if none was published or if it has expired.

@@ -29,7 +29,7 @@ mod rate;
 mod sample;
 mod spans;
 
-pub use arbiter::{Arbiter, Observation, Tenant};
+pub use arbiter::{Arbiter, Observation, Tenant, needs_metering};
 pub use bucket::{BURST_GPU_NS, Bucket, charge_exited};
 pub use contention::Contention;
 pub use decision::{
@@ -42,7 +42,7 @@ pub use gain::{Gain, GainEstimator, Interval};
 pub use launch_budget::{LaunchBudget, LaunchCharge};
 pub use meter::{LEASE_GPU_NS, MARKERS, Meter, RUN_AHEAD_GPU_NS};
 pub use page::{busy_of, running_of};
-pub use published::Published;
+pub use published::{Published, is_metered};
 pub use rate::Rate;
 pub use spans::{CALIBRATION, Streams, Submission};
 pub use tessera_intercept_abi::{ComputePage, ComputeSlot, PublishedPage};

@@ -17,11 +17,28 @@ pub struct Published {
     pub others_busy_ns: u64,
     /// Time of writing in monotonic ms, the low 32 bits.
     pub stamp_ms: u32,
+    /// False if launches need neither charges nor measurement.
+    pub is_metered: bool,
 }
 
 impl Published {
+    /// Bit of the word for launches that are not metered: rates are below it.
+    const UNMETERED: u64 = 1 << 15;
+
     /// Age at which it expires: the host's driver does not run.
     pub const STALE_MS: u32 = 1_000;
+
+    /// Returns [`is_metered`] of the word of a page.
+    #[must_use]
+    pub const fn word_is_metered(word: u64) -> bool {
+        word & Self::UNMETERED == 0
+    }
+
+    /// Returns the word of a page, with launches metered.
+    #[must_use]
+    pub const fn metered(word: u64) -> u64 {
+        word & !Self::UNMETERED
+    }
 
     /// Returns its age.
     #[must_use]
@@ -39,7 +56,9 @@ impl Published {
     /// Returns the words of the page. Write `word` last.
     #[must_use]
     pub fn words(&self) -> [u64; 2] {
+        let unmetered = if self.is_metered { 0 } else { Self::UNMETERED };
         let word = u64::from(self.rate.hundredths())
+            | unmetered
             | u64::from(self.others.in_256ths().min(0xffff)) << 16
             | u64::from(self.stamp_ms) << 32;
         [word, self.others_busy_ns]
@@ -57,15 +76,26 @@ impl Published {
     #[must_use]
     pub fn read(page: &PublishedPage, now: u64) -> Option<Self> {
         let word = page.word.load(Ordering::Acquire);
-        let hundredths = (word & 0xffff) as u16;
+        let hundredths = (word & (Self::UNMETERED - 1)) as u16;
         let published = Self {
             rate: Rate::new(hundredths),
             others: Contention::new((word >> 16 & 0xffff) as u32),
             others_busy_ns: page.others_busy_ns.load(Ordering::Relaxed),
             stamp_ms: (word >> 32) as u32,
+            is_metered: Self::word_is_metered(word),
         };
         (hundredths != 0 && published.age_ms(now) <= Self::STALE_MS).then_some(published)
     }
+}
+
+/// Returns true if launches must be charged and measured.
+///
+/// The value does not expire: the host publishes that launches are not metered only if no other
+/// share of the GPU needs it, and without the host's driver no share is added.
+#[must_use]
+#[inline]
+pub fn is_metered(page: &PublishedPage) -> bool {
+    Published::word_is_metered(page.word.load(Ordering::Relaxed))
 }
 
 /// Returns the age of a time stamp in ms. One of the last minute before it would be written comes

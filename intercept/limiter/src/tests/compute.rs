@@ -298,17 +298,20 @@ fn threads_that_pay_at_once_pay_once_each() {
 }
 
 #[test]
-fn what_the_host_publishes_is_read_as_written_until_it_is_stale() {
+fn published_values_are_read_as_written_until_they_expire() {
     let page = PublishedPage::default();
+    assert!(is_metered(&page), "before the host writes");
     assert_eq!(Published::read(&page, START), None, "never written");
     let published = Published {
         rate: Rate::from_percent(37),
         others: Contention::new(300),
         others_busy_ns: 12,
         stamp_ms: (START / MS) as u32,
+        is_metered: false,
     };
     published.write(&page);
     assert_eq!(Published::read(&page, START), Some(published));
+    assert!(!is_metered(&page), "also after it expires");
     assert_eq!(
         Published::read(&page, START - MS),
         Some(published),
@@ -488,7 +491,7 @@ fn gains_expire_and_are_bounded() {
     let page = PublishedPage::default();
     assert_eq!(Gain::read(&page, START), Gain::ONE, "never written");
     let gain = Gain::of(3, 2);
-    page.gain.store(gain.word(START), Ordering::Relaxed);
+    page.gain.store(gain.word(0, START), Ordering::Relaxed);
     assert_eq!(Gain::read(&page, START + 5_000 * MS), gain);
     assert_eq!(Gain::read(&page, START + 5_001 * MS), Gain::ONE);
     assert_eq!(Gain::read(&page, START - MS), gain, "a clock read before the host's");
@@ -518,7 +521,7 @@ fn gain_after(seconds: u64, each: impl Fn(u64) -> (u64, u64)) -> Gain {
 
 /// Returns a gain in 1/1024.
 const fn of_1024(gain: Gain) -> u16 {
-    gain.word(0) as u16
+    gain.word(0, 0) as u16
 }
 
 #[test]
@@ -539,4 +542,35 @@ fn what_nvml_cannot_resolve_does_not_change_the_gain() {
     let late = |second: u64| if second.is_multiple_of(2) { (800, 200) } else { (200, 800) };
     assert_eq!(gain_after(40, late), Gain::ONE);
     assert_eq!(gain_after(1, |_| (800, 0)), Gain::ONE, "NVML has not seen it yet");
+}
+
+/// Returns a tenant; `limit` in percent.
+fn tenant(policy: ComputePolicy, cores: u32, limit: u32) -> Tenant {
+    let entitlement = Entitlement::of_grant(policy, cores);
+    Tenant { entitlement, limit: Rate::from_percent(limit), priority: 1 }
+}
+
+#[test]
+fn launches_are_metered_only_where_a_limit_depends_on_them() {
+    use ComputePolicy::{Balance, Fixed, None};
+    let none = tenant(None, 0, 100);
+    let whole = tenant(Fixed, 100, 100);
+    let fixed = tenant(Fixed, 50, 100);
+    let balance = tenant(Balance, 50, 100);
+    let without_cores = tenant(Balance, 0, 100);
+    let with_limit = tenant(Balance, 25, 50);
+    for unlimited in [none, whole] {
+        assert!(!needs_metering(&unlimited, [].iter()));
+        assert!(!needs_metering(&unlimited, [none, whole].iter()));
+        for limited in [fixed, balance, without_cores, with_limit] {
+            assert!(needs_metering(&unlimited, [none, limited].iter()), "beside {limited:?}");
+        }
+    }
+    for balanced in [balance, without_cores] {
+        assert!(!needs_metering(&balanced, [].iter()), "alone");
+        assert!(needs_metering(&balanced, [none].iter()));
+    }
+    for limited in [fixed, with_limit] {
+        assert!(needs_metering(&limited, [].iter()), "also alone: {limited:?}");
+    }
 }

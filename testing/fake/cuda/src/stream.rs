@@ -7,6 +7,7 @@ use crate::abi::{CuResult, OutPtr, export};
 use crate::capture::{self, Capture};
 use crate::context::{current, current_gpu};
 use crate::device::Device;
+use crate::driver;
 use crate::state::{self, Handle, State};
 use crate::status::Status;
 use crate::timeline::{self, Engine, now};
@@ -68,6 +69,10 @@ impl State {
         let end = self.timelines.entry(gpu).or_default().queue(engine, before, length);
         if let Some(stream) = self.streams.get_mut(&on) {
             stream.end = end;
+        }
+        if engine == Engine::Kernels {
+            let ends_in = Duration::from_nanos(end.saturating_sub(now()));
+            driver::machine()?.usage().work(gpu, length, ends_in);
         }
         Ok(end)
     }

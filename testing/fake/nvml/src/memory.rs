@@ -1,7 +1,10 @@
 //! Memory, and the processes that hold it. Each process is in all process lists: graphics, MPS,
-//! accounting and sessions.
+//! accounting and sessions. The utilization of a process is that of its kernels.
 
+use std::collections::BTreeMap;
 use std::ffi::c_uint;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
 
 use nvml_wrapper_sys::bindings::{
     nvmlAccountingStats_t, nvmlBAR1Memory_t, nvmlConfComputeMemSizeInfo_t, nvmlDeviceAttributes_t,
@@ -18,6 +21,51 @@ const MEMORY_V2: c_uint = size_of::<nvmlMemory_v2_t>() as c_uint | 2 << 24;
 
 /// Value of "not part of a MIG instance".
 const NO_INSTANCE: c_uint = c_uint::MAX;
+
+/// The last reading of a process's kernels on a GPU.
+#[derive(Clone, Copy)]
+struct Reading {
+    at: Instant,
+    gpu_ns: u64,
+    percent: c_uint,
+}
+
+/// Utilization of processes that are not of the fake CUDA, in percent.
+const FOREIGN_PERCENT: c_uint = 50;
+
+/// Interval of NVML's samples: earlier calls return the last sample.
+const SAMPLE: Duration = Duration::from_millis(166);
+
+/// Returns the utilization of each process since the last call, in percent. In a first call it is
+/// 0, as for a process whose first sample is not taken yet.
+fn utilization(device: Handle) -> NvmlResult<Vec<(c_uint, c_uint)>> {
+    static READINGS: Mutex<BTreeMap<(usize, c_uint), Reading>> = Mutex::new(BTreeMap::new());
+    let device = device.device()?;
+    let mut readings = READINGS.lock().unwrap_or_else(PoisonError::into_inner);
+    let found = device.machine.processes(&device);
+    readings.retain(|(gpu, pid), _| {
+        *gpu != device.index || found.iter().any(|process| process.pid == *pid)
+    });
+    let now = Instant::now();
+    let read = found.into_iter().map(|process| {
+        let Some(gpu_ns) = process.gpu_ns else { return (process.pid, FOREIGN_PERCENT) };
+        let new = Reading { at: now, gpu_ns, percent: 0 };
+        let reading = readings.entry((device.index, process.pid)).or_insert(new);
+        let elapsed = now.duration_since(reading.at);
+        if elapsed >= SAMPLE {
+            let used = Duration::from_nanos(gpu_ns.saturating_sub(reading.gpu_ns));
+            let percent = (used.as_secs_f64() / elapsed.as_secs_f64() * 100.0).min(100.0);
+            *reading = Reading { percent: percent as c_uint, ..new };
+        }
+        (process.pid, reading.percent)
+    });
+    Ok(read.collect())
+}
+
+fn real_time_us() -> u64 {
+    let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since_1970.as_micros()).unwrap_or(u64::MAX)
+}
 
 fn processes(device: Handle) -> NvmlResult<Vec<nvmlProcessInfo_t>> {
     let device = device.device()?;
@@ -130,32 +178,32 @@ export! {
         count: OutPtr<c_uint>,
         since: u64,
     ) {
-        let sample = |process: nvmlProcessInfo_t| nvmlProcessUtilizationSample_t {
-            pid: process.pid,
-            timeStamp: since + 1,
-            smUtil: 50,
-            memUtil: 50,
+        let sample = |(pid, percent)| nvmlProcessUtilizationSample_t {
+            pid,
+            timeStamp: since.max(real_time_us()),
+            smUtil: percent,
+            memUtil: percent / 2,
             encUtil: 0,
             decUtil: 0,
         };
-        set_list(count, samples, processes(device)?.into_iter().map(sample).collect())
+        set_list(count, samples, utilization(device)?.into_iter().map(sample).collect())
     }
     fn nvmlDeviceGetProcessesUtilizationInfo(device: Handle, info: OutPtr<nvmlProcessesUtilizationInfo_t>) {
         let mut list = info.get()?;
         if list.version != size_of::<nvmlProcessesUtilizationInfo_t>() as c_uint | 1 << 24 {
             return Err(Code::ArgumentVersionMismatch);
         }
-        let sample = |process: nvmlProcessInfo_t| nvmlProcessUtilizationInfo_v1_t {
-            timeStamp: 1,
-            pid: process.pid,
-            smUtil: 50,
-            memUtil: 50,
+        let sample = |(pid, percent)| nvmlProcessUtilizationInfo_v1_t {
+            timeStamp: real_time_us(),
+            pid,
+            smUtil: percent,
+            memUtil: percent / 2,
             encUtil: 0,
             decUtil: 0,
             jpgUtil: 0,
             ofaUtil: 0,
         };
-        let samples = processes(device)?.into_iter().map(sample).collect();
+        let samples = utilization(device)?.into_iter().map(sample).collect();
         let (count, array) = (OutPtr::to(&mut list.processSamplesCount), OutPtr::at_pointer(list.procUtilArray));
         let answer = set_list(count, array, samples);
         info.set(list)?;

@@ -104,6 +104,7 @@ impl Machine {
             pid: process.pid,
             name: process.name.clone(),
             bytes: process.used_mib * 1024 * 1024,
+            gpu_ns: None,
         });
         foreign.chain(self.usage.processes(gpu.index)).collect()
     }

@@ -1,4 +1,4 @@
-//! Memory usage: bytes per process and GPU, in one file that all processes map.
+//! Usage: bytes and kernel time per process and GPU, in one file that all processes map.
 //!
 //! ```text
 //!  header | slot 0 | slot 1 | ...          one slot per living process that has used memory
@@ -18,6 +18,7 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 
@@ -42,6 +43,8 @@ pub struct ProcessUsage {
     pub name: String,
     /// Bytes.
     pub bytes: u64,
+    /// Time in ns that its kernels have run; `None` if it is no process of the fake CUDA.
+    pub gpu_ns: Option<u64>,
 }
 
 /// Memory usage per process and GPU.
@@ -136,6 +139,16 @@ impl Usage {
         }
     }
 
+    /// Adds a kernel of this process that ends after `ends_in`, behind all kernels before it.
+    pub fn work(&self, gpu: usize, length: Duration, ends_in: Duration) {
+        let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        if let Some(slot) = self.current_slot() {
+            slot.kernels_ns[gpu].fetch_add(ns(length), Ordering::SeqCst);
+            let until = monotonic_ns().saturating_add(ns(ends_in));
+            slot.busy_until_ns[gpu].fetch_max(until, Ordering::SeqCst);
+        }
+    }
+
     /// Returns the bytes of a GPU that this process holds.
     pub fn own(&self, gpu: usize) -> u64 {
         self.current_slot().map_or(0, |slot| slot.bytes[gpu].load(Ordering::SeqCst))
@@ -153,8 +166,10 @@ impl Usage {
         self.clear_dead_slots();
         let in_use = self.region.used_slots().iter().filter_map(|slot| {
             let bytes = slot.bytes[gpu].load(Ordering::SeqCst);
-            (bytes > 0)
-                .then(|| Some(ProcessUsage { pid: slot.local_pid()?, name: slot.name(), bytes }))?
+            (bytes > 0).then(|| {
+                let gpu_ns = Some(slot.executed_ns(gpu));
+                Some(ProcessUsage { pid: slot.local_pid()?, name: slot.name(), bytes, gpu_ns })
+            })?
         });
         in_use.collect()
     }
@@ -215,6 +230,14 @@ fn fingerprint(world: &World) -> u64 {
     })
 }
 
+/// Returns the monotonic time, which all processes share, in ns.
+fn monotonic_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is a local variable.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
+}
+
 /// Returns the PID namespace of this process.
 fn own_namespace() -> u64 {
     fs::metadata("/proc/self/ns/pid").map_or(0, |meta| meta.ino())
@@ -226,6 +249,12 @@ impl Slot {
         self.set_name(name.trim());
         self.namespace.store(own_namespace(), Ordering::SeqCst);
         self.pid.store(std::process::id(), Ordering::SeqCst);
+    }
+
+    /// Returns the time that its kernels have run: queued kernels run one after the other.
+    fn executed_ns(&self, gpu: usize) -> u64 {
+        let queued = self.busy_until_ns[gpu].load(Ordering::SeqCst).saturating_sub(monotonic_ns());
+        self.kernels_ns[gpu].load(Ordering::SeqCst).saturating_sub(queued)
     }
 
     /// Returns the owner's PID in this process's PID namespace.

@@ -15,7 +15,7 @@ use crate::world::MAX_GPUS;
 /// Maximum number of processes with memory: ten times what a node runs.
 pub(super) const SLOTS: usize = 1024;
 const MAGIC: u64 = 0x5445_5353_4641_4b45; // "TESSFAKE"
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const PAGE: usize = 4096;
 
 /// Usage of one process. All fields are atomics, so that zeroes are a valid, empty slot.
@@ -26,6 +26,10 @@ pub(super) struct Slot {
     pub(super) namespace: AtomicU64,
     name: [AtomicU64; 2],
     pub(super) bytes: [AtomicU64; MAX_GPUS],
+    /// Length of all kernels so far, ns.
+    pub(super) kernels_ns: [AtomicU64; MAX_GPUS],
+    /// Monotonic time in ns at which the last of them ends.
+    pub(super) busy_until_ns: [AtomicU64; MAX_GPUS],
 }
 
 impl Slot {
@@ -177,8 +181,8 @@ impl Region {
         let mapping = map_pages(PAGE, libc::PROT_NONE, libc::MAP_SHARED, file.as_raw_fd())?;
         advise(mapping, libc::MADV_DONTFORK)?;
         let entry = &self.slots()[slot];
-        for bytes in &entry.bytes {
-            bytes.store(0, Ordering::SeqCst);
+        for word in entry.bytes.iter().chain(&entry.kernels_ns).chain(&entry.busy_until_ns) {
+            word.store(0, Ordering::SeqCst);
         }
         entry.describe_this_process();
         self.table().high_water.fetch_max(slot as u32 + 1, Ordering::SeqCst);
@@ -325,5 +329,5 @@ fn unmap(address: NonNull<libc::c_void>, length: usize) {
     unsafe { libc::munmap(address.as_ptr(), length) };
 }
 
-const _: () = assert!(size_of::<Slot>() == 32 + 8 * MAX_GPUS);
+const _: () = assert!(size_of::<Slot>() == 32 + 24 * MAX_GPUS);
 const _: () = assert!(std::mem::offset_of!(Table, slots) == 24);
