@@ -59,7 +59,7 @@ test-arm64: ## Build the interceptor for aarch64 and try it in emulation (Debian
 	intercept/hook/tests/arm64.sh $(TESTS)
 
 .PHONY: real-programs
-real-programs: ## Unmodified programs above CUDA on the fake driver, with and without the interceptor (fetches 1 GB of Python packages): REAL=runtime,tools,arrays,torch
+real-programs: ## Unmodified programs above CUDA on the fake driver, with and without the interceptor (fetches 1 GB of Python packages): REAL=runtime,tools,arrays,torch,jax,onnx
 	TESSERA_REAL_STACKS=$(or $(REAL),runtime,tools,arrays) $(CARGO) test --locked --package tessera-intercept-hook --test real_programs -- --test-threads=1 --show-output
 
 .PHONY: judge

@@ -15,7 +15,7 @@ struct Program {
 }
 
 /// The programs of this suite, in the order of the page.
-const PROGRAMS: [Program; 5] = [
+const PROGRAMS: [Program; 8] = [
     Program {
         name: "CUDA runtime 11, 12 and 13",
         stack: "runtime",
@@ -46,12 +46,31 @@ const PROGRAMS: [Program; 5] = [
         packages: &["torch", "nvidia-cublas", "nvidia-cudnn-cu13", "triton"],
         checked: "`torch.OutOfMemoryError`, new operators with a full share and after, a graph, a tensor shared with another process, the ten cases of [ai-benchmark](../../bench/ai-benchmark/README.md)",
     },
+    Program {
+        name: "NCCL",
+        stack: "torch",
+        packages: &["nvidia-nccl-cu13", "torch"],
+        checked: "two processes on two shares: collectives of `torch.distributed`, one of them with full shares",
+    },
+    Program {
+        name: "JAX (XLA, cuDNN)",
+        stack: "jax",
+        packages: &["jax", "jax-cuda12-plugin", "nvidia-cudnn-cu12", "nvidia-cuda-nvcc-cu12"],
+        checked: "preallocation of a part of the share, `JaxRuntimeError`, a new function with a full share and after, a transfer; without XLA's autotuning, which compares results",
+    },
+    Program {
+        name: "ONNX Runtime (cuBLAS, cuDNN)",
+        stack: "onnx",
+        packages: &["onnxruntime-gpu", "nvidia-cublas", "nvidia-cudnn-cu13"],
+        checked: "sessions on `CUDAExecutionProvider`, its own error at the limit, sessions with a full share and after",
+    },
 ];
 
 /// Programs that are not in this suite, with the reason.
-const NOT_CHECKED: [(&str, &str); 8] = [
-    ("NCCL, DDP", "the fake driver lacks event nodes and user objects of graphs"),
-    ("JAX, TensorFlow, ONNX Runtime", "not in the suite yet; wheels exist"),
+const NOT_CHECKED: [(&str, &str); 9] = [
+    ("DDP", "compares models by a collective, and kernels of the fake driver move no data"),
+    ("NCCL in a graph", "the fake driver lacks dependencies of captures"),
+    ("TensorFlow", "not in the suite yet; wheels exist"),
     ("vLLM", "not in the suite yet; 8 GB of wheels"),
     ("cuFFT", "ends with an internal error on the fake driver"),
     ("gpustat", "no wheel on the Python package index"),

@@ -9,6 +9,7 @@ use std::process::Command;
 
 use container::{GIB, MIB, Mode, Node, lines_of, namespaces_error};
 use serde_json::Value;
+use tessera_test_support::report_skip;
 
 /// The grant of each program, without the memory of contexts.
 const LIMIT: u64 = 2 * GIB;
@@ -17,19 +18,18 @@ fn directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testing/real-programs")
 }
 
-/// Returns the Python of an installed stack, or `None` if the stack is not asked for or this
-/// machine cannot have it, which is printed.
+/// Returns the Python of an installed stack, or `None` if the stack is not requested or cannot be
+/// installed on this machine, which is reported.
 fn python(stack: &str) -> Option<PathBuf> {
     let asked = std::env::var("TESSERA_REAL_STACKS").unwrap_or_default();
     if !asked.is_empty() && !asked.split(',').any(|asked| asked == stack) {
-        println!("skipped: stack {stack} is not asked for (REAL={asked})");
+        println!("stack {stack} is not requested (REAL={asked})");
         return None;
     }
     let into = Path::new(env!("CARGO_TARGET_TMPDIR")).join("../real-programs");
     let output = Command::new(directory().join("install.sh"))
         .arg(stack)
         .arg(into)
-        .stderr(std::process::Stdio::inherit())
         .output()
         .expect("the script runs");
     match output.status.code() {
@@ -37,8 +37,12 @@ fn python(stack: &str) -> Option<PathBuf> {
             let place = String::from_utf8(output.stdout).expect("a path");
             Some(Path::new(place.trim()).join("bin/python"))
         }
-        Some(3) => None,
-        _ => panic!("install.sh {stack}: {}", output.status),
+        Some(3) => {
+            let reason = String::from_utf8_lossy(&output.stderr);
+            report_skip("real-programs", reason.trim());
+            None
+        }
+        _ => panic!("install.sh {stack}: {output:?}"),
     }
 }
 
@@ -51,40 +55,54 @@ struct Run {
     unknown_functions: u64,
 }
 
-/// Runs a program of a stack in one mode.
-fn run(python: &Path, mode: Mode, program: &[&str]) -> Run {
+/// Runs a program of a stack in one mode, with a share of each of the first GPUs.
+fn run(python: &Path, mode: Mode, program: &[&str], gpus: usize) -> Run {
     let node = Node::new();
-    let share = node.share_with_contexts(LIMIT + node.context_bytes());
+    let limit = LIMIT + node.context_bytes();
+    let shares: Vec<_> = (0..gpus).map(|gpu| node.share_with_contexts_of(gpu, limit)).collect();
     let script = directory().join("programs").join(program[0]);
     let mut arguments = vec![script.to_str().expect("text")];
     arguments.extend(&program[1..]);
     let container = match mode {
         Mode::Bare => node.container_without_library(),
-        mode => node.container_in(mode, &[&share]),
+        mode => node.container_in(mode, &shares.iter().collect::<Vec<_>>()),
     };
-    let output = container.with_timeout(300).run(python, &arguments);
+    let output = container.with_device_node().with_timeout(300).run(python, &arguments);
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{program:?} in {mode:?}: {}; {error}", output.status);
     assert!(!error.contains("panicked"), "{program:?} in {mode:?}: {error}");
-    share.ledger(|ledger| Run {
+    shares[0].ledger(|ledger| Run {
         mode,
-        lines: lines_of(&output),
+        lines: sorted(lines_of(&output)),
         peak_bytes: ledger.peak_bytes(),
         used_bytes: ledger.processes().map(|process| process.used_bytes).sum(),
         unknown_functions: ledger.unknown_functions(),
     })
 }
 
-/// Runs a program without the interceptor, and in all modes: held to its grant, it prints the same
-/// in all of them.
+/// Returns the lines of several processes in an order of their own.
+fn sorted(mut lines: Vec<Value>) -> Vec<Value> {
+    if lines.iter().any(|line| line.get("rank").is_some()) {
+        lines.sort_by_key(|line| line.get("rank").and_then(Value::as_u64));
+    }
+    lines
+}
+
+/// As [`check_on`], with one GPU.
 fn check(stack: &str, program: &[&str]) -> Option<Vec<Value>> {
+    check_on(stack, program, 1)
+}
+
+/// Runs a program without the interceptor, and in all modes: held to its grants, it prints the same
+/// in all of them.
+fn check_on(stack: &str, program: &[&str], gpus: usize) -> Option<Vec<Value>> {
     if let Some(error) = namespaces_error() {
         panic!("containers cannot run here: {error}");
     }
     let python = python(stack)?;
-    let bare = run(&python, Mode::Bare, program);
+    let bare = run(&python, Mode::Bare, program, gpus);
     let limit = total();
-    let held = Mode::INTERCEPTED.map(|mode| run(&python, mode, program));
+    let held = Mode::INTERCEPTED.map(|mode| run(&python, mode, program, gpus));
     for run in &held {
         let what = format!("{program:?} in {:?}", run.mode);
         assert_eq!(run.lines, held[0].lines, "{what}");
@@ -185,6 +203,44 @@ fn pytorch_is_held_and_recovers_from_a_full_share() {
     assert_eq!(field(&lines, "after"), &serde_json::json!([[256], [256]]));
     assert_eq!(field(&lines, "graph"), "replayed");
     assert_eq!(field(&lines, "shared"), 64 * MIB);
+}
+
+#[test]
+fn jax_is_held_and_recovers_from_a_full_share() {
+    let Some(lines) = check("jax", &["jax_arrays.py"]) else { return };
+    assert_eq!(field(&lines, "platform"), "gpu");
+    // It takes three quarters of the memory at once.
+    let reserved = field(&lines, "limit").as_u64().expect("bytes");
+    assert!(reserved > total() / 2 && reserved <= total() * 3 / 4, "{reserved}");
+    let held = field(&lines, "held").as_u64().expect("bytes");
+    assert!(held > reserved - 256 * MIB && held <= reserved, "{held} of {reserved}");
+    let error = "JaxRuntimeError";
+    assert_eq!(field(&lines, "oom"), error);
+    assert!(["success", error].iter().any(|result| field(&lines, "late") == result));
+    let shape = serde_json::json!([512, 512]);
+    assert_eq!((field(&lines, "after"), field(&lines, "host")), (&shape, &shape));
+}
+
+#[test]
+fn onnx_runtime_is_held_and_recovers_from_a_full_share() {
+    let Some(lines) = check("onnx", &["onnx_session.py"]) else { return };
+    let shape = serde_json::json!([16, 256]);
+    assert_eq!(field(&lines, "provider"), "CUDAExecutionProvider");
+    let held = field(&lines, "held").as_u64().expect("bytes");
+    assert!(held > LIMIT / 2 && held <= LIMIT, "{held}");
+    assert_eq!((field(&lines, "still"), field(&lines, "after")), (&shape, &shape));
+}
+
+#[test]
+fn nccl_runs_between_two_shares() {
+    let Some(lines) = check_on("torch", &["torch_nccl.py"], 2) else { return };
+    let ranks: Vec<_> = lines.iter().filter(|line| line.get("rank").is_some()).collect();
+    assert_eq!(ranks.len(), 2, "{lines:?}");
+    for rank in ranks {
+        assert_eq!((&rank["total"], &rank["held"]), (&total().into(), &true.into()));
+        assert_eq!(rank["oom"], "OutOfMemoryError");
+    }
+    assert_eq!(field(&lines, "processes"), "ended");
 }
 
 /// The job of `bench/ai-benchmark`.

@@ -42,7 +42,7 @@ fn write_function(symbol: &Symbol, defined: &BTreeSet<String>, code: &mut String
         ),
         None => writeln!(
             code,
-            "#[unsafe(no_mangle)]\nextern \"C\" fn {symbol}() -> crate::abi::Return {{ crate::abi::not_supported() }}"
+            "#[unsafe(no_mangle)]\nextern \"C\" fn {symbol}() -> crate::abi::Return {{ crate::abi::not_supported(\"{symbol}\") }}"
         ),
     }
     .expect("writing to a string cannot fail");

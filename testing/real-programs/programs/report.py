@@ -6,7 +6,8 @@ MIB = 1 << 20
 
 
 def say(**fields):
-    print(json.dumps(fields), flush=True)
+    # One write: processes print to the same pipe.
+    print(json.dumps(fields) + "\n", end="", flush=True)
 
 
 def fill(take, out_of_memory, piece):

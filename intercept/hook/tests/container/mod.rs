@@ -442,9 +442,14 @@ impl Node {
 
     /// Creates a share of the first GPU that is charged for contexts.
     pub(crate) fn share_with_contexts(&self, bytes: u64) -> NodeShare {
+        self.share_with_contexts_of(0, bytes)
+    }
+
+    /// Creates a share of a GPU that charges contexts.
+    pub(crate) fn share_with_contexts_of(&self, gpu: usize, bytes: u64) -> NodeShare {
         self.share_of(Grant {
             context_bytes: self.context_bytes(),
-            ..self.grant("claim-0", 0, bytes)
+            ..self.grant(&format!("claim-{gpu}"), gpu, bytes)
         })
     }
 
@@ -715,6 +720,11 @@ impl Container<'_> {
     /// Mounts the proxies over these two files of the driver, as the driver's CDI spec does.
     pub(crate) fn with_proxies(self, driver: &[PathBuf; 2]) -> Self {
         self.and(&mode::mount_script(driver))
+    }
+
+    /// Adds the device node by which programs detect a GPU. Nothing opens it.
+    pub(crate) fn with_device_node(self) -> Self {
+        self.and("[ -e /dev/nvidiactl ] || touch /dev/nvidiactl\n")
     }
 
     /// Limits the run time of the program.

@@ -33,6 +33,7 @@ macro_rules! export {
                 $crate::abi::check_not_failing(stringify!($name))?;
                 $body
             });
+            $crate::abi::trace(stringify!($name), result);
             $crate::abi::preempt(stringify!($name));
             result
         }
@@ -74,11 +75,23 @@ macro_rules! jump_to {
 pub(crate) use jump_to;
 
 /// Result of a stub. Like the real library, it requires initialisation first.
-pub(crate) fn not_supported() -> Return {
-    answer(|| {
+pub(crate) fn not_supported(function: &str) -> Return {
+    let result = answer(|| {
         crate::driver::machine()?;
         Err(Status::NotSupported)
-    })
+    });
+    trace(function, result);
+    result
+}
+
+/// Prints a call that failed, if `TESSERA_FAKE_CUDA_TRACE` is set: gaps of this library show there.
+/// With the value `all`, prints every call.
+pub(crate) fn trace(function: &str, result: Return) {
+    static TRACED: OnceLock<Option<String>> = OnceLock::new();
+    let traced = TRACED.get_or_init(|| std::env::var("TESSERA_FAKE_CUDA_TRACE").ok()).as_deref();
+    if traced == Some("all") || traced.is_some() && result != 0 {
+        eprintln!("fake libcuda.so.1: {function} returns {result}");
+    }
 }
 
 /// Pointer to a result; may be NULL.

@@ -72,6 +72,12 @@ thread_local! {
     static STACK: RefCell<Vec<Handle>> = const { RefCell::new(Vec::new()) };
 }
 
+/// Changes the context stack of the thread. Libraries call this from destructors of thread-local
+/// storage too, after the stack was destroyed.
+fn change_stack<T>(change: impl FnOnce(&mut Vec<Handle>) -> T) -> CuResult<T> {
+    STACK.try_with(|stack| change(&mut stack.borrow_mut())).map_err(|_| Status::Deinitialized)
+}
+
 /// Version that `cuCtxGetApiVersion` returns since CUDA 3.2.
 const API_VERSION: c_uint = 3020;
 
@@ -213,7 +219,7 @@ fn create(out: OutPtr<Handle>, flags: c_uint, device: Device) -> CuResult {
     let gpu = gpu(device)?;
     let mut state = state::lock()?;
     let context = create_context(&mut state, gpu, flags, ContextKind::Plain)?;
-    STACK.with_borrow_mut(|stack| stack.push(context));
+    change_stack(|stack| stack.push(context))?;
     out.set(context)
 }
 
@@ -302,13 +308,13 @@ fn synchronize(gpu: impl FnOnce(&State) -> CuResult<usize>) -> CuResult {
 
 fn push(context: Handle) -> CuResult {
     check_handle(&*state::lock()?, context)?;
-    STACK.with_borrow_mut(|stack| stack.push(context));
+    change_stack(|stack| stack.push(context))?;
     Ok(())
 }
 
 fn pop(out: OutPtr<Handle>) -> CuResult {
     driver::machine()?;
-    let context = STACK.with_borrow_mut(Vec::pop).ok_or(Status::InvalidContext)?;
+    let context = change_stack(Vec::pop)?.ok_or(Status::InvalidContext)?;
     out.set_unless_null(context);
     Ok(())
 }
@@ -417,13 +423,12 @@ export! {
         if context != Handle::NULL {
             check_handle(&state, context)?;
         }
-        STACK.with_borrow_mut(|stack| {
+        change_stack(|stack| {
             stack.pop();
             if context != Handle::NULL {
                 stack.push(context);
             }
-        });
-        Ok(())
+        })
     }
 
     fn cuCtxGetCurrent(context: OutPtr<Handle>) {

@@ -5,6 +5,7 @@ use std::ffi::{c_uchar, c_uint, c_ushort};
 
 use crate::abi::{CuResult, export};
 use crate::driver;
+use crate::host;
 use crate::state::{self, Handle};
 use crate::status::Status;
 use crate::timeline::{self, Engine};
@@ -30,6 +31,12 @@ fn check(address: u64, bytes: u64, host_too: bool) -> CuResult {
     if mapped || host_too && address != 0 { Ok(()) } else { Err(Status::InvalidValue) }
 }
 
+/// Checks that the GPU can address the range: unified addressing contains host memory that is known
+/// to the GPU.
+fn check_device(address: u64, bytes: u64) -> CuResult {
+    if host::is_known(address, bytes)? { Ok(()) } else { check(address, bytes, false) }
+}
+
 fn queue(on: Handle, bytes: u64, nanos_per_16: f64, wait: bool) -> CuResult {
     let nanos = (bytes as f64 / 16.0 * nanos_per_16) as u64;
     let length = driver::machine()?.world().time.real(nanos);
@@ -48,7 +55,7 @@ fn over_pcie(device: u64, host: u64, bytes: usize, on: Handle, wait: bool) -> Cu
     if host == 0 {
         return Err(Status::InvalidValue);
     }
-    check(device, bytes as u64, false)?;
+    check_device(device, bytes as u64)?;
     queue(on, bytes as u64, OVER_PCIE, wait)
 }
 
@@ -67,7 +74,7 @@ fn fill(to: u64, element: usize, count: usize, on: Handle, wait: bool) -> CuResu
     if bytes == 0 {
         return driver::machine().map(drop);
     }
-    check(to, bytes as u64, false)?;
+    check_device(to, bytes as u64)?;
     queue(on, bytes as u64, ON_GPU, wait)
 }
 

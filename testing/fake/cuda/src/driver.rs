@@ -88,6 +88,11 @@ export! {
         Ok(())
     }
 
+    fn cuLogsUnregisterCallback(handle: usize) {
+        let _ = handle;
+        machine().map(drop)
+    }
+
     fn cuProfilerStart() { machine().map(drop) }
     fn cuProfilerStop() { machine().map(drop) }
 

@@ -35,7 +35,12 @@ impl<const N: usize> Table<N> {
 
     /// Returns a table with these entries; the others are stubs.
     const fn plain(entries: &[(usize, Entry)]) -> Self {
-        let mut table = [stub as extern "C" fn() -> Return as Entry; N];
+        let mut table = [core::ptr::null(); N];
+        let mut index = 0;
+        while index < N {
+            table[index] = STUBS[index] as Entry;
+            index += 1;
+        }
         let mut next = 0;
         while next < entries.len() {
             table[entries[next].0] = entries[next].1;
@@ -84,8 +89,11 @@ static INTEGRITY: Table<3> =
     Table::sized(&[(1, check_integrity as extern "C" fn(_, _, _) -> _ as Entry)]);
 
 /// For cuBLAS, cuDNN and cuFFT.
-static MATHEMATICS: Table<95> =
-    Table::sized(&[(4, context_number as extern "C" fn(_, _) -> _ as Entry)]);
+static MATHEMATICS: Table<95> = Table::sized(&[
+    (4, context_number as extern "C" fn(_, _) -> _ as Entry),
+    (39, stream_number as extern "C" fn(_, _, _) -> _ as Entry),
+    (51, stream_object as extern "C" fn(_, _, _) -> _ as Entry),
+]);
 
 /// For cuBLASLt, which takes an error for "no".
 static MATRIX_HINTS: Table<16> = Table::sized(&[]);
@@ -120,8 +128,27 @@ pub(crate) fn addresses() -> integrity::Addresses {
     }
 }
 
-extern "C" fn stub() -> Return {
-    not_supported()
+/// Stubs by index, so that a trace names the entry that a library calls.
+#[rustfmt::skip]
+const STUBS: [extern "C" fn() -> Return; 96] = [
+    stub::<0>, stub::<1>, stub::<2>, stub::<3>, stub::<4>, stub::<5>, stub::<6>,
+    stub::<7>, stub::<8>, stub::<9>, stub::<10>, stub::<11>, stub::<12>, stub::<13>,
+    stub::<14>, stub::<15>, stub::<16>, stub::<17>, stub::<18>, stub::<19>, stub::<20>,
+    stub::<21>, stub::<22>, stub::<23>, stub::<24>, stub::<25>, stub::<26>, stub::<27>,
+    stub::<28>, stub::<29>, stub::<30>, stub::<31>, stub::<32>, stub::<33>, stub::<34>,
+    stub::<35>, stub::<36>, stub::<37>, stub::<38>, stub::<39>, stub::<40>, stub::<41>,
+    stub::<42>, stub::<43>, stub::<44>, stub::<45>, stub::<46>, stub::<47>, stub::<48>,
+    stub::<49>, stub::<50>, stub::<51>, stub::<52>, stub::<53>, stub::<54>, stub::<55>,
+    stub::<56>, stub::<57>, stub::<58>, stub::<59>, stub::<60>, stub::<61>, stub::<62>,
+    stub::<63>, stub::<64>, stub::<65>, stub::<66>, stub::<67>, stub::<68>, stub::<69>,
+    stub::<70>, stub::<71>, stub::<72>, stub::<73>, stub::<74>, stub::<75>, stub::<76>,
+    stub::<77>, stub::<78>, stub::<79>, stub::<80>, stub::<81>, stub::<82>, stub::<83>,
+    stub::<84>, stub::<85>, stub::<86>, stub::<87>, stub::<88>, stub::<89>, stub::<90>,
+    stub::<91>, stub::<92>, stub::<93>, stub::<94>, stub::<95>,
+];
+
+extern "C" fn stub<const INDEX: usize>() -> Return {
+    not_supported(&format!("entry {INDEX} of an export table"))
 }
 
 extern "C" fn succeed() -> Return {
@@ -211,6 +238,16 @@ extern "C" fn check_integrity(version: u32, seconds: u64, result: OutPtr<[u64; 2
 
 extern "C" fn context_number(context: Handle, number: OutPtr<u64>) -> Return {
     answer(|| number.set(context.0 as u64))
+}
+
+/// Returns an object of a stream, which only [`stream_number`] takes.
+extern "C" fn stream_object(_context: Handle, stream: Handle, object: OutPtr<Handle>) -> Return {
+    answer(|| object.set(stream))
+}
+
+/// Returns a number of a stream's object. Libraries continue with any.
+extern "C" fn stream_number(_context: Handle, _object: Handle, number: OutPtr<u64>) -> Return {
+    answer(|| number.set(0))
 }
 
 /// Calls a function for each function of a module: the fake knows those that were asked for.

@@ -82,6 +82,17 @@ fn release(address: u64, is_allocated: bool) -> CuResult {
     })
 }
 
+/// Returns true if a range is host memory that is known to the GPU.
+pub(crate) fn is_known(address: u64, bytes: u64) -> CuResult<bool> {
+    with_host_memory(|memories| {
+        let contains = |(start, memory): (&u64, &HostMemory)| {
+            let inside = address.checked_sub(*start).and_then(|offset| offset.checked_add(bytes));
+            inside.is_some_and(|end| end <= memory.bytes)
+        };
+        Ok(memories.iter().any(contains))
+    })
+}
+
 export! {
     fn cuMemAllocHost(pointer: OutPtr<u64>, bytes: c_uint) { allocate(pointer, bytes as usize, 0) }
     fn cuMemAllocHost_v2(pointer: OutPtr<u64>, bytes: usize) { allocate(pointer, bytes, 0) }

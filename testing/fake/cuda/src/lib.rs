@@ -51,6 +51,7 @@ mod share;
 mod state;
 mod status;
 mod stream;
+mod tensor_map;
 mod timeline;
 mod vmm;
 

@@ -9,6 +9,7 @@ use crate::device::Device;
 use crate::driver;
 use crate::state::{self, Handle};
 use crate::status::Status;
+use crate::vmm::Physical;
 
 /// Alignment of the rows of pitched memory.
 const PITCH: usize = 512;
@@ -41,10 +42,16 @@ enum Value {
     Word(u64),
 }
 
+/// `CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE`.
+const READ_AND_WRITE: c_int = 3;
+
 /// Returns the value of a `CUpointer_attribute`, if the address is allocated and the attribute is
 /// modelled.
 fn attribute(attribute: c_int, address: u64) -> CuResult<Value> {
     let state = state::lock()?;
+    if let Some((start, _, physical)) = state.mapping_at(address) {
+        return of_mapping(attribute, address, start, physical);
+    }
     let (start, allocation) = state.allocation_at(address).ok_or(Status::InvalidValue)?;
     let managed =
         matches!(allocation.kind, AllocationKind::Managed | AllocationKind::ManagedPool { .. });
@@ -69,8 +76,35 @@ fn attribute(attribute: c_int, address: u64) -> CuResult<Value> {
         9 => Value::Int(allocation.gpu as c_int),
         11 | 19 => Value::Word(start),
         12 | 18 => Value::Word(allocation.bytes),
-        13 => Value::Int(1),
+        // Synchronous operations are not requested; of no shareable handle type.
+        6 | 21 => Value::Int(0),
+        10 => Value::Int((!managed && pool == 0).into()),
+        13 | 15 => Value::Int(1),
+        14 => Value::Word(0),
+        16 => Value::Int(READ_AND_WRITE),
         17 => Value::Word(pool),
+        4..=21 => return Err(Status::InvalidValue),
+        _ => return Err(Status::NotSupported),
+    })
+}
+
+/// Returns the value of a `CUpointer_attribute` of mapped physical memory, which belongs to no
+/// context.
+fn of_mapping(attribute: c_int, address: u64, start: u64, physical: &Physical) -> CuResult<Value> {
+    Ok(match attribute {
+        1 => Value::Word(0),
+        2 => Value::Int(if physical.gpu.is_some() { 2 } else { 1 }),
+        3 => Value::Word(address),
+        7 | 11 | 19 | 20 => Value::Word(start),
+        8 => Value::Int(0),
+        9 => Value::Int(physical.gpu.map_or(-2, |gpu| gpu as c_int)),
+        12 | 18 => Value::Word(physical.bytes),
+        6 | 10 | 21 => Value::Int(0),
+        13 | 15 => Value::Int(1),
+        // A file descriptor.
+        14 => Value::Word(1),
+        16 => Value::Int(READ_AND_WRITE),
+        17 => Value::Word(0),
         4..=21 => return Err(Status::InvalidValue),
         _ => return Err(Status::NotSupported),
     })
@@ -150,9 +184,11 @@ export! {
 
     fn cuMemGetAddressRange_v2(base: OutPtr<u64>, bytes: OutPtr<usize>, pointer: u64) {
         let state = state::lock()?;
-        let (start, allocation) = state.allocation_at(pointer).ok_or(Status::InvalidValue)?;
+        let mapping = state.mapping_at(pointer).map(|(start, _, physical)| (start, physical.bytes));
+        let allocation = || state.allocation_at(pointer).map(|(start, found)| (start, found.bytes));
+        let (start, length) = mapping.or_else(allocation).ok_or(Status::InvalidValue)?;
         base.set_unless_null(start);
-        bytes.set_unless_null(allocation.bytes as usize);
+        bytes.set_unless_null(length as usize);
         Ok(())
     }
 

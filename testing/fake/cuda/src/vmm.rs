@@ -96,13 +96,17 @@ impl state::State {
 
     /// Returns the memory that is mapped at an address.
     pub(crate) fn physical_at(&self, address: u64) -> CuResult<u64> {
-        let (_, reservation) =
-            self.reservations.range(..=address).next_back().ok_or(Status::InvalidValue)?;
-        let mut below = reservation.mappings.iter().filter(|(at, handle)| {
-            let bytes = self.physical.get(handle).map_or(0, |physical| physical.bytes);
-            (*at..at.saturating_add(bytes)).contains(&address)
-        });
-        below.next().map(|(_, handle)| *handle).ok_or(Status::InvalidValue)
+        self.mapping_at(address).map(|(_, handle, _)| handle).ok_or(Status::InvalidValue)
+    }
+
+    /// Returns the start, the handle and the memory of the mapping that contains an address.
+    pub(crate) fn mapping_at(&self, address: u64) -> Option<(u64, u64, &Physical)> {
+        let (_, reservation) = self.reservations.range(..=address).next_back()?;
+        reservation.mappings.iter().find_map(|(at, handle)| {
+            let physical = self.physical.get(handle)?;
+            let is_inside = (*at..at.saturating_add(physical.bytes)).contains(&address);
+            is_inside.then_some((*at, *handle, physical))
+        })
     }
 }
 

@@ -162,6 +162,42 @@ fn copies_beyond_allocations_fail() {
 }
 
 #[test]
+fn host_memory_known_to_the_gpu_is_filled_and_copied() {
+    let driver = Driver::begin(shipped::T4_1);
+    let (mut pinned, mut plain) = (0_u64, vec![0_u8; 4096]);
+    driver.ok("cuMemHostAlloc", [out(&mut pinned), 4096, 0]);
+    driver.ok("cuMemsetD32_v2", [pinned as usize, 7, 1024]);
+    driver.ok("cuMemcpyDtoH_v2", [out(&mut plain[0]), pinned as usize, 4096]);
+    assert_eq!(driver.call("cuMemsetD32_v2", [pinned as usize, 7, 1025]), INVALID_VALUE);
+    driver.ok("cuMemFreeHost", [pinned as usize]);
+    assert_eq!(driver.call("cuMemsetD32_v2", [pinned as usize, 7, 1024]), INVALID_VALUE);
+}
+
+#[test]
+fn mapped_memory_has_the_attributes_of_its_mapping() {
+    const MAPPED: usize = 4 << 20;
+    let driver = Driver::begin(shipped::T4_1);
+    let (mut handle, mut address) = (0_u64, 0_u64);
+    // Pinned memory of device 0.
+    let properties = [1_u64, 1, 0, 0];
+    let properties = properties.as_ptr() as usize;
+    driver.ok("cuMemCreate", [out(&mut handle), MAPPED, properties, 0]);
+    driver.ok("cuMemAddressReserve", [out(&mut address), MAPPED * 2, 0, 0, 0]);
+    let inside = address as usize + 100;
+    let mut device = -1_i32;
+    let device_of =
+        |device: &mut i32| driver.call("cuPointerGetAttribute", [out(device), 9, inside]);
+    assert_eq!(device_of(&mut device), INVALID_VALUE, "reserved only");
+    driver.ok("cuMemMap", [address as usize, MAPPED, 0, handle as usize, 0]);
+    assert_eq!((device_of(&mut device), device), (0, 0));
+    let (mut base, mut bytes) = (0_u64, 0_u64);
+    driver.ok("cuMemGetAddressRange_v2", [out(&mut base), out(&mut bytes), inside]);
+    assert_eq!((base, bytes), (address, MAPPED as u64));
+    driver.ok("cuMemUnmap", [address as usize, MAPPED]);
+    assert_eq!(device_of(&mut device), INVALID_VALUE);
+}
+
+#[test]
 fn invalid_handles_are_rejected() {
     let driver = Driver::begin(shipped::T4_1);
     let garbage = 0x1234_5678;
