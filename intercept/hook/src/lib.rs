@@ -15,7 +15,7 @@
 //! ```
 //!
 //! The library runs in programs that do not expect it. So it has no constructor, no thread and no
-//! signal handler; it prints only on request ([`trace`]), never panics, and gets its own memory
+//! signal handler; it prints only on request (`trace`), never panics, and gets its own memory
 //! from the kernel only. As it ships (`--profile intercept`) it is `no_std` and needs nothing but
 //! libc. In every unclear case it grants no memory.
 #![cfg_attr(panic = "abort", no_std)]

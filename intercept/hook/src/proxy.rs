@@ -12,7 +12,7 @@
 //!
 //! **Nothing is charged twice.** The hooks of one library charge in a process, for its whole life:
 //! those of the preload library if it is loaded, because it is loaded before all others. Its hooks
-//! call the real driver, because [`LoadedLibrary::driver`] skips proxies. A proxy's own hooks run
+//! call the real driver, because `LoadedLibrary::driver` skips proxies. A proxy's own hooks run
 //! only without the preload library.
 
 use core::ffi::{CStr, c_int};

@@ -64,7 +64,7 @@ fn run(python: &Path, mode: Mode, program: &[&str], gpus: usize) -> Run {
     let mut arguments = vec![script.to_str().expect("text")];
     arguments.extend(&program[1..]);
     let container = match mode {
-        Mode::Bare => node.container_without_library(),
+        Mode::Bare => node.container_without_library().with_own_devices(),
         mode => node.container_in(mode, &shares.iter().collect::<Vec<_>>()),
     };
     let output = container.with_device_node().with_timeout(300).run(python, &arguments);

@@ -695,6 +695,20 @@ impl NodeShare {
 /// End of a container's script, after all mounts.
 const LAST: &str = "exec \"$@\"\n";
 
+/// Mounts a `/dev` over that of the machine, which the container without the library shares.
+const OWN_DEVICES: &str = "\
+if [ ! -e /dev/nvidiactl ]; then
+  mount -t tmpfs -o size=64k tmpfs /mnt
+  for name in null zero random urandom; do
+    : >/mnt/$name
+    mount --bind /dev/$name /mnt/$name
+  done
+  mkdir /mnt/shm
+  mount --rbind /dev/shm /mnt/shm
+  mount --move /mnt /dev
+fi
+";
+
 /// A container that is not running yet.
 pub(crate) struct Container<'a> {
     node: &'a Node,
@@ -722,7 +736,13 @@ impl Container<'_> {
         self.and(&mode::mount_script(driver))
     }
 
-    /// Adds the device node by which programs detect a GPU. Nothing opens it.
+    /// Gives a container without the library a `/dev` of its own, unless the machine has GPUs.
+    pub(crate) fn with_own_devices(self) -> Self {
+        self.and(OWN_DEVICES)
+    }
+
+    /// Adds the device node by which programs detect a GPU. Nothing opens it. The container has a
+    /// `/dev` of its own.
     pub(crate) fn with_device_node(self) -> Self {
         self.and("[ -e /dev/nvidiactl ] || touch /dev/nvidiactl\n")
     }
