@@ -82,6 +82,7 @@ pub fn run(workload: &Workload, limiter: Limiter, percent: u32, seed: u64) -> Wo
     world.add(Container {
         program: Program::new(workload.kernel, workload.pattern),
         processes: workload.processes,
+        gpu: 0,
         limiter,
         percent,
         limit_percent: 100,
@@ -95,6 +96,7 @@ pub fn run(workload: &Workload, limiter: Limiter, percent: u32, seed: u64) -> Wo
                 Pattern::Async,
             ),
             processes: 1,
+            gpu: 0,
             limiter: Limiter::Tessera(ComputePolicy::None),
             percent: 0,
             limit_percent: 100,

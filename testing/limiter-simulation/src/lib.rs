@@ -4,7 +4,7 @@
 //! ```text
 //! Program   launches of a container's processes, and their synchronisation
 //!   |  each launch asks the container's Limiter: Tessera's, none, or models of others
-//! Gpu       one context at a time, by time slices; streams within a context run concurrently
+//! Gpu       one context at a time, by time slices; its streams share channels and SMs
 //!   |  knows the ground truth: the run time of each context
 //! Cpu       what submissions take, preemption and CPU limits: the GPU waits for the CPU meanwhile
 //! World     the clock; the host that reads ledgers and publishes with a delay
@@ -27,7 +27,7 @@ mod world;
 
 pub use cases::{Accuracy, CoTenant, Workload, measure, run, unlimited};
 pub use cpu::CpuSpec;
-pub use gpu::{Gpu, GpuSpec};
+pub use gpu::{CHANNELS, Gpu, GpuSpec, Kernel, Spin};
 pub use limiter::{ContainerLimiter, Limiter};
 pub use program::{Pattern, Program};
 pub use record::Record;

@@ -24,6 +24,15 @@ pub enum Pattern {
         /// Number of the other launches.
         launches: u32,
     },
+    /// Launches a kernel that ends when the next one, in another stream, has started; waits for
+    /// both, as two ranks of a collective in one process.
+    Rendezvous,
+    /// Launches kernels, then one that ends when the peer on the other GPU has started its own, and
+    /// waits: a rank of data-parallel training.
+    Rank {
+        /// Number of kernels before that one.
+        compute: u32,
+    },
     /// Never waits; launches at intervals.
     Sparse {
         /// Time between two launches in ns.
@@ -44,6 +53,11 @@ pub struct Program {
     pub pattern: Pattern,
     /// Number of streams, to which launches go in turn.
     pub streams: usize,
+    /// Part of the SMs that each kernel fills, in percent of the GPU.
+    pub fill_percent: u32,
+    /// Time for which each kernel runs before the end of the kernel ahead of it (programmatic
+    /// dependent launch), in ns.
+    pub overlap: u64,
     /// Number of kernels of different shapes, which are launched in turn.
     pub shapes: usize,
     /// GPU time of what follows each launch and is not launched: copies, kernels of kernels. In
@@ -63,6 +77,8 @@ impl Program {
             tail: 0,
             pattern,
             streams: 1,
+            fill_percent: 100,
+            overlap: 0,
             shapes: 1,
             unseen: 0,
             active: vec![(0, u64::MAX)],
@@ -80,6 +96,20 @@ impl Program {
     #[must_use]
     pub fn streams(mut self, streams: usize) -> Self {
         self.streams = streams;
+        self
+    }
+
+    /// Makes each kernel fill a part of the SMs.
+    #[must_use]
+    pub fn fill(mut self, percent: u32) -> Self {
+        self.fill_percent = percent;
+        self
+    }
+
+    /// Makes each kernel start this time before the end of the kernel ahead of it.
+    #[must_use]
+    pub fn overlap(mut self, overlap: u64) -> Self {
+        self.overlap = overlap;
         self
     }
 

@@ -7,7 +7,7 @@ use tessera_intercept_limiter::compute::{
 };
 
 use crate::cpu::{CpuSpec, Quota};
-use crate::gpu::{Gpu, GpuSpec};
+use crate::gpu::{Gpu, GpuSpec, Kernel, Spin};
 use crate::limiter::{ContainerLimiter, GpuEventTimer, Limiter, LimiterDecision, ProcessLimiter};
 use crate::nvml::{ClosedLoop, NVML_PERIOD};
 use crate::others::Hami;
@@ -20,6 +20,8 @@ use crate::{MS, US};
 const QUEUE: usize = 1024;
 /// Time between two readings of NVML by the host's driver.
 const READING: u64 = 1_000 * MS;
+/// Time until a GPU sees what its peer has done.
+const PEER_DELAY: u64 = 10 * US;
 /// Number of containers that the host manages.
 const TENANTS: usize = 8;
 
@@ -28,6 +30,8 @@ const TENANTS: usize = 8;
 pub struct Container {
     /// Program of each process.
     pub program: Program,
+    /// Number of its GPU.
+    pub gpu: usize,
     /// Number of processes.
     pub processes: usize,
     /// Limiter.
@@ -63,6 +67,7 @@ impl Default for Host {
 struct Process {
     container: usize,
     slot: usize,
+    gpu: usize,
     context: usize,
     limiter: ProcessLimiter,
     wake: u64,
@@ -113,7 +118,8 @@ impl Ideal {
 /// A GPU, its containers and its host.
 #[derive(Debug)]
 pub struct World {
-    gpu: Gpu,
+    gpus: Vec<Gpu>,
+    spec: GpuSpec,
     cpu: CpuSpec,
     quotas: Vec<Option<Quota>>,
     ideals: Vec<Ideal>,
@@ -142,7 +148,8 @@ impl World {
     #[must_use]
     pub fn new(spec: GpuSpec, host: Host, seed: u64) -> Self {
         Self {
-            gpu: Gpu::new(spec),
+            gpus: Vec::new(),
+            spec,
             cpu: CpuSpec::default(),
             quotas: Vec::new(),
             ideals: Vec::new(),
@@ -176,13 +183,18 @@ impl World {
             container.processes,
             self.assumed_slice,
         );
+        let gpu = container.gpu;
+        while self.gpus.len() <= gpu {
+            self.gpus.push(Gpu::new(self.spec));
+        }
         for slot in 0..container.processes {
-            let context = self.gpu.add_context(container.program.streams, limiter.events());
+            let context = self.gpus[gpu].add_context(container.program.streams, limiter.events());
             let wake = container.program.next_active(self.random.between(0, 2 * MS));
             let process_limiter = limiter.process_limiter();
             self.processes.push(Process {
                 container: number,
                 slot,
+                gpu,
                 context,
                 limiter: process_limiter,
                 wake,
@@ -246,9 +258,10 @@ impl World {
             let next_task = next_task.min(self.next_reading);
             let arrives = self.pending_publication.as_ref().map_or(u64::MAX, |(at, _)| *at);
             let to = next.min(next_task).min(arrives).min(until);
-            if let Some((context, at)) = self.gpu.advance(to) {
+            let to = if self.gpus.len() > 1 { to.min(self.now + PEER_DELAY) } else { to };
+            if let Some((gpu, context, at)) = self.advance(to) {
                 self.now = at;
-                self.wake(context);
+                self.wake(gpu, context);
                 continue;
             }
             self.now = to;
@@ -261,13 +274,27 @@ impl World {
         }
     }
 
+    /// Advances all GPUs until `to`, or until a wait is over.
+    fn advance(&mut self, to: u64) -> Option<(usize, usize, u64)> {
+        let started: Vec<_> = self.gpus.iter().map(|gpu| gpu.started_kernels(0)).collect();
+        for (at, gpu) in self.gpus.iter_mut().enumerate() {
+            if let Some(peer) = started.get(at ^ 1) {
+                gpu.set_peer(0, *peer);
+            }
+            if let Some((context, time)) = gpu.advance(to) {
+                return Some((at, context, time));
+            }
+        }
+        None
+    }
+
     /// Kills a process with SIGKILL. Its slot is reclaimed at once.
     pub fn kill(&mut self, container: usize, slot: usize) {
         let is_target =
             |process: &&mut Process| process.container == container && process.slot == slot;
         let Some(process) = self.processes.iter_mut().find(is_target) else { return };
         process.wake = u64::MAX;
-        self.gpu.kill(process.context);
+        self.gpus[process.gpu].kill(process.context);
         let limiter = &self.containers[container].1;
         let page = &limiter.slots[slot];
         let due = &limiter.page.due_ns;
@@ -283,12 +310,10 @@ impl World {
     }
 
     /// Wakes the process whose wait is over.
-    fn wake(&mut self, context: usize) {
+    fn wake(&mut self, gpu: usize, context: usize) {
         let (cpu, now) = (self.cpu, self.now);
-        let Some(process) = self.processes.iter_mut().find(|process| process.context == context)
-        else {
-            return;
-        };
+        let is_waiting = |process: &&mut Process| (process.gpu, process.context) == (gpu, context);
+        let Some(process) = self.processes.iter_mut().find(is_waiting) else { return };
         let quota = self.quotas[process.container].as_mut();
         process.wake = cpu.work(quota, now, cpu.sync, &mut self.random);
     }
@@ -310,7 +335,7 @@ impl World {
     fn report(&mut self, at: usize, plan: LaunchPlan, submission: Submission) {
         let process = &mut self.processes[at];
         let is_pending = |pair: tessera_intercept_limiter::compute::EventPair| {
-            self.gpu.completed(process.context, pair.before.0).is_none()
+            self.gpus[process.gpu].completed(process.context, pair.before.0).is_none()
         };
         let was_queued = plan.pair.is_some_and(is_pending);
         let submission = Submission { was_queued, ..submission };
@@ -321,7 +346,8 @@ impl World {
         let now = self.now;
         let process = &mut self.processes[at];
         let (container, limiter) = &mut self.containers[process.container];
-        limiter.synced(&mut process.limiter, process.slot, &self.gpu, process.context, now);
+        let gpu = &self.gpus[process.gpu];
+        limiter.synced(&mut process.limiter, process.slot, gpu, process.context, now);
         match container.program.pattern {
             Pattern::Sync { gap } if gap > 0 => process.wake = now + gap,
             _ => self.launch(at),
@@ -339,18 +365,18 @@ impl World {
             process.wake = active;
             return;
         }
-        if self.gpu.queued(process.context) >= QUEUE {
+        if self.gpus[process.gpu].queued(process.context) >= QUEUE {
             process.wake = u64::MAX;
-            self.gpu.wait_for(process.context, QUEUE - 1);
+            self.gpus[process.gpu].wait_for(process.context, QUEUE - 1);
             return;
         }
         let (key, stream) = next_launch(program, process);
-        let mut events = GpuEventTimer { gpu: &self.gpu, context: process.context };
+        let mut events = GpuEventTimer { gpu: &self.gpus[process.gpu], context: process.context };
         let decision =
             limiter.decide(&mut process.limiter, process.slot, (key, stream), &mut events, now);
         let waits = matches!(decision, LimiterDecision::RetryAt(_));
         let (number, percent) = (process.container, container.percent);
-        self.ideals[number].observe(now, ran(&self.gpu, &self.processes, number), percent, waits);
+        self.ideals[number].observe(now, ran(&self.gpus, &self.processes, number), percent, waits);
         let process = &mut self.processes[at];
         match decision {
             LimiterDecision::RetryAt(until) => {
@@ -372,33 +398,31 @@ impl World {
         let program = &self.containers[process.container].0.program;
         let quota = &mut self.quotas[process.container];
         let (context, (_, stream)) = (process.context, next_launch(program, process));
-        let kernel = match program.pattern {
-            Pattern::Beside { long, .. } if process.unsynced == 0 => long,
-            _ => length(program, random),
-        };
+        let gpu = &mut self.gpus[process.gpu];
+        let kernel = next_kernel(program, process.unsynced, random);
         let mut now = self.now;
-        let was_idle = self.gpu.is_empty(context, stream);
+        let was_idle = gpu.is_empty(context, stream);
         let mut submission =
             Submission { before: now, launched: 0, behind: 0, was_idle, was_queued: false };
         let pair = plan.and_then(|plan| plan.pair);
         if let Some(pair) = pair {
             for event in pair.calibration.into_iter().chain([pair.before]) {
                 now = cpu.event(quota.as_mut(), now, random);
-                self.gpu.record(context, stream, event.0, now);
+                gpu.record(context, stream, event.0, now);
             }
             submission.before = now;
         }
         now = cpu.launch(quota.as_mut(), now, random);
-        self.gpu.launch(context, stream, kernel, now);
+        gpu.launch(context, stream, kernel, now);
         let unseen = program.unseen;
         submission.launched = now;
         if let Some(pair) = pair {
             now = cpu.event(quota.as_mut(), now, random);
-            self.gpu.record(context, stream, pair.behind.0, now);
+            gpu.record(context, stream, pair.behind.0, now);
             submission.behind = now;
         }
         if unseen > 0 {
-            self.gpu.launch(context, stream, unseen, now);
+            gpu.launch(context, stream, Kernel { ns: unseen, ..kernel }, now);
         }
         process.launched += 1;
         process.unsynced += 1;
@@ -417,6 +441,8 @@ impl World {
             Pattern::Sync { .. } => true,
             Pattern::Batch { launches } => process.unsynced >= launches,
             Pattern::Beside { launches, .. } => process.unsynced > launches,
+            Pattern::Rendezvous => process.unsynced == 2,
+            Pattern::Rank { compute } => process.unsynced > compute,
             Pattern::Sparse { every } => {
                 process.wake = now + every;
                 return;
@@ -429,11 +455,11 @@ impl World {
         process.unsynced = 0;
         process.phase = Phase::Synced;
         process.wake = u64::MAX;
-        let context = process.context;
-        if self.gpu.queued(context) == 0 {
-            return self.wake(context);
+        let (gpu, context) = (process.gpu, process.context);
+        if self.gpus[gpu].queued(context) == 0 {
+            return self.wake(gpu, context);
         }
-        self.gpu.wait_for(context, 0);
+        self.gpus[gpu].wait_for(context, 0);
     }
 
     fn run_tasks(&mut self) {
@@ -449,7 +475,7 @@ impl World {
         }
         if self.next_note <= now {
             self.next_note += Record::STEP;
-            self.record.add_switching_sample(self.gpu.switched());
+            self.record.add_switching_sample(self.gpus.iter().map(Gpu::switched).sum());
             for container in 0..self.containers.len() {
                 let ran = self.ran(container);
                 self.record.add_sample(container, ran);
@@ -469,7 +495,8 @@ impl World {
                 *part = (ran - *last) as f64 / NVML_PERIOD as f64;
                 *last = ran;
             }
-            let ran = self.processes.iter().map(|process| self.gpu.ran(process.context));
+            let ran =
+                self.processes.iter().map(|process| self.gpus[process.gpu].ran(process.context));
             self.closed_loop.sample(now, ran);
         }
         if self.next_reading <= now {
@@ -545,7 +572,7 @@ impl World {
     }
 
     fn ran(&self, container: usize) -> u64 {
-        ran(&self.gpu, &self.processes, container)
+        ran(&self.gpus, &self.processes, container)
     }
 }
 
@@ -559,9 +586,9 @@ fn tenant(container: &Container) -> Tenant {
 }
 
 /// Returns the GPU time of a container.
-fn ran(gpu: &Gpu, processes: &[Process], container: usize) -> u64 {
+fn ran(gpus: &[Gpu], processes: &[Process], container: usize) -> u64 {
     let processes = processes.iter().filter(|process| process.container == container);
-    processes.map(|process| gpu.ran(process.context)).sum()
+    processes.map(|process| gpus[process.gpu].ran(process.context)).sum()
 }
 
 /// Returns what a process launches next, and its stream.
@@ -572,7 +599,29 @@ fn next_launch(program: &Program, process: &Process) -> (Key, usize) {
         Pattern::Graph => (Key::graph(0x7000 + slot), launched % program.streams),
         Pattern::Beside { .. } if process.unsynced == 0 => (kernel(0x100), 1),
         Pattern::Beside { .. } => (kernel(0x1000), 0),
+        Pattern::Rank { compute } if process.unsynced == compute => (kernel(0x300), 0),
+        Pattern::Rendezvous => (kernel(0x200), process.unsynced as usize),
         _ => (kernel(0x1000 + launched % program.shapes * 64), launched % program.streams),
+    }
+}
+
+/// Returns the next kernel after `unsynced` launches since the last synchronisation.
+fn next_kernel(program: &Program, unsynced: u32, random: &mut Random) -> Kernel {
+    let kernel = Kernel {
+        fill_percent: program.fill_percent,
+        overlap: program.overlap,
+        ..Kernel::new(length(program, random))
+    };
+    match program.pattern {
+        // A kernel of NCCL has a few blocks.
+        Pattern::Beside { long, .. } if unsynced == 0 => {
+            Kernel { fill_percent: 10, ..Kernel::new(long) }
+        }
+        Pattern::Rendezvous if unsynced == 0 => Kernel { spins: Spin::NextKernel, ..kernel },
+        Pattern::Rank { compute } if unsynced == compute => {
+            Kernel { spins: Spin::Peer, fill_percent: 10, ..kernel }
+        }
+        _ => kernel,
     }
 }
 

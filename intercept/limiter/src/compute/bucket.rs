@@ -34,10 +34,25 @@ impl<'a, W: Word> Bucket<'a, W> {
     /// # Errors
     /// Returns the time at which the balance is 0.
     pub fn take(&self, now: u64, gpu_ns: u64, rate: Rate) -> Result<(), u64> {
+        self.take_down_to(now, 0, gpu_ns, rate)
+    }
+
+    /// Takes GPU time if the balance is at least `-debt_gpu_ns`.
+    ///
+    /// # Errors
+    /// Returns the time at which the balance is that.
+    pub fn take_down_to(
+        &self,
+        now: u64,
+        debt_gpu_ns: u64,
+        gpu_ns: u64,
+        rate: Rate,
+    ) -> Result<(), u64> {
+        let debt_wall_ns = rate.wall_ns(debt_gpu_ns);
         let mut due = self.due_ns.load();
         loop {
-            if due > now {
-                return Err(due);
+            if due.saturating_sub(debt_wall_ns) > now {
+                return Err(due - debt_wall_ns);
             }
             let taken = due.max(floor(now, rate)).saturating_add(rate.wall_ns(gpu_ns));
             match self.due_ns.replace(due, taken) {

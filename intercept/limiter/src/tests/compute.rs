@@ -144,6 +144,85 @@ fn a_launch_that_waits_for_one_that_waits_for_it_goes_in_the_end() {
     assert_eq!(tries.find(goes), Some(1_002), "after a second");
 }
 
+/// A collective of two ranks in a process: the first kernel ends when the second has started.
+#[test]
+fn unmeasured_kernel_goes_in_another_stream() {
+    let mut alone = Alone::default();
+    assert!(matches!(alone.admit(KERNEL, START), LaunchDecision::Go(_)));
+    alone.stream = 1;
+    assert!(matches!(alone.admit(KERNEL, START + 1), LaunchDecision::Go(_)));
+    assert!(matches!(alone.admit(KERNEL, START + 2), LaunchDecision::Wait(_)), "same stream");
+}
+
+/// Launches kernels of 100 us in stream 0, which are under way, and sets a debt of this GPU time.
+fn in_debt(debt_ns: u64) -> (Alone, u64) {
+    let mut alone = Alone::default();
+    alone.run(KERNEL, START, START + MS / 10);
+    let now = START + 100 * MS;
+    let LaunchDecision::Go(_) = alone.admit(KERNEL, now) else { panic!("not in debt") };
+    while alone.budget.charge(KERNEL).is_some() {}
+    let LaunchDecision::Go(plan) = alone.admit(KERNEL, now) else { panic!("not in debt") };
+    assert!(plan.pair.is_some(), "it takes a lease, and is measured");
+    let due = now + Rate::from_percent(50).wall_ns(debt_ns);
+    alone.page.due_ns.store(due, Ordering::Relaxed);
+    while alone.budget.charge(KERNEL).is_some() {}
+    (alone, now)
+}
+
+#[test]
+fn launch_goes_in_debt_if_work_of_another_stream_may_wait_for_it() {
+    let (mut alone, now) = in_debt(9 * MS);
+    assert!(matches!(alone.admit(KERNEL, now), LaunchDecision::Wait(_)), "one stream");
+    alone.stream = 1;
+    assert!(matches!(alone.admit(KERNEL, now), LaunchDecision::Go(_)));
+}
+
+#[test]
+fn one_launch_in_100_ms_goes_in_any_debt_beside_another_stream() {
+    let (mut alone, now) = in_debt(10_000 * MS);
+    let mut admitted = Vec::new();
+    for at in 0..350 {
+        alone.stream = 1 - alone.stream;
+        while alone.budget.charge(KERNEL).is_some() {}
+        if matches!(alone.admit(KERNEL, now + at * MS), LaunchDecision::Go(_)) {
+            admitted.push(at);
+        }
+    }
+    assert_eq!(admitted, [101, 203, 305]);
+}
+
+/// A kernel of a collective that spins while its peer waits.
+#[test]
+fn time_beyond_the_usual_is_charged_over_seconds() {
+    let mut alone = Alone::default();
+    let mut now = START;
+    for length in [MS, MS, MS, 500 * MS] {
+        alone.run(KERNEL, now, now + length);
+        now += length + 100 * MS;
+        let LaunchDecision::Go(_) = alone.admit(flat(0x2000, 1, 1), now) else { panic!("no debt") };
+        while alone.budget.charge(KERNEL).is_some() {}
+        alone.meter.leave(1);
+        now += 100 * MS;
+    }
+    assert!(alone.slot.gpu_ns.load(Ordering::Relaxed) > 500 * MS, "in the ledger at once");
+    assert!(alone.page.due_ns.load(Ordering::Relaxed) < now, "the bucket is not in debt");
+    let mut admitted = 0;
+    for at in 0..2_000 {
+        while alone.budget.charge(KERNEL).is_some() {
+            admitted += 1;
+        }
+        let now = now + at * MS;
+        alone.waits = None;
+        if let LaunchDecision::Go(plan) = alone.admit(KERNEL, now) {
+            admitted += 1;
+            alone.submit(plan, now);
+            alone.pass(plan, now, now + MS);
+        }
+    }
+    // At 50 % of 2 s, less most of the 500.
+    assert!((550..750).contains(&admitted), "{admitted}");
+}
+
 #[test]
 fn what_a_failed_launch_cost_comes_back() {
     let mut alone = Alone::default();

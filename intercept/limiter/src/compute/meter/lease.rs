@@ -28,6 +28,14 @@ const DEFERRED_WALL_NS: u64 = 15_000_000;
 /// Longest wait for tokens before the state is read again, because the host cannot wake a waiter.
 const LOOK_AGAIN_NS: u64 = 20_000_000;
 
+/// The debt in which a launch is not held longer than [`MOST_HOLD_NS`] beside work of another
+/// stream.
+const MOST_DEBT_GPU_NS: u64 = 1_000_000_000_000;
+
+/// Time for which a process that has launched in two streams counts as one that overlaps their
+/// work.
+const STREAMS_HOLD_NS: u64 = 1_000_000_000;
+
 /// Longest wait for tokens of a process that has work under way.
 pub(super) const POLL_NS: u64 = 1_000_000;
 
@@ -81,14 +89,42 @@ impl Meter {
             self.limit_unmeasured(launch, view, time)?;
         }
         if needs_lease {
+            self.charge_excess(view, time.now);
             self.limit_run_ahead(launch.stream, view, time)?;
-            self.extend_lease(cost, view, time.now)?;
+            let debt = self.allowed_debt(launch.stream, time);
+            self.extend_lease((cost, debt), view, time.now)?;
         }
         Ok(())
     }
 
+    /// Returns the debt in GPU-ns up to which the bucket gives a lease.
+    ///
+    /// A kernel under way in another stream may spin until this launch has started, as the kernels
+    /// of a collective do. Each ns for which this launch waits is then GPU time that is charged.
+    /// With this debt, such a launch goes, and a later one, with no work under way, waits.
+    fn allowed_debt(&mut self, stream: usize, LaunchTime { since, now }: LaunchTime) -> u64 {
+        if self.stream.replace(stream).is_some_and(|last| last != stream) {
+            self.changed_stream = Some(now);
+        }
+        let has_streams =
+            self.changed_stream.is_some_and(|at| now.saturating_sub(at) < STREAMS_HOLD_NS);
+        if !has_streams || self.outstanding() == 0 {
+            return 0;
+        }
+        if now.saturating_sub(self.spared.max(since)) > MOST_HOLD_NS {
+            self.spared = now;
+            return MOST_DEBT_GPU_NS;
+        }
+        RUN_AHEAD_GPU_NS
+    }
+
     /// Takes GPU time from the bucket until the lease covers a cost.
-    fn extend_lease(&mut self, cost: u64, view: &ComputeView<'_>, now: u64) -> Result<(), u64> {
+    fn extend_lease(
+        &mut self,
+        (cost, debt): (u64, u64),
+        view: &ComputeView<'_>,
+        now: u64,
+    ) -> Result<(), u64> {
         let missing = cost - self.lease;
         let taken = if cost < LEASE_GPU_NS { missing.max(self.jittered_lease()) } else { missing };
         let mut deferred = self.deferred;
@@ -96,7 +132,7 @@ impl Meter {
             deferred = deferred.min(taken.max(rate.gpu_ns(DEFERRED_WALL_NS)));
             let bucket = Bucket::new(&view.page.due_ns);
             bucket
-                .take(now, view.corrected(taken + deferred), rate)
+                .take_down_to(now, debt, view.corrected(taken + deferred), rate)
                 .map_err(|due| due.min(now + self.look_again()))?;
         }
         view.slot.gpu_ns.fetch_add(taken + deferred, Ordering::Relaxed);
@@ -134,8 +170,9 @@ impl Meter {
         self.hold(longest, time)
     }
 
-    /// Holds an unmeasured kernel back while it is being measured, or while too many others are:
-    /// their lengths are known too late.
+    /// Holds an unmeasured kernel back while it is being measured in its stream, where it would
+    /// only be queued, or while too many others are: their lengths are known too late. In another
+    /// stream it goes, because the one that is being measured may spin until then.
     fn limit_unmeasured(
         &mut self,
         launch: Launch,
@@ -144,7 +181,9 @@ impl Meter {
     ) -> Result<(), u64> {
         let is_unmeasured = |span: &&Span| view.budget.estimates.known(span.launch.key).is_none();
         let count = self.spans.under_way().filter(is_unmeasured).count();
-        let same = self.spans.under_way().any(|span| span.launch.key == launch.key);
+        let is_same =
+            |span: &Span| (span.launch.key, span.launch.stream) == (launch.key, launch.stream);
+        let same = self.spans.under_way().any(is_same);
         if !view.may_hold() || !same && count < MOST_UNMEASURED {
             return Ok(());
         }

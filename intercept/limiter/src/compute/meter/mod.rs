@@ -3,10 +3,12 @@
 //! ```text
 //!  admit    lease      takes GPU time from the bucket, limits run-ahead and unmeasured kernels
 //!  drain    settlement corrects charges by measured times, and teaches the estimates
+//!           excess     charges what kernels take beyond their usual time, over seconds
 //!           busy       publishes the process's busy time and outstanding work
 //! ```
 
 mod busy;
+mod excess;
 mod lease;
 mod settlement;
 
@@ -20,6 +22,8 @@ use crate::compute::decision::{
 use crate::compute::launch_budget::LaunchBudget;
 use crate::compute::page::advance;
 use crate::compute::spans::{CALIBRATION, Span, Spans, Submission};
+
+use excess::Excess;
 
 pub(super) use busy::UNMEASURED_DONE_BY_NS;
 
@@ -64,12 +68,20 @@ pub struct Meter {
     drained: u64,
     /// Time of the last admission other than from the budget.
     admitted: u64,
+    /// Stream of the last request for a lease.
+    stream: Option<usize>,
+    /// Time of the last request for a lease in another stream than that of the request before.
+    changed_stream: Option<u64>,
+    /// Time of the last launch that got a lease in spite of its debt.
+    spared: u64,
     /// Holds that expired since the GPU was last seen to complete work.
     expired_holds: u32,
     /// Time of an empty pair of events in ns, once measured.
     overhead_ns: Option<u64>,
     /// GPU-ns inferred from measured launches and not charged yet.
     deferred: u64,
+    /// GPU time of kernels beyond what is usual for them.
+    excess: Excess,
     /// The longest wall time settled in this drain.
     longest: u64,
     random: u32,
@@ -116,9 +128,13 @@ impl Meter {
             contention: ContentionReading { at: 0, turn: 0, contention: Contention::NONE },
             drained: 0,
             admitted: 0,
+            stream: None,
+            changed_stream: None,
+            spared: 0,
             expired_holds: 0,
             overhead_ns: None,
             deferred: 0,
+            excess: Excess::new(),
             longest: 0,
             random: 0x9e37_79b9,
             needs_wake: false,

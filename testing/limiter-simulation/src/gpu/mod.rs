@@ -1,6 +1,9 @@
 //! A time-sliced GPU.
 
-use std::collections::VecDeque;
+mod context;
+
+use context::Context;
+pub use context::{CHANNELS, Kernel, Spin};
 
 /// Parameters of a GPU.
 #[derive(Debug, Clone, Copy)]
@@ -37,50 +40,6 @@ pub struct Gpu {
     switched: u64,
 }
 
-#[derive(Debug, Clone, Copy)]
-struct Op {
-    left: u64,
-    event: Option<u16>,
-    /// The time at which the CPU submits it.
-    submitted: u64,
-}
-
-#[derive(Debug, Default)]
-struct Stream {
-    queue: VecDeque<Op>,
-}
-
-/// Work of one process.
-#[derive(Debug, Default)]
-struct Context {
-    streams: Vec<Stream>,
-    /// Operations in all queues.
-    queued: usize,
-    /// Completion time of each event.
-    completed: Vec<Option<u64>>,
-    /// GPU time of the context.
-    ran: u64,
-    /// Queue length for which the process waits.
-    waits_for: Option<usize>,
-}
-
-impl Context {
-    /// Returns the first operation of each stream.
-    fn heads(&self) -> impl Iterator<Item = &Op> {
-        self.streams.iter().filter_map(|stream| stream.queue.front())
-    }
-
-    /// Returns true if an operation can run.
-    fn has_work(&self, now: u64) -> bool {
-        self.heads().any(|op| op.submitted <= now)
-    }
-
-    /// Returns the time after `now` at which another stream has work.
-    fn next_work(&self, now: u64) -> Option<u64> {
-        self.heads().map(|op| op.submitted).filter(|submitted| *submitted > now).min()
-    }
-}
-
 impl Gpu {
     /// Returns an idle GPU.
     #[must_use]
@@ -98,30 +57,18 @@ impl Gpu {
 
     /// Adds a context and returns its number.
     pub fn add_context(&mut self, streams: usize, events: usize) -> usize {
-        let streams = (0..streams).map(|_| Stream::default()).collect();
-        self.contexts.push(Context {
-            streams,
-            completed: vec![None; events],
-            ..Context::default()
-        });
+        self.contexts.push(Context::new(streams, events));
         self.contexts.len() - 1
     }
 
     /// Queues a kernel that the CPU submits at a time.
-    pub fn launch(&mut self, context: usize, stream: usize, kernel: u64, submitted: u64) {
-        self.push(context, stream, Op { left: kernel, event: None, submitted });
+    pub fn launch(&mut self, context: usize, stream: usize, kernel: Kernel, submitted: u64) {
+        self.contexts[context].launch(stream, kernel, submitted);
     }
 
     /// Queues an event that the CPU submits at a time.
     pub fn record(&mut self, context: usize, stream: usize, event: u16, submitted: u64) {
-        self.contexts[context].completed[usize::from(event)] = None;
-        self.push(context, stream, Op { left: self.spec.event, event: Some(event), submitted });
-    }
-
-    fn push(&mut self, context: usize, stream: usize, op: Op) {
-        let context = &mut self.contexts[context];
-        context.streams[stream].queue.push_back(op);
-        context.queued += 1;
+        self.contexts[context].record(stream, event, self.spec.event, submitted);
     }
 
     /// Returns the completion time of an event, at the resolution of events.
@@ -135,6 +82,19 @@ impl Gpu {
     #[must_use]
     pub fn ran(&self, context: usize) -> u64 {
         self.contexts[context].ran
+    }
+
+    /// Returns the number of kernels that a context has started.
+    #[must_use]
+    pub fn started_kernels(&self, context: usize) -> u64 {
+        self.contexts.get(context).map_or(0, |context| context.started_kernel)
+    }
+
+    /// Sets the number of kernels that the peer of a context has started.
+    pub fn set_peer(&mut self, context: usize, started: u64) {
+        if let Some(context) = self.contexts.get_mut(context) {
+            context.peer_started = started;
+        }
     }
 
     /// Returns the total time of context switches.
@@ -152,17 +112,12 @@ impl Gpu {
     /// Returns true if a stream has nothing to do.
     #[must_use]
     pub fn is_empty(&self, context: usize, stream: usize) -> bool {
-        self.contexts[context].streams[stream].queue.is_empty()
+        self.contexts[context].is_empty(stream)
     }
 
     /// Kills a process and drops its queued work.
     pub fn kill(&mut self, context: usize) {
-        let context = &mut self.contexts[context];
-        for stream in &mut context.streams {
-            stream.queue.clear();
-        }
-        context.queued = 0;
-        context.waits_for = None;
+        self.contexts[context].kill();
     }
 
     /// Makes [`Gpu::advance`] stop when a context has at most `left` queued operations.
@@ -213,25 +168,8 @@ impl Gpu {
     fn run(&mut self, to: u64) -> Option<usize> {
         let now = self.now;
         let context = &mut self.contexts[self.current];
-        let shortest = context.heads().filter(|op| op.submitted <= now).map(|op| op.left).min()?;
         let until = context.next_work(now).unwrap_or(to).min(self.slice_end).min(to);
-        let step = shortest.min(until - now);
-        self.now += step;
-        context.ran += step;
-        for stream in &mut context.streams {
-            let Some(op) = stream.queue.front_mut().filter(|op| op.submitted <= now) else {
-                continue;
-            };
-            op.left -= step;
-            if op.left > 0 {
-                continue;
-            }
-            if let Some(event) = op.event {
-                context.completed[usize::from(event)] = Some(self.now);
-            }
-            stream.queue.pop_front();
-            context.queued -= 1;
-        }
+        self.now += context.run(now, until - now);
         if context.waits_for.is_some_and(|left| context.queued <= left) {
             context.waits_for = None;
             return Some(self.current);
