@@ -13,7 +13,7 @@ const CHARGED_OVER_NS: u64 = 2_000_000_000;
 
 /// The most excess that is not charged to the bucket yet. A collective whose peer has died spins
 /// until its timeout.
-const MOST_EXCESS_NS: u64 = 2_000_000_000;
+const MOST_EXCESS_NS: u64 = 1_000_000_000;
 
 /// GPU time of one process that is not charged to the bucket yet.
 #[derive(Debug)]
