@@ -12,6 +12,12 @@
  *   gpu count N                  N launches, for a profiler to count
  *   gpu processors               multiprocessors of GPU 0, as CUDA says
  *   gpu launch N                 one launch, and one replay of a graph of 20, in ns: medians of 31 batches of N; kernels in 2 s
+ *   gpu awaited ROUNDS MS        a kernel of 2 us and the wait for it, in ns
+ *   gpu streams ROUNDS MS        kernels of 200 us and one block in 8 streams, in ns per kernel
+ *   gpu overlap ROUNDS           200 kernels of 2 us beside one of 20 ms in another stream, in ns
+ *   gpu shapes ROUNDS            a launch of one of 3,000 shapes in turn, in ns, after one of each
+ *   gpu nodes ROUNDS MS          replays of a graph of 2,000 kernels of 2 us, in ns per kernel
+ *   gpu events N                 the record of an event, in ns: median of 31 batches of N
  *   gpu memory N                 one allocation and its free, in ns: median of 31 batches of N
  *   gpu agree BARE AT SHIFT      what ledger and driver say after each kind of allocation (both.h has the arguments)
  */
@@ -31,7 +37,8 @@
     "end:\n  ret;\n}\n"
 
 /* The fake driver takes a kernel's length from its name. */
-static const char IMAGE[] = ".version 6.0\n.target sm_60\n.address_size 64\n" KERNEL("spin_for_1ms") KERNEL("spin_for_1us");
+static const char IMAGE[] = ".version 6.0\n.target sm_60\n.address_size 64\n" KERNEL("spin_for_1ms") KERNEL("spin_for_1us")
+    KERNEL("spin_for_2us") KERNEL("spin_for_200us") KERNEL("spin_for_20ms");
 
 enum { BATCHES = 31, NODES = 20, SECOND = 1000000000 };
 
@@ -255,10 +262,10 @@ static double batches(void (*once)(void), int count) {
 static void *executable;
 static void replay(void) { ok(CU(cuGraphLaunch, executable, stream), "graph"); }
 
-static void record_graph(void) {
+static void record_graph(int nodes) {
     void *captured;
     ok(CU(cuStreamBeginCapture_v2, stream, 0), "capture");
-    for (int at = 0; at < NODES; at++) launch();
+    for (int at = 0; at < nodes; at++) launch();
     ok(CU(cuStreamEndCapture, stream, &captured), "end of capture");
     ok(CU(cuGraphInstantiateWithFlags, &executable, captured, 0ull), "instantiate");
 }
@@ -274,7 +281,7 @@ static uint64_t replayed(void) {
 static void launches(int count) {
     load("spin_for_1us");
     double one = batches(launch, count);
-    record_graph();
+    record_graph(NODES);
     double graph = batches(replay, count / NODES + 1);
     say("{\"launch\":%f,\"graph\":%f,\"replayed\":%lu}", one, graph, replayed());
 }
@@ -292,6 +299,89 @@ static void latency(size_t count) {
     }
     double middle = part(each, count, 0.5);
     say("{\"p50\":%f,\"p99\":%f}", middle, part(each, count, 0.99));
+}
+
+/* Loads a kernel that takes a part of a millisecond, of so many rounds. */
+static void load_part(const char *name, long rounds_of_1ms, int part) {
+    load(name);
+    rounds = (uint64_t)rounds_of_1ms / (uint64_t)part;
+    launch();
+    synchronize();
+}
+
+/* Time of each kernel while `once` launches so many at a time, until a time is over. */
+static void timed(void (*once)(void), int kernels, uint64_t window) {
+    uint64_t from = now(), launched = 0;
+    do once(), launched += (uint64_t)kernels;
+    while (now() - from < window);
+    ok(CU(cuCtxSynchronize), "synchronize");
+    say("{\"ns\":%f}", (double)(now() - from) / (double)launched);
+}
+
+static void awaited(void) { launch(), synchronize(); }
+
+enum { STREAMS = 8, SHAPES = 3000, LONG_GRAPH = 2000 };
+
+static void *streams[STREAMS];
+
+/* Eight kernels in each stream. */
+static void in_streams(void) {
+    for (int at = 0; at < 8 * STREAMS; at++) stream = streams[at % STREAMS], launch();
+    ok(CU(cuCtxSynchronize), "synchronize");
+}
+
+static void many_streams(long rounds_of_1ms, uint64_t window) {
+    load_part("spin_for_200us", rounds_of_1ms, 5);
+    processors = 1;
+    for (int at = 0; at < STREAMS; at++) ok(CU(cuStreamCreate, &streams[at], 1), "stream");
+    timed(in_streams, 8 * STREAMS, window);
+}
+
+static void overlap(long rounds_of_1ms) {
+    void *other;
+    load("spin_for_20ms");
+    ok(CU(cuStreamCreate, &other, 1), "stream");
+    void *long_kernel = kernel, *parameters[] = {&rounds, &out};
+    load_part("spin_for_2us", rounds_of_1ms, 500);
+    rounds = (uint64_t)rounds_of_1ms * 20;
+    ok(CU(cuLaunchKernel, long_kernel, 1, 1, 1, 128, 1, 1, 0, other, parameters, (void *)0), "launch");
+    rounds = (uint64_t)rounds_of_1ms / 500;
+    uint64_t from = now();
+    for (int at = 0; at < 200; at++) launch();
+    synchronize();
+    say("{\"ns\":%f}", (double)(now() - from));
+    ok(CU(cuCtxSynchronize), "synchronize");
+}
+
+static void all_shapes(void) {
+    void *parameters[] = {&rounds, &out};
+    for (int at = 0; at < SHAPES; at++)
+        ok(CU(cuLaunchKernel, kernel, 1 + at % 50, 1 + at / 50 % 15, 1, 32 * (1 + at / 750), 1, 1, 0, stream, parameters, (void *)0), "launch");
+    synchronize();
+}
+
+static void shapes(long rounds_of_1ms) {
+    load_part("spin_for_2us", rounds_of_1ms, 500);
+    all_shapes();
+    timed(all_shapes, SHAPES, 1);
+}
+
+static void replay_awaited(void) { replay(), synchronize(); }
+
+static void nodes(long rounds_of_1ms, uint64_t window) {
+    load_part("spin_for_2us", rounds_of_1ms, 500);
+    record_graph(LONG_GRAPH);
+    replay_awaited();
+    timed(replay_awaited, LONG_GRAPH, window);
+}
+
+static void *recorded;
+static void record_event(void) { ok(CU(cuEventRecord, recorded, stream), "record"); }
+
+static void events(int count) {
+    load("spin_for_1us");
+    ok(CU(cuEventCreate, &recorded, 0), "event");
+    say("{\"ns\":%f}", batches(record_event, count));
 }
 
 static void count_launches(int count) {
@@ -418,7 +508,15 @@ int main(int count, char **arguments) {
         run((uint64_t)number(arguments, count, 3) * 1000000, (int)number(arguments, count, 4));
     } else if (!strcmp(what, "launch")) {
         launches((int)number(arguments, count, 2));
-    } else if (!strcmp(what, "memory")) memory((int)number(arguments, count, 2));
+    } else if (!strcmp(what, "awaited")) {
+        load_part("spin_for_2us", number(arguments, count, 2), 500);
+        timed(awaited, 1, (uint64_t)number(arguments, count, 3) * 1000000);
+    } else if (!strcmp(what, "streams")) many_streams(number(arguments, count, 2), (uint64_t)number(arguments, count, 3) * 1000000);
+    else if (!strcmp(what, "overlap")) overlap(number(arguments, count, 2));
+    else if (!strcmp(what, "shapes")) shapes(number(arguments, count, 2));
+    else if (!strcmp(what, "nodes")) nodes(number(arguments, count, 2), (uint64_t)number(arguments, count, 3) * 1000000);
+    else if (!strcmp(what, "events")) events((int)number(arguments, count, 2));
+    else if (!strcmp(what, "memory")) memory((int)number(arguments, count, 2));
     else if (!strcmp(what, "agree") && count > 4) agree(arguments + 1);
     else ok(1, "what it is told");
     return 0;

@@ -7,6 +7,7 @@ mod memory;
 mod mps;
 mod neighbours;
 mod overheads;
+mod patterns;
 mod programs;
 pub(crate) mod proxy;
 pub(crate) mod python;
@@ -71,7 +72,7 @@ struct Kind {
     find: fn(&Harness<'_>) -> Vec<String>,
 }
 
-const KINDS: [Kind; 19] = [
+const KINDS: [Kind; 20] = [
     memory::CONTEXTS,
     memory::FILL,
     memory::MANAGED,
@@ -82,6 +83,7 @@ const KINDS: [Kind; 19] = [
     neighbours::TENANTS,
     neighbours::LATENCY,
     overheads::OVERHEADS,
+    patterns::PATTERNS,
     python::PYTORCH,
     proxy::PROXY,
     proxy::PYTORCH,
