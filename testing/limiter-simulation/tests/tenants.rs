@@ -209,6 +209,22 @@ fn long_kernels_are_charged_without_co_tenants() {
     assert!((0.28..=0.32).contains(&mean), "its mean length is three times its usual one: {mean}");
 }
 
+/// Half of the launches of a kernel take fifty times as long as the others.
+#[test]
+fn kernels_of_two_lengths_get_their_cap() {
+    for pattern in [Pattern::Async, Pattern::Sync { gap: 0 }] {
+        for percent in [30, 80] {
+            let mut world = World::new(GpuSpec::default(), NO_HOST, 3);
+            let program = Program::new(100 * US, pattern).tail(2, 5 * MS);
+            world.add(container(program, FIXED, percent));
+            world.run(60 * S);
+            let part = world.record().part(0, 30 * S, 60 * S);
+            let cap = f64::from(percent) / 100.0;
+            assert!((cap - 0.02..=cap + 0.02).contains(&part), "{pattern:?}, {percent} %: {part}");
+        }
+    }
+}
+
 #[test]
 fn sparse_launches_are_not_throttled() {
     let sparse = || Program::new(200 * US, Pattern::Sparse { every: 10 * MS });
@@ -405,10 +421,10 @@ fn collectives_within_a_process_make_progress() {
 /// Data-parallel training on shares of two GPUs: a rank spins while its peer waits for tokens.
 #[test]
 fn ranks_on_two_shares_make_progress() {
-    let rounds = |limiter, percent| {
+    let rounds = |compute, limiter, percent| {
         let host = Host { every: None, ..Host::default() };
         let mut world = World::new(GpuSpec::default(), host, 3);
-        let rank = Program::new(500 * US, Pattern::Rank { compute: 20 });
+        let rank = Program::new(500 * US, Pattern::Rank { compute });
         for gpu in 0..2 {
             world.add(Container { gpu, ..container(rank.clone(), limiter, percent) });
         }
@@ -418,13 +434,15 @@ fn ranks_on_two_shares_make_progress() {
         let part = |of| world.record().part(of, 30 * S, 60 * S);
         ((world.launches(0) - before) as f64, [part(0), part(1)])
     };
-    let (free, _) = rounds(Limiter::None, 0);
-    for percent in [10, 20, 30, 50, 80] {
-        let (launches, parts) = rounds(FIXED, percent);
-        let cap = f64::from(percent) / 100.0;
-        let holds = parts.iter().all(|part| (cap - 0.02..=cap + 0.02).contains(part));
-        assert!(holds, "{percent} %: {parts:?}");
-        assert!(launches > 0.8 * cap * free, "{percent} %: {} of the launches", launches / free);
+    for (compute, percents) in [(20, &[10, 20, 30, 50, 80][..]), (400, &[20, 30, 50])] {
+        let (free, _) = rounds(compute, Limiter::None, 0);
+        for percent in percents {
+            let (launches, parts) = rounds(compute, FIXED, *percent);
+            let cap = f64::from(*percent) / 100.0;
+            let holds = parts.iter().all(|part| (cap - 0.02..=cap + 0.02).contains(part));
+            assert!(holds, "{percent} %: {parts:?}");
+            assert!(launches > 0.8 * cap * free, "{percent} %: {} of all", launches / free);
+        }
     }
 }
 

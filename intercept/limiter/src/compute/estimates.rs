@@ -47,6 +47,11 @@ const SETS: usize = 2048;
 const WAYS: usize = 4;
 /// Samples after which the mean decays.
 const MEMORY: u64 = 7;
+const SAMPLES_BITS: u32 = MEMORY.trailing_ones();
+/// The time of a kernel beyond this multiple of its usual time is its excess.
+const MOST_USUAL: u64 = 2;
+/// The least excess in ns.
+const LEAST_EXCESS_NS: u64 = 200_000;
 /// Samples after which the mean is taken as typical.
 const TYPICAL: u64 = 3;
 /// Cost of a kernel before any kernel was measured.
@@ -61,8 +66,9 @@ struct Entry {
     /// 0: free.
     key: Word,
     mean_ns: Word,
-    /// Samples in the mean, up to [`MEMORY`].
-    samples: Word,
+    /// Samples in the mean, up to [`MEMORY`], in the lowest three bits; the usual time above them.
+    /// Launches read entries, which fill half of a cache line.
+    usual: Word,
     /// Mean of its GPU time if all contexts have equal turns.
     even_ns: Word,
 }
@@ -100,13 +106,38 @@ impl Word {
 
 impl Entry {
     const fn empty() -> Self {
-        Self { key: Word::new(), mean_ns: Word::new(), samples: Word::new(), even_ns: Word::new() }
+        Self { key: Word::new(), mean_ns: Word::new(), usual: Word::new(), even_ns: Word::new() }
+    }
+
+    fn samples(&self) -> u64 {
+        self.usual.get() & MEMORY
+    }
+
+    fn usual_ns(&self) -> u64 {
+        self.usual.get() >> SAMPLES_BITS
+    }
+
+    fn set_usual(&self, usual_ns: u64, samples: u64) {
+        self.usual.set(usual_ns << SAMPLES_BITS | samples.min(MEMORY));
+    }
+
+    /// Updates the usual time. A sample beyond it raises it slowly, so that it stays at the time of
+    /// a kernel that spins now and then, and follows a kernel that has become longer.
+    fn learn(&self, gpu_ns: u64) {
+        let (usual_ns, samples) = (self.usual_ns(), self.samples());
+        let usual_ns = if samples > 0 && gpu_ns >= most_usual(usual_ns) {
+            usual_ns + usual_ns / 64
+        } else {
+            blend(usual_ns, gpu_ns, samples)
+        };
+        self.mean_ns.set(blend(self.mean_ns.get(), gpu_ns, samples));
+        self.set_usual(usual_ns, samples + 1);
     }
 
     fn put(&self, key: u64, mean_ns: u64, samples: u64, even_ns: u64) {
         self.key.set(0);
         self.mean_ns.set(mean_ns);
-        self.samples.set(samples);
+        self.set_usual(mean_ns, samples);
         self.even_ns.set(even_ns);
         self.key.set(key);
     }
@@ -151,8 +182,7 @@ impl Estimates {
     pub fn learn(&self, key: Key, gpu_ns: u64) {
         let gpu_ns = gpu_ns.max(LEAST_NS);
         if let Some(entry) = self.find(key) {
-            entry.mean_ns.set(blend(entry.mean_ns.get(), gpu_ns, entry.samples.get()));
-            entry.samples.set((entry.samples.get() + 1).min(MEMORY));
+            entry.learn(gpu_ns);
             return;
         }
         if let Some(entry) = self.make_room(key) {
@@ -177,9 +207,23 @@ impl Estimates {
     /// Returns the GPU-ns of a kernel if it was measured several times.
     #[must_use]
     pub fn typical(&self, key: Key) -> Option<u64> {
-        self.find(key)
-            .filter(|entry| entry.samples.get() >= TYPICAL)
-            .map(|entry| entry.mean_ns.get())
+        self.find(key).filter(|entry| entry.samples() >= TYPICAL).map(|entry| entry.mean_ns.get())
+    }
+
+    /// Splits the GPU time of a launch into the part that is usual for its kernel and the excess.
+    ///
+    /// A kernel of a collective spins while its peer waits for tokens. If that time were charged at
+    /// once, its container would wait longer than the peer did, while the peer's next kernel spins:
+    /// below 50 %, each wait is longer than the one before.
+    #[must_use]
+    pub fn usual_part(&self, key: Key, gpu_ns: u64) -> (u64, u64) {
+        match self.find(key).map(Entry::usual_ns) {
+            Some(usual_ns) if gpu_ns >= most_usual(usual_ns) => {
+                let usual_ns = usual_ns.saturating_mul(MOST_USUAL);
+                (usual_ns, gpu_ns - usual_ns)
+            }
+            _ => (gpu_ns, 0),
+        }
     }
 
     /// Raises a kernel's mean by 1/64: a kernel that seems longer often enough is.
@@ -197,9 +241,9 @@ impl Estimates {
             return Some(free);
         }
         for entry in set {
-            entry.samples.set(entry.samples.get() / 2);
+            entry.set_usual(entry.usual_ns(), entry.samples() / 2);
         }
-        set.iter().min_by_key(|entry| entry.samples.get())
+        set.iter().min_by_key(|entry| entry.samples())
     }
 
     /// Learns the GPU time of a kernel under equal turns, and returns its mean.
@@ -223,7 +267,7 @@ impl Estimates {
     /// Lets the next sample of each kernel replace its mean: any of them may be unloaded.
     pub fn invalidate(&self) {
         for entry in self.sets.iter().flatten() {
-            entry.samples.set(0);
+            entry.set_usual(entry.usual_ns(), 0);
         }
     }
 
@@ -237,6 +281,11 @@ impl Estimates {
     fn set(&self, key: Key) -> &[Entry; WAYS] {
         &self.sets[(key.0 >> (u64::BITS - SETS.ilog2())) as usize]
     }
+}
+
+/// Returns the least GPU time with excess.
+const fn most_usual(usual_ns: u64) -> u64 {
+    usual_ns.saturating_mul(MOST_USUAL).saturating_add(LEAST_EXCESS_NS)
 }
 
 /// Returns the mean of a sample and of a mean of `samples` samples.

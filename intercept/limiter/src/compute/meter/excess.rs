@@ -11,9 +11,9 @@ use crate::compute::{Bucket, Rate};
 /// within it (docs/adr/0114-collectives.md).
 const CHARGED_OVER_NS: u64 = 2_000_000_000;
 
-/// The most excess that is not charged to the bucket yet. A collective whose peer has died spins
-/// until its timeout.
-const MOST_EXCESS_NS: u64 = 1_000_000_000;
+/// The most excess that is not charged to the bucket yet: what a GPU that runs nothing else adds
+/// within the time constant. More is charged at once.
+const MOST_EXCESS_NS: u64 = CHARGED_OVER_NS;
 
 /// GPU time of one process that is not charged to the bucket yet.
 #[derive(Debug)]
@@ -28,8 +28,11 @@ impl Excess {
         Self { gpu_ns: 0, charged_at: 0 }
     }
 
-    fn add(&mut self, gpu_ns: u64) {
-        self.gpu_ns = self.gpu_ns.saturating_add(gpu_ns).min(MOST_EXCESS_NS);
+    /// Adds GPU time and returns the part that there is no room for.
+    fn add(&mut self, gpu_ns: u64) -> u64 {
+        let added = gpu_ns.min(MOST_EXCESS_NS.saturating_sub(self.gpu_ns));
+        self.gpu_ns += added;
+        gpu_ns - added
     }
 
     /// Takes the part to charge for the time since the last charge: in proportion to the excess,
@@ -47,12 +50,19 @@ impl Excess {
 }
 
 impl Meter {
-    /// Counts excess. It is in the ledger at once.
-    pub(super) fn add_excess(&mut self, gpu_ns: u64, view: &ComputeView<'_>, now: u64) {
-        if gpu_ns > 0 {
+    /// Counts excess: that of a launch, and of those that it stands for. It is in the ledger at
+    /// once.
+    pub(super) fn add_excess(
+        &mut self,
+        (own_ns, all_ns): (u64, u64),
+        view: &ComputeView<'_>,
+        now: u64,
+    ) {
+        if all_ns > 0 {
             self.charge_excess(view, now);
-            self.excess.add(gpu_ns);
-            view.slot.gpu_ns.fetch_add(gpu_ns, Ordering::Relaxed);
+            let beyond_ns = self.excess.add(all_ns);
+            view.slot.gpu_ns.fetch_add(all_ns - beyond_ns, Ordering::Relaxed);
+            self.correct(0, beyond_ns, own_ns, view, now);
         }
     }
 

@@ -4,7 +4,6 @@ use core::sync::atomic::Ordering;
 
 use super::{ContentionReading, Ended, LEASE_GPU_NS, Meter};
 use crate::compute::decision::{ComputeView, EventTimer, Marker};
-use crate::compute::estimates::{Estimates, Key};
 use crate::compute::proportion::in_proportion;
 use crate::compute::sample::{During, Measured, NOTICEABLE_GAP_NS, Sample, own_part, sample};
 use crate::compute::spans::{CALIBRATION, Span, Spans};
@@ -22,12 +21,6 @@ const MOST_OVERHEAD_NS: u64 = 5_000;
 /// A sample that may contain a turn of another context counts as at most this many times the
 /// kernel's typical time.
 const MOST_TYPICAL: u64 = 2;
-
-/// The time of a kernel beyond this multiple of its mean is its excess.
-const MOST_USUAL: u64 = 2;
-
-/// The least excess in ns.
-const LEAST_EXCESS_NS: u64 = 200_000;
 
 /// Time of a settlement.
 #[derive(Debug, Clone, Copy)]
@@ -96,10 +89,10 @@ impl Meter {
                 estimates.raise(span.launch.key);
             }
             Sample::Exact(wall) | Sample::Long(wall) => {
-                let Some(own) = own(wall) else { return };
-                let (own, excess) = usual_part(estimates, span.launch.key, own);
+                let Some(all) = own(wall) else { return };
+                let (own, excess) = estimates.usual_part(span.launch.key, all);
                 let most = typical.map_or(u64::MAX, |typical| typical * MOST_TYPICAL);
-                learn(estimates, span.launch.key, own.min(most), excess);
+                estimates.learn(span.launch.key, all.min(most));
                 // Which launch of a lease is measured is random, with a probability in proportion
                 // to its estimate: it stands for the others.
                 let is_typical = contention.is_negligible() && typical.is_none();
@@ -107,15 +100,16 @@ impl Meter {
                 let own = own - measured.overlap.min(own);
                 let used = in_proportion(own, stands_for, span.cost.max(1));
                 self.correct(stands_for, used, own, view, now);
-                self.add_excess(in_proportion(excess, stands_for, span.cost.max(1)), view, now);
+                let of_all = in_proportion(excess, stands_for, span.cost.max(1));
+                self.add_excess((excess, of_all), view, now);
             }
             Sample::Idle(wall) => {
-                let Some(own) = own(wall) else { return };
-                let (own, excess) = usual_part(estimates, span.launch.key, own);
-                learn(estimates, span.launch.key, own, excess);
+                let Some(all) = own(wall) else { return };
+                let (own, excess) = estimates.usual_part(span.launch.key, all);
+                estimates.learn(span.launch.key, all);
                 let own = own - measured.overlap.min(own);
                 self.correct(span.cost, own, own, view, now);
-                self.add_excess(excess, view, now);
+                self.add_excess((excess, excess), view, now);
             }
             Sample::Within(least, most) => {
                 let least = if typical.is_some() { 0 } else { least };
@@ -191,7 +185,14 @@ impl Meter {
 
     /// Corrects what was charged for launches to what they used. One launch of them was measured
     /// and used `own`; the rest is inferred from it, and is charged with later leases.
-    fn correct(&mut self, charged: u64, used: u64, own: u64, view: &ComputeView<'_>, now: u64) {
+    pub(super) fn correct(
+        &mut self,
+        charged: u64,
+        used: u64,
+        own: u64,
+        view: &ComputeView<'_>,
+        now: u64,
+    ) {
         if used > charged {
             let at_once = (used - charged).min(own);
             self.deferred = (self.deferred + (used - charged - at_once)).min(MOST_DEFERRED_NS);
@@ -214,29 +215,5 @@ impl Meter {
                 self.needs_wake = true;
             }
         }
-    }
-}
-
-/// Splits the GPU time of a kernel into the part that is usual for it and the excess.
-///
-/// A kernel of a collective spins while its peer waits for tokens. If that time were charged at
-/// once, its container would wait longer than the peer did, while the peer's next kernel spins:
-/// below 50 %, each wait is longer than the one before.
-fn usual_part(estimates: &Estimates, key: Key, own_ns: u64) -> (u64, u64) {
-    let Some(mean_ns) = estimates.known(key) else { return (own_ns, 0) };
-    let most_ns = mean_ns.saturating_mul(MOST_USUAL);
-    if own_ns < most_ns.saturating_add(LEAST_EXCESS_NS) {
-        return (own_ns, 0);
-    }
-    (most_ns, own_ns - most_ns)
-}
-
-/// Learns from a sample. One with excess raises the mean slowly, so that it stays at the time of a
-/// kernel that spins now and then, and follows a kernel that has become longer.
-fn learn(estimates: &Estimates, key: Key, usual_ns: u64, excess_ns: u64) {
-    if excess_ns > 0 {
-        estimates.raise(key);
-    } else {
-        estimates.learn(key, usual_ns);
     }
 }
