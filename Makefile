@@ -58,9 +58,11 @@ endif
 test-arm64: ## Build the interceptor for aarch64 and try it in emulation (Debian; fetches 300 MB the first time): TESTS=all
 	intercept/hook/tests/arm64.sh $(TESTS)
 
+# A comma separates the arguments of functions of make: $(or) would take the first stack only.
+REAL ?= runtime,tools,arrays
 .PHONY: real-programs
 real-programs: ## Unmodified programs above CUDA on the fake driver, with and without the interceptor (fetches 1 GB of Python packages): REAL=runtime,tools,arrays,torch,jax,onnx
-	TESSERA_REAL_STACKS=$(or $(REAL),runtime,tools,arrays) $(CARGO) test --locked --package tessera-intercept-hook --test real_programs -- --test-threads=1 --show-output
+	TESSERA_REAL_STACKS=$(REAL) $(CARGO) test --locked --package tessera-intercept-hook --test real_programs -- --test-threads=1 --show-output
 
 .PHONY: judge
 judge: ## Judge the allocator by published results and golden cases, in full (optimised build; 7 minutes on two cores)
