@@ -49,7 +49,12 @@ use crate::{
         shares::open_grant,
         sole_lock,
     },
-    usage::{Ledgers, liveness::live_slots, measurement::GAIN, read_ledger},
+    usage::{
+        Ledgers,
+        liveness::live_slots,
+        measurement::{GAIN, WORD},
+        read_ledger,
+    },
 };
 
 /// Interval of rounds. Unused compute is redistributed within a few rounds.
@@ -60,8 +65,8 @@ const INTERVAL: Duration = Duration::from_millis(50);
 const MAX_SHARES: usize = MaxShares::LIMIT as usize;
 
 /// Offsets of the published words in a grant.
-const WORD: u64 = grant_offset::PUBLISHED as u64;
-const OTHERS_BUSY: u64 = WORD + std::mem::offset_of!(PublishedPage, others_busy_ns) as u64;
+const OTHERS_BUSY: u64 =
+    (grant_offset::PUBLISHED + std::mem::offset_of!(PublishedPage, others_busy_ns)) as u64;
 
 /// The compute scheduler of one node's GPUs.
 ///

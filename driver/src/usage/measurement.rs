@@ -60,7 +60,8 @@ const OVERHEAD: u64 =
 const UNMETERED: u64 =
     (grant_offset::PUBLISHED + std::mem::offset_of!(PublishedPage, unmetered_gpu_ns)) as u64;
 /// Offset of the word of compute scheduling.
-const WORD: u64 = (grant_offset::PUBLISHED + std::mem::offset_of!(PublishedPage, word)) as u64;
+pub(crate) const WORD: u64 =
+    (grant_offset::PUBLISHED + std::mem::offset_of!(PublishedPage, word)) as u64;
 
 /// The measurement of one node's shares.
 pub struct HostMeasurement {

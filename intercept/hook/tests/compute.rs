@@ -118,17 +118,16 @@ fn programs_below_their_cap_keep_their_speed() {
     }
 }
 
-/// Publishes a rate without contention. It is valid for ten seconds and one more. The
-/// program's clock starts at the machine's.
+/// Publishes a rate without contention, at a time of the host's clock.
+fn publish(share: &NodeShare, rate: Rate, now_ns: u64) {
+    let (others, stamp_ms) = (Contention::new(0), (now_ns / 1_000_000) as u32);
+    share.publish(&Published { rate, others, others_busy_ns: 0, stamp_ms, is_metered: true });
+}
+
+/// Publishes a rate that is valid for ten seconds and one more. The program's clock starts at the
+/// machine's.
 fn publish_for_11_seconds(share: &NodeShare, rate: Rate) {
-    let stamp_ms = (monotonic_ns() / 1_000_000 + 10_000) as u32;
-    share.publish(&Published {
-        rate,
-        others: Contention::new(0),
-        others_busy_ns: 0,
-        stamp_ms,
-        is_metered: true,
-    });
+    publish(share, rate, monotonic_ns() + 10_000_000_000);
 }
 
 /// Communication kernels take as long as their peers: launches beside them go on, also of kernels
@@ -176,20 +175,11 @@ fn parts(node: &Node, share: &NodeShare) -> Vec<f64> {
 fn balance_without_cores_gets_what_the_host_publishes() {
     let Some(node) = set_up(test_name!(), Node::with_paused_clock) else { return };
     let share = node.share_of_time("claim-0", ComputePolicy::Balance, 0);
-    let publish = |now_ns: u64| {
-        let (rate, stamp_ms) = (Rate::from_percent(10), (now_ns / 1_000_000) as u32);
-        share.publish(&Published {
-            rate,
-            others: Contention::new(0),
-            others_busy_ns: 0,
-            stamp_ms,
-            is_metered: true,
-        });
-    };
-    publish(monotonic_ns() + AHEAD_NS);
+    let rate = Rate::from_percent(10);
+    publish(&share, rate, monotonic_ns() + AHEAD_NS);
     let held = parts(&node, &share);
     assert!(held.iter().all(|part| (0.09..0.11).contains(part)), "{held:?}");
-    publish(monotonic_ns() - 2_000_000_000);
+    publish(&share, rate, monotonic_ns() - 2_000_000_000);
     let free = parts(&node, &share);
     assert!(free.iter().all(|part| *part > 0.97), "{free:?}");
 }

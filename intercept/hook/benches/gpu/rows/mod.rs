@@ -31,6 +31,9 @@ pub(crate) const NO_GPU: &str = "waits for a GPU";
 /// rows go on.
 const FAILED: &str = "**failed**: see standard error";
 
+/// Cap in percent of a share without one.
+const NO_CAP: u32 = 100;
+
 /// Seconds after which a program is given up that is not ours, or waits for one.
 const TIMEOUT: u32 = 300;
 
@@ -194,7 +197,7 @@ impl<'a> Harness<'a> {
             memory_limit_bytes,
             context_bytes: self.context_bytes,
             cores_percent: percent,
-            policy: if percent == 100 { ComputePolicy::None } else { ComputePolicy::Fixed },
+            policy: if percent == NO_CAP { ComputePolicy::None } else { ComputePolicy::Fixed },
             oversubscribe: false,
             mps: false,
             claim_uid: Text::new("0b5f5c1e-9a61-4a0f-8d8c-52b0f2a6c7f1").expect("short"),
@@ -234,14 +237,16 @@ impl<'a> Harness<'a> {
         part(&mut self.start(container, windows + 1), windows)
     }
 
-    /// The medians of a program's fields without and with the library, in turn.
+    /// The medians of a program's fields without the library and with it under a cap in percent, in
+    /// turn.
     fn in_turn<const N: usize>(
         &self,
         mode: Mode,
+        cap: u32,
         fields: [&str; N],
         mut run: impl FnMut(&Container<'_>) -> Value,
     ) -> [[f64; 2]; N] {
-        let share = self.share("in-turn", self.quarter(), 100);
+        let share = self.share(&format!("in-turn-{cap}"), self.quarter(), cap);
         let mut found = fields.map(|_| [Vec::new(), Vec::new()]);
         for _ in 0..self.effort.turns {
             for (at, container) in

@@ -1,6 +1,6 @@
 //! Overhead of calls.
 
-use super::{Harness, Kind, judged, percent};
+use super::{Harness, Kind, NO_CAP, judged, percent};
 use crate::container::Mode;
 
 /// The goals of calls, and of work that the GPU does.
@@ -32,7 +32,7 @@ pub(super) fn work([none, with]: [f64; 2]) -> String {
 pub(super) fn launches(harness: &Harness<'_>, mode: Mode) -> Vec<String> {
     let batch = harness.effort.batch.to_string();
     let [launch, graph, replayed] =
-        harness.in_turn(mode, ["launch", "graph", "replayed"], |container| {
+        harness.in_turn(mode, NO_CAP, ["launch", "graph", "replayed"], |container| {
             harness.run(container, &["launch", &batch])
         });
     let within = |[none, with]: [f64; 2]| judged(&times([none, with]), with <= none * 1.02);
@@ -41,7 +41,8 @@ pub(super) fn launches(harness: &Harness<'_>, mode: Mode) -> Vec<String> {
 
 fn pair(harness: &Harness<'_>) -> String {
     let batch = harness.effort.batch.to_string();
-    let [pair] = harness
-        .in_turn(Mode::Preload, ["pair"], |container| harness.run(container, &["memory", &batch]));
+    let [pair] = harness.in_turn(Mode::Preload, NO_CAP, ["pair"], |container| {
+        harness.run(container, &["memory", &batch])
+    });
     times(pair)
 }

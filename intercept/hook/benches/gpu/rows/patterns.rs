@@ -1,8 +1,8 @@
 //! Launch patterns of programs under a cap.
 
 use super::time::{NEAR, is_near};
-use super::{Harness, Kind, judged, median, number, percent};
-use crate::container::Mode;
+use super::{Harness, Kind, judged, number, percent};
+use crate::container::{Container, Mode};
 
 const AS_FAST: &str = "97 % of the speed at least";
 
@@ -38,14 +38,9 @@ fn patterns(harness: &Harness<'_>) -> Vec<String> {
 
 /// Returns the time without the library and with a cap, in ns.
 fn ns(harness: &Harness<'_>, cap: u32, arguments: &[&str]) -> [f64; 2] {
-    let share = harness.share(&format!("{}-{cap}", arguments[0]), harness.quarter(), cap);
-    let capped = harness.container(Mode::Preload, &share);
-    let [mut none, mut with] = [Vec::new(), Vec::new()];
-    for _ in 0..harness.effort.turns {
-        none.push(number(&harness.bare(arguments), "ns"));
-        with.push(number(&harness.run(&capped, arguments), "ns"));
-    }
-    [none, with].map(median)
+    let run = |container: &Container<'_>| harness.run(container, arguments);
+    let [ns] = harness.in_turn(Mode::Preload, cap, ["ns"], run);
+    ns
 }
 
 fn times([none, with]: [f64; 2]) -> String {

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::memory::{AGREE, FULL, full};
 use super::overheads::{AS_MUCH, work};
 use super::programs::PYTHON;
-use super::{FAILED, Harness, Kind, MIB, TIMEOUT, absent, judged, mib, number};
+use super::{FAILED, Harness, Kind, MIB, NO_CAP, TIMEOUT, absent, judged, mib, number};
 use crate::container::{self, Container, Mode, NodeShare};
 
 /// A program beside these files, under another name: in a directory of its modules' names it would
@@ -166,7 +166,7 @@ impl Filled {
 fn products(harness: &Harness<'_>, mode: Mode) -> String {
     let run =
         |container: &Container<'_>| TORCH.run(harness, container, &["products"]).expect("products");
-    let [products] = harness.in_turn(mode, ["products"], run);
+    let [products] = harness.in_turn(mode, NO_CAP, ["products"], run);
     work(products)
 }
 
