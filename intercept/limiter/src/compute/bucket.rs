@@ -28,26 +28,12 @@ impl<'a, W: Word> Bucket<'a, W> {
         Self { due_ns }
     }
 
-    /// Takes GPU time if the balance is not negative. The balance may be negative afterwards, and
-    /// the next caller waits: so a kernel that is longer than the burst runs too.
-    ///
-    /// # Errors
-    /// Returns the time at which the balance is 0.
-    pub fn take(&self, now: u64, gpu_ns: u64, rate: Rate) -> Result<(), u64> {
-        self.take_down_to(now, 0, gpu_ns, rate)
-    }
-
-    /// Takes GPU time if the balance is at least `-debt_gpu_ns`.
+    /// Takes GPU time if the balance is at least `-debt_gpu_ns`. The balance may be lower
+    /// afterwards, and the next caller waits: so a kernel that is longer than the burst runs too.
     ///
     /// # Errors
     /// Returns the time at which the balance is that.
-    pub fn take_down_to(
-        &self,
-        now: u64,
-        debt_gpu_ns: u64,
-        gpu_ns: u64,
-        rate: Rate,
-    ) -> Result<(), u64> {
+    pub fn take(&self, now: u64, debt_gpu_ns: u64, gpu_ns: u64, rate: Rate) -> Result<(), u64> {
         let debt_wall_ns = rate.wall_ns(debt_gpu_ns);
         let mut due = self.due_ns.load();
         loop {

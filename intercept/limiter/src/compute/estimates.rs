@@ -125,7 +125,7 @@ impl Entry {
     /// a kernel that spins now and then, and follows a kernel that has become longer.
     fn learn(&self, gpu_ns: u64) {
         let (usual_ns, samples) = (self.usual_ns(), self.samples());
-        let usual_ns = if samples > 0 && gpu_ns >= most_usual(usual_ns) {
+        let usual_ns = if samples > 0 && gpu_ns >= least_with_excess(usual_ns) {
             usual_ns + usual_ns / 64
         } else {
             blend(usual_ns, gpu_ns, samples)
@@ -218,7 +218,7 @@ impl Estimates {
     #[must_use]
     pub fn usual_part(&self, key: Key, gpu_ns: u64) -> (u64, u64) {
         match self.find(key).map(Entry::usual_ns) {
-            Some(usual_ns) if gpu_ns >= most_usual(usual_ns) => {
+            Some(usual_ns) if gpu_ns >= least_with_excess(usual_ns) => {
                 let usual_ns = usual_ns.saturating_mul(MOST_USUAL);
                 (usual_ns, gpu_ns - usual_ns)
             }
@@ -284,7 +284,7 @@ impl Estimates {
 }
 
 /// Returns the least GPU time with excess.
-const fn most_usual(usual_ns: u64) -> u64 {
+const fn least_with_excess(usual_ns: u64) -> u64 {
     usual_ns.saturating_mul(MOST_USUAL).saturating_add(LEAST_EXCESS_NS)
 }
 

@@ -412,7 +412,7 @@ proptest! {
         for (pause, gpu_ns) in steps {
             now += pause;
             let before = taken;
-            if bucket.take(now, gpu_ns, rate).is_ok() {
+            if bucket.take(now, 0, gpu_ns, rate).is_ok() {
                 taken += gpu_ns;
             }
             let came_in = (now - START) * u64::from(percent) / 100 + BURST_GPU_NS;

@@ -40,8 +40,8 @@ fn of_two_who_take_the_last_token_one_gets_it() {
     loom::model(|| {
         let due = Cell::new(NOW);
         let shared = Arc::clone(&due);
-        let other = thread::spawn(move || Bucket::new(&*shared).take(NOW, 7, HALF).is_ok());
-        let first = Bucket::new(&*due).take(NOW, 7, HALF).is_ok();
+        let other = thread::spawn(move || Bucket::new(&*shared).take(NOW, 0, 7, HALF).is_ok());
+        let first = Bucket::new(&*due).take(NOW, 0, 7, HALF).is_ok();
         let second = other.join().expect("no panic");
         assert!(first != second, "one and not both");
         assert_eq!(due.load(), NOW + 14);
@@ -53,13 +53,13 @@ fn what_is_taken_charged_and_refunded_at_once_adds_up() {
     loom::model(|| {
         let due = Cell::new(0);
         let (one, two) = (Arc::clone(&due), Arc::clone(&due));
-        let takes = thread::spawn(move || Bucket::new(&*one).take(NOW, 100, HALF));
+        let takes = thread::spawn(move || Bucket::new(&*one).take(NOW, 0, 100, HALF));
         let settles = thread::spawn(move || {
             let bucket = Bucket::new(&*two);
             bucket.charge(NOW, 50, HALF);
             bucket.refund(20, HALF);
         });
-        assert_eq!(Bucket::new(&*due).take(NOW, 10, HALF), Ok(()));
+        assert_eq!(Bucket::new(&*due).take(NOW, 0, 10, HALF), Ok(()));
         assert_eq!(takes.join().expect("no panic"), Ok(()));
         settles.join().expect("no panic");
         assert_eq!(due.load(), FLOOR + 2 * (100 + 50 - 20 + 10));
@@ -94,5 +94,5 @@ fn a_container_that_comes_back_later_owes_nothing_for_its_dead() {
     );
     let later = NOW + 3_600_000_000_000;
     charge_exited(&due, &since, &outstanding, later, Rate::from_percent(10), Contention::NONE);
-    assert_eq!(Bucket::new(&due).take(later, 1, Rate::from_percent(10)), Ok(()));
+    assert_eq!(Bucket::new(&due).take(later, 0, 1, Rate::from_percent(10)), Ok(()));
 }

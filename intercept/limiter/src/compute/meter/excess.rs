@@ -40,9 +40,9 @@ impl Excess {
     /// Returns it with the time of the last charge.
     fn take(&mut self, now: u64, rate: Option<Rate>) -> (u64, u64) {
         let since = core::mem::replace(&mut self.charged_at, now);
-        let elapsed = now.saturating_sub(since).min(CHARGED_OVER_NS);
-        let part = in_proportion(self.gpu_ns, elapsed, CHARGED_OVER_NS);
-        let gained = rate.map_or(u64::MAX, |rate| rate.gpu_ns(now.saturating_sub(since)));
+        let elapsed = now.saturating_sub(since);
+        let part = in_proportion(self.gpu_ns, elapsed.min(CHARGED_OVER_NS), CHARGED_OVER_NS);
+        let gained = rate.map_or(u64::MAX, |rate| rate.gpu_ns(elapsed));
         let part = part.min(gained / 8 * 7);
         self.gpu_ns -= part;
         (part, since)

@@ -91,10 +91,18 @@ impl Meter {
         if needs_lease {
             self.charge_excess(view, time.now);
             self.limit_run_ahead(launch.stream, view, time)?;
-            let debt = self.allowed_debt(launch.stream, time);
+            self.note_stream(launch.stream, time.now);
+            let debt = self.allowed_debt(time);
             self.extend_lease((cost, debt), view, time.now)?;
         }
         Ok(())
+    }
+
+    /// Notes if a lease is for another stream than the one before.
+    fn note_stream(&mut self, stream: usize, now: u64) {
+        if self.stream.replace(stream).is_some_and(|last| last != stream) {
+            self.changed_stream = Some(now);
+        }
     }
 
     /// Returns the debt in GPU-ns up to which the bucket gives a lease.
@@ -102,10 +110,7 @@ impl Meter {
     /// A kernel under way in another stream may spin until this launch has started, as the kernels
     /// of a collective do. Each ns for which this launch waits is then GPU time that is charged.
     /// With this debt, such a launch goes, and a later one, with no work under way, waits.
-    fn allowed_debt(&mut self, stream: usize, LaunchTime { since, now }: LaunchTime) -> u64 {
-        if self.stream.replace(stream).is_some_and(|last| last != stream) {
-            self.changed_stream = Some(now);
-        }
+    fn allowed_debt(&mut self, LaunchTime { since, now }: LaunchTime) -> u64 {
         let has_streams =
             self.changed_stream.is_some_and(|at| now.saturating_sub(at) < STREAMS_HOLD_NS);
         if !has_streams || self.outstanding() == 0 {
@@ -132,7 +137,7 @@ impl Meter {
             deferred = deferred.min(taken.max(rate.gpu_ns(DEFERRED_WALL_NS)));
             let bucket = Bucket::new(&view.page.due_ns);
             bucket
-                .take_down_to(now, debt, view.corrected(taken + deferred), rate)
+                .take(now, debt, view.corrected(taken + deferred), rate)
                 .map_err(|due| due.min(now + self.look_again()))?;
         }
         view.slot.gpu_ns.fetch_add(taken + deferred, Ordering::Relaxed);

@@ -90,26 +90,20 @@ impl Meter {
             }
             Sample::Exact(wall) | Sample::Long(wall) => {
                 let Some(all) = own(wall) else { return };
-                let (own, excess) = estimates.usual_part(span.launch.key, all);
+                let parts = estimates.usual_part(span.launch.key, all);
                 let most = typical.map_or(u64::MAX, |typical| typical * MOST_TYPICAL);
                 estimates.learn(span.launch.key, all.min(most));
                 // Which launch of a lease is measured is random, with a probability in proportion
                 // to its estimate: it stands for the others.
                 let is_typical = contention.is_negligible() && typical.is_none();
                 let stands_for = if is_typical { span.stands_for } else { span.cost };
-                let own = own - measured.overlap.min(own);
-                let used = in_proportion(own, stands_for, span.cost.max(1));
-                self.correct(stands_for, used, own, view, now);
-                let of_all = in_proportion(excess, stands_for, span.cost.max(1));
-                self.add_excess((excess, of_all), view, now);
+                self.charge_sample((span, measured.overlap), parts, stands_for, view, now);
             }
             Sample::Idle(wall) => {
                 let Some(all) = own(wall) else { return };
-                let (own, excess) = estimates.usual_part(span.launch.key, all);
+                let parts = estimates.usual_part(span.launch.key, all);
                 estimates.learn(span.launch.key, all);
-                let own = own - measured.overlap.min(own);
-                self.correct(span.cost, own, own, view, now);
-                self.add_excess((excess, excess), view, now);
+                self.charge_sample((span, measured.overlap), parts, span.cost, view, now);
             }
             Sample::Within(least, most) => {
                 let least = if typical.is_some() { 0 } else { least };
@@ -119,6 +113,22 @@ impl Meter {
                 self.correct(span.cost, used, used, view, now);
             }
         }
+    }
+
+    /// Charges the usual part and the excess of a sample that stands for charged launches. The
+    /// overlap with other streams is charged already.
+    fn charge_sample(
+        &mut self,
+        (span, overlap): (Span, u64),
+        (usual, excess): (u64, u64),
+        stands_for: u64,
+        view: &ComputeView<'_>,
+        now: u64,
+    ) {
+        let of_all = |part: u64| in_proportion(part, stands_for, span.cost.max(1));
+        let own = usual - overlap.min(usual);
+        self.correct(stands_for, of_all(own), own, view, now);
+        self.add_excess((excess, of_all(excess)), view, now);
     }
 
     fn measure(
