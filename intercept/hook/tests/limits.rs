@@ -51,6 +51,20 @@ fn program_sees_and_gets_exactly_the_granted_memory() {
     assert!(bytes > 0 && used == LIMIT, "{bytes} {used}");
 }
 
+/// A program that chooses and orders its GPUs is held to the share of the GPU that it uses.
+#[test]
+fn chosen_gpus_have_the_memory_of_their_own_shares() {
+    let Some(node) = set_up(test_name!(), Node::new) else { return };
+    let shares = [node.share("claim-0", 0, LIMIT), node.share("claim-1", 1, GIB)];
+    let container = || node.container(&[&shares[0], &shares[1]]);
+    for (list, total) in [("1,0", GIB), ("1", GIB), (node.first_uuid(), LIMIT), ("0,9,1", LIMIT)] {
+        let lines = container().with_variables(&[("CUDA_VISIBLE_DEVICES", list)]).probe(&["fill"]);
+        assert_eq!(lines[0]["devices"][0]["cudaTotalBytes"], total, "{list}: {lines:?}");
+        assert_eq!(allocated(&lines[1]), total, "{list}");
+    }
+    assert_eq!(shares[1].ledger(|ledger| ledger.peak_bytes()), GIB);
+}
+
 #[test]
 fn gpu_without_grant_has_no_memory() {
     let Some(node) = set_up(test_name!(), Node::new) else { return };

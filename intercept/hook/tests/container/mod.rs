@@ -719,7 +719,13 @@ impl Container<'_> {
     /// Adds the pipes of an MPS daemon and environment variables, as the driver does for a claim
     /// that shares by MPS.
     pub(crate) fn with_mps(self, pipes: &Path, variables: &[(&str, &str)]) -> Self {
-        let mut more = format!("mkdir {0}; mount --bind {1} {0}\n", mps::DIR, pipes.display());
+        self.and(&format!("mkdir {0}; mount --bind {1} {0}\n", mps::DIR, pipes.display()))
+            .with_variables(variables)
+    }
+
+    /// Sets environment variables of the program.
+    pub(crate) fn with_variables(self, variables: &[(&str, &str)]) -> Self {
+        let mut more = String::new();
         for (name, value) in variables {
             writeln!(more, "export {name}={value}").expect("a string");
         }

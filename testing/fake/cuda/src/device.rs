@@ -16,7 +16,7 @@ impl Device {
     /// Returns the device of a GPU of the world, given by index. An invisible GPU gets an invalid
     /// ordinal.
     pub(crate) fn of(gpu: usize) -> Self {
-        let visible = driver::machine().map(|machine| machine.visible()).unwrap_or_default();
+        let visible = driver::visible().unwrap_or_default();
         let ordinal = visible.iter().position(|&index| index == gpu);
         Self(ordinal.and_then(|ordinal| c_int::try_from(ordinal).ok()).unwrap_or(c_int::MAX))
     }
@@ -36,7 +36,7 @@ impl Device {
 pub(crate) fn gpu(device: Device) -> CuResult<usize> {
     let machine = driver::machine()?;
     let ordinal = usize::try_from(device.0).map_err(|_| Status::InvalidDevice)?;
-    let index = *machine.visible().get(ordinal).ok_or(Status::InvalidDevice)?;
+    let index = *driver::visible()?.get(ordinal).ok_or(Status::InvalidDevice)?;
     let board = &machine.world().gpus[index];
     if machine.is_lost(board) { Err(Status::DeviceUnavailable) } else { Ok(index) }
 }
@@ -81,7 +81,7 @@ pub(crate) fn usable_bytes(device: Device) -> CuResult<u64> {
 
 export! {
     fn cuDeviceGetCount(count: OutPtr<c_int>) {
-        count.set(c_int::try_from(driver::machine()?.visible().len()).unwrap_or(c_int::MAX))
+        count.set(c_int::try_from(driver::visible()?.len()).unwrap_or(c_int::MAX))
     }
 
     fn cuDeviceGet(device: OutPtr<Device>, ordinal: c_int) {
@@ -121,7 +121,7 @@ export! {
     fn cuDeviceGetByPCIBusId(device: OutPtr<Device>, id: InPtr<c_char>) {
         let wanted = tessera_fake_world::PciAddress::parse(id.text()?).ok_or(Status::InvalidValue)?;
         let machine = driver::machine()?;
-        let found = machine.visible().iter().find(|&&gpu| machine.world().gpus[gpu].pci == wanted);
+        let found = driver::visible()?.iter().find(|&&gpu| machine.world().gpus[gpu].pci == wanted);
         device.set(Device::of(*found.ok_or(Status::InvalidDevice)?))
     }
 

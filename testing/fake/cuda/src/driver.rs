@@ -43,13 +43,40 @@ fn open() -> CuResult<&'static Machine> {
     opened.as_ref().ok_or(Status::NoDevice)
 }
 
+/// Returns the indices of the GPUs that this process may use, in the order of their ordinals.
+pub(crate) fn visible() -> CuResult<&'static [usize]> {
+    machine().map(visible_of)
+}
+
+fn visible_of(machine: &Machine) -> &'static [usize] {
+    static VISIBLE: OnceLock<Vec<usize>> = OnceLock::new();
+    VISIBLE.get_or_init(|| match std::env::var("CUDA_VISIBLE_DEVICES") {
+        Ok(list) => selected(&list, machine),
+        Err(_) => machine.visible().to_vec(),
+    })
+}
+
+/// Returns the GPUs of a `CUDA_VISIBLE_DEVICES`: ordinals and beginnings of UUIDs. The first one
+/// that does not exist ends the list, as in NVIDIA's driver.
+fn selected(list: &str, machine: &Machine) -> Vec<usize> {
+    let visible = machine.visible();
+    let find = |wanted: &str| match wanted.parse::<usize>() {
+        Ok(ordinal) => visible.get(ordinal).copied(),
+        Err(_) if wanted.starts_with("GPU-") => {
+            let has = |gpu: &&usize| machine.world().gpus[**gpu].uuid.starts_with(wanted);
+            visible.iter().find(has).copied()
+        }
+        Err(_) => None,
+    };
+    list.split(',').map_while(|wanted| find(wanted.trim())).collect()
+}
+
 export! {
     fn cuInit(flags: c_uint) {
         if flags != 0 {
             return Err(Status::InvalidValue);
         }
-        let machine = open()?;
-        if machine.visible().is_empty() {
+        if visible_of(open()?).is_empty() {
             return Err(Status::NoDevice);
         }
         let me = std::process::id();

@@ -50,7 +50,7 @@ pub(crate) fn answer(version: u32, seconds: u64) -> CuResult<[u64; 2]> {
         bytes.extend((address.addr() as u64).to_le_bytes());
     }
     bytes.extend(seconds.to_le_bytes());
-    for ordinal in 0..machine.visible().len() {
+    for ordinal in 0..driver::visible()?.len() {
         let device = Device::at(i32::try_from(ordinal).unwrap_or(i32::MAX));
         bytes.extend(hash_input(device)?);
     }

@@ -160,10 +160,18 @@ pub(crate) fn load_function(state: &mut State, function: Handle) -> CuResult {
 }
 
 impl State {
-    /// Returns the functions of a module that programs have asked for.
-    pub(crate) fn functions_of(&self, module: Handle) -> Vec<Handle> {
+    /// Returns the functions of a module that programs have asked for, or one that has no name.
+    pub(crate) fn functions_of(&mut self, module: Handle) -> CuResult<Vec<Handle>> {
         let of_module = self.functions.iter().filter(|(_, function)| function.module == module);
-        of_module.map(|(handle, _)| *handle).collect()
+        let known: Vec<Handle> = of_module.map(|(handle, _)| *handle).collect();
+        if known.is_empty() { Ok(vec![self.add_function(module, None)?]) } else { Ok(known) }
+    }
+
+    fn add_function(&mut self, module: Handle, length: Option<Duration>) -> CuResult<Handle> {
+        let context = self.modules.get(&module).ok_or(Status::InvalidHandle)?.context;
+        let handle = self.new_handle();
+        self.functions.insert(handle, Function { context, module, length });
+        Ok(handle)
     }
 }
 
@@ -178,11 +186,7 @@ fn unload(module: Handle) -> CuResult {
 fn get_function(out: OutPtr<Handle>, module: Handle, name: InPtr<c_char>) -> CuResult {
     out.check()?;
     let length = length_in(name.text()?);
-    let mut state = state::lock()?;
-    let context = state.modules.get(&module).ok_or(Status::InvalidHandle)?.context;
-    let handle = state.new_handle();
-    state.functions.insert(handle, Function { context, module, length });
-    out.set(handle)
+    out.set(state::lock()?.add_function(module, length)?)
 }
 
 /// Returns the address and size of a variable. Every module has each variable, in memory that is
