@@ -3,10 +3,11 @@
 use std::ffi::c_uint;
 
 use crate::abi::{CuResult, OutPtr, export};
-use crate::capture;
+use crate::capture::{self, Place};
 use crate::context::{current, current_gpu};
 use crate::driver;
-use crate::state::{self, Handle};
+use crate::graph::NodeKind;
+use crate::state::{self, Handle, State};
 use crate::status::Status;
 use crate::stream;
 use crate::timeline::{self, now};
@@ -18,6 +19,8 @@ pub(crate) struct Event {
     timed: bool,
     /// End time of the work before the event; `None` if it was never recorded.
     pub(crate) recorded: Option<u64>,
+    /// Its place in a capture, if it was last recorded there.
+    pub(crate) captured: Option<Place>,
 }
 
 /// Content of `CUipcEventHandle`.
@@ -32,16 +35,43 @@ struct IpcEvent {
 /// `CU_EVENT_DISABLE_TIMING`.
 const NO_TIMING: c_uint = 2;
 
-fn record(event: Handle, on: Handle) -> CuResult {
+/// `CU_EVENT_RECORD_EXTERNAL` and `CU_EVENT_WAIT_EXTERNAL`: in a capture, a node instead of an order.
+pub(crate) const EXTERNAL: c_uint = 1;
+
+fn record(event: Handle, on: Handle, flags: c_uint) -> CuResult {
     let mut state = state::lock()?;
     let end = stream::end_of(&state, on)?.max(now());
-    state.events.get_mut(&event).ok_or(Status::InvalidHandle)?.recorded = Some(end);
+    state.events.get(&event).ok_or(Status::InvalidHandle)?;
+    if flags == EXTERNAL {
+        if state.capture_node(on, NodeKind::RecordEvent(event))?.is_some() {
+            return Ok(());
+        }
+        return Err(Status::IllegalState);
+    }
+    let captured = state.place_of(on);
+    let recorded = if captured.is_some() { None } else { Some(end) };
+    let known = state.events.get_mut(&event).ok_or(Status::InvalidHandle)?;
+    (known.recorded, known.captured) = (recorded, captured);
     Ok(())
+}
+
+impl State {
+    /// Records an event at a time.
+    pub(crate) fn record_at(&mut self, event: Handle, time: u64) {
+        if let Some(event) = self.events.get_mut(&event) {
+            (event.recorded, event.captured) = (Some(time), None);
+        }
+    }
 }
 
 /// Returns the time at which an event completes. An event that was never recorded is complete.
 fn time_of(event: Handle) -> CuResult<u64> {
-    Ok(state::lock()?.events.get(&event).ok_or(Status::InvalidHandle)?.recorded.unwrap_or(0))
+    let state = state::lock()?;
+    let event = state.events.get(&event).ok_or(Status::InvalidHandle)?;
+    if event.captured.is_some() {
+        return Err(Status::CapturedEvent);
+    }
+    Ok(event.recorded.unwrap_or(0))
 }
 
 fn destroy(event: Handle) -> CuResult {
@@ -58,6 +88,9 @@ fn elapsed(out: OutPtr<f32>, start: Handle, end: Handle) -> CuResult {
                 .get(&event)
                 .filter(|event| event.timed)
                 .ok_or(Status::InvalidHandle)?;
+            if event.captured.is_some() {
+                return Err(Status::CapturedEvent);
+            }
             event.recorded.ok_or(Status::InvalidHandle)
         };
         (time(start)?, time(end)?)
@@ -80,7 +113,7 @@ export! {
         current_gpu(&state)?;
         let context = current().ok_or(Status::InvalidContext)?;
         let handle = state.new_handle();
-        state.events.insert(handle, Event { context, timed: flags & NO_TIMING == 0, recorded: None });
+        state.events.insert(handle, Event { context, timed: flags & NO_TIMING == 0, recorded: None, captured: None });
         event.set(handle)
     }
 
@@ -99,16 +132,16 @@ export! {
         current_gpu(&state)?;
         let context = current().ok_or(Status::InvalidContext)?;
         let opened = state.new_handle();
-        state.events.insert(opened, Event { context, timed: false, recorded: None });
+        state.events.insert(opened, Event { context, timed: false, recorded: None, captured: None });
         event.set(opened)
     }
 
     fn cuEventDestroy(event: Handle) { destroy(event) }
     fn cuEventDestroy_v2(event: Handle) { destroy(event) }
-    fn cuEventRecord(event: Handle, on: Handle) { record(event, on) }
+    fn cuEventRecord(event: Handle, on: Handle) { record(event, on, 0) }
 
     fn cuEventRecordWithFlags(event: Handle, on: Handle, flags: c_uint) {
-        if flags > 1 { Err(Status::InvalidValue) } else { record(event, on) }
+        if flags > EXTERNAL { Err(Status::InvalidValue) } else { record(event, on, flags) }
     }
 
     fn cuEventQuery(event: Handle) {

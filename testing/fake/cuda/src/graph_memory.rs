@@ -13,22 +13,13 @@ use crate::allocation::{Allocation, AllocationKind, refund};
 use crate::capture;
 use crate::context::current;
 use crate::device::{Device, gpu};
-use crate::graph::Graph;
+use crate::graph::{Graph, Node, NodeKind, handles};
 use crate::pool::ON_DEVICE;
 use crate::state::{self, Handle, State};
 use crate::status::Status;
 
 /// Size by which the reserve grows and shrinks.
 const CHUNK: u64 = 2 << 20;
-
-/// A graph node.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum GraphNode {
-    Empty,
-    Alloc { gpu: usize, bytes: u64, address: u64 },
-    Free { address: u64 },
-    Child(Handle),
-}
 
 /// Memory of a graph's nodes: GPU, bytes, address.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -68,44 +59,28 @@ impl State {
     /// Returns the memory operations of a graph's nodes.
     pub(crate) fn memory_of_graph(&self, graph: Handle) -> CuResult<GraphMemory> {
         let mut memory = GraphMemory::default();
-        for node in &self.graphs.get(&graph).ok_or(Status::InvalidHandle)?.nodes {
-            match self.nodes.get(node) {
-                Some(GraphNode::Alloc { gpu, bytes, address }) => {
-                    memory.allocations.push((*gpu, *bytes, *address))
+        for kind in self.kinds_of(graph)? {
+            match kind {
+                NodeKind::Alloc { gpu, bytes, address } => {
+                    memory.allocations.push((gpu, bytes, address))
                 }
-                Some(GraphNode::Free { address }) => memory.frees.push(*address),
-                Some(GraphNode::Child(child)) => {
-                    let more = self.memory_of_graph(*child)?;
+                NodeKind::Free { address } => memory.frees.push(address),
+                NodeKind::Child(child) => {
+                    let more = self.memory_of_graph(child)?;
                     memory.allocations.extend(more.allocations);
                     memory.frees.extend(more.frees);
                 }
-                Some(GraphNode::Empty) | None => {}
+                _ => {}
             }
         }
         Ok(memory)
     }
 
-    fn add_node(&mut self, graph: Handle, node: GraphNode) -> CuResult<Handle> {
-        let handle = self.new_handle();
-        self.graphs.get_mut(&graph).ok_or(Status::InvalidHandle)?.nodes.push(handle);
-        self.nodes.insert(handle, node);
-        Ok(handle)
-    }
-
-    /// Creates a node that allocates memory and has an address.
-    pub(crate) fn new_alloc_node(&mut self, gpu: usize, bytes: u64) -> CuResult<(Handle, u64)> {
+    /// Returns a new node that allocates memory, and its address.
+    pub(crate) fn alloc_node(&mut self, gpu: usize, bytes: u64) -> CuResult<(NodeKind, u64)> {
         let bytes = bytes.next_multiple_of(512);
         let address = self.new_addresses(gpu, bytes, 512)?;
-        let handle = self.new_handle();
-        self.nodes.insert(handle, GraphNode::Alloc { gpu, bytes, address });
-        Ok((handle, address))
-    }
-
-    /// Creates a node that frees memory.
-    pub(crate) fn new_free_node(&mut self, address: u64) -> Handle {
-        let handle = self.new_handle();
-        self.nodes.insert(handle, GraphNode::Free { address });
-        handle
+        Ok((NodeKind::Alloc { gpu, bytes, address }, address))
     }
 
     /// Reserves the memory of an executable graph, unless it is mapped already.
@@ -213,7 +188,12 @@ impl State {
     }
 }
 
-fn add_alloc(out: OutPtr<Handle>, graph: Handle, parameters: *mut AllocParameters) -> CuResult {
+fn add_alloc(
+    out: OutPtr<Handle>,
+    graph: Handle,
+    after: Vec<Handle>,
+    parameters: *mut AllocParameters,
+) -> CuResult {
     out.check()?;
     let mut parameters_in = InPtr::<AllocParameters>::from(parameters.cast()).get()?;
     if (parameters_in.kind, parameters_in.handle_types, parameters_in.location_type)
@@ -224,27 +204,38 @@ fn add_alloc(out: OutPtr<Handle>, graph: Handle, parameters: *mut AllocParameter
     }
     let gpu = gpu(Device::at(parameters_in.location))?;
     let mut state = state::lock()?;
-    let (node, address) = state.new_alloc_node(gpu, parameters_in.bytes as u64)?;
-    state.graphs.get_mut(&graph).ok_or(Status::InvalidHandle)?.nodes.push(node);
+    let (kind, address) = state.alloc_node(gpu, parameters_in.bytes as u64)?;
+    let node = state.add_node(graph, Node { kind, after })?;
     parameters_in.address = address;
     OutPtr::from(parameters.cast()).set(parameters_in)?;
     out.set(node)
 }
 
-fn add(out: OutPtr<Handle>, graph: Handle, node: GraphNode) -> CuResult {
+fn add(out: OutPtr<Handle>, graph: Handle, after: Vec<Handle>, kind: NodeKind) -> CuResult {
     out.check()?;
-    out.set(state::lock()?.add_node(graph, node)?)
+    out.set(state::lock()?.add_node(graph, Node { kind, after })?)
 }
 
 /// Adds a node of any kind.
-fn add_any(out: OutPtr<Handle>, graph: Handle, parameters: *mut u8) -> CuResult {
+fn add_any(
+    out: OutPtr<Handle>,
+    graph: Handle,
+    after: Vec<Handle>,
+    parameters: *mut u8,
+) -> CuResult {
     let kind: c_int = InPtr::from(parameters.cast()).get()?;
     let inner = parameters.wrapping_add(16);
+    let handle = || InPtr::<Handle>::from(inner.cast()).get();
     match kind {
-        4 => add(out, graph, GraphNode::Child(InPtr::from(inner.cast()).get()?)),
-        5 => add(out, graph, GraphNode::Empty),
-        10 => add_alloc(out, graph, inner.cast()),
-        11 => add(out, graph, GraphNode::Free { address: InPtr::from(inner.cast()).get()? }),
+        4 => add(out, graph, after, NodeKind::Child(handle()?)),
+        5 => add(out, graph, after, NodeKind::Empty),
+        6 => add(out, graph, after, NodeKind::WaitEvent),
+        7 => add(out, graph, after, NodeKind::RecordEvent(handle()?)),
+        10 => add_alloc(out, graph, after, inner.cast()),
+        11 => {
+            let address = InPtr::from(inner.cast()).get()?;
+            add(out, graph, after, NodeKind::Free { address })
+        }
         _ => Err(Status::NotSupported),
     }
 }
@@ -262,8 +253,7 @@ export! {
     }
 
     fn cuGraphAddEmptyNode(out: OutPtr<Handle>, graph: Handle, after: *const Handle, count: usize) {
-        let _ = (after, count);
-        add(out, graph, GraphNode::Empty)
+        add(out, graph, handles(after, count)?, NodeKind::Empty)
     }
 
     fn cuGraphAddMemAllocNode(
@@ -273,13 +263,11 @@ export! {
         count: usize,
         parameters: *mut AllocParameters,
     ) {
-        let _ = (after, count);
-        add_alloc(out, graph, parameters)
+        add_alloc(out, graph, handles(after, count)?, parameters)
     }
 
     fn cuGraphAddMemFreeNode(out: OutPtr<Handle>, graph: Handle, after: *const Handle, count: usize, address: u64) {
-        let _ = (after, count);
-        add(out, graph, GraphNode::Free { address })
+        add(out, graph, handles(after, count)?, NodeKind::Free { address })
     }
 
     fn cuGraphAddChildGraphNode(
@@ -289,14 +277,22 @@ export! {
         count: usize,
         child: Handle,
     ) {
-        let _ = (after, count);
         state::lock()?.graphs.get(&child).ok_or(Status::InvalidHandle)?;
-        add(out, graph, GraphNode::Child(child))
+        add(out, graph, handles(after, count)?, NodeKind::Child(child))
+    }
+
+    fn cuGraphAddEventRecordNode(out: OutPtr<Handle>, graph: Handle, after: *const Handle, count: usize, event: Handle) {
+        state::lock()?.events.get(&event).ok_or(Status::InvalidHandle)?;
+        add(out, graph, handles(after, count)?, NodeKind::RecordEvent(event))
+    }
+
+    fn cuGraphAddEventWaitNode(out: OutPtr<Handle>, graph: Handle, after: *const Handle, count: usize, event: Handle) {
+        state::lock()?.events.get(&event).ok_or(Status::InvalidHandle)?;
+        add(out, graph, handles(after, count)?, NodeKind::WaitEvent)
     }
 
     fn cuGraphAddNode(out: OutPtr<Handle>, graph: Handle, after: *const Handle, count: usize, parameters: *mut u8) {
-        let _ = (after, count);
-        add_any(out, graph, parameters)
+        add_any(out, graph, handles(after, count)?, parameters)
     }
 
     fn cuGraphAddNode_v2(
@@ -307,54 +303,32 @@ export! {
         count: usize,
         parameters: *mut u8,
     ) {
-        let _ = (after, edges, count);
-        add_any(out, graph, parameters)
-    }
-
-    fn cuGraphGetNodes(graph: Handle, nodes: OutPtr<Handle>, count: OutPtr<usize>) {
-        count.check()?;
-        let state = state::lock()?;
-        let all = &state.graphs.get(&graph).ok_or(Status::InvalidHandle)?.nodes;
-        if nodes.check().is_ok() {
-            let room = InPtr::<usize>::from(count.pointer().cast()).get()?;
-            for (at, node) in all.iter().take(room).enumerate() {
-                nodes.at(at).set(*node)?;
-            }
-        }
-        count.set(all.len())
-    }
-
-    fn cuGraphNodeGetType(node: Handle, kind: OutPtr<c_uint>) {
-        kind.set(match state::lock()?.nodes.get(&node).ok_or(Status::InvalidHandle)? {
-            GraphNode::Child(_) => 4,
-            GraphNode::Empty => 5,
-            GraphNode::Alloc { .. } => 10,
-            GraphNode::Free { .. } => 11,
-        })
+        let _ = edges;
+        add_any(out, graph, handles(after, count)?, parameters)
     }
 
     fn cuGraphMemAllocNodeGetParams(node: Handle, parameters: OutPtr<AllocParameters>) {
         let state = state::lock()?;
-        let Some(GraphNode::Alloc { gpu, bytes, address }) = state.nodes.get(&node) else {
+        let Some(NodeKind::Alloc { gpu, bytes, address }) = state.nodes.get(&node).map(|node| node.kind) else {
             return Err(Status::InvalidValue);
         };
         parameters.set(AllocParameters {
             kind: 1,
             handle_types: 0,
             location_type: ON_DEVICE,
-            location: Device::of(*gpu).ordinal(),
+            location: Device::of(gpu).ordinal(),
             windows: std::ptr::null(),
             rest: [0; 8],
             access: std::ptr::null(),
             accesses: 0,
-            bytes: *bytes as usize,
-            address: *address,
+            bytes: bytes as usize,
+            address,
         })
     }
 
     fn cuGraphChildGraphNodeGetGraph(node: Handle, graph: OutPtr<Handle>) {
-        match state::lock()?.nodes.get(&node) {
-            Some(GraphNode::Child(child)) => graph.set(*child),
+        match state::lock()?.nodes.get(&node).map(|node| node.kind) {
+            Some(NodeKind::Child(child)) => graph.set(child),
             _ => Err(Status::InvalidValue),
         }
     }

@@ -11,7 +11,7 @@
 //! | `memory`, `pool`, `vmm`, `array` | memory of the world's GPU, shared by all processes of the world and released when a process exits. It has no backing store: copies check their bounds, take modelled time and move no bytes |
 //! | `bind`, `share` | references that keep physical memory alive; memory of other processes and APIs |
 //! | `timeline`, `stream`, `event`, `launch` | work takes modelled time, one kernel after the other on a GPU; synchronisation waits in real time (scaled by the world's `time.scale`) |
-//! | `capture`, `graph` | streams record work, and forbidden calls invalidate the capture; a graph takes the sum of its kernels' times |
+//! | `capture`, `graph`, `user_object` | streams record work, events take other streams into a capture, and forbidden calls invalidate it; a graph takes the sum of its nodes' times |
 //! | `module` | any image is a valid module with every function; one named `..._for_250us` takes that long |
 //! | `export_tables`, `integrity`, `context_storage` | functions without names, which NVIDIA's libraries above the driver call |
 //! | `resolve` | `cuGetProcAddress`, by name, version and default stream, as a driver of the world's CUDA version (11.7 to 13.5) does |
@@ -53,6 +53,7 @@ mod status;
 mod stream;
 mod tensor_map;
 mod timeline;
+mod user_object;
 mod vmm;
 
 /// Stubs of functions that are not modelled, and the addresses of all.

@@ -9,6 +9,7 @@ use crate::allocation::{AllocationKind, charge, refund, rounded};
 use crate::capture;
 use crate::context::current;
 use crate::device::{Device, gpu};
+use crate::graph::NodeKind;
 use crate::state::{self, Handle, State};
 use crate::status::Status;
 use crate::stream;
@@ -135,14 +136,6 @@ impl State {
         Ok(())
     }
 
-    /// Records a node on a capturing stream.
-    fn capture_node(&mut self, on: Handle, node: Handle) {
-        if let Some(capture) = self.streams.get_mut(&on).and_then(|stream| stream.capture.as_mut())
-        {
-            capture.add_node(node);
-        }
-    }
-
     /// Shrinks all pools after a synchronisation.
     pub(crate) fn shrink_pools(&mut self) -> CuResult {
         self.pools.values_mut().try_for_each(|pool| pool.shrink(pool.release_threshold))
@@ -197,8 +190,8 @@ fn allocate(out: OutPtr<u64>, bytes: usize, pool: Option<Handle>, on: Handle) ->
     let mut state = state::lock()?;
     let gpu = stream::gpu_of(&state, on)?;
     if state.streams.get(&on).is_some_and(|stream| stream.capture.is_some()) {
-        let (node, address) = state.new_alloc_node(gpu, bytes as u64)?;
-        state.capture_node(on, node);
+        let (node, address) = state.alloc_node(gpu, bytes as u64)?;
+        state.capture_node(on, node)?;
         return out.set(address);
     }
     let pool = pool.unwrap_or_else(|| current_pool(&mut state, gpu));
@@ -227,9 +220,7 @@ export! {
     fn cuMemFreeAsync(pointer: u64, on: Handle) {
         let mut state = state::lock()?;
         stream::gpu_of(&state, on)?;
-        if state.streams.get(&on).is_some_and(|stream| stream.capture.is_some()) {
-            let node = state.new_free_node(pointer);
-            state.capture_node(on, node);
+        if state.capture_node(on, NodeKind::Free { address: pointer })?.is_some() {
             return Ok(());
         }
         let until = stream::end_of(&state, on)?;

@@ -9,18 +9,20 @@ use crate::abi::CuResult;
 use crate::allocation::Allocation;
 use crate::array::Array;
 use crate::bind::Binding;
+use crate::capture::Capture;
 use crate::context::{Context, Green, Primary};
 use crate::context_storage::Stored;
 use crate::driver;
 use crate::event::Event;
-use crate::graph::{Executable, Graph};
-use crate::graph_memory::{GraphNode, GraphReserve};
+use crate::graph::{Executable, Graph, Node};
+use crate::graph_memory::GraphReserve;
 use crate::module::{Function, Module};
 use crate::pool::Pool;
 use crate::share::ImportedMemory;
 use crate::status::Status;
 use crate::stream::Stream;
 use crate::timeline::Timeline;
+use crate::user_object::UserObject;
 use crate::vmm::{Physical, Reservation};
 
 /// An opaque handle of the caller, which is never dereferenced.
@@ -64,11 +66,14 @@ pub(crate) struct State {
     pub(crate) current_pools: HashMap<usize, Handle>,
     pub(crate) physical: HashMap<u64, Physical>,
     pub(crate) reservations: BTreeMap<u64, Reservation>,
+    /// Active captures by the graph that each becomes.
+    pub(crate) captures: HashMap<Handle, Capture>,
     pub(crate) graphs: HashMap<Handle, Graph>,
     pub(crate) executable_graphs: HashMap<Handle, Executable>,
     /// Executable graphs with mapped memory.
     pub(crate) mapped_graphs: HashSet<Handle>,
-    pub(crate) nodes: HashMap<Handle, GraphNode>,
+    pub(crate) nodes: HashMap<Handle, Node>,
+    pub(crate) user_objects: HashMap<Handle, UserObject>,
     pub(crate) graph_reserves: HashMap<usize, GraphReserve>,
     /// References to physical memory besides handles and mappings.
     pub(crate) bindings: Vec<Binding>,

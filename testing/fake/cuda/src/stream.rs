@@ -4,10 +4,12 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::time::Duration;
 
 use crate::abi::{CuResult, OutPtr, export};
-use crate::capture::{self, Capture};
+use crate::capture::{self, CapturedStream};
 use crate::context::{current, current_gpu};
 use crate::device::Device;
 use crate::driver;
+use crate::event;
+use crate::graph::{HostFunction, NodeKind};
 use crate::state::{self, Handle, State};
 use crate::status::Status;
 use crate::timeline::{self, Engine, now};
@@ -24,8 +26,8 @@ pub(crate) struct Stream {
     priority: c_int,
     /// End time of its work.
     end: u64,
-    /// Active capture.
-    pub(crate) capture: Option<Capture>,
+    /// Its part in a capture.
+    pub(crate) capture: Option<CapturedStream>,
 }
 
 impl Stream {
@@ -61,9 +63,7 @@ impl State {
     /// Queues work in a stream and returns its end time.
     pub(crate) fn queue(&mut self, on: Handle, engine: Engine, length: Duration) -> CuResult<u64> {
         let (gpu, before) = (gpu_of(self, on)?, end_of(self, on)?);
-        if let Some(capture) = self.streams.get_mut(&on).and_then(|stream| stream.capture.as_mut())
-        {
-            capture.add(length);
+        if self.capture_node(on, NodeKind::Work(engine, length))?.is_some() {
             return Ok(before);
         }
         let end = self.timelines.entry(gpu).or_default().queue(engine, before, length);
@@ -103,7 +103,9 @@ fn create(out: OutPtr<Handle>, flags: c_uint, priority: c_int) -> CuResult {
 
 /// Destroys a stream; its queued work still runs on the GPU's timeline.
 fn destroy(stream: Handle) -> CuResult {
-    state::lock()?.streams.remove(&stream).map(drop).ok_or(Status::InvalidHandle)
+    let mut state = state::lock()?;
+    state.drop_captures_of(stream);
+    state.streams.remove(&stream).map(drop).ok_or(Status::InvalidHandle)
 }
 
 export! {
@@ -132,10 +134,19 @@ export! {
     }
 
     fn cuStreamWaitEvent(stream: Handle, event: Handle, flags: c_uint) {
-        let _ = flags;
         let mut state = state::lock()?;
-        let recorded = state.events.get(&event).ok_or(Status::InvalidHandle)?.recorded.unwrap_or(0);
-        state.wait_until(stream, recorded)
+        let known = state.events.get(&event).ok_or(Status::InvalidHandle)?;
+        match (&known.captured, known.recorded) {
+            (Some(place), _) => {
+                let place = place.clone();
+                state.join_capture(stream, place)
+            }
+            (None, Some(_)) if state.place_of(stream).is_some() => match flags {
+                event::EXTERNAL => state.capture_node(stream, NodeKind::WaitEvent).map(drop),
+                _ => Err(Status::StreamCaptureIsolation),
+            },
+            (None, recorded) => state.wait_until(stream, recorded.unwrap_or(0)),
+        }
     }
 
     fn cuStreamGetFlags(stream: Handle, flags: OutPtr<c_uint>) {
@@ -172,13 +183,12 @@ export! {
     }
 
     fn cuLaunchHostFunc(stream: Handle, function: Option<extern "C" fn(*mut c_void)>, data: *mut c_void) {
-        let function = function.ok_or(Status::InvalidValue)?;
-        let end = end_of(&*state::lock()?, stream)?;
-        let data = data as usize;
-        std::thread::spawn(move || {
-            timeline::wait_until(end);
-            function(data as *mut c_void);
-        });
+        let function = HostFunction { function: function.ok_or(Status::InvalidValue)?, data: data as usize };
+        let mut state = state::lock()?;
+        if state.capture_node(stream, NodeKind::Host(function))?.is_some() {
+            return Ok(());
+        }
+        function.call_at(end_of(&state, stream)?);
         Ok(())
     }
 }
