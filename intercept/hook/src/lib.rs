@@ -22,6 +22,7 @@
 
 mod allocation;
 mod charge;
+mod claim_exports;
 mod compute;
 mod driver;
 mod driver_counted;
