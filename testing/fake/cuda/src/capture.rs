@@ -47,8 +47,8 @@ pub(crate) struct Capture {
 #[derive(Debug)]
 pub(crate) struct CapturedStream {
     place: Place,
-    /// Its last own work, which the capture's first stream has to wait for. Nodes that the program
-    /// adds to the graph itself do not count.
+    /// Its last own work, which must precede the end of the capture. Nodes that the program adds to
+    /// the graph itself do not count.
     last: Option<Handle>,
 }
 
@@ -221,7 +221,7 @@ fn status_of(state: &State, on: Handle) -> CuResult<c_int> {
     Ok(is_valid.map_or(0, |is_valid| if is_valid { 1 } else { 2 }))
 }
 
-/// What `cuStreamGetCaptureInfo` returns besides the status; each may be NULL.
+/// Results of `cuStreamGetCaptureInfo` besides the status; each may be NULL.
 struct Info {
     id: OutPtr<u64>,
     graph: OutPtr<Handle>,

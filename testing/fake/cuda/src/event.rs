@@ -35,7 +35,7 @@ struct IpcEvent {
 /// `CU_EVENT_DISABLE_TIMING`.
 const NO_TIMING: c_uint = 2;
 
-/// `CU_EVENT_RECORD_EXTERNAL` and `CU_EVENT_WAIT_EXTERNAL`: in a capture, a node instead of an order.
+/// `CU_EVENT_RECORD_EXTERNAL`, `CU_EVENT_WAIT_EXTERNAL`: in a capture, a node instead of an order.
 pub(crate) const EXTERNAL: c_uint = 1;
 
 fn record(event: Handle, on: Handle, flags: c_uint) -> CuResult {

@@ -250,8 +250,8 @@ extern "C" fn stream_number(_context: Handle, _object: Handle, number: OutPtr<u6
     answer(|| number.set(0))
 }
 
-/// Calls a function for each function of a module. The fake knows those that were asked for, and has
-/// one if there were none: the caller takes a module that it has with one function.
+/// Calls a function for each function of a module. The fake knows those that were asked for, and
+/// has one if there were none: the caller expects a module with one function.
 ///
 /// Returns 1 for success, unlike all other entries: cuFFT takes any other answer for an error.
 extern "C" fn each_function(

@@ -1,4 +1,5 @@
-//! Graphs: nodes with their order, and executable graphs. A graph takes the sum of its nodes' times.
+//! Graphs: nodes with their order, and executable graphs. A graph takes the sum of its nodes'
+//! times.
 
 use std::collections::HashSet;
 use std::ffi::{c_char, c_uint, c_ulonglong, c_void};
@@ -26,7 +27,7 @@ pub(crate) struct Node {
     pub(crate) after: Vec<Handle>,
 }
 
-/// What a node does.
+/// Kind of a node, with its parameters.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum NodeKind {
     Empty,
@@ -81,7 +82,7 @@ pub(crate) struct Executable {
     objects: Vec<(Handle, c_uint)>,
 }
 
-/// What a graph does besides allocating memory.
+/// Work of a graph besides its memory.
 #[derive(Debug, Clone, Default)]
 struct Work {
     length: Duration,

@@ -1,5 +1,5 @@
-//! Objects of the program that graphs keep: the driver calls their destructor when nothing refers to
-//! them.
+//! Objects of the program that graphs keep: the driver calls their destructor when nothing refers
+//! to them.
 
 use std::ffi::{c_uint, c_void};
 
