@@ -15,7 +15,7 @@ struct Program {
 }
 
 /// The programs of this suite, in the order of the page.
-const PROGRAMS: [Program; 8] = [
+const PROGRAMS: [Program; 10] = [
     Program {
         name: "CUDA runtime 11, 12 and 13",
         stack: "runtime",
@@ -44,19 +44,31 @@ const PROGRAMS: [Program; 8] = [
         name: "PyTorch (cuBLAS, cuDNN)",
         stack: "torch",
         packages: &["torch", "nvidia-cublas", "nvidia-cudnn-cu13", "triton"],
-        checked: "`torch.OutOfMemoryError`, new operators with a full share and after, a graph, a tensor shared with another process, the ten cases of [ai-benchmark](../../bench/ai-benchmark/README.md)",
+        checked: "with its own allocator, with expandable segments and with `cudaMallocAsync`: `torch.OutOfMemoryError`, new operators with a full share and after, a graph; a tensor shared with another process (not `cudaMallocAsync`); the ten cases of [ai-benchmark](../../bench/ai-benchmark/README.md)",
+    },
+    Program {
+        name: "Triton, Inductor, cuFFT",
+        stack: "torch",
+        packages: &["triton", "torch", "nvidia-cufft"],
+        checked: "a kernel, a compiled function and a transform that the program meets with a full share, and after",
     },
     Program {
         name: "NCCL",
         stack: "torch",
         packages: &["nvidia-nccl-cu13", "torch"],
-        checked: "two processes on two shares: collectives of `torch.distributed`, one of them with full shares",
+        checked: "two processes on two shares: collectives of `torch.distributed`, one of them with full shares, one in a graph",
     },
     Program {
         name: "JAX (XLA, cuDNN)",
         stack: "jax",
         packages: &["jax", "jax-cuda12-plugin", "nvidia-cudnn-cu12", "nvidia-cuda-nvcc-cu12"],
         checked: "preallocation of a part of the share, `JaxRuntimeError`, a new function with a full share and after, a transfer; without XLA's autotuning, which compares results",
+    },
+    Program {
+        name: "TensorFlow (cuBLAS, cuDNN, cuFFT, cuSOLVER)",
+        stack: "tensorflow",
+        packages: &["tensorflow", "nvidia-cudnn-cu12", "nvidia-cufft-cu12", "nvidia-cusolver-cu12"],
+        checked: "with memory growth, and `TF_DEVICE_MIN_SYS_MEMORY_IN_MB=512` because it leaves 1.8 GiB of a H100 unused otherwise: `ResourceExhaustedError`, new operators with a full share and after, a transfer",
     },
     Program {
         name: "ONNX Runtime (cuBLAS, cuDNN)",
@@ -67,12 +79,9 @@ const PROGRAMS: [Program; 8] = [
 ];
 
 /// Programs that are not in this suite, with the reason.
-const NOT_CHECKED: [(&str, &str); 9] = [
+const NOT_CHECKED: [(&str, &str); 6] = [
     ("DDP", "compares models by a collective, and kernels of the fake driver move no data"),
-    ("NCCL in a graph", "the fake driver lacks dependencies of captures"),
-    ("TensorFlow", "not in the suite yet; wheels exist"),
     ("vLLM", "not in the suite yet; 8 GB of wheels"),
-    ("cuFFT", "ends with an internal error on the fake driver"),
     ("gpustat", "no wheel on the Python package index"),
     ("llama.cpp (llama-cpp-python)", "no wheel with CUDA on the Python package index"),
     ("MXNet", "no release since 2022; its wheels need CUDA 11.2 and Python 3.8"),

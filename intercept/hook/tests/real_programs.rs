@@ -191,9 +191,9 @@ fn nvml_tools_see_the_share_and_their_own_processes() {
     assert_eq!(field(&lines, "used"), &Value::from(used));
 }
 
-#[test]
-fn pytorch_is_held_and_recovers_from_a_full_share() {
-    let Some(lines) = check("torch", &["torch_tensors.py"]) else { return };
+/// PyTorch with an allocator that `configuration` selects.
+fn pytorch_holds(configuration: &[&str]) -> Option<Vec<Value>> {
+    let lines = check("torch", &[&["torch_tensors.py"], configuration].concat())?;
     let error = "OutOfMemoryError";
     assert_eq!((field(&lines, "oom"), field(&lines, "small")), (&error.into(), &error.into()));
     let late = lines.iter().filter(|line| line.get("late").is_some());
@@ -202,7 +202,46 @@ fn pytorch_is_held_and_recovers_from_a_full_share() {
     }
     assert_eq!(field(&lines, "after"), &serde_json::json!([[256], [256]]));
     assert_eq!(field(&lines, "graph"), "replayed");
+    Some(lines)
+}
+
+#[test]
+fn pytorch_is_held_and_recovers_from_a_full_share() {
+    let Some(lines) = pytorch_holds(&[]) else { return };
     assert_eq!(field(&lines, "shared"), 64 * MIB);
+}
+
+#[test]
+fn pytorch_with_expandable_segments_is_held() {
+    let Some(lines) = pytorch_holds(&["expandable_segments:True"]) else { return };
+    assert_eq!(field(&lines, "shared"), 64 * MIB);
+}
+
+#[test]
+fn pytorch_with_pools_of_the_driver_is_held() {
+    pytorch_holds(&["backend:cudaMallocAsync"]);
+}
+
+#[test]
+fn compilers_of_pytorch_recover_from_a_full_share() {
+    let Some(lines) = check("torch", &["torch_compiled.py"]) else { return };
+    assert_eq!(
+        (field(&lines, "oom"), field(&lines, "late")),
+        (&"OutOfMemoryError".into(), &3.into())
+    );
+    assert_eq!(field(&lines, "after"), &serde_json::json!([true, true, true]));
+}
+
+#[test]
+fn tensorflow_is_held_and_recovers_from_a_full_share() {
+    let Some(lines) = check("tensorflow", &["tensorflow_tensors.py"]) else { return };
+    let error = "ResourceExhaustedError";
+    assert_eq!((field(&lines, "device"), field(&lines, "oom")), (&"GPU:0".into(), &error.into()));
+    let held = field(&lines, "held").as_u64().expect("bytes");
+    assert!(held > LIMIT / 2 && held <= LIMIT, "{held}");
+    assert_eq!(field(&lines, "late"), 2);
+    assert_eq!(field(&lines, "after"), &serde_json::json!([true, true]));
+    assert_eq!(field(&lines, "host"), &serde_json::json!([512, 512]));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-"""NCCL by PyTorch: two processes on two GPUs, collectives, one of them with full shares.
+"""NCCL by PyTorch: two processes on two GPUs, collectives, in a graph and with full shares.
 
 Kernels of the fake driver move no data: DistributedDataParallel, which compares the models of its
 processes by a collective, cannot begin.
@@ -29,7 +29,17 @@ def work(rank, world, store):
     )
     dist.all_reduce(ones)
     torch.cuda.synchronize()
-    say(rank=rank, total=torch.cuda.mem_get_info()[1], oom=error, held=len(held) > 0)
+    taken = len(held)
+    held.clear()
+    torch.cuda.empty_cache()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        dist.all_reduce(ones)
+    graph.replay()
+    torch.cuda.synchronize()
+    # NCCL ends a communicator after the graphs that use it.
+    graph.reset()
+    say(rank=rank, total=torch.cuda.mem_get_info()[1], oom=error, held=taken > 0)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -1,6 +1,13 @@
-"""PyTorch: its allocators at the limit, an operator that it meets late, a graph, a shared tensor."""
+"""PyTorch: an allocator at the limit, an operator that it meets late, a graph, a shared tensor.
 
+The argument is the allocator's configuration, as in PYTORCH_ALLOC_CONF.
+"""
+
+import os
 import sys
+
+if len(sys.argv) > 1:
+    os.environ["PYTORCH_ALLOC_CONF"] = sys.argv[1]
 
 import torch
 import torch.multiprocessing
@@ -40,6 +47,9 @@ def main():
     graph.replay()
     torch.cuda.synchronize()
     say(graph="replayed")
+    if "cudaMallocAsync" in sys.argv[-1]:
+        # PyTorch does not share tensors of this allocator.
+        return
     spawn = torch.multiprocessing.get_context("spawn")
     queue, done = spawn.Queue(), spawn.Queue()
     child = spawn.Process(target=consume, args=(queue, done))
