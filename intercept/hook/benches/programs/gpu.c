@@ -17,12 +17,19 @@
  *   gpu overlap ROUNDS           200 kernels of 2 us beside one of 20 ms in another stream, in ns
  *   gpu shapes ROUNDS            a launch of one of 3,000 shapes in turn, in ns, after one of each
  *   gpu nodes ROUNDS MS          replays of a graph of 2,000 kernels of 2 us, in ns per kernel
+ *   gpu half ROUNDS MS           kernels of a millisecond with half a CPU: part of the GPU's time
+ *   gpu info PROCESSES N         cuMemGetInfo beside so many other processes, in ns: median of 31 batches of N
+ *   gpu slice ROUNDS             kernels of 20 ms until it is killed, which leave the GPU at the end of each time slice
+ *   gpu utilization MS           NVML's utilization of all processes, after so long: how many, the sum, the largest
+ *   gpu opened                   what NVML counts more for all processes when one opens 256 MiB of another
  *   gpu events N                 the record of an event, in ns: median of 31 batches of N
  *   gpu memory N                 one allocation and its free, in ns: median of 31 batches of N
  *   gpu agree BARE AT SHIFT      what ledger and driver say after each kind of allocation (both.h has the arguments)
  */
 #include "both.h"
 #include <limits.h>
+#include <signal.h>
+#include <sys/wait.h>
 #include <time.h>
 
 /* The body of both kernels: a chain of dependent multiplications, so that GPU time is what it takes, and not time that passes
@@ -82,14 +89,18 @@ static void uuid_of_gpu(char *text) {
     for (int at = 0; at < 16; at++) text += sprintf(text, at == 4 || at == 6 || at == 8 || at == 10 ? "-%02x" : "%02x", uuid[at]);
 }
 
-static uint64_t nvml_used_by(int (*info)(void *, uint64_t *)) {
+static void *nvml_device(void) {
     char uuid[64];
     void *device;
-    uint64_t total_free_used[3];
     int (*by_uuid)(const char *, void **) = must(dlsym(nvml(), "nvmlDeviceGetHandleByUUID"), "nvmlDeviceGetHandleByUUID");
     uuid_of_gpu(uuid);
     ok(by_uuid(uuid, &device), "NVML's handle");
-    ok(info(device, total_free_used), "NVML's memory");
+    return device;
+}
+
+static uint64_t nvml_used_by(int (*info)(void *, uint64_t *)) {
+    uint64_t total_free_used[3];
+    ok(info(nvml_device(), total_free_used), "NVML's memory");
     return total_free_used[2];
 }
 
@@ -375,6 +386,124 @@ static void nodes(long rounds_of_1ms, uint64_t window) {
     timed(replay_awaited, LONG_GRAPH, window);
 }
 
+/* Stops the process for the second half of each 100 ms, until it has ended: what the kernel does with a CPU limit of 500m. */
+static void halve(pid_t process) {
+    const struct timespec half = {0, 50 * 1000000};
+    int status;
+    for (nanosleep(&half, 0); !waitpid(process, &status, WNOHANG); nanosleep(&half, 0)) {
+        kill(process, SIGSTOP);
+        nanosleep(&half, 0);
+        kill(process, SIGCONT);
+    }
+    ok(status, "the process with half a CPU");
+}
+
+/* The first window has the tokens that there are in the beginning. */
+static void half(uint64_t window) {
+    pid_t process = fork();
+    if (process) {
+        halve(process);
+        return;
+    }
+    load("spin_for_1ms");
+    run(window, 2);
+    _exit(0);
+}
+
+static void ask_info(void) {
+    size_t free_now, total;
+    ok(CU(cuMemGetInfo_v2, &free_now, &total), "info");
+}
+
+/* Each of the others has a context before this process begins. */
+static void info(int processes, int count) {
+    int ready[2], end[2];
+    char byte = 0;
+    ok(pipe(ready) || pipe(end), "pipes");
+    for (int at = 0; at < processes; at++) {
+        if (fork()) continue;
+        close(end[1]);
+        load("spin_for_1us");
+        ok(write(ready[1], &byte, 1) != 1, "ready");
+        _exit(read(end[0], &byte, 1) < 0);
+    }
+    close(end[0]);
+    close(ready[1]);
+    for (int at = 0; at < processes; at++) ok(read(ready[0], &byte, 1) != 1, "others are ready");
+    load("spin_for_1us");
+    say("{\"ns\":%f}", batches(ask_info, count));
+    close(end[1]);
+    while (wait(0) > 0) {}
+}
+
+enum { MOST_PROCESSES = 256 };
+
+/* nvmlProcessUtilizationSample_t: pid, time, and the utilization of the multiprocessors. */
+struct sample { unsigned pid; uint64_t time; unsigned multiprocessors, rest[3]; };
+
+/* Samples since a time of NVML; the time of the last one. */
+static uint64_t utilization_since(uint64_t since, int is_said) {
+    static struct sample samples[MOST_PROCESSES];
+    unsigned count = MOST_PROCESSES, sum = 0, largest = 0;
+    int (*utilization)(void *, struct sample *, unsigned *, uint64_t) =
+        must(dlsym(nvml(), "nvmlDeviceGetProcessUtilization"), "nvmlDeviceGetProcessUtilization");
+    ok(utilization(nvml_device(), samples, &count, since), "utilization");
+    for (unsigned at = 0; at < count; at++) {
+        sum += samples[at].multiprocessors;
+        if (samples[at].multiprocessors > largest) largest = samples[at].multiprocessors;
+        if (samples[at].time > since) since = samples[at].time;
+    }
+    if (is_said) say("{\"processes\":%u,\"sum\":%u,\"largest\":%u}", count, sum, largest);
+    return since;
+}
+
+static void utilization(uint64_t window) {
+    const struct timespec wait = {(time_t)(window / SECOND), (long)(window % SECOND)};
+    ok(CU(cuInit, 0), "init");
+    uint64_t since = utilization_since(0, 0);
+    nanosleep(&wait, 0);
+    utilization_since(since, 1);
+}
+
+/* nvmlProcessInfo_t */
+struct process { unsigned pid; uint64_t bytes; unsigned instance, compute_instance; };
+
+/* Memory of all processes with a context on the GPU. */
+static uint64_t nvml_of_processes(void) {
+    static struct process processes[MOST_PROCESSES];
+    unsigned count = MOST_PROCESSES;
+    uint64_t sum = 0;
+    int (*running)(void *, unsigned *, struct process *) =
+        must(dlsym(nvml(), "nvmlDeviceGetComputeRunningProcesses_v3"), "nvmlDeviceGetComputeRunningProcesses_v3");
+    ok(running(nvml_device(), &count, processes), "processes");
+    for (unsigned at = 0; at < count; at++) sum += processes[at].bytes;
+    return sum;
+}
+
+struct handle { uint64_t words[8]; };
+
+static void opened(void) {
+    int ready[2], end[2];
+    char byte = 0;
+    uint64_t memory;
+    struct handle handle;
+    ok(pipe(ready) || pipe(end), "pipes");
+    if (!fork()) {
+        begin();
+        ok(CU(cuMemAlloc_v2, &memory, 256 * MIB), "allocation");
+        ok(CU(cuIpcGetMemHandle, &handle, memory), "handle");
+        ok(write(ready[1], &handle, sizeof handle) != sizeof handle, "hand over");
+        _exit(read(end[0], &byte, 1) < 0);
+    }
+    ok(read(ready[0], &handle, sizeof handle) != sizeof handle, "handed over");
+    begin();
+    uint64_t before = nvml_of_processes();
+    ok(CU(cuIpcOpenMemHandle_v2, &memory, handle, 1), "open");
+    say("{\"counted\":%ld}", (long)(nvml_of_processes() - before));
+    ok(write(end[1], &byte, 1) != 1, "end");
+    wait(0);
+}
+
 static void *recorded;
 static void record_event(void) { ok(CU(cuEventRecord, recorded, stream), "record"); }
 
@@ -515,6 +644,14 @@ int main(int count, char **arguments) {
     else if (!strcmp(what, "overlap")) overlap(number(arguments, count, 2));
     else if (!strcmp(what, "shapes")) shapes(number(arguments, count, 2));
     else if (!strcmp(what, "nodes")) nodes(number(arguments, count, 2), (uint64_t)number(arguments, count, 3) * 1000000);
+    else if (!strcmp(what, "half")) rounds = (uint64_t)number(arguments, count, 2), half((uint64_t)number(arguments, count, 3) * 1000000);
+    else if (!strcmp(what, "info")) info((int)number(arguments, count, 2), (int)number(arguments, count, 3));
+    else if (!strcmp(what, "slice")) {
+        load("spin_for_20ms");
+        rounds = (uint64_t)number(arguments, count, 2) * 20;
+        for (;;) run(100 * 1000000, 1);
+    } else if (!strcmp(what, "utilization")) utilization((uint64_t)number(arguments, count, 2) * 1000000);
+    else if (!strcmp(what, "opened")) opened();
     else if (!strcmp(what, "events")) events((int)number(arguments, count, 2));
     else if (!strcmp(what, "memory")) memory((int)number(arguments, count, 2));
     else if (!strcmp(what, "agree") && count > 4) agree(arguments + 1);

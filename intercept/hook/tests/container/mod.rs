@@ -401,6 +401,23 @@ impl Node {
         self.machine.command(program)
     }
 
+    /// Runs a program on the node, outside of containers, with the driver.
+    pub(crate) fn run(&self, program: &Path, arguments: &[&str]) -> Output {
+        let mut command = self.machine.command(program.to_str().expect("text"));
+        command.args(arguments);
+        self.use_driver(&mut command);
+        command.output().expect("it runs")
+    }
+
+    fn use_driver(&self, command: &mut Command) {
+        if let Driver::Fake = self.driver {
+            command
+                .env("LD_LIBRARY_PATH", libraries())
+                .env("TESSERA_FAKE_WORLD", self.path().join("world.yaml"))
+                .env("TESSERA_FAKE_STATE", self.path().join("state"));
+        }
+    }
+
     /// Returns the UUID of the first GPU.
     pub(crate) fn first_uuid(&self) -> &str {
         &self.uuids[0]
@@ -775,12 +792,7 @@ impl Container<'_> {
             command.arg("env").arg(format!("LD_PRELOAD={}", clock.display()));
         }
         command.arg(program).args(arguments);
-        if let Driver::Fake = self.node.driver {
-            command
-                .env("LD_LIBRARY_PATH", libraries())
-                .env("TESSERA_FAKE_WORLD", self.node.path().join("world.yaml"))
-                .env("TESSERA_FAKE_STATE", self.node.path().join("state"));
-        }
+        self.node.use_driver(&mut command);
         command
     }
 

@@ -3,6 +3,7 @@
 //! Programs (`benches/programs/gpu.c`, and scripts beside this) run in containers with and without
 //! the library, as the tests' programs do; the driver is the node's.
 
+mod device;
 mod memory;
 mod mps;
 mod neighbours;
@@ -75,7 +76,7 @@ struct Kind {
     find: fn(&Harness<'_>) -> Vec<String>,
 }
 
-const KINDS: [Kind; 20] = [
+const KINDS: [Kind; 21] = [
     memory::CONTEXTS,
     memory::FILL,
     memory::MANAGED,
@@ -87,6 +88,7 @@ const KINDS: [Kind; 20] = [
     neighbours::LATENCY,
     overheads::OVERHEADS,
     patterns::PATTERNS,
+    device::DEVICE,
     python::PYTORCH,
     proxy::PROXY,
     proxy::PYTORCH,
@@ -244,13 +246,24 @@ impl<'a> Harness<'a> {
         mode: Mode,
         cap: u32,
         fields: [&str; N],
-        mut run: impl FnMut(&Container<'_>) -> Value,
+        run: impl FnMut(&Container<'_>) -> Value,
     ) -> [[f64; 2]; N] {
         let share = self.share(&format!("in-turn-{cap}"), self.quarter(), cap);
+        self.in_turn_with(&share, mode, fields, run)
+    }
+
+    /// As [`in_turn`](Self::in_turn), with a share.
+    fn in_turn_with<const N: usize>(
+        &self,
+        share: &NodeShare,
+        mode: Mode,
+        fields: [&str; N],
+        mut run: impl FnMut(&Container<'_>) -> Value,
+    ) -> [[f64; 2]; N] {
         let mut found = fields.map(|_| [Vec::new(), Vec::new()]);
         for _ in 0..self.effort.turns {
             for (at, container) in
-                [self.node.container_without_library(), self.container(mode, &share)]
+                [self.node.container_without_library(), self.container(mode, share)]
                     .iter()
                     .enumerate()
             {

@@ -13,6 +13,7 @@ pub(super) const PATTERNS: Kind = Kind {
         ("200 launches beside a kernel of 20 ms, cap of 90 %", "1.2 times at most"),
         ("3,000 shapes in turn, cap of 90 %", "1.05 times at most"),
         ("a graph of 2,000 kernels, cap of 30 %", NEAR),
+        ("kernels of 1 ms with half a CPU, cap of 30 %", "24 to 33 %"),
         ("record of an event", ""),
     ],
     find: patterns,
@@ -20,6 +21,9 @@ pub(super) const PATTERNS: Kind = Kind {
 
 fn patterns(harness: &Harness<'_>) -> Vec<String> {
     let window = (harness.effort.window_ms * harness.effort.windows).to_string();
+    let half = harness.share("half", harness.quarter(), 30);
+    let half = harness.container(Mode::Preload, &half);
+    let half = number(&harness.run(&half, &["half", &harness.rounds, &window]), "gpu");
     let [awaited, streams, nodes] = ["awaited", "streams", "nodes"]
         .map(|which| ns(harness, 30, &[which, &harness.rounds, &window]));
     let [overlap, shapes] =
@@ -32,6 +36,7 @@ fn patterns(harness: &Harness<'_>) -> Vec<String> {
         judged(&times(overlap), speed(overlap) >= 1.0 / 1.2),
         judged(&times(shapes), speed(shapes) >= 1.0 / 1.05),
         judged(&times(nodes), is_near(speed(nodes), 30)),
+        judged(&percent(half), (0.24..=0.33).contains(&half)),
         format!("{:.0} ns", number(&harness.bare(&["events", &batch]), "ns")),
     ]
 }
