@@ -61,7 +61,7 @@ test-arm64: ## Build the interceptor for aarch64 and try it in emulation (Debian
 # A comma separates the arguments of functions of make: $(or) would take the first stack only.
 REAL ?= runtime,tools,arrays
 .PHONY: real-programs
-real-programs: ## Unmodified programs above CUDA on the fake driver, with and without the interceptor (fetches 1 GB of Python packages): REAL=runtime,tools,arrays,torch,jax,onnx,tensorflow
+real-programs: ## Unmodified programs above CUDA on the fake driver, with and without the interceptor (fetches 1 GB of Python packages): REAL=runtime,tools,arrays,torch,jax,onnx,tensorflow,vllm
 	TESSERA_REAL_STACKS=$(REAL) $(CARGO) test --locked --package tessera-intercept-hook --test real_programs -- --test-threads=1 --show-output
 
 .PHONY: judge

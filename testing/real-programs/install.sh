@@ -11,7 +11,7 @@ stack=${1:?stack} into=${2:?directory}
 lock=$here/stacks/$stack.lock
 
 # GiB that each stack needs while it is installed.
-declare -A needs=([runtime]=1 [tools]=1 [arrays]=3 [torch]=14 [jax]=10 [onnx]=6 [tensorflow]=10)
+declare -A needs=([runtime]=1 [tools]=1 [arrays]=3 [torch]=14 [jax]=10 [onnx]=6 [tensorflow]=10 [vllm]=16)
 
 cannot() {
   echo "stack $stack is not installed: $1" >&2

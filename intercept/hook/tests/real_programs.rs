@@ -282,6 +282,19 @@ fn nccl_runs_between_two_shares() {
     assert_eq!(field(&lines, "processes"), "ended");
 }
 
+/// vLLM takes seven tenths of the share. It refuses to begin with 99 %, which are not free.
+#[test]
+fn vllm_profiles_the_memory_of_the_share() {
+    let Some(lines) = check("vllm", &["vllm_engine.py"]) else { return };
+    assert_eq!(
+        (field(&lines, "too_much"), field(&lines, "tokens")),
+        (&"ValueError".into(), &4.into())
+    );
+    assert_eq!(field(&lines, "total"), total());
+    let reserved = field(&lines, "reserved").as_u64().expect("bytes");
+    assert!(reserved > total() / 4 && reserved <= total() * 7 / 10, "{reserved}");
+}
+
 /// The job of `bench/ai-benchmark`.
 #[test]
 fn ai_benchmark_runs_in_a_share() {

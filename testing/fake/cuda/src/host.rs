@@ -82,6 +82,16 @@ fn release(address: u64, is_allocated: bool) -> CuResult {
     })
 }
 
+/// Returns address and bytes of the known host memory at an address.
+pub(crate) fn at(address: u64) -> CuResult<Option<(u64, u64)>> {
+    with_host_memory(|memories| {
+        let contains = |(start, memory): &(&u64, &HostMemory)| {
+            address.checked_sub(**start).is_some_and(|offset| offset < memory.bytes)
+        };
+        Ok(memories.iter().find(contains).map(|(start, memory)| (*start, memory.bytes)))
+    })
+}
+
 /// Returns true if a range is host memory that is known to the GPU.
 pub(crate) fn is_known(address: u64, bytes: u64) -> CuResult<bool> {
     with_host_memory(|memories| {

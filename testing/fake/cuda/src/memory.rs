@@ -1,12 +1,14 @@
 //! Memory: allocation, release and queries.
 
 use std::ffi::{c_int, c_uint};
+use std::ops::Range;
 
 use crate::abi::{CuResult, InPtr, OutPtr, export};
 use crate::allocation::AllocationKind;
 use crate::context::{current, current_gpu};
 use crate::device::Device;
 use crate::driver;
+use crate::host;
 use crate::state::{self, Handle};
 use crate::status::Status;
 use crate::vmm::Physical;
@@ -52,7 +54,11 @@ fn attribute(attribute: c_int, address: u64) -> CuResult<Value> {
     if let Some((start, _, physical)) = state.mapping_at(address) {
         return of_mapping(attribute, address, start, physical);
     }
-    let (start, allocation) = state.allocation_at(address).ok_or(Status::InvalidValue)?;
+    let Some((start, allocation)) = state.allocation_at(address) else {
+        let (start, bytes) = host::at(address)?.ok_or(Status::InvalidValue)?;
+        let device = Device::of(current_gpu(&state).unwrap_or(0));
+        return of_host(attribute, address, start..start + bytes, device);
+    };
     let managed =
         matches!(allocation.kind, AllocationKind::Managed | AllocationKind::ManagedPool { .. });
     let pool = match allocation.kind {
@@ -73,7 +79,7 @@ fn attribute(attribute: c_int, address: u64) -> CuResult<Value> {
         4 if managed => Value::Word(address),
         7 | 20 => Value::Word(start),
         8 => Value::Int(managed.into()),
-        9 => Value::Int(allocation.gpu as c_int),
+        9 => Value::Int(Device::of(allocation.gpu).ordinal()),
         11 | 19 => Value::Word(start),
         12 | 18 => Value::Word(allocation.bytes),
         // Synchronous operations are not requested; of no shareable handle type.
@@ -88,6 +94,25 @@ fn attribute(attribute: c_int, address: u64) -> CuResult<Value> {
     })
 }
 
+/// Returns the value of a `CUpointer_attribute` of host memory that is known to the GPU. It has one
+/// address, belongs to the current context, and every GPU can access it.
+fn of_host(attribute: c_int, address: u64, memory: Range<u64>, device: Device) -> CuResult<Value> {
+    Ok(match attribute {
+        1 => Value::Word(current().map_or(0, |context| context.0 as u64)),
+        2 => Value::Int(1),
+        3 | 4 => Value::Word(address),
+        7 | 11 | 19 | 20 => Value::Word(memory.start),
+        9 => Value::Int(device.ordinal()),
+        12 | 18 => Value::Word(memory.end - memory.start),
+        6 | 8 | 10 | 21 => Value::Int(0),
+        13 | 15 => Value::Int(1),
+        14 | 17 => Value::Word(0),
+        16 => Value::Int(READ_AND_WRITE),
+        5 => return Err(Status::InvalidValue),
+        _ => return Err(Status::NotSupported),
+    })
+}
+
 /// Returns the value of a `CUpointer_attribute` of mapped physical memory, which belongs to no
 /// context.
 fn of_mapping(attribute: c_int, address: u64, start: u64, physical: &Physical) -> CuResult<Value> {
@@ -97,7 +122,7 @@ fn of_mapping(attribute: c_int, address: u64, start: u64, physical: &Physical) -
         3 => Value::Word(address),
         7 | 11 | 19 | 20 => Value::Word(start),
         8 => Value::Int(0),
-        9 => Value::Int(physical.gpu.map_or(-2, |gpu| gpu as c_int)),
+        9 => Value::Int(physical.gpu.map_or(-2, |gpu| Device::of(gpu).ordinal())),
         12 | 18 => Value::Word(physical.bytes),
         6 | 10 | 21 => Value::Int(0),
         13 | 15 => Value::Int(1),
