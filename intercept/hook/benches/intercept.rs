@@ -4,7 +4,8 @@
 //! `make bench-intercept`. Below it is a driver that does nothing (`programs/driver.c`), so what
 //! differs is the library's own time; the ratio is what it would be of a driver that costs nothing.
 //! Nothing is asserted: figures depend on the machine. `ROUNDS=5` takes more rounds; a word behind
-//! `--` takes the rows with that word only.
+//! `--` takes the rows with that word only. `TORCH=...` names a Python with PyTorch, for the row of
+//! its eager loop, which runs on the fake driver.
 
 #[path = "../tests/container/mod.rs"]
 mod container;
@@ -14,7 +15,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use container::{GIB, Node, NodeShare, monotonic_ns};
+use container::{Container, GIB, Node, NodeShare, monotonic_ns};
 use tempfile::TempDir;
 use tessera_intercept_abi::{ComputePolicy, GRANT_LEN, Grant, LEDGER_LEN, Text};
 
@@ -48,6 +49,9 @@ const fn measurement(
 ) -> Measurement {
     Measurement { arguments, field, what, goal_unlimited, goal_limited }
 }
+
+/// Row of PyTorch's eager loop.
+const EAGER: Measurement = measurement("PyTorch, an operator", &[], "ns", None, None);
 
 const MEASUREMENTS: [Measurement; 19] = [
     measurement("launch", &["launch", "50000"], "ns", Some(10.0), Some(25.0)),
@@ -109,13 +113,26 @@ impl Bench {
         Self { node, programs, unlimited, limited }
     }
 
-    /// One run of the program.
-    fn run(&self, variant: Variant, measurement: &Measurement) -> f64 {
-        let container = match variant {
+    fn container(&self, variant: Variant) -> Container<'_> {
+        match variant {
             Variant::None => self.node.container_without_library(),
             Variant::Unlimited => self.node.container(&[&self.unlimited]),
             Variant::Limited => self.node.container(&[&self.limited]),
-        };
+        }
+    }
+
+    /// One run of PyTorch's eager loop.
+    fn run_eager(&self, variant: Variant, python: &Path) -> f64 {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/programs/eager.py");
+        let output = self.container(variant).run(python, &[script]);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{}: {error}", python.display());
+        container::lines_of(&output)[0][EAGER.field].as_f64().expect("a number")
+    }
+
+    /// One run of the program.
+    fn run(&self, variant: Variant, measurement: &Measurement) -> f64 {
+        let container = self.container(variant);
         let gpu = self.limited.grant.gpu_uuid.0.iter().fold(String::new(), |mut text, byte| {
             write!(text, "{byte:02x}").expect("a string");
             text
@@ -128,21 +145,28 @@ impl Bench {
         let lines = container::lines_of(&container.run("env", &arguments));
         lines[0][measurement.field].as_f64().expect("a number")
     }
+}
 
-    /// The median of each variant, taken in turn.
-    fn medians(&self, measurement: &Measurement, rounds: usize) -> [f64; 3] {
-        let mut found = VARIANTS.map(|_| Vec::new());
-        for round in 0..rounds {
-            for at in 0..VARIANTS.len() {
-                let at = (at + round) % VARIANTS.len();
-                found[at].push(self.run(VARIANTS[at], measurement));
-            }
+/// The median of each variant, taken in turn.
+fn medians(rounds: usize, mut run: impl FnMut(Variant) -> f64) -> [f64; 3] {
+    let mut found = VARIANTS.map(|_| Vec::new());
+    for round in 0..rounds {
+        for at in 0..VARIANTS.len() {
+            let at = (at + round) % VARIANTS.len();
+            found[at].push(run(VARIANTS[at]));
         }
-        found.map(|mut each| {
-            each.sort_by(f64::total_cmp);
-            each[each.len() / 2]
-        })
     }
+    found.map(|mut each| {
+        each.sort_by(f64::total_cmp);
+        each[each.len() / 2]
+    })
+}
+
+/// Prints the row of a measurement.
+fn print(measurement: &Measurement, [none, unlimited, limited]: [f64; 3]) {
+    let unlimited = cell(none, unlimited, measurement.goal_unlimited);
+    let limited = cell(none, limited, measurement.goal_limited);
+    println!("| {} | {} | {unlimited} | {limited} |", measurement.what, time(none));
 }
 
 fn compile(name: &str, arguments: &[&str], out: &Path) {
@@ -193,10 +217,11 @@ fn main() {
     println!("| | none | memory limited | memory and compute limited |\n|---|---|---|---|");
     for measurement in MEASUREMENTS.iter().filter(wanted) {
         eprintln!("{} ...", measurement.what);
-        let [none, unlimited, limited] = bench.medians(measurement, rounds);
-        let unlimited = cell(none, unlimited, measurement.goal_unlimited);
-        let limited = cell(none, limited, measurement.goal_limited);
-        println!("| {} | {} | {unlimited} | {limited} |", measurement.what, time(none));
+        print(measurement, medians(rounds, |variant| bench.run(variant, measurement)));
+    }
+    if let Some(python) = env::var_os("TORCH").filter(|_| wanted(&&EAGER)) {
+        eprintln!("{} ...", EAGER.what);
+        print(&EAGER, medians(rounds, |variant| bench.run_eager(variant, python.as_ref())));
     }
     println!(
         "\ngrant and ledger of a share: {} bytes (goal: 65536 at most)",

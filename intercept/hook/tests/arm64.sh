@@ -71,9 +71,12 @@ emulated() { # command...
 
 case ${1-} in
 "") tests=(limits modes routes shape) ;;
-all) tests=(bypasses calls compute coverage faults guests hami host_pid known_limits limits modes mps nvml oversubscription pointers processes retained_memory routes sequences shape) ;;
+all) tests=(bypasses calls compute coverage faults guests hami host_pid known_limits limits modes mps nvml oversubscription processes retained_memory routes sequences shape) ;;
 *) tests=("$@") ;;
 esac
+for test in "${tests[@]}"; do
+  [ -f "intercept/hook/tests/$test.rs" ] || { echo "no file of tests is named $test" >&2; exit 2; }
+done
 can_emulate || skip arm64-namespaces "no binfmt_misc in a user namespace, which Linux 6.7 has, or no user namespaces"
 what="$rust $emulator ${packages[*]}"
 if [ "$(cat "$target/fetched" 2>/dev/null)" != "$what" ]; then
