@@ -336,12 +336,16 @@ pub(crate) fn yield_thread() {
 /// Yields to a thread that completes something short. After some repetitions it sleeps, because
 /// that thread may be preempted.
 pub(crate) fn back_off(times: usize) {
+    back_off_for(times, 1_000_000);
+}
+
+/// As [`back_off`], with the length of a sleep in ns.
+pub(crate) fn back_off_for(times: usize, sleep_ns: u64) {
     const AWAKE: usize = 32;
-    const SLEEP_NS: u64 = 1_000_000;
     if times < AWAKE {
         yield_thread();
     } else {
-        wait_shared(&AtomicU32::new(0), 0, SLEEP_NS);
+        wait_shared(&AtomicU32::new(0), 0, sleep_ns);
     }
 }
 

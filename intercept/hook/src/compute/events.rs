@@ -13,10 +13,13 @@ use tessera_intercept_limiter::compute::{
 use crate::compute::Stream;
 use crate::driver::cuda::{Handle, relaxed};
 use crate::driver::events;
+use crate::sys;
 
-/// Contexts of one GPU whose launches are measured. Launches in further contexts stay charged as
-/// estimated.
+/// Contexts of one GPU whose launches are measured by events. The CPU measures launches in further
+/// contexts.
 const CONTEXTS: usize = 8;
+/// The longest time for which the CPU waits for a launch that it measures.
+const MOST_AWAITED_NS: u64 = 250_000_000;
 /// Launches that can be measured at the same time.
 const PLACES: usize = MARKERS / 2;
 /// Mark of a context that may be ending: contexts are pointers, which do not have this bit.
@@ -96,6 +99,23 @@ impl Events {
     /// Returns true if a stream of the current context is idle.
     pub(super) fn is_idle(stream: Stream) -> bool {
         relaxed(|| events::is_idle(stream.0))
+    }
+
+    /// Waits until a stream of the current context is idle, but not for ever: a kernel may wait for
+    /// a later launch. `None` if the stream cannot be queried.
+    pub(super) fn await_idle(stream: Stream) -> Option<()> {
+        let since = sys::monotonic_ns();
+        let mut times = 0;
+        while relaxed(|| events::has_work(stream.0))? {
+            let awaited_ns = sys::monotonic_ns().saturating_sub(since);
+            if awaited_ns > MOST_AWAITED_NS {
+                break;
+            }
+            // The error of the measured time is an eighth of it at most.
+            sys::back_off_for(times, (awaited_ns / 8).clamp(10_000, 1_000_000));
+            times += 1;
+        }
+        Some(())
     }
 
     /// Returns true if the GPU has not reached an event of the current context.

@@ -60,6 +60,8 @@ pub(super) struct Entered {
     was_idle: bool,
     /// Time when the event before it was recorded, monotonic ns; `None` if it was not.
     begun: Option<u64>,
+    /// Time since which its stream is idle, monotonic ns, if it is measured without events.
+    idle_since: Option<u64>,
 }
 
 /// Result of a step of the meter.
@@ -140,15 +142,19 @@ impl Gate {
             markers.all(|marker| self.events.record(context, marker, stream))
         });
         let begun = begun.then(sys::monotonic_ns);
-        Some(Entered { context, stream, plan, terms, was_idle, begun })
+        let needs_cpu = plan.pair.is_some() && begun.is_none();
+        let is_awaited = needs_cpu.then(|| Events::await_idle(stream)).flatten();
+        let idle_since = is_awaited.map(|()| sys::monotonic_ns());
+        Some(Entered { context, stream, plan, terms, was_idle, begun, idle_since })
     }
 
     /// Settles or undoes an admitted launch by the driver's result.
     #[cold]
     pub(super) fn made(&self, entered: Option<Entered>, result: c_int) -> c_int {
-        let Some(Entered { context, stream, plan, terms, was_idle, begun }) = entered else {
+        let Some(entered) = entered else {
             return result;
         };
+        let Entered { context, stream, plan, terms, was_idle, begun, idle_since } = entered;
         if result != SUCCESS {
             self.with_meter(|meter| meter.failed(plan, &self.budget));
             return result;
@@ -170,10 +176,31 @@ impl Gate {
                     self.with_meter(|meter| meter.submitted(plan, submission));
                     self.events.recorded(pair.behind);
                 }
-                None => self.with_meter(|meter| meter.unmeasured(plan)),
+                None => self.measure_by_cpu(plan, stream, &terms, idle_since),
             }
         }
         result
+    }
+
+    /// Settles a launch in a stream in which no events can be recorded
+    /// (docs/adr/0116-launches-without-events.md).
+    fn measure_by_cpu(
+        &self,
+        plan: LaunchPlan,
+        stream: Stream,
+        terms: &Terms,
+        idle_since: Option<u64>,
+    ) {
+        let awaited = idle_since.and_then(|since| Events::await_idle(stream).map(|()| since));
+        let now = sys::monotonic_ns();
+        match awaited {
+            Some(since) => {
+                self.step(terms, |meter, view, _| {
+                    meter.timed(plan, now.saturating_sub(since), view, now)
+                });
+            }
+            None => self.with_meter(|meter| meter.unmeasured(plan)),
+        }
     }
 
     /// Waits until a launch is admitted. `None` if it cannot be accounted.

@@ -9,11 +9,11 @@
 //!                            |-- Meter::admit         under the gate's lock, without a call
 //!                            `-- futex                while held, without a lock
 //!                          launch, between two events if the plan has them
-//!                      `-- Gate::made                 settles, refunds a failed launch, or leaves it unmeasured
+//!                      `-- Gate::made                 settles, refunds a failed launch, or takes the time by the CPU
 //! ```
 //!
-//! A launch whose events cannot be queried or recorded stays charged as estimated: no event holds
-//! launches for ever. Reasons: `docs/adr/0078-compute-limits.md`.
+//! A launch whose events cannot be queried stays charged as estimated: no event holds launches for
+//! ever. Reasons: `docs/adr/0078-compute-limits.md`, `docs/adr/0116-launches-without-events.md`.
 
 mod events;
 mod gate;

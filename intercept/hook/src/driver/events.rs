@@ -41,8 +41,17 @@ pub(crate) fn is_pending(event: Handle) -> bool {
 
 /// Returns true if a stream is known to be idle.
 pub(crate) fn is_idle(stream: Handle) -> bool {
+    has_work(stream) == Some(false)
+}
+
+/// Returns true if a stream has work; `None` if it cannot be queried.
+pub(crate) fn has_work(stream: Handle) -> Option<bool> {
     // SAFETY: the stream is the one that the program launches in.
-    unsafe { cuStreamQuery(stream) == SUCCESS }
+    match unsafe { cuStreamQuery(stream) } {
+        SUCCESS => Some(false),
+        NOT_READY => Some(true),
+        _ => None,
+    }
 }
 
 /// Returns the GPU's time in ns from one reached event to another.

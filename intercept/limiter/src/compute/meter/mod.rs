@@ -203,13 +203,17 @@ impl Meter {
 
     fn look(&mut self, view: &ComputeView<'_>, timer: &mut impl EventTimer, now: u64) {
         let was = self.outstanding();
-        let running = view.siblings + u64::from(self.busy);
-        let turn = advance(view.page, now, running, view.published);
+        let turn = self.advance_turn(view, now);
         if timer.may_ask() {
             self.query_done(timer);
             self.settle_done(view, timer, now, turn);
         }
         self.record_busy(was, view, now);
+    }
+
+    /// Advances `turn_ns` of the page to now and returns it.
+    fn advance_turn(&self, view: &ComputeView<'_>, now: u64) -> u64 {
+        advance(view.page, now, view.siblings + u64::from(self.busy), view.published)
     }
 
     /// Notes which spans the GPU is done with.
@@ -263,7 +267,8 @@ impl Meter {
         }
     }
 
-    /// A launch with a plan was submitted without its events: it stays charged as estimated.
+    /// A launch with a plan was submitted without its events, and nothing else shows its time: it
+    /// stays charged as estimated. See [`Meter::timed`].
     pub fn unmeasured(&mut self, plan: LaunchPlan) {
         if let Some(span) = self.spans.under_way_as(plan.serial) {
             span.void = true;

@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use super::{ContentionReading, Ended, LEASE_GPU_NS, Meter};
-use crate::compute::decision::{ComputeView, EventTimer, Marker};
+use crate::compute::decision::{ComputeView, EventTimer, LaunchPlan, Marker};
 use crate::compute::proportion::in_proportion;
 use crate::compute::sample::{During, Measured, NOTICEABLE_GAP_NS, Sample, own_part, sample};
 use crate::compute::spans::{CALIBRATION, Span, Spans};
@@ -51,6 +51,24 @@ impl Meter {
             self.contention =
                 ContentionReading { at: now, turn, contention: self.contention.contention };
         }
+    }
+
+    /// A launch with a plan was submitted without its events, in an idle stream. The CPU waited for
+    /// the stream: `wall_ns` passed since before the launch. It contains the time of submission,
+    /// and the turns of others: the host's measurement corrects it.
+    pub fn timed(&mut self, plan: LaunchPlan, wall_ns: u64, view: &ComputeView<'_>, now: u64) {
+        self.drain_budget_of(view, now);
+        let turn = self.advance_turn(view, now);
+        if let Some(span) = self.spans.under_way_as(plan.serial) {
+            span.void = true;
+            let span = *span;
+            let (contention, _) = self.contention_during(span, now, turn);
+            let all = contention.share_of(wall_ns);
+            let parts = view.budget.estimates.usual_part(span.launch.key, all);
+            view.budget.estimates.learn(span.launch.key, all);
+            self.charge_sample((span, 0), parts, span.stands_for, view, now);
+        }
+        self.fill_budget(view.budget);
     }
 
     fn settle(
