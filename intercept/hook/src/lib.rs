@@ -22,7 +22,6 @@
 
 mod allocation;
 mod charge;
-mod claim_exports;
 mod compute;
 mod driver;
 mod driver_counted;

@@ -8,7 +8,6 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::charge::Charge;
-use crate::claim_exports;
 use crate::driver::cuda::Pointer;
 use crate::state::{Binding, Kind, Owner, State};
 use crate::table::Cost;
@@ -159,27 +158,12 @@ pub(crate) fn put_handle(state: &mut State, handle: u64, number: u64) {
     }
 }
 
-/// Notes that the memory of a handle was exported, so that other processes of the claim are not
-/// charged for it.
-pub(crate) fn note_export(state: &mut State, handle: u64) {
-    let number = number_of(state, handle);
-    let memory =
-        number.and_then(|number| state.table(Kind::Physical).get(MEMORY | number).copied());
-    if let Some(Cost { gpu, bytes, .. }) = memory.filter(|memory| memory.bytes > 0) {
-        claim_exports::note(state, gpu, &claim_exports::physical_memory(bytes));
-    }
-}
-
 /// Returns the GPU and the bytes of a mapping of imported memory beyond those that are charged.
-/// `None` if there are none: also for memory that a process of the claim has exported.
 pub(crate) fn cost_of_mapping(state: &mut State, handle: u64, length: u64) -> Option<(u32, u64)> {
     let number = number_of(state, handle)?;
-    let memory = *state.table(Kind::Physical).get(MEMORY | number)?;
+    let memory = state.table(Kind::Physical).get(MEMORY | number)?;
     let more = length.saturating_sub(memory.bytes);
-    let is_charged = memory.context == IMPORTED
-        && more > 0
-        && !claim_exports::is_noted(state, memory.gpu, &claim_exports::physical_memory(length));
-    is_charged.then_some((memory.gpu, more))
+    (memory.context == IMPORTED && more > 0).then_some((memory.gpu, more))
 }
 
 /// Adds a mapping, also of memory that is not of a GPU: one call may unmap both. The charge becomes

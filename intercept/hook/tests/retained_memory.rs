@@ -83,8 +83,7 @@ fn imported_memory_is_charged_while_it_is_open() {
     let expected = [
         ("within the claim", 0),
         ("cuIpcOpenMemHandle", 3 * MIB),
-        ("within the claim", 0),
-        ("cuMemImportFromShareableHandle", 6 * MIB),
+        ("cuMemImportFromShareableHandle", 4 * MIB),
         ("within the claim", 0),
         ("cuMemPoolImportPointer", 5 * MIB),
         ("in a context that ended", 5 * MIB),
@@ -141,7 +140,7 @@ fn only_pinned_host_memory_is_free_of_charge() {
         ("destroyed", 0),
         ("managed, on the host", 64 * MIB),
         ("destroyed", 0),
-        ("imported", 2 * MIB),
+        ("imported", 4 * MIB),
         ("mixed", 8 * MIB),
         ("unmapped", 0),
     ];

@@ -5,17 +5,17 @@
 //! through handles of physical memory are charged with their mappings (see [`crate::physical`]),
 //! because the driver does not report their size before.
 //!
-//! Memory that a process of the same claim has exported is not charged again (see
-//! [`claim_exports`]).
+//! Memory that a process of the same claim has exported is not charged again
+//! (docs/adr/0111-imports-within-a-claim.md). Handles of physical memory are file descriptors,
+//! which do not show who has exported them.
 
 use core::ffi::{c_int, c_uint, c_void};
 
-use tessera_intercept_limiter::ExportHandle;
+use tessera_intercept_limiter::{ExportHandle, note_export, was_exported};
 
 use super::route::hooks;
 use crate::allocation::{allocate, charge, free};
 use crate::charge::{Charge, Refusal, gpu_of};
-use crate::claim_exports;
 use crate::driver::cuda::{self, Handle, OUT_OF_MEMORY, Pointer, SUCCESS};
 use crate::state::{Kind, State, with_state};
 use crate::table::Cost;
@@ -70,7 +70,10 @@ fn charge_import(pointer: Pointer, handle: &ExportHandle) -> Result<Charge, Refu
 
 /// Returns true if a process of the claim has exported memory of a GPU under a handle.
 fn is_exported(gpu: u32, handle: &ExportHandle) -> bool {
-    with_state(|state| claim_exports::is_noted(state, gpu, handle)) == Some(true)
+    let is_known = |state: &mut State| {
+        state.shares(gpu as usize).iter().any(|share| was_exported(share.ledger(), handle))
+    };
+    with_state(is_known) == Some(true)
 }
 
 /// Notes that memory was exported.
@@ -81,7 +84,12 @@ unsafe fn exported(handle: *const ExportHandle, pointer: Pointer) {
     // SAFETY: by this function's contract.
     let handle = unsafe { handle.read_unaligned() };
     if let Some(gpu) = cuda::device_of(pointer).and_then(gpu_of) {
-        with_state(|state| claim_exports::note(state, gpu, &handle));
+        with_state(|state| {
+            state
+                .shares(gpu as usize)
+                .iter()
+                .for_each(|share| note_export(share.ledger(), &handle));
+        });
     }
 }
 

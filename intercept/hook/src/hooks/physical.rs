@@ -108,17 +108,6 @@ hooks! {
         OUT_OF_MEMORY
     }
 
-    fn cuMemExportToShareableHandle(
-        out: *mut c_void, handle: u64, kind: c_int, flags: c_ulonglong,
-    ) |real| {
-        // SAFETY: the program's own call.
-        let result = unsafe { real(out, handle, kind, flags) };
-        if result == SUCCESS {
-            with_state(|state| physical::note_export(state, handle));
-        }
-        result
-    }
-
     fn cuMemImportFromShareableHandle(out: *mut u64, shared: *mut c_void, kind: c_int) |real| {
         // SAFETY: the program's own call.
         let result = unsafe { real(out, shared, kind) };

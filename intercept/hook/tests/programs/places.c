@@ -45,7 +45,7 @@ static void managed(int location_type, const char *what) {
     cost("destroyed", before);
 }
 
-/* A descriptor of memory in a part of the device, back into this process: a part of it is mapped. */
+/* A descriptor of memory in a part of the device, back into this process. */
 static void import(int location_type, int location) {
     struct place place = {1, 1, location_type, location, 0, {0}};
     uint64_t before, imported;
@@ -55,9 +55,9 @@ static void import(int location_type, int location) {
     before = charged();
     ok(CU(cuMemImportFromShareableHandle, &imported, (void *)(intptr_t)fd, 1), "import");
     ok(CU(cuMemAddressReserve, &p, 4 * MIB, (size_t)0, (uint64_t)0, 0ull), "reserve");
-    ok(CU(cuMemMap, p, 2 * MIB, (size_t)0, imported, 0ull), "map");
+    ok(CU(cuMemMap, p, 4 * MIB, (size_t)0, imported, 0ull), "map");
     cost("imported", before);
-    ok(CU(cuMemUnmap, p, 2 * MIB), "unmap");
+    ok(CU(cuMemUnmap, p, 4 * MIB), "unmap");
     ok(CU(cuMemRelease, imported), "release");
     ok(CU(cuMemRelease, handle), "release");
 }
