@@ -197,6 +197,34 @@ impl ContainerLimiter {
         }
     }
 
+    /// Returns true if the CPU is to measure a launch without events.
+    pub(crate) fn may_time(process: &ProcessLimiter, now: u64) -> bool {
+        matches!(process, ProcessLimiter::Tessera(state) if state.1.may_time(now))
+    }
+
+    /// Observes that a planned launch stays unmeasured.
+    pub(crate) fn unmeasured(process: &mut ProcessLimiter, plan: LaunchPlan) {
+        if let ProcessLimiter::Tessera(state) = process {
+            state.1.unmeasured(plan);
+        }
+    }
+
+    /// Observes that a planned launch is done, by the CPU: `wall_ns` after its submission in an
+    /// idle stream.
+    pub(crate) fn timed(
+        &self,
+        process: &mut ProcessLimiter,
+        slot: usize,
+        plan: LaunchPlan,
+        wall_ns: u64,
+        now: u64,
+    ) {
+        if let ProcessLimiter::Tessera(state) = process {
+            let (budget, meter, _) = &mut **state;
+            meter.timed(plan, wall_ns, &self.view(budget, slot, now), now);
+        }
+    }
+
     /// Observes the return of a synchronisation.
     pub(crate) fn synced(
         &self,

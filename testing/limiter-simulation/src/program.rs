@@ -63,6 +63,8 @@ pub struct Program {
     /// GPU time of what follows each launch and is not launched: copies, kernels of kernels. In
     /// ns.
     pub unseen: u64,
+    /// True if its streams take no events, as those of a ninth context.
+    pub refuses_events: bool,
     /// Times of activity as (from, to) in ns.
     pub active: Vec<(u64, u64)>,
 }
@@ -81,6 +83,7 @@ impl Program {
             overlap: 0,
             shapes: 1,
             unseen: 0,
+            refuses_events: false,
             active: vec![(0, u64::MAX)],
         }
     }
@@ -124,6 +127,13 @@ impl Program {
     #[must_use]
     pub fn unseen(mut self, unseen: u64) -> Self {
         self.unseen = unseen;
+        self
+    }
+
+    /// Makes its streams refuse events.
+    #[must_use]
+    pub fn without_events(mut self) -> Self {
+        self.refuses_events = true;
         self
     }
 

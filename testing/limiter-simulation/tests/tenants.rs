@@ -398,6 +398,26 @@ fn dependent_launches_get_their_cap() {
     }
 }
 
+/// No events can be recorded in a ninth context of a process: the CPU measures launches there.
+#[test]
+fn launches_without_events_get_their_cap() {
+    for kernel in [20 * US, 200 * US, 2 * MS, 40 * MS] {
+        let program = Program::new(kernel, Pattern::Async).without_events();
+        let us = kernel / US;
+        let alone = part_at_30_percent(&program, 1, false);
+        assert!((0.1..=0.31).contains(&alone), "{us} us, not measured by the host: {alone}");
+        let alone = part_at_30_percent(&program, 1, true);
+        assert!((0.28..=0.32).contains(&alone), "{us} us: {alone}");
+        let mut world = world([
+            container(program, FIXED, 30),
+            container(Program::new(MS, Pattern::Async), NONE, 0),
+        ]);
+        world.run(50 * S);
+        let part = world.record().part(0, 30 * S, 50 * S);
+        assert!((0.25..=0.32).contains(&part), "{us} us beside another: {part}");
+    }
+}
+
 /// A process with two ranks of a collective: a held launch lets the kernel of its peer spin.
 #[test]
 fn collectives_within_a_process_make_progress() {

@@ -142,7 +142,9 @@ impl Gate {
             markers.all(|marker| self.events.record(context, marker, stream))
         });
         let begun = begun.then(sys::monotonic_ns);
-        let needs_cpu = plan.pair.is_some() && begun.is_none();
+        let needs_cpu = plan.pair.is_some()
+            && begun.is_none()
+            && self.with_meter(|meter| meter.may_time(sys::monotonic_ns()));
         let is_awaited = needs_cpu.then(|| Events::await_idle(stream)).flatten();
         let idle_since = is_awaited.map(|()| sys::monotonic_ns());
         Some(Entered { context, stream, plan, terms, was_idle, begun, idle_since })

@@ -118,3 +118,30 @@ pub(super) fn own_part(
     let beyond = wall % slice_ns;
     Some(((even.saturating_sub(beyond) + slice_ns / 2) / slice_ns * slice_ns + beyond).min(wall))
 }
+
+/// Returns the GPU time of a launch in an idle stream that is done after `wall_ns`, beside other
+/// contexts: an idle context gives up its turn, so that the others have theirs first. `None` if the
+/// others did not have their whole turns.
+pub(super) const fn own_after_turns(wall_ns: u64, slice_ns: u64, others: u64) -> Option<u64> {
+    let turns = slice_ns.saturating_mul(others);
+    if wall_ns <= turns {
+        return None;
+    }
+    let (own_from, period) = (wall_ns - turns, turns.saturating_add(slice_ns));
+    let rest = own_from % period;
+    Some(own_from / period * slice_ns + if rest < slice_ns { rest } else { slice_ns })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn turns_of_others_are_not_part_of_a_launch() {
+        let own = |wall| own_after_turns(wall, 2_000, 1);
+        assert_eq!((own(2_020), own(4_000), own(80_000)), (Some(20), Some(2_000), Some(40_000)));
+        assert_eq!((own(1_999), own(5_000)), (None, Some(2_000)));
+        assert_eq!(own_after_turns(6_500, 2_000, 3), Some(500));
+        assert_eq!(own_after_turns(u64::MAX, u64::MAX, 9), None);
+    }
+}

@@ -36,6 +36,8 @@ pub(super) enum Phase {
     Admitted(LaunchPlan),
     /// Has submitted a launch as planned.
     Submitted(LaunchPlan, Submission),
+    /// Waits for a launch as planned, which it began to submit at a time.
+    Awaited(LaunchPlan, u64),
     /// Has submitted a launch.
     Launched,
     /// Returns from a synchronisation.
@@ -58,6 +60,13 @@ impl World {
             Phase::Admitted(plan) => self.submit(at, Some(plan)),
             Phase::Submitted(plan, submission) => {
                 self.report(at, plan, submission);
+                self.launched(at);
+            }
+            Phase::Awaited(plan, since) => {
+                let process = &mut self.processes[at];
+                let limiter = &self.containers[process.container].1;
+                let wall_ns = self.now - since;
+                limiter.timed(&mut process.limiter, process.slot, plan, wall_ns, self.now);
                 self.launched(at);
             }
             Phase::Launched => self.launched(at),
@@ -139,6 +148,15 @@ impl World {
         let mut submission =
             Submission { before: now, launched: 0, behind: 0, was_idle, was_queued: false };
         let pair = plan.and_then(|plan| plan.pair);
+        let has_no_events = program.refuses_events && pair.is_some();
+        let awaits = has_no_events && ContainerLimiter::may_time(&process.limiter, self.now);
+        if let Some(plan) = plan.filter(|_| awaits && gpu.queued(context) > 0) {
+            process.phase = Phase::Admitted(plan);
+            process.wake = u64::MAX;
+            gpu.wait_for(context, 0);
+            return;
+        }
+        let pair = pair.filter(|_| !has_no_events);
         if let Some(pair) = pair {
             for event in pair.calibration.into_iter().chain([pair.before]) {
                 now = cpu.event(quota.as_mut(), now, random);
@@ -160,6 +178,15 @@ impl World {
         }
         process.launched += 1;
         process.unsynced += 1;
+        if let Some(plan) = plan.filter(|_| awaits) {
+            process.phase = Phase::Awaited(plan, self.now);
+            process.wake = u64::MAX;
+            gpu.wait_for(context, 0);
+            return;
+        }
+        if let Some(plan) = plan.filter(|_| has_no_events) {
+            ContainerLimiter::unmeasured(&mut process.limiter, plan);
+        }
         process.wake = now;
         process.phase = match plan.filter(|_| pair.is_some()) {
             Some(plan) => Phase::Submitted(plan, submission),

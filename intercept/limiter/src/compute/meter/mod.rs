@@ -84,6 +84,8 @@ pub struct Meter {
     excess: Excess,
     /// The longest wall time settled in this drain.
     longest: u64,
+    /// Time from which on the CPU may measure a launch.
+    next_timed: u64,
     random: u32,
     needs_wake: bool,
     busy: bool,
@@ -136,6 +138,7 @@ impl Meter {
             deferred: 0,
             excess: Excess::new(),
             longest: 0,
+            next_timed: 0,
             random: 0x9e37_79b9,
             needs_wake: false,
             busy: false,

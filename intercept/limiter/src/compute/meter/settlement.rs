@@ -5,7 +5,9 @@ use core::sync::atomic::Ordering;
 use super::{ContentionReading, Ended, LEASE_GPU_NS, Meter};
 use crate::compute::decision::{ComputeView, EventTimer, LaunchPlan, Marker};
 use crate::compute::proportion::in_proportion;
-use crate::compute::sample::{During, Measured, NOTICEABLE_GAP_NS, Sample, own_part, sample};
+use crate::compute::sample::{
+    During, Measured, NOTICEABLE_GAP_NS, Sample, own_after_turns, own_part, sample,
+};
 use crate::compute::spans::{CALIBRATION, Span, Spans};
 use crate::compute::{Bucket, Contention};
 
@@ -21,6 +23,12 @@ const MOST_OVERHEAD_NS: u64 = 5_000;
 /// A sample that may contain a turn of another context counts as at most this many times the
 /// kernel's typical time.
 const MOST_TYPICAL: u64 = 2;
+
+/// The least time between two launches that the CPU measures.
+const LEAST_UNTIMED_NS: u64 = 50_000_000;
+
+/// The CPU waits for at most one of this many launches, by their times.
+const WAITS_ONE_OF: u64 = 4;
 
 /// Time of a settlement.
 #[derive(Debug, Clone, Copy)]
@@ -53,20 +61,36 @@ impl Meter {
         }
     }
 
+    /// Returns true if a launch whose events cannot be recorded is to be measured by the CPU now
+    /// ([`Meter::timed`]). Not each of them: the waits let the GPU become idle.
+    #[must_use]
+    pub const fn may_time(&self, now: u64) -> bool {
+        now >= self.next_timed
+    }
+
     /// A launch with a plan was submitted without its events, in an idle stream. The CPU waited for
     /// the stream: `wall_ns` passed since before the launch. It contains the time of submission,
-    /// and the turns of others: the host's measurement corrects it.
+    /// and the turns of others.
     pub fn timed(&mut self, plan: LaunchPlan, wall_ns: u64, view: &ComputeView<'_>, now: u64) {
+        let pause_ns = wall_ns.saturating_mul(WAITS_ONE_OF).max(LEAST_UNTIMED_NS);
+        self.next_timed = now.saturating_add(pause_ns);
         self.drain_budget_of(view, now);
         let turn = self.advance_turn(view, now);
         if let Some(span) = self.spans.under_way_as(plan.serial) {
             span.void = true;
             let span = *span;
             let (contention, _) = self.contention_during(span, now, turn);
-            let all = contention.share_of(wall_ns);
-            let parts = view.budget.estimates.usual_part(span.launch.key, all);
-            view.budget.estimates.learn(span.launch.key, all);
-            self.charge_sample((span, 0), parts, span.stands_for, view, now);
+            let (key, estimates) = (span.launch.key, &view.budget.estimates);
+            if contention.is_negligible() {
+                let parts = estimates.usual_part(key, wall_ns);
+                estimates.learn(key, wall_ns);
+                self.charge_sample((span, 0), parts, span.stands_for, view, now);
+            } else {
+                let used = own_after_turns(wall_ns, view.slice_ns.max(1), contention.contexts())
+                    .unwrap_or_else(|| span.cost.min(wall_ns));
+                estimates.learn(key, used);
+                self.correct(span.cost, used, used, view, now);
+            }
         }
         self.fill_budget(view.budget);
     }
