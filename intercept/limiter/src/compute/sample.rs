@@ -122,14 +122,13 @@ pub(super) fn own_part(
 /// Returns the GPU time of a launch in an idle stream that is done after `wall_ns`, beside other
 /// contexts: an idle context gives up its turn, so that the others have theirs first. `None` if the
 /// others did not have their whole turns.
-pub(super) const fn own_after_turns(wall_ns: u64, slice_ns: u64, others: u64) -> Option<u64> {
+pub(super) fn own_after_turns(wall_ns: u64, slice_ns: u64, others: u64) -> Option<u64> {
     let turns = slice_ns.saturating_mul(others);
     if wall_ns <= turns {
         return None;
     }
     let (own_from, period) = (wall_ns - turns, turns.saturating_add(slice_ns));
-    let rest = own_from % period;
-    Some(own_from / period * slice_ns + if rest < slice_ns { rest } else { slice_ns })
+    Some(own_from / period * slice_ns + (own_from % period).min(slice_ns))
 }
 
 #[cfg(test)]

@@ -82,7 +82,12 @@ impl Capture {
 
 impl State {
     /// Returns the part of a stream in a capture.
-    fn part(&mut self, on: Handle) -> Option<&mut CapturedStream> {
+    fn part(&self, on: Handle) -> Option<&CapturedStream> {
+        self.streams.get(&on).and_then(|stream| stream.capture.as_ref())
+    }
+
+    /// As [`part`](Self::part), to be changed.
+    fn part_mut(&mut self, on: Handle) -> Option<&mut CapturedStream> {
         self.streams.get_mut(&on).and_then(|stream| stream.capture.as_mut())
     }
 
@@ -94,7 +99,7 @@ impl State {
         let Some(Place { graph, after }) = self.place_of(on) else { return Ok(None) };
         self.check_valid(graph)?;
         let node = self.add_node(graph, Node { kind, after })?;
-        if let Some(part) = self.part(on) {
+        if let Some(part) = self.part_mut(on) {
             part.place.after = vec![node];
             part.last = Some(node);
         }
@@ -110,8 +115,7 @@ impl State {
 
     /// Returns the place of a stream in a capture, if it captures.
     pub(crate) fn place_of(&self, on: Handle) -> Option<Place> {
-        let part = self.streams.get(&on).and_then(|stream| stream.capture.as_ref());
-        part.map(|part| part.place.clone())
+        self.part(on).map(|part| part.place.clone())
     }
 
     /// Makes a stream wait for an event of a capture: the stream becomes part of the capture.
@@ -216,8 +220,7 @@ fn begin(on: Handle, mode: c_int) -> CuResult {
 fn status_of(state: &State, on: Handle) -> CuResult<c_int> {
     stream::gpu_of(state, on)?;
     check_default(state, on)?;
-    let part = state.streams.get(&on).and_then(|stream| stream.capture.as_ref());
-    let is_valid = part.map(|part| state.check_valid(part.place.graph).is_ok());
+    let is_valid = state.part(on).map(|part| state.check_valid(part.place.graph).is_ok());
     Ok(is_valid.map_or(0, |is_valid| if is_valid { 1 } else { 2 }))
 }
 
@@ -232,7 +235,7 @@ struct Info {
 fn info(on: Handle, status: OutPtr<c_int>, info: &Info) -> CuResult {
     let state = state::lock()?;
     status.set(status_of(&state, on)?)?;
-    if let Some(part) = state.streams.get(&on).and_then(|stream| stream.capture.as_ref()) {
+    if let Some(part) = state.part(on) {
         let Place { graph, after } = &part.place;
         info.id.set_unless_null(graph.0 as u64);
         info.graph.set_unless_null(*graph);
@@ -255,7 +258,7 @@ fn update_dependencies(on: Handle, nodes: *const Handle, count: usize, flags: c_
         return Err(Status::InvalidValue);
     }
     state.streams.get(&on).ok_or(Status::InvalidHandle)?;
-    let after = &mut state.part(on).ok_or(Status::IllegalState)?.place.after;
+    let after = &mut state.part_mut(on).ok_or(Status::IllegalState)?.place.after;
     if flags == SET {
         *after = wanted;
     } else {
@@ -270,8 +273,9 @@ export! {
 
     fn cuStreamEndCapture(on: Handle, graph: OutPtr<Handle>) {
         graph.check()?;
-        state::lock()?.streams.get(&on).ok_or(Status::InvalidHandle)?;
-        let ended = state::lock()?.end_capture(on);
+        let mut state = state::lock()?;
+        state.streams.get(&on).ok_or(Status::InvalidHandle)?;
+        let ended = state.end_capture(on);
         graph.set(*ended.as_ref().unwrap_or(&Handle::NULL))?;
         ended.map(drop)
     }

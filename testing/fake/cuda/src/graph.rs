@@ -175,9 +175,7 @@ fn update(executable: Handle, graph: Handle) -> CuResult {
     let old = std::mem::replace(&mut known.objects, new.objects.clone());
     known.work = new.work;
     state.retain_objects(&new.objects);
-    let unused = state.release_objects(&old);
-    drop(state);
-    user_object::destroy(unused);
+    user_object::release(state, &old);
     Ok(())
 }
 
@@ -312,9 +310,7 @@ export! {
     fn cuGraphDestroy(graph: Handle) {
         let mut state = state::lock()?;
         let graph = state.graphs.remove(&graph).ok_or(Status::InvalidHandle)?;
-        let unused = state.release_objects(&graph.objects);
-        drop(state);
-        user_object::destroy(unused);
+        user_object::release(state, &graph.objects);
         Ok(())
     }
 
@@ -322,9 +318,7 @@ export! {
         let mut state = state::lock()?;
         let executable = state.executable_graphs.remove(&graph).ok_or(Status::InvalidHandle)?;
         state.unmap_graph(graph, &executable.memory);
-        let unused = state.release_objects(&executable.objects);
-        drop(state);
-        user_object::destroy(unused);
+        user_object::release(state, &executable.objects);
         Ok(())
     }
 }

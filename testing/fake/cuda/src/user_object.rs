@@ -4,7 +4,7 @@
 use std::ffi::{c_uint, c_void};
 
 use crate::abi::{CuResult, OutPtr, export};
-use crate::state::{self, Handle, State};
+use crate::state::{self, Guard, Handle, State};
 use crate::status::Status;
 
 /// A `CUuserObject`.
@@ -24,33 +24,31 @@ impl State {
             }
         }
     }
+}
 
-    /// Removes references; returns the objects that have none left, for [`destroy`].
-    #[must_use]
-    pub(crate) fn release_objects(&mut self, objects: &[(Handle, c_uint)]) -> Vec<UserObject> {
-        let mut unused = Vec::new();
-        for (handle, count) in objects {
-            if let Some(object) = self.user_objects.get_mut(handle) {
-                object.references = object.references.saturating_sub(*count);
-                if object.references == 0 {
-                    unused.extend(self.user_objects.remove(handle));
-                }
+/// Removes references, and calls the destructors of objects that have none left: they are the
+/// program's code, and may call the driver, so the state is unlocked before.
+pub(crate) fn release(mut state: Guard, objects: &[(Handle, c_uint)]) {
+    let mut unused = Vec::new();
+    for (handle, count) in objects {
+        if let Some(object) = state.user_objects.get_mut(handle) {
+            object.references = object.references.saturating_sub(*count);
+            if object.references == 0 {
+                unused.extend(state.user_objects.remove(handle));
             }
         }
-        unused
     }
+    drop(state);
+    unused.into_iter().for_each(|object| (object.destroy)(object.data as *mut c_void));
 }
 
-/// Calls the destructors of objects. The state must not be locked: they are the program's code.
-pub(crate) fn destroy(objects: Vec<UserObject>) {
-    objects.into_iter().for_each(|object| (object.destroy)(object.data as *mut c_void));
-}
-
-fn check(object: Handle, count: c_uint) -> CuResult {
-    if count == 0 {
+/// Locks the state and checks that an object exists.
+fn lock_with(object: Handle, count: c_uint) -> CuResult<Guard> {
+    let state = state::lock()?;
+    if count == 0 || !state.user_objects.contains_key(&object) {
         return Err(Status::InvalidValue);
     }
-    state::lock()?.user_objects.get(&object).map(drop).ok_or(Status::InvalidValue)
+    Ok(state)
 }
 
 export! {
@@ -75,23 +73,19 @@ export! {
     }
 
     fn cuUserObjectRetain(object: Handle, count: c_uint) {
-        check(object, count)?;
-        state::lock()?.retain_objects(&[(object, count)]);
+        lock_with(object, count)?.retain_objects(&[(object, count)]);
         Ok(())
     }
 
     fn cuUserObjectRelease(object: Handle, count: c_uint) {
-        check(object, count)?;
-        let unused = state::lock()?.release_objects(&[(object, count)]);
-        self::destroy(unused);
+        release(lock_with(object, count)?, &[(object, count)]);
         Ok(())
     }
 
     fn cuGraphRetainUserObject(graph: Handle, object: Handle, count: c_uint, flags: c_uint) {
         /// `CU_GRAPH_USER_OBJECT_MOVE`: the caller's references become the graph's.
         const MOVE: c_uint = 1;
-        check(object, count)?;
-        let mut state = state::lock()?;
+        let mut state = lock_with(object, count)?;
         state.graphs.get_mut(&graph).ok_or(Status::InvalidValue)?.objects.push((object, count));
         if flags & MOVE == 0 {
             state.retain_objects(&[(object, count)]);
@@ -100,14 +94,11 @@ export! {
     }
 
     fn cuGraphReleaseUserObject(graph: Handle, object: Handle, count: c_uint) {
-        check(object, count)?;
-        let mut state = state::lock()?;
+        let mut state = lock_with(object, count)?;
         let known = &mut state.graphs.get_mut(&graph).ok_or(Status::InvalidValue)?.objects;
         let at = known.iter().position(|known| *known == (object, count));
         known.remove(at.ok_or(Status::InvalidValue)?);
-        let unused = state.release_objects(&[(object, count)]);
-        drop(state);
-        self::destroy(unused);
+        release(state, &[(object, count)]);
         Ok(())
     }
 }
