@@ -102,7 +102,7 @@ build_tessera() {
     '{"Entrypoint": ["/usr/local/bin/tessera-probe"], "Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]}' \
     "$cargo_output/tessera-probe" "$base" "$work/probe"
   links_image "$base" "$work/probe"
-  guests_image "$base" "$work/probe"
+  executables_image "$base" "$work/probe"
 }
 
 driver_images() { # base layer, layer with the interceptor
@@ -132,13 +132,13 @@ links_image() { # directories of the probe's layers
 }
 
 # The probe with third-party programs of several kinds, and a copy of it that runs as root (setuid).
-guests_image() { # directories of the probe's layers
-  local layer=$work/guests
-  guests_check_compilers
-  guests_layer "$layer"
-  install --mode 4755 "$2/usr/local/bin/tessera-probe" "$layer/guests/setuid-probe"
+executables_image() { # directories of the probe's layers
+  local layer=$work/executables
+  executables_check_compilers
+  executables_layer "$layer"
+  install --mode 4755 "$2/usr/local/bin/tessera-probe" "$layer/executables/setuid-probe"
   shell_install "$layer"
-  oci_archive "$images/guests.tar" tessera/guests:e2e \
+  oci_archive "$images/executables.tar" tessera/executables:e2e \
     '{"Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]}' "$@" "$layer"
 }
 
@@ -154,7 +154,7 @@ load_tessera() {
   local node image
   bin=${bin:-$(cat "$rundir/bin")}
   for node in "${node_names[@]}"; do
-    for image in driver driver-fault-points controller controller-fault-points probe links guests; do
+    for image in driver driver-fault-points controller controller-fault-points probe links executables; do
       node_import "$node" "$image"
     done
   done

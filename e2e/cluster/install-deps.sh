@@ -3,7 +3,7 @@
 # in this directory installs packages.
 #
 #   libseccomp-dev pkg-config gcc libc6-dev   building runc and the pause program
-#   musl-tools libc6-dev-i386                 building musl and 32-bit programs (trial `guests`)
+#   musl-tools libc6-dev-i386                 building musl and 32-bit programs (trial `executables`)
 #   iproute2 openssl jq                       bridge and addresses of the nodes, PKI, JSON
 #   util-linux                                unshare, nsenter, mountpoint
 #   shell checker (shellcheck)                make lint

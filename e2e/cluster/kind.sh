@@ -48,7 +48,7 @@ build_images() {
     kind load docker-image --name "$TESSERA_KIND_CLUSTER" "tessera/$image:e2e"
   done
   build_links_image
-  build_guests_image
+  build_executables_image
 }
 
 # As links_image in images.sh.
@@ -63,21 +63,21 @@ build_links_image() {
   kind load docker-image --name "$TESSERA_KIND_CLUSTER" tessera/links:e2e
 }
 
-# As guests_image in images.sh, in an image with a shell.
-build_guests_image() {
+# As executables_image in images.sh, in an image with a shell.
+build_executables_image() {
   local context
   context=$(mktemp -d)
-  guests_check_compilers
-  guests_layer "$context/layer"
+  executables_check_compilers
+  executables_layer "$context/layer"
   cat >"$context/Dockerfile" <<'END'
 FROM docker.io/library/debian:bookworm-slim
 COPY layer /
 COPY --from=tessera/probe:e2e /usr/local/bin/tessera-probe /usr/local/bin/tessera-probe
-COPY --from=tessera/probe:e2e --chmod=4755 /usr/local/bin/tessera-probe /guests/setuid-probe
+COPY --from=tessera/probe:e2e --chmod=4755 /usr/local/bin/tessera-probe /executables/setuid-probe
 END
-  docker build --tag tessera/guests:e2e "$context"
+  docker build --tag tessera/executables:e2e "$context"
   rm -r "$context"
-  kind load docker-image --name "$TESSERA_KIND_CLUSTER" tessera/guests:e2e
+  kind load docker-image --name "$TESSERA_KIND_CLUSTER" tessera/executables:e2e
 }
 
 # Installs the fake driver's files as node_install_gpus does. docker cp cannot write to /run, which

@@ -224,7 +224,7 @@ pub fn on_real_cluster() -> Vec<Trial> {
         trial!("driver-prepare-cancelled", driver_crash::pod_deleted_during_prepare),
         trial!("rbac", admission::enforce_rbac),
         trial!("forged-grant-by-image", tampering::forge_grant_by_image),
-        trial!("guests", third_party_programs::check_programs),
+        trial!("executables", third_party_programs::check_programs),
         trial!("host-pid", host_pid::check_translation),
         trial!("intercept-modes", intercept_modes::switched_and_restored),
         trial!("full-dev", tampering::fill_dev),

@@ -20,5 +20,5 @@ source "$cluster_dir/lib/node.sh"
 source "$cluster_dir/lib/teardown.sh"
 # shellcheck source=lib/oci.sh
 source "$cluster_dir/lib/oci.sh"
-# shellcheck source=lib/guests.sh
-source "$cluster_dir/lib/guests.sh"
+# shellcheck source=lib/executables.sh
+source "$cluster_dir/lib/executables.sh"

@@ -98,7 +98,7 @@ async fn switch_mode(
 async fn check_limits(test_bed: &TestBed, mode: &InjectionMode) -> anyhow::Result<Pod> {
     let name = |of: &str| format!("{}-{of}", mode.name);
     test_bed.create(pod(&name("fill"), &["tessera-probe", "fill"])).await?;
-    let routes = ["/guests/bypasses", "/nowhere", mode.libcuda_path, "/guests/linkedplugin.so"];
+    let routes = ["/executables/bypasses", "/nowhere", mode.libcuda_path, "/executables/linkedplugin.so"];
     test_bed.create(pod(&name("routes"), &routes)).await?;
     test_bed.create_holder(&name("hold"), "share").await?;
 
@@ -130,7 +130,7 @@ async fn json_lines(test_bed: &TestBed, pod: &str) -> anyhow::Result<Vec<Value>>
 fn pod(name: &str, command: &[&str]) -> Value {
     let mut pod = from_template(name, "share");
     let container = &mut pod["spec"]["containers"][0];
-    container["image"] = "tessera/guests:e2e".into();
+    container["image"] = "tessera/executables:e2e".into();
     container["command"] = command.into();
     pod
 }

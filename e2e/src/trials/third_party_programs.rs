@@ -32,11 +32,11 @@ run() { # name, command...
 }
 nowhere() { LD_PRELOAD=/nowhere LD_LIBRARY_PATH=/nowhere "$@"; }
 run bash bash -c true
-for kind in glibc static musl i386 setuid; do run "$kind" "/guests/$kind"; done
-run preload-missing nowhere /guests/glibc
-run preload-missing-setuid nowhere /guests/setuid
+for kind in glibc static musl i386 setuid; do run "$kind" "/executables/$kind"; done
+run preload-missing nowhere /executables/glibc
+run preload-missing-setuid nowhere /executables/setuid
 run probe tessera-probe fill
-run probe-setuid nowhere /guests/setuid-probe fill
+run probe-setuid nowhere /executables/setuid-probe fill
 "#;
 
 /// Result of a program: exit status and output.
@@ -50,13 +50,13 @@ struct ProgramResult {
 
 pub(super) async fn check_programs(test_bed: TestBed) -> TrialOutcome {
     test_bed.create_template("share", A100, json!({"memory": "1Gi", "cores": "1"})).await?;
-    let mut pod = from_template("guests", "share");
+    let mut pod = from_template("executables", "share");
     let container = &mut pod["spec"]["containers"][0];
-    container["image"] = "tessera/guests:e2e".into();
+    container["image"] = "tessera/executables:e2e".into();
     container["command"] = json!(["bash", "-c", RUN_ALL]);
     container["securityContext"] = json!({"runAsUser": USER});
     test_bed.create(pod).await?;
-    let lines = test_bed.output_of("guests").await?;
+    let lines = test_bed.output_of("executables").await?;
     let end = |line: &String| {
         Ok(serde_json::from_str(line).map(|end: ProgramResult| (end.name.clone(), end))?)
     };
@@ -77,7 +77,7 @@ pub(super) async fn check_programs(test_bed: TestBed) -> TrialOutcome {
     for name in ["probe", "probe-setuid"] {
         check_limit(find(&ends, name)?)?;
     }
-    test_bed.delete(&["guests"]).await?;
+    test_bed.delete(&["executables"]).await?;
     Ok(Outcome::Passed(vec![]))
 }
 

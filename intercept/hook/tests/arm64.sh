@@ -71,7 +71,7 @@ emulated() { # command...
 
 case ${1-} in
 "") tests=(limits modes routes shape) ;;
-all) tests=(bypasses calls compute coverage faults guests hami host_pid known_limits limits modes mps nvml oversubscription processes retained_memory routes sequences shape) ;;
+all) tests=(bypasses calls compute coverage faults executables hami host_pid known_limits limits modes mps nvml oversubscription processes retained_memory routes sequences shape) ;;
 *) tests=("$@") ;;
 esac
 for test in "${tests[@]}"; do

@@ -45,7 +45,7 @@ Not run here, by how they work:
 - **`cuGetExportTable` and `nvmlInternalGetExportTable`** hand out tables of functions that are documented nowhere. They pass: NVIDIA's own libraries need
   them. A program that knows them escapes in every mode.
 
-The trials `guests` and `intercept-modes` of `make e2e` run such programs, and the table's, in pods of a Kubernetes cluster.
+The trials `executables` and `intercept-modes` of `make e2e` run such programs, and the table's, in pods of a Kubernetes cluster.
 
 So no mode is a boundary for a tenant who sets out to break it; what escapes shows in the audit (`docs/operator/security-model.md`). `both` leaves the fewest ways.
 ";

@@ -13,7 +13,7 @@ target=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")/glibc
 # shellcheck source=debian.sh
 source intercept/hook/tests/debian.sh
 # Tests that depend on the loader.
-tests=(bypasses calls guests limits modes nvml processes routes shape)
+tests=(bypasses calls executables limits modes nvml processes routes shape)
 
 libraries_of() { echo "$target/$1/root/lib/x86_64-linux-gnu"; } # suite
 

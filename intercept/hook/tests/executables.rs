@@ -22,9 +22,9 @@ fn both(node: &Node, with: &Container<'_>, program: &Path) -> [(Option<i32>, Str
 #[test]
 fn program_with_own_allocator_exits_as_container_without_library() {
     let Some(node) = set_up(test_name!(), Node::new) else { return };
-    let guest = program("guest", false, node.path());
+    let program = program("allocator", false, node.path());
     let share = node.share("claim-0", 0, GIB);
-    let [with, without] = both(&node, &node.container(&[&share]), &guest);
+    let [with, without] = both(&node, &node.container(&[&share]), &program);
     assert_eq!(with, without);
     assert_eq!(with.0, Some(7));
     assert!(share.ledger(|ledger| ledger.peak_bytes()) > 0, "the library was in it");

@@ -7,17 +7,17 @@
 #include "driver.h"
 
 /* Never gives anything back, and ends the program where the library asks it for memory. */
-#define ROOM ((size_t)64 << 30)
-static char *_Atomic room;
+#define REGION_LEN ((size_t)64 << 30)
+static char *_Atomic region;
 static _Atomic size_t used;
 
 static char *space(void) {
-    if (!room) {
-        char *none = 0, *all = mmap(0, ROOM, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (!region) {
+        char *none = 0, *all = mmap(0, REGION_LEN, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (all == MAP_FAILED) _exit(4);
-        atomic_compare_exchange_strong(&room, &none, all);
+        atomic_compare_exchange_strong(&region, &none, all);
     }
-    return room;
+    return region;
 }
 
 void *malloc(size_t bytes) {
@@ -30,7 +30,7 @@ void *malloc(size_t bytes) {
         asking = 0;
     }
     size_t at = atomic_fetch_add(&used, (bytes + 16 + 15) / 16 * 16);
-    if (at + bytes + 16 > ROOM) _exit(5);
+    if (at + bytes + 16 > REGION_LEN) _exit(5);
     *(size_t *)(space() + at) = bytes;
     return space() + at + 16;
 }
