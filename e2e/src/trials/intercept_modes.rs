@@ -98,7 +98,8 @@ async fn switch_mode(
 async fn check_limits(test_bed: &TestBed, mode: &InjectionMode) -> anyhow::Result<Pod> {
     let name = |of: &str| format!("{}-{of}", mode.name);
     test_bed.create(pod(&name("fill"), &["tessera-probe", "fill"])).await?;
-    let routes = ["/executables/bypasses", "/nowhere", mode.libcuda_path, "/executables/linkedplugin.so"];
+    let routes =
+        ["/executables/bypasses", "/nowhere", mode.libcuda_path, "/executables/linkedplugin.so"];
     test_bed.create(pod(&name("routes"), &routes)).await?;
     test_bed.create_holder(&name("hold"), "share").await?;
 
