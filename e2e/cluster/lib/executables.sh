@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 #
-# Third-party programs for the trial `executables`: programs of several kinds with their loaders and C
-# libraries, installed at /executables of an image, and the bypasses listed in
+# Third-party programs for the trial `executables`: programs of several kinds with their loaders
+# and C libraries, installed at /executables of an image, and the bypasses listed in
 # docs/reference/intercept-bypasses.md.
 
 # Compiles a program of the interceptor's tests; the compiler options select the kind of program.
