@@ -23,7 +23,7 @@ use crate::compute::launch_budget::LaunchBudget;
 use crate::compute::page::advance;
 use crate::compute::spans::{CALIBRATION, Span, Spans, Submission};
 
-use excess::Excess;
+use excess::{Excess, InferredExcess};
 
 pub(super) use busy::UNMEASURED_DONE_BY_NS;
 
@@ -82,6 +82,7 @@ pub struct Meter {
     deferred: u64,
     /// GPU time of kernels beyond what is usual for them.
     excess: Excess,
+    inferred_excess: InferredExcess,
     /// The longest wall time settled in this drain.
     longest: u64,
     /// Time from which on the CPU may measure a launch.
@@ -137,6 +138,7 @@ impl Meter {
             overhead_ns: None,
             deferred: 0,
             excess: Excess::new(),
+            inferred_excess: InferredExcess::new(),
             longest: 0,
             next_timed: 0,
             random: 0x9e37_79b9,
