@@ -16,24 +16,24 @@ use tessera_api::{
 };
 
 /// Extended resources of NVIDIA GPUs: of NVIDIA's device plugin and HAMi's, with the plugin's name
-/// for shared GPUs, and of the plugins of AWS, Alibaba, Tencent and Volcano.
-const RESOURCES: [&str; 11] = [
-    "nvidia.com/gpu",
-    "nvidia.com/gpu.shared",
-    "k8s.amazonaws.com/vgpu",
-    "aliyun.com/gpu",
-    "aliyun.com/gpu-mem",
-    "tencent.com/vcuda-core",
-    "tencent.com/vcuda-memory",
-    "volcano.sh/gpu-memory",
-    "volcano.sh/gpu-number",
-    "volcano.sh/vgpu-memory",
-    "volcano.sh/vgpu-number",
-];
+/// for shared GPUs, and of AWS's plugin.
+const RESOURCES: [&str; 3] = ["nvidia.com/gpu", "nvidia.com/gpu.shared", "k8s.amazonaws.com/vgpu"];
 
-/// Prefixes of such names: MIG slices of NVIDIA's plugin, vgpu-manager's, Elastic GPU's.
-/// `nvidia.com/` alone would match the resources of NVIDIA's network operator, too.
-const PREFIXES: [&str; 3] = ["nvidia.com/mig-", "nvidia.com/vgpu-", "elasticgpu.io/"];
+/// Prefixes of such names: MIG slices of NVIDIA's plugin, and the plugins of vgpu-manager, Elastic
+/// GPU with its three domains, Tencent, Alibaba, Volcano and Huawei. `nvidia.com/` alone would
+/// match the resources of NVIDIA's network operator, too.
+const PREFIXES: [&str; 10] = [
+    "nvidia.com/mig-",
+    "nvidia.com/vgpu-",
+    "elasticgpu.io/",
+    "elasticgpu.com/",
+    "gpushare.provisioner.elasticgpu.io/",
+    "tke.cloud.tencent.com/qgpu-",
+    "tencent.com/vcuda-",
+    "aliyun.com/gpu",
+    "volcano.sh/gpu-",
+    "volcano.sh/vgpu-",
+];
 
 /// Names of attributes that hold the UUID of a GPU, or of the parent GPU of a MIG device.
 const UUID_ATTRIBUTES: [&str; 2] = ["uuid", "parentUUID"];

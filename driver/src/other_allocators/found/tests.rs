@@ -57,6 +57,14 @@ fn device_plugin_resources_withhold_all_gpus() {
         "nvidia.com/vgpu-number",
         "k8s.amazonaws.com/vgpu",
         "elasticgpu.io/gpu-memory",
+        "elasticgpu.com/gpu-core",
+        "gpushare.provisioner.elasticgpu.io/gpu-core",
+        "tke.cloud.tencent.com/qgpu-core",
+        "tencent.com/vcuda-core",
+        "aliyun.com/gpu-mem",
+        "aliyun.com/gpu-core.percentage",
+        "volcano.sh/vgpu-number",
+        "volcano.sh/gpu-mem.128Mi",
     ] {
         let found = reason(&node(json!({"capacity": {name: "8", "cpu": "4"}}))).expect(name);
         assert!(found.contains(name) && found.contains("--other-allocators"), "{found}");
@@ -65,7 +73,14 @@ fn device_plugin_resources_withhold_all_gpus() {
 
 #[test]
 fn other_resources_withhold_no_gpu() {
-    for name in ["cpu", "amd.com/gpu", "nvidia.com/hostdev", "example.com/gpu"] {
+    for name in [
+        "cpu",
+        "amd.com/gpu",
+        "nvidia.com/hostdev",
+        "tke.cloud.tencent.com/eip",
+        "volcano.sh/npu",
+        "example.com/gpu",
+    ] {
         assert_eq!(reason(&node(json!({"capacity": {name: "8"}}))), None, "{name}");
     }
     assert_eq!(
