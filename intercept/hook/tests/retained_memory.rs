@@ -99,6 +99,7 @@ fn imported_memory_is_charged_while_it_is_open() {
     );
     assert_refused(&lines, 4, OUT_OF_MEMORY);
     assert!(values(&lines, "closed").iter().all(|result| *result == INVALID_VALUE));
+    assert_eq!(values(&lines, "lived"), [3 * MIB]);
 }
 
 #[test]

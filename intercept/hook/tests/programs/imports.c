@@ -141,8 +141,13 @@ int main(int count, char **arguments) {
     cost("within a full claim", charged());
     external.bytes = 0;
     say("{\"closed\":%d}", CU(cuImportExternalMemory, &memory, &external));
+    /* Memory whose owner has ended lives on. Only the driver knows who has it. */
+    ok(CU(cuIpcOpenMemHandle_v2, &p, handed.ipc, 1), "open");
     ok(write(ending[1], "e", 1) != 1, "end");
     wait(0);
+    during = held();
+    ok(CU(cuIpcCloseMemHandle, p), "close");
+    say("{\"lived\":%lu}", during - held());
     (void)count;
     return 0;
 }

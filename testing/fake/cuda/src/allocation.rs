@@ -108,10 +108,12 @@ impl State {
             AllocationKind::Graph(graph) => {
                 self.return_to_graph(graph, allocation.gpu, allocation.bytes)
             }
-            AllocationKind::Imported
-            | AllocationKind::ImportedFromPool
-            | AllocationKind::Variable => {}
-            AllocationKind::Device => refund(allocation.gpu, allocation.bytes)?,
+            AllocationKind::Imported => self.close_imported(address)?,
+            AllocationKind::ImportedFromPool | AllocationKind::Variable => {}
+            AllocationKind::Device => {
+                driver::machine()?.usage().freed(address);
+                refund(allocation.gpu, allocation.bytes)?;
+            }
             AllocationKind::Pool(pool)
             | AllocationKind::HostPool(pool)
             | AllocationKind::ManagedPool { pool, .. } => {

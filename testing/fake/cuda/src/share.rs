@@ -1,5 +1,6 @@
 //! Memory that is shared between processes and with other APIs. An import is not charged, because
-//! the exporter is.
+//! the exporter is; memory opened by CUDA IPC that its owner frees belongs to a process that has it
+//! open.
 //!
 //! Descriptors refer to a file that has the GPU and the size.
 
@@ -10,10 +11,13 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{FromRawFd as _, IntoRawFd as _};
 use std::os::unix::fs::FileExt as _;
 
+use tessera_fake_world::ExportedMemory;
+
 use crate::abi::{CuResult, InPtr, OutPtr, export};
-use crate::allocation::{Allocation, AllocationKind};
+use crate::allocation::{Allocation, AllocationKind, rounded};
 use crate::context::current;
 use crate::device::{Device, gpu};
+use crate::driver;
 use crate::state::{self, Handle, State};
 use crate::status::Status;
 
@@ -28,13 +32,16 @@ struct Shared {
     address: u64,
     gpu: u64,
     bytes: u64,
-    rest: [u64; 4],
+    /// Slot and owner of [`ExportedMemory`], of CUDA IPC only.
+    exporter: [u64; 2],
+    rest: [u64; 2],
 }
 
 /// Imported memory of another process.
 #[derive(Debug)]
 pub(crate) struct ImportedMemory {
     from: (u64, u64),
+    memory: ExportedMemory,
     references: usize,
 }
 
@@ -58,15 +65,16 @@ fn shared(state: &State, pointer: u64) -> CuResult<Shared> {
         address: start,
         gpu: allocation.gpu as u64,
         bytes: allocation.bytes,
-        rest: [0; 4],
+        exporter: [0; 2],
+        rest: [0; 2],
     })
 }
 
 /// Content of a descriptor: the GPU, if any, the `CUmemLocation` and the size in bytes.
-type ExportedMemory = (Option<usize>, (c_int, c_int), u64);
+type DescriptorContent = (Option<usize>, (c_int, c_int), u64);
 
 /// Writes the content to a new file and returns its descriptor.
-fn descriptor((gpu, (kind, id), bytes): ExportedMemory) -> CuResult<c_int> {
+fn descriptor((gpu, (kind, id), bytes): DescriptorContent) -> CuResult<c_int> {
     // SAFETY: the name is terminated.
     let fd = unsafe { libc::memfd_create(c"shared".as_ptr(), libc::MFD_CLOEXEC) };
     if fd < 0 {
@@ -83,7 +91,7 @@ fn descriptor((gpu, (kind, id), bytes): ExportedMemory) -> CuResult<c_int> {
     Ok(file.into_raw_fd())
 }
 
-fn read_descriptor(shareable: *mut c_void) -> CuResult<ExportedMemory> {
+fn read_descriptor(shareable: *mut c_void) -> CuResult<DescriptorContent> {
     let fd = shareable as usize as c_int;
     if fd < 0 {
         return Err(Status::InvalidValue);
@@ -115,8 +123,25 @@ fn open_ipc(out: OutPtr<u64>, shared: &Shared) -> CuResult {
         return out.set(*pointer);
     }
     let pointer = import(&mut state, shared, AllocationKind::Imported)?;
-    state.opened.insert(pointer, ImportedMemory { from, references: 1 });
+    let [slot, owner] = shared.exporter;
+    let memory = ExportedMemory { slot, owner, address: shared.address };
+    let bytes = rounded(shared.bytes).ok_or(Status::InvalidValue)?;
+    if !driver::machine()?.usage().opened(memory, shared.gpu as usize, bytes) {
+        state.free(pointer)?;
+        return Err(Status::OutOfMemory);
+    }
+    state.opened.insert(pointer, ImportedMemory { from, memory, references: 1 });
     out.set(pointer)
+}
+
+impl State {
+    /// Closes memory that was opened, if any.
+    pub(crate) fn close_imported(&mut self, address: u64) -> CuResult {
+        if let Some(opened) = self.opened.remove(&address) {
+            driver::machine()?.usage().closed(opened.memory);
+        }
+        Ok(())
+    }
 }
 
 /// Reserves an address for memory of another process.
@@ -132,8 +157,11 @@ fn import(state: &mut State, shared: &Shared, kind: AllocationKind) -> CuResult<
 export! {
     fn cuIpcGetMemHandle(handle: OutPtr<Shared>, pointer: u64) {
         handle.check()?;
-        let shared = shared(&*state::lock()?, pointer)?;
-        handle.set(shared)
+        let state = state::lock()?;
+        let shared = shared(&state, pointer)?;
+        let exported = driver::machine()?.usage().export(shared.address);
+        let ExportedMemory { slot, owner, .. } = exported.ok_or(Status::OutOfMemory)?;
+        handle.set(Shared { exporter: [slot, owner], ..shared })
     }
 
     fn cuIpcOpenMemHandle(pointer: OutPtr<u64>, handle: Shared, flags: c_uint) {
@@ -157,7 +185,6 @@ export! {
         if opened.references > 0 {
             return Ok(());
         }
-        state.opened.remove(&pointer);
         state.free(pointer)
     }
 

@@ -35,5 +35,5 @@ pub use machine::Machine;
 pub use model::{Architecture, Model};
 pub use node::FakeNode;
 pub use pci::{PciAddress, PcieLevel};
-pub use usage::{OutOfMemory, ProcessUsage, Usage};
+pub use usage::{ExportedMemory, OutOfMemory, ProcessUsage, Usage};
 pub use world::{Driver, Gpu, NvLink, NvLinkEnd, TimeModel, World};

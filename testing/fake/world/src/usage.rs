@@ -11,6 +11,7 @@
 //! process that reads the usage clears the slots of dead processes.
 
 mod region;
+mod shared;
 
 use std::fs;
 use std::io;
@@ -25,6 +26,7 @@ use anyhow::{Context as _, ensure};
 use crate::locate::StateLocation;
 use crate::world::World;
 use region::{Claim, Region, SLOTS, Slot};
+pub use shared::ExportedMemory;
 
 /// Error of a charge that exceeds the free memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -164,8 +166,8 @@ impl Usage {
     /// namespace is counted in [`Usage::total`], but not listed, because it has no PID here.
     pub fn processes(&self, gpu: usize) -> Vec<ProcessUsage> {
         self.clear_dead_slots();
-        let in_use = self.region.used_slots().iter().filter_map(|slot| {
-            let bytes = slot.bytes[gpu].load(Ordering::SeqCst);
+        let in_use = self.region.used_slots().iter().enumerate().filter_map(|(index, slot)| {
+            let bytes = slot.bytes[gpu].load(Ordering::SeqCst) + self.inherited(index, gpu);
             (bytes > 0).then(|| {
                 let gpu_ns = Some(slot.executed_ns(gpu));
                 Some(ProcessUsage { pid: slot.local_pid()?, name: slot.name(), bytes, gpu_ns })
@@ -175,8 +177,10 @@ impl Usage {
     }
 
     fn sum(&self, gpu: usize) -> u64 {
-        let held =
-            self.region.used_slots().iter().map(|slot| slot.bytes[gpu].load(Ordering::SeqCst));
+        let slots = self.region.used_slots().iter().enumerate();
+        let held = slots.map(|(index, slot)| {
+            slot.bytes[gpu].load(Ordering::SeqCst).saturating_add(self.inherited(index, gpu))
+        });
         held.fold(0, u64::saturating_add)
     }
 

@@ -14,8 +14,10 @@ use crate::world::MAX_GPUS;
 
 /// Maximum number of processes with memory: ten times what a node runs.
 pub(super) const SLOTS: usize = 1024;
+/// Maximum number of exported allocations of a process, and of opened ones.
+pub(super) const SHARED: usize = 64;
 const MAGIC: u64 = 0x5445_5353_4641_4b45; // "TESSFAKE"
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 const PAGE: usize = 4096;
 
 /// Usage of one process. All fields are atomics, so that zeroes are a valid, empty slot.
@@ -30,6 +32,25 @@ pub(super) struct Slot {
     pub(super) kernels_ns: [AtomicU64; MAX_GPUS],
     /// Monotonic time in ns at which the last of them ends.
     pub(super) busy_until_ns: [AtomicU64; MAX_GPUS],
+    /// Number of processes that have owned the slot.
+    pub(super) owners: AtomicU64,
+    /// Addresses of its memory that other processes may open; 0: none.
+    pub(super) exported: [AtomicU64; SHARED],
+    /// Memory of other processes that it has open.
+    pub(super) opened: [OpenedMemory; SHARED],
+}
+
+/// Memory that one process has opened of another.
+#[repr(C)]
+pub(super) struct OpenedMemory {
+    /// Slot of the process that has exported it, + 1; 0: no entry.
+    pub(super) slot: AtomicU64,
+    /// `owners` of that slot then.
+    pub(super) owner: AtomicU64,
+    /// Its address there.
+    pub(super) address: AtomicU64,
+    pub(super) gpu: AtomicU64,
+    pub(super) bytes: AtomicU64,
 }
 
 impl Slot {
@@ -184,6 +205,8 @@ impl Region {
         for word in entry.bytes.iter().chain(&entry.kernels_ns).chain(&entry.busy_until_ns) {
             word.store(0, Ordering::SeqCst);
         }
+        entry.forget_shared_memory();
+        entry.owners.fetch_add(1, Ordering::SeqCst);
         entry.describe_this_process();
         self.table().high_water.fetch_max(slot as u32 + 1, Ordering::SeqCst);
         Ok(Some(Claim { slot, mapping: Some(mapping) }))
@@ -329,5 +352,5 @@ fn unmap(address: NonNull<libc::c_void>, length: usize) {
     unsafe { libc::munmap(address.as_ptr(), length) };
 }
 
-const _: () = assert!(size_of::<Slot>() == 32 + 24 * MAX_GPUS);
+const _: () = assert!(size_of::<Slot>() == 40 + 24 * MAX_GPUS + 48 * SHARED);
 const _: () = assert!(std::mem::offset_of!(Table, slots) == 24);

@@ -84,6 +84,46 @@ fn memory_of_killed_process_is_released() {
 }
 
 #[test]
+fn freed_memory_belongs_to_the_first_process_that_has_it_open() {
+    let directory = TempDir::new().unwrap();
+    let [owner, first, second] = [(); 3].map(|()| open(directory.path()));
+    owner.charge(0, GIB, 80 * GIB).unwrap();
+    let memory = owner.export(512).unwrap();
+    assert_eq!(owner.export(512), Some(memory), "once more");
+    for other in [&first, &second] {
+        assert!(other.opened(memory, 0, GIB));
+    }
+    assert_eq!((owner.total(0), owner.total(1)), (GIB, 0), "counted once");
+    owner.freed(512);
+    owner.refund(0, GIB);
+    assert_eq!(owner.processes(0).len(), 1);
+    assert_eq!((owner.total(0), owner.total(1)), (GIB, 0), "of the first");
+    owner.charge(0, 79 * GIB + 1, 80 * GIB).unwrap_err();
+    first.closed(memory);
+    assert_eq!(owner.total(0), GIB, "of the second");
+    drop(second);
+    assert_eq!(owner.total(0), 0, "of none");
+}
+
+#[test]
+fn memory_of_an_ended_process_lives_on_while_it_is_open() {
+    let directory = TempDir::new().unwrap();
+    let [owner, other] = [(); 2].map(|()| open(directory.path()));
+    owner.charge(0, GIB, 80 * GIB).unwrap();
+    let memory = owner.export(512).unwrap();
+    assert!(other.opened(memory, 0, GIB));
+    drop(owner);
+    assert_eq!(other.total(0), GIB);
+    // The slot gets another owner, which exports memory at the same address.
+    let next = open(directory.path());
+    let of_next = next.export(512).unwrap();
+    assert!(of_next.slot == memory.slot && of_next != memory);
+    assert_eq!(other.total(0), GIB);
+    other.closed(memory);
+    assert_eq!(other.total(0), 0);
+}
+
+#[test]
 fn forked_child_does_not_hold_its_parents_memory() {
     let directory = TempDir::new().unwrap();
     let usage = open(directory.path());
