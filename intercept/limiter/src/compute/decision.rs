@@ -118,6 +118,11 @@ impl ComputeView<'_> {
             || self.rate().is_some()
     }
 
+    /// Returns true if other containers have work, as far as the host has published it.
+    pub(super) fn has_others(&self) -> bool {
+        self.published.is_some_and(|published| !published.others.is_negligible())
+    }
+
     /// Returns the rate of the container's bucket; `None` if launches need no tokens.
     pub(super) fn rate(&self) -> Option<Rate> {
         self.entitlement.rate(self.published)

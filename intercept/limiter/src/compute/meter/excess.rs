@@ -126,8 +126,7 @@ impl Meter {
     /// Charges the bucket for excess, as of the time of the last charge: an idle container has
     /// gained meanwhile.
     pub(super) fn charge_excess(&mut self, view: &ComputeView<'_>, now: u64) {
-        let by_others = view.published.is_some_and(|published| !published.others.is_negligible());
-        let has_contention = by_others || !self.contention.contention.is_negligible();
+        let has_contention = view.has_others() || !self.contention.contention.is_negligible();
         let inferred_ns = self.inferred_excess.take(has_contention, now);
         if inferred_ns > 0 {
             self.count_excess(inferred_ns, view, now);

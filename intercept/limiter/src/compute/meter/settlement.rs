@@ -110,7 +110,7 @@ impl Meter {
         let (contention, turn_ns) = self.contention_during(span, now, turn);
         // The turn is this launch's only if no other launch ran in that time.
         let is_own = is_single && span.charged == span.cost && span.cost >= LEASE_GPU_NS;
-        let only_siblings = view.published.is_none_or(|published| published.others.is_negligible());
+        let only_siblings = !view.has_others();
         let during = During { contention, turn_ns: turn_ns.filter(|_| is_own), only_siblings };
         let estimates = &view.budget.estimates;
         let slice_ns = view.slice_ns.max(1);
