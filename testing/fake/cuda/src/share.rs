@@ -40,7 +40,6 @@ struct Shared {
 /// Imported memory of another process.
 #[derive(Debug)]
 pub(crate) struct ImportedMemory {
-    from: (u64, u64),
     memory: ExportedMemory,
     references: usize,
 }
@@ -116,21 +115,20 @@ fn open_ipc(out: OutPtr<u64>, shared: &Shared) -> CuResult {
         return Err(Status::InvalidContext);
     }
     let mut state = state::lock()?;
-    let from = (shared.process, shared.address);
-    let known = state.opened.iter_mut().find(|(_, opened)| opened.from == from);
+    let [slot, owner] = shared.exporter;
+    let memory = ExportedMemory { slot, owner, address: shared.address };
+    let known = state.opened.iter_mut().find(|(_, opened)| opened.memory == memory);
     if let Some((pointer, opened)) = known {
         opened.references += 1;
         return out.set(*pointer);
     }
     let pointer = import(&mut state, shared, AllocationKind::Imported)?;
-    let [slot, owner] = shared.exporter;
-    let memory = ExportedMemory { slot, owner, address: shared.address };
     let bytes = rounded(shared.bytes).ok_or(Status::InvalidValue)?;
     if !driver::machine()?.usage().opened(memory, shared.gpu as usize, bytes) {
         state.free(pointer)?;
         return Err(Status::OutOfMemory);
     }
-    state.opened.insert(pointer, ImportedMemory { from, memory, references: 1 });
+    state.opened.insert(pointer, ImportedMemory { memory, references: 1 });
     out.set(pointer)
 }
 
