@@ -141,11 +141,8 @@ fn publish(share: &NodeShare, rate: Rate, now_ns: u64) {
     share.publish(&Published { rate, others, others_busy_ns: 0, stamp_ms, is_metered: true });
 }
 
-/// Publishes a rate that is valid for ten seconds and one more. The program's clock starts at the
-/// machine's.
-fn publish_for_11_seconds(share: &NodeShare, rate: Rate) {
-    publish(share, rate, monotonic_ns() + 10_000_000_000);
-}
+/// A time stamp of a host whose clock is ahead is valid for so long.
+const AHEAD_NS: u64 = 30_000_000_000;
 
 /// Communication kernels take as long as their peers: launches beside them go on, also of kernels
 /// that were not measured yet.
@@ -156,14 +153,11 @@ fn launches_beside_a_long_kernel_are_not_delayed() {
     for shapes in ["1", "3"] {
         let free = last(&node.container_without_library().run_c("overlap", false, &[shapes]));
         let share = node.share_of_time(&format!("of-{shapes}"), ComputePolicy::Balance, 90);
-        publish_for_11_seconds(&share, Rate::FULL);
+        publish(&share, Rate::FULL, monotonic_ns() + AHEAD_NS);
         let with = last(&node.container(&[&share]).run_c("overlap", false, &[shapes]));
         assert!(with <= free * 1.2, "{shapes} shapes: {with} ns, {free} without the library");
     }
 }
-
-/// A time stamp of a host whose clock is ahead is valid for so long.
-const AHEAD_NS: u64 = 30_000_000_000;
 
 #[test]
 fn published_rate_applies_until_it_expires() {
