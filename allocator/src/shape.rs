@@ -9,8 +9,9 @@ mod selection;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use tessera_api::ConfigError;
-use tessera_api::config::{ConfigEntry, GpuConfig, Percent, Sharing, merged_config};
+use tessera_api::config::{
+    ConfigEntry, GpuConfig, MemoryPercent, RequestedCapacity, Sharing, merged_config,
+};
 use tessera_api::names::RequestName;
 use tessera_api::names::capacity::{CORES, MEMORY};
 use tessera_api::quantity::Quantity;
@@ -77,7 +78,9 @@ pub(crate) struct Resolved {
     pub(crate) device: Policy,
     /// Required and preferred topology of the devices.
     pub(crate) topology: TopologyPreferences,
-    memory_percent: Option<Percent>,
+    memory_percent: Option<MemoryPercent>,
+    /// All of each device is reserved.
+    exclusive: bool,
     /// The memory may be oversubscribed.
     pub(crate) oversubscribe: bool,
     pub(crate) sharing: Sharing,
@@ -339,7 +342,12 @@ impl AlternativeShape {
 
     /// Returns the requested capacities, with a memory percentage resolved for this device.
     fn amounts(&self, device: &Device) -> std::borrow::Cow<'_, NameMap<Quantity>> {
-        let percent = self.resolved.as_ref().ok().and_then(|r| r.memory_percent);
+        let resolved = self.resolved.as_ref().ok();
+        if resolved.is_some_and(|resolved| resolved.exclusive) {
+            let all = device.capacity.iter().map(|(name, capacity)| (name.clone(), capacity.value));
+            return std::borrow::Cow::Owned(all.collect());
+        }
+        let percent = resolved.and_then(|resolved| resolved.memory_percent);
         let Some((percent, memory)) = percent.zip(device.capacity.get(MEMORY)) else {
             return std::borrow::Cow::Borrowed(&self.request.capacity);
         };
@@ -414,19 +422,11 @@ fn resolve(
         return refuse(UnsupportedFeature::Mode);
     }
     let config = config(class, claim, &alternative.name)?;
-    if let Some(percent) =
-        config.memory.percent.filter(|_| alternative.capacity.contains_key(MEMORY))
-    {
-        let error = ConfigError::Excluded {
-            path: "memory.percent".to_owned(),
-            value: percent.get().to_string(),
-            by: "capacity.requests.memory of the request",
-            instead: "one of the two",
-        };
-        return Err(RefusalCause::Config { request: request(), error });
-    }
-    let cores = alternative.capacity.get(CORES).and_then(Quantity::as_exact_i64).unwrap_or(0);
-    if let Err(error) = config.compute.check_cores(u64::try_from(cores).unwrap_or(0)) {
+    let requested = RequestedCapacity {
+        memory: alternative.capacity.get(MEMORY).copied(),
+        cores: alternative.capacity.get(CORES).copied(),
+    };
+    if let Err(error) = config.check_request(requested) {
         return Err(RefusalCause::Config { request: request(), error });
     }
     let sharing = config.sharing.unwrap_or(Sharing::Intercept);
@@ -446,6 +446,7 @@ fn resolve(
         device: choice(config.placement.device),
         topology: TopologyPreferences::new(config.topology.as_deref().unwrap_or_default()),
         memory_percent: config.memory.percent,
+        exclusive: config.exclusive == Some(true),
         oversubscribe: config.memory.oversubscribe == Some(true),
         sharing,
     })

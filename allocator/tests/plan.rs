@@ -440,6 +440,40 @@ fn refuses_memory_in_both_percent_and_bytes() {
 }
 
 #[test]
+fn exclusive_claim_has_its_gpu_alone() {
+    let exclusive = |name: &str| {
+        let claim = claim("c", vec![request("gpu", 1, &[])]);
+        let config = json!({"exclusive": true, "memory": {"limit": "3000Mi"}});
+        pod(name, vec![configured(claim, config)])
+    };
+    let mut cluster =
+        Cluster::new().node("node-a", vec![gpu("gpu-0", "80Gi"), gpu("gpu-1", "80Gi")]);
+    cluster.use_share("node-a", "gpu-0", "1Mi", "0");
+    let plan = decide(&cluster, &[exclusive("alone"), share_pod("beside", "1Mi", "0")]);
+    assert_eq!(placements(&plan), [["node-a/gpu-1"], ["node-a/gpu-0"]]);
+    let consumed = &plan.decisions[0].claims[0].results[0].consumed;
+    assert_eq!(consumed.get("memory"), Some(&quantity("80Gi")));
+    assert_eq!(consumed.get("cores"), Some(&quantity("100")));
+    cluster.use_share("node-a", "gpu-1", "1Mi", "0");
+    let plan = decide(&cluster, &[exclusive("waits")]);
+    assert_eq!(reasons(&plan), BTreeMap::from([(short_of("memory"), (2, 1))]));
+}
+
+#[test]
+fn memory_percentage_has_two_decimals() {
+    let cluster = Cluster::new().node("node-a", vec![gpu("gpu-0", "81559Mi")]);
+    let thirds: Vec<_> = (0..4)
+        .map(|i| {
+            let third = claim(&format!("c{i}"), vec![request("gpu", 1, &[])]);
+            pod(&format!("p{i}"), vec![configured(third, json!({"memory": {"percent": 33.33}}))])
+        })
+        .collect();
+    let plan = decide(&cluster, &thirds);
+    assert_eq!((plan.decisions.len(), plan.refusals.len()), (3, 1));
+    assert_eq!(consumed_memory(&plan), quantity("27183Mi"));
+}
+
+#[test]
 fn refuses_limit_below_cores_or_without_cores() {
     let refused = |amounts: &[(&str, &str)]| {
         let claim = claim("c", vec![request("gpu", 1, amounts)]);

@@ -27,9 +27,11 @@ pub use collect::{
 pub use error::ConfigError;
 pub use fields::{ConfigField, FIELDS};
 pub use values::{
-    ComputePolicy, ComputePriority, Percent, PlacementPolicy, Sharing, TopologyMode, TopologyScope,
-    UnknownWord,
+    ComputePolicy, ComputePriority, MemoryPercent, Percent, PlacementPolicy, Sharing, TopologyMode,
+    TopologyScope, UnknownWord,
 };
+
+use crate::quantity::Quantity;
 
 /// `apiVersion` of the parameters.
 pub const API_VERSION: &str = "gpu.tessera.dev/v1alpha1";
@@ -44,7 +46,9 @@ pub struct GpuConfig {
     /// `topology`: connections between the GPUs of one request. A claim's list replaces that of
     /// its class.
     pub topology: Option<Vec<TopologyTerm>>,
-    /// `memory`: amount and oversubscription.
+    /// `exclusive`: reserves all of each chosen GPU.
+    pub exclusive: Option<bool>,
+    /// `memory`: amount, limit and oversubscription.
     pub memory: Memory,
     /// `compute`: enforcement and priority.
     pub compute: Compute,
@@ -75,7 +79,9 @@ pub struct TopologyTerm {
 pub struct Memory {
     /// `memory.percent`: percent of each chosen GPU's published memory, instead of
     /// `capacity.requests.memory`.
-    pub percent: Option<Percent>,
+    pub percent: Option<MemoryPercent>,
+    /// `memory.limit`: what containers may use of the memory that is reserved.
+    pub limit: Option<Quantity>,
     /// `memory.oversubscribe`: allows memory to spill to the host. Only such claims get GPUs whose
     /// memory is oversubscribed.
     pub oversubscribe: Option<bool>,
@@ -90,6 +96,68 @@ pub struct Compute {
     pub priority: Option<ComputePriority>,
     /// `compute.limit`: ceiling above `cores`, in percent of a GPU.
     pub limit: Option<Percent>,
+}
+
+/// Reservation of a request on each GPU: its `capacity.requests`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RequestedCapacity {
+    /// `capacity.requests.memory`.
+    pub memory: Option<Quantity>,
+    /// `capacity.requests.cores`.
+    pub cores: Option<Quantity>,
+}
+
+impl GpuConfig {
+    /// Checks the parameters against the capacity that their request names.
+    ///
+    /// # Errors
+    /// [`ConfigError::Excluded`] or [`ConfigError::UnknownValue`] for the first field that the
+    /// request contradicts.
+    pub fn check_request(&self, requested: RequestedCapacity) -> Result<(), ConfigError> {
+        if self.exclusive == Some(true) {
+            return Self::check_exclusive(requested);
+        }
+        if let Some(memory) = requested.memory {
+            self.memory.check_amount(memory)?;
+        }
+        let cores = requested.cores.and_then(|cores| cores.as_exact_i64()).unwrap_or(0);
+        self.compute.check_cores(u64::try_from(cores).unwrap_or(0))
+    }
+
+    fn check_exclusive(requested: RequestedCapacity) -> Result<(), ConfigError> {
+        let by = match requested {
+            RequestedCapacity { memory: Some(_), .. } => "capacity.requests.memory of the request",
+            RequestedCapacity { cores: Some(_), .. } => "capacity.requests.cores of the request",
+            RequestedCapacity { memory: None, cores: None } => return Ok(()),
+        };
+        Err(ConfigError::Excluded {
+            path: "exclusive".to_owned(),
+            value: "true".to_owned(),
+            by,
+            instead: "memory.limit and compute.limit to be held to less than the GPU",
+        })
+    }
+}
+
+impl Memory {
+    fn check_amount(&self, requested: Quantity) -> Result<(), ConfigError> {
+        if let Some(percent) = self.percent {
+            return Err(ConfigError::Excluded {
+                path: "memory.percent".to_owned(),
+                value: percent.to_string(),
+                by: "capacity.requests.memory of the request",
+                instead: "one of the two",
+            });
+        }
+        match self.limit {
+            Some(limit) if limit > requested => Err(ConfigError::UnknownValue {
+                path: "memory.limit".to_owned(),
+                value: limit.to_string(),
+                allowed: format!("at most capacity.requests.memory, {requested}"),
+            }),
+            _ => Ok(()),
+        }
+    }
 }
 
 impl Compute {
@@ -127,8 +195,12 @@ pub struct EffectiveConfig {
     pub device: PlacementPolicy,
     /// Connections between the GPUs; empty if any will do.
     pub topology: Vec<TopologyTerm>,
+    /// True if all of each chosen GPU is reserved.
+    pub exclusive: bool,
     /// Percent of each chosen GPU's memory, instead of an amount.
-    pub memory_percent: Option<Percent>,
+    pub memory_percent: Option<MemoryPercent>,
+    /// The part of the reserved memory that containers may use; `None`: all of it.
+    pub memory_limit: Option<Quantity>,
     /// True if memory may spill to the host.
     pub oversubscribe: bool,
     /// Enforcement of `cores`. Its default depends on the driver's settings.
@@ -163,8 +235,10 @@ impl GpuConfig {
                 device: over.placement.device.or(self.placement.device),
             },
             topology: over.topology.clone().or_else(|| self.topology.clone()),
+            exclusive: over.exclusive.or(self.exclusive),
             memory: Memory {
                 percent: over.memory.percent.or(self.memory.percent),
+                limit: over.memory.limit.or(self.memory.limit),
                 oversubscribe: over.memory.oversubscribe.or(self.memory.oversubscribe),
             },
             compute: Compute {
@@ -206,6 +280,14 @@ impl GpuConfig {
                 instead: "compute.policy: Balance",
             });
         }
+        if let (Some(true), Some(percent)) = (self.exclusive, self.memory.percent) {
+            return Err(ConfigError::Excluded {
+                path: "memory.percent".to_owned(),
+                value: percent.to_string(),
+                by: "exclusive: true",
+                instead: "memory.limit",
+            });
+        }
         if self.sharing != Some(Sharing::Mps) {
             return Ok(());
         }
@@ -242,6 +324,12 @@ impl GpuConfig {
     /// kube-scheduler allocates; `None` if no such field is set.
     #[must_use]
     pub fn needs_controller(&self) -> Option<(&'static str, &'static str)> {
+        if self.exclusive == Some(true) {
+            return Some((
+                "exclusive",
+                "leave capacity.requests.memory out: it reserves all memory",
+            ));
+        }
         const LEAVE_OUT: &str = "leave it out; the order of devices in the slices (driver.deviceOrder) is the only policy there";
         if self.memory.percent.is_some() {
             return Some(("memory.percent", "ask for an amount with capacity.requests.memory"));
@@ -263,7 +351,9 @@ impl GpuConfig {
             node: self.placement.node.unwrap_or(PlacementPolicy::LeastFragmentation),
             device: self.placement.device.unwrap_or(PlacementPolicy::LeastFragmentation),
             topology: self.topology.clone().unwrap_or_default(),
+            exclusive: self.exclusive.unwrap_or(false),
             memory_percent: self.memory.percent,
+            memory_limit: self.memory.limit,
             oversubscribe: self.memory.oversubscribe.unwrap_or(false),
             compute: self.compute,
             compute_priority: self.compute.priority.unwrap_or(ComputePriority::Normal),

@@ -96,6 +96,7 @@ async fn refuses_controller_features_with_field_and_advice() {
     assert_eq!(kubelet.prepare(asked("before")).await.expect("unchanged"), before);
     let configs = [
         ("memory.percent", json!({"memory": {"percent": 25}})),
+        ("exclusive", json!({"exclusive": true})),
         ("placement.node", json!({"placement": {"node": "Spread"}})),
         ("placement.device", json!({"placement": {"device": "Binpack"}})),
     ];

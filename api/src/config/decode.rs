@@ -3,9 +3,12 @@
 
 use serde_json::{Map, Value};
 
+use crate::quantity::Quantity;
+
 use super::{
     API_VERSION, Compute, ComputePolicy, ComputePriority, ConfigError, GpuConfig, KIND, Memory,
-    Percent, Placement, PlacementPolicy, Sharing, TopologyMode, TopologyScope, TopologyTerm,
+    MemoryPercent, Percent, Placement, PlacementPolicy, Sharing, TopologyMode, TopologyScope,
+    TopologyTerm,
 };
 
 /// Longest piece of a refused value that an error repeats, in characters: errors become events of
@@ -13,7 +16,7 @@ use super::{
 const SHOWN_VALUE: usize = 64;
 
 const FIELDS: &[&str] =
-    &["apiVersion", "kind", "placement", "topology", "memory", "compute", "sharing"];
+    &["apiVersion", "kind", "placement", "topology", "exclusive", "memory", "compute", "sharing"];
 
 pub(super) fn decode(parameters: &Value) -> Result<GpuConfig, ConfigError> {
     let object = Object::of(parameters, String::new())?;
@@ -27,6 +30,7 @@ pub(super) fn decode(parameters: &Value) -> Result<GpuConfig, ConfigError> {
             .transpose()?
             .unwrap_or_default(),
         topology: topology(&object)?,
+        exclusive: object.boolean("exclusive")?,
         memory: object.object("memory")?.map(|o| memory(&o)).transpose()?.unwrap_or_default(),
         compute: object.object("compute")?.map(|o| compute(&o)).transpose()?.unwrap_or_default(),
         sharing: object.word("sharing", Sharing::ALL, Sharing::word)?,
@@ -63,18 +67,37 @@ fn topology(object: &Object<'_>) -> Result<Option<Vec<TopologyTerm>>, ConfigErro
 }
 
 fn memory(object: &Object<'_>) -> Result<Memory, ConfigError> {
-    object.has_only(&["percent", "oversubscribe"])?;
-    let percent =
-        object.get("percent").map(|value| percent(value, object.path_of("percent"))).transpose()?;
-    let oversubscribe = object
-        .get("oversubscribe")
-        .map(|value| {
-            value
-                .as_bool()
-                .ok_or_else(|| wrong_type(&object.path_of("oversubscribe"), value, "true or false"))
-        })
-        .transpose()?;
-    Ok(Memory { percent, oversubscribe })
+    object.has_only(&["percent", "limit", "oversubscribe"])?;
+    let percent = object.get("percent").map(|v| memory_percent(v, object.path_of("percent")));
+    let limit = object.get("limit").map(|value| amount(value, object.path_of("limit")));
+    Ok(Memory {
+        percent: percent.transpose()?,
+        limit: limit.transpose()?,
+        oversubscribe: object.boolean("oversubscribe")?,
+    })
+}
+
+fn memory_percent(value: &Value, path: String) -> Result<MemoryPercent, ConfigError> {
+    if !value.is_number() {
+        return Err(wrong_type(&path, value, "a number"));
+    }
+    // The text of the number is exact: 33.33 as a binary fraction is not 33.33.
+    value.to_string().parse().map_err(|_| ConfigError::UnknownValue {
+        path,
+        value: shown(value),
+        allowed: MemoryPercent::ALLOWED.to_owned(),
+    })
+}
+
+fn amount(value: &Value, path: String) -> Result<Quantity, ConfigError> {
+    let text =
+        value.as_str().ok_or_else(|| wrong_type(&path, value, "a string such as \"8Gi\""))?;
+    let is_enough = |amount: &Quantity| amount.floor_mib().is_some_and(|mib| mib > 0);
+    Quantity::parse(text).ok().filter(is_enough).ok_or_else(|| ConfigError::UnknownValue {
+        path,
+        value: shown(value),
+        allowed: "a quantity of at least 1Mi, such as 8Gi".to_owned(),
+    })
 }
 
 fn percent(value: &Value, path: String) -> Result<Percent, ConfigError> {
@@ -126,6 +149,11 @@ impl<'v> Object<'v> {
 
     fn object(&self, field: &str) -> Result<Option<Self>, ConfigError> {
         self.get(field).map(|value| Self::of(value, self.path_of(field))).transpose()
+    }
+
+    fn boolean(&self, field: &str) -> Result<Option<bool>, ConfigError> {
+        let wrong = |value| wrong_type(&self.path_of(field), value, "true or false");
+        self.get(field).map(|value| value.as_bool().ok_or_else(|| wrong(value))).transpose()
     }
 
     fn has_only(&self, allowed: &[&str]) -> Result<(), ConfigError> {

@@ -52,12 +52,30 @@ pub const FIELDS: &[ConfigField] = &[
         meaning: "Strictness of the term.",
     },
     ConfigField {
+        path: "exclusive",
+        kind: "boolean",
+        values: Vec::new,
+        default: |config| config.exclusive.to_string(),
+        meaning: "Reserves all memory and all `cores` of each chosen GPU, so that no other claim is on \
+                  it. `memory.limit` and `compute.limit` still hold the claim to less. The request \
+                  names no capacity.",
+    },
+    ConfigField {
         path: "memory.percent",
-        kind: "whole number, 1 to 100",
+        kind: "number, 0.01 to 100, up to two decimals",
         values: Vec::new,
         default: |config| config.memory_percent.map_or("not set".to_owned(), |p| p.to_string()),
         meaning: "Percent of each chosen GPU's published memory. Use this or \
                   `capacity.requests.memory`, not both.",
+    },
+    ConfigField {
+        path: "memory.limit",
+        kind: "quantity, at least 1Mi",
+        values: Vec::new,
+        default: |_| "all that is reserved".to_owned(),
+        meaning: "Memory of each chosen GPU that the claim's containers may use: what CUDA and NVML \
+                  report as the GPU's memory. At most what the claim reserves; where it reserves a \
+                  percentage or all of a GPU with less, all that is reserved.",
     },
     ConfigField {
         path: "memory.oversubscribe",
@@ -142,7 +160,7 @@ mod tests {
         let is_simple = |field: &String| !["apiVersion", "kind"].contains(&field.as_str());
         for field in allowed_at(&[]).into_iter().filter(is_simple) {
             let object = if field == "topology" { "topology[]".to_owned() } else { field.clone() };
-            if field == "sharing" {
+            if ["sharing", "exclusive"].contains(&field.as_str()) {
                 decoded.insert(field);
                 continue;
             }

@@ -53,7 +53,8 @@ fn every_field_is_read() {
     let config = decoded(json!({
         "placement": {"node": "Spread", "device": "Binpack"},
         "topology": [{"scope": "NVLink", "mode": "Require"}, {"scope": "NUMA", "mode": "Prefer"}],
-        "memory": {"percent": 40, "oversubscribe": true},
+        "exclusive": false,
+        "memory": {"percent": 40.5, "limit": "8Gi", "oversubscribe": true},
         "compute": {"policy": "Balance", "priority": "Low", "limit": 60},
         "sharing": "MPS",
     }));
@@ -68,7 +69,12 @@ fn every_field_is_read() {
                 TopologyTerm { scope: TopologyScope::NvLink, mode: TopologyMode::Require },
                 TopologyTerm { scope: TopologyScope::Numa, mode: TopologyMode::Prefer },
             ]),
-            memory: Memory { percent: Percent::new(40), oversubscribe: Some(true) },
+            exclusive: Some(false),
+            memory: Memory {
+                percent: MemoryPercent::from_hundredths(4_050),
+                limit: Some(Quantity::from_mib(8192)),
+                oversubscribe: Some(true),
+            },
             compute: Compute {
                 policy: Some(ComputePolicy::Balance),
                 priority: Some(ComputePriority::Low),
@@ -92,11 +98,11 @@ fn an_empty_config_and_nulls_set_nothing() {
 fn an_unknown_field_is_named_with_the_fields_that_exist_there() {
     assert_eq!(
         refusal(json!({"memory": {"percentage": 40}})),
-        "memory.percentage: unknown field; allowed here: percent, oversubscribe"
+        "memory.percentage: unknown field; allowed here: percent, limit, oversubscribe"
     );
     assert_eq!(
         refusal(json!({"gpus": 2})),
-        "gpus: unknown field; allowed here: apiVersion, kind, placement, topology, memory, compute, sharing"
+        "gpus: unknown field; allowed here: apiVersion, kind, placement, topology, exclusive, memory, compute, sharing"
     );
     assert_eq!(
         refusal(json!({"topology": [{"scope": "NUMA", "mode": "Prefer", "weight": 1}]})),
@@ -116,9 +122,13 @@ fn an_unknown_value_is_named_with_the_values_that_exist() {
         ),
         "topology[1].scope: unknown value \"Rack\"; allowed: NVLink, PCIe, NUMA"
     );
-    for percent in [json!(0), json!(101), json!(-1), json!(12.5), json!(1e300)] {
+    for percent in [json!(0), json!(100.01), json!(-1), json!(12.345), json!(1e300)] {
         let message = refusal(json!({"memory": {"percent": percent}}));
-        assert!(message.ends_with("; allowed: whole numbers from 1 to 100"), "{message}");
+        assert!(message.ends_with("; allowed: 0.01 to 100, with up to two decimals"), "{message}");
+    }
+    for limit in ["0", "-1Gi", "1Ki", "8 GiB"] {
+        let message = refusal(json!({"memory": {"limit": limit}}));
+        assert!(message.starts_with("memory.limit: unknown value"), "{message}");
     }
 }
 
@@ -128,6 +138,11 @@ fn a_value_of_the_wrong_type_is_named_with_the_right_one() {
         refusal(json!({"memory": {"percent": "40"}})),
         "memory.percent: \"40\" is not a number"
     );
+    assert_eq!(
+        refusal(json!({"memory": {"limit": 8}})),
+        "memory.limit: 8 is not a string such as \"8Gi\""
+    );
+    assert_eq!(refusal(json!({"exclusive": 1})), "exclusive: 1 is not true or false");
     assert_eq!(
         refusal(json!({"memory": {"oversubscribe": "yes"}})),
         "memory.oversubscribe: \"yes\" is not true or false"
@@ -225,7 +240,7 @@ fn claim_overrides_its_class_field_by_field_at_any_position() {
     let effective = effective_config(&configs, &request("gpu/small")).expect("nothing is wrong");
     assert_eq!(effective.node, PlacementPolicy::Spread);
     assert_eq!(effective.device, PlacementPolicy::Spread);
-    assert_eq!(effective.memory_percent, Percent::new(25));
+    assert_eq!(effective.memory_percent, MemoryPercent::from_hundredths(2_500));
 }
 
 #[test]
@@ -333,7 +348,7 @@ fn an_error_says_whose_config_it_is() {
     ];
     assert_eq!(
         effective_config(&configs, &request("gpu")).expect_err("0 percent").to_string(),
-        "ResourceClaim config[1]: memory.percent: unknown value 0; allowed: whole numbers from 1 to 100"
+        "ResourceClaim config[1]: memory.percent: unknown value 0; allowed: 0.01 to 100, with up to two decimals"
     );
     let class = [
         from("FromClass", &[], json!({"sharing": "TimeSlicing"})),
@@ -361,9 +376,9 @@ fn a_long_value_is_not_repeated_in_full() {
 
 #[test]
 fn a_hundred_shares_of_one_percent_fit_together() {
-    let one = Percent::new(1).expect("1 is a percentage");
-    assert_eq!(one.of_mib(81559), 815);
-    assert_eq!(Percent::new(100).map(|all| all.of_mib(81559)), Some(81559));
+    let one = MemoryPercent::from_hundredths(100).expect("1 is a percentage");
+    let all = MemoryPercent::from_hundredths(10_000).expect("100 is a percentage");
+    assert_eq!((one.of_mib(81559), all.of_mib(81559)), (815, 81559));
     assert_eq!(one.of_mib(3), 1, "the smallest share is 1 MiB");
 }
 
@@ -408,4 +423,59 @@ proptest! {
             prop_assert!(!error.path().is_empty());
         }
     }
+}
+
+#[test]
+fn memory_percent_has_two_exact_decimals() {
+    let of = |number: serde_json::Value| {
+        let config = decoded(json!({"memory": {"percent": number}}));
+        config.memory.percent.expect("a percentage").to_string()
+    };
+    for (number, shown) in [
+        (json!(33.33), "33.33%"),
+        (json!(0.01), "0.01%"),
+        (json!(0.29), "0.29%"),
+        (json!(12.5), "12.5%"),
+        (json!(100.0), "100%"),
+        (json!(7), "7%"),
+    ] {
+        assert_eq!(of(number), shown);
+    }
+    let third = MemoryPercent::from_hundredths(3_333).expect("valid");
+    assert_eq!((third.of_mib(81_559), third.of_mib(1)), (27_183, 1));
+    for text in ["", ".5", "5.", "+5", "1e1", "0", "0.001", "٣"] {
+        assert!(text.parse::<MemoryPercent>().is_err(), "{text}");
+    }
+}
+
+#[test]
+fn exclusive_excludes_amounts_and_percent() {
+    let exclusive = decoded(json!({"exclusive": true, "memory": {"limit": "3000Mi"}}));
+    assert_eq!(exclusive.check_request(RequestedCapacity::default()), Ok(()));
+    let amounts = [
+        (Some(Quantity::from_mib(1)), None, "capacity.requests.memory"),
+        (None, Some(Quantity::from_integer(0)), "capacity.requests.cores"),
+    ];
+    for (memory, cores, named) in amounts {
+        let error = exclusive.check_request(RequestedCapacity { memory, cores }).expect_err(named);
+        assert!(error.to_string().contains(named), "{error}");
+    }
+    let percent = decoded(json!({"exclusive": true, "memory": {"percent": 50}}));
+    let error = percent.consistent().expect_err("two amounts");
+    assert!(error.to_string().starts_with("memory.percent: 50%"), "{error}");
+    assert_eq!(exclusive.needs_controller().map(|(field, _)| field), Some("exclusive"));
+}
+
+#[test]
+fn memory_limit_is_at_most_the_amount() {
+    let config = decoded(json!({"memory": {"limit": "8Gi"}}));
+    let amount = |mib| RequestedCapacity { memory: Some(Quantity::from_mib(mib)), cores: None };
+    assert_eq!(config.check_request(amount(8192)), Ok(()));
+    assert_eq!(config.check_request(RequestedCapacity::default()), Ok(()));
+    let error = config.check_request(amount(8191)).expect_err("more than is reserved");
+    assert_eq!(
+        error.to_string(),
+        "memory.limit: unknown value 8Gi; allowed: at most capacity.requests.memory, 8191Mi"
+    );
+    assert_eq!(config.needs_controller(), None);
 }

@@ -145,17 +145,77 @@ impl Percent {
     pub const fn get(self) -> u8 {
         self.0
     }
-
-    /// Returns that share of `mib` in MiB: rounded down, so that shares that add up to 100 always
-    /// fit together, and at least 1.
-    pub const fn of_mib(self, mib: u64) -> u64 {
-        let share = (mib as u128 * self.0 as u128 / 100) as u64;
-        if share == 0 { 1 } else { share }
-    }
 }
 
 impl fmt::Display for Percent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}%", self.0)
+    }
+}
+
+/// A share of memory in percent with up to two decimals, 0.01 to 100.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MemoryPercent {
+    /// 1 to 10,000.
+    hundredths: u16,
+}
+
+impl MemoryPercent {
+    /// The allowed values, for errors.
+    pub const ALLOWED: &str = "0.01 to 100, with up to two decimals";
+
+    /// Returns the share of that many hundredths of a percent; `None` outside 1 to 10,000.
+    pub const fn from_hundredths(hundredths: u64) -> Option<Self> {
+        if hundredths >= 1 && hundredths <= 10_000 {
+            Some(Self { hundredths: hundredths as u16 })
+        } else {
+            None
+        }
+    }
+
+    /// Returns the share in hundredths of a percent, 1 to 10,000.
+    pub const fn hundredths(self) -> u16 {
+        self.hundredths
+    }
+
+    /// Returns that share of `mib` in MiB: rounded down, so that shares that add up to 100 always
+    /// fit together, and at least 1.
+    pub const fn of_mib(self, mib: u64) -> u64 {
+        let share = (mib as u128 * self.hundredths as u128 / 10_000) as u64;
+        if share == 0 { 1 } else { share }
+    }
+}
+
+impl FromStr for MemoryPercent {
+    type Err = UnknownWord;
+
+    /// Parses a decimal number such as `25` or `33.33`, without sign and exponent.
+    fn from_str(text: &str) -> Result<Self, UnknownWord> {
+        let parse = || {
+            let (whole, decimals) = text.split_once('.').unwrap_or((text, "0"));
+            let significant = decimals.trim_end_matches('0');
+            let is_digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+            if whole.is_empty() || decimals.is_empty() || significant.len() > 2 {
+                return None;
+            }
+            if !is_digits(whole) || !is_digits(decimals) {
+                return None;
+            }
+            let whole: u64 = whole.parse().ok()?;
+            let hundredths: u64 = format!("{significant:0<2}").parse().ok()?;
+            Self::from_hundredths(whole.checked_mul(100)?.checked_add(hundredths)?)
+        };
+        parse().ok_or_else(|| UnknownWord { allowed: Self::ALLOWED.to_owned() })
+    }
+}
+
+impl fmt::Display for MemoryPercent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (whole, decimals) = (self.hundredths / 100, self.hundredths % 100);
+        match decimals {
+            0 => write!(f, "{whole}%"),
+            tenths if tenths % 10 == 0 => write!(f, "{whole}.{}%", tenths / 10),
+            hundredths => write!(f, "{whole}.{hundredths:02}%"),
+        }
     }
 }

@@ -16,7 +16,7 @@ use tessera_api::{
 };
 
 use crate::state::journal;
-use crate::state::journal::ComputeCap;
+use crate::state::journal::{ComputeCap, Reserved};
 
 /// A validated claim with shares of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,10 +44,12 @@ pub struct AllocatedShare {
     pub device: DeviceName,
     /// The share of the device.
     pub share_id: Option<ShareId>,
-    /// Memory in bytes.
+    /// Memory that its containers are held to, in bytes.
     pub memory_bytes: u64,
     /// Compute in percent of the GPU.
     pub cores_percent: u8,
+    /// Reservation on the GPU, if that is more.
+    pub reserved: Option<Reserved>,
     /// The enforcement of the percentage; `None` if the driver's settings determine it.
     pub compute: Option<ComputeCap>,
     /// The ceiling in percent of the GPU, if it has one of its own.
@@ -284,8 +286,8 @@ fn shares(
             ComputePriority::Low => journal::ComputePriority::Low,
         };
         let share = share(index, result, request.clone(), own_pool)?;
-        let wrong = |source| ClaimError::Config { request, source };
-        config.compute.check_cores(share.cores_percent.into()).map_err(wrong)?;
+        let share =
+            held(share, &config).map_err(|source| ClaimError::Config { request, source })?;
         let (oversubscribe, mps) = (config.oversubscribe, config.sharing == Sharing::Mps);
         let compute = compute_cap(&config, share.cores_percent);
         let limit_percent = config.compute.limit.map(Percent::get);
@@ -305,6 +307,24 @@ fn shares(
         }
         _ => Ok(shares),
     }
+}
+
+/// Returns the share with the amounts that its containers are held to: `memory.limit`, and
+/// `compute.limit` of an exclusive share, whose reservation says nothing about its use.
+///
+/// # Errors
+/// As [`Compute::check_cores`](tessera_api::config::Compute::check_cores).
+fn held(share: AllocatedShare, config: &EffectiveConfig) -> Result<AllocatedShare, ConfigError> {
+    let limit = config.memory_limit.and_then(|limit| limit.bytes()).unwrap_or(u64::MAX);
+    let memory_bytes = share.memory_bytes.min(limit);
+    let ceiling = config.compute.limit.filter(|_| config.exclusive).map(Percent::get);
+    let cores_percent = share.cores_percent.min(ceiling.unwrap_or(u8::MAX));
+    config.compute.check_cores(cores_percent.into())?;
+    let reserved =
+        Reserved { memory_bytes: share.memory_bytes, cores_percent: share.cores_percent };
+    let is_held_to_less = reserved != Reserved { memory_bytes, cores_percent };
+    let reserved = is_held_to_less.then_some(reserved);
+    Ok(AllocatedShare { memory_bytes, cores_percent, reserved, ..share })
 }
 
 /// Returns the enforcement of a share's `cores`, or `None` if the driver's settings determine it:
@@ -356,6 +376,7 @@ fn share(
             .and_then(|percent| u8::try_from(percent).ok())
             .filter(|percent| *percent <= 100)
             .ok_or_else(|| wrong(capacity::CORES, cores, "a whole number from 0 to 100"))?,
+        reserved: None,
         compute: None,
         limit_percent: None,
         priority: journal::ComputePriority::default(),

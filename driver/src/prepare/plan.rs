@@ -208,6 +208,7 @@ fn record_of(
         gpu,
         memory_bytes: share.memory_bytes,
         cores_percent: share.cores_percent,
+        reserved: share.reserved,
         compute: share.compute.unwrap_or(default_compute),
         limit_percent: share.limit_percent,
         priority: share.priority,

@@ -4,7 +4,7 @@ mod schema;
 mod store;
 
 pub use schema::{
-    ClaimRecord, ComputeCap, ComputePriority, GpuUsage, Journal, RecordState, ShareRecord,
+    ClaimRecord, ComputeCap, ComputePriority, GpuUsage, Journal, RecordState, Reserved, ShareRecord,
 };
 pub use store::{JournalError, JournalStore, LockedJournal, Replaced};
 

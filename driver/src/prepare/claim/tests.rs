@@ -169,6 +169,23 @@ fn reads_oversubscription_from_parameters() {
 }
 
 #[test]
+fn holds_containers_to_less_than_is_reserved() {
+    let held = |parameters: Value| {
+        let claim = claim(json!([result()]), json!([config(parameters)]));
+        let shares = check(&claim).expect("valid").shares;
+        (shares[0].memory_bytes, shares[0].cores_percent, shares[0].reserved)
+    };
+    let all = check(&claim(json!([result()]), json!([]))).expect("valid").shares[0].clone();
+    let reserved = Reserved { memory_bytes: all.memory_bytes, cores_percent: all.cores_percent };
+    let limited = held(json!({"memory": {"limit": "1Gi"}}));
+    assert_eq!(limited, (1 << 30, all.cores_percent, Some(reserved)));
+    let beyond = held(json!({"memory": {"limit": "1Ti"}}));
+    assert_eq!(beyond, (all.memory_bytes, all.cores_percent, None), "at most what is reserved");
+    let exclusive = held(json!({"exclusive": true, "compute": {"limit": 10}}));
+    assert_eq!(exclusive, (all.memory_bytes, 10, Some(reserved)));
+}
+
+#[test]
 fn mps_claim_has_exactly_one_gpu() {
     let by_mps = || json!([config(json!({"sharing": "MPS"}))]);
     let one = check(&claim(json!([result()]), by_mps())).expect("one GPU");

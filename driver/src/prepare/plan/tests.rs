@@ -41,6 +41,7 @@ fn share(index: usize, gpu: u8, memory_bytes: u64, cores_percent: u8) -> Allocat
         share_id: None,
         memory_bytes,
         cores_percent,
+        reserved: None,
         compute: Some(ComputeCap::None),
         limit_percent: None,
         priority: ComputePriority::default(),

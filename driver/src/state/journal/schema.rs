@@ -79,10 +79,14 @@ pub struct ShareRecord {
     pub share_id: Option<ShareId>,
     /// The GPU.
     pub gpu: GpuUuid,
-    /// Memory in bytes.
+    /// Memory that its containers are held to, in bytes.
     pub memory_bytes: u64,
     /// Compute in percent of the GPU; 0 is best effort.
     pub cores_percent: u8,
+    /// Reservation on the GPU. Absent means as much as its containers are held to. Since
+    /// version 4.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reserved: Option<Reserved>,
     /// The enforcement of the percentage.
     pub compute: ComputeCap,
     /// The ceiling in percent of the GPU, above `cores_percent`. Absent means none: that of the
@@ -98,6 +102,16 @@ pub struct ShareRecord {
     /// True if it shares the GPU by MPS. Absent means false. Since version 3.
     #[serde(default, skip_serializing_if = "is_false")]
     pub mps: bool,
+}
+
+/// Reservation of a share that is held to less.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Reserved {
+    /// Memory in bytes.
+    pub memory_bytes: u64,
+    /// Percent of compute.
+    pub cores_percent: u8,
 }
 
 /// Enforcement of a compute share, in the journal's own format.
@@ -142,7 +156,7 @@ impl ComputePriority {
     }
 }
 
-/// Sum of the shares of a GPU.
+/// Sum of what the shares of a GPU reserve.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GpuUsage {
     /// Memory in bytes.
@@ -162,8 +176,8 @@ impl GpuUsage {
     pub fn on<'s>(gpu: &GpuUuid, shares: impl IntoIterator<Item = &'s ShareRecord>) -> Self {
         let shares = shares.into_iter().filter(|share| share.gpu == *gpu);
         shares.fold(Self::default(), |sum, share| Self {
-            memory_bytes: sum.memory_bytes + u128::from(share.memory_bytes),
-            cores_percent: sum.cores_percent + u32::from(share.cores_percent),
+            memory_bytes: sum.memory_bytes + u128::from(share.reservation().memory_bytes),
+            cores_percent: sum.cores_percent + u32::from(share.reservation().cores_percent),
             is_fixed: sum.is_fixed || !share.oversubscribe,
             by_mps: sum.by_mps || share.mps,
             by_intercept: sum.by_intercept || !share.mps,
@@ -188,6 +202,13 @@ impl ShareRecord {
             None => ResultId::Index(self.index),
         };
         ClaimDeviceName::new(claim.clone(), result)
+    }
+
+    /// Returns what the share reserves on its GPU.
+    #[must_use]
+    pub fn reservation(&self) -> Reserved {
+        let Self { memory_bytes, cores_percent, .. } = *self;
+        self.reserved.unwrap_or(Reserved { memory_bytes, cores_percent })
     }
 }
 
@@ -214,20 +235,24 @@ impl Journal {
     /// Returns the oldest version of the format that can represent the content.
     pub(super) fn version(&self) -> u32 {
         let has = |feature: fn(&ShareRecord) -> bool| self.shares().any(feature);
-        match (has(|share| share.mps), has(|share| share.oversubscribe)) {
-            (true, _) => 3,
-            (false, true) => 2,
-            (false, false) => 1,
+        if has(|share| share.reserved.is_some()) {
+            4
+        } else if has(|share| share.mps) {
+            3
+        } else if has(|share| share.oversubscribe) {
+            2
+        } else {
+            1
         }
     }
 
-    /// Returns the memory of all shares of each GPU, in bytes.
+    /// Returns the memory that all shares of each GPU reserve, in bytes.
     #[must_use]
     pub fn memory_by_gpu(&self) -> BTreeMap<GpuUuid, u64> {
         let mut memory: BTreeMap<GpuUuid, u64> = BTreeMap::new();
         for share in self.shares() {
             let of_gpu = memory.entry(share.gpu.clone()).or_default();
-            *of_gpu = of_gpu.saturating_add(share.memory_bytes);
+            *of_gpu = of_gpu.saturating_add(share.reservation().memory_bytes);
         }
         memory
     }

@@ -19,6 +19,7 @@ fn record(gpu: &str, memory_bytes: u64, cores_percent: u8) -> ClaimRecord {
         gpu,
         memory_bytes,
         cores_percent,
+        reserved: None,
         compute: ComputeCap::None,
         limit_percent: None,
         priority: ComputePriority::default(),
@@ -179,12 +180,12 @@ fn journal_rebuilt_by_other_instance_is_kept() {
 fn newer_journal_is_refused_and_kept() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("journal.json");
-    let content = r#"{"version":4,"claims":"anything"}"#;
+    let content = r#"{"version":5,"claims":"anything"}"#;
     fs::write(&path, content).expect("written");
 
     let error = store(&directory).lock().expect_err("newer");
-    assert!(matches!(error, JournalError::Newer { found: 4, .. }), "{error}");
-    assert!(error.to_string().contains("version 4"), "{error}");
+    assert!(matches!(error, JournalError::Newer { found: 5, .. }), "{error}");
+    assert!(error.to_string().contains("version 5"), "{error}");
     assert_eq!(fs::read_to_string(&path).expect("the file"), content);
 }
 
@@ -207,6 +208,23 @@ fn writes_oldest_sufficient_version() {
     assert_eq!(self::store(&directory).lock().expect("read").get(&uid("spills")), Some(&spills));
     store.lock().expect("locked").remove(&uid("spills")).expect("written");
     assert_eq!(written(), (false, false), "older drivers read it again");
+}
+
+#[test]
+fn shares_held_to_less_need_version_4() {
+    let mut journal = Journal::default();
+    journal.claims.insert(uid("plain"), record(GPU, 10, 20));
+    assert_eq!(journal.version(), 1);
+    let mut held = record(GPU, 10, 20);
+    held.shares[0].reserved = Some(Reserved { memory_bytes: 70, cores_percent: 60 });
+    journal.claims.insert(uid("held"), held.clone());
+    assert_eq!(journal.version(), 4);
+    let gpu = tessera_api::names::GpuUuid::new(GPU).expect("a GPU UUID");
+    assert_eq!(journal.memory_by_gpu()[&gpu], 80, "the reservation counts");
+    let usage = journal.used_by_others(&uid("plain"), &gpu);
+    assert_eq!((usage.memory_bytes, usage.cores_percent), (70, 60));
+    let text = serde_json::to_string(&held).expect("serialized");
+    assert_eq!(serde_json::from_str::<ClaimRecord>(&text).expect("read"), held);
 }
 
 #[test]
