@@ -13,6 +13,7 @@
 
 mod collect;
 mod decode;
+mod encode;
 mod error;
 mod fields;
 mod values;
@@ -224,6 +225,12 @@ impl GpuConfig {
     /// The first wrong field, with its path.
     pub fn decode(parameters: &serde_json::Value) -> Result<Self, ConfigError> {
         decode::decode(parameters)
+    }
+
+    /// Returns the opaque parameters: version, kind, and the fields that are set.
+    #[must_use]
+    pub fn encode(&self) -> serde_json::Value {
+        encode::encode(self)
     }
 
     /// Returns these parameters with each field that `over` sets taken from `over`.

@@ -86,6 +86,26 @@ fn every_field_is_read() {
 }
 
 #[test]
+fn encoded_parameters_decode_to_the_same() {
+    for fields in [
+        json!({}),
+        json!({"exclusive": true, "memory": {"limit": "3000Mi"}, "compute": {"limit": 7}}),
+        json!({"placement": {"device": "Random"}, "topology": [], "sharing": "MPS"}),
+        json!({"topology": [{"scope": "NUMA", "mode": "Prefer"}], "memory": {"oversubscribe": false}}),
+        json!({"compute": {"policy": "None", "priority": "High"}}),
+    ] {
+        let config = decoded(fields.clone());
+        assert_eq!(config.encode(), parameters(fields));
+    }
+    for hundredths in 1..=10_000 {
+        let percent = MemoryPercent::from_hundredths(hundredths);
+        let config =
+            GpuConfig { memory: Memory { percent, ..Memory::default() }, ..GpuConfig::default() };
+        assert_eq!(GpuConfig::decode(&config.encode()), Ok(config));
+    }
+}
+
+#[test]
 fn an_empty_config_and_nulls_set_nothing() {
     assert_eq!(decoded(json!({})), GpuConfig::default());
     assert_eq!(

@@ -1,0 +1,284 @@
+//! The conversion of a pod.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use json_patch::Patch;
+use serde_json::Value;
+
+use crate::claim::{Requests, Template};
+use crate::dialects::{self, Read, Reader, Trigger};
+use crate::name::{DIALECT_LABEL, Dialect, NO_DIALECT};
+use crate::original::{CONVERTED_ANNOTATION, Original, OriginalError};
+use crate::patch::Changes;
+use crate::pod::Pod;
+use crate::refusal::PodRefusal;
+use crate::settings::{Settings, SettingsError};
+
+/// Annotation of pods that the kubelet makes from files of its node.
+const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
+/// Namespace whose pods are never converted.
+const SYSTEM_NAMESPACE: &str = "kube-system";
+
+/// Converts pods by settings that do not contradict one another.
+#[derive(Debug, Clone)]
+pub struct Converter {
+    settings: Settings,
+}
+
+/// The namespace of a pod.
+#[derive(Debug, Clone, Copy)]
+pub struct NamespaceView<'n> {
+    /// Name.
+    pub name: &'n str,
+    /// Labels.
+    pub labels: &'n BTreeMap<String, String>,
+}
+
+/// Result for a pod that is not refused.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Verdict {
+    /// The pod stays as it is.
+    Leave(LeaveReason),
+    /// The pod changes.
+    Convert(Conversion),
+}
+
+/// Reason why a pod stays as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LeaveReason {
+    /// It names no resource or annotation of a dialect that is read in its namespace.
+    NothingToConvert,
+    /// A label of the pod or its namespace opts out.
+    OptedOut,
+    /// The dialect's system does not look at pods of its scheduler.
+    OtherScheduler,
+    /// It was converted before.
+    Converted,
+    /// The kubelet made it; mirror pods cannot have claims.
+    MirrorPod,
+    /// It is in `kube-system`.
+    SystemNamespace,
+}
+
+/// Changes of a pod.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Conversion {
+    /// The dialect.
+    pub dialect: Dialect,
+    /// Template of the pod's claim; `None` if no container has a GPU.
+    pub template: Option<Template>,
+    /// The changes.
+    pub patch: Patch,
+    /// Warnings for the user.
+    pub warnings: Vec<String>,
+}
+
+/// Errors of a conversion.
+#[derive(Debug, thiserror::Error)]
+pub enum ConversionError {
+    /// A field has no meaning, or none that Tessera enforces.
+    #[error(transparent)]
+    Refused(#[from] PodRefusal),
+    /// The object is not a pod or pod template.
+    #[error("{field}: expected {expected}")]
+    Structure {
+        /// The field.
+        field: String,
+        /// The expected value.
+        expected: &'static str,
+    },
+    /// A label names no dialect, or one without settings.
+    #[error(
+        "label {DIALECT_LABEL}: {value}: expected a dialect of the settings or `{NO_DIALECT}`: {known}"
+    )]
+    UnknownDialect {
+        /// Value of the label.
+        value: String,
+        /// Dialects of the settings.
+        known: String,
+    },
+    /// Names of two dialects in one pod.
+    #[error(
+        "`{first_name}` is read by {first} and `{second_name}` by {second}: a pod is of one dialect; remove the names of the other"
+    )]
+    TwoDialects {
+        /// A dialect.
+        first: Dialect,
+        /// A name of it.
+        first_name: String,
+        /// The other dialect.
+        second: Dialect,
+        /// A name of it.
+        second_name: String,
+    },
+    /// A pod that was converted names the dialect's resources again.
+    #[error(
+        "annotation {CONVERTED_ANNOTATION}: the pod was converted, and names `{name}` again; remove one of the two"
+    )]
+    ConvertedAgain {
+        /// The resource or annotation.
+        name: String,
+    },
+    /// The annotation of a converted pod cannot be read.
+    #[error(transparent)]
+    Original(#[from] OriginalError),
+    /// The pod was not converted.
+    #[error("the pod has no annotation {CONVERTED_ANNOTATION}")]
+    NotConverted,
+}
+
+impl Converter {
+    /// Checks the settings.
+    ///
+    /// # Errors
+    /// The first contradiction.
+    pub fn new(settings: Settings) -> Result<Self, SettingsError> {
+        settings.check()?;
+        Ok(Self { settings })
+    }
+
+    /// Returns the names by which pods ask for GPUs, of all dialects that have settings.
+    #[must_use]
+    pub fn triggers(&self) -> BTreeSet<Trigger> {
+        let readers = Dialect::ALL.into_iter().filter_map(|dialect| self.reader(dialect));
+        readers.flat_map(Read::triggers).collect()
+    }
+
+    /// Returns the changes of a pod or pod template.
+    ///
+    /// # Errors
+    /// [`ConversionError`], with the field.
+    pub fn convert(
+        &self,
+        pod: &Value,
+        namespace: NamespaceView<'_>,
+    ) -> Result<Verdict, ConversionError> {
+        let root = pod;
+        let pod = self::pod(root)?;
+        if namespace.name == SYSTEM_NAMESPACE {
+            return Ok(Verdict::Leave(LeaveReason::SystemNamespace));
+        }
+        if pod.annotation(MIRROR_ANNOTATION).is_some() {
+            return Ok(Verdict::Leave(LeaveReason::MirrorPod));
+        }
+        let read = match self.dialect(&pod, namespace)? {
+            Ok(read) => read,
+            Err(reason) => return Ok(Verdict::Leave(reason)),
+        };
+        self.changes(read, &pod).map(Verdict::Convert)
+    }
+
+    /// Returns the template of the claim of a converted pod, from the pod's annotation; `None` if
+    /// no container has a GPU. The result is that of [`convert`](Self::convert) with the same
+    /// settings.
+    ///
+    /// # Errors
+    /// [`ConversionError`] if the pod was not converted, or would not be converted.
+    pub fn template(&self, converted: &Value) -> Result<Option<Template>, ConversionError> {
+        let original = Original::of(converted).ok_or(ConversionError::NotConverted)??;
+        let restored = original.restored(converted);
+        let pod = self::pod(&restored)?;
+        let dialect = original.dialect;
+        let read = self.reader(dialect).ok_or_else(|| self.unknown(dialect.name()))?;
+        let mut reader = Reader::new(read);
+        let ask = read.read(&pod, &mut reader)?;
+        if ask.containers.is_empty() {
+            return Ok(None);
+        }
+        let requests = Requests::of(&ask, &pod, &mut reader)?;
+        let class = &self.settings.device_class.0;
+        Ok(Some(Template::new(dialect, class, &ask, &requests)))
+    }
+
+    fn changes(&self, read: &dyn Read, pod: &Pod<'_>) -> Result<Conversion, ConversionError> {
+        let (dialect, names) = (read.dialect(), read.names());
+        let mut reader = Reader::new(read);
+        let ask = read.read(pod, &mut reader)?;
+        let mut requests = None;
+        if !ask.containers.is_empty() {
+            reader.check_limits_hold(pod, &ask)?;
+            requests = Some(Requests::of(&ask, pod, &mut reader)?);
+        }
+        let class = &self.settings.device_class.0;
+        let template =
+            requests.as_ref().map(|requests| Template::new(dialect, class, &ask, requests));
+        let replaces_scheduler = reader.replaced_schedulers().contains(&pod.scheduler());
+        let changes = Changes {
+            pod,
+            names: &names,
+            claim: template.as_ref().map(|t| t.name.as_str()).zip(requests.as_ref()),
+            environment: &reader.environment,
+            replaces_scheduler,
+            original: &Original::removed_from(pod, dialect, &names, replaces_scheduler),
+        };
+        let patch = changes.patch();
+        Ok(Conversion { dialect, template, patch, warnings: reader.warnings })
+    }
+
+    /// Returns the dialect of the pod, or the reason why it stays as it is.
+    fn dialect(
+        &self,
+        pod: &Pod<'_>,
+        namespace: NamespaceView<'_>,
+    ) -> Result<Result<&dyn Read, LeaveReason>, ConversionError> {
+        let of_namespace = |name: &str| namespace.labels.get(name).map(String::as_str);
+        let label = pod.label(DIALECT_LABEL).or_else(|| of_namespace(DIALECT_LABEL));
+        let active = match label {
+            Some(NO_DIALECT) => return Ok(Err(LeaveReason::OptedOut)),
+            Some(value) => {
+                let dialect = Dialect::named(value).filter(|d| self.reader(*d).is_some());
+                vec![dialect.ok_or_else(|| self.unknown(value))?]
+            }
+            None => self.settings.default.clone(),
+        };
+        let mut reason = LeaveReason::NothingToConvert;
+        let mut found: Option<(&dyn Read, String)> = None;
+        for read in active.into_iter().filter_map(|dialect| self.reader(dialect)) {
+            let triggers = read.triggers();
+            let Some(trigger) = triggers.iter().find(|trigger| trigger.is_in(pod)) else {
+                continue;
+            };
+            let reader = Reader::new(read);
+            let (of_pod, schedulers) = (|name: &str| pod.label(name), reader.schedulers());
+            if reader.opt_out(of_pod).or_else(|| reader.opt_out(of_namespace)).is_some() {
+                reason = LeaveReason::OptedOut;
+            } else if !schedulers.is_empty() && !schedulers.contains(&pod.scheduler()) {
+                reason = LeaveReason::OtherScheduler;
+            } else if let Some((first, first_name)) = found {
+                return Err(ConversionError::TwoDialects {
+                    first: first.dialect(),
+                    first_name,
+                    second: read.dialect(),
+                    second_name: trigger.name().to_owned(),
+                });
+            } else {
+                found = Some((read, trigger.name().to_owned()));
+            }
+        }
+        match (found, pod.annotation(CONVERTED_ANNOTATION)) {
+            (Some((_, name)), Some(_)) => Err(ConversionError::ConvertedAgain { name }),
+            (None, Some(_)) => Ok(Err(LeaveReason::Converted)),
+            (found, None) => Ok(found.map(|(read, _)| read).ok_or(reason)),
+        }
+    }
+
+    fn reader(&self, dialect: Dialect) -> Option<&dyn Read> {
+        dialects::reader(&self.settings.dialects, dialect)
+    }
+
+    fn unknown(&self, value: &str) -> ConversionError {
+        let known = Dialect::ALL.into_iter().filter(|dialect| self.reader(*dialect).is_some());
+        let known: Vec<_> = known.map(Dialect::name).collect();
+        ConversionError::UnknownDialect {
+            value: crate::refusal::shortened(value),
+            known: known.join(", "),
+        }
+    }
+}
+
+fn pod(root: &Value) -> Result<Pod<'_>, ConversionError> {
+    Pod::new(root).map_err(|error| ConversionError::Structure {
+        field: error.field,
+        expected: error.expected,
+    })
+}

@@ -1,0 +1,122 @@
+//! NVIDIA's device plugin (whole GPUs, time slicing, MPS) and GKE's.
+
+use tessera_api::config::{ComputePolicy, Sharing};
+
+use super::reader::limit_path;
+use super::slots::{Slots, gpus};
+use super::{Defaults, Names, Read, Reader, at_least_one};
+use crate::ask::{ContainerAsk, PodAsk, ShareAsk};
+use crate::name::Dialect;
+use crate::pod::{Container, Pod};
+use crate::refusal::PodRefusal;
+use crate::settings::{Common, Entry, NvidiaResource, NvidiaSettings, SettingsError, SlotSharing};
+
+const GKE_CLIENTS: &str = "cloud.google.com/gke-max-shared-clients-per-gpu";
+const GKE_STRATEGY: &str = "cloud.google.com/gke-gpu-sharing-strategy";
+
+impl Read for Entry<NvidiaSettings> {
+    fn dialect(&self) -> Dialect {
+        Dialect::Nvidia
+    }
+
+    fn common(&self) -> &Common {
+        &self.common
+    }
+
+    fn defaults(&self) -> Defaults {
+        Defaults {
+            compute_policy: ComputePolicy::None,
+            schedulers: &[],
+            replaced_schedulers: &[],
+            opt_out: &[],
+            unlimited: None,
+            refuses_node_name: false,
+        }
+    }
+
+    fn names(&self) -> Names {
+        let resources = self.own.resources.iter().map(|resource| resource.name.clone()).collect();
+        Names { resources, ..Names::default() }
+    }
+
+    fn check(&self) -> Result<(), SettingsError> {
+        for resource in &self.own.resources {
+            at_least_one(Dialect::Nvidia, "resources[].replicas", resource.replicas)?;
+        }
+        Ok(())
+    }
+
+    fn read(&self, pod: &Pod<'_>, reader: &mut Reader<'_>) -> Result<PodAsk, PodRefusal> {
+        let gke = self.own.gke.then(|| gke_sharing(pod, reader)).transpose()?.flatten();
+        let mut containers = Vec::new();
+        let mut by_mps = false;
+        for (index, container) in pod.containers.iter().enumerate() {
+            let Some((resource, slots)) = named(&self.own, container, reader)? else { continue };
+            let (per_gpu, sharing) = gke.unwrap_or((resource.replicas, resource.sharing));
+            if gke.is_some() && slots > 1 && sharing == SlotSharing::TimeSlicing {
+                let problem = "invalid request for sharing GPU (time-sharing), at most 1 can be \
+                               requested on GPU nodes";
+                return Err(reader.refusal(limit_path(container, &resource.name), slots, problem));
+            }
+            let (gpus, share) = match gpus(slots, per_gpu) {
+                Slots::Whole(gpus) => (gpus, ShareAsk::whole()),
+                Slots::Part(share) if sharing == SlotSharing::Mps => {
+                    by_mps = true;
+                    (1, share.with_policy(Some(ComputePolicy::Fixed)))
+                }
+                Slots::Part(share) => (1, share.with_policy(Some(reader.compute_policy()))),
+                Slots::Uneven => {
+                    let problem = format!(
+                        "expected less than {per_gpu}, the slots of a GPU, or a multiple of it"
+                    );
+                    let field = limit_path(container, &resource.name);
+                    return Err(reader.refusal(field, slots, problem));
+                }
+            };
+            containers.push(ContainerAsk::of(index, gpus, share));
+        }
+        let mut ask = reader.pod_ask(containers);
+        ask.sharing = by_mps.then_some(Sharing::Mps);
+        Ok(ask)
+    }
+}
+
+/// Returns the resource that the container asks for, and the amount; `None` for none.
+fn named<'s>(
+    settings: &'s NvidiaSettings,
+    container: &Container<'_>,
+    reader: &Reader<'_>,
+) -> Result<Option<(&'s NvidiaResource, u64)>, PodRefusal> {
+    let mut found: Option<(&NvidiaResource, u64)> = None;
+    for resource in &settings.resources {
+        let amount = reader.amount(container, &resource.name)?.filter(|amount| *amount > 0);
+        let Some(amount) = amount else { continue };
+        if let Some((other, _)) = found {
+            let problem = format!("cannot be combined with {} in one container", other.name);
+            return Err(reader.refusal(limit_path(container, &resource.name), amount, problem));
+        }
+        found = Some((resource, amount));
+    }
+    Ok(found)
+}
+
+/// Returns the slots per GPU and the sharing that the node selector names; `None` for whole GPUs.
+fn gke_sharing(
+    pod: &Pod<'_>,
+    reader: &Reader<'_>,
+) -> Result<Option<(u64, SlotSharing)>, PodRefusal> {
+    let Some(clients) = pod.node_selector(GKE_CLIENTS) else { return Ok(None) };
+    let field = |label: &str| format!("spec.nodeSelector[{label}]");
+    let per_gpu = clients.parse::<u64>().ok().filter(|clients| (1..=48).contains(clients));
+    let per_gpu = per_gpu.ok_or_else(|| {
+        reader.refusal(field(GKE_CLIENTS), clients, "expected a whole number from 1 to 48")
+    })?;
+    let sharing = match pod.node_selector(GKE_STRATEGY) {
+        None | Some("time-sharing") => SlotSharing::TimeSlicing,
+        Some("mps") => SlotSharing::Mps,
+        Some(other) => {
+            return Err(reader.refusal(field(GKE_STRATEGY), other, "expected time-sharing or mps"));
+        }
+    };
+    Ok(Some((per_gpu, sharing)))
+}
