@@ -6,10 +6,10 @@
 //! ```
 //!
 //! A dialect is the set of resource names, annotations and variables by which pods ask one system
-//! for GPUs. Each has a module that reads a pod and returns a [`PodAsk`]: GPUs, memory and compute
-//! of each container, in units of Tessera. What follows is the same for all: one claim per pod with
-//! one request per container, a template named by its content, and a patch that removes the names
-//! of the dialect from the pod and adds the claim.
+//! for GPUs. Each has a module that reads a pod and returns a [`PodAsk`](ask::PodAsk): GPUs, memory
+//! and compute of each container, in units of Tessera. What follows is the same for all: one claim
+//! per pod with one request per container, a template named by its content, and a patch that
+//! removes the names of the dialect from the pod and adds the claim.
 //!
 //! Everything here is pure: no I/O, no clock, no client. The admission webhook, `kubectl tessera
 //! convert` and the controller, which makes the templates, call the same function and get the same
