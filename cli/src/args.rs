@@ -4,11 +4,14 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use tessera_allocator::{PlanSettings, Policy};
+use tessera_dialect::Dialect;
 
 use crate::cluster::ClusterTarget;
+use crate::convert::TemplatePath;
 use crate::output::OutputFormat;
 
-/// Inspect GPU sharing: usage per node, pending pods, and placement simulation.
+/// Inspect GPU sharing: usage per node, pending pods, placement simulation, and conversion of
+/// manifests of other systems.
 ///
 /// The plugin only lists objects. No command changes the cluster.
 #[derive(Debug, Parser)]
@@ -21,12 +24,15 @@ Examples:
   kubectl tessera tree                           GPUs of all nodes and the pods that use them
   kubectl tessera explain pod trainer -n team-a  why the pod is pending, or its allocated GPUs
   kubectl tessera simulate -f pods.yaml          nodes and GPUs that these pods would get
+  kubectl tessera convert -f app.yaml --dialect hami
+                                                 the same pods with claims
   kubectl tessera snapshot -o cluster.json.gz    save the cluster's state to work on it elsewhere
 
 Exit codes:
   0  success
   1  error, also in the command line
-  2  the pod or claim is pending (explain), or a pod does not fit (simulate)"
+  2  the pod or claim is pending (explain), a pod does not fit (simulate), or a pod cannot be \
+converted (convert)"
 )]
 pub struct PluginArgs {
     /// The command to run.
@@ -141,6 +147,35 @@ than readiness, cordons, taints, node selectors, required node affinity and reso
 
 Exit code 2: a pod does not fit.")]
     Simulate(SimulateArgs),
+    /// Convert manifests of other GPU-sharing systems into manifests with claims
+    #[command(after_help = "\
+Examples:
+  kubectl tessera convert -f app.yaml --dialect hami > converted.yaml
+  kubectl tessera convert -f manifests/ -R --dialect volcano --check
+  kustomize build . | kubectl tessera convert -f - --dialect nvidia --settings settings.yaml
+  kubectl tessera convert -f app.yaml --dialect hami | kubectl tessera simulate -f -
+
+The manifests go to the standard output with their comments and order, each ResourceClaimTemplate \
+before the object that uses it; the report goes to the standard error output. The claims are those \
+that the admission webhook of Tessera gives to such pods. If an object is refused, no manifests are \
+printed. Nothing is read from a cluster, and nothing is changed.
+
+Kinds with pod templates: Pod, PodTemplate, Deployment, StatefulSet, DaemonSet, ReplicaSet, \
+ReplicationController, Job, CronJob, Volcano's Job, PyTorchJob, TFJob, MPIJob, XGBoostJob, \
+PaddleJob, JAXJob, RayCluster, RayJob, RayService, LeaderWorkerSet, JobSet, Rollout. For others, \
+--pod-template-path names the place.
+
+A Namespace among the manifests with the label gpu.tessera.dev/dialect selects the dialect of its \
+objects.
+
+Settings file, with the defaults of HAMi's dialect:
+  deviceClass: gpu.tessera.dev
+  default: [hami]
+  dialects:
+    hami: {memoryFactor: 1, defaultGpus: 1, computePolicy: Balance, privileged: Refuse}
+
+Exit code 2: an object is refused.")]
+    Convert(ConvertArgs),
     /// Save the cluster's state for explain, simulate and tree
     #[command(after_help = "\
 Examples:
@@ -292,6 +327,45 @@ pub struct SimulateArgs {
     /// Output options.
     #[command(flatten)]
     pub output: OutputArgs,
+}
+
+/// Arguments of `convert`.
+#[derive(Debug, Args)]
+pub struct ConvertArgs {
+    /// Files or directories with YAML or JSON documents; `-` reads the standard input
+    #[arg(short = 'f', long = "filename", required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// Read subdirectories too
+    #[arg(short = 'R', long)]
+    pub recursive: bool,
+    /// System that the manifests are written for; may be repeated [default: `default` of
+    /// --settings]
+    #[arg(long, value_name = "NAME", value_parser = dialect, required_unless_present = "settings")]
+    pub dialect: Vec<Dialect>,
+    /// Settings of the dialects, as in the chart's value `dialects` [default: those of each system]
+    #[arg(long, value_name = "FILE")]
+    pub settings: Option<PathBuf>,
+    /// Place of pod templates in objects of other kinds, with `*` for all entries of a list or
+    /// mapping; may be repeated
+    #[arg(long, value_name = "PATH")]
+    pub pod_template_path: Vec<TemplatePath>,
+    /// Add tolerations for taints that are named as the resources, as kube-apiserver does with the
+    /// admission plugin ExtendedResourceToleration
+    #[arg(long)]
+    pub add_tolerations: bool,
+    /// Print the report instead of the manifests
+    #[arg(long)]
+    pub check: bool,
+    /// Format of the report
+    #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT", requires = "check")]
+    pub output: OutputFormat,
+}
+
+fn dialect(text: &str) -> Result<Dialect, String> {
+    Dialect::named(text).ok_or_else(|| {
+        let names: Vec<_> = Dialect::ALL.into_iter().map(Dialect::name).collect();
+        format!("expected one of {}", names.join(", "))
+    })
 }
 
 /// Arguments of `snapshot`.

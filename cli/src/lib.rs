@@ -23,6 +23,7 @@
 
 pub mod args;
 pub mod cluster;
+pub mod convert;
 pub mod explain;
 pub mod output;
 pub mod run;

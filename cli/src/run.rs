@@ -9,17 +9,19 @@ use clap::Parser;
 use k8s_openapi::jiff::Timestamp;
 use tessera_allocator::PlanSettings;
 use tessera_api::names::{ClaimName, Namespace, PodName};
+use tessera_dialect::{Converter, Settings};
 
 use crate::args::{
-    ConnectionArgs, ExplainArgs, ExplainSubject, PluginArgs, PluginCommand, PolicyName,
-    SimulateArgs, SnapshotArgs, SourceArgs, TreeArgs,
+    ConnectionArgs, ConvertArgs, ExplainArgs, ExplainSubject, PluginArgs, PluginCommand,
+    PolicyName, SimulateArgs, SnapshotArgs, SourceArgs, TreeArgs,
 };
 use crate::cluster::Cluster;
+use crate::convert::{Conversions, ManifestFile};
 use crate::explain::PlanView;
 use crate::output::{count, render};
 use crate::snapshot::{IndexedSnapshot, Snapshot, VERSION};
 use crate::terminal::escape;
-use crate::{explain, simulate, tree, usage};
+use crate::{convert, explain, simulate, tree, usage};
 
 /// Exit status of a command without errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,6 +30,8 @@ pub enum ExitStatus {
     Success,
     /// Exit code 2: the pod or claim is pending, or a pod does not fit.
     Pending,
+    /// Exit code 2: an object cannot be converted.
+    Refused,
 }
 
 /// Parses the command line and runs the command.
@@ -74,6 +78,7 @@ async fn run(args: PluginArgs) -> anyhow::Result<(String, ExitStatus)> {
         PluginCommand::Tree(args) => show_tree(args, &connection).await,
         PluginCommand::Explain(args) => explain(args, &connection).await,
         PluginCommand::Simulate(args) => simulate(args, &connection).await,
+        PluginCommand::Convert(args) => convert(args, &connection),
         PluginCommand::Snapshot(args) => save(args, &connection).await,
     }
 }
@@ -197,6 +202,46 @@ async fn simulate(
     let headers = !args.output.no_headers;
     let text = render(&result, args.output.output, |result| simulate::text(result, headers))?;
     Ok((text, status(!result.fits())))
+}
+
+fn convert(args: ConvertArgs, connection: &ConnectionArgs) -> anyhow::Result<(String, ExitStatus)> {
+    let settings = dialect_settings(&args)?;
+    let converter = Converter::new(settings).context(match &args.settings {
+        Some(path) => format!("invalid settings in {}", path.display()),
+        None => "invalid --dialect".to_owned(),
+    })?;
+    let conversions = Conversions {
+        converter: &converter,
+        namespace: connection.namespace.as_deref().unwrap_or("default"),
+        template_paths: &args.pod_template_path,
+        add_tolerations: args.add_tolerations,
+    };
+    let files = ManifestFile::read_all(&args.files, args.recursive)?;
+    let converted = conversions.convert(&files)?;
+    let status =
+        if converted.report.is_refused() { ExitStatus::Refused } else { ExitStatus::Success };
+    if args.check {
+        return Ok((render(&converted.report, args.output, convert::text)?, status));
+    }
+    eprint!("{}", escape(&convert::text(&converted.report)));
+    let manifests = if status == ExitStatus::Refused {
+        eprintln!("error: no manifests are printed, since an object is refused");
+        String::new()
+    } else {
+        converted.manifests
+    };
+    Ok((manifests, status))
+}
+
+/// Returns the settings of the file, or the defaults; dialects of the command line come in the
+/// place of those that the file has as `default`.
+fn dialect_settings(args: &ConvertArgs) -> anyhow::Result<Settings> {
+    let defaults = Settings::with_defaults(&args.dialect);
+    let Some(path) = &args.settings else { return Ok(defaults) };
+    let cannot = || format!("cannot read the settings in {}", path.display());
+    let text = read(path).with_context(cannot)?;
+    let settings: Settings = serde_saphyr::from_str(&text).with_context(cannot)?;
+    Ok(if args.dialect.is_empty() { settings } else { settings.selecting(&args.dialect) })
 }
 
 async fn save(

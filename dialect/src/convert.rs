@@ -60,6 +60,15 @@ pub enum LeaveReason {
     SystemNamespace,
 }
 
+/// Form of a converted manifest.
+pub struct ManifestForm<'f> {
+    /// Returns the name of the template in the manifest.
+    pub template_name: &'f mut dyn FnMut(&Template) -> String,
+    /// True if the pod shall tolerate taints named as its resources, as kube-apiserver adds with
+    /// the admission plugin ExtendedResourceToleration.
+    pub add_tolerations: bool,
+}
+
 /// Changes of a pod.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Conversion {
@@ -153,8 +162,30 @@ impl Converter {
         pod: &Value,
         namespace: NamespaceView<'_>,
     ) -> Result<Verdict, ConversionError> {
-        let root = pod;
-        let pod = self::pod(root)?;
+        self.converted(pod, namespace, None)
+    }
+
+    /// Returns the changes of a pod template that is written by hand: as those of
+    /// [`convert`](Self::convert), with a template name of the caller and without the annotation.
+    ///
+    /// # Errors
+    /// [`ConversionError`], with the field.
+    pub fn convert_manifest(
+        &self,
+        pod: &Value,
+        namespace: NamespaceView<'_>,
+        form: &mut ManifestForm<'_>,
+    ) -> Result<Verdict, ConversionError> {
+        self.converted(pod, namespace, Some(form))
+    }
+
+    fn converted(
+        &self,
+        pod: &Value,
+        namespace: NamespaceView<'_>,
+        form: Option<&mut ManifestForm<'_>>,
+    ) -> Result<Verdict, ConversionError> {
+        let pod = self::pod(pod)?;
         if namespace.name == SYSTEM_NAMESPACE {
             return Ok(Verdict::Leave(LeaveReason::SystemNamespace));
         }
@@ -165,7 +196,7 @@ impl Converter {
             Ok(read) => read,
             Err(reason) => return Ok(Verdict::Leave(reason)),
         };
-        self.changes(read, &pod).map(Verdict::Convert)
+        self.changes(read, &pod, form).map(Verdict::Convert)
     }
 
     /// Returns the template of the claim of a converted pod, from the pod's annotation; `None` if
@@ -190,7 +221,12 @@ impl Converter {
         Ok(Some(Template::new(dialect, class, &ask, &requests)))
     }
 
-    fn changes(&self, read: &dyn Read, pod: &Pod<'_>) -> Result<Conversion, ConversionError> {
+    fn changes(
+        &self,
+        read: &dyn Read,
+        pod: &Pod<'_>,
+        form: Option<&mut ManifestForm<'_>>,
+    ) -> Result<Conversion, ConversionError> {
         let (dialect, names) = (read.dialect(), read.names());
         let mut reader = Reader::new(read);
         let ask = read.read(pod, &mut reader)?;
@@ -200,16 +236,28 @@ impl Converter {
             requests = Some(Requests::of(&ask, pod, &mut reader)?);
         }
         let class = &self.settings.device_class.0;
-        let template =
+        let mut template =
             requests.as_ref().map(|requests| Template::new(dialect, class, &ask, requests));
         let replaces_scheduler = reader.replaced_schedulers().contains(&pod.scheduler());
+        let mut original = Some(Original::removed_from(pod, dialect, &names, replaces_scheduler));
+        let mut tolerated = Vec::new();
+        if let Some(form) = form {
+            original = None;
+            if let Some(template) = &mut template {
+                template.name = (form.template_name)(template);
+            }
+            if form.add_tolerations {
+                tolerated = pod.resources_of(&names.resources);
+            }
+        }
         let changes = Changes {
             pod,
             names: &names,
             claim: template.as_ref().map(|t| t.name.as_str()).zip(requests.as_ref()),
             environment: &reader.environment,
             replaces_scheduler,
-            original: &Original::removed_from(pod, dialect, &names, replaces_scheduler),
+            original: original.as_ref(),
+            tolerated: &tolerated,
         };
         let patch = changes.patch();
         Ok(Conversion { dialect, template, patch, warnings: reader.warnings })

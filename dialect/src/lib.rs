@@ -30,7 +30,9 @@ mod selector;
 pub mod settings;
 
 pub use claim::{TEMPLATE_PREFIX, Template};
-pub use convert::{Conversion, ConversionError, Converter, LeaveReason, NamespaceView, Verdict};
+pub use convert::{
+    Conversion, ConversionError, Converter, LeaveReason, ManifestForm, NamespaceView, Verdict,
+};
 pub use dialects::Trigger;
 pub use name::{DIALECT_LABEL, Dialect, NO_DIALECT};
 pub use original::{CONVERTED_ANNOTATION, Original, OriginalError};

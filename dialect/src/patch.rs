@@ -28,7 +28,10 @@ pub(crate) struct Changes<'c> {
     /// Variables to add: container, name, value.
     pub(crate) environment: &'c [(usize, String, String)],
     pub(crate) replaces_scheduler: bool,
-    pub(crate) original: &'c Original,
+    /// Content of the annotation; `None` for manifests, which keep nothing.
+    pub(crate) original: Option<&'c Original>,
+    /// Keys of taints that the pod shall tolerate.
+    pub(crate) tolerated: &'c [String],
 }
 
 impl Changes<'_> {
@@ -40,6 +43,7 @@ impl Changes<'_> {
         if self.replaces_scheduler && self.pod.has_scheduler() {
             operations.replace(&["spec", "schedulerName"], DEFAULT_SCHEDULER.into());
         }
+        self.patch_tolerations(&mut operations);
         for (index, container) in self.pod.containers.iter().enumerate() {
             self.patch_container(index, container, claim.as_deref(), &mut operations);
         }
@@ -49,15 +53,29 @@ impl Changes<'_> {
     fn patch_annotations(&self, operations: &mut Operations) {
         let path = ["metadata", "annotations"];
         let gone = self.names.annotations.iter().chain(&self.names.written);
-        for name in gone.filter(|name| self.pod.annotation(name).is_some()) {
-            operations.remove(&[&path[..], &[name]].concat());
-        }
-        let kept = serde_json::to_string(self.original).unwrap_or_default();
+        let gone: Vec<_> = gone.filter(|name| self.pod.annotation(name).is_some()).collect();
+        let Some(original) = self.original else {
+            if !gone.is_empty() && gone.len() == self.pod.annotations() {
+                return operations.remove(&path);
+            }
+            return gone.iter().for_each(|name| operations.remove(&[&path[..], &[name]].concat()));
+        };
+        gone.iter().for_each(|name| operations.remove(&[&path[..], &[name]].concat()));
+        let kept = serde_json::to_string(original).unwrap_or_default();
         if self.pod.has_annotations() {
             operations.add(&[&path[..], &[CONVERTED_ANNOTATION]].concat(), kept.into());
         } else {
             operations.add(&path, json!({CONVERTED_ANNOTATION: kept}));
         }
+    }
+
+    fn patch_tolerations(&self, operations: &mut Operations) {
+        let keys = self.pod.tolerated_keys();
+        let present = keys.as_deref().unwrap_or_default();
+        let missing = self.tolerated.iter().filter(|key| !present.contains(&key.as_str()));
+        let tolerations =
+            missing.map(|key| json!({"key": key, "operator": "Exists", "effect": "NoSchedule"}));
+        add_to_list(&["spec", "tolerations"], keys.is_some(), tolerations, operations);
     }
 
     /// Adds the claim to the pod and returns its name there.

@@ -98,6 +98,11 @@ impl<'p> Pod<'p> {
         self.root["metadata"]["labels"].get(name)?.as_str()
     }
 
+    /// Returns the number of annotations.
+    pub(crate) fn annotations(&self) -> usize {
+        self.root["metadata"]["annotations"].as_object().map_or(0, serde_json::Map::len)
+    }
+
     pub(crate) fn has_annotations(&self) -> bool {
         self.root["metadata"]["annotations"].is_object()
     }
@@ -120,6 +125,21 @@ impl<'p> Pod<'p> {
 
     pub(crate) fn uses_host_ipc(&self) -> bool {
         self.root["spec"]["hostIPC"] == true
+    }
+
+    /// Returns those of the resources that a container names with an amount other than 0.
+    pub(crate) fn resources_of(&self, resources: &[String]) -> Vec<String> {
+        let is_named = |resource: &&String| {
+            let amount = |c: &Container<'_>| c.amount(Amounts::Limits, resource);
+            self.containers.iter().filter_map(amount).any(|amount| amount != "0")
+        };
+        resources.iter().filter(is_named).cloned().collect()
+    }
+
+    /// Returns the keys of `spec.tolerations`; `None` if there is no list.
+    pub(crate) fn tolerated_keys(&self) -> Option<Vec<&'p str>> {
+        let tolerations = self.root["spec"]["tolerations"].as_array()?;
+        Some(tolerations.iter().filter_map(|toleration| toleration["key"].as_str()).collect())
     }
 
     /// Returns the names of `spec.resourceClaims`; `None` if there is no list.

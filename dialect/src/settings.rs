@@ -148,6 +148,33 @@ impl Settings {
         Self { device_class: ClassSetting::default(), default: default.to_vec(), dialects }
     }
 
+    /// Returns the settings with `default` in effect. A dialect without settings gets its defaults.
+    #[must_use]
+    pub fn selecting(self, default: &[Dialect]) -> Self {
+        let Self { device_class, dialects: set, .. } = self;
+        let all = Self::with_defaults(default).dialects;
+        let has = |dialect: Dialect| default.contains(&dialect);
+        macro_rules! chosen {
+            ($($field:ident: $dialect:ident),+ $(,)?) => {
+                Dialects { $($field: set.$field.or(all.$field.filter(|_| has(Dialect::$dialect)))),+ }
+            };
+        }
+        let dialects = chosen! {
+            hami: Hami,
+            four_paradigm: FourParadigm,
+            vgpu_manager: VgpuManager,
+            volcano: Volcano,
+            kai: Kai,
+            nvidia: Nvidia,
+            aws: Aws,
+            elastic: Elastic,
+            kubegpu: Kubegpu,
+            gpushare: Gpushare,
+            gpu_manager: GpuManager,
+        };
+        Self { device_class, default: default.to_vec(), dialects }
+    }
+
     /// Checks that the settings do not contradict one another.
     ///
     /// # Errors

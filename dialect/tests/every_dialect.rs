@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Value, json};
 use tessera_dialect::{
     CONVERTED_ANNOTATION, Conversion, ConversionError, Converter, DIALECT_LABEL, Dialect,
-    LeaveReason, NamespaceView, Settings, TEMPLATE_PREFIX, Trigger, Verdict,
+    LeaveReason, ManifestForm, NamespaceView, Settings, TEMPLATE_PREFIX, Template, Trigger,
+    Verdict,
 };
 
 /// Returns amounts by which a container asks for one GPU, or a part of one.
@@ -413,4 +414,44 @@ fn a_template_is_not_computed_for_other_pods() {
     containers.insert(0, json!({"name": "proxy", "securityContext": {"privileged": true}}));
     let template = converter.template(&injected).unwrap();
     assert_eq!(template, conversion(Dialect::Hami, &pod(Dialect::Hami)).template);
+}
+
+#[test]
+fn a_manifest_keeps_nothing_and_names_its_own_template() {
+    for dialect in Dialect::ALL {
+        let before = pod(dialect);
+        let content = conversion(dialect, &before).template.unwrap();
+        let mut name = |template: &Template| {
+            assert_eq!(*template, content, "the webhook's");
+            "worker-gpu".to_owned()
+        };
+        let mut form = ManifestForm { template_name: &mut name, add_tolerations: true };
+        let namespace = NamespaceView { name: "team-a", labels: &BTreeMap::new() };
+        let verdict = converter(&[dialect]).convert_manifest(&before, namespace, &mut form);
+        let Ok(Verdict::Convert(conversion)) = verdict else { panic!("{dialect}: {verdict:?}") };
+        assert_eq!(conversion.template.as_ref().unwrap().spec, content.spec);
+        let mut manifest = before.clone();
+        json_patch::patch(&mut manifest, &conversion.patch.0).unwrap();
+        assert_eq!(
+            manifest["spec"]["resourceClaims"][0]["resourceClaimTemplateName"],
+            "worker-gpu"
+        );
+        let annotations = manifest["metadata"]["annotations"].as_object();
+        assert!(annotations.is_none_or(serde_json::Map::is_empty), "{dialect}");
+        let tolerations = manifest["spec"]["tolerations"].as_array().unwrap();
+        let keys: Vec<_> = tolerations.iter().map(|t| t["key"].as_str().unwrap()).collect();
+        let unique: BTreeSet<_> = keys.iter().collect();
+        assert_eq!(unique.len(), keys.len(), "{keys:?}");
+        let names = amounts(dialect);
+        assert!(names.as_object().unwrap().keys().all(|name| keys.contains(&name.as_str())));
+    }
+}
+
+#[test]
+fn settings_of_the_documentation_are_valid() {
+    let page = include_str!("../../docs/user/convert.md");
+    let mut blocks = page.split("```").skip(1).step_by(2);
+    let block = blocks.find(|block| block.contains("deviceClass:")).unwrap();
+    let settings: Settings = serde_saphyr::from_str(block).unwrap();
+    Converter::new(settings).unwrap();
 }

@@ -42,12 +42,26 @@ impl Plugin {
     /// # Errors
     /// Returns an error if the plugin cannot be run, fails, or prints invalid JSON.
     pub async fn call(&self, arguments: &[&str], input: &str) -> anyhow::Result<PluginOutput> {
+        let all = [arguments, &["--output", "json"]].concat();
+        let (code, output) = self.run(&all, input).await?;
+        let result = serde_json::from_slice(&output).context("the output is not valid JSON")?;
+        Ok(PluginOutput { code, result })
+    }
+
+    /// Runs the plugin with these arguments and `input`, and returns its output.
+    ///
+    /// # Errors
+    /// Returns an error if the plugin cannot be run or does not succeed.
+    pub async fn text(&self, arguments: &[&str], input: &str) -> anyhow::Result<String> {
+        let (code, output) = self.run(arguments, input).await?;
+        anyhow::ensure!(code == 0, "kubectl tessera {}: exit code {code}", arguments.join(" "));
+        String::from_utf8(output).context("the output is not UTF-8")
+    }
+
+    /// Returns the exit code, 0 or 2, and the standard output.
+    async fn run(&self, arguments: &[&str], input: &str) -> anyhow::Result<(i32, Vec<u8>)> {
         let mut command = Command::new(&self.program);
-        command
-            .args(arguments)
-            .args(["--output", "json", "--kubeconfig"])
-            .arg(&self.kubeconfig)
-            .kill_on_drop(true);
+        command.args(arguments).arg("--kubeconfig").arg(&self.kubeconfig).kill_on_drop(true);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child =
             command.spawn().with_context(|| format!("cannot run {}", self.program.display()))?;
@@ -62,10 +76,6 @@ impl Plugin {
             arguments.join(" "),
             String::from_utf8_lossy(&output.stderr).trim()
         );
-        Ok(PluginOutput {
-            code,
-            result: serde_json::from_slice(&output.stdout)
-                .context("the output is not valid JSON")?,
-        })
+        Ok((code, output.stdout))
     }
 }

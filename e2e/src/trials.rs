@@ -7,6 +7,7 @@ mod control_plane;
 mod controller;
 mod controller_crash;
 mod controller_deployment;
+mod converted_pods;
 mod counters;
 mod deleted_early;
 mod driver_crash;
@@ -206,6 +207,7 @@ pub fn portable() -> Vec<Trial> {
         trial!("misplaced-pod", misplaced::check_reallocated),
         trial!("shared-counters", counters::limit_partitions),
         trial!("kubectl-plugin", plugin::compare_with_controller),
+        trial!("converted-pods", converted_pods::run),
         trial!("soak", soak::run),
     ]
 }
