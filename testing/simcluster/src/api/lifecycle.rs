@@ -23,6 +23,8 @@ pub(crate) struct Request<'a> {
     pub(crate) manager: &'a str,
     pub(crate) policies: Policies,
     pub(crate) now: Timestamp,
+    /// True if a creation is checked and answered, and not stored.
+    pub(crate) dry_run: bool,
 }
 
 impl Request<'_> {
@@ -61,12 +63,15 @@ impl Request<'_> {
                 Some(current) => {
                     Err(ApiError::already_exists(self.kind, &key.1, meta::is_deleting(current)))
                 }
-                None => self.prepare_new(state, object).map(Write::Put),
+                None => self.prepare_new(state, object).map(|object| match self.dry_run {
+                    true => Write::Keep(Arc::new(object)),
+                    false => Write::Put(object),
+                }),
             });
             attempts -= 1;
             match made {
                 Err(error) if error.reason == "AlreadyExists" && attempts > 0 => {}
-                made => return made,
+                made => return made.map(|written| Written { created: true, ..written }),
             }
         }
     }

@@ -352,6 +352,7 @@ fn first_namespace(shared: &Shared, name: &str) -> Result<(), StartError> {
         manager: "simcluster",
         policies: Policies::none(),
         now: shared.clock.now(),
+        dry_run: false,
     };
     let namespace =
         serde_json::json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});

@@ -185,6 +185,7 @@ impl Call<'_> {
     }
 
     async fn run(&self, method: &Method) -> Result<Response<Body>, ApiError> {
+        self.check_dry_run(method)?;
         let name = self.route.name.as_deref();
         let subresource = self.route.subresource.as_deref();
         match (method.as_str(), name, subresource) {
@@ -212,6 +213,20 @@ impl Call<'_> {
             manager: self.query.text("fieldManager").unwrap_or(&self.client),
             policies: self.shared.policies(),
             now: self.shared.clock.now(),
+            dry_run: self.query.text("dryRun").is_some(),
+        }
+    }
+
+    /// Refuses dry runs that this server does not serve: it would store what it was asked not to.
+    fn check_dry_run(&self, method: &Method) -> Result<(), ApiError> {
+        match (self.query.text("dryRun"), *method == Method::POST) {
+            (None, _) | (Some("All"), true) => Ok(()),
+            (Some("All"), false) => {
+                Err(ApiError::bad_request("dryRun is served for creations only"))
+            }
+            (Some(other), _) => Err(ApiError::bad_request(format!(
+                "dryRun: Unsupported value: {other:?}: supported values: \"All\""
+            ))),
         }
     }
 

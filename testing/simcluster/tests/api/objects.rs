@@ -277,3 +277,16 @@ async fn node_keeps_status_from_its_registration() {
         typed(json!({"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": "8"}}}));
     assert_eq!(created(&nodes, node).await.status.unwrap().allocatable.unwrap()["cpu"].0, "8");
 }
+
+#[tokio::test]
+async fn dry_run_checks_a_creation_and_stores_nothing() {
+    let (_api, maps) = server_api::<ConfigMap>().await;
+    let dry = PostParams { dry_run: true, ..PostParams::default() };
+    let made = maps.create(&dry, &config_map("a")).await.unwrap();
+    assert!(made.metadata.uid.is_some() && made.metadata.resource_version.is_none());
+    assert!(maps.get_opt("a").await.unwrap().is_none());
+    created(&maps, config_map("a")).await;
+    assert_eq!(refusal(maps.create(&dry, &config_map("a")).await).0, 409);
+    let replaced = maps.replace("a", &dry, &config_map("a")).await;
+    assert_eq!(refusal(replaced).0, 400, "refused, and not stored");
+}
