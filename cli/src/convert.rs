@@ -220,6 +220,13 @@ fn parameters(devices: &Value, request: &str) -> Vec<String> {
     words
 }
 
+/// Returns the values in the parameter without the punctuation of JSON.
 fn plain(value: &Value) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Array(values) => values.iter().map(plain).collect::<Vec<_>>().join(" and "),
+        // A term of `topology`, scope first.
+        Value::Object(fields) => fields.values().rev().map(plain).collect::<Vec<_>>().join(" "),
+        other => other.to_string(),
+    }
 }

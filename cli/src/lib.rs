@@ -34,3 +34,4 @@ pub mod tree;
 pub mod usage;
 
 mod devices;
+mod yaml;

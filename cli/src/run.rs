@@ -240,7 +240,7 @@ fn dialect_settings(args: &ConvertArgs) -> anyhow::Result<Settings> {
     let Some(path) = &args.settings else { return Ok(defaults) };
     let cannot = || format!("cannot read the settings in {}", path.display());
     let text = read(path).with_context(cannot)?;
-    let settings: Settings = serde_saphyr::from_str(&text).with_context(cannot)?;
+    let settings: Settings = crate::yaml::from_str(&text).with_context(cannot)?;
     Ok(if args.dialect.is_empty() { settings } else { settings.selecting(&args.dialect) })
 }
 

@@ -186,13 +186,13 @@ impl Converter {
         form: Option<&mut ManifestForm<'_>>,
     ) -> Result<Verdict, ConversionError> {
         let pod = self::pod(pod)?;
-        if namespace.name == SYSTEM_NAMESPACE {
-            return Ok(Verdict::Leave(LeaveReason::SystemNamespace));
-        }
-        if pod.annotation(MIRROR_ANNOTATION).is_some() {
-            return Ok(Verdict::Leave(LeaveReason::MirrorPod));
-        }
         let read = match self.dialect(&pod, namespace)? {
+            Ok(_) if namespace.name == SYSTEM_NAMESPACE => {
+                return Ok(Verdict::Leave(LeaveReason::SystemNamespace));
+            }
+            Ok(_) if pod.annotation(MIRROR_ANNOTATION).is_some() => {
+                return Ok(Verdict::Leave(LeaveReason::MirrorPod));
+            }
             Ok(read) => read,
             Err(reason) => return Ok(Verdict::Leave(reason)),
         };

@@ -11,6 +11,7 @@ use serde_json::Value;
 use yaml_edit::{Mapping, YamlNode};
 
 use super::{ManifestFile, kinds};
+use crate::yaml;
 
 /// Error returned for a document that cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -36,7 +37,7 @@ impl Document {
     pub(super) fn all(file: &ManifestFile) -> Result<Vec<Self>, DocumentError> {
         let pieces = pieces(&file.text);
         let read = |(index, text): (usize, String)| {
-            let value = serde_saphyr::from_str(&text).map_err(|source| DocumentError {
+            let value = yaml::from_str(&text).map_err(|source| DocumentError {
                 file: file.name.clone(),
                 number: index + 1,
                 source: Box::new(source),
@@ -76,8 +77,7 @@ impl Document {
             debug_assert!(applied.is_ok(), "{applied:?}");
         }
         let edited = edited(&self.text, path, patch);
-        let is_right =
-            |text: &String| serde_saphyr::from_str(text).ok() == Some(self.value.clone());
+        let is_right = |text: &String| yaml::from_str(text).ok() == Some(self.value.clone());
         match edited.filter(is_right) {
             Some(text) => {
                 self.text = text;

@@ -92,7 +92,7 @@ pub enum ManifestError {
 
 /// Reads all documents. Objects without a namespace get `namespace`.
 pub(super) fn read(text: &str, namespace: &Namespace) -> Result<Manifests, ManifestError> {
-    let documents: Vec<Value> = serde_saphyr::from_multiple(text).map_err(Box::new)?;
+    let documents: Vec<Value> = crate::yaml::from_multiple(text).map_err(Box::new)?;
     let mut manifests = Manifests::default();
     for (number, document) in documents.into_iter().enumerate() {
         manifests.document(document, number + 1, namespace)?;
