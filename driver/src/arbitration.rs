@@ -78,8 +78,9 @@ pub struct Arbitration {
     journal: watch::Receiver<Arc<Journal>>,
     gpus: BTreeMap<GpuUuid, GpuRounds>,
     rounds: JoinSet<(GpuUuid, Box<ScheduledGpu>)>,
-    /// The lock of the instance that publishes.
-    lock: Option<File>,
+    /// The lock of the instance that publishes. A round holds it too: a stop does not wait for
+    /// rounds, and another instance must not publish beside the last one.
+    lock: Option<Arc<File>>,
 }
 
 /// Prepared shares of one GPU.
@@ -154,10 +155,11 @@ impl Arbitration {
         for (uuid, rounds) in &mut self.gpus {
             let Some(mut gpu) = rounds.gpu.take() else { continue };
             let (uuid, prepared) = (uuid.clone(), Arc::clone(&rounds.prepared));
-            let ledgers = self.ledgers.clone();
+            let (ledgers, lock) = (self.ledgers.clone(), self.lock.clone());
             // Up to a hundred files, twenty times a second.
             self.rounds.spawn_blocking(move || {
                 gpu.round(&ledgers, &prepared);
+                drop(lock);
                 (uuid, gpu)
             });
         }
@@ -209,14 +211,18 @@ impl Arbitration {
     /// Takes the lock if it is free. Returns true if this instance holds it. Grants are opened
     /// afterwards, so that scheduling continues from what another instance has published.
     fn try_lock(&mut self) -> bool {
-        let path = self.ledgers.paths().arbitration_lock();
-        sole_lock::hold(&mut self.lock, &path).unwrap_or_else(|error| {
-            tracing::warn!(
-                error = chain(&error),
-                "cannot lock compute scheduling; compute is not balanced"
-            );
-            false
-        })
+        if self.lock.is_none() {
+            let path = self.ledgers.paths().arbitration_lock();
+            let taken = sole_lock::take(&path).unwrap_or_else(|error| {
+                tracing::warn!(
+                    error = chain(&error),
+                    "cannot lock compute scheduling; compute is not balanced"
+                );
+                None
+            });
+            self.lock = taken.map(Arc::new);
+        }
+        self.lock.is_some()
     }
 }
 

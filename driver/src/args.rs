@@ -98,8 +98,8 @@ pub struct DriverArgs {
     #[arg(long, env = "TESSERA_MEMORY_PERCENT", value_name = "PERCENT", default_value = "100", value_parser = memory_percent)]
     pub memory_percent: MemoryRatio,
 
-    /// Maximum number of shares of one GPU, 1 to 128. A share has at least 1/NUMBER of the
-    /// published memory, so smaller requests are rounded up. Prepared claims do not change.
+    /// Maximum number of shares of one GPU, 1 to 128. Published as the capacity `shares`, of which
+    /// each request takes 1 unless it says more. Prepared claims do not change.
     #[arg(long, env = "TESSERA_MAX_SHARES", value_name = "NUMBER", default_value_t)]
     pub max_shares: MaxShares,
 

@@ -34,6 +34,8 @@ struct TestBed {
     measurement: HostMeasurement,
     events: mpsc::Receiver<ClaimEvent>,
     now_ns: u64,
+    /// The lock of the driver's compute scheduler.
+    _scheduling: Option<File>,
 }
 
 impl TestBed {
@@ -51,18 +53,21 @@ impl TestBed {
         let kubelet = Kubelet::register(&node.path("kubelet")).await;
         kubelet.prepare(node.allocate("a", &[(0, 2, 30)])).await.expect("prepared");
         driver.stop().await;
-        // A round of the driver may still run, on a thread that a stop does not wait for.
-        let lock = node.paths().measurement_lock();
-        while sole_lock::take(&lock).expect("it can be locked").is_none() {
-            tokio::task::yield_now().await;
-        }
         let store = JournalStore::new(node.paths());
         drop(store.lock().expect("a journal"));
         let (sender, events) = mpsc::channel(8);
-        let measurement = Self::measurement(&node, &store, sender);
+        let mut measurement = Self::measurement(&node, &store, sender);
+        // A round of the driver may still run or begin, on a thread that a stop does not wait for:
+        // of its measurement, or of its compute scheduler, which would publish that launches are
+        // not metered.
+        let mut scheduling = None;
+        let lock = node.paths().arbitration_lock();
+        while !measurement.try_lock() || !sole_lock::hold(&mut scheduling, &lock).expect("locked") {
+            tokio::task::yield_now().await;
+        }
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let now_ns = now.tv_sec as u64 * SECOND;
-        let bed = Self { node, store, measurement, events, now_ns };
+        let bed = Self { node, store, measurement, events, now_ns, _scheduling: scheduling };
         // The driver has published that launches of the only share are not metered.
         meter(&bed, true);
         bed

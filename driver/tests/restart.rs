@@ -389,7 +389,7 @@ async fn journal_of_newer_driver_is_refused() {
     let error =
         node.start_with(node.settings(), Arc::new(node.mounts.clone())).await.expect_err("refused");
     assert!(
-        format!("{error:#}").contains("has version 99, newer than 3 of this driver"),
+        format!("{error:#}").contains("has version 99, newer than 4 of this driver"),
         "{error:#}"
     );
     assert_eq!(fs::read_to_string(node.paths().journal()).expect("still there"), content);

@@ -6,11 +6,18 @@ pub const MEMORY: &str = "memory";
 /// Percent of the GPU's compute, 0 to 100.
 pub const CORES: &str = "cores";
 
+/// Shares of the GPU.
+pub const SHARES: &str = "shares";
+
 /// All capacities: name and meaning.
 pub const ALL: &[(&str, &str)] = &[
     (MEMORY, "Device memory in whole MiB; requests are rounded up to 1 MiB."),
     (
         CORES,
         "Percent of the GPU's compute, 0 to 100. `compute.policy` determines how it is enforced.",
+    ),
+    (
+        SHARES,
+        "Shares of the GPU, at most `driver.maxShares`. A request takes 1 unless it says more.",
     ),
 ];

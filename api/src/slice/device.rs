@@ -28,13 +28,15 @@ pub fn truncated(text: &str) -> &str {
 pub(super) fn device(gpu: &Gpu, clique: Option<String>, options: &SliceOptions) -> Device {
     let published_mib = options.memory_ratio.of_gpu(gpu, options.fixed.contains(&gpu.uuid));
     let published = Quantity::from_mib(published_mib);
-    let min = Quantity::from_mib(options.max_shares.min_memory_mib(published_mib));
+    let (one_mib, one) = (Quantity::from_mib(1), Quantity::from_integer(1));
+    let shares = Quantity::from_integer(options.max_shares.get().into());
     Device {
         name: gpu.device_name().into(),
         allow_multiple_allocations: Some(true),
         attributes: Some(attributes(gpu, clique, published_mib, options.mps && shares_by_mps(gpu))),
         capacity: Some(BTreeMap::from([
-            (capacity::MEMORY.to_owned(), ranged(published, published, min, Quantity::from_mib(1))),
+            (capacity::MEMORY.to_owned(), ranged(published, published, one_mib, one_mib)),
+            (capacity::SHARES.to_owned(), ranged(shares, one, one, one)),
             (
                 capacity::CORES.to_owned(),
                 ranged(

@@ -130,7 +130,7 @@ impl Default for MemoryRatio {
 
 /// Maximum number of shares of a GPU, 1 to [`LIMIT`](Self::LIMIT).
 ///
-/// It is published as the minimum memory of a share, to which allocators round requests up.
+/// It is published as a capacity of which each request takes 1 unless it says more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MaxShares(u32);
 
@@ -143,11 +143,9 @@ impl MaxShares {
         if number >= 1 && number <= Self::LIMIT { Some(Self(number)) } else { None }
     }
 
-    /// Returns the minimum memory of a share, in MiB, of a GPU that publishes `published` MiB.
-    pub const fn min_memory_mib(self, published: u64) -> u64 {
-        let min = published.div_ceil(self.0 as u64);
-        // The API requires a positive minimum even for a GPU that reports no memory.
-        if min == 0 { 1 } else { min }
+    /// Returns the number.
+    pub const fn get(self) -> u32 {
+        self.0
     }
 }
 

@@ -166,20 +166,18 @@ fn oversubscribed_memory_is_published_with_the_truth_beside_it() {
 }
 
 #[test]
-fn minimum_memory_bounds_the_number_of_shares() {
-    let min = |memory_mib: u64, number: u32| {
-        let gpu = Gpu { memory_bytes: memory_mib << 20, ..gpu(0) };
+fn shares_are_a_capacity_of_which_a_request_takes_one() {
+    for number in [1, 10, 128] {
         let max_shares = MaxShares::new(number).expect("a number");
         let options = SliceOptions { max_shares, ..options() };
-        let slice = one(Inventory::new(vec![gpu], Vec::new(), Vec::new()), &options);
-        let capacity = devices(&slice)[0].capacity.as_ref().expect("capacity");
-        let policy = capacity["memory"].request_policy.as_ref().expect("a policy");
-        policy.valid_range.as_ref().expect("a range").min.0.clone()
-    };
-    assert_eq!([min(81559, 128), min(81559, 10), min(81559, 1)], ["638Mi", "8156Mi", "81559Mi"]);
-    assert_eq!(min(16, 128), "1Mi");
-    for memory in [1, 127, 128, 129, 16384, 81559, 8 * 294_912] {
-        assert!(memory / MaxShares::default().min_memory_mib(memory) <= 128, "{memory}");
+        let slice = one(Inventory::new(vec![gpu(0)], Vec::new(), Vec::new()), &options);
+        let capacity = &devices(&slice)[0].capacity.as_ref().expect("capacity")["shares"];
+        assert_eq!(capacity.value.0, number.to_string());
+        let policy = capacity.request_policy.as_ref().expect("a policy");
+        let range = policy.valid_range.as_ref().expect("a range");
+        let step = range.step.as_ref().map(|step| step.0.as_str());
+        let default = policy.default.as_ref().map(|default| default.0.as_str());
+        assert_eq!((default, range.min.0.as_str(), step), (Some("1"), "1", Some("1")));
     }
     for text in ["0", "129", "-1", "1.5", "", "ten"] {
         let error = text.parse::<MaxShares>().expect_err(text).to_string();

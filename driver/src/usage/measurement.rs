@@ -303,7 +303,7 @@ impl HostMeasurement {
     }
 
     /// Takes the lock if it is free. Returns true if this instance holds it.
-    fn try_lock(&mut self) -> bool {
+    pub fn try_lock(&mut self) -> bool {
         let path = self.ledgers.paths().measurement_lock();
         sole_lock::hold(&mut self.lock, &path).unwrap_or_else(|error| {
             tracing::warn!(
