@@ -656,3 +656,23 @@ fn nearest_miss_is_the_node_that_lacks_least() {
     }
     assert_eq!(nearest(&cluster, 1).unwrap(), "closest is node-a: insufficient memory (1Gi short)");
 }
+
+#[test]
+fn every_request_takes_a_share_of_its_gpu() {
+    let mut limited = gpu("gpu-0", "80Gi");
+    let shares = limited.capacity.get("cores").unwrap().clone();
+    let one = || Some(quantity("1"));
+    let range = tessera_allocator::model::ValidRange { min: one(), max: None, step: one() };
+    let policy = shares.policy.map(|policy| tessera_allocator::model::RequestPolicy {
+        default: one(),
+        valid_range: Some(range),
+        ..policy
+    });
+    let shares = tessera_allocator::model::Capacity { value: quantity("3"), policy };
+    Arc::make_mut(&mut limited.capacity).insert("shares".to_owned(), shares);
+    let cluster = Cluster::new().node("node-a", vec![limited]);
+    let pods: Vec<_> = (0..4).map(|i| share_pod(&format!("p{i}"), "1Mi", "0")).collect();
+    let plan = decide(&cluster, &pods);
+    assert_eq!(plan.decisions.len(), 3);
+    assert_eq!(reasons(&plan), BTreeMap::from([(short_of("shares"), (1, 1))]));
+}
