@@ -68,6 +68,8 @@ impl Requests {
         for own in &lasting {
             requests.add(own, pod);
         }
+        // Also bounds the comparisons below: a pod has as many containers as fit into an object.
+        requests.check(ask, reader)?;
         for own in ask.containers.iter().filter(is_init) {
             if let Some(other) = lasting.iter().find(|other| other.covers(own)) {
                 let shared = requests.of_container[&other.container].clone();
@@ -86,7 +88,9 @@ impl Requests {
 
     fn add(&mut self, ask: &ContainerAsk, pod: &Pod<'_>) {
         let container = pod.containers[ask.container].name;
-        let names = ask.groups.iter().enumerate().map(|(index, group)| {
+        // One more than allowed is enough for the refusal.
+        let room = (MAX_REQUESTS + 1).saturating_sub(self.requests.len());
+        let names = ask.groups.iter().enumerate().take(room).map(|(index, group)| {
             let name = match ask.groups.len() {
                 1 => self.free_name(container),
                 _ => self.free_name(&format!("{container}-{index}")),
@@ -118,7 +122,8 @@ impl Requests {
         let count = self.requests.len();
         if count > MAX_REQUESTS {
             let problem = format!("a claim has at most {MAX_REQUESTS} requests, one per container");
-            return Err(reader.refusal("spec.containers", format!("{count} with GPUs"), problem));
+            let value = format!("more than {MAX_REQUESTS} with GPUs");
+            return Err(reader.refusal("spec.containers", value, problem));
         }
         let gpus = self.requests.iter().fold(0, |sum: u64, r| sum.saturating_add(r.group.gpus));
         if gpus > MAX_DEVICES {

@@ -455,3 +455,30 @@ fn settings_of_the_documentation_are_valid() {
     let settings: Settings = serde_saphyr::from_str(block).unwrap();
     Converter::new(settings).unwrap();
 }
+
+#[test]
+fn very_many_containers_are_refused_with_few_steps() {
+    let container =
+        |name: String, dialect| json!({"name": name, "resources": {"limits": amounts(dialect)}});
+    for dialect in [Dialect::Hami, Dialect::Gpushare, Dialect::Nvidia] {
+        let mut many = pod(dialect);
+        many["spec"]["containers"] =
+            (0..5_000).map(|i| container(format!("c{i}"), dialect)).collect();
+        many["spec"]["initContainers"] =
+            (0..5_000).map(|i| container(format!("i{i}"), dialect)).collect();
+        let error = verdict(dialect, &many).unwrap_err().to_string();
+        assert!(error.contains("more than 32 with GPUs"), "{error}");
+        many["spec"]["containers"].as_array_mut().unwrap().truncate(1);
+        let converted = patched(dialect, &many);
+        let last = &converted["spec"]["initContainers"][4_999]["resources"]["claims"];
+        assert_eq!(*last, json!([{"name": "gpu", "request": "c0"}]), "{dialect}");
+    }
+    let mut groups = pod(Dialect::Kubegpu);
+    let group = |i: u32| (format!("resource/group/gpugrp1/0/gpugrp0/{i}/gpu/0/cards"), json!(1));
+    let requests: serde_json::Map<_, _> = (0..4_000).map(group).collect();
+    let info = json!({"runningcontainer": {"main": {"requests": requests}}});
+    groups["metadata"]["annotations"] = json!({"KubeDevice/DeviceInfo": info.to_string()});
+    groups["spec"]["containers"][0]["resources"] = json!({"limits": {"nvidia.com/gpu": 4_000}});
+    let error = verdict(Dialect::Kubegpu, &groups).unwrap_err().to_string();
+    assert!(error.contains("more than 32"), "{error}");
+}

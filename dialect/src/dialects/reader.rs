@@ -22,6 +22,9 @@ pub(crate) struct Reader<'s> {
     pub(crate) environment: Vec<(usize, String, String)>,
 }
 
+/// Most warnings of a pod. kube-apiserver passes on 4 KiB.
+const MAX_WARNINGS: usize = 32;
+
 /// Largest amount that a dialect reads: the old systems keep amounts in 32 bits.
 const MAX_AMOUNT: u64 = i32::MAX as u64;
 
@@ -48,7 +51,7 @@ impl<'s> Reader<'s> {
     pub(crate) fn warn(&mut self, field: impl AsRef<str>, value: impl AsRef<str>, text: &str) {
         let (field, value) = (field.as_ref(), shortened(value.as_ref()));
         let warning = format!("{field}: {value}: {text} (read as a pod of {})", self.dialect);
-        if !self.warnings.contains(&warning) {
+        if self.warnings.len() < MAX_WARNINGS && !self.warnings.contains(&warning) {
             self.warnings.push(warning);
         }
     }
