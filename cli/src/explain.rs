@@ -4,6 +4,7 @@
 //! the renderer of its events.
 
 mod claim;
+mod extended;
 mod outside;
 mod pod;
 mod render;

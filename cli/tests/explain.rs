@@ -497,3 +497,37 @@ fn claim_is_found_by_pod_and_entry() {
         "pod `trainer` has no entry `other` in spec.resourceClaims; its entries: gpu, late"
     );
 }
+
+/// Returns the message and the hint for a pod without claims that requests a resource.
+fn answer_for_resource(resource: &str, class_of: Option<&str>) -> (String, Option<String>) {
+    let mut fixture = Fixture::new();
+    let pod_object = fixture.pod("old", &[]);
+    let resources = json!({"requests": {"cpu": "1", resource: "1"}});
+    pod_object.spec.as_mut().unwrap().containers[0].resources = Some(read(resources));
+    if let Some(name) = class_of {
+        let spec = json!({"extendedResourceName": name});
+        let class = json!({"metadata": {"name": "a100.gpu.tessera.dev"}, "spec": spec});
+        fixture.snapshot.device_classes.push(read(class));
+    }
+    let report = pod(&fixture, "old");
+    assert_eq!(report.state, PodState::NoClaims);
+    (report.message, report.hint)
+}
+
+#[test]
+fn a_pod_of_another_system_is_explained_with_the_conversion() {
+    let (message, hint) = answer_for_resource("nvidia.com/gpumem", None);
+    assert!(message.contains("`nvidia.com/gpumem`") && message.contains("(hami, 4paradigm)"));
+    assert!(hint.unwrap().contains("kubectl tessera convert --dialect hami"));
+    let (message, hint) = answer_for_resource("example.com/dongle", None);
+    assert_eq!((message.as_str(), hint), ("it uses no ResourceClaims", None));
+    for (resource, class_of) in [
+        ("deviceclass.resource.kubernetes.io/a100.gpu.tessera.dev", None),
+        ("nvidia.com/gpu", Some("nvidia.com/gpu")),
+    ] {
+        let (message, hint) = answer_for_resource(resource, class_of);
+        assert!(message.contains("DeviceClass a100.gpu.tessera.dev"), "{message}");
+        assert!(message.contains("in stock mode only"), "{message}");
+        assert!(hint.unwrap().contains("deviceClassName: a100.gpu.tessera.dev"));
+    }
+}

@@ -153,6 +153,16 @@ impl Converter {
         readers.flat_map(Read::triggers).collect()
     }
 
+    /// Returns the dialects that read an extended resource, of those that have settings.
+    #[must_use]
+    pub fn dialects_of(&self, resource: &str) -> Vec<Dialect> {
+        let reads = |dialect: &Dialect| {
+            let names = self.reader(*dialect).map(Read::names).unwrap_or_default();
+            names.resources.iter().any(|name| name == resource)
+        };
+        Dialect::ALL.into_iter().filter(reads).collect()
+    }
+
     /// Returns the changes of a pod or pod template.
     ///
     /// # Errors

@@ -11,6 +11,7 @@ use tessera_index::{Blocked, ClaimState, PodStage};
 use tessera_messages as message;
 
 use super::claim::{ClaimContext, PodClaimReport};
+use super::extended::ExtendedResource;
 use super::{PlanView, PodReport, PodState, outside};
 
 /// Returns the report of a pod of the index.
@@ -65,7 +66,13 @@ impl<'v> PodContext<'v> {
             hint: None,
         };
         if self.claims.is_empty() {
-            return plain(PodState::NoClaims, "it uses no ResourceClaims");
+            let asked = self.object.and_then(|pod| ExtendedResource::of(self.view, pod));
+            return match asked {
+                None => plain(PodState::NoClaims, "it uses no ResourceClaims"),
+                Some(ExtendedResource { message, hint }) => {
+                    PodAnswer { hint: Some(hint), ..plain(PodState::NoClaims, &message) }
+                }
+            };
         }
         match self.view.index.stage(self.uid) {
             None | Some(PodStage::Ended) => {
