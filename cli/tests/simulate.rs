@@ -7,6 +7,7 @@ use fixture::{Fixture, device, golden, share};
 use serde_json::json;
 use tessera_api::names::Namespace;
 use tessera_cli::args::PolicyName;
+use tessera_cli::convert::{Conversions, ManifestFile};
 use tessera_cli::output::{OutputFormat, render};
 use tessera_cli::simulate::{self, ManifestError, SimulatedOutcome, Simulation};
 
@@ -248,4 +249,42 @@ fn cause_of_an_invalid_config_is_printed_once() {
     );
     let text = simulate::text(&simulated(&Fixture::new(), &(invalid + TRAINER)), true);
     assert_eq!(text.matches("placment").count(), 1, "{text}");
+}
+
+/// Selectors compile, and the planner accepts configurations and constraints: a pod fits, or lacks
+/// GPUs as it asks for.
+#[test]
+fn converted_pods_of_other_systems_are_planned() {
+    let mut fixture = Fixture::new();
+    fixture.node("big", fixture::h100s(8));
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../dialect/tests/examples");
+    let (mut fit, mut short) = (Vec::new(), Vec::new());
+    for dialect in tessera_dialect::Dialect::ALL {
+        let settings = tessera_dialect::Settings::with_defaults(&[dialect]);
+        let converter = tessera_dialect::Converter::new(settings).unwrap();
+        let (namespace, paths) = ("team-a", &[]);
+        let conversions = Conversions {
+            converter: &converter,
+            namespace,
+            template_paths: paths,
+            add_tolerations: false,
+        };
+        let directory = [root.join(dialect.name())];
+        for file in ManifestFile::read_all(&directory, false).unwrap() {
+            let converted = conversions.convert(std::slice::from_ref(&file)).unwrap();
+            if converted.report.objects[0].templates.is_empty() {
+                continue;
+            }
+            let pod = &simulated(&fixture, &converted.manifests).pods[0];
+            match pod.result {
+                SimulatedOutcome::Fits => fit.push(pod.pod.clone()),
+                other => short.push(format!("{} {other:?}: {}", pod.pod, pod.message)),
+            }
+        }
+    }
+    assert!(fit.len() > 60, "{} fit; {short:#?}", fit.len());
+    // The other one names a node that the cluster does not have.
+    let is_valid =
+        |text: &String| text.contains("GPUs available") || text.contains("bound to node node-1");
+    assert!(short.iter().all(is_valid), "{short:#?}");
 }
