@@ -20,6 +20,7 @@
 pub mod ask;
 mod claim;
 mod convert;
+mod description;
 mod dialects;
 mod name;
 mod original;
@@ -33,6 +34,7 @@ pub use claim::{TEMPLATE_PREFIX, Template};
 pub use convert::{
     Conversion, ConversionError, Converter, LeaveReason, ManifestForm, NamespaceView, Verdict,
 };
+pub use description::{DialectDescription, descriptions};
 pub use dialects::Trigger;
 pub use name::{DIALECT_LABEL, Dialect, NO_DIALECT};
 pub use original::{CONVERTED_ANNOTATION, Original, OriginalError};

@@ -33,7 +33,7 @@ impl Read for Entry<ElasticSettings> {
         Defaults {
             compute_policy: ComputePolicy::None,
             schedulers: &[],
-            replaced_schedulers: &["elastic-gpu-scheduler"],
+            replaced_schedulers: &[],
             opt_out: &[],
             unlimited: None,
             refuses_node_name: false,

@@ -52,6 +52,8 @@ impl Read for Entry<FourParadigmSettings> {
                 "4pd.io/devices-to-allocate",
                 "4pd.io/bind-time",
                 "4pd.io/bind-phase",
+                "hami.sh/vgpu-devices-to-allocate",
+                "hami.sh/vgpu-devices-allocated",
             ]),
         }
     }

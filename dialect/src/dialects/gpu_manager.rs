@@ -42,6 +42,7 @@ impl Read for Entry<GpuManagerSettings> {
             annotations: owned(&[CORE_LIMIT]),
             written: owned(&[
                 "tencent.com/gpu-assigned",
+                "tencent.com/vcuda-device",
                 "tencent.com/predicate-time",
                 "tencent.com/predicate-node",
             ]),

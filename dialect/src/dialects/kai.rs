@@ -41,7 +41,7 @@ impl Read for Entry<KaiSettings> {
         Names {
             resources: Vec::new(),
             annotations: owned(&[FRACTION, MEMORY, DEVICES, CONTAINER, MPS]),
-            written: owned(&["runai/shared-gpu-configmap", "received-resource-type"]),
+            written: owned(&["runai/shared-gpu-configmap"]),
         }
     }
 

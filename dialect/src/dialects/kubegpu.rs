@@ -32,7 +32,7 @@ impl Read for Entry<KubegpuSettings> {
         Defaults {
             compute_policy: ComputePolicy::None,
             schedulers: &[],
-            replaced_schedulers: &["kubegpu", "kubedevice"],
+            replaced_schedulers: &[],
             opt_out: &[],
             unlimited: None,
             refuses_node_name: false,

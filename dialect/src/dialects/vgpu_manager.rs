@@ -63,7 +63,6 @@ impl Read for Entry<VgpuManagerSettings> {
                 "predicate-time",
                 "pre-allocated",
                 "real-allocated",
-                "assigned-phase",
             ]),
         }
     }

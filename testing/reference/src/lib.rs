@@ -6,6 +6,7 @@
 
 mod chart_values;
 mod command_lines;
+mod dialects;
 mod interface;
 mod table;
 
@@ -56,6 +57,7 @@ pub fn pages(root: &Path) -> anyhow::Result<Vec<Page>> {
         interface::config(),
         interface::attributes(),
         interface::exit_codes(),
+        dialects::dialects(),
         command_lines::flags(),
         chart_values::chart_values(root)?,
     ])
