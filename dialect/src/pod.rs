@@ -3,6 +3,8 @@
 //! Only the fields that dialects read are looked at; all others pass through unseen, so that a pod
 //! of a newer Kubernetes keeps fields that this version does not know.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Map, Value};
 
 /// A pod or pod template.
@@ -68,6 +70,7 @@ impl<'p> Pod<'p> {
     /// [`NotAPod`] if a list of containers is no list, or a container has no name.
     pub(crate) fn new(root: &'p Value) -> Result<Self, NotAPod> {
         let mut containers = Vec::new();
+        let mut names = BTreeSet::new();
         for list in ["initContainers", "containers"] {
             let entries = match &root["spec"][list] {
                 Value::Null => continue,
@@ -79,6 +82,12 @@ impl<'p> Pod<'p> {
                     field: format!("spec.{list}[{index}].name"),
                     expected: "a name",
                 })?;
+                // What was removed is kept by name.
+                if !names.insert(name) {
+                    let field = format!("spec.{list}[{index}].name");
+                    let expected = "a name that no other container of the pod has";
+                    return Err(NotAPod { field, expected });
+                }
                 let kind = match (list, root["restartPolicy"].as_str()) {
                     ("containers", _) => Kind::Regular,
                     (_, Some("Always")) => Kind::Sidecar,

@@ -355,6 +355,12 @@ fn what_is_no_pod_is_an_error_with_the_field() {
     assert_eq!(error, "spec.containers: expected a list");
     let error = convert(json!({"spec": {"containers": [{"name": 1}]}})).unwrap_err().to_string();
     assert_eq!(error, "spec.containers[0].name: expected a name");
+    let twins = json!({"spec": {"initContainers": [{"name": "a"}], "containers": [{"name": "a"}]}});
+    let error = convert(twins).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "spec.containers[0].name: expected a name that no other container of the pod has"
+    );
     for odd in [json!(null), json!([]), json!("pod"), json!({"metadata": 1, "spec": [1]})] {
         assert_eq!(convert(odd).unwrap(), Verdict::Leave(LeaveReason::NothingToConvert));
     }
