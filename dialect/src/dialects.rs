@@ -42,6 +42,20 @@ pub(crate) struct Defaults {
     pub(crate) refuses_node_name: bool,
 }
 
+impl Defaults {
+    /// Returns the defaults of a system without a scheduler, a label or a variable of its own.
+    pub(crate) const fn of(compute_policy: ComputePolicy) -> Self {
+        Self {
+            compute_policy,
+            schedulers: &[],
+            replaced_schedulers: &[],
+            opt_out: &[],
+            unlimited: None,
+            refuses_node_name: false,
+        }
+    }
+}
+
 /// A variable by which a container asks to be unlimited.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Unlimited {
@@ -104,7 +118,9 @@ pub(crate) trait Read {
     }
 
     /// Checks the values of the settings.
-    fn check(&self) -> Result<(), SettingsError>;
+    fn check(&self) -> Result<(), SettingsError> {
+        Ok(())
+    }
 
     /// Returns the GPUs that the pod asks for; no containers if it asks for none.
     ///

@@ -54,13 +54,11 @@ impl Changes<'_> {
         let path = ["metadata", "annotations"];
         let gone = self.names.annotations.iter().chain(&self.names.written);
         let gone: Vec<_> = gone.filter(|name| self.pod.annotation(name).is_some()).collect();
-        let Some(original) = self.original else {
-            if !gone.is_empty() && gone.len() == self.pod.annotations() {
-                return operations.remove(&path);
-            }
-            return gone.iter().for_each(|name| operations.remove(&[&path[..], &[name]].concat()));
-        };
+        if self.original.is_none() && !gone.is_empty() && gone.len() == self.pod.annotations() {
+            return operations.remove(&path);
+        }
         gone.iter().for_each(|name| operations.remove(&[&path[..], &[name]].concat()));
+        let Some(original) = self.original else { return };
         let kept = serde_json::to_string(original).unwrap_or_default();
         if self.pod.has_annotations() {
             operations.add(&[&path[..], &[CONVERTED_ANNOTATION]].concat(), kept.into());

@@ -23,14 +23,7 @@ impl Read for Entry<AwsSettings> {
     }
 
     fn defaults(&self) -> Defaults {
-        Defaults {
-            compute_policy: ComputePolicy::Balance,
-            schedulers: &[],
-            replaced_schedulers: &[],
-            opt_out: &[],
-            unlimited: None,
-            refuses_node_name: false,
-        }
+        Defaults::of(ComputePolicy::Balance)
     }
 
     fn names(&self) -> Names {

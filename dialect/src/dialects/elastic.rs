@@ -8,7 +8,7 @@ use crate::ask::{ContainerAsk, MemoryAsk, PodAsk, ShareAsk};
 use crate::name::Dialect;
 use crate::pod::{Container, Kind, Pod};
 use crate::refusal::PodRefusal;
-use crate::settings::{Common, ElasticSettings, Entry, SettingsError};
+use crate::settings::{Common, ElasticSettings, Entry};
 
 /// Resources for compute and memory. The domain depends on the component that a cluster runs.
 const RESOURCES: [(&str, &str); 3] = [
@@ -30,14 +30,7 @@ impl Read for Entry<ElasticSettings> {
     }
 
     fn defaults(&self) -> Defaults {
-        Defaults {
-            compute_policy: ComputePolicy::None,
-            schedulers: &[],
-            replaced_schedulers: &[],
-            opt_out: &[],
-            unlimited: None,
-            refuses_node_name: false,
-        }
+        Defaults::of(ComputePolicy::None)
     }
 
     fn names(&self) -> Names {
@@ -47,10 +40,6 @@ impl Read for Entry<ElasticSettings> {
             annotations: Vec::new(),
             written: owned(&["elasticgpu.io/assumed"]),
         }
-    }
-
-    fn check(&self) -> Result<(), SettingsError> {
-        Ok(())
     }
 
     fn read(&self, pod: &Pod<'_>, reader: &mut Reader<'_>) -> Result<PodAsk, PodRefusal> {

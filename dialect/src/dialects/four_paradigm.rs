@@ -2,16 +2,16 @@
 
 use tessera_api::config::{ComputePolicy, MemoryPercent};
 
-use super::hami::{NO_USE_TYPE, NUMA_BIND, USE_TYPE, numa_bind, priority, set_limits};
+use super::hami::{NO_USE_TYPE, NUMA_BIND, USE_TYPE, container_asks, numa_bind, priority};
 use super::reader::limit_path;
-use super::types::{Items, select_parts};
+use super::types::{Items, select_wanted_or_not};
 use super::{Defaults, Names, Read, Reader, Unlimited, owned};
-use crate::ask::{ContainerAsk, MemoryAsk, PodAsk, ShareAsk};
+use crate::ask::{MemoryAsk, PodAsk, ShareAsk};
 use crate::name::Dialect;
 use crate::pod::{Container, Pod};
 use crate::refusal::PodRefusal;
 use crate::selector::Text;
-use crate::settings::{Common, Entry, FourParadigmSettings, SettingsError};
+use crate::settings::{Common, Entry, FourParadigmSettings};
 
 impl Read for Entry<FourParadigmSettings> {
     fn dialect(&self) -> Dialect {
@@ -24,12 +24,11 @@ impl Read for Entry<FourParadigmSettings> {
 
     fn defaults(&self) -> Defaults {
         Defaults {
-            compute_policy: ComputePolicy::Balance,
-            schedulers: &[],
             replaced_schedulers: &["4pd-scheduler"],
             opt_out: &[("4pd.io/webhook", "ignore")],
             unlimited: Some(Unlimited { variable: "CUDA_DISABLE_CONTROL", any_value: true }),
             refuses_node_name: true,
+            ..Defaults::of(ComputePolicy::Balance)
         }
     }
 
@@ -58,29 +57,14 @@ impl Read for Entry<FourParadigmSettings> {
         }
     }
 
-    fn check(&self) -> Result<(), SettingsError> {
-        Ok(())
-    }
-
     fn read(&self, pod: &Pod<'_>, reader: &mut Reader<'_>) -> Result<PodAsk, PodRefusal> {
-        let mut containers = Vec::new();
-        for (index, container) in pod.containers.iter().enumerate() {
-            let Some((gpus, share)) = container_share(&self.own, container, reader)? else {
-                continue;
-            };
-            set_limits(reader, index, gpus, share.memory);
-            containers.push(ContainerAsk::of(index, gpus, share));
-        }
+        let share = |c: &Container<'_>, r: &mut Reader<'_>| container_share(&self.own, c, r);
+        let containers = container_asks(pod, reader, share)?;
         let mut ask = reader.pod_ask(containers);
-        // An empty item is a part of every type there. With a list of wanted types, the other is
-        // not looked at.
+        // An empty item is a part of every type there.
         let types = (Text::AlwaysPrefixedType, Items::Verbatim);
-        let wanted = select_parts(pod, reader, USE_TYPE, types, true)?;
-        let unwanted = match &wanted {
-            Some(_) => None,
-            None => select_parts(pod, reader, NO_USE_TYPE, types, false)?,
-        };
-        ask.selectors.extend(wanted.into_iter().chain(unwanted));
+        let lists = (USE_TYPE, NO_USE_TYPE);
+        ask.selectors.extend(select_wanted_or_not(pod, reader, lists, types)?);
         ask.topology.extend(numa_bind(pod, reader));
         Ok(ask)
     }

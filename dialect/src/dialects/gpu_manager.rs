@@ -8,7 +8,7 @@ use crate::ask::{ContainerAsk, MemoryAsk, PodAsk, ShareAsk};
 use crate::name::Dialect;
 use crate::pod::{Container, Pod};
 use crate::refusal::PodRefusal;
-use crate::settings::{Common, Entry, GpuManagerSettings, SettingsError};
+use crate::settings::{Common, Entry, GpuManagerSettings};
 
 const CORE: &str = "tencent.com/vcuda-core";
 const MEMORY: &str = "tencent.com/vcuda-memory";
@@ -26,14 +26,7 @@ impl Read for Entry<GpuManagerSettings> {
     }
 
     fn defaults(&self) -> Defaults {
-        Defaults {
-            compute_policy: ComputePolicy::Fixed,
-            schedulers: &[],
-            replaced_schedulers: &[],
-            opt_out: &[],
-            unlimited: None,
-            refuses_node_name: false,
-        }
+        Defaults::of(ComputePolicy::Fixed)
     }
 
     fn names(&self) -> Names {
@@ -47,10 +40,6 @@ impl Read for Entry<GpuManagerSettings> {
                 "tencent.com/predicate-node",
             ]),
         }
-    }
-
-    fn check(&self) -> Result<(), SettingsError> {
-        Ok(())
     }
 
     fn read(&self, pod: &Pod<'_>, reader: &mut Reader<'_>) -> Result<PodAsk, PodRefusal> {

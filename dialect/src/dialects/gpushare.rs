@@ -8,7 +8,7 @@ use crate::ask::{ContainerAsk, MemoryAsk, PodAsk, ShareAsk};
 use crate::name::Dialect;
 use crate::pod::Pod;
 use crate::refusal::PodRefusal;
-use crate::settings::{Common, Entry, GpushareSettings, MemoryUnit, SettingsError};
+use crate::settings::{Common, Entry, GpushareSettings, MemoryUnit};
 
 const MEMORY: &str = "aliyun.com/gpu-mem";
 const COUNT: &str = "aliyun.com/gpu-count";
@@ -23,14 +23,7 @@ impl Read for Entry<GpushareSettings> {
     }
 
     fn defaults(&self) -> Defaults {
-        Defaults {
-            compute_policy: ComputePolicy::None,
-            schedulers: &[],
-            replaced_schedulers: &[],
-            opt_out: &[],
-            unlimited: None,
-            refuses_node_name: false,
-        }
+        Defaults::of(ComputePolicy::None)
     }
 
     fn names(&self) -> Names {
@@ -45,10 +38,6 @@ impl Read for Entry<GpushareSettings> {
                 "ALIYUN_COM_GPU_MEM_ASSUME_TIME",
             ]),
         }
-    }
-
-    fn check(&self) -> Result<(), SettingsError> {
-        Ok(())
     }
 
     fn read(&self, pod: &Pod<'_>, reader: &mut Reader<'_>) -> Result<PodAsk, PodRefusal> {

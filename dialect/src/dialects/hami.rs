@@ -37,12 +37,12 @@ impl Read for Entry<HamiSettings> {
 
     fn defaults(&self) -> Defaults {
         Defaults {
-            compute_policy: ComputePolicy::Balance,
             schedulers: &["", "default-scheduler", "hami-scheduler"],
             replaced_schedulers: &["hami-scheduler"],
             opt_out: &[("hami.io/webhook", "ignore")],
             unlimited: Some(Unlimited { variable: "CUDA_DISABLE_CONTROL", any_value: false }),
             refuses_node_name: true,
+            ..Defaults::of(ComputePolicy::Balance)
         }
     }
 
@@ -85,18 +85,27 @@ impl Read for Entry<HamiSettings> {
     }
 
     fn read(&self, pod: &Pod<'_>, reader: &mut Reader<'_>) -> Result<PodAsk, PodRefusal> {
-        let mut containers = Vec::new();
-        for (index, container) in pod.containers.iter().enumerate() {
-            let Some((gpus, share)) = container_share(&self.own, container, reader)? else {
-                continue;
-            };
-            set_limits(reader, index, gpus, share.memory);
-            containers.push(ContainerAsk::of(index, gpus, share));
-        }
+        let share = |c: &Container<'_>, r: &mut Reader<'_>| container_share(&self.own, c, r);
+        let containers = container_asks(pod, reader, share)?;
         let mut ask = reader.pod_ask(containers);
         read_annotations(pod, reader, &mut ask)?;
         Ok(ask)
     }
+}
+
+/// Returns the asks of the containers that `share` gives GPUs.
+pub(super) fn container_asks(
+    pod: &Pod<'_>,
+    reader: &mut Reader<'_>,
+    share: impl Fn(&Container<'_>, &mut Reader<'_>) -> Result<Option<(u64, ShareAsk)>, PodRefusal>,
+) -> Result<Vec<ContainerAsk>, PodRefusal> {
+    let mut containers = Vec::new();
+    for (index, container) in pod.containers.iter().enumerate() {
+        let Some((gpus, share)) = share(container, reader)? else { continue };
+        set_limits(reader, index, gpus, share.memory);
+        containers.push(ContainerAsk::of(index, gpus, share));
+    }
+    Ok(containers)
 }
 
 /// Returns the number of GPUs of a container and the share of each; `None` for none.
@@ -145,13 +154,7 @@ fn container_share(
         ..ShareAsk::default()
     };
     if share.exclusive && matches!(amount, MemoryAsk::Percent(_)) {
-        // A limit is an amount; a percentage is a reservation.
-        reader.inexpressible(
-            percentage_field(),
-            percentage.unwrap_or_default().to_string(),
-            "beside 100 cores the GPU has no other claim, and the container sees all of its memory",
-        )?;
-        share.memory = MemoryAsk::All;
+        share.memory = reader.all_memory(percentage_field(), percentage.unwrap_or_default())?;
     }
     let mut share = share.with_policy(Some(compute_policy(container, reader)));
     share.compute.priority = priority;

@@ -8,7 +8,7 @@ use crate::ask::{ContainerAsk, MemoryAsk, PodAsk, ShareAsk};
 use crate::name::Dialect;
 use crate::pod::{Kind, Pod};
 use crate::refusal::PodRefusal;
-use crate::settings::{Common, Entry, KaiSettings, SettingsError};
+use crate::settings::{Common, Entry, KaiSettings};
 
 const FRACTION: &str = "gpu-fraction";
 const MEMORY: &str = "gpu-memory";
@@ -28,12 +28,9 @@ impl Read for Entry<KaiSettings> {
 
     fn defaults(&self) -> Defaults {
         Defaults {
-            compute_policy: ComputePolicy::None,
             schedulers: &["kai-scheduler", "runai-scheduler"],
-            replaced_schedulers: &[],
             opt_out: &[("kai-resource-isolator.io/webhook", "ignore")],
-            unlimited: None,
-            refuses_node_name: false,
+            ..Defaults::of(ComputePolicy::None)
         }
     }
 
@@ -47,10 +44,6 @@ impl Read for Entry<KaiSettings> {
 
     fn triggers(&self) -> Vec<Trigger> {
         owned(&[FRACTION, MEMORY]).into_iter().map(Trigger::Annotation).collect()
-    }
-
-    fn check(&self) -> Result<(), SettingsError> {
-        Ok(())
     }
 
     fn read(&self, pod: &Pod<'_>, reader: &mut Reader<'_>) -> Result<PodAsk, PodRefusal> {

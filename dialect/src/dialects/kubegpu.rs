@@ -11,7 +11,7 @@ use crate::ask::{ContainerAsk, Group, PodAsk, ShareAsk};
 use crate::name::Dialect;
 use crate::pod::{Container, Kind, Pod};
 use crate::refusal::PodRefusal;
-use crate::settings::{Common, Entry, KubegpuSettings, SettingsError};
+use crate::settings::{Common, Entry, KubegpuSettings};
 
 const INFO: &str = "KubeDevice/DeviceInfo";
 /// The name before extended resources. kube-apiserver refuses it; manifests may have it.
@@ -29,14 +29,7 @@ impl Read for Entry<KubegpuSettings> {
     }
 
     fn defaults(&self) -> Defaults {
-        Defaults {
-            compute_policy: ComputePolicy::None,
-            schedulers: &[],
-            replaced_schedulers: &[],
-            opt_out: &[],
-            unlimited: None,
-            refuses_node_name: false,
-        }
+        Defaults::of(ComputePolicy::None)
     }
 
     fn names(&self) -> Names {
@@ -45,10 +38,6 @@ impl Read for Entry<KubegpuSettings> {
             annotations: owned(&[INFO]),
             written: Vec::new(),
         }
-    }
-
-    fn check(&self) -> Result<(), SettingsError> {
-        Ok(())
     }
 
     fn read(&self, pod: &Pod<'_>, reader: &mut Reader<'_>) -> Result<PodAsk, PodRefusal> {

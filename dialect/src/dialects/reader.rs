@@ -4,7 +4,7 @@ use tessera_api::config::{ComputePolicy, Placement};
 use tessera_api::quantity::Quantity;
 
 use super::{Defaults, Read};
-use crate::ask::{ContainerAsk, PodAsk};
+use crate::ask::{ContainerAsk, MemoryAsk, PodAsk};
 use crate::name::Dialect;
 use crate::pod::{Amounts, Container, Pod};
 use crate::refusal::{PodRefusal, shortened};
@@ -66,6 +66,19 @@ impl<'s> Reader<'s> {
     ) -> Result<(), PodRefusal> {
         let action = self.common.inexpressible.unwrap_or(Action::Warn);
         self.react(action, field.as_ref(), value.as_ref(), text)
+    }
+
+    /// Handles a percentage of the memory of a GPU without other claims. A limit is an amount, and
+    /// a percentage is a reservation: the container sees all of the memory.
+    pub(crate) fn all_memory(
+        &mut self,
+        field: String,
+        percentage: u64,
+    ) -> Result<MemoryAsk, PodRefusal> {
+        let text =
+            "beside 100 cores the GPU has no other claim, and the container sees all of its memory";
+        self.inexpressible(field, percentage.to_string(), text)?;
+        Ok(MemoryAsk::All)
     }
 
     /// Handles a field that the old system ignored, so that the pod did not get what it asks for:

@@ -45,6 +45,20 @@ pub(super) fn select_parts(
     checked(reader, annotation, list, expression).map(Some)
 }
 
+/// Returns the selector of the wanted parts; without a list of them, that of the unwanted ones,
+/// which the old system does not look at otherwise.
+pub(super) fn select_wanted_or_not(
+    pod: &Pod<'_>,
+    reader: &Reader<'_>,
+    (wanted, unwanted): (&str, &str),
+    parts: (Text, Items),
+) -> Result<Option<String>, PodRefusal> {
+    match select_parts(pod, reader, wanted, parts, true)? {
+        None => select_parts(pod, reader, unwanted, parts, false),
+        selector => Ok(selector),
+    }
+}
+
 /// Adds the selector of a list of UUIDs, of which the GPU has one, or none.
 pub(super) fn select_uuids(
     pod: &Pod<'_>,

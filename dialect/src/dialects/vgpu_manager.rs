@@ -44,12 +44,10 @@ impl Read for Entry<VgpuManagerSettings> {
 
     fn defaults(&self) -> Defaults {
         Defaults {
-            compute_policy: ComputePolicy::Fixed,
-            schedulers: &[],
             replaced_schedulers: &["vgpu-scheduler"],
             opt_out: &[("vgpu-manager.io/ignore-webhook", "true")],
             unlimited: Some(Unlimited { variable: "DISABLE_VGPU_CONTROL", any_value: false }),
-            refuses_node_name: false,
+            ..Defaults::of(ComputePolicy::Fixed)
         }
     }
 

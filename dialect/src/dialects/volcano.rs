@@ -5,7 +5,7 @@ use tessera_api::config::{ComputePolicy, MemoryPercent};
 
 use super::hami::{NO_USE_TYPE, USE_TYPE, set_limits};
 use super::reader::{annotation_path, limit_path};
-use super::types::{Items, select_parts, select_uuids};
+use super::types::{Items, select_uuids, select_wanted_or_not};
 use super::{Defaults, Names, Read, Reader, Unlimited, at_least_one, owned};
 use crate::ask::{ContainerAsk, MemoryAsk, PodAsk, ShareAsk};
 use crate::name::Dialect;
@@ -36,12 +36,8 @@ impl Read for Entry<VolcanoSettings> {
 
     fn defaults(&self) -> Defaults {
         Defaults {
-            compute_policy: ComputePolicy::Balance,
-            schedulers: &[],
-            replaced_schedulers: &[],
-            opt_out: &[],
             unlimited: Some(Unlimited { variable: "CUDA_DISABLE_CONTROL", any_value: true }),
-            refuses_node_name: false,
+            ..Defaults::of(ComputePolicy::Balance)
         }
     }
 
@@ -181,12 +177,7 @@ fn percent(
     match MemoryPercent::from_hundredths(percentage.saturating_mul(100)) {
         None => Err(reader.refusal(field, percentage, "expected a whole number from 0 to 100")),
         Some(percent) if percent.hundredths() == 10_000 => Ok(MemoryAsk::All),
-        Some(_) if exclusive => {
-            let text = "beside 100 cores the GPU has no other claim, and the container sees all of \
-                        its memory";
-            reader.inexpressible(field, percentage.to_string(), text)?;
-            Ok(MemoryAsk::All)
-        }
+        Some(_) if exclusive => reader.all_memory(field, percentage),
         Some(percent) => Ok(MemoryAsk::Percent(percent)),
     }
 }
@@ -215,12 +206,8 @@ fn read_annotations(
     ask: &mut PodAsk,
 ) -> Result<(), PodRefusal> {
     let types = (Text::PrefixedType, Items::Verbatim);
-    let wanted = select_parts(pod, reader, USE_TYPE, types, true)?;
-    let unwanted = match &wanted {
-        Some(_) => None,
-        None => select_parts(pod, reader, NO_USE_TYPE, types, false)?,
-    };
-    ask.selectors.extend(wanted.into_iter().chain(unwanted));
+    let lists = (USE_TYPE, NO_USE_TYPE);
+    ask.selectors.extend(select_wanted_or_not(pod, reader, lists, types)?);
     ask.selectors.extend(select_uuids(pod, reader, USE_UUID, true)?);
     ask.selectors.extend(select_uuids(pod, reader, NO_USE_UUID, false)?);
     if let Some(mode) = pod.annotation(MODE).filter(|mode| *mode != "hami-core") {
