@@ -34,4 +34,5 @@ pub mod tree;
 pub mod usage;
 
 mod devices;
+mod input;
 mod yaml;

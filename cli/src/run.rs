@@ -1,7 +1,7 @@
 //! The program: from the command line to the exit code.
 
-use std::io::{Read, Write};
-use std::path::{Path, PathBuf};
+use std::io::Write;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -21,7 +21,7 @@ use crate::explain::PlanView;
 use crate::output::{count, render};
 use crate::snapshot::{IndexedSnapshot, Snapshot, VERSION};
 use crate::terminal::escape;
-use crate::{convert, explain, simulate, tree, usage};
+use crate::{convert, explain, input, simulate, tree, usage};
 
 /// Exit status of a command without errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -239,7 +239,7 @@ fn dialect_settings(args: &ConvertArgs) -> anyhow::Result<Settings> {
     let defaults = Settings::with_defaults(&args.dialect);
     let Some(path) = &args.settings else { return Ok(defaults) };
     let cannot = || format!("cannot read the settings in {}", path.display());
-    let text = read(path).with_context(cannot)?;
+    let text = input::read(path).with_context(cannot)?;
     let settings: Settings = crate::yaml::from_str(&text).with_context(cannot)?;
     Ok(if args.dialect.is_empty() { settings } else { settings.selecting(&args.dialect) })
 }
@@ -288,21 +288,12 @@ fn content(snapshot: &Snapshot) -> String {
 fn read_all(files: &[PathBuf]) -> anyhow::Result<String> {
     let mut all = String::new();
     for path in files {
-        let text = read(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let text = input::read(path).with_context(|| format!("cannot read {}", path.display()))?;
         // A separator between two files. The last one adds an empty document, which is skipped.
         all.push_str(&text);
         all.push_str("\n---\n");
     }
     Ok(all)
-}
-
-fn read(path: &Path) -> std::io::Result<String> {
-    if path == Path::new("-") {
-        let mut text = String::new();
-        std::io::stdin().read_to_string(&mut text)?;
-        return Ok(text);
-    }
-    std::fs::read_to_string(path)
 }
 
 fn names(files: &[PathBuf]) -> String {

@@ -1,6 +1,5 @@
 //! The files of `convert`: named ones, those of directories, and the standard input.
 
-use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use super::ManifestFile;
@@ -52,12 +51,7 @@ impl ManifestFile {
 
 fn read(path: &Path) -> Result<ManifestFile, FileError> {
     let failed = |source| FileError::Read { path: path.to_owned(), source };
-    let mut text = String::new();
-    if path == Path::new("-") {
-        std::io::stdin().read_to_string(&mut text).map_err(failed)?;
-    } else {
-        text = std::fs::read_to_string(path).map_err(failed)?;
-    }
+    let text = crate::input::read(path).map_err(failed)?;
     Ok(ManifestFile { name: path.display().to_string(), text })
 }
 
