@@ -15,9 +15,9 @@ use crate::refusal::PodRefusal;
 use crate::settings::{Settings, SettingsError};
 
 /// Annotation of pods that the kubelet makes from files of its node.
-const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
+pub(crate) const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 /// Namespace whose pods are never converted.
-const SYSTEM_NAMESPACE: &str = "kube-system";
+pub(crate) const SYSTEM_NAMESPACE: &str = "kube-system";
 
 /// Converts pods by settings that do not contradict one another.
 #[derive(Debug, Clone)]
@@ -120,6 +120,28 @@ pub enum ConversionError {
         /// A name of it.
         second_name: String,
     },
+    /// A pod that was converted from one dialect has a name of another.
+    #[error(
+        "the pod is one of {first}, and `{name}` is read by {second}: a pod is of one dialect; remove the names of the other"
+    )]
+    ConvertedByOther {
+        /// The dialect that it was converted from.
+        first: Dialect,
+        /// The other dialect.
+        second: Dialect,
+        /// A name of the other.
+        name: String,
+    },
+    /// The label of the namespace names no dialect, or one without settings.
+    #[error(
+        "label {DIALECT_LABEL} of namespace {namespace}: expected a dialect of the settings or `{NO_DIALECT}`: {known}"
+    )]
+    UnknownNamespaceDialect {
+        /// The namespace.
+        namespace: String,
+        /// Dialects of the settings.
+        known: String,
+    },
     /// A pod that was converted names the dialect's resources again.
     #[error(
         "annotation {CONVERTED_ANNOTATION}: the pod was converted, and names `{name}` again; remove one of the two"
@@ -172,7 +194,41 @@ impl Converter {
         pod: &Value,
         namespace: NamespaceView<'_>,
     ) -> Result<Verdict, ConversionError> {
-        self.converted(pod, namespace, None)
+        let pod = self::pod(pod)?;
+        let active = match self.active(&pod, namespace)? {
+            Ok(active) => active,
+            Err(reason) => return Ok(Verdict::Leave(reason)),
+        };
+        self.converted(&pod, namespace, &active, None)
+    }
+
+    /// Returns the changes of a pod in the webhook, for which kube-apiserver has decided by the
+    /// [rules](Self::admission_rules) that `dialect` reads it: as [`convert`](Self::convert), but
+    /// without the labels of the namespace.
+    ///
+    /// # Errors
+    /// [`ConversionError`], with the field.
+    pub fn admit(
+        &self,
+        pod: &Value,
+        namespace: &str,
+        dialect: Dialect,
+    ) -> Result<Verdict, ConversionError> {
+        let namespace = NamespaceView { name: namespace, labels: &BTreeMap::new() };
+        self.converted(&self::pod(pod)?, namespace, &[dialect], None)
+    }
+
+    /// Returns the refusal of a pod for which kube-apiserver has decided by the
+    /// [rules](Self::admission_rules) that its label or that of its namespace names no dialect.
+    #[must_use]
+    pub fn refused_label(&self, pod: &Value, namespace: &str) -> ConversionError {
+        match pod["metadata"]["labels"][DIALECT_LABEL].as_str() {
+            Some(value) => self.unknown(value),
+            None => ConversionError::UnknownNamespaceDialect {
+                namespace: namespace.to_owned(),
+                known: self.known(),
+            },
+        }
     }
 
     /// Returns the changes of a pod template that is written by hand: as those of
@@ -186,27 +242,29 @@ impl Converter {
         namespace: NamespaceView<'_>,
         form: &mut ManifestForm<'_>,
     ) -> Result<Verdict, ConversionError> {
-        self.converted(pod, namespace, Some(form))
+        let pod = self::pod(pod)?;
+        let active = match self.active(&pod, namespace)? {
+            Ok(active) => active,
+            Err(reason) => return Ok(Verdict::Leave(reason)),
+        };
+        self.converted(&pod, namespace, &active, Some(form))
     }
 
     fn converted(
         &self,
-        pod: &Value,
+        pod: &Pod<'_>,
         namespace: NamespaceView<'_>,
+        active: &[Dialect],
         form: Option<&mut ManifestForm<'_>>,
     ) -> Result<Verdict, ConversionError> {
-        let pod = self::pod(pod)?;
-        let read = match self.dialect(&pod, namespace)? {
-            Ok(_) if namespace.name == SYSTEM_NAMESPACE => {
-                return Ok(Verdict::Leave(LeaveReason::SystemNamespace));
-            }
-            Ok(_) if pod.annotation(MIRROR_ANNOTATION).is_some() => {
-                return Ok(Verdict::Leave(LeaveReason::MirrorPod));
-            }
+        let read = match self.dialect(pod, namespace, active)? {
             Ok(read) => read,
             Err(reason) => return Ok(Verdict::Leave(reason)),
         };
-        self.changes(read, &pod, form).map(Verdict::Convert)
+        if let Some(reason) = exemption(pod, namespace) {
+            return Ok(Verdict::Leave(reason));
+        }
+        self.changes(read, pod, form).map(Verdict::Convert)
     }
 
     /// Returns the template of the claim of a converted pod, from the pod's annotation; `None` if
@@ -273,25 +331,41 @@ impl Converter {
         Ok(Conversion { dialect, template, patch, warnings: reader.warnings })
     }
 
-    /// Returns the dialect of the pod, or the reason why it stays as it is.
+    /// Returns the dialects that read the pod by its labels and those of its namespace, or the
+    /// reason why none does.
+    fn active(
+        &self,
+        pod: &Pod<'_>,
+        namespace: NamespaceView<'_>,
+    ) -> Result<Result<Vec<Dialect>, LeaveReason>, ConversionError> {
+        let of_namespace = namespace.labels.get(DIALECT_LABEL).map(String::as_str);
+        match pod.label(DIALECT_LABEL).or(of_namespace) {
+            Some(NO_DIALECT) => Ok(Err(LeaveReason::OptedOut)),
+            Some(value) => match Dialect::named(value).filter(|d| self.reader(*d).is_some()) {
+                Some(dialect) => Ok(Ok(vec![dialect])),
+                None if !self.triggers().iter().any(|trigger| trigger.is_in(pod)) => {
+                    Ok(Err(LeaveReason::NothingToConvert))
+                }
+                None => match exemption(pod, namespace) {
+                    Some(reason) => Ok(Err(reason)),
+                    None => Err(self.unknown(value)),
+                },
+            },
+            None => Ok(Ok(self.settings.default.clone())),
+        }
+    }
+
+    /// Returns the dialect of the pod, of the active ones, or the reason why it stays as it is.
     fn dialect(
         &self,
         pod: &Pod<'_>,
         namespace: NamespaceView<'_>,
+        active: &[Dialect],
     ) -> Result<Result<&dyn Read, LeaveReason>, ConversionError> {
         let of_namespace = |name: &str| namespace.labels.get(name).map(String::as_str);
-        let label = pod.label(DIALECT_LABEL).or_else(|| of_namespace(DIALECT_LABEL));
-        let active = match label {
-            Some(NO_DIALECT) => return Ok(Err(LeaveReason::OptedOut)),
-            Some(value) => {
-                let dialect = Dialect::named(value).filter(|d| self.reader(*d).is_some());
-                vec![dialect.ok_or_else(|| self.unknown(value))?]
-            }
-            None => self.settings.default.clone(),
-        };
         let mut reason = LeaveReason::NothingToConvert;
         let mut found: Option<(&dyn Read, String)> = None;
-        for read in active.into_iter().filter_map(|dialect| self.reader(dialect)) {
+        for read in active.iter().filter_map(|dialect| self.reader(*dialect)) {
             let triggers = read.triggers();
             let Some(trigger) = triggers.iter().find(|trigger| trigger.is_in(pod)) else {
                 continue;
@@ -314,23 +388,54 @@ impl Converter {
             }
         }
         match (found, pod.annotation(CONVERTED_ANNOTATION)) {
-            (Some((_, name)), Some(_)) => Err(ConversionError::ConvertedAgain { name }),
+            (Some((read, name)), Some(original)) => Err(converted_again(read, name, original)),
             (None, Some(_)) => Ok(Err(LeaveReason::Converted)),
             (found, None) => Ok(found.map(|(read, _)| read).ok_or(reason)),
         }
     }
 
-    fn reader(&self, dialect: Dialect) -> Option<&dyn Read> {
+    /// Returns the dialects that have settings.
+    pub(crate) fn dialects(&self) -> impl Iterator<Item = Dialect> {
+        Dialect::ALL.into_iter().filter(|dialect| self.reader(*dialect).is_some())
+    }
+
+    pub(crate) fn is_default(&self, dialect: Dialect) -> bool {
+        self.settings.default.contains(&dialect)
+    }
+
+    pub(crate) fn reader(&self, dialect: Dialect) -> Option<&dyn Read> {
         dialects::reader(&self.settings.dialects, dialect)
     }
 
     fn unknown(&self, value: &str) -> ConversionError {
-        let known = Dialect::ALL.into_iter().filter(|dialect| self.reader(*dialect).is_some());
-        let known: Vec<_> = known.map(Dialect::name).collect();
-        ConversionError::UnknownDialect {
-            value: crate::refusal::shortened(value),
-            known: known.join(", "),
-        }
+        let value = crate::refusal::shortened(value);
+        ConversionError::UnknownDialect { value, known: self.known() }
+    }
+
+    /// Returns the names of the dialects that have settings, for messages.
+    fn known(&self) -> String {
+        self.dialects().map(Dialect::name).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// Returns the reason why a pod that names GPUs is never converted.
+fn exemption(pod: &Pod<'_>, namespace: NamespaceView<'_>) -> Option<LeaveReason> {
+    if namespace.name == SYSTEM_NAMESPACE {
+        return Some(LeaveReason::SystemNamespace);
+    }
+    pod.annotation(MIRROR_ANNOTATION).map(|_| LeaveReason::MirrorPod)
+}
+
+/// Returns the error of a converted pod that has a name of `read`. kube-apiserver converts a pod by
+/// one default dialect after the other.
+fn converted_again(read: &dyn Read, name: String, original: &str) -> ConversionError {
+    match serde_json::from_str::<Original>(original) {
+        Ok(original) if original.dialect != read.dialect() => ConversionError::ConvertedByOther {
+            first: original.dialect,
+            second: read.dialect(),
+            name,
+        },
+        _ => ConversionError::ConvertedAgain { name },
     }
 }
 

@@ -17,6 +17,7 @@
 
 #![forbid(unsafe_code)]
 
+mod admission;
 pub mod ask;
 mod claim;
 mod convert;
@@ -30,6 +31,7 @@ mod refusal;
 mod selector;
 pub mod settings;
 
+pub use admission::{AdmissionRule, AdmissionTask};
 pub use claim::{TEMPLATE_PREFIX, Template};
 pub use convert::{
     Conversion, ConversionError, Converter, LeaveReason, ManifestForm, NamespaceView, Verdict,

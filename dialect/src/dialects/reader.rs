@@ -242,8 +242,13 @@ impl<'s> Reader<'s> {
         &self,
         label: impl Fn(&str) -> Option<&'l str>,
     ) -> Option<&'static str> {
-        let mut pairs = self.defaults.opt_out.iter();
+        let mut pairs = self.opt_outs().iter();
         pairs.find(|(name, value)| label(name) == Some(*value)).map(|(name, _)| *name)
+    }
+
+    /// Returns the labels of pods and namespaces that opt out: name and value.
+    pub(crate) fn opt_outs(&self) -> &'static [(&'static str, &'static str)] {
+        self.defaults.opt_out
     }
 
     /// Adds an environment variable, if the settings ask for the old ones.
