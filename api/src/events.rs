@@ -126,6 +126,9 @@ reasons! {
     /// The ResourceClaim was deleted while the pod uses its devices.
     CLAIM_DELETED_IN_USE = "ClaimDeletedInUse", Controller, "Pod",
         "Delete the pod: another pod may be given the same devices.";
+    /// The claim template of a pod that was converted from another system cannot be created.
+    CLAIM_TEMPLATE_NOT_CREATED = "ClaimTemplateNotCreated", Controller, "Pod",
+        "Follow the message: create the pod again, or correct the settings of the dialects.";
     /// For over a minute the pod's status has not listed a claim that was generated for it.
     POD_STATUS_MISSING_CLAIM = "PodStatusMissingClaim", Controller, "Pod",
         "Check kube-controller-manager; before Kubernetes 1.37 delete the pod.";

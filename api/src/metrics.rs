@@ -111,6 +111,10 @@ metrics! {
         "Writes and removals of a pod's nominatedNodeName";
     CONTROLLER_NOMINATION_ERRORS = Counter "tessera_controller_nomination_errors" []
         "Writes of a pod's nominatedNodeName that were refused or had no response";
+    CONTROLLER_TEMPLATE_WRITES = Counter "tessera_controller_template_writes" []
+        "Claim templates of converted pods created and deleted";
+    CONTROLLER_TEMPLATE_ERRORS = Counter "tessera_controller_template_errors" []
+        "Writes of claim templates that were refused or had no response";
     CONTROLLER_ALLOCATION_LATENCY = Histogram "tessera_controller_allocation_latency_seconds" []
         "Seconds from the watch event to the persisted allocation";
     CONTROLLER_PLAN = Histogram "tessera_controller_plan_seconds" []

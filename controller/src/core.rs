@@ -14,6 +14,7 @@
 //! | `absorb` | nothing: takes events into the state |
 //! | `audit` | once a minute: reports drift, orphaned claims, unanswered writes |
 //! | `overcommit` | which claims of overcommitted devices to release |
+//! | `templates` | which claim templates of converted pods to create and to delete |
 //! | `repair` | how to move claims to the nodes of the pods bound with them |
 //! | `allocate` | which pods to plan; writes their allocations |
 //! | `explain` | events and metrics about pending pods |
@@ -21,7 +22,7 @@
 //! | `nominations` | which nominations of pods to remove; `allocate` has them written |
 //!
 //! The state consists of the index (facts), `planning` (the allocator's view of them), `writes`
-//! (claims being written), `holds` (what is left alone, and for how long), `placements` and
+//! (claims being written), `templates` (those of converted pods), `holds` (what is left alone, and for how long), `placements` and
 //! `misplacements` (the causes of holds), and `notices` (the last events of each pod).
 //!
 //! # Parts to come
@@ -29,7 +30,6 @@
 //! |---|---|---|
 //! | gangs | `gang.rs` | before `allocate`: groups pending pods into units of one verdict |
 //! | quotas | `quota.rs` | before `allocate`: withholds pods of namespaces at their limit |
-//! | templates | `template.rs` | before `allocate`: default requests of a namespace |
 //! | resize | `resize.rs` | after `repair`: a new [`ClaimChange`] |
 //! | preemption | `preempt.rs` | after `allocate`: effect `Evict`, hold on the freed devices |
 //! | drains | `drain.rs` | after `preempt`: `Evict` with the same budget |
@@ -54,16 +54,19 @@ mod queued;
 mod release;
 mod repair;
 mod step_allowance;
+mod templates;
 #[cfg(test)]
 mod tests;
 mod writes;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use tessera_allocator::model::PodUid;
 use tessera_allocator::{PlanSettings, ReservedNode};
 use tessera_api::events::EventReason;
 use tessera_api::names::{ClaimUid, NodeName};
+use tessera_dialect::Converter;
 use tessera_index::{Blocked, Index};
 
 use self::audit::Audits;
@@ -78,6 +81,7 @@ use self::notices::{NoticeDraft, Notices, Offer, Topic};
 use self::placements::Placements;
 use self::planning::Planning;
 use self::queued::QueuedReasons;
+use self::templates::Templates;
 use self::writes::{OpenWrites, WritePurpose};
 
 /// The core: all state of the controller, and the function that changes it.
@@ -94,6 +98,7 @@ struct State {
     index: Index,
     planning: Planning,
     writes: OpenWrites,
+    templates: Templates,
     holds: Holds,
     placements: Placements,
     misplacements: Misplacements,
@@ -133,6 +138,7 @@ impl Core {
             index: Index::new(),
             planning: Planning::new(settings),
             writes: OpenWrites::default(),
+            templates: Templates::default(),
             holds: Holds::default(),
             placements: Placements::default(),
             misplacements: Misplacements::default(),
@@ -152,6 +158,14 @@ impl Core {
     #[must_use]
     pub fn nominating(mut self, policy: NominationPolicy) -> Self {
         self.state.nominations = Nominations::new(policy);
+        self
+    }
+
+    /// Returns the core with the converter of the admission webhook, whose templates it creates;
+    /// without one it only deletes those that no pod names.
+    #[must_use]
+    pub fn converting(mut self, converter: Option<Arc<Converter>>) -> Self {
+        self.state.templates.set_converter(converter);
         self
     }
 
@@ -251,6 +265,7 @@ impl Step<'_> {
         let is_tainting = self.state.index.continue_tainting();
         self.wake_at(is_tainting.then_some(self.now));
         self.note_facts();
+        self.write_templates();
         self.release_overcommitted();
         self.repair_misplaced();
         let round = self.plan_pending();

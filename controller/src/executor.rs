@@ -1,8 +1,8 @@
 //! The executor: performs the effects of the core and reports their outcomes as events.
 //!
 //! Writes of claims run side by side, each as a task of its own; events of Kubernetes are
-//! published one by one, nominations up to 16 at a time, each from a bounded queue, and selectors
-//! compiled one by one. A panic in any ends the process: the outcome of the write would be unknown
+//! published one by one, nominations and claim templates up to 16 at a time, and selectors compiled
+//! one by one. A panic in any ends the process: the outcome of the write would be unknown
 //! and the claim held for ever, while the next leader lists it.
 
 use std::panic::resume_unwind;
@@ -25,11 +25,12 @@ use tokio::task::{JoinError, JoinSet};
 use crate::commit::{CommitError, REQUEST_TIMEOUT, Writer};
 use crate::core::effect::{
     ClaimChange, ClaimWrite, Effect, MAX_OPEN_NOTICES, MAX_QUEUED_NOMINATIONS, NominationWrite,
-    Notice, PodReference,
+    Notice, PodReference, TemplateWrite,
 };
 use crate::core::event::{Event, NominationOutcome, WriteOutcome};
 use crate::leadership::Tenure;
 use crate::nominate::write_nominations;
+use crate::template::write_templates;
 
 /// Performs effects.
 pub(crate) struct Executor {
@@ -37,6 +38,7 @@ pub(crate) struct Executor {
     notices: mpsc::Sender<Notice>,
     nominations: mpsc::Sender<(Tenure, NominationWrite)>,
     selectors: mpsc::UnboundedSender<(Namespace, Arc<str>)>,
+    templates: mpsc::UnboundedSender<(Tenure, TemplateWrite)>,
     reports: mpsc::UnboundedSender<Event>,
     tenure: Tenure,
 }
@@ -59,6 +61,8 @@ impl Executor {
         let (writes, write_queue) = mpsc::unbounded_channel();
         // Bounded by the namespaces: each has one selector at a time.
         let (selectors, selector_queue) = mpsc::unbounded_channel();
+        // Bounded by the templates: each has one open write.
+        let (templates, template_queue) = mpsc::unbounded_channel();
         let reporter = Reporter {
             controller: events::Reporter::Controller.name().to_owned(),
             instance: Some(identity.to_owned()),
@@ -66,11 +70,14 @@ impl Executor {
         tasks.spawn("events", publish(client.clone(), reporter, notice_queue, reports.clone()));
         let nominating = write_nominations(client.clone(), nomination_queue, reports.clone());
         tasks.spawn("nominations", nominating);
-        tasks
-            .spawn("claim-writes", write_claims(Writer::new(client), write_queue, reports.clone()));
+        let writing = write_claims(Writer::new(client.clone()), write_queue, reports.clone());
+        tasks.spawn("claim-writes", writing);
+        let writing = write_templates(client.clone(), template_queue, reports.clone());
+        tasks.spawn("claim-templates", writing);
         tasks.spawn("selectors", compile(selector_queue, reports.clone()));
         let tenure = Tenure::endless();
-        (Self { writes, notices, nominations, selectors, reports, tenure }, reported)
+        let executor = Self { writes, notices, nominations, selectors, templates, reports, tenure };
+        (executor, reported)
     }
 
     /// Returns the executor with writes restricted to `tenure`.
@@ -94,6 +101,9 @@ impl Executor {
             // Where the task has ended, the process ends too.
             Effect::Write(write) => drop(self.writes.send((self.tenure.clone(), write))),
             Effect::Nominate(nomination) => self.nominate(nomination),
+            Effect::WriteTemplate(write) => {
+                drop(self.templates.send((self.tenure.clone(), write)));
+            }
             Effect::Compile { namespace, expression } => {
                 drop(self.selectors.send((namespace, expression)));
             }

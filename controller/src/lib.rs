@@ -17,6 +17,7 @@
 //! | [`watch`], one per kind | runtime | the keys that it has delivered | shell |
 //! | [`shell`] with the core | its own | all state | executor |
 //! | executor, claim writes | runtime | the writes under way, a task each | shell |
+//! | executor, claim templates | runtime | the writes under way | shell |
 //! | executor, events | runtime | the queue of events | shell |
 //! | [`leadership`] | its own | the Lease | all, by ending the process |
 //! | `server` | two of its own | connections of scrapes and probes | metrics |
@@ -43,5 +44,6 @@ mod fault;
 mod nominate;
 mod run;
 mod server;
+mod template;
 
 pub use args::{Args, ControllerCommand};

@@ -67,6 +67,10 @@ pub struct Metrics {
     pub nominations: Counter,
     /// Number of nominations that were refused or had no answer.
     pub nomination_errors: Counter,
+    /// Number of claim templates created and deleted.
+    pub template_writes: Counter,
+    /// Number of writes of claim templates that were refused or had no answer.
+    pub template_errors: Counter,
     /// Seconds from the arrival of the watch event to the stored allocation.
     pub latency: Histogram,
     /// Seconds of one plan and of the decisions around it.
@@ -112,6 +116,8 @@ impl Metrics {
             write_errors: Counter::default(),
             nominations: Counter::default(),
             nomination_errors: Counter::default(),
+            template_writes: Counter::default(),
+            template_errors: Counter::default(),
             latency: Histogram::new(BUCKETS),
             plan_time: Histogram::new(BUCKETS),
             plans_cut: Counter::default(),
@@ -136,6 +142,8 @@ impl Metrics {
         add(registry, metrics::CONTROLLER_WRITE_ERRORS, created.write_errors.clone());
         add(registry, metrics::CONTROLLER_NOMINATIONS, created.nominations.clone());
         add(registry, metrics::CONTROLLER_NOMINATION_ERRORS, created.nomination_errors.clone());
+        add(registry, metrics::CONTROLLER_TEMPLATE_WRITES, created.template_writes.clone());
+        add(registry, metrics::CONTROLLER_TEMPLATE_ERRORS, created.template_errors.clone());
         add(registry, metrics::CONTROLLER_ALLOCATION_LATENCY, created.latency.clone());
         add(registry, metrics::CONTROLLER_PLAN, created.plan_time.clone());
         add(registry, metrics::CONTROLLER_PLANS_CUT, created.plans_cut.clone());
@@ -182,6 +190,8 @@ impl Metrics {
         self.write_errors.inc_by(figures.write_errors);
         self.nominations.inc_by(figures.nominations);
         self.nomination_errors.inc_by(figures.nomination_errors);
+        self.template_writes.inc_by(figures.template_writes);
+        self.template_errors.inc_by(figures.template_errors);
         self.plans_cut.inc_by(figures.cut_plans);
         self.undecided_plans.inc_by(figures.undecided_plans);
         let of_namespaces = [

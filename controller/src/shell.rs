@@ -1,11 +1,13 @@
 //! The shell around the [core](crate::core): receives events, reads the clocks, and passes effects
 //! to the executor and figures to the metrics.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use tessera_allocator::PlanSettings;
+use tessera_dialect::Converter;
 use tessera_runtime::supervisor::Supervisor;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -75,6 +77,13 @@ impl Shell {
     #[must_use]
     pub fn nominating(self, policy: NominationPolicy) -> Self {
         Self { core: self.core.nominating(policy), ..self }
+    }
+
+    /// Returns the shell with the converter of the admission webhook, whose claim templates it
+    /// creates.
+    #[must_use]
+    pub fn converting(self, converter: Option<Arc<Converter>>) -> Self {
+        Self { core: self.core.converting(converter), ..self }
     }
 
     /// Returns the shell with writes restricted to `tenure`.

@@ -81,6 +81,8 @@ pub fn start(
     watches.follow("watch-devicetaintrules", WatchedKind::TaintRule, WatchedObject::TaintRule);
     watches.follow("watch-deviceclasses", WatchedKind::Class, WatchedObject::Class);
     watches.follow("watch-resourceclaims", WatchedKind::Claim, WatchedObject::Claim);
+    let template = WatchedObject::Template;
+    watches.follow("watch-resourceclaimtemplates", WatchedKind::Template, template);
     watches.follow("watch-nodes", WatchedKind::Node, WatchedObject::Node);
     watches.follow("watch-pods", WatchedKind::Pod, WatchedObject::Pod);
     receiver

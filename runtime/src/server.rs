@@ -8,7 +8,10 @@
 //! | [`http`] | an HTTP server on a thread of its own, with few connections and deadlines |
 //! | [`single_flight`] | one computation for all who wait for its result |
 //! | [`health`] | a socket in the file system for probes, which other pods do not reach |
+//! | `tls` | connections with TLS, which serve many requests (feature `tls`) |
 
 pub mod health;
 pub mod http;
 pub mod single_flight;
+#[cfg(feature = "tls")]
+pub mod tls;

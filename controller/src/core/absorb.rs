@@ -31,6 +31,10 @@ impl Step<'_> {
                 Event::NominationEnded { pod, node, outcome } => {
                     self.absorb_nomination(pod, node, outcome).then_some(self.now)
                 }
+                Event::TemplateEnded { template, outcome } => {
+                    self.absorb_template(&template, outcome);
+                    Some(self.now)
+                }
                 Event::NoticeEnded { id, is_delivered } => {
                     let State { notices, holds, .. } = &mut *self.state;
                     notices.ended(holds, id, is_delivered, self.now);
@@ -47,7 +51,7 @@ impl Step<'_> {
 
     /// Takes in a change. Returns true if it may change a decision.
     fn absorb_change(&mut self, change: Change, at: Moment) -> bool {
-        let index = &mut self.state.index;
+        let State { index, templates, .. } = &mut *self.state;
         let mut is_news = true;
         let mut applied = Ok(());
         match change {
@@ -69,14 +73,24 @@ impl Step<'_> {
             }
             Change::Applied(WatchedObject::Claim(claim)) => applied = index.apply_claim(&claim),
             Change::Applied(WatchedObject::TaintRule(rule)) => index.apply_taint_rule(&rule),
-            Change::Applied(WatchedObject::Pod(pod)) => is_news = index.apply_pod(&pod),
+            Change::Applied(WatchedObject::Pod(pod)) => {
+                let names_templates = templates.apply_pod(&pod);
+                is_news = index.apply_pod(&pod) || names_templates;
+            }
+            Change::Applied(WatchedObject::Template(template)) => {
+                is_news = templates.apply_template(&template);
+            }
             Change::Deleted(object) => match object {
                 WatchedObject::Slice(slice) => index.remove_slice(&slice),
                 WatchedObject::TaintRule(rule) => index.remove_taint_rule(&rule),
                 WatchedObject::Class(class) => index.remove_class(&class),
                 WatchedObject::Node(node) => index.remove_node(&node),
                 WatchedObject::Claim(claim) => index.remove_claim(&claim),
-                WatchedObject::Pod(pod) => index.remove_pod(&pod),
+                WatchedObject::Template(template) => is_news = templates.remove_template(&template),
+                WatchedObject::Pod(pod) => {
+                    templates.remove_pod(&pod);
+                    index.remove_pod(&pod);
+                }
             },
         }
         if let Err(error) = applied {

@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::resource::v1::{AllocationResult, DeviceClass, ResourceClaim};
+use k8s_openapi::api::resource::v1::{
+    AllocationResult, DeviceClass, ResourceClaim, ResourceClaimTemplateSpec,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tessera_allocator::ClaimAllocation;
 use tessera_allocator::model::PodUid;
@@ -40,6 +42,9 @@ pub enum Effect {
     /// that is possible; reported by
     /// [`Event::NominationEnded`](super::event::Event::NominationEnded).
     Nominate(NominationWrite),
+    /// Create or delete a claim template; reported by
+    /// [`Event::TemplateEnded`](super::event::Event::TemplateEnded).
+    WriteTemplate(TemplateWrite),
     /// Compile a selector of a pod in the namespace, so that it is cached; reported by
     /// [`Event::Compiled`](super::event::Event::Compiled).
     Compile {
@@ -64,6 +69,33 @@ pub struct NominationWrite {
     pub node: Option<NodeName>,
     /// The controller's own nomination that is replaced; none = the field is empty.
     pub replaced: Option<NodeName>,
+}
+
+/// The name of a claim template.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TemplateReference {
+    /// Its namespace.
+    pub namespace: Namespace,
+    /// Its name.
+    pub name: String,
+}
+
+/// A write of a claim template. A template has one at a time.
+#[derive(Debug, Clone)]
+pub struct TemplateWrite {
+    /// The template.
+    pub template: TemplateReference,
+    /// The change.
+    pub change: TemplateChange,
+}
+
+/// A change of a claim template.
+#[derive(Debug, Clone)]
+pub enum TemplateChange {
+    /// Creates it.
+    Create(Arc<ResourceClaimTemplateSpec>),
+    /// Deletes the one with this UID.
+    Delete(String),
 }
 
 /// The number of a write. An outcome ends the write of this number and no other.
@@ -176,6 +208,10 @@ pub struct Figures {
     pub selector_steps: BTreeMap<Namespace, u64>,
     /// Steps spent on long searches, per namespace of the pods.
     pub long_search_steps: BTreeMap<Namespace, u64>,
+    /// Claim templates created and deleted.
+    pub template_writes: u64,
+    /// Writes of claim templates that were refused or had no answer.
+    pub template_errors: u64,
     /// Times that the running sums differed from a fresh count.
     pub drifts: u64,
     /// Nominations written or removed.

@@ -3,13 +3,15 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
+use k8s_openapi::api::resource::v1::{
+    DeviceClass, DeviceTaintRule, ResourceClaim, ResourceClaimTemplate, ResourceSlice,
+};
 
 use tessera_allocator::model::PodUid;
 use tessera_api::names::{Namespace, NodeName};
 
 use super::clock::Moment;
-use super::effect::{NoticeId, WriteId};
+use super::effect::{NoticeId, TemplateReference, WriteId};
 
 /// Something that happened outside of the core.
 #[derive(Debug, Clone)]
@@ -44,11 +46,36 @@ pub enum Event {
         /// The outcome.
         outcome: NominationOutcome,
     },
+    /// The write of a claim template has ended.
+    TemplateEnded {
+        /// The template.
+        template: TemplateReference,
+        /// The outcome.
+        outcome: TemplateOutcome,
+    },
     /// The selector of a namespace is compiled, or it is known that it does not compile.
     Compiled {
         /// The namespace.
         namespace: Namespace,
     },
+}
+
+/// The outcome of the write of a claim template.
+#[derive(Debug, Clone)]
+pub enum TemplateOutcome {
+    /// It is created; the object as it was answered.
+    Created(Arc<ResourceClaimTemplate>),
+    /// It does not exist, or not as the one that was to be deleted.
+    Gone,
+    /// It existed already: a watch will deliver it.
+    Exists,
+    /// The API server refused the write.
+    Refused {
+        /// The answer.
+        message: String,
+    },
+    /// It may be carried out or not: there was no answer.
+    Failed,
 }
 
 /// The outcome of the write of a nomination.
@@ -88,6 +115,8 @@ pub enum WatchedKind {
     Class,
     /// ResourceClaim.
     Claim,
+    /// ResourceClaimTemplate.
+    Template,
     /// Node.
     Node,
     /// Pod.
@@ -96,8 +125,15 @@ pub enum WatchedKind {
 
 impl WatchedKind {
     /// All kinds. Nothing is planned before each has been listed.
-    pub const ALL: [Self; 6] =
-        [Self::Slice, Self::TaintRule, Self::Class, Self::Claim, Self::Node, Self::Pod];
+    pub const ALL: [Self; 7] = [
+        Self::Slice,
+        Self::TaintRule,
+        Self::Class,
+        Self::Claim,
+        Self::Template,
+        Self::Node,
+        Self::Pod,
+    ];
 
     /// Returns the name of the kind in Kubernetes' API.
     pub const fn name(self) -> &'static str {
@@ -106,6 +142,7 @@ impl WatchedKind {
             Self::TaintRule => "DeviceTaintRule",
             Self::Class => "DeviceClass",
             Self::Claim => "ResourceClaim",
+            Self::Template => "ResourceClaimTemplate",
             Self::Node => "Node",
             Self::Pod => "Pod",
         }
@@ -123,6 +160,8 @@ pub enum WatchedObject {
     Class(Arc<DeviceClass>),
     /// ResourceClaim.
     Claim(Arc<ResourceClaim>),
+    /// ResourceClaimTemplate.
+    Template(Arc<ResourceClaimTemplate>),
     /// Node.
     Node(Arc<Node>),
     /// Pod.

@@ -10,4 +10,5 @@ mod explanations;
 mod interleavings;
 mod nominations;
 mod purity;
+mod templates;
 mod world;

@@ -18,12 +18,13 @@ use tessera_api::quantity::Quantity;
 use tessera_controller::core::clock::{Moment, Now};
 use tessera_controller::core::effect::{
     ClaimChange, ClaimWrite, Effect, Figures, MAX_OPEN_NOTICES, NominationWrite, Notice, NoticeId,
-    WriteId,
+    TemplateChange, TemplateReference, WriteId,
 };
 use tessera_controller::core::event::{
-    Change, Event, NominationOutcome, WatchedKind, WatchedObject, WriteOutcome,
+    Change, Event, NominationOutcome, TemplateOutcome, WatchedKind, WatchedObject, WriteOutcome,
 };
 use tessera_controller::core::{Core, NominationPolicy};
+use tessera_dialect::Converter;
 
 use crate::objects;
 
@@ -68,6 +69,8 @@ pub(crate) struct World {
     pub(crate) nominations: Vec<NominationWrite>,
     /// Nominations that have not ended, by name of the pod.
     open_nominations: BTreeMap<String, NominationWrite>,
+    /// Writes of claim templates that have not ended.
+    pub(crate) open_templates: BTreeMap<TemplateReference, TemplateChange>,
     /// Figures of the last step.
     pub(crate) figures: Figures,
     shares: u64,
@@ -109,6 +112,50 @@ impl World {
         world
     }
 
+    /// Replaces the core by that of a new leader with this converter, which lists everything.
+    pub(crate) fn new_leader(&mut self, converter: Option<Converter>) {
+        let settings = PlanSettings { reservation_delay: None, ..PlanSettings::default() };
+        self.core = Core::new(settings).converting(converter.map(Arc::new));
+        self.open_templates.clear();
+        self.open_notices.clear();
+        WatchedKind::ALL.iter().for_each(|kind| self.relist(*kind));
+    }
+
+    /// Carries out the write of a claim template as the API server does, and reports the outcome.
+    /// The watch will deliver the change.
+    pub(crate) fn write_template(&mut self, name: &str) -> TemplateOutcome {
+        let (kind, exists) = (WatchedKind::Template, self.get(WatchedKind::Template, name));
+        let change = self.open_template(name);
+        let outcome = match (change, exists) {
+            (TemplateChange::Create(_), Some(_)) => TemplateOutcome::Exists,
+            (TemplateChange::Create(spec), None) => {
+                let uid = format!("template-{}", self.version);
+                self.put(kind, objects::template(name, &uid, json!(*spec)));
+                TemplateOutcome::Created(Arc::new(read(self.get(kind, name).unwrap())))
+            }
+            (TemplateChange::Delete(uid), Some(object)) if object["metadata"]["uid"] == *uid => {
+                self.delete(kind, name);
+                TemplateOutcome::Gone
+            }
+            (TemplateChange::Delete(_), _) => TemplateOutcome::Gone,
+        };
+        self.end_template(name, outcome.clone());
+        outcome
+    }
+
+    fn open_template(&self, name: &str) -> TemplateChange {
+        let open = self.open_templates.iter().find(|(template, _)| template.name == name);
+        open.unwrap_or_else(|| panic!("{name} is not being written")).1.clone()
+    }
+
+    /// Reports the outcome of the write of a claim template.
+    pub(crate) fn end_template(&mut self, name: &str, outcome: TemplateOutcome) {
+        let namespace = Namespace::new("default").unwrap();
+        let template = TemplateReference { namespace, name: name.to_owned() };
+        self.open_templates.remove(&template).expect("it is being written");
+        self.step([Event::TemplateEnded { template, outcome }]);
+    }
+
     /// Returns an empty cluster with our class, before any kind has been listed.
     pub(crate) fn unlisted() -> Self {
         let settings = PlanSettings { reservation_delay: None, ..PlanSettings::default() };
@@ -128,6 +175,7 @@ impl World {
             notices: Vec::new(),
             nominations: Vec::new(),
             open_nominations: BTreeMap::new(),
+            open_templates: BTreeMap::new(),
             figures: Figures::default(),
             shares: 0,
             compiling: BTreeMap::new(),
@@ -191,6 +239,11 @@ impl World {
             match effect {
                 Effect::Write(write) => self.start(write),
                 Effect::Nominate(nomination) => self.start_nomination(nomination),
+                Effect::WriteTemplate(write) => {
+                    let is_open = self.open_templates.contains_key(&write.template);
+                    assert!(!is_open, "a template has one open write");
+                    self.open_templates.insert(write.template.clone(), write.change);
+                }
                 Effect::Compile { namespace, expression } => {
                     let other = self.compiling.insert(namespace, expression);
                     assert!(other.is_none(), "a namespace has one selector at a time");
@@ -751,6 +804,7 @@ fn watched(kind: WatchedKind, object: &Value) -> WatchedObject {
         WatchedKind::TaintRule => WatchedObject::TaintRule(Arc::new(read(object))),
         WatchedKind::Class => WatchedObject::Class(Arc::new(read(object))),
         WatchedKind::Claim => WatchedObject::Claim(Arc::new(read(object))),
+        WatchedKind::Template => WatchedObject::Template(Arc::new(read(object))),
         WatchedKind::Node => WatchedObject::Node(Arc::new(read(object))),
         WatchedKind::Pod => WatchedObject::Pod(Arc::new(read(object))),
     }
@@ -762,6 +816,7 @@ fn written(object: &WatchedObject) -> Value {
         WatchedObject::TaintRule(object) => json!(**object),
         WatchedObject::Class(object) => json!(**object),
         WatchedObject::Claim(object) => json!(**object),
+        WatchedObject::Template(object) => json!(**object),
         WatchedObject::Node(object) => json!(**object),
         WatchedObject::Pod(object) => json!(**object),
     }

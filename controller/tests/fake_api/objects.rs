@@ -110,6 +110,25 @@ pub(crate) fn pod(name: &str, claims: &[&str]) -> Value {
     })
 }
 
+/// A claim template as the API server stores it, with its defaults.
+pub(crate) fn template(name: &str, uid: &str, mut spec: Value) -> Value {
+    let requests = spec["spec"]["devices"]["requests"].as_array_mut();
+    for request in requests.into_iter().flatten() {
+        let exactly = &mut request["exactly"];
+        if exactly["allocationMode"].is_null() {
+            exactly["allocationMode"] = "ExactCount".into();
+        }
+        if exactly["count"].is_null() {
+            exactly["count"] = 1.into();
+        }
+    }
+    json!({
+        "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate",
+        "metadata": {"name": name, "namespace": "default", "uid": uid},
+        "spec": spec,
+    })
+}
+
 /// The pod after kube-scheduler could not place it.
 pub(crate) fn unschedulable(mut pod: Value, message: &str) -> Value {
     pod["status"]["conditions"] = json!([

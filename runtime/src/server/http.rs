@@ -31,7 +31,7 @@ use super::single_flight::SingleFlight;
 const BLOCKING_THREADS: usize = 4;
 
 /// Size of the read buffer of a connection, and so the longest request head.
-const MAX_BUFFER: usize = 16 << 10;
+pub(super) const MAX_BUFFER: usize = 16 << 10;
 
 /// Pause after a failed accept. The usual cause is that the process has too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
@@ -60,12 +60,15 @@ impl Default for ServerLimits {
     }
 }
 
-/// An HTTP server that is bound and not served yet. Each connection serves one request.
+/// An HTTP server that is bound and not served yet. Each connection serves one request, with TLS
+/// many.
 #[derive(Debug)]
 pub struct HttpServer {
     listener: std::net::TcpListener,
     address: SocketAddr,
     limits: ServerLimits,
+    #[cfg(feature = "tls")]
+    tls: Option<Arc<rustls::ServerConfig>>,
 }
 
 impl HttpServer {
@@ -77,7 +80,13 @@ impl HttpServer {
         let listener = std::net::TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
-        Ok(Self { listener, address, limits: ServerLimits::default() })
+        Ok(Self {
+            listener,
+            address,
+            limits: ServerLimits::default(),
+            #[cfg(feature = "tls")]
+            tls: None,
+        })
     }
 
     /// Returns the server with these limits.
@@ -86,13 +95,22 @@ impl HttpServer {
         Self { limits, ..self }
     }
 
+    /// Returns the server with TLS. The time limits then apply to the handshake and to each
+    /// request, not to the connection.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn with_tls(self, config: Arc<rustls::ServerConfig>) -> Self {
+        Self { tls: Some(config), ..self }
+    }
+
     /// Returns the bound address.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Serves `routes` on the calling thread until `stop`. Open connections are closed then.
+    /// Serves `routes` on the calling thread until `stop`. Open connections are closed then, with
+    /// TLS after the requests that they have begun.
     ///
     /// # Errors
     /// The runtime of the thread cannot be built.
@@ -103,7 +121,21 @@ impl HttpServer {
             .build()?;
         let served = runtime.block_on(async {
             let listener = TcpListener::from_std(self.listener)?;
-            stop.run_until_cancelled(accept(&listener, self.limits, &routes)).await;
+            #[cfg(feature = "tls")]
+            if let Some(config) = self.tls {
+                let connections = super::tls::Connections::new(config, stop.clone());
+                let serve = |stream, routes, limits, place| {
+                    connections.spawn(stream, routes, limits, place);
+                };
+                stop.run_until_cancelled(accept(&listener, self.limits, &routes, serve)).await;
+                drop(listener);
+                connections.finish().await;
+                return Ok(());
+            }
+            let serve = |stream, routes, limits, place| {
+                tokio::spawn(serve_one(stream, routes, limits, place));
+            };
+            stop.run_until_cancelled(accept(&listener, self.limits, &routes, serve)).await;
             Ok(())
         });
         // A handler may block in a read of a file system.
@@ -112,13 +144,18 @@ impl HttpServer {
     }
 }
 
-async fn accept(listener: &TcpListener, limits: ServerLimits, routes: &Router) {
+async fn accept(
+    listener: &TcpListener,
+    limits: ServerLimits,
+    routes: &Router,
+    serve: impl Fn(TcpStream, Router, ServerLimits, Place),
+) {
     let places = Arc::new(Places { limits, taken: Mutex::default() });
     loop {
         match listener.accept().await {
             Ok((stream, peer)) => {
                 if let Some(place) = Places::take(&places, peer.ip()) {
-                    tokio::spawn(serve_one(stream, routes.clone(), limits, place));
+                    serve(stream, routes.clone(), limits, place);
                 }
             }
             Err(error) => {
@@ -149,7 +186,7 @@ struct Places {
 
 /// A place of a connection, until it is dropped.
 #[derive(Debug)]
-struct Place {
+pub(super) struct Place {
     places: Arc<Places>,
     address: IpAddr,
 }
