@@ -115,6 +115,12 @@ metrics! {
         "Claim templates of converted pods created and deleted";
     CONTROLLER_TEMPLATE_ERRORS = Counter "tessera_controller_template_errors" []
         "Writes of claim templates that were refused or had no response";
+    CONTROLLER_ADMISSION_REVIEWS = Counter "tessera_controller_admission_reviews" ["dialect", "result"]
+        "Reviews of pods by the admission webhook: converted, left, refused, malformed";
+    CONTROLLER_ADMISSION_REVIEW = Histogram "tessera_controller_admission_review_seconds" []
+        "Seconds of one review by the admission webhook, without the transfer";
+    CONTROLLER_WEBHOOK_CERTIFICATE_EXPIRY = Gauge "tessera_controller_webhook_certificate_expiry_timestamp_seconds" []
+        "End of the validity of the certificate that this replica serves, in seconds since the epoch; 0 without one";
     CONTROLLER_ALLOCATION_LATENCY = Histogram "tessera_controller_allocation_latency_seconds" []
         "Seconds from the watch event to the persisted allocation";
     CONTROLLER_PLAN = Histogram "tessera_controller_plan_seconds" []

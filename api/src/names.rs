@@ -33,6 +33,18 @@ pub const CONTROLLER_LEASE: &str = "tessera-controller";
 /// The name that the API server records for the controller's writes, in `managedFields`.
 pub const CONTROLLER_FIELD_MANAGER: &str = "tessera-controller";
 
+/// The Service of the admission webhook.
+pub const WEBHOOK_SERVICE: &str = "tessera-webhook";
+
+/// The Secret with the certificates of the admission webhook.
+pub const WEBHOOK_SECRET: &str = "tessera-webhook";
+
+/// The MutatingWebhookConfiguration of the admission webhook.
+pub const WEBHOOK_CONFIGURATION: &str = "tessera-dialects";
+
+/// The ConfigMap with the names that the policy `tessera-unconverted` looks for.
+pub const GUARD_CONFIG_MAP: &str = "tessera-unconverted";
+
 /// Taint of every managed device, effect `NoSchedule`: kube-scheduler does not allocate the device,
 /// and still honours allocations by the controller.
 pub const MANAGED_TAINT_KEY: &str = "gpu.tessera.dev/managed";

@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::Parser;
@@ -7,6 +8,7 @@ use tessera_runtime::address::ListenAddress;
 use tessera_runtime::log::LogFormat;
 
 use crate::core::NominationPolicy;
+use crate::webhook::publish::CertificateSource;
 
 /// Allocates GPU claims of the driver gpu.tessera.dev.
 #[derive(Debug, Parser)]
@@ -40,6 +42,19 @@ pub struct Args {
     /// --metrics-address do not fail the probes of the kubelet [default: not served].
     #[arg(long, env = "TESSERA_HEALTH_SOCKET", value_name = "PATH", global = true)]
     pub health_socket: Option<PathBuf>,
+    /// Socket that the command `readyz` queries [default: not served].
+    #[arg(long, env = "TESSERA_READY_SOCKET", value_name = "PATH", global = true)]
+    pub ready_socket: Option<PathBuf>,
+    /// Settings file of the dialects, by which pods of other GPU-sharing systems are converted.
+    /// With it every replica serves the admission webhook [default: none].
+    #[arg(long, env = "TESSERA_DIALECTS", value_name = "PATH")]
+    pub dialects: Option<PathBuf>,
+    /// Address of the admission webhook.
+    #[arg(long, env = "TESSERA_WEBHOOK_ADDRESS", default_value = "0.0.0.0:9443")]
+    pub webhook_address: SocketAddr,
+    /// Writer of the webhook's certificate and of its caBundle: the controller, or another program.
+    #[arg(long, env = "TESSERA_WEBHOOK_CERTIFICATE", value_enum, default_value_t = CertificateSource::SelfManaged)]
+    pub webhook_certificate: CertificateSource,
     /// Format of log lines. RUST_LOG sets the log level.
     #[arg(long, env = "TESSERA_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
@@ -53,6 +68,9 @@ pub struct Args {
 pub enum ControllerCommand {
     /// Ask the running controller at --health-socket, and exit with 1 if it is not healthy.
     Healthz,
+    /// Ask the running controller at --ready-socket, and exit with 1 if it does not serve the
+    /// admission webhook yet.
+    Readyz,
 }
 
 impl Args {
@@ -60,7 +78,7 @@ impl Args {
     ///
     /// # Errors
     /// The API server cannot be reached at all, an address cannot be bound, leadership is lost, or
-    /// the controller that `healthz` asks is not healthy.
+    /// the controller that `healthz` or `readyz` asks is not healthy or ready.
     pub async fn parse_and_run() -> anyhow::Result<()> {
         crate::run::run(Self::parse()).await
     }

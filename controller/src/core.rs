@@ -22,8 +22,9 @@
 //! | `nominations` | which nominations of pods to remove; `allocate` has them written |
 //!
 //! The state consists of the index (facts), `planning` (the allocator's view of them), `writes`
-//! (claims being written), `templates` (those of converted pods), `holds` (what is left alone, and for how long), `placements` and
-//! `misplacements` (the causes of holds), and `notices` (the last events of each pod).
+//! (claims being written), `templates` (those of converted pods), `holds` (what is left alone, and
+//! for how long), `placements` and `misplacements` (the causes of holds), and `notices` (the last
+//! events of each pod).
 //!
 //! # Parts to come
 //! | feature | file | place and means |

@@ -20,7 +20,9 @@
 //! | executor, claim templates | runtime | the writes under way | shell |
 //! | executor, events | runtime | the queue of events | shell |
 //! | [`leadership`] | its own | the Lease | all, by ending the process |
-//! | `server` | two of its own | connections of scrapes and probes | metrics |
+//! | `server` | two or three of its own | connections of scrapes and probes | metrics |
+//! | [`webhook`], in every replica | one of its own; certificate: runtime | the certificate | |
+//! | [`webhook::publish`] | runtime | the objects of the webhook | |
 //!
 //! A task or thread of this table that ends unexpectedly ends the process, with its name and the
 //! cause in the error ([`tessera_runtime::supervisor`]).
@@ -34,6 +36,7 @@ pub mod leadership;
 pub mod metrics;
 pub mod shell;
 pub mod watch;
+pub mod webhook;
 
 mod args;
 mod executor;

@@ -224,6 +224,7 @@ impl Metrics {
     }
 }
 
-fn add(registry: &mut Registry, description: MetricDescription, metric: impl Metric) {
+/// Registers a metric under its description.
+pub(crate) fn add(registry: &mut Registry, description: MetricDescription, metric: impl Metric) {
     registry.register(description.name(), description.help(), metric);
 }

@@ -1,12 +1,16 @@
 //! Starts the parts of the controller and connects them.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use prometheus_client::registry::Registry;
 use tessera_allocator::PlanSettings;
+use tessera_dialect::Converter;
 use tessera_runtime::address::ListenAddress;
 use tessera_runtime::cluster::client;
 use tessera_runtime::log;
@@ -20,18 +24,29 @@ use crate::lead::{Connect, Leadership, lead};
 use crate::leadership::Tenure;
 use crate::metrics::Metrics;
 use crate::shell::Shell;
+use crate::webhook::certificate::{self, ServedCertificate};
+use crate::webhook::publish::{CertificateSource, WebhookPublisher};
+use crate::webhook::serve::{self, ServedWebhook};
+use crate::webhook::settings;
 use crate::{server, watch};
 
 /// The time for which tasks may finish when the controller stops.
 const GRACE: Duration = Duration::from_secs(5);
 
 pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
-    if let Some(ControllerCommand::Healthz) = args.command {
-        return Ok(probe(&args.health_socket.context("healthz needs --health-socket")?)?);
+    match args.command {
+        Some(ControllerCommand::Healthz) => {
+            return Ok(probe(&args.health_socket.context("healthz needs --health-socket")?)?);
+        }
+        Some(ControllerCommand::Readyz) => {
+            return Ok(probe(&args.ready_socket.context("readyz needs --ready-socket")?)?);
+        }
+        None => {}
     }
     let Args { kubeconfig, namespace, identity, leader_elect, log_format, nominate_nodes, .. } =
         args;
     let (delay, ListenAddress(address)) = (args.reservation_delay_seconds, args.metrics_address);
+    let converter = args.dialects.as_deref().map(settings::read).transpose()?.map(Arc::new);
     log::start(log_format);
     open_files::raise_limit();
     let identity = identity.filter(|i| !i.is_empty()).unwrap_or_else(default_identity);
@@ -40,6 +55,13 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     let mut registry = Registry::default();
     let metrics = Metrics::new(&mut registry);
     let mut tasks = Supervisor::new(stop.clone());
+    let publisher = converter.clone().map(|converter| {
+        let (address, source) = (args.webhook_address, args.webhook_certificate);
+        let of_webhook = Webhook { address, source, namespace: namespace.clone() };
+        start_webhook(of_webhook, converter, &client, &mut registry, &mut tasks)
+            .with_context(|| format!("cannot serve --webhook-address {address}"))
+    });
+    let (webhook, publisher) = publisher.transpose()?.unzip();
     if let Some(address) = address {
         server::serve(address, registry, &mut tasks)
             .with_context(|| format!("cannot serve --metrics-address {address}"))?;
@@ -48,6 +70,11 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
         server::serve_health(&path, &mut tasks)
             .with_context(|| format!("cannot serve --health-socket {}", path.display()))?;
     }
+    if let Some(path) = args.ready_socket {
+        let served = publisher.as_ref().map(WebhookPublisher::served);
+        server::serve_ready(&path, served, &mut tasks)
+            .with_context(|| format!("cannot serve --ready-socket {}", path.display()))?;
+    }
     let settings =
         PlanSettings { reservation_delay: (delay > 0).then_some(delay), ..PlanSettings::default() };
     let leadership = leader_elect
@@ -55,15 +82,48 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
         .transpose()
         .context("cannot start the thread that renews the Lease")?;
     let make_shell = |client, metrics: Metrics, tasks: &mut Supervisor| {
-        Shell::new(client, &identity, settings, metrics, tasks).nominating(nominate_nodes)
+        Shell::new(client, &identity, settings, metrics, tasks)
+            .nominating(nominate_nodes)
+            .converting(converter)
     };
-    let worked = work(client, leadership, make_shell, metrics, &mut tasks).await;
+    let worked = work(client, leadership, make_shell, publisher, metrics, &mut tasks).await;
     stop.cancel();
     // A lost leadership ends the process at once: tasks that write live as long as the process, and
     // a slow scraper must not prolong it.
     worked?;
     tasks.shut_down(GRACE).await;
+    if let Some(webhook) = webhook {
+        // kube-apiserver refuses the pods of reviews that are cut off.
+        let _ = tokio::time::timeout(GRACE, webhook.ended()).await;
+    }
     Ok(())
+}
+
+/// Flags of the admission webhook.
+struct Webhook {
+    address: SocketAddr,
+    source: CertificateSource,
+    namespace: String,
+}
+
+/// Serves the admission webhook. Returns also the publisher of its objects, for when this process
+/// leads.
+fn start_webhook(
+    webhook: Webhook,
+    converter: Arc<Converter>,
+    client: &Client,
+    registry: &mut Registry,
+    tasks: &mut Supervisor,
+) -> std::io::Result<(ServedWebhook, WebhookPublisher)> {
+    let Webhook { address, source, namespace } = webhook;
+    let served = Arc::new(ServedCertificate::default());
+    let webhook = serve::serve(address, converter.clone(), served.clone(), registry, tasks)?;
+    let following = certificate::follow(client.clone(), namespace.clone(), served.clone());
+    tasks.spawn("webhook-certificate", following);
+    let clock = || Timestamp::now().as_second();
+    let publisher =
+        WebhookPublisher::new(client.clone(), &namespace, converter, served, source, clock);
+    Ok((webhook, publisher))
 }
 
 fn connect(kubeconfig: Option<PathBuf>) -> Connect {
@@ -76,6 +136,7 @@ async fn work(
     client: Client,
     mut leadership: Option<Leadership>,
     make_shell: impl FnOnce(Client, Metrics, &mut Supervisor) -> Shell,
+    publisher: Option<WebhookPublisher>,
     metrics: Metrics,
     tasks: &mut Supervisor,
 ) -> anyhow::Result<()> {
@@ -94,6 +155,9 @@ async fn work(
         }
     };
     metrics.leading.set(1.0);
+    if let Some(publisher) = publisher {
+        tasks.spawn("webhook-publisher", publisher.during(tenure.clone()).run());
+    }
     // Only now: the cache of a standby could be older than the last writes of the previous leader.
     let changes = watch::start(&client, &metrics, tasks);
     let shell = make_shell(client, metrics, tasks).during(tenure);

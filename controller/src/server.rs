@@ -7,12 +7,16 @@
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::Arc;
 
+use k8s_openapi::jiff::Timestamp;
 use prometheus_client::registry::Registry;
 use tessera_runtime::server::health::HealthSocket;
 use tessera_runtime::server::http::{self, HttpServer};
 use tessera_runtime::server::single_flight::SingleFlight;
 use tessera_runtime::supervisor::Supervisor;
+
+use crate::webhook::certificate::ServedCertificate;
 
 /// Serves on a thread of `tasks` until they stop.
 ///
@@ -40,6 +44,26 @@ pub(crate) fn serve_health(path: &Path, tasks: &mut Supervisor) -> io::Result<()
     let socket = HealthSocket::bind(path)?;
     let stop = tasks.stop_token();
     on_thread(tasks, "health", move || socket.run(&health(), &stop))
+}
+
+/// Serves the socket `path` of readiness, as [`serve`] does: `certificate` is that of the webhook,
+/// and none if it is not served.
+///
+/// # Errors
+/// The socket cannot be bound, or the thread cannot be started.
+pub(crate) fn serve_ready(
+    path: &Path,
+    certificate: Option<Arc<ServedCertificate>>,
+    tasks: &mut Supervisor,
+) -> io::Result<()> {
+    let socket = HealthSocket::bind(path)?;
+    let stop = tasks.stop_token();
+    let check = SingleFlight::new(move || {
+        let now = Timestamp::now().as_second();
+        let ready = certificate.as_ref().map_or(Ok(()), |served| served.check(now));
+        async { ready }
+    });
+    on_thread(tasks, "ready", move || socket.run(&check, &stop))
 }
 
 fn on_thread(

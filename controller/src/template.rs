@@ -1,5 +1,5 @@
-//! Writes of claim templates. A creation fails if the template exists, and a deletion names the UID,
-//! so both can be sent again.
+//! Writes of claim templates. A creation fails if the template exists, and a deletion names the
+//! UID, so both can be sent again.
 
 use std::sync::Arc;
 

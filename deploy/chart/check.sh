@@ -42,6 +42,10 @@ check_refused "less than 100 percent of the memory" --set driver.memoryPercent=9
 check_refused "more shares than a GPU can have" --set driver.maxShares=129
 check_refused "memory oversubscription in mode stock" --set mode=stock --set driver.memoryPercent=200
 check_refused "MPS in mode stock" --set mode=stock --set mps.enabled=true
+check_refused "dialects in mode stock" --set mode=stock --set dialects.enabled=true --set 'dialects.default={hami}'
+check_refused "enabled dialects without a dialect" --set dialects.enabled=true
+check_refused "an unknown dialect" --set dialects.enabled=true --set 'dialects.default={hammi}'
+check_refused "an unknown handling of unconverted pods" --set dialects.unconverted=Audit
 check_refused "shared memory with an unknown unit" --set-string mps.shmSize=8GB
 check_refused "an unknown device order" --set driver.deviceOrder=random
 check_refused "an unknown handling of other allocators" --set driver.otherAllocators=warn

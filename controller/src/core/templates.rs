@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{ResourceClaimTemplate, ResourceClaimTemplateSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tessera_allocator::model::PodUid;
 use tessera_api::events;
 use tessera_api::names::Namespace;
@@ -56,6 +57,9 @@ struct Entry {
     /// The content, from the annotation of a pod.
     wanted: Option<Arc<ResourceClaimTemplateSpec>>,
     existing: Option<Existing>,
+    /// The UID of the one that this process created. It stays whatever the API server made of the
+    /// content, since another creation would have the same result.
+    created: Option<String>,
     is_being_written: bool,
     failures: u32,
     /// The last refusal of the API server.
@@ -196,6 +200,7 @@ impl Templates {
         match outcome {
             TemplateOutcome::Created(object) => {
                 let uid = object.metadata.uid.clone().unwrap_or_default();
+                entry.created = Some(uid.clone());
                 entry.existing = Some(Existing { uid, spec: spec_of(&object) });
             }
             TemplateOutcome::Gone => entry.existing = None,
@@ -273,7 +278,10 @@ impl Entry {
         }
         let change = match (&self.existing, &self.wanted) {
             (None, Some(spec)) => TemplateChange::Create(Arc::clone(spec)),
-            (Some(existing), Some(spec)) if existing.spec != with_defaults(spec) => {
+            (Some(existing), Some(spec))
+                if self.created.as_ref() != Some(&existing.uid)
+                    && existing.spec != with_defaults(spec) =>
+            {
                 TemplateChange::Delete(existing.uid.clone())
             }
             (Some(existing), None) if self.pods.is_empty() => {
@@ -362,6 +370,8 @@ fn spec_of(object: &ResourceClaimTemplate) -> ResourceClaimTemplateSpec {
 /// (`pkg/apis/resource/v1/defaults.go`).
 fn with_defaults(spec: &ResourceClaimTemplateSpec) -> ResourceClaimTemplateSpec {
     let mut spec = spec.clone();
+    // A struct of Go without a value is written as {}.
+    spec.metadata.take_if(|metadata| *metadata == ObjectMeta::default());
     let devices = spec.spec.iter_mut().filter_map(|claim| claim.devices.as_mut());
     let requests = devices.flat_map(|devices| devices.requests.iter_mut().flatten());
     for exact in requests.filter_map(|request| request.exactly.as_mut()) {

@@ -125,6 +125,30 @@ fn a_template_with_another_content_is_replaced() {
 }
 
 #[test]
+fn a_template_of_the_last_leader_is_not_replaced() {
+    let mut world = world();
+    let (pod, name) = converted("a", 3000);
+    add(&mut world, pod);
+    world.write_template(&name);
+    world.new_leader(Some(converter()));
+    assert_eq!(open(&world), [""; 0], "the defaults of the API server are no other content");
+}
+
+#[test]
+fn a_template_that_the_api_server_changes_is_not_replaced_for_ever() {
+    let mut world = world();
+    let (pod, name) = converted("a", 3000);
+    add(&mut world, pod);
+    world.write_template(&name);
+    // A field that this version does not know the default of.
+    world.edit(TEMPLATE, &name, |template| {
+        template["spec"]["spec"]["devices"]["requests"][0]["exactly"]["adminAccess"] = false.into();
+    });
+    world.deliver_all();
+    assert_eq!(open(&world), [""; 0]);
+}
+
+#[test]
 fn a_template_that_a_user_deletes_is_created_again() {
     let mut world = world();
     let (pod, name) = converted("a", 3000);

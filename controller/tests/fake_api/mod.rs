@@ -1,6 +1,6 @@
 //! A fake API server in this process with the requests that the controller makes: list, watch, get,
-//! merge patch with `resourceVersion` preconditions, create. It does not validate or default
-//! objects, and knows no DRA.
+//! merge patch with `resourceVersion` preconditions, create, delete. It does not validate or
+//! default objects, and knows no DRA.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 pub(crate) mod controller;
@@ -199,13 +199,20 @@ impl FakeApi {
     fn serve(&self, request: Request, query: &BTreeMap<String, String>) -> Response {
         let parts: Vec<&str> = request.path.split('/').collect();
         match (request.method.as_str(), parts.as_slice()) {
-            ("GET", [resource]) if query.get("watch").is_some_and(|w| w == "true" || w == "1") => {
+            ("GET", [resource] | ["namespaces", _, resource])
+                if query.get("watch").is_some_and(|w| w == "true" || w == "1") =>
+            {
                 self.watch(resource, query)
             }
             ("GET", [resource]) => {
                 self.store.lock().unwrap().lists.push(((*resource).to_owned(), query.clone()));
                 self.listing(resource)
             }
+            ("GET", [resource, name]) => match self.get(resource, "", name) {
+                Some(object) => answer(StatusCode::OK, &object),
+                None => failure(404, "NotFound"),
+            },
+            ("GET", ["namespaces", _, resource]) => self.listing(resource),
             ("GET", ["namespaces", namespace, resource, name]) => {
                 if let Some(code) = self.store.lock().unwrap().refused_reads.pop() {
                     return failure(code, "Refused");
@@ -306,6 +313,19 @@ impl Store {
                 request,
                 status.first() == Some(&"status"),
             ),
+            ("PATCH", [resource, name]) => {
+                self.patch(&key(resource, "", name), resource, request, false)
+            }
+            ("DELETE", ["namespaces", namespace, resource, name]) => {
+                let key = key(resource, namespace, name);
+                let Some(old) = self.objects.get(&key) else { return failure(404, "NotFound") };
+                let asked = &request.body["preconditions"]["uid"];
+                if !asked.is_null() && *asked != old["metadata"]["uid"] {
+                    return failure(409, "Conflict");
+                }
+                self.delete(&key);
+                answer(StatusCode::OK, &json!({"kind": "Status", "status": "Success"}))
+            }
             ("PUT", ["namespaces", namespace, resource, name]) => {
                 let Some(old) = self.objects.get(&key(resource, namespace, name)) else {
                     return failure(404, "NotFound");
@@ -335,17 +355,11 @@ impl Store {
         }
         let mut patched = old.clone();
         merge(&mut patched, &request.body);
-        let mut new = old.clone();
         // The status subresource changes the status only, the object everything else.
-        let part = |from: &Value, to: &mut Value, field: &str| match from.get(field) {
-            Some(value) => to[field] = value.clone(),
-            None => drop(to.as_object_mut().unwrap().remove(field)),
-        };
-        if status {
-            part(&patched, &mut new, "status");
-        } else {
-            part(&patched, &mut new, "metadata");
-            part(&patched, &mut new, "spec");
+        let (mut new, other) = if status { (old.clone(), patched) } else { (patched, old.clone()) };
+        match other.get("status") {
+            Some(status) => new["status"] = status.clone(),
+            None => drop(new.as_object_mut().unwrap().remove("status")),
         }
         answer(StatusCode::OK, &self.put(resource, new))
     }

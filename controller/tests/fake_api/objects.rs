@@ -112,6 +112,8 @@ pub(crate) fn pod(name: &str, claims: &[&str]) -> Value {
 
 /// A claim template as the API server stores it, with its defaults.
 pub(crate) fn template(name: &str, uid: &str, mut spec: Value) -> Value {
+    // Not omitted by Go, since it is a struct.
+    spec["metadata"] = json!({});
     let requests = spec["spec"]["devices"]["requests"].as_array_mut();
     for request in requests.into_iter().flatten() {
         let exactly = &mut request["exactly"];

@@ -23,3 +23,14 @@ prometheus.io/scrape: "true"
 prometheus.io/port: {{ .metricsPort | quote }}
 prometheus.io/path: /metrics
 {{- end }}
+
+{{/*
+The settings file of the dialects: each one of `default` has an entry.
+*/}}
+{{- define "tessera.dialects" -}}
+{{- $settings := deepCopy .Values.dialects.settings -}}
+{{- range .Values.dialects.default -}}
+{{- if not (hasKey $settings .) -}}{{- $_ := set $settings . dict -}}{{- end -}}
+{{- end -}}
+{{- dict "deviceClass" .Values.dialects.deviceClass "default" .Values.dialects.default "dialects" $settings | toYaml -}}
+{{- end -}}
