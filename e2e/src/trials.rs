@@ -10,6 +10,8 @@ mod controller_deployment;
 mod converted_pods;
 mod counters;
 mod deleted_early;
+mod dialect_pods;
+mod dialects;
 mod driver_crash;
 mod driver_instances;
 mod driver_update;
@@ -225,6 +227,8 @@ pub fn on_real_cluster() -> Vec<Trial> {
         trial!("driver-killed", driver_crash::killed),
         trial!("driver-prepare-cancelled", driver_crash::pod_deleted_during_prepare),
         trial!("rbac", admission::enforce_rbac),
+        trial!("dialects", dialects::run_unchanged),
+        trial!("webhook-down", dialects::lose_webhook),
         trial!("forged-grant-by-image", tampering::forge_grant_by_image),
         trial!("executables", third_party_programs::check_programs),
         trial!("host-pid", host_pid::check_translation),

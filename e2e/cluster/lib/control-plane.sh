@@ -44,7 +44,8 @@ END
 }
 
 apiserver_script() { # directory
-  # InternalIP first: the node names cannot be resolved without DNS. Without a grace period for
+  # InternalIP first: the node names cannot be resolved without DNS. Aggregator routing connects to
+  # the pods of a webhook's Service, since there is no kube-proxy. Without a grace period for
   # watches, SIGTERM waits one minute for open watches (the default time-out).
   cat >"$1/kube-apiserver.sh" <<END
 exec "$bin/kube-apiserver" --etcd-servers http://127.0.0.1:2379 \\
@@ -59,6 +60,7 @@ exec "$bin/kube-apiserver" --etcd-servers http://127.0.0.1:2379 \\
   --allow-privileged=true --kubelet-client-certificate "$pki/apiserver-kubelet.crt" \\
   --kubelet-client-key "$pki/apiserver-kubelet.key" \\
   --kubelet-certificate-authority "$pki/ca.crt" --kubelet-preferred-address-types InternalIP \\
+  --enable-aggregator-routing=true \\
   --max-requests-inflight 3000 --max-mutating-requests-inflight 1500 \\
   --shutdown-watch-termination-grace-period 5s
 END

@@ -6,64 +6,17 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaimTemplate;
 use kube::Api;
 use kube::api::PostParams;
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::test_bed::{TestBed, holder};
+use super::dialect_pods::{DialectPod, dialect_pods};
+use super::test_bed::TestBed;
 use crate::harness::TrialOutcome;
 use crate::runner::Outcome;
-
-/// A pod of a dialect and its expected share.
-struct DialectPod {
-    dialect: &'static str,
-    limits: Value,
-    annotations: Value,
-    scheduler: &'static str,
-    /// Memory of the share; empty for a part of a GPU that is not known here.
-    memory: &'static str,
-    cores: &'static str,
-}
-
-const GPU: &str = "nvidia.com/gpu";
-const GPUMEM: &str = "nvidia.com/gpumem";
-const GPUCORES: &str = "nvidia.com/gpucores";
-
-fn pods() -> Vec<DialectPod> {
-    let plain = |dialect, limits: Value, memory, cores| DialectPod {
-        dialect,
-        limits,
-        annotations: json!({}),
-        scheduler: "default-scheduler",
-        memory,
-        cores,
-    };
-    let share = json!({GPU: 1, GPUMEM: 3000, GPUCORES: 30});
-    let elastic = json!({"elasticgpu.io/gpu-core": 20, "elasticgpu.io/gpu-memory": 4096});
-    let vgpu = json!({"nvidia.com/vgpu-number": 1, "nvidia.com/vgpu-memory": 4096, "nvidia.com/vgpu-cores": 30});
-    let vcuda = json!({"tencent.com/vcuda-core": 20, "tencent.com/vcuda-memory": 4});
-    let typed = json!({"nvidia.com/use-gputype": "a100, h100, v100, t4, l40"});
-    vec![
-        DialectPod { annotations: typed, ..plain("hami", share.clone(), "3000Mi", "30") },
-        plain("4paradigm", share, "3000Mi", "30"),
-        plain("vgpu-manager", vgpu, "4Gi", "30"),
-        plain("volcano", json!({"volcano.sh/vgpu-memory": 3000}), "3000Mi", "0"),
-        DialectPod {
-            annotations: json!({"gpu-memory": "2048"}),
-            scheduler: "kai-scheduler",
-            ..plain("kai", json!({}), "2Gi", "0")
-        },
-        plain("nvidia", json!({GPU: 1}), "", "0"),
-        plain("aws", json!({"k8s.amazonaws.com/vgpu": 1}), "", "10"),
-        plain("elastic", elastic, "4Gi", "20"),
-        plain("kubegpu", json!({GPU: 1}), "", "0"),
-        plain("gpushare", json!({"aliyun.com/gpu-mem": 3}), "3Gi", "0"),
-        plain("gpu-manager", vcuda, "1Gi", "20"),
-    ]
-}
 
 pub(super) async fn run(test_bed: TestBed) -> TrialOutcome {
     test_bed.plugin()?;
     let mut measured = Vec::new();
-    for pod in pods() {
+    for pod in dialect_pods() {
         let name = format!("pod-{}", pod.dialect);
         run_one(&test_bed, &name, &pod)
             .await
@@ -75,13 +28,7 @@ pub(super) async fn run(test_bed: TestBed) -> TrialOutcome {
 }
 
 async fn run_one(test_bed: &TestBed, name: &str, pod: &DialectPod) -> anyhow::Result<()> {
-    let mut manifest = holder(name, json!({"name": "gpu"}));
-    manifest["apiVersion"] = "v1".into();
-    manifest["kind"] = "Pod".into();
-    manifest["metadata"]["annotations"] = pod.annotations.clone();
-    manifest["spec"]["schedulerName"] = pod.scheduler.into();
-    manifest["spec"]["containers"][0]["resources"] = json!({"limits": pod.limits});
-    manifest["spec"].as_object_mut().context("a spec")?.remove("resourceClaims");
+    let manifest = pod.manifest(name)?;
     let arguments = ["convert", "--dialect", pod.dialect, "-f", "-"];
     let text = test_bed.plugin()?.text(&arguments, &manifest.to_string()).await?;
     let mut documents: Vec<Value> = serde_saphyr::from_multiple(&text)?;
@@ -91,12 +38,7 @@ async fn run_one(test_bed: &TestBed, name: &str, pod: &DialectPod) -> anyhow::Re
     create(test_bed, &documents, true).await?;
     create(test_bed, &documents, false).await?;
     let running = test_bed.wait_running(name).await?;
-    let claim = test_bed.claim_of(&running).await?;
-    let consumed =
-        json!(claim.status)["allocation"]["devices"]["results"][0]["consumedCapacity"].clone();
-    let is_right = (pod.memory.is_empty() || consumed["memory"] == pod.memory)
-        && consumed["cores"] == pod.cores;
-    anyhow::ensure!(is_right, "allocated {consumed}");
+    pod.check_share(test_bed, &running).await?;
     test_bed.delete(&[name]).await
 }
 
