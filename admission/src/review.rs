@@ -63,11 +63,21 @@ pub fn review(
     task: AdmissionTask,
     body: &[u8],
 ) -> Result<(Vec<u8>, ReviewResult), ReviewError> {
+    answered(body, |request| respond(converter, task, request))
+}
+
+/// Reads a review, and writes the answer of `respond`.
+pub(crate) fn answered(
+    body: &[u8],
+    respond: impl FnOnce(
+        &AdmissionRequest<DynamicObject>,
+    ) -> Result<(AdmissionResponse, ReviewResult), ReviewError>,
+) -> Result<(Vec<u8>, ReviewResult), ReviewError> {
     let review: AdmissionReview<DynamicObject> =
         serde_json::from_slice(body).map_err(ReviewError::Malformed)?;
     let request: AdmissionRequest<DynamicObject> =
         review.try_into().map_err(|_| ReviewError::NoRequest)?;
-    let (response, result) = respond(converter, task, &request)?;
+    let (response, result) = respond(&request)?;
     Ok((encoded(response).map_err(ReviewError::Object)?, result))
 }
 

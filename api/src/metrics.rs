@@ -116,7 +116,7 @@ metrics! {
     CONTROLLER_TEMPLATE_ERRORS = Counter "tessera_controller_template_errors" []
         "Writes of claim templates that were refused or had no response";
     CONTROLLER_ADMISSION_REVIEWS = Counter "tessera_controller_admission_reviews" ["dialect", "result"]
-        "Reviews of pods by the admission webhook: converted, left, refused, malformed";
+        "Reviews by the admission webhook: of pods by dialect (converted, left, refused, malformed), of GpuConfigs without one (left, refused)";
     CONTROLLER_ADMISSION_REVIEW = Histogram "tessera_controller_admission_review_seconds" []
         "Seconds of one review by the admission webhook, without the transfer";
     CONTROLLER_WEBHOOK_CERTIFICATE_EXPIRY = Gauge "tessera_controller_webhook_certificate_expiry_timestamp_seconds" []

@@ -39,8 +39,15 @@ pub const WEBHOOK_SERVICE: &str = "tessera-webhook";
 /// The Secret with the certificates of the admission webhook.
 pub const WEBHOOK_SECRET: &str = "tessera-webhook";
 
-/// The MutatingWebhookConfiguration of the admission webhook.
+/// The MutatingWebhookConfiguration of the admission webhook, if there are dialects.
 pub const WEBHOOK_CONFIGURATION: &str = "tessera-dialects";
+
+/// The ValidatingWebhookConfiguration of the admission webhook.
+pub const VALIDATING_CONFIGURATION: &str = "tessera-configs";
+
+/// Label of a namespace whose GpuConfigs the admission webhook does not validate, with the value
+/// `none`: for objects of a newer version.
+pub const VALIDATION_LABEL: &str = "gpu.tessera.dev/validation";
 
 /// The ConfigMap with the names that the policy `tessera-unconverted` looks for.
 pub const GUARD_CONFIG_MAP: &str = "tessera-unconverted";

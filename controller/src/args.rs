@@ -1,6 +1,5 @@
 //! The command line.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::Parser;
@@ -45,13 +44,13 @@ pub struct Args {
     /// Socket that the command `readyz` queries [default: not served].
     #[arg(long, env = "TESSERA_READY_SOCKET", value_name = "PATH", global = true)]
     pub ready_socket: Option<PathBuf>,
-    /// Settings file of the dialects, by which pods of other GPU-sharing systems are converted.
-    /// With it every replica serves the admission webhook [default: none].
+    /// Settings file of the dialects, by which the admission webhook converts pods of other
+    /// GPU-sharing systems [default: none].
     #[arg(long, env = "TESSERA_DIALECTS", value_name = "PATH")]
     pub dialects: Option<PathBuf>,
-    /// Address of the admission webhook.
-    #[arg(long, env = "TESSERA_WEBHOOK_ADDRESS", default_value = "0.0.0.0:9443")]
-    pub webhook_address: SocketAddr,
+    /// Address of the admission webhook, which every replica serves; empty disables it.
+    #[arg(long, env = "TESSERA_WEBHOOK_ADDRESS", default_value = "")]
+    pub webhook_address: ListenAddress,
     /// Writer of the webhook's certificate and of its caBundle: the controller, or another program.
     #[arg(long, env = "TESSERA_WEBHOOK_CERTIFICATE", value_enum, default_value_t = CertificateSource::SelfManaged)]
     pub webhook_certificate: CertificateSource,

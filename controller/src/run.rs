@@ -55,10 +55,10 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     let mut registry = Registry::default();
     let metrics = Metrics::new(&mut registry);
     let mut tasks = Supervisor::new(stop.clone());
-    let publisher = converter.clone().map(|converter| {
-        let (address, source) = (args.webhook_address, args.webhook_certificate);
+    let publisher = args.webhook_address.0.map(|address| {
+        let source = args.webhook_certificate;
         let of_webhook = Webhook { address, source, namespace: namespace.clone() };
-        start_webhook(of_webhook, converter, &client, &mut registry, &mut tasks)
+        start_webhook(of_webhook, converter.clone(), &client, &mut registry, &mut tasks)
             .with_context(|| format!("cannot serve --webhook-address {address}"))
     });
     let (webhook, publisher) = publisher.transpose()?.unzip();
@@ -110,7 +110,7 @@ struct Webhook {
 /// leads.
 fn start_webhook(
     webhook: Webhook,
-    converter: Arc<Converter>,
+    converter: Option<Arc<Converter>>,
     client: &Client,
     registry: &mut Registry,
     tasks: &mut Supervisor,

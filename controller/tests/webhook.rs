@@ -32,8 +32,10 @@ const HOST: &str = "tessera-webhook.tessera-system.svc";
 const SECRETS: &str = "secrets";
 const CONFIGURATIONS: &str = "mutatingwebhookconfigurations";
 
-fn converter() -> Arc<Converter> {
-    Arc::new(Converter::new(Settings::with_defaults(&[Dialect::Hami])).unwrap())
+const VALIDATING: &str = "validatingwebhookconfigurations";
+
+fn converter() -> Option<Arc<Converter>> {
+    Some(Arc::new(Converter::new(Settings::with_defaults(&[Dialect::Hami])).unwrap()))
 }
 
 /// A replica with the webhook, and an API server with the objects of the chart.
@@ -50,15 +52,21 @@ struct Replica {
 
 impl Replica {
     async fn start(source: CertificateSource) -> Self {
+        Self::start_with(source, converter()).await
+    }
+
+    async fn start_with(source: CertificateSource, converter: Option<Arc<Converter>>) -> Self {
         let (api, served) = (FakeApi::new(), Arc::new(ServedCertificate::default()));
         let object = |name: &str, namespace: &str| json!({"metadata": {"name": name, "namespace": namespace, "uid": name}});
         api.put(SECRETS, object("tessera-webhook", NAMESPACE));
         api.put("configmaps", object("tessera-unconverted", NAMESPACE));
         api.put(CONFIGURATIONS, object("tessera-dialects", ""));
+        api.put(VALIDATING, object("tessera-configs", ""));
         let mut tasks = Supervisor::new(CancellationToken::new());
         let (any, mut registry) = ("127.0.0.1:0".parse().unwrap(), Registry::default());
         let webhook =
-            serve::serve(any, converter(), served.clone(), &mut registry, &mut tasks).unwrap();
+            serve::serve(any, converter.clone(), served.clone(), &mut registry, &mut tasks)
+                .unwrap();
         tasks.spawn("follow", follow(api.client(), NAMESPACE.to_owned(), served.clone()));
         let now = k8s_openapi::jiff::Timestamp::now().as_second();
         let now = Arc::new(AtomicI64::new(now));
@@ -66,7 +74,7 @@ impl Replica {
         let clock = move || clock.load(Ordering::Relaxed);
         let (client, of_publisher) = (api.client(), served.clone());
         let publisher =
-            WebhookPublisher::new(client, NAMESPACE, converter(), of_publisher, source, clock);
+            WebhookPublisher::new(client, NAMESPACE, converter, of_publisher, source, clock);
         Self { api, publisher, served, webhook, registry, now, tasks }
     }
 
@@ -241,6 +249,21 @@ async fn a_connection_serves_one_request_after_the_other() {
 }
 
 #[tokio::test]
+async fn without_dialects_only_configs_are_validated() {
+    let replica = Replica::start_with(CertificateSource::SelfManaged, None).await;
+    replica.publish().await;
+    assert_eq!(replica.entries(), Vec::<Value>::new());
+    let object = replica.api.get(VALIDATING, "", "tessera-configs").unwrap();
+    let bundle = object["webhooks"][0]["clientConfig"]["caBundle"].clone();
+    let bundle = serde_json::from_value::<ByteString>(bundle).unwrap();
+    let bundle = String::from_utf8(bundle.0).unwrap();
+    assert_eq!(replica.send(&bundle, "/convert/hami", &hami()).await.unwrap().0, 404);
+    let (status, body) = replica.send(&bundle, "/validate", &hami()).await.unwrap();
+    let body: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!((status, &body["response"]["allowed"]), (200, &json!(true)), "no config");
+}
+
+#[tokio::test]
 async fn requests_that_are_no_reviews_get_an_error() {
     let replica = Replica::start(CertificateSource::SelfManaged).await;
     replica.publish().await;
@@ -286,6 +309,13 @@ async fn changes_of_others_last_one_round() {
     let replica = Replica::start(CertificateSource::SelfManaged).await;
     replica.publish().await;
     let (entries, bundle) = (replica.entries(), replica.ca_bundle());
+    let validating = replica.api.get(VALIDATING, "", "tessera-configs").unwrap();
+    assert_eq!(validating["webhooks"][0]["failurePolicy"], "Ignore");
+    let of_validating = &validating["webhooks"][0]["clientConfig"];
+    assert_eq!(of_validating["caBundle"], entries[0]["clientConfig"]["caBundle"]);
+    let mut without = validating.clone();
+    without["webhooks"] = json!([]);
+    replica.api.put(VALIDATING, without);
     let guard = replica.api.get("configmaps", NAMESPACE, "tessera-unconverted").unwrap();
     assert!(guard["data"]["hami.resources"].as_str().unwrap().contains("nvidia.com/gpu"));
     let mut changed = replica.api.get(CONFIGURATIONS, "", "tessera-dialects").unwrap();
@@ -300,6 +330,8 @@ async fn changes_of_others_last_one_round() {
     assert_eq!(replica.ca_bundle(), bundle, "the certificate stays");
     let corrected = replica.api.get("configmaps", NAMESPACE, "tessera-unconverted").unwrap();
     assert_eq!(corrected["data"], guard["data"]);
+    let corrected = replica.api.get(VALIDATING, "", "tessera-configs").unwrap();
+    assert_eq!(corrected["webhooks"], validating["webhooks"]);
     let writes = replica.api.writes().len();
     replica.publish().await;
     assert_eq!(replica.api.writes().len(), writes, "a round without a difference writes nothing");

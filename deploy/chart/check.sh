@@ -44,6 +44,7 @@ check_refused "memory oversubscription in mode stock" --set mode=stock --set dri
 check_refused "MPS in mode stock" --set mode=stock --set mps.enabled=true
 check_refused "dialects in mode stock" --set mode=stock --set dialects.enabled=true --set 'dialects.default={hami}'
 check_refused "enabled dialects without a dialect" --set dialects.enabled=true
+check_refused "dialects without the webhook" --set webhook.enabled=false --set dialects.enabled=true --set 'dialects.default={hami}'
 check_refused "an unknown dialect" --set dialects.enabled=true --set 'dialects.default={hammi}'
 check_refused "an unknown handling of unconverted pods" --set dialects.unconverted=Audit
 check_refused "shared memory with an unknown unit" --set-string mps.shmSize=8GB

@@ -1,18 +1,33 @@
-//! Checks that tests leave no objects in the cluster.
+//! Namespaces of tests, and checks that tests leave no objects in the cluster.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
-use kube::api::{DeleteParams, ListParams};
+use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, Client, ResourceExt};
+use serde_json::json;
 
 use crate::inventory::DRIVER;
 use crate::wait::{self, CheckResult};
 
 /// Time limit for claims of an earlier test to lose their allocation.
 const TIMEOUT: Duration = Duration::from_secs(300);
+
+/// Creates the namespace of a test. Its GpuConfigs are not validated when they are written: tests
+/// check what the plan makes of wrong ones.
+///
+/// # Errors
+/// Returns an error if it cannot be created.
+pub async fn create_namespace(client: &Client, name: &str) -> anyhow::Result<()> {
+    let labels = json!({"gpu.tessera.dev/validation": "none"});
+    let namespace = json!({"metadata": {"name": name, "labels": labels}});
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    let created =
+        namespaces.create(&PostParams::default(), &serde_json::from_value(namespace)?).await;
+    created.map(drop).with_context(|| format!("cannot create namespace {name}"))
+}
 
 /// Waits until no claim has a device of the driver under test.
 ///

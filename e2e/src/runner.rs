@@ -9,10 +9,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use k8s_openapi::api::core::v1::Namespace;
+use kube::Client;
 use kube::api::{DeleteParams, DynamicObject, PostParams};
-use kube::{Api, Client};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::inventory::{GpuInventory, GpuNodes};
 use crate::leftovers;
@@ -93,7 +92,7 @@ impl Runner {
             once: Vec::new(),
             figures: Vec::new(),
         };
-        run.create_namespace().await?;
+        leftovers::create_namespace(&self.client, &run.namespace).await?;
         let outcome = run.steps(&scenario).await;
         let cleaned = run.clean_up().await.context("cannot clean up");
         outcome.and(cleaned)?;
@@ -102,13 +101,6 @@ impl Runner {
 }
 
 impl Run<'_> {
-    async fn create_namespace(&self) -> anyhow::Result<()> {
-        let namespaces: Api<Namespace> = Api::all(self.client.clone());
-        let namespace = serde_json::from_value(json!({"metadata": {"name": self.namespace}}))?;
-        let created = namespaces.create(&PostParams::default(), &namespace).await;
-        created.map(drop).with_context(|| format!("cannot create namespace {}", self.namespace))
-    }
-
     async fn steps(&mut self, scenario: &Scenario) -> anyhow::Result<()> {
         for (index, step) in scenario.steps.iter().enumerate() {
             self.step(step).await.with_context(|| format!("step {} failed", index + 1))?;

@@ -1,22 +1,28 @@
 //! The objects of the webhook: written by the leader, and only by it.
 //!
-//! A round reads the three objects and corrects what differs, so a change by another client lasts
+//! A round reads the objects and corrects what differs, so a change by another client lasts
 //! 30 s at most. The order is that of a rotation: an authority is trusted before its
 //! certificate is served ([`tessera_admission::certificates`]).
 
+use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::admissionregistration::v1::{MutatingWebhook, MutatingWebhookConfiguration};
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingWebhook, MutatingWebhookConfiguration, ValidatingWebhook,
+    ValidatingWebhookConfiguration, WebhookClientConfig,
+};
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::api::{Patch, PatchParams};
-use kube::{Api, Client};
+use kube::{Api, Client, Resource};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tessera_admission::certificates::{CertificateError, Certificates};
 use tessera_admission::configuration::WebhookService;
 use tessera_api::names::{
-    CONTROLLER_FIELD_MANAGER, GUARD_CONFIG_MAP, WEBHOOK_CONFIGURATION, WEBHOOK_SECRET,
-    WEBHOOK_SERVICE,
+    CONTROLLER_FIELD_MANAGER, GUARD_CONFIG_MAP, VALIDATING_CONFIGURATION, WEBHOOK_CONFIGURATION,
+    WEBHOOK_SECRET, WEBHOOK_SERVICE,
 };
 use tessera_dialect::Converter;
 
@@ -70,9 +76,10 @@ pub enum WebhookPublishError {
 pub struct WebhookPublisher {
     secrets: Api<Secret>,
     config_maps: Api<ConfigMap>,
-    configurations: Api<MutatingWebhookConfiguration>,
+    mutating: Api<MutatingWebhookConfiguration>,
+    validating: Api<ValidatingWebhookConfiguration>,
     service: WebhookService,
-    converter: Arc<Converter>,
+    converter: Option<Arc<Converter>>,
     served: Arc<ServedCertificate>,
     source: CertificateSource,
     tenure: Tenure,
@@ -86,7 +93,7 @@ impl WebhookPublisher {
     pub fn new(
         client: Client,
         namespace: &str,
-        converter: Arc<Converter>,
+        converter: Option<Arc<Converter>>,
         served: Arc<ServedCertificate>,
         source: CertificateSource,
         clock: impl Fn() -> i64 + Send + Sync + 'static,
@@ -96,7 +103,8 @@ impl WebhookPublisher {
         Self {
             secrets: Api::namespaced(client.clone(), namespace),
             config_maps: Api::namespaced(client.clone(), namespace),
-            configurations: Api::all(client),
+            mutating: Api::all(client.clone()),
+            validating: Api::all(client),
             service,
             converter,
             served,
@@ -140,32 +148,67 @@ impl WebhookPublisher {
     /// # Errors
     /// [`WebhookPublishError`]; the next round tries again.
     pub async fn round(&self) -> Result<bool, WebhookPublishError> {
-        let configuration = named("MutatingWebhookConfiguration", WEBHOOK_CONFIGURATION);
-        let live = self.configurations.get(WEBHOOK_CONFIGURATION);
-        let live = answered("read", &configuration, live).await?.webhooks.unwrap_or_default();
+        let (mutating, validating) =
+            (self.mutating_entries().await?, self.validating_entry().await?);
+        let bundles = mutating.iter().map(|entry| &entry.client_config);
+        let bundles = bundles.chain(validating.iter().map(|entry| &entry.client_config));
         let ca_bundle = match self.source {
-            CertificateSource::SelfManaged => self.renew(trusted(&live)).await?,
+            CertificateSource::SelfManaged => self.renew(trusted(bundles)).await?,
             CertificateSource::External => None,
         };
         if self.served.check((self.clock)()).is_err() {
             return Ok(false);
         }
-        let wanted = self.service.webhooks(&self.converter, ca_bundle.as_deref());
-        if !are_equal(&live, &wanted) && !self.tenure.is_over() {
-            let object = json!({
-                "apiVersion": "admissionregistration.k8s.io/v1",
-                "kind": "MutatingWebhookConfiguration",
-                "metadata": {"name": WEBHOOK_CONFIGURATION},
-                "webhooks": wanted,
-            });
-            let (parameters, patch) = (apply(), Patch::Apply(&object));
-            let request = self.configurations.patch(WEBHOOK_CONFIGURATION, &parameters, &patch);
-            answered("write", &configuration, request).await?;
-            tracing::info!(entries = wanted.len(), "published the admission webhook");
+        let wanted = vec![self.service.validating_webhook(ca_bundle.as_deref())];
+        if !are_equal(&validating, &wanted) {
+            self.write(&self.validating, VALIDATING_CONFIGURATION, &wanted).await?;
+        }
+        let Some(converter) = &self.converter else { return Ok(true) };
+        let wanted = self.service.webhooks(converter, ca_bundle.as_deref());
+        if !are_equal(&mutating, &wanted) {
+            self.write(&self.mutating, WEBHOOK_CONFIGURATION, &wanted).await?;
         }
         // Afterwards: it refuses pods that the webhook has not converted.
-        self.publish_guard().await?;
+        self.publish_guard(converter).await?;
         Ok(true)
+    }
+
+    async fn mutating_entries(&self) -> Result<Vec<MutatingWebhook>, WebhookPublishError> {
+        if self.converter.is_none() {
+            return Ok(Vec::new());
+        }
+        let object = named("MutatingWebhookConfiguration", WEBHOOK_CONFIGURATION);
+        let live = answered("read", &object, self.mutating.get(WEBHOOK_CONFIGURATION)).await?;
+        Ok(live.webhooks.unwrap_or_default())
+    }
+
+    async fn validating_entry(&self) -> Result<Vec<ValidatingWebhook>, WebhookPublishError> {
+        let object = named("ValidatingWebhookConfiguration", VALIDATING_CONFIGURATION);
+        let live = answered("read", &object, self.validating.get(VALIDATING_CONFIGURATION)).await?;
+        Ok(live.webhooks.unwrap_or_default())
+    }
+
+    /// Writes the entries of a configuration.
+    async fn write<K>(
+        &self,
+        api: &Api<K>,
+        name: &str,
+        entries: &[impl Serialize],
+    ) -> Result<(), WebhookPublishError>
+    where
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+    {
+        if self.tenure.is_over() {
+            return Ok(());
+        }
+        let (kind, version) = (K::kind(&()), K::api_version(&()));
+        let object = json!({
+            "apiVersion": version, "kind": kind, "metadata": {"name": name}, "webhooks": entries,
+        });
+        let (parameters, patch) = (apply(), Patch::Apply(&object));
+        answered("write", &named(&kind, name), api.patch(name, &parameters, &patch)).await?;
+        tracing::info!(%kind, name, entries = entries.len(), "published the admission webhook");
+        Ok(())
     }
 
     /// Renews the certificates in the Secret if that is due. Returns the authorities to trust;
@@ -204,10 +247,10 @@ impl WebhookPublisher {
     }
 
     /// Writes the data of the guard, if it differs.
-    async fn publish_guard(&self) -> Result<(), WebhookPublishError> {
+    async fn publish_guard(&self, converter: &Converter) -> Result<(), WebhookPublishError> {
         let object = named("ConfigMap", GUARD_CONFIG_MAP);
         let live = answered("read", &object, self.config_maps.get(GUARD_CONFIG_MAP)).await?;
-        let wanted = self.converter.guard_data();
+        let wanted = converter.guard_data();
         if live.data.as_ref() == Some(&wanted) || self.tenure.is_over() {
             return Ok(());
         }
@@ -231,9 +274,8 @@ fn named(kind: &str, name: &str) -> String {
 }
 
 /// Returns the caBundle of all entries; `None` if they have several, or none.
-fn trusted(entries: &[MutatingWebhook]) -> Option<String> {
-    let bundles = entries.iter().map(|entry| entry.client_config.ca_bundle.as_ref());
-    let mut bundles: Vec<_> = bundles.collect();
+fn trusted<'c>(entries: impl Iterator<Item = &'c WebhookClientConfig>) -> Option<String> {
+    let mut bundles: Vec<_> = entries.map(|entry| entry.ca_bundle.as_ref()).collect();
     bundles.dedup();
     match bundles[..] {
         [Some(bundle)] => String::from_utf8(bundle.0.clone()).ok(),
@@ -241,14 +283,31 @@ fn trusted(entries: &[MutatingWebhook]) -> Option<String> {
     }
 }
 
+/// An entry of a webhook configuration.
+trait Entry: Clone + PartialEq {
+    fn client(&mut self) -> &mut WebhookClientConfig;
+}
+
+impl Entry for MutatingWebhook {
+    fn client(&mut self) -> &mut WebhookClientConfig {
+        &mut self.client_config
+    }
+}
+
+impl Entry for ValidatingWebhook {
+    fn client(&mut self) -> &mut WebhookClientConfig {
+        &mut self.client_config
+    }
+}
+
 /// Returns true if the entries are as wanted. A caBundle that is not wanted is another writer's.
-fn are_equal(live: &[MutatingWebhook], wanted: &[MutatingWebhook]) -> bool {
-    let is_equal = |(live, wanted): (&MutatingWebhook, &MutatingWebhook)| {
-        let mut live = live.clone();
-        if wanted.client_config.ca_bundle.is_none() {
-            live.client_config.ca_bundle = None;
+fn are_equal<E: Entry>(live: &[E], wanted: &[E]) -> bool {
+    let is_equal = |(live, wanted): (&E, &E)| {
+        let (mut live, mut wanted) = (live.clone(), wanted.clone());
+        if wanted.client().ca_bundle.is_none() {
+            live.client().ca_bundle = None;
         }
-        live == *wanted
+        live == wanted
     };
     live.len() == wanted.len() && live.iter().zip(wanted).all(is_equal)
 }

@@ -20,8 +20,9 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-use tessera_admission::configuration::CONVERT_PATH;
-use tessera_admission::review::{MAX_REVIEW_BYTES, ReviewResult, review};
+use tessera_admission::configuration::{CONVERT_PATH, VALIDATE_PATH};
+use tessera_admission::review::{MAX_REVIEW_BYTES, ReviewError, ReviewResult, review};
+use tessera_admission::validate::validate;
 use tessera_api::metrics;
 use tessera_dialect::{AdmissionTask, Converter};
 use tessera_runtime::server::http::{HttpServer, ServerLimits};
@@ -54,7 +55,7 @@ const BUCKETS: [f64; 7] = [0.0001, 0.0004, 0.0016, 0.0064, 0.0256, 0.1, 0.4];
 /// Labels of the number of reviews.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ReviewLabels {
-    /// The dialect, or `unknown-dialect`.
+    /// The dialect, or `unknown-dialect`; empty for a GpuConfig.
     dialect: String,
     /// The result, or `malformed`.
     result: &'static str,
@@ -76,15 +77,17 @@ impl ReviewMetrics {
         created
     }
 
-    fn count(&self, task: AdmissionTask, result: Option<ReviewResult>) {
+    fn count(&self, dialect: &str, result: Option<ReviewResult>) {
         let result = result.map_or("malformed", ReviewResult::name);
-        self.reviews.get_or_create(&ReviewLabels { dialect: task.to_string(), result }).inc();
+        let labels = ReviewLabels { dialect: dialect.to_owned(), result };
+        self.reviews.get_or_create(&labels).inc();
     }
 }
 
 #[derive(Debug, Clone)]
 struct Reviewer {
-    converter: Arc<Converter>,
+    /// None without dialects.
+    converter: Option<Arc<Converter>>,
     metrics: ReviewMetrics,
     /// Units of bodies that are free.
     bodies: Arc<Semaphore>,
@@ -112,7 +115,7 @@ impl ServedWebhook {
 /// The address cannot be bound, or the thread cannot be started.
 pub fn serve(
     address: SocketAddr,
-    converter: Arc<Converter>,
+    converter: Option<Arc<Converter>>,
     certificate: Arc<ServedCertificate>,
     registry: &mut Registry,
     tasks: &mut Supervisor,
@@ -135,36 +138,56 @@ pub fn serve(
 }
 
 fn routes(reviewer: Reviewer) -> Router {
-    Router::new().route(&format!("{CONVERT_PATH}{{task}}"), post(answer)).with_state(reviewer)
+    Router::new()
+        .route(&format!("{CONVERT_PATH}{{task}}"), post(convert))
+        .route(VALIDATE_PATH, post(validate_configs))
+        .with_state(reviewer)
 }
 
-async fn answer(
+async fn convert(
     State(reviewer): State<Reviewer>,
     Path(task): Path<String>,
     request: Request,
 ) -> Response {
-    let Some(task) = AdmissionTask::named(&task) else {
+    let (Some(task), Some(converter)) = (AdmissionTask::named(&task), &reviewer.converter) else {
         return (StatusCode::NOT_FOUND, "no dialect of this name\n").into_response();
     };
-    let limit = length(request.headers()).unwrap_or(MAX_REVIEW_BYTES).min(MAX_REVIEW_BYTES);
-    let units = u32::try_from(limit.div_ceil(UNIT)).unwrap_or(u32::MAX);
-    // The semaphore is never closed.
-    let _units = reviewer.bodies.acquire_many(units).await.ok();
-    let Ok(body) = axum::body::to_bytes(request.into_body(), limit).await else {
-        let text = format!("the body has more than {MAX_REVIEW_BYTES} bytes, or has not arrived\n");
-        return (StatusCode::PAYLOAD_TOO_LARGE, text).into_response();
-    };
-    let started = Instant::now();
-    let reviewed = review(&reviewer.converter, task, &body);
-    reviewer.metrics.duration.observe(started.elapsed().as_secs_f64());
-    reviewer.metrics.count(task, reviewed.as_ref().ok().map(|(_, result)| *result));
-    match reviewed {
-        Ok((answer, _)) => {
-            ([(header::CONTENT_TYPE, "application/json")], Body::from(answer)).into_response()
-        }
-        Err(error) => {
-            tracing::warn!(error = &error as &dyn std::error::Error, "cannot review a request");
-            (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response()
+    reviewer.answer(&task.to_string(), request, |body| review(converter, task, body)).await
+}
+
+async fn validate_configs(State(reviewer): State<Reviewer>, request: Request) -> Response {
+    reviewer.answer("", request, validate).await
+}
+
+impl Reviewer {
+    /// Answers a request by `review`, for a dialect or none.
+    async fn answer(
+        &self,
+        dialect: &str,
+        request: Request,
+        review: impl FnOnce(&[u8]) -> Result<(Vec<u8>, ReviewResult), ReviewError>,
+    ) -> Response {
+        let limit = length(request.headers()).unwrap_or(MAX_REVIEW_BYTES).min(MAX_REVIEW_BYTES);
+        let units = u32::try_from(limit.div_ceil(UNIT)).unwrap_or(u32::MAX);
+        // The semaphore is never closed.
+        let _units = self.bodies.acquire_many(units).await.ok();
+        let Ok(body) = axum::body::to_bytes(request.into_body(), limit).await else {
+            let text =
+                format!("the body has more than {MAX_REVIEW_BYTES} bytes, or has not arrived\n");
+            return (StatusCode::PAYLOAD_TOO_LARGE, text).into_response();
+        };
+        let started = Instant::now();
+        let reviewed = review(&body);
+        self.metrics.duration.observe(started.elapsed().as_secs_f64());
+        self.metrics.count(dialect, reviewed.as_ref().ok().map(|(_, result)| *result));
+        match reviewed {
+            Ok((answer, _)) => {
+                ([(header::CONTENT_TYPE, "application/json")], Body::from(answer)).into_response()
+            }
+            Err(error) => {
+                tracing::warn!(error = &error as &dyn std::error::Error, "cannot review a request");
+                (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response()
+            }
         }
     }
 }

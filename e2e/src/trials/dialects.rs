@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
-use k8s_openapi::api::resource::v1::ResourceClaimTemplate;
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceClaimTemplate};
 use kube::api::{
     DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams,
 };
@@ -47,6 +47,7 @@ pub(super) async fn run_unchanged(test_bed: TestBed) -> TrialOutcome {
     run_controllers(&test_bed).await?;
     leave_nothing(&test_bed).await?;
     refuse(&test_bed).await?;
+    refuse_configs(&test_bed).await?;
     leave_alone(&test_bed).await?;
     Ok(Outcome::Passed(vec![]))
 }
@@ -274,6 +275,46 @@ async fn refuse(test_bed: &TestBed) -> anyhow::Result<()> {
     };
     anyhow::ensure!(text.contains("are those of converted pods"), "{text}");
     Ok(())
+}
+
+/// A wrong GpuConfig is refused when it is written, with the field.
+async fn refuse_configs(test_bed: &TestBed) -> anyhow::Result<()> {
+    let parameters = json!({
+        "apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuConfig",
+        "placement": {"device": "Packed"},
+    });
+    let config = json!([{"opaque": {"driver": "gpu.tessera.dev", "parameters": parameters}}]);
+    let classes: Api<DeviceClass> = Api::all(test_bed.client.clone());
+    let class = json!({"metadata": {"name": "trial.example.com"}, "spec": {"config": config}});
+    let class = serde_json::from_value(class)?;
+    let is_named = |text: &str| {
+        ["config[0].opaque.parameters: placement.device", "Packed", "Spread"]
+            .iter()
+            .all(|part| text.contains(part))
+    };
+    let answer = classes.create(&DRY_RUN, &class).await;
+    let text = answer.map_or_else(|error| error.to_string(), |_| "created".to_owned());
+    anyhow::ensure!(is_named(&text), "{text}");
+    let namespaces: Api<Namespace> = Api::all(test_bed.client.clone());
+    let validated = json!({"metadata": {"labels": {"gpu.tessera.dev/validation": null}}});
+    let (name, parameters) = (test_bed.namespace(), PatchParams::default());
+    namespaces.patch(name, &parameters, &Patch::Merge(validated)).await?;
+    let exactly = json!({"deviceClassName": "gpu.tessera.dev"});
+    let requests = json!([{"name": "gpu", "exactly": exactly}]);
+    let claim: ResourceClaim = serde_json::from_value(json!({
+        "metadata": {"name": "wrong"},
+        "spec": {"devices": {"requests": requests, "config": config}},
+    }))?;
+    let deadline = Instant::now() + NOTICE;
+    loop {
+        let answer = test_bed.claims().create(&DRY_RUN, &claim).await;
+        let text = answer.map_or_else(|error| error.to_string(), |_| "created".to_owned());
+        if is_named(&text) {
+            return Ok(());
+        }
+        anyhow::ensure!(text == "created" && Instant::now() < deadline, "{text}");
+        sleep(Duration::from_millis(100)).await;
+    }
 }
 
 /// Pods that opt out stay as they are, and updates do not call the webhook.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Namespace, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate};
 use kube::api::{DeleteParams, LogParams, PostParams};
 use kube::runtime::watcher;
@@ -80,9 +80,7 @@ impl TestBed {
         leftovers::delete_namespace(&self.client, &self.namespace, TIMEOUT).await?;
         leftovers::none_allocated(&self.client).await?;
         self.gpu_nodes.publish(&self.client).await?;
-        let namespaces: Api<Namespace> = Api::all(self.client.clone());
-        let namespace = serde_json::from_value(json!({"metadata": {"name": self.namespace}}))?;
-        namespaces.create(&PostParams::default(), &namespace).await?;
+        leftovers::create_namespace(&self.client, &self.namespace).await?;
         let outcome = match trial(self.clone()).await {
             Err(error) => match error.downcast::<Skip>() {
                 Ok(Skip(reason)) => Ok(crate::runner::Outcome::Skipped(reason)),
