@@ -52,6 +52,9 @@ pub const VALIDATION_LABEL: &str = "gpu.tessera.dev/validation";
 /// The ConfigMap with the names that the policy `tessera-unconverted` looks for.
 pub const GUARD_CONFIG_MAP: &str = "tessera-unconverted";
 
+/// Beginning of the extended resource by which kube-scheduler serves a DeviceClass (KEP-5004).
+pub const CLASS_RESOURCE_PREFIX: &str = "deviceclass.resource.kubernetes.io/";
+
 /// Taint of every managed device, effect `NoSchedule`: kube-scheduler does not allocate the device,
 /// and still honours allocations by the controller.
 pub const MANAGED_TAINT_KEY: &str = "gpu.tessera.dev/managed";

@@ -41,6 +41,8 @@ pub struct Group {
     pub share: ShareAsk,
     /// True if the GPUs are connected to one another by NVLink.
     pub one_clique: bool,
+    /// DeviceClass; `None`: that of the settings.
+    pub class: Option<String>,
 }
 
 /// Share of each GPU of a request.
@@ -101,7 +103,16 @@ impl ContainerAsk {
     /// Returns the ask of a container for `gpus` equal shares.
     #[must_use]
     pub fn of(container: usize, gpus: u64, share: ShareAsk) -> Self {
-        Self { container, groups: vec![Group { gpus, share, one_clique: false }] }
+        Self { container, groups: vec![Group { gpus, share, one_clique: false, class: None }] }
+    }
+
+    /// Returns the ask for GPUs of a DeviceClass; `None`: that of the settings.
+    #[must_use]
+    pub fn of_class(mut self, class: Option<&str>) -> Self {
+        for group in &mut self.groups {
+            group.class = class.map(str::to_owned);
+        }
+        self
     }
 
     /// Returns the number of GPUs.
@@ -118,6 +129,7 @@ impl ContainerAsk {
         };
         own.gpus >= other.gpus
             && own.one_clique == other.one_clique
+            && own.class == other.class
             && own.share.covers(&other.share)
     }
 }

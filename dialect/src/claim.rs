@@ -162,6 +162,7 @@ fn device_requests(class: &str, ask: &PodAsk, requests: &Requests) -> Vec<Value>
     let selector = |expression: &String| json!({"cel": {"expression": expression}});
     let selectors: Vec<_> = ask.selectors.iter().map(selector).collect();
     let request = |request: &Request| {
+        let class = request.group.class.as_deref().unwrap_or(class);
         let mut exactly = json!({"deviceClassName": class});
         if request.group.gpus != 1 {
             exactly["count"] = request.group.gpus.into();

@@ -4,13 +4,10 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::DeviceClass;
-use tessera_api::names::DRIVER_NAME;
+use tessera_api::names::{CLASS_RESOURCE_PREFIX, DRIVER_NAME};
 use tessera_dialect::{Converter, Dialect, Settings};
 
 use super::PlanView;
-
-/// Beginning of the extended resource that stands for a DeviceClass (KEP-5004).
-const CLASS_PREFIX: &str = "deviceclass.resource.kubernetes.io/";
 
 /// GPUs that a pod asks another system for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,14 +34,17 @@ impl ExtendedResource {
             spec.and_then(|spec| spec.extended_resource_name.as_deref()) == Some(name)
         };
         let named = classes.iter().find(names).and_then(|class| class.metadata.name.as_deref());
-        let class = name.strip_prefix(CLASS_PREFIX).or(named)?;
+        let class = name.strip_prefix(CLASS_RESOURCE_PREFIX).or(named)?;
         let ours = class == DRIVER_NAME || class.ends_with(&format!(".{DRIVER_NAME}"));
         ours.then(|| Self {
             message: format!(
                 "it uses no ResourceClaims, and asks for `{name}`: kube-scheduler makes a claim of \
                  DeviceClass {class} for it, and allocates GPUs in stock mode only"
             ),
-            hint: format!("use a ResourceClaimTemplate with deviceClassName: {class}"),
+            hint: format!(
+                "use a ResourceClaimTemplate with deviceClassName: {class}, or have the admission \
+                 webhook convert such pods: add the name to dialects.settings.nvidia.resources"
+            ),
         })
     }
 
@@ -60,7 +60,10 @@ impl ExtendedResource {
                  of another system serves ({})",
                 names.join(", ")
             ),
-            hint: format!("`kubectl tessera convert --dialect {first}` rewrites its manifest"),
+            hint: format!(
+                "`kubectl tessera convert --dialect {first}` rewrites its manifest, and the \
+                 admission webhook converts such pods if dialects.default has {first}"
+            ),
         })
     }
 }

@@ -94,7 +94,8 @@ fn explicit(
         );
         return Err(reader.refusal(annotation_path(INFO), total, problem));
     }
-    let group = |&gpus: &u64| Group { gpus, share: ShareAsk::whole(), one_clique: gpus > 1 };
+    let group =
+        |&gpus: &u64| Group { gpus, share: ShareAsk::whole(), one_clique: gpus > 1, class: None };
     Ok(cliques.iter().map(group).collect())
 }
 

@@ -1,6 +1,7 @@
 //! NVIDIA's device plugin (whole GPUs, time slicing, MPS) and GKE's.
 
 use tessera_api::config::{ComputePolicy, Sharing};
+use tessera_api::names::{CLASS_RESOURCE_PREFIX, DeviceClassName};
 
 use super::reader::limit_path;
 use super::slots::{Slots, gpus};
@@ -35,6 +36,16 @@ impl Read for Entry<NvidiaSettings> {
     fn check(&self) -> Result<(), SettingsError> {
         for resource in &self.own.resources {
             at_least_one(Dialect::Nvidia, "resources[].replicas", resource.replicas)?;
+            if let Some(class) = class(resource)
+                && DeviceClassName::new(class).is_err()
+            {
+                return Err(SettingsError::Value {
+                    dialect: Dialect::Nvidia,
+                    field: "resources[].deviceClass",
+                    value: class.to_owned(),
+                    allowed: DeviceClassName::RULE,
+                });
+            }
         }
         Ok(())
     }
@@ -66,12 +77,17 @@ impl Read for Entry<NvidiaSettings> {
                     return Err(reader.refusal(field, slots, problem));
                 }
             };
-            containers.push(ContainerAsk::of(index, gpus, share));
+            containers.push(ContainerAsk::of(index, gpus, share).of_class(class(resource)));
         }
         let mut ask = reader.pod_ask(containers);
         ask.sharing = by_mps.then_some(Sharing::Mps);
         Ok(ask)
     }
+}
+
+/// Returns the DeviceClass of a resource; `None` for that of the settings.
+fn class(resource: &NvidiaResource) -> Option<&str> {
+    resource.device_class.as_deref().or_else(|| resource.name.strip_prefix(CLASS_RESOURCE_PREFIX))
 }
 
 /// Returns the resource that the container asks for, and the amount; `None` for none.

@@ -160,6 +160,10 @@ pub enum SlotSharing {
 pub struct NvidiaResource {
     /// Name of the resource.
     pub name: String,
+    /// DeviceClass of its claims; by default the class of which
+    /// `deviceclass.resource.kubernetes.io/CLASS` is the name, otherwise that of the settings.
+    #[serde(default)]
+    pub device_class: Option<String>,
     /// Slots per GPU; 1: whole GPUs.
     #[serde(default = "one")]
     pub replicas: u64,
@@ -185,7 +189,8 @@ pub struct NvidiaSettings {
 }
 
 fn whole_gpus() -> Vec<NvidiaResource> {
-    vec![NvidiaResource { name: nvidia_gpu(), replicas: 1, sharing: SlotSharing::TimeSlicing }]
+    let (name, sharing) = (nvidia_gpu(), SlotSharing::TimeSlicing);
+    vec![NvidiaResource { name, device_class: None, replicas: 1, sharing }]
 }
 
 impl Default for NvidiaSettings {

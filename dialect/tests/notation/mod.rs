@@ -2,7 +2,8 @@
 //!
 //! Requests are separated by `; `, with the fields of their GpuConfig behind the share. `!=` is a
 //! `distinctAttribute` of the GPU's UUID, `clique` a `matchAttribute` of its NVLink clique, `same=`
-//! one of its UUID over several requests. `alone` is an exclusive GPU.
+//! one of its UUID over several requests. `alone` is an exclusive GPU, `class=` a DeviceClass other
+//! than that of all GPUs.
 
 use serde_json::Value;
 use tessera_api::GpuConfig;
@@ -65,6 +66,10 @@ fn one(request: &Value, devices: &Value, common: &str) -> String {
     };
     let count = exactly["count"].as_u64().unwrap_or(1);
     let mut line = format!("{name}: {count}x{share}");
+    match exactly["deviceClassName"].as_str().expect("a class") {
+        "gpu.tessera.dev" => {}
+        class => line.push_str(&format!(" class={class}")),
+    }
     for constraint in devices["constraints"].as_array().into_iter().flatten() {
         let is_own = constraint["requests"] == serde_json::json!([name]);
         match (is_own, &constraint["distinctAttribute"], &constraint["matchAttribute"]) {
