@@ -138,7 +138,7 @@ impl Driver {
         startup.repair_node().await?;
         let hardware = startup.watch_hardware()?;
         let (claims, servers) = startup.serve_kubelet(&hardware)?;
-        startup.watch_claims(servers.registered())?;
+        startup.watch_claims(servers.registered(), &hardware)?;
         startup.publish(&hardware);
         Ok(startup.into_driver(claims, servers, hardware.watcher))
     }

@@ -267,6 +267,22 @@ async fn unaccounted_process_is_reported_once() {
 }
 
 #[tokio::test]
+async fn a_process_on_a_gpu_without_shares_is_reported() {
+    let node = Node::with_gpus(2);
+    let driver = with_share(&node).await;
+    show(&node, 101, &of_pod());
+    node.gpus.hold(1, &[holds(101, 65)]);
+    let metric = "tessera_gpu_unaccounted_memory_bytes";
+    while !value(&driver, metric).contains(&(65 * MIB).to_string()) {
+        audit().await;
+        tokio::task::yield_now().await;
+    }
+    node.api.wait_for("an event", |_| (event_notes(&node).len() == 1).then_some(())).await;
+    assert!(event_notes(&node)[0].contains("process 101"), "{:?}", event_notes(&node));
+    driver.stop().await;
+}
+
+#[tokio::test]
 async fn memory_within_the_limit_is_not_reported() {
     let node = Node::with_gpus(1);
     let driver = with_share(&node).await;

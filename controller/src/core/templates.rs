@@ -316,7 +316,8 @@ impl Step<'_> {
                 Decision::Explain | Decision::Later(_) => {
                     for (pod, reason) in self.state.templates.explanations(&template) {
                         let event = events::CLAIM_TEMPLATE_NOT_CREATED;
-                        self.notify(&pod, Topic::Pod, event, reason, None);
+                        // No further step reports it.
+                        self.notify_incident(&pod, Topic::Pod, event, reason, None);
                     }
                 }
                 Decision::Nothing => {}

@@ -33,7 +33,7 @@ use crate::leadership::Tenure;
 /// Time between two rounds.
 const INTERVAL: Duration = Duration::from_secs(30);
 
-/// Time to the next round while something is missing: at the start, and after an error.
+/// Time to the next round while there is no certificate. Each error doubles it, up to [`INTERVAL`].
 const SHORT_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Writer of the certificate.
@@ -128,14 +128,18 @@ impl WebhookPublisher {
 
     /// Publishes for ever.
     pub async fn run(self) {
+        let mut after_failure = SHORT_INTERVAL;
         loop {
             let pause = match self.round().await {
-                Ok(true) => INTERVAL,
-                Ok(false) => SHORT_INTERVAL,
+                Ok(is_published) => {
+                    after_failure = SHORT_INTERVAL;
+                    if is_published { INTERVAL } else { SHORT_INTERVAL }
+                }
                 Err(error) => {
                     let error = &error as &dyn std::error::Error;
                     tracing::error!(error, "cannot publish the admission webhook, retrying");
-                    SHORT_INTERVAL
+                    after_failure = (after_failure * 2).min(INTERVAL);
+                    after_failure
                 }
             };
             tokio::time::sleep(pause).await;

@@ -226,6 +226,7 @@ impl Startup {
     pub(super) fn watch_claims(
         &mut self,
         registered: watch::Receiver<RegistrationState>,
+        hardware: &Hardware,
     ) -> anyhow::Result<()> {
         let stop = self.tasks.stop_token();
         let gauges = update_gauges(
@@ -244,6 +245,7 @@ impl Startup {
             AuditEvents { node: self.node_events.clone(), claims: self.claim_events.clone() },
             self.mps.clone(),
         );
+        let usage = usage.with_hardware(hardware.state.clone());
         self.tasks.spawn("usage-audit", usage.run(stop.clone()));
         let measurement = HostMeasurement::new(
             self.ledgers.clone(),

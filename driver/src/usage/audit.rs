@@ -17,7 +17,10 @@ use tessera_api::{
 };
 use tessera_gpu::{GpuLibrary, GpuProcess};
 use tessera_runtime::{error_chain::chain, supervisor::blocking};
-use tokio::{sync::mpsc, time::sleep};
+use tokio::{
+    sync::{mpsc, watch},
+    time::sleep,
+};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -27,6 +30,7 @@ use super::{
 };
 use crate::{
     events::{ClaimEvent, NodeEvent},
+    inventory::HardwareState,
     metrics::DriverMetrics,
     mps::Mps,
 };
@@ -35,13 +39,15 @@ use crate::{
 /// unreported: NVML reports multiples of 2 MiB, and the overhead of contexts is seen with a delay.
 const TOLERANCE_BYTES: u64 = 64 << 20;
 
-/// Interval of rounds. Each makes a few calls to NVML per GPU in use.
+/// Interval of rounds. Each makes a few calls to NVML per GPU.
 const INTERVAL: Duration = Duration::from_secs(30);
 
-/// The audit of one node's GPUs in use.
+/// The audit of one node's GPUs.
 pub struct UsageAudit {
     ledgers: Ledgers,
     gpus: Arc<dyn GpuLibrary>,
+    /// The published GPUs; none: only GPUs in use are audited.
+    hardware: Option<watch::Receiver<Arc<HardwareState>>>,
     owners: Owners,
     metrics: Arc<DriverMetrics>,
     events: AuditEvents,
@@ -149,6 +155,7 @@ impl UsageAudit {
         Self {
             ledgers,
             gpus,
+            hardware: None,
             owners: Owners::new(processes),
             metrics,
             events,
@@ -159,6 +166,12 @@ impl UsageAudit {
             reported,
             unreadable,
         }
+    }
+
+    /// Returns the audit that includes published GPUs without shares.
+    #[must_use]
+    pub fn with_hardware(self, hardware: watch::Receiver<Arc<HardwareState>>) -> Self {
+        Self { hardware: Some(hardware), ..self }
     }
 
     /// Audits until `stop`.
@@ -181,10 +194,16 @@ impl UsageAudit {
         }
     }
 
-    /// Compares all GPUs in use once.
+    /// Compares all GPUs that are published or in use once.
     pub fn round(&mut self) {
         let shares = self.ledgers.read();
-        let gpus: BTreeSet<_> = shares.iter().map(|share| share.gpu.clone()).collect();
+        let mut gpus: BTreeSet<_> = shares.iter().map(|share| share.gpu.clone()).collect();
+        // On a published GPU without shares, every process of a pod is one too many.
+        if let Some(hardware) = &self.hardware
+            && let HardwareState::Known(inventory) = &**hardware.borrow()
+        {
+            gpus.extend(inventory.gpus.iter().map(|gpu| gpu.uuid.clone()));
+        }
         let servers =
             self.mps.supervisor_pid().and_then(|pid| self.owners.process(pid)?.pod_uid.clone());
         self.audited.clear();
