@@ -16,8 +16,8 @@ use k8s_openapi::api::resource::v1::ResourceClaimTemplateSpec;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tessera_dialect::{
-    CONVERTED_ANNOTATION, Conversion, ConversionError, Converter, Dialect, NamespaceView, Settings,
-    Verdict,
+    CONVERTED_ANNOTATION, Conversion, ConversionError, Converter, Dialect, ManifestForm,
+    NamespaceView, Settings, Template, Verdict,
 };
 
 /// Expected result of a conversion.
@@ -197,6 +197,50 @@ fn pods_of_every_dialect_become_the_expected_claims() {
     }
     assert!(failed.is_empty(), "{} failed:\n{}", failed.len(), failed.join("\n"));
     assert!(examples().len() > 120);
+}
+
+#[test]
+fn the_webhook_and_the_command_give_the_same_pod() {
+    let (mut converted, mut refused) = (0, 0);
+    for example in examples() {
+        let converter = example.converter();
+        let mut own_name = |template: &Template| template.name.clone();
+        let mut form = ManifestForm { template_name: &mut own_name, add_tolerations: false };
+        let written = converter.convert_manifest(&example.pod, namespace(), &mut form);
+        let admitted = converter.admit(&example.pod, "team-a", example.dialect);
+        match (written, admitted) {
+            (Ok(Verdict::Convert(written)), Ok(Verdict::Convert(admitted))) => {
+                assert_eq!(written.template, admitted.template, "{}", example.name);
+                assert_eq!(written.warnings, admitted.warnings, "{}", example.name);
+                let pod = |conversion: &Conversion| {
+                    let mut pod = example.pod.clone();
+                    json_patch::patch(&mut pod, &conversion.patch.0).unwrap();
+                    without_original(pod)
+                };
+                assert_eq!(pod(&written), pod(&admitted), "{}", example.name);
+                converted += 1;
+            }
+            (Ok(written), Ok(admitted)) => assert_eq!(written, admitted, "{}", example.name),
+            (Err(written), Err(admitted)) => {
+                assert_eq!(written.to_string(), admitted.to_string(), "{}", example.name);
+                refused += 1;
+            }
+            other => panic!("{}: {other:?}", example.name),
+        }
+    }
+    assert!(converted > 60 && refused > 20, "{converted} {refused}");
+}
+
+/// Returns the pod without the annotation of the webhook.
+fn without_original(mut pod: Value) -> Value {
+    let metadata = pod["metadata"].as_object_mut().unwrap();
+    if let Some(annotations) = metadata.get_mut("annotations").and_then(Value::as_object_mut) {
+        annotations.remove(CONVERTED_ANNOTATION);
+        if annotations.is_empty() {
+            metadata.remove("annotations");
+        }
+    }
+    pod
 }
 
 #[test]
