@@ -17,7 +17,9 @@ use crate::wait::CheckResult;
 pub(super) async fn switched_and_restored(test_bed: TestBed) -> TrialOutcome {
     let helm = helm()?;
     test_bed.node_with("a100", 4).await?;
-    helm.upgrade(&["mode=stock", "driver.deviceOrder=free-first"]).await?;
+    // Dialects need the controller.
+    let stock = ["mode=stock", "driver.deviceOrder=free-first", "dialects.enabled=false"];
+    helm.upgrade(&stock).await?;
     let outcome = kube_scheduler_allocates(&test_bed).await;
     // Restore managed mode in every case; later trials need it.
     helm.upgrade(&[]).await?;

@@ -8,8 +8,9 @@ use std::path::Path;
 use clap::CommandFactory as _;
 
 /// Flags whose default differs in the chart, with the reason.
-const DIFFERENT: [(&str, &str); 4] = [
+const DIFFERENT: [(&str, &str); 5] = [
     ("log-format", "a cluster's log collector reads JSON, a person at a terminal reads text"),
+    ("webhook-address", "the webhook needs objects of the cluster, which the chart makes"),
     ("driver-root", "the host's directory is mounted there"),
     ("driver-root-host", "the default of the flag is the value of --driver-root"),
     ("sysfs-root", "the host's sysfs is mounted there"),
