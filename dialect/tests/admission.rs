@@ -192,7 +192,7 @@ fn rules_send_pods_as_the_conversion_decides() {
             }
         }
     }
-    assert!(converted > 500 && refused > 500 && left > 500, "{converted} {refused} {left}");
+    assert!(converted > 300 && refused > 500 && left > 500, "{converted} {refused} {left}");
 }
 
 #[test]
