@@ -47,6 +47,7 @@ check_refused "enabled dialects without a dialect" --set dialects.enabled=true
 check_refused "dialects without the webhook" --set webhook.enabled=false --set dialects.enabled=true --set 'dialects.default={hami}'
 check_refused "an unknown dialect" --set dialects.enabled=true --set 'dialects.default={hammi}'
 check_refused "an unknown handling of unconverted pods" --set dialects.unconverted=Audit
+check_refused "hidden GPUs in all namespaces" --set unclaimedGpus.hide=true
 check_refused "shared memory with an unknown unit" --set-string mps.shmSize=8GB
 check_refused "an unknown device order" --set driver.deviceOrder=random
 check_refused "an unknown handling of other allocators" --set driver.otherAllocators=warn

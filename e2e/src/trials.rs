@@ -49,6 +49,7 @@ mod tampering;
 mod test_bed;
 mod third_party_programs;
 mod two_allocators;
+mod unclaimed_gpus;
 
 pub mod device_usage;
 
@@ -229,6 +230,7 @@ pub fn on_real_cluster() -> Vec<Trial> {
         trial!("rbac", admission::enforce_rbac),
         trial!("dialects", dialects::run_unchanged),
         trial!("webhook-down", dialects::lose_webhook),
+        trial!("unclaimed-gpus", unclaimed_gpus::hide),
         trial!("forged-grant-by-image", tampering::forge_grant_by_image),
         trial!("executables", third_party_programs::check_programs),
         trial!("host-pid", host_pid::check_translation),
