@@ -262,9 +262,31 @@ mod tests {
     #[test]
     fn compiles_every_policy_of_the_chart() {
         let names: Vec<&str> = CHART.iter().map(|policy| policy.name.as_str()).collect();
-        let expected =
-            ["allocation", "controller", "nomination", "finalizer", "fence", "slices", "mounts"];
+        let expected = [
+            "allocation",
+            "controller",
+            "nomination",
+            "templates",
+            "finalizer",
+            "fence",
+            "slices",
+            "mounts",
+        ];
         assert_eq!(names, expected.map(|name| format!("tessera-{name}")));
+    }
+
+    #[test]
+    fn denies_reserved_names_of_templates() {
+        let write = |field: &str, name: &str| {
+            let template = json!({"metadata": {field: name}, "spec": {"spec": {}}});
+            create("resource.k8s.io", "resourceclaimtemplates", &template)
+        };
+        for (field, name) in [("name", "tessera.hami.00"), ("generateName", "tessera.")] {
+            let denied = write(field, name).unwrap_err();
+            assert!(denied.contains("are those of converted pods"), "{denied}");
+        }
+        assert_eq!(write("name", "quarter"), Ok(()));
+        assert_eq!(write("name", "tessera-quarter"), Ok(()));
     }
 
     #[test]
