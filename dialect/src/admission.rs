@@ -72,10 +72,9 @@ impl Converter {
     /// several default dialects.
     #[must_use]
     pub fn admission_rules(&self) -> Vec<AdmissionRule> {
-        let known: Vec<Dialect> = self.dialects().collect();
         let mut rules = Vec::new();
-        for &dialect in &known {
-            let Some(read) = self.reader(dialect) else { continue };
+        for read in self.readers() {
+            let dialect = read.dialect();
             let rule = |prefix: &str, namespaces: Vec<_>, pods: Vec<_>| {
                 let opt_out = Reader::new(read).opt_outs();
                 let excluded = || opt_out.iter().map(|(name, value)| not_in(name, &[value]));
@@ -87,7 +86,7 @@ impl Converter {
                         match_expressions: Some(pods.into_iter().chain(excluded()).collect()),
                         match_labels: None,
                     },
-                    match_conditions: conditions(&names(&read.triggers()), read),
+                    match_conditions: conditions(&read.triggers(), &Reader::new(read).schedulers()),
                 }
             };
             let own = || is_in(DIALECT_LABEL, &[dialect.name()]);
@@ -98,7 +97,7 @@ impl Converter {
                 rules.push(rule("default", unlabelled(), unlabelled()));
             }
         }
-        let mut valid: Vec<&str> = known.iter().map(|dialect| dialect.name()).collect();
+        let mut valid: Vec<&str> = self.readers().map(|read| read.dialect().name()).collect();
         valid.push(NO_DIALECT);
         let unknown = || vec![exists(DIALECT_LABEL), not_in(DIALECT_LABEL, &valid)];
         let triggers: Vec<Trigger> = self.triggers().into_iter().collect();
@@ -107,10 +106,7 @@ impl Converter {
             task: AdmissionTask::RefuseLabel,
             namespace_selector: selector(namespaces.into_iter()),
             object_selector: LabelSelector { match_expressions: Some(pods), match_labels: None },
-            match_conditions: vec![
-                condition("names-gpus", names(&triggers)),
-                condition("not-mirror", is_no_mirror_pod()),
-            ],
+            match_conditions: conditions(&triggers, &[]),
         };
         rules.push(refusing("pod-unknown", vec![], unknown()));
         rules.push(refusing("namespace-unknown", unknown(), vec![absent(DIALECT_LABEL)]));
@@ -129,11 +125,12 @@ impl Converter {
     /// | `DIALECT.optOut` | labels `NAME=VALUE` of pods and namespaces that opt out |
     #[must_use]
     pub fn guard_data(&self) -> BTreeMap<String, String> {
+        let dialects = self.readers().map(Read::dialect);
         let default: Vec<&str> =
-            self.dialects().filter(|d| self.is_default(*d)).map(Dialect::name).collect();
+            dialects.filter(|dialect| self.is_default(*dialect)).map(Dialect::name).collect();
         let mut data = BTreeMap::from([("default".to_owned(), default.join(","))]);
-        for dialect in self.dialects() {
-            let Some(read) = self.reader(dialect) else { continue };
+        for read in self.readers() {
+            let dialect = read.dialect();
             let (triggers, reader) = (read.triggers(), Reader::new(read));
             let opt_out: Vec<String> =
                 reader.opt_outs().iter().map(|(name, value)| format!("{name}={value}")).collect();
@@ -149,16 +146,13 @@ impl Converter {
     }
 }
 
-fn conditions(names: &str, read: &dyn Read) -> Vec<MatchCondition> {
-    let mut conditions = vec![
-        condition("names-gpus", names.to_owned()),
-        condition("not-mirror", is_no_mirror_pod()),
-    ];
-    let reader = Reader::new(read);
-    let schedulers = reader.schedulers();
+/// Returns the conditions of pods with one of the names, of these schedulers; empty: of all.
+fn conditions(triggers: &[Trigger], schedulers: &[&str]) -> Vec<MatchCondition> {
+    let mut conditions =
+        vec![condition("names-gpus", names(triggers)), condition("not-mirror", is_no_mirror_pod())];
     if !schedulers.is_empty() {
         let scheduler = "has(object.spec.schedulerName) ? object.spec.schedulerName : ''";
-        let expression = format!("({scheduler}) in {}", list(&schedulers));
+        let expression = format!("({scheduler}) in {}", list(schedulers));
         conditions.push(condition("of-its-scheduler", expression));
     }
     conditions

@@ -171,18 +171,14 @@ impl Converter {
     /// Returns the names by which pods ask for GPUs, of all dialects that have settings.
     #[must_use]
     pub fn triggers(&self) -> BTreeSet<Trigger> {
-        let readers = Dialect::ALL.into_iter().filter_map(|dialect| self.reader(dialect));
-        readers.flat_map(Read::triggers).collect()
+        self.readers().flat_map(Read::triggers).collect()
     }
 
     /// Returns the dialects that read an extended resource, of those that have settings.
     #[must_use]
     pub fn dialects_of(&self, resource: &str) -> Vec<Dialect> {
-        let reads = |dialect: &Dialect| {
-            let names = self.reader(*dialect).map(Read::names).unwrap_or_default();
-            names.resources.iter().any(|name| name == resource)
-        };
-        Dialect::ALL.into_iter().filter(reads).collect()
+        let reads = |read: &&dyn Read| read.names().resources.iter().any(|name| name == resource);
+        self.readers().filter(reads).map(Read::dialect).collect()
     }
 
     /// Returns the changes of a pod or pod template.
@@ -194,12 +190,7 @@ impl Converter {
         pod: &Value,
         namespace: NamespaceView<'_>,
     ) -> Result<Verdict, ConversionError> {
-        let pod = self::pod(pod)?;
-        let active = match self.active(&pod, namespace)? {
-            Ok(active) => active,
-            Err(reason) => return Ok(Verdict::Leave(reason)),
-        };
-        self.converted(&pod, namespace, &active, None)
+        self.by_labels(pod, namespace, None)
     }
 
     /// Returns the changes of a pod in the webhook, for which kube-apiserver has decided by the
@@ -242,12 +233,22 @@ impl Converter {
         namespace: NamespaceView<'_>,
         form: &mut ManifestForm<'_>,
     ) -> Result<Verdict, ConversionError> {
+        self.by_labels(pod, namespace, Some(form))
+    }
+
+    /// Converts a pod from the dialect that its labels and those of its namespace select.
+    fn by_labels(
+        &self,
+        pod: &Value,
+        namespace: NamespaceView<'_>,
+        form: Option<&mut ManifestForm<'_>>,
+    ) -> Result<Verdict, ConversionError> {
         let pod = self::pod(pod)?;
         let active = match self.active(&pod, namespace)? {
             Ok(active) => active,
             Err(reason) => return Ok(Verdict::Leave(reason)),
         };
-        self.converted(&pod, namespace, &active, Some(form))
+        self.converted(&pod, namespace, &active, form)
     }
 
     fn converted(
@@ -394,16 +395,16 @@ impl Converter {
         }
     }
 
-    /// Returns the dialects that have settings.
-    pub(crate) fn dialects(&self) -> impl Iterator<Item = Dialect> {
-        Dialect::ALL.into_iter().filter(|dialect| self.reader(*dialect).is_some())
+    /// Returns the readers of the dialects that have settings.
+    pub(crate) fn readers(&self) -> impl Iterator<Item = &dyn Read> {
+        Dialect::ALL.into_iter().filter_map(|dialect| self.reader(dialect))
     }
 
     pub(crate) fn is_default(&self, dialect: Dialect) -> bool {
         self.settings.default.contains(&dialect)
     }
 
-    pub(crate) fn reader(&self, dialect: Dialect) -> Option<&dyn Read> {
+    fn reader(&self, dialect: Dialect) -> Option<&dyn Read> {
         dialects::reader(&self.settings.dialects, dialect)
     }
 
@@ -414,7 +415,7 @@ impl Converter {
 
     /// Returns the names of the dialects that have settings, for messages.
     fn known(&self) -> String {
-        self.dialects().map(Dialect::name).collect::<Vec<_>>().join(", ")
+        self.readers().map(|read| read.dialect().name()).collect::<Vec<_>>().join(", ")
     }
 }
 
