@@ -103,4 +103,6 @@ skipped=(programs_without_gpu_are_unaffected surviving_child_does_not_hold_its_p
 for test in "${skipped[@]}"; do
   grep --quiet --recursive "fn $test()" intercept/hook/tests || { echo "no test is named $test" >&2; exit 2; }
 done
-emulated cargo test --locked --no-fail-fast --package tessera-intercept-hook "${tests[@]/#/--test=}" -- "${skipped[@]/#/--skip=}"
+# One at a time: a test starts programs, so the emulator forks while other tests run. A thread of
+# theirs may hold a lock of the emulator, for which the child then waits without end.
+emulated cargo test --locked --no-fail-fast --package tessera-intercept-hook "${tests[@]/#/--test=}" -- --test-threads=1 "${skipped[@]/#/--skip=}"
