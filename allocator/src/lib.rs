@@ -11,6 +11,7 @@
 //!                                   |- feasibility  nodes on which a shape fits, best first
 //!                                   |- predicate    node predicates           -> NodeReason
 //!                                   |- policy       scoring of nodes and devices
+//!                                   |- quota        what claims count against quotas
 //!                                   '- explain      rejections of devices  -> Explanation
 //! ```
 //!
@@ -40,6 +41,7 @@ mod plan;
 mod planner;
 mod policy;
 mod predicate;
+mod quota;
 mod search;
 mod settings;
 mod shape;
@@ -57,5 +59,6 @@ pub use outcome::{
 pub use plan::plan;
 pub use planner::{AllocateError, ClassId, LONG_SEARCH, Planner};
 pub use policy::Policy;
+pub use quota::{Charge, Quota, QuotaShortfall, QuotaState, charges};
 pub use search::SearchFailure;
 pub use settings::PlanSettings;

@@ -5,6 +5,7 @@
 //!           +- slices   Slice -> Device   published devices, by slice name
 //!           +- classes  DeviceClass
 //!           +- usage    Usage             capacity that allocated claims consume per device
+//!           +- quotas   QuotaState        limits of namespaces, and what claims count there
 //!           '- topology PoolTopology      links between the devices of a pool
 //! PendingPod -> PodClaim -> Claim -> Request -> Alternative
 //! ```
@@ -39,7 +40,9 @@ pub use usage::{DeviceResult, DeviceUsage, Usage};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tessera_api::names::{DeviceClassName, NodeName};
+use tessera_api::names::{DeviceClassName, Namespace, NodeName};
+
+use crate::quota::QuotaState;
 
 /// Values by name, in the order of names.
 ///
@@ -58,6 +61,8 @@ pub struct ClusterSnapshot {
     pub classes: BTreeMap<DeviceClassName, Arc<DeviceClass>>,
     /// Consumption by allocated claims, per device.
     pub usage: Usage,
+    /// Quotas of each namespace that has one, with what allocated claims count against them.
+    pub quotas: BTreeMap<Namespace, Vec<QuotaState>>,
     /// Links between the devices of a pool. A pool without an entry has an unknown topology.
     pub topology: Arc<BTreeMap<PoolId, Arc<PoolTopology>>>,
 }

@@ -8,6 +8,7 @@ use tessera_api::names::{ClaimUid, DeviceClassName, Namespace, NodeName, PodName
 
 use crate::explain::RefusalExplanation;
 use crate::model::{DeviceResult, NodeSelector, PodUid};
+use crate::quota::QuotaShortfall;
 
 /// Result of [`plan`](crate::plan()).
 #[derive(Debug, Clone, Default)]
@@ -158,6 +159,8 @@ pub enum RefusalCause {
     },
     /// No node has suitable devices.
     NoFit(RefusalExplanation),
+    /// The claims of the pod would exceed a quota of the namespace.
+    OverQuota(QuotaShortfall),
     /// The search exceeded the step budget.
     BudgetExceeded,
 }

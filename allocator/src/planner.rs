@@ -9,7 +9,9 @@ mod node_choice;
 mod node_tests;
 mod observe;
 mod pass;
+mod place;
 mod pod_to_place;
+mod quotas;
 mod refusals;
 mod renewal;
 mod reservation;
@@ -18,7 +20,7 @@ mod shape_cache;
 mod turns;
 mod unchanged;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tessera_api::names::{DeviceClassName, Namespace, NodeName};
@@ -36,6 +38,7 @@ use crate::model::{
 use crate::node_selector;
 use crate::outcome::{AllocationPlan, ClaimAllocation, PlanWork};
 use crate::policy::Policy;
+use crate::quota::QuotaState;
 use crate::search::{SearchFailure, SearchOutcome};
 use crate::settings::PlanSettings;
 use crate::shape::{Chosen, Selections, Shape};
@@ -69,6 +72,8 @@ pub struct Planner {
     /// Work since the begin of the plan.
     work: PlanWork,
     node_tests: NodeTests,
+    /// Quotas of each namespace that has one.
+    quotas: BTreeMap<Namespace, Vec<QuotaState>>,
     /// Namespaces whose selectors are not evaluated.
     withheld: BTreeSet<Namespace>,
     /// Namespaces for whose pods no long search begins.
@@ -107,6 +112,9 @@ impl Planner {
             .iter()
             .for_each(|(pool, topology)| planner.set_topology(pool, Some(topology)));
         planner.cluster.set_usage(&snapshot.usage);
+        for (namespace, quotas) in &snapshot.quotas {
+            planner.set_quotas(namespace, quotas.clone());
+        }
         snapshot.nodes.values().for_each(|node| planner.set_node(node));
         planner
     }
@@ -169,6 +177,16 @@ impl Planner {
         self.shapes.forget_device_class(name);
         self.classes.forget_device_class(name);
         self.accepted.forget_impossible();
+    }
+
+    /// Sets the quotas of a namespace, with what allocated claims count against them.
+    pub fn set_quotas(&mut self, namespace: &Namespace, quotas: Vec<QuotaState>) {
+        self.other_changes += 1;
+        if quotas.is_empty() {
+            self.quotas.remove(namespace);
+        } else {
+            self.quotas.insert(namespace.clone(), quotas);
+        }
     }
 
     /// Sets the consumption of a device; `None` means unused.

@@ -97,6 +97,10 @@ reasons! {
     /// them out.
     INSUFFICIENT_DEVICES = "InsufficientDevices", Controller, "Pod",
         "Wait, free GPUs, add nodes, or ask for less; `kubectl tessera explain pod NAME` has the details.";
+    /// The claims of the pod would exceed a GpuQuota of the namespace; the message names the quota
+    /// and the amounts.
+    QUOTA_EXCEEDED = "QuotaExceeded", Controller, "Pod",
+        "Wait until other claims of the namespace end, ask for less, or have the quota raised; `kubectl tessera quota` shows it.";
     /// The search for devices exceeded its step budget before it found a result, or the pods of the
     /// namespace have spent their CPU time for CEL selectors.
     SEARCH_BUDGET_EXCEEDED = "SearchBudgetExceeded", Controller, "Pod",

@@ -1,4 +1,4 @@
-//! Types shared by the programs of Tessera: names, quantities, GPUs, configuration, slices,
+//! Types shared by the programs of Tessera: names, quantities, GPUs, configuration, quotas, slices,
 //! reasons, events, metrics.
 //!
 //! ```text
@@ -19,6 +19,7 @@ pub mod gpu;
 pub mod metrics;
 pub mod names;
 pub mod quantity;
+pub mod quota;
 pub mod reason;
 pub mod slice;
 

@@ -137,6 +137,8 @@ metrics! {
         "Claims that are not allocated, by event reason; of insufficient devices by the most frequent cause";
     CONTROLLER_RESERVED_NODES = Gauge "tessera_controller_reserved_nodes" []
         "Nodes reserved for starved pods (0 or 1)";
+    CONTROLLER_QUOTA = Gauge "tessera_controller_gpuquota" ["namespace", "gpuquota", "resource", "type"]
+        "Limits (type hard) and use (type used) of GpuQuotas: bytes of memory, percent of a GPU, shares, whole GPUs";
     CONTROLLER_OVERCOMMITTED_DEVICES = Gauge "tessera_controller_overcommitted_devices" []
         "Devices of which more is allocated than they have";
     CONTROLLER_MISPLACED_CLAIMS = Gauge "tessera_controller_misplaced_claims" []

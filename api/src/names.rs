@@ -20,7 +20,7 @@ pub use error::NameError;
 pub use gpu::{GpuUuid, PciBusId};
 pub use kubernetes::{
     ClaimName, DeviceClassName, DeviceName, DriverName, Namespace, NodeName, PodName, PoolName,
-    RequestName,
+    QuotaName, RequestName,
 };
 
 /// The driver's name: in ResourceSlices, claims and the kubelet's registration, and the API group

@@ -132,8 +132,8 @@ Examples:
   kubectl tessera simulate -f pods.yaml --snapshot cluster.json.gz --policy spread
 
 Files contain Pods, Deployments, StatefulSets, ReplicaSets and Jobs with their ResourceClaims and \
-ResourceClaimTemplates. They may also contain DeviceClasses, Nodes, ResourceSlices and \
-DeviceTaintRules, to try hardware that is not there yet. Other kinds are skipped with a note. \
+ResourceClaimTemplates. They may also contain DeviceClasses, Nodes, ResourceSlices, \
+DeviceTaintRules and GpuQuotas, to try what is not there yet. Other kinds are skipped with a note. \
 Templates may also be in the cluster.
 
 Pending pods of the cluster are planned too, before pods of the files with the same priority.
@@ -142,11 +142,28 @@ The policy least-fragmentation uses the requests that the controller has seen. T
 controller's memory only: the simulation starts with the default mix, so it may choose another \
 feasible node.
 
-Not simulated: preemption, quotas, LimitRanges, admission, and plugins of kube-scheduler other \
+Not simulated: preemption, ResourceQuotas, LimitRanges, admission, and plugins of kube-scheduler other \
 than readiness, cordons, taints, node selectors, required node affinity and resources.
 
 Exit code 2: a pod does not fit.")]
     Simulate(SimulateArgs),
+    /// Show what the claims of namespaces hold of their GpuQuotas, and which pods wait for one
+    #[command(after_help = "\
+Examples:
+  kubectl tessera quota -n team-a
+  kubectl tessera quota -A
+  kubectl tessera quota -A -o json | jq '.quotas[] | select(.waitingPods != [])'
+
+A claim counts from the decision to allocate it until no container can use its devices any more. \
+The amounts are computed from the claims, as the controller does; the status of a GpuQuota follows \
+within about a second.
+
+RESOURCE:
+  memory   device memory
+  cores    percent of a GPU
+  shares   shares of GPUs
+  gpus     GPUs of which a claim takes all the memory")]
+    Quota(QuotaArgs),
     /// Convert manifests of other GPU-sharing systems into manifests with claims
     #[command(after_help = "\
 Examples:
@@ -226,6 +243,20 @@ pub struct TreeArgs {
     /// Show the actual use of each allocation, read from the drivers of the nodes
     #[arg(long, conflicts_with = "snapshot")]
     pub usage: bool,
+    /// The source of the objects.
+    #[command(flatten)]
+    pub source: SourceArgs,
+    /// Output options.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// Arguments of `quota`.
+#[derive(Debug, Args)]
+pub struct QuotaArgs {
+    /// Show the quotas of all namespaces
+    #[arg(short = 'A', long, conflicts_with = "namespace")]
+    pub all_namespaces: bool,
     /// The source of the objects.
     #[command(flatten)]
     pub source: SourceArgs,

@@ -14,6 +14,7 @@ use kube::core::Status;
 use kube::{Api, Client, Config, Resource};
 use serde::de::DeserializeOwned;
 use tessera_api::names::{CONTROLLER_LEASE, DRIVER_NAME};
+use tessera_api::quota::GpuQuota;
 
 use crate::snapshot::{self, NotRead, Snapshot};
 
@@ -108,7 +109,7 @@ pub enum ClusterError {
 
 /// Resources that the plugin lists, for the error about a missing permission.
 const NEEDED: &str = "pods, nodes, resourceslices, resourceclaims, deviceclasses, and if permitted \
-                      devicetaintrules, resourceclaimtemplates and leases";
+                      devicetaintrules, resourceclaimtemplates, gpuquotas and leases";
 
 /// A connection to a cluster.
 pub struct Cluster {
@@ -177,6 +178,7 @@ impl Cluster {
             pods,
             rules,
             templates,
+            quotas,
             leases,
         ) = try_join!(
             self.list(slices, |slice| Some(snapshot::trimmed_slice(slice))),
@@ -186,6 +188,7 @@ impl Cluster {
             self.list(all(), snapshot::trimmed_pod),
             self.list_optional(all(), |rule| Some(snapshot::trimmed_rule(rule))),
             self.list_optional(all(), |template| Some(snapshot::trimmed_template(template))),
+            self.list_optional(all(), |quota| Some(snapshot::trimmed_quota(quota))),
             self.list_optional(leases, |lease| Some(snapshot::trimmed_lease(lease))),
         )?;
         let mut not_read = Vec::new();
@@ -200,6 +203,7 @@ impl Cluster {
             pods,
             device_taint_rules: optional.record::<DeviceTaintRule>(rules),
             resource_claim_templates: optional.record::<ResourceClaimTemplate>(templates),
+            gpu_quotas: optional.record::<GpuQuota>(quotas),
             leases: optional.record::<Lease>(leases),
             not_read,
         })

@@ -26,6 +26,7 @@ pub mod cluster;
 pub mod convert;
 pub mod explain;
 pub mod output;
+pub mod quota;
 pub mod run;
 pub mod simulate;
 pub mod snapshot;

@@ -13,7 +13,7 @@ use tessera_dialect::{Converter, Settings};
 
 use crate::args::{
     ConnectionArgs, ConvertArgs, ExplainArgs, ExplainSubject, PluginArgs, PluginCommand,
-    PolicyName, SimulateArgs, SnapshotArgs, SourceArgs, TreeArgs,
+    PolicyName, QuotaArgs, SimulateArgs, SnapshotArgs, SourceArgs, TreeArgs,
 };
 use crate::cluster::Cluster;
 use crate::convert::{Conversions, ManifestFile};
@@ -21,7 +21,7 @@ use crate::explain::PlanView;
 use crate::output::{count, render};
 use crate::snapshot::{IndexedSnapshot, Snapshot, VERSION};
 use crate::terminal::escape;
-use crate::{convert, explain, input, simulate, tree, usage};
+use crate::{convert, explain, input, quota, simulate, tree, usage};
 
 /// Exit status of a command without errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,6 +77,7 @@ async fn run(args: PluginArgs) -> anyhow::Result<(String, ExitStatus)> {
     match command {
         PluginCommand::Tree(args) => show_tree(args, &connection).await,
         PluginCommand::Explain(args) => explain(args, &connection).await,
+        PluginCommand::Quota(args) => show_quotas(args, &connection).await,
         PluginCommand::Simulate(args) => simulate(args, &connection).await,
         PluginCommand::Convert(args) => convert(args, &connection),
         PluginCommand::Snapshot(args) => save(args, &connection).await,
@@ -147,6 +148,26 @@ async fn show_tree(
         if args.claims { tree::claims_text(gpus, headers) } else { tree::tree_text(gpus, headers) }
     };
     Ok((render(&gpus, args.output.output, text)?, ExitStatus::Success))
+}
+
+async fn show_quotas(
+    args: QuotaArgs,
+    connection: &ConnectionArgs,
+) -> anyhow::Result<(String, ExitStatus)> {
+    let source = Source::open(&args.source, connection).await?;
+    let namespace = (!args.all_namespaces).then(|| source.namespace(connection)).transpose()?;
+    if let Some(because) = source.snapshot.not_read("gpuquotas.gpu.tessera.dev") {
+        anyhow::bail!(
+            "cannot list gpuquotas.gpu.tessera.dev: {because} (install the chart of this version, \
+             or ask an administrator for the ClusterRole tessera-viewer)"
+        );
+    }
+    let indexed = source.indexed();
+    let view = PlanView::new(&source.snapshot, &indexed, PolicyName::settings(None), source.now);
+    let report = quota::QuotaReport::new(&view, namespace.as_ref());
+    let headers = !args.output.no_headers;
+    let text = |report: &quota::QuotaReport| quota::text(report, headers);
+    Ok((render(&report, args.output.output, text)?, ExitStatus::Success))
 }
 
 async fn explain(

@@ -9,8 +9,8 @@ mod trim;
 
 pub use file::{FileError, VERSION};
 pub use trim::{
-    trimmed_claim, trimmed_class, trimmed_lease, trimmed_node, trimmed_pod, trimmed_rule,
-    trimmed_slice, trimmed_template,
+    trimmed_claim, trimmed_class, trimmed_lease, trimmed_node, trimmed_pod, trimmed_quota,
+    trimmed_rule, trimmed_slice, trimmed_template,
 };
 
 use std::sync::Arc;
@@ -22,6 +22,7 @@ use k8s_openapi::api::resource::v1::{
 };
 use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use tessera_api::quota::GpuQuota;
 use tessera_index::Index;
 use tessera_runtime::error_chain::chain;
 
@@ -49,6 +50,8 @@ pub struct Snapshot {
     pub nodes: Vec<Node>,
     /// Pods, except completed pods without claims.
     pub pods: Vec<Pod>,
+    /// GpuQuotas.
+    pub gpu_quotas: Vec<GpuQuota>,
     /// Leases of the controller; several if it runs in several namespaces.
     pub leases: Vec<Lease>,
 }
@@ -85,6 +88,7 @@ impl Snapshot {
         self.resource_claims
             .iter()
             .for_each(|claim| note(index.apply_claim(&Arc::new(claim.clone()))));
+        self.gpu_quotas.iter().for_each(|quota| note(index.apply_quota(quota).map(drop)));
         for pod in &self.pods {
             index.apply_pod(pod);
         }

@@ -11,6 +11,7 @@ fn fixture() -> Fixture {
     let mut fixture = Fixture::new();
     fixture.tenant("trainer", "node-a", &device("aa"), "19Gi", "25");
     fixture.pending("waiting", share("1Gi", "0"));
+    fixture.quota("team", serde_json::json!({"memory": "80Gi", "gpus": 1}));
     fixture
 }
 

@@ -20,6 +20,7 @@
 //! | `explain` | events and metrics about pending pods |
 //! | `release` | which allocations to release: unneeded, or the pod cannot run there |
 //! | `nominations` | which nominations of pods to remove; `allocate` has them written |
+//! | `quotas` | which statuses of quotas to write; the allocator holds claims to them |
 //!
 //! The state consists of the index (facts), `planning` (the allocator's view of them), `writes`
 //! (claims being written), `templates` (those of converted pods), `holds` (what is left alone, and
@@ -30,7 +31,6 @@
 //! | feature | file | place and means |
 //! |---|---|---|
 //! | gangs | `gang.rs` | before `allocate`: groups pending pods into units of one verdict |
-//! | quotas | `quota.rs` | before `allocate`: withholds pods of namespaces at their limit |
 //! | resize | `resize.rs` | after `repair`: a new [`ClaimChange`] |
 //! | preemption | `preempt.rs` | after `allocate`: effect `Evict`, hold on the freed devices |
 //! | drains | `drain.rs` | after `preempt`: `Evict` with the same budget |
@@ -52,6 +52,7 @@ mod overcommit;
 mod placements;
 mod planning;
 mod queued;
+mod quotas;
 mod release;
 mod repair;
 mod step_allowance;
@@ -82,6 +83,7 @@ use self::notices::{NoticeDraft, Notices, Offer, Topic};
 use self::placements::Placements;
 use self::planning::Planning;
 use self::queued::QueuedReasons;
+use self::quotas::QuotaStatuses;
 use self::templates::Templates;
 use self::writes::{OpenWrites, WritePurpose};
 
@@ -118,6 +120,7 @@ struct State {
     blocked: BTreeMap<PodUid, Blocked>,
     /// The reasons of the pods in the backlog.
     queued: QueuedReasons,
+    quota_statuses: QuotaStatuses,
 }
 
 /// A step under way: the state, the time, and the output so far.
@@ -151,6 +154,7 @@ impl Core {
             revisited: BTreeSet::new(),
             blocked: BTreeMap::new(),
             queued: QueuedReasons::default(),
+            quota_statuses: QuotaStatuses::default(),
         };
         Self { state, wake: None, is_stopping: false }
     }
@@ -274,6 +278,7 @@ impl Step<'_> {
         self.hold_undecided(&round.plan);
         self.release_unneeded(&round);
         self.withdraw_nominations(&round);
+        self.write_quota_statuses();
         self.forget_gone(&round.changed);
     }
 

@@ -1,9 +1,9 @@
 //! The executor: performs the effects of the core and reports their outcomes as events.
 //!
 //! Writes of claims run side by side, each as a task of its own; events of Kubernetes are
-//! published one by one, nominations and claim templates up to 16 at a time, and selectors compiled
-//! one by one. A panic in any ends the process: the outcome of the write would be unknown
-//! and the claim held for ever, while the next leader lists it.
+//! published one by one, nominations, claim templates and statuses of quotas up to 16 at a time
+//! each, and selectors compiled one by one. A panic in any ends the process: the outcome of the
+//! write would be unknown and the claim held for ever, while the next leader lists it.
 
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -25,12 +25,14 @@ use tokio::task::{JoinError, JoinSet};
 use crate::commit::{CommitError, REQUEST_TIMEOUT, Writer};
 use crate::core::effect::{
     ClaimChange, ClaimWrite, Effect, MAX_OPEN_NOTICES, MAX_QUEUED_NOMINATIONS, NominationWrite,
-    Notice, PodReference, TemplateWrite,
+    Notice, PodReference, QuotaStatusWrite, TemplateWrite,
 };
 use crate::core::event::{Event, NominationOutcome, WriteOutcome};
 use crate::leadership::Tenure;
-use crate::nominate::write_nominations;
-use crate::template::write_templates;
+use crate::nominate::write_nomination;
+use crate::quota_status::write_quota_status;
+use crate::template::write_template;
+use crate::write_queue::write_queued;
 
 /// Performs effects.
 pub(crate) struct Executor {
@@ -39,6 +41,7 @@ pub(crate) struct Executor {
     nominations: mpsc::Sender<(Tenure, NominationWrite)>,
     selectors: mpsc::UnboundedSender<(Namespace, Arc<str>)>,
     templates: mpsc::UnboundedSender<(Tenure, TemplateWrite)>,
+    quotas: mpsc::UnboundedSender<(Tenure, QuotaStatusWrite)>,
     reports: mpsc::UnboundedSender<Event>,
     tenure: Tenure,
 }
@@ -63,20 +66,27 @@ impl Executor {
         let (selectors, selector_queue) = mpsc::unbounded_channel();
         // Bounded by the templates: each has one open write.
         let (templates, template_queue) = mpsc::unbounded_channel();
+        // Bounded by the quotas: each has one open write.
+        let (quotas, quota_queue) = mpsc::unbounded_channel();
         let reporter = Reporter {
             controller: events::Reporter::Controller.name().to_owned(),
             instance: Some(identity.to_owned()),
         };
         tasks.spawn("events", publish(client.clone(), reporter, notice_queue, reports.clone()));
-        let nominating = write_nominations(client.clone(), nomination_queue, reports.clone());
-        tasks.spawn("nominations", nominating);
+        let to = client.clone();
+        let nominate = async move |tenure, write| write_nomination(&to, tenure, write).await;
+        tasks.spawn("nominations", write_queued(nomination_queue, reports.clone(), nominate));
         let writing = write_claims(Writer::new(client.clone()), write_queue, reports.clone());
         tasks.spawn("claim-writes", writing);
-        let writing = write_templates(client.clone(), template_queue, reports.clone());
-        tasks.spawn("claim-templates", writing);
+        let to = client.clone();
+        let write = async move |tenure, write| write_template(&to, tenure, write).await;
+        tasks.spawn("claim-templates", write_queued(template_queue, reports.clone(), write));
+        let write = async move |tenure, write| write_quota_status(&client, tenure, write).await;
+        tasks.spawn("quota-statuses", write_queued(quota_queue, reports.clone(), write));
         tasks.spawn("selectors", compile(selector_queue, reports.clone()));
         let tenure = Tenure::endless();
-        let executor = Self { writes, notices, nominations, selectors, templates, reports, tenure };
+        let executor =
+            Self { writes, notices, nominations, selectors, templates, quotas, reports, tenure };
         (executor, reported)
     }
 
@@ -103,6 +113,9 @@ impl Executor {
             Effect::Nominate(nomination) => self.nominate(nomination),
             Effect::WriteTemplate(write) => {
                 drop(self.templates.send((self.tenure.clone(), write)));
+            }
+            Effect::WriteQuotaStatus(write) => {
+                drop(self.quotas.send((self.tenure.clone(), write)));
             }
             Effect::Compile { namespace, expression } => {
                 drop(self.selectors.send((namespace, expression)));

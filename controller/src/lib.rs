@@ -17,7 +17,7 @@
 //! | [`watch`], one per kind | runtime | the keys that it has delivered | shell |
 //! | [`shell`] with the core | its own | all state | executor |
 //! | executor, claim writes | runtime | the writes under way, a task each | shell |
-//! | executor, claim templates | runtime | the writes under way | shell |
+//! | executor, claim templates and quota statuses | runtime | the writes under way | shell |
 //! | executor, events | runtime | the queue of events | shell |
 //! | [`leadership`] | its own | the Lease | all, by ending the process |
 //! | `server` | two or three of its own | connections of scrapes and probes | metrics |
@@ -45,8 +45,10 @@ pub mod fault;
 #[cfg(not(feature = "fault-points"))]
 mod fault;
 mod nominate;
+mod quota_status;
 mod run;
 mod server;
 mod template;
+mod write_queue;
 
 pub use args::{Args, ControllerCommand};

@@ -1,6 +1,8 @@
 //! Metrics of the controller in Prometheus' format.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use prometheus_client::encoding::EncodeLabelSet;
@@ -10,8 +12,9 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry};
 use tessera_api::metrics::{self, MetricDescription};
+use tessera_api::names::Namespace;
 
-use crate::core::effect::Figures;
+use crate::core::effect::{Figures, QuotaFigure};
 use crate::core::event::WatchedKind;
 
 /// Buckets of durations, from 0.5 ms to 16 s.
@@ -48,6 +51,50 @@ pub struct WatchFailureLabels {
     pub kind: &'static str,
     /// The API server's reason, as far as it is one of a few.
     pub reason: &'static str,
+}
+
+/// The labels of quotas, as kube-state-metrics has them for ResourceQuotas.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct QuotaLabels {
+    /// The namespace.
+    pub namespace: String,
+    /// Name of the GpuQuota.
+    pub gpuquota: String,
+    /// The resource.
+    pub resource: &'static str,
+    /// `hard` or `used`.
+    pub r#type: &'static str,
+}
+
+/// Limits and use of GpuQuotas.
+#[derive(Debug, Clone, Default)]
+pub struct QuotaGauges {
+    gauges: Family<QuotaLabels, Gauge<f64, AtomicU64>>,
+    /// The series of each namespace.
+    series: Arc<Mutex<BTreeMap<Namespace, Vec<QuotaLabels>>>>,
+}
+
+impl QuotaGauges {
+    /// Sets the series of a namespace. Those of quotas that do not exist any more end.
+    fn set(&self, namespace: &Namespace, quotas: &[QuotaFigure]) {
+        let mut present = Vec::new();
+        for QuotaFigure { quota, resource, hard, used } in quotas {
+            for (r#type, amount) in [("hard", hard), ("used", used)] {
+                let (namespace, gpuquota) = (namespace.to_string(), quota.to_string());
+                let labels = QuotaLabels { namespace, gpuquota, resource: resource.name(), r#type };
+                self.gauges.get_or_create(&labels).set(amount.value() as f64);
+                present.push(labels);
+            }
+        }
+        let mut series = self.series.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = match present.is_empty() {
+            true => series.remove(namespace),
+            false => series.insert(namespace.clone(), present.clone()),
+        };
+        for labels in before.into_iter().flatten().filter(|labels| !present.contains(labels)) {
+            self.gauges.remove(&labels);
+        }
+    }
 }
 
 /// All metrics. Clones share them.
@@ -95,6 +142,8 @@ pub struct Metrics {
     pub orphaned: Gauge,
     /// Writes without an answer for 30 seconds or longer.
     pub unanswered: Gauge,
+    /// Limits and use of GpuQuotas.
+    pub quotas: QuotaGauges,
     /// Number of times that the running sums differed from a fresh count.
     pub drift: Counter,
     /// 1 for each kind that has been listed, 0 for the others.
@@ -130,6 +179,7 @@ impl Metrics {
             misplaced: Gauge::default(),
             orphaned: Gauge::default(),
             unanswered: Gauge::default(),
+            quotas: QuotaGauges::default(),
             drift: Counter::default(),
             watch_synced: Family::default(),
             watch_failures: Family::default(),
@@ -156,6 +206,7 @@ impl Metrics {
         add(registry, metrics::CONTROLLER_MISPLACED_CLAIMS, created.misplaced.clone());
         add(registry, metrics::CONTROLLER_ORPHANED_CLAIMS, created.orphaned.clone());
         add(registry, metrics::CONTROLLER_UNANSWERED_WRITES, created.unanswered.clone());
+        add(registry, metrics::CONTROLLER_QUOTA, created.quotas.gauges.clone());
         add(registry, metrics::CONTROLLER_USAGE_DRIFT, created.drift.clone());
         add(registry, metrics::CONTROLLER_WATCH_SYNCED, created.watch_synced.clone());
         add(registry, metrics::CONTROLLER_WATCH_FAILURES, created.watch_failures.clone());
@@ -203,6 +254,9 @@ impl Metrics {
                 let label = NamespaceLabel { namespace: namespace.to_string() };
                 counters.get_or_create(&label).inc_by(*steps);
             }
+        }
+        for (namespace, quotas) in &figures.quotas {
+            self.quotas.set(namespace, quotas);
         }
         self.drift.inc_by(figures.drifts);
         let gauges = [

@@ -3,40 +3,27 @@
 //! kube-scheduler and the claim controller write the status at the same time. One that replaces or
 //! removes another, which is rare, reads the pod first and tests its version.
 
-use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::Patch;
 use kube::{Api, Client};
 use serde_json::{Value, json};
 use tessera_index::{Nomination, Nominator};
-use tokio::sync::mpsc;
 
 use crate::commit::{REQUEST_TIMEOUT, patch_parameters};
 use crate::core::effect::NominationWrite;
 use crate::core::event::{Event, NominationOutcome};
 use crate::leadership::Tenure;
 
-/// The most requests under way: fewer than those of claims, which they must not delay.
-const REQUESTS: usize = 16;
-
-/// Writes nominations until the queue ends.
-pub(crate) async fn write_nominations(
-    client: Client,
-    mut queue: mpsc::Receiver<(Tenure, NominationWrite)>,
-    reports: mpsc::UnboundedSender<Event>,
-) {
-    let queue = stream::poll_fn(move |context| queue.poll_recv(context));
-    let write = async |(tenure, nomination): (Tenure, NominationWrite)| {
-        let outcome = if tenure.is_over() {
-            NominationOutcome::Failed
-        } else {
-            write(&client, &nomination).await
-        };
-        let NominationWrite { pod, node, .. } = nomination;
-        // Only a core that has ended does not receive it.
-        let _ = reports.send(Event::NominationEnded { pod: pod.uid, node, outcome });
-    };
-    queue.for_each_concurrent(REQUESTS, write).await;
+/// Writes one nomination, unless the tenure is over.
+pub(crate) async fn write_nomination(
+    client: &Client,
+    tenure: Tenure,
+    nomination: NominationWrite,
+) -> Event {
+    let outcome =
+        if tenure.is_over() { NominationOutcome::Failed } else { write(client, &nomination).await };
+    let NominationWrite { pod, node, .. } = nomination;
+    Event::NominationEnded { pod: pod.uid, node, outcome }
 }
 
 /// The most times that a nomination is read to replace it.

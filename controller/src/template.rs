@@ -3,43 +3,25 @@
 
 use std::sync::Arc;
 
-use futures::{StreamExt, stream};
 use k8s_openapi::api::resource::v1::{ResourceClaimTemplate, ResourceClaimTemplateSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::{Api, Client};
 use tessera_api::names::CONTROLLER_FIELD_MANAGER;
-use tokio::sync::mpsc;
 
 use crate::commit::REQUEST_TIMEOUT;
 use crate::core::effect::{TemplateChange, TemplateWrite};
 use crate::core::event::{Event, TemplateOutcome};
 use crate::leadership::Tenure;
 
-/// The most requests under way: fewer than those of claims, which they must not delay.
-const REQUESTS: usize = 16;
-
 /// Label of the templates, for users that list them.
 const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", CONTROLLER_FIELD_MANAGER);
 
-/// Writes claim templates until the queue ends.
-pub(crate) async fn write_templates(
-    client: Client,
-    mut queue: mpsc::UnboundedReceiver<(Tenure, TemplateWrite)>,
-    reports: mpsc::UnboundedSender<Event>,
-) {
-    let queue = stream::poll_fn(move |context| queue.poll_recv(context));
-    let write = async |(tenure, write): (Tenure, TemplateWrite)| {
-        let outcome = if tenure.is_over() {
-            TemplateOutcome::Failed
-        } else {
-            self::write(&client, &write).await
-        };
-        let template = write.template;
-        // Only a core that has ended does not receive it.
-        let _ = reports.send(Event::TemplateEnded { template, outcome });
-    };
-    queue.for_each_concurrent(REQUESTS, write).await;
+/// Writes one claim template, unless the tenure is over.
+pub(crate) async fn write_template(client: &Client, tenure: Tenure, write: TemplateWrite) -> Event {
+    let outcome =
+        if tenure.is_over() { TemplateOutcome::Failed } else { self::write(client, &write).await };
+    Event::TemplateEnded { template: write.template, outcome }
 }
 
 async fn write(client: &Client, write: &TemplateWrite) -> TemplateOutcome {

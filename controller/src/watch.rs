@@ -83,6 +83,7 @@ pub fn start(
     watches.follow("watch-resourceclaims", WatchedKind::Claim, WatchedObject::Claim);
     let template = WatchedObject::Template;
     watches.follow("watch-resourceclaimtemplates", WatchedKind::Template, template);
+    watches.follow("watch-gpuquotas", WatchedKind::Quota, WatchedObject::Quota);
     watches.follow("watch-nodes", WatchedKind::Node, WatchedObject::Node);
     watches.follow("watch-pods", WatchedKind::Pod, WatchedObject::Pod);
     receiver
@@ -155,13 +156,12 @@ async fn follow<K>(
         let at = Instant::now();
         let news = match event {
             Ok(event) => known.take(event, kind, wrap),
-            Err(error) if kind == WatchedKind::TaintRule && is_not_served(&error) => {
+            Err(error) if may_be_missing(kind) && is_not_served(&error) => {
                 if std::mem::replace(&mut known.is_missing_reported, true) {
                     continue;
                 }
-                tracing::warn!(
-                    "DeviceTaintRules are not served by this API server and are ignored"
-                );
+                let kind_name = kind.name();
+                tracing::warn!("{kind_name}s are not served by this API server and are ignored");
                 vec![Change::Listed(kind)]
             }
             Err(error) => {
@@ -215,6 +215,12 @@ fn failure_reason(error: &watcher::Error) -> &'static str {
         Some(_) => "Other",
         None => "NoAnswer",
     }
+}
+
+/// Returns true for kinds that an API server may lack: DeviceTaintRules before Kubernetes 1.37, and
+/// GpuQuotas where the chart's CustomResourceDefinition is not installed.
+fn may_be_missing(kind: WatchedKind) -> bool {
+    matches!(kind, WatchedKind::TaintRule | WatchedKind::Quota)
 }
 
 /// Returns true if the API server does not have the kind. A 403 is retried instead: a restarting

@@ -2,6 +2,7 @@
 
 mod admission;
 mod chaos;
+mod claim_watch;
 mod clock;
 mod control_plane;
 mod controller;
@@ -37,6 +38,7 @@ mod policies;
 mod prebind_race;
 mod preemption;
 mod progress;
+mod quotas;
 mod refused_node;
 mod release;
 mod removed_claim;
@@ -211,6 +213,7 @@ pub fn portable() -> Vec<Trial> {
         trial!("shared-counters", counters::limit_partitions),
         trial!("kubectl-plugin", plugin::compare_with_controller),
         trial!("converted-pods", converted_pods::run),
+        trial!("quota", quotas::race),
         trial!("soak", soak::run),
     ]
 }
@@ -231,6 +234,7 @@ pub fn on_real_cluster() -> Vec<Trial> {
         trial!("dialects", dialects::run_unchanged),
         trial!("webhook-down", dialects::lose_webhook),
         trial!("unclaimed-gpus", unclaimed_gpus::hide),
+        trial!("quota-refused", quotas::refuse),
         trial!("forged-grant-by-image", tampering::forge_grant_by_image),
         trial!("executables", third_party_programs::check_programs),
         trial!("host-pid", host_pid::check_translation),

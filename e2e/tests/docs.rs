@@ -14,6 +14,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tessera_api::config::GpuConfig;
 use tessera_api::names::DRIVER_NAME;
+use tessera_api::quota::GpuQuota;
 
 /// Longest README, in lines.
 const README_LINES: usize = 130;
@@ -165,6 +166,12 @@ fn check_object(object: &Value) -> Result<usize, String> {
         }
         "ResourceClaimTemplate" => strictly::<ResourceClaimTemplate>(object)
             .map(|()| object.pointer("/spec/spec/devices/config"))?,
+        "GpuQuota" => {
+            let quota: GpuQuota =
+                serde_json::from_value(object.clone()).map_err(|error| error.to_string())?;
+            quota.limits().map_err(|error| error.to_string())?;
+            strictly::<GpuQuota>(object).map(|()| None)?
+        }
         "GpuConfig" => {
             return GpuConfig::decode(object).map(|_| 1).map_err(|error| error.to_string());
         }

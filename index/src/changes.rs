@@ -6,11 +6,11 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use tessera_allocator::Planner;
 use tessera_allocator::model::{
     DeviceClass, DeviceId, DeviceUsage, Node, PoolId, PoolTopology, Slice,
 };
-use tessera_api::names::{DeviceClassName, NodeName};
+use tessera_allocator::{Planner, QuotaState};
+use tessera_api::names::{DeviceClassName, Namespace, NodeName};
 
 use crate::index::Index;
 
@@ -30,6 +30,7 @@ pub struct ClusterChanges {
     topologies: Vec<(PoolId, Option<Arc<PoolTopology>>)>,
     usage: Vec<(DeviceId, Option<DeviceUsage>)>,
     nodes: Vec<(NodeName, Option<Arc<Node>>)>,
+    quotas: Vec<(Namespace, Vec<QuotaState>)>,
 }
 
 impl ClusterChanges {
@@ -59,6 +60,9 @@ impl ClusterChanges {
                 None => planner.remove_node(&name),
             }
         }
+        for (namespace, quotas) in self.quotas {
+            planner.set_quotas(&namespace, quotas);
+        }
     }
 }
 
@@ -83,7 +87,13 @@ impl Index {
             let used = self.sums.usage.get(&device).cloned();
             (device, used)
         });
+        let namespaces = std::mem::take(&mut self.quotas.unplanned);
+        let quotas = namespaces.into_iter().map(|namespace| {
+            let states = self.quota_states(&namespace);
+            (namespace, states)
+        });
         ClusterChanges {
+            quotas: quotas.collect(),
             classes: classes.into_iter().map(class).collect(),
             slices: slices.into_iter().map(slice).collect(),
             usage: usage.collect(),

@@ -4,6 +4,7 @@ mod allocation;
 mod claim;
 mod node;
 mod pod;
+mod quota;
 mod selector;
 mod slice;
 
@@ -16,6 +17,7 @@ pub use allocation::{AllocatedClaim, allocated, allocation};
 pub use claim::{claim, class};
 pub use node::node;
 pub use pod::{requests as pod_requests, scheduling};
+pub use quota::{quota, quota_names};
 pub(crate) use slice::taint;
 pub use slice::{DeviceFilter, slice};
 
@@ -79,6 +81,9 @@ pub enum FieldError {
     /// It is not a quantity.
     #[error(transparent)]
     Quantity(#[from] tessera_api::quantity::QuantityError),
+    /// They are not the limits of a quota.
+    #[error(transparent)]
+    Quota(#[from] tessera_api::quota::QuotaError),
 }
 
 /// The object that an error names.

@@ -21,6 +21,7 @@ use crate::generated::{Generated, generated_for};
 use crate::interner::Interner;
 use crate::multimap::Multimap;
 use crate::pods::PodEntry;
+use crate::quotas::Quotas;
 use crate::scope::{self, Scope};
 use crate::taints::TaintRules;
 use crate::topology::Topologies;
@@ -73,6 +74,7 @@ pub struct Index {
     /// Overcommitted devices as of the last check, each with the claims to release.
     pub(crate) exceeded: BTreeMap<DeviceId, Vec<ClaimUid>>,
     pub(crate) changed: Changed,
+    pub(crate) quotas: Quotas,
 }
 
 /// Values that many objects have.
@@ -338,6 +340,7 @@ impl Index {
                 .map(|(name, (class, _))| (name.clone(), Arc::clone(class)))
                 .collect(),
             usage: self.sums.usage.clone(),
+            quotas: self.quota_snapshot(),
             topology: self.topologies.snapshot(),
         }
     }
@@ -391,12 +394,7 @@ impl Index {
         for pod in &pods {
             self.link(pod);
         }
-        if let Some(entry) = self.claims.get_mut(uid) {
-            entry.count(&mut self.sums);
-            if !entry.is_alive() {
-                self.claims.remove(uid);
-            }
-        }
+        self.count_claim(uid);
         for pod in &pods {
             self.recount_requests(pod);
         }
@@ -423,6 +421,7 @@ impl Index {
     /// Links a bound pod to the claims of its names. A link stays until the pod has ended.
     fn link(&mut self, uid: &PodUid) {
         let Some(pod) = self.pods.get_mut(uid).filter(|p| p.is_running()) else { return };
+        let mut linked = Vec::new();
         for name in pod.claims.iter().filter_map(|c| c.name.as_ref()) {
             if pod.links.contains_key(name) {
                 continue;
@@ -435,8 +434,10 @@ impl Index {
                 self.unchecked.insert(claim.clone());
                 self.changed_pods.extend(self.pods_by_claim.get(&key).cloned());
                 pod.links.insert(name.clone(), claim.clone());
+                linked.push(claim.clone());
             }
         }
+        linked.iter().for_each(|claim| self.charge(claim));
     }
 
     fn release_user(&mut self, claim: &ClaimUid, pod: &PodUid) {
@@ -445,9 +446,17 @@ impl Index {
         let key = (entry.claim.namespace.clone(), entry.claim.name.clone());
         self.changed_pods.extend(self.pods_by_claim.get(&key).cloned());
         entry.remove_user(pod);
+        self.count_claim(claim);
+    }
+
+    /// Updates the sums with a claim, and forgets one on which nothing depends any more.
+    fn count_claim(&mut self, uid: &ClaimUid) {
+        let Some(entry) = self.claims.get_mut(uid) else { return };
         entry.count(&mut self.sums);
-        if !entry.is_alive() {
-            self.claims.remove(claim);
+        let is_alive = entry.is_alive();
+        self.charge(uid);
+        if !is_alive {
+            self.claims.remove(uid);
         }
     }
 

@@ -1,7 +1,7 @@
 //! The index of Kubernetes objects: the facts that planning depends on.
 //!
 //! ```text
-//!   ResourceSlice, DeviceTaintRule, DeviceClass,
+//!   ResourceSlice, DeviceTaintRule, DeviceClass, GpuQuota,
 //!   ResourceClaim, Node, Pod --apply/remove--> Index --take_changes()--> allocator::Planner
 //!                                               |----work()----------> pods to plan, blocked pods
 //!               decision --assume, forget-----> |
@@ -29,6 +29,7 @@ mod interner;
 mod multimap;
 mod overcommit;
 mod pods;
+mod quotas;
 mod repair;
 mod scope;
 mod slices;
@@ -44,6 +45,7 @@ pub use holdings::Holding;
 pub use index::Index;
 pub use overcommit::Overcommitted;
 pub use pods::{Nomination, Nominator};
+pub use quotas::QuotaStanding;
 pub use repair::{Misplaced, RepairAction, RepairBlocker};
 pub use scope::Scope;
 pub use standing::{ClaimStanding, ClaimState, PodStage};

@@ -35,6 +35,7 @@ impl Index {
     /// Checks the devices that have changed, or whose holders have, since the last call.
     pub(crate) fn check_touched(&mut self) {
         for device in std::mem::take(&mut self.sums.touched) {
+            self.charge_holders(&device);
             if self.is_exceeded(&device, self.sums.usage.get(&device)) {
                 let releasable = self.releasable(&device);
                 self.exceeded.insert(device, releasable);
@@ -49,7 +50,7 @@ impl Index {
     }
 
     /// Returns the device as published: of the slice of the highest generation, if several list it.
-    fn published_device(&self, id: &DeviceId) -> Option<&Device> {
+    pub(crate) fn published_device(&self, id: &DeviceId) -> Option<&Device> {
         let slices = self.slices_of.get(&id.pool).filter_map(|name| self.slices.get(name));
         let listing = slices.filter_map(|slice| {
             let device = slice.devices.iter().find(|device| device.name == id.device)?;

@@ -11,7 +11,7 @@
 #![forbid(unsafe_code)]
 
 use k8s_openapi::jiff::Timestamp;
-use tessera_allocator::{RefusalCause, ReservedNode};
+use tessera_allocator::{QuotaShortfall, RefusalCause, ReservedNode};
 use tessera_api::events::{self, EventReason};
 use tessera_api::names::DRIVER_NAME;
 use tessera_api::reason::MAX_EVENT_BYTES;
@@ -32,6 +32,7 @@ pub const NOT_LISTED_NOTE: &str = "the pod's status does not list all ResourceCl
 pub fn refusal_reason(cause: &RefusalCause) -> EventReason {
     match cause {
         RefusalCause::NoFit(_) => events::INSUFFICIENT_DEVICES,
+        RefusalCause::OverQuota(_) => events::QUOTA_EXCEEDED,
         RefusalCause::BudgetExceeded => events::SEARCH_BUDGET_EXCEEDED,
         RefusalCause::UnknownClass { .. } => events::UNKNOWN_DEVICE_CLASS,
         RefusalCause::NotSupported { .. } => events::NOT_SUPPORTED,
@@ -59,6 +60,9 @@ pub fn refusal_message(
         RefusalCause::Config { request, error } => {
             format!("ResourceClaim {claim}: request `{request}`: {error}")
         }
+        RefusalCause::OverQuota(shortfall) => {
+            format!("ResourceClaim {claim}: {}", quota_message(shortfall))
+        }
         RefusalCause::BudgetExceeded => format!(
             "ResourceClaim {claim}: search budget exceeded, by combinations of devices or by the CPU \
              time of the namespace's CEL selectors; request fewer devices or constraints in one \
@@ -72,6 +76,20 @@ pub fn refusal_message(
             explanation.render_for(&subject, MAX_EVENT_BYTES - closing.len()) + &closing
         }
     }
+}
+
+/// Returns the message about a quota that is exceeded.
+fn quota_message(shortfall: &QuotaShortfall) -> String {
+    let QuotaShortfall { quota, resource, asked, used, hard } = shortfall;
+    let (over, resource) = (shortfall.over(), resource.name());
+    let advice = match asked > hard {
+        true => "; the quota never admits the pod: ask for less, or have the quota raised",
+        false => "",
+    };
+    format!(
+        "over quota by {over} of {resource} (used {used} of {hard}): the pod asks for {asked}, and \
+         GpuQuota `{quota}` limits the namespace{advice}"
+    )
 }
 
 /// Returns the message about the node that is reserved for a pod.

@@ -14,6 +14,7 @@ use super::reservation::ReleaseRanks;
 use super::shape_cache::{ShapeId, has_same_requests, hash_of_claims};
 use crate::cluster::FastMap;
 use crate::model::{Claim, PendingPod, PodUid, SchedulingConstraints};
+use crate::outcome::RefusalCause;
 use crate::policy::Policy;
 
 /// Default of [`PodClasses::max_reasons`].
@@ -73,6 +74,8 @@ pub(super) struct PodClass {
     pub(super) shape: Option<ShapeId>,
     /// Time up to which the class is known to have no usable node.
     pub(super) refused_until: Option<u64>,
+    /// The quota that the last refused pod of the class would exceed.
+    pub(super) over_quota: Option<Arc<RefusalCause>>,
     pub(super) reasons: ClassReasons,
     /// Nodes by the allocations to release for a pod of the class, if one was asked for lately.
     pub(super) releases: Option<ReleaseRanks>,
@@ -246,6 +249,7 @@ impl PodClasses {
             plan: self.plan,
             shape: None,
             refused_until: None,
+            over_quota: None,
             reasons: ClassReasons::default(),
             releases: None,
         };
@@ -275,6 +279,7 @@ impl PodClass {
 
     fn forget_results(&mut self) {
         self.refused_until = None;
+        self.over_quota = None;
         self.reasons = ClassReasons::default();
         self.releases = None;
     }

@@ -1,15 +1,16 @@
 //! A planning pass: pods in order of priority and age, each with the capacity left by those before.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tessera_api::names::{ClaimUid, NodeName};
+use tessera_api::names::{ClaimUid, Namespace, NodeName};
 use tessera_api::reason::NodeReason;
 
 use super::Planner;
 use super::budget::{Budget, NoSteps};
 use super::classes::ClassId;
 use super::pod_to_place::PodToPlace;
+use super::quotas::Solution;
 use super::refusals::RefusedClasses;
 use super::reservation::{NodeReservation, lacks_held_capacity};
 use super::shape_cache::{ShapeEntry, ShapeId};
@@ -23,6 +24,7 @@ use crate::model::{
 use crate::outcome::{AllocationPlan, Decision, Refusal, RefusalCause};
 use crate::policy::seeded_hash;
 use crate::predicate::{self, CountedUsage};
+use crate::quota::QuotaState;
 use crate::settings::PlanSettings;
 use crate::shape::Chosen;
 
@@ -126,7 +128,14 @@ fn lacks_capacity(cause: &RefusalCause) -> bool {
 pub(super) struct Refused {
     pub(super) claims: Vec<Refusal>,
     /// Class of the pod, if every pod of it that comes later is refused too.
-    class: Option<ClassId>,
+    pub(super) class: Option<ClassId>,
+}
+
+impl Refused {
+    /// Returns true if the search for a claim did not end.
+    pub(super) fn is_undecided(&self) -> bool {
+        self.claims.iter().any(Refusal::is_undecided)
+    }
 }
 
 impl From<Vec<Refusal>> for Refused {
@@ -164,6 +173,8 @@ pub(super) struct PlanningPass<'p> {
     /// Claims decided in this pass and their nodes. A later pod that shares a claim is restricted
     /// to them.
     pub(super) decided: BTreeMap<ClaimUid, Option<NodeSelector>>,
+    /// Quotas before the pass, of the namespaces with decided pods.
+    pub(super) quotas_before: BTreeMap<Namespace, Vec<QuotaState>>,
     /// Classes of refused pods.
     pub(super) refused: RefusedClasses<'p>,
     /// Classes that are refused as before.
@@ -188,6 +199,7 @@ impl<'p> PlanningPass<'p> {
             usage_before: Vec::new(),
             cpu_before: Vec::new(),
             decided: BTreeMap::new(),
+            quotas_before: BTreeMap::new(),
             refused: RefusedClasses::default(),
             unchanged: Vec::new(),
             decisions: 0,
@@ -206,6 +218,7 @@ impl<'p> PlanningPass<'p> {
             self.planner.cluster.set_cpu(*node, *cpu);
             self.planner.cluster.touch(*node);
         }
+        self.planner.quotas.extend(self.quotas_before);
     }
 
     /// Returns true if the pod is planned after the others.
@@ -370,96 +383,7 @@ impl<'p> PlanningPass<'p> {
             return Ok(None);
         }
         let (class, shape) = self.shape_of(&to_place)?;
-        if self.is_known_refused(&to_place, class) {
-            return Err(self.refuse_and_reserve(&to_place, class, steps));
-        }
-        self.planner.work.pods_searched += 1;
-        let full_budget = self.settings.steps_per_pod;
-        let (shapes, mut context) = self.planner.search_context();
-        let entry = shapes.get_mut(shape);
-        entry.feasibility.refresh(&mut entry.shape, &mut context, steps, full_budget);
-        if entry.feasibility.is_partial() && !entry.feasibility.take_exhausted(full_budget) {
-            self.cut_off();
-            return Err(to_place.undecided().into());
-        }
-        if self.check_still_refused(&to_place, class, shape) {
-            return Err(self.refuse_and_reserve(&to_place, class, steps));
-        }
-        // Nodes that could not be searched again with the steps left may have changed.
-        let mut failed = BTreeSet::new();
-        while let Some(node) = self.best_node(shape, &to_place, &failed) {
-            let seed = self.pod_seed(pod);
-            if let Some(chosen) = self.search_again(shape, node, seed, steps) {
-                return Ok(Some(self.decide(&to_place, shape, node, &chosen)));
-            }
-            if *steps == 0 {
-                return Err(to_place.undecided().into());
-            }
-            failed.insert(node);
-        }
-        if self.planner.shapes.get(shape).feasibility.is_incomplete() {
-            return Err(to_place.undecided().into());
-        }
-        if failed.is_empty() {
-            self.note_refused(&to_place, class, shape);
-        }
-        Err(self.refuse_and_reserve(&to_place, class, steps))
-    }
-
-    fn refuse_and_reserve(
-        &mut self,
-        to_place: &PodToPlace<'p>,
-        class: ClassId,
-        steps: &mut u64,
-    ) -> Refused {
-        let claims = self.refuse(to_place, class, steps);
-        self.reserve_for(to_place, class, &claims);
-        let is_shared = to_place.has_shared_results() && !claims.iter().any(Refusal::is_undecided);
-        Refused { claims, class: is_shared.then_some(class) }
-    }
-
-    /// Returns true if no node was usable for the pod's class, and nothing has changed since.
-    fn is_known_refused(&self, to_place: &PodToPlace<'_>, class: ClassId) -> bool {
-        let until = self.planner.classes.get(class).refused_until;
-        to_place.has_shared_results() && until == Some(self.planner.cluster.last_touch())
-    }
-
-    /// Returns true if no node was usable for the pod's class, and no node that has changed since
-    /// is. The feasible nodes must be up to date.
-    pub(super) fn check_still_refused(
-        &mut self,
-        to_place: &PodToPlace<'_>,
-        class: ClassId,
-        shape: ShapeId,
-    ) -> bool {
-        let feasibility = &self.planner.shapes.get(shape).feasibility;
-        let until = self.planner.classes.get(class).refused_until;
-        let touched = until.and_then(|until| self.planner.cluster.touched_since(until));
-        let Some(touched) = touched.filter(|_| to_place.has_shared_results()) else { return false };
-        let touched: BTreeSet<NodeIndex> =
-            touched.iter().copied().filter(|node| feasibility.is_feasible(*node)).collect();
-        let is_accepted = |node: &NodeIndex| self.accepts(to_place, *node);
-        if feasibility.is_incomplete() || touched.iter().any(is_accepted) {
-            return false;
-        }
-        self.planner.work.nodes_tested += touched.len() as u64;
-        self.planner.classes.get_mut(class).refused_until = Some(self.planner.cluster.last_touch());
-        true
-    }
-
-    /// Records that no node is usable for the pod's class, unless that is due to a reservation.
-    fn note_refused(&mut self, to_place: &PodToPlace<'_>, class: ClassId, shape: ShapeId) {
-        let feasibility = &self.planner.shapes.get(shape).feasibility;
-        let is_free = |node| feasibility.is_feasible(node) && self.accepts(to_place, node);
-        if to_place.has_shared_results() && !self.reservation.node().is_some_and(is_free) {
-            self.planner.classes.get_mut(class).refused_until =
-                Some(self.planner.cluster.last_touch());
-        }
-    }
-
-    /// Returns true if the pod can use the node, apart from devices and reservations.
-    fn accepts(&self, to_place: &PodToPlace<'_>, node: NodeIndex) -> bool {
-        self.node(node).is_some_and(|n| self.node_rejection(to_place, node, n, None).is_none())
+        self.place_within_quotas(&to_place, class, shape, steps).map(Some)
     }
 
     /// Places one pod on this node, whatever the conditions of the node.
@@ -473,7 +397,10 @@ impl<'p> PlanningPass<'p> {
         if to_place.pending.is_empty() {
             return Ok(None);
         }
-        let (_, shape) = self.shape_of(&to_place)?;
+        let (class, shape) = self.shape_of(&to_place)?;
+        if let Some(shortfall) = self.least_shortfall(pod, shape) {
+            return Err(self.refuse_over_quota(&to_place, class, shortfall));
+        }
         let index = self.planner.cluster.node_index(node);
         if let Some(index) = index {
             let full_budget = self.settings.steps_per_pod;
@@ -486,7 +413,11 @@ impl<'p> PlanningPass<'p> {
             let fits = feasibility.is_feasible(index);
             if fits && let Some(chosen) = self.search_again(shape, index, self.pod_seed(pod), steps)
             {
-                return Ok(Some(self.decide(&to_place, shape, index, &chosen)));
+                let solution = self.solution(&to_place, shape, index, &chosen);
+                return match self.shortfall_of(pod, &solution) {
+                    None => Ok(Some(self.decide(&to_place, index, solution))),
+                    Some(shortfall) => Err(self.refuse_over_quota(&to_place, class, shortfall)),
+                };
             }
             if self.planner.shapes.get(shape).feasibility.is_undecided(index) {
                 return Err(to_place.undecided().into());
@@ -504,7 +435,10 @@ impl<'p> PlanningPass<'p> {
     ///
     /// # Errors
     /// Returns refusals if the claims cannot be allocated on any node.
-    fn shape_of(&mut self, to_place: &PodToPlace<'_>) -> Result<(ClassId, ShapeId), Refused> {
+    pub(super) fn shape_of(
+        &mut self,
+        to_place: &PodToPlace<'_>,
+    ) -> Result<(ClassId, ShapeId), Refused> {
         let class = self.planner.class_of(to_place.pod, &to_place.pending, self.settings.policy);
         let shape = self.cached_shape(to_place, class);
         let Some((claim, cause)) = self.planner.shapes.get(shape).shape.defect() else {
@@ -562,15 +496,31 @@ impl<'p> PlanningPass<'p> {
         self.nodes.get(&node).or_else(|| self.planner.cluster.nodes[node].node.as_deref())
     }
 
-    /// Records a solution and converts it to a decision.
-    fn decide(
-        &mut self,
+    /// Converts the devices that a search has chosen on a node.
+    pub(super) fn solution(
+        &self,
         to_place: &PodToPlace<'_>,
         shape: ShapeId,
         node: NodeIndex,
         chosen: &[Vec<Chosen>],
-    ) -> Decision {
+    ) -> Solution {
         let claims = self.planner.claim_allocations(shape, &to_place.pending, node, chosen);
+        let charges = match self.has_quotas(to_place.pod) {
+            true => self.charges(to_place, &claims, node, chosen),
+            false => Vec::new(),
+        };
+        Solution { claims, charges }
+    }
+
+    /// Records a solution and converts it to a decision.
+    pub(super) fn decide(
+        &mut self,
+        to_place: &PodToPlace<'_>,
+        node: NodeIndex,
+        found: Solution,
+    ) -> Decision {
+        let Solution { claims, charges } = found;
+        self.count_against_quotas(to_place.pod, &charges);
         for allocation in &claims {
             self.decided.insert(allocation.claim.clone(), allocation.nodes.clone());
             allocation.results.iter().filter(|r| !r.admin).for_each(|result| self.consume(result));

@@ -64,9 +64,13 @@ impl PodToPlace<'_> {
         self.pending.iter().zip(causes).map(refuse).collect()
     }
 
+    /// Refuses all pending claims for one cause.
+    pub(super) fn refused_for(&self, cause: &Arc<RefusalCause>) -> Vec<Refusal> {
+        self.refused(&vec![Arc::clone(cause); self.pending.len()])
+    }
+
     /// Refuses each pending claim because the step budget was spent.
     pub(super) fn undecided(&self) -> Vec<Refusal> {
-        let cause = Arc::new(RefusalCause::BudgetExceeded);
-        self.refused(&self.pending.iter().map(|_| Arc::clone(&cause)).collect::<Vec<_>>())
+        self.refused_for(&Arc::new(RefusalCause::BudgetExceeded))
     }
 }

@@ -341,6 +341,9 @@ impl Planner {
             let (pod, claim) = (pod.uid.clone(), to_place.pending.get(claim)?.uid.clone());
             return Some(vec![Refusal { pod, claim, cause: Arc::new(cause.clone()) }]);
         }
-        Some(to_place.refused(class.reasons.known_causes()?))
+        match &class.over_quota {
+            Some(cause) => Some(to_place.refused_for(cause)),
+            None => Some(to_place.refused(class.reasons.known_causes()?)),
+        }
     }
 }

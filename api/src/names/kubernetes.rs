@@ -70,6 +70,13 @@ name_type! {
 }
 
 name_type! {
+    /// A GpuQuota's name: a DNS subdomain of at most 253 bytes.
+    QuotaName, "GpuQuota name", at most 253,
+    "a DNS subdomain: lowercase letters, digits, `-` and `.`, each part beginning and ending with a letter or digit",
+    kept_if!(is_dns_subdomain)
+}
+
+name_type! {
     /// A device in a pool: a DNS label, unique in the pool (`ResourceSlice.spec.devices[].name`).
     DeviceName, "device name", at most 63,
     "a DNS label: lowercase letters, digits and `-`, beginning and ending with a letter or digit",

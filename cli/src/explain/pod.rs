@@ -313,6 +313,12 @@ impl<'v> PodContext<'v> {
 
 /// Returns advice for the user of a pending pod.
 fn hint(refusals: &[&Refusal], reserved: Option<&ReservedNode>) -> String {
+    let is_over_quota = |refusal: &&Refusal| matches!(*refusal.cause, RefusalCause::OverQuota(_));
+    if refusals.iter().any(is_over_quota) {
+        return "wait until other claims of the namespace end, ask for less, or have the quota \
+                raised; `kubectl tessera quota` shows it"
+            .to_owned();
+    }
     let invalid = "correct the claim or its template, and create the pod again".to_owned();
     let explanations = refusals.iter().map(|refusal| match &*refusal.cause {
         RefusalCause::NoFit(explanation) => Some(explanation),

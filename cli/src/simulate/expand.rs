@@ -18,8 +18,8 @@ pub(super) struct Expanded {
     pub(super) notes: Vec<String>,
 }
 
-/// Adds the objects to the snapshot. Classes, templates, nodes, slices and taint rules replace
-/// those of the same name; existing claims and pods are kept.
+/// Adds the objects to the snapshot. Classes, templates, nodes, slices, quotas and taint rules
+/// replace those of the same name; existing claims and pods are kept.
 pub(super) fn into_snapshot(snapshot: &mut Snapshot, manifests: Manifests) -> Expanded {
     let mut pods = Vec::new();
     let mut notes = manifests.notes;
@@ -45,6 +45,11 @@ pub(super) fn into_snapshot(snapshot: &mut Snapshot, manifests: Manifests) -> Ex
             }
             Object::Slice(object) => {
                 replace(&mut snapshot.resource_slices, snapshot::trimmed_slice(*object), |o| {
+                    &o.metadata
+                });
+            }
+            Object::Quota(object) => {
+                replace(&mut snapshot.gpu_quotas, snapshot::trimmed_quota(*object), |o| {
                     &o.metadata
                 });
             }

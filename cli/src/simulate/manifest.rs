@@ -10,7 +10,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use tessera_api::config::API_VERSION;
 use tessera_api::names::{ClaimName, NameError, Namespace, PodName};
+use tessera_api::quota::GpuQuota;
 
 /// An object of a manifest.
 #[derive(Debug, Clone)]
@@ -22,6 +24,7 @@ pub(super) enum Object {
     Node(Box<Node>),
     Slice(Box<ResourceSlice>),
     TaintRule(Box<DeviceTaintRule>),
+    Quota(Box<GpuQuota>),
     Workload(Box<Workload>),
 }
 
@@ -169,6 +172,11 @@ impl Reader<'_> {
             "DeviceClass" => Object::Class(Box::new(self.typed(RESOURCE)?)),
             "ResourceSlice" => Object::Slice(Box::new(self.typed(RESOURCE)?)),
             "DeviceTaintRule" => Object::TaintRule(Box::new(self.typed(RESOURCE)?)),
+            "GpuQuota" => {
+                let mut quota: GpuQuota = self.typed(API_VERSION)?;
+                set_namespace(&mut quota.metadata);
+                Object::Quota(Box::new(quota))
+            }
             "Node" => Object::Node(Box::new(self.typed("v1")?)),
             "Deployment" | "ReplicaSet" | "StatefulSet" | "Job" => {
                 let mut workload = self.workload()?;

@@ -16,6 +16,7 @@ use k8s_openapi::api::resource::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use tessera_api::names::{DRIVER_NAME, POD_CLAIM_NAME_ANNOTATION, TOPOLOGY_ANNOTATION};
+use tessera_api::quota::GpuQuota;
 
 /// Keeps names and times.
 fn metadata(from: ObjectMeta) -> ObjectMeta {
@@ -224,6 +225,12 @@ fn pod_status(status: PodStatus) -> PodStatus {
         conditions: status.conditions.map(scheduled),
         ..PodStatus::default()
     }
+}
+
+/// Keeps the limits of a GpuQuota.
+#[must_use]
+pub fn trimmed_quota(quota: GpuQuota) -> GpuQuota {
+    GpuQuota { metadata: metadata(quota.metadata), spec: quota.spec, status: None }
 }
 
 /// Keeps holder, duration and times of a Lease.

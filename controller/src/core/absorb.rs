@@ -35,6 +35,10 @@ impl Step<'_> {
                     self.absorb_template(&template, outcome);
                     Some(self.now)
                 }
+                Event::QuotaStatusEnded { quota, outcome } => {
+                    self.absorb_quota_status(&quota, outcome);
+                    Some(self.now)
+                }
                 Event::NoticeEnded { id, is_delivered } => {
                     let State { notices, holds, .. } = &mut *self.state;
                     notices.ended(holds, id, is_delivered, self.now);
@@ -72,6 +76,9 @@ impl Step<'_> {
                 applied = index.apply_node(&node).map(|is_changed| is_news = is_changed);
             }
             Change::Applied(WatchedObject::Claim(claim)) => applied = index.apply_claim(&claim),
+            Change::Applied(WatchedObject::Quota(quota)) => {
+                applied = index.apply_quota(&quota).map(|is_changed| is_news = is_changed);
+            }
             Change::Applied(WatchedObject::TaintRule(rule)) => index.apply_taint_rule(&rule),
             Change::Applied(WatchedObject::Pod(pod)) => {
                 let names_templates = templates.apply_pod(&pod);
@@ -86,6 +93,7 @@ impl Step<'_> {
                 WatchedObject::Class(class) => index.remove_class(&class),
                 WatchedObject::Node(node) => index.remove_node(&node),
                 WatchedObject::Claim(claim) => index.remove_claim(&claim),
+                WatchedObject::Quota(quota) => index.remove_quota(&quota),
                 WatchedObject::Template(template) => is_news = templates.remove_template(&template),
                 WatchedObject::Pod(pod) => {
                     templates.remove_pod(&pod);

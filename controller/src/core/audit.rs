@@ -112,6 +112,9 @@ impl Step<'_> {
             (CountEnd::Misplacement, (Some(pod), Some(claim))) => {
                 misplacements.contains(pod, claim)
             }
+            (CountEnd::Quota, _) => subject
+                .quota_part()
+                .is_some_and(|quota| index.quota(&quota.namespace, &quota.name).is_some()),
             _ => false,
         });
     }

@@ -14,7 +14,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tessera_allocator::ClaimAllocation;
 use tessera_allocator::model::PodUid;
 use tessera_api::events::EventReason;
-use tessera_api::names::{Namespace, NodeName, PodName, ShareId};
+use tessera_api::names::{Namespace, NodeName, PodName, QuotaName, ShareId};
+use tessera_api::quantity::Quantity;
+use tessera_api::quota::{GpuQuotaStatus, QuotaResource};
 use tessera_index::convert;
 
 use super::clock::Moment;
@@ -45,6 +47,9 @@ pub enum Effect {
     /// Create or delete a claim template; reported by
     /// [`Event::TemplateEnded`](super::event::Event::TemplateEnded).
     WriteTemplate(TemplateWrite),
+    /// Write the status of a GpuQuota; reported by
+    /// [`Event::QuotaStatusEnded`](super::event::Event::QuotaStatusEnded).
+    WriteQuotaStatus(QuotaStatusWrite),
     /// Compile a selector of a pod in the namespace, so that it is cached; reported by
     /// [`Event::Compiled`](super::event::Event::Compiled).
     Compile {
@@ -96,6 +101,37 @@ pub enum TemplateChange {
     Create(Arc<ResourceClaimTemplateSpec>),
     /// Deletes the one with this UID.
     Delete(String),
+}
+
+/// The name of a GpuQuota.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct QuotaReference {
+    /// Its namespace.
+    pub namespace: Namespace,
+    /// Its name.
+    pub name: QuotaName,
+}
+
+/// A write of the status of a GpuQuota. A quota has one at a time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QuotaStatusWrite {
+    /// The quota.
+    pub quota: QuotaReference,
+    /// Its status from now on.
+    pub status: GpuQuotaStatus,
+}
+
+/// One resource of a quota, for metrics.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QuotaFigure {
+    /// The quota.
+    pub quota: QuotaName,
+    /// The resource.
+    pub resource: QuotaResource,
+    /// The limit.
+    pub hard: Quantity,
+    /// The amount that allocated claims hold.
+    pub used: Quantity,
 }
 
 /// The number of a write. An outcome ends the write of this number and no other.
@@ -212,6 +248,8 @@ pub struct Figures {
     pub template_writes: u64,
     /// Writes of claim templates that were refused or had no answer.
     pub template_errors: u64,
+    /// Quotas of the namespaces in which one has changed.
+    pub quotas: BTreeMap<Namespace, Vec<QuotaFigure>>,
     /// Times that the running sums differed from a fresh count.
     pub drifts: u64,
     /// Nominations written or removed.

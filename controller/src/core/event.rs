@@ -9,9 +9,10 @@ use k8s_openapi::api::resource::v1::{
 
 use tessera_allocator::model::PodUid;
 use tessera_api::names::{Namespace, NodeName};
+use tessera_api::quota::GpuQuota;
 
 use super::clock::Moment;
-use super::effect::{NoticeId, TemplateReference, WriteId};
+use super::effect::{NoticeId, QuotaReference, TemplateReference, WriteId};
 
 /// Something that happened outside of the core.
 #[derive(Debug, Clone)]
@@ -53,6 +54,13 @@ pub enum Event {
         /// The outcome.
         outcome: TemplateOutcome,
     },
+    /// The write of the status of a GpuQuota has ended.
+    QuotaStatusEnded {
+        /// The quota.
+        quota: QuotaReference,
+        /// The outcome.
+        outcome: QuotaStatusOutcome,
+    },
     /// The selector of a namespace is compiled, or it is known that it does not compile.
     Compiled {
         /// The namespace.
@@ -75,6 +83,15 @@ pub enum TemplateOutcome {
         message: String,
     },
     /// It may be carried out or not: there was no answer.
+    Failed,
+}
+
+/// The outcome of the write of the status of a GpuQuota.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QuotaStatusOutcome {
+    /// It is stored.
+    Stored,
+    /// It may be stored or not: there was no answer, or a refusal.
     Failed,
 }
 
@@ -117,6 +134,8 @@ pub enum WatchedKind {
     Claim,
     /// ResourceClaimTemplate.
     Template,
+    /// GpuQuota.
+    Quota,
     /// Node.
     Node,
     /// Pod.
@@ -125,12 +144,13 @@ pub enum WatchedKind {
 
 impl WatchedKind {
     /// All kinds. Nothing is planned before each has been listed.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Slice,
         Self::TaintRule,
         Self::Class,
         Self::Claim,
         Self::Template,
+        Self::Quota,
         Self::Node,
         Self::Pod,
     ];
@@ -143,6 +163,7 @@ impl WatchedKind {
             Self::Class => "DeviceClass",
             Self::Claim => "ResourceClaim",
             Self::Template => "ResourceClaimTemplate",
+            Self::Quota => "GpuQuota",
             Self::Node => "Node",
             Self::Pod => "Pod",
         }
@@ -162,6 +183,8 @@ pub enum WatchedObject {
     Claim(Arc<ResourceClaim>),
     /// ResourceClaimTemplate.
     Template(Arc<ResourceClaimTemplate>),
+    /// GpuQuota.
+    Quota(Arc<GpuQuota>),
     /// Node.
     Node(Arc<Node>),
     /// Pod.

@@ -14,31 +14,39 @@ use tessera_allocator::model::PodUid;
 use tessera_api::names::{ClaimUid, NodeName};
 
 use super::clock::Moment;
+use super::effect::QuotaReference;
 
-/// The subject of a hold: a claim, a pod, or a pod together with a claim or a node.
+/// The subject of a hold: a claim, a pod, a pod together with a claim or a node, or a quota.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Subject {
     // The order of the fields has all subjects of one pod side by side.
     pod: Option<PodUid>,
     claim: Option<ClaimUid>,
     node: Option<NodeName>,
+    quota: Option<QuotaReference>,
 }
 
 impl Subject {
+    const NONE: Self = Self { pod: None, claim: None, node: None, quota: None };
+
     pub(super) fn claim(claim: &ClaimUid) -> Self {
-        Self { pod: None, claim: Some(claim.clone()), node: None }
+        Self { claim: Some(claim.clone()), ..Self::NONE }
     }
 
     pub(super) fn pod(pod: &PodUid) -> Self {
-        Self { pod: Some(pod.clone()), claim: None, node: None }
+        Self { pod: Some(pod.clone()), ..Self::NONE }
     }
 
     pub(super) fn pod_on(pod: &PodUid, node: &NodeName) -> Self {
-        Self { pod: Some(pod.clone()), claim: None, node: Some(node.clone()) }
+        Self { pod: Some(pod.clone()), node: Some(node.clone()), ..Self::NONE }
+    }
+
+    pub(super) fn quota(quota: &QuotaReference) -> Self {
+        Self { quota: Some(quota.clone()), ..Self::NONE }
     }
 
     pub(super) fn pod_with(pod: &PodUid, claim: &ClaimUid) -> Self {
-        Self { pod: Some(pod.clone()), claim: Some(claim.clone()), node: None }
+        Self { pod: Some(pod.clone()), claim: Some(claim.clone()), ..Self::NONE }
     }
 }
 
@@ -82,6 +90,10 @@ pub(super) enum HoldReason {
     EventRepeated,
     /// The API server has not taken an event.
     EventRefused,
+    /// The status of a quota was written: further changes are written together.
+    QuotaStatusWritten,
+    /// The status of a quota could not be written.
+    QuotaStatusFailed,
 }
 
 /// The object that keeps the count of a hold. The count ends with it.
@@ -97,6 +109,8 @@ pub(super) enum CountEnd {
     Pod,
     /// The claim is on the node of its pod, or on another node than before.
     Misplacement,
+    /// The quota is deleted, or its status is written.
+    Quota,
 }
 
 /// The event that ends a hold before its time.
@@ -137,7 +151,7 @@ pub(super) struct Rule {
 impl HoldReason {
     /// Returns the rule of the reason. This is the table of all pauses (ADR 32).
     pub(super) const fn rule(self) -> Rule {
-        use CountEnd::{Claim, Hold, Misplacement, Pod, WaitingPod};
+        use CountEnd::{Claim, Hold, Misplacement, Pod, Quota, WaitingPod};
         use EarlyEnd::{Basis, Never};
         //                   first, factor, longest, free, (count ends, early end), wakes
         match self {
@@ -158,6 +172,8 @@ impl HoldReason {
             Self::EventPublished => rule(ms(2_000), 1, secs(2), 0, (Hold, Never), false),
             Self::EventRepeated => rule(ms(2_000), 2, secs(300), 0, (Pod, Never), false),
             Self::EventRefused => rule(ms(2_000), 2, secs(300), 0, (Pod, Never), false),
+            Self::QuotaStatusWritten => rule(ms(1_000), 1, secs(1), 0, (Hold, Never), true),
+            Self::QuotaStatusFailed => rule(ms(1_000), 2, secs(60), 0, (Quota, Never), true),
         }
     }
 }
@@ -413,5 +429,10 @@ impl Subject {
     /// Returns the pod, and the claim of this pod that the subject names.
     pub(super) fn parts(&self) -> (Option<&PodUid>, Option<&ClaimUid>) {
         (self.pod.as_ref(), self.claim.as_ref())
+    }
+
+    /// Returns the quota.
+    pub(super) fn quota_part(&self) -> Option<&QuotaReference> {
+        self.quota.as_ref()
     }
 }

@@ -6,13 +6,13 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use tessera_api::events;
 use tessera_controller::core::effect::Notice;
-use tessera_controller::core::event::{NominationOutcome, WatchedKind};
+use tessera_controller::core::event::{NominationOutcome, QuotaStatusOutcome, WatchedKind};
 
 use crate::objects;
 use crate::world::World;
 
 /// Claims and pods change most.
-const KINDS: [WatchedKind; 8] = [
+const KINDS: [WatchedKind; 9] = [
     WatchedKind::Claim,
     WatchedKind::Pod,
     WatchedKind::Claim,
@@ -21,6 +21,7 @@ const KINDS: [WatchedKind; 8] = [
     WatchedKind::Slice,
     WatchedKind::Class,
     WatchedKind::TaintRule,
+    WatchedKind::Quota,
 ];
 const MEMORIES: [&str; 4] = ["19Gi", "40Gi", "60Gi", "80Gi"];
 
@@ -43,6 +44,8 @@ enum Happening {
     ToggleClass,
     EditClass,
     ToggleTaintRule,
+    SetQuota(u8),
+    EndQuotaStatus(bool),
     Interrupt,
     Deliver(u8),
     DeliverAgain(u8),
@@ -79,6 +82,8 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => Just(ToggleClass),
         1 => Just(EditClass),
         1 => Just(ToggleTaintRule),
+        2 => any::<u8>().prop_map(SetQuota),
+        2 => any::<bool>().prop_map(EndQuotaStatus),
         1 => Just(Interrupt),
         12 => any::<u8>().prop_map(Deliver),
         1 => any::<u8>().prop_map(DeliverAgain),
@@ -186,6 +191,15 @@ impl Storm {
             ToggleClass => self.toggle(WatchedKind::Class, objects::class()),
             EditClass => world.edit(WatchedKind::Class, "gpu.tessera.dev", |_| {}),
             ToggleTaintRule => self.toggle(WatchedKind::TaintRule, taint_rule()),
+            SetQuota(0..64) => world.delete(WatchedKind::Quota, objects::QUOTA),
+            SetQuota(amount) => {
+                let memory = format!("{amount}Gi");
+                world.put(WatchedKind::Quota, objects::quota(json!({"memory": memory})));
+            }
+            EndQuotaStatus(is_stored) => world.end_quota_status(match is_stored {
+                true => QuotaStatusOutcome::Stored,
+                false => QuotaStatusOutcome::Failed,
+            }),
             Interrupt => world.interrupt(),
             Deliver(kind) => world.deliver(choose(&KINDS, kind).unwrap()),
             DeliverAgain(kind) => world.deliver_again(choose(&KINDS, kind).unwrap()),
@@ -273,6 +287,7 @@ proptest! {
         let world = &mut storm.world;
         prop_assert!(!world.has_open_writes(), "each write has ended");
         prop_assert_eq!(world.starving(), Vec::<String>::new());
+        prop_assert_eq!(world.wrong_quota_status(), None);
         // Events are withheld for five minutes at most.
         world.pass(Duration::from_secs(310));
         prop_assert_eq!(world.stale_nominations(), Vec::<String>::new());

@@ -10,5 +10,6 @@ mod explanations;
 mod interleavings;
 mod nominations;
 mod purity;
+mod quotas;
 mod templates;
 mod world;

@@ -15,13 +15,15 @@ use tessera_allocator::PlanSettings;
 use tessera_allocator::selector::CompiledSelector;
 use tessera_api::names::{Namespace, ShareId};
 use tessera_api::quantity::Quantity;
+use tessera_api::quota::GpuQuotaStatus;
 use tessera_controller::core::clock::{Moment, Now};
 use tessera_controller::core::effect::{
     ClaimChange, ClaimWrite, Effect, Figures, MAX_OPEN_NOTICES, NominationWrite, Notice, NoticeId,
-    TemplateChange, TemplateReference, WriteId,
+    QuotaReference, TemplateChange, TemplateReference, WriteId,
 };
 use tessera_controller::core::event::{
-    Change, Event, NominationOutcome, TemplateOutcome, WatchedKind, WatchedObject, WriteOutcome,
+    Change, Event, NominationOutcome, QuotaStatusOutcome, TemplateOutcome, WatchedKind,
+    WatchedObject, WriteOutcome,
 };
 use tessera_controller::core::{Core, NominationPolicy};
 use tessera_dialect::Converter;
@@ -71,6 +73,8 @@ pub(crate) struct World {
     open_nominations: BTreeMap<String, NominationWrite>,
     /// Writes of claim templates that have not ended.
     pub(crate) open_templates: BTreeMap<TemplateReference, TemplateChange>,
+    /// Statuses of quotas that are being written.
+    pub(crate) open_quotas: BTreeMap<QuotaReference, GpuQuotaStatus>,
     /// Figures of the last step.
     pub(crate) figures: Figures,
     shares: u64,
@@ -117,6 +121,7 @@ impl World {
         let settings = PlanSettings { reservation_delay: None, ..PlanSettings::default() };
         self.core = Core::new(settings).converting(converter.map(Arc::new));
         self.open_templates.clear();
+        self.open_quotas.clear();
         self.open_notices.clear();
         WatchedKind::ALL.iter().for_each(|kind| self.relist(*kind));
     }
@@ -176,6 +181,7 @@ impl World {
             nominations: Vec::new(),
             open_nominations: BTreeMap::new(),
             open_templates: BTreeMap::new(),
+            open_quotas: BTreeMap::new(),
             figures: Figures::default(),
             shares: 0,
             compiling: BTreeMap::new(),
@@ -244,6 +250,10 @@ impl World {
                     assert!(!is_open, "a template has one open write");
                     self.open_templates.insert(write.template.clone(), write.change);
                 }
+                Effect::WriteQuotaStatus(write) => {
+                    let other = self.open_quotas.insert(write.quota, write.status);
+                    assert!(other.is_none(), "a quota has one open write");
+                }
                 Effect::Compile { namespace, expression } => {
                     let other = self.compiling.insert(namespace, expression);
                     assert!(other.is_none(), "a namespace has one selector at a time");
@@ -300,10 +310,46 @@ impl World {
         let is_open = self.open.values().any(|open| open.write.object.metadata.uid == *uid);
         assert!(!is_open, "a claim has one open write");
         let (id, copy) = (write.id, write.clone());
+        let is_new = matches!(write.change, ClaimChange::Allocate(_));
         let open = OpenWrite { write, allocation, is_answer_lost: false, outcome: None };
         assert!(self.open.insert(id, open).is_none(), "a number is used once");
         assert!(self.ended.iter().all(|(ended, _)| *ended != id), "a number is used once");
         self.writes.push(copy);
+        if let Some((used, hard)) = self.memory_quota().filter(|_| is_new) {
+            assert!(used <= hard, "allocates {used} of {hard}");
+        }
+    }
+
+    // Quotas.
+
+    /// Returns the memory that is allocated or may come to be, and the limit of it that the core
+    /// has seen; none without a quota.
+    fn memory_quota(&self) -> Option<(Quantity, Quantity)> {
+        let quota = self.known.iter().find(|((kind, _), _)| *kind == WatchedKind::Quota)?.1;
+        let hard = quantity(quota["spec"]["hard"]["memory"].as_str()?);
+        let taken = self.taken();
+        let sum = taken
+            .values()
+            .fold(Quantity::ZERO, |sum, (memory, _)| sum.checked_add(*memory).unwrap());
+        Some((sum, hard))
+    }
+
+    /// Returns the use in the status of the quota and the memory that is allocated, if they differ.
+    pub(crate) fn wrong_quota_status(&self) -> Option<(Value, Quantity)> {
+        let (used, _) = self.memory_quota()?;
+        let status = &self.get(WatchedKind::Quota, objects::QUOTA)?["status"]["used"]["memory"];
+        let is_right = status.as_str().is_some_and(|reported| quantity(reported) == used);
+        (!is_right).then(|| (status.clone(), used))
+    }
+
+    /// Ends the write of a status of a quota.
+    pub(crate) fn end_quota_status(&mut self, outcome: QuotaStatusOutcome) {
+        let Some((quota, status)) = self.open_quotas.pop_first() else { return };
+        let name = quota.name.as_str();
+        if outcome == QuotaStatusOutcome::Stored {
+            self.edit(WatchedKind::Quota, name, |object| object["status"] = json!(status));
+        }
+        self.step([Event::QuotaStatusEnded { quota, outcome }]);
     }
 
     // The store.
@@ -579,6 +625,10 @@ impl World {
                 self.end_nomination(pod);
                 continue;
             }
+            if !self.open_quotas.is_empty() {
+                self.end_quota_status(QuotaStatusOutcome::Stored);
+                continue;
+            }
             let Some(id) = self.open.keys().next().copied() else { return };
             self.carry_out(id);
             self.answer(id);
@@ -706,6 +756,17 @@ impl World {
     /// Checks that no device is allocated beyond its capacity, with all writes that may still be
     /// carried out, and that the core awaits the outcome of each open write.
     fn check(&self) {
+        let (memory, cores) = (quantity(MEMORY), quantity(CORES));
+        for (device, (of_memory, of_cores)) in self.taken().iter().filter(|_| !self.is_shrunk) {
+            assert!(*of_memory <= memory, "{device}: {of_memory} of {memory}");
+            assert!(*of_cores <= cores, "{device}: {of_cores} of {cores}");
+        }
+        assert_eq!(self.core.has_open_writes(), !self.open.is_empty());
+    }
+
+    /// Returns the memory and cores taken of each device, with all writes that may still be carried
+    /// out.
+    fn taken(&self) -> BTreeMap<String, (Quantity, Quantity)> {
         let mut taken: BTreeMap<String, (Quantity, Quantity)> = BTreeMap::new();
         for claim in self.claims.values() {
             let stored = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
@@ -720,12 +781,7 @@ impl World {
                 add(&mut taken, allocation);
             }
         }
-        let (memory, cores) = (quantity(MEMORY), quantity(CORES));
-        for (device, (of_memory, of_cores)) in taken.iter().filter(|_| !self.is_shrunk) {
-            assert!(*of_memory <= memory, "{device}: {of_memory} of {memory}");
-            assert!(*of_cores <= cores, "{device}: {of_cores} of {cores}");
-        }
-        assert_eq!(self.core.has_open_writes(), !self.open.is_empty());
+        taken
     }
 
     /// Returns the unbound pods whose only claim is not allocated although a GPU has room for it.
@@ -738,12 +794,14 @@ impl World {
             }
         }
         let devices = self.devices();
+        let left = self.memory_quota().map(|(used, hard)| hard.saturating_sub(used));
         let fits = |memory: Quantity| {
-            devices.iter().any(|device| {
-                let (of_memory, of_cores) = taken.get(device).copied().unwrap_or_default();
-                of_memory.checked_add(memory).unwrap() <= quantity(MEMORY)
-                    && of_cores.checked_add(quantity("25")).unwrap() <= quantity(CORES)
-            })
+            left.is_none_or(|left| memory <= left)
+                && devices.iter().any(|device| {
+                    let (of_memory, of_cores) = taken.get(device).copied().unwrap_or_default();
+                    of_memory.checked_add(memory).unwrap() <= quantity(MEMORY)
+                        && of_cores.checked_add(quantity("25")).unwrap() <= quantity(CORES)
+                })
         };
         let is_starving = |name: &String| {
             let pod = self.get(WatchedKind::Pod, name).unwrap();
@@ -805,6 +863,7 @@ fn watched(kind: WatchedKind, object: &Value) -> WatchedObject {
         WatchedKind::Class => WatchedObject::Class(Arc::new(read(object))),
         WatchedKind::Claim => WatchedObject::Claim(Arc::new(read(object))),
         WatchedKind::Template => WatchedObject::Template(Arc::new(read(object))),
+        WatchedKind::Quota => WatchedObject::Quota(Arc::new(read(object))),
         WatchedKind::Node => WatchedObject::Node(Arc::new(read(object))),
         WatchedKind::Pod => WatchedObject::Pod(Arc::new(read(object))),
     }
@@ -817,6 +876,7 @@ fn written(object: &WatchedObject) -> Value {
         WatchedObject::Class(object) => json!(**object),
         WatchedObject::Claim(object) => json!(**object),
         WatchedObject::Template(object) => json!(**object),
+        WatchedObject::Quota(object) => json!(**object),
         WatchedObject::Node(object) => json!(**object),
         WatchedObject::Pod(object) => json!(**object),
     }

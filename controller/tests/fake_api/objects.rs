@@ -74,6 +74,19 @@ pub(crate) fn claim(name: &str, memory: &str) -> Value {
     })
 }
 
+/// Name of the quota of the namespace `default`.
+#[allow(dead_code, reason = "each test binary uses its own part")]
+pub(crate) const QUOTA: &str = "team";
+
+/// A quota with these limits.
+#[allow(dead_code, reason = "each test binary uses its own part")]
+pub(crate) fn quota(hard: Value) -> Value {
+    json!({
+        "metadata": {"name": QUOTA, "namespace": "default", "uid": "uid-quota"},
+        "spec": {"hard": hard},
+    })
+}
+
 /// An allocation of a share of one device.
 pub(crate) fn given(node: &str, device: &str, memory: &str) -> Value {
     json!({

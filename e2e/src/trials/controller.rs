@@ -44,13 +44,13 @@ async fn stay_unallocated(test_bed: &TestBed) -> anyhow::Result<Vec<String>> {
 }
 
 /// Stops and starts the controller, which is a Deployment or a process.
-enum ControllerSwitch<'a> {
+pub(super) enum ControllerSwitch<'a> {
     Deployment { deployment: Box<ControllerDeployment>, replicas: i64 },
     Process(&'a TestBed),
 }
 
 impl<'a> ControllerSwitch<'a> {
-    async fn detect(test_bed: &'a TestBed) -> anyhow::Result<Self> {
+    pub(super) async fn detect(test_bed: &'a TestBed) -> anyhow::Result<Self> {
         let deployment = Box::new(ControllerDeployment::new(test_bed));
         match deployment.replicas().await? {
             Some(replicas) => Ok(Self::Deployment { deployment, replicas }),
@@ -61,7 +61,7 @@ impl<'a> ControllerSwitch<'a> {
         }
     }
 
-    async fn stop(&self) -> anyhow::Result<()> {
+    pub(super) async fn stop(&self) -> anyhow::Result<()> {
         match self {
             Self::Deployment { deployment, .. } => deployment.scale(0).await,
             Self::Process(test_bed) => {
@@ -70,7 +70,7 @@ impl<'a> ControllerSwitch<'a> {
         }
     }
 
-    async fn start(&self) -> anyhow::Result<()> {
+    pub(super) async fn start(&self) -> anyhow::Result<()> {
         match self {
             Self::Deployment { deployment, replicas } => deployment.scale(*replicas).await,
             Self::Process(test_bed) => test_bed

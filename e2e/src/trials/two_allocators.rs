@@ -16,7 +16,8 @@ use kube::api::DeleteParams;
 use serde_json::{Value, json};
 use tessera_api::slice::Fence;
 
-use super::overcommit::{self, Overcommitted};
+use super::claim_watch::WrongSum;
+use super::overcommit;
 use super::pod_watch::{PodEvent, PodWatch};
 use super::progress::Progress;
 use super::test_bed::TestBed;
@@ -49,7 +50,7 @@ pub(super) async fn without_policies(test_bed: TestBed) -> TrialOutcome {
         Ok(run_load(&test_bed, CLAIMS_WITHOUT_POLICIES).await)
     });
     match seen.await? {
-        Err(error) if error.is::<Overcommitted>() => {
+        Err(error) if error.is::<WrongSum>() => {
             println!("    expected without policies: {error}");
             Ok(Outcome::Passed(vec![]))
         }

@@ -227,8 +227,8 @@ impl Controller {
                 let outcome = NominationOutcome::Stored;
                 vec![Event::NominationEnded { pod: pod.uid, node, outcome }]
             }
-            // No pod of the backlog was converted.
-            Effect::WriteTemplate(_) => vec![],
+            // No pod of the backlog was converted, and no namespace has a quota.
+            Effect::WriteTemplate(_) | Effect::WriteQuotaStatus(_) => vec![],
             Effect::Compile { namespace, expression } => {
                 drop(CompiledSelector::cached(&expression));
                 vec![Event::Compiled { namespace }]

@@ -51,7 +51,8 @@ fn groups() -> Vec<&'static str> {
 }
 
 fn group(name: &str) -> Value {
-    let version = json!({"groupVersion": format!("{name}/v1"), "version": "v1"});
+    let version = KINDS.iter().find(|kind| kind.group == name).map_or("v1", |kind| kind.version);
+    let version = json!({"groupVersion": format!("{name}/{version}"), "version": version});
     json!({"name": name, "versions": [version], "preferredVersion": version})
 }
 

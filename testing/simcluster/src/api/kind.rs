@@ -152,4 +152,6 @@ pub static KINDS: &[Kind] = &[
     ),
     kind!(RESOURCE, "v1", "resourceslices", "resourceslice", "ResourceSlice", resource::v1::ResourceSlice, returns_deleted: true,
         namespaced: false, generation: true, fields: &["spec.nodeName", "spec.driver", "spec.pool.name"]),
+    kind!("gpu.tessera.dev", "v1alpha1", "gpuquotas", "gpuquota", "GpuQuota", tessera_api::quota::GpuQuota,
+        status: StatusSubresource::StatusOnly, generation: true),
 ];
