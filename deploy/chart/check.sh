@@ -49,6 +49,8 @@ check_refused "an unknown dialect" --set dialects.enabled=true --set 'dialects.d
 check_refused "an unknown handling of unconverted pods" --set dialects.unconverted=Audit
 check_refused "hidden GPUs in all namespaces" --set unclaimedGpus.hide=true
 check_refused "shared memory with an unknown unit" --set-string mps.shmSize=8GB
+check_refused "an extended resource in mode managed" --set extendedResourceName=nvidia.com/gpu
+check_refused "an extended resource without a domain" --set mode=stock --set extendedResourceName=gpu
 check_refused "an unknown device order" --set driver.deviceOrder=random
 check_refused "an unknown handling of other allocators" --set driver.otherAllocators=warn
 check_refused "a class with two selectors" --set deviceClasses.h100.architecture=Hopper

@@ -4,13 +4,14 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate, ResourceSlice};
 use kube::api::PostParams;
 use kube::{Api, ResourceExt};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::placement::wait_event_text;
 use super::release::helm;
-use super::test_bed::{A100, TestBed, holder, phase, wait_all, wait_one};
+use super::test_bed::{A100, TestBed, holder, phase, wait_all, wait_deleted, wait_one};
 use crate::harness::TrialOutcome;
-use crate::inventory::DRIVER;
+use crate::inventory::{DRIVER, GpuInventory};
+use crate::leftovers::device_results;
 use crate::runner::Outcome;
 use crate::wait::CheckResult;
 
@@ -18,7 +19,12 @@ pub(super) async fn switched_and_restored(test_bed: TestBed) -> TrialOutcome {
     let helm = helm()?;
     test_bed.node_with("a100", 4).await?;
     // Dialects need the controller.
-    let stock = ["mode=stock", "driver.deviceOrder=free-first", "dialects.enabled=false"];
+    let stock = [
+        "mode=stock",
+        "driver.deviceOrder=free-first",
+        "dialects.enabled=false",
+        "extendedResourceName=nvidia.com/gpu",
+    ];
     helm.upgrade(&stock).await?;
     let outcome = kube_scheduler_allocates(&test_bed).await;
     // Restore managed mode in every case; later trials need it.
@@ -51,7 +57,45 @@ async fn kube_scheduler_allocates(test_bed: &TestBed) -> anyhow::Result<()> {
     let what = "a pod that allocates 11Gi of a claim of 10Gi to fail";
     wait_one(test_bed.pods(), "greedy", what, check).await?;
     check_percent_refused(test_bed).await?;
-    test_bed.delete(&["one", "two", "greedy", "percent"]).await
+    test_bed.delete(&["one", "two", "greedy", "percent"]).await?;
+    run_extended_resource(test_bed).await
+}
+
+/// A pod that asks for `nvidia.com/gpu` gets a claim from kube-scheduler, for a whole GPU.
+async fn run_extended_resource(test_bed: &TestBed) -> anyhow::Result<()> {
+    let pod = |name: &str| {
+        let mut pod = holder(name, json!({"name": "gpu"}));
+        pod["spec"]["resourceClaims"] = Value::Null;
+        pod["spec"]["containers"][0]["resources"] = json!({"limits": {"nvidia.com/gpu": 1}});
+        pod
+    };
+    let mut mounting = pod("mounting");
+    mounting["spec"]["volumes"] = json!([{"name": "v", "emptyDir": {}}]);
+    mounting["spec"]["containers"][0]["volumeMounts"] =
+        json!([{"name": "v", "mountPath": "/dev/tessera"}]);
+    let refused = test_bed.create(mounting).await.err().map(|error| error.to_string());
+    anyhow::ensure!(
+        refused.as_ref().is_some_and(|text| text.contains("/dev/tessera")),
+        "a pod with an extended resource mounts at /dev/tessera: {refused:?}"
+    );
+    test_bed.create(pod("extended")).await?;
+    let running = serde_json::to_value(test_bed.wait_running("extended").await?)?;
+    let claim = &running["status"]["extendedResourceClaimStatus"]["resourceClaimName"];
+    let claim = claim.as_str().ok_or_else(|| anyhow::anyhow!("no claim: {running}"))?;
+    let object = test_bed.claims().get(claim).await?;
+    let devices: Vec<_> = device_results(&object).collect();
+    anyhow::ensure!(devices.len() == 1, "not one device: {devices:?}");
+    let inventory = GpuInventory::read(&test_bed.client).await?;
+    let key = (devices[0].pool.clone(), devices[0].device.clone());
+    let published = inventory.devices().find(|(device, _)| **device == key);
+    let capacity = published.and_then(|(_, device)| device.capacity.clone()).unwrap_or_default();
+    let taken = devices[0].consumed_capacity.as_ref().and_then(|amounts| amounts.get("memory"));
+    anyhow::ensure!(
+        taken.is_some() && taken == capacity.get("memory").map(|memory| &memory.value),
+        "not all memory of the GPU: {taken:?} of {capacity:?}"
+    );
+    test_bed.delete(&["extended"]).await?;
+    wait_deleted(test_bed.claims(), claim).await
 }
 
 /// Checks that the driver rejects `memory.percent`, which only the controller supports. The event

@@ -34,3 +34,13 @@ The settings file of the dialects: each one of `default` has an entry.
 {{- end -}}
 {{- dict "deviceClass" .Values.dialects.deviceClass "default" .Values.dialects.default "dialects" $settings | toYaml -}}
 {{- end -}}
+
+{{- /* JSON list of the extended resources of the DeviceClasses. */}}
+{{- define "tessera.extendedResources" -}}
+{{- $names := list }}
+{{- with .Values.extendedResourceName }}{{ $names = append $names . }}{{ end }}
+{{- range $class := .Values.deviceClasses }}
+{{- with $class.extendedResourceName }}{{ $names = append $names . }}{{ end }}
+{{- end }}
+{{- toJson $names }}
+{{- end }}

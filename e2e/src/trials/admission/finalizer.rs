@@ -15,6 +15,7 @@ const MANAGER: &str = "policies";
 
 pub(super) async fn check(harness: &AdmissionHarness) -> anyhow::Result<()> {
     of_another_driver(harness).await;
+    of_an_extended_resource(harness).await?;
     // Server-side apply, so that the field manager could remove it by applying less.
     let applied = with_finalizers("protected", &[FINALIZER, "example.com/other"]);
     harness
@@ -54,6 +55,29 @@ async fn of_another_driver(harness: &AdmissionHarness) {
         .await;
     harness.expect_allowed(EDITOR, "removing its finalizer", at, Action::Merge(strip)).await;
     harness.expect_allowed(EDITOR, "deleting it", at, Action::Delete).await;
+}
+
+/// kube-scheduler deletes a claim that it has made itself, with its allocation.
+async fn of_an_extended_resource(harness: &AdmissionHarness) -> anyhow::Result<()> {
+    let at = Target("resourceclaims", "extended", "");
+    let mut made = with_finalizers("extended", &[FINALIZER]);
+    made["metadata"]["annotations"] =
+        json!({"resource.kubernetes.io/extended-resource-claim": "true"});
+    let create = Action::Create(made);
+    let all = super::harness::all("resourceclaims");
+    harness.expect_allowed(EDITOR, "a claim of an extended resource", all, create).await;
+    expect_allocation(harness, Target("resourceclaims", "extended", "status")).await;
+    let mut without = harness.get(at).await?;
+    without["metadata"].as_object_mut().map(|metadata| metadata.remove("managedFields"));
+    without["metadata"]["finalizers"] = json!([]);
+    let strip = Action::Replace(without);
+    let what = "removing the finalizer of a claim of an extended resource";
+    for by in [EDITOR, ADMINISTRATOR] {
+        harness.expect_denied(by, what, MESSAGE, at, strip.clone()).await;
+    }
+    harness.expect_allowed(SCHEDULER, what, at, strip).await;
+    harness.expect_allowed(EDITOR, "deleting it", at, Action::Delete).await;
+    Ok(())
 }
 
 async fn cannot_be_removed(harness: &AdmissionHarness) -> anyhow::Result<()> {

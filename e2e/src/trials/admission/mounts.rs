@@ -46,6 +46,11 @@ pub(super) async fn check(harness: &AdmissionHarness) -> anyhow::Result<()> {
     harness
         .expect_creatable(EDITOR, "a volume at /dev in a pod without claims", "pods", unclaimed)
         .await;
+    let mut extended = pod(mounted("/dev"));
+    extended["spec"]["resourceClaims"] = Value::Null;
+    let limits = json!({"deviceclass.resource.kubernetes.io/gpu.tessera.dev": "1"});
+    extended["spec"]["containers"][0]["resources"] = json!({"limits": limits});
+    expect_denied(harness, "a volume of a pod with an extended resource", extended).await;
     largest(harness).await;
     Ok(())
 }

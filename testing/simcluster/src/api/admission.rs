@@ -303,6 +303,9 @@ mod tests {
         let mut unclaimed = pod(&[container(&["/dev"])]);
         unclaimed["spec"]["resourceClaims"] = Value::Null;
         assert_eq!(create("", "pods", &unclaimed), Ok(()));
+        let limits = json!({"deviceclass.resource.kubernetes.io/gpu.tessera.dev": "1"});
+        unclaimed["spec"]["containers"][0]["resources"] = json!({"limits": limits});
+        assert!(create("", "pods", &unclaimed).is_err(), "kube-scheduler makes a claim of it");
     }
 
     #[test]
