@@ -1,11 +1,13 @@
 //! The entries of the webhook configurations.
 
 use k8s_openapi::ByteString;
+use k8s_openapi::Resource as _;
 use k8s_openapi::api::admissionregistration::v1::{
     MatchCondition, MutatingWebhook, RuleWithOperations, ServiceReference, ValidatingWebhook,
     WebhookClientConfig,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
+use tessera_api::defaults::GpuDefaults;
 use tessera_api::names::{DRIVER_NAME, VALIDATION_LABEL};
 use tessera_dialect::{AdmissionRule, Converter};
 
@@ -67,7 +69,12 @@ impl WebhookService {
             // The plan refuses a wrong config too, with the event InvalidConfig.
             failure_policy: Some("Ignore".to_owned()),
             match_conditions: Some(vec![
-                condition("has-config", format!("{configs}.exists(config, {is_ours})")),
+                condition(
+                    "has-config",
+                    format!(
+                        "request.kind.kind == 'GpuDefaults' || {configs}.exists(config, {is_ours})"
+                    ),
+                ),
                 condition(
                     "spec-changes",
                     "request.operation == 'CREATE' || object.spec != oldObject.spec".to_owned(),
@@ -83,17 +90,16 @@ impl WebhookService {
                 match_labels: None,
             }),
             object_selector: Some(LabelSelector::default()),
-            rules: Some(vec![RuleWithOperations {
-                api_groups: Some(vec!["resource.k8s.io".to_owned()]),
-                api_versions: Some(vec!["v1".to_owned()]),
-                operations: Some(vec!["CREATE".to_owned(), "UPDATE".to_owned()]),
-                resources: Some(
-                    ["deviceclasses", "resourceclaims", "resourceclaimtemplates"]
-                        .map(str::to_owned)
-                        .to_vec(),
+            rules: Some(vec![
+                written(
+                    ("resource.k8s.io", "v1"),
+                    &["deviceclasses", "resourceclaims", "resourceclaimtemplates"],
                 ),
-                scope: Some("*".to_owned()),
-            }]),
+                written(
+                    (GpuDefaults::GROUP, GpuDefaults::VERSION),
+                    &[GpuDefaults::URL_PATH_SEGMENT],
+                ),
+            ]),
             side_effects: "None".to_owned(),
             timeout_seconds: Some(VALIDATION_TIMEOUT_SECONDS),
         }
@@ -136,5 +142,16 @@ impl WebhookService {
             side_effects: "None".to_owned(),
             timeout_seconds: Some(TIMEOUT_SECONDS),
         }
+    }
+}
+
+/// Returns the rule for writes of these resources.
+fn written((group, version): (&str, &str), resources: &[&str]) -> RuleWithOperations {
+    RuleWithOperations {
+        api_groups: Some(vec![group.to_owned()]),
+        api_versions: Some(vec![version.to_owned()]),
+        operations: Some(vec!["CREATE".to_owned(), "UPDATE".to_owned()]),
+        resources: Some(resources.iter().map(|&name| name.to_owned()).collect()),
+        scope: Some("*".to_owned()),
     }
 }

@@ -1,9 +1,10 @@
-//! Validation of the GpuConfigs of ResourceClaims, ResourceClaimTemplates and DeviceClasses when
-//! they are written.
+//! Validation of the GpuConfigs of ResourceClaims, ResourceClaimTemplates, DeviceClasses and
+//! GpuDefaults when they are written.
 //!
 //! What depends on another object is left to the plan: a claim is checked without its class, whose
 //! config it may complete.
 
+use k8s_openapi::Resource as _;
 use k8s_openapi::api::resource::v1::{
     CapacityRequirements, DeviceClaim, DeviceClass, DeviceRequest, ResourceClaim,
     ResourceClaimTemplate,
@@ -13,11 +14,15 @@ use kube::core::admission::{AdmissionRequest, AdmissionResponse};
 use serde::de::DeserializeOwned;
 use tessera_api::GpuConfig;
 use tessera_api::config::{ConfigEntry, ConfigError, RequestedCapacity, merged_config};
+use tessera_api::defaults::GpuDefaults;
 use tessera_api::names::RequestName;
 use tessera_api::names::capacity::{CORES, MEMORY};
 use tessera_api::quantity::Quantity;
 
 use crate::review::{ReviewError, ReviewResult, answered};
+
+/// API group of claims and classes.
+const RESOURCE: &str = "resource.k8s.io";
 
 /// Validates an object. Returns the answer, and its kind.
 ///
@@ -37,21 +42,24 @@ fn check(
     request: &AdmissionRequest<DynamicObject>,
 ) -> Result<Result<(), ConfigError>, ReviewError> {
     let Some(object) = &request.object else { return Ok(Ok(())) };
-    if request.resource.group != "resource.k8s.io" || request.sub_resource.is_some() {
+    if request.sub_resource.is_some() {
         return Ok(Ok(()));
     }
-    Ok(match request.resource.resource.as_str() {
-        "resourceclaims" => {
+    Ok(match (request.resource.group.as_str(), request.resource.resource.as_str()) {
+        (GpuDefaults::GROUP, GpuDefaults::URL_PATH_SEGMENT) => {
+            read::<GpuDefaults>(object)?.config().map(drop)
+        }
+        (RESOURCE, "resourceclaims") => {
             let claim: ResourceClaim = read(object)?;
             let devices = claim.spec.and_then(|spec| spec.devices);
             check_claim(devices.as_ref(), "spec.devices")
         }
-        "resourceclaimtemplates" => {
+        (RESOURCE, "resourceclaimtemplates") => {
             let template: ResourceClaimTemplate = read(object)?;
             let claim = template.spec.and_then(|spec| spec.spec);
             check_claim(claim.and_then(|claim| claim.devices).as_ref(), "spec.spec.devices")
         }
-        "deviceclasses" => {
+        (RESOURCE, "deviceclasses") => {
             let class: DeviceClass = read(object)?;
             let configs = class.spec.and_then(|spec| spec.config).unwrap_or_default();
             let entries =

@@ -18,10 +18,13 @@ fn devices(capacity: &Value, configs: &[Value]) -> Value {
 
 /// Returns the message of the refusal of an object; `None` if it is allowed.
 fn refusal(resource: &str, kind: &str, spec: &Value) -> Option<String> {
+    refusal_in("resource.k8s.io", resource, kind, spec)
+}
+
+fn refusal_in(group: &str, resource: &str, kind: &str, spec: &Value) -> Option<String> {
     let object = json!({
-        "apiVersion": "resource.k8s.io/v1", "kind": kind, "metadata": {"name": "a"}, "spec": spec,
+        "apiVersion": format!("{group}/v1"), "kind": kind, "metadata": {"name": "a"}, "spec": spec,
     });
-    let group = "resource.k8s.io";
     let review = json!({
         "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
         "request": {
@@ -52,6 +55,22 @@ fn a_wrong_field_is_named_with_its_path_and_what_is_allowed() {
     assert!(text.contains("spec.spec.devices.config[0].opaque.parameters: placement"), "{text}");
     let text = refusal("deviceclasses", "DeviceClass", &json!({"config": [wrong]})).unwrap();
     assert!(text.contains("spec.config[0].opaque.parameters: placement.device"), "{text}");
+}
+
+#[test]
+fn defaults_of_a_namespace_are_held_to_the_same_rules() {
+    let refusal = |fields: &Value| {
+        let spec = json!({"parameters": config(fields)["opaque"]["parameters"]});
+        refusal_in("gpu.tessera.dev", "gpudefaults", "GpuDefaults", &spec)
+    };
+    assert_eq!(refusal(&json!({"memory": {"percent": 25}})), None);
+    let text = refusal(&json!({"placement": {"device": "Packed"}})).unwrap();
+    assert!(
+        text.contains("spec.parameters: placement.device") && text.contains("Spread"),
+        "{text}"
+    );
+    let text = refusal(&json!({"exclusive": true, "memory": {"percent": 25}})).unwrap();
+    assert!(text.contains("spec.parameters: memory.percent"), "{text}");
 }
 
 #[test]

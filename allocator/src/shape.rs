@@ -421,13 +421,17 @@ fn resolve(
     if alternative.mode == AllocationMode::Unknown {
         return refuse(UnsupportedFeature::Mode);
     }
-    let config = config(class, claim, &alternative.name)?;
+    let mut config = config(class, claim, &alternative.name)?;
     let requested = RequestedCapacity {
         memory: alternative.capacity.get(MEMORY).copied(),
         cores: alternative.capacity.get(CORES).copied(),
     };
     if let Err(error) = config.check_request(requested) {
         return Err(RefusalCause::Config { request: request(), error });
+    }
+    if let Some(defaults) = &claim.defaults {
+        let completion = config.completion(defaults, requested, claim.is_for_one_gpu());
+        config = completion.overridden_by(&config);
     }
     let sharing = config.sharing.unwrap_or(Sharing::Intercept);
     // A CUDA process connects to one MPS control daemon, and each GPU that is shared by MPS has its

@@ -13,6 +13,7 @@
 
 mod collect;
 mod decode;
+mod defaulting;
 mod encode;
 mod error;
 mod fields;

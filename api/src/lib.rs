@@ -1,4 +1,5 @@
-//! Types shared by the programs of Tessera: names, quantities, GPUs, configuration, quotas, slices,
+//! Types shared by the programs of Tessera: names, quantities, GPUs, configuration, defaults and
+//! quotas of namespaces, slices,
 //! reasons, events, metrics.
 //!
 //! ```text
@@ -14,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 pub mod config;
+pub mod defaults;
 pub mod events;
 pub mod gpu;
 pub mod metrics;
@@ -23,6 +25,7 @@ pub mod quota;
 pub mod reason;
 pub mod slice;
 
+mod custom_resource;
 #[cfg(test)]
 mod machines;
 

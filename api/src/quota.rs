@@ -3,17 +3,11 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use k8s_openapi::{Metadata, NamespaceResourceScope, Resource};
-use serde::ser::SerializeStruct;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::config::API_VERSION;
-use crate::names::DRIVER_NAME;
+use crate::custom_resource::custom_resource;
 use crate::quantity::Quantity;
-
-/// Kind of the object.
-const KIND: &str = "GpuQuota";
 
 /// A resource that a quota limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -145,41 +139,7 @@ impl GpuQuotaStatus {
     }
 }
 
-impl Resource for GpuQuota {
-    const API_VERSION: &'static str = API_VERSION;
-    const GROUP: &'static str = DRIVER_NAME;
-    const KIND: &'static str = KIND;
-    const VERSION: &'static str = "v1alpha1";
-    const URL_PATH_SEGMENT: &'static str = "gpuquotas";
-    type Scope = NamespaceResourceScope;
-}
-
-impl Metadata for GpuQuota {
-    type Ty = ObjectMeta;
-
-    fn metadata(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn metadata_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
-}
-
-impl Serialize for GpuQuota {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut object = serializer.serialize_struct(KIND, 5)?;
-        object.serialize_field("apiVersion", API_VERSION)?;
-        object.serialize_field("kind", KIND)?;
-        object.serialize_field("metadata", &self.metadata)?;
-        object.serialize_field("spec", &self.spec)?;
-        match &self.status {
-            Some(status) => object.serialize_field("status", status)?,
-            None => object.skip_field("status")?,
-        }
-        object.end()
-    }
-}
+custom_resource!(GpuQuota, "gpuquotas", [spec; status]);
 
 #[cfg(test)]
 mod tests {

@@ -13,6 +13,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::core::Status;
 use kube::{Api, Client, Config, Resource};
 use serde::de::DeserializeOwned;
+use tessera_api::defaults::GpuDefaults;
 use tessera_api::names::{CONTROLLER_LEASE, DRIVER_NAME};
 use tessera_api::quota::GpuQuota;
 
@@ -109,7 +110,7 @@ pub enum ClusterError {
 
 /// Resources that the plugin lists, for the error about a missing permission.
 const NEEDED: &str = "pods, nodes, resourceslices, resourceclaims, deviceclasses, and if permitted \
-                      devicetaintrules, resourceclaimtemplates, gpuquotas and leases";
+                      devicetaintrules, resourceclaimtemplates, gpuquotas, gpudefaults and leases";
 
 /// A connection to a cluster.
 pub struct Cluster {
@@ -179,6 +180,7 @@ impl Cluster {
             rules,
             templates,
             quotas,
+            defaults,
             leases,
         ) = try_join!(
             self.list(slices, |slice| Some(snapshot::trimmed_slice(slice))),
@@ -189,6 +191,7 @@ impl Cluster {
             self.list_optional(all(), |rule| Some(snapshot::trimmed_rule(rule))),
             self.list_optional(all(), |template| Some(snapshot::trimmed_template(template))),
             self.list_optional(all(), |quota| Some(snapshot::trimmed_quota(quota))),
+            self.list_optional(all(), |object| Some(snapshot::trimmed_defaults(object))),
             self.list_optional(leases, |lease| Some(snapshot::trimmed_lease(lease))),
         )?;
         let mut not_read = Vec::new();
@@ -204,6 +207,7 @@ impl Cluster {
             device_taint_rules: optional.record::<DeviceTaintRule>(rules),
             resource_claim_templates: optional.record::<ResourceClaimTemplate>(templates),
             gpu_quotas: optional.record::<GpuQuota>(quotas),
+            gpu_defaults: optional.record::<GpuDefaults>(defaults),
             leases: optional.record::<Lease>(leases),
             not_read,
         })

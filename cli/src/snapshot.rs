@@ -9,8 +9,8 @@ mod trim;
 
 pub use file::{FileError, VERSION};
 pub use trim::{
-    trimmed_claim, trimmed_class, trimmed_lease, trimmed_node, trimmed_pod, trimmed_quota,
-    trimmed_rule, trimmed_slice, trimmed_template,
+    trimmed_claim, trimmed_class, trimmed_defaults, trimmed_lease, trimmed_node, trimmed_pod,
+    trimmed_quota, trimmed_rule, trimmed_slice, trimmed_template,
 };
 
 use std::sync::Arc;
@@ -22,6 +22,7 @@ use k8s_openapi::api::resource::v1::{
 };
 use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use tessera_api::defaults::GpuDefaults;
 use tessera_api::quota::GpuQuota;
 use tessera_index::Index;
 use tessera_runtime::error_chain::chain;
@@ -52,6 +53,8 @@ pub struct Snapshot {
     pub pods: Vec<Pod>,
     /// GpuQuotas.
     pub gpu_quotas: Vec<GpuQuota>,
+    /// GpuDefaults of namespaces.
+    pub gpu_defaults: Vec<GpuDefaults>,
     /// Leases of the controller; several if it runs in several namespaces.
     pub leases: Vec<Lease>,
 }
@@ -85,6 +88,7 @@ impl Snapshot {
         self.resource_slices.iter().for_each(|slice| note(index.apply_slice(slice)));
         self.device_classes.iter().for_each(|class| note(index.apply_class(class.clone())));
         self.nodes.iter().for_each(|node| note(index.apply_node(node).map(drop)));
+        self.gpu_defaults.iter().for_each(|object| note(index.apply_defaults(object).map(drop)));
         self.resource_claims
             .iter()
             .for_each(|claim| note(index.apply_claim(&Arc::new(claim.clone()))));

@@ -84,6 +84,7 @@ pub fn start(
     let template = WatchedObject::Template;
     watches.follow("watch-resourceclaimtemplates", WatchedKind::Template, template);
     watches.follow("watch-gpuquotas", WatchedKind::Quota, WatchedObject::Quota);
+    watches.follow("watch-gpudefaults", WatchedKind::Defaults, WatchedObject::Defaults);
     watches.follow("watch-nodes", WatchedKind::Node, WatchedObject::Node);
     watches.follow("watch-pods", WatchedKind::Pod, WatchedObject::Pod);
     receiver
@@ -161,7 +162,7 @@ async fn follow<K>(
                     continue;
                 }
                 let kind_name = kind.name();
-                tracing::warn!("{kind_name}s are not served by this API server and are ignored");
+                tracing::warn!("{kind_name} is not served by this API server and ignored");
                 vec![Change::Listed(kind)]
             }
             Err(error) => {
@@ -218,9 +219,9 @@ fn failure_reason(error: &watcher::Error) -> &'static str {
 }
 
 /// Returns true for kinds that an API server may lack: DeviceTaintRules before Kubernetes 1.37, and
-/// GpuQuotas where the chart's CustomResourceDefinition is not installed.
+/// kinds whose CustomResourceDefinition of the chart is not installed.
 fn may_be_missing(kind: WatchedKind) -> bool {
-    matches!(kind, WatchedKind::TaintRule | WatchedKind::Quota)
+    matches!(kind, WatchedKind::TaintRule | WatchedKind::Quota | WatchedKind::Defaults)
 }
 
 /// Returns true if the API server does not have the kind. A 403 is retried instead: a restarting

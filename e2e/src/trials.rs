@@ -10,6 +10,7 @@ mod controller_crash;
 mod controller_deployment;
 mod converted_pods;
 mod counters;
+mod defaults;
 mod deleted_early;
 mod dialect_pods;
 mod dialects;
@@ -213,6 +214,7 @@ pub fn portable() -> Vec<Trial> {
         trial!("shared-counters", counters::limit_partitions),
         trial!("kubectl-plugin", plugin::compare_with_controller),
         trial!("converted-pods", converted_pods::run),
+        trial!("defaults", defaults::complete),
         trial!("quota", quotas::race),
         trial!("soak", soak::run),
     ]

@@ -13,6 +13,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tessera_api::config::GpuConfig;
+use tessera_api::defaults::GpuDefaults;
 use tessera_api::names::DRIVER_NAME;
 use tessera_api::quota::GpuQuota;
 
@@ -166,6 +167,13 @@ fn check_object(object: &Value) -> Result<usize, String> {
         }
         "ResourceClaimTemplate" => strictly::<ResourceClaimTemplate>(object)
             .map(|()| object.pointer("/spec/spec/devices/config"))?,
+        "GpuDefaults" => {
+            let defaults: GpuDefaults =
+                serde_json::from_value(object.clone()).map_err(|error| error.to_string())?;
+            defaults.config().map_err(|error| error.to_string())?;
+            strictly::<GpuDefaults>(object)?;
+            return Ok(1);
+        }
         "GpuQuota" => {
             let quota: GpuQuota =
                 serde_json::from_value(object.clone()).map_err(|error| error.to_string())?;

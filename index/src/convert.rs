@@ -81,6 +81,9 @@ pub enum FieldError {
     /// It is not a quantity.
     #[error(transparent)]
     Quantity(#[from] tessera_api::quantity::QuantityError),
+    /// They are not a GpuConfig.
+    #[error(transparent)]
+    Config(#[from] tessera_api::ConfigError),
     /// They are not the limits of a quota.
     #[error(transparent)]
     Quota(#[from] tessera_api::quota::QuotaError),

@@ -17,6 +17,7 @@ use crate::audit::AuditPlace;
 use crate::changes::Changed;
 use crate::claims::{ClaimEntry, UsageSums};
 use crate::convert::{self, AllocatedClaim, ConvertError};
+use crate::defaults::Defaults;
 use crate::generated::{Generated, generated_for};
 use crate::interner::Interner;
 use crate::multimap::Multimap;
@@ -75,6 +76,7 @@ pub struct Index {
     pub(crate) exceeded: BTreeMap<DeviceId, Vec<ClaimUid>>,
     pub(crate) changed: Changed,
     pub(crate) quotas: Quotas,
+    pub(crate) defaults: Defaults,
 }
 
 /// Values that many objects have.
@@ -227,7 +229,10 @@ impl Index {
         let uid = match known {
             Some((uid, _)) => uid.clone(),
             None => {
-                let fresh = Box::new(ClaimEntry::new(object, &mut self.interned.requests)?);
+                let mut fresh = ClaimEntry::new(object, &mut self.interned.requests)?;
+                let defaults = self.defaults.get(&fresh.claim.namespace);
+                Arc::make_mut(&mut fresh.claim).defaults = defaults.cloned();
+                let fresh = Box::new(fresh);
                 let uid = fresh.claim.uid.clone();
                 self.claims.insert(uid.clone(), fresh);
                 uid

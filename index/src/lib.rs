@@ -1,7 +1,7 @@
 //! The index of Kubernetes objects: the facts that planning depends on.
 //!
 //! ```text
-//!   ResourceSlice, DeviceTaintRule, DeviceClass, GpuQuota,
+//!   ResourceSlice, DeviceTaintRule, DeviceClass, GpuQuota, GpuDefaults,
 //!   ResourceClaim, Node, Pod --apply/remove--> Index --take_changes()--> allocator::Planner
 //!                                               |----work()----------> pods to plan, blocked pods
 //!               decision --assume, forget-----> |
@@ -22,6 +22,7 @@ pub mod convert;
 mod audit;
 mod changes;
 mod claims;
+mod defaults;
 mod generated;
 mod holdings;
 mod index;

@@ -786,7 +786,7 @@ fn decision_with_mps_is_read_back_as_decided() {
     assert_eq!(classes.len(), 1);
     let classes = classes.iter().map(|(name, class)| (name.clone(), class.as_ref())).collect();
     let written =
-        tessera_index::convert::allocation(claim_allocation, &object, &classes, at, share);
+        tessera_index::convert::allocation(claim_allocation, &object, &classes, None, at, share);
     let read_back = tessera_index::convert::allocated("c", &written).unwrap();
     // Otherwise the assumed and the seen allocation would both be counted.
     assert_eq!(*read_back.results, *claim_allocation.results);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::resource::v1::DeviceClaimConfiguration;
+use tessera_api::GpuConfig;
 use tessera_api::names::{ClaimName, ClaimUid, DeviceClassName, Namespace, RequestName};
 use tessera_api::quantity::Quantity;
 
@@ -25,6 +26,8 @@ pub struct Claim {
     pub constraints: Vec<Constraint>,
     /// Configurations in the order of the spec. Those of other drivers are ignored.
     pub configs: Vec<DeviceClaimConfiguration>,
+    /// Parameters of the namespace, for fields that neither the claim nor a class sets.
+    pub defaults: Option<Arc<GpuConfig>>,
 }
 
 impl Claim {
@@ -32,6 +35,12 @@ impl Claim {
     pub(crate) fn has_class(&self, name: &DeviceClassName) -> bool {
         let mut alternatives = self.requests.iter().flat_map(|request| &request.alternatives);
         alternatives.any(|alternative| alternative.class.as_ref() == Some(name))
+    }
+
+    /// Returns true if the claim has one request, for one GPU.
+    pub fn is_for_one_gpu(&self) -> bool {
+        let is_one = |alternative: &Alternative| alternative.mode == AllocationMode::Exact(1);
+        matches!(&*self.requests, [one] if one.alternatives.iter().all(is_one))
     }
 
     /// Returns the size of the selectors of all requests, in bytes.

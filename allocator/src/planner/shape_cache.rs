@@ -169,7 +169,10 @@ fn rounded_cpu(cpu_milli: u64) -> u64 {
 
 pub(super) fn has_same_requests(a: &Arc<Claim>, b: &Arc<Claim>) -> bool {
     Arc::ptr_eq(a, b)
-        || (a.requests == b.requests && a.constraints == b.constraints && a.configs == b.configs)
+        || (a.requests == b.requests
+            && a.constraints == b.constraints
+            && a.configs == b.configs
+            && a.defaults == b.defaults)
 }
 
 /// Returns a hash that is equal for claims with equal requests.

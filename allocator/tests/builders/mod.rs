@@ -190,6 +190,7 @@ pub(crate) fn claim(name: &str, requests: Vec<Request>) -> Claim {
         requests: requests.into(),
         constraints: Vec::new(),
         configs: Vec::new(),
+        defaults: None,
     }
 }
 

@@ -48,6 +48,11 @@ pub(super) fn into_snapshot(snapshot: &mut Snapshot, manifests: Manifests) -> Ex
                     &o.metadata
                 });
             }
+            Object::Defaults(object) => {
+                replace(&mut snapshot.gpu_defaults, snapshot::trimmed_defaults(*object), |o| {
+                    &o.metadata
+                });
+            }
             Object::Quota(object) => {
                 replace(&mut snapshot.gpu_quotas, snapshot::trimmed_quota(*object), |o| {
                     &o.metadata

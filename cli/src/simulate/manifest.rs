@@ -11,6 +11,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tessera_api::config::API_VERSION;
+use tessera_api::defaults::GpuDefaults;
 use tessera_api::names::{ClaimName, NameError, Namespace, PodName};
 use tessera_api::quota::GpuQuota;
 
@@ -25,6 +26,7 @@ pub(super) enum Object {
     Slice(Box<ResourceSlice>),
     TaintRule(Box<DeviceTaintRule>),
     Quota(Box<GpuQuota>),
+    Defaults(Box<GpuDefaults>),
     Workload(Box<Workload>),
 }
 
@@ -172,6 +174,11 @@ impl Reader<'_> {
             "DeviceClass" => Object::Class(Box::new(self.typed(RESOURCE)?)),
             "ResourceSlice" => Object::Slice(Box::new(self.typed(RESOURCE)?)),
             "DeviceTaintRule" => Object::TaintRule(Box::new(self.typed(RESOURCE)?)),
+            "GpuDefaults" => {
+                let mut defaults: GpuDefaults = self.typed(API_VERSION)?;
+                set_namespace(&mut defaults.metadata);
+                Object::Defaults(Box::new(defaults))
+            }
             "GpuQuota" => {
                 let mut quota: GpuQuota = self.typed(API_VERSION)?;
                 set_namespace(&mut quota.metadata);

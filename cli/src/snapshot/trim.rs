@@ -15,6 +15,7 @@ use k8s_openapi::api::resource::v1::{
     ResourceClaimStatus, ResourceClaimTemplate, ResourceClaimTemplateSpec, ResourceSlice,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use tessera_api::defaults::GpuDefaults;
 use tessera_api::names::{DRIVER_NAME, POD_CLAIM_NAME_ANNOTATION, TOPOLOGY_ANNOTATION};
 use tessera_api::quota::GpuQuota;
 
@@ -231,6 +232,12 @@ fn pod_status(status: PodStatus) -> PodStatus {
 #[must_use]
 pub fn trimmed_quota(quota: GpuQuota) -> GpuQuota {
     GpuQuota { metadata: metadata(quota.metadata), spec: quota.spec, status: None }
+}
+
+/// Keeps the parameters of a GpuDefaults.
+#[must_use]
+pub fn trimmed_defaults(defaults: GpuDefaults) -> GpuDefaults {
+    GpuDefaults { metadata: metadata(defaults.metadata), spec: defaults.spec }
 }
 
 /// Keeps holder, duration and times of a Lease.

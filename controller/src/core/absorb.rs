@@ -79,6 +79,9 @@ impl Step<'_> {
             Change::Applied(WatchedObject::Quota(quota)) => {
                 applied = index.apply_quota(&quota).map(|is_changed| is_news = is_changed);
             }
+            Change::Applied(WatchedObject::Defaults(defaults)) => {
+                applied = index.apply_defaults(&defaults).map(|is_changed| is_news = is_changed);
+            }
             Change::Applied(WatchedObject::TaintRule(rule)) => index.apply_taint_rule(&rule),
             Change::Applied(WatchedObject::Pod(pod)) => {
                 let names_templates = templates.apply_pod(&pod);
@@ -94,6 +97,7 @@ impl Step<'_> {
                 WatchedObject::Node(node) => index.remove_node(&node),
                 WatchedObject::Claim(claim) => index.remove_claim(&claim),
                 WatchedObject::Quota(quota) => index.remove_quota(&quota),
+                WatchedObject::Defaults(defaults) => is_news = index.remove_defaults(&defaults),
                 WatchedObject::Template(template) => is_news = templates.remove_template(&template),
                 WatchedObject::Pod(pod) => {
                     templates.remove_pod(&pod);

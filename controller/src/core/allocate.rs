@@ -210,7 +210,8 @@ impl Step<'_> {
             let draft = |index: &Index| {
                 let claim = index.requests_of(&claim_allocation.claim);
                 let classes = claim.map(|claim| index.classes_of(claim)).unwrap_or_default();
-                ClaimChange::Allocate(AllocationDraft { claim_allocation, classes })
+                let defaults = claim.and_then(|claim| claim.defaults.clone());
+                ClaimChange::Allocate(AllocationDraft { claim_allocation, classes, defaults })
             };
             self.write(&uid, WritePurpose::Allocation, Some(pod), self.cause, draft);
         }

@@ -13,6 +13,7 @@ use k8s_openapi::api::resource::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tessera_allocator::ClaimAllocation;
 use tessera_allocator::model::PodUid;
+use tessera_api::GpuConfig;
 use tessera_api::events::EventReason;
 use tessera_api::names::{Namespace, NodeName, PodName, QuotaName, ShareId};
 use tessera_api::quantity::Quantity;
@@ -178,6 +179,8 @@ pub struct AllocationDraft {
     pub claim_allocation: ClaimAllocation,
     /// The classes that the claim names.
     pub classes: BTreeMap<String, Arc<DeviceClass>>,
+    /// The parameters of the namespace.
+    pub defaults: Option<Arc<GpuConfig>>,
 }
 
 impl AllocationDraft {
@@ -191,7 +194,8 @@ impl AllocationDraft {
     ) -> AllocationResult {
         let classes =
             self.classes.iter().map(|(name, class)| (name.clone(), class.as_ref())).collect();
-        convert::allocation(&self.claim_allocation, claim, &classes, at, share)
+        let defaults = self.defaults.as_deref();
+        convert::allocation(&self.claim_allocation, claim, &classes, defaults, at, share)
     }
 }
 

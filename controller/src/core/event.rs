@@ -8,6 +8,7 @@ use k8s_openapi::api::resource::v1::{
 };
 
 use tessera_allocator::model::PodUid;
+use tessera_api::defaults::GpuDefaults;
 use tessera_api::names::{Namespace, NodeName};
 use tessera_api::quota::GpuQuota;
 
@@ -136,6 +137,8 @@ pub enum WatchedKind {
     Template,
     /// GpuQuota.
     Quota,
+    /// GpuDefaults.
+    Defaults,
     /// Node.
     Node,
     /// Pod.
@@ -144,13 +147,14 @@ pub enum WatchedKind {
 
 impl WatchedKind {
     /// All kinds. Nothing is planned before each has been listed.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Slice,
         Self::TaintRule,
         Self::Class,
         Self::Claim,
         Self::Template,
         Self::Quota,
+        Self::Defaults,
         Self::Node,
         Self::Pod,
     ];
@@ -164,6 +168,7 @@ impl WatchedKind {
             Self::Claim => "ResourceClaim",
             Self::Template => "ResourceClaimTemplate",
             Self::Quota => "GpuQuota",
+            Self::Defaults => "GpuDefaults",
             Self::Node => "Node",
             Self::Pod => "Pod",
         }
@@ -185,6 +190,8 @@ pub enum WatchedObject {
     Template(Arc<ResourceClaimTemplate>),
     /// GpuQuota.
     Quota(Arc<GpuQuota>),
+    /// GpuDefaults.
+    Defaults(Arc<GpuDefaults>),
     /// Node.
     Node(Arc<Node>),
     /// Pod.

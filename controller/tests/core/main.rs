@@ -6,6 +6,7 @@ mod objects;
 
 mod actors;
 mod decisions;
+mod defaults;
 mod explanations;
 mod interleavings;
 mod nominations;

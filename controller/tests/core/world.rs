@@ -864,6 +864,7 @@ fn watched(kind: WatchedKind, object: &Value) -> WatchedObject {
         WatchedKind::Claim => WatchedObject::Claim(Arc::new(read(object))),
         WatchedKind::Template => WatchedObject::Template(Arc::new(read(object))),
         WatchedKind::Quota => WatchedObject::Quota(Arc::new(read(object))),
+        WatchedKind::Defaults => WatchedObject::Defaults(Arc::new(read(object))),
         WatchedKind::Node => WatchedObject::Node(Arc::new(read(object))),
         WatchedKind::Pod => WatchedObject::Pod(Arc::new(read(object))),
     }
@@ -877,6 +878,7 @@ fn written(object: &WatchedObject) -> Value {
         WatchedObject::Claim(object) => json!(**object),
         WatchedObject::Template(object) => json!(**object),
         WatchedObject::Quota(object) => json!(**object),
+        WatchedObject::Defaults(object) => json!(**object),
         WatchedObject::Node(object) => json!(**object),
         WatchedObject::Pod(object) => json!(**object),
     }

@@ -5,9 +5,12 @@ use std::sync::Arc;
 
 use k8s_openapi::api::resource::v1 as api;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use tessera_allocator::ClaimAllocation;
 use tessera_allocator::model::{BindingConditions, DeviceId, DeviceResult, NodeSelector, PoolId};
-use tessera_api::config::{Sharing, effective_config};
+use tessera_api::GpuConfig;
+use tessera_api::config::{RequestedCapacity, Sharing, allocated_config, effective_config};
+use tessera_api::names::capacity::{CORES, MEMORY};
 use tessera_api::names::{DRIVER_NAME, DeviceName, DriverName, PoolName, RequestName, ShareId};
 use tessera_api::quantity::Quantity;
 
@@ -89,7 +92,8 @@ fn sharing(
 }
 
 /// Renders the allocation of a decision: results in the order decided, configurations of the
-/// classes, then those of the claim, as upstream's allocator orders them. `share` returns a new ID
+/// classes, then those of the claim, as upstream's allocator orders them. What `defaults` complete
+/// comes before as if of the class, so that class and claim override it. `share` returns a new ID
 /// for each share.
 ///
 /// `at` is required: kube-scheduler sets a missing timestamp itself when it binds, and the API
@@ -98,13 +102,18 @@ pub fn allocation(
     claim_allocation: &ClaimAllocation,
     claim: &api::ResourceClaim,
     classes: &BTreeMap<String, &api::DeviceClass>,
+    defaults: Option<&GpuConfig>,
     at: Time,
     mut share: impl FnMut() -> ShareId,
 ) -> api::AllocationResult {
     let asked = asked(claim, claim_allocation);
     let results =
         claim_allocation.results.iter().map(|r| api_result(r, &asked, &mut share)).collect();
-    let configs = configs(claim, &asked, classes);
+    let mut configs = configs(claim, &asked, classes);
+    if let Some(defaults) = defaults {
+        let completions = completions(claim, &asked, &configs, defaults);
+        configs.splice(0..0, completions);
+    }
     api::AllocationResult {
         allocation_timestamp: Some(at),
         devices: Some(api::DeviceAllocationResult {
@@ -121,6 +130,7 @@ struct Asked<'c> {
     name: RequestName,
     class: &'c str,
     tolerations: &'c Option<Vec<api::DeviceToleration>>,
+    capacity: Option<&'c api::CapacityRequirements>,
 }
 
 impl Asked<'_> {
@@ -138,6 +148,7 @@ fn asked<'c>(claim: &'c api::ResourceClaim, claim_allocation: &ClaimAllocation) 
                 name,
                 class: &exactly.device_class_name,
                 tolerations: &exactly.tolerations,
+                capacity: exactly.capacity.as_ref(),
             });
         }
         let result =
@@ -145,7 +156,12 @@ fn asked<'c>(claim: &'c api::ResourceClaim, claim_allocation: &ClaimAllocation) 
         let chosen = result.request.subrequest()?;
         let sub = request.first_available.iter().flatten().find(|sub| sub.name == chosen)?;
         let name = result.request.clone();
-        Some(Asked { name, class: &sub.device_class_name, tolerations: &sub.tolerations })
+        Some(Asked {
+            name,
+            class: &sub.device_class_name,
+            tolerations: &sub.tolerations,
+            capacity: sub.capacity.as_ref(),
+        })
     };
     requests.iter().filter_map(served).collect()
 }
@@ -205,6 +221,36 @@ fn configs(
         }
     }
     configs
+}
+
+/// Returns the part of the defaults that completes each request, whose other parameters are in
+/// `configs`.
+fn completions(
+    claim: &api::ResourceClaim,
+    asked: &[Asked<'_>],
+    configs: &[api::DeviceAllocationConfiguration],
+    defaults: &GpuConfig,
+) -> Vec<api::DeviceAllocationConfiguration> {
+    let asked_count = asked.len();
+    // As the planner reads the claim.
+    let is_one_gpu = super::claim(claim).is_ok_and(|claim| claim.is_for_one_gpu());
+    let completion = |asked: &Asked<'_>| {
+        let own = allocated_config(configs, &asked.name).ok()?;
+        let requests = asked.capacity.and_then(|capacity| capacity.requests.as_ref());
+        let amount = |name| Quantity::try_from(requests?.get(name)?).ok();
+        let requested = RequestedCapacity { memory: amount(MEMORY), cores: amount(CORES) };
+        let completion = own.completion(defaults, requested, is_one_gpu);
+        let parameters = RawExtension(completion.encode());
+        (completion != GpuConfig::default()).then(|| api::DeviceAllocationConfiguration {
+            source: "FromClass".to_owned(),
+            requests: (asked_count > 1).then(|| vec![asked.name.to_string()]),
+            opaque: Some(api::OpaqueDeviceConfiguration {
+                driver: DRIVER_NAME.to_owned(),
+                parameters,
+            }),
+        })
+    };
+    asked.iter().filter_map(completion).collect()
 }
 
 /// Returns the configurations of each class once, at the position of its first request, for all

@@ -47,6 +47,7 @@ pub fn claim(object: &api::ResourceClaim) -> Result<Claim, ConvertError> {
         requests: requests.map(|r| request(r, subject)).collect::<Result<_, _>>()?,
         constraints: devices.constraints.iter().flatten().map(constraint).collect(),
         configs: devices.config.unwrap_or_default(),
+        defaults: None,
     })
 }
 

@@ -116,6 +116,7 @@ fn allocations(scenario: &Scenario, claim_allocations: &[ClaimAllocation]) -> Va
             claim_allocation,
             claim,
             &classes,
+            None,
             Time(Timestamp::UNIX_EPOCH),
             share,
         );

@@ -201,6 +201,7 @@ fn pod(number: usize, batch: RefusedBatch) -> PendingPod {
         requests: [Request { name, alternatives: vec![alternative] }].into(),
         constraints: Vec::new(),
         configs: Vec::new(),
+        defaults: None,
     };
     let node_selector = match batch.devices_fit {
         true => BTreeMap::from([("pool".to_owned(), "none".to_owned())]),

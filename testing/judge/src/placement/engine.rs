@@ -287,6 +287,7 @@ fn claim(name: &str, demand: &Demand) -> Claim {
         requests: [Request { name: request_name(), alternatives: vec![alternative] }].into(),
         constraints: Vec::new(),
         configs: Vec::new(),
+        defaults: None,
     }
 }
 

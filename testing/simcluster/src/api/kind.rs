@@ -154,4 +154,6 @@ pub static KINDS: &[Kind] = &[
         namespaced: false, generation: true, fields: &["spec.nodeName", "spec.driver", "spec.pool.name"]),
     kind!("gpu.tessera.dev", "v1alpha1", "gpuquotas", "gpuquota", "GpuQuota", tessera_api::quota::GpuQuota,
         status: StatusSubresource::StatusOnly, generation: true),
+    kind!("gpu.tessera.dev", "v1alpha1", "gpudefaults", "gpudefaults", "GpuDefaults", tessera_api::defaults::GpuDefaults,
+        generation: true),
 ];

@@ -156,7 +156,7 @@ impl<'a> Allocator<'a> {
             {
                 let object = &self.claims[*index];
                 let allocation =
-                    convert::allocation(allocated, object, &classes, now(), fresh_share);
+                    convert::allocation(allocated, object, &classes, None, now(), fresh_share);
                 allocations.insert(*index, allocation);
             }
         }

@@ -1,4 +1,4 @@
-//! Holds the CustomResourceDefinition of the chart to the type that the controller reads.
+//! Holds the CustomResourceDefinitions of the chart to the types that the controller reads.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeSet;
@@ -6,12 +6,16 @@ use std::path::Path;
 
 use k8s_openapi::Resource;
 use serde_json::Value;
+use tessera_api::defaults::{GpuDefaults, GpuDefaultsSpec};
 use tessera_api::quota::{GpuQuota, GpuQuotaSpec, GpuQuotaStatus, QuotaResource};
 
-fn definition() -> Value {
+fn definition(plural: &str) -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/chart/golden/default.yaml");
     let text = std::fs::read_to_string(path).unwrap();
-    let is_definition = |document: &&str| document.contains("kind: CustomResourceDefinition");
+    let name = format!("name: {plural}.gpu.tessera.dev");
+    let is_definition = |document: &&str| {
+        document.contains("kind: CustomResourceDefinition") && document.contains(&name)
+    };
     serde_saphyr::from_str(text.split("\n---").find(is_definition).unwrap()).unwrap()
 }
 
@@ -23,14 +27,27 @@ fn fields(object: Value) -> BTreeSet<String> {
     object.as_object().unwrap().keys().cloned().collect()
 }
 
+/// Returns the version of the kind's definition, whose names are those of the type.
+fn version<K: Resource>() -> Value {
+    let definition = definition(K::URL_PATH_SEGMENT);
+    let spec = &definition["spec"];
+    assert_eq!(spec["group"], K::GROUP);
+    assert_eq!(spec["names"]["kind"], K::KIND);
+    assert_eq!(spec["versions"][0]["name"], K::VERSION);
+    spec["versions"][0].clone()
+}
+
 #[test]
-fn the_definition_has_the_fields_of_the_type() {
-    let definition = definition();
-    let version = &definition["spec"]["versions"][0];
-    assert_eq!(definition["spec"]["group"], GpuQuota::GROUP);
-    assert_eq!(definition["spec"]["names"]["kind"], GpuQuota::KIND);
-    assert_eq!(definition["spec"]["names"]["plural"], GpuQuota::URL_PATH_SEGMENT);
-    assert_eq!(version["name"], GpuQuota::VERSION);
+fn the_definition_of_defaults_has_the_fields_of_the_type() {
+    let version = version::<GpuDefaults>();
+    let properties = &version["schema"]["openAPIV3Schema"]["properties"];
+    let spec = serde_json::to_value(GpuDefaultsSpec::default()).unwrap();
+    assert_eq!(names(&properties["spec"]), fields(spec));
+}
+
+#[test]
+fn the_definition_of_quotas_has_the_fields_of_the_type() {
+    let version = version::<GpuQuota>();
     assert!(version["subresources"]["status"].is_object());
     let properties = &version["schema"]["openAPIV3Schema"]["properties"];
     let spec = GpuQuotaSpec { device_class_names: vec!["c".into()], ..GpuQuotaSpec::default() };
