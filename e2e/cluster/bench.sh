@@ -20,6 +20,8 @@ source "$here/lib/cluster.sh"
 program=$cargo_output/tessera-cluster-bench
 namespace=tessera-system
 rounds=$rundir/rounds.jsonl
+# Each pod of e2e/src/throughput/load.rs selects its dialect by a label.
+dialects='{"4paradigm": {}, "vgpu-manager": {}, "volcano": {}, "elastic": {}, "gpushare": {}}'
 
 check_preconditions() {
   local tool
@@ -79,17 +81,38 @@ start_machine() {
 
 # Applies the chart's classes, RBAC and admission policies, without its pods.
 apply_chart() { # allocator
-  local mode=managed
-  if [ "$1" = stock ]; then mode=stock; fi
+  local options=(--set mode=managed) parts=(rbac admission-policies deviceclasses gpuquotas gpudefaults) part
+  case $1 in
+    stock) options=(--set mode=stock) parts=(rbac admission-policies deviceclasses) ;;
+    dialects)
+      options+=(--set dialects.enabled=true --set-json "dialects.settings=$dialects")
+      parts+=(webhook dialects) ;;
+  esac
+  for part in "${parts[@]}"; do options+=(--show-only "templates/$part.yaml"); done
   kubectl_admin create namespace "$namespace"
-  "$bin/helm" template tessera "$repository/deploy/chart/tessera" --namespace "$namespace" \
-    --set "mode=$mode" --show-only templates/rbac.yaml \
-    --show-only templates/admission-policies.yaml --show-only templates/deviceclasses.yaml |
+  "$bin/helm" template tessera "$repository/deploy/chart/tessera" --namespace "$namespace" "${options[@]}" |
     kubectl_admin apply --filename -
 }
 
+# Has the API server reach the webhook of the controller, which is no pod here.
+serve_webhook() {
+  kubectl_admin apply --filename - <<END
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata:
+  name: tessera-webhook-bench
+  namespace: $namespace
+  labels: {kubernetes.io/service-name: tessera-webhook}
+addressType: IPv4
+ports: [{name: webhook, port: 9443, protocol: TCP}]
+endpoints: [{addresses: ["${address[$control_plane]}"], conditions: {ready: true}}]
+END
+  kubectl_admin get configmap tessera-dialects --namespace "$namespace" \
+    --output 'jsonpath={.data.settings\.yaml}' >"$rundir/$control_plane/dialects.yaml"
+}
+
 # Starts the controller under its service account, as the chart's Deployment does.
-start_controller() {
+start_controller() { # flags...
   local directory=$rundir/$control_plane account=tessera-controller token
   kubectl_admin create serviceaccount "$account" --namespace "$namespace"
   token=$(kubectl_admin create token "$account" --namespace "$namespace" --duration 2h)
@@ -105,7 +128,7 @@ current-context: e2e
 END
   echo "exec '$cargo_output/$account' --kubeconfig '$directory/$account.kubeconfig'" \
     "--namespace $namespace --identity bench --metrics-address 127.0.0.1:9401" \
-    "--nominate-nodes ${TESSERA_NOMINATE_NODES:-auto}" >"$directory/$account.sh"
+    "--nominate-nodes ${TESSERA_NOMINATE_NODES:-auto} $*" >"$directory/$account.sh"
   component_start "$control_plane" "$account"
 }
 
@@ -118,7 +141,12 @@ round() { # number, allocator, limits, options...
   start_machine
   control_plane_components_start
   apply_chart "$allocator" >"$logs/chart.log"
-  if [ "$allocator" = tessera ]; then start_controller >>"$logs/chart.log"; fi
+  case $allocator in
+    tessera) start_controller >>"$logs/chart.log" ;;
+    dialects)
+      serve_webhook >>"$logs/chart.log"
+      start_controller --dialects "$directory/dialects.yaml" --webhook-address 0.0.0.0:9443 >>"$logs/chart.log" ;;
+  esac
   machine_exec "$control_plane" env KUBECONFIG="$kubeconfig" "$program" round "$@" \
     --allocator "$allocator" --limit "$kube_api_qps" --pids "$directory/pids" >>"$rounds"
   machine_stop "$control_plane"
@@ -148,7 +176,7 @@ all_rounds() { # plan, options...
 
 build
 plan=$("$program" plan "$@")
-if [[ ! $plan =~ ^(stock|tessera)\  ]]; then # --help
+if [[ ! $plan =~ ^(stock|tessera|dialects)\  ]]; then # --help
   echo "$plan"
   exit
 fi

@@ -64,6 +64,7 @@ use kube::api::ListParams;
 use kube::{Api, Client, Config};
 use tokio::time::{sleep, timeout};
 
+pub(crate) use dialect_pods::dialect_manifest;
 pub use soak::SoakSize;
 pub use test_bed::TestBed;
 

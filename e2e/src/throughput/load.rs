@@ -19,6 +19,7 @@ use tokio::time::{Instant, interval, sleep_until};
 use super::plan::Workload;
 use super::usage;
 use crate::inventory::DRIVER;
+use crate::trials::dialect_manifest;
 
 /// Maximum number of concurrent requests.
 const MAX_CONCURRENT_REQUESTS: usize = 32;
@@ -54,7 +55,15 @@ pub struct Load<'a> {
     workload: &'a Workload,
     placement: (Value, Value),
     pids: &'a Path,
+    /// Pods of other systems, created in turn; empty for pods with claims.
+    foreign: Vec<Value>,
 }
+
+/// Dialects of the pods that are compared with native ones. Their pods ask for less than a GPU.
+const DIALECTS: [&str; 5] = ["4paradigm", "vgpu-manager", "volcano", "elastic", "gpushare"];
+
+/// Time limit for the webhook to be registered.
+const REGISTRATION: Duration = Duration::from_secs(60);
 
 impl<'a> Load<'a> {
     /// Creates a load in that namespace, on the nodes of `placement` (node selector and
@@ -66,14 +75,30 @@ impl<'a> Load<'a> {
         placement: (Value, Value),
         pids: &'a Path,
     ) -> Self {
-        Self { client, namespace, workload, placement, pids }
+        Self { client, namespace, workload, placement, pids, foreign: Vec::new() }
     }
 
-    /// Creates the template of all claims.
+    /// Returns the load with pods of five other systems.
     ///
     /// # Errors
-    /// Returns an error if the API server refuses the template.
+    /// A dialect has no pod.
+    pub fn of_dialects(self) -> anyhow::Result<Self> {
+        let foreign = DIALECTS.map(|dialect| {
+            let mut pod = dialect_manifest(dialect, "pod")?;
+            pod["metadata"]["labels"] = json!({"gpu.tessera.dev/dialect": dialect});
+            Ok(pod)
+        });
+        Ok(Self { foreign: foreign.into_iter().collect::<anyhow::Result<_>>()?, ..self })
+    }
+
+    /// Creates the template of native claims, and waits until pods of other systems are converted.
+    ///
+    /// # Errors
+    /// Returns an error if the API server refuses the template, or does not convert a pod.
     pub async fn prepare(&self) -> anyhow::Result<()> {
+        for number in 1..=self.foreign.len() {
+            self.wait_converted(u32::try_from(number)?).await?;
+        }
         let Workload { memory, cores, .. } = self.workload;
         let capacity =
             json!({"requests": {"memory": format!("{memory}Gi"), "cores": cores.to_string()}});
@@ -86,6 +111,24 @@ impl<'a> Load<'a> {
             Api::namespaced(self.client.clone(), self.namespace);
         templates.create(&PostParams::default(), &serde_json::from_value(template)?).await?;
         Ok(())
+    }
+
+    async fn wait_converted(&self, number: u32) -> anyhow::Result<()> {
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), self.namespace);
+        let pod: Pod = serde_json::from_value(self.pod("probe", number))?;
+        let dry_run = PostParams { dry_run: true, ..PostParams::default() };
+        let end = Instant::now() + REGISTRATION;
+        loop {
+            let seen = match api.create(&dry_run, &pod).await {
+                Ok(pod) if pod.spec.as_ref().is_some_and(|s| s.resource_claims.is_some()) => {
+                    return Ok(());
+                }
+                Ok(_) => "it is created as it is".to_owned(),
+                Err(error) => error.to_string(),
+            };
+            anyhow::ensure!(Instant::now() < end, "pod {number} is not converted: {seen}");
+            sleep_until(Instant::now() + Duration::from_millis(200)).await;
+        }
     }
 
     /// Creates `pods` pods, `NAME-1` and so on, and waits until each is bound.
@@ -120,7 +163,7 @@ impl<'a> Load<'a> {
             let (api, name, due) =
                 (&api, format!("{name}-{number}"), began + period * (number - 1));
             async move {
-                let pod = serde_json::from_value(self.pod(&name))?;
+                let pod = serde_json::from_value(self.pod(&name, number))?;
                 sleep_until(due).await;
                 let sent = Instant::now();
                 api.create(&PostParams::default(), &pod)
@@ -132,8 +175,15 @@ impl<'a> Load<'a> {
         creating.buffer_unordered(MAX_CONCURRENT_REQUESTS).try_collect().await
     }
 
-    fn pod(&self, name: &str) -> Value {
+    fn pod(&self, name: &str, number: u32) -> Value {
         let (node_selector, tolerations) = &self.placement;
+        if !self.foreign.is_empty() {
+            let mut pod = self.foreign[number as usize % self.foreign.len()].clone();
+            pod["metadata"]["name"] = name.into();
+            pod["spec"]["nodeSelector"] = node_selector.clone();
+            pod["spec"]["tolerations"] = tolerations.clone();
+            return pod;
+        }
         json!({
             "metadata": {"name": name},
             "spec": {

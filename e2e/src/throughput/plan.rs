@@ -13,6 +13,8 @@ pub enum Allocator {
     Stock,
     /// tessera-controller: slices with the managed taint, the chart with its defaults.
     Tessera,
+    /// tessera-controller with pods of five other systems, which its webhook converts.
+    Dialects,
 }
 
 impl fmt::Display for Allocator {
@@ -20,6 +22,7 @@ impl fmt::Display for Allocator {
         f.write_str(match self {
             Self::Stock => "stock",
             Self::Tessera => "tessera",
+            Self::Dialects => "dialects",
         })
     }
 }
@@ -122,6 +125,10 @@ pub struct Rounds {
     /// is one result table per limit.
     #[arg(long, default_values = ["default", "5000"], value_delimiter = ',', value_name = "LIMIT,...")]
     pub limits: Vec<Limits>,
+    /// Compare pods of other systems, which the webhook converts, with native ones, both with
+    /// Tessera. They ask for amounts of their own.
+    #[arg(long)]
+    pub dialects: bool,
     /// Run only rounds with this allocator.
     #[arg(long, value_name = "ALLOCATOR")]
     pub only: Option<Allocator>,
@@ -131,7 +138,11 @@ impl Rounds {
     /// Returns the rounds in their order. They alternate, so a steady change on the machine affects
     /// both allocators equally.
     pub fn in_order(&self) -> Vec<(Allocator, Limits)> {
-        let turns = [Allocator::Stock, Allocator::Tessera, Allocator::Tessera, Allocator::Stock];
+        let (first, second) = match self.dialects {
+            true => (Allocator::Tessera, Allocator::Dialects),
+            false => (Allocator::Stock, Allocator::Tessera),
+        };
+        let turns = [first, second, second, first];
         let allocators: Vec<Allocator> =
             turns.into_iter().cycle().take(2 * self.rounds as usize).collect();
         let wanted = |allocator: &Allocator| self.only.is_none_or(|only| only == *allocator);
@@ -157,6 +168,7 @@ mod tests {
         let rounds = Rounds {
             rounds: 2,
             limits: vec![Limits::Default, Limits::PerSecond(5000)],
+            dialects: false,
             only: None,
         };
         let names: Vec<String> = rounds
@@ -173,7 +185,8 @@ mod tests {
     #[test]
     fn allocators_have_equal_number_of_rounds() {
         for number in 1..=5 {
-            let rounds = Rounds { rounds: number, limits: vec![Limits::Default], only: None };
+            let limits = vec![Limits::Default];
+            let rounds = Rounds { rounds: number, limits, dialects: false, only: None };
             let stock = rounds
                 .in_order()
                 .iter()

@@ -1,4 +1,4 @@
-//! Report that compares the rounds of both allocators.
+//! Report that compares the rounds of two allocators.
 
 use std::fmt;
 
@@ -39,12 +39,11 @@ impl Machine {
 pub struct Comparison {
     /// Name of the figure, with its unit.
     pub what: String,
-    /// Values with kube-scheduler as allocator, one per round.
-    pub stock: Vec<f64>,
-    /// Values with Tessera, one per round.
-    pub tessera: Vec<f64>,
-    /// Median with Tessera divided by the median with kube-scheduler; `None` if one is missing or
-    /// zero.
+    /// Values of the first allocator, one per round.
+    pub baseline: Vec<f64>,
+    /// Values of the second, one per round.
+    pub compared: Vec<f64>,
+    /// Median of the second divided by the median of the first; `None` if one is missing or zero.
     pub ratio: Option<f64>,
 }
 
@@ -53,6 +52,8 @@ pub struct Comparison {
 pub struct Table {
     /// Client limits of kube-controller-manager and kube-scheduler.
     pub limits: Limits,
+    /// The allocators: the baseline, and the one that is compared with it.
+    pub allocators: [Allocator; 2],
     /// The figures.
     pub figures: Vec<Comparison>,
 }
@@ -101,18 +102,23 @@ impl Report {
 
 fn table(limits: Limits, rounds: &[Round]) -> Table {
     let rounds: Vec<&Round> = rounds.iter().filter(|round| round.limits == limits).collect();
+    let is_of = |allocator| rounds.iter().any(|round| round.allocator == allocator);
+    let allocators = match is_of(Allocator::Dialects) {
+        true => [Allocator::Tessera, Allocator::Dialects],
+        false => [Allocator::Stock, Allocator::Tessera],
+    };
     let figures = figures(&rounds).into_iter().map(|(what, read)| {
         let of = |allocator| {
             let of = rounds.iter().filter(|round| round.allocator == allocator);
             of.filter_map(|round| read(round)).collect::<Vec<f64>>()
         };
-        let (stock, tessera) = (of(Allocator::Stock), of(Allocator::Tessera));
-        let ratio = median(&tessera)
-            .zip(median(&stock))
-            .and_then(|(tessera, stock)| (stock > 0.0).then_some(tessera / stock));
-        Comparison { what, stock, tessera, ratio }
+        let [baseline, compared] = allocators.map(of);
+        let ratio = median(&compared)
+            .zip(median(&baseline))
+            .and_then(|(compared, baseline)| (baseline > 0.0).then_some(compared / baseline));
+        Comparison { what, baseline, compared, ratio }
     });
-    Table { limits, figures: figures.collect() }
+    Table { limits, allocators, figures: figures.collect() }
 }
 
 fn figures(rounds: &[&Round]) -> Vec<Figure> {
@@ -196,7 +202,10 @@ impl fmt::Display for Table {
         writeln!(
             f,
             "{:<40} {:>24} {:>24} {:>8}",
-            "median (min to max)", "stock", "Tessera", "ratio"
+            "median (min to max)",
+            self.allocators[0].to_string(),
+            self.allocators[1].to_string(),
+            "ratio"
         )?;
         for figure in &self.figures {
             let ratio = figure.ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}"));
@@ -204,8 +213,8 @@ impl fmt::Display for Table {
                 f,
                 "{:<40} {:>24} {:>24} {ratio:>8}",
                 figure.what,
-                spread(&figure.stock),
-                spread(&figure.tessera)
+                spread(&figure.baseline),
+                spread(&figure.compared)
             )?;
         }
         Ok(())
@@ -297,7 +306,7 @@ mod tests {
         let report = Report::new(machine(), rounds);
         let memory = figure(&report.tables[0], "memory of tessera-controller, peak, MiB");
         assert_eq!(
-            (memory.stock.as_slice(), memory.tessera.as_slice(), memory.ratio),
+            (memory.baseline.as_slice(), memory.compared.as_slice(), memory.ratio),
             (&[][..], &[40.0][..], None)
         );
         let text = report.to_string();

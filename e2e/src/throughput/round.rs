@@ -103,7 +103,7 @@ pub async fn run(
     let Workload { nodes, gpus, .. } = parameters.workload;
     let fence = match parameters.allocator {
         Allocator::Stock => Fence::Stock,
-        Allocator::Tessera => Fence::Managed,
+        Allocator::Tessera | Allocator::Dialects => Fence::Managed,
     };
     wait_policies_in_force(client).await?;
     let began = Instant::now();
@@ -127,6 +127,10 @@ async fn measure(
     pids: &Path,
 ) -> anyhow::Result<Round> {
     let load = Load::new(client, NAMESPACE, &parameters.workload, hollow.placement(), pids);
+    let load = match parameters.allocator {
+        Allocator::Dialects => load.of_dialects()?,
+        Allocator::Stock | Allocator::Tessera => load,
+    };
     wait_default_service_account(client).await?;
     load.prepare().await?;
     // Warm-up: all components have listed, connected and compiled before the measurement.

@@ -55,6 +55,16 @@ pub(super) fn dialect_pods() -> Vec<DialectPod> {
     ]
 }
 
+/// Returns a pod of the dialect as a user writes it for the old system.
+///
+/// # Errors
+/// The dialect has no pod here.
+pub(crate) fn dialect_manifest(dialect: &str, name: &str) -> anyhow::Result<Value> {
+    let pods = dialect_pods();
+    let pod = pods.iter().find(|pod| pod.dialect == dialect);
+    pod.with_context(|| format!("no pod of dialect {dialect}"))?.manifest(name)
+}
+
 impl DialectPod {
     /// Returns the pod as a user writes it for the old system.
     pub(super) fn manifest(&self, name: &str) -> anyhow::Result<Value> {
