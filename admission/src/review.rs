@@ -23,9 +23,6 @@ pub enum ReviewResult {
 }
 
 impl ReviewResult {
-    /// All results.
-    pub const ALL: [Self; 3] = [Self::Converted, Self::Left, Self::Refused];
-
     /// Returns the value of metric labels.
     #[must_use]
     pub const fn name(self) -> &'static str {

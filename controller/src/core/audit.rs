@@ -12,7 +12,7 @@ use tessera_index::Index;
 use tessera_messages as message;
 
 use super::clock::Moment;
-use super::holds::CountEnd;
+use super::holds::{CountEnd, HeldObject};
 use super::notices::Topic;
 use super::{State, Step, gauge};
 
@@ -98,8 +98,9 @@ impl Step<'_> {
     /// Forgets holds, placements and notices of all that does not exist any more. Those of pods are
     /// forgotten with the pods; the others are only memory by now.
     fn forget_all_gone(&mut self) {
-        let State { index, holds, placements, misplacements, notices, nominations, .. } =
-            &mut *self.state;
+        let State {
+            index, holds, placements, misplacements, notices, nominations, templates, ..
+        } = &mut *self.state;
         let waiting = index.unbound_pods();
         let exists = |pod: &PodUid| index.pod_name(pod).is_some();
         placements.retain(|pod| waiting.contains(pod));
@@ -112,9 +113,13 @@ impl Step<'_> {
             (CountEnd::Misplacement, (Some(pod), Some(claim))) => {
                 misplacements.contains(pod, claim)
             }
-            (CountEnd::Quota, _) => subject
-                .quota_part()
-                .is_some_and(|quota| index.quota(&quota.namespace, &quota.name).is_some()),
+            (CountEnd::Object, _) => match subject.object() {
+                Some(HeldObject::Quota(quota)) => {
+                    index.quota(&quota.namespace, &quota.name).is_some()
+                }
+                Some(HeldObject::Template(template)) => templates.contains(template),
+                None => false,
+            },
             _ => false,
         });
     }

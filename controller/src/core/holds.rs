@@ -14,20 +14,30 @@ use tessera_allocator::model::PodUid;
 use tessera_api::names::{ClaimUid, NodeName};
 
 use super::clock::Moment;
-use super::effect::QuotaReference;
+use super::effect::{QuotaReference, TemplateReference};
 
-/// The subject of a hold: a claim, a pod, a pod together with a claim or a node, or a quota.
+/// The subject of a hold: a claim, a pod, a pod together with a claim or a node, or an
+/// object of Tessera.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Subject {
     // The order of the fields has all subjects of one pod side by side.
     pod: Option<PodUid>,
     claim: Option<ClaimUid>,
     node: Option<NodeName>,
-    quota: Option<QuotaReference>,
+    object: Option<HeldObject>,
+}
+
+/// An object that the controller writes, other than a claim.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum HeldObject {
+    /// The status of a GpuQuota.
+    Quota(QuotaReference),
+    /// A claim template.
+    Template(TemplateReference),
 }
 
 impl Subject {
-    const NONE: Self = Self { pod: None, claim: None, node: None, quota: None };
+    const NONE: Self = Self { pod: None, claim: None, node: None, object: None };
 
     pub(super) fn claim(claim: &ClaimUid) -> Self {
         Self { claim: Some(claim.clone()), ..Self::NONE }
@@ -42,7 +52,11 @@ impl Subject {
     }
 
     pub(super) fn quota(quota: &QuotaReference) -> Self {
-        Self { quota: Some(quota.clone()), ..Self::NONE }
+        Self { object: Some(HeldObject::Quota(quota.clone())), ..Self::NONE }
+    }
+
+    pub(super) fn template(template: &TemplateReference) -> Self {
+        Self { object: Some(HeldObject::Template(template.clone())), ..Self::NONE }
     }
 
     pub(super) fn pod_with(pod: &PodUid, claim: &ClaimUid) -> Self {
@@ -94,6 +108,8 @@ pub(super) enum HoldReason {
     QuotaStatusWritten,
     /// The status of a quota could not be written.
     QuotaStatusFailed,
+    /// A claim template could not be created or deleted.
+    TemplateFailed,
 }
 
 /// The object that keeps the count of a hold. The count ends with it.
@@ -109,8 +125,8 @@ pub(super) enum CountEnd {
     Pod,
     /// The claim is on the node of its pod, or on another node than before.
     Misplacement,
-    /// The quota is deleted, or its status is written.
-    Quota,
+    /// The object of Tessera does not exist any more, or it is written.
+    Object,
 }
 
 /// The event that ends a hold before its time.
@@ -151,7 +167,7 @@ pub(super) struct Rule {
 impl HoldReason {
     /// Returns the rule of the reason. This is the table of all pauses (ADR 32).
     pub(super) const fn rule(self) -> Rule {
-        use CountEnd::{Claim, Hold, Misplacement, Pod, Quota, WaitingPod};
+        use CountEnd::{Claim, Hold, Misplacement, Object, Pod, WaitingPod};
         use EarlyEnd::{Basis, Never};
         //                   first, factor, longest, free, (count ends, early end), wakes
         match self {
@@ -173,7 +189,8 @@ impl HoldReason {
             Self::EventRepeated => rule(ms(2_000), 2, secs(300), 0, (Pod, Never), false),
             Self::EventRefused => rule(ms(2_000), 2, secs(300), 0, (Pod, Never), false),
             Self::QuotaStatusWritten => rule(ms(1_000), 1, secs(1), 0, (Hold, Never), true),
-            Self::QuotaStatusFailed => rule(ms(1_000), 2, secs(60), 0, (Quota, Never), true),
+            Self::QuotaStatusFailed => rule(ms(1_000), 2, secs(60), 0, (Object, Never), true),
+            Self::TemplateFailed => rule(ms(500), 2, secs(60), 0, (Object, Never), true),
         }
     }
 }
@@ -431,8 +448,8 @@ impl Subject {
         (self.pod.as_ref(), self.claim.as_ref())
     }
 
-    /// Returns the quota.
-    pub(super) fn quota_part(&self) -> Option<&QuotaReference> {
-        self.quota.as_ref()
+    /// Returns the object of Tessera.
+    pub(super) fn object(&self) -> Option<&HeldObject> {
+        self.object.as_ref()
     }
 }

@@ -21,20 +21,15 @@ use tessera_api::events;
 use tessera_api::names::Namespace;
 use tessera_dialect::{CONVERTED_ANNOTATION, Converter, TEMPLATE_PREFIX};
 
-use super::Step;
 use super::clock::Moment;
 use super::effect::{Effect, TemplateChange, TemplateReference, TemplateWrite};
 use super::event::TemplateOutcome;
+use super::holds::{HoldReason, Holds, Subject};
 use super::notices::Topic;
+use super::{State, Step};
 
 /// Time from the last pod that names a template to its deletion.
 const GRACE: Duration = Duration::from_secs(600);
-
-/// First pause after a failed write, doubled with each further one.
-const FIRST_PAUSE: Duration = Duration::from_millis(500);
-
-/// Longest pause.
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// The templates with the reserved prefix, and the pods that name them.
 #[derive(Debug, Default)]
@@ -54,17 +49,15 @@ pub(super) struct Templates {
 struct Entry {
     /// The pods that name it, each with the reason why its content is not known.
     pods: BTreeMap<PodUid, Option<String>>,
-    /// The content, from the annotation of a pod.
+    /// The content with the defaults of the API server, from the annotation of a pod.
     wanted: Option<Arc<ResourceClaimTemplateSpec>>,
     existing: Option<Existing>,
     /// The UID of the one that this process created. It stays whatever the API server made of the
     /// content, since another creation would have the same result.
     created: Option<String>,
     is_being_written: bool,
-    failures: u32,
     /// The last refusal of the API server.
     refusal: Option<String>,
-    retry_at: Option<Moment>,
     unnamed_since: Option<Moment>,
 }
 
@@ -129,20 +122,26 @@ impl Templates {
         true
     }
 
-    /// Takes in the deletion of a pod. Returns true if a decision may change.
-    pub(super) fn remove_pod(&mut self, pod: &Pod) -> bool {
-        pod.metadata.uid.as_deref().is_some_and(|uid| self.forget_pod(&PodUid::new(uid)))
+    /// Takes in the deletion of a pod.
+    pub(super) fn remove_pod(&mut self, pod: &Pod) {
+        if let Some(uid) = pod.metadata.uid.as_deref() {
+            self.forget_pod(&PodUid::new(uid));
+        }
     }
 
-    fn forget_pod(&mut self, pod: &PodUid) -> bool {
-        let Some(names) = self.named.remove(pod) else { return false };
+    /// Returns true if the template exists, or pods name it.
+    pub(super) fn contains(&self, template: &TemplateReference) -> bool {
+        self.entries.contains_key(template)
+    }
+
+    fn forget_pod(&mut self, pod: &PodUid) {
+        let Some(names) = self.named.remove(pod) else { return };
         for name in &names {
             if let Some(entry) = self.entries.get_mut(name) {
                 entry.pods.remove(pod);
             }
         }
         self.changed.extend(names);
-        true
     }
 
     /// Returns the name and content of the template of a converted pod, or the reason why it has
@@ -160,7 +159,8 @@ impl Templates {
         match converter.template(&object).map_err(|error| error.to_string())? {
             Some(template) => {
                 let spec = serde_json::from_value(template.spec);
-                Ok((template.name, Arc::new(spec.map_err(|error| error.to_string())?)))
+                let spec = with_defaults(&spec.map_err(|error| error.to_string())?);
+                Ok((template.name, Arc::new(spec)))
             }
             None => Err(format!("annotation {CONVERTED_ANNOTATION}: no container has a GPU")),
         }
@@ -186,12 +186,7 @@ impl Templates {
     }
 
     /// Takes in the end of a write. Returns true if it was stored.
-    fn ended(
-        &mut self,
-        template: &TemplateReference,
-        outcome: TemplateOutcome,
-        now: Moment,
-    ) -> bool {
+    fn ended(&mut self, template: &TemplateReference, outcome: TemplateOutcome) -> bool {
         let Some(entry) = self.entries.get_mut(template) else { return false };
         entry.is_being_written = false;
         self.changed.insert(template.clone());
@@ -207,13 +202,6 @@ impl Templates {
             TemplateOutcome::Refused { message } => entry.refusal = Some(message),
             TemplateOutcome::Exists | TemplateOutcome::Failed => {}
         }
-        if is_stored {
-            (entry.failures, entry.retry_at) = (0, None);
-        } else {
-            let pause = FIRST_PAUSE.saturating_mul(1 << entry.failures.min(16));
-            entry.failures += 1;
-            entry.retry_at = Some(now + pause.min(LONGEST_PAUSE));
-        }
         is_stored
     }
 
@@ -223,7 +211,7 @@ impl Templates {
     }
 
     /// Decides about the templates that have changed, or whose time has come.
-    fn decide(&mut self, now: Moment) -> Vec<(TemplateReference, Decision)> {
+    fn decide(&mut self, holds: &Holds, now: Moment) -> Vec<(TemplateReference, Decision)> {
         while let Some((at, _)) = self.due.first()
             && *at <= now
             && let Some((_, template)) = self.due.pop_first()
@@ -233,7 +221,8 @@ impl Templates {
         let mut decisions = Vec::new();
         for template in std::mem::take(&mut self.changed) {
             let Some(entry) = self.entries.get_mut(&template) else { continue };
-            let decision = entry.decide(now);
+            let held_until = holds.last_end(&Subject::template(&template), now);
+            let decision = entry.decide(held_until, now);
             match &decision {
                 Decision::Later(at) => {
                     self.due.insert((*at, template.clone()));
@@ -269,7 +258,7 @@ impl Entry {
         self.pods.is_empty() && self.existing.is_none() && !self.is_being_written
     }
 
-    fn decide(&mut self, now: Moment) -> Decision {
+    fn decide(&mut self, held_until: Option<Moment>, now: Moment) -> Decision {
         if self.is_being_written {
             return Decision::Nothing;
         }
@@ -279,8 +268,7 @@ impl Entry {
         let change = match (&self.existing, &self.wanted) {
             (None, Some(spec)) => TemplateChange::Create(Arc::clone(spec)),
             (Some(existing), Some(spec))
-                if self.created.as_ref() != Some(&existing.uid)
-                    && existing.spec != with_defaults(spec) =>
+                if self.created.as_ref() != Some(&existing.uid) && existing.spec != **spec =>
             {
                 TemplateChange::Delete(existing.uid.clone())
             }
@@ -295,7 +283,7 @@ impl Entry {
             (None, None) if self.pods.is_empty() => return Decision::Nothing,
             (None, None) => return Decision::Explain,
         };
-        match self.retry_at.filter(|at| now < *at) {
+        match held_until {
             Some(at) => Decision::Later(at),
             None => Decision::Write(change),
         }
@@ -305,7 +293,8 @@ impl Entry {
 impl Step<'_> {
     /// Creates the templates that pods wait for, and deletes those that no pod names.
     pub(super) fn write_templates(&mut self) {
-        for (template, decision) in self.state.templates.decide(self.now) {
+        let State { templates, holds, .. } = &mut *self.state;
+        for (template, decision) in templates.decide(holds, self.now) {
             match decision {
                 Decision::Write(change) => {
                     let TemplateReference { namespace, name } = &template;
@@ -332,9 +321,13 @@ impl Step<'_> {
         template: &TemplateReference,
         outcome: TemplateOutcome,
     ) {
-        if self.state.templates.ended(template, outcome, self.now) {
+        let State { templates, holds, .. } = &mut *self.state;
+        let subject = Subject::template(template);
+        if templates.ended(template, outcome) {
+            holds.end_of(&subject, HoldReason::TemplateFailed);
             self.figures.template_writes += 1;
         } else {
+            holds.hold(subject, HoldReason::TemplateFailed, self.now);
             self.figures.template_errors += 1;
         }
     }

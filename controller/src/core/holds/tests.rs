@@ -1,6 +1,6 @@
 use super::*;
 
-const ALL: [HoldReason; 15] = [
+const ALL: [HoldReason; 18] = [
     HoldReason::ClaimDeallocated,
     HoldReason::ClearingFailed,
     HoldReason::WriteContended,
@@ -16,6 +16,9 @@ const ALL: [HoldReason; 15] = [
     HoldReason::EventPublished,
     HoldReason::EventRepeated,
     HoldReason::EventRefused,
+    HoldReason::QuotaStatusWritten,
+    HoldReason::QuotaStatusFailed,
+    HoldReason::TemplateFailed,
 ];
 
 fn claim(name: &str) -> Subject {
