@@ -2,10 +2,13 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use tessera_allocator::model::PodUid;
-use tessera_allocator::{RefusalCause, ReservedNode};
+use tessera_allocator::{QuotaShortfall, RefusalCause, ReservedNode};
 use tessera_api::events;
-use tessera_api::names::{ClaimUid, DeviceClassName, Namespace, NodeName, PodName, RequestName};
+use tessera_api::names::{
+    ClaimUid, DeviceClassName, Namespace, NodeName, PodName, QuotaName, RequestName,
+};
 use tessera_api::quantity::Quantity;
+use tessera_api::quota::QuotaResource;
 use tessera_api::reason::{Explanation, MAX_EVENT_BYTES, Reason};
 use tessera_index::{Misplaced, RepairAction, RepairBlocker};
 use tessera_messages::{
@@ -78,6 +81,29 @@ fn unknown_class_is_named_with_the_request() {
         refusal_message("c", &cause, None),
         "ResourceClaim c: request `gpu` refers to DeviceClass `h200.gpu.tessera.dev`, which does \
          not exist; list classes with `kubectl get deviceclasses`"
+    );
+}
+
+#[test]
+fn quota_message_says_by_how_much_and_when_waiting_is_vain() {
+    let shortfall = |asked: u64, used: u64, hard: u64| QuotaShortfall {
+        quota: QuotaName::new("team").unwrap(),
+        resource: QuotaResource::Memory,
+        asked: Quantity::from_mib(asked << 10),
+        used: Quantity::from_mib(used << 10),
+        hard: Quantity::from_mib(hard << 10),
+    };
+    let cause = RefusalCause::OverQuota(shortfall(8, 36, 40));
+    assert_eq!(refusal_reason(&cause), events::QUOTA_EXCEEDED);
+    assert_eq!(metric_label(&cause), "QuotaExceeded");
+    assert_eq!(
+        refusal_message("c", &cause, None),
+        "ResourceClaim c: over quota by 4Gi of memory (used 36Gi of 40Gi): the pod asks for 8Gi, and \
+         GpuQuota `team` limits the namespace"
+    );
+    let never = refusal_message("c", &RefusalCause::OverQuota(shortfall(48, 0, 40)), None);
+    assert!(
+        never.ends_with("the quota never admits the pod: ask for less, or have the quota raised")
     );
 }
 
