@@ -124,6 +124,20 @@ States of a pod:
 Exit code 2: the pod or claim is pending."
     )]
     Explain(ExplainArgs),
+    /// Find what is wrong: controller, GPUs, pods that are not served, GPUs without a claim
+    #[command(after_help = "\
+Examples:
+  kubectl tessera doctor
+  kubectl tessera doctor --snapshot cluster.json.gz
+  kubectl tessera doctor -o json | jq '.problems[] | select(.severity == \"Error\")'
+
+Checks: the controller runs and GPUs are published; states of GPUs and nodes; claims deleted in \
+use; pods that wait for an extended resource which Tessera is not asked to serve; DeviceClasses \
+with an extended resource in mode managed; processes that use GPUs without a claim (by the \
+driver's events of the last hour); quotas, defaults and classes that cannot be read; pending pods.
+
+Exit code 2: there are errors or warnings.")]
+    Doctor(DoctorArgs),
     /// Simulate the placement of pods from manifests (dry run)
     #[command(after_help = "\
 Examples:
@@ -249,6 +263,17 @@ pub struct TreeArgs {
     /// Output options.
     #[command(flatten)]
     pub output: OutputArgs,
+}
+
+/// Arguments of `doctor`.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// The source of the objects.
+    #[command(flatten)]
+    pub source: SourceArgs,
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
+    pub output: OutputFormat,
 }
 
 /// Arguments of `quota`.

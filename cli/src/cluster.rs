@@ -223,6 +223,15 @@ impl Cluster {
         events
     }
 
+    /// Returns the events of a reason in all namespaces, the newest last; none without permission.
+    pub async fn events_of(&self, reason: &str) -> Vec<Event> {
+        let api: Api<Event> = Api::all(self.client.clone());
+        let of_reason = ListParams::default().fields(&format!("reason={reason}"));
+        let mut events = api.list(&of_reason).await.map(|list| list.items).unwrap_or_default();
+        events.sort_by_key(event_time);
+        events
+    }
+
     async fn version(&self) -> String {
         self.client.apiserver_version().await.map(|version| version.git_version).unwrap_or_default()
     }

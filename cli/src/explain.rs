@@ -10,11 +10,12 @@ mod pod;
 mod render;
 
 pub use claim::{PodClaimReport, RequestReport, RequestSpec};
+pub(crate) use extended::ExtendedResource;
 pub use outside::Finding;
+pub(crate) use outside::{controller, supply};
 pub use render::{claim_text, pod_text};
 
 use claim::ClaimContext;
-pub(crate) use outside::supply;
 pub(crate) use render::claim_lines;
 
 use k8s_openapi::api::core::v1::{Event, Pod};

@@ -24,6 +24,7 @@
 pub mod args;
 pub mod cluster;
 pub mod convert;
+pub mod doctor;
 pub mod explain;
 pub mod output;
 pub mod quota;

@@ -8,12 +8,13 @@ use anyhow::Context;
 use clap::Parser;
 use k8s_openapi::jiff::Timestamp;
 use tessera_allocator::PlanSettings;
+use tessera_api::events;
 use tessera_api::names::{ClaimName, Namespace, PodName};
 use tessera_dialect::{Converter, Settings};
 
 use crate::args::{
-    ConnectionArgs, ConvertArgs, ExplainArgs, ExplainSubject, PluginArgs, PluginCommand,
-    PolicyName, QuotaArgs, SimulateArgs, SnapshotArgs, SourceArgs, TreeArgs,
+    ConnectionArgs, ConvertArgs, DoctorArgs, ExplainArgs, ExplainSubject, PluginArgs,
+    PluginCommand, PolicyName, QuotaArgs, SimulateArgs, SnapshotArgs, SourceArgs, TreeArgs,
 };
 use crate::cluster::Cluster;
 use crate::convert::{Conversions, ManifestFile};
@@ -21,7 +22,7 @@ use crate::explain::PlanView;
 use crate::output::{count, render};
 use crate::snapshot::{IndexedSnapshot, Snapshot, VERSION};
 use crate::terminal::escape;
-use crate::{convert, explain, input, quota, simulate, tree, usage};
+use crate::{convert, doctor, explain, input, quota, simulate, tree, usage};
 
 /// Exit status of a command without errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,6 +33,8 @@ pub enum ExitStatus {
     Pending,
     /// Exit code 2: an object cannot be converted.
     Refused,
+    /// Exit code 2: there are errors or warnings.
+    Problems,
 }
 
 /// Parses the command line and runs the command.
@@ -78,6 +81,7 @@ async fn run(args: PluginArgs) -> anyhow::Result<(String, ExitStatus)> {
         PluginCommand::Tree(args) => show_tree(args, &connection).await,
         PluginCommand::Explain(args) => explain(args, &connection).await,
         PluginCommand::Quota(args) => show_quotas(args, &connection).await,
+        PluginCommand::Doctor(args) => diagnose(args, &connection).await,
         PluginCommand::Simulate(args) => simulate(args, &connection).await,
         PluginCommand::Convert(args) => convert(args, &connection),
         PluginCommand::Snapshot(args) => save(args, &connection).await,
@@ -148,6 +152,24 @@ async fn show_tree(
         if args.claims { tree::claims_text(gpus, headers) } else { tree::tree_text(gpus, headers) }
     };
     Ok((render(&gpus, args.output.output, text)?, ExitStatus::Success))
+}
+
+async fn diagnose(
+    args: DoctorArgs,
+    connection: &ConnectionArgs,
+) -> anyhow::Result<(String, ExitStatus)> {
+    let source = Source::open(&args.source, connection).await?;
+    let indexed = source.snapshot.indexed();
+    let view = PlanView::new(&source.snapshot, &indexed, PolicyName::settings(None), source.now);
+    let tree = tree::GpuTree::read(&indexed.index, &tree::TreeFilter::default());
+    let events = match &source.cluster {
+        Some(cluster) => cluster.events_of(events::GPU_MEMORY_UNACCOUNTED.name()).await,
+        None => Vec::new(),
+    };
+    let diagnosis = doctor::Diagnosis::new(&view, &tree, &indexed.refused, &events);
+    let text = render(&diagnosis, args.output, doctor::text)?;
+    let status = if diagnosis.has_problems() { ExitStatus::Problems } else { ExitStatus::Success };
+    Ok((text, status))
 }
 
 async fn show_quotas(

@@ -11,16 +11,18 @@ use super::PlanView;
 
 /// GPUs that a pod asks another system for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct ExtendedResource {
+pub(crate) struct ExtendedResource {
     /// The resource, and who serves it.
-    pub(super) message: String,
+    pub(crate) message: String,
     /// The next step.
-    pub(super) hint: String,
+    pub(crate) hint: String,
+    /// A DeviceClass of Tessera's devices serves it.
+    pub(crate) is_ours: bool,
 }
 
 impl ExtendedResource {
     /// Returns the first extended resource of the pod that asks for GPUs; `None` if there is none.
-    pub(super) fn of(view: &PlanView<'_>, pod: &Pod) -> Option<Self> {
+    pub(crate) fn of(view: &PlanView<'_>, pod: &Pod) -> Option<Self> {
         let (requested, classes) = (requested(pod), &view.snapshot.device_classes);
         requested
             .iter()
@@ -37,6 +39,7 @@ impl ExtendedResource {
         let class = name.strip_prefix(CLASS_RESOURCE_PREFIX).or(named)?;
         let ours = class == DRIVER_NAME || class.ends_with(&format!(".{DRIVER_NAME}"));
         ours.then(|| Self {
+            is_ours: true,
             message: format!(
                 "it uses no ResourceClaims, and asks for `{name}`: kube-scheduler makes a claim of \
                  DeviceClass {class} for it, and allocates GPUs in stock mode only"
@@ -55,6 +58,7 @@ impl ExtendedResource {
         let names: Vec<_> = dialects.iter().copied().map(Dialect::name).collect();
         let first = names.first()?;
         Some(Self {
+            is_ours: false,
             message: format!(
                 "it uses no ResourceClaims, and asks for `{name}`, which a device plugin or scheduler \
                  of another system serves ({})",

@@ -83,7 +83,7 @@ pub(crate) fn supply(view: &PlanView<'_>) -> Vec<Finding> {
 }
 
 /// Returns a finding unless a Lease shows a running controller.
-fn controller(view: &PlanView<'_>) -> Option<Finding> {
+pub(crate) fn controller(view: &PlanView<'_>) -> Option<Finding> {
     let finding = |code, message| Some(Finding { code, message });
     if let Some(because) = view.snapshot.not_read("leases.coordination.k8s.io") {
         let message = format!("unknown if the controller runs: cannot list Leases ({because})");

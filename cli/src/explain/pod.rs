@@ -69,7 +69,7 @@ impl<'v> PodContext<'v> {
             let asked = self.object.and_then(|pod| ExtendedResource::of(self.view, pod));
             return match asked {
                 None => plain(PodState::NoClaims, "it uses no ResourceClaims"),
-                Some(ExtendedResource { message, hint }) => {
+                Some(ExtendedResource { message, hint, .. }) => {
                     PodAnswer { hint: Some(hint), ..plain(PodState::NoClaims, &message) }
                 }
             };

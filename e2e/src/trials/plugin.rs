@@ -35,7 +35,29 @@ pub(super) async fn compare_with_controller(test_bed: TestBed) -> TrialOutcome {
     check_tree(&test_bed, &plugin).await?;
     check_usage(&test_bed, &plugin).await?;
     check_explanation(&test_bed, &plugin).await?;
+    check_diagnosis(&test_bed, &plugin).await?;
     Ok(Outcome::Passed(vec![]))
+}
+
+/// Checks that the diagnosis of a cluster that works has no errors, and names a pod of an extended
+/// resource that kube-scheduler may not serve.
+async fn check_diagnosis(test_bed: &TestBed, plugin: &Plugin) -> anyhow::Result<()> {
+    let mut pod = from_template("extended", "share");
+    pod["spec"]["resourceClaims"] = Value::Null;
+    let limits = json!({format!("deviceclass.resource.kubernetes.io/{DRIVER}"): "1"});
+    pod["spec"]["containers"][0]["resources"] = json!({"limits": limits});
+    test_bed.create(pod).await?;
+    let PluginOutput { code, result } = plugin.call(&["doctor"], "").await?;
+    let problems = result["problems"].as_array().cloned().unwrap_or_default();
+    let errors: Vec<_> = problems.iter().filter(|p| p["severity"] == "Error").collect();
+    anyhow::ensure!(errors.is_empty(), "errors in a cluster that works: {errors:?}");
+    let name = json!(format!("pod {}/extended", test_bed.namespace()));
+    let is_named = |problem: &Value| {
+        let objects = problem["objects"].as_array();
+        problem["code"] == "ExtendedResource" && objects.is_some_and(|all| all.contains(&name))
+    };
+    anyhow::ensure!(code == 2 && problems.iter().any(is_named), "{code}: {result}");
+    test_bed.delete(&["extended"]).await
 }
 
 const PODS: [&str; 3] = ["one", "two", "three"];
