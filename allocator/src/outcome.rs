@@ -160,7 +160,7 @@ pub enum RefusalCause {
     /// No node has suitable devices.
     NoFit(RefusalExplanation),
     /// The claims of the pod would exceed a quota of the namespace.
-    OverQuota(QuotaShortfall),
+    OverQuota(Box<QuotaShortfall>),
     /// The search exceeded the step budget.
     BudgetExceeded,
 }

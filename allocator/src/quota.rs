@@ -87,23 +87,20 @@ impl QuotaState {
 
     /// Returns the first resource of which the amounts exceed what is left. A claim that takes
     /// nothing of a resource exceeds no limit of it, also where a lowered limit is exceeded.
-    pub fn shortfall(&self, asked: &QuotaAmounts) -> Option<QuotaShortfall> {
+    pub fn shortfall(&self, asked: &QuotaAmounts) -> Option<Box<QuotaShortfall>> {
         self.quota.hard.iter().find_map(|(resource, hard)| {
             let asked = asked.get(resource).copied().filter(|amount| !amount.is_zero())?;
             let used = self.used.get(resource).copied().unwrap_or_default();
             let is_over = used.checked_add(asked).is_none_or(|sum| sum > *hard);
-            is_over.then(|| QuotaShortfall {
-                quota: self.quota.name.clone(),
-                resource: *resource,
-                asked,
-                used,
-                hard: *hard,
+            is_over.then(|| {
+                let (quota, resource, hard) = (self.quota.name.clone(), *resource, *hard);
+                Box::new(QuotaShortfall { quota, resource, asked, used, hard })
             })
         })
     }
 
     /// Returns the first resource of which these devices exceed what is left.
-    pub fn shortfall_of(&self, charges: &[Charge]) -> Option<QuotaShortfall> {
+    pub fn shortfall_of(&self, charges: &[Charge]) -> Option<Box<QuotaShortfall>> {
         let mut asked = Self { quota: Arc::clone(&self.quota), used: QuotaAmounts::new() };
         asked.add(charges);
         self.shortfall(&asked.used)

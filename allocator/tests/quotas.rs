@@ -46,7 +46,7 @@ fn planned(cluster: &Cluster, quotas: Vec<QuotaState>, pods: &[PendingPod]) -> A
 /// Returns the shortfalls of the refused pods by name.
 fn shortfalls(plan: &AllocationPlan) -> BTreeMap<String, QuotaShortfall> {
     let shortfall = |refusal: &tessera_allocator::Refusal| match &*refusal.cause {
-        RefusalCause::OverQuota(shortfall) => (refusal.pod.to_string(), shortfall.clone()),
+        RefusalCause::OverQuota(shortfall) => (refusal.pod.to_string(), (**shortfall).clone()),
         other => panic!("{}: {other:?}", refusal.pod),
     };
     plan.refusals.iter().map(shortfall).collect()

@@ -86,12 +86,14 @@ fn unknown_class_is_named_with_the_request() {
 
 #[test]
 fn quota_message_says_by_how_much_and_when_waiting_is_vain() {
-    let shortfall = |asked: u64, used: u64, hard: u64| QuotaShortfall {
-        quota: QuotaName::new("team").unwrap(),
-        resource: QuotaResource::Memory,
-        asked: Quantity::from_mib(asked << 10),
-        used: Quantity::from_mib(used << 10),
-        hard: Quantity::from_mib(hard << 10),
+    let shortfall = |asked: u64, used: u64, hard: u64| {
+        Box::new(QuotaShortfall {
+            quota: QuotaName::new("team").unwrap(),
+            resource: QuotaResource::Memory,
+            asked: Quantity::from_mib(asked << 10),
+            used: Quantity::from_mib(used << 10),
+            hard: Quantity::from_mib(hard << 10),
+        })
     };
     let cause = RefusalCause::OverQuota(shortfall(8, 36, 40));
     assert_eq!(refusal_reason(&cause), events::QUOTA_EXCEEDED);

@@ -39,7 +39,7 @@ pub(super) enum Unplaced {
     Refused(Refused),
     /// Nodes are usable, and a quota is exceeded on each.
     OverQuota {
-        shortfall: QuotaShortfall,
+        shortfall: Box<QuotaShortfall>,
         /// Alternatives that were chosen for the requests of each claim.
         chosen: Vec<Vec<Chosen>>,
     },
@@ -49,11 +49,11 @@ pub(super) enum Unplaced {
 #[derive(Default)]
 pub(super) struct OverQuota {
     nodes: usize,
-    first: Option<(QuotaShortfall, Vec<Vec<Chosen>>)>,
+    first: Option<(Box<QuotaShortfall>, Vec<Vec<Chosen>>)>,
 }
 
 impl OverQuota {
-    pub(super) fn note(&mut self, shortfall: QuotaShortfall, chosen: &[Vec<Chosen>]) {
+    pub(super) fn note(&mut self, shortfall: Box<QuotaShortfall>, chosen: &[Vec<Chosen>]) {
         self.nodes += 1;
         self.first.get_or_insert_with(|| (shortfall, chosen.to_vec()));
     }
@@ -131,7 +131,7 @@ impl<'p> PlanningPass<'p> {
         &mut self,
         to_place: &PodToPlace<'_>,
         class: ClassId,
-        shortfall: QuotaShortfall,
+        shortfall: Box<QuotaShortfall>,
     ) -> Refused {
         let of_class = self.planner.classes.get_mut(class);
         let cause = RefusalCause::OverQuota(shortfall);
@@ -150,7 +150,7 @@ impl<'p> PlanningPass<'p> {
         &self,
         pod: &PendingPod,
         shape: ShapeId,
-    ) -> Option<QuotaShortfall> {
+    ) -> Option<Box<QuotaShortfall>> {
         let quotas = self.planner.quotas.get(&pod.namespace)?;
         let shape = &self.planner.shapes.get(shape).shape;
         quotas.iter().find_map(|state| state.shortfall(&least_amounts(shape, &state.quota)))
@@ -161,7 +161,7 @@ impl<'p> PlanningPass<'p> {
         &self,
         pod: &PendingPod,
         solution: &Solution,
-    ) -> Option<QuotaShortfall> {
+    ) -> Option<Box<QuotaShortfall>> {
         let quotas = self.planner.quotas.get(&pod.namespace)?;
         quotas.iter().find_map(|state| state.shortfall_of(&solution.charges))
     }
