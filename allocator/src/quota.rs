@@ -114,18 +114,18 @@ impl QuotaShortfall {
     }
 }
 
-/// Returns what the devices of a claim count, in their order. `device` returns a device as it is
+/// Returns what the devices of a claim count, in their order. `devices` are the same as they are
 /// published; a share of one that is not published counts as a whole GPU.
 pub fn charges<'d>(
     claim: &Claim,
     results: &[DeviceResult],
-    mut device: impl FnMut(usize, &DeviceResult) -> Option<&'d Device>,
+    devices: impl IntoIterator<Item = Option<&'d Device>>,
 ) -> Vec<Charge> {
-    let charge = |(at, result): (usize, &DeviceResult)| Charge {
+    let charge = |(result, device): (&DeviceResult, Option<&Device>)| Charge {
         class: class_of(claim, result).cloned(),
-        amounts: amounts(result, device(at, result)),
+        amounts: amounts(result, device),
     };
-    results.iter().enumerate().map(charge).collect()
+    results.iter().zip(devices).map(charge).collect()
 }
 
 fn class_of<'c>(claim: &'c Claim, result: &DeviceResult) -> Option<&'c DeviceClassName> {

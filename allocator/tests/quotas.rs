@@ -306,11 +306,11 @@ proptest! {
         let mut used = quota.clone();
         for allocation in plan.decisions.iter().flat_map(|decision| &decision.claims) {
             let claim = pods.iter().flat_map(PendingPod::pending_claims).find(|c| c.uid == allocation.claim).unwrap();
-            let device = |_, result: &tessera_allocator::model::DeviceResult| {
+            let device = |result: &tessera_allocator::model::DeviceResult| {
                 let slice = &cluster.0.slices[result.device.pool.pool.as_str()];
                 slice.devices.iter().find(|d| d.name == result.device.device).map(|d| &**d)
             };
-            used.add(&charges(claim, &allocation.results, device));
+            used.add(&charges(claim, &allocation.results, allocation.results.iter().map(device)));
         }
         for (resource, hard) in &used.quota.hard {
             let used = used.used.get(resource).copied().unwrap_or_default();

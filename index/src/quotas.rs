@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use tessera_allocator::model::{DeviceId, DeviceResult};
+use tessera_allocator::model::{Device, DeviceId, DeviceResult};
 use tessera_allocator::{Charge, QuotaState, charges};
 use tessera_api::names::{ClaimUid, Namespace, QuotaName};
 use tessera_api::quota::{GpuQuota, GpuQuotaStatus};
@@ -172,15 +172,16 @@ impl Index {
         let namespace = &entry.claim.namespace;
         let Some(of_namespace) = self.quotas.namespaces.get(namespace) else { return };
         let results = entry.counted();
-        let device = |_, result: &DeviceResult| self.published_device(&result.device);
-        let counted = charges(&entry.claim, results, device);
-        let charged = |(result, charge): (&DeviceResult, Charge)| {
-            let is_published = self.published_device(&result.device).is_some();
-            let known = of_namespace.known(uid, result).filter(|_| !is_published);
+        let published: Vec<Option<&Device>> =
+            results.iter().map(|result| self.published_device(&result.device)).collect();
+        let counted = charges(&entry.claim, results, published.iter().copied());
+        let charged = |((result, device), charge): ((&DeviceResult, &Option<&Device>), Charge)| {
+            let known = of_namespace.known(uid, result).filter(|_| device.is_none());
             let charge = known.cloned().unwrap_or(charge);
             ChargedDevice { device: result.device.clone(), charge }
         };
-        let devices: Vec<ChargedDevice> = results.iter().zip(counted).map(charged).collect();
+        let devices: Vec<ChargedDevice> =
+            results.iter().zip(&published).zip(counted).map(charged).collect();
         let namespace = namespace.clone();
         let Some(of_namespace) = self.quotas.namespaces.get_mut(&namespace) else { return };
         if of_namespace.count(uid, devices) {

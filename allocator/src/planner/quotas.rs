@@ -177,11 +177,11 @@ impl<'p> PlanningPass<'p> {
         let reachable = self.planner.cluster.reachable(node);
         let mut all = Vec::new();
         for ((claim, allocation), chosen) in to_place.pending.iter().zip(claims).zip(chosen) {
-            let device = |at: usize, _: &_| {
-                let candidate = reachable?.candidates.get(chosen.get(at)?.candidate)?;
+            let device = |chosen: &Chosen| {
+                let candidate = reachable?.candidates.get(chosen.candidate)?;
                 Some(&**candidate.device())
             };
-            all.extend(quota::charges(claim, &allocation.results, device));
+            all.extend(quota::charges(claim, &allocation.results, chosen.iter().map(device)));
         }
         all
     }
