@@ -34,8 +34,8 @@ impl Index {
 
     /// Checks the devices that have changed, or whose holders have, since the last call.
     pub(crate) fn check_touched(&mut self) {
+        self.charge_republished();
         for device in std::mem::take(&mut self.sums.touched) {
-            self.charge_holders(&device);
             if self.is_exceeded(&device, self.sums.usage.get(&device)) {
                 let releasable = self.releasable(&device);
                 self.exceeded.insert(device, releasable);

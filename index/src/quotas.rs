@@ -25,6 +25,8 @@ pub(crate) struct Quotas {
     /// Namespaces whose quotas, sums or statuses have changed since
     /// [`take_changed_quotas`](crate::Index::take_changed_quotas).
     changed: BTreeSet<Namespace>,
+    /// Devices whose publication has changed since the claims that hold them were counted.
+    republished: BTreeSet<DeviceId>,
 }
 
 /// The quotas of a namespace.
@@ -190,13 +192,20 @@ impl Index {
         }
     }
 
-    /// Counts the claims anew that hold a device whose publication has changed.
-    pub(crate) fn charge_holders(&mut self, device: &DeviceId) {
-        if self.quotas.namespaces.is_empty() {
-            return;
+    /// Notes devices whose publication has changed.
+    pub(crate) fn note_republished(&mut self, devices: impl IntoIterator<Item = DeviceId>) {
+        // A first quota counts by what is published then.
+        if !self.quotas.namespaces.is_empty() {
+            self.quotas.republished.extend(devices);
         }
-        let holders: Vec<ClaimUid> = self.sums.holders.get(device).cloned().collect();
-        holders.iter().for_each(|claim| self.charge(claim));
+    }
+
+    /// Counts the claims anew that hold a device whose publication has changed.
+    pub(crate) fn charge_republished(&mut self) {
+        for device in std::mem::take(&mut self.quotas.republished) {
+            let holders: Vec<ClaimUid> = self.sums.holders.get(&device).cloned().collect();
+            holders.iter().for_each(|claim| self.charge(claim));
+        }
     }
 
     /// Returns the states of all quotas.

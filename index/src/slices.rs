@@ -119,6 +119,8 @@ impl Index {
         let Some(slice) = self.published.get(name) else { return };
         let device =
             |d: &Arc<Device>| DeviceId { pool: slice.pool.clone(), device: d.name.clone() };
-        self.sums.touched.extend(slice.devices.iter().map(device));
+        let devices: Vec<DeviceId> = slice.devices.iter().map(device).collect();
+        self.sums.touched.extend(devices.iter().cloned());
+        self.note_republished(devices);
     }
 }
