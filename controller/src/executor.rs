@@ -8,6 +8,7 @@
 use std::panic::resume_unwind;
 use std::sync::Arc;
 
+use futures::stream;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -59,15 +60,15 @@ impl Executor {
     ) -> (Self, mpsc::UnboundedReceiver<Event>) {
         let (reports, reported) = mpsc::unbounded_channel();
         let (notices, notice_queue) = mpsc::channel(MAX_OPEN_NOTICES);
-        let (nominations, nomination_queue) = mpsc::channel(MAX_QUEUED_NOMINATIONS);
+        let (nominations, mut nomination_queue) = mpsc::channel(MAX_QUEUED_NOMINATIONS);
         // Bounded by the claims: each has one open write.
         let (writes, write_queue) = mpsc::unbounded_channel();
         // Bounded by the namespaces: each has one selector at a time.
         let (selectors, selector_queue) = mpsc::unbounded_channel();
         // Bounded by the templates: each has one open write.
-        let (templates, template_queue) = mpsc::unbounded_channel();
+        let (templates, mut template_queue) = mpsc::unbounded_channel();
         // Bounded by the quotas: each has one open write.
-        let (quotas, quota_queue) = mpsc::unbounded_channel();
+        let (quotas, mut quota_queue) = mpsc::unbounded_channel();
         let reporter = Reporter {
             controller: events::Reporter::Controller.name().to_owned(),
             instance: Some(identity.to_owned()),
@@ -75,14 +76,17 @@ impl Executor {
         tasks.spawn("events", publish(client.clone(), reporter, notice_queue, reports.clone()));
         let to = client.clone();
         let nominate = async move |tenure, write| write_nomination(&to, tenure, write).await;
-        tasks.spawn("nominations", write_queued(nomination_queue, reports.clone(), nominate));
+        let queue = stream::poll_fn(move |context| nomination_queue.poll_recv(context));
+        tasks.spawn("nominations", write_queued(queue, reports.clone(), nominate));
         let writing = write_claims(Writer::new(client.clone()), write_queue, reports.clone());
         tasks.spawn("claim-writes", writing);
         let to = client.clone();
         let write = async move |tenure, write| write_template(&to, tenure, write).await;
-        tasks.spawn("claim-templates", write_queued(template_queue, reports.clone(), write));
+        let queue = stream::poll_fn(move |context| template_queue.poll_recv(context));
+        tasks.spawn("claim-templates", write_queued(queue, reports.clone(), write));
         let write = async move |tenure, write| write_quota_status(&client, tenure, write).await;
-        tasks.spawn("quota-statuses", write_queued(quota_queue, reports.clone(), write));
+        let queue = stream::poll_fn(move |context| quota_queue.poll_recv(context));
+        tasks.spawn("quota-statuses", write_queued(queue, reports.clone(), write));
         tasks.spawn("selectors", compile(selector_queue, reports.clone()));
         let tenure = Tenure::endless();
         let executor =

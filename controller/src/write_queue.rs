@@ -1,9 +1,7 @@
 //! Queues of writes that may follow each other in any order: nominations, claim templates, statuses
 //! of quotas.
 
-use std::task::{Context, Poll};
-
-use futures::{StreamExt, stream};
+use futures::{Stream, StreamExt};
 use tokio::sync::mpsc;
 
 use crate::core::event::Event;
@@ -13,39 +11,13 @@ use crate::leadership::Tenure;
 /// delay.
 const REQUESTS: usize = 16;
 
-/// The receiving end of a queue, bounded or not.
-pub(crate) trait Queue {
-    /// The writes of the queue.
-    type Write;
-
-    /// Polls for the next write.
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<(Tenure, Self::Write)>>;
-}
-
-impl<W> Queue for mpsc::Receiver<(Tenure, W)> {
-    type Write = W;
-
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<(Tenure, W)>> {
-        self.poll_recv(context)
-    }
-}
-
-impl<W> Queue for mpsc::UnboundedReceiver<(Tenure, W)> {
-    type Write = W;
-
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<(Tenure, W)>> {
-        self.poll_recv(context)
-    }
-}
-
 /// Performs the writes of a queue until it ends, and reports the event of each.
-pub(crate) async fn write_queued<Q: Queue>(
-    mut queue: Q,
+pub(crate) async fn write_queued<W>(
+    queue: impl Stream<Item = (Tenure, W)>,
     reports: mpsc::UnboundedSender<Event>,
-    write: impl AsyncFn(Tenure, Q::Write) -> Event,
+    write: impl AsyncFn(Tenure, W) -> Event,
 ) {
-    let queue = stream::poll_fn(move |context| queue.poll_next(context));
-    let perform = async |(tenure, next): (Tenure, Q::Write)| {
+    let perform = async |(tenure, next): (Tenure, W)| {
         let ended = write(tenure, next).await;
         // Only a core that has ended does not receive it.
         let _ = reports.send(ended);
