@@ -91,6 +91,19 @@ fn problems_name_their_objects_and_what_to_do() {
 }
 
 #[test]
+fn no_controller_is_missed_in_stock_mode() {
+    let mut fixture = in_order();
+    fixture.snapshot.leases.clear();
+    assert_eq!(codes(&diagnosis(&fixture, &[])), [(Severity::Error, "ControllerAbsent")]);
+    let slices = &mut fixture.snapshot.resource_slices;
+    for device in slices.iter_mut().flat_map(|slice| slice.spec.devices.iter_mut().flatten()) {
+        device.taints = None;
+    }
+    let found = diagnosis(&fixture, &[]);
+    assert!(found.problems.iter().all(|problem| problem.code == "NotManaged"), "{found:?}");
+}
+
+#[test]
 fn bound_pods_of_another_system_are_no_problem() {
     let mut fixture = in_order();
     let mut pod = asking("served", "nvidia.com/gpu");

@@ -3,11 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{Event, Pod};
-use tessera_api::names::DRIVER_NAME;
 use tessera_messages as message;
 
 use super::{Problem, Severity};
-use crate::explain::{ExtendedResource, PlanView, controller, supply};
+use crate::explain::{ExtendedResource, Finding, PlanView, is_our_class, of_cluster};
 use crate::output::count;
 use crate::tree::GpuTree;
 
@@ -72,15 +71,14 @@ pub(super) fn all(
 
 /// The controller runs, and GPUs are published.
 fn cluster(view: &PlanView<'_>) -> Vec<Problem> {
-    let findings = supply(view).into_iter().chain(controller(view));
-    let problem = |finding: crate::explain::Finding| Problem {
+    let problem = |finding: Finding| Problem {
         severity: Severity::Error,
         code: finding.code.to_owned(),
         objects: Vec::new(),
         message: finding.message,
         hint: None,
     };
-    findings.map(problem).collect()
+    of_cluster(view).into_iter().map(problem).collect()
 }
 
 /// GPUs and nodes are in a state in which they serve.
@@ -155,9 +153,8 @@ fn is_waiting_without_claims(pod: &Pod) -> bool {
 fn named_resources(view: &PlanView<'_>) -> Option<Problem> {
     let devices = || view.cluster.slices.values().flat_map(|slice| &slice.devices);
     let is_managed = devices().any(|device| !device.is_unmanaged);
-    let is_ours = |name: &str| name == DRIVER_NAME || name.ends_with(&format!(".{DRIVER_NAME}"));
     let classes = view.snapshot.device_classes.iter().filter_map(|class| {
-        let name = class.metadata.name.as_deref().filter(|name| is_ours(name))?;
+        let name = class.metadata.name.as_deref().filter(|name| is_our_class(name))?;
         class.spec.as_ref()?.extended_resource_name.as_ref()?;
         Some(format!("deviceclass {name}"))
     });

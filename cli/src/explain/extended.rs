@@ -37,8 +37,7 @@ impl ExtendedResource {
         };
         let named = classes.iter().find(names).and_then(|class| class.metadata.name.as_deref());
         let class = name.strip_prefix(CLASS_RESOURCE_PREFIX).or(named)?;
-        let ours = class == DRIVER_NAME || class.ends_with(&format!(".{DRIVER_NAME}"));
-        ours.then(|| Self {
+        is_our_class(class).then(|| Self {
             is_ours: true,
             message: format!(
                 "it uses no ResourceClaims, and asks for `{name}`: kube-scheduler makes a claim of \
@@ -70,6 +69,11 @@ impl ExtendedResource {
             ),
         })
     }
+}
+
+/// Returns true if the name is that of a DeviceClass of the chart.
+pub(crate) fn is_our_class(name: &str) -> bool {
+    name == DRIVER_NAME || name.ends_with(&format!(".{DRIVER_NAME}"))
 }
 
 /// Returns the names of the requested resources with an amount other than 0.

@@ -44,7 +44,13 @@ pub(super) fn findings(
     if !is_planned && state != PodState::NodeMismatch {
         return findings;
     }
-    findings.extend(supply(view));
+    findings.extend(of_cluster(view));
+    findings
+}
+
+/// Returns the findings about devices and the controller. In stock mode none has to run.
+pub(crate) fn of_cluster(view: &PlanView<'_>) -> Vec<Finding> {
+    let mut findings = supply(view);
     if !findings.iter().any(|finding| finding.code == NOT_MANAGED) {
         findings.extend(controller(view));
     }
@@ -83,7 +89,7 @@ pub(crate) fn supply(view: &PlanView<'_>) -> Vec<Finding> {
 }
 
 /// Returns a finding unless a Lease shows a running controller.
-pub(crate) fn controller(view: &PlanView<'_>) -> Option<Finding> {
+fn controller(view: &PlanView<'_>) -> Option<Finding> {
     let finding = |code, message| Some(Finding { code, message });
     if let Some(because) = view.snapshot.not_read("leases.coordination.k8s.io") {
         let message = format!("unknown if the controller runs: cannot list Leases ({because})");
