@@ -199,13 +199,18 @@ fn a_bound_pod_is_held_to_the_quota() {
     assert!(shortfalls(&plan("79Gi", &whole)).contains_key("p"), "known after the search");
 }
 
+/// Returns a backlog of equal pods, and settings by which reasons are kept between plans.
+fn waiting(pods: usize, memory: &str) -> (Backlog, PlanSettings) {
+    let mut backlog = Backlog::default();
+    (0..pods).for_each(|i| backlog.insert(share_pod(&format!("p{i:03}"), memory, "0")));
+    (backlog, PlanSettings { steps_for_reasons: Some(1000), ..PlanSettings::default() })
+}
+
 #[test]
 fn pods_over_quota_wait_in_one_queue_until_it_is_raised() {
     let cluster = two_nodes();
     let mut planner = planner(&cluster, vec![state(&[("memory", "0")], &[])]);
-    let mut backlog = Backlog::default();
-    (0..1000).for_each(|i| backlog.insert(share_pod(&format!("p{i:03}"), "1Gi", "0")));
-    let settings = PlanSettings { steps_for_reasons: Some(1000), ..PlanSettings::default() };
+    let (mut backlog, settings) = waiting(1000, "1Gi");
     let first = planner.plan_backlog(&mut backlog, settings);
     assert_eq!((first.decisions.len(), first.refusals.len()), (0, 1000));
     let second = planner.plan_backlog(&mut backlog, settings);
@@ -231,9 +236,7 @@ fn pods_over_quota_wait_in_one_queue_until_it_is_raised() {
 fn pods_without_devices_are_told_so_once_the_quota_allows() {
     let cluster = two_nodes();
     let mut planner = planner(&cluster, vec![state(&[("memory", "1Gi")], &[])]);
-    let mut backlog = Backlog::default();
-    (0..3).for_each(|i| backlog.insert(share_pod(&format!("p{i}"), "100Gi", "0")));
-    let settings = PlanSettings { steps_for_reasons: Some(1000), ..PlanSettings::default() };
+    let (mut backlog, settings) = waiting(3, "100Gi");
     let mut reasons = |planner: &mut Planner, hard: &str| {
         planner.set_quotas(&namespace(), vec![state(&[("memory", hard)], &[])]);
         planner.plan_backlog(&mut backlog, settings);

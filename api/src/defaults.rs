@@ -38,11 +38,7 @@ impl GpuDefaults {
     /// They are not a GpuConfig, or set what this version does not support.
     pub fn config(&self) -> Result<GpuConfig, ConfigError> {
         let config = GpuConfig::decode(&self.spec.parameters);
-        let checked = config.and_then(|config| {
-            config.supported()?;
-            config.consistent()?;
-            Ok(config)
-        });
+        let checked = config.and_then(|config| config.effective().map(|_| config));
         checked.map_err(|error| error.at("spec.parameters"))
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use tessera_api::GpuConfig;
 use tessera_api::defaults::{GPU_DEFAULTS_NAME, GpuDefaults};
-use tessera_api::names::{ClaimUid, Namespace};
+use tessera_api::names::Namespace;
 
 use crate::convert::{ConvertError, Subject};
 use crate::index::Index;
@@ -39,14 +39,12 @@ impl Index {
         if self.defaults.get(&namespace) == config.as_ref() {
             return false;
         }
-        let is_in = |uid: &&ClaimUid| self.claims[*uid].claim.namespace == namespace;
-        let claims: Vec<ClaimUid> = self.claims.keys().filter(is_in).cloned().collect();
-        for uid in claims {
+        for uid in self.claims_in(&namespace) {
             if let Some(entry) = self.claims.get_mut(&uid) {
                 Arc::make_mut(&mut entry.claim).defaults.clone_from(&config);
-                let key = (entry.claim.namespace.clone(), entry.claim.name.clone());
-                self.changed_pods.extend(self.pods_by_claim.get(&key).cloned());
             }
+            let pods = self.pods_with(&uid);
+            self.changed_pods.extend(pods);
         }
         match config {
             Some(config) => drop(self.defaults.insert(namespace, config)),

@@ -369,6 +369,12 @@ impl Index {
         self.claims.get(claim).is_some_and(|entry| entry.object.is_some())
     }
 
+    /// Returns the claims of a namespace. Visits all claims.
+    pub(crate) fn claims_in(&self, namespace: &Namespace) -> Vec<ClaimUid> {
+        let claims = self.claims.iter().filter(|(_, entry)| entry.claim.namespace == *namespace);
+        claims.map(|(uid, _)| uid.clone()).collect()
+    }
+
     /// Returns the claim as last seen; none if it is not known or deleted. Of an allocated claim it
     /// has only what a release needs: name, UID, version, allocation and `reservedFor`.
     pub fn claim_object(&self, claim: &ClaimUid) -> Option<Arc<ResourceClaim>> {

@@ -123,9 +123,7 @@ impl Index {
         let name = state.quota.name.clone();
         of_namespace.quotas.insert(name, QuotaEntry { state, status: object.status.clone() });
         if is_first {
-            let of_namespace = |claim: &&ClaimUid| self.claims[*claim].claim.namespace == namespace;
-            let claims: Vec<ClaimUid> = self.claims.keys().filter(of_namespace).cloned().collect();
-            claims.iter().for_each(|claim| self.charge(claim));
+            self.claims_in(&namespace).iter().for_each(|claim| self.charge(claim));
         }
         self.quotas.unplanned.insert(namespace);
         Ok(true)

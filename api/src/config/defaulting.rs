@@ -19,8 +19,7 @@ impl GpuConfig {
             let candidate = completion.overridden_by(&part);
             let whole = candidate.overridden_by(self);
             let is_new = whole != completion.overridden_by(self);
-            let is_valid = whole.supported().is_ok()
-                && whole.consistent().is_ok()
+            let is_valid = whole.effective().is_ok()
                 && whole.check_request(requested).is_ok()
                 && (is_one_gpu || part.sharing != Some(Sharing::Mps));
             if is_new && is_valid {

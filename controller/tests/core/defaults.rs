@@ -8,11 +8,16 @@ use crate::world::World;
 
 const DEFAULTS: WatchedKind = WatchedKind::Defaults;
 
-fn set(world: &mut World, name: &str, fields: &Value) {
+/// Returns a GpuConfig with these fields.
+fn parameters(fields: &Value) -> Value {
     let mut parameters = json!({"apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuConfig"});
     parameters.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    parameters
+}
+
+fn set(world: &mut World, name: &str, fields: &Value) {
     let metadata = json!({"name": name, "namespace": "default", "uid": format!("uid-{name}")});
-    world.put(DEFAULTS, json!({"metadata": metadata, "spec": {"parameters": parameters}}));
+    world.put(DEFAULTS, json!({"metadata": metadata, "spec": {"parameters": parameters(fields)}}));
     world.deliver_all();
 }
 
@@ -21,9 +26,7 @@ fn add_open(world: &mut World, name: &str, config: Option<Value>) {
     let mut claim = objects::claim(name, "0");
     claim["spec"]["devices"]["requests"][0]["exactly"]["capacity"] = Value::Null;
     if let Some(fields) = config {
-        let mut parameters = json!({"apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuConfig"});
-        parameters.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-        let opaque = json!({"driver": "gpu.tessera.dev", "parameters": parameters});
+        let opaque = json!({"driver": "gpu.tessera.dev", "parameters": parameters(&fields)});
         claim["spec"]["devices"]["config"] = json!([{"opaque": opaque}]);
     }
     world.put(WatchedKind::Claim, claim);
