@@ -6,14 +6,17 @@
 //!  GPU_CORE_UTILIZATION_POLICY      `disable`: no compute is limited  cores(i)
 //!  CUDA_VISIBLE_DEVICES             which GPU an ordinal means        gpu_of(ordinal)
 //!  CUDA_DEVICE_MEMORY_SHARED_CACHE  where processes share a ledger    cache()
+//!  CUDA_TASK_PRIORITY               0 is the highest                  priority()
+//!  CUDA_OVERSUBSCRIBE               memory may spill to the host      oversubscribes()
 //! ```
 //!
 //! A number is what C's `strtoul` makes of the text with base 0, times the unit that its last
 //! letter says; a number for one GPU goes before the general one; nothing, or 0, is no limit. In
 //! one thing it is stricter than HAMi-core, which takes anything else for no limit, or for one of
-//! 2^64 bytes: what is no number, or below 0, is a limit of 0 bytes. `CUDA_TASK_PRIORITY` is read
-//! by HAMi's monitor, which is not here; it changes nothing, like the variables that choose logs
-//! and that HAMi-core reads and does not use.
+//! 2^64 bytes: what is no number, or below 0, is a limit of 0 bytes. Variables that choose logs,
+//! and those that HAMi-core reads and does not use, change nothing.
+//!
+//! [`Region`] is the file that HAMi's monitor reads.
 //!
 //! Pure: it asks for variables through a function, and takes no memory.
 #![no_std]
@@ -21,9 +24,11 @@
 
 mod name;
 mod number;
+mod region;
 
 use name::Name;
 use number::{Number, number};
+pub use region::{LAUNCHED, LIMITS_APPLY, PROCESSES, Process, REGION_LEN, Region};
 
 /// GPUs that HAMi has variables for.
 pub const GPUS: usize = 16;
@@ -84,6 +89,24 @@ impl<'v, F: Fn(&[u8]) -> Option<&'v [u8]>> Variables<F> {
     /// The least that any GPU has: for one whose index is not known.
     pub fn least_cores(&self) -> Option<u32> {
         (0..GPUS).filter_map(|gpu| self.cores(gpu)).min()
+    }
+
+    /// Returns true if the monitor's word that the container is alone on its GPUs does not lift
+    /// limits of compute.
+    pub fn always_limits_compute(&self) -> bool {
+        matches!((self.0)(b"GPU_CORE_UTILIZATION_POLICY"), Some(b"force" | b"FORCE"))
+    }
+
+    /// Returns the container's priority among those of its GPUs; 0 is the highest. Default: 1, also
+    /// for an invalid value, which HAMi-core takes for 0.
+    pub fn priority(&self) -> i32 {
+        let text = (self.0)(b"CUDA_TASK_PRIORITY").and_then(|text| core::str::from_utf8(text).ok());
+        text.and_then(|text| text.trim().parse().ok()).unwrap_or(1)
+    }
+
+    /// Returns true if memory may spill to the host.
+    pub fn oversubscribes(&self) -> bool {
+        matches!((self.0)(b"CUDA_OVERSUBSCRIBE"), Some(b"true" | b"1"))
     }
 
     /// The index of the GPU that CUDA calls by an ordinal: `CUDA_VISIBLE_DEVICES` reorders, where

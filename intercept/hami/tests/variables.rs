@@ -136,6 +136,28 @@ fn the_cache_has_hamis_default() {
     );
 }
 
+#[test]
+fn priority_has_hamis_default_and_is_never_0_by_mistake() {
+    let priority = |variables: &[(&str, &str)]| with(variables, |get| Variables(get).priority());
+    assert_eq!(priority(&[]), 1);
+    for (text, expected) in [("0", 0), ("2", 2), (" 1 ", 1), ("-1", -1), ("high", 1), ("", 1)] {
+        assert_eq!(priority(&[("CUDA_TASK_PRIORITY", text)]), expected, "{text}");
+    }
+}
+
+#[test]
+fn policy_and_oversubscription_are_exact_words() {
+    let forced = |policy| {
+        with(&[("GPU_CORE_UTILIZATION_POLICY", policy)], |get| {
+            Variables(get).always_limits_compute()
+        })
+    };
+    assert_eq!(["force", "FORCE", "Force", "disable"].map(forced), [true, true, false, false]);
+    let spills =
+        |word| with(&[("CUDA_OVERSUBSCRIBE", word)], |get| Variables(get).oversubscribes());
+    assert_eq!(["true", "1", "false", ""].map(spills), [true, true, false, false]);
+}
+
 /// HAMi-core's `get_limit_from_env`; 0 is no limit. `None` where this crate is stricter.
 fn hami_core(text: &str) -> Option<u64> {
     let unit: u64 = match text.chars().last() {

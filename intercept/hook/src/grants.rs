@@ -144,7 +144,7 @@ pub(crate) fn map_ledger(file: &Fd) -> Option<(&'static LedgerPage, (u64, u64))>
 /// Opens a ledger again for locks, if it is still the same file.
 pub(crate) fn reopen_ledger(name: &CStr, identity: (u64, u64)) -> Option<Fd> {
     #[cfg(feature = "hami")]
-    if let Some(file) = crate::hami_variables::reopen_ledger(name) {
+    if let Some(file) = crate::hami::reopen_ledger(name) {
         return (file.status()?.identity == identity).then_some(file);
     }
     let all = Fd::open_at(HERE, DIRECTORY, libc::O_PATH | libc::O_DIRECTORY)?;

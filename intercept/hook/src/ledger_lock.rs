@@ -12,15 +12,25 @@ use tessera_intercept_limiter::{Account, Identity, ReclaimContext, SlotLocks, at
 use crate::sys::{self, Fd, HERE, Map};
 
 /// The ledger, opened for locking.
-pub(crate) struct LedgerLocks(pub(crate) Fd);
+pub(crate) struct LedgerLocks {
+    pub(crate) ledger: Fd,
+    /// Places of its slots in the file of HAMi's monitor.
+    #[cfg(feature = "hami")]
+    pub(crate) shown: Option<crate::hami::Shown>,
+}
 
 impl SlotLocks for LedgerLocks {
     fn try_lock(&self, slot: usize) -> bool {
-        self.0.try_lock(LOCK_OFFSET + slot as u64)
+        self.ledger.try_lock(LOCK_OFFSET + slot as u64)
     }
 
     fn unlock(&self, slot: usize) {
-        self.0.unlock(LOCK_OFFSET + slot as u64);
+        // Before the lock is released, because the next process of the slot writes there too.
+        #[cfg(feature = "hami")]
+        if let Some(shown) = &self.shown {
+            shown.clear(slot);
+        }
+        self.ledger.unlock(LOCK_OFFSET + slot as u64);
     }
 }
 
@@ -35,7 +45,7 @@ pub(crate) fn lock_slot(
     let slot = attach(ledger, locks, this_process(), reclaim_context)?;
     // The mapping is never unmapped. If it fails, the lock ends with the descriptor, and the slot
     // with the lock.
-    sys::map(Map::NoAccess(&locks.0), PAGE)?;
+    sys::map(Map::NoAccess(&locks.ledger), PAGE)?;
     Some(Account::new(slot))
 }
 

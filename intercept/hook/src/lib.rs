@@ -15,9 +15,10 @@
 //! ```
 //!
 //! The library runs in programs that do not expect it. So it has no constructor, no thread and no
-//! signal handler; it prints only on request (`trace`), never panics, and gets its own memory
-//! from the kernel only. As it ships (`--profile intercept`) it is `no_std` and needs nothing but
-//! libc. In every unclear case it grants no memory.
+//! signal handler; it prints only on request (`trace`), never panics, and gets its own memory from
+//! the kernel only. As it ships (`--profile intercept`) it is `no_std` and needs nothing but libc.
+//! In every unclear case it grants no memory. (The build for HAMi's variables has a thread and a
+//! destructor: `hami`.)
 #![cfg_attr(panic = "abort", no_std)]
 
 mod allocation;
@@ -28,7 +29,7 @@ mod driver_counted;
 mod grants;
 mod graph_memory;
 #[cfg(feature = "hami")]
-mod hami_variables;
+mod hami;
 mod hooks;
 mod host_pid;
 mod ledger_lock;

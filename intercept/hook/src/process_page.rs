@@ -28,6 +28,12 @@ pub(crate) struct ProcessPage {
     pub(crate) has_captured: AtomicBool,
     /// Host's PID of this process.
     pub(crate) host_pid: HostPid,
+    /// File of HAMi's monitor, once this process has used a GPU.
+    #[cfg(feature = "hami")]
+    pub(crate) region: AtomicPtr<c_void>,
+    /// Thread that tells HAMi's monitor about launches.
+    #[cfg(feature = "hami")]
+    pub(crate) reporter: crate::hami::Reporter,
 }
 
 static PAGE: AtomicPtr<ProcessPage> = AtomicPtr::new(ptr::null_mut());

@@ -35,6 +35,9 @@ pub(crate) struct Share {
     is_by_mps: Option<bool>,
     /// Time when this process last searched for ended processes; 0: never.
     reclaimed_ns: u64,
+    /// Its place in the file of HAMi's monitor.
+    #[cfg(feature = "hami")]
+    shown: Option<crate::hami::Shown>,
 }
 
 impl Share {
@@ -53,6 +56,8 @@ impl Share {
             account: None,
             is_by_mps: None,
             reclaimed_ns: 0,
+            #[cfg(feature = "hami")]
+            shown: None,
         })
     }
 
@@ -175,6 +180,10 @@ impl Share {
     }
 
     fn known_entitlement(&self) -> Entitlement {
+        #[cfg(feature = "hami")]
+        if self.shown.is_some_and(|shown| shown.lifts_compute_limit()) {
+            return Entitlement::UNLIMITED;
+        }
         Entitlement::of_grant(self.grant.policy, self.grant.cores_percent)
     }
 
@@ -228,6 +237,18 @@ impl Share {
         self.account.as_mut().ok_or(Refused::Tampered)
     }
 
+    fn take_from_ledger(&mut self, least: u64, most: u64) -> Result<u64, Refused> {
+        let limit = self.limit();
+        let (limit, ledger) = (self.overhead().limit_of(limit), self.ledger);
+        let context_bytes = self.grant.context_bytes;
+        let account = self.account()?;
+        // Contexts of this process are charged before the first memory in them.
+        if !account.has_charged_contexts() {
+            account.charge_contexts(ledger, context_bytes, limit)?;
+        }
+        account.take(ledger, least, most, limit)
+    }
+
     /// Writes the host's PID of this process into its slot.
     pub(crate) fn set_host_pid(&self, pid: u32) {
         if let Some(slot) =
@@ -255,25 +276,58 @@ impl Share {
 
     fn locks(&self) -> Option<LedgerLocks> {
         let name = CStr::from_bytes_until_nul(&self.name).ok()?;
-        grants::reopen_ledger(name, self.identity).map(LedgerLocks)
+        let ledger = grants::reopen_ledger(name, self.identity)?;
+        Some(LedgerLocks {
+            ledger,
+            #[cfg(feature = "hami")]
+            shown: self.shown,
+        })
+    }
+}
+
+/// HAMi's monitor.
+#[cfg(feature = "hami")]
+impl Share {
+    /// Returns the share as the monitor sees it there.
+    pub(crate) fn shown_in(self, shown: Option<crate::hami::Shown>) -> Self {
+        Self { shown, ..self }
+    }
+
+    /// Shows the memory of this process.
+    fn show_memory(&self) {
+        if let (Some(shown), Some(account)) = (&self.shown, &self.account) {
+            shown.show_memory(account.slot(), account.held());
+        }
+    }
+
+    /// Returns where to show the utilization by this process, its slot, and its GPU-ns so far.
+    pub(crate) fn shown_usage(&self) -> Option<(crate::hami::Shown, usize, u64)> {
+        let (shown, slot) = (self.shown?, self.account.as_ref()?.slot());
+        let gpu_ns = self.ledger.slot.get(slot)?.compute.gpu_ns.load(Ordering::Relaxed);
+        Some((shown, slot, gpu_ns))
+    }
+
+    /// Shows nothing of this process from now on: it ends.
+    pub(crate) fn hide(&mut self) {
+        if let (Some(shown), Some(account)) = (self.shown.take(), &self.account) {
+            shown.clear(account.slot());
+        }
     }
 }
 
 impl tessera_intercept_limiter::Share for Share {
     fn take(&mut self, least: u64, most: u64) -> Result<u64, Refused> {
-        let limit = self.limit();
-        let (limit, ledger) = (self.overhead().limit_of(limit), self.ledger);
-        let context_bytes = self.grant.context_bytes;
-        let account = self.account()?;
-        // Contexts of this process are charged before the first memory in them.
-        if !account.has_charged_contexts() {
-            account.charge_contexts(ledger, context_bytes, limit)?;
-        }
-        account.take(ledger, least, most, limit)
+        let taken = self.take_from_ledger(least, most);
+        #[cfg(feature = "hami")]
+        self.show_memory();
+        taken
     }
 
     fn give(&mut self, bytes: u64) -> u64 {
         let ledger = self.ledger;
-        self.account.as_mut().map_or(0, |account| account.give(ledger, bytes))
+        let given = self.account.as_mut().map_or(0, |account| account.give(ledger, bytes));
+        #[cfg(feature = "hami")]
+        self.show_memory();
+        given
     }
 }

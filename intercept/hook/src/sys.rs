@@ -360,6 +360,35 @@ pub(crate) fn wait_shared(word: &AtomicU32, value: u32, ns: u64) {
     unsafe { libc::syscall(SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, &raw const time) };
 }
 
+/// Sleeps for a time in ns; shorter if the thread gets a signal.
+#[cfg(feature = "hami")]
+pub(crate) fn sleep(ns: u64) {
+    wait_shared(&AtomicU32::new(0), 0, ns);
+}
+
+/// Runs a function while this thread gets no signals. A thread that it begins never gets any.
+#[cfg(feature = "hami")]
+pub(crate) fn without_signals<T>(run: impl FnOnce() -> T) -> T {
+    let set_mask = |new: u64| {
+        let mut before = 0_u64;
+        // SAFETY: both sets are local variables of the kernel's length.
+        unsafe {
+            libc::syscall(
+                libc::SYS_rt_sigprocmask,
+                libc::SIG_SETMASK,
+                &raw const new,
+                &raw mut before,
+                size_of::<u64>(),
+            )
+        };
+        before
+    };
+    let before = set_mask(u64::MAX);
+    let result = run();
+    set_mask(before);
+    result
+}
+
 /// Wakes all waiters of a futex that processes share.
 pub(crate) fn wake_shared(word: &AtomicU32) {
     // SAFETY: the word lives as long as the call.

@@ -63,6 +63,8 @@ impl Stream {
 #[inline]
 pub(crate) fn launch(key: Key, stream: Stream, make: impl FnOnce() -> c_int) -> c_int {
     let Some(gate) = gate() else { return make() };
+    #[cfg(feature = "hami")]
+    crate::hami::before_launch();
     if has_captured() && stream.is_capturing() {
         return make();
     }

@@ -144,10 +144,25 @@ impl State {
         #[cfg(feature = "hami")]
         if known.is_none() && self.by_variables {
             let ordinal = self.devices.iter().position(|device| *device == Some(uuid));
-            self.add(crate::hami_variables::share_of(uuid, ordinal));
+            self.add(crate::hami::share_of(uuid, ordinal));
             return self.known(uuid);
         }
         known
+    }
+
+    /// Returns what HAMi's monitor is to see of this process's launches on a GPU: see
+    /// [`Share::shown_usage`].
+    #[cfg(feature = "hami")]
+    pub(crate) fn shown_usage(&mut self, gpu: usize) -> Option<(crate::hami::Shown, usize, u64)> {
+        self.gpu(gpu)?.shares().first()?.shown_usage()
+    }
+
+    /// Shows HAMi's monitor nothing of this process from now on.
+    #[cfg(feature = "hami")]
+    pub(crate) fn hide(&mut self) {
+        for gpu in 0..self.count {
+            self.gpu(gpu).into_iter().flat_map(Gpu::shares).for_each(Share::hide);
+        }
     }
 
     fn known(&mut self, uuid: GpuUuid) -> Option<usize> {

@@ -418,6 +418,11 @@ impl Node {
         }
     }
 
+    /// Returns the UUIDs of the GPUs.
+    pub(crate) fn uuids(&self) -> &[String] {
+        &self.uuids
+    }
+
     /// Returns the UUID of the first GPU.
     pub(crate) fn first_uuid(&self) -> &str {
         &self.uuids[0]
