@@ -183,6 +183,10 @@ metrics! {
     DRIVER_REGISTERED = Gauge "tessera_driver_registered" []
         "1 while the driver is registered with the kubelet, 0 otherwise";
 
+    GPU_INFO = Gauge "tessera_gpu_info" ["uuid", "node", "index", "product"]
+        "1 for each published GPU, with NVML's index and product name";
+    GPU_MEMORY = Gauge "tessera_gpu_memory_bytes" ["uuid"]
+        "Bytes of memory of each published GPU, without oversubscription";
     GPU_UNACCOUNTED_PROCESSES = Gauge "tessera_gpu_unaccounted_processes" ["uuid"]
         "Processes of pods that hold memory of the GPU which no ledger accounts for";
     GPU_UNACCOUNTED_MEMORY = Gauge "tessera_gpu_unaccounted_memory_bytes" ["uuid"]
@@ -195,6 +199,8 @@ metrics! {
     MPS_DAEMON_STARTS = Counter "tessera_mps_daemon_starts" ["uuid"]
         "Starts of the GPU's MPS control daemon; each after the first ended the contexts of its clients";
 
+    SHARE_INFO = Gauge "tessera_share_info" ["namespace", "resourceclaim", "request", "uuid", "share", "pod", "node"]
+        "1 for each pod of the share's claim, as the claim was last read: when it was prepared, and every five minutes; pod is empty before";
     SHARE_MEMORY_LIMIT = Gauge "tessera_share_memory_limit_bytes" ["namespace", "resourceclaim", "request", "uuid", "share"]
         "Bytes of GPU memory granted to the share";
     SHARE_MEMORY_USED = Gauge "tessera_share_memory_used_bytes" ["namespace", "resourceclaim", "request", "uuid", "share"]

@@ -19,8 +19,8 @@ pub use claim::{ClaimDeviceName, ClaimUid, ResultId, ShareId};
 pub use error::NameError;
 pub use gpu::{GpuUuid, PciBusId};
 pub use kubernetes::{
-    ClaimName, DeviceClassName, DeviceName, DriverName, Namespace, NodeName, PodName, PoolName,
-    QuotaName, RequestName,
+    ClaimName, DeviceClassName, DeviceName, DriverName, ExtendedResourceName, Namespace, NodeName,
+    PodName, PoolName, QuotaName, RequestName,
 };
 
 /// The driver's name: in ResourceSlices, claims and the kubelet's registration, and the API group

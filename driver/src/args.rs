@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Parser;
 use tessera_api::{
     config::ComputePolicy,
-    names::{GpuUuid, NodeName},
+    names::{ExtendedResourceName, GpuUuid, NodeName},
     slice::{DeviceOrder, MaxShares, MemoryRatio},
 };
 use tessera_runtime::{address::ListenAddress, log::LogFormat};
@@ -154,6 +154,16 @@ pub struct DriverArgs {
     /// DRA driver: refuse (do not publish them) or ignore.
     #[arg(long, env = "TESSERA_OTHER_ALLOCATORS", default_value = "refuse")]
     pub other_allocators: OtherAllocatorPolicy,
+
+    /// Extended resource, such as example.com/gpu, by which a device plugin of this cluster hands
+    /// out GPUs under a name of its own; may be repeated. The names of common plugins are known.
+    #[arg(
+        long = "other-resource",
+        env = "TESSERA_OTHER_RESOURCE",
+        value_name = "NAME",
+        value_delimiter = ','
+    )]
+    pub other_resources: Vec<ExtendedResourceName>,
 
     /// Address of /metrics and /healthz; empty disables both.
     #[arg(long, env = "TESSERA_METRICS_ADDRESS", default_value = "0.0.0.0:9400")]

@@ -136,6 +136,8 @@ impl ClaimAudit {
                     let is_full = now >= all_due;
                     if is_full {
                         all_due = now + INTERVAL;
+                        let journal = Arc::clone(&self.journal.borrow());
+                        self.source.retain_pods(|uid| journal.claims.contains_key(uid));
                     }
                     reads = Some(self.reads(is_full));
                 }

@@ -3,6 +3,7 @@
 mod startup;
 
 use std::{
+    collections::BTreeSet,
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
@@ -13,7 +14,7 @@ use anyhow::Context;
 use kube::Client;
 use tessera_api::{
     config::ComputePolicy,
-    names::NodeName,
+    names::{ExtendedResourceName, NodeName},
     slice::{DeviceOrder, MaxShares, MemoryRatio},
 };
 use tessera_gpu::GpuLibrary;
@@ -80,6 +81,8 @@ pub struct DriverSettings {
     pub stock_drain: Duration,
     /// The policy for GPUs that another allocator publishes.
     pub on_other_allocator: OtherAllocatorPolicy,
+    /// Extended resources of GPUs besides those of common device plugins.
+    pub other_resources: BTreeSet<ExtendedResourceName>,
     /// A `/proc` that shows the processes of the host.
     pub proc: PathBuf,
 }

@@ -316,6 +316,7 @@ impl InventoryWatcher {
             unhealthy,
             &inventory.unpublished_by_reason(),
         );
+        self.metrics.set_gpus(&self.pool, &inventory.gpus);
         let gpus = inventory.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
         self.send(HardwareState::Known(inventory));
         gpus
@@ -347,6 +348,7 @@ impl InventoryWatcher {
         self.log_error(reason.to_owned());
         self.metrics.set_nvml_up(false);
         self.metrics.set_gpu_counts(0, 0, &BTreeMap::new());
+        self.metrics.set_gpus(&self.pool, &[]);
         self.send(HardwareState::Unknown { reason: reason.to_owned(), is_queried: true });
     }
 

@@ -16,8 +16,9 @@ use prometheus_client::{
     registry::{Metric, Registry},
 };
 use tessera_api::{
+    Gpu,
     metrics::{self, MetricDescription},
-    names::GpuUuid,
+    names::{GpuUuid, PoolName},
 };
 
 use crate::usage::collector::ShareCollector;
@@ -68,6 +69,14 @@ struct GpuLabel {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct GpuLabels {
+    uuid: String,
+    node: String,
+    index: u32,
+    product: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ReasonLabel {
     reason: String,
 }
@@ -84,6 +93,8 @@ pub struct DriverMetrics {
     published_gpus: Gauge,
     unhealthy_gpus: Gauge,
     unpublished_gpus: Family<ReasonLabel, Gauge>,
+    gpu_info: Family<GpuLabels, Gauge>,
+    gpu_memory: Family<GpuLabel, Gauge>,
     nvml_up: Gauge<i64, AtomicI64>,
     slice_writes: Family<VerbLabel, Counter>,
     slice_failures: Counter,
@@ -113,6 +124,8 @@ impl Default for DriverMetrics {
             published_gpus: Gauge::default(),
             unhealthy_gpus: Gauge::default(),
             unpublished_gpus: Family::default(),
+            gpu_info: Family::default(),
+            gpu_memory: Family::default(),
             nvml_up: Gauge::default(),
             slice_writes: Family::default(),
             slice_failures: Counter::default(),
@@ -144,6 +157,8 @@ impl DriverMetrics {
         self.add(metrics::DRIVER_SLICE_WRITES, self.slice_writes.clone());
         self.add(metrics::DRIVER_SLICE_FAILURES, self.slice_failures.clone());
         self.add(metrics::DRIVER_REGISTERED, self.registered.clone());
+        self.add(metrics::GPU_INFO, self.gpu_info.clone());
+        self.add(metrics::GPU_MEMORY, self.gpu_memory.clone());
         self.add(metrics::GPU_UNACCOUNTED_PROCESSES, self.unaccounted_processes.clone());
         self.add(metrics::GPU_UNACCOUNTED_MEMORY, self.unaccounted_bytes.clone());
         self.add(metrics::GPU_AUDITED, self.audited.clone());
@@ -194,6 +209,24 @@ impl DriverMetrics {
     /// Sets whether the GPU library answers.
     pub fn set_nvml_up(&self, is_known: bool) {
         self.nvml_up.set(i64::from(is_known));
+    }
+
+    /// Sets the published GPUs of `pool`, which is named as the node.
+    pub fn set_gpus(&self, pool: &PoolName, gpus: &[Gpu]) {
+        self.gpu_info.clear();
+        self.gpu_memory.clear();
+        for gpu in gpus {
+            let labels = GpuLabels {
+                uuid: gpu.uuid.to_string(),
+                node: pool.to_string(),
+                index: gpu.index,
+                product: gpu.product_name.clone(),
+            };
+            self.gpu_info.get_or_create(&labels).set(1);
+            self.gpu_memory
+                .get_or_create(&GpuLabel { uuid: gpu.uuid.to_string() })
+                .set(i64::try_from(gpu.memory_bytes).unwrap_or(i64::MAX));
+        }
     }
 
     /// Sets the numbers of published GPUs, of unhealthy ones among them, and of GPUs that are not

@@ -13,7 +13,10 @@
 
 mod found;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use clap::ValueEnum;
 use futures::{Stream, StreamExt};
@@ -22,7 +25,7 @@ use kube::{
     Api, Client, ResourceExt,
     runtime::watcher::{self, DefaultBackoff, watcher},
 };
-use tessera_api::names::{DRIVER_NAME, NodeName};
+use tessera_api::names::{DRIVER_NAME, ExtendedResourceName, NodeName};
 use tessera_runtime::cluster::with_backoff;
 use tessera_runtime::{error_chain::chain, supervisor::Supervisor};
 use tokio::sync::watch;
@@ -44,12 +47,14 @@ const TASK: &str = "other-allocators";
 /// The other allocators, or `None` until both watches have listed their objects.
 pub type KnownAllocators = Option<Arc<OtherAllocators>>;
 
-/// Starts the task that looks for other allocators on `node`.
+/// Starts the task that looks for other allocators on `node`. `resources`: extended resources of
+/// GPUs besides those of common device plugins.
 #[must_use]
 pub fn watch(
     client: Client,
     node: &NodeName,
     policy: OtherAllocatorPolicy,
+    resources: BTreeSet<ExtendedResourceName>,
     tasks: &mut Supervisor,
 ) -> watch::Receiver<KnownAllocators> {
     let stop = tasks.stop_token();
@@ -72,7 +77,7 @@ pub fn watch(
     tasks.spawn(TASK, async move {
         tokio::select! {
             () = stop.cancelled() => {}
-            () = follow(nodes, slices, &sender) => {}
+            () = follow(nodes, slices, &resources, &sender) => {}
         }
     });
     known
@@ -81,6 +86,7 @@ pub fn watch(
 async fn follow(
     nodes: impl Stream<Item = Result<watcher::Event<Node>, watcher::Error>> + Send,
     slices: impl Stream<Item = Result<watcher::Event<ResourceSlice>, watcher::Error>> + Send,
+    named: &BTreeSet<ExtendedResourceName>,
     sender: &watch::Sender<KnownAllocators>,
 ) {
     let (mut nodes, mut slices) = (std::pin::pin!(nodes), std::pin::pin!(slices));
@@ -88,7 +94,7 @@ async fn follow(
     loop {
         tokio::select! {
             event = nodes.next() => match event {
-                Some(Ok(event)) => node_view.observe(event, found::resources),
+                Some(Ok(event)) => node_view.observe(event, |node| found::resources(node, named)),
                 Some(Err(error)) => log_error("Node", &error),
                 None => return,
             },

@@ -17,6 +17,7 @@
 //!   call, or by an Unprepare in any instance.
 
 pub mod claim;
+pub mod claim_pods;
 pub mod error;
 pub mod execute;
 pub mod node;

@@ -50,6 +50,7 @@ pub async fn run(args: DriverArgs) -> anyhow::Result<()> {
         mode,
         stock_drain_seconds,
         other_allocators,
+        other_resources,
         metrics_address,
         health_socket,
         log_format,
@@ -96,6 +97,7 @@ pub async fn run(args: DriverArgs) -> anyhow::Result<()> {
         mode,
         stock_drain: Duration::from_secs(stock_drain_seconds.into()),
         on_other_allocator: other_allocators,
+        other_resources: other_resources.into_iter().collect(),
         proc: "/proc".into(),
     };
     let dependencies = DriverDependencies {

@@ -28,7 +28,7 @@ use std::{
 };
 
 use nix::fcntl::OFlag;
-use tessera_api::names::{ClaimDeviceName, ClaimName, GpuUuid, Namespace, RequestName};
+use tessera_api::names::{ClaimDeviceName, ClaimName, ClaimUid, GpuUuid, Namespace, RequestName};
 use tessera_intercept_abi::{LEDGER_LEN, LedgerError, LedgerReport, ProcessReport};
 use tokio::sync::watch;
 
@@ -45,6 +45,8 @@ use crate::state::{
 pub struct ShareUsage {
     /// The share.
     pub share: ClaimDeviceName,
+    /// The UID of its claim.
+    pub claim_uid: ClaimUid,
     /// The namespace of its claim.
     pub namespace: Namespace,
     /// The name of its claim.
@@ -168,6 +170,7 @@ impl Ledgers {
         let read = shares.map(|(uid, record, share)| {
             let id = share.id(uid);
             ShareUsage {
+                claim_uid: uid.clone(),
                 namespace: record.namespace.clone(),
                 claim: record.name.clone(),
                 request: share.request.clone(),

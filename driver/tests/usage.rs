@@ -9,8 +9,9 @@ use std::os::unix::fs::symlink;
 use fakes::{
     kubelet::Kubelet,
     ledger::{Ledger, MIB, POD, holds, of_pod, path, show},
-    node::Node,
+    node::{Node, claim},
 };
+use serde_json::json;
 use tessera_driver::driver::Driver;
 use tessera_intercept_abi::{
     LedgerPage, SlotPage,
@@ -84,6 +85,45 @@ async fn reports_limits_and_usage_of_shares() {
     }
     drop(alive);
     assert_eq!(value(&driver, "tessera_share_memory_used_bytes"), ["0"]);
+    driver.stop().await;
+}
+
+/// Returns the label `pod` of each series of a share.
+fn pods(driver: &Driver) -> Vec<String> {
+    let metrics = driver.metrics().render();
+    let pod = |line: &&str| {
+        let (_, rest) = line.split_once("pod=\"").expect("a label");
+        rest.split_once('"').expect("its end").0.to_owned()
+    };
+    lines(&metrics, "tessera_share_info").iter().map(pod).collect()
+}
+
+#[tokio::test]
+async fn names_the_pods_of_shares_also_after_a_restart() {
+    let node = Node::with_gpus(1);
+    let driver = with_share(&node).await;
+    assert_eq!(pods(&driver), ["pod-a"]);
+    let metrics = driver.metrics().render();
+    assert!(lines(&metrics, "tessera_share_info")[0].contains(r#"node="node-a""#));
+    driver.stop().await;
+    let mut shared = claim("a", &[(0, 2, 30)]);
+    let reserved = shared["status"]["reservedFor"].as_array_mut().expect("a list");
+    reserved.push(json!({"resource": "pods", "name": "second", "uid": "uid-of-second"}));
+    node.api.put_claim(shared);
+    let driver = node.start().await;
+    node.api.wait_for("the audit", |_| (pods(&driver) == ["pod-a", "second"]).then_some(())).await;
+    driver.stop().await;
+}
+
+#[tokio::test]
+async fn reports_the_published_gpus() {
+    let node = Node::with_gpus(2);
+    let driver = with_share(&node).await;
+    assert_eq!(value(&driver, "tessera_gpu_info"), ["1", "1"]);
+    assert_eq!(value(&driver, "tessera_gpu_memory_bytes").len(), 2);
+    let metrics = driver.metrics().render();
+    let of_second = lines(&metrics, "tessera_gpu_info");
+    assert!(of_second.iter().any(|line| line.contains(r#"index="1""#)), "{of_second:?}");
     driver.stop().await;
 }
 

@@ -1,7 +1,7 @@
 //! Names of Kubernetes objects and of what DRA objects name inside.
 
 use super::macros::{kept_if, name_type};
-use super::syntax::{is_dns_label, is_dns_subdomain};
+use super::syntax::{is_dns_label, is_dns_subdomain, is_extended_resource};
 
 name_type! {
     /// A DRA driver's name: a DNS subdomain of at most 63 bytes (`ResourceSlice.spec.driver`).
@@ -46,6 +46,13 @@ name_type! {
     Namespace, "namespace", at most 63,
     "a DNS label: lowercase letters, digits and `-`, beginning and ending with a letter or digit",
     kept_if!(is_dns_label)
+}
+
+name_type! {
+    /// An extended resource of a Node, such as `nvidia.com/gpu`: at most 317 bytes.
+    ExtendedResourceName, "extended resource name", at most 317,
+    "DOMAIN/NAME: a DNS subdomain, `/`, and letters, digits, `-`, `_` and `.`, beginning and ending with a letter or digit",
+    kept_if!(is_extended_resource)
 }
 
 name_type! {

@@ -25,6 +25,18 @@ pub(super) fn is_dns_subdomain(text: &str) -> bool {
 }
 
 /// The hyphenated form of a UUID, 8-4-4-4-12 hexadecimal digits of either case.
+pub(super) fn is_extended_resource(text: &str) -> bool {
+    text.split_once('/').is_some_and(|(domain, name)| {
+        let is_end = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+        let bytes = name.as_bytes();
+        is_dns_subdomain(domain)
+            && bytes.len() <= 63
+            && is_end(bytes.first())
+            && is_end(bytes.last())
+            && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(byte))
+    })
+}
+
 pub(super) fn is_uuid(text: &str) -> bool {
     let mut parts = text.split('-');
     let shaped = [8, 4, 4, 4, 12].iter().all(|length| {

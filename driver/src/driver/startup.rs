@@ -93,8 +93,12 @@ impl Startup {
         let paths = StatePaths::new(settings.state_dir.clone());
         let journal = Arc::new(JournalStore::new(paths.clone()));
         let ledgers = Ledgers::new(paths.clone(), journal.watch());
-        let metrics =
-            Arc::new(DriverMetrics::default().with_shares(ShareCollector(ledgers.clone())));
+        let source = ClaimSource::new(client.clone());
+        let metrics = Arc::new(DriverMetrics::default().with_shares(ShareCollector {
+            ledgers: ledgers.clone(),
+            pods: source.pods().clone(),
+            node: settings.node.clone(),
+        }));
         let library = InstalledLibrary::install(
             &settings.intercept_library,
             settings.intercept,
@@ -123,7 +127,7 @@ impl Startup {
         let (events, queued) = EventRecorder::new(client.clone(), settings.node.clone());
         let (node_events, received) = mpsc::unbounded_channel();
         let (claim_events, of_claims) = mpsc::channel(MAX_CLAIM_EVENTS);
-        let (stop, source) = (tasks.stop_token(), ClaimSource::new(client.clone()));
+        let stop = tasks.stop_token();
         tasks.spawn("node-events", events.clone().record_node_events(received, stop.clone()));
         tasks.spawn("pod-events", events.clone().record_pod_events(queued, stop.clone()));
         let recorded = events.clone().record_claim_events(source.clone(), of_claims, stop);
@@ -179,6 +183,7 @@ impl Startup {
             self.client.clone(),
             &self.settings.node,
             self.settings.on_other_allocator,
+            self.settings.other_resources.clone(),
             &mut self.tasks,
         );
         let watcher = InventoryWatcher::new(

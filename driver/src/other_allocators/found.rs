@@ -12,7 +12,7 @@ use k8s_openapi::{
 use tessera_api::{
     Gpu, Quantity,
     gpu::UnpublishedReason,
-    names::{GpuUuid, PciBusId, attribute},
+    names::{ExtendedResourceName, GpuUuid, PciBusId, attribute},
 };
 
 /// Extended resources of NVIDIA GPUs: of NVIDIA's device plugin and HAMi's, with the plugin's name
@@ -84,8 +84,9 @@ impl OtherAllocators {
     }
 }
 
-/// Returns the extended resources of a Node by which another allocator publishes GPUs.
-pub(super) fn resources(node: &Node) -> Vec<String> {
+/// Returns the extended resources of a Node by which another allocator publishes GPUs: those of
+/// common device plugins, and those in `named`.
+pub(super) fn resources(node: &Node, named: &BTreeSet<ExtendedResourceName>) -> Vec<String> {
     let status = node.status.as_ref();
     // The kubelet keeps the capacity of a removed plugin for five minutes, while its pods may still
     // run.
@@ -93,11 +94,9 @@ pub(super) fn resources(node: &Node) -> Vec<String> {
         status.and_then(|status| status.capacity.as_ref()),
         status.and_then(|s| s.allocatable.as_ref()),
     ];
-    let advertised = all
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter(|(name, amount)| is_gpu_resource(name) && is_positive(amount));
+    let advertised = all.into_iter().flatten().flatten().filter(|(name, amount)| {
+        (is_gpu_resource(name) || named.contains(name.as_str())) && is_positive(amount)
+    });
     advertised.map(|(name, _)| name.clone()).collect()
 }
 

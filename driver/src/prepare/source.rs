@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::{Api, Client};
-use tessera_api::names::{ClaimName, Namespace};
+use tessera_api::names::{ClaimName, ClaimUid, Namespace};
 use tokio::time::{Instant, timeout_at};
+
+use super::claim_pods::ClaimPods;
 
 /// Errors of reading a claim.
 #[derive(Debug, thiserror::Error)]
@@ -75,6 +77,7 @@ impl ReadError {
 #[derive(Clone)]
 pub struct ClaimSource {
     client: Client,
+    pods: ClaimPods,
 }
 
 impl std::fmt::Debug for ClaimSource {
@@ -87,7 +90,18 @@ impl ClaimSource {
     /// Returns a reader that uses `client`.
     #[must_use]
     pub fn new(client: Client) -> Self {
-        Self { client }
+        Self { client, pods: ClaimPods::default() }
+    }
+
+    /// Returns the pods of the claims that were read.
+    #[must_use]
+    pub fn pods(&self) -> &ClaimPods {
+        &self.pods
+    }
+
+    /// Forgets the pods of all claims but those that are `wanted`.
+    pub fn retain_pods(&self, wanted: impl Fn(&ClaimUid) -> bool) {
+        self.pods.retain(wanted);
     }
 
     /// Reads the latest version of one claim (a quorum read), until `until` at most.
@@ -103,7 +117,10 @@ impl ClaimSource {
         let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), namespace.as_str());
         let (for_error, name_for_error) = (namespace.clone(), name.clone());
         match timeout_at(until.min(Instant::now() + TIMEOUT), api.get(name.as_str())).await {
-            Ok(Ok(claim)) => Ok(claim),
+            Ok(Ok(claim)) => {
+                self.pods.record(&claim);
+                Ok(claim)
+            }
             Ok(Err(kube::Error::Api(status))) if status.code == 404 => {
                 Err(ReadError::NotFound { namespace: for_error, name: name_for_error })
             }

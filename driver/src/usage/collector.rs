@@ -7,13 +7,24 @@ use prometheus_client::{
     encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric},
     metrics::{counter::ConstCounter, gauge::ConstGauge},
 };
-use tessera_api::metrics::{self, MetricDescription};
+use tessera_api::{
+    metrics::{self, MetricDescription},
+    names::NodeName,
+};
 
 use super::{LedgerUsage, Ledgers, ShareUsage, measurement::Measurement};
+use crate::prepare::claim_pods::ClaimPods;
 
 /// A collector that reads ledgers.
 #[derive(Debug)]
-pub struct ShareCollector(pub Ledgers);
+pub struct ShareCollector {
+    /// The ledgers of the node.
+    pub ledgers: Ledgers,
+    /// The pods of the claims.
+    pub pods: ClaimPods,
+    /// The node.
+    pub node: NodeName,
+}
 
 /// Labels of a share. `uuid` is the UUID of the GPU, as in NVIDIA's exporters.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -35,6 +46,15 @@ impl ShareLabels {
             share: share.share.to_string(),
         }
     }
+}
+
+/// Labels of a share and a pod that uses it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PodLabels {
+    #[prometheus(flatten)]
+    share: ShareLabels,
+    pod: String,
+    node: String,
 }
 
 /// A value of a share, or `None` if its ledger is unreadable.
@@ -79,8 +99,9 @@ const TIMES: [(MetricDescription, Time); 2] = [
 
 impl Collector for ShareCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let shares = self.0.read();
+        let shares = self.ledgers.read();
         let shares: Vec<_> = shares.iter().map(|share| (ShareLabels::of(share), share)).collect();
+        self.encode_pods(&mut encoder, &shares)?;
         for (description, value) in GAUGES {
             let of = |value: u64| ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
             encode_all(&mut encoder, (description, value), &shares, of)?;
@@ -110,7 +131,32 @@ impl Collector for ShareCollector {
 
 impl ShareCollector {
     fn measurement(&self, share: &ShareUsage) -> Option<Measurement> {
-        Measurement::read(&self.0.paths().grant(&share.share))
+        Measurement::read(&self.ledgers.paths().grant(&share.share))
+    }
+
+    /// Encodes which pods use the shares.
+    fn encode_pods(
+        &self,
+        encoder: &mut DescriptorEncoder<'_>,
+        shares: &[(ShareLabels, &ShareUsage)],
+    ) -> Result<(), std::fmt::Error> {
+        let description = metrics::SHARE_INFO;
+        let one = ConstGauge::new(1_i64);
+        let (name, help) = (description.name(), description.help());
+        let mut family = encoder.encode_descriptor(name, help, None, one.metric_type())?;
+        for (labels, share) in shares {
+            let mut pods: Vec<_> =
+                self.pods.of(&share.claim_uid).iter().map(ToString::to_string).collect();
+            if pods.is_empty() {
+                pods.push(String::new());
+            }
+            for pod in pods {
+                let node = self.node.to_string();
+                let labels = PodLabels { share: labels.clone(), pod, node };
+                one.encode(family.encode_family(&labels)?)?;
+            }
+        }
+        Ok(())
     }
 
     /// Encodes what the measurement of shares has published in their grants.

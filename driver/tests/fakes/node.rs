@@ -82,6 +82,7 @@ impl Node {
             mode: DriverMode::Managed,
             stock_drain: Duration::from_secs(600),
             on_other_allocator: OtherAllocatorPolicy::Refuse,
+            other_resources: BTreeSet::new(),
             proc: self.path("proc"),
         }
     }

@@ -27,7 +27,8 @@ fn gpu() -> Gpu {
 fn node(status: Value) -> OtherAllocators {
     let node: Node = serde_json::from_value(json!({"metadata": {"name": "n"}, "status": status}))
         .expect("a Node");
-    OtherAllocators::new(resources(&node), [])
+    let named = BTreeSet::from([ExtendedResourceName::new("example.com/a100").expect("a name")]);
+    OtherAllocators::new(resources(&node, &named), [])
 }
 
 fn slice(attributes: Value) -> OtherAllocators {
@@ -65,6 +66,7 @@ fn device_plugin_resources_withhold_all_gpus() {
         "aliyun.com/gpu-core.percentage",
         "volcano.sh/vgpu-number",
         "volcano.sh/gpu-mem.128Mi",
+        "example.com/a100",
     ] {
         let found = reason(&node(json!({"capacity": {name: "8", "cpu": "4"}}))).expect(name);
         assert!(found.contains(name) && found.contains("--other-allocators"), "{found}");
