@@ -1,10 +1,11 @@
-#!/usr/bin/env bash
-# Checks the chart without a cluster: lint, values that the schema must reject, and the rendered
-# manifests against golden/. Set UPDATE=1 to rewrite the golden files.
+#!/usr/bin/env bash Checks the chart without a cluster: lint, values that the schema must reject,
+#the rendered manifests against golden/, and the recording rules with promtool. Set UPDATE=1 to
+#rewrite the golden files.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 helm=${HELM:-helm}
+promtool=${PROMTOOL:-promtool}
 chart=$here/tessera
 
 render() { # values file
@@ -30,9 +31,26 @@ check_refused() { # what, helm arguments...
   fi
 }
 
+# Evaluates the rules of all systems on the series of recording-rules-test.yaml.
+check_rules() {
+  local directory
+  directory=$(mktemp -d)
+  # promtool reads the content of `spec`.
+  "$helm" template tessera "$chart" --kube-version 1.37.0 --show-only templates/recordingrules.yaml \
+    --values "$here/golden/everything.values.yaml" |
+    sed -n '/^spec:/,$p' | tail -n +2 | sed 's/^  //' >"$directory/rules.yaml"
+  cp "$here/recording-rules-test.yaml" "$directory"
+  "$promtool" check rules "$directory/rules.yaml"
+  "$promtool" test rules "$directory/recording-rules-test.yaml"
+  rm -r "$directory"
+}
+
 "$helm" lint --strict --quiet "$chart"
 for values in "$here"/golden/*.values.yaml; do check_golden "$(basename "$values" .values.yaml)"; done
+check_rules
 check_refused "an unknown key" --set driver.nvidiaDriverRooot=/
+check_refused "recording rules of an unknown system" --set 'metrics.recordingRules.systems={hammi}'
+check_refused "another allocator's resource without a domain" --set 'driver.otherResources={gpu}'
 check_refused "a relative driver root" --set driver.nvidiaDriverRoot=run/nvidia
 check_refused "a GPU index instead of a UUID" --set 'driver.excludeGpus={0}'
 check_refused "an unknown mode" --set mode=both

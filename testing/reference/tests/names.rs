@@ -68,3 +68,19 @@ fn programs_name_events_and_metrics_by_their_lists_only() {
         }
     }
 }
+
+#[test]
+fn recording_rules_read_exported_metrics_only() {
+    let path = root().join("deploy/chart/tessera/templates/recordingrules.yaml");
+    let rules = std::fs::read_to_string(path).unwrap();
+    let name = Regex::new(r"\btessera_[a-z_]+").unwrap();
+    let exposed = |(_, metric): &(&str, metrics::MetricDescription)| {
+        format!("{}{}", metric.name(), metric.kind().suffix())
+    };
+    let exported: Vec<_> = metrics::ALL.iter().map(exposed).collect();
+    let read: Vec<_> = name.find_iter(&rules).map(|found| found.as_str()).collect();
+    assert!(read.len() > 5, "{read:?}");
+    for metric in read {
+        assert!(exported.iter().any(|name| name == metric), "{metric} is not exported");
+    }
+}
