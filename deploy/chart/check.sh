@@ -1,6 +1,7 @@
-#!/usr/bin/env bash Checks the chart without a cluster: lint, values that the schema must reject,
-#the rendered manifests against golden/, and the recording rules with promtool. Set UPDATE=1 to
-#rewrite the golden files.
+#!/usr/bin/env bash
+# Checks the chart without a cluster: lint, values that the schema must reject, the rendered
+# manifests against golden/, and the recording rules with promtool. Set UPDATE=1 to rewrite the
+# golden files.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
