@@ -50,6 +50,13 @@ inner=$(pgrep --parent "$pid")
 mkdir -p "$rundir/machines"
 echo "$inner 1 $(readlink "/proc/$inner/ns/pid")" >"$rundir/machines/leaked-machine"
 expect_found "process $inner of leaked-machine"
+mkdir "$rundir/stopped"
+boot_ticks >"$rundir/stopped/leaked-machine"
+expect_found "process $inner of leaked-machine"
+echo 0 >"$rundir/stopped/leaked-machine"
+"$here/down.sh" || fail "down.sh reports a process that began after its machine ended"
+mkdir -p "$rundir/machines"
+echo "$inner 1 $(readlink "/proc/$inner/ns/pid")" >"$rundir/machines/leaked-machine"
 kill -KILL "$inner"
 wait "$pid" 2>/dev/null || true
 wait_for "the process to end" namespace_is_empty "$(cut -d' ' -f3 "$rundir/machines/leaked-machine")"

@@ -17,6 +17,7 @@ machine_running() { # name
 
 machine_start() { # name
   local name=$1
+  rm -f "$rundir/stopped/$name"
   mkdir -p "$rundir/machines" "$rundir/$name/pids" "$logs"
   setsid unshare --mount --propagation private --net --pid --ipc --uts --fork --kill-child \
     "$cluster_dir/lib/machine-init.sh" "$name" "$rundir/$name" "$(machine_record "$name")" \

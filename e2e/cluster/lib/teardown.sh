@@ -29,9 +29,14 @@ machine_stop() { # name
   if machine_running "$1"; then
     kill -KILL "$pid"
     wait_for "the processes of $name to end" namespace_is_empty "$namespace"
+    mkdir -p "$rundir/stopped"
+    boot_ticks >"$rundir/stopped/$name"
   fi
   link_delete "$(machine_link "$name")"
 }
+
+# Prints the clock ticks since boot: the unit of field 22 of /proc/PID/stat.
+boot_ticks() { awk -v ticks="$(getconf CLK_TCK)" '{ printf "%d\n", $1 * ticks }' /proc/uptime; }
 
 # Deletes a link, unless it is already deleted or is deleted meanwhile.
 link_delete() { # link
@@ -58,6 +63,17 @@ cluster_leftovers() {
   host_settings_leftovers | sed 's/^/kernel setting /'
 }
 
+# Succeeds if a process began before a machine was stopped, or the machine was not. The kernel gives
+# the number of a namespace that ended to a new one: in a machine that is stopped later, or in a
+# container of another program.
+began_before_stop() { # pid machine
+  local stopped=$rundir/stopped/$2 stat
+  [ -f "$stopped" ] || return 0
+  read -r -a stat 2>/dev/null <"/proc/$1/stat" || return 1
+  # The program's name, field 2, may have spaces: counted from the end, field 22 is the 31st of 52.
+  [ "${stat[-31]}" -le "$(<"$stopped")" ]
+}
+
 # Prints the leftovers of machines.
 machine_leftovers() {
   local record namespace pid
@@ -65,6 +81,7 @@ machine_leftovers() {
     [ -f "$record" ] || continue
     read -r _ _ namespace <"$record"
     for pid in $(processes_of_namespace "$namespace"); do
+      began_before_stop "$pid" "$(basename "$record")" || continue
       echo "process $pid of $(basename "$record"): $(tr '\0' ' ' <"/proc/$pid/cmdline")"
     done
   done
