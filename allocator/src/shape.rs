@@ -342,12 +342,7 @@ impl AlternativeShape {
 
     /// Returns the requested capacities, with a memory percentage resolved for this device.
     fn amounts(&self, device: &Device) -> std::borrow::Cow<'_, NameMap<Quantity>> {
-        let resolved = self.resolved.as_ref().ok();
-        if resolved.is_some_and(|resolved| resolved.exclusive) {
-            let all = device.capacity.iter().map(|(name, capacity)| (name.clone(), capacity.value));
-            return std::borrow::Cow::Owned(all.collect());
-        }
-        let percent = resolved.and_then(|resolved| resolved.memory_percent);
+        let percent = self.resolved.as_ref().ok().and_then(|resolved| resolved.memory_percent);
         let Some((percent, memory)) = percent.zip(device.capacity.get(MEMORY)) else {
             return std::borrow::Cow::Borrowed(&self.request.capacity);
         };
@@ -364,6 +359,12 @@ impl AlternativeShape {
         device: &Device,
         features: &FeatureGates,
     ) -> Result<Demand, CapacityError> {
+        if self.resolved.as_ref().is_ok_and(|resolved| resolved.exclusive) {
+            // All that is published, also where one request could not name as much: of cores that
+            // are oversubscribed, it has those of one GPU at most.
+            let all = device.capacity.iter().map(|(name, capacity)| (name.clone(), capacity.value));
+            return Ok(Demand::Takes(all.collect()));
+        }
         capacity::demand(&self.amounts(device), device, features)
     }
 

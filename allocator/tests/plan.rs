@@ -459,6 +459,26 @@ fn exclusive_claim_has_its_gpu_alone() {
     assert_eq!(reasons(&plan), BTreeMap::from([(short_of("memory"), (2, 1))]));
 }
 
+/// A GPU with 200 cores, of which a request may have 100.
+#[test]
+fn oversubscribed_cores_are_all_reserved_by_exclusive_claims_only() {
+    let mut doubled = gpu("gpu-0", "80Gi");
+    let mut cores = doubled.capacity.get("cores").unwrap().clone();
+    cores.value = quantity("200");
+    let range = cores.policy.as_mut().and_then(|policy| policy.valid_range.as_mut());
+    range.unwrap().max = Some(quantity("100"));
+    Arc::make_mut(&mut doubled.capacity).insert("cores".to_owned(), cores);
+    let cluster = Cluster::new().node("node-a", vec![doubled]);
+    let two = [share_pod("a", "1Gi", "100"), share_pod("b", "1Gi", "100")];
+    assert_eq!(decide(&cluster, &two).decisions.len(), 2);
+    assert_eq!(decide(&cluster, &[share_pod("c", "1Gi", "101")]).decisions.len(), 0);
+    let claim = claim("c", vec![request("gpu", 1, &[])]);
+    let exclusive = pod("d", vec![configured(claim, json!({"exclusive": true}))]);
+    let plan = decide(&cluster, &[exclusive]);
+    let consumed = &plan.decisions[0].claims[0].results[0].consumed;
+    assert_eq!(consumed.get("cores"), Some(&quantity("200")));
+}
+
 #[test]
 fn memory_percentage_has_two_decimals() {
     let cluster = Cluster::new().node("node-a", vec![gpu("gpu-0", "81559Mi")]);

@@ -19,7 +19,9 @@ mod tests;
 pub use build::build;
 pub use compare::{keep_server_fields, same_content, same_pool};
 pub use device::{MAX_STRING_BYTES, truncated};
-pub use options::{Fence, InvalidMaxShares, MaxShares, MemoryRatio, NodeOwner, SliceOptions};
+pub use options::{
+    CoresRatio, Fence, InvalidMaxShares, MaxShares, MemoryRatio, NodeOwner, SliceOptions,
+};
 pub use order::{DeviceOrder, UnknownDeviceOrder};
 pub use topology::{MAX_ANNOTATION_BYTES, Topology, TopologyError};
 

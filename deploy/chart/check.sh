@@ -58,6 +58,7 @@ check_refused "an unknown mode" --set mode=both
 check_refused "an unknown injection mode" --set driver.intercept=kernel
 check_refused "an amount without a unit" --set-string driver.contextMemory=512
 check_refused "less than 100 percent of the memory" --set driver.memoryPercent=99
+check_refused "more than twice the cores" --set driver.coresPercent=201
 check_refused "more shares than a GPU can have" --set driver.maxShares=129
 check_refused "memory oversubscription in mode stock" --set mode=stock --set driver.memoryPercent=200
 check_refused "MPS in mode stock" --set mode=stock --set mps.enabled=true

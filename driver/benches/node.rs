@@ -125,7 +125,7 @@ fn without_api(mounts: Arc<dyn Mounts>, what: &str) -> anyhow::Result<()> {
         library,
         intercept: InterceptMode::Preload,
         context_memory,
-        memory_ratio: Default::default(),
+        published: Default::default(),
         default_compute: tessera_driver::state::journal::ComputeCap::Balance,
     };
     let prepare = |claim: &PreparableClaim, hardware| {

@@ -65,6 +65,7 @@ const INTERVAL: Duration = Duration::from_millis(50);
 const MAX_SHARES: usize = MaxShares::LIMIT as usize;
 
 /// Offsets of the published words in a grant.
+const SCALE: u64 = (grant_offset::PUBLISHED + std::mem::offset_of!(PublishedPage, scale)) as u64;
 const OTHERS_BUSY: u64 =
     (grant_offset::PUBLISHED + std::mem::offset_of!(PublishedPage, others_busy_ns)) as u64;
 
@@ -374,7 +375,8 @@ impl ScheduledShare {
 
     /// Writes the values. The word with the time stamp is last, since readers read it first.
     fn publish(&self, published: &Published) -> io::Result<()> {
-        let [word, others_busy_ns] = published.words();
+        let [word, others_busy_ns, scale] = published.words();
+        self.grant.write_all_at(&scale.to_le_bytes(), SCALE)?;
         self.grant.write_all_at(&others_busy_ns.to_le_bytes(), OTHERS_BUSY)?;
         self.grant.write_all_at(&word.to_le_bytes(), WORD)
     }

@@ -6,7 +6,7 @@ use clap::Parser;
 use tessera_api::{
     config::ComputePolicy,
     names::{ExtendedResourceName, GpuUuid, NodeName},
-    slice::{DeviceOrder, MaxShares, MemoryRatio},
+    slice::{CoresRatio, DeviceOrder, MaxShares, MemoryRatio},
 };
 use tessera_runtime::{address::ListenAddress, log::LogFormat};
 
@@ -97,6 +97,12 @@ pub struct DriverArgs {
     /// at 100 percent while it has a share that may not be oversubscribed.
     #[arg(long, env = "TESSERA_MEMORY_PERCENT", value_name = "PERCENT", default_value = "100", value_parser = memory_percent)]
     pub memory_percent: MemoryRatio,
+
+    /// Published cores of each GPU, in percent, 100 to 200. A claim has at most 100. Above 100,
+    /// guaranteed cores are scaled down while shares that are guaranteed more than the GPU have
+    /// work. Prepared claims do not change.
+    #[arg(long, env = "TESSERA_CORES_PERCENT", value_name = "PERCENT", default_value = "100", value_parser = cores_percent)]
+    pub cores_percent: CoresRatio,
 
     /// Maximum number of shares of one GPU, 1 to 128. Published as the capacity `shares`, of which
     /// each request takes 1 unless it says more. Prepared claims do not change.
@@ -230,6 +236,13 @@ fn memory_percent(text: &str) -> Result<MemoryRatio, String> {
     let percent = text.parse().ok().and_then(MemoryRatio::from_percent);
     percent.ok_or_else(|| {
         format!("not a whole number of percent from 100 to {}", MemoryRatio::MAX_PERCENT)
+    })
+}
+
+fn cores_percent(text: &str) -> Result<CoresRatio, String> {
+    let percent = text.parse().ok().and_then(CoresRatio::from_percent);
+    percent.ok_or_else(|| {
+        format!("not a whole number of percent from 100 to {}", CoresRatio::MAX_PERCENT)
     })
 }
 

@@ -15,7 +15,7 @@ use kube::Client;
 use tessera_api::{
     config::ComputePolicy,
     names::{ExtendedResourceName, NodeName},
-    slice::{DeviceOrder, MaxShares, MemoryRatio},
+    slice::{CoresRatio, DeviceOrder, MaxShares, MemoryRatio},
 };
 use tessera_gpu::GpuLibrary;
 use tessera_runtime::{
@@ -67,6 +67,8 @@ pub struct DriverSettings {
     pub default_compute: ComputePolicy,
     /// The published part of the GPUs' memory.
     pub memory_ratio: MemoryRatio,
+    /// The published cores of a GPU.
+    pub cores_ratio: CoresRatio,
     /// The maximum number of shares of a GPU.
     pub max_shares: MaxShares,
     /// True if charged GPU time is corrected by what NVML reports.

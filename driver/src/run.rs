@@ -42,6 +42,7 @@ pub async fn run(args: DriverArgs) -> anyhow::Result<()> {
         context_memory,
         default_compute_policy,
         memory_percent,
+        cores_percent,
         max_shares,
         correct_gpu_time,
         mps,
@@ -68,6 +69,7 @@ pub async fn run(args: DriverArgs) -> anyhow::Result<()> {
         let inventory = gpus.inventory().context("cannot read the inventory of GPUs")?;
         let slices = SliceSource::new(node_name, device_order, mode)
             .with_memory_ratio(memory_percent)
+            .with_cores_ratio(cores_percent)
             .with_max_shares(max_shares)
             .with_mps(mps);
         print!("{}", slices.as_yaml(inventory)?);
@@ -90,6 +92,7 @@ pub async fn run(args: DriverArgs) -> anyhow::Result<()> {
         context_memory,
         default_compute: default_compute_policy,
         memory_ratio: memory_percent,
+        cores_ratio: cores_percent,
         max_shares,
         correct_gpu_time,
         mps,

@@ -6,7 +6,7 @@ use k8s_openapi::api::resource::v1::ResourceSlice;
 use tessera_api::{
     Inventory,
     names::{GpuUuid, NodeName},
-    slice::{DeviceOrder, MaxShares, MemoryRatio, SliceOptions, build},
+    slice::{CoresRatio, DeviceOrder, MaxShares, MemoryRatio, SliceOptions, build},
 };
 
 use crate::{
@@ -20,6 +20,7 @@ pub struct SliceSource {
     order: DeviceOrder,
     mode: DriverMode,
     memory_ratio: MemoryRatio,
+    cores_ratio: CoresRatio,
     max_shares: MaxShares,
     mps: bool,
 }
@@ -29,14 +30,21 @@ impl SliceSource {
     /// memory is published, and no sharing by MPS.
     #[must_use]
     pub fn new(node: NodeName, order: DeviceOrder, mode: DriverMode) -> Self {
-        let (memory_ratio, max_shares) = (MemoryRatio::WHOLE, MaxShares::default());
-        Self { node, order, mode, memory_ratio, max_shares, mps: false }
+        let (memory_ratio, cores_ratio) = (MemoryRatio::WHOLE, CoresRatio::WHOLE);
+        let max_shares = MaxShares::default();
+        Self { node, order, mode, memory_ratio, cores_ratio, max_shares, mps: false }
     }
 
     /// Sets the published part of the GPUs' memory.
     #[must_use]
     pub fn with_memory_ratio(self, memory_ratio: MemoryRatio) -> Self {
         Self { memory_ratio, ..self }
+    }
+
+    /// Sets the published cores of a GPU.
+    #[must_use]
+    pub fn with_cores_ratio(self, cores_ratio: CoresRatio) -> Self {
+        Self { cores_ratio, ..self }
     }
 
     /// Sets the maximum number of shares of a GPU.
@@ -103,6 +111,7 @@ impl SliceSource {
                 orphaned: orphaned.clone(),
                 leaving_stock,
                 memory_ratio: self.memory_ratio,
+                cores_ratio: self.cores_ratio,
                 max_shares: self.max_shares,
                 fixed,
                 mps: self.mps,

@@ -6,6 +6,7 @@ use std::{
     fs::{self, File},
     mem::offset_of,
     os::unix::fs::FileExt,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -15,7 +16,8 @@ use fakes::{
     node::{Node, asked, configured},
 };
 use serde_json::json;
-use tessera_driver::driver::Driver;
+use tessera_api::slice::CoresRatio;
+use tessera_driver::driver::{Driver, DriverSettings};
 use tessera_intercept_abi::{
     LedgerPage, PublishedPage, SlotPage, grant_offset,
     ledger::{HEADER_LEN, LOCK_OFFSET, SLOT_LIVE},
@@ -44,6 +46,7 @@ fn published(node: &Node, name: &str) -> Option<Published> {
     let page = PublishedPage {
         word: word(offset_of!(PublishedPage, word)),
         others_busy_ns: word(offset_of!(PublishedPage, others_busy_ns)),
+        scale: word(offset_of!(PublishedPage, scale)),
         ..PublishedPage::default()
     };
     Published::read(&page, monotonic_ns())
@@ -72,6 +75,30 @@ async fn until(node: &Node, name: &str, so: impl Fn(&Published) -> bool) -> Publ
         }
         tokio::task::yield_now().await;
     }
+}
+
+#[tokio::test]
+async fn guarantees_above_the_gpu_scale_down_while_all_work() {
+    let node = Node::with_gpus(1);
+    let cores_ratio = CoresRatio::from_percent(200).expect("a ratio");
+    let settings = DriverSettings { cores_ratio, ..node.settings() };
+    let driver = node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    for name in ["a", "b"] {
+        node.api.put_claim(configured(
+            name,
+            &[(0, 2, 100)],
+            &json!({"compute": {"policy": "Fixed"}}),
+        ));
+        kubelet.prepare(asked(name)).await.expect("prepared");
+    }
+    works(&node, "a");
+    until(&node, "a", |read| read.scale == Rate::FULL && read.is_metered).await;
+    works(&node, "b");
+    for name in ["a", "b"] {
+        until(&node, name, |read| read.scale == Rate::from_percent(50)).await;
+    }
+    driver.stop().await;
 }
 
 async fn begin(node: &Node) -> (Driver, Kubelet) {

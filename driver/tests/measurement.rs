@@ -335,6 +335,7 @@ fn meter(bed: &TestBed, is_metered: bool) {
         others_busy_ns: 0,
         stamp_ms: 0,
         is_metered,
+        scale: Rate::FULL,
     };
     let at = (grant_offset::PUBLISHED + offset_of!(PublishedPage, word)) as u64;
     let grant = File::options().write(true).open(bed.grant()).expect("a grant");

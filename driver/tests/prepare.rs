@@ -12,7 +12,7 @@ use fakes::{
 };
 use oci_spec::runtime as oci;
 use serde_json::json;
-use tessera_api::slice::MemoryRatio;
+use tessera_api::slice::{CoresRatio, MemoryRatio};
 use tessera_driver::{
     driver::{Driver, DriverSettings},
     intercept::{InterceptMode, ProxiedLibrary},
@@ -231,6 +231,28 @@ async fn oversubscribed_claims_exceed_gpu_memory_alone() {
     // The flag is removed: prepared claims do not change.
     let _driver = node.start().await;
     assert_eq!(granted(&devices), (20, true));
+}
+
+#[tokio::test]
+async fn oversubscribed_cores_are_prepared_up_to_what_is_published() {
+    let node = Node::with_gpus(1);
+    let cores_ratio = CoresRatio::from_percent(200).expect("a ratio");
+    let settings = DriverSettings { cores_ratio, ..node.settings() };
+    let driver = node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    for (name, cores) in [("a", 100), ("b", 80)] {
+        kubelet.prepare(node.allocate(name, &[(0, 2, cores)])).await.expect("prepared");
+    }
+    let error = kubelet.prepare(node.allocate("c", &[(0, 2, 30)])).await.expect_err("too much");
+    assert!(error.contains("30 of 200 percent requested, 180 percent used"), "{error}");
+    for name in ["a", "b"] {
+        kubelet.unprepare(asked(name)).await.expect("unprepared");
+    }
+    // An exclusive share reserves all that is published, and is held to one GPU.
+    node.api.put_claim(configured("d", &[(0, 16, 200)], &json!({"exclusive": true})));
+    let devices = kubelet.prepare(asked("d")).await.expect("prepared");
+    assert_eq!(grants(&node, &devices)[0].cores_percent, 100);
+    driver.stop().await;
 }
 
 #[tokio::test]

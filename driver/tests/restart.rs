@@ -12,7 +12,6 @@ use fakes::{
 use tessera_api::{
     Inventory,
     names::{ClaimName, ClaimUid, Namespace, PoolName},
-    slice::MemoryRatio,
 };
 use tessera_cdi::SpecStore;
 use tessera_driver::{
@@ -22,7 +21,7 @@ use tessera_driver::{
     prepare::{
         claim::PreparableClaim,
         execute::Executor,
-        plan::{Installed, PrepareDecision, plan},
+        plan::{Installed, PrepareDecision, PublishedRatios, plan},
         step::{Step, UndoStep, steps, undo_steps},
     },
     state::{
@@ -75,10 +74,10 @@ impl StepRunner {
         )
         .expect("allocated");
         let inventory = Inventory::new(vec![gpu(0), gpu(1)], vec![], vec![]);
-        let memory = MemoryRatio::WHOLE;
         let installed = Installed { library: &library.hash, default_compute: ComputeCap::Balance };
         let decision =
-            plan(&claim, &inventory, memory, &Journal::default(), &installed).expect("it fits");
+            plan(&claim, &inventory, PublishedRatios::default(), &Journal::default(), &installed)
+                .expect("it fits");
         let PrepareDecision::Prepare(record) = decision else { panic!("nothing is prepared") };
         let mps_gpus = record.mps_gpu().cloned().into_iter().collect();
         let steps = steps(&claim.uid, &record, mps_gpus, &paths).expect("steps");

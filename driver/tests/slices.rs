@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tessera_api::{
     Inventory,
     names::GpuUuid,
-    slice::{DeviceOrder, MemoryRatio},
+    slice::{CoresRatio, DeviceOrder, MemoryRatio},
 };
 use tessera_driver::{
     driver::{Driver, DriverDependencies, DriverSettings},
@@ -72,6 +72,22 @@ async fn publishes_configured_and_physical_memory() {
     let device = &slices[0]["spec"]["devices"][0];
     assert_eq!(device["capacity"]["memory"]["value"], "24Gi");
     assert_eq!(device["attributes"]["physicalMemory"]["string"], "16Gi");
+}
+
+#[tokio::test]
+async fn publishes_configured_cores_of_which_a_request_gets_one_gpu() {
+    let node = Node::with_gpus(1);
+    let cores_ratio = CoresRatio::from_percent(200).expect("a ratio");
+    let settings = DriverSettings { cores_ratio, ..node.settings() };
+    let _driver =
+        node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
+    let slices = node
+        .api
+        .wait_for("the slice", |api| Some(api.slices()).filter(|slices| !slices.is_empty()))
+        .await;
+    let cores = &slices[0]["spec"]["devices"][0]["capacity"]["cores"];
+    assert_eq!(cores["value"], "200");
+    assert_eq!(cores["requestPolicy"]["validRange"]["max"], "100");
 }
 
 #[tokio::test]

@@ -24,6 +24,7 @@ mod host_pid;
 mod hundred_pods;
 mod intercept_modes;
 mod lost_claims;
+mod migration;
 mod misplaced;
 mod mps;
 mod node;
@@ -236,6 +237,7 @@ pub fn on_real_cluster() -> Vec<Trial> {
         trial!("rbac", admission::enforce_rbac),
         trial!("dialects", dialects::run_unchanged),
         trial!("webhook-down", dialects::lose_webhook),
+        trial!("migration", migration::there_and_back),
         trial!("unclaimed-gpus", unclaimed_gpus::hide),
         trial!("quota-refused", quotas::refuse),
         trial!("forged-grant-by-image", tampering::forge_grant_by_image),
@@ -248,6 +250,7 @@ pub fn on_real_cluster() -> Vec<Trial> {
         trial!("helm-uninstall", release::removed),
         trial!("stock-mode", stock::switched_and_restored),
         trial!("oversubscription", oversubscription::switched_and_restored),
+        trial!("oversubscribed-cores", oversubscription::cores),
         trial!("mps", mps::switched_and_restored),
         trial!("control-plane-restarts", control_plane::restarted),
         trial!("node-deleted", node::delete_and_register),

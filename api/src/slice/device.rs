@@ -7,7 +7,7 @@ use k8s_openapi::api::resource::v1::{
     DeviceTaint,
 };
 
-use super::{Fence, SliceOptions};
+use super::{CoresRatio, Fence, SliceOptions};
 use crate::gpu::{Gpu, Health, normalise_version};
 use crate::names::{
     LEAVING_STOCK_TAINT_KEY, MANAGED_TAINT_KEY, NO_SCHEDULE, ORPHANED_TAINT_KEY,
@@ -37,19 +37,28 @@ pub(super) fn device(gpu: &Gpu, clique: Option<String>, options: &SliceOptions) 
         capacity: Some(BTreeMap::from([
             (capacity::MEMORY.to_owned(), ranged(published, published, one_mib, one_mib)),
             (capacity::SHARES.to_owned(), ranged(shares, one, one, one)),
-            (
-                capacity::CORES.to_owned(),
-                ranged(
-                    Quantity::from_percent(100),
-                    Quantity::ZERO,
-                    Quantity::ZERO,
-                    Quantity::from_percent(1),
-                ),
-            ),
+            (capacity::CORES.to_owned(), cores(options.cores_ratio)),
         ])),
         taints: taints(gpu, options),
         ..Device::default()
     }
+}
+
+/// The cores: a request may have those of one GPU at most, whatever is published.
+fn cores(ratio: CoresRatio) -> DeviceCapacity {
+    let mut cores = ranged(
+        Quantity::from_percent(ratio.percent()),
+        Quantity::ZERO,
+        Quantity::ZERO,
+        Quantity::from_percent(1),
+    );
+    if ratio != CoresRatio::WHOLE
+        && let Some(range) =
+            cores.request_policy.as_mut().and_then(|policy| policy.valid_range.as_mut())
+    {
+        range.max = Some(Quantity::from_percent(100).into());
+    }
+    cores
 }
 
 fn ranged(value: Quantity, default: Quantity, min: Quantity, step: Quantity) -> DeviceCapacity {

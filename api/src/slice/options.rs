@@ -29,6 +29,8 @@ pub struct SliceOptions {
     pub leaving_stock: BTreeSet<GpuUuid>,
     /// Published memory in percent of the GPU's.
     pub memory_ratio: MemoryRatio,
+    /// Published cores of each GPU.
+    pub cores_ratio: CoresRatio,
     /// Maximum number of shares of each GPU.
     pub max_shares: MaxShares,
     /// GPUs with a share that may not spill to the host: they are published with the memory that
@@ -51,6 +53,7 @@ impl SliceOptions {
             orphaned: BTreeSet::new(),
             leaving_stock: BTreeSet::new(),
             memory_ratio: MemoryRatio::WHOLE,
+            cores_ratio: CoresRatio::WHOLE,
             max_shares: MaxShares::default(),
             fixed: BTreeSet::new(),
             mps: false,
@@ -123,6 +126,36 @@ impl MemoryRatio {
 }
 
 impl Default for MemoryRatio {
+    fn default() -> Self {
+        Self::WHOLE
+    }
+}
+
+/// Published cores in percent of a GPU, 100 to [`MAX_PERCENT`](Self::MAX_PERCENT).
+///
+/// Above 100, guarantees are scaled down while shares that are guaranteed more than the GPU have
+/// work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CoresRatio(u8);
+
+impl CoresRatio {
+    /// The cores of one GPU.
+    pub const WHOLE: Self = Self(100);
+    /// The most that is published: those of two GPUs.
+    pub const MAX_PERCENT: u8 = 200;
+
+    /// Returns a ratio in percent; `None` below 100 or above [`MAX_PERCENT`](Self::MAX_PERCENT).
+    pub const fn from_percent(percent: u8) -> Option<Self> {
+        if percent >= 100 && percent <= Self::MAX_PERCENT { Some(Self(percent)) } else { None }
+    }
+
+    /// Returns the percentage.
+    pub const fn percent(self) -> u8 {
+        self.0
+    }
+}
+
+impl Default for CoresRatio {
     fn default() -> Self {
         Self::WHOLE
     }

@@ -29,7 +29,8 @@ use crate::{
     mps::{Mps, watch::MpsWatch},
     other_allocators,
     prepare::{
-        DetachedClaims, LocalNode, Preparer, execute::Executor, repair, source::ClaimSource,
+        DetachedClaims, LocalNode, Preparer, execute::Executor, plan::PublishedRatios, repair,
+        source::ClaimSource,
     },
     publisher::Publisher,
     slices::SliceSource,
@@ -117,7 +118,10 @@ impl Startup {
             library,
             intercept: settings.intercept,
             context_memory: settings.context_memory,
-            memory_ratio: settings.memory_ratio,
+            published: PublishedRatios {
+                memory: settings.memory_ratio,
+                cores: settings.cores_ratio,
+            },
             default_compute: settings.default_compute.into(),
         });
         host_pids::make_directory(&paths)?;
@@ -283,10 +287,19 @@ impl Startup {
             orphaned_sender,
         );
         self.tasks.spawn("claim-audit", audit.run(stop.clone()));
-        let DriverSettings { node, device_order, mode, memory_ratio, max_shares, mps, .. } =
-            &self.settings;
+        let DriverSettings {
+            node,
+            device_order,
+            mode,
+            memory_ratio,
+            cores_ratio,
+            max_shares,
+            mps,
+            ..
+        } = &self.settings;
         let slices = SliceSource::new(node.clone(), *device_order, *mode)
             .with_memory_ratio(*memory_ratio)
+            .with_cores_ratio(*cores_ratio)
             .with_max_shares(*max_shares)
             .with_mps(*mps);
         let publisher = Publisher::new(

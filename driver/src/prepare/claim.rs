@@ -13,6 +13,7 @@ use tessera_api::{
         RequestName, ShareId, capacity,
     },
     quantity::QuantityError,
+    slice::CoresRatio,
 };
 
 use crate::state::journal;
@@ -285,7 +286,7 @@ fn shares(
             ComputePriority::Normal => journal::ComputePriority::Normal,
             ComputePriority::Low => journal::ComputePriority::Low,
         };
-        let share = share(index, result, request.clone(), own_pool)?;
+        let share = share(index, result, request.clone(), own_pool, config.exclusive)?;
         let share =
             held(share, &config).map_err(|source| ClaimError::Config { request, source })?;
         let (oversubscribe, mps) = (config.oversubscribe, config.sharing == Sharing::Mps);
@@ -309,6 +310,8 @@ fn shares(
     }
 }
 
+const WHOLE_GPU_PERCENT: u8 = CoresRatio::WHOLE.percent();
+
 /// Returns the share with the amounts that its containers are held to: `memory.limit`, and
 /// `compute.limit` of an exclusive share, whose reservation says nothing about its use.
 ///
@@ -318,7 +321,8 @@ fn held(share: AllocatedShare, config: &EffectiveConfig) -> Result<AllocatedShar
     let limit = config.memory_limit.and_then(|limit| limit.bytes()).unwrap_or(u64::MAX);
     let memory_bytes = share.memory_bytes.min(limit);
     let ceiling = config.compute.limit.filter(|_| config.exclusive).map(Percent::get);
-    let cores_percent = share.cores_percent.min(ceiling.unwrap_or(u8::MAX));
+    // An exclusive share reserves all published cores, which may be more than a GPU has.
+    let cores_percent = share.cores_percent.min(ceiling.unwrap_or(WHOLE_GPU_PERCENT));
     config.compute.check_cores(cores_percent.into())?;
     let reserved =
         Reserved { memory_bytes: share.memory_bytes, cores_percent: share.cores_percent };
@@ -345,6 +349,7 @@ fn share(
     result: &DeviceRequestAllocationResult,
     request: RequestName,
     own_pool: &PoolName,
+    is_exclusive: bool,
 ) -> Result<AllocatedShare, ClaimError> {
     if *own_pool != result.pool.as_str() {
         return Err(ClaimError::OtherPool {
@@ -360,6 +365,11 @@ fn share(
         result.share_id.as_deref().map(|text| name(index, "shareID", ShareId::new(text)));
     let memory = amount(index, result, capacity::MEMORY)?;
     let cores = amount(index, result, capacity::CORES)?;
+    let (most_cores, expected_cores) = if is_exclusive {
+        (CoresRatio::MAX_PERCENT, "a whole number from 0 to 200")
+    } else {
+        (WHOLE_GPU_PERCENT, "a whole number from 0 to 100")
+    };
     let wrong = |capacity, value, expected| ClaimError::Amount { index, capacity, value, expected };
     Ok(AllocatedShare {
         index,
@@ -374,8 +384,8 @@ fn share(
         cores_percent: cores
             .as_exact_i64()
             .and_then(|percent| u8::try_from(percent).ok())
-            .filter(|percent| *percent <= 100)
-            .ok_or_else(|| wrong(capacity::CORES, cores, "a whole number from 0 to 100"))?,
+            .filter(|percent| *percent <= most_cores)
+            .ok_or_else(|| wrong(capacity::CORES, cores, expected_cores))?,
         reserved: None,
         compute: None,
         limit_percent: None,

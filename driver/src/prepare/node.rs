@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use tessera_api::{Inventory, names::ClaimUid, slice::MemoryRatio};
+use tessera_api::{Inventory, names::ClaimUid};
 use tessera_runtime::error_chain::chain;
 
 use super::{
     claim::PreparableClaim,
     error::{PrepareError, UnprepareError},
     execute::{Executor, StepError},
-    plan::{Installed, PrepareDecision, plan},
+    plan::{Installed, PrepareDecision, PublishedRatios, plan},
     step::{Step, answer, file_steps, steps, undo_steps},
 };
 use crate::{
@@ -41,8 +41,8 @@ pub struct LocalNode {
     pub intercept: InterceptMode,
     /// The memory charged for each CUDA context of claims that are prepared from now on.
     pub context_memory: ContextMemory,
-    /// The published part of the GPUs' memory.
-    pub memory_ratio: MemoryRatio,
+    /// The published part of the GPUs.
+    pub published: PublishedRatios,
     /// The enforcement of `cores` of claims without a policy that are prepared from now on.
     pub default_compute: ComputeCap,
 }
@@ -82,7 +82,7 @@ impl LocalNode {
                 return Err(PrepareError::NoHardware { reason: reason.clone() });
             }
         };
-        match plan(claim, inventory, self.memory_ratio, journal.journal(), &self.installed())? {
+        match plan(claim, inventory, self.published, journal.journal(), &self.installed())? {
             PrepareDecision::Repeat(record) => {
                 // Another pod that shares the claim may begin now: it needs the MPS daemon, too.
                 let mps_gpus = journal.journal().mps_gpus(None);

@@ -4,7 +4,7 @@ use tessera_api::{
     Gpu, Inventory, Quantity,
     config::Sharing,
     names::{DeviceName, GpuUuid, NameError},
-    slice::MemoryRatio,
+    slice::{CoresRatio, MemoryRatio},
 };
 
 use super::claim::{AllocatedShare, PreparableClaim};
@@ -73,7 +73,8 @@ pub enum PlanError {
     },
     /// The compute of the GPU is insufficient.
     #[error(
-        "insufficient cores on GPU {gpu}: {asked} percent requested, {taken} percent used by prepared claims"
+        "insufficient cores on GPU {gpu}: {asked} of {total} percent requested, {taken} percent used by prepared claims{}",
+        cores_advice(*.asked, *.total)
     )]
     Cores {
         /// The GPU.
@@ -82,6 +83,8 @@ pub enum PlanError {
         asked: u32,
         /// Percent of other claims.
         taken: u32,
+        /// Percent that can be allocated.
+        total: u32,
     },
 }
 
@@ -93,7 +96,7 @@ impl PlanError {
         match self {
             // More than the whole GPU never fits.
             Self::Memory { asked_bytes, total_bytes, .. } => asked_bytes <= total_bytes,
-            Self::Cores { asked, .. } => *asked <= WHOLE_GPU_PERCENT,
+            Self::Cores { asked, total, .. } => asked <= total,
             // The claim's own Unprepare, which it would wait for, also ends this Prepare.
             Self::PreparedDifferently => false,
             Self::Sharing { .. } => true,
@@ -111,20 +114,36 @@ fn advice(asked_bytes: u64, total_bytes: u64) -> &'static str {
     }
 }
 
-const WHOLE_GPU_PERCENT: u32 = 100;
+/// As [`advice`], for cores.
+fn cores_advice(asked: u32, total: u32) -> &'static str {
+    if asked > total {
+        ": delete the pod, so that its claim is allocated again, or increase --cores-percent of the driver"
+    } else {
+        ""
+    }
+}
+
+/// PublishedRatios part of each GPU.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PublishedRatios {
+    /// Memory.
+    pub memory: MemoryRatio,
+    /// Cores.
+    pub cores: CoresRatio,
+}
 
 /// Decides how to prepare a claim.
 ///
 /// Guards against two allocators: whatever the allocation says, the prepared shares of a GPU never
-/// exceed the GPU, or its published memory if all of them may be oversubscribed, and all of them
-/// use the same sharing mode.
+/// exceed the GPU, or its published memory if all of them may be oversubscribed, nor its published
+/// cores, and all of them use the same sharing mode.
 ///
 /// # Errors
 /// [`PlanError`].
 pub fn plan(
     claim: &PreparableClaim,
     inventory: &Inventory,
-    ratio: MemoryRatio,
+    published: PublishedRatios,
     journal: &Journal,
     installed: &Installed<'_>,
 ) -> Result<PrepareDecision, PlanError> {
@@ -141,7 +160,7 @@ pub fn plan(
         };
     }
     for share in &record.shares {
-        fits(claim, &record, find(&share.gpu, inventory)?, ratio, journal)?;
+        fits(claim, &record, find(&share.gpu, inventory)?, published, journal)?;
     }
     Ok(PrepareDecision::Prepare(record))
 }
@@ -233,7 +252,7 @@ fn fits(
     claim: &PreparableClaim,
     record: &ClaimRecord,
     hardware: &Gpu,
-    ratio: MemoryRatio,
+    published: PublishedRatios,
     journal: &Journal,
 ) -> Result<(), PlanError> {
     let gpu = || hardware.uuid.clone();
@@ -246,15 +265,16 @@ fn fits(
         return Err(PlanError::Sharing { gpu: gpu(), used: Sharing::Mps });
     }
     // The published memory, in whole MiB, considering this claim's shares.
-    let total_bytes = ratio.of_gpu(hardware, asked.is_fixed || taken.is_fixed) << 20;
+    let total_bytes = published.memory.of_gpu(hardware, asked.is_fixed || taken.is_fixed) << 20;
     if asked.memory_bytes + taken.memory_bytes > u128::from(total_bytes) {
         let (asked_bytes, taken_bytes) =
             (saturating(asked.memory_bytes), saturating(taken.memory_bytes));
         return Err(PlanError::Memory { gpu: gpu(), asked_bytes, taken_bytes, total_bytes });
     }
     let (asked, taken) = (asked.cores_percent, taken.cores_percent);
-    if asked + taken > WHOLE_GPU_PERCENT {
-        return Err(PlanError::Cores { gpu: gpu(), asked, taken });
+    let total = u32::from(published.cores.percent());
+    if asked + taken > total {
+        return Err(PlanError::Cores { gpu: gpu(), asked, taken, total });
     }
     Ok(())
 }

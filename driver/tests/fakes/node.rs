@@ -8,7 +8,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use tessera_api::slice::DeviceOrder;
+use tessera_api::slice::{CoresRatio, DeviceOrder};
 use tessera_driver::{
     base_spec::DriverRoot,
     driver::{Driver, DriverDependencies, DriverSettings},
@@ -75,6 +75,7 @@ impl Node {
             context_memory: Default::default(),
             default_compute: tessera_api::config::ComputePolicy::Balance,
             memory_ratio: Default::default(),
+            cores_ratio: CoresRatio::WHOLE,
             max_shares: Default::default(),
             correct_gpu_time: true,
             mps: false,

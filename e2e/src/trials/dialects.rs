@@ -23,13 +23,13 @@ use crate::harness::TrialOutcome;
 use crate::runner::{Figure, Outcome};
 use crate::wait::CheckResult;
 
-const LABEL: &str = "gpu.tessera.dev/dialect";
+pub(super) const LABEL: &str = "gpu.tessera.dev/dialect";
 const CONFIGURATION: &str = "tessera-dialects";
 /// Beginning of the names of the templates of converted pods.
 const PREFIX: &str = "tessera.";
-const DRY_RUN: PostParams = PostParams { dry_run: true, field_manager: None };
+pub(super) const DRY_RUN: PostParams = PostParams { dry_run: true, field_manager: None };
 /// Time limit for the API server to notice a label or a configuration.
-const NOTICE: Duration = Duration::from_secs(120);
+pub(super) const NOTICE: Duration = Duration::from_secs(120);
 
 /// Pods of each dialect, controllers of pods, and refusals.
 pub(super) async fn run_unchanged(test_bed: TestBed) -> TrialOutcome {
@@ -77,7 +77,7 @@ fn hami(name: &str, mib: u32) -> anyhow::Result<Value> {
 }
 
 /// Selects the dialect of the namespace, and waits until the API server has noticed.
-async fn select(test_bed: &TestBed, dialect: &str) -> anyhow::Result<()> {
+pub(super) async fn select(test_bed: &TestBed, dialect: &str) -> anyhow::Result<()> {
     let namespaces: Api<Namespace> = Api::all(test_bed.client.clone());
     let label = json!({"metadata": {"labels": {LABEL: dialect}}});
     let parameters = PatchParams::default();
@@ -105,7 +105,7 @@ async fn wait_converted(test_bed: &TestBed, pod: &Value, prefix: &str) -> anyhow
 }
 
 /// Returns the name of the template of the pod's first claim.
-fn template_of(pod: &Pod) -> Option<String> {
+pub(super) fn template_of(pod: &Pod) -> Option<String> {
     let claims = pod.spec.as_ref()?.resource_claims.as_ref()?;
     claims.first()?.resource_claim_template_name.clone()
 }

@@ -62,7 +62,7 @@ pub(super) async fn device_plugin(test_bed: TestBed) -> TrialOutcome {
 
 /// Sets a resource of the node as the kubelet does for a device plugin. The kubelet keeps resources
 /// without a known plugin.
-async fn set_capacity(
+pub(super) async fn set_capacity(
     client: &Client,
     node: &str,
     resource: &str,
@@ -87,14 +87,18 @@ fn nvidia_slice(node: &str, uuid: &Value) -> serde_json::Result<ResourceSlice> {
     }))
 }
 
-fn devices_of(inventory: &GpuInventory, node: &str) -> Vec<String> {
+pub(super) fn devices_of(inventory: &GpuInventory, node: &str) -> Vec<String> {
     let on_node =
         inventory.devices().filter(|((pool, _), _)| inventory.node_of(pool) == Some(node));
     on_node.map(|((_, name), _)| name.clone()).collect()
 }
 
 /// Waits until the node publishes exactly these devices.
-async fn wait_published(client: &Client, node: &str, wanted: &[String]) -> anyhow::Result<()> {
+pub(super) async fn wait_published(
+    client: &Client,
+    node: &str,
+    wanted: &[String],
+) -> anyhow::Result<()> {
     let check = |slices: &[ResourceSlice]| {
         let own_slices: Vec<_> =
             slices.iter().filter(|slice| slice.spec.driver == DRIVER).cloned().collect();
@@ -106,7 +110,11 @@ async fn wait_published(client: &Client, node: &str, wanted: &[String]) -> anyho
 }
 
 /// Waits for an event on the Node that names the other allocator.
-async fn wait_node_event(client: &Client, node: &str, allocator: &str) -> anyhow::Result<()> {
+pub(super) async fn wait_node_event(
+    client: &Client,
+    node: &str,
+    allocator: &str,
+) -> anyhow::Result<()> {
     let check = |events: &[Event]| {
         let of_node = events.iter().filter(|event| {
             event.involved_object.kind.as_deref() == Some("Node")

@@ -1,5 +1,5 @@
-//! Trial of memory oversubscription. `helm upgrade` enables and disables it; one pod allows it and
-//! one does not.
+//! Trials of oversubscription, which `helm upgrade` enables and disables. Of memory: one pod allows
+//! it and one does not. Of cores: two pods are guaranteed a whole GPU each.
 
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use kube::Api;
@@ -37,6 +37,68 @@ pub(super) async fn switched_and_restored(test_bed: TestBed) -> TrialOutcome {
     test_bed.wait_running("plain").await?;
     test_bed.delete(&["before", "plain", "oversubscribed"]).await?;
     Ok(Outcome::Passed(vec![]))
+}
+
+/// Two claims of all cores share a GPU while it is published with twice its cores, and keep it.
+pub(super) async fn cores(test_bed: TestBed) -> TrialOutcome {
+    let helm = helm()?;
+    test_bed.node_with("a100", 4).await?;
+    let parameters = json!({
+        "apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuConfig",
+        "placement": {"node": "Binpack", "device": "Binpack"}, "compute": {"policy": "Fixed"},
+    });
+    let exactly = json!({
+        "deviceClassName": A100, "capacity": {"requests": {"memory": "10Gi", "cores": "100"}},
+    });
+    let devices = json!({
+        "requests": [{"name": "gpu", "exactly": exactly}],
+        "config": [{"opaque": {"driver": DRIVER, "parameters": parameters}}],
+    });
+    test_bed.create_template_with("cores", devices).await?;
+    publish_cores(&test_bed, &helm, &["driver.coresPercent=200"], "200").await?;
+    let outcome = async {
+        let mut pods = vec![];
+        for name in ["first", "second"] {
+            pods.push(test_bed.start_holder(name, "cores").await?);
+        }
+        let mut devices = vec![];
+        for pod in &pods {
+            let claim = json!(test_bed.claim_of(pod).await?.status);
+            let result = &claim["allocation"]["devices"]["results"][0];
+            devices.push(json!([result["pool"], result["device"]]));
+        }
+        anyhow::ensure!(devices[0] == devices[1], "on different GPUs: {devices:?}");
+        Ok(pods)
+    };
+    let outcome = outcome.await;
+    publish_cores(&test_bed, &helm, &[], "100").await?;
+    for pod in &outcome? {
+        test_bed.check_undisturbed(pod).await?;
+    }
+    test_bed.delete(&["first", "second"]).await?;
+    Ok(Outcome::Passed(vec![]))
+}
+
+/// Sets the cores that the drivers publish, and waits until they are published.
+async fn publish_cores(
+    test_bed: &TestBed,
+    helm: &Helm,
+    settings: &[&str],
+    cores: &str,
+) -> anyhow::Result<()> {
+    helm.upgrade(settings).await?;
+    let argument = format!("--cores-percent={cores}");
+    DriverInstances::new(&test_bed.client).wait_argument(&argument).await?;
+    let check = |slices: &[ResourceSlice]| {
+        let slices_of_driver = slices.iter().filter(|slice| slice.spec.driver == DRIVER);
+        let devices = slices_of_driver.flat_map(|slice| slice.spec.devices.iter().flatten());
+        let published: Vec<_> =
+            devices.map(|device| json!(device)["capacity"]["cores"]["value"].clone()).collect();
+        let is_done = !published.is_empty() && published.iter().all(|value| value == cores);
+        CheckResult::done_if(is_done, || format!("{published:?}"))
+    };
+    let what = format!("all GPUs to be published with {cores} cores");
+    wait_all(Api::all(test_bed.client.clone()), &what, check).await
 }
 
 async fn templates(test_bed: &TestBed) -> anyhow::Result<()> {

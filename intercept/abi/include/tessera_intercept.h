@@ -89,7 +89,7 @@ TESSERA_ASSERT(offsetof(struct tessera_compute_slot, waiting_since_ns) == 32);
 TESSERA_ASSERT(offsetof(struct tessera_compute_slot, done_by_ns) == 40);
 TESSERA_ASSERT(sizeof(struct tessera_compute_slot) == 48);
 
-/* Published by the host, read-only in the container: 40 bytes for each share of a GPU. Words are
+/* Published by the host, read-only in the container: 48 bytes for each share of a GPU. Words are
  * written one after the other: a reader between them is off by one interval of the host. */
 struct tessera_published_page {
     /* Bits 0..15 rate in 1/100 percent (0: never written), 15 set if launches are not metered,
@@ -108,13 +108,18 @@ struct tessera_published_page {
     /* GPU-ns that NVML reported for the share's processes while launches were not metered, added
      * up. */
     uint64_t unmetered_gpu_ns;
+    /* Part of the guaranteed cores that the container is entitled to while word is fresh, in
+     * 1/100 percent; 0 and 10,000: all of them. Less while the shares of the GPU that have work
+     * are guaranteed more than the GPU. */
+    uint64_t scale;
 };
 TESSERA_ASSERT(offsetof(struct tessera_published_page, word) == 0);
 TESSERA_ASSERT(offsetof(struct tessera_published_page, others_busy_ns) == 8);
 TESSERA_ASSERT(offsetof(struct tessera_published_page, gain) == 16);
 TESSERA_ASSERT(offsetof(struct tessera_published_page, overhead_bytes) == 24);
 TESSERA_ASSERT(offsetof(struct tessera_published_page, unmetered_gpu_ns) == 32);
-TESSERA_ASSERT(sizeof(struct tessera_published_page) == 40);
+TESSERA_ASSERT(offsetof(struct tessera_published_page, scale) == 40);
+TESSERA_ASSERT(sizeof(struct tessera_published_page) == 48);
 
 /* The last handles under which processes of the claim have exported memory of the GPU. */
 struct tessera_exports_page {
@@ -160,7 +165,7 @@ struct tessera_grant_page {
      * writes. They have a cache line of their own, so that readers of the rest are not slowed
      * down. */
     struct tessera_published_page published;
-    uint8_t reserved1[24];
+    uint8_t reserved1[16];
 };
 TESSERA_ASSERT(offsetof(struct tessera_grant_page, magic) == 0);
 TESSERA_ASSERT(offsetof(struct tessera_grant_page, abi_version) == 8);

@@ -53,7 +53,7 @@ pub struct ComputeSlot {
     pub done_by_ns: AtomicU64,
 }
 
-/// Published by the host, read-only in the container: 40 bytes for each share of a GPU. Words are
+/// Published by the host, read-only in the container: 48 bytes for each share of a GPU. Words are
 /// written one after the other: a reader between them is off by one interval of the host.
 #[repr(C)]
 #[derive(Debug, Default)]
@@ -74,12 +74,16 @@ pub struct PublishedPage {
     /// GPU-ns that NVML reported for the share's processes while launches were not metered, added
     /// up.
     pub unmetered_gpu_ns: AtomicU64,
+    /// Part of the guaranteed cores that the container is entitled to while `word` is fresh, in
+    /// 1/100 percent; 0 and 10,000: all of them. Less while the shares of the GPU that have work
+    /// are guaranteed more than the GPU.
+    pub scale: AtomicU64,
 }
 
 const _: () = {
     assert!(size_of::<ComputePage>() == 64);
     assert!(size_of::<ComputeSlot>() == 48);
-    assert!(size_of::<PublishedPage>() == 40);
+    assert!(size_of::<PublishedPage>() == 48);
 };
 
 impl ComputePage {

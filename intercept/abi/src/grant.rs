@@ -117,6 +117,7 @@ const _: () = {
     assert!(offset_of!(PublishedPage, gain) == 16);
     assert!(offset_of!(PublishedPage, overhead_bytes) == 24);
     assert!(offset_of!(PublishedPage, unmetered_gpu_ns) == 32);
+    assert!(offset_of!(PublishedPage, scale) == 40);
 };
 
 /// Enforcement of the compute share.

@@ -137,8 +137,14 @@ fn programs_below_their_cap_keep_their_speed() {
 
 /// Publishes a rate without contention, at a time of the host's clock.
 fn publish(share: &NodeShare, rate: Rate, now_ns: u64) {
+    publish_scaled(share, rate, Rate::FULL, now_ns);
+}
+
+/// As [`publish`], with guaranteed cores scaled down.
+fn publish_scaled(share: &NodeShare, rate: Rate, scale: Rate, now_ns: u64) {
     let (others, stamp_ms) = (Contention::new(0), (now_ns / 1_000_000) as u32);
-    share.publish(&Published { rate, others, others_busy_ns: 0, stamp_ms, is_metered: true });
+    let is_metered = true;
+    share.publish(&Published { rate, others, others_busy_ns: 0, stamp_ms, is_metered, scale });
 }
 
 /// A time stamp of a host whose clock is ahead is valid for so long.
@@ -213,6 +219,28 @@ fn balance_without_cores_gets_what_the_host_publishes() {
     assert!(free.iter().all(|part| *part > 0.97), "{free:?}");
 }
 
+/// Also the guarantee of a whole GPU, which is no limit otherwise.
+#[test]
+fn guaranteed_cores_are_held_to_the_scale_of_the_host() {
+    let Some(node) = set_up(test_name!(), Node::with_paused_clock) else { return };
+    for (policy, cores, part) in [
+        (ComputePolicy::Fixed, 100, 0.4),
+        (ComputePolicy::Balance, 100, 0.4),
+        (ComputePolicy::Fixed, 50, 0.2),
+    ] {
+        let share = node.share_of_time(&format!("{policy:?}-{cores}"), policy, cores);
+        let rate = Rate::from_percent(1);
+        let scaled = |at| publish_scaled(&share, rate, Rate::from_percent(40), at);
+        let held = while_published(scaled, || parts(&node, &share));
+        let is_held = |seen: &f64| (seen - part).abs() < 0.01;
+        assert!(held.iter().all(is_held), "{policy:?} {cores}: {held:?}");
+        publish_scaled(&share, Rate::FULL, Rate::FULL, monotonic_ns() - 2_000_000_000);
+        let free = parts(&node, &share);
+        let whole = f64::from(cores) / 100.0;
+        assert!(free.iter().all(|seen| (seen - whole).abs() < 0.03), "{policy:?}: {free:?}");
+    }
+}
+
 /// The cap shows that launches are neither held nor charged while the host says so.
 #[test]
 fn launches_are_only_counted_while_the_host_does_not_meter() {
@@ -221,7 +249,14 @@ fn launches_are_only_counted_while_the_host_does_not_meter() {
     let publish = |is_metered| {
         // Expired: that launches are not metered does not expire.
         let (rate, others, others_busy_ns) = (Rate::FULL, Contention::NONE, 0);
-        share.publish(&Published { rate, others, others_busy_ns, stamp_ms: 0, is_metered });
+        share.publish(&Published {
+            rate,
+            others,
+            others_busy_ns,
+            stamp_ms: 0,
+            is_metered,
+            scale: Rate::FULL,
+        });
     };
     publish(false);
     let free = parts(&node, &share);

@@ -132,6 +132,46 @@ fn limit_above_the_guarantee_is_not_exceeded() {
     assert!(part(1) > 0.66, "gets what the limit of the other leaves: {}", part(1));
 }
 
+/// Guarantees of 200 % of the GPU.
+#[test]
+fn oversubscribed_guarantees_scale_down_in_proportion() {
+    let busy =
+        |limiter, percent| container(Program::new(500 * US, Pattern::Async), limiter, percent);
+    for (limiters, percents) in [
+        ([FIXED, FIXED, FIXED], [100, 50, 50]),
+        ([BALANCE, BALANCE, BALANCE], [100, 50, 50]),
+        ([BALANCE, FIXED, BALANCE], [80, 80, 40]),
+    ] {
+        let containers = limiters.into_iter().zip(percents).map(|(l, p)| busy(l, p));
+        let mut world = world(containers);
+        world.run(11 * S);
+        let whole: u32 = percents.iter().sum();
+        for (at, percent) in percents.into_iter().enumerate() {
+            let (part, expected) =
+                (world.record().part(at, S, 11 * S), f64::from(percent) / f64::from(whole));
+            let ratio = part / expected;
+            assert!((0.9..=1.1).contains(&ratio), "{percents:?}: {at} has {part}");
+        }
+    }
+}
+
+/// One of two containers that are guaranteed the whole GPU has no work for three seconds.
+#[test]
+fn idle_oversubscribed_guarantee_costs_the_other_nothing() {
+    let until = Program::new(500 * US, Pattern::Async).active(vec![(0, 4 * S), (7 * S, 11 * S)]);
+    for limiter in [FIXED, BALANCE] {
+        let busy = container(Program::new(500 * US, Pattern::Async), limiter, 100);
+        let mut world = world([busy, container(until.clone(), limiter, 100)]);
+        world.run(11 * S);
+        let part = |from, to| world.record().part(0, from, to);
+        for (from, to) in [(S, 4 * S), (8 * S, 11 * S)] {
+            assert!((0.47..=0.53).contains(&part(from, to)), "both: {}", part(from, to));
+        }
+        let alone = part(4 * S + 300 * MS, 7 * S);
+        assert!(alone > 0.96, "alone: {alone}");
+    }
+}
+
 /// Without cores nothing is guaranteed.
 #[test]
 fn container_without_guarantee_waits_while_others_have_work() {

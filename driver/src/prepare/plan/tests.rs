@@ -134,7 +134,7 @@ fn oversubscribed_share(index: usize, gpu: u8, memory_bytes: u64) -> AllocatedSh
 }
 
 fn planned(claim: &PreparableClaim, journal: &Journal) -> Result<PrepareDecision, PlanError> {
-    plan(claim, &inventory(), MemoryRatio::WHOLE, journal, &INSTALLED)
+    plan(claim, &inventory(), PublishedRatios::default(), journal, &INSTALLED)
 }
 
 fn planned_at_twice(
@@ -144,8 +144,11 @@ fn planned_at_twice(
     plan(claim, &inventory(), twice(), journal, &INSTALLED)
 }
 
-fn twice() -> MemoryRatio {
-    MemoryRatio::from_percent(200).expect("a ratio")
+fn twice() -> PublishedRatios {
+    PublishedRatios {
+        memory: MemoryRatio::from_percent(200).expect("a ratio"),
+        ..PublishedRatios::default()
+    }
 }
 
 /// Returns the journal after these claims were prepared at 200 percent of the memory.
@@ -243,7 +246,7 @@ fn prepared_claim_is_repeated_without_its_gpu() {
     let decision = plan(
         &a,
         &Inventory::default(),
-        MemoryRatio::WHOLE,
+        PublishedRatios::default(),
         &journal,
         &Installed { library: "another library", ..INSTALLED },
     )
@@ -291,6 +294,6 @@ fn cores_without_a_policy_get_the_default_of_their_first_prepare() {
     let mut journal = journal(std::slice::from_ref(&a));
     let prepared = journal.claims.get_mut(&a.uid).expect("prepared");
     prepared.shares[0].compute = ComputeCap::None;
-    let decision = plan(&a, &inventory(), MemoryRatio::WHOLE, &journal, &INSTALLED);
+    let decision = plan(&a, &inventory(), PublishedRatios::default(), &journal, &INSTALLED);
     assert_eq!(decision, Ok(PrepareDecision::Repeat(journal.claims[&a.uid].clone())));
 }

@@ -639,7 +639,9 @@ impl NodeShare {
 
     /// Publishes a rate in the grant, as the driver does.
     pub(crate) fn publish(&self, published: &Published) {
-        let [word, others_busy_ns] = published.words();
+        let [word, others_busy_ns, scale] = published.words();
+        let scale_at = grant_offset::PUBLISHED + offset_of!(PublishedPage, scale);
+        self.overwrite_grant(scale_at, &scale.to_le_bytes());
         self.overwrite_grant(grant_offset::PUBLISHED + 8, &others_busy_ns.to_le_bytes());
         self.overwrite_grant(grant_offset::PUBLISHED, &word.to_le_bytes());
     }
@@ -661,7 +663,8 @@ impl NodeShare {
     pub(crate) fn publish_unmetered(&self, percent: u8, now_ns: u64) {
         let (rate, others, stamp_ms) = (Rate::FULL, Contention::NONE, 0);
         let is_metered = false;
-        self.publish(&Published { rate, others, others_busy_ns: 0, stamp_ms, is_metered });
+        let scale = Rate::FULL;
+        self.publish(&Published { rate, others, others_busy_ns: 0, stamp_ms, is_metered, scale });
         let at = grant_offset::PUBLISHED + offset_of!(PublishedPage, gain);
         self.overwrite_grant(at, &Gain::ONE.word(percent, now_ns).to_le_bytes());
     }

@@ -16,6 +16,12 @@ pub struct Tenant {
 }
 
 impl Tenant {
+    /// Returns its guaranteed part of the GPU's time, in hundredths of a percent.
+    fn guaranteed(&self) -> u64 {
+        let Entitlement { share, is_guaranteed, .. } = self.entitlement;
+        if is_guaranteed { share.hundredths().into() } else { 0 }
+    }
+
     /// Returns true if it may be held to less than the whole GPU while others have work.
     fn is_limited_beside_others(&self) -> bool {
         let is_balanced = self.entitlement.policy == ComputePolicy::Balance;
@@ -33,9 +39,16 @@ impl Tenant {
 }
 
 /// Returns true if launches of a container must be charged and measured: it is limited, or the
-/// limit of another container on the GPU depends on its use.
+/// limit of another container on the GPU depends on its use, or they are guaranteed more than the
+/// GPU together.
 #[must_use]
-pub fn needs_metering<'a>(own: &Tenant, mut others: impl Iterator<Item = &'a Tenant>) -> bool {
+pub fn needs_metering<'a>(
+    own: &Tenant,
+    mut others: impl Iterator<Item = &'a Tenant> + Clone,
+) -> bool {
+    if own.guaranteed() + others.clone().map(Tenant::guaranteed).sum::<u64>() > WHOLE {
+        return true;
+    }
     match own.entitlement.policy {
         ComputePolicy::Balance if own.entitlement.share < Rate::FULL => {
             own.is_limited_alone() || others.next().is_some()
@@ -112,6 +125,9 @@ impl<const N: usize> Arbiter<N> {
     /// Each container gets its demand up to its entitlement. Spare time goes to containers with
     /// more demand, by priority, and within a priority in proportion to their shares. Containers
     /// without a policy are entitled to the time that no other container is entitled to.
+    ///
+    /// If containers with work are guaranteed more than the GPU together, their guarantees are
+    /// scaled down in proportion. One that wants less than its part leaves the rest to the others.
     pub fn step(&mut self, now: u64, seen: &[Option<Observation>; N]) -> [Option<Published>; N] {
         let wall = now.saturating_sub(self.at).max(1);
         self.at = now;
@@ -122,6 +138,7 @@ impl<const N: usize> Arbiter<N> {
             }
         }
         entitle_the_rest(seen, &mut turns);
+        let scale = scale_down(seen, &mut turns);
         for turn in &mut turns {
             turn.gets = turn.wants.min(turn.entitled);
         }
@@ -142,6 +159,7 @@ impl<const N: usize> Arbiter<N> {
                 others_busy_ns: *others_busy_ns,
                 stamp_ms: (now / 1_000_000) as u32,
                 is_metered: true,
+                scale,
             })
         })
     }
@@ -182,6 +200,43 @@ fn entitle_the_rest<const N: usize>(seen: &[Option<Observation>; N], turns: &mut
     for (turn, _) in turns.iter_mut().zip(seen).filter(|(_, seen)| without(seen)) {
         turn.entitled = rest / count.max(1);
     }
+}
+
+/// Scales guaranteed entitlements down so that what containers use of them fits on the GPU. Returns
+/// the scale.
+fn scale_down<const N: usize>(seen: &[Option<Observation>; N], turns: &mut [Turn; N]) -> Rate {
+    let is_guaranteed =
+        |seen: &Option<Observation>| seen.is_some_and(|seen| seen.tenant.guaranteed() > 0);
+    let mut active = [false; N];
+    for ((active, turn), seen) in active.iter_mut().zip(turns.iter()).zip(seen) {
+        *active = turn.wants > 0 && is_guaranteed(seen);
+    }
+    // Containers that want less than their part of what is left get all that they want.
+    let (mut left, mut scale) = (WHOLE, WHOLE);
+    loop {
+        let rest = || turns.iter().enumerate().filter(|(at, _)| active.get(*at) == Some(&true));
+        let entitled: u64 = rest().map(|(_, turn)| turn.entitled).sum();
+        if entitled == 0 {
+            break;
+        }
+        let is_served = |turn: &Turn| turn.wants * entitled <= left * turn.entitled;
+        match rest().find(|(_, turn)| is_served(turn)).map(|(at, turn)| (at, turn.wants)) {
+            Some((at, wants)) => {
+                left = left.saturating_sub(wants);
+                if let Some(place) = active.get_mut(at) {
+                    *place = false;
+                }
+            }
+            None => {
+                scale = (left * WHOLE / entitled).min(WHOLE);
+                break;
+            }
+        }
+    }
+    for (turn, _) in turns.iter_mut().zip(seen).filter(|(_, seen)| is_guaranteed(seen)) {
+        turn.entitled = turn.entitled * scale / WHOLE;
+    }
+    Rate::new(u16::try_from(scale).unwrap_or(u16::MAX))
 }
 
 /// Returns the spare time of a container beyond its entitlement: all of it if no other has more

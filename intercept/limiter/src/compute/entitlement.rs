@@ -47,12 +47,15 @@ impl Entitlement {
 
     /// Returns the entitlement that applies while the host publishes, or does not. Without a
     /// guarantee and without the host, nothing says what others leave, so nothing is limited. A
-    /// container that is entitled to the whole GPU is not limited either.
+    /// container that is entitled to the whole GPU is not limited either. Guaranteed cores are
+    /// scaled down as the host says.
     #[must_use]
     pub fn with(self, published: Option<Published>) -> Self {
         let is_unknown =
             self.policy == ComputePolicy::Balance && !self.is_guaranteed && published.is_none();
-        if is_unknown || self.share == Rate::FULL { Self::UNLIMITED } else { self }
+        let scale = published.filter(|_| self.is_guaranteed).map_or(Rate::FULL, |host| host.scale);
+        let share = scale.of(self.share);
+        if is_unknown || share == Rate::FULL { Self::UNLIMITED } else { Self { share, ..self } }
     }
 
     /// Returns the rate of the container's token bucket; `None` if launches need no tokens.
@@ -81,6 +84,7 @@ mod tests {
         others_busy_ns: 0,
         stamp_ms: 0,
         is_metered: true,
+        scale: Rate::FULL,
     };
 
     #[test]
@@ -92,6 +96,25 @@ mod tests {
         assert_eq!(fixed.rate(Some(PUBLISHED)), Some(Rate::from_percent(25)));
         let lower = Published { rate: Rate::from_percent(10), ..PUBLISHED };
         assert_eq!(balance.rate(Some(lower)), Some(Rate::from_percent(25)));
+    }
+
+    #[test]
+    fn host_scales_guaranteed_cores_down() {
+        let half =
+            Published { rate: Rate::from_percent(5), scale: Rate::from_percent(50), ..PUBLISHED };
+        for (policy, cores, rate) in [
+            (ComputePolicy::Fixed, 60, 30),
+            (ComputePolicy::Fixed, 100, 50),
+            (ComputePolicy::Balance, 60, 30),
+            (ComputePolicy::Balance, 100, 50),
+        ] {
+            let entitlement = Entitlement::of_grant(policy, cores);
+            assert_eq!(entitlement.rate(Some(half)), Some(Rate::from_percent(rate)), "{policy:?}");
+            let whole = (cores < 100).then_some(Rate::from_percent(cores));
+            assert_eq!(entitlement.rate(None), whole, "without the host");
+        }
+        let none = Entitlement::of_grant(ComputePolicy::Balance, 0);
+        assert_eq!(none.rate(Some(half)), Some(Rate::from_percent(5)), "nothing was guaranteed");
     }
 
     #[test]

@@ -19,6 +19,8 @@ pub struct Published {
     pub stamp_ms: u32,
     /// False if launches need neither charges nor measurement.
     pub is_metered: bool,
+    /// Part of the guaranteed cores that the container is entitled to; [`Rate::FULL`]: all.
+    pub scale: Rate,
 }
 
 impl Published {
@@ -53,21 +55,23 @@ impl Published {
         self.others_busy_ns.saturating_add(since_ns * u64::from(self.others.in_256ths()) / 256)
     }
 
-    /// Returns the words of the page. Write `word` last.
+    /// Returns the words of the page: `word`, which is to be written last, `others_busy_ns` and
+    /// `scale`.
     #[must_use]
-    pub fn words(&self) -> [u64; 2] {
+    pub fn words(&self) -> [u64; 3] {
         let unmetered = if self.is_metered { 0 } else { Self::UNMETERED };
         let word = u64::from(self.rate.hundredths())
             | unmetered
             | u64::from(self.others.in_256ths().min(0xffff)) << 16
             | u64::from(self.stamp_ms) << 32;
-        [word, self.others_busy_ns]
+        [word, self.others_busy_ns, u64::from(self.scale.hundredths())]
     }
 
-    /// Writes it to a page, as the host does. The two words are written one after the other: a
+    /// Writes it to a page, as the host does. The words are written one after the other: a
     /// reader between them is off by one interval, which is within the error of the values.
     pub fn write(&self, page: &PublishedPage) {
-        let [word, others_busy_ns] = self.words();
+        let [word, others_busy_ns, scale] = self.words();
+        page.scale.store(scale, Ordering::Relaxed);
         page.others_busy_ns.store(others_busy_ns, Ordering::Relaxed);
         page.word.store(word, Ordering::Release);
     }
@@ -83,6 +87,10 @@ impl Published {
             others_busy_ns: page.others_busy_ns.load(Ordering::Relaxed),
             stamp_ms: (word >> 32) as u32,
             is_metered: Self::word_is_metered(word),
+            scale: match page.scale.load(Ordering::Relaxed) {
+                0 => Rate::FULL,
+                scale => Rate::new(u16::try_from(scale).unwrap_or(u16::MAX)),
+            },
         };
         (hundredths != 0 && published.age_ms(now) <= Self::STALE_MS).then_some(published)
     }

@@ -27,6 +27,12 @@ impl Rate {
         if percent >= 100 { Self::FULL } else { Self::new(percent as u16 * 100) }
     }
 
+    /// Returns this part of a rate, at least 0.01 percent.
+    #[must_use]
+    pub const fn of(self, rate: Self) -> Self {
+        Self::new((rate.0 as u32 * self.0 as u32 / Self::FULL.0 as u32) as u16)
+    }
+
     /// Returns hundredths of a percent.
     #[must_use]
     pub const fn hundredths(self) -> u16 {

@@ -387,6 +387,7 @@ fn published_values_are_read_as_written_until_they_expire() {
         others_busy_ns: 12,
         stamp_ms: (START / MS) as u32,
         is_metered: false,
+        scale: Rate::from_percent(62),
     };
     published.write(&page);
     assert_eq!(Published::read(&page, START), Some(published));
@@ -640,7 +641,7 @@ fn launches_are_metered_only_where_a_limit_depends_on_them() {
     let with_limit = tenant(Balance, 25, 50);
     for unlimited in [none, whole] {
         assert!(!needs_metering(&unlimited, [].iter()));
-        assert!(!needs_metering(&unlimited, [none, whole].iter()));
+        assert!(!needs_metering(&unlimited, [none].iter()));
         for limited in [fixed, balance, without_cores, with_limit] {
             assert!(needs_metering(&unlimited, [none, limited].iter()), "beside {limited:?}");
         }
@@ -652,4 +653,6 @@ fn launches_are_metered_only_where_a_limit_depends_on_them() {
     for limited in [fixed, with_limit] {
         assert!(needs_metering(&limited, [].iter()), "also alone: {limited:?}");
     }
+    assert!(needs_metering(&whole, [whole].iter()), "guaranteed more than the GPU together");
+    assert!(needs_metering(&none, [whole, whole].iter()), "others are");
 }
