@@ -182,6 +182,10 @@ fuzz-allocator: oracle ## Compare the allocator with Kubernetes' own on fresh ra
 fuzz-intercept: ## Fuzz the readers of grants, ledgers and HAMi's variables (nightly Rust, cargo-fuzz): MINUTES=5 for each
 	@testing/fuzz/run.sh $(or $(MINUTES),5)
 
+.PHONY: bench-admission
+bench-admission: ## Time reviews by the admission webhook, beside JSON alone
+	$(CARGO) bench --locked --package tessera-admission --bench review
+
 .PHONY: bench-controller
 bench-controller: ## Measure the controller on a generated cluster (minutes): NODES=5000 SHARES=10000 PODS=10000
 	$(CARGO) build --locked --release --package tessera-judge
