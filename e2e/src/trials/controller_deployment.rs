@@ -54,6 +54,12 @@ impl ControllerDeployment {
         Ok(before.to_owned())
     }
 
+    /// Replaces all replicas, as `kubectl rollout restart` does, and waits until that is done.
+    pub(super) async fn restart(&self, reason: &str) -> anyhow::Result<()> {
+        let annotations = json!({"metadata": {"annotations": {"trial": reason}}});
+        self.change(json!({"spec": {"template": annotations}})).await
+    }
+
     async fn change(&self, change: Value) -> anyhow::Result<()> {
         let changed = self
             .deployments

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use super::controller_deployment::ControllerDeployment;
-use super::dialect_pods::dialect_pods;
+use super::dialect_pods::{dialect_manifest, dialect_pods};
 use super::test_bed::{TestBed, phase, wait_selected};
 use crate::harness::TrialOutcome;
 use crate::runner::{Figure, Outcome};
@@ -42,6 +42,7 @@ pub(super) async fn run_unchanged(test_bed: TestBed) -> TrialOutcome {
         pod.check_share(&test_bed, &running).await.with_context(context)?;
         test_bed.delete(&[name]).await?;
     }
+    read_old_environment(&test_bed).await?;
     select(&test_bed, "hami").await?;
     run_containers(&test_bed).await?;
     run_controllers(&test_bed).await?;
@@ -58,10 +59,13 @@ pub(super) async fn lose_webhook(test_bed: TestBed) -> TrialOutcome {
     let deployment = ControllerDeployment::new(&test_bed);
     let figures = kill_amid_creations(&test_bed, &deployment).await?;
     let replicas = deployment.replicas().await?.context("a Deployment")?;
+    deployment.scale(2).await?;
+    let replaced = replace_amid_creations(&test_bed, &deployment).await;
     deployment.scale(0).await?;
     let without = without_webhook(&test_bed).await;
     deployment.scale(replicas).await?;
     without?;
+    replaced.context("two replicas")?;
     restore_entries(&test_bed).await?;
     Ok(Outcome::Passed(figures))
 }
@@ -120,6 +124,31 @@ async fn templates(test_bed: &TestBed) -> anyhow::Result<BTreeSet<String>> {
         Api::namespaced(test_bed.client.clone(), test_bed.namespace());
     let listed = templates.list(&ListParams::default()).await?;
     Ok(listed.iter().map(ResourceExt::name_any).filter(|name| name.starts_with(PREFIX)).collect())
+}
+
+/// Programs that read their part of the GPU from the old system's variables get that of their
+/// share, which is all of the GPU that they see.
+async fn read_old_environment(test_bed: &TestBed) -> anyhow::Result<()> {
+    for (dialect, read, expected) in [
+        (
+            "gpushare",
+            "$((100 * ALIYUN_COM_GPU_MEM_CONTAINER / ALIYUN_COM_GPU_MEM_DEV)) % of $ALIYUN_COM_GPU_MEM_POD",
+            "100 % of 3",
+        ),
+        ("hami", "$CUDA_DEVICE_MEMORY_LIMIT_0", "3000m"),
+    ] {
+        select(test_bed, dialect).await?;
+        let name = format!("reads-{dialect}");
+        let mut pod = dialect_manifest(dialect, &name)?;
+        let container = &mut pod["spec"]["containers"][0];
+        container["image"] = "tessera/executables:e2e".into();
+        container["command"] = json!(["bash", "-c", format!("echo \"{read}\"")]);
+        test_bed.create(pod).await?;
+        let lines = test_bed.output_of(&name).await?;
+        anyhow::ensure!(lines == [expected], "{dialect}: {lines:?}");
+        test_bed.delete(&[name]).await?;
+    }
+    Ok(())
 }
 
 /// Two containers, an init container and a sidecar: one claim, with a request for each.
@@ -381,14 +410,47 @@ async fn kill_amid_creations(
     let templates: Api<ResourceClaimTemplate> =
         Api::namespaced(test_bed.client.clone(), test_bed.namespace());
     wait_selected(templates, Default::default(), "the template", check).await?;
+    delete_pods(test_bed).await?;
+    let name = "only replica killed: pods of dialects refused".to_owned();
+    Ok(vec![Figure { name, duration: outage }])
+}
+
+/// Two replicas are replaced, one after the other: no pod is refused or unconverted.
+async fn replace_amid_creations(
+    test_bed: &TestBed,
+    deployment: &ControllerDeployment,
+) -> anyhow::Result<()> {
+    let reason = test_bed.namespace().to_owned();
+    let mut replacement = std::pin::pin!(deployment.restart(&reason));
+    let mut number = 0;
+    loop {
+        number += 1;
+        let mut pod = hami(&format!("pod-{number}"), 300)?;
+        pod["spec"]["nodeSelector"] = json!({"trial": "none"});
+        tokio::select! {
+            replaced = &mut replacement => {
+                replaced?;
+                break;
+            }
+            created = test_bed.create(pod) => {
+                let created = created.with_context(|| format!("pod {number}"))?;
+                anyhow::ensure!(!is_unconverted(&created), "unconverted: {}", json!(created));
+            }
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
+    anyhow::ensure!(number > 100, "only {number} pods meanwhile");
+    delete_pods(test_bed).await
+}
+
+/// Deletes the pods of the namespace, none of which runs.
+async fn delete_pods(test_bed: &TestBed) -> anyhow::Result<()> {
     test_bed
         .pods()
         .delete_collection(&DeleteParams::default().grace_period(0), &ListParams::default())
         .await?;
     let gone = CheckResult::none_left;
-    wait_selected(test_bed.pods(), Default::default(), "the pods to be deleted", gone).await?;
-    let name = "only replica killed: pods of dialects refused".to_owned();
-    Ok(vec![Figure { name, duration: outage }])
+    wait_selected(test_bed.pods(), Default::default(), "the pods to be deleted", gone).await
 }
 
 /// Without a replica, only pods with handled names are refused.
