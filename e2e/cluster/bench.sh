@@ -142,7 +142,7 @@ round() { # number, allocator, limits, options...
   control_plane_components_start
   apply_chart "$allocator" >"$logs/chart.log"
   case $allocator in
-    tessera) start_controller >>"$logs/chart.log" ;;
+    tessera | converted) start_controller >>"$logs/chart.log" ;;
     dialects)
       serve_webhook >>"$logs/chart.log"
       start_controller --dialects "$directory/dialects.yaml" --webhook-address 0.0.0.0:9443 >>"$logs/chart.log" ;;
@@ -176,7 +176,7 @@ all_rounds() { # plan, options...
 
 build
 plan=$("$program" plan "$@")
-if [[ ! $plan =~ ^(stock|tessera|dialects)\  ]]; then # --help
+if [[ ! $plan =~ ^(stock|tessera|dialects|converted)\  ]]; then # --help
   echo "$plan"
   exit
 fi

@@ -14,6 +14,7 @@ use kube::api::PostParams;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
+use tessera_dialect::{Conversion, Converter, DIALECT_LABEL, Dialect, Settings, Verdict};
 use tokio::time::{Instant, interval, sleep_until};
 
 use super::plan::Workload;
@@ -55,12 +56,21 @@ pub struct Load<'a> {
     workload: &'a Workload,
     placement: (Value, Value),
     pids: &'a Path,
-    /// Pods of other systems, created in turn; empty for pods with claims.
+    /// Pods that are created in turn: of other systems, or those that are written for them; empty
+    /// for pods of the workload.
     foreign: Vec<Value>,
+    /// Specifications of the templates of `foreign`; empty if the webhook converts them.
+    templates: Vec<Value>,
 }
 
 /// Dialects of the pods that are compared with native ones. Their pods ask for less than a GPU.
-const DIALECTS: [&str; 5] = ["4paradigm", "vgpu-manager", "volcano", "elastic", "gpushare"];
+const DIALECTS: [Dialect; 5] = [
+    Dialect::FourParadigm,
+    Dialect::VgpuManager,
+    Dialect::Volcano,
+    Dialect::Elastic,
+    Dialect::Gpushare,
+];
 
 /// Time limit for the webhook to be registered.
 const REGISTRATION: Duration = Duration::from_secs(60);
@@ -75,7 +85,8 @@ impl<'a> Load<'a> {
         placement: (Value, Value),
         pids: &'a Path,
     ) -> Self {
-        Self { client, namespace, workload, placement, pids, foreign: Vec::new() }
+        let (foreign, templates) = (Vec::new(), Vec::new());
+        Self { client, namespace, workload, placement, pids, foreign, templates }
     }
 
     /// Returns the load with pods of five other systems.
@@ -84,33 +95,66 @@ impl<'a> Load<'a> {
     /// A dialect has no pod.
     pub fn of_dialects(self) -> anyhow::Result<Self> {
         let foreign = DIALECTS.map(|dialect| {
-            let mut pod = dialect_manifest(dialect, "pod")?;
-            pod["metadata"]["labels"] = json!({"gpu.tessera.dev/dialect": dialect});
+            let mut pod = dialect_manifest(dialect.name(), "pod")?;
+            pod["metadata"]["labels"] = json!({DIALECT_LABEL: dialect.name()});
             Ok(pod)
         });
         Ok(Self { foreign: foreign.into_iter().collect::<anyhow::Result<_>>()?, ..self })
     }
 
-    /// Creates the template of native claims, and waits until pods of other systems are converted.
+    /// Returns the load with the native pods that are written for those of other systems.
+    ///
+    /// # Errors
+    /// A dialect has no pod, or its pod has no GPU.
+    pub fn of_converted(self) -> anyhow::Result<Self> {
+        let (mut foreign, mut templates) = (Vec::new(), Vec::new());
+        for (number, dialect) in DIALECTS.into_iter().enumerate() {
+            let converter = Converter::new(Settings::with_defaults(&[dialect]))?;
+            let mut pod = dialect_manifest(dialect.name(), "pod")?;
+            let verdict = converter.admit(&pod, self.namespace, dialect)?;
+            let Verdict::Convert(Conversion { template: Some(template), patch, .. }) = verdict
+            else {
+                anyhow::bail!("the pod of {} has no GPU", dialect.name());
+            };
+            json_patch::patch(&mut pod, &patch)?;
+            // As convert does, which writes no annotation.
+            pod["metadata"]["annotations"] = json!({});
+            let claim = &mut pod["spec"]["resourceClaims"][0];
+            claim["resourceClaimTemplateName"] = native_template(number).into();
+            foreign.push(pod);
+            templates.push(template.spec);
+        }
+        Ok(Self { foreign, templates, ..self })
+    }
+
+    /// Creates the templates of native claims, and waits until pods of other systems are converted.
     ///
     /// # Errors
     /// Returns an error if the API server refuses the template, or does not convert a pod.
     pub async fn prepare(&self) -> anyhow::Result<()> {
-        for number in 1..=self.foreign.len() {
-            self.wait_converted(u32::try_from(number)?).await?;
+        let templates: Api<ResourceClaimTemplate> =
+            Api::namespaced(self.client.clone(), self.namespace);
+        let create = async |template: Value| {
+            templates.create(&PostParams::default(), &serde_json::from_value(template)?).await?;
+            anyhow::Ok(())
+        };
+        for (number, spec) in self.templates.iter().enumerate() {
+            create(json!({"metadata": {"name": native_template(number)}, "spec": spec})).await?;
+        }
+        if self.templates.is_empty() {
+            for number in 1..=self.foreign.len() {
+                self.wait_converted(u32::try_from(number)?).await?;
+            }
         }
         let Workload { memory, cores, .. } = self.workload;
         let capacity =
             json!({"requests": {"memory": format!("{memory}Gi"), "cores": cores.to_string()}});
         let request =
             json!({"name": "gpu", "exactly": {"deviceClassName": DRIVER, "capacity": capacity}});
-        let template = json!({
+        create(json!({
             "metadata": {"name": TEMPLATE}, "spec": {"spec": {"devices": {"requests": [request]}}},
-        });
-        let templates: Api<ResourceClaimTemplate> =
-            Api::namespaced(self.client.clone(), self.namespace);
-        templates.create(&PostParams::default(), &serde_json::from_value(template)?).await?;
-        Ok(())
+        }))
+        .await
     }
 
     async fn wait_converted(&self, number: u32) -> anyhow::Result<()> {
@@ -198,6 +242,11 @@ impl<'a> Load<'a> {
             },
         })
     }
+}
+
+/// Returns the name of the template of the pods with this number.
+fn native_template(number: usize) -> String {
+    format!("native-{number}")
 }
 
 /// A watch event.

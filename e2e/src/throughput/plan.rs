@@ -15,6 +15,9 @@ pub enum Allocator {
     Tessera,
     /// tessera-controller with pods of five other systems, which its webhook converts.
     Dialects,
+    /// tessera-controller with the native pods that those are as manifests: what `kubectl tessera
+    /// convert` writes.
+    Converted,
 }
 
 impl fmt::Display for Allocator {
@@ -23,6 +26,7 @@ impl fmt::Display for Allocator {
             Self::Stock => "stock",
             Self::Tessera => "tessera",
             Self::Dialects => "dialects",
+            Self::Converted => "converted",
         })
     }
 }
@@ -125,8 +129,8 @@ pub struct Rounds {
     /// is one result table per limit.
     #[arg(long, default_values = ["default", "5000"], value_delimiter = ',', value_name = "LIMIT,...")]
     pub limits: Vec<Limits>,
-    /// Compare pods of other systems, which the webhook converts, with native ones, both with
-    /// Tessera. They ask for amounts of their own.
+    /// Compare pods of other systems, which the webhook converts, with the native ones that are
+    /// written for them, both with Tessera. They ask for amounts of their own.
     #[arg(long)]
     pub dialects: bool,
     /// Run only rounds with this allocator.
@@ -139,7 +143,7 @@ impl Rounds {
     /// both allocators equally.
     pub fn in_order(&self) -> Vec<(Allocator, Limits)> {
         let (first, second) = match self.dialects {
-            true => (Allocator::Tessera, Allocator::Dialects),
+            true => (Allocator::Converted, Allocator::Dialects),
             false => (Allocator::Stock, Allocator::Tessera),
         };
         let turns = [first, second, second, first];

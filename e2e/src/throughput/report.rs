@@ -104,7 +104,7 @@ fn table(limits: Limits, rounds: &[Round]) -> Table {
     let rounds: Vec<&Round> = rounds.iter().filter(|round| round.limits == limits).collect();
     let is_of = |allocator| rounds.iter().any(|round| round.allocator == allocator);
     let allocators = match is_of(Allocator::Dialects) {
-        true => [Allocator::Tessera, Allocator::Dialects],
+        true => [Allocator::Converted, Allocator::Dialects],
         false => [Allocator::Stock, Allocator::Tessera],
     };
     let figures = figures(&rounds).into_iter().map(|(what, read)| {

@@ -103,7 +103,7 @@ pub async fn run(
     let Workload { nodes, gpus, .. } = parameters.workload;
     let fence = match parameters.allocator {
         Allocator::Stock => Fence::Stock,
-        Allocator::Tessera | Allocator::Dialects => Fence::Managed,
+        Allocator::Tessera | Allocator::Dialects | Allocator::Converted => Fence::Managed,
     };
     wait_policies_in_force(client).await?;
     let began = Instant::now();
@@ -129,6 +129,7 @@ async fn measure(
     let load = Load::new(client, NAMESPACE, &parameters.workload, hollow.placement(), pids);
     let load = match parameters.allocator {
         Allocator::Dialects => load.of_dialects()?,
+        Allocator::Converted => load.of_converted()?,
         Allocator::Stock | Allocator::Tessera => load,
     };
     wait_default_service_account(client).await?;
