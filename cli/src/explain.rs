@@ -12,7 +12,7 @@ mod render;
 pub use claim::{PodClaimReport, RequestReport, RequestSpec};
 pub(crate) use extended::{ExtendedResource, is_our_class};
 pub use outside::Finding;
-pub(crate) use outside::{of_cluster, supply};
+pub(crate) use outside::{NOT_MANAGED, of_cluster, supply};
 pub use render::{claim_text, pod_text};
 
 use claim::ClaimContext;

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{Event, Pod};
 use tessera_messages as message;
 
 use super::{Problem, Severity};
-use crate::explain::{ExtendedResource, Finding, PlanView, is_our_class, of_cluster};
+use crate::explain::{ExtendedResource, Finding, NOT_MANAGED, PlanView, is_our_class, of_cluster};
 use crate::output::count;
 use crate::tree::GpuTree;
 
@@ -31,7 +31,7 @@ const STATES: [(&str, Severity, &str, &str); 6] = [
         "check the driver on the node; delete the pods if the GPU is gone",
     ),
     (
-        "NotManaged",
+        NOT_MANAGED,
         Severity::Warning,
         "the GPU has no managed taint, so kube-scheduler may allocate it, and Tessera does not",
         "wait for `stockDrainSeconds` after a change of the mode; otherwise see docs/operator/stock-mode.md",
@@ -58,7 +58,10 @@ pub(super) fn all(
     events: &[Event],
 ) -> Vec<Problem> {
     let mut problems = cluster(view);
-    problems.extend(states(tree));
+    // In mode stock, all GPUs are without the taint: one line says so.
+    let is_stock = problems.iter().any(|problem| problem.code == NOT_MANAGED);
+    problems
+        .extend(states(tree).into_iter().filter(|found| !is_stock || found.code != NOT_MANAGED));
     problems.extend(deleted_claims(tree));
     problems.extend(extended_resources(view));
     problems.extend(named_resources(view));
@@ -72,7 +75,7 @@ pub(super) fn all(
 /// The controller runs, and GPUs are published.
 fn cluster(view: &PlanView<'_>) -> Vec<Problem> {
     let problem = |finding: Finding| Problem {
-        severity: Severity::Error,
+        severity: if finding.code == NOT_MANAGED { Severity::Info } else { Severity::Error },
         code: finding.code.to_owned(),
         objects: Vec::new(),
         message: finding.message,

@@ -11,7 +11,8 @@ use tessera_messages as message;
 
 use super::{PlanView, PodState};
 
-const NOT_MANAGED: &str = "NotManaged";
+/// Code of the finding that kube-scheduler allocates.
+pub(crate) const NOT_MANAGED: &str = "NotManaged";
 
 /// Duration of a Lease without one: client-go's default.
 const LEASE_SECONDS: i32 = 15;
