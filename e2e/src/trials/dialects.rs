@@ -185,7 +185,7 @@ async fn run_containers(test_bed: &TestBed) -> anyhow::Result<()> {
 
 /// Pods of a Deployment, a StatefulSet and a Job: one template for all of a shape.
 async fn run_controllers(test_bed: &TestBed) -> anyhow::Result<()> {
-    const PODS: usize = 20;
+    const PODS: usize = 104;
     let before = templates(test_bed).await?;
     let template = |mib: u32, command: Value, restart: &str| -> anyhow::Result<Value> {
         let mut spec = hami("template", mib)?["spec"].clone();
