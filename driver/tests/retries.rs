@@ -54,7 +54,7 @@ async fn claim_without_room_is_refused_within_40_seconds() {
     assert!(waited > Duration::from_secs(30) && waited <= Duration::from_secs(40), "{waited:?}");
 
     let error = prepare(&driver, node.allocate("third", &[(0, 1, 41)])).await.expect_err("refused");
-    assert!(error.contains("41 percent requested, 60 percent used"), "{error}");
+    assert!(error.contains("41 of 100 percent requested, 60 percent used"), "{error}");
     assert_eq!(node.traces(), before);
 }
 
