@@ -23,13 +23,13 @@ use crate::harness::TrialOutcome;
 use crate::runner::{Figure, Outcome};
 use crate::wait::CheckResult;
 
-pub(super) const LABEL: &str = "gpu.tessera.dev/dialect";
+const LABEL: &str = "gpu.tessera.dev/dialect";
 const CONFIGURATION: &str = "tessera-dialects";
 /// Beginning of the names of the templates of converted pods.
 const PREFIX: &str = "tessera.";
-pub(super) const DRY_RUN: PostParams = PostParams { dry_run: true, field_manager: None };
+const DRY_RUN: PostParams = PostParams { dry_run: true, field_manager: None };
 /// Time limit for the API server to notice a label or a configuration.
-pub(super) const NOTICE: Duration = Duration::from_secs(120);
+const NOTICE: Duration = Duration::from_secs(120);
 
 /// Pods of each dialect, controllers of pods, and refusals.
 pub(super) async fn run_unchanged(test_bed: TestBed) -> TrialOutcome {
@@ -72,9 +72,7 @@ pub(super) async fn lose_webhook(test_bed: TestBed) -> TrialOutcome {
 
 /// Returns a pod of HAMi with this amount of memory.
 fn hami(name: &str, mib: u32) -> anyhow::Result<Value> {
-    let pods = dialect_pods();
-    let pod = pods.iter().find(|pod| pod.dialect == "hami").context("a pod of HAMi")?;
-    let mut manifest = pod.manifest(name)?;
+    let mut manifest = dialect_manifest("hami", name)?;
     let limits = json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": mib});
     manifest["spec"]["containers"][0]["resources"]["limits"] = limits;
     Ok(manifest)
@@ -82,28 +80,42 @@ fn hami(name: &str, mib: u32) -> anyhow::Result<Value> {
 
 /// Selects the dialect of the namespace, and waits until the API server has noticed.
 pub(super) async fn select(test_bed: &TestBed, dialect: &str) -> anyhow::Result<()> {
+    label(test_bed, dialect.into()).await?;
+    let prefix = format!("{PREFIX}{dialect}.");
+    wait_converted(test_bed, &dialect_manifest(dialect, "probe")?, &prefix).await
+}
+
+/// Sets the label of the namespace that selects a dialect; null removes it.
+pub(super) async fn label(test_bed: &TestBed, dialect: Value) -> anyhow::Result<()> {
     let namespaces: Api<Namespace> = Api::all(test_bed.client.clone());
     let label = json!({"metadata": {"labels": {LABEL: dialect}}});
     let parameters = PatchParams::default();
     namespaces.patch(test_bed.namespace(), &parameters, &Patch::Merge(label)).await?;
-    let pods = dialect_pods();
-    let pod = pods.iter().find(|pod| pod.dialect == dialect).context("a pod of the dialect")?;
-    wait_converted(test_bed, &pod.manifest("probe")?, &format!("{PREFIX}{dialect}.")).await
+    Ok(())
 }
 
 /// Waits until a dry run of the creation of the pod names a template with this prefix.
 async fn wait_converted(test_bed: &TestBed, pod: &Value, prefix: &str) -> anyhow::Result<()> {
+    let is_converted = |pod: &Pod| template_of(pod).is_some_and(|name| name.starts_with(prefix));
+    wait_created(test_bed, pod, &format!("converted into {prefix}"), is_converted).await
+}
+
+/// Waits until a dry run of the creation of the pod has the wanted result.
+pub(super) async fn wait_created(
+    test_bed: &TestBed,
+    pod: &Value,
+    what: &str,
+    is_wanted: impl Fn(&Pod) -> bool,
+) -> anyhow::Result<()> {
     let deadline = Instant::now() + NOTICE;
     loop {
         let answer = test_bed.pods().create(&DRY_RUN, &serde_json::from_value(pod.clone())?).await;
         let seen = match answer {
-            Ok(pod) if template_of(&pod).is_some_and(|name| name.starts_with(prefix)) => {
-                return Ok(());
-            }
+            Ok(pod) if is_wanted(&pod) => return Ok(()),
             Ok(pod) => json!(pod.spec).to_string(),
             Err(error) => error.to_string(),
         };
-        anyhow::ensure!(Instant::now() < deadline, "not converted into {prefix}: {seen}");
+        anyhow::ensure!(Instant::now() < deadline, "not {what}: {seen}");
         sleep(Duration::from_millis(100)).await;
     }
 }

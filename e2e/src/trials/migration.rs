@@ -3,14 +3,11 @@
 //! HAMi's device plugin.
 
 use anyhow::Context as _;
-use k8s_openapi::api::core::v1::{Namespace, Pod};
-use kube::Api;
-use kube::api::{Patch, PatchParams};
+use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
-use tokio::time::{Instant, sleep};
 
 use super::dialect_pods::dialect_manifest;
-use super::dialects::{DRY_RUN, LABEL, NOTICE, select, template_of};
+use super::dialects::{label, select, template_of, wait_created};
 use super::other_allocator::{devices_of, set_capacity, wait_node_event, wait_published};
 use super::test_bed::{TestBed, phase};
 use crate::harness::TrialOutcome;
@@ -63,10 +60,7 @@ impl OldSystem<'_> {
         anyhow::ensure!(template_of(&there).is_some(), "it is not converted");
 
         self.arrive().await.context("the node goes back")?;
-        let namespaces: Api<Namespace> = Api::all(test_bed.client.clone());
-        let label = json!({"metadata": {"labels": {LABEL: Value::Null}}});
-        let parameters = PatchParams::default();
-        namespaces.patch(test_bed.namespace(), &parameters, &Patch::Merge(label)).await?;
+        label(test_bed, Value::Null).await?;
         self.wait_not_converted().await?;
         let back = self.run("back", None).await.context("the same pod after that")?;
         anyhow::ensure!(node_of(&back) == node && template_of(&back).is_none(), "not the old way");
@@ -105,16 +99,8 @@ impl OldSystem<'_> {
 
     /// Waits until pods of the namespace are created as they are.
     async fn wait_not_converted(&self) -> anyhow::Result<()> {
-        let deadline = Instant::now() + NOTICE;
-        let pod = serde_json::from_value(manifest("probe", None)?)?;
-        loop {
-            let created = self.test_bed.pods().create(&DRY_RUN, &pod).await;
-            if created.as_ref().is_ok_and(|pod| template_of(pod).is_none()) {
-                return Ok(());
-            }
-            anyhow::ensure!(Instant::now() < deadline, "still converted: {created:?}");
-            sleep(std::time::Duration::from_millis(100)).await;
-        }
+        let is_left = |pod: &Pod| template_of(pod).is_none();
+        wait_created(self.test_bed, &manifest("probe", None)?, "left as it is", is_left).await
     }
 }
 
