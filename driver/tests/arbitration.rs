@@ -6,7 +6,6 @@ use std::{
     fs::{self, File},
     mem::offset_of,
     os::unix::fs::FileExt,
-    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -82,7 +81,7 @@ async fn guarantees_above_the_gpu_scale_down_while_all_work() {
     let node = Node::with_gpus(1);
     let cores_ratio = CoresRatio::from_percent(200).expect("a ratio");
     let settings = DriverSettings { cores_ratio, ..node.settings() };
-    let driver = node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
+    let driver = node.start_as(settings).await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
     for name in ["a", "b"] {
         node.api.put_claim(configured(

@@ -298,9 +298,6 @@ async fn driver_starts_without_pid_socket() {
     // Too long for the address of a socket.
     let far = node.path(&"state".repeat(30));
     let settings = DriverSettings { state_dir: far, ..node.settings() };
-    let driver = node
-        .start_with(settings, std::sync::Arc::new(node.mounts.clone()))
-        .await
-        .expect("it starts");
+    let driver = node.start_as(settings).await;
     driver.stop().await;
 }

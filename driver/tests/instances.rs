@@ -2,8 +2,6 @@
 
 mod fakes;
 
-use std::sync::Arc;
-
 use fakes::node::Node;
 use tessera_driver::{
     driver::{Driver, DriverSettings},
@@ -14,7 +12,7 @@ use tokio::task::JoinHandle;
 
 async fn instance(node: &Node, uid: &str) -> Driver {
     let settings = DriverSettings { pod_uid: Some(uid.to_owned()), ..node.settings() };
-    node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts")
+    node.start_as(settings).await
 }
 
 /// Starts a Prepare by `driver` that waits for the API server, which holds all reads.

@@ -48,8 +48,7 @@ impl TestBed {
         let node = Node::with_gpus(1);
         let context_memory = memory.parse().expect("an amount");
         let settings = DriverSettings { context_memory, ..node.settings() };
-        let driver =
-            node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
+        let driver = node.start_as(settings).await;
         let kubelet = Kubelet::register(&node.path("kubelet")).await;
         kubelet.prepare(node.allocate("a", &[(0, 2, 30)])).await.expect("prepared");
         driver.stop().await;

@@ -3,7 +3,7 @@
 
 mod fakes;
 
-use std::{collections::BTreeSet, fs, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, fs, path::PathBuf, time::Duration};
 
 use fakes::{
     container::{inject, mounts},
@@ -54,7 +54,7 @@ fn only(gpu: u32) -> BTreeSet<String> {
 /// Starts a driver whose claims may share by MPS, and pauses the clock.
 async fn started(node: &Node) -> Driver {
     let settings = DriverSettings { mps: true, ..node.settings() };
-    let driver = node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
+    let driver = node.start_as(settings).await;
     node.api.wait_for("a ResourceSlice", |api| (!api.slices().is_empty()).then_some(())).await;
     tokio::time::pause();
     driver

@@ -2,8 +2,6 @@
 
 mod fakes;
 
-use std::sync::Arc;
-
 use fakes::{gpus::uuid, node::Node};
 use serde_json::{Value, json};
 use tessera_driver::{driver::DriverSettings, other_allocators::OtherAllocatorPolicy};
@@ -73,8 +71,7 @@ async fn device_plugin_withholds_all_gpus_with_event() {
 async fn other_dra_driver_withholds_its_gpus_of_this_node() {
     let node = Node::with_gpus(2);
     node.api.put_slice(nvidia_slice("node-a", 1));
-    let _driver =
-        node.start_with(node.settings(), Arc::new(node.mounts.clone())).await.expect("it starts");
+    let _driver = node.start_as(node.settings()).await;
     publishes(&node, [0]).await;
     node.api.delete_slice("nvidias");
     publishes(&node, [0, 1]).await;
@@ -110,7 +107,6 @@ async fn policy_ignore_publishes_all_gpus() {
     node.api.put_slice(nvidia_slice("node-a", 1));
     let settings =
         DriverSettings { on_other_allocator: OtherAllocatorPolicy::Ignore, ..node.settings() };
-    let _driver =
-        node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
+    let _driver = node.start_as(settings).await;
     publishes(&node, [0, 1]).await;
 }

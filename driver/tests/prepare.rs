@@ -2,7 +2,7 @@
 
 mod fakes;
 
-use std::{collections::BTreeMap, fs, path::Path, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 
 use fakes::{
     container::{inject, mounts},
@@ -125,8 +125,7 @@ async fn interceptor_is_injected_as_configured() {
     ] {
         let node = Node::with_gpus(1);
         let settings = with_proxies(&node, intercept);
-        let driver =
-            node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
+        let driver = node.start_as(settings).await;
         let kubelet = Kubelet::register(&node.path("kubelet")).await;
         let devices = kubelet.prepare(node.allocate("a", &[(0, 1, 0)])).await.expect("prepared");
         let expected: BTreeMap<_, _> =
@@ -141,7 +140,7 @@ async fn interceptor_is_injected_as_configured() {
 async fn changed_injection_keeps_prepared_claims() {
     let node = Node::with_gpus(1);
     let settings = with_proxies(&node, InterceptMode::Both);
-    let driver = node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
+    let driver = node.start_as(settings).await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
     let devices = kubelet.prepare(node.allocate("a", &[(0, 1, 0)])).await.expect("prepared");
     let before = libraries(&inject(&node.path("cdi"), &devices));
@@ -171,7 +170,7 @@ async fn context_memory_is_that_of_prepare_time() {
     let node = Node::with_gpus(1);
     let settings =
         DriverSettings { context_memory: "512Mi".parse().expect("an amount"), ..node.settings() };
-    let driver = node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
+    let driver = node.start_as(settings).await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
     let devices =
         kubelet.prepare(node.allocate("a", &[(0, 1, 0), (0, 2, 0)])).await.expect("prepared");
@@ -200,7 +199,7 @@ async fn oversubscribed_claims_exceed_gpu_memory_alone() {
     let node = Node::with_gpus(1);
     let memory_ratio = MemoryRatio::from_percent(200).expect("a ratio");
     let settings = DriverSettings { memory_ratio, ..node.settings() };
-    let driver = node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
+    let driver = node.start_as(settings).await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
 
     let devices =
@@ -238,7 +237,7 @@ async fn oversubscribed_cores_are_prepared_up_to_what_is_published() {
     let node = Node::with_gpus(1);
     let cores_ratio = CoresRatio::from_percent(200).expect("a ratio");
     let settings = DriverSettings { cores_ratio, ..node.settings() };
-    let driver = node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
+    let driver = node.start_as(settings).await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
     for (name, cores) in [("a", 100), ("b", 80)] {
         kubelet.prepare(node.allocate(name, &[(0, 2, cores)])).await.expect("prepared");

@@ -304,11 +304,10 @@ async fn old_instance_of_update_prepares_with_its_library() {
     let newer = node.path("newer.so");
     fs::write(&newer, "a newer library").expect("written");
     let instance = |uid: &str| DriverSettings { pod_uid: Some(uid.to_owned()), ..node.settings() };
-    let old =
-        node.start_with(instance("old"), Arc::new(node.mounts.clone())).await.expect("it starts");
+    let old = node.start_as(instance("old")).await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
     let new = DriverSettings { intercept_library: newer, ..instance("new") };
-    let new = node.start_with(new, Arc::new(node.mounts.clone())).await.expect("it starts");
+    let new = node.start_as(new).await;
 
     assert_eq!(kubelet.info.endpoint, old.sockets().plugin.display().to_string());
     kubelet.prepare(node.allocate("a", &[(0, 1, 0)])).await.expect("prepared");
@@ -399,14 +398,12 @@ async fn journal_of_newer_driver_is_refused() {
 async fn two_instances_share_the_journal() {
     let node = Node::with_gpus(1);
     let instance = |uid: &str| DriverSettings { pod_uid: Some(uid.to_owned()), ..node.settings() };
-    let old =
-        node.start_with(instance("old"), Arc::new(node.mounts.clone())).await.expect("it starts");
+    let old = node.start_as(instance("old")).await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
     let first = node.allocate("first", &[(0, 10, 0)]);
     kubelet.prepare(first.clone()).await.expect("prepared");
 
-    let new =
-        node.start_with(instance("new"), Arc::new(node.mounts.clone())).await.expect("it starts");
+    let new = node.start_as(instance("new")).await;
     assert!(old.sockets().plugin.exists() && old.sockets().registration.exists());
     old.stop().await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;

@@ -58,18 +58,22 @@ async fn publishes_tainted_gpus_owned_by_node() {
     }
 }
 
+/// Starts a driver with these settings, and returns the first device that it publishes.
+async fn first_device(node: &Node, settings: DriverSettings) -> (Driver, Value) {
+    let driver = node.start_as(settings).await;
+    let slices = node
+        .api
+        .wait_for("the slice", |api| Some(api.slices()).filter(|slices| !slices.is_empty()))
+        .await;
+    (driver, slices[0]["spec"]["devices"][0].clone())
+}
+
 #[tokio::test]
 async fn publishes_configured_and_physical_memory() {
     let node = Node::with_gpus(1);
     let memory_ratio = MemoryRatio::from_percent(150).expect("a ratio");
     let settings = DriverSettings { memory_ratio, ..node.settings() };
-    let _driver =
-        node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
-    let slices = node
-        .api
-        .wait_for("the slice", |api| Some(api.slices()).filter(|slices| !slices.is_empty()))
-        .await;
-    let device = &slices[0]["spec"]["devices"][0];
+    let (_driver, device) = first_device(&node, settings).await;
     assert_eq!(device["capacity"]["memory"]["value"], "24Gi");
     assert_eq!(device["attributes"]["physicalMemory"]["string"], "16Gi");
 }
@@ -79,13 +83,8 @@ async fn publishes_configured_cores_of_which_a_request_gets_one_gpu() {
     let node = Node::with_gpus(1);
     let cores_ratio = CoresRatio::from_percent(200).expect("a ratio");
     let settings = DriverSettings { cores_ratio, ..node.settings() };
-    let _driver =
-        node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
-    let slices = node
-        .api
-        .wait_for("the slice", |api| Some(api.slices()).filter(|slices| !slices.is_empty()))
-        .await;
-    let cores = &slices[0]["spec"]["devices"][0]["capacity"]["cores"];
+    let (_driver, device) = first_device(&node, settings).await;
+    let cores = &device["capacity"]["cores"];
     assert_eq!(cores["value"], "200");
     assert_eq!(cores["requestPolicy"]["validRange"]["max"], "100");
 }
@@ -95,8 +94,7 @@ async fn gpu_with_fixed_share_is_published_at_100_percent() {
     let node = Node::with_gpus(2);
     let memory_ratio = MemoryRatio::from_percent(150).expect("a ratio");
     let settings = DriverSettings { memory_ratio, ..node.settings() };
-    let _driver =
-        node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
+    let _driver = node.start_as(settings).await;
     let published = async |what: &str, memory: [&str; 2]| {
         let is_so = |slices: &Vec<Value>| {
             let devices = slices.first().and_then(|slice| slice["spec"]["devices"].as_array());
@@ -223,8 +221,7 @@ async fn api_server_that_drops_taints_gets_no_devices() {
     let node = Node::with_gpus(1);
     node.api.drop_taints();
     let edges = node.settings();
-    let driver =
-        node.start_with(edges, std::sync::Arc::new(node.mounts.clone())).await.expect("it starts");
+    let driver = node.start_as(edges).await;
     let failed = |text: String| text.contains("tessera_driver_slice_failures_total 1");
     node.api
         .wait_for("the slice to be deleted", |api| {
@@ -237,10 +234,7 @@ async fn api_server_that_drops_taints_gets_no_devices() {
 async fn device_order_follows_usage() {
     let node = Node::with_gpus(3);
     let settings = DriverSettings { device_order: DeviceOrder::FreeLast, ..node.settings() };
-    let _driver = node
-        .start_with(settings, std::sync::Arc::new(node.mounts.clone()))
-        .await
-        .expect("it starts");
+    let _driver = node.start_as(settings).await;
     node.api.wait_for("a slice", |api| (!api.slices().is_empty()).then_some(())).await;
     let kubelet = fakes::kubelet::Kubelet::register(&node.path("kubelet")).await;
     kubelet.prepare(node.allocate("a", &[(2, 1, 0)])).await.expect("prepared");

@@ -2,7 +2,7 @@
 
 mod fakes;
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use fakes::{
     kubelet::Kubelet,
@@ -43,7 +43,7 @@ async fn sees_slices(node: &Node) {
 
 async fn start(node: &Node, mode: DriverMode) -> tessera_driver::driver::Driver {
     let settings = DriverSettings { mode, ..node.settings() };
-    node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts")
+    node.start_as(settings).await
 }
 
 #[tokio::test]
@@ -124,7 +124,7 @@ async fn burst_of_claims_causes_few_slice_writes() {
     let order = tessera_api::slice::DeviceOrder::FreeFirst;
     let settings =
         DriverSettings { mode: DriverMode::Stock, device_order: order, ..node.settings() };
-    let driver = node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
+    let driver = node.start_as(settings).await;
     taints_are(&node, &[]).await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
     for number in 0..16 {

@@ -57,7 +57,7 @@ pub enum PlanError {
     /// The memory of the GPU is insufficient.
     #[error(
         "insufficient memory on GPU {gpu}: {asked} requested, {taken} of {total} used by prepared claims{}",
-        advice(*.asked_bytes, *.total_bytes),
+        advice(.asked_bytes > .total_bytes, "--memory-percent"),
         asked = Quantity::from_bytes(*.asked_bytes), total = Quantity::from_bytes(*.total_bytes),
         taken = Quantity::from_bytes(*.taken_bytes)
     )]
@@ -74,7 +74,7 @@ pub enum PlanError {
     /// The compute of the GPU is insufficient.
     #[error(
         "insufficient cores on GPU {gpu}: {asked} of {total} percent requested, {taken} percent used by prepared claims{}",
-        cores_advice(*.asked, *.total)
+        advice(.asked > .total, "--cores-percent")
     )]
     Cores {
         /// The GPU.
@@ -105,25 +105,19 @@ impl PlanError {
     }
 }
 
-/// Returns an advice if the claim never fits: more memory was published when it was allocated.
-fn advice(asked_bytes: u64, total_bytes: u64) -> &'static str {
-    if asked_bytes > total_bytes {
-        ": delete the pod, so that its claim is allocated again, or increase --memory-percent of the driver"
+/// Returns an advice if the claim never fits: more was published when it was allocated. `flag` is
+/// the driver's, by which more is published.
+fn advice(is_too_much: bool, flag: &str) -> String {
+    if is_too_much {
+        format!(
+            ": delete the pod, so that its claim is allocated again, or increase {flag} of the driver"
+        )
     } else {
-        ""
+        String::new()
     }
 }
 
-/// As [`advice`], for cores.
-fn cores_advice(asked: u32, total: u32) -> &'static str {
-    if asked > total {
-        ": delete the pod, so that its claim is allocated again, or increase --cores-percent of the driver"
-    } else {
-        ""
-    }
-}
-
-/// PublishedRatios part of each GPU.
+/// Published part of each GPU.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PublishedRatios {
     /// Memory.

@@ -90,12 +90,14 @@ impl Node {
 
     /// Starts a driver and waits until it has published its GPUs.
     pub async fn start(&self) -> Driver {
-        let driver = self
-            .start_with(self.settings(), Arc::new(self.mounts.clone()))
-            .await
-            .expect("it starts");
+        let driver = self.start_as(self.settings()).await;
         self.api.wait_for("a ResourceSlice", |api| (!api.slices().is_empty()).then_some(())).await;
         driver
+    }
+
+    /// Starts a driver with these settings.
+    pub async fn start_as(&self, settings: DriverSettings) -> Driver {
+        self.start_with(settings, Arc::new(self.mounts.clone())).await.expect("it starts")
     }
 
     pub async fn start_with(
