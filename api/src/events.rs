@@ -141,6 +141,10 @@ reasons! {
     /// More of a device is allocated than it has.
     OVERCOMMITTED = "Overcommitted", Controller, "Pod",
         "Delete pods until the device suffices, if the message does not say that a claim was deallocated.";
+    /// A DeviceTaintRule that keeps kube-scheduler from the GPUs was deleted or changed, and the
+    /// controller has restored it.
+    FENCE_RESTORED = "FenceRestored", Controller, "DeviceTaintRule",
+        "Find out who changed it; set `mode: stock` in the chart to let kube-scheduler allocate the GPUs.";
     /// The driver cannot prepare the claim on the node, so the pod's containers do not start.
     FAILED_PREPARE = "FailedPrepareDynamicResources", Driver, "Pod",
         "Follow the message; the kubelet retries. The kubelet repeats it in an event of the same reason.";

@@ -115,6 +115,10 @@ metrics! {
         "Claim templates of converted pods created and deleted";
     CONTROLLER_TEMPLATE_ERRORS = Counter "tessera_controller_template_errors" []
         "Writes of claim templates that were refused or had no response";
+    CONTROLLER_FENCE_RESTORES = Counter "tessera_controller_fence_restores" []
+        "DeviceTaintRules of the fence that were deleted or changed and are restored";
+    CONTROLLER_FENCE_MISSING = Gauge "tessera_controller_fence_missing" ["rule"]
+        "1 while a DeviceTaintRule of the fence does not exist or has another content, 0 otherwise";
     CONTROLLER_ADMISSION_REVIEWS = Counter "tessera_controller_admission_reviews" ["dialect", "result"]
         "Reviews by the admission webhook: of pods by dialect (converted, left, refused, malformed), of GpuConfigs without one (left, refused)";
     CONTROLLER_ADMISSION_REVIEW = Histogram "tessera_controller_admission_review_seconds" []

@@ -56,7 +56,7 @@ pub const GUARD_CONFIG_MAP: &str = "tessera-unconverted";
 pub const CLASS_RESOURCE_PREFIX: &str = "deviceclass.resource.kubernetes.io/";
 
 /// Taint of every managed device, effect `NoSchedule`: kube-scheduler does not allocate the device,
-/// and still honours allocations by the controller.
+/// and still honours allocations by the controller. It is in the slices or in [`FENCE_RULE`].
 pub const MANAGED_TAINT_KEY: &str = "gpu.tessera.dev/managed";
 
 /// Taint of a device whose health check failed, effect `NoSchedule`: it gets no new claims, and
@@ -74,6 +74,21 @@ pub const LEAVING_STOCK_TAINT_KEY: &str = "gpu.tessera.dev/leaving-stock";
 
 /// The taint effect that keeps new claims away and leaves running pods alone.
 pub const NO_SCHEDULE: &str = "NoSchedule";
+
+/// The DeviceTaintRule that has the managed taint for all devices of the driver, on Kubernetes 1.37
+/// and newer; see [`slice::Fence`](crate::slice::Fence).
+pub const FENCE_RULE: &str = "tessera-fence";
+
+/// The ValidatingAdmissionPolicy that protects [`FENCE_RULE`], and owns it once the controller has
+/// restored it.
+pub const FENCE_POLICY: &str = "tessera-fence-rule";
+
+/// Annotation of a ResourceSlice whose devices [`FENCE_RULE`] keeps from kube-scheduler in place of
+/// the managed taint. The value is [`FENCE_BY_RULE`].
+pub const FENCE_ANNOTATION: &str = "gpu.tessera.dev/fence";
+
+/// Value of [`FENCE_ANNOTATION`].
+pub const FENCE_BY_RULE: &str = "DeviceTaintRule";
 
 /// Annotation of a ResourceSlice that carries the link matrix of its devices; see
 /// [`slice::Topology`](crate::slice::Topology).
@@ -99,7 +114,10 @@ pub const CDI_DRIVER_KIND: &str = "k8s.gpu.tessera.dev/driver";
 
 /// Taints that devices carry, with their meaning for users.
 pub const TAINTS: &[(&str, &str)] = &[
-    (MANAGED_TAINT_KEY, "tessera-controller allocates the device; kube-scheduler does not."),
+    (
+        MANAGED_TAINT_KEY,
+        "tessera-controller allocates the device; kube-scheduler does not. In the slices, or in the DeviceTaintRule `tessera-fence`.",
+    ),
     (UNHEALTHY_TAINT_KEY, "A health check failed: no new claims; running pods stay."),
     (
         ORPHANED_TAINT_KEY,

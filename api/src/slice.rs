@@ -9,6 +9,7 @@
 mod build;
 mod compare;
 mod device;
+mod fence;
 mod options;
 mod order;
 mod topology;
@@ -19,9 +20,8 @@ mod tests;
 pub use build::build;
 pub use compare::{keep_server_fields, same_content, same_pool};
 pub use device::{MAX_STRING_BYTES, truncated};
-pub use options::{
-    CoresRatio, Fence, InvalidMaxShares, MaxShares, MemoryRatio, NodeOwner, SliceOptions,
-};
+pub use fence::{Fence, is_fence_of, is_fenced_by_rule};
+pub use options::{CoresRatio, InvalidMaxShares, MaxShares, MemoryRatio, NodeOwner, SliceOptions};
 pub use order::{DeviceOrder, UnknownDeviceOrder};
 pub use topology::{MAX_ANNOTATION_BYTES, Topology, TopologyError};
 

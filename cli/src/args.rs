@@ -87,7 +87,7 @@ STATE:
   full             shared, without free memory
   exclusive        allocated to one claim
   Unhealthy        the GPU failed and is tainted; the reason follows
-  NotManaged       without the managed taint: kube-scheduler allocates the GPU
+  NotManaged       not fenced: kube-scheduler allocates the GPU
   NotPublished     allocated, but no longer in a ResourceSlice
   Oversubscribed   publishes more memory than the GPU has; the rest is host memory
   Overcommitted    more is allocated than the GPU publishes

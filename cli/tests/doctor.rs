@@ -10,6 +10,7 @@ use tessera_allocator::PlanSettings;
 use tessera_cli::doctor::{self, Diagnosis, Severity};
 use tessera_cli::explain::PlanView;
 use tessera_cli::output::{OutputFormat, render};
+use tessera_cli::snapshot::NotRead;
 use tessera_cli::tree::{GpuTree, TreeFilter};
 
 fn diagnosis(fixture: &Fixture, events: &[Event]) -> Diagnosis {
@@ -50,6 +51,32 @@ fn a_cluster_in_order_has_no_problems() {
     assert_eq!(codes(&found), []);
     assert!(!found.has_problems());
     assert_eq!(doctor::text(&found), "no problems found: 4 GPUs on 2 nodes\n");
+}
+
+#[test]
+fn slices_without_the_rule_that_fences_them_are_found() {
+    let mut fixture = in_order();
+    for slice in &mut fixture.snapshot.resource_slices {
+        let fence = ("gpu.tessera.dev/fence".to_owned(), "DeviceTaintRule".to_owned());
+        slice.metadata.annotations.get_or_insert_default().extend([fence]);
+        let devices = slice.spec.devices.iter_mut().flatten();
+        devices.for_each(|device| device.taints = None);
+    }
+    let rule = |effect: &str| {
+        let taint = json!({"key": "gpu.tessera.dev/managed", "effect": effect});
+        let spec = json!({"deviceSelector": {"driver": "gpu.tessera.dev"}, "taint": taint});
+        vec![read(json!({"metadata": {"name": "tessera-fence"}, "spec": spec}))]
+    };
+    let missing = [(Severity::Error, "FenceMissing")];
+    assert_eq!(codes(&diagnosis(&fixture, &[])), missing);
+    fixture.snapshot.device_taint_rules = rule("None");
+    assert_eq!(codes(&diagnosis(&fixture, &[])), missing);
+    fixture.snapshot.device_taint_rules = rule("NoSchedule");
+    assert_eq!(codes(&diagnosis(&fixture, &[])), [], "the GPUs are managed, and nothing lacks");
+    fixture.snapshot.device_taint_rules.clear();
+    let resource = "devicetaintrules.resource.k8s.io".to_owned();
+    fixture.snapshot.not_read = vec![NotRead { resource, because: "forbidden".to_owned() }];
+    assert_eq!(codes(&diagnosis(&fixture, &[])), [(Severity::Info, "NotChecked")]);
 }
 
 #[test]

@@ -11,7 +11,9 @@ use tessera_api::{
 use tessera_runtime::{address::ListenAddress, log::LogFormat};
 
 use crate::{
-    context_memory::ContextMemory, intercept::InterceptMode, mode::DriverMode,
+    context_memory::ContextMemory,
+    intercept::InterceptMode,
+    mode::{DriverMode, FenceKind},
     other_allocators::OtherAllocatorPolicy,
 };
 
@@ -145,6 +147,13 @@ pub struct DriverArgs {
     /// features that need the controller).
     #[arg(long, env = "TESSERA_MODE", default_value = "managed")]
     pub mode: DriverMode,
+
+    /// Object with the taint that keeps kube-scheduler from the GPUs, in mode managed: taint (the
+    /// ResourceSlices) or rule (the DeviceTaintRule tessera-fence, from Kubernetes 1.37 on). No
+    /// cluster autoscaler adds a node for slices with the taint. With rule, GPUs are published once
+    /// the rule exists.
+    #[arg(long, env = "TESSERA_FENCE", default_value = "taint")]
+    pub fence: FenceKind,
 
     /// Seconds for which a GPU is not allocated after the mode changes from stock to managed:
     /// kube-scheduler may write an earlier decision until its binding timeout.

@@ -33,7 +33,7 @@ use crate::{
     inventory::InventoryWatcherHandle,
     kubelet::{server::KubeletServers, socket::SocketPaths},
     metrics::DriverMetrics,
-    mode::DriverMode,
+    mode::{DriverMode, FenceKind},
     other_allocators::OtherAllocatorPolicy,
     prepare::DetachedClaims,
     state::{journal::JournalStore, mounts::Mounts},
@@ -79,6 +79,8 @@ pub struct DriverSettings {
     pub device_order: DeviceOrder,
     /// The allocator of the GPUs.
     pub mode: DriverMode,
+    /// The object with the managed taint.
+    pub fence: FenceKind,
     /// Time between the end of stock mode and the first allocation by the controller.
     pub stock_drain: Duration,
     /// The policy for GPUs that another allocator publishes.

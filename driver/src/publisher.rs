@@ -22,15 +22,21 @@ use std::{
 };
 
 use futures::{Stream, StreamExt, TryStreamExt};
-use k8s_openapi::api::{core::v1::Node, resource::v1::ResourceSlice};
+use k8s_openapi::api::{
+    core::v1::Node,
+    resource::v1::{DeviceTaintRule, ResourceSlice},
+};
 use kube::{
     Api, Client, Resource,
     api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
     runtime::watcher::{self, DefaultBackoff, watcher},
 };
 use tessera_api::{
-    names::{DRIVER_NAME, DeviceName, GpuUuid, NodeName, ORPHANED_TAINT_KEY},
-    slice::same_content,
+    names::{
+        DRIVER_NAME, DeviceName, FENCE_RULE, GpuUuid, MANAGED_TAINT_KEY, NO_SCHEDULE, NodeName,
+        ORPHANED_TAINT_KEY,
+    },
+    slice::{is_fence_of, same_content},
 };
 use tessera_runtime::cluster::with_backoff;
 use tessera_runtime::error_chain::chain;
@@ -71,6 +77,16 @@ pub enum PublishError {
         /// The cause.
         source: kube::Error,
     },
+    /// The DeviceTaintRule that keeps kube-scheduler from the GPUs could not be read.
+    #[error(
+        "cannot get DeviceTaintRule {FENCE_RULE}, without which kube-scheduler would allocate the GPUs"
+    )]
+    Fence(#[source] kube::Error),
+    /// The DeviceTaintRule does not exist, or is no fence.
+    #[error(
+        "DeviceTaintRule {FENCE_RULE} does not exist, or does not give all devices of {DRIVER_NAME} the taint {MANAGED_TAINT_KEY}:{NO_SCHEDULE}; without it kube-scheduler would allocate the GPUs, so they are published once tessera-controller has restored it (Kubernetes 1.37 or newer)"
+    )]
+    NotFenced,
     /// The API server dropped fields of a slice.
     #[error(
         "the API server dropped fields of ResourceSlice {name}: enable its feature gates DRADeviceTaints and DRAConsumableCapacity{withdrawn}",
@@ -93,6 +109,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 pub struct Publisher {
     slices: Api<ResourceSlice>,
     nodes: Api<Node>,
+    rules: Api<DeviceTaintRule>,
     source: SliceSource,
     hardware: watch::Receiver<Arc<HardwareState>>,
     /// The journal, if the slices depend on the prepared claims.
@@ -126,12 +143,14 @@ impl Publisher {
         orphaned: watch::Receiver<AuditFindings>,
         metrics: Arc<DriverMetrics>,
     ) -> Self {
-        let (slices, nodes) = (Api::all(client.clone()), Api::all(client));
+        let (slices, nodes) = (Api::all(client.clone()), Api::all(client.clone()));
+        let rules = Api::all(client);
         let journal = source.depends_on_usage().then_some(journal);
         let observed = BTreeMap::new();
         Self {
             slices,
             nodes,
+            rules,
             source,
             hardware,
             journal,
@@ -260,6 +279,9 @@ impl Publisher {
         };
         let observed: Vec<_> = self.observed.values().cloned().collect();
         let mut changes = plan(desired, observed, self.generation);
+        if changes.iter().any(SliceChange::relies_on_rule) {
+            self.require_rule().await?;
+        }
         if changes.iter().any(SliceChange::creates) {
             let owner = self.node_uid().await?;
             changes.iter_mut().for_each(|change| change.set_owner(self.source.node(), &owner));
@@ -277,6 +299,15 @@ impl Publisher {
         let Some(drain) = &mut self.drain else { return BTreeSet::new() };
         drain.observe(self.observed.values(), now);
         drain.leaving(now)
+    }
+
+    /// Reads the DeviceTaintRule that keeps kube-scheduler from the GPUs. kube-scheduler may see
+    /// the rule later than the slices; until then the policy `tessera-allocation` refuses its
+    /// writes.
+    async fn require_rule(&self) -> Result<(), PublishError> {
+        let rule = self.rules.get_opt(FENCE_RULE).await.map_err(PublishError::Fence)?;
+        let is_fence = rule.is_some_and(|rule| is_fence_of(&rule, DRIVER_NAME));
+        if is_fence { Ok(()) } else { Err(PublishError::NotFenced) }
     }
 
     /// Returns the UID of the Node. Read each time: a Node that is deleted and created again has

@@ -49,6 +49,7 @@ pub async fn run(args: DriverArgs) -> anyhow::Result<()> {
         exclude_gpus,
         device_order,
         mode,
+        fence,
         stock_drain_seconds,
         other_allocators,
         other_resources,
@@ -68,6 +69,7 @@ pub async fn run(args: DriverArgs) -> anyhow::Result<()> {
     if print_slices {
         let inventory = gpus.inventory().context("cannot read the inventory of GPUs")?;
         let slices = SliceSource::new(node_name, device_order, mode)
+            .with_fence(fence)
             .with_memory_ratio(memory_percent)
             .with_cores_ratio(cores_percent)
             .with_max_shares(max_shares)
@@ -98,6 +100,7 @@ pub async fn run(args: DriverArgs) -> anyhow::Result<()> {
         mps,
         device_order,
         mode,
+        fence,
         stock_drain: Duration::from_secs(stock_drain_seconds.into()),
         on_other_allocator: other_allocators,
         other_resources: other_resources.into_iter().collect(),

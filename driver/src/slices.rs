@@ -6,11 +6,14 @@ use k8s_openapi::api::resource::v1::ResourceSlice;
 use tessera_api::{
     Inventory,
     names::{GpuUuid, NodeName},
-    slice::{CoresRatio, DeviceOrder, MaxShares, MemoryRatio, SliceOptions, build},
+    slice::{CoresRatio, DeviceOrder, Fence, MaxShares, MemoryRatio, SliceOptions, build},
 };
 
 use crate::{
-    audit::OrphanedGpus, inventory::HardwareState, mode::DriverMode, state::journal::Journal,
+    audit::OrphanedGpus,
+    inventory::HardwareState,
+    mode::{DriverMode, FenceKind},
+    state::journal::Journal,
 };
 
 /// Builder of the slices of one node.
@@ -19,6 +22,7 @@ pub struct SliceSource {
     node: NodeName,
     order: DeviceOrder,
     mode: DriverMode,
+    fence: FenceKind,
     memory_ratio: MemoryRatio,
     cores_ratio: CoresRatio,
     max_shares: MaxShares,
@@ -26,13 +30,20 @@ pub struct SliceSource {
 }
 
 impl SliceSource {
-    /// Returns a builder for `node`, with devices in this order and tainted for this mode. All
-    /// memory is published, and no sharing by MPS.
+    /// Returns a builder for `node`, with devices in this order, fenced for this mode by a taint.
+    /// All memory is published, and no sharing by MPS.
     #[must_use]
     pub fn new(node: NodeName, order: DeviceOrder, mode: DriverMode) -> Self {
         let (memory_ratio, cores_ratio) = (MemoryRatio::WHOLE, CoresRatio::WHOLE);
         let max_shares = MaxShares::default();
-        Self { node, order, mode, memory_ratio, cores_ratio, max_shares, mps: false }
+        let fence = FenceKind::Taint;
+        Self { node, order, mode, fence, memory_ratio, cores_ratio, max_shares, mps: false }
+    }
+
+    /// Sets the object with the managed taint.
+    #[must_use]
+    pub fn with_fence(self, fence: FenceKind) -> Self {
+        Self { fence, ..self }
     }
 
     /// Sets the published part of the GPUs' memory.
@@ -63,6 +74,12 @@ impl SliceSource {
     #[must_use]
     pub fn mode(&self) -> DriverMode {
         self.mode
+    }
+
+    /// Returns the fence of published devices.
+    #[must_use]
+    pub fn fence(&self) -> Fence {
+        self.mode.fence(self.fence)
     }
 
     /// Returns the name of the node.
@@ -105,7 +122,7 @@ impl SliceSource {
         Some(build(
             inventory,
             &SliceOptions {
-                fence: self.mode.fence(),
+                fence: self.fence(),
                 order: self.order,
                 in_use,
                 orphaned: orphaned.clone(),

@@ -272,7 +272,7 @@ mod tests {
     #[tokio::test]
     async fn creation_deletes_slices_of_earlier_nodes() {
         let cluster = SimCluster::start(ClusterOptions::default()).await.unwrap();
-        let (client, fence) = (cluster.client(), Fence::Managed);
+        let (client, fence) = (cluster.client(), Fence::Taint);
         let earlier =
             HollowNodes::create(&client, "earlier", HollowNodesSpec { nodes: 20, gpus: 8, fence })
                 .await

@@ -608,6 +608,41 @@ fn foreign_and_unmanaged_devices_are_not_allocated() {
 }
 
 #[test]
+fn devices_of_a_slice_fenced_by_a_rule_are_allocated() {
+    let mut fed = Fed::new();
+    fed.node("node-a", "8");
+    fed.class("gpu.tessera.dev", "device.driver == 'gpu.tessera.dev'");
+    let mut untainted = gpu("gpu-0");
+    untainted["taints"] = json!([]);
+    let mut fenced = slice("node-a", "node-a", 1, 1, json!([untainted]));
+    let annotation = |value: &str| Some([("gpu.tessera.dev/fence".into(), value.into())].into());
+    fenced.metadata.annotations = annotation("other");
+    fed.index.apply_slice(&fenced).unwrap();
+    fed.claim(claim("c", "gpu.tessera.dev"));
+    fed.pod(pod("p", &["c"]));
+    let decisions = |fed: &Fed| {
+        let pending = fed.index.work().pending;
+        plan(&fed.index.snapshot(), &pending, PlanSettings::default()).decisions.len()
+    };
+    assert_eq!(decisions(&fed), 0, "an annotation of a later version");
+    fenced.metadata.annotations = annotation("DeviceTaintRule");
+    fed.index.apply_slice(&fenced).unwrap();
+    assert_eq!(decisions(&fed), 1);
+    // The rule itself does not repel our claims.
+    let taint = json!({"key": "gpu.tessera.dev/managed", "effect": "NoSchedule"});
+    let spec = json!({"deviceSelector": {"driver": "gpu.tessera.dev"}, "taint": taint});
+    let rule = read(json!({"metadata": {"name": "tessera-fence"}, "spec": spec}));
+    fed.index.apply_taint_rule(&rule);
+    assert_eq!(decisions(&fed), 1);
+    fed.index.remove_taint_rule(&rule);
+    assert_eq!(decisions(&fed), 1, "the controller restores the rule");
+    let leaving = json!({"key": "gpu.tessera.dev/leaving-stock", "effect": "NoSchedule"});
+    fenced.spec.devices.as_mut().unwrap()[0].taints = Some(vec![read(leaving)]);
+    fed.index.apply_slice(&fenced).unwrap();
+    assert_eq!(decisions(&fed), 0, "kube-scheduler may still be writing");
+}
+
+#[test]
 fn device_leaving_stock_mode_is_never_allocated() {
     let mut fed = Fed::new();
     fed.node("node-a", "8");

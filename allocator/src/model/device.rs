@@ -124,7 +124,7 @@ pub struct Device {
     pub nodes: NodeChoice,
     /// An allocation restricts the claim to the chosen node.
     pub binds_to_node: bool,
-    /// The device has no managed taint: another allocator may allocate it, so it is never used.
+    /// The device is not fenced: another allocator may allocate it, so it is never used.
     pub is_unmanaged: bool,
     /// The device publishes more memory than it has; only claims that allow oversubscription use
     /// it.

@@ -6,9 +6,11 @@ use k8s_openapi::api::resource::v1::{Device, ResourcePool, ResourceSlice, Resour
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use sha2::{Digest, Sha256};
 
-use super::{MAX_DEVICES, MAX_TAINTED_DEVICES, SliceOptions, Topology, device};
+use super::{Fence, MAX_DEVICES, MAX_TAINTED_DEVICES, SliceOptions, Topology, device};
 use crate::gpu::{Gpu, Inventory, NvlinkClique, nvlink_cliques};
-use crate::names::{DRIVER_NAME, GpuUuid, NodeName, TOPOLOGY_ANNOTATION};
+use crate::names::{
+    DRIVER_NAME, FENCE_ANNOTATION, FENCE_BY_RULE, GpuUuid, NodeName, TOPOLOGY_ANNOTATION,
+};
 
 /// Longest object name (DNS subdomain).
 const MAX_NAME_BYTES: usize = 253;
@@ -54,13 +56,14 @@ fn slice(
     topology: &Topology,
     options: &SliceOptions,
 ) -> ResourceSlice {
-    let annotation = topology
-        .to_annotation()
-        .map(|text| BTreeMap::from([(TOPOLOGY_ANNOTATION.to_owned(), text)]));
+    let links = topology.to_annotation().map(|text| (TOPOLOGY_ANNOTATION.to_owned(), text));
+    let fence = (options.fence == Fence::Rule)
+        .then(|| (FENCE_ANNOTATION.to_owned(), FENCE_BY_RULE.to_owned()));
+    let annotations: BTreeMap<String, String> = links.into_iter().chain(fence).collect();
     ResourceSlice {
         metadata: ObjectMeta {
             name: Some(slice_name(index, &options.node)),
-            annotations: annotation,
+            annotations: (!annotations.is_empty()).then_some(annotations),
             owner_references: options
                 .owner
                 .as_ref()

@@ -8,17 +8,17 @@ use k8s_openapi::api::resource::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 
-use crate::names::TOPOLOGY_ANNOTATION;
+use crate::names::{FENCE_ANNOTATION, TOPOLOGY_ANNOTATION};
 use crate::quantity::Quantity;
 
 /// Returns true if a published slice equals the desired one in driver, node, devices and their
-/// order, and topology.
+/// order, topology and fence.
 ///
-/// Fields that other programs set are not compared: metadata beside our annotation, when a taint
+/// Fields that other programs set are not compared: metadata beside our annotations, when a taint
 /// was added, how a quantity is spelled. Nor are generation and slice count: those follow from
 /// whether anything else differs.
 pub fn same_content(desired: &ResourceSlice, published: &ResourceSlice) -> bool {
-    annotation(desired) == annotation(published)
+    annotations(desired) == annotations(published)
         && comparable(&desired.spec) == comparable(&published.spec)
 }
 
@@ -63,8 +63,9 @@ fn same_taint(one: &DeviceTaint, other: &DeviceTaint) -> bool {
     one.key == other.key && one.value == other.value && one.effect == other.effect
 }
 
-fn annotation(slice: &ResourceSlice) -> Option<&str> {
-    slice.metadata.annotations.as_ref()?.get(TOPOLOGY_ANNOTATION).map(String::as_str)
+fn annotations(slice: &ResourceSlice) -> [Option<&String>; 2] {
+    let value = |name| slice.metadata.annotations.as_ref()?.get(name);
+    [TOPOLOGY_ANNOTATION, FENCE_ANNOTATION].map(value)
 }
 
 /// The spec with everything removed or made equal that does not count.

@@ -135,7 +135,7 @@ fn int(value: Option<i64>) -> Option<DeviceAttribute> {
 }
 
 fn taints(gpu: &Gpu, options: &SliceOptions) -> Option<Vec<DeviceTaint>> {
-    let managed = (options.fence == Fence::Managed).then(|| no_schedule(MANAGED_TAINT_KEY, None));
+    let managed = (options.fence == Fence::Taint).then(|| no_schedule(MANAGED_TAINT_KEY, None));
     let unhealthy = match &gpu.health {
         Health::Healthy => None,
         Health::Unhealthy { code, .. } => Some(no_schedule(UNHEALTHY_TAINT_KEY, label_value(code))),

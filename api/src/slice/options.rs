@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 
-use super::DeviceOrder;
+use super::{DeviceOrder, Fence};
 use crate::gpu::Gpu;
 use crate::names::{GpuUuid, NodeName, PoolName};
 
@@ -17,7 +17,7 @@ pub struct SliceOptions {
     pub owner: Option<NodeOwner>,
     /// The pool's generation.
     pub generation: i64,
-    /// Allocator of the devices.
+    /// Allocator of the devices, and what keeps kube-scheduler from them.
     pub fence: Fence,
     /// The order of the devices: upstream's first fit takes them as they come.
     pub order: DeviceOrder,
@@ -47,7 +47,7 @@ impl SliceOptions {
             node,
             owner: None,
             generation: 1,
-            fence: Fence::Managed,
+            fence: Fence::Taint,
             order: DeviceOrder::Index,
             in_use: BTreeMap::new(),
             orphaned: BTreeSet::new(),
@@ -71,16 +71,6 @@ impl SliceOptions {
 pub struct NodeOwner {
     /// `metadata.uid` of the Node.
     pub uid: String,
-}
-
-/// Program that allocates the devices.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Fence {
-    /// Our controller: every device carries the taint that keeps kube-scheduler away.
-    #[default]
-    Managed,
-    /// kube-scheduler: no taint of ours.
-    Stock,
 }
 
 /// Published memory in percent of the physical memory; 100 or more.

@@ -11,8 +11,8 @@ use crate::gpu::{
 };
 use crate::machines::{all_pairs, dgx1v, dgx1v_links, gpu, h100_8, nvlink, unlinked, uuid};
 use crate::names::{
-    DeviceName, DriverName, GpuUuid, MANAGED_TAINT_KEY, NodeName, TOPOLOGY_ANNOTATION,
-    UNHEALTHY_TAINT_KEY,
+    DeviceName, DriverName, FENCE_ANNOTATION, GpuUuid, MANAGED_TAINT_KEY, NodeName,
+    TOPOLOGY_ANNOTATION, UNHEALTHY_TAINT_KEY,
 };
 use crate::quantity::Quantity;
 
@@ -68,6 +68,7 @@ fn tainted_devices_are_split_at_64_and_untainted_ones_at_128() {
     };
     assert_eq!(sizes(&options()), [64, 64, 2]);
     assert_eq!(sizes(&SliceOptions { fence: Fence::Stock, ..options() }), [128, 2]);
+    assert_eq!(sizes(&SliceOptions { fence: Fence::Rule, ..options() }), [128, 2]);
 }
 
 #[test]
@@ -85,6 +86,18 @@ fn split_slices_are_one_pool_in_order_of_their_names() {
     }));
     let all: Vec<i64> = slices.iter().flat_map(indices).collect();
     assert_eq!(all, (0..130).collect::<Vec<_>>());
+}
+
+#[test]
+fn slices_fenced_by_a_rule_say_so_and_have_no_taint() {
+    let by_rule = one(h100_8(), &SliceOptions { fence: Fence::Rule, ..options() });
+    assert!(is_fenced_by_rule(&by_rule));
+    assert!(devices(&by_rule).iter().all(|device| device.taints.is_none()));
+    let empty = one(Inventory::default(), &SliceOptions { fence: Fence::Rule, ..options() });
+    assert!(is_fenced_by_rule(&empty));
+    let stock = one(h100_8(), &SliceOptions { fence: Fence::Stock, ..options() });
+    assert!(!is_fenced_by_rule(&stock) && !is_fenced_by_rule(&one(h100_8(), &options())));
+    assert!(!same_content(&by_rule, &stock), "a change of the fence is published");
 }
 
 #[test]
@@ -108,7 +121,7 @@ fn a_sick_gpu_is_tainted_beside_the_fence_and_also_without_it() {
             .collect()
     };
     let unhealthy = (UNHEALTHY_TAINT_KEY.to_owned(), Some("Xid79".to_owned()));
-    assert_eq!(keys(Fence::Managed), [(MANAGED_TAINT_KEY.to_owned(), None), unhealthy.clone()]);
+    assert_eq!(keys(Fence::Taint), [(MANAGED_TAINT_KEY.to_owned(), None), unhealthy.clone()]);
     assert_eq!(keys(Fence::Stock), [unhealthy]);
 }
 
@@ -506,10 +519,9 @@ proptest! {
     #[test]
     fn whatever_the_hardware_says_the_slices_keep_the_limits_of_the_api(
         gpus in prop::collection::vec(any_gpu(), 0..150),
-        stock in any::<bool>(),
+        fence in prop::sample::select(vec![Fence::Taint, Fence::Rule, Fence::Stock]),
     ) {
         let inventory = Inventory::new(gpus, Vec::new(), Vec::new());
-        let fence = if stock { Fence::Stock } else { Fence::Managed };
         let slices = build(&inventory, &SliceOptions { fence, ..options() });
         let mut names = BTreeSet::new();
         for slice in &slices {
@@ -526,6 +538,6 @@ proptest! {
         }
         prop_assert_eq!(names.len(), inventory.gpus.len());
         prop_assert!(same_pool(&slices, &slices));
-        prop_assert!(slices.iter().all(|s| s.metadata.annotations.iter().flatten().all(|(key, _)| key == TOPOLOGY_ANNOTATION)));
+        prop_assert!(slices.iter().all(|s| s.metadata.annotations.iter().flatten().all(|(key, _)| [TOPOLOGY_ANNOTATION, FENCE_ANNOTATION].contains(&key.as_str()))));
     }
 }

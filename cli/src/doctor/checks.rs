@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{Event, Pod};
+use tessera_api::names::{DRIVER_NAME, FENCE_RULE};
+use tessera_api::slice::{is_fence_of, is_fenced_by_rule};
 use tessera_messages as message;
 
 use super::{Problem, Severity};
@@ -33,7 +35,7 @@ const STATES: [(&str, Severity, &str, &str); 6] = [
     (
         NOT_MANAGED,
         Severity::Warning,
-        "the GPU has no managed taint, so kube-scheduler may allocate it, and Tessera does not",
+        "the GPU is not fenced, so kube-scheduler may allocate it, and Tessera does not",
         "wait for `stockDrainSeconds` after a change of the mode; otherwise see docs/operator/stock-mode.md",
     ),
     (
@@ -62,6 +64,7 @@ pub(super) fn all(
     let is_stock = problems.iter().any(|problem| problem.code == NOT_MANAGED);
     problems
         .extend(states(tree).into_iter().filter(|found| !is_stock || found.code != NOT_MANAGED));
+    problems.extend(missing_fence(view));
     problems.extend(deleted_claims(tree));
     problems.extend(extended_resources(view));
     problems.extend(named_resources(view));
@@ -103,6 +106,30 @@ fn states(tree: &GpuTree) -> Vec<Problem> {
         Some(Problem { severity, code, objects, message, hint: Some(hint.to_owned()) })
     };
     STATES.into_iter().filter_map(problem).collect()
+}
+
+/// The DeviceTaintRule exists that slices rely on.
+fn missing_fence(view: &PlanView<'_>) -> Option<Problem> {
+    let snapshot = view.snapshot;
+    let relying = snapshot.resource_slices.iter().filter(|slice| is_fenced_by_rule(slice));
+    let nodes: BTreeSet<String> = relying
+        .filter_map(|slice| slice.spec.node_name.as_ref())
+        .map(|node| format!("node {node}"))
+        .collect();
+    let is_read = !snapshot.not_read.iter().any(|not| not.resource.starts_with("devicetaintrules"));
+    let has_rule = snapshot.device_taint_rules.iter().any(|rule| is_fence_of(rule, DRIVER_NAME));
+    (is_read && !has_rule && !nodes.is_empty()).then(|| Problem {
+        severity: Severity::Error,
+        code: "FenceMissing".to_owned(),
+        objects: nodes.into_iter().collect(),
+        message: format!(
+            "no DeviceTaintRule keeps kube-scheduler from the GPUs: it tries to allocate them, and \
+             only the policy tessera-allocation refuses that (the rule is {FENCE_RULE})"
+        ),
+        hint: Some(
+            "the controller restores the rule: read its log, and apply the chart again".to_owned(),
+        ),
+    })
 }
 
 /// No pod uses devices of a claim that was deleted.

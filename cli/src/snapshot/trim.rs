@@ -16,7 +16,9 @@ use k8s_openapi::api::resource::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use tessera_api::defaults::GpuDefaults;
-use tessera_api::names::{DRIVER_NAME, POD_CLAIM_NAME_ANNOTATION, TOPOLOGY_ANNOTATION};
+use tessera_api::names::{
+    DRIVER_NAME, FENCE_ANNOTATION, POD_CLAIM_NAME_ANNOTATION, TOPOLOGY_ANNOTATION,
+};
 use tessera_api::quota::GpuQuota;
 
 /// Keeps names and times.
@@ -32,16 +34,17 @@ fn metadata(from: ObjectMeta) -> ObjectMeta {
     }
 }
 
-/// Keeps one annotation.
-fn annotation(metadata: &ObjectMeta, name: &str) -> Option<BTreeMap<String, String>> {
-    let value = metadata.annotations.as_ref()?.get(name)?;
-    Some(BTreeMap::from([(name.to_owned(), value.clone())]))
+/// Keeps some annotations.
+fn annotations(metadata: &ObjectMeta, names: &[&str]) -> Option<BTreeMap<String, String>> {
+    let mut kept = metadata.annotations.clone()?;
+    kept.retain(|name, _| names.contains(&name.as_str()));
+    (!kept.is_empty()).then_some(kept)
 }
 
-/// Keeps the spec and the link matrix of a ResourceSlice.
+/// Keeps the spec, the link matrix and the fence of a ResourceSlice.
 #[must_use]
 pub fn trimmed_slice(slice: ResourceSlice) -> ResourceSlice {
-    let annotations = annotation(&slice.metadata, TOPOLOGY_ANNOTATION);
+    let annotations = annotations(&slice.metadata, &[TOPOLOGY_ANNOTATION, FENCE_ANNOTATION]);
     ResourceSlice {
         metadata: ObjectMeta { annotations, ..metadata(slice.metadata) },
         spec: slice.spec,
@@ -72,7 +75,7 @@ pub fn trimmed_class(class: DeviceClass) -> DeviceClass {
 /// Keeps owners, pod entry, requests, allocation and reservations of a ResourceClaim.
 #[must_use]
 pub fn trimmed_claim(claim: ResourceClaim) -> ResourceClaim {
-    let annotations = annotation(&claim.metadata, POD_CLAIM_NAME_ANNOTATION);
+    let annotations = annotations(&claim.metadata, &[POD_CLAIM_NAME_ANNOTATION]);
     let owners = claim
         .metadata
         .owner_references

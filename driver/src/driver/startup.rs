@@ -291,6 +291,7 @@ impl Startup {
             node,
             device_order,
             mode,
+            fence,
             memory_ratio,
             cores_ratio,
             max_shares,
@@ -298,6 +299,7 @@ impl Startup {
             ..
         } = &self.settings;
         let slices = SliceSource::new(node.clone(), *device_order, *mode)
+            .with_fence(*fence)
             .with_memory_ratio(*memory_ratio)
             .with_cores_ratio(*cores_ratio)
             .with_max_shares(*max_shares)

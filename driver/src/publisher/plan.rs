@@ -12,8 +12,8 @@ use k8s_openapi::{
 };
 use serde_json::{Value, json};
 use tessera_api::{
-    names::{NodeName, TOPOLOGY_ANNOTATION},
-    slice::{keep_server_fields, same_content},
+    names::{FENCE_ANNOTATION, NodeName, TOPOLOGY_ANNOTATION},
+    slice::{is_fenced_by_rule, keep_server_fields, same_content},
 };
 
 /// One write to the API server.
@@ -37,6 +37,19 @@ impl SliceChange {
     #[must_use]
     pub fn creates(&self) -> bool {
         matches!(self, Self::Create(_))
+    }
+
+    /// Returns true if the change publishes devices without the managed taint that had it or were
+    /// not published: those of a slice that a DeviceTaintRule fences.
+    #[must_use]
+    pub fn relies_on_rule(&self) -> bool {
+        match self {
+            Self::Delete(_) => false,
+            Self::Create(slice) => is_fenced_by_rule(slice),
+            Self::Patch { observed, wanted } => {
+                is_fenced_by_rule(wanted) && !is_fenced_by_rule(observed)
+            }
+        }
     }
 
     /// Makes the Node with this UID the owner of a created slice, so that the slice is deleted with
@@ -151,15 +164,14 @@ pub fn same_fence(wanted: &ResourceSlice, written: &ResourceSlice) -> bool {
 /// slice was changed meanwhile. Unknown fields stay, except in the list of devices.
 #[must_use]
 pub fn patch(observed: &ResourceSlice, wanted: &ResourceSlice) -> Value {
-    let topology = wanted
-        .metadata
-        .annotations
-        .as_ref()
-        .and_then(|annotations| annotations.get(TOPOLOGY_ANNOTATION));
+    let annotations = wanted.metadata.annotations.as_ref().map(|annotations| {
+        [TOPOLOGY_ANNOTATION, FENCE_ANNOTATION].map(|name| annotations.get(name))
+    });
+    let [topology, fence] = annotations.unwrap_or_default();
     json!({
         "metadata": {
             "resourceVersion": observed.metadata.resource_version,
-            "annotations": {TOPOLOGY_ANNOTATION: topology},
+            "annotations": {TOPOLOGY_ANNOTATION: topology, FENCE_ANNOTATION: fence},
         },
         "spec": {"pool": wanted.spec.pool, "devices": wanted.spec.devices},
     })

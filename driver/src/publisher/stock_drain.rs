@@ -2,7 +2,7 @@
 //! while.
 //!
 //! kube-scheduler decides first and writes later: an allocation that it decided before a device had
-//! the managed taint may be written up to its binding timeout (600 s) after the taint. For that
+//! a fence may be written up to its binding timeout (600 s) after the taint. For that
 //! time the device has a second taint. The time is measured by this process and not by the clock: a
 //! restart of the driver restarts the wait and never shortens it.
 
@@ -13,6 +13,7 @@ use std::{
 
 use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use tessera_api::names::{DeviceName, GpuUuid, LEAVING_STOCK_TAINT_KEY, MANAGED_TAINT_KEY};
+use tessera_api::slice::is_fenced_by_rule;
 use tokio::time::Instant;
 
 /// The devices that are withheld, with the start of the wait.
@@ -28,17 +29,22 @@ impl StockDrain {
         Self { length, since: BTreeMap::new() }
     }
 
-    /// Reads published slices: a device without the managed taint starts its wait, and so does one
-    /// that waited before this process started.
+    /// Reads published slices: a device without a fence starts its wait, and so does one that
+    /// waited before this process started.
     pub(super) fn observe<'a>(
         &mut self,
         slices: impl Iterator<Item = &'a ResourceSlice>,
         now: Instant,
     ) {
-        for device in slices.flat_map(|slice| slice.spec.devices.iter().flatten()) {
+        let devices = slices.flat_map(|slice| {
+            let by_rule = is_fenced_by_rule(slice);
+            slice.spec.devices.iter().flatten().map(move |device| (device, by_rule))
+        });
+        for (device, by_rule) in devices {
             let known = self.since.get(&device.name).copied();
             let leaving = has(device, LEAVING_STOCK_TAINT_KEY);
-            if !has(device, MANAGED_TAINT_KEY) || (leaving && known.is_none()) {
+            let is_fenced = by_rule || has(device, MANAGED_TAINT_KEY);
+            if !is_fenced || (leaving && known.is_none()) {
                 self.since.insert(device.name.clone(), now);
             } else if !leaving && known.is_some_and(|since| self.is_over(since, now)) {
                 // The wait is over, and the second taint is removed.

@@ -40,6 +40,9 @@ struct Objects {
     /// `status.capacity` of every Node.
     capacity: BTreeMap<String, String>,
     slices: BTreeMap<String, Value>,
+    /// DeviceTaintRules, and the number of their reads.
+    rules: BTreeMap<String, Value>,
+    rule_reads: usize,
     events: Vec<Value>,
     /// Number of reads of claims that fail, and their status code.
     failures: (usize, u16),
@@ -89,6 +92,7 @@ impl Api {
                 "/apis/resource.k8s.io/v1/resourceslices/{name}",
                 axum::routing::patch(patch_slice).delete(remove_slice),
             )
+            .route("/apis/resource.k8s.io/v1/devicetaintrules/{name}", get(rule))
             .route(
                 "/apis/events.k8s.io/v1/namespaces/{namespace}/events",
                 axum::routing::post(create_event),
@@ -101,6 +105,21 @@ impl Api {
         self.change(|objects| {
             objects.claims.insert(key, claim);
         });
+    }
+
+    /// Stores a DeviceTaintRule.
+    pub fn put_rule(&self, name: &str, spec: Value) {
+        let rule = json!({"metadata": {"name": name}, "spec": spec});
+        self.change(|objects| objects.rules.insert(name.to_owned(), rule));
+    }
+
+    pub fn remove_rule(&self, name: &str) {
+        self.change(|objects| objects.rules.remove(name));
+    }
+
+    /// Returns the number of reads of DeviceTaintRules.
+    pub fn rule_reads(&self) -> usize {
+        self.objects(|objects| objects.rule_reads)
     }
 
     pub fn remove_claim(&self, namespace: &str, name: &str) {
@@ -311,6 +330,14 @@ fn node_object(objects: &Objects, name: &str) -> Value {
 
 async fn node(State(api): State<Api>, Path(name): Path<String>) -> Response {
     Json(api.objects(|objects| node_object(objects, &name))).into_response()
+}
+
+async fn rule(State(api): State<Api>, Path(name): Path<String>) -> Response {
+    let rule = api.change(|objects| {
+        objects.rule_reads += 1;
+        objects.rules.get(&name).cloned()
+    });
+    rule.map_or_else(|| failure(404, "NotFound"), |rule| Json(rule).into_response())
 }
 
 async fn nodes(State(api): State<Api>, Query(query): Query<BTreeMap<String, String>>) -> Response {

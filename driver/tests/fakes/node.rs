@@ -13,7 +13,7 @@ use tessera_driver::{
     base_spec::DriverRoot,
     driver::{Driver, DriverDependencies, DriverSettings},
     intercept::InterceptMode,
-    mode::DriverMode,
+    mode::{DriverMode, FenceKind},
     other_allocators::OtherAllocatorPolicy,
     state::{
         StatePaths,
@@ -81,6 +81,7 @@ impl Node {
             mps: false,
             device_order: DeviceOrder::Index,
             mode: DriverMode::Managed,
+            fence: FenceKind::Taint,
             stock_drain: Duration::from_secs(600),
             on_other_allocator: OtherAllocatorPolicy::Refuse,
             other_resources: BTreeSet::new(),

@@ -103,7 +103,7 @@ pub async fn run(
     let Workload { nodes, gpus, .. } = parameters.workload;
     let fence = match parameters.allocator {
         Allocator::Stock => Fence::Stock,
-        Allocator::Tessera | Allocator::Dialects | Allocator::Converted => Fence::Managed,
+        Allocator::Tessera | Allocator::Dialects | Allocator::Converted => Fence::Taint,
     };
     wait_policies_in_force(client).await?;
     let began = Instant::now();

@@ -75,7 +75,7 @@ pub(super) async fn with_policies(test_bed: TestBed) -> TrialOutcome {
 /// by [`lost_claims`]. Returns the number of denied claims, or an error if a device is
 /// overcommitted.
 async fn run_load(test_bed: &TestBed, claims: usize) -> anyhow::Result<usize> {
-    let spec = HollowNodesSpec { nodes: NODES, gpus: GPUS, fence: Fence::Managed };
+    let spec = HollowNodesSpec { nodes: NODES, gpus: GPUS, fence: Fence::Taint };
     let hollow = HollowNodes::create(&test_bed.client, test_bed.namespace(), spec).await?;
     let mut load = Load::new(test_bed, &hollow, claims);
     let outcome = tokio::select! {

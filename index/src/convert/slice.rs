@@ -14,6 +14,7 @@ use tessera_api::names::{
     NO_SCHEDULE, NodeName, PoolName,
 };
 use tessera_api::quantity::Quantity;
+use tessera_api::slice::is_fenced_by_rule;
 
 use super::selector::node_selector;
 use super::{ConvertError, Subject, name_map};
@@ -21,7 +22,8 @@ use super::{ConvertError, Subject, name_map};
 /// The devices that may be allocated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceFilter {
-    /// Devices with the taint [`MANAGED_TAINT_KEY`]; the taint does not repel our claims.
+    /// Devices with the taint [`MANAGED_TAINT_KEY`], and those of slices that a DeviceTaintRule
+    /// fences; the taint does not repel our claims.
     Managed,
     /// All devices: for simulations in which we are the only allocator.
     None,
@@ -37,11 +39,12 @@ pub fn slice(object: &api::ResourceSlice, fence: DeviceFilter) -> Result<Slice, 
     let published = spec.devices.as_deref().unwrap_or_default();
     let counter_sets = counter_sets(spec.shared_counters.as_deref().unwrap_or_default(), subject)?;
     let driver = DriverName::new(&spec.driver).map_err(subject.field("spec.driver"))?;
+    let fenced_by_rule = is_fenced_by_rule(object);
     let mut devices: Vec<Arc<Device>> = Vec::with_capacity(published.len());
     for (d, device) in published.iter().enumerate() {
         let last =
             d.checked_sub(1).map(|d| Previous { published: &published[d], read: &devices[d] });
-        let device = self::device(device, last, fence, subject)?;
+        let device = self::device(device, last, fence, fenced_by_rule, subject)?;
         let (oversubscribed, mps) =
             (is_oversubscribed(&device, &driver), shares_by_mps(&device, &driver));
         devices.push(Arc::new(Device { oversubscribed, supports_mps: mps, ..device }));
@@ -132,6 +135,7 @@ fn device(
     device: &api::Device,
     previous: Option<Previous<'_>>,
     fence: DeviceFilter,
+    fenced_by_rule: bool,
     subject: Subject<'_>,
 ) -> Result<Device, ConvertError> {
     let name = DeviceName::new(&device.name).map_err(subject.field("spec.devices[].name"))?;
@@ -172,7 +176,8 @@ fn device(
     // An allocation that kube-scheduler has begun may still be written: no toleration makes the
     // device available before.
     let leaving_stock = converted.taints.iter().any(|taint| taint.key == LEAVING_STOCK_TAINT_KEY);
-    converted.is_unmanaged = fence == DeviceFilter::Managed && (fences.is_empty() || leaving_stock);
+    let is_fenced = fenced_by_rule || !fences.is_empty();
+    converted.is_unmanaged = fence == DeviceFilter::Managed && (!is_fenced || leaving_stock);
     let allocatable = device.node_allocatable_resources.as_ref();
     converted.unsupported = allocatable.is_some_and(|r| !r.is_empty()).then_some(NODE_ALLOCATABLE);
     Ok(converted)

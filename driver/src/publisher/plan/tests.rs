@@ -140,7 +140,10 @@ fn changed_annotation_is_written_and_foreign_one_kept() {
     let changes = plan(vec![page("s", &["a"])], vec![observed], 1);
     let [SliceChange::Patch { observed, wanted }] = &changes[..] else { panic!("{changes:?}") };
     let body = patch(observed, wanted);
-    assert_eq!(body["metadata"]["annotations"], json!({"gpu.tessera.dev/topology": "{}"}));
+    assert_eq!(
+        body["metadata"]["annotations"],
+        json!({"gpu.tessera.dev/topology": "{}", "gpu.tessera.dev/fence": null})
+    );
     assert_eq!(body["metadata"]["resourceVersion"], "7");
 }
 
