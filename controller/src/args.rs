@@ -54,6 +54,11 @@ pub struct Args {
     /// Writer of the webhook's certificate and of its caBundle: the controller, or another program.
     #[arg(long, env = "TESSERA_WEBHOOK_CERTIFICATE", value_enum, default_value_t = CertificateSource::SelfManaged)]
     pub webhook_certificate: CertificateSource,
+    /// File with the DeviceTaintRules that keep kube-scheduler from the GPUs, as a YAML list. The
+    /// controller restores one that is changed or deleted [default: none, the taint is in the
+    /// ResourceSlices].
+    #[arg(long, env = "TESSERA_FENCE_RULES", value_name = "PATH")]
+    pub fence_rules: Option<PathBuf>,
     /// Format of log lines. RUST_LOG sets the log level.
     #[arg(long, env = "TESSERA_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,

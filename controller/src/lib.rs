@@ -22,6 +22,7 @@
 //! | [`leadership`] | its own | the Lease | all, by ending the process |
 //! | `server` | two or three of its own | connections of scrapes and probes | metrics |
 //! | [`webhook`], in every replica | one of its own; certificate: runtime | the certificate | |
+//! | [`fence`] | runtime | DeviceTaintRules of the fence | |
 //! | [`webhook::publish`] | runtime | the objects of the webhook | |
 //!
 //! A task or thread of this table that ends unexpectedly ends the process, with its name and the
@@ -31,6 +32,7 @@
 
 pub mod commit;
 pub mod core;
+pub mod fence;
 pub mod lead;
 pub mod leadership;
 pub mod metrics;

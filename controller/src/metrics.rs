@@ -44,6 +44,13 @@ pub struct KindLabel {
     pub kind: &'static str,
 }
 
+/// The label of rules of the fence.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct FenceRuleLabel {
+    /// Name of the DeviceTaintRule.
+    pub rule: String,
+}
+
 /// The labels of failed watches.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct WatchFailureLabels {
@@ -118,6 +125,10 @@ pub struct Metrics {
     pub template_writes: Counter,
     /// Number of writes of claim templates that were refused or had no answer.
     pub template_errors: Counter,
+    /// Number of DeviceTaintRules of the fence that were restored.
+    pub fence_restores: Counter,
+    /// 1 while a DeviceTaintRule of the fence is not as the chart has it, 0 otherwise.
+    pub fence_missing: Family<FenceRuleLabel, Gauge>,
     /// Seconds from the arrival of the watch event to the stored allocation.
     pub latency: Histogram,
     /// Seconds of one plan and of the decisions around it.
@@ -167,6 +178,8 @@ impl Metrics {
             nomination_errors: Counter::default(),
             template_writes: Counter::default(),
             template_errors: Counter::default(),
+            fence_restores: Counter::default(),
+            fence_missing: Family::default(),
             latency: Histogram::new(BUCKETS),
             plan_time: Histogram::new(BUCKETS),
             plans_cut: Counter::default(),
@@ -194,6 +207,8 @@ impl Metrics {
         add(registry, metrics::CONTROLLER_NOMINATION_ERRORS, created.nomination_errors.clone());
         add(registry, metrics::CONTROLLER_TEMPLATE_WRITES, created.template_writes.clone());
         add(registry, metrics::CONTROLLER_TEMPLATE_ERRORS, created.template_errors.clone());
+        add(registry, metrics::CONTROLLER_FENCE_RESTORES, created.fence_restores.clone());
+        add(registry, metrics::CONTROLLER_FENCE_MISSING, created.fence_missing.clone());
         add(registry, metrics::CONTROLLER_ALLOCATION_LATENCY, created.latency.clone());
         add(registry, metrics::CONTROLLER_PLAN, created.plan_time.clone());
         add(registry, metrics::CONTROLLER_PLANS_CUT, created.plans_cut.clone());
@@ -218,6 +233,12 @@ impl Metrics {
     pub(crate) fn set_synced(&self, kind: WatchedKind, is_synced: bool) {
         let label = KindLabel { kind: kind.name() };
         self.watch_synced.get_or_create(&label).set(i64::from(is_synced));
+    }
+
+    /// Sets whether a rule of the fence is not as the chart has it.
+    pub(crate) fn set_fence_missing(&self, rule: &str, is_missing: bool) {
+        let label = FenceRuleLabel { rule: rule.to_owned() };
+        self.fence_missing.get_or_create(&label).set(i64::from(is_missing));
     }
 
     /// Counts a failed list or watch.

@@ -20,6 +20,7 @@ use tessera_runtime::signals::stop_on_signal;
 use tessera_runtime::supervisor::Supervisor;
 
 use crate::args::{Args, ControllerCommand};
+use crate::fence::{self, FenceRestorer};
 use crate::lead::{Connect, Leadership, lead};
 use crate::leadership::Tenure;
 use crate::metrics::Metrics;
@@ -46,6 +47,7 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     let Args { kubeconfig, namespace, identity, leader_elect, log_format, nominate_nodes, .. } =
         args;
     let (delay, ListenAddress(address)) = (args.reservation_delay_seconds, args.metrics_address);
+    let fence = args.fence_rules.as_deref().map(fence::file::read).transpose()?;
     let converter = args.dialects.as_deref().map(settings::read).transpose()?.map(Arc::new);
     log::start(log_format);
     open_files::raise_limit();
@@ -86,7 +88,9 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
             .nominating(nominate_nodes)
             .converting(converter)
     };
-    let worked = work(client, leadership, make_shell, publisher, metrics, &mut tasks).await;
+    let fence = fence.map(|rules| FenceRestorer::new(&client, rules, &identity, metrics.clone()));
+    let leader = LeaderTasks { publisher, fence };
+    let worked = work(client, leadership, make_shell, leader, metrics, &mut tasks).await;
     stop.cancel();
     // A lost leadership ends the process at once: tasks that write live as long as the process, and
     // a slow scraper must not prolong it.
@@ -104,6 +108,12 @@ struct Webhook {
     address: SocketAddr,
     source: CertificateSource,
     namespace: String,
+}
+
+/// Writers of the objects that only the leader writes, beside the core.
+struct LeaderTasks {
+    publisher: Option<WebhookPublisher>,
+    fence: Option<FenceRestorer>,
 }
 
 /// Serves the admission webhook. Returns also the publisher of its objects, for when this process
@@ -136,7 +146,7 @@ async fn work(
     client: Client,
     mut leadership: Option<Leadership>,
     make_shell: impl FnOnce(Client, Metrics, &mut Supervisor) -> Shell,
-    publisher: Option<WebhookPublisher>,
+    leader: LeaderTasks,
     metrics: Metrics,
     tasks: &mut Supervisor,
 ) -> anyhow::Result<()> {
@@ -155,8 +165,11 @@ async fn work(
         }
     };
     metrics.leading.set(1.0);
-    if let Some(publisher) = publisher {
+    if let Some(publisher) = leader.publisher {
         tasks.spawn("webhook-publisher", publisher.during(tenure.clone()).run());
+    }
+    if let Some(fence) = leader.fence {
+        tasks.spawn("fence", fence.during(tenure.clone()).run());
     }
     // Only now: the cache of a standby could be older than the last writes of the previous leader.
     let changes = watch::start(&client, &metrics, tasks);

@@ -61,6 +61,9 @@ check_refused "less than 100 percent of the memory" --set driver.memoryPercent=9
 check_refused "more than twice the cores" --set driver.coresPercent=201
 check_refused "more shares than a GPU can have" --set driver.maxShares=129
 check_refused "memory oversubscription in mode stock" --set mode=stock --set driver.memoryPercent=200
+check_refused "an unknown fence" --set fence=none
+check_refused "a fence of a rule without the policies" --set fence=rule --set admissionPolicies.enabled=false
+check_refused "a fence of a rule before Kubernetes 1.37" --set fence=rule --kube-version 1.36.3
 check_refused "MPS in mode stock" --set mode=stock --set mps.enabled=true
 check_refused "dialects in mode stock" --set mode=stock --set dialects.enabled=true --set 'dialects.default={hami}'
 check_refused "enabled dialects without a dialect" --set dialects.enabled=true

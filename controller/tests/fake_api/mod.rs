@@ -1,5 +1,6 @@
 //! A fake API server in this process with the requests that the controller makes: list, watch, get,
-//! merge patch with `resourceVersion` preconditions, create, delete. It does not validate or
+//! merge patch and replacement with `resourceVersion` preconditions, create,
+//! delete. It does not validate or
 //! default objects, and knows no DRA.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
@@ -327,25 +328,37 @@ impl Store {
                 answer(StatusCode::OK, &json!({"kind": "Status", "status": "Success"}))
             }
             ("PUT", ["namespaces", namespace, resource, name]) => {
-                let Some(old) = self.objects.get(&key(resource, namespace, name)) else {
-                    return failure(404, "NotFound");
-                };
-                if conflicts(old, &request.body) {
-                    return failure(409, "Conflict");
-                }
-                answer(StatusCode::OK, &self.put(resource, request.body.clone()))
+                self.replace(resource, &key(resource, namespace, name), request)
             }
+            ("PUT", [resource, name]) => self.replace(resource, &key(resource, "", name), request),
             ("POST", ["namespaces", namespace, resource]) => {
                 let mut object = request.body.clone();
                 object["metadata"]["namespace"] = (*namespace).into();
-                let name = object["metadata"]["name"].as_str().unwrap_or_default();
-                if self.objects.contains_key(&key(resource, namespace, name)) {
-                    return failure(409, "AlreadyExists");
-                }
-                answer(StatusCode::CREATED, &self.put(resource, object))
+                self.create(resource, namespace, object)
+            }
+            ("POST", [resource]) => {
+                let mut object = request.body.clone();
+                object["metadata"]["uid"] = format!("uid-{}", self.version).into();
+                self.create(resource, "", object)
             }
             _ => failure(405, "MethodNotAllowed"),
         }
+    }
+
+    fn create(&mut self, resource: &str, namespace: &str, object: Value) -> Response {
+        let name = object["metadata"]["name"].as_str().unwrap_or_default();
+        if self.objects.contains_key(&key(resource, namespace, name)) {
+            return failure(409, "AlreadyExists");
+        }
+        answer(StatusCode::CREATED, &self.put(resource, object))
+    }
+
+    fn replace(&mut self, resource: &str, key: &str, request: &Request) -> Response {
+        let Some(old) = self.objects.get(key) else { return failure(404, "NotFound") };
+        if conflicts(old, &request.body) {
+            return failure(409, "Conflict");
+        }
+        answer(StatusCode::OK, &self.put(resource, request.body.clone()))
     }
 
     fn patch(&mut self, key: &str, resource: &str, request: &Request, status: bool) -> Response {

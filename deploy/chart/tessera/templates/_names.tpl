@@ -25,6 +25,47 @@ prometheus.io/path: /metrics
 {{- end }}
 
 {{/*
+Object with the managed taint: `taint` or `rule`; empty in mode stock. `Capabilities` of
+`helm template` are those of no cluster unless --kube-version and --api-versions are given.
+*/}}
+{{- define "tessera.fence" -}}
+{{- if eq .Values.mode "managed" }}
+{{- if eq .Values.fence "auto" }}
+{{- .Capabilities.APIVersions.Has "resource.k8s.io/v1/DeviceTaintRule" | and .Values.admissionPolicies.enabled | ternary "rule" "taint" }}
+{{- else }}
+{{- if eq .Values.fence "rule" }}
+{{- if not .Values.admissionPolicies.enabled }}
+{{- fail "fence=rule requires admissionPolicies.enabled: without the policies nothing but the rule excludes other allocators" }}
+{{- end }}
+{{- if semverCompare "<1.37.0-0" .Capabilities.KubeVersion.Version }}
+{{- fail (printf "fence=rule requires Kubernetes 1.37 or newer, and this is %s: kube-scheduler would not honour the DeviceTaintRule; use fence=taint" .Capabilities.KubeVersion.Version) }}
+{{- end }}
+{{- end }}
+{{- .Values.fence }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* The DeviceTaintRule that excludes kube-scheduler from the devices. */}}
+{{- define "tessera.fenceRule" -}}
+apiVersion: resource.k8s.io/v1
+kind: DeviceTaintRule
+metadata:
+  name: tessera-fence
+  labels: {{- include "tessera.labels" . | nindent 4 }}
+spec:
+  deviceSelector: {driver: gpu.tessera.dev}
+  taint: {key: gpu.tessera.dev/managed, effect: NoSchedule}
+{{- end }}
+
+{{/* The file of --fence-rules: the rule with the annotations by which helm knows its objects. */}}
+{{- define "tessera.fenceRules" -}}
+{{- $rule := include "tessera.fenceRule" . | fromYaml }}
+{{- $_ := set $rule.metadata "annotations" (dict "meta.helm.sh/release-name" .Release.Name "meta.helm.sh/release-namespace" .Release.Namespace) }}
+{{- list $rule | toYaml }}
+{{- end }}
+
+{{/*
 The settings file of the dialects: each one of `default` has an entry.
 */}}
 {{- define "tessera.dialects" -}}
