@@ -17,6 +17,7 @@ mod dialects;
 mod driver_crash;
 mod driver_instances;
 mod driver_update;
+mod fence;
 mod freed_capacity;
 mod frozen_leader;
 mod gpu;
@@ -235,6 +236,7 @@ pub fn on_real_cluster() -> Vec<Trial> {
         trial!("driver-killed", driver_crash::killed),
         trial!("driver-prepare-cancelled", driver_crash::pod_deleted_during_prepare),
         trial!("rbac", admission::enforce_rbac),
+        trial!("fence-rule", fence::check_rule),
         trial!("dialects", dialects::run_unchanged),
         trial!("webhook-down", dialects::lose_webhook),
         trial!("migration", migration::there_and_back),

@@ -2,11 +2,12 @@
 
 use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicy;
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::resource::v1::{DeviceClass, ResourceSlice};
+use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceSlice};
 use kube::Api;
 use kube::api::{DeleteParams, ListParams};
 use kube::runtime::watcher;
 use serde_json::json;
+use tessera_api::names::FENCE_RULE;
 
 use super::residue;
 use super::test_bed::{Skip, TestBed, phase, uid, wait_deleted, wait_selected};
@@ -98,6 +99,11 @@ async fn check_uninstalled(test_bed: &TestBed, stays: &Pod, deleted: &Pod) -> an
     let classes: Api<DeviceClass> = Api::all(test_bed.client.clone());
     let classes = classes.list(&chart).await?.items.len();
     anyhow::ensure!((policies, classes) == (0, 0), "left: {policies} policies, {classes} classes");
+    let rules: Api<DeviceTaintRule> = Api::all(test_bed.client.clone());
+    if rules.get_opt(FENCE_RULE).await?.is_some() {
+        // The controller restored it at the last moment; it goes with the policy that owns it.
+        wait_deleted(rules, FENCE_RULE).await?;
+    }
     test_bed.create_holder("pending", "share").await?;
     test_bed.pods().delete("deleted", &DeleteParams::default()).await?;
     // The kubelet deletes them 30 s after the driver has exited.

@@ -55,8 +55,8 @@ async fn tamper(
     own: &ResourceSlice,
     node: &str,
 ) -> anyhow::Result<()> {
-    // Memory that the GPUs do not have. The managed taint is kept: the driver delays the repair of
-    // slices without it, because kube-scheduler may have allocated from them.
+    // Memory that the GPUs do not have. The fence is kept: the driver delays the repair of slices
+    // without one, because kube-scheduler may have allocated from them.
     let mut devices = json!(own.spec.devices);
     for device in devices.as_array_mut().into_iter().flatten() {
         device["capacity"]["memory"] = json!({"value": "1Ti"});

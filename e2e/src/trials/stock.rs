@@ -1,10 +1,14 @@
 //! Trial of stock mode with the real kube-scheduler: enabled and disabled by `helm upgrade`.
 
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate, ResourceSlice};
+use k8s_openapi::api::resource::v1::{
+    DeviceTaintRule, ResourceClaim, ResourceClaimTemplate, ResourceSlice,
+};
 use kube::api::PostParams;
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
+use tessera_api::names::FENCE_RULE;
+use tessera_api::slice::{Fence, is_fenced_by_rule};
 
 use super::placement::wait_event_text;
 use super::release::helm;
@@ -18,6 +22,9 @@ use crate::wait::CheckResult;
 pub(super) async fn switched_and_restored(test_bed: TestBed) -> TrialOutcome {
     let helm = helm()?;
     test_bed.node_with("a100", 4).await?;
+    let rules: Api<DeviceTaintRule> = Api::all(test_bed.client.clone());
+    let has_rule = rules.get_opt(FENCE_RULE).await?.is_some();
+    let managed = if has_rule { Fence::Rule } else { Fence::Taint };
     // Dialects need the controller.
     let stock = [
         "mode=stock",
@@ -26,18 +33,24 @@ pub(super) async fn switched_and_restored(test_bed: TestBed) -> TrialOutcome {
         "extendedResourceName=nvidia.com/gpu",
     ];
     helm.upgrade(&stock).await?;
-    let outcome = kube_scheduler_allocates(&test_bed).await;
+    let outcome = async {
+        if has_rule {
+            wait_deleted(rules, FENCE_RULE).await?;
+        }
+        kube_scheduler_allocates(&test_bed).await
+    };
+    let outcome = outcome.await;
     // Restore managed mode in every case; later trials need it.
     helm.upgrade(&[]).await?;
     outcome?;
-    wait_taints(&test_bed, "all devices to have the managed taint", &["managed"]).await?;
+    wait_fence(&test_bed, managed).await?;
     test_bed.start_holder("managed", "share").await?;
     test_bed.delete(&["managed"]).await?;
     Ok(Outcome::Passed(vec![]))
 }
 
 async fn kube_scheduler_allocates(test_bed: &TestBed) -> anyhow::Result<()> {
-    wait_taints(test_bed, "no device to have the managed taint", &[]).await?;
+    wait_fence(test_bed, Fence::Stock).await?;
     test_bed.create_template("share", A100, json!({"memory": "10Gi"})).await?;
     test_bed.start_holder("one", "share").await?;
     let first = device_of(test_bed, "one").await?;
@@ -143,21 +156,24 @@ async fn wait_listed_last(test_bed: &TestBed, device: &str) -> anyhow::Result<()
     wait_all(Api::all(test_bed.client.clone()), &what, check).await
 }
 
-/// Waits until each device of the driver has exactly these taints of the driver.
-async fn wait_taints(test_bed: &TestBed, what: &str, wanted: &[&str]) -> anyhow::Result<()> {
-    let check = |slices: &[ResourceSlice]| {
-        let own_slices = slices.iter().filter(|slice| slice.spec.driver == DRIVER);
-        let devices: Vec<_> =
-            own_slices.flat_map(|slice| slice.spec.devices.iter().flatten()).collect();
-        let differing = devices.iter().find(|device| {
+/// Waits until all slices of the driver have this fence, and no device another taint of the driver.
+async fn wait_fence(test_bed: &TestBed, fence: Fence) -> anyhow::Result<()> {
+    let wanted: &[&str] = if fence == Fence::Taint { &["managed"] } else { &[] };
+    let has_fence = |slice: &ResourceSlice| {
+        let has_taints = slice.spec.devices.iter().flatten().all(|device| {
             let keys = device.taints.iter().flatten().map(|taint| taint.key.as_str());
             let own = keys.filter_map(|key| key.strip_prefix(DRIVER)?.strip_prefix('/'));
-            !own.eq(wanted.iter().copied())
+            own.eq(wanted.iter().copied())
         });
-        match differing {
-            None if !devices.is_empty() => CheckResult::Done(()),
-            other => CheckResult::Pending(format!("{:?}", other.map(|device| &device.taints))),
+        has_taints && is_fenced_by_rule(slice) == (fence == Fence::Rule)
+    };
+    let check = |slices: &[ResourceSlice]| {
+        let own = || slices.iter().filter(|slice| slice.spec.driver == DRIVER);
+        match own().find(|slice| !has_fence(slice)) {
+            None if own().next().is_some() => CheckResult::Done(()),
+            other => CheckResult::Pending(format!("{other:?}")),
         }
     };
-    wait_all(Api::all(test_bed.client.clone()), what, check).await
+    let what = format!("all slices to be published with fence {fence:?}");
+    wait_all(Api::all(test_bed.client.clone()), &what, check).await
 }
