@@ -145,6 +145,11 @@ goldens-check: oracle ## Ask Kubernetes' own allocator again and compare the gol
 	cd testing/oracle && go vet ./... && go test ./...
 	testing/oracle/goldens.sh check $(oracle)
 
+.PHONY: autoscaler-check
+autoscaler-check: ## Ask kube-scheduler's framework what an autoscaler finds under each fence (Go; minutes the first time)
+	# The flags of e2e/cluster/build.sh, so that both use the same compiled packages.
+	cd testing/autoscaler && CGO_ENABLED=0 go test -trimpath ./...
+
 .PHONY: goldens
 goldens: oracle ## Write the golden files again, after a change of testing/oracle (Go, Python)
 	testing/oracle/goldens.sh write $(oracle)
