@@ -152,6 +152,8 @@ pub static KINDS: &[Kind] = &[
     ),
     kind!(RESOURCE, "v1", "resourceslices", "resourceslice", "ResourceSlice", resource::v1::ResourceSlice, returns_deleted: true,
         namespaced: false, generation: true, fields: &["spec.nodeName", "spec.driver", "spec.pool.name"]),
+    kind!(RESOURCE, "v1", "devicetaintrules", "devicetaintrule", "DeviceTaintRule", resource::v1::DeviceTaintRule, returns_deleted: true,
+        namespaced: false, status: StatusSubresource::StatusOnly, generation: true),
     kind!("gpu.tessera.dev", "v1alpha1", "gpuquotas", "gpuquota", "GpuQuota", tessera_api::quota::GpuQuota,
         status: StatusSubresource::StatusOnly, generation: true),
     kind!("gpu.tessera.dev", "v1alpha1", "gpudefaults", "gpudefaults", "GpuDefaults", tessera_api::defaults::GpuDefaults,

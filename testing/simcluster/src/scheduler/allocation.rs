@@ -1,18 +1,19 @@
 //! The scheduler's own device allocator: structured parameters, first fit, from its own view.
 //!
-//! It does not know other allocators of a pool, like the real one. Only the managed taint and the
-//! admission policy keep it from Tessera's devices.
+//! It does not know other allocators of a pool, like the real one. Only the managed taint, in
+//! slices or in a DeviceTaintRule, and the admission policy keep it from Tessera's devices.
 //!
 //! The search is `tessera-allocator` with its policy `FirstFit`, which is tested against upstream's
 //! results (`index/tests/conformance.rs`). Configurations are removed first, since they are opaque
-//! to kube-scheduler. DeviceTaintRules are ignored: this API server does not serve them.
+//! to kube-scheduler. Taints of DeviceTaintRules are merged into slices, as upstream's tracker
+//! does.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{
-    AllocationResult, DeviceClass as ApiClass, ResourceClaim, ResourceSlice,
+    AllocationResult, DeviceClass as ApiClass, DeviceTaintRule, ResourceClaim, ResourceSlice,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
@@ -33,22 +34,56 @@ pub(super) type Allocations = BTreeMap<usize, AllocationResult>;
 /// Devices seen by the scheduler. Their use follows from the claims.
 #[derive(Default)]
 pub(super) struct Devices {
+    published: BTreeMap<String, ResourceSlice>,
+    rules: BTreeMap<String, DeviceTaintRule>,
+    /// The slices with the taints of the rules. An invalid slice provides no devices.
     slices: BTreeMap<String, Arc<Slice>>,
     classes: BTreeMap<String, (Arc<DeviceClass>, Arc<ApiClass>)>,
 }
 
 impl Devices {
-    /// Stores a new or changed slice. An invalid slice provides no devices.
+    /// Stores a new or changed slice.
     pub(super) fn put_slice(&mut self, slice: &ResourceSlice) {
         let name = slice.name_any();
-        match convert::slice(slice, DeviceFilter::None) {
-            Ok(slice) => drop(self.slices.insert(name, Arc::new(slice))),
-            Err(_) => drop(self.slices.remove(&name)),
-        }
+        self.published.insert(name.clone(), slice.clone());
+        self.merge_rules(&name);
     }
 
     pub(super) fn remove_slice(&mut self, name: &str) {
+        self.published.remove(name);
         self.slices.remove(name);
+    }
+
+    /// Stores a new or changed DeviceTaintRule.
+    pub(super) fn put_rule(&mut self, rule: &DeviceTaintRule) {
+        self.rules.insert(rule.name_any(), rule.clone());
+        self.merge_all_rules();
+    }
+
+    pub(super) fn remove_rule(&mut self, name: &str) {
+        self.rules.remove(name);
+        self.merge_all_rules();
+    }
+
+    fn merge_all_rules(&mut self) {
+        for name in self.published.keys().cloned().collect::<Vec<_>>() {
+            self.merge_rules(&name);
+        }
+    }
+
+    fn merge_rules(&mut self, name: &str) {
+        let Some(mut slice) = self.published.get(name).cloned() else { return };
+        for device in slice.spec.devices.iter_mut().flatten() {
+            let rules = self.rules.values().filter(|rule| {
+                selects(rule, &slice.spec.driver, &slice.spec.pool.name, &device.name)
+            });
+            let taints: Vec<_> = rules.map(|rule| rule.spec.taint.clone()).collect();
+            device.taints.get_or_insert_default().extend(taints);
+        }
+        match convert::slice(&slice, DeviceFilter::None) {
+            Ok(slice) => drop(self.slices.insert(name.to_owned(), Arc::new(slice))),
+            Err(_) => drop(self.slices.remove(name)),
+        }
     }
 
     /// Stores a new or changed class.
@@ -74,6 +109,14 @@ impl Devices {
     fn objects(&self) -> BTreeMap<String, &ApiClass> {
         self.classes.iter().map(|(name, (_, object))| (name.clone(), object.as_ref())).collect()
     }
+}
+
+/// Returns true if the rule taints the device. A rule without a selector taints none.
+fn selects(rule: &DeviceTaintRule, driver: &str, pool: &str, device: &str) -> bool {
+    rule.spec.device_selector.as_ref().is_some_and(|selector| {
+        let is = |wanted: &Option<String>, name: &str| wanted.as_deref().is_none_or(|w| w == name);
+        is(&selector.driver, driver) && is(&selector.pool, pool) && is(&selector.device, device)
+    })
 }
 
 /// Allocator for one pod, created in each PreFilter as upstream.

@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
+use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
 use kube::{Api, Client, ResourceExt};
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -101,6 +101,7 @@ struct Loop {
     claims: Informer<ResourceClaim>,
     classes: Informer<DeviceClass>,
     slices: Informer<ResourceSlice>,
+    rules: Informer<DeviceTaintRule>,
     devices: Devices,
     queue: PodQueue,
 }
@@ -113,7 +114,8 @@ impl Loop {
             nodes: Informer::start(Api::all(client.clone())),
             claims: Informer::start(Api::all(client.clone())),
             classes: Informer::start(Api::all(client.clone())),
-            slices: Informer::start(Api::all(client)),
+            slices: Informer::start(Api::all(client.clone())),
+            rules: Informer::start(Api::all(client)),
             devices: Devices::default(),
             queue: PodQueue::new(&options),
             options,
@@ -129,6 +131,7 @@ impl Loop {
                 changes = self.nodes.next() => changes.iter().for_each(|change| self.node_changed(change)),
                 changes = self.classes.next() => self.classes_changed(&changes),
                 changes = self.slices.next() => self.slices_changed(&changes),
+                changes = self.rules.next() => self.rules_changed(&changes),
                 changes = self.claims.next() => changes.iter().for_each(|change| self.claim_changed(change)),
                 changes = self.pods.next() => changes.iter().for_each(|change| self.pod_changed(change)),
                 () = std::future::ready(()), if synced && self.queue.has_next() => self.schedule_next().await,
@@ -143,6 +146,7 @@ impl Loop {
             && self.claims.is_synced()
             && self.classes.is_synced()
             && self.slices.is_synced()
+            && self.rules.is_synced()
     }
 
     fn classes_changed(&mut self, changes: &[Change<DeviceClass>]) {
@@ -163,6 +167,16 @@ impl Loop {
             }
         }
         self.devices_changed(changes.iter().any(|change| change.new.is_some()));
+    }
+
+    fn rules_changed(&mut self, changes: &[Change<DeviceTaintRule>]) {
+        for change in changes {
+            match &change.new {
+                Some(rule) => self.devices.put_rule(rule),
+                None => self.devices.remove_rule(&change.key.1),
+            }
+        }
+        self.devices_changed(!changes.is_empty());
     }
 
     /// Wakes every pod that waits for devices.

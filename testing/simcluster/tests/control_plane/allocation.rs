@@ -1,7 +1,7 @@
 //! The scheduler's own device allocator, without tessera-controller and admission policies.
 
 use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use k8s_openapi::api::resource::v1::{DeviceTaintRule, ResourceClaim, ResourceSlice};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
@@ -87,4 +87,25 @@ async fn tainted_device_needs_a_tolerating_claim() {
     stays_pending(&client, "fenced").await;
     pod_with_claim(&client, "tolerant", "1Gi", json!([{"operator": "Exists"}])).await;
     assert_eq!(device_of(&client, "tolerant").await, "gpu-0");
+}
+
+#[tokio::test]
+async fn device_tainted_by_a_rule_needs_a_tolerating_claim() {
+    let (_cluster, client) = cluster().await;
+    let rules: Api<DeviceTaintRule> = Api::all(client.clone());
+    let taint = json!({"key": MANAGED_TAINT, "effect": "NoSchedule"});
+    let rule = |name: &str, selector: Value| json!({"metadata": {"name": name}, "spec": {"deviceSelector": selector, "taint": taint}});
+    let first = json!({"driver": "gpu.tessera.dev", "pool": "node-a", "device": "gpu-0"});
+    create(&rules, rule("first", first)).await;
+    create(&rules, rule("selects-nothing", Value::Null)).await;
+    create(&rules, rule("other-driver", json!({"driver": "gpu.example.com"}))).await;
+    node_with_gpus(&client, json!([])).await;
+    pod_with_claim(&client, "second", "80Gi", Value::Null).await;
+    assert_eq!(device_of(&client, "second").await, "gpu-1");
+    pod_with_claim(&client, "fenced", "1Gi", Value::Null).await;
+    stays_pending(&client, "fenced").await;
+    pod_with_claim(&client, "tolerant", "1Gi", json!([{"operator": "Exists"}])).await;
+    assert_eq!(device_of(&client, "tolerant").await, "gpu-0");
+    rules.delete("first", &Default::default()).await.unwrap();
+    assert_eq!(device_of(&client, "fenced").await, "gpu-0");
 }
