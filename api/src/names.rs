@@ -72,6 +72,10 @@ pub const ORPHANED_TAINT_KEY: &str = "gpu.tessera.dev/orphaned-claim";
 /// whatever they tolerate.
 pub const LEAVING_STOCK_TAINT_KEY: &str = "gpu.tessera.dev/leaving-stock";
 
+/// Taint of a GPU that an operator took out of service, effect `NoSchedule`, in a DeviceTaintRule
+/// of `kubectl tessera cordon gpu`.
+pub const CORDONED_TAINT_KEY: &str = "gpu.tessera.dev/cordoned";
+
 /// The taint effect that keeps new claims away and leaves running pods alone.
 pub const NO_SCHEDULE: &str = "NoSchedule";
 
@@ -122,6 +126,10 @@ pub const TAINTS: &[(&str, &str)] = &[
     (
         ORPHANED_TAINT_KEY,
         "A prepared claim is gone from the API: the share looks free and is in use.",
+    ),
+    (
+        CORDONED_TAINT_KEY,
+        "An operator took the GPU out of service (`kubectl tessera cordon gpu`): no new claims.",
     ),
     (
         LEAVING_STOCK_TAINT_KEY,

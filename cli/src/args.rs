@@ -1,19 +1,24 @@
 //! The command line.
 
+mod maintenance;
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use tessera_allocator::{PlanSettings, Policy};
 use tessera_dialect::Dialect;
 
+pub use self::maintenance::{
+    CordonArgs, CordonGpuArgs, CordonedDevice, DrainArgs, DrainGpuArgs, DrainedDevice,
+};
 use crate::cluster::ClusterTarget;
 use crate::convert::TemplatePath;
 use crate::output::OutputFormat;
 
 /// Inspect GPU sharing: usage per node, pending pods, placement simulation, and conversion of
-/// manifests of other systems.
+/// manifests of other systems. Take GPUs out of service.
 ///
-/// The plugin only lists objects. No command changes the cluster.
+/// Only cordon, uncordon and drain change the cluster.
 #[derive(Debug, Parser)]
 #[command(
     name = "kubectl-tessera",
@@ -26,6 +31,7 @@ Examples:
   kubectl tessera simulate -f pods.yaml          nodes and GPUs that these pods would get
   kubectl tessera convert -f app.yaml --dialect hami
                                                  the same pods with claims
+  kubectl tessera drain gpu node-a/0             move the pods of a GPU elsewhere
   kubectl tessera snapshot -o cluster.json.gz    save the cluster's state to work on it elsewhere
 
 Exit codes:
@@ -87,6 +93,7 @@ STATE:
   full             shared, without free memory
   exclusive        allocated to one claim
   Unhealthy        the GPU failed and is tainted; the reason follows
+  Cordoned         an operator keeps new claims off it
   NotManaged       not fenced: kube-scheduler allocates the GPU
   NotPublished     allocated, but no longer in a ResourceSlice
   Oversubscribed   publishes more memory than the GPU has; the rest is host memory
@@ -207,6 +214,37 @@ Settings file, with the defaults of HAMi's dialect:
 
 Exit code 2: an object is refused.")]
     Convert(ConvertArgs),
+    /// Keep new claims off a GPU; pods that use it stay
+    #[command(after_help = "\
+Examples:
+  kubectl tessera cordon gpu node-a/0              by the index of `kubectl tessera tree`
+  kubectl tessera cordon gpu node-a/GPU-1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77
+
+The command creates a DeviceTaintRule with the taint gpu.tessera.dev/cordoned:NoSchedule, which the \
+controller honours. Claims that tolerate it are still allocated there. It needs Kubernetes 1.37 or \
+newer, and the permissions of the ClusterRole tessera-operator of the Helm chart.")]
+    Cordon(CordonArgs),
+    /// Allow new claims on a GPU again
+    #[command(after_help = "\
+Examples:
+  kubectl tessera uncordon gpu node-a/0 node-a/1
+
+Other taints of the GPU stay; the command names them.")]
+    Uncordon(CordonArgs),
+    /// Cordon a GPU and evict the pods that use it
+    #[command(after_help = "\
+Examples:
+  kubectl tessera drain gpu node-a/0
+  kubectl tessera drain gpu node-a/0 --dry-run           pods that would be evicted
+  kubectl tessera drain gpu node-a/0 --timeout 10m --grace-period 60
+
+Pods are evicted as by `kubectl drain`: PodDisruptionBudgets hold, and a refused eviction is tried \
+again every second. The command ends when no claim is allocated on the GPU. Interrupted or after \
+its timeout it can be repeated; the GPU stays cordoned until `kubectl tessera uncordon gpu`.
+
+Pods that no controller creates again are refused before anything is changed, unless --force is \
+given. Pods of a DaemonSet are created again on the same node, and wait for another GPU there.")]
+    Drain(DrainArgs),
     /// Save the cluster's state for explain, simulate and tree
     #[command(after_help = "\
 Examples:

@@ -1,4 +1,4 @@
-//! The client of the API server. It lists objects and writes nothing.
+//! The client of the API server. It lists objects.
 
 use std::fmt::Debug;
 use std::path::PathBuf;
@@ -115,6 +115,7 @@ const NEEDED: &str = "pods, nodes, resourceslices, resourceclaims, deviceclasses
 /// A connection to a cluster.
 pub struct Cluster {
     client: Client,
+    config: Config,
     url: String,
     namespace: String,
     page: u32,
@@ -131,11 +132,19 @@ impl Cluster {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let url = config.cluster_url.to_string();
         let namespace = config.default_namespace.clone();
-        let client = Client::try_from(config).map_err(|source| ClusterError::Client {
-            url: url.clone(),
-            source: Box::new(source),
-        })?;
-        Ok(Self { client, url, namespace, page: PAGE })
+        let client = new_client(config.clone())?;
+        Ok(Self { client, config, url, namespace, page: PAGE })
+    }
+
+    /// Returns a client that does not repeat refused requests. The API server refuses an eviction
+    /// that a PodDisruptionBudget does not allow with the status of an overloaded server.
+    ///
+    /// # Errors
+    /// [`ClusterError::Client`].
+    pub fn client_without_retries(&self) -> Result<Client, ClusterError> {
+        let mut config = self.config.clone();
+        config.default_retry = false;
+        new_client(config)
     }
 
     /// Returns a connection to that cluster.
@@ -348,6 +357,12 @@ pub fn event_time(event: &Event) -> Option<Timestamp> {
         .creation_timestamp
         .as_ref()
         .map(|time| time.0))
+}
+
+fn new_client(config: Config) -> Result<Client, ClusterError> {
+    let url = config.cluster_url.to_string();
+    Client::try_from(config)
+        .map_err(|source| ClusterError::Client { url, source: Box::new(source) })
 }
 
 async fn config(target: &ClusterTarget) -> Result<Config, KubeconfigError> {

@@ -1,4 +1,4 @@
-//! `kubectl tessera`: GPU usage, pending pods, and placement simulation.
+//! `kubectl tessera`: GPU usage, pending pods, placement simulation, and drains of GPUs.
 //!
 //! ```text
 //!   kubeconfig --cluster--> Snapshot <--file-- FILE (kubectl tessera snapshot)
@@ -13,8 +13,9 @@
 //!        '------------------ output ------------------ '                  text for people
 //! ```
 //!
-//! The plugin only reads. `cluster` lists objects and `usage` asks the drivers for the actual use
-//! of the tree's allocations; everything between a snapshot and its text is pure.
+//! `cluster` lists objects and `usage` asks the drivers for the actual use of the tree's
+//! allocations; everything between a snapshot and its text is pure. Only [`maintenance`] writes:
+//! DeviceTaintRules of cordoned GPUs, and evictions.
 //!
 //! Exit codes: 0 success, 1 error, 2 the pod or claim is pending or does not fit
 //! ([`run::ExitStatus`]).
@@ -26,6 +27,7 @@ pub mod cluster;
 pub mod convert;
 pub mod doctor;
 pub mod explain;
+pub mod maintenance;
 pub mod output;
 pub mod quota;
 pub mod run;

@@ -1,5 +1,6 @@
 //! The program: from the command line to the exit code.
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -13,16 +14,18 @@ use tessera_api::names::{ClaimName, Namespace, PodName};
 use tessera_dialect::{Converter, Settings};
 
 use crate::args::{
-    ConnectionArgs, ConvertArgs, DoctorArgs, ExplainArgs, ExplainSubject, PluginArgs,
-    PluginCommand, PolicyName, QuotaArgs, SimulateArgs, SnapshotArgs, SourceArgs, TreeArgs,
+    ConnectionArgs, ConvertArgs, CordonArgs, CordonGpuArgs, CordonedDevice, DoctorArgs, DrainArgs,
+    DrainGpuArgs, DrainedDevice, ExplainArgs, ExplainSubject, PluginArgs, PluginCommand,
+    PolicyName, QuotaArgs, SimulateArgs, SnapshotArgs, SourceArgs, TreeArgs,
 };
 use crate::cluster::Cluster;
 use crate::convert::{Conversions, ManifestFile};
 use crate::explain::PlanView;
+use crate::maintenance::{Cordons, Drain, DrainOptions, GpuChange, GpuName, TargetGpu};
 use crate::output::{count, render};
 use crate::snapshot::{IndexedSnapshot, Snapshot, VERSION};
 use crate::terminal::escape;
-use crate::{convert, doctor, explain, input, quota, simulate, tree, usage};
+use crate::{convert, doctor, explain, input, maintenance, quota, simulate, tree, usage};
 
 /// Exit status of a command without errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,8 +87,66 @@ async fn run(args: PluginArgs) -> anyhow::Result<(String, ExitStatus)> {
         PluginCommand::Doctor(args) => diagnose(args, &connection).await,
         PluginCommand::Simulate(args) => simulate(args, &connection).await,
         PluginCommand::Convert(args) => convert(args, &connection),
+        PluginCommand::Cordon(CordonArgs { device: CordonedDevice::Gpu(args) }) => {
+            change_cordons(args, &connection, true).await
+        }
+        PluginCommand::Uncordon(CordonArgs { device: CordonedDevice::Gpu(args) }) => {
+            change_cordons(args, &connection, false).await
+        }
+        PluginCommand::Drain(DrainArgs { device: DrainedDevice::Gpu(args) }) => {
+            drain(args, &connection).await
+        }
         PluginCommand::Snapshot(args) => save(args, &connection).await,
     }
+}
+
+/// Returns the GPUs with these names, and what the tree says of each.
+fn resolve_all(tree: &tree::GpuTree, names: &[GpuName]) -> anyhow::Result<Vec<TargetGpu>> {
+    let resolve = |name| maintenance::resolve(tree, name).map(|(gpu, _)| gpu);
+    Ok(names.iter().map(resolve).collect::<Result<BTreeSet<_>, _>>()?.into_iter().collect())
+}
+
+async fn read_tree(cluster: &Cluster) -> anyhow::Result<tree::GpuTree> {
+    let indexed = cluster.read().await?.indexed();
+    Ok(tree::GpuTree::read(&indexed.index, &tree::TreeFilter::default()))
+}
+
+async fn change_cordons(
+    args: CordonGpuArgs,
+    connection: &ConnectionArgs,
+    cordons: bool,
+) -> anyhow::Result<(String, ExitStatus)> {
+    let cluster = Cluster::connect(&connection.target()).await?;
+    let tree = read_tree(&cluster).await?;
+    let gpus = resolve_all(&tree, &args.gpus)?;
+    let rules = Cordons::new(cluster.client().clone(), args.dry_run);
+    let mut changes = Vec::new();
+    for gpu in gpus {
+        let change = if cordons { rules.cordon(&gpu).await? } else { rules.uncordon(&gpu).await? };
+        changes.push(GpuChange::new(gpu, change, args.dry_run));
+    }
+    if !cordons {
+        for line in maintenance::other_taints(&tree, &changes) {
+            eprintln!("warning: {}", escape(&line));
+        }
+    }
+    Ok((render(&changes, args.output, |all| maintenance::changes_text(all))?, ExitStatus::Success))
+}
+
+async fn drain(
+    args: DrainGpuArgs,
+    connection: &ConnectionArgs,
+) -> anyhow::Result<(String, ExitStatus)> {
+    let DrainGpuArgs { cordon, force, grace_period, timeout } = args;
+    let cluster = Cluster::connect(&connection.target()).await?;
+    let gpus = resolve_all(&read_tree(&cluster).await?, &cordon.gpus)?;
+    let options = DrainOptions { force, grace_period, timeout, is_dry_run: cordon.dry_run };
+    let mut progress = |line: &str| eprintln!("{}", escape(line));
+    let (client, evictions) = (cluster.client().clone(), cluster.client_without_retries()?);
+    let drain = Drain::new(client, evictions, gpus.clone(), options, &mut progress);
+    let read = async || anyhow::Ok(maintenance::claims_on(&read_tree(&cluster).await?, &gpus));
+    let report = drain.run(read).await?;
+    Ok((render(&report, cordon.output, maintenance::report_text)?, ExitStatus::Success))
 }
 
 /// The objects that a command reads.

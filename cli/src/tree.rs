@@ -12,7 +12,9 @@ use serde::Serialize;
 use tessera_allocator::model::{
     Attribute, Device, DeviceId, DeviceUsage, Node, NodeChoice, PoolId, Slice,
 };
-use tessera_api::names::{DRIVER_NAME, Namespace, attribute, capacity};
+use tessera_api::names::{
+    CORDONED_TAINT_KEY, DRIVER_NAME, Namespace, UNHEALTHY_TAINT_KEY, attribute, capacity,
+};
 use tessera_api::quantity::Quantity;
 use tessera_index::{Holding, Index};
 
@@ -75,7 +77,7 @@ pub struct GpuView {
     /// Taints except the managed taint, as `key=value:effect`. A failed GPU has
     /// `gpu.tessera.dev/unhealthy`.
     pub taints: Vec<String>,
-    /// Conditions: `Unhealthy`, `NotManaged`, `NotPublished`, `Oversubscribed`,
+    /// Conditions: `Unhealthy`, `Cordoned`, `NotManaged`, `NotPublished`, `Oversubscribed`,
     /// `Overcommitted`.
     pub state: Vec<String>,
     /// Allocations of the GPU.
@@ -357,11 +359,11 @@ fn taint(taint: &tessera_allocator::model::Taint) -> String {
 }
 
 fn state(device: &Device, used: Option<&DeviceUsage>) -> Vec<String> {
-    let unhealthy =
-        device.taints.iter().any(|taint| taint.key == tessera_api::names::UNHEALTHY_TAINT_KEY);
+    let has_taint = |key: &str| device.taints.iter().any(|taint| taint.key == key);
     let is_overcommitted = used.is_some_and(|used| used.exceeds(device));
     let all = [
-        ("Unhealthy", unhealthy),
+        ("Unhealthy", has_taint(UNHEALTHY_TAINT_KEY)),
+        ("Cordoned", has_taint(CORDONED_TAINT_KEY)),
         ("NotManaged", device.is_unmanaged),
         ("Oversubscribed", device.oversubscribed),
         ("Overcommitted", is_overcommitted),

@@ -21,6 +21,7 @@ mod fence;
 mod freed_capacity;
 mod frozen_leader;
 mod gpu;
+mod gpu_drain;
 mod host_pid;
 mod hundred_pods;
 mod intercept_modes;
@@ -237,6 +238,7 @@ pub fn on_real_cluster() -> Vec<Trial> {
         trial!("driver-prepare-cancelled", driver_crash::pod_deleted_during_prepare),
         trial!("rbac", admission::enforce_rbac),
         trial!("fence-rule", fence::check_rule),
+        trial!("gpu-drain", gpu_drain::moves_shares),
         trial!("dialects", dialects::run_unchanged),
         trial!("webhook-down", dialects::lose_webhook),
         trial!("migration", migration::there_and_back),
