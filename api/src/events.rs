@@ -115,8 +115,9 @@ reasons! {
         "Correct the field; the message names it and what is allowed there.";
     /// One claim requests devices of Tessera and of another driver.
     MIXED_DRIVERS = "MixedDrivers", Controller, "Pod", "Split the claim: one for each driver.";
-    /// kube-scheduler cannot place the pod where its devices are allocated, or another claim of the
-    /// pod is not allocated in time, so the controller allocates all of its claims again.
+    /// kube-scheduler cannot place the pod where its devices are allocated, a device was tainted
+    /// meanwhile, or another claim of the pod is not allocated in time, so the controller allocates
+    /// all of its claims again.
     RESCHEDULING = "Rescheduling", Controller, "Pod",
         "None; if it repeats, read kube-scheduler's own event about the node, or follow the message.";
     /// The API server dropped a field of the allocation.

@@ -10,7 +10,6 @@
 pub mod file;
 mod report;
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{StreamExt, future};
@@ -97,9 +96,7 @@ impl FenceRestorer {
 
     /// Keeps the rules for ever.
     pub async fn run(self) {
-        let restorer = Arc::new(self);
-        let keeping = restorer.wanted.iter().map(|wanted| restorer.keep(wanted));
-        future::join_all(keeping).await;
+        future::join_all(self.wanted.iter().map(|wanted| self.keep(wanted))).await;
     }
 
     /// Keeps one rule.

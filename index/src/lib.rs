@@ -50,4 +50,4 @@ pub use quotas::QuotaStanding;
 pub use repair::{Misplaced, RepairAction, RepairBlocker};
 pub use scope::Scope;
 pub use standing::{ClaimStanding, ClaimState, PodStage};
-pub use work::{Blocked, PlanningBlocker, Waiting, Work};
+pub use work::{Blocked, PlanningBlocker, Repelled, Waiting, Work};

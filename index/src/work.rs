@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use tessera_allocator::model::{PendingPod, PodClaim, PodUid};
+use tessera_allocator::model::{DeviceId, PendingPod, PodClaim, PodUid};
 use tessera_api::names::{ClaimName, ClaimUid, NodeName};
 
 use crate::claims::ClaimEntry;
@@ -61,6 +61,17 @@ pub struct Waiting {
     pub nominated_by: Option<Nominator>,
     /// The message of the condition `PodScheduled`, if it is `False` with reason `Unschedulable`.
     pub unschedulable: Option<String>,
+    /// The first device of a movable claim with a taint that the claim does not tolerate.
+    pub repelled: Option<Repelled>,
+}
+
+/// A device that was tainted after its allocation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Repelled {
+    /// The device.
+    pub device: DeviceId,
+    /// The key of the taint.
+    pub taint: String,
 }
 
 impl Index {
@@ -161,15 +172,27 @@ impl Index {
         }
         let node_of = |e: &ClaimEntry| e.nodes()?.single_node().and_then(|n| NodeName::new(n).ok());
         let node_gone = ours.iter().filter_map(|e| node_of(e)).any(|node| !self.has_node(&node));
-        let movable = ours.iter().filter(|e| self.is_movable(e, pod)).map(|e| e.claim.uid.clone());
+        let movable = || ours.iter().filter(|e| self.is_movable(e, pod));
         Some(Waiting {
             pod: pod.uid.clone(),
-            movable: movable.collect(),
+            movable: movable().map(|entry| entry.claim.uid.clone()).collect(),
+            repelled: movable().find_map(|entry| self.repelled(entry)),
             node: ours.iter().find_map(|e| node_of(e)),
             node_gone,
             is_complete: !entries.iter().any(|entry| self.lacks_allocation(entry)),
             nominated_by: pod.nomination.as_ref().map(|nomination| nomination.by),
             unschedulable: pod.unschedulable.clone(),
+        })
+    }
+
+    /// Returns the first device of the claim that repels it.
+    fn repelled(&self, entry: &ClaimEntry) -> Option<Repelled> {
+        let alternatives = || entry.claim.requests.iter().flat_map(|request| &request.alternatives);
+        entry.counted().iter().find_map(|result| {
+            let request = alternatives().find(|one| one.name == result.request)?;
+            let device = self.published_device(&result.device)?;
+            let taint = device.untolerated_taint(&request.tolerations)?;
+            Some(Repelled { device: result.device.clone(), taint: taint.key.clone() })
         })
     }
 

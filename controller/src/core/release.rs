@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use tessera_allocator::model::PodUid;
 use tessera_api::events;
-use tessera_index::{Nominator, Waiting};
+use tessera_index::{Nominator, Repelled, Waiting};
 
 use super::allocate::Round;
 use super::notices::Topic;
@@ -21,8 +21,9 @@ impl Step<'_> {
     }
 
     /// Releases allocations of pods that went away before they reserved anything, of pods that
-    /// kube-scheduler cannot place there or does not try, and of pods of which another claim found
-    /// no devices.
+    /// kube-scheduler cannot place there or does not try, of pods of which another claim found no
+    /// devices, and of devices that were tainted since: kube-scheduler does not look at the taints
+    /// of allocated devices.
     pub(super) fn release_unneeded(&mut self, round: &Round) {
         for claim in self.state.index.unneeded() {
             self.release(&claim, None);
@@ -57,6 +58,12 @@ impl Step<'_> {
         if self.state.audits.is_long_unlisted(&self.state.index, pod) {
             // kube-scheduler does not come as far as to look at nodes.
             self.note_not_written(pod, NotWritten::Outdated);
+            return true;
+        }
+        if let Some(repelled) = &waiting.repelled {
+            // No evidence against the node.
+            self.note_not_written(pod, NotWritten::Outdated);
+            self.notify_repelled(waiting, repelled);
             return true;
         }
         if refused.contains(pod) {
@@ -99,6 +106,15 @@ impl Step<'_> {
                     event has the cause, look for failed writes in the controller's log";
         let (pod, node) = (&waiting.pod, waiting.node.as_ref());
         self.notify_incident(pod, Topic::Pod, events::RESCHEDULING, note.to_owned(), node);
+    }
+
+    fn notify_repelled(&mut self, waiting: &Waiting, Repelled { device, taint }: &Repelled) {
+        let note = format!(
+            "GPU {}/{} has the taint {taint} since it was allocated to the pod; trying elsewhere",
+            device.pool.pool, device.device
+        );
+        let (pod, node) = (&waiting.pod, waiting.node.as_ref());
+        self.notify_incident(pod, Topic::Pod, events::RESCHEDULING, note, node);
     }
 
     fn notify_stuck(&mut self, waiting: &Waiting) {

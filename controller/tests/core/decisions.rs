@@ -531,6 +531,74 @@ fn taint_rule_for_all_devices_delays_no_other_pod() {
     assert_eq!(count(&world, "other", "allocate"), 0);
 }
 
+/// A rule that taints the device on which the claim is allocated.
+fn taint_of(world: &World, claim: &str) -> Value {
+    let claim = world.get(WatchedKind::Claim, claim).unwrap();
+    let result = &claim["status"]["allocation"]["devices"]["results"][0];
+    let selector =
+        json!({"driver": "gpu.tessera.dev", "pool": result["pool"], "device": result["device"]});
+    let mut rule = taint_rule();
+    rule["metadata"] = json!({"name": "cordon", "uid": "uid-of-cordon"});
+    rule["spec"]["deviceSelector"] = selector;
+    rule
+}
+
+#[test]
+fn waiting_pod_leaves_a_device_that_is_tainted() {
+    let mut world = cluster(2);
+    world.add_pod("waits", "50Gi");
+    world.settle();
+    let first = world.place("waits");
+    world.put(WatchedKind::TaintRule, taint_of(&world, "waits"));
+    world.settle();
+    assert_eq!(count(&world, "waits", "release"), 1);
+    world.pass(seconds(3));
+    world.settle();
+    assert!(world.place("waits").is_some() && world.place("waits") != first);
+    let note = world.notices.iter().find(|notice| notice.reason.name() == "Rescheduling").unwrap();
+    assert!(note.note.contains("has the taint example.com/maintenance"), "{}", note.note);
+    world.pass(seconds(120));
+    world.settle();
+    assert_eq!(count(&world, "waits", "release"), 1, "no node is blamed, and it stays there");
+}
+
+#[test]
+fn reserved_and_tolerating_claims_stay_on_a_tainted_device() {
+    let mut world = cluster(1);
+    world.add_pod("runs", "20Gi");
+    let mut tolerant = objects::claim("tolerates", "20Gi");
+    tolerant["spec"]["devices"]["requests"][0]["exactly"]["tolerations"] =
+        json!([{"key": "example.com/maintenance", "operator": "Exists"}]);
+    world.put(WatchedKind::Claim, tolerant);
+    world.put(WatchedKind::Pod, objects::pod("tolerates", &["tolerates"]));
+    world.settle();
+    world.bind("runs");
+    world.settle();
+    let before = (world.place("runs"), world.place("tolerates"));
+    world.put(WatchedKind::TaintRule, taint_of(&world, "runs"));
+    world.settle();
+    world.pass(seconds(1));
+    world.settle();
+    assert_eq!((world.place("runs"), world.place("tolerates")), before);
+    assert_eq!(count(&world, "runs", "release") + count(&world, "tolerates", "release"), 0);
+}
+
+#[test]
+fn pod_on_a_tainted_device_waits_where_nothing_else_fits() {
+    let mut world = cluster(1);
+    world.add_pod("waits", "50Gi");
+    world.settle();
+    world.put(WatchedKind::TaintRule, taint_of(&world, "waits"));
+    world.settle();
+    assert_eq!((count(&world, "waits", "release"), world.place("waits")), (1, None));
+    world.pass(seconds(60));
+    world.settle();
+    assert_eq!(world.place("waits"), None);
+    world.delete(WatchedKind::TaintRule, "cordon");
+    world.settle();
+    assert!(world.place("waits").is_some());
+}
+
 #[test]
 fn new_leader_decides_after_all_taint_rules_are_applied() {
     let mut world = large_cluster();

@@ -78,6 +78,7 @@ fn waiting(message: Option<&str>) -> Waiting {
         is_complete: true,
         nominated_by: None,
         unschedulable: message.map(str::to_owned),
+        repelled: None,
     }
 }
 
