@@ -12,6 +12,7 @@
 //!                                   |- predicate    node predicates           -> NodeReason
 //!                                   |- policy       scoring of nodes and devices
 //!                                   |- quota        what claims count against quotas
+//!                                   |- preemption   pods to evict for a refused one
 //!                                   '- explain      rejections of devices  -> Explanation
 //! ```
 //!
@@ -24,6 +25,7 @@
 
 pub mod fragmentation;
 pub mod model;
+pub mod preemption;
 pub mod selector;
 pub mod topology;
 

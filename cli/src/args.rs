@@ -151,6 +151,7 @@ Examples:
   kubectl tessera simulate -f pods.yaml
   helm template my-chart | kubectl tessera simulate -f -
   kubectl tessera simulate -f pods.yaml --snapshot cluster.json.gz --policy spread
+  kubectl tessera simulate -f pods.yaml --preempt    pods to evict for those that do not fit
 
 Files contain Pods, Deployments, StatefulSets, ReplicaSets and Jobs with their ResourceClaims and \
 ResourceClaimTemplates. They may also contain DeviceClasses, Nodes, ResourceSlices, \
@@ -163,7 +164,11 @@ The policy least-fragmentation uses the requests that the controller has seen. T
 controller's memory only: the simulation starts with the default mix, so it may choose another \
 feasible node.
 
-Not simulated: preemption, ResourceQuotas, LimitRanges, admission, and plugins of kube-scheduler other \
+With --preempt each pod that does not fit is examined as if it were the only one. Pods are evicted \
+as a whole, of one node and of strictly lower priority; of several ways the one with the lowest \
+priority, the fewest pods, and the least memory. PodDisruptionBudgets are not looked at.
+
+Not simulated: ResourceQuotas, LimitRanges, admission, and plugins of kube-scheduler other \
 than readiness, cordons, taints, node selectors, required node affinity and resources.
 
 Exit code 2: a pod does not fit.")]
@@ -415,6 +420,9 @@ pub struct SimulateArgs {
     /// Seed of `--policy random`; equal seeds give equal results
     #[arg(long, default_value_t, value_name = "NUMBER")]
     pub seed: u64,
+    /// Name the pods of lower priority to evict so that a pod fits; nothing is evicted
+    #[arg(long)]
+    pub preempt: bool,
     /// The source of the objects.
     #[command(flatten)]
     pub source: SourceArgs,

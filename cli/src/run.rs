@@ -301,8 +301,9 @@ async fn simulate(
     let source = Source::open(&args.source, connection).await?;
     let namespace = source.namespace(connection)?;
     let settings = PlanSettings { seed: args.seed, ..PolicyName::settings(args.policy) };
-    let result = simulate::simulate(&source.snapshot, &manifests, &namespace, settings)
-        .with_context(|| format!("cannot simulate {}", names(&args.files)))?;
+    let result =
+        simulate::simulate(&source.snapshot, &manifests, &namespace, settings, args.preempt)
+            .with_context(|| format!("cannot simulate {}", names(&args.files)))?;
     let headers = !args.output.no_headers;
     let text = render(&result, args.output.output, |result| simulate::text(result, headers))?;
     Ok((text, status(!result.fits())))

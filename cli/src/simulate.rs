@@ -6,14 +6,19 @@
 
 mod expand;
 mod manifest;
+mod preempt;
 mod render;
 
 pub use manifest::ManifestError;
+pub use preempt::{SimulatedPreemption, Victim};
 pub use render::text;
 
 use serde::Serialize;
 use tessera_allocator::{AllocationPlan, PlanSettings};
 use tessera_api::names::{Namespace, PodName};
+use tessera_index::Index;
+
+use self::preempt::Preemptions;
 
 use crate::explain::{self, ExplainError, PlanView, PodClaimReport, PodReport, PodState};
 use crate::snapshot::Snapshot;
@@ -66,6 +71,9 @@ pub struct SimulatedPod {
     pub node: Option<String>,
     /// The pod's claims.
     pub claims: Vec<PodClaimReport>,
+    /// Evictions after which the pod would fit, if they were asked for and it does not fit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub preemption: Option<SimulatedPreemption>,
 }
 
 /// The simulated result of one pod, in one word.
@@ -89,7 +97,8 @@ impl Simulation {
 }
 
 /// Plans the objects of `manifests` (YAML or JSON documents) on top of `snapshot`. Objects without
-/// a namespace get `namespace`.
+/// a namespace get `namespace`. With `preempt`, pods that do not fit get the evictions after which
+/// they would, each as if it were the only one.
 ///
 /// # Errors
 /// A document is not an object that the API server would accept.
@@ -98,6 +107,7 @@ pub fn simulate(
     manifests: &str,
     namespace: &Namespace,
     settings: PlanSettings,
+    preempt: bool,
 ) -> Result<Simulation, ManifestError> {
     let added = manifest::read(manifests, namespace)?;
     let before = snapshot.indexed();
@@ -109,21 +119,31 @@ pub fn simulate(
     notes.extend(indexed.refused.iter().cloned());
     let view = PlanView::new(&snapshot, &indexed, settings, snapshot.taken_at);
     notes.extend(explain::supply(&view).into_iter().map(|finding| finding.message));
-    let pods = expanded
+    let mut pods: Vec<SimulatedPod> = expanded
         .pods
         .iter()
         .map(|(namespace, name, exists)| simulated_pod(&view, namespace, name, *exists))
         .collect();
-    let totals = totals(&snapshot, &view.plan);
+    let after = index_after(&snapshot, &view.plan);
+    if preempt {
+        let preemptions = Preemptions::new(&view, &after);
+        pods.iter_mut().for_each(|pod| pod.preemption = preemptions.of(pod));
+    }
+    let totals = totals(&after);
     Ok(Simulation { pods, pending_before, totals, notes })
 }
 
-/// Returns the usage of all GPUs after the allocations of a plan.
-fn totals(snapshot: &Snapshot, plan: &AllocationPlan) -> SimulatedTotals {
+/// Returns the index after the allocations of a plan.
+fn index_after(snapshot: &Snapshot, plan: &AllocationPlan) -> Index {
     let mut index = snapshot.indexed().index;
     let claim_allocations = plan.decisions.iter().flat_map(|decision| &decision.claims);
     claim_allocations.for_each(|claim_allocation| index.assume(claim_allocation));
-    let tree = GpuTree::read(&index, &TreeFilter::default());
+    index
+}
+
+/// Returns the usage of all GPUs.
+fn totals(index: &Index) -> SimulatedTotals {
+    let tree = GpuTree::read(index, &TreeFilter::default());
     let (memory, cores) = tree.usage();
     let free_gpus = tree.gpus().filter(|gpu| gpu.is_free()).count();
     SimulatedTotals { gpus: tree.gpus().count(), free_gpus, memory, cores }
@@ -142,6 +162,7 @@ fn simulated_pod(
         message,
         node,
         claims,
+        preemption: None,
     };
     if exists {
         let message = format!(

@@ -76,7 +76,7 @@ fn simulate_holds_pods_to_quotas_of_files() {
     let team = Namespace::new("team-a").unwrap();
     let fits = |hard: &str| {
         let (snapshot, settings) = (&fixture.snapshot, PlanSettings::default());
-        simulate::simulate(snapshot, &manifest(hard), &team, settings).unwrap().fits()
+        simulate::simulate(snapshot, &manifest(hard), &team, settings, false).unwrap().fits()
     };
     assert!(fits("200Gi"));
     assert!(!fits("118Gi"), "110 Gi are used, and the pending pod gets 4");

@@ -39,7 +39,15 @@ fn try_with(
     policy: Option<PolicyName>,
 ) -> Result<Simulation, ManifestError> {
     let namespace = Namespace::new("team-a").unwrap();
-    simulate::simulate(&fixture.snapshot, manifests, &namespace, PolicyName::settings(policy))
+    let settings = PolicyName::settings(policy);
+    simulate::simulate(&fixture.snapshot, manifests, &namespace, settings, false)
+}
+
+/// Returns the result for each pod with the evictions that would make room for it.
+fn with_preemption(fixture: &Fixture, manifests: &str) -> Simulation {
+    let namespace = Namespace::new("team-a").unwrap();
+    let settings = PolicyName::settings(None);
+    simulate::simulate(&fixture.snapshot, manifests, &namespace, settings, true).unwrap()
 }
 
 fn simulated(fixture: &Fixture, manifests: &str) -> Simulation {
@@ -287,4 +295,55 @@ fn converted_pods_of_other_systems_are_planned() {
     let is_valid =
         |text: &String| text.contains("GPUs available") || text.contains("bound to node node-1");
     assert!(short.iter().all(is_valid), "{short:#?}");
+}
+
+/// All GPUs in use, by pods with these priorities.
+fn full(priorities: [i32; 4]) -> Fixture {
+    let mut fixture = Fixture::new();
+    let gpus = [("node-a", "aa"), ("node-a", "ab"), ("node-b", "ba"), ("node-b", "bb")];
+    for ((node, gpu), priority) in gpus.into_iter().zip(priorities) {
+        let name = format!("tenant-{gpu}");
+        fixture.tenant(&name, node, &device(gpu), "70Gi", "50");
+        let pods = &mut fixture.snapshot.pods;
+        let pod = pods.iter_mut().find(|pod| pod.metadata.name.as_ref() == Some(&name)).unwrap();
+        pod.spec.as_mut().unwrap().priority = Some(priority);
+    }
+    fixture
+}
+
+/// The trainer with a pod spec that begins with this.
+fn trainer_with(spec: &str) -> String {
+    QUARTER.to_owned() + &TRAINER.replace("spec:\n", &format!("spec:\n  {spec}\n"))
+}
+
+#[test]
+fn preemption_names_node_and_pods_to_evict() {
+    let fixture = full([300, 300, 20, 10]);
+    let result = with_preemption(&fixture, &trainer_with("priority: 100"));
+    assert_eq!(outcomes(&result), [("trainer", SimulatedOutcome::DoesNotFit, None)]);
+    let preemption = result.pods[0].preemption.as_ref().unwrap();
+    assert_eq!(preemption.node, "node-b");
+    let victims = preemption.victims.iter().map(|v| (v.pod.as_str(), v.priority));
+    assert_eq!(victims.collect::<Vec<_>>(), [("tenant-bb", 10)]);
+    let text = simulate::text(&result, true);
+    let sentence =
+        "It would fit on node node-b if these pods were evicted: team-a/tenant-bb (priority 10).";
+    assert!(text.split_whitespace().collect::<Vec<_>>().join(" ").contains(sentence), "{text}");
+    assert!(!result.fits(), "nothing is evicted");
+    // Without the option nothing is searched.
+    let plain = simulated(&fixture, &trainer_with("priority: 100"));
+    assert_eq!(plain.pods[0].preemption, None);
+}
+
+#[test]
+fn pods_without_or_against_preemption_evict_none() {
+    let fixture = full([300, 300, 20, 10]);
+    let lowest = with_preemption(&fixture, &trainer_with("priority: 10"));
+    assert_eq!(lowest.pods[0].preemption, None, "no pod of lower priority");
+    let never = trainer_with("priority: 100\n  preemptionPolicy: Never");
+    let never = with_preemption(&fixture, &never);
+    assert_eq!(never.pods[0].result, SimulatedOutcome::DoesNotFit);
+    assert_eq!(never.pods[0].preemption, None);
+    let fits = with_preemption(&Fixture::new(), &trainer_with("priority: 100"));
+    assert_eq!((fits.pods[0].result, &fits.pods[0].preemption), (SimulatedOutcome::Fits, &None));
 }

@@ -24,6 +24,7 @@ mod changes;
 mod claims;
 mod defaults;
 mod generated;
+mod holders;
 mod holdings;
 mod index;
 mod interner;

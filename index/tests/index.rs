@@ -643,6 +643,28 @@ fn devices_of_a_slice_fenced_by_a_rule_are_allocated() {
 }
 
 #[test]
+fn holders_are_bound_pods_with_devices_and_all_users_of_claims() {
+    let mut fed = Fed::with_gpu();
+    fed.claim(allocated(claim("shared", "gpu.tessera.dev"), 19));
+    fed.claim(claim("unallocated", "gpu.tessera.dev"));
+    let mut first = on_node(pod("first", &["shared"]), "Running");
+    first["spec"]["priority"] = 7.into();
+    fed.pod(first);
+    fed.pod(pod("waits", &["shared"]));
+    fed.pod(on_node(pod("done", &["shared"]), "Succeeded"));
+    fed.pod(on_node(pod("none", &["unallocated"]), "Running"));
+    let holders = fed.index.holders();
+    assert_eq!(holders.len(), 1);
+    let of_node = &holders[&NodeName::new("node-a").unwrap()];
+    let pods = of_node.pods.iter().map(|one| (one.pod.as_str(), one.priority, one.is_ending));
+    assert_eq!(pods.collect::<Vec<_>>(), [("uid-first", 7, false)]);
+    assert_eq!(of_node.pods[0].requests.get("cpu").unwrap().to_string(), "2");
+    let users: Vec<&str> = of_node.claims[0].users.iter().map(|uid| uid.as_str()).collect();
+    assert_eq!((users, of_node.claims.len()), (vec!["uid-first", "uid-waits"], 1));
+    assert_eq!(of_node.claims[0].results.len(), 1);
+}
+
+#[test]
 fn device_leaving_stock_mode_is_never_allocated() {
     let mut fed = Fed::new();
     fed.node("node-a", "8");

@@ -1,6 +1,6 @@
 //! A simulation as text. Replicas with the same result share a line.
 
-use super::{SimulatedOutcome, SimulatedPod, SimulatedTotals, Simulation};
+use super::{SimulatedOutcome, SimulatedPod, SimulatedPreemption, SimulatedTotals, Simulation};
 use crate::explain::{PodClaimReport, claim_lines};
 use crate::output::{LINE_WIDTH, Table, count, wrap};
 use crate::tree::{gib, percent};
@@ -28,6 +28,9 @@ pub fn text(simulation: &Simulation, headers: bool) -> String {
         if pod.result == SimulatedOutcome::DoesNotFit {
             let claims = pod.claims.iter().flat_map(|claim| claim_lines(claim, &pod.message));
             lines.extend(claims.map(|line| format!("  {line}").trim_end().to_owned()));
+            let preemption = pod.preemption.as_ref().map(SimulatedPreemption::text);
+            let preemption = preemption.iter().flat_map(|text| wrap(text, LINE_WIDTH - 2));
+            lines.extend(preemption.map(|line| format!("  {line}")));
         }
         text.push_str(&format!("\n{}\n", lines.join("\n")));
     }
@@ -81,7 +84,9 @@ fn has_same_reasons(a: &SimulatedPod, b: &SimulatedPod) -> bool {
     let form = |pod: &SimulatedPod| pod.message.replace(|c: char| c.is_ascii_digit(), "");
     let has_reasons = |pod: &SimulatedPod| pod.claims.iter().any(|claim| claim.reasons.is_some());
     let is_same_form = !has_reasons(a) || form(a) == form(b);
-    a.result == b.result && is_same_form && reasons(a) == reasons(b)
+    (a.result, &a.preemption) == (b.result, &b.preemption)
+        && is_same_form
+        && reasons(a) == reasons(b)
 }
 
 /// Returns the message of a claim without the name of the claim, which differs by replica.

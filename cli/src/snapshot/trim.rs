@@ -189,6 +189,7 @@ fn pod_spec(spec: PodSpec) -> PodSpec {
         affinity,
         tolerations: spec.tolerations,
         priority: spec.priority,
+        preemption_policy: spec.preemption_policy,
         scheduling_gates: spec.scheduling_gates,
         resource_claims: spec.resource_claims,
         containers: spec.containers.into_iter().map(container).collect(),

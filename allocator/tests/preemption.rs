@@ -1,0 +1,257 @@
+//! Victims of preemptions.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod builders;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use builders::{Cluster, claim, gpu, pod, quantity, request, share, share_pod};
+use proptest::prelude::*;
+use tessera_allocator::model::{PendingPod, PodUid};
+use tessera_allocator::preemption::{HeldClaim, Holder, NodeHolders, Preemption, preempt};
+use tessera_allocator::{PlanSettings, plan};
+use tessera_api::names::NodeName;
+
+/// A cluster whose GPUs of 80 GiB are used by pods.
+struct Scene {
+    cluster: Cluster,
+    holders: BTreeMap<NodeName, NodeHolders>,
+}
+
+impl Scene {
+    fn new(nodes: &[(&str, usize)]) -> Self {
+        let mut cluster = Cluster::new();
+        for (name, gpus) in nodes {
+            let devices = (0..*gpus).map(|number| gpu(&format!("gpu-{number}"), "80Gi")).collect();
+            cluster = cluster.node(name, devices);
+        }
+        Self { cluster, holders: BTreeMap::new() }
+    }
+
+    /// Adds a pod on a node with a share of a GPU.
+    fn holder(&mut self, name: &str, priority: i32, node: &str, device: &str, memory: &str) {
+        self.pod(name, priority, node);
+        self.claim(&[name], node, device, memory);
+    }
+
+    fn pod(&mut self, name: &str, priority: i32, node: &str) -> &mut Holder {
+        let holders = self.of(node);
+        holders.pods.push(Holder {
+            pod: PodUid::new(name),
+            priority,
+            created: 0,
+            is_ending: false,
+            requests: Default::default(),
+        });
+        holders.pods.last_mut().unwrap()
+    }
+
+    fn claim(&mut self, users: &[&str], node: &str, device: &str, memory: &str) {
+        self.cluster.use_share(node, device, memory, "0");
+        let users = users.iter().map(|user| PodUid::new(user)).collect();
+        let results = vec![share(node, device, memory, "0")];
+        self.of(node).claims.push(HeldClaim { users, results });
+    }
+
+    fn of(&mut self, node: &str) -> &mut NodeHolders {
+        self.holders.entry(NodeName::new(node).unwrap()).or_default()
+    }
+
+    fn preempt(&self, pod: &PendingPod) -> Option<Preemption> {
+        preempt(&self.cluster.0, pod, &self.holders, PlanSettings::default())
+    }
+
+    /// Returns the victims, and the node of the pod; `None` if it fits nowhere.
+    fn victims(&self, pod: &PendingPod) -> Option<(Vec<String>, String)> {
+        let Preemption { decision, victims } = self.preempt(pod)?;
+        Some((victims.iter().map(ToString::to_string).collect(), decision.node.to_string()))
+    }
+}
+
+/// A pod with this priority that asks for a share.
+fn asking(priority: i32, memory: &str) -> PendingPod {
+    PendingPod { priority, ..share_pod("new", memory, "0") }
+}
+
+fn of(names: &[&str], node: &str) -> Option<(Vec<String>, String)> {
+    Some((names.iter().map(ToString::to_string).collect(), node.to_owned()))
+}
+
+#[test]
+fn only_pods_of_strictly_lower_priority_are_victims() {
+    let mut scene = Scene::new(&[("a", 1)]);
+    scene.holder("equal", 10, "a", "gpu-0", "60Gi");
+    assert_eq!(scene.victims(&asking(10, "40Gi")), None);
+    assert_eq!(scene.victims(&asking(11, "40Gi")), of(&["equal"], "a"));
+    assert_eq!(scene.victims(&asking(11, "81Gi")), None, "larger than the GPU");
+}
+
+#[test]
+fn no_more_pods_are_evicted_than_necessary() {
+    let mut scene = Scene::new(&[("a", 1)]);
+    scene.holder("important", 5, "a", "gpu-0", "20Gi");
+    scene.holder("small", 1, "a", "gpu-0", "20Gi");
+    scene.holder("other", 1, "a", "gpu-0", "40Gi");
+    assert_eq!(scene.victims(&asking(9, "20Gi")), of(&["small"], "a"), "the least memory");
+    assert_eq!(scene.victims(&asking(9, "40Gi")), of(&["other"], "a"), "the fewest pods");
+    let (victims, _) = scene.victims(&asking(9, "60Gi")).unwrap();
+    assert_eq!(victims.iter().collect::<BTreeSet<_>>().len(), 2);
+    assert!(!victims.contains(&"important".to_owned()), "{victims:?}");
+}
+
+#[test]
+fn the_node_with_the_least_loss_is_chosen() {
+    let mut scene = Scene::new(&[("a", 1), ("b", 1), ("c", 1)]);
+    scene.holder("a1", 3, "a", "gpu-0", "80Gi");
+    scene.holder("b1", 1, "b", "gpu-0", "40Gi");
+    scene.holder("b2", 1, "b", "gpu-0", "40Gi");
+    scene.holder("c1", 1, "c", "gpu-0", "80Gi");
+    // The lowest priority, then the fewest pods.
+    assert_eq!(scene.victims(&asking(9, "80Gi")), of(&["c1"], "c"));
+    // The least memory.
+    let (victims, node) = scene.victims(&asking(9, "40Gi")).unwrap();
+    assert_eq!((victims.len(), node.as_str()), (1, "b"));
+    scene.of("b").pods[0].created = 100;
+    assert_eq!(scene.victims(&asking(9, "40Gi")), of(&["b1"], "b"), "the younger one");
+}
+
+#[test]
+fn shared_claim_is_free_once_all_of_its_pods_are_gone() {
+    let mut scene = Scene::new(&[("a", 1)]);
+    scene.pod("one", 1, "a");
+    scene.pod("two", 1, "a");
+    scene.claim(&["one", "two"], "a", "gpu-0", "80Gi");
+    let (victims, _) = scene.victims(&asking(9, "40Gi")).unwrap();
+    assert_eq!(victims.len(), 2);
+    scene.of("a").pods[1].priority = 9;
+    assert_eq!(scene.victims(&asking(9, "40Gi")), None, "the other one stays");
+    scene.of("a").pods.pop();
+    assert_eq!(scene.victims(&asking(9, "40Gi")), None, "it waits for the claim elsewhere");
+}
+
+#[test]
+fn pods_that_are_ending_come_first() {
+    let mut scene = Scene::new(&[("a", 1), ("b", 1)]);
+    scene.holder("lower", 1, "a", "gpu-0", "80Gi");
+    scene.holder("ends", 20, "b", "gpu-0", "80Gi");
+    scene.of("b").pods[0].is_ending = true;
+    assert_eq!(scene.victims(&asking(9, "80Gi")), of(&[], "b"), "no eviction is needed");
+    scene.cluster.put_node("b", |node| node.cordoned = true);
+    assert_eq!(scene.victims(&asking(9, "80Gi")), of(&["lower"], "a"));
+}
+
+#[test]
+fn evictions_also_make_room_for_other_resources() {
+    let mut scene = Scene::new(&[("a", 2)]);
+    scene.cluster.put_node("a", |node| {
+        node.allocatable.insert("cpu".into(), quantity("4"));
+        node.used.insert("cpu".into(), quantity("4"));
+    });
+    scene.pod("busy", 1, "a").requests.insert("cpu".into(), quantity("3"));
+    scene.claim(&["busy"], "a", "gpu-0", "10Gi");
+    scene.holder("idle", 1, "a", "gpu-1", "10Gi");
+    let mut asks = asking(9, "20Gi");
+    let mut scheduling = (*asks.scheduling).clone();
+    scheduling.requests.insert("cpu".into(), quantity("2"));
+    asks.scheduling = scheduling.clone().into();
+    assert_eq!(scene.victims(&asks), of(&["busy"], "a"));
+    scheduling.requests.insert("cpu".into(), quantity("5"));
+    asks.scheduling = scheduling.into();
+    assert_eq!(scene.victims(&asks), None);
+}
+
+#[test]
+fn set_of_gpus_is_freed_on_one_node() {
+    let mut scene = Scene::new(&[("a", 2), ("b", 2)]);
+    scene.holder("a0", 1, "a", "gpu-0", "10Gi");
+    scene.holder("b0", 1, "b", "gpu-0", "10Gi");
+    scene.holder("b1", 1, "b", "gpu-1", "10Gi");
+    let two = request("gpu", 2, &[("memory", "80Gi")]);
+    let asks = PendingPod { priority: 9, ..pod("new", vec![claim("set", vec![two])]) };
+    assert_eq!(scene.victims(&asks), of(&["a0"], "a"));
+}
+
+/// A pod of a random cluster: priority, node, GPU and GiB.
+type RandomPod = (i32, usize, usize, u64);
+
+/// Returns a scene of two nodes with two GPUs each; pods that do not fit any more are left out.
+fn random_scene(pods: &[RandomPod]) -> Scene {
+    let mut scene = Scene::new(&[("a", 2), ("b", 2)]);
+    let mut used = [[0; 2]; 2];
+    for (number, (priority, node, device, memory)) in pods.iter().enumerate() {
+        if used[*node][*device] + memory > 80 {
+            continue;
+        }
+        used[*node][*device] += memory;
+        let (name, device) = (format!("pod-{number}"), format!("gpu-{device}"));
+        scene.holder(&name, *priority, ["a", "b"][*node], &device, &format!("{memory}Gi"));
+    }
+    scene
+}
+
+/// Returns true if the pod fits on the node without these pods.
+fn fits(scene: &Scene, asks: &PendingPod, node: &NodeName, gone: &BTreeSet<&PodUid>) -> bool {
+    let mut snapshot = scene.cluster.0.clone();
+    snapshot.nodes.retain(|name, _| name == node);
+    for claim in &scene.holders[node].claims {
+        if claim.users.iter().all(|user| gone.contains(user)) {
+            snapshot.usage.remove(&claim.results);
+        }
+    }
+    !plan(&snapshot, std::slice::from_ref(asks), PlanSettings::default()).decisions.is_empty()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    #[test]
+    fn victims_are_enough_and_necessary_and_found_if_any(
+        pods in prop::collection::vec((0..4, 0..2_usize, 0..2_usize, 5..80_u64), 0..9),
+        priority in 0..5,
+        memory in 10..=80_u64,
+    ) {
+        let scene = random_scene(&pods);
+        let asks = asking(priority, &format!("{memory}Gi"));
+        let lower = |node: &NodeHolders| -> Vec<PodUid> {
+            let pods = node.pods.iter().filter(|holder| holder.priority < priority);
+            pods.map(|holder| holder.pod.clone()).collect()
+        };
+        match scene.preempt(&asks) {
+            Some(Preemption { decision, victims }) => {
+                let allowed = lower(&scene.holders[&decision.node]);
+                prop_assert!(victims.iter().all(|victim| allowed.contains(victim)));
+                let gone: BTreeSet<&PodUid> = victims.iter().collect();
+                prop_assert!(fits(&scene, &asks, &decision.node, &gone));
+                for victim in &victims {
+                    let mut rest = gone.clone();
+                    rest.remove(victim);
+                    prop_assert!(!fits(&scene, &asks, &decision.node, &rest), "{victim} may stay");
+                }
+                // No other node has fewer victims of no higher priority.
+                let highest = |node: &NodeName, victims: &[PodUid]| {
+                    let pods = scene.holders[node].pods.iter();
+                    pods.filter(|h| victims.contains(&h.pod)).map(|h| h.priority).max()
+                };
+                let most = highest(&decision.node, &victims);
+                for (node, holders) in &scene.holders {
+                    for one in &lower(holders) {
+                        let alone = [one.clone()];
+                        if fits(&scene, &asks, node, &BTreeSet::from([one])) {
+                            let loss = (highest(node, &alone), 1);
+                            prop_assert!((most, victims.len()) <= loss, "{one} on {node} suffices");
+                        }
+                    }
+                }
+            }
+            None => {
+                for (node, holders) in &scene.holders {
+                    let all = lower(holders);
+                    if !all.is_empty() {
+                        let all = all.iter().collect();
+                        prop_assert!(!fits(&scene, &asks, node, &all), "{all:?} on {node}");
+                    }
+                }
+            }
+        }
+    }
+}
