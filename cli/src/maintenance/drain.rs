@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use kube::api::{DeleteParams, EvictParams, Preconditions};
 use kube::{Api, Client, ResourceExt};
 use serde::Serialize;
 use tessera_api::names::DRIVER_NAME;
+use tessera_runtime::cluster::{self, EvictionAnswer, PodEviction};
 use tokio::time::Instant;
 
 use super::{Cordons, GpuChange, GpuError, TargetGpu};
@@ -223,30 +223,22 @@ impl<'p> Drain<'p> {
         if found.metadata.deletion_timestamp.is_some() {
             return Ok(Some(format!("pod {pod} ends")));
         }
-        let parameters = EvictParams {
-            delete_options: Some(DeleteParams {
-                grace_period_seconds: self.options.grace_period,
-                preconditions: Some(Preconditions { uid: found.uid(), resource_version: None }),
-                ..DeleteParams::default()
-            }),
-            ..EvictParams::default()
-        };
-        let evictions: Api<Pod> = Api::namespaced(self.evictions.clone(), namespace);
-        match evictions.evict(name, &parameters).await {
-            Ok(_) => {
+        let uid = found.uid().unwrap_or_default();
+        let grace_period = self.options.grace_period;
+        let eviction = PodEviction { namespace, name, uid: &uid, grace_period, is_dry_run: false };
+        match cluster::evict(&self.evictions, eviction).await {
+            EvictionAnswer::Evicted => {
                 self.report.evicted.insert(pod.clone());
                 self.tell(&pod, format!("pod {pod} evicted"));
                 Ok(Some(format!("pod {pod} ends")))
             }
-            // A PodDisruptionBudget allows no eviction now.
-            Err(kube::Error::Api(status)) if status.code == 429 => {
-                let reason = format!("pod {pod}: {}", status.message);
+            EvictionAnswer::Refused(message) => {
+                let reason = format!("pod {pod}: {message}");
                 self.tell(&pod, format!("{reason} Trying again."));
                 Ok(Some(reason))
             }
-            // It ended, or another one has its name.
-            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(None),
-            Err(error) => {
+            EvictionAnswer::Gone => Ok(None),
+            EvictionAnswer::Failed(error) => {
                 let object = format!("an eviction of pod {pod}");
                 Err(GpuError::of("create", "pods/eviction", object, error))
             }

@@ -42,14 +42,32 @@ pub enum ClientError {
 /// # Errors
 /// [`ClientError`].
 pub async fn client(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
+    client_of(config(kubeconfig).await?)
+}
+
+/// Returns a client as [`client`] does that does not repeat requests which the API server has
+/// refused with the status of an overloaded server.
+///
+/// # Errors
+/// [`ClientError`].
+pub async fn client_without_retries(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
+    let mut config = config(kubeconfig).await?;
+    config.default_retry = false;
+    client_of(config)
+}
+
+fn client_of(config: Config) -> Result<Client, ClientError> {
     // With several providers linked, rustls has no default. An error means that one is installed
     // already.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let config = match kubeconfig {
-        None => Config::infer().await.map_err(|source| ClientError::NotFound(Box::new(source)))?,
-        Some(path) => from_file(path).await?,
-    };
     Client::try_from(config).map_err(|source| ClientError::Unusable(Box::new(source)))
+}
+
+async fn config(kubeconfig: Option<&Path>) -> Result<Config, ClientError> {
+    match kubeconfig {
+        None => Config::infer().await.map_err(|source| ClientError::NotFound(Box::new(source))),
+        Some(path) => from_file(path).await,
+    }
 }
 
 async fn from_file(path: &Path) -> Result<Config, ClientError> {
