@@ -160,6 +160,22 @@ impl Backlog {
         self.pods.range((from, Bound::Unbounded)).map(|(uid, entry)| (uid, entry.class))
     }
 
+    /// Returns the pods with a priority above this one that are next in the order of planning, of
+    /// each class the first that is not among the `others`.
+    pub fn next_above<'b>(
+        &'b self,
+        priority: i32,
+        others: impl Fn(&PodUid) -> bool + 'b,
+    ) -> impl Iterator<Item = &'b PendingPod> {
+        let first = self.first.values().take_while(move |turn| turn.pod.priority > priority);
+        first.filter_map(move |turn| {
+            let queue = turn.class.and_then(|class| self.queue(class));
+            let queued = queue.into_iter().flat_map(|queue| queue.pods.values());
+            let mut pods = std::iter::once(&turn.pod).chain(queued);
+            pods.find(|pod| pod.priority > priority && !others(&pod.uid)).map(|pod| &**pod)
+        })
+    }
+
     /// Returns the number of pods that each plan tries first.
     pub fn turn_count(&self) -> usize {
         self.first.len()

@@ -12,15 +12,16 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use tessera_api::names::{NodeName, capacity};
+use tessera_api::names::{ClaimUid, NodeName, capacity};
 use tessera_api::quantity::Quantity;
 
+use crate::features::FeatureGates;
 use crate::model::{
-    ClusterSnapshot, DeviceId, DeviceResult, NameMap, Node, NodeChoice, PendingPod, PodUid, Slice,
-    Usage,
+    ClusterSnapshot, DeviceId, DeviceResult, NameMap, Node, NodeChoice, PendingPod, PodUid, PoolId,
+    Slice, Usage,
 };
 use crate::outcome::Decision;
-use crate::plan::plan;
+use crate::planner::Planner;
 use crate::settings::PlanSettings;
 
 /// A pod on a node that uses allocated claims.
@@ -34,13 +35,24 @@ pub struct Holder {
     pub created: i64,
     /// It is being deleted: what it holds becomes free without an eviction.
     pub is_ending: bool,
+    /// It is never a victim: no eviction would end it, or one was refused.
+    pub is_fixed: bool,
     /// Its resource requests that are counted on the node.
     pub requests: NameMap<Quantity>,
+}
+
+impl Holder {
+    /// Returns true if the pod may be evicted for `pod`.
+    fn is_victim_for(&self, pod: &PendingPod) -> bool {
+        !self.is_ending && !self.is_fixed && self.priority < pod.priority
+    }
 }
 
 /// An allocated claim.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HeldClaim {
+    /// Its UID.
+    pub claim: ClaimUid,
     /// All pods that use it or wait for it.
     pub users: BTreeSet<PodUid>,
     /// Its devices.
@@ -63,6 +75,8 @@ pub struct Preemption {
     pub decision: Decision,
     /// The pods to evict, the least important first. Empty if pods that are ending make the room.
     pub victims: Vec<PodUid>,
+    /// The claims that are free once the victims, and the pods that are ending, are gone.
+    pub freed: Vec<ClaimUid>,
 }
 
 /// Returns the evictions after which the pod fits, with the least loss; `None` if there are none.
@@ -75,19 +89,44 @@ pub fn preempt(
     holders: &BTreeMap<NodeName, NodeHolders>,
     settings: PlanSettings,
 ) -> Option<Preemption> {
-    let settings = PlanSettings { reservation_delay: None, ..settings };
     let slices = SlicesByNode::new(snapshot);
-    let nodes = holders.iter().filter_map(|(name, holders)| {
+    let found = holders.iter().filter_map(|(name, holders)| {
         let node = snapshot.nodes.get(name)?;
-        Some(NodeTrial { snapshot, slices: &slices, node, holders, pod, settings })
+        preempt_on(&one_node(snapshot, &slices, node, pod), pod, holders, settings)
     });
-    let preemptions = nodes.filter_map(|trial| trial.preempt());
-    preemptions.min_by(|(a, _), (b, _)| a.cmp(b)).map(|(_, preemption)| preemption)
+    found.min_by(|a, b| a.loss.cmp(&b.loss)).map(|candidate| candidate.preemption)
+}
+
+/// Returns the evictions from one node after which the pod fits there, with the least loss; `None`
+/// if there are none, or the steps of the settings did not suffice for all plans together.
+/// `snapshot` has this node only, with the slices that it can reach.
+pub fn preempt_on(
+    snapshot: &ClusterSnapshot,
+    pod: &PendingPod,
+    holders: &NodeHolders,
+    settings: PlanSettings,
+) -> Option<NodePreemption> {
+    let settings = PlanSettings { reservation_delay: None, ..settings };
+    let (_, node) = snapshot.nodes.first_key_value()?;
+    if !holders.pods.iter().any(|holder| holder.is_ending || holder.is_victim_for(pod)) {
+        return None;
+    }
+    let planner = Planner::from_snapshot(snapshot, FeatureGates::default());
+    NodeTrial { snapshot, node, holders, pod, settings, planner }.preempt()
+}
+
+/// A preemption on one node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodePreemption {
+    /// Its loss.
+    pub loss: Loss,
+    /// The preemption.
+    pub preemption: Preemption,
 }
 
 /// The loss of a preemption. Smaller is better.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Loss {
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Loss {
     highest_priority: Option<i32>,
     victims: usize,
     memory: Quantity,
@@ -122,61 +161,93 @@ impl<'s> SlicesByNode<'s> {
     }
 }
 
+/// Returns the cluster with this node only.
+fn one_node(
+    snapshot: &ClusterSnapshot,
+    slices: &SlicesByNode<'_>,
+    node: &Arc<Node>,
+    pod: &PendingPod,
+) -> ClusterSnapshot {
+    let slices = slices.reachable_from(&node.name);
+    let mut usage = Usage::default();
+    for slice in slices.values() {
+        for device in &slice.devices {
+            let id = DeviceId { pool: slice.pool.clone(), device: device.name.clone() };
+            if let Some(used) = snapshot.usage.get(&id) {
+                usage.set(&id, Some(used.clone()));
+            }
+        }
+    }
+    let quotas = snapshot.quotas.get_key_value(&pod.namespace);
+    let pools: BTreeSet<&PoolId> = slices.values().map(|slice| &slice.pool).collect();
+    let topology = pools.into_iter().filter_map(|pool| snapshot.topology.get_key_value(pool));
+    let topology = topology.map(|(pool, one)| (pool.clone(), Arc::clone(one))).collect();
+    ClusterSnapshot {
+        nodes: [(node.name.clone(), Arc::clone(node))].into(),
+        slices,
+        classes: snapshot.classes.clone(),
+        usage,
+        quotas: quotas.map(|(name, states)| (name.clone(), states.clone())).into_iter().collect(),
+        topology: Arc::new(topology),
+    }
+}
+
 /// The search for victims on one node.
 struct NodeTrial<'t> {
+    /// The cluster with this node only.
     snapshot: &'t ClusterSnapshot,
-    slices: &'t SlicesByNode<'t>,
     node: &'t Arc<Node>,
     holders: &'t NodeHolders,
     pod: &'t PendingPod,
+    /// With the steps that are left.
     settings: PlanSettings,
+    planner: Planner,
 }
 
 impl NodeTrial<'_> {
-    fn preempt(&self) -> Option<(Loss, Preemption)> {
+    fn preempt(mut self) -> Option<NodePreemption> {
         let ending = self.holders.pods.iter().filter(|holder| holder.is_ending);
         let ending: BTreeSet<&PodUid> = ending.map(|holder| &holder.pod).collect();
-        let is_lower = |holder: &&Holder| !holder.is_ending && holder.priority < self.pod.priority;
-        let mut candidates: Vec<&Holder> = self.holders.pods.iter().filter(is_lower).collect();
-        if candidates.is_empty() && ending.is_empty() {
-            return None;
-        }
-        let base = self.one_node();
+        let is_victim = |holder: &&Holder| holder.is_victim_for(self.pod);
+        let mut candidates: Vec<&Holder> = self.holders.pods.iter().filter(is_victim).collect();
         let mut all_gone = ending.clone();
         all_gone.extend(candidates.iter().map(|holder| &holder.pod));
-        let first = self.decide(&base, &all_gone)?;
+        let first = self.decide(&all_gone)?;
         let memory: BTreeMap<&PodUid, Quantity> = candidates
             .iter()
-            .map(|holder| (&holder.pod, self.memory(&base, &[holder], &all_gone)))
+            .map(|holder| (&holder.pod, self.memory(&[holder], &all_gone)))
             .collect();
         let memory_of = |holder: &Holder| memory[&holder.pod];
         // The most important first. Of equal ones, to keep the smallest first evicts few large
         // pods, and to keep the largest first evicts small ones.
         candidates
             .sort_by_key(|one| (Reverse(one.priority), memory_of(one), one.created, &one.pod));
-        let few = self.spare(&base, &candidates, &ending, first.clone());
+        let few = self.spare(&candidates, &ending, first.clone());
         candidates.sort_by_key(|one| {
             (Reverse(one.priority), Reverse(memory_of(one)), one.created, &one.pod)
         });
-        let small = self.spare(&base, &candidates, &ending, first);
-        [few, small].into_iter().min_by(|(a, _), (b, _)| a.cmp(b))
+        let small = self.spare(&candidates, &ending, first);
+        // A search that ran out of steps says nothing about the pods that could stay.
+        if self.settings.steps_per_plan == 0 {
+            return None;
+        }
+        [few, small].into_iter().min_by(|a, b| a.loss.cmp(&b.loss))
     }
 
     /// Returns the candidates that have to go, where each in this order stays if the pod fits
     /// without its eviction. `decision` is the one without all candidates.
     fn spare(
-        &self,
-        base: &ClusterSnapshot,
+        &mut self,
         candidates: &[&Holder],
         ending: &BTreeSet<&PodUid>,
         mut decision: Decision,
-    ) -> (Loss, Preemption) {
+    ) -> NodePreemption {
         let mut gone = ending.clone();
         gone.extend(candidates.iter().map(|holder| &holder.pod));
         let mut victims = Vec::new();
         for holder in candidates {
             gone.remove(&holder.pod);
-            match self.decide(base, &gone) {
+            match self.decide(&gone) {
                 Some(other) => decision = other,
                 None => {
                     gone.insert(&holder.pod);
@@ -188,51 +259,31 @@ impl NodeTrial<'_> {
         let loss = Loss {
             highest_priority: victims.iter().map(|victim| victim.priority).max(),
             victims: victims.len(),
-            memory: self.memory(base, &victims, &gone),
+            memory: self.memory(&victims, &gone),
             oldest: Reverse(victims.iter().map(|victim| victim.created).min().unwrap_or(i64::MAX)),
         };
         let victims = victims.into_iter().map(|holder| holder.pod.clone()).collect();
-        (loss, Preemption { decision, victims })
-    }
-
-    /// Returns the cluster with this node only.
-    fn one_node(&self) -> ClusterSnapshot {
-        let slices = self.slices.reachable_from(&self.node.name);
-        let mut usage = Usage::default();
-        for slice in slices.values() {
-            for device in &slice.devices {
-                let id = DeviceId { pool: slice.pool.clone(), device: device.name.clone() };
-                if let Some(used) = self.snapshot.usage.get(&id) {
-                    usage.set(&id, Some(used.clone()));
-                }
-            }
-        }
-        let quotas = self.snapshot.quotas.get_key_value(&self.pod.namespace);
-        ClusterSnapshot {
-            nodes: [(self.node.name.clone(), Arc::clone(self.node))].into(),
-            slices,
-            classes: self.snapshot.classes.clone(),
-            usage,
-            quotas: quotas
-                .map(|(name, states)| (name.clone(), states.clone()))
-                .into_iter()
-                .collect(),
-            topology: Arc::clone(&self.snapshot.topology),
-        }
+        let freed = self.freed(&gone).map(|held| held.claim.clone()).collect();
+        NodePreemption { loss, preemption: Preemption { decision, victims, freed } }
     }
 
     /// Plans the pod as if these pods were gone.
-    fn decide(&self, base: &ClusterSnapshot, gone: &BTreeSet<&PodUid>) -> Option<Decision> {
-        let mut usage = base.usage.clone();
+    fn decide(&mut self, gone: &BTreeSet<&PodUid>) -> Option<Decision> {
+        let mut usage = self.snapshot.usage.clone();
         self.freed(gone).for_each(|claim| usage.remove(&claim.results));
+        // As a rule a planner for each plan takes three times as long.
+        for (device, _) in self.snapshot.usage.iter() {
+            self.planner.set_device_use(device, usage.get(device));
+        }
         let mut node = Node::clone(self.node);
         for holder in self.holders.pods.iter().filter(|holder| gone.contains(&holder.pod)) {
             subtract(&mut node.used, &holder.requests);
             subtract(&mut node.releasable, &holder.requests);
         }
-        let nodes = [(self.node.name.clone(), Arc::new(node))].into();
-        let snapshot = ClusterSnapshot { nodes, usage, ..base.clone() };
-        plan(&snapshot, std::slice::from_ref(self.pod), self.settings).decisions.pop()
+        self.planner.set_node(&Arc::new(node));
+        let mut plan = self.planner.plan(std::slice::from_ref(self.pod), self.settings);
+        self.settings.steps_per_plan = self.settings.steps_per_plan.saturating_sub(plan.steps);
+        plan.decisions.pop()
     }
 
     /// Returns the claims that nothing uses once these pods are gone.
@@ -242,15 +293,10 @@ impl NodeTrial<'_> {
     }
 
     /// Returns the memory of the victims' claims that nothing uses once these pods are gone.
-    fn memory(
-        &self,
-        base: &ClusterSnapshot,
-        victims: &[&Holder],
-        gone: &BTreeSet<&PodUid>,
-    ) -> Quantity {
+    fn memory(&self, victims: &[&Holder], gone: &BTreeSet<&PodUid>) -> Quantity {
         let memory = |result: &DeviceResult| match result.shared {
             true => result.consumed.get(capacity::MEMORY).copied(),
-            false => memory_of(base, &result.device),
+            false => memory_of(self.snapshot, &result.device),
         };
         let is_of_victim =
             |claim: &&HeldClaim| victims.iter().any(|victim| claim.users.contains(&victim.pod));

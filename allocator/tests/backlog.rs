@@ -278,6 +278,26 @@ fn changed_pod_leaves_the_queue_of_its_class() {
 }
 
 #[test]
+fn next_pods_above_a_priority_are_the_first_of_each_class() {
+    let mut both = Both::new();
+    let of = |number, memory, priority| PendingPod { priority, ..requesting(number, memory, 1) };
+    for pod in [of(0, 90, 3), of(1, 90, 3), of(2, 91, 5), of(3, 91, 5), of(4, 92, 2)] {
+        both.backlog.insert(pod);
+    }
+    let planned = both.by_class.plan_backlog(&mut both.backlog, PlanSettings::default());
+    assert!(planned.decisions.is_empty() && both.backlog.class_count() == 3);
+    let next = |others: &[PodUid]| {
+        let is_other = |pod: &PodUid| others.contains(pod);
+        let pods = both.backlog.next_above(2, is_other);
+        pods.map(|pod| pod.uid.clone()).collect::<Vec<_>>()
+    };
+    let [a, b, c, d] = [0, 1, 2, 3].map(|number| requesting(number, 1, 1).uid);
+    assert_eq!(next(&[]), [c.clone(), a.clone()]);
+    assert_eq!(next(&[c, a.clone()]), [d.clone(), b.clone()]);
+    assert_eq!(next(&[a, b]).len(), 1);
+}
+
+#[test]
 fn backlog_is_planned_again_only_after_a_change() {
     let mut both = Both::new();
     for node in 0..3 {

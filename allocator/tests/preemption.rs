@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use tessera_allocator::model::{PendingPod, PodUid};
 use tessera_allocator::preemption::{HeldClaim, Holder, NodeHolders, Preemption, preempt};
 use tessera_allocator::{PlanSettings, plan};
-use tessera_api::names::NodeName;
+use tessera_api::names::{ClaimUid, NodeName};
 
 /// A cluster whose GPUs of 80 GiB are used by pods.
 struct Scene {
@@ -41,6 +41,7 @@ impl Scene {
             priority,
             created: 0,
             is_ending: false,
+            is_fixed: false,
             requests: Default::default(),
         });
         holders.pods.last_mut().unwrap()
@@ -50,7 +51,9 @@ impl Scene {
         self.cluster.use_share(node, device, memory, "0");
         let users = users.iter().map(|user| PodUid::new(user)).collect();
         let results = vec![share(node, device, memory, "0")];
-        self.of(node).claims.push(HeldClaim { users, results });
+        let number = self.holders.values().map(|holders| holders.claims.len()).sum::<usize>();
+        let claim = ClaimUid::new(format!("held-{number}")).unwrap();
+        self.of(node).claims.push(HeldClaim { claim, users, results });
     }
 
     fn of(&mut self, node: &str) -> &mut NodeHolders {
@@ -63,7 +66,7 @@ impl Scene {
 
     /// Returns the victims, and the node of the pod; `None` if it fits nowhere.
     fn victims(&self, pod: &PendingPod) -> Option<(Vec<String>, String)> {
-        let Preemption { decision, victims } = self.preempt(pod)?;
+        let Preemption { decision, victims, .. } = self.preempt(pod)?;
         Some((victims.iter().map(ToString::to_string).collect(), decision.node.to_string()))
     }
 }
@@ -217,7 +220,7 @@ proptest! {
             pods.map(|holder| holder.pod.clone()).collect()
         };
         match scene.preempt(&asks) {
-            Some(Preemption { decision, victims }) => {
+            Some(Preemption { decision, victims, .. }) => {
                 let allowed = lower(&scene.holders[&decision.node]);
                 prop_assert!(victims.iter().all(|victim| allowed.contains(victim)));
                 let gone: BTreeSet<&PodUid> = victims.iter().collect();

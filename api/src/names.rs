@@ -102,6 +102,9 @@ pub const TOPOLOGY_ANNOTATION: &str = "gpu.tessera.dev/topology";
 /// allocation is written.
 pub const DELETE_PROTECTION_FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 
+/// Annotation of pods that the kubelet makes from files of its node: the mirrors of static pods.
+pub const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
+
 /// Annotation by which kube-controller-manager ties a generated claim to the claim entry of its
 /// pod.
 pub const POD_CLAIM_NAME_ANNOTATION: &str = "resource.kubernetes.io/pod-claim-name";

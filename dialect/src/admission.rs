@@ -11,8 +11,9 @@ use std::fmt;
 use k8s_openapi::api::admissionregistration::v1::MatchCondition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 use serde_json::Value;
+use tessera_api::names::MIRROR_ANNOTATION;
 
-use crate::convert::{Converter, MIRROR_ANNOTATION, SYSTEM_NAMESPACE};
+use crate::convert::{Converter, SYSTEM_NAMESPACE};
 use crate::dialects::{Read, Reader, Trigger};
 use crate::name::{DIALECT_LABEL, Dialect, NO_DIALECT};
 

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use json_patch::Patch;
 use serde_json::Value;
+use tessera_api::names::MIRROR_ANNOTATION;
 
 use crate::claim::{Requests, Template};
 use crate::dialects::{self, Read, Reader, Trigger};
@@ -14,8 +15,6 @@ use crate::pod::Pod;
 use crate::refusal::PodRefusal;
 use crate::settings::{Settings, SettingsError};
 
-/// Annotation of pods that the kubelet makes from files of its node.
-pub(crate) const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 /// Namespace whose pods are never converted.
 pub(crate) const SYSTEM_NAMESPACE: &str = "kube-system";
 

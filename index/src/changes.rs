@@ -83,10 +83,13 @@ impl Index {
             (name, node)
         };
         let used = std::mem::take(&mut self.sums.unplanned);
-        let usage = used.into_iter().map(|device| {
-            let used = self.sums.usage.get(&device).cloned();
-            (device, used)
-        });
+        let usage: Vec<_> = used
+            .into_iter()
+            .map(|device| {
+                let used = self.usage_with_room(&device);
+                (device, used)
+            })
+            .collect();
         let namespaces = std::mem::take(&mut self.quotas.unplanned);
         let quotas = namespaces.into_iter().map(|namespace| {
             let states = self.quota_states(&namespace);
@@ -96,7 +99,7 @@ impl Index {
             quotas: quotas.collect(),
             classes: classes.into_iter().map(class).collect(),
             slices: slices.into_iter().map(slice).collect(),
-            usage: usage.collect(),
+            usage,
             nodes: nodes.into_iter().map(node).collect(),
             topologies: self.topologies.take_changed(),
         }

@@ -1,41 +1,115 @@
 //! The pods that hold devices, by node: the candidates of preemptions.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+use std::sync::Arc;
 
-use tessera_allocator::model::PodUid;
+use tessera_allocator::model::{ClusterSnapshot, DeviceId, PodUid, PoolId, Usage};
 use tessera_allocator::preemption::{HeldClaim, Holder, NodeHolders};
-use tessera_api::names::NodeName;
+use tessera_api::names::{ClaimUid, DriverName, Namespace, NodeName, PoolName};
 
+use crate::claims::ClaimEntry;
 use crate::index::Index;
 use crate::pods::PodEntry;
 
 impl Index {
-    /// Returns the bound pods with devices of ours, and their claims. Pods that wait for a claim
-    /// are among its users, and on no node.
+    /// Returns the [holders](Self::holders_on) of all nodes that have any.
     pub fn holders(&self) -> BTreeMap<NodeName, NodeHolders> {
-        let mut holders: BTreeMap<NodeName, NodeHolders> = BTreeMap::new();
+        let of = |node: &NodeName| (node.clone(), self.holders_on(node));
+        let nodes = self.nodes.keys().map(of);
+        nodes.filter(|(_, holders)| !holders.claims.is_empty()).collect()
+    }
+
+    /// Returns the pods on a node with devices of ours, and their claims. Pods that wait for a
+    /// claim, or use it on another node, are among its users only.
+    ///
+    /// The cost is that of the node's devices and their claims.
+    pub fn holders_on(&self, node: &NodeName) -> NodeHolders {
+        let mut holders = NodeHolders::default();
         let mut seen: BTreeSet<&PodUid> = BTreeSet::new();
-        for entry in self.claims.values().filter(|entry| !entry.counted().is_empty()) {
+        for entry in self.claims_on(node) {
             let users: Vec<&PodEntry> =
                 self.pods_of(entry).filter_map(|uid| self.pods.get(uid)).collect();
             let users = || users.iter().filter(|pod| pod.is_running() || pod.is_waiting());
-            let nodes: BTreeSet<&NodeName> = users().filter_map(|pod| pod.node.as_ref()).collect();
-            let claim = HeldClaim {
+            holders.claims.push(HeldClaim {
+                claim: entry.claim.uid.clone(),
                 users: users().map(|pod| pod.uid.clone()).collect(),
                 results: entry.counted().to_vec(),
-            };
-            for node in nodes {
-                holders.entry(node.clone()).or_default().claims.push(claim.clone());
-            }
-            for pod in users() {
-                if let Some(node) = &pod.node
-                    && seen.insert(&pod.uid)
-                {
-                    holders.entry(node.clone()).or_default().pods.push(holder(pod));
+            });
+            for pod in users().filter(|pod| pod.node.as_ref() == Some(node)) {
+                if seen.insert(&pod.uid) {
+                    holders.pods.push(holder(pod));
                 }
             }
         }
         holders
+    }
+
+    /// Returns the claims that hold devices of the node's pool.
+    fn claims_on(&self, node: &NodeName) -> impl Iterator<Item = &ClaimEntry> {
+        let claims: BTreeSet<&ClaimUid> =
+            self.devices_on(node).iter().flat_map(|id| self.sums.holders.get(id)).collect();
+        claims.into_iter().filter_map(|claim| self.claims.get(claim).map(Box::as_ref))
+    }
+
+    /// Returns the published devices of the node's pool, which is named after the node.
+    fn devices_on(&self, node: &NodeName) -> Vec<DeviceId> {
+        let Ok(pool) = PoolName::new(node.as_str()) else { return Vec::new() };
+        let pool = PoolId { driver: DriverName::ours(), pool };
+        let slices = self.slices_of.get(&pool).filter_map(|name| self.slices.get(name));
+        let devices = slices.flat_map(|slice| &slice.devices);
+        devices.map(|d| DeviceId { pool: pool.clone(), device: d.name.clone() }).collect()
+    }
+
+    /// Returns the nodes after this one, or all, in order.
+    pub fn nodes_after(&self, node: Option<&NodeName>) -> impl Iterator<Item = &NodeName> {
+        let from = node.map_or(Bound::Unbounded, Bound::Excluded);
+        self.nodes.range::<NodeName, _>((from, Bound::Unbounded)).map(|(name, _)| name)
+    }
+
+    /// Returns a snapshot with one node only, to plan pods of one namespace. Room that is kept for
+    /// pods counts as taken if they have at least this priority. None if the node does not exist.
+    pub fn snapshot_of_node(
+        &self,
+        node: &NodeName,
+        namespace: &Namespace,
+        room_from: i32,
+    ) -> Option<ClusterSnapshot> {
+        let object = self.nodes.get(node)?.node.clone()?;
+        let mut usage = Usage::default();
+        for id in self.devices_on(node) {
+            let used = self.usage_with_room_from(&id, room_from);
+            usage.set(&id, used);
+        }
+        let pool = PoolName::new(node.as_str()).ok()?;
+        let pool = PoolId { driver: DriverName::ours(), pool };
+        let slice = |name: &String| Some((name.clone(), Arc::clone(self.slices.get(name)?)));
+        let class =
+            |(name, (class, _)): (&_, &(Arc<_>, _))| (Clone::clone(name), Arc::clone(class));
+        let quotas = self.quota_states(namespace);
+        Some(ClusterSnapshot {
+            nodes: [(node.clone(), object)].into(),
+            slices: self.slices_of.get(&pool).filter_map(slice).collect(),
+            classes: self.classes.iter().map(class).collect(),
+            usage,
+            quotas: [(namespace.clone(), quotas)].into(),
+            topology: self.topologies.of(&pool),
+        })
+    }
+
+    /// Returns the lowest priority of the pods that have devices on a node.
+    pub fn lowest_priority(&self) -> Option<i32> {
+        self.holder_priorities.first_key_value().map(|(priority, _)| *priority)
+    }
+
+    /// Returns true if the claim has devices.
+    pub fn has_devices(&self, claim: &ClaimUid) -> bool {
+        self.claims.get(claim).is_some_and(|entry| !entry.counted().is_empty())
+    }
+
+    /// Returns true if the pod evicts others: `preemptionPolicy` is not `Never`.
+    pub fn is_preempting(&self, pod: &PodUid) -> bool {
+        self.pods.get(pod).is_some_and(|pod| pod.is_preempting)
     }
 }
 
@@ -46,6 +120,7 @@ fn holder(pod: &PodEntry) -> Holder {
         priority: pod.priority,
         created: pod.created,
         is_ending: pod.deleting,
+        is_fixed: pod.is_mirror,
         requests: counted.unwrap_or_default(),
     }
 }

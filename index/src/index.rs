@@ -23,6 +23,7 @@ use crate::interner::Interner;
 use crate::multimap::Multimap;
 use crate::pods::PodEntry;
 use crate::quotas::Quotas;
+use crate::room::Room;
 use crate::scope::{self, Scope};
 use crate::taints::TaintRules;
 use crate::topology::Topologies;
@@ -70,6 +71,9 @@ pub struct Index {
     /// Claims that hold devices and that no pod needs, as of then.
     pub(crate) unneeded: BTreeSet<ClaimUid>,
     pub(crate) sums: UsageSums,
+    pub(crate) room: Room,
+    /// The number of pods with devices on a node, by priority.
+    pub(crate) holder_priorities: BTreeMap<i32, usize>,
     /// The place at which the audit of the sums continues.
     pub(crate) audited: AuditPlace,
     /// Overcommitted devices as of the last check, each with the claims to release.
@@ -555,6 +559,7 @@ impl Index {
         if let Some(counted) = &pod.counted {
             change(&mut entry.used, &counted.requests, add);
             if pod.counted_as_holder {
+                change_count(&mut self.holder_priorities, pod.priority, add);
                 change(&mut entry.held, &counted.requests, add);
             }
         }
@@ -565,6 +570,14 @@ impl Index {
         } else if entry.used.is_empty() {
             self.nodes.remove(node);
         }
+    }
+}
+
+fn change_count(counts: &mut BTreeMap<i32, usize>, priority: i32, add: bool) {
+    let count = counts.entry(priority).or_default();
+    *count = if add { *count + 1 } else { count.saturating_sub(1) };
+    if *count == 0 {
+        counts.remove(&priority);
     }
 }
 

@@ -33,6 +33,7 @@ mod overcommit;
 mod pods;
 mod quotas;
 mod repair;
+mod room;
 mod scope;
 mod slices;
 mod standing;

@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use litemap::LiteMap;
 use tessera_allocator::model::{PendingPod, PodClaim, PodUid, SchedulingConstraints};
 use tessera_api::names::{
-    CONTROLLER_FIELD_MANAGER, ClaimName, ClaimUid, Namespace, NodeName, PodName,
+    CONTROLLER_FIELD_MANAGER, ClaimName, ClaimUid, MIRROR_ANNOTATION, Namespace, NodeName, PodName,
 };
 
 use crate::convert;
@@ -27,6 +27,10 @@ pub(crate) struct PodEntry {
     /// It has scheduling gates, so it is not planned yet.
     pub(crate) gated: bool,
     pub(crate) priority: i32,
+    /// Its `preemptionPolicy` is not `Never`.
+    pub(crate) is_preempting: bool,
+    /// It is the mirror of a static pod, which no API request ends.
+    pub(crate) is_mirror: bool,
     pub(crate) created: i64,
     pub(crate) nomination: Option<Nomination>,
     /// Its claims in pod order.
@@ -106,6 +110,11 @@ impl PodEntry {
             deleting: metadata.deletion_timestamp.is_some(),
             gated: spec.scheduling_gates.as_ref().is_some_and(|g| !g.is_empty()),
             priority: spec.priority.unwrap_or(0),
+            is_preempting: spec.preemption_policy.as_deref() != Some("Never"),
+            is_mirror: metadata
+                .annotations
+                .as_ref()
+                .is_some_and(|annotations| annotations.contains_key(MIRROR_ANNOTATION)),
             created: metadata.creation_timestamp.as_ref().map_or(0, |t| t.0.as_second()),
             nomination: Nomination::of(object),
             claims: claims(object),

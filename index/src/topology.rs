@@ -35,6 +35,12 @@ impl Topologies {
         Arc::clone(&self.pools)
     }
 
+    /// Returns the topology of one pool, if it is known.
+    pub(crate) fn of(&self, pool: &PoolId) -> Arc<BTreeMap<PoolId, Arc<PoolTopology>>> {
+        let known = self.pools.get_key_value(pool);
+        Arc::new(known.map(|(pool, one)| (pool.clone(), Arc::clone(one))).into_iter().collect())
+    }
+
     /// Returns the pools that have changed since the last call, each as it is now.
     pub(crate) fn take_changed(&mut self) -> Vec<(PoolId, Option<Arc<PoolTopology>>)> {
         let changed = std::mem::take(&mut self.changed).into_iter();

@@ -665,6 +665,37 @@ fn holders_are_bound_pods_with_devices_and_all_users_of_claims() {
 }
 
 #[test]
+fn room_is_taken_for_plans_and_for_nothing_else() {
+    let mut fed = Fed::with_gpu();
+    fed.claim(allocated(claim("held", "gpu.tessera.dev"), 50));
+    let mut small = claim("small", "gpu.tessera.dev");
+    small["spec"]["devices"]["requests"][0]["exactly"]["capacity"] =
+        json!({"requests": {"memory": "20Gi"}});
+    fed.claim(small);
+    fed.pod(pod("small", &["small"]));
+    let pods = fed.index.work().pending;
+    let decided = fed.plan(&pods).decisions.remove(0).claims.remove(0).results;
+    let urgent = PodUid::new("uid-urgent");
+    fed.index.keep_room(&urgent, 7, decided.clone().into());
+    fed.index.keep_room(&urgent, 7, decided.into());
+    assert_eq!(fed.plan(&pods).decisions.len(), 0, "the 80 GiB are held and kept");
+    assert_eq!((fed.taken(), fed.index.overcommitted()), (50, vec![]));
+    let node = NodeName::new("node-a").unwrap();
+    let used_from = |fed: &Fed, priority| {
+        let snapshot = fed.index.snapshot_of_node(&node, &pods[0].namespace, priority).unwrap();
+        snapshot.usage.iter().map(|(_, used)| used.shares).sum::<u32>()
+    };
+    assert_eq!(
+        (used_from(&fed, 7), used_from(&fed, 8)),
+        (2, 1),
+        "room of a lower priority is free"
+    );
+    fed.index.end_room(&urgent);
+    assert_eq!(used_from(&fed, 0), 1);
+    assert_eq!(fed.plan(&pods).decisions.len(), 1);
+}
+
+#[test]
 fn device_leaving_stock_mode_is_never_allocated() {
     let mut fed = Fed::new();
     fed.node("node-a", "8");

@@ -104,6 +104,13 @@ impl DeviceUsage {
         rest
     }
 
+    /// Returns the consumption with those `results` that belong to `device`.
+    #[must_use]
+    pub fn plus(mut self, device: &DeviceId, results: &[DeviceResult]) -> Self {
+        results.iter().filter(|r| !r.admin && r.device == *device).for_each(|r| self.add(r));
+        self
+    }
+
     fn is_nothing(&self) -> bool {
         self.exclusive == 0 && self.shares == 0
     }
