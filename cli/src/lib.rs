@@ -29,6 +29,7 @@ pub mod doctor;
 pub mod explain;
 pub mod maintenance;
 pub mod output;
+pub mod preemption;
 pub mod quota;
 pub mod run;
 pub mod simulate;

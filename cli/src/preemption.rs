@@ -3,18 +3,16 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
+use tessera_allocator::PlanSettings;
 use tessera_allocator::model::{ClusterSnapshot, PendingPod, PodUid};
 use tessera_allocator::preemption::{NodeHolders, preempt};
 use tessera_api::names::NodeName;
 use tessera_index::Index;
 
-use super::{SimulatedOutcome, SimulatedPod};
-use crate::explain::PlanView;
-
 /// Evictions of pods of lower priority, and the node where the pod would then fit.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct SimulatedPreemption {
+pub struct PossiblePreemption {
     /// The node.
     pub node: String,
     /// The pods to evict, the least important first; none if pods that are being deleted make the
@@ -34,55 +32,42 @@ pub struct Victim {
     pub priority: i32,
 }
 
-/// The search for evictions, in the cluster after a plan.
-pub(super) struct Preemptions<'v> {
-    view: &'v PlanView<'v>,
+/// The search for evictions in a cluster.
+pub(crate) struct Preemptions<'v> {
+    index: &'v Index,
     cluster: ClusterSnapshot,
     holders: BTreeMap<NodeName, NodeHolders>,
+    settings: PlanSettings,
 }
 
 impl<'v> Preemptions<'v> {
-    /// Returns the search. `after` is the index after the view's plan.
-    pub(super) fn new(view: &'v PlanView<'v>, after: &Index) -> Self {
-        Self { view, cluster: after.snapshot(), holders: after.holders() }
+    /// Returns the search in the cluster of an index.
+    pub(crate) fn new(index: &'v Index, settings: PlanSettings) -> Self {
+        Self { index, cluster: index.snapshot(), holders: index.holders(), settings }
     }
 
     /// Returns the evictions for a pod that does not fit; `None` if none help, or the pod does not
     /// preempt others.
-    pub(super) fn of(&self, pod: &SimulatedPod) -> Option<SimulatedPreemption> {
-        if pod.result != SimulatedOutcome::DoesNotFit {
+    pub(crate) fn of(&self, pending: &PendingPod) -> Option<PossiblePreemption> {
+        if !self.index.is_preempting(&pending.uid) {
             return None;
         }
-        let is_it = |pending: &&PendingPod| {
-            pending.namespace.as_str() == pod.namespace && pending.name.as_str() == pod.pod
-        };
-        let pending = self.view.work.pending.iter().find(is_it)?;
-        if self.never_preempts(&pending.uid) {
-            return None;
-        }
-        let found = preempt(&self.cluster, pending, &self.holders, self.view.settings)?;
+        let found = preempt(&self.cluster, pending, &self.holders, self.settings)?;
         let node = found.decision.node;
         let holders = &self.holders.get(&node)?.pods;
         let victim = |uid: &PodUid| {
-            let (namespace, name) = self.view.index.pod_name(uid)?;
+            let (namespace, name) = self.index.pod_name(uid)?;
             let priority = holders.iter().find(|holder| holder.pod == *uid)?.priority;
             Some(Victim { namespace: namespace.to_string(), pod: name.to_string(), priority })
         };
         let victims = found.victims.iter().filter_map(victim).collect();
-        Some(SimulatedPreemption { node: node.to_string(), victims })
-    }
-
-    fn never_preempts(&self, uid: &PodUid) -> bool {
-        let pods = &self.view.snapshot.pods;
-        let pod = pods.iter().find(|pod| pod.metadata.uid.as_deref() == Some(uid.as_str()));
-        let policy = pod.and_then(|pod| pod.spec.as_ref()?.preemption_policy.as_deref());
-        policy == Some("Never")
+        Some(PossiblePreemption { node: node.to_string(), victims })
     }
 }
 
-impl SimulatedPreemption {
+impl PossiblePreemption {
     /// Returns the evictions in one sentence.
-    pub(super) fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let name = |victim: &Victim| {
             format!("{}/{} (priority {})", victim.namespace, victim.pod, victim.priority)
         };
@@ -90,11 +75,21 @@ impl SimulatedPreemption {
         match victims.as_slice() {
             [] => format!("It fits on node {} once pods there have ended.", self.node),
             _ => format!(
-                "It would fit on node {} if these pods were evicted: {}. Tessera does not evict \
-                 them.",
+                "It would fit on node {} if these pods were evicted: {}.",
                 self.node,
                 victims.join(", ")
             ),
+        }
+    }
+
+    /// Returns advice for the user of the pod.
+    pub(crate) fn hint(&self) -> &'static str {
+        match self.victims.is_empty() {
+            true => "wait until they have ended: the controller keeps their devices for the pod",
+            false => {
+                "wait: the controller evicts them, unless `controller.preemption` is `never` or a \
+                 PodDisruptionBudget refuses; the pod's events tell"
+            }
         }
     }
 }

@@ -6,21 +6,19 @@
 
 mod expand;
 mod manifest;
-mod preempt;
 mod render;
 
 pub use manifest::ManifestError;
-pub use preempt::{SimulatedPreemption, Victim};
 pub use render::text;
 
 use serde::Serialize;
+use tessera_allocator::model::PendingPod;
 use tessera_allocator::{AllocationPlan, PlanSettings};
 use tessera_api::names::{Namespace, PodName};
 use tessera_index::Index;
 
-use self::preempt::Preemptions;
-
 use crate::explain::{self, ExplainError, PlanView, PodClaimReport, PodReport, PodState};
+use crate::preemption::{PossiblePreemption, Preemptions};
 use crate::snapshot::Snapshot;
 use crate::tree::{CapacityUsage, GpuTree, TreeFilter};
 
@@ -73,7 +71,7 @@ pub struct SimulatedPod {
     pub claims: Vec<PodClaimReport>,
     /// Evictions after which the pod would fit, if they were asked for and it does not fit.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub preemption: Option<SimulatedPreemption>,
+    pub preemption: Option<PossiblePreemption>,
 }
 
 /// The simulated result of one pod, in one word.
@@ -126,8 +124,8 @@ pub fn simulate(
         .collect();
     let after = index_after(&snapshot, &view.plan);
     if preempt {
-        let preemptions = Preemptions::new(&view, &after);
-        pods.iter_mut().for_each(|pod| pod.preemption = preemptions.of(pod));
+        let preemptions = Preemptions::new(&after, view.settings);
+        pods.iter_mut().for_each(|pod| pod.preemption = preemption(&view, &preemptions, pod));
     }
     let totals = totals(&after);
     Ok(Simulation { pods, pending_before, totals, notes })
@@ -147,6 +145,20 @@ fn totals(index: &Index) -> SimulatedTotals {
     let (memory, cores) = tree.usage();
     let free_gpus = tree.gpus().filter(|gpu| gpu.is_free()).count();
     SimulatedTotals { gpus: tree.gpus().count(), free_gpus, memory, cores }
+}
+
+/// Returns the evictions for a simulated pod that does not fit.
+fn preemption(
+    view: &PlanView<'_>,
+    preemptions: &Preemptions<'_>,
+    pod: &SimulatedPod,
+) -> Option<PossiblePreemption> {
+    let is_it = |pending: &&PendingPod| {
+        pending.namespace.as_str() == pod.namespace && pending.name.as_str() == pod.pod
+    };
+    let pending = view.work.pending.iter().find(is_it);
+    let refused = pending.filter(|_| pod.result == SimulatedOutcome::DoesNotFit);
+    preemptions.of(refused?)
 }
 
 fn simulated_pod(

@@ -13,6 +13,7 @@ use tessera_messages as message;
 use super::claim::{ClaimContext, PodClaimReport};
 use super::extended::ExtendedResource;
 use super::{PlanView, PodReport, PodState, outside};
+use crate::preemption::Preemptions;
 
 /// Returns the report of a pod of the index.
 pub(super) fn report(view: &PlanView<'_>, uid: &PodUid) -> PodReport {
@@ -199,20 +200,37 @@ impl<'v> PodContext<'v> {
         // Without decisions and reservations no other pod takes devices before this one.
         let competes = is_queued && !(plan.decisions.is_empty() && plan.reserved.is_none());
         let before = self.pods_before(pending);
-        let message = match competes.then(alone).iter().flat_map(|plan| &plan.decisions).next() {
-            Some(decision) => format!(
-                "it would fit on node {}, but pods of higher priority or age get the devices \
-                 first ({before} pending)",
-                decision.node,
-            ),
-            None => self.refusal(&refusals, plan.reserved_for(self.uid)),
-        };
-        PodAnswer {
-            state: PodState::Pending,
-            message,
-            node: None,
-            claims,
-            hint: Some(hint(&refusals, plan.reserved_for(self.uid))),
+        let reserved = plan.reserved_for(self.uid);
+        let advice = hint(&refusals, reserved);
+        let (message, hint) =
+            match competes.then(alone).iter().flat_map(|plan| &plan.decisions).next() {
+                Some(decision) => {
+                    let message = format!(
+                        "it would fit on node {}, but pods of higher priority or age get the \
+                         devices first ({before} pending)",
+                        decision.node,
+                    );
+                    (message, advice)
+                }
+                None => self.with_preemption(pending, self.refusal(&refusals, reserved), advice),
+            };
+        PodAnswer { state: PodState::Pending, message, node: None, claims, hint: Some(hint) }
+    }
+
+    /// Returns the message about a refused pod and the advice, with the evictions after which it
+    /// would fit.
+    fn with_preemption(
+        &self,
+        pending: &PendingPod,
+        refusal: String,
+        advice: String,
+    ) -> (String, String) {
+        let PlanView { index, settings, .. } = self.view;
+        let has_lower = index.lowest_priority().is_some_and(|lowest| lowest < pending.priority);
+        let found = has_lower.then(|| Preemptions::new(index, *settings).of(pending)).flatten();
+        match found {
+            Some(found) => (format!("{refusal}. {}", found.text()), found.hint().to_owned()),
+            None => (refusal, advice),
         }
     }
 

@@ -1,8 +1,9 @@
 //! A simulation as text. Replicas with the same result share a line.
 
-use super::{SimulatedOutcome, SimulatedPod, SimulatedPreemption, SimulatedTotals, Simulation};
+use super::{SimulatedOutcome, SimulatedPod, SimulatedTotals, Simulation};
 use crate::explain::{PodClaimReport, claim_lines};
 use crate::output::{LINE_WIDTH, Table, count, wrap};
+use crate::preemption::PossiblePreemption;
 use crate::tree::{gib, percent};
 
 const HEADERS: [&str; 5] = ["POD", "RESULT", "NODE", "CLAIM", "DEVICES"];
@@ -28,7 +29,7 @@ pub fn text(simulation: &Simulation, headers: bool) -> String {
         if pod.result == SimulatedOutcome::DoesNotFit {
             let claims = pod.claims.iter().flat_map(|claim| claim_lines(claim, &pod.message));
             lines.extend(claims.map(|line| format!("  {line}").trim_end().to_owned()));
-            let preemption = pod.preemption.as_ref().map(SimulatedPreemption::text);
+            let preemption = pod.preemption.as_ref().map(PossiblePreemption::text);
             let preemption = preemption.iter().flat_map(|text| wrap(text, LINE_WIDTH - 2));
             lines.extend(preemption.map(|line| format!("  {line}")));
         }

@@ -17,7 +17,8 @@ use k8s_openapi::api::resource::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use tessera_api::defaults::GpuDefaults;
 use tessera_api::names::{
-    DRIVER_NAME, FENCE_ANNOTATION, POD_CLAIM_NAME_ANNOTATION, TOPOLOGY_ANNOTATION,
+    DRIVER_NAME, FENCE_ANNOTATION, MIRROR_ANNOTATION, POD_CLAIM_NAME_ANNOTATION,
+    TOPOLOGY_ANNOTATION,
 };
 use tessera_api::quota::GpuQuota;
 
@@ -165,7 +166,10 @@ pub fn trimmed_pod(pod: Pod) -> Option<Pod> {
     let ended = matches!(phase, Some("Succeeded" | "Failed"));
     let uses_claims = spec.resource_claims.as_ref().is_some_and(|claims| !claims.is_empty());
     (!ended || uses_claims).then(|| Pod {
-        metadata: metadata(pod.metadata),
+        metadata: ObjectMeta {
+            annotations: annotations(&pod.metadata, &[MIRROR_ANNOTATION]),
+            ..metadata(pod.metadata)
+        },
         spec: Some(pod_spec(spec)),
         status: pod.status.map(pod_status),
     })
