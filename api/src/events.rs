@@ -142,6 +142,13 @@ reasons! {
     /// More of a device is allocated than it has.
     OVERCOMMITTED = "Overcommitted", Controller, "Pod",
         "Delete pods until the device suffices, if the message does not say that a claim was deallocated.";
+    /// Pods of lower priority are evicted so that the pod gets their devices, which are kept for it
+    /// meanwhile; the message names them.
+    PREEMPTING = "Preempting", Controller, "Pod",
+        "None; set `preemptionPolicy: Never` in the PriorityClass, or `controller.preemption: never` in the chart, to have no pods evicted.";
+    /// The pod was evicted so that a pod of higher priority gets its devices; the message names it.
+    PREEMPTED = "Preempted", Controller, "Pod",
+        "None; give the pod a higher priority or a PodDisruptionBudget if it must not be evicted.";
     /// A DeviceTaintRule that keeps kube-scheduler from the GPUs was deleted or changed, and the
     /// controller has restored it.
     FENCE_RESTORED = "FenceRestored", Controller, "DeviceTaintRule",

@@ -115,6 +115,12 @@ metrics! {
         "Claim templates of converted pods created and deleted";
     CONTROLLER_TEMPLATE_ERRORS = Counter "tessera_controller_template_errors" []
         "Writes of claim templates that were refused or had no response";
+    CONTROLLER_PREEMPTION_ATTEMPTS = Counter "tessera_controller_preemption_attempts" []
+        "Searches for pods of lower priority to evict so that a pod gets its devices";
+    CONTROLLER_EVICTIONS = Counter "tessera_controller_evictions" ["result"]
+        "Evictions of pods by result: evicted, refused by a PodDisruptionBudget, or failed";
+    CONTROLLER_PREEMPTIONS = Gauge "tessera_controller_preemptions" []
+        "Pods for which room is being made and that have no devices yet";
     CONTROLLER_FENCE_RESTORES = Counter "tessera_controller_fence_restores" []
         "DeviceTaintRules of the fence that were deleted or changed and are restored";
     CONTROLLER_FENCE_MISSING = Gauge "tessera_controller_fence_missing" ["rule"]

@@ -6,7 +6,7 @@ use clap::Parser;
 use tessera_runtime::address::ListenAddress;
 use tessera_runtime::log::LogFormat;
 
-use crate::core::NominationPolicy;
+use crate::core::{NominationPolicy, PreemptionPolicy};
 use crate::webhook::publish::CertificateSource;
 
 /// Allocates GPU claims of the driver gpu.tessera.dev.
@@ -34,6 +34,10 @@ pub struct Args {
     /// kube-scheduler tries that node before all others.
     #[arg(long, env = "TESSERA_NOMINATE_NODES", value_enum, default_value_t = NominationPolicy::Auto)]
     pub nominate_nodes: NominationPolicy,
+    /// Evict pods of a strictly lower priority so that a pod gets its devices: if it fits on no
+    /// node, or never.
+    #[arg(long, env = "TESSERA_PREEMPTION", value_enum, default_value_t = PreemptionPolicy::LowerPriority)]
+    pub preemption: PreemptionPolicy,
     /// Address of /metrics and /healthz; empty disables both.
     #[arg(long, env = "TESSERA_METRICS_ADDRESS", default_value = "0.0.0.0:9401")]
     pub metrics_address: ListenAddress,

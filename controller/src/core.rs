@@ -16,6 +16,7 @@
 //! | `overcommit` | which claims of overcommitted devices to release |
 //! | `templates` | which claim templates of converted pods to create and to delete |
 //! | `repair` | how to move claims to the nodes of the pods bound with them |
+//! | `preempt` | which preemptors to place; after `release`, which pods to evict for others |
 //! | `allocate` | which pods to plan; writes their allocations |
 //! | `explain` | events and metrics about pending pods |
 //! | `release` | which allocations to release: unneeded, or the pod cannot run there |
@@ -32,7 +33,6 @@
 //! |---|---|---|
 //! | gangs | `gang.rs` | before `allocate`: groups pending pods into units of one verdict |
 //! | resize | `resize.rs` | after `repair`: a new [`ClaimChange`] |
-//! | preemption | `preempt.rs` | after `allocate`: effect `Evict`, hold on the freed devices |
 //! | drains | `drain.rs` | after `preempt`: `Evict` with the same budget |
 //! | defragmentation | `defragment.rs` | after `drain`: `Evict` with the same budget |
 
@@ -51,6 +51,7 @@ mod notices;
 mod overcommit;
 mod placements;
 mod planning;
+mod preempt;
 mod queued;
 mod quotas;
 mod release;
@@ -82,6 +83,8 @@ use self::nominations::Nominations;
 use self::notices::{NoticeDraft, Notices, Offer, Topic};
 use self::placements::Placements;
 use self::planning::Planning;
+pub use self::preempt::PreemptionPolicy;
+use self::preempt::Preemptions;
 use self::queued::QueuedReasons;
 use self::quotas::QuotaStatuses;
 use self::templates::Templates;
@@ -107,6 +110,7 @@ struct State {
     misplacements: Misplacements,
     notices: Notices,
     nominations: Nominations,
+    preemptions: Preemptions,
     audits: Audits,
     /// The kinds that have been listed.
     listed: BTreeSet<WatchedKind>,
@@ -148,6 +152,7 @@ impl Core {
             misplacements: Misplacements::default(),
             notices: Notices::default(),
             nominations: Nominations::new(NominationPolicy::Never),
+            preemptions: Preemptions::new(PreemptionPolicy::Never),
             audits: Audits::default(),
             listed: BTreeSet::new(),
             reserved: None,
@@ -163,6 +168,13 @@ impl Core {
     #[must_use]
     pub fn nominating(mut self, policy: NominationPolicy) -> Self {
         self.state.nominations = Nominations::new(policy);
+        self
+    }
+
+    /// Returns the core with a policy of preemptions; without one it never evicts pods.
+    #[must_use]
+    pub fn preempting(mut self, policy: PreemptionPolicy) -> Self {
+        self.state.preemptions = Preemptions::new(policy);
         self
     }
 
@@ -273,10 +285,12 @@ impl Step<'_> {
         self.write_templates();
         self.release_overcommitted();
         self.repair_misplaced();
+        self.settle_preemptions();
         let round = self.plan_pending();
         self.explain(&round);
         self.hold_undecided(&round.plan);
         self.release_unneeded(&round);
+        self.preempt(&round);
         self.withdraw_nominations(&round);
         self.write_quota_statuses();
         self.forget_gone(&round.changed);

@@ -25,13 +25,15 @@ use tokio::task::{JoinError, JoinSet};
 
 use crate::commit::{CommitError, REQUEST_TIMEOUT, Writer};
 use crate::core::effect::{
-    ClaimChange, ClaimWrite, Effect, MAX_OPEN_NOTICES, MAX_QUEUED_NOMINATIONS, NominationWrite,
-    Notice, PodReference, QuotaStatusWrite, TemplateWrite,
+    ClaimChange, ClaimWrite, Effect, Evictions, MAX_OPEN_NOTICES, MAX_QUEUED_NOMINATIONS,
+    NominationWrite, Notice, PodReference, QuotaStatusWrite, TemplateWrite,
 };
 use crate::core::event::{Event, NominationOutcome, WriteOutcome};
+use crate::evict::evict;
 use crate::leadership::Tenure;
 use crate::nominate::write_nomination;
 use crate::quota_status::write_quota_status;
+use crate::shell::Clients;
 use crate::template::write_template;
 use crate::write_queue::write_queued;
 
@@ -43,6 +45,7 @@ pub(crate) struct Executor {
     selectors: mpsc::UnboundedSender<(Namespace, Arc<str>)>,
     templates: mpsc::UnboundedSender<(Tenure, TemplateWrite)>,
     quotas: mpsc::UnboundedSender<(Tenure, QuotaStatusWrite)>,
+    evictions: mpsc::UnboundedSender<(Tenure, Evictions)>,
     reports: mpsc::UnboundedSender<Event>,
     tenure: Tenure,
 }
@@ -54,7 +57,7 @@ impl Executor {
     /// # Panics
     /// Outside of a tokio runtime.
     pub(crate) fn new(
-        client: Client,
+        Clients { client, evictions: evicting }: Clients,
         identity: &str,
         tasks: &mut Supervisor,
     ) -> (Self, mpsc::UnboundedReceiver<Event>) {
@@ -69,6 +72,8 @@ impl Executor {
         let (templates, mut template_queue) = mpsc::unbounded_channel();
         // Bounded by the quotas: each has one open write.
         let (quotas, mut quota_queue) = mpsc::unbounded_channel();
+        // Bounded by the preemptions under way.
+        let (evictions, mut eviction_queue) = mpsc::unbounded_channel();
         let reporter = Reporter {
             controller: events::Reporter::Controller.name().to_owned(),
             instance: Some(identity.to_owned()),
@@ -87,10 +92,22 @@ impl Executor {
         let write = async move |tenure, write| write_quota_status(&client, tenure, write).await;
         let queue = stream::poll_fn(move |context| quota_queue.poll_recv(context));
         tasks.spawn("quota-statuses", write_queued(queue, reports.clone(), write));
+        let write = async move |tenure, write| evict(&evicting, tenure, write).await;
+        let queue = stream::poll_fn(move |context| eviction_queue.poll_recv(context));
+        tasks.spawn("evictions", write_queued(queue, reports.clone(), write));
         tasks.spawn("selectors", compile(selector_queue, reports.clone()));
         let tenure = Tenure::endless();
-        let executor =
-            Self { writes, notices, nominations, selectors, templates, quotas, reports, tenure };
+        let executor = Self {
+            writes,
+            notices,
+            nominations,
+            selectors,
+            templates,
+            quotas,
+            evictions,
+            reports,
+            tenure,
+        };
         (executor, reported)
     }
 
@@ -120,6 +137,9 @@ impl Executor {
             }
             Effect::WriteQuotaStatus(write) => {
                 drop(self.quotas.send((self.tenure.clone(), write)));
+            }
+            Effect::Evict(evictions) => {
+                drop(self.evictions.send((self.tenure.clone(), evictions)));
             }
             Effect::Compile { namespace, expression } => {
                 drop(self.selectors.send((namespace, expression)));

@@ -1,7 +1,7 @@
 //! Fault points: the places at which crash tests kill or hold the controller (see
 //! `tessera_runtime::fault_points`). Empty without the feature `fault-points`.
 
-/// All points, in the order in which the writes of a claim reach them.
+/// All points, in the order in which the writes of a claim and the evictions for a pod reach them.
 #[cfg(feature = "fault-points")]
 pub static POINTS: tessera_runtime::fault_points::FaultPoints =
     tessera_runtime::fault_points::FaultPoints::new(&[
@@ -10,6 +10,8 @@ pub static POINTS: tessera_runtime::fault_points::FaultPoints =
         "allocation-written",
         "release-decided",
         "release-written",
+        "evictions-decided",
+        "eviction-written",
     ]);
 
 /// Marks that the caller has reached the point, and waits there if a test holds it.

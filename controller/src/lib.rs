@@ -32,6 +32,7 @@
 
 pub mod commit;
 pub mod core;
+pub mod evict;
 pub mod fence;
 pub mod lead;
 pub mod leadership;

@@ -37,6 +37,13 @@ pub struct ReasonLabel {
     pub reason: &'static str,
 }
 
+/// The label of evictions.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ResultLabel {
+    /// `evicted`, `refused` by a PodDisruptionBudget, or `failed`.
+    pub result: &'static str,
+}
+
 /// The label of a watched kind.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct KindLabel {
@@ -125,6 +132,12 @@ pub struct Metrics {
     pub template_writes: Counter,
     /// Number of writes of claim templates that were refused or had no answer.
     pub template_errors: Counter,
+    /// Number of searches for pods to evict.
+    pub preemption_attempts: Counter,
+    /// Number of evictions, by result.
+    pub evictions: Family<ResultLabel, Counter>,
+    /// Pods for which others were evicted and that have no devices yet.
+    pub preemptions: Gauge,
     /// Number of DeviceTaintRules of the fence that were restored.
     pub fence_restores: Counter,
     /// 1 while a DeviceTaintRule of the fence is not as the chart has it, 0 otherwise.
@@ -178,6 +191,9 @@ impl Metrics {
             nomination_errors: Counter::default(),
             template_writes: Counter::default(),
             template_errors: Counter::default(),
+            preemption_attempts: Counter::default(),
+            evictions: Family::default(),
+            preemptions: Gauge::default(),
             fence_restores: Counter::default(),
             fence_missing: Family::default(),
             latency: Histogram::new(BUCKETS),
@@ -207,6 +223,10 @@ impl Metrics {
         add(registry, metrics::CONTROLLER_NOMINATION_ERRORS, created.nomination_errors.clone());
         add(registry, metrics::CONTROLLER_TEMPLATE_WRITES, created.template_writes.clone());
         add(registry, metrics::CONTROLLER_TEMPLATE_ERRORS, created.template_errors.clone());
+        let attempts = created.preemption_attempts.clone();
+        add(registry, metrics::CONTROLLER_PREEMPTION_ATTEMPTS, attempts);
+        add(registry, metrics::CONTROLLER_EVICTIONS, created.evictions.clone());
+        add(registry, metrics::CONTROLLER_PREEMPTIONS, created.preemptions.clone());
         add(registry, metrics::CONTROLLER_FENCE_RESTORES, created.fence_restores.clone());
         add(registry, metrics::CONTROLLER_FENCE_MISSING, created.fence_missing.clone());
         add(registry, metrics::CONTROLLER_ALLOCATION_LATENCY, created.latency.clone());
@@ -264,6 +284,15 @@ impl Metrics {
         self.nomination_errors.inc_by(figures.nomination_errors);
         self.template_writes.inc_by(figures.template_writes);
         self.template_errors.inc_by(figures.template_errors);
+        self.preemption_attempts.inc_by(figures.preemption_attempts);
+        let evictions = [
+            ("evicted", figures.evictions),
+            ("refused", figures.evictions_refused),
+            ("failed", figures.eviction_errors),
+        ];
+        for (result, number) in evictions {
+            self.evictions.get_or_create(&ResultLabel { result }).inc_by(number);
+        }
         self.plans_cut.inc_by(figures.cut_plans);
         self.undecided_plans.inc_by(figures.undecided_plans);
         let of_namespaces = [
@@ -286,6 +315,7 @@ impl Metrics {
             (&self.misplaced, figures.misplaced),
             (&self.orphaned, figures.orphaned),
             (&self.unanswered, figures.unanswered),
+            (&self.preemptions, figures.preemptions),
         ];
         for (gauge, value) in gauges {
             value.map(|value| gauge.set(value));

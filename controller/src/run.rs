@@ -12,7 +12,7 @@ use prometheus_client::registry::Registry;
 use tessera_allocator::PlanSettings;
 use tessera_dialect::Converter;
 use tessera_runtime::address::ListenAddress;
-use tessera_runtime::cluster::client;
+use tessera_runtime::cluster::{client, client_without_retries};
 use tessera_runtime::log;
 use tessera_runtime::open_files;
 use tessera_runtime::server::health::probe;
@@ -24,7 +24,7 @@ use crate::fence::{self, FenceRestorer};
 use crate::lead::{Connect, Leadership, lead};
 use crate::leadership::Tenure;
 use crate::metrics::Metrics;
-use crate::shell::Shell;
+use crate::shell::{Clients, Shell};
 use crate::webhook::certificate::{self, ServedCertificate};
 use crate::webhook::publish::{CertificateSource, WebhookPublisher};
 use crate::webhook::serve::{self, ServedWebhook};
@@ -44,8 +44,16 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
         }
         None => {}
     }
-    let Args { kubeconfig, namespace, identity, leader_elect, log_format, nominate_nodes, .. } =
-        args;
+    let Args {
+        kubeconfig,
+        namespace,
+        identity,
+        leader_elect,
+        log_format,
+        nominate_nodes,
+        preemption,
+        ..
+    } = args;
     let (delay, ListenAddress(address)) = (args.reservation_delay_seconds, args.metrics_address);
     let fence = args.fence_rules.as_deref().map(fence::file::read).transpose()?;
     let converter = args.dialects.as_deref().map(settings::read).transpose()?.map(Arc::new);
@@ -54,6 +62,7 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     let identity = identity.filter(|i| !i.is_empty()).unwrap_or_else(default_identity);
     let stop = stop_on_signal("stopping").context("cannot wait for signals")?;
     let client = client(kubeconfig.as_deref()).await?;
+    let evictions = client_without_retries(kubeconfig.as_deref()).await?;
     let mut registry = Registry::default();
     let metrics = Metrics::new(&mut registry);
     let mut tasks = Supervisor::new(stop.clone());
@@ -84,8 +93,9 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
         .transpose()
         .context("cannot start the thread that renews the Lease")?;
     let make_shell = |client, metrics: Metrics, tasks: &mut Supervisor| {
-        Shell::new(client, &identity, settings, metrics, tasks)
+        Shell::new(Clients { client, evictions }, &identity, settings, metrics, tasks)
             .nominating(nominate_nodes)
+            .preempting(preemption)
             .converting(converter)
     };
     let fence = fence.map(|rules| FenceRestorer::new(&client, rules, &identity, metrics.clone()));

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use crate::commit::REQUEST_TIMEOUT;
 use crate::core::clock::{Moment, Now};
 use crate::core::event::Event;
-use crate::core::{Core, NominationPolicy};
+use crate::core::{Core, NominationPolicy, PreemptionPolicy};
 use crate::executor::Executor;
 use crate::leadership::Tenure;
 use crate::metrics::Metrics;
@@ -29,6 +29,15 @@ const DEBOUNCE: Duration = Duration::from_millis(2);
 /// The most changes that are absorbed by one step, so that a busy cluster does not keep the core
 /// from deciding.
 const CHANGES_PER_STEP: usize = 4096;
+
+/// The connections to the API server.
+#[derive(Clone)]
+pub struct Clients {
+    /// The one for everything but evictions.
+    pub client: Client,
+    /// One that does not repeat refused requests.
+    pub evictions: Client,
+}
 
 /// The core and its connections to the outside.
 pub struct Shell {
@@ -50,13 +59,13 @@ impl Shell {
     /// # Panics
     /// Outside of a tokio runtime.
     pub fn new(
-        client: Client,
+        clients: Clients,
         identity: &str,
         settings: PlanSettings,
         metrics: Metrics,
         tasks: &mut Supervisor,
     ) -> Self {
-        let (executor, reports) = Executor::new(client, identity, tasks);
+        let (executor, reports) = Executor::new(clients, identity, tasks);
         Self {
             core: Core::new(settings),
             executor,
@@ -77,6 +86,12 @@ impl Shell {
     #[must_use]
     pub fn nominating(self, policy: NominationPolicy) -> Self {
         Self { core: self.core.nominating(policy), ..self }
+    }
+
+    /// Returns the shell with a policy of preemptions; without one it never evicts pods.
+    #[must_use]
+    pub fn preempting(self, policy: PreemptionPolicy) -> Self {
+        Self { core: self.core.preempting(policy), ..self }
     }
 
     /// Returns the shell with the converter of the admission webhook, whose claim templates it

@@ -5,10 +5,14 @@
 mod fake_api;
 
 use fake_api::FakeApi;
-use fake_api::objects::{claim, given};
+use fake_api::objects::{claim, given, pod, reference};
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
+use tessera_allocator::model::PodUid;
 use tessera_controller::commit::Writer;
+use tessera_controller::core::effect::Evictions;
+use tessera_controller::evict::evict;
 use tessera_controller::fault::POINTS;
+use tessera_controller::leadership::Tenure;
 use tessera_runtime::fault_points::Fault;
 
 /// Waits until a write is held at the point.
@@ -28,10 +32,14 @@ async fn each_fault_point_is_reached_after_the_write_before_it() {
     for point in POINTS.all().keys() {
         POINTS.arm(point, Fault::Hold).unwrap();
     }
-    let writer = Writer::new(api.client());
+    api.put("pods", pod("victim", &["c"]));
+    let (writer, client) = (Writer::new(api.client()), api.client());
     let life = tokio::spawn(async move {
         let allocated = writer.allocate(&object, &allocation).await.unwrap();
         writer.release(&allocated).await.unwrap();
+        let evictions =
+            Evictions { preemptor: PodUid::new("uid-p"), victims: vec![reference("victim")] };
+        evict(&client, Tenure::endless(), evictions).await;
     });
     let state = || {
         let object = api.get("resourceclaims", "default", "c").unwrap();
@@ -44,10 +52,18 @@ async fn each_fault_point_is_reached_after_the_write_before_it() {
         ("release-decided", (true, true)),
         ("release-written", (true, false)),
     ];
-    assert_eq!(points.len(), POINTS.all().len(), "each declared point is tried");
+    let evicting = [("evictions-decided", false), ("eviction-written", true)];
+    assert_eq!(points.len() + evicting.len(), POINTS.all().len(), "each declared point is tried");
     for (point, expected) in points {
         until_held(point).await;
         assert_eq!(state(), expected, "finalizer and allocation at {point}");
+        POINTS.disarm(point).unwrap();
+    }
+    for (point, is_evicted) in evicting {
+        until_held(point).await;
+        let victim = api.get("pods", "default", "victim").unwrap();
+        let deleted = !victim["metadata"]["deletionTimestamp"].is_null();
+        assert_eq!(deleted, is_evicted, "at {point}");
         POINTS.disarm(point).unwrap();
     }
     life.await.unwrap();

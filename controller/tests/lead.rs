@@ -15,7 +15,7 @@ use serde_json::Value;
 use tessera_allocator::PlanSettings;
 use tessera_controller::lead::{Leadership, lead};
 use tessera_controller::metrics::Metrics;
-use tessera_controller::shell::Shell;
+use tessera_controller::shell::{Clients, Shell};
 use tessera_controller::watch;
 use tessera_runtime::supervisor::Supervisor;
 use tokio_util::sync::CancellationToken;
@@ -60,9 +60,15 @@ async fn lease_is_renewed_and_writes_are_answered_during_a_plan() {
     };
     let metrics = Metrics::new(&mut Registry::default());
     let changes = watch::start(&api.client(), &metrics, &mut tasks);
-    let shell = Shell::new(api.client(), "test", PlanSettings::default(), metrics, &mut tasks)
-        .with_clock(clock)
-        .during(tenure);
+    let shell = Shell::new(
+        Clients { client: api.client(), evictions: api.client() },
+        "test",
+        PlanSettings::default(),
+        metrics,
+        &mut tasks,
+    )
+    .with_clock(clock)
+    .during(tenure);
     let leading =
         tokio::spawn(async move { lead(Some(leadership), shell, changes, &mut tasks).await });
 

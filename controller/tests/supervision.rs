@@ -15,7 +15,7 @@ use prometheus_client::registry::Registry;
 use tessera_allocator::PlanSettings;
 use tessera_controller::lead::{Leadership, lead};
 use tessera_controller::metrics::Metrics;
-use tessera_controller::shell::Shell;
+use tessera_controller::shell::{Clients, Shell};
 use tessera_controller::watch;
 use tessera_runtime::supervisor::Supervisor;
 use tokio_util::sync::CancellationToken;
@@ -51,7 +51,14 @@ async fn failure(client: Client, clock: fn() -> Timestamp) -> String {
     let metrics = Metrics::new(&mut Registry::default());
     let changes = watch::start(&client, &metrics, &mut tasks);
     let settings = PlanSettings::default();
-    let shell = Shell::new(client, "test", settings, metrics, &mut tasks).with_clock(clock);
+    let shell = Shell::new(
+        Clients { evictions: client.clone(), client },
+        "test",
+        settings,
+        metrics,
+        &mut tasks,
+    )
+    .with_clock(clock);
     let led = lead(None, shell, changes, &mut tasks);
     let led = tokio::time::timeout(Duration::from_secs(120), led).await;
     led.expect("the controller ends").unwrap_err().to_string()

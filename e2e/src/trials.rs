@@ -22,6 +22,7 @@ mod freed_capacity;
 mod frozen_leader;
 mod gpu;
 mod gpu_drain;
+mod gpu_preemption;
 mod host_pid;
 mod hundred_pods;
 mod intercept_modes;
@@ -239,6 +240,7 @@ pub fn on_real_cluster() -> Vec<Trial> {
         trial!("rbac", admission::enforce_rbac),
         trial!("fence-rule", fence::check_rule),
         trial!("gpu-drain", gpu_drain::moves_shares),
+        trial!("gpu-preemption", gpu_preemption::evicts_unimportant),
         trial!("dialects", dialects::run_unchanged),
         trial!("webhook-down", dialects::lose_webhook),
         trial!("migration", migration::there_and_back),

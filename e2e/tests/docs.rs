@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceClaimTemplate};
+use k8s_openapi::api::scheduling::v1::PriorityClass;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -159,6 +160,7 @@ fn strictly<T: DeserializeOwned + Serialize>(object: &Value) -> Result<(), Strin
 fn check_object(object: &Value) -> Result<usize, String> {
     let configs = match object["kind"].as_str().unwrap_or_default() {
         "Pod" => strictly::<Pod>(object).map(|()| None)?,
+        "PriorityClass" => strictly::<PriorityClass>(object).map(|()| None)?,
         "DeviceClass" => {
             strictly::<DeviceClass>(object).map(|()| object.pointer("/spec/config"))?
         }

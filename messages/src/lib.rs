@@ -13,7 +13,7 @@
 use k8s_openapi::jiff::Timestamp;
 use tessera_allocator::{QuotaShortfall, RefusalCause, ReservedNode};
 use tessera_api::events::{self, EventReason};
-use tessera_api::names::DRIVER_NAME;
+use tessera_api::names::{DRIVER_NAME, Namespace, NodeName, PodName};
 use tessera_api::reason::MAX_EVENT_BYTES;
 use tessera_index::{Misplaced, PlanningBlocker, RepairAction, RepairBlocker};
 
@@ -27,6 +27,20 @@ pub const NOT_LISTED_NOTE: &str = "the pod's status does not list all ResourceCl
      it; kube-controller-manager writes that status: check that it runs. Before Kubernetes 1.37 \
      it may never list all claims of a pod with several claims (kubernetes/kubernetes#138407): \
      delete the pod to start over";
+
+/// Returns the message of [`events::PREEMPTING`]. `victims` are namespaces and names.
+pub fn preempting_message(node: &NodeName, victims: &[String]) -> String {
+    format!(
+        "pods of lower priority are evicted from node {node} to make room: {}; their devices are \
+         kept for this pod for up to 5 minutes",
+        victims.join(", ")
+    )
+}
+
+/// Returns the message of [`events::PREEMPTED`].
+pub fn preempted_message(namespace: &Namespace, name: &PodName) -> String {
+    format!("evicted so that pod {namespace}/{name} of a higher priority gets the devices")
+}
 
 /// Returns the event reason of a claim that cannot be allocated.
 pub fn refusal_reason(cause: &RefusalCause) -> EventReason {

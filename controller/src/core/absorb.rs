@@ -39,6 +39,10 @@ impl Step<'_> {
                     self.absorb_quota_status(&quota, outcome);
                     Some(self.now)
                 }
+                Event::EvictionsEnded { preemptor, outcomes } => {
+                    self.absorb_evictions(&preemptor, outcomes);
+                    Some(self.now)
+                }
                 Event::NoticeEnded { id, is_delivered } => {
                     let State { notices, holds, .. } = &mut *self.state;
                     notices.ended(holds, id, is_delivered, self.now);

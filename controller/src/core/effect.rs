@@ -51,6 +51,8 @@ pub enum Effect {
     /// Write the status of a GpuQuota; reported by
     /// [`Event::QuotaStatusEnded`](super::event::Event::QuotaStatusEnded).
     WriteQuotaStatus(QuotaStatusWrite),
+    /// Evict pods; reported by [`Event::EvictionsEnded`](super::event::Event::EvictionsEnded).
+    Evict(Evictions),
     /// Compile a selector of a pod in the namespace, so that it is cached; reported by
     /// [`Event::Compiled`](super::event::Event::Compiled).
     Compile {
@@ -120,6 +122,15 @@ pub struct QuotaStatusWrite {
     pub quota: QuotaReference,
     /// Its status from now on.
     pub status: GpuQuotaStatus,
+}
+
+/// Evictions of pods for another one. None is carried out if the API server would refuse one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Evictions {
+    /// The pod that gets their devices. It has one such effect at a time.
+    pub preemptor: PodUid,
+    /// The pods to evict, the least important first.
+    pub victims: Vec<PodReference>,
 }
 
 /// One resource of a quota, for metrics.
@@ -260,6 +271,16 @@ pub struct Figures {
     pub nominations: u64,
     /// Nominations that were refused or had no answer.
     pub nomination_errors: u64,
+    /// Searches for pods to evict that have ended.
+    pub preemption_attempts: u64,
+    /// Pods evicted.
+    pub evictions: u64,
+    /// Evictions that a PodDisruptionBudget did not allow.
+    pub evictions_refused: u64,
+    /// Evictions that were refused for another reason or had no answer.
+    pub eviction_errors: u64,
+    /// Pods for which others were evicted and that have no devices yet.
+    pub preemptions: Option<i64>,
     /// Pending claims by reason.
     pub pending: Option<BTreeMap<&'static str, i64>>,
     /// Reserved nodes.

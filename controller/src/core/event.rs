@@ -13,7 +13,7 @@ use tessera_api::names::{Namespace, NodeName};
 use tessera_api::quota::GpuQuota;
 
 use super::clock::Moment;
-use super::effect::{NoticeId, QuotaReference, TemplateReference, WriteId};
+use super::effect::{NoticeId, PodReference, QuotaReference, TemplateReference, WriteId};
 
 /// Something that happened outside of the core.
 #[derive(Debug, Clone)]
@@ -62,6 +62,13 @@ pub enum Event {
         /// The outcome.
         outcome: QuotaStatusOutcome,
     },
+    /// The evictions for a pod have ended: those of these pods. Further ones were not tried.
+    EvictionsEnded {
+        /// The pod that gets the devices.
+        preemptor: PodUid,
+        /// The outcomes.
+        outcomes: Vec<(PodReference, EvictionOutcome)>,
+    },
     /// The selector of a namespace is compiled, or it is known that it does not compile.
     Compiled {
         /// The namespace.
@@ -94,6 +101,25 @@ pub enum QuotaStatusOutcome {
     Stored,
     /// It may be stored or not: there was no answer, or a refusal.
     Failed,
+}
+
+/// The outcome of an eviction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EvictionOutcome {
+    /// The pod is being deleted.
+    Evicted,
+    /// The pod does not exist any more.
+    Gone,
+    /// A PodDisruptionBudget does not allow it now.
+    Refused {
+        /// The API server's message.
+        message: String,
+    },
+    /// It may be carried out or not: there was no answer, or an error.
+    Failed {
+        /// The error.
+        message: String,
+    },
 }
 
 /// The outcome of the write of a nomination.

@@ -110,6 +110,10 @@ pub(super) enum HoldReason {
     QuotaStatusFailed,
     /// A claim template could not be created or deleted.
     TemplateFailed,
+    /// No evictions were found after which a pod would fit, or the pod did not fit after them.
+    PreemptionFailed,
+    /// An eviction of a pod was refused: others are chosen.
+    EvictionRefused,
 }
 
 /// The object that keeps the count of a hold. The count ends with it.
@@ -190,6 +194,8 @@ impl HoldReason {
             Self::EventRefused => rule(ms(2_000), 2, secs(300), 0, (Pod, Never), false),
             Self::QuotaStatusWritten => rule(ms(1_000), 1, secs(1), 0, (Hold, Never), true),
             Self::QuotaStatusFailed => rule(ms(1_000), 2, secs(60), 0, (Object, Never), true),
+            Self::PreemptionFailed => rule(ms(5_000), 2, secs(60), 0, (WaitingPod, Never), true),
+            Self::EvictionRefused => rule(ms(10_000), 2, secs(300), 0, (Pod, Never), false),
             Self::TemplateFailed => rule(ms(500), 2, secs(60), 0, (Object, Never), true),
         }
     }

@@ -131,6 +131,11 @@ impl Planning {
         PlanSettings { steps_per_plan, ..self.settings }
     }
 
+    /// Returns the settings of the plans of one node for a preemption, with these steps.
+    pub(super) fn settings_of_preemption(&self, steps: u64) -> PlanSettings {
+        PlanSettings { steps_per_plan: steps, reservation_delay: None, ..self.settings }
+    }
+
     /// Returns the refusals of a pod that waits in the queue of its class; none for other pods, or
     /// if the reasons are not kept.
     pub(super) fn refusals_of(&self, pod: &PodUid) -> Option<Vec<Refusal>> {

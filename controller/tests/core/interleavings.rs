@@ -6,7 +6,9 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use tessera_api::events;
 use tessera_controller::core::effect::Notice;
-use tessera_controller::core::event::{NominationOutcome, QuotaStatusOutcome, WatchedKind};
+use tessera_controller::core::event::{
+    EvictionOutcome, NominationOutcome, QuotaStatusOutcome, WatchedKind,
+};
 
 use crate::objects;
 use crate::world::World;
@@ -30,6 +32,8 @@ const MEMORIES: [&str; 4] = ["19Gi", "40Gi", "60Gi", "80Gi"];
 enum Happening {
     AddPod(u8),
     AddPodWithTwoClaims(u8, u8),
+    AddImportantPod(u8, u8),
+    EndEvictions(u8, bool),
     SharePod(u8),
     EndPod(u8),
     Bind(u8),
@@ -68,6 +72,8 @@ fn happening() -> impl Strategy<Value = Happening> {
     prop_oneof![
         3 => any::<u8>().prop_map(AddPod),
         1 => any::<(u8, u8)>().prop_map(|(a, b)| AddPodWithTwoClaims(a, b)),
+        3 => any::<(u8, u8)>().prop_map(|(claim, pod)| AddImportantPod(claim, pod)),
+        3 => any::<(u8, bool)>().prop_map(|(pod, is_refused)| EndEvictions(pod, is_refused)),
         1 => any::<u8>().prop_map(SharePod),
         1 => any::<u8>().prop_map(EndPod),
         2 => any::<u8>().prop_map(Bind),
@@ -165,6 +171,19 @@ impl Storm {
                 let (a, b) = (self.add_claim(a), self.add_claim(b));
                 self.add_pod(&[&a, &b]);
             }
+            AddImportantPod(memory, priority) => {
+                let (claim, name) = (self.add_claim(memory), self.name("pod"));
+                let pod = objects::important(objects::pod(&name, &[&claim]), priority % 4);
+                self.world.put(WatchedKind::Pod, pod);
+            }
+            EndEvictions(pod, is_refused) => {
+                let names: Vec<String> = world.open_evictions.keys().cloned().collect();
+                let outcome = |_: &str| match is_refused {
+                    true => EvictionOutcome::Refused { message: "a budget".to_owned() },
+                    false => EvictionOutcome::Evicted,
+                };
+                choose(&names, pod).iter().for_each(|pod| world.end_evictions(pod, outcome));
+            }
             SharePod(claim) => {
                 if let Some(claim) = choose(&claims, claim) {
                     self.add_pod(&[&claim]);
@@ -256,6 +275,7 @@ impl Storm {
         for _ in 0..30 {
             self.world.settle();
             self.world.report_all_notices();
+            self.world.end_deleted_pods();
             for pod in self.world.names(WatchedKind::Pod) {
                 self.world.edit(WatchedKind::Pod, &pod, |pod| {
                     pod["status"].as_object_mut().unwrap().remove("conditions");
@@ -288,6 +308,7 @@ proptest! {
         prop_assert!(!world.has_open_writes(), "each write has ended");
         prop_assert_eq!(world.starving(), Vec::<String>::new());
         prop_assert_eq!(world.wrong_quota_status(), None);
+        prop_assert!(world.open_evictions.is_empty());
         // Events are withheld for five minutes at most.
         world.pass(Duration::from_secs(310));
         prop_assert_eq!(world.stale_nominations(), Vec::<String>::new());

@@ -10,6 +10,7 @@ mod defaults;
 mod explanations;
 mod interleavings;
 mod nominations;
+mod preemption;
 mod purity;
 mod quotas;
 mod templates;

@@ -18,14 +18,14 @@ use tessera_api::quantity::Quantity;
 use tessera_api::quota::GpuQuotaStatus;
 use tessera_controller::core::clock::{Moment, Now};
 use tessera_controller::core::effect::{
-    ClaimChange, ClaimWrite, Effect, Figures, MAX_OPEN_NOTICES, NominationWrite, Notice, NoticeId,
-    QuotaReference, TemplateChange, TemplateReference, WriteId,
+    ClaimChange, ClaimWrite, Effect, Evictions, Figures, MAX_OPEN_NOTICES, NominationWrite, Notice,
+    NoticeId, QuotaReference, TemplateChange, TemplateReference, WriteId,
 };
 use tessera_controller::core::event::{
-    Change, Event, NominationOutcome, QuotaStatusOutcome, TemplateOutcome, WatchedKind,
-    WatchedObject, WriteOutcome,
+    Change, Event, EvictionOutcome, NominationOutcome, QuotaStatusOutcome, TemplateOutcome,
+    WatchedKind, WatchedObject, WriteOutcome,
 };
-use tessera_controller::core::{Core, NominationPolicy};
+use tessera_controller::core::{Core, NominationPolicy, PreemptionPolicy};
 use tessera_dialect::Converter;
 
 use crate::objects;
@@ -75,6 +75,8 @@ pub(crate) struct World {
     pub(crate) open_templates: BTreeMap<TemplateReference, TemplateChange>,
     /// Statuses of quotas that are being written.
     pub(crate) open_quotas: BTreeMap<QuotaReference, GpuQuotaStatus>,
+    /// Evictions that have not ended, by name of the preemptor.
+    pub(crate) open_evictions: BTreeMap<String, Evictions>,
     /// Figures of the last step.
     pub(crate) figures: Figures,
     shares: u64,
@@ -119,7 +121,12 @@ impl World {
     /// Replaces the core by that of a new leader with this converter, which lists everything.
     pub(crate) fn new_leader(&mut self, converter: Option<Converter>) {
         let settings = PlanSettings { reservation_delay: None, ..PlanSettings::default() };
-        self.core = Core::new(settings).converting(converter.map(Arc::new));
+        self.core = Core::new(settings)
+            .converting(converter.map(Arc::new))
+            .preempting(PreemptionPolicy::LowerPriority);
+        self.open_evictions.clear();
+        // Its writes have numbers of their own.
+        self.ended.clear();
         self.open_templates.clear();
         self.open_quotas.clear();
         self.open_notices.clear();
@@ -165,7 +172,9 @@ impl World {
     pub(crate) fn unlisted() -> Self {
         let settings = PlanSettings { reservation_delay: None, ..PlanSettings::default() };
         let mut world = Self {
-            core: Core::new(settings).nominating(NominationPolicy::Always),
+            core: Core::new(settings)
+                .nominating(NominationPolicy::Always)
+                .preempting(PreemptionPolicy::LowerPriority),
             now: Moment::START,
             wake: None,
             version: 0,
@@ -182,6 +191,7 @@ impl World {
             open_nominations: BTreeMap::new(),
             open_templates: BTreeMap::new(),
             open_quotas: BTreeMap::new(),
+            open_evictions: BTreeMap::new(),
             figures: Figures::default(),
             shares: 0,
             compiling: BTreeMap::new(),
@@ -254,6 +264,7 @@ impl World {
                     let other = self.open_quotas.insert(write.quota, write.status);
                     assert!(other.is_none(), "a quota has one open write");
                 }
+                Effect::Evict(evictions) => self.start_evictions(evictions),
                 Effect::Compile { namespace, expression } => {
                     let other = self.compiling.insert(namespace, expression);
                     assert!(other.is_none(), "a namespace has one selector at a time");
@@ -317,6 +328,74 @@ impl World {
         self.writes.push(copy);
         if let Some((used, hard)) = self.memory_quota().filter(|_| is_new) {
             assert!(used <= hard, "allocates {used} of {hard}");
+        }
+    }
+
+    // Evictions.
+
+    fn start_evictions(&mut self, evictions: Evictions) {
+        let known = |name: &str| self.known.get(&(WatchedKind::Pod, name.to_owned())).unwrap();
+        let priority = |pod: &Value| pod["spec"]["priority"].as_i64().unwrap_or_default();
+        let pods = self.known.iter().filter(|((kind, _), _)| *kind == WatchedKind::Pod);
+        let mut pods = pods.map(|(_, pod)| pod);
+        let is_preemptor = |pod: &&Value| pod["metadata"]["uid"] == evictions.preemptor.as_str();
+        let preemptor = pods.find(is_preemptor).unwrap();
+        for victim in &evictions.victims {
+            let pod = known(victim.name.as_str());
+            assert!(priority(pod) < priority(preemptor), "of a strictly lower priority");
+            assert!(pod["spec"]["nodeName"].is_string(), "it is bound");
+            assert!(pod["metadata"]["deletionTimestamp"].is_null(), "it is not ending anyway");
+        }
+        let name = preemptor["metadata"]["name"].as_str().unwrap().to_owned();
+        assert!(!evictions.victims.is_empty());
+        let other = self.open_evictions.insert(name, evictions);
+        assert!(other.is_none(), "a pod has one eviction at a time");
+    }
+
+    /// Returns the names of the pods to evict for a pod.
+    pub(crate) fn victims(&self, preemptor: &str) -> Vec<String> {
+        let open = self.open_evictions.get(preemptor);
+        let victims = open.iter().flat_map(|open| &open.victims);
+        victims.map(|victim| victim.name.to_string()).collect()
+    }
+
+    /// Carries out the evictions for a pod until one has another outcome than `Evicted`, and
+    /// reports them.
+    pub(crate) fn end_evictions(
+        &mut self,
+        preemptor: &str,
+        outcome: impl Fn(&str) -> EvictionOutcome,
+    ) {
+        let Some(open) = self.open_evictions.remove(preemptor) else { return };
+        let mut outcomes = Vec::new();
+        for victim in open.victims {
+            let name = victim.name.to_string();
+            let uid = victim.uid.as_str();
+            let exists =
+                self.get(WatchedKind::Pod, &name).is_some_and(|pod| pod["metadata"]["uid"] == uid);
+            let outcome = if exists { outcome(&name) } else { EvictionOutcome::Gone };
+            if outcome == EvictionOutcome::Evicted {
+                self.edit(WatchedKind::Pod, &name, |pod| {
+                    pod["metadata"]["deletionTimestamp"] = "2026-11-28T00:00:00Z".into();
+                });
+            }
+            let is_end =
+                matches!(outcome, EvictionOutcome::Refused { .. } | EvictionOutcome::Failed { .. });
+            outcomes.push((victim, outcome));
+            if is_end {
+                break;
+            }
+        }
+        self.step([Event::EvictionsEnded { preemptor: open.preemptor, outcomes }]);
+    }
+
+    /// Ends the pods that are being deleted.
+    pub(crate) fn end_deleted_pods(&mut self) {
+        for pod in self.names(WatchedKind::Pod) {
+            let object = self.get(WatchedKind::Pod, &pod).unwrap();
+            if object["metadata"]["deletionTimestamp"].is_string() {
+                self.end_pod(&pod);
+            }
         }
     }
 
@@ -623,6 +702,10 @@ impl World {
             self.deliver_all();
             if let Some(pod) = self.open_nominations().first() {
                 self.end_nomination(pod);
+                continue;
+            }
+            if let Some(pod) = self.open_evictions.keys().next().cloned() {
+                self.end_evictions(&pod, |_| EvictionOutcome::Evicted);
                 continue;
             }
             if !self.open_quotas.is_empty() {

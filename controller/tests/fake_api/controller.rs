@@ -6,7 +6,7 @@ use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use tessera_allocator::PlanSettings;
 use tessera_controller::metrics::Metrics;
-use tessera_controller::shell::Shell;
+use tessera_controller::shell::{Clients, Shell};
 use tessera_controller::watch;
 use tessera_runtime::supervisor::Supervisor;
 use tokio::task::JoinHandle;
@@ -38,8 +38,14 @@ impl Controller {
         let changes = watch::start(&api.client(), &metrics, &mut tasks);
         let started = Instant::now();
         let seconds = move || i64::try_from(started.elapsed().as_secs()).unwrap();
-        let shell = Shell::new(api.client(), "test", settings, metrics.clone(), &mut tasks)
-            .with_clock(move || Timestamp::from_second(seconds()).unwrap());
+        let shell = Shell::new(
+            Clients { client: api.client(), evictions: api.client() },
+            "test",
+            settings,
+            metrics.clone(),
+            &mut tasks,
+        )
+        .with_clock(move || Timestamp::from_second(seconds()).unwrap());
         let task = tokio::spawn(shell.run(changes, stop.clone()));
         Self { stop, task, metrics, tasks }
     }

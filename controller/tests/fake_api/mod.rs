@@ -331,6 +331,9 @@ impl Store {
                 self.replace(resource, &key(resource, namespace, name), request)
             }
             ("PUT", [resource, name]) => self.replace(resource, &key(resource, "", name), request),
+            ("POST", ["namespaces", namespace, "pods", name, "eviction"]) => {
+                self.evict(&key("pods", namespace, name), request)
+            }
             ("POST", ["namespaces", namespace, resource]) => {
                 let mut object = request.body.clone();
                 object["metadata"]["namespace"] = (*namespace).into();
@@ -343,6 +346,19 @@ impl Store {
             }
             _ => failure(405, "MethodNotAllowed"),
         }
+    }
+
+    fn evict(&mut self, key: &str, request: &Request) -> Response {
+        let Some(mut pod) = self.objects.get(key).cloned() else { return failure(404, "NotFound") };
+        let options = &request.body["deleteOptions"];
+        if options["preconditions"]["uid"] != pod["metadata"]["uid"] {
+            return failure(409, "Conflict");
+        }
+        if options["dryRun"].is_null() {
+            pod["metadata"]["deletionTimestamp"] = "2026-11-28T00:00:00Z".into();
+            self.put("pods", pod);
+        }
+        answer(StatusCode::CREATED, &json!({"kind": "Status", "status": "Success"}))
     }
 
     fn create(&mut self, resource: &str, namespace: &str, object: Value) -> Response {

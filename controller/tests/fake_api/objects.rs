@@ -123,6 +123,23 @@ pub(crate) fn pod(name: &str, claims: &[&str]) -> Value {
     })
 }
 
+/// Returns the pod with this priority.
+#[allow(dead_code, reason = "not every test has priorities")]
+pub(crate) fn important(mut pod: Value, priority: u8) -> Value {
+    pod["spec"]["priority"] = priority.into();
+    pod
+}
+
+/// Returns a pod of [`pod`] as effects refer to it.
+#[allow(dead_code, reason = "not every test evicts pods")]
+pub(crate) fn reference(name: &str) -> tessera_controller::core::effect::PodReference {
+    tessera_controller::core::effect::PodReference {
+        namespace: tessera_api::names::Namespace::new("default").unwrap(),
+        name: tessera_api::names::PodName::new(name).unwrap(),
+        uid: tessera_allocator::model::PodUid::new(&format!("uid-{name}")),
+    }
+}
+
 /// A claim template as the API server stores it, with its defaults.
 pub(crate) fn template(name: &str, uid: &str, mut spec: Value) -> Value {
     // Not omitted by Go, since it is a struct.

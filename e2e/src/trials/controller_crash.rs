@@ -11,6 +11,8 @@ use serde_json::{Value, json};
 
 use super::controller_deployment::{ControllerDeployment, container};
 use super::deleted_early::{unbound, user_claim};
+use super::gpu_preemption::FullNode;
+use super::preemption::with_priority_classes;
 use super::test_bed::{TestBed, from_template, holder};
 use super::{overcommit, placement};
 use crate::harness::TrialOutcome;
@@ -28,10 +30,14 @@ const SIGNAL_EXIT_BASE: i32 = 128;
 const ALLOCATING: [&str; 3] = ["allocation-decided", "finalizer-written", "allocation-written"];
 const RELEASING: [&str; 2] = ["release-decided", "release-written"];
 
+/// Fault points of a preemption.
+const PREEMPTING: [&str; 2] = ["evictions-decided", "eviction-written"];
+
 pub(super) async fn killed(test_bed: TestBed) -> TrialOutcome {
     let deployment = ControllerDeployment::new(&test_bed);
     let shipped = deployment.set_image(IMAGE).await?;
-    let outcome = overcommit::check_during(&test_bed, at_each_point(&test_bed, &deployment)).await;
+    let trial = overcommit::check_during(&test_bed, at_each_point(&test_bed, &deployment));
+    let outcome = with_priority_classes(&test_bed, trial).await;
     deployment.set_image(&shipped).await?;
     outcome
 }
@@ -40,7 +46,7 @@ async fn at_each_point(test_bed: &TestBed, deployment: &ControllerDeployment) ->
     test_bed.create_template("share", DRIVER, json!({"memory": "10Gi", "cores": "10"})).await?;
     let pod = deployment.wait_leader("the build with fault points to lead", |_| true).await?;
     let mut controller = Controller::new(test_bed, deployment, &pod);
-    controller.expect_points(&[&ALLOCATING[..], &RELEASING].concat()).await?;
+    controller.expect_points(&[&ALLOCATING[..], &RELEASING, &PREEMPTING].concat()).await?;
     for point in ALLOCATING {
         allocates_after_crash(test_bed, &mut controller, point).await?;
         releases_for_deleted_pod(test_bed, &mut controller, point).await?;
@@ -48,6 +54,13 @@ async fn at_each_point(test_bed: &TestBed, deployment: &ControllerDeployment) ->
     for point in RELEASING {
         completes_release(test_bed, &mut controller, point).await?;
     }
+    test_bed.create_template_with("two", two_gpus()).await?;
+    let full = FullNode::fill(test_bed).await?;
+    for point in PREEMPTING {
+        preempts_after_crash(test_bed, &mut controller, &full, point).await?;
+        full.refill(test_bed).await?;
+    }
+    full.delete(test_bed).await?;
     Ok(Outcome::Passed(vec![]))
 }
 
@@ -96,6 +109,32 @@ async fn completes_release(
     test_bed.pods().delete(&pod, &DeleteParams::default()).await?;
     controller.wait_killed(point).await?;
     check_reusable_and_deletable(test_bed, &pod).await
+}
+
+/// The controller is killed while it evicts two pods for another one. The next instance evicts no
+/// others, and the pod gets their devices.
+async fn preempts_after_crash(
+    test_bed: &TestBed,
+    controller: &mut Controller<'_>,
+    full: &FullNode,
+    point: &str,
+) -> anyhow::Result<()> {
+    let pod = format!("urgent-{point}");
+    let before = full.left(test_bed).await?.len();
+    controller.arm(point).await?;
+    test_bed.create(full.important(&pod, "two")).await?;
+    controller.wait_killed(point).await?;
+    test_bed.wait_running(&pod).await?;
+    let left = full.left(test_bed).await?;
+    anyhow::ensure!(left.len() + 2 == before, "{left:?} of {before} are left after {point}");
+    test_bed.delete(&[&pod]).await
+}
+
+fn two_gpus() -> Value {
+    let exactly = json!({
+        "deviceClassName": DRIVER, "count": 2, "capacity": {"requests": {"memory": "50Gi"}},
+    });
+    json!({"requests": [{"name": "gpu", "exactly": exactly}]})
 }
 
 /// Creates a pod that no scheduler binds, with a claim that the user created.

@@ -17,9 +17,21 @@ use crate::leftovers::holds_device;
 use crate::runner::Outcome;
 use crate::wait::CheckResult;
 
-const CLASSES: [(&str, i32); 2] = [("e2e-unimportant", 10), ("e2e-important", 1000)];
+/// PriorityClasses of trials.
+pub(super) const UNIMPORTANT: &str = "e2e-unimportant";
+pub(super) const IMPORTANT: &str = "e2e-important";
+const CLASSES: [(&str, i32); 2] = [(UNIMPORTANT, 10), (IMPORTANT, 1000)];
 
 pub(super) async fn keeps_allocation(test_bed: TestBed) -> TrialOutcome {
+    let trial = overcommit::check_during(&test_bed, preempt(&test_bed));
+    with_priority_classes(&test_bed, trial).await
+}
+
+/// Runs a part of a trial while the PriorityClasses exist.
+pub(super) async fn with_priority_classes(
+    test_bed: &TestBed,
+    trial: impl Future<Output = TrialOutcome>,
+) -> TrialOutcome {
     let classes: Api<PriorityClass> = Api::all(test_bed.client.clone());
     for (name, value) in CLASSES {
         let class = json!({"metadata": {"name": name}, "value": value});
@@ -30,14 +42,15 @@ pub(super) async fn keeps_allocation(test_bed: TestBed) -> TrialOutcome {
             Err(error) => return Err(error.into()),
         }
     }
-    let outcome = overcommit::check_during(&test_bed, preempt(&test_bed)).await;
+    let outcome = trial.await;
     for (name, _) in CLASSES {
         classes.delete(name, &DeleteParams::default()).await?;
     }
     outcome
 }
 
-fn of_class(mut pod: Value, class: &str) -> Value {
+/// Returns the pod with this PriorityClass.
+pub(super) fn of_class(mut pod: Value, class: &str) -> Value {
     pod["spec"]["priorityClassName"] = class.into();
     pod
 }
@@ -45,14 +58,13 @@ fn of_class(mut pod: Value, class: &str) -> Value {
 async fn preempt(test_bed: &TestBed) -> TrialOutcome {
     test_bed.create_template("share", DRIVER, json!({"memory": "10Gi", "cores": "10"})).await?;
     let node = first_choice(test_bed, "share").await?;
-    let [(unimportant, _), (important, _)] = CLASSES;
-    let victim = of_class(with_port(from_template("victim", "share")), unimportant);
+    let victim = of_class(with_port(from_template("victim", "share")), UNIMPORTANT);
     test_bed.create(on_node(victim, &node)).await?;
     test_bed.wait_running("victim").await?;
     tokio::select! {
         moved = fail_if_moved(test_bed, "important", &node) => { moved?; }
         placed = async {
-            test_bed.create(of_class(with_port(from_template("important", "share")), important)).await?;
+            test_bed.create(of_class(with_port(from_template("important", "share")), IMPORTANT)).await?;
             placement::check_colocated(test_bed, "important", "important").await
         } => { placed?; }
     }

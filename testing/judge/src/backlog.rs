@@ -229,6 +229,7 @@ impl Controller {
             }
             // No pod of the backlog was converted, and no namespace has a quota.
             Effect::WriteTemplate(_) | Effect::WriteQuotaStatus(_) => vec![],
+            Effect::Evict(_) => unreachable!("without a policy of preemptions"),
             Effect::Compile { namespace, expression } => {
                 drop(CompiledSelector::cached(&expression));
                 vec![Event::Compiled { namespace }]

@@ -1,6 +1,6 @@
 use super::*;
 
-const ALL: [HoldReason; 18] = [
+const ALL: [HoldReason; 20] = [
     HoldReason::ClaimDeallocated,
     HoldReason::ClearingFailed,
     HoldReason::WriteContended,
@@ -19,6 +19,8 @@ const ALL: [HoldReason; 18] = [
     HoldReason::QuotaStatusWritten,
     HoldReason::QuotaStatusFailed,
     HoldReason::TemplateFailed,
+    HoldReason::PreemptionFailed,
+    HoldReason::EvictionRefused,
 ];
 
 fn claim(name: &str) -> Subject {

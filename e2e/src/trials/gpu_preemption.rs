@@ -1,0 +1,123 @@
+//! Trial of preemption for devices: all GPUs of a node are full of pods of low priority. One is
+//! evicted for a pod of high priority, and not the one that a PodDisruptionBudget guards.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::api::{DeleteParams, PostParams};
+use kube::{Api, ResourceExt};
+use serde_json::{Value, json};
+use tessera_api::events;
+
+use super::preemption::{IMPORTANT, UNIMPORTANT, of_class, with_priority_classes};
+use super::refused_node::on_node;
+use super::test_bed::{TestBed, from_template, phase, wait_all, wait_deleted};
+use super::{overcommit, placement};
+use crate::harness::TrialOutcome;
+use crate::inventory::{DRIVER, GpuInventory};
+use crate::runner::Outcome;
+use crate::wait::CheckResult;
+
+/// Most of the memory of one GPU.
+const MEMORY: &str = "50Gi";
+
+pub(super) async fn evicts_unimportant(test_bed: TestBed) -> TrialOutcome {
+    let trial = overcommit::check_during(&test_bed, preempt(&test_bed));
+    with_priority_classes(&test_bed, trial).await
+}
+
+async fn preempt(test_bed: &TestBed) -> TrialOutcome {
+    let full = FullNode::fill(test_bed).await?;
+    let budgets: Api<PodDisruptionBudget> =
+        Api::namespaced(test_bed.client.clone(), test_bed.namespace());
+    // The youngest is the first choice.
+    let guarded = full.pods.last().cloned().unwrap_or_default();
+    let budget = json!({
+        "metadata": {"name": "guarded"},
+        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"e2e.tessera.dev/pod": guarded}}},
+    });
+    budgets.create(&PostParams::default(), &serde_json::from_value(budget)?).await?;
+    let started = tokio::time::Instant::now();
+    test_bed.create(full.important("urgent", "large")).await?;
+    // It would fit as soon as a victim has ended.
+    test_bed.create(full.unimportant("late")).await?;
+    test_bed.wait_running("urgent").await?;
+    println!("    the pod runs after {:.1} s", started.elapsed().as_secs_f64());
+    let left = full.left(test_bed).await?;
+    anyhow::ensure!(left.contains(&guarded), "{guarded} was evicted against its budget");
+    anyhow::ensure!(left.len() + 1 == full.pods.len(), "{left:?} of {:?}", full.pods);
+    let evicted = full.pods.iter().find(|pod| !left.contains(*pod)).cloned().unwrap_or_default();
+    placement::wait_event_reason(test_bed, &evicted, events::PREEMPTED.name()).await?;
+    let late = test_bed.pods().get("late").await?;
+    anyhow::ensure!(late.spec.and_then(|spec| spec.node_name).is_none(), "`late` took the room");
+    budgets.delete("guarded", &DeleteParams::default()).await?;
+    test_bed.delete(&["late", "urgent"]).await?;
+    full.delete(test_bed).await?;
+    Ok(Outcome::Passed(vec![]))
+}
+
+/// A node each of whose GPUs is used by a pod of low priority.
+pub(super) struct FullNode {
+    node: String,
+    pods: Vec<String>,
+}
+
+impl FullNode {
+    /// Starts the pods, one after another.
+    pub(super) async fn fill(test_bed: &TestBed) -> anyhow::Result<Self> {
+        let node = test_bed.node_with("h100", 2).await?;
+        let inventory = GpuInventory::read(&test_bed.client).await?;
+        let gpus = inventory.devices().filter(|((pool, _), _)| *pool == node).count();
+        test_bed.create_template("large", DRIVER, json!({"memory": MEMORY})).await?;
+        let pods = (0..gpus).map(|number| format!("low-{number}")).collect();
+        let full = Self { node, pods };
+        full.refill(test_bed).await?;
+        Ok(full)
+    }
+
+    /// Starts the pods that do not run, one after another.
+    pub(super) async fn refill(&self, test_bed: &TestBed) -> anyhow::Result<()> {
+        let left = self.left(test_bed).await?;
+        for name in self.pods.iter().filter(|pod| !left.contains(*pod)) {
+            wait_deleted(test_bed.pods(), name).await?;
+            test_bed.create(self.unimportant(name)).await?;
+            test_bed.wait_running(name).await?;
+        }
+        Ok(())
+    }
+
+    /// Returns a pod of high priority for this node.
+    pub(super) fn important(&self, name: &str, template: &str) -> Value {
+        of_class(on_node(from_template(name, template), &self.node), IMPORTANT)
+    }
+
+    fn unimportant(&self, name: &str) -> Value {
+        let mut pod = of_class(on_node(from_template(name, "large"), &self.node), UNIMPORTANT);
+        pod["metadata"]["labels"] = json!({"e2e.tessera.dev/pod": name});
+        pod
+    }
+
+    /// Returns the pods that are not evicted.
+    pub(super) async fn left(&self, test_bed: &TestBed) -> anyhow::Result<BTreeSet<String>> {
+        let pods = test_bed.pods().list(&Default::default()).await?;
+        let is_left = |pod: &&Pod| {
+            pod.metadata.deletion_timestamp.is_none()
+                && phase(pod) == "Running"
+                && self.pods.contains(&pod.name_any())
+        };
+        Ok(pods.iter().filter(is_left).map(ResourceExt::name_any).collect())
+    }
+
+    /// Deletes the pods that are left, and waits until all have ended.
+    pub(super) async fn delete(&self, test_bed: &TestBed) -> anyhow::Result<()> {
+        for pod in self.left(test_bed).await? {
+            test_bed.delete(&[&pod]).await?;
+        }
+        let check = |pods: &[Pod]| {
+            let left = pods.iter().any(|pod| self.pods.contains(&pod.name_any()));
+            CheckResult::done_if(!left, || "pods left".into())
+        };
+        wait_all(test_bed.pods(), "the pods to be deleted", check).await
+    }
+}
