@@ -63,6 +63,34 @@ fn codes(report: &PodReport) -> Vec<&str> {
     report.findings.iter().map(|finding| finding.code).collect()
 }
 
+fn set_priority(fixture: &mut Fixture, name: &str, priority: i32) {
+    let pods = &mut fixture.snapshot.pods;
+    let pod = pods.iter_mut().find(|pod| pod.metadata.name.as_deref() == Some(name)).unwrap();
+    pod.spec.as_mut().unwrap().priority = Some(priority);
+}
+
+#[test]
+fn pod_that_waits_names_the_pods_to_evict() {
+    let mut fixture = full();
+    fixture.pending("trainer", share("19Gi", "25"));
+    assert!(!text(&pod(&fixture, "trainer")).contains("evicted"), "all have the same priority");
+    for (name, priority) in [("a", 300), ("b", 300), ("c", 300), ("d", 10), ("trainer", 100)] {
+        set_priority(&mut fixture, name, priority);
+    }
+    let report = pod(&fixture, "trainer");
+    let sentence =
+        "It would fit on node node-b if these pods were evicted: team-a/d (priority 10).";
+    assert!(report.message.ends_with(sentence), "{}", report.message);
+    assert!(report.hint.unwrap().starts_with("wait: the controller evicts them"));
+    // It is being deleted.
+    let pods = &mut fixture.snapshot.pods;
+    let victim = pods.iter_mut().find(|pod| pod.metadata.name.as_deref() == Some("d")).unwrap();
+    victim.metadata.deletion_timestamp = Some(Time(fixture::NOW.parse().unwrap()));
+    let report = pod(&fixture, "trainer");
+    let sentence = "It fits on node node-b once pods there have ended.";
+    assert!(report.message.ends_with(sentence), "{}", report.message);
+}
+
 #[test]
 fn pending_pod_is_explained_by_node_and_reason() {
     let mut fixture = full();
