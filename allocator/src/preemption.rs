@@ -55,6 +55,8 @@ pub struct HeldClaim {
     pub claim: ClaimUid,
     /// All pods that use it or wait for it.
     pub users: BTreeSet<PodUid>,
+    /// It stays allocated when its pods are gone: a PodGroup has reserved it.
+    pub is_kept: bool,
     /// Its devices.
     pub results: Vec<DeviceResult>,
 }
@@ -288,7 +290,9 @@ impl NodeTrial<'_> {
 
     /// Returns the claims that nothing uses once these pods are gone.
     fn freed<'f>(&'f self, gone: &'f BTreeSet<&PodUid>) -> impl Iterator<Item = &'f HeldClaim> {
-        let is_free = |claim: &&HeldClaim| claim.users.iter().all(|user| gone.contains(user));
+        let is_free = |claim: &&HeldClaim| {
+            !claim.is_kept && claim.users.iter().all(|user| gone.contains(user))
+        };
         self.holders.claims.iter().filter(is_free)
     }
 

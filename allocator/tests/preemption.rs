@@ -53,7 +53,7 @@ impl Scene {
         let results = vec![share(node, device, memory, "0")];
         let number = self.holders.values().map(|holders| holders.claims.len()).sum::<usize>();
         let claim = ClaimUid::new(format!("held-{number}")).unwrap();
-        self.of(node).claims.push(HeldClaim { claim, users, results });
+        self.of(node).claims.push(HeldClaim { claim, users, is_kept: false, results });
     }
 
     fn of(&mut self, node: &str) -> &mut NodeHolders {
@@ -130,6 +130,14 @@ fn shared_claim_is_free_once_all_of_its_pods_are_gone() {
     assert_eq!(scene.victims(&asking(9, "40Gi")), None, "the other one stays");
     scene.of("a").pods.pop();
     assert_eq!(scene.victims(&asking(9, "40Gi")), None, "it waits for the claim elsewhere");
+}
+
+#[test]
+fn claim_that_outlives_its_pods_frees_nothing() {
+    let mut scene = Scene::new(&[("a", 1)]);
+    scene.holder("lower", 1, "a", "gpu-0", "80Gi");
+    scene.of("a").claims[0].is_kept = true;
+    assert_eq!(scene.victims(&asking(9, "40Gi")), None);
 }
 
 #[test]

@@ -34,6 +34,8 @@ impl Index {
             holders.claims.push(HeldClaim {
                 claim: entry.claim.uid.clone(),
                 users: users().map(|pod| pod.uid.clone()).collect(),
+                // A PodGroup's reservation ends with the PodGroup (KEP-5729).
+                is_kept: entry.reserved_for().iter().any(|consumer| consumer.resource != "pods"),
                 results: entry.counted().to_vec(),
             });
             for pod in users().filter(|pod| pod.node.as_ref() == Some(node)) {

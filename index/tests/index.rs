@@ -662,6 +662,13 @@ fn holders_are_bound_pods_with_devices_and_all_users_of_claims() {
     let users: Vec<&str> = of_node.claims[0].users.iter().map(|uid| uid.as_str()).collect();
     assert_eq!((users, of_node.claims.len()), (vec!["uid-first", "uid-waits"], 1));
     assert_eq!(of_node.claims[0].results.len(), 1);
+    assert!(!of_node.claims[0].is_kept);
+    let mut of_group = reserved(allocated(claim("shared", "gpu.tessera.dev"), 19), "group");
+    of_group["status"]["reservedFor"][0]["apiGroup"] = "scheduling.k8s.io".into();
+    of_group["status"]["reservedFor"][0]["resource"] = "podgroups".into();
+    fed.claim(of_group);
+    let of_node = fed.index.holders_on(&NodeName::new("node-a").unwrap());
+    assert!(of_node.claims[0].is_kept, "it is released when the PodGroup is deleted");
 }
 
 #[test]

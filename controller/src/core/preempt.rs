@@ -150,7 +150,7 @@ impl State {
         after.next().or_else(|| self.index.nodes_after(None).next()).cloned()
     }
 
-    /// Returns the preemption on one node.
+    /// Returns the preemption on one node; none on a node that is reserved for another pod.
     fn preemption_on(
         &self,
         node: &NodeName,
@@ -158,7 +158,9 @@ impl State {
         now: Moment,
     ) -> Option<NodePreemption> {
         let mut holders = self.index.holders_on(node);
-        if holders.pods.is_empty() {
+        let is_reserved =
+            self.reserved.as_ref().is_some_and(|one| one.node == *node && one.pod != pod.uid);
+        if holders.pods.is_empty() || is_reserved {
             return None;
         }
         let snapshot = self.index.snapshot_of_node(node, &pod.namespace, pod.priority)?;
