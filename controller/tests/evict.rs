@@ -6,7 +6,6 @@ mod fake_api;
 use axum::http::StatusCode;
 use fake_api::objects::{pod, reference};
 use fake_api::{FakeApi, failure};
-use tessera_allocator::model::PodUid;
 use tessera_controller::core::effect::Evictions;
 use tessera_controller::core::event::{Event, EvictionOutcome};
 use tessera_controller::evict::evict;
@@ -24,13 +23,13 @@ fn cluster(pods: &[&str]) -> FakeApi {
 /// Evicts the pods. Returns the outcome of each that has one.
 async fn outcomes(api: &FakeApi, victims: &[&str]) -> Vec<(String, EvictionOutcome)> {
     let victims = victims.iter().map(|name| reference(name)).collect();
-    let evictions = Evictions { preemptor: PodUid::new("uid-p"), victims };
+    let evictions = Evictions { preemptor: reference("p"), victims };
     let Event::EvictionsEnded { preemptor, outcomes } =
         evict(&api.client(), Tenure::endless(), evictions).await
     else {
         panic!("another event");
     };
-    assert_eq!(preemptor, PodUid::new("uid-p"));
+    assert_eq!(preemptor, reference("p"));
     outcomes.into_iter().map(|(victim, outcome)| (victim.name.to_string(), outcome)).collect()
 }
 

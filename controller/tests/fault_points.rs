@@ -7,7 +7,6 @@ mod fake_api;
 use fake_api::FakeApi;
 use fake_api::objects::{claim, given, pod, reference};
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
-use tessera_allocator::model::PodUid;
 use tessera_controller::commit::Writer;
 use tessera_controller::core::effect::Evictions;
 use tessera_controller::evict::evict;
@@ -37,8 +36,7 @@ async fn each_fault_point_is_reached_after_the_write_before_it() {
     let life = tokio::spawn(async move {
         let allocated = writer.allocate(&object, &allocation).await.unwrap();
         writer.release(&allocated).await.unwrap();
-        let evictions =
-            Evictions { preemptor: PodUid::new("uid-p"), victims: vec![reference("victim")] };
+        let evictions = Evictions { preemptor: reference("p"), victims: vec![reference("victim")] };
         evict(&client, Tenure::endless(), evictions).await;
     });
     let state = || {

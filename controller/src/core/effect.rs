@@ -128,7 +128,7 @@ pub struct QuotaStatusWrite {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Evictions {
     /// The pod that gets their devices. It has one such effect at a time.
-    pub preemptor: PodUid,
+    pub preemptor: PodReference,
     /// The pods to evict, the least important first.
     pub victims: Vec<PodReference>,
 }

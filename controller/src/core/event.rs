@@ -65,7 +65,7 @@ pub enum Event {
     /// The evictions for a pod have ended: those of these pods. Further ones were not tried.
     EvictionsEnded {
         /// The pod that gets the devices.
-        preemptor: PodUid,
+        preemptor: PodReference,
         /// The outcomes.
         outcomes: Vec<(PodReference, EvictionOutcome)>,
     },

@@ -340,9 +340,10 @@ impl Step<'_> {
             victims.iter().filter_map(|victim| self.state.pod_reference(victim)).collect();
         let (namespace, name, number) = (&pod.namespace, &pod.name, victims.len());
         tracing::info!(%namespace, %name, %node, victims = number, "making room for a pod");
-        if !victims.is_empty() {
+        if let Some(preemptor) = self.state.pod_reference(&pod.uid).filter(|_| !victims.is_empty())
+        {
             self.state.preemptions.evicting.insert(pod.uid.clone());
-            self.effects.push(Effect::Evict(Evictions { preemptor: pod.uid.clone(), victims }));
+            self.effects.push(Effect::Evict(Evictions { preemptor, victims }));
         }
     }
 
@@ -371,10 +372,10 @@ impl Step<'_> {
     /// chooses others; pods that are evicted already make room there.
     pub(super) fn absorb_evictions(
         &mut self,
-        preemptor: &PodUid,
+        preemptor: &PodReference,
         outcomes: Vec<(PodReference, EvictionOutcome)>,
     ) {
-        self.state.preemptions.evicting.remove(preemptor);
+        self.state.preemptions.evicting.remove(&preemptor.uid);
         let is_evicted = |(_, outcome): &&_| matches!(outcome, EvictionOutcome::Evicted);
         let evicted: Vec<PodReference> =
             outcomes.iter().filter(is_evicted).map(|(victim, _)| victim.clone()).collect();
@@ -390,23 +391,22 @@ impl Step<'_> {
                     self.figures.evictions_refused += 1;
                     let subject = Subject::pod(&victim.uid);
                     self.state.holds.hold(subject, HoldReason::EvictionRefused, self.now);
-                    self.end_preemption(preemptor);
+                    self.end_preemption(&preemptor.uid);
                 }
                 EvictionOutcome::Failed { message } => {
                     tracing::warn!(pod = name, error = message, "cannot evict a pod");
                     self.figures.eviction_errors += 1;
-                    self.end_preemption(preemptor);
-                    self.pause_preemption(preemptor);
+                    self.end_preemption(&preemptor.uid);
+                    self.pause_preemption(&preemptor.uid);
                 }
             }
         }
     }
 
     /// Tells the preemptor and the evicted pods about each other.
-    fn notify_evicted(&mut self, preemptor: &PodUid, evicted: &[PodReference]) {
-        let State { index, preemptions, .. } = &*self.state;
-        let node = preemptions.under_way.get(preemptor).map(|under_way| under_way.node.clone());
-        let Some((namespace, name)) = index.pod_name(preemptor) else { return };
+    fn notify_evicted(&mut self, preemptor: &PodReference, evicted: &[PodReference]) {
+        let PodReference { namespace, name, uid } = preemptor;
+        let node = self.state.preemptions.under_way.get(uid).map(|one| one.node.clone());
         let note = tessera_messages::preempted_message(namespace, name);
         for victim in evicted {
             let (reason, note) = (events::PREEMPTED, note.clone());
@@ -416,7 +416,7 @@ impl Step<'_> {
             let name = |victim: &PodReference| format!("{}/{}", victim.namespace, victim.name);
             let names: Vec<String> = evicted.iter().map(name).collect();
             let note = tessera_messages::preempting_message(&node, &names);
-            self.notify_incident(preemptor, Topic::Pod, events::PREEMPTING, note, Some(&node));
+            self.notify_incident(uid, Topic::Pod, events::PREEMPTING, note, Some(&node));
         }
     }
 }

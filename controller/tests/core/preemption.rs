@@ -113,6 +113,16 @@ fn devices_are_free_again_once_the_preemptor_is_deleted() {
 }
 
 #[test]
+fn evicted_pod_is_told_why_also_if_the_preemptor_is_gone() {
+    let mut world = full(&[("one", "80Gi")]);
+    world.add_important_pod("urgent", "80Gi", 9);
+    world.end_pod("urgent");
+    world.deliver_all();
+    world.evict_for("urgent");
+    assert_eq!(world.reasons_of("one"), [events::PREEMPTED.name()]);
+}
+
+#[test]
 fn devices_are_kept_for_a_bounded_time() {
     let mut world = full(&[("one", "40Gi"), ("two", "40Gi")]);
     world.add_important_pod("urgent", "80Gi", 9);

@@ -336,17 +336,14 @@ impl World {
     fn start_evictions(&mut self, evictions: Evictions) {
         let known = |name: &str| self.known.get(&(WatchedKind::Pod, name.to_owned())).unwrap();
         let priority = |pod: &Value| pod["spec"]["priority"].as_i64().unwrap_or_default();
-        let pods = self.known.iter().filter(|((kind, _), _)| *kind == WatchedKind::Pod);
-        let mut pods = pods.map(|(_, pod)| pod);
-        let is_preemptor = |pod: &&Value| pod["metadata"]["uid"] == evictions.preemptor.as_str();
-        let preemptor = pods.find(is_preemptor).unwrap();
+        let name = evictions.preemptor.name.to_string();
+        let preemptor = known(&name);
         for victim in &evictions.victims {
             let pod = known(victim.name.as_str());
             assert!(priority(pod) < priority(preemptor), "of a strictly lower priority");
             assert!(pod["spec"]["nodeName"].is_string(), "it is bound");
             assert!(pod["metadata"]["deletionTimestamp"].is_null(), "it is not ending anyway");
         }
-        let name = preemptor["metadata"]["name"].as_str().unwrap().to_owned();
         assert!(!evictions.victims.is_empty());
         let other = self.open_evictions.insert(name, evictions);
         assert!(other.is_none(), "a pod has one eviction at a time");
