@@ -124,6 +124,8 @@ pub struct NodePreemption {
     pub loss: Loss,
     /// The preemption.
     pub preemption: Preemption,
+    /// The number of pods with devices on the node.
+    pub holders: usize,
 }
 
 /// The loss of a preemption. Smaller is better.
@@ -266,7 +268,8 @@ impl NodeTrial<'_> {
         };
         let victims = victims.into_iter().map(|holder| holder.pod.clone()).collect();
         let freed = self.freed(&gone).map(|held| held.claim.clone()).collect();
-        NodePreemption { loss, preemption: Preemption { decision, victims, freed } }
+        let preemption = Preemption { decision, victims, freed };
+        NodePreemption { loss, preemption, holders: self.holders.pods.len() }
     }
 
     /// Plans the pod as if these pods were gone.

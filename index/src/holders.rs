@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
-use tessera_allocator::model::{ClusterSnapshot, DeviceId, PodUid, PoolId, Usage};
+use tessera_allocator::model::{ClusterSnapshot, DeviceId, PendingPod, PodUid, PoolId, Usage};
 use tessera_allocator::preemption::{HeldClaim, Holder, NodeHolders};
-use tessera_api::names::{ClaimUid, DriverName, Namespace, NodeName, PoolName};
+use tessera_api::names::{ClaimUid, DriverName, NodeName, PoolName};
 
 use crate::claims::ClaimEntry;
 use crate::index::Index;
@@ -69,18 +69,18 @@ impl Index {
         self.nodes.range::<NodeName, _>((from, Bound::Unbounded)).map(|(name, _)| name)
     }
 
-    /// Returns a snapshot with one node only, to plan pods of one namespace. Room that is kept for
-    /// pods counts as taken if they have at least this priority. None if the node does not exist.
+    /// Returns a snapshot with one node only, to plan one pod. Room that is kept for other pods
+    /// counts as taken if they have at least this priority. None if the node does not exist.
     pub fn snapshot_of_node(
         &self,
         node: &NodeName,
-        namespace: &Namespace,
+        pod: &PendingPod,
         room_from: i32,
     ) -> Option<ClusterSnapshot> {
         let object = self.nodes.get(node)?.node.clone()?;
         let mut usage = Usage::default();
         for id in self.devices_on(node) {
-            let used = self.usage_with_room_from(&id, room_from);
+            let used = self.usage_with_room_for(&id, &pod.uid, room_from);
             usage.set(&id, used);
         }
         let pool = PoolName::new(node.as_str()).ok()?;
@@ -88,13 +88,13 @@ impl Index {
         let slice = |name: &String| Some((name.clone(), Arc::clone(self.slices.get(name)?)));
         let class =
             |(name, (class, _)): (&_, &(Arc<_>, _))| (Clone::clone(name), Arc::clone(class));
-        let quotas = self.quota_states(namespace);
+        let quotas = self.quota_states(&pod.namespace);
         Some(ClusterSnapshot {
             nodes: [(node.clone(), object)].into(),
             slices: self.slices_of.get(&pool).filter_map(slice).collect(),
             classes: self.classes.iter().map(class).collect(),
             usage,
-            quotas: [(namespace.clone(), quotas)].into(),
+            quotas: [(pod.namespace.clone(), quotas)].into(),
             topology: self.topologies.of(&pool),
         })
     }

@@ -44,19 +44,30 @@ impl Index {
 
     /// Returns the usage of a device with the room on it.
     pub(crate) fn usage_with_room(&self, device: &DeviceId) -> Option<DeviceUsage> {
-        self.usage_with_room_from(device, i32::MIN)
+        self.usage_with(device, |_, _| true)
     }
 
-    /// Returns the usage of a device with the room of pods of this priority or a higher one.
-    pub(crate) fn usage_with_room_from(
+    /// Returns the usage of a device with the room of pods other than this one that have at least
+    /// this priority.
+    pub(crate) fn usage_with_room_for(
         &self,
         device: &DeviceId,
+        pod: &PodUid,
         priority: i32,
     ) -> Option<DeviceUsage> {
+        self.usage_with(device, |other, room| other != pod && room.priority >= priority)
+    }
+
+    fn usage_with(
+        &self,
+        device: &DeviceId,
+        counts: impl Fn(&PodUid, &PodRoom) -> bool,
+    ) -> Option<DeviceUsage> {
         let used = self.sums.usage.get(device).cloned();
-        let rooms = self.room.by_device.get(device).filter_map(|pod| self.room.of_pods.get(pod));
-        rooms
-            .filter(|room| room.priority >= priority)
-            .fold(used, |used, room| Some(used.unwrap_or_default().plus(device, &room.results)))
+        let pods = self.room.by_device.get(device);
+        let rooms = pods.filter_map(|pod| self.room.of_pods.get_key_value(pod));
+        rooms.filter(|(pod, room)| counts(pod, room)).fold(used, |used, (_, room)| {
+            Some(used.unwrap_or_default().plus(device, &room.results))
+        })
     }
 }

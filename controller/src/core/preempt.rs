@@ -102,8 +102,6 @@ struct Search {
 struct UnderWay {
     priority: i32,
     node: NodeName,
-    /// The devices that are kept, as the search chose them.
-    results: Arc<[DeviceResult]>,
     /// The claims that become free.
     freed: Vec<ClaimUid>,
     /// The number of those that were not free at the last attempt to place the preemptor.
@@ -163,7 +161,7 @@ impl State {
         if holders.pods.is_empty() || is_reserved {
             return None;
         }
-        let snapshot = self.index.snapshot_of_node(node, &pod.namespace, pod.priority)?;
+        let snapshot = self.index.snapshot_of_node(node, pod, pod.priority)?;
         for holder in &mut holders.pods {
             let subject = Subject::pod(&holder.pod);
             holder.is_fixed |= self.holds.is_held(&subject, HoldReason::EvictionRefused, now);
@@ -202,21 +200,17 @@ impl Step<'_> {
         }
         under_way.next_attempt = self.now + ATTEMPT_PAUSE;
         let pending = planning.backlog.get(pod).filter(|pod| pod.claims == waiting.claims).cloned();
-        let (node, priority) = (under_way.node.clone(), under_way.priority);
-        let results = Arc::clone(&under_way.results);
+        let node = under_way.node.clone();
         let is_free = |claim: &Arc<Claim>| !self.state.is_busy(&claim.uid, self.now);
         let Some(pending) = pending.filter(|pod| pod.pending_claims().all(is_free)) else {
             // Something keeps it from being planned at present.
             self.attempt_soon(pod);
             return;
         };
-        self.state.index.end_room(pod);
         if self.place_preemptor(&node, &pending) {
             self.end_preemption(pod);
         } else if remaining > 0 {
-            let State { index, preemptions, .. } = &mut *self.state;
-            index.keep_room(pod, priority, results);
-            if let Some(under_way) = preemptions.under_way.get_mut(pod) {
+            if let Some(under_way) = self.state.preemptions.under_way.get_mut(pod) {
                 under_way.remaining = remaining;
                 let next = under_way.next_attempt.min(until);
                 self.wake_at(Some(next));
@@ -240,7 +234,7 @@ impl Step<'_> {
     /// Allocates devices for the pod on the node, if it fits there now. Returns true if it does.
     fn place_preemptor(&mut self, node: &NodeName, pod: &PendingPod) -> bool {
         let State { index, planning, .. } = &*self.state;
-        let Some(snapshot) = index.snapshot_of_node(node, &pod.namespace, i32::MIN) else {
+        let Some(snapshot) = index.snapshot_of_node(node, pod, i32::MIN) else {
             return false;
         };
         let settings = planning.settings_of_preemption(STEPS_PER_NODE);
@@ -309,7 +303,7 @@ impl Step<'_> {
             let Some(candidate) = self.state.preemption_on(&node, &search.pod, self.now) else {
                 continue;
             };
-            holders += self.state.index.holders_on(&node).pods.len();
+            holders += candidate.holders;
             search.candidates += 1;
             let is_better = search.best.as_ref().is_none_or(|(_, best)| candidate.loss < best.loss);
             if is_better {
@@ -323,13 +317,11 @@ impl Step<'_> {
         self.cancel_lower(&node, pod.priority);
         let results: Vec<DeviceResult> =
             decision.claims.into_iter().flat_map(|claim| claim.results).collect();
-        let results: Arc<[DeviceResult]> = results.into();
         let State { index, preemptions, .. } = &mut *self.state;
-        index.keep_room(&pod.uid, pod.priority, Arc::clone(&results));
+        index.keep_room(&pod.uid, pod.priority, results.into());
         let under_way = UnderWay {
             priority: pod.priority,
             node: node.clone(),
-            results,
             freed,
             remaining: usize::MAX,
             next_attempt: self.now,
