@@ -29,6 +29,8 @@ pub struct Backlog {
     /// queue.
     first: BTreeMap<PlanOrder, FirstTurn>,
     queues: BTreeMap<ClassId, Queue>,
+    /// Number of pods that are decided together with another one.
+    together: usize,
     /// The last plan, unless a pod has changed since.
     pub(crate) last_plan: Option<Box<LastPlan>>,
 }
@@ -91,6 +93,7 @@ impl Backlog {
         }
         self.remove(&pod.uid);
         self.last_plan = None;
+        self.together += pod.together_with.len();
         let pod = Arc::new(pod);
         self.first.insert(PlanOrder::of(&pod), FirstTurn { pod: Arc::clone(&pod), class: None });
         self.pods.insert(pod.uid.clone(), Entry { pod, class: None });
@@ -100,6 +103,7 @@ impl Backlog {
     pub fn remove(&mut self, pod: &PodUid) {
         let Some(Entry { pod, class }) = self.pods.remove(pod) else { return };
         self.last_plan = None;
+        self.together -= pod.together_with.len();
         match class {
             None => drop(self.first.remove(&PlanOrder::of(&pod))),
             Some(class) => self.change_queue(class, |queue| queue.remove(&pod)),
@@ -176,9 +180,9 @@ impl Backlog {
         })
     }
 
-    /// Returns the number of pods that each plan tries first.
+    /// Returns the number of pods that each plan tries first, with those of their groups.
     pub fn turn_count(&self) -> usize {
-        self.first.len()
+        self.first.len() + self.together
     }
 
     /// Returns the pods that each plan tries first.

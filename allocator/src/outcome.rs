@@ -161,8 +161,21 @@ pub enum RefusalCause {
     NoFit(RefusalExplanation),
     /// The claims of the pod would exceed a quota of the namespace.
     OverQuota(Box<QuotaShortfall>),
+    /// The pods of a group are allocated together or not at all, and not all of them fit.
+    GroupDoesNotFit(GroupShortfall),
     /// The search exceeded the step budget.
     BudgetExceeded,
+}
+
+/// A group of pods that does not fit as a whole.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GroupShortfall {
+    /// Number of pods that are to be placed together.
+    pub pods: usize,
+    /// Number of those that fit at the same time.
+    pub placed: usize,
+    /// First pod that does not fit beside them.
+    pub first: PodName,
 }
 
 /// An unsupported feature of a request. Its text names the feature.

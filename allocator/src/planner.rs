@@ -4,6 +4,7 @@ mod budget;
 mod class_reasons;
 mod classes;
 mod fair_share;
+mod group;
 mod last_plan;
 mod node_choice;
 mod node_tests;

@@ -101,6 +101,13 @@ reasons! {
     /// and the amounts.
     QUOTA_EXCEEDED = "QuotaExceeded", Controller, "Pod",
         "Wait until other claims of the namespace end, ask for less, or have the quota raised; `kubectl tessera quota` shows it.";
+    /// The pods of the group get their devices together or not at all, and not all of them fit.
+    GROUP_DOES_NOT_FIT = "GroupDoesNotFit", Controller, "Pod",
+        "Wait, free GPUs, add nodes, or make the group smaller; the pod that the message names, or `kubectl tessera explain pod NAME`, has the details.";
+    /// The group of the pod has fewer pods that wait for devices than its size, or says no valid
+    /// size.
+    GROUP_INCOMPLETE = "GroupIncomplete", Controller, "Pod",
+        "Create the missing pods, or correct the size of the group in the annotation that the message names.";
     /// The search for devices exceeded its step budget before it found a result, or the pods of the
     /// namespace have spent their CPU time for CEL selectors.
     SEARCH_BUDGET_EXCEEDED = "SearchBudgetExceeded", Controller, "Pod",

@@ -105,6 +105,28 @@ pub const DELETE_PROTECTION_FINALIZER: &str = "resource.kubernetes.io/delete-pro
 /// Annotation of pods that the kubelet makes from files of its node: the mirrors of static pods.
 pub const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 
+/// Annotation of a pod: the name of its group in its namespace. The pods of a group get their
+/// devices together.
+pub const POD_GROUP_ANNOTATION: &str = "gpu.tessera.dev/pod-group";
+
+/// Annotation of a pod: the number of pods of its group.
+pub const POD_GROUP_SIZE_ANNOTATION: &str = "gpu.tessera.dev/pod-group-size";
+
+/// Label of a pod in a pod group of Kueue.
+pub const KUEUE_GROUP_LABEL: &str = "kueue.x-k8s.io/pod-group-name";
+
+/// Annotation of a pod: the number of pods of its Kueue pod group.
+pub const KUEUE_GROUP_SIZE_ANNOTATION: &str = "kueue.x-k8s.io/pod-group-total-count";
+
+/// Annotation of a pod whose Kueue pod group is admitted before all of its pods exist.
+pub const KUEUE_FAST_ADMISSION_ANNOTATION: &str = "kueue.x-k8s.io/pod-group-fast-admission";
+
+/// Label of a pod of a LeaderWorkerSet: its group of a leader and workers.
+pub const LEADER_WORKER_GROUP_LABEL: &str = "leaderworkerset.sigs.k8s.io/group-key";
+
+/// Label of a pod of a JobSet: the name of the JobSet.
+pub const JOB_SET_LABEL: &str = "jobset.sigs.k8s.io/jobset-name";
+
 /// Annotation by which kube-controller-manager ties a generated claim to the claim entry of its
 /// pod.
 pub const POD_CLAIM_NAME_ANNOTATION: &str = "resource.kubernetes.io/pod-claim-name";

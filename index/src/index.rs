@@ -19,6 +19,7 @@ use crate::claims::{ClaimEntry, UsageSums};
 use crate::convert::{self, AllocatedClaim, ConvertError};
 use crate::defaults::Defaults;
 use crate::generated::{Generated, generated_for};
+use crate::groups::Groups;
 use crate::interner::Interner;
 use crate::multimap::Multimap;
 use crate::pods::PodEntry;
@@ -51,6 +52,7 @@ pub struct Index {
     pub(crate) claim_names: BTreeMap<ClaimKey, ClaimUid>,
     pub(crate) pods: BTreeMap<PodUid, PodEntry>,
     pub(crate) pods_by_claim: Multimap<ClaimKey, PodUid>,
+    pub(crate) groups: Groups,
     interned: Interned,
     pub(crate) generated: Generated,
     /// Pods with claims that wait for a node: all that planning reads.
@@ -194,8 +196,10 @@ impl Index {
         let is_news = old.is_none_or(|old| !pod.differs_only_by_own_nomination(old));
         if let Some(old) = self.pods.remove(&pod.uid) {
             self.unlink(&old);
+            self.leave_group(&old);
         }
         self.list_by_claims(&pod);
+        self.join_group(&pod);
         let uid = pod.uid.clone();
         if pod.is_waiting() && !pod.claims.is_empty() {
             self.unbound.insert(uid.clone());
@@ -218,6 +222,7 @@ impl Index {
         self.holding.remove(&uid);
         self.stranded.remove(&uid);
         self.unlink(&pod);
+        self.leave_group(&pod);
         self.count_requests(&mut pod, None);
         for claim in pod.links.values() {
             self.release_user(claim, &uid);

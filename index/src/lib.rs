@@ -24,6 +24,7 @@ mod changes;
 mod claims;
 mod defaults;
 mod generated;
+mod groups;
 mod holders;
 mod holdings;
 mod index;
@@ -44,6 +45,9 @@ mod work;
 
 pub use audit::Audit;
 pub use changes::ClusterChanges;
+pub use groups::{
+    GROUP_ANNOTATIONS, GROUP_LABELS, GroupKey, GroupProblem, GroupWork, MAX_GROUP_SIZE,
+};
 pub use holdings::Holding;
 pub use index::Index;
 pub use overcommit::Overcommitted;

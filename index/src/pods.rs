@@ -12,6 +12,7 @@ use tessera_api::names::{
 };
 
 use crate::convert;
+use crate::groups::GroupMember;
 
 /// A pod.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,6 +24,8 @@ pub(crate) struct PodEntry {
     pub(crate) node: Option<NodeName>,
     /// Its phase is `Succeeded` or `Failed`: no container runs any more.
     pub(crate) finished: bool,
+    /// Its phase is `Failed`.
+    pub(crate) failed: bool,
     pub(crate) deleting: bool,
     /// It has scheduling gates, so it is not planned yet.
     pub(crate) gated: bool,
@@ -33,6 +36,8 @@ pub(crate) struct PodEntry {
     pub(crate) is_mirror: bool,
     pub(crate) created: i64,
     pub(crate) nomination: Option<Nomination>,
+    /// The group that it gets its devices with.
+    pub(crate) group: Option<Box<GroupMember>>,
     /// Its claims in pod order.
     pub(crate) claims: Vec<ClaimRef>,
     pub(crate) scheduling: Arc<SchedulingConstraints>,
@@ -107,6 +112,7 @@ impl PodEntry {
             name: PodName::new(metadata.name.as_deref()?).ok()?,
             node: node(&spec.node_name),
             finished: matches!(phase, Some("Succeeded" | "Failed")),
+            failed: phase == Some("Failed"),
             deleting: metadata.deletion_timestamp.is_some(),
             gated: spec.scheduling_gates.as_ref().is_some_and(|g| !g.is_empty()),
             priority: spec.priority.unwrap_or(0),
@@ -117,6 +123,7 @@ impl PodEntry {
                 .is_some_and(|annotations| annotations.contains_key(MIRROR_ANNOTATION)),
             created: metadata.creation_timestamp.as_ref().map_or(0, |t| t.0.as_second()),
             nomination: Nomination::of(object),
+            group: GroupMember::of(object).map(Box::new),
             claims: claims(object),
             scheduling: Arc::new(match spec.node_name {
                 None => convert::scheduling(spec),
@@ -147,6 +154,7 @@ impl PodEntry {
             scheduling: Arc::clone(&self.scheduling),
             nominated_node: self.node_with_room().cloned(),
             excluded_nodes: BTreeSet::new(),
+            together_with: Vec::new(),
         }
     }
 

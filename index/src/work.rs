@@ -8,6 +8,7 @@ use tessera_allocator::model::{DeviceId, PendingPod, PodClaim, PodUid};
 use tessera_api::names::{ClaimName, ClaimUid, NodeName};
 
 use crate::claims::ClaimEntry;
+use crate::groups::{GroupProblem, GroupWork};
 use crate::index::Index;
 use crate::pods::{Nomination, Nominator, PodEntry};
 use crate::scope::Scope;
@@ -41,6 +42,8 @@ pub enum PlanningBlocker {
     /// Another pod is bound with the claim, which is not allocated and has to be on that pod's
     /// node.
     BoundPod,
+    /// The group of the pod.
+    Group(GroupProblem),
 }
 
 /// An unbound pod with a claim that has devices of ours: it waits for kube-scheduler.
@@ -77,23 +80,50 @@ pub struct Repelled {
 impl Index {
     /// Returns the pods to plan and those that cannot be planned.
     pub fn work(&self) -> Work {
+        self.work_of(&self.unbound)
+    }
+
+    /// Returns those of these pods to plan and those that cannot be planned, with the pods of their
+    /// groups.
+    pub fn work_of(&self, pods: &BTreeSet<PodUid>) -> Work {
         let mut work = Work::default();
-        for uid in &self.unbound {
-            match self.to_plan(uid) {
+        let mut groups = BTreeSet::new();
+        for uid in pods {
+            if let Some(group) = self.group_of(uid) {
+                groups.insert(group);
+                continue;
+            }
+            match self.to_plan_alone(uid) {
                 Ok(Some(pending)) => work.pending.push(pending),
                 Ok(None) => {}
                 Err(blocked) => work.blocked.push(blocked),
             }
         }
+        for group in groups {
+            let GroupWork { pending, blocked } = self.plan_group(group);
+            work.pending.extend(pending);
+            work.blocked.extend(blocked);
+        }
         work
     }
 
     /// Returns a pod of [`work`](Self::work) as the allocator's input; none if it does not wait, is
-    /// gated, lacks a claim or needs nothing.
+    /// gated, lacks a claim or needs nothing, or if another pod of its group stands for it.
     ///
     /// # Errors
     /// It cannot be planned.
     pub fn to_plan(&self, pod: &PodUid) -> Result<Option<PendingPod>, Blocked> {
+        let Some(group) = self.group_of(pod) else { return self.to_plan_alone(pod) };
+        let GroupWork { pending, blocked } = self.plan_group(group);
+        match blocked.into_iter().find(|blocked| blocked.pod == *pod) {
+            Some(blocked) => Err(blocked),
+            None => Ok(pending.filter(|pending| pending.uid == *pod)),
+        }
+    }
+
+    /// Returns a pod as the allocator's input, as [`to_plan`](Self::to_plan) does if it has no
+    /// group.
+    pub(crate) fn to_plan_alone(&self, pod: &PodUid) -> Result<Option<PendingPod>, Blocked> {
         let pod = self.pods.get(pod).filter(|pod| self.unbound.contains(&pod.uid) && !pod.gated);
         pod.map_or(Ok(None), |pod| self.plan_of(pod))
     }
@@ -217,7 +247,7 @@ impl Index {
     }
 
     /// Returns true if the claim may request devices of ours and is not allocated.
-    fn lacks_allocation(&self, entry: &ClaimEntry) -> bool {
+    pub(crate) fn lacks_allocation(&self, entry: &ClaimEntry) -> bool {
         let is_ours = |scope| matches!(scope, Scope::Ours | Scope::Any | Scope::Mixed);
         entry.allocation().is_none() && self.scope(&entry.claim.uid).is_some_and(is_ours)
     }

@@ -11,11 +11,15 @@
 #![forbid(unsafe_code)]
 
 use k8s_openapi::jiff::Timestamp;
-use tessera_allocator::{QuotaShortfall, RefusalCause, ReservedNode};
+use tessera_allocator::{GroupShortfall, QuotaShortfall, RefusalCause, ReservedNode};
 use tessera_api::events::{self, EventReason};
-use tessera_api::names::{DRIVER_NAME, Namespace, NodeName, PodName};
+use tessera_api::names::{
+    DRIVER_NAME, Namespace, NodeName, POD_GROUP_ANNOTATION, POD_GROUP_SIZE_ANNOTATION, PodName,
+};
 use tessera_api::reason::MAX_EVENT_BYTES;
-use tessera_index::{Misplaced, PlanningBlocker, RepairAction, RepairBlocker};
+use tessera_index::{
+    GroupProblem, MAX_GROUP_SIZE, Misplaced, PlanningBlocker, RepairAction, RepairBlocker,
+};
 
 /// Metric label and finding: no ResourceSlice of the driver has a device.
 pub const NO_DEVICES_PUBLISHED: &str = "NoDevicesPublished";
@@ -47,6 +51,7 @@ pub fn refusal_reason(cause: &RefusalCause) -> EventReason {
     match cause {
         RefusalCause::NoFit(_) => events::INSUFFICIENT_DEVICES,
         RefusalCause::OverQuota(_) => events::QUOTA_EXCEEDED,
+        RefusalCause::GroupDoesNotFit(_) => events::GROUP_DOES_NOT_FIT,
         RefusalCause::BudgetExceeded => events::SEARCH_BUDGET_EXCEEDED,
         RefusalCause::UnknownClass { .. } => events::UNKNOWN_DEVICE_CLASS,
         RefusalCause::NotSupported { .. } => events::NOT_SUPPORTED,
@@ -77,6 +82,10 @@ pub fn refusal_message(
         RefusalCause::OverQuota(shortfall) => {
             format!("ResourceClaim {claim}: {}", quota_message(shortfall))
         }
+        RefusalCause::GroupDoesNotFit(GroupShortfall { pods, placed, first }) => format!(
+            "ResourceClaim {claim}: the pod's group needs devices for {pods} pods at the same time, \
+             and there are devices for {placed}; the first pod that does not fit is `{first}`"
+        ),
         RefusalCause::BudgetExceeded => format!(
             "ResourceClaim {claim}: search budget exceeded, by combinations of devices or by the CPU \
              time of the namespace's CEL selectors; request fewer devices or constraints in one \
@@ -129,6 +138,7 @@ pub fn blocker_reason(blocker: PlanningBlocker) -> EventReason {
     match blocker {
         PlanningBlocker::MixedDrivers => events::MIXED_DRIVERS,
         PlanningBlocker::BoundPod => events::CLAIM_IN_USE,
+        PlanningBlocker::Group(_) => events::GROUP_INCOMPLETE,
     }
 }
 
@@ -142,6 +152,29 @@ pub fn blocker_message(claim: &str, blocker: PlanningBlocker) -> String {
         PlanningBlocker::BoundPod => format!(
             "ResourceClaim {claim} is not allocated, and another pod that uses it is bound; \
              it must be allocated on the node of that pod first"
+        ),
+        PlanningBlocker::Group(problem) => group_message(problem),
+    }
+}
+
+fn group_message(problem: GroupProblem) -> String {
+    match problem {
+        GroupProblem::SizeMissing => format!(
+            "the pod has the annotation `{POD_GROUP_ANNOTATION}` and not \
+             `{POD_GROUP_SIZE_ANNOTATION}`: add it, with the number of pods of the group"
+        ),
+        GroupProblem::SizeInvalid => format!(
+            "the annotation `{POD_GROUP_SIZE_ANNOTATION}` of the pod is not a number from 1 to \
+             {MAX_GROUP_SIZE}: write the number of pods of the group"
+        ),
+        GroupProblem::NameMissing => format!(
+            "the pod has the annotation `{POD_GROUP_SIZE_ANNOTATION}` and neither an owner nor \
+             `{POD_GROUP_ANNOTATION}`: add the name of the group"
+        ),
+        GroupProblem::Incomplete { size, present } => format!(
+            "the pod's group has {size} pods, and {present} of them have devices or wait for them; \
+             the group gets its devices once all of them exist without scheduling gates and with \
+             their claims"
         ),
     }
 }

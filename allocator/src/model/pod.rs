@@ -55,6 +55,9 @@ pub struct PendingPod {
     /// Nodes that are not tried: the pod could not run there although its devices were allocated.
     /// The caller removes them again.
     pub excluded_nodes: BTreeSet<NodeName>,
+    /// The other pods of its group, in its namespace: all of them are decided in the same plan, or
+    /// none. Theirs are empty. The group has the priority and the age of this pod.
+    pub together_with: Vec<PendingPod>,
 }
 
 impl PendingPod {
@@ -64,6 +67,16 @@ impl PendingPod {
             PodClaim::Pending(claim) => Some(claim),
             PodClaim::Allocated { .. } => None,
         })
+    }
+
+    /// Returns this pod, and those that are decided together with it.
+    pub fn members(&self) -> impl Iterator<Item = &Self> {
+        std::iter::once(self).chain(&self.together_with)
+    }
+
+    /// Returns true if other pods are decided together with this one.
+    pub fn is_group(&self) -> bool {
+        !self.together_with.is_empty()
     }
 }
 

@@ -165,11 +165,13 @@ pub(super) struct PlanningPass<'p> {
     pub(super) planner: &'p mut Planner,
     pub(super) settings: PlanSettings,
     /// Nodes with the requests of pods decided in this pass.
-    nodes: BTreeMap<NodeIndex, Node>,
+    pub(super) nodes: BTreeMap<NodeIndex, Node>,
     /// Device consumption before the pass.
-    usage_before: Vec<(DeviceId, Option<DeviceUsage>)>,
+    pub(super) usage_before: Vec<(DeviceId, Option<DeviceUsage>)>,
+    /// Nodes before each decision, as this pass saw them; none = as in the cluster.
+    pub(super) nodes_before: Vec<(NodeIndex, Option<Node>)>,
     /// Free CPU of nodes before the pass.
-    cpu_before: Vec<(NodeIndex, u64)>,
+    pub(super) cpu_before: Vec<(NodeIndex, u64)>,
     /// Claims decided in this pass and their nodes. A later pod that shares a claim is restricted
     /// to them.
     pub(super) decided: BTreeMap<ClaimUid, Option<NodeSelector>>,
@@ -196,6 +198,7 @@ impl<'p> PlanningPass<'p> {
             planner,
             settings,
             nodes: BTreeMap::new(),
+            nodes_before: Vec::new(),
             usage_before: Vec::new(),
             cpu_before: Vec::new(),
             decided: BTreeMap::new(),
@@ -252,7 +255,7 @@ impl<'p> PlanningPass<'p> {
         self.planner.shapes.find(self.planner.classes.get(class).shape?)
     }
 
-    /// Plans one pod with the rest of the budget.
+    /// Plans one pod, or its group, with the rest of the budget.
     fn plan_pod(
         &mut self,
         pod: &'p PendingPod,
@@ -275,11 +278,14 @@ impl<'p> PlanningPass<'p> {
         (self.explained_steps, self.max_explained_steps) = (0, budget.left);
         self.is_cut_off = false;
         self.begin_pod(pod);
-        let placed = self.place_pod(pod, &mut steps);
+        let placed = match pod.is_group() {
+            true => self.place_group(pod, &mut steps),
+            false => self.place_pod(pod, None, &mut steps).map(Vec::from_iter),
+        };
         self.charge(pod, needed, given - steps, budget);
         match placed {
-            Ok(decision) => {
-                plan.decisions.extend(decision);
+            Ok(decisions) => {
+                plan.decisions.extend(decisions);
                 PodOutcome::Decided
             }
             Err(Refused { claims, .. })
@@ -294,6 +300,7 @@ impl<'p> PlanningPass<'p> {
                 PodOutcome::Open
             }
             Err(Refused { claims, class }) => {
+                let class = class.filter(|_| !pod.is_group());
                 if claims.iter().any(|refusal| lacks_capacity(&refusal.cause)) {
                     self.planner.forecast.count_refusal(&pod.uid);
                 }
@@ -373,12 +380,13 @@ impl<'p> PlanningPass<'p> {
 
     /// Places one pod. `None` means that nothing is left to decide. Partial search results are used
     /// when the steps of the pod are spent; until then the next plan continues.
-    fn place_pod(
+    pub(super) fn place_pod(
         &mut self,
         pod: &'p PendingPod,
+        beside: Option<usize>,
         steps: &mut u64,
     ) -> Result<Option<Decision>, Refused> {
-        let to_place = self.undecided_part(pod);
+        let to_place = PodToPlace { beside, ..self.undecided_part(pod) };
         if to_place.pending.is_empty() {
             return Ok(None);
         }
@@ -471,7 +479,7 @@ impl<'p> PlanningPass<'p> {
     }
 
     /// Returns the part of a pod that this pass has not decided yet.
-    fn undecided_part<'s>(&self, pod: &'s PendingPod) -> PodToPlace<'s> {
+    pub(super) fn undecided_part<'s>(&self, pod: &'s PendingPod) -> PodToPlace<'s> {
         let mut to_place = PodToPlace::without_claims(pod);
         for claim in &pod.claims {
             match claim {
@@ -530,7 +538,8 @@ impl<'p> PlanningPass<'p> {
             self.cpu_before.push((node, self.planner.cluster.nodes[node].cpu_milli));
             self.planner.cluster.set_cpu(node, changed.cpu_milli_left());
             self.planner.cluster.touch(node);
-            self.nodes.insert(node, changed);
+            let before = self.nodes.insert(node, changed);
+            self.nodes_before.push((node, before));
         }
         self.decisions += 1;
         let node = self.planner.cluster.nodes[node].name.clone();

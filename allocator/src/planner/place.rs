@@ -71,6 +71,10 @@ impl<'p> PlanningPass<'p> {
         class: ClassId,
         steps: &mut u64,
     ) -> Refused {
+        if to_place.is_beside_others() {
+            // What the others of the group have, and are about to lose, is no reason.
+            return Vec::new().into();
+        }
         self.planner.classes.get_mut(class).over_quota = None;
         let claims = self.refuse(to_place, class, steps);
         self.reserve_for(to_place, class, &claims);

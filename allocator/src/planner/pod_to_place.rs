@@ -16,12 +16,15 @@ pub(super) struct PodToPlace<'s> {
     pub(super) pending: Vec<Arc<Claim>>,
     /// Nodes of its allocated claims.
     pub(super) claim_nodes: Vec<ClaimNodes>,
+    /// Number of pods of its group that have got devices before it, which count only if the whole
+    /// group fits; `None` for a single pod.
+    pub(super) beside: Option<usize>,
 }
 
 impl<'s> PodToPlace<'s> {
     /// Returns a pod without its claims, for tests of nodes.
     pub(super) fn without_claims(pod: &'s PendingPod) -> Self {
-        Self { pod, pending: Vec::new(), claim_nodes: Vec::new() }
+        Self { pod, pending: Vec::new(), claim_nodes: Vec::new(), beside: None }
     }
 
     /// Returns all of a pod that is not allocated.
@@ -44,9 +47,15 @@ impl<'s> PodToPlace<'s> {
 impl PodToPlace<'_> {
     /// Returns true if results apply to every pod with the same claims and constraints.
     pub(super) fn has_shared_results(&self) -> bool {
-        self.claim_nodes.is_empty()
+        !self.is_beside_others()
+            && self.claim_nodes.is_empty()
             && self.pod.excluded_nodes.is_empty()
             && self.pod.nominated_node.is_none()
+    }
+
+    /// Returns true if other pods of its group have got devices before it.
+    pub(super) fn is_beside_others(&self) -> bool {
+        self.beside.is_some_and(|others| others > 0)
     }
 
     pub(super) fn restrict_to(&mut self, claim: &ClaimName, nodes: Option<&NodeSelector>) {

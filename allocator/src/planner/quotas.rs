@@ -133,8 +133,11 @@ impl<'p> PlanningPass<'p> {
         class: ClassId,
         shortfall: Box<QuotaShortfall>,
     ) -> Refused {
-        let of_class = self.planner.classes.get_mut(class);
         let cause = RefusalCause::OverQuota(shortfall);
+        if to_place.is_beside_others() {
+            return to_place.refused_for(&Arc::new(cause)).into();
+        }
+        let of_class = self.planner.classes.get_mut(class);
         // The same object while it is equal, so that its text is rendered once.
         let known = of_class.over_quota.take().filter(|known| **known == cause);
         let cause = known.unwrap_or_else(|| Arc::new(cause));

@@ -30,6 +30,8 @@ use crate::wide_hash::{WideHash, hash_all, mix};
 #[derive(Debug, Default)]
 pub(super) struct NodeReservation {
     reserved: Option<Reserved>,
+    /// End of the window of a group for which capacity is kept until the plan ends.
+    of_group: Option<i64>,
     /// Next start of a reservation window, over the pods that had none open.
     next_change: Option<i64>,
     /// Steps left for all reservation searches.
@@ -78,9 +80,21 @@ impl NodeReservation {
     /// Returns the reserved node and the time of the next change. `now` is the present time.
     pub(super) fn end(self, now: i64) -> (Option<ReservedNode>, Option<i64>) {
         let until = self.reserved.as_ref().map(|reserved| reserved.node.until);
+        let until = until.or(self.of_group);
         let continued = self.is_cut_off.then_some(now);
         let next_change = until.into_iter().chain(self.next_change).chain(continued).min();
         (self.reserved.map(|reserved| reserved.node), next_change)
+    }
+
+    /// Has no other reservation made in this plan if capacity is kept for a group, until the end of
+    /// its window.
+    pub(super) fn keep_for_group(&mut self, until: Option<i64>) {
+        self.of_group = self.of_group.or(until);
+    }
+
+    /// Returns true if nothing is reserved.
+    fn is_free(&self) -> bool {
+        self.reserved.is_none() && self.of_group.is_none()
     }
 
     fn set(&mut self, index: NodeIndex, node: ReservedNode, order: PlanOrder) {
@@ -129,7 +143,8 @@ impl PlanningPass<'_> {
     ) {
         let pod = to_place.pod;
         let lacks = lacks_held_capacity(refusals.iter().map(|refusal| &*refusal.cause));
-        let Some(until) = lacks.then(|| self.open_window(pod)).flatten() else { return };
+        let is_single = lacks && to_place.beside.is_none();
+        let Some(until) = is_single.then(|| self.open_window(pod)).flatten() else { return };
         let is_shared = to_place.has_shared_results();
         if is_shared && self.reservation.without_node.contains(&class) {
             return;
@@ -159,8 +174,7 @@ impl PlanningPass<'_> {
     /// otherwise notes when it opens.
     pub(super) fn open_window(&mut self, pod: &PendingPod) -> Option<i64> {
         let reservation = &mut self.reservation;
-        let min_wait =
-            self.settings.reservation_delay.filter(|_| reservation.reserved.is_none())?;
+        let min_wait = self.settings.reservation_delay.filter(|_| reservation.is_free())?;
         let first = starvation::first_window_length(&pod.uid);
         let Window { is_open, until } =
             starvation::window_at(pod.created, self.settings.now, min_wait, first);
@@ -181,7 +195,7 @@ impl PlanningPass<'_> {
         let min_wait = self.settings.reservation_delay?;
         let now = self.settings.now;
         let reservation = &mut self.reservation;
-        if reservation.reserved.is_some() || reservation.without_node.contains(&class) {
+        if !reservation.is_free() || reservation.without_node.contains(&class) {
             return None;
         }
         let mut next_change = queue.no_window_before.get().filter(|next| *next > now);

@@ -257,6 +257,7 @@ fn pod(claim: &Arc<Claim>) -> PendingPod {
         scheduling: Arc::new(SchedulingConstraints::default()),
         nominated_node: None,
         excluded_nodes: Default::default(),
+        together_with: Vec::new(),
     }
 }
 

@@ -219,5 +219,6 @@ fn pod(number: usize, batch: RefusedBatch) -> PendingPod {
         scheduling: Arc::new(scheduling),
         nominated_node: None,
         excluded_nodes: BTreeSet::new(),
+        together_with: Vec::new(),
     }
 }

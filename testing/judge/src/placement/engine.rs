@@ -147,6 +147,7 @@ impl AllocatorPlacer {
             scheduling: Arc::new(self.scheduling(demand)),
             nominated_node: None,
             excluded_nodes: BTreeSet::new(),
+            together_with: Vec::new(),
         }
     }
 

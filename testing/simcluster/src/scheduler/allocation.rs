@@ -187,6 +187,7 @@ impl<'a> Allocator<'a> {
             scheduling: Arc::new(SchedulingConstraints::default()),
             nominated_node: None,
             excluded_nodes: Default::default(),
+            together_with: Vec::new(),
         })
     }
 

@@ -1,0 +1,240 @@
+//! Groups of pods that get their devices together.
+//!
+//! A pod names its group and the size of the group in annotations, or in labels of the systems that
+//! make groups. The devices of a group are decided once all of its pods exist. Pods that have
+//! devices, or had them when they were bound, count as placed; the others are decided together.
+
+use std::collections::BTreeSet;
+use std::str::FromStr;
+
+use k8s_openapi::api::core::v1::Pod;
+use tessera_allocator::model::{PendingPod, PodUid};
+use tessera_api::names::{
+    JOB_SET_LABEL, KUEUE_FAST_ADMISSION_ANNOTATION, KUEUE_GROUP_LABEL, KUEUE_GROUP_SIZE_ANNOTATION,
+    LEADER_WORKER_GROUP_LABEL, Namespace, POD_GROUP_ANNOTATION, POD_GROUP_SIZE_ANNOTATION,
+};
+
+use crate::index::Index;
+use crate::multimap::Multimap;
+use crate::pods::PodEntry;
+use crate::work::{Blocked, PlanningBlocker};
+
+/// The annotations of a pod that state its group.
+pub const GROUP_ANNOTATIONS: [&str; 4] = [
+    POD_GROUP_ANNOTATION,
+    POD_GROUP_SIZE_ANNOTATION,
+    KUEUE_GROUP_SIZE_ANNOTATION,
+    KUEUE_FAST_ADMISSION_ANNOTATION,
+];
+
+/// The labels of a pod that state its group.
+pub const GROUP_LABELS: [&str; 3] = [KUEUE_GROUP_LABEL, LEADER_WORKER_GROUP_LABEL, JOB_SET_LABEL];
+
+/// The most pods of a group: a plan places all of them at once.
+pub const MAX_GROUP_SIZE: u32 = 512;
+
+/// The identity of a group of pods.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct GroupKey {
+    namespace: Namespace,
+    /// The object or the name that the pods have in common, with its kind.
+    name: Box<str>,
+}
+
+/// The group that a pod states.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct GroupMember {
+    /// The group; a pod without one is alone in it.
+    pub(crate) key: GroupKey,
+    /// The number of its pods.
+    size: Result<u32, GroupProblem>,
+}
+
+/// The cause for which the pods of a group cannot be planned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GroupProblem {
+    /// The pod names a group and not its size.
+    SizeMissing,
+    /// The size is not a number from 1 to [`MAX_GROUP_SIZE`].
+    SizeInvalid,
+    /// The pod states a size, and neither a group nor an owner.
+    NameMissing,
+    /// Pods are missing.
+    Incomplete {
+        /// The size of the group.
+        size: u32,
+        /// The number of its pods that have devices or wait for them.
+        present: u32,
+    },
+}
+
+/// The work on a group.
+#[derive(Debug, Default)]
+pub struct GroupWork {
+    /// The pods to plan, as one.
+    pub pending: Option<PendingPod>,
+    /// Pods that cannot be planned.
+    pub blocked: Vec<Blocked>,
+}
+
+/// The progress of a group.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Progress {
+    /// The largest size that its pods state.
+    size: u32,
+    /// The number of pods that have all of their devices, or had them when they were bound.
+    placed: u32,
+}
+
+impl GroupMember {
+    /// Returns the group of a pod; none if it is in none.
+    pub(crate) fn of(pod: &Pod) -> Option<Self> {
+        let metadata = &pod.metadata;
+        let annotation = |name: &str| Some(metadata.annotations.as_ref()?.get(name)?.as_str());
+        let label = |name: &str| Some(metadata.labels.as_ref()?.get(name)?.as_str());
+        let (name, size) =
+            (annotation(POD_GROUP_ANNOTATION), annotation(POD_GROUP_SIZE_ANNOTATION));
+        // With fast admission the first pod may create the others.
+        let of_kueue = label(KUEUE_GROUP_LABEL)
+            .filter(|_| annotation(KUEUE_FAST_ADMISSION_ANNOTATION) != Some("true"));
+        let size_in_kueue = of_kueue.and_then(|_| annotation(KUEUE_GROUP_SIZE_ANNOTATION));
+        name.or(size).or(size_in_kueue)?;
+        let common = [
+            ("PodGroup", name),
+            ("Kueue", of_kueue),
+            ("LeaderWorkerSet", label(LEADER_WORKER_GROUP_LABEL)),
+            ("JobSet", label(JOB_SET_LABEL)),
+            ("owner", owner(pod)),
+        ];
+        let common = common.iter().find_map(|(kind, name)| Some((*kind, (*name)?)));
+        let size = size.or(size_in_kueue);
+        let size = size.ok_or(GroupProblem::SizeMissing).and_then(|size| {
+            let size = u32::from_str(size).ok().filter(|size| (1..=MAX_GROUP_SIZE).contains(size));
+            size.ok_or(GroupProblem::SizeInvalid)
+        });
+        let alone = ("pod", metadata.uid.as_deref()?);
+        let size =
+            if common.is_some() || size == Ok(1) { size } else { Err(GroupProblem::NameMissing) };
+        let (kind, name) = common.unwrap_or(alone);
+        let namespace = Namespace::new(metadata.namespace.as_deref()?).ok()?;
+        let name = format!("{kind}/{name}").into_boxed_str();
+        Some(Self { key: GroupKey { namespace, name }, size })
+    }
+}
+
+/// Returns the UID of the controlling owner.
+fn owner(pod: &Pod) -> Option<&str> {
+    let mut owners = pod.metadata.owner_references.iter().flatten();
+    owners.find(|owner| owner.controller == Some(true)).map(|owner| owner.uid.as_str())
+}
+
+/// The pods of each group.
+pub(crate) type Groups = Multimap<GroupKey, PodUid>;
+
+impl Index {
+    /// Adds the pod to its group.
+    pub(crate) fn join_group(&mut self, pod: &PodEntry) {
+        if let Some(member) = &pod.group {
+            self.groups.insert(member.key.clone(), pod.uid.clone());
+        }
+    }
+
+    /// Removes the pod from its group, whose planning may have changed.
+    pub(crate) fn leave_group(&mut self, pod: &PodEntry) {
+        if let Some(member) = &pod.group {
+            self.groups.remove(&member.key, &pod.uid);
+            let other = self.groups.get(&member.key).next().cloned();
+            self.changed_pods.extend(other);
+        }
+    }
+
+    /// Returns the group of a pod; none if it is in none.
+    pub fn group_of(&self, pod: &PodUid) -> Option<&GroupKey> {
+        Some(&self.pods.get(pod)?.group.as_ref()?.key)
+    }
+
+    /// Adds the other pods of the groups of these pods.
+    pub fn complete_groups(&self, pods: &mut BTreeSet<PodUid>) {
+        let groups: BTreeSet<&GroupKey> =
+            pods.iter().filter_map(|pod| self.group_of(pod)).collect();
+        for group in groups {
+            pods.extend(self.pods_of_group(group).cloned());
+        }
+    }
+
+    /// Returns the pods of a group.
+    pub fn pods_of_group(&self, group: &GroupKey) -> impl Iterator<Item = &PodUid> {
+        self.groups.get(group)
+    }
+
+    /// Returns what is to be planned of a group: as many of its waiting pods as are missing to its
+    /// size. Once it has its size, every further pod is planned alone.
+    pub fn plan_group(&self, group: &GroupKey) -> GroupWork {
+        let mut work = GroupWork::default();
+        let mut waiting = Vec::new();
+        let Progress { size, placed } = self.progress(group);
+        let members = self.groups.get(group).filter_map(|uid| self.pods.get(uid));
+        for (pod, member) in members.filter_map(|pod| Some((pod, pod.group.as_ref()?))) {
+            let Ok(Some(pending)) = self.to_plan_alone(&pod.uid).map_err(|b| work.blocked.push(b))
+            else {
+                continue;
+            };
+            match member.size {
+                Ok(_) => waiting.push(pending),
+                Err(problem) => work.blocked.extend(blocked_by(&pending, problem)),
+            }
+        }
+        let missing = size.saturating_sub(placed) as usize;
+        if waiting.len() < missing {
+            let present = placed + u32::try_from(waiting.len()).unwrap_or(u32::MAX);
+            let problem = GroupProblem::Incomplete { size, present };
+            work.blocked.extend(waiting.iter().filter_map(|pod| blocked_by(pod, problem)));
+            return work;
+        }
+        waiting.sort_by(|a, b| {
+            let order = |pod: &PendingPod| (-i64::from(pod.priority), pod.created);
+            order(a).cmp(&order(b)).then_with(|| (&a.name, &a.uid).cmp(&(&b.name, &b.uid)))
+        });
+        let mut waiting = waiting.into_iter().take(missing.max(1));
+        work.pending = waiting.next();
+        if let Some(first) = &mut work.pending {
+            first.together_with = waiting.collect();
+        }
+        work
+    }
+
+    /// Returns true if the group has fewer pods with devices than its size.
+    pub fn is_group_open(&self, group: &GroupKey) -> bool {
+        let Progress { size, placed } = self.progress(group);
+        placed < size
+    }
+
+    fn progress(&self, group: &GroupKey) -> Progress {
+        let mut progress = Progress::default();
+        for pod in self.groups.get(group).filter_map(|uid| self.pods.get(uid)) {
+            // Others take their places.
+            if pod.deleting || pod.failed {
+                continue;
+            }
+            let size = pod.group.as_ref().and_then(|member| member.size.ok()).unwrap_or(0);
+            progress.size = progress.size.max(size);
+            progress.placed += u32::from(self.is_placed(pod));
+        }
+        progress
+    }
+
+    /// Returns true if the pod has all of its devices, or had them when it was bound.
+    fn is_placed(&self, pod: &PodEntry) -> bool {
+        let is_allocated = || {
+            let entries = self.claims_of(pod);
+            entries.is_some_and(|entries| !entries.iter().any(|entry| self.lacks_allocation(entry)))
+        };
+        pod.node.is_some() || pod.finished || is_allocated()
+    }
+}
+
+/// Returns that a pod cannot be planned, at its first claim to allocate.
+fn blocked_by(pod: &PendingPod, problem: GroupProblem) -> Option<Blocked> {
+    let claim = pod.pending_claims().next()?.uid.clone();
+    Some(Blocked { pod: pod.uid.clone(), claim, blocker: PlanningBlocker::Group(problem) })
+}
