@@ -31,7 +31,6 @@
 //! # Parts to come
 //! | feature | file | place and means |
 //! |---|---|---|
-//! | gangs | `gang.rs` | before `allocate`: groups pending pods into units of one verdict |
 //! | resize | `resize.rs` | after `repair`: a new [`ClaimChange`] |
 //! | drains | `drain.rs` | after `preempt`: `Evict` with the same budget |
 //! | defragmentation | `defragment.rs` | after `drain`: `Evict` with the same budget |

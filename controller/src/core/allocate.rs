@@ -45,6 +45,7 @@ impl Step<'_> {
         let changed = self.changed_pods();
         let mut left_out = std::mem::take(&mut self.state.revisited);
         left_out.extend(changed.iter().cloned());
+        self.state.index.complete_groups(&mut left_out);
         let mut examined = self.examine(&left_out);
         let deallocated = self.note_deallocated(&mut examined);
         let undecided_claims = self.withhold(&mut examined);
@@ -108,19 +109,15 @@ impl Step<'_> {
     /// Returns those of the pods that wait for devices, which are revisited by the next step unless
     /// they are planned.
     fn examine(&mut self, pods: &BTreeSet<PodUid>) -> Vec<PendingPod> {
-        let mut examined = Vec::new();
+        let work = self.state.index.work_of(pods);
         for pod in pods {
             self.state.blocked.remove(pod);
-            match self.state.index.to_plan(pod) {
-                Ok(Some(pending)) => {
-                    examined.push(pending);
-                    self.state.revisited.insert(pod.clone());
-                }
-                Ok(None) => {}
-                Err(blocked) => drop(self.state.blocked.insert(pod.clone(), blocked)),
-            }
         }
-        examined
+        for blocked in work.blocked {
+            self.state.blocked.insert(blocked.pod.clone(), blocked);
+        }
+        self.state.revisited.extend(work.pending.iter().map(|pod| pod.uid.clone()));
+        work.pending
     }
 
     /// Records the pods that have lost their allocation, and excludes the nodes where they failed.
@@ -135,9 +132,10 @@ impl Step<'_> {
             let State { index, holds, placements, .. } = &mut *self.state;
             let reasons = [HoldReason::ClaimDeallocated, HoldReason::ClearingFailed];
             let is_held = pod
-                .pending_claims()
+                .members()
+                .flat_map(PendingPod::pending_claims)
                 .any(|claim| holds.is_held_for_any(&Subject::claim(&claim.uid), &reasons, now));
-            if is_held {
+            for pod in pod.members().filter(|_| is_held) {
                 deallocated.insert(pod.uid.clone());
                 if let Some(nomination) = index.nomination(&pod.uid) {
                     let message = index.unschedulable_message(&pod.uid);
@@ -147,17 +145,30 @@ impl Step<'_> {
             !is_held
         });
         for pod in pending {
-            let State { index, holds, placements, .. } = &mut *self.state;
-            let nomination = index.nomination(&pod.uid);
-            let message = index.unschedulable_message(&pod.uid);
-            let lost = placements.deallocated(holds, &pod.uid, nomination, message, now);
-            if let Some(lost) = lost {
-                self.note_lost(pod, lost);
-                deallocated.insert(pod.uid.clone());
+            let mut others = std::mem::take(&mut pod.together_with);
+            for member in others.iter_mut().chain([&mut *pod]) {
+                if self.note_placement(member) {
+                    deallocated.insert(member.uid.clone());
+                }
             }
-            pod.excluded_nodes = self.state.holds.excluded_nodes(&pod.uid, now);
+            pod.together_with = others;
         }
         deallocated
+    }
+
+    /// Records if a pod has lost its allocation, and excludes the nodes where it failed. Returns
+    /// true if it has.
+    fn note_placement(&mut self, pod: &mut PendingPod) -> bool {
+        let State { index, holds, placements, .. } = &mut *self.state;
+        let nomination = index.nomination(&pod.uid);
+        let message = index.unschedulable_message(&pod.uid);
+        let lost = placements.deallocated(holds, &pod.uid, nomination, message, self.now);
+        let is_lost = lost.is_some();
+        if let Some(lost) = lost {
+            self.note_lost(pod, lost);
+        }
+        pod.excluded_nodes = self.state.holds.excluded_nodes(&pod.uid, self.now);
+        is_lost
     }
 
     fn note_lost(&mut self, pod: &mut PendingPod, lost: Deallocated) {
@@ -174,21 +185,25 @@ impl Step<'_> {
         }
     }
 
-    /// Removes the pods that must not be planned yet. Returns the number of pending claims of those
-    /// whose last search ended without a decision.
+    /// Removes the pods that must not be planned yet, with their groups. Returns the number of
+    /// pending claims of those whose last search ended without a decision.
     fn withhold(&mut self, pending: &mut Vec<PendingPod>) -> i64 {
         let mut undecided = 0;
         let (state, now) = (&mut *self.state, self.now);
         pending.retain(|pod| {
-            let subject = Subject::pod(&pod.uid);
-            state.end_outdated_holds(pod, now);
-            if state.holds.is_held(&subject, HoldReason::SearchUndecided, now) {
-                undecided += pending_claims(pod);
+            let mut is_ready = true;
+            for pod in pod.members() {
+                let subject = Subject::pod(&pod.uid);
+                state.end_outdated_holds(pod, now);
+                if state.holds.is_held(&subject, HoldReason::SearchUndecided, now) {
+                    undecided += pending_claims(pod);
+                }
+                let mut claims = pod.pending_claims().map(|claim| &claim.uid);
+                is_ready &= !state.holds.is_held_for_any(&subject, &POD_HOLDS, now)
+                    && !state.audits.is_long_unlisted(&state.index, &pod.uid)
+                    && !claims.any(|claim| state.is_busy(claim, now));
             }
-            let mut claims = pod.pending_claims().map(|claim| &claim.uid);
-            !state.holds.is_held_for_any(&subject, &POD_HOLDS, now)
-                && !state.audits.is_long_unlisted(&state.index, &pod.uid)
-                && !claims.any(|claim| state.is_busy(claim, now))
+            is_ready
         });
         undecided
     }

@@ -89,7 +89,7 @@ impl Step<'_> {
             // A claim in use may be so only between two events of one cause.
             let State { misplacements, holds, .. } = &*self.state;
             let is_confirmed = || misplacements.is_confirmed(holds, claim, self.now);
-            if *blocker == PlanningBlocker::MixedDrivers || is_confirmed() {
+            if *blocker != PlanningBlocker::BoundPod || is_confirmed() {
                 let note = message::blocker_message(&self.state.claim_name(claim), *blocker);
                 self.notify(pod, Topic::Claim(claim.clone()), reason, note, None);
             }

@@ -137,7 +137,11 @@ impl State {
         };
         let pods = planning.backlog.next_above(lowest, is_under_way).take(MAX_CONSIDERED);
         let mut preemptors = pods.filter(|pod| {
-            index.is_preempting(&pod.uid) && !is_held(pod) && waits(pod) && is_refused(pod)
+            !pod.is_group()
+                && index.is_preempting(&pod.uid)
+                && !is_held(pod)
+                && waits(pod)
+                && is_refused(pod)
         });
         preemptors.next().cloned()
     }

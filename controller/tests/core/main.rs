@@ -8,6 +8,7 @@ mod actors;
 mod decisions;
 mod defaults;
 mod explanations;
+mod groups;
 mod interleavings;
 mod nominations;
 mod preemption;
