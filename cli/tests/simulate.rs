@@ -347,3 +347,40 @@ fn pods_without_or_against_preemption_evict_none() {
     let fits = with_preemption(&Fixture::new(), &trainer_with("priority: 100"));
     assert_eq!((fits.pods[0].result, &fits.pods[0].preemption), (SimulatedOutcome::Fits, &None));
 }
+
+/// A Job whose pods each ask for most of a GPU.
+fn job_of(pods: usize) -> String {
+    let template = QUARTER.replace("memory: 19Gi", "memory: 70Gi");
+    format!(
+        "{template}
+apiVersion: batch/v1
+kind: Job
+metadata: {{name: train}}
+spec:
+  parallelism: {pods}
+  template:
+    metadata: {{annotations: {{gpu.tessera.dev/pod-group-size: \"{pods}\"}}}}
+    spec:
+      restartPolicy: Never
+      resourceClaims: [{{name: gpu, resourceClaimTemplateName: quarter}}]
+      containers: [{{name: main, image: i, resources: {{claims: [{{name: gpu}}]}}}}]
+"
+    )
+}
+
+#[test]
+fn pods_of_a_group_fit_together_or_not_at_all() {
+    let single = try_with(&Fixture::new(), &job_of(1), None).unwrap();
+    assert!(single.fits());
+    let fits = (1..20).take_while(|pods| simulated(&Fixture::new(), &job_of(*pods)).fits()).count();
+    assert!(fits > 1, "the cluster has several GPUs");
+    let simulation = simulated(&Fixture::new(), &job_of(fits + 1));
+    assert_eq!(simulation.pods.len(), fits + 1);
+    for pod in &simulation.pods {
+        assert_eq!(pod.result, SimulatedOutcome::DoesNotFit, "{}", pod.pod);
+    }
+    let text = simulate::text(&simulation, true);
+    let expected = format!("{} pods at the same time, and there are devices for {fits}", fits + 1);
+    let in_one_line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(in_one_line.contains(&expected), "{text}");
+}

@@ -142,6 +142,10 @@ impl<'v> PodContext<'v> {
             let state = PodState::MissingClaim;
             return PodAnswer { state, message, node: None, claims, hint: None };
         }
+        let mut blocked = self.view.work.blocked.iter();
+        if let Some(blocked) = blocked.find(|blocked| blocked.pod == *self.uid) {
+            return self.blocked(blocked);
+        }
         match self.view.index.pending(self.uid) {
             Err(blocked) => self.blocked(&blocked),
             Ok(Some(pending)) => self.planned(&pending),
@@ -177,7 +181,9 @@ impl<'v> PodContext<'v> {
 
     /// Returns the answer for a pod with claims that the controller has to allocate.
     fn planned(&self, pending: &PendingPod) -> PodAnswer {
-        let is_queued = self.view.work.pending.iter().any(|queued| queued.uid == pending.uid);
+        let is_member = |unit: &&PendingPod| unit.members().any(|one| one.uid == pending.uid);
+        let unit = self.view.work.pending.iter().find(is_member);
+        let is_queued = unit.is_some();
         let alone = || self.view.plan_alone(std::slice::from_ref(pending));
         let by_itself;
         let plan = if is_queued {
@@ -202,6 +208,12 @@ impl<'v> PodContext<'v> {
         let before = self.pods_before(pending);
         let reserved = plan.reserved_for(self.uid);
         let advice = hint(&refusals, reserved);
+        if unit.is_some_and(PendingPod::is_group) {
+            // That it would fit without the others of its group is of no use.
+            let message = self.refusal(&refusals, reserved);
+            let (state, hint) = (PodState::Pending, Some(advice));
+            return PodAnswer { state, message, node: None, claims, hint };
+        }
         let (message, hint) =
             match competes.then(alone).iter().flat_map(|plan| &plan.decisions).next() {
                 Some(decision) => {
@@ -335,6 +347,13 @@ fn hint(refusals: &[&Refusal], reserved: Option<&ReservedNode>) -> String {
     if refusals.iter().any(is_over_quota) {
         return "wait until other claims of the namespace end, ask for less, or have the quota \
                 raised; `kubectl tessera quota` shows it"
+            .to_owned();
+    }
+    let is_of_group =
+        |refusal: &&Refusal| matches!(*refusal.cause, RefusalCause::GroupDoesNotFit(_));
+    if refusals.iter().any(is_of_group) {
+        return "wait until other pods release GPUs, or make the group smaller; explain the pod \
+                that the message names, too"
             .to_owned();
     }
     let invalid = "correct the claim or its template, and create the pod again".to_owned();

@@ -73,10 +73,20 @@ pub(super) fn into_snapshot(snapshot: &mut Snapshot, manifests: Manifests) -> Ex
 /// Returns the pods of a workload, with its name and a number.
 fn replicas(workload: Workload) -> impl Iterator<Item = Pod> {
     let Workload { namespace, name, replicas, template } = workload;
+    let ObjectMeta { annotations, labels, .. } = template.metadata.unwrap_or_default();
+    let owner = OwnerReference {
+        name: name.clone(),
+        uid: format!("simulated-{name}"),
+        controller: Some(true),
+        ..OwnerReference::default()
+    };
     (0..replicas).map(move |number| Pod {
         metadata: ObjectMeta {
             namespace: namespace.clone(),
             name: Some(format!("{name}-{number}")),
+            annotations: annotations.clone(),
+            labels: labels.clone(),
+            owner_references: Some(vec![owner.clone()]),
             ..ObjectMeta::default()
         },
         spec: template.spec.clone(),
@@ -165,7 +175,7 @@ impl AddedPods<'_> {
                 name: Some(name),
                 uid: Some(uid),
                 creation_timestamp: Some(Time(self.created)),
-                ..ObjectMeta::default()
+                ..pod.metadata
             },
             spec: Some(spec),
             status: Some(k8s_openapi::api::core::v1::PodStatus {

@@ -18,9 +18,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use tessera_api::defaults::GpuDefaults;
 use tessera_api::names::{
     DRIVER_NAME, FENCE_ANNOTATION, MIRROR_ANNOTATION, POD_CLAIM_NAME_ANNOTATION,
-    TOPOLOGY_ANNOTATION,
+    POD_GROUP_SIZE_ANNOTATION, TOPOLOGY_ANNOTATION,
 };
 use tessera_api::quota::GpuQuota;
+use tessera_index::{GROUP_ANNOTATIONS, GROUP_LABELS};
 
 /// Keeps names and times.
 fn metadata(from: ObjectMeta) -> ObjectMeta {
@@ -157,8 +158,8 @@ pub fn trimmed_node(node: Node) -> Node {
     Node { metadata: ObjectMeta { labels, ..metadata(node.metadata) }, spec, status }
 }
 
-/// Keeps node, scheduling constraints, requests and claims of a Pod. None for a completed pod
-/// without claims.
+/// Keeps node, scheduling constraints, requests, claims and group of a Pod. None for a completed
+/// pod without claims.
 #[must_use]
 pub fn trimmed_pod(pod: Pod) -> Option<Pod> {
     let spec = pod.spec?;
@@ -166,13 +167,29 @@ pub fn trimmed_pod(pod: Pod) -> Option<Pod> {
     let ended = matches!(phase, Some("Succeeded" | "Failed"));
     let uses_claims = spec.resource_claims.as_ref().is_some_and(|claims| !claims.is_empty());
     (!ended || uses_claims).then(|| Pod {
-        metadata: ObjectMeta {
-            annotations: annotations(&pod.metadata, &[MIRROR_ANNOTATION]),
-            ..metadata(pod.metadata)
-        },
+        metadata: pod_metadata(pod.metadata),
         spec: Some(pod_spec(spec)),
         status: pod.status.map(pod_status),
     })
+}
+
+/// Keeps names and times, and what states the pod's group.
+fn pod_metadata(from: ObjectMeta) -> ObjectMeta {
+    let names: Vec<&str> = GROUP_ANNOTATIONS.into_iter().chain([MIRROR_ANNOTATION]).collect();
+    let annotations = annotations(&from, &names);
+    let mut labels = from.labels.clone();
+    if let Some(labels) = &mut labels {
+        labels.retain(|name, _| GROUP_LABELS.contains(&name.as_str()));
+    }
+    let is_of_group =
+        annotations.as_ref().is_some_and(|kept| kept.contains_key(POD_GROUP_SIZE_ANNOTATION));
+    let owners = from.owner_references.clone().filter(|_| is_of_group);
+    ObjectMeta {
+        annotations,
+        labels: labels.filter(|labels| !labels.is_empty()),
+        owner_references: owners.map(|owners| owners.into_iter().map(owner).collect()),
+        ..metadata(from)
+    }
 }
 
 fn pod_spec(spec: PodSpec) -> PodSpec {
