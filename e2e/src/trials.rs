@@ -23,6 +23,7 @@ mod frozen_leader;
 mod gpu;
 mod gpu_drain;
 mod gpu_preemption;
+mod groups;
 mod host_pid;
 mod hundred_pods;
 mod intercept_modes;
@@ -93,6 +94,8 @@ pub struct Cluster {
 pub struct Sizes {
     /// Claims in the trials with two allocators.
     pub two_allocator_claims: usize,
+    /// Rounds of the trial with two groups.
+    pub group_rounds: usize,
     /// Size of the soak trial.
     pub soak: SoakSize,
 }
@@ -101,16 +104,18 @@ impl Sizes {
     /// Sizes for the simulated cluster as part of all tests: one minute per trial.
     pub const SIMULATED: Self = Self {
         two_allocator_claims: 1000,
+        group_rounds: 8,
         soak: SoakSize { pods: 300, started_percent: 3, pause: Duration::from_secs(4) },
     };
     /// Sizes for a real cluster with real containers: one or two minutes per trial.
     pub const REAL: Self = Self {
         two_allocator_claims: 500,
+        group_rounds: 2,
         soak: SoakSize { pods: 100, started_percent: 100, pause: Duration::from_secs(10) },
     };
 
-    /// Returns these sizes with those of `$TESSERA_FENCE_CLAIMS` and `$TESSERA_SOAK_PODS`, where
-    /// set.
+    /// Returns these sizes with those of `$TESSERA_FENCE_CLAIMS`, `$TESSERA_GROUP_ROUNDS` and
+    /// `$TESSERA_SOAK_PODS`, where set.
     ///
     /// # Errors
     /// Returns an error if a variable is not a number.
@@ -118,6 +123,7 @@ impl Sizes {
         let soak = SoakSize { pods: number("TESSERA_SOAK_PODS", self.soak.pods)?, ..self.soak };
         Ok(Self {
             two_allocator_claims: number("TESSERA_FENCE_CLAIMS", self.two_allocator_claims)?,
+            group_rounds: number("TESSERA_GROUP_ROUNDS", self.group_rounds)?,
             soak,
         })
     }
@@ -221,6 +227,7 @@ pub fn portable() -> Vec<Trial> {
         trial!("converted-pods", converted_pods::run),
         trial!("defaults", defaults::complete),
         trial!("quota", quotas::race),
+        trial!("groups", groups::run_in_turn),
         trial!("soak", soak::run),
     ]
 }

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceClaimTemplate};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
@@ -160,6 +161,7 @@ fn strictly<T: DeserializeOwned + Serialize>(object: &Value) -> Result<(), Strin
 fn check_object(object: &Value) -> Result<usize, String> {
     let configs = match object["kind"].as_str().unwrap_or_default() {
         "Pod" => strictly::<Pod>(object).map(|()| None)?,
+        "Job" => strictly::<Job>(object).map(|()| None)?,
         "PriorityClass" => strictly::<PriorityClass>(object).map(|()| None)?,
         "DeviceClass" => {
             strictly::<DeviceClass>(object).map(|()| object.pointer("/spec/config"))?

@@ -1,0 +1,140 @@
+//! Trials of groups: two groups of pods that each fit alone and not together. One gets all of its
+//! devices, the other none, and no round ends in a deadlock.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::ResourceExt;
+use kube::api::DeleteParams;
+use serde_json::{Value, json};
+use tessera_api::events;
+
+use super::claim_watch::{self, ClaimSums};
+use super::refused_node::on_node;
+use super::test_bed::{TestBed, from_template, phase, wait_all};
+use super::{overcommit, placement};
+use crate::harness::TrialOutcome;
+use crate::inventory::{DRIVER, GpuInventory};
+use crate::leftovers::device_results;
+use crate::runner::Outcome;
+use crate::wait::CheckResult;
+
+/// The pods of a group.
+const SIZE: usize = 8;
+
+/// The names of the groups.
+const GROUPS: [&str; 2] = ["left", "right"];
+
+pub(super) async fn run_in_turn(test_bed: TestBed) -> TrialOutcome {
+    let sums =
+        HoldersByGroup { namespace: test_bed.namespace().to_owned(), holders: BTreeMap::new() };
+    let trial = claim_watch::check_during(&test_bed, sums, rounds(&test_bed));
+    overcommit::check_during(&test_bed, trial).await
+}
+
+async fn rounds(test_bed: &TestBed) -> TrialOutcome {
+    let node = test_bed.node_with("h100", 2).await?;
+    let inventory = GpuInventory::read(&test_bed.client).await?;
+    let gpus = inventory.devices().filter(|((pool, _), _)| *pool == node).count();
+    // As many shares on each GPU as give all GPUs together one group, and never two.
+    let shares = SIZE.div_ceil(gpus);
+    let memory = format!("{}Gi", 72 / shares);
+    test_bed.create_template("share", DRIVER, json!({"memory": memory})).await?;
+    for _ in 0..test_bed.sizes().group_rounds {
+        for number in 0..SIZE {
+            for group in GROUPS {
+                test_bed.create(on_node(member(group, number), &node)).await?;
+            }
+        }
+        let first = wait_group(test_bed, &GROUPS).await?;
+        let second = if first == GROUPS[0] { GROUPS[1] } else { GROUPS[0] };
+        let reason = events::GROUP_DOES_NOT_FIT.name();
+        placement::wait_event_reason(test_bed, &name_of(second, SIZE - 1), reason).await?;
+        delete_group(test_bed, first).await?;
+        wait_group(test_bed, &[second]).await?;
+        delete_group(test_bed, second).await?;
+    }
+    println!("    {} rounds", test_bed.sizes().group_rounds);
+    Ok(Outcome::Passed(vec![]))
+}
+
+fn name_of(group: &str, number: usize) -> String {
+    format!("{group}-{number}")
+}
+
+fn member(group: &str, number: usize) -> Value {
+    let mut pod = from_template(&name_of(group, number), "share");
+    pod["metadata"]["annotations"] = json!({
+        "gpu.tessera.dev/pod-group": group, "gpu.tessera.dev/pod-group-size": SIZE.to_string(),
+    });
+    pod
+}
+
+fn is_member(pod: &Pod, group: &str) -> bool {
+    (0..SIZE).any(|number| pod.name_any() == name_of(group, number))
+}
+
+/// Waits until all pods of one of these groups run, and returns its name.
+async fn wait_group(test_bed: &TestBed, groups: &[&'static str]) -> anyhow::Result<&'static str> {
+    let check = |pods: &[Pod]| {
+        let running = |group: &str| {
+            pods.iter().filter(|pod| is_member(pod, group) && phase(pod) == "Running").count()
+        };
+        let found = groups.iter().find(|group| running(group) == SIZE);
+        found.map_or_else(
+            || CheckResult::Pending(format!("not running: {groups:?}")),
+            |group| CheckResult::Done(*group),
+        )
+    };
+    wait_all(test_bed.pods(), "a group to run", check).await
+}
+
+async fn delete_group(test_bed: &TestBed, group: &str) -> anyhow::Result<()> {
+    for number in 0..SIZE {
+        test_bed.pods().delete(&name_of(group, number), &DeleteParams::default()).await?;
+    }
+    let check = |pods: &[Pod]| {
+        let left = pods.iter().filter(|pod| is_member(pod, group)).count();
+        CheckResult::done_if(left == 0, || format!("{left} pods left"))
+    };
+    wait_all(test_bed.pods(), "the group to be deleted", check).await
+}
+
+/// The claims that hold devices, by group. Two groups never hold devices at the same time.
+struct HoldersByGroup {
+    namespace: String,
+    /// The group of each claim with devices.
+    holders: BTreeMap<String, &'static str>,
+}
+
+impl ClaimSums for HoldersByGroup {
+    fn update(&mut self, claim: &ResourceClaim) -> Result<(), String> {
+        if claim.namespace().as_deref() != Some(&self.namespace) {
+            return Ok(());
+        }
+        let owners = claim.owner_references();
+        let is_of = |group: &&&str| owners.iter().any(|owner| owner.name.starts_with(**group));
+        let group = GROUPS.iter().find(is_of);
+        match group.filter(|_| device_results(claim).next().is_some()) {
+            Some(group) => self.holders.insert(claim.name_any(), group),
+            None => self.holders.remove(&claim.name_any()),
+        };
+        let groups: BTreeSet<&str> = self.holders.values().copied().collect();
+        match groups.len() {
+            0 | 1 => Ok(()),
+            _ => Err(format!("both groups hold devices: {:?}", self.holders)),
+        }
+    }
+
+    fn remove(&mut self, claim: &ResourceClaim) {
+        if claim.namespace().as_deref() == Some(&self.namespace) {
+            self.holders.remove(&claim.name_any());
+        }
+    }
+
+    fn replace(&mut self, claims: &[ResourceClaim]) -> Result<(), String> {
+        self.holders.clear();
+        claims.iter().try_for_each(|claim| self.update(claim))
+    }
+}
