@@ -30,6 +30,10 @@ pub(super) enum BindError {
     Protect { claim: String, source: kube::Error },
     #[error("add reservation to claim {claim}")]
     Reserve { claim: String, source: kube::Error },
+    #[error("device binding failed")]
+    ConditionFailed,
+    #[error("device binding timeout")]
+    ConditionTimeout,
     #[error("binding rejected")]
     Bind(#[source] kube::Error),
 }
@@ -82,14 +86,15 @@ impl Binder {
         Api::namespaced(self.client.clone(), &claim.namespace().unwrap_or_default())
     }
 
-    /// Runs PreBind and Bind. The effects of PreBind are undone if one of them fails.
-    pub(super) async fn bind(
+    /// Reserves the claims of a pod: the first part of PreBind. Reservations are given back if one
+    /// fails.
+    pub(super) async fn reserve_all(
         &self,
         pod: &Pod,
         claims: &[Arc<ResourceClaim>],
-        allocations: Allocations,
+        mut allocations: Allocations,
         node: &str,
-    ) -> Result<Bound, BindError> {
+    ) -> Result<Vec<ResourceClaim>, BindError> {
         if !claims.is_empty() {
             // Nominates the node so that other components see it, as 1.35 and newer do. A failure
             // is ignored.
@@ -102,48 +107,59 @@ impl Binder {
             );
         }
         let mut reserved = Vec::new();
-        let done = self.reserve_and_bind(pod, claims, allocations, node, &mut reserved).await;
-        match done {
-            Ok(()) => {
-                let note = format!(
-                    "Successfully assigned {}/{} to {node}",
-                    pod.namespace().unwrap_or_default(),
-                    pod.name_any()
-                );
-                let event = PodEvent {
-                    type_: EventType::Normal,
-                    reason: "Scheduled",
-                    action: "Binding",
-                    note: &note,
-                };
-                self.events.publish(pod, event).await;
-                // Later decisions count this pod on its node before the watch reports it.
-                let pod = self.pods(pod).get_opt(&pod.name_any()).await.ok().flatten();
-                Ok(Bound { pod, claims: reserved })
+        for (index, claim) in claims.iter().enumerate() {
+            let allocation = allocations.remove(&index);
+            if allocation.is_none() && pod_claim::is_reserved_for(pod, claim) {
+                reserved.push(ResourceClaim::clone(claim));
+                continue;
             }
-            Err(error) => {
-                for claim in &reserved {
-                    self.unreserve(pod, claim).await;
+            match self.reserve(pod, claim, allocation.as_ref()).await {
+                Ok(claim) => reserved.push(claim),
+                Err(error) => {
+                    self.give_back(pod, &reserved).await;
+                    return Err(error);
                 }
-                Err(error)
             }
+        }
+        Ok(reserved)
+    }
+
+    /// Removes the reservations of a pod.
+    pub(super) async fn give_back(&self, pod: &Pod, reserved: &[ResourceClaim]) {
+        for claim in reserved {
+            self.unreserve(pod, claim).await;
         }
     }
 
-    async fn reserve_and_bind(
+    /// Binds a pod whose claims are reserved, which are given back if that fails.
+    pub(super) async fn bind(
         &self,
         pod: &Pod,
-        claims: &[Arc<ResourceClaim>],
-        mut allocations: Allocations,
+        reserved: Vec<ResourceClaim>,
         node: &str,
-        reserved: &mut Vec<ResourceClaim>,
-    ) -> Result<(), BindError> {
-        for (index, claim) in claims.iter().enumerate() {
-            let allocation = allocations.remove(&index);
-            if allocation.is_some() || !pod_claim::is_reserved_for(pod, claim) {
-                reserved.push(self.reserve(pod, claim, allocation.as_ref()).await?);
-            }
+    ) -> Result<Bound, BindError> {
+        if let Err(error) = self.write_binding(pod, node).await {
+            self.give_back(pod, &reserved).await;
+            return Err(error);
         }
+        let note = format!(
+            "Successfully assigned {}/{} to {node}",
+            pod.namespace().unwrap_or_default(),
+            pod.name_any()
+        );
+        let event = PodEvent {
+            type_: EventType::Normal,
+            reason: "Scheduled",
+            action: "Binding",
+            note: &note,
+        };
+        self.events.publish(pod, event).await;
+        // Later decisions count this pod on its node before the watch reports it.
+        let pod = self.pods(pod).get_opt(&pod.name_any()).await.ok().flatten();
+        Ok(Bound { pod, claims: reserved })
+    }
+
+    async fn write_binding(&self, pod: &Pod, node: &str) -> Result<(), BindError> {
         let body = json!({
             "apiVersion": "v1", "kind": "Binding",
             "metadata": {"name": pod.name_any(), "namespace": pod.namespace(), "uid": pod.uid()},

@@ -10,6 +10,7 @@ use kube::ResourceExt;
 
 use super::affinity;
 use super::allocation::{Allocations, Allocator, Devices};
+use super::conditions::Conditions;
 use super::filter::{self, Reason, Usage};
 use crate::pod_claim;
 
@@ -172,6 +173,9 @@ impl Filtering<'_> {
     }
 
     fn available(&self, index: usize, node: &Node) -> bool {
+        if Conditions::of(&self.claims[index]) == Conditions::Failed {
+            return false;
+        }
         let allocation =
             self.claims[index].status.as_ref().and_then(|status| status.allocation.as_ref());
         let selector = allocation.and_then(|allocation| allocation.node_selector.as_ref());

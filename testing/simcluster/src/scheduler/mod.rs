@@ -19,9 +19,11 @@
 mod affinity;
 mod allocation;
 mod binding;
+mod conditions;
 mod cycle;
 mod filter;
 mod queue;
+mod waiting;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,8 +35,11 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use self::allocation::{Allocations, Devices};
+use self::binding::BindError;
+use self::conditions::Conditions;
 use self::cycle::{ClusterState, Plugin, Verdict};
 use self::queue::{PodQueue, Rejection};
+use self::waiting::{WaitingPod, WaitingPods};
 use crate::api::{ApiServer, User};
 use crate::informer::{Change, Informer, Key};
 use crate::pod_claim::{self, PodClaim};
@@ -104,6 +109,7 @@ struct Loop {
     rules: Informer<DeviceTaintRule>,
     devices: Devices,
     queue: PodQueue,
+    waiting: WaitingPods,
 }
 
 impl Loop {
@@ -118,6 +124,7 @@ impl Loop {
             rules: Informer::start(Api::all(client)),
             devices: Devices::default(),
             queue: PodQueue::new(&options),
+            waiting: WaitingPods::default(),
             options,
         }
     }
@@ -136,6 +143,7 @@ impl Loop {
                 changes = self.pods.next() => changes.iter().for_each(|change| self.pod_changed(change)),
                 () = std::future::ready(()), if synced && self.queue.has_next() => self.schedule_next().await,
                 () = self.queue.wait_until_due() => {}
+                key = self.waiting.next_poll() => self.continue_binding(&key).await,
             }
         }
     }
@@ -277,6 +285,10 @@ impl Loop {
             && !pod_claim::is_terminal(pod);
         if !wanted {
             self.queue.remove(&key);
+            self.waiting.0.remove(&key);
+            return;
+        }
+        if self.waiting.0.contains_key(&key) {
             return;
         }
         let gates = spec
@@ -321,7 +333,10 @@ impl Loop {
         };
         let verdict = {
             let nodes: Vec<&Node> = self.nodes.values().map(AsRef::as_ref).collect();
-            let pods: Vec<&Pod> = self.pods.values().map(AsRef::as_ref).collect();
+            let is_waiting = |pod: &&Pod| self.waiting.0.contains_key(&crate::informer::key(*pod));
+            let pods = self.pods.values().map(AsRef::as_ref).filter(|pod| !is_waiting(pod));
+            let assumed = self.waiting.0.values().map(|waiting| &waiting.pod);
+            let pods: Vec<&Pod> = pods.chain(assumed).collect();
             let all = self.claims.values().collect();
             cycle::decide(
                 &pod,
@@ -369,22 +384,63 @@ impl Loop {
         allocations: Allocations,
         node: &str,
     ) {
-        match self.binder.bind(pod, claims, allocations, node).await {
+        match self.binder.reserve_all(pod, claims, allocations, node).await {
+            Ok(reserved) => {
+                reserved.iter().cloned().for_each(|claim| self.claims.assume(claim));
+                self.queue.remove(key);
+                let waiting = WaitingPod::new(pod, node, reserved);
+                self.waiting.0.insert(key.clone(), waiting);
+                self.continue_binding(key).await;
+            }
+            Err(error) => self.binding_failed(key, pod, &error).await,
+        }
+    }
+
+    /// Binds a pod whose binding conditions are true, and ends its attempt if one has failed.
+    async fn continue_binding(&mut self, key: &Key) {
+        let Some(waiting) = self.waiting.0.get(key) else { return };
+        let Some(pod) = self.pods.get(key).filter(|pod| pod.uid() == waiting.pod.uid()).cloned()
+        else {
+            self.waiting.0.remove(key);
+            return;
+        };
+        let claims = waiting.claims.iter().map(crate::informer::key);
+        let claims = claims.filter_map(|claim| self.claims.get(&claim));
+        let states: Vec<Conditions> = claims.map(|claim| Conditions::of(claim)).collect();
+        let failure = match () {
+            () if states.contains(&Conditions::Failed) => BindError::ConditionFailed,
+            () if !states.contains(&Conditions::Pending) => {
+                let Some(waiting) = self.waiting.0.remove(key) else { return };
+                return self.finish_binding(key, &pod, waiting).await;
+            }
+            () if waiting.since.elapsed() >= waiting::TIMEOUT => BindError::ConditionTimeout,
+            () => return,
+        };
+        if let Some(waiting) = self.waiting.0.remove(key) {
+            self.binder.give_back(&pod, &waiting.claims).await;
+        }
+        self.admit(&pod);
+        self.binding_failed(key, &pod, &failure).await;
+    }
+
+    async fn finish_binding(&mut self, key: &Key, pod: &Pod, waiting: WaitingPod) {
+        match self.binder.bind(pod, waiting.claims, &waiting.node).await {
             Ok(bound) => {
                 bound.claims.into_iter().for_each(|claim| self.claims.assume(claim));
                 bound.pod.into_iter().for_each(|pod| self.pods.assume(pod));
                 self.queue.remove(key);
             }
             Err(error) => {
-                tracing::debug!(
-                    pod = key.1,
-                    error = &error as &dyn std::error::Error,
-                    "cannot bind pod"
-                );
-                self.queue.failed(key);
-                self.record_status_write(self.binder.failed(pod, &error.condition_message()).await);
+                self.admit(pod);
+                self.binding_failed(key, pod, &error).await;
             }
         }
+    }
+
+    async fn binding_failed(&mut self, key: &Key, pod: &Pod, error: &BindError) {
+        tracing::debug!(pod = key.1, error = error as &dyn std::error::Error, "cannot bind pod");
+        self.queue.failed(key);
+        self.record_status_write(self.binder.failed(pod, &error.condition_message()).await);
     }
 
     fn record_status_write(&mut self, written: Result<Option<Pod>, kube::Error>) {
