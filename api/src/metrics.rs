@@ -115,6 +115,8 @@ metrics! {
         "Claim templates of converted pods created and deleted";
     CONTROLLER_TEMPLATE_ERRORS = Counter "tessera_controller_template_errors" []
         "Writes of claim templates that were refused or had no response";
+    CONTROLLER_FAILED_GROUPS = Counter "tessera_controller_failed_groups" []
+        "Pod groups that kube-scheduler could not place as a whole, so that their devices were released";
     CONTROLLER_PREEMPTION_ATTEMPTS = Counter "tessera_controller_preemption_attempts" []
         "Searches for pods of lower priority to evict so that a pod gets its devices";
     CONTROLLER_EVICTIONS = Counter "tessera_controller_evictions" ["result"]

@@ -112,6 +112,12 @@ pub const POD_GROUP_ANNOTATION: &str = "gpu.tessera.dev/pod-group";
 /// Annotation of a pod: the number of pods of its group.
 pub const POD_GROUP_SIZE_ANNOTATION: &str = "gpu.tessera.dev/pod-group-size";
 
+/// Binding condition of the devices of a pod group: kube-scheduler has a node for all of its pods.
+pub const GROUP_COMPLETE_CONDITION: &str = "gpu.tessera.dev/group-complete";
+
+/// Binding failure condition of the devices of a pod group: not all of its pods have got a node.
+pub const GROUP_FAILED_CONDITION: &str = "gpu.tessera.dev/group-failed";
+
 /// Label of a pod in a pod group of Kueue.
 pub const KUEUE_GROUP_LABEL: &str = "kueue.x-k8s.io/pod-group-name";
 

@@ -19,14 +19,22 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
+use k8s_openapi::api::resource::v1::{
+    AllocationResult, DeviceRequestAllocationResult, ResourceClaim,
+};
+use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, Client, Resource as _, ResourceExt};
 use serde_json::{Value, json};
-use tessera_api::names::{CONTROLLER_FIELD_MANAGER, DELETE_PROTECTION_FINALIZER};
+use tessera_api::names::{
+    CONTROLLER_FIELD_MANAGER, DELETE_PROTECTION_FINALIZER, GROUP_COMPLETE_CONDITION,
+    GROUP_FAILED_CONDITION,
+};
 use tessera_api::quantity::Quantity;
+use tessera_index::has_barrier;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
+use crate::core::effect::BarrierOutcome;
 use crate::fault;
 use crate::leadership::Tenure;
 
@@ -182,6 +190,32 @@ impl Writer {
         self.clear(claim, json!({"allocation": null, "devices": null, "reservedFor": null})).await
     }
 
+    /// Ends the wait at the barrier of a group: sets the condition of `outcome` at the time `at` on
+    /// the devices of the claim that have the barrier. Conditions of other clients stay.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate).
+    pub async fn conclude(
+        &self,
+        claim: &ResourceClaim,
+        outcome: BarrierOutcome,
+        at: Timestamp,
+    ) -> Result<ResourceClaim, CommitError> {
+        fault::point_async("barrier-decided").await;
+        let patch = json!({
+            "apiVersion": ResourceClaim::api_version(&()), "kind": ResourceClaim::kind(&()),
+            "metadata": {
+                "name": claim.name_any(), "namespace": claim.namespace(),
+                "resourceVersion": claim.resource_version(),
+            },
+            "status": {"devices": concluded_devices(claim, outcome, at)},
+        });
+        let part = Part::Conditions;
+        let concluded = self.patch(claim, part, patch, &mut Turn::default()).await?;
+        fault::point_async("barrier-written").await;
+        Ok(concluded)
+    }
+
     async fn clear(
         &self,
         claim: &ResourceClaim,
@@ -206,7 +240,10 @@ impl Writer {
     ) -> Result<ResourceClaim, CommitError> {
         let api: Api<ResourceClaim> =
             Api::namespaced(self.client.clone(), claim.namespace().as_deref().unwrap_or_default());
-        let patch = Patch::Merge(patch);
+        let patch = match part {
+            Part::Object | Part::Status => Patch::Merge(patch),
+            Part::Conditions => Patch::Apply(patch),
+        };
         let mut pause = FIRST_PAUSE;
         // An earlier sending may have been carried out.
         let mut open = false;
@@ -314,7 +351,38 @@ async fn send(
     match part {
         Part::Object => api.patch(claim, &parameters, patch).await,
         Part::Status => api.patch_status(claim, &parameters, patch).await,
+        Part::Conditions => api.patch_status(claim, &parameters.force(), patch).await,
     }
+}
+
+/// Returns the devices of a claim at a barrier, each with the condition of `outcome`.
+fn concluded_devices(claim: &ResourceClaim, outcome: BarrierOutcome, at: Timestamp) -> Vec<Value> {
+    let (condition, reason, message) = match outcome {
+        BarrierOutcome::Complete => {
+            (GROUP_COMPLETE_CONDITION, "GroupComplete", "all pods of the group have a node")
+        }
+        BarrierOutcome::Failed => {
+            (GROUP_FAILED_CONDITION, "GroupFailed", "not all pods of the group have got a node")
+        }
+    };
+    let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
+    let devices = allocation.and_then(|allocation| allocation.devices.as_ref());
+    let results = devices.and_then(|devices| devices.results.as_deref()).unwrap_or_default();
+    let device = |result: &DeviceRequestAllocationResult| {
+        let condition = json!({
+            "type": condition, "status": "True", "reason": reason, "message": message,
+            "lastTransitionTime": at.to_string(),
+        });
+        let mut device = json!({
+            "driver": result.driver, "pool": result.pool, "device": result.device,
+            "conditions": [condition],
+        });
+        if let Some(share) = &result.share_id {
+            device["shareID"] = share.clone().into();
+        }
+        device
+    };
+    results.iter().filter(|result| has_barrier(result)).map(device).collect()
 }
 
 /// Returns the parameters of all patches by the controller.
@@ -335,6 +403,8 @@ fn difference(allocation: &AllocationResult, claim: &ResourceClaim) -> Option<St
 enum Part {
     Object,
     Status,
+    /// Conditions of devices, which other clients have conditions beside.
+    Conditions,
 }
 
 fn name(claim: &ResourceClaim) -> String {

@@ -18,6 +18,7 @@
 //! | `repair` | how to move claims to the nodes of the pods bound with them |
 //! | `preempt` | which preemptors to place; after `release`, which pods to evict for others |
 //! | `allocate` | which pods to plan; writes their allocations |
+//! | `barriers` | which groups of pods may be bound, and which give their devices back |
 //! | `explain` | events and metrics about pending pods |
 //! | `release` | which allocations to release: unneeded, or the pod cannot run there |
 //! | `nominations` | which nominations of pods to remove; `allocate` has them written |
@@ -42,6 +43,7 @@ pub mod event;
 mod absorb;
 mod allocate;
 mod audit;
+mod barriers;
 mod explain;
 mod holds;
 mod misplacements;
@@ -72,6 +74,7 @@ use tessera_dialect::Converter;
 use tessera_index::{Blocked, Index};
 
 use self::audit::Audits;
+use self::barriers::Barriers;
 use self::clock::{Moment, Now};
 use self::effect::{ClaimChange, ClaimWrite, Effect, Figures, Notice, PodReference, StepOutput};
 use self::event::{Event, WatchedKind};
@@ -110,6 +113,7 @@ struct State {
     notices: Notices,
     nominations: Nominations,
     preemptions: Preemptions,
+    barriers: Barriers,
     audits: Audits,
     /// The kinds that have been listed.
     listed: BTreeSet<WatchedKind>,
@@ -152,6 +156,7 @@ impl Core {
             notices: Notices::default(),
             nominations: Nominations::new(NominationPolicy::Never),
             preemptions: Preemptions::new(PreemptionPolicy::Never),
+            barriers: Barriers::default(),
             audits: Audits::default(),
             listed: BTreeSet::new(),
             reserved: None,
@@ -286,6 +291,7 @@ impl Step<'_> {
         self.repair_misplaced();
         self.settle_preemptions();
         let round = self.plan_pending();
+        self.settle_barriers();
         self.explain(&round);
         self.hold_undecided(&round.plan);
         self.release_unneeded(&round);

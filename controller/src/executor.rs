@@ -219,6 +219,7 @@ async fn write_claim(
         ClaimChange::Restore(allocation) => writer.allocate(object, &allocation).await,
         ClaimChange::Release => writer.release(object).await,
         ClaimChange::Deallocate => writer.deallocate(object).await,
+        ClaimChange::Conclude(outcome) => writer.conclude(object, outcome, now_in_seconds()).await,
     }
 }
 

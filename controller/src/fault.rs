@@ -10,6 +10,8 @@ pub static POINTS: tessera_runtime::fault_points::FaultPoints =
         "allocation-written",
         "release-decided",
         "release-written",
+        "barrier-decided",
+        "barrier-written",
         "evictions-decided",
         "eviction-written",
     ]);

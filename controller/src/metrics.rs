@@ -134,6 +134,8 @@ pub struct Metrics {
     pub template_errors: Counter,
     /// Number of searches for pods to evict.
     pub preemption_attempts: Counter,
+    /// Groups of pods that kube-scheduler could not place as a whole.
+    pub failed_groups: Counter,
     /// Number of evictions, by result.
     pub evictions: Family<ResultLabel, Counter>,
     /// Pods for which others were evicted and that have no devices yet.
@@ -192,6 +194,7 @@ impl Metrics {
             template_writes: Counter::default(),
             template_errors: Counter::default(),
             preemption_attempts: Counter::default(),
+            failed_groups: Counter::default(),
             evictions: Family::default(),
             preemptions: Gauge::default(),
             fence_restores: Counter::default(),
@@ -226,6 +229,7 @@ impl Metrics {
         let attempts = created.preemption_attempts.clone();
         add(registry, metrics::CONTROLLER_PREEMPTION_ATTEMPTS, attempts);
         add(registry, metrics::CONTROLLER_EVICTIONS, created.evictions.clone());
+        add(registry, metrics::CONTROLLER_FAILED_GROUPS, created.failed_groups.clone());
         add(registry, metrics::CONTROLLER_PREEMPTIONS, created.preemptions.clone());
         add(registry, metrics::CONTROLLER_FENCE_RESTORES, created.fence_restores.clone());
         add(registry, metrics::CONTROLLER_FENCE_MISSING, created.fence_missing.clone());
@@ -284,6 +288,7 @@ impl Metrics {
         self.nomination_errors.inc_by(figures.nomination_errors);
         self.template_writes.inc_by(figures.template_writes);
         self.template_errors.inc_by(figures.template_errors);
+        self.failed_groups.inc_by(figures.failed_groups);
         self.preemption_attempts.inc_by(figures.preemption_attempts);
         let evictions = [
             ("evicted", figures.evictions),

@@ -5,8 +5,10 @@ mod fake_api;
 
 use fake_api::{FakeApi, failure, objects};
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
+use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use tessera_controller::commit::{CommitError, Writer};
+use tessera_controller::core::effect::BarrierOutcome;
 use tessera_controller::leadership::Candidate;
 use tokio::time::Duration;
 
@@ -231,6 +233,38 @@ async fn release_clears_the_allocation_at_the_seen_version() {
     assert!(released.status.unwrap_or_default().allocation.is_none());
     let stale = writer.release(&allocated).await.unwrap_err();
     assert!(matches!(stale, CommitError::Conflict { .. }), "{stale}");
+}
+
+#[tokio::test]
+async fn barrier_is_concluded_on_the_devices_that_have_it() {
+    let api = FakeApi::new();
+    let claim = stored(&api);
+    let mut two = json!(allocation());
+    let results = two["devices"]["results"].as_array_mut().unwrap();
+    let mut waiting = results[0].clone();
+    waiting["device"] = "gpu-1".into();
+    waiting["bindingConditions"] = json!(["gpu.tessera.dev/group-complete"]);
+    waiting["bindingFailureConditions"] = json!(["gpu.tessera.dev/group-failed"]);
+    results.push(waiting);
+    let two: AllocationResult = serde_json::from_value(two).unwrap();
+    let writer = Writer::new(api.client());
+    let allocated = writer.allocate(&claim, &two).await.unwrap();
+    for (outcome, condition) in [
+        (BarrierOutcome::Complete, "gpu.tessera.dev/group-complete"),
+        (BarrierOutcome::Failed, "gpu.tessera.dev/group-failed"),
+    ] {
+        let now: ResourceClaim =
+            serde_json::from_value(api.get("resourceclaims", "default", "c").unwrap()).unwrap();
+        let concluded = writer.conclude(&now, outcome, Timestamp::UNIX_EPOCH).await.unwrap();
+        let devices = concluded.status.unwrap().devices.unwrap();
+        assert_eq!(devices.len(), 1);
+        assert_eq!(devices[0].device, "gpu-1");
+        assert_eq!(devices[0].share_id.as_deref(), Some("1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77"));
+        let conditions = devices[0].conditions.as_ref().unwrap();
+        assert!(conditions.iter().any(|one| one.type_ == condition && one.status == "True"));
+    }
+    let stale = writer.conclude(&allocated, BarrierOutcome::Complete, Timestamp::UNIX_EPOCH).await;
+    assert!(matches!(stale, Err(CommitError::Conflict { .. })), "{stale:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -8,7 +8,7 @@ use fake_api::FakeApi;
 use fake_api::objects::{claim, given, pod, reference};
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
 use tessera_controller::commit::Writer;
-use tessera_controller::core::effect::Evictions;
+use tessera_controller::core::effect::{BarrierOutcome, Evictions};
 use tessera_controller::evict::evict;
 use tessera_controller::fault::POINTS;
 use tessera_controller::leadership::Tenure;
@@ -35,7 +35,9 @@ async fn each_fault_point_is_reached_after_the_write_before_it() {
     let (writer, client) = (Writer::new(api.client()), api.client());
     let life = tokio::spawn(async move {
         let allocated = writer.allocate(&object, &allocation).await.unwrap();
-        writer.release(&allocated).await.unwrap();
+        let released = writer.release(&allocated).await.unwrap();
+        let at = k8s_openapi::jiff::Timestamp::UNIX_EPOCH;
+        writer.conclude(&released, BarrierOutcome::Complete, at).await.unwrap();
         let evictions = Evictions { preemptor: reference("p"), victims: vec![reference("victim")] };
         evict(&client, Tenure::endless(), evictions).await;
     });
@@ -49,6 +51,8 @@ async fn each_fault_point_is_reached_after_the_write_before_it() {
         ("allocation-written", (true, true)),
         ("release-decided", (true, true)),
         ("release-written", (true, false)),
+        ("barrier-decided", (true, false)),
+        ("barrier-written", (true, false)),
     ];
     let evicting = [("evictions-decided", false), ("eviction-written", true)];
     assert_eq!(points.len() + evicting.len(), POINTS.all().len(), "each declared point is tried");

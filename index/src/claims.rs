@@ -11,6 +11,7 @@ use tessera_allocator::model::{
 };
 use tessera_api::names::{ClaimUid, DRIVER_NAME, NodeName};
 
+use crate::barrier::BarrierState;
 use crate::convert::{self, AllocatedClaim, ConvertError};
 use crate::generated::GeneratedFor;
 use crate::interner::Interner;
@@ -155,6 +156,11 @@ impl ClaimEntry {
     /// Returns the time of the allocation in seconds since the epoch.
     pub(crate) fn allocated_at(&self) -> i64 {
         self.object.as_ref().map_or(0, StoredClaim::allocated_at)
+    }
+
+    /// Returns the state of the allocation at the barrier of its group.
+    pub(crate) fn barrier(&self) -> BarrierState {
+        self.object.as_ref().map(StoredClaim::barrier).unwrap_or_default()
     }
 
     /// Returns true if the claim is allocated, not reserved, not in use by a bound pod, and not

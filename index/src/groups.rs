@@ -122,6 +122,13 @@ impl GroupMember {
     }
 }
 
+impl PodEntry {
+    /// Returns the size of the group that the pod states; 0 without a valid one.
+    fn group_size(&self) -> u32 {
+        self.group.as_ref().and_then(|member| member.size.ok()).unwrap_or(0)
+    }
+}
+
 /// Returns the UID of the controlling owner.
 fn owner(pod: &Pod) -> Option<&str> {
     let mut owners = pod.metadata.owner_references.iter().flatten();
@@ -171,6 +178,10 @@ impl Index {
     /// size. Once it has its size, every further pod is planned alone.
     pub fn plan_group(&self, group: &GroupKey) -> GroupWork {
         let mut work = GroupWork::default();
+        // Its devices are being released.
+        if self.has_failed_barrier(group) {
+            return work;
+        }
         let mut waiting = Vec::new();
         let Progress { size, placed } = self.progress(group);
         let members = self.groups.get(group).filter_map(|uid| self.pods.get(uid));
@@ -203,24 +214,25 @@ impl Index {
         work
     }
 
-    /// Returns true if the group has fewer pods with devices than its size.
-    pub fn is_group_open(&self, group: &GroupKey) -> bool {
-        let Progress { size, placed } = self.progress(group);
-        placed < size
-    }
-
     fn progress(&self, group: &GroupKey) -> Progress {
         let mut progress = Progress::default();
-        for pod in self.groups.get(group).filter_map(|uid| self.pods.get(uid)) {
-            // Others take their places.
-            if pod.deleting || pod.failed {
-                continue;
-            }
-            let size = pod.group.as_ref().and_then(|member| member.size.ok()).unwrap_or(0);
-            progress.size = progress.size.max(size);
+        for pod in self.members_of(group) {
+            progress.size = progress.size.max(pod.group_size());
             progress.placed += u32::from(self.is_placed(pod));
         }
         progress
+    }
+
+    /// Returns the largest size that a pod of the group states; 0 if none states a valid one.
+    pub(crate) fn group_size(&self, group: &GroupKey) -> u32 {
+        self.members_of(group).map(PodEntry::group_size).max().unwrap_or(0)
+    }
+
+    /// Returns the pods of a group. Others take the places of those that have failed or are being
+    /// deleted.
+    pub(crate) fn members_of(&self, group: &GroupKey) -> impl Iterator<Item = &PodEntry> {
+        let pods = self.groups.get(group).filter_map(|uid| self.pods.get(uid));
+        pods.filter(|pod| !pod.deleting && !pod.failed)
     }
 
     /// Returns true if the pod has all of its devices, or had them when it was bound.

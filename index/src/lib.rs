@@ -20,6 +20,7 @@
 pub mod convert;
 
 mod audit;
+mod barrier;
 mod changes;
 mod claims;
 mod defaults;
@@ -44,6 +45,7 @@ mod topology;
 mod work;
 
 pub use audit::Audit;
+pub use barrier::{GroupBarrier, has_barrier};
 pub use changes::ClusterChanges;
 pub use groups::{
     GROUP_ANNOTATIONS, GROUP_LABELS, GroupKey, GroupProblem, GroupWork, MAX_GROUP_SIZE,

@@ -13,6 +13,7 @@ use k8s_openapi::api::resource::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tessera_allocator::model::Claim;
 
+use crate::barrier::BarrierState;
 use crate::generated::{GeneratedFor, generated_for};
 
 /// The object of a claim as last seen.
@@ -42,6 +43,7 @@ struct Allocated {
     /// Seconds since the epoch; 0 = unknown.
     at: i64,
     reserved_for: Box<[ResourceClaimConsumerReference]>,
+    barrier: BarrierState,
 }
 
 /// An allocation as JSON.
@@ -78,6 +80,7 @@ impl StoredClaim {
                     .and_then(|s| s.reserved_for.as_deref())
                     .unwrap_or_default()
                     .into(),
+                barrier: status.map(BarrierState::of).unwrap_or_default(),
             })),
         };
         let mut owners = object.metadata.owner_references.iter().flatten();
@@ -137,6 +140,11 @@ impl StoredClaim {
             }
             Content::Allocated(stored) => &stored.reserved_for,
         }
+    }
+
+    /// Returns the state of the allocation at the barrier of its group.
+    pub(crate) fn barrier(&self) -> BarrierState {
+        self.allocated().map(|stored| stored.barrier).unwrap_or_default()
     }
 
     pub(crate) fn is_deleting(&self) -> bool {

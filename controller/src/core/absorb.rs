@@ -152,6 +152,7 @@ impl Step<'_> {
             }
             WritePurpose::Release => self.figures.releases += 1,
             WritePurpose::Repair => self.figures.repairs += 1,
+            WritePurpose::Barrier => {}
         }
     }
 

@@ -4,10 +4,11 @@ use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use tessera_allocator::model::{Claim, PendingPod, PodUid};
+use tessera_allocator::model::{Claim, DeviceResult, PendingPod, PodUid};
 use tessera_allocator::selector::CompiledSelector;
 use tessera_allocator::{AllocationPlan, Decision};
 use tessera_api::events;
+use tessera_api::names::{GROUP_COMPLETE_CONDITION, GROUP_FAILED_CONDITION};
 use tessera_index::Index;
 use tracing::field::display;
 
@@ -21,7 +22,8 @@ use super::writes::WritePurpose;
 use super::{State, Step};
 
 /// Reasons for which a pod is not planned until a delay has ended.
-const POD_HOLDS: [HoldReason; 4] = [
+const POD_HOLDS: [HoldReason; 5] = [
+    HoldReason::GroupNotBound,
     HoldReason::AllocationReleased,
     HoldReason::WriteFailed,
     HoldReason::WriteDenied,
@@ -219,8 +221,12 @@ impl Step<'_> {
         notices.placed(pod);
         placements.placed(holds, pod, node.clone(), message, self.now);
         self.nominate(pod, &node);
+        let has_barrier = self.state.index.has_barrier(pod);
         for claim_allocation in &decision.claims {
-            let claim_allocation = claim_allocation.clone();
+            let mut claim_allocation = claim_allocation.clone();
+            if has_barrier {
+                claim_allocation.results.iter_mut().for_each(add_barrier);
+            }
             let uid = claim_allocation.claim.clone();
             let draft = |index: &Index| {
                 let claim = index.requests_of(&claim_allocation.claim);
@@ -244,6 +250,14 @@ impl Step<'_> {
             self.state.holds.hold_on(&subject, reason, basis.unwrap_or_default(), self.now);
         }
     }
+}
+
+/// Adds the binding conditions of a group to a device.
+fn add_barrier(result: &mut DeviceResult) {
+    let mut binding = result.binding.as_deref().cloned().unwrap_or_default();
+    binding.conditions.push(GROUP_COMPLETE_CONDITION.to_owned());
+    binding.failure_conditions.push(GROUP_FAILED_CONDITION.to_owned());
+    result.binding = Some(Arc::new(binding));
 }
 
 impl State {

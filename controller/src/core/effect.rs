@@ -181,6 +181,17 @@ pub enum ClaimChange {
     /// Clears the allocation and `reservedFor`. Only for a claim that is reserved by nothing but
     /// pods that are bound elsewhere.
     Deallocate,
+    /// Ends the wait of the claim's pod at the barrier of its group, by a condition of its devices.
+    Conclude(BarrierOutcome),
+}
+
+/// The end of a group's wait at its barrier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BarrierOutcome {
+    /// kube-scheduler has a node for all pods of the group: they may be bound.
+    Complete,
+    /// It has not found one for all of them: none may be bound.
+    Failed,
 }
 
 /// A decision, and the classes that it takes to write it as an allocation.
@@ -279,6 +290,8 @@ pub struct Figures {
     pub evictions_refused: u64,
     /// Evictions that were refused for another reason or had no answer.
     pub eviction_errors: u64,
+    /// Groups of pods that kube-scheduler could not place as a whole.
+    pub failed_groups: u64,
     /// Pods for which others were evicted and that have no devices yet.
     pub preemptions: Option<i64>,
     /// Pending claims by reason.

@@ -114,6 +114,8 @@ pub(super) enum HoldReason {
     PreemptionFailed,
     /// An eviction of a pod was refused: others are chosen.
     EvictionRefused,
+    /// kube-scheduler could not place all pods of the group, and the devices were released.
+    GroupNotBound,
 }
 
 /// The object that keeps the count of a hold. The count ends with it.
@@ -196,6 +198,7 @@ impl HoldReason {
             Self::QuotaStatusFailed => rule(ms(1_000), 2, secs(60), 0, (Object, Never), true),
             Self::PreemptionFailed => rule(ms(5_000), 2, secs(60), 0, (WaitingPod, Never), true),
             Self::EvictionRefused => rule(ms(10_000), 2, secs(300), 0, (Pod, Never), false),
+            Self::GroupNotBound => rule(ms(10_000), 2, secs(300), 0, (WaitingPod, Never), true),
             Self::TemplateFailed => rule(ms(500), 2, secs(60), 0, (Object, Never), true),
         }
     }

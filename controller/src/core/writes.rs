@@ -40,6 +40,8 @@ pub(super) enum WritePurpose {
     Release,
     /// Moves a claim to the node of the pod that is bound with it.
     Repair,
+    /// Ends the wait at the barrier of a group.
+    Barrier,
 }
 
 impl OpenWrites {

@@ -6,7 +6,7 @@ use tessera_controller::core::event::WatchedKind;
 use crate::world::World;
 
 impl World {
-    fn claims_of(&self, pod: &str) -> Vec<String> {
+    pub(crate) fn claims_of(&self, pod: &str) -> Vec<String> {
         let Some(pod) = self.get(WatchedKind::Pod, pod) else { return Vec::new() };
         let entries = pod["spec"]["resourceClaims"].as_array().unwrap();
         let name = |entry: &Value| entry["resourceClaimName"].as_str().unwrap().to_owned();
@@ -60,7 +60,8 @@ impl World {
             let reserved = claim["status"]["reservedFor"].as_array().cloned().unwrap_or_default();
             reserved.iter().any(|consumer| consumer["uid"] == *uid)
         };
-        if object["spec"]["nodeName"].is_null() && self.claims_of(pod).iter().all(is_reserved) {
+        let may_bind = |claim: &String| is_reserved(claim) && self.has_met_conditions(claim);
+        if object["spec"]["nodeName"].is_null() && self.claims_of(pod).iter().all(may_bind) {
             self.edit(WatchedKind::Pod, pod, |pod| {
                 pod["spec"]["nodeName"] = node.into();
                 remove_nomination(pod);

@@ -32,6 +32,7 @@ fn changes(world: &World) -> Vec<(String, &'static str)> {
             ClaimChange::Restore(_) => "restore",
             ClaimChange::Release => "release",
             ClaimChange::Deallocate => "deallocate",
+            ClaimChange::Conclude(_) => "conclude",
         };
         (write.object.metadata.name.clone().unwrap(), change)
     });

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::{Value, json};
 use tessera_api::events;
+use tessera_controller::core::effect::BarrierOutcome;
 use tessera_controller::core::event::WatchedKind;
 
 use crate::objects;
@@ -21,6 +23,19 @@ impl World {
         names
     }
 
+    /// Has kube-scheduler find nodes for all pods of a group, and bind them.
+    fn bind_group(&mut self, names: &[String]) {
+        names.iter().for_each(|pod| self.reserve(pod));
+        self.settle();
+        names.iter().for_each(|pod| self.assign(pod));
+        self.settle();
+        assert!(names.iter().all(|pod| self.is_bound(pod)), "{names:?} are bound");
+    }
+
+    fn is_bound(&self, pod: &str) -> bool {
+        self.get(WatchedKind::Pod, pod).is_some_and(|pod| pod["spec"]["nodeName"].is_string())
+    }
+
     fn placed<'n>(&self, names: &'n [String]) -> Vec<&'n str> {
         names.iter().map(String::as_str).filter(|name| self.place(name).is_some()).collect()
     }
@@ -32,7 +47,96 @@ impl World {
     }
 }
 
-fn of_group(mut pod: Value, name: &str, size: usize) -> Value {
+impl World {
+    /// Returns true if all binding conditions of the claim's devices are true, and no failure
+    /// condition is.
+    pub(crate) fn has_met_conditions(&self, claim: &str) -> bool {
+        let object = self.get(WatchedKind::Claim, claim).unwrap();
+        let results = object["status"]["allocation"]["devices"]["results"].as_array();
+        results.into_iter().flatten().all(|result| {
+            let all = |field: &str| result[field].as_array().cloned().unwrap_or_default();
+            let is_true = |condition: &Value| has_condition(&object, result, condition);
+            all("bindingConditions").iter().all(is_true)
+                && !all("bindingFailureConditions").iter().any(is_true)
+        })
+    }
+
+    /// Ends PreBind of the pods that wait for a claim that has failed, and gives their reservations
+    /// back, as kube-scheduler does.
+    pub(crate) fn end_failed(&mut self) {
+        for pod in self.names(WatchedKind::Pod) {
+            let object = self.get(WatchedKind::Pod, &pod).unwrap();
+            let claims = self.claims_of(&pod);
+            let failed = |claim: &String| {
+                let text = self.get(WatchedKind::Claim, claim).unwrap().to_string();
+                text.contains("\"type\":\"gpu.tessera.dev/group-failed\"")
+            };
+            if object["spec"]["nodeName"].is_null() && claims.iter().any(failed) {
+                for claim in claims {
+                    self.edit(WatchedKind::Claim, &claim, |claim| {
+                        claim["status"]["reservedFor"] = Value::Null;
+                    });
+                }
+            }
+        }
+    }
+
+    /// Checks that as many pods of the claim's group as it has are bound or have reserved their
+    /// claims, as far as the core knows.
+    pub(crate) fn check_complete(&self, claim: &ResourceClaim) {
+        let pod = claim.metadata.name.clone().unwrap();
+        let known = |kind, name: &str| self.known.get(&(kind, name.to_owned()));
+        let of = |pod: &Value| pod["metadata"]["annotations"].clone();
+        let annotations = of(known(WatchedKind::Pod, &pod).unwrap());
+        let size: usize =
+            annotations["gpu.tessera.dev/pod-group-size"].as_str().unwrap().parse().unwrap();
+        let members = self
+            .known
+            .iter()
+            .filter(|((kind, _), object)| *kind == WatchedKind::Pod && of(object) == annotations);
+        let has_arrived = |((_, name), pod): &(&(WatchedKind, String), &Value)| {
+            let claim = known(WatchedKind::Claim, name);
+            let reserved = claim.is_some_and(|claim| {
+                claim["status"]["reservedFor"].to_string().contains(&format!("uid-{name}"))
+            });
+            pod["spec"]["nodeName"].is_string() || reserved
+        };
+        let arrived = members.filter(has_arrived).count();
+        assert!(arrived >= size, "{pod}: {arrived} of {size} pods have a node");
+    }
+}
+
+fn has_condition(claim: &Value, result: &Value, condition: &Value) -> bool {
+    let devices = claim["status"]["devices"].as_array();
+    devices.into_iter().flatten().any(|device| {
+        let is_it = ["driver", "pool", "device"].iter().all(|key| device[*key] == result[*key]);
+        let conditions = device["conditions"].as_array().into_iter().flatten();
+        let mut conditions = conditions.filter(|one| one["status"] == "True");
+        is_it && conditions.any(|one| one["type"] == *condition)
+    })
+}
+
+/// Sets the condition of the outcome on the devices of a claim.
+pub(crate) fn conclude(claim: &mut ResourceClaim, outcome: BarrierOutcome) {
+    let condition = match outcome {
+        BarrierOutcome::Complete => "gpu.tessera.dev/group-complete",
+        BarrierOutcome::Failed => "gpu.tessera.dev/group-failed",
+    };
+    let mut object = json!(claim);
+    let results = object["status"]["allocation"]["devices"]["results"].as_array().unwrap();
+    let device = |result: &Value| {
+        json!({
+            "driver": result["driver"], "pool": result["pool"], "device": result["device"],
+            "shareID": result["shareID"],
+            "conditions": [{"type": condition, "status": "True", "reason": "r", "message": "",
+                "lastTransitionTime": "2026-01-01T00:00:00Z"}],
+        })
+    };
+    object["status"]["devices"] = results.iter().map(device).collect();
+    *claim = serde_json::from_value(object).unwrap();
+}
+
+pub(crate) fn of_group(mut pod: Value, name: &str, size: usize) -> Value {
     pod["metadata"]["annotations"] = json!({
         "gpu.tessera.dev/pod-group": name, "gpu.tessera.dev/pod-group-size": size.to_string(),
     });
@@ -105,14 +209,12 @@ fn pod_whose_write_failed_gets_its_devices_beside_the_others() {
     let failed = world.open_of("train-1").unwrap();
     world.refuse(failed, false);
     world.answer(failed);
-    // What the group has is not given to others meanwhile.
-    world.add_pod("single", "80Gi");
     world.settle();
     assert_eq!(world.placed(&group), ["train-0"]);
-    world.pass(Duration::from_secs(60));
+    world.pass(Duration::from_secs(5));
     world.settle();
-    assert!(world.placed(&group).contains(&"train-0"));
-    assert_eq!(world.placed(&group).len() + usize::from(world.place("single").is_some()), 2);
+    assert_eq!(world.placed(&group).len(), 2);
+    world.bind_group(&group);
 }
 
 #[test]
@@ -121,10 +223,7 @@ fn pod_that_takes_the_place_of_a_failed_one_joins_its_group() {
     world.add_node("node-a", 2);
     let group = world.add_group("train", 2, "80Gi");
     world.settle();
-    for pod in &group {
-        world.bind(pod);
-    }
-    world.settle();
+    world.bind_group(&group);
     world.end_pod("train-1");
     world.put(WatchedKind::Claim, objects::claim("again", "80Gi"));
     world.put(WatchedKind::Pod, of_group(objects::pod("again", &["again"]), "train", 2));
@@ -132,4 +231,68 @@ fn pod_that_takes_the_place_of_a_failed_one_joins_its_group() {
     world.pass(Duration::from_secs(3));
     world.settle();
     assert!(world.place("again").is_some());
+}
+
+#[test]
+fn no_pod_is_bound_before_all_have_a_node() {
+    let mut world = World::new();
+    world.add_node("node-a", 2);
+    let group = world.add_group("train", 2, "80Gi");
+    world.settle();
+    world.bind("train-0");
+    world.settle();
+    assert!(!world.is_bound("train-0"), "the other has no node");
+    world.bind("train-1");
+    world.settle();
+    world.bind("train-0");
+    world.bind("train-1");
+    world.settle();
+    assert!(group.iter().all(|pod| world.is_bound(pod)));
+    world.pass(Duration::from_secs(600));
+    world.settle();
+    assert_eq!(world.placed(&group).len(), 2);
+}
+
+#[test]
+fn group_that_is_not_placed_in_time_holds_nothing() {
+    let mut world = World::new();
+    world.add_node("node-a", 2);
+    let group = world.add_group("train", 2, "80Gi");
+    world.settle();
+    world.bind("train-0");
+    world.settle();
+    world.report_unschedulable("train-1", "0/1 nodes are available: 1 node(s) have no port");
+    world.settle();
+    for _ in 0..8 {
+        world.pass(Duration::from_secs(5));
+        world.settle();
+        world.end_failed();
+        world.settle();
+    }
+    world.pass(Duration::from_secs(3));
+    world.settle();
+    assert!(world.placed(&group).is_empty(), "{:?}", world.placed(&group));
+    let notes = world.notes_of("train-0", events::RESCHEDULING);
+    assert!(notes.iter().any(|note| note.contains("nodes for 1 of the 2 pods")), "{notes:?}");
+    world.add_pod("single", "80Gi");
+    world.settle();
+    assert!(world.place("single").is_some());
+}
+
+#[test]
+fn group_goes_on_after_a_change_of_the_leader() {
+    let mut world = World::new();
+    world.add_node("node-a", 2);
+    let group = world.add_group("train", 2, "80Gi");
+    world.settle();
+    group.iter().for_each(|pod| world.reserve(pod));
+    world.deliver_all();
+    // One condition was set, and the other write was not sent.
+    let id = world.open_of("train-0").unwrap();
+    world.carry_out(id);
+    world.new_leader(None);
+    world.settle();
+    group.iter().for_each(|pod| world.assign(pod));
+    world.settle();
+    assert!(group.iter().all(|pod| world.is_bound(pod)));
 }

@@ -10,8 +10,8 @@ use tessera_controller::core::event::{
     EvictionOutcome, NominationOutcome, QuotaStatusOutcome, WatchedKind,
 };
 
-use crate::objects;
 use crate::world::World;
+use crate::{groups, objects};
 
 /// Claims and pods change most.
 const KINDS: [WatchedKind; 9] = [
@@ -33,6 +33,8 @@ enum Happening {
     AddPod(u8),
     AddPodWithTwoClaims(u8, u8),
     AddImportantPod(u8, u8),
+    AddGroup(u8, u8),
+    EndFailedBarriers,
     EndEvictions(u8, bool),
     SharePod(u8),
     EndPod(u8),
@@ -73,6 +75,8 @@ fn happening() -> impl Strategy<Value = Happening> {
         3 => any::<u8>().prop_map(AddPod),
         1 => any::<(u8, u8)>().prop_map(|(a, b)| AddPodWithTwoClaims(a, b)),
         3 => any::<(u8, u8)>().prop_map(|(claim, pod)| AddImportantPod(claim, pod)),
+        2 => any::<(u8, u8)>().prop_map(|(first, second)| AddGroup(first, second)),
+        1 => Just(EndFailedBarriers),
         3 => any::<(u8, bool)>().prop_map(|(pod, is_refused)| EndEvictions(pod, is_refused)),
         1 => any::<u8>().prop_map(SharePod),
         1 => any::<u8>().prop_map(EndPod),
@@ -176,6 +180,17 @@ impl Storm {
                 let pod = objects::important(objects::pod(&name, &[&claim]), priority % 4);
                 self.world.put(WatchedKind::Pod, pod);
             }
+            AddGroup(first, second) => {
+                let group = self.name("group");
+                for (number, memory) in [first, second].into_iter().enumerate() {
+                    let name = format!("{group}-{number}");
+                    let memory = choose(&MEMORIES, memory).unwrap();
+                    self.world.put(WatchedKind::Claim, objects::claim(&name, memory));
+                    let pod = groups::of_group(objects::pod(&name, &[&name]), &group, 2);
+                    self.world.put(WatchedKind::Pod, pod);
+                }
+            }
+            EndFailedBarriers => world.end_failed(),
             EndEvictions(pod, is_refused) => {
                 let names: Vec<String> = world.open_evictions.keys().cloned().collect();
                 let outcome = |_: &str| match is_refused {
@@ -283,6 +298,12 @@ impl Storm {
                 self.world.end_preemption(&pod);
                 self.world.bind(&pod);
             }
+            self.world.settle();
+            // Those that may be bound now.
+            for pod in self.world.names(WatchedKind::Pod) {
+                self.world.bind(&pod);
+            }
+            self.world.end_failed();
             self.world.settle();
             self.world.pass(Duration::from_secs(31));
         }

@@ -18,8 +18,8 @@ use tessera_api::quantity::Quantity;
 use tessera_api::quota::GpuQuotaStatus;
 use tessera_controller::core::clock::{Moment, Now};
 use tessera_controller::core::effect::{
-    ClaimChange, ClaimWrite, Effect, Evictions, Figures, MAX_OPEN_NOTICES, NominationWrite, Notice,
-    NoticeId, QuotaReference, TemplateChange, TemplateReference, WriteId,
+    BarrierOutcome, ClaimChange, ClaimWrite, Effect, Evictions, Figures, MAX_OPEN_NOTICES,
+    NominationWrite, Notice, NoticeId, QuotaReference, TemplateChange, TemplateReference, WriteId,
 };
 use tessera_controller::core::event::{
     Change, Event, EvictionOutcome, NominationOutcome, QuotaStatusOutcome, TemplateOutcome,
@@ -28,7 +28,7 @@ use tessera_controller::core::event::{
 use tessera_controller::core::{Core, NominationPolicy, PreemptionPolicy};
 use tessera_dialect::Converter;
 
-use crate::objects;
+use crate::{groups, objects};
 
 const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 
@@ -62,7 +62,7 @@ pub(crate) struct World {
     /// The last change of each kind that was delivered.
     delivered: BTreeMap<WatchedKind, Change>,
     /// Names of each kind that a watch has delivered.
-    known: BTreeMap<(WatchedKind, String), Value>,
+    pub(crate) known: BTreeMap<(WatchedKind, String), Value>,
     open: BTreeMap<WriteId, OpenWrite>,
     ended: Vec<(WriteId, WriteOutcome)>,
     /// The effects of all steps.
@@ -126,6 +126,7 @@ impl World {
             .preempting(PreemptionPolicy::LowerPriority);
         self.open_evictions.clear();
         // Its writes have numbers of their own.
+        self.open.clear();
         self.ended.clear();
         self.open_templates.clear();
         self.open_quotas.clear();
@@ -303,6 +304,10 @@ impl World {
                     assert_ne!(Some(bound), node.as_deref(), "its pod may be using it there");
                 }
             }
+            ClaimChange::Conclude(BarrierOutcome::Complete) => self.check_complete(&write.object),
+            ClaimChange::Conclude(BarrierOutcome::Failed) => {
+                assert_ne!(reserved.count(), 0, "what is not reserved is released");
+            }
             ClaimChange::Allocate(_) | ClaimChange::Restore(_) => {}
         }
         let allocation = match &write.change {
@@ -315,7 +320,7 @@ impl World {
                 Some(draft.render(&write.object, Time(Timestamp::UNIX_EPOCH), share))
             }
             ClaimChange::Restore(allocation) => Some((**allocation).clone()),
-            ClaimChange::Release | ClaimChange::Deallocate => None,
+            ClaimChange::Release | ClaimChange::Deallocate | ClaimChange::Conclude(_) => None,
         };
         let uid = &write.object.metadata.uid;
         let is_open = self.open.values().any(|open| open.write.object.metadata.uid == *uid);
@@ -614,6 +619,11 @@ impl World {
         allocation: Option<AllocationResult>,
     ) -> Arc<ResourceClaim> {
         let name = claim.metadata.name.clone().unwrap();
+        if let ClaimChange::Conclude(outcome) = change {
+            groups::conclude(&mut claim, *outcome);
+            self.put(WatchedKind::Claim, json!(claim));
+            return Arc::new(self.claim(&name).unwrap());
+        }
         if allocation.is_some() && claim.metadata.finalizers.is_none() {
             claim.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
             self.put(WatchedKind::Claim, json!(claim));
@@ -891,6 +901,7 @@ impl World {
             let exactly = &object["spec"]["devices"]["requests"][0]["exactly"];
             let memory = exactly["capacity"]["requests"]["memory"].as_str().unwrap();
             pod["spec"]["nodeName"].is_null()
+                && pod["metadata"]["annotations"].is_null()
                 && claims.len() == 1
                 && self.place(claim).is_none()
                 && fits(quantity(memory))

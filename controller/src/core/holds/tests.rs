@@ -1,6 +1,6 @@
 use super::*;
 
-const ALL: [HoldReason; 20] = [
+const ALL: [HoldReason; 21] = [
     HoldReason::ClaimDeallocated,
     HoldReason::ClearingFailed,
     HoldReason::WriteContended,
@@ -20,6 +20,7 @@ const ALL: [HoldReason; 20] = [
     HoldReason::QuotaStatusFailed,
     HoldReason::TemplateFailed,
     HoldReason::PreemptionFailed,
+    HoldReason::GroupNotBound,
     HoldReason::EvictionRefused,
 ];
 
