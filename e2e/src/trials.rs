@@ -248,6 +248,7 @@ pub fn on_real_cluster() -> Vec<Trial> {
         trial!("fence-rule", fence::check_rule),
         trial!("gpu-drain", gpu_drain::moves_shares),
         trial!("gpu-preemption", gpu_preemption::evicts_unimportant),
+        trial!("group-refused", groups::wait_for_all),
         trial!("dialects", dialects::run_unchanged),
         trial!("webhook-down", dialects::lose_webhook),
         trial!("migration", migration::there_and_back),

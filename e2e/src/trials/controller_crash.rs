@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use super::controller_deployment::{ControllerDeployment, container};
 use super::deleted_early::{unbound, user_claim};
 use super::gpu_preemption::FullNode;
+use super::groups;
 use super::preemption::with_priority_classes;
 use super::test_bed::{TestBed, from_template, holder};
 use super::{overcommit, placement};
@@ -30,6 +31,9 @@ const SIGNAL_EXIT_BASE: i32 = 128;
 const ALLOCATING: [&str; 3] = ["allocation-decided", "finalizer-written", "allocation-written"];
 const RELEASING: [&str; 2] = ["release-decided", "release-written"];
 
+/// Fault points of the barrier of a group.
+const CONCLUDING: [&str; 2] = ["barrier-decided", "barrier-written"];
+
 /// Fault points of a preemption.
 const PREEMPTING: [&str; 2] = ["evictions-decided", "eviction-written"];
 
@@ -46,13 +50,18 @@ async fn at_each_point(test_bed: &TestBed, deployment: &ControllerDeployment) ->
     test_bed.create_template("share", DRIVER, json!({"memory": "10Gi", "cores": "10"})).await?;
     let pod = deployment.wait_leader("the build with fault points to lead", |_| true).await?;
     let mut controller = Controller::new(test_bed, deployment, &pod);
-    controller.expect_points(&[&ALLOCATING[..], &RELEASING, &PREEMPTING].concat()).await?;
+    controller
+        .expect_points(&[&ALLOCATING[..], &RELEASING, &CONCLUDING, &PREEMPTING].concat())
+        .await?;
     for point in ALLOCATING {
         allocates_after_crash(test_bed, &mut controller, point).await?;
         releases_for_deleted_pod(test_bed, &mut controller, point).await?;
     }
     for point in RELEASING {
         completes_release(test_bed, &mut controller, point).await?;
+    }
+    for point in CONCLUDING {
+        runs_group_after_crash(test_bed, &mut controller, point).await?;
     }
     test_bed.create_template_with("two", two_gpus()).await?;
     let full = FullNode::fill(test_bed).await?;
@@ -109,6 +118,26 @@ async fn completes_release(
     test_bed.pods().delete(&pod, &DeleteParams::default()).await?;
     controller.wait_killed(point).await?;
     check_reusable_and_deletable(test_bed, &pod).await
+}
+
+/// The controller is killed while it opens the barrier of a group. The next instance opens the rest
+/// of it, and all pods of the group run.
+async fn runs_group_after_crash(
+    test_bed: &TestBed,
+    controller: &mut Controller<'_>,
+    point: &str,
+) -> anyhow::Result<()> {
+    let pods: Vec<String> = (0..3).map(|number| format!("group-{number}-{point}")).collect();
+    controller.arm(point).await?;
+    for pod in &pods {
+        let pod = from_template(pod, "share");
+        test_bed.create(groups::of_group(pod, point, pods.len())).await?;
+    }
+    controller.wait_killed(point).await?;
+    for pod in &pods {
+        placement::check_colocated(test_bed, pod, pod).await?;
+    }
+    test_bed.delete(&pods).await
 }
 
 /// The controller is killed while it evicts two pods for another one. The next instance evicts no

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tessera_api::events;
 
 use super::claim_watch::{self, ClaimSums};
-use super::refused_node::on_node;
+use super::refused_node::{on_node, with_port};
 use super::test_bed::{TestBed, from_template, phase, wait_all};
 use super::{overcommit, placement};
 use crate::harness::TrialOutcome;
@@ -59,14 +59,52 @@ async fn rounds(test_bed: &TestBed) -> TrialOutcome {
     Ok(Outcome::Passed(vec![]))
 }
 
+/// kube-scheduler cannot place one pod of a group: none of them runs, and the group gives its
+/// devices back, until the pod can be placed.
+pub(super) async fn wait_for_all(test_bed: TestBed) -> TrialOutcome {
+    overcommit::check_during(&test_bed, refuse_one(&test_bed)).await
+}
+
+async fn refuse_one(test_bed: &TestBed) -> TrialOutcome {
+    let node = test_bed.node_with("h100", 2).await?;
+    test_bed.create_template("share", DRIVER, json!({"memory": "10Gi"})).await?;
+    test_bed.create(on_node(with_port(from_template("blocker", "share")), &node)).await?;
+    test_bed.wait_running("blocker").await?;
+    let pod = |name: &str| on_node(of_group(from_template(name, "share"), "pair", 2), &node);
+    test_bed.create(pod("free")).await?;
+    test_bed.create(with_port(pod("refused"))).await?;
+    let started = tokio::time::Instant::now();
+    placement::wait_allocated(test_bed, "free", "reserved", placement::is_reserved).await?;
+    let text = ["kube-scheduler has found nodes for 1 of the 2 pods"];
+    placement::wait_event_text(test_bed, "free", &text).await?;
+    for name in ["free", "refused"] {
+        placement::wait_unallocated(test_bed, name).await?;
+        let found = test_bed.pods().get(name).await?;
+        anyhow::ensure!(placement::node_name(&found).is_none(), "{name} was bound");
+    }
+    let took = started.elapsed();
+    println!("    the group holds nothing after {:.1} s", took.as_secs_f64());
+    anyhow::ensure!(took.as_secs() < 60, "the group held devices for {took:?}");
+    test_bed.delete(&["blocker"]).await?;
+    for name in ["free", "refused"] {
+        test_bed.wait_running(name).await?;
+    }
+    test_bed.delete(&["free", "refused"]).await?;
+    Ok(Outcome::Passed(vec![]))
+}
+
 fn name_of(group: &str, number: usize) -> String {
     format!("{group}-{number}")
 }
 
 fn member(group: &str, number: usize) -> Value {
-    let mut pod = from_template(&name_of(group, number), "share");
+    of_group(from_template(&name_of(group, number), "share"), group, SIZE)
+}
+
+/// Returns the pod as one of a group of this size.
+pub(super) fn of_group(mut pod: Value, group: &str, size: usize) -> Value {
     pod["metadata"]["annotations"] = json!({
-        "gpu.tessera.dev/pod-group": group, "gpu.tessera.dev/pod-group-size": SIZE.to_string(),
+        "gpu.tessera.dev/pod-group": group, "gpu.tessera.dev/pod-group-size": size.to_string(),
     });
     pod
 }
