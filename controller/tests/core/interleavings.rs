@@ -160,6 +160,17 @@ impl Storm {
         self.world.put(WatchedKind::Pod, objects::pod(&name, claims));
     }
 
+    fn add_group(&mut self, memory: [u8; 2]) {
+        let group = self.name("group");
+        for (number, memory) in memory.into_iter().enumerate() {
+            let name = format!("{group}-{number}");
+            let memory = choose(&MEMORIES, memory).unwrap();
+            self.world.put(WatchedKind::Claim, objects::claim(&name, memory));
+            let pod = groups::of_group(objects::pod(&name, &[&name]), &group, 2);
+            self.world.put(WatchedKind::Pod, pod);
+        }
+    }
+
     fn happen(&mut self, happening: &Happening) {
         use Happening::*;
         let pods = self.world.names(WatchedKind::Pod);
@@ -180,16 +191,7 @@ impl Storm {
                 let pod = objects::important(objects::pod(&name, &[&claim]), priority % 4);
                 self.world.put(WatchedKind::Pod, pod);
             }
-            AddGroup(first, second) => {
-                let group = self.name("group");
-                for (number, memory) in [first, second].into_iter().enumerate() {
-                    let name = format!("{group}-{number}");
-                    let memory = choose(&MEMORIES, memory).unwrap();
-                    self.world.put(WatchedKind::Claim, objects::claim(&name, memory));
-                    let pod = groups::of_group(objects::pod(&name, &[&name]), &group, 2);
-                    self.world.put(WatchedKind::Pod, pod);
-                }
-            }
+            AddGroup(first, second) => self.add_group([first, second]),
             EndFailedBarriers => world.end_failed(),
             EndEvictions(pod, is_refused) => {
                 let names: Vec<String> = world.open_evictions.keys().cloned().collect();
