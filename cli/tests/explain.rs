@@ -559,3 +559,36 @@ fn a_pod_of_another_system_is_explained_with_the_conversion() {
         assert!(hint.unwrap().contains("deviceClassName: a100.gpu.tessera.dev"));
     }
 }
+
+/// A pod of the group `train` of two, with a claim for a share.
+fn member(fixture: &mut Fixture, name: &str) {
+    fixture.claim(name, share("19Gi", "25"));
+    let pod = fixture.pod(name, &[name]);
+    let annotations =
+        [("gpu.tessera.dev/pod-group", "train"), ("gpu.tessera.dev/pod-group-size", "2")];
+    let annotations = annotations.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    pod.metadata.annotations = Some(annotations.into());
+}
+
+#[test]
+fn pod_of_a_group_is_explained_with_its_group() {
+    let mut fixture = Fixture::new();
+    member(&mut fixture, "first");
+    let report = pod(&fixture, "first");
+    assert_eq!(report.state, PodState::Blocked);
+    assert!(report.message.contains("group has 2 pods, and 1 of them"), "{}", report.message);
+    member(&mut fixture, "second");
+    assert_eq!(pod(&fixture, "second").state, PodState::Schedulable);
+    for (name, mark) in [("first", "aa"), ("second", "ab")] {
+        fixture.allocated(name, "node-a", &device(mark), "19Gi", "25");
+    }
+    for claim in &mut fixture.snapshot.resource_claims {
+        let allocation = claim.status.as_mut().unwrap().allocation.as_mut().unwrap();
+        let results = allocation.devices.as_mut().unwrap().results.as_mut().unwrap();
+        results[0].binding_conditions = Some(vec!["gpu.tessera.dev/group-complete".to_owned()]);
+    }
+    let report = pod(&fixture, "second");
+    assert_eq!(report.state, PodState::PendingScheduling);
+    let expected = "nodes for all 2 pods of its group, so far it has them for 0";
+    assert!(report.message.contains(expected), "{}", report.message);
+}

@@ -7,7 +7,7 @@ use tessera_allocator::model::{PendingPod, PodUid};
 use tessera_allocator::{AllocationPlan, Decision, Refusal, RefusalCause, ReservedNode};
 use tessera_api::names::{ClaimUid, NodeName};
 use tessera_api::reason::Reason;
-use tessera_index::{Blocked, ClaimState, PodStage};
+use tessera_index::{Blocked, ClaimState, GroupBarrier, PodStage};
 use tessera_messages as message;
 
 use super::claim::{ClaimContext, PodClaimReport};
@@ -303,6 +303,13 @@ impl<'v> PodContext<'v> {
         PodAnswer { state: PodState::Schedulable, message, node, claims, hint: None }
     }
 
+    /// Returns the barrier at which the pod's group waits.
+    fn barrier(&self) -> Option<GroupBarrier> {
+        let index = &self.view.index;
+        let barrier = index.barrier_of(index.group_of(self.uid)?);
+        (!barrier.waiting.is_empty() && !barrier.is_complete).then_some(barrier)
+    }
+
     /// Returns the answer for a pod without claims that the controller has to allocate.
     fn allocated(&self) -> PodAnswer {
         let managed = self.claims.iter().filter(|claim| {
@@ -324,6 +331,11 @@ impl<'v> PodContext<'v> {
         }
         let place = node.as_deref().map(|node| format!(" on node {node}")).unwrap_or_default();
         let message = match self.view.index.unschedulable_message(self.uid) {
+            None if let Some(barrier) = self.barrier() => format!(
+                "its claims are allocated{place}; it is bound once kube-scheduler has nodes for all \
+                 {} pods of its group, so far it has them for {}",
+                barrier.size, barrier.arrived
+            ),
             Some(refused) => format!(
                 "its claims are allocated{place}, but kube-scheduler does not bind it: {refused}"
             ),
