@@ -104,7 +104,7 @@ impl Sizes {
     /// Sizes for the simulated cluster as part of all tests: one minute per trial.
     pub const SIMULATED: Self = Self {
         two_allocator_claims: 1000,
-        group_rounds: 8,
+        group_rounds: 3,
         soak: SoakSize { pods: 300, started_percent: 3, pause: Duration::from_secs(4) },
     };
     /// Sizes for a real cluster with real containers: one or two minutes per trial.
