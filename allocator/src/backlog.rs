@@ -64,10 +64,11 @@ pub(crate) struct Queue {
 
 /// Order of pods in a plan: by priority, then age, then names.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct PlanOrder(Reverse<i32>, i64, Namespace, PodName, PodUid);
+pub struct PlanOrder(Reverse<i32>, i64, Namespace, PodName, PodUid);
 
 impl PlanOrder {
-    pub(crate) fn of(pod: &PendingPod) -> Self {
+    /// Returns the place of a pod.
+    pub fn of(pod: &PendingPod) -> Self {
         let PendingPod { priority, created, namespace, name, uid, .. } = pod;
         Self(Reverse(*priority), *created, namespace.clone(), name.clone(), uid.clone())
     }

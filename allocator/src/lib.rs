@@ -50,7 +50,7 @@ mod shape;
 mod starvation;
 mod wide_hash;
 
-pub use backlog::{Backlog, RefusedClass};
+pub use backlog::{Backlog, PlanOrder, RefusedClass};
 pub use capacity::CapacityError;
 pub use explain::{ExplanationId, RefusalExplanation};
 pub use features::FeatureGates;

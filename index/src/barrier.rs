@@ -4,6 +4,8 @@
 //! conditions of their devices are true. So no pod of a group runs before kube-scheduler has found
 //! a node for all of them.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use k8s_openapi::api::resource::v1::{
     AllocatedDeviceStatus, DeviceRequestAllocationResult, ResourceClaimStatus,
 };
@@ -86,11 +88,9 @@ pub struct GroupBarrier {
 
 impl Index {
     /// Returns the groups with a claim at a barrier that is not open.
-    pub fn barriers(&self) -> Vec<(GroupKey, GroupBarrier)> {
-        let mut groups: Vec<&GroupKey> =
+    pub fn barriers(&self) -> BTreeMap<GroupKey, GroupBarrier> {
+        let groups: BTreeSet<&GroupKey> =
             self.holding.iter().filter_map(|pod| self.group_of(pod)).collect();
-        groups.sort_unstable();
-        groups.dedup();
         let barriers = groups.into_iter().map(|group| (group.clone(), self.barrier_of(group)));
         barriers.filter(|(_, one)| !(one.waiting.is_empty() && one.failed.is_empty())).collect()
     }

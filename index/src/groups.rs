@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use std::str::FromStr;
 
 use k8s_openapi::api::core::v1::Pod;
+use tessera_allocator::PlanOrder;
 use tessera_allocator::model::{PendingPod, PodUid};
 use tessera_api::names::{
     JOB_SET_LABEL, KUEUE_FAST_ADMISSION_ANNOTATION, KUEUE_GROUP_LABEL, KUEUE_GROUP_SIZE_ANNOTATION,
@@ -165,13 +166,8 @@ impl Index {
         let groups: BTreeSet<&GroupKey> =
             pods.iter().filter_map(|pod| self.group_of(pod)).collect();
         for group in groups {
-            pods.extend(self.pods_of_group(group).cloned());
+            pods.extend(self.groups.get(group).cloned());
         }
-    }
-
-    /// Returns the pods of a group.
-    pub fn pods_of_group(&self, group: &GroupKey) -> impl Iterator<Item = &PodUid> {
-        self.groups.get(group)
     }
 
     /// Returns what is to be planned of a group: as many of its waiting pods as are missing to its
@@ -202,10 +198,7 @@ impl Index {
             work.blocked.extend(waiting.iter().filter_map(|pod| blocked_by(pod, problem)));
             return work;
         }
-        waiting.sort_by(|a, b| {
-            let order = |pod: &PendingPod| (-i64::from(pod.priority), pod.created);
-            order(a).cmp(&order(b)).then_with(|| (&a.name, &a.uid).cmp(&(&b.name, &b.uid)))
-        });
+        waiting.sort_by_cached_key(PlanOrder::of);
         let mut waiting = waiting.into_iter().take(missing.max(1));
         work.pending = waiting.next();
         if let Some(first) = &mut work.pending {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use tessera_api::names::Namespace;
 
-use super::pass::{PlanningPass, Refused};
+use super::pass::{Mark, PlanningPass, Refused};
 use super::pod_to_place::PodToPlace;
 use crate::model::PendingPod;
 use crate::outcome::{Decision, GroupShortfall, Refusal, RefusalCause};
@@ -23,10 +23,8 @@ use crate::quota::QuotaState;
 const MAX_ORDERS: usize = 4;
 
 /// The state of a pass before the pods of a group.
-struct Mark {
-    usage: usize,
-    cpu: usize,
-    nodes: usize,
+struct GroupStart {
+    mark: Mark,
     /// Quotas of the namespace of the group.
     quotas: Option<(Namespace, Vec<QuotaState>)>,
 }
@@ -51,37 +49,38 @@ impl<'p> PlanningPass<'p> {
         steps: &mut u64,
     ) -> Result<Vec<Decision>, Refused> {
         let mut order: Vec<&'p PendingPod> = group.members().collect();
-        let mut placed = 0;
-        for attempt in 1.. {
-            let mark = self.mark(group);
-            let shortfall = match self.place_in_order(&order, steps) {
-                Ok(decisions) => return Ok(decisions),
-                Err(shortfall) => shortfall,
-            };
-            let Shortfall { placed: decisions, at, refused } = shortfall;
+        let (mut placed, mut attempts) = (0, 0);
+        loop {
+            attempts += 1;
+            let of_namespace = self.planner.quotas.get_key_value(&group.namespace);
+            let quotas = of_namespace.map(|(name, quotas)| (name.clone(), quotas.clone()));
+            let start = GroupStart { mark: self.mark(), quotas };
+            let Shortfall { placed: decisions, at, refused } =
+                match self.place_in_order(&order, steps) {
+                    Ok(decisions) => return Ok(decisions),
+                    Err(shortfall) => shortfall,
+                };
+            if refused.is_undecided() {
+                self.roll_back_group(start, &decisions);
+                return Err(self.undecided_group(group));
+            }
             placed = placed.max(decisions.len());
-            let is_undecided = refused.is_undecided();
             let refused_pod = order[at];
             let is_last = decisions.is_empty()
-                || is_undecided
-                || attempt == MAX_ORDERS
+                || attempts == MAX_ORDERS
                 || self.compare_classes(order[0], refused_pod);
             if !is_last {
-                self.roll_back(mark, &decisions);
+                self.roll_back_group(start, &decisions);
                 order[..=at].rotate_right(1);
                 continue;
             }
-            if is_undecided || !self.keeps_what_fits(group) {
-                self.roll_back(mark, &decisions);
-            }
-            if is_undecided {
-                return Err(self.undecided_group(group));
+            if !self.keeps_what_fits(group) {
+                self.roll_back_group(start, &decisions);
             }
             let shortfall =
                 GroupShortfall { pods: order.len(), placed, first: refused_pod.name.clone() };
             return Err(self.refuse_group(group, refused_pod, refused, shortfall));
         }
-        Ok(Vec::new())
     }
 
     /// Places the pods in this order.
@@ -145,38 +144,12 @@ impl<'p> PlanningPass<'p> {
         claims.into()
     }
 
-    fn mark(&self, group: &PendingPod) -> Mark {
-        let of_namespace = self.planner.quotas.get_key_value(&group.namespace);
-        Mark {
-            usage: self.usage_before.len(),
-            cpu: self.cpu_before.len(),
-            nodes: self.nodes_before.len(),
-            quotas: of_namespace.map(|(name, quotas)| (name.clone(), quotas.clone())),
+    /// Undoes these decisions, which are all since the mark, with the quotas of the namespace.
+    fn roll_back_group(&mut self, start: GroupStart, decisions: &[Decision]) {
+        self.roll_back(start.mark);
+        for allocation in decisions.iter().flat_map(|decision| &decision.claims) {
+            self.decided.remove(&allocation.claim);
         }
-    }
-
-    /// Undoes these decisions, which are all since the mark and of one namespace.
-    fn roll_back(&mut self, mark: Mark, decisions: &[Decision]) {
-        for (device, used) in self.usage_before.drain(mark.usage..).rev() {
-            self.planner.cluster.set_use(&device, used.as_ref());
-        }
-        for (node, cpu) in self.cpu_before.drain(mark.cpu..).rev() {
-            self.planner.cluster.set_cpu(node, cpu);
-            self.planner.cluster.touch(node);
-        }
-        for (node, before) in self.nodes_before.drain(mark.nodes..).rev() {
-            match before {
-                Some(before) => self.nodes.insert(node, before),
-                None => self.nodes.remove(&node),
-            };
-        }
-        for decision in decisions {
-            for allocation in &decision.claims {
-                self.decided.remove(&allocation.claim);
-            }
-        }
-        if let Some((namespace, quotas)) = mark.quotas {
-            self.planner.quotas.insert(namespace, quotas);
-        }
+        self.planner.quotas.extend(start.quotas);
     }
 }

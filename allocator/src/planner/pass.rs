@@ -160,18 +160,32 @@ enum PodOutcome {
     Open,
 }
 
+/// A node before a decision.
+struct NodeBefore {
+    index: NodeIndex,
+    /// Its free CPU.
+    cpu_milli: u64,
+    /// The node with the requests of pods decided before; `None` if there were none.
+    node: Option<Node>,
+}
+
+/// A place in the record of what decisions have changed.
+#[derive(Default)]
+pub(super) struct Mark {
+    usage: usize,
+    nodes: usize,
+}
+
 /// A planning pass: its decisions on top of the cluster state.
 pub(super) struct PlanningPass<'p> {
     pub(super) planner: &'p mut Planner,
     pub(super) settings: PlanSettings,
     /// Nodes with the requests of pods decided in this pass.
-    pub(super) nodes: BTreeMap<NodeIndex, Node>,
-    /// Device consumption before the pass.
-    pub(super) usage_before: Vec<(DeviceId, Option<DeviceUsage>)>,
-    /// Nodes before each decision, as this pass saw them; none = as in the cluster.
-    pub(super) nodes_before: Vec<(NodeIndex, Option<Node>)>,
-    /// Free CPU of nodes before the pass.
-    pub(super) cpu_before: Vec<(NodeIndex, u64)>,
+    nodes: BTreeMap<NodeIndex, Node>,
+    /// Device consumption before each decision.
+    usage_before: Vec<(DeviceId, Option<DeviceUsage>)>,
+    /// Nodes before each decision.
+    nodes_before: Vec<NodeBefore>,
     /// Claims decided in this pass and their nodes. A later pod that shares a claim is restricted
     /// to them.
     pub(super) decided: BTreeMap<ClaimUid, Option<NodeSelector>>,
@@ -198,9 +212,8 @@ impl<'p> PlanningPass<'p> {
             planner,
             settings,
             nodes: BTreeMap::new(),
-            nodes_before: Vec::new(),
             usage_before: Vec::new(),
-            cpu_before: Vec::new(),
+            nodes_before: Vec::new(),
             decided: BTreeMap::new(),
             quotas_before: BTreeMap::new(),
             refused: RefusedClasses::default(),
@@ -213,15 +226,29 @@ impl<'p> PlanningPass<'p> {
         }
     }
 
-    fn undo(self) {
-        for (device, used) in self.usage_before.iter().rev() {
-            self.planner.cluster.set_use(device, used.as_ref());
-        }
-        for (node, cpu) in self.cpu_before.iter().rev() {
-            self.planner.cluster.set_cpu(*node, *cpu);
-            self.planner.cluster.touch(*node);
-        }
+    fn undo(mut self) {
+        self.roll_back(Mark::default());
         self.planner.quotas.extend(self.quotas_before);
+    }
+
+    /// Returns the present place in the record of what decisions have changed.
+    pub(super) fn mark(&self) -> Mark {
+        Mark { usage: self.usage_before.len(), nodes: self.nodes_before.len() }
+    }
+
+    /// Undoes what decisions since the mark have changed on devices and nodes.
+    pub(super) fn roll_back(&mut self, to: Mark) {
+        for (device, used) in self.usage_before.drain(to.usage..).rev() {
+            self.planner.cluster.set_use(&device, used.as_ref());
+        }
+        for NodeBefore { index, cpu_milli, node } in self.nodes_before.drain(to.nodes..).rev() {
+            self.planner.cluster.set_cpu(index, cpu_milli);
+            self.planner.cluster.touch(index);
+            match node {
+                Some(node) => self.nodes.insert(index, node),
+                None => self.nodes.remove(&index),
+            };
+        }
     }
 
     /// Returns true if the pod is planned after the others.
@@ -535,11 +562,11 @@ impl<'p> PlanningPass<'p> {
         }
         if let Some(mut changed) = self.node(node).cloned() {
             changed.add_requests(&to_place.pod.scheduling.requests);
-            self.cpu_before.push((node, self.planner.cluster.nodes[node].cpu_milli));
+            let cpu_milli = self.planner.cluster.nodes[node].cpu_milli;
             self.planner.cluster.set_cpu(node, changed.cpu_milli_left());
             self.planner.cluster.touch(node);
             let before = self.nodes.insert(node, changed);
-            self.nodes_before.push((node, before));
+            self.nodes_before.push(NodeBefore { index: node, cpu_milli, node: before });
         }
         self.decisions += 1;
         let node = self.planner.cluster.nodes[node].name.clone();

@@ -44,8 +44,7 @@ pub(super) struct Barriers {
 impl Step<'_> {
     /// Opens the barriers of the groups that are complete, and fails those whose time is up.
     pub(super) fn settle_barriers(&mut self) {
-        let barriers: BTreeMap<GroupKey, GroupBarrier> =
-            self.state.index.barriers().into_iter().collect();
+        let barriers = self.state.index.barriers();
         self.state.barriers.since.retain(|group, _| barriers.contains_key(group));
         for (group, barrier) in &barriers {
             let since = *self.state.barriers.since.entry(group.clone()).or_insert(self.now);
