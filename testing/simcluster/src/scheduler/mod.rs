@@ -407,19 +407,20 @@ impl Loop {
         let claims = waiting.claims.iter().map(crate::informer::key);
         let claims = claims.filter_map(|claim| self.claims.get(&claim));
         let states: Vec<Conditions> = claims.map(|claim| Conditions::of(claim)).collect();
-        let failure = match () {
-            () if states.contains(&Conditions::Failed) => BindError::ConditionFailed,
-            () if !states.contains(&Conditions::Pending) => {
-                let Some(waiting) = self.waiting.0.remove(key) else { return };
-                return self.finish_binding(key, &pod, waiting).await;
-            }
-            () if waiting.since.elapsed() >= waiting::TIMEOUT => BindError::ConditionTimeout,
-            () => return,
-        };
-        if let Some(waiting) = self.waiting.0.remove(key) {
-            self.binder.give_back(&pod, &waiting.claims).await;
+        let is_late = waiting.since.elapsed() >= waiting::TIMEOUT;
+        let is_pending = states.contains(&Conditions::Pending);
+        let has_failed = states.contains(&Conditions::Failed);
+        if is_pending && !has_failed && !is_late {
+            return;
         }
+        let Some(waiting) = self.waiting.0.remove(key) else { return };
+        if !is_pending && !has_failed {
+            return self.finish_binding(key, &pod, waiting).await;
+        }
+        self.binder.give_back(&pod, &waiting.claims).await;
         self.admit(&pod);
+        let failure =
+            if has_failed { BindError::ConditionFailed } else { BindError::ConditionTimeout };
         self.binding_failed(key, &pod, &failure).await;
     }
 
