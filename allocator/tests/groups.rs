@@ -170,17 +170,25 @@ fn pods_of(requests: &[Vec<u32>]) -> Vec<PendingPod> {
     requests.iter().enumerate().map(pod).collect()
 }
 
+/// A cluster with a node for each list of GPUs, by their memory in GiB.
+fn cluster_of(memory: &[Vec<u32>]) -> Cluster {
+    let nodes = memory.iter().enumerate();
+    nodes.fold(Cluster::new(), |cluster, (n, memory)| {
+        cluster.node(&format!("node-{n}"), gpus(memory))
+    })
+}
+
+fn memory() -> impl Strategy<Value = Vec<Vec<u32>>> {
+    prop::collection::vec(prop::collection::vec(16u32..96, 1..4), 1..4)
+}
+
 proptest! {
     #[test]
     fn groups_are_decided_as_a_whole_within_the_capacity(
-        memory in prop::collection::vec(prop::collection::vec(16u32..96, 1..4), 1..4),
+        memory in memory(),
         requests in requests(),
     ) {
-        let mut cluster = Cluster::new();
-        for (n, memory) in memory.iter().enumerate() {
-            cluster = cluster.node(&format!("node-{n}"), gpus(memory));
-        }
-        let pods = pods_of(&requests);
+        let (cluster, pods) = (cluster_of(&memory), pods_of(&requests));
         let plan = planned(&cluster, &pods);
         let decided: BTreeSet<&PodUid> = plan.decisions.iter().map(|one| &one.pod).collect();
         let refused: BTreeSet<&PodUid> = plan.refusals.iter().map(|one| &one.pod).collect();
@@ -207,14 +215,10 @@ proptest! {
     /// A group that is refused changes nothing for the pods after it, nor for later plans.
     #[test]
     fn refused_groups_leave_no_trace(
-        memory in prop::collection::vec(prop::collection::vec(16u32..96, 1..4), 1..4),
+        memory in memory(),
         requests in requests(),
     ) {
-        let mut cluster = Cluster::new();
-        for (n, memory) in memory.iter().enumerate() {
-            cluster = cluster.node(&format!("node-{n}"), gpus(memory));
-        }
-        let pods = pods_of(&requests);
+        let (cluster, pods) = (cluster_of(&memory), pods_of(&requests));
         let settings = PlanSettings::default();
         let mut planner = Planner::from_snapshot(&cluster.0, FeatureGates::default());
         let first = planner.plan(&pods, settings);

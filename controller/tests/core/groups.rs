@@ -143,6 +143,14 @@ pub(crate) fn of_group(mut pod: Value, name: &str, size: usize) -> Value {
     pod
 }
 
+/// A node with two GPUs, and a group of two pods that need one each.
+fn pair() -> (World, Vec<String>) {
+    let mut world = World::new();
+    world.add_node("node-a", 2);
+    let group = world.add_group("train", 2, "80Gi");
+    (world, group)
+}
+
 #[test]
 fn group_that_fits_gets_all_of_its_devices() {
     let mut world = World::new();
@@ -202,9 +210,7 @@ fn group_waits_until_all_of_its_pods_exist() {
 
 #[test]
 fn pod_whose_write_failed_gets_its_devices_beside_the_others() {
-    let mut world = World::new();
-    world.add_node("node-a", 2);
-    let group = world.add_group("train", 2, "80Gi");
+    let (mut world, group) = pair();
     world.deliver_all();
     let failed = world.open_of("train-1").unwrap();
     world.refuse(failed, false);
@@ -219,9 +225,7 @@ fn pod_whose_write_failed_gets_its_devices_beside_the_others() {
 
 #[test]
 fn pod_that_takes_the_place_of_a_failed_one_joins_its_group() {
-    let mut world = World::new();
-    world.add_node("node-a", 2);
-    let group = world.add_group("train", 2, "80Gi");
+    let (mut world, group) = pair();
     world.settle();
     world.bind_group(&group);
     world.end_pod("train-1");
@@ -235,9 +239,7 @@ fn pod_that_takes_the_place_of_a_failed_one_joins_its_group() {
 
 #[test]
 fn no_pod_is_bound_before_all_have_a_node() {
-    let mut world = World::new();
-    world.add_node("node-a", 2);
-    let group = world.add_group("train", 2, "80Gi");
+    let (mut world, group) = pair();
     world.settle();
     world.bind("train-0");
     world.settle();
@@ -255,9 +257,7 @@ fn no_pod_is_bound_before_all_have_a_node() {
 
 #[test]
 fn group_that_is_not_placed_in_time_holds_nothing() {
-    let mut world = World::new();
-    world.add_node("node-a", 2);
-    let group = world.add_group("train", 2, "80Gi");
+    let (mut world, group) = pair();
     world.settle();
     world.bind("train-0");
     world.settle();
@@ -281,9 +281,7 @@ fn group_that_is_not_placed_in_time_holds_nothing() {
 
 #[test]
 fn group_goes_on_after_a_change_of_the_leader() {
-    let mut world = World::new();
-    world.add_node("node-a", 2);
-    let group = world.add_group("train", 2, "80Gi");
+    let (mut world, group) = pair();
     world.settle();
     group.iter().for_each(|pod| world.reserve(pod));
     world.deliver_all();

@@ -17,8 +17,8 @@ pub(super) trait ClaimSums {
     /// Removes a deleted claim.
     fn remove(&mut self, claim: &ResourceClaim);
 
-    /// Replaces all claims with a complete list. The error is as that of [`update`](Self::update).
-    fn replace(&mut self, claims: &[ResourceClaim]) -> Result<(), String>;
+    /// Removes all claims.
+    fn clear(&mut self);
 }
 
 /// Error for a wrong sum.
@@ -58,8 +58,12 @@ async fn observe(test_bed: &TestBed, mut sums: impl ClaimSums) -> anyhow::Result
                 listed.push(claim);
                 Ok(())
             }
-            // After a gap, the list contains the current state.
-            Ok(watcher::Event::InitDone) => sums.replace(&std::mem::take(&mut listed)),
+            // After a gap, the list contains the current state. Old claims go first: deleted ones
+            // may have freed capacity for others.
+            Ok(watcher::Event::InitDone) => {
+                sums.clear();
+                std::mem::take(&mut listed).iter().try_for_each(|claim| sums.update(claim))
+            }
             // The watcher recovers by itself.
             Err(error) => {
                 println!("    claim watch was interrupted: {error}");

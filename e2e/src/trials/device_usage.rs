@@ -53,15 +53,10 @@ impl DeviceUsage {
         self.subtract(&full_name(claim));
     }
 
-    /// Replaces all claims with a complete list.
-    ///
-    /// # Errors
-    /// Returns an error as [`Self::update`] does.
-    pub fn replace(&mut self, claims: &[ResourceClaim]) -> Result<(), String> {
-        // Remove all old claims first: deleted ones may have freed capacity for others.
+    /// Removes all claims.
+    pub fn clear(&mut self) {
         self.by_claim.clear();
         self.sums.clear();
-        claims.iter().try_for_each(|claim| self.update(claim))
     }
 
     /// Returns the number of claims that consume capacity.
@@ -194,8 +189,11 @@ mod tests {
     fn replace_drops_old_claims_and_detects_overcommit() {
         let mut usage = device_usage();
         usage.update(&claim("a", "80Gi", "100")).unwrap();
-        assert_eq!(usage.replace(&[claim("b", "80Gi", "100")]), Ok(()));
-        assert!(usage.replace(&[claim("b", "80Gi", "100"), claim("c", "1", "0")]).is_err());
+        usage.clear();
+        assert_eq!(usage.update(&claim("b", "80Gi", "100")), Ok(()));
+        usage.clear();
+        let too_much = [claim("b", "80Gi", "100"), claim("c", "1", "0")];
+        assert!(too_much.iter().try_for_each(|claim| usage.update(claim)).is_err());
     }
 
     #[test]

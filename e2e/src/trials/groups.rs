@@ -171,8 +171,7 @@ impl ClaimSums for HoldersByGroup {
         }
     }
 
-    fn replace(&mut self, claims: &[ResourceClaim]) -> Result<(), String> {
+    fn clear(&mut self) {
         self.holders.clear();
-        claims.iter().try_for_each(|claim| self.update(claim))
     }
 }

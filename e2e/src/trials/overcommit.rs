@@ -25,8 +25,8 @@ impl ClaimSums for DeviceUsage {
         Self::remove(self, claim);
     }
 
-    fn replace(&mut self, claims: &[ResourceClaim]) -> Result<(), String> {
-        Self::replace(self, claims).map_err(overcommitted)
+    fn clear(&mut self) {
+        Self::clear(self);
     }
 }
 

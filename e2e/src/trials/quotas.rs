@@ -236,8 +236,7 @@ impl ClaimSums for MemoryOfNamespace {
         }
     }
 
-    fn replace(&mut self, claims: &[ResourceClaim]) -> Result<(), String> {
+    fn clear(&mut self) {
         self.claims.clear();
-        claims.iter().try_for_each(|claim| self.update(claim))
     }
 }
