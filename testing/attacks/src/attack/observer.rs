@@ -125,7 +125,8 @@ impl ClaimObserver {
             }
             watcher::Event::InitDone => {
                 let listed = std::mem::take(&mut self.listed);
-                let replaced = self.usage.replace(&listed);
+                self.usage.clear();
+                let replaced = listed.iter().try_for_each(|claim| self.usage.update(claim));
                 self.check(replaced);
                 self.ready.send_replace(true);
             }
