@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use tessera_api::names::DRIVER_NAME;
 use tessera_api::names::capacity::{CORES, MEMORY, SHARES};
 use tessera_api::names::{DeviceClassName, QuotaName};
 use tessera_api::quantity::Quantity;
@@ -134,7 +135,7 @@ fn class_of<'c>(claim: &'c Claim, result: &DeviceResult) -> Option<&'c DeviceCla
 }
 
 fn amounts(result: &DeviceResult, device: Option<&Device>) -> QuotaAmounts {
-    if result.admin {
+    if result.admin || result.device.pool.driver.as_str() != DRIVER_NAME {
         return QuotaAmounts::new();
     }
     let published = |name: &str| device.and_then(|d| d.capacity.get(name)).map(|c| c.value);

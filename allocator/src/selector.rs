@@ -33,9 +33,7 @@ mod tests;
 
 use std::sync::Arc;
 
-use tessera_api::names::DRIVER_NAME;
-
-pub use driver::MatchableDrivers;
+pub use driver::DriverCondition;
 pub use error::{EvaluationLimit, SelectorError};
 pub(crate) use reads::{Read, Reads};
 pub use view::DeviceView;
@@ -62,7 +60,7 @@ const STEPS_PER_PROGRAM: u64 = 200;
 pub struct CompiledSelector {
     checked: check::Checked,
     reads: Reads,
-    drivers: MatchableDrivers,
+    drivers: DriverCondition,
 }
 
 impl CompiledSelector {
@@ -106,7 +104,7 @@ impl CompiledSelector {
             let syntax = parse::parse(expression)?;
             let checked = check::check(&syntax)?;
             let reads = Reads::of(&checked.code);
-            let drivers = MatchableDrivers::of(&syntax, DRIVER_NAME);
+            let drivers = DriverCondition::of(&syntax);
             Ok(Self { checked, reads, drivers })
         };
         std::thread::scope(|scope| {
@@ -151,12 +149,13 @@ impl CompiledSelector {
     }
 
     /// Returns the drivers whose devices the selector can match.
-    pub fn drivers(&self) -> MatchableDrivers {
-        self.drivers
+    pub fn drivers(&self) -> &DriverCondition {
+        &self.drivers
     }
 
     /// Returns the approximate memory size, in bytes.
     fn bytes(&self) -> usize {
-        self.checked.parts * std::mem::size_of::<code::Code>()
+        self.checked.parts
+            * (std::mem::size_of::<code::Code>() + driver::DriverCondition::BYTES_OF_PART)
     }
 }

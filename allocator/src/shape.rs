@@ -12,15 +12,16 @@ use std::sync::Arc;
 use tessera_api::config::{
     ConfigEntry, GpuConfig, MemoryPercent, RequestedCapacity, Sharing, merged_config,
 };
-use tessera_api::names::RequestName;
 use tessera_api::names::capacity::{CORES, MEMORY};
+use tessera_api::names::{DRIVER_NAME, RequestName};
 use tessera_api::quantity::Quantity;
 
 use crate::capacity::{self, CapacityError, Demand};
 use crate::cluster::{Candidate, Cluster, Interner, NameId, ProfileId};
 use crate::features::FeatureGates;
 use crate::model::{
-    AllocationMode, Alternative, Claim, Constraint, ConstraintKind, Device, DeviceClass, NameMap,
+    AllocationMode, Alternative, Claim, Constraint, ConstraintKind, Device, DeviceClass,
+    DeviceSelector, NameMap,
 };
 use crate::outcome::{RefusalCause, UnsupportedFeature};
 use crate::policy::Policy;
@@ -84,6 +85,8 @@ pub(crate) struct Resolved {
     /// The memory may be oversubscribed.
     pub(crate) oversubscribe: bool,
     pub(crate) sharing: Sharing,
+    /// The class selects no devices of other drivers.
+    is_tessera_only: bool,
 }
 
 /// Match between an alternative and the devices of one profile.
@@ -323,6 +326,11 @@ impl AlternativeShape {
             || self.resolved.as_ref().is_ok_and(|resolved| resolved.oversubscribe)
     }
 
+    /// Returns true if its class selects no devices of other drivers.
+    pub(crate) fn selects_tessera_only(&self) -> bool {
+        self.resolved.as_ref().is_ok_and(|resolved| resolved.is_tessera_only)
+    }
+
     /// Returns the mechanism by which the devices are shared.
     pub(crate) fn sharing(&self) -> Sharing {
         self.resolved.as_ref().map_or(Sharing::Intercept, |resolved| resolved.sharing)
@@ -337,12 +345,13 @@ impl AlternativeShape {
 
     /// Returns true if the device supports the sharing mechanism of the claim.
     pub(crate) fn can_share(&self, device: &Device) -> bool {
-        device.supports_mps || self.sharing() != Sharing::Mps
+        device.supports_mps || device.is_foreign || self.sharing() != Sharing::Mps
     }
 
     /// Returns the requested capacities, with a memory percentage resolved for this device.
     fn amounts(&self, device: &Device) -> std::borrow::Cow<'_, NameMap<Quantity>> {
-        let percent = self.resolved.as_ref().ok().and_then(|resolved| resolved.memory_percent);
+        let resolved = self.resolved.as_ref().ok().filter(|_| !device.is_foreign);
+        let percent = resolved.and_then(|resolved| resolved.memory_percent);
         let Some((percent, memory)) = percent.zip(device.capacity.get(MEMORY)) else {
             return std::borrow::Cow::Borrowed(&self.request.capacity);
         };
@@ -359,7 +368,8 @@ impl AlternativeShape {
         device: &Device,
         features: &FeatureGates,
     ) -> Result<Demand, CapacityError> {
-        if self.resolved.as_ref().is_ok_and(|resolved| resolved.exclusive) {
+        let is_exclusive = self.resolved.as_ref().is_ok_and(|resolved| resolved.exclusive);
+        if is_exclusive && !device.is_foreign {
             // All that is published, also where one request could not name as much: of cores that
             // are oversubscribed, it has those of one GPU at most.
             let all = device.capacity.iter().map(|(name, capacity)| (name.clone(), capacity.value));
@@ -454,6 +464,15 @@ fn resolve(
         exclusive: config.exclusive == Some(true),
         oversubscribe: config.memory.oversubscribe == Some(true),
         sharing,
+        is_tessera_only: class.selectors.iter().any(names_tessera_only),
+    })
+}
+
+/// Returns true if the selector selects no devices of other drivers.
+fn names_tessera_only(selector: &DeviceSelector) -> bool {
+    selector.compiled().is_ok_and(|compiled| {
+        let drivers = compiled.drivers();
+        !drivers.matches_unnamed() && drivers.named().all(|driver| driver == DRIVER_NAME)
     })
 }
 

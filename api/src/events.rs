@@ -120,8 +120,9 @@ reasons! {
     /// A GpuConfig of the class or claim has a wrong field or value.
     INVALID_CONFIG = "InvalidConfig", Controller, "Pod",
         "Correct the field; the message names it and what is allowed there.";
-    /// One claim requests devices of Tessera and of another driver.
-    MIXED_DRIVERS = "MixedDrivers", Controller, "Pod", "Split the claim: one for each driver.";
+    /// One claim requests devices of Tessera and of a driver that Tessera does not manage.
+    MIXED_DRIVERS = "MixedDrivers", Controller, "Pod",
+        "Split the claim: one for each driver; or add the driver to `managedDrivers` of the chart.";
     /// kube-scheduler cannot place the pod where its devices are allocated, a device was tainted
     /// meanwhile, or another claim of the pod is not allocated in time, so the controller allocates
     /// all of its claims again.

@@ -10,6 +10,7 @@ mod error;
 mod gpu;
 mod kubernetes;
 mod macros;
+mod managed_drivers;
 mod syntax;
 
 #[cfg(test)]
@@ -22,6 +23,7 @@ pub use kubernetes::{
     ClaimName, DeviceClassName, DeviceName, DriverName, ExtendedResourceName, Namespace, NodeName,
     PodName, PoolName, QuotaName, RequestName,
 };
+pub use managed_drivers::ManagedDrivers;
 
 /// The driver's name: in ResourceSlices, claims and the kubelet's registration, and the API group
 /// of [`GpuConfig`](crate::GpuConfig).

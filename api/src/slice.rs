@@ -20,7 +20,7 @@ mod tests;
 pub use build::build;
 pub use compare::{keep_server_fields, same_content, same_pool};
 pub use device::{MAX_STRING_BYTES, truncated};
-pub use fence::{Fence, is_fence_of, is_fenced_by_rule};
+pub use fence::{Fence, fenced_driver, is_fence_of, is_fenced_by_rule};
 pub use options::{CoresRatio, InvalidMaxShares, MaxShares, MemoryRatio, NodeOwner, SliceOptions};
 pub use order::{DeviceOrder, UnknownDeviceOrder};
 pub use topology::{MAX_ANNOTATION_BYTES, Topology, TopologyError};

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use futures::try_join;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Event;
-use k8s_openapi::api::resource::v1::{DeviceTaintRule, ResourceClaimTemplate};
+use k8s_openapi::api::resource::v1::{DeviceTaintRule, ResourceClaimTemplate, ResourceSlice};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::ListParams;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
@@ -14,7 +14,7 @@ use kube::core::Status;
 use kube::{Api, Client, Config, Resource};
 use serde::de::DeserializeOwned;
 use tessera_api::defaults::GpuDefaults;
-use tessera_api::names::{CONTROLLER_LEASE, DRIVER_NAME};
+use tessera_api::names::{CONTROLLER_LEASE, ManagedDrivers};
 use tessera_api::quota::GpuQuota;
 
 use crate::snapshot::{self, NotRead, Snapshot};
@@ -176,12 +176,10 @@ impl Cluster {
     /// # Errors
     /// A list fails. Missing permissions for an optional kind are recorded in the snapshot.
     pub async fn read(&self) -> Result<Snapshot, ClusterError> {
-        let slices = ListParams::default().fields(&format!("spec.driver={DRIVER_NAME}"));
         let leases = ListParams::default().fields(&format!("metadata.name={CONTROLLER_LEASE}"));
         let all = ListParams::default;
         let taken_at = Timestamp::now();
         let (
-            resource_slices,
             device_classes,
             resource_claims,
             nodes,
@@ -192,7 +190,6 @@ impl Cluster {
             defaults,
             leases,
         ) = try_join!(
-            self.list(slices, |slice| Some(snapshot::trimmed_slice(slice))),
             self.list(all(), |class| Some(snapshot::trimmed_class(class))),
             self.list(all(), |claim| Some(snapshot::trimmed_claim(claim))),
             self.list(all(), |node| Some(snapshot::trimmed_node(node))),
@@ -205,6 +202,9 @@ impl Cluster {
         )?;
         let mut not_read = Vec::new();
         let mut optional = NotReadRecorder { not_read: &mut not_read };
+        let device_taint_rules = optional.record::<DeviceTaintRule>(rules);
+        let drivers = snapshot::managed_drivers(&device_taint_rules);
+        let resource_slices = self.slices_of(&drivers).await?;
         Ok(Snapshot {
             taken_at,
             kubernetes: self.version().await,
@@ -213,7 +213,7 @@ impl Cluster {
             resource_claims,
             nodes,
             pods,
-            device_taint_rules: optional.record::<DeviceTaintRule>(rules),
+            device_taint_rules,
             resource_claim_templates: optional.record::<ResourceClaimTemplate>(templates),
             gpu_quotas: optional.record::<GpuQuota>(quotas),
             gpu_defaults: optional.record::<GpuDefaults>(defaults),
@@ -239,6 +239,18 @@ impl Cluster {
         let mut events = api.list(&of_reason).await.map(|list| list.items).unwrap_or_default();
         events.sort_by_key(event_time);
         events
+    }
+
+    async fn slices_of(
+        &self,
+        drivers: &ManagedDrivers,
+    ) -> Result<Vec<ResourceSlice>, ClusterError> {
+        let mut slices = Vec::new();
+        for driver in drivers.iter() {
+            let of_driver = ListParams::default().fields(&format!("spec.driver={driver}"));
+            slices.extend(self.list(of_driver, |s| Some(snapshot::trimmed_slice(s))).await?);
+        }
+        Ok(slices)
     }
 
     async fn version(&self) -> String {

@@ -10,7 +10,7 @@ use clap::Parser;
 use k8s_openapi::jiff::Timestamp;
 use tessera_allocator::PlanSettings;
 use tessera_api::events;
-use tessera_api::names::{ClaimName, Namespace, PodName};
+use tessera_api::names::{ClaimName, DRIVER_NAME, Namespace, PodName};
 use tessera_dialect::{Converter, Settings};
 
 use crate::args::{
@@ -378,8 +378,9 @@ async fn save(
 
 /// Returns the numbers of objects in a snapshot as text.
 fn content(snapshot: &Snapshot) -> String {
-    let slices = &snapshot.resource_slices;
-    let gpus = slices.iter().map(|slice| slice.spec.devices.as_ref().map_or(0, Vec::len)).sum();
+    let slices = snapshot.resource_slices.iter();
+    let ours = slices.filter(|slice| slice.spec.driver == DRIVER_NAME);
+    let gpus = ours.map(|slice| slice.spec.devices.as_ref().map_or(0, Vec::len)).sum();
     [
         count(snapshot.nodes.len(), "node"),
         count(gpus, "GPU"),

@@ -23,7 +23,9 @@ use k8s_openapi::api::resource::v1::{
 use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tessera_api::defaults::GpuDefaults;
+use tessera_api::names::ManagedDrivers;
 use tessera_api::quota::GpuQuota;
+use tessera_api::slice::fenced_driver;
 use tessera_index::Index;
 use tessera_runtime::error_chain::chain;
 
@@ -37,7 +39,7 @@ pub struct Snapshot {
     pub kubernetes: String,
     /// Kinds that could not be read, each with the reason.
     pub not_read: Vec<NotRead>,
-    /// ResourceSlices of `gpu.tessera.dev`.
+    /// ResourceSlices of managed drivers.
     pub resource_slices: Vec<ResourceSlice>,
     /// DeviceTaintRules.
     pub device_taint_rules: Vec<DeviceTaintRule>,
@@ -76,10 +78,15 @@ pub struct IndexedSnapshot {
     pub refused: Vec<String>,
 }
 
+/// Returns the drivers whose devices Tessera allocates: those that have a fence.
+pub fn managed_drivers(rules: &[DeviceTaintRule]) -> ManagedDrivers {
+    rules.iter().filter_map(fenced_driver).collect()
+}
+
 impl Snapshot {
     /// Builds the index of the objects.
     pub fn indexed(&self) -> IndexedSnapshot {
-        let mut index = Index::new();
+        let mut index = Index::new(managed_drivers(&self.device_taint_rules));
         let mut refused = Vec::new();
         let mut note = |result: Result<(), tessera_index::convert::ConvertError>| {
             refused.extend(result.err().map(|error| chain(&error)));

@@ -201,7 +201,8 @@ fn read(index: &Index, filter: &TreeFilter) -> GpuTree {
         pools.entry(device.pool.clone()).or_default();
     }
     let mut nodes: Vec<NodeView> = Vec::new();
-    for (id, pool) in &pools {
+    // Devices of other managed drivers are no GPUs of ours.
+    for (id, pool) in pools.iter().filter(|(id, _)| id.driver.as_str() == DRIVER_NAME) {
         let name = pool.node().unwrap_or_else(|| id.pool.to_string());
         if !filter.nodes.is_empty() && !filter.nodes.contains(&name) {
             continue;

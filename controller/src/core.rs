@@ -69,7 +69,7 @@ use std::sync::Arc;
 use tessera_allocator::model::PodUid;
 use tessera_allocator::{PlanSettings, ReservedNode};
 use tessera_api::events::EventReason;
-use tessera_api::names::{ClaimUid, NodeName};
+use tessera_api::names::{ClaimUid, ManagedDrivers, NodeName};
 use tessera_dialect::Converter;
 use tessera_index::{Blocked, Index};
 
@@ -146,7 +146,7 @@ impl Core {
     /// Returns a core that knows nothing yet. `settings` are those of its plans.
     pub fn new(settings: PlanSettings) -> Self {
         let state = State {
-            index: Index::new(),
+            index: Index::default(),
             planning: Planning::new(settings),
             writes: OpenWrites::default(),
             templates: Templates::default(),
@@ -166,6 +166,15 @@ impl Core {
             quota_statuses: QuotaStatuses::default(),
         };
         Self { state, wake: None, is_stopping: false }
+    }
+
+    /// Returns the core that allocates the devices of these drivers; without them only Tessera's.
+    ///
+    /// Must come before the first step.
+    #[must_use]
+    pub fn managing(mut self, drivers: ManagedDrivers) -> Self {
+        self.state.index = Index::new(drivers);
+        self
     }
 
     /// Returns the core with a policy of nominations; without one it never nominates.

@@ -10,6 +10,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use prometheus_client::registry::Registry;
 use tessera_allocator::PlanSettings;
+use tessera_api::names::ManagedDrivers;
 use tessera_dialect::Converter;
 use tessera_runtime::address::ListenAddress;
 use tessera_runtime::cluster::{client, client_without_retries};
@@ -56,6 +57,8 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     } = args;
     let (delay, ListenAddress(address)) = (args.reservation_delay_seconds, args.metrics_address);
     let fence = args.fence_rules.as_deref().map(fence::file::read).transpose()?;
+    let drivers = fence.iter().flatten().map(|rule| rule.driver().clone());
+    let drivers: ManagedDrivers = drivers.collect();
     let converter = args.dialects.as_deref().map(settings::read).transpose()?.map(Arc::new);
     log::start(log_format);
     open_files::raise_limit();
@@ -92,14 +95,16 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
         .then(|| Leadership::start(connect(kubeconfig), namespace, identity.clone(), &mut tasks))
         .transpose()
         .context("cannot start the thread that renews the Lease")?;
+    let watched = drivers.clone();
     let make_shell = |client, metrics: Metrics, tasks: &mut Supervisor| {
         Shell::new(Clients { client, evictions }, &identity, settings, metrics, tasks)
+            .managing(drivers)
             .nominating(nominate_nodes)
             .preempting(preemption)
             .converting(converter)
     };
     let fence = fence.map(|rules| FenceRestorer::new(&client, rules, &identity, metrics.clone()));
-    let leader = LeaderTasks { publisher, fence };
+    let leader = LeaderTasks { publisher, fence, watched };
     let worked = work(client, leadership, make_shell, leader, metrics, &mut tasks).await;
     stop.cancel();
     // A lost leadership ends the process at once: tasks that write live as long as the process, and
@@ -120,10 +125,12 @@ struct Webhook {
     namespace: String,
 }
 
-/// Writers of the objects that only the leader writes, beside the core.
+/// The parts that the leader runs beside the core: the writers of other objects, and the watches.
 struct LeaderTasks {
     publisher: Option<WebhookPublisher>,
     fence: Option<FenceRestorer>,
+    /// Drivers whose slices are watched.
+    watched: ManagedDrivers,
 }
 
 /// Serves the admission webhook. Returns also the publisher of its objects, for when this process
@@ -182,7 +189,7 @@ async fn work(
         tasks.spawn("fence", fence.during(tenure.clone()).run());
     }
     // Only now: the cache of a standby could be older than the last writes of the previous leader.
-    let changes = watch::start(&client, &metrics, tasks);
+    let changes = watch::start(&client, &leader.watched, &metrics, tasks);
     let shell = make_shell(client, metrics, tasks).during(tenure);
     lead(leadership, shell, changes, tasks).await
 }

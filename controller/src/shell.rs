@@ -7,6 +7,7 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use tessera_allocator::PlanSettings;
+use tessera_api::names::ManagedDrivers;
 use tessera_dialect::Converter;
 use tessera_runtime::supervisor::Supervisor;
 use tokio::sync::mpsc;
@@ -80,6 +81,12 @@ impl Shell {
     #[must_use]
     pub fn with_clock(self, clock: impl Fn() -> Timestamp + Send + Sync + 'static) -> Self {
         Self { clock: Box::new(clock), ..self }
+    }
+
+    /// Returns the shell that allocates the devices of these drivers; without them only Tessera's.
+    #[must_use]
+    pub fn managing(self, drivers: ManagedDrivers) -> Self {
+        Self { core: self.core.managing(drivers), ..self }
     }
 
     /// Returns the shell with a policy of nominations; without one it never nominates.

@@ -11,7 +11,7 @@ use kube::runtime::utils::{Backoff, ResetTimerBackoff};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
-use tessera_api::names::{CONTROLLER_FIELD_MANAGER, DRIVER_NAME};
+use tessera_api::names::{CONTROLLER_FIELD_MANAGER, DRIVER_NAME, ManagedDrivers};
 use tessera_runtime::cluster::with_backoff;
 use tessera_runtime::supervisor::Supervisor;
 use tokio::sync::mpsc;
@@ -69,14 +69,16 @@ impl Backoff for Pause {
     }
 }
 
-/// Starts one task per kind. The tasks end when the receiver is dropped.
+/// Starts one task per kind; of ResourceSlices, those of `drivers` are watched. The tasks end when
+/// the receiver is dropped.
 pub fn start(
     client: &Client,
+    drivers: &ManagedDrivers,
     metrics: &Metrics,
     tasks: &mut Supervisor,
 ) -> mpsc::Receiver<Arrival> {
     let (changes, receiver) = mpsc::channel(QUEUE);
-    let mut watches = Watches { client, metrics, tasks, changes };
+    let mut watches = Watches { client, drivers, metrics, tasks, changes };
     watches.follow("watch-resourceslices", WatchedKind::Slice, WatchedObject::Slice);
     watches.follow("watch-devicetaintrules", WatchedKind::TaintRule, WatchedObject::TaintRule);
     watches.follow("watch-deviceclasses", WatchedKind::Class, WatchedObject::Class);
@@ -93,6 +95,7 @@ pub fn start(
 /// The watches that are being started.
 struct Watches<'a> {
     client: &'a Client,
+    drivers: &'a ManagedDrivers,
     metrics: &'a Metrics,
     tasks: &'a mut Supervisor,
     changes: mpsc::Sender<Arrival>,
@@ -115,7 +118,8 @@ impl Watches<'_> {
             + 'static,
     {
         let config = match kind {
-            WatchedKind::Slice => {
+            // A field selector names one driver. The index ignores the slices of others.
+            WatchedKind::Slice if self.drivers.is_tessera_only() => {
                 watcher::Config::default().fields(&format!("spec.driver={DRIVER_NAME}"))
             }
             _ => watcher::Config::default(),

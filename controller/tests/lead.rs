@@ -13,6 +13,7 @@ use k8s_openapi::jiff::Timestamp;
 use prometheus_client::registry::Registry;
 use serde_json::Value;
 use tessera_allocator::PlanSettings;
+use tessera_api::names::ManagedDrivers;
 use tessera_controller::lead::{Leadership, lead};
 use tessera_controller::metrics::Metrics;
 use tessera_controller::shell::{Clients, Shell};
@@ -59,7 +60,7 @@ async fn lease_is_renewed_and_writes_are_answered_during_a_plan() {
         Timestamp::UNIX_EPOCH
     };
     let metrics = Metrics::new(&mut Registry::default());
-    let changes = watch::start(&api.client(), &metrics, &mut tasks);
+    let changes = watch::start(&api.client(), &ManagedDrivers::default(), &metrics, &mut tasks);
     let shell = Shell::new(
         Clients { client: api.client(), evictions: api.client() },
         "test",

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use fake_api::objects::released_lease;
 use fake_api::{FakeApi, failure};
 use prometheus_client::registry::Registry;
+use tessera_api::names::ManagedDrivers;
 use tessera_controller::core::event::{Change, WatchedKind};
 use tessera_controller::leadership::{Candidate, LeadershipError};
 use tessera_controller::metrics::Metrics;
@@ -260,7 +261,12 @@ async fn new_leader_lists_by_quorum() {
     let api = FakeApi::new();
     let mut tasks = Supervisor::new(CancellationToken::new());
     let metrics = Metrics::new(&mut Registry::default());
-    let mut changes = tessera_controller::watch::start(&api.client(), &metrics, &mut tasks);
+    let mut changes = tessera_controller::watch::start(
+        &api.client(),
+        &ManagedDrivers::default(),
+        &metrics,
+        &mut tasks,
+    );
     let mut kinds = 0;
     while kinds < WatchedKind::ALL.len() {
         let change = changes.recv().await.unwrap();

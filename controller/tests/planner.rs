@@ -10,6 +10,7 @@ use fake_api::controller::{
 use fake_api::objects::{bound, claim, class, node, pod, slice, unschedulable};
 use serde_json::{Value, json};
 use tessera_allocator::PlanSettings;
+use tessera_api::names::DriverName;
 use tessera_controller::metrics::{KindLabel, ReasonLabel, WatchFailureLabels};
 use tokio::time::{Duration, Instant};
 
@@ -290,6 +291,42 @@ async fn gated_and_foreign_are_ignored_and_mixed_claims_refused() {
         assert_eq!(allocation(&api, name), None, "{name}");
     }
     assert_eq!(event(&api, "foreign", "InsufficientDevices"), None);
+    controller.stop().await;
+}
+
+#[tokio::test]
+async fn claim_of_two_managed_drivers_is_allocated() {
+    let api = cluster(1);
+    let driver = "nic.example.com";
+    let mut nics = class();
+    nics["metadata"]["name"] = driver.into();
+    nics["spec"]["selectors"][0]["cel"]["expression"] =
+        format!("device.driver == '{driver}'").into();
+    api.put("deviceclasses", nics);
+    let mut slice = slice("node-a", 1);
+    slice["metadata"]["name"] = "node-a-nics".into();
+    slice["spec"]["driver"] = driver.into();
+    slice["spec"]["devices"] = json!([{"name": "nic-0"}]);
+    api.put("resourceslices", slice);
+    let fence = json!({
+        "metadata": {"name": "nics"},
+        "spec": {
+            "deviceSelector": {"driver": driver},
+            "taint": {"key": "gpu.tessera.dev/managed", "effect": "NoSchedule"},
+        },
+    });
+    api.put("devicetaintrules", fence);
+    let mut pair = claim("pair", "19Gi");
+    let nic = json!({"name": "nic", "exactly": {"deviceClassName": driver}});
+    pair["spec"]["devices"]["requests"].as_array_mut().unwrap().push(nic);
+    api.put("resourceclaims", pair);
+    api.put("pods", pod("pair", &["pair"]));
+    let drivers = [DriverName::new(driver).unwrap()].into_iter().collect();
+    let controller = Controller::start_managing(&api, PlanSettings::default(), drivers);
+    let allocated = api.until("an allocation", |api| allocation(api, "pair")).await;
+    let results = allocated["devices"]["results"].as_array().unwrap();
+    let drivers: Vec<_> = results.iter().map(|result| result["driver"].as_str().unwrap()).collect();
+    assert_eq!(drivers, ["gpu.tessera.dev", driver]);
     controller.stop().await;
 }
 

@@ -13,6 +13,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use prometheus_client::registry::Registry;
 use tessera_allocator::PlanSettings;
+use tessera_api::names::ManagedDrivers;
 use tessera_controller::lead::{Leadership, lead};
 use tessera_controller::metrics::Metrics;
 use tessera_controller::shell::{Clients, Shell};
@@ -49,7 +50,7 @@ fn busy_cluster() -> FakeApi {
 async fn failure(client: Client, clock: fn() -> Timestamp) -> String {
     let mut tasks = Supervisor::new(CancellationToken::new());
     let metrics = Metrics::new(&mut Registry::default());
-    let changes = watch::start(&client, &metrics, &mut tasks);
+    let changes = watch::start(&client, &ManagedDrivers::default(), &metrics, &mut tasks);
     let settings = PlanSettings::default();
     let shell = Shell::new(
         Clients { evictions: client.clone(), client },

@@ -54,6 +54,9 @@ check_refused "recording rules of an unknown system" --set 'metrics.recordingRul
 check_refused "another allocator's resource without a domain" --set 'driver.otherResources={gpu}'
 check_refused "a relative driver root" --set driver.nvidiaDriverRoot=run/nvidia
 check_refused "a GPU index instead of a UUID" --set 'driver.excludeGpus={0}'
+check_refused "other drivers in mode stock" --set mode=stock --set 'managedDrivers={dra.net}'
+check_refused "other drivers without a rule" --set fence=taint --set 'managedDrivers={dra.net}'
+check_refused "a driver without a name" --set 'managedDrivers={dra/net}'
 check_refused "an unknown mode" --set mode=both
 check_refused "an unknown injection mode" --set driver.intercept=kernel
 check_refused "an amount without a unit" --set-string driver.contextMemory=512

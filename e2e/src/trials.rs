@@ -28,6 +28,7 @@ mod host_pid;
 mod hundred_pods;
 mod intercept_modes;
 mod lost_claims;
+mod managed_drivers;
 mod migration;
 mod misplaced;
 mod mps;
@@ -246,6 +247,7 @@ pub fn on_real_cluster() -> Vec<Trial> {
         trial!("driver-prepare-cancelled", driver_crash::pod_deleted_during_prepare),
         trial!("rbac", admission::enforce_rbac),
         trial!("fence-rule", fence::check_rule),
+        trial!("managed-drivers", managed_drivers::gpu_beside_nic),
         trial!("gpu-drain", gpu_drain::moves_shares),
         trial!("gpu-preemption", gpu_preemption::evicts_unimportant),
         trial!("group-refused", groups::wait_for_all),

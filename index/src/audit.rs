@@ -158,7 +158,7 @@ mod tests {
     }
 
     fn index() -> Index {
-        let mut index = Index::new();
+        let mut index = Index::default();
         for number in 0..10 {
             let claim = serde_json::from_value(claim(number)).expect("a claim");
             index.apply_claim(&Arc::new(claim)).expect("readable");

@@ -9,7 +9,7 @@ use litemap::LiteMap;
 use tessera_allocator::model::{
     Claim, DeviceId, DeviceResult, NodeSelector, PodUid, Request, Usage,
 };
-use tessera_api::names::{ClaimUid, DRIVER_NAME, NodeName};
+use tessera_api::names::{ClaimUid, DRIVER_NAME, ManagedDrivers, NodeName};
 
 use crate::barrier::BarrierState;
 use crate::convert::{self, AllocatedClaim, ConvertError};
@@ -179,14 +179,18 @@ impl ClaimEntry {
 
     /// Returns the devices that have to count as taken: those of the status and the assumed ones,
     /// and while a bound pod uses the claim also those that were counted on its node before.
-    /// (Our pools are named after their nodes.)
-    fn due(&self) -> Arc<[DeviceResult]> {
+    /// (Our pools are named after their nodes; those of other drivers need not be.)
+    fn due(&self, managed: &ManagedDrivers) -> Arc<[DeviceResult]> {
         let mut due: Vec<DeviceResult> = Vec::new();
         let is_held = |r: &&DeviceResult| {
-            self.users.values().any(|n| n.as_str() == r.device.pool.pool.as_str())
+            let is_on = |node: &NodeName| node.as_str() == r.device.pool.pool.as_str();
+            let is_foreign = r.device.pool.driver.as_str() != DRIVER_NAME;
+            self.users.values().any(|node| is_foreign || is_on(node))
         };
         for allocation in [&self.observed, &self.assumed].into_iter().flatten() {
-            include(&mut due, allocation.results.iter());
+            let results = allocation.results.iter();
+            let is_managed = |r: &&DeviceResult| managed.contains(r.device.pool.driver.as_str());
+            include(&mut due, results.filter(is_managed));
         }
         include(&mut due, self.counted.iter().filter(is_held));
         // As a rule it is the observed allocation, which is shared then.
@@ -197,8 +201,8 @@ impl ClaimEntry {
     }
 
     /// Updates the usage with this claim.
-    pub(crate) fn count(&mut self, sums: &mut UsageSums) {
-        let due = self.due();
+    pub(crate) fn count(&mut self, sums: &mut UsageSums, managed: &ManagedDrivers) {
+        let due = self.due(managed);
         if due != self.counted {
             sums.touched.extend(self.counted.iter().chain(due.iter()).map(|r| r.device.clone()));
             sums.unplanned.extend(self.counted.iter().chain(due.iter()).map(|r| r.device.clone()));
@@ -243,12 +247,12 @@ fn within_limits(mut claim: Claim) -> Claim {
     claim
 }
 
-/// Adds the results of our devices to those that are due. A device for the same request in two
+/// Adds results to those that are due. A device for the same request in two
 /// allocations is one result; twice in one allocation it is two, since kube-scheduler allocates
 /// several shares of one device for a request.
 fn include<'r>(due: &mut Vec<DeviceResult>, results: impl Iterator<Item = &'r DeviceResult>) {
     let mut included: Vec<bool> = vec![false; due.len()];
-    for result in results.filter(|r| r.device.pool.driver.as_str() == DRIVER_NAME) {
+    for result in results {
         let is_it = |(d, is_included): (&DeviceResult, &bool)| {
             !is_included && d.device == result.device && d.request == result.request
         };

@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
-use tessera_allocator::model::{ClusterSnapshot, DeviceId, PendingPod, PodUid, PoolId, Usage};
+use tessera_allocator::model::{
+    ClusterSnapshot, Device, DeviceId, PendingPod, PodUid, PoolId, Slice, Usage,
+};
 use tessera_allocator::preemption::{HeldClaim, Holder, NodeHolders};
 use tessera_api::names::{ClaimUid, DriverName, NodeName, PoolName};
 
@@ -47,20 +49,31 @@ impl Index {
         holders
     }
 
-    /// Returns the claims that hold devices of the node's pool.
+    /// Returns the claims that hold devices of the node's pools.
     fn claims_on(&self, node: &NodeName) -> impl Iterator<Item = &ClaimEntry> {
         let claims: BTreeSet<&ClaimUid> =
             self.devices_on(node).iter().flat_map(|id| self.sums.holders.get(id)).collect();
         claims.into_iter().filter_map(|claim| self.claims.get(claim).map(Box::as_ref))
     }
 
-    /// Returns the published devices of the node's pool, which is named after the node.
+    /// Returns the names of the slices of the node's pools: those that are named after the node.
+    /// Pools of other drivers may have other names, and are not evicted from.
+    fn slices_on(&self, node: &NodeName) -> impl Iterator<Item = &String> {
+        let pool = PoolName::of_node(node);
+        let pools =
+            self.managed.iter().map(move |d| PoolId { driver: d.clone(), pool: pool.clone() });
+        pools.flat_map(|pool| self.slices_of.get(&pool))
+    }
+
+    /// Returns the published devices of the node's pools.
     fn devices_on(&self, node: &NodeName) -> Vec<DeviceId> {
-        let Ok(pool) = PoolName::new(node.as_str()) else { return Vec::new() };
-        let pool = PoolId { driver: DriverName::ours(), pool };
-        let slices = self.slices_of.get(&pool).filter_map(|name| self.slices.get(name));
-        let devices = slices.flat_map(|slice| &slice.devices);
-        devices.map(|d| DeviceId { pool: pool.clone(), device: d.name.clone() }).collect()
+        let slices = self.slices_on(node).filter_map(|name| self.slices.get(name));
+        let devices = slices.flat_map(|slice| slice.devices.iter().map(move |d| (slice, d)));
+        let id = |(slice, device): (&Arc<Slice>, &Arc<Device>)| DeviceId {
+            pool: slice.pool.clone(),
+            device: device.name.clone(),
+        };
+        devices.map(id).collect()
     }
 
     /// Returns the nodes after this one, or all, in order.
@@ -83,15 +96,14 @@ impl Index {
             let used = self.usage_with_room_for(&id, &pod.uid, room_from);
             usage.set(&id, used);
         }
-        let pool = PoolName::new(node.as_str()).ok()?;
-        let pool = PoolId { driver: DriverName::ours(), pool };
+        let pool = PoolId { driver: DriverName::ours(), pool: PoolName::of_node(node) };
         let slice = |name: &String| Some((name.clone(), Arc::clone(self.slices.get(name)?)));
         let class =
             |(name, (class, _)): (&_, &(Arc<_>, _))| (Clone::clone(name), Arc::clone(class));
         let quotas = self.quota_states(&pod.namespace);
         Some(ClusterSnapshot {
             nodes: [(node.clone(), object)].into(),
-            slices: self.slices_of.get(&pool).filter_map(slice).collect(),
+            slices: self.slices_on(node).filter_map(slice).collect(),
             classes: self.classes.iter().map(class).collect(),
             usage,
             quotas: [(pod.namespace.clone(), quotas)].into(),

@@ -10,7 +10,9 @@ use tessera_allocator::model::{
     ClusterSnapshot, DeviceClass, DeviceId, NameMap, Node, NodeSelector, PodUid, PoolId, Request,
     SchedulingConstraints, Slice,
 };
-use tessera_api::names::{ClaimName, ClaimUid, DeviceClassName, Namespace, NodeName, PodName};
+use tessera_api::names::{
+    ClaimName, ClaimUid, DeviceClassName, ManagedDrivers, Namespace, NodeName, PodName,
+};
 use tessera_api::quantity::Quantity;
 
 use crate::audit::AuditPlace;
@@ -34,6 +36,8 @@ pub(crate) type ClaimKey = (Namespace, ClaimName);
 /// The state that follows from objects. It has one owner, its only writer.
 #[derive(Debug, Default)]
 pub struct Index {
+    /// The drivers whose devices are planned.
+    pub(crate) managed: ManagedDrivers,
     pub(crate) nodes: BTreeMap<NodeName, NodeEntry>,
     /// Slices as published, by object name.
     pub(crate) published: BTreeMap<String, Arc<Slice>>,
@@ -105,9 +109,9 @@ pub(crate) struct NodeEntry {
 }
 
 impl Index {
-    /// Returns an empty index.
-    pub fn new() -> Self {
-        Self::default()
+    /// Returns an empty index for the devices of these drivers.
+    pub fn new(managed: ManagedDrivers) -> Self {
+        Self { managed, ..Self::default() }
     }
 
     /// Takes over a DeviceClass.
@@ -368,7 +372,7 @@ impl Index {
         }
         let class =
             |name: &DeviceClassName| self.classes.get(name).map(|(class, _)| class.as_ref());
-        let scope = scope::of_claim(&entry.claim, class);
+        let scope = scope::of_claim(&entry.claim, class, &self.managed);
         entry.scope.set(Some((self.classes_version, scope)));
         Some(scope)
     }
@@ -450,7 +454,7 @@ impl Index {
             let Some(claim) = self.claim_names.get(&key) else { continue };
             if let Some((entry, node)) = self.claims.get_mut(claim).zip(pod.node.as_ref()) {
                 entry.users.insert(uid.clone(), node.clone());
-                entry.count(&mut self.sums);
+                entry.count(&mut self.sums, &self.managed);
                 self.unchecked.insert(claim.clone());
                 self.changed_pods.extend(self.pods_by_claim.get(&key).cloned());
                 pod.links.insert(name.clone(), claim.clone());
@@ -472,7 +476,7 @@ impl Index {
     /// Updates the sums with a claim, and forgets one on which nothing depends any more.
     fn count_claim(&mut self, uid: &ClaimUid) {
         let Some(entry) = self.claims.get_mut(uid) else { return };
-        entry.count(&mut self.sums);
+        entry.count(&mut self.sums, &self.managed);
         let is_alive = entry.is_alive();
         self.charge(uid);
         if !is_alive {

@@ -82,7 +82,7 @@ impl Index {
     /// Returns true if the claim is idle and no room is being made for its pods.
     fn is_releasable(&self, entry: &ClaimEntry) -> bool {
         entry.is_idle()
-            && entry.observed.as_ref().is_some_and(is_ours)
+            && entry.observed.as_ref().is_some_and(|allocation| is_ours(allocation, &self.managed))
             && !self
                 .pods_of(entry)
                 .filter_map(|uid| self.pods.get(uid))

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaimConsumerReference};
 use tessera_allocator::model::{NodeSelector, PendingPod, PodClaim, PodUid, SchedulingConstraints};
-use tessera_api::names::{ClaimUid, DRIVER_NAME, NodeName};
+use tessera_api::names::{ClaimUid, ManagedDrivers, NodeName};
 
 use crate::claims::ClaimEntry;
 use crate::convert::AllocatedClaim;
@@ -80,7 +80,8 @@ impl Index {
         let node = pod.node.clone()?;
         let allocated = match &entry.observed {
             Some(allocation) => {
-                Some(is_elsewhere(allocation, &node).filter(|_| is_ours(allocation))?)
+                let is_ours = is_ours(allocation, &self.managed);
+                Some(is_elsewhere(allocation, &node).filter(|_| is_ours)?)
             }
             None if self.scope(claim) != Some(Scope::Ours) => return None,
             None => None,
@@ -108,7 +109,7 @@ impl Index {
             return RepairAction::Blocked(RepairBlocker::InUse);
         }
         let before = entry.lost_allocation().filter(|(known, _)| {
-            is_ours(known)
+            is_ours(known, &self.managed)
                 && known.nodes.as_deref().and_then(NodeSelector::single_node) == Some(node.as_str())
         });
         match (before, allocated) {
@@ -177,9 +178,9 @@ impl Index {
     }
 }
 
-/// Returns true if all of the devices are ours.
-pub(crate) fn is_ours(allocation: &AllocatedClaim) -> bool {
-    allocation.results.iter().all(|r| r.device.pool.driver.as_str() == DRIVER_NAME)
+/// Returns true if all of the devices are of managed drivers.
+pub(crate) fn is_ours(allocation: &AllocatedClaim, managed: &ManagedDrivers) -> bool {
+    allocation.results.iter().all(|r| managed.contains(r.device.pool.driver.as_str()))
 }
 
 /// Returns the node of the allocation, if it has one and it is not `node`.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::resource::v1::{DeviceTaintRule, ResourceSlice};
 use tessera_allocator::model::{Device, DeviceId, PoolId};
-use tessera_api::names::{DRIVER_NAME, DriverName, PoolName};
+use tessera_api::names::PoolName;
 
 use crate::convert::{self, ConvertError, DeviceFilter};
 use crate::index::Index;
@@ -14,14 +14,14 @@ use crate::taints::TaintRule;
 const SLICES_PER_PART: usize = 500;
 
 impl Index {
-    /// Takes over a ResourceSlice. Slices of other drivers are ignored.
+    /// Takes over a ResourceSlice. Slices of drivers that are not managed are ignored.
     ///
     /// # Errors
     /// It cannot be read; its pool is then incomplete and not allocated. If only its links cannot
     /// be read, it counts without them.
     pub fn apply_slice(&mut self, object: &ResourceSlice) -> Result<(), ConvertError> {
         let Some(name) = object.metadata.name.clone() else { return Ok(()) };
-        if object.spec.driver != DRIVER_NAME {
+        if !self.managed.contains(&object.spec.driver) {
             return Ok(());
         }
         self.touch_slice(&name);
@@ -49,7 +49,7 @@ impl Index {
     /// Takes over a DeviceTaintRule. Of a rule for all pools of a large cluster, most slices are
     /// tainted [later](Self::continue_tainting).
     pub fn apply_taint_rule(&mut self, object: &DeviceTaintRule) {
-        let changed = self.rules.apply(object);
+        let changed = self.rules.apply(object, &self.managed);
         self.taint_slices(&changed);
     }
 
@@ -81,12 +81,13 @@ impl Index {
                 continue;
             };
             let Ok(pool) = PoolName::new(pool) else { continue };
-            let pool = PoolId { driver: DriverName::ours(), pool };
+            let pools =
+                self.managed.iter().map(|d| PoolId { driver: d.clone(), pool: pool.clone() });
             let is_selected = |name: &&String| {
                 self.published.get(*name).is_some_and(|slice| rule.selects_any_of(slice))
             };
-            let names: Vec<String> =
-                self.slices_of.get(&pool).filter(is_selected).cloned().collect();
+            let of_pools = pools.flat_map(|pool| self.slices_of.get(&pool));
+            let names: Vec<String> = of_pools.filter(is_selected).cloned().collect();
             names.iter().for_each(|name| self.taint_slice(name));
         }
     }

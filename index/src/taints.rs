@@ -8,12 +8,13 @@ use std::sync::Arc;
 
 use k8s_openapi::api::resource::v1::DeviceTaintRule;
 use tessera_allocator::model::{Slice, Taint};
-use tessera_api::names::{DRIVER_NAME, MANAGED_TAINT_KEY};
+use tessera_api::names::{DRIVER_NAME, MANAGED_TAINT_KEY, ManagedDrivers};
+use tessera_api::slice::is_fence_of;
 
 use crate::convert;
 use crate::multimap::Multimap;
 
-/// All DeviceTaintRules that taint devices of ours.
+/// All DeviceTaintRules that taint devices of managed drivers.
 #[derive(Debug, Default)]
 pub(crate) struct TaintRules {
     /// By name: the order of the taints on a device.
@@ -28,17 +29,31 @@ pub(crate) struct TaintRules {
 /// One DeviceTaintRule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TaintRule {
+    driver: Option<String>,
     pool: Option<String>,
     device: Option<String>,
-    taint: Taint,
+    effect: RuleEffect,
+}
+
+/// The effect of a rule on the devices that it selects.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum RuleEffect {
+    /// They get the taint.
+    Taint(Taint),
+    /// They are fenced: kube-scheduler does not allocate them.
+    Fence,
 }
 
 impl TaintRules {
     /// Adds or replaces a rule. Returns the versions before and after that, of which at most the
     /// devices have changed taints; none if nothing changed.
-    pub(crate) fn apply(&mut self, object: &DeviceTaintRule) -> Vec<TaintRule> {
+    pub(crate) fn apply(
+        &mut self,
+        object: &DeviceTaintRule,
+        managed: &ManagedDrivers,
+    ) -> Vec<TaintRule> {
         let Some(name) = &object.metadata.name else { return Vec::new() };
-        let rule = TaintRule::new(object);
+        let rule = TaintRule::new(object, managed);
         if self.rules.get(name) == rule.as_ref() {
             return Vec::new();
         }
@@ -68,18 +83,28 @@ impl TaintRules {
         vec![rule]
     }
 
-    /// Returns the slice with the taints of all rules that select its devices; without any, the
-    /// slice itself.
+    /// Returns the slice as the rules leave it: with the taints of all that select its devices, and
+    /// of another driver unmanaged without a fence. As a rule that is the slice itself.
     pub(crate) fn tainted(&self, slice: &Arc<Slice>) -> Arc<Slice> {
         let of_pool = self.by_pool.get(slice.pool.pool.as_str());
         let names: BTreeSet<&String> = of_pool.chain(&self.of_all_pools).collect();
+        let rules = || names.iter().filter_map(|name| self.rules.get(*name));
         let mut tainted = Arc::clone(slice);
-        for rule in names.into_iter().filter_map(|name| self.rules.get(name)) {
+        for rule in rules() {
+            let RuleEffect::Taint(taint) = &rule.effect else { continue };
             for d in 0..slice.devices.len() {
-                if rule.selects_device(slice.devices[d].name.as_str()) {
+                if rule.selects_device(slice, slice.devices[d].name.as_str()) {
                     let device = &mut Arc::make_mut(&mut tainted).devices[d];
-                    Arc::make_mut(device).taints.push(rule.taint.clone());
+                    Arc::make_mut(device).taints.push(taint.clone());
                 }
+            }
+        }
+        // Slices of our driver say themselves whether they are fenced.
+        let is_fence =
+            |rule: &TaintRule| rule.effect == RuleEffect::Fence && rule.selects_any_of(slice);
+        if slice.pool.driver.as_str() != DRIVER_NAME && !rules().any(is_fence) {
+            for device in &mut Arc::make_mut(&mut tainted).devices {
+                Arc::make_mut(device).is_unmanaged = true;
             }
         }
         tainted
@@ -87,16 +112,27 @@ impl TaintRules {
 }
 
 impl TaintRule {
-    /// Reads a rule. Returns none for one that taints nothing of ours: without a selector, of
-    /// another driver, or with the managed taint, which does not repel our claims from any source.
-    fn new(object: &DeviceTaintRule) -> Option<Self> {
+    /// Reads a rule. Returns none for one that does nothing to our plans: without a selector, of a
+    /// driver that is not managed, or with the managed taint and no fence of another driver. The
+    /// managed taint does not repel our claims from any source.
+    fn new(object: &DeviceTaintRule, managed: &ManagedDrivers) -> Option<Self> {
         let selector = object.spec.device_selector.as_ref()?;
+        let driver = selector.driver.as_deref();
+        if driver.is_some_and(|driver| !managed.contains(driver)) {
+            return None;
+        }
         let taint = convert::taint(&object.spec.taint);
-        let is_ours = selector.driver.as_deref().is_none_or(|driver| driver == DRIVER_NAME);
-        (is_ours && taint.key != MANAGED_TAINT_KEY).then(|| Self {
+        let effect = if taint.key == MANAGED_TAINT_KEY {
+            let of_other = driver.filter(|driver| *driver != DRIVER_NAME)?;
+            is_fence_of(object, of_other).then_some(RuleEffect::Fence)?
+        } else {
+            RuleEffect::Taint(taint)
+        };
+        Some(Self {
+            driver: driver.map(str::to_owned),
             pool: selector.pool.clone(),
             device: selector.device.clone(),
-            taint,
+            effect,
         })
     }
 
@@ -107,11 +143,12 @@ impl TaintRule {
 
     /// Returns true if the rule selects a device of the slice, which is in the rule's pool.
     pub(crate) fn selects_any_of(&self, slice: &Slice) -> bool {
-        slice.devices.iter().any(|device| self.selects_device(device.name.as_str()))
+        slice.devices.iter().any(|device| self.selects_device(slice, device.name.as_str()))
     }
 
-    fn selects_device(&self, name: &str) -> bool {
-        self.device.as_deref().is_none_or(|device| device == name)
+    fn selects_device(&self, slice: &Slice, name: &str) -> bool {
+        self.driver.as_deref().is_none_or(|driver| driver == slice.pool.driver.as_str())
+            && self.device.as_deref().is_none_or(|device| device == name)
     }
 }
 
@@ -139,7 +176,7 @@ mod tests {
     }
 
     fn index() -> Index {
-        let mut index = Index::new();
+        let mut index = Index::default();
         for node in ["a", "b", "c"] {
             let slice = serde_json::from_value(slice(node)).expect("a slice");
             index.apply_slice(&slice).expect("readable");
@@ -183,7 +220,7 @@ mod tests {
 
     #[test]
     fn rule_for_a_large_cluster_is_applied_in_parts() {
-        let mut index = Index::new();
+        let mut index = Index::default();
         for node in 0..1200 {
             let slice = serde_json::from_value(slice(&format!("node-{node:04}")));
             index.apply_slice(&slice.expect("a slice")).expect("readable");

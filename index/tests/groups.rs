@@ -23,7 +23,7 @@ fn read<T: serde::de::DeserializeOwned>(object: Value) -> T {
 
 impl Fed {
     fn new() -> Self {
-        let mut index = Index::new();
+        let mut index = Index::default();
         let selector = json!({"cel": {"expression": "device.driver == 'gpu.tessera.dev'"}});
         let class =
             json!({"metadata": {"name": "gpu.tessera.dev"}, "spec": {"selectors": [selector]}});

@@ -24,7 +24,7 @@ struct Fed {
 
 impl Fed {
     fn new() -> Self {
-        Self { index: Index::new(), version: 0, planner: Planner::default() }
+        Self { index: Index::default(), version: 0, planner: Planner::default() }
     }
 
     /// One node with one GPU of 80Gi and the class for it.

@@ -191,7 +191,7 @@ proptest! {
         // What a deleted claim had is known only to an index that has seen it.
         let kept = changes.iter().filter(|c| !matches!(c, Change::DeleteClaim(_) | Change::Claim(_, None)));
         kept.for_each(|change| cluster.apply(change));
-        let mut late = Index::new();
+        let mut late = Index::default();
         for object in cluster.pods.values() {
             late.apply_pod(&read(object.clone()));
         }

@@ -19,7 +19,7 @@ fn read<T: serde::de::DeserializeOwned>(object: Value) -> T {
 
 impl Fed {
     fn new() -> Self {
-        let mut index = Index::new();
+        let mut index = Index::default();
         index
             .apply_class(read(json!({
                 "metadata": {"name": "gpu"},

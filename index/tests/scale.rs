@@ -22,7 +22,7 @@ fn read<T: serde::de::DeserializeOwned>(object: Value) -> T {
 
 /// A cluster on which each GPU of `memory` GiB has two claims of 40 GiB that no pod has reserved.
 fn cluster(nodes: usize, memory: u32) -> Index {
-    let mut index = Index::new();
+    let mut index = Index::default();
     for node in 0..nodes {
         publish(&mut index, node, 1, memory);
     }

@@ -41,7 +41,7 @@ fn claim_that_no_pod_waits_for_is_not_compiled() {
     CompiledSelector::cached(&expression(0)).unwrap();
     let one_selector = cpu_time() - start;
     let claims = [claim("gpu.tessera.dev"), claim("nic.example.com")];
-    let mut index = Index::new();
+    let mut index = Index::default();
     let start = cpu_time();
     for claim in claims {
         index.apply_claim(&claim).unwrap();

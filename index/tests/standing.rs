@@ -14,7 +14,7 @@ fn read<T: serde::de::DeserializeOwned>(object: Value) -> T {
 
 /// An index with our class, and one of another driver.
 fn index() -> Index {
-    let mut index = Index::new();
+    let mut index = Index::default();
     for (name, driver) in [("gpu.tessera.dev", "gpu.tessera.dev"), ("foreign", "example.com")] {
         let selector = json!({"cel": {"expression": format!("device.driver == '{driver}'")}});
         index

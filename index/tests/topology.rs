@@ -78,7 +78,7 @@ fn position(topology: &PoolTopology, node: &str, gpu: u32) -> usize {
 
 #[test]
 fn links_and_locations_become_the_pool_matrix() {
-    let mut index = Index::new();
+    let mut index = Index::default();
     index.apply_slice(&machine("node-a", [2, 0, 1])).unwrap();
     let topology = topology(&index, "node-a").unwrap();
     let at = |gpu| position(&topology, "node-a", gpu);
@@ -100,7 +100,7 @@ fn links_and_locations_become_the_pool_matrix() {
 
 #[test]
 fn identical_machines_share_one_matrix() {
-    let mut index = Index::new();
+    let mut index = Index::default();
     index.apply_slice(&machine("node-a", [0, 1, 2])).unwrap();
     index.apply_slice(&machine("node-b", [2, 1, 0])).unwrap();
     index.apply_slice(&slice("node-c", 0, 1, 1, &[gpu("node-c", 0, 0)], None)).unwrap();
@@ -114,7 +114,7 @@ fn identical_machines_share_one_matrix() {
 
 #[test]
 fn newest_generation_makes_the_pool() {
-    let mut index = Index::new();
+    let mut index = Index::default();
     index.apply_slice(&machine("node-a", [0, 1, 2])).unwrap();
     // The link between 0 and 1 is in the slice of 0.
     let links = json!({"links": [link("node-a", 0, 1, "NVLink", 18)]});
@@ -138,7 +138,7 @@ fn newest_generation_makes_the_pool() {
 
 #[test]
 fn unreadable_annotation_loses_links_not_gpus() {
-    let mut index = Index::new();
+    let mut index = Index::default();
     index.apply_slice(&machine("node-a", [0, 1, 2])).unwrap();
     let gpus = [gpu("node-a", 0, 0), gpu("node-a", 2, 0)];
     for bad in [
@@ -166,7 +166,7 @@ fn unreadable_annotation_loses_links_not_gpus() {
 
 #[test]
 fn pool_too_large_or_without_links_has_no_topology() {
-    let mut index = Index::new();
+    let mut index = Index::default();
     let bare =
         slice("node-b", 0, 1, 1, &[json!({"name": "gpu-0"}), json!({"name": "gpu-1"})], None);
     index.apply_slice(&bare).unwrap();
@@ -181,7 +181,7 @@ fn pool_too_large_or_without_links_has_no_topology() {
 
 #[test]
 fn links_to_unknown_gpus_are_ignored() {
-    let mut index = Index::new();
+    let mut index = Index::default();
     let links = json!({"links": [
         link("node-a", 0, 4, "NVLink", 4), link("node-a", 0, 0, "NVLink", 4), link("node-a", 0, 1, "NVLink", u32::MAX),
     ]});

@@ -146,8 +146,9 @@ pub fn blocker_reason(blocker: PlanningBlocker) -> EventReason {
 pub fn blocker_message(claim: &str, blocker: PlanningBlocker) -> String {
     match blocker {
         PlanningBlocker::MixedDrivers => format!(
-            "ResourceClaim {claim} requests devices of {DRIVER_NAME} and of another driver; \
-             split it into one claim per driver"
+            "ResourceClaim {claim} requests devices of {DRIVER_NAME} and of another driver, which \
+             Tessera does not allocate; split it into one claim per driver, or add the driver to \
+             managedDrivers of the chart"
         ),
         PlanningBlocker::BoundPod => format!(
             "ResourceClaim {claim} is not allocated, and another pod that uses it is bound; \

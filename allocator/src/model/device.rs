@@ -126,6 +126,9 @@ pub struct Device {
     pub binds_to_node: bool,
     /// The device is not fenced: another allocator may allocate it, so it is never used.
     pub is_unmanaged: bool,
+    /// The device is of a driver other than Tessera's: a GpuConfig does not apply to it, and no
+    /// GpuQuota counts it.
+    pub is_foreign: bool,
     /// The device publishes more memory than it has; only claims that allow oversubscription use
     /// it.
     pub oversubscribed: bool,
@@ -282,6 +285,7 @@ impl Device {
             nodes: NodeChoice::Unknown,
             binds_to_node: false,
             is_unmanaged: false,
+            is_foreign: false,
             oversubscribed: false,
             supports_mps: false,
             consumes: Vec::new(),
@@ -303,6 +307,7 @@ impl Device {
     pub(crate) fn has_same_profile(&self, other: &Self) -> bool {
         self.shared == other.shared
             && self.is_unmanaged == other.is_unmanaged
+            && self.is_foreign == other.is_foreign
             && self.oversubscribed == other.oversubscribed
             && self.supports_mps == other.supports_mps
             && self.unsupported == other.unsupported

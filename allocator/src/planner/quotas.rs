@@ -18,10 +18,10 @@ use super::pass::{PlanningPass, Refused};
 use super::pod_to_place::PodToPlace;
 use super::shape_cache::ShapeId;
 use crate::cluster::NodeIndex;
-use crate::model::{AllocationMode, Alternative, Claim, PendingPod};
+use crate::model::{AllocationMode, Claim, PendingPod};
 use crate::outcome::{ClaimAllocation, Decision, Refusal, RefusalCause};
 use crate::quota::{self, Charge, Quota, QuotaShortfall};
-use crate::shape::{Chosen, Shape};
+use crate::shape::{AlternativeShape, Chosen, Shape};
 
 /// The most nodes on which a plan tries the same requests of a pod after a quota was exceeded on
 /// another node. They differ only in the sizes of their GPUs.
@@ -219,7 +219,7 @@ fn least_amounts(shape: &Shape, quota: &Quota) -> QuotaAmounts {
     for claim in &shape.claims {
         for bounds in claim.requests.windows(2) {
             let alternatives = &shape.alternatives[bounds[0]..bounds[1]];
-            let of_each = alternatives.iter().map(|a| least_of_alternative(&a.request, quota));
+            let of_each = alternatives.iter().map(|a| least_of_alternative(a, quota));
             let least = of_each.reduce(least);
             quota::add(&mut sum, &least.unwrap_or_default());
         }
@@ -237,9 +237,13 @@ fn least(mut a: QuotaAmounts, b: QuotaAmounts) -> QuotaAmounts {
     a
 }
 
-fn least_of_alternative(request: &Alternative, quota: &Quota) -> QuotaAmounts {
+fn least_of_alternative(alternative: &AlternativeShape, quota: &Quota) -> QuotaAmounts {
+    let request = &alternative.request;
     let AllocationMode::Exact(count) = request.mode else { return QuotaAmounts::new() };
-    if request.admin == Some(true) || !quota.covers(request.class.as_ref()) {
+    if request.admin == Some(true)
+        || !quota.covers(request.class.as_ref())
+        || !alternative.selects_tessera_only()
+    {
         return QuotaAmounts::new();
     }
     // Percent and exclusive use exclude that a request names these amounts. Devices round up.

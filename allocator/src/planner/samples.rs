@@ -69,7 +69,8 @@ impl DeviceSamples {
         for (candidate, found) in candidates.iter().enumerate() {
             let compiled = found.compiled();
             let kind = (compiled.kind, compiled.profile);
-            if compiled.device.is_allocatable() && !kinds.iter().any(|(known, _)| *known == kind) {
+            let is_gpu = compiled.device.is_allocatable() && !compiled.device.is_foreign;
+            if is_gpu && !kinds.iter().any(|(known, _)| *known == kind) {
                 kinds.push((kind, candidate));
             }
         }

@@ -6,7 +6,7 @@
 
 use k8s_openapi::api::resource::v1::{DeviceTaintRule, DeviceTaintSelector, ResourceSlice};
 
-use crate::names::{FENCE_ANNOTATION, FENCE_BY_RULE, MANAGED_TAINT_KEY, NO_SCHEDULE};
+use crate::names::{DriverName, FENCE_ANNOTATION, FENCE_BY_RULE, MANAGED_TAINT_KEY, NO_SCHEDULE};
 
 /// The allocator of the devices, and what keeps kube-scheduler from them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -36,6 +36,12 @@ pub fn is_fence_of(rule: &DeviceTaintRule, driver: &str) -> bool {
     };
     let taint = &rule.spec.taint;
     of.as_deref() == Some(driver) && taint.key == MANAGED_TAINT_KEY && taint.effect == NO_SCHEDULE
+}
+
+/// Returns the driver whose devices the rule keeps from kube-scheduler; `None` if it is no fence.
+pub fn fenced_driver(rule: &DeviceTaintRule) -> Option<DriverName> {
+    let driver = rule.spec.device_selector.as_ref()?.driver.as_deref()?;
+    DriverName::new(driver).ok().filter(|driver| is_fence_of(rule, driver.as_str()))
 }
 
 #[cfg(test)]

@@ -182,7 +182,7 @@ fn is_waiting_without_claims(pod: &Pod) -> bool {
 /// In mode managed no class of Tessera's devices has the name of an extended resource.
 fn named_resources(view: &PlanView<'_>) -> Option<Problem> {
     let devices = || view.cluster.slices.values().flat_map(|slice| &slice.devices);
-    let is_managed = devices().any(|device| !device.is_unmanaged);
+    let is_managed = devices().any(|device| !device.is_unmanaged && !device.is_foreign);
     let classes = view.snapshot.device_classes.iter().filter_map(|class| {
         let name = class.metadata.name.as_deref().filter(|name| is_our_class(name))?;
         class.spec.as_ref()?.extended_resource_name.as_ref()?;

@@ -72,7 +72,10 @@ fn unlisted(view: &PlanView<'_>, uid: &PodUid, pod: Option<&Pod>) -> Option<Find
 
 /// Returns a finding if no device can be allocated by the controller.
 pub(crate) fn supply(view: &PlanView<'_>) -> Vec<Finding> {
-    let devices = || view.cluster.slices.values().flat_map(|slice| &slice.devices);
+    let devices = || {
+        let all = view.cluster.slices.values().flat_map(|slice| &slice.devices);
+        all.filter(|device| !device.is_foreign)
+    };
     if devices().next().is_none() {
         let message = format!(
             "no ResourceSlice of {DRIVER_NAME} has a device; check that the DaemonSet tessera-driver \

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::resource::v1::{DeviceTaintRule, DeviceTaintRuleSpec};
-use tessera_api::names::{MANAGED_TAINT_KEY, NO_SCHEDULE};
-use tessera_api::slice::is_fence_of;
+use tessera_api::names::{DriverName, MANAGED_TAINT_KEY, NO_SCHEDULE};
+use tessera_api::slice::fenced_driver;
 
 /// Errors of the file.
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +43,7 @@ pub enum FenceFileError {
 #[derive(Debug, Clone, PartialEq)]
 pub struct FenceRule {
     name: String,
+    driver: DriverName,
     object: DeviceTaintRule,
 }
 
@@ -51,8 +52,14 @@ impl FenceRule {
     #[must_use]
     pub fn new(object: DeviceTaintRule) -> Option<Self> {
         let name = object.metadata.name.clone()?;
-        let driver = object.spec.device_selector.as_ref()?.driver.clone()?;
-        is_fence_of(&object, &driver).then_some(Self { name, object })
+        let driver = fenced_driver(&object)?;
+        Some(Self { name, driver, object })
+    }
+
+    /// Returns the driver whose devices it keeps from kube-scheduler.
+    #[must_use]
+    pub fn driver(&self) -> &DriverName {
+        &self.driver
     }
 
     /// Returns its name.

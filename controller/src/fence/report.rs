@@ -43,7 +43,8 @@ impl Reports {
         let note = format!(
             "DeviceTaintRule {name} {state} for {seconds:.1} s and is restored. In that time only \
              the policy tessera-allocation kept kube-scheduler from the devices. To let \
-             kube-scheduler allocate them, set `mode: stock` in the chart."
+             kube-scheduler allocate them, set `mode: stock` in the chart, or remove the \
+             driver from `managedDrivers`."
         );
         tracing::warn!(name, seconds, ?damage, "restored the DeviceTaintRule");
         let event = Event {

@@ -5,6 +5,7 @@ use k8s_openapi::jiff::Timestamp;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use tessera_allocator::PlanSettings;
+use tessera_api::names::ManagedDrivers;
 use tessera_controller::metrics::Metrics;
 use tessera_controller::shell::{Clients, Shell};
 use tessera_controller::watch;
@@ -32,10 +33,18 @@ impl Controller {
     }
 
     pub(crate) fn start_with(api: &FakeApi, settings: PlanSettings) -> Self {
+        Self::start_managing(api, settings, ManagedDrivers::default())
+    }
+
+    pub(crate) fn start_managing(
+        api: &FakeApi,
+        settings: PlanSettings,
+        drivers: ManagedDrivers,
+    ) -> Self {
         let stop = CancellationToken::new();
         let metrics = Metrics::new(&mut Registry::default());
         let mut tasks = Supervisor::new(stop.clone());
-        let changes = watch::start(&api.client(), &metrics, &mut tasks);
+        let changes = watch::start(&api.client(), &drivers, &metrics, &mut tasks);
         let started = Instant::now();
         let seconds = move || i64::try_from(started.elapsed().as_secs()).unwrap();
         let shell = Shell::new(
@@ -45,6 +54,7 @@ impl Controller {
             metrics.clone(),
             &mut tasks,
         )
+        .managing(drivers)
         .with_clock(move || Timestamp::from_second(seconds()).unwrap());
         let task = tokio::spawn(shell.run(changes, stop.clone()));
         Self { stop, task, metrics, tasks }

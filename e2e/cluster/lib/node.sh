@@ -12,6 +12,7 @@ node_start() { # node
   pki_kubeconfig "$node" "$directory/kubelet.kubeconfig"
   containerd_config "$node" "$directory"
   kubelet_config "$node" "$directory"
+  nic_driver_config "$node" "$directory"
 
   component_start "$node" containerd
   wait_for "containerd of $node" machine_exec "$node" "$bin/ctr" version
@@ -91,6 +92,13 @@ END
 export PATH="$bin:\$PATH"
 exec "$bin/kubelet" --config "$directory/kubelet.yaml" --kubeconfig "$directory/kubelet.kubeconfig" \\
   --hostname-override $node --node-ip ${address[$node]} --node-labels e2e.tessera.dev/world=${world[$node]}
+END
+}
+
+# A DRA driver of another vendor, which trials start. Its NICs are on PCIe roots of GPUs.
+nic_driver_config() { # node directory
+  cat >"$2/nic-driver.sh" <<END
+exec "$bin/nic-driver" --kubeconfig "$2/kubelet.kubeconfig" --node $1 ${nics[$1]}
 END
 }
 

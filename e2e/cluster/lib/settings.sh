@@ -34,6 +34,9 @@ service_address=198.18.8.1 # service default/kubernetes: first address of the su
 # Fake GPUs of each node (testing/fake/world/worlds/NAME.yaml).
 declare -A world=([node-a]=h100-8-nvswitch [node-b]=a100-4-pcie)
 
+# NICs of each node's nic-driver, with the PCIe roots of GPUs.
+declare -A nics=([node-a]='nic-0=pci0000:49 nic-1=pci0000:b8' [node-b]='nic-0=pci0000:c9')
+
 # Paths in a node, as on a real machine: the NVIDIA driver root, and the sysfs that the driver
 # reads.
 node_driver_root=/run/nvidia/driver

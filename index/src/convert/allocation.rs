@@ -111,7 +111,7 @@ pub fn allocation(
         claim_allocation.results.iter().map(|r| api_result(r, &asked, &mut share)).collect();
     let mut configs = configs(claim, &asked, classes);
     if let Some(defaults) = defaults {
-        let completions = completions(claim, &asked, &configs, defaults);
+        let completions = completions(claim, claim_allocation, &configs, defaults);
         configs.splice(0..0, completions);
     }
     api::AllocationResult {
@@ -223,14 +223,15 @@ fn configs(
     configs
 }
 
-/// Returns the part of the defaults that completes each request, whose other parameters are in
-/// `configs`.
+/// Returns the part of the defaults that completes each request for GPUs, whose other parameters
+/// are in `configs`.
 fn completions(
     claim: &api::ResourceClaim,
-    asked: &[Asked<'_>],
+    claim_allocation: &ClaimAllocation,
     configs: &[api::DeviceAllocationConfiguration],
     defaults: &GpuConfig,
 ) -> Vec<api::DeviceAllocationConfiguration> {
+    let asked = asked(claim, claim_allocation);
     let asked_count = asked.len();
     // As the planner reads the claim.
     let is_one_gpu = super::claim(claim).is_ok_and(|claim| claim.is_for_one_gpu());
@@ -250,7 +251,12 @@ fn completions(
             }),
         })
     };
-    asked.iter().filter_map(completion).collect()
+    let is_ours = |asked: &&Asked<'_>| {
+        let results = &claim_allocation.results;
+        let result = results.iter().find(|result| result.request == asked.name);
+        result.is_some_and(|result| result.device.pool.driver.as_str() == DRIVER_NAME)
+    };
+    asked.iter().filter(is_ours).filter_map(completion).collect()
 }
 
 /// Returns the configurations of each class once, at the position of its first request, for all

@@ -47,7 +47,15 @@ pub fn slice(object: &api::ResourceSlice, fence: DeviceFilter) -> Result<Slice, 
         let device = self::device(device, last, fence, fenced_by_rule, subject)?;
         let (oversubscribed, mps) =
             (is_oversubscribed(&device, &driver), shares_by_mps(&device, &driver));
-        devices.push(Arc::new(Device { oversubscribed, supports_mps: mps, ..device }));
+        // The fence of another driver is not in its slices.
+        let is_foreign = driver.as_str() != DRIVER_NAME;
+        devices.push(Arc::new(Device {
+            is_foreign,
+            is_unmanaged: device.is_unmanaged && !is_foreign,
+            oversubscribed,
+            supports_mps: mps,
+            ..device
+        }));
     }
     Ok(Slice {
         name: object.metadata.name.clone().ok_or_else(|| subject.missing("metadata.name"))?,

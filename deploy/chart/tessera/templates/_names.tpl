@@ -46,23 +46,59 @@ Object with the managed taint: `taint` or `rule`; empty in mode stock. `Capabili
 {{- end }}
 {{- end }}
 
-{{/* The DeviceTaintRule that excludes kube-scheduler from the devices. */}}
+{{/* The drivers whose devices tessera-controller allocates, as a JSON list. */}}
+{{- define "tessera.managedDrivers" -}}
+{{- $others := without .Values.managedDrivers "gpu.tessera.dev" -}}
+{{- if and $others (ne .Values.mode "managed") }}
+{{- fail "managedDrivers requires mode=managed: in mode stock kube-scheduler allocates all devices" }}
+{{- end }}
+{{- if and $others (ne (include "tessera.fence" .) "rule") }}
+{{- fail "managedDrivers requires the fence `rule`: Kubernetes 1.37 or newer, admissionPolicies.enabled, and fence auto or rule" }}
+{{- end }}
+{{- prepend $others "gpu.tessera.dev" | toJson }}
+{{- end }}
+
+{{/* The managed drivers as a list of CEL, and as text. */}}
+{{- define "tessera.managedDriversCel" -}}
+{{- include "tessera.managedDrivers" . | replace "\"" "'" }}
+{{- end }}
+{{- define "tessera.managedDriversText" -}}
+{{- include "tessera.managedDrivers" . | fromJsonArray | join ", " }}
+{{- end }}
+
+{{/* The name of the DeviceTaintRule of a driver. */}}
+{{- define "tessera.fenceName" -}}
+{{- eq . "gpu.tessera.dev" | ternary "tessera-fence" (printf "tessera-fence.%s" .) }}
+{{- end }}
+
+{{/* The names of all of these rules, as a JSON list. */}}
+{{- define "tessera.fenceNames" -}}
+{{- $names := list }}
+{{- range include "tessera.managedDrivers" . | fromJsonArray }}{{ $names = append $names (include "tessera.fenceName" .) }}{{ end }}
+{{- $names | toJson }}
+{{- end }}
+
+{{/* The DeviceTaintRule that excludes kube-scheduler from the devices of a driver. */}}
 {{- define "tessera.fenceRule" -}}
 apiVersion: resource.k8s.io/v1
 kind: DeviceTaintRule
 metadata:
-  name: tessera-fence
-  labels: {{- include "tessera.labels" . | nindent 4 }}
+  name: {{ include "tessera.fenceName" .driver }}
+  labels: {{- include "tessera.labels" .chart | nindent 4 }}
 spec:
-  deviceSelector: {driver: gpu.tessera.dev}
+  deviceSelector: {driver: {{ .driver }}}
   taint: {key: gpu.tessera.dev/managed, effect: NoSchedule}
 {{- end }}
 
-{{/* The file of --fence-rules: the rule with the annotations by which helm knows its objects. */}}
+{{/* The file of --fence-rules: the rules with the annotations by which helm knows its objects. */}}
 {{- define "tessera.fenceRules" -}}
-{{- $rule := include "tessera.fenceRule" . | fromYaml }}
-{{- $_ := set $rule.metadata "annotations" (dict "meta.helm.sh/release-name" .Release.Name "meta.helm.sh/release-namespace" .Release.Namespace) }}
-{{- list $rule | toYaml }}
+{{- $rules := list }}
+{{- range $driver := include "tessera.managedDrivers" . | fromJsonArray }}
+{{- $rule := include "tessera.fenceRule" (dict "driver" $driver "chart" $) | fromYaml }}
+{{- $_ := set $rule.metadata "annotations" (dict "meta.helm.sh/release-name" $.Release.Name "meta.helm.sh/release-namespace" $.Release.Namespace) }}
+{{- $rules = append $rules $rule }}
+{{- end }}
+{{- toYaml $rules }}
 {{- end }}
 
 {{/*
