@@ -296,16 +296,22 @@ impl<'a> Load<'a> {
 
     async fn stalled(&self) -> anyhow::Error {
         let pods = self.test_bed.pods().list(&Default::default()).await;
+        let events: Api<Event> =
+            Api::namespaced(self.test_bed.client.clone(), self.test_bed.namespace());
+        let events = events.list(&ListParams::default()).await;
+        let events = events.map(|list| list.items).unwrap_or_default();
         let states: Vec<String> = pods
             .iter()
             .flat_map(|pods| &pods.items)
             .map(|pod| {
                 let deleted = pod.metadata.deletion_timestamp.is_some();
+                let name = pod.name_any();
                 format!(
-                    "{} {:?} deleted: {deleted}: {}",
-                    pod.name_any(),
-                    self.present.get(&pod.name_any()),
-                    json!(pod.status)
+                    "{name} on {:?} {:?} deleted: {deleted}: {}\n{}",
+                    pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref()),
+                    self.present.get(&name),
+                    json!(pod.status),
+                    events_about(&events, &name)
                 )
             })
             .collect();
@@ -315,6 +321,24 @@ impl<'a> Load<'a> {
             states.join("\n")
         )
     }
+}
+
+/// Returns the events about a pod, one per line.
+fn events_about(events: &[Event], pod: &str) -> String {
+    let about = events.iter().filter(|event| event.involved_object.name.as_deref() == Some(pod));
+    let line = |event: &Event| {
+        let at = event.last_timestamp.as_ref().map(|time| time.0);
+        let at = at.or(event.event_time.as_ref().map(|time| time.0));
+        let source = event.source.as_ref().and_then(|source| source.host.as_deref());
+        format!(
+            "  {} {} from {}: {}",
+            at.map_or_else(String::new, |at| at.to_string()),
+            event.reason.as_deref().unwrap_or_default(),
+            source.or(event.reporting_component.as_deref()).unwrap_or_default(),
+            event.message.as_deref().unwrap_or_default()
+        )
+    };
+    about.map(line).collect::<Vec<_>>().join("\n")
 }
 
 /// Returns true if the pod failed because its kubelet was killed while it started a container. The
