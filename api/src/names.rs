@@ -86,7 +86,7 @@ pub const NO_SCHEDULE: &str = "NoSchedule";
 pub const FENCE_RULE: &str = "tessera-fence";
 
 /// The ValidatingAdmissionPolicy that protects [`FENCE_RULE`], and owns it once the controller has
-/// restored it.
+/// restored it. That of another managed driver has `.` and the driver's name after it.
 pub const FENCE_POLICY: &str = "tessera-fence-rule";
 
 /// Annotation of a ResourceSlice whose devices [`FENCE_RULE`] keeps from kube-scheduler in place of

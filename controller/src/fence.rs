@@ -4,8 +4,9 @@
 //! Without its rule kube-scheduler tries to allocate the devices again and again. The policy
 //! `tessera-allocation` refuses what it writes, so no device has two allocators.
 //!
-//! A restored rule is owned by the policy `tessera-fence-rule`: where the chart is changed to mode
-//! stock, it deletes the policy too, and a rule that was restored at that moment does not stay.
+//! A restored rule is owned by the policy that protects it: where the chart is changed to mode
+//! stock, or manages a driver no longer, it deletes the policy too, and a rule that was restored at
+//! that moment does not stay.
 
 pub mod file;
 mod report;
@@ -19,7 +20,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use kube::api::PostParams;
 use kube::runtime::watcher::{self, DefaultBackoff, watcher};
 use kube::{Api, Client, Resource};
-use tessera_api::names::{CONTROLLER_FIELD_MANAGER, FENCE_POLICY};
+use tessera_api::names::CONTROLLER_FIELD_MANAGER;
 use tessera_runtime::cluster::with_backoff;
 use tokio::time::Instant;
 
@@ -41,13 +42,19 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
     /// The owner of the rule could not be read.
-    #[error("cannot get ValidatingAdmissionPolicy {FENCE_POLICY}")]
-    Policy(#[source] Box<kube::Error>),
+    #[error("cannot get ValidatingAdmissionPolicy {name}")]
+    Policy {
+        /// The policy.
+        name: String,
+        /// The cause.
+        #[source]
+        source: Box<kube::Error>,
+    },
     /// There is no owner.
     #[error(
-        "ValidatingAdmissionPolicy {FENCE_POLICY} does not exist: the chart is being uninstalled or changed to mode stock; otherwise apply the chart again"
+        "ValidatingAdmissionPolicy {0} does not exist: the chart is being uninstalled or manages the driver no longer; otherwise apply the chart again"
     )]
-    NoPolicy,
+    NoPolicy(String),
     /// The rule could not be written.
     #[error("cannot {verb} it")]
     Write {
@@ -173,7 +180,7 @@ impl FenceRestorer {
                     written.map_err(|source| write_error("update", source))
                 }
                 None => {
-                    let rule = owned(wanted.object().clone(), self.owner().await?);
+                    let rule = owned(wanted.object().clone(), self.owner(wanted).await?);
                     self.check_tenure()?;
                     let written = self.api.create(&parameters, &rule).await;
                     written.map_err(|source| write_error("create", source))
@@ -188,11 +195,16 @@ impl FenceRestorer {
         if self.tenure.is_over() { Err(RestoreError::TenureOver) } else { Ok(()) }
     }
 
-    /// Returns the owner of rules that this process creates.
-    async fn owner(&self) -> Result<OwnerReference, RestoreError> {
-        let policy = self.policies.get_opt(FENCE_POLICY).await;
-        let policy = policy.map_err(|source| RestoreError::Policy(Box::new(source)))?;
-        policy.as_ref().and_then(|policy| policy.owner_ref(&())).ok_or(RestoreError::NoPolicy)
+    /// Returns the owner of the rule if this process creates it.
+    async fn owner(&self, wanted: &FenceRule) -> Result<OwnerReference, RestoreError> {
+        let name = wanted.policy();
+        match self.policies.get_opt(&name).await {
+            Ok(policy) => policy
+                .as_ref()
+                .and_then(|policy| policy.owner_ref(&()))
+                .ok_or(RestoreError::NoPolicy(name)),
+            Err(error) => Err(RestoreError::Policy { name, source: Box::new(error) }),
+        }
     }
 }
 

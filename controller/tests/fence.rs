@@ -39,8 +39,12 @@ fn cluster(with_rule: bool) -> FakeApi {
 }
 
 fn keep(api: &FakeApi, tenure: Tenure) -> Metrics {
+    keep_rule(api, rule(), tenure)
+}
+
+fn keep_rule(api: &FakeApi, rule: Value, tenure: Tenure) -> Metrics {
     let metrics = Metrics::new(&mut Registry::default());
-    let wanted = vec![FenceRule::new(serde_json::from_value(rule()).unwrap()).unwrap()];
+    let wanted = vec![FenceRule::new(serde_json::from_value(rule).unwrap()).unwrap()];
     let restorer = FenceRestorer::new(&api.client(), wanted, "replica", metrics.clone());
     tokio::spawn(restorer.during(tenure).run());
     metrics
@@ -147,6 +151,22 @@ async fn rule_is_not_restored_without_its_policy() {
     api.put(POLICIES, json!({"metadata": {"name": "tessera-fence-rule", "uid": "second"}}));
     let restored = api.until("the rule", |api| api.get(RULES, "", NAME)).await;
     assert_eq!(restored["metadata"]["ownerReferences"][0]["uid"], "second");
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_of_another_driver_has_its_own_policy() {
+    let api = cluster(true);
+    let name = "tessera-fence.dra.net";
+    let mut other = rule();
+    other["metadata"]["name"] = name.into();
+    other["spec"]["deviceSelector"]["driver"] = "dra.net".into();
+    keep_rule(&api, other, Tenure::endless());
+    settle().await;
+    assert_eq!(api.get(RULES, "", name), None, "the chart manages the driver no longer");
+    let policy = json!({"metadata": {"name": "tessera-fence-rule.dra.net", "uid": "own"}});
+    api.put(POLICIES, policy);
+    let restored = api.until("the rule", |api| api.get(RULES, "", name)).await;
+    assert_eq!(restored["metadata"]["ownerReferences"][0]["uid"], "own");
 }
 
 #[tokio::test(start_paused = true)]

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::resource::v1::{DeviceTaintRule, DeviceTaintRuleSpec};
-use tessera_api::names::{DriverName, MANAGED_TAINT_KEY, NO_SCHEDULE};
+use tessera_api::names::{DRIVER_NAME, DriverName, FENCE_POLICY, MANAGED_TAINT_KEY, NO_SCHEDULE};
 use tessera_api::slice::fenced_driver;
 
 /// Errors of the file.
@@ -66,6 +66,15 @@ impl FenceRule {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Returns the name of the ValidatingAdmissionPolicy that protects it.
+    #[must_use]
+    pub fn policy(&self) -> String {
+        match self.driver.as_str() {
+            DRIVER_NAME => FENCE_POLICY.to_owned(),
+            driver => format!("{FENCE_POLICY}.{driver}"),
+        }
     }
 
     /// Returns its spec.

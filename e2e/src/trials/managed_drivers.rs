@@ -13,7 +13,7 @@ use tessera_api::slice::is_fence_of;
 
 use super::placement::wait_event_reason;
 use super::release::helm;
-use super::test_bed::{Skip, TestBed, wait_all, wait_deleted};
+use super::test_bed::{Skip, TestBed, from_template, wait_all, wait_deleted};
 use crate::harness::TrialOutcome;
 use crate::inventory::{DRIVER, GpuInventory, attribute};
 use crate::leftovers::device_results;
@@ -53,14 +53,22 @@ pub(super) async fn gpu_beside_nic(test_bed: TestBed) -> TrialOutcome {
         Ok(()) => run_unmanaged_again(&test_bed, rules).await,
         failed => failed,
     };
+    // The kubelet keeps pods until their driver has unprepared their devices.
+    let deleted_pods = delete_pods(&test_bed).await;
     for node in inventory.nodes() {
         operations.run(&["stop", node, "nic-driver"]).await?;
     }
     let classes: Api<DeviceClass> = Api::all(test_bed.client.clone());
     let deleted = classes.delete(NIC, &DeleteParams::default()).await;
     outcome?;
+    deleted_pods?;
     deleted?;
     Ok(Outcome::Passed(vec![]))
+}
+
+async fn delete_pods(test_bed: &TestBed) -> anyhow::Result<()> {
+    test_bed.pods().delete_collection(&DeleteParams::default(), &Default::default()).await?;
+    wait_all(test_bed.pods(), "all pods to be deleted", CheckResult::none_left).await
 }
 
 async fn create_requests(test_bed: &TestBed) -> anyhow::Result<()> {
@@ -90,7 +98,7 @@ async fn create_requests(test_bed: &TestBed) -> anyhow::Result<()> {
 /// kube-scheduler allocates a NIC. A claim for a GPU and a NIC waits, and an event says why. Both
 /// pods stay.
 async fn run_unmanaged(test_bed: &TestBed) -> anyhow::Result<Pod> {
-    let before = test_bed.start_holder("before", "nic").await?;
+    let before = start_with_nic(test_bed, "before").await?;
     test_bed.create_holder("pair", "pair").await?;
     let message = wait_event_reason(test_bed, "pair", "MixedDrivers").await?;
     anyhow::ensure!(message.contains("managedDrivers"), "{message}");
@@ -106,15 +114,14 @@ async fn run_managed(
     anyhow::ensure!(is_fence_of(&rules.get(RULE).await?, NIC), "{RULE} is no fence");
     let pair = test_bed.wait_running("pair").await?;
     check_pair(test_bed, &test_bed.claim_of(&pair).await?).await?;
-    test_bed.start_holder("second", "nic").await?;
-    test_bed.create_holder("third", "nic").await?;
+    start_with_nic(test_bed, "second").await?;
+    test_bed.create(with_nic("third")).await?;
     wait_event_reason(test_bed, "third", "InsufficientDevices").await?;
     check_distinct_nics(test_bed).await?;
     test_bed.delete(&["second"]).await?;
     test_bed.wait_running("third").await?;
     check_distinct_nics(test_bed).await?;
-    test_bed.check_undisturbed(before).await?;
-    test_bed.delete(&["before", "pair", "third"]).await
+    test_bed.check_undisturbed(before).await
 }
 
 /// kube-scheduler allocates NICs again once their rule is deleted.
@@ -123,8 +130,22 @@ async fn run_unmanaged_again(
     rules: Api<DeviceTaintRule>,
 ) -> anyhow::Result<()> {
     wait_deleted(rules, RULE).await?;
-    test_bed.start_holder("after", "nic").await?;
-    test_bed.delete(&["after"]).await
+    test_bed.delete(&["before"]).await?;
+    start_with_nic(test_bed, "after").await.map(drop)
+}
+
+async fn start_with_nic(test_bed: &TestBed, name: &str) -> anyhow::Result<Pod> {
+    test_bed.create(with_nic(name)).await?;
+    test_bed.wait_running(name).await
+}
+
+/// Returns a pod with a NIC and no GPU. Its container runs until it is deleted.
+fn with_nic(name: &str) -> Value {
+    let mut pod = from_template(name, "nic");
+    let container = &mut pod["spec"]["containers"][0];
+    container["image"] = "tessera/pause:e2e".into();
+    container["command"] = Value::Null;
+    pod
 }
 
 /// GPU and NIC have the same PCIe root, and the NIC's driver gets its configuration.

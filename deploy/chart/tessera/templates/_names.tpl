@@ -71,10 +71,20 @@ Object with the managed taint: `taint` or `rule`; empty in mode stock. `Capabili
 {{- eq . "gpu.tessera.dev" | ternary "tessera-fence" (printf "tessera-fence.%s" .) }}
 {{- end }}
 
-{{/* The names of all of these rules, as a JSON list. */}}
+{{/* The name of the policy that protects this rule, and owns it once it was restored. */}}
+{{- define "tessera.fencePolicy" -}}
+{{- eq . "gpu.tessera.dev" | ternary "tessera-fence-rule" (printf "tessera-fence-rule.%s" .) }}
+{{- end }}
+
+{{/* The names of the rules, and of their policies, as JSON lists. */}}
 {{- define "tessera.fenceNames" -}}
 {{- $names := list }}
 {{- range include "tessera.managedDrivers" . | fromJsonArray }}{{ $names = append $names (include "tessera.fenceName" .) }}{{ end }}
+{{- $names | toJson }}
+{{- end }}
+{{- define "tessera.fencePolicies" -}}
+{{- $names := list }}
+{{- range include "tessera.managedDrivers" . | fromJsonArray }}{{ $names = append $names (include "tessera.fencePolicy" .) }}{{ end }}
 {{- $names | toJson }}
 {{- end }}
 
