@@ -157,6 +157,9 @@ reasons! {
     /// The pod was evicted so that a pod of higher priority gets its devices; the message names it.
     PREEMPTED = "Preempted", Controller, "Pod",
         "None; give the pod a higher priority or a PodDisruptionBudget if it must not be evicted.";
+    /// The pod was evicted because its GPU is not fit for use any more; the message says why.
+    EVICTED_FROM_GPU = "EvictedFromGpu", Controller, "Pod",
+        "Mend the GPU; set `controller.recovery: never` in the chart to have no pods evicted for it.";
     /// A DeviceTaintRule that keeps kube-scheduler from the GPUs was deleted or changed, and the
     /// controller has restored it.
     FENCE_RESTORED = "FenceRestored", Controller, "DeviceTaintRule",

@@ -6,7 +6,7 @@ use clap::Parser;
 use tessera_runtime::address::ListenAddress;
 use tessera_runtime::log::LogFormat;
 
-use crate::core::{NominationPolicy, PreemptionPolicy};
+use crate::core::{NominationPolicy, PreemptionPolicy, RecoveryPolicy};
 use crate::webhook::publish::CertificateSource;
 
 /// Allocates GPU claims of the driver gpu.tessera.dev.
@@ -38,6 +38,19 @@ pub struct Args {
     /// node, or never.
     #[arg(long, env = "TESSERA_PREEMPTION", value_enum, default_value_t = PreemptionPolicy::LowerPriority)]
     pub preemption: PreemptionPolicy,
+    /// Evict pods whose GPU is not fit for use any more, so that their owners create them again
+    /// elsewhere: never; if the driver reports the GPU as unhealthy; always, also if the GPU is not
+    /// published any more or is overcommitted.
+    #[arg(long, env = "TESSERA_RECOVERY", value_enum, default_value_t = RecoveryPolicy::Never)]
+    pub recovery: RecoveryPolicy,
+    /// Seconds for which a GPU is not fit for use before its pods are evicted.
+    #[arg(
+        long,
+        env = "TESSERA_RECOVERY_DELAY_SECONDS",
+        value_name = "SECONDS",
+        default_value_t = 300
+    )]
+    pub recovery_delay_seconds: u32,
     /// Address of /metrics and /healthz; empty disables both.
     #[arg(long, env = "TESSERA_METRICS_ADDRESS", default_value = "0.0.0.0:9401")]
     pub metrics_address: ListenAddress,

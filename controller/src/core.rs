@@ -17,6 +17,7 @@
 //! | `templates` | which claim templates of converted pods to create and to delete |
 //! | `repair` | how to move claims to the nodes of the pods bound with them |
 //! | `preempt` | which preemptors to place; after `release`, which pods to evict for others |
+//! | `recover` | which pods to evict whose devices are not fit for use any more |
 //! | `allocate` | which pods to plan; writes their allocations |
 //! | `barriers` | which groups of pods may be bound, and which give their devices back |
 //! | `explain` | events and metrics about pending pods |
@@ -44,6 +45,7 @@ mod absorb;
 mod allocate;
 mod audit;
 mod barriers;
+mod evictions;
 mod explain;
 mod holds;
 mod misplacements;
@@ -55,6 +57,7 @@ mod planning;
 mod preempt;
 mod queued;
 mod quotas;
+mod recover;
 mod release;
 mod repair;
 mod step_allowance;
@@ -89,6 +92,8 @@ pub use self::preempt::PreemptionPolicy;
 use self::preempt::Preemptions;
 use self::queued::QueuedReasons;
 use self::quotas::QuotaStatuses;
+use self::recover::Recoveries;
+pub use self::recover::{RecoveryPolicy, RecoverySettings};
 use self::templates::Templates;
 use self::writes::{OpenWrites, WritePurpose};
 
@@ -113,6 +118,7 @@ struct State {
     notices: Notices,
     nominations: Nominations,
     preemptions: Preemptions,
+    recoveries: Recoveries,
     barriers: Barriers,
     audits: Audits,
     /// The kinds that have been listed.
@@ -156,6 +162,7 @@ impl Core {
             notices: Notices::default(),
             nominations: Nominations::new(NominationPolicy::Never),
             preemptions: Preemptions::new(PreemptionPolicy::Never),
+            recoveries: Recoveries::default(),
             barriers: Barriers::default(),
             audits: Audits::default(),
             listed: BTreeSet::new(),
@@ -188,6 +195,13 @@ impl Core {
     #[must_use]
     pub fn preempting(mut self, policy: PreemptionPolicy) -> Self {
         self.state.preemptions = Preemptions::new(policy);
+        self
+    }
+
+    /// Returns the core with settings of recovery; without them it never evicts pods for it.
+    #[must_use]
+    pub fn recovering(mut self, settings: RecoverySettings) -> Self {
+        self.state.recoveries = Recoveries::new(settings);
         self
     }
 
@@ -299,6 +313,7 @@ impl Step<'_> {
         self.release_overcommitted();
         self.repair_misplaced();
         self.settle_preemptions();
+        self.recover();
         let round = self.plan_pending();
         self.settle_barriers();
         self.explain(&round);

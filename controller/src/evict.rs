@@ -13,7 +13,7 @@ use crate::leadership::Tenure;
 /// Evicts the pods one by one until an eviction does not succeed or the tenure is over. `client`
 /// does not repeat refused requests.
 pub async fn evict(client: &Client, tenure: Tenure, evictions: Evictions) -> Event {
-    let Evictions { preemptor, victims } = evictions;
+    let Evictions { purpose, victims } = evictions;
     fault::point_async("evictions-decided").await;
     let mut outcomes = Vec::new();
     for is_dry_run in [true, false] {
@@ -29,14 +29,14 @@ pub async fn evict(client: &Client, tenure: Tenure, evictions: Evictions) -> Eve
                 outcomes.push((victim.clone(), outcome));
             }
             if is_end {
-                return Event::EvictionsEnded { preemptor, outcomes };
+                return Event::EvictionsEnded { purpose, outcomes };
             }
             if !is_dry_run {
                 fault::point_async("eviction-written").await;
             }
         }
     }
-    Event::EvictionsEnded { preemptor, outcomes }
+    Event::EvictionsEnded { purpose, outcomes }
 }
 
 async fn evict_pod(client: &Client, pod: &PodReference, is_dry_run: bool) -> EvictionOutcome {

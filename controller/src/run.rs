@@ -21,6 +21,7 @@ use tessera_runtime::signals::stop_on_signal;
 use tessera_runtime::supervisor::Supervisor;
 
 use crate::args::{Args, ControllerCommand};
+use crate::core::RecoverySettings;
 use crate::fence::{self, FenceRestorer};
 use crate::lead::{Connect, Leadership, lead};
 use crate::leadership::Tenure;
@@ -53,9 +54,14 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
         log_format,
         nominate_nodes,
         preemption,
+        recovery,
         ..
     } = args;
     let (delay, ListenAddress(address)) = (args.reservation_delay_seconds, args.metrics_address);
+    let recovery = RecoverySettings {
+        policy: recovery,
+        delay: Duration::from_secs(args.recovery_delay_seconds.into()),
+    };
     let fence = args.fence_rules.as_deref().map(fence::file::read).transpose()?;
     let drivers = fence.iter().flatten().map(|rule| rule.driver().clone());
     let drivers: ManagedDrivers = drivers.collect();
@@ -101,6 +107,7 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
             .managing(drivers)
             .nominating(nominate_nodes)
             .preempting(preemption)
+            .recovering(recovery)
             .converting(converter)
     };
     let fence = fence.map(|rules| FenceRestorer::new(&client, rules, &identity, metrics.clone()));

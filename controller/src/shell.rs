@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use crate::commit::REQUEST_TIMEOUT;
 use crate::core::clock::{Moment, Now};
 use crate::core::event::Event;
-use crate::core::{Core, NominationPolicy, PreemptionPolicy};
+use crate::core::{Core, NominationPolicy, PreemptionPolicy, RecoverySettings};
 use crate::executor::Executor;
 use crate::leadership::Tenure;
 use crate::metrics::Metrics;
@@ -99,6 +99,12 @@ impl Shell {
     #[must_use]
     pub fn preempting(self, policy: PreemptionPolicy) -> Self {
         Self { core: self.core.preempting(policy), ..self }
+    }
+
+    /// Returns the shell with settings of recovery; without them it never evicts pods for it.
+    #[must_use]
+    pub fn recovering(self, settings: RecoverySettings) -> Self {
+        Self { core: self.core.recovering(settings), ..self }
     }
 
     /// Returns the shell with the converter of the admission webhook, whose claim templates it

@@ -6,7 +6,7 @@ mod fake_api;
 use axum::http::StatusCode;
 use fake_api::objects::{pod, reference};
 use fake_api::{FakeApi, failure};
-use tessera_controller::core::effect::Evictions;
+use tessera_controller::core::effect::{EvictionPurpose, Evictions};
 use tessera_controller::core::event::{Event, EvictionOutcome};
 use tessera_controller::evict::evict;
 use tessera_controller::leadership::Tenure;
@@ -23,13 +23,14 @@ fn cluster(pods: &[&str]) -> FakeApi {
 /// Evicts the pods. Returns the outcome of each that has one.
 async fn outcomes(api: &FakeApi, victims: &[&str]) -> Vec<(String, EvictionOutcome)> {
     let victims = victims.iter().map(|name| reference(name)).collect();
-    let evictions = Evictions { preemptor: reference("p"), victims };
-    let Event::EvictionsEnded { preemptor, outcomes } =
+    let preemption = EvictionPurpose::Preemption { preemptor: reference("p") };
+    let evictions = Evictions { purpose: preemption.clone(), victims };
+    let Event::EvictionsEnded { purpose, outcomes } =
         evict(&api.client(), Tenure::endless(), evictions).await
     else {
         panic!("another event");
     };
-    assert_eq!(preemptor, reference("p"));
+    assert_eq!(purpose, preemption);
     outcomes.into_iter().map(|(victim, outcome)| (victim.name.to_string(), outcome)).collect()
 }
 

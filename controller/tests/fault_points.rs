@@ -8,7 +8,7 @@ use fake_api::FakeApi;
 use fake_api::objects::{claim, given, pod, reference};
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
 use tessera_controller::commit::Writer;
-use tessera_controller::core::effect::{BarrierOutcome, Evictions};
+use tessera_controller::core::effect::{BarrierOutcome, EvictionPurpose, Evictions};
 use tessera_controller::evict::evict;
 use tessera_controller::fault::POINTS;
 use tessera_controller::leadership::Tenure;
@@ -38,7 +38,8 @@ async fn each_fault_point_is_reached_after_the_write_before_it() {
         let released = writer.release(&allocated).await.unwrap();
         let at = k8s_openapi::jiff::Timestamp::UNIX_EPOCH;
         writer.conclude(&released, BarrierOutcome::Complete, at).await.unwrap();
-        let evictions = Evictions { preemptor: reference("p"), victims: vec![reference("victim")] };
+        let (purpose, victims) = (EvictionPurpose::Recovery, vec![reference("victim")]);
+        let evictions = Evictions { purpose, victims };
         evict(&client, Tenure::endless(), evictions).await;
     });
     let state = || {

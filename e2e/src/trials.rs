@@ -23,6 +23,7 @@ mod frozen_leader;
 mod gpu;
 mod gpu_drain;
 mod gpu_preemption;
+mod gpu_recovery;
 mod groups;
 mod host_pid;
 mod hundred_pods;
@@ -250,6 +251,7 @@ pub fn on_real_cluster() -> Vec<Trial> {
         trial!("managed-drivers", managed_drivers::gpu_beside_nic),
         trial!("gpu-drain", gpu_drain::moves_shares),
         trial!("gpu-preemption", gpu_preemption::evicts_unimportant),
+        trial!("gpu-recovery", gpu_recovery::evicts_from_unhealthy),
         trial!("group-refused", groups::wait_for_all),
         trial!("dialects", dialects::run_unchanged),
         trial!("webhook-down", dialects::lose_webhook),

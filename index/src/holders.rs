@@ -76,6 +76,11 @@ impl Index {
         devices.map(id).collect()
     }
 
+    /// Returns the number of nodes, with those that only pods, claims or slices refer to.
+    pub fn node_count(&self) -> usize {
+        self.nodes.len()
+    }
+
     /// Returns the nodes after this one, or all, in order.
     pub fn nodes_after(&self, node: Option<&NodeName>) -> impl Iterator<Item = &NodeName> {
         let from = node.map_or(Bound::Unbounded, Bound::Excluded);

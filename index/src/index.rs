@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{Node as ApiNode, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass as ApiClass, ResourceClaim};
 use tessera_allocator::ClaimAllocation;
 use tessera_allocator::model::{
-    ClusterSnapshot, DeviceClass, DeviceId, NameMap, Node, NodeSelector, PodUid, PoolId, Request,
+    ClusterSnapshot, DeviceClass, NameMap, Node, NodeSelector, PodUid, PoolId, Request,
     SchedulingConstraints, Slice,
 };
 use tessera_api::names::{
@@ -30,6 +30,7 @@ use crate::room::Room;
 use crate::scope::{self, Scope};
 use crate::taints::TaintRules;
 use crate::topology::Topologies;
+use crate::troubled::TroubledDevices;
 
 pub(crate) type ClaimKey = (Namespace, ClaimName);
 
@@ -82,8 +83,7 @@ pub struct Index {
     pub(crate) holder_priorities: BTreeMap<i32, usize>,
     /// The place at which the audit of the sums continues.
     pub(crate) audited: AuditPlace,
-    /// Overcommitted devices as of the last check, each with the claims to release.
-    pub(crate) exceeded: BTreeMap<DeviceId, Vec<ClaimUid>>,
+    pub(crate) troubled: TroubledDevices,
     pub(crate) changed: Changed,
     pub(crate) quotas: Quotas,
     pub(crate) defaults: Defaults,
@@ -268,11 +268,6 @@ impl Index {
         self.regenerate(&uid, was_generated_for, generated_for(object));
         self.update_claim(&uid, &key);
         Ok(())
-    }
-
-    /// Returns the number of nodes, with those that only pods, claims or slices refer to.
-    pub fn node_count(&self) -> usize {
-        self.nodes.len()
     }
 
     /// Returns the pods whose planning may have changed since the last call, also those that do not

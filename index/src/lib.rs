@@ -42,6 +42,7 @@ mod standing;
 mod stored;
 mod taints;
 mod topology;
+mod troubled;
 mod work;
 
 pub use audit::Audit;
@@ -58,4 +59,5 @@ pub use quotas::QuotaStanding;
 pub use repair::{Misplaced, RepairAction, RepairBlocker};
 pub use scope::Scope;
 pub use standing::{ClaimStanding, ClaimState, PodStage};
+pub use troubled::{DeviceTrouble, TroubledPod};
 pub use work::{Blocked, PlanningBlocker, Repelled, Waiting, Work};

@@ -29,23 +29,24 @@ impl Index {
             device: device.clone(),
             releasable: releasable.clone(),
         };
-        self.exceeded.iter().map(found).collect()
+        self.troubled.exceeded.iter().map(found).collect()
     }
 
     /// Checks the devices that have changed, or whose holders have, since the last call.
     pub(crate) fn check_touched(&mut self) {
         self.charge_republished();
         for device in std::mem::take(&mut self.sums.touched) {
+            self.check_trouble(&device);
             if self.is_exceeded(&device, self.sums.usage.get(&device)) {
                 let releasable = self.releasable(&device);
-                self.exceeded.insert(device, releasable);
+                self.troubled.exceeded.insert(device, releasable);
             } else {
-                self.exceeded.remove(&device);
+                self.troubled.exceeded.remove(&device);
             }
         }
     }
 
-    fn is_exceeded(&self, id: &DeviceId, used: Option<&DeviceUsage>) -> bool {
+    pub(crate) fn is_exceeded(&self, id: &DeviceId, used: Option<&DeviceUsage>) -> bool {
         used.zip(self.published_device(id)).is_some_and(|(used, device)| used.exceeds(device))
     }
 
@@ -59,7 +60,7 @@ impl Index {
         listing.max_by_key(|(generation, _)| *generation).map(|(_, device)| device.as_ref())
     }
 
-    fn holders_of(&self, device: &DeviceId) -> impl Iterator<Item = &ClaimEntry> {
+    pub(crate) fn holders_of(&self, device: &DeviceId) -> impl Iterator<Item = &ClaimEntry> {
         self.sums.holders.get(device).filter_map(|claim| self.claims.get(claim).map(Box::as_ref))
     }
 

@@ -295,7 +295,7 @@ impl Index {
                     .counted()
                     .iter()
                     .map(|r| &r.device)
-                    .filter(|d| self.exceeded.contains_key(d));
+                    .filter(|d| self.troubled.exceeded.contains_key(d));
                 self.sums.touched.extend(exceeded.cloned());
             }
             if entry.is_some_and(|entry| self.is_unneeded(entry)) {

@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 use k8s_openapi::jiff::Timestamp;
+use tessera_allocator::model::DeviceId;
 use tessera_allocator::{GroupShortfall, QuotaShortfall, RefusalCause, ReservedNode};
 use tessera_api::events::{self, EventReason};
 use tessera_api::names::{
@@ -18,7 +19,8 @@ use tessera_api::names::{
 };
 use tessera_api::reason::MAX_EVENT_BYTES;
 use tessera_index::{
-    GroupProblem, MAX_GROUP_SIZE, Misplaced, PlanningBlocker, RepairAction, RepairBlocker,
+    DeviceTrouble, GroupProblem, MAX_GROUP_SIZE, Misplaced, PlanningBlocker, RepairAction,
+    RepairBlocker,
 };
 
 /// Metric label and finding: no ResourceSlice of the driver has a device.
@@ -44,6 +46,23 @@ pub fn preempting_message(node: &NodeName, victims: &[String]) -> String {
 /// Returns the message of [`events::PREEMPTED`].
 pub fn preempted_message(namespace: &Namespace, name: &PodName) -> String {
     format!("evicted so that pod {namespace}/{name} of a higher priority gets the devices")
+}
+
+/// Returns the message of [`events::EVICTED_FROM_GPU`].
+pub fn recovery_message(device: &DeviceId, trouble: &DeviceTrouble) -> String {
+    let gpu = format!("{}/{}", device.pool.pool, device.device);
+    match trouble {
+        DeviceTrouble::Unhealthy { cause } => {
+            format!("evicted because GPU {gpu} of the pod is unhealthy ({cause})")
+        }
+        DeviceTrouble::NotPublished => {
+            format!("evicted because GPU {gpu} of the pod is not published any more")
+        }
+        DeviceTrouble::Overcommitted => format!(
+            "evicted because more of GPU {gpu} is allocated than it has, and the pod is of the \
+             lowest priority or the youngest on it"
+        ),
+    }
 }
 
 /// Returns the event reason of a claim that cannot be allocated.

@@ -39,8 +39,8 @@ impl Step<'_> {
                     self.absorb_quota_status(&quota, outcome);
                     Some(self.now)
                 }
-                Event::EvictionsEnded { preemptor, outcomes } => {
-                    self.absorb_evictions(&preemptor, outcomes);
+                Event::EvictionsEnded { purpose, outcomes } => {
+                    self.absorb_evictions(&purpose, &outcomes);
                     Some(self.now)
                 }
                 Event::NoticeEnded { id, is_delivered } => {

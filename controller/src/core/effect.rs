@@ -124,13 +124,25 @@ pub struct QuotaStatusWrite {
     pub status: GpuQuotaStatus,
 }
 
-/// Evictions of pods for another one. None is carried out if the API server would refuse one.
+/// Evictions of pods. None is carried out if the API server would refuse one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Evictions {
-    /// The pod that gets their devices. It has one such effect at a time.
-    pub preemptor: PodReference,
+    /// The purpose.
+    pub purpose: EvictionPurpose,
     /// The pods to evict, the least important first.
     pub victims: Vec<PodReference>,
+}
+
+/// The purpose of evictions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EvictionPurpose {
+    /// A pod of a higher priority gets the devices.
+    Preemption {
+        /// The pod of the higher priority. It has one such effect at a time.
+        preemptor: PodReference,
+    },
+    /// The device of the pod is not fit for use any more.
+    Recovery,
 }
 
 /// One resource of a quota, for metrics.

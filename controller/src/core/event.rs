@@ -13,7 +13,9 @@ use tessera_api::names::{Namespace, NodeName};
 use tessera_api::quota::GpuQuota;
 
 use super::clock::Moment;
-use super::effect::{NoticeId, PodReference, QuotaReference, TemplateReference, WriteId};
+use super::effect::{
+    EvictionPurpose, NoticeId, PodReference, QuotaReference, TemplateReference, WriteId,
+};
 
 /// Something that happened outside of the core.
 #[derive(Debug, Clone)]
@@ -62,10 +64,10 @@ pub enum Event {
         /// The outcome.
         outcome: QuotaStatusOutcome,
     },
-    /// The evictions for a pod have ended: those of these pods. Further ones were not tried.
+    /// Evictions have ended: those of these pods. Further ones were not tried.
     EvictionsEnded {
-        /// The pod that gets the devices.
-        preemptor: PodReference,
+        /// Their purpose.
+        purpose: EvictionPurpose,
         /// The outcomes.
         outcomes: Vec<(PodReference, EvictionOutcome)>,
     },

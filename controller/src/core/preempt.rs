@@ -26,7 +26,7 @@ use tessera_api::names::{ClaimUid, NodeName};
 
 use super::allocate::Round;
 use super::clock::Moment;
-use super::effect::{Effect, Evictions, PodReference};
+use super::effect::{Effect, EvictionPurpose, Evictions, PodReference};
 use super::event::EvictionOutcome;
 use super::holds::{HoldReason, Subject};
 use super::notices::Topic;
@@ -339,7 +339,8 @@ impl Step<'_> {
         if let Some(preemptor) = self.state.pod_reference(&pod.uid).filter(|_| !victims.is_empty())
         {
             self.state.preemptions.evicting.insert(pod.uid.clone());
-            self.effects.push(Effect::Evict(Evictions { preemptor, victims }));
+            let purpose = EvictionPurpose::Preemption { preemptor };
+            self.effects.push(Effect::Evict(Evictions { purpose, victims }));
         }
     }
 
@@ -366,32 +367,21 @@ impl Step<'_> {
 
     /// Takes in how the evictions for a pod have ended. Where one did not succeed, the next search
     /// chooses others; pods that are evicted already make room there.
-    pub(super) fn absorb_evictions(
+    pub(super) fn end_preemption_evictions(
         &mut self,
         preemptor: &PodReference,
-        outcomes: Vec<(PodReference, EvictionOutcome)>,
+        outcomes: &[(PodReference, EvictionOutcome)],
     ) {
         self.state.preemptions.evicting.remove(&preemptor.uid);
         let is_evicted = |(_, outcome): &&_| matches!(outcome, EvictionOutcome::Evicted);
         let evicted: Vec<PodReference> =
             outcomes.iter().filter(is_evicted).map(|(victim, _)| victim.clone()).collect();
         self.notify_evicted(preemptor, &evicted);
-        self.figures.evictions += u64::try_from(evicted.len()).unwrap_or(u64::MAX);
-        for (victim, outcome) in outcomes {
-            let name = format!("{}/{}", victim.namespace, victim.name);
+        for (_, outcome) in outcomes {
             match outcome {
-                EvictionOutcome::Evicted => tracing::info!(pod = name, "evicted"),
-                EvictionOutcome::Gone => {}
-                EvictionOutcome::Refused { message } => {
-                    tracing::info!(pod = name, message, "an eviction was refused");
-                    self.figures.evictions_refused += 1;
-                    let subject = Subject::pod(&victim.uid);
-                    self.state.holds.hold(subject, HoldReason::EvictionRefused, self.now);
-                    self.end_preemption(&preemptor.uid);
-                }
-                EvictionOutcome::Failed { message } => {
-                    tracing::warn!(pod = name, error = message, "cannot evict a pod");
-                    self.figures.eviction_errors += 1;
+                EvictionOutcome::Evicted | EvictionOutcome::Gone => {}
+                EvictionOutcome::Refused { .. } => self.end_preemption(&preemptor.uid),
+                EvictionOutcome::Failed { .. } => {
                     self.end_preemption(&preemptor.uid);
                     self.pause_preemption(&preemptor.uid);
                 }

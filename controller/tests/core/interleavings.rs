@@ -9,6 +9,7 @@ use tessera_controller::core::effect::Notice;
 use tessera_controller::core::event::{
     EvictionOutcome, NominationOutcome, QuotaStatusOutcome, WatchedKind,
 };
+use tessera_controller::core::{RecoveryPolicy, RecoverySettings};
 
 use crate::world::World;
 use crate::{groups, objects};
@@ -47,6 +48,7 @@ enum Happening {
     Recreate(u8),
     ToggleNode,
     ToggleSlice,
+    SetHealth(bool),
     ToggleClass,
     EditClass,
     ToggleTaintRule,
@@ -89,6 +91,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => any::<u8>().prop_map(Recreate),
         1 => Just(ToggleNode),
         1 => Just(ToggleSlice),
+        2 => any::<bool>().prop_map(SetHealth),
         1 => Just(ToggleClass),
         1 => Just(EditClass),
         1 => Just(ToggleTaintRule),
@@ -129,6 +132,16 @@ fn taint_rule() -> Value {
     })
 }
 
+/// The slice of node-a, whose GPU is healthy or not.
+fn slice_of_health(is_healthy: bool) -> Value {
+    let mut slice = objects::slice("node-a", 1);
+    if !is_healthy {
+        let taint = json!({"key": "gpu.tessera.dev/unhealthy", "effect": "NoSchedule"});
+        slice["spec"]["devices"][0]["taints"].as_array_mut().unwrap().push(taint);
+    }
+    slice
+}
+
 /// A world under random happenings.
 struct Storm {
     world: World,
@@ -140,6 +153,8 @@ impl Storm {
         let mut world = World::new();
         world.add_node("node-a", 1);
         world.add_node("node-b", 2);
+        let delay = Duration::from_secs(2);
+        world.recover(RecoverySettings { policy: RecoveryPolicy::Always, delay });
         Self { world, made: 0 }
     }
 
@@ -224,6 +239,7 @@ impl Storm {
             }
             ToggleNode => self.toggle(WatchedKind::Node, objects::node("node-b")),
             ToggleSlice => self.toggle(WatchedKind::Slice, objects::slice("node-b", 2)),
+            SetHealth(is_healthy) => world.put(WatchedKind::Slice, slice_of_health(is_healthy)),
             ToggleClass => self.toggle(WatchedKind::Class, objects::class()),
             EditClass => world.edit(WatchedKind::Class, "gpu.tessera.dev", |_| {}),
             ToggleTaintRule => self.toggle(WatchedKind::TaintRule, taint_rule()),
@@ -244,12 +260,10 @@ impl Storm {
             Answer(id) => choose(&writes, id).iter().for_each(|id| world.answer(*id)),
             AnswerAgain(which) => world.answer_again(usize::from(which)),
             LoseAnswer(id) => choose(&writes, id).iter().for_each(|id| world.lose_answer(*id)),
-            Refuse(id, lasts) => {
-                choose(&writes, id).iter().for_each(|id| world.refuse(*id, lasts));
-            }
+            Refuse(id, lasts) => choose(&writes, id).iter().for_each(|id| world.refuse(*id, lasts)),
             DropField(id) => {
-                let id = choose(&writes, id);
-                id.iter().for_each(|id| world.drop_field(*id, "a field was dropped"));
+                let note = "a field was dropped";
+                choose(&writes, id).iter().for_each(|id| world.drop_field(*id, note));
             }
             EndNotice(which, is_taken) => {
                 let id = choose(&world.open_notices(), which);
@@ -286,6 +300,7 @@ impl Storm {
     /// what it can, and time passes.
     fn calm(&mut self) {
         self.world.put(WatchedKind::Node, objects::node("node-b"));
+        self.world.put(WatchedKind::Slice, objects::slice("node-a", 1));
         self.world.put(WatchedKind::Slice, objects::slice("node-b", 2));
         self.world.put(WatchedKind::Class, objects::class());
         self.world.delete(WatchedKind::TaintRule, TAINT_RULE);

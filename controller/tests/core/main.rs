@@ -14,5 +14,6 @@ mod nominations;
 mod preemption;
 mod purity;
 mod quotas;
+mod recovery;
 mod templates;
 mod world;

@@ -18,14 +18,15 @@ use tessera_api::quantity::Quantity;
 use tessera_api::quota::GpuQuotaStatus;
 use tessera_controller::core::clock::{Moment, Now};
 use tessera_controller::core::effect::{
-    BarrierOutcome, ClaimChange, ClaimWrite, Effect, Evictions, Figures, MAX_OPEN_NOTICES,
-    NominationWrite, Notice, NoticeId, QuotaReference, TemplateChange, TemplateReference, WriteId,
+    BarrierOutcome, ClaimChange, ClaimWrite, Effect, EvictionPurpose, Evictions, Figures,
+    MAX_OPEN_NOTICES, NominationWrite, Notice, NoticeId, QuotaReference, TemplateChange,
+    TemplateReference, WriteId,
 };
 use tessera_controller::core::event::{
     Change, Event, EvictionOutcome, NominationOutcome, QuotaStatusOutcome, TemplateOutcome,
     WatchedKind, WatchedObject, WriteOutcome,
 };
-use tessera_controller::core::{Core, NominationPolicy, PreemptionPolicy};
+use tessera_controller::core::{Core, NominationPolicy, PreemptionPolicy, RecoverySettings};
 use tessera_dialect::Converter;
 
 use crate::{groups, objects};
@@ -75,7 +76,7 @@ pub(crate) struct World {
     pub(crate) open_templates: BTreeMap<TemplateReference, TemplateChange>,
     /// Statuses of quotas that are being written.
     pub(crate) open_quotas: BTreeMap<QuotaReference, GpuQuotaStatus>,
-    /// Evictions that have not ended, by name of the preemptor.
+    /// Evictions that have not ended, by name of the preemptor, or of the pod on an unfit GPU.
     pub(crate) open_evictions: BTreeMap<String, Evictions>,
     /// Figures of the last step.
     pub(crate) figures: Figures,
@@ -118,12 +119,24 @@ impl World {
         world
     }
 
+    /// Replaces the core by that of a new leader that evicts pods for trouble of their GPUs.
+    pub(crate) fn recover(&mut self, settings: RecoverySettings) {
+        let plans = PlanSettings { reservation_delay: None, ..PlanSettings::default() };
+        let core = Core::new(plans).preempting(PreemptionPolicy::LowerPriority);
+        self.lead(core.recovering(settings));
+    }
+
     /// Replaces the core by that of a new leader with this converter, which lists everything.
     pub(crate) fn new_leader(&mut self, converter: Option<Converter>) {
         let settings = PlanSettings { reservation_delay: None, ..PlanSettings::default() };
-        self.core = Core::new(settings)
+        let core = Core::new(settings)
             .converting(converter.map(Arc::new))
             .preempting(PreemptionPolicy::LowerPriority);
+        self.lead(core);
+    }
+
+    fn lead(&mut self, core: Core) {
+        self.core = core;
         self.open_evictions.clear();
         // Its writes have numbers of their own.
         self.open.clear();
@@ -341,11 +354,16 @@ impl World {
     fn start_evictions(&mut self, evictions: Evictions) {
         let known = |name: &str| self.known.get(&(WatchedKind::Pod, name.to_owned())).unwrap();
         let priority = |pod: &Value| pod["spec"]["priority"].as_i64().unwrap_or_default();
-        let name = evictions.preemptor.name.to_string();
-        let preemptor = known(&name);
+        let (name, preemptor) = match &evictions.purpose {
+            EvictionPurpose::Preemption { preemptor } => {
+                (preemptor.name.to_string(), Some(known(preemptor.name.as_str())))
+            }
+            EvictionPurpose::Recovery => (evictions.victims[0].name.to_string(), None),
+        };
         for victim in &evictions.victims {
             let pod = known(victim.name.as_str());
-            assert!(priority(pod) < priority(preemptor), "of a strictly lower priority");
+            let is_lower = preemptor.is_none_or(|preemptor| priority(pod) < priority(preemptor));
+            assert!(is_lower, "of a strictly lower priority");
             assert!(pod["spec"]["nodeName"].is_string(), "it is bound");
             assert!(pod["metadata"]["deletionTimestamp"].is_null(), "it is not ending anyway");
         }
@@ -388,7 +406,7 @@ impl World {
                 break;
             }
         }
-        self.step([Event::EvictionsEnded { preemptor: open.preemptor, outcomes }]);
+        self.step([Event::EvictionsEnded { purpose: open.purpose, outcomes }]);
     }
 
     /// Ends the pods that are being deleted.
