@@ -26,6 +26,7 @@
 pub mod fragmentation;
 pub mod model;
 pub mod preemption;
+pub mod relocation;
 pub mod selector;
 pub mod topology;
 

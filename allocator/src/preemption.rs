@@ -139,13 +139,13 @@ pub struct Loss {
 }
 
 /// Slices by the node that they belong to.
-struct SlicesByNode<'s> {
+pub(crate) struct SlicesByNode<'s> {
     of_node: BTreeMap<&'s NodeName, Vec<(&'s String, &'s Arc<Slice>)>>,
     others: Vec<(&'s String, &'s Arc<Slice>)>,
 }
 
 impl<'s> SlicesByNode<'s> {
-    fn new(snapshot: &'s ClusterSnapshot) -> Self {
+    pub(crate) fn new(snapshot: &'s ClusterSnapshot) -> Self {
         let mut sorted = Self { of_node: BTreeMap::new(), others: Vec::new() };
         for (name, slice) in &snapshot.slices {
             match &slice.nodes {
@@ -166,7 +166,7 @@ impl<'s> SlicesByNode<'s> {
 }
 
 /// Returns the cluster with this node only.
-fn one_node(
+pub(crate) fn one_node(
     snapshot: &ClusterSnapshot,
     slices: &SlicesByNode<'_>,
     node: &Arc<Node>,
@@ -321,7 +321,7 @@ fn memory_of(snapshot: &ClusterSnapshot, id: &DeviceId) -> Option<Quantity> {
     device.capacity.get(capacity::MEMORY).map(|memory| memory.value)
 }
 
-fn subtract(sums: &mut NameMap<Quantity>, amounts: &NameMap<Quantity>) {
+pub(crate) fn subtract(sums: &mut NameMap<Quantity>, amounts: &NameMap<Quantity>) {
     for (name, amount) in amounts {
         if let Some(sum) = sums.get_mut(name) {
             *sum = sum.saturating_sub(*amount);

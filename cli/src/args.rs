@@ -1,5 +1,6 @@
 //! The command line.
 
+mod defragment;
 mod maintenance;
 
 use std::path::PathBuf;
@@ -8,6 +9,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use tessera_allocator::{PlanSettings, Policy};
 use tessera_dialect::Dialect;
 
+pub use self::defragment::{DefragArgs, DefragPodArgs, DefragRequest};
 pub use self::maintenance::{
     CordonArgs, CordonGpuArgs, CordonedDevice, DrainArgs, DrainGpuArgs, DrainedDevice,
 };
@@ -18,7 +20,7 @@ use crate::output::OutputFormat;
 /// Inspect GPU sharing: usage per node, pending pods, placement simulation, and conversion of
 /// manifests of other systems. Take GPUs out of service.
 ///
-/// Only cordon, uncordon and drain change the cluster.
+/// Only cordon, uncordon, drain and `defrag --apply` change the cluster.
 #[derive(Debug, Parser)]
 #[command(
     name = "kubectl-tessera",
@@ -250,6 +252,24 @@ its timeout it can be repeated; the GPU stays cordoned until `kubectl tessera un
 Pods that no controller creates again are refused before anything is changed, unless --force is \
 given. Pods of a DaemonSet are created again on the same node, and wait for another GPU there.")]
     Drain(DrainArgs),
+    /// Name the pods to move so that a pending pod fits, and move them on request
+    #[command(after_help = "\
+Examples:
+  kubectl tessera defrag pod trainer -n team-a
+  kubectl tessera defrag pod trainer -n team-a --snapshot cluster.json.gz
+  kubectl tessera defrag pod trainer -n team-a --apply --timeout 10m
+
+Free capacity in pieces serves no pod that needs a whole GPU. The command searches the node with the \
+least loss from which pods of any priority can be moved so that the pod fits and each of them fits \
+elsewhere. The controller places them when their owners create them again, maybe elsewhere than the \
+column TO says.
+
+With --apply the GPUs are cordoned, the pods are evicted, and the GPUs are uncordoned once the pods \
+have ended; then the pod gets its devices, unless others come before it. PodDisruptionBudgets hold, \
+and none is evicted if one eviction would be refused. Pods that no controller creates again are \
+refused, unless --force is given. It needs what `drain` needs. Interrupted, it leaves the GPUs \
+cordoned.")]
+    Defrag(DefragArgs),
     /// Save the cluster's state for explain, simulate and tree
     #[command(after_help = "\
 Examples:

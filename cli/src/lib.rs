@@ -25,6 +25,7 @@
 pub mod args;
 pub mod cluster;
 pub mod convert;
+pub mod defragment;
 pub mod doctor;
 pub mod explain;
 pub mod maintenance;

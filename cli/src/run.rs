@@ -14,12 +14,14 @@ use tessera_api::names::{ClaimName, DRIVER_NAME, Namespace, PodName};
 use tessera_dialect::{Converter, Settings};
 
 use crate::args::{
-    ConnectionArgs, ConvertArgs, CordonArgs, CordonGpuArgs, CordonedDevice, DoctorArgs, DrainArgs,
-    DrainGpuArgs, DrainedDevice, ExplainArgs, ExplainSubject, PluginArgs, PluginCommand,
-    PolicyName, QuotaArgs, SimulateArgs, SnapshotArgs, SourceArgs, TreeArgs,
+    ConnectionArgs, ConvertArgs, CordonArgs, CordonGpuArgs, CordonedDevice, DefragArgs,
+    DefragPodArgs, DefragRequest, DoctorArgs, DrainArgs, DrainGpuArgs, DrainedDevice, ExplainArgs,
+    ExplainSubject, PluginArgs, PluginCommand, PolicyName, QuotaArgs, SimulateArgs, SnapshotArgs,
+    SourceArgs, TreeArgs,
 };
 use crate::cluster::Cluster;
 use crate::convert::{Conversions, ManifestFile};
+use crate::defragment::{self, Apply, ApplyOptions, DefragmentationResult};
 use crate::explain::PlanView;
 use crate::maintenance::{Cordons, Drain, DrainOptions, GpuChange, GpuName, TargetGpu};
 use crate::output::{count, render};
@@ -96,6 +98,9 @@ async fn run(args: PluginArgs) -> anyhow::Result<(String, ExitStatus)> {
         PluginCommand::Drain(DrainArgs { device: DrainedDevice::Gpu(args) }) => {
             drain(args, &connection).await
         }
+        PluginCommand::Defrag(DefragArgs { request: DefragRequest::Pod(args) }) => {
+            defragment(args, &connection).await
+        }
         PluginCommand::Snapshot(args) => save(args, &connection).await,
     }
 }
@@ -147,6 +152,27 @@ async fn drain(
     let read = async || anyhow::Ok(maintenance::claims_on(&read_tree(&cluster).await?, &gpus));
     let report = drain.run(read).await?;
     Ok((render(&report, cordon.output, maintenance::report_text)?, ExitStatus::Success))
+}
+
+async fn defragment(
+    args: DefragPodArgs,
+    connection: &ConnectionArgs,
+) -> anyhow::Result<(String, ExitStatus)> {
+    let pod = pod_name(&args.pod)?;
+    let source = Source::open(&args.source, connection).await?;
+    let namespace = source.namespace(connection)?;
+    let indexed = source.indexed();
+    let view = PlanView::new(&source.snapshot, &indexed, PolicyName::settings(None), source.now);
+    let found = defragment::defragment(&view, &namespace, &pod)?;
+    let text = render(&found, args.output, defragment::text)?;
+    let is_pending = found.result == DefragmentationResult::DoesNotFit;
+    if let Some(cluster) = source.cluster.as_ref().filter(|_| args.apply && !is_pending) {
+        let options = ApplyOptions { force: args.force, timeout: args.timeout };
+        let mut progress = |line: &str| eprintln!("{}", escape(line));
+        let (client, evictions) = (cluster.client().clone(), cluster.client_without_retries()?);
+        Apply::new(client, evictions, options, &mut progress).run(&found).await?;
+    }
+    Ok((text, status(is_pending)))
 }
 
 /// The objects that a command reads.

@@ -11,6 +11,7 @@ mod controller_deployment;
 mod converted_pods;
 mod counters;
 mod defaults;
+mod defragmentation;
 mod deleted_early;
 mod dialect_pods;
 mod dialects;
@@ -250,6 +251,7 @@ pub fn on_real_cluster() -> Vec<Trial> {
         trial!("fence-rule", fence::check_rule),
         trial!("managed-drivers", managed_drivers::gpu_beside_nic),
         trial!("gpu-drain", gpu_drain::moves_shares),
+        trial!("defragmentation", defragmentation::moves_a_share),
         trial!("gpu-preemption", gpu_preemption::evicts_unimportant),
         trial!("gpu-recovery", gpu_recovery::evicts_from_unhealthy),
         trial!("group-refused", groups::wait_for_all),

@@ -165,6 +165,16 @@ impl Index {
         })
     }
 
+    /// Returns a bound pod as the allocator's input for a pod that replaces it: with all of its
+    /// claims for managed drivers to allocate. None if the pod is not bound or is ending.
+    pub fn replacement_of(&self, pod: &PodUid) -> Option<PendingPod> {
+        let pod = self.pods.get(pod).filter(|pod| pod.is_running() && !pod.deleting)?;
+        let is_ours = |entry: &&ClaimEntry| self.scope(&entry.claim.uid) == Some(Scope::Ours);
+        let ours = self.claims_of(pod)?.into_iter().filter(is_ours);
+        let claims = ours.map(|entry| PodClaim::Pending(Arc::clone(&entry.claim))).collect();
+        Some(pod.pending(claims))
+    }
+
     /// Returns claims that were deleted although a bound pod uses them, each with such a pod and
     /// its node: a client has removed the finalizer.
     pub fn orphaned(&self) -> Vec<(PodUid, ClaimUid, NodeName)> {

@@ -70,7 +70,7 @@ pub struct DrainGpuArgs {
 }
 
 /// Parses a time such as `90s`, `10m` or `1h30m`.
-fn duration(text: &str) -> Result<Duration, String> {
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
     let parsed = text.parse::<SignedDuration>().ok().filter(SignedDuration::is_positive);
     let parsed = parsed.and_then(|duration| Duration::try_from(duration).ok());
     parsed.ok_or_else(|| "must be a time above zero, such as 90s, 10m or 1h30m".to_owned())

@@ -1,0 +1,103 @@
+//! Relocation: the pods to move to other devices so that a pod fits.
+//!
+//! As in a [preemption](crate::preemption), pods leave one node, but of any priority, and each of
+//! them must fit elsewhere afterwards. Of all nodes, the one with the least loss is chosen on which
+//! that holds. For each node only one set of pods is tried: the one that a preemption would evict.
+//! Quotas restrict the pod, not those that are moved.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use tessera_api::names::NodeName;
+
+use crate::model::{ClusterSnapshot, Node, PendingPod, PodUid};
+use crate::outcome::Decision;
+use crate::plan::plan;
+use crate::preemption::{
+    Holder, NodeHolders, NodePreemption, Preemption, SlicesByNode, one_node, preempt_on, subtract,
+};
+use crate::settings::PlanSettings;
+
+/// The most nodes whose pods are tried elsewhere, those with the least loss.
+const MAX_CANDIDATES: usize = 100;
+
+/// The result of [`relocate`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Relocation {
+    /// The devices that the pod gets after the moves.
+    pub decision: Decision,
+    /// The devices that each moved pod gets, the least important pod first.
+    pub moves: Vec<Decision>,
+}
+
+/// Returns the moves after which the pod fits, with the least loss; `None` if there are none.
+/// `replacement` returns the pod that replaces a moved one, `None` if none would.
+///
+/// The cost is that of a preemption without priorities, and one plan of the cluster for each node
+/// from which pods would have to move.
+pub fn relocate(
+    snapshot: &ClusterSnapshot,
+    pod: &PendingPod,
+    holders: &BTreeMap<NodeName, NodeHolders>,
+    replacement: impl Fn(&PodUid) -> Option<PendingPod>,
+    settings: PlanSettings,
+) -> Option<Relocation> {
+    // No priority keeps a pod from being moved.
+    let urgent = PendingPod { priority: i32::MAX, ..pod.clone() };
+    let slices = SlicesByNode::new(snapshot);
+    let of_node = |(name, holders): (&NodeName, &NodeHolders)| {
+        let node = snapshot.nodes.get(name)?;
+        let node = one_node(snapshot, &slices, node, pod);
+        preempt_on(&node, &urgent, holders, settings)
+    };
+    let mut found: Vec<NodePreemption> = holders.iter().filter_map(of_node).collect();
+    found.retain(|candidate| !candidate.preemption.victims.is_empty());
+    found.sort_by(|a, b| a.loss.cmp(&b.loss));
+    let candidates = found.into_iter().take(MAX_CANDIDATES);
+    let mut relocations = candidates.filter_map(|NodePreemption { preemption, .. }| {
+        let holders = holders.get(&preemption.decision.node)?;
+        let moved: Option<Vec<PendingPod>> = preemption.victims.iter().map(&replacement).collect();
+        let moved = moved?;
+        let after = after(snapshot, pod, holders, &preemption);
+        let settings = PlanSettings { reservation_delay: None, ..settings };
+        let mut plan = plan(&after, &moved, settings);
+        let order = |decision: &Decision| {
+            preemption.victims.iter().position(|victim| *victim == decision.pod)
+        };
+        plan.decisions.sort_by_key(order);
+        (plan.decisions.len() == moved.len())
+            .then_some(Relocation { decision: preemption.decision, moves: plan.decisions })
+    });
+    relocations.next()
+}
+
+/// Returns the cluster once the pod has its devices and the victims are gone.
+fn after(
+    snapshot: &ClusterSnapshot,
+    pod: &PendingPod,
+    holders: &NodeHolders,
+    preemption: &Preemption,
+) -> ClusterSnapshot {
+    let mut after = snapshot.clone();
+    // They count the pods that are to be moved.
+    after.quotas.clear();
+    let freed = holders.claims.iter().filter(|claim| preemption.freed.contains(&claim.claim));
+    freed.for_each(|claim| after.usage.remove(&claim.results));
+    for claim in &preemption.decision.claims {
+        after.usage.add(&claim.results);
+    }
+    let Some(node) = after.nodes.get_mut(&preemption.decision.node) else { return after };
+    let mut changed = Node::clone(node);
+    let victims: BTreeSet<&PodUid> = preemption.victims.iter().collect();
+    let gone = |holder: &&Holder| holder.is_ending || victims.contains(&holder.pod);
+    for holder in holders.pods.iter().filter(gone) {
+        subtract(&mut changed.used, &holder.requests);
+        subtract(&mut changed.releasable, &holder.requests);
+    }
+    for (name, amount) in &pod.scheduling.requests {
+        let used = changed.used.entry(name.clone()).or_default();
+        *used = used.checked_add(*amount).unwrap_or(*used);
+    }
+    *node = Arc::new(changed);
+    after
+}
