@@ -12,7 +12,7 @@ use tessera_allocator::{PlanSettings, plan};
 use tessera_api::names::{ClaimName, Namespace, PodName};
 use tessera_cli::explain::{self, ClaimReport, ExplainError, PlanView, PodReport, PodState};
 use tessera_cli::output::{OutputFormat, render};
-use tessera_cli::snapshot::IndexedSnapshot;
+use tessera_cli::snapshot::{self, IndexedSnapshot};
 use tessera_messages as message;
 
 /// A cluster in which every GPU of node-a and node-b is nearly full.
@@ -309,6 +309,28 @@ fn claim_of_mixed_drivers_is_blocked() {
         (PodState::Blocked, "MixedDrivers")
     );
     assert!(report.message.contains("split it into one claim per driver"));
+}
+
+#[test]
+fn claim_of_managed_drivers_is_planned() {
+    let mut fixture = Fixture::new();
+    let foreign = json!({"name": "nic", "exactly": {"deviceClassName": "foreign.example.com"}});
+    fixture.claim_with("mixed", json!([share("1Gi", "0"), foreign]), None);
+    fixture.pod("trainer", &["mixed"]);
+    fixture.snapshot.device_taint_rules = vec![read(json!({
+        "metadata": {"name": "tessera-fence.example.com"},
+        "spec": {
+            "deviceSelector": {"driver": "example.com"},
+            "taint": {"key": "gpu.tessera.dev/managed", "effect": "NoSchedule"},
+        },
+    }))];
+    assert_eq!(pod(&fixture, "trainer").state, PodState::Pending, "no NIC is published");
+    let mut nics = fixture::slice("node-b", json!([{"name": "nic-0"}]));
+    nics["metadata"]["name"] = "node-b-nics".into();
+    nics["spec"]["driver"] = "example.com".into();
+    fixture.snapshot.resource_slices.push(snapshot::trimmed_slice(read(nics)));
+    let report = pod(&fixture, "trainer");
+    assert_eq!((report.state, report.node.as_deref()), (PodState::Schedulable, Some("node-b")));
 }
 
 #[test]
