@@ -35,6 +35,7 @@ mod migration;
 mod misplaced;
 mod mps;
 mod node;
+mod node_drain;
 mod nomination;
 mod other_allocator;
 mod other_pool;
@@ -273,6 +274,7 @@ pub fn on_real_cluster() -> Vec<Trial> {
         trial!("oversubscribed-cores", oversubscription::cores),
         trial!("mps", mps::switched_and_restored),
         trial!("control-plane-restarts", control_plane::restarted),
+        trial!("node-drained", node_drain::moves_all_pods),
         trial!("node-deleted", node::delete_and_register),
         trial!("driver-two-instances", driver_update::two_instances),
         trial!("driver-cdi-file-deleted", driver_update::cdi_file_deleted),

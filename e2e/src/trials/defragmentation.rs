@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tessera_api::config::{API_VERSION, KIND};
 
 use super::placement::wait_event_reason;
-use super::test_bed::{A100, Skip, TestBed, from_template, phase, wait_all};
+use super::test_bed::{A100, Skip, TestBed, phase, replica_set, wait_all};
 use crate::harness::TrialOutcome;
 use crate::inventory::DRIVER;
 use crate::leftovers::device_results;
@@ -36,7 +36,12 @@ pub(super) async fn moves_a_share(test_bed: TestBed) -> TrialOutcome {
     create_template(&test_bed, "whole", json!({"exclusive": true}), None).await?;
     let replica_sets: Api<ReplicaSet> =
         Api::namespaced(test_bed.client.clone(), test_bed.namespace());
-    replica_sets.create(&PostParams::default(), &serde_json::from_value(replica_set())?).await?;
+    replica_sets
+        .create(
+            &PostParams::default(),
+            &serde_json::from_value(replica_set("small", GPUS, "share"))?,
+        )
+        .await?;
     wait_small(&test_bed).await?;
     test_bed.create_holder("whole", "whole").await?;
     wait_event_reason(&test_bed, "whole", "InsufficientDevices").await?;
@@ -103,19 +108,4 @@ async fn devices_of(test_bed: &TestBed, pods: &[Pod]) -> anyhow::Result<BTreeSet
         devices.extend(device_results(&claim).map(|result| result.device.clone()));
     }
     Ok(devices)
-}
-
-fn replica_set() -> Value {
-    let mut spec = from_template("unused", "share")["spec"].clone();
-    // A ReplicaSet restarts its containers always.
-    spec["restartPolicy"] = Value::Null;
-    let labels = json!({"app": "small"});
-    json!({
-        "metadata": {"name": "small"},
-        "spec": {
-            "replicas": GPUS,
-            "selector": {"matchLabels": labels},
-            "template": {"metadata": {"labels": labels}, "spec": spec},
-        },
-    })
 }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::gpu::wait_taint;
 use super::placement::wait_event_reason;
 use super::release::helm;
-use super::test_bed::{A100, TestBed, from_template, phase, wait_all};
+use super::test_bed::{A100, TestBed, phase, replica_set, wait_all};
 use crate::harness::TrialOutcome;
 use crate::inventory::{GpuInventory, attribute};
 use crate::leftovers::device_results;
@@ -23,7 +23,9 @@ pub(super) async fn evicts_from_unhealthy(test_bed: TestBed) -> TrialOutcome {
     test_bed.create_template("share", A100, json!({"memory": "10Gi"})).await?;
     let replica_sets: Api<ReplicaSet> =
         Api::namespaced(test_bed.client.clone(), test_bed.namespace());
-    replica_sets.create(&PostParams::default(), &serde_json::from_value(replica_set())?).await?;
+    replica_sets
+        .create(&PostParams::default(), &serde_json::from_value(replica_set("model", 1, "share"))?)
+        .await?;
     helm.upgrade(&["controller.recovery=unhealthy", "controller.recoveryDelaySeconds=3"]).await?;
     let outcome = recover(&test_bed).await;
     // Later trials need the other configuration, in every case.
@@ -74,19 +76,4 @@ async fn device_of(test_bed: &TestBed, pod: &Pod) -> anyhow::Result<(String, Str
     let claim = test_bed.claim_of(pod).await?;
     let device = device_results(&claim).next().map(|r| (r.pool.clone(), r.device.clone()));
     device.ok_or_else(|| anyhow::anyhow!("pod {} has no device", pod.name_any()))
-}
-
-fn replica_set() -> Value {
-    let mut spec = from_template("unused", "share")["spec"].clone();
-    // A ReplicaSet restarts its containers always.
-    spec["restartPolicy"] = Value::Null;
-    let labels = json!({"app": "model"});
-    json!({
-        "metadata": {"name": "model"},
-        "spec": {
-            "replicas": 1,
-            "selector": {"matchLabels": labels},
-            "template": {"metadata": {"labels": labels}, "spec": spec},
-        },
-    })
 }

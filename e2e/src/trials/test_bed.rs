@@ -335,6 +335,22 @@ pub(super) fn from_template(name: &str, template: &str) -> Value {
     holder(name, json!({"name": "gpu", "resourceClaimTemplateName": template}))
 }
 
+/// Returns a ReplicaSet of such pods, which have the label `app` with its name.
+pub(super) fn replica_set(name: &str, replicas: usize, template: &str) -> Value {
+    let mut spec = from_template("unused", template)["spec"].clone();
+    // A ReplicaSet restarts its containers always.
+    spec["restartPolicy"] = Value::Null;
+    let labels = json!({"app": name});
+    json!({
+        "metadata": {"name": name},
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": spec},
+        },
+    })
+}
+
 /// Returns a pod's phase.
 pub(super) fn phase(pod: &Pod) -> &str {
     pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
