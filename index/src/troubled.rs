@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tessera_allocator::model::{DeviceId, PodUid, Taint};
+use tessera_allocator::model::{Device, DeviceId, PodUid, Taint};
 use tessera_api::names::{ClaimUid, UNHEALTHY_TAINT_KEY};
 
 use crate::claims::ClaimEntry;
@@ -54,7 +54,8 @@ impl Index {
         self.check_touched();
         let mut found = Vec::new();
         for device in &self.troubled.unhealthy {
-            let Some(taint) = self.unhealthy_taint(device) else { continue };
+            let published = self.published_device(device);
+            let Some(taint) = published.and_then(unhealthy_taint) else { continue };
             let trouble = DeviceTrouble::Unhealthy { cause: taint.value.clone() };
             let is_troubled = |entry: &&ClaimEntry| !tolerates(entry, device, taint);
             let claims = self.holders_of(device).filter(is_troubled);
@@ -90,8 +91,11 @@ impl Index {
     /// Takes in the state of a device that has changed, or whose holders have.
     pub(crate) fn check_trouble(&mut self, device: &DeviceId) {
         let is_held = self.sums.holders.get(device).next().is_some();
-        let is_unlisted = is_held && self.published_device(device).is_none();
-        let is_unhealthy = is_held && self.unhealthy_taint(device).is_some();
+        let (is_unhealthy, is_unlisted) = match self.published_device(device) {
+            _ if !is_held => (false, false),
+            Some(published) => (unhealthy_taint(published).is_some(), false),
+            None => (false, true),
+        };
         let TroubledDevices { unhealthy, unlisted, .. } = &mut self.troubled;
         for (set, is_in) in [(unhealthy, is_unhealthy), (unlisted, is_unlisted)] {
             if is_in {
@@ -100,11 +104,6 @@ impl Index {
                 set.remove(device);
             }
         }
-    }
-
-    fn unhealthy_taint(&self, device: &DeviceId) -> Option<&Taint> {
-        let mut taints = self.published_device(device)?.taints.iter();
-        taints.find(|taint| taint.key == UNHEALTHY_TAINT_KEY)
     }
 
     fn troubled_pods<'i>(
@@ -163,6 +162,10 @@ impl Index {
         }
         counts.last_key_value().is_some_and(|(_, (present, wanted))| present == wanted)
     }
+}
+
+fn unhealthy_taint(device: &Device) -> Option<&Taint> {
+    device.taints.iter().find(|taint| taint.key == UNHEALTHY_TAINT_KEY)
 }
 
 /// Returns true if the request of the claim that got the device tolerates the taint.
