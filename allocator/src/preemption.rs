@@ -91,12 +91,22 @@ pub fn preempt(
     holders: &BTreeMap<NodeName, NodeHolders>,
     settings: PlanSettings,
 ) -> Option<Preemption> {
+    let found = candidates(snapshot, pod, holders, settings);
+    found.min_by(|a, b| a.loss.cmp(&b.loss)).map(|candidate| candidate.preemption)
+}
+
+/// Returns the preemption on each node that has one.
+pub(crate) fn candidates<'c>(
+    snapshot: &'c ClusterSnapshot,
+    pod: &'c PendingPod,
+    holders: &'c BTreeMap<NodeName, NodeHolders>,
+    settings: PlanSettings,
+) -> impl Iterator<Item = NodePreemption> {
     let slices = SlicesByNode::new(snapshot);
-    let found = holders.iter().filter_map(|(name, holders)| {
+    holders.iter().filter_map(move |(name, holders)| {
         let node = snapshot.nodes.get(name)?;
         preempt_on(&one_node(snapshot, &slices, node, pod), pod, holders, settings)
-    });
-    found.min_by(|a, b| a.loss.cmp(&b.loss)).map(|candidate| candidate.preemption)
+    })
 }
 
 /// Returns the evictions from one node after which the pod fits there, with the least loss; `None`
@@ -139,13 +149,13 @@ pub struct Loss {
 }
 
 /// Slices by the node that they belong to.
-pub(crate) struct SlicesByNode<'s> {
+struct SlicesByNode<'s> {
     of_node: BTreeMap<&'s NodeName, Vec<(&'s String, &'s Arc<Slice>)>>,
     others: Vec<(&'s String, &'s Arc<Slice>)>,
 }
 
 impl<'s> SlicesByNode<'s> {
-    pub(crate) fn new(snapshot: &'s ClusterSnapshot) -> Self {
+    fn new(snapshot: &'s ClusterSnapshot) -> Self {
         let mut sorted = Self { of_node: BTreeMap::new(), others: Vec::new() };
         for (name, slice) in &snapshot.slices {
             match &slice.nodes {
@@ -166,7 +176,7 @@ impl<'s> SlicesByNode<'s> {
 }
 
 /// Returns the cluster with this node only.
-pub(crate) fn one_node(
+fn one_node(
     snapshot: &ClusterSnapshot,
     slices: &SlicesByNode<'_>,
     node: &Arc<Node>,
@@ -280,11 +290,7 @@ impl NodeTrial<'_> {
         for (device, _) in self.snapshot.usage.iter() {
             self.planner.set_device_use(device, usage.get(device));
         }
-        let mut node = Node::clone(self.node);
-        for holder in self.holders.pods.iter().filter(|holder| gone.contains(&holder.pod)) {
-            subtract(&mut node.used, &holder.requests);
-            subtract(&mut node.releasable, &holder.requests);
-        }
+        let node = node_without(self.node, self.holders, |holder| gone.contains(&holder.pod));
         self.planner.set_node(&Arc::new(node));
         let mut plan = self.planner.plan(std::slice::from_ref(self.pod), self.settings);
         self.settings.steps_per_plan = self.settings.steps_per_plan.saturating_sub(plan.steps);
@@ -321,7 +327,21 @@ fn memory_of(snapshot: &ClusterSnapshot, id: &DeviceId) -> Option<Quantity> {
     device.capacity.get(capacity::MEMORY).map(|memory| memory.value)
 }
 
-pub(crate) fn subtract(sums: &mut NameMap<Quantity>, amounts: &NameMap<Quantity>) {
+/// Returns the node without the requests of these pods.
+pub(crate) fn node_without(
+    node: &Node,
+    holders: &NodeHolders,
+    is_gone: impl Fn(&Holder) -> bool,
+) -> Node {
+    let mut node = node.clone();
+    for holder in holders.pods.iter().filter(|holder| is_gone(holder)) {
+        subtract(&mut node.used, &holder.requests);
+        subtract(&mut node.releasable, &holder.requests);
+    }
+    node
+}
+
+fn subtract(sums: &mut NameMap<Quantity>, amounts: &NameMap<Quantity>) {
     for (name, amount) in amounts {
         if let Some(sum) = sums.get_mut(name) {
             *sum = sum.saturating_sub(*amount);

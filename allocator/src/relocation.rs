@@ -10,11 +10,11 @@ use std::sync::Arc;
 
 use tessera_api::names::NodeName;
 
-use crate::model::{ClusterSnapshot, Node, PendingPod, PodUid};
+use crate::model::{ClusterSnapshot, PendingPod, PodUid};
 use crate::outcome::Decision;
 use crate::plan::plan;
 use crate::preemption::{
-    Holder, NodeHolders, NodePreemption, Preemption, SlicesByNode, one_node, preempt_on, subtract,
+    Holder, NodeHolders, NodePreemption, Preemption, candidates, node_without,
 };
 use crate::settings::PlanSettings;
 
@@ -44,17 +44,11 @@ pub fn relocate(
 ) -> Option<Relocation> {
     // No priority keeps a pod from being moved.
     let urgent = PendingPod { priority: i32::MAX, ..pod.clone() };
-    let slices = SlicesByNode::new(snapshot);
-    let of_node = |(name, holders): (&NodeName, &NodeHolders)| {
-        let node = snapshot.nodes.get(name)?;
-        let node = one_node(snapshot, &slices, node, pod);
-        preempt_on(&node, &urgent, holders, settings)
-    };
-    let mut found: Vec<NodePreemption> = holders.iter().filter_map(of_node).collect();
+    let mut found: Vec<NodePreemption> = candidates(snapshot, &urgent, holders, settings).collect();
     found.retain(|candidate| !candidate.preemption.victims.is_empty());
     found.sort_by(|a, b| a.loss.cmp(&b.loss));
-    let candidates = found.into_iter().take(MAX_CANDIDATES);
-    let mut relocations = candidates.filter_map(|NodePreemption { preemption, .. }| {
+    let tried = found.into_iter().take(MAX_CANDIDATES);
+    let mut relocations = tried.filter_map(|NodePreemption { preemption, .. }| {
         let holders = holders.get(&preemption.decision.node)?;
         let moved: Option<Vec<PendingPod>> = preemption.victims.iter().map(&replacement).collect();
         let moved = moved?;
@@ -87,13 +81,9 @@ fn after(
         after.usage.add(&claim.results);
     }
     let Some(node) = after.nodes.get_mut(&preemption.decision.node) else { return after };
-    let mut changed = Node::clone(node);
     let victims: BTreeSet<&PodUid> = preemption.victims.iter().collect();
-    let gone = |holder: &&Holder| holder.is_ending || victims.contains(&holder.pod);
-    for holder in holders.pods.iter().filter(gone) {
-        subtract(&mut changed.used, &holder.requests);
-        subtract(&mut changed.releasable, &holder.requests);
-    }
+    let is_gone = |holder: &Holder| holder.is_ending || victims.contains(&holder.pod);
+    let mut changed = node_without(node, holders, is_gone);
     for (name, amount) in &pod.scheduling.requests {
         let used = changed.used.entry(name.clone()).or_default();
         *used = used.checked_add(*amount).unwrap_or(*used);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimConsumerReference};
 use litemap::LiteMap;
 use tessera_allocator::model::{
-    Claim, DeviceId, DeviceResult, NodeSelector, PodUid, Request, Usage,
+    Alternative, Claim, DeviceId, DeviceResult, NodeSelector, PodUid, Request, Usage,
 };
 use tessera_api::names::{ClaimUid, DRIVER_NAME, ManagedDrivers, NodeName};
 
@@ -212,6 +212,12 @@ impl ClaimEntry {
             add_holder(&mut sums.holders, &self.claim.uid, &due);
         }
         self.counted = due;
+    }
+
+    /// Returns the request that got the device.
+    pub(crate) fn request_of(&self, result: &DeviceResult) -> Option<&Alternative> {
+        let mut alternatives = self.claim.requests.iter().flat_map(|request| &request.alternatives);
+        alternatives.find(|one| one.name == result.request)
     }
 
     /// Returns the devices that are counted.

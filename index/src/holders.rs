@@ -59,10 +59,7 @@ impl Index {
     /// Returns the names of the slices of the node's pools: those that are named after the node.
     /// Pools of other drivers may have other names, and are not evicted from.
     fn slices_on(&self, node: &NodeName) -> impl Iterator<Item = &String> {
-        let pool = PoolName::of_node(node);
-        let pools =
-            self.managed.iter().map(move |d| PoolId { driver: d.clone(), pool: pool.clone() });
-        pools.flat_map(|pool| self.slices_of.get(&pool))
+        self.slices_in(PoolName::of_node(node))
     }
 
     /// Returns the published devices of the node's pools.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::resource::v1::{DeviceTaintRule, ResourceSlice};
 use tessera_allocator::model::{Device, DeviceId, PoolId};
-use tessera_api::names::PoolName;
+use tessera_api::names::{DriverName, PoolName};
 
 use crate::convert::{self, ConvertError, DeviceFilter};
 use crate::index::Index;
@@ -81,15 +81,18 @@ impl Index {
                 continue;
             };
             let Ok(pool) = PoolName::new(pool) else { continue };
-            let pools =
-                self.managed.iter().map(|d| PoolId { driver: d.clone(), pool: pool.clone() });
             let is_selected = |name: &&String| {
                 self.published.get(*name).is_some_and(|slice| rule.selects_any_of(slice))
             };
-            let of_pools = pools.flat_map(|pool| self.slices_of.get(&pool));
-            let names: Vec<String> = of_pools.filter(is_selected).cloned().collect();
+            let names: Vec<String> = self.slices_in(pool).filter(is_selected).cloned().collect();
             names.iter().for_each(|name| self.taint_slice(name));
         }
+    }
+
+    /// Returns the names of the slices of the pools of this name, one of each managed driver.
+    pub(crate) fn slices_in(&self, pool: PoolName) -> impl Iterator<Item = &String> {
+        let id = move |driver: &DriverName| PoolId { driver: driver.clone(), pool: pool.clone() };
+        self.managed.iter().flat_map(move |driver| self.slices_of.get(&id(driver)))
     }
 
     fn taint_slice(&mut self, name: &str) {

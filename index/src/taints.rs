@@ -9,7 +9,7 @@ use std::sync::Arc;
 use k8s_openapi::api::resource::v1::DeviceTaintRule;
 use tessera_allocator::model::{Slice, Taint};
 use tessera_api::names::{DRIVER_NAME, MANAGED_TAINT_KEY, ManagedDrivers};
-use tessera_api::slice::is_fence_of;
+use tessera_api::slice::fenced_driver;
 
 use crate::convert;
 use crate::multimap::Multimap;
@@ -123,8 +123,8 @@ impl TaintRule {
         }
         let taint = convert::taint(&object.spec.taint);
         let effect = if taint.key == MANAGED_TAINT_KEY {
-            let of_other = driver.filter(|driver| *driver != DRIVER_NAME)?;
-            is_fence_of(object, of_other).then_some(RuleEffect::Fence)?
+            fenced_driver(object).filter(|fenced| fenced.as_str() != DRIVER_NAME)?;
+            RuleEffect::Fence
         } else {
             RuleEffect::Taint(taint)
         };

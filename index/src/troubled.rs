@@ -130,13 +130,12 @@ impl Index {
     /// Claims that no pod uses are released anyway, and pods that are ending leave.
     fn claims_beyond(&self, device: &DeviceId) -> Vec<&ClaimEntry> {
         let Some(mut used) = self.sums.usage.get(device).cloned() else { return Vec::new() };
-        let (staying, leaving): (Vec<&ClaimEntry>, Vec<&ClaimEntry>) =
+        let (mut staying, leaving): (Vec<&ClaimEntry>, Vec<&ClaimEntry>) =
             self.holders_of(device).partition(|entry| self.bound_pods_of(entry).next().is_some());
         for entry in leaving {
             used = used.minus(device, entry.counted());
         }
         let priority = |entry: &ClaimEntry| self.bound_pods_of(entry).map(|pod| pod.priority).max();
-        let mut staying = staying;
         staying.sort_by_key(|entry| {
             (priority(entry), std::cmp::Reverse((entry.allocated_at(), entry.version)))
         });
@@ -170,8 +169,7 @@ fn unhealthy_taint(device: &Device) -> Option<&Taint> {
 
 /// Returns true if the request of the claim that got the device tolerates the taint.
 fn tolerates(entry: &ClaimEntry, device: &DeviceId, taint: &Taint) -> bool {
-    let mut alternatives = entry.claim.requests.iter().flat_map(|request| &request.alternatives);
     let result = entry.counted().iter().find(|result| result.device == *device);
-    let request = result.and_then(|r| alternatives.find(|one| one.name == r.request));
+    let request = result.and_then(|result| entry.request_of(result));
     request.is_some_and(|request| request.tolerations.iter().any(|one| one.tolerates(taint)))
 }

@@ -217,9 +217,8 @@ impl Index {
 
     /// Returns the first device of the claim that repels it.
     fn repelled(&self, entry: &ClaimEntry) -> Option<Repelled> {
-        let alternatives = || entry.claim.requests.iter().flat_map(|request| &request.alternatives);
         entry.counted().iter().find_map(|result| {
-            let request = alternatives().find(|one| one.name == result.request)?;
+            let request = entry.request_of(result)?;
             let device = self.published_device(&result.device)?;
             let taint = device.untolerated_taint(&request.tolerations)?;
             Some(Repelled { device: result.device.clone(), taint: taint.key.clone() })
