@@ -22,6 +22,7 @@ use tessera_api::names::CORDONED_TAINT_KEY;
 use crate::output::count;
 use crate::tree::{GpuShare, GpuTree, GpuView, NodeView};
 pub use cordon::{CordonChange, Cordons};
+pub(crate) use drain::refuse_unmanaged;
 pub use drain::{Drain, DrainOptions, DrainReport, GpuClaim};
 pub use error::GpuError;
 pub use gpu::{GpuName, InvalidGpuName, TargetGpu, UnknownGpu, resolve};

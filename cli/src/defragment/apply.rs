@@ -13,7 +13,7 @@ use tessera_runtime::cluster::{self, EvictionAnswer, PodEviction};
 use tokio::time::Instant;
 
 use super::{Defragmentation, PodMove};
-use crate::maintenance::{Cordons, GpuError, TargetGpu};
+use crate::maintenance::{Cordons, GpuError, TargetGpu, refuse_unmanaged};
 
 /// Time between two looks at the pod's claims.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -33,13 +33,6 @@ pub struct ApplyOptions {
 /// Errors of the moves.
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
-    /// No controller creates a pod again.
-    #[error(
-        "no controller creates these pods again once they are evicted: {}; evict them anyway with \
-         --force",
-        .0.join(", ")
-    )]
-    Unmanaged(Vec<String>),
     /// The API server refuses an eviction. Those of the pods before it may be carried out.
     #[error("pod {pod} cannot be evicted: {message}")]
     Refused {
@@ -48,20 +41,9 @@ pub enum ApplyError {
         /// The answer.
         message: String,
     },
-    /// A GPU cannot be cordoned.
+    /// A GPU cannot be cordoned, a request failed, or no controller creates a pod again.
     #[error(transparent)]
-    Cordon(#[from] GpuError),
-    /// A request failed.
-    #[error("cannot {verb} {object}")]
-    Request {
-        /// The verb.
-        verb: &'static str,
-        /// The object.
-        object: String,
-        /// The cause.
-        #[source]
-        source: Box<kube::Error>,
-    },
+    Gpu(#[from] GpuError),
     /// The time is over.
     #[error("pod {pod} has no devices after {} s; its events tell why", after.as_secs())]
     TimedOut {
@@ -142,9 +124,7 @@ impl<'p> Apply<'p> {
     }
 
     async fn has_ended(&self, one: &PodMove) -> Result<bool, ApplyError> {
-        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &one.namespace);
-        let pod = pods.get_opt(&one.pod).await;
-        let pod = pod.map_err(|error| request("get", format!("pod {}", name(one)), error))?;
+        let pod = self.pod(&one.namespace, &one.pod).await?;
         Ok(pod.is_none_or(|pod| pod.uid().as_deref() != Some(&one.uid)))
     }
 
@@ -168,19 +148,17 @@ impl<'p> Apply<'p> {
     }
 
     async fn refuse_unmanaged(&self, moves: &[PodMove]) -> Result<(), ApplyError> {
-        let mut unmanaged = Vec::new();
+        let mut pods = Vec::new();
         for one in moves {
-            let pods: Api<Pod> = Api::namespaced(self.client.clone(), &one.namespace);
-            let pod = pods.get_opt(&one.pod).await;
-            let pod = pod.map_err(|error| request("get", name(one), error))?;
-            let is_managed = pod.is_none_or(|pod| {
-                pod.owner_references().iter().any(|owner| owner.controller == Some(true))
-            });
-            if !is_managed {
-                unmanaged.push(name(one));
-            }
+            pods.extend(self.pod(&one.namespace, &one.pod).await?);
         }
-        if unmanaged.is_empty() { Ok(()) } else { Err(ApplyError::Unmanaged(unmanaged)) }
+        Ok(refuse_unmanaged(&pods)?)
+    }
+
+    async fn pod(&self, namespace: &str, name: &str) -> Result<Option<Pod>, GpuError> {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
+        let object = format!("pod {namespace}/{name}");
+        pods.get_opt(name).await.map_err(|error| GpuError::of("get", "pods", object, error))
     }
 
     async fn evict(&mut self, one: &PodMove, is_dry_run: bool) -> Result<(), ApplyError> {
@@ -202,7 +180,8 @@ impl<'p> Apply<'p> {
                 Err(ApplyError::Refused { pod: name(one), message })
             }
             EvictionAnswer::Failed(error) => {
-                Err(request("create", format!("an eviction of pod {}", name(one)), error))
+                let object = format!("an eviction of pod {}", name(one));
+                Err(GpuError::of("create", "pods/eviction", object, error).into())
             }
         }
     }
@@ -223,10 +202,9 @@ impl<'p> Apply<'p> {
     /// Returns true if all claims of the pod are allocated.
     async fn is_allocated(&self, found: &Defragmentation) -> Result<bool, ApplyError> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &found.namespace);
+        let object = format!("pod {}/{}", found.namespace, found.pod);
         let pod = pods.get(&found.pod).await;
-        let pod = pod.map_err(|error| {
-            request("get", format!("pod {}/{}", found.namespace, found.pod), error)
-        })?;
+        let pod = pod.map_err(|error| GpuError::of("get", "pods", object, error))?;
         let entries = pod.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten());
         let named = entries.filter_map(|entry| entry.resource_claim_name.clone());
         let status = pod.status.iter().flat_map(|s| s.resource_claim_statuses.iter().flatten());
@@ -234,10 +212,10 @@ impl<'p> Apply<'p> {
         let claims: BTreeSet<String> = named.chain(generated).collect();
         let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &found.namespace);
         for claim in claims {
+            let name = format!("ResourceClaim {}/{claim}", found.namespace);
             let object = api.get(&claim).await;
-            let object = object.map_err(|error| {
-                request("get", format!("ResourceClaim {}/{claim}", found.namespace), error)
-            })?;
+            let object =
+                object.map_err(|error| GpuError::of("get", "resourceclaims", name, error))?;
             if object.status.and_then(|status| status.allocation).is_none() {
                 return Ok(false);
             }
@@ -255,8 +233,4 @@ fn targets(found: &Defragmentation) -> Vec<TargetGpu> {
 
 fn name(one: &PodMove) -> String {
     format!("{}/{}", one.namespace, one.pod)
-}
-
-fn request(verb: &'static str, object: String, error: kube::Error) -> ApplyError {
-    ApplyError::Request { verb, object, source: Box::new(error) }
 }

@@ -297,7 +297,7 @@ impl<'p> Drain<'p> {
 }
 
 /// Returns an error if no controller creates one of the pods again.
-fn refuse_unmanaged(pods: &[Pod]) -> Result<(), GpuError> {
+pub(crate) fn refuse_unmanaged(pods: &[Pod]) -> Result<(), GpuError> {
     let is_managed = |pod: &Pod| pod.owner_references().iter().any(|o| o.controller == Some(true));
     let unmanaged: Vec<String> = pods.iter().filter(|pod| !is_managed(pod)).map(pod_name).collect();
     if unmanaged.is_empty() { Ok(()) } else { Err(GpuError::Unmanaged(unmanaged)) }

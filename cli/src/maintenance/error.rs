@@ -66,7 +66,7 @@ impl GpuError {
     }
 
     /// Returns the error of a request about an object.
-    pub(super) fn of(
+    pub(crate) fn of(
         verb: &'static str,
         resource: &'static str,
         object: String,
