@@ -3,16 +3,13 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::DeviceTaintRule;
-use kube::Api;
-use kube::api::{DeleteParams, ListParams, PostParams};
-use serde_json::{Value, json};
-use tessera_api::config::{API_VERSION, KIND};
+use kube::api::{DeleteParams, ListParams};
+use serde_json::json;
 
 use super::placement::wait_event_reason;
-use super::test_bed::{A100, Skip, TestBed, phase, replica_set, wait_all};
+use super::test_bed::{A100, TestBed, phase, wait_all};
 use crate::harness::TrialOutcome;
 use crate::inventory::DRIVER;
 use crate::leftovers::device_results;
@@ -22,26 +19,13 @@ use crate::wait::CheckResult;
 const GPUS: usize = 4;
 
 pub(super) async fn moves_a_share(test_bed: TestBed) -> TrialOutcome {
-    let rules: Api<DeviceTaintRule> = Api::all(test_bed.client.clone());
-    match rules.list(&ListParams::default()).await {
-        Err(kube::Error::Api(status)) if status.code == 404 => {
-            return Err(Skip("the cluster has no DeviceTaintRules".into()).into());
-        }
-        listed => drop(listed?),
-    }
+    let rules = test_bed.taint_rules().await?;
     test_bed.node_with("a100", GPUS).await?;
-    let spread = json!({"node": "Spread", "device": "Spread"});
-    let capacity = json!({"requests": {"memory": "5Gi"}});
-    create_template(&test_bed, "share", json!({"placement": spread}), Some(capacity)).await?;
-    create_template(&test_bed, "whole", json!({"exclusive": true}), None).await?;
-    let replica_sets: Api<ReplicaSet> =
-        Api::namespaced(test_bed.client.clone(), test_bed.namespace());
-    replica_sets
-        .create(
-            &PostParams::default(),
-            &serde_json::from_value(replica_set("small", GPUS, "share"))?,
-        )
-        .await?;
+    let spread = json!({"placement": {"node": "Spread", "device": "Spread"}});
+    test_bed.create_configured_template("share", A100, json!({"memory": "5Gi"}), spread).await?;
+    let exclusive = json!({"exclusive": true});
+    test_bed.create_configured_template("whole", A100, json!(null), exclusive).await?;
+    let replica_sets = test_bed.create_replica_set("small", GPUS, "share").await?;
     wait_small(&test_bed).await?;
     test_bed.create_holder("whole", "whole").await?;
     wait_event_reason(&test_bed, "whole", "InsufficientDevices").await?;
@@ -67,24 +51,6 @@ pub(super) async fn moves_a_share(test_bed: TestBed) -> TrialOutcome {
 
 fn is_no_cordon(rule: &DeviceTaintRule) -> bool {
     rule.spec.taint.key != format!("{DRIVER}/cordoned")
-}
-
-async fn create_template(
-    test_bed: &TestBed,
-    name: &str,
-    config: Value,
-    capacity: Option<Value>,
-) -> anyhow::Result<()> {
-    let mut parameters = json!({"apiVersion": API_VERSION, "kind": KIND});
-    for (field, value) in config.as_object().into_iter().flatten() {
-        parameters[field] = value.clone();
-    }
-    let exactly = json!({"deviceClassName": A100, "capacity": capacity});
-    let devices = json!({
-        "requests": [{"name": "gpu", "exactly": exactly}],
-        "config": [{"opaque": {"driver": DRIVER, "parameters": parameters}}],
-    });
-    test_bed.create_template_with(name, devices).await
 }
 
 /// Waits until all pods of the ReplicaSet run.

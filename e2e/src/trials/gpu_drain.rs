@@ -4,14 +4,13 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::resource::v1::{DeviceTaintRule, ResourceClaim};
-use kube::api::{DeleteParams, DynamicObject, GroupVersionKind, ListParams, PostParams};
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::api::{DeleteParams, DynamicObject, GroupVersionKind, PostParams};
 use kube::core::ApiResource;
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
-use tessera_api::config::{API_VERSION, KIND};
 
-use super::test_bed::{Skip, TestBed, holder, phase, uid, wait_all};
+use super::test_bed::{TestBed, holder, phase, uid, wait_all};
 use crate::harness::TrialOutcome;
 use crate::inventory::DRIVER;
 use crate::leftovers::device_results;
@@ -21,15 +20,10 @@ use crate::wait::CheckResult;
 const REPLICAS: usize = 4;
 
 pub(super) async fn moves_shares(test_bed: TestBed) -> TrialOutcome {
-    let rules: Api<DeviceTaintRule> = Api::all(test_bed.client.clone());
-    match rules.list(&ListParams::default()).await {
-        Err(kube::Error::Api(status)) if status.code == 404 => {
-            return Err(Skip("the cluster has no DeviceTaintRules".into()).into());
-        }
-        listed => drop(listed?),
-    }
+    test_bed.taint_rules().await?;
     test_bed.node_with("h100", 2).await?;
-    create_template(&test_bed).await?;
+    let binpack = json!({"placement": {"node": "Binpack", "device": "Binpack"}});
+    test_bed.create_configured_template("share", DRIVER, json!({"memory": "5Gi"}), binpack).await?;
     create(&test_bed, "apps", "Deployment", deployment()).await?;
     create(&test_bed, "policy", "PodDisruptionBudget", budget()).await?;
     let before = wait_running(&test_bed, &BTreeSet::new()).await?;
@@ -95,17 +89,6 @@ async fn devices(test_bed: &TestBed, pods: &[Pod]) -> anyhow::Result<BTreeSet<(S
         found.extend(device_results(&claim).map(|r| (r.pool.clone(), r.device.clone())));
     }
     Ok(found)
-}
-
-async fn create_template(test_bed: &TestBed) -> anyhow::Result<()> {
-    let placement = json!({"node": "Binpack", "device": "Binpack"});
-    let parameters = json!({"apiVersion": API_VERSION, "kind": KIND, "placement": placement});
-    let share = json!({"deviceClassName": DRIVER, "capacity": {"requests": {"memory": "5Gi"}}});
-    let devices = json!({
-        "requests": [{"name": "gpu", "exactly": share}],
-        "config": [{"opaque": {"driver": DRIVER, "parameters": parameters}}],
-    });
-    test_bed.create_template_with("share", devices).await
 }
 
 fn deployment() -> Value {

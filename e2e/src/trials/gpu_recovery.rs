@@ -1,16 +1,15 @@
 //! Trial of recovery: the pod of a ReplicaSet is evicted from a GPU that has become unhealthy, and
 //! its replacement runs on another one.
 
-use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{DeleteParams, PostParams};
-use kube::{Api, ResourceExt};
+use kube::ResourceExt;
+use kube::api::DeleteParams;
 use serde_json::{Value, json};
 
 use super::gpu::wait_taint;
 use super::placement::wait_event_reason;
 use super::release::helm;
-use super::test_bed::{A100, TestBed, phase, replica_set, wait_all};
+use super::test_bed::{A100, TestBed, phase, wait_all};
 use crate::harness::TrialOutcome;
 use crate::inventory::{GpuInventory, attribute};
 use crate::leftovers::device_results;
@@ -21,11 +20,7 @@ pub(super) async fn evicts_from_unhealthy(test_bed: TestBed) -> TrialOutcome {
     let helm = helm()?;
     test_bed.node_with("a100", 4).await?;
     test_bed.create_template("share", A100, json!({"memory": "10Gi"})).await?;
-    let replica_sets: Api<ReplicaSet> =
-        Api::namespaced(test_bed.client.clone(), test_bed.namespace());
-    replica_sets
-        .create(&PostParams::default(), &serde_json::from_value(replica_set("model", 1, "share"))?)
-        .await?;
+    let replica_sets = test_bed.create_replica_set("model", 1, "share").await?;
     helm.upgrade(&["controller.recovery=unhealthy", "controller.recoveryDelaySeconds=3"]).await?;
     let outcome = recover(&test_bed).await;
     // Later trials need the other configuration, in every case.

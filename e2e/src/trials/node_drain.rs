@@ -2,16 +2,14 @@
 //! stays. Their replacements get devices on the other node, and nothing is allocated on the drained
 //! one.
 
-use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use kube::api::{DeleteParams, EvictParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, EvictParams, Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use serde_json::json;
-use tessera_api::config::{API_VERSION, KIND};
 
 use super::placement::node_name;
-use super::test_bed::{TestBed, phase, replica_set, wait_all};
+use super::test_bed::{TestBed, phase, wait_all};
 use crate::harness::TrialOutcome;
 use crate::inventory::DRIVER;
 use crate::leftovers::device_results;
@@ -23,15 +21,9 @@ const REPLICAS: usize = 8;
 
 pub(super) async fn moves_all_pods(test_bed: TestBed) -> TrialOutcome {
     let node = test_bed.node_with("a100", 4).await?;
-    create_template(&test_bed).await?;
-    let replica_sets: Api<ReplicaSet> =
-        Api::namespaced(test_bed.client.clone(), test_bed.namespace());
-    replica_sets
-        .create(
-            &PostParams::default(),
-            &serde_json::from_value(replica_set("model", REPLICAS, "share"))?,
-        )
-        .await?;
+    let spread = json!({"placement": {"node": "Spread", "device": "Spread"}});
+    test_bed.create_configured_template("share", DRIVER, json!({"memory": "2Gi"}), spread).await?;
+    let replica_sets = test_bed.create_replica_set("model", REPLICAS, "share").await?;
     let before = wait_running(&test_bed, None).await?;
     let on_node: Vec<&Pod> =
         before.iter().filter(|pod| node_name(pod) == Some(node.as_str())).collect();
@@ -83,15 +75,4 @@ async fn wait_released(test_bed: &TestBed, node: &str) -> anyhow::Result<()> {
         CheckResult::done_if(left == 0, || format!("{left} claims"))
     };
     wait_all(test_bed.claims(), "the claims of the node to be released", check).await
-}
-
-async fn create_template(test_bed: &TestBed) -> anyhow::Result<()> {
-    let placement = json!({"node": "Spread", "device": "Spread"});
-    let parameters = json!({"apiVersion": API_VERSION, "kind": KIND, "placement": placement});
-    let share = json!({"deviceClassName": DRIVER, "capacity": {"requests": {"memory": "2Gi"}}});
-    let devices = json!({
-        "requests": [{"name": "gpu", "exactly": share}],
-        "config": [{"opaque": {"driver": DRIVER, "parameters": parameters}}],
-    });
-    test_bed.create_template_with("share", devices).await
 }

@@ -2,17 +2,19 @@
 
 use std::time::Duration;
 
+use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate};
-use kube::api::{DeleteParams, LogParams, PostParams};
+use k8s_openapi::api::resource::v1::{DeviceTaintRule, ResourceClaim, ResourceClaimTemplate};
+use kube::api::{DeleteParams, ListParams, LogParams, PostParams};
 use kube::runtime::watcher;
 use kube::{Api, Client, Config, Resource, ResourceExt};
 use serde::Serialize;
 use serde_json::{Value, json};
+use tessera_api::config::{API_VERSION, KIND};
 
 use super::{Cluster, Sizes};
 use crate::harness::TrialOutcome;
-use crate::inventory::{GpuInventory, GpuNodes};
+use crate::inventory::{DRIVER, GpuInventory, GpuNodes};
 use crate::leftovers;
 use crate::operations::Operations;
 use crate::plugin::Plugin;
@@ -137,12 +139,49 @@ impl TestBed {
         class: &str,
         capacity: Value,
     ) -> anyhow::Result<()> {
-        let mut exactly = json!({"deviceClassName": class});
-        if !capacity.is_null() {
-            exactly["capacity"] = json!({"requests": capacity});
+        self.create_template_with(name, gpu(class, &capacity)).await
+    }
+
+    /// Creates a template as [`create_template`](Self::create_template) does, with these fields of
+    /// a GpuConfig.
+    pub(super) async fn create_configured_template(
+        &self,
+        name: &str,
+        class: &str,
+        capacity: Value,
+        config: Value,
+    ) -> anyhow::Result<()> {
+        let mut parameters = json!({"apiVersion": API_VERSION, "kind": KIND});
+        for (field, value) in config.as_object().into_iter().flatten() {
+            parameters[field] = value.clone();
         }
-        self.create_template_with(name, json!({"requests": [{"name": "gpu", "exactly": exactly}]}))
-            .await
+        let mut devices = gpu(class, &capacity);
+        devices["config"] = json!([{"opaque": {"driver": DRIVER, "parameters": parameters}}]);
+        self.create_template_with(name, devices).await
+    }
+
+    /// Creates a [`replica_set`].
+    pub(super) async fn create_replica_set(
+        &self,
+        name: &str,
+        replicas: usize,
+        template: &str,
+    ) -> anyhow::Result<Api<ReplicaSet>> {
+        let sets: Api<ReplicaSet> = Api::namespaced(self.client.clone(), &self.namespace);
+        let object = serde_json::from_value(replica_set(name, replicas, template))?;
+        sets.create(&PostParams::default(), &object).await?;
+        Ok(sets)
+    }
+
+    /// Returns the DeviceTaintRules, or a reason to skip the trial.
+    pub(super) async fn taint_rules(&self) -> anyhow::Result<Api<DeviceTaintRule>> {
+        let rules: Api<DeviceTaintRule> = Api::all(self.client.clone());
+        match rules.list(&ListParams::default()).await {
+            Err(kube::Error::Api(status)) if status.code == 404 => {
+                Err(Skip("the cluster has no DeviceTaintRules".into()).into())
+            }
+            listed => Ok(listed.map(|_| rules)?),
+        }
     }
 
     /// Creates a template for claims with these devices.
@@ -335,8 +374,17 @@ pub(super) fn from_template(name: &str, template: &str) -> Value {
     holder(name, json!({"name": "gpu", "resourceClaimTemplateName": template}))
 }
 
+/// Returns the request for one device of that class.
+fn gpu(class: &str, capacity: &Value) -> Value {
+    let mut exactly = json!({"deviceClassName": class});
+    if !capacity.is_null() {
+        exactly["capacity"] = json!({"requests": capacity});
+    }
+    json!({"requests": [{"name": "gpu", "exactly": exactly}]})
+}
+
 /// Returns a ReplicaSet of such pods, which have the label `app` with its name.
-pub(super) fn replica_set(name: &str, replicas: usize, template: &str) -> Value {
+fn replica_set(name: &str, replicas: usize, template: &str) -> Value {
     let mut spec = from_template("unused", template)["spec"].clone();
     // A ReplicaSet restarts its containers always.
     spec["restartPolicy"] = Value::Null;
