@@ -1,5 +1,5 @@
 //! Types shared by the programs of Tessera: names, quantities, GPUs, configuration, defaults and
-//! quotas of namespaces, slices,
+//! quotas of namespaces, changes of shares, slices,
 //! reasons, events, metrics.
 //!
 //! ```text
@@ -23,6 +23,7 @@ pub mod names;
 pub mod quantity;
 pub mod quota;
 pub mod reason;
+pub mod resize;
 pub mod slice;
 
 mod custom_resource;

@@ -103,6 +103,8 @@ metrics! {
         "Allocations cleared because the pod went away or could not run on the node";
     CONTROLLER_REPAIRS = Counter "tessera_controller_repairs" []
         "Writes that moved claims to the nodes of the pods bound with them";
+    CONTROLLER_RESIZES = Counter "tessera_controller_resizes" []
+        "Writes that changed the sizes of a claim's shares";
     CONTROLLER_CONFLICTS = Counter "tessera_controller_conflicts" []
         "Writes refused because the claim was modified after planning";
     CONTROLLER_WRITE_ERRORS = Counter "tessera_controller_write_errors" []

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimConsumerReference};
 use litemap::LiteMap;
 use tessera_allocator::model::{
-    Alternative, Claim, DeviceId, DeviceResult, NodeSelector, PodUid, Request, Usage,
+    Alternative, Claim, DeviceId, DeviceResult, NameMap, NodeSelector, PodUid, Request, Usage,
 };
 use tessera_api::names::{ClaimUid, DRIVER_NAME, ManagedDrivers, NodeName};
+use tessera_api::quantity::Quantity;
 
 use crate::barrier::BarrierState;
 use crate::convert::{self, AllocatedClaim, ConvertError};
@@ -102,13 +103,18 @@ impl ClaimEntry {
         }
         let allocation = object.status.as_ref().and_then(|s| s.allocation.as_ref());
         let name = object.metadata.name.as_deref().unwrap_or_default();
-        let observed = allocation.map(|a| convert::allocated(name, a)).transpose()?;
+        let devices = object.status.as_ref().and_then(|status| status.devices.as_deref());
+        let read = |a| convert::allocated(name, a, devices.unwrap_or_default());
+        let observed = allocation.map(read).transpose()?;
         self.version = version;
         let before = self.object.replace(StoredClaim::new(object));
         let known = std::mem::replace(&mut self.observed, observed);
-        if self.lost.is_none() && !self.users.is_empty() {
-            let allocation = before.as_ref().and_then(StoredClaim::allocation);
-            self.lost = known.zip(allocation.cloned()).map(Box::new);
+        let allocation = |stored: &Option<StoredClaim>| stored.as_ref()?.allocation().cloned();
+        // A changed size of a share is no other allocation.
+        let is_other = allocation(&before) != allocation(&self.object);
+        if self.lost.is_none() && !self.users.is_empty() && is_other {
+            let allocation = before.as_ref().and_then(StoredClaim::sized_allocation);
+            self.lost = known.zip(allocation).map(Box::new);
         }
         if self.lost.as_ref().is_some_and(|lost| self.observed.as_ref() == Some(&lost.0)) {
             self.lost = None;
@@ -190,9 +196,12 @@ impl ClaimEntry {
         for allocation in [&self.observed, &self.assumed].into_iter().flatten() {
             let results = allocation.results.iter();
             let is_managed = |r: &&DeviceResult| managed.contains(r.device.pool.driver.as_str());
-            include(&mut due, results.filter(is_managed));
+            // A share that is being resized may have either size.
+            include(&mut due, results.filter(is_managed), |known, other| {
+                raise(&mut known.consumed, &other.consumed);
+            });
         }
-        include(&mut due, self.counted.iter().filter(is_held));
+        include(&mut due, self.counted.iter().filter(is_held), |_, _| {});
         // As a rule it is the observed allocation, which is shared then.
         match &self.observed {
             Some(observed) if *observed.results == *due => Arc::clone(&observed.results),
@@ -255,20 +264,36 @@ fn within_limits(mut claim: Claim) -> Claim {
 
 /// Adds results to those that are due. A device for the same request in two
 /// allocations is one result; twice in one allocation it is two, since kube-scheduler allocates
-/// several shares of one device for a request.
-fn include<'r>(due: &mut Vec<DeviceResult>, results: impl Iterator<Item = &'r DeviceResult>) {
+/// several shares of one device for a request. `merge` merges one into a result that is due.
+fn include<'r>(
+    due: &mut Vec<DeviceResult>,
+    results: impl Iterator<Item = &'r DeviceResult>,
+    merge: impl Fn(&mut DeviceResult, &DeviceResult),
+) {
     let mut included: Vec<bool> = vec![false; due.len()];
     for result in results {
         let is_it = |(d, is_included): (&DeviceResult, &bool)| {
             !is_included && d.device == result.device && d.request == result.request
         };
         let known = due.iter().zip(&included).position(is_it);
-        let at = known.unwrap_or(due.len());
-        if known.is_none() {
-            due.push(result.clone());
-            included.push(true);
+        match known {
+            Some(at) => {
+                merge(&mut due[at], result);
+                included[at] = true;
+            }
+            None => {
+                due.push(result.clone());
+                included.push(true);
+            }
         }
-        included[at] = true;
+    }
+}
+
+/// Raises amounts to those of another list, where these are larger.
+pub(crate) fn raise(amounts: &mut NameMap<Quantity>, others: &NameMap<Quantity>) {
+    for (name, other) in others.iter() {
+        let amount = amounts.entry(name.clone()).or_default();
+        *amount = (*amount).max(*other);
     }
 }
 

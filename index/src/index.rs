@@ -384,7 +384,7 @@ impl Index {
     }
 
     /// Returns the claim as last seen; none if it is not known or deleted. Of an allocated claim it
-    /// has only what a release needs: name, UID, version, allocation and `reservedFor`.
+    /// has only what a write needs: name, UID, version, allocation, `reservedFor`, changed sizes.
     pub fn claim_object(&self, claim: &ClaimUid) -> Option<Arc<ResourceClaim>> {
         let entry = self.claims.get(claim)?;
         Some(entry.object.as_ref()?.object(&entry.claim))
@@ -407,7 +407,7 @@ impl Index {
 
     /// Updates what follows from a claim that has changed: links of bound pods, usage, requests of
     /// waiting pods.
-    fn update_claim(&mut self, uid: &ClaimUid, key: &ClaimKey) {
+    pub(crate) fn update_claim(&mut self, uid: &ClaimUid, key: &ClaimKey) {
         self.unchecked.insert(uid.clone());
         let pods: Vec<PodUid> = self.pods_by_claim.get(key).cloned().collect();
         for pod in &pods {

@@ -8,10 +8,12 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use k8s_openapi::api::resource::v1::{
-    AllocationResult, ResourceClaim, ResourceClaimConsumerReference, ResourceClaimStatus,
+    AllocatedDeviceStatus, AllocationResult, ResourceClaim, ResourceClaimConsumerReference,
+    ResourceClaimStatus,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tessera_allocator::model::Claim;
+use tessera_api::resize::{apply_sizes, changed_size};
 
 use crate::barrier::BarrierState;
 use crate::generated::{GeneratedFor, generated_for};
@@ -44,10 +46,12 @@ struct Allocated {
     at: i64,
     reserved_for: Box<[ResourceClaimConsumerReference]>,
     barrier: BarrierState,
+    /// The shares whose size was changed, as in `status.devices`.
+    resized: Box<[AllocatedDeviceStatus]>,
 }
 
 /// An allocation as JSON.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StoredAllocation(Box<[u8]>);
 
 impl StoredAllocation {
@@ -60,6 +64,17 @@ impl StoredAllocation {
     pub(crate) fn get(&self) -> AllocationResult {
         serde_json::from_slice(&self.0).expect("invariant: it was written from an allocation")
     }
+}
+
+/// Returns the entries of `status.devices` that change the size of a share.
+fn resized_shares(status: &ResourceClaimStatus) -> Box<[AllocatedDeviceStatus]> {
+    let devices = status.devices.as_deref().unwrap_or_default();
+    let allocation = status.allocation.as_ref().and_then(|one| one.devices.as_ref());
+    let results = allocation.and_then(|one| one.results.as_deref()).unwrap_or_default();
+    let is_resized = |device: &&AllocatedDeviceStatus| {
+        results.iter().any(|result| changed_size(std::slice::from_ref(device), result).is_some())
+    };
+    devices.iter().filter(is_resized).cloned().collect()
 }
 
 fn metadata_digest(metadata: &ObjectMeta) -> u64 {
@@ -81,6 +96,7 @@ impl StoredClaim {
                     .unwrap_or_default()
                     .into(),
                 barrier: status.map(BarrierState::of).unwrap_or_default(),
+                resized: status.map(resized_shares).unwrap_or_default(),
             })),
         };
         let mut owners = object.metadata.owner_references.iter().flatten();
@@ -96,7 +112,7 @@ impl StoredClaim {
     }
 
     /// Returns the object that a write of `claim` is based on. Of an allocated claim it has name,
-    /// UID, version, allocation and `reservedFor`.
+    /// UID, version, allocation, `reservedFor` and changed sizes.
     pub(crate) fn object(&self, claim: &Claim) -> Arc<ResourceClaim> {
         let stored = match &self.content {
             Content::Whole(object) => return Arc::clone(object),
@@ -113,7 +129,7 @@ impl StoredClaim {
             status: Some(ResourceClaimStatus {
                 allocation: Some(stored.allocation.get()),
                 reserved_for: Some(stored.reserved_for.to_vec()),
-                ..ResourceClaimStatus::default()
+                devices: (!stored.resized.is_empty()).then(|| stored.resized.to_vec()),
             }),
             ..ResourceClaim::default()
         })
@@ -125,6 +141,21 @@ impl StoredClaim {
 
     pub(crate) fn allocation(&self) -> Option<&StoredAllocation> {
         self.allocated().map(|stored| &stored.allocation)
+    }
+
+    /// Returns the allocation with the sizes of shares that count in place of the allocated ones.
+    pub(crate) fn sized_allocation(&self) -> Option<StoredAllocation> {
+        let stored = self.allocated()?;
+        if stored.resized.is_empty() {
+            return Some(stored.allocation.clone());
+        }
+        let mut status = ResourceClaimStatus {
+            allocation: Some(stored.allocation.get()),
+            devices: Some(stored.resized.to_vec()),
+            ..ResourceClaimStatus::default()
+        };
+        apply_sizes(&mut status);
+        status.allocation.as_ref().map(StoredAllocation::new)
     }
 
     /// Returns the time of the allocation in seconds since the epoch.

@@ -797,7 +797,7 @@ fn sharing_of_an_allocation_follows_its_configs() {
         claim["status"]["allocation"]["devices"]["config"] = configs;
         let object: ResourceClaim = read(claim);
         let allocation = object.status.unwrap().allocation.unwrap();
-        tessera_index::convert::allocated("c", &allocation).unwrap().results[0].sharing
+        tessera_index::convert::allocated("c", &allocation, &[]).unwrap().results[0].sharing
     };
     let of = |configs: Value| sharing(allocated(claim("c", "gpu.tessera.dev"), 1), configs);
     for by_intercept in [
@@ -882,7 +882,7 @@ fn decision_with_mps_is_read_back_as_decided() {
     let classes = classes.iter().map(|(name, class)| (name.clone(), class.as_ref())).collect();
     let written =
         tessera_index::convert::allocation(claim_allocation, &object, &classes, None, at, share);
-    let read_back = tessera_index::convert::allocated("c", &written).unwrap();
+    let read_back = tessera_index::convert::allocated("c", &written, &[]).unwrap();
     // Otherwise the assumed and the seen allocation would both be counted.
     assert_eq!(*read_back.results, *claim_allocation.results);
     assert_eq!(read_back.results[0].sharing, Sharing::Mps);

@@ -13,6 +13,7 @@ use tessera_api::config::{RequestedCapacity, Sharing, allocated_config, effectiv
 use tessera_api::names::capacity::{CORES, MEMORY};
 use tessera_api::names::{DRIVER_NAME, DeviceName, DriverName, PoolName, RequestName, ShareId};
 use tessera_api::quantity::Quantity;
+use tessera_api::resize::{ShareSize, changed_size};
 
 use super::selector::{node_selector, to_api};
 use super::{ConvertError, Subject, name_map};
@@ -26,21 +27,36 @@ pub struct AllocatedClaim {
     pub nodes: Option<Arc<NodeSelector>>,
 }
 
-/// Reads an allocation.
+/// Reads an allocation. `devices` is `status.devices` of the claim, with the sizes of shares that
+/// were changed; without it the shares have the allocated sizes.
 ///
 /// # Errors
 /// A name or quantity in it is not one.
 pub fn allocated(
     claim: &str,
     allocation: &api::AllocationResult,
+    devices: &[api::AllocatedDeviceStatus],
 ) -> Result<AllocatedClaim, ConvertError> {
     let subject = Subject { kind: "ResourceClaim", name: claim };
     let results = allocation.devices.iter().flat_map(|d| d.results.iter().flatten());
     let configs = allocation.devices.as_ref().and_then(|d| d.config.as_deref()).unwrap_or_default();
     Ok(AllocatedClaim {
-        results: results.map(|r| result(r, configs, subject)).collect::<Result<_, _>>()?,
+        results: results
+            .map(|r| result(r, configs, subject).map(|read| sized(read, changed_size(devices, r))))
+            .collect::<Result<_, _>>()?,
         nodes: allocation.node_selector.as_ref().map(node_selector).map(Arc::new),
     })
+}
+
+/// Returns the device with the size that counts.
+fn sized(mut result: DeviceResult, size: Option<ShareSize>) -> DeviceResult {
+    let size = size.unwrap_or_default();
+    for (name, amount) in [(MEMORY, size.memory), (CORES, size.cores)] {
+        if let Some(amount) = amount {
+            result.consumed.insert(name.to_owned(), amount);
+        }
+    }
+    result
 }
 
 fn result(

@@ -227,8 +227,10 @@ impl Controller {
                 let outcome = NominationOutcome::Stored;
                 vec![Event::NominationEnded { pod: pod.uid, node, outcome }]
             }
-            // No pod of the backlog was converted, and no namespace has a quota.
-            Effect::WriteTemplate(_) | Effect::WriteQuotaStatus(_) => vec![],
+            // No pod of the backlog was converted, no namespace has a quota, no share is resized.
+            Effect::WriteTemplate(_)
+            | Effect::WriteQuotaStatus(_)
+            | Effect::WriteResizeStatus(_) => vec![],
             Effect::Evict(_) => unreachable!("without a policy of preemptions"),
             Effect::Compile { namespace, expression } => {
                 drop(CompiledSelector::cached(&expression));

@@ -170,7 +170,7 @@ impl Bench<'_> {
         for (n, claim) in self.scenario.claims.iter().enumerate() {
             let released = if churn { release.next() } else { None };
             let released = released.and_then(|claim| claim.status.as_ref()?.allocation.as_ref());
-            let released = released.and_then(|a| convert::allocated("old", a).ok());
+            let released = released.and_then(|a| convert::allocated("old", a, &[]).ok());
             let (chosen, time) = timed(|| {
                 if let Some(released) = &released {
                     self.usage.remove(&released.results);

@@ -157,7 +157,7 @@ impl Document {
             .iter()
             .filter_map(|claim| claim.status.as_ref()?.allocation.as_ref());
         for allocation in allocations {
-            usage.add(&convert::allocated(name, allocation)?.results);
+            usage.add(&convert::allocated(name, allocation, &[])?.results);
         }
         let AllocatedState { devices, shared_devices, consumed } = &self.allocated_state;
         let whole = devices.iter().map(|result| stated(result, false));
@@ -165,7 +165,7 @@ impl Document {
         let results = Some(whole.chain(shares).collect());
         let devices = Some(api::DeviceAllocationResult { results, config: None });
         let allocation = api::AllocationResult { devices, ..Default::default() };
-        usage.add(&convert::allocated(name, &allocation)?.results);
+        usage.add(&convert::allocated(name, &allocation, &[])?.results);
         Ok(usage)
     }
 }

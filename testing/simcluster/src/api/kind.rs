@@ -158,4 +158,6 @@ pub static KINDS: &[Kind] = &[
         status: StatusSubresource::StatusOnly, generation: true),
     kind!("gpu.tessera.dev", "v1alpha1", "gpudefaults", "gpudefaults", "GpuDefaults", tessera_api::defaults::GpuDefaults,
         generation: true),
+    kind!("gpu.tessera.dev", "v1alpha1", "gpuresizes", "gpuresize", "GpuResize", tessera_api::resize::GpuResize,
+        status: StatusSubresource::StatusOnly, generation: true, fields: &["status.node"]),
 ];

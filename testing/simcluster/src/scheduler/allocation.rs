@@ -215,7 +215,8 @@ fn usage<'c>(claims: impl Iterator<Item = &'c Arc<ResourceClaim>>) -> Result<Usa
         if let Some(allocation) =
             claim.status.as_ref().and_then(|status| status.allocation.as_ref())
         {
-            usage.add(&convert::allocated(&claim.name_any(), allocation)?.results);
+            // kube-scheduler knows no changed sizes.
+            usage.add(&convert::allocated(&claim.name_any(), allocation, &[])?.results);
         }
     }
     Ok(usage)
