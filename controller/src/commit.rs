@@ -31,6 +31,7 @@ use tessera_api::names::{
     GROUP_FAILED_CONDITION,
 };
 use tessera_api::quantity::Quantity;
+use tessera_api::resize::SizedShare;
 use tessera_index::has_barrier;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
@@ -202,18 +203,29 @@ impl Writer {
         at: Timestamp,
     ) -> Result<ResourceClaim, CommitError> {
         fault::point_async("barrier-decided").await;
-        let patch = json!({
-            "apiVersion": ResourceClaim::api_version(&()), "kind": ResourceClaim::kind(&()),
-            "metadata": {
-                "name": claim.name_any(), "namespace": claim.namespace(),
-                "resourceVersion": claim.resource_version(),
-            },
-            "status": {"devices": concluded_devices(claim, outcome, at)},
-        });
+        let patch = devices_patch(claim, &json!(concluded_devices(claim, outcome, at)));
         let part = Part::Conditions;
         let concluded = self.patch(claim, part, patch, &mut Turn::default()).await?;
         fault::point_async("barrier-written").await;
         Ok(concluded)
+    }
+
+    /// Changes the sizes that count for shares of the claim. Entries of other clients stay.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate).
+    pub async fn resize(
+        &self,
+        claim: &ResourceClaim,
+        sizes: &[SizedShare],
+    ) -> Result<ResourceClaim, CommitError> {
+        fault::point_async("resize-decided").await;
+        let devices: Vec<Value> = sizes.iter().map(SizedShare::device_status).collect();
+        let patch = devices_patch(claim, &json!(devices));
+        let part = Part::Sizes;
+        let resized = self.patch(claim, part, patch, &mut Turn::default()).await?;
+        fault::point_async("resize-written").await;
+        Ok(resized)
     }
 
     async fn clear(
@@ -242,7 +254,7 @@ impl Writer {
             Api::namespaced(self.client.clone(), claim.namespace().as_deref().unwrap_or_default());
         let patch = match part {
             Part::Object | Part::Status => Patch::Merge(patch),
-            Part::Conditions => Patch::Apply(patch),
+            Part::Conditions | Part::Sizes => Patch::Apply(patch),
         };
         let mut pause = FIRST_PAUSE;
         // An earlier sending may have been carried out.
@@ -352,7 +364,24 @@ async fn send(
         Part::Object => api.patch(claim, &parameters, patch).await,
         Part::Status => api.patch_status(claim, &parameters, patch).await,
         Part::Conditions => api.patch_status(claim, &parameters.force(), patch).await,
+        Part::Sizes => {
+            let field_manager = Some(SIZES_FIELD_MANAGER.to_owned());
+            let parameters = PatchParams { field_manager, ..parameters };
+            api.patch_status(claim, &parameters.force(), patch).await
+        }
     }
+}
+
+/// Returns an apply patch of `status.devices`.
+fn devices_patch(claim: &ResourceClaim, devices: &Value) -> Value {
+    json!({
+        "apiVersion": ResourceClaim::api_version(&()), "kind": ResourceClaim::kind(&()),
+        "metadata": {
+            "name": claim.name_any(), "namespace": claim.namespace(),
+            "resourceVersion": claim.resource_version(),
+        },
+        "status": {"devices": devices},
+    })
 }
 
 /// Returns the devices of a claim at a barrier, each with the condition of `outcome`.
@@ -405,7 +434,13 @@ enum Part {
     Status,
     /// Conditions of devices, which other clients have conditions beside.
     Conditions,
+    /// Sizes of shares. An apply removes what its manager has applied before and leaves out, so
+    /// they have a manager of their own.
+    Sizes,
 }
+
+/// The manager of the sizes of shares.
+const SIZES_FIELD_MANAGER: &str = "tessera-controller-sizes";
 
 fn name(claim: &ResourceClaim) -> String {
     format!("{}/{}", claim.namespace().unwrap_or_default(), claim.name_any())

@@ -16,6 +16,7 @@
 //! | `overcommit` | which claims of overcommitted devices to release |
 //! | `templates` | which claim templates of converted pods to create and to delete |
 //! | `repair` | how to move claims to the nodes of the pods bound with them |
+//! | `resizes` | which sizes of shares to change, and what the driver is to apply |
 //! | `preempt` | which preemptors to place; after `release`, which pods to evict for others |
 //! | `recover` | which pods to evict whose devices are not fit for use any more |
 //! | `allocate` | which pods to plan; writes their allocations |
@@ -33,7 +34,6 @@
 //! # Parts to come
 //! | feature | file | place and means |
 //! |---|---|---|
-//! | resize | `resize.rs` | after `repair`: a new [`ClaimChange`] |
 //! | drains | `drain.rs` | after `preempt`: `Evict` with the same budget |
 //! | defragmentation | `defragment.rs` | after `drain`: `Evict` with the same budget |
 
@@ -60,6 +60,7 @@ mod quotas;
 mod recover;
 mod release;
 mod repair;
+mod resizes;
 mod step_allowance;
 mod templates;
 #[cfg(test)]
@@ -94,6 +95,7 @@ use self::queued::QueuedReasons;
 use self::quotas::QuotaStatuses;
 use self::recover::Recoveries;
 pub use self::recover::{RecoveryPolicy, RecoverySettings};
+use self::resizes::Resizes;
 use self::templates::Templates;
 use self::writes::{OpenWrites, WritePurpose};
 
@@ -134,6 +136,7 @@ struct State {
     /// The reasons of the pods in the backlog.
     queued: QueuedReasons,
     quota_statuses: QuotaStatuses,
+    resizes: Resizes,
 }
 
 /// A step under way: the state, the time, and the output so far.
@@ -171,6 +174,7 @@ impl Core {
             blocked: BTreeMap::new(),
             queued: QueuedReasons::default(),
             quota_statuses: QuotaStatuses::default(),
+            resizes: Resizes::default(),
         };
         Self { state, wake: None, is_stopping: false }
     }
@@ -312,6 +316,7 @@ impl Step<'_> {
         self.write_templates();
         self.release_overcommitted();
         self.repair_misplaced();
+        self.resize_shares();
         self.settle_preemptions();
         self.recover();
         let round = self.plan_pending();
@@ -372,8 +377,10 @@ impl Step<'_> {
         let Some(object) = self.state.index.claim_object(claim) else { return false };
         let Some(id) = self.state.writes.open(claim, purpose, pod, since) else { return false };
         let change = change(&self.state.index);
-        if let ClaimChange::Allocate(draft) = &change {
-            self.state.index.assume(&draft.claim_allocation);
+        match &change {
+            ClaimChange::Allocate(draft) => self.state.index.assume(&draft.claim_allocation),
+            ClaimChange::Resize(sizes) => self.state.index.assume_sizes(claim, sizes),
+            _ => {}
         }
         self.effects.push(Effect::Write(ClaimWrite { id, object, change }));
         true

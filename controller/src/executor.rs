@@ -1,9 +1,9 @@
 //! The executor: performs the effects of the core and reports their outcomes as events.
 //!
 //! Writes of claims run side by side, each as a task of its own; events of Kubernetes are
-//! published one by one, nominations, claim templates and statuses of quotas up to 16 at a time
-//! each, and selectors compiled one by one. A panic in any ends the process: the outcome of the
-//! write would be unknown and the claim held for ever, while the next leader lists it.
+//! published one by one, nominations, claim templates and statuses of quotas and resizes up to 16
+//! at a time each, and selectors compiled one by one. A panic in any ends the process: the outcome
+//! of the write would be unknown and the claim held for ever, while the next leader lists it.
 
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -26,13 +26,14 @@ use tokio::task::{JoinError, JoinSet};
 use crate::commit::{CommitError, REQUEST_TIMEOUT, Writer};
 use crate::core::effect::{
     ClaimChange, ClaimWrite, Effect, Evictions, MAX_OPEN_NOTICES, MAX_QUEUED_NOMINATIONS,
-    NominationWrite, Notice, PodReference, QuotaStatusWrite, TemplateWrite,
+    NominationWrite, Notice, PodReference, QuotaStatusWrite, ResizeStatusWrite, TemplateWrite,
 };
 use crate::core::event::{Event, NominationOutcome, WriteOutcome};
 use crate::evict::evict;
 use crate::leadership::Tenure;
 use crate::nominate::write_nomination;
 use crate::quota_status::write_quota_status;
+use crate::resize_status::write_resize_status;
 use crate::shell::Clients;
 use crate::template::write_template;
 use crate::write_queue::write_queued;
@@ -45,6 +46,7 @@ pub(crate) struct Executor {
     selectors: mpsc::UnboundedSender<(Namespace, Arc<str>)>,
     templates: mpsc::UnboundedSender<(Tenure, TemplateWrite)>,
     quotas: mpsc::UnboundedSender<(Tenure, QuotaStatusWrite)>,
+    resizes: mpsc::UnboundedSender<(Tenure, ResizeStatusWrite)>,
     evictions: mpsc::UnboundedSender<(Tenure, Evictions)>,
     reports: mpsc::UnboundedSender<Event>,
     tenure: Tenure,
@@ -72,6 +74,8 @@ impl Executor {
         let (templates, mut template_queue) = mpsc::unbounded_channel();
         // Bounded by the quotas: each has one open write.
         let (quotas, mut quota_queue) = mpsc::unbounded_channel();
+        // Bounded by the resizes: each has one open write.
+        let (resizes, mut resize_queue) = mpsc::unbounded_channel();
         // Bounded by the preemptions under way.
         let (evictions, mut eviction_queue) = mpsc::unbounded_channel();
         let reporter = Reporter {
@@ -89,9 +93,13 @@ impl Executor {
         let write = async move |tenure, write| write_template(&to, tenure, write).await;
         let queue = stream::poll_fn(move |context| template_queue.poll_recv(context));
         tasks.spawn("claim-templates", write_queued(queue, reports.clone(), write));
-        let write = async move |tenure, write| write_quota_status(&client, tenure, write).await;
+        let to = client.clone();
+        let write = async move |tenure, write| write_quota_status(&to, tenure, write).await;
         let queue = stream::poll_fn(move |context| quota_queue.poll_recv(context));
         tasks.spawn("quota-statuses", write_queued(queue, reports.clone(), write));
+        let write = async move |tenure, write| write_resize_status(&client, tenure, write).await;
+        let queue = stream::poll_fn(move |context| resize_queue.poll_recv(context));
+        tasks.spawn("resize-statuses", write_queued(queue, reports.clone(), write));
         let write = async move |tenure, write| evict(&evicting, tenure, write).await;
         let queue = stream::poll_fn(move |context| eviction_queue.poll_recv(context));
         tasks.spawn("evictions", write_queued(queue, reports.clone(), write));
@@ -104,6 +112,7 @@ impl Executor {
             selectors,
             templates,
             quotas,
+            resizes,
             evictions,
             reports,
             tenure,
@@ -137,6 +146,9 @@ impl Executor {
             }
             Effect::WriteQuotaStatus(write) => {
                 drop(self.quotas.send((self.tenure.clone(), write)));
+            }
+            Effect::WriteResizeStatus(write) => {
+                drop(self.resizes.send((self.tenure.clone(), write)));
             }
             Effect::Evict(evictions) => {
                 drop(self.evictions.send((self.tenure.clone(), evictions)));
@@ -219,6 +231,7 @@ async fn write_claim(
         ClaimChange::Restore(allocation) => writer.allocate(object, &allocation).await,
         ClaimChange::Release => writer.release(object).await,
         ClaimChange::Deallocate => writer.deallocate(object).await,
+        ClaimChange::Resize(sizes) => writer.resize(object, &sizes).await,
         ClaimChange::Conclude(outcome) => writer.conclude(object, outcome, now_in_seconds()).await,
     }
 }

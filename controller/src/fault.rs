@@ -8,6 +8,8 @@ pub static POINTS: tessera_runtime::fault_points::FaultPoints =
         "allocation-decided",
         "finalizer-written",
         "allocation-written",
+        "resize-decided",
+        "resize-written",
         "release-decided",
         "release-written",
         "barrier-decided",

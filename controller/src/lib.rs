@@ -49,6 +49,7 @@ pub mod fault;
 mod fault;
 mod nominate;
 mod quota_status;
+mod resize_status;
 mod run;
 mod server;
 mod template;

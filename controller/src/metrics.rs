@@ -120,6 +120,8 @@ pub struct Metrics {
     pub releases: Counter,
     /// Number of writes that moved or restored claims of bound pods.
     pub repairs: Counter,
+    /// Changes of the sizes of a claim's shares.
+    pub resizes: Counter,
     /// Number of writes dropped because the claim had changed.
     pub conflicts: Counter,
     /// Number of writes that failed for another reason.
@@ -187,6 +189,7 @@ impl Metrics {
             allocations: Counter::default(),
             releases: Counter::default(),
             repairs: Counter::default(),
+            resizes: Counter::default(),
             conflicts: Counter::default(),
             write_errors: Counter::default(),
             nominations: Counter::default(),
@@ -220,6 +223,7 @@ impl Metrics {
         add(registry, metrics::CONTROLLER_ALLOCATIONS, created.allocations.clone());
         add(registry, metrics::CONTROLLER_RELEASES, created.releases.clone());
         add(registry, metrics::CONTROLLER_REPAIRS, created.repairs.clone());
+        add(registry, metrics::CONTROLLER_RESIZES, created.resizes.clone());
         add(registry, metrics::CONTROLLER_CONFLICTS, created.conflicts.clone());
         add(registry, metrics::CONTROLLER_WRITE_ERRORS, created.write_errors.clone());
         add(registry, metrics::CONTROLLER_NOMINATIONS, created.nominations.clone());
@@ -282,6 +286,7 @@ impl Metrics {
         }
         self.releases.inc_by(figures.releases);
         self.repairs.inc_by(figures.repairs);
+        self.resizes.inc_by(figures.resizes);
         self.conflicts.inc_by(figures.conflicts);
         self.write_errors.inc_by(figures.write_errors);
         self.nominations.inc_by(figures.nominations);

@@ -87,6 +87,7 @@ pub fn start(
     watches.follow("watch-resourceclaimtemplates", WatchedKind::Template, template);
     watches.follow("watch-gpuquotas", WatchedKind::Quota, WatchedObject::Quota);
     watches.follow("watch-gpudefaults", WatchedKind::Defaults, WatchedObject::Defaults);
+    watches.follow("watch-gpuresizes", WatchedKind::Resize, WatchedObject::Resize);
     watches.follow("watch-nodes", WatchedKind::Node, WatchedObject::Node);
     watches.follow("watch-pods", WatchedKind::Pod, WatchedObject::Pod);
     receiver
@@ -225,7 +226,10 @@ fn failure_reason(error: &watcher::Error) -> &'static str {
 /// Returns true for kinds that an API server may lack: DeviceTaintRules before Kubernetes 1.37, and
 /// kinds whose CustomResourceDefinition of the chart is not installed.
 fn may_be_missing(kind: WatchedKind) -> bool {
-    matches!(kind, WatchedKind::TaintRule | WatchedKind::Quota | WatchedKind::Defaults)
+    matches!(
+        kind,
+        WatchedKind::TaintRule | WatchedKind::Quota | WatchedKind::Defaults | WatchedKind::Resize
+    )
 }
 
 /// Returns true if the API server does not have the kind. A 403 is retried instead: a restarting

@@ -1,5 +1,5 @@
 //! Queues of writes that may follow each other in any order: nominations, claim templates, statuses
-//! of quotas.
+//! of quotas and resizes.
 
 use futures::{Stream, StreamExt};
 use tokio::sync::mpsc;

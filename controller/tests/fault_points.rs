@@ -35,7 +35,8 @@ async fn each_fault_point_is_reached_after_the_write_before_it() {
     let (writer, client) = (Writer::new(api.client()), api.client());
     let life = tokio::spawn(async move {
         let allocated = writer.allocate(&object, &allocation).await.unwrap();
-        let released = writer.release(&allocated).await.unwrap();
+        let resized = writer.resize(&allocated, &[]).await.unwrap();
+        let released = writer.release(&resized).await.unwrap();
         let at = k8s_openapi::jiff::Timestamp::UNIX_EPOCH;
         writer.conclude(&released, BarrierOutcome::Complete, at).await.unwrap();
         let (purpose, victims) = (EvictionPurpose::Recovery, vec![reference("victim")]);
@@ -50,6 +51,8 @@ async fn each_fault_point_is_reached_after_the_write_before_it() {
         ("allocation-decided", (false, false)),
         ("finalizer-written", (true, false)),
         ("allocation-written", (true, true)),
+        ("resize-decided", (true, true)),
+        ("resize-written", (true, true)),
         ("release-decided", (true, true)),
         ("release-written", (true, false)),
         ("barrier-decided", (true, false)),

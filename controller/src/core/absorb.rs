@@ -39,6 +39,10 @@ impl Step<'_> {
                     self.absorb_quota_status(&quota, outcome);
                     Some(self.now)
                 }
+                Event::ResizeStatusEnded { resize, is_stored } => {
+                    self.state.resizes.status_ended(&resize, is_stored, self.now);
+                    Some(self.now)
+                }
                 Event::EvictionsEnded { purpose, outcomes } => {
                     self.absorb_evictions(&purpose, &outcomes);
                     Some(self.now)
@@ -59,7 +63,7 @@ impl Step<'_> {
 
     /// Takes in a change. Returns true if it may change a decision.
     fn absorb_change(&mut self, change: Change, at: Moment) -> bool {
-        let State { index, templates, .. } = &mut *self.state;
+        let State { index, templates, resizes, .. } = &mut *self.state;
         let mut is_news = true;
         let mut applied = Ok(());
         match change {
@@ -79,7 +83,11 @@ impl Step<'_> {
             Change::Applied(WatchedObject::Node(node)) => {
                 applied = index.apply_node(&node).map(|is_changed| is_news = is_changed);
             }
-            Change::Applied(WatchedObject::Claim(claim)) => applied = index.apply_claim(&claim),
+            Change::Applied(WatchedObject::Claim(claim)) => {
+                resizes.note_claim(&claim);
+                applied = index.apply_claim(&claim);
+            }
+            Change::Applied(WatchedObject::Resize(resize)) => resizes.apply(&resize),
             Change::Applied(WatchedObject::Quota(quota)) => {
                 applied = index.apply_quota(&quota).map(|is_changed| is_news = is_changed);
             }
@@ -99,7 +107,11 @@ impl Step<'_> {
                 WatchedObject::TaintRule(rule) => index.remove_taint_rule(&rule),
                 WatchedObject::Class(class) => index.remove_class(&class),
                 WatchedObject::Node(node) => index.remove_node(&node),
-                WatchedObject::Claim(claim) => index.remove_claim(&claim),
+                WatchedObject::Claim(claim) => {
+                    resizes.note_claim(&claim);
+                    index.remove_claim(&claim);
+                }
+                WatchedObject::Resize(resize) => resizes.remove(&resize),
                 WatchedObject::Quota(quota) => index.remove_quota(&quota),
                 WatchedObject::Defaults(defaults) => is_news = index.remove_defaults(&defaults),
                 WatchedObject::Template(template) => is_news = templates.remove_template(&template),
@@ -129,6 +141,9 @@ impl Step<'_> {
             }
             failure => self.note_failed(&claim, &write, failure),
         };
+        if let Some(object) = &current {
+            self.state.resizes.note_claim(object);
+        }
         if let Some(object) = current
             && let Err(error) = self.state.index.apply_written_claim(&object)
         {
@@ -152,6 +167,7 @@ impl Step<'_> {
             }
             WritePurpose::Release => self.figures.releases += 1,
             WritePurpose::Repair => self.figures.repairs += 1,
+            WritePurpose::Resize => self.figures.resizes += 1,
             WritePurpose::Barrier => {}
         }
     }

@@ -15,9 +15,10 @@ use tessera_allocator::ClaimAllocation;
 use tessera_allocator::model::PodUid;
 use tessera_api::GpuConfig;
 use tessera_api::events::EventReason;
-use tessera_api::names::{Namespace, NodeName, PodName, QuotaName, ShareId};
+use tessera_api::names::{ClaimName, Namespace, NodeName, PodName, QuotaName, ShareId};
 use tessera_api::quantity::Quantity;
 use tessera_api::quota::{GpuQuotaStatus, QuotaResource};
+use tessera_api::resize::{GpuResizeStatus, SizedShare};
 use tessera_index::convert;
 
 use super::clock::Moment;
@@ -51,6 +52,9 @@ pub enum Effect {
     /// Write the status of a GpuQuota; reported by
     /// [`Event::QuotaStatusEnded`](super::event::Event::QuotaStatusEnded).
     WriteQuotaStatus(QuotaStatusWrite),
+    /// Write the controller's part of the status of a GpuResize; reported by
+    /// [`Event::ResizeStatusEnded`](super::event::Event::ResizeStatusEnded).
+    WriteResizeStatus(ResizeStatusWrite),
     /// Evict pods; reported by [`Event::EvictionsEnded`](super::event::Event::EvictionsEnded).
     Evict(Evictions),
     /// Compile a selector of a pod in the namespace, so that it is cached; reported by
@@ -124,6 +128,26 @@ pub struct QuotaStatusWrite {
     pub status: GpuQuotaStatus,
 }
 
+/// The name of a GpuResize.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ResizeReference {
+    /// Its namespace.
+    pub namespace: Namespace,
+    /// Its name, which is that of the claim.
+    pub name: ClaimName,
+    /// Its UID.
+    pub uid: String,
+}
+
+/// A write of the controller's part of the status of a GpuResize. A resize has one at a time.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ResizeStatusWrite {
+    /// The resize.
+    pub resize: ResizeReference,
+    /// Its status from now on. Fields of the driver are empty, and stay as they are.
+    pub status: GpuResizeStatus,
+}
+
 /// Evictions of pods. None is carried out if the API server would refuse one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Evictions {
@@ -195,6 +219,8 @@ pub enum ClaimChange {
     Deallocate,
     /// Ends the wait of the claim's pod at the barrier of its group, by a condition of its devices.
     Conclude(BarrierOutcome),
+    /// Changes the sizes that count for its shares.
+    Resize(Vec<SizedShare>),
 }
 
 /// The end of a group's wait at its barrier.
@@ -270,6 +296,8 @@ pub struct Figures {
     pub releases: u64,
     /// Writes that moved or restored claims of bound pods.
     pub repairs: u64,
+    /// Changes of the sizes of a claim's shares.
+    pub resizes: u64,
     /// Writes dropped because the claim had changed.
     pub conflicts: u64,
     /// Writes that failed for another reason.

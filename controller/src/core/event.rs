@@ -11,10 +11,12 @@ use tessera_allocator::model::PodUid;
 use tessera_api::defaults::GpuDefaults;
 use tessera_api::names::{Namespace, NodeName};
 use tessera_api::quota::GpuQuota;
+use tessera_api::resize::GpuResize;
 
 use super::clock::Moment;
 use super::effect::{
-    EvictionPurpose, NoticeId, PodReference, QuotaReference, TemplateReference, WriteId,
+    EvictionPurpose, NoticeId, PodReference, QuotaReference, ResizeReference, TemplateReference,
+    WriteId,
 };
 
 /// Something that happened outside of the core.
@@ -63,6 +65,13 @@ pub enum Event {
         quota: QuotaReference,
         /// The outcome.
         outcome: QuotaStatusOutcome,
+    },
+    /// The write of the status of a GpuResize has ended.
+    ResizeStatusEnded {
+        /// The resize.
+        resize: ResizeReference,
+        /// True if it is stored; otherwise it may be stored or not.
+        is_stored: bool,
     },
     /// Evictions have ended: those of these pods. Further ones were not tried.
     EvictionsEnded {
@@ -167,6 +176,8 @@ pub enum WatchedKind {
     Quota,
     /// GpuDefaults.
     Defaults,
+    /// GpuResize.
+    Resize,
     /// Node.
     Node,
     /// Pod.
@@ -175,7 +186,7 @@ pub enum WatchedKind {
 
 impl WatchedKind {
     /// All kinds. Nothing is planned before each has been listed.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Slice,
         Self::TaintRule,
         Self::Class,
@@ -183,6 +194,7 @@ impl WatchedKind {
         Self::Template,
         Self::Quota,
         Self::Defaults,
+        Self::Resize,
         Self::Node,
         Self::Pod,
     ];
@@ -197,6 +209,7 @@ impl WatchedKind {
             Self::Template => "ResourceClaimTemplate",
             Self::Quota => "GpuQuota",
             Self::Defaults => "GpuDefaults",
+            Self::Resize => "GpuResize",
             Self::Node => "Node",
             Self::Pod => "Pod",
         }
@@ -220,6 +233,8 @@ pub enum WatchedObject {
     Quota(Arc<GpuQuota>),
     /// GpuDefaults.
     Defaults(Arc<GpuDefaults>),
+    /// GpuResize.
+    Resize(Arc<GpuResize>),
     /// Node.
     Node(Arc<Node>),
     /// Pod.

@@ -42,6 +42,8 @@ pub(super) enum WritePurpose {
     Repair,
     /// Ends the wait at the barrier of a group.
     Barrier,
+    /// Changes the sizes of shares.
+    Resize,
 }
 
 impl OpenWrites {

@@ -30,6 +30,7 @@ fn changes(world: &World) -> Vec<(String, &'static str)> {
         let change = match &write.change {
             ClaimChange::Allocate(_) => "allocate",
             ClaimChange::Restore(_) => "restore",
+            ClaimChange::Resize(_) => "resize",
             ClaimChange::Release => "release",
             ClaimChange::Deallocate => "deallocate",
             ClaimChange::Conclude(_) => "conclude",

@@ -9,6 +9,7 @@ use tessera_controller::core::effect::BarrierOutcome;
 use tessera_controller::core::event::WatchedKind;
 
 use crate::objects;
+use crate::resizes::apply_devices;
 use crate::world::World;
 
 impl World {
@@ -122,7 +123,7 @@ pub(crate) fn conclude(claim: &mut ResourceClaim, outcome: BarrierOutcome) {
         BarrierOutcome::Complete => "gpu.tessera.dev/group-complete",
         BarrierOutcome::Failed => "gpu.tessera.dev/group-failed",
     };
-    let mut object = json!(claim);
+    let object = json!(claim);
     let results = object["status"]["allocation"]["devices"]["results"].as_array().unwrap();
     let device = |result: &Value| {
         json!({
@@ -132,8 +133,7 @@ pub(crate) fn conclude(claim: &mut ResourceClaim, outcome: BarrierOutcome) {
                 "lastTransitionTime": "2026-01-01T00:00:00Z"}],
         })
     };
-    object["status"]["devices"] = results.iter().map(device).collect();
-    *claim = serde_json::from_value(object).unwrap();
+    apply_devices(claim, results.iter().map(device));
 }
 
 pub(crate) fn of_group(mut pod: Value, name: &str, size: usize) -> Value {

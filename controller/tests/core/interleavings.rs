@@ -11,11 +11,12 @@ use tessera_controller::core::event::{
 };
 use tessera_controller::core::{RecoveryPolicy, RecoverySettings};
 
+use crate::resizes::DriverAnswer;
 use crate::world::World;
 use crate::{groups, objects};
 
 /// Claims and pods change most.
-const KINDS: [WatchedKind; 9] = [
+const KINDS: [WatchedKind; 10] = [
     WatchedKind::Claim,
     WatchedKind::Pod,
     WatchedKind::Claim,
@@ -25,6 +26,7 @@ const KINDS: [WatchedKind; 9] = [
     WatchedKind::Class,
     WatchedKind::TaintRule,
     WatchedKind::Quota,
+    WatchedKind::Resize,
 ];
 const MEMORIES: [&str; 4] = ["19Gi", "40Gi", "60Gi", "80Gi"];
 
@@ -54,6 +56,12 @@ enum Happening {
     ToggleTaintRule,
     SetQuota(u8),
     EndQuotaStatus(bool),
+    Resize(u8, u8, u8),
+    DeleteResize(u8),
+    EndResizeStatus(bool),
+    SeeResize(u8),
+    ApplyResize(u8, u8),
+    ReportResize(u8),
     Interrupt,
     Deliver(u8),
     DeliverAgain(u8),
@@ -97,6 +105,12 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => Just(ToggleTaintRule),
         2 => any::<u8>().prop_map(SetQuota),
         2 => any::<bool>().prop_map(EndQuotaStatus),
+        3 => any::<(u8, u8, u8)>().prop_map(|(claim, memory, cores)| Resize(claim, memory, cores)),
+        1 => any::<u8>().prop_map(DeleteResize),
+        4 => any::<bool>().prop_map(EndResizeStatus),
+        3 => any::<u8>().prop_map(SeeResize),
+        3 => any::<(u8, u8)>().prop_map(|(resize, answer)| ApplyResize(resize, answer)),
+        3 => any::<u8>().prop_map(ReportResize),
         1 => Just(Interrupt),
         12 => any::<u8>().prop_map(Deliver),
         1 => any::<u8>().prop_map(DeliverAgain),
@@ -248,10 +262,10 @@ impl Storm {
                 let memory = format!("{amount}Gi");
                 world.put(WatchedKind::Quota, objects::quota(json!({"memory": memory})));
             }
-            EndQuotaStatus(is_stored) => world.end_quota_status(match is_stored {
-                true => QuotaStatusOutcome::Stored,
-                false => QuotaStatusOutcome::Failed,
-            }),
+            EndQuotaStatus(true) => world.end_quota_status(QuotaStatusOutcome::Stored),
+            EndQuotaStatus(false) => world.end_quota_status(QuotaStatusOutcome::Failed),
+            Resize(..) | DeleteResize(_) | EndResizeStatus(_) | SeeResize(_) | ApplyResize(..)
+            | ReportResize(_) => self.happen_to_share(happening),
             Interrupt => world.interrupt(),
             Deliver(kind) => world.deliver(choose(&KINDS, kind).unwrap()),
             DeliverAgain(kind) => world.deliver_again(choose(&KINDS, kind).unwrap()),
@@ -283,6 +297,36 @@ impl Storm {
                 pod.iter().for_each(|pod| world.preempt(pod, node, &message));
             }
             Pass(millis) => world.pass(Duration::from_millis(millis.into())),
+        }
+    }
+
+    fn happen_to_share(&mut self, happening: &Happening) {
+        use Happening::*;
+        let claims = self.world.names(WatchedKind::Claim);
+        let resizes = self.world.names(WatchedKind::Resize);
+        let world = &mut self.world;
+        match *happening {
+            Resize(claim, memory, cores) => {
+                let size = json!({"memory": choose(&MEMORIES, memory), "cores": cores % 101});
+                choose(&claims, claim).iter().for_each(|claim| world.resize(claim, size.clone()));
+            }
+            DeleteResize(resize) => {
+                let resize = choose(&resizes, resize);
+                resize.iter().for_each(|resize| world.delete(WatchedKind::Resize, resize));
+            }
+            EndResizeStatus(is_stored) => world.end_resize_status(is_stored),
+            SeeResize(resize) => {
+                choose(&resizes, resize).iter().for_each(|resize| world.see_resize(resize));
+            }
+            ApplyResize(resize, answer) => {
+                let answer = choose(&DriverAnswer::ALL, answer);
+                let resize = choose(&resizes, resize);
+                resize.iter().for_each(|resize| world.apply_resize(resize, answer.unwrap()));
+            }
+            ReportResize(resize) => {
+                choose(&resizes, resize).iter().for_each(|resize| world.report_resize(resize));
+            }
+            _ => {}
         }
     }
 

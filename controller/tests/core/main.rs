@@ -15,5 +15,6 @@ mod preemption;
 mod purity;
 mod quotas;
 mod recovery;
+mod resizes;
 mod templates;
 mod world;

@@ -16,11 +16,12 @@ use tessera_allocator::selector::CompiledSelector;
 use tessera_api::names::{Namespace, ShareId};
 use tessera_api::quantity::Quantity;
 use tessera_api::quota::GpuQuotaStatus;
+use tessera_api::resize::GpuResizeStatus;
 use tessera_controller::core::clock::{Moment, Now};
 use tessera_controller::core::effect::{
     BarrierOutcome, ClaimChange, ClaimWrite, Effect, EvictionPurpose, Evictions, Figures,
-    MAX_OPEN_NOTICES, NominationWrite, Notice, NoticeId, QuotaReference, TemplateChange,
-    TemplateReference, WriteId,
+    MAX_OPEN_NOTICES, NominationWrite, Notice, NoticeId, QuotaReference, ResizeReference,
+    TemplateChange, TemplateReference, WriteId,
 };
 use tessera_controller::core::event::{
     Change, Event, EvictionOutcome, NominationOutcome, QuotaStatusOutcome, TemplateOutcome,
@@ -29,6 +30,7 @@ use tessera_controller::core::event::{
 use tessera_controller::core::{Core, NominationPolicy, PreemptionPolicy, RecoverySettings};
 use tessera_dialect::Converter;
 
+use crate::resizes::{self, Drivers};
 use crate::{groups, objects};
 
 const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
@@ -76,6 +78,10 @@ pub(crate) struct World {
     pub(crate) open_templates: BTreeMap<TemplateReference, TemplateChange>,
     /// Statuses of quotas that are being written.
     pub(crate) open_quotas: BTreeMap<QuotaReference, GpuQuotaStatus>,
+    /// Statuses of resizes that are being written.
+    pub(crate) open_resizes: BTreeMap<ResizeReference, GpuResizeStatus>,
+    /// The drivers of the nodes, which apply resizes.
+    pub(crate) drivers: Drivers,
     /// Evictions that have not ended, by name of the preemptor, or of the pod on an unfit GPU.
     pub(crate) open_evictions: BTreeMap<String, Evictions>,
     /// Figures of the last step.
@@ -205,6 +211,8 @@ impl World {
             open_nominations: BTreeMap::new(),
             open_templates: BTreeMap::new(),
             open_quotas: BTreeMap::new(),
+            open_resizes: BTreeMap::new(),
+            drivers: Drivers::default(),
             open_evictions: BTreeMap::new(),
             figures: Figures::default(),
             shares: 0,
@@ -278,6 +286,10 @@ impl World {
                     let other = self.open_quotas.insert(write.quota, write.status);
                     assert!(other.is_none(), "a quota has one open write");
                 }
+                Effect::WriteResizeStatus(write) => {
+                    let other = self.open_resizes.insert(write.resize, write.status);
+                    assert!(other.is_none(), "a resize has one open write");
+                }
                 Effect::Evict(evictions) => self.start_evictions(evictions),
                 Effect::Compile { namespace, expression } => {
                     let other = self.compiling.insert(namespace, expression);
@@ -321,7 +333,7 @@ impl World {
             ClaimChange::Conclude(BarrierOutcome::Failed) => {
                 assert_ne!(reserved.count(), 0, "what is not reserved is released");
             }
-            ClaimChange::Allocate(_) | ClaimChange::Restore(_) => {}
+            ClaimChange::Allocate(_) | ClaimChange::Restore(_) | ClaimChange::Resize(_) => {}
         }
         let allocation = match &write.change {
             ClaimChange::Allocate(draft) => {
@@ -333,7 +345,10 @@ impl World {
                 Some(draft.render(&write.object, Time(Timestamp::UNIX_EPOCH), share))
             }
             ClaimChange::Restore(allocation) => Some((**allocation).clone()),
-            ClaimChange::Release | ClaimChange::Deallocate | ClaimChange::Conclude(_) => None,
+            ClaimChange::Release
+            | ClaimChange::Deallocate
+            | ClaimChange::Conclude(_)
+            | ClaimChange::Resize(_) => None,
         };
         let uid = &write.object.metadata.uid;
         let is_open = self.open.values().any(|open| open.write.object.metadata.uid == *uid);
@@ -642,6 +657,11 @@ impl World {
             self.put(WatchedKind::Claim, json!(claim));
             return Arc::new(self.claim(&name).unwrap());
         }
+        if let ClaimChange::Resize(sizes) = change {
+            resizes::store(&mut claim, sizes);
+            self.put(WatchedKind::Claim, json!(claim));
+            return Arc::new(self.claim(&name).unwrap());
+        }
         if allocation.is_some() && claim.metadata.finalizers.is_none() {
             claim.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
             self.put(WatchedKind::Claim, json!(claim));
@@ -735,6 +755,10 @@ impl World {
             }
             if !self.open_quotas.is_empty() {
                 self.end_quota_status(QuotaStatusOutcome::Stored);
+                continue;
+            }
+            if !self.open_resizes.is_empty() {
+                self.end_resize_status(true);
                 continue;
             }
             let Some(id) = self.open.keys().next().copied() else { return };
@@ -870,6 +894,7 @@ impl World {
             assert!(*of_cores <= cores, "{device}: {of_cores} of {cores}");
         }
         assert_eq!(self.core.has_open_writes(), !self.open.is_empty());
+        self.drivers.check(self.claims.values());
     }
 
     /// Returns the memory and cores taken of each device, with all writes that may still be carried
@@ -877,16 +902,23 @@ impl World {
     fn taken(&self) -> BTreeMap<String, (Quantity, Quantity)> {
         let mut taken: BTreeMap<String, (Quantity, Quantity)> = BTreeMap::new();
         for claim in self.claims.values() {
-            let stored = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
+            let stored = resizes::counted(claim);
             let may_come = self.open.values().filter(|open| {
                 open.outcome.is_none()
                     && open.write.object.metadata.uid == claim.metadata.uid
                     && open.write.object.metadata.resource_version
                         == claim.metadata.resource_version
             });
-            let coming = may_come.filter_map(|open| open.allocation.as_ref()).next();
-            if let Some(allocation) = stored.or(coming) {
-                add(&mut taken, allocation);
+            let mut coming = may_come.filter_map(|open| match &open.write.change {
+                ClaimChange::Resize(sizes) => {
+                    let mut claim = claim.clone();
+                    resizes::store(&mut claim, sizes);
+                    resizes::counted(&claim)
+                }
+                _ => open.allocation.clone(),
+            });
+            if let Some(allocation) = resizes::larger(stored, coming.next()) {
+                add(&mut taken, &allocation);
             }
         }
         taken
@@ -896,9 +928,8 @@ impl World {
     pub(crate) fn starving(&self) -> Vec<String> {
         let mut taken: BTreeMap<String, (Quantity, Quantity)> = BTreeMap::new();
         for claim in self.claims.values() {
-            let status = claim.status.as_ref();
-            if let Some(allocation) = status.and_then(|status| status.allocation.as_ref()) {
-                add(&mut taken, allocation);
+            if let Some(allocation) = resizes::counted(claim) {
+                add(&mut taken, &allocation);
             }
         }
         let devices = self.devices();
@@ -974,6 +1005,7 @@ fn watched(kind: WatchedKind, object: &Value) -> WatchedObject {
         WatchedKind::Template => WatchedObject::Template(Arc::new(read(object))),
         WatchedKind::Quota => WatchedObject::Quota(Arc::new(read(object))),
         WatchedKind::Defaults => WatchedObject::Defaults(Arc::new(read(object))),
+        WatchedKind::Resize => WatchedObject::Resize(Arc::new(read(object))),
         WatchedKind::Node => WatchedObject::Node(Arc::new(read(object))),
         WatchedKind::Pod => WatchedObject::Pod(Arc::new(read(object))),
     }
@@ -988,6 +1020,7 @@ fn written(object: &WatchedObject) -> Value {
         WatchedObject::Template(object) => json!(**object),
         WatchedObject::Quota(object) => json!(**object),
         WatchedObject::Defaults(object) => json!(**object),
+        WatchedObject::Resize(object) => json!(**object),
         WatchedObject::Node(object) => json!(**object),
         WatchedObject::Pod(object) => json!(**object),
     }

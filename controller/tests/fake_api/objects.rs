@@ -87,6 +87,20 @@ pub(crate) fn quota(hard: Value) -> Value {
     })
 }
 
+/// A resize of the share of the claim of this name.
+#[allow(dead_code, reason = "each test binary uses its own part")]
+pub(crate) fn resize(claim: &str, size: Value) -> Value {
+    let mut request = size;
+    request["name"] = "gpu".into();
+    json!({
+        "metadata": {
+            "name": claim, "namespace": "default", "uid": format!("uid-resize-{claim}"),
+            "generation": 1,
+        },
+        "spec": {"requests": [request]},
+    })
+}
+
 /// An allocation of a share of one device.
 pub(crate) fn given(node: &str, device: &str, memory: &str) -> Value {
     json!({
