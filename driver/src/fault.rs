@@ -16,6 +16,8 @@ pub static POINTS: tessera_runtime::fault_points::FaultPoints =
         "prepare-ledger",
         "prepare-claim-spec",
         "prepare-completed",
+        "resize-recorded",
+        "resize-granted",
         "unprepare-asked",
         "unprepare-claim-spec",
         "unprepare-ledger",

@@ -55,6 +55,7 @@ pub mod mps;
 pub mod other_allocators;
 pub mod prepare;
 pub mod publisher;
+pub mod resize;
 pub mod run;
 pub mod slices;
 pub mod state;

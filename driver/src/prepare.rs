@@ -23,6 +23,7 @@ pub mod execute;
 pub mod node;
 pub mod plan;
 pub mod repair;
+pub mod resize;
 pub mod source;
 pub mod step;
 

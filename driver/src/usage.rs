@@ -196,7 +196,11 @@ impl Ledgers {
     }
 }
 
-fn read_usage(path: &Path) -> Result<LedgerUsage, UnreadableLedger> {
+/// Reads one ledger.
+///
+/// # Errors
+/// [`UnreadableLedger`].
+pub fn read_usage(path: &Path) -> Result<LedgerUsage, UnreadableLedger> {
     let without_file = |error: io::Error| UnreadableLedger { file: None, cause: error.into() };
     let (file, bytes) = read_ledger(path).map_err(without_file)?;
     let identity = FileIdentity::of(&file).map_err(without_file)?;

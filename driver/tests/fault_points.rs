@@ -2,7 +2,12 @@
 
 mod fakes;
 
-use fakes::{kubelet::Kubelet, node::Node};
+use fakes::{
+    gpus::uuid,
+    kubelet::Kubelet,
+    node::{Node, share_id, uid},
+};
+use serde_json::json;
 use tessera_driver::fault::POINTS;
 
 #[tokio::test]
@@ -12,10 +17,28 @@ async fn one_claim_reaches_every_fault_point() {
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
     let claim = node.allocate("a", &[(0, 4, 10)]);
     kubelet.prepare(claim.clone()).await.expect("prepared");
-    let (prepare, unprepare): (Vec<_>, Vec<_>) =
+    let (prepare, later): (Vec<_>, Vec<_>) =
         POINTS.all().into_iter().partition(|(name, _)| name.starts_with("prepare-"));
     assert!(prepare.iter().all(|(_, point)| point.hits == 1), "{prepare:#?}");
-    assert!(unprepare.iter().all(|(_, point)| point.hits == 0), "{unprepare:#?}");
+    assert!(later.iter().all(|(_, point)| point.hits == 0), "{later:#?}");
+    shrink(&node).await;
     kubelet.unprepare(claim).await.expect("unprepared");
     assert!(POINTS.all().values().all(|point| point.hits == 1), "{:#?}", POINTS.all());
+}
+
+/// Makes the share of the claim `a` smaller.
+async fn shrink(node: &Node) {
+    let size = json!({
+        "request": "gpu-0", "pool": "node-a", "device": uuid(0).device_name(),
+        "shareID": share_id("a", 0), "memory": "2Gi", "cores": "5",
+    });
+    let resize = json!({
+        "apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuResize",
+        "metadata": {"name": "a", "namespace": "ns", "uid": "uid-of-resize", "generation": 1},
+        "spec": {"requests": [{"name": "gpu-0", "memory": "2Gi", "cores": 5}]},
+        "status": {"node": "node-a", "claimUID": uid("a"), "grant": 1, "granted": [size]},
+    });
+    node.api.put_resize("a", resize);
+    let is_applied = |api: &fakes::api::Api| api.resize("a")["status"]["appliedGrant"] == 1;
+    node.api.wait_for("the report", |api| is_applied(api).then_some(())).await;
 }

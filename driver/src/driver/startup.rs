@@ -26,6 +26,7 @@ use crate::{
         socket::{self, SocketPaths},
     },
     metrics::DriverMetrics,
+    mode::DriverMode,
     mps::{Mps, watch::MpsWatch},
     other_allocators,
     prepare::{
@@ -33,6 +34,7 @@ use crate::{
         source::ClaimSource,
     },
     publisher::Publisher,
+    resize::Resizer,
     slices::SliceSource,
     state::{
         StatePaths,
@@ -276,7 +278,8 @@ impl Startup {
             .context("cannot start the thread host-pids")
     }
 
-    /// Starts the publisher of ResourceSlices, and the audit that finds GPUs of orphaned claims.
+    /// Starts the publisher of ResourceSlices, the audit that finds GPUs of orphaned claims, and
+    /// the task that changes the sizes of shares.
     pub(super) fn publish(&mut self, hardware: &Hardware) {
         let stop = self.tasks.stop_token();
         let (orphaned_sender, orphaned) = watch::channel(AuditFindings::default());
@@ -287,6 +290,16 @@ impl Startup {
             orphaned_sender,
         );
         self.tasks.spawn("claim-audit", audit.run(stop.clone()));
+        if self.settings.mode == DriverMode::Managed {
+            let resizer = Resizer::new(
+                self.client.clone(),
+                Arc::clone(&self.node),
+                self.pool.clone(),
+                hardware.state.clone(),
+                self.source.clone(),
+            );
+            self.tasks.spawn("resizes", resizer.run(stop.clone()));
+        }
         let DriverSettings {
             node,
             device_order,

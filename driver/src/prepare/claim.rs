@@ -13,6 +13,7 @@ use tessera_api::{
         RequestName, ShareId, capacity,
     },
     quantity::QuantityError,
+    resize::apply_sizes,
     slice::CoresRatio,
 };
 
@@ -201,8 +202,9 @@ pub enum ClaimError {
 }
 
 impl PreparableClaim {
-    /// Validates `claim` for preparation on the node of pool `own_pool`. Results and parameters of
-    /// other drivers are ignored.
+    /// Validates `claim` for preparation on the node of pool `own_pool`. Its shares have the sizes
+    /// that count, which may be others than the allocated ones. Results and parameters of other
+    /// drivers are ignored.
     ///
     /// # Errors
     /// [`ClaimError`]: the first error, with its field.
@@ -222,10 +224,11 @@ impl PreparableClaim {
                 found: found.to_owned(),
             });
         }
-        let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
+        let mut status = claim.status.clone().unwrap_or_default();
+        apply_sizes(&mut status);
         let not_allocated =
             || ClaimError::NotAllocated { namespace: namespace.clone(), name: name.clone() };
-        let shares = shares(allocation.ok_or_else(not_allocated)?, own_pool)?;
+        let shares = shares(&status.allocation.ok_or_else(not_allocated)?, own_pool)?;
         Ok(Self { uid: uid.clone(), namespace: namespace.clone(), name: name.clone(), shares })
     }
 }

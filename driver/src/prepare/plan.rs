@@ -3,7 +3,7 @@
 use tessera_api::{
     Gpu, Inventory, Quantity,
     config::Sharing,
-    names::{DeviceName, GpuUuid, NameError},
+    names::{ClaimUid, DeviceName, GpuUuid, NameError},
     slice::{CoresRatio, MemoryRatio},
 };
 
@@ -145,7 +145,7 @@ pub fn plan(
     if let Some(prepared) =
         journal.claims.get(&claim.uid).filter(|prepared| prepared.state == RecordState::Completed)
     {
-        let record = with_policy_of(record, claim, prepared);
+        let record = with_sizes_of(with_policy_of(record, claim, prepared), prepared);
         // Also if the GPU is missing since: a prepared claim does not change.
         return if prepared.shares == record.shares {
             Ok(PrepareDecision::Repeat(prepared.clone()))
@@ -154,7 +154,7 @@ pub fn plan(
         };
     }
     for share in &record.shares {
-        fits(claim, &record, find(&share.gpu, inventory)?, published, journal)?;
+        fits(&claim.uid, &record, find(&share.gpu, inventory)?, published, journal)?;
     }
     Ok(PrepareDecision::Prepare(record))
 }
@@ -181,6 +181,26 @@ fn with_policy_of(
     for share in record.shares.iter_mut().filter(|share| is_unset(share)) {
         let same = prepared.shares.iter().find(|prepared| prepared.index == share.index);
         share.compute = same.map_or(share.compute, |same| same.compute);
+    }
+    record
+}
+
+/// Takes the sizes of shares from the record of the prepared claim: only [`LocalNode::resize`]
+/// changes these while a claim is prepared. The ID of a share names one allocation.
+///
+/// [`LocalNode::resize`]: super::LocalNode::resize
+fn with_sizes_of(mut record: ClaimRecord, prepared: &ClaimRecord) -> ClaimRecord {
+    for share in &mut record.shares {
+        let is_same = |other: &&ShareRecord| {
+            share.share_id.is_some()
+                && (&other.share_id, &other.gpu) == (&share.share_id, &share.gpu)
+        };
+        if let Some(same) = prepared.shares.iter().find(is_same) {
+            share.memory_bytes = same.memory_bytes;
+            share.cores_percent = same.cores_percent;
+            share.reserved = same.reserved;
+            share.compute = same.compute;
+        }
     }
     record
 }
@@ -231,7 +251,10 @@ fn record_of(
 }
 
 /// Returns the GPU, if it exists and is shared.
-fn find<'i>(gpu: &GpuUuid, inventory: &'i Inventory) -> Result<&'i Gpu, PlanError> {
+///
+/// # Errors
+/// [`PlanError::Gone`].
+pub(super) fn find<'i>(gpu: &GpuUuid, inventory: &'i Inventory) -> Result<&'i Gpu, PlanError> {
     inventory.gpu(gpu).ok_or_else(|| {
         let known =
             inventory.unpublished.iter().find(|unpublished| unpublished.uuid.as_ref() == Some(gpu));
@@ -242,8 +265,11 @@ fn find<'i>(gpu: &GpuUuid, inventory: &'i Inventory) -> Result<&'i Gpu, PlanErro
 }
 
 /// Checks that the shares of the claim fit on a GPU beside those of other claims.
-fn fits(
-    claim: &PreparableClaim,
+///
+/// # Errors
+/// [`PlanError::Sharing`], [`PlanError::Memory`] or [`PlanError::Cores`].
+pub(super) fn fits(
+    claim: &ClaimUid,
     record: &ClaimRecord,
     hardware: &Gpu,
     published: PublishedRatios,
@@ -251,7 +277,7 @@ fn fits(
 ) -> Result<(), PlanError> {
     let gpu = || hardware.uuid.clone();
     let asked = GpuUsage::on(&hardware.uuid, &record.shares);
-    let taken = journal.used_by_others(&claim.uid, &hardware.uuid);
+    let taken = journal.used_by_others(claim, &hardware.uuid);
     if asked.by_mps && taken.by_intercept {
         return Err(PlanError::Sharing { gpu: gpu(), used: Sharing::Intercept });
     }

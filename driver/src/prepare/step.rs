@@ -168,7 +168,11 @@ pub fn claim_kind() -> CdiKind {
     CDI_CLAIM_KIND.parse().expect("invariant: the kind is a constant")
 }
 
-fn grant(
+/// Returns the grant of a share.
+///
+/// # Errors
+/// As [`steps`].
+pub(super) fn grant(
     claim: &ClaimUid,
     share: &ShareRecord,
     context_bytes: u64,

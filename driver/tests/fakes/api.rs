@@ -28,6 +28,7 @@ struct Shared {
     objects: Mutex<Objects>,
     slice_events: broadcast::Sender<Value>,
     node_events: broadcast::Sender<Value>,
+    resize_events: broadcast::Sender<Value>,
     changed: watch::Sender<u64>,
     /// Reads of claims need a permit.
     claim_reads: Semaphore,
@@ -43,6 +44,8 @@ struct Objects {
     /// DeviceTaintRules, and the number of their reads.
     rules: BTreeMap<String, Value>,
     rule_reads: usize,
+    /// GpuResizes of the namespace `ns`.
+    resizes: BTreeMap<String, Value>,
     events: Vec<Value>,
     /// Number of reads of claims that fail, and their status code.
     failures: (usize, u16),
@@ -67,6 +70,7 @@ impl Api {
             objects: Mutex::default(),
             slice_events: broadcast::Sender::new(1024),
             node_events: broadcast::Sender::new(1024),
+            resize_events: broadcast::Sender::new(1024),
             changed: watch::Sender::default(),
             claim_reads: Semaphore::new(MANY),
         };
@@ -93,6 +97,11 @@ impl Api {
                 axum::routing::patch(patch_slice).delete(remove_slice),
             )
             .route("/apis/resource.k8s.io/v1/devicetaintrules/{name}", get(rule))
+            .route("/apis/gpu.tessera.dev/v1alpha1/gpuresizes", get(resizes))
+            .route(
+                "/apis/gpu.tessera.dev/v1alpha1/namespaces/ns/gpuresizes/{name}/status",
+                axum::routing::patch(patch_resize),
+            )
             .route(
                 "/apis/events.k8s.io/v1/namespaces/{namespace}/events",
                 axum::routing::post(create_event),
@@ -115,6 +124,22 @@ impl Api {
 
     pub fn remove_rule(&self, name: &str) {
         self.change(|objects| objects.rules.remove(name));
+    }
+
+    /// Stores a GpuResize, and delivers it to the watch of its node.
+    pub fn put_resize(&self, name: &str, resize: Value) {
+        let stored = self.change(|objects| {
+            let resize = stamped(objects, resize);
+            objects.resizes.insert(name.to_owned(), resize.clone());
+            resize
+        });
+        // There may be no watch.
+        let _ = self.shared.resize_events.send(json!({"type": "MODIFIED", "object": stored}));
+    }
+
+    /// Returns a GpuResize.
+    pub fn resize(&self, name: &str) -> Value {
+        self.objects(|objects| objects.resizes[name].clone())
     }
 
     /// Returns the number of reads of DeviceTaintRules.
@@ -490,6 +515,55 @@ async fn remove_slice(
     }
     api.delete_slice(&name)
         .map_or_else(|| failure(404, "NotFound"), |removed| Json(removed).into_response())
+}
+
+async fn resizes(
+    State(api): State<Api>,
+    Query(query): Query<BTreeMap<String, String>>,
+) -> Response {
+    assert_eq!(query["fieldSelector"], "status.node=node-a", "resizes of one node");
+    if query.get("watch").map(String::as_str) == Some("true") {
+        let events =
+            tokio_stream::wrappers::BroadcastStream::new(api.shared.resize_events.subscribe());
+        // The changes between the list and this watch.
+        let now: Vec<_> = api.objects(|objects| {
+            let event = |resize| json!({"type": "MODIFIED", "object": resize});
+            objects.resizes.values().map(event).collect()
+        });
+        let events =
+            futures::stream::iter(now).chain(events.filter_map(|event| async { event.ok() }));
+        let lines = events.map(|event| Ok::<_, std::convert::Infallible>(format!("{event}\n")));
+        return Response::new(Body::from_stream(lines));
+    }
+    let (version, items) = api.objects(|objects| {
+        (objects.version.to_string(), objects.resizes.values().cloned().collect::<Vec<_>>())
+    });
+    let list = json!({"apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuResizeList",
+                      "metadata": {"resourceVersion": version}, "items": items});
+    Json(list).into_response()
+}
+
+/// Applies the driver's part of a status.
+async fn patch_resize(
+    State(api): State<Api>,
+    Path(name): Path<String>,
+    // An apply patch has a content type of its own.
+    body: String,
+) -> Response {
+    let mut patch: Value = serde_json::from_str(&body).expect("JSON");
+    let mut resize = api.resize(&name);
+    if resize["metadata"]["uid"] != patch["metadata"]["uid"] {
+        return failure(409, "Conflict");
+    }
+    let status = &mut resize["status"];
+    status["applied"] = patch["status"]["applied"].take();
+    status["appliedGrant"] = patch["status"]["appliedGrant"].take();
+    let mut conditions = status["conditions"].as_array().cloned().unwrap_or_default();
+    conditions.retain(|condition| condition["type"] != "Applied");
+    conditions.extend(patch["status"]["conditions"].as_array().expect("conditions").clone());
+    status["conditions"] = conditions.into();
+    api.put_resize(&name, resize.clone());
+    Json(resize).into_response()
 }
 
 async fn create_event(State(api): State<Api>, Json(event): Json<Value>) -> Response {
