@@ -2,6 +2,7 @@
 
 mod defragment;
 mod maintenance;
+mod resize;
 
 use std::path::PathBuf;
 
@@ -13,14 +14,15 @@ pub use self::defragment::{DefragArgs, DefragPodArgs, DefragRequest};
 pub use self::maintenance::{
     CordonArgs, CordonGpuArgs, CordonedDevice, DrainArgs, DrainGpuArgs, DrainedDevice,
 };
+pub use self::resize::ResizeArgs;
 use crate::cluster::ClusterTarget;
 use crate::convert::TemplatePath;
 use crate::output::OutputFormat;
 
 /// Inspect GPU sharing: usage per node, pending pods, placement simulation, and conversion of
-/// manifests of other systems. Take GPUs out of service.
+/// manifests of other systems. Change shares in use, and take GPUs out of service.
 ///
-/// Only cordon, uncordon, drain and `defrag --apply` change the cluster.
+/// Only resize, cordon, uncordon, drain and `defrag --apply` change the cluster.
 #[derive(Debug, Parser)]
 #[command(
     name = "kubectl-tessera",
@@ -221,6 +223,21 @@ Settings file, with the defaults of HAMi's dialect:
 
 Exit code 2: an object is refused.")]
     Convert(ConvertArgs),
+    /// Change the size of a share while containers use it
+    #[command(after_help = "\
+Examples:
+  kubectl tessera resize pod/trainer --memory 30Gi -n team-a
+  kubectl tessera resize trainer-gpu-x7k2p --memory 30Gi --cores 50
+  kubectl tessera resize trainer --request small --cores 10 --timeout 10m
+
+The controller grants the size if the GPU and the quotas of the namespace have room, the driver of \
+the node changes the limits of the containers at once, and nothing restarts. Programs that read \
+their limit once, at their start, need a restart to use more. A smaller memory limit is applied once \
+the containers use no more than that.
+
+The size is in the GpuResize with the name of the claim, and lasts as long as the claim. What is \
+refused, or not applied in time, is withdrawn. It takes the permissions of the ClusterRole edit.")]
+    Resize(ResizeArgs),
     /// Keep new claims off a GPU; pods that use it stay
     #[command(after_help = "\
 Examples:

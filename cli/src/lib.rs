@@ -14,8 +14,8 @@
 //! ```
 //!
 //! `cluster` lists objects and `usage` asks the drivers for the actual use of the tree's
-//! allocations; everything between a snapshot and its text is pure. Only [`maintenance`] writes:
-//! DeviceTaintRules of cordoned GPUs, and evictions.
+//! allocations; everything between a snapshot and its text is pure. Only [`maintenance`]
+//! and [`resize`] write: DeviceTaintRules of cordoned GPUs, evictions, and GpuResizes.
 //!
 //! Exit codes: 0 success, 1 error, 2 the pod or claim is pending or does not fit
 //! ([`run::ExitStatus`]).
@@ -32,6 +32,7 @@ pub mod maintenance;
 pub mod output;
 pub mod preemption;
 pub mod quota;
+pub mod resize;
 pub mod run;
 pub mod simulate;
 pub mod snapshot;

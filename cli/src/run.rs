@@ -11,13 +11,14 @@ use k8s_openapi::jiff::Timestamp;
 use tessera_allocator::PlanSettings;
 use tessera_api::events;
 use tessera_api::names::{ClaimName, DRIVER_NAME, Namespace, PodName};
+use tessera_api::resize::ShareSize;
 use tessera_dialect::{Converter, Settings};
 
 use crate::args::{
     ConnectionArgs, ConvertArgs, CordonArgs, CordonGpuArgs, CordonedDevice, DefragArgs,
     DefragPodArgs, DefragRequest, DoctorArgs, DrainArgs, DrainGpuArgs, DrainedDevice, ExplainArgs,
-    ExplainSubject, PluginArgs, PluginCommand, PolicyName, QuotaArgs, SimulateArgs, SnapshotArgs,
-    SourceArgs, TreeArgs,
+    ExplainSubject, PluginArgs, PluginCommand, PolicyName, QuotaArgs, ResizeArgs, SimulateArgs,
+    SnapshotArgs, SourceArgs, TreeArgs,
 };
 use crate::cluster::Cluster;
 use crate::convert::{Conversions, ManifestFile};
@@ -25,9 +26,10 @@ use crate::defragment::{self, Apply, ApplyOptions, DefragmentationResult};
 use crate::explain::PlanView;
 use crate::maintenance::{Cordons, Drain, DrainOptions, GpuChange, GpuName, TargetGpu};
 use crate::output::{count, render};
+use crate::resize::{Resize, ResizeRequest};
 use crate::snapshot::{IndexedSnapshot, Snapshot, VERSION};
 use crate::terminal::escape;
-use crate::{convert, doctor, explain, input, maintenance, quota, simulate, tree, usage};
+use crate::{convert, doctor, explain, input, maintenance, quota, resize, simulate, tree, usage};
 
 /// Exit status of a command without errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,6 +103,7 @@ async fn run(args: PluginArgs) -> anyhow::Result<(String, ExitStatus)> {
         PluginCommand::Defrag(DefragArgs { request: DefragRequest::Pod(args) }) => {
             defragment(args, &connection).await
         }
+        PluginCommand::Resize(args) => resize(args, &connection).await,
         PluginCommand::Snapshot(args) => save(args, &connection).await,
     }
 }
@@ -173,6 +176,21 @@ async fn defragment(
         Apply::new(client, evictions, options, &mut progress).run(&found).await?;
     }
     Ok((text, status(is_pending)))
+}
+
+async fn resize(
+    args: ResizeArgs,
+    connection: &ConnectionArgs,
+) -> anyhow::Result<(String, ExitStatus)> {
+    let ResizeArgs { claim, memory, cores, request, timeout, no_wait, output } = args;
+    let cluster = Cluster::connect(&connection.target()).await?;
+    let namespace = connection.namespace.clone().unwrap_or_else(|| cluster.namespace().to_owned());
+    let timeout = (!no_wait).then_some(timeout);
+    let asked = ResizeRequest { claim, request, size: ShareSize { memory, cores }, timeout };
+    let mut progress = |line: &str| eprintln!("{}", escape(line));
+    let change = Resize::new(cluster.client().clone(), namespace, &mut progress);
+    let report = change.run(&asked).await?;
+    Ok((render(&report, output, resize::text)?, ExitStatus::Success))
 }
 
 /// The objects that a command reads.

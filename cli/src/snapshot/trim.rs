@@ -10,8 +10,8 @@ use k8s_openapi::api::core::v1::{
     ResourceRequirements,
 };
 use k8s_openapi::api::resource::v1::{
-    AllocationResult, DeviceAllocationResult, DeviceClaim, DeviceClass, DeviceClassSpec,
-    DeviceTaintRule, OpaqueDeviceConfiguration, ResourceClaim, ResourceClaimSpec,
+    AllocatedDeviceStatus, AllocationResult, DeviceAllocationResult, DeviceClaim, DeviceClass,
+    DeviceClassSpec, DeviceTaintRule, OpaqueDeviceConfiguration, ResourceClaim, ResourceClaimSpec,
     ResourceClaimStatus, ResourceClaimTemplate, ResourceClaimTemplateSpec, ResourceSlice,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
@@ -86,7 +86,7 @@ pub fn trimmed_claim(claim: ResourceClaim) -> ResourceClaim {
     let status = claim.status.map(|status| ResourceClaimStatus {
         allocation: status.allocation.map(allocation),
         reserved_for: status.reserved_for,
-        ..ResourceClaimStatus::default()
+        devices: status.devices.map(|devices| devices.into_iter().filter_map(size).collect()),
     });
     ResourceClaim {
         metadata: ObjectMeta { annotations, owner_references: owners, ..metadata(claim.metadata) },
@@ -102,6 +102,15 @@ pub fn trimmed_template(template: ResourceClaimTemplate) -> ResourceClaimTemplat
         .spec
         .map(|spec| ResourceClaimTemplateSpec { metadata: None, spec: spec.spec.map(claim_spec) });
     ResourceClaimTemplate { metadata: metadata(template.metadata), spec }
+}
+
+/// Keeps the size of a share of `gpu.tessera.dev`.
+fn size(from: AllocatedDeviceStatus) -> Option<AllocatedDeviceStatus> {
+    (from.driver == DRIVER_NAME && from.data.is_some()).then_some(AllocatedDeviceStatus {
+        conditions: None,
+        network_data: None,
+        ..from
+    })
 }
 
 fn owner(from: OwnerReference) -> OwnerReference {
