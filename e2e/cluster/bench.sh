@@ -81,7 +81,7 @@ start_machine() {
 
 # Applies the chart's classes, RBAC and admission policies, without its pods.
 apply_chart() { # allocator
-  local options=(--set mode=managed) parts=(rbac admission-policies deviceclasses gpuquotas gpudefaults) part
+  local options=(--set mode=managed) parts=(rbac admission-policies deviceclasses gpuquotas gpudefaults gpuresizes) part
   case $1 in
     stock) options=(--set mode=stock) parts=(rbac admission-policies deviceclasses) ;;
     dialects)

@@ -53,6 +53,7 @@ mod refused_node;
 mod release;
 mod removed_claim;
 mod residue;
+mod resize;
 mod restart;
 mod slices;
 mod soak;
@@ -232,6 +233,7 @@ pub fn portable() -> Vec<Trial> {
         trial!("defaults", defaults::complete),
         trial!("quota", quotas::race),
         trial!("groups", groups::run_in_turn),
+        trial!("resize", resize::grows_and_shrinks),
         trial!("soak", soak::run),
     ]
 }
@@ -255,6 +257,7 @@ pub fn on_real_cluster() -> Vec<Trial> {
         trial!("defragmentation", defragmentation::moves_a_share),
         trial!("gpu-preemption", gpu_preemption::evicts_unimportant),
         trial!("gpu-recovery", gpu_recovery::evicts_from_unhealthy),
+        trial!("resize-running", resize::changes_running_container),
         trial!("group-refused", groups::wait_for_all),
         trial!("dialects", dialects::run_unchanged),
         trial!("webhook-down", dialects::lose_webhook),

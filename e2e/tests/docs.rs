@@ -18,6 +18,7 @@ use tessera_api::config::GpuConfig;
 use tessera_api::defaults::GpuDefaults;
 use tessera_api::names::DRIVER_NAME;
 use tessera_api::quota::GpuQuota;
+use tessera_api::resize::GpuResize;
 
 /// Longest README, in lines.
 const README_LINES: usize = 130;
@@ -183,6 +184,12 @@ fn check_object(object: &Value) -> Result<usize, String> {
                 serde_json::from_value(object.clone()).map_err(|error| error.to_string())?;
             quota.limits().map_err(|error| error.to_string())?;
             strictly::<GpuQuota>(object).map(|()| None)?
+        }
+        "GpuResize" => {
+            let resize: GpuResize =
+                serde_json::from_value(object.clone()).map_err(|error| error.to_string())?;
+            resize.sizes().map_err(|error| error.to_string())?;
+            strictly::<GpuResize>(object).map(|()| None)?
         }
         "GpuConfig" => {
             return GpuConfig::decode(object).map(|_| 1).map_err(|error| error.to_string());

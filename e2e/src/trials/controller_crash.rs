@@ -14,6 +14,7 @@ use super::deleted_early::{unbound, user_claim};
 use super::gpu_preemption::FullNode;
 use super::groups;
 use super::preemption::with_priority_classes;
+use super::resize;
 use super::test_bed::{TestBed, from_template, holder};
 use super::{overcommit, placement};
 use crate::harness::TrialOutcome;
@@ -34,6 +35,9 @@ const RELEASING: [&str; 2] = ["release-decided", "release-written"];
 /// Fault points of the barrier of a group.
 const CONCLUDING: [&str; 2] = ["barrier-decided", "barrier-written"];
 
+/// Fault points of a change of a share.
+const RESIZING: [&str; 2] = ["resize-decided", "resize-written"];
+
 /// Fault points of a preemption.
 const PREEMPTING: [&str; 2] = ["evictions-decided", "eviction-written"];
 
@@ -51,7 +55,7 @@ async fn at_each_point(test_bed: &TestBed, deployment: &ControllerDeployment) ->
     let pod = deployment.wait_leader("the build with fault points to lead", |_| true).await?;
     let mut controller = Controller::new(test_bed, deployment, &pod);
     controller
-        .expect_points(&[&ALLOCATING[..], &RELEASING, &CONCLUDING, &PREEMPTING].concat())
+        .expect_points(&[&ALLOCATING[..], &RELEASING, &CONCLUDING, &RESIZING, &PREEMPTING].concat())
         .await?;
     for point in ALLOCATING {
         allocates_after_crash(test_bed, &mut controller, point).await?;
@@ -62,6 +66,9 @@ async fn at_each_point(test_bed: &TestBed, deployment: &ControllerDeployment) ->
     }
     for point in CONCLUDING {
         runs_group_after_crash(test_bed, &mut controller, point).await?;
+    }
+    for point in RESIZING {
+        resizes_after_crash(test_bed, &mut controller, point).await?;
     }
     test_bed.create_template_with("two", two_gpus()).await?;
     let full = FullNode::fill(test_bed).await?;
@@ -118,6 +125,23 @@ async fn completes_release(
     test_bed.pods().delete(&pod, &DeleteParams::default()).await?;
     controller.wait_killed(point).await?;
     check_reusable_and_deletable(test_bed, &pod).await
+}
+
+/// The controller is killed while it changes the size of a share. The next instance completes it.
+async fn resizes_after_crash(
+    test_bed: &TestBed,
+    controller: &mut Controller<'_>,
+    point: &str,
+) -> anyhow::Result<()> {
+    let pod = format!("resized-{point}");
+    let running = test_bed.start_holder(&pod, "share").await?;
+    let claim = test_bed.claim_of(&running).await?.name_any();
+    controller.arm(point).await?;
+    resize::request(test_bed, &claim, json!({"memory": "12Gi"})).await?;
+    controller.wait_killed(point).await?;
+    resize::wait_counted(test_bed, &claim, "12Gi").await?;
+    test_bed.check_undisturbed(&running).await?;
+    test_bed.delete(&[&pod]).await
 }
 
 /// The controller is killed while it opens the barrier of a group. The next instance opens the rest

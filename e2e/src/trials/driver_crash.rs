@@ -9,6 +9,7 @@ use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
 
 use super::driver_instances::{DriverInstances, WITH_FAULT_POINTS, restarts_of};
+use super::resize;
 use super::test_bed::{A100, TIMEOUT, TestBed, wait_deleted};
 use crate::harness::TrialOutcome;
 use crate::runner::Outcome;
@@ -32,9 +33,10 @@ pub(super) async fn killed(test_bed: TestBed) -> TrialOutcome {
         let bystander = node.create_running_pod("bystander").await?;
         let files = node.files_of(&bystander).await?;
         for point in drivers.fault_points(&node.driver).await?.into_keys() {
-            let outcome = match point.starts_with("prepare-") {
-                true => node.killed_in_prepare(&point).await,
-                false => node.killed_in_unprepare(&point).await,
+            let outcome = match point.split('-').next() {
+                Some("prepare") => node.killed_in_prepare(&point).await,
+                Some("resize") => node.killed_in_resize(&point).await,
+                _ => node.killed_in_unprepare(&point).await,
             };
             outcome.map_err(|error| error.context(format!("driver killed at {point}")))?;
         }
@@ -103,6 +105,19 @@ impl<'a> DriverNode<'a> {
         let pod = self.test_bed.wait_running(point).await?;
         let files = self.files_of(&pod).await?;
         anyhow::ensure!(files.lines().count() == 2, "expected one grant and one ledger: {files}");
+        self.test_bed.delete(&[point]).await?;
+        self.wait_no_files_of(&files).await
+    }
+
+    async fn killed_in_resize(&self, point: &str) -> anyhow::Result<()> {
+        let pod = self.create_running_pod(point).await?;
+        let files = self.files_of(&pod).await?;
+        let claim = self.test_bed.claim_of(&pod).await?.name_any();
+        let shrink = json!({"memory": "512Mi"});
+        self.killed_during(point, async || resize::request(self.test_bed, &claim, shrink).await)
+            .await?;
+        resize::wait_counted(self.test_bed, &claim, "512Mi").await?;
+        self.test_bed.check_undisturbed(&pod).await?;
         self.test_bed.delete(&[point]).await?;
         self.wait_no_files_of(&files).await
     }

@@ -5,8 +5,8 @@ use serde_json::json;
 
 use super::harness::{
     ADMINISTRATOR, AdmissionHarness, CLAIM_CONTROLLER, CONTROLLER, CONTROLLER_MANAGER, FINALIZER,
-    OTHER_DRIVER, OWN_DRIVER, SCHEDULER, Target, User, all, allocation, claim, expect_allocation,
-    no_allocation,
+    NODE, OTHER_DRIVER, OWN_DRIVER, SCHEDULER, Target, User, all, allocation, claim,
+    expect_allocation, no_allocation,
 };
 use super::harness::{Action, EDITOR};
 
@@ -17,6 +17,7 @@ pub(super) async fn check(harness: &AdmissionHarness) -> anyhow::Result<()> {
     only_controller_allocates(harness).await?;
     other_drivers_are_unrestricted(harness).await;
     allocation_is_immutable(harness).await;
+    sizes_are_of_the_controller(harness).await;
     cluster_components_release(harness).await;
     harness.expect_allowed(EDITOR, "deleting an unallocated claim", CLAIM, Action::Delete).await;
     Ok(())
@@ -120,6 +121,26 @@ async fn allocation_is_immutable(harness: &AdmissionHarness) {
     let users: Vec<_> = (0..256).map(|number| consumer(&format!("consumer-{number}"))).collect();
     let reserve = Action::Merge(json!({"status": {"reservedFor": users}}));
     harness.expect_allowed(SCHEDULER, "256 users of a claim", CLAIM_STATUS, reserve).await;
+}
+
+/// The sizes that count for shares are in `status.devices`.
+async fn sizes_are_of_the_controller(harness: &AdmissionHarness) {
+    let devices = |memory: &str| {
+        let data = json!({
+            "apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuShareSize",
+            "memory": memory, "cores": "1",
+        });
+        let device = json!({"driver": OWN_DRIVER, "pool": NODE, "device": "gpu-0", "data": data});
+        Action::Merge(json!({"status": {"devices": [device]}}))
+    };
+    let message = "only tessera-controller writes status.devices";
+    let what = "another size of a share";
+    for by in [SCHEDULER, ADMINISTRATOR] {
+        harness.expect_denied(by, what, message, CLAIM_STATUS, devices("1Mi")).await;
+    }
+    harness.expect_allowed(CONTROLLER, what, CLAIM_STATUS, devices("1Gi")).await;
+    let none = Action::Merge(json!({"status": {"devices": null}}));
+    harness.expect_denied(ADMINISTRATOR, what, message, CLAIM_STATUS, none).await;
 }
 
 async fn cluster_components_release(harness: &AdmissionHarness) {

@@ -289,6 +289,9 @@ impl AdmissionHarness {
             "pods" | "secrets" => format!("/api/v1/namespaces/{namespace}/{resource}"),
             "nodes" => "/api/v1/nodes".to_owned(),
             "resourceslices" | "deviceclasses" => format!("/apis/resource.k8s.io/v1/{resource}"),
+            "gpuresizes" => {
+                format!("/apis/gpu.tessera.dev/v1alpha1/namespaces/{namespace}/{resource}")
+            }
             _ => format!("/apis/resource.k8s.io/v1/namespaces/{namespace}/{resource}"),
         }
     }

@@ -3,8 +3,8 @@
 use serde_json::json;
 
 use super::harness::{
-    ADMINISTRATOR, Action, AdmissionHarness, CONTROLLER, DRIVER, EDITOR, NODE, OWN_DRIVER, Target,
-    all, allocation, claim,
+    ADMINISTRATOR, Action, AdmissionHarness, CONTROLLER, DRIVER, DRIVER_ELSEWHERE, EDITOR, NODE,
+    OWN_DRIVER, Target, all, allocation, claim,
 };
 
 const CANNOT: &str = " cannot ";
@@ -84,5 +84,37 @@ pub(super) async fn check(harness: &AdmissionHarness) {
         let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "any"}});
         harness.expect_denied(by, "a secret", CANNOT, all("secrets"), Action::Create(secret)).await;
     }
+    check_resizes(harness).await;
     harness.expect_allowed(ADMINISTRATOR, "deleting the claim", CLAIM, Action::Delete).await;
+}
+
+/// An editor asks for sizes, the controller grants them, and the driver of that node reports.
+async fn check_resizes(harness: &AdmissionHarness) {
+    const RESIZE: Target<'_> = Target("gpuresizes", "allocated", "");
+    const STATUS: Target<'_> = Target("gpuresizes", "allocated", "status");
+    let resize = json!({
+        "apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuResize",
+        "metadata": {"name": "allocated"},
+        "spec": {"requests": [{"name": "gpu", "memory": "1Gi"}]},
+    });
+    let create = Action::Create(resize);
+    harness.expect_allowed(EDITOR, "a resize", all("gpuresizes"), create).await;
+    let status = |fields: serde_json::Value| Action::Merge(json!({"status": fields}));
+    let grant = || status(json!({"node": NODE, "claimUID": "u", "grant": 1}));
+    let report = || status(json!({"appliedGrant": 1}));
+    harness.expect_denied(EDITOR, "a grant", CANNOT, STATUS, grant()).await;
+    let own_node = "only about shares of its own node";
+    harness.expect_denied(DRIVER, "a report without a grant", own_node, STATUS, report()).await;
+    harness.expect_allowed(CONTROLLER, "a grant", STATUS, grant()).await;
+    harness.expect_allowed(DRIVER, "a report", STATUS, report()).await;
+    harness.expect_denied(DRIVER_ELSEWHERE, "a report", own_node, STATUS, report()).await;
+    let only_applied = "writes only what it has applied";
+    for fields in [json!({"grant": 2}), json!({"node": "other"}), json!({"granted": [{}]})] {
+        harness.expect_denied(DRIVER, "a grant", only_applied, STATUS, status(fields)).await;
+    }
+    let spec = || Action::Merge(json!({"spec": {"requests": []}}));
+    for by in [DRIVER, CONTROLLER] {
+        harness.expect_denied(by, "another size", CANNOT, RESIZE, spec()).await;
+    }
+    harness.expect_allowed(EDITOR, "deleting the resize", RESIZE, Action::Delete).await;
 }
