@@ -281,6 +281,7 @@ pub fn on_real_cluster() -> Vec<Trial> {
         trial!("node-deleted", node::delete_and_register),
         trial!("driver-two-instances", driver_update::two_instances),
         trial!("driver-cdi-file-deleted", driver_update::cdi_file_deleted),
+        trial!("driver-removed-first", driver_update::removed_before_pods),
     ]
 }
 

@@ -2,11 +2,13 @@
 
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use kube::ResourceExt;
+use kube::api::DeleteParams;
 use serde_json::{Value, json};
 
 use super::driver_instances::{DriverInstances, WITH_FAULT_POINTS, restarts_of};
-use super::test_bed::{A100, TestBed, container_ids, holder, wait_one};
+use super::test_bed::{A100, TestBed, container_ids, holder, wait_deleted, wait_one};
 use crate::harness::TrialOutcome;
+use crate::leftovers::device_results;
 use crate::runner::Outcome;
 use crate::wait::CheckResult;
 
@@ -77,22 +79,13 @@ pub(super) async fn cdi_file_deleted(test_bed: TestBed) -> TrialOutcome {
     test_bed.create(pod).await?;
     let pod = test_bed.wait_running("restarts").await?;
 
-    drivers
-        .change(json!({"template": {"spec": {"nodeSelector": {"e2e.tessera.dev/none": "none"}}}}))
-        .await?;
-    let absent = async {
-        drivers.wait_no_driver_on(&node).await?;
+    let absent = async || {
         let delete = "rm /var/run/cdi/k8s.gpu.tessera.dev-claim_*";
         test_bed.operations()?.run(&["exec", &node, "sh", "-c", delete]).await?;
         kill_container(&test_bed, &node, &pod).await?;
         wait_missing_device(&test_bed).await
     };
-    let absent = absent.await;
-    drivers
-        .change(json!({"template": {"spec": {"nodeSelector": {"e2e.tessera.dev/none": null}}}}))
-        .await?;
-    drivers.wait_replaced(&drivers.image().await?).await?;
-    absent?;
+    without_driver(&drivers, &node, absent).await?;
 
     let restarts = restarts_of(&pod);
     let check = |pod: Option<&Pod>| match pod {
@@ -102,6 +95,57 @@ pub(super) async fn cdi_file_deleted(test_bed: TestBed) -> TrialOutcome {
     wait_one(test_bed.pods(), "restarts", "the container to be restarted", check).await?;
     test_bed.delete(&["restarts"]).await?;
     Ok(Outcome::Passed(vec![]))
+}
+
+/// The driver is removed before the pods of its node: a deleted pod stays `Terminating`, its GPU
+/// stays taken, and all of it ends when a driver is back.
+pub(super) async fn removed_before_pods(test_bed: TestBed) -> TrialOutcome {
+    let drivers = DriverInstances::new(&test_bed.client);
+    let node = test_bed.node_with("a100", 4).await?;
+    test_bed.create_template("share", A100, json!({"memory": "1Gi", "cores": "1"})).await?;
+    let stays = test_bed.start_holder("stays", "share").await?;
+    let hangs = test_bed.start_holder("hangs", "share").await?;
+    let claim = test_bed.claim_of(&hangs).await?.name_any();
+    let absent = async || {
+        test_bed.pods().delete("hangs", &DeleteParams::default()).await?;
+        // The kubelet stops the containers, and cannot unprepare the claim.
+        wait_one(test_bed.pods(), "hangs", "the containers to be stopped", stopped).await?;
+        let claim = test_bed.claims().get(&claim).await?;
+        anyhow::ensure!(device_results(&claim).next().is_some(), "its GPU stays taken");
+        Ok(())
+    };
+    without_driver(&drivers, &node, absent).await?;
+    wait_deleted(test_bed.pods(), "hangs").await?;
+    test_bed.check_undisturbed(&stays).await?;
+    test_bed.delete(&["stays"]).await?;
+    let left = test_bed.operations()?.run(&["residue", &node]).await?;
+    anyhow::ensure!(left.trim().is_empty(), "files left on {node}:\n{left}");
+    Ok(Outcome::Passed(vec![]))
+}
+
+fn stopped(pod: Option<&Pod>) -> CheckResult<()> {
+    let Some(pod) = pod else { return CheckResult::Impossible("the pod is gone".to_owned()) };
+    let state = container(pod).and_then(|status| status.state.as_ref());
+    let is_stopped = state.is_some_and(|state| state.terminated.is_some());
+    CheckResult::done_if(is_stopped, || format!("{state:?}"))
+}
+
+/// Runs `act` while no driver runs on the node.
+async fn without_driver(
+    drivers: &DriverInstances,
+    node: &str,
+    act: impl AsyncFnOnce() -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let selector = |value: Value| json!({"template": {"spec": {"nodeSelector": {"e2e.tessera.dev/none": value}}}});
+    drivers.change(selector("none".into())).await?;
+    let absent = async {
+        drivers.wait_no_driver_on(node).await?;
+        act().await
+    };
+    let absent = absent.await;
+    drivers.change(selector(Value::Null)).await?;
+    drivers.wait_replaced(&drivers.image().await?).await?;
+    absent
 }
 
 /// Kills the pod's only container with SIGKILL.
