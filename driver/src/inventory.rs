@@ -83,8 +83,11 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 /// out of scheduling, which one failed call does not justify.
 const WITHDRAW_AFTER: Duration = Duration::from_secs(30);
 
+/// Pause before the library is loaded again, which takes calls of other threads to end.
+const PAUSE_BEFORE_RELOAD: Duration = Duration::from_millis(200);
+
 /// Longest wait for an event. After it, the health sent to the kubelet is refreshed, and changes of
-/// other allocators are seen.
+/// other allocators and of the GPUs that are bound to the kernel driver are seen.
 const WAIT: Duration = Duration::from_secs(1);
 
 /// Inputs of the watcher besides the GPU library.
@@ -254,6 +257,11 @@ impl InventoryWatcher {
                     self.log_error(format!("cannot watch GPU events: {}", chain(&error)));
                     return RETRY_INTERVAL;
                 }
+            }
+            if self.library.is_outdated() {
+                // It is loaded again once nothing uses it.
+                self.watch = None;
+                return PAUSE_BEFORE_RELOAD;
             }
             let others_changed = self.inputs.others.has_changed().unwrap_or(false);
             if others_changed || stop.try_recv() == Err(mpsc::TryRecvError::Disconnected) {

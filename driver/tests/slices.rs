@@ -5,6 +5,7 @@ mod fakes;
 use std::sync::Arc;
 
 use fakes::{
+    api::Api,
     gpus::{FakeGpus, uuid},
     node::Node,
 };
@@ -245,12 +246,27 @@ async fn device_order_follows_usage() {
         .await;
 }
 
+#[tokio::test]
+async fn gpus_added_and_removed_later_need_no_restart() {
+    let node = Node::with_gpus(2);
+    let _driver = node.start().await;
+    for count in [3, 1] {
+        node.gpus.plug(count);
+        let is_published = |api: &Api| devices(&api.slices()) == names(0..count);
+        node.api.wait_for("the GPUs", |api| is_published(api).then_some(())).await;
+    }
+}
+
 /// A GPU library that panics.
 struct Broken;
 
 impl GpuLibrary for Broken {
     fn inventory(&self) -> Result<Inventory, LibraryError> {
         panic!("a defect");
+    }
+
+    fn is_outdated(&self) -> bool {
+        false
     }
 
     fn memory(&self, gpu: &GpuUuid) -> Result<GpuMemory, LibraryError> {

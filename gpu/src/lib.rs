@@ -13,7 +13,8 @@
 //! This crate has no tasks and no threads: calls block, and [`HealthWatch::wait`] blocks up to its
 //! timeout.
 
-pub mod library;
+pub mod device_nodes;
+mod library;
 pub mod nvml;
 pub mod recovery;
 pub mod search;

@@ -21,6 +21,11 @@ pub trait GpuLibrary: Send + Sync {
     /// call found and that is gone is listed there as lost.
     fn inventory(&self) -> Result<Inventory, LibraryError>;
 
+    /// Returns true if GPUs were bound to the kernel driver, or unbound from it, since the library
+    /// was loaded. The next [`inventory`](Self::inventory) loads it again and finds them, once all
+    /// [watches](Self::watch) are dropped and no other call is under way.
+    fn is_outdated(&self) -> bool;
+
     /// Returns the current memory usage of a GPU.
     ///
     /// # Errors

@@ -7,8 +7,8 @@ mod session;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nvml_wrapper::Device;
 use nvml_wrapper::enums::device::SampleValue;
@@ -20,10 +20,12 @@ use nvml_wrapper_sys::bindings::field_id::NVML_FI_DEV_GET_GPU_RECOVERY_ACTION;
 use tessera_api::gpu::{Gpu, Inventory, Unpublished, UnpublishedReason};
 use tessera_api::names::{GpuUuid, PciBusId};
 
+use crate::device_nodes;
 use crate::library::{
     GpuLibrary, GpuMemory, GpuProcess, HealthWatch, LibraryError, ProcessUtilization,
 };
 use crate::recovery::RecoveryAction;
+use crate::sysfs;
 use session::Session;
 
 /// Options of the NVML search and of GPU discovery.
@@ -55,13 +57,21 @@ impl Default for NvmlOptions {
 ///
 /// The library is loaded at first use. If that fails, or the kernel driver is replaced, it is
 /// loaded again by the next [`inventory`](GpuLibrary::inventory): a driver that is installed later
-/// is found without a restart.
+/// is found without a restart. NVML knows the GPUs that were bound to the kernel driver when it was
+/// initialised, so it is also loaded again when these change.
 #[derive(Debug)]
 pub struct NvmlLibrary {
     options: NvmlOptions,
-    session: Mutex<Option<Arc<Session>>>,
+    session: Mutex<Option<OpenSession>>,
     /// GPUs of earlier inventories, to name those that are gone.
     known: Mutex<BTreeMap<GpuUuid, LastSeen>>,
+}
+
+/// A session, and the GPUs that were bound to the kernel driver before it was opened.
+#[derive(Debug)]
+struct OpenSession {
+    session: Arc<Session>,
+    bound: Option<BTreeSet<String>>,
 }
 
 impl NvmlLibrary {
@@ -73,22 +83,47 @@ impl NvmlLibrary {
     /// Returns the file that NVML was loaded from. Returns `None` before it is loaded, and if the
     /// dynamic loader found it.
     pub fn library_path(&self) -> Option<PathBuf> {
-        self.session.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.library_path()
+        self.lock_session().as_ref()?.session.library_path()
+    }
+
+    fn lock_session(&self) -> MutexGuard<'_, Option<OpenSession>> {
+        self.session.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn session(&self) -> Result<Arc<Session>, LibraryError> {
-        let mut session = self.session.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut session = self.lock_session();
         if let Some(open) = session.as_ref() {
-            return Ok(Arc::clone(open));
+            return Ok(Arc::clone(&open.session));
         }
+        // Before NVML looks: a GPU that is bound in between makes the session outdated.
+        let bound = sysfs::bound_gpus(&self.options.sysfs_root);
+        device_nodes::create_missing(&self.options.driver_root, Path::new("/dev"));
         let opened = Arc::new(Session::open(&self.options)?);
-        *session = Some(Arc::clone(&opened));
+        *session = Some(OpenSession { session: Arc::clone(&opened), bound });
         Ok(opened)
     }
 
     /// Closes the session after an error that invalidates it.
     fn close_session(&self) {
-        *self.session.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.lock_session() = None;
+    }
+
+    /// Closes an outdated session. NVML looks for GPUs only when it is initialised for the first
+    /// time, or after each user has shut it down, so a session that is in use stays.
+    fn close_outdated(&self) {
+        let mut session = self.lock_session();
+        let is_closable = |open: &OpenSession| {
+            self.is_outdated_session(open) && Arc::strong_count(&open.session) == 1
+        };
+        if session.as_ref().is_some_and(is_closable) {
+            tracing::info!("GPUs were bound to the kernel driver or unbound: NVML is loaded again");
+            *session = None;
+        }
+    }
+
+    fn is_outdated_session(&self, open: &OpenSession) -> bool {
+        let bound = sysfs::bound_gpus(&self.options.sysfs_root);
+        bound.is_some() && bound != open.bound
     }
 
     fn with_gpu<T>(
@@ -150,6 +185,7 @@ struct LastSeen {
 
 impl GpuLibrary for NvmlLibrary {
     fn inventory(&self) -> Result<Inventory, LibraryError> {
+        self.close_outdated();
         let session = self.session()?;
         let count = session.nvml().device_count().map_err(|source| {
             self.close_session();
@@ -166,6 +202,10 @@ impl GpuLibrary for NvmlLibrary {
         self.record_lost(&gpus, &mut unpublished);
         let links = links::between(&session, &gpus);
         Ok(Inventory::new(gpus, links, unpublished).excluding(&self.options.exclude))
+    }
+
+    fn is_outdated(&self) -> bool {
+        self.lock_session().as_ref().is_some_and(|open| self.is_outdated_session(open))
     }
 
     fn memory(&self, gpu: &GpuUuid) -> Result<GpuMemory, LibraryError> {

@@ -4,6 +4,7 @@
 //! come from `<sysfs>/bus/pci/devices/<address>`, a link into
 //! `<sysfs>/devices/pci<domain>:<bus>/<bridge>/.../<address>`.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::{Component, Path, PathBuf};
@@ -49,6 +50,15 @@ pub struct PciLocation {
     pub pcie_root: String,
     /// NUMA node; `None` on machines without NUMA.
     pub numa_node: Option<i32>,
+}
+
+/// Returns the PCI addresses of the devices that are bound to NVIDIA's kernel driver; none if sysfs
+/// has no such driver.
+pub fn bound_gpus(root: &Path) -> Option<BTreeSet<String>> {
+    let entries = fs::read_dir(root.join("bus/pci/drivers/nvidia")).ok()?;
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    // Beside the links there are files such as `bind` and `new_id`.
+    Some(names.filter(|name| name.parse::<PciBusId>().is_ok()).collect())
 }
 
 /// Reads the location of a device from the sysfs mounted at `root`.

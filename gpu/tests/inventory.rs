@@ -218,3 +218,77 @@ fn file_that_is_not_a_library_is_not_found() {
     let library = NvmlLibrary::new(NvmlOptions { library: Some(path), ..node.options() });
     assert!(matches!(library.inventory(), Err(LibraryError::NotFound { .. })));
 }
+
+/// Binds the GPU to the kernel driver: its device node and its link in sysfs.
+fn plug(node: &Node, index: usize) {
+    let gpu = &node.world.gpus[index];
+    let (address, bound) = (gpu.pci.to_string(), node.sysfs_root.join("bus/pci/drivers/nvidia"));
+    std::os::unix::fs::symlink("../../devices", bound.join(address))
+        .expect("the fake node can be changed");
+    fs::write(node.driver_root.join(format!("dev/nvidia{}", gpu.minor)), "")
+        .expect("the fake node can be changed");
+}
+
+fn unplug(node: &Node, index: usize) {
+    let gpu = &node.world.gpus[index];
+    let address = gpu.pci.to_string();
+    fs::remove_file(node.sysfs_root.join("bus/pci/drivers/nvidia").join(address))
+        .expect("the fake node can be changed");
+    fs::remove_file(node.driver_root.join(format!("dev/nvidia{}", gpu.minor)))
+        .expect("the fake node can be changed");
+}
+
+/// A node with eight GPUs, all plugged, each with its device node.
+fn node_with_device_nodes() -> Node {
+    let node = Node::new(shipped::DGX_1V);
+    let nodes = node.driver_root.join("dev");
+    fs::create_dir_all(&nodes).expect("the fake node can be changed");
+    fs::write(nodes.join("nvidiactl"), "").expect("the fake node can be changed");
+    for gpu in &node.world.gpus {
+        fs::write(nodes.join(format!("nvidia{}", gpu.minor)), "")
+            .expect("the fake node can be changed");
+    }
+    node
+}
+
+#[test]
+fn gpu_that_is_added_later_is_found_without_a_restart() {
+    let node = node_with_device_nodes();
+    unplug(&node, 7);
+    let library = node.library();
+    assert!(!library.is_outdated(), "nothing is loaded");
+    let before = library.inventory().unwrap();
+    assert_eq!((before.gpus.len(), library.is_outdated()), (7, false));
+    let uuids: Vec<_> = before.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+    let watch = library.watch(&uuids).unwrap();
+    plug(&node, 7);
+    assert!(library.is_outdated());
+    let held = library.inventory().unwrap();
+    assert_eq!((held.gpus.len(), library.is_outdated()), (7, true), "the watch holds NVML");
+    drop(watch);
+    let after = library.inventory().unwrap();
+    assert_eq!((after.gpus.len(), library.is_outdated()), (8, false));
+    assert!(after.gpus.iter().any(|gpu| gpu.uuid == node.uuid(7)));
+}
+
+#[test]
+fn gpu_that_is_removed_is_listed_as_lost() {
+    let node = node_with_device_nodes();
+    let library = node.library();
+    assert_eq!(library.inventory().unwrap().gpus.len(), 8);
+    unplug(&node, 3);
+    assert!(library.is_outdated());
+    let inventory = library.inventory().unwrap();
+    assert_eq!(inventory.gpus.len(), 7);
+    let gone: Vec<_> = inventory.unpublished.iter().map(|gpu| (&gpu.uuid, &gpu.reason)).collect();
+    assert_eq!(gone, [(&Some(node.uuid(3)), &UnpublishedReason::Lost)]);
+}
+
+#[test]
+fn node_without_the_driver_in_sysfs_is_never_outdated() {
+    let node = node_with_device_nodes();
+    fs::remove_dir_all(node.sysfs_root.join("bus/pci/drivers")).unwrap();
+    let library = node.library();
+    assert_eq!(library.inventory().unwrap().gpus.len(), 8);
+    assert!(!library.is_outdated());
+}

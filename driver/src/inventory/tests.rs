@@ -76,6 +76,10 @@ impl GpuLibrary for Machine {
             .map_err(|()| LibraryError::Lost { gpu: uuid(GPU) })
     }
 
+    fn is_outdated(&self) -> bool {
+        false
+    }
+
     fn memory(&self, gpu: &GpuUuid) -> Result<GpuMemory, LibraryError> {
         Err(LibraryError::Lost { gpu: gpu.clone() })
     }

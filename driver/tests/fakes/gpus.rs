@@ -44,6 +44,10 @@ pub fn gpu(number: u32) -> Gpu {
 #[derive(Default)]
 struct State {
     inventory: Option<Inventory>,
+    /// The GPUs after a change that the library does not know yet.
+    plugged: Option<Inventory>,
+    /// Watches that are held.
+    watches: usize,
     events: VecDeque<HealthEvent>,
     /// Processes by GPU. `None` if the GPU does not report them.
     processes: BTreeMap<GpuUuid, Option<Vec<GpuProcess>>>,
@@ -66,6 +70,12 @@ impl FakeGpus {
         let inventory = Inventory::new((0..count).map(gpu).collect(), vec![], vec![]);
         machine.change(|state| state.inventory = Some(inventory));
         machine
+    }
+
+    /// Binds GPUs to the kernel driver, or unbinds some: this number is bound then.
+    pub fn plug(&self, count: u32) {
+        let inventory = Inventory::new((0..count).map(gpu).collect(), vec![], vec![]);
+        self.change(|state| state.plugged = Some(inventory));
     }
 
     /// Loses a GPU from the bus.
@@ -119,8 +129,18 @@ impl FakeGpus {
 
 impl GpuLibrary for FakeGpus {
     fn inventory(&self) -> Result<Inventory, LibraryError> {
-        let state = self.shared.0.lock().expect("no panic");
+        let mut state = self.shared.0.lock().expect("no panic");
+        // As NVML, which looks again once all its users have shut it down.
+        if state.watches == 0
+            && let Some(inventory) = state.plugged.take()
+        {
+            state.inventory = Some(inventory);
+        }
         state.inventory.clone().ok_or(LibraryError::Lost { gpu: uuid(0) })
+    }
+
+    fn is_outdated(&self) -> bool {
+        self.shared.0.lock().expect("no panic").plugged.is_some()
     }
 
     fn memory(&self, gpu: &GpuUuid) -> Result<GpuMemory, LibraryError> {
@@ -153,13 +173,23 @@ impl GpuLibrary for FakeGpus {
     }
 
     fn watch(&self, _: &[GpuUuid]) -> Result<Box<dyn HealthWatch>, LibraryError> {
-        Ok(Box::new(self.clone()))
+        self.change(|state| state.watches += 1);
+        Ok(Box::new(FakeWatch(self.clone())))
     }
 }
 
-impl HealthWatch for FakeGpus {
+/// A watch of all GPUs.
+struct FakeWatch(FakeGpus);
+
+impl Drop for FakeWatch {
+    fn drop(&mut self) {
+        self.0.change(|state| state.watches -= 1);
+    }
+}
+
+impl HealthWatch for FakeWatch {
     fn wait(&mut self, timeout: Duration) -> Result<Vec<HealthEvent>, LibraryError> {
-        let (state, changed) = &*self.shared;
+        let (state, changed) = &*self.0.shared;
         let state = state.lock().expect("no panic");
         let (mut state, _) = changed
             .wait_timeout_while(state, timeout, |state| state.events.is_empty())

@@ -41,13 +41,16 @@ pub fn write_sysfs(world: &World, root: &Path) -> anyhow::Result<()> {
             address: gpu.pci,
             vendor: ids.vendor,
             device: ids.device,
-            class: 0x03_0200,
+            class: GPU_CLASS,
             gpu,
         };
         function.write(world, root, &directory)?;
     }
     Ok(())
 }
+
+/// PCI class of a GPU without a display.
+const GPU_CLASS: u32 = 0x03_0200;
 
 /// A PCI function in sysfs. Bridges have the NUMA node of the GPU below them.
 struct Function<'a> {
@@ -80,7 +83,15 @@ impl Function<'_> {
         }
         let links = root.join("bus/pci/devices");
         at(&links, fs::create_dir_all(&links))?;
-        replace_link(&Path::new("../../..").join(directory), &links.join(self.address.to_string()))
+        let address = self.address.to_string();
+        replace_link(&Path::new("../../..").join(directory), &links.join(&address))?;
+        if self.class == GPU_CLASS {
+            let bound = root.join("bus/pci/drivers/nvidia");
+            at(&bound, fs::create_dir_all(&bound))?;
+            let target = Path::new("../../../..").join(directory);
+            replace_link(&target, &bound.join(&address))?;
+        }
+        Ok(())
     }
 }
 
