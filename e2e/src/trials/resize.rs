@@ -20,6 +20,11 @@ use crate::wait::CheckResult;
 /// Time between two looks at the output of a container, which no watch reports.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
+/// Holds memory, and has a new program look at the GPU every half second. The image has no `sleep`.
+const LOOK_AGAIN: &str = "coproc HOLD { tessera-probe hold --take 600Mi; }; \
+                          while :; do tessera-probe see; \
+                          read -rt 0.5 -u ${HOLD[0]} || (($? > 128)) || exit 1; done";
+
 /// A share grows and shrinks while its pod runs, what does not fit is refused, and a waiting pod
 /// gets what becomes free.
 pub(super) async fn grows_and_shrinks(test_bed: TestBed) -> TrialOutcome {
@@ -69,11 +74,7 @@ pub(super) async fn changes_running_container(test_bed: TestBed) -> TrialOutcome
     let mut pod = from_template("sees", "share");
     let container = &mut pod["spec"]["containers"][0];
     container["image"] = "tessera/executables:e2e".into();
-    container["command"] = json!([
-        "bash",
-        "-c",
-        "tessera-probe hold --take 600Mi & while sleep 0.5; do tessera-probe see; done"
-    ]);
+    container["command"] = json!(["bash", "-c", LOOK_AGAIN]);
     test_bed.create(pod).await?;
     let pod = test_bed.wait_running("sees").await?;
     wait_seen(&test_bed, 1).await?;
