@@ -26,6 +26,8 @@ pub(crate) struct StoredClaim {
     /// The UID of the controlling owner.
     controller: Option<Box<str>>,
     generated_for: Option<Box<GeneratedFor>>,
+    /// True if a PodGroup is the controlling owner (KEP-5729).
+    is_of_pod_group: bool,
     /// A digest of labels and annotations.
     metadata_digest: u64,
     content: Content,
@@ -106,6 +108,7 @@ impl StoredClaim {
             is_deleting: object.metadata.deletion_timestamp.is_some(),
             controller: controller.map(|owner| owner.uid.as_str().into()),
             generated_for: generated_for(object).map(Box::new),
+            is_of_pod_group: controller.is_some_and(|owner| owner.kind == "PodGroup"),
             metadata_digest: metadata_digest(&object.metadata),
             content,
         }
@@ -185,6 +188,11 @@ impl StoredClaim {
     /// Returns true if the object of this UID is the controlling owner.
     pub(crate) fn is_controlled_by(&self, uid: &str) -> bool {
         self.controller.as_deref() == Some(uid)
+    }
+
+    /// Returns true if a PodGroup is the controlling owner.
+    pub(crate) fn is_of_pod_group(&self) -> bool {
+        self.is_of_pod_group
     }
 
     /// Returns the pod and the entry that the claim was generated for.

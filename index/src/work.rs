@@ -12,6 +12,7 @@ use crate::groups::{GroupProblem, GroupWork};
 use crate::index::Index;
 use crate::pods::{Nomination, Nominator, PodEntry};
 use crate::scope::Scope;
+use crate::stored::StoredClaim;
 
 /// The pods that have claims to allocate.
 #[derive(Debug, Default)]
@@ -42,6 +43,8 @@ pub enum PlanningBlocker {
     /// Another pod is bound with the claim, which is not allocated and has to be on that pod's
     /// node.
     BoundPod,
+    /// The claim was generated for a PodGroup (KEP-5729), and not for the pod.
+    PodGroupClaim,
     /// The group of the pod.
     Group(GroupProblem),
 }
@@ -131,7 +134,9 @@ impl Index {
     /// Returns the pod as the allocator's input; none if a claim is missing or nothing is to be
     /// decided.
     pub(crate) fn plan_of(&self, pod: &PodEntry) -> Result<Option<PendingPod>, Blocked> {
-        let Some(entries) = self.claims_of(pod) else { return Ok(None) };
+        let Some(entries) = self.claims_of(pod) else {
+            return self.pod_group_claim(pod).map_or(Ok(None), Err);
+        };
         let mut claims = Vec::with_capacity(entries.len());
         let mut ours = false;
         for entry in entries {
@@ -168,6 +173,20 @@ impl Index {
             }
         }
         Ok(ours.then(|| pod.pending(claims)))
+    }
+
+    /// Returns that the pod cannot be planned because a claim of it is that of a PodGroup.
+    fn pod_group_claim(&self, pod: &PodEntry) -> Option<Blocked> {
+        let named = pod.claims.iter().filter(|reference| reference.generated);
+        let named = named.filter_map(|one| self.claim_named(pod, one.name.as_ref()?));
+        let is_of_group = |entry: &&ClaimEntry| {
+            let object = entry.object.as_ref();
+            object.is_some_and(StoredClaim::is_of_pod_group)
+                && matches!(self.scope(&entry.claim.uid), Some(Scope::Ours | Scope::Mixed))
+        };
+        let claim = named.filter(is_of_group).map(|entry| entry.claim.uid.clone()).next()?;
+        let blocker = PlanningBlocker::PodGroupClaim;
+        Some(Blocked { pod: pod.uid.clone(), claim, blocker })
     }
 
     /// Returns the claims of a pod; none unless all exist, are not being deleted and belong to it.

@@ -569,6 +569,33 @@ fn claim_for_two_drivers_blocks_its_pod() {
 }
 
 #[test]
+fn claim_of_a_pod_group_blocks_its_pods() {
+    let of_group = |mut claim: Value| {
+        claim["metadata"]["ownerReferences"] = json!([{
+            "apiVersion": "scheduling.k8s.io/v1beta1", "kind": "PodGroup", "name": "g",
+            "uid": "uid-g", "controller": true,
+        }]);
+        claim
+    };
+    let mut named = pod_from_template("p");
+    named["status"] = json!({
+        "resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "g-gpu-x"}],
+    });
+    let mut fed = Fed::with_gpu();
+    fed.claim(of_group(claim("g-gpu-x", "gpu.tessera.dev")));
+    fed.pod(named.clone());
+    let work = fed.index.work();
+    assert!(work.pending.is_empty());
+    assert_eq!(work.blocked[0].blocker, PlanningBlocker::PodGroupClaim);
+
+    let mut fed = Fed::with_gpu();
+    fed.class("nic", "device.driver == 'nic.example.com'");
+    fed.claim(of_group(claim("g-gpu-x", "nic")));
+    fed.pod(named);
+    assert!(fed.index.work().blocked.is_empty(), "kube-scheduler allocates it");
+}
+
+#[test]
 fn allocated_foreign_claim_restricts_the_nodes() {
     let mut fed = Fed::with_gpu();
     fed.class("nic", "device.driver == 'nic.example.com'");
