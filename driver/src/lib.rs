@@ -18,6 +18,7 @@
 //! | `other-allocators` | [`other_allocators`] | finds other allocators of the GPUs |
 //! | `publisher` | [`publisher`] | the only writer of this node's ResourceSlices |
 //! | `claim-audit` | [`audit`] | compares the journal with the API server's claims, finds orphans |
+//! | `resizes` | [`resize`] | changes the sizes of prepared shares |
 //! | `usage-audit` | [`usage`] | compares ledgers with the processes that NVML reports |
 //! | `mps-watch` | [`mps::watch`] | reports the state of MPS control daemons |
 //! | `arbitration` | [`arbitration`] | schedules compute of shares |

@@ -80,9 +80,12 @@ impl std::fmt::Debug for Resizer {
 
 /// A change that could not be made.
 struct Failure {
+    /// Reason of the condition.
     reason: &'static str,
     message: String,
+    /// The change is not tried again.
     is_final: bool,
+    /// It counts as one of the attempts after which the change is refused.
     counts: bool,
 }
 

@@ -196,9 +196,7 @@ fn with_sizes_of(mut record: ClaimRecord, prepared: &ClaimRecord) -> ClaimRecord
                 && (&other.share_id, &other.gpu) == (&share.share_id, &share.gpu)
         };
         if let Some(same) = prepared.shares.iter().find(is_same) {
-            share.memory_bytes = same.memory_bytes;
-            share.cores_percent = same.cores_percent;
-            share.reserved = same.reserved;
+            share.take_size(same);
             share.compute = same.compute;
         }
     }

@@ -124,9 +124,7 @@ impl LocalNode {
             if (share.cores_percent == 0) != (size.cores_percent == 0) {
                 share.compute = size.compute;
             }
-            share.memory_bytes = size.memory_bytes;
-            share.cores_percent = size.cores_percent;
-            share.reserved = size.reserved;
+            share.take_size(size);
         }
         Ok(SizedRecord { claim: claim.uid.clone(), record })
     }

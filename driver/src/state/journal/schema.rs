@@ -204,6 +204,13 @@ impl ShareRecord {
         ClaimDeviceName::new(claim.clone(), result)
     }
 
+    /// Takes the amounts that its containers are held to, and that it reserves, from another share.
+    pub fn take_size(&mut self, other: &Self) {
+        self.memory_bytes = other.memory_bytes;
+        self.cores_percent = other.cores_percent;
+        self.reserved = other.reserved;
+    }
+
     /// Returns what the share reserves on its GPU.
     #[must_use]
     pub fn reservation(&self) -> Reserved {
