@@ -10,7 +10,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use tessera_allocator::{PlanSettings, Policy};
 use tessera_dialect::Dialect;
 
-pub use self::defragment::{DefragArgs, DefragPodArgs, DefragRequest};
+pub use self::defragment::{DefragArgs, DefragPodArgs, DefragRequest, DefragRequestsArgs};
 pub use self::maintenance::{
     CordonArgs, CordonGpuArgs, CordonedDevice, DrainArgs, DrainGpuArgs, DrainedDevice,
 };
@@ -275,6 +275,7 @@ Examples:
   kubectl tessera defrag pod trainer -n team-a
   kubectl tessera defrag pod trainer -n team-a --snapshot cluster.json.gz
   kubectl tessera defrag pod trainer -n team-a --apply --timeout 10m
+  kubectl tessera defrag requests --top 10       does one more pod like these fit?
 
 Free capacity in pieces serves no pod that needs a whole GPU. The command searches the node with the \
 least loss from which pods of any priority can be moved so that the pod fits and each of them fits \

@@ -6,16 +6,19 @@
 //! again.
 
 mod apply;
+mod likely;
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 use tessera_allocator::model::{PendingPod, PodUid};
+use tessera_allocator::preemption::NodeHolders;
 use tessera_allocator::relocation::{Relocation, relocate};
 use tessera_allocator::{ClaimAllocation, Decision};
-use tessera_api::names::{DRIVER_NAME, Namespace, PodName};
+use tessera_api::names::{DRIVER_NAME, Namespace, NodeName, PodName};
 
 pub use self::apply::{Apply, ApplyError, ApplyOptions};
+pub use self::likely::{LikelyRequest, likely_requests, requests_text};
 use crate::explain::PlanView;
 use crate::output::{Table, count};
 
@@ -112,9 +115,18 @@ pub fn defragment(
     if pending.is_group() {
         return Err(DefragmentError::Group { namespace: namespace.clone(), pod: pod.clone() });
     }
+    Ok(moves_for(view, pending, &view.index.holders()))
+}
+
+/// Searches the moves for a pod, which need not exist.
+fn moves_for(
+    view: &PlanView<'_>,
+    pending: &PendingPod,
+    holders: &BTreeMap<NodeName, NodeHolders>,
+) -> Defragmentation {
     let report = |result, decision: Option<&Decision>, moves| Defragmentation {
-        namespace: namespace.to_string(),
-        pod: pod.to_string(),
+        namespace: pending.namespace.to_string(),
+        pod: pending.name.to_string(),
         result,
         node: decision.map(|decision| decision.node.to_string()),
         devices: decision.map(devices).unwrap_or_default(),
@@ -122,13 +134,12 @@ pub fn defragment(
     };
     let alone = view.plan_alone(std::slice::from_ref(pending));
     if let Some(decision) = alone.decisions.first() {
-        return Ok(report(DefragmentationResult::Fits, Some(decision), Vec::new()));
+        return report(DefragmentationResult::Fits, Some(decision), Vec::new());
     }
-    let holders = view.index.holders();
     let replacement = |pod: &PodUid| view.index.replacement_of(pod);
-    let found = relocate(&view.cluster, pending, &holders, replacement, view.settings);
+    let found = relocate(&view.cluster, pending, holders, replacement, view.settings);
     let Some(Relocation { decision, moves }) = found else {
-        return Ok(report(DefragmentationResult::DoesNotFit, None, Vec::new()));
+        return report(DefragmentationResult::DoesNotFit, None, Vec::new());
     };
     let of_node = holders.get(&decision.node);
     let priorities: BTreeMap<&PodUid, i32> = of_node
@@ -152,7 +163,7 @@ pub fn defragment(
         })
     };
     let moves = moves.iter().filter_map(moved).collect();
-    Ok(report(DefragmentationResult::FitsAfterMoves, Some(&decision), moves))
+    report(DefragmentationResult::FitsAfterMoves, Some(&decision), moves)
 }
 
 /// Returns the GPUs of a decision.

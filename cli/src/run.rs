@@ -16,9 +16,9 @@ use tessera_dialect::{Converter, Settings};
 
 use crate::args::{
     ConnectionArgs, ConvertArgs, CordonArgs, CordonGpuArgs, CordonedDevice, DefragArgs,
-    DefragPodArgs, DefragRequest, DoctorArgs, DrainArgs, DrainGpuArgs, DrainedDevice, ExplainArgs,
-    ExplainSubject, PluginArgs, PluginCommand, PolicyName, QuotaArgs, ResizeArgs, SimulateArgs,
-    SnapshotArgs, SourceArgs, TreeArgs,
+    DefragPodArgs, DefragRequest, DefragRequestsArgs, DoctorArgs, DrainArgs, DrainGpuArgs,
+    DrainedDevice, ExplainArgs, ExplainSubject, PluginArgs, PluginCommand, PolicyName, QuotaArgs,
+    ResizeArgs, SimulateArgs, SnapshotArgs, SourceArgs, TreeArgs,
 };
 use crate::cluster::Cluster;
 use crate::convert::{Conversions, ManifestFile};
@@ -103,6 +103,9 @@ async fn run(args: PluginArgs) -> anyhow::Result<(String, ExitStatus)> {
         PluginCommand::Defrag(DefragArgs { request: DefragRequest::Pod(args) }) => {
             defragment(args, &connection).await
         }
+        PluginCommand::Defrag(DefragArgs { request: DefragRequest::Requests(args) }) => {
+            show_likely_requests(args, &connection).await
+        }
         PluginCommand::Resize(args) => resize(args, &connection).await,
         PluginCommand::Snapshot(args) => save(args, &connection).await,
     }
@@ -176,6 +179,21 @@ async fn defragment(
         Apply::new(client, evictions, options, &mut progress).run(&found).await?;
     }
     Ok((text, status(is_pending)))
+}
+
+async fn show_likely_requests(
+    args: DefragRequestsArgs,
+    connection: &ConnectionArgs,
+) -> anyhow::Result<(String, ExitStatus)> {
+    let source = Source::open(&args.source, connection).await?;
+    let indexed = source.indexed();
+    let view = PlanView::new(&source.snapshot, &indexed, PolicyName::settings(None), source.now);
+    let found = defragment::likely_requests(&view, args.top.get());
+    let headers = !args.output.no_headers;
+    let text =
+        render(&found, args.output.output, |found| defragment::requests_text(found, headers))?;
+    let is_short = found.iter().any(|one| one.found.result != DefragmentationResult::Fits);
+    Ok((text, status(is_short)))
 }
 
 async fn resize(

@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 use tessera_api::names::{Namespace, PodName};
 use tessera_cli::args::PolicyName;
 use tessera_cli::defragment::{
-    DefragmentError, Defragmentation, DefragmentationResult, defragment, text,
+    DefragmentError, Defragmentation, DefragmentationResult, defragment, likely_requests,
+    requests_text, text,
 };
 use tessera_cli::explain::PlanView;
 
@@ -89,4 +90,22 @@ fn pod_that_waits_for_nothing_is_an_error() {
     let fixture = fragmented();
     let error = try_for(&fixture, "small-aa").unwrap_err().to_string();
     assert!(error.contains("pod team-a/small-aa does not wait"), "{error}");
+}
+
+#[test]
+fn the_most_frequent_requests_come_first_with_their_moves() {
+    let mut fixture = fragmented();
+    fixture.pending("trainer", gpus(1));
+    let indexed = fixture.snapshot.indexed();
+    let now = fixture.snapshot.taken_at;
+    let view = PlanView::new(&fixture.snapshot, &indexed, PolicyName::settings(None), now);
+    let found = likely_requests(&view, 5);
+    let results: Vec<_> = found.iter().map(|one| (one.pods, one.found.result)).collect();
+    assert_eq!(
+        results,
+        [(4, DefragmentationResult::Fits), (1, DefragmentationResult::FitsAfterMoves)]
+    );
+    assert_eq!(likely_requests(&view, 1).len(), 1);
+    golden("defragment/requests.txt", &requests_text(&found, true));
+    assert!(requests_text(&[], true).starts_with("no pod has devices"));
 }

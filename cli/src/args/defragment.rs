@@ -1,11 +1,12 @@
 //! Arguments of `defrag`.
 
+use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
-use super::SourceArgs;
 use super::maintenance::duration;
+use super::{OutputArgs, SourceArgs};
 use crate::output::OutputFormat;
 
 /// Arguments of `defrag`.
@@ -22,6 +23,22 @@ pub enum DefragRequest {
     /// A pod that waits for devices
     #[command(visible_alias = "pods")]
     Pod(DefragPodArgs),
+    /// One more pod like those that the cluster has most of
+    Requests(DefragRequestsArgs),
+}
+
+/// Arguments of `defrag requests`.
+#[derive(Debug, Args)]
+pub struct DefragRequestsArgs {
+    /// Number of requests, the most frequent first
+    #[arg(long, value_name = "NUMBER", default_value = "5")]
+    pub top: NonZeroUsize,
+    /// The source of the objects.
+    #[command(flatten)]
+    pub source: SourceArgs,
+    /// Output options.
+    #[command(flatten)]
+    pub output: OutputArgs,
 }
 
 /// Arguments of `defrag pod`.

@@ -139,7 +139,7 @@ const EXIT_CODES: [(&str, &str, &str); 9] = [
     (
         "kubectl-tessera",
         "2",
-        "`explain`: the pod or claim is pending; `simulate`: a pod does not fit; `defrag`: no moves help; `convert`: an object is refused.",
+        "`explain`: the pod or claim is pending; `simulate`: a pod does not fit; `defrag`: no moves help, or one more pod does not fit; `convert`: an object is refused.",
     ),
     ("tessera-controller", "0", "Stopped by a signal."),
     (
