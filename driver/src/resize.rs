@@ -220,7 +220,12 @@ impl Resizer {
         if answer.is_some_and(|answer| answer.reason == REFUSED_REASON) {
             return None;
         }
-        let is_recorded = same_sizes(&sizes_of(record, &status.granted), &status.granted);
+        let recorded = sizes_of(record, &status.granted);
+        // An earlier allocation of the claim is still prepared. The journal changes when it ends.
+        if recorded.len() != status.granted.len() {
+            return None;
+        }
+        let is_recorded = same_sizes(&recorded, &status.granted);
         let is_told = answer.is_some_and(|answer| answer.status == "True");
         (!is_recorded || !is_told).then(|| (record.clone(), status, uid))
     }
@@ -310,6 +315,8 @@ impl Failure {
             ShareResizeError::InUse { .. } => Self::again(IN_USE_REASON, message, false),
             // The claim is read again.
             ShareResizeError::NotCounted { .. } => Self::again("NotCounted", message, false),
+            // It was unprepared meanwhile.
+            ShareResizeError::NotPrepared => Self::again("NotPrepared", message, false),
             error if error.is_transient() => Self::again("Failed", message, true),
             _ => Self { reason: REFUSED_REASON, message, is_final: true, counts: true },
         }

@@ -52,13 +52,18 @@ fn count_in(node: &Node, mut object: Value, memory: &str, cores: &str) {
 
 /// Grants the driver a size.
 fn grant(node: &Node, number: i64, memory: &str, cores: &str) {
+    grant_size(node, number, size(memory, cores));
+}
+
+fn grant_size(node: &Node, number: i64, size: Value) {
     let resize = json!({
         "apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuResize",
         "metadata": {"name": "a", "namespace": "ns", "uid": "uid-of-resize", "generation": number},
-        "spec": {"requests": [{"name": "gpu-0", "memory": memory, "cores": cores}]},
+        "spec": {
+            "requests": [{"name": "gpu-0", "memory": size["memory"], "cores": size["cores"]}],
+        },
         "status": {
-            "node": "node-a", "claimUID": uid("a"), "grant": number,
-            "granted": [size(memory, cores)],
+            "node": "node-a", "claimUID": uid("a"), "grant": number, "granted": [size],
         },
     });
     node.api.put_resize("a", resize);
@@ -226,6 +231,32 @@ async fn a_gpu_without_room_refuses_after_some_attempts() {
         advance(Duration::from_secs(1)).await;
     }
     assert_eq!(granted(&node), (4, 20, 0));
+    driver.stop().await;
+}
+
+#[tokio::test]
+async fn a_grant_for_another_allocation_waits_for_its_prepare() {
+    let node = Node::with_gpus(1);
+    let (driver, kubelet) = with_share(&node).await;
+    // The claim was allocated again, and the kubelet has not unprepared it.
+    let mut again = claim("a", &[(0, 4, 20)]);
+    let result = &mut again["status"]["allocation"]["devices"]["results"][0];
+    result["shareID"] = share_id("b", 0).into();
+    node.api.put_claim(again.clone());
+    let reads = node.api.claim_reads();
+    let mut granted = size("2Gi", "10");
+    granted["shareID"] = share_id("b", 0).into();
+    grant_size(&node, 1, granted);
+    kubelet.unprepare(fakes::node::asked("a")).await.expect("unprepared");
+    assert_eq!(node.api.claim_reads(), reads, "nothing is to be done about it");
+    kubelet.prepare(fakes::node::asked("a")).await.expect("prepared");
+    node.api
+        .wait_for("the report", |api| {
+            let status = &api.resize("a")["status"];
+            (status["appliedGrant"] == 1 && status["conditions"][0]["status"] == "True")
+                .then_some(())
+        })
+        .await;
     driver.stop().await;
 }
 

@@ -64,9 +64,11 @@ impl ShareResizeError {
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::NotCounted { .. } | Self::InUse { .. } | Self::Prepare(_) => true,
+            Self::NotPrepared | Self::NotCounted { .. } | Self::InUse { .. } | Self::Prepare(_) => {
+                true
+            }
             Self::Plan(error) => error.is_transient(),
-            Self::NotPrepared | Self::Unreadable { .. } => false,
+            Self::Unreadable { .. } => false,
         }
     }
 }
