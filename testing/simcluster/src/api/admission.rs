@@ -270,6 +270,7 @@ mod tests {
             "finalizer",
             "fence",
             "slices",
+            "resizes",
             "mounts",
         ];
         assert_eq!(names, expected.map(|name| format!("tessera-{name}")));
