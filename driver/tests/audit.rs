@@ -5,6 +5,7 @@ mod fakes;
 use std::time::Duration;
 
 use fakes::{
+    advance,
     gpus::uuid,
     kubelet::Kubelet,
     node::{Node, claim},
@@ -26,13 +27,6 @@ fn tainted(slices: &[Value]) -> Vec<String> {
         taints.iter().any(|taint| taint["key"] == TAINT && taint["effect"] == "NoSchedule")
     });
     orphaned.map(|device| device["name"].as_str().expect("a name").to_owned()).collect()
-}
-
-/// Advances the clock. It runs on afterwards, since the driver's calls use sockets.
-async fn advance(duration: Duration) {
-    tokio::time::pause();
-    tokio::time::advance(duration).await;
-    tokio::time::resume();
 }
 
 async fn until_tainted(node: &Node, gpus: &[u32]) {

@@ -5,6 +5,7 @@ mod fakes;
 use std::{fs, os::unix::fs::MetadataExt, time::Duration};
 
 use fakes::{
+    advance,
     api::Api,
     gpus::uuid,
     kubelet::Kubelet,
@@ -104,12 +105,6 @@ fn journal(node: &Node) -> Journal {
     let mut object: Value = serde_json::from_str(&text).expect("JSON");
     object.as_object_mut().expect("an object").remove("version");
     serde_json::from_value(object).expect("a journal")
-}
-
-async fn advance(duration: Duration) {
-    tokio::time::pause();
-    tokio::time::advance(duration).await;
-    tokio::time::resume();
 }
 
 #[tokio::test]

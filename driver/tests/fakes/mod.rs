@@ -9,3 +9,10 @@ pub mod kubelet;
 pub mod ledger;
 pub mod mounts;
 pub mod node;
+
+/// Advances the clock. It runs on afterwards, since the driver's calls use sockets.
+pub async fn advance(duration: std::time::Duration) {
+    tokio::time::pause();
+    tokio::time::advance(duration).await;
+    tokio::time::resume();
+}
