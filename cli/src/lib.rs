@@ -42,4 +42,5 @@ pub mod usage;
 
 mod devices;
 mod input;
+mod pod_claims;
 mod yaml;

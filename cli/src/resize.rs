@@ -25,6 +25,8 @@ use tessera_api::resize::{
 };
 use tokio::time::Instant;
 
+use crate::pod_claims::claim_names;
+
 /// Name of the writer of the objects.
 const MANAGER: &str = "kubectl-tessera";
 
@@ -383,17 +385,12 @@ fn progress(resize: &GpuResize) -> Progress {
     }
 }
 
-/// Returns the names of the claims of a pod.
+/// Returns the names of the claims of a pod, with that of its extended resources.
 fn claims_of(pod: &Pod) -> BTreeSet<String> {
-    let entries = pod.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten());
-    let named = entries.filter_map(|entry| entry.resource_claim_name.clone());
-    let status = pod.status.iter();
-    let generated = status.clone().flat_map(|s| s.resource_claim_statuses.iter().flatten());
-    let generated = generated.filter_map(|status| status.resource_claim_name.clone());
-    let extended = status.filter_map(|status| {
+    let extended = pod.status.iter().filter_map(|status| {
         Some(status.extended_resource_claim_status.as_ref()?.resource_claim_name.clone())
     });
-    named.chain(generated).chain(extended).collect()
+    claim_names(pod).into_iter().chain(extended).collect()
 }
 
 /// Returns the request of this name, or the only one, and its shares with the sizes that count.

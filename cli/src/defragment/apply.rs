@@ -3,7 +3,6 @@
 //! The GPUs that the pod gets are cordoned while the others leave, because their replacements would
 //! be placed there again. An interrupted run leaves them cordoned.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -14,6 +13,7 @@ use tokio::time::Instant;
 
 use super::{Defragmentation, PodMove};
 use crate::maintenance::{Cordons, GpuError, TargetGpu, refuse_unmanaged};
+use crate::pod_claims::claim_names;
 
 /// Time between two looks at the pod's claims.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -205,13 +205,8 @@ impl<'p> Apply<'p> {
         let object = format!("pod {}/{}", found.namespace, found.pod);
         let pod = pods.get(&found.pod).await;
         let pod = pod.map_err(|error| GpuError::of("get", "pods", object, error))?;
-        let entries = pod.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten());
-        let named = entries.filter_map(|entry| entry.resource_claim_name.clone());
-        let status = pod.status.iter().flat_map(|s| s.resource_claim_statuses.iter().flatten());
-        let generated = status.filter_map(|status| status.resource_claim_name.clone());
-        let claims: BTreeSet<String> = named.chain(generated).collect();
         let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &found.namespace);
-        for claim in claims {
+        for claim in claim_names(&pod) {
             let name = format!("ResourceClaim {}/{claim}", found.namespace);
             let object = api.get(&claim).await;
             let object =
