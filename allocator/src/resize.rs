@@ -1,6 +1,6 @@
 //! A change of the size of an allocated share.
 
-use tessera_api::names::capacity::{CORES, MEMORY};
+use tessera_api::names::capacity::MEMORY;
 use tessera_api::quantity::Quantity;
 use tessera_api::resize::ShareSize;
 
@@ -45,11 +45,7 @@ pub fn resized(
     device: &Device,
 ) -> Result<DeviceResult, ShareSizeError> {
     let mut requests: NameMap<Quantity> = share.consumed.clone();
-    for (name, amount) in [(MEMORY, size.memory), (CORES, size.cores)] {
-        if let Some(amount) = amount {
-            requests.insert(name.to_owned(), amount);
-        }
-    }
+    requests.extend(size.amounts().map(|(name, amount)| (name.to_owned(), amount)));
     if requests.get(MEMORY).is_some_and(Quantity::is_zero) {
         return Err(ShareSizeError::NoMemory);
     }

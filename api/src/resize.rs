@@ -13,7 +13,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::resource::v1::{
-    AllocatedDeviceStatus, DeviceRequestAllocationResult, ResourceClaimStatus,
+    AllocatedDeviceStatus, AllocationResult, DeviceRequestAllocationResult, ResourceClaimStatus,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
@@ -214,6 +214,14 @@ impl GpuResize {
     }
 }
 
+impl ShareSize {
+    /// Returns the amounts that are set, by the name of the capacity.
+    pub fn amounts(self) -> impl Iterator<Item = (&'static str, Quantity)> {
+        let all = [(MEMORY, self.memory), (CORES, self.cores)];
+        all.into_iter().filter_map(|(name, amount)| Some((name, amount?)))
+    }
+}
+
 impl SizedShare {
     /// Returns the amounts; none for one that cannot be read.
     pub fn size(&self) -> ShareSize {
@@ -272,29 +280,26 @@ pub fn changed_size(
 
 /// Replaces the amounts in the allocation of this status by the sizes that count.
 pub fn apply_sizes(status: &mut ResourceClaimStatus) {
-    let devices = status.devices.as_deref().unwrap_or_default();
-    let allocation = status.allocation.as_mut().and_then(|one| one.devices.as_mut());
-    for result in allocation.into_iter().flat_map(|one| one.results.iter_mut().flatten()) {
-        if let Some(size) = changed_size(devices, result) {
-            resize(result, size);
-        }
-    }
+    let ResourceClaimStatus { allocation, devices, .. } = status;
+    let devices = devices.as_deref().unwrap_or_default();
+    resize_each(allocation, |result| changed_size(devices, result));
 }
 
 /// Replaces the amounts of the results that have one of these sizes.
 pub fn resize_results(status: &mut ResourceClaimStatus, sizes: &[SizedShare]) {
-    let allocation = status.allocation.as_mut().and_then(|one| one.devices.as_mut());
-    for result in allocation.into_iter().flat_map(|one| one.results.iter_mut().flatten()) {
-        if let Some(size) = sizes.iter().find(|size| size.is_of(result)) {
-            resize(result, size.size());
-        }
-    }
+    let allocation = &mut status.allocation;
+    resize_each(allocation, |result| Some(sizes.iter().find(|size| size.is_of(result))?.size()));
 }
 
-fn resize(result: &mut DeviceRequestAllocationResult, size: ShareSize) {
-    let consumed = result.consumed_capacity.get_or_insert_default();
-    for (name, amount) in [(MEMORY, size.memory), (CORES, size.cores)] {
-        if let Some(amount) = amount {
+fn resize_each(
+    allocation: &mut Option<AllocationResult>,
+    size: impl Fn(&DeviceRequestAllocationResult) -> Option<ShareSize>,
+) {
+    let devices = allocation.as_mut().and_then(|one| one.devices.as_mut());
+    for result in devices.into_iter().flat_map(|one| one.results.iter_mut().flatten()) {
+        let Some(size) = size(result) else { continue };
+        let consumed = result.consumed_capacity.get_or_insert_default();
+        for (name, amount) in size.amounts() {
             consumed.insert(name.to_owned(), ApiQuantity(amount.to_string()));
         }
     }

@@ -258,12 +258,8 @@ impl Resizer {
         namespace: &Namespace,
         name: &ClaimName,
     ) -> Result<PreparableClaim, Failure> {
-        PreparableClaim::check(claim, uid, namespace, name, &self.pool).map_err(|error| Failure {
-            reason: REFUSED_REASON,
-            message: chain(&error),
-            is_final: true,
-            counts: true,
-        })
+        PreparableClaim::check(claim, uid, namespace, name, &self.pool)
+            .map_err(|error| Failure::refused(chain(&error)))
     }
 
     /// Writes the driver's part of the status. Returns false if it is not stored.
@@ -309,6 +305,10 @@ impl Failure {
         Self { reason, message, is_final: false, counts }
     }
 
+    fn refused(message: String) -> Self {
+        Self { reason: REFUSED_REASON, message, is_final: true, counts: true }
+    }
+
     fn of(error: &ShareResizeError) -> Self {
         let message = chain(error);
         match error {
@@ -317,8 +317,13 @@ impl Failure {
             ShareResizeError::NotCounted { .. } => Self::again("NotCounted", message, false),
             // It was unprepared meanwhile.
             ShareResizeError::NotPrepared => Self::again("NotPrepared", message, false),
-            error if error.is_transient() => Self::again("Failed", message, true),
-            _ => Self { reason: REFUSED_REASON, message, is_final: true, counts: true },
+            ShareResizeError::Prepare(_) => Self::again("Failed", message, true),
+            ShareResizeError::Plan(error) if error.is_transient() => {
+                Self::again("Failed", message, true)
+            }
+            ShareResizeError::Plan(_) | ShareResizeError::Unreadable { .. } => {
+                Self::refused(message)
+            }
         }
     }
 }

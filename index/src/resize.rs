@@ -204,14 +204,14 @@ impl Index {
             most.push(larger(share.result, &result));
             wanted.push(result);
         }
-        self.check_room(&shares, &most)?;
-        self.check_quotas(entry, &shares, &most)?;
+        let current: Vec<DeviceResult> = shares.iter().map(|share| share.result.clone()).collect();
+        self.check_room(&current, &most)?;
+        self.check_quotas(entry, &current, &most)?;
         // Whole devices have no size.
         let sized = |results: &[DeviceResult]| -> Vec<SizedShare> {
             let pairs = shares.iter().zip(results).filter(|(_, result)| result.shared);
             pairs.map(|(share, result)| share.sized(&result.consumed)).collect()
         };
-        let current: Vec<DeviceResult> = shares.iter().map(|share| share.result.clone()).collect();
         let (current, wanted, most) = (sized(&current), sized(&wanted), sized(&most));
         let pool = current.first().map(|share| share.pool.clone()).unwrap_or_default();
         Ok(ResizePlan { pool, current, wanted, most })
@@ -259,17 +259,20 @@ impl Index {
 
     /// Checks that the shares fit on their devices beside all others. Amounts that do not grow are
     /// not checked: the device may be overcommitted already.
-    fn check_room(&self, shares: &[Share<'_>], most: &[DeviceResult]) -> Result<(), ResizeRefusal> {
-        let current: Vec<DeviceResult> = shares.iter().map(|share| share.result.clone()).collect();
-        for (share, new) in shares.iter().zip(most).filter(|(share, new)| share.result != *new) {
-            let id: &DeviceId = &share.result.device;
+    fn check_room(
+        &self,
+        current: &[DeviceResult],
+        most: &[DeviceResult],
+    ) -> Result<(), ResizeRefusal> {
+        for (now, new) in current.iter().zip(most).filter(|(now, new)| now != new) {
+            let id: &DeviceId = &now.device;
             let device = || id.device.to_string();
             let published = self.published_device(id);
             let published = published.ok_or(ResizeRefusal::NotPublished { device: device() })?;
             let used = self.usage_with_room(id).unwrap_or_default();
-            let after = used.minus(id, &current).plus(id, most);
+            let after = used.minus(id, current).plus(id, most);
             for (capacity, amount) in new.consumed.iter() {
-                let grows = share.result.consumed.get(capacity).is_none_or(|old| amount > old);
+                let grows = now.consumed.get(capacity).is_none_or(|old| amount > old);
                 let all = published.capacity.get(capacity).map(|c| c.value).unwrap_or_default();
                 let sum = after.consumed.get(capacity).copied().unwrap_or_default();
                 if grows && sum > all {
@@ -287,14 +290,13 @@ impl Index {
     fn check_quotas(
         &self,
         entry: &ClaimEntry,
-        shares: &[Share<'_>],
+        current: &[DeviceResult],
         most: &[DeviceResult],
     ) -> Result<(), ResizeRefusal> {
-        let current: Vec<DeviceResult> = shares.iter().map(|share| share.result.clone()).collect();
         let published: Vec<Option<&Device>> =
             current.iter().map(|result| self.published_device(&result.device)).collect();
         let counted = |results| charges(&entry.claim, results, published.iter().copied());
-        let (now, then) = (counted(&current), counted(most));
+        let (now, then) = (counted(current), counted(most));
         for standing in self.quotas_of(&entry.claim.namespace) {
             let QuotaState { quota, .. } = standing.state;
             let amounts = |charges| {

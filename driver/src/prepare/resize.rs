@@ -59,20 +59,6 @@ pub enum ShareResizeError {
     Prepare(#[from] PrepareError),
 }
 
-impl ShareResizeError {
-    /// Returns true if the same change may be possible later.
-    #[must_use]
-    pub fn is_transient(&self) -> bool {
-        match self {
-            Self::NotPrepared | Self::NotCounted { .. } | Self::InUse { .. } | Self::Prepare(_) => {
-                true
-            }
-            Self::Plan(error) => error.is_transient(),
-            Self::Unreadable { .. } => false,
-        }
-    }
-}
-
 impl LocalNode {
     /// Gives the shares of a prepared claim the sizes of `wanted`. `counted` is the same claim with
     /// the sizes that count for it, which no size may exceed.

@@ -50,12 +50,8 @@ pub fn allocated(
 
 /// Returns the device with the size that counts.
 fn sized(mut result: DeviceResult, size: Option<ShareSize>) -> DeviceResult {
-    let size = size.unwrap_or_default();
-    for (name, amount) in [(MEMORY, size.memory), (CORES, size.cores)] {
-        if let Some(amount) = amount {
-            result.consumed.insert(name.to_owned(), amount);
-        }
-    }
+    let amounts = size.unwrap_or_default().amounts();
+    result.consumed.extend(amounts.map(|(name, amount)| (name.to_owned(), amount)));
     result
 }
 
