@@ -280,10 +280,11 @@ impl FaultHarness {
         claim.status.is_some_and(|status| status.allocation.is_some())
     }
 
-    /// Creates a claim and a pod with a higher priority than all others.
+    /// Creates a claim and a pod with a higher priority than all others that evicts none of them.
     pub(crate) async fn urgent_pod(&self, name: &str, memory: &str) {
         let mut pod = pod(name);
         pod["spec"]["priority"] = 1000.into();
+        pod["spec"]["preemptionPolicy"] = "Never".into();
         self.create_with_claim(pod, name, memory).await;
     }
 
