@@ -62,6 +62,12 @@ pub struct DriverArgs {
     #[arg(long, env = "TESSERA_NVML_LIBRARY")]
     pub nvml_library: Option<PathBuf>,
 
+    /// Directory in which device nodes are created for GPUs that are added while the driver runs:
+    /// /dev of a privileged container, which has the nodes of its start only [default: none are
+    /// created].
+    #[arg(long, env = "TESSERA_DEVICE_DIRECTORY", value_name = "PATH")]
+    pub device_directory: Option<PathBuf>,
+
     /// Mount point of sysfs.
     #[arg(long, env = "TESSERA_SYSFS_ROOT", default_value = "/sys")]
     pub sysfs_root: PathBuf,

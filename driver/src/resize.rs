@@ -89,6 +89,9 @@ struct Failure {
     counts: bool,
 }
 
+/// Error: a report is not stored.
+struct NotStored;
+
 impl Resizer {
     /// Returns the part that changes shares of `node`, whose pool is `pool`.
     #[must_use]
@@ -194,7 +197,12 @@ impl Resizer {
             }
         };
         let is_final = failure.as_ref().is_none_or(|failure| failure.is_final);
-        let is_told = self.report(&object, status, applied, failure.as_ref()).await;
+        let told = self.report(&object, status, applied, failure.as_ref()).await;
+        let is_told = told.is_ok();
+        if let Ok(Some(stored)) = told {
+            // Before the watch delivers it: the changed journal makes this resize due again.
+            self.known.insert(key.clone(), Arc::new(stored));
+        }
         if is_final && is_told {
             self.later.remove(key);
         } else {
@@ -262,20 +270,21 @@ impl Resizer {
             .map_err(|error| Failure::refused(chain(&error)))
     }
 
-    /// Writes the driver's part of the status. Returns false if it is not stored.
+    /// Writes the driver's part of the status. Returns the stored object; `None` if it was written
+    /// before, or the object is gone.
     async fn report(
         &self,
         object: &GpuResize,
         status: &GpuResizeStatus,
         applied: Vec<SizedShare>,
         failure: Option<&Failure>,
-    ) -> bool {
+    ) -> Result<Option<GpuResize>, NotStored> {
         let known = object.condition(APPLIED_CONDITION);
         let condition = condition(object, failure);
         let is_known = known == Some(&condition)
             && (&status.applied, status.applied_grant) == (&applied, status.grant);
         if is_known {
-            return true;
+            return Ok(None);
         }
         let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
         let patch = Patch::Apply(json!({
@@ -289,14 +298,16 @@ impl Resizer {
         let parameters = PatchParams::apply(FIELD_MANAGER).force();
         let request = api.patch_status(&name, &parameters, &patch);
         let error = match timeout(REQUEST_TIMEOUT, request).await {
-            Ok(Ok(_)) => return true,
+            Ok(Ok(stored)) => return Ok(Some(stored)),
             // It is deleted or another one, as the watch will report.
-            Ok(Err(kube::Error::Api(answer))) if matches!(answer.code, 404 | 409) => return true,
+            Ok(Err(kube::Error::Api(answer))) if matches!(answer.code, 404 | 409) => {
+                return Ok(None);
+            }
             Ok(Err(error)) => chain(&error),
             Err(_) => "no answer".to_owned(),
         };
         tracing::warn!(namespace, name, error, "cannot write the status of a GpuResize");
-        false
+        Err(NotStored)
     }
 }
 

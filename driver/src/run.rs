@@ -36,6 +36,7 @@ pub async fn run(args: DriverArgs) -> anyhow::Result<()> {
         driver_root,
         driver_root_host,
         nvml_library,
+        device_directory,
         sysfs_root,
         intercept_library,
         intercept,
@@ -62,6 +63,7 @@ pub async fn run(args: DriverArgs) -> anyhow::Result<()> {
     let options = NvmlOptions {
         library: nvml_library,
         driver_root: driver_root.clone(),
+        device_directory,
         sysfs_root,
         exclude: exclude_gpus.into_iter().collect(),
     };

@@ -35,3 +35,31 @@ pub(crate) fn create_missing(driver_root: &Path, own: &Path) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_missing_nodes_of_gpus_are_created() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (root, own) = (directory.path().join("root"), directory.path().join("own"));
+        for path in [root.join("dev"), own.clone()] {
+            fs::create_dir_all(path).expect("a directory");
+        }
+        let null = fs::metadata("/dev/null").expect("a device").rdev();
+        for name in ["nvidia0", "nvidia1", "nvidiactl", "null"] {
+            let made = mknod(&root.join("dev").join(name), SFlag::S_IFCHR, Mode::S_IRUSR, null);
+            if made.is_err() {
+                tessera_test_support::report_skip("device-nodes", "needs CAP_MKNOD");
+                return;
+            }
+        }
+        fs::write(own.join("nvidia1"), "its own").expect("a file");
+        create_missing(&root, &own);
+        let created = fs::metadata(own.join("nvidia0")).expect("created");
+        assert_eq!(created.rdev(), null);
+        assert!(fs::metadata(own.join("nvidia1")).expect("kept").is_file());
+        assert!(!own.join("nvidiactl").exists() && !own.join("null").exists());
+    }
+}

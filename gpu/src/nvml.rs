@@ -7,7 +7,7 @@ mod session;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nvml_wrapper::Device;
@@ -35,6 +35,9 @@ pub struct NvmlOptions {
     pub library: Option<PathBuf>,
     /// Root of the NVIDIA driver's files, as this process sees it.
     pub driver_root: PathBuf,
+    /// Directory in which device nodes are created that only the driver root has: `/dev` of a
+    /// container, since a GPU may be added later. If `None`, none are created.
+    pub device_directory: Option<PathBuf>,
     /// Mount point of sysfs.
     pub sysfs_root: PathBuf,
     /// GPUs that are not published.
@@ -47,6 +50,7 @@ impl Default for NvmlOptions {
         Self {
             library: None,
             driver_root: PathBuf::from("/"),
+            device_directory: None,
             sysfs_root: PathBuf::from("/sys"),
             exclude: BTreeSet::new(),
         }
@@ -97,7 +101,9 @@ impl NvmlLibrary {
         }
         // Before NVML looks: a GPU that is bound in between makes the session outdated.
         let bound = sysfs::bound_gpus(&self.options.sysfs_root);
-        device_nodes::create_missing(&self.options.driver_root, Path::new("/dev"));
+        if let Some(own) = &self.options.device_directory {
+            device_nodes::create_missing(&self.options.driver_root, own);
+        }
         let opened = Arc::new(Session::open(&self.options)?);
         *session = Some(OpenSession { session: Arc::clone(&opened), bound });
         Ok(opened)

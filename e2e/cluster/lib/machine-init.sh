@@ -12,13 +12,14 @@ set -euo pipefail
 
 name=$1 state=$2 record=$3
 
-# Mounts a /dev with copies of the host's device nodes. New nodes are private; the kernel has only
-# one devtmpfs.
+# Mounts a /dev with copies of the host's device nodes, except those of GPUs: a machine gets fake
+# ones. New nodes are private; the kernel has only one devtmpfs.
 own_dev() {
   local dev entry
   dev=$(mktemp -d)
   mount -t tmpfs -o mode=755 tmpfs "$dev"
   for entry in /dev/*; do
+    if [[ $entry == /dev/nvidia* ]]; then continue; fi
     if [ ! -d "$entry" ] || [ -L "$entry" ]; then cp --archive "$entry" "$dev/"; fi
   done
   mkdir "$dev"/{pts,shm,mqueue}
