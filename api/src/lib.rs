@@ -18,6 +18,7 @@ pub mod config;
 pub mod defaults;
 pub mod events;
 pub mod gpu;
+pub mod load;
 pub mod metrics;
 pub mod names;
 pub mod quantity;

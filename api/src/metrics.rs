@@ -201,6 +201,8 @@ metrics! {
         "1 for each published GPU, with NVML's index and product name";
     GPU_MEMORY = Gauge "tessera_gpu_memory_bytes" ["uuid"]
         "Bytes of memory of each published GPU, without oversubscription";
+    GPU_UTILIZATION = Gauge "tessera_gpu_utilization_percent" ["uuid"]
+        "Percent of the last minute in which the GPU ran kernels, by NVML";
     GPU_UNACCOUNTED_PROCESSES = Gauge "tessera_gpu_unaccounted_processes" ["uuid"]
         "Processes of pods that hold memory of the GPU which no ledger accounts for";
     GPU_UNACCOUNTED_MEMORY = Gauge "tessera_gpu_unaccounted_memory_bytes" ["uuid"]

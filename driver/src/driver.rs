@@ -37,6 +37,7 @@ use crate::{
     other_allocators::OtherAllocatorPolicy,
     prepare::DetachedClaims,
     state::{journal::JournalStore, mounts::Mounts},
+    usage::load::LoadReader,
 };
 
 /// Time for which tasks may finish when the driver stops.
@@ -118,6 +119,7 @@ pub struct Driver {
     stop_on_drop: DropGuard,
     sockets: SocketPaths,
     metrics: Arc<DriverMetrics>,
+    load: LoadReader,
     journal: Arc<JournalStore>,
     claims: Arc<DetachedClaims>,
     _watcher: InventoryWatcherHandle,
@@ -146,8 +148,9 @@ impl Driver {
         let hardware = startup.watch_hardware()?;
         let (claims, servers) = startup.serve_kubelet(&hardware)?;
         startup.watch_claims(servers.registered(), &hardware)?;
+        let load = startup.measure_load(&hardware);
         startup.publish(&hardware);
-        Ok(startup.into_driver(claims, servers, hardware.watcher))
+        Ok(startup.into_driver(claims, servers, load, hardware.watcher))
     }
 
     /// Returns the paths of its sockets.
@@ -156,15 +159,15 @@ impl Driver {
         &self.sockets
     }
 
-    /// Returns the parts that `/metrics` and `/healthz` read.
+    /// Returns the parts that `/metrics`, `/load` and `/healthz` read.
     #[must_use]
     pub fn endpoints(&self) -> Endpoints {
         let (sockets, journal) = (self.sockets.clone(), Arc::clone(&self.journal));
-        Endpoints::new(Arc::clone(&self.metrics), sockets, journal)
+        Endpoints::new(Arc::clone(&self.metrics), self.load.clone(), sockets, journal)
     }
 
-    /// Serves `/metrics` and `/healthz` until the driver stops, on a thread of its own. Returns the
-    /// bound address.
+    /// Serves `/metrics`, `/load` and `/healthz` until the driver stops, on a thread of its own.
+    /// Returns the bound address.
     ///
     /// # Errors
     /// The address cannot be bound, or the thread cannot be started.

@@ -1,8 +1,9 @@
-//! `/metrics` and `/healthz`, and the health socket of probes.
+//! `/metrics`, `/load` and `/healthz`, and the health socket of probes.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
-use axum::Router;
+use axum::{Json, Router, routing::get};
+use tessera_api::load;
 use tessera_proto::{
     dra_v1::{NodePrepareResourcesRequest, dra_plugin_client::DraPluginClient},
     registration::{InfoRequest, registration_client::RegistrationClient},
@@ -19,12 +20,16 @@ use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::{kubelet::socket::SocketPaths, metrics::DriverMetrics, state::journal::JournalStore};
+use crate::{
+    clock::monotonic_ns, kubelet::socket::SocketPaths, metrics::DriverMetrics,
+    state::journal::JournalStore, usage::load::LoadReader,
+};
 
 /// The parts that the endpoints read.
 #[derive(Clone, Debug)]
 pub struct Endpoints {
     metrics: Arc<DriverMetrics>,
+    load: LoadReader,
     sockets: SocketPaths,
     journal: Arc<JournalStore>,
     /// Held by the health check that uses the journal. One that hangs there would otherwise take
@@ -33,22 +38,26 @@ pub struct Endpoints {
 }
 
 impl Endpoints {
-    /// Returns endpoints that serve `metrics`, and are healthy if `sockets` answer and `journal`
-    /// can be read.
+    /// Returns endpoints that serve `metrics` and `load`, and are healthy if `sockets` answer and
+    /// `journal` can be read.
     #[must_use]
     pub fn new(
         metrics: Arc<DriverMetrics>,
+        load: LoadReader,
         sockets: SocketPaths,
         journal: Arc<JournalStore>,
     ) -> Self {
-        Self { metrics, sockets, journal, journal_check: Arc::default() }
+        Self { metrics, load, sockets, journal, journal_check: Arc::default() }
     }
 
-    /// Returns the routes `/metrics` and `/healthz`.
+    /// Returns the routes `/metrics`, `/load` and `/healthz`.
     pub fn routes(&self) -> Router {
         let metrics = Arc::clone(&self.metrics);
         // Rendering reads the ledgers of all shares.
         let routes = http::metrics(move || metrics.render()).merge(http::healthz(self.health()));
+        let load = self.load.clone();
+        let load = get(move || async move { Json(load.read(monotonic_ns())) });
+        let routes = routes.route(load::PATH, load);
         #[cfg(feature = "fault-points")]
         let routes = routes.merge(crate::fault::POINTS.routes());
         routes
@@ -75,7 +84,7 @@ impl Endpoints {
 /// Deadline of a health check. The kubelet's probes wait 1 s by default; the chart sets more.
 const TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Serves `/metrics` and `/healthz` on the calling thread until `stop`.
+/// Serves the [routes](Endpoints::routes) on the calling thread until `stop`.
 pub fn serve(server: HttpServer, endpoints: &Endpoints, stop: &CancellationToken) {
     if let Err(error) = server.run(endpoints.routes(), stop) {
         tracing::error!(%error, "HTTP server failed");

@@ -95,6 +95,7 @@ pub struct DriverMetrics {
     unpublished_gpus: Family<ReasonLabel, Gauge>,
     gpu_info: Family<GpuLabels, Gauge>,
     gpu_memory: Family<GpuLabel, Gauge>,
+    gpu_utilization: Family<GpuLabel, Gauge>,
     nvml_up: Gauge<i64, AtomicI64>,
     slice_writes: Family<VerbLabel, Counter>,
     slice_failures: Counter,
@@ -126,6 +127,7 @@ impl Default for DriverMetrics {
             unpublished_gpus: Family::default(),
             gpu_info: Family::default(),
             gpu_memory: Family::default(),
+            gpu_utilization: Family::default(),
             nvml_up: Gauge::default(),
             slice_writes: Family::default(),
             slice_failures: Counter::default(),
@@ -159,6 +161,7 @@ impl DriverMetrics {
         self.add(metrics::DRIVER_REGISTERED, self.registered.clone());
         self.add(metrics::GPU_INFO, self.gpu_info.clone());
         self.add(metrics::GPU_MEMORY, self.gpu_memory.clone());
+        self.add(metrics::GPU_UTILIZATION, self.gpu_utilization.clone());
         self.add(metrics::GPU_UNACCOUNTED_PROCESSES, self.unaccounted_processes.clone());
         self.add(metrics::GPU_UNACCOUNTED_MEMORY, self.unaccounted_bytes.clone());
         self.add(metrics::GPU_AUDITED, self.audited.clone());
@@ -226,6 +229,15 @@ impl DriverMetrics {
             self.gpu_memory
                 .get_or_create(&GpuLabel { uuid: gpu.uuid.to_string() })
                 .set(i64::try_from(gpu.memory_bytes).unwrap_or(i64::MAX));
+        }
+    }
+
+    /// Sets the utilization of all GPUs whose utilization is known, in percent.
+    pub fn set_utilization<'g>(&self, of: impl Iterator<Item = (&'g GpuUuid, u8)>) {
+        self.gpu_utilization.clear();
+        for (gpu, percent) in of {
+            let label = GpuLabel { uuid: gpu.to_string() };
+            self.gpu_utilization.get_or_create(&label).set(percent.into());
         }
     }
 

@@ -69,15 +69,13 @@ pub async fn run(args: DriverArgs) -> anyhow::Result<()> {
     };
     let gpus = Arc::new(NvmlLibrary::new(options));
     if print_slices {
-        let inventory = gpus.inventory().context("cannot read the inventory of GPUs")?;
         let slices = SliceSource::new(node_name, device_order, mode)
             .with_fence(fence)
             .with_memory_ratio(memory_percent)
             .with_cores_ratio(cores_percent)
             .with_max_shares(max_shares)
             .with_mps(mps);
-        print!("{}", slices.as_yaml(inventory)?);
-        return Ok(());
+        return print(&slices, &*gpus);
     }
     log::start(log_format);
     open_files::raise_limit();
@@ -122,6 +120,13 @@ pub async fn run(args: DriverArgs) -> anyhow::Result<()> {
         driver.serve_health(&path)?;
     }
     run_until(driver, stop).await
+}
+
+/// Prints the slices of the node's GPUs.
+fn print(slices: &SliceSource, gpus: &dyn GpuLibrary) -> anyhow::Result<()> {
+    let inventory = gpus.inventory().context("cannot read the inventory of GPUs")?;
+    print!("{}", slices.as_yaml(inventory)?);
+    Ok(())
 }
 
 /// Runs a started driver until `stop`, and stops it.

@@ -5,6 +5,7 @@
 //!                                      |
 //!           NVML's processes, /proc --[measurement]--> gain and overhead in each grant
 //!                                   --[audit]--> metrics and events of unaccounted memory
+//!           NVML's utilization ------[load]----> `/load`, metric
 //! ```
 //!
 //! Containers can write their ledgers: values are reported as they are, and nothing here relies on
@@ -13,6 +14,7 @@
 pub mod audit;
 pub mod collector;
 pub mod liveness;
+pub mod load;
 pub mod measurement;
 pub mod owners;
 pub mod process;

@@ -1,10 +1,11 @@
-//! `/metrics` and `/healthz` over HTTP.
+//! `/metrics`, `/load` and `/healthz` over HTTP.
 
 mod fakes;
 
 use std::{fs, net::SocketAddr, thread};
 
-use fakes::{kubelet::Kubelet, node::Node};
+use fakes::{gpus::uuid, kubelet::Kubelet, node::Node};
+use serde_json::{Value, json};
 use tessera_driver::{driver::Driver, http::serve, state::journal::JournalStore};
 use tessera_runtime::{
     open_files,
@@ -142,5 +143,27 @@ async fn metrics_count_operations() {
         r#"tessera_driver_slice_writes_total{verb="Create"} 1"#,
     ] {
         assert!(body.contains(line), "{line} is not in:\n{body}");
+    }
+}
+
+#[tokio::test]
+async fn load_is_served() {
+    let node = Node::with_gpus(2);
+    node.gpus.work(1, &[(7, 40)]);
+    let driver = node.start().await;
+    let address = serve_http(&driver);
+    // GPU 0 does not report its utilization.
+    let expected = json!({"gpus": [
+        {"uuid": uuid(1), "busyPercent": 40, "settledCoresPercent": 0},
+    ]});
+    loop {
+        let (code, body) = request(address, "/load").await;
+        assert_eq!(code, 200, "{body}");
+        let load: Value = serde_json::from_str(&body).expect("JSON");
+        if load == expected {
+            break;
+        }
+        assert_eq!(load, json!({"gpus": []}), "not measured yet");
+        tokio::task::yield_now().await;
     }
 }

@@ -285,6 +285,10 @@ impl GpuLibrary for Broken {
         Err(LibraryError::Lost { gpu: gpu.clone() })
     }
 
+    fn busy_percent(&self, gpu: &GpuUuid) -> Result<Option<u8>, LibraryError> {
+        Err(LibraryError::Lost { gpu: gpu.clone() })
+    }
+
     fn recovery_action(&self, _: &GpuUuid) -> Result<Option<RecoveryAction>, LibraryError> {
         Ok(None)
     }

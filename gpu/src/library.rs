@@ -51,6 +51,13 @@ pub trait GpuLibrary: Send + Sync {
         since_us: u64,
     ) -> Result<Option<ProcessUtilization>, LibraryError>;
 
+    /// Returns in which part of NVML's last sample period (a sixth of a second to a second) the GPU
+    /// ran any kernel, in percent. `None` if the GPU does not report it, as in MIG mode.
+    ///
+    /// # Errors
+    /// The GPU is lost or unknown, or the library fails.
+    fn busy_percent(&self, gpu: &GpuUuid) -> Result<Option<u8>, LibraryError>;
+
     /// Returns the recovery action of NVIDIA's driver, or `None` if the driver does not support the
     /// query.
     ///

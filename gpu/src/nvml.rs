@@ -260,6 +260,18 @@ impl GpuLibrary for NvmlLibrary {
         })
     }
 
+    fn busy_percent(&self, gpu: &GpuUuid) -> Result<Option<u8>, LibraryError> {
+        self.with_gpu(gpu, "nvmlDeviceGetUtilizationRates", |device| {
+            match device.utilization_rates() {
+                Ok(rates) => {
+                    Ok(Some(u8::try_from(rates.gpu).map_or(100, |percent| percent.min(100))))
+                }
+                Err(NvmlError::NotSupported) => Ok(None),
+                Err(error) => Err(error),
+            }
+        })
+    }
+
     fn recovery_action(&self, gpu: &GpuUuid) -> Result<Option<RecoveryAction>, LibraryError> {
         self.with_gpu(gpu, "nvmlDeviceGetFieldValues", |device| match recovery_action(device) {
             Ok(action) => Ok(Some(action)),

@@ -46,6 +46,7 @@ use crate::{
         Ledgers,
         audit::{AuditEvents, UsageAudit},
         collector::ShareCollector,
+        load::{LoadMeter, LoadReader},
         measurement::HostMeasurement,
         process::ProcFs,
     },
@@ -278,6 +279,20 @@ impl Startup {
             .context("cannot start the thread host-pids")
     }
 
+    /// Starts the measurement of the GPUs' load, and returns a reader of it.
+    pub(super) fn measure_load(&mut self, hardware: &Hardware) -> LoadReader {
+        let meter = LoadMeter::new(
+            Arc::clone(&self.gpus),
+            hardware.state.clone(),
+            self.journal.watch(),
+            Arc::clone(&self.metrics),
+        );
+        let reader = meter.reader();
+        let stop = self.tasks.stop_token();
+        self.tasks.spawn("load", meter.run(stop));
+        reader
+    }
+
     /// Starts the publisher of ResourceSlices, the audit that finds GPUs of orphaned claims, and
     /// the task that changes the sizes of shares.
     pub(super) fn publish(&mut self, hardware: &Hardware) {
@@ -333,6 +348,7 @@ impl Startup {
         self,
         claims: Arc<DetachedClaims>,
         servers: KubeletServers,
+        load: LoadReader,
         watcher: InventoryWatcherHandle,
     ) -> Driver {
         Driver {
@@ -342,6 +358,7 @@ impl Startup {
             tasks: self.tasks,
             sockets: self.sockets,
             metrics: self.metrics,
+            load,
             journal: self.journal,
             claims,
             _watcher: watcher,

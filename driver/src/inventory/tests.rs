@@ -96,6 +96,10 @@ impl GpuLibrary for Machine {
         Err(LibraryError::Lost { gpu: gpu.clone() })
     }
 
+    fn busy_percent(&self, gpu: &GpuUuid) -> Result<Option<u8>, LibraryError> {
+        Err(LibraryError::Lost { gpu: gpu.clone() })
+    }
+
     fn recovery_action(&self, _: &GpuUuid) -> Result<Option<RecoveryAction>, LibraryError> {
         Ok(*self.action.lock().expect("no panic"))
     }

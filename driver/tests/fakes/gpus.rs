@@ -168,6 +168,13 @@ impl GpuLibrary for FakeGpus {
         Ok(percent.map(|percent| ProcessUtilization { last_us, percent }))
     }
 
+    fn busy_percent(&self, gpu: &GpuUuid) -> Result<Option<u8>, LibraryError> {
+        let state = self.shared.0.lock().expect("no panic");
+        let percent = state.utilization.get(gpu);
+        let sum = percent.map(|percent| percent.values().sum::<u32>());
+        Ok(sum.map(|sum| u8::try_from(sum).map_or(100, |sum| sum.min(100))))
+    }
+
     fn recovery_action(&self, _: &GpuUuid) -> Result<Option<RecoveryAction>, LibraryError> {
         Ok(None)
     }
