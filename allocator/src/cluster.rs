@@ -26,7 +26,8 @@ use tessera_api::names::{DeviceClassName, NodeName};
 
 use crate::features::FeatureGates;
 use crate::model::{
-    DeviceClass, DeviceId, DeviceUsage, Node, NodeChoice, PoolId, PoolTopology, Slice, Usage,
+    DeviceClass, DeviceId, DeviceLoad, DeviceUsage, Node, NodeChoice, PoolId, PoolTopology, Slice,
+    Usage,
 };
 
 pub(crate) use intern::{
@@ -112,6 +113,7 @@ pub(crate) struct Cluster {
     names: Arc<NodeNames>,
     pub(crate) classes: BTreeMap<DeviceClassName, Arc<DeviceClass>>,
     usage: Usage,
+    loads: FastMap<DeviceId, DeviceLoad>,
     /// Nodes that reach a pool and have their devices collected.
     nodes_by_pool: HashMap<PoolId, BTreeSet<NodeIndex>>,
     reordered: u64,
@@ -119,6 +121,8 @@ pub(crate) struct Cluster {
     layout: u64,
     /// True if a policy ranks nodes by free CPU.
     is_cpu_ranked: bool,
+    /// True if a policy ranks devices by their measured load.
+    is_load_ranked: bool,
     /// Values of attributes that shapes read, per node.
     contents: NodeContents,
     /// Nodes with changed devices.
@@ -408,6 +412,39 @@ impl Cluster {
         }
     }
 
+    /// Sets the measured load of a device; `None` means unknown.
+    pub(crate) fn set_load(&mut self, device: &DeviceId, load: Option<DeviceLoad>) {
+        let before = match load {
+            Some(load) => self.loads.insert(device.clone(), load),
+            None => self.loads.remove(device),
+        };
+        if !self.is_load_ranked || before == load {
+            return;
+        }
+        let nodes: Vec<NodeIndex> =
+            self.nodes_by_pool.get(&device.pool).into_iter().flatten().copied().collect();
+        for node in nodes {
+            let reachable = self.nodes[node].reachable.as_mut();
+            if reachable.is_some_and(|reachable| reachable.set_load(device, load)) {
+                self.mark_changed(node);
+            }
+        }
+    }
+
+    /// From now on, a change of the measured load of a device gives its nodes new stamps.
+    pub(crate) fn rank_by_load(&mut self) {
+        if self.is_load_ranked {
+            return;
+        }
+        self.is_load_ranked = true;
+        for node in 0..self.nodes.len() {
+            if let Some(reachable) = &mut self.nodes[node].reachable {
+                reachable.set_loads(&self.loads);
+                self.mark_changed(node);
+            }
+        }
+    }
+
     /// Sets the consumption of all devices.
     pub(crate) fn set_usage(&mut self, usage: &Usage) {
         self.usage = usage.clone();
@@ -420,12 +457,15 @@ impl Cluster {
             return;
         }
         let Some(object) = self.nodes[node].node.clone() else { return };
-        let reachable = match self.slice_index.gather(&object, &self.features) {
+        let mut reachable = match self.slice_index.gather(&object, &self.features) {
             Ok(pools) => {
                 ReachableDevices::new(pools, &object, &self.interner, &self.usage, &self.features)
             }
             Err(defect) => ReachableDevices::defective(defect),
         };
+        if self.is_load_ranked {
+            reachable.set_loads(&self.loads);
+        }
         for pool in &reachable.pools {
             self.nodes_by_pool.entry(pool.id.clone()).or_default().insert(node);
         }

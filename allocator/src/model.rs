@@ -16,6 +16,7 @@
 mod claim;
 mod class;
 mod device;
+mod load;
 mod node;
 mod pod;
 mod topology;
@@ -28,6 +29,7 @@ pub use device::{
     NODE_ALLOCATABLE, NodeChoice, PoolId, RequestPolicy, Slice, Taint, TaintEffect, Toleration,
     TolerationOperator, ValidRange,
 };
+pub use load::DeviceLoad;
 pub(crate) use node::cpu_milli_of;
 pub use node::{
     Node, NodeAffinityTerm, NodeSelector, NodeTaint, PodToleration, Requirement, SelectorOperator,

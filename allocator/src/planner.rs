@@ -33,8 +33,8 @@ use crate::features::FeatureGates;
 use crate::forecast::Forecast;
 use crate::fragmentation::Potential;
 use crate::model::{
-    Claim, ClusterSnapshot, DeviceClass, DeviceId, DeviceResult, DeviceUsage, Node, PendingPod,
-    PoolId, PoolTopology, Slice,
+    Claim, ClusterSnapshot, DeviceClass, DeviceId, DeviceLoad, DeviceResult, DeviceUsage, Node,
+    PendingPod, PoolId, PoolTopology, Slice,
 };
 use crate::node_selector;
 use crate::outcome::{AllocationPlan, ClaimAllocation, PlanWork};
@@ -193,6 +193,11 @@ impl Planner {
     /// Sets the consumption of a device; `None` means unused.
     pub fn set_device_use(&mut self, device: &DeviceId, used: Option<&DeviceUsage>) {
         self.cluster.set_use(device, used);
+    }
+
+    /// Sets the measured load of a device; `None` means unknown.
+    pub fn set_device_load(&mut self, device: &DeviceId, load: Option<DeviceLoad>) {
+        self.cluster.set_load(device, load);
     }
 
     /// Collects the reachable devices of every node. Otherwise that is done when a node is first

@@ -6,6 +6,7 @@ mod binpack;
 mod first_fit;
 mod kind;
 mod least_fragmentation;
+mod least_loaded;
 mod node_gpus;
 mod random;
 mod scorer;
@@ -28,6 +29,7 @@ impl Policy {
             Self::Spread => &spread::Spread,
             Self::Random => &random::Random,
             Self::LeastFragmentation => &least_fragmentation::LeastFragmentation,
+            Self::LeastLoaded => &least_loaded::LeastLoaded,
         }
     }
 

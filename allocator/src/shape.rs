@@ -157,6 +157,12 @@ impl Shape {
         resolved.any(|resolved| resolved.node.uses_forecast() || resolved.device.uses_forecast())
     }
 
+    /// Returns true if a policy uses the measured load of devices.
+    pub(crate) fn uses_load(&self) -> bool {
+        let mut resolved = self.alternatives.iter().filter_map(|a| a.resolved.as_ref().ok());
+        resolved.any(|resolved| resolved.node.uses_load() || resolved.device.uses_load())
+    }
+
     /// Returns true if the links between devices matter.
     pub(crate) fn uses_topology(&self) -> bool {
         self.alternatives.iter().any(|alternative| {

@@ -161,6 +161,10 @@ metrics! {
         "Claims deleted while a bound pod uses them";
     CONTROLLER_UNANSWERED_WRITES = Gauge "tessera_controller_unanswered_writes" []
         "Writes that the API server has not answered for 30 seconds or longer";
+    CONTROLLER_LOAD_SAMPLES = Counter "tessera_controller_load_samples" ["result"]
+        "Requests to drivers for the load of their GPUs, by result: answered or failed";
+    CONTROLLER_MEASURED_NODES = Gauge "tessera_controller_measured_nodes" []
+        "Nodes whose load was reported within 90 seconds, by which LeastLoaded places pods";
     CONTROLLER_USAGE_DRIFT = Counter "tessera_controller_usage_drift" []
         "Corrections of the cached sums of allocated capacity";
     CONTROLLER_WATCH_SYNCED = Gauge "tessera_controller_watch_synced" ["kind"]

@@ -51,6 +51,10 @@ pub struct Args {
         default_value_t = 300
     )]
     pub recovery_delay_seconds: u32,
+    /// Ask the drivers for the load of their GPUs every 30 seconds, by which LeastLoaded places
+    /// pods. Without it, that policy ranks GPUs by what is allocated.
+    #[arg(long, env = "TESSERA_SAMPLE_LOAD", default_value_t = true, action = clap::ArgAction::Set)]
+    pub sample_load: bool,
     /// Address of /metrics and /healthz; empty disables both.
     #[arg(long, env = "TESSERA_METRICS_ADDRESS", default_value = "0.0.0.0:9401")]
     pub metrics_address: ListenAddress,

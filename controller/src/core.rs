@@ -48,6 +48,7 @@ mod barriers;
 mod evictions;
 mod explain;
 mod holds;
+mod loads;
 mod misplacements;
 mod nominations;
 mod notices;
@@ -83,6 +84,7 @@ use self::clock::{Moment, Now};
 use self::effect::{ClaimChange, ClaimWrite, Effect, Figures, Notice, PodReference, StepOutput};
 use self::event::{Event, WatchedKind};
 use self::holds::{HoldReason, Holds, Subject};
+use self::loads::LoadAges;
 use self::misplacements::Misplacements;
 pub use self::nominations::NominationPolicy;
 use self::nominations::Nominations;
@@ -137,6 +139,7 @@ struct State {
     queued: QueuedReasons,
     quota_statuses: QuotaStatuses,
     resizes: Resizes,
+    loads: LoadAges,
 }
 
 /// A step under way: the state, the time, and the output so far.
@@ -175,6 +178,7 @@ impl Core {
             queued: QueuedReasons::default(),
             quota_statuses: QuotaStatuses::default(),
             resizes: Resizes::default(),
+            loads: LoadAges::default(),
         };
         Self { state, wake: None, is_stopping: false }
     }
@@ -229,6 +233,8 @@ impl Core {
             wake: None,
         };
         let news = step.absorb(events);
+        step.state.loads.expire(&mut step.state.index, now.monotonic);
+        step.figures.measured_nodes = Some(step.state.loads.count() as i64);
         let is_due = news.is_some() || self.wake.is_some_and(|wake| wake <= now.monotonic);
         if !is_due {
             step.wake_at(self.wake);

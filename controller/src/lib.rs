@@ -47,6 +47,7 @@ mod executor;
 pub mod fault;
 #[cfg(not(feature = "fault-points"))]
 mod fault;
+mod loads;
 mod nominate;
 mod quota_status;
 mod resize_status;

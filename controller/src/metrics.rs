@@ -37,7 +37,7 @@ pub struct ReasonLabel {
     pub reason: &'static str,
 }
 
-/// The label of evictions.
+/// The label of evictions and of load samples.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ResultLabel {
     /// `evicted`, `refused` by a PodDisruptionBudget, or `failed`.
@@ -138,6 +138,10 @@ pub struct Metrics {
     pub preemption_attempts: Counter,
     /// Groups of pods that kube-scheduler could not place as a whole.
     pub failed_groups: Counter,
+    /// Requests for loads, by result.
+    pub load_samples: Family<ResultLabel, Counter>,
+    /// Nodes whose load is known.
+    pub measured_nodes: Gauge,
     /// Number of evictions, by result.
     pub evictions: Family<ResultLabel, Counter>,
     /// Pods for which others were evicted and that have no devices yet.
@@ -198,6 +202,8 @@ impl Metrics {
             template_errors: Counter::default(),
             preemption_attempts: Counter::default(),
             failed_groups: Counter::default(),
+            load_samples: Family::default(),
+            measured_nodes: Gauge::default(),
             evictions: Family::default(),
             preemptions: Gauge::default(),
             fence_restores: Counter::default(),
@@ -232,6 +238,8 @@ impl Metrics {
         add(registry, metrics::CONTROLLER_TEMPLATE_ERRORS, created.template_errors.clone());
         let attempts = created.preemption_attempts.clone();
         add(registry, metrics::CONTROLLER_PREEMPTION_ATTEMPTS, attempts);
+        add(registry, metrics::CONTROLLER_LOAD_SAMPLES, created.load_samples.clone());
+        add(registry, metrics::CONTROLLER_MEASURED_NODES, created.measured_nodes.clone());
         add(registry, metrics::CONTROLLER_EVICTIONS, created.evictions.clone());
         add(registry, metrics::CONTROLLER_FAILED_GROUPS, created.failed_groups.clone());
         add(registry, metrics::CONTROLLER_PREEMPTIONS, created.preemptions.clone());
@@ -273,6 +281,12 @@ impl Metrics {
     pub(crate) fn count_watch_failure(&self, kind: WatchedKind, reason: &'static str) {
         let labels = WatchFailureLabels { kind: kind.name(), reason };
         self.watch_failures.get_or_create(&labels).inc();
+    }
+
+    /// Counts a request to a driver for its load.
+    pub(crate) fn count_load_sample(&self, is_answered: bool) {
+        let result = if is_answered { "answered" } else { "failed" };
+        self.load_samples.get_or_create(&ResultLabel { result }).inc();
     }
 
     /// Adds the figures of one step of the core, which took this long.
@@ -326,6 +340,7 @@ impl Metrics {
             (&self.orphaned, figures.orphaned),
             (&self.unanswered, figures.unanswered),
             (&self.preemptions, figures.preemptions),
+            (&self.measured_nodes, figures.measured_nodes),
         ];
         for (gauge, value) in gauges {
             value.map(|value| gauge.set(value));

@@ -25,6 +25,7 @@ use crate::core::RecoverySettings;
 use crate::fence::{self, FenceRestorer};
 use crate::lead::{Connect, Leadership, lead};
 use crate::leadership::Tenure;
+use crate::loads::LoadSampler;
 use crate::metrics::Metrics;
 use crate::shell::{Clients, Shell};
 use crate::webhook::certificate::{self, ServedCertificate};
@@ -97,6 +98,8 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     }
     let settings =
         PlanSettings { reservation_delay: (delay > 0).then_some(delay), ..PlanSettings::default() };
+    let loads =
+        args.sample_load.then(|| LoadSampler::new(client.clone(), &namespace, metrics.clone()));
     let leadership = leader_elect
         .then(|| Leadership::start(connect(kubeconfig), namespace, identity.clone(), &mut tasks))
         .transpose()
@@ -111,7 +114,7 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
             .converting(converter)
     };
     let fence = fence.map(|rules| FenceRestorer::new(&client, rules, &identity, metrics.clone()));
-    let leader = LeaderTasks { publisher, fence, watched };
+    let leader = LeaderTasks { publisher, fence, watched, loads };
     let worked = work(client, leadership, make_shell, leader, metrics, &mut tasks).await;
     stop.cancel();
     // A lost leadership ends the process at once: tasks that write live as long as the process, and
@@ -138,6 +141,7 @@ struct LeaderTasks {
     fence: Option<FenceRestorer>,
     /// Drivers whose slices are watched.
     watched: ManagedDrivers,
+    loads: Option<LoadSampler>,
 }
 
 /// Serves the admission webhook. Returns also the publisher of its objects, for when this process
@@ -196,9 +200,13 @@ async fn work(
         tasks.spawn("fence", fence.during(tenure.clone()).run());
     }
     // Only now: the cache of a standby could be older than the last writes of the previous leader.
-    let changes = watch::start(&client, &leader.watched, &metrics, tasks);
+    let (changes, arrivals) = watch::queue();
+    if let Some(loads) = leader.loads {
+        tasks.spawn("loads", loads.run(changes.clone()));
+    }
+    watch::start(&client, &leader.watched, &metrics, tasks, changes);
     let shell = make_shell(client, metrics, tasks).during(tenure);
-    lead(leadership, shell, changes, tasks).await
+    lead(leadership, shell, arrivals, tasks).await
 }
 
 fn default_identity() -> String {

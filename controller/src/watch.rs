@@ -69,15 +69,20 @@ impl Backoff for Pause {
     }
 }
 
+/// Returns the queue of changes.
+pub fn queue() -> (mpsc::Sender<Arrival>, mpsc::Receiver<Arrival>) {
+    mpsc::channel(QUEUE)
+}
+
 /// Starts one task per kind; of ResourceSlices, those of `drivers` are watched. The tasks end when
-/// the receiver is dropped.
+/// the receiver of `changes` is dropped.
 pub fn start(
     client: &Client,
     drivers: &ManagedDrivers,
     metrics: &Metrics,
     tasks: &mut Supervisor,
-) -> mpsc::Receiver<Arrival> {
-    let (changes, receiver) = mpsc::channel(QUEUE);
+    changes: mpsc::Sender<Arrival>,
+) {
     let mut watches = Watches { client, drivers, metrics, tasks, changes };
     watches.follow("watch-resourceslices", WatchedKind::Slice, WatchedObject::Slice);
     watches.follow("watch-devicetaintrules", WatchedKind::TaintRule, WatchedObject::TaintRule);
@@ -90,7 +95,6 @@ pub fn start(
     watches.follow("watch-gpuresizes", WatchedKind::Resize, WatchedObject::Resize);
     watches.follow("watch-nodes", WatchedKind::Node, WatchedObject::Node);
     watches.follow("watch-pods", WatchedKind::Pod, WatchedObject::Pod);
-    receiver
 }
 
 /// The watches that are being started.

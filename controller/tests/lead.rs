@@ -60,7 +60,8 @@ async fn lease_is_renewed_and_writes_are_answered_during_a_plan() {
         Timestamp::UNIX_EPOCH
     };
     let metrics = Metrics::new(&mut Registry::default());
-    let changes = watch::start(&api.client(), &ManagedDrivers::default(), &metrics, &mut tasks);
+    let (sender, changes) = watch::queue();
+    watch::start(&api.client(), &ManagedDrivers::default(), &metrics, &mut tasks, sender);
     let shell = Shell::new(
         Clients { client: api.client(), evictions: api.client() },
         "test",

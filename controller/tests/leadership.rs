@@ -13,6 +13,7 @@ use tessera_api::names::ManagedDrivers;
 use tessera_controller::core::event::{Change, WatchedKind};
 use tessera_controller::leadership::{Candidate, LeadershipError};
 use tessera_controller::metrics::Metrics;
+use tessera_controller::watch;
 use tessera_runtime::supervisor::Supervisor;
 use tokio::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
@@ -261,12 +262,8 @@ async fn new_leader_lists_by_quorum() {
     let api = FakeApi::new();
     let mut tasks = Supervisor::new(CancellationToken::new());
     let metrics = Metrics::new(&mut Registry::default());
-    let mut changes = tessera_controller::watch::start(
-        &api.client(),
-        &ManagedDrivers::default(),
-        &metrics,
-        &mut tasks,
-    );
+    let (sender, mut changes) = watch::queue();
+    watch::start(&api.client(), &ManagedDrivers::default(), &metrics, &mut tasks, sender);
     let mut kinds = 0;
     while kinds < WatchedKind::ALL.len() {
         let change = changes.recv().await.unwrap();

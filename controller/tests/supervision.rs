@@ -50,7 +50,8 @@ fn busy_cluster() -> FakeApi {
 async fn failure(client: Client, clock: fn() -> Timestamp) -> String {
     let mut tasks = Supervisor::new(CancellationToken::new());
     let metrics = Metrics::new(&mut Registry::default());
-    let changes = watch::start(&client, &ManagedDrivers::default(), &metrics, &mut tasks);
+    let (sender, changes) = watch::queue();
+    watch::start(&client, &ManagedDrivers::default(), &metrics, &mut tasks, sender);
     let settings = PlanSettings::default();
     let shell = Shell::new(
         Clients { evictions: client.clone(), client },

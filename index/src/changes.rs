@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use tessera_allocator::model::{
-    DeviceClass, DeviceId, DeviceUsage, Node, PoolId, PoolTopology, Slice,
+    DeviceClass, DeviceId, DeviceLoad, DeviceUsage, Node, PoolId, PoolTopology, Slice,
 };
 use tessera_allocator::{Planner, QuotaState};
 use tessera_api::names::{DeviceClassName, Namespace, NodeName};
@@ -29,6 +29,7 @@ pub struct ClusterChanges {
     slices: Vec<(String, Option<Arc<Slice>>)>,
     topologies: Vec<(PoolId, Option<Arc<PoolTopology>>)>,
     usage: Vec<(DeviceId, Option<DeviceUsage>)>,
+    loads: Vec<(DeviceId, Option<DeviceLoad>)>,
     nodes: Vec<(NodeName, Option<Arc<Node>>)>,
     quotas: Vec<(Namespace, Vec<QuotaState>)>,
 }
@@ -54,6 +55,9 @@ impl ClusterChanges {
         for (device, used) in self.usage {
             planner.set_device_use(&device, used.as_ref());
         }
+        for (device, load) in self.loads {
+            planner.set_device_load(&device, load);
+        }
         for (name, node) in self.nodes {
             match node {
                 Some(node) => planner.set_node(&node),
@@ -70,6 +74,7 @@ impl Index {
     /// Returns what has changed since the last call. The first call returns everything.
     pub fn take_changes(&mut self) -> ClusterChanges {
         let Changed { slices, nodes, classes } = std::mem::take(&mut self.changed);
+        let loads = self.take_changed_loads();
         let class = |name: DeviceClassName| {
             let class = self.classes.get(&name).map(|(class, _)| Arc::clone(class));
             (name, class)
@@ -100,6 +105,7 @@ impl Index {
             classes: classes.into_iter().map(class).collect(),
             slices: slices.into_iter().map(slice).collect(),
             usage,
+            loads,
             nodes: nodes.into_iter().map(node).collect(),
             topologies: self.topologies.take_changed(),
         }

@@ -23,6 +23,7 @@ use crate::defaults::Defaults;
 use crate::generated::{Generated, generated_for};
 use crate::groups::Groups;
 use crate::interner::Interner;
+use crate::loads::Loads;
 use crate::multimap::Multimap;
 use crate::pods::PodEntry;
 use crate::quotas::Quotas;
@@ -87,6 +88,7 @@ pub struct Index {
     pub(crate) changed: Changed,
     pub(crate) quotas: Quotas,
     pub(crate) defaults: Defaults,
+    pub(crate) loads: Loads,
 }
 
 /// Values that many objects have.

@@ -30,6 +30,7 @@ mod holders;
 mod holdings;
 mod index;
 mod interner;
+mod loads;
 mod multimap;
 mod overcommit;
 mod pods;

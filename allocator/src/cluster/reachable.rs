@@ -9,10 +9,11 @@ use tessera_api::quantity::Quantity;
 
 use super::pools::{BadNodeSelector, NodePool, PoolState, includes};
 use super::states::NodeState;
-use super::{CompiledDevice, CompiledSlice, Interner, MatrixPositions, ProfileId};
+use super::{CompiledDevice, CompiledSlice, FastMap, Interner, MatrixPositions, ProfileId};
 use crate::features::FeatureGates;
 use crate::model::{
-    CounterUse, Device, DeviceId, DeviceUsage, Node, NodeChoice, Slice, Usage, conflicting_sharing,
+    CounterUse, Device, DeviceId, DeviceLoad, DeviceUsage, Node, NodeChoice, Slice, Usage,
+    conflicting_sharing,
 };
 
 /// Candidate devices of a node in all complete pools, and their consumption.
@@ -30,6 +31,8 @@ pub(crate) struct ReachableDevices {
     pub(crate) shares: Vec<u32>,
     /// Number of allocations of both kinds shared by MPS, per candidate.
     pub(super) by_mps: Vec<u32>,
+    /// Measured load per candidate; empty while no policy uses it.
+    pub(crate) loads: Vec<Option<DeviceLoad>>,
     /// Free amount per capacity and candidate, in nano-units; negative if overcommitted.
     pub(crate) left: Vec<i128>,
     /// Start of each candidate's part of `left`, and the end.
@@ -207,6 +210,23 @@ impl ReachableDevices {
     pub(super) fn set_positions(&mut self, positions: MatrixPositions) {
         self.matrix_positions = Some(positions);
         self.state.take();
+    }
+
+    /// Sets the measured loads of all candidates.
+    pub(super) fn set_loads(&mut self, loads: &FastMap<DeviceId, DeviceLoad>) {
+        let load = |candidate: &Candidate| loads.get(&candidate.id()).copied();
+        self.loads = self.candidates.iter().map(load).collect();
+        self.state.take();
+    }
+
+    /// Sets the measured load of a device. Returns false if the device is no candidate.
+    pub(super) fn set_load(&mut self, id: &DeviceId, load: Option<DeviceLoad>) -> bool {
+        let candidate = self.candidates.iter().position(|c| c.is(id));
+        if let Some(known) = candidate.and_then(|i| self.loads.get_mut(i)) {
+            *known = load;
+            self.state.take();
+        }
+        candidate.is_some()
     }
 
     /// Sets the consumption of a device. Returns false if the device is not in the lists.

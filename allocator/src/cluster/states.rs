@@ -79,13 +79,18 @@ fn device_state(reachable: &ReachableDevices, i: usize) -> WideHash {
         reachable.shares[i],
         reachable.by_mps[i],
     ];
+    let load = reachable.loads.get(i).copied().flatten();
+    let load = load.map_or(0, |load| {
+        1 + u128::from(load.busy_percent) + (u128::from(load.settled_cores_percent) << 8)
+    });
     let left = reachable.left(i).iter().map(|left| left.cast_unsigned());
     let consumes = reachable.consumes.get(i).into_iter().flatten();
     let consumes =
         consumes.flat_map(|used| [u128::from(used.counter), used.amount.cast_unsigned()]);
     let known = reachable.matrix_positions.as_ref();
     let positions = known.map_or([0; 2], |known| known.identity(candidate.pool, i));
-    hash_all(numbers.into_iter().chain(positions).map(u128::from).chain(left).chain(consumes))
+    let numbers = numbers.into_iter().chain(positions).map(u128::from);
+    hash_all(numbers.chain([load]).chain(left).chain(consumes))
 }
 
 impl NodeContents {

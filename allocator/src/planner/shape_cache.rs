@@ -111,6 +111,9 @@ impl ShapeCache {
             shape.cpu_milli = rounded_cpu(cpu_milli);
             cluster.rank_by_cpu();
         }
+        if shape.uses_load() {
+            cluster.rank_by_load();
+        }
         let id = ShapeId(self.clock);
         let entry = ShapeEntry {
             shape,

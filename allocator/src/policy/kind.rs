@@ -17,6 +17,9 @@ pub enum Policy {
     /// [`fragmentation`](crate::fragmentation).
     #[default]
     LeastFragmentation,
+    /// Least measured load first: see [`DeviceLoad`](crate::model::DeviceLoad). Devices without a
+    /// measurement count with their utilization.
+    LeastLoaded,
 }
 
 impl Policy {
@@ -28,6 +31,11 @@ impl Policy {
     /// Returns true if the policy uses the forecast and the free CPU of nodes.
     pub(crate) fn uses_forecast(self) -> bool {
         self == Self::LeastFragmentation
+    }
+
+    /// Returns true if the policy uses the measured load of devices.
+    pub(crate) fn uses_load(self) -> bool {
+        self == Self::LeastLoaded
     }
 
     /// Returns true if each pod ranks nodes in its own pseudo-random order.
@@ -43,6 +51,7 @@ impl From<PlacementPolicy> for Policy {
             PlacementPolicy::Random => Self::Random,
             PlacementPolicy::Binpack => Self::Binpack,
             PlacementPolicy::LeastFragmentation => Self::LeastFragmentation,
+            PlacementPolicy::LeastLoaded => Self::LeastLoaded,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Ranking of devices and nodes: the input of a policy and its interface.
 
-use tessera_api::names::capacity::MEMORY;
+use tessera_api::names::capacity::{CORES, MEMORY};
 
 use super::node_gpus::{ForecastView, NodeGpuState};
 use crate::cluster::{Interner, ReachableDevices};
@@ -10,6 +10,9 @@ use crate::shape::{AlternativeShape, Chosen, Shape};
 pub(crate) type Ppm = u64;
 
 pub(crate) const WHOLE: Ppm = 1_000_000;
+
+/// Nano-units of a unit.
+const NANO: u64 = 1_000_000_000;
 
 pub(super) fn ppm(ppm: Ppm) -> i64 {
     i64::try_from(ppm).unwrap_or(i64::MAX)
@@ -110,6 +113,30 @@ impl ScoredDevice<'_> {
         Ppm::try_from(most).unwrap_or(WHOLE).clamp(least, WHOLE)
     }
 
+    /// Returns the expected load, in ppm: what was measured, and the reserved compute of shares
+    /// that are not in the measurement. Without a measurement it is the utilization.
+    pub(super) fn expected_load(&self) -> Ppm {
+        let reachable = self.ranking.reachable;
+        let load = reachable.loads.get(self.candidate).copied().flatten();
+        let Some(load) = load.filter(|_| reachable.exclusive[self.candidate] == 0) else {
+            return self.utilization();
+        };
+        let young = self.reserved_cores().saturating_sub(load.settled_cores_percent.into());
+        (u64::from(load.busy_percent) + young) * (WHOLE / 100)
+    }
+
+    /// Returns the reserved compute, in percent of the device.
+    fn reserved_cores(&self) -> u64 {
+        let reachable = self.ranking.reachable;
+        let capacity = &reachable.candidates[self.candidate].device().capacity;
+        let from = reachable.offset[self.candidate] as usize;
+        let cores = capacity.iter().zip(&self.ranking.left[from..]);
+        let reserved = cores
+            .filter(|((name, _), _)| *name == CORES)
+            .map(|((_, cores), left)| (cores.value.nano() - left).max(0) / i128::from(NANO));
+        reserved.sum::<i128>().try_into().unwrap_or(u64::MAX / WHOLE)
+    }
+
     /// Returns the memory size, in bytes.
     pub(super) fn memory(&self) -> i64 {
         let device = self.ranking.reachable.candidates[self.candidate].device();
@@ -131,6 +158,13 @@ impl ScoredNode<'_> {
             alternative,
             candidate,
         })
+    }
+
+    /// Returns the devices that the claims would get.
+    pub(super) fn chosen_devices(&self) -> impl Iterator<Item = ScoredDevice<'_>> {
+        let (ranking, alternative) = (self.ranking, &self.shape.alternatives[0]);
+        let chosen = self.chosen.iter().flatten();
+        chosen.map(move |chosen| ScoredDevice { ranking, alternative, candidate: chosen.candidate })
     }
 
     /// Returns the average utilization of its devices, in ppm.

@@ -134,7 +134,7 @@ fn an_unknown_field_is_named_with_the_fields_that_exist_there() {
 fn an_unknown_value_is_named_with_the_values_that_exist() {
     assert_eq!(
         refusal(json!({"placement": {"node": "binpack"}})),
-        "placement.node: unknown value \"binpack\"; allowed: LeastFragmentation, Binpack, Spread, Random"
+        "placement.node: unknown value \"binpack\"; allowed: LeastFragmentation, Binpack, Spread, LeastLoaded, Random"
     );
     assert_eq!(
         refusal(

@@ -67,6 +67,8 @@ words! {
         Binpack = "Binpack",
         /// Prefers the emptiest.
         Spread = "Spread",
+        /// Prefers the least loaded, by the utilization that NVML measures.
+        LeastLoaded = "LeastLoaded",
         /// Chooses at random.
         Random = "Random",
     }

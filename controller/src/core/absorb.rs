@@ -63,7 +63,7 @@ impl Step<'_> {
 
     /// Takes in a change. Returns true if it may change a decision.
     fn absorb_change(&mut self, change: Change, at: Moment) -> bool {
-        let State { index, templates, resizes, .. } = &mut *self.state;
+        let State { index, templates, resizes, loads, .. } = &mut *self.state;
         let mut is_news = true;
         let mut applied = Ok(());
         match change {
@@ -74,6 +74,10 @@ impl Step<'_> {
             }
             Change::Interrupted => {
                 self.state.placements.interrupted(at);
+                is_news = false;
+            }
+            Change::Measured { node, load } => {
+                loads.apply(index, node, &load, at);
                 is_news = false;
             }
             Change::Applied(WatchedObject::Slice(slice)) => applied = index.apply_slice(&slice),

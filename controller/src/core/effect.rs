@@ -346,4 +346,6 @@ pub struct Figures {
     pub orphaned: Option<i64>,
     /// Writes that have been open for long.
     pub unanswered: Option<i64>,
+    /// Nodes whose load is known.
+    pub measured_nodes: Option<i64>,
 }

@@ -9,6 +9,7 @@ use k8s_openapi::api::resource::v1::{
 
 use tessera_allocator::model::PodUid;
 use tessera_api::defaults::GpuDefaults;
+use tessera_api::load::NodeLoad;
 use tessera_api::names::{Namespace, NodeName};
 use tessera_api::quota::GpuQuota;
 use tessera_api::resize::GpuResize;
@@ -146,7 +147,7 @@ pub enum NominationOutcome {
     Failed,
 }
 
-/// A change that a watch delivers.
+/// A change that a watch or a driver delivers.
 #[derive(Debug, Clone)]
 pub enum Change {
     /// An object exists, in a new version.
@@ -155,6 +156,13 @@ pub enum Change {
     Deleted(WatchedObject),
     /// All objects of the kind have been delivered once.
     Listed(WatchedKind),
+    /// The driver of a node has reported the load of its GPUs.
+    Measured {
+        /// The node.
+        node: NodeName,
+        /// The load.
+        load: NodeLoad,
+    },
     /// A watch failed and will be retried: the API server is away, or has expired our version.
     Interrupted,
 }

@@ -10,6 +10,7 @@ mod defaults;
 mod explanations;
 mod groups;
 mod interleavings;
+mod loads;
 mod nominations;
 mod preemption;
 mod purity;

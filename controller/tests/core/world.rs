@@ -267,6 +267,12 @@ impl World {
         Event::Changed { change, at: self.now }
     }
 
+    /// Has the core take a step with this change.
+    pub(crate) fn change(&mut self, change: Change) {
+        let event = self.changed(change);
+        self.step([event]);
+    }
+
     /// Has the core take a step with these events, and takes over its effects.
     pub(crate) fn step(&mut self, events: impl IntoIterator<Item = Event>) {
         let wall = i64::try_from(self.now.since_start().as_secs()).unwrap();
@@ -537,8 +543,7 @@ impl World {
         if let Some(change) = self.undelivered.entry(kind).or_default().pop_front() {
             self.note_known(kind, &change);
             self.delivered.insert(kind, change.clone());
-            let event = self.changed(change);
-            self.step([event]);
+            self.change(change);
         }
     }
 
@@ -546,15 +551,13 @@ impl World {
     pub(crate) fn deliver_again(&mut self, kind: WatchedKind) {
         if let Some(change) = self.delivered.get(&kind).cloned() {
             self.note_known(kind, &change);
-            let event = self.changed(change);
-            self.step([event]);
+            self.change(change);
         }
     }
 
     /// Interrupts a watch without a loss.
     pub(crate) fn interrupt(&mut self) {
-        let event = self.changed(Change::Interrupted);
-        self.step([event]);
+        self.change(Change::Interrupted);
     }
 
     /// Loses the undelivered changes of a kind: the watch is interrupted and lists again.
@@ -576,8 +579,7 @@ impl World {
         changes.push(Change::Listed(kind));
         for change in changes {
             self.note_known(kind, &change);
-            let event = self.changed(change);
-            self.step([event]);
+            self.change(change);
         }
     }
 
@@ -585,7 +587,7 @@ impl World {
         let (object, is_there) = match change {
             Change::Applied(object) => (object, true),
             Change::Deleted(object) => (object, false),
-            Change::Listed(_) | Change::Interrupted => return,
+            Change::Listed(_) | Change::Interrupted | Change::Measured { .. } => return,
         };
         let object = written(object);
         let key = (kind, object["metadata"]["name"].as_str().unwrap().to_owned());

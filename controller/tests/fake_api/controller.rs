@@ -44,7 +44,8 @@ impl Controller {
         let stop = CancellationToken::new();
         let metrics = Metrics::new(&mut Registry::default());
         let mut tasks = Supervisor::new(stop.clone());
-        let changes = watch::start(&api.client(), &drivers, &metrics, &mut tasks);
+        let (sender, changes) = watch::queue();
+        watch::start(&api.client(), &drivers, &metrics, &mut tasks, sender);
         let started = Instant::now();
         let seconds = move || i64::try_from(started.elapsed().as_secs()).unwrap();
         let shell = Shell::new(
