@@ -29,6 +29,7 @@ mod groups;
 mod host_pid;
 mod hundred_pods;
 mod intercept_modes;
+mod load;
 mod lost_claims;
 mod managed_drivers;
 mod migration;
@@ -258,6 +259,7 @@ pub fn on_real_cluster() -> Vec<Trial> {
         trial!("gpu-preemption", gpu_preemption::evicts_unimportant),
         trial!("gpu-recovery", gpu_recovery::evicts_from_unhealthy),
         trial!("resize-running", resize::changes_running_container),
+        trial!("least-loaded", load::places_by_load),
         trial!("group-refused", groups::wait_for_all),
         trial!("dialects", dialects::run_unchanged),
         trial!("webhook-down", dialects::lose_webhook),

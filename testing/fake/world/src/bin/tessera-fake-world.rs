@@ -88,6 +88,13 @@ enum ConditionChange {
         /// Index or UUID.
         gpu: String,
     },
+    /// Set the utilization of the GPU.
+    Busy {
+        /// Index or UUID.
+        gpu: String,
+        /// Percent of time with a running kernel.
+        percent: u32,
+    },
     /// Set the memory of a process outside the world.
     Process {
         /// Index or UUID.
@@ -195,6 +202,12 @@ fn apply(world_file: &std::path::Path, change: ConditionChange) -> anyhow::Resul
             control.update(|control| {
                 control.gpu_mut(&uuid).ecc_uncorrected += 1;
                 control.push_event(&uuid, EventKind::EccDoubleBit);
+            })
+        }
+        ConditionChange::Busy { gpu, percent } => {
+            let uuid = find(&gpu)?;
+            control.update(|control| {
+                control.gpu_mut(&uuid).utilization = (percent > 0).then_some(percent);
             })
         }
         ConditionChange::Process { gpu, pid, mib } => {
