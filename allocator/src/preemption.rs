@@ -1,10 +1,11 @@
 //! Preemption: the pods of lower priority to evict so that a pod gets its devices.
 //!
-//! Pods are evicted as a whole, from one node. A claim is free once all pods that use it are gone.
-//! On each node, the pod is planned as if all pods of lower priority were gone. If it fits, those
-//! that need not go stay, the most important first. Of all nodes, the one is chosen whose victims
-//! are the least loss: the lowest highest priority, then the fewest pods, the least device memory,
-//! the youngest.
+//! Pods are evicted as a whole, from one node, and the pods of a group all together, wherever they
+//! are: without one of them, the others would only hold their devices. A claim is free once all
+//! pods that use it are gone. On each node, the pod is planned as if all pods of lower priority
+//! were gone. If it fits, those that need not go stay, the most important first. Of all nodes, the
+//! one is chosen whose victims are the least loss: the lowest highest priority, then the fewest
+//! pods, the least device memory, the youngest.
 //!
 //! Quotas count as they are: an eviction makes no room in a quota.
 
@@ -39,12 +40,71 @@ pub struct Holder {
     pub is_fixed: bool,
     /// Its resource requests that are counted on the node.
     pub requests: NameMap<Quantity>,
+    /// Its group, if it is in one with other pods.
+    pub group: Option<Arc<HolderGroup>>,
 }
 
-impl Holder {
-    /// Returns true if the pod may be evicted for `pod`.
+/// The pods of a group that hold devices on any node, without those that are ending.
+#[derive(Debug, Clone, PartialEq)]
+pub struct HolderGroup {
+    /// UIDs of the pods.
+    pub members: BTreeSet<PodUid>,
+    /// The highest `spec.priority` of them.
+    pub priority: i32,
+    /// Creation time of the oldest, in seconds since the epoch.
+    pub created: i64,
+}
+
+/// Pods of a node that are evicted together: one, or those of a group.
+struct Unit<'h> {
+    holders: Vec<&'h Holder>,
+    /// Memory that becomes free on the node with all other units gone.
+    memory: Quantity,
+}
+
+impl<'h> Unit<'h> {
+    /// Returns the units that may be evicted for `pod`.
+    fn all_for(pod: &PendingPod, holders: &'h [Holder]) -> Vec<Self> {
+        let mut units: BTreeMap<&PodUid, Vec<&Holder>> = BTreeMap::new();
+        for holder in holders.iter().filter(|holder| !holder.is_ending) {
+            let first = holder.group.as_ref().and_then(|group| group.members.first());
+            units.entry(first.unwrap_or(&holder.pod)).or_default().push(holder);
+        }
+        let units = units.into_values().map(|holders| Self { holders, memory: Quantity::ZERO });
+        units.filter(|unit| unit.is_victim_for(pod)).collect()
+    }
+
+    fn group(&self) -> Option<&'h HolderGroup> {
+        self.holders.first().and_then(|holder| holder.group.as_deref())
+    }
+
     fn is_victim_for(&self, pod: &PendingPod) -> bool {
-        !self.is_ending && !self.is_fixed && self.priority < pod.priority
+        self.priority() < pod.priority && !self.holders.iter().any(|holder| holder.is_fixed)
+    }
+
+    fn priority(&self) -> i32 {
+        let here = self.holders.iter().map(|holder| holder.priority).max();
+        let of_group = self.group().map(|group| group.priority);
+        here.max(of_group).unwrap_or(i32::MIN)
+    }
+
+    fn created(&self) -> i64 {
+        let here = self.holders.iter().map(|holder| holder.created);
+        let of_group = self.group().map(|group| group.created);
+        here.chain(of_group).min().unwrap_or(i64::MAX)
+    }
+
+    /// Returns the pods of it on the node.
+    fn pods(&self) -> impl Iterator<Item = &'h PodUid> {
+        self.holders.iter().map(|holder| &holder.pod)
+    }
+
+    /// Returns all pods that are evicted, those of the node first.
+    fn victims(&self) -> Vec<PodUid> {
+        let here: BTreeSet<&PodUid> = self.pods().collect();
+        let of_group = self.group().into_iter().flat_map(|group| &group.members);
+        let elsewhere = of_group.filter(|member| !here.contains(member));
+        self.pods().chain(elsewhere).cloned().collect()
     }
 }
 
@@ -75,7 +135,8 @@ pub struct NodeHolders {
 pub struct Preemption {
     /// The devices that the pod gets after the evictions.
     pub decision: Decision,
-    /// The pods to evict, the least important first. Empty if pods that are ending make the room.
+    /// The pods to evict, the least important first, with those of their groups on other nodes.
+    /// Empty if pods that are ending make the room.
     pub victims: Vec<PodUid>,
     /// The claims that are free once the victims, and the pods that are ending, are gone.
     pub freed: Vec<ClaimUid>,
@@ -83,7 +144,8 @@ pub struct Preemption {
 
 /// Returns the evictions after which the pod fits, with the least loss; `None` if there are none.
 ///
-/// Only pods with a strictly lower priority are victims. The cost is one plan of one node for each
+/// Only pods with a strictly lower priority are victims, and of groups only those whose pods all
+/// have one. The cost is one plan of one node for each
 /// node with such pods, and two more for each such pod of a node on which the pod would fit.
 pub fn preempt(
     snapshot: &ClusterSnapshot,
@@ -120,7 +182,8 @@ pub fn preempt_on(
 ) -> Option<NodePreemption> {
     let settings = PlanSettings { reservation_delay: None, ..settings };
     let (_, node) = snapshot.nodes.first_key_value()?;
-    if !holders.pods.iter().any(|holder| holder.is_ending || holder.is_victim_for(pod)) {
+    let is_ending = holders.pods.iter().any(|holder| holder.is_ending);
+    if !is_ending && Unit::all_for(pod, &holders.pods).is_empty() {
         return None;
     }
     let planner = Planner::from_snapshot(snapshot, FeatureGates::default());
@@ -222,23 +285,22 @@ impl NodeTrial<'_> {
     fn preempt(mut self) -> Option<NodePreemption> {
         let ending = self.holders.pods.iter().filter(|holder| holder.is_ending);
         let ending: BTreeSet<&PodUid> = ending.map(|holder| &holder.pod).collect();
-        let is_victim = |holder: &&Holder| holder.is_victim_for(self.pod);
-        let mut candidates: Vec<&Holder> = self.holders.pods.iter().filter(is_victim).collect();
+        let mut candidates = Unit::all_for(self.pod, &self.holders.pods);
         let mut all_gone = ending.clone();
-        all_gone.extend(candidates.iter().map(|holder| &holder.pod));
+        all_gone.extend(candidates.iter().flat_map(Unit::pods));
         let first = self.decide(&all_gone)?;
-        let memory: BTreeMap<&PodUid, Quantity> = candidates
-            .iter()
-            .map(|holder| (&holder.pod, self.memory(&[holder], &all_gone)))
-            .collect();
-        let memory_of = |holder: &Holder| memory[&holder.pod];
+        for unit in &mut candidates {
+            unit.memory = self.memory(std::slice::from_ref(&&*unit), &all_gone);
+        }
+        let mut candidates: Vec<&Unit<'_>> = candidates.iter().collect();
         // The most important first. Of equal ones, to keep the smallest first evicts few large
         // pods, and to keep the largest first evicts small ones.
+        let of_equal = |unit: &Unit<'_>| (unit.created(), unit.pods().next().cloned());
         candidates
-            .sort_by_key(|one| (Reverse(one.priority), memory_of(one), one.created, &one.pod));
+            .sort_by_cached_key(|unit| (Reverse(unit.priority()), unit.memory, of_equal(unit)));
         let few = self.spare(&candidates, &ending, first.clone());
-        candidates.sort_by_key(|one| {
-            (Reverse(one.priority), Reverse(memory_of(one)), one.created, &one.pod)
+        candidates.sort_by_cached_key(|unit| {
+            (Reverse(unit.priority()), Reverse(unit.memory), of_equal(unit))
         });
         let small = self.spare(&candidates, &ending, first);
         // A search that ran out of steps says nothing about the pods that could stay.
@@ -252,31 +314,33 @@ impl NodeTrial<'_> {
     /// without its eviction. `decision` is the one without all candidates.
     fn spare(
         &mut self,
-        candidates: &[&Holder],
+        candidates: &[&Unit<'_>],
         ending: &BTreeSet<&PodUid>,
         mut decision: Decision,
     ) -> NodePreemption {
         let mut gone = ending.clone();
-        gone.extend(candidates.iter().map(|holder| &holder.pod));
-        let mut victims = Vec::new();
-        for holder in candidates {
-            gone.remove(&holder.pod);
+        gone.extend(candidates.iter().flat_map(|unit| unit.pods()));
+        let mut evicted = Vec::new();
+        for unit in candidates {
+            for pod in unit.pods() {
+                gone.remove(pod);
+            }
             match self.decide(&gone) {
                 Some(other) => decision = other,
                 None => {
-                    gone.insert(&holder.pod);
-                    victims.push(*holder);
+                    gone.extend(unit.pods());
+                    evicted.push(*unit);
                 }
             }
         }
-        victims.reverse();
+        evicted.reverse();
+        let victims: Vec<PodUid> = evicted.iter().flat_map(|unit| unit.victims()).collect();
         let loss = Loss {
-            highest_priority: victims.iter().map(|victim| victim.priority).max(),
+            highest_priority: evicted.iter().map(|unit| unit.priority()).max(),
             victims: victims.len(),
-            memory: self.memory(&victims, &gone),
-            oldest: Reverse(victims.iter().map(|victim| victim.created).min().unwrap_or(i64::MAX)),
+            memory: self.memory(&evicted, &gone),
+            oldest: Reverse(evicted.iter().map(|unit| unit.created()).min().unwrap_or(i64::MAX)),
         };
-        let victims = victims.into_iter().map(|holder| holder.pod.clone()).collect();
         let freed = self.freed(&gone).map(|held| held.claim.clone()).collect();
         let preemption = Preemption { decision, victims, freed };
         NodePreemption { loss, preemption, holders: self.holders.pods.len() }
@@ -306,13 +370,14 @@ impl NodeTrial<'_> {
     }
 
     /// Returns the memory of the victims' claims that nothing uses once these pods are gone.
-    fn memory(&self, victims: &[&Holder], gone: &BTreeSet<&PodUid>) -> Quantity {
+    fn memory(&self, victims: &[&Unit<'_>], gone: &BTreeSet<&PodUid>) -> Quantity {
         let memory = |result: &DeviceResult| match result.shared {
             true => result.consumed.get(capacity::MEMORY).copied(),
             false => memory_of(self.snapshot, &result.device),
         };
+        let victims: BTreeSet<&PodUid> = victims.iter().flat_map(|unit| unit.pods()).collect();
         let is_of_victim =
-            |claim: &&HeldClaim| victims.iter().any(|victim| claim.users.contains(&victim.pod));
+            |claim: &&HeldClaim| claim.users.iter().any(|user| victims.contains(user));
         let results = self.freed(gone).filter(is_of_victim).flat_map(|claim| &claim.results);
         let sum = |a: Quantity, b: Quantity| a.checked_add(b).unwrap_or(a);
         results.filter_map(memory).fold(Quantity::ZERO, sum)

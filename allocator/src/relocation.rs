@@ -44,7 +44,8 @@ pub fn relocate(
 ) -> Option<Relocation> {
     // No priority keeps a pod from being moved.
     let urgent = PendingPod { priority: i32::MAX, ..pod.clone() };
-    let mut found: Vec<NodePreemption> = candidates(snapshot, &urgent, holders, settings).collect();
+    let alone = without_groups(holders);
+    let mut found: Vec<NodePreemption> = candidates(snapshot, &urgent, &alone, settings).collect();
     found.retain(|candidate| !candidate.preemption.victims.is_empty());
     found.sort_by(|a, b| a.loss.cmp(&b.loss));
     let tried = found.into_iter().take(MAX_CANDIDATES);
@@ -63,6 +64,16 @@ pub fn relocate(
             .then_some(Relocation { decision: preemption.decision, moves: plan.decisions })
     });
     relocations.next()
+}
+
+/// Returns the holders without their groups: a pod that moves has devices again at once, so the
+/// others of its group stay.
+fn without_groups(holders: &BTreeMap<NodeName, NodeHolders>) -> BTreeMap<NodeName, NodeHolders> {
+    let mut alone = holders.clone();
+    for holder in alone.values_mut().flat_map(|holders| &mut holders.pods) {
+        holder.group = None;
+    }
+    alone
 }
 
 /// Returns the cluster once the pod has its devices and the victims are gone.

@@ -4,11 +4,14 @@
 mod builders;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use builders::{Cluster, claim, gpu, pod, quantity, request, share, share_pod};
 use proptest::prelude::*;
 use tessera_allocator::model::{PendingPod, PodUid};
-use tessera_allocator::preemption::{HeldClaim, Holder, NodeHolders, Preemption, preempt};
+use tessera_allocator::preemption::{
+    HeldClaim, Holder, HolderGroup, NodeHolders, Preemption, preempt,
+};
 use tessera_allocator::{PlanSettings, plan};
 use tessera_api::names::{ClaimUid, NodeName};
 
@@ -43,8 +46,22 @@ impl Scene {
             is_ending: false,
             is_fixed: false,
             requests: Default::default(),
+            group: None,
         });
         holders.pods.last_mut().unwrap()
+    }
+
+    /// Makes a group of pods, if it is more than one.
+    fn group(&mut self, names: &[&str]) {
+        let members: BTreeSet<PodUid> = names.iter().map(|name| PodUid::new(name)).collect();
+        let all = self.holders.values_mut().flat_map(|holders| &mut holders.pods);
+        let mut of_group: Vec<_> = all.filter(|one| members.contains(&one.pod)).collect();
+        if members.len() < 2 {
+            return;
+        }
+        let priority = of_group.iter().map(|one| one.priority).max().unwrap();
+        let group = Arc::new(HolderGroup { members, priority, created: 0 });
+        of_group.iter_mut().for_each(|one| one.group = Some(Arc::clone(&group)));
     }
 
     fn claim(&mut self, users: &[&str], node: &str, device: &str, memory: &str) {
@@ -182,26 +199,68 @@ fn set_of_gpus_is_freed_on_one_node() {
     assert_eq!(scene.victims(&asks), of(&["a0"], "a"));
 }
 
-/// A pod of a random cluster: priority, node, GPU and GiB.
-type RandomPod = (i32, usize, usize, u64);
+#[test]
+fn pods_of_a_group_are_evicted_together() {
+    let mut scene = Scene::new(&[("a", 2), ("b", 1)]);
+    scene.holder("train-0", 1, "a", "gpu-0", "80Gi");
+    scene.holder("train-1", 1, "a", "gpu-1", "80Gi");
+    scene.holder("train-2", 1, "b", "gpu-0", "80Gi");
+    scene.group(&["train-0", "train-1", "train-2"]);
+    let (victims, _) = scene.victims(&asking(9, "40Gi")).unwrap();
+    assert_eq!(victims.iter().collect::<BTreeSet<_>>().len(), 3, "{victims:?}");
+}
+
+#[test]
+fn one_pod_alone_is_evicted_rather_than_a_group() {
+    let mut scene = Scene::new(&[("a", 1), ("b", 1), ("c", 1)]);
+    scene.holder("train-0", 1, "a", "gpu-0", "80Gi");
+    scene.holder("train-1", 1, "b", "gpu-0", "80Gi");
+    scene.group(&["train-0", "train-1"]);
+    scene.holder("alone", 1, "c", "gpu-0", "80Gi");
+    assert_eq!(scene.victims(&asking(9, "40Gi")), of(&["alone"], "c"));
+}
+
+#[test]
+fn an_important_or_fixed_pod_protects_its_group() {
+    let mut scene = Scene::new(&[("a", 1), ("b", 1)]);
+    scene.holder("train-0", 1, "a", "gpu-0", "80Gi");
+    scene.holder("train-1", 9, "b", "gpu-0", "80Gi");
+    scene.group(&["train-0", "train-1"]);
+    assert_eq!(scene.victims(&asking(9, "40Gi")), None);
+    assert!(scene.victims(&asking(10, "40Gi")).is_some());
+    scene.of("a").pods[0].is_fixed = true;
+    scene.of("b").pods[0].is_fixed = true;
+    assert_eq!(scene.victims(&asking(10, "40Gi")), None);
+}
+
+/// A pod of a random cluster: priority, node, GPU, GiB and group; the last groups have one pod.
+type RandomPod = (i32, usize, usize, u64, usize);
+
+/// Number of groups that have more than one pod.
+const GROUPS: usize = 3;
 
 /// Returns a scene of two nodes with two GPUs each; pods that do not fit any more are left out.
 fn random_scene(pods: &[RandomPod]) -> Scene {
     let mut scene = Scene::new(&[("a", 2), ("b", 2)]);
     let mut used = [[0; 2]; 2];
-    for (number, (priority, node, device, memory)) in pods.iter().enumerate() {
+    let mut groups = vec![Vec::new(); GROUPS];
+    for (number, (priority, node, device, memory, group)) in pods.iter().enumerate() {
         if used[*node][*device] + memory > 80 {
             continue;
         }
         used[*node][*device] += memory;
         let (name, device) = (format!("pod-{number}"), format!("gpu-{device}"));
         scene.holder(&name, *priority, ["a", "b"][*node], &device, &format!("{memory}Gi"));
+        groups.get_mut(*group).into_iter().for_each(|group| group.push(name.clone()));
+    }
+    for group in groups {
+        scene.group(&group.iter().map(String::as_str).collect::<Vec<_>>());
     }
     scene
 }
 
 /// Returns true if the pod fits on the node without these pods.
-fn fits(scene: &Scene, asks: &PendingPod, node: &NodeName, gone: &BTreeSet<&PodUid>) -> bool {
+fn fits(scene: &Scene, asks: &PendingPod, node: &NodeName, gone: &BTreeSet<PodUid>) -> bool {
     let mut snapshot = scene.cluster.0.clone();
     snapshot.nodes.retain(|name, _| name == node);
     for claim in &scene.holders[node].claims {
@@ -212,53 +271,66 @@ fn fits(scene: &Scene, asks: &PendingPod, node: &NodeName, gone: &BTreeSet<&PodU
     !plan(&snapshot, std::slice::from_ref(asks), PlanSettings::default()).decisions.is_empty()
 }
 
+/// Returns the sets of pods of a node that are evicted together and may be evicted for a priority,
+/// each with its highest priority.
+fn units(scene: &Scene, node: &NodeName, priority: i32) -> Vec<(i32, BTreeSet<PodUid>)> {
+    let all = || scene.holders.values().flat_map(|holders| &holders.pods);
+    let unit = |holder: &Holder| {
+        let alone = || BTreeSet::from([holder.pod.clone()]);
+        holder.group.as_ref().map_or_else(alone, |group| group.members.clone())
+    };
+    let of_node: BTreeSet<_> = scene.holders[node].pods.iter().map(unit).collect();
+    let highest = |unit: &BTreeSet<PodUid>| {
+        all().filter(|one| unit.contains(&one.pod)).map(|one| one.priority).max().unwrap()
+    };
+    let units = of_node.into_iter().map(|unit| (highest(&unit), unit));
+    units.filter(|(highest, _)| *highest < priority).collect()
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
     fn victims_are_enough_and_necessary_and_found_if_any(
-        pods in prop::collection::vec((0..4, 0..2_usize, 0..2_usize, 5..80_u64), 0..9),
+        pods in prop::collection::vec(
+            (0..4, 0..2_usize, 0..2_usize, 5..80_u64, 0..2 * GROUPS), 0..9,
+        ),
         priority in 0..5,
         memory in 10..=80_u64,
     ) {
         let scene = random_scene(&pods);
         let asks = asking(priority, &format!("{memory}Gi"));
-        let lower = |node: &NodeHolders| -> Vec<PodUid> {
-            let pods = node.pods.iter().filter(|holder| holder.priority < priority);
-            pods.map(|holder| holder.pod.clone()).collect()
-        };
         match scene.preempt(&asks) {
             Some(Preemption { decision, victims, .. }) => {
-                let allowed = lower(&scene.holders[&decision.node]);
-                prop_assert!(victims.iter().all(|victim| allowed.contains(victim)));
-                let gone: BTreeSet<&PodUid> = victims.iter().collect();
+                let gone: BTreeSet<PodUid> = victims.iter().cloned().collect();
+                prop_assert_eq!(gone.len(), victims.len(), "each once");
+                let units_here = units(&scene, &decision.node, priority);
+                let evicted = units_here.iter().filter(|(_, unit)| !unit.is_disjoint(&gone));
+                let evicted: Vec<_> = evicted.collect();
+                let complete: BTreeSet<_> =
+                    evicted.iter().flat_map(|(_, unit)| unit).cloned().collect();
+                prop_assert_eq!(&complete, &gone, "groups as a whole, of lower priority");
                 prop_assert!(fits(&scene, &asks, &decision.node, &gone));
-                for victim in &victims {
-                    let mut rest = gone.clone();
-                    rest.remove(victim);
-                    prop_assert!(!fits(&scene, &asks, &decision.node, &rest), "{victim} may stay");
+                for (_, unit) in &evicted {
+                    let rest = &gone - unit;
+                    prop_assert!(!fits(&scene, &asks, &decision.node, &rest), "{unit:?} may stay");
                 }
                 // No other node has fewer victims of no higher priority.
-                let highest = |node: &NodeName, victims: &[PodUid]| {
-                    let pods = scene.holders[node].pods.iter();
-                    pods.filter(|h| victims.contains(&h.pod)).map(|h| h.priority).max()
-                };
-                let most = highest(&decision.node, &victims);
-                for (node, holders) in &scene.holders {
-                    for one in &lower(holders) {
-                        let alone = [one.clone()];
-                        if fits(&scene, &asks, node, &BTreeSet::from([one])) {
-                            let loss = (highest(node, &alone), 1);
-                            prop_assert!((most, victims.len()) <= loss, "{one} on {node} suffices");
+                let most = evicted.iter().map(|(highest, _)| *highest).max();
+                for node in scene.holders.keys() {
+                    for (highest, unit) in units(&scene, node, priority) {
+                        if fits(&scene, &asks, node, &unit) {
+                            let loss = (Some(highest), unit.len());
+                            prop_assert!((most, victims.len()) <= loss, "{unit:?} on {node}");
                         }
                     }
                 }
             }
             None => {
-                for (node, holders) in &scene.holders {
-                    let all = lower(holders);
+                for node in scene.holders.keys() {
+                    let all = units(&scene, node, priority);
                     if !all.is_empty() {
-                        let all = all.iter().collect();
+                        let all = all.into_iter().flat_map(|(_, unit)| unit).collect();
                         prop_assert!(!fits(&scene, &asks, node, &all), "{all:?} on {node}");
                     }
                 }

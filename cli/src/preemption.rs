@@ -54,10 +54,9 @@ impl<'v> Preemptions<'v> {
         }
         let found = preempt(&self.cluster, pending, &self.holders, self.settings)?;
         let node = found.decision.node;
-        let holders = &self.holders.get(&node)?.pods;
         let victim = |uid: &PodUid| {
             let (namespace, name) = self.index.pod_name(uid)?;
-            let priority = holders.iter().find(|holder| holder.pod == *uid)?.priority;
+            let priority = self.index.pod_priority(uid)?;
             Some(Victim { namespace: namespace.to_string(), pod: name.to_string(), priority })
         };
         let victims = found.victims.iter().filter_map(victim).collect();

@@ -257,6 +257,7 @@ pub fn on_real_cluster() -> Vec<Trial> {
         trial!("gpu-drain", gpu_drain::moves_shares),
         trial!("defragmentation", defragmentation::moves_a_share),
         trial!("gpu-preemption", gpu_preemption::evicts_unimportant),
+        trial!("group-preemption", gpu_preemption::evicts_whole_group),
         trial!("gpu-recovery", gpu_recovery::evicts_from_unhealthy),
         trial!("resize-running", resize::changes_running_container),
         trial!("least-loaded", load::places_by_load),

@@ -7,10 +7,11 @@ use std::sync::Arc;
 use tessera_allocator::model::{
     ClusterSnapshot, Device, DeviceId, PendingPod, PodUid, PoolId, Slice, Usage,
 };
-use tessera_allocator::preemption::{HeldClaim, Holder, NodeHolders};
+use tessera_allocator::preemption::{HeldClaim, Holder, HolderGroup, NodeHolders};
 use tessera_api::names::{ClaimUid, DriverName, NodeName, PoolName};
 
 use crate::claims::ClaimEntry;
+use crate::groups::GroupKey;
 use crate::index::Index;
 use crate::pods::PodEntry;
 
@@ -29,6 +30,7 @@ impl Index {
     pub fn holders_on(&self, node: &NodeName) -> NodeHolders {
         let mut holders = NodeHolders::default();
         let mut seen: BTreeSet<&PodUid> = BTreeSet::new();
+        let mut groups = BTreeMap::new();
         for entry in self.claims_on(node) {
             let users: Vec<&PodEntry> =
                 self.pods_of(entry).filter_map(|uid| self.pods.get(uid)).collect();
@@ -42,11 +44,25 @@ impl Index {
             });
             for pod in users().filter(|pod| pod.node.as_ref() == Some(node)) {
                 if seen.insert(&pod.uid) {
-                    holders.pods.push(holder(pod));
+                    let group = pod.group.as_ref().and_then(|member| {
+                        let group = || self.holder_group(&member.key).map(Arc::new);
+                        groups.entry(&member.key).or_insert_with(group).clone()
+                    });
+                    holders.pods.push(Holder { group, ..holder(pod) });
                 }
             }
         }
         holders
+    }
+
+    /// Returns the pods of a group that hold devices; none if that is one at most.
+    fn holder_group(&self, key: &GroupKey) -> Option<HolderGroup> {
+        let holding =
+            || self.members_of(key).filter(|pod| pod.is_running() && pod.counted_as_holder);
+        let members: BTreeSet<PodUid> = holding().map(|pod| pod.uid.clone()).collect();
+        let priority = holding().map(|pod| pod.priority).max()?;
+        let created = holding().map(|pod| pod.created).min()?;
+        (members.len() > 1).then_some(HolderGroup { members, priority, created })
     }
 
     /// Returns the claims that hold devices of the node's pools.
@@ -118,6 +134,11 @@ impl Index {
         self.holder_priorities.first_key_value().map(|(priority, _)| *priority)
     }
 
+    /// Returns `spec.priority` of a pod; none if it does not exist.
+    pub fn pod_priority(&self, pod: &PodUid) -> Option<i32> {
+        self.pods.get(pod).map(|pod| pod.priority)
+    }
+
     /// Returns true if the claim has devices.
     pub fn has_devices(&self, claim: &ClaimUid) -> bool {
         self.claims.get(claim).is_some_and(|entry| !entry.counted().is_empty())
@@ -138,5 +159,6 @@ fn holder(pod: &PodEntry) -> Holder {
         is_ending: pod.deleting,
         is_fixed: pod.is_mirror,
         requests: counted.unwrap_or_default(),
+        group: None,
     }
 }

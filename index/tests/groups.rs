@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use tessera_allocator::model::PodUid;
+use tessera_api::names::NodeName;
 use tessera_index::{GroupProblem, Index, PlanningBlocker};
 
 const GROUP: &str = "gpu.tessera.dev/pod-group";
@@ -236,4 +237,44 @@ fn change_of_one_pod_concerns_its_group() {
     fed.index.apply_pod(&read(pod("b", json!({GROUP: "other", SIZE: "1"}), |_| {})));
     assert_eq!(changed(&mut fed), ["b", "c"]);
     assert_eq!(fed.units(), ["b"]);
+}
+
+#[test]
+fn holders_know_the_pods_of_their_group_that_hold_devices() {
+    let mut fed = Fed::new();
+    fed.index.apply_node(&read(json!({"metadata": {"name": "node-a"}}))).unwrap();
+    let slice = json!({
+        "metadata": {"name": "slice-a"},
+        "spec": {
+            "driver": "gpu.tessera.dev", "nodeName": "node-a",
+            "pool": {"name": "node-a", "generation": 1, "resourceSliceCount": 1},
+            "devices": [{"name": "gpu-0"}],
+        },
+    });
+    fed.index.apply_slice(&read(slice)).unwrap();
+    let bound = |priority: i32, node: &'static str| {
+        move |pod: &mut Value| {
+            pod["spec"]["nodeName"] = node.into();
+            pod["spec"]["priority"] = priority.into();
+            pod["status"]["phase"] = "Running".into();
+        }
+    };
+    let group = json!({GROUP: "train", SIZE: "4"});
+    fed.pod("here", group.clone(), bound(1, "node-a"));
+    fed.pod("other", group.clone(), bound(7, "node-b"));
+    fed.pod("waits", group.clone(), |_| {});
+    fed.pod("ended", group, |pod| {
+        bound(9, "node-a")(pod);
+        pod["status"]["phase"] = "Succeeded".into();
+    });
+    fed.pod("alone", json!({GROUP: "small", SIZE: "1"}), bound(1, "node-a"));
+    ["here", "other", "ended", "alone"].iter().for_each(|name| fed.claim(name, true));
+    let holders = fed.index.holders_on(&NodeName::new("node-a").unwrap());
+    let groups: BTreeMap<_, _> =
+        holders.pods.into_iter().map(|holder| (holder.pod.to_string(), holder.group)).collect();
+    assert_eq!(groups.keys().cloned().collect::<Vec<_>>(), ["alone", "here"]);
+    assert_eq!(groups["alone"], None);
+    let group = groups["here"].as_ref().unwrap();
+    let members: Vec<String> = group.members.iter().map(ToString::to_string).collect();
+    assert_eq!((members, group.priority), (vec!["here".to_owned(), "other".to_owned()], 7));
 }

@@ -37,8 +37,8 @@ pub const NOT_LISTED_NOTE: &str = "the pod's status does not list all ResourceCl
 /// Returns the message of [`events::PREEMPTING`]. `victims` are namespaces and names.
 pub fn preempting_message(node: &NodeName, victims: &[String]) -> String {
     format!(
-        "pods of lower priority are evicted from node {node} to make room: {}; their devices are \
-         kept for this pod for up to 5 minutes",
+        "room is made on node {node}, and kept for this pod for up to 5 minutes: these pods of lower \
+         priority are evicted, those of a group all together: {}",
         victims.join(", ")
     )
 }

@@ -166,9 +166,11 @@ impl State {
             return None;
         }
         let snapshot = self.index.snapshot_of_node(node, pod, pod.priority)?;
+        let is_refused =
+            |pod| self.holds.is_held(&Subject::pod(pod), HoldReason::EvictionRefused, now);
         for holder in &mut holders.pods {
-            let subject = Subject::pod(&holder.pod);
-            holder.is_fixed |= self.holds.is_held(&subject, HoldReason::EvictionRefused, now);
+            let others = holder.group.iter().flat_map(|group| &group.members);
+            holder.is_fixed |= others.chain([&holder.pod]).any(is_refused);
         }
         let settings = self.planning.settings_of_preemption(STEPS_PER_NODE);
         preempt_on(&snapshot, pod, &holders, settings)

@@ -1,12 +1,13 @@
 //! Groups: all pods of a group get their devices, or none.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::{Value, json};
 use tessera_api::events;
 use tessera_controller::core::effect::BarrierOutcome;
-use tessera_controller::core::event::WatchedKind;
+use tessera_controller::core::event::{EvictionOutcome, WatchedKind};
 
 use crate::objects;
 use crate::resizes::apply_devices;
@@ -293,4 +294,45 @@ fn group_goes_on_after_a_change_of_the_leader() {
     group.iter().for_each(|pod| world.assign(pod));
     world.settle();
     assert!(group.iter().all(|pod| world.is_bound(pod)));
+}
+
+/// A bound group of two pods with a GPU each, and a pod of higher priority that needs one.
+fn preempted_pair() -> (World, Vec<String>) {
+    let (mut world, group) = pair();
+    world.settle();
+    world.bind_group(&group);
+    world.put(WatchedKind::Claim, objects::claim("urgent", "80Gi"));
+    let urgent = objects::important(objects::pod("urgent", &["urgent"]), 9);
+    world.put(WatchedKind::Pod, urgent);
+    world.deliver_all();
+    world.pass(Duration::from_millis(50));
+    (world, group)
+}
+
+#[test]
+fn a_group_is_evicted_as_a_whole_and_waits_as_a_whole() {
+    let (mut world, group) = preempted_pair();
+    let victims: BTreeSet<String> = world.victims("urgent").into_iter().collect();
+    assert_eq!(victims, group.iter().cloned().collect(), "one GPU would be enough");
+    world.end_evictions("urgent", |_| EvictionOutcome::Evicted);
+    world.deliver_all();
+    group.iter().for_each(|pod| world.end_pod(pod));
+    world.settle();
+    assert!(world.place("urgent").is_some());
+    // Their owner creates them again: one GPU is free, and the group has none.
+    for name in ["again-0", "again-1"] {
+        world.put(WatchedKind::Claim, objects::claim(name, "80Gi"));
+        world.put(WatchedKind::Pod, of_group(objects::pod(name, &[name]), "train", 2));
+    }
+    world.settle();
+    assert_eq!((world.place("again-0"), world.place("again-1")), (None, None));
+}
+
+#[test]
+fn a_refused_eviction_protects_the_group() {
+    let (mut world, _) = preempted_pair();
+    let message = "the disruption budget needs 2 healthy pods".to_owned();
+    world.end_evictions("urgent", |_| EvictionOutcome::Refused { message: message.clone() });
+    world.pass(Duration::from_secs(5));
+    assert!(world.open_evictions.is_empty(), "not the other one either");
 }

@@ -1,5 +1,6 @@
-//! Trial of preemption for devices: all GPUs of a node are full of pods of low priority. One is
-//! evicted for a pod of high priority, and not the one that a PodDisruptionBudget guards.
+//! Trials of preemption for devices: all GPUs of a node are full of pods of low priority. One is
+//! evicted for a pod of high priority, and not the one that a PodDisruptionBudget guards. If they
+//! are a group, all are evicted.
 
 use std::collections::BTreeSet;
 
@@ -10,6 +11,7 @@ use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 use tessera_api::events;
 
+use super::groups::of_group;
 use super::preemption::{IMPORTANT, UNIMPORTANT, of_class, with_priority_classes};
 use super::refused_node::on_node;
 use super::test_bed::{TestBed, from_template, phase, wait_all, wait_deleted};
@@ -57,6 +59,31 @@ async fn preempt(test_bed: &TestBed) -> TrialOutcome {
     Ok(Outcome::Passed(vec![]))
 }
 
+pub(super) async fn evicts_whole_group(test_bed: TestBed) -> TrialOutcome {
+    let trial = overcommit::check_during(&test_bed, preempt_group(&test_bed));
+    with_priority_classes(&test_bed, trial).await
+}
+
+async fn preempt_group(test_bed: &TestBed) -> TrialOutcome {
+    let full = FullNode::empty(test_bed).await?;
+    for name in &full.pods {
+        let pod = of_group(full.unimportant(name), "train", full.pods.len());
+        test_bed.create(pod).await?;
+    }
+    for name in &full.pods {
+        test_bed.wait_running(name).await?;
+    }
+    // The GPU of one of them would be enough.
+    test_bed.create(full.important("urgent", "large")).await?;
+    test_bed.wait_running("urgent").await?;
+    for name in &full.pods {
+        wait_deleted(test_bed.pods(), name).await?;
+        placement::wait_event_reason(test_bed, name, events::PREEMPTED.name()).await?;
+    }
+    test_bed.delete(&["urgent"]).await?;
+    Ok(Outcome::Passed(vec![]))
+}
+
 /// A node each of whose GPUs is used by a pod of low priority.
 pub(super) struct FullNode {
     node: String,
@@ -66,14 +93,19 @@ pub(super) struct FullNode {
 impl FullNode {
     /// Starts the pods, one after another.
     pub(super) async fn fill(test_bed: &TestBed) -> anyhow::Result<Self> {
+        let full = Self::empty(test_bed).await?;
+        full.refill(test_bed).await?;
+        Ok(full)
+    }
+
+    /// Returns the node with the names of the pods, which do not exist yet.
+    async fn empty(test_bed: &TestBed) -> anyhow::Result<Self> {
         let node = test_bed.node_with("h100", 2).await?;
         let inventory = GpuInventory::read(&test_bed.client).await?;
         let gpus = inventory.devices().filter(|((pool, _), _)| *pool == node).count();
         test_bed.create_template("large", DRIVER, json!({"memory": MEMORY})).await?;
         let pods = (0..gpus).map(|number| format!("low-{number}")).collect();
-        let full = Self { node, pods };
-        full.refill(test_bed).await?;
-        Ok(full)
+        Ok(Self { node, pods })
     }
 
     /// Starts the pods that do not run, one after another.
