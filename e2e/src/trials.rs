@@ -40,6 +40,7 @@ mod node_drain;
 mod nomination;
 mod other_allocator;
 mod other_pool;
+mod out_of_service;
 mod overcommit;
 mod oversubscription;
 mod placement;
@@ -281,6 +282,7 @@ pub fn on_real_cluster() -> Vec<Trial> {
         trial!("mps", mps::switched_and_restored),
         trial!("control-plane-restarts", control_plane::restarted),
         trial!("node-drained", node_drain::moves_all_pods),
+        trial!("out-of-service", out_of_service::frees_devices),
         trial!("node-deleted", node::delete_and_register),
         trial!("driver-two-instances", driver_update::two_instances),
         trial!("driver-cdi-file-deleted", driver_update::cdi_file_deleted),
