@@ -234,7 +234,7 @@ impl Core {
         };
         let news = step.absorb(events);
         step.state.loads.expire(&mut step.state.index, now.monotonic);
-        step.figures.measured_nodes = Some(step.state.loads.count() as i64);
+        step.figures.measured_nodes = Some(gauge(step.state.loads.count()));
         let is_due = news.is_some() || self.wake.is_some_and(|wake| wake <= now.monotonic);
         if !is_due {
             step.wake_at(self.wake);
