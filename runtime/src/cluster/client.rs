@@ -1,6 +1,7 @@
 //! Creates a client from `--kubeconfig`.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use kube::config::{InferConfigError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
@@ -36,6 +37,11 @@ pub enum ClientError {
     Unusable(#[source] Box<kube::Error>),
 }
 
+/// Time without a byte from the API server after which a request fails. Lists have no other limit:
+/// one that a load balancer accepts and never answers would keep a watch from starting for ever. A
+/// watch, which the API server ends after 290 s, is not cut off.
+const SILENCE: Duration = Duration::from_secs(300);
+
 /// Returns a client of the cluster of the file's current context. Without a file, `KUBECONFIG` or
 /// `~/.kube/config` is used, or else the service account of the pod. Sends no request.
 ///
@@ -56,7 +62,9 @@ pub async fn client_without_retries(kubeconfig: Option<&Path>) -> Result<Client,
     client_of(config)
 }
 
-fn client_of(config: Config) -> Result<Client, ClientError> {
+fn client_of(mut config: Config) -> Result<Client, ClientError> {
+    config.read_timeout = Some(SILENCE);
+    config.reset_reader_on_write = true;
     // With several providers linked, rustls has no default. An error means that one is installed
     // already.
     let _ = rustls::crypto::ring::default_provider().install_default();
