@@ -8,12 +8,13 @@ use std::path::Path;
 use clap::CommandFactory as _;
 
 /// Flags whose default differs in the chart, with the reason.
-const DIFFERENT: [(&str, &str); 5] = [
+const DIFFERENT: [(&str, &str); 6] = [
     ("log-format", "a cluster's log collector reads JSON, a person at a terminal reads text"),
     ("webhook-address", "the webhook needs objects of the cluster, which the chart makes"),
     ("driver-root", "the host's directory is mounted there"),
     ("driver-root-host", "the default of the flag is the value of --driver-root"),
     ("sysfs-root", "the host's sysfs is mounted there"),
+    ("device-directory", "only the container's own /dev may get device nodes"),
 ];
 
 /// Returns the arguments `--flag=value` of the containers that run `program` in the chart as
