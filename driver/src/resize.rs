@@ -166,10 +166,6 @@ impl Resizer {
 
     /// Takes over an object. One that differs only by the driver's own report is not examined.
     fn take(&mut self, key: Key, object: GpuResize) {
-        let asked = |object: &GpuResize| {
-            let status = object.status.clone().unwrap_or_default();
-            (object.metadata.generation, status.claim_uid, status.grant)
-        };
         if self.known.get(&key).is_none_or(|known| asked(known) != asked(&object)) {
             self.later.remove(&key);
             self.due.insert(key.clone());
@@ -199,8 +195,11 @@ impl Resizer {
         let is_final = failure.as_ref().is_none_or(|failure| failure.is_final);
         let told = self.report(&object, status, applied, failure.as_ref()).await;
         let is_told = told.is_ok();
-        if let Ok(Some(stored)) = told {
-            // Before the watch delivers it: the changed journal makes this resize due again.
+        // The changed journal makes this resize due again, before the watch delivers the report. A
+        // change that is in the answer, too, is left to the watch.
+        if let Ok(Some(stored)) = told
+            && asked(&stored) == asked(&object)
+        {
             self.known.insert(key.clone(), Arc::new(stored));
         }
         if is_final && is_told {
@@ -337,6 +336,13 @@ impl Failure {
             }
         }
     }
+}
+
+/// Returns what decides about the sizes to apply: the rest of the object is the driver's own.
+fn asked(object: &GpuResize) -> (Option<i64>, Option<&str>, Option<i64>) {
+    let status = object.status.as_ref();
+    let claim = status.and_then(|status| status.claim_uid.as_deref());
+    (object.metadata.generation, claim, status.and_then(|status| status.grant))
 }
 
 /// Returns the claim with these sizes in its allocation.

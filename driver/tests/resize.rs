@@ -57,7 +57,12 @@ fn grant(node: &Node, number: i64, memory: &str, cores: &str) {
 }
 
 fn grant_size(node: &Node, number: i64, size: Value) {
-    let resize = json!({
+    node.api.put_resize("a", resize(number, size));
+}
+
+/// Returns the GpuResize with this grant.
+fn resize(number: i64, size: Value) -> Value {
+    json!({
         "apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuResize",
         "metadata": {"name": "a", "namespace": "ns", "uid": "uid-of-resize", "generation": number},
         "spec": {
@@ -66,8 +71,7 @@ fn grant_size(node: &Node, number: i64, size: Value) {
         "status": {
             "node": "node-a", "claimUID": uid("a"), "grant": number, "granted": [size],
         },
-    });
-    node.api.put_resize("a", resize);
+    })
 }
 
 /// Returns the status of the condition Applied, its reason and message, and the applied sizes, once
@@ -105,6 +109,21 @@ fn journal(node: &Node) -> Journal {
     let mut object: Value = serde_json::from_str(&text).expect("JSON");
     object.as_object_mut().expect("an object").remove("version");
     serde_json::from_value(object).expect("a journal")
+}
+
+#[tokio::test]
+async fn a_grant_that_overtakes_a_report_is_applied() {
+    let node = Node::with_gpus(1);
+    let (driver, _kubelet) = with_share(&node).await;
+    count(&node, "8Gi", "50");
+    grant(&node, 1, "8Gi", "50");
+    assert!(answer(&node, 1).await.0);
+    // The second grant changes nothing. Another follows before the answer to it is stored.
+    node.api.overtake_report(resize(3, size("6Gi", "30")));
+    grant(&node, 2, "8Gi", "50");
+    assert!(answer(&node, 3).await.0);
+    assert_eq!(granted(&node).0, 6);
+    driver.stop().await;
 }
 
 #[tokio::test]

@@ -46,6 +46,8 @@ struct Objects {
     rule_reads: usize,
     /// GpuResizes of the namespace `ns`.
     resizes: BTreeMap<String, Value>,
+    /// A GpuResize that another client stores before the driver's next report.
+    overtaking_resize: Option<Value>,
     events: Vec<Value>,
     /// Number of reads of claims that fail, and their status code.
     failures: (usize, u16),
@@ -135,6 +137,11 @@ impl Api {
         });
         // There may be no watch.
         let _ = self.shared.resize_events.send(json!({"type": "MODIFIED", "object": stored}));
+    }
+
+    /// Has a GpuResize stored between the driver's next report and its answer, which contains it.
+    pub fn overtake_report(&self, resize: Value) {
+        self.change(|objects| objects.overtaking_resize = Some(resize));
     }
 
     /// Returns a GpuResize.
@@ -551,6 +558,9 @@ async fn patch_resize(
     body: String,
 ) -> Response {
     let mut patch: Value = serde_json::from_str(&body).expect("JSON");
+    if let Some(resize) = api.change(|objects| objects.overtaking_resize.take()) {
+        api.put_resize(&name, resize);
+    }
     let mut resize = api.resize(&name);
     if resize["metadata"]["uid"] != patch["metadata"]["uid"] {
         return failure(409, "Conflict");

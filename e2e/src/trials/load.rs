@@ -13,7 +13,7 @@ use tessera_api::load::{NodeLoad, PATH};
 use super::controller_deployment::ControllerDeployment;
 use super::driver_instances::DriverInstances;
 use super::placement::{node_name, wait_allocated};
-use super::test_bed::{A100, TIMEOUT, TestBed, from_template, holder};
+use super::test_bed::{A100, TIMEOUT, TestBed, from_template};
 use crate::harness::TrialOutcome;
 use crate::inventory::{GpuInventory, attribute};
 use crate::leftovers::device_results;
@@ -59,7 +59,7 @@ async fn check_place(test_bed: &TestBed, idle: &str) -> anyhow::Result<()> {
     let least = json!({"placement": {"node": "LeastLoaded", "device": "LeastLoaded"}});
     let capacity = json!({"memory": "1Gi", "cores": "10"});
     test_bed.create_configured_template("share", A100, capacity, least).await?;
-    test_bed.create(holder("pod", from_template("gpu", "share"))).await?;
+    test_bed.create(from_template("pod", "share")).await?;
     let claim = wait_allocated(test_bed, "pod", "allocated", |_| true).await?;
     let devices: Vec<String> = device_results(&claim).map(|result| result.device.clone()).collect();
     anyhow::ensure!(devices == [idle], "the pod got {devices:?}; only {idle} is idle");
