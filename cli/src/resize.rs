@@ -30,6 +30,9 @@ use crate::pod_claims::claim_names;
 /// Name of the writer of the objects.
 const MANAGER: &str = "kubectl-tessera";
 
+/// Attempts to write a spec, whose object's status others write.
+const WRITES: usize = 5;
+
 /// Time between two looks at the status.
 const INTERVAL: Duration = Duration::from_millis(250);
 
@@ -212,7 +215,10 @@ impl<'p> Resize<'p> {
         let known = self.resizes.get_opt(&claim.name_any()).await;
         let known = known.map_err(|error| of_resizes("get", error))?;
         let wanted = wanted(&claim, known.clone(), &request, asked.size);
-        let written = self.write(wanted, known.is_some()).await?;
+        let written = match known {
+            Some(_) => self.replace(wanted).await?,
+            None => self.create(&wanted).await?,
+        };
         let is_applied = match asked.timeout {
             Some(timeout) => {
                 let waited = self.wait(&written, timeout).await;
@@ -281,22 +287,31 @@ impl<'p> Resize<'p> {
         ResizeCommandError::Api { verb, object, source: Box::new(source) }
     }
 
-    async fn write(
-        &self,
-        wanted: GpuResize,
-        exists: bool,
-    ) -> Result<GpuResize, ResizeCommandError> {
-        let name = wanted.name_any();
-        let parameters = PostParams { field_manager: Some(MANAGER.to_owned()), dry_run: false };
-        let (verb, written) = if exists {
-            ("update", self.resizes.replace(&name, &parameters, &wanted).await)
-        } else {
-            ("create", self.resizes.create(&parameters, &wanted).await)
-        };
-        written.map_err(|error| match error {
-            kube::Error::Api(status) if status.code == 409 => ResizeCommandError::Changed { name },
-            other => of_resizes(verb, other),
+    async fn create(&self, wanted: &GpuResize) -> Result<GpuResize, ResizeCommandError> {
+        let created = self.resizes.create(&parameters(), wanted).await;
+        created.map_err(|error| match error {
+            kube::Error::Api(status) if status.code == 409 => {
+                ResizeCommandError::Changed { name: wanted.name_any() }
+            }
+            other => of_resizes("create", other),
         })
+    }
+
+    /// Writes the spec of an object as it was read. A status that was written meanwhile, by
+    /// controller or driver, is no obstacle.
+    async fn replace(&self, mut wanted: GpuResize) -> Result<GpuResize, ResizeCommandError> {
+        let name = wanted.name_any();
+        for _ in 0..WRITES {
+            match self.resizes.replace(&name, &parameters(), &wanted).await {
+                Err(kube::Error::Api(status)) if status.code == 409 => {}
+                other => return other.map_err(|error| of_resizes("update", error)),
+            }
+            let now =
+                self.resizes.get_opt(&name).await.map_err(|error| of_resizes("get", error))?;
+            let Some(now) = now.filter(|now| is_same(now, &wanted)) else { break };
+            wanted = GpuResize { spec: wanted.spec, ..now };
+        }
+        Err(ResizeCommandError::Changed { name })
     }
 
     async fn wait(
@@ -309,11 +324,8 @@ impl<'p> Resize<'p> {
         loop {
             let now =
                 self.resizes.get_opt(&name).await.map_err(|error| of_resizes("get", error))?;
-            let is_same = |now: &GpuResize| {
-                now.uid() == written.uid() && now.metadata.generation == written.metadata.generation
-            };
             let now = now
-                .filter(is_same)
+                .filter(|now| is_same(now, written))
                 .ok_or_else(|| ResizeCommandError::Changed { name: name.clone() })?;
             let message = match progress(&now) {
                 Progress::Applied => return Ok(()),
@@ -357,13 +369,21 @@ impl<'p> Resize<'p> {
             };
         };
         let now = self.resizes.get_opt(&name).await.map_err(|error| of_resizes("get", error))?;
-        let is_same = |now: &GpuResize| now.metadata.generation == written.metadata.generation;
-        match now.filter(is_same) {
-            Some(now) => self.write(GpuResize { spec, ..now }, true).await.map(drop),
+        match now.filter(|now| is_same(now, written)) {
+            Some(now) => self.replace(GpuResize { spec, ..now }).await.map(drop),
             // Another client has asked for something else.
             None => Ok(()),
         }
     }
+}
+
+fn parameters() -> PostParams {
+    PostParams { field_manager: Some(MANAGER.to_owned()), dry_run: false }
+}
+
+/// Returns true if both are one object with the same spec.
+fn is_same(now: &GpuResize, other: &GpuResize) -> bool {
+    now.uid() == other.uid() && now.metadata.generation == other.metadata.generation
 }
 
 /// Returns the state of the change that the spec asks for.
