@@ -3,7 +3,7 @@
 //! force. Their devices are free then, and the next pods get them once the node is back, after the
 //! kubelet has ended the old containers.
 
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, Taint};
 use kube::Api;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
@@ -67,13 +67,24 @@ async fn lose_node(test_bed: &TestBed) -> TrialOutcome {
 /// Adds the taint to the node, or removes it. Other taints stay.
 async fn set_out_of_service(test_bed: &TestBed, node: &str, is: bool) -> anyhow::Result<()> {
     let nodes: Api<Node> = Api::all(test_bed.client.clone());
-    let effect = "NoExecute";
-    // A strategic merge patch merges taints by key.
-    let taint = match is {
-        true => json!({"key": OUT_OF_SERVICE, "value": "nodeshutdown", "effect": effect}),
-        false => json!({"key": OUT_OF_SERVICE, "effect": effect, "$patch": "delete"}),
-    };
-    let patch = Patch::Strategic(json!({"spec": {"taints": [taint]}}));
-    nodes.patch(node, &PatchParams::default(), &patch).await?;
-    Ok(())
+    loop {
+        let now = nodes.get(node).await?;
+        let mut taints = now.spec.and_then(|spec| spec.taints).unwrap_or_default();
+        taints.retain(|taint| taint.key != OUT_OF_SERVICE);
+        if is {
+            taints.push(Taint {
+                key: OUT_OF_SERVICE.to_owned(),
+                value: Some("nodeshutdown".to_owned()),
+                effect: "NoExecute".to_owned(),
+                ..Taint::default()
+            });
+        }
+        // The list is replaced: Kubernetes adds taints of its own to it meanwhile.
+        let version = now.metadata.resource_version;
+        let patch = json!({"metadata": {"resourceVersion": version}, "spec": {"taints": taints}});
+        match nodes.patch(node, &PatchParams::default(), &Patch::Merge(patch)).await {
+            Err(kube::Error::Api(status)) if status.code == 409 => {}
+            other => return Ok(other.map(drop)?),
+        }
+    }
 }
