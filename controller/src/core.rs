@@ -428,8 +428,18 @@ impl Step<'_> {
 
     /// Publishes an event if it is due. Returns the time at which it is to be offered again.
     fn publish(&mut self, draft: &NoticeDraft, note: String) -> Option<Moment> {
-        let NoticeDraft { pod, topic, reason, node } = draft;
-        let about = self.state.pod_reference(pod)?;
+        let about = self.state.pod_reference(&draft.pod)?;
+        self.publish_about(about, draft, note)
+    }
+
+    /// Publishes an event as [`publish`](Self::publish) does, of a pod that may be gone.
+    fn publish_about(
+        &mut self,
+        about: PodReference,
+        draft: &NoticeDraft,
+        note: String,
+    ) -> Option<Moment> {
+        let NoticeDraft { topic, reason, node, .. } = draft;
         let State { notices, holds, .. } = &mut *self.state;
         let (id, note) = match notices.offer(holds, draft, note, self.now) {
             Offer::Known => return None,

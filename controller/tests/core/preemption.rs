@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use tessera_api::events;
-use tessera_controller::core::event::{EvictionOutcome, WatchedKind};
+use tessera_controller::core::event::{Event, EvictionOutcome, WatchedKind};
 
 use crate::objects;
 use crate::world::World;
@@ -120,6 +120,25 @@ fn evicted_pod_is_told_why_also_if_the_preemptor_is_gone() {
     world.deliver_all();
     world.evict_for("urgent");
     assert_eq!(world.reasons_of("one"), [events::PREEMPTED.name()]);
+}
+
+#[test]
+fn evicted_pod_that_ends_at_once_is_told_why() {
+    let mut world = full(&[("one", "40Gi"), ("two", "40Gi")]);
+    world.pass(Duration::from_secs(10));
+    world.add_important_pod("urgent", "80Gi", 9);
+    let open = world.open_evictions.remove("urgent").unwrap();
+    // The first ends before the eviction of the second has an outcome.
+    for name in ["one", "two"] {
+        world.delete(WatchedKind::Pod, name);
+    }
+    world.deliver_all();
+    let evicted = |pod| (pod, EvictionOutcome::Evicted);
+    let outcomes = open.victims.into_iter().map(evicted).collect();
+    world.step([Event::EvictionsEnded { purpose: open.purpose, outcomes }]);
+    for name in ["one", "two"] {
+        assert_eq!(world.reasons_of(name), [events::PREEMPTED.name()]);
+    }
 }
 
 #[test]
