@@ -223,9 +223,7 @@ impl Cluster {
     /// Sets the topology of a pool; `None` means unknown.
     pub(crate) fn set_topology(&mut self, pool: &PoolId, topology: Option<&Arc<PoolTopology>>) {
         self.machines.set(pool, topology);
-        let nodes: Vec<NodeIndex> =
-            self.nodes_by_pool.get(pool).into_iter().flatten().copied().collect();
-        nodes.into_iter().for_each(|node| self.invalidate(node));
+        self.nodes_reaching(pool).into_iter().for_each(|node| self.invalidate(node));
     }
 
     /// Returns a number that changes when a node reaches other devices or gets other labels.
@@ -401,15 +399,18 @@ impl Cluster {
             return;
         }
         self.usage.set(device, used.cloned());
-        let nodes: Vec<NodeIndex> =
-            self.nodes_by_pool.get(&device.pool).into_iter().flatten().copied().collect();
-        for node in nodes {
+        for node in self.nodes_reaching(&device.pool) {
             if let Some(reachable) = &mut self.nodes[node].reachable
                 && reachable.set_use(device, used)
             {
                 self.mark_changed(node);
             }
         }
+    }
+
+    /// Returns the nodes that reach the pool and have their devices collected.
+    fn nodes_reaching(&self, pool: &PoolId) -> Vec<NodeIndex> {
+        self.nodes_by_pool.get(pool).into_iter().flatten().copied().collect()
     }
 
     /// Sets the measured load of a device; `None` means unknown.
@@ -421,9 +422,7 @@ impl Cluster {
         if !self.is_load_ranked || before == load {
             return;
         }
-        let nodes: Vec<NodeIndex> =
-            self.nodes_by_pool.get(&device.pool).into_iter().flatten().copied().collect();
-        for node in nodes {
+        for node in self.nodes_reaching(&device.pool) {
             let reachable = self.nodes[node].reachable.as_mut();
             if reachable.is_some_and(|reachable| reachable.set_load(device, load)) {
                 self.mark_changed(node);

@@ -153,14 +153,18 @@ impl Shape {
 
     /// Returns true if a policy uses the forecast.
     pub(crate) fn uses_forecast(&self) -> bool {
-        let mut resolved = self.alternatives.iter().filter_map(|a| a.resolved.as_ref().ok());
-        resolved.any(|resolved| resolved.node.uses_forecast() || resolved.device.uses_forecast())
+        self.has_policy(Policy::uses_forecast)
     }
 
     /// Returns true if a policy uses the measured load of devices.
     pub(crate) fn uses_load(&self) -> bool {
+        self.has_policy(Policy::uses_load)
+    }
+
+    /// Returns true if a policy of nodes or devices has the property.
+    fn has_policy(&self, property: fn(Policy) -> bool) -> bool {
         let mut resolved = self.alternatives.iter().filter_map(|a| a.resolved.as_ref().ok());
-        resolved.any(|resolved| resolved.node.uses_load() || resolved.device.uses_load())
+        resolved.any(|resolved| property(resolved.node) || property(resolved.device))
     }
 
     /// Returns true if the links between devices matter.
