@@ -426,6 +426,23 @@ impl Step<'_> {
         }
     }
 
+    /// Publishes an event about an evicted pod, which may have ended before the outcome of its
+    /// eviction came.
+    fn notify_eviction(
+        &mut self,
+        victim: &PodReference,
+        reason: EventReason,
+        note: String,
+        node: Option<&NodeName>,
+    ) {
+        if self.state.index.pod_name(&victim.uid).is_some() {
+            self.notify_incident(&victim.uid, Topic::Pod, reason, note, node);
+            return;
+        }
+        let (pod, topic, node) = (victim.uid.clone(), Topic::Pod, node.cloned());
+        self.publish_about(victim.clone(), &NoticeDraft { pod, topic, reason, node }, note);
+    }
+
     /// Publishes an event if it is due. Returns the time at which it is to be offered again.
     fn publish(&mut self, draft: &NoticeDraft, note: String) -> Option<Moment> {
         let about = self.state.pod_reference(&draft.pod)?;

@@ -29,7 +29,7 @@ use super::clock::Moment;
 use super::effect::{Effect, EvictionPurpose, Evictions, PodReference};
 use super::event::EvictionOutcome;
 use super::holds::{HoldReason, Subject};
-use super::notices::{NoticeDraft, Topic};
+use super::notices::Topic;
 use super::{State, Step};
 
 /// The time for which devices are kept for a preemptor. Pods with a longer grace period are found
@@ -398,14 +398,7 @@ impl Step<'_> {
         let note = tessera_messages::preempted_message(namespace, name);
         for victim in evicted {
             let (reason, note) = (events::PREEMPTED, note.clone());
-            if self.state.index.pod_name(&victim.uid).is_some() {
-                self.notify_incident(&victim.uid, Topic::Pod, reason, note, node.as_ref());
-                continue;
-            }
-            // It ended while others were evicted.
-            let (pod, topic, node) = (victim.uid.clone(), Topic::Pod, node.clone());
-            let draft = NoticeDraft { pod, topic, reason, node };
-            self.publish_about(victim.clone(), &draft, note);
+            self.notify_eviction(victim, reason, note, node.as_ref());
         }
         if let Some(node) = node.filter(|_| !evicted.is_empty()) {
             let name = |victim: &PodReference| format!("{}/{}", victim.namespace, victim.name);

@@ -16,7 +16,6 @@ use super::clock::Moment;
 use super::effect::{Effect, EvictionPurpose, Evictions, PodReference};
 use super::event::EvictionOutcome;
 use super::holds::{HoldReason, Subject};
-use super::notices::Topic;
 
 /// The most evictions under way. A rack that fails at once is emptied in portions, which
 /// kube-scheduler and the drivers of other nodes take up meanwhile.
@@ -117,7 +116,7 @@ impl Step<'_> {
                     self.state.recoveries.evicted.insert(victim.uid.clone());
                     let node = self.state.index.node_of(&victim.uid).cloned();
                     let reason = events::EVICTED_FROM_GPU;
-                    self.notify_incident(&victim.uid, Topic::Pod, reason, note, node.as_ref());
+                    self.notify_eviction(victim, reason, note, node.as_ref());
                 }
                 EvictionOutcome::Failed { .. } => {
                     let subject = Subject::pod(&victim.uid);
