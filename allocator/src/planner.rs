@@ -51,6 +51,7 @@ use fair_share::FairShare;
 pub(crate) use last_plan::LastPlan;
 use node_tests::NodeTests;
 use observe::AcceptedTypes;
+use pod_to_place::PodToPlace;
 use shape_cache::{ShapeCache, ShapeId};
 use turns::Turns;
 
@@ -384,6 +385,12 @@ impl Planner {
     /// Returns the class of a pod with these pending claims.
     fn class_of(&mut self, pod: &PendingPod, claims: &[Arc<Claim>], policy: Policy) -> ClassId {
         self.classes.of(pod, claims, policy, &mut self.work.pods_classified)
+    }
+
+    /// Returns the class of a pod with all claims that are not allocated.
+    pub(crate) fn class_of_all(&mut self, pod: &PendingPod, policy: Policy) -> ClassId {
+        let claims = PodToPlace::all_of(pod).pending;
+        self.class_of(pod, &claims, policy)
     }
 
     /// Returns the shape of the class, whose pods have these claims.

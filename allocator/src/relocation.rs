@@ -30,8 +30,8 @@ pub struct Relocation {
     pub moves: Vec<Decision>,
 }
 
-/// Returns the moves after which the pod fits, with the least loss; `None` if there are none.
-/// `replacement` returns the pod that replaces a moved one, `None` if none would.
+/// Returns the moves after which the pod, without its group, fits, with the least loss; `None` if
+/// there are none. `replacement` returns the pod that replaces a moved one, `None` if none would.
 ///
 /// The cost is that of a preemption without priorities, and one plan of the cluster for each node
 /// from which pods would have to move.
@@ -43,17 +43,18 @@ pub fn relocate(
     settings: PlanSettings,
 ) -> Option<Relocation> {
     // No priority keeps a pod from being moved.
-    let urgent = PendingPod { priority: i32::MAX, ..pod.clone() };
+    let urgent = PendingPod { priority: i32::MAX, together_with: Vec::new(), ..pod.clone() };
     let alone = without_groups(holders);
     let mut found: Vec<NodePreemption> = candidates(snapshot, &urgent, &alone, settings).collect();
     found.retain(|candidate| !candidate.preemption.victims.is_empty());
     found.sort_by(|a, b| a.loss.cmp(&b.loss));
     let tried = found.into_iter().take(MAX_CANDIDATES);
     let mut relocations = tried.filter_map(|NodePreemption { preemption, .. }| {
-        let holders = holders.get(&preemption.decision.node)?;
+        let [decision] = preemption.decisions.as_slice() else { return None };
+        let holders = holders.get(&decision.node)?;
         let moved: Option<Vec<PendingPod>> = preemption.victims.iter().map(&replacement).collect();
         let moved = moved?;
-        let after = after(snapshot, pod, holders, &preemption);
+        let after = after(snapshot, pod, holders, &preemption, decision);
         let settings = PlanSettings { reservation_delay: None, ..settings };
         let mut plan = plan(&after, &moved, settings);
         let order = |decision: &Decision| {
@@ -61,7 +62,7 @@ pub fn relocate(
         };
         plan.decisions.sort_by_key(order);
         (plan.decisions.len() == moved.len())
-            .then_some(Relocation { decision: preemption.decision, moves: plan.decisions })
+            .then(|| Relocation { decision: decision.clone(), moves: plan.decisions })
     });
     relocations.next()
 }
@@ -82,16 +83,17 @@ fn after(
     pod: &PendingPod,
     holders: &NodeHolders,
     preemption: &Preemption,
+    decision: &Decision,
 ) -> ClusterSnapshot {
     let mut after = snapshot.clone();
     // They count the pods that are to be moved.
     after.quotas.clear();
     let freed = holders.claims.iter().filter(|claim| preemption.freed.contains(&claim.claim));
     freed.for_each(|claim| after.usage.remove(&claim.results));
-    for claim in &preemption.decision.claims {
+    for claim in &decision.claims {
         after.usage.add(&claim.results);
     }
-    let Some(node) = after.nodes.get_mut(&preemption.decision.node) else { return after };
+    let Some(node) = after.nodes.get_mut(&decision.node) else { return after };
     let victims: BTreeSet<&PodUid> = preemption.victims.iter().collect();
     let is_gone = |holder: &Holder| holder.is_ending || victims.contains(&holder.pod);
     let mut changed = node_without(node, holders, is_gone);

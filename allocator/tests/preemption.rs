@@ -12,8 +12,9 @@ use tessera_allocator::model::{PendingPod, PodUid};
 use tessera_allocator::preemption::{
     HeldClaim, Holder, HolderGroup, NodeHolders, Preemption, preempt,
 };
-use tessera_allocator::{PlanSettings, plan};
-use tessera_api::names::{ClaimUid, NodeName};
+use tessera_allocator::{PlanSettings, Quota, QuotaState, plan};
+use tessera_api::names::{ClaimUid, NodeName, QuotaName};
+use tessera_api::quota::QuotaResource;
 
 /// A cluster whose GPUs of 80 GiB are used by pods.
 struct Scene {
@@ -81,10 +82,12 @@ impl Scene {
         preempt(&self.cluster.0, pod, &self.holders, PlanSettings::default())
     }
 
-    /// Returns the victims, and the node of the pod; `None` if it fits nowhere.
+    /// Returns the victims, and the nodes of the pods; `None` if they fit nowhere.
     fn victims(&self, pod: &PendingPod) -> Option<(Vec<String>, String)> {
-        let Preemption { decision, victims, .. } = self.preempt(pod)?;
-        Some((victims.iter().map(ToString::to_string).collect(), decision.node.to_string()))
+        let Preemption { decisions, victims, .. } = self.preempt(pod)?;
+        let nodes: BTreeSet<&str> = decisions.iter().map(|one| one.node.as_str()).collect();
+        let nodes: Vec<&str> = nodes.into_iter().collect();
+        Some((victims.iter().map(ToString::to_string).collect(), nodes.join(" ")))
     }
 }
 
@@ -233,6 +236,78 @@ fn an_important_or_fixed_pod_protects_its_group() {
     assert_eq!(scene.victims(&asking(10, "40Gi")), None);
 }
 
+/// Pods of priority 9 that get their devices together, each with a share.
+fn group_asking(memory: &[&str]) -> PendingPod {
+    let asking =
+        |(n, memory)| PendingPod { priority: 9, ..share_pod(&format!("new-{n}"), memory, "0") };
+    let mut pods = memory.iter().copied().enumerate().map(asking);
+    let first = pods.next().unwrap();
+    PendingPod { together_with: pods.collect(), ..first }
+}
+
+#[test]
+fn group_takes_free_gpus_before_those_of_others() {
+    let mut scene = Scene::new(&[("a", 2), ("b", 2), ("c", 1)]);
+    scene.holder("a0", 1, "a", "gpu-0", "80Gi");
+    scene.holder("a1", 2, "a", "gpu-1", "80Gi");
+    scene.holder("b0", 0, "b", "gpu-0", "80Gi");
+    assert_eq!(scene.victims(&group_asking(&["80Gi"; 3])), of(&["b0"], "b c"));
+    assert_eq!(scene.victims(&group_asking(&["80Gi"; 5])), of(&["b0", "a0", "a1"], "a b c"));
+    assert_eq!(scene.victims(&group_asking(&["80Gi"; 6])), None, "nothing for a part of it");
+}
+
+#[test]
+fn group_evicts_no_pod_above_its_least_important_one() {
+    let mut scene = Scene::new(&[("a", 2)]);
+    scene.holder("a0", 5, "a", "gpu-0", "80Gi");
+    scene.holder("a1", 5, "a", "gpu-1", "80Gi");
+    let mut group = group_asking(&["80Gi"; 2]);
+    assert!(scene.victims(&group).is_some());
+    group.together_with[0].priority = 5;
+    assert_eq!(scene.victims(&group), None);
+}
+
+#[test]
+fn group_of_victims_makes_room_on_all_of_its_nodes() {
+    let mut scene = Scene::new(&[("a", 1), ("b", 1), ("c", 1)]);
+    scene.holder("train-0", 1, "a", "gpu-0", "80Gi");
+    scene.holder("train-1", 1, "b", "gpu-0", "80Gi");
+    scene.group(&["train-0", "train-1"]);
+    scene.holder("alone", 2, "c", "gpu-0", "80Gi");
+    let victims = scene.victims(&group_asking(&["80Gi"; 2]));
+    assert_eq!(victims, of(&["train-0", "train-1"], "a b"), "each once, and `alone` stays");
+}
+
+#[test]
+fn pods_of_several_kinds_get_places_on_their_nodes() {
+    let mut scene = Scene::new(&[("a", 1), ("b", 1)]);
+    scene.cluster = scene.cluster.node("large", vec![gpu("gpu-0", "192Gi")]);
+    scene.holder("a0", 1, "a", "gpu-0", "80Gi");
+    scene.holder("b0", 2, "b", "gpu-0", "80Gi");
+    scene.holder("l0", 3, "large", "gpu-0", "192Gi");
+    let group = group_asking(&["80Gi", "160Gi", "80Gi"]);
+    assert_eq!(scene.victims(&group), of(&["a0", "b0", "l0"], "a b large"));
+    let kinds = ["10Gi", "20Gi", "30Gi", "40Gi", "50Gi"];
+    assert!(scene.victims(&group_asking(&kinds[..4])).is_some());
+    assert_eq!(scene.victims(&group_asking(&kinds)), None, "more than four kinds");
+}
+
+#[test]
+fn nothing_is_evicted_for_a_group_beyond_its_quota() {
+    let mut scene = Scene::new(&[("a", 1), ("b", 1)]);
+    scene.holder("a0", 1, "a", "gpu-0", "80Gi");
+    scene.holder("b0", 1, "b", "gpu-0", "80Gi");
+    let group = group_asking(&["60Gi"; 2]);
+    for (hard, fits) in [("120Gi", true), ("119Gi", false)] {
+        let amounts = [(QuotaResource::Memory, quantity(hard))].into_iter().collect();
+        let name = QuotaName::new("team").unwrap();
+        let quota = Arc::new(Quota { name, classes: [].into(), hard: amounts });
+        let states = vec![QuotaState { quota, used: Default::default() }];
+        scene.cluster.0.quotas = [(group.namespace.clone(), states)].into();
+        assert_eq!(scene.preempt(&group).is_some(), fits, "{hard}");
+    }
+}
+
 /// A pod of a random cluster: priority, node, GPU, GiB and group; the last groups have one pod.
 type RandomPod = (i32, usize, usize, u64, usize);
 
@@ -271,6 +346,17 @@ fn fits(scene: &Scene, asks: &PendingPod, node: &NodeName, gone: &BTreeSet<PodUi
     !plan(&snapshot, std::slice::from_ref(asks), PlanSettings::default()).decisions.is_empty()
 }
 
+/// Returns true if the group fits without these pods.
+fn group_fits(scene: &Scene, group: &PendingPod, gone: &BTreeSet<PodUid>) -> bool {
+    let mut snapshot = scene.cluster.0.clone();
+    for claim in scene.holders.values().flat_map(|holders| &holders.claims) {
+        if claim.users.iter().all(|user| gone.contains(user)) {
+            snapshot.usage.remove(&claim.results);
+        }
+    }
+    !plan(&snapshot, std::slice::from_ref(group), PlanSettings::default()).decisions.is_empty()
+}
+
 /// Returns the sets of pods of a node that are evicted together and may be evicted for a priority,
 /// each with its highest priority.
 fn units(scene: &Scene, node: &NodeName, priority: i32) -> Vec<(i32, BTreeSet<PodUid>)> {
@@ -301,7 +387,8 @@ proptest! {
         let scene = random_scene(&pods);
         let asks = asking(priority, &format!("{memory}Gi"));
         match scene.preempt(&asks) {
-            Some(Preemption { decision, victims, .. }) => {
+            Some(Preemption { decisions, victims, .. }) => {
+                let [decision] = decisions.as_slice() else { panic!("{decisions:?}") };
                 let gone: BTreeSet<PodUid> = victims.iter().cloned().collect();
                 prop_assert_eq!(gone.len(), victims.len(), "each once");
                 let units_here = units(&scene, &decision.node, priority);
@@ -335,6 +422,31 @@ proptest! {
                     }
                 }
             }
+        }
+    }
+    #[test]
+    fn group_fits_once_its_victims_are_gone_and_they_are_found(
+        pods in prop::collection::vec(
+            (0..12, 0..2_usize, 0..2_usize, 5..80_u64, 0..2 * GROUPS), 0..9,
+        ),
+        memory in 10..=80_u64,
+        size in 2..6_usize,
+    ) {
+        let scene = random_scene(&pods);
+        let memory = format!("{memory}Gi");
+        let group = group_asking(&vec![memory.as_str(); size]);
+        let found = scene.preempt(&group).map(|found| found.victims);
+        let lower = scene.holders.keys().flat_map(|node| units(&scene, node, 9));
+        let lower: BTreeSet<PodUid> = lower.flat_map(|(_, unit)| unit).collect();
+        let is_possible = group_fits(&scene, &group, &lower);
+        prop_assert_eq!(found.is_some(), is_possible);
+        if let Some(victims) = found {
+            let gone: BTreeSet<PodUid> = victims.iter().cloned().collect();
+            prop_assert_eq!(gone.len(), victims.len(), "each once");
+            prop_assert!(gone.is_subset(&lower));
+            prop_assert!(group_fits(&scene, &group, &gone));
+            let fits_at_once = group_fits(&scene, &group, &BTreeSet::new());
+            prop_assert_eq!(gone.is_empty(), fits_at_once);
         }
     }
 }

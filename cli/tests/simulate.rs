@@ -322,7 +322,7 @@ fn preemption_names_node_and_pods_to_evict() {
     let result = with_preemption(&fixture, &trainer_with("priority: 100"));
     assert_eq!(outcomes(&result), [("trainer", SimulatedOutcome::DoesNotFit, None)]);
     let preemption = result.pods[0].preemption.as_ref().unwrap();
-    assert_eq!(preemption.node, "node-b");
+    assert_eq!(preemption.nodes, ["node-b"]);
     let victims = preemption.victims.iter().map(|v| (v.pod.as_str(), v.priority));
     assert_eq!(victims.collect::<Vec<_>>(), [("tenant-bb", 10)]);
     let text = simulate::text(&result, true);
@@ -333,6 +333,25 @@ fn preemption_names_node_and_pods_to_evict() {
     // Without the option nothing is searched.
     let plain = simulated(&fixture, &trainer_with("priority: 100"));
     assert_eq!(plain.pods[0].preemption, None);
+}
+
+#[test]
+fn preemption_for_a_group_names_all_of_its_nodes() {
+    let fixture = full([300, 30, 20, 300]);
+    let pod = |number: usize| {
+        let group = "annotations: {gpu.tessera.dev/pod-group: train, \
+                     gpu.tessera.dev/pod-group-size: \"5\"}";
+        let named = TRAINER.replace("name: trainer", &format!("name: trainer-{number}, {group}"));
+        named.replace("spec:\n", "spec:\n  priority: 100\n")
+    };
+    let pods: Vec<String> = (0..5).map(pod).collect();
+    let result = with_preemption(&fixture, &(QUARTER.to_owned() + &pods.join("\n---\n")));
+    let preemption = result.pods[0].preemption.as_ref().unwrap();
+    assert_eq!((preemption.pods, preemption.nodes.join(" ").as_str()), (5, "node-a node-b"));
+    let text = simulate::text(&result, true);
+    let sentence = "The group of 5 pods would fit on nodes node-a, node-b if these pods were \
+                    evicted: team-a/tenant-ba (priority 20), team-a/tenant-ab (priority 30).";
+    assert!(text.split_whitespace().collect::<Vec<_>>().join(" ").contains(sentence), "{text}");
 }
 
 #[test]

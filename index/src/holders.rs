@@ -100,33 +100,34 @@ impl Index {
         self.nodes.range::<NodeName, _>((from, Bound::Unbounded)).map(|(name, _)| name)
     }
 
-    /// Returns a snapshot with one node only, to plan one pod. Room that is kept for other pods
-    /// counts as taken if they have at least this priority. None if the node does not exist.
-    pub fn snapshot_of_node(
+    /// Returns a snapshot with these nodes only, as far as they exist, to plan a pod and its group.
+    /// Room that is kept for other pods counts as taken if they have at least this priority.
+    pub fn snapshot_of_nodes(
         &self,
-        node: &NodeName,
+        nodes: &[NodeName],
         pod: &PendingPod,
         room_from: i32,
-    ) -> Option<ClusterSnapshot> {
-        let object = self.nodes.get(node)?.node.clone()?;
+    ) -> ClusterSnapshot {
         let mut usage = Usage::default();
-        for id in self.devices_on(node) {
+        for id in nodes.iter().flat_map(|node| self.devices_on(node)) {
             let used = self.usage_with_room_for(&id, &pod.uid, room_from);
             usage.set(&id, used);
         }
-        let pool = PoolId { driver: DriverName::ours(), pool: PoolName::of_node(node) };
+        let object = |node: &NodeName| Some((node.clone(), self.nodes.get(node)?.node.clone()?));
+        let pool = |node| PoolId { driver: DriverName::ours(), pool: PoolName::of_node(node) };
+        let slices = nodes.iter().flat_map(|node| self.slices_on(node));
         let slice = |name: &String| Some((name.clone(), Arc::clone(self.slices.get(name)?)));
         let class =
             |(name, (class, _)): (&_, &(Arc<_>, _))| (Clone::clone(name), Arc::clone(class));
         let quotas = self.quota_states(&pod.namespace);
-        Some(ClusterSnapshot {
-            nodes: [(node.clone(), object)].into(),
-            slices: self.slices_on(node).filter_map(slice).collect(),
+        ClusterSnapshot {
+            nodes: nodes.iter().filter_map(object).collect(),
+            slices: slices.filter_map(slice).collect(),
             classes: self.classes.iter().map(class).collect(),
             usage,
             quotas: [(pod.namespace.clone(), quotas)].into(),
-            topology: self.topologies.of(&pool),
-        })
+            topology: self.topologies.of(nodes.iter().map(pool)),
+        }
     }
 
     /// Returns the lowest priority of the pods that have devices on a node.
@@ -144,9 +145,11 @@ impl Index {
         self.claims.get(claim).is_some_and(|entry| !entry.counted().is_empty())
     }
 
-    /// Returns true if the pod evicts others: `preemptionPolicy` is not `Never`.
-    pub fn is_preempting(&self, pod: &PodUid) -> bool {
-        self.pods.get(pod).is_some_and(|pod| pod.is_preempting)
+    /// Returns true if the pod, and each of its group, evicts others: `preemptionPolicy` is not
+    /// `Never`.
+    pub fn is_preempting(&self, pod: &PendingPod) -> bool {
+        let mut pods = pod.members().map(|pod| self.pods.get(&pod.uid));
+        pods.all(|pod| pod.is_some_and(|pod| pod.is_preempting))
     }
 }
 

@@ -35,10 +35,16 @@ impl Topologies {
         Arc::clone(&self.pools)
     }
 
-    /// Returns the topology of one pool, if it is known.
-    pub(crate) fn of(&self, pool: &PoolId) -> Arc<BTreeMap<PoolId, Arc<PoolTopology>>> {
-        let known = self.pools.get_key_value(pool);
-        Arc::new(known.map(|(pool, one)| (pool.clone(), Arc::clone(one))).into_iter().collect())
+    /// Returns the topologies of these pools that are known.
+    pub(crate) fn of(
+        &self,
+        pools: impl Iterator<Item = PoolId>,
+    ) -> Arc<BTreeMap<PoolId, Arc<PoolTopology>>> {
+        let known = pools.filter_map(|pool| {
+            let topology = self.pools.get(&pool).map(Arc::clone)?;
+            Some((pool, topology))
+        });
+        Arc::new(known.collect())
     }
 
     /// Returns the pools that have changed since the last call, each as it is now.

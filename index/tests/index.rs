@@ -716,7 +716,7 @@ fn room_is_taken_for_plans_and_for_nothing_else() {
     assert_eq!((fed.taken(), fed.index.overcommitted()), (50, vec![]));
     let node = NodeName::new("node-a").unwrap();
     let used_from = |fed: &Fed, priority| {
-        let snapshot = fed.index.snapshot_of_node(&node, &pods[0], priority).unwrap();
+        let snapshot = fed.index.snapshot_of_nodes(std::slice::from_ref(&node), &pods[0], priority);
         snapshot.usage.iter().map(|(_, used)| used.shares).sum::<u32>()
     };
     assert_eq!(

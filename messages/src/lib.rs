@@ -34,13 +34,28 @@ pub const NOT_LISTED_NOTE: &str = "the pod's status does not list all ResourceCl
      it may never list all claims of a pod with several claims (kubernetes/kubernetes#138407): \
      delete the pod to start over";
 
+/// The most names of nodes or pods in one message, which an event has to hold.
+const MAX_NAMES: usize = 10;
+
 /// Returns the message of [`events::PREEMPTING`]. `victims` are namespaces and names.
-pub fn preempting_message(node: &NodeName, victims: &[String]) -> String {
+pub fn preempting_message(nodes: &[NodeName], victims: &[String]) -> String {
+    let nodes_word = if nodes.len() == 1 { "node" } else { "nodes" };
+    let nodes: Vec<String> = nodes.iter().map(ToString::to_string).collect();
     format!(
-        "room is made on node {node}, and kept for this pod for up to 5 minutes: these pods of lower \
+        "room is made on {nodes_word} {}, and kept for up to 5 minutes: these pods of lower \
          priority are evicted, those of a group all together: {}",
-        victims.join(", ")
+        listed(&nodes),
+        listed(victims)
     )
+}
+
+/// Returns the first names of a list, and the number of the others.
+fn listed(names: &[String]) -> String {
+    let (first, others) = names.split_at(names.len().min(MAX_NAMES));
+    match others.len() {
+        0 => first.join(", "),
+        others => format!("{} and {others} more", first.join(", ")),
+    }
 }
 
 /// Returns the message of [`events::PREEMPTED`].

@@ -74,6 +74,11 @@ impl PendingPod {
         std::iter::once(self).chain(&self.together_with)
     }
 
+    /// Returns the lowest priority of its pods: others are evicted for the group only below it.
+    pub fn lowest_priority(&self) -> i32 {
+        self.members().map(|pod| pod.priority).min().unwrap_or(self.priority)
+    }
+
     /// Returns true if other pods are decided together with this one.
     pub fn is_group(&self) -> bool {
         !self.together_with.is_empty()

@@ -14,7 +14,6 @@ use std::sync::Arc;
 use tessera_api::names::Namespace;
 
 use super::pass::{Mark, PlanningPass, Refused};
-use super::pod_to_place::PodToPlace;
 use crate::model::PendingPod;
 use crate::outcome::{Decision, GroupShortfall, Refusal, RefusalCause};
 use crate::quota::QuotaState;
@@ -103,10 +102,7 @@ impl<'p> PlanningPass<'p> {
     /// order does not matter.
     fn compare_classes(&mut self, a: &PendingPod, b: &PendingPod) -> bool {
         let policy = self.settings.policy;
-        let [a, b] = [a, b].map(|pod| {
-            let claims = PodToPlace::all_of(pod).pending;
-            self.planner.class_of(pod, &claims, policy)
-        });
+        let [a, b] = [a, b].map(|pod| self.planner.class_of_all(pod, policy));
         a == b
     }
 

@@ -208,10 +208,11 @@ impl<'v> PodContext<'v> {
         let before = self.pods_before(pending);
         let reserved = plan.reserved_for(self.uid);
         let advice = hint(&refusals, reserved);
-        if unit.is_some_and(PendingPod::is_group) {
+        if let Some(group) = unit.filter(|unit| unit.is_group()) {
             // That it would fit without the others of its group is of no use.
-            let message = self.refusal(&refusals, reserved);
-            let (state, hint) = (PodState::Pending, Some(advice));
+            let refusal = self.refusal(&refusals, reserved);
+            let (message, hint) = self.with_preemption(group, refusal, advice);
+            let (state, hint) = (PodState::Pending, Some(hint));
             return PodAnswer { state, message, node: None, claims, hint };
         }
         let (message, hint) =
@@ -229,8 +230,8 @@ impl<'v> PodContext<'v> {
         PodAnswer { state: PodState::Pending, message, node: None, claims, hint: Some(hint) }
     }
 
-    /// Returns the message about a refused pod and the advice, with the evictions after which it
-    /// would fit.
+    /// Returns the message about a refused pod and the advice, with the evictions after which it,
+    /// or its group, would fit.
     fn with_preemption(
         &self,
         pending: &PendingPod,
@@ -238,7 +239,8 @@ impl<'v> PodContext<'v> {
         advice: String,
     ) -> (String, String) {
         let PlanView { index, settings, .. } = self.view;
-        let has_lower = index.lowest_priority().is_some_and(|lowest| lowest < pending.priority);
+        let has_lower =
+            index.lowest_priority().is_some_and(|lowest| lowest < pending.lowest_priority());
         let found = has_lower.then(|| Preemptions::new(index, *settings).of(pending)).flatten();
         match found {
             Some(found) => (format!("{refusal}. {}", found.text()), found.hint().to_owned()),

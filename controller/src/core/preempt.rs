@@ -1,8 +1,10 @@
-//! Preemption: pods of lower priority are evicted so that a pod gets its devices (ADR 131).
+//! Preemption: pods of lower priority are evicted so that a pod gets its devices (ADR 131), or all
+//! pods of a group (ADR 141).
 //!
 //! One search at a time visits the nodes, some in each step. Its victims are evicted together, and
 //! the devices are kept for the pod, the preemptor, until it has them or a time has passed. What
-//! the allocator decides for the preemptor meanwhile, on any node, ends the preemption.
+//! the allocator decides for the preemptor meanwhile, on any node, ends the preemption. A group is
+//! one preemptor, named after its first pod.
 //!
 //! ```text
 //! refused --search--> victims --evictions--> room kept --claims free--> placed on the node
@@ -14,17 +16,19 @@
 //!
 //! Nothing is stored: pods that are being deleted make room in the search of the next leader, too.
 
+mod search;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tessera_allocator::Refusal;
 use tessera_allocator::model::{Claim, DeviceResult, PendingPod, PodUid};
-use tessera_allocator::preemption::{NodePreemption, Preemption, preempt_on};
+use tessera_allocator::preemption::Preemption;
 use tessera_api::events;
 use tessera_api::names::{ClaimUid, NodeName};
 
-use super::allocate::Round;
+use search::{Search, steps_of};
+
 use super::clock::Moment;
 use super::effect::{Effect, EvictionPurpose, Evictions, PodReference};
 use super::event::EvictionOutcome;
@@ -36,33 +40,12 @@ use super::{State, Step};
 /// again by its next search, as pods that are ending.
 const ROOM_TIME: Duration = Duration::from_secs(300);
 
-/// The most preemptions under way.
-const MAX_UNDER_WAY: usize = 16;
-
-/// The most candidates of one search, as kube-scheduler's `minCandidateNodesAbsolute`.
-const MAX_CANDIDATES: usize = 100;
-
-/// The most nodes that are visited in one step: a node without a candidate takes 30 us.
-const NODES_PER_STEP: usize = 64;
-
-/// The most pods on nodes with a candidate that are examined in one step: each takes 0.1 ms.
-const HOLDERS_PER_STEP: usize = 32;
-
-/// The steps of the plans on one node, about 10 ms of CPU time.
-const STEPS_PER_NODE: u64 = 20_000;
-
-/// The pause between two steps of a search.
-const SEARCH_PAUSE: Duration = Duration::from_millis(5);
-
 /// The pause before a preemptor is placed that cannot be planned at present.
 const BUSY_PAUSE: Duration = Duration::from_millis(100);
 
 /// The time between two attempts to place a preemptor while no further claim becomes free: other
 /// pods of the node may have ended.
 const ATTEMPT_PAUSE: Duration = Duration::from_secs(5);
-
-/// The most pods that one step considers as preemptors.
-const MAX_CONSIDERED: usize = 256;
 
 /// The pods that others are evicted for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -87,21 +70,13 @@ pub(super) struct Preemptions {
     last_node: Option<NodeName>,
 }
 
-/// A search for victims under way.
-#[derive(Debug)]
-struct Search {
-    pod: PendingPod,
-    /// The number of nodes to visit.
-    left: usize,
-    candidates: usize,
-    best: Option<(NodeName, NodePreemption)>,
-}
-
 /// A preemption under way.
 #[derive(Debug)]
 struct UnderWay {
     priority: i32,
-    node: NodeName,
+    /// The preemptor and the others of its group.
+    pods: Vec<PodUid>,
+    nodes: Vec<NodeName>,
     /// The claims that become free.
     freed: Vec<ClaimUid>,
     /// The number of those that were not free at the last attempt to place the preemptor.
@@ -114,66 +89,6 @@ struct UnderWay {
 impl Preemptions {
     pub(super) fn new(policy: PreemptionPolicy) -> Self {
         Self { policy, ..Self::default() }
-    }
-}
-
-impl State {
-    /// Returns the next pod to search victims for.
-    fn next_preemptor(&self, round: &Round, now: Moment) -> Option<PendingPod> {
-        let State { index, planning, preemptions, holds, .. } = self;
-        let lowest = index.lowest_priority()?;
-        let is_under_way = |pod: &PodUid| {
-            preemptions.under_way.contains_key(pod) || preemptions.evicting.contains(pod)
-        };
-        let is_refused = |pod: &PendingPod| {
-            let is_definite = |refusal: &&Refusal| !refusal.is_undecided();
-            let mut definite = round.plan.refusals.iter().filter(is_definite);
-            planning.backlog.class_of(&pod.uid).is_some()
-                || definite.any(|refusal| refusal.pod == pod.uid)
-        };
-        let waits = |pod: &PendingPod| index.to_plan(&pod.uid).is_ok_and(|found| found.is_some());
-        let is_held = |pod: &PendingPod| {
-            holds.is_held(&Subject::pod(&pod.uid), HoldReason::PreemptionFailed, now)
-        };
-        let pods = planning.backlog.next_above(lowest, is_under_way).take(MAX_CONSIDERED);
-        let mut preemptors = pods.filter(|pod| {
-            !pod.is_group()
-                && index.is_preempting(&pod.uid)
-                && !is_held(pod)
-                && waits(pod)
-                && is_refused(pod)
-        });
-        preemptors.next().cloned()
-    }
-
-    /// Returns the node after the one that was visited last.
-    fn next_node(&self) -> Option<NodeName> {
-        let mut after = self.index.nodes_after(self.preemptions.last_node.as_ref());
-        after.next().or_else(|| self.index.nodes_after(None).next()).cloned()
-    }
-
-    /// Returns the preemption on one node; none on a node that is reserved for another pod.
-    fn preemption_on(
-        &self,
-        node: &NodeName,
-        pod: &PendingPod,
-        now: Moment,
-    ) -> Option<NodePreemption> {
-        let mut holders = self.index.holders_on(node);
-        let is_reserved =
-            self.reserved.as_ref().is_some_and(|one| one.node == *node && one.pod != pod.uid);
-        if holders.pods.is_empty() || is_reserved {
-            return None;
-        }
-        let snapshot = self.index.snapshot_of_node(node, pod, pod.priority)?;
-        let is_refused =
-            |pod| self.holds.is_held(&Subject::pod(pod), HoldReason::EvictionRefused, now);
-        for holder in &mut holders.pods {
-            let others = holder.group.iter().flat_map(|group| &group.members);
-            holder.is_fixed |= others.chain([&holder.pod]).any(is_refused);
-        }
-        let settings = self.planning.settings_of_preemption(STEPS_PER_NODE);
-        preempt_on(&snapshot, pod, &holders, settings)
     }
 }
 
@@ -199,21 +114,27 @@ impl Step<'_> {
             return;
         }
         let remaining = under_way.freed.iter().filter(|claim| index.has_devices(claim)).count();
-        if remaining >= under_way.remaining && self.now < under_way.next_attempt {
+        // A group needs all of its places, as a rule.
+        let is_worth_a_try =
+            remaining == 0 || remaining < under_way.remaining && !waiting.is_group();
+        if !is_worth_a_try && self.now < under_way.next_attempt {
             let next = under_way.next_attempt.min(until);
             self.wake_at(Some(next));
             return;
         }
         under_way.next_attempt = self.now + ATTEMPT_PAUSE;
-        let pending = planning.backlog.get(pod).filter(|pod| pod.claims == waiting.claims).cloned();
-        let node = under_way.node.clone();
+        let pending =
+            planning.backlog.get(pod).filter(|pod| has_same_claims(pod, &waiting)).cloned();
+        let nodes = under_way.nodes.clone();
         let is_free = |claim: &Arc<Claim>| !self.state.is_busy(&claim.uid, self.now);
-        let Some(pending) = pending.filter(|pod| pod.pending_claims().all(is_free)) else {
+        let is_ready =
+            |pod: &PendingPod| pod.members().flat_map(PendingPod::pending_claims).all(is_free);
+        let Some(pending) = pending.filter(is_ready) else {
             // Something keeps it from being planned at present.
             self.attempt_soon(pod);
             return;
         };
-        if self.place_preemptor(&node, &pending) {
+        if self.place_preemptor(&nodes, &pending) {
             self.end_preemption(pod);
         } else if remaining > 0 {
             if let Some(under_way) = self.state.preemptions.under_way.get_mut(pod) {
@@ -237,107 +158,41 @@ impl Step<'_> {
         }
     }
 
-    /// Allocates devices for the pod on the node, if it fits there now. Returns true if it does.
-    fn place_preemptor(&mut self, node: &NodeName, pod: &PendingPod) -> bool {
+    /// Allocates devices for the pod and its group on the nodes, if they fit there now. Returns
+    /// true if they do.
+    fn place_preemptor(&mut self, nodes: &[NodeName], pod: &PendingPod) -> bool {
         let State { index, planning, .. } = &*self.state;
-        let Some(snapshot) = index.snapshot_of_node(node, pod, i32::MIN) else {
-            return false;
-        };
-        let settings = planning.settings_of_preemption(STEPS_PER_NODE);
+        let snapshot = index.snapshot_of_nodes(nodes, pod, i32::MIN);
+        let settings = planning.settings_of_preemption(steps_of(pod));
         let plan = tessera_allocator::plan(&snapshot, std::slice::from_ref(pod), settings);
         plan.decisions.iter().for_each(|decision| self.carry_out(decision));
         !plan.decisions.is_empty()
     }
 
-    /// Searches victims for pods that the plan has refused, and has them evicted.
-    pub(super) fn preempt(&mut self, round: &Round) {
-        let State { preemptions, .. } = &*self.state;
-        self.figures.preemptions = Some(super::gauge(preemptions.under_way.len()));
-        let is_decided = round.plan.unreached.is_empty() && round.plan.to_compile.is_empty();
-        if preemptions.policy == PreemptionPolicy::Never
-            || preemptions.under_way.len() >= MAX_UNDER_WAY
-            || !is_decided
-        {
-            return;
-        }
-        let Some(mut search) = self.take_search(round) else { return };
-        self.visit_nodes(&mut search);
-        if search.left > 0 && search.candidates < MAX_CANDIDATES {
-            self.state.preemptions.search = Some(search);
-            self.wake_at(Some(self.now + SEARCH_PAUSE));
-            return;
-        }
-        self.figures.preemption_attempts += 1;
-        let Search { pod, best, .. } = search;
-        // The node may have changed since it was visited.
-        let best = best
-            .and_then(|(node, _)| Some((self.state.preemption_on(&node, &pod, self.now)?, node)));
-        match best {
-            Some((candidate, node)) => self.begin_preemption(&pod, node, candidate.preemption),
-            None => self.pause_preemption(&pod.uid),
-        }
-        self.wake_at(Some(self.now));
-    }
-
-    /// Returns the search under way, if its pod still waits, or a new one.
-    fn take_search(&mut self, round: &Round) -> Option<Search> {
+    fn begin_preemption(&mut self, pod: &PendingPod, preemption: Preemption) {
+        let Preemption { decisions, victims, freed } = preemption;
+        let nodes: BTreeSet<NodeName> = decisions.iter().map(|one| one.node.clone()).collect();
+        let priority = pod.lowest_priority();
+        self.cancel_lower(&nodes, priority);
+        let claims = decisions.into_iter().flat_map(|decision| decision.claims);
+        let results: Vec<DeviceResult> = claims.flat_map(|claim| claim.results).collect();
         let State { index, preemptions, .. } = &mut *self.state;
-        let search = preemptions.search.take().filter(|search| {
-            let found = index.to_plan(&search.pod.uid);
-            found.is_ok_and(|found| found.is_some_and(|found| found.claims == search.pod.claims))
-        });
-        search.or_else(|| {
-            let pod = self.state.next_preemptor(round, self.now)?;
-            let left = self.state.index.nodes_after(None).count();
-            Some(Search { pod, left, candidates: 0, best: None })
-        })
-    }
-
-    /// Visits the next nodes of a search.
-    fn visit_nodes(&mut self, search: &mut Search) {
-        let mut holders = 0;
-        for _ in 0..NODES_PER_STEP {
-            if search.left == 0 || holders >= HOLDERS_PER_STEP {
-                return;
-            }
-            let Some(node) = self.state.next_node() else {
-                search.left = 0;
-                return;
-            };
-            self.state.preemptions.last_node = Some(node.clone());
-            search.left -= 1;
-            let Some(candidate) = self.state.preemption_on(&node, &search.pod, self.now) else {
-                continue;
-            };
-            holders += candidate.holders;
-            search.candidates += 1;
-            let is_better = search.best.as_ref().is_none_or(|(_, best)| candidate.loss < best.loss);
-            if is_better {
-                search.best = Some((node, candidate));
-            }
-        }
-    }
-
-    fn begin_preemption(&mut self, pod: &PendingPod, node: NodeName, preemption: Preemption) {
-        let Preemption { decision, victims, freed } = preemption;
-        self.cancel_lower(&node, pod.priority);
-        let results: Vec<DeviceResult> =
-            decision.claims.into_iter().flat_map(|claim| claim.results).collect();
-        let State { index, preemptions, .. } = &mut *self.state;
-        index.keep_room(&pod.uid, pod.priority, results.into());
+        index.keep_room(&pod.uid, priority, results.into());
         let under_way = UnderWay {
-            priority: pod.priority,
-            node: node.clone(),
+            priority,
+            pods: pod.members().map(|pod| pod.uid.clone()).collect(),
+            nodes: nodes.into_iter().collect(),
             freed,
             remaining: usize::MAX,
             next_attempt: self.now,
             until: self.now + ROOM_TIME,
         };
+        let (namespace, name) = (&pod.namespace, &pod.name);
+        let (pods, nodes) = (under_way.pods.len(), under_way.nodes.len());
+        tracing::info!(%namespace, %name, pods, nodes, victims = victims.len(), "making room");
         preemptions.under_way.insert(pod.uid.clone(), under_way);
         let victims: Vec<PodReference> =
             victims.iter().filter_map(|victim| self.state.pod_reference(victim)).collect();
-        let (namespace, name, number) = (&pod.namespace, &pod.name, victims.len());
-        tracing::info!(%namespace, %name, %node, victims = number, "making room for a pod");
         if let Some(preemptor) = self.state.pod_reference(&pod.uid).filter(|_| !victims.is_empty())
         {
             self.state.preemptions.evicting.insert(pod.uid.clone());
@@ -346,11 +201,13 @@ impl Step<'_> {
         }
     }
 
-    /// Ends the preemptions on a node by pods of a lower priority, whose room the search has
+    /// Ends the preemptions on these nodes by pods of a lower priority, whose room the search has
     /// counted as free.
-    fn cancel_lower(&mut self, node: &NodeName, priority: i32) {
+    fn cancel_lower(&mut self, nodes: &BTreeSet<NodeName>, priority: i32) {
         let under_way = self.state.preemptions.under_way.iter();
-        let lower = under_way.filter(|(_, one)| one.node == *node && one.priority < priority);
+        let lower = under_way.filter(|(_, one)| {
+            one.priority < priority && one.nodes.iter().any(|node| nodes.contains(node))
+        });
         let lower: Vec<PodUid> = lower.map(|(pod, _)| pod.clone()).collect();
         lower.iter().for_each(|pod| self.end_preemption(pod));
     }
@@ -391,20 +248,36 @@ impl Step<'_> {
         }
     }
 
-    /// Tells the preemptor and the evicted pods about each other.
+    /// Tells the pods of the preemptor and the evicted pods about each other.
     fn notify_evicted(&mut self, preemptor: &PodReference, evicted: &[PodReference]) {
         let PodReference { namespace, name, uid } = preemptor;
-        let node = self.state.preemptions.under_way.get(uid).map(|one| one.node.clone());
+        let under_way = self.state.preemptions.under_way.get(uid);
+        let under_way = under_way.map(|one| (one.pods.clone(), one.nodes.clone()));
+        let (pods, nodes) = under_way.unwrap_or_default();
+        let node = match nodes.as_slice() {
+            [node] => Some(node),
+            _ => None,
+        };
         let note = tessera_messages::preempted_message(namespace, name);
         for victim in evicted {
-            let (reason, note) = (events::PREEMPTED, note.clone());
-            self.notify_eviction(victim, reason, note, node.as_ref());
+            self.notify_eviction(victim, events::PREEMPTED, note.clone(), node);
         }
-        if let Some(node) = node.filter(|_| !evicted.is_empty()) {
-            let name = |victim: &PodReference| format!("{}/{}", victim.namespace, victim.name);
-            let names: Vec<String> = evicted.iter().map(name).collect();
-            let note = tessera_messages::preempting_message(&node, &names);
-            self.notify_incident(uid, Topic::Pod, events::PREEMPTING, note, Some(&node));
+        if evicted.is_empty() || nodes.is_empty() {
+            return;
+        }
+        let name = |victim: &PodReference| format!("{}/{}", victim.namespace, victim.name);
+        let names: Vec<String> = evicted.iter().map(name).collect();
+        let note = tessera_messages::preempting_message(&nodes, &names);
+        for pod in &pods {
+            self.notify_incident(pod, Topic::Pod, events::PREEMPTING, note.clone(), node);
         }
     }
+}
+
+/// Returns true if both are the same pods with the same claims.
+fn has_same_claims(a: &PendingPod, b: &PendingPod) -> bool {
+    let claims = |pod: &PendingPod| {
+        pod.members().map(|pod| (pod.uid.clone(), pod.claims.clone())).collect::<Vec<_>>()
+    };
+    claims(a) == claims(b)
 }

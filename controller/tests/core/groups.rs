@@ -15,7 +15,7 @@ use crate::world::World;
 
 impl World {
     /// Adds pods of one group, each with a claim for a share.
-    fn add_group(&mut self, name: &str, size: usize, memory: &str) -> Vec<String> {
+    pub(crate) fn add_group(&mut self, name: &str, size: usize, memory: &str) -> Vec<String> {
         let names: Vec<String> = (0..size).map(|number| format!("{name}-{number}")).collect();
         for pod in &names {
             self.put(WatchedKind::Claim, objects::claim(pod, memory));
@@ -26,7 +26,7 @@ impl World {
     }
 
     /// Has kube-scheduler find nodes for all pods of a group, and bind them.
-    fn bind_group(&mut self, names: &[String]) {
+    pub(crate) fn bind_group(&mut self, names: &[String]) {
         names.iter().for_each(|pod| self.reserve(pod));
         self.settle();
         names.iter().for_each(|pod| self.assign(pod));
@@ -38,11 +38,11 @@ impl World {
         self.get(WatchedKind::Pod, pod).is_some_and(|pod| pod["spec"]["nodeName"].is_string())
     }
 
-    fn placed<'n>(&self, names: &'n [String]) -> Vec<&'n str> {
+    pub(crate) fn placed<'n>(&self, names: &'n [String]) -> Vec<&'n str> {
         names.iter().map(String::as_str).filter(|name| self.place(name).is_some()).collect()
     }
 
-    fn notes_of(&self, pod: &str, reason: events::EventReason) -> Vec<&str> {
+    pub(crate) fn notes_of(&self, pod: &str, reason: events::EventReason) -> Vec<&str> {
         let about = self.notices.iter().filter(|notice| notice.pod.name.as_str() == pod);
         let about = about.filter(|notice| notice.reason.name() == reason.name());
         about.map(|notice| notice.note.as_str()).collect()

@@ -8,6 +8,7 @@ mod actors;
 mod decisions;
 mod defaults;
 mod explanations;
+mod group_preemption;
 mod groups;
 mod interleavings;
 mod loads;

@@ -1,6 +1,6 @@
 //! Trials of preemption for devices: all GPUs of a node are full of pods of low priority. One is
 //! evicted for a pod of high priority, and not the one that a PodDisruptionBudget guards. If they
-//! are a group, all are evicted.
+//! are a group, all are evicted. For a group of high priority, as many are as it needs.
 
 use std::collections::BTreeSet;
 
@@ -60,8 +60,11 @@ async fn preempt(test_bed: &TestBed) -> TrialOutcome {
 }
 
 pub(super) async fn evicts_whole_group(test_bed: TestBed) -> TrialOutcome {
-    let trial = overcommit::check_during(&test_bed, preempt_group(&test_bed));
-    with_priority_classes(&test_bed, trial).await
+    let trials = async {
+        preempt_group(&test_bed).await?;
+        preempt_for_group(&test_bed).await
+    };
+    with_priority_classes(&test_bed, overcommit::check_during(&test_bed, trials)).await
 }
 
 async fn preempt_group(test_bed: &TestBed) -> TrialOutcome {
@@ -83,6 +86,26 @@ async fn preempt_group(test_bed: &TestBed) -> TrialOutcome {
     Ok(Outcome::Passed(vec![]))
 }
 
+async fn preempt_for_group(test_bed: &TestBed) -> TrialOutcome {
+    let full = FullNode::of_existing_template(test_bed).await?;
+    full.refill(test_bed).await?;
+    let group = ["team-0", "team-1"];
+    let started = tokio::time::Instant::now();
+    for name in group {
+        test_bed.create(of_group(full.important(name, "large"), "team", group.len())).await?;
+    }
+    for name in group {
+        test_bed.wait_running(name).await?;
+    }
+    println!("    the group runs after {:.1} s", started.elapsed().as_secs_f64());
+    let left = full.left(test_bed).await?;
+    anyhow::ensure!(left.len() + group.len() == full.pods.len(), "{left:?} of {:?}", full.pods);
+    placement::wait_event_reason(test_bed, group[1], events::PREEMPTING.name()).await?;
+    test_bed.delete(&group).await?;
+    full.delete(test_bed).await?;
+    Ok(Outcome::Passed(vec![]))
+}
+
 /// A node each of whose GPUs is used by a pod of low priority.
 pub(super) struct FullNode {
     node: String,
@@ -99,10 +122,14 @@ impl FullNode {
 
     /// Returns the node with the names of the pods, which do not exist yet.
     async fn empty(test_bed: &TestBed) -> anyhow::Result<Self> {
+        test_bed.create_template("large", DRIVER, json!({"memory": MEMORY})).await?;
+        Self::of_existing_template(test_bed).await
+    }
+
+    async fn of_existing_template(test_bed: &TestBed) -> anyhow::Result<Self> {
         let node = test_bed.node_with("h100", 2).await?;
         let inventory = GpuInventory::read(&test_bed.client).await?;
         let gpus = inventory.devices().filter(|((pool, _), _)| *pool == node).count();
-        test_bed.create_template("large", DRIVER, json!({"memory": MEMORY})).await?;
         let pods = (0..gpus).map(|number| format!("low-{number}")).collect();
         Ok(Self { node, pods })
     }
