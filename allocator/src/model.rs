@@ -34,7 +34,7 @@ pub(crate) use node::cpu_milli_of;
 pub use node::{
     Node, NodeAffinityTerm, NodeSelector, NodeTaint, PodToleration, Requirement, SelectorOperator,
 };
-pub use pod::{PendingPod, PodClaim, PodUid, SchedulingConstraints};
+pub use pod::{GroupTopology, PendingPod, PodClaim, PodUid, SchedulingConstraints};
 pub use topology::PoolTopology;
 pub(crate) use usage::conflicting_sharing;
 pub use usage::{DeviceResult, DeviceUsage, Usage};

@@ -176,6 +176,9 @@ pub struct GroupShortfall {
     pub placed: usize,
     /// First pod that does not fit beside them.
     pub first: PodName,
+    /// The label of nodes that is required to have one value: the pods would fit without it, and
+    /// `placed` fit with it. None if they do not fit at all.
+    pub topology: Option<String>,
 }
 
 /// An unsupported feature of a request. Its text names the feature.

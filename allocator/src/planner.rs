@@ -5,6 +5,7 @@ mod class_reasons;
 mod classes;
 mod fair_share;
 mod group;
+mod group_topology;
 mod last_plan;
 mod node_choice;
 mod node_tests;

@@ -43,7 +43,8 @@ pub fn relocate(
     settings: PlanSettings,
 ) -> Option<Relocation> {
     // No priority keeps a pod from being moved.
-    let urgent = PendingPod { priority: i32::MAX, together_with: Vec::new(), ..pod.clone() };
+    let urgent =
+        PendingPod { priority: i32::MAX, together_with: Vec::new(), topology: None, ..pod.clone() };
     let alone = without_groups(holders);
     let mut found: Vec<NodePreemption> = candidates(snapshot, &urgent, &alone, settings).collect();
     found.retain(|candidate| !candidate.preemption.victims.is_empty());

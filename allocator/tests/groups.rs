@@ -52,7 +52,7 @@ fn shortfalls(plan: &AllocationPlan) -> BTreeMap<&str, Option<&GroupShortfall>> 
 }
 
 fn shortfall(pods: usize, placed: usize, first: &str) -> GroupShortfall {
-    GroupShortfall { pods, placed, first: PodName::new(first).unwrap() }
+    GroupShortfall { pods, placed, first: PodName::new(first).unwrap(), topology: None }
 }
 
 #[test]

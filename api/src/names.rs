@@ -114,6 +114,16 @@ pub const POD_GROUP_ANNOTATION: &str = "gpu.tessera.dev/pod-group";
 /// Annotation of a pod: the number of pods of its group.
 pub const POD_GROUP_SIZE_ANNOTATION: &str = "gpu.tessera.dev/pod-group-size";
 
+/// Annotation of a pod: a label of nodes that has one value on the nodes of all pods of its group,
+/// or the group gets no devices.
+pub const POD_GROUP_REQUIRED_TOPOLOGY_ANNOTATION: &str =
+    "gpu.tessera.dev/pod-group-required-topology";
+
+/// Annotation of a pod: a label of nodes that has one value on the nodes of all pods of its group,
+/// if that is possible.
+pub const POD_GROUP_PREFERRED_TOPOLOGY_ANNOTATION: &str =
+    "gpu.tessera.dev/pod-group-preferred-topology";
+
 /// Binding condition of the devices of a pod group: kube-scheduler has a node for all of its pods.
 pub const GROUP_COMPLETE_CONDITION: &str = "gpu.tessera.dev/group-complete";
 

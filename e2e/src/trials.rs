@@ -263,6 +263,7 @@ pub fn on_real_cluster() -> Vec<Trial> {
         trial!("resize-running", resize::changes_running_container),
         trial!("least-loaded", load::places_by_load),
         trial!("group-refused", groups::wait_for_all),
+        trial!("group-topology", groups::require_one_rack),
         trial!("dialects", dialects::run_unchanged),
         trial!("webhook-down", dialects::lose_webhook),
         trial!("migration", migration::there_and_back),

@@ -6,13 +6,16 @@
 
 use std::collections::BTreeSet;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
 use tessera_allocator::PlanOrder;
-use tessera_allocator::model::{PendingPod, PodUid};
+use tessera_allocator::model::{GroupTopology, PendingPod, PodUid};
 use tessera_api::names::{
     JOB_SET_LABEL, KUEUE_FAST_ADMISSION_ANNOTATION, KUEUE_GROUP_LABEL, KUEUE_GROUP_SIZE_ANNOTATION,
-    LEADER_WORKER_GROUP_LABEL, Namespace, POD_GROUP_ANNOTATION, POD_GROUP_SIZE_ANNOTATION,
+    LEADER_WORKER_GROUP_LABEL, Namespace, POD_GROUP_ANNOTATION,
+    POD_GROUP_PREFERRED_TOPOLOGY_ANNOTATION, POD_GROUP_REQUIRED_TOPOLOGY_ANNOTATION,
+    POD_GROUP_SIZE_ANNOTATION,
 };
 
 use crate::index::Index;
@@ -21,9 +24,11 @@ use crate::pods::PodEntry;
 use crate::work::{Blocked, PlanningBlocker};
 
 /// The annotations of a pod that state its group.
-pub const GROUP_ANNOTATIONS: [&str; 4] = [
+pub const GROUP_ANNOTATIONS: [&str; 6] = [
     POD_GROUP_ANNOTATION,
     POD_GROUP_SIZE_ANNOTATION,
+    POD_GROUP_REQUIRED_TOPOLOGY_ANNOTATION,
+    POD_GROUP_PREFERRED_TOPOLOGY_ANNOTATION,
     KUEUE_GROUP_SIZE_ANNOTATION,
     KUEUE_FAST_ADMISSION_ANNOTATION,
 ];
@@ -49,6 +54,8 @@ pub(crate) struct GroupMember {
     pub(crate) key: GroupKey,
     /// The number of its pods.
     size: Result<u32, GroupProblem>,
+    /// The topology that the pod states, without nodes.
+    topology: Option<GroupTopology>,
 }
 
 /// The cause for which the pods of a group cannot be planned.
@@ -119,7 +126,14 @@ impl GroupMember {
         let (kind, name) = common.unwrap_or(alone);
         let namespace = Namespace::new(metadata.namespace.as_deref()?).ok()?;
         let name = format!("{kind}/{name}").into_boxed_str();
-        Some(Self { key: GroupKey { namespace, name }, size })
+        let of = |name: &str| annotation(name).map(str::to_owned);
+        let topology = GroupTopology {
+            required: of(POD_GROUP_REQUIRED_TOPOLOGY_ANNOTATION),
+            preferred: of(POD_GROUP_PREFERRED_TOPOLOGY_ANNOTATION),
+            placed: BTreeSet::new(),
+        };
+        let topology = (topology != GroupTopology::default()).then_some(topology);
+        Some(Self { key: GroupKey { namespace, name }, size, topology })
     }
 }
 
@@ -203,8 +217,16 @@ impl Index {
         work.pending = waiting.next();
         if let Some(first) = &mut work.pending {
             first.together_with = waiting.collect();
+            first.topology = self.topology_of(group, &first.uid).map(Arc::new);
         }
         work
+    }
+
+    /// Returns the topology of a group that its first waiting pod states.
+    fn topology_of(&self, group: &GroupKey, first: &PodUid) -> Option<GroupTopology> {
+        let topology = self.pods.get(first)?.group.as_ref()?.topology.clone()?;
+        let placed = self.members_of(group).filter_map(|pod| pod.counted_on.clone()).collect();
+        Some(GroupTopology { placed, ..topology })
     }
 
     fn progress(&self, group: &GroupKey) -> Progress {

@@ -155,6 +155,7 @@ impl PodEntry {
             nominated_node: self.node_with_room().cloned(),
             excluded_nodes: BTreeSet::new(),
             together_with: Vec::new(),
+            topology: None,
         }
     }
 

@@ -121,6 +121,30 @@ fn pods_of_a_group_are_planned_once_all_exist() {
 }
 
 #[test]
+fn group_has_the_topology_of_its_first_waiting_pod() {
+    let mut fed = Fed::new();
+    let of = |label: &str| {
+        let mut annotations = of_size(2);
+        annotations["gpu.tessera.dev/pod-group-required-topology"] = label.into();
+        annotations
+    };
+    let topology = |fed: &Fed| {
+        let pending = fed.index.work().pending;
+        let topology = pending[0].topology.clone()?;
+        let placed: Vec<String> = topology.placed.iter().map(ToString::to_string).collect();
+        Some((topology.required.clone()?, placed.join(" ")))
+    };
+    fed.pod("a", of("rack"), |_| {});
+    fed.pod("b", of("zone"), |_| {});
+    assert_eq!(topology(&fed), Some(("rack".to_owned(), String::new())));
+    // One of the pods runs: the other one joins it.
+    fed.pod("a", of("rack"), bound);
+    assert_eq!(topology(&fed), Some(("zone".to_owned(), "node-a".to_owned())));
+    fed.pod("b", of_size(2), |_| {});
+    assert_eq!(topology(&fed), None);
+}
+
+#[test]
 fn gated_pod_keeps_its_group_waiting() {
     let mut fed = Fed::new();
     fed.pod("a", of_size(2), |_| {});

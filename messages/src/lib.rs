@@ -116,10 +116,18 @@ pub fn refusal_message(
         RefusalCause::OverQuota(shortfall) => {
             format!("ResourceClaim {claim}: {}", quota_message(shortfall))
         }
-        RefusalCause::GroupDoesNotFit(GroupShortfall { pods, placed, first }) => format!(
-            "ResourceClaim {claim}: the pod's group needs devices for {pods} pods at the same time, \
-             and there are devices for {placed}; the first pod that does not fit is `{first}`"
-        ),
+        RefusalCause::GroupDoesNotFit(shortfall) => {
+            let GroupShortfall { pods, placed, first, topology } = shortfall;
+            let where_all = topology.as_ref().map(|label| {
+                format!(" on nodes with one value of the label `{label}`, which the group requires")
+            });
+            format!(
+                "ResourceClaim {claim}: the pod's group needs devices for {pods} pods at the same \
+                 time{}, and there are devices for {placed}; the first pod that does not fit is \
+                 `{first}`",
+                where_all.unwrap_or_default()
+            )
+        }
         RefusalCause::BudgetExceeded => format!(
             "ResourceClaim {claim}: search budget exceeded, by combinations of devices or by the CPU \
              time of the namespace's CEL selectors; request fewer devices or constraints in one \

@@ -58,6 +58,34 @@ pub struct PendingPod {
     /// The other pods of its group, in its namespace: all of them are decided in the same plan, or
     /// none. Theirs are empty. The group has the priority and the age of this pod.
     pub together_with: Vec<PendingPod>,
+    /// Labels that restrict the nodes of the pods of its group; only of the first pod.
+    pub topology: Option<Arc<GroupTopology>>,
+}
+
+/// The topology of a group: labels of nodes that have one value on the nodes of all of its pods.
+/// Without a label that is required, a preferred one only decides which nodes are tried first.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct GroupTopology {
+    /// The label that has one value, or the group gets no devices.
+    pub required: Option<String>,
+    /// The label that has one value if possible.
+    pub preferred: Option<String>,
+    /// Nodes of pods of the group that have devices already: the others join them.
+    pub placed: BTreeSet<NodeName>,
+}
+
+impl GroupTopology {
+    /// Returns the sets of labels to try, the most restrictive one first.
+    pub(crate) fn levels(&self) -> Vec<Vec<&str>> {
+        let required: Vec<&str> = self.required.iter().map(String::as_str).collect();
+        let mut both = required.clone();
+        both.extend(self.preferred.as_deref());
+        both.dedup();
+        let mut levels = vec![both, required];
+        levels.dedup();
+        levels.retain(|labels| !labels.is_empty());
+        levels
+    }
 }
 
 impl PendingPod {
@@ -79,9 +107,9 @@ impl PendingPod {
         self.members().map(|pod| pod.priority).min().unwrap_or(self.priority)
     }
 
-    /// Returns true if other pods are decided together with this one.
+    /// Returns true if other pods are decided together with this one, or with regard to a topology.
     pub fn is_group(&self) -> bool {
-        !self.together_with.is_empty()
+        !self.together_with.is_empty() || self.topology.is_some()
     }
 }
 

@@ -42,7 +42,9 @@ impl PlanningPass<'_> {
         };
         let is_usable = |node: &NodeIndex| {
             tested.set(tested.get() + 1);
-            !failed.contains(node) && self.node(*node).is_some_and(|n| is_accepted(*node, n))
+            self.domain.as_ref().is_none_or(|domain| domain.contains(*node))
+                && !failed.contains(node)
+                && self.node(*node).is_some_and(|n| is_accepted(*node, n))
         };
         // Preemption freed capacity on this node only.
         let nominated = to_place

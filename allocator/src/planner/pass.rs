@@ -9,6 +9,7 @@ use tessera_api::reason::NodeReason;
 use super::Planner;
 use super::budget::{Budget, NoSteps};
 use super::classes::ClassId;
+use super::group_topology::ChosenDomain;
 use super::pod_to_place::PodToPlace;
 use super::quotas::Solution;
 use super::refusals::RefusedClasses;
@@ -170,7 +171,7 @@ struct NodeBefore {
 }
 
 /// A place in the record of what decisions have changed.
-#[derive(Default)]
+#[derive(Clone, Copy, Default)]
 pub(super) struct Mark {
     usage: usize,
     nodes: usize,
@@ -204,6 +205,8 @@ pub(super) struct PlanningPass<'p> {
     pub(super) is_cut_off: bool,
     /// Reservation of a node for a refused pod.
     pub(super) reservation: NodeReservation,
+    /// The domain in which the pods of a group are being placed.
+    pub(super) domain: Option<ChosenDomain>,
 }
 
 impl<'p> PlanningPass<'p> {
@@ -223,6 +226,7 @@ impl<'p> PlanningPass<'p> {
             max_explained_steps: u64::MAX,
             is_cut_off: false,
             reservation: NodeReservation::new(reservation_steps(settings)),
+            domain: None,
         }
     }
 

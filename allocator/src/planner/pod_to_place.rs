@@ -17,7 +17,7 @@ pub(super) struct PodToPlace<'s> {
     /// Nodes of its allocated claims.
     pub(super) claim_nodes: Vec<ClaimNodes>,
     /// Number of pods of its group that have got devices before it, which count only if the whole
-    /// group fits; `None` for a single pod.
+    /// group fits, and one more if the group is restricted to a domain; `None` for a single pod.
     pub(super) beside: Option<usize>,
 }
 

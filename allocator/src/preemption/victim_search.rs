@@ -28,7 +28,7 @@ pub struct VictimSearch {
     places: BTreeMap<NodeName, PendingPod>,
     /// Pods to evict for them, in the order of their choice.
     victims: Vec<PodUid>,
-    /// Those of `victims`.
+    /// The set of `victims`.
     evicted: BTreeSet<PodUid>,
     /// The nodes on which the next pod would fit when they were visited.
     candidates: BTreeSet<(Loss, NodeName)>,

@@ -224,6 +224,7 @@ pub(crate) fn pod(name: &str, claims: Vec<Claim>) -> PendingPod {
         nominated_node: None,
         excluded_nodes: BTreeSet::new(),
         together_with: Vec::new(),
+        topology: None,
     }
 }
 

@@ -276,8 +276,6 @@ impl Step<'_> {
 
 /// Returns true if both are the same pods with the same claims.
 fn has_same_claims(a: &PendingPod, b: &PendingPod) -> bool {
-    let claims = |pod: &PendingPod| {
-        pod.members().map(|pod| (pod.uid.clone(), pod.claims.clone())).collect::<Vec<_>>()
-    };
-    claims(a) == claims(b)
+    a.members().count() == b.members().count()
+        && a.members().zip(b.members()).all(|(a, b)| a.uid == b.uid && a.claims == b.claims)
 }

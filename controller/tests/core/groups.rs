@@ -296,6 +296,40 @@ fn group_goes_on_after_a_change_of_the_leader() {
     assert!(group.iter().all(|pod| world.is_bound(pod)));
 }
 
+#[test]
+fn group_gets_devices_in_one_rack_or_is_told_the_label() {
+    let mut world = World::new();
+    for (node, gpus) in [("node-a", 2), ("node-b", 1)] {
+        world.add_node(node, gpus);
+        world.edit(WatchedKind::Node, node, |node| {
+            let rack = node["metadata"]["name"].clone();
+            node["metadata"]["labels"] = json!({"example.com/rack": rack});
+        });
+    }
+    let add = |world: &mut World, name: &str, size: usize| -> Vec<String> {
+        let names: Vec<String> = (0..size).map(|number| format!("{name}-{number}")).collect();
+        for pod in &names {
+            world.put(WatchedKind::Claim, objects::claim(pod, "80Gi"));
+            let mut object = of_group(objects::pod(pod, &[pod]), name, size);
+            object["metadata"]["annotations"]["gpu.tessera.dev/pod-group-required-topology"] =
+                json!("example.com/rack");
+            world.put(WatchedKind::Pod, object);
+        }
+        world.settle();
+        names
+    };
+    let large = add(&mut world, "large", 3);
+    assert!(world.placed(&large).is_empty());
+    world.report_all_notices();
+    world.pass(Duration::from_secs(3));
+    let notes = world.notes_of("large-0", events::GROUP_DOES_NOT_FIT);
+    let label = "one value of the label `example.com/rack`, which the group requires";
+    assert!(notes.iter().any(|note| note.contains(label)), "{notes:?}");
+    let small = add(&mut world, "small", 2);
+    assert_eq!(world.placed(&small).len(), 2);
+    assert!(small.iter().all(|pod| world.place(pod).is_some_and(|place| place.contains("node-a"))));
+}
+
 /// A bound group of two pods with a GPU each, and a pod of higher priority that needs one.
 fn preempted_pair() -> (World, Vec<String>) {
     let (mut world, group) = pair();

@@ -193,10 +193,11 @@ impl Storm {
         let group = self.name("group");
         for (number, memory) in memory.into_iter().enumerate() {
             let name = format!("{group}-{number}");
+            let priority = memory / 64;
             let memory = choose(&MEMORIES, memory).unwrap();
             self.world.put(WatchedKind::Claim, objects::claim(&name, memory));
             let pod = groups::of_group(objects::pod(&name, &[&name]), &group, 2);
-            self.world.put(WatchedKind::Pod, pod);
+            self.world.put(WatchedKind::Pod, objects::important(pod, priority));
         }
     }
 

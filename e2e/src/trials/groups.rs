@@ -3,10 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use kube::ResourceExt;
-use kube::api::DeleteParams;
+use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 use tessera_api::events;
 
@@ -91,6 +91,65 @@ async fn refuse_one(test_bed: &TestBed) -> TrialOutcome {
     }
     test_bed.delete(&["free", "refused"]).await?;
     Ok(Outcome::Passed(vec![]))
+}
+
+/// The label of nodes that the pods of one group require to have one value.
+const RACK: &str = "e2e.tessera.dev/rack";
+
+/// A group needs one GPU more than any node has. With a rack for each node it gets none; once two
+/// nodes are in one rack, all of it runs.
+pub(super) async fn require_one_rack(test_bed: TestBed) -> TrialOutcome {
+    let inventory = GpuInventory::read(&test_bed.client).await?;
+    let nodes: Vec<String> = inventory.nodes().map(str::to_owned).collect();
+    if nodes.len() < 2 {
+        return Ok(Outcome::Skipped("one node with GPUs".into()));
+    }
+    for node in &nodes {
+        label(&test_bed, node, json!(node)).await?;
+    }
+    let trial = overcommit::check_during(&test_bed, join_racks(&test_bed, &inventory, &nodes));
+    let outcome = trial.await;
+    for node in &nodes {
+        label(&test_bed, node, Value::Null).await?;
+    }
+    outcome
+}
+
+async fn join_racks(
+    test_bed: &TestBed,
+    inventory: &GpuInventory,
+    nodes: &[String],
+) -> TrialOutcome {
+    let of_node = |node: &String| {
+        inventory.devices().filter(|((pool, _), _)| inventory.node_of(pool) == Some(node)).count()
+    };
+    let size = nodes.iter().map(of_node).max().unwrap_or_default() + 1;
+    // One on each GPU.
+    test_bed.create_template("most", DRIVER, json!({"memory": "1Gi", "cores": "60"})).await?;
+    let names: Vec<String> = (0..size).map(|number| name_of("racked", number)).collect();
+    for name in &names {
+        let mut pod = of_group(from_template(name, "most"), "racked", size);
+        pod["metadata"]["annotations"]["gpu.tessera.dev/pod-group-required-topology"] = json!(RACK);
+        test_bed.create(pod).await?;
+    }
+    let text = format!("one value of the label `{RACK}`");
+    placement::wait_event_text(test_bed, &names[0], &[&text]).await?;
+    for node in nodes {
+        label(test_bed, node, json!("joined")).await?;
+    }
+    for name in &names {
+        test_bed.wait_running(name).await?;
+    }
+    test_bed.delete(&names.iter().map(String::as_str).collect::<Vec<_>>()).await?;
+    Ok(Outcome::Passed(vec![]))
+}
+
+/// Sets the rack of a node.
+async fn label(test_bed: &TestBed, node: &str, rack: Value) -> anyhow::Result<()> {
+    let nodes: Api<Node> = Api::all(test_bed.client.clone());
+    let labels = json!({"metadata": {"labels": {RACK: rack}}});
+    nodes.patch(node, &PatchParams::default(), &Patch::Merge(labels)).await?;
+    Ok(())
 }
 
 fn name_of(group: &str, number: usize) -> String {

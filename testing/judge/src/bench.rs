@@ -258,6 +258,7 @@ fn pod(claim: &Arc<Claim>) -> PendingPod {
         nominated_node: None,
         excluded_nodes: Default::default(),
         together_with: Vec::new(),
+        topology: None,
     }
 }
 

@@ -220,5 +220,6 @@ fn pod(number: usize, batch: RefusedBatch) -> PendingPod {
         nominated_node: None,
         excluded_nodes: BTreeSet::new(),
         together_with: Vec::new(),
+        topology: None,
     }
 }

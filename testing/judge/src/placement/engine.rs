@@ -148,6 +148,7 @@ impl AllocatorPlacer {
             nominated_node: None,
             excluded_nodes: BTreeSet::new(),
             together_with: Vec::new(),
+            topology: None,
         }
     }
 

@@ -188,6 +188,7 @@ impl<'a> Allocator<'a> {
             nominated_node: None,
             excluded_nodes: Default::default(),
             together_with: Vec::new(),
+            topology: None,
         })
     }
 
