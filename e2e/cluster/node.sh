@@ -14,6 +14,7 @@
 #   node.sh start control-plane controller  the controller's containers
 #   node.sh freeze NODE CONTAINER        stop a container's process (SIGSTOP), by container ID
 #   node.sh thaw NODE CONTAINER          resume it (SIGCONT)
+#   node.sh reboot NODE                  end all of its processes, and start it without its /run
 #   node.sh restart-kubelet NODE, node.sh restart-containerd NODE   same as restart
 #   node.sh scheduler-through control-plane URL   connect kube-scheduler through a proxy;
 #                                        URL none: directly
@@ -44,6 +45,7 @@ main() {
       echo "/proc/$pid/root"
       ;;
     restart) node_restart "$machine" "$1" ;;
+    reboot) node_reboot "$machine" "$programs" ;;
     restart-*) node_restart "$machine" "${action#restart-}" ;;
     stop) component_stop "$machine" "$1" TERM ;;
     kill)

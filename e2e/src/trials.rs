@@ -51,6 +51,7 @@ mod prebind_race;
 mod preemption;
 mod progress;
 mod quotas;
+mod reboot;
 mod refused_node;
 mod release;
 mod removed_claim;
@@ -284,6 +285,7 @@ pub fn on_real_cluster() -> Vec<Trial> {
         trial!("control-plane-restarts", control_plane::restarted),
         trial!("node-drained", node_drain::moves_all_pods),
         trial!("out-of-service", out_of_service::frees_devices),
+        trial!("node-rebooted", reboot::restores_shares),
         trial!("node-deleted", node::delete_and_register),
         trial!("driver-two-instances", driver_update::two_instances),
         trial!("driver-cdi-file-deleted", driver_update::cdi_file_deleted),

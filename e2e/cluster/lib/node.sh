@@ -5,10 +5,7 @@
 
 node_start() { # node
   local node=$1 directory=$rundir/$1
-  cgroup_create "$node"
-  machine_start "$node"
-  machine_connect "$node"
-  routes_add machine_exec "$node"
+  node_boot "$node"
   pki_kubeconfig "$node" "$directory/kubelet.kubeconfig"
   containerd_config "$node" "$directory"
   kubelet_config "$node" "$directory"
@@ -18,6 +15,27 @@ node_start() { # node
   wait_for "containerd of $node" machine_exec "$node" "$bin/ctr" version
   node_import "$node" pause
   component_start "$node" kubelet
+}
+
+# Starts the machine of a node without its components.
+node_boot() { # node
+  cgroup_create "$1"
+  machine_start "$1"
+  machine_connect "$1"
+  routes_add machine_exec "$1"
+}
+
+# Ends all processes of a node at once, and starts it with the files of its disks only: /run, with
+# the sockets, the CDI specs and Tessera's state, and the cgroups are new. The boot ID is the host's
+# and stays.
+node_reboot() { # node, directory of the fake driver's programs
+  machine_stop "$1"
+  cgroup_remove "$1"
+  node_boot "$1"
+  node_install_gpus "$1" "$2"
+  component_start "$1" containerd
+  wait_for "containerd of $1" machine_exec "$1" "$bin/ctr" version
+  component_start "$1" kubelet
 }
 
 containerd_config() { # node directory

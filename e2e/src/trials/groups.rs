@@ -60,12 +60,13 @@ async fn rounds(test_bed: &TestBed) -> TrialOutcome {
 }
 
 /// kube-scheduler cannot place one pod of a group: none of them runs, and the group gives its
-/// devices back, until the pod can be placed.
+/// devices back, until the pod can be placed. kube-scheduler restarts in the second attempt.
 pub(super) async fn wait_for_all(test_bed: TestBed) -> TrialOutcome {
     overcommit::check_during(&test_bed, refuse_one(&test_bed)).await
 }
 
 async fn refuse_one(test_bed: &TestBed) -> TrialOutcome {
+    let operations = test_bed.operations()?;
     let node = test_bed.node_with("h100", 2).await?;
     test_bed.create_template("share", DRIVER, json!({"memory": "10Gi"})).await?;
     test_bed.create(on_node(with_port(from_template("blocker", "share")), &node)).await?;
@@ -85,6 +86,11 @@ async fn refuse_one(test_bed: &TestBed) -> TrialOutcome {
     let took = started.elapsed();
     println!("    the group holds nothing after {:.1} s", took.as_secs_f64());
     anyhow::ensure!(took.as_secs() < 60, "the group held devices for {took:?}");
+    // Tried again, and kube-scheduler forgets the node that it had for the pod.
+    placement::wait_allocated(test_bed, "free", "reserved", placement::is_reserved).await?;
+    for action in ["stop", "start"] {
+        operations.run(&[action, "control-plane", "kube-scheduler"]).await?;
+    }
     test_bed.delete(&["blocker"]).await?;
     for name in ["free", "refused"] {
         test_bed.wait_running(name).await?;
