@@ -157,6 +157,16 @@ fn group_in_a_backlog_waits_until_all_of_it_fits() {
     assert_eq!(backlog.turn_count(), 1, "the queue of the others");
 }
 
+#[test]
+fn of_equal_groups_that_do_not_fit_one_is_tried() {
+    let cluster = Cluster::new().node("node-a", gpus(&[80, 80]));
+    let groups: Vec<PendingPod> = (0..50).map(|n| group(&format!("g{n}"), &[80; 3])).collect();
+    let [one, all] = [&groups[..1], &groups[..]].map(|groups| planned(&cluster, groups));
+    assert_eq!(all.work.pods_searched, one.work.pods_searched);
+    assert_eq!(all.refusals.len(), 150);
+    assert_eq!(shortfalls(&all)["g7-1"], Some(&shortfall(3, 2, "g7-2")));
+}
+
 /// Pods of one cluster: groups and single pods, by the memory that they ask for.
 fn requests() -> impl Strategy<Value = Vec<Vec<u32>>> {
     prop::collection::vec(prop::collection::vec(1u32..90, 1..6), 1..8)
@@ -210,6 +220,24 @@ proptest! {
                 prop_assert!(used <= quantity(&format!("{memory}Gi")), "{id:?}: {used}");
             }
         }
+    }
+
+    /// Equal groups get devices as long as all pods of one fit.
+    #[test]
+    fn as_many_equal_groups_are_decided_as_fit(
+        gpus in prop::collection::vec(1..5_usize, 1..4),
+        sizes in prop::collection::vec(1..5_usize, 1..9),
+    ) {
+        let memory: Vec<Vec<u32>> = gpus.iter().map(|gpus| vec![80; *gpus]).collect();
+        let requests: Vec<Vec<u32>> = sizes.iter().map(|size| vec![80; *size]).collect();
+        let plan = planned(&cluster_of(&memory), &pods_of(&requests));
+        let (mut left, mut fits) = (gpus.iter().sum::<usize>(), 0);
+        for size in sizes {
+            if size <= left {
+                (left, fits) = (left - size, fits + size);
+            }
+        }
+        prop_assert_eq!(plan.decisions.len(), fits);
     }
 
     /// A group that is refused changes nothing for the pods after it, nor for later plans.

@@ -64,7 +64,7 @@ pub struct PendingPod {
 
 /// The topology of a group: labels of nodes that have one value on the nodes of all of its pods.
 /// Without a label that is required, a preferred one only decides which nodes are tried first.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct GroupTopology {
     /// The label that has one value, or the group gets no devices.
     pub required: Option<String>,

@@ -6,6 +6,8 @@
 //! it is the first has the reasons of its class; the others of the group have
 //! [`RefusalCause::GroupDoesNotFit`].
 //!
+//! Of equal groups only the first is tried: within a pass the capacity only shrinks.
+//!
 //! A group whose reservation window is open keeps what fits for the rest of the pass, so pods that
 //! come later do not take it.
 
@@ -13,14 +15,42 @@ use std::sync::Arc;
 
 use tessera_api::names::Namespace;
 
+use super::classes::ClassId;
 use super::group_topology::PlaceableGroup;
 use super::pass::{Mark, PlanningPass, Refused};
-use crate::model::PendingPod;
+use crate::model::{GroupTopology, PendingPod, PodClaim};
 use crate::outcome::{Decision, GroupShortfall, Refusal, RefusalCause};
 use crate::quota::QuotaState;
 
 /// The most orders in which the pods of a group are tried.
 const MAX_ORDERS: usize = 4;
+
+/// The properties of a group that decide whether it fits, in a state of the pass.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct GroupKind {
+    classes: Vec<ClassId>,
+    topology: Option<Arc<GroupTopology>>,
+}
+
+/// The refusal of a group that was tried.
+#[derive(Debug, Clone)]
+pub(super) struct RefusedGroup {
+    /// Its shortfall, with the name of a pod of the group that was tried.
+    pub(super) shortfall: GroupShortfall,
+    /// The place of this pod among the members.
+    pub(super) named: usize,
+    /// The causes of this pod if it fits on no node without the others, by the place of the claim
+    /// among its pending ones; otherwise empty.
+    pub(super) own: Vec<(usize, Arc<RefusalCause>)>,
+}
+
+/// The cause for which a group is not placed.
+pub(super) enum GroupFailure {
+    /// The steps were spent.
+    Undecided,
+    /// It does not fit, nor do equal groups.
+    DoesNotFit(Box<RefusedGroup>),
+}
 
 /// The state of a pass before the pods of a group.
 pub(super) struct GroupStart {
@@ -50,6 +80,53 @@ impl<'p> PlanningPass<'p> {
         group: &'p PendingPod,
         steps: &mut u64,
     ) -> Result<Vec<Decision>, Refused> {
+        let kind = self.kind_of(group);
+        let known = kind.as_ref().and_then(|kind| self.refused_groups.get(kind)).cloned();
+        if let Some(known) = known
+            && self.open_window(group).is_none()
+        {
+            return Err(self.refuse_group(group, &known));
+        }
+        self.try_group(group, steps).map_err(|failure| match failure {
+            GroupFailure::Undecided => self.undecided_group(group),
+            GroupFailure::DoesNotFit(like) => {
+                let refused = self.refuse_group(group, &like);
+                self.refused_groups.extend(kind.map(|kind| (kind, *like)));
+                refused
+            }
+        })
+    }
+
+    /// Returns the kind of a group; none if something concerns only this one.
+    fn kind_of(&mut self, group: &PendingPod) -> Option<GroupKind> {
+        let topology = group.topology.clone();
+        let joins_others = topology.as_ref().is_some_and(|topology| !topology.placed.is_empty());
+        let is_open = |claim: &PodClaim| match claim {
+            PodClaim::Pending(claim) => !self.decided.contains_key(&claim.uid),
+            PodClaim::Allocated { .. } => false,
+        };
+        let is_like_others = |pod: &PendingPod| {
+            pod.excluded_nodes.is_empty()
+                && pod.nominated_node.is_none()
+                && pod.claims.iter().all(is_open)
+        };
+        if joins_others || !group.members().all(is_like_others) {
+            return None;
+        }
+        let policy = self.settings.policy;
+        let classes = group.members().map(|pod| self.planner.class_of_all(pod, policy)).collect();
+        Some(GroupKind { classes, topology })
+    }
+
+    /// Places all pods of a group.
+    ///
+    /// # Errors
+    /// One does not fit beside the others.
+    fn try_group(
+        &mut self,
+        group: &'p PendingPod,
+        steps: &mut u64,
+    ) -> Result<Vec<Decision>, GroupFailure> {
         let mut order: Vec<&'p PendingPod> = group.members().collect();
         let start = self.start_of(group);
         let Shortfall { placed, most, at, refused } =
@@ -64,20 +141,21 @@ impl<'p> PlanningPass<'p> {
             };
         if refused.is_undecided() {
             self.roll_back_group(&start, &placed);
-            return Err(self.undecided_group(group));
+            return Err(GroupFailure::Undecided);
         }
         if !self.keeps_what_fits(group) {
             self.roll_back_group(&start, &placed);
         }
-        let refused_pod = order[at];
-        let shortfall = GroupShortfall {
-            pods: order.len(),
-            placed: most,
-            first: refused_pod.name.clone(),
-            topology: None,
+        let first = order[at].name.clone();
+        let named = group.members().position(|pod| pod.name == first).unwrap_or(0);
+        let shortfall = GroupShortfall { pods: order.len(), placed: most, first, topology: None };
+        let pending = self.undecided_part(order[at]).pending;
+        let cause = |refusal: Refusal| {
+            let place = pending.iter().position(|claim| claim.uid == refusal.claim)?;
+            Some((place, refusal.cause))
         };
-        let own = Some((refused_pod, refused));
-        Err(self.refuse_group(group, own, shortfall))
+        let own = refused.claims.into_iter().filter_map(cause).collect();
+        Err(GroupFailure::DoesNotFit(Box::new(RefusedGroup { shortfall, named, own })))
     }
 
     /// Returns the state before a group.
@@ -154,27 +232,29 @@ impl<'p> PlanningPass<'p> {
         until.is_some()
     }
 
-    /// Returns the refusals of a group. One pod of it may have reasons of its own.
-    pub(super) fn refuse_group(
-        &self,
-        group: &PendingPod,
-        own: Option<(&PendingPod, Refused)>,
-        shortfall: GroupShortfall,
-    ) -> Refused {
-        let cause = Arc::new(RefusalCause::GroupDoesNotFit(shortfall));
+    /// Returns the refusals of a group like one that was tried.
+    fn refuse_group(&self, group: &PendingPod, like: &RefusedGroup) -> Refused {
+        let RefusedGroup { shortfall, named, own } = like;
+        let first = group.members().nth(*named).unwrap_or(group).name.clone();
+        let cause =
+            Arc::new(RefusalCause::GroupDoesNotFit(GroupShortfall { first, ..shortfall.clone() }));
         let mut claims = Vec::new();
-        for pod in group.members() {
-            let own = own.as_ref().filter(|(one, _)| one.uid == pod.uid);
-            match own.map(|(_, refused)| &refused.claims).filter(|own| !own.is_empty()) {
-                Some(own) => claims.extend(own.iter().cloned()),
-                None => claims.extend(self.undecided_part(pod).refused_for(&cause)),
+        for (place, pod) in group.members().enumerate() {
+            let to_place = self.undecided_part(pod);
+            if place == *named && !own.is_empty() {
+                claims.extend(own.iter().filter_map(|(at, cause)| {
+                    let claim = to_place.pending.get(*at)?.uid.clone();
+                    Some(Refusal { pod: pod.uid.clone(), claim, cause: Arc::clone(cause) })
+                }));
+            } else {
+                claims.extend(to_place.refused_for(&cause));
             }
         }
         claims.into()
     }
 
     /// Refuses all pods of a group because the steps were spent.
-    pub(super) fn undecided_group(&self, group: &PendingPod) -> Refused {
+    fn undecided_group(&self, group: &PendingPod) -> Refused {
         let claims: Vec<Refusal> =
             group.members().flat_map(|pod| self.undecided_part(pod).undecided()).collect();
         claims.into()

@@ -10,8 +10,8 @@ use std::rc::Rc;
 
 use tessera_api::names::NodeName;
 
-use super::group::{GroupStart, Shortfall};
-use super::pass::{PlanningPass, Refused};
+use super::group::{GroupFailure, GroupStart, RefusedGroup, Shortfall};
+use super::pass::PlanningPass;
 use crate::cluster::NodeIndex;
 use crate::model::{GroupTopology, PendingPod};
 use crate::outcome::{Decision, GroupShortfall};
@@ -70,7 +70,7 @@ impl<'p> PlanningPass<'p> {
         placeable: &PlaceableGroup<'_, 'p>,
         decisions: Vec<Decision>,
         steps: &mut u64,
-    ) -> Result<Vec<Decision>, Refused> {
+    ) -> Result<Vec<Decision>, GroupFailure> {
         let PlaceableGroup { group, topology, order, start } = *placeable;
         self.roll_back_group(start, &decisions);
         let least_nodes = order.len().div_ceil(most_on_one_node(&decisions));
@@ -79,9 +79,8 @@ impl<'p> PlanningPass<'p> {
             let domains = Rc::new(self.domains_of(&labels));
             let numbers = self.domains_to_try(&domains, placeable, least_nodes, steps);
             best = BestDomain::default();
-            if let Some(decisions) =
-                self.place_in_domains(placeable, &domains, numbers, &mut best, steps)?
-            {
+            let placed = self.place_in_domains(placeable, &domains, numbers, &mut best, steps);
+            if let Some(decisions) = placed? {
                 return Ok(decisions);
             }
         }
@@ -90,10 +89,11 @@ impl<'p> PlanningPass<'p> {
             let placed = self.place_in_orders(&mut order.to_vec(), start, steps);
             return placed.map_err(|shortfall| {
                 self.roll_back_group(start, &shortfall.placed);
-                self.undecided_group(group)
+                GroupFailure::Undecided
             });
         };
         let first = order[best.placed.min(order.len() - 1)].name.clone();
+        let named = group.members().position(|pod| pod.name == first).unwrap_or(0);
         let shortfall =
             GroupShortfall { pods: order.len(), placed: best.placed, first, topology: Some(label) };
         if best.domain.is_some() && self.keeps_what_fits(group) {
@@ -101,7 +101,8 @@ impl<'p> PlanningPass<'p> {
             drop(self.place_in_orders(&mut order.to_vec(), start, steps));
             self.domain = None;
         }
-        Err(self.refuse_group(group, None, shortfall))
+        let own = Vec::new();
+        Err(GroupFailure::DoesNotFit(Box::new(RefusedGroup { shortfall, named, own })))
     }
 
     /// Places the group in the first of these domains where it fits; none if it fits in none.
@@ -115,8 +116,8 @@ impl<'p> PlanningPass<'p> {
         numbers: Vec<usize>,
         best: &mut BestDomain,
         steps: &mut u64,
-    ) -> Result<Option<Vec<Decision>>, Refused> {
-        let PlaceableGroup { group, order, start, .. } = *placeable;
+    ) -> Result<Option<Vec<Decision>>, GroupFailure> {
+        let PlaceableGroup { order, start, .. } = *placeable;
         let mut spent = 0;
         for number in numbers.into_iter().take(MAX_DOMAINS) {
             let domain = || ChosenDomain { domains: Rc::clone(domains), number };
@@ -129,7 +130,7 @@ impl<'p> PlanningPass<'p> {
             };
             self.roll_back_group(start, &placed);
             if refused.is_undecided() {
-                return Err(self.undecided_group(group));
+                return Err(GroupFailure::Undecided);
             }
             if best.domain.is_none() || most > best.placed {
                 *best = BestDomain { domain: Some(domain()), placed: most };

@@ -1,6 +1,6 @@
 //! A planning pass: pods in order of priority and age, each with the capacity left by those before.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use tessera_api::names::{ClaimUid, Namespace, NodeName};
@@ -9,6 +9,7 @@ use tessera_api::reason::NodeReason;
 use super::Planner;
 use super::budget::{Budget, NoSteps};
 use super::classes::ClassId;
+use super::group::{GroupKind, RefusedGroup};
 use super::group_topology::ChosenDomain;
 use super::pod_to_place::PodToPlace;
 use super::quotas::Solution;
@@ -205,6 +206,8 @@ pub(super) struct PlanningPass<'p> {
     pub(super) is_cut_off: bool,
     /// Reservation of a node for a refused pod.
     pub(super) reservation: NodeReservation,
+    /// Groups that were refused in this pass.
+    pub(super) refused_groups: HashMap<GroupKind, RefusedGroup>,
     /// The domain in which the pods of a group are being placed.
     pub(super) domain: Option<ChosenDomain>,
 }
@@ -226,6 +229,7 @@ impl<'p> PlanningPass<'p> {
             max_explained_steps: u64::MAX,
             is_cut_off: false,
             reservation: NodeReservation::new(reservation_steps(settings)),
+            refused_groups: HashMap::new(),
             domain: None,
         }
     }

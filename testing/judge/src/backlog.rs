@@ -8,6 +8,7 @@
 //!
 //! Each GPU of the cluster has a share, and every waiting pod requests more than is left of any.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use serde::Serialize;
 use serde_json::Value;
 use tessera_allocator::PlanSettings;
 use tessera_allocator::selector::CompiledSelector;
-use tessera_api::names::ShareId;
+use tessera_api::names::{POD_GROUP_ANNOTATION, POD_GROUP_SIZE_ANNOTATION, ShareId};
 use tessera_controller::core::clock::{Moment, Now};
 use tessera_controller::core::effect::{
     ClaimChange, ClaimWrite, Effect, NominationWrite, StepOutput,
@@ -41,6 +42,9 @@ const WANTED_MIB: usize = 45_000;
 /// Memory that the one pod requests that fits at first, in MiB.
 const SMALL_MIB: usize = 4_000;
 
+/// Begin of the names of waiting pods.
+const WAITING: &str = "waiting-";
+
 /// Interval between two events.
 const INTERVAL: Duration = Duration::from_millis(100);
 
@@ -53,6 +57,8 @@ pub struct BacklogSize {
     pub pods: usize,
     /// Number of different requests among them.
     pub shapes: usize,
+    /// Number of waiting pods that get devices together.
+    pub group: usize,
     /// Number of times that each event is measured.
     pub events: usize,
     /// True if almost no two GPUs have the same amount of free memory, so that no two nodes are in
@@ -87,7 +93,7 @@ pub struct BacklogReport {
 pub fn run(size: BacklogSize) -> BacklogReport {
     let mut controller = Controller::with_cluster(size);
     for number in 0..size.pods {
-        controller.add(waiting_pod(number, size));
+        controller.add(waiting_pod(BacklogPod { number, group: size.group }, size));
     }
     controller.add(pod_objects("zzz-small", SMALL_MIB));
     let FirstPlans { first_decision, all, longest_step } = controller.list();
@@ -131,6 +137,8 @@ struct Controller {
     answers: Vec<Event>,
     /// Number of claims allocated so far.
     allocated: u64,
+    /// Number of waiting pods that get devices together.
+    group: usize,
     /// CPU time of the longest step with an audit.
     audit: Duration,
 }
@@ -140,7 +148,8 @@ impl Controller {
         let core = Core::new(PlanSettings::default()).nominating(NominationPolicy::default());
         let now = Moment::START;
         let (wake, answers, audit) = (None, Vec::new(), Duration::ZERO);
-        let mut controller = Self { core, now, wake, answers, allocated: 0, audit };
+        let group = size.group;
+        let mut controller = Self { core, now, wake, answers, allocated: 0, group, audit };
         controller.add([WatchedObject::Class(Arc::new(class()))]);
         for node in 0..size.nodes {
             let slices = slices(node).into_iter().map(Arc::new).map(WatchedObject::Slice);
@@ -242,7 +251,7 @@ impl Controller {
             Effect::Write(write) => {
                 self.allocated += 1;
                 let stored = stored(&write, self.allocated);
-                let bound = bound(&stored);
+                let bound = bound(&stored, self.group);
                 let outcome = WriteOutcome::Stored(Arc::new(stored));
                 let at = self.now;
                 let bound =
@@ -272,13 +281,14 @@ impl Controller {
         });
         measure("node cordoned", &|n| vec![node_changed(n * 17 % size.nodes, true)]);
         measure("node uncordoned", &|n| vec![node_changed(n * 17 % size.nodes, false)]);
-        let late = |n| size.pods + n;
+        let late = |n| BacklogPod { number: size.pods + n, group: 1 };
         measure("pod created that fits nowhere", &|n| applied(waiting_pod(late(n), size)));
         measure("it is deleted", &|n| deleted(waiting_pod(late(n), size)));
-        measure("GPU freed, and taken by the first pod", &|n| {
+        measure("GPU freed, and taken by the first pod or group", &|n| {
             deleted(share_objects(n * 131 % (size.nodes * GPUS), size))
         });
-        assert_eq!(self.allocated as usize, 1 + size.events, "each freed GPU is used");
+        let used = size.events / size.group * size.group;
+        assert_eq!(self.allocated as usize, 1 + used, "each freed GPU is used");
         (costs, rest)
     }
 }
@@ -306,13 +316,16 @@ fn stored(write: &ClaimWrite, number: u64) -> ResourceClaim {
 }
 
 /// Returns the claim as kube-scheduler reserves it for its pod, and the pod as it binds it.
-fn bound(claim: &ResourceClaim) -> [WatchedObject; 2] {
+fn bound(claim: &ResourceClaim, group: usize) -> [WatchedObject; 2] {
     let name = claim.metadata.name.as_deref().expect("claims have names");
     let mut claim = claim.clone();
     let status = claim.status.get_or_insert_default();
     let results = status.allocation.as_ref().and_then(|a| a.devices.as_ref()?.results.as_ref());
     let node = results.expect("the claim is allocated")[0].pool.clone();
-    let pod = pod(name, Some(node));
+    let mut pod = pod(name, Some(node));
+    if let Some(number) = name.strip_prefix(WAITING).and_then(|number| number.parse().ok()) {
+        pod.metadata.annotations = BacklogPod { number, group }.annotations();
+    }
     let uid = pod.metadata.uid.clone().expect("pods have UIDs");
     status.reserved_for = Some(vec![ResourceClaimConsumerReference {
         resource: "pods".to_owned(),
@@ -339,13 +352,43 @@ fn share_objects(share: usize, size: BacklogSize) -> Vec<WatchedObject> {
     vec![WatchedObject::Claim(claim), WatchedObject::Pod(pod)]
 }
 
-fn waiting_pod(number: usize, size: BacklogSize) -> Vec<WatchedObject> {
-    pod_objects(&format!("waiting-{number}"), WANTED_MIB + number % size.shapes)
+/// A waiting pod, and the number of pods of its group.
+#[derive(Debug, Clone, Copy)]
+struct BacklogPod {
+    number: usize,
+    group: usize,
+}
+
+impl BacklogPod {
+    /// Returns the annotations that state its group; none if it is alone.
+    fn annotations(self) -> Option<BTreeMap<String, String>> {
+        let name = format!("group-{}", self.number / self.group);
+        let size = self.group.to_string();
+        let annotations = [(POD_GROUP_ANNOTATION, name), (POD_GROUP_SIZE_ANNOTATION, size)];
+        let annotations = annotations.map(|(key, value)| (key.to_owned(), value));
+        (self.group > 1).then(|| annotations.into())
+    }
+}
+
+fn waiting_pod(pod: BacklogPod, size: BacklogSize) -> Vec<WatchedObject> {
+    // The pods of a group have one request.
+    let shape = pod.number / pod.group % size.shapes;
+    objects_of(&format!("{WAITING}{}", pod.number), WANTED_MIB + shape, pod.annotations())
 }
 
 fn pod_objects(name: &str, memory_mib: usize) -> Vec<WatchedObject> {
+    objects_of(name, memory_mib, None)
+}
+
+fn objects_of(
+    name: &str,
+    memory_mib: usize,
+    annotations: Option<BTreeMap<String, String>>,
+) -> Vec<WatchedObject> {
     let claim = Arc::new(claim(name, &format!("{memory_mib}Mi"), Value::Null));
-    vec![WatchedObject::Claim(claim), WatchedObject::Pod(Arc::new(pod(name, None)))]
+    let mut pod = pod(name, None);
+    pod.metadata.annotations = annotations;
+    vec![WatchedObject::Claim(claim), WatchedObject::Pod(Arc::new(pod))]
 }
 
 fn node_changed(node: usize, is_cordoned: bool) -> Change {
@@ -361,7 +404,9 @@ mod tests {
     #[test]
     fn every_freed_gpu_goes_to_a_waiting_pod() {
         for is_mixed in [false, true] {
-            let report = run(BacklogSize { nodes: 10, pods: 30, shapes: 3, events: 5, is_mixed });
+            let size =
+                BacklogSize { nodes: 10, pods: 30, shapes: 3, group: 1, events: 5, is_mixed };
+            let report = run(size);
             assert_eq!(report.events.len(), 6);
             assert!(report.first_decision_ms > 0.0);
             assert!(report.first_plan_ms >= report.first_decision_ms);
@@ -369,8 +414,17 @@ mod tests {
     }
 
     #[test]
+    fn freed_gpus_go_to_a_group_once_they_are_enough() {
+        let size =
+            BacklogSize { nodes: 10, pods: 32, shapes: 2, group: 4, events: 9, is_mixed: false };
+        assert_eq!(run(size).events.len(), 6);
+    }
+
+    #[test]
     fn step_costs_no_more_where_ten_times_as_many_pods_wait() {
-        let size = |pods| BacklogSize { nodes: 20, pods, shapes: 3, events: 20, is_mixed: false };
+        let group = 1;
+        let size =
+            |pods| BacklogSize { nodes: 20, pods, shapes: 3, group, events: 20, is_mixed: false };
         let [few, many] = [150, 1500].map(|pods| run(size(pods)));
         for (few, many) in few.events.iter().zip(&many.events) {
             let ratio = many.p50_ms / few.p50_ms.max(0.01);

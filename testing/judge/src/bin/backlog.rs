@@ -20,6 +20,9 @@ struct BacklogArgs {
     /// Number of different requests among the pods.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=20_000))]
     shapes: u32,
+    /// Number of pods that get devices together.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=512))]
+    group: u32,
     /// Number of times that each event is measured.
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..))]
     events: u32,
@@ -29,7 +32,8 @@ struct BacklogArgs {
 }
 
 fn main() -> anyhow::Result<()> {
-    let BacklogArgs { nodes, pods, shapes, events, mixed } = BacklogArgs::parse();
+    let BacklogArgs { nodes, pods, shapes, group, events, mixed } = BacklogArgs::parse();
+    anyhow::ensure!(pods % group == 0, "--pods must be a multiple of --group");
     anyhow::ensure!(
         events <= pods && u64::from(events) <= u64::from(nodes),
         "--events must be at most --pods and at most --nodes"
@@ -38,13 +42,15 @@ fn main() -> anyhow::Result<()> {
         nodes: nodes as usize,
         pods: pods as usize,
         shapes: shapes as usize,
+        group: group as usize,
         events: events as usize,
         is_mixed: mixed,
     };
     let report = backlog::run(size);
     let BacklogReport { first_decision_ms, first_plan_ms, longest_step_ms, .. } = &report;
     let BacklogReport { notices_ms, audit_ms, events, rest, .. } = &report;
-    println!("{nodes} nodes, {} GPUs, {pods} waiting pods of {shapes} shapes", nodes * 8);
+    let gpus = nodes * 8;
+    println!("{nodes} nodes, {gpus} GPUs, {pods} pods of {shapes} shapes, groups of {group}");
     println!("first decision after the lists: {first_decision_ms:.0} ms");
     println!("all refused: {first_plan_ms:.0} ms, longest step {longest_step_ms:.0} ms");
     println!("events about the pods: {notices_ms:.0} ms; audit, once a minute: {audit_ms:.0} ms");
