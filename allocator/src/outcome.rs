@@ -168,7 +168,7 @@ pub enum RefusalCause {
 }
 
 /// A group of pods that does not fit as a whole.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct GroupShortfall {
     /// Number of pods that are to be placed together.
     pub pods: usize,

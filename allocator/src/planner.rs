@@ -22,7 +22,7 @@ mod shape_cache;
 mod turns;
 mod unchanged;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use tessera_api::names::{DeviceClassName, Namespace, NodeName};
@@ -38,7 +38,7 @@ use crate::model::{
     PendingPod, PoolId, PoolTopology, Slice,
 };
 use crate::node_selector;
-use crate::outcome::{AllocationPlan, ClaimAllocation, PlanWork};
+use crate::outcome::{AllocationPlan, ClaimAllocation, GroupShortfall, PlanWork, RefusalCause};
 use crate::policy::Policy;
 use crate::quota::QuotaState;
 use crate::search::{SearchFailure, SearchOutcome};
@@ -81,6 +81,8 @@ pub struct Planner {
     withheld: BTreeSet<Namespace>,
     /// Namespaces for whose pods no long search begins.
     without_long_searches: BTreeSet<Namespace>,
+    /// The causes of the groups that the last plan refused.
+    group_causes: HashMap<GroupShortfall, Arc<RefusalCause>>,
     /// Number of changes that are not those of nodes: see [`PlanInputs`](last_plan::PlanInputs).
     other_changes: u64,
 }

@@ -4,6 +4,7 @@
 mod builders;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use builders::*;
 use proptest::prelude::*;
@@ -165,6 +166,25 @@ fn of_equal_groups_that_do_not_fit_one_is_tried() {
     assert_eq!(all.work.pods_searched, one.work.pods_searched);
     assert_eq!(all.refusals.len(), 150);
     assert_eq!(shortfalls(&all)["g7-1"], Some(&shortfall(3, 2, "g7-2")));
+}
+
+#[test]
+fn refusal_of_a_group_is_one_object_until_it_changes() {
+    let mut cluster = Cluster::new().node("node-a", gpus(&[80, 80]));
+    let mut planner = Planner::from_snapshot(&cluster.0, FeatureGates::default());
+    let waiting = [group("train", &[80; 3]), group("late", &[80; 3])];
+    let mut causes = || {
+        let plan = planner.plan(&waiting, PlanSettings::default());
+        plan.refusals.iter().map(|refusal| Arc::clone(&refusal.cause)).collect::<Vec<_>>()
+    };
+    let (first, second) = (causes(), causes());
+    assert_eq!(first.len(), 6);
+    assert!(first.iter().zip(&second).all(|(a, b)| Arc::ptr_eq(a, b)));
+    cluster.use_share("node-a", "gpu-0", "80Gi", "0");
+    let used = cluster.0.usage.get(&device_id("node-a", "gpu-0")).cloned();
+    planner.set_device_use(&device_id("node-a", "gpu-0"), used.as_ref());
+    let plan = planner.plan(&waiting, PlanSettings::default());
+    assert_eq!(shortfalls(&plan)["train-0"], Some(&shortfall(3, 1, "train-1")));
 }
 
 /// Pods of one cluster: groups and single pods, by the memory that they ask for.

@@ -233,11 +233,10 @@ impl<'p> PlanningPass<'p> {
     }
 
     /// Returns the refusals of a group like one that was tried.
-    fn refuse_group(&self, group: &PendingPod, like: &RefusedGroup) -> Refused {
+    fn refuse_group(&mut self, group: &PendingPod, like: &RefusedGroup) -> Refused {
         let RefusedGroup { shortfall, named, own } = like;
         let first = group.members().nth(*named).unwrap_or(group).name.clone();
-        let cause =
-            Arc::new(RefusalCause::GroupDoesNotFit(GroupShortfall { first, ..shortfall.clone() }));
+        let cause = self.group_cause(GroupShortfall { first, ..shortfall.clone() });
         let mut claims = Vec::new();
         for (place, pod) in group.members().enumerate() {
             let to_place = self.undecided_part(pod);
@@ -251,6 +250,18 @@ impl<'p> PlanningPass<'p> {
             }
         }
         claims.into()
+    }
+
+    /// Returns the cause with this shortfall: the object of the plan before, if it had the same, so
+    /// that its reader can tell at once that nothing has changed.
+    fn group_cause(&mut self, shortfall: GroupShortfall) -> Arc<RefusalCause> {
+        let before = self.group_causes_before.remove(&shortfall);
+        let causes = &mut self.planner.group_causes;
+        let cause = causes.entry(shortfall).or_insert_with_key(|shortfall| {
+            let new = || Arc::new(RefusalCause::GroupDoesNotFit(shortfall.clone()));
+            before.unwrap_or_else(new)
+        });
+        Arc::clone(cause)
     }
 
     /// Refuses all pods of a group because the steps were spent.

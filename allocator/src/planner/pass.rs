@@ -23,7 +23,7 @@ use crate::model::{
     DeviceId, DeviceResult, DeviceUsage, Node, NodeSelector, PendingPod, PodClaim, PodUid,
     cpu_milli_of,
 };
-use crate::outcome::{AllocationPlan, Decision, Refusal, RefusalCause};
+use crate::outcome::{AllocationPlan, Decision, GroupShortfall, Refusal, RefusalCause};
 use crate::policy::seeded_hash;
 use crate::predicate::{self, CountedUsage};
 use crate::quota::QuotaState;
@@ -41,7 +41,8 @@ pub(super) fn plan(
     planner.begin_plan();
     planner.fair_share.begin_plan(|| turns.pods(), budget.of_plan);
     planner.observe(&turns, settings.policy, &mut budget);
-    let mut pass = PlanningPass::new(planner, settings);
+    let group_causes_before = std::mem::take(&mut planner.group_causes);
+    let mut pass = PlanningPass { group_causes_before, ..PlanningPass::new(planner, settings) };
     let mut plan = AllocationPlan::default();
     let mut with_class = Vec::new();
     let mut planned = 0;
@@ -206,6 +207,8 @@ pub(super) struct PlanningPass<'p> {
     pub(super) is_cut_off: bool,
     /// Reservation of a node for a refused pod.
     pub(super) reservation: NodeReservation,
+    /// The causes of refused groups in the plan before.
+    pub(super) group_causes_before: HashMap<GroupShortfall, Arc<RefusalCause>>,
     /// Groups that were refused in this pass.
     pub(super) refused_groups: HashMap<GroupKind, RefusedGroup>,
     /// The domain in which the pods of a group are being placed.
@@ -229,6 +232,7 @@ impl<'p> PlanningPass<'p> {
             max_explained_steps: u64::MAX,
             is_cut_off: false,
             reservation: NodeReservation::new(reservation_steps(settings)),
+            group_causes_before: HashMap::new(),
             refused_groups: HashMap::new(),
             domain: None,
         }
