@@ -32,7 +32,7 @@ use crate::settings::PlanSettings;
 pub use node_trial::preempt_on;
 use one_node::{SlicesByNode, one_node};
 use unit::Unit;
-pub use victim_search::{SearchProgress, VictimSearch};
+pub use victim_search::{SearchProgress, Trial, VictimSearch};
 
 /// A pod on a node that uses allocated claims.
 #[derive(Debug, Clone, PartialEq)]

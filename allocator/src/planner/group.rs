@@ -36,12 +36,12 @@ pub(super) struct GroupKind {
 #[derive(Debug, Clone)]
 pub(super) struct RefusedGroup {
     /// Its shortfall, with the name of a pod of the group that was tried.
-    pub(super) shortfall: GroupShortfall,
+    shortfall: GroupShortfall,
     /// The place of this pod among the members.
-    pub(super) named: usize,
+    named: usize,
     /// The causes of this pod if it fits on no node without the others, by the place of the claim
     /// among its pending ones; otherwise empty.
-    pub(super) own: Vec<(usize, Arc<RefusalCause>)>,
+    own: Vec<(usize, Arc<RefusalCause>)>,
 }
 
 /// The cause for which a group is not placed.
@@ -50,6 +50,18 @@ pub(super) enum GroupFailure {
     Undecided,
     /// It does not fit, nor do equal groups.
     DoesNotFit(Box<RefusedGroup>),
+}
+
+impl GroupFailure {
+    /// Returns that a group does not fit. `own` is that of [`RefusedGroup`].
+    pub(super) fn does_not_fit(
+        group: &PendingPod,
+        shortfall: GroupShortfall,
+        own: Vec<(usize, Arc<RefusalCause>)>,
+    ) -> Self {
+        let named = group.members().position(|pod| pod.name == shortfall.first).unwrap_or(0);
+        Self::DoesNotFit(Box::new(RefusedGroup { shortfall, named, own }))
+    }
 }
 
 /// The state of a pass before the pods of a group.
@@ -147,7 +159,6 @@ impl<'p> PlanningPass<'p> {
             self.roll_back_group(&start, &placed);
         }
         let first = order[at].name.clone();
-        let named = group.members().position(|pod| pod.name == first).unwrap_or(0);
         let shortfall = GroupShortfall { pods: order.len(), placed: most, first, topology: None };
         let pending = self.undecided_part(order[at]).pending;
         let cause = |refusal: Refusal| {
@@ -155,7 +166,7 @@ impl<'p> PlanningPass<'p> {
             Some((place, refusal.cause))
         };
         let own = refused.claims.into_iter().filter_map(cause).collect();
-        Err(GroupFailure::DoesNotFit(Box::new(RefusedGroup { shortfall, named, own })))
+        Err(GroupFailure::does_not_fit(group, shortfall, own))
     }
 
     /// Returns the state before a group.

@@ -10,7 +10,7 @@ use std::rc::Rc;
 
 use tessera_api::names::NodeName;
 
-use super::group::{GroupFailure, GroupStart, RefusedGroup, Shortfall};
+use super::group::{GroupFailure, GroupStart, Shortfall};
 use super::pass::PlanningPass;
 use crate::cluster::NodeIndex;
 use crate::model::{GroupTopology, PendingPod};
@@ -93,7 +93,6 @@ impl<'p> PlanningPass<'p> {
             });
         };
         let first = order[best.placed.min(order.len() - 1)].name.clone();
-        let named = group.members().position(|pod| pod.name == first).unwrap_or(0);
         let shortfall =
             GroupShortfall { pods: order.len(), placed: best.placed, first, topology: Some(label) };
         if best.domain.is_some() && self.keeps_what_fits(group) {
@@ -101,8 +100,7 @@ impl<'p> PlanningPass<'p> {
             drop(self.place_in_orders(&mut order.to_vec(), start, steps));
             self.domain = None;
         }
-        let own = Vec::new();
-        Err(GroupFailure::DoesNotFit(Box::new(RefusedGroup { shortfall, named, own })))
+        Err(GroupFailure::does_not_fit(group, shortfall, Vec::new()))
     }
 
     /// Places the group in the first of these domains where it fits; none if it fits in none.

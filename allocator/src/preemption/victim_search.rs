@@ -14,11 +14,15 @@ use crate::settings::PlanSettings;
 /// The most kinds of pods in a group, each of which is searched for on all nodes.
 const MAX_KINDS: usize = 4;
 
+/// Tries pods on a node: returns the evictions after which these pods fit there as one group, where
+/// some pods are evicted in any case.
+pub type Trial<'t> =
+    dyn FnMut(&NodeName, &PendingPod, &BTreeSet<PodUid>) -> Option<NodePreemption> + 't;
+
 /// A search for the pods to evict so that a pod, or all pods of a group, get their devices.
 ///
 /// The owner [visits](Self::visit) nodes, at best all, and then has the pods
-/// [placed](Self::place_next) one after the other. Both try pods on a node by a function that gets
-/// the node, the pods that are to fit there as one group, and the pods that are evicted already.
+/// [placed](Self::place_next) one after the other.
 #[derive(Debug)]
 pub struct VictimSearch {
     group: PendingPod,
@@ -92,11 +96,7 @@ impl VictimSearch {
     }
 
     /// Tries the next pod on a node.
-    pub fn visit(
-        &mut self,
-        node: &NodeName,
-        trial: &mut impl FnMut(&NodeName, &PendingPod, &BTreeSet<PodUid>) -> Option<NodePreemption>,
-    ) {
+    pub fn visit(&mut self, node: &NodeName, trial: &mut Trial<'_>) {
         let found = self.pods_on(node).and_then(|pods| trial(node, &pods, &self.evicted));
         if let Some(NodePreemption { loss, .. }) = found {
             self.candidates.insert((loss, node.clone()));
@@ -105,10 +105,7 @@ impl VictimSearch {
 
     /// Gives the next pod the place with the least loss, if the node is as it was when it was
     /// visited.
-    pub fn place_next(
-        &mut self,
-        trial: &mut impl FnMut(&NodeName, &PendingPod, &BTreeSet<PodUid>) -> Option<NodePreemption>,
-    ) -> SearchProgress {
+    pub fn place_next(&mut self, trial: &mut Trial<'_>) -> SearchProgress {
         let Some((_, node)) = self.candidates.pop_first() else { return SearchProgress::Failed };
         let Some(pods) = self.pods_on(&node) else { return SearchProgress::Complete };
         let Some(found) = trial(&node, &pods, &self.evicted) else {

@@ -92,7 +92,8 @@ impl State {
         &self,
         node: &NodeName,
         pod: &PendingPod,
-        (pods, evicted): (&PendingPod, &BTreeSet<PodUid>),
+        pods: &PendingPod,
+        evicted: &BTreeSet<PodUid>,
         now: Moment,
     ) -> Option<NodePreemption> {
         let holders = self.index.holders_on(node);
@@ -195,7 +196,7 @@ impl Step<'_> {
             let (state, now) = (&*self.state, self.now);
             let mut trial = |node: &NodeName, pods: &PendingPod, evicted: &BTreeSet<PodUid>| {
                 trials += 1;
-                let found = state.preemption_on(node, &pod, (pods, evicted), now)?;
+                let found = state.preemption_on(node, &pod, pods, evicted, now)?;
                 holders += found.holders * pods.members().count();
                 Some(found)
             };
