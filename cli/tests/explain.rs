@@ -614,3 +614,24 @@ fn pod_of_a_group_is_explained_with_its_group() {
     let expected = "nodes for all 2 pods of its group, so far it has them for 0";
     assert!(report.message.contains(expected), "{}", report.message);
 }
+
+#[test]
+fn pod_of_a_group_that_waits_names_the_pods_to_evict() {
+    let mut fixture = full();
+    for name in ["first", "second"] {
+        member(&mut fixture, name);
+        set_priority(&mut fixture, name, 100);
+    }
+    for (name, priority) in [("a", 300), ("b", 300), ("c", 300), ("d", 10)] {
+        set_priority(&mut fixture, name, priority);
+    }
+    let sentence = "The group of 2 pods would fit on node node-b if these pods were evicted: \
+                    team-a/d (priority 10).";
+    for name in ["first", "second"] {
+        let report = pod(&fixture, name);
+        assert!(report.message.ends_with(sentence), "{}", report.message);
+        assert!(report.hint.unwrap().starts_with("wait: the controller evicts them"));
+    }
+    set_priority(&mut fixture, "second", 10);
+    assert!(!pod(&fixture, "first").message.contains("evicted"), "less than each of the group");
+}
