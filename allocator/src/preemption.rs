@@ -113,10 +113,9 @@ pub fn preempt(
 ) -> Option<Preemption> {
     let mut search = VictimSearch::new(pod, settings.policy)?;
     let slices = SlicesByNode::new(snapshot);
-    let nothing = NodeHolders::default();
     let mut trial = |name: &NodeName, pods: &PendingPod, evicted: &BTreeSet<PodUid>| {
         let node = snapshot.nodes.get(name)?;
-        let holders = holders.get(name).unwrap_or(&nothing).with_ending(evicted);
+        let holders = holders.get(name).cloned().unwrap_or_default().with_ending(evicted);
         let is_possible = pod.is_group() || holders.may_make_room_for(pods);
         let snapshot = is_possible.then(|| one_node(snapshot, &slices, node, pods))?;
         preempt_on(&snapshot, pods, &holders, settings)
@@ -160,10 +159,10 @@ impl NodeHolders {
     }
 
     /// Returns them with these pods ending, too.
-    pub fn with_ending(&self, pods: &BTreeSet<PodUid>) -> Self {
-        let mut holders = self.clone();
-        holders.pods.iter_mut().for_each(|holder| holder.is_ending |= pods.contains(&holder.pod));
-        holders
+    #[must_use]
+    pub fn with_ending(mut self, pods: &BTreeSet<PodUid>) -> Self {
+        self.pods.iter_mut().for_each(|holder| holder.is_ending |= pods.contains(&holder.pod));
+        self
     }
 
     /// Returns the claims that nothing uses once these pods are gone.

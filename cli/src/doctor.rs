@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 
 use k8s_openapi::api::core::v1::Event;
 use serde::Serialize;
+use tessera_messages::listed;
 
 use crate::explain::PlanView;
 use crate::output::{LINE_WIDTH, count, wrap};
@@ -75,12 +76,8 @@ pub fn text(diagnosis: &Diagnosis) -> String {
     let mut text = String::new();
     for problem in &diagnosis.problems {
         let Problem { severity, code, objects, message, hint } = problem;
-        let named = objects.iter().take(MAX_NAMED).cloned().collect::<Vec<_>>().join(", ");
-        let more = match objects.len().saturating_sub(MAX_NAMED) {
-            0 => String::new(),
-            more => format!(" and {more} more"),
-        };
-        let objects = if named.is_empty() { named } else { format!(" ({named}{more})") };
+        let named = listed(objects, MAX_NAMED);
+        let objects = if named.is_empty() { named } else { format!(" ({named})") };
         push(&mut text, &format!("{severity:?} {code}{objects}: {message}"), "");
         if let Some(hint) = hint {
             push(&mut text, &format!("Hint: {hint}"), "  ");

@@ -10,6 +10,8 @@
 
 #![forbid(unsafe_code)]
 
+use std::fmt::Display;
+
 use k8s_openapi::jiff::Timestamp;
 use tessera_allocator::model::DeviceId;
 use tessera_allocator::{GroupShortfall, QuotaShortfall, RefusalCause, ReservedNode};
@@ -40,18 +42,18 @@ const MAX_NAMES: usize = 10;
 /// Returns the message of [`events::PREEMPTING`]. `victims` are namespaces and names.
 pub fn preempting_message(nodes: &[NodeName], victims: &[String]) -> String {
     let nodes_word = if nodes.len() == 1 { "node" } else { "nodes" };
-    let nodes: Vec<String> = nodes.iter().map(ToString::to_string).collect();
     format!(
         "room is made on {nodes_word} {}, and kept for up to 5 minutes: these pods of lower \
          priority are evicted, those of a group all together: {}",
-        listed(&nodes),
-        listed(victims)
+        listed(nodes, MAX_NAMES),
+        listed(victims, MAX_NAMES)
     )
 }
 
 /// Returns the first names of a list, and the number of the others.
-fn listed(names: &[String]) -> String {
-    let (first, others) = names.split_at(names.len().min(MAX_NAMES));
+pub fn listed(names: &[impl Display], at_most: usize) -> String {
+    let (first, others) = names.split_at(names.len().min(at_most));
+    let first: Vec<String> = first.iter().map(ToString::to_string).collect();
     match others.len() {
         0 => first.join(", "),
         others => format!("{} and {others} more", first.join(", ")),

@@ -153,9 +153,8 @@ impl VictimSearch {
         after.nodes.retain(|name, _| places.contains_key(name));
         let mut freed = Vec::new();
         for (name, node) in &mut after.nodes {
-            let Some(holders) = holders.get(name).map(|one| one.with_ending(&evicted)) else {
-                continue;
-            };
+            let Some(holders) = holders.get(name).cloned() else { continue };
+            let holders = holders.with_ending(&evicted);
             let ending = holders.pods.iter().filter(|holder| holder.is_ending);
             let gone: BTreeSet<&PodUid> = ending.map(|holder| &holder.pod).collect();
             for held in holders.freed(&gone) {

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::jiff::Timestamp;
 use tessera_api::names::NodeName;
 use tessera_api::reason::{Explanation, Reason, clause};
+use tessera_messages::listed;
 
 use super::outside::age;
 use super::{ClaimReport, EventReport, Finding, PodClaimReport, PodReport, RequestReport};
@@ -127,7 +128,8 @@ fn node_table(explanation: &Explanation, indent: &str) -> Vec<String> {
     rows.sort_by(|(_, a), (_, b)| (a.nearest, &a.nodes).cmp(&(b.nearest, &b.nodes)));
     let hidden: usize = rows.iter().skip(MAX_ROWS).map(|(_, group)| group.nodes.len()).sum();
     rows.truncate(MAX_ROWS);
-    let names: Vec<String> = rows.iter().map(|(_, group)| names(&group.nodes)).collect();
+    let names: Vec<String> =
+        rows.iter().map(|(_, group)| listed(&group.nodes, MAX_NAMES)).collect();
     let widest = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
     let others = NODE_HEADERS[1].len() + NODE_HEADERS[2].len() + 3 * "   ".len();
     let width = LINE_WIDTH.saturating_sub(indent.len() + widest + others).max(40);
@@ -146,14 +148,6 @@ fn node_table(explanation: &Explanation, indent: &str) -> Vec<String> {
         lines.push(format!("and {}; `-o json` lists all", count(hidden, "more node")));
     }
     indented(&lines, indent)
-}
-
-fn names(nodes: &[&NodeName]) -> String {
-    let named: Vec<&str> = nodes.iter().take(MAX_NAMES).map(|node| node.as_str()).collect();
-    match nodes.len().saturating_sub(MAX_NAMES) {
-        0 => named.join(", "),
-        more => format!("{} and {more} more", named.join(", ")),
-    }
 }
 
 fn finding_lines(findings: &[Finding]) -> Vec<String> {

@@ -23,6 +23,14 @@ impl World {
         nodes.iter().all(|place| node(place) == first).then_some(first)
     }
 
+    /// Adds a claim for one share, and a pod with it, and binds the pod once it has its devices.
+    pub(crate) fn add_bound_pod(&mut self, name: &str, memory: &str) {
+        self.add_pod(name, memory);
+        self.settle();
+        self.bind(name);
+        self.settle();
+    }
+
     /// Reserves the claims of an unbound pod and binds it, as kube-scheduler does, if all of them
     /// are allocated on one node.
     pub(crate) fn bind(&mut self, pod: &str) {

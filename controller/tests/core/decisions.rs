@@ -433,10 +433,7 @@ fn repair_without_room_is_planned_ever_more_rarely() {
 #[test]
 fn claim_cleared_under_running_containers_is_restored() {
     let mut world = cluster(2);
-    world.add_pod("a", "20Gi");
-    world.settle();
-    world.bind("a");
-    world.settle();
+    world.add_bound_pod("a", "20Gi");
     let before = world.get(WatchedKind::Claim, "a").unwrap()["status"]["allocation"].clone();
     world.edit(WatchedKind::Claim, "a", |claim| claim["status"] = Value::Null);
     world.settle();

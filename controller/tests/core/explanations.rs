@@ -19,10 +19,7 @@ fn seconds(n: u64) -> Duration {
 fn full() -> World {
     let mut world = World::new();
     world.add_node("node-a", 1);
-    world.add_pod("first", "80Gi");
-    world.settle();
-    world.bind("first");
-    world.settle();
+    world.add_bound_pod("first", "80Gi");
     world.add_pod("second", "20Gi");
     world
 }

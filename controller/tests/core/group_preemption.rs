@@ -19,10 +19,7 @@ fn full() -> World {
     world.add_node("node-a", 2);
     world.add_node("node-b", 1);
     for pod in OTHERS {
-        world.add_pod(pod, "80Gi");
-        world.settle();
-        world.bind(pod);
-        world.settle();
+        world.add_bound_pod(pod, "80Gi");
     }
     world
 }

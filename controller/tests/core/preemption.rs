@@ -14,10 +14,7 @@ fn full(pods: &[(&str, &str)]) -> World {
     let mut world = World::new();
     world.add_node("node-a", 1);
     for (name, memory) in pods {
-        world.add_pod(name, memory);
-        world.settle();
-        world.bind(name);
-        world.settle();
+        world.add_bound_pod(name, memory);
     }
     world
 }

@@ -107,10 +107,7 @@ fn a_new_leader_counts_the_claims_anew() {
 #[test]
 fn a_claim_deleted_in_use_counts_until_its_pod_ends() {
     let mut world = cluster(json!({"memory": "10Gi"}));
-    world.add_pod("a", "10Gi");
-    world.settle();
-    world.bind("a");
-    world.settle();
+    world.add_bound_pod("a", "10Gi");
     // Its finalizer is removed by a user.
     world.delete(WatchedKind::Claim, "a");
     world.add_pod("b", "10Gi");

@@ -17,10 +17,7 @@ fn world(policy: RecoveryPolicy, pods: &[&str]) -> World {
     let mut world = World::new();
     world.add_node("node-a", 1);
     for name in pods {
-        world.add_pod(name, "20Gi");
-        world.settle();
-        world.bind(name);
-        world.settle();
+        world.add_bound_pod(name, "20Gi");
     }
     world.recover(RecoverySettings { policy, delay: DELAY });
     world.settle();
@@ -179,10 +176,7 @@ fn failed_rack_is_emptied_in_portions() {
     }
     for number in 0..20 {
         let name = format!("pod-{number:02}");
-        world.add_pod(&name, "1Gi");
-        world.settle();
-        world.bind(&name);
-        world.settle();
+        world.add_bound_pod(&name, "1Gi");
     }
     world.recover(RecoverySettings { policy: RecoveryPolicy::Unhealthy, delay: DELAY });
     world.settle();

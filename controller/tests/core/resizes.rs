@@ -265,10 +265,7 @@ impl World {
 fn cluster() -> World {
     let mut world = World::new();
     world.add_node("node-a", 1);
-    world.add_pod("a", "10Gi");
-    world.settle();
-    world.bind("a");
-    world.settle();
+    world.add_bound_pod("a", "10Gi");
     world
 }
 

@@ -96,14 +96,13 @@ impl State {
         evicted: &BTreeSet<PodUid>,
         now: Moment,
     ) -> Option<NodePreemption> {
-        let holders = self.index.holders_on(node);
         let is_reserved =
             self.reserved.as_ref().is_some_and(|one| one.node == *node && one.pod != pod.uid);
-        let is_possible = pod.is_group() || !holders.pods.is_empty();
-        if is_reserved || !is_possible {
+        if is_reserved {
             return None;
         }
-        let holders = self.without_refused(holders.with_ending(evicted), now);
+        let holders = self.index.holders_on(node).with_ending(evicted);
+        let holders = self.without_refused(holders, now);
         if !pod.is_group() && !holders.may_make_room_for(pods) {
             return None;
         }
