@@ -26,6 +26,7 @@ pub mod quota;
 pub mod reason;
 pub mod resize;
 pub mod slice;
+pub mod volcano;
 
 mod custom_resource;
 #[cfg(test)]

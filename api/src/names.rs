@@ -130,6 +130,9 @@ pub const GROUP_COMPLETE_CONDITION: &str = "gpu.tessera.dev/group-complete";
 /// Binding failure condition of the devices of a pod group: not all of its pods have got a node.
 pub const GROUP_FAILED_CONDITION: &str = "gpu.tessera.dev/group-failed";
 
+/// Annotation of a pod: the name of its PodGroup of Volcano.
+pub const VOLCANO_GROUP_ANNOTATION: &str = "scheduling.k8s.io/group-name";
+
 /// Label of a pod in a pod group of Kueue.
 pub const KUEUE_GROUP_LABEL: &str = "kueue.x-k8s.io/pod-group-name";
 

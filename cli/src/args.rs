@@ -159,8 +159,8 @@ Examples:
 
 Files contain Pods, Deployments, StatefulSets, ReplicaSets and Jobs with their ResourceClaims and \
 ResourceClaimTemplates. They may also contain DeviceClasses, Nodes, ResourceSlices, \
-DeviceTaintRules, GpuQuotas and GpuDefaults, to try what is not there yet. Other kinds are skipped with a note. \
-Templates may also be in the cluster.
+DeviceTaintRules, GpuQuotas, GpuDefaults and PodGroups, to try what is not there yet. Other kinds \
+are skipped with a note. Templates may also be in the cluster.
 
 Pending pods of the cluster are planned too, before pods of the files with the same priority.
 

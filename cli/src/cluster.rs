@@ -7,6 +7,7 @@ use futures::try_join;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::api::resource::v1::{DeviceTaintRule, ResourceClaimTemplate, ResourceSlice};
+use k8s_openapi::api::scheduling::v1beta1::PodGroup;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::ListParams;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
@@ -16,6 +17,7 @@ use serde::de::DeserializeOwned;
 use tessera_api::defaults::GpuDefaults;
 use tessera_api::names::{CONTROLLER_LEASE, ManagedDrivers};
 use tessera_api::quota::GpuQuota;
+use tessera_api::volcano::VolcanoPodGroup;
 
 use crate::snapshot::{self, NotRead, Snapshot};
 
@@ -110,7 +112,8 @@ pub enum ClusterError {
 
 /// Resources that the plugin lists, for the error about a missing permission.
 const NEEDED: &str = "pods, nodes, resourceslices, resourceclaims, deviceclasses, and if permitted \
-                      devicetaintrules, resourceclaimtemplates, gpuquotas, gpudefaults and leases";
+                      devicetaintrules, resourceclaimtemplates, gpuquotas, gpudefaults, \
+                      podgroups and leases";
 
 /// A connection to a cluster.
 pub struct Cluster {
@@ -188,6 +191,8 @@ impl Cluster {
             templates,
             quotas,
             defaults,
+            pod_groups,
+            volcano_pod_groups,
             leases,
         ) = try_join!(
             self.list(all(), |class| Some(snapshot::trimmed_class(class))),
@@ -198,6 +203,8 @@ impl Cluster {
             self.list_optional(all(), |template| Some(snapshot::trimmed_template(template))),
             self.list_optional(all(), |quota| Some(snapshot::trimmed_quota(quota))),
             self.list_optional(all(), |object| Some(snapshot::trimmed_defaults(object))),
+            self.list_optional(all(), |group| Some(snapshot::trimmed_pod_group(group))),
+            self.list_optional(all(), |group| Some(snapshot::trimmed_volcano_pod_group(group))),
             self.list_optional(leases, |lease| Some(snapshot::trimmed_lease(lease))),
         )?;
         let mut not_read = Vec::new();
@@ -217,6 +224,8 @@ impl Cluster {
             resource_claim_templates: optional.record::<ResourceClaimTemplate>(templates),
             gpu_quotas: optional.record::<GpuQuota>(quotas),
             gpu_defaults: optional.record::<GpuDefaults>(defaults),
+            pod_groups: optional.record_if_served::<PodGroup>(pod_groups),
+            volcano_pod_groups: optional.record_if_served::<VolcanoPodGroup>(volcano_pod_groups),
             leases: optional.record::<Lease>(leases),
             not_read,
         })
@@ -274,16 +283,14 @@ impl Cluster {
         &self,
         params: ListParams,
         trim: fn(K) -> Option<K>,
-    ) -> Result<Result<Vec<K>, String>, ClusterError>
+    ) -> Result<Result<Vec<K>, NotListed>, ClusterError>
     where
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
     {
         match self.pages(params, trim).await {
             Ok(objects) => Ok(Ok(objects)),
-            Err(kube::Error::Api(status)) if status.code == 403 => {
-                Ok(Err("not permitted".to_owned()))
-            }
-            Err(kube::Error::Api(status)) if status.code == 404 => Ok(Err("not served".to_owned())),
+            Err(kube::Error::Api(status)) if status.code == 403 => Ok(Err(NotListed::NotPermitted)),
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(Err(NotListed::NotServed)),
             Err(error) => Err(self.list_error::<K>(error)),
         }
     }
@@ -337,17 +344,46 @@ impl Cluster {
     }
 }
 
+/// The reason why an optional kind cannot be listed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+enum NotListed {
+    #[error("not permitted")]
+    NotPermitted,
+    #[error("not served")]
+    NotServed,
+}
+
 /// Records the kinds that could not be read.
 struct NotReadRecorder<'n> {
     not_read: &'n mut Vec<NotRead>,
 }
 
 impl NotReadRecorder<'_> {
-    fn record<K: Resource<DynamicType = ()>>(&mut self, listed: Result<Vec<K>, String>) -> Vec<K> {
-        listed.unwrap_or_else(|because| {
+    fn record<K: Resource<DynamicType = ()>>(
+        &mut self,
+        listed: Result<Vec<K>, NotListed>,
+    ) -> Vec<K> {
+        self.note(listed).unwrap_or_default()
+    }
+
+    /// Records a kind that most clusters do not serve.
+    fn record_if_served<K: Resource<DynamicType = ()>>(
+        &mut self,
+        listed: Result<Vec<K>, NotListed>,
+    ) -> Option<Vec<K>> {
+        let is_served = !matches!(listed, Err(NotListed::NotServed));
+        is_served.then(|| self.note(listed)).flatten()
+    }
+
+    fn note<K: Resource<DynamicType = ()>>(
+        &mut self,
+        listed: Result<Vec<K>, NotListed>,
+    ) -> Option<Vec<K>> {
+        let note = |because: NotListed| {
+            let because = because.to_string();
             self.not_read.push(NotRead { resource: qualified::<K>(), because });
-            Vec::new()
-        })
+        };
+        listed.map_err(note).ok()
     }
 }
 

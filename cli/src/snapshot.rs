@@ -10,7 +10,8 @@ mod trim;
 pub use file::{FileError, VERSION};
 pub use trim::{
     trimmed_claim, trimmed_class, trimmed_defaults, trimmed_lease, trimmed_node, trimmed_pod,
-    trimmed_quota, trimmed_rule, trimmed_slice, trimmed_template,
+    trimmed_pod_group, trimmed_quota, trimmed_rule, trimmed_slice, trimmed_template,
+    trimmed_volcano_pod_group,
 };
 
 use std::sync::Arc;
@@ -20,13 +21,15 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{
     DeviceClass, DeviceTaintRule, ResourceClaim, ResourceClaimTemplate, ResourceSlice,
 };
+use k8s_openapi::api::scheduling::v1beta1::PodGroup;
 use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tessera_api::defaults::GpuDefaults;
 use tessera_api::names::ManagedDrivers;
 use tessera_api::quota::GpuQuota;
 use tessera_api::slice::fenced_driver;
-use tessera_index::Index;
+use tessera_api::volcano::VolcanoPodGroup;
+use tessera_index::{Index, PodGroupApi};
 use tessera_runtime::error_chain::chain;
 
 /// The objects that planning depends on, each reduced to the fields that planning reads.
@@ -57,6 +60,12 @@ pub struct Snapshot {
     pub gpu_quotas: Vec<GpuQuota>,
     /// GpuDefaults of namespaces.
     pub gpu_defaults: Vec<GpuDefaults>,
+    /// PodGroups of Kubernetes; none if the API server does not serve them or they were not read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod_groups: Option<Vec<PodGroup>>,
+    /// PodGroups of Volcano, likewise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub volcano_pod_groups: Option<Vec<VolcanoPodGroup>>,
     /// Leases of the controller; several if it runs in several namespaces.
     pub leases: Vec<Lease>,
 }
@@ -100,6 +109,18 @@ impl Snapshot {
             .iter()
             .for_each(|claim| note(index.apply_claim(&Arc::new(claim.clone()))));
         self.gpu_quotas.iter().for_each(|quota| note(index.apply_quota(quota).map(drop)));
+        if let Some(groups) = &self.pod_groups {
+            index.set_pod_groups_served(PodGroupApi::Kubernetes, true);
+            for group in groups {
+                index.apply_pod_group(group);
+            }
+        }
+        if let Some(groups) = &self.volcano_pod_groups {
+            index.set_pod_groups_served(PodGroupApi::Volcano, true);
+            for group in groups {
+                index.apply_volcano_pod_group(group);
+            }
+        }
         for pod in &self.pods {
             index.apply_pod(pod);
         }

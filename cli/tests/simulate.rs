@@ -403,3 +403,26 @@ fn pods_of_a_group_fit_together_or_not_at_all() {
     let in_one_line = text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(in_one_line.contains(&expected), "{text}");
 }
+
+#[test]
+fn pod_group_of_a_file_makes_a_group_of_its_pods() {
+    let annotation = "metadata: {annotations: {gpu.tessera.dev/pod-group-size: \"40\"}}";
+    let of_kubernetes = "scheduling.k8s.io/v1beta1\nkind: PodGroup\nmetadata: {name: train}\n\
+                         spec: {schedulingPolicy: {gang: {minCount: 40}}}";
+    let of_volcano = "scheduling.volcano.sh/v1beta1\nkind: PodGroup\nmetadata: {name: train}\n\
+                      spec: {minMember: 40}";
+    let named = "metadata: {annotations: {scheduling.k8s.io/group-name: train}}";
+    let in_spec = job_of(40).replace(annotation, "").replace(
+        "      resourceClaims:",
+        "      schedulingGroup: {podGroupName: train}\n      resourceClaims:",
+    );
+    let annotated = job_of(40).replace(annotation, named);
+    for (group, job) in [(of_kubernetes, in_spec), (of_volcano, annotated)] {
+        let simulation = simulated(&Fixture::new(), &format!("apiVersion: {group}\n---\n{job}"));
+        assert_eq!(simulation.pods.len(), 40);
+        assert!(!simulation.pods.iter().any(|pod| pod.result == SimulatedOutcome::Fits), "{group}");
+        let text = simulate::text(&simulation, true);
+        let in_one_line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(in_one_line.contains("devices for 40 pods at the same time"), "{text}");
+    }
+}

@@ -93,6 +93,9 @@ pub fn start(
     watches.follow("watch-gpuquotas", WatchedKind::Quota, WatchedObject::Quota);
     watches.follow("watch-gpudefaults", WatchedKind::Defaults, WatchedObject::Defaults);
     watches.follow("watch-gpuresizes", WatchedKind::Resize, WatchedObject::Resize);
+    watches.follow("watch-podgroups", WatchedKind::PodGroup, WatchedObject::PodGroup);
+    let of_volcano = WatchedObject::VolcanoPodGroup;
+    watches.follow("watch-volcano-podgroups", WatchedKind::VolcanoPodGroup, of_volcano);
     watches.follow("watch-nodes", WatchedKind::Node, WatchedObject::Node);
     watches.follow("watch-pods", WatchedKind::Pod, WatchedObject::Pod);
 }
@@ -170,9 +173,13 @@ async fn follow<K>(
                 if std::mem::replace(&mut known.is_missing_reported, true) {
                     continue;
                 }
-                let kind_name = kind.name();
-                tracing::warn!("{kind_name} is not served by this API server and ignored");
-                vec![Change::Listed(kind)]
+                let name = kind.name();
+                if kind.pod_group_api().is_some() {
+                    tracing::debug!("{name} is not served by this API server");
+                } else {
+                    tracing::warn!("{name} is not served by this API server and ignored");
+                }
+                vec![Change::NotServed(kind)]
             }
             Err(error) => {
                 let reason = failure_reason(&error);
@@ -187,7 +194,7 @@ async fn follow<K>(
             }
         };
         for change in news {
-            if matches!(change, Change::Listed(_)) {
+            if matches!(change, Change::Listed(_) | Change::NotServed(_)) {
                 metrics.set_synced(kind, true);
             }
             if changes.send(Arrival { change, at }).await.is_err() {
@@ -227,12 +234,17 @@ fn failure_reason(error: &watcher::Error) -> &'static str {
     }
 }
 
-/// Returns true for kinds that an API server may lack: DeviceTaintRules before Kubernetes 1.37, and
-/// kinds whose CustomResourceDefinition of the chart is not installed.
+/// Returns true for kinds that an API server may lack: DeviceTaintRules before Kubernetes 1.37,
+/// PodGroups, and kinds whose CustomResourceDefinition of the chart is not installed.
 fn may_be_missing(kind: WatchedKind) -> bool {
     matches!(
         kind,
-        WatchedKind::TaintRule | WatchedKind::Quota | WatchedKind::Defaults | WatchedKind::Resize
+        WatchedKind::TaintRule
+            | WatchedKind::Quota
+            | WatchedKind::Defaults
+            | WatchedKind::Resize
+            | WatchedKind::PodGroup
+            | WatchedKind::VolcanoPodGroup
     )
 }
 
@@ -279,6 +291,7 @@ impl<K: Resource + Default> Known<K> {
                 vec![Change::Applied(wrap(object))]
             }
             watcher::Event::InitDone => {
+                self.is_missing_reported = false;
                 let listed = self.listing.take().unwrap_or_default();
                 let before = std::mem::replace(&mut self.objects, listed);
                 let gone = before.into_iter().filter(|(key, _)| !self.objects.contains_key(key));

@@ -267,7 +267,8 @@ async fn new_leader_lists_by_quorum() {
     let mut kinds = 0;
     while kinds < WatchedKind::ALL.len() {
         let change = changes.recv().await.unwrap();
-        kinds += usize::from(matches!(change.change, Change::Listed(_)));
+        let is_listed = matches!(change.change, Change::Listed(_) | Change::NotServed(_));
+        kinds += usize::from(is_listed);
     }
     let lists = api.lists();
     assert_eq!(lists.len(), WatchedKind::ALL.len());

@@ -1,8 +1,9 @@
 //! Groups of pods that get their devices together.
 //!
 //! A pod names its group and the size of the group in annotations, or in labels of the systems that
-//! make groups. The devices of a group are decided once all of its pods exist. Pods that have
-//! devices, or had them when they were bound, count as placed; the others are decided together.
+//! make groups, or it names a PodGroup. The devices of a group are decided once all of its pods
+//! exist. Pods that have devices, or had them when they were bound, count as placed; the others are
+//! decided together.
 
 use std::collections::BTreeSet;
 use std::str::FromStr;
@@ -15,22 +16,24 @@ use tessera_api::names::{
     JOB_SET_LABEL, KUEUE_FAST_ADMISSION_ANNOTATION, KUEUE_GROUP_LABEL, KUEUE_GROUP_SIZE_ANNOTATION,
     LEADER_WORKER_GROUP_LABEL, Namespace, POD_GROUP_ANNOTATION,
     POD_GROUP_PREFERRED_TOPOLOGY_ANNOTATION, POD_GROUP_REQUIRED_TOPOLOGY_ANNOTATION,
-    POD_GROUP_SIZE_ANNOTATION,
+    POD_GROUP_SIZE_ANNOTATION, VOLCANO_GROUP_ANNOTATION,
 };
 
 use crate::index::Index;
 use crate::multimap::Multimap;
+use crate::pod_groups::PodGroupApi;
 use crate::pods::PodEntry;
 use crate::work::{Blocked, PlanningBlocker};
 
 /// The annotations of a pod that state its group.
-pub const GROUP_ANNOTATIONS: [&str; 6] = [
+pub const GROUP_ANNOTATIONS: [&str; 7] = [
     POD_GROUP_ANNOTATION,
     POD_GROUP_SIZE_ANNOTATION,
     POD_GROUP_REQUIRED_TOPOLOGY_ANNOTATION,
     POD_GROUP_PREFERRED_TOPOLOGY_ANNOTATION,
     KUEUE_GROUP_SIZE_ANNOTATION,
     KUEUE_FAST_ADMISSION_ANNOTATION,
+    VOLCANO_GROUP_ANNOTATION,
 ];
 
 /// The labels of a pod that state its group.
@@ -52,10 +55,18 @@ pub struct GroupKey {
 pub(crate) struct GroupMember {
     /// The group; a pod without one is alone in it.
     pub(crate) key: GroupKey,
-    /// The number of its pods.
-    size: Result<u32, GroupProblem>,
+    size: StatedSize,
     /// The topology that the pod states, without nodes.
     topology: Option<GroupTopology>,
+}
+
+/// The number of pods of a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum StatedSize {
+    /// An annotation states it.
+    Annotation(Result<u32, GroupProblem>),
+    /// The PodGroup with the group's key states it.
+    PodGroup(PodGroupApi),
 }
 
 /// The cause for which the pods of a group cannot be planned.
@@ -67,6 +78,10 @@ pub enum GroupProblem {
     SizeInvalid,
     /// The pod states a size, and neither a group nor an owner.
     NameMissing,
+    /// The PodGroup that the pod names does not exist.
+    PodGroupMissing,
+    /// The PodGroup that the pod names starts more than [`MAX_GROUP_SIZE`] pods together.
+    PodGroupTooLarge,
     /// Pods are missing.
     Incomplete {
         /// The size of the group.
@@ -94,6 +109,13 @@ struct Progress {
     placed: u32,
 }
 
+impl GroupKey {
+    /// Returns the key of the group that the pods of a namespace name, by the kind of its name.
+    pub(crate) fn new(namespace: Namespace, kind: &str, name: &str) -> Self {
+        Self { namespace, name: format!("{kind}/{name}").into_boxed_str() }
+    }
+}
+
 impl GroupMember {
     /// Returns the group of a pod; none if it is in none.
     pub(crate) fn of(pod: &Pod) -> Option<Self> {
@@ -106,26 +128,30 @@ impl GroupMember {
         let of_kueue = label(KUEUE_GROUP_LABEL)
             .filter(|_| annotation(KUEUE_FAST_ADMISSION_ANNOTATION) != Some("true"));
         let size_in_kueue = of_kueue.and_then(|_| annotation(KUEUE_GROUP_SIZE_ANNOTATION));
-        name.or(size).or(size_in_kueue)?;
+        let pod_group = pod_group(pod);
+        name.or(size).or(size_in_kueue).or(pod_group.map(|(_, name)| name))?;
         let common = [
             ("PodGroup", name),
+            pod_group.map_or(("", None), |(api, name)| (api.name(), Some(name))),
             ("Kueue", of_kueue),
             ("LeaderWorkerSet", label(LEADER_WORKER_GROUP_LABEL)),
             ("JobSet", label(JOB_SET_LABEL)),
             ("owner", owner(pod)),
         ];
         let common = common.iter().find_map(|(kind, name)| Some((*kind, (*name)?)));
-        let size = size.or(size_in_kueue);
-        let size = size.ok_or(GroupProblem::SizeMissing).and_then(|size| {
-            let size = u32::from_str(size).ok().filter(|size| (1..=MAX_GROUP_SIZE).contains(size));
-            size.ok_or(GroupProblem::SizeInvalid)
-        });
+        let size = match (size.or(size_in_kueue), name, pod_group) {
+            (None, None, Some((api, _))) => StatedSize::PodGroup(api),
+            (None, _, _) => StatedSize::Annotation(Err(GroupProblem::SizeMissing)),
+            (Some(size), _, _) => match annotated_size(size) {
+                Ok(2..) if common.is_none() => {
+                    StatedSize::Annotation(Err(GroupProblem::NameMissing))
+                }
+                size => StatedSize::Annotation(size),
+            },
+        };
         let alone = ("pod", metadata.uid.as_deref()?);
-        let size =
-            if common.is_some() || size == Ok(1) { size } else { Err(GroupProblem::NameMissing) };
         let (kind, name) = common.unwrap_or(alone);
         let namespace = Namespace::new(metadata.namespace.as_deref()?).ok()?;
-        let name = format!("{kind}/{name}").into_boxed_str();
         let of = |name: &str| annotation(name).map(str::to_owned);
         let topology = GroupTopology {
             required: of(POD_GROUP_REQUIRED_TOPOLOGY_ANNOTATION),
@@ -133,15 +159,32 @@ impl GroupMember {
             placed: BTreeSet::new(),
         };
         let topology = (topology != GroupTopology::default()).then_some(topology);
-        Some(Self { key: GroupKey { namespace, name }, size, topology })
+        Some(Self { key: GroupKey::new(namespace, kind, name), size, topology })
+    }
+
+    /// Returns the API of the PodGroup that states the size; none if an annotation states it.
+    pub(crate) fn pod_group_api(&self) -> Option<PodGroupApi> {
+        match self.size {
+            StatedSize::PodGroup(api) => Some(api),
+            StatedSize::Annotation(_) => None,
+        }
     }
 }
 
-impl PodEntry {
-    /// Returns the size of the group that the pod states; 0 without a valid one.
-    fn group_size(&self) -> u32 {
-        self.group.as_ref().and_then(|member| member.size.ok()).unwrap_or(0)
-    }
+/// Returns the PodGroup that the pod names.
+fn pod_group(pod: &Pod) -> Option<(PodGroupApi, &str)> {
+    let group = pod.spec.as_ref().and_then(|spec| spec.scheduling_group.as_ref());
+    let of_kubernetes = group.and_then(|group| group.pod_group_name.as_deref());
+    let of_volcano =
+        || pod.metadata.annotations.as_ref()?.get(VOLCANO_GROUP_ANNOTATION).map(String::as_str);
+    let of_kubernetes = of_kubernetes.map(|name| (PodGroupApi::Kubernetes, name));
+    of_kubernetes.or_else(|| Some((PodGroupApi::Volcano, of_volcano()?)))
+}
+
+/// Reads the size of a group.
+fn annotated_size(size: &str) -> Result<u32, GroupProblem> {
+    let size = u32::from_str(size).ok().filter(|size| (1..=MAX_GROUP_SIZE).contains(size));
+    size.ok_or(GroupProblem::SizeInvalid)
 }
 
 /// Returns the UID of the controlling owner.
@@ -170,9 +213,24 @@ impl Index {
         }
     }
 
-    /// Returns the group of a pod; none if it is in none.
+    /// Returns the group that a pod gets its devices with; none if it gets them alone.
     pub fn group_of(&self, pod: &PodUid) -> Option<&GroupKey> {
-        Some(&self.pods.get(pod)?.group.as_ref()?.key)
+        let member = self.pods.get(pod)?.group.as_ref()?;
+        (self.stated_size(member) != Ok(None)).then_some(&member.key)
+    }
+
+    /// Returns the number of pods of the group that a pod states; none if the pod is planned alone.
+    fn stated_size(&self, member: &GroupMember) -> Result<Option<u32>, GroupProblem> {
+        match member.size {
+            StatedSize::Annotation(size) => size.map(Some),
+            StatedSize::PodGroup(api) => self.pod_groups.size(api, &member.key),
+        }
+    }
+
+    /// Returns the size of the group that the pod states; 0 without a valid one.
+    fn size_stated_by(&self, pod: &PodEntry) -> u32 {
+        let stated = pod.group.as_ref().map(|member| self.stated_size(member));
+        stated.and_then(Result::ok).flatten().unwrap_or(0)
     }
 
     /// Adds the other pods of the groups of these pods.
@@ -200,7 +258,7 @@ impl Index {
             else {
                 continue;
             };
-            match member.size {
+            match self.stated_size(member) {
                 Ok(_) => waiting.push(pending),
                 Err(problem) => work.blocked.extend(blocked_by(&pending, problem)),
             }
@@ -222,9 +280,14 @@ impl Index {
         work
     }
 
-    /// Returns the topology of a group that its first waiting pod states.
+    /// Returns the topology of a group: that of its first waiting pod, or that of its PodGroup.
     fn topology_of(&self, group: &GroupKey, first: &PodUid) -> Option<GroupTopology> {
-        let topology = self.pods.get(first)?.group.as_ref()?.topology.clone()?;
+        let of_pod_group = || {
+            let required = self.pod_groups.required_topology(group)?.clone();
+            Some(GroupTopology { required: Some(required), ..GroupTopology::default() })
+        };
+        let member = self.pods.get(first)?.group.as_ref()?;
+        let topology = member.topology.clone().or_else(of_pod_group)?;
         let placed = self.members_of(group).filter_map(|pod| pod.counted_on.clone()).collect();
         Some(GroupTopology { placed, ..topology })
     }
@@ -232,7 +295,7 @@ impl Index {
     fn progress(&self, group: &GroupKey) -> Progress {
         let mut progress = Progress::default();
         for pod in self.members_of(group) {
-            progress.size = progress.size.max(pod.group_size());
+            progress.size = progress.size.max(self.size_stated_by(pod));
             progress.placed += u32::from(self.is_placed(pod));
         }
         progress
@@ -240,7 +303,7 @@ impl Index {
 
     /// Returns the largest size that a pod of the group states; 0 if none states a valid one.
     pub(crate) fn group_size(&self, group: &GroupKey) -> u32 {
-        self.members_of(group).map(PodEntry::group_size).max().unwrap_or(0)
+        self.members_of(group).map(|pod| self.size_stated_by(pod)).max().unwrap_or(0)
     }
 
     /// Returns the pods of a group. Others take the places of those that have failed or are being

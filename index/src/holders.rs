@@ -44,9 +44,9 @@ impl Index {
             });
             for pod in users().filter(|pod| pod.node.as_ref() == Some(node)) {
                 if seen.insert(&pod.uid) {
-                    let group = pod.group.as_ref().and_then(|member| {
-                        let group = || self.holder_group(&member.key).map(Arc::new);
-                        groups.entry(&member.key).or_insert_with(group).clone()
+                    let group = self.group_of(&pod.uid).and_then(|key| {
+                        let group = || self.holder_group(key).map(Arc::new);
+                        groups.entry(key).or_insert_with(group).clone()
                     });
                     holders.pods.push(Holder { group, ..holder(pod) });
                 }

@@ -25,6 +25,7 @@ use crate::groups::Groups;
 use crate::interner::Interner;
 use crate::loads::Loads;
 use crate::multimap::Multimap;
+use crate::pod_groups::PodGroups;
 use crate::pods::PodEntry;
 use crate::quotas::Quotas;
 use crate::room::Room;
@@ -59,6 +60,7 @@ pub struct Index {
     pub(crate) pods: BTreeMap<PodUid, PodEntry>,
     pub(crate) pods_by_claim: Multimap<ClaimKey, PodUid>,
     pub(crate) groups: Groups,
+    pub(crate) pod_groups: PodGroups,
     interned: Interned,
     pub(crate) generated: Generated,
     /// Pods with claims that wait for a node: all that planning reads.

@@ -33,6 +33,7 @@ mod interner;
 mod loads;
 mod multimap;
 mod overcommit;
+mod pod_groups;
 mod pods;
 mod quotas;
 mod repair;
@@ -56,6 +57,7 @@ pub use groups::{
 pub use holdings::Holding;
 pub use index::Index;
 pub use overcommit::Overcommitted;
+pub use pod_groups::PodGroupApi;
 pub use pods::{Nomination, Nominator};
 pub use quotas::QuotaStanding;
 pub use repair::{Misplaced, RepairAction, RepairBlocker};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use tessera_allocator::model::PodUid;
 use tessera_api::names::NodeName;
-use tessera_index::{GroupProblem, Index, PlanningBlocker};
+use tessera_index::{GroupProblem, Index, PlanningBlocker, PodGroupApi};
 
 const GROUP: &str = "gpu.tessera.dev/pod-group";
 const SIZE: &str = "gpu.tessera.dev/pod-group-size";
@@ -301,4 +301,142 @@ fn holders_know_the_pods_of_their_group_that_hold_devices() {
     let group = groups["here"].as_ref().unwrap();
     let members: Vec<String> = group.members.iter().map(ToString::to_string).collect();
     assert_eq!((members, group.priority), (vec!["here".to_owned(), "other".to_owned()], 7));
+}
+
+/// Has a pod name the PodGroup `train` of an API.
+fn in_pod_group(api: PodGroupApi) -> impl Fn(&mut Value) {
+    move |pod| match api {
+        PodGroupApi::Kubernetes => {
+            pod["spec"]["schedulingGroup"] = json!({"podGroupName": "train"});
+        }
+        PodGroupApi::Volcano => {
+            pod["metadata"]["annotations"]["scheduling.k8s.io/group-name"] = "train".into();
+        }
+    }
+}
+
+const APIS: [PodGroupApi; 2] = [PodGroupApi::Kubernetes, PodGroupApi::Volcano];
+
+impl Fed {
+    /// An index of a cluster that serves both kinds of PodGroup.
+    fn with_pod_groups() -> Self {
+        let mut fed = Self::new();
+        APIS.iter().for_each(|api| fed.index.set_pod_groups_served(*api, true));
+        fed
+    }
+
+    /// Applies the PodGroup `train` with a minimum of pods. Returns true if it is news.
+    fn pod_group(&mut self, api: PodGroupApi, minimum: i32) -> bool {
+        let metadata = json!({"namespace": "n", "name": "train"});
+        match api {
+            PodGroupApi::Kubernetes => self.index.apply_pod_group(&read(json!({
+                "metadata": metadata,
+                "spec": {"schedulingPolicy": {"gang": {"minCount": minimum}}},
+            }))),
+            PodGroupApi::Volcano => self.index.apply_volcano_pod_group(&read(json!({
+                "metadata": metadata, "spec": {"minMember": minimum, "queue": "default"},
+            }))),
+        }
+    }
+}
+
+#[test]
+fn pods_of_a_pod_group_are_planned_once_its_minimum_exists() {
+    for api in APIS {
+        let mut fed = Fed::with_pod_groups();
+        assert!(fed.pod_group(api, 3));
+        fed.pod("a", json!({}), in_pod_group(api));
+        fed.pod("b", json!({}), in_pod_group(api));
+        assert_eq!(fed.units(), Vec::<String>::new(), "{api:?}");
+        assert_eq!(fed.problems()["a"], incomplete(3, 2), "{api:?}");
+        fed.pod("c", json!({}), in_pod_group(api));
+        fed.pod("d", json!({}), in_pod_group(api));
+        assert_eq!(fed.units(), ["a+b+c"], "{api:?}");
+        // Those beyond the minimum follow one by one.
+        for name in ["a", "b", "c"] {
+            fed.claim(name, true);
+        }
+        assert_eq!(fed.units(), ["d"], "{api:?}");
+    }
+}
+
+#[test]
+fn pod_group_without_a_usable_minimum_blocks_its_pods() {
+    for api in APIS {
+        let mut fed = Fed::with_pod_groups();
+        fed.pod("a", json!({}), in_pod_group(api));
+        assert_eq!(fed.problems()["a"], GroupProblem::PodGroupMissing, "{api:?}");
+        fed.pod_group(api, 513);
+        assert_eq!(fed.problems()["a"], GroupProblem::PodGroupTooLarge, "{api:?}");
+    }
+}
+
+#[test]
+fn pod_group_that_starts_pods_alone_is_no_group() {
+    for api in APIS {
+        let mut fed = Fed::with_pod_groups();
+        fed.pod("a", json!({}), in_pod_group(api));
+        fed.pod("b", json!({}), in_pod_group(api));
+        for minimum in [1, 0, -1] {
+            fed.pod_group(api, minimum);
+            assert_eq!(fed.units(), ["a", "b"], "{api:?} {minimum}");
+            assert_eq!(fed.index.group_of(&PodUid::new("a")), None);
+        }
+        fed.pod_group(api, 2);
+        assert_eq!(fed.units(), ["a+b"], "{api:?}");
+        // The API server does not have the kind any more: a name of an object means nothing.
+        fed.index.set_pod_groups_served(api, false);
+        assert_eq!(fed.units(), ["a", "b"], "{api:?}");
+    }
+    let mut fed = Fed::with_pod_groups();
+    fed.pod("a", json!({}), in_pod_group(PodGroupApi::Kubernetes));
+    fed.index.apply_pod_group(&read(json!({
+        "metadata": {"namespace": "n", "name": "train"},
+        "spec": {"schedulingPolicy": {"basic": {}}},
+    })));
+    assert_eq!(fed.units(), ["a"]);
+}
+
+#[test]
+fn change_of_a_pod_group_concerns_its_pods() {
+    for api in APIS {
+        let mut fed = Fed::with_pod_groups();
+        fed.pod("a", json!({}), in_pod_group(api));
+        fed.pod("b", json!({}), in_pod_group(api));
+        fed.pod("other", json!({}), |_| {});
+        fed.index.take_changed_pods();
+        let changed = |fed: &mut Fed| -> Vec<String> {
+            fed.index.take_changed_pods().iter().map(ToString::to_string).collect()
+        };
+        assert!(fed.pod_group(api, 3));
+        assert_eq!(changed(&mut fed), vec!["a", "b"]);
+        assert!(!fed.pod_group(api, 3), "nothing has changed");
+        assert_eq!(changed(&mut fed), Vec::<String>::new());
+        fed.index.set_pod_groups_served(api, false);
+        assert_eq!(changed(&mut fed), vec!["a", "b"]);
+    }
+}
+
+#[test]
+fn size_and_topology_of_the_pod_come_before_the_pod_group() {
+    let api = PodGroupApi::Kubernetes;
+    let mut fed = Fed::with_pod_groups();
+    fed.index.apply_pod_group(&read(json!({
+        "metadata": {"namespace": "n", "name": "train"},
+        "spec": {
+            "schedulingPolicy": {"gang": {"minCount": 2}},
+            "schedulingConstraints": {"topology": [{"key": "rack"}]},
+        },
+    })));
+    let required = |fed: &Fed| fed.index.work().pending[0].topology.clone()?.required.clone();
+    fed.pod("a", json!({}), in_pod_group(api));
+    fed.pod("b", json!({}), in_pod_group(api));
+    assert_eq!(fed.units(), ["a+b"]);
+    assert_eq!(required(&fed).as_deref(), Some("rack"));
+    let own = json!({SIZE: "3", "gpu.tessera.dev/pod-group-required-topology": "zone"});
+    fed.pod("a", own, in_pod_group(api));
+    assert_eq!(fed.problems()["b"], incomplete(3, 2));
+    fed.pod("c", json!({}), in_pod_group(api));
+    assert_eq!(fed.units(), ["a+b+c"]);
+    assert_eq!(required(&fed).as_deref(), Some("zone"));
 }

@@ -222,6 +222,14 @@ fn group_message(problem: GroupProblem) -> String {
             "the pod has the annotation `{POD_GROUP_SIZE_ANNOTATION}` and neither an owner nor \
              `{POD_GROUP_ANNOTATION}`: add the name of the group"
         ),
+        GroupProblem::PodGroupMissing => {
+            "the PodGroup that the pod names does not exist: create it, in the pod's namespace"
+                .to_owned()
+        }
+        GroupProblem::PodGroupTooLarge => format!(
+            "the PodGroup that the pod names starts more than {MAX_GROUP_SIZE} pods together, which \
+             one plan does not place: lower its minimum"
+        ),
         GroupProblem::Incomplete { size, present } => format!(
             "the pod's group has {size} pods, and {present} of them have devices or wait for them; \
              the group gets its devices once all of them exist without scheduling gates and with \

@@ -58,6 +58,14 @@ pub(super) fn into_snapshot(snapshot: &mut Snapshot, manifests: Manifests) -> Ex
                     &o.metadata
                 });
             }
+            Object::PodGroup(object) => {
+                let known = snapshot.pod_groups.get_or_insert_default();
+                replace(known, snapshot::trimmed_pod_group(*object), |o| &o.metadata);
+            }
+            Object::VolcanoPodGroup(object) => {
+                let known = snapshot.volcano_pod_groups.get_or_insert_default();
+                replace(known, snapshot::trimmed_volcano_pod_group(*object), |o| &o.metadata);
+            }
             Object::TaintRule(object) => {
                 replace(&mut snapshot.device_taint_rules, snapshot::trimmed_rule(*object), |o| {
                     &o.metadata

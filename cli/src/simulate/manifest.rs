@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::{Node, Pod, PodTemplateSpec};
 use k8s_openapi::api::resource::v1::{
     DeviceClass, DeviceTaintRule, ResourceClaim, ResourceClaimTemplate, ResourceSlice,
 };
+use k8s_openapi::api::scheduling::v1beta1::PodGroup;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -14,6 +15,7 @@ use tessera_api::config::API_VERSION;
 use tessera_api::defaults::GpuDefaults;
 use tessera_api::names::{ClaimName, NameError, Namespace, PodName};
 use tessera_api::quota::GpuQuota;
+use tessera_api::volcano::VolcanoPodGroup;
 
 /// An object of a manifest.
 #[derive(Debug, Clone)]
@@ -26,6 +28,8 @@ pub(super) enum Object {
     Slice(Box<ResourceSlice>),
     TaintRule(Box<DeviceTaintRule>),
     Quota(Box<GpuQuota>),
+    PodGroup(Box<PodGroup>),
+    VolcanoPodGroup(Box<VolcanoPodGroup>),
     Defaults(Box<GpuDefaults>),
     Workload(Box<Workload>),
 }
@@ -183,6 +187,16 @@ impl Reader<'_> {
                 let mut quota: GpuQuota = self.typed(API_VERSION)?;
                 set_namespace(&mut quota.metadata);
                 Object::Quota(Box::new(quota))
+            }
+            "PodGroup" if self.version.starts_with("scheduling.k8s.io/") => {
+                let mut group: PodGroup = self.typed("scheduling.k8s.io/v1beta1")?;
+                set_namespace(&mut group.metadata);
+                Object::PodGroup(Box::new(group))
+            }
+            "PodGroup" if self.version.starts_with("scheduling.volcano.sh/") => {
+                let mut group: VolcanoPodGroup = self.typed("scheduling.volcano.sh/v1beta1")?;
+                set_namespace(&mut group.metadata);
+                Object::VolcanoPodGroup(Box::new(group))
             }
             "Node" => Object::Node(Box::new(self.typed("v1")?)),
             "Deployment" | "ReplicaSet" | "StatefulSet" | "Job" => {

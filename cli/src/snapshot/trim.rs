@@ -14,6 +14,7 @@ use k8s_openapi::api::resource::v1::{
     DeviceClassSpec, DeviceTaintRule, OpaqueDeviceConfiguration, ResourceClaim, ResourceClaimSpec,
     ResourceClaimStatus, ResourceClaimTemplate, ResourceClaimTemplateSpec, ResourceSlice,
 };
+use k8s_openapi::api::scheduling::v1beta1::{PodGroup, PodGroupSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use tessera_api::defaults::GpuDefaults;
 use tessera_api::names::{
@@ -21,6 +22,7 @@ use tessera_api::names::{
     POD_GROUP_SIZE_ANNOTATION, TOPOLOGY_ANNOTATION,
 };
 use tessera_api::quota::GpuQuota;
+use tessera_api::volcano::VolcanoPodGroup;
 use tessera_index::{GROUP_ANNOTATIONS, GROUP_LABELS};
 
 /// Keeps names and times.
@@ -222,6 +224,7 @@ fn pod_spec(spec: PodSpec) -> PodSpec {
         preemption_policy: spec.preemption_policy,
         scheduling_gates: spec.scheduling_gates,
         resource_claims: spec.resource_claims,
+        scheduling_group: spec.scheduling_group,
         containers: spec.containers.into_iter().map(container).collect(),
         init_containers: spec.init_containers.map(|list| list.into_iter().map(container).collect()),
         resources: spec.resources.map(requests),
@@ -272,6 +275,23 @@ pub fn trimmed_quota(quota: GpuQuota) -> GpuQuota {
 #[must_use]
 pub fn trimmed_defaults(defaults: GpuDefaults) -> GpuDefaults {
     GpuDefaults { metadata: metadata(defaults.metadata), spec: defaults.spec }
+}
+
+/// Keeps policy and topology of a PodGroup.
+#[must_use]
+pub fn trimmed_pod_group(group: PodGroup) -> PodGroup {
+    let spec = PodGroupSpec {
+        scheduling_policy: group.spec.scheduling_policy,
+        scheduling_constraints: group.spec.scheduling_constraints,
+        ..PodGroupSpec::default()
+    };
+    PodGroup { metadata: metadata(group.metadata), spec, status: None }
+}
+
+/// Keeps the minimum of a PodGroup of Volcano.
+#[must_use]
+pub fn trimmed_volcano_pod_group(group: VolcanoPodGroup) -> VolcanoPodGroup {
+    VolcanoPodGroup { metadata: metadata(group.metadata), spec: group.spec }
 }
 
 /// Keeps holder, duration and times of a Lease.

@@ -70,6 +70,15 @@ impl Step<'_> {
             Change::Listed(kind) => {
                 // A new leader decides nothing before all rules are applied.
                 while index.continue_tainting() {}
+                if let Some(api) = kind.pod_group_api() {
+                    index.set_pod_groups_served(api, true);
+                }
+                self.state.listed.insert(kind);
+            }
+            Change::NotServed(kind) => {
+                if let Some(api) = kind.pod_group_api() {
+                    index.set_pod_groups_served(api, false);
+                }
                 self.state.listed.insert(kind);
             }
             Change::Interrupted => {
@@ -98,6 +107,12 @@ impl Step<'_> {
             Change::Applied(WatchedObject::Defaults(defaults)) => {
                 applied = index.apply_defaults(&defaults).map(|is_changed| is_news = is_changed);
             }
+            Change::Applied(WatchedObject::PodGroup(group)) => {
+                is_news = index.apply_pod_group(&group);
+            }
+            Change::Applied(WatchedObject::VolcanoPodGroup(group)) => {
+                is_news = index.apply_volcano_pod_group(&group);
+            }
             Change::Applied(WatchedObject::TaintRule(rule)) => index.apply_taint_rule(&rule),
             Change::Applied(WatchedObject::Pod(pod)) => {
                 let names_templates = templates.apply_pod(&pod);
@@ -118,6 +133,10 @@ impl Step<'_> {
                 WatchedObject::Resize(resize) => resizes.remove(&resize),
                 WatchedObject::Quota(quota) => index.remove_quota(&quota),
                 WatchedObject::Defaults(defaults) => is_news = index.remove_defaults(&defaults),
+                WatchedObject::PodGroup(group) => is_news = index.remove_pod_group(&group),
+                WatchedObject::VolcanoPodGroup(group) => {
+                    is_news = index.remove_volcano_pod_group(&group);
+                }
                 WatchedObject::Template(template) => is_news = templates.remove_template(&template),
                 WatchedObject::Pod(pod) => {
                     templates.remove_pod(&pod);

@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{
     DeviceClass, DeviceTaintRule, ResourceClaim, ResourceClaimTemplate, ResourceSlice,
 };
+use k8s_openapi::api::scheduling::v1beta1::PodGroup;
 
 use tessera_allocator::model::PodUid;
 use tessera_api::defaults::GpuDefaults;
@@ -13,6 +14,8 @@ use tessera_api::load::NodeLoad;
 use tessera_api::names::{Namespace, NodeName};
 use tessera_api::quota::GpuQuota;
 use tessera_api::resize::GpuResize;
+use tessera_api::volcano::VolcanoPodGroup;
+use tessera_index::PodGroupApi;
 
 use super::clock::Moment;
 use super::effect::{
@@ -156,6 +159,8 @@ pub enum Change {
     Deleted(WatchedObject),
     /// All objects of the kind have been delivered once.
     Listed(WatchedKind),
+    /// The API server does not have the kind.
+    NotServed(WatchedKind),
     /// The driver of a node has reported the load of its GPUs.
     Measured {
         /// The node.
@@ -186,6 +191,10 @@ pub enum WatchedKind {
     Defaults,
     /// GpuResize.
     Resize,
+    /// PodGroup of Kubernetes, in `scheduling.k8s.io/v1beta1`; off by default in Kubernetes 1.37.
+    PodGroup,
+    /// PodGroup of Volcano.
+    VolcanoPodGroup,
     /// Node.
     Node,
     /// Pod.
@@ -194,7 +203,7 @@ pub enum WatchedKind {
 
 impl WatchedKind {
     /// All kinds. Nothing is planned before each has been listed.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::Slice,
         Self::TaintRule,
         Self::Class,
@@ -203,6 +212,8 @@ impl WatchedKind {
         Self::Quota,
         Self::Defaults,
         Self::Resize,
+        Self::PodGroup,
+        Self::VolcanoPodGroup,
         Self::Node,
         Self::Pod,
     ];
@@ -218,8 +229,19 @@ impl WatchedKind {
             Self::Quota => "GpuQuota",
             Self::Defaults => "GpuDefaults",
             Self::Resize => "GpuResize",
+            Self::PodGroup => "PodGroup",
+            Self::VolcanoPodGroup => "PodGroup.scheduling.volcano.sh",
             Self::Node => "Node",
             Self::Pod => "Pod",
+        }
+    }
+
+    /// Returns the API of a kind of PodGroup; none for other kinds.
+    pub(crate) const fn pod_group_api(self) -> Option<PodGroupApi> {
+        match self {
+            Self::PodGroup => Some(PodGroupApi::Kubernetes),
+            Self::VolcanoPodGroup => Some(PodGroupApi::Volcano),
+            _ => None,
         }
     }
 }
@@ -243,6 +265,10 @@ pub enum WatchedObject {
     Defaults(Arc<GpuDefaults>),
     /// GpuResize.
     Resize(Arc<GpuResize>),
+    /// PodGroup of Kubernetes.
+    PodGroup(Arc<PodGroup>),
+    /// PodGroup of Volcano.
+    VolcanoPodGroup(Arc<VolcanoPodGroup>),
     /// Node.
     Node(Arc<Node>),
     /// Pod.

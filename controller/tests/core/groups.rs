@@ -7,7 +7,7 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::{Value, json};
 use tessera_api::events;
 use tessera_controller::core::effect::BarrierOutcome;
-use tessera_controller::core::event::{EvictionOutcome, WatchedKind};
+use tessera_controller::core::event::{Change, EvictionOutcome, WatchedKind};
 
 use crate::objects;
 use crate::resizes::apply_devices;
@@ -88,14 +88,22 @@ impl World {
     pub(crate) fn check_complete(&self, claim: &ResourceClaim) {
         let pod = claim.metadata.name.clone().unwrap();
         let known = |kind, name: &str| self.known.get(&(kind, name.to_owned()));
-        let of = |pod: &Value| pod["metadata"]["annotations"].clone();
-        let annotations = of(known(WatchedKind::Pod, &pod).unwrap());
-        let size: usize =
-            annotations["gpu.tessera.dev/pod-group-size"].as_str().unwrap().parse().unwrap();
+        let of = |pod: &Value| {
+            (pod["metadata"]["annotations"].clone(), pod["spec"]["schedulingGroup"].clone())
+        };
+        let group = of(known(WatchedKind::Pod, &pod).unwrap());
+        let size: usize = match group.1["podGroupName"].as_str() {
+            Some(name) => {
+                let object = known(WatchedKind::PodGroup, name).unwrap();
+                let gang = &object["spec"]["schedulingPolicy"]["gang"];
+                gang["minCount"].as_u64().unwrap().try_into().unwrap()
+            }
+            None => group.0["gpu.tessera.dev/pod-group-size"].as_str().unwrap().parse().unwrap(),
+        };
         let members = self
             .known
             .iter()
-            .filter(|((kind, _), object)| *kind == WatchedKind::Pod && of(object) == annotations);
+            .filter(|((kind, _), object)| *kind == WatchedKind::Pod && of(object) == group);
         let has_arrived = |((_, name), pod): &(&(WatchedKind, String), &Value)| {
             let claim = known(WatchedKind::Claim, name);
             let reserved = claim.is_some_and(|claim| {
@@ -207,6 +215,49 @@ fn group_waits_until_all_of_its_pods_exist() {
     world.put(WatchedKind::Pod, of_group(objects::pod("b", &["b"]), "train", 2));
     world.settle();
     assert!(pods.iter().all(|pod| world.place(pod).is_some()));
+}
+
+#[test]
+fn pods_of_a_pod_group_wait_for_the_object_and_its_minimum() {
+    let mut world = World::new();
+    world.add_node("node-a", 4);
+    let pods = ["a", "b", "c"].map(str::to_owned);
+    for pod in &pods {
+        world.put(WatchedKind::Claim, objects::claim(pod, "10Gi"));
+        let mut object = objects::pod(pod, &[pod]);
+        object["spec"]["schedulingGroup"] = json!({"podGroupName": "train"});
+        world.put(WatchedKind::Pod, object);
+    }
+    world.settle();
+    assert!(world.placed(&pods).is_empty());
+    let notes = world.notes_of("a", events::GROUP_INCOMPLETE);
+    assert!(notes[0].contains("the PodGroup that the pod names does not exist"), "{notes:?}");
+    let pod_group = |minimum: u32| {
+        json!({
+            "metadata": {"namespace": "default", "name": "train"},
+            "spec": {"schedulingPolicy": {"gang": {"minCount": minimum}}},
+        })
+    };
+    world.put(WatchedKind::PodGroup, pod_group(4));
+    world.settle();
+    assert!(world.placed(&pods).is_empty());
+    world.put(WatchedKind::PodGroup, pod_group(3));
+    world.settle();
+    assert_eq!(world.placed(&pods).len(), 3);
+    world.bind_group(&pods);
+}
+
+#[test]
+fn pods_get_devices_alone_where_no_pod_groups_are_served() {
+    let mut world = World::new();
+    world.add_node("node-a", 4);
+    world.change(Change::NotServed(WatchedKind::VolcanoPodGroup));
+    world.put(WatchedKind::Claim, objects::claim("a", "10Gi"));
+    let mut pod = objects::pod("a", &["a"]);
+    pod["metadata"]["annotations"] = json!({"scheduling.k8s.io/group-name": "left-over"});
+    world.put(WatchedKind::Pod, pod);
+    world.settle();
+    assert!(world.place("a").is_some());
 }
 
 #[test]

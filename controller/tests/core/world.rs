@@ -587,7 +587,10 @@ impl World {
         let (object, is_there) = match change {
             Change::Applied(object) => (object, true),
             Change::Deleted(object) => (object, false),
-            Change::Listed(_) | Change::Interrupted | Change::Measured { .. } => return,
+            Change::Listed(_)
+            | Change::NotServed(_)
+            | Change::Interrupted
+            | Change::Measured { .. } => return,
         };
         let object = written(object);
         let key = (kind, object["metadata"]["name"].as_str().unwrap().to_owned());
@@ -1008,6 +1011,8 @@ fn watched(kind: WatchedKind, object: &Value) -> WatchedObject {
         WatchedKind::Quota => WatchedObject::Quota(Arc::new(read(object))),
         WatchedKind::Defaults => WatchedObject::Defaults(Arc::new(read(object))),
         WatchedKind::Resize => WatchedObject::Resize(Arc::new(read(object))),
+        WatchedKind::PodGroup => WatchedObject::PodGroup(Arc::new(read(object))),
+        WatchedKind::VolcanoPodGroup => WatchedObject::VolcanoPodGroup(Arc::new(read(object))),
         WatchedKind::Node => WatchedObject::Node(Arc::new(read(object))),
         WatchedKind::Pod => WatchedObject::Pod(Arc::new(read(object))),
     }
@@ -1023,6 +1028,8 @@ fn written(object: &WatchedObject) -> Value {
         WatchedObject::Quota(object) => json!(**object),
         WatchedObject::Defaults(object) => json!(**object),
         WatchedObject::Resize(object) => json!(**object),
+        WatchedObject::PodGroup(object) => json!(**object),
+        WatchedObject::VolcanoPodGroup(object) => json!(**object),
         WatchedObject::Node(object) => json!(**object),
         WatchedObject::Pod(object) => json!(**object),
     }
