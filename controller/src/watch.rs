@@ -135,72 +135,101 @@ impl Watches<'_> {
         let (api, changes) = (Api::all(self.client.clone()), self.changes.clone());
         let metrics = self.metrics.clone();
         metrics.set_synced(kind, false);
+        let closed = changes.clone();
+        let watch = KindWatch { api, config, kind, wrap, changes, metrics };
         self.tasks.spawn(task, async move {
             tokio::select! {
-                () = changes.closed() => {}
-                () = follow(api, config, kind, wrap, &changes, &metrics) => {}
+                () = closed.closed() => {}
+                () = watch.follow() => {}
             }
         });
     }
 }
 
-/// Follows one kind for ever. After a gap the watcher lists again; objects that are not in the list
-/// were deleted meanwhile.
-async fn follow<K>(
+/// The cause for which a watch has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ended {
+    /// The API server does not have the kind any more.
+    Lost,
+    /// The changes have no receiver.
+    NoReceiver,
+}
+
+/// The watch of one kind.
+struct KindWatch<K> {
     api: Api<K>,
     config: watcher::Config,
     kind: WatchedKind,
     wrap: fn(Arc<K>) -> WatchedObject,
-    changes: &mpsc::Sender<Arrival>,
-    metrics: &Metrics,
-) where
+    changes: mpsc::Sender<Arrival>,
+    metrics: Metrics,
+}
+
+impl<K> KindWatch<K>
+where
     K: Resource + Default + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
 {
-    let mut known = Known::default();
-    let pause = ResetTimerBackoff::new(Pause::default(), Pause::GOOD);
-    let events = with_backoff(watcher(api, config), pause);
-    // The only use of them is who set a pod's nomination.
-    let is_used = |entry: &ManagedFieldsEntry| {
-        kind == WatchedKind::Pod && entry.manager.as_deref() == Some(CONTROLLER_FIELD_MANAGER)
-    };
-    let events = events.modify(move |object| object.managed_fields_mut().retain(is_used));
-    let mut events = std::pin::pin!(events.into_stream());
-    while let Some(event) = events.next().await {
-        let at = Instant::now();
-        let news = match event {
-            Ok(event) => known.take(event, kind, wrap),
-            Err(error) if may_be_missing(kind) && is_not_served(&error) => {
-                if std::mem::replace(&mut known.is_missing_reported, true) {
-                    continue;
-                }
-                let name = kind.name();
-                if kind.pod_group_api().is_some() {
-                    tracing::debug!("{name} is not served by this API server");
-                } else {
-                    tracing::warn!("{name} is not served by this API server and ignored");
-                }
-                vec![Change::NotServed(kind)]
-            }
-            Err(error) => {
-                let reason = failure_reason(&error);
-                metrics.count_watch_failure(kind, reason);
-                let kind = kind.name();
-                let error_chain = &error as &dyn std::error::Error;
-                tracing::warn!(kind, reason, error = error_chain, "watch failed, retrying");
-                if !is_interruption(&error) {
-                    continue;
-                }
-                vec![Change::Interrupted]
-            }
+    /// Follows the kind for ever. After a gap the watcher lists again; objects that are not in the
+    /// list were deleted meanwhile. A watcher of a kind that the API server has lost never lists
+    /// again by itself, so another one takes its place.
+    async fn follow(self) {
+        let mut known = Known::default();
+        while self.watch(&mut known).await == Ended::Lost {
+            tracing::warn!(kind = self.kind.name(), "the API server has lost the kind");
+        }
+    }
+
+    /// Follows the kind until the API server has lost it.
+    async fn watch(&self, known: &mut Known<K>) -> Ended {
+        let Self { kind, wrap, changes, metrics, .. } = self;
+        let (kind, wrap) = (*kind, *wrap);
+        let pause = ResetTimerBackoff::new(Pause::default(), Pause::GOOD);
+        let events = with_backoff(watcher(self.api.clone(), self.config.clone()), pause);
+        // The only use of them is who set a pod's nomination.
+        let is_used = |entry: &ManagedFieldsEntry| {
+            kind == WatchedKind::Pod && entry.manager.as_deref() == Some(CONTROLLER_FIELD_MANAGER)
         };
-        for change in news {
-            if matches!(change, Change::Listed(_) | Change::NotServed(_)) {
-                metrics.set_synced(kind, true);
-            }
-            if changes.send(Arrival { change, at }).await.is_err() {
-                return;
+        let events = events.modify(move |object| object.managed_fields_mut().retain(is_used));
+        let mut events = std::pin::pin!(events.into_stream());
+        while let Some(event) = events.next().await {
+            let at = Instant::now();
+            let news = match event {
+                Ok(event) => known.take(event, kind, wrap),
+                Err(error) if may_be_missing(kind) && is_not_served(&error) => {
+                    if std::mem::replace(&mut known.is_missing_reported, true) {
+                        continue;
+                    }
+                    let name = kind.name();
+                    if kind.pod_group_api().is_some() {
+                        tracing::debug!("{name} is not served by this API server");
+                    } else {
+                        tracing::warn!("{name} is not served by this API server and ignored");
+                    }
+                    vec![Change::NotServed(kind)]
+                }
+                Err(error) if may_be_missing(kind) && is_lost(&error) => return Ended::Lost,
+                Err(error) => {
+                    let reason = failure_reason(&error);
+                    metrics.count_watch_failure(kind, reason);
+                    let kind = kind.name();
+                    let error_chain = &error as &dyn std::error::Error;
+                    tracing::warn!(kind, reason, error = error_chain, "watch failed, retrying");
+                    if !is_interruption(&error) {
+                        continue;
+                    }
+                    vec![Change::Interrupted]
+                }
+            };
+            for change in news {
+                if matches!(change, Change::Listed(_) | Change::NotServed(_)) {
+                    metrics.set_synced(kind, true);
+                }
+                if changes.send(Arrival { change, at }).await.is_err() {
+                    return Ended::NoReceiver;
+                }
             }
         }
+        Ended::NoReceiver
     }
 }
 
@@ -253,6 +282,12 @@ fn may_be_missing(kind: WatchedKind) -> bool {
 /// would allocate tainted devices.
 fn is_not_served(error: &watcher::Error) -> bool {
     let watcher::Error::InitialListFailed(kube::Error::Api(status)) = error else { return false };
+    status.code == 404
+}
+
+/// Returns true if the API server had the kind and does not have it any more.
+fn is_lost(error: &watcher::Error) -> bool {
+    let watcher::Error::WatchStartFailed(kube::Error::Api(status)) = error else { return false };
     status.code == 404
 }
 

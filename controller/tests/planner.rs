@@ -496,6 +496,31 @@ async fn missing_kind_is_listed_ever_more_rarely() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn kind_may_be_lost_and_served_again() {
+    let api = cluster(1);
+    let controller = Controller::start(&api);
+    let in_group = |name: &str| {
+        let mut pod = pod(name, &[name]);
+        pod["spec"]["schedulingGroup"] = json!({"podGroupName": "train"});
+        pod
+    };
+    api.put("resourceclaims", claim("first", "19Gi"));
+    api.put("pods", in_group("first"));
+    let note = api.until("an event", |api| event(api, "first", "GroupIncomplete")).await;
+    assert!(note.contains("does not exist"), "{note}");
+    api.lacks("podgroups");
+    api.break_watches();
+    api.until("an allocation", |api| allocation(api, "first")).await;
+    api.permits("podgroups");
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    api.put("resourceclaims", claim("second", "19Gi"));
+    api.put("pods", in_group("second"));
+    api.until("an event", |api| event(api, "second", "GroupIncomplete")).await;
+    assert_eq!(allocation(&api, "second"), None);
+    controller.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn forbidden_kind_is_reported_and_nothing_is_planned() {
     let api = cluster(1);
     api.forbids("devicetaintrules");

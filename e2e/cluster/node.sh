@@ -18,6 +18,7 @@
 #   node.sh restart-kubelet NODE, node.sh restart-containerd NODE   same as restart
 #   node.sh scheduler-through control-plane URL   connect kube-scheduler through a proxy;
 #                                        URL none: directly
+#   node.sh pod-groups control-plane on|off   restart the control plane with or without PodGroups
 #   node.sh gpu NODE EVENT...            simulate a GPU event: see tessera-fake-world control --help
 #   node.sh policies control-plane off|on   remove or restore the admission policies' bindings
 #   node.sh import NODE IMAGE            load $TESSERA_E2E_RUNDIR/images/IMAGE.tar
@@ -66,6 +67,7 @@ main() {
     thaw) machine_exec "$machine" "$bin/ctr" --namespace k8s.io tasks kill --signal SIGCONT "$1" ;;
     usage) component_usage "$machine" "$1" ;;
     scheduler-through) scheduler_through "$1" ;;
+    pod-groups) pod_groups_switch "$1" ;;
     gpu) node_control_gpus "$machine" "$programs" "$@" ;;
     policies) policies_switch "$1" ;;
     import) node_import "$machine" "$1" ;;

@@ -45,6 +45,7 @@ mod overcommit;
 mod oversubscription;
 mod placement;
 mod plugin;
+mod pod_group_objects;
 mod pod_watch;
 mod policies;
 mod prebind_race;
@@ -286,6 +287,7 @@ pub fn on_real_cluster() -> Vec<Trial> {
         trial!("node-drained", node_drain::moves_all_pods),
         trial!("out-of-service", out_of_service::frees_devices),
         trial!("node-rebooted", reboot::restores_shares),
+        trial!("pod-group-objects", pod_group_objects::make_groups),
         trial!("node-deleted", node::delete_and_register),
         trial!("driver-two-instances", driver_update::two_instances),
         trial!("driver-cdi-file-deleted", driver_update::cdi_file_deleted),

@@ -43,8 +43,8 @@ pub(crate) struct Store {
     pub(crate) writes: Vec<Request>,
     /// Every list: the resource and its query.
     pub(crate) lists: Vec<(String, BTreeMap<String, String>)>,
-    /// Resources whose lists are refused, with status code and reason.
-    refused_lists: BTreeMap<String, (u16, &'static str)>,
+    /// Resources whose lists and watches are refused, with status code and reason.
+    refused_kinds: BTreeMap<String, (u16, &'static str)>,
     faults: Vec<Fault>,
     /// Status codes with which the next reads of single objects are refused.
     refused_reads: Vec<u16>,
@@ -125,22 +125,22 @@ impl FakeApi {
 
     /// Stops serving a resource, as an older API server.
     pub(crate) fn lacks(&self, resource: &str) {
-        self.refuse_lists(resource, 404, "NotFound");
+        self.refuse(resource, 404, "NotFound");
     }
 
-    /// Forbids to list a resource, as without a ClusterRole for it.
+    /// Forbids to list and watch a resource, as without a ClusterRole for it.
     pub(crate) fn forbids(&self, resource: &str) {
-        self.refuse_lists(resource, 403, "Forbidden");
+        self.refuse(resource, 403, "Forbidden");
     }
 
-    /// Lists a resource again that was refused.
+    /// Serves a resource again that was refused.
     pub(crate) fn permits(&self, resource: &str) {
-        self.store.lock().unwrap().refused_lists.remove(resource);
+        self.store.lock().unwrap().refused_kinds.remove(resource);
     }
 
-    fn refuse_lists(&self, resource: &str, code: u16, reason: &'static str) {
+    fn refuse(&self, resource: &str, code: u16, reason: &'static str) {
         let mut store = self.store.lock().unwrap();
-        store.refused_lists.insert(resource.to_owned(), (code, reason));
+        store.refused_kinds.insert(resource.to_owned(), (code, reason));
     }
 
     /// Breaks the connection of every watch; watches may start again.
@@ -238,7 +238,7 @@ impl FakeApi {
 
     fn listing(&self, resource: &str) -> Response {
         let store = self.store.lock().unwrap();
-        if let Some((code, reason)) = store.refused_lists.get(resource) {
+        if let Some((code, reason)) = store.refused_kinds.get(resource) {
             return failure(*code, reason);
         }
         let version = store.version.to_string();
@@ -252,6 +252,9 @@ impl FakeApi {
     fn watch(&self, resource: &str, query: &BTreeMap<String, String>) -> Response {
         let since: u64 = query.get("resourceVersion").and_then(|v| v.parse().ok()).unwrap_or(0);
         let mut store = self.store.lock().unwrap();
+        if let Some((code, reason)) = store.refused_kinds.get(resource) {
+            return failure(*code, reason);
+        }
         let sender =
             store.watchers.entry(resource.to_owned()).or_insert_with(|| broadcast::channel(1024).0);
         let live = sender.subscribe();

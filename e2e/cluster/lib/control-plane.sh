@@ -2,6 +2,10 @@
 #
 # The control plane: etcd, kube-apiserver, kube-controller-manager, kube-scheduler on one machine.
 
+# Flags for Kubernetes' PodGroups (KEP-4671).
+workload_gates=
+workload_api=
+
 control_plane_start() {
   machine_start "$control_plane"
   machine_connect "$control_plane"
@@ -62,7 +66,7 @@ exec "$bin/kube-apiserver" --etcd-servers http://127.0.0.1:2379 \\
   --kubelet-certificate-authority "$pki/ca.crt" --kubelet-preferred-address-types InternalIP \\
   --enable-aggregator-routing=true \\
   --max-requests-inflight 3000 --max-mutating-requests-inflight 1500 \\
-  --shutdown-watch-termination-grace-period 5s
+  --shutdown-watch-termination-grace-period 5s $workload_gates $workload_api
 END
 }
 
@@ -75,7 +79,7 @@ controller_manager_script() { # directory
 exec "$bin/kube-controller-manager" --kubeconfig "$1/controller-manager.kubeconfig" \\
   --leader-elect=false --service-account-private-key-file "$pki/service-account.key" \\
   --root-ca-file "$pki/ca.crt" --use-service-account-credentials --bind-address 127.0.0.1 \\
-  --cert-dir "$1/kube-controller-manager" $limits
+  --cert-dir "$1/kube-controller-manager" $limits $workload_gates
 END
 }
 
@@ -90,8 +94,32 @@ leaderElection: {leaderElect: false}
 END
   cat >"$1/kube-scheduler.sh" <<END
 exec "$bin/kube-scheduler" --config "$1/scheduler.yaml" --bind-address 127.0.0.1 \\
-  --cert-dir "$1/kube-scheduler" --authorization-always-allow-paths /healthz,/readyz,/livez,/metrics
+  --cert-dir "$1/kube-scheduler" --authorization-always-allow-paths /healthz,/readyz,/livez,/metrics \\
+  $workload_gates
 END
+}
+
+# Restarts the control plane with Kubernetes' PodGroups, which are off by default, or without them.
+pod_groups_switch() { # on|off
+  local directory=$rundir/$control_plane component
+  case $1 in
+    on)
+      workload_gates='--feature-gates GenericWorkload=true'
+      workload_api='--runtime-config scheduling.k8s.io/v1beta1=true'
+      ;;
+    off) ;;
+    *) fail "invalid state of PodGroups '$1': expected on or off" ;;
+  esac
+  apiserver_script "$directory"
+  controller_manager_script "$directory"
+  scheduler_script "$directory" "$directory/scheduler.kubeconfig"
+  for component in kube-scheduler kube-controller-manager kube-apiserver; do
+    component_stop "$control_plane" "$component" TERM
+  done
+  component_start "$control_plane" kube-apiserver
+  wait_for "the API server" kubectl_admin get --raw /readyz
+  component_start "$control_plane" kube-controller-manager
+  component_start "$control_plane" kube-scheduler
 }
 
 # Deletes the bindings of the chart's admission policies, which disables them, or restores them.

@@ -21,19 +21,32 @@ use crate::runner::Outcome;
 use crate::wait::CheckResult;
 
 /// The pods of a group.
-const SIZE: usize = 8;
+pub(super) const SIZE: usize = 8;
 
 /// The names of the groups.
-const GROUPS: [&str; 2] = ["left", "right"];
+pub(super) const GROUPS: [&str; 2] = ["left", "right"];
 
 pub(super) async fn run_in_turn(test_bed: TestBed) -> TrialOutcome {
-    let sums =
-        HoldersByGroup { namespace: test_bed.namespace().to_owned(), holders: BTreeMap::new() };
-    let trial = claim_watch::check_during(&test_bed, sums, rounds(&test_bed));
+    let member = |name: &str, group: &str| of_group(from_template(name, "share"), group, SIZE);
+    let trial = one_at_a_time(&test_bed, rounds(&test_bed, member));
     overcommit::check_during(&test_bed, trial).await
 }
 
-async fn rounds(test_bed: &TestBed) -> TrialOutcome {
+/// Checks during a trial that the two groups never hold devices at the same time.
+pub(super) async fn one_at_a_time(
+    test_bed: &TestBed,
+    trial: impl Future<Output = TrialOutcome>,
+) -> TrialOutcome {
+    let sums =
+        HoldersByGroup { namespace: test_bed.namespace().to_owned(), holders: BTreeMap::new() };
+    claim_watch::check_during(test_bed, sums, trial).await
+}
+
+/// Runs the two groups in turn. `member` returns a pod by its name and its group.
+pub(super) async fn rounds(
+    test_bed: &TestBed,
+    member: impl Fn(&str, &str) -> Value,
+) -> TrialOutcome {
     let node = test_bed.node_with("h100", 2).await?;
     let inventory = GpuInventory::read(&test_bed.client).await?;
     let gpus = inventory.devices().filter(|((pool, _), _)| *pool == node).count();
@@ -44,7 +57,8 @@ async fn rounds(test_bed: &TestBed) -> TrialOutcome {
     for _ in 0..test_bed.sizes().group_rounds {
         for number in 0..SIZE {
             for group in GROUPS {
-                test_bed.create(on_node(member(group, number), &node)).await?;
+                let pod = member(&name_of(group, number), group);
+                test_bed.create(on_node(pod, &node)).await?;
             }
         }
         let first = wait_group(test_bed, &GROUPS).await?;
@@ -160,10 +174,6 @@ async fn label(test_bed: &TestBed, node: &str, rack: Value) -> anyhow::Result<()
 
 fn name_of(group: &str, number: usize) -> String {
     format!("{group}-{number}")
-}
-
-fn member(group: &str, number: usize) -> Value {
-    of_group(from_template(&name_of(group, number), "share"), group, SIZE)
 }
 
 /// Returns the pod as one of a group of this size.

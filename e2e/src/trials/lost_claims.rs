@@ -25,10 +25,7 @@ const MAX_DELETED: usize = 20;
 
 /// Returns true if the cluster's version is affected.
 async fn is_affected(test_bed: &TestBed) -> anyhow::Result<bool> {
-    let version = test_bed.client.apiserver_version().await?;
-    // Some distributions append a plus sign.
-    let minor: u32 = version.minor.trim_end_matches('+').parse()?;
-    Ok(minor <= LAST_AFFECTED_MINOR)
+    Ok(test_bed.minor_version().await? <= LAST_AFFECTED_MINOR)
 }
 
 /// Runs the trial, and deletes pods that have lost a claim if the cluster's version is affected.

@@ -73,6 +73,13 @@ impl TestBed {
         &self.config.cluster_url
     }
 
+    /// Returns the minor version of Kubernetes 1.
+    pub(super) async fn minor_version(&self) -> anyhow::Result<u32> {
+        let version = self.client.apiserver_version().await?;
+        // Some distributions append a plus sign.
+        Ok(version.minor.trim_end_matches('+').parse()?)
+    }
+
     /// Creates the namespace, runs the trial, and deletes the namespace.
     pub(super) async fn run<F>(self, trial: impl FnOnce(Self) -> F) -> TrialOutcome
     where
