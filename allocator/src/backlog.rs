@@ -2,7 +2,8 @@
 //!
 //! Pods that a plan refused for a reason of their class wait in the queue of that class. The next
 //! plan tries the first of them. It tries the second only if the first is not refused, because
-//! capacity only shrinks in a plan. So a plan costs the number of classes, not of pods.
+//! capacity only shrinks in a plan. So a plan costs the number of classes, not of pods. Groups are
+//! in no queue; of equal ones each plan tries the first.
 //!
 //! ```text
 //! insert --> single --refused with its class--> queue of the class: first, ..., last
@@ -19,7 +20,7 @@ use std::sync::Arc;
 use tessera_api::names::{Namespace, PodName};
 
 use crate::model::{PendingPod, PodUid};
-use crate::planner::{ClassId, LastPlan};
+use crate::planner::{ClassId, GroupInBacklog, LastPlan};
 
 /// Pending pods, kept between the plans of [`Planner::plan_backlog`](crate::Planner::plan_backlog).
 #[derive(Debug, Default)]
@@ -40,6 +41,8 @@ struct Entry {
     pod: Arc<PendingPod>,
     /// Class in whose queue the pod is.
     class: Option<ClassId>,
+    /// Of a pod that is decided together with others.
+    group: Option<Arc<GroupInBacklog>>,
 }
 
 /// A pod that each plan tries first.
@@ -48,6 +51,8 @@ pub(crate) struct FirstTurn {
     pub(crate) pod: Arc<PendingPod>,
     /// Class in whose queue the pod is.
     pub(crate) class: Option<ClassId>,
+    /// Of a pod that is decided together with others.
+    pub(crate) group: Option<Arc<GroupInBacklog>>,
 }
 
 /// A pod and its place in the order of planning.
@@ -96,13 +101,15 @@ impl Backlog {
         self.last_plan = None;
         self.together += pod.together_with.len();
         let pod = Arc::new(pod);
-        self.first.insert(PlanOrder::of(&pod), FirstTurn { pod: Arc::clone(&pod), class: None });
-        self.pods.insert(pod.uid.clone(), Entry { pod, class: None });
+        let group = pod.is_group().then(Arc::default);
+        let turn = FirstTurn { pod: Arc::clone(&pod), class: None, group: group.clone() };
+        self.first.insert(PlanOrder::of(&pod), turn);
+        self.pods.insert(pod.uid.clone(), Entry { pod, class: None, group });
     }
 
     /// Removes a pod.
     pub fn remove(&mut self, pod: &PodUid) {
-        let Some(Entry { pod, class }) = self.pods.remove(pod) else { return };
+        let Some(Entry { pod, class, .. }) = self.pods.remove(pod) else { return };
         self.last_plan = None;
         self.together -= pod.together_with.len();
         match class {
@@ -129,6 +136,16 @@ impl Backlog {
     /// Returns the class in whose queue the pod is; none if each plan tries the pod.
     pub fn class_of(&self, pod: &PodUid) -> Option<ClassId> {
         self.pods.get(pod)?.class
+    }
+
+    /// Returns true if a plan has refused the pod like others: its class, or an equal group.
+    pub fn is_refused_like_others(&self, pod: &PodUid) -> bool {
+        self.class_of(pod).is_some() || self.group(pod).is_some_and(GroupInBacklog::is_refused)
+    }
+
+    /// Returns what plans have found of a group.
+    pub(crate) fn group(&self, pod: &PodUid) -> Option<&GroupInBacklog> {
+        self.pods.get(pod)?.group.as_deref()
     }
 
     /// Returns the classes of refused pods.
@@ -235,7 +252,8 @@ impl Backlog {
         let first = queue.pods.first_key_value();
         if first.map(|(order, _)| order) != before.as_ref() {
             before.map(|order| self.first.remove(&order));
-            let turn = |pod: &Arc<_>| FirstTurn { pod: Arc::clone(pod), class: Some(class) };
+            let turn =
+                |pod: &Arc<_>| FirstTurn { pod: Arc::clone(pod), class: Some(class), group: None };
             self.first.extend(first.map(|(order, pod)| (order.clone(), turn(pod))));
         }
         if queue.pods.is_empty() {

@@ -57,8 +57,8 @@ pub use capacity::CapacityError;
 pub use explain::{ExplanationId, RefusalExplanation};
 pub use features::FeatureGates;
 pub use outcome::{
-    AllocationPlan, ClaimAllocation, Decision, GroupShortfall, PlanWork, Refusal, RefusalCause,
-    ReservedNode, UnsupportedFeature,
+    AllocationPlan, ClaimAllocation, Decision, GroupShortfall, GroupsAlike, PlanWork, Refusal,
+    RefusalCause, ReservedNode, UnsupportedFeature,
 };
 pub use plan::plan;
 pub use planner::{AllocateError, ClassId, LONG_SEARCH, Planner};

@@ -21,6 +21,9 @@ pub struct AllocationPlan {
     /// Claims of pods without a turn whose reasons have changed: those of the last pod of each
     /// class.
     pub renewed: Vec<Refusal>,
+    /// Groups of a backlog that were refused like an equal one, which was tried. They have no
+    /// refusals: see [`Planner::refusals_in`](crate::Planner::refusals_in).
+    pub alike: Vec<GroupsAlike>,
     /// Pods that were not planned because the steps of the plan were spent. The next plan
     /// continues with them.
     pub unreached: Vec<PodUid>,
@@ -69,6 +72,17 @@ pub struct PlanWork {
     pub nodes_explained: u64,
     /// Evaluations of a list of selectors on a device.
     pub selector_evaluations: u64,
+}
+
+/// Groups that were refused like an equal one.
+#[derive(Debug, Clone)]
+pub struct GroupsAlike {
+    /// The refusals of the group that was tried.
+    pub tried: Vec<Refusal>,
+    /// Number of the other groups.
+    pub others: usize,
+    /// True if one of them was not refused before, or for another reason.
+    pub is_news: bool,
 }
 
 /// A node reserved for a pod: see [`plan`](crate::plan()).

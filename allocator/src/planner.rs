@@ -5,6 +5,7 @@ mod class_reasons;
 mod classes;
 mod fair_share;
 mod group;
+mod group_kinds;
 mod group_topology;
 mod last_plan;
 mod node_choice;
@@ -49,6 +50,8 @@ pub use budget::LONG_SEARCH;
 pub use classes::ClassId;
 use classes::PodClasses;
 use fair_share::FairShare;
+pub(crate) use group_kinds::GroupInBacklog;
+use group_kinds::RefusedGroups;
 pub(crate) use last_plan::LastPlan;
 use node_tests::NodeTests;
 use observe::AcceptedTypes;
@@ -83,6 +86,8 @@ pub struct Planner {
     without_long_searches: BTreeSet<Namespace>,
     /// The causes of the groups that the last plan refused.
     group_causes: HashMap<GroupShortfall, Arc<RefusalCause>>,
+    /// The groups that the last plan refused, by kind.
+    refused_groups: RefusedGroups,
     /// Number of changes that are not those of nodes: see [`PlanInputs`](last_plan::PlanInputs).
     other_changes: u64,
 }

@@ -187,6 +187,57 @@ fn refusal_of_a_group_is_one_object_until_it_changes() {
     assert_eq!(shortfalls(&plan)["train-0"], Some(&shortfall(3, 1, "train-1")));
 }
 
+/// Returns the shortfall of each refused pod, of those without refusals of their own, too.
+fn all_shortfalls(
+    plan: &AllocationPlan,
+    planner: &Planner,
+    backlog: &Backlog,
+) -> BTreeMap<String, Option<GroupShortfall>> {
+    let uids = || backlog.pods_after(None).map(|(uid, _)| uid);
+    let kept = uids().flat_map(|uid| planner.refusals_in(backlog, uid).unwrap_or_default());
+    let refusals: Vec<Refusal> = kept.chain(plan.refusals.iter().cloned()).collect();
+    let all = AllocationPlan { refusals, ..AllocationPlan::default() };
+    let owned =
+        |(pod, shortfall): (&str, Option<&GroupShortfall>)| (pod.to_owned(), shortfall.cloned());
+    shortfalls(&all).into_iter().map(owned).collect()
+}
+
+#[test]
+fn equal_groups_of_a_backlog_are_refused_like_the_first() {
+    let cluster = Cluster::new().node("node-a", gpus(&[80, 80, 80]));
+    let mut planner = Planner::from_snapshot(&cluster.0, FeatureGates::default());
+    let mut backlog = Backlog::default();
+    for n in 0..50 {
+        backlog.insert(group(&format!("g{n}"), &[80; 4]));
+    }
+    let settings = PlanSettings { steps_for_reasons: Some(2000), ..PlanSettings::default() };
+    let alike = |plan: &AllocationPlan| {
+        let [alike] = &plan.alike[..] else { panic!("{:?}", plan.alike) };
+        (plan.refusals.len(), alike.tried.len(), alike.others, alike.is_news)
+    };
+    let plan = planner.plan_backlog(&mut backlog, settings);
+    assert_eq!(alike(&plan), (4, 4, 49, true));
+    let of_all = all_shortfalls(&plan, &planner, &backlog);
+    assert_eq!(of_all.len(), 200);
+    assert_eq!(of_all["g7-1"], Some(shortfall(4, 3, "g7-3")));
+    // Nothing has changed, and then a GPU is used.
+    let plan = planner.plan_backlog(&mut backlog, settings);
+    assert_eq!(alike(&plan), (4, 4, 49, false));
+    let taken = device_id("node-a", "gpu-0");
+    let mut usage = Usage::default();
+    usage.add(&[share("node-a", "gpu-0", "80Gi", "0")]);
+    planner.set_device_use(&taken, usage.get(&taken));
+    let plan = planner.plan_backlog(&mut backlog, settings);
+    assert_eq!(alike(&plan), (4, 4, 49, true));
+    assert_eq!(all_shortfalls(&plan, &planner, &backlog)["g7-1"], Some(shortfall(4, 2, "g7-2")));
+    // A group that comes later is told the reason, too.
+    backlog.insert(PendingPod { created: 1, ..group("late", &[80; 4]) });
+    let plan = planner.plan_backlog(&mut backlog, settings);
+    assert_eq!(alike(&plan), (4, 4, 50, true));
+    assert!(backlog.is_refused_like_others(&PodUid::new("late-0")));
+    assert!(!backlog.is_refused_like_others(&PodUid::new("g0-0")), "it was tried");
+}
+
 /// Pods of one cluster: groups and single pods, by the memory that they ask for.
 fn requests() -> impl Strategy<Value = Vec<Vec<u32>>> {
     prop::collection::vec(prop::collection::vec(1u32..90, 1..6), 1..8)
@@ -280,5 +331,47 @@ proptest! {
         // With the others in place, none of the refused fits: what they tried was undone.
         let both: Vec<PendingPod> = accepted.into_iter().chain(rejected).collect();
         prop_assert_eq!(&planner.plan(&both, settings).decisions, &first.decisions);
+    }
+
+    /// A backlog of many equal groups is planned like all of its pods anew.
+    #[test]
+    fn backlog_of_equal_groups_is_planned_like_all_of_them(
+        memory in memory(),
+        shapes in prop::collection::vec(prop::collection::vec(1u32..90, 1..4), 1..4),
+        picks in prop::collection::vec(0..4_usize, 1..16),
+        used in prop::collection::vec((0..4_usize, 0..4_usize, 0..90_u32), 1..6),
+    ) {
+        let cluster = cluster_of(&memory);
+        let requests: Vec<Vec<u32>> =
+            picks.iter().map(|pick| shapes[pick % shapes.len()].clone()).collect();
+        let pods = pods_of(&requests);
+        let settings = PlanSettings { steps_for_reasons: Some(2000), ..PlanSettings::default() };
+        let mut planner = Planner::from_snapshot(&cluster.0, FeatureGates::default());
+        let mut backlog = Backlog::default();
+        pods.iter().for_each(|pod| backlog.insert(pod.clone()));
+        let mut usage: BTreeMap<_, _> = BTreeMap::new();
+        for (node, gpu, gib) in used {
+            let node = node % memory.len();
+            let gpu = gpu % memory[node].len();
+            let (node, gpu) = (format!("node-{node}"), format!("gpu-{gpu}"));
+            let device = device_id(&node, &gpu);
+            let mut of_device = Usage::default();
+            of_device.add(&[share(&node, &gpu, &format!("{gib}Gi"), "0")]);
+            planner.set_device_use(&device, of_device.get(&device));
+            usage.insert(device, of_device);
+            let plan = planner.plan_backlog(&mut backlog, settings);
+            let mut fresh = Planner::from_snapshot(&cluster.0, FeatureGates::default());
+            for (device, of_device) in &usage {
+                fresh.set_device_use(device, of_device.get(device));
+            }
+            let expected = fresh.plan(&pods, PlanSettings::default());
+            prop_assert_eq!(&plan.decisions, &expected.decisions);
+            let decided: BTreeSet<&str> = decided(&plan).into_iter().collect();
+            let mut found = all_shortfalls(&plan, &planner, &backlog);
+            found.retain(|pod, _| !decided.contains(pod.as_str()));
+            let owned = |(pod, one): (&str, Option<&GroupShortfall>)| (pod.to_owned(), one.cloned());
+            let expected: BTreeMap<_, _> = shortfalls(&expected).into_iter().map(owned).collect();
+            prop_assert_eq!(found, expected);
+        }
     }
 }

@@ -6,8 +6,6 @@
 //! it is the first has the reasons of its class; the others of the group have
 //! [`RefusalCause::GroupDoesNotFit`].
 //!
-//! Of equal groups only the first is tried: within a pass the capacity only shrinks.
-//!
 //! A group whose reservation window is open keeps what fits for the rest of the pass, so pods that
 //! come later do not take it.
 
@@ -15,34 +13,15 @@ use std::sync::Arc;
 
 use tessera_api::names::Namespace;
 
-use super::classes::ClassId;
+use super::group_kinds::RefusedGroup;
 use super::group_topology::PlaceableGroup;
 use super::pass::{Mark, PlanningPass, Refused};
-use crate::model::{GroupTopology, PendingPod, PodClaim};
+use crate::model::PendingPod;
 use crate::outcome::{Decision, GroupShortfall, Refusal, RefusalCause};
 use crate::quota::QuotaState;
 
 /// The most orders in which the pods of a group are tried.
 const MAX_ORDERS: usize = 4;
-
-/// The properties of a group that decide whether it fits, in a state of the pass.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct GroupKind {
-    classes: Vec<ClassId>,
-    topology: Option<Arc<GroupTopology>>,
-}
-
-/// The refusal of a group that was tried.
-#[derive(Debug, Clone)]
-pub(super) struct RefusedGroup {
-    /// Its shortfall, with the name of a pod of the group that was tried.
-    shortfall: GroupShortfall,
-    /// The place of this pod among the members.
-    named: usize,
-    /// The causes of this pod if it fits on no node without the others, by the place of the claim
-    /// among its pending ones; otherwise empty.
-    own: Vec<(usize, Arc<RefusalCause>)>,
-}
 
 /// The cause for which a group is not placed.
 pub(super) enum GroupFailure {
@@ -53,14 +32,13 @@ pub(super) enum GroupFailure {
 }
 
 impl GroupFailure {
-    /// Returns that a group does not fit. `own` is that of [`RefusedGroup`].
+    /// Returns that a group does not fit. `own` are the causes of the first pod that does not fit.
     pub(super) fn does_not_fit(
         group: &PendingPod,
         shortfall: GroupShortfall,
         own: Vec<(usize, Arc<RefusalCause>)>,
     ) -> Self {
-        let named = group.members().position(|pod| pod.name == shortfall.first).unwrap_or(0);
-        Self::DoesNotFit(Box::new(RefusedGroup { shortfall, named, own }))
+        Self::DoesNotFit(Box::new(RefusedGroup::new(group, shortfall, own)))
     }
 }
 
@@ -92,42 +70,24 @@ impl<'p> PlanningPass<'p> {
         group: &'p PendingPod,
         steps: &mut u64,
     ) -> Result<Vec<Decision>, Refused> {
-        let kind = self.kind_of(group);
-        let known = kind.as_ref().and_then(|kind| self.refused_groups.get(kind)).cloned();
-        if let Some(known) = known
+        let kind = self.planner.kind_of(group, self.settings.policy);
+        let kind = kind.filter(|_| !group.members().any(|pod| self.is_partly_decided(pod)));
+        let known = kind.as_ref().and_then(|kind| self.refused_groups.get(kind));
+        if let Some(like) = known.map(|known| known.like.clone())
             && self.open_window(group).is_none()
         {
-            return Err(self.refuse_group(group, &known));
+            return Err(self.refuse_group(group, &like).into());
         }
         self.try_group(group, steps).map_err(|failure| match failure {
             GroupFailure::Undecided => self.undecided_group(group),
             GroupFailure::DoesNotFit(like) => {
-                let refused = self.refuse_group(group, &like);
-                self.refused_groups.extend(kind.map(|kind| (kind, *like)));
-                refused
+                let refusals = self.refuse_group(group, &like);
+                if let Some(kind) = kind {
+                    self.note_refused_kind(kind, *like, refusals.clone());
+                }
+                refusals.into()
             }
         })
-    }
-
-    /// Returns the kind of a group; none if something concerns only this one.
-    fn kind_of(&mut self, group: &PendingPod) -> Option<GroupKind> {
-        let topology = group.topology.clone();
-        let joins_others = topology.as_ref().is_some_and(|topology| !topology.placed.is_empty());
-        let is_open = |claim: &PodClaim| match claim {
-            PodClaim::Pending(claim) => !self.decided.contains_key(&claim.uid),
-            PodClaim::Allocated { .. } => false,
-        };
-        let is_like_others = |pod: &PendingPod| {
-            pod.excluded_nodes.is_empty()
-                && pod.nominated_node.is_none()
-                && pod.claims.iter().all(is_open)
-        };
-        if joins_others || !group.members().all(is_like_others) {
-            return None;
-        }
-        let policy = self.settings.policy;
-        let classes = group.members().map(|pod| self.planner.class_of_all(pod, policy)).collect();
-        Some(GroupKind { classes, topology })
     }
 
     /// Places all pods of a group.
@@ -244,23 +204,9 @@ impl<'p> PlanningPass<'p> {
     }
 
     /// Returns the refusals of a group like one that was tried.
-    fn refuse_group(&mut self, group: &PendingPod, like: &RefusedGroup) -> Refused {
-        let RefusedGroup { shortfall, named, own } = like;
-        let first = group.members().nth(*named).unwrap_or(group).name.clone();
-        let cause = self.group_cause(GroupShortfall { first, ..shortfall.clone() });
-        let mut claims = Vec::new();
-        for (place, pod) in group.members().enumerate() {
-            let to_place = self.undecided_part(pod);
-            if place == *named && !own.is_empty() {
-                claims.extend(own.iter().filter_map(|(at, cause)| {
-                    let claim = to_place.pending.get(*at)?.uid.clone();
-                    Some(Refusal { pod: pod.uid.clone(), claim, cause: Arc::clone(cause) })
-                }));
-            } else {
-                claims.extend(to_place.refused_for(&cause));
-            }
-        }
-        claims.into()
+    fn refuse_group(&mut self, group: &PendingPod, like: &RefusedGroup) -> Vec<Refusal> {
+        let cause = self.group_cause(like.shortfall_of(group));
+        like.refusals(group, &cause, |pod| self.undecided_part(pod))
     }
 
     /// Returns the cause with this shortfall: the object of the plan before, if it had the same, so

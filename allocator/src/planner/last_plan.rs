@@ -34,7 +34,7 @@ impl LastPlan {
             && !plan.has_old_reasons
             && !plan.refusals.iter().any(Refusal::is_undecided);
         is_final.then(|| {
-            let plan = AllocationPlan {
+            let mut plan = AllocationPlan {
                 steps: 0,
                 selector_steps: Default::default(),
                 long_search_steps: Default::default(),
@@ -42,6 +42,7 @@ impl LastPlan {
                 work: PlanWork::default(),
                 ..plan.clone()
             };
+            plan.alike.iter_mut().for_each(|alike| alike.is_news = false);
             Box::new(Self { plan, inputs, made_at: now })
         })
     }

@@ -9,7 +9,7 @@ use tessera_api::reason::NodeReason;
 use super::Planner;
 use super::budget::{Budget, NoSteps};
 use super::classes::ClassId;
-use super::group::{GroupKind, RefusedGroup};
+use super::group_kinds::{GroupKind, RefusedKind};
 use super::group_topology::ChosenDomain;
 use super::pod_to_place::PodToPlace;
 use super::quotas::Solution;
@@ -47,7 +47,9 @@ pub(super) fn plan(
     let mut with_class = Vec::new();
     let mut planned = 0;
     while let Some(turn) = turns.next() {
-        if pass.refuse_as_before(&turn, turns.queue(&turn), &mut budget) {
+        if pass.refuse_as_before(&turn, turns.queue(&turn), &mut budget)
+            || pass.refuse_like_others(&turn)
+        {
             continue;
         }
         if !turn.is_deferred && pass.defers(turn.pod, &budget) {
@@ -74,6 +76,7 @@ pub(super) fn plan(
     if !is_partial {
         pass.renew_causes(&mut plan, &mut budget);
     }
+    plan.alike = pass.end_groups(is_partial);
     pass.planner.selections.begin_pod(false);
     (plan.reserved, plan.replan_at) = std::mem::take(&mut pass.reservation).end(settings.now);
     pass.undo();
@@ -122,7 +125,7 @@ fn reservation_steps(settings: PlanSettings) -> u64 {
 }
 
 /// Returns true if the pod is pending for lack of capacity that can become free.
-fn lacks_capacity(cause: &RefusalCause) -> bool {
+pub(super) fn lacks_capacity(cause: &RefusalCause) -> bool {
     let RefusalCause::NoFit(explanation) = cause else { return false };
     explanation.totals().keys().any(tessera_api::reason::Reason::is_transient)
 }
@@ -210,7 +213,7 @@ pub(super) struct PlanningPass<'p> {
     /// The causes of refused groups in the plan before.
     pub(super) group_causes_before: HashMap<GroupShortfall, Arc<RefusalCause>>,
     /// Groups that were refused in this pass.
-    pub(super) refused_groups: HashMap<GroupKind, RefusedGroup>,
+    pub(super) refused_groups: HashMap<Arc<GroupKind>, RefusedKind>,
     /// The domain in which the pods of a group are being placed.
     pub(super) domain: Option<ChosenDomain>,
 }

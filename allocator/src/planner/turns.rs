@@ -6,6 +6,7 @@ use std::collections::{BTreeSet, BinaryHeap, btree_map};
 use std::iter::Peekable;
 
 use super::classes::ClassId;
+use super::group_kinds::GroupInBacklog;
 use crate::backlog::{Backlog, FirstTurn, OrderedPod, PlanOrder, Queue};
 use crate::model::{PendingPod, PodUid};
 
@@ -26,6 +27,8 @@ pub(super) struct Turn<'p> {
     pub(super) order: Cow<'p, PlanOrder>,
     /// Class in whose queue the pod is.
     pub(super) class: Option<ClassId>,
+    /// Of a group in a backlog.
+    pub(super) group: Option<&'p GroupInBacklog>,
     /// Comes after all pods that are not deferred.
     pub(super) is_deferred: bool,
     /// Comes after all deferred pods that were not refused: otherwise the pods that have not been
@@ -76,8 +79,9 @@ impl<'p> Turns<'p> {
             (first, _) => first.is_some(),
         };
         if is_first {
-            let (order, FirstTurn { pod, class }) = self.first.next()?;
-            return Some(Turn::new(pod, Cow::Borrowed(order), *class));
+            let (order, FirstTurn { pod, class, group }) = self.first.next()?;
+            let turn = Turn::new(pod, Cow::Borrowed(order), *class);
+            return Some(Turn { group: group.as_deref(), ..turn });
         }
         self.others.pop().map(|Reverse(InHeap(turn))| turn)
     }
@@ -101,7 +105,7 @@ impl<'p> Turns<'p> {
 
 impl<'p> Turn<'p> {
     fn new(pod: &'p PendingPod, order: Cow<'p, PlanOrder>, class: Option<ClassId>) -> Self {
-        Self { pod, order, class, is_deferred: false, was_refused: false }
+        Self { pod, order, class, group: None, is_deferred: false, was_refused: false }
     }
 }
 

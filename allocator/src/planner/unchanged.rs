@@ -42,7 +42,7 @@ impl<'p> PlanningPass<'p> {
     }
 
     /// Returns true if this pass has decided on a claim of the pod.
-    fn is_partly_decided(&self, pod: &PendingPod) -> bool {
+    pub(super) fn is_partly_decided(&self, pod: &PendingPod) -> bool {
         let is_decided = |claim: &PodClaim| match claim {
             PodClaim::Pending(claim) => self.decided.contains_key(&claim.uid),
             PodClaim::Allocated { .. } => false,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use tessera_allocator::{AllocationPlan, Refusal, RefusalCause, ReservedNode};
+use tessera_allocator::{AllocationPlan, GroupsAlike, Refusal, RefusalCause, ReservedNode};
 use tessera_api::events;
 use tessera_index::{Blocked, PlanningBlocker, Scope};
 use tessera_messages as message;
@@ -11,7 +11,7 @@ use super::allocate::Round;
 use super::clock::Moment;
 use super::notices::{NoteSource, NoticeDraft, Topic};
 use super::planning::pending_claims;
-use super::{State, Step};
+use super::{State, Step, gauge};
 
 /// Pending claims by reason.
 pub(super) type Pending = BTreeMap<&'static str, i64>;
@@ -50,6 +50,15 @@ impl Step<'_> {
             } else {
                 *pending.entry(message::metric_label(&refusal.cause)).or_default() += 1;
                 self.wake_at(later);
+            }
+        }
+        for GroupsAlike { tried, others, is_news } in &plan.alike {
+            for refusal in tried.iter().filter(|refusal| self.state.is_reported(refusal)) {
+                *pending.entry(message::metric_label(&refusal.cause)).or_default() +=
+                    gauge(*others);
+            }
+            if *is_news {
+                self.state.queued.texts_changed();
             }
         }
     }

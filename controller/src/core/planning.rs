@@ -136,10 +136,10 @@ impl Planning {
         PlanSettings { steps_per_plan: steps, reservation_delay: None, ..self.settings }
     }
 
-    /// Returns the refusals of a pod that waits in the queue of its class; none for other pods, or
-    /// if the reasons are not kept.
+    /// Returns the refusals of a pod that is refused like others; none for other pods, or if the
+    /// reasons are not kept.
     pub(super) fn refusals_of(&self, pod: &PodUid) -> Option<Vec<Refusal>> {
-        self.planner.refusals_of(self.backlog.get(pod)?, self.backlog.class_of(pod)?)
+        self.planner.refusals_in(&self.backlog, pod)
     }
 
     /// Plans the pending claims of a pod that is bound to `node`, on this node only. The pod is

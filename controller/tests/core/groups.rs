@@ -200,6 +200,42 @@ fn of_two_groups_one_runs_and_the_other_holds_nothing() {
 }
 
 #[test]
+fn pods_of_equal_groups_are_all_told_and_counted() {
+    let mut world = World::new();
+    world.add_node("node-a", 4);
+    let groups: Vec<Vec<String>> =
+        (0..40).map(|n| world.add_group(&format!("g{n}"), 5, "80Gi")).collect();
+    let pending = world.figures.pending.clone().unwrap();
+    assert_eq!(pending.values().sum::<i64>(), 200);
+    let tell_all = |world: &mut World| {
+        // A few pods at a time, and events of a pod two seconds apart.
+        for _ in 0..40 {
+            world.report_all_notices();
+            world.pass(Duration::from_millis(200));
+        }
+        world.report_all_notices();
+    };
+    world.settle();
+    tell_all(&mut world);
+    for (n, group) in groups.iter().enumerate() {
+        let first = format!("there are devices for 4; the first pod that does not fit is `g{n}-4`");
+        for pod in group {
+            let notes = world.notes_of(pod, events::GROUP_DOES_NOT_FIT);
+            assert!(notes.len() == 1 && notes[0].ends_with(&first), "{pod}: {notes:?}");
+        }
+    }
+    // Another pod takes a device.
+    world.put(WatchedKind::Claim, objects::claim("single", "80Gi"));
+    world.put(WatchedKind::Pod, objects::important(objects::pod("single", &["single"]), 10));
+    world.settle();
+    tell_all(&mut world);
+    for pod in groups.iter().flatten() {
+        let notes = world.notes_of(pod, events::GROUP_DOES_NOT_FIT);
+        assert!(notes.last().unwrap().contains("there are devices for 3"), "{pod}: {notes:?}");
+    }
+}
+
+#[test]
 fn group_waits_until_all_of_its_pods_exist() {
     let mut world = World::new();
     world.add_node("node-a", 4);

@@ -66,7 +66,7 @@ impl State {
         let is_refused = |pod: &PendingPod| {
             let is_definite = |refusal: &&Refusal| !refusal.is_undecided();
             let mut definite = round.plan.refusals.iter().filter(is_definite);
-            planning.backlog.class_of(&pod.uid).is_some()
+            planning.backlog.is_refused_like_others(&pod.uid)
                 || definite.any(|refusal| refusal.pod == pod.uid)
         };
         let waits = |pod: &PendingPod| index.to_plan(&pod.uid).is_ok_and(|found| found.is_some());
