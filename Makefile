@@ -191,6 +191,11 @@ fuzz-intercept: ## Fuzz the readers of grants, ledgers and HAMi's variables (nig
 bench-admission: ## Time reviews by the admission webhook, beside JSON alone
 	$(CARGO) bench --locked --package tessera-admission --bench review
 
+.PHONY: bench-day
+bench-day: ## Simulate ten minutes of a large cluster with the controller's core (minutes): NODES=5000 SHARES=100000 RATE=50 SECONDS_LONG=600
+	$(CARGO) build --locked --release --package tessera-judge --bin day
+	$(target)/release/day --nodes $(or $(NODES),5000) --shares $(or $(SHARES),100000) --rate $(or $(RATE),50) --seconds $(or $(SECONDS_LONG),600)
+
 .PHONY: bench-controller
 bench-controller: ## Measure the controller on a generated cluster (minutes): NODES=5000 SHARES=10000 PODS=10000
 	$(CARGO) build --locked --release --package tessera-judge

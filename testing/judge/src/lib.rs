@@ -8,6 +8,8 @@
 //! - `bench --refused` ([`refused`]): cost of plans that refuse all pods.
 //! - `conformance` ([`conformance`]): comparison of the allocator's results with golden scenarios
 //!   of upstream's.
+//! - `day` ([`day`]): a rolling day of a large cluster, with models of the API server and
+//!   kube-scheduler.
 //! - `scale` ([`scale`]): memory and CPU time of the index and the planner on a large cluster.
 //! - `placement` ([`placement`]): share of a cluster's GPUs that a policy leaves unallocated when a
 //!   published trace is replayed.
@@ -22,6 +24,7 @@
 pub mod backlog;
 pub mod bench;
 pub mod conformance;
+pub mod day;
 pub mod placement;
 mod random;
 pub mod refused;

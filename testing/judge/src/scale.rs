@@ -221,7 +221,7 @@ pub(crate) fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-fn resident_mib() -> std::io::Result<f64> {
+pub(crate) fn resident_mib() -> std::io::Result<f64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let kib =
         status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.split_whitespace().next());
@@ -362,8 +362,29 @@ fn place(share: usize, size: ClusterSize) -> (usize, usize) {
 }
 
 pub(crate) fn allocated_claim(share: usize, memory_mib: usize, size: ClusterSize) -> ResourceClaim {
-    let (node, gpu) = place(share, size);
-    let name = format!("share-{share}");
+    claim_on(&format!("share-{share}"), place(share, size), memory_mib as u64, share)
+}
+
+/// Returns a running pod and its claim, which has memory of a GPU of the cluster. The GPUs are
+/// numbered through, and `share` is a number of its own.
+pub(crate) fn allocated_on(
+    name: &str,
+    gpu: usize,
+    memory_mib: u64,
+    share: usize,
+) -> (Pod, ResourceClaim) {
+    let (node, gpu) = (gpu / GPUS, gpu % GPUS);
+    let claim = claim_on(name, (node, gpu), memory_mib, share);
+    (pod(name, Some(node_name(node))), claim)
+}
+
+/// Returns a claim that has memory of a GPU of a node.
+fn claim_on(
+    name: &str,
+    (node, gpu): (usize, usize),
+    memory_mib: u64,
+    share: usize,
+) -> ResourceClaim {
     let memory = format!("{memory_mib}Mi");
     let status = json!({
         "allocation": {
@@ -377,9 +398,9 @@ pub(crate) fn allocated_claim(share: usize, memory_mib: usize, size: ClusterSize
                 {"key": "metadata.name", "operator": "In", "values": [node_name(node)]},
             ]}]},
         },
-        "reservedFor": [{"resource": "pods", "name": name, "uid": uid("pod", &name)}],
+        "reservedFor": [{"resource": "pods", "name": name, "uid": uid("pod", name)}],
     });
-    claim(&name, &memory, status)
+    claim(name, &memory, status)
 }
 
 pub(crate) fn running_pod(share: usize, size: ClusterSize) -> Pod {
