@@ -68,6 +68,8 @@ pub(super) struct Preemptions {
     evicting: BTreeSet<PodUid>,
     /// The node that the last search ended with: the next one begins after it.
     last_node: Option<NodeName>,
+    /// The time before which no search goes on.
+    paused_until: Option<Moment>,
 }
 
 /// A preemption under way.

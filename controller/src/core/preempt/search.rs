@@ -23,6 +23,11 @@ const MAX_UNDER_WAY: usize = 16;
 /// one more for each of its pods.
 const MAX_CANDIDATES: usize = 100;
 
+/// The candidates that suffice once this many pods on nodes with a candidate were examined, which
+/// takes 0.1 s of CPU time for a single pod.
+const ENOUGH_CANDIDATES: usize = 10;
+const ENOUGH_HOLDERS: usize = 1_000;
+
 /// The most nodes that are tried in one step: a node without a candidate takes 30 us.
 const TRIALS_PER_STEP: usize = 64;
 
@@ -36,8 +41,9 @@ const STEPS_PER_NODE: u64 = 20_000;
 /// The steps of the plan of a group on the nodes of its places, about 100 ms of CPU time.
 const STEPS_PER_GROUP: u64 = 200_000;
 
-/// The pause between two steps of a search.
-const SEARCH_PAUSE: Duration = Duration::from_millis(5);
+/// The pause between two steps of a search. A step takes 3 to 6 ms, so decisions, whose steps come
+/// between, have most of the time.
+const SEARCH_PAUSE: Duration = Duration::from_millis(20);
 
 /// The most pods that one step considers as preemptors.
 const MAX_CONSIDERED: usize = 256;
@@ -48,6 +54,21 @@ pub(super) struct Search {
     victims: VictimSearch,
     /// The number of nodes to visit for the next pod.
     left: usize,
+    /// The number of pods that were examined on nodes with a candidate for it.
+    examined: usize,
+}
+
+impl Search {
+    fn new(victims: VictimSearch, nodes: usize) -> Self {
+        Self { victims, left: nodes, examined: 0 }
+    }
+
+    /// Returns true if further nodes are to be visited for the next pod.
+    fn is_visiting(&self) -> bool {
+        let is_long = self.examined >= ENOUGH_HOLDERS;
+        let candidates = if is_long { ENOUGH_CANDIDATES } else { MAX_CANDIDATES };
+        self.left > 0 && !self.victims.has_candidates(candidates)
+    }
 }
 
 /// Returns the steps of the plan of a pod and its group on the nodes of their places.
@@ -146,11 +167,17 @@ impl Step<'_> {
         {
             return;
         }
+        if let Some(until) = preemptions.paused_until.filter(|until| *until > self.now) {
+            // Also without a search: the plan may have refused a pod.
+            self.wake_at(Some(until));
+            return;
+        }
         let Some(mut search) = self.take_search(round) else { return };
         let progress = self.advance(&mut search);
+        self.state.preemptions.paused_until = Some(self.now + SEARCH_PAUSE);
+        self.wake_at(Some(self.now + SEARCH_PAUSE));
         if matches!(progress, SearchProgress::Continues | SearchProgress::OtherKind) {
             self.state.preemptions.search = Some(search);
-            self.wake_at(Some(self.now + SEARCH_PAUSE));
             return;
         }
         self.figures.preemption_attempts += 1;
@@ -160,7 +187,6 @@ impl Step<'_> {
             Some(preemption) => self.begin_preemption(&pod, preemption),
             None => self.pause_preemption(&pod.uid),
         }
-        self.wake_at(Some(self.now));
     }
 
     /// Returns the search under way, if its pod still waits, or a new one.
@@ -178,7 +204,7 @@ impl Step<'_> {
                 self.pause_preemption(&pod.uid);
                 return None;
             };
-            Some(Search { victims, left: self.state.index.node_count() })
+            Some(Search::new(victims, self.state.index.node_count()))
         })
     }
 
@@ -187,12 +213,12 @@ impl Step<'_> {
         let (mut trials, mut holders) = (0, 0);
         let pod = search.victims.group().clone();
         while trials < TRIALS_PER_STEP && holders < HOLDERS_PER_STEP {
-            let is_visiting = search.left > 0 && !search.victims.has_candidates(MAX_CANDIDATES);
-            let node = self.state.next_node().filter(|_| is_visiting);
+            let node = self.state.next_node().filter(|_| search.is_visiting());
             if node.is_some() {
                 self.state.preemptions.last_node.clone_from(&node);
             }
             let (state, now) = (&*self.state, self.now);
+            let before = holders;
             let mut trial = |node: &NodeName, pods: &PendingPod, evicted: &BTreeSet<PodUid>| {
                 trials += 1;
                 let found = state.preemption_on(node, &pod, pods, evicted, now)?;
@@ -202,11 +228,14 @@ impl Step<'_> {
             if let Some(node) = node {
                 search.victims.visit(&node, &mut trial);
                 search.left -= 1;
+                search.examined += holders - before;
                 continue;
             }
             match search.victims.place_next(&mut trial) {
                 SearchProgress::Continues => {}
-                SearchProgress::OtherKind => search.left = state.index.node_count(),
+                SearchProgress::OtherKind => {
+                    (search.left, search.examined) = (state.index.node_count(), 0);
+                }
                 ended => return ended,
             }
         }
