@@ -12,22 +12,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimConsumerReference};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde::Serialize;
 use serde_json::Value;
 use tessera_allocator::PlanSettings;
-use tessera_allocator::selector::CompiledSelector;
-use tessera_api::names::{POD_GROUP_ANNOTATION, POD_GROUP_SIZE_ANNOTATION, ShareId};
+use tessera_api::names::{POD_GROUP_ANNOTATION, POD_GROUP_SIZE_ANNOTATION};
 use tessera_controller::core::clock::{Moment, Now};
-use tessera_controller::core::effect::{
-    ClaimChange, ClaimWrite, Effect, NominationWrite, StepOutput,
-};
-use tessera_controller::core::event::{
-    Change, Event, NominationOutcome, WatchedKind, WatchedObject, WriteOutcome,
-};
+use tessera_controller::core::effect::{ClaimChange, ClaimWrite, Effect, StepOutput};
+use tessera_controller::core::event::{Change, Event, WatchedKind, WatchedObject, WriteOutcome};
 use tessera_controller::core::{Core, NominationPolicy};
 
+use crate::answers;
 use crate::scale::{
     ClusterSize, EventCost, GPUS, allocated_claim, claim, class, cpu_time, ms, node_object, pod,
     running_pod, slices,
@@ -231,22 +226,17 @@ impl Controller {
     }
 
     fn answer(&mut self, effect: Effect) -> Vec<Event> {
+        if let Some(event) = answers::success(&effect) {
+            return vec![event];
+        }
         match effect {
-            Effect::Nominate(NominationWrite { pod, node, .. }) => {
-                let outcome = NominationOutcome::Stored;
-                vec![Event::NominationEnded { pod: pod.uid, node, outcome }]
-            }
             // No pod of the backlog was converted, no namespace has a quota, no share is resized.
             Effect::WriteTemplate(_)
             | Effect::WriteQuotaStatus(_)
             | Effect::WriteResizeStatus(_) => vec![],
             Effect::Evict(_) => unreachable!("without a policy of preemptions"),
-            Effect::Compile { namespace, expression } => {
-                drop(CompiledSelector::cached(&expression));
-                vec![Event::Compiled { namespace }]
-            }
-            Effect::Notify(notice) => {
-                vec![Event::NoticeEnded { id: notice.id, is_delivered: true }]
+            Effect::Notify(_) | Effect::Nominate(_) | Effect::Compile { .. } => {
+                unreachable!("answered above")
             }
             Effect::Write(write) => {
                 self.allocated += 1;
@@ -262,8 +252,7 @@ impl Controller {
     }
 
     fn time(&self) -> Now {
-        let wall = 1_768_046_400 + self.now.since_start().as_secs() as i64;
-        Now { monotonic: self.now, wall }
+        answers::clocks(self.now)
     }
 
     /// Measures each kind of event: the step that answers it, and what follows until the next one.
@@ -307,10 +296,8 @@ fn stored(write: &ClaimWrite, number: u64) -> ResourceClaim {
         panic!("only allocations are expected: {:?}", write.change)
     };
     let mut claim = ResourceClaim::clone(&write.object);
-    let share = || ShareId::new(format!("1f0c2d3e-9a41-7c3b-8e55-{number:012x}"));
-    let share = || share().expect("invariant: a UUID");
-    let at = Time(k8s_openapi::jiff::Timestamp::UNIX_EPOCH);
-    claim.status.get_or_insert_default().allocation = Some(draft.render(&claim.clone(), at, share));
+    let allocation = answers::allocation(draft, &claim, number);
+    claim.status.get_or_insert_default().allocation = Some(allocation);
     claim.metadata.resource_version = Some("2".to_owned());
     claim
 }
@@ -326,13 +313,7 @@ fn bound(claim: &ResourceClaim, group: usize) -> [WatchedObject; 2] {
     if let Some(number) = name.strip_prefix(WAITING).and_then(|number| number.parse().ok()) {
         pod.metadata.annotations = BacklogPod { number, group }.annotations();
     }
-    let uid = pod.metadata.uid.clone().expect("pods have UIDs");
-    status.reserved_for = Some(vec![ResourceClaimConsumerReference {
-        resource: "pods".to_owned(),
-        name: name.to_owned(),
-        uid,
-        ..ResourceClaimConsumerReference::default()
-    }]);
+    status.reserved_for = Some(vec![answers::reservation(&pod)]);
     claim.metadata.resource_version = Some("3".to_owned());
     [WatchedObject::Claim(Arc::new(claim)), WatchedObject::Pod(Arc::new(pod))]
 }

@@ -16,24 +16,21 @@ mod arrivals;
 mod gpu_time;
 mod kube_scheduler;
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::Serialize;
 use tessera_allocator::PlanSettings;
-use tessera_allocator::selector::CompiledSelector;
 use tessera_controller::core::clock::{Moment, Now};
-use tessera_controller::core::effect::{Effect, Evictions, NominationWrite};
-use tessera_controller::core::event::{
-    Change, Event, EvictionOutcome, NominationOutcome, WatchedKind,
-};
+use tessera_controller::core::effect::{Effect, Evictions, StepOutput};
+use tessera_controller::core::event::{Change, Event, EvictionOutcome, WatchedKind};
 use tessera_controller::core::{Core, NominationPolicy, PreemptionPolicy};
 
 use self::api_server::{ApiServer, Happening};
 use self::arrivals::Arrivals;
 use self::gpu_time::GpuTime;
 use self::kube_scheduler::KubeScheduler;
+use crate::answers;
 use crate::scale::{EventCost, cpu_time, ms, resident_mib};
 
 /// Delay of a watch.
@@ -44,9 +41,6 @@ const WRITE: Duration = Duration::from_millis(10);
 
 /// Time that an evicted pod takes to end.
 const GRACE: Duration = Duration::from_secs(5);
-
-/// The wall clock at the begin, in seconds since the epoch: 2026-01-10 12:00.
-const BEGIN: i64 = 1_768_046_400;
 
 /// Size of a day.
 #[derive(Debug, Clone, Copy)]
@@ -125,29 +119,24 @@ struct Day {
 /// The things that happen at later times.
 #[derive(Default)]
 pub(crate) struct Agenda {
-    heap: BinaryHeap<Reverse<(Moment, u64)>>,
-    happenings: BTreeMap<u64, Happening>,
+    /// By time, and by number in the order in which they were added.
+    happenings: BTreeMap<(Moment, u64), Happening>,
     next: u64,
 }
 
 impl Agenda {
     fn add(&mut self, at: Moment, happening: Happening) {
         self.next += 1;
-        self.heap.push(Reverse((at, self.next)));
-        self.happenings.insert(self.next, happening);
+        self.happenings.insert((at, self.next), happening);
     }
 
     fn next_at(&self) -> Option<Moment> {
-        self.heap.peek().map(|Reverse((at, _))| *at)
+        self.happenings.first_key_value().map(|((at, _), _)| *at)
     }
 
     fn take_due(&mut self, now: Moment) -> Option<Happening> {
-        let Reverse((at, number)) = self.heap.peek().copied()?;
-        if at > now {
-            return None;
-        }
-        self.heap.pop();
-        self.happenings.remove(&number)
+        let next = self.happenings.first_entry()?;
+        (next.key().0 <= now).then(|| next.remove())
     }
 }
 
@@ -182,8 +171,7 @@ impl Day {
     }
 
     fn time(&self) -> Now {
-        let seconds = i64::try_from(self.now.since_start().as_secs()).unwrap_or(i64::MAX);
-        Now { monotonic: self.now, wall: BEGIN + seconds }
+        answers::clocks(self.now)
     }
 
     /// Continues until the core has taken a step.
@@ -237,11 +225,11 @@ impl Day {
 
     fn step(&mut self, events: Vec<Event>) {
         let now = self.time();
-        let mut output = Default::default();
+        let mut output = StepOutput::default();
         let took = cpu_time(|| output = self.core.step(now, events));
         self.now += took;
         self.steps.push((self.now, took));
-        let tessera_controller::core::effect::StepOutput { effects, wake, figures } = output;
+        let StepOutput { effects, wake, figures } = output;
         self.wake = wake;
         *self.counts.entry("groups released at the barrier").or_default() += figures.failed_groups;
         *self.counts.entry("conflicts").or_default() += figures.conflicts;
@@ -252,26 +240,22 @@ impl Day {
 
     fn perform(&mut self, effect: Effect) {
         let at = self.now + WRITE;
+        if let Effect::Notify(notice) = &effect {
+            self.arrivals.refused(notice.pod.name.as_str(), notice.reason);
+        }
+        if let Some(event) = answers::success(&effect) {
+            self.agenda.add(at, Happening::Answered(Box::new(event)));
+            return;
+        }
         match effect {
             Effect::Write(write) => {
                 self.arrivals.decided(&write, self.now);
                 self.agenda.add(at, Happening::Written(Box::new(write)));
             }
-            Effect::Notify(notice) => {
-                self.arrivals.refused(notice.pod.name.as_str(), notice.reason);
-                let event = Event::NoticeEnded { id: notice.id, is_delivered: true };
-                self.agenda.add(at, Happening::Answered(Box::new(event)));
-            }
-            Effect::Nominate(NominationWrite { pod, node, .. }) => {
-                let outcome = NominationOutcome::Stored;
-                let event = Event::NominationEnded { pod: pod.uid, node, outcome };
-                self.agenda.add(at, Happening::Answered(Box::new(event)));
+            Effect::Notify(_) | Effect::Nominate(_) | Effect::Compile { .. } => {
+                unreachable!("answered above")
             }
             Effect::Evict(evictions) => self.evict(evictions, at),
-            Effect::Compile { namespace, expression } => {
-                drop(CompiledSelector::cached(&expression));
-                self.agenda.add(at, Happening::Answered(Box::new(Event::Compiled { namespace })));
-            }
             // No pod was converted, no namespace has a quota, no share is resized.
             Effect::WriteTemplate(_)
             | Effect::WriteQuotaStatus(_)

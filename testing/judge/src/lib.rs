@@ -21,6 +21,7 @@
 
 #![forbid(unsafe_code)]
 
+mod answers;
 pub mod backlog;
 pub mod bench;
 pub mod conformance;

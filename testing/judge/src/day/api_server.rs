@@ -6,16 +6,16 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use k8s_openapi::api::resource::v1::{
     AllocatedDeviceStatus, DeviceRequestAllocationResult, ResourceClaim,
-    ResourceClaimConsumerReference,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
-use tessera_api::names::{GROUP_COMPLETE_CONDITION, GROUP_FAILED_CONDITION, ShareId};
+use tessera_api::names::{GROUP_COMPLETE_CONDITION, GROUP_FAILED_CONDITION};
 use tessera_controller::core::clock::Moment;
 use tessera_controller::core::effect::{BarrierOutcome, ClaimChange, ClaimWrite};
 use tessera_controller::core::event::{Change, Event, WatchedObject, WriteOutcome};
 
 use super::{Agenda, WATCH_LAG};
+use crate::answers;
 
 /// Memory of a GPU, in MiB.
 pub(super) const GPU_MIB: u64 = 81_559;
@@ -142,16 +142,11 @@ impl ApiServer {
         }
         let is_allocation = matches!(write.change, ClaimChange::Allocate(_));
         let change = write.change.clone();
-        let (mut shares, number) = (self.shares, &mut self.shares);
-        *number += 64;
+        self.shares += 1;
+        let number = self.shares;
         self.edit_claim(&name, agenda, now, |claim| match change {
             ClaimChange::Allocate(draft) => {
-                let share = || {
-                    shares += 1;
-                    ShareId::new(format!("1f0c2d3e-9a41-7c3b-8e55-{shares:012x}"))
-                        .expect("invariant: a UUID")
-                };
-                let allocation = draft.render(&claim.clone(), Time(Timestamp::UNIX_EPOCH), share);
+                let allocation = answers::allocation(&draft, claim, number);
                 claim.status.get_or_insert_default().allocation = Some(allocation);
             }
             ClaimChange::Release | ClaimChange::Deallocate => claim.status = None,
@@ -171,14 +166,8 @@ impl ApiServer {
         agenda: &mut Agenda,
         now: Moment,
     ) {
-        let Some(uid) = self.pods.get(pod).and_then(|one| one.pod.metadata.uid.clone()) else {
+        let Some(consumer) = self.get(pod).map(|one| answers::reservation(&one.pod)) else {
             return;
-        };
-        let consumer = ResourceClaimConsumerReference {
-            resource: "pods".to_owned(),
-            name: pod.to_owned(),
-            uid,
-            ..ResourceClaimConsumerReference::default()
         };
         self.edit_claim(pod, agenda, now, |claim| {
             claim.status.get_or_insert_default().reserved_for = is_reserved.then(|| vec![consumer]);

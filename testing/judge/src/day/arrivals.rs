@@ -13,7 +13,8 @@ use tessera_controller::core::effect::{ClaimChange, ClaimWrite};
 use tessera_controller::core::event::{Change, WatchedObject};
 
 use super::api_server::{ApiServer, GPU_MIB, Happening};
-use super::{Agenda, BEGIN, DaySize, WATCH_LAG};
+use super::{Agenda, DaySize, WATCH_LAG};
+use crate::answers::clocks;
 use crate::random::Random;
 use crate::scale::{GPUS, allocated_on, claim, class, node_object, pod, slices};
 
@@ -171,8 +172,7 @@ impl Arrivals {
         let first = self.next + 1;
         let names: Vec<String> = (0..unit.size).map(|n| format!("unit-{first}-{n}")).collect();
         let number = self.note(&names, unit.clone(), now, false);
-        let seconds = i64::try_from(now.since_start().as_secs()).unwrap_or(0);
-        let created = Time(Timestamp::from_second(BEGIN + seconds).unwrap_or_default());
+        let created = Time(Timestamp::from_second(clocks(now).wall).unwrap_or_default());
         for name in &names {
             let mut pod = pod(name, None);
             pod.metadata.creation_timestamp = Some(created.clone());
