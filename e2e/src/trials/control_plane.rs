@@ -8,6 +8,7 @@ use serde_json::json;
 use super::test_bed::{Skip, TestBed, holder};
 use crate::harness::TrialOutcome;
 use crate::inventory::DRIVER;
+use crate::operations::Operations;
 use crate::runner::Outcome;
 
 const CONTROL_PLANE: &str = "control-plane";
@@ -20,11 +21,17 @@ const RESTARTS: [(&str, &[&str], usize); 4] = [
     ("kill", &["kube-controller-manager", "kube-scheduler"], 30),
 ];
 
-pub(super) async fn restarted(test_bed: TestBed) -> TrialOutcome {
+/// Returns the operations on the machine of the control plane; the trial is skipped without it.
+pub(super) async fn operations_on(test_bed: &TestBed) -> anyhow::Result<&Operations> {
     let operations = test_bed.operations()?;
     if operations.run(&["usage", CONTROL_PLANE, "etcd"]).await.is_err() {
         return Err(Skip("the control plane cannot be restarted from this machine".into()).into());
     }
+    Ok(operations)
+}
+
+pub(super) async fn restarted(test_bed: TestBed) -> TrialOutcome {
+    let operations = operations_on(&test_bed).await?;
     test_bed.create_template("share", DRIVER, json!({"memory": "2Gi", "cores": "2"})).await?;
     test_bed.create_holder("before", "share").await?;
     let mut running = vec![test_bed.wait_running("before").await?];

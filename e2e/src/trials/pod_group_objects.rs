@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use tessera_api::events;
 
 use super::groups::{self, GROUPS, SIZE};
-use super::test_bed::{Skip, TestBed, from_template};
-use super::{overcommit, placement};
+use super::test_bed::{TestBed, from_template};
+use super::{control_plane, overcommit, placement};
 use crate::harness::TrialOutcome;
 use crate::inventory::DRIVER;
 use crate::operations::Operations;
@@ -19,13 +19,11 @@ use crate::runner::Outcome;
 const FIRST_MINOR: u32 = 37;
 
 pub(super) async fn make_groups(test_bed: TestBed) -> TrialOutcome {
-    let operations = test_bed.operations()?;
+    let operations = control_plane::operations_on(&test_bed).await?;
     if test_bed.minor_version().await? < FIRST_MINOR {
         return Ok(Outcome::Skipped("Kubernetes has PodGroups in v1beta1 from 1.37 on".into()));
     }
-    if switch(operations, "on").await.is_err() {
-        return Err(Skip("the control plane cannot be restarted from this machine".into()).into());
-    }
+    switch(operations, "on").await?;
     let outcome = with_objects(&test_bed).await;
     switch(operations, "off").await?;
     outcome
