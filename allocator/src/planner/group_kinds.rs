@@ -117,13 +117,6 @@ impl RefusedGroup {
     }
 }
 
-impl RefusedKind {
-    fn alike(&self) -> GroupsAlike {
-        let Self { tried, others, is_news, .. } = self;
-        GroupsAlike { tried: tried.clone(), others: *others, is_news: *is_news }
-    }
-}
-
 impl Planner {
     /// Returns the kind of a group; none if something concerns only this one.
     pub(super) fn kind_of(&mut self, group: &PendingPod, policy: Policy) -> Option<GroupKind> {
@@ -204,9 +197,9 @@ impl<'p> PlanningPass<'p> {
             self.planner.refused_groups.clear();
         }
         let mut alike = Vec::new();
-        for (kind, refused) in refused {
-            alike.extend((refused.others > 0).then(|| refused.alike()));
-            self.planner.refused_groups.insert(kind, refused.like);
+        for (kind, RefusedKind { like, tried, others, is_news }) in refused {
+            alike.extend((others > 0).then_some(GroupsAlike { tried, others, is_news }));
+            self.planner.refused_groups.insert(kind, like);
         }
         alike
     }

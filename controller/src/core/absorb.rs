@@ -66,18 +66,13 @@ impl Step<'_> {
         let State { index, templates, resizes, loads, .. } = &mut *self.state;
         let mut is_news = true;
         let mut applied = Ok(());
+        let is_served = !matches!(change, Change::NotServed(_));
         match change {
-            Change::Listed(kind) => {
+            Change::Listed(kind) | Change::NotServed(kind) => {
                 // A new leader decides nothing before all rules are applied.
                 while index.continue_tainting() {}
                 if let Some(api) = kind.pod_group_api() {
-                    index.set_pod_groups_served(api, true);
-                }
-                self.state.listed.insert(kind);
-            }
-            Change::NotServed(kind) => {
-                if let Some(api) = kind.pod_group_api() {
-                    index.set_pod_groups_served(api, false);
+                    index.set_pod_groups_served(api, is_served);
                 }
                 self.state.listed.insert(kind);
             }
