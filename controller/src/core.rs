@@ -66,6 +66,7 @@ mod step_allowance;
 mod templates;
 #[cfg(test)]
 mod tests;
+mod visits;
 mod writes;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -99,6 +100,7 @@ use self::recover::Recoveries;
 pub use self::recover::{RecoveryPolicy, RecoverySettings};
 use self::resizes::Resizes;
 use self::templates::Templates;
+use self::visits::Visits;
 use self::writes::{OpenWrites, WritePurpose};
 
 /// The core: all state of the controller, and the function that changes it.
@@ -132,6 +134,8 @@ struct State {
     /// The pods that each step examines, whether they have changed or not: something keeps them
     /// from being planned for a time, or nodes are left out for them.
     revisited: BTreeSet<PodUid>,
+    /// The pods that wait for kube-scheduler and are looked at although they have not changed.
+    waiting_visits: Visits<PodUid>,
     /// The pods that cannot be planned until a user changes a claim, or a bound pod gets its
     /// claim.
     blocked: BTreeMap<PodUid, Blocked>,
@@ -174,6 +178,7 @@ impl Core {
             listed: BTreeSet::new(),
             reserved: None,
             revisited: BTreeSet::new(),
+            waiting_visits: Visits::default(),
             blocked: BTreeMap::new(),
             queued: QueuedReasons::default(),
             quota_statuses: QuotaStatuses::default(),
@@ -326,7 +331,7 @@ impl Step<'_> {
         self.settle_preemptions();
         self.recover();
         let round = self.plan_pending();
-        self.settle_barriers();
+        self.settle_barriers(&round.changed);
         self.explain(&round);
         self.hold_undecided(&round.plan);
         self.release_unneeded(&round);
@@ -342,7 +347,6 @@ impl Step<'_> {
             let subject = Subject::claim(&claim);
             self.state.holds.hold(subject, HoldReason::ClaimDeallocated, self.now);
         }
-        self.note_bound();
     }
 
     /// Forgets holds, placements and notices of the changed pods that do not wait any more.

@@ -4,8 +4,6 @@
 //! conditions of their devices are true. So no pod of a group runs before kube-scheduler has found
 //! a node for all of them.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use k8s_openapi::api::resource::v1::{
     AllocatedDeviceStatus, DeviceRequestAllocationResult, ResourceClaimStatus,
 };
@@ -87,14 +85,6 @@ pub struct GroupBarrier {
 }
 
 impl Index {
-    /// Returns the groups with a claim at a barrier that is not open.
-    pub fn barriers(&self) -> BTreeMap<GroupKey, GroupBarrier> {
-        let groups: BTreeSet<&GroupKey> =
-            self.holding.iter().filter_map(|pod| self.group_of(pod)).collect();
-        let barriers = groups.into_iter().map(|group| (group.clone(), self.barrier_of(group)));
-        barriers.filter(|(_, one)| !(one.waiting.is_empty() && one.failed.is_empty())).collect()
-    }
-
     /// Returns the claims of a group at its barrier.
     pub fn barrier_of(&self, group: &GroupKey) -> GroupBarrier {
         let mut barrier = GroupBarrier { size: self.group_size(group), ..GroupBarrier::default() };

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Node as ApiNode, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{DeviceClass as ApiClass, ResourceClaim};
 use tessera_allocator::ClaimAllocation;
 use tessera_allocator::model::{
-    ClusterSnapshot, DeviceClass, NameMap, Node, NodeSelector, PodUid, PoolId, Request,
+    ClusterSnapshot, DeviceClass, NameMap, NodeSelector, PodUid, PoolId, Request,
     SchedulingConstraints, Slice,
 };
 use tessera_api::names::{
@@ -25,6 +25,7 @@ use crate::groups::Groups;
 use crate::interner::Interner;
 use crate::loads::Loads;
 use crate::multimap::Multimap;
+use crate::nodes::NodeEntry;
 use crate::pod_groups::PodGroups;
 use crate::pods::PodEntry;
 use crate::quotas::Quotas;
@@ -33,6 +34,7 @@ use crate::scope::{self, Scope};
 use crate::taints::TaintRules;
 use crate::topology::Topologies;
 use crate::troubled::TroubledDevices;
+use crate::waiting::WaitingChanges;
 
 pub(crate) type ClaimKey = (Namespace, ClaimName);
 
@@ -80,6 +82,7 @@ pub struct Index {
     pub(crate) unchecked: BTreeSet<ClaimUid>,
     /// Claims that hold devices and that no pod needs, as of then.
     pub(crate) unneeded: BTreeSet<ClaimUid>,
+    pub(crate) waiting_changes: WaitingChanges,
     pub(crate) sums: UsageSums,
     pub(crate) room: Room,
     /// The number of pods with devices on a node, by priority.
@@ -101,15 +104,6 @@ struct Interned {
     /// The nodes of allocations.
     nodes: Interner<NodeSelector>,
     constraints: Interner<SchedulingConstraints>,
-}
-
-/// A node and the requests that are counted on it. They stay while the node object does not exist.
-#[derive(Debug, Default)]
-pub(crate) struct NodeEntry {
-    pub(crate) node: Option<Arc<Node>>,
-    used: NameMap<Quantity>,
-    /// The part of it that pods request that hold devices of ours.
-    held: NameMap<Quantity>,
 }
 
 impl Index {
@@ -147,42 +141,6 @@ impl Index {
             self.classes_version += 1;
             self.changed.classes.insert(name);
         }
-    }
-
-    /// Takes over a Node. Returns true if anything changed that planning reads: most changes of
-    /// nodes are heartbeats.
-    ///
-    /// # Errors
-    /// It cannot be read.
-    pub fn apply_node(&mut self, object: &ApiNode) -> Result<bool, ConvertError> {
-        let node = convert::node(object)?;
-        let entry = self.nodes.entry(node.name.clone()).or_default();
-        let node = Node { used: entry.used.clone(), releasable: entry.held.clone(), ..node };
-        let is_news = entry.node.as_deref() != Some(&node);
-        if is_news {
-            self.changed.nodes.insert(node.name.clone());
-            entry.node = Some(Arc::new(node));
-        }
-        Ok(is_news)
-    }
-
-    /// Removes a deleted Node.
-    pub fn remove_node(&mut self, object: &ApiNode) {
-        let Some(name) = object.metadata.name.as_deref().and_then(|n| NodeName::new(n).ok()) else {
-            return;
-        };
-        if let Some(entry) = self.nodes.get_mut(&name) {
-            entry.node = None;
-            if entry.used.is_empty() {
-                self.nodes.remove(&name);
-            }
-        }
-        self.changed.nodes.insert(name);
-    }
-
-    /// Returns true if the node exists.
-    pub(crate) fn has_node(&self, node: &NodeName) -> bool {
-        self.nodes.get(node).is_some_and(|entry| entry.node.is_some())
     }
 
     /// Takes over a Pod. Returns true if anything changed that planning reads: most changes of pods

@@ -99,6 +99,7 @@ impl Index {
         let Some(slice) = self.published.get(name) else { return };
         self.slices.insert(name.to_owned(), self.rules.tainted(slice));
         self.changed.slices.insert(name.to_owned());
+        self.waiting_changes.pools.insert(slice.pool.clone());
     }
 
     /// Removes a deleted ResourceSlice.
@@ -125,6 +126,7 @@ impl Index {
             |d: &Arc<Device>| DeviceId { pool: slice.pool.clone(), device: d.name.clone() };
         let devices: Vec<DeviceId> = slice.devices.iter().map(device).collect();
         self.sums.touched.extend(devices.iter().cloned());
+        self.waiting_changes.pools.insert(slice.pool.clone());
         self.note_republished(devices);
     }
 }

@@ -1,16 +1,15 @@
-//! Work: pods to plan, pods that cannot be planned, pods that wait for kube-scheduler, and unneeded
-//! allocations.
+//! Work: pods to plan, pods that cannot be planned, and unneeded allocations.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use tessera_allocator::model::{DeviceId, PendingPod, PodClaim, PodUid};
+use tessera_allocator::model::{PendingPod, PodClaim, PodUid};
 use tessera_api::names::{ClaimName, ClaimUid, NodeName};
 
 use crate::claims::ClaimEntry;
 use crate::groups::{GroupProblem, GroupWork};
 use crate::index::Index;
-use crate::pods::{Nomination, Nominator, PodEntry};
+use crate::pods::{Nomination, PodEntry};
 use crate::scope::Scope;
 use crate::stored::StoredClaim;
 
@@ -47,37 +46,6 @@ pub enum PlanningBlocker {
     PodGroupClaim,
     /// The group of the pod.
     Group(GroupProblem),
-}
-
-/// An unbound pod with a claim that has devices of ours: it waits for kube-scheduler.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Waiting {
-    /// The pod.
-    pub pod: PodUid,
-    /// Its claims with devices of ours that are not reserved and that no other pod needs where
-    /// they are.
-    pub movable: Vec<ClaimUid>,
-    /// The node of the claims.
-    pub node: Option<NodeName>,
-    /// The node of a claim does not exist any more.
-    pub node_gone: bool,
-    /// None of its claims waits for an allocation by us.
-    pub is_complete: bool,
-    /// The component that set `status.nominatedNodeName`, if it is set.
-    pub nominated_by: Option<Nominator>,
-    /// The message of the condition `PodScheduled`, if it is `False` with reason `Unschedulable`.
-    pub unschedulable: Option<String>,
-    /// The first device of a movable claim with a taint that the claim does not tolerate.
-    pub repelled: Option<Repelled>,
-}
-
-/// A device that was tainted after its allocation.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Repelled {
-    /// The device.
-    pub device: DeviceId,
-    /// The key of the taint.
-    pub taint: String,
 }
 
 impl Index {
@@ -207,63 +175,6 @@ impl Index {
         self.claims.get(uid).map(Box::as_ref)
     }
 
-    /// Returns the unbound pods with claims that have devices of ours.
-    pub fn waiting(&self) -> Vec<Waiting> {
-        let holding = self.holding.iter().filter_map(|uid| self.pods.get(uid));
-        holding.filter(|pod| !pod.gated).filter_map(|pod| self.waiting_of(pod)).collect()
-    }
-
-    fn waiting_of(&self, pod: &PodEntry) -> Option<Waiting> {
-        let entries = self.claims_of(pod)?;
-        let ours: Vec<&&ClaimEntry> = entries.iter().filter(|e| !e.counted().is_empty()).collect();
-        if ours.is_empty() {
-            return None;
-        }
-        let node_of = |e: &ClaimEntry| e.nodes()?.single_node().and_then(|n| NodeName::new(n).ok());
-        let node_gone = ours.iter().filter_map(|e| node_of(e)).any(|node| !self.has_node(&node));
-        let movable = || ours.iter().filter(|e| self.is_movable(e, pod));
-        Some(Waiting {
-            pod: pod.uid.clone(),
-            movable: movable().map(|entry| entry.claim.uid.clone()).collect(),
-            repelled: movable().find_map(|entry| self.repelled(entry)),
-            node: ours.iter().find_map(|e| node_of(e)),
-            node_gone,
-            is_complete: !entries.iter().any(|entry| self.lacks_allocation(entry)),
-            nominated_by: pod.nomination.as_ref().map(|nomination| nomination.by),
-            unschedulable: pod.unschedulable.clone(),
-        })
-    }
-
-    /// Returns the first device of the claim that repels it.
-    fn repelled(&self, entry: &ClaimEntry) -> Option<Repelled> {
-        entry.counted().iter().find_map(|result| {
-            let request = entry.request_of(result)?;
-            let device = self.published_device(&result.device)?;
-            let taint = device.untolerated_taint(&request.tolerations)?;
-            Some(Repelled { device: result.device.clone(), taint: taint.key.clone() })
-        })
-    }
-
-    /// Returns true if the allocation may be released for `pod`: it is not reserved, not being
-    /// written and not in use by a bound pod, and of the pods that wait for it `pod` is the
-    /// first.
-    fn is_movable(&self, entry: &ClaimEntry, pod: &PodEntry) -> bool {
-        let others = self.pods_of(entry).filter(|uid| **uid != pod.uid);
-        let mut others =
-            others.filter_map(|uid| self.pods.get(uid)).filter(|other| other.is_waiting());
-        entry.is_idle() && !others.any(|other| self.precedence(other) < self.precedence(pod))
-    }
-
-    /// Returns the precedence of a pod among those that wait for the same claim. The oldest is
-    /// first, but after all that could be bound where the claim is: a pod that lacks another
-    /// claim would otherwise move this one again and again.
-    fn precedence<'p>(&self, pod: &'p PodEntry) -> (bool, i64, &'p PodUid) {
-        let lacks = |entry: &&ClaimEntry| self.lacks_allocation(entry);
-        let complete =
-            !pod.gated && self.claims_of(pod).is_some_and(|entries| !entries.iter().any(lacks));
-        (!complete, pod.created, &pod.uid)
-    }
-
     /// Returns true if the claim may request devices of ours and is not allocated.
     pub(crate) fn lacks_allocation(&self, entry: &ClaimEntry) -> bool {
         let is_ours = |scope| matches!(scope, Scope::Ours | Scope::Any | Scope::Mixed);
@@ -307,6 +218,7 @@ impl Index {
     /// Updates what follows from claims with those that have changed.
     pub(crate) fn check_claims(&mut self) {
         for claim in std::mem::take(&mut self.unchecked) {
+            self.waiting_changes.claims.insert(claim.clone());
             let entry = self.claims.get(&claim);
             if let Some(entry) = entry {
                 let exceeded = entry

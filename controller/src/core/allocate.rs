@@ -45,6 +45,7 @@ impl Step<'_> {
     /// Plans the pending pods and starts the writes of their allocations.
     pub(super) fn plan_pending(&mut self) -> Round {
         let changed = self.changed_pods();
+        self.note_bound(&changed);
         let mut left_out = std::mem::take(&mut self.state.revisited);
         left_out.extend(changed.iter().cloned());
         self.state.index.complete_groups(&mut left_out);

@@ -186,8 +186,9 @@ impl Step<'_> {
             // Their allocations are released, also where nothing else changes.
             self.wake_at(Some(self.now));
         }
-        self.state.revisited.extend(self.state.audits.long_unlisted.iter().cloned());
         for pod in self.state.audits.long_unlisted.clone() {
+            self.state.revisited.insert(pod.clone());
+            self.state.waiting_visits.visit_next(pod.clone());
             tracing::warn!(%pod, "pod status does not name all claims of the pod");
             let note = message::NOT_LISTED_NOTE.to_owned();
             self.notify(&pod, Topic::Pod, events::POD_STATUS_MISSING_CLAIM, note, None);

@@ -14,7 +14,7 @@
 //! The state is in the claims. Only the time since which a group waits is in memory: a new leader
 //! waits for the whole time again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tessera_allocator::model::PodUid;
@@ -22,13 +22,14 @@ use tessera_api::events;
 use tessera_api::names::ClaimUid;
 use tessera_index::{GroupBarrier, GroupKey};
 
-use super::Step;
 use super::clock::Moment;
 use super::effect::{BarrierOutcome, ClaimChange};
 use super::holds::{HoldReason, Subject};
 use super::notices::Topic;
 use super::placements::NotWritten;
+use super::visits::Visits;
 use super::writes::WritePurpose;
+use super::{State, Step};
 
 /// The time within which kube-scheduler finds a node for all pods of a group. Its own back-off is
 /// at most 10 s, and a pod that it cannot place gets devices elsewhere after 2 s to 20 s.
@@ -39,23 +40,39 @@ const TIME: Duration = Duration::from_secs(40);
 pub(super) struct Barriers {
     /// The time since which each has waited.
     since: BTreeMap<GroupKey, Moment>,
+    /// The groups whose time ends, and those with claims to write.
+    visits: Visits<GroupKey>,
 }
 
 impl Step<'_> {
     /// Opens the barriers of the groups that are complete, and fails those whose time is up.
-    pub(super) fn settle_barriers(&mut self) {
-        let barriers = self.state.index.barriers();
-        self.state.barriers.since.retain(|group, _| barriers.contains_key(group));
-        for (group, barrier) in &barriers {
-            let since = *self.state.barriers.since.entry(group.clone()).or_insert(self.now);
-            let end = since + TIME;
-            if barrier.is_complete {
-                self.conclude(&barrier.waiting, BarrierOutcome::Complete);
-            } else if barrier.failed.is_empty() && self.now < end {
-                self.wake_at(Some(end));
-            } else {
-                self.fail_barrier(barrier);
-            }
+    pub(super) fn settle_barriers(&mut self, changed: &BTreeSet<PodUid>) {
+        let State { index, barriers, .. } = &mut *self.state;
+        let changed = changed.iter().filter_map(|pod| index.group_of(pod)).cloned().collect();
+        for group in barriers.visits.take(changed, self.now) {
+            self.settle_barrier(&group);
+        }
+        self.wake_at(self.state.barriers.visits.next());
+    }
+
+    fn settle_barrier(&mut self, group: &GroupKey) {
+        let barrier = self.state.index.barrier_of(group);
+        let Barriers { since, visits } = &mut self.state.barriers;
+        if barrier.waiting.is_empty() && barrier.failed.is_empty() {
+            since.remove(group);
+            return;
+        }
+        let end = *since.entry(group.clone()).or_insert(self.now) + TIME;
+        if !barrier.is_complete && barrier.failed.is_empty() && self.now < end {
+            visits.visit_at(group.clone(), end);
+            return;
+        }
+        // Until all of its claims are written.
+        visits.visit_next(group.clone());
+        if barrier.is_complete {
+            self.conclude(&barrier.waiting, BarrierOutcome::Complete);
+        } else {
+            self.fail_barrier(&barrier);
         }
     }
 

@@ -48,6 +48,10 @@ const INCOMPLETE: Duration = Duration::from_secs(20);
 /// It also stays with a scheduler profile without preemption, and for pods that never preempt.
 const KEPT_NOMINATION: Duration = Duration::from_secs(60);
 
+/// The time after which a deadline that depends on the speed of kube-scheduler is determined again:
+/// kube-scheduler may have become faster.
+const PACE_CHECK: Duration = Duration::from_secs(1);
+
 /// No time grows beyond this.
 const LONGEST: Duration = Duration::from_secs(300);
 
@@ -107,9 +111,9 @@ struct Placement {
 /// The treatment of a pod that waits for kube-scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Nothing is done until something changes.
+    /// Nothing is done until the pod, a claim of it, a node or a device changes.
     Wait,
-    /// Nothing is done before this time.
+    /// Nothing is done before this time, when the verdict is determined again.
     WaitUntil(Moment),
     /// The allocation is released, and the pod is planned elsewhere.
     GiveUp,
@@ -235,9 +239,9 @@ impl Placements {
         Some(Deallocated::Unplaceable(node))
     }
 
-    /// Notes that pods that were placed have been bound.
-    pub(super) fn bound(&mut self, pods: impl Iterator<Item = PodUid>, now: Moment) {
-        let placed = |pod| self.pods.remove(&pod)?.placed.filter(|placed| placed.is_decided);
+    /// Notes that these pods have been bound, as far as they were placed.
+    pub(super) fn bound<'p>(&mut self, pods: impl Iterator<Item = &'p PodUid>, now: Moment) {
+        let placed = |pod| self.pods.remove(pod)?.placed.filter(|placed| placed.is_decided);
         let took = pods.filter_map(placed).map(|placed| now - placed.since).max();
         self.pace = took.map(|took| Pace { took, seen: now }).or(self.pace);
     }
@@ -246,11 +250,6 @@ impl Placements {
     pub(super) fn is_placed_on(&self, pod: &PodUid, node: &NodeName) -> bool {
         let placed = self.pods.get(pod).and_then(|attempts| attempts.placed.as_ref());
         placed.is_some_and(|placed| placed.node.as_ref() == Some(node))
-    }
-
-    /// Returns the pods that something is known of.
-    pub(super) fn pods(&self) -> impl Iterator<Item = &PodUid> {
-        self.pods.keys()
     }
 
     /// Notes the state of a pod that waits for kube-scheduler: its verdict depends on it.
@@ -290,6 +289,7 @@ impl Placements {
             return Verdict::Wait;
         }
         let changed = placed.changed.filter(|_| placed.has_news(waiting.unschedulable.as_deref()));
+        let mut check = Moment::after_start(Duration::MAX);
         let (deadline, verdict) = match (changed, attempts.incomplete_since) {
             (Some(changed), _) if waiting.nominated_by == Some(Nominator::Controller) => {
                 (changed + KEPT_NOMINATION, Verdict::GiveUp)
@@ -300,11 +300,14 @@ impl Placements {
             (None, Some(since)) => (since + INCOMPLETE, Verdict::ReleaseIncomplete),
             (None, None) => {
                 let grace = self.grace_period(attempts.failures, now);
+                if grace > grown(WITHOUT_NEWS, attempts.failures) {
+                    check = now + PACE_CHECK;
+                }
                 let further = self.interruption_grace(placed);
                 (placed.since + (grace + further).min(LONGEST), Verdict::GiveUp)
             }
         };
-        if now >= deadline { verdict } else { Verdict::WaitUntil(deadline) }
+        if now >= deadline { verdict } else { Verdict::WaitUntil(deadline.min(check)) }
     }
 
     /// Returns the time that kube-scheduler gets for a pod without a new message. The time that it
@@ -350,9 +353,9 @@ impl Placements {
         holds.hold(Subject::pod(pod), HoldReason::AllocationReleased, now);
     }
 
-    /// Forgets what was observed of pods of which no claim `has_devices` any more.
-    pub(super) fn retain_observed(&mut self, has_devices: impl Fn(&PodUid) -> bool) {
-        for (_, attempts) in self.pods.iter_mut().filter(|(pod, _)| !has_devices(pod)) {
+    /// Forgets what was observed of a pod of which no claim has devices any more.
+    pub(super) fn forget_observed(&mut self, pod: &PodUid) {
+        if let Some(attempts) = self.pods.get_mut(pod) {
             attempts.placed.take_if(|placed| !placed.is_decided);
             attempts.incomplete_since = None;
         }

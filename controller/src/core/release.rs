@@ -12,12 +12,11 @@ use super::placements::{NotWritten, Verdict};
 use super::{State, Step};
 
 impl Step<'_> {
-    /// Counts how long kube-scheduler took for the pods that it has bound.
-    pub(super) fn note_bound(&mut self) {
-        let index = &self.state.index;
-        let is_bound = |pod: &&PodUid| index.node_of(pod).is_some();
-        let bound: Vec<PodUid> = self.state.placements.pods().filter(is_bound).cloned().collect();
-        self.state.placements.bound(bound.into_iter(), self.now);
+    /// Counts how long kube-scheduler took for those of the changed pods that it has bound.
+    pub(super) fn note_bound(&mut self, changed: &BTreeSet<PodUid>) {
+        let State { index, placements, .. } = &mut *self.state;
+        let bound = changed.iter().filter(|pod| index.node_of(pod).is_some());
+        placements.bound(bound, self.now);
     }
 
     /// Releases allocations of pods that went away before they reserved anything, of pods that
@@ -29,22 +28,30 @@ impl Step<'_> {
             self.release(&claim, None);
         }
         let refused: BTreeSet<&PodUid> = round.plan.refusals.iter().map(|r| &r.pod).collect();
+        let mut pods = self.state.index.take_changed_waiting(&round.changed);
+        pods.extend(refused.iter().map(|pod| (*pod).clone()));
+        let pods = self.state.waiting_visits.take(pods, self.now);
         let written = self.state.pods_being_written();
-        let all_waiting = self.state.index.waiting();
-        for waiting in &all_waiting {
+        for pod in &pods {
+            let Some(waiting) = self.state.index.waiting(pod) else {
+                self.state.placements.forget_observed(pod);
+                continue;
+            };
             // Where one claim cannot be written now, none is released: the node would be blamed.
             let is_busy = |claim| self.state.is_busy(claim, self.now);
-            if written.contains(&waiting.pod) || waiting.movable.iter().any(is_busy) {
+            if written.contains(pod) || waiting.movable.iter().any(is_busy) {
+                self.state.waiting_visits.visit_next(pod.clone());
                 continue;
             }
-            if self.gives_up(waiting, &refused, &round.deallocated) {
+            if self.gives_up(&waiting, &refused, &round.deallocated) {
+                // Until the writes have ended, or where a claim cannot be written.
+                self.state.waiting_visits.visit_next(pod.clone());
                 for claim in &waiting.movable {
-                    self.release(claim, Some(&waiting.pod));
+                    self.release(claim, Some(pod));
                 }
             }
         }
-        let with_devices: BTreeSet<&PodUid> = all_waiting.iter().map(|one| &one.pod).collect();
-        self.state.placements.retain_observed(|pod| with_devices.contains(pod));
+        self.wake_at(self.state.waiting_visits.next());
     }
 
     /// Decides if the claims of a waiting pod are released, and notes why.
@@ -75,7 +82,12 @@ impl Step<'_> {
             }
             return !has_room;
         }
-        !deallocated.contains(pod) && self.gives_up_stuck(waiting)
+        if deallocated.contains(pod) {
+            // It is observed when its hold has ended.
+            self.state.waiting_visits.visit_next(pod.clone());
+            return false;
+        }
+        self.gives_up_stuck(waiting)
     }
 
     /// Observes the pod, and decides if it has had its time to be placed where its devices are.
@@ -85,7 +97,7 @@ impl Step<'_> {
         match placements.verdict(waiting, self.now) {
             Verdict::Wait => return false,
             Verdict::WaitUntil(deadline) => {
-                self.wake_at(Some(deadline));
+                self.state.waiting_visits.visit_at(waiting.pod.clone(), deadline);
                 return false;
             }
             Verdict::GiveUp => {

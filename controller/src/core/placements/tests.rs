@@ -171,11 +171,16 @@ fn deadline_grows_with_the_queue_of_kube_scheduler() {
     fixture.placed_pod(&other, None, now);
     fixture.placed(Some("old"), now + seconds(10));
     let bound = now + seconds(15);
-    fixture.placements.bound([other].into_iter(), bound);
-    let turns = Verdict::WaitUntil(now + seconds(10) + seconds(30));
+    fixture.placements.bound([&other].into_iter(), bound);
+    // The next pod may be bound faster, which moves the deadline back.
     assert_eq!(
         fixture.verdict(&waiting(Some("old")), now + seconds(35)),
-        turns,
+        Verdict::WaitUntil(now + seconds(35) + PACE_CHECK)
+    );
+    let before = now + seconds(40) - Duration::from_millis(1);
+    assert_eq!(
+        fixture.verdict(&waiting(Some("old")), before),
+        Verdict::WaitUntil(now + seconds(10) + seconds(30)),
         "twice the 15 s of the other"
     );
     assert_eq!(fixture.verdict(&waiting(Some("old")), now + seconds(40)), Verdict::GiveUp);
@@ -187,7 +192,7 @@ fn pace_is_forgotten_when_no_pod_is_bound_any_more() {
     let other = PodUid::new("other");
     let mut fixture = Fixture::default();
     fixture.placed_pod(&other, None, now);
-    fixture.placements.bound([other].into_iter(), now + seconds(15));
+    fixture.placements.bound([&other].into_iter(), now + seconds(15));
     let later = now + seconds(45);
     fixture.placed(Some("old"), later);
     assert_eq!(
@@ -203,7 +208,7 @@ fn fast_scheduler_does_not_shorten_the_deadline() {
     let mut fixture = Fixture::default();
     fixture.placed_pod(&other, None, now);
     fixture.placed(Some("old"), now);
-    fixture.placements.bound([other].into_iter(), now + seconds(1));
+    fixture.placements.bound([&other].into_iter(), now + seconds(1));
     assert_eq!(
         fixture.verdict(&waiting(Some("old")), now + seconds(2)),
         Verdict::WaitUntil(now + WITHOUT_NEWS)
