@@ -8,6 +8,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use tessera_api::names::ClaimUid;
+
 use super::Planner;
 use super::classes::ClassId;
 use super::pass::{PlanningPass, lacks_capacity};
@@ -54,8 +56,26 @@ pub(super) struct RefusedKind {
     tried: Vec<Refusal>,
     /// Number of the groups that were refused like it.
     others: usize,
-    /// One of them was not refused before, or for another reason.
+    /// One of them was not refused before.
     is_news: bool,
+}
+
+impl RefusedKind {
+    /// Takes over the causes of the claims of the group that was tried.
+    fn renew(&mut self, causes: &HashMap<&ClaimUid, &Arc<RefusalCause>>) {
+        let mut renewed = HashMap::new();
+        for refusal in &mut self.tried {
+            if let Some(cause) = causes.get(&refusal.claim) {
+                renewed.insert(Arc::as_ptr(&refusal.cause), Arc::clone(cause));
+                refusal.cause = Arc::clone(cause);
+            }
+        }
+        for (_, cause) in &mut self.like.own {
+            if let Some(renewed) = renewed.get(&Arc::as_ptr(cause)) {
+                *cause = Arc::clone(renewed);
+            }
+        }
+    }
 }
 
 impl GroupInBacklog {
@@ -183,24 +203,35 @@ impl<'p> PlanningPass<'p> {
         like: RefusedGroup,
         tried: Vec<Refusal>,
     ) {
-        let before = self.planner.refused_groups.get(&kind);
-        let is_news = !before.is_some_and(|before| before.is_equal(&like));
-        let refused = RefusedKind { like, tried, others: 0, is_news };
+        let refused = RefusedKind { like, tried, others: 0, is_news: false };
         self.refused_groups.insert(Arc::new(kind), refused);
     }
 
-    /// Ends the pass for groups: returns those that were refused alike, and keeps their reasons.
-    /// After a partial plan those of the plan before are kept, too.
-    pub(super) fn end_groups(&mut self, is_partial: bool) -> Vec<GroupsAlike> {
+    /// Ends the pass for groups: returns those that were refused alike, and keeps their reasons,
+    /// which are those of `refusals`: some were renewed since. After a partial plan those of the
+    /// plan before are kept, too.
+    pub(super) fn end_groups(
+        &mut self,
+        refusals: &[Refusal],
+        is_partial: bool,
+    ) -> Vec<GroupsAlike> {
         let refused = std::mem::take(&mut self.refused_groups);
-        if !is_partial {
-            self.planner.refused_groups.clear();
-        }
+        let mut before = std::mem::take(&mut self.planner.refused_groups);
+        let causes = if refused.is_empty() { &[] } else { refusals };
+        let causes: HashMap<_, _> = causes.iter().map(|one| (&one.claim, &one.cause)).collect();
         let mut alike = Vec::new();
-        for (kind, RefusedKind { like, tried, others, is_news }) in refused {
+        let mut kept = RefusedGroups::new();
+        for (kind, mut refused) in refused {
+            refused.renew(&causes);
+            let RefusedKind { like, tried, others, mut is_news } = refused;
+            is_news |= !before.remove(&kind).is_some_and(|before| before.is_equal(&like));
             alike.extend((others > 0).then_some(GroupsAlike { tried, others, is_news }));
-            self.planner.refused_groups.insert(kind, like);
+            kept.insert(kind, like);
         }
+        if is_partial {
+            kept.extend(before);
+        }
+        self.planner.refused_groups = kept;
         alike
     }
 }

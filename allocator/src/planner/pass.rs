@@ -76,7 +76,7 @@ pub(super) fn plan(
     if !is_partial {
         pass.renew_causes(&mut plan, &mut budget);
     }
-    plan.alike = pass.end_groups(is_partial);
+    plan.alike = pass.end_groups(&plan.refusals, is_partial);
     pass.planner.selections.begin_pod(false);
     (plan.reserved, plan.replan_at) = std::mem::take(&mut pass.reservation).end(settings.now);
     pass.undo();

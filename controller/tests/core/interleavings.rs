@@ -423,3 +423,34 @@ proptest! {
         prop_assert!(storm.world.notices[notices..].iter().all(is_of_outcome));
     }
 }
+
+/// The reasons that a plan renews at its end are those of all texts about a group.
+#[test]
+fn waiting_groups_are_told_one_text_while_nothing_changes() {
+    use Happening::{AddGroup, AddImportantPod, AddPod, AddPodWithTwoClaims, Bind, EndQuotaStatus};
+    let mut storm = Storm::new();
+    for happening in [
+        AddPod(60),
+        AddPod(54),
+        EndQuotaStatus(false),
+        AddPod(110),
+        Bind(0),
+        AddImportantPod(169, 1),
+        AddPodWithTwoClaims(0, 41),
+        AddGroup(105, 211),
+        AddGroup(43, 13),
+        AddPodWithTwoClaims(0, 13),
+        AddImportantPod(152, 147),
+        AddGroup(4, 70),
+        AddGroup(169, 240),
+        AddGroup(128, 205),
+    ] {
+        storm.happen(&happening);
+    }
+    storm.calm();
+    let world = &mut storm.world;
+    world.pass(Duration::from_secs(310));
+    let told = world.notices.len();
+    world.pass(Duration::from_secs(600));
+    assert_eq!(&world.notices[told..], &[]);
+}
