@@ -196,6 +196,11 @@ bench-day: ## Simulate ten minutes of a large cluster with the controller's core
 	$(CARGO) build --locked --release --package tessera-judge --bin day
 	$(target)/release/day --nodes $(or $(NODES),5000) --shares $(or $(SHARES),100000) --rate $(or $(RATE),50) --seconds $(or $(SECONDS_LONG),600)
 
+.PHONY: bench-stuck
+bench-stuck: ## Measure the controller's steps beside pods that get no devices until a user changes them: PODS=10000
+	$(CARGO) build --locked --release --package tessera-judge --bin stuck
+	$(target)/release/stuck --pods $(or $(PODS),10000)
+
 .PHONY: bench-controller
 bench-controller: ## Measure the controller on a generated cluster (minutes): NODES=5000 SHARES=10000 PODS=10000
 	$(CARGO) build --locked --release --package tessera-judge

@@ -45,6 +45,7 @@ mod absorb;
 mod allocate;
 mod audit;
 mod barriers;
+mod blocked;
 mod evictions;
 mod explain;
 mod holds;
@@ -69,7 +70,7 @@ mod tests;
 mod visits;
 mod writes;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use tessera_allocator::model::PodUid;
@@ -77,10 +78,12 @@ use tessera_allocator::{PlanSettings, ReservedNode};
 use tessera_api::events::EventReason;
 use tessera_api::names::{ClaimUid, ManagedDrivers, NodeName};
 use tessera_dialect::Converter;
-use tessera_index::{Blocked, Index};
+use tessera_index::Index;
 
+use self::allocate::UndecidedPods;
 use self::audit::Audits;
 use self::barriers::Barriers;
+use self::blocked::BlockedPods;
 use self::clock::{Moment, Now};
 use self::effect::{ClaimChange, ClaimWrite, Effect, Figures, Notice, PodReference, StepOutput};
 use self::event::{Event, WatchedKind};
@@ -131,14 +134,19 @@ struct State {
     listed: BTreeSet<WatchedKind>,
     /// The node that is reserved.
     reserved: Option<ReservedNode>,
-    /// The pods that each step examines, whether they have changed or not: something keeps them
-    /// from being planned for a time, or nodes are left out for them.
+    /// The pods that the next step examines although they have not changed.
     revisited: BTreeSet<PodUid>,
+    /// The pods that have changed while the last step decided.
+    changed_late: BTreeSet<PodUid>,
+    /// Pods with a claim that was deallocated within the last seconds, and those of their groups.
+    deallocated: BTreeSet<PodUid>,
+    /// Pods that are delayed because their last search ended without a decision.
+    undecided: UndecidedPods,
+    /// The bound pods with misplaced claims that are looked at although they have not changed.
+    repair_visits: Visits<PodUid>,
     /// The pods that wait for kube-scheduler and are looked at although they have not changed.
     waiting_visits: Visits<PodUid>,
-    /// The pods that cannot be planned until a user changes a claim, or a bound pod gets its
-    /// claim.
-    blocked: BTreeMap<PodUid, Blocked>,
+    blocked: BlockedPods,
     /// The reasons of the pods in the backlog.
     queued: QueuedReasons,
     quota_statuses: QuotaStatuses,
@@ -178,8 +186,12 @@ impl Core {
             listed: BTreeSet::new(),
             reserved: None,
             revisited: BTreeSet::new(),
+            changed_late: BTreeSet::new(),
+            deallocated: BTreeSet::new(),
+            undecided: UndecidedPods::default(),
+            repair_visits: Visits::default(),
             waiting_visits: Visits::default(),
-            blocked: BTreeMap::new(),
+            blocked: BlockedPods::default(),
             queued: QueuedReasons::default(),
             quota_statuses: QuotaStatuses::default(),
             resizes: Resizes::default(),
@@ -263,7 +275,7 @@ impl Core {
         if self.is_stopping {
             return StepOutput { effects, figures, wake: None };
         }
-        let notice = self.state.notices.next_due(&self.state.holds, now.monotonic);
+        let notice = self.state.notices.next_due(now.monotonic);
         let audit = self.state.audits.next();
         let wake = wake.into_iter().chain(notice).chain(self.state.queued.next()).chain([audit]);
         let wake = wake.min();
@@ -326,15 +338,18 @@ impl Step<'_> {
         self.note_facts();
         self.write_templates();
         self.release_overcommitted();
-        self.repair_misplaced();
+        let changed = self.changed_pods();
+        let affected = self.state.index.take_affected(&changed);
+        self.note_bound(&changed);
+        self.repair_misplaced(affected.clone());
         self.resize_shares();
         self.settle_preemptions();
         self.recover();
-        let round = self.plan_pending();
+        let round = self.plan_pending(changed);
         self.settle_barriers(&round.changed);
         self.explain(&round);
         self.hold_undecided(&round.plan);
-        self.release_unneeded(&round);
+        self.release_unneeded(&round, affected);
         self.preempt(&round);
         self.withdraw_nominations(&round);
         self.write_quota_statuses();
@@ -352,7 +367,6 @@ impl Step<'_> {
     /// Forgets holds, placements and notices of the changed pods that do not wait any more.
     fn forget_gone(&mut self, changed: &BTreeSet<PodUid>) {
         let State { index, holds, placements, notices, .. } = &mut *self.state;
-        holds.forget_ended(self.now);
         let waiting = index.unbound_pods();
         for pod in changed.iter().filter(|pod| !waiting.contains(*pod)) {
             let exists = index.pod_name(pod).is_some();
@@ -469,6 +483,14 @@ impl Step<'_> {
         };
         let notice = Notice { id, pod: about, node: node.clone(), reason: *reason, note };
         self.state.notices.sent(topic.clone(), &notice);
+        if *topic == Topic::Pod {
+            // The texts about its claims are published again.
+            let State { blocked, misplacements, repair_visits, .. } = &mut *self.state;
+            blocked.tell_again(&draft.pod);
+            if misplacements.has_pod(&draft.pod) {
+                repair_visits.visit_next(draft.pod.clone());
+            }
+        }
         self.effects.push(Effect::Notify(notice));
         None
     }

@@ -240,7 +240,7 @@ impl Index {
             != self.classes_version
         {
             // The drivers that a claim requests follow from its classes.
-            changed.extend(self.unbound.iter().cloned());
+            changed.extend(self.unbound.iter().chain(&self.stranded).cloned());
         }
         changed
     }

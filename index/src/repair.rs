@@ -54,12 +54,11 @@ pub enum RepairBlocker {
 }
 
 impl Index {
-    /// Returns the misplaced claims of bound pods.
-    pub fn misplaced(&self) -> Vec<Misplaced> {
-        let stranded = self.stranded.iter().filter_map(|uid| self.pods.get(uid));
-        stranded
-            .flat_map(|pod| pod.links.values().filter_map(|claim| self.misplaced_of(pod, claim)))
-            .collect()
+    /// Returns the misplaced claims of a bound pod.
+    pub fn misplaced(&self, pod: &PodUid) -> Vec<Misplaced> {
+        let pod = self.stranded.get(pod).and_then(|uid| self.pods.get(uid));
+        let links = pod.into_iter().flat_map(|pod| pod.links.values().map(move |one| (pod, one)));
+        links.filter_map(|(pod, claim)| self.misplaced_of(pod, claim)).collect()
     }
 
     /// Returns true if a claim of the pod may be misplaced. Pods and claims that are being deleted

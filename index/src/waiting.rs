@@ -9,7 +9,7 @@ use crate::claims::ClaimEntry;
 use crate::index::{ClaimKey, Index};
 use crate::pods::{Nominator, PodEntry};
 
-/// The objects other than pods that have changed since [`Index::take_changed_waiting`].
+/// The objects other than pods that have changed since [`Index::take_affected`].
 #[derive(Debug, Default)]
 pub(crate) struct WaitingChanges {
     /// Claims that have changed, or whose pods have.
@@ -59,17 +59,17 @@ impl Index {
         if pod.gated { None } else { self.waiting_of(pod) }
     }
 
-    /// Returns the unbound pods whose [state](Self::waiting) may have changed since the last call.
-    /// `changed` is what [`take_changed_pods`](Self::take_changed_pods) has returned since.
+    /// Returns the pods whose [state](Self::waiting) or [misplaced claims](Self::misplaced) may
+    /// have changed since the last call, and others. `changed` is what
+    /// [`take_changed_pods`](Self::take_changed_pods) has returned since.
     ///
     /// The cost is that of these pods and of those that share claims with them; where a node or a
     /// slice has changed, that of all pods that wait for kube-scheduler.
-    pub fn take_changed_waiting(&mut self, changed: &BTreeSet<PodUid>) -> BTreeSet<PodUid> {
+    pub fn take_affected(&mut self, changed: &BTreeSet<PodUid>) -> BTreeSet<PodUid> {
         self.check_claims();
         let WaitingChanges { claims, pools, nodes } = std::mem::take(&mut self.waiting_changes);
         let mut pods: BTreeSet<PodUid> = changed.clone();
         pods.extend(claims.iter().flat_map(|claim| self.pods_with(claim)));
-        pods.retain(|pod| self.unbound.contains(pod));
         let shared: Vec<PodUid> = self.sharing_with(&pods).cloned().collect();
         pods.extend(shared);
         if !pools.is_empty() || !nodes.is_empty() {
@@ -82,10 +82,11 @@ impl Index {
         pods
     }
 
-    /// Returns the pods that share claims with these: the [precedence](Self::precedence) of a pod
-    /// among them depends on all of its claims.
+    /// Returns the pods that share claims with those of these that are not bound: the
+    /// [precedence](Self::precedence) of a pod among them depends on all of its claims.
     fn sharing_with(&self, pods: &BTreeSet<PodUid>) -> impl Iterator<Item = &PodUid> {
-        let pods = pods.iter().filter_map(|pod| self.pods.get(pod));
+        let pods = pods.iter().filter(|pod| self.unbound.contains(*pod));
+        let pods = pods.filter_map(|pod| self.pods.get(pod));
         let keys = pods.flat_map(|pod| {
             let names = pod.claims.iter().filter_map(|reference| reference.name.clone());
             names.map(|name| (pod.namespace.clone(), name))

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Node;
 use serde_json::{Value, json};
+use tessera_allocator::model::PodUid;
 use tessera_index::{Index, RepairAction, RepairBlocker};
 
 /// An index with two nodes and claims that are given later versions as they come.
@@ -74,7 +75,9 @@ impl Fed {
     }
 
     fn repair_actions(&self) -> Vec<(String, RepairAction)> {
-        self.index.misplaced().into_iter().map(|m| (m.pod.to_string(), m.repair_action)).collect()
+        let pods = ["a", "b", "p"].map(PodUid::new);
+        let misplaced = pods.iter().flat_map(|pod| self.index.misplaced(pod));
+        misplaced.map(|one| (one.pod.to_string(), one.repair_action)).collect()
     }
 
     /// Shares booked on the GPU of `node`.

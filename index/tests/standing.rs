@@ -185,7 +185,7 @@ fn misplaced_claim_explains_its_repair() {
         ]});
     });
     pod(&mut index, "p", &["c"], |pod| pod["spec"]["nodeName"] = "node-b".into());
-    let [misplaced] = index.misplaced().try_into().unwrap();
+    let [misplaced] = index.misplaced(&PodUid::new("uid-p")).try_into().unwrap();
     assert_eq!(misplaced.node.as_str(), "node-b");
     assert_eq!(misplaced.allocated.unwrap(), "node-a");
     assert_eq!(misplaced.repair_action, RepairAction::Deallocate);

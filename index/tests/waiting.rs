@@ -1,4 +1,5 @@
-//! Pods that wait for kube-scheduler: each whose state has changed is among the changed ones.
+//! Pods that wait for kube-scheduler, and bound pods with misplaced claims: each whose state has
+//! changed is among the affected ones.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,7 +10,7 @@ use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use tessera_allocator::model::PodUid;
-use tessera_index::{Index, Waiting};
+use tessera_index::{Index, Misplaced, Waiting};
 
 const PODS: u8 = 5;
 const CLAIMS: u8 = 4;
@@ -156,6 +157,8 @@ struct Cluster {
     index: Index,
     claims: BTreeMap<u8, ResourceClaim>,
     pods: BTreeMap<u8, Pod>,
+    /// The claims that each pod names, from its first creation on.
+    claims_of: BTreeMap<u8, Vec<u8>>,
     version: usize,
 }
 
@@ -164,7 +167,10 @@ impl Cluster {
         self.version += 1;
         match change {
             Change::Claim { claim: number, node, reserved } => {
-                let object: ResourceClaim = read(claim(*number, *node, *reserved, self.version));
+                // kube-scheduler reserves claims only for pods that name them.
+                let is_named = self.claims_of.get(&0).is_some_and(|named| named.contains(number));
+                let reserved = *reserved && is_named;
+                let object: ResourceClaim = read(claim(*number, *node, reserved, self.version));
                 self.index.apply_claim(&Arc::new(object.clone())).unwrap();
                 self.claims.insert(*number, object);
             }
@@ -174,6 +180,8 @@ impl Cluster {
                 }
             }
             Change::Pod { pod: number, claims, stage, message } => {
+                // The API server allows no other ones later.
+                let claims = self.claims_of.entry(*number).or_insert_with(|| claims.clone());
                 let object: Pod = read(pod(*number, claims, *stage, *message));
                 self.index.apply_pod(&object);
                 self.pods.insert(*number, object);
@@ -193,18 +201,19 @@ impl Cluster {
         }
     }
 
-    /// Returns the states of all pods that wait for kube-scheduler.
-    fn waiting(&self) -> BTreeMap<PodUid, Waiting> {
+    /// Returns the states of all pods.
+    fn states(&self) -> BTreeMap<PodUid, (Option<Waiting>, Vec<Misplaced>)> {
         let pods = (0..PODS).map(|number| PodUid::new(&format!("pod-{number}")));
-        pods.filter_map(|pod| Some((pod.clone(), self.index.waiting(&pod)?))).collect()
+        let state = |pod: PodUid| {
+            let state = (self.index.waiting(&pod), self.index.misplaced(&pod));
+            (pod, state)
+        };
+        pods.map(state).collect()
     }
 
     fn take_changed(&mut self) -> BTreeSet<PodUid> {
         let changed = self.index.take_changed_pods();
-        let mut pods = self.index.take_changed_waiting(&changed);
-        // The core visits these, too, to forget them.
-        pods.extend(changed);
-        pods
+        self.index.take_affected(&changed)
     }
 }
 
@@ -215,13 +224,12 @@ proptest! {
     ) {
         let mut cluster = Cluster::default();
         cluster.apply(&Change::Class { ours: true });
-        let mut before = cluster.waiting();
+        let mut before = cluster.states();
         for part in &parts {
             part.iter().for_each(|change| cluster.apply(change));
             let changed = cluster.take_changed();
-            let now = cluster.waiting();
-            let pods = before.keys().chain(now.keys()).collect::<BTreeSet<_>>();
-            for pod in pods.into_iter().filter(|pod| before.get(*pod) != now.get(*pod)) {
+            let now = cluster.states();
+            for pod in now.keys().filter(|pod| before[*pod] != now[*pod]) {
                 prop_assert!(changed.contains(pod), "{pod} after {part:?}");
             }
             before = now;

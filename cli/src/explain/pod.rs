@@ -91,7 +91,7 @@ impl<'v> PodContext<'v> {
     }
 
     fn bound(&self, node: &NodeName) -> PodAnswer {
-        let misplaced = self.view.index.misplaced().into_iter().find(|one| one.pod == *self.uid);
+        let misplaced = self.view.index.misplaced(self.uid).into_iter().next();
         let (state, message) = match misplaced {
             Some(misplaced) => {
                 let claim = self.view.index.claim_called(&misplaced.claim).map(ToString::to_string);

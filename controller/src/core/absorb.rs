@@ -63,7 +63,7 @@ impl Step<'_> {
 
     /// Takes in a change. Returns true if it may change a decision.
     fn absorb_change(&mut self, change: Change, at: Moment) -> bool {
-        let State { index, templates, resizes, loads, .. } = &mut *self.state;
+        let State { index, templates, resizes, loads, holds, revisited, .. } = &mut *self.state;
         let mut is_news = true;
         let mut applied = Ok(());
         let is_served = !matches!(change, Change::NotServed(_));
@@ -86,6 +86,7 @@ impl Step<'_> {
             }
             Change::Applied(WatchedObject::Slice(slice)) => applied = index.apply_slice(&slice),
             Change::Applied(WatchedObject::Class(class)) => {
+                revisited.append(&mut holds.pods_with_basis());
                 applied = index.apply_class(Arc::unwrap_or_clone(class));
             }
             Change::Applied(WatchedObject::Node(node)) => {
@@ -119,7 +120,10 @@ impl Step<'_> {
             Change::Deleted(object) => match object {
                 WatchedObject::Slice(slice) => index.remove_slice(&slice),
                 WatchedObject::TaintRule(rule) => index.remove_taint_rule(&rule),
-                WatchedObject::Class(class) => index.remove_class(&class),
+                WatchedObject::Class(class) => {
+                    revisited.append(&mut holds.pods_with_basis());
+                    index.remove_class(&class);
+                }
                 WatchedObject::Node(node) => index.remove_node(&node),
                 WatchedObject::Claim(claim) => {
                     resizes.note_claim(&claim);

@@ -1,6 +1,6 @@
 //! Allocation: the pods that are planned, and the writes of what a plan decides.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
@@ -35,29 +35,49 @@ pub(super) struct Round {
     pub(super) plan: AllocationPlan,
     /// Pods that may have changed since the last step.
     pub(super) changed: BTreeSet<PodUid>,
-    /// Pods with a claim that was deallocated within the last seconds.
-    pub(super) deallocated: BTreeSet<PodUid>,
-    /// Pending claims of pods that are delayed because their last search ended without a decision.
-    pub(super) undecided_claims: i64,
+    /// Pods that have lost their allocation, as noted in this step.
+    pub(super) lost: BTreeSet<PodUid>,
+}
+
+/// Pods that are delayed because their last search ended without a decision.
+#[derive(Debug, Default)]
+pub(super) struct UndecidedPods {
+    /// The number of their claims to allocate.
+    pods: BTreeMap<PodUid, i64>,
+    /// Their sum.
+    claims: i64,
+}
+
+impl UndecidedPods {
+    fn insert(&mut self, pod: &PendingPod) {
+        let claims = pending_claims(pod);
+        self.claims += claims;
+        self.claims -= self.pods.insert(pod.uid.clone(), claims).unwrap_or_default();
+    }
+
+    fn remove(&mut self, pod: &PodUid) {
+        self.claims -= self.pods.remove(pod).unwrap_or_default();
+    }
+
+    /// Returns the number of their claims to allocate.
+    pub(super) fn claims(&self) -> i64 {
+        self.claims
+    }
 }
 
 impl Step<'_> {
     /// Plans the pending pods and starts the writes of their allocations.
-    pub(super) fn plan_pending(&mut self) -> Round {
-        let changed = self.changed_pods();
-        self.note_bound(&changed);
+    pub(super) fn plan_pending(&mut self, changed: BTreeSet<PodUid>) -> Round {
+        let late = self.changed_pods();
         let mut left_out = std::mem::take(&mut self.state.revisited);
-        left_out.extend(changed.iter().cloned());
+        left_out.extend(changed.iter().chain(&late).cloned());
+        self.state.changed_late = late;
         self.state.index.complete_groups(&mut left_out);
         let mut examined = self.examine(&left_out);
-        let deallocated = self.note_deallocated(&mut examined);
-        let undecided_claims = self.withhold(&mut examined);
+        let lost = self.note_deallocated(&mut examined);
+        self.withhold(&mut examined);
         for pod in examined {
             left_out.remove(&pod.uid);
-            // Nodes are left out for a time.
-            if pod.excluded_nodes.is_empty() {
-                self.state.revisited.remove(&pod.uid);
-            }
             self.state.planning.backlog.insert(pod);
         }
         left_out.iter().for_each(|pod| self.state.planning.backlog.remove(pod));
@@ -70,7 +90,7 @@ impl Step<'_> {
         }
         let next = self.state.planning.next_plan(&plan, now);
         self.wake_at(next);
-        Round { plan, changed, deallocated, undecided_claims }
+        Round { plan, changed, lost }
     }
 
     /// Counts the steps of a plan, has the selectors compiled that its pods need, and carries out
@@ -95,11 +115,12 @@ impl Step<'_> {
         }
     }
 
-    /// Returns the pods that may have changed since the last step: in the index, or because they or
-    /// one of their claims are held since.
-    fn changed_pods(&mut self) -> BTreeSet<PodUid> {
-        let mut changed = self.state.index.take_changed_pods();
-        for subject in self.state.holds.take_held() {
+    /// Returns the pods that may have changed since the last call: in the index, or because a hold
+    /// of them or of one of their claims has begun or ended.
+    pub(super) fn changed_pods(&mut self) -> BTreeSet<PodUid> {
+        let mut changed = std::mem::take(&mut self.state.changed_late);
+        changed.append(&mut self.state.index.take_changed_pods());
+        for subject in self.state.holds.take_changed(self.now) {
             match subject.parts() {
                 (Some(pod), _) => drop(changed.insert(pod.clone())),
                 (None, Some(claim)) => changed.extend(self.state.index.pods_with(claim)),
@@ -109,30 +130,29 @@ impl Step<'_> {
         changed
     }
 
-    /// Returns those of the pods that wait for devices, which are revisited by the next step unless
-    /// they are planned.
+    /// Returns those of the pods that wait for devices.
     fn examine(&mut self, pods: &BTreeSet<PodUid>) -> Vec<PendingPod> {
         let work = self.state.index.work_of(pods);
         for pod in pods {
             self.state.blocked.remove(pod);
+            self.state.deallocated.remove(pod);
+            self.state.undecided.remove(pod);
         }
         for blocked in work.blocked {
-            self.state.blocked.insert(blocked.pod.clone(), blocked);
+            self.state.blocked.insert(blocked);
         }
-        self.state.revisited.extend(work.pending.iter().map(|pod| pod.uid.clone()));
         work.pending
     }
 
     /// Records the pods that have lost their allocation, and excludes the nodes where they failed.
-    /// Removes pods with a claim that was deallocated within the last seconds. Returns the pods of
-    /// both kinds.
+    /// Returns them. Removes pods with a claim that was deallocated within the last seconds.
     fn note_deallocated(&mut self, pending: &mut Vec<PendingPod>) -> BTreeSet<PodUid> {
-        let mut deallocated = BTreeSet::new();
+        let mut lost = BTreeSet::new();
         let now = self.now;
         pending.retain(|pod| {
             // A PreBind in flight must find no allocation, and kube-scheduler may nominate a node
             // on which it preempts pods.
-            let State { index, holds, placements, .. } = &mut *self.state;
+            let State { index, holds, placements, deallocated, .. } = &mut *self.state;
             let reasons = [HoldReason::ClaimDeallocated, HoldReason::ClearingFailed];
             let is_held = pod
                 .members()
@@ -151,12 +171,12 @@ impl Step<'_> {
             let mut others = std::mem::take(&mut pod.together_with);
             for member in others.iter_mut().chain([&mut *pod]) {
                 if self.note_placement(member) {
-                    deallocated.insert(member.uid.clone());
+                    lost.insert(member.uid.clone());
                 }
             }
             pod.together_with = others;
         }
-        deallocated
+        lost
     }
 
     /// Records if a pod has lost its allocation, and excludes the nodes where it failed. Returns
@@ -188,10 +208,9 @@ impl Step<'_> {
         }
     }
 
-    /// Removes the pods that must not be planned yet, with their groups. Returns the number of
-    /// pending claims of those whose last search ended without a decision.
-    fn withhold(&mut self, pending: &mut Vec<PendingPod>) -> i64 {
-        let mut undecided = 0;
+    /// Removes the pods that must not be planned yet, with their groups. Each is examined again
+    /// when its hold or the write of its claim ends.
+    fn withhold(&mut self, pending: &mut Vec<PendingPod>) {
         let (state, now) = (&mut *self.state, self.now);
         pending.retain(|pod| {
             let mut is_ready = true;
@@ -199,7 +218,7 @@ impl Step<'_> {
                 let subject = Subject::pod(&pod.uid);
                 state.end_outdated_holds(pod, now);
                 if state.holds.is_held(&subject, HoldReason::SearchUndecided, now) {
-                    undecided += pending_claims(pod);
+                    state.undecided.insert(pod);
                 }
                 let mut claims = pod.pending_claims().map(|claim| &claim.uid);
                 is_ready &= !state.holds.is_held_for_any(&subject, &POD_HOLDS, now)
@@ -208,7 +227,6 @@ impl Step<'_> {
             }
             is_ready
         });
-        undecided
     }
 
     /// Assumes the allocation of a decision and starts to write it.

@@ -92,6 +92,10 @@ impl Step<'_> {
         self.audit_orphans();
         self.audit_unlisted();
         self.audit_writes();
+        // A claim may be reserved by a pod that does not name it.
+        for pod in self.state.misplacements.pods() {
+            self.state.repair_visits.visit_next(pod.clone());
+        }
         self.forget_all_gone();
     }
 

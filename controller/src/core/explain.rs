@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use tessera_allocator::{AllocationPlan, GroupsAlike, Refusal, RefusalCause, ReservedNode};
 use tessera_api::events;
-use tessera_index::{Blocked, PlanningBlocker, Scope};
+use tessera_index::Scope;
 use tessera_messages as message;
 
 use super::allocate::Round;
@@ -21,11 +21,9 @@ impl Step<'_> {
     pub(super) fn explain(&mut self, round: &Round) {
         self.note_reserved(round.plan.reserved.as_ref());
         let mut pending = Pending::new();
-        if round.undecided_claims > 0 {
-            pending.insert(
-                message::metric_label(&RefusalCause::BudgetExceeded),
-                round.undecided_claims,
-            );
+        let undecided = self.state.undecided.claims();
+        if undecided > 0 {
+            pending.insert(message::metric_label(&RefusalCause::BudgetExceeded), undecided);
         }
         self.explain_refusals(&round.plan, &mut pending);
         self.explain_queued(&round.plan, &mut pending);
@@ -87,22 +85,6 @@ impl Step<'_> {
         let later = self.publish(&draft, note);
         self.state.notices.rendered(&draft, source, self.now);
         later
-    }
-
-    fn explain_blocked(&mut self, pending: &mut Pending) {
-        for Blocked { pod, claim, blocker } in
-            &self.state.blocked.values().cloned().collect::<Vec<_>>()
-        {
-            let reason = message::blocker_reason(*blocker);
-            *pending.entry(reason.name()).or_default() += 1;
-            // A claim in use may be so only between two events of one cause.
-            let State { misplacements, holds, .. } = &*self.state;
-            let is_confirmed = || misplacements.is_confirmed(holds, claim, self.now);
-            if *blocker != PlanningBlocker::BoundPod || is_confirmed() {
-                let note = message::blocker_message(&self.state.claim_name(claim), *blocker);
-                self.notify(pod, Topic::Claim(claim.clone()), reason, note, None);
-            }
-        }
     }
 
     /// Logs once which node is reserved, and counts it.

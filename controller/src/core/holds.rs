@@ -250,9 +250,9 @@ pub(super) struct Holds {
     holds: BTreeMap<Subject, BTreeMap<HoldReason, Hold>>,
     /// The ends of the holds that wake the core, for the next wake.
     ends: BTreeSet<(Moment, Subject, HoldReason)>,
-    /// The subjects that were held since [`take_held`](Self::take_held), by holds that wake the
-    /// core.
-    held: BTreeSet<Subject>,
+    /// The subjects with a hold that wakes the core and that has begun or ended since
+    /// [`take_changed`](Self::take_changed).
+    changed: BTreeSet<Subject>,
 }
 
 impl Holds {
@@ -299,7 +299,7 @@ impl Holds {
         self.forget_end(&subject, reason);
         if rule.wakes && until > now {
             self.ends.insert((until, subject.clone(), reason));
-            self.held.insert(subject.clone());
+            self.changed.insert(subject.clone());
         }
         let hold = Hold { until, count: before.saturating_add(1), basis: None };
         self.holds.entry(subject).or_default().insert(reason, hold);
@@ -369,7 +369,9 @@ impl Holds {
     pub(super) fn end_of(&mut self, subject: &Subject, reason: HoldReason) {
         self.forget_end(subject, reason);
         if let Some(holds) = self.holds.get_mut(subject) {
-            holds.remove(&reason);
+            if holds.remove(&reason).is_some() && reason.rule().wakes {
+                self.changed.insert(subject.clone());
+            }
             if holds.is_empty() {
                 self.holds.remove(subject);
             }
@@ -381,13 +383,15 @@ impl Holds {
         self.forget_end(subject, reason);
         if let Some(hold) = self.get_mut(subject, reason) {
             hold.until = hold.until.min(now);
+            self.changed.insert(subject.clone());
         }
     }
 
     /// Ends all holds of the subject and their counts.
     pub(super) fn end(&mut self, subject: &Subject) {
-        for reason in self.holds.remove(subject).into_iter().flatten() {
-            self.ends.remove(&(reason.1.until, subject.clone(), reason.0));
+        for (reason, hold) in self.holds.remove(subject).into_iter().flatten() {
+            self.ends.remove(&(hold.until, subject.clone(), reason));
+            self.changed.insert(subject.clone());
         }
     }
 
@@ -396,18 +400,24 @@ impl Holds {
         self.ends.iter().map(|(until, _, _)| *until).find(|until| *until > now)
     }
 
-    /// Takes the subjects that were held since the last call, by holds that wake the core.
-    pub(super) fn take_held(&mut self) -> BTreeSet<Subject> {
-        std::mem::take(&mut self.held)
-    }
-
-    /// Forgets the ends that have passed.
-    pub(super) fn forget_ended(&mut self, now: Moment) {
+    /// Takes the subjects with a hold that wakes the core and that has begun or ended since the
+    /// last call.
+    pub(super) fn take_changed(&mut self, now: Moment) -> BTreeSet<Subject> {
         while let Some((until, _, _)) = self.ends.first()
             && *until <= now
         {
-            self.ends.pop_first();
+            self.changed.extend(self.ends.pop_first().map(|(_, subject, _)| subject));
         }
+        std::mem::take(&mut self.changed)
+    }
+
+    /// Returns the pods with a hold that ends with a change of what it depends on.
+    pub(super) fn pods_with_basis(&self) -> BTreeSet<PodUid> {
+        let is_early = |holds: &BTreeMap<HoldReason, Hold>| {
+            holds.keys().any(|reason| reason.rule().early_end == EarlyEnd::Basis)
+        };
+        let subjects = self.holds.iter().filter(|(_, holds)| is_early(holds));
+        subjects.filter_map(|(subject, _)| subject.pod.clone()).collect()
     }
 
     /// Forgets the holds of a pod that does not wait any more, and all of them if it does not

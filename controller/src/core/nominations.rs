@@ -163,7 +163,7 @@ impl Step<'_> {
     /// allocation.
     pub(super) fn withdraw_nominations(&mut self, round: &Round) {
         let mut pods = std::mem::take(&mut self.state.nominations.ended);
-        pods.extend(round.changed.iter().chain(&round.deallocated).cloned());
+        pods.extend(round.changed.iter().chain(&round.lost).cloned());
         for pod in &pods {
             let State { nominations, index, .. } = &mut *self.state;
             nominations.observe(index, pod);

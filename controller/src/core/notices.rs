@@ -11,7 +11,8 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 use std::sync::{Arc, Weak};
 
 use tessera_allocator::model::{DeviceId, PodUid};
@@ -35,6 +36,8 @@ pub(super) struct Notices {
     open: BTreeMap<NoticeId, (Topic, Notice)>,
     /// Notices that the API server has not taken.
     refused: BTreeMap<NoticeId, (Topic, Notice)>,
+    /// The times at which these are sent again, and those of notices that are outdated since.
+    resends: BTreeSet<(Moment, NoticeId)>,
     /// Incidents whose interval is not over, by pod and name of the reason.
     deferred: BTreeMap<(PodUid, &'static str), DeferredNotice>,
 }
@@ -296,9 +299,10 @@ impl Notices {
             holds.restart_count(&Subject::pod(pod), HoldReason::EventRefused);
         } else if last.is_some_and(|last| last.id == id) {
             // Once for all notices of the pod that were sent together.
-            if !holds.is_held(&Subject::pod(pod), HoldReason::EventRefused, now) {
-                holds.hold(Subject::pod(pod), HoldReason::EventRefused, now);
-            }
+            let (subject, reason) = (Subject::pod(pod), HoldReason::EventRefused);
+            let held = holds.until(&subject, reason, now);
+            let until = held.unwrap_or_else(|| holds.hold(subject, reason, now));
+            self.resends.insert((until, id));
             self.refused.insert(id, (topic, notice));
         }
     }
@@ -306,24 +310,30 @@ impl Notices {
     /// Returns the notices that are to be sent again now, as many as may be open. Each that ends
     /// causes a step, in which the rest follows.
     pub(super) fn take_due(&mut self, holds: &Holds, now: Moment) -> Vec<Notice> {
-        let is_due = |_: &NoticeId, (_, notice): &mut (Topic, Notice)| {
+        let mut notices = Vec::new();
+        while self.open.len() < MAX_OPEN_NOTICES
+            && let Some((at, id)) = self.resends.first().copied()
+            && at <= now
+        {
+            self.resends.pop_first();
+            let Some((_, notice)) = self.refused.get(&id) else { continue };
             let subject = Subject::pod(&notice.pod.uid);
-            !holds.is_held(&subject, HoldReason::EventRefused, now)
-        };
-        let free = MAX_OPEN_NOTICES.saturating_sub(self.open.len());
-        let due: Vec<_> = self.refused.extract_if(.., is_due).take(free).collect();
-        let notices = due.iter().map(|(_, (_, notice))| notice.clone()).collect();
-        self.open.extend(due);
+            if let Some(until) = holds.until(&subject, HoldReason::EventRefused, now) {
+                self.resends.insert((until, id));
+            } else if let Some(refused) = self.refused.remove(&id) {
+                notices.push(refused.1.clone());
+                self.open.insert(id, refused);
+            }
+        }
         notices
     }
 
     /// Returns the time at which the next notice is to be sent, again or after its interval.
-    pub(super) fn next_due(&self, holds: &Holds, now: Moment) -> Option<Moment> {
-        let until = |(_, notice): &(Topic, Notice)| {
-            holds.until(&Subject::pod(&notice.pod.uid), HoldReason::EventRefused, now)
-        };
+    pub(super) fn next_due(&self, now: Moment) -> Option<Moment> {
+        let later = (Bound::Excluded((now, NoticeId(u64::MAX))), Bound::Unbounded);
+        let resend = self.resends.range(later).next().map(|(at, _)| *at);
         let deferred = self.deferred.values().map(|deferred| deferred.at);
-        self.refused.values().filter_map(until).chain(deferred).min()
+        resend.into_iter().chain(deferred).min()
     }
 
     /// Forgets a pod that does not exist any more.

@@ -23,12 +23,14 @@ impl Step<'_> {
     /// kube-scheduler cannot place there or does not try, of pods of which another claim found no
     /// devices, and of devices that were tainted since: kube-scheduler does not look at the taints
     /// of allocated devices.
-    pub(super) fn release_unneeded(&mut self, round: &Round) {
+    ///
+    /// `affected` are the pods whose claims or devices may have changed.
+    pub(super) fn release_unneeded(&mut self, round: &Round, affected: BTreeSet<PodUid>) {
         for claim in self.state.index.unneeded() {
             self.release(&claim, None);
         }
         let refused: BTreeSet<&PodUid> = round.plan.refusals.iter().map(|r| &r.pod).collect();
-        let mut pods = self.state.index.take_changed_waiting(&round.changed);
+        let mut pods = affected;
         pods.extend(refused.iter().map(|pod| (*pod).clone()));
         let pods = self.state.waiting_visits.take(pods, self.now);
         let written = self.state.pods_being_written();
@@ -43,7 +45,7 @@ impl Step<'_> {
                 self.state.waiting_visits.visit_next(pod.clone());
                 continue;
             }
-            if self.gives_up(&waiting, &refused, &round.deallocated) {
+            if self.gives_up(&waiting, &refused, &round.lost) {
                 // Until the writes have ended, or where a claim cannot be written.
                 self.state.waiting_visits.visit_next(pod.clone());
                 for claim in &waiting.movable {
@@ -59,7 +61,7 @@ impl Step<'_> {
         &mut self,
         waiting: &Waiting,
         refused: &BTreeSet<&PodUid>,
-        deallocated: &BTreeSet<PodUid>,
+        lost: &BTreeSet<PodUid>,
     ) -> bool {
         let pod = &waiting.pod;
         if self.state.audits.is_long_unlisted(&self.state.index, pod) {
@@ -82,7 +84,7 @@ impl Step<'_> {
             }
             return !has_room;
         }
-        if deallocated.contains(pod) {
+        if lost.contains(pod) || self.state.deallocated.contains(pod) {
             // It is observed when its hold has ended.
             self.state.waiting_visits.visit_next(pod.clone());
             return false;

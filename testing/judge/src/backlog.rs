@@ -10,22 +10,16 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
-use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::api::core::v1::Pod;
 use serde::Serialize;
 use serde_json::Value;
-use tessera_allocator::PlanSettings;
 use tessera_api::names::{POD_GROUP_ANNOTATION, POD_GROUP_SIZE_ANNOTATION};
-use tessera_controller::core::clock::{Moment, Now};
-use tessera_controller::core::effect::{ClaimChange, ClaimWrite, Effect, StepOutput};
-use tessera_controller::core::event::{Change, Event, WatchedKind, WatchedObject, WriteOutcome};
-use tessera_controller::core::{Core, NominationPolicy};
+use tessera_controller::core::event::{Change, WatchedObject};
 
-use crate::answers;
+use crate::controller::{Controller, FirstPlans, INTERVAL};
 use crate::scale::{
-    ClusterSize, EventCost, GPUS, allocated_claim, claim, class, cpu_time, ms, node_object, pod,
-    running_pod, slices,
+    ClusterSize, EventCost, GPUS, allocated_claim, claim, ms, node_object, pod, running_pod,
 };
 
 /// Memory of the share on each GPU, in MiB; of a mixed cluster the most.
@@ -39,9 +33,6 @@ const SMALL_MIB: usize = 4_000;
 
 /// Begin of the names of waiting pods.
 const WAITING: &str = "waiting-";
-
-/// Interval between two events.
-const INTERVAL: Duration = Duration::from_millis(100);
 
 /// Size of a cluster with waiting pods.
 #[derive(Debug, Clone, Copy)]
@@ -114,145 +105,21 @@ impl BacklogReport {
     }
 }
 
-/// CPU times of the plans after the first lists.
-#[derive(Debug, Default)]
-struct FirstPlans {
-    first_decision: Duration,
-    all: Duration,
-    longest_step: Duration,
-}
-
-/// The core, and what answers its effects.
-struct Controller {
-    core: Core,
-    now: Moment,
-    /// Time of the next step without an event.
-    wake: Option<Moment>,
-    /// Answers that the next step gets.
-    answers: Vec<Event>,
-    /// Number of claims allocated so far.
-    allocated: u64,
-    /// Number of waiting pods that get devices together.
-    group: usize,
-    /// CPU time of the longest step with an audit.
-    audit: Duration,
-}
-
 impl Controller {
     fn with_cluster(size: BacklogSize) -> Self {
-        let core = Core::new(PlanSettings::default()).nominating(NominationPolicy::default());
-        let now = Moment::START;
-        let (wake, answers, audit) = (None, Vec::new(), Duration::ZERO);
-        let group = size.group;
-        let mut controller = Self { core, now, wake, answers, allocated: 0, group, audit };
-        controller.add([WatchedObject::Class(Arc::new(class()))]);
-        for node in 0..size.nodes {
-            let slices = slices(node).into_iter().map(Arc::new).map(WatchedObject::Slice);
-            controller.add(slices);
-            controller.add([WatchedObject::Node(Arc::new(node_object(node)))]);
-        }
+        let annotate = move |pod: &mut Pod| {
+            let number = pod.metadata.name.as_deref().and_then(|name| name.strip_prefix(WAITING));
+            if let Some(number) = number.and_then(|number| number.parse().ok()) {
+                let group = size.group;
+                pod.metadata.annotations = BacklogPod { number, group }.annotations();
+            }
+        };
+        let mut controller = Self::new(Box::new(annotate), |_| false);
+        controller.add_nodes(size.nodes);
         for share in 0..size.nodes * GPUS {
             controller.add(share_objects(share, size));
         }
         controller
-    }
-
-    /// Adds objects before all are listed, when nothing is decided.
-    fn add(&mut self, objects: impl IntoIterator<Item = WatchedObject>) {
-        let change = |object| Event::Changed { change: Change::Applied(object), at: self.now };
-        let events: Vec<Event> = objects.into_iter().map(change).collect();
-        let output = self.core.step(self.time(), events);
-        assert!(output.effects.is_empty(), "nothing is decided before all kinds are listed");
-    }
-
-    /// Ends the first lists. Returns when a plan has reached all pods.
-    fn list(&mut self) -> FirstPlans {
-        let listed = WatchedKind::ALL.map(Change::Listed);
-        let mut plans = FirstPlans::default();
-        let mut took = self.step(listed);
-        loop {
-            plans.all += took;
-            plans.longest_step = plans.longest_step.max(took);
-            if self.allocated > 0 && plans.first_decision.is_zero() {
-                plans.first_decision = plans.all;
-            }
-            if self.answers.is_empty() && self.wake != Some(self.now) {
-                return plans;
-            }
-            took = self.step([]);
-        }
-    }
-
-    /// Continues until no event about a pod waits. Returns the CPU time.
-    fn settle(&mut self) -> Duration {
-        let mut took = Duration::ZERO;
-        let end = self.now + Duration::from_secs(60);
-        while self.now < end {
-            took += self.run_until(self.now + INTERVAL);
-        }
-        took
-    }
-
-    /// Makes all steps that are due until `end`.
-    fn run_until(&mut self, end: Moment) -> Duration {
-        let mut took = Duration::ZERO;
-        loop {
-            let wake = self.wake.filter(|wake| *wake <= end);
-            match (self.answers.is_empty(), wake) {
-                (true, None) => break,
-                (true, Some(wake)) => self.now = self.now.max(wake),
-                (false, _) => {}
-            }
-            took += self.step([]);
-        }
-        self.now = end;
-        took
-    }
-
-    fn step(&mut self, changes: impl IntoIterator<Item = Change>) -> Duration {
-        let at = self.now;
-        let changes = changes.into_iter().map(|change| Event::Changed { change, at });
-        let events: Vec<Event> = self.answers.drain(..).chain(changes).collect();
-        let (now, mut output) = (self.time(), StepOutput::default());
-        let took = cpu_time(|| output = self.core.step(now, events));
-        self.wake = output.wake;
-        let answers = output.effects.into_iter().flat_map(|effect| self.answer(effect));
-        self.answers = answers.collect();
-        if output.figures.unanswered.is_some() {
-            self.audit = self.audit.max(took);
-            return Duration::ZERO;
-        }
-        took
-    }
-
-    fn answer(&mut self, effect: Effect) -> Vec<Event> {
-        if let Some(event) = answers::success(&effect) {
-            return vec![event];
-        }
-        match effect {
-            // No pod of the backlog was converted, no namespace has a quota, no share is resized.
-            Effect::WriteTemplate(_)
-            | Effect::WriteQuotaStatus(_)
-            | Effect::WriteResizeStatus(_) => vec![],
-            Effect::Evict(_) => unreachable!("without a policy of preemptions"),
-            Effect::Notify(_) | Effect::Nominate(_) | Effect::Compile { .. } => {
-                unreachable!("answered above")
-            }
-            Effect::Write(write) => {
-                self.allocated += 1;
-                let stored = stored(&write, self.allocated);
-                let bound = bound(&stored, self.group);
-                let outcome = WriteOutcome::Stored(Arc::new(stored));
-                let at = self.now;
-                let bound =
-                    bound.map(|object| Event::Changed { change: Change::Applied(object), at });
-                [Event::WriteEnded { id: write.id, outcome }].into_iter().chain(bound).collect()
-            }
-        }
-    }
-
-    fn time(&self) -> Now {
-        answers::clocks(self.now)
     }
 
     /// Measures each kind of event: the step that answers it, and what follows until the next one.
@@ -288,34 +155,6 @@ fn applied(objects: Vec<WatchedObject>) -> Vec<Change> {
 
 fn deleted(objects: Vec<WatchedObject>) -> Vec<Change> {
     objects.into_iter().rev().map(Change::Deleted).collect()
-}
-
-/// Returns the claim as the API server stores the write.
-fn stored(write: &ClaimWrite, number: u64) -> ResourceClaim {
-    let ClaimChange::Allocate(draft) = &write.change else {
-        panic!("only allocations are expected: {:?}", write.change)
-    };
-    let mut claim = ResourceClaim::clone(&write.object);
-    let allocation = answers::allocation(draft, &claim, number);
-    claim.status.get_or_insert_default().allocation = Some(allocation);
-    claim.metadata.resource_version = Some("2".to_owned());
-    claim
-}
-
-/// Returns the claim as kube-scheduler reserves it for its pod, and the pod as it binds it.
-fn bound(claim: &ResourceClaim, group: usize) -> [WatchedObject; 2] {
-    let name = claim.metadata.name.as_deref().expect("claims have names");
-    let mut claim = claim.clone();
-    let status = claim.status.get_or_insert_default();
-    let results = status.allocation.as_ref().and_then(|a| a.devices.as_ref()?.results.as_ref());
-    let node = results.expect("the claim is allocated")[0].pool.clone();
-    let mut pod = pod(name, Some(node));
-    if let Some(number) = name.strip_prefix(WAITING).and_then(|number| number.parse().ok()) {
-        pod.metadata.annotations = BacklogPod { number, group }.annotations();
-    }
-    status.reserved_for = Some(vec![answers::reservation(&pod)]);
-    claim.metadata.resource_version = Some("3".to_owned());
-    [WatchedObject::Claim(Arc::new(claim)), WatchedObject::Pod(Arc::new(pod))]
 }
 
 fn cluster(size: BacklogSize) -> ClusterSize {

@@ -13,6 +13,8 @@
 //! - `scale` ([`scale`]): memory and CPU time of the index and the planner on a large cluster.
 //! - `placement` ([`placement`]): share of a cluster's GPUs that a policy leaves unallocated when a
 //!   published trace is replayed.
+//! - `stuck` ([`stuck`]): CPU time of the controller's steps beside pods that get no devices until
+//!   a user changes them.
 //! - `topology` ([`topology`]): link quality of the GPU sets that policies choose, on link matrices
 //!   of real machines.
 //!
@@ -25,10 +27,12 @@ mod answers;
 pub mod backlog;
 pub mod bench;
 pub mod conformance;
+mod controller;
 pub mod day;
 pub mod placement;
 mod random;
 pub mod refused;
 pub mod scale;
 pub mod scenario;
+pub mod stuck;
 pub mod topology;

@@ -234,7 +234,7 @@ fn read<T: DeserializeOwned>(object: Value) -> T {
     serde_json::from_value(object).expect("invariant: a valid object")
 }
 
-fn node_name(node: usize) -> String {
+pub(crate) fn node_name(node: usize) -> String {
     format!("gpu-node-{node:05}.example.com")
 }
 
