@@ -94,6 +94,10 @@ bench-attacks: release_programs ## Repeat the findings of the security review wi
 e2e: ## Run Tessera on a real Kubernetes 1.37, or K8S=1.36, on this machine (root and Go; fake GPUs; 15 minutes the first time): TEST=...
 	e2e/cluster/run.sh $(TEST)
 
+.PHONY: karpenter-check
+karpenter-check: ## Have Karpenter add and remove nodes for pods with GPUs of Tessera (root and Go; 10 minutes the first time): FENCE=rule
+	e2e/cluster/karpenter.sh $(FENCE)
+
 .PHONY: e2e-kind
 e2e-kind: ## The same tests on kind (Docker): TEST=...
 	e2e/cluster/kind.sh $(TEST)

@@ -30,7 +30,7 @@ const PUBLISHER: &str = "system:serviceaccount:tessera-system:tessera-driver";
 const NODE_OF_TOKEN: &str = "impersonate-extra-authentication.kubernetes.io%2Fnode-name";
 
 /// Namespace of the Leases of nodes.
-const LEASES: &str = "kube-node-lease";
+pub(crate) const LEASES: &str = "kube-node-lease";
 
 /// Interval between Lease renewals, as a kubelet renews. kube-controller-manager marks a node
 /// unreachable after 50 s (`--node-monitor-grace-period`).
@@ -194,7 +194,11 @@ impl HollowNodes {
 
 /// Creates a slice as the driver of that node. One client serves all nodes, to avoid hundreds of
 /// connections.
-async fn publish(client: &Client, node: &str, slice: &ResourceSlice) -> anyhow::Result<()> {
+pub(crate) async fn publish(
+    client: &Client,
+    node: &str,
+    slice: &ResourceSlice,
+) -> anyhow::Result<()> {
     let request = Request::new(ResourceSlice::url_path(&(), None));
     let mut request = request.create(&PostParams::default(), serde_json::to_vec(slice)?)?;
     request.headers_mut().insert("Impersonate-User", PUBLISHER.parse()?);
@@ -206,26 +210,26 @@ async fn publish(client: &Client, node: &str, slice: &ResourceSlice) -> anyhow::
     Ok(())
 }
 
-fn lease(node: &str, uid: &str) -> Value {
+pub(crate) fn lease(node: &str, uid: &str) -> Value {
     json!({
         "metadata": {"name": node, "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid}]},
         "spec": {"holderIdentity": node, "leaseDurationSeconds": 40, "renewTime": now_in_microseconds()},
     })
 }
 
-fn ready() -> Value {
+pub(crate) fn ready() -> Value {
     let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
     json!({"type": "Ready", "status": "True", "reason": "Hollow", "message": "hollow node: no pods are started",
         "lastHeartbeatTime": now, "lastTransitionTime": now})
 }
 
-fn now_in_microseconds() -> String {
+pub(crate) fn now_in_microseconds() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S%.6fZ").to_string()
 }
 
 /// Returns the GPUs of one node. Each pair is linked by NVLink, as on a server with eight H100 and
 /// NVSwitches.
-fn inventory(node: u32, gpus: u32) -> anyhow::Result<Inventory> {
+pub(crate) fn inventory(node: u32, gpus: u32) -> anyhow::Result<Inventory> {
     let links = (0..gpus).flat_map(|a| (a + 1..gpus).map(move |b| (a, b)));
     let link = |(a, b)| Ok(Link::new(uuid(node, a)?, uuid(node, b)?, LinkKind::NvLink(NVLINKS)));
     let links = links.map(link).collect::<anyhow::Result<Vec<Link>>>()?;

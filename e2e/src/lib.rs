@@ -19,6 +19,7 @@ pub mod harness;
 pub mod helm;
 pub mod hollow;
 pub mod inventory;
+pub mod karpenter;
 pub mod leftovers;
 pub mod objects;
 pub mod operations;
