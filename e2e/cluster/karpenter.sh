@@ -49,7 +49,7 @@ apply_karpenter() { # module directory
   kubectl_admin apply --filename - <"$karpenter/nodepool.yaml"
 }
 
-start_karpenter() { # fence, flags...
+start_karpenter() { # fence
   local directory=$rundir/$control_plane
   "$trial" slices --fence "$1" >"$directory/slices.json"
   echo "export KUBECONFIG='$kubeconfig' SYSTEM_NAMESPACE=default SLICES_FILE='$directory/slices.json'

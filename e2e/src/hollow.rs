@@ -30,7 +30,7 @@ const PUBLISHER: &str = "system:serviceaccount:tessera-system:tessera-driver";
 const NODE_OF_TOKEN: &str = "impersonate-extra-authentication.kubernetes.io%2Fnode-name";
 
 /// Namespace of the Leases of nodes.
-pub(crate) const LEASES: &str = "kube-node-lease";
+const LEASES: &str = "kube-node-lease";
 
 /// Interval between Lease renewals, as a kubelet renews. kube-controller-manager marks a node
 /// unreachable after 50 s (`--node-monitor-grace-period`).
@@ -86,7 +86,7 @@ impl HollowNodes {
         let hollow = Self {
             slices: Api::all(client.clone()),
             nodes: Api::all(client.clone()),
-            leases: Api::namespaced(client.clone(), LEASES),
+            leases: leases(client),
             names: (1..=spec.nodes).map(|number| format!("{PREFIX}{number}")).collect(),
             owner: owner.to_owned(),
         };
@@ -109,17 +109,8 @@ impl HollowNodes {
         let name = format!("{PREFIX}{number}");
         let node = serde_json::from_value(self.node(&name))?;
         let uid = self.nodes.create(&PostParams::default(), &node).await?.uid().unwrap_or_default();
-        let lease = serde_json::from_value(lease(&name, &uid))?;
-        self.leases.create(&PostParams::default(), &lease).await?;
-        let options = SliceOptions {
-            owner: Some(NodeOwner { uid }),
-            fence: spec.fence,
-            ..SliceOptions::new(NodeName::new(&name)?)
-        };
-        for slice in slice::build(&inventory(number, spec.gpus)?, &options) {
-            publish(client, &name, &slice).await?;
-        }
-        Ok(())
+        start_node(client, &NodeOwner { uid }, &name, &inventory(number, spec.gpus)?, spec.fence)
+            .await
     }
 
     /// Returns the node selector and the tolerations that bind a pod to these nodes.
@@ -137,8 +128,7 @@ impl HollowNodes {
         let mut beats = tokio::time::interval(HEARTBEAT / nodes);
         for name in self.names.iter().cycle() {
             beats.tick().await;
-            let beat = json!({"spec": {"renewTime": now_in_microseconds()}});
-            self.leases.patch(name, &PatchParams::default(), &Patch::Merge(beat)).await?;
+            renew(&self.leases, name).await?;
         }
         anyhow::bail!("no hollow nodes to keep ready")
     }
@@ -192,13 +182,41 @@ impl HollowNodes {
     }
 }
 
+/// Creates the Lease of a node and publishes its GPUs, as its kubelet and its driver do.
+pub(crate) async fn start_node(
+    client: &Client,
+    owner: &NodeOwner,
+    name: &str,
+    gpus: &Inventory,
+    fence: Fence,
+) -> anyhow::Result<()> {
+    let lease = serde_json::from_value(lease(name, &owner.uid))?;
+    leases(client).create(&PostParams::default(), &lease).await?;
+    let options = SliceOptions {
+        owner: Some(owner.clone()),
+        fence,
+        ..SliceOptions::new(NodeName::new(name)?)
+    };
+    for slice in slice::build(gpus, &options) {
+        publish(client, name, &slice).await?;
+    }
+    Ok(())
+}
+
+/// Returns the API of the Leases of nodes.
+pub(crate) fn leases(client: &Client) -> Api<Lease> {
+    Api::namespaced(client.clone(), LEASES)
+}
+
+/// Renews the Lease of a node.
+pub(crate) async fn renew(leases: &Api<Lease>, node: &str) -> kube::Result<()> {
+    let beat = json!({"spec": {"renewTime": now_in_microseconds()}});
+    leases.patch(node, &PatchParams::default(), &Patch::Merge(beat)).await.map(drop)
+}
+
 /// Creates a slice as the driver of that node. One client serves all nodes, to avoid hundreds of
 /// connections.
-pub(crate) async fn publish(
-    client: &Client,
-    node: &str,
-    slice: &ResourceSlice,
-) -> anyhow::Result<()> {
+async fn publish(client: &Client, node: &str, slice: &ResourceSlice) -> anyhow::Result<()> {
     let request = Request::new(ResourceSlice::url_path(&(), None));
     let mut request = request.create(&PostParams::default(), serde_json::to_vec(slice)?)?;
     request.headers_mut().insert("Impersonate-User", PUBLISHER.parse()?);
@@ -210,7 +228,7 @@ pub(crate) async fn publish(
     Ok(())
 }
 
-pub(crate) fn lease(node: &str, uid: &str) -> Value {
+fn lease(node: &str, uid: &str) -> Value {
     json!({
         "metadata": {"name": node, "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid}]},
         "spec": {"holderIdentity": node, "leaseDurationSeconds": 40, "renewTime": now_in_microseconds()},
@@ -223,7 +241,7 @@ pub(crate) fn ready() -> Value {
         "lastHeartbeatTime": now, "lastTransitionTime": now})
 }
 
-pub(crate) fn now_in_microseconds() -> String {
+fn now_in_microseconds() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S%.6fZ").to_string()
 }
 

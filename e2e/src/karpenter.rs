@@ -12,5 +12,5 @@
 mod hosts;
 mod trial;
 
-pub use hosts::{GPUS, template_slices};
+pub use hosts::template_slices;
 pub use trial::run;

@@ -6,19 +6,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::ResourceSlice;
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
 use tessera_api::names::NodeName;
 use tessera_api::slice::{self, Fence, NodeOwner, SliceOptions};
 
-use crate::hollow::{self, LEASES};
+use crate::hollow;
 
 /// GPUs of each node, of 80 GiB.
-pub const GPUS: u32 = 2;
+const GPUS: u32 = 2;
 
 /// Label of the nodes of the kwok provider.
 const KWOK: &str = "kwok.x-k8s.io/node";
@@ -82,12 +81,8 @@ impl Hosts {
             if !self.known.contains(&node.name_any()) {
                 self.begin(node).await?;
             } else if renews {
-                let leases: Api<Lease> = Api::namespaced(self.client.clone(), LEASES);
-                let renewal = json!({"spec": {"renewTime": hollow::now_in_microseconds()}});
-                let renewal = Patch::Merge(renewal);
-                ignore_gone(
-                    leases.patch(&node.name_any(), &PatchParams::default(), &renewal).await,
-                )?;
+                let leases = hollow::leases(&self.client);
+                ignore_gone(hollow::renew(&leases, &node.name_any()).await)?;
             }
         }
         Ok(())
@@ -97,17 +92,8 @@ impl Hosts {
     async fn begin(&mut self, node: &Node) -> anyhow::Result<()> {
         let (name, uid) = (node.name_any(), node.uid().unwrap_or_default());
         let number = self.created.fetch_add(1, Ordering::Relaxed) + 1;
-        let leases: Api<Lease> = Api::namespaced(self.client.clone(), LEASES);
-        let lease = serde_json::from_value(hollow::lease(&name, &uid))?;
-        leases.create(&PostParams::default(), &lease).await?;
-        let options = SliceOptions {
-            owner: Some(NodeOwner { uid }),
-            fence: self.fence,
-            ..SliceOptions::new(NodeName::new(&name)?)
-        };
-        for slice in slice::build(&hollow::inventory(number, GPUS)?, &options) {
-            hollow::publish(&self.client, &name, &slice).await?;
-        }
+        let (owner, gpus) = (NodeOwner { uid }, hollow::inventory(number, GPUS)?);
+        hollow::start_node(&self.client, &owner, &name, &gpus, self.fence).await?;
         let nodes: Api<Node> = Api::all(self.client.clone());
         let ready = Patch::Strategic(json!({"status": {"conditions": [hollow::ready()]}}));
         ignore_gone(nodes.patch_status(&name, &PatchParams::default(), &ready).await)?;

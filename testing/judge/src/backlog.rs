@@ -211,7 +211,8 @@ fn objects_of(
     vec![WatchedObject::Claim(claim), WatchedObject::Pod(Arc::new(pod))]
 }
 
-fn node_changed(node: usize, is_cordoned: bool) -> Change {
+/// Returns the change of a node that is cordoned, or not any more.
+pub(crate) fn node_changed(node: usize, is_cordoned: bool) -> Change {
     let mut object = node_object(node);
     object.spec.get_or_insert_default().unschedulable = Some(is_cordoned);
     Change::Applied(WatchedObject::Node(Arc::new(object)))

@@ -17,8 +17,9 @@ use serde_json::Value;
 use tessera_api::names::{POD_GROUP_ANNOTATION, POD_GROUP_SIZE_ANNOTATION};
 use tessera_controller::core::event::{Change, WatchedObject};
 
+use crate::backlog::node_changed;
 use crate::controller::{Controller, INTERVAL};
-use crate::scale::{EventCost, claim, ms, node_name, node_object, pod};
+use crate::scale::{EventCost, claim, ms, node_name, pod};
 
 /// Begin of the names of pods that are stuck.
 const STUCK: &str = "stuck-";
@@ -105,7 +106,7 @@ fn events(controller: &mut Controller, size: StuckSize) -> Vec<EventCost> {
         };
         costs.push(EventCost::of(event, (0..size.events).map(once).collect()));
     };
-    measure("node cordoned or uncordoned", &|number| vec![cordoned(number % 2 == 0)]);
+    measure("node cordoned or uncordoned", &|number| vec![node_changed(0, number % 2 == 0)]);
     measure("pod created that fits", &|number| {
         objects(&format!("free-{number}"), MEMORY, None, None).map(Change::Applied).into()
     });
@@ -143,13 +144,6 @@ fn objects(
     // It was not started, so its claim can still be allocated.
     pod.status = None;
     [WatchedObject::Claim(claim), WatchedObject::Pod(Arc::new(pod))]
-}
-
-/// Returns the first node, cordoned or not.
-fn cordoned(is_cordoned: bool) -> Change {
-    let mut object = node_object(0);
-    object.spec.get_or_insert_default().unschedulable = Some(is_cordoned);
-    Change::Applied(WatchedObject::Node(Arc::new(object)))
 }
 
 #[cfg(test)]
