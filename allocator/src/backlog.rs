@@ -198,6 +198,31 @@ impl Backlog {
         })
     }
 
+    /// Returns the first pods in the order of planning that are `wanted`, at most this many with
+    /// those of their groups.
+    pub fn first_in_order(
+        &self,
+        at_most: usize,
+        wanted: impl Fn(&PendingPod) -> bool,
+    ) -> Vec<&PendingPod> {
+        let key = |pod: &PendingPod| (Reverse(pod.priority), pod.created);
+        let wanted = self.pods.values().map(|entry| &*entry.pod).filter(|pod| wanted(pod));
+        let mut first: Vec<&PendingPod> = wanted.collect();
+        if at_most < first.len() {
+            first.select_nth_unstable_by_key(at_most, |pod| key(pod));
+            first.truncate(at_most);
+        }
+        first.sort_by_cached_key(|pod| PlanOrder::of(pod));
+        let mut left = at_most;
+        first.retain(|pod| {
+            let members = pod.members().count();
+            let has_room = members <= left;
+            left -= if has_room { members } else { 0 };
+            has_room
+        });
+        first
+    }
+
     /// Returns the number of pods that each plan tries first, with those of their groups.
     pub fn turn_count(&self) -> usize {
         self.first.len() + self.together

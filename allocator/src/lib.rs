@@ -13,6 +13,7 @@
 //!                                   |- policy       scoring of nodes and devices
 //!                                   |- quota        what claims count against quotas
 //!                                   |- preemption   pods to evict for a refused one
+//!                                   |- node_demand  nodes that an autoscaler has to add
 //!                                   '- explain      rejections of devices  -> Explanation
 //! ```
 //!
@@ -38,6 +39,7 @@ mod explain;
 mod feasibility;
 mod features;
 mod forecast;
+mod node_demand;
 mod node_selector;
 mod outcome;
 mod plan;
@@ -56,6 +58,7 @@ pub use backlog::{Backlog, PlanOrder, RefusedClass};
 pub use capacity::CapacityError;
 pub use explain::{ExplanationId, RefusalExplanation};
 pub use features::FeatureGates;
+pub use node_demand::{NodeDemand, node_demand};
 pub use outcome::{
     AllocationPlan, ClaimAllocation, Decision, GroupShortfall, GroupsAlike, PlanWork, Refusal,
     RefusalCause, ReservedNode, UnsupportedFeature,

@@ -278,6 +278,27 @@ fn changed_pod_leaves_the_queue_of_its_class() {
 }
 
 #[test]
+fn first_pods_in_order_are_by_priority_and_age() {
+    let mut backlog = Backlog::default();
+    for number in 0..6 {
+        let priority = i32::from(number == 4);
+        let created = -i64::try_from(number).unwrap();
+        backlog.insert(PendingPod { priority, created, ..requesting(number, 20, 1) });
+    }
+    let mut group = requesting(6, 20, 1);
+    group.together_with = vec![requesting(7, 20, 1), requesting(8, 20, 1)];
+    backlog.insert(PendingPod { created: -9, ..group });
+    let first = |at_most| -> Vec<String> {
+        let first = backlog.first_in_order(at_most, |pod| pod.created != -3);
+        first.iter().map(|pod| pod.name.to_string()).collect()
+    };
+    assert_eq!(first(5), ["p004", "p006", "p005"]);
+    assert_eq!(first(3), ["p004", "p005"], "the group is too large");
+    assert_eq!(first(99).len(), 6);
+    assert_eq!(first(0), [] as [&str; 0]);
+}
+
+#[test]
 fn next_pods_above_a_priority_are_the_first_of_each_class() {
     let mut both = Both::new();
     let of = |number, memory, priority| PendingPod { priority, ..requesting(number, memory, 1) };

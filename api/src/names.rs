@@ -20,8 +20,8 @@ pub use claim::{ClaimDeviceName, ClaimUid, ResultId, ShareId};
 pub use error::NameError;
 pub use gpu::{GpuUuid, PciBusId};
 pub use kubernetes::{
-    ClaimName, DeviceClassName, DeviceName, DriverName, ExtendedResourceName, Namespace, NodeName,
-    PodName, PoolName, QuotaName, RequestName,
+    ClaimName, DeviceClassName, DeviceName, DriverName, ExtendedResourceName, Namespace,
+    NodeGroupName, NodeName, PodName, PoolName, QuotaName, RequestName,
 };
 pub use managed_drivers::ManagedDrivers;
 
@@ -151,6 +151,12 @@ pub const JOB_SET_LABEL: &str = "jobset.sigs.k8s.io/jobset-name";
 /// Annotation by which kube-controller-manager ties a generated claim to the claim entry of its
 /// pod.
 pub const POD_CLAIM_NAME_ANNOTATION: &str = "resource.kubernetes.io/pod-claim-name";
+
+/// Label of a node with its host name, one value for each node.
+pub const HOST_NAME_LABEL: &str = "kubernetes.io/hostname";
+
+/// Label of a placeholder pod: the group of nodes of which it asks a cluster autoscaler for one.
+pub const NODE_GROUP_LABEL: &str = "gpu.tessera.dev/node-group";
 
 /// The field by which a node-local allocation selects its node (`nodeSelectorTerms[].matchFields`).
 pub const NODE_NAME_FIELD: &str = "metadata.name";

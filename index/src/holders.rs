@@ -5,10 +5,10 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use tessera_allocator::model::{
-    ClusterSnapshot, Device, DeviceId, PendingPod, PodUid, PoolId, Slice, Usage,
+    ClusterSnapshot, Device, DeviceId, DeviceUsage, PendingPod, PodUid, PoolId, Slice, Usage,
 };
 use tessera_allocator::preemption::{HeldClaim, Holder, HolderGroup, NodeHolders};
-use tessera_api::names::{ClaimUid, DriverName, NodeName, PoolName};
+use tessera_api::names::{ClaimUid, DriverName, Namespace, NodeName, PoolName};
 
 use crate::claims::ClaimEntry;
 use crate::groups::GroupKey;
@@ -79,7 +79,7 @@ impl Index {
     }
 
     /// Returns the published devices of the node's pools.
-    fn devices_on(&self, node: &NodeName) -> Vec<DeviceId> {
+    pub(crate) fn devices_on(&self, node: &NodeName) -> Vec<DeviceId> {
         let slices = self.slices_on(node).filter_map(|name| self.slices.get(name));
         let devices = slices.flat_map(|slice| slice.devices.iter().map(move |d| (slice, d)));
         let id = |(slice, device): (&Arc<Slice>, &Arc<Device>)| DeviceId {
@@ -108,10 +108,21 @@ impl Index {
         pod: &PendingPod,
         room_from: i32,
     ) -> ClusterSnapshot {
+        let usage_of = |id: &DeviceId| self.usage_with_room_for(id, &pod.uid, room_from);
+        self.part_with_nodes(nodes, usage_of, [&pod.namespace])
+    }
+
+    /// Returns a snapshot with these nodes only, as far as they exist, with the quotas of these
+    /// namespaces and this usage of devices.
+    pub(crate) fn part_with_nodes<'n>(
+        &self,
+        nodes: &[NodeName],
+        usage_of: impl Fn(&DeviceId) -> Option<DeviceUsage>,
+        namespaces: impl IntoIterator<Item = &'n Namespace>,
+    ) -> ClusterSnapshot {
         let mut usage = Usage::default();
         for id in nodes.iter().flat_map(|node| self.devices_on(node)) {
-            let used = self.usage_with_room_for(&id, &pod.uid, room_from);
-            usage.set(&id, used);
+            usage.set(&id, usage_of(&id));
         }
         let object = |node: &NodeName| Some((node.clone(), self.nodes.get(node)?.node.clone()?));
         let pool = |node| PoolId { driver: DriverName::ours(), pool: PoolName::of_node(node) };
@@ -119,13 +130,13 @@ impl Index {
         let slice = |name: &String| Some((name.clone(), Arc::clone(self.slices.get(name)?)));
         let class =
             |(name, (class, _)): (&_, &(Arc<_>, _))| (Clone::clone(name), Arc::clone(class));
-        let quotas = self.quota_states(&pod.namespace);
+        let quotas = |namespace: &Namespace| (namespace.clone(), self.quota_states(namespace));
         ClusterSnapshot {
             nodes: nodes.iter().filter_map(object).collect(),
             slices: slices.filter_map(slice).collect(),
             classes: self.classes.iter().map(class).collect(),
             usage,
-            quotas: [(pod.namespace.clone(), quotas)].into(),
+            quotas: namespaces.into_iter().map(quotas).collect(),
             topology: self.topologies.of(nodes.iter().map(pool)),
         }
     }

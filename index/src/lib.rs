@@ -32,6 +32,7 @@ mod index;
 mod interner;
 mod loads;
 mod multimap;
+mod node_groups;
 mod nodes;
 mod overcommit;
 mod pod_groups;

@@ -126,3 +126,11 @@ impl RequestName {
         entries.iter().any(|entry| self.is_named_by(entry))
     }
 }
+
+name_type! {
+    /// A group of nodes that a cluster autoscaler extends, in the settings of the controller: a DNS
+    /// label. It is part of the names of placeholder pods.
+    NodeGroupName, "node group", at most 40,
+    "a DNS label: lowercase letters, digits and `-`, beginning and ending with a letter or digit",
+    kept_if!(is_dns_label)
+}
